@@ -1,0 +1,209 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/options.h"
+#include "cairn/stats.h"
+#include "cairn/status.h"
+#include "cairn/tensor.h"
+
+namespace cairn {
+
+class SaveTask;
+struct Wiring;
+
+enum class IfExists : std::uint8_t {
+  kFail,     ///< AlreadyExists, and nothing is written.
+  kReplace,  ///< The new checkpoint takes the old one's place once it is durable, in one atomic step.
+};
+
+struct SaveOptions {
+  /// Streams whose work so far the snapshot must see: one or more for each device that holds tensors.
+  /// None for a CUDA device means its legacy default stream.
+  std::vector<Stream> streams;
+  IfExists if_exists = IfExists::kFail;
+};
+
+/// A save on its way. Copies are handles on the same save. Safe from any thread; outlives the Checkpointer.
+class SaveHandle {
+ public:
+  [[nodiscard]] std::uint64_t step() const;
+  /// Waits until the tensors given to this save may be overwritten.
+  ///
+  /// Returns at once when the copy is already complete. On failure the save is abandoned, earlier checkpoints are
+  /// untouched, and every later wait returns the same status. DeadlineExceeded leaves the save running.
+  Status WaitCaptured(Deadline deadline = Deadline::Infinite()) const;
+  /// Waits until no crash and no power cut can lose this save. Failure as for WaitCaptured.
+  Status WaitDurable(Deadline deadline = Deadline::Infinite()) const;
+  /// Gives the save up, unless its commit has begun (then it goes on, and Cancel returns false). Does not wait.
+  bool Cancel() const;
+  /// The final status once the save has ended; Ok and not ended are told apart by stats().phase.
+  [[nodiscard]] Status status() const;
+  [[nodiscard]] SaveStats stats() const;
+
+  explicit SaveHandle(std::shared_ptr<SaveTask> task);
+
+ private:
+  std::shared_ptr<SaveTask> task_;
+};
+
+/// Which checkpoint to read.
+class Which {
+ public:
+  /// Permits an older checkpoint where the chosen one does not verify; Restored::passed_over names what was skipped.
+  [[nodiscard]] Which FallBack() const {
+    Which which = *this;
+    which.fall_back_ = true;
+    return which;
+  }
+  [[nodiscard]] const std::optional<std::uint64_t>& step() const { return step_; }
+  [[nodiscard]] const std::string& folder() const { return folder_; }
+  [[nodiscard]] bool fall_back() const { return fall_back_; }
+
+ private:
+  friend Which Latest();
+  friend Which Step(std::uint64_t step);
+  friend Which Folder(std::string path);
+  std::optional<std::uint64_t> step_;
+  std::string folder_;
+  bool fall_back_ = false;
+};
+/// The newest committed checkpoint by {generation, step}.
+[[nodiscard]] inline Which Latest() { return {}; }
+[[nodiscard]] inline Which Step(std::uint64_t step) {
+  Which which;
+  which.step_ = step;
+  return which;
+}
+/// A checkpoint folder that was copied elsewhere.
+[[nodiscard]] inline Which Folder(std::string path) {
+  Which which;
+  which.folder_ = std::move(path);
+  return which;
+}
+
+struct RestoreOptions {
+  /// Restore only these of the state's tensors: exact names or patterns with * and ?. Empty: all of them.
+  std::vector<std::string> names;
+  /// Accept a checkpoint that lacks some of the wanted tensors (they stay untouched, Restored::missing names them).
+  bool allow_missing = false;
+  /// Work of these streams on the target tensors is finished before they are written, and later work sees the result.
+  std::vector<Stream> streams;
+};
+
+struct Restored {
+  std::uint64_t step = 0;
+  std::uint64_t generation = 0;
+  std::string attempt;
+  Values values;                         ///< This rank's typed values.
+  std::uint64_t tensors = 0;             ///< Tensors written into.
+  std::uint64_t bytes = 0;               ///< Tensor bytes written.
+  std::vector<std::string> missing;      ///< With allow_missing: wanted, and not in the checkpoint.
+  std::vector<std::string> passed_over;  ///< With FallBack: folder and reason of each that was skipped.
+};
+
+struct CheckpointInfo {
+  std::uint64_t step = 0;
+  std::uint64_t generation = 0;
+  std::string attempt;
+  std::optional<std::uint64_t> parent;  ///< The step that this line of training was restored from.
+  std::uint64_t world = 0;              ///< Ranks that wrote it.
+  std::uint64_t bytes = 0;              ///< Of all its files.
+  bool pinned = false;
+  std::string path;
+  Status status;  ///< Corrupt where its manifest does not verify; the other fields are then empty but for step and path.
+};
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t bytes = 0;
+  std::string file;      ///< Shard file name.
+  std::string alias_of;  ///< For a tied tensor: the name that holds the bytes.
+  std::optional<TensorPart> part;
+};
+
+struct CheckpointDetails {
+  CheckpointInfo info;
+  std::vector<TensorInfo> tensors;  ///< By name.
+  std::vector<Values> values;       ///< By rank.
+};
+
+/// Progress of a long read, in bytes; called from the caller's own thread.
+using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+
+/// Saves and restores checkpoints under one root. All calls are safe from any thread.
+///
+/// In a forked child every call fails with FailedPrecondition and the destructor does nothing.
+class Checkpointer {
+ public:
+  /// Opens the root, takes the writer's lock, sweeps what a crash left, allocates and registers the pool.
+  ///
+  /// FailedPrecondition where another process (or this one) has the root open for writing. InvalidArgument for options
+  /// that cannot work, naming the least that would. Nothing on disk has changed on failure, but for the root's making.
+  [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options);
+  /// The same with the parts given: devices, queue, group. For ranks, experiments and tests.
+  [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options, Wiring wiring);
+  /// Waits for saves in flight until Options::drain_deadline, then abandons them.
+  ~Checkpointer();
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
+  /// Starts a save of the state and returns before any byte of tensor data has moved.
+  ///
+  /// What the caller's streams have been given so far is what the snapshot sees. Typed values, and CPU tensors up to
+  /// 64 KiB each (4 MiB in all), are copied in the call. Tensors must not be overwritten before the save is captured
+  /// (see Fence) nor freed. A failure later on is on the handle, in LastFailure() and in the event callback.
+  /// Errors at once: AlreadyExists; FailedPrecondition for a step below the newest without a restore; InvalidArgument
+  /// for a tensor that cannot be copied, by name; DeadlineExceeded by WhenFull::kWait.
+  Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& options = {});
+
+  /// Orders all later work of `stream` after the capture of every save so far: call it before tensors are overwritten.
+  ///
+  /// Where every copy is enqueued already the host does not wait; else it waits until they are (which counts as stall).
+  /// CPU tensors make it wait until they are captured. FailedPrecondition under CUDA graph capture: call it before the
+  /// replay instead. A failed save holds nobody up; its failure is not reported here.
+  Status Fence(Stream stream = {});
+
+  /// Waits until no save is in flight. Returns the first failure among them, DeadlineExceeded at the deadline.
+  Status Drain(Deadline deadline = Deadline::Infinite());
+
+  /// Reads a checkpoint into the state's tensors, in place, verified on the way.
+  ///
+  /// Names, shapes, dtypes, headers and lengths are checked before the first byte of a target is written; after a later
+  /// error the targets' contents are unspecified. NotFound only where the root holds no checkpoint (or not that step);
+  /// Corrupt where one is damaged, naming the file and the place. The next saves continue from what was restored: from
+  /// an older step than the newest they start a new generation.
+  Result<Restored> Restore(const Which& which, const State& state, const RestoreOptions& options = {});
+
+  /// Committed checkpoints, oldest first by {generation, step}; damaged ones are listed with their status, last.
+  [[nodiscard]] Result<std::vector<CheckpointInfo>> List() const;
+  /// Everything about a checkpoint but the tensors' bytes.
+  [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which) const;
+  /// Reads every byte of a checkpoint and checks it.
+  Status Verify(const Which& which, const Progress& progress = {}) const;
+  /// Keeps a checkpoint from retention until Unpin. Durable on return.
+  Status Pin(std::uint64_t step);
+  Status Unpin(std::uint64_t step);
+  /// Removes a checkpoint, pinned ones too. FailedPrecondition while it is being read.
+  Status Remove(std::uint64_t step);
+
+  /// The newest failure of a save that was not cancelled, skipped or replaced; Ok where there was none.
+  [[nodiscard]] Status LastFailure() const;
+  [[nodiscard]] CheckpointerStats stats() const;
+  /// Writes the last Options::trace_events events as Chrome trace JSON (opens in Perfetto).
+  Status WriteTrace(const std::string& path) const;
+
+ private:
+  class Impl;
+  explicit Checkpointer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cairn

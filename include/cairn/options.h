@@ -1,0 +1,103 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cairn/stats.h"
+#include "cairn/tensor.h"
+
+namespace cairn {
+
+inline namespace literals {
+constexpr std::uint64_t operator""_KiB(unsigned long long n) { return n << 10; }
+constexpr std::uint64_t operator""_MiB(unsigned long long n) { return n << 20; }
+constexpr std::uint64_t operator""_GiB(unsigned long long n) { return n << 30; }
+}  // namespace literals
+
+/// A moment after which a wait gives up. Default: never.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  [[nodiscard]] static Deadline Infinite() { return Deadline(Clock::time_point::max()); }
+  [[nodiscard]] static Deadline At(Clock::time_point when) { return Deadline(when); }
+  /// Saturates: a span too long to be added is for ever.
+  [[nodiscard]] static Deadline In(std::chrono::nanoseconds span) {
+    const auto now = Clock::now();
+    return span >= Clock::time_point::max() - now ? Infinite() : Deadline(now + span);
+  }
+  [[nodiscard]] Clock::time_point when() const { return when_; }
+  [[nodiscard]] bool infinite() const { return when_ == Clock::time_point::max(); }
+  [[nodiscard]] bool passed() const { return !infinite() && Clock::now() >= when_; }
+
+ private:
+  explicit Deadline(Clock::time_point when) : when_(when) {}
+  Clock::time_point when_;
+};
+
+/// What Save does when Options::max_in_flight saves are on their way already.
+enum class WhenFull : std::uint8_t {
+  kWait,     ///< Hold the caller up, until Options::full_deadline; the time counts as stall.
+  kSkip,     ///< Give this save up; its handle ends Cancelled.
+  kReplace,  ///< Give up the youngest save that is not captured, or wait where every one is.
+};
+
+enum class IoQueueKind : std::uint8_t {
+  kAuto,     ///< io_uring where the kernel and its sandbox allow it, else threads.
+  kUring,    ///< io_uring, or Open fails with the reason.
+  kThreads,  ///< pread/pwrite threads.
+};
+
+struct Options {
+  // Behaviour.
+
+  /// Directory of the run's checkpoints; made, with its parents, where missing. One writer a root.
+  std::string root;
+  /// Take no lock, sweep nothing, refuse every call that writes.
+  bool read_only = false;
+  /// Committed checkpoints to keep, newest first by {generation, step}. 0 keeps all.
+  std::uint64_t keep_last = 3;
+  /// Also keep every step divisible by this. 0: none. Pinned checkpoints always stay.
+  std::uint64_t keep_every = 0;
+  /// Saves between queued and durable at once, 1 to 64. Each may hold a copy of the state on disk.
+  int max_in_flight = 2;
+  WhenFull when_full = WhenFull::kWait;
+  /// How long WhenFull::kWait holds the caller before Save fails with DeadlineExceeded.
+  std::chrono::nanoseconds full_deadline = std::chrono::hours(1);
+  /// How long the destructor waits for saves in flight before it abandons them (they are reported as failed).
+  std::chrono::nanoseconds drain_deadline = std::chrono::minutes(10);
+  /// How long a rank waits for the others at each agreement of the commit.
+  std::chrono::nanoseconds group_deadline = std::chrono::minutes(10);
+  /// Permissions of the files and directories made, before the umask. A group's evaluation job wants 0640 and 0750.
+  unsigned file_mode = 0644;
+  unsigned directory_mode = 0755;
+  /// Everything worth telling; the library prints nothing. May be empty.
+  EventCallback on_event;
+
+  // Performance.
+
+  /// Hard cap of the pinned pool, in bytes. More lets captures run ahead of the disk; the state itself may be larger.
+  /// At least queue_depth chunks. Memory that describes tensors (1 KiB and the name, each, per save) comes on top.
+  std::uint64_t host_memory_bytes = 1ULL << 30;
+  /// Size of one copy and one write: a multiple of 1 MiB, up to 1 GiB. 4 MiB saturates an NVMe and PCIe.
+  std::uint64_t chunk_bytes = 4ULL << 20;
+  /// Writes (and reads) given to the disk at once.
+  int queue_depth = 8;
+  /// Threads that checksum, and that copy CPU tensors. 0: up to 4, by the machine's cores.
+  int worker_threads = 0;
+  /// CUDA copy streams a device.
+  int copy_streams = 2;
+  /// Device memory, in bytes a device, that snapshots may be staged in. 0: none. Taken at Open.
+  std::uint64_t staging_bytes = 0;
+  /// CUDA devices that saves will use. Empty: found from the first state's tensors, which then pays for their setup.
+  std::vector<int> cuda_devices;
+  /// CRC32C over every MiB. Off: files are committed without a block table and restore cannot find a flipped bit.
+  bool checksums = true;
+  IoQueueKind io_queue = IoQueueKind::kAuto;
+  /// Events kept for WriteTrace. 0: tracing is off.
+  std::size_t trace_events = 0;
+};
+
+}  // namespace cairn

@@ -1,0 +1,72 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/tensor_table.h"
+#include "cairn/tensor.h"
+
+namespace cairn {
+namespace {
+
+struct DTypeFacts {
+  std::string_view name;
+  std::size_t size;
+};
+constexpr std::array<DTypeFacts, 17> kDTypes{{{"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E5M2", 1}, {"F8_E4M3", 1},
+                                              {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2}, {"BF16", 2},
+                                              {"I32", 4}, {"U32", 4}, {"F32", 4}, {"C64", 8}, {"F64", 8},
+                                              {"I64", 8}, {"U64", 8}}};
+
+}  // namespace
+
+std::size_t DTypeSize(DType dtype) { return kDTypes.at(static_cast<std::size_t>(dtype)).size; }
+std::string_view DTypeName(DType dtype) { return kDTypes.at(static_cast<std::size_t>(dtype)).name; }
+
+std::optional<DType> DTypeFromName(std::string_view name) {
+  for (std::size_t i = 0; i < kDTypes.size(); ++i) {
+    if (kDTypes[i].name == name) return static_cast<DType>(i);
+  }
+  return std::nullopt;
+}
+
+std::string ToString(DeviceId device) {
+  return device.kind == DeviceKind::kCpu ? "cpu" : fmt::format("cuda:{}", device.index);
+}
+
+State::State() : table_(std::make_shared<TensorTable>()) {}
+State::~State() = default;
+State::State(const State&) = default;
+State& State::operator=(const State&) = default;
+State::State(State&&) noexcept = default;
+State& State::operator=(State&&) noexcept = default;
+
+Status State::Add(std::string name, TensorView view) {
+  // Saves in flight hold the table: whoever shares it keeps the old one.
+  if (table_.use_count() != 1) table_ = std::make_shared<TensorTable>(*table_);
+  // Sole owner, and every table is made mutable above or in the constructor.
+  return const_cast<TensorTable&>(*table_).Add(std::move(name), std::move(view));
+}
+
+Status State::Set(std::string name, Value value) {
+  if (!IsUtf8(name)) return Error(StatusCode::kInvalidArgument, "a value's name is no UTF-8 text");
+  if (const auto* number = std::get_if<double>(&value); number != nullptr && !std::isfinite(*number)) {
+    return Error(StatusCode::kInvalidArgument, "value \"{}\": expected a finite number, found {}", name, *number);
+  }
+  if (const auto* text = std::get_if<std::string>(&value); text != nullptr && !IsUtf8(*text)) {
+    return Error(StatusCode::kInvalidArgument, "value \"{}\" is no UTF-8 text", name);
+  }
+  if (const auto* json = std::get_if<Json>(&value); json != nullptr && !nlohmann::json::accept(json->text)) {
+    return Error(StatusCode::kInvalidArgument, "value \"{}\" is no JSON text", name);
+  }
+  values_.insert_or_assign(std::move(name), std::move(value));
+  return Status::Ok();
+}
+
+std::size_t State::tensor_count() const { return table_->size(); }
+std::uint64_t State::bytes() const { return table_->bytes(); }
+
+}  // namespace cairn

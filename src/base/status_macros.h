@@ -1,0 +1,39 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "cairn/status.h"
+
+/// Leaves the function with the status where it is not ok.
+#define CAIRN_RETURN_IF_ERROR(expression)                                 \
+  do {                                                                    \
+    if (::cairn::Status cairn_status = (expression); !cairn_status.ok()) { \
+      return cairn_status;                                                \
+    }                                                                     \
+  } while (false)
+
+#define CAIRN_CONCAT_INNER(a, b) a##b
+#define CAIRN_CONCAT(a, b) CAIRN_CONCAT_INNER(a, b)
+/// CAIRN_ASSIGN_OR_RETURN(auto x, F()): x = the value of F(), or leaves the function with its status.
+#define CAIRN_ASSIGN_OR_RETURN(lhs, expression)                      \
+  auto CAIRN_CONCAT(cairn_result_, __LINE__) = (expression);         \
+  if (!CAIRN_CONCAT(cairn_result_, __LINE__).ok()) {                 \
+    return CAIRN_CONCAT(cairn_result_, __LINE__).status();           \
+  }                                                                  \
+  lhs = *std::move(CAIRN_CONCAT(cairn_result_, __LINE__))
+
+namespace cairn {
+
+/// Error(StatusCode::kCorrupt, "{}: expected {}, found {}", ...).
+template <typename... Args>
+[[nodiscard]] Status Error(StatusCode code, fmt::format_string<Args...> format, Args&&... args) {
+  return {code, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+/// The status for a failed system call: ENOSPC and EDQUOT become NoSpace, ENOENT NotFound, EEXIST AlreadyExists, ...
+/// `what` says what was being done to which file: "writing /mnt/run7/.attempt-…/shard-00000.safetensors".
+[[nodiscard]] Status ErrnoStatus(int error, const std::string& what);
+
+}  // namespace cairn

@@ -1,0 +1,199 @@
+#include "base/tensor_table.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+// Sizes and strides up to here multiply without overflow checks of their own (signed arithmetic on offsets).
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 62;
+
+bool MultiplyInto(std::uint64_t& product, std::uint64_t factor) {
+  return !__builtin_mul_overflow(product, factor, &product) && product <= kMaxBytes;
+}
+
+// Sufficient for "no two elements share memory": sorted by stride, each dimension steps over all inside it.
+bool Overlaps(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> dimensions;  // {stride, size}
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] > 1) dimensions.emplace_back(strides[d], shape[d]);
+  }
+  std::sort(dimensions.begin(), dimensions.end());
+  std::int64_t reach = 0;  // Highest element offset of the dimensions so far.
+  for (const auto& [stride, size] : dimensions) {
+    if (stride <= reach) return true;
+    reach += stride * (size - 1);
+  }
+  return false;
+}
+
+Status CheckView(const std::string& name, const TensorView& view) {
+  const auto invalid = [&name](const std::string& what) {
+    return Error(StatusCode::kInvalidArgument, "tensor \"{}\": {}", name, what);
+  };
+  if (static_cast<std::size_t>(view.dtype) > static_cast<std::size_t>(DType::kU64)) return invalid("unknown dtype");
+  if (!view.strides.empty() && view.strides.size() != view.shape.size()) {
+    return invalid(fmt::format("expected {} strides for shape [{}], found {}", view.shape.size(),
+                               fmt::join(view.shape, ", "), view.strides.size()));
+  }
+  std::uint64_t bytes = DTypeSize(view.dtype);
+  std::uint64_t span = bytes;  // From the first element to behind the last.
+  bool empty = false;
+  for (std::size_t d = 0; d < view.shape.size(); ++d) {
+    if (view.shape[d] < 0) return invalid(fmt::format("negative extent in shape [{}]", fmt::join(view.shape, ", ")));
+    empty = empty || view.shape[d] == 0;
+  }
+  for (std::size_t d = 0; d < view.shape.size() && !empty; ++d) {
+    if (!MultiplyInto(bytes, static_cast<std::uint64_t>(view.shape[d]))) {
+      return invalid(fmt::format("shape [{}] has more than 2^62 bytes", fmt::join(view.shape, ", ")));
+    }
+    if (view.strides.empty()) continue;
+    if (view.strides[d] < 0) return invalid(fmt::format("negative stride in [{}]", fmt::join(view.strides, ", ")));
+    auto step = static_cast<std::uint64_t>(view.shape[d] - 1);
+    if (!MultiplyInto(step, static_cast<std::uint64_t>(view.strides[d])) || !MultiplyInto(step, DTypeSize(view.dtype)) ||
+        __builtin_add_overflow(span, step, &span) || span > kMaxBytes) {
+      return invalid(fmt::format("strides [{}] reach beyond 2^62 bytes", fmt::join(view.strides, ", ")));
+    }
+  }
+  if (!empty && view.data == nullptr) return invalid("address is null");
+  if (!empty && view.strides.empty()) span = bytes;
+  if (!empty && view.bytes != 0 && span > view.bytes) {
+    return invalid(fmt::format("the view reaches over {} bytes, its memory holds {}", span, view.bytes));
+  }
+  if (!empty && !view.strides.empty() && Overlaps(view.shape, view.strides)) {
+    return invalid(fmt::format("elements overlap: shape [{}], strides [{}]; make it contiguous first",
+                               fmt::join(view.shape, ", "), fmt::join(view.strides, ", ")));
+  }
+  if (view.part) {
+    const TensorPart& part = *view.part;
+    if (part.logical_name.empty() || !IsUtf8(part.logical_name)) return invalid("the part's logical name is no UTF-8 text");
+    if (part.global_shape.size() != view.shape.size() || part.offset.size() != view.shape.size()) {
+      return invalid(fmt::format("its part has {} global dimensions and {} offsets, expected {}", part.global_shape.size(),
+                                 part.offset.size(), view.shape.size()));
+    }
+    for (std::size_t d = 0; d < view.shape.size(); ++d) {
+      std::int64_t end = 0;
+      if (part.offset[d] < 0 || __builtin_add_overflow(part.offset[d], view.shape[d], &end) || end > part.global_shape[d]) {
+        return invalid(fmt::format("part at [{}] with shape [{}] does not lie within [{}]", fmt::join(part.offset, ", "),
+                                   fmt::join(view.shape, ", "), fmt::join(part.global_shape, ", ")));
+      }
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+bool IsUtf8(std::string_view text) {
+  const auto* s = reinterpret_cast<const unsigned char*>(text.data());
+  const auto* const end = s + text.size();
+  while (s < end) {
+    if (*s < 0x80) {
+      ++s;
+      continue;
+    }
+    int more = 0;
+    std::uint32_t code = 0;
+    if ((*s & 0xe0) == 0xc0) {
+      more = 1;
+      code = *s & 0x1f;
+    } else if ((*s & 0xf0) == 0xe0) {
+      more = 2;
+      code = *s & 0x0f;
+    } else if ((*s & 0xf8) == 0xf0) {
+      more = 3;
+      code = *s & 0x07;
+    } else {
+      return false;
+    }
+    if (end - s <= more) return false;
+    for (int i = 1; i <= more; ++i) {
+      if ((s[i] & 0xc0) != 0x80) return false;
+      code = code << 6 | (s[i] & 0x3f);
+    }
+    constexpr std::uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
+    if (code < kLeast[more] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return false;
+    s += more + 1;
+  }
+  return true;
+}
+
+TensorTable::TensorTable(const TensorTable& other)
+    : entries_(other.entries_),
+      by_address_(other.by_address_),
+      small_(other.small_),
+      devices_(other.devices_),
+      bytes_(other.bytes_),
+      small_bytes_(other.small_bytes_) {
+  index_.reserve(entries_.size());
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) index_.emplace(entries_[i].name, i);
+}
+
+Status TensorTable::Add(std::string name, TensorView view) {
+  if (name.empty()) return Error(StatusCode::kInvalidArgument, "a tensor's name is empty");
+  if (!IsUtf8(name)) return Error(StatusCode::kInvalidArgument, "a tensor's name is no UTF-8 text: {:?}", std::string_view(name));
+  if (name == "__metadata__") {
+    return Error(StatusCode::kInvalidArgument, "tensor \"__metadata__\": safetensors keeps this name for itself");
+  }
+  if (index_.contains(name)) return Error(StatusCode::kInvalidArgument, "tensor \"{}\" was added already", name);
+  CAIRN_RETURN_IF_ERROR(CheckView(name, view));
+
+  const auto id = static_cast<std::uint32_t>(entries_.size());
+  TensorEntry entry{.name = std::move(name),
+                    .dtype = view.dtype,
+                    .device = view.device,
+                    .layout = MakeStridedLayout(view.data, DTypeSize(view.dtype), view.shape, view.strides),
+                    .part = std::move(view.part)};
+  entry.shape = std::move(view.shape);
+  if (entry.bytes() != 0) {
+    const auto [first, last] = by_address_.equal_range(view.data);
+    for (auto it = first; it != last; ++it) {
+      const TensorEntry& other = entries_[it->second];
+      if (other.dtype == entry.dtype && other.shape == entry.shape && other.layout == entry.layout &&
+          other.device == entry.device && other.part == entry.part) {
+        entry.alias_of = it->second;
+        break;
+      }
+    }
+  }
+  if (!entry.is_alias() && entry.bytes() != 0) {
+    by_address_.emplace(view.data, id);
+    bytes_ += entry.bytes();
+    if (std::find(devices_.begin(), devices_.end(), entry.device) == devices_.end()) devices_.push_back(entry.device);
+    if (entry.device.kind == DeviceKind::kCpu && entry.bytes() <= kSmallTensorBytes &&
+        small_bytes_ + entry.bytes() <= kSmallTensorsTotal) {
+      small_.push_back(id);
+      small_bytes_ += entry.bytes();
+    }
+  }
+  entries_.push_back(std::move(entry));
+  index_.emplace(entries_.back().name, id);
+  return Status::Ok();
+}
+
+std::optional<std::uint32_t> TensorTable::Find(std::string_view name) const {
+  const auto it = index_.find(name);
+  if (it == index_.end()) return std::nullopt;
+  return it->second;
+}
+
+const std::vector<std::uint32_t>& TensorTable::StoreOrder() const {
+  std::call_once(order_once_, [this] {
+    for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+      if (!entries_[i].is_alias()) order_.push_back(i);
+    }
+    std::sort(order_.begin(), order_.end(), [this](std::uint32_t a, std::uint32_t b) {
+      const TensorEntry& x = entries_[a];
+      const TensorEntry& y = entries_[b];
+      return x.dtype != y.dtype ? x.dtype > y.dtype : x.name < y.name;
+    });
+  });
+  return order_;
+}
+
+}  // namespace cairn

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/strided.h"
+#include "cairn/tensor.h"
+
+namespace cairn {
+
+/// Whether `text` is well-formed UTF-8 (no surrogates, no overlong forms, nothing above U+10FFFF).
+[[nodiscard]] bool IsUtf8(std::string_view text);
+
+/// CPU tensors up to this size are copied within the call of Save, up to kSmallTensorsTotal in all.
+inline constexpr std::uint64_t kSmallTensorBytes = 64U << 10;
+inline constexpr std::uint64_t kSmallTensorsTotal = 4U << 20;
+
+struct TensorEntry {
+  static constexpr std::uint32_t kNoAlias = std::numeric_limits<std::uint32_t>::max();
+
+  std::string name;
+  DType dtype = DType::kF32;
+  DeviceId device;
+  std::uint32_t alias_of = kNoAlias;  ///< Index of the entry with the very same memory, dtype and shape.
+  std::vector<std::int64_t> shape;
+  StridedLayout layout;
+  std::optional<TensorPart> part;
+
+  [[nodiscard]] bool is_alias() const { return alias_of != kNoAlias; }
+  [[nodiscard]] std::uint64_t bytes() const { return layout.bytes; }
+};
+
+/// The tensors of a State, checked as they are added. Immutable, and safe from any thread, once shared.
+class TensorTable {
+ public:
+  TensorTable() = default;
+  TensorTable(const TensorTable& other);
+  TensorTable& operator=(const TensorTable&) = delete;
+
+  Status Add(std::string name, TensorView view);
+
+  [[nodiscard]] std::size_t size() const { return entries_.size(); }
+  [[nodiscard]] const TensorEntry& operator[](std::size_t i) const { return entries_[i]; }
+  [[nodiscard]] std::optional<std::uint32_t> Find(std::string_view name) const;
+  /// Sum over entries that are no alias.
+  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+  /// Entries copied in the call of Save, and their sum in bytes.
+  [[nodiscard]] const std::vector<std::uint32_t>& small() const { return small_; }
+  [[nodiscard]] std::uint64_t small_bytes() const { return small_bytes_; }
+  /// Each device that holds an entry with bytes, once.
+  [[nodiscard]] const std::vector<DeviceId>& devices() const { return devices_; }
+  /// Entries that are no alias, in the order of a shard's bytes: dtype rank descending, then name. Computed on first use.
+  [[nodiscard]] const std::vector<std::uint32_t>& StoreOrder() const;
+
+ private:
+  std::deque<TensorEntry> entries_;                           // Stable addresses: the index's keys point into it.
+  std::unordered_map<std::string_view, std::uint32_t> index_;
+  std::unordered_multimap<const void*, std::uint32_t> by_address_;
+  std::vector<std::uint32_t> small_;
+  std::vector<DeviceId> devices_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t small_bytes_ = 0;
+  mutable std::once_flag order_once_;
+  mutable std::vector<std::uint32_t> order_;
+};
+
+}  // namespace cairn

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.h"
+
+namespace cairn {
+
+/// A fixed number of threads that run jobs in the order given. For checksums, CPU copies and headers.
+class WorkerPool {
+ public:
+  /// `name` is the threads' name; `threads` at least 1.
+  WorkerPool(const std::string& name, int threads);
+  /// Runs what was posted, then joins.
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  /// Safe from any thread, a job's too. Jobs must not throw.
+  void Post(std::function<void()> job) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] int threads() const { return static_cast<int>(threads_.size()); }
+
+ private:
+  void Run() CAIRN_EXCLUDES(mutex_);
+
+  Mutex mutex_;
+  CondVar wake_;
+  std::deque<std::function<void()>> jobs_ CAIRN_GUARDED_BY(mutex_);
+  bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;  // Constant after construction.
+};
+
+}  // namespace cairn

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "base/worker_pool.h"
+#include "device/device.h"
+
+namespace cairn {
+
+struct HostDeviceOptions {
+  /// kCpu for the real thing; kCuda{n} to stand in for a GPU whose memory is ordinary memory.
+  DeviceId id;
+  int lanes = 1;
+  /// Model streams: lanes and the caller's streams (HostDevice::MakeStream) queue copies, work and fences in order, as a
+  /// GPU would. Off: batches go straight to the workers, and RecordOnStream, StreamWait are for no one.
+  bool streams = false;
+  /// Copies of kToHost and kToDevice together run no faster than this, in bytes per second. 0: as fast as they can.
+  double bytes_per_second = 0;
+};
+
+/// Tensors in CPU memory, copied (and summed in the same pass, a cache-sized piece at a time) by worker threads.
+class HostDevice : public Device {
+ public:
+  /// `workers` outlives the device.
+  [[nodiscard]] static std::unique_ptr<HostDevice> Make(const HostDeviceOptions& options, WorkerPool& workers);
+
+  /// A modelled stream of the caller's: its handle goes into cairn::Stream. Lives as long as the device.
+  [[nodiscard]] virtual Stream MakeStream() = 0;
+  /// Enqueues work in a modelled stream, as a kernel launch would be; it runs on the stream's own thread.
+  virtual void Launch(Stream stream, std::function<void()> work) = 0;
+  /// Waits until the stream is idle, as cudaStreamSynchronize does.
+  virtual void Synchronize(Stream stream) = 0;
+};
+
+}  // namespace cairn

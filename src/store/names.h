@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cairn {
+
+// The names under a root. Everything else there is left alone.
+inline constexpr std::string_view kLockName = ".lock";
+/// In a checkpoint's folder: an empty file that keeps it from retention.
+inline constexpr std::string_view kPinName = "pinned";
+
+/// "step-00000000000000001000".
+[[nodiscard]] std::string StepName(std::uint64_t step);
+/// The step of such a name; none for any other name, other digit counts and values beyond u64 included.
+[[nodiscard]] std::optional<std::uint64_t> ParseStepName(std::string_view name);
+[[nodiscard]] std::string AttemptName(std::string_view uuid);  ///< ".attempt-<uuid>"
+[[nodiscard]] std::string RetiredName(std::string_view uuid);  ///< ".retired-<uuid>"
+[[nodiscard]] bool IsLeftover(std::string_view name);  ///< Whether a sweep removes it: an attempt or retired folder.
+[[nodiscard]] std::string ShardName(std::uint64_t shard);  ///< "shard-00000.safetensors"
+
+}  // namespace cairn
