@@ -129,7 +129,8 @@ TensorTable::TensorTable(const TensorTable& other)
       small_(other.small_),
       devices_(other.devices_),
       bytes_(other.bytes_),
-      small_bytes_(other.small_bytes_) {
+      small_bytes_(other.small_bytes_),
+      cpu_bytes_(other.cpu_bytes_) {
   index_.reserve(entries_.size());
   for (std::uint32_t i = 0; i < entries_.size(); ++i) index_.emplace(entries_[i].name, i);
 }
@@ -165,6 +166,7 @@ Status TensorTable::Add(std::string name, TensorView view) {
     by_address_.emplace(view.data, id);
     bytes_ += entry.bytes();
     if (std::find(devices_.begin(), devices_.end(), entry.device) == devices_.end()) devices_.push_back(entry.device);
+    if (entry.device.kind == DeviceKind::kCpu) cpu_bytes_ += entry.bytes();
     if (entry.device.kind == DeviceKind::kCpu && entry.bytes() <= kSmallTensorBytes &&
         small_bytes_ + entry.bytes() <= kSmallTensorsTotal) {
       small_.push_back(id);

@@ -54,6 +54,8 @@ class TensorTable {
   /// Entries copied in the call of Save, and their sum in bytes.
   [[nodiscard]] const std::vector<std::uint32_t>& small() const { return small_; }
   [[nodiscard]] std::uint64_t small_bytes() const { return small_bytes_; }
+  /// Sum over entries in CPU memory, the small ones included.
+  [[nodiscard]] std::uint64_t cpu_bytes() const { return cpu_bytes_; }
   /// Each device that holds an entry with bytes, once.
   [[nodiscard]] const std::vector<DeviceId>& devices() const { return devices_; }
   /// Entries that are no alias, in the order of a shard's bytes: dtype rank descending, then name. Computed on first use.
@@ -67,6 +69,7 @@ class TensorTable {
   std::vector<DeviceId> devices_;
   std::uint64_t bytes_ = 0;
   std::uint64_t small_bytes_ = 0;
+  std::uint64_t cpu_bytes_ = 0;
   mutable std::once_flag order_once_;
   mutable std::vector<std::uint32_t> order_;
 };

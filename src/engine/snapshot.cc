@@ -1,0 +1,97 @@
+#include "engine/snapshot.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cairn {
+namespace {
+
+StridedLayout ContiguousAt(std::byte* memory, std::uint64_t bytes) {
+  return {.base = memory, .row_bytes = bytes, .outer = {}, .bytes = bytes};
+}
+
+}  // namespace
+
+Snapshot::Snapshot(std::shared_ptr<const TensorTable> table, Values values)
+    : table_(std::move(table)), values_(std::move(values)), small_(table_->small_bytes()) {
+  std::byte* to = small_.data();
+  for (const std::uint32_t i : table_->small()) {
+    const StridedLayout& layout = (*table_)[i].layout;
+    GatherBytes(layout, 0, layout.bytes, to);
+    to += layout.bytes;
+  }
+  reads_cpu_ = table_->cpu_bytes() > table_->small_bytes();
+}
+
+void Snapshot::LayOut() {
+  const std::vector<std::uint32_t>& order = table_->StoreOrder();
+  std::vector<const StridedLayout*> by_entry(table_->size(), nullptr);
+  std::byte* copy = small_.data();
+  for (const std::uint32_t i : table_->small()) {
+    by_entry[i] = &moved_.emplace_back(ContiguousAt(copy, (*table_)[i].bytes()));
+    copy += (*table_)[i].bytes();
+  }
+  offsets_.reserve(order.size() + 1);
+  source_.reserve(order.size());
+  for (const std::uint32_t i : order) {
+    offsets_.push_back(offsets_.back() + (*table_)[i].bytes());
+    source_.push_back(by_entry[i] != nullptr ? by_entry[i] : &(*table_)[i].layout);
+  }
+}
+
+std::vector<Snapshot::Piece> Snapshot::Pieces(std::uint64_t begin, std::uint64_t end, std::byte* memory) const {
+  std::vector<Piece> pieces;
+  const std::vector<std::uint32_t>& order = table_->StoreOrder();
+  auto place = static_cast<std::size_t>(std::upper_bound(offsets_.begin(), offsets_.end(), begin) - offsets_.begin() - 1);
+  for (; place < order.size() && offsets_[place] < end; ++place) {
+    const std::uint64_t from = std::max(begin, offsets_[place]);
+    const std::uint64_t to = std::min(end, offsets_[place + 1]);
+    if (from == to) continue;  // No elements.
+    pieces.push_back({(*table_)[order[place]].device,
+                      {source_[place], from - offsets_[place], to - offsets_[place], memory + (from - begin)}});
+  }
+  return pieces;
+}
+
+std::uint64_t Snapshot::StagingBytes(DeviceId device) const {
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t i : table_->StoreOrder()) {
+    if ((*table_)[i].device == device) bytes += (*table_)[i].bytes();
+  }
+  return bytes;
+}
+
+std::vector<CopyPiece> Snapshot::StageAt(DeviceId device, std::byte* staging) {
+  std::vector<CopyPiece> pieces;
+  const std::vector<std::uint32_t>& order = table_->StoreOrder();
+  for (std::size_t place = 0; place < order.size(); ++place) {
+    const TensorEntry& entry = (*table_)[order[place]];
+    if (entry.device != device || entry.bytes() == 0) continue;
+    pieces.push_back({source_[place], 0, entry.bytes(), staging});
+    source_[place] = &moved_.emplace_back(ContiguousAt(staging, entry.bytes()));
+    staging += entry.bytes();
+  }
+  return pieces;
+}
+
+ShardHeader Snapshot::Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard, bool checksums) const {
+  ShardHeader header;
+  header.step = step;
+  header.attempt = attempt;
+  header.shard = shard;
+  header.values = values_;
+  header.checksums = checksums;
+  const std::vector<std::uint32_t>& order = table_->StoreOrder();
+  header.tensors.reserve(order.size());
+  for (std::size_t place = 0; place < order.size(); ++place) {
+    const TensorEntry& entry = (*table_)[order[place]];
+    header.tensors.push_back({entry.name, entry.dtype, entry.shape, offsets_[place], offsets_[place + 1], entry.part});
+  }
+  for (std::size_t i = 0; i < table_->size(); ++i) {
+    const TensorEntry& entry = (*table_)[i];
+    if (entry.is_alias()) header.aliases.emplace(entry.name, (*table_)[entry.alias_of].name);
+  }
+  return header;
+}
+
+}  // namespace cairn
