@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/worker_pool.h"
+#include "cairn/checkpointer.h"
+#include "device/buffer_pool.h"
+#include "device/device.h"
+#include "io/io_queue.h"
+#include "store/root.h"
+
+namespace cairn {
+
+/// What reading needs; everything outlives the call.
+struct RestoreParts {
+  IoQueueFactory queue;  ///< Called on the caller's thread, once a call.
+  BufferPool* pool = nullptr;
+  WorkerPool* workers = nullptr;
+  /// The device of that id. May be empty where every target is CPU memory.
+  std::function<Result<Device*>(DeviceId)> device;
+  int queue_depth = 8;  ///< Reads under way at once.
+};
+
+/// Reads one checkpoint into the state's tensors, for this rank, verified on the way.
+///
+/// Runs on the caller's thread with a queue of its own, holds a ReadLock, and blocks until done. Everything that can be
+/// checked (lengths, headers, names, shapes, dtypes, layouts) is checked before the first byte of a target is written;
+/// after a later error the targets' contents are unspecified. No target is being written any more on return, whatever
+/// the status (after a sticky device error: no longer by this process's doing).
+/// Corrupt: the checkpoint is damaged; names the file, the place, what was expected and found. InvalidArgument: it is
+/// not what the state wants. Values are those of this rank's own shard; none where it has none.
+[[nodiscard]] Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint, int rank,
+                                                 const State& state, const RestoreOptions& options);
+
+/// Reads every byte and checks it against its checksum (length and headers alone where checksums were off). Corrupt as
+/// for RestoreCheckpoint.
+[[nodiscard]] Status VerifyCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint,
+                                      const Progress& progress);
+
+/// Everything that the headers say. Reads with a queue of its own; touches no tensor data.
+[[nodiscard]] Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint);
+
+/// Restores the checkpoint under `root` that `which` means, by the rules of Checkpointer::Restore: where `which` may fall
+/// back, a Corrupt candidate is passed over (and named in Restored::passed_over) for the next older one.
+[[nodiscard]] Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which,
+                                            int rank, const State& state, const RestoreOptions& options);
+/// The same choice for Checkpointer::Verify and Inspect, without falling back.
+[[nodiscard]] Status VerifyWhich(const RestoreParts& parts, const std::string& root, const Which& which,
+                                 const Progress& progress);
+[[nodiscard]] Result<CheckpointDetails> InspectWhich(const std::string& root, const Which& which);
+
+}  // namespace cairn
