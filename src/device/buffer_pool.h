@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,7 +17,9 @@ namespace cairn {
 
 /// The bounded pool of pinned chunks that every byte passes through. Chunks are 4096-aligned and of one size.
 ///
-/// Order of making: 2 MiB-aligned mmap, MADV_HUGEPAGE, MADV_DONTFORK, touch, pin with each device.
+/// Order of making: 2 MiB-aligned mmap, MADV_HUGEPAGE, MADV_DONTFORK, touch, pin with each device. An inaccessible page
+/// lies before and behind the chunks: an overrun faults. Safe from any thread. In a forked child there is no memory
+/// behind the chunks, and the destructor does nothing.
 class BufferPool {
  public:
   enum class Priority : std::uint8_t { kSave, kRestore };
@@ -49,16 +53,19 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// Touches every page, once, so that no save pays for it. Any thread; chunks may be in use meanwhile.
+  /// Touches every page, so that no save pays for it: on the calling thread, 2.5 s per GB at worst. Chunks may be in
+  /// use meanwhile.
   void Touch();
-  /// Pins the whole pool with the device, which outlives the pool. Before chunks go to it.
-  Status PinWith(Device& device);
+  /// Pins the whole pool with the device, which outlives the pool. Before chunks go to it; once for each device.
+  Status PinWith(Device& device) CAIRN_EXCLUDES(mutex_);
 
-  /// A free chunk, or an empty one where there is none (or where a restore is waiting and `priority` is kSave).
+  /// A free chunk, or an empty one where there is none (or where a restore is waiting in Acquire and `priority` is
+  /// kSave).
   [[nodiscard]] Chunk TryAcquire(Priority priority) CAIRN_EXCLUDES(mutex_);
   /// Sleeps until a chunk is free. DeadlineExceeded. Restores go before saves.
   [[nodiscard]] Result<Chunk> Acquire(Priority priority, Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// Called, from whoever gives a chunk back, each time one becomes free after TryAcquire found none. Set once, at Open.
+  /// Called, without a lock, by whoever gives a chunk back (or ends its wait in Acquire), each time one can be had
+  /// after TryAcquire found none. Set once, at Open.
   void SetOnFree(std::function<void()> on_free) CAIRN_EXCLUDES(mutex_);
 
   [[nodiscard]] std::uint64_t chunk_bytes() const { return chunk_bytes_; }
@@ -72,18 +79,24 @@ class BufferPool {
  private:
   BufferPool(MutableBytes mapping, std::byte* chunks, std::uint64_t chunk_bytes, std::uint64_t chunk_count);
   void GiveBack(std::byte* data) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool CanTake(Priority priority) const CAIRN_REQUIRES(mutex_);
+  [[nodiscard]] Chunk Take() CAIRN_REQUIRES(mutex_);
+  // Wakes who may take a chunk now. Returns what to call once the lock is released; may be empty.
+  [[nodiscard]] std::function<void()> Wake() CAIRN_REQUIRES(mutex_);
 
-  const MutableBytes mapping_;
+  const MutableBytes mapping_;  // The chunks and a page on either side.
   std::byte* const chunks_;
   const std::uint64_t chunk_bytes_;
   const std::uint64_t chunk_count_;
-  std::vector<Device*> pinned_with_;  // Set at Open.
+  const pid_t owner_;
 
   mutable Mutex mutex_;
-  CondVar freed_;
-  std::vector<std::byte*> free_ CAIRN_GUARDED_BY(mutex_);
+  CondVar restore_may_take_;
+  CondVar save_may_take_;
+  std::vector<Device*> pinned_with_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<std::byte*> free_ CAIRN_GUARDED_BY(mutex_);  // The last one back goes out first: it is warm.
   std::function<void()> on_free_ CAIRN_GUARDED_BY(mutex_);
-  bool save_found_none_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool found_none_ CAIRN_GUARDED_BY(mutex_) = false;
   int restores_waiting_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t peak_chunks_ CAIRN_GUARDED_BY(mutex_) = 0;
 };

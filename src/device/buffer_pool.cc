@@ -1,0 +1,224 @@
+#include "device/buffer_pool.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+constexpr std::uint64_t kHugepage = 2U << 20;
+
+std::byte* At(std::uintptr_t address) {
+  return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr): the kernel gave it as a number.
+}
+
+// Address space of `bytes` aligned to a huge page with one inaccessible page on either side: the mapping with them.
+Result<MutableBytes> MapBetweenGuards(std::uint64_t bytes) {
+  const std::uint64_t reserved = bytes + kHugepage + 2 * kBlock;
+  void* const at = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return ErrnoStatus(errno, fmt::format("mapping a pool of {} bytes", bytes));
+  const auto begin = reinterpret_cast<std::uintptr_t>(at);
+  const std::uintptr_t chunks = AlignUp(begin + kBlock, kHugepage);
+  const MutableBytes mapping(At(chunks - kBlock), bytes + 2 * kBlock);
+  const std::uintptr_t end = chunks + bytes + kBlock;
+  if (chunks - kBlock > begin) ::munmap(at, chunks - kBlock - begin);
+  if (begin + reserved > end) ::munmap(At(end), begin + reserved - end);
+  if (::mprotect(At(chunks), bytes, PROT_READ | PROT_WRITE) != 0) {
+    const int error = errno;
+    ::munmap(mapping.data(), mapping.size());
+    return ErrnoStatus(error, fmt::format("committing a pool of {} bytes", bytes));
+  }
+  return mapping;
+}
+
+// The number after "0x"-less hexadecimal `text`'s start; moves `text` behind it.
+bool TakeHex(std::string_view& text, std::uintptr_t& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return error == std::errc();
+}
+
+}  // namespace
+
+BufferPool::Chunk::Chunk(Chunk&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)), data_(std::exchange(other.data_, nullptr)) {}
+
+BufferPool::Chunk& BufferPool::Chunk::operator=(Chunk&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    pool_ = std::exchange(other.pool_, nullptr);
+    data_ = std::exchange(other.data_, nullptr);
+  }
+  return *this;
+}
+
+void BufferPool::Chunk::Reset() {
+  if (data_ != nullptr) std::exchange(pool_, nullptr)->GiveBack(std::exchange(data_, nullptr));
+}
+
+Result<std::unique_ptr<BufferPool>> BufferPool::Make(std::uint64_t cap_bytes, std::uint64_t chunk_bytes,
+                                                     int least_chunks) {
+  if (chunk_bytes == 0 || chunk_bytes % kBlock != 0) {
+    return Error(StatusCode::kInvalidArgument, "expected chunks of a multiple of {} bytes, found {}", kBlock,
+                 chunk_bytes);
+  }
+  const std::uint64_t count = cap_bytes / chunk_bytes;
+  const auto least = static_cast<std::uint64_t>(std::max(1, least_chunks));
+  if (count < least) {
+    return Error(StatusCode::kInvalidArgument,
+                 "host memory of {} bytes is too little: expected at least {} ({} chunks of {} bytes)", cap_bytes,
+                 least * chunk_bytes, least, chunk_bytes);
+  }
+  CAIRN_ASSIGN_OR_RETURN(const MutableBytes mapping, MapBetweenGuards(count * chunk_bytes));
+  std::byte* const chunks = mapping.data() + kBlock;
+  std::unique_ptr<BufferPool> pool(new BufferPool(mapping, chunks, chunk_bytes, count));
+  // A kernel without huge pages refuses the first: the pool works, and HugepageBytes tells.
+  ::madvise(chunks, pool->total_bytes(), MADV_HUGEPAGE);
+  if (::madvise(mapping.data(), mapping.size(), MADV_DONTFORK) != 0) {
+    return ErrnoStatus(errno, "keeping the pool from forked children (MADV_DONTFORK)");
+  }
+  return pool;
+}
+
+BufferPool::BufferPool(MutableBytes mapping, std::byte* chunks, std::uint64_t chunk_bytes, std::uint64_t chunk_count)
+    : mapping_(mapping), chunks_(chunks), chunk_bytes_(chunk_bytes), chunk_count_(chunk_count), owner_(::getpid()) {
+  free_.reserve(chunk_count);
+  for (std::uint64_t i = chunk_count; i-- > 0;) free_.push_back(chunks + i * chunk_bytes);
+}
+
+BufferPool::~BufferPool() {
+  // A forked child has no such mapping; something else of its own may lie there.
+  if (::getpid() != owner_) return;
+  for (Device* device : pinned_with_) device->UnpinMemory({chunks_, total_bytes()});
+  ::munmap(mapping_.data(), mapping_.size());
+}
+
+void BufferPool::Touch() {
+  // In pieces: the kernel holds the address space's lock meanwhile. Populating leaves contents as they are.
+  for (std::uint64_t at = 0; at < total_bytes();) {
+    const std::uint64_t n = std::min(total_bytes() - at, 16 * kHugepage);
+    if (::madvise(chunks_ + at, n, MADV_POPULATE_WRITE) != 0) {
+      if (errno == EINTR || errno == EAGAIN) continue;
+      // Too old a kernel (or one that imitates it). An atomic no-change does no harm to who writes there.
+      if (errno != EINVAL) return;
+      for (std::uint64_t page = at; page < at + n; page += kBlock) {
+        __atomic_fetch_or(reinterpret_cast<unsigned char*>(chunks_ + page), 0, __ATOMIC_RELAXED);
+      }
+    }
+    at += n;
+  }
+}
+
+Status BufferPool::PinWith(Device& device) {
+  CAIRN_RETURN_IF_ERROR(device.PinMemory({chunks_, total_bytes()}));
+  MutexLock lock(mutex_);
+  pinned_with_.push_back(&device);
+  return Status::Ok();
+}
+
+bool BufferPool::CanTake(Priority priority) const {
+  return !free_.empty() && (priority == Priority::kRestore || restores_waiting_ == 0);
+}
+
+BufferPool::Chunk BufferPool::Take() {
+  std::byte* const data = free_.back();
+  free_.pop_back();
+  peak_chunks_ = std::max(peak_chunks_, chunk_count_ - free_.size());
+  return {this, data};
+}
+
+std::function<void()> BufferPool::Wake() {
+  if (free_.empty()) return {};
+  if (restores_waiting_ > 0) {
+    restore_may_take_.NotifyOne();
+    return {};
+  }
+  save_may_take_.NotifyOne();
+  return std::exchange(found_none_, false) ? on_free_ : std::function<void()>();
+}
+
+BufferPool::Chunk BufferPool::TryAcquire(Priority priority) {
+  MutexLock lock(mutex_);
+  if (CanTake(priority)) return Take();
+  found_none_ = true;
+  return {};
+}
+
+Result<BufferPool::Chunk> BufferPool::Acquire(Priority priority, Deadline deadline) {
+  std::function<void()> on_free;
+  Chunk chunk;
+  {
+    MutexLock lock(mutex_);
+    const bool restore = priority == Priority::kRestore;
+    restores_waiting_ += restore ? 1 : 0;
+    CondVar& may_take = restore ? restore_may_take_ : save_may_take_;
+    while (!CanTake(priority) && may_take.WaitUntil(mutex_, deadline)) {
+    }
+    restores_waiting_ -= restore ? 1 : 0;
+    if (CanTake(priority)) chunk = Take();
+    // Whoever leaves passes the word on: others may have been held back by it, or the wake-up was meant for one.
+    on_free = Wake();
+  }
+  if (on_free) on_free();
+  if (!chunk) {
+    return Error(StatusCode::kDeadlineExceeded, "none of the pool's {} chunks of {} bytes became free in time",
+                 chunk_count_, chunk_bytes_);
+  }
+  return chunk;
+}
+
+void BufferPool::SetOnFree(std::function<void()> on_free) {
+  MutexLock lock(mutex_);
+  on_free_ = std::move(on_free);
+}
+
+void BufferPool::GiveBack(std::byte* data) {
+  std::function<void()> on_free;
+  {
+    MutexLock lock(mutex_);
+    free_.push_back(data);
+    on_free = Wake();
+  }
+  if (on_free) on_free();
+}
+
+std::uint64_t BufferPool::peak_bytes() const {
+  MutexLock lock(mutex_);
+  return peak_chunks_ * chunk_bytes_;
+}
+
+std::uint64_t BufferPool::HugepageBytes() const {
+  constexpr std::string_view kField = "AnonHugePages:";
+  const auto begin = reinterpret_cast<std::uintptr_t>(chunks_);
+  std::ifstream smaps("/proc/self/smaps");
+  std::uint64_t kilobytes = 0;
+  bool ours = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::string_view text = line;
+    std::uintptr_t from = 0;
+    std::uintptr_t to = 0;
+    // A mapping's first line: "7f1c00000000-7f1c40000000 rw-p ...". The guards keep ours from being merged with others.
+    if (TakeHex(text, from) && text.starts_with('-') && (text.remove_prefix(1), TakeHex(text, to))) {
+      ours = from >= begin && to <= begin + total_bytes();
+    } else if (ours && line.starts_with(kField)) {
+      std::string_view number = std::string_view(line).substr(kField.size());
+      number.remove_prefix(std::min(number.find_first_not_of(' '), number.size()));
+      std::uint64_t value = 0;
+      std::from_chars(number.data(), number.data() + number.size(), value);
+      kilobytes += value;
+    }
+  }
+  return kilobytes << 10;
+}
+
+}  // namespace cairn

@@ -1,0 +1,92 @@
+#include "device/host_copy.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "base/crc32c.h"
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+// What is copied, then summed: small enough to stay in a first-level cache. Copy and sum of contiguous memory, CPU s
+// per GB by slice (Zen 5): 4 KiB 0.085, 16 KiB 0.064, 32 KiB 0.058, 64 KiB 0.062, 256 KiB 0.063, 1 MiB 0.071; copy
+// alone 0.050. Non-temporal stores gave 0.052 at best, which is not worth a code path for each instruction set.
+constexpr std::uint64_t kSlice = 32U << 10;
+static_assert(kChecksumBlock % kSlice == 0);
+
+std::uint64_t Size(const CopyPiece& piece) { return piece.end - piece.begin; }
+
+void CopyPart(CopyDirection direction, const CopyPiece& piece, std::uint64_t skip, std::uint64_t n) {
+  const std::uint64_t begin = piece.begin + skip;
+  if (direction == CopyDirection::kToDevice) {
+    ScatterBytes(*piece.tensor, begin, begin + n, piece.memory + skip);
+  } else {
+    GatherBytes(*piece.tensor, begin, begin + n, piece.memory + skip);
+  }
+}
+
+}  // namespace
+
+std::uint64_t BatchBytes(const CopyBatch& batch) {
+  std::uint64_t bytes = 0;
+  for (const CopyPiece& piece : batch.pieces) bytes += Size(piece);
+  return bytes;
+}
+
+Status CheckBatch(const CopyBatch& batch, int lanes) {
+  if (batch.lane < 0 || batch.lane >= lanes) {
+    return Error(StatusCode::kInvalidArgument, "copy in lane {}: the device has lanes 0 to {}", batch.lane, lanes - 1);
+  }
+  const bool summed = batch.sums != nullptr && batch.direction == CopyDirection::kToHost;
+  const std::byte* next = nullptr;
+  for (std::size_t i = 0; i < batch.pieces.size(); ++i) {
+    const CopyPiece& piece = batch.pieces[i];
+    if (piece.tensor == nullptr || piece.begin > piece.end || piece.end > piece.tensor->bytes) {
+      return Error(StatusCode::kInvalidArgument, "copy, piece {}: bytes {} to {} of a tensor of {}", i, piece.begin,
+                   piece.end, piece.tensor == nullptr ? 0 : piece.tensor->bytes);
+    }
+    if (Size(piece) == 0) continue;
+    if (piece.memory == nullptr) return Error(StatusCode::kInvalidArgument, "copy, piece {}: no memory", i);
+    if (summed && next != nullptr && piece.memory != next) {
+      return Error(StatusCode::kInvalidArgument,
+                   "copy with sums, piece {}: lies {} bytes from the end of the one before", i, piece.memory - next);
+    }
+    next = piece.memory + Size(piece);
+  }
+  return Status::Ok();
+}
+
+void CopyOnHost(const CopyBatch& batch, std::uint64_t begin, std::uint64_t end, RateLimit* link) {
+  const bool summed = batch.sums != nullptr && batch.direction == CopyDirection::kToHost;
+  std::size_t i = 0;
+  std::uint64_t skip = begin;
+  // Leaves pieces that are done, and empty ones, so that (i, skip) is where the next byte lies.
+  const auto settle = [&] {
+    while (i < batch.pieces.size() && skip >= Size(batch.pieces[i])) skip -= Size(batch.pieces[i++]);
+  };
+  settle();
+  std::uint32_t crc = 0;
+  for (std::uint64_t at = begin; at < end;) {
+    const std::uint64_t slice = std::min(kSlice - at % kSlice, end - at);
+    const std::byte* const memory = batch.pieces[i].memory + skip;
+    for (std::uint64_t left = slice; left > 0;) {
+      const std::uint64_t n = std::min(left, Size(batch.pieces[i]) - skip);
+      CopyPart(batch.direction, batch.pieces[i], skip, n);
+      left -= n;
+      skip += n;
+      settle();
+    }
+    at += slice;
+    if (summed) {
+      crc = Crc32c({memory, slice}, crc);
+      if (at % kChecksumBlock == 0 || at == end) {
+        batch.sums[(at - 1) / kChecksumBlock] = crc;
+        crc = 0;
+      }
+    }
+    if (link != nullptr) link->Pass(slice);
+  }
+}
+
+}  // namespace cairn

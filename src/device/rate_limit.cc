@@ -1,0 +1,23 @@
+#include "device/rate_limit.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace cairn {
+namespace {
+
+// A sleeper wakes late by the timer's slack. What it lost may be made up for, but no idle time beyond that.
+constexpr std::chrono::milliseconds kBurst{1};
+
+}  // namespace
+
+void RateLimit::Pass(std::uint64_t bytes) {
+  const std::chrono::duration<double> span(static_cast<double>(bytes) / bytes_per_second_);
+  MutexLock lock(mutex_);
+  passed_at_ = std::max(passed_at_, Deadline::Clock::now() - kBurst) +
+               std::chrono::duration_cast<Deadline::Clock::duration>(span);
+  const Deadline mine = Deadline::At(passed_at_);
+  while (!mine.passed()) time_.WaitUntil(mutex_, mine);
+}
+
+}  // namespace cairn

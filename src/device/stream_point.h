@@ -1,0 +1,26 @@
+#pragma once
+
+#include "base/mutex.h"
+
+namespace cairn {
+
+/// A moment in one modelled stream's order, for which other streams and the host wait. Safe from any thread.
+class StreamPoint {
+ public:
+  void Reach() CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    reached_ = true;
+    changed_.NotifyAll();
+  }
+  void Await() CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (!reached_) changed_.Wait(mutex_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool reached_ CAIRN_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace cairn
