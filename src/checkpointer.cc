@@ -1,0 +1,401 @@
+#include "cairn/checkpointer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/trace.h"
+#include "base/worker_pool.h"
+#include "device/host_device.h"
+#include "devices.h"
+#include "engine/engine.h"
+#include "group/solo_group.h"
+#include "resolve_options.h"
+#include "restore/reader.h"
+#include "store/root.h"
+#include "wiring.h"
+
+namespace cairn {
+
+/// Members are destroyed from the last to the first: the engine goes before what it uses, the pool before the devices
+/// that it is pinned with, and these before the workers that copy for them.
+class Checkpointer::Impl {
+ public:
+  explicit Impl(Options resolved)
+      : options(std::move(resolved)), workers("cairn-worker", options.worker_threads), trace(options.trace_events) {}
+
+  // Constant after Open.
+  const pid_t process = ::getpid();
+  const Options options;
+  std::string root_path;
+  std::string queue_name;
+  std::string queue_reason;
+  IoQueueFactory queue_factory;
+  std::shared_ptr<Group> group;
+
+  // Each synchronises itself.
+  WorkerPool workers;
+  Trace trace;
+  std::unique_ptr<Devices> devices;
+  std::unique_ptr<BufferPool> pool;
+  std::unique_ptr<Root> root;
+  std::unique_ptr<Ledger> ledger;
+  std::unique_ptr<Engine> engine;
+
+  // Held through a call of Save: saves are numbered in the order in which the engine gets them.
+  Mutex save_mutex;
+  std::uint64_t next_sequence CAIRN_GUARDED_BY(save_mutex) = 0;
+  std::weak_ptr<const TensorTable> checked_table CAIRN_GUARDED_BY(save_mutex);
+  Mutex fence_mutex;
+  std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
+
+  [[nodiscard]] Status CheckUsable(bool writes) const;
+  [[nodiscard]] Status OpenRoot();
+  [[nodiscard]] Status StartEngine(const Wiring& wiring);
+  [[nodiscard]] RestoreParts Parts();
+  Result<std::unique_ptr<IoQueue>> MakeQueue() const { return queue_factory(); }
+  Result<std::shared_ptr<Device>> GetDevice(DeviceId id);
+
+  Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options)
+      CAIRN_EXCLUDES(save_mutex);
+  Status CheckTensors(const std::shared_ptr<const TensorTable>& table) CAIRN_REQUIRES(save_mutex);
+  Result<SavePlan> Accept(std::uint64_t step, IfExists if_exists, Status& given_up) CAIRN_REQUIRES(save_mutex);
+  Status TakePlace(std::uint64_t step, Status& given_up) CAIRN_REQUIRES(save_mutex);
+  Result<std::vector<DeviceEvents>> RecordStreams(const TensorTable& table, const std::vector<Stream>& streams);
+  Status RefuseWhileCapturing(Stream stream) CAIRN_EXCLUDES(fence_mutex);
+};
+
+Status Checkpointer::Impl::CheckUsable(bool writes) const {
+  if (::getpid() != process) {
+    return Error(StatusCode::kFailedPrecondition, "this is a forked child: the Checkpointer of {} is its parent's", root_path);
+  }
+  if (writes && options.read_only) {
+    return Error(StatusCode::kFailedPrecondition, "the Checkpointer of {} was opened read-only", root_path);
+  }
+  return Status::Ok();
+}
+
+// Open
+
+Status Checkpointer::Impl::OpenRoot() {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, MakeQueue());
+  CAIRN_ASSIGN_OR_RETURN(root, Root::Open(*queue, {.path = options.root,
+                                                   .read_only = options.read_only,
+                                                   .coordinator = group->rank() == 0,
+                                                   .file_mode = options.file_mode,
+                                                   .directory_mode = options.directory_mode}));
+  root_path = root->path();
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> committed, ListCheckpoints(root_path));
+  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every);
+  return Status::Ok();
+}
+
+Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
+  CAIRN_ASSIGN_OR_RETURN(pool, BufferPool::Make(options.host_memory_bytes, options.chunk_bytes, options.queue_depth));
+  std::vector<std::shared_ptr<Device>> given;
+  if (wiring.devices) {
+    CAIRN_ASSIGN_OR_RETURN(given, wiring.devices(workers));
+  }
+  const bool has_cpu =
+      std::any_of(given.begin(), given.end(), [](const auto& device) { return device->id() == DeviceId{}; });
+  if (!has_cpu) given.push_back(HostDevice::Make({.id = {}}, workers));
+  devices = std::make_unique<Devices>(options, *pool, given);
+
+  EngineParts parts;
+  for (const auto& device : given) {
+    CAIRN_ASSIGN_OR_RETURN(const Devices::Found found, devices->Get(device->id()));
+    parts.devices.push_back(found.device);
+    if (found.staging != nullptr) parts.staging.emplace_back(device.get(), found.staging, options.staging_bytes);
+  }
+  parts.touch_pool = true;
+  if (options.read_only) return Status::Ok();
+  parts.options = options;
+  parts.root = root_path;
+  parts.pool = pool.get();
+  parts.workers = &workers;
+  parts.ledger = ledger.get();
+  parts.trace = &trace;
+  parts.queue = queue_factory;
+  parts.group = group;
+  CAIRN_ASSIGN_OR_RETURN(engine, Engine::Start(std::move(parts)));
+  for (const int index : options.cuda_devices) {
+    CAIRN_RETURN_IF_ERROR(GetDevice({DeviceKind::kCuda, index}).status());
+  }
+  return Status::Ok();
+}
+
+Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options) { return Open(options, Wiring()); }
+
+Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {
+  CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options));
+  auto impl = std::make_unique<Impl>(std::move(resolved));
+  CAIRN_ASSIGN_OR_RETURN(IoQueueChoice choice, ChooseIoQueue(impl->options.io_queue, impl->options.queue_depth));
+  impl->queue_name = choice.name;
+  impl->queue_reason = choice.reason;
+  impl->queue_factory = wiring.wrap_queue ? wiring.wrap_queue(choice.factory) : choice.factory;
+  impl->group = wiring.group != nullptr ? wiring.group : std::make_shared<SoloGroup>();
+  CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
+  CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));
+  return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
+}
+
+Checkpointer::Checkpointer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Checkpointer::~Checkpointer() {
+  if (::getpid() != impl_->process) {
+    // The threads, the ring and the lock are the parent's; nothing here may be waited for or released.
+    impl_->root->ForgetAfterFork();
+    static_cast<void>(impl_.release());
+    return;
+  }
+  if (impl_->engine != nullptr) static_cast<void>(impl_->engine->WaitIdle(Deadline::In(impl_->options.drain_deadline)));
+}
+
+Result<std::shared_ptr<Device>> Checkpointer::Impl::GetDevice(DeviceId id) {
+  CAIRN_ASSIGN_OR_RETURN(Devices::Found found, devices->Get(id));
+  if (found.fresh && engine != nullptr) engine->AddDevice(found.device, found.staging);
+  return found.device;
+}
+
+// Save
+
+Result<SaveHandle> Checkpointer::Save(std::uint64_t step, const State& state, const SaveOptions& options) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  return impl_->Save(step, state, options);
+}
+
+Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& state, const SaveOptions& save_options) {
+  const auto begun = SaveTask::Clock::now();
+  MutexLock lock(save_mutex);
+  const std::uint64_t sequence = next_sequence++;
+  Status given_up;  // A save that other ranks count on, and that this one will not make.
+  const auto give_up = [&](const Status& why) CAIRN_REQUIRES(save_mutex) {
+    auto task = std::make_shared<SaveTask>(SavePlan{.step = step, .sequence = sequence}, nullptr,
+                                           std::vector<DeviceEvents>(), begun, engine->inbox());
+    engine->Submit(task, why);
+    return task;
+  };
+  const auto refuse = [&](const Status& why) CAIRN_REQUIRES(save_mutex) {
+    if (group->size() > 1) give_up(why);
+    return why;
+  };
+
+  const std::shared_ptr<const TensorTable>& table = state.table();
+  if (const Status status = CheckTensors(table); !status.ok()) return refuse(status);
+  const auto waiting = SaveTask::Clock::now();
+  if (const Status status = TakePlace(step, given_up); !status.ok()) return refuse(status);
+  const auto stall = SaveTask::Clock::now() - waiting;
+  if (!given_up.ok()) return SaveHandle(give_up(given_up));
+
+  Result<SavePlan> plan = ledger->Admit(step, save_options.if_exists);
+  if (!plan.ok()) return refuse(plan.status());
+  plan->sequence = sequence;
+  Result<std::vector<DeviceEvents>> events = RecordStreams(*table, save_options.streams);
+  if (!events.ok()) {
+    ledger->Withdraw(*plan);
+    return refuse(events.status());
+  }
+  auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(table, state.values()), *std::move(events), begun,
+                                         engine->inbox());
+  task->SetCallTimes(SaveTask::Clock::now() - begun, stall);
+  engine->Submit(task);
+  return SaveHandle(std::move(task));
+}
+
+Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>& table) {
+  if (table == checked_table.lock()) return Status::Ok();
+  std::map<DeviceId, std::shared_ptr<Device>> found;
+  for (const DeviceId id : table->devices()) {
+    CAIRN_ASSIGN_OR_RETURN(found[id], GetDevice(id));
+  }
+  for (std::size_t i = 0; i < table->size(); ++i) {
+    const TensorEntry& entry = (*table)[i];
+    if (entry.bytes() == 0) continue;
+    if (const Status status = found[entry.device]->CheckLayout(entry.layout); !status.ok()) {
+      return Error(status.code(), "tensor \"{}\" on {}: {}", entry.name, ToString(entry.device), status.message());
+    }
+  }
+  checked_table = table;
+  return Status::Ok();
+}
+
+Status Checkpointer::Impl::TakePlace(std::uint64_t step, Status& given_up) {
+  if (engine->WaitForPlace(options.max_in_flight, Deadline::In({}))) return Status::Ok();
+  if (options.when_full == WhenFull::kSkip) {
+    given_up = Error(StatusCode::kCancelled, "step {}: skipped, {} saves are in flight", step, options.max_in_flight);
+    return Status::Ok();
+  }
+  if (options.when_full == WhenFull::kReplace) {
+    const std::vector<std::shared_ptr<SaveTask>> tasks = engine->InFlight();
+    const auto youngest = std::find_if(tasks.rbegin(), tasks.rend(), [](const auto& task) { return !task->captured(); });
+    if (youngest != tasks.rend()) {
+      static_cast<void>((*youngest)->RequestCancel(Error(StatusCode::kCancelled, "step {}: replaced by step {}",
+                                                         (*youngest)->plan().step, step)));
+    }
+  }
+  if (engine->WaitForPlace(options.max_in_flight, Deadline::In(options.full_deadline))) return Status::Ok();
+  return Error(StatusCode::kDeadlineExceeded, "step {}: {} saves were in flight until the deadline of Options::full_deadline",
+               step, options.max_in_flight);
+}
+
+Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const TensorTable& table,
+                                                                    const std::vector<Stream>& streams) {
+  std::vector<DeviceEvents> all;
+  const auto record = [&]() -> Status {
+    for (const DeviceId id : table.devices()) {
+      CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(id));
+      if (!device->has_streams()) continue;
+      DeviceEvents& events = all.emplace_back(DeviceEvents{.device = device.get()});
+      const auto record_on = [&](Stream stream) -> Status {
+        CAIRN_ASSIGN_OR_RETURN(const EventId event, device->AcquireEvent());
+        events.streams.push_back(event);
+        return device->RecordOnStream(stream, event);
+      };
+      for (const Stream& stream : streams) {
+        if (stream.device == id) CAIRN_RETURN_IF_ERROR(record_on(stream));
+      }
+      if (events.streams.empty()) CAIRN_RETURN_IF_ERROR(record_on({.device = id}));
+      for (int lane = 0; lane < device->lanes(); ++lane) {
+        CAIRN_ASSIGN_OR_RETURN(const EventId event, device->AcquireEvent());
+        events.lanes.push_back(event);
+      }
+    }
+    return Status::Ok();
+  };
+  if (const Status status = record(); !status.ok()) {
+    for (const DeviceEvents& events : all) events.ReleaseAll();
+    return status;
+  }
+  return all;
+}
+
+// Fence, Drain
+
+Status Checkpointer::Fence(Stream stream) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  if (stream.device.kind != DeviceKind::kCpu) CAIRN_RETURN_IF_ERROR(impl_->RefuseWhileCapturing(stream));
+  for (const std::shared_ptr<SaveTask>& task : impl_->engine->InFlight()) CAIRN_RETURN_IF_ERROR(task->Fence(stream));
+  return Status::Ok();
+}
+
+Status Checkpointer::Impl::RefuseWhileCapturing(Stream stream) {
+  // A fence that is captured while nothing is in flight would order nothing at replay: recording says so at once.
+  CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(stream.device));
+  if (!device->has_streams()) return Status::Ok();
+  MutexLock lock(fence_mutex);
+  EventId& event = fence_events[device.get()];
+  if (event == 0) {
+    CAIRN_ASSIGN_OR_RETURN(event, device->AcquireEvent());
+  }
+  return device->RecordOnStream(stream, event);
+}
+
+Status Checkpointer::Drain(Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  const std::vector<std::shared_ptr<SaveTask>> tasks = impl_->engine->InFlight();
+  if (!impl_->engine->WaitIdle(deadline)) {
+    return Error(StatusCode::kDeadlineExceeded, "{} saves are still in flight", impl_->engine->InFlight().size());
+  }
+  for (const std::shared_ptr<SaveTask>& task : tasks) CAIRN_RETURN_IF_ERROR(task->status());
+  return Status::Ok();
+}
+
+// Restore and the rest
+
+RestoreParts Checkpointer::Impl::Parts() {
+  return {.queue = queue_factory,
+          .pool = pool.get(),
+          .workers = &workers,
+          .device = [this](DeviceId id) -> Result<Device*> {
+            CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(id));
+            return device.get();
+          },
+          .queue_depth = options.queue_depth};
+}
+
+Result<Restored> Checkpointer::Restore(const Which& which, const State& state, const RestoreOptions& options) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  CAIRN_ASSIGN_OR_RETURN(Restored restored, RestoreWhich(impl_->Parts(), impl_->root_path, which, impl_->group->rank(),
+                                                         state, options));
+  impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
+  return restored;
+}
+
+Result<std::vector<CheckpointInfo>> Checkpointer::List() const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(impl_->root_path));
+  std::vector<CheckpointInfo> list;
+  for (StoredCheckpoint& one : stored) list.push_back(std::move(one.info));
+  return list;
+}
+
+Result<CheckpointDetails> Checkpointer::Inspect(const Which& which) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  return InspectWhich(impl_->root_path, which);
+}
+
+Status Checkpointer::Verify(const Which& which, const Progress& progress) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  return VerifyWhich(impl_->Parts(), impl_->root_path, which, progress);
+}
+
+Status Checkpointer::Pin(std::uint64_t step) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
+  CAIRN_RETURN_IF_ERROR(SetPin(*queue, impl_->root_path, step, true, impl_->options.file_mode));
+  impl_->ledger->SetPinned(step, true);
+  return Status::Ok();
+}
+
+Status Checkpointer::Unpin(std::uint64_t step) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
+  CAIRN_RETURN_IF_ERROR(SetPin(*queue, impl_->root_path, step, false, impl_->options.file_mode));
+  impl_->ledger->SetPinned(step, false);
+  return Status::Ok();
+}
+
+Status Checkpointer::Remove(std::uint64_t step) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
+  CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
+  std::optional<Status> outcome;
+  Status status;
+  RemoveCheckpoint(*queue, impl_->root_path, step, [&outcome](Status done) { outcome = std::move(done); });
+  while (!outcome && status.ok()) status = queue->RunOnce(Deadline::Infinite()).status();
+  if (outcome) status = *outcome;
+  status.ok() ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
+  return status;
+}
+
+Status Checkpointer::LastFailure() const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  return impl_->engine->last_failure();
+}
+
+CheckpointerStats Checkpointer::stats() const {
+  CheckpointerStats stats;
+  if (!impl_->CheckUsable(false).ok()) return stats;
+  stats.io_queue = impl_->queue_name;
+  stats.io_queue_reason = impl_->queue_reason;
+  stats.pool_bytes = impl_->pool->total_bytes();
+  stats.pool_hugepage_bytes = impl_->pool->HugepageBytes();
+  stats.pool_peak_bytes = impl_->pool->peak_bytes();
+  stats.chunk_bytes = impl_->pool->chunk_bytes();
+  if (impl_->engine != nullptr) impl_->engine->AddStats(stats);
+  return stats;
+}
+
+Status Checkpointer::WriteTrace(const std::string& path) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << impl_->trace.ToJson();
+  file.close();
+  return file ? Status::Ok() : Error(StatusCode::kIoError, "{}: the trace could not be written", path);
+}
+
+}  // namespace cairn

@@ -1,0 +1,43 @@
+#include "devices.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "device/cuda_device.h"
+
+namespace cairn {
+
+Result<Devices::Found> Devices::Get(DeviceId id) {
+  MutexLock lock(mutex_);
+  const auto found =
+      std::find_if(devices_.begin(), devices_.end(), [id](const auto& device) { return device->id() == id; });
+  if (found != devices_.end()) {
+    if (std::find(ready_.begin(), ready_.end(), found->get()) != ready_.end()) return Found{.device = *found};
+    return SetUp(*found);
+  }
+  if (id.kind != DeviceKind::kCuda) {
+    return Error(StatusCode::kInvalidArgument, "there is no device {}", ToString(id));
+  }
+  // For every save in flight, and one being accepted: an event for each lane, and room for the caller's streams.
+  const int events = (options_.max_in_flight + 1) * (options_.copy_streams + 8);
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
+                         MakeCudaDevice({.index = id.index, .lanes = options_.copy_streams, .events = events}));
+  devices_.push_back(std::move(device));
+  return SetUp(devices_.back());
+}
+
+Result<Devices::Found> Devices::SetUp(const std::shared_ptr<Device>& device) {
+  Found found{.device = device, .fresh = true};
+  if (device->has_streams()) {
+    pool_.Touch();  // Pinning would fault the pages in one by one, and small.
+    CAIRN_RETURN_IF_ERROR(pool_.PinWith(*device));
+    if (options_.staging_bytes != 0) {
+      CAIRN_ASSIGN_OR_RETURN(found.staging, device->AllocateStaging(options_.staging_bytes));
+    }
+  }
+  ready_.push_back(device.get());
+  return found;
+}
+
+}  // namespace cairn

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "cairn/options.h"
+#include "device/buffer_pool.h"
+#include "device/device.h"
+#include "engine/staging.h"
+
+namespace cairn {
+
+/// The devices of one Checkpointer. CUDA devices that Options did not name are set up when first met. Safe from any thread.
+class Devices {
+ public:
+  /// `given` are there from the start; `pool` is pinned with each (which is touched first where pinning would).
+  Devices(const Options& options, BufferPool& pool, std::vector<std::shared_ptr<Device>> given)
+      : options_(options), pool_(pool), devices_(std::move(given)) {}
+
+  struct Found {
+    std::shared_ptr<Device> device;
+    std::byte* staging = nullptr;  ///< Options::staging_bytes of it, or null.
+    bool fresh = false;            ///< Set up by this call.
+  };
+  /// The device, set up where need be: events, pinned pool, staging memory.
+  Result<Found> Get(DeviceId id) CAIRN_EXCLUDES(mutex_);
+
+ private:
+  Result<Found> SetUp(const std::shared_ptr<Device>& device) CAIRN_REQUIRES(mutex_);
+
+  const Options& options_;
+  BufferPool& pool_;
+  Mutex mutex_;
+  std::vector<std::shared_ptr<Device>> devices_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<const Device*> ready_ CAIRN_GUARDED_BY(mutex_);
+};
+
+}  // namespace cairn

@@ -1,0 +1,80 @@
+#include "engine/agreement.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+using Word = nlohmann::json;
+
+Status NotAWord(std::size_t rank, const std::string& text) {
+  return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: \"{}\"", rank, text);
+}
+
+// An object, or null for anything else.
+Word Parse(const std::string& text) {
+  Word word = Word::parse(text, nullptr, false);
+  return word.is_object() ? word : Word();
+}
+
+Word FromStatus(const Status& status) { return {{"code", static_cast<int>(status.code())}, {"message", status.message()}}; }
+
+std::string Dump(const Word& word) { return word.dump(-1, ' ', false, Word::error_handler_t::replace); }
+
+Status ToStatus(const Word& word) {
+  return {static_cast<StatusCode>(word.value("code", static_cast<int>(StatusCode::kInternal))), word.value("message", "")};
+}
+
+}  // namespace
+
+std::string EncodeAttemptWord(const AttemptWord& word) { return Dump({{"uuid", word.uuid}, {"step", word.step}}); }
+
+Result<std::string> AgreeOnAttempt(const std::vector<std::string>& words) {
+  std::string uuid;
+  std::uint64_t step = 0;
+  for (std::size_t rank = 0; rank < words.size(); ++rank) {
+    const Word word = Parse(words[rank]);
+    if (!word.contains("uuid") || !word.contains("step")) return NotAWord(rank, words[rank]);
+    if (rank == 0) {
+      uuid = word["uuid"].get<std::string>();
+      step = word["step"].get<std::uint64_t>();
+    } else if (word["step"].get<std::uint64_t>() != step) {
+      return Error(StatusCode::kFailedPrecondition, "ranks save different steps: rank 0 saves {}, rank {} saves {}", step,
+                   rank, word["step"].get<std::uint64_t>());
+    }
+  }
+  return uuid;
+}
+
+std::string EncodePrepared(const ManifestShard& shard) {
+  return Dump({{"file", shard.file}, {"length", shard.length}, {"digest", shard.header_digest}});
+}
+
+std::string EncodeFailure(const Status& status) { return Dump({{"failed", FromStatus(status)}}); }
+
+Result<std::vector<ManifestShard>> AgreeOnShards(const std::vector<std::string>& words) {
+  std::vector<ManifestShard> shards;
+  for (std::size_t rank = 0; rank < words.size(); ++rank) {
+    const Word word = Parse(words[rank]);
+    if (word.contains("failed")) {
+      const Status status = ToStatus(word["failed"]);
+      return words.size() == 1 ? status : Error(status.code(), "rank {}: {}", rank, status.message());
+    }
+    if (!word.contains("file") || !word.contains("length") || !word.contains("digest")) return NotAWord(rank, words[rank]);
+    shards.push_back({.file = word["file"].get<std::string>(),
+                      .length = word["length"].get<std::uint64_t>(),
+                      .header_digest = word["digest"].get<std::uint32_t>()});
+  }
+  return shards;
+}
+
+std::string EncodeOutcome(const Status& status) { return Dump({{"outcome", FromStatus(status)}}); }
+
+Status DecodeOutcome(const std::string& text) {
+  const Word word = Parse(text);
+  return word.contains("outcome") ? ToStatus(word["outcome"]) : NotAWord(0, text);
+}
+
+}  // namespace cairn

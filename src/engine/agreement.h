@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cairn/status.h"
+#include "format/manifest.h"
+
+namespace cairn {
+
+// What ranks tell each other about one save: small texts, pure functions. InvalidArgument for text that is none of these.
+
+/// attempt/: the coordinator's uuid (empty from the others) and the step.
+struct AttemptWord {
+  std::string uuid;
+  std::uint64_t step = 0;
+};
+[[nodiscard]] std::string EncodeAttemptWord(const AttemptWord& word);
+/// The uuid that the coordinator named. FailedPrecondition where the ranks are not saving the same step.
+[[nodiscard]] Result<std::string> AgreeOnAttempt(const std::vector<std::string>& words);
+
+/// prepared/: this rank's shard, or its failure.
+[[nodiscard]] std::string EncodePrepared(const ManifestShard& shard);
+[[nodiscard]] std::string EncodeFailure(const Status& status);
+/// The shards by rank, or the failure of the lowest rank that failed, named.
+[[nodiscard]] Result<std::vector<ManifestShard>> AgreeOnShards(const std::vector<std::string>& words);
+
+/// outcome/: what the coordinator did.
+[[nodiscard]] std::string EncodeOutcome(const Status& status);
+[[nodiscard]] Status DecodeOutcome(const std::string& word);
+
+}  // namespace cairn

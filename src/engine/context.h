@@ -1,0 +1,62 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/trace.h"
+#include "base/worker_pool.h"
+#include "cairn/options.h"
+#include "device/buffer_pool.h"
+#include "device/device.h"
+#include "engine/inbox.h"
+#include "engine/ledger.h"
+#include "engine/staging.h"
+#include "group/group.h"
+#include "io/io_queue.h"
+
+namespace cairn {
+
+/// What the engine is made of. The pointed-to parts outlive it.
+struct EngineParts {
+  Options options;   ///< Checked, worker_threads and the like resolved.
+  std::string root;  ///< Absolute.
+  std::vector<std::shared_ptr<Device>> devices;
+  std::vector<StagingArea> staging;
+  BufferPool* pool = nullptr;
+  WorkerPool* workers = nullptr;
+  Ledger* ledger = nullptr;
+  Trace* trace = nullptr;
+  IoQueueFactory queue;
+  std::shared_ptr<Group> group;
+  bool touch_pool = false;  ///< The engine's thread touches the pool first.
+};
+
+/// What the engine's thread and its saves share; all of it for that thread alone, but for `parts` (constant) and `inbox`.
+struct EngineContext {
+  EngineParts parts;
+  std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
+  std::unique_ptr<IoQueue> queue;
+  int writes_under_way = 0;
+
+  [[nodiscard]] Device* FindDevice(DeviceId id) const {
+    for (const auto& device : parts.devices) {
+      if (device->id() == id) return device.get();
+    }
+    return nullptr;
+  }
+  [[nodiscard]] StagingArea* FindStaging(DeviceId id) {
+    for (StagingArea& area : parts.staging) {
+      if (area.device()->id() == id) return &area;
+    }
+    return nullptr;
+  }
+  void Tell(Event event) const {
+    if (parts.options.on_event) parts.options.on_event(event);
+  }
+};
+
+}  // namespace cairn

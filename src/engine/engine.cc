@@ -1,0 +1,222 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/thread.h"
+#include "store/root.h"
+
+namespace cairn {
+namespace {
+
+// After a CUDA error no host function is called any more: while copies are behind streams, the sleep has this bound.
+constexpr std::chrono::seconds kHealthInterval{1};
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::Start(EngineParts parts) {
+  std::unique_ptr<Engine> engine(new Engine(std::move(parts)));
+  Mutex mutex;
+  CondVar changed;
+  bool known = false;
+  Status outcome;
+  engine->thread_ = StartThread("cairn-engine", [&, raw = engine.get()] {
+    raw->Run([&](Status status) {
+      MutexLock lock(mutex);
+      known = true;
+      outcome = std::move(status);
+      changed.NotifyAll();
+    });
+  });
+  {
+    MutexLock lock(mutex);
+    while (!known) changed.Wait(mutex);
+  }
+  if (!outcome.ok()) return outcome;
+  return engine;
+}
+
+Engine::~Engine() {
+  context_.inbox->Post([this] {
+    stopping_ = true;
+    for (const auto& job : jobs_) {
+      job->Abandon(Error(StatusCode::kCancelled, "step {}: abandoned, the checkpointer was closed first",
+                         job->task()->plan().step));
+    }
+  });
+  thread_.join();
+}
+
+void Engine::Run(const std::function<void(Status)>& started) {
+  Result<std::unique_ptr<IoQueue>> queue = context_.parts.queue();
+  if (!queue.ok()) return started(queue.status());
+  context_.queue = *std::move(queue);
+  context_.inbox->Attach(context_.queue.get());
+  context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
+  started(Status::Ok());
+  if (context_.parts.touch_pool) context_.parts.pool->Touch();
+  Loop();
+  context_.parts.pool->SetOnFree({});
+  context_.inbox->Detach();
+  context_.queue.reset();
+}
+
+void Engine::Loop() {
+  auto checked = SaveTask::Clock::now();
+  while (!stopping_ || !jobs_.empty() || !removals_.empty()) {
+    const bool waits_for_device =
+        std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
+    const Result<std::size_t> ran =
+        context_.queue->RunOnce(waits_for_device ? Deadline::In(kHealthInterval) : Deadline::Infinite());
+    if (!ran.ok()) {
+      // Nothing can be written any more, and nothing said about what was: every save fails with the queue's own word.
+      for (const auto& job : jobs_) job->Abandon(ran.status());
+    }
+    for (const Inbox::Message& message : context_.inbox->Take()) message();
+    if (waits_for_device && SaveTask::Clock::now() - checked >= kHealthInterval) {
+      checked = SaveTask::Clock::now();
+      CheckDevices();
+    }
+    Advance();
+    ForgetEnded();
+  }
+}
+
+void Engine::Advance() {
+  bool chunks = true;
+  for (const auto& job : jobs_) {
+    job->Advance(chunks);
+    chunks = chunks && job->all_fed();
+    if (!job->enqueued()) break;
+  }
+  for (const auto& job : jobs_) {
+    while (context_.writes_under_way < context_.parts.options.queue_depth && job->HasReadyWrite()) job->SubmitWrite();
+  }
+}
+
+void Engine::CheckDevices() {
+  for (const auto& device : context_.parts.devices) {
+    if (!device->has_streams()) continue;
+    if (const Status status = device->Health(); !status.ok()) {
+      for (const auto& job : jobs_) job->OnDeviceLost(*device, status);
+    }
+  }
+}
+
+void Engine::ForgetEnded() {
+  bool durable = false;
+  for (auto job = jobs_.begin(); job != jobs_.end();) {
+    if (!(*job)->ended()) {
+      ++job;
+      continue;
+    }
+    const std::shared_ptr<SaveTask>& task = (*job)->task();
+    const Status status = task->status();
+    const std::uint64_t written = task->stats().bytes_written;
+    durable = durable || status.ok();
+    {
+      MutexLock lock(mutex_);
+      std::erase(tasks_, task);
+      ++(status.ok() ? durable_ : failed_);
+      bytes_written_ += written;
+      if (!status.ok() && status.code() != StatusCode::kCancelled) last_failure_ = status;
+      // Set before the place is given back: whoever waits for idle waits for what this save retires, too.
+      removing_ = removing_ || status.ok();
+    }
+    job = jobs_.erase(job);
+  }
+  if (durable) Retire();
+  changed_.NotifyAll();
+}
+
+void Engine::Retire() {
+  const bool idle = removals_.empty();
+  if (context_.parts.group->rank() == 0) {
+    const std::vector<std::uint64_t> steps = context_.parts.ledger->Retire();
+    removals_.insert(removals_.end(), steps.begin(), steps.end());
+  }
+  if (idle) RemoveNext();
+}
+
+void Engine::RemoveNext() {
+  if (removals_.empty()) {
+    MutexLock lock(mutex_);
+    removing_ = false;
+    changed_.NotifyAll();
+    return;
+  }
+  const std::uint64_t step = removals_.front();
+  RemoveCheckpoint(*context_.queue, context_.parts.root, step, [this, step](const Status& status) {
+    removals_.pop_front();
+    if (status.ok() || status.code() == StatusCode::kNotFound) {
+      context_.parts.ledger->Removed(step);
+      context_.Tell({.kind = EventKind::kCheckpointRemoved, .step = step});
+    } else {
+      context_.parts.ledger->KeepAfterAll(step);
+      context_.Tell({.severity = Severity::kWarning,
+                     .status = status,
+                     .message = fmt::format("step {} stays for now: {}", step, status.message())});
+    }
+    RemoveNext();
+  });
+}
+
+void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {
+  {
+    MutexLock lock(mutex_);
+    if (given_up.ok()) tasks_.push_back(task);  // The others take no place.
+    ++started_;
+  }
+  context_.inbox->Post([this, task, given_up = std::move(given_up)] {
+    jobs_.push_back(std::make_shared<SaveJob>(context_, task));
+    jobs_.back()->Start(given_up);
+  });
+}
+
+void Engine::AddDevice(const std::shared_ptr<Device>& device, std::byte* staging) {
+  context_.inbox->Post([this, device, staging] {
+    context_.parts.devices.push_back(device);
+    if (staging != nullptr) context_.parts.staging.emplace_back(device.get(), staging, context_.parts.options.staging_bytes);
+  });
+}
+
+std::vector<std::shared_ptr<SaveTask>> Engine::InFlight() const {
+  MutexLock lock(mutex_);
+  return tasks_;
+}
+
+bool Engine::WaitForPlace(int places, Deadline deadline) const {
+  MutexLock lock(mutex_);
+  while (tasks_.size() >= static_cast<std::size_t>(places)) {
+    if (deadline.passed()) return false;
+    changed_.WaitUntil(mutex_, deadline);
+  }
+  return true;
+}
+
+bool Engine::WaitIdle(Deadline deadline) const {
+  MutexLock lock(mutex_);
+  while (!tasks_.empty() || removing_) {
+    if (deadline.passed()) return false;
+    changed_.WaitUntil(mutex_, deadline);
+  }
+  return true;
+}
+
+Status Engine::last_failure() const {
+  MutexLock lock(mutex_);
+  return last_failure_;
+}
+
+void Engine::AddStats(CheckpointerStats& stats) const {
+  MutexLock lock(mutex_);
+  stats.saves_started = started_;
+  stats.saves_durable = durable_;
+  stats.saves_failed = failed_;
+  stats.bytes_written = bytes_written_;
+  stats.saves_in_flight = tasks_.size();
+}
+
+}  // namespace cairn

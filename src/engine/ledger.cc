@@ -1,0 +1,124 @@
+#include "engine/ledger.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+
+Ledger::Ledger(std::vector<StoredCheckpoint> committed, std::uint64_t keep_last, std::uint64_t keep_every)
+    : keep_last_(keep_last), keep_every_(keep_every) {
+  for (const StoredCheckpoint& one : committed) generation_ = std::max(generation_, one.info.generation);
+  for (StoredCheckpoint& one : committed) {
+    // A damaged one's generation can't be known: it counts as of the newest line until that is left.
+    if (!one.info.status.ok()) one.info.generation = generation_;
+    committed_.emplace(one.info.step, std::move(one));
+  }
+}
+
+std::optional<std::uint64_t> Ledger::NewestOfLine() const {
+  std::optional<std::uint64_t> newest = floor_;
+  const auto count = [&newest](std::uint64_t step) { newest = newest ? std::max(*newest, step) : step; };
+  for (const auto& [step, one] : committed_) {
+    if (one.info.generation == generation_) count(step);
+  }
+  for (const auto& [step, generation] : on_the_way_) {
+    if (generation == generation_) count(step);
+  }
+  return newest;
+}
+
+Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists) {
+  MutexLock lock(mutex_);
+  while (retiring_.contains(step)) removal_ended_.Wait(mutex_);
+  if (on_the_way_.contains(step)) {
+    return Error(StatusCode::kAlreadyExists, "step {}: a save of this step is in flight", step);
+  }
+  const auto found = committed_.find(step);
+  const bool exists = found != committed_.end();
+  const bool of_this_line = exists && found->second.info.generation == generation_;
+  if (of_this_line && if_exists == IfExists::kFail) {
+    return Error(StatusCode::kAlreadyExists, "step {} is committed already, in {}", step, found->second.info.path);
+  }
+  const std::optional<std::uint64_t> newest = NewestOfLine();
+  if (!of_this_line && newest && step < *newest) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "step {} is below the newest one, {}: restore the step that training goes on from first", step, *newest);
+  }
+  on_the_way_.emplace(step, generation_);
+  return SavePlan{.step = step, .generation = generation_, .parent = parent_, .admitted = true, .replace = exists};
+}
+
+void Ledger::Withdraw(const SavePlan& plan) {
+  MutexLock lock(mutex_);
+  on_the_way_.erase(plan.step);
+}
+
+void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
+  StoredCheckpoint one;
+  one.info.step = plan.step;
+  one.info.generation = plan.generation;
+  one.info.attempt = attempt;
+  MutexLock lock(mutex_);
+  on_the_way_.erase(plan.step);
+  committed_.insert_or_assign(plan.step, std::move(one));
+}
+
+void Ledger::Restored(std::uint64_t step, std::uint64_t generation, const std::string& attempt) {
+  MutexLock lock(mutex_);
+  parent_ = ManifestParent{step, attempt};
+  const bool newest = generation == generation_ && NewestOfLine() == step;
+  const bool empty = committed_.empty() && on_the_way_.empty();
+  if (!newest && !empty) ++generation_;
+  if (!newest) floor_ = step;
+}
+
+std::vector<StoredCheckpoint> Ledger::InOrder() const {
+  std::vector<StoredCheckpoint> list;
+  for (const auto& [step, one] : committed_) {
+    if (!retiring_.contains(step)) list.push_back(one);
+  }
+  std::sort(list.begin(), list.end(), [](const StoredCheckpoint& a, const StoredCheckpoint& b) {
+    return std::pair(a.info.generation, a.info.step) < std::pair(b.info.generation, b.info.step);
+  });
+  return list;
+}
+
+std::vector<std::uint64_t> Ledger::Retire() {
+  MutexLock lock(mutex_);
+  std::vector<std::uint64_t> steps = ChooseRetired(InOrder(), keep_last_, keep_every_);
+  // What a save is about to replace goes by that save's exchange, not by a removal beside it.
+  std::erase_if(steps, [this](std::uint64_t step) CAIRN_REQUIRES(mutex_) { return on_the_way_.contains(step); });
+  retiring_.insert(steps.begin(), steps.end());
+  return steps;
+}
+
+Status Ledger::BeginRemoval(std::uint64_t step) {
+  MutexLock lock(mutex_);
+  if (on_the_way_.contains(step)) return Error(StatusCode::kFailedPrecondition, "step {}: a save of it is in flight", step);
+  if (!retiring_.insert(step).second) {
+    return Error(StatusCode::kFailedPrecondition, "step {} is being removed already", step);
+  }
+  return Status::Ok();
+}
+
+void Ledger::Removed(std::uint64_t step) {
+  MutexLock lock(mutex_);
+  retiring_.erase(step);
+  committed_.erase(step);
+  removal_ended_.NotifyAll();
+}
+
+void Ledger::KeepAfterAll(std::uint64_t step) {
+  MutexLock lock(mutex_);
+  retiring_.erase(step);
+  removal_ended_.NotifyAll();
+}
+
+void Ledger::SetPinned(std::uint64_t step, bool pinned) {
+  MutexLock lock(mutex_);
+  if (const auto found = committed_.find(step); found != committed_.end()) found->second.info.pinned = pinned;
+}
+
+}  // namespace cairn

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "base/mutex.h"
+#include "cairn/checkpointer.h"
+#include "engine/save_task.h"
+#include "store/root.h"
+
+namespace cairn {
+
+/// The checkpoints under the root as this writer knows them, the saves on their way, and the line of training they
+/// belong to: decides which steps may be saved, with which generation, and what retention removes. Safe from any thread.
+class Ledger {
+ public:
+  Ledger(std::vector<StoredCheckpoint> committed, std::uint64_t keep_last, std::uint64_t keep_every);
+
+  /// Accepts a save: AlreadyExists, or FailedPrecondition for a step below the newest of this line. The step counts as
+  /// on its way until Committed or Withdraw. Where that very step is being removed, waits until it is gone.
+  Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists) CAIRN_EXCLUDES(mutex_);
+  void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
+  /// The save is durable, as this attempt.
+  void Committed(const SavePlan& plan, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
+  /// The caller's tensors are now those of this checkpoint: saves go on from it.
+  void Restored(std::uint64_t step, std::uint64_t generation, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
+
+  /// What retention removes now; each is returned once until KeepAfterAll.
+  std::vector<std::uint64_t> Retire() CAIRN_EXCLUDES(mutex_);
+  /// The caller is about to remove a step: FailedPrecondition while a save or another removal of it is under way.
+  Status BeginRemoval(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
+  void Removed(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
+  /// A removal did not happen (somebody reads it): try again next time.
+  void KeepAfterAll(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
+  void SetPinned(std::uint64_t step, bool pinned) CAIRN_EXCLUDES(mutex_);
+
+ private:
+  [[nodiscard]] std::optional<std::uint64_t> NewestOfLine() const CAIRN_REQUIRES(mutex_);
+  [[nodiscard]] std::vector<StoredCheckpoint> InOrder() const CAIRN_REQUIRES(mutex_);
+
+  const std::uint64_t keep_last_;
+  const std::uint64_t keep_every_;
+  mutable Mutex mutex_;
+  CondVar removal_ended_;
+  std::map<std::uint64_t, StoredCheckpoint> committed_ CAIRN_GUARDED_BY(mutex_);  // By step.
+  std::map<std::uint64_t, std::uint64_t> on_the_way_ CAIRN_GUARDED_BY(mutex_);    // Step -> generation.
+  std::set<std::uint64_t> retiring_ CAIRN_GUARDED_BY(mutex_);
+  std::uint64_t generation_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::optional<ManifestParent> parent_ CAIRN_GUARDED_BY(mutex_);
+  std::optional<std::uint64_t> floor_ CAIRN_GUARDED_BY(mutex_);  // The restored step, of a line that began there.
+};
+
+}  // namespace cairn

@@ -1,0 +1,275 @@
+#include "engine/save_job.h"
+
+#include <cassert>
+#include <cstring>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/uuid.h"
+#include "engine/agreement.h"
+#include "store/names.h"
+
+namespace cairn {
+
+SaveJob::SaveJob(EngineContext& context, std::shared_ptr<SaveTask> task) : context_(context), task_(std::move(task)) {}
+
+template <typename... Args>
+std::function<void(Args...)> SaveJob::Later(void (SaveJob::*then)(Args...)) {
+  ++under_way_;
+  return [self = shared_from_this(), then, inbox = context_.inbox](Args... args) {
+    inbox->Post([self, then, ... args = std::move(args)]() mutable {
+      --self->under_way_;
+      ((*self).*then)(std::move(args)...);
+    });
+  };
+}
+
+void SaveJob::Start(Status given_up) {
+  const AttemptWord word{.uuid = coordinator() ? MakeUuid() : std::string(), .step = task_->plan().step};
+  context_.parts.group->AllGather(fmt::format("attempt/{}", task_->plan().sequence), EncodeAttemptWord(word),
+                                  GroupDeadline(), Later(&SaveJob::OnAttemptNamed));
+  if (!given_up.ok()) return Fail(std::move(given_up));
+  context_.parts.workers->Post([snapshot = &task_->snapshot(), done = Later(&SaveJob::OnLaidOut)] {
+    snapshot->LayOut();
+    done();
+  });
+}
+
+void SaveJob::OnLaidOut() {
+  if (failing()) return FailIfQuiet();
+  laid_out_ = true;
+  // The capture calls back on this thread, and only while this job is alive and holds it.
+  capture_ = std::make_shared<Capture>(
+      context_, *task_,
+      Capture::Callbacks{.filled =
+                             [this](FilledChunk chunk) {
+                               if (!failing()) ready_.push_back(std::move(chunk));
+                             },
+                         .failed = [this](Status status) { Fail(std::move(status)); },
+                         .captured =
+                             [this] {
+                               task_->MarkCaptured();
+                               context_.Tell({.kind = EventKind::kSaveCaptured, .step = task_->plan().step});
+                               SealIfWritten();
+                             },
+                         .quiet = [this] { FailIfQuiet(); }});
+  MakeHeader();
+}
+
+void SaveJob::OnAttemptNamed(Result<std::vector<std::string>> named) {
+  Result<std::string> uuid = named.ok() ? AgreeOnAttempt(*named) : Result<std::string>(named.status());
+  if (uuid.ok()) {
+    uuid_ = *uuid;
+  } else if (!failing()) {
+    return Fail(uuid.status());
+  }
+  if (failing()) return FailIfQuiet();
+  MakeHeader();
+}
+
+void SaveJob::MakeHeader() {
+  if (!laid_out_ || uuid_.empty()) return;
+  context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&SaveJob::OnHeader)] {
+    done(std::make_shared<Result<ShardHeaderWriter>>(ShardHeaderWriter::Make(
+        task_->snapshot().Header(task_->plan().step, uuid_, static_cast<std::uint64_t>(context_.parts.group->rank()),
+                                 context_.parts.options.checksums))));
+  });
+}
+
+void SaveJob::OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header) {
+  if (failing()) return FailIfQuiet();
+  if (!header->ok()) return Fail(header->status());
+  header_ = **std::move(header);
+  attempt_ = Attempt::Make(*context_.queue, {.root = context_.parts.root,
+                                             .step = task_->plan().step,
+                                             .uuid = uuid_,
+                                             .shard = static_cast<std::uint64_t>(context_.parts.group->rank()),
+                                             .file_bytes = header_->data_begin() + task_->snapshot().bytes(),
+                                             .file_mode = context_.parts.options.file_mode,
+                                             .directory_mode = context_.parts.options.directory_mode});
+  attempt_->Begin(Later(&SaveJob::OnBegun));
+}
+
+void SaveJob::OnBegun(Status status) {
+  if (failing()) return FailIfQuiet();
+  if (!status.ok()) return Fail(std::move(status));
+  begun_ = true;
+  SealIfWritten();
+}
+
+void SaveJob::Advance(bool chunks) {
+  if (const std::optional<Status> why = task_->cancelled(); why && !failing() && !sealing_) return Fail(*why);
+  // Held here: a failure may end the save, and let go of its capture, from within.
+  const std::shared_ptr<Capture> capture = capture_;
+  if (!failing() && capture != nullptr) capture->Advance(chunks);
+}
+
+void SaveJob::SubmitWrite() {
+  // Shared, as completions are copyable functions and a chunk is not.
+  auto chunk = std::make_shared<FilledChunk>(std::move(ready_.front()));
+  ready_.pop_front();
+  const std::uint64_t bytes = chunk->end - chunk->begin;
+  const auto begun = SaveTask::Clock::now();
+  ++under_way_;
+  ++context_.writes_under_way;
+  attempt_->Write(header_->data_begin() + chunk->begin, Bytes(chunk->buffer.data(), AlignUp(bytes, kBlock)),
+                  [this, self = shared_from_this(), chunk, bytes, begun](const Status& status) {
+                    --under_way_;
+                    --context_.writes_under_way;
+                    chunk->buffer.Reset();
+                    context_.parts.trace->Span("disk", "write", begun, SaveTask::Clock::now(), task_->plan().step, bytes);
+                    OnChunkWritten(bytes, status);
+                  });
+}
+
+void SaveJob::OnChunkWritten(std::uint64_t bytes, const Status& status) {
+  if (failing()) return FailIfQuiet();
+  if (!status.ok()) return Fail(status);
+  written_ += bytes;
+  SealIfWritten();
+}
+
+void SaveJob::SealIfWritten() {
+  if (sealing_ || !begun_ || failing() || !task_->captured() || written_ != task_->snapshot().bytes()) return;
+  task_->MarkWritten(attempt_->bytes_written(), attempt_->direct());
+  if (!task_->MarkCommitting()) return Fail(*task_->cancelled());
+  sealing_ = true;
+  if (context_.parts.options.checksums) header_->SetSums(capture_->sums());
+  const std::uint64_t size = header_->data_begin();
+  header_block_.reset(static_cast<std::byte*>(std::aligned_alloc(kBlock, size)));
+  if (header_block_ == nullptr) {
+    return Fail(Error(StatusCode::kResourceExhausted, "step {}: no memory for a header of {} bytes", task_->plan().step, size));
+  }
+  std::memcpy(header_block_.get(), header_->bytes().data(), size);
+  attempt_->Seal(Bytes(header_block_.get(), size), Later(&SaveJob::OnSealed));
+}
+
+void SaveJob::OnSealed(Status status) {
+  if (failing()) return FailIfQuiet();
+  if (!status.ok()) return Fail(std::move(status));
+  const ManifestShard shard{.file = ShardName(static_cast<std::uint64_t>(context_.parts.group->rank())),
+                            .length = header_->data_begin() + task_->snapshot().bytes(),
+                            .header_digest = header_->digest()};
+  agreed_ = true;
+  context_.parts.group->AllGather("prepared/" + uuid_, EncodePrepared(shard), GroupDeadline(), Later(&SaveJob::OnPrepared));
+}
+
+void SaveJob::OnPrepared(Result<std::vector<std::string>> prepared) {
+  if (!prepared.ok() && !coordinator()) {
+    // The coordinator may have heard all the same: the disk knows, or nobody.
+    return FindCommitted(*context_.queue, context_.parts.root, task_->plan().step, uuid_, Later(&SaveJob::OnLookedUp));
+  }
+  Result<std::vector<ManifestShard>> shards =
+      prepared.ok() ? AgreeOnShards(*prepared) : Result<std::vector<ManifestShard>>(prepared.status());
+  if (!shards.ok()) {
+    if (coordinator() && !prepared.ok()) {
+      // Others may have heard from all ranks and wait for the outcome.
+      context_.parts.group->AllGather("outcome/" + uuid_, EncodeOutcome(shards.status()), GroupDeadline(), [](const auto&) {});
+    }
+    return Fail(shards.status());
+  }
+  const SavePlan& plan = task_->plan();
+  const Manifest manifest{.step = plan.step,
+                          .generation = plan.generation,
+                          .attempt = uuid_,
+                          .parent = plan.parent,
+                          .world = shards->size(),
+                          .shards = *shards};
+  if (coordinator()) return attempt_->Commit(manifest, plan.replace, Later(&SaveJob::OnCommitted));
+  context_.parts.group->AllGather("outcome/" + uuid_, "", GroupDeadline(), Later(&SaveJob::OnOutcome));
+}
+
+void SaveJob::OnCommitted(Status status) {
+  if (context_.parts.group->size() > 1) {
+    context_.parts.group->AllGather("outcome/" + uuid_, EncodeOutcome(status), GroupDeadline(), [](const auto&) {});
+  }
+  if (status.ok() || status.code() == StatusCode::kUnknownOutcome) return End(std::move(status));
+  Fail(std::move(status));
+}
+
+void SaveJob::OnOutcome(Result<std::vector<std::string>> outcome) {
+  if (!outcome.ok()) {
+    return FindCommitted(*context_.queue, context_.parts.root, task_->plan().step, uuid_, Later(&SaveJob::OnLookedUp));
+  }
+  Status status = DecodeOutcome(outcome->front());
+  if (status.ok() || status.code() == StatusCode::kUnknownOutcome) return End(std::move(status));
+  Fail(std::move(status));
+}
+
+void SaveJob::OnLookedUp(Status status) {
+  if (status.ok()) return End(Status::Ok());
+  // Not there yet says nothing: the coordinator may be about to commit. The attempt's files are left to it.
+  End(Error(StatusCode::kUnknownOutcome, "step {}: the coordinator was not heard in time, and on disk: {}",
+            task_->plan().step, status.message()));
+}
+
+void SaveJob::OnDeviceLost(const Device& device, const Status& status) {
+  const std::shared_ptr<Capture> capture = capture_;
+  if (capture != nullptr) capture->OnDeviceLost(device, status);
+}
+
+void SaveJob::Abandon(Status why) {
+  if (!failing() && !sealing_) Fail(std::move(why));
+}
+
+void SaveJob::Fail(Status status) {
+  assert(!failing());
+  failure_ = std::move(status);
+  ready_.clear();
+  if (capture_ != nullptr) capture_->Stop();
+  FailIfQuiet();
+}
+
+void SaveJob::FailIfQuiet() {
+  if (ended_ || under_way_ != 0 || (capture_ != nullptr && !capture_->idle())) return;
+  const bool others_wait = context_.parts.group->size() > 1 && !agreed_ && !uuid_.empty();
+  if (others_wait && !told_) {
+    told_ = true;
+    return context_.parts.group->AllGather("prepared/" + uuid_, EncodeFailure(failure_), GroupDeadline(),
+                                           Later(&SaveJob::OnFailureTold));
+  }
+  if (attempt_ != nullptr) return attempt_->Abandon(Later(&SaveJob::OnAbandoned));
+  End(failure_);
+}
+
+void SaveJob::OnFailureTold(Result<std::vector<std::string>> /*prepared*/) { FailIfQuiet(); }
+
+void SaveJob::OnAbandoned(Status status) {
+  if (!status.ok()) {
+    context_.Tell({.severity = Severity::kWarning,
+                   .status = status,
+                   .message = fmt::format("step {}: its abandoned attempt is left for the next sweep", task_->plan().step)});
+  }
+  End(failure_);
+}
+
+void SaveJob::End(Status status) {
+  assert(!ended_);
+  ended_ = true;
+  if (capture_ != nullptr) capture_->ReleaseStaging();
+  const SavePlan& plan = task_->plan();
+  if (status.ok()) {
+    context_.parts.ledger->Committed(plan, uuid_);
+    context_.Tell({.kind = EventKind::kSaveDurable, .step = plan.step});
+  } else {
+    if (plan.admitted) context_.parts.ledger->Withdraw(plan);
+    const bool wanted = status.code() == StatusCode::kCancelled;
+    context_.Tell({.kind = EventKind::kSaveFailed,
+                   .severity = wanted ? Severity::kInfo : Severity::kError,
+                   .step = plan.step,
+                   .status = status,
+                   .message = status.message()});
+  }
+  const auto now = SaveTask::Clock::now();
+  context_.parts.trace->Span("saves", status.ok() ? "durable" : "failed", task_->begun(), now, plan.step,
+                             task_->stats().bytes);
+  // Handles may live long; what describes the tensors need not.
+  capture_.reset();
+  attempt_.reset();
+  header_block_.reset();
+  header_.reset();
+  task_->DropSnapshot();
+  task_->Finish(std::move(status));
+}
+
+}  // namespace cairn

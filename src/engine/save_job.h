@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/capture.h"
+#include "engine/context.h"
+#include "engine/save_task.h"
+#include "format/shard_header.h"
+#include "store/attempt.h"
+
+namespace cairn {
+
+/// One save on the engine's thread, from accepted to durable or failed: its capture, its writes, and the ranks' agreement.
+///
+/// Agreement (each gather has the group's deadline):
+///   attempt/<n>      the coordinator names the attempt; all name their step, which must be one.
+///   prepared/<uuid>  each rank: its shard's length and header digest, or why it failed. One failure aborts all.
+///   outcome/<uuid>   the coordinator: committed, or why not. Who hears nothing looks on the disk, then says unknown.
+class SaveJob : public std::enable_shared_from_this<SaveJob> {
+ public:
+  SaveJob(EngineContext& context, std::shared_ptr<SaveTask> task);
+
+  /// Starts it; `given_up` is the reason for a save that must only take part in the ranks' agreement, as failed.
+  void Start(Status given_up);
+  /// Enqueues copies (chunks only where `chunks`). Returns at once.
+  void Advance(bool chunks);
+  /// Younger saves may use the devices: every copy that reads the caller's tensors is enqueued, or the save has failed.
+  [[nodiscard]] bool enqueued() const { return failing() || (capture_ != nullptr && capture_->enqueued()); }
+  /// Younger saves may use the pool.
+  [[nodiscard]] bool all_fed() const { return failing() || (capture_ != nullptr && capture_->enqueued() && capture_->all_fed()); }
+  [[nodiscard]] bool HasReadyWrite() const { return begun_ && !ready_.empty() && !failing(); }
+  void SubmitWrite();
+  [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }
+  void OnDeviceLost(const Device& device, const Status& status);
+  [[nodiscard]] bool ended() const { return ended_; }
+  [[nodiscard]] const std::shared_ptr<SaveTask>& task() const { return task_; }
+  /// Fails it, unless its commit has begun.
+  void Abandon(Status why);
+
+ private:
+  [[nodiscard]] bool failing() const { return !failure_.ok(); }
+  [[nodiscard]] bool coordinator() const { return context_.parts.group->rank() == 0; }
+  [[nodiscard]] Deadline GroupDeadline() const { return Deadline::In(context_.parts.options.group_deadline); }
+  /// Wraps a continuation so that it runs on the engine's thread and counts as under way until then.
+  template <typename... Args>
+  std::function<void(Args...)> Later(void (SaveJob::*then)(Args...));
+
+  void OnLaidOut();
+  void OnAttemptNamed(Result<std::vector<std::string>> named);
+  void MakeHeader();
+  void OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header);
+  void OnBegun(Status status);
+  void OnChunkWritten(std::uint64_t bytes, const Status& status);
+  void SealIfWritten();
+  void OnSealed(Status status);
+  void OnPrepared(Result<std::vector<std::string>> prepared);
+  void OnCommitted(Status status);
+  void OnOutcome(Result<std::vector<std::string>> outcome);
+  void OnLookedUp(Status status);
+
+  void Fail(Status status);
+  void FailIfQuiet();
+  void OnFailureTold(Result<std::vector<std::string>> prepared);
+  void OnAbandoned(Status status);
+  void End(Status status);
+
+  EngineContext& context_;
+  const std::shared_ptr<SaveTask> task_;
+  std::shared_ptr<Capture> capture_;
+  std::unique_ptr<Attempt> attempt_;
+  std::optional<ShardHeaderWriter> header_;
+  std::unique_ptr<std::byte, decltype(&std::free)> header_block_{nullptr, &std::free};
+  std::string uuid_;
+  std::deque<FilledChunk> ready_;
+  Status failure_;
+  std::uint64_t written_ = 0;  // Stream bytes whose writes are complete.
+  int under_way_ = 0;          // Continuations that will come.
+  bool laid_out_ = false;
+  bool begun_ = false;
+  bool sealing_ = false;
+  bool agreed_ = false;  // This rank has given its word under prepared/.
+  bool told_ = false;    // The failure was given to the group.
+  bool ended_ = false;
+};
+
+}  // namespace cairn

@@ -1,0 +1,167 @@
+#include "engine/save_task.h"
+
+#include <cassert>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+
+SaveTask::SaveTask(SavePlan plan, std::unique_ptr<Snapshot> snapshot, std::vector<DeviceEvents> events,
+                   Clock::time_point begun, std::shared_ptr<Inbox> engine)
+    : plan_(std::move(plan)), begun_(begun), engine_(std::move(engine)), snapshot_(std::move(snapshot)), events_(std::move(events)) {
+  stats_.step = plan_.step;
+  if (snapshot_ != nullptr) {
+    stats_.bytes = snapshot_->table().bytes();
+    reads_cpu_ = snapshot_->reads_cpu();
+  }
+}
+
+SaveTask::~SaveTask() { assert(ended()); }
+
+Status SaveTask::WaitCaptured(Deadline deadline) {
+  MutexLock lock(mutex_);
+  while (stats_.phase < SavePhase::kCaptured) {
+    if (deadline.passed()) {
+      return Error(StatusCode::kDeadlineExceeded, "step {}: not captured in time, it is {}", plan_.step,
+                   SavePhaseName(stats_.phase));
+    }
+    changed_.WaitUntil(mutex_, deadline);
+  }
+  return status_;
+}
+
+Status SaveTask::WaitDurable(Deadline deadline) {
+  MutexLock lock(mutex_);
+  while (!Ended()) {
+    if (deadline.passed()) {
+      return Error(StatusCode::kDeadlineExceeded, "step {}: not durable in time, it is {}", plan_.step,
+                   SavePhaseName(stats_.phase));
+    }
+    changed_.WaitUntil(mutex_, deadline);
+  }
+  return status_;
+}
+
+Status SaveTask::Fence(Stream stream) {
+  const Clock::time_point begin = Clock::now();
+  MutexLock lock(mutex_);
+  const bool host_waits = reads_cpu_ || stream.device.kind == DeviceKind::kCpu;
+  while (stats_.phase < SavePhase::kCaptured && (host_waits || !enqueued_)) changed_.Wait(mutex_);
+  stats_.stall += Clock::now() - begin;
+  if (stats_.phase >= SavePhase::kCaptured) return Status::Ok();
+  // Not captured, so the events are still this save's: they are given back under this same lock.
+  for (const DeviceEvents& one : events_) {
+    if (one.device->id() != stream.device) continue;
+    for (const EventId lane : one.lanes) CAIRN_RETURN_IF_ERROR(one.device->StreamWait(stream, lane));
+  }
+  return Status::Ok();
+}
+
+bool SaveTask::RequestCancel(Status why) {
+  {
+    MutexLock lock(mutex_);
+    if (stats_.phase >= SavePhase::kCommitting) return false;
+    if (!cancelled_) cancelled_ = std::move(why);
+  }
+  engine_->Wake();
+  return true;
+}
+
+Status SaveTask::status() const {
+  MutexLock lock(mutex_);
+  return status_;
+}
+
+SaveStats SaveTask::stats() const {
+  MutexLock lock(mutex_);
+  return stats_;
+}
+
+bool SaveTask::ended() const {
+  MutexLock lock(mutex_);
+  return Ended();
+}
+
+bool SaveTask::captured() const {
+  MutexLock lock(mutex_);
+  return stats_.phase >= SavePhase::kCaptured;
+}
+
+void SaveTask::SetCallTimes(std::chrono::nanoseconds call, std::chrono::nanoseconds stall) {
+  MutexLock lock(mutex_);
+  stats_.call = call;
+  stats_.stall = stall;
+}
+
+void SaveTask::Advance(SavePhase phase) {
+  assert(phase > stats_.phase);
+  stats_.phase = phase;
+  changed_.NotifyAll();
+}
+
+void SaveTask::MarkCapturing() {
+  MutexLock lock(mutex_);
+  Advance(SavePhase::kCapturing);
+}
+
+void SaveTask::MarkEnqueued(bool staged) {
+  MutexLock lock(mutex_);
+  enqueued_ = true;
+  stats_.staged = staged;
+  stats_.enqueued = SinceBegun();
+  changed_.NotifyAll();
+}
+
+void SaveTask::MarkCaptured() {
+  MutexLock lock(mutex_);
+  stats_.captured = SinceBegun();
+  ReleaseEvents();
+  Advance(SavePhase::kCaptured);
+}
+
+void SaveTask::MarkWritten(std::uint64_t bytes_written, bool direct) {
+  MutexLock lock(mutex_);
+  stats_.written = SinceBegun();
+  stats_.bytes_written = bytes_written;
+  stats_.direct = direct;
+}
+
+bool SaveTask::MarkCommitting() {
+  MutexLock lock(mutex_);
+  if (cancelled_) return false;
+  Advance(SavePhase::kCommitting);
+  return true;
+}
+
+std::optional<Status> SaveTask::cancelled() const {
+  MutexLock lock(mutex_);
+  return cancelled_;
+}
+
+void SaveTask::Finish(Status status) {
+  MutexLock lock(mutex_);
+  ReleaseEvents();
+  status_ = std::move(status);
+  if (status_.ok()) stats_.durable = SinceBegun();
+  Advance(status_.ok() ? SavePhase::kDurable : SavePhase::kFailed);
+}
+
+void SaveTask::ReleaseEvents() {
+  if (!std::exchange(events_held_, false)) return;
+  for (const DeviceEvents& one : events_) one.ReleaseAll();
+}
+
+// The public handle.
+
+SaveHandle::SaveHandle(std::shared_ptr<SaveTask> task) : task_(std::move(task)) {}
+std::uint64_t SaveHandle::step() const { return task_->plan().step; }
+Status SaveHandle::WaitCaptured(Deadline deadline) const { return task_->WaitCaptured(deadline); }
+Status SaveHandle::WaitDurable(Deadline deadline) const { return task_->WaitDurable(deadline); }
+Status SaveHandle::status() const { return task_->status(); }
+SaveStats SaveHandle::stats() const { return task_->stats(); }
+bool SaveHandle::Cancel() const {
+  return task_->RequestCancel(Error(StatusCode::kCancelled, "step {}: cancelled by the caller", task_->plan().step));
+}
+
+}  // namespace cairn

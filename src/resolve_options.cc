@@ -1,0 +1,41 @@
+#include "resolve_options.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/bytes.h"
+#include "base/status_macros.h"
+
+namespace cairn {
+
+Result<Options> ResolveOptions(Options options) {
+  const auto in_range = [](const char* field, auto value, auto least, auto most) {
+    return value >= least && value <= most ? Status::Ok()
+                                           : Error(StatusCode::kInvalidArgument, "Options::{}: expected {} to {}, found {}",
+                                                   field, least, most, value);
+  };
+  if (options.root.empty()) return Error(StatusCode::kInvalidArgument, "Options::root is empty");
+  CAIRN_RETURN_IF_ERROR(in_range("max_in_flight", options.max_in_flight, 1, 64));
+  CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 1, 1024));
+  CAIRN_RETURN_IF_ERROR(in_range("worker_threads", options.worker_threads, 0, 1024));
+  CAIRN_RETURN_IF_ERROR(in_range("copy_streams", options.copy_streams, 1, 16));
+  CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
+  if (options.chunk_bytes % kChecksumBlock != 0) {
+    return Error(StatusCode::kInvalidArgument, "Options::chunk_bytes: expected a multiple of {}, found {}", kChecksumBlock,
+                 options.chunk_bytes);
+  }
+  CAIRN_RETURN_IF_ERROR(in_range("file_mode", options.file_mode, 0U, 0777U));
+  CAIRN_RETURN_IF_ERROR(in_range("directory_mode", options.directory_mode, 0U, 0777U));
+  // The writer itself must get at what it made.
+  if ((options.file_mode & 0600) != 0600 || (options.directory_mode & 0700) != 0700) {
+    return Error(StatusCode::kInvalidArgument,
+                 "Options::file_mode, directory_mode: expected at least 0600 and 0700, found {:#o} and {:#o}",
+                 options.file_mode, options.directory_mode);
+  }
+  if (options.worker_threads == 0) {
+    options.worker_threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
+  }
+  return options;
+}
+
+}  // namespace cairn

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "cairn/options.h"
+
+namespace cairn {
+
+/// Checks what a user set and fills in what was left to the machine (worker_threads). InvalidArgument names the field,
+/// the value found and what would do.
+[[nodiscard]] Result<Options> ResolveOptions(Options options);
+
+}  // namespace cairn
