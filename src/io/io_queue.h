@@ -12,18 +12,18 @@
 namespace cairn {
 
 enum class IoOp : std::uint8_t {
-  kOpen,        ///< path, flags (as open(2); O_CLOEXEC is added), mode -> the descriptor.
-  kClose,       ///< fd.
-  kRead,        ///< fd, buffer, length, offset -> bytes read; fewer at the end of the file.
-  kWrite,       ///< fd, buffer, length, offset -> bytes written; may be fewer.
-  kFsync,       ///< fd, a file or a directory.
-  kFallocate,   ///< fd, offset, length; mode 0: blocks are laid out and the file grows.
-  kFtruncate,   ///< fd, length.
-  kSyncRange,   ///< fd, offset, length: waits for write-back of the range (sync_file_range with all three flags).
-  kRename,      ///< path -> path2; flags 0, kRenameNoReplace or kRenameExchange.
-  kUnlink,      ///< path of a file.
-  kMkdir,       ///< path, mode.
-  kRmdir,       ///< path of an empty directory.
+  kOpen,       ///< path, flags (as open(2); O_CLOEXEC is added), mode -> the descriptor.
+  kClose,      ///< fd.
+  kRead,       ///< fd, buffer, length, offset -> bytes read; fewer at the end of the file.
+  kWrite,      ///< fd, buffer, length, offset -> bytes written; may be fewer.
+  kFsync,      ///< fd, a file or a directory.
+  kFallocate,  ///< fd, offset, length; mode 0: blocks are laid out and the file grows.
+  kFtruncate,  ///< fd, length.
+  kSyncRange,  ///< fd, offset, length: waits for write-back of the range (sync_file_range with all three flags).
+  kRename,     ///< path -> path2, as `rename` says.
+  kUnlink,     ///< path of a file.
+  kMkdir,      ///< path, mode.
+  kRmdir,      ///< path of an empty directory.
 };
 /// "open", "write", ...: for messages and traces.
 [[nodiscard]] const char* IoOpName(IoOp op);
@@ -52,8 +52,8 @@ using IoDone = std::function<void(std::int64_t result)>;
 ///
 /// One thread owns a queue: the one that makes it, which must be the one that submits, runs and destroys it. Operations
 /// submitted together run in any order and at the same time; who needs an order waits for completions. Nothing is
-/// retried inside: EINTR, EAGAIN and short transfers are the caller's to see. Destroying a queue waits for what is under
-/// way and drops its callbacks.
+/// retried inside: EINTR, EAGAIN and short transfers are the caller's to see. Destroying a queue waits for what is
+/// under way and drops its callbacks.
 class IoQueue {
  public:
   virtual ~IoQueue() = default;

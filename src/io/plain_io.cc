@@ -1,0 +1,68 @@
+#include "io/plain_io.h"
+
+#include <fcntl.h>
+#include <stdio.h>  // NOLINT(modernize-deprecated-headers): renameat2
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace cairn {
+namespace {
+
+std::int64_t Call(const IoRequest& request) {
+  const auto offset = static_cast<off_t>(request.offset);
+  const auto length = static_cast<off_t>(request.length);
+  const std::size_t transfer = std::min(request.length, kMaxTransfer);
+  switch (request.op) {
+    case IoOp::kOpen:
+      return ::open(request.path.c_str(), request.flags | O_CLOEXEC, request.mode);
+    case IoOp::kClose:
+      return ::close(request.fd);
+    case IoOp::kRead:
+      return ::pread(request.fd, request.buffer, transfer, offset);
+    case IoOp::kWrite:
+      return ::pwrite(request.fd, request.buffer, transfer, offset);
+    case IoOp::kFsync:
+      return ::fsync(request.fd);
+    case IoOp::kFallocate:
+      return ::fallocate(request.fd, 0, offset, length);
+    case IoOp::kFtruncate:
+      return ::ftruncate(request.fd, length);
+    case IoOp::kSyncRange:
+      return ::sync_file_range(request.fd, offset, length,
+                               SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    case IoOp::kRename:
+      return ::renameat2(AT_FDCWD, request.path.c_str(), AT_FDCWD, request.path2.c_str(), RenameFlags(request.rename));
+    case IoOp::kUnlink:
+      return ::unlink(request.path.c_str());
+    case IoOp::kMkdir:
+      return ::mkdir(request.path.c_str(), request.mode);
+    case IoOp::kRmdir:
+      return ::rmdir(request.path.c_str());
+  }
+  errno = EINVAL;
+  return -1;
+}
+
+}  // namespace
+
+std::int64_t RunPlain(const IoRequest& request) {
+  const std::int64_t value = Call(request);
+  return value < 0 ? -errno : value;
+}
+
+unsigned RenameFlags(RenameMode mode) {
+  switch (mode) {
+    case RenameMode::kPlain:
+      return 0;
+    case RenameMode::kNoReplace:
+      return RENAME_NOREPLACE;
+    case RenameMode::kExchange:
+      return RENAME_EXCHANGE;
+  }
+  return 0;
+}
+
+}  // namespace cairn

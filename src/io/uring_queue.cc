@@ -1,0 +1,304 @@
+#include "io/uring_queue.h"
+
+#include <fcntl.h>
+#include <liburing.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "io/io_threads.h"
+#include "io/plain_io.h"
+#include "io/uring_ring.h"
+#include "io/wake_signal.h"
+
+namespace cairn {
+namespace {
+
+// Given to the kernel besides data: fsyncs, renames and the like of several saves.
+constexpr int kExtraSlots = 16;
+// liburing 2.3 has no name for it; the kernel has it since 6.9.
+constexpr unsigned kOpcodeFtruncate = 55;
+
+constexpr std::array kAllOps = {IoOp::kOpen,   IoOp::kClose,     IoOp::kRead,      IoOp::kWrite,
+                                IoOp::kFsync,  IoOp::kFallocate, IoOp::kFtruncate, IoOp::kSyncRange,
+                                IoOp::kRename, IoOp::kUnlink,    IoOp::kMkdir,     IoOp::kRmdir};
+
+unsigned Opcode(IoOp op) {
+  switch (op) {
+    case IoOp::kOpen:
+      return IORING_OP_OPENAT;
+    case IoOp::kClose:
+      return IORING_OP_CLOSE;
+    case IoOp::kRead:
+      return IORING_OP_READ;
+    case IoOp::kWrite:
+      return IORING_OP_WRITE;
+    case IoOp::kFsync:
+      return IORING_OP_FSYNC;
+    case IoOp::kFallocate:
+      return IORING_OP_FALLOCATE;
+    case IoOp::kFtruncate:
+      return kOpcodeFtruncate;
+    case IoOp::kSyncRange:
+      return IORING_OP_SYNC_FILE_RANGE;
+    case IoOp::kRename:
+      return IORING_OP_RENAMEAT;
+    case IoOp::kUnlink:
+    case IoOp::kRmdir:
+      return IORING_OP_UNLINKAT;
+    case IoOp::kMkdir:
+      return IORING_OP_MKDIRAT;
+  }
+  return IORING_OP_NOP;
+}
+
+void Fill(io_uring_sqe* sqe, const IoRequest& request) {
+  const auto transfer = static_cast<unsigned>(std::min(request.length, kMaxTransfer));
+  const auto offset = static_cast<off_t>(request.offset);
+  switch (request.op) {
+    case IoOp::kOpen:
+      return io_uring_prep_openat(sqe, AT_FDCWD, request.path.c_str(), request.flags | O_CLOEXEC, request.mode);
+    case IoOp::kClose:
+      return io_uring_prep_close(sqe, request.fd);
+    case IoOp::kRead:
+      return io_uring_prep_read(sqe, request.fd, request.buffer, transfer, request.offset);
+    case IoOp::kWrite:
+      return io_uring_prep_write(sqe, request.fd, request.buffer, transfer, request.offset);
+    case IoOp::kFsync:
+      return io_uring_prep_fsync(sqe, request.fd, 0);
+    case IoOp::kFallocate:
+      return io_uring_prep_fallocate(sqe, request.fd, 0, offset, static_cast<off_t>(request.length));
+    case IoOp::kFtruncate:
+      return io_uring_prep_rw(kOpcodeFtruncate, sqe, request.fd, nullptr, 0, request.length);
+    case IoOp::kSyncRange:
+      // The field has 32 bits; 0 means up to the end of the file, which covers any longer range.
+      return io_uring_prep_sync_file_range(
+          sqe, request.fd, request.length > UINT32_MAX ? 0 : static_cast<unsigned>(request.length), request.offset,
+          SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    case IoOp::kRename:
+      return io_uring_prep_renameat(sqe, AT_FDCWD, request.path.c_str(), AT_FDCWD, request.path2.c_str(),
+                                    RenameFlags(request.rename));
+    case IoOp::kUnlink:
+      return io_uring_prep_unlinkat(sqe, AT_FDCWD, request.path.c_str(), 0);
+    case IoOp::kRmdir:
+      return io_uring_prep_unlinkat(sqe, AT_FDCWD, request.path.c_str(), AT_REMOVEDIR);
+    case IoOp::kMkdir:
+      return io_uring_prep_mkdirat(sqe, AT_FDCWD, request.path.c_str(), request.mode);
+  }
+}
+
+class UringQueue : public IoQueue {
+ public:
+  ~UringQueue() override;
+  [[nodiscard]] Status Start(int depth, const UringLimits& limits);
+  /// For a person: which operations are run by system calls instead.
+  [[nodiscard]] std::string Note() const;
+
+  void Submit(IoRequest request, IoDone done) override;
+  Result<std::size_t> RunOnce(Deadline deadline) override;
+  void Wake() override { wake_.Wake(); }
+  [[nodiscard]] std::size_t pending() const override { return pending_; }
+  [[nodiscard]] std::string name() const override { return "io_uring"; }
+
+ private:
+  // An operation in the kernel's hands; its paths must not move meanwhile.
+  struct Slot {
+    IoRequest request;
+    IoDone done;
+  };
+
+  [[nodiscard]] bool ByThread(IoOp op) const { return by_thread_.at(static_cast<std::size_t>(op)); }
+  void FillSubmissions();
+  [[nodiscard]] Status Enter(Deadline deadline);
+  [[nodiscard]] Status Reap(std::vector<IoCompletion>& into);
+
+  const pid_t owner_ = ::getpid();
+  std::array<bool, kAllOps.size()> by_thread_{};
+  std::unique_ptr<UringRing> ring_;
+  WakeSignal wake_;
+  std::uint64_t wake_count_ = 0;  // Where the kernel puts what it read from the eventfd.
+  bool wake_armed_ = false;
+  std::vector<Slot> slots_;
+  std::vector<std::size_t> free_slots_;
+  std::deque<Slot> backlog_;  // Not in the kernel yet.
+  std::size_t pending_ = 0;
+  std::unique_ptr<IoThreads> helper_;  // Only where an opcode is missing. Last: its worker uses wake_.
+};
+
+UringQueue::~UringQueue() {
+  if (ring_ == nullptr) return;
+  if (::getpid() != owner_) {
+    // A forked child has neither the ring's memory nor the thread.
+    ring_->Forget();
+    wake_.Forget();
+    (void)helper_.release();
+    return;
+  }
+  helper_.reset();
+  backlog_.clear();
+  std::vector<IoCompletion> dropped;
+  // The eventfd's read too: it would write into this object.
+  if (wake_armed_) wake_.Wake();
+  while (free_slots_.size() < slots_.size() || wake_armed_) {
+    const bool entered = Enter(Deadline::Infinite()).ok();
+    if (!Reap(dropped).ok() || !entered) return;
+  }
+}
+
+Status UringQueue::Start(int depth, const UringLimits& limits) {
+  const auto slots = static_cast<std::size_t>(depth + kExtraSlots);
+  CAIRN_RETURN_IF_ERROR(wake_.Open(0));  // Blocking: a ring's read of it waits, instead of failing with EAGAIN.
+  // One more for the eventfd.
+  CAIRN_ASSIGN_OR_RETURN(ring_, UringRing::Make(static_cast<unsigned>(slots + 1), !limits.without_setup_flags));
+  slots_.resize(slots);
+  for (std::size_t i = slots; i-- > 0;) free_slots_.push_back(i);
+  bool any = false;
+  for (const IoOp op : kAllOps) {
+    const bool missing =
+        !ring_->Has(Opcode(op)) ||
+        std::find(limits.without_opcodes.begin(), limits.without_opcodes.end(), op) != limits.without_opcodes.end();
+    by_thread_.at(static_cast<std::size_t>(op)) = missing;
+    any = any || missing;
+  }
+  if (any) {
+    CAIRN_ASSIGN_OR_RETURN(helper_, IoThreads::Start(1, [this] { wake_.Nudge(); }));
+  }
+  return {};
+}
+
+std::string UringQueue::Note() const {
+  std::string missing;
+  for (const IoOp op : kAllOps) {
+    if (ByThread(op)) missing += (missing.empty() ? "" : ", ") + std::string(IoOpName(op));
+  }
+  if (missing.empty()) return "io_uring takes all operations";
+  return fmt::format("io_uring takes all operations but {}, for which this kernel has no opcode: a thread runs them",
+                     missing);
+}
+
+void UringQueue::Submit(IoRequest request, IoDone done) {
+  ++pending_;
+  if (ByThread(request.op)) {
+    if (::getpid() == owner_) helper_->Post(std::move(request), std::move(done));
+  } else {
+    backlog_.push_back({std::move(request), std::move(done)});
+  }
+}
+
+Result<std::size_t> UringQueue::RunOnce(Deadline deadline) {
+  if (::getpid() != owner_) return Error(StatusCode::kFailedPrecondition, "I/O queue used in a forked child");
+  std::vector<IoCompletion> completions;
+  Status status;
+  while (true) {
+    FillSubmissions();
+    status = Enter(deadline);
+    const Status reaped = Reap(completions);
+    if (status.ok()) status = reaped;
+    if (helper_ != nullptr) helper_->Take(completions);
+    const bool woken = wake_.Take();
+    if (!status.ok() || !completions.empty() || woken || deadline.passed()) break;
+  }
+  for (IoCompletion& completion : completions) {
+    --pending_;
+    completion.done(completion.result);
+  }
+  CAIRN_RETURN_IF_ERROR(status);
+  return completions.size();
+}
+
+void UringQueue::FillSubmissions() {
+  if (!wake_armed_) {
+    if (io_uring_sqe* sqe = io_uring_get_sqe(ring_->get()); sqe != nullptr) {
+      io_uring_prep_read(sqe, wake_.fd(), &wake_count_, sizeof wake_count_, 0);
+      io_uring_sqe_set_data64(sqe, slots_.size());
+      wake_armed_ = true;
+    }
+  }
+  while (!backlog_.empty() && !free_slots_.empty()) {
+    io_uring_sqe* sqe = io_uring_get_sqe(ring_->get());
+    if (sqe == nullptr) return;
+    const std::size_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    slots_[slot] = std::move(backlog_.front());
+    backlog_.pop_front();
+    Fill(sqe, slots_[slot].request);
+    io_uring_sqe_set_data64(sqe, slot);
+  }
+}
+
+// Submits and sleeps until there is a completion, the deadline has passed or a signal came.
+Status UringQueue::Enter(Deadline deadline) {
+  int outcome = 0;
+  if (deadline.passed()) {
+    outcome = io_uring_submit_and_get_events(ring_->get());
+  } else {
+    __kernel_timespec timeout{};
+    if (!deadline.infinite()) {
+      const auto left = std::max(std::chrono::nanoseconds(deadline.when() - Deadline::Clock::now()),
+                                 std::chrono::nanoseconds::zero());
+      timeout.tv_sec = left.count() / 1'000'000'000;
+      timeout.tv_nsec = left.count() % 1'000'000'000;
+    }
+    io_uring_cqe* first = nullptr;
+    outcome =
+        io_uring_submit_and_wait_timeout(ring_->get(), &first, 1, deadline.infinite() ? nullptr : &timeout, nullptr);
+  }
+  if (outcome == -EAGAIN) {
+    // The kernel is short of memory for more requests: those that it has may give some back.
+    __kernel_timespec pause{.tv_sec = 0, .tv_nsec = 10'000'000};
+    io_uring_cqe* first = nullptr;
+    outcome = io_uring_wait_cqe_timeout(ring_->get(), &first, &pause);
+  }
+  // EBUSY: completions must be taken first, which comes next.
+  if (outcome >= 0 || outcome == -ETIME || outcome == -EINTR || outcome == -EBUSY) return {};
+  return ErrnoStatus(-outcome, "io_uring_enter");
+}
+
+Status UringQueue::Reap(std::vector<IoCompletion>& into) {
+  Status status;
+  unsigned head = 0;
+  unsigned count = 0;
+  io_uring_cqe* cqe = nullptr;
+  io_uring_for_each_cqe(ring_->get(), head, cqe) {
+    ++count;
+    const std::uint64_t slot = cqe->user_data;
+    if (slot == slots_.size()) {
+      wake_armed_ = false;
+      if (cqe->res < 0 && cqe->res != -EINTR && cqe->res != -EAGAIN) {
+        status = ErrnoStatus(-cqe->res, "eventfd of an io_uring");
+      }
+      continue;
+    }
+    into.push_back({std::move(slots_[slot].done), cqe->res});
+    slots_[slot] = {};
+    free_slots_.push_back(slot);
+  }
+  io_uring_cq_advance(ring_->get(), count);
+  return status;
+}
+
+Result<std::unique_ptr<UringQueue>> Make(int depth, const UringLimits& limits) {
+  auto queue = std::make_unique<UringQueue>();
+  CAIRN_RETURN_IF_ERROR(queue->Start(depth, limits));
+  return queue;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<IoQueue>> MakeUringQueue(int depth, const UringLimits& limits) {
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<UringQueue> queue, Make(depth, limits));
+  return std::unique_ptr<IoQueue>(std::move(queue));
+}
+
+Result<std::string> ProbeUring(int depth) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<UringQueue> queue, Make(depth, {}));
+  return queue->Note();
+}
+
+}  // namespace cairn

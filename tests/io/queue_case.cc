@@ -1,0 +1,37 @@
+#include "queue_case.h"
+
+#include <limits>
+
+#include "io/thread_queue.h"
+#include "io/uring_queue.h"
+#include "support/faulty_queue.h"
+#include "support/rate_limited_queue.h"
+#include "support/recording_queue.h"
+
+namespace cairn {
+
+std::vector<QueueCase> AllQueues() {
+  const IoQueueFactory uring = [] { return MakeUringQueue(kTestDepth); };
+  const IoQueueFactory threads = [] { return MakeThreadQueue(kTestDepth); };
+  const IoQueueFactory old_kernel = [] {
+    return MakeUringQueue(
+        kTestDepth, {.without_opcodes = {IoOp::kFtruncate, IoOp::kRename, IoOp::kUnlink, IoOp::kMkdir, IoOp::kRmdir,
+                                         IoOp::kSyncRange, IoOp::kFallocate, IoOp::kOpen, IoOp::kClose},
+                     .without_setup_flags = true});
+  };
+  const IoQueueFactory recorded = [threads] {
+    // The directory that it models is its own: the contract is about the queue.
+    const TempDir base;
+    return Recording::Make(base.path())->Wrap(threads)();
+  };
+  return {{"Uring", uring},
+          {"UringOfAnOldKernel", old_kernel},
+          {"Threads", threads},
+          {"FaultyUring", FaultPlan::Make()->Wrap(uring)},
+          {"FaultyThreads", FaultPlan::Make()->Wrap(threads)},
+          {"RateLimitedUring", RateLimit::Make(std::uint64_t{1} << 40)->Wrap(uring)},
+          {"RateLimitedThreads", RateLimit::Make(std::uint64_t{1} << 40)->Wrap(threads)},
+          {"RecordingThreads", recorded}};
+}
+
+}  // namespace cairn

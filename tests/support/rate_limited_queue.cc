@@ -1,0 +1,98 @@
+#include "support/rate_limited_queue.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+
+/// Keeps what is complete until the disk would have been done with it.
+class RateLimitedQueue : public IoQueue {
+ public:
+  RateLimitedQueue(std::shared_ptr<RateLimit> disk, std::unique_ptr<IoQueue> inner)
+      : disk_(std::move(disk)), inner_(std::move(inner)) {}
+
+  void Submit(IoRequest request, IoDone done) override {
+    ++pending_;
+    const bool data = request.op == IoOp::kRead || request.op == IoOp::kWrite;
+    const auto due = data ? disk_->Take(request.length) : Clock::time_point::min();
+    inner_->Submit(std::move(request), [this, due, done = std::move(done)](std::int64_t result) mutable {
+      finished_.emplace(due, Finished{std::move(done), result});
+    });
+  }
+
+  Result<std::size_t> RunOnce(Deadline deadline) override {
+    while (true) {
+      const auto next = finished_.empty() ? Clock::time_point::max() : finished_.begin()->first;
+      CAIRN_RETURN_IF_ERROR(inner_->RunOnce(Deadline::At(std::min(deadline.when(), next))).status());
+      const std::size_t called = CallDue();
+      // The inner queue may have returned for a completion and for Wake at once, so it alone can't tell.
+      if (woken_.exchange(false) || called > 0 || deadline.passed()) return called;
+    }
+  }
+
+  void Wake() override {
+    woken_ = true;
+    inner_->Wake();
+  }
+  [[nodiscard]] std::size_t pending() const override { return pending_; }
+  [[nodiscard]] std::string name() const override { return inner_->name(); }
+
+ private:
+  using Clock = RateLimit::Clock;
+  struct Finished {
+    IoDone done;
+    std::int64_t result;
+  };
+
+  std::size_t CallDue() {
+    const auto end = finished_.upper_bound(Clock::now());
+    std::vector<Finished> due;
+    for (auto it = finished_.begin(); it != end; ++it) due.push_back(std::move(it->second));
+    finished_.erase(finished_.begin(), end);
+    for (Finished& operation : due) {
+      --pending_;
+      operation.done(operation.result);
+    }
+    return due.size();
+  }
+
+  const std::shared_ptr<RateLimit> disk_;
+  std::multimap<Clock::time_point, Finished> finished_;
+  std::atomic<bool> woken_ = false;
+  std::size_t pending_ = 0;
+  const std::unique_ptr<IoQueue> inner_;
+};
+
+IoQueueFactory RateLimit::Wrap(IoQueueFactory inner) {
+  return [disk = shared_from_this(), inner = std::move(inner)]() -> Result<std::unique_ptr<IoQueue>> {
+    auto queue = inner();
+    if (!queue.ok()) return queue.status();
+    return std::unique_ptr<IoQueue>(std::make_unique<RateLimitedQueue>(disk, *std::move(queue)));
+  };
+}
+
+void RateLimit::SetRate(std::uint64_t bytes_per_second) {
+  MutexLock lock(mutex_);
+  rate_ = bytes_per_second;
+}
+
+std::uint64_t RateLimit::bytes() const {
+  MutexLock lock(mutex_);
+  return bytes_;
+}
+
+RateLimit::Clock::time_point RateLimit::Take(std::uint64_t bytes) {
+  MutexLock lock(mutex_);
+  const std::chrono::duration<double> taken(static_cast<double>(bytes) / static_cast<double>(rate_));
+  busy_until_ = std::max(busy_until_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(taken);
+  bytes_ += bytes;
+  return busy_until_;
+}
+
+}  // namespace cairn
