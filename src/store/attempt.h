@@ -27,9 +27,10 @@ struct AttemptSpec {
 /// One rank's part of one attempt at a checkpoint: steps 1 to 3 and 5 of the commit protocol (which heads attempt.cc).
 ///
 /// A lifecycle in this order: Begin, Write (many at once), Seal, and on the coordinator Commit; Abandon at any point
-/// where no call is under way. All calls, and all callbacks, on the queue's thread; each callback comes once, never from
-/// within the call. The first error is final: later calls return it without touching the disk. Destroying an attempt
-/// with a call under way is a bug; destroying one that is not committed leaves its folder for Abandon or the next sweep.
+/// where no call is under way. All calls, and all callbacks, on the queue's thread; each callback comes once, never
+/// from within the call. The first error is final: later calls return it without touching the disk. Destroying an
+/// attempt with a call under way is a bug; destroying one that is not committed leaves its folder for Abandon or the
+/// next sweep.
 class Attempt {
  public:
   [[nodiscard]] static std::unique_ptr<Attempt> Make(IoQueue& queue, AttemptSpec spec);
@@ -44,8 +45,8 @@ class Attempt {
   /// Step 3: writes the header (4096-aligned memory and length), cuts the file to file_bytes, fsyncs and closes it,
   /// fsyncs the folder.
   virtual void Seal(Bytes header, StatusDone done) = 0;
-  /// Step 5: manifest, fsync, fsync of the folder, rename to step-N, fsync of the root. With `replace` the old step-N is
-  /// exchanged atomically and afterwards removed. AlreadyExists where step-N is there and `replace` is not set.
+  /// Step 5: manifest, fsync, fsync of the folder, rename to step-N, fsync of the root. With `replace` the old step-N
+  /// is exchanged atomically and afterwards removed. AlreadyExists where step-N is there and `replace` is not set.
   ///
   /// UnknownOutcome where the rename was done and the root's fsync failed: the step is never acknowledged.
   virtual void Commit(const Manifest& manifest, bool replace, StatusDone done) = 0;
@@ -56,8 +57,9 @@ class Attempt {
   [[nodiscard]] virtual std::uint64_t bytes_written() const = 0;
 };
 
-/// Step 5 of a rank that heard nothing: whether step-N holds the attempt `uuid`. If so the root is fsynced and done gets
-/// Ok; NotFound where step-N is not there or is another attempt's; UnknownOutcome where the disk can't be asked.
-void FindCommitted(IoQueue& queue, const std::string& root, std::uint64_t step, const std::string& uuid, StatusDone done);
+/// Step 5 of a rank that heard nothing: whether step-N holds the attempt `uuid`. If so the root is fsynced and done
+/// gets Ok; NotFound where step-N is not there or is another attempt's; UnknownOutcome where the disk can't be asked.
+void FindCommitted(IoQueue& queue, const std::string& root, std::uint64_t step, const std::string& uuid,
+                   StatusDone done);
 
 }  // namespace cairn

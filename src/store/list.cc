@@ -1,0 +1,185 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <iterator>
+#include <tuple>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "store/manifest_file.h"
+#include "store/names.h"
+#include "store/paths.h"
+#include "store/root.h"
+
+namespace cairn {
+namespace {
+
+Result<std::string> ReadManifestFile(const UniqueFd& folder, const std::string& path) {
+  // O_NONBLOCK: a pipe of that name would otherwise be waited for.
+  const UniqueFd fd(
+      ::openat(folder.get(), std::string(kManifestName).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd.valid()) {
+    if (errno != ENOENT && errno != ELOOP) return ErrnoStatus(errno, "opening " + path);
+    return Error(StatusCode::kCorrupt, "{}: expected a regular file, found {}", path,
+                 errno == ELOOP ? "a link" : "none");
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t size, ManifestFileSize(fd, path));
+  std::string text(size, '\0');
+  std::size_t filled = 0;
+  while (filled < text.size()) {
+    const ssize_t got = ::pread(fd.get(), text.data() + filled, text.size() - filled, static_cast<off_t>(filled));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, "reading " + path);
+    if (got == 0) return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", path, size, filled);
+    filled += static_cast<std::size_t>(got);
+  }
+  return text;
+}
+
+Status CheckShard(const UniqueFd& folder, const std::string& path, const ManifestShard& shard) {
+  struct stat found {};
+  if (::fstatat(folder.get(), shard.file.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno != ENOENT) return ErrnoStatus(errno, "stat of " + path);
+    return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found no file", path, shard.length);
+  }
+  if (!S_ISREG(found.st_mode)) return Error(StatusCode::kCorrupt, "{}: expected a regular file", path);
+  if (static_cast<std::uint64_t>(found.st_size) != shard.length) {
+    return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", path, shard.length, found.st_size);
+  }
+  return Status::Ok();
+}
+
+Result<UniqueFd> OpenFolder(const std::string& folder, bool follow) {
+  UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW)));
+  if (fd.valid()) return fd;
+  if (errno == ENOTDIR || errno == ELOOP) return Error(StatusCode::kCorrupt, "{}: expected a directory", folder);
+  return ErrnoStatus(errno, "opening " + folder);
+}
+
+/// What the open folder holds; `expected` is the step its name stands for.
+Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const std::string& folder,
+                                        std::optional<std::uint64_t> expected) {
+  const std::string path = JoinPath(folder, kManifestName);
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadManifestFile(fd, path));
+  CAIRN_ASSIGN_OR_RETURN(Manifest manifest, DecodeManifest(text, path));
+  if (expected && manifest.step != *expected) {
+    return Error(StatusCode::kCorrupt, "{}: expected step {}, as the folder's name has it, found {}", path, *expected,
+                 manifest.step);
+  }
+  StoredCheckpoint checkpoint;
+  CheckpointInfo& info = checkpoint.info;
+  info.bytes = text.size();
+  for (const ManifestShard& shard : manifest.shards) {
+    CAIRN_RETURN_IF_ERROR(CheckShard(fd, JoinPath(folder, shard.file), shard));
+    info.bytes += shard.length;
+  }
+  info.step = manifest.step;
+  info.generation = manifest.generation;
+  info.attempt = manifest.attempt;
+  if (manifest.parent) info.parent = manifest.parent->step;
+  info.world = manifest.world;
+  info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+  info.path = folder;
+  checkpoint.manifest = std::move(manifest);
+  return checkpoint;
+}
+
+bool Verified(const StoredCheckpoint& checkpoint) { return checkpoint.info.status.ok(); }
+
+bool Older(const StoredCheckpoint& a, const StoredCheckpoint& b) {
+  const auto rank = [](const StoredCheckpoint& c) { return std::tuple(!Verified(c), c.info.generation, c.info.step); };
+  return rank(a) < rank(b);
+}
+
+/// A step's folder as a list shows it; none where it vanished meanwhile.
+Result<std::optional<StoredCheckpoint>> ReadListed(const std::string& folder, std::uint64_t step) {
+  while (true) {
+    const Result<UniqueFd> fd = OpenFolder(folder, /*follow=*/false);
+    if (!fd.ok() && fd.status().code() == StatusCode::kNotFound) return std::optional<StoredCheckpoint>();
+    Result<StoredCheckpoint> read = fd.ok() ? ReadOpenFolder(*fd, folder, step) : fd.status();
+    if (read.ok()) return std::optional(*std::move(read));
+    // This process's own shortage says nothing about the checkpoint.
+    if (read.status().code() == StatusCode::kResourceExhausted) return read.status();
+    // Half of it may have gone while it was looked at: then the name leads elsewhere by now.
+    if (fd.ok() && !LeadsTo(folder, *fd)) continue;
+    StoredCheckpoint damaged;
+    damaged.info.step = step;
+    damaged.info.path = folder;
+    damaged.info.status = read.status();
+    return std::optional(std::move(damaged));
+  }
+}
+
+}  // namespace
+
+Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder) {
+  std::string path = folder;
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFolder(path, /*follow=*/true));
+  return ReadOpenFolder(fd, path, ParseStepName(std::filesystem::path(path).filename().string()));
+}
+
+Result<std::vector<StoredCheckpoint>> ListCheckpoints(const std::string& root) {
+  // The root itself, unlike what is in it, may be a link.
+  std::error_code error;
+  const std::string real = std::filesystem::canonical(root, error).string();
+  if (error) return ErrnoStatus(error.value(), "listing " + root);
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListFolder(real));
+  std::vector<StoredCheckpoint> list;
+  for (const FolderEntry& entry : entries) {
+    const std::optional<std::uint64_t> step = ParseStepName(entry.name);
+    if (!step) continue;
+    CAIRN_ASSIGN_OR_RETURN(std::optional<StoredCheckpoint> checkpoint, ReadListed(JoinPath(root, entry.name), *step));
+    if (checkpoint) list.push_back(*std::move(checkpoint));
+  }
+  std::sort(list.begin(), list.end(), Older);
+  return list;
+}
+
+Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const std::string& root, const Which& which) {
+  if (!which.folder().empty()) {
+    CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint checkpoint, ReadCheckpointFolder(which.folder()));
+    return std::vector{std::move(checkpoint)};
+  }
+  // Newest first, with the damaged ones, which may be newer still, before the others.
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(root));
+  std::reverse(list.begin(), list.end());
+  if (list.empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", root);
+  if (which.step()) {
+    const std::uint64_t step = *which.step();
+    const auto wanted =
+        std::find_if(list.begin(), list.end(), [step](const StoredCheckpoint& c) { return c.info.step == step; });
+    if (wanted == list.end()) return Error(StatusCode::kNotFound, "there is no step {} under {}", step, root);
+    // Of a damaged checkpoint only the step is known, so by that it is compared.
+    const StoredCheckpoint first = *wanted;
+    std::erase_if(list, [&first](const StoredCheckpoint& c) {
+      return Verified(c) && Verified(first) ? !Older(c, first) : c.info.step >= first.info.step;
+    });
+    list.insert(list.begin(), first);
+  }
+  if (which.fall_back()) return list;
+  if (!Verified(list.front())) return list.front().info.status;
+  list.resize(1);
+  return list;
+}
+
+std::vector<std::uint64_t> ChooseRetired(const std::vector<StoredCheckpoint>& list, std::uint64_t keep_last,
+                                         std::uint64_t keep_every) {
+  std::vector<const StoredCheckpoint*> verified;
+  for (const StoredCheckpoint& checkpoint : list) {
+    if (Verified(checkpoint)) verified.push_back(&checkpoint);
+  }
+  std::vector<std::uint64_t> retired;
+  if (keep_last == 0 || verified.size() <= keep_last) return retired;
+  verified.resize(verified.size() - keep_last);
+  for (const StoredCheckpoint* checkpoint : verified) {
+    const bool milestone = keep_every != 0 && checkpoint->info.step % keep_every == 0;
+    if (!checkpoint->info.pinned && !milestone) retired.push_back(checkpoint->info.step);
+  }
+  return retired;
+}
+
+}  // namespace cairn

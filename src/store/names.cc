@@ -1,0 +1,43 @@
+#include "store/names.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+namespace cairn {
+namespace {
+
+constexpr std::string_view kStepPrefix = "step-";
+constexpr std::string_view kAttemptPrefix = ".attempt-";
+constexpr std::string_view kRetiredPrefix = ".retired-";
+/// As many as the largest u64 has, so that names sort as their steps do.
+constexpr std::size_t kStepDigits = 20;
+
+bool HasSuffixAfter(std::string_view name, std::string_view prefix) {
+  return name.size() > prefix.size() && name.starts_with(prefix);
+}
+
+}  // namespace
+
+std::string StepName(std::uint64_t step) { return fmt::format("{}{:0{}}", kStepPrefix, step, kStepDigits); }
+
+std::optional<std::uint64_t> ParseStepName(std::string_view name) {
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  name.remove_prefix(kStepPrefix.size());
+  if (name.size() != kStepDigits) return std::nullopt;
+  std::uint64_t step = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  return step;
+}
+
+std::string AttemptName(std::string_view uuid) { return fmt::format("{}{}", kAttemptPrefix, uuid); }
+std::string RetiredName(std::string_view uuid) { return fmt::format("{}{}", kRetiredPrefix, uuid); }
+
+bool IsLeftover(std::string_view name) {
+  return HasSuffixAfter(name, kAttemptPrefix) || HasSuffixAfter(name, kRetiredPrefix);
+}
+
+std::string ShardName(std::uint64_t shard) { return fmt::format("shard-{:05}.safetensors", shard); }
+
+}  // namespace cairn

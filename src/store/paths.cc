@@ -1,0 +1,62 @@
+#include "store/paths.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+struct CloseDir {
+  void operator()(DIR* dir) const { ::closedir(dir); }
+};
+
+Result<bool> IsDirectory(int folder_fd, const std::string& folder, const dirent& entry) {
+  if (entry.d_type != DT_UNKNOWN) return entry.d_type == DT_DIR;
+  struct stat found {};
+  if (::fstatat(folder_fd, entry.d_name, &found, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return false;
+    return ErrnoStatus(errno, "stat of " + JoinPath(folder, entry.d_name));
+  }
+  return S_ISDIR(found.st_mode);
+}
+
+}  // namespace
+
+std::string JoinPath(std::string_view folder, std::string_view name) { return fmt::format("{}/{}", folder, name); }
+
+Result<std::vector<FolderEntry>> ListFolder(const std::string& folder) {
+  UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, "listing " + folder);
+  const std::unique_ptr<DIR, CloseDir> dir(::fdopendir(fd.get()));
+  if (dir == nullptr) return ErrnoStatus(errno, "listing " + folder);
+  const int folder_fd = fd.Release();  // closedir closes it.
+  std::vector<FolderEntry> entries;
+  while (true) {
+    errno = 0;
+    const dirent* entry = ::readdir(dir.get());
+    if (entry == nullptr) break;
+    std::string name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    CAIRN_ASSIGN_OR_RETURN(const bool directory, IsDirectory(folder_fd, folder, *entry));
+    entries.push_back({std::move(name), directory});
+  }
+  if (errno != 0) return ErrnoStatus(errno, "listing " + folder);
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return entries;
+}
+
+bool LeadsTo(const std::string& path, const UniqueFd& fd) {
+  struct stat by_path {};
+  struct stat by_fd {};
+  return ::lstat(path.c_str(), &by_path) == 0 && ::fstat(fd.get(), &by_fd) == 0 && by_path.st_dev == by_fd.st_dev &&
+         by_path.st_ino == by_fd.st_ino;
+}
+
+}  // namespace cairn

@@ -1,0 +1,157 @@
+#include "store/remove.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/uuid.h"
+#include "format/manifest.h"
+#include "store/names.h"
+#include "store/paths.h"
+#include "store/root.h"
+
+namespace cairn {
+namespace {
+
+struct Removal {
+  std::string folder;
+  std::shared_ptr<Leftovers> left;
+  std::vector<std::string> files;  // Still to be unlinked, from the back.
+  bool listed = false;
+  bool keep = false;  // Something in it stays, or it is not there.
+
+  void Keep(std::string why) {
+    left->push_back(std::move(why));
+    keep = true;
+  }
+  void List();
+  std::optional<IoRequest> NextUnlink();
+};
+
+void Removal::List() {
+  listed = true;
+  Result<std::vector<FolderEntry>> entries = ListFolder(folder);
+  if (!entries.ok()) {
+    keep = true;
+    if (entries.status().code() != StatusCode::kNotFound) Keep(entries.status().message());
+    return;
+  }
+  for (FolderEntry& entry : *entries) {
+    if (entry.directory) {
+      Keep(fmt::format("{} is a directory that no checkpoint holds; it and {} were left alone",
+                       JoinPath(folder, entry.name), folder));
+    } else {
+      files.push_back(std::move(entry.name));
+    }
+  }
+}
+
+std::optional<IoRequest> Removal::NextUnlink() {
+  if (!listed) List();
+  if (files.empty()) return std::nullopt;
+  return IoRequest{.op = IoOp::kUnlink, .path = JoinPath(folder, files.back())};
+}
+
+}  // namespace
+
+void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, std::shared_ptr<Leftovers> left) {
+  const auto removal = std::make_shared<Removal>(Removal{.folder = folder, .left = std::move(left)});
+  steps.push_back({.make = [removal] { return removal->NextUnlink(); },
+                   .on_value =
+                       [removal](std::int64_t) {
+                         removal->files.pop_back();
+                         return Flow::kAgain;
+                       },
+                   .on_error =
+                       [removal](int error, const Status& plain) {
+                         if (error != ENOENT) removal->Keep(plain.message());
+                         removal->files.pop_back();
+                         return Flow::kAgain;
+                       }});
+  steps.push_back({.make = [removal]() -> std::optional<IoRequest> {
+                     if (removal->keep) return std::nullopt;
+                     return IoRequest{.op = IoOp::kRmdir, .path = removal->folder};
+                   },
+                   .on_error =
+                       [removal](int error, const Status& plain) {
+                         if (error != ENOENT) removal->Keep(plain.message());
+                         return Flow::kNext;
+                       }});
+}
+
+void AppendReaderLockout(std::vector<IoStep>& steps, const std::string& folder, UniqueFd& manifest,
+                         std::optional<Flock>& lock) {
+  const std::string path = JoinPath(folder, kManifestName);
+  // For writing where that is allowed: NFS grants exclusive locks on no other descriptors.
+  const auto access = std::make_shared<int>(O_RDWR);
+  steps.push_back({.make =
+                       [path, access] {
+                         return IoRequest{.op = IoOp::kOpen, .path = path, .flags = *access | O_NOFOLLOW | O_NONBLOCK};
+                       },
+                   .on_value =
+                       [&manifest](std::int64_t value) {
+                         manifest = UniqueFd(static_cast<int>(value));
+                         return Flow::kNext;
+                       },
+                   .on_error = [access](int error, Status plain) -> Result<Flow> {
+                     if (error == ENOENT || error == ELOOP || error == EISDIR) return Flow::kNext;
+                     if (error != EACCES || *access == O_RDONLY) return plain;
+                     *access = O_RDONLY;
+                     return Flow::kAgain;
+                   }});
+  steps.push_back({.check = [folder, &manifest, &lock] {
+    if (!manifest.valid()) return Status::Ok();
+    CAIRN_ASSIGN_OR_RETURN(lock, Flock::TryTake(std::move(manifest), Flock::Kind::kExclusive, folder));
+    return Status::Ok();
+  }});
+}
+
+// Step 6 of the commit protocol, whose prose heads attempt.cc.
+void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, StatusDone done) {
+  struct Work {
+    std::string folder;
+    std::string retired;
+    UniqueFd root_fd;
+    UniqueFd folder_fd;
+    UniqueFd manifest_fd;
+    std::optional<Flock> lock;
+    std::shared_ptr<Leftovers> left = std::make_shared<Leftovers>();
+  };
+  const auto state = std::make_shared<Work>();
+  state->folder = JoinPath(root, StepName(step));
+  state->retired = JoinPath(root, RetiredName(MakeUuid()));
+
+  std::vector<IoStep> steps;
+  steps.push_back(OpenDirectoryStep(root, /*follow=*/true, state->root_fd));
+  steps.push_back(OpenDirectoryStep(state->folder, /*follow=*/false, state->folder_fd));
+  AppendReaderLockout(steps, state->folder, state->manifest_fd, state->lock);
+  steps.push_back(
+      {.make =
+           [state] {
+             return IoRequest{
+                 .op = IoOp::kRename, .path = state->folder, .path2 = state->retired, .rename = RenameMode::kPlain};
+           },
+       .on_error = [state, step](int, Status plain) -> Result<Flow> {
+         if (LeadsTo(state->folder, state->folder_fd)) return plain;
+         return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}", step, plain.message());
+       }});
+  IoStep fsync = FsyncStep(state->root_fd, root);
+  // Until the rename is known to be on the disk a power cut may bring step-N back: nothing in it may be touched.
+  fsync.on_error = [state, step](int, const Status& plain) -> Result<Flow> {
+    return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}; a power cut may bring it back", step,
+                 plain.message());
+  };
+  steps.push_back(std::move(fsync));
+  AppendFolderRemoval(steps, state->retired, state->left);
+  RunSteps(queue, std::move(steps), [state, step, done = std::move(done)](const Status& status) {
+    if (!status.ok() || state->left->empty()) return done(status);
+    done(Error(StatusCode::kIoError, "step {} is no longer a checkpoint, but not all of it could be removed: {}", step,
+               fmt::join(*state->left, "; ")));
+  });
+}
+
+}  // namespace cairn

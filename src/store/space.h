@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cairn/status.h"
+
+namespace cairn {
+
+/// NoSpace where RLIMIT_FSIZE forbids a file of that many bytes. Asked before the first write: beyond the limit
+/// O_DIRECT says EINVAL, and a buffered write raises SIGXFSZ, which ends the process.
+[[nodiscard]] Status CheckFileSizeLimit(const std::string& path, std::uint64_t bytes);
+/// NoSpace where the filesystem of `root` has fewer bytes free than the file `path` will need.
+[[nodiscard]] Status CheckFreeSpace(const std::string& root, const std::string& path, std::uint64_t bytes);
+
+}  // namespace cairn
