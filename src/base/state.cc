@@ -2,9 +2,9 @@
 
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/json_text.h"
 #include "base/status_macros.h"
 #include "base/tensor_table.h"
 #include "cairn/tensor.h"
@@ -59,7 +59,7 @@ Status State::Set(std::string name, Value value) {
   if (const auto* text = std::get_if<std::string>(&value); text != nullptr && !IsUtf8(*text)) {
     return Error(StatusCode::kInvalidArgument, "value \"{}\" is no UTF-8 text", name);
   }
-  if (const auto* json = std::get_if<Json>(&value); json != nullptr && !nlohmann::json::accept(json->text)) {
+  if (const auto* json = std::get_if<Json>(&value); json != nullptr && !IsJson(json->text)) {
     return Error(StatusCode::kInvalidArgument, "value \"{}\" is no JSON text", name);
   }
   values_.insert_or_assign(std::move(name), std::move(value));

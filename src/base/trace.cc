@@ -7,7 +7,18 @@
 #include <map>
 #include <utility>
 
+#include "base/json_text.h"
+
 namespace cairn {
+namespace {
+
+std::string JsonString(const std::string& text) {
+  std::string out;
+  AppendJsonString(out, text);
+  return out;
+}
+
+}  // namespace
 
 Trace::Trace(std::size_t capacity) : capacity_(capacity), start_(Clock::now()) {}
 
@@ -36,15 +47,15 @@ std::string Trace::ToJson() const {
     const Entry& e = entries_[(next_ + i) % entries_.size()];
     const auto [row, fresh] = rows.emplace(e.row, static_cast<int>(rows.size()) + 1);
     if (fresh) {
-      fmt::format_to(to, "{}\n{{\"ph\":\"M\",\"pid\":1,\"tid\":{},\"name\":\"thread_name\",\"args\":{{\"name\":\"{}\"}}}}",
-                     comma, row->second, e.row);
+      fmt::format_to(to, "{}\n{{\"ph\":\"M\",\"pid\":1,\"tid\":{},\"name\":\"thread_name\",\"args\":{{\"name\":{}}}}}",
+                     comma, row->second, JsonString(e.row));
       comma = ",";
     }
     fmt::format_to(to,
-                   "{}\n{{\"ph\":\"X\",\"pid\":1,\"tid\":{},\"name\":\"{}\",\"ts\":{:.3f},\"dur\":{:.3f},"
+                   "{}\n{{\"ph\":\"X\",\"pid\":1,\"tid\":{},\"name\":{},\"ts\":{:.3f},\"dur\":{:.3f},"
                    "\"args\":{{\"step\":{},\"bytes\":{}}}}}",
-                   comma, row->second, e.name, Micros(e.begin - start_).count(), Micros(e.end - e.begin).count(), e.step,
-                   e.bytes);
+                   comma, row->second, JsonString(e.name), Micros(e.begin - start_).count(),
+                   Micros(e.end - e.begin).count(), e.step, e.bytes);
     comma = ",";
   }
   fmt::format_to(to, "\n]}}\n");

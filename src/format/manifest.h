@@ -15,7 +15,8 @@ inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::uint64_t kMaxManifestBytes = 64U << 20;
 
 struct ManifestShard {
-  std::string file;  ///< A plain file name in the checkpoint's folder.
+  std::string
+      file;  ///< A plain file name in the checkpoint's folder: no slash, no dot in front, no control characters.
   std::uint64_t length = 0;
   std::uint32_t header_digest = 0;
   friend bool operator==(const ManifestShard&, const ManifestShard&) = default;
@@ -29,7 +30,8 @@ struct ManifestParent {
 
 /// What makes a folder a checkpoint.
 struct Manifest {
-  std::vector<std::string> required_features;  ///< A reader that does not know one of them refuses the checkpoint.
+  /// A reader that does not know one of them refuses the checkpoint. This version has none.
+  std::vector<std::string> required_features;
   std::uint64_t step = 0;
   std::uint64_t generation = 0;
   std::string attempt;
@@ -39,9 +41,11 @@ struct Manifest {
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
-/// The file's text: one JSON object whose last member is the CRC32C of all that stands before it.
+/// The file's text: one JSON object whose last member is the CRC32C of all that stands before it. Names and ids must be
+/// as DecodeManifest takes them: plain file names, each once; attempts of 1 to 64 letters, digits, '-' or '_'; UTF-8.
 [[nodiscard]] std::string EncodeManifest(const Manifest& manifest);
-/// Hostile input. Corrupt names the file, the field, the expected and the found; Unsupported an unknown version or feature.
+/// Hostile input. Corrupt names the file, the field, the expected and the found; Unsupported an unknown version or
+/// feature.
 [[nodiscard]] Result<Manifest> DecodeManifest(std::string_view text, const std::string& file);
 
 }  // namespace cairn

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +41,8 @@ struct ShardHeader {
   std::vector<std::uint32_t> sums;  ///< CRC32C of each kChecksumBlock of data; empty where checksums were off.
   bool checksums = true;
 
-  /// Foreign __metadata__ entries (of a plain safetensors file).
+  /// The __metadata__ entries that this version does not know: others' keys, and cairn.* keys that later versions add.
+  /// Writers may set others' keys alone.
   std::map<std::string, std::string> metadata;
   /// File offset of the first data byte. A multiple of 4096 for Cairn's files. Set by decode and by ShardHeaderWriter.
   std::uint64_t data_begin = 0;
@@ -53,14 +56,16 @@ struct ShardHeader {
 class ShardHeaderWriter {
  public:
   /// Lays the header out, with zeros for sums (header.sums is ignored; there will be one for each started
-  /// kChecksumBlock of data). InvalidArgument for what readers would refuse: a header above kMaxHeaderBytes, naming
-  /// its size; a tensor named __metadata__; names that are not UTF-8.
+  /// kChecksumBlock of data, none where header.checksums is off). Where header.cairn is off, a plain safetensors file's
+  /// header: tensors and metadata alone. InvalidArgument, naming the tensor, for what readers would refuse: a header
+  /// above kMaxHeaderBytes, naming its size; a tensor named __metadata__; names that are not UTF-8 or there twice;
+  /// offsets that are not contiguous from 0; parts beyond their whole; aliases of nothing; values that are no JSON.
   [[nodiscard]] static Result<ShardHeaderWriter> Make(const ShardHeader& header);
 
   /// Where the data begins: the length of bytes(), a multiple of 4096.
   [[nodiscard]] std::uint64_t data_begin() const { return bytes_.size(); }
   [[nodiscard]] std::size_t sum_count() const { return sum_count_; }
-  /// Fills the table in. `sums` has sum_count() entries.
+  /// Fills the table in. `sums` has sum_count() entries. May be called again.
   void SetSums(std::span<const std::uint32_t> sums);
   /// The length word, the JSON text and its padding: file offsets 0 to data_begin().
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
@@ -73,15 +78,17 @@ class ShardHeaderWriter {
   std::size_t sum_count_ = 0;
 };
 
-/// From the first 8 bytes of a file: how many bytes the header has in all, the length word included. Corrupt where it is
-/// above the limit or beyond the file. `file` is for messages.
+/// From the first 8 bytes of a file: how many bytes the header has in all, the length word included. Corrupt where it
+/// is above the limit or beyond the file. `file` is for messages.
 [[nodiscard]] Result<std::uint64_t> ShardHeaderLength(Bytes first8, std::uint64_t file_bytes, const std::string& file);
 
 /// Reads a header as hostile input. `bytes` is the length word and the whole JSON text; `file_bytes` the file's size.
-/// Corrupt, naming the file, the tensor, what was expected and what was found; Unsupported for an unknown format version.
+/// Corrupt, naming the file, the tensor, what was expected and what was found; Unsupported for an unknown format
+/// version.
 [[nodiscard]] Result<ShardHeader> DecodeShardHeader(Bytes bytes, std::uint64_t file_bytes, const std::string& file);
 
-/// Typed values <-> JSON text of one object.
+/// Typed values <-> JSON text of one object. Every value comes back with its type and its bits. What is encoded must be
+/// as State::Set takes it; decoding takes hostile input (Corrupt, beginning with `file`).
 [[nodiscard]] std::string EncodeValues(const Values& values);
 [[nodiscard]] Result<Values> DecodeValues(std::string_view json, const std::string& file);
 

@@ -1,0 +1,47 @@
+#include "base/json_text.h"
+
+#include <nlohmann/json.hpp>
+
+namespace cairn {
+
+void AppendJsonString(std::string& out, std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  out += '"';
+  std::size_t plain = 0;  // Where the bytes begin that need no escape and are not appended yet.
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (c >= 0x20 && c != '"' && c != '\\') continue;
+    out.append(text, plain, i - plain);
+    plain = i + 1;
+    out += '\\';
+    switch (c) {
+      case '"':
+      case '\\':
+        out += text[i];
+        break;
+      case '\n':
+        out += 'n';
+        break;
+      case '\r':
+        out += 'r';
+        break;
+      case '\t':
+        out += 't';
+        break;
+      default:
+        out += "u00";
+        out += kHex[c >> 4];
+        out += kHex[c & 15];
+    }
+  }
+  out.append(text, plain);
+  out += '"';
+}
+
+bool IsJson(std::string_view text) {
+  // The parser takes a zero byte for the end of its input, and skips a byte order mark: neither is JSON.
+  if (text.find('\0') != std::string_view::npos || text.starts_with("\xef\xbb\xbf")) return false;
+  return nlohmann::json::accept(text.begin(), text.end());
+}
+
+}  // namespace cairn

@@ -1,0 +1,313 @@
+#include "format/manifest.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/json_text.h"
+#include "base/status_macros.h"
+#include "format/fields.h"
+#include "format/json_reader.h"
+
+namespace cairn {
+namespace {
+
+constexpr std::uint64_t kManifestVersion = 1;
+// The file's end: these, with the 8 digits between them.
+constexpr std::string_view kTail = ",\n \"digest\":\"";
+constexpr std::string_view kEnd = "\"\n}\n";
+constexpr std::size_t kTailBytes = kTail.size() + 8 + kEnd.size();
+// Known members and what later versions may add. Bounds the memory that finding duplicates takes.
+constexpr std::size_t kMaxMembers = 64;
+
+std::uint32_t Digest(std::string_view text) { return Crc32c(std::as_bytes(std::span(text))); }
+
+bool IsPlainFileName(std::string_view name) {
+  return !name.empty() && name.size() <= 255 && name[0] != '.' && name != kManifestName &&
+         std::none_of(name.begin(), name.end(),
+                      [](char c) { return c == '/' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+}
+
+class ManifestReader final : public JsonEvents {
+ public:
+  bool OnScalar(const JsonScalar& value) override;
+  bool OnKey(std::string_view key) override;
+  bool OnOpen(char bracket) override;
+  bool OnClose() override;
+
+  Manifest manifest;
+
+ private:
+  enum class At : std::uint8_t { kTop, kFeatures, kParent, kShards, kShard, kSkipped };
+  enum class Field : std::uint8_t {
+    kUnknown,
+    kVersion,
+    kFeatures,
+    kStep,
+    kGeneration,
+    kAttempt,
+    kParent,
+    kWorld,
+    kShards,
+    kDigest,
+    kParentStep,
+    kParentAttempt,
+    kFile,
+    kLength,
+    kHeaderDigest,
+  };
+  struct Known {
+    At at;
+    std::string_view name;
+    Field field;
+  };
+  static constexpr std::array<Known, 14> kKnown{{
+      {At::kTop, "format_version", Field::kVersion},
+      {At::kTop, "required_features", Field::kFeatures},
+      {At::kTop, "step", Field::kStep},
+      {At::kTop, "generation", Field::kGeneration},
+      {At::kTop, "attempt", Field::kAttempt},
+      {At::kTop, "parent", Field::kParent},
+      {At::kTop, "world", Field::kWorld},
+      {At::kTop, "shards", Field::kShards},
+      {At::kTop, "digest", Field::kDigest},
+      {At::kParent, "step", Field::kParentStep},
+      {At::kParent, "attempt", Field::kParentAttempt},
+      {At::kShard, "file", Field::kFile},
+      {At::kShard, "length", Field::kLength},
+      {At::kShard, "header_digest", Field::kHeaderDigest},
+  }};
+  struct Level {
+    At at;
+    std::vector<std::string> keys;
+  };
+
+  bool OnMember(const JsonScalar& value);
+  bool TakeNumber(const JsonScalar& value, std::uint64_t& to);
+  bool TakeAttempt(const JsonScalar& value, std::string& to);
+  [[nodiscard]] std::string Place(std::string_view key) const;
+  bool FailExpected(std::string_view expected, const std::string& found) {
+    return Fail("{}: expected {}, found {}", Place(key_), expected, found);
+  }
+
+  std::vector<Level> levels_;
+  std::string key_;
+  Field field_ = Field::kUnknown;
+};
+
+std::string ManifestReader::Place(std::string_view key) const {
+  switch (levels_.empty() ? At::kTop : levels_.back().at) {
+    case At::kParent:
+      return fmt::format("parent.{}", key);
+    case At::kShard:
+      return fmt::format("shards[{}].{}", manifest.shards.size() - 1, key);
+    default:
+      return std::string(key);
+  }
+}
+
+bool ManifestReader::TakeNumber(const JsonScalar& value, std::uint64_t& to) {
+  if (value.kind != JsonScalar::Kind::kNatural) return FailExpected("an integer from 0 to 2^64 - 1", value.Describe());
+  to = value.natural;
+  return true;
+}
+
+bool ManifestReader::TakeAttempt(const JsonScalar& value, std::string& to) {
+  if (value.kind != JsonScalar::Kind::kText || !IsAttemptId(value.text)) {
+    return FailExpected("1 to 64 letters, digits, '-' or '_'", value.Describe());
+  }
+  to = value.text;
+  return true;
+}
+
+bool ManifestReader::OnMember(const JsonScalar& value) {
+  switch (field_) {
+    case Field::kUnknown:
+      return true;
+    case Field::kVersion: {
+      std::uint64_t version = 0;
+      if (!TakeNumber(value, version)) return false;
+      if (version == kManifestVersion) return true;
+      return Fail(StatusCode::kUnsupported, "format_version: expected {}, found {}", kManifestVersion, version);
+    }
+    case Field::kStep:
+      return TakeNumber(value, manifest.step);
+    case Field::kGeneration:
+      return TakeNumber(value, manifest.generation);
+    case Field::kWorld:
+      if (!TakeNumber(value, manifest.world)) return false;
+      return manifest.world != 0 || FailExpected("at least 1", "0");
+    case Field::kAttempt:
+      return TakeAttempt(value, manifest.attempt);
+    case Field::kParent:
+      return value.kind == JsonScalar::Kind::kNull || FailExpected("an object or null", value.Describe());
+    case Field::kFeatures:
+    case Field::kShards:
+      return FailExpected("an array", value.Describe());
+    case Field::kDigest:
+      return value.kind == JsonScalar::Kind::kText || FailExpected("a string", value.Describe());
+    case Field::kParentStep:
+      return TakeNumber(value, manifest.parent->step);
+    case Field::kParentAttempt:
+      return TakeAttempt(value, manifest.parent->attempt);
+    case Field::kFile:
+      if (value.kind != JsonScalar::Kind::kText || !IsPlainFileName(value.text)) {
+        return FailExpected("a plain file name", value.Describe());
+      }
+      manifest.shards.back().file = value.text;
+      return true;
+    case Field::kLength:
+      return TakeNumber(value, manifest.shards.back().length);
+    case Field::kHeaderDigest: {
+      const auto digest = value.kind == JsonScalar::Kind::kText ? ParseHex32(value.text) : std::nullopt;
+      if (!digest) return FailExpected("8 lower-case hexadecimal digits", value.Describe());
+      manifest.shards.back().header_digest = *digest;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool ManifestReader::OnScalar(const JsonScalar& value) {
+  switch (levels_.back().at) {
+    case At::kSkipped:
+      return true;
+    case At::kFeatures:
+      // This version has none yet.
+      if (value.kind != JsonScalar::Kind::kText) return FailExpected("strings", value.Describe());
+      return Fail(StatusCode::kUnsupported,
+                  "required_features: expected none that this version does not know, found {}", Quoted(value.text));
+    case At::kShards:
+      return FailExpected("objects", value.Describe());
+    case At::kTop:
+    case At::kParent:
+    case At::kShard:
+      return OnMember(value);
+  }
+  return false;
+}
+
+bool ManifestReader::OnKey(std::string_view key) {
+  Level& level = levels_.back();
+  if (level.at != At::kSkipped) key_ = key;
+  if (std::find(level.keys.begin(), level.keys.end(), key) != level.keys.end()) {
+    return Fail("{}: expected it once, found it twice", Quoted(Place(key)));
+  }
+  if (level.keys.size() == kMaxMembers) return Fail("expected objects of at most {} members, found more", kMaxMembers);
+  level.keys.emplace_back(key);
+  const auto* known =
+      std::find_if(kKnown.begin(), kKnown.end(), [&](const Known& k) { return k.at == level.at && k.name == key; });
+  field_ = known == kKnown.end() ? Field::kUnknown : known->field;
+  return true;
+}
+
+bool ManifestReader::OnOpen(char bracket) {
+  At next = At::kTop;
+  if (!levels_.empty()) {
+    const At at = levels_.back().at;
+    const bool array = bracket == '[';
+    if (at == At::kSkipped || (field_ == Field::kUnknown && at != At::kShards)) {
+      next = At::kSkipped;
+    } else if (at == At::kTop && field_ == Field::kFeatures && array) {
+      next = At::kFeatures;
+    } else if (at == At::kTop && field_ == Field::kShards && array) {
+      next = At::kShards;
+    } else if (at == At::kTop && field_ == Field::kParent && !array) {
+      next = At::kParent;
+      manifest.parent.emplace();
+    } else if (at == At::kShards && !array) {
+      next = At::kShard;
+      manifest.shards.emplace_back();
+    } else {
+      return FailExpected("another type of value", array ? "an array" : "an object");
+    }
+  }
+  levels_.push_back({.at = next});
+  return true;
+}
+
+bool ManifestReader::OnClose() {
+  const Level& level = levels_.back();
+  for (const Known& known : kKnown) {
+    if (known.at == level.at && std::find(level.keys.begin(), level.keys.end(), known.name) == level.keys.end()) {
+      return Fail("{}: expected it, found none", Place(known.name));
+    }
+  }
+  levels_.pop_back();
+  return true;
+}
+
+Status CheckFilesUnique(const std::vector<ManifestShard>& shards, const std::string& file) {
+  std::vector<std::string_view> names;
+  names.reserve(shards.size());
+  for (const ManifestShard& shard : shards) names.push_back(shard.file);
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice == names.end()) return Status::Ok();
+  return Error(StatusCode::kCorrupt, "{}: shards: expected each file once, found {} twice", file, Quoted(*twice));
+}
+
+}  // namespace
+
+std::string EncodeManifest(const Manifest& manifest) {
+  std::string out = fmt::format("{{\n \"format_version\":{},\n \"required_features\":[", kManifestVersion);
+  for (std::size_t i = 0; i < manifest.required_features.size(); ++i) {
+    if (i != 0) out += ',';
+    AppendJsonString(out, manifest.required_features[i]);
+  }
+  out += fmt::format("],\n \"step\":{},\n \"generation\":{},\n \"attempt\":", manifest.step, manifest.generation);
+  AppendJsonString(out, manifest.attempt);
+  out += ",\n \"parent\":";
+  if (manifest.parent) {
+    out += fmt::format("{{\"step\":{},\"attempt\":", manifest.parent->step);
+    AppendJsonString(out, manifest.parent->attempt);
+    out += '}';
+  } else {
+    out += "null";
+  }
+  out += fmt::format(",\n \"world\":{},\n \"shards\":[", manifest.world);
+  for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
+    const ManifestShard& shard = manifest.shards[i];
+    out += i == 0 ? "\n  {\"file\":" : ",\n  {\"file\":";
+    AppendJsonString(out, shard.file);
+    out += ",\"length\":";
+    AppendDecimal(out, shard.length);
+    out += ",\"header_digest\":\"";
+    AppendHex32(out, shard.header_digest);
+    out += "\"}";
+  }
+  out += ']';
+  const std::uint32_t digest = Digest(out);
+  out += kTail;
+  AppendHex32(out, digest);
+  out += kEnd;
+  return out;
+}
+
+Result<Manifest> DecodeManifest(std::string_view text, const std::string& file) {
+  if (text.size() > kMaxManifestBytes) {
+    return Error(StatusCode::kCorrupt, "{}: expected at most {} bytes, found {}", file, kMaxManifestBytes, text.size());
+  }
+  const std::size_t covered = text.size() < kTailBytes ? 0 : text.size() - kTailBytes;
+  const std::string_view tail = text.substr(covered);
+  const auto stored = tail.size() == kTailBytes ? ParseHex32(tail.substr(kTail.size(), 8)) : std::nullopt;
+  if (!stored || !tail.starts_with(kTail) || !tail.ends_with(kEnd)) {
+    return Error(StatusCode::kCorrupt, "{}: digest: expected the file's last member to be one of 8 digits, found none",
+                 file);
+  }
+  if (const std::uint32_t digest = Digest(text.substr(0, covered)); digest != *stored) {
+    return Error(StatusCode::kCorrupt, "{}: digest: expected {:08x} as it says, found {:08x} over its bytes", file,
+                 *stored, digest);
+  }
+  ManifestReader reader;
+  CAIRN_RETURN_IF_ERROR(ReadJson(text, reader, file));
+  CAIRN_RETURN_IF_ERROR(CheckFilesUnique(reader.manifest.shards, file));
+  return std::move(reader.manifest);
+}
+
+}  // namespace cairn

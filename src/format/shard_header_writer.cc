@@ -1,0 +1,252 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/crc32c.h"
+#include "base/json_text.h"
+#include "base/status_macros.h"
+#include "base/tensor_table.h"
+#include "format/fields.h"
+#include "format/name_index.h"
+#include "format/shard_header.h"
+#include "format/shard_keys.h"
+
+namespace cairn {
+namespace {
+
+constexpr std::size_t kLengthWord = 8;
+constexpr std::size_t kSumDigits = 8;
+
+Status CheckTensors(const ShardHeader& header) {
+  std::uint64_t end = 0;
+  for (const ShardTensor& tensor : header.tensors) {
+    const auto invalid = [&tensor](const std::string& what) {
+      return Error(StatusCode::kInvalidArgument, "tensor {}: {}", Quoted(tensor.name), what);
+    };
+    if (tensor.name == kMetadata) return invalid("safetensors keeps this name for itself");
+    if (!IsUtf8(tensor.name)) {
+      return Error(StatusCode::kInvalidArgument, "a tensor's name is no UTF-8 text: {:?}",
+                   std::string_view(tensor.name));
+    }
+    const auto bytes = TensorBytes(tensor.dtype, tensor.shape);
+    if (!bytes) {
+      return invalid(
+          fmt::format("expected extents of at most 2^62 bytes together, found [{}]", fmt::join(tensor.shape, ", ")));
+    }
+    if (tensor.begin != end || tensor.end < tensor.begin || tensor.end - tensor.begin != *bytes) {
+      return invalid(
+          fmt::format("expected {} bytes from {} on, found offsets [{}, {}]", *bytes, end, tensor.begin, tensor.end));
+    }
+    end = tensor.end;
+    if (!tensor.part) continue;
+    if (!IsUtf8(tensor.part->logical_name)) return invalid("its whole's name is no UTF-8 text");
+    if (const auto problem = PartProblem(tensor.dtype, tensor.shape, *tensor.part); !problem.empty()) {
+      return invalid("part: " + problem);
+    }
+  }
+  return Status::Ok();
+}
+
+Status CheckNames(const ShardHeader& header) {
+  const NameIndex index(header.tensors);
+  if (const auto twice = index.duplicate()) {
+    return Error(StatusCode::kInvalidArgument, "tensor {}: the name is there twice",
+                 Quoted(header.tensors[*twice].name));
+  }
+  for (const auto& [name, target] : header.aliases) {
+    if (!IsUtf8(name)) {
+      return Error(StatusCode::kInvalidArgument, "an alias's name is no UTF-8 text: {:?}", std::string_view(name));
+    }
+    if (name == kMetadata || index.Find(name)) {
+      return Error(StatusCode::kInvalidArgument, "alias {}: the name is taken", Quoted(name));
+    }
+    if (!index.Find(target)) {
+      return Error(StatusCode::kInvalidArgument, "alias {}: no tensor {}", Quoted(name), Quoted(target));
+    }
+  }
+  return Status::Ok();
+}
+
+Status CheckMetadata(const ShardHeader& header) {
+  for (const auto& [key, value] : header.metadata) {
+    if (!IsUtf8(key) || !IsUtf8(value)) {
+      return Error(StatusCode::kInvalidArgument, "metadata {:?} is no UTF-8 text", std::string_view(key));
+    }
+    if (key.starts_with(kOwnPrefix)) {
+      return Error(StatusCode::kInvalidArgument, "metadata {}: keys with cairn. are Cairn's own", Quoted(key));
+    }
+  }
+  if (header.cairn && !IsAttemptId(header.attempt)) {
+    return Error(StatusCode::kInvalidArgument, "attempt {:?}: expected 1 to 64 letters, digits, '-' or '_'",
+                 std::string_view(header.attempt));
+  }
+  return Status::Ok();
+}
+
+void AppendList(std::string& out, const std::vector<std::int64_t>& list) {
+  out += '[';
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (i != 0) out += ',';
+    AppendDecimal(out, static_cast<std::uint64_t>(list[i]));
+  }
+  out += ']';
+}
+
+std::string PartsJson(const std::vector<ShardTensor>& tensors) {
+  std::string out;
+  for (const ShardTensor& tensor : tensors) {
+    if (!tensor.part) continue;
+    out += out.empty() ? '{' : ',';
+    AppendJsonString(out, tensor.name);
+    out += ":{\"name\":";
+    AppendJsonString(out, tensor.part->logical_name);
+    out += ",\"shape\":";
+    AppendList(out, tensor.part->global_shape);
+    out += ",\"offset\":";
+    AppendList(out, tensor.part->offset);
+    out += '}';
+  }
+  if (!out.empty()) out += '}';
+  return out;
+}
+
+std::string AliasesJson(const std::map<std::string, std::string>& aliases) {
+  std::string out;
+  for (const auto& [name, target] : aliases) {
+    out += out.empty() ? '{' : ',';
+    AppendJsonString(out, name);
+    out += ':';
+    AppendJsonString(out, target);
+  }
+  if (!out.empty()) out += '}';
+  return out;
+}
+
+// The name in front is written already.
+void AppendTensor(std::string& out, const ShardTensor& tensor) {
+  out += "{\"dtype\":\"";
+  out += DTypeName(tensor.dtype);
+  out += "\",\"shape\":";
+  AppendList(out, tensor.shape);
+  out += ",\"data_offsets\":[";
+  AppendDecimal(out, tensor.begin);
+  out += ',';
+  AppendDecimal(out, tensor.end);
+  out += "]}";
+}
+
+// Appends members to a JSON object whose bracket is open already.
+class Members {
+ public:
+  explicit Members(std::string& out) : out_(out) {}
+  void Add(std::string_view key, std::string_view value) {
+    Key(key);
+    AppendJsonString(out_, value);
+  }
+  void Add(std::string_view key, std::uint64_t value) {
+    Key(key);
+    out_ += '"';
+    AppendDecimal(out_, value);
+    out_ += '"';
+  }
+  void Key(std::string_view key) {
+    if (!first_) out_ += ',';
+    first_ = false;
+    AppendJsonString(out_, key);
+    out_ += ':';
+  }
+
+ private:
+  std::string& out_;
+  bool first_ = true;
+};
+
+// What readers would refuse is refused here: not finite, not UTF-8, no JSON.
+Result<std::string> ValuesJson(const Values& values) {
+  std::string json = EncodeValues(values);
+  if (const auto read = DecodeValues(json, "values"); !read.ok()) {
+    return Status(StatusCode::kInvalidArgument, read.status().message());
+  }
+  return json;
+}
+
+// Returns where the first digit of the checksums' table is; 0 where there is none.
+std::size_t AppendMetadata(std::string& out, const ShardHeader& header, const std::string& values,
+                           std::size_t sum_count) {
+  std::size_t sums_at = 0;
+  out += '{';
+  Members metadata(out);
+  if (header.cairn) {
+    metadata.Add(kVersionKey, std::uint64_t{kFormatVersion});
+    metadata.Add(kStepKey, header.step);
+    metadata.Add(kAttemptKey, header.attempt);
+    metadata.Add(kShardKey, header.shard);
+    if (const std::string parts = PartsJson(header.tensors); !parts.empty()) metadata.Add(kPartsKey, parts);
+    if (!header.aliases.empty()) metadata.Add(kAliasesKey, AliasesJson(header.aliases));
+    if (!header.values.empty()) metadata.Add(kValuesKey, values);
+    if (header.checksums) {
+      metadata.Add(kBlockKey, kChecksumBlock);
+      metadata.Key(kSumsKey);
+      out += '"';
+      sums_at = out.size();
+      out.append(sum_count * kSumDigits, '0');
+      out += '"';
+    }
+  }
+  for (const auto& [key, value] : header.metadata) metadata.Add(key, value);
+  out += '}';
+  return sums_at;
+}
+
+}  // namespace
+
+Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
+  CAIRN_RETURN_IF_ERROR(CheckTensors(header));
+  CAIRN_RETURN_IF_ERROR(CheckNames(header));
+  CAIRN_RETURN_IF_ERROR(CheckMetadata(header));
+  CAIRN_ASSIGN_OR_RETURN(const std::string values, ValuesJson(header.values));
+
+  ShardHeaderWriter writer;
+  if (header.cairn && header.checksums) writer.sum_count_ = DivideUp(header.data_bytes(), kChecksumBlock);
+  if (writer.sum_count_ > kMaxHeaderBytes / kSumDigits) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{} bytes in one shard: their checksums alone take more than the {} bytes "
+                 "that safetensors allows a header",
+                 header.data_bytes(), kMaxHeaderBytes);
+  }
+  std::string& out = writer.bytes_;
+  out.reserve(kBlock + header.tensors.size() * 160 + writer.sum_count_ * kSumDigits);
+  out.assign(kLengthWord, '\0');
+  out += '{';
+  Members top(out);
+  if (header.cairn || !header.metadata.empty()) {
+    top.Key(kMetadata);
+    writer.sums_at_ = AppendMetadata(out, header, values, writer.sum_count_);
+  }
+  for (const ShardTensor& tensor : header.tensors) {
+    top.Key(tensor.name);
+    AppendTensor(out, tensor);
+  }
+  out += '}';
+  out.append(AlignUp(out.size(), kBlock) - out.size(), ' ');
+
+  const std::uint64_t length = out.size() - kLengthWord;
+  if (length > kMaxHeaderBytes) {
+    return Error(StatusCode::kInvalidArgument, "a header of {} bytes for {} tensors: safetensors allows {}", length,
+                 header.tensors.size(), kMaxHeaderBytes);
+  }
+  for (std::size_t i = 0; i < kLengthWord; ++i) out[i] = static_cast<char>(length >> 8 * i & 0xff);
+  return writer;
+}
+
+void ShardHeaderWriter::SetSums(std::span<const std::uint32_t> sums) {
+  std::string digits;
+  digits.reserve(sum_count_ * kSumDigits);
+  for (const std::uint32_t sum : sums.first(std::min(sums.size(), sum_count_))) AppendHex32(digits, sum);
+  std::copy(digits.begin(), digits.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(sums_at_));
+}
+
+std::uint32_t ShardHeaderWriter::digest() const { return Crc32c(std::as_bytes(std::span(bytes_))); }
+
+}  // namespace cairn

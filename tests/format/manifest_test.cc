@@ -1,0 +1,249 @@
+#include "format/manifest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/crc32c.h"
+#include "format/fields.h"
+#include "format/shard_bytes.h"
+
+namespace cairn {
+namespace {
+
+using ::testing::HasSubstr;
+
+Manifest Rich() {
+  Manifest manifest;
+  manifest.step = ~0ULL;
+  manifest.generation = 2;
+  manifest.attempt = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
+  manifest.parent = ManifestParent{.step = 900, .attempt = "5f2b7c1e-8f53-4a8e-b5b2-0d9a3d3e9c44"};
+  manifest.world = 2;
+  manifest.shards = {{.file = "shard-00000.safetensors", .length = 4096, .header_digest = 0x00c0ffee},
+                     {.file = "shard-00001.safetensors", .length = ~0ULL, .header_digest = 0xffffffff}};
+  return manifest;
+}
+
+// `text` with its digest made right again: a writer's lie, not the disk's.
+std::string Sealed(std::string text) {
+  const std::string tail = ",\n \"digest\":\"";
+  const auto at = text.rfind(tail);
+  EXPECT_NE(at, std::string::npos);
+  const std::uint32_t digest = Crc32c(AsBytes(std::string_view(text).substr(0, at)));
+  std::string digits;
+  AppendHex32(digits, digest);
+  return text.replace(at + tail.size(), 8, digits);
+}
+
+std::string Edited(const std::string& from, const std::string& to) {
+  std::string text = EncodeManifest(Rich());
+  const auto at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return Sealed(text.replace(at, from.size(), to));
+}
+
+void ExpectBroken(const std::string& text, const std::string& words, StatusCode code = StatusCode::kCorrupt) {
+  const auto decoded = DecodeManifest(text, "step/manifest.json");
+  ASSERT_FALSE(decoded.ok()) << "expected: " << words;
+  EXPECT_EQ(decoded.status().code(), code) << decoded.status();
+  EXPECT_THAT(decoded.status().message(), HasSubstr("step/manifest.json: " + words));
+}
+
+TEST(Manifest, EveryFieldComesBack) {
+  for (const Manifest& manifest : {Rich(), Manifest{.attempt = "a"}}) {
+    const auto decoded = DecodeManifest(EncodeManifest(manifest), "m");
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(*decoded, manifest);
+  }
+}
+
+TEST(Manifest, TextIsAsDocumented) {
+  // The very bytes of docs/format.md: a file of this version reads the same for ever.
+  Manifest manifest = Rich();
+  manifest.step = 1000;
+  manifest.shards.pop_back();
+  EXPECT_EQ(EncodeManifest(manifest), R"({
+ "format_version":1,
+ "required_features":[],
+ "step":1000,
+ "generation":2,
+ "attempt":"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11",
+ "parent":{"step":900,"attempt":"5f2b7c1e-8f53-4a8e-b5b2-0d9a3d3e9c44"},
+ "world":2,
+ "shards":[
+  {"file":"shard-00000.safetensors","length":4096,"header_digest":"00c0ffee"}],
+ "digest":"a67866c6"
+}
+)");
+}
+
+TEST(Manifest, OneFlippedBitAnywhereIsFound) {
+  std::string text = EncodeManifest(Rich());
+
+  for (std::size_t bit = 0; bit < text.size() * 8; ++bit) {
+    text[bit / 8] = static_cast<char>(text[bit / 8] ^ (1 << bit % 8));
+    const auto decoded = DecodeManifest(text, "m");
+    ASSERT_FALSE(decoded.ok()) << "bit " << bit;
+    ASSERT_EQ(decoded.status().code(), StatusCode::kCorrupt) << decoded.status();
+    text[bit / 8] = static_cast<char>(text[bit / 8] ^ (1 << bit % 8));
+  }
+}
+
+TEST(Manifest, TruncatedOrProlongedAtEveryByteIsFound) {
+  const std::string text = EncodeManifest(Rich());
+
+  for (std::size_t n = 0; n < text.size(); ++n) EXPECT_FALSE(DecodeManifest(text.substr(0, n), "m").ok()) << n;
+  for (const char* more : {" ", "\n", "}", "{}"}) EXPECT_FALSE(DecodeManifest(text + more, "m").ok()) << more;
+  EXPECT_FALSE(DecodeManifest(text + std::string(1, '\0'), "m").ok());
+  EXPECT_FALSE(DecodeManifest(std::string(4096, '\0'), "m").ok());
+}
+
+TEST(ManifestCorruption, Digest) {
+  std::string text = EncodeManifest(Rich());
+  const auto at = text.find("\"step\":1") + 7;
+  text[at] = '2';
+  ExpectBroken(text, "digest: expected ");
+  ExpectBroken(EncodeManifest(Rich()) + "\n", "digest: expected the file's last member");
+}
+
+TEST(ManifestCorruption, DigestInUpperCase) {
+  Manifest manifest = Rich();
+  std::string text = EncodeManifest(manifest);
+  while (text.substr(text.size() - 12, 8).find_first_of("abcdef") == std::string::npos) {
+    ++manifest.generation;
+    text = EncodeManifest(manifest);
+  }
+  for (std::size_t i = text.size() - 12; i < text.size() - 4; ++i) text[i] = static_cast<char>(std::toupper(text[i]));
+  ExpectBroken(text, "digest: expected");
+}
+
+TEST(ManifestCorruption, FormatVersion) {
+  ExpectBroken(Edited("\"format_version\":1", "\"format_version\":2"), "format_version: expected 1, found 2",
+               StatusCode::kUnsupported);
+  ExpectBroken(Edited("\"format_version\":1", "\"format_version\":1.0"), "format_version: expected an integer");
+  ExpectBroken(Edited("\"format_version\":1", "\"format_version\":\"1\""), "format_version: expected an integer");
+  ExpectBroken(Edited("\"format_version\":1,", ""), "format_version: expected it, found none");
+}
+
+TEST(ManifestCorruption, RequiredFeatures) {
+  Manifest manifest = Rich();
+  manifest.required_features = {"zstd"};
+  ExpectBroken(EncodeManifest(manifest),
+               "required_features: expected none that this version does not know, found \"zstd\"",
+               StatusCode::kUnsupported);
+  ExpectBroken(Edited("features\":[]", "features\":[1]"), "required_features: expected strings, found the number 1");
+  ExpectBroken(Edited("features\":[]", "features\":{}"), "required_features: expected another type of value");
+  ExpectBroken(Edited("features\":[]", "features\":null"), "required_features: expected an array, found null");
+  ExpectBroken(Edited("\"required_features\":[],", ""), "required_features: expected it, found none");
+}
+
+TEST(ManifestCorruption, Step) {
+  ExpectBroken(Edited("\"step\":18446744073709551615", "\"step\":18446744073709551616"), "step: expected an integer");
+  ExpectBroken(Edited("\"step\":18446744073709551615", "\"step\":-1"), "step: expected an integer");
+  ExpectBroken(Edited("\"step\":18446744073709551615", "\"step\":1e3"), "step: expected an integer");
+  ExpectBroken(Edited("\"step\":18446744073709551615,", ""), "step: expected it, found none");
+}
+
+TEST(ManifestCorruption, Generation) {
+  ExpectBroken(Edited("\"generation\":2", "\"generation\":true"), "generation: expected an integer");
+  ExpectBroken(Edited("\"generation\":2,", ""), "generation: expected it, found none");
+}
+
+TEST(ManifestCorruption, Attempt) {
+  ExpectBroken(Edited("0b9d6a52", "../"), "attempt: expected 1 to 64 letters");
+  ExpectBroken(Edited("\"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11\"", "7"), "attempt: expected 1 to 64 letters");
+  ExpectBroken(Edited("\"attempt\":\"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11\",", ""), "attempt: expected it, found none");
+}
+
+TEST(ManifestCorruption, Parent) {
+  ExpectBroken(Edited("\"step\":900", "\"step\":-900"), "parent.step: expected an integer");
+  ExpectBroken(Edited("\"step\":900,", ""), "parent.step: expected it, found none");
+  ExpectBroken(Edited("5f2b7c1e", "/"), "parent.attempt: expected 1 to 64 letters");
+  ExpectBroken(Edited("\"parent\":{", "\"parent\":5,\"x\":{"),
+               "parent: expected an object or null, found the number 5");
+  ExpectBroken(Edited("\"parent\":{", "\"parent\":[],\"x\":{"),
+               "parent: expected another type of value, found an array");
+  ExpectBroken(Edited("\"parent\":{", "\"patent\":{"), "parent: expected it, found none");
+}
+
+TEST(ManifestCorruption, World) {
+  ExpectBroken(Edited("\"world\":2", "\"world\":0"), "world: expected at least 1");
+  ExpectBroken(Edited("\"world\":2", "\"world\":null"), "world: expected an integer");
+  ExpectBroken(Edited("\"world\":2,", ""), "world: expected it, found none");
+}
+
+TEST(ManifestCorruption, ShardFile) {
+  const std::string file = "shard-00001.safetensors";
+  for (const char* name :
+       {"", "/etc/passwd", "../shard", "a/b", ".", "..", ".hidden", "manifest.json", "a\\n", "a\\u0000b"}) {
+    ExpectBroken(Edited(file, name), "shards[1].file: expected a plain file name");
+  }
+  ExpectBroken(Edited(file, std::string(256, 'a')), "shards[1].file: expected a plain file name");
+  ExpectBroken(Edited(file, "shard-00000.safetensors"),
+               "shards: expected each file once, found \"shard-00000.safetensors\"");
+  ExpectBroken(Edited("\"file\":\"" + file + "\",", ""), "shards[1].file: expected it, found none");
+}
+
+TEST(ManifestCorruption, ShardLength) {
+  ExpectBroken(Edited("\"length\":4096", "\"length\":4096.5"), "shards[0].length: expected an integer");
+  ExpectBroken(Edited("\"length\":4096,", ""), "shards[0].length: expected it, found none");
+}
+
+TEST(ManifestCorruption, ShardHeaderDigest) {
+  for (const char* digest : {"\"00C0FFEE\"", "\"c0ffee\"", "\"00c0ffee0\"", "\"0xc0ffee\"", "12648430", "null"}) {
+    ExpectBroken(Edited("\"00c0ffee\"", digest), "shards[0].header_digest: expected 8 lower-case hexadecimal digits");
+  }
+  ExpectBroken(Edited(",\"header_digest\":\"00c0ffee\"", ""), "shards[0].header_digest: expected it, found none");
+}
+
+TEST(ManifestCorruption, Shards) {
+  ExpectBroken(Edited("\"shards\":[", "\"shards\":[7,"), "shards: expected objects, found the number 7");
+  ExpectBroken(Edited("\"shards\":[", "\"shards\":[[],"), "shards: expected another type of value, found an array");
+  ExpectBroken(Edited("\"shards\":[", "\"sharks\":["), "shards: expected it, found none");
+}
+
+TEST(ManifestCorruption, DuplicatesAtEveryLevel) {
+  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"world\":2"), "\"world\": expected it once, found it twice");
+  ExpectBroken(Edited("\"step\":900", "\"step\":900,\"step\":900"), "\"parent.step\": expected it once");
+  ExpectBroken(Edited("\"length\":4096", "\"length\":4096,\"length\":1"), "\"shards[0].length\": expected it once");
+  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"x\":{\"y\":[{\"z\":1,\"z\":1}]}"), "\"z\": expected it once");
+  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"digest\":\"\""), "\"digest\": expected it once");
+}
+
+TEST(ManifestCorruption, DepthAndWidth) {
+  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"x\":" + std::string(100'000, '[')),
+               "expected JSON of at most 32 levels");
+  std::string members;
+  for (int i = 0; i < 100; ++i) members += ",\"x" + std::to_string(i) + "\":0";
+  ExpectBroken(Edited("\"world\":2", "\"world\":2" + members), "expected objects of at most 64 members");
+}
+
+TEST(ManifestVersions, MembersThatLaterVersionsAddAreSkipped) {
+  const std::string more = R"("hosts":["a",{"b":[1.5,null]}],"more":{"step":3,"file":"/"},)";
+  std::string text = Edited("\"world\":2", more + "\"world\":2");
+  const auto decoded = DecodeManifest(text, "m");
+
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, Rich());
+  const auto in_shard = DecodeManifest(Edited("\"length\":4096", "\"x\":{\"length\":1},\"length\":4096"), "m");
+  ASSERT_TRUE(in_shard.ok()) << in_shard.status();
+  EXPECT_EQ(*in_shard, Rich());
+}
+
+TEST(Manifest, ALargerFileThanAllowedIsRefused) {
+  ExpectBroken(std::string(kMaxManifestBytes + 1, ' '), "expected at most 67108864 bytes, found 67108865");
+}
+
+TEST(Manifest, ManyShardsStayQuick) {
+  Manifest manifest = Rich();
+  manifest.shards.clear();
+  for (std::uint64_t i = 0; i < 20'000; ++i) {
+    manifest.shards.push_back({.file = "shard-" + std::to_string(i), .length = i, .header_digest = 1});
+  }
+  const auto decoded = DecodeManifest(EncodeManifest(manifest), "m");
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, manifest);
+}
+
+}  // namespace
+}  // namespace cairn
