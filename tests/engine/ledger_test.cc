@@ -1,0 +1,146 @@
+#include "engine/ledger.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace cairn {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+StoredCheckpoint Stored(std::uint64_t step, std::uint64_t generation = 0, bool damaged = false) {
+  StoredCheckpoint one;
+  one.info.step = step;
+  one.info.generation = generation;
+  one.info.attempt = "attempt-of-" + std::to_string(step);
+  one.info.path = "step-" + std::to_string(step);
+  if (damaged) one.info.status = Status(StatusCode::kCorrupt, "damaged");
+  return one;
+}
+
+TEST(Ledger, RefusesAStepThatIsThereAlreadyUnlessItIsReplaced) {
+  Ledger ledger({Stored(100)}, 3, 0);
+
+  const auto refused = ledger.Admit(100, IfExists::kFail);
+  const auto replacing = ledger.Admit(100, IfExists::kReplace);
+
+  EXPECT_EQ(refused.status().code(), StatusCode::kAlreadyExists);
+  ASSERT_TRUE(replacing.ok()) << replacing.status();
+  EXPECT_TRUE(replacing->replace);
+}
+
+TEST(Ledger, RefusesAStepThatIsInFlight) {
+  Ledger ledger({}, 3, 0);
+  ASSERT_TRUE(ledger.Admit(7, IfExists::kFail).ok());
+
+  EXPECT_EQ(ledger.Admit(7, IfExists::kReplace).status().code(), StatusCode::kAlreadyExists);
+}
+
+TEST(Ledger, RefusesAStepBelowTheNewestWithoutARestore) {
+  Ledger ledger({Stored(100)}, 3, 0);
+
+  const Status status = ledger.Admit(99, IfExists::kFail).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("step 99 is below the newest one, 100"));
+}
+
+TEST(Ledger, CountsSavesInFlightAsTheNewest) {
+  Ledger ledger({}, 3, 0);
+  const auto plan = ledger.Admit(50, IfExists::kFail);
+
+  EXPECT_EQ(ledger.Admit(49, IfExists::kFail).status().code(), StatusCode::kFailedPrecondition);
+  ledger.Withdraw(*plan);
+  EXPECT_TRUE(ledger.Admit(49, IfExists::kFail).ok());
+}
+
+TEST(Ledger, GoesOnInTheSameGenerationAfterRestoringTheNewest) {
+  Ledger ledger({Stored(90, 2), Stored(100, 2)}, 3, 0);
+
+  ledger.Restored(100, 2, "attempt-of-100");
+
+  const auto plan = ledger.Admit(110, IfExists::kFail);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->generation, 2U);
+  EXPECT_EQ(plan->parent, (ManifestParent{100, "attempt-of-100"}));
+}
+
+TEST(Ledger, StartsANewGenerationAfterRestoringAnOlderStep) {
+  Ledger ledger({Stored(50), Stored(100)}, 0, 0);
+
+  ledger.Restored(50, 0, "attempt-of-50");
+
+  EXPECT_EQ(ledger.Admit(49, IfExists::kFail).status().code(), StatusCode::kFailedPrecondition);
+  const auto again = ledger.Admit(100, IfExists::kFail);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->generation, 1U);
+  EXPECT_TRUE(again->replace);
+  EXPECT_EQ(again->parent, (ManifestParent{50, "attempt-of-50"}));
+}
+
+TEST(Ledger, DoesNotTakeADamagedNewestForTheEndOfTheRestoredLine) {
+  Ledger ledger({Stored(50), Stored(100, 0, true)}, 0, 0);
+
+  ledger.Restored(50, 0, "attempt-of-50");  // By falling back.
+
+  const auto plan = ledger.Admit(100, IfExists::kFail);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->generation, 1U);
+  EXPECT_TRUE(plan->replace);
+}
+
+TEST(Ledger, RetiresTheOldestBeyondWhatIsKeptAndOnlyOnce) {
+  Ledger ledger({Stored(10), Stored(20)}, 2, 0);
+  const auto plan = ledger.Admit(30, IfExists::kFail);
+  ledger.Committed(*plan, "new");
+
+  EXPECT_THAT(ledger.Retire(), ElementsAre(10));
+  EXPECT_THAT(ledger.Retire(), IsEmpty());
+  ledger.KeepAfterAll(10);
+  EXPECT_THAT(ledger.Retire(), ElementsAre(10));
+  ledger.Removed(10);
+  EXPECT_THAT(ledger.Retire(), IsEmpty());
+}
+
+TEST(Ledger, KeepsPinnedStepsAndEveryKth) {
+  Ledger ledger({Stored(10), Stored(20), Stored(30), Stored(40)}, 1, 20);
+  ledger.SetPinned(30, true);
+
+  EXPECT_THAT(ledger.Retire(), ElementsAre(10));
+}
+
+TEST(Ledger, CountsTheNewLineAsNewerWhateverItsSteps) {
+  Ledger ledger({Stored(50), Stored(100), Stored(200)}, 2, 0);
+  ledger.Restored(50, 0, "attempt-of-50");
+  const auto plan = ledger.Admit(60, IfExists::kFail);
+  ledger.Committed(*plan, "new");
+
+  // Of {0, 50}, {0, 100}, {0, 200}, {1, 60} the last two stay.
+  EXPECT_THAT(ledger.Retire(), ElementsAre(50, 100));
+}
+
+TEST(Ledger, LeavesAStepToTheSaveThatReplacesIt) {
+  Ledger ledger({Stored(50), Stored(100), Stored(200)}, 1, 0);
+  ledger.Restored(50, 0, "attempt-of-50");
+  ASSERT_TRUE(ledger.Admit(100, IfExists::kFail).ok());
+
+  EXPECT_THAT(ledger.Retire(), ElementsAre(50));
+  EXPECT_EQ(ledger.BeginRemoval(100).code(), StatusCode::kFailedPrecondition);
+}
+
+TEST(Ledger, HoldsASaveOfAStepUntilItsRemovalHasEnded) {
+  Ledger ledger({Stored(100)}, 0, 0);
+  ASSERT_TRUE(ledger.BeginRemoval(100).ok());
+  std::thread saver([&ledger] { EXPECT_FALSE(ledger.Admit(100, IfExists::kFail)->replace); });
+
+  ledger.Removed(100);
+
+  saver.join();
+}
+
+}  // namespace
+}  // namespace cairn
