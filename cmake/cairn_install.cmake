@@ -1,0 +1,15 @@
+# `cmake --install`: headers, the layers' static libraries and a package that find_package(cairn) finds. It knows no
+# absolute path, so that the installed tree may be moved.
+include(CMakePackageConfigHelpers)
+set(cairn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cairn)
+
+get_property(cairn_layers GLOBAL PROPERTY CAIRN_LAYERS)
+install(TARGETS cairn_headers ${cairn_layers} EXPORT cairn-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT cairn-targets NAMESPACE cairn:: DESTINATION ${cairn_package_dir})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/cairn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
+
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/cairn-config.cmake.in
+  ${PROJECT_BINARY_DIR}/cairn-config.cmake INSTALL_DESTINATION ${cairn_package_dir} NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/cairn-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/cairn-config.cmake ${PROJECT_BINARY_DIR}/cairn-config-version.cmake
+  DESTINATION ${cairn_package_dir})

@@ -1,0 +1,105 @@
+#include "device.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+#include <malloc.h>
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace cairn::trainer {
+namespace {
+
+cairn::DeviceId IdOf(at::Device device) {
+  if (device.is_cpu()) return {};
+  return {DeviceKind::kCuda, device.index()};
+}
+
+at::Device PrepareCuda() {
+  // cuBLAS reads this when it starts, and adds in a fixed order only with it.
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // NOLINT(concurrency-mt-unsafe): no second thread yet.
+  if (::dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    throw std::runtime_error(std::string("--device cuda: this torch has no CUDA half: ") + ::dlerror());
+  }
+  if (!at::globalContext().hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) {
+    throw std::runtime_error("--device cuda: no CUDA device found (is the driver loaded?)");
+  }
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  return {at::kCUDA, 0};
+}
+
+DType DTypeOf(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kBool:
+      return DType::kBool;
+    case at::kByte:
+      return DType::kU8;
+    case at::kChar:
+      return DType::kI8;
+    case at::kShort:
+      return DType::kI16;
+    case at::kHalf:
+      return DType::kF16;
+    case at::kBFloat16:
+      return DType::kBF16;
+    case at::kInt:
+      return DType::kI32;
+    case at::kFloat:
+      return DType::kF32;
+    case at::kDouble:
+      return DType::kF64;
+    case at::kLong:
+      return DType::kI64;
+    default:
+      throw std::runtime_error(std::string("no checkpoint type for ") + c10::toString(tensor.scalar_type()));
+  }
+}
+
+/// Gradients of hundreds of megabytes are freed and made anew at every step. Handed back to the kernel in between, they
+/// cost VGG-16 0.6 CPU seconds a step in page faults; so the heap keeps them.
+void KeepFreedMemory() {
+  ::mallopt(M_MMAP_MAX, 0);
+  ::mallopt(M_TRIM_THRESHOLD, -1);
+}
+
+}  // namespace
+
+at::Device PrepareDevice(const std::string& name, int threads) {
+  at::Context& context = at::globalContext();
+  if (threads > 0) at::set_num_threads(threads);
+  context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  context.setDeterministicFillUninitializedMemory(false);
+  context.setBenchmarkCuDNN(false);
+  if (name == "cpu") {
+    KeepFreedMemory();
+    return at::kCPU;
+  }
+  if (name == "cuda") return PrepareCuda();
+  throw std::runtime_error("--device " + name + ": expected cpu or cuda");
+}
+
+int IntraOpThreads() { return at::get_num_threads(); }
+
+cairn::Stream CurrentStream(at::Device device) {
+  if (device.is_cpu()) return {};
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return {IdOf(device), reinterpret_cast<std::uintptr_t>(stream.native_handle())};
+}
+
+at::Generator DefaultGenerator(at::Device device) { return at::globalContext().defaultGenerator(device); }
+
+cairn::TensorView ViewOf(const at::Tensor& tensor) {
+  cairn::TensorView view;
+  view.data = tensor.mutable_data_ptr();
+  view.dtype = DTypeOf(tensor);
+  view.shape = tensor.sizes().vec();
+  view.strides = tensor.strides().vec();
+  view.device = IdOf(tensor.device());
+  view.bytes = tensor.storage().nbytes() - tensor.storage_offset() * tensor.element_size();
+  return view;
+}
+
+}  // namespace cairn::trainer

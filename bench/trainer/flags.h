@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace cairn::trainer {
+
+/// What the command line says; --help explains each.
+struct Flags {
+  std::string model = "vgg16";
+  std::map<std::string, std::int64_t> sizes;
+  std::string data = "digits";
+  std::uint64_t steps = 100;
+  std::uint64_t batch = 16;
+  std::string optimizer = "sgd";
+  std::optional<double> learning_rate;
+  std::uint64_t seed = 1;
+  std::string device = "cpu";
+  int threads = 0;
+
+  std::string checkpoint_dir;  ///< Empty: nothing is saved.
+  std::uint64_t every = 10;
+  bool resume = false;
+  int in_flight = 2;
+  std::uint64_t host_memory_bytes = std::uint64_t{1} << 30;
+  std::uint64_t keep = 3;
+
+  std::string report;  ///< Empty: none is written.
+};
+
+/// Parses the command line. Returns the exit status where there is nothing more to do (help, misuse), having said why.
+std::optional<int> ParseFlags(int argc, char** argv, Flags& flags);
+
+}  // namespace cairn::trainer

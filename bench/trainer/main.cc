@@ -1,0 +1,21 @@
+// cairn_train: trains a model with libtorch while Cairn checkpoints it.
+//
+//   cairn_train --model vgg16 --data digits --steps 100 --every 10 --checkpoint-dir /mnt/nvme/run7
+//   cairn_train --model vgg16 --data digits --steps 100 --every 10 --checkpoint-dir /mnt/nvme/run7 --resume
+#include <exception>
+
+#include "console.h"
+#include "flags.h"
+#include "train.h"
+
+int main(int argc, char** argv) {
+  using namespace cairn::trainer;
+  Flags flags;
+  if (const auto status = ParseFlags(argc, argv, flags)) return *status;
+  try {
+    return Train(flags) ? 0 : 1;
+  } catch (const std::exception& error) {
+    Complain(error.what());
+    return 1;
+  }
+}

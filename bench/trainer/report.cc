@@ -1,0 +1,106 @@
+#include "report.h"
+
+#include <isa-l/crc64.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace cairn::trainer {
+namespace {
+
+using nlohmann::ordered_json;
+
+double Seconds(std::chrono::nanoseconds span) { return std::chrono::duration<double>(span).count(); }
+
+ordered_json ToJson(const SaveRecord& save) {
+  const cairn::SaveStats& stats = save.stats;
+  return {{"step", stats.step},
+          {"phase", cairn::SavePhaseName(stats.phase)},
+          {"status", save.status.ToString()},
+          {"bytes", stats.bytes},
+          {"bytes_written", stats.bytes_written},
+          {"call_seconds", Seconds(stats.call)},
+          {"stall_seconds", Seconds(stats.stall)},
+          {"captured_seconds", Seconds(stats.captured)},
+          {"written_seconds", Seconds(stats.written)},
+          {"durable_seconds", Seconds(stats.durable)},
+          {"staged", stats.staged},
+          {"direct", stats.direct}};
+}
+
+ordered_json ToJson(const cairn::CheckpointerStats& stats) {
+  return {{"io_queue", stats.io_queue},
+          {"io_queue_reason", stats.io_queue_reason},
+          {"pool_bytes", stats.pool_bytes},
+          {"pool_hugepage_bytes", stats.pool_hugepage_bytes},
+          {"pool_peak_bytes", stats.pool_peak_bytes},
+          {"saves_durable", stats.saves_durable},
+          {"saves_failed", stats.saves_failed},
+          {"bytes_written", stats.bytes_written}};
+}
+
+}  // namespace
+
+std::string Digest(const std::vector<NamedTensor>& tensors) {
+  std::uint64_t crc = 0;
+  for (const NamedTensor& item : tensors) {
+    const at::Tensor bytes = item.tensor.detach().cpu().contiguous();
+    crc = crc64_ecma_refl(crc, reinterpret_cast<const unsigned char*>(item.name.data()), item.name.size());
+    crc = crc64_ecma_refl(crc, static_cast<const unsigned char*>(bytes.const_data_ptr()), bytes.nbytes());
+  }
+  std::string text(16, '0');
+  for (auto digit = text.rbegin(); digit != text.rend(); ++digit, crc >>= 4) *digit = "0123456789abcdef"[crc & 15];
+  return text;
+}
+
+void WriteReport(const Flags& flags, const Report& report) {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  ordered_json json = {{"model", flags.model},
+                       {"sizes", flags.sizes},
+                       {"data", flags.data},
+                       {"samples", report.samples},
+                       {"batch", flags.batch},
+                       {"optimizer", flags.optimizer},
+                       {"learning_rate", flags.learning_rate.value()},
+                       {"seed", flags.seed},
+                       {"device", flags.device},
+                       {"threads", report.threads},
+                       {"resumed_from", nullptr},
+                       {"first_loss", nullptr},
+                       {"last_loss", nullptr},
+                       {"stall_seconds", 0.0},
+                       {"weights_crc64", report.weights_digest},
+                       {"peak_rss_bytes", static_cast<std::uint64_t>(usage.ru_maxrss) * 1024},
+                       {"checkpointer", nullptr},
+                       {"steps", ordered_json::array()},
+                       {"saves", ordered_json::array()}};
+  if (report.resumed_from) json["resumed_from"] = *report.resumed_from;
+  if (report.checkpointer) json["checkpointer"] = ToJson(*report.checkpointer);
+  if (!report.steps.empty()) {
+    json["first_loss"] = report.steps.front().loss;
+    json["last_loss"] = report.steps.back().loss;
+  }
+  double stall = 0;
+  for (const StepRecord& step : report.steps) {
+    json["steps"].push_back(
+        {{"step", step.step}, {"loss", step.loss}, {"seconds", step.seconds}, {"stall_seconds", step.stall_seconds}});
+    stall += step.stall_seconds;
+  }
+  json["stall_seconds"] = stall;
+  for (const SaveRecord& save : report.saves) json["saves"].push_back(ToJson(save));
+
+  const std::string temporary = flags.report + ".part";
+  std::ofstream file(temporary, std::ios::trunc);
+  file << json.dump(1) << '\n';
+  file.close();
+  if (!file || std::rename(temporary.c_str(), flags.report.c_str()) != 0) {
+    throw std::runtime_error("--report " + flags.report + ": cannot be written");
+  }
+}
+
+}  // namespace cairn::trainer

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/stats.h"
+#include "flags.h"
+#include "models/model.h"
+
+namespace cairn::trainer {
+
+struct StepRecord {
+  std::uint64_t step = 0;
+  double loss = 0;
+  double seconds = 0;        ///< The whole step, with what the save and the fence took of it.
+  double stall_seconds = 0;  ///< Of it, how long Save and Fence held the loop up, by the loop's own clock.
+};
+
+struct SaveRecord {
+  cairn::SaveStats stats;
+  cairn::Status status;
+};
+
+/// What a run did.
+struct Report {
+  std::optional<std::uint64_t> resumed_from;
+  std::uint64_t samples = 0;
+  int threads = 0;
+  std::vector<StepRecord> steps;
+  std::vector<SaveRecord> saves;
+  std::optional<cairn::CheckpointerStats> checkpointer;
+  std::string weights_digest;
+};
+
+/// CRC-64/XZ over the tensors' names and bytes, in their order, as 16 hexadecimal digits.
+std::string Digest(const std::vector<NamedTensor>& tensors);
+
+/// Writes the report, with peak memory, as JSON: whole or not at all. Throws std::runtime_error where it cannot.
+void WriteReport(const Flags& flags, const Report& report);
+
+}  // namespace cairn::trainer

@@ -1,0 +1,130 @@
+#include "training_state.h"
+
+#include <ATen/core/Generator.h>
+
+#include <array>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+#include <variant>
+
+#include "device.h"
+
+namespace cairn::trainer {
+namespace {
+
+constexpr std::array kMustAgree = {"model", "sizes", "data", "optimizer"};
+constexpr std::array kShouldAgree = {"device", "threads", "batch", "learning_rate"};
+
+void Check(const cairn::Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.ToString());
+}
+
+std::string ToText(const cairn::Value& value) {
+  std::ostringstream text;
+  std::visit(
+      [&](const auto& held) {
+        using T = std::decay_t<decltype(held)>;
+        if constexpr (std::is_same_v<T, std::nullptr_t>) {
+          text << "null";
+        } else if constexpr (std::is_same_v<T, cairn::Json>) {
+          text << held.text;
+        } else {
+          text << std::boolalpha << held;
+        }
+      },
+      value);
+  return text.str();
+}
+
+const cairn::Value& Find(const cairn::Values& values, const std::string& name) {
+  const auto at = values.find(name);
+  if (at == values.end())
+    throw std::runtime_error("the checkpoint has no value \"" + name + "\": was it made by cairn_train?");
+  return at->second;
+}
+
+std::uint64_t FindCount(const cairn::Values& values, const std::string& name) {
+  const cairn::Value& value = Find(values, name);
+  const auto* number = std::get_if<std::int64_t>(&value);
+  if (number == nullptr)
+    throw std::runtime_error("checkpoint value \"" + name + "\": expected a number, found " + ToText(value));
+  return static_cast<std::uint64_t>(*number);
+}
+
+std::string SizesText(const Flags& flags) {
+  std::string text;
+  for (const auto& [name, size] : flags.sizes) text += (text.empty() ? "" : " ") + name + "=" + std::to_string(size);
+  return text;
+}
+
+}  // namespace
+
+TrainingState::TrainingState(const Flags& flags, at::Device device, const Model& model,
+                             const std::vector<NamedTensor>& optimizer) {
+  for (const auto* group : {&model.parameters, &model.buffers, &optimizer}) {
+    for (const NamedTensor& item : *group) Add(item.name, item.tensor);
+  }
+  generators_.push_back({DefaultGenerator(at::kCPU), {}});
+  if (!device.is_cpu()) generators_.push_back({DefaultGenerator(device), {}});
+  for (Generator& generator : generators_) {
+    generator.state = generator.generator.get_state().contiguous();
+    Add(generator.generator.device().is_cpu() ? "rng.cpu" : "rng.cuda", generator.state);
+  }
+  Check(state_.Set("model", flags.model));
+  Check(state_.Set("sizes", SizesText(flags)));
+  Check(state_.Set("data", flags.data));
+  Check(state_.Set("optimizer", flags.optimizer));
+  Check(state_.Set("device", flags.device));
+  Check(state_.Set("threads", std::int64_t{IntraOpThreads()}));
+  Check(state_.Set("batch", static_cast<std::int64_t>(flags.batch)));
+  Check(state_.Set("learning_rate", flags.learning_rate.value()));
+}
+
+void TrainingState::Add(const std::string& name, const at::Tensor& tensor) { Check(state_.Add(name, ViewOf(tensor))); }
+
+const cairn::State& TrainingState::Capture(const RunPosition& progress) {
+  for (Generator& generator : generators_) {
+    const std::lock_guard lock(generator.generator.mutex());
+    generator.state.copy_(generator.generator.get_state());
+  }
+  Check(state_.Set("step", static_cast<std::int64_t>(progress.step)));
+  Check(state_.Set("epoch", static_cast<std::int64_t>(progress.data.epoch)));
+  Check(state_.Set("position", static_cast<std::int64_t>(progress.data.position)));
+  Check(state_.Set("shuffle_seed", static_cast<std::int64_t>(progress.data.shuffle_seed)));
+  return state_;
+}
+
+RunPosition TrainingState::Resume(const cairn::Values& values) {
+  for (Generator& generator : generators_) {
+    const std::lock_guard lock(generator.generator.mutex());
+    generator.generator.set_state(generator.state);
+  }
+  return {.step = FindCount(values, "step"),
+          .data = {.shuffle_seed = FindCount(values, "shuffle_seed"),
+                   .epoch = FindCount(values, "epoch"),
+                   .position = FindCount(values, "position")}};
+}
+
+std::vector<std::string> TrainingState::Compare(const cairn::Values& values) const {
+  for (const char* name : kMustAgree) {
+    const std::string theirs = ToText(Find(values, name));
+    const std::string ours = ToText(state_.values().at(name));
+    if (theirs != ours) {
+      throw std::runtime_error(std::string("the checkpoint's ") + name + " is \"" + theirs + "\", this run's \"" +
+                               ours + "\"");
+    }
+  }
+  std::vector<std::string> warnings;
+  for (const char* name : kShouldAgree) {
+    const std::string theirs = ToText(Find(values, name));
+    const std::string ours = ToText(state_.values().at(name));
+    if (theirs != ours) {
+      warnings.push_back(std::string("the checkpoint's ") + name + " was " + theirs + ", now it is " + ours +
+                         ": the run will not go on bit by bit as it would have");
+    }
+  }
+  return warnings;
+}
+
+}  // namespace cairn::trainer
