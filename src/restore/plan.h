@@ -18,7 +18,7 @@ namespace cairn {
 /// itself, whatever it contains.
 [[nodiscard]] bool MatchesPattern(std::string_view pattern, std::string_view name);
 
-/// One shard as the plan sees it.
+/// One shard as the plan sees it; its header as DecodeShardHeader returns it.
 struct SavedShard {
   std::string file;  ///< For messages.
   const ShardHeader* header = nullptr;
@@ -31,6 +31,7 @@ struct PlannedCopy {
   const StridedLayout* target = nullptr;
   std::uint64_t target_begin = 0;
   DeviceId device;
+  std::string_view name;       ///< For messages.
   bool shares_memory = false;  ///< With another copy's target, perhaps: the two must not be written at the same time.
 };
 
@@ -42,8 +43,8 @@ struct MatchedTensors {
   std::uint64_t bytes = 0;                       ///< Theirs.
 };
 
-/// Finds each wanted tensor (options.names of the table) in the shards, through aliases too: the same name, dtype, shape
-/// and part. Of several shards that hold it, this rank's own comes first, then the lowest.
+/// Finds each wanted tensor (options.names of the table) in the shards, through aliases too: the same name, dtype,
+/// shape and part. Of several shards that hold it, this rank's own comes first, then the lowest.
 ///
 /// InvalidArgument names each mismatch with what was expected and found (the first few, and how many more); a pattern
 /// that matches nothing; names tied in the table that were saved as different tensors.

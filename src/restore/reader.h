@@ -30,8 +30,8 @@ struct RestoreParts {
 /// the status (after a sticky device error: no longer by this process's doing).
 /// Corrupt: the checkpoint is damaged; names the file, the place, what was expected and found. InvalidArgument: it is
 /// not what the state wants. Values are those of this rank's own shard; none where it has none.
-[[nodiscard]] Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint, int rank,
-                                                 const State& state, const RestoreOptions& options);
+[[nodiscard]] Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint,
+                                                 int rank, const State& state, const RestoreOptions& options);
 
 /// Reads every byte and checks it against its checksum (length and headers alone where checksums were off). Corrupt as
 /// for RestoreCheckpoint.
@@ -41,8 +41,8 @@ struct RestoreParts {
 /// Everything that the headers say. Reads with a queue of its own; touches no tensor data.
 [[nodiscard]] Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint);
 
-/// Restores the checkpoint under `root` that `which` means, by the rules of Checkpointer::Restore: where `which` may fall
-/// back, a Corrupt candidate is passed over (and named in Restored::passed_over) for the next older one.
+/// Restores the checkpoint under `root` that `which` means, by the rules of Checkpointer::Restore: where `which` may
+/// fall back, a Corrupt candidate is passed over (and named in Restored::passed_over) for the next older one.
 [[nodiscard]] Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which,
                                             int rank, const State& state, const RestoreOptions& options);
 /// The same choice for Checkpointer::Verify and Inspect, without falling back.

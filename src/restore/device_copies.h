@@ -1,0 +1,51 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cairn/tensor.h"
+#include "device/device.h"
+#include "restore/plan.h"
+
+namespace cairn {
+
+/// The devices that one restore writes to: which lane a copy takes, and the order against the caller's streams.
+/// For one thread.
+class DeviceCopies {
+ public:
+  using FindDevice = std::function<Result<Device*>(DeviceId)>;
+
+  DeviceCopies() = default;
+  /// Gives the events back.
+  ~DeviceCopies();
+  DeviceCopies(const DeviceCopies&) = delete;
+  DeviceCopies& operator=(const DeviceCopies&) = delete;
+
+  /// Finds each target's device and has it check the layout. Ordinary CPU memory needs none.
+  Status Prepare(std::span<const std::vector<PlannedCopy>> copies, const FindDevice& find);
+  /// All lanes wait for what the caller's streams were given so far (a CUDA device without one: its default stream).
+  Status WaitForStreams(std::span<const Stream> streams);
+  /// The device whose copy engine writes the target; null for ordinary CPU memory.
+  [[nodiscard]] Device* For(DeviceId id) const;
+  /// Enqueues a batch for one device. Batches take lanes in turn, those that share memory with others always the first.
+  Status Copy(Device& device, std::vector<CopyPiece> pieces, bool shares_memory, CopyDone done);
+  /// The caller's streams wait for every copy so far.
+  Status HoldStreams(std::span<const Stream> streams);
+  /// The first device's sticky error, or Ok.
+  Status Health();
+
+ private:
+  struct Used {
+    Device* device = nullptr;
+    int next_lane = 0;
+    std::vector<EventId> events;
+  };
+  static Result<EventId> NewEvent(Used& used);
+
+  std::map<DeviceId, Used> used_;
+};
+
+}  // namespace cairn

@@ -1,0 +1,251 @@
+#include "restore/pipeline.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/crc32c.h"
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+// After a sticky device error no callback comes any more: while copies are outstanding the device is asked this often.
+constexpr std::chrono::seconds kHealthInterval{1};
+
+Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block) {
+  const std::uint32_t expected = file.header.sums[begin / kChecksumBlock];
+  const std::uint32_t found = Crc32c(block);
+  if (found == expected) return Status::Ok();
+  return Error(StatusCode::kCorrupt,
+               "{}: CRC32C of data bytes {} to {} (file offset {}): expected {:08x}, found {:08x}", file.name, begin,
+               begin + block.size(), file.header.data_begin + begin, expected, found);
+}
+
+}  // namespace
+
+void Pipeline::Inbox::Push(Message message) {
+  MutexLock lock(mutex);
+  messages.push_back(std::move(message));
+  // Under the lock, which is what keeps the queue alive for stragglers.
+  if (queue != nullptr) queue->Wake();
+  arrived.NotifyOne();
+}
+
+Pipeline::Pipeline(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, std::span<ShardFile> files,
+                   std::span<const PlannedRead> reads, std::span<const std::vector<PlannedCopy>> copies,
+                   DeviceCopies& devices)
+    : parts_(parts),
+      files_(files),
+      reads_(reads),
+      copies_(copies),
+      devices_(devices),
+      inbox_(std::make_shared<Inbox>()),
+      queue_(std::move(queue)) {
+  {
+    MutexLock lock(inbox_->mutex);
+    inbox_->queue = queue_.get();
+  }
+  for (const PlannedRead& read : reads) bytes_total_ += read.end - read.begin;
+  // As many again as are being read may be in the workers' and the devices' hands.
+  const auto slots = std::min<std::size_t>(reads.size(), 2 * static_cast<std::size_t>(parts.queue_depth));
+  for (std::size_t i = 0; i < slots; ++i) {
+    slots_.push_back(std::make_unique<Slot>());
+    idle_slots_.push_back(slots_.back().get());
+  }
+}
+
+Pipeline::~Pipeline() {
+  MutexLock lock(inbox_->mutex);
+  inbox_->queue = nullptr;
+}
+
+Status Pipeline::Run(std::span<const Stream> streams, const Progress& progress) {
+  Status before = devices_.WaitForStreams(streams);
+  if (!before.ok()) return before;
+  while (true) {
+    FillQueue();
+    if (idle()) {
+      if (!status_.ok() || next_read_ == reads_.size()) break;
+      if (Status status = WaitForChunk(); !status.ok()) Fail(std::move(status));
+      continue;
+    }
+    RunQueue();
+    HandleMessages(progress);
+    CheckHealth();
+  }
+  CAIRN_RETURN_IF_ERROR(status_);
+  return devices_.HoldStreams(streams);
+}
+
+void Pipeline::FillQueue() {
+  while (status_.ok() && next_read_ < reads_.size() && reading_ < parts_.queue_depth && !idle_slots_.empty()) {
+    Slot& slot = *idle_slots_.back();
+    if (!slot.chunk) slot.chunk = parts_.pool->TryAcquire(BufferPool::Priority::kRestore);
+    if (!slot.chunk) return;
+    StartRead(slot);
+  }
+}
+
+// Only with nothing under way: whoever holds a chunk moves on without a second one, so nobody waits for each other.
+Status Pipeline::WaitForChunk() {
+  CAIRN_ASSIGN_OR_RETURN(idle_slots_.back()->chunk,
+                         parts_.pool->Acquire(BufferPool::Priority::kRestore, Deadline::Infinite()));
+  return Status::Ok();
+}
+
+void Pipeline::StartRead(Slot& slot) {
+  idle_slots_.pop_back();
+  slot.read = &reads_[next_read_++];
+  ++reading_;
+  ReadAt(*queue_, files_[slot.read->shard], slot.chunk.data(), slot.read->file_begin, slot.read->file_bytes,
+         [this, &slot](Status status) { ReadDone(slot, std::move(status)); });
+}
+
+void Pipeline::ReadDone(Slot& slot, Status status) {
+  --reading_;
+  if (!status.ok()) Fail(std::move(status));
+  if (!status_.ok()) return Finish(slot);
+  ++working_;
+  parts_.workers->Post([this, &slot, inbox = inbox_] {
+    Status verified = failed_ ? Status::Ok() : VerifyAndCopy(slot);
+    inbox->Push({.slot = &slot, .status = std::move(verified)});
+  });
+}
+
+const std::byte* Pipeline::DataOf(const Slot& slot) const {
+  const PlannedRead& read = *slot.read;
+  return slot.chunk.data() + (files_[read.shard].header.data_begin + read.begin - read.file_begin);
+}
+
+// On a worker. A block is copied only after it was verified, and while it is in the cache.
+Status Pipeline::VerifyAndCopy(const Slot& slot) {
+  const PlannedRead& read = *slot.read;
+  const ShardFile& file = files_[read.shard];
+  const std::vector<PlannedCopy>& copies = copies_[read.shard];
+  const std::byte* const data = DataOf(slot);
+  std::size_t first = read.first_copy;
+  for (std::uint64_t begin = read.begin; begin < read.end;) {
+    const std::uint64_t end = std::min(AlignDown(begin, kChecksumBlock) + kChecksumBlock, read.end);
+    if (!file.header.sums.empty()) {
+      CAIRN_RETURN_IF_ERROR(VerifyBlock(file, begin, Bytes(data + (begin - read.begin), end - begin)));
+    }
+    while (first < copies.size() && copies[first].end <= begin) ++first;
+    for (std::size_t i = first; i < copies.size() && copies[i].begin < end; ++i) {
+      const PlannedCopy& copy = copies[i];
+      if (devices_.For(copy.device) != nullptr) continue;
+      const std::uint64_t from = std::max(begin, copy.begin);
+      const std::uint64_t to = std::min(end, copy.end);
+      const std::uint64_t at = copy.target_begin + (from - copy.begin);
+      const std::byte* const bytes = data + (from - read.begin);
+      if (copy.shares_memory) {
+        MutexLock lock(shared_memory_);
+        ScatterBytes(*copy.target, at, at + (to - from), bytes);
+      } else {
+        ScatterBytes(*copy.target, at, at + (to - from), bytes);
+      }
+    }
+    begin = end;
+  }
+  return Status::Ok();
+}
+
+void Pipeline::CopyToDevices(Slot& slot) {
+  const PlannedRead& read = *slot.read;
+  const std::vector<PlannedCopy>& copies = copies_[read.shard];
+  struct Batch {
+    std::vector<CopyPiece> pieces;
+    bool shares_memory = false;
+  };
+  std::map<Device*, Batch> batches;
+  // Only read here: the devices take what a chunk holds from where it is.
+  auto* const data = const_cast<std::byte*>(DataOf(slot));
+  for (std::size_t i = read.first_copy; i < copies.size() && copies[i].begin < read.end; ++i) {
+    const PlannedCopy& copy = copies[i];
+    Device* const device = devices_.For(copy.device);
+    if (device == nullptr) continue;
+    const std::uint64_t from = std::max(read.begin, copy.begin);
+    const std::uint64_t to = std::min(read.end, copy.end);
+    const std::uint64_t at = copy.target_begin + (from - copy.begin);
+    Batch& batch = batches[device];
+    batch.pieces.push_back(
+        {.tensor = copy.target, .begin = at, .end = at + (to - from), .memory = data + (from - read.begin)});
+    batch.shares_memory = batch.shares_memory || copy.shares_memory;
+  }
+  for (auto& [device, batch] : batches) {
+    Status status =
+        devices_.Copy(*device, std::move(batch.pieces), batch.shares_memory, [inbox = inbox_, &slot](Status outcome) {
+          inbox->Push({.slot = &slot, .copied = true, .status = std::move(outcome)});
+        });
+    if (!status.ok()) {
+      Fail(std::move(status));
+      break;
+    }
+    ++slot.copies;
+  }
+  if (slot.copies == 0) return Finish(slot);
+  if (copying_++ == 0) next_health_check_ = Deadline::In(kHealthInterval);
+}
+
+void Pipeline::Handle(const Message& message, const Progress& progress) {
+  Slot& slot = *message.slot;
+  if (message.copied) {
+    if (devices_lost_) return;  // A straggler: its slot was given up.
+    if (!message.status.ok()) Fail(message.status);
+    if (--slot.copies > 0) return;
+    --copying_;
+    return Finish(slot);
+  }
+  --working_;
+  if (!message.status.ok()) Fail(message.status);
+  if (!status_.ok()) return Finish(slot);
+  bytes_done_ += slot.read->end - slot.read->begin;
+  if (progress) progress(bytes_done_, bytes_total_);
+  CopyToDevices(slot);
+}
+
+void Pipeline::HandleMessages(const Progress& progress) {
+  std::vector<Message> messages;
+  {
+    MutexLock lock(inbox_->mutex);
+    messages.swap(inbox_->messages);
+  }
+  for (const Message& message : messages) Handle(message, progress);
+}
+
+void Pipeline::RunQueue() {
+  const Deadline deadline = copying_ > 0 ? next_health_check_ : Deadline::Infinite();
+  if (!queue_broken_) {
+    const Result<std::size_t> ran = queue_->RunOnce(deadline);
+    if (ran.ok() || ran.status().code() == StatusCode::kDeadlineExceeded) return;
+    // Its destructor waits for the reads; workers and devices are still waited for here.
+    Fail(ran.status());
+    queue_broken_ = true;
+    reading_ = 0;
+    return;
+  }
+  MutexLock lock(inbox_->mutex);
+  while (inbox_->messages.empty() && !deadline.passed()) inbox_->arrived.WaitUntil(inbox_->mutex, deadline);
+}
+
+void Pipeline::CheckHealth() {
+  if (copying_ == 0 || !next_health_check_.passed()) return;
+  next_health_check_ = Deadline::In(kHealthInterval);
+  if (Status status = devices_.Health(); !status.ok()) {
+    Fail(std::move(status));
+    devices_lost_ = true;
+    copying_ = 0;
+  }
+}
+
+void Pipeline::Fail(Status status) {
+  failed_ = true;
+  if (status_.ok()) status_ = std::move(status);
+}
+
+void Pipeline::Finish(Slot& slot) {
+  slot.read = nullptr;
+  idle_slots_.push_back(&slot);
+}
+
+}  // namespace cairn

@@ -1,0 +1,240 @@
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "restore_fixture.h"
+
+namespace cairn {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// Two shards of one step, on disk, and a state that wants all of it.
+class DamageTest : public RestoreTest {
+ protected:
+  DamageTest() {
+    first_ = MakeTensor("first", DType::kF32, {600000}, 1);
+    second_ = MakeTensor("second", DType::kBF16, {300}, 2);
+    folder_ = WriteCheckpoint(
+        root(), {.step = 9, .shards = {{.tensors = {first_}, .values = {{"lr", 0.1}}}, {.tensors = {second_}}}});
+    targets_.Add(first_);
+    targets_.Add(second_);
+  }
+  [[nodiscard]] std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+  [[nodiscard]] Status TryRestore() { return RestoreWhich(Parts(), root(), Latest(), 0, targets_.state, {}).status(); }
+  [[nodiscard]] Status TryVerify() { return VerifyWhich(Parts(), root(), Latest(), {}); }
+  // The manifest says what is there, as one would that was made by an attacker.
+  void Rewrite(const std::function<void(Manifest&)>& change) {
+    Manifest manifest = ReadManifest(folder_);
+    change(manifest);
+    WriteManifest(folder_, manifest);
+  }
+
+  SavedTensor first_;
+  SavedTensor second_;
+  std::string folder_;
+  Targets targets_;
+  const std::string shard0_ = "shard-00000.safetensors";
+  const std::string shard1_ = "shard-00001.safetensors";
+};
+
+TEST_F(DamageTest, FindsAndNamesOneFlippedBitAnywhere) {
+  for (const std::string& name : {std::string(kManifestName), shard0_, shard1_}) {
+    const std::string good = ReadWholeFile(Path(name));
+    const std::size_t stride = std::max<std::size_t>(1, good.size() / 61);
+    for (std::size_t at = 0; at < good.size(); at += stride) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ (1 << (at % 8)));
+      WriteWholeFile(Path(name), bad);
+
+      const Status restored = TryRestore();
+      const Status verified = TryVerify();
+
+      EXPECT_EQ(restored.code(), StatusCode::kCorrupt) << name << " at " << at << ": " << restored;
+      EXPECT_THAT(restored.message(), HasSubstr(name)) << at;
+      EXPECT_EQ(verified.code(), StatusCode::kCorrupt) << name << " at " << at << ": " << verified;
+    }
+    WriteWholeFile(Path(name), good);
+  }
+  EXPECT_TRUE(TryRestore().ok());
+}
+
+TEST_F(DamageTest, NamesTheBlockWithExpectedAndFound) {
+  std::string shard = ReadWholeFile(Path(shard0_));
+  shard[shard.size() - 600000 * 4 + (1 << 20) + 17] ^= 4;
+  WriteWholeFile(Path(shard0_), shard);
+
+  const Status restored = TryRestore();
+
+  EXPECT_THAT(restored.message(), AllOf(HasSubstr(shard0_), HasSubstr("data bytes 1048576 to 2097152"),
+                                        HasSubstr("expected "), HasSubstr("found ")));
+}
+
+TEST_F(DamageTest, LeavesTargetsUntouchedWhereAHeaderIsDamaged) {
+  std::string shard = ReadWholeFile(Path(shard1_));
+  shard[20] ^= 1;
+  WriteWholeFile(Path(shard1_), shard);
+
+  EXPECT_EQ(TryRestore().code(), StatusCode::kCorrupt);
+  EXPECT_TRUE(targets_.untouched());
+}
+
+TEST_F(DamageTest, NamesATruncatedOrExtendedShard) {
+  const std::string good = ReadWholeFile(Path(shard0_));
+  for (const std::size_t length : {std::size_t{0}, std::size_t{5}, std::size_t{4096}, good.size() - 1}) {
+    WriteWholeFile(Path(shard0_), good.substr(0, length));
+
+    const Status restored = TryRestore();
+
+    EXPECT_EQ(restored.code(), StatusCode::kCorrupt) << length;
+    EXPECT_THAT(restored.message(),
+                AllOf(HasSubstr(shard0_), HasSubstr(std::to_string(good.size())), HasSubstr(std::to_string(length))));
+  }
+  WriteWholeFile(Path(shard0_), good + "x");
+  EXPECT_EQ(TryRestore().code(), StatusCode::kCorrupt);
+  EXPECT_TRUE(targets_.untouched());
+}
+
+TEST_F(DamageTest, NamesAMissingShard) {
+  std::filesystem::remove(Path(shard1_));
+
+  const Status restored = TryRestore();
+
+  EXPECT_EQ(restored.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(restored.message(), HasSubstr(shard1_));
+}
+
+TEST_F(DamageTest, RefusesSwappedShards) {
+  std::filesystem::rename(Path(shard0_), Path("aside"));
+  std::filesystem::rename(Path(shard1_), Path(shard0_));
+  std::filesystem::rename(Path("aside"), Path(shard1_));
+
+  EXPECT_EQ(TryRestore().code(), StatusCode::kCorrupt);
+
+  // Even where the manifest agrees with the swap, the headers do not.
+  Rewrite([](Manifest& manifest) { std::swap(manifest.shards[0].file, manifest.shards[1].file); });
+  const Status restored = TryRestore();
+  EXPECT_EQ(restored.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(restored.message(), HasSubstr("expected shard-0000"));
+  EXPECT_TRUE(targets_.untouched());
+}
+
+TEST_F(DamageTest, RefusesAShardOfAnotherStepOrAttempt) {
+  const std::string other = directory_ / "other";
+  const std::string later =
+      WriteCheckpoint(other, {.step = 10, .shards = {{.tensors = {first_}, .values = {{"lr", 0.1}}}, {}}});
+  std::filesystem::copy_file(later + "/" + shard0_, Path(shard0_), std::filesystem::copy_options::overwrite_existing);
+  Rewrite([&](Manifest& manifest) { manifest.shards[0] = ReadManifest(later).shards[0]; });
+
+  const Status restored = TryRestore();
+
+  EXPECT_EQ(restored.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(restored.message(), AllOf(HasSubstr("of step 9"), HasSubstr("of step 10")));
+}
+
+TEST_F(DamageTest, RefusesPathsOutOfTheFolder) {
+  const Manifest good = ReadManifest(folder_);
+  for (const std::string path : {"../shard-00000.safetensors", "/etc/hostname", "..", ".", "", "a/b"}) {
+    Manifest hostile = good;
+    hostile.shards[0].file = path;
+    WriteManifest(folder_, hostile);
+
+    EXPECT_EQ(TryRestore().code(), StatusCode::kCorrupt) << path;
+  }
+  EXPECT_TRUE(targets_.untouched());
+}
+
+TEST_F(DamageTest, RefusesASymbolicLinkInAShardsPlace) {
+  std::filesystem::rename(Path(shard0_), directory_ / "elsewhere");
+  std::filesystem::create_symlink(directory_ / "elsewhere", Path(shard0_));
+
+  const Status restored = TryRestore();
+
+  EXPECT_EQ(restored.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(restored.message(), HasSubstr(shard0_));
+  EXPECT_TRUE(targets_.untouched());
+}
+
+TEST_F(DamageTest, RefusesAFifoWithoutBlocking) {
+  std::filesystem::remove(Path(shard0_));
+  ASSERT_EQ(::mkfifo(Path(shard0_).c_str(), 0644), 0);
+
+  const Status restored = TryRestore();
+
+  EXPECT_EQ(restored.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(restored.message(), HasSubstr(shard0_));
+}
+
+TEST_F(DamageTest, RefusesADirectoryInAShardsPlace) {
+  std::filesystem::remove(Path(shard0_));
+  std::filesystem::create_directory(Path(shard0_));
+
+  EXPECT_EQ(TryRestore().code(), StatusCode::kCorrupt);
+}
+
+TEST_F(DamageTest, IsFoundByLengthAndHeaderAloneWhereChecksumsWereOff) {
+  folder_ = WriteCheckpoint(root(), {.step = 10, .checksums = false, .shards = {{.tensors = {first_, second_}}}});
+  std::string shard = ReadWholeFile(Path(shard0_));
+  const std::string good = shard;
+  shard[30] ^= 1;
+  WriteWholeFile(Path(shard0_), shard);
+  EXPECT_EQ(TryVerify().code(), StatusCode::kCorrupt);
+  WriteWholeFile(Path(shard0_), good.substr(0, good.size() - 1));
+  EXPECT_EQ(TryVerify().code(), StatusCode::kCorrupt);
+
+  WriteWholeFile(Path(shard0_), good);
+
+  EXPECT_TRUE(TryVerify().ok());
+}
+
+TEST_F(DamageTest, IsPassedOverOnlyWhereFallingBackIsPermitted) {
+  const SavedTensor newer = MakeTensor("first", DType::kF32, {600000}, 7);
+  const std::string newest = WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {newer, second_}}}});
+  std::string shard = ReadWholeFile(newest + "/" + shard0_);
+  shard.back() = static_cast<char>(shard.back() ^ 1);
+  WriteWholeFile(newest + "/" + shard0_, shard);
+
+  const Status strict = TryRestore();
+  const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+
+  EXPECT_EQ(strict.code(), StatusCode::kCorrupt);
+  ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
+  EXPECT_EQ(fallen_back->step, 9);
+  EXPECT_EQ(targets_["first"], first_.bytes);
+  EXPECT_THAT(fallen_back->passed_over,
+              ElementsAre(AllOf(HasSubstr("step-00000000000000000010"), HasSubstr("CRC32C"))));
+}
+
+TEST_F(DamageTest, OfAManifestCountsAsTheNewestAndMayBePassedOver) {
+  const std::string newest = WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {first_, second_}}}});
+  WriteWholeFile(newest + "/manifest.json", "{}");
+
+  const Status strict = TryRestore();
+  const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+
+  EXPECT_EQ(strict.code(), StatusCode::kCorrupt);
+  ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
+  EXPECT_EQ(fallen_back->passed_over.size(), 1);
+}
+
+TEST_F(DamageTest, OfEveryCandidateIsCorruptAndNotFallenThrough) {
+  std::filesystem::remove(Path(shard1_));
+
+  const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+
+  EXPECT_EQ(fallen_back.status().code(), StatusCode::kCorrupt);
+}
+
+TEST_F(DamageTest, NeverHidesAMismatchBehindAnOlderCheckpoint) {
+  WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {MakeTensor("other", DType::kF32, {1}, 1)}}}});
+
+  const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+
+  EXPECT_EQ(fallen_back.status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace cairn

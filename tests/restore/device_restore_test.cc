@@ -1,0 +1,121 @@
+#include <future>
+
+#include "device/host_device.h"
+#include "restore_fixture.h"
+#include "support/faulty_device.h"
+
+namespace cairn {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr DeviceId kGpu{DeviceKind::kCuda, 0};
+
+class DeviceRestoreTest : public RestoreTest {
+ protected:
+  DeviceRestoreTest() {
+    saved_ = {MakeTensor("on.gpu", DType::kF32, {1500000}, 1), MakeTensor("on.gpu.too", DType::kF32, {777}, 2),
+              MakeTensor("on.cpu", DType::kF32, {400000}, 3)};
+    folder_ = WriteCheckpoint(root(), {.shards = {{.tensors = saved_}}});
+    targets_.Add(saved_[0], kGpu);
+    targets_.Add(saved_[1], kGpu);
+    targets_.Add(saved_[2]);
+  }
+  [[nodiscard]] Result<Restored> TryRestore(const RestoreOptions& options = {}) {
+    RestoreParts parts = Parts();
+    parts.device = [this](DeviceId id) -> Result<Device*> {
+      if (id == kGpu) return &faulty_;
+      return cpu_.get();
+    };
+    return RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, options);
+  }
+
+  std::unique_ptr<HostDevice> cpu_ = HostDevice::Make({}, workers_);
+  std::shared_ptr<HostDevice> gpu_ = HostDevice::Make({.id = kGpu, .lanes = 2, .streams = true}, workers_);
+  FaultyDevice faulty_{gpu_};
+  std::vector<SavedTensor> saved_;
+  std::string folder_;
+  Targets targets_;
+};
+
+TEST_F(DeviceRestoreTest, FillsTensorsOnSeveralDevices) {
+  const auto restored = TryRestore();
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  for (const SavedTensor& tensor : saved_) EXPECT_EQ(targets_[tensor.name], tensor.bytes) << tensor.name;
+}
+
+TEST_F(DeviceRestoreTest, WritesOnlyAfterTheCallersStreamsAreDoneWithTheTargets) {
+  const Stream stream = gpu_->MakeStream();
+  std::promise<void> may_go_on;
+  std::shared_future<void> gate = may_go_on.get_future().share();
+  bool untouched_before = false;
+  gpu_->Launch(stream, [&, gate] {
+    gate.wait();
+    untouched_before = targets_["on.gpu"].find_first_not_of(Targets::kUntouched) == std::string::npos;
+  });
+  auto restoring = std::async(std::launch::async, [&] { return TryRestore({.streams = {stream}}); });
+  ASSERT_TRUE(faulty_.AwaitCopies(2));  // They are enqueued, and must not run yet.
+  may_go_on.set_value();
+
+  const auto restored = restoring.get();
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_TRUE(untouched_before);
+  EXPECT_EQ(targets_["on.gpu"], saved_[0].bytes);
+}
+
+TEST_F(DeviceRestoreTest, NeverCopiesADamagedBlockToTheDevice) {
+  std::string shard = ReadWholeFile(folder_ + "/shard-00000.safetensors");
+  // Damage in every block: nothing may arrive.
+  for (std::size_t at = shard.size() - 1;; at -= std::min<std::size_t>(at, 1 << 19)) {
+    if (at < (1 << 16)) break;
+    shard[at] = static_cast<char>(shard[at] ^ 1);
+  }
+  WriteWholeFile(folder_ + "/shard-00000.safetensors", shard);
+
+  const auto restored = TryRestore();
+
+  EXPECT_EQ(restored.status().code(), StatusCode::kCorrupt) << restored.status();
+  EXPECT_TRUE(targets_.untouched());
+}
+
+TEST_F(DeviceRestoreTest, EndsWithTheDevicesErrorWhereCallbacksStopComing) {
+  faulty_.BecomeStickyAt(3);
+
+  const auto restored = TryRestore();
+
+  EXPECT_EQ(restored.status().code(), StatusCode::kDeviceError) << restored.status();
+}
+
+TEST_F(DeviceRestoreTest, EndsWithTheErrorOfACopy) {
+  faulty_.FailCopyLater(2, {StatusCode::kDeviceError, "the second copy"});
+  const auto late = TryRestore();
+  faulty_.FailCopy(faulty_.copies() + 1, {StatusCode::kDeviceError, "refused"});
+  const auto at_once = TryRestore();
+
+  EXPECT_THAT(late.status().message(), HasSubstr("the second copy"));
+  EXPECT_THAT(at_once.status().message(), HasSubstr("refused"));
+}
+
+TEST_F(DeviceRestoreTest, NamesATensorThatTheDeviceWillNotTake) {
+  faulty_.BecomeSticky();
+
+  const auto restored = TryRestore();
+
+  EXPECT_THAT(restored.status().message(), HasSubstr("tensor \"on.gpu"));
+  EXPECT_TRUE(targets_.untouched());
+}
+
+TEST_F(DeviceRestoreTest, RefusesDevicesThatNobodyMade) {
+  RestoreParts parts = Parts();
+
+  const auto restored = RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, {});
+
+  EXPECT_EQ(restored.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(restored.status().message(), HasSubstr("cuda:0"));
+  EXPECT_TRUE(targets_.untouched());
+}
+
+}  // namespace
+}  // namespace cairn
