@@ -1,0 +1,123 @@
+// The C++ half of interop_test.py: `write FOLDER` makes a checkpoint of one shard and says what is in it, `read FILE`
+// says what is in any safetensors file. One line a tensor: name, dtype, shape, bytes; name and bytes as hexadecimal
+// digits.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "base/crc32c.h"
+#include "format/manifest.h"
+#include "format/shard_bytes.h"
+#include "format/shard_header.h"
+
+namespace cairn {
+namespace {
+
+std::string Hex(std::string_view bytes) {
+  std::string out;
+  for (const char c : bytes) out += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  return out;
+}
+
+void Describe(const ShardTensor& tensor, std::string_view data) {
+  std::cout << fmt::format("{} {} [{}] {}\n", Hex(tensor.name), DTypeName(tensor.dtype), fmt::join(tensor.shape, ","),
+                           Hex(data.substr(tensor.begin, tensor.end - tensor.begin)));
+}
+
+// Every dtype with every shape, under names that JSON has to escape.
+ShardHeader Sample() {
+  ShardHeader header = RichHeader();
+  header.tensors.clear();
+  header.aliases.clear();
+  const std::vector<std::vector<std::int64_t>> shapes{{}, {1}, {3, 5}, {0, 4}, {2, 3, 4}, {30'000}};
+  const std::vector<std::string> names{"scalar",
+                                       "a\"b\\c/d",
+                                       std::string("nul\0tab\tline\n\x01\x1f\x7f", 17),
+                                       "\xc3\xa9\xe4\xb8\xad\xf0\x9f\x90\xa7\xe2\x80\xa8",
+                                       " ",
+                                       "model.layers.0.weight"};
+  std::uint64_t end = 0;
+  for (int i = static_cast<int>(DType::kU64); i >= 0; --i) {
+    const auto dtype = static_cast<DType>(i);
+    for (std::size_t s = 0; s < shapes.size(); ++s) {
+      std::uint64_t bytes = DTypeSize(dtype);
+      for (const std::int64_t extent : shapes[s]) bytes *= static_cast<std::uint64_t>(extent);
+      header.tensors.push_back({.name = fmt::format("{} {}", DTypeName(dtype), names[s]),
+                                .dtype = dtype,
+                                .shape = shapes[s],
+                                .begin = end,
+                                .end = end + bytes});
+      end += bytes;
+    }
+  }
+  ShardTensor& part = header.tensors[2];
+  part.part = TensorPart{.logical_name = "whole \"w\"", .global_shape = {6, 5}, .offset = {3, 0}};
+  header.aliases = {{"tied \xf0\x9f\x90\xa7", header.tensors[1].name}};
+  header.values = {{"bool", true},
+                   {"double", 1.0},
+                   {"json", Json{"{\"a\": [1, 2.50]}"}},
+                   {"minus zero", -0.0},
+                   {"none", nullptr},
+                   {"seed", std::int64_t{-9223372036854775807 - 1}},
+                   {"text \"\n\x01", std::string("\xf0\x9f\x90\xa7 \\ \"")}};
+  return header;
+}
+
+Status Write(const std::string& folder) {
+  const ShardHeader header = Sample();
+  std::string data(header.data_bytes(), '\0');
+  std::uint32_t state = 1;
+  for (char& c : data) c = static_cast<char>((state = state * 1664525 + 1013904223) >> 24);
+  for (const ShardTensor& tensor : header.tensors) {
+    if (tensor.dtype != DType::kBool) continue;
+    for (std::uint64_t i = tensor.begin; i < tensor.end; ++i) data[i] = static_cast<char>(data[i] & 1);
+  }
+
+  auto writer = ShardHeaderWriter::Make(header);
+  if (!writer.ok()) return writer.status();
+  std::vector<std::uint32_t> sums;
+  for (std::size_t at = 0; at < data.size(); at += kChecksumBlock) {
+    sums.push_back(Crc32c(AsBytes(std::string_view(data).substr(at, kChecksumBlock))));
+  }
+  writer->SetSums(sums);
+  Manifest manifest;
+  manifest.step = header.step;
+  manifest.attempt = header.attempt;
+  manifest.shards = {{.file = "shard-00003.safetensors",
+                      .length = writer->data_begin() + data.size(),
+                      .header_digest = writer->digest()}};
+  std::ofstream(folder + "/shard-00003.safetensors", std::ios::binary) << writer->bytes() << data;
+  std::ofstream(folder + "/manifest.json", std::ios::binary) << EncodeManifest(manifest);
+  for (const ShardTensor& tensor : header.tensors) Describe(tensor, data);
+  return Status::Ok();
+}
+
+Status Read(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string file((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const auto length = ShardHeaderLength(AsBytes(file).first(8), file.size(), path);
+  if (!length.ok()) return length.status();
+  const auto header = DecodeShardHeader(AsBytes(file).first(*length), file.size(), path);
+  if (!header.ok()) return header.status();
+  for (const auto& [key, value] : header->metadata) std::cout << fmt::format("metadata {} {}\n", Hex(key), Hex(value));
+  for (const ShardTensor& tensor : header->tensors) Describe(tensor, std::string_view(file).substr(header->data_begin));
+  return Status::Ok();
+}
+
+}  // namespace
+}  // namespace cairn
+
+int main(int argc, char** argv) {
+  const std::string_view command = argc == 3 ? argv[1] : "";
+  if (command != "write" && command != "read") {
+    std::cerr << "usage: format_interop write FOLDER | read FILE\n";
+    return 2;
+  }
+  const cairn::Status status = command == "write" ? cairn::Write(argv[2]) : cairn::Read(argv[2]);
+  if (!status.ok()) std::cerr << status << '\n';
+  return status.ok() ? 0 : 1;
+}
