@@ -197,6 +197,11 @@ std::uint64_t BufferPool::peak_bytes() const {
   return peak_chunks_ * chunk_bytes_;
 }
 
+int BufferPool::restores_waiting() const {
+  MutexLock lock(mutex_);
+  return restores_waiting_;
+}
+
 std::uint64_t BufferPool::HugepageBytes() const {
   constexpr std::string_view kField = "AnonHugePages:";
   const auto begin = reinterpret_cast<std::uintptr_t>(chunks_);

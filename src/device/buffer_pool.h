@@ -73,6 +73,8 @@ class BufferPool {
   [[nodiscard]] std::uint64_t chunk_count() const { return chunk_count_; }
   /// The most that was ever on loan at once, in bytes.
   [[nodiscard]] std::uint64_t peak_bytes() const CAIRN_EXCLUDES(mutex_);
+  /// Restores that sleep in Acquire now.
+  [[nodiscard]] int restores_waiting() const CAIRN_EXCLUDES(mutex_);
   /// Bytes of the pool backed by huge pages, from /proc/self/smaps. Slow.
   [[nodiscard]] std::uint64_t HugepageBytes() const;
 

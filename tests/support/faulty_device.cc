@@ -1,0 +1,228 @@
+#include "support/faulty_device.h"
+
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "device/host_device.h"
+#include "device/stream_point.h"
+
+namespace cairn {
+
+struct FaultyDevice::State {
+  struct Held {
+    CopyBatch batch;
+    CopyDone done;
+  };
+
+  mutable Mutex mutex;
+  CondVar copied;
+  int copies CAIRN_GUARDED_BY(mutex) = 0;
+  std::map<int, Status> fail_now CAIRN_GUARDED_BY(mutex);
+  std::map<int, Status> fail_later CAIRN_GUARDED_BY(mutex);
+  std::optional<int> sticky_at CAIRN_GUARDED_BY(mutex);
+  bool silent CAIRN_GUARDED_BY(mutex) = false;  // No done is called any more;
+  bool sticky CAIRN_GUARDED_BY(mutex) = false;  // and once no copy runs any more, every call fails.
+  int under_way CAIRN_GUARDED_BY(mutex) = 0;    // Batches that the inner device has.
+  CondVar none_under_way;
+  std::vector<CopyDone> never_called CAIRN_GUARDED_BY(mutex);  // A driver keeps them too.
+
+  // Without streams: what is held. With streams: the point that the lanes wait for.
+  bool holding CAIRN_GUARDED_BY(mutex) = false;
+  std::vector<Held> held CAIRN_GUARDED_BY(mutex);
+  std::shared_ptr<StreamPoint> gate CAIRN_GUARDED_BY(mutex);
+
+  Status Error() const CAIRN_EXCLUDES(mutex) {
+    MutexLock lock(mutex);
+    return sticky ? StickyError() : Status::Ok();
+  }
+  static Status StickyError() {
+    return {StatusCode::kDeviceError, "injected sticky device error: an illegal memory access was encountered"};
+  }
+  void FallSilent() CAIRN_REQUIRES(mutex) {
+    silent = true;
+    for (Held& one : held) never_called.push_back(std::move(one.done));
+    held.clear();
+    if (gate != nullptr) std::exchange(gate, nullptr)->Reach();
+    while (under_way > 0) none_under_way.Wait(mutex);
+    sticky = true;
+  }
+  // A batch of the inner device has ended: whether its done may be called.
+  bool End(const CopyDone& done) CAIRN_EXCLUDES(mutex) {
+    MutexLock lock(mutex);
+    if (silent) never_called.push_back(done);
+    if (--under_way == 0) none_under_way.NotifyAll();
+    return !silent;
+  }
+};
+
+FaultyDevice::FaultyDevice(std::shared_ptr<Device> inner)
+    : inner_(std::move(inner)), state_(std::make_shared<State>()) {}
+
+FaultyDevice::~FaultyDevice() { ReleaseCopies(); }
+
+void FaultyDevice::FailCopy(int nth, Status status) {
+  MutexLock lock(state_->mutex);
+  state_->fail_now.insert_or_assign(nth, std::move(status));
+}
+
+void FaultyDevice::FailCopyLater(int nth, Status status) {
+  MutexLock lock(state_->mutex);
+  state_->fail_later.insert_or_assign(nth, std::move(status));
+}
+
+void FaultyDevice::BecomeStickyAt(int nth) {
+  MutexLock lock(state_->mutex);
+  state_->sticky_at = nth;
+}
+
+void FaultyDevice::BecomeSticky() {
+  MutexLock lock(state_->mutex);
+  state_->FallSilent();
+}
+
+Status FaultyDevice::HoldCopies() {
+  if (!inner_->has_streams()) {
+    MutexLock lock(state_->mutex);
+    state_->holding = true;
+    return Status::Ok();
+  }
+  auto* const host = dynamic_cast<HostDevice*>(inner_.get());
+  if (host == nullptr) return {StatusCode::kUnsupported, "only a HostDevice's lanes can be held"};
+  auto gate = std::make_shared<StreamPoint>();
+  const Stream stream = host->MakeStream();
+  CAIRN_ASSIGN_OR_RETURN(const EventId event, inner_->AcquireEvent());
+  {
+    MutexLock lock(state_->mutex);
+    if (state_->gate != nullptr) state_->gate->Reach();
+    state_->gate = gate;
+  }
+  host->Launch(stream, [gate] { gate->Await(); });
+  CAIRN_RETURN_IF_ERROR(inner_->RecordOnStream(stream, event));
+  for (int lane = 0; lane < inner_->lanes(); ++lane) CAIRN_RETURN_IF_ERROR(inner_->LaneWait(lane, event));
+  inner_->ReleaseEvent(event);
+  return Status::Ok();
+}
+
+void FaultyDevice::ReleaseCopies() {
+  std::vector<State::Held> held;
+  while (true) {
+    {
+      MutexLock lock(state_->mutex);
+      if (state_->gate != nullptr) std::exchange(state_->gate, nullptr)->Reach();
+      held = std::exchange(state_->held, {});
+      // Copies go straight through again only once none is before them.
+      if (held.empty()) {
+        state_->holding = false;
+        return;
+      }
+    }
+    for (State::Held& one : held) {
+      const Status status = Enqueue(std::move(one.batch), one.done);
+      if (!status.ok()) one.done(status);
+    }
+  }
+}
+
+int FaultyDevice::copies() const {
+  MutexLock lock(state_->mutex);
+  return state_->copies;
+}
+
+bool FaultyDevice::AwaitCopies(int count, Deadline deadline) {
+  MutexLock lock(state_->mutex);
+  while (state_->copies < count) {
+    if (!state_->copied.WaitUntil(state_->mutex, deadline)) return state_->copies >= count;
+  }
+  return true;
+}
+
+Status FaultyDevice::CheckLayout(const StridedLayout& layout) const {
+  CAIRN_RETURN_IF_ERROR(state_->Error());
+  return inner_->CheckLayout(layout);
+}
+
+Status FaultyDevice::PinMemory(MutableBytes memory) {
+  CAIRN_RETURN_IF_ERROR(state_->Error());
+  return inner_->PinMemory(memory);
+}
+
+Result<std::byte*> FaultyDevice::AllocateStaging(std::uint64_t bytes) {
+  CAIRN_RETURN_IF_ERROR(state_->Error());
+  return inner_->AllocateStaging(bytes);
+}
+
+Result<EventId> FaultyDevice::AcquireEvent() {
+  CAIRN_RETURN_IF_ERROR(state_->Error());
+  return inner_->AcquireEvent();
+}
+
+Status FaultyDevice::RecordOnStream(Stream stream, EventId event) {
+  CAIRN_RETURN_IF_ERROR(state_->Error());
+  return inner_->RecordOnStream(stream, event);
+}
+
+Status FaultyDevice::StreamWait(Stream stream, EventId event) {
+  CAIRN_RETURN_IF_ERROR(state_->Error());
+  return inner_->StreamWait(stream, event);
+}
+
+Status FaultyDevice::RecordOnLane(int lane, EventId event) {
+  CAIRN_RETURN_IF_ERROR(state_->Error());
+  return inner_->RecordOnLane(lane, event);
+}
+
+Status FaultyDevice::LaneWait(int lane, EventId event) {
+  CAIRN_RETURN_IF_ERROR(state_->Error());
+  return inner_->LaneWait(lane, event);
+}
+
+Status FaultyDevice::Copy(CopyBatch batch, CopyDone done) {
+  {
+    MutexLock lock(state_->mutex);
+    if (state_->silent) return State::StickyError();
+    const int nth = ++state_->copies;
+    state_->copied.NotifyAll();
+    if (state_->sticky_at.has_value() && nth >= *state_->sticky_at) {
+      state_->never_called.push_back(std::move(done));
+      state_->FallSilent();
+      return Status::Ok();
+    }
+    if (const auto found = state_->fail_now.find(nth); found != state_->fail_now.end()) return found->second;
+    if (const auto found = state_->fail_later.find(nth); found != state_->fail_later.end()) {
+      batch.pieces.clear();
+      done = [instead = found->second, done = std::move(done)](const Status&) { done(instead); };
+    }
+    if (state_->holding) {
+      state_->held.push_back({std::move(batch), std::move(done)});
+      return Status::Ok();
+    }
+  }
+  return Enqueue(std::move(batch), std::move(done));
+}
+
+Status FaultyDevice::Enqueue(CopyBatch batch, CopyDone done) {
+  {
+    MutexLock lock(state_->mutex);
+    if (state_->silent) {
+      state_->never_called.push_back(std::move(done));
+      return Status::Ok();
+    }
+    ++state_->under_way;
+  }
+  const Status status = inner_->Copy(std::move(batch), [state = state_, done](Status ended) {
+    if (state->End(done)) done(std::move(ended));
+  });
+  if (!status.ok()) state_->End(done);
+  return status;
+}
+
+Status FaultyDevice::Health() {
+  CAIRN_RETURN_IF_ERROR(state_->Error());
+  return inner_->Health();
+}
+
+}  // namespace cairn

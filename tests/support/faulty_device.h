@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "cairn/options.h"
+#include "device/device.h"
+
+namespace cairn {
+
+/// A Device that does what its inner one does, until it is told to fail. Safe from any thread.
+///
+/// Calls of Copy are counted from 1. A fault may be set before or while the device is in use.
+class FaultyDevice final : public Device {
+ public:
+  explicit FaultyDevice(std::shared_ptr<Device> inner);
+  /// Releases what is held.
+  ~FaultyDevice() override;
+
+  /// The nth Copy returns `status`; nothing of it is enqueued.
+  void FailCopy(int nth, Status status);
+  /// The nth Copy is enqueued, copies nothing, and its done gets `status`.
+  void FailCopyLater(int nth, Status status);
+  /// From the nth Copy on (which still returns Ok) no done is called any more, older batches' neither; Health and every
+  /// later call return a DeviceError. As a GPU is after an illegal access: no copy runs then, so this releases what is
+  /// held and waits for what is under way, which must not depend on the caller.
+  void BecomeStickyAt(int nth);
+  /// The same, now.
+  void BecomeSticky();
+
+  /// Holds batches that are enqueued from now on until ReleaseCopies; lanes stay in order, and so do events behind
+  /// them. Unsupported where the inner device has streams and is no HostDevice.
+  Status HoldCopies();
+  void ReleaseCopies();
+
+  /// Calls of Copy so far.
+  [[nodiscard]] int copies() const;
+  /// Waits until Copy has been called `count` times; false where the deadline passes first.
+  bool AwaitCopies(int count, Deadline deadline = Deadline::Infinite());
+
+  [[nodiscard]] DeviceId id() const override { return inner_->id(); }
+  [[nodiscard]] int lanes() const override { return inner_->lanes(); }
+  [[nodiscard]] bool has_streams() const override { return inner_->has_streams(); }
+  [[nodiscard]] bool sums_while_copying() const override { return inner_->sums_while_copying(); }
+  [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override;
+  Status PinMemory(MutableBytes memory) override;
+  void UnpinMemory(MutableBytes memory) override { inner_->UnpinMemory(memory); }
+  Result<std::byte*> AllocateStaging(std::uint64_t bytes) override;
+  Result<EventId> AcquireEvent() override;
+  void ReleaseEvent(EventId event) override { inner_->ReleaseEvent(event); }
+  Status RecordOnStream(Stream stream, EventId event) override;
+  Status StreamWait(Stream stream, EventId event) override;
+  Status RecordOnLane(int lane, EventId event) override;
+  Status LaneWait(int lane, EventId event) override;
+  Status Copy(CopyBatch batch, CopyDone done) override;
+  Status Health() override;
+
+ private:
+  struct State;
+  Status Enqueue(CopyBatch batch, CopyDone done);
+  const std::shared_ptr<Device> inner_;
+  const std::shared_ptr<State> state_;  // Shared with batches under way, which may outlive this.
+};
+
+}  // namespace cairn
