@@ -1,0 +1,92 @@
+#include "device/cuda_context.h"
+
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+// By number where older headers lack the name.
+bool IsSticky(CUresult result) {
+  switch (static_cast<int>(result)) {
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case 226:  // CUDA_ERROR_CONTAINED
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case 721:  // CUDA_ERROR_TENSOR_MEMORY_LEAK
+    case CUDA_ERROR_MPS_RPC_FAILURE:
+    case 810:  // CUDA_ERROR_MPS_CLIENT_TERMINATED
+    case 911:  // CUDA_ERROR_EXTERNAL_DEVICE
+    case CUDA_ERROR_UNKNOWN:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+// A capture elsewhere in the process (torch's are of the global mode) would be invalidated by calls that the driver
+// deems unsafe beside one, a stream query among them. Ours never touch a capturing stream, so the mode is relaxed.
+CudaContext::Scope::Scope(const CudaContext& context)
+    : driver_(*context.driver_), result_(driver_.ctx_push_current(context.context_)) {
+  if (result_ == CUDA_SUCCESS) (void)driver_.thread_exchange_capture_mode(&capture_mode_);
+}
+
+CudaContext::Scope::~Scope() {
+  if (result_ != CUDA_SUCCESS) return;
+  (void)driver_.thread_exchange_capture_mode(&capture_mode_);
+  CUcontext popped = nullptr;
+  (void)driver_.ctx_pop_current(&popped);
+}
+
+CudaContext::~CudaContext() {
+  if (context_ != nullptr) (void)driver_->primary_ctx_release(device_);
+}
+
+Status CudaContext::Retain() {
+  int count = 0;
+  CAIRN_RETURN_IF_ERROR(Check(driver_->device_get_count(&count), "counting the GPUs"));
+  if (index_ < 0 || index_ >= count) {
+    return Error(StatusCode::kInvalidArgument, "cuda:{}: no such GPU, the driver shows {} (CUDA_VISIBLE_DEVICES?)",
+                 index_, count);
+  }
+  CAIRN_RETURN_IF_ERROR(Check(driver_->device_get(&device_, index_), "finding the GPU"));
+  CUcontext context = nullptr;
+  CAIRN_RETURN_IF_ERROR(Check(driver_->primary_ctx_retain(&context, device_), "retaining the primary context"));
+  context_ = context;
+  return Status::Ok();
+}
+
+Status CudaContext::sticky() const {
+  const MutexLock lock(mutex_);
+  return sticky_;
+}
+
+Status CudaContext::Stick(CUresult result, std::string_view what) const {
+  const MutexLock lock(mutex_);
+  if (sticky_.ok()) {
+    sticky_ = Error(StatusCode::kDeviceError, "cuda:{}: {}: {}; this GPU's context is of no more use to the process",
+                    index_, what, driver_->Describe(result));
+  }
+  return sticky_;
+}
+
+Status CudaContext::Fail(CUresult result, std::string_view what) const {
+  if (IsSticky(result)) return Stick(result, what);
+  if (Status sticky = this->sticky(); !sticky.ok()) return sticky;
+  const StatusCode code =
+      result == CUDA_ERROR_OUT_OF_MEMORY ? StatusCode::kResourceExhausted : StatusCode::kDeviceError;
+  return Error(code, "cuda:{}: {}: {}", index_, what, driver_->Describe(result));
+}
+
+}  // namespace cairn

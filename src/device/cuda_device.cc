@@ -1,0 +1,367 @@
+#include "device/cuda_device.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <set>
+#include <utility>
+
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "device/cuda_completions.h"
+#include "device/cuda_context.h"
+#include "device/cuda_copy_plan.h"
+#include "device/cuda_enqueue.h"
+#include "device/cuda_nvtx.h"
+
+namespace cairn {
+namespace {
+
+CUdeviceptr DevicePointer(const std::byte* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(std::shared_ptr<const CudaDriver> driver, int index) : context_(std::move(driver), index) {}
+  ~CudaDevice() override;
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  // Once, before all else; on failure the destructor undoes what was done.
+  Status Open(const CudaDeviceOptions& options);
+
+  DeviceId id() const override { return {DeviceKind::kCuda, context_.index()}; }
+  int lanes() const override { return static_cast<int>(lanes_.size()); }
+  bool has_streams() const override { return true; }
+  bool sums_while_copying() const override { return false; }
+  Status CheckLayout(const StridedLayout& layout) const override;
+
+  Status PinMemory(MutableBytes memory) override;
+  void UnpinMemory(MutableBytes memory) override;
+  Result<std::byte*> AllocateStaging(std::uint64_t bytes) override;
+
+  Result<EventId> AcquireEvent() override;
+  void ReleaseEvent(EventId event) override;
+  Status RecordOnStream(Stream stream, EventId event) override;
+  Status StreamWait(Stream stream, EventId event) override;
+  Status RecordOnLane(int lane, EventId event) override;
+  Status LaneWait(int lane, EventId event) override;
+
+  Status Copy(CopyBatch batch, CopyDone done) override;
+  Status Health() override;
+
+ private:
+  enum class EventState : std::uint8_t { kFree, kAcquired, kRecorded };
+
+  Status CreateLanesAndEvents(const CudaDeviceOptions& options);
+  Status Record(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
+  Status Wait(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
+  // The driver's name for a caller's stream, once it is clear that work may be enqueued there. Within context_.Run.
+  Result<CUstream> CallerStream(Stream stream) const;
+  Status CaptureError(Stream stream) const;
+  Result<CUstream> Lane(int lane) const;
+  Result<CUevent> Event(EventId event, EventState at_least) const CAIRN_EXCLUDES(mutex_);
+  Status CheckPinned(MutableBytes memory) const;
+
+  [[nodiscard]] const CudaDriver& driver() const { return context_.driver(); }
+
+  CudaContext context_;
+  CudaCompletions completions_;
+  // Constant after Open.
+  std::vector<CUstream> lanes_;
+  std::vector<CUevent> events_;  // Event n is at n - 1.
+  std::uint64_t max_pitch_ = 0;
+
+  mutable Mutex mutex_;
+  std::vector<EventState> event_states_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<EventId> free_events_ CAIRN_GUARDED_BY(mutex_);
+  CUdeviceptr staging_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::set<std::byte*> pinned_ CAIRN_GUARDED_BY(mutex_);  // Registered by this device, not by another for it.
+};
+
+CudaDevice::~CudaDevice() {
+  if (context_.sticky().ok()) {
+    const CudaContext::Scope scope(context_);
+    // Where entering fails the driver is shutting down or the context was reset: all this is gone already.
+    if (scope.result() == CUDA_SUCCESS) {
+      for (CUstream lane : lanes_) {
+        (void)driver().stream_synchronize(lane);
+        (void)driver().stream_destroy(lane);
+      }
+      for (CUevent event : events_) (void)driver().event_destroy(event);
+      const MutexLock lock(mutex_);
+      if (staging_ != 0) (void)driver().mem_free(staging_);
+    }
+  }
+  completions_.Close();
+}
+
+Status CudaDevice::Open(const CudaDeviceOptions& options) {
+  if (options.lanes < 1 || options.events < 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "cuda:{}: at least one lane and no negative number of events, found {}, {}", options.index,
+                 options.lanes, options.events);
+  }
+  CAIRN_RETURN_IF_ERROR(context_.Retain());
+  return context_.Run([&] { return CreateLanesAndEvents(options); });
+}
+
+Status CudaDevice::CreateLanesAndEvents(const CudaDeviceOptions& options) {
+  int max_pitch = 0;
+  CAIRN_RETURN_IF_ERROR(
+      context_.Check(driver().device_get_attribute(&max_pitch, CU_DEVICE_ATTRIBUTE_MAX_PITCH, context_.device()),
+                     "asking for limits"));
+  max_pitch_ = static_cast<std::uint64_t>(std::max(max_pitch, 0));
+  lanes_.reserve(static_cast<std::size_t>(options.lanes));
+  for (int i = 0; i < options.lanes; ++i) {
+    CUstream lane = nullptr;
+    CAIRN_RETURN_IF_ERROR(
+        context_.Check(driver().stream_create(&lane, CU_STREAM_NON_BLOCKING), "creating a copy stream"));
+    lanes_.push_back(lane);
+  }
+  events_.reserve(static_cast<std::size_t>(options.events));
+  for (int i = 0; i < options.events; ++i) {
+    CUevent event = nullptr;
+    CAIRN_RETURN_IF_ERROR(context_.Check(driver().event_create(&event, CU_EVENT_DISABLE_TIMING), "creating an event"));
+    events_.push_back(event);
+  }
+  const MutexLock lock(mutex_);
+  event_states_.assign(events_.size(), EventState::kFree);
+  for (std::size_t n = events_.size(); n > 0; --n) free_events_.push_back(static_cast<EventId>(n));
+  return Status::Ok();
+}
+
+Status CudaDevice::CheckLayout(const StridedLayout& layout) const {
+  if (layout.bytes == 0) return context_.sticky();
+  if (layout.outer.size() > 1) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "{} strided dimensions after merging, a GPU copies at most one over contiguous rows: make it contiguous",
+        layout.outer.size());
+  }
+  return context_.Run([&] {
+    // A pointer that CUDA does not know leaves these as they are, or zero.
+    unsigned int memory_type = 0;
+    unsigned int managed = 0;
+    int ordinal = -1;
+    std::array<CUpointer_attribute, 3> attributes = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                                     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    std::array<void*, 3> values = {&memory_type, &managed, &ordinal};
+    CAIRN_RETURN_IF_ERROR(context_.Check(driver().pointer_get_attributes(attributes.size(), attributes.data(),
+                                                                         values.data(), DevicePointer(layout.base)),
+                                         "asking whose memory a tensor is in"));
+    const auto* const address = static_cast<const void*>(layout.base);
+    if (managed == 0 && memory_type != CU_MEMORYTYPE_DEVICE) {
+      return Error(StatusCode::kInvalidArgument, "expected memory of cuda:{} at {}, found {}", context_.index(),
+                   fmt::ptr(address), memory_type == CU_MEMORYTYPE_HOST ? "pinned host memory" : "no CUDA memory");
+    }
+    if (ordinal != context_.index()) {
+      return Error(StatusCode::kInvalidArgument, "expected memory of cuda:{} at {}, found memory of cuda:{}",
+                   context_.index(), fmt::ptr(address), ordinal);
+    }
+    return Status::Ok();
+  });
+}
+
+Status CudaDevice::PinMemory(MutableBytes memory) {
+  if (memory.empty()) return context_.sticky();
+  return context_.Run([&] {
+    const CUresult result = driver().mem_host_register(memory.data(), memory.size(), CU_MEMHOSTREGISTER_PORTABLE);
+    // Another GPU's device has registered the pool: portable, so for this one too.
+    if (result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) return CheckPinned(memory);
+    CAIRN_RETURN_IF_ERROR(context_.Check(result, fmt::format("pinning {} bytes of host memory", memory.size())));
+    const MutexLock lock(mutex_);
+    pinned_.insert(memory.data());
+    return Status::Ok();
+  });
+}
+
+Status CudaDevice::CheckPinned(MutableBytes memory) const {
+  for (const std::byte* at : {memory.data(), memory.data() + memory.size() - 1}) {
+    unsigned int memory_type = 0;
+    CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    void* value = &memory_type;
+    CAIRN_RETURN_IF_ERROR(context_.Check(driver().pointer_get_attributes(1, &attribute, &value, DevicePointer(at)),
+                                         "asking whether memory is pinned"));
+    if (memory_type != CU_MEMORYTYPE_HOST) {
+      return Error(StatusCode::kFailedPrecondition, "cuda:{}: a part of the {} bytes at {} was pinned by somebody else",
+                   context_.index(), memory.size(), fmt::ptr(memory.data()));
+    }
+  }
+  return Status::Ok();
+}
+
+void CudaDevice::UnpinMemory(MutableBytes memory) {
+  {
+    const MutexLock lock(mutex_);
+    if (pinned_.erase(memory.data()) == 0) return;
+  }
+  // A failed context's memory too: it must not stay page-locked longer than it is mapped.
+  const CudaContext::Scope scope(context_);
+  if (scope.result() == CUDA_SUCCESS) (void)driver().mem_host_unregister(memory.data());
+}
+
+Result<std::byte*> CudaDevice::AllocateStaging(std::uint64_t bytes) {
+  const MutexLock lock(mutex_);
+  if (staging_ != 0) return Error(StatusCode::kFailedPrecondition, "cuda:{}: has its staging memory", context_.index());
+  CUdeviceptr memory = 0;
+  CAIRN_RETURN_IF_ERROR(context_.Run([&] {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (driver().mem_get_info(&free, &total) != CUDA_SUCCESS) free = 0;
+    return context_.Check(driver().mem_alloc(&memory, bytes),
+                          fmt::format("allocating {} bytes of staging memory ({} of {} are free)", bytes, free, total));
+  }));
+  staging_ = memory;
+  return reinterpret_cast<std::byte*>(memory);
+}
+
+Result<EventId> CudaDevice::AcquireEvent() {
+  CAIRN_RETURN_IF_ERROR(context_.sticky());
+  const MutexLock lock(mutex_);
+  if (free_events_.empty()) {
+    return Error(StatusCode::kResourceExhausted, "cuda:{}: all {} events are in use", context_.index(), events_.size());
+  }
+  const EventId event = free_events_.back();
+  free_events_.pop_back();
+  event_states_[event - 1] = EventState::kAcquired;
+  return event;
+}
+
+void CudaDevice::ReleaseEvent(EventId event) {
+  const MutexLock lock(mutex_);
+  if (event == 0 || event > event_states_.size() || event_states_[event - 1] == EventState::kFree) return;
+  event_states_[event - 1] = EventState::kFree;
+  free_events_.push_back(event);
+}
+
+Result<CUevent> CudaDevice::Event(EventId event, EventState at_least) const {
+  const MutexLock lock(mutex_);
+  const EventState state = event == 0 || event > event_states_.size() ? EventState::kFree : event_states_[event - 1];
+  if (state == EventState::kFree) {
+    return Error(StatusCode::kInvalidArgument, "cuda:{}: event {} is none of those acquired", context_.index(), event);
+  }
+  if (state < at_least) {
+    return Error(StatusCode::kFailedPrecondition, "cuda:{}: event {} was not recorded before it was waited for",
+                 context_.index(), event);
+  }
+  return events_[event - 1];
+}
+
+Status CudaDevice::Record(CUstream stream, EventId event) {
+  CAIRN_ASSIGN_OR_RETURN(CUevent handle, Event(event, EventState::kAcquired));
+  CAIRN_RETURN_IF_ERROR(context_.Check(driver().event_record(handle, stream), "recording an event"));
+  const MutexLock lock(mutex_);
+  event_states_[event - 1] = EventState::kRecorded;
+  return Status::Ok();
+}
+
+Status CudaDevice::Wait(CUstream stream, EventId event) {
+  CAIRN_ASSIGN_OR_RETURN(CUevent handle, Event(event, EventState::kRecorded));
+  return context_.Check(driver().stream_wait_event(stream, handle, CU_EVENT_WAIT_DEFAULT), "waiting for an event");
+}
+
+Result<CUstream> CudaDevice::Lane(int lane) const {
+  if (lane < 0 || lane >= lanes()) {
+    return Error(StatusCode::kInvalidArgument, "cuda:{}: lane {} of {}", context_.index(), lane, lanes());
+  }
+  return lanes_[static_cast<std::size_t>(lane)];
+}
+
+Status CudaDevice::CaptureError(Stream stream) const {
+  return Error(
+      StatusCode::kFailedPrecondition,
+      "cuda:{}: the stream ({:#x}) is being captured into a CUDA graph, and Save and Fence cannot be captured: "
+      "call it before the graph's replay",
+      context_.index(), stream.handle);
+}
+
+Result<CUstream> CudaDevice::CallerStream(Stream stream) const {
+  if (stream.device != id()) {
+    return Error(StatusCode::kInvalidArgument, "expected a stream of {}, found one of {}", ToString(id()),
+                 ToString(stream.device));
+  }
+  // 1 and 2 are the legacy and the per-thread stream by CUDA's own spelling; 0 is one of them, as its user was
+  // compiled.
+  CUstream handle = stream.handle == 0 ? CU_STREAM_LEGACY : reinterpret_cast<CUstream>(stream.handle);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult result = driver().stream_is_capturing(handle, &status);
+  // The legacy stream while a blocking stream of the context is being captured.
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return CaptureError(stream);
+  CAIRN_RETURN_IF_ERROR(context_.Check(result, "asking whether a stream is being captured"));
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE) return CaptureError(stream);
+  return handle;
+}
+
+Status CudaDevice::RecordOnStream(Stream stream, EventId event) {
+  return context_.Run([&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(CUstream handle, CallerStream(stream));
+    return Record(handle, event);
+  });
+}
+
+Status CudaDevice::StreamWait(Stream stream, EventId event) {
+  const NvtxRange range("cairn: fence");
+  return context_.Run([&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(CUstream handle, CallerStream(stream));
+    return Wait(handle, event);
+  });
+}
+
+Status CudaDevice::RecordOnLane(int lane, EventId event) {
+  return context_.Run([&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(CUstream handle, Lane(lane));
+    return Record(handle, event);
+  });
+}
+
+Status CudaDevice::LaneWait(int lane, EventId event) {
+  return context_.Run([&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(CUstream handle, Lane(lane));
+    return Wait(handle, event);
+  });
+}
+
+Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
+  const NvtxRange range(batch.direction == CopyDirection::kToStaging ? "cairn: stage" : "cairn: copy");
+  CAIRN_ASSIGN_OR_RETURN(CUstream lane, Lane(batch.lane));
+  CAIRN_ASSIGN_OR_RETURN(CudaCopyPlan plan, PlanCudaCopies(batch, max_pitch_));
+  return context_.Run([&] {
+    Status status = EnqueueCopies(context_, plan, batch.direction, lane);
+    if (status.ok()) {
+      CudaCompletions::Ticket* const ticket = completions_.Add(std::move(done));
+      status = context_.Check(driver().launch_host_func(lane, &CudaCompletions::HostFunction, ticket),
+                              "enqueueing a copy's completion");
+      if (status.ok()) return status;
+      completions_.Cancel(ticket);
+    }
+    // The copies enqueued before the one that failed still write: the caller may have its memory back only after them.
+    if (const CUresult result = driver().stream_synchronize(lane); result != CUDA_SUCCESS) {
+      return context_.Stick(result, "waiting for the copies before one that failed");
+    }
+    return status;
+  });
+}
+
+Status CudaDevice::Health() {
+  return context_.Run([&] {
+    for (CUstream lane : lanes_) {
+      // An error of our own idle or busy stream is the context's, whatever it is called: no completion will come.
+      const CUresult result = driver().stream_query(lane);
+      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) return context_.Stick(result, "work on the GPU");
+    }
+    return Status::Ok();
+  });
+}
+
+}  // namespace
+
+Status CudaAvailable() { return CudaDriver::Load().status(); }
+
+Result<std::unique_ptr<Device>> MakeCudaDevice(const CudaDeviceOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(std::shared_ptr<const CudaDriver> driver, CudaDriver::Load());
+  auto device = std::make_unique<CudaDevice>(std::move(driver), options.index);
+  CAIRN_RETURN_IF_ERROR(device->Open(options));
+  return std::unique_ptr<Device>(std::move(device));
+}
+
+}  // namespace cairn

@@ -1,0 +1,140 @@
+#include "device/cuda_driver.h"
+
+#include <dlfcn.h>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+constexpr const char* kLibrary = "libcuda.so.1";
+
+// Fills a CudaDriver, function by function; the first that is missing ends it.
+class Loader {
+ public:
+  Loader(PFN_cuGetProcAddress_v11030 get, int driver_version) : get_(get), driver_version_(driver_version) {}
+
+  template <typename Function>
+  void Load(const char* name, int since, Function* function) {
+    if (!status_.ok()) return;
+    if (const CUresult result = Find(name, since, function); *function == nullptr) {
+      status_ =
+          Error(StatusCode::kDeviceError, "the CUDA {} driver ({}) has no {} of CUDA {} (cuGetProcAddress: {})",
+                CudaVersionName(driver_version_), kLibrary, name, CudaVersionName(since), static_cast<int>(result));
+    }
+  }
+
+  template <typename Function>
+  void LoadWhereThere(const char* name, int since, Function* function) {
+    if (since <= driver_version_) (void)Find(name, since, function);
+  }
+
+  [[nodiscard]] const Status& status() const { return status_; }
+
+ private:
+  // Legacy: a null stream means the legacy one, however this library's user was compiled.
+  template <typename Function>
+  CUresult Find(const char* name, int since, Function* function) {
+    void* address = nullptr;
+    const CUresult result = get_(name, &address, since, CU_GET_PROC_ADDRESS_LEGACY_STREAM);
+    *function = result == CUDA_SUCCESS ? reinterpret_cast<Function>(address) : nullptr;
+    return result;
+  }
+
+  const PFN_cuGetProcAddress_v11030 get_;
+  const int driver_version_;
+  Status status_;
+};
+
+Status LoadFunctions(PFN_cuGetProcAddress_v11030 get, CudaDriver& driver) {
+  Loader loader(get, driver.version);
+  loader.Load("cuGetErrorName", 6000, &driver.get_error_name);
+  loader.Load("cuGetErrorString", 6000, &driver.get_error_string);
+  loader.Load("cuInit", 2000, &driver.init);
+  loader.Load("cuDeviceGetCount", 2000, &driver.device_get_count);
+  loader.Load("cuDeviceGet", 2000, &driver.device_get);
+  loader.Load("cuDeviceGetAttribute", 2000, &driver.device_get_attribute);
+  loader.Load("cuDevicePrimaryCtxRetain", 7000, &driver.primary_ctx_retain);
+  loader.Load("cuDevicePrimaryCtxRelease", 11000, &driver.primary_ctx_release);
+  loader.Load("cuCtxPushCurrent", 4000, &driver.ctx_push_current);
+  loader.Load("cuCtxPopCurrent", 4000, &driver.ctx_pop_current);
+  loader.Load("cuThreadExchangeStreamCaptureMode", 10010, &driver.thread_exchange_capture_mode);
+  loader.Load("cuMemGetInfo", 3020, &driver.mem_get_info);
+  loader.Load("cuMemAlloc", 3020, &driver.mem_alloc);
+  loader.Load("cuMemFree", 3020, &driver.mem_free);
+  loader.Load("cuMemHostRegister", 6050, &driver.mem_host_register);
+  loader.Load("cuMemHostUnregister", 4000, &driver.mem_host_unregister);
+  loader.Load("cuPointerGetAttributes", 7000, &driver.pointer_get_attributes);
+  loader.Load("cuMemcpyAsync", 4000, &driver.memcpy_async);
+  loader.Load("cuMemcpy2DAsync", 3020, &driver.memcpy_2d_async);
+#if CUDA_VERSION >= 12080
+  // CUDA 13.0 gave it another signature, without the failed copy's index; asked for 12.8's, newer drivers give that.
+  loader.LoadWhereThere("cuMemcpyBatchAsync", 12080, &driver.memcpy_batch_async);
+#endif
+  loader.Load("cuStreamCreate", 2000, &driver.stream_create);
+  loader.Load("cuStreamDestroy", 4000, &driver.stream_destroy);
+  loader.Load("cuStreamQuery", 2000, &driver.stream_query);
+  loader.Load("cuStreamSynchronize", 2000, &driver.stream_synchronize);
+  loader.Load("cuStreamWaitEvent", 3020, &driver.stream_wait_event);
+  loader.Load("cuStreamIsCapturing", 10000, &driver.stream_is_capturing);
+  loader.Load("cuLaunchHostFunc", 10000, &driver.launch_host_func);
+  loader.Load("cuEventCreate", 2000, &driver.event_create);
+  loader.Load("cuEventDestroy", 4000, &driver.event_destroy);
+  loader.Load("cuEventRecord", 2000, &driver.event_record);
+  return loader.status();
+}
+
+}  // namespace
+
+std::string CudaVersionName(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+std::string CudaDriver::Describe(CUresult result) const {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (get_error_name(result, &name) != CUDA_SUCCESS || name == nullptr) {
+    return fmt::format("CUDA error {}", static_cast<int>(result));
+  }
+  if (get_error_string(result, &text) != CUDA_SUCCESS || text == nullptr) return name;
+  return fmt::format("{} ({})", name, text);
+}
+
+Result<std::shared_ptr<const CudaDriver>> CudaDriver::Load() {
+  // Never closed: others in the process use the driver too, and it does not survive being unloaded.
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    const char* why = dlerror();
+    return Error(StatusCode::kUnsupported, "no CUDA driver: {} does not load ({})", kLibrary,
+                 why == nullptr ? "no reason given" : why);
+  }
+  auto driver = std::make_shared<CudaDriver>();
+  const auto get_version = reinterpret_cast<PFN_cuDriverGetVersion_v2020>(dlsym(library, "cuDriverGetVersion"));
+  if (get_version == nullptr) return Error(StatusCode::kDeviceError, "{} has no cuDriverGetVersion", kLibrary);
+  if (const CUresult result = get_version(&driver->version); result == CUDA_ERROR_STUB_LIBRARY) {
+    return Error(StatusCode::kUnsupported, "no CUDA driver: the {} found is the toolkit's stub", kLibrary);
+  } else if (result != CUDA_SUCCESS) {
+    return Error(StatusCode::kDeviceError, "{} does not tell its version: CUDA error {}", kLibrary,
+                 static_cast<int>(result));
+  }
+  // By its first signature, which has no suffix, as every driver since has it.
+  const auto get = reinterpret_cast<PFN_cuGetProcAddress_v11030>(dlsym(library, "cuGetProcAddress"));
+  if (driver->version < kOldestVersion || get == nullptr) {
+    return Error(StatusCode::kDeviceError, "the CUDA driver is too old: found CUDA {}, needed {} or newer",
+                 CudaVersionName(driver->version), CudaVersionName(kOldestVersion));
+  }
+  CAIRN_RETURN_IF_ERROR(LoadFunctions(get, *driver));
+
+  int gpus = 0;
+  CUresult result = driver->init(0);
+  if (result == CUDA_SUCCESS) result = driver->device_get_count(&gpus);
+  if (result == CUDA_ERROR_NO_DEVICE || (result == CUDA_SUCCESS && gpus == 0)) {
+    return Error(StatusCode::kUnsupported, "the CUDA {} driver shows no GPU (CUDA_VISIBLE_DEVICES may hide them)",
+                 CudaVersionName(driver->version));
+  }
+  if (result != CUDA_SUCCESS) {
+    return Error(StatusCode::kDeviceError, "the CUDA {} driver does not start: {}", CudaVersionName(driver->version),
+                 driver->Describe(result));
+  }
+  return std::shared_ptr<const CudaDriver>(std::move(driver));
+}
+
+}  // namespace cairn

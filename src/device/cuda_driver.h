@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <memory>
+#include <string>
+
+#include "cairn/status.h"
+
+namespace cairn {
+
+/// The driver's functions that Cairn calls, of libcuda.so.1 as found at run time. The suffix of each type is the CUDA
+/// version whose signature it is; newer drivers keep serving it.
+struct CudaDriver {
+  /// The oldest driver served: the first with cuGetProcAddress.
+  static constexpr int kOldestVersion = 11030;
+
+  /// Loads and initialises the driver. Unsupported where there is none, or no GPU; DeviceError where it is too old (the
+  /// message names both versions), incomplete, or does not start.
+  [[nodiscard]] static Result<std::shared_ptr<const CudaDriver>> Load();
+
+  /// "CUDA_ERROR_INVALID_VALUE (invalid argument)".
+  [[nodiscard]] std::string Describe(CUresult result) const;
+
+  int version = 0;  ///< 1000 * major + 10 * minor.
+
+  PFN_cuGetErrorName_v6000 get_error_name = nullptr;
+  PFN_cuGetErrorString_v6000 get_error_string = nullptr;
+  PFN_cuInit_v2000 init = nullptr;
+  PFN_cuDeviceGetCount_v2000 device_get_count = nullptr;
+  PFN_cuDeviceGet_v2000 device_get = nullptr;
+  PFN_cuDeviceGetAttribute_v2000 device_get_attribute = nullptr;
+  PFN_cuDevicePrimaryCtxRetain_v7000 primary_ctx_retain = nullptr;
+  PFN_cuDevicePrimaryCtxRelease_v11000 primary_ctx_release = nullptr;
+  PFN_cuCtxPushCurrent_v4000 ctx_push_current = nullptr;
+  PFN_cuCtxPopCurrent_v4000 ctx_pop_current = nullptr;
+  PFN_cuThreadExchangeStreamCaptureMode_v10010 thread_exchange_capture_mode = nullptr;
+
+  PFN_cuMemGetInfo_v3020 mem_get_info = nullptr;
+  PFN_cuMemAlloc_v3020 mem_alloc = nullptr;
+  PFN_cuMemFree_v3020 mem_free = nullptr;
+  PFN_cuMemHostRegister_v6050 mem_host_register = nullptr;
+  PFN_cuMemHostUnregister_v4000 mem_host_unregister = nullptr;
+  PFN_cuPointerGetAttributes_v7000 pointer_get_attributes = nullptr;
+  PFN_cuMemcpyAsync_v4000 memcpy_async = nullptr;
+  PFN_cuMemcpy2DAsync_v3020 memcpy_2d_async = nullptr;
+#if CUDA_VERSION >= 12080
+  PFN_cuMemcpyBatchAsync_v12080 memcpy_batch_async = nullptr;  ///< Null before CUDA 12.8.
+#endif
+
+  PFN_cuStreamCreate_v2000 stream_create = nullptr;
+  PFN_cuStreamDestroy_v4000 stream_destroy = nullptr;
+  PFN_cuStreamQuery_v2000 stream_query = nullptr;
+  PFN_cuStreamSynchronize_v2000 stream_synchronize = nullptr;
+  PFN_cuStreamWaitEvent_v3020 stream_wait_event = nullptr;
+  PFN_cuStreamIsCapturing_v10000 stream_is_capturing = nullptr;
+  PFN_cuLaunchHostFunc_v10000 launch_host_func = nullptr;
+  PFN_cuEventCreate_v2000 event_create = nullptr;
+  PFN_cuEventDestroy_v4000 event_destroy = nullptr;
+  PFN_cuEventRecord_v2000 event_record = nullptr;
+};
+
+/// "12.8" for 12080.
+[[nodiscard]] std::string CudaVersionName(int version);
+
+}  // namespace cairn
