@@ -1,0 +1,15 @@
+#pragma once
+
+#include "device/cuda_under_test.h"
+
+namespace cairn {
+
+/// What CudaDevice promises beyond DeviceContract. Its cases make a CudaUnderTest.
+class CudaDeviceContract : public DeviceContract {
+ protected:
+  [[nodiscard]] CudaUnderTest& cuda() { return static_cast<CudaUnderTest&>(*under_test_); }
+  CUresult BeginCapture(Stream stream, CUstreamCaptureMode mode);
+  CUresult EndCapture(Stream stream);
+};
+
+}  // namespace cairn

@@ -1,0 +1,302 @@
+// What CudaDevice does when the driver fails, which only the driver's test double does on demand.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <future>
+#include <utility>
+
+#include "device/cuda_device.h"
+#include "device/cuda_under_test.h"
+#include "device/fake_cuda.h"
+
+namespace cairn {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class CudaFaults : public testing::Test {
+ protected:
+  void SetUp() override { fake_cuda::Reset(); }
+  void TearDown() override { fake_cuda::Reset(); }
+
+  // With a driver of this version.
+  void MakeDevice(int version = 13000) {
+    fake_cuda::SetDriverVersion(version);
+    std::string why_not;
+    cuda_ = CudaUnderTest::Make(why_not);
+    ASSERT_NE(cuda_, nullptr) << why_not;
+    for (std::uint32_t i = 0; i < kTensors; ++i) {
+      tensors_.push_back(Contiguous(cuda_->MakeTensor(Pattern(kBytes, i)), kBytes));
+    }
+    chunk_ = cuda_->MakeHostMemory(kTensors * kBytes);
+  }
+
+  // All the tensors, into the chunk.
+  CopyBatch Batch() {
+    CopyBatch batch;
+    for (std::size_t i = 0; i < kTensors; ++i) batch.pieces.push_back({&tensors_[i], 0, kBytes, &chunk_[i * kBytes]});
+    return batch;
+  }
+  void ExpectCopied(std::size_t tensors) {
+    for (std::size_t i = 0; i < tensors; ++i) {
+      EXPECT_EQ(Copied(chunk_.subspan(i * kBytes, kBytes)), Pattern(kBytes, static_cast<std::uint32_t>(i)));
+    }
+  }
+  Device& device() { return cuda_->device(); }
+
+  static constexpr std::size_t kTensors = 5;
+  static constexpr std::uint64_t kBytes = 3000;
+  std::unique_ptr<CudaUnderTest> cuda_;
+  std::vector<StridedLayout> tensors_;
+  MutableBytes chunk_;
+};
+
+CopyDone NeverCalled() {
+  return [](const Status&) { ADD_FAILURE() << "done was called"; };
+}
+
+TEST_F(CudaFaults, ADriverThatIsTooOldIsAnErrorThatNamesBothVersions) {
+  fake_cuda::SetDriverVersion(11020);
+
+  const Status status = CudaAvailable();
+
+  EXPECT_EQ(status.code(), StatusCode::kDeviceError);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("found CUDA 11.2"), HasSubstr("needed 11.3")));
+}
+
+TEST_F(CudaFaults, ADriverWithoutAFunctionIsAnErrorThatNamesIt) {
+  fake_cuda::Hide("cuLaunchHostFunc");
+
+  const Status status = MakeCudaDevice({}).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kDeviceError);
+  EXPECT_THAT(status.message(), HasSubstr("cuLaunchHostFunc"));
+}
+
+TEST_F(CudaFaults, NoGpuIsUnsupportedAndADriverThatDoesNotStartAnError) {
+  fake_cuda::SetGpus(0);
+  EXPECT_EQ(CudaAvailable().code(), StatusCode::kUnsupported);
+
+  fake_cuda::SetGpus(1);
+  fake_cuda::Fail("cuInit", CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+  const Status status = CudaAvailable();
+  EXPECT_EQ(status.code(), StatusCode::kDeviceError);
+  EXPECT_THAT(status.message(), HasSubstr("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"));
+}
+
+TEST_F(CudaFaults, AnIndexBeyondTheLastGpuIsRefused) {
+  const Status status = MakeCudaDevice({.index = 2}).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:2"), HasSubstr("shows 2")));
+}
+
+TEST_F(CudaFaults, AFailedOpenLeavesNothingBehind) {
+  for (const char* function :
+       {"cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuDeviceGetAttribute", "cuStreamCreate", "cuEventCreate"}) {
+    fake_cuda::Fail(function, CUDA_ERROR_OUT_OF_MEMORY, function == std::string("cuEventCreate") ? 10 : 0);
+
+    EXPECT_FALSE(MakeCudaDevice({}).ok()) << function;
+    EXPECT_EQ(fake_cuda::LiveObjects(), 0) << function;
+  }
+}
+
+TEST_F(CudaFaults, AClosedDeviceLeavesNothingBehind) {
+  {
+    Result<std::unique_ptr<Device>> made = MakeCudaDevice({.index = 1, .lanes = 3});
+    ASSERT_EQ(made.status(), Status::Ok());
+    ASSERT_EQ((*made)->AllocateStaging(10'000).status(), Status::Ok());
+    ASSERT_EQ(CopyAndWait(**made, {.lane = 2}), Status::Ok());
+  }
+  EXPECT_EQ(fake_cuda::LiveObjects(), 0);
+}
+
+TEST_F(CudaFaults, MemoryOfAnotherGpuIsNamedAsSuch) {
+  MakeDevice();
+  Result<std::unique_ptr<Device>> other = MakeCudaDevice({.index = 1});
+  ASSERT_EQ(other.status(), Status::Ok());
+  Result<std::byte*> memory = (*other)->AllocateStaging(kBytes);
+  ASSERT_EQ(memory.status(), Status::Ok());
+
+  const Status status = device().CheckLayout(Contiguous(*memory, kBytes));
+
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:0"), HasSubstr("found memory of cuda:1")));
+}
+
+TEST_F(CudaFaults, AllGpusPinTheSamePoolAndOneUnpinsIt) {
+  MakeDevice();
+  Result<std::unique_ptr<Device>> other = MakeCudaDevice({.index = 1});
+  ASSERT_EQ(other.status(), Status::Ok());
+  const MutableBytes memory = cuda_->MakePlainMemory(8192);
+  const int before = fake_cuda::LiveObjects();
+
+  ASSERT_EQ(device().PinMemory(memory), Status::Ok());
+  ASSERT_EQ((*other)->PinMemory(memory), Status::Ok());
+  (*other)->UnpinMemory(memory);
+  EXPECT_EQ(fake_cuda::LiveObjects(), before + 1);
+  device().UnpinMemory(memory);
+
+  EXPECT_EQ(fake_cuda::LiveObjects(), before);
+}
+
+TEST_F(CudaFaults, MemoryThatIsPinnedInPartIsRefused) {
+  MakeDevice();
+  const MutableBytes memory = cuda_->MakePlainMemory(8192);
+  ASSERT_EQ(device().PinMemory(memory.first(4096)), Status::Ok());
+
+  EXPECT_EQ(device().PinMemory(memory).code(), StatusCode::kFailedPrecondition);
+  device().UnpinMemory(memory.first(4096));
+}
+
+TEST_F(CudaFaults, PinningMoreThanThereIsExhaustsAResource) {
+  MakeDevice();
+  fake_cuda::Fail("cuMemHostRegister", CUDA_ERROR_OUT_OF_MEMORY);
+
+  EXPECT_EQ(device().PinMemory(cuda_->MakePlainMemory(4096)).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(device().Health(), Status::Ok());
+}
+
+TEST_F(CudaFaults, ManyTensorsAreOneCallOfTheDriverWhereItTakesBatches) {
+  MakeDevice();
+  const int before = fake_cuda::Calls("cuMemcpyAsync");
+
+  ASSERT_EQ(CopyAndWait(device(), Batch()), Status::Ok());
+
+  EXPECT_EQ(fake_cuda::Calls("cuMemcpyBatchAsync"), 1);
+  EXPECT_EQ(fake_cuda::Calls("cuMemcpyAsync"), before);
+  ExpectCopied(kTensors);
+}
+
+TEST_F(CudaFaults, OlderDriversGetOneCallATensor) {
+  MakeDevice(12070);
+  const int before = fake_cuda::Calls("cuMemcpyAsync");
+
+  ASSERT_EQ(CopyAndWait(device(), Batch()), Status::Ok());
+
+  EXPECT_EQ(fake_cuda::Calls("cuMemcpyBatchAsync"), 0);
+  EXPECT_EQ(fake_cuda::Calls("cuMemcpyAsync"), before + static_cast<int>(kTensors));
+  ExpectCopied(kTensors);
+}
+
+TEST_F(CudaFaults, APlatformThatRefusesBatchesGetsOneCallATensor) {
+  MakeDevice();
+  fake_cuda::Fail("cuMemcpyBatchAsync", CUDA_ERROR_NOT_SUPPORTED);
+
+  ASSERT_EQ(CopyAndWait(device(), Batch()), Status::Ok());
+
+  ExpectCopied(kTensors);
+}
+
+TEST_F(CudaFaults, AnErrorOfOneBatchIsThatBatchesAlone) {
+  MakeDevice();
+  fake_cuda::Fail("cuMemcpyBatchAsync", CUDA_ERROR_INVALID_VALUE);
+
+  const Status status = device().Copy(Batch(), NeverCalled());
+
+  EXPECT_EQ(status.code(), StatusCode::kDeviceError);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:0"), HasSubstr("a batch of 5 copies"),
+                                      HasSubstr("CUDA_ERROR_INVALID_VALUE (invalid argument)")));
+  EXPECT_EQ(device().Health(), Status::Ok());
+  ASSERT_EQ(CopyAndWait(device(), Batch()), Status::Ok());
+  ExpectCopied(kTensors);
+}
+
+TEST_F(CudaFaults, CopiesBeforeTheOneThatFailedAreOverWhenTheErrorIsReturned) {
+  MakeDevice(12040);
+  fake_cuda::Fail("cuMemcpyAsync", CUDA_ERROR_INVALID_VALUE, 3);
+
+  const Status status = device().Copy(Batch(), NeverCalled());
+
+  EXPECT_THAT(status.message(), HasSubstr("copy 3 of 5"));
+  ExpectCopied(3);
+  EXPECT_EQ(Copied(chunk_.subspan(3 * kBytes)), std::vector<std::byte>(2 * kBytes));
+  EXPECT_EQ(device().Health(), Status::Ok());
+}
+
+TEST_F(CudaFaults, ACompletionThatIsRefusedFailsTheBatchOnceItsCopiesAreOver) {
+  MakeDevice();
+  fake_cuda::Fail("cuLaunchHostFunc", CUDA_ERROR_NOT_SUPPORTED);
+
+  EXPECT_EQ(device().Copy(Batch(), NeverCalled()).code(), StatusCode::kDeviceError);
+
+  ExpectCopied(kTensors);
+}
+
+TEST_F(CudaFaults, AStickyErrorIsWhatEveryLaterCallReturnsAndNoCompletionComes) {
+  MakeDevice();
+  const EventId event = *device().AcquireEvent();
+  const Stream stream = cuda_->MakeStream();
+  std::promise<void> release;
+  cuda_->LaunchOnHost(stream, [opened = release.get_future().share()] { opened.wait(); });
+  ASSERT_EQ(device().RecordOnStream(stream, event), Status::Ok());
+  ASSERT_EQ(device().LaneWait(0, event), Status::Ok());
+  auto token = std::make_shared<int>(0);
+  ASSERT_EQ(device().Copy(Batch(), [token](const Status&) { ADD_FAILURE(); }), Status::Ok());
+
+  fake_cuda::Stick(CUDA_ERROR_ECC_UNCORRECTABLE);
+  release.set_value();
+  const Status sticky = device().Health();
+
+  EXPECT_EQ(sticky.code(), StatusCode::kDeviceError);
+  EXPECT_THAT(sticky.message(), HasSubstr("CUDA_ERROR_ECC_UNCORRECTABLE"));
+  EXPECT_EQ(device().Copy(Batch(), NeverCalled()), sticky);
+  EXPECT_EQ(device().RecordOnLane(0, event), sticky);
+  EXPECT_EQ(device().LaneWait(0, event), sticky);
+  EXPECT_EQ(device().RecordOnStream(stream, event), sticky);
+  EXPECT_EQ(device().StreamWait(stream, event), sticky);
+  EXPECT_EQ(device().AcquireEvent().status(), sticky);
+  EXPECT_EQ(device().AllocateStaging(1).status(), sticky);
+  EXPECT_EQ(device().CheckLayout(tensors_[0]), sticky);
+  EXPECT_EQ(device().PinMemory(cuda_->MakePlainMemory(4096)), sticky);
+  device().ReleaseEvent(event);
+  // What the callback held is let go with the device.
+  cuda_->DestroyDevice();
+  EXPECT_EQ(token.use_count(), 1);
+}
+
+TEST_F(CudaFaults, ACopyOfBadMemoryEndsInHealthNotInAHang) {
+  MakeDevice();
+  const StridedLayout beyond = Contiguous(tensors_[0].base + 1, kBytes);
+
+  ASSERT_EQ(device().Copy({.pieces = {{&beyond, 0, kBytes, chunk_.data()}}}, NeverCalled()), Status::Ok());
+  Status health;
+  while (health.ok()) health = device().Health();
+
+  EXPECT_THAT(health.message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+}
+
+TEST_F(CudaFaults, AStickyErrorInTheMiddleOfABatchIsTheBatchesToo) {
+  MakeDevice(12040);
+  fake_cuda::Fail("cuMemcpyAsync", CUDA_ERROR_LAUNCH_FAILED, 2);
+
+  const Status status = device().Copy(Batch(), NeverCalled());
+
+  EXPECT_THAT(status.message(), HasSubstr("CUDA_ERROR_LAUNCH_FAILED"));
+  EXPECT_EQ(device().Health(), status);
+}
+
+TEST_F(CudaFaults, AnyErrorOfAnIdleLaneIsSticky) {
+  MakeDevice();
+  fake_cuda::Fail("cuStreamQuery", CUDA_ERROR_INVALID_HANDLE);
+
+  const Status status = device().Health();
+
+  EXPECT_EQ(status.code(), StatusCode::kDeviceError);
+  EXPECT_EQ(device().Health(), status);
+}
+
+TEST_F(CudaFaults, ADriverThatShutsDownFirstIsNoTroubleToTheDestructor) {
+  Result<std::unique_ptr<Device>> made = MakeCudaDevice({});
+  ASSERT_EQ(made.status(), Status::Ok());
+  fake_cuda::Fail("cuCtxPushCurrent", CUDA_ERROR_DEINITIALIZED);
+  const int synchronized = fake_cuda::Calls("cuStreamSynchronize");
+
+  *made = nullptr;
+
+  EXPECT_EQ(fake_cuda::Calls("cuStreamSynchronize"), synchronized);
+}
+
+}  // namespace
+}  // namespace cairn

@@ -1,0 +1,201 @@
+#include "device/cuda_under_test.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "device/cuda_device.h"
+
+namespace cairn {
+namespace {
+
+constexpr std::uint64_t kFlagBytes = 65536;
+
+template <typename Function>
+bool Find(PFN_cuGetProcAddress_v11030 get, const char* name, int since, Function* function) {
+  void* address = nullptr;
+  if (get(name, &address, since, CU_GET_PROC_ADDRESS_LEGACY_STREAM) != CUDA_SUCCESS) return false;
+  *function = reinterpret_cast<Function>(address);
+  return address != nullptr;
+}
+
+bool FindAll(CudaTestFunctions& functions) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) return false;
+  const auto get = reinterpret_cast<PFN_cuGetProcAddress_v11030>(dlsym(library, "cuGetProcAddress"));
+  return Find(get, "cuCtxGetCurrent", 4000, &functions.ctx_get_current) &&
+         Find(get, "cuStreamBeginCapture", 10010, &functions.stream_begin_capture) &&
+         Find(get, "cuStreamEndCapture", 10000, &functions.stream_end_capture) &&
+         Find(get, "cuGraphDestroy", 10000, &functions.graph_destroy) &&
+         Find(get, "cuStreamWaitValue32", 11070, &functions.stream_wait_value) &&
+         Find(get, "cuStreamWriteValue32", 11070, &functions.stream_write_value) &&
+         Find(get, "cuMemsetD8Async", 3020, &functions.memset_async);
+}
+
+CUdeviceptr Address(const std::byte* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+
+}  // namespace
+
+struct CudaUnderTest::Launch {
+  std::promise<bool> reached;  // True: the stream has come to it. False: it never will.
+  bool answered = false;       // Guarded by mutex.
+  std::mutex mutex;
+  std::thread thread;
+
+  void Answer(bool has_come) {
+    const std::lock_guard lock(mutex);
+    if (!std::exchange(answered, true)) reached.set_value(has_come);
+  }
+};
+
+CudaUnderTest::CudaUnderTest(std::shared_ptr<const CudaDriver> driver, const CudaTestFunctions& functions)
+    : context_(std::move(driver), 0), functions_(functions) {}
+
+std::unique_ptr<CudaUnderTest> CudaUnderTest::Make(std::string& why_not) {
+  Result<std::shared_ptr<const CudaDriver>> driver = CudaDriver::Load();
+  if (!driver.ok()) {
+    why_not = driver.status().ToString();
+    return nullptr;
+  }
+  CudaTestFunctions functions;
+  if (!FindAll(functions)) {
+    why_not = "the driver lacks functions that the tests need";
+    return nullptr;
+  }
+  std::unique_ptr<CudaUnderTest> made(new CudaUnderTest(*driver, functions));
+  const Status status = made->SetUp();
+  EXPECT_EQ(status, Status::Ok());
+  if (status.ok()) return made;
+  why_not = status.ToString();
+  return nullptr;
+}
+
+Status CudaUnderTest::SetUp() {
+  CAIRN_RETURN_IF_ERROR(context_.Retain());
+  CAIRN_ASSIGN_OR_RETURN(device_, MakeCudaDevice({.index = 0, .lanes = 2}));
+  own_ = MakeStream(CU_STREAM_NON_BLOCKING);
+  flags_ = MakeHostMemory(kFlagBytes);
+  return Status::Ok();
+}
+
+// A failed context refuses most of this; what it held goes when it is released.
+CudaUnderTest::~CudaUnderTest() {
+  {
+    const CudaContext::Scope scope(context_);
+    for (const Stream& stream : streams_) (void)context_.driver().stream_synchronize(Handle(stream));
+  }
+  for (const auto& launch : launches_) {
+    launch->Answer(false);
+    launch->thread.join();
+  }
+  DestroyDevice();
+  {
+    const CudaContext::Scope scope(context_);
+    for (const Stream& stream : streams_) (void)context_.driver().stream_destroy(Handle(stream));
+    for (const CUdeviceptr tensor : tensors_) (void)context_.driver().mem_free(tensor);
+  }
+  for (const MutableBytes memory : mapped_) ::munmap(memory.data(), memory.size());
+}
+
+void CudaUnderTest::DestroyDevice() {
+  if (device_ == nullptr) return;
+  for (const MutableBytes memory : pinned_) device_->UnpinMemory(memory);
+  device_.reset();
+}
+
+std::byte* CudaUnderTest::MakeTensor(Bytes contents) {
+  CUdeviceptr at = 0;
+  EXPECT_EQ(context_.Run([&]() -> Status {
+    const CudaDriver& driver = context_.driver();
+    CAIRN_RETURN_IF_ERROR(context_.Check(driver.mem_alloc(&at, std::max<std::size_t>(contents.size(), 1)), "a tensor"));
+    tensors_.push_back(at);
+    if (contents.empty()) return Status::Ok();
+    CAIRN_RETURN_IF_ERROR(context_.Check(
+        driver.memcpy_async(at, Address(contents.data()), contents.size(), Handle(own_)), "filling a tensor"));
+    return context_.Check(driver.stream_synchronize(Handle(own_)), "filling a tensor");
+  }),
+            Status::Ok());
+  return reinterpret_cast<std::byte*>(at);
+}
+
+std::vector<std::byte> CudaUnderTest::ReadTensor(const std::byte* at, std::uint64_t bytes) {
+  std::vector<std::byte> contents(bytes);
+  EXPECT_EQ(context_.Run([&]() -> Status {
+    const CudaDriver& driver = context_.driver();
+    CAIRN_RETURN_IF_ERROR(context_.Check(
+        driver.memcpy_async(Address(contents.data()), Address(at), bytes, Handle(own_)), "reading a tensor"));
+    return context_.Check(driver.stream_synchronize(Handle(own_)), "reading a tensor");
+  }),
+            Status::Ok());
+  return contents;
+}
+
+MutableBytes CudaUnderTest::MakePlainMemory(std::uint64_t bytes) {
+  bytes = std::max<std::uint64_t>(bytes, 1);
+  void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  mapped_.emplace_back(static_cast<std::byte*>(at), bytes);
+  return mapped_.back();
+}
+
+MutableBytes CudaUnderTest::MakeHostMemory(std::uint64_t bytes) {
+  const MutableBytes memory = MakePlainMemory(bytes);
+  EXPECT_EQ(device_->PinMemory(memory), Status::Ok());
+  pinned_.push_back(memory);
+  return memory.first(bytes);
+}
+
+Stream CudaUnderTest::MakeStream(unsigned int flags) {
+  CUstream stream = nullptr;
+  EXPECT_EQ(context_.Run([&] { return context_.Check(context_.driver().stream_create(&stream, flags), "a stream"); }),
+            Status::Ok());
+  streams_.push_back({{DeviceKind::kCuda, 0}, reinterpret_cast<std::uintptr_t>(stream)});
+  return streams_.back();
+}
+
+void CudaUnderTest::LaunchOnHost(Stream stream, std::function<void()> work) {
+  const std::size_t slot = launches_.size();
+  ASSERT_LT(slot, kFlagBytes / sizeof(cuuint32_t));
+  const CUdeviceptr flag = Address(flags_.data()) + slot * sizeof(cuuint32_t);
+  launches_.push_back(std::make_unique<Launch>());
+  Launch* const launch = launches_.back().get();
+  launch->thread = std::thread([this, flag, work = std::move(work), reached = launch->reached.get_future()]() mutable {
+    if (!reached.get()) return;
+    work();
+    work = nullptr;
+    const CudaContext::Scope scope(context_);
+    (void)functions_.stream_write_value(Handle(own_), flag, 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+  });
+  EXPECT_EQ(context_.Run([&]() -> Status {
+    const auto reach = [](void* argument) { static_cast<Launch*>(argument)->Answer(true); };
+    CAIRN_RETURN_IF_ERROR(
+        context_.Check(context_.driver().launch_host_func(Handle(stream), reach, launch), "launching"));
+    return context_.Check(functions_.stream_wait_value(Handle(stream), flag, 1, CU_STREAM_WAIT_VALUE_GEQ), "launching");
+  }),
+            Status::Ok());
+}
+
+void CudaUnderTest::LaunchWrite(Stream stream, std::byte* at, std::vector<std::byte> contents) {
+  // Pinned: from other memory the call itself would wait for the stream.
+  const MutableBytes source = MakeHostMemory(contents.size());
+  std::copy(contents.begin(), contents.end(), source.begin());
+  EXPECT_EQ(context_.Run([&] {
+    return context_.Check(
+        context_.driver().memcpy_async(Address(at), Address(source.data()), source.size(), Handle(stream)), "writing");
+  }),
+            Status::Ok());
+}
+
+void CudaUnderTest::Synchronize(Stream stream) {
+  EXPECT_EQ(context_.Run([&] {
+    return context_.Check(context_.driver().stream_synchronize(Handle(stream)), "waiting for a stream");
+  }),
+            Status::Ok());
+}
+
+}  // namespace cairn

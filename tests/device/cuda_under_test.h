@@ -1,0 +1,68 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/cuda_context.h"
+#include "device/device_contract.h"
+
+namespace cairn {
+
+/// What the tests call of the driver beyond CudaDriver.
+struct CudaTestFunctions {
+  PFN_cuCtxGetCurrent_v4000 ctx_get_current = nullptr;
+  PFN_cuStreamBeginCapture_v10010 stream_begin_capture = nullptr;
+  PFN_cuStreamEndCapture_v10000 stream_end_capture = nullptr;
+  PFN_cuGraphDestroy_v10000 graph_destroy = nullptr;
+  PFN_cuStreamWaitValue32_v11070 stream_wait_value = nullptr;
+  PFN_cuStreamWriteValue32_v11070 stream_write_value = nullptr;
+  PFN_cuMemsetD8Async_v3020 memset_async = nullptr;
+};
+
+/// GPU 0 through MakeCudaDevice, with memory and streams from the same driver: a GPU's, or its test double's.
+class CudaUnderTest final : public DeviceUnderTest {
+ public:
+  /// Null where there is no GPU (or no device could be made), and the reason.
+  [[nodiscard]] static std::unique_ptr<CudaUnderTest> Make(std::string& why_not);
+  ~CudaUnderTest() override;
+
+  Device& device() override { return *device_; }
+  std::byte* MakeTensor(Bytes contents) override;
+  std::vector<std::byte> ReadTensor(const std::byte* at, std::uint64_t bytes) override;
+  MutableBytes MakeHostMemory(std::uint64_t bytes) override;
+  Stream MakeStream() override { return MakeStream(CU_STREAM_NON_BLOCKING); }
+  void LaunchOnHost(Stream stream, std::function<void()> work) override;
+  void LaunchWrite(Stream stream, std::byte* at, std::vector<std::byte> contents) override;
+  void Synchronize(Stream stream) override;
+
+  Stream MakeStream(unsigned int flags);
+  [[nodiscard]] static CUstream Handle(Stream stream) { return reinterpret_cast<CUstream>(stream.handle); }
+  /// Host memory that nobody pinned; lives as long as this.
+  MutableBytes MakePlainMemory(std::uint64_t bytes);
+  const CudaContext& context() { return context_; }
+  const CudaTestFunctions& functions() { return functions_; }
+  /// Ends the device's life before the rest's.
+  void DestroyDevice();
+
+ private:
+  CudaUnderTest(std::shared_ptr<const CudaDriver> driver, const CudaTestFunctions& functions);
+  Status SetUp();
+
+  CudaContext context_;
+  const CudaTestFunctions functions_;
+  std::unique_ptr<Device> device_;
+  Stream own_;
+  std::vector<Stream> streams_;
+  std::vector<CUdeviceptr> tensors_;
+  std::vector<MutableBytes> mapped_;
+  std::vector<MutableBytes> pinned_;
+
+  // Work of LaunchOnHost runs on a thread of its own while its stream waits for a flag: a host function that waits
+  // would hold up those of other streams, which the driver may run one after the other.
+  struct Launch;
+  std::vector<std::unique_ptr<Launch>> launches_;
+  MutableBytes flags_;
+};
+
+}  // namespace cairn

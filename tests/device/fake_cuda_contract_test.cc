@@ -1,0 +1,23 @@
+// The contract suites over the driver's test double: as a driver of CUDA 13.0, and of 12.4, which knows no batch
+// copies.
+#include "device/cuda_device_contract.h"
+#include "device/fake_cuda.h"
+
+namespace cairn {
+namespace {
+
+DeviceCase FakeCase(const std::string& name, int version) {
+  return {name, [version](std::string& why_not) {
+            fake_cuda::Reset();
+            fake_cuda::SetDriverVersion(version);
+            return CudaUnderTest::Make(why_not);
+          }};
+}
+
+const auto kDrivers = testing::Values(FakeCase("driver_13_0", 13000), FakeCase("driver_12_4", 12040));
+
+INSTANTIATE_TEST_SUITE_P(FakeCuda, DeviceContract, kDrivers, CaseName);
+INSTANTIATE_TEST_SUITE_P(FakeCuda, CudaDeviceContract, kDrivers, CaseName);
+
+}  // namespace
+}  // namespace cairn
