@@ -48,11 +48,12 @@ Status CheckView(const std::string& name, const TensorView& view) {
     if (view.shape[d] < 0) return invalid(fmt::format("negative extent in shape [{}]", fmt::join(view.shape, ", ")));
     empty = empty || view.shape[d] == 0;
   }
-  for (std::size_t d = 0; d < view.shape.size() && !empty; ++d) {
+  for (std::size_t d = 0; d < view.shape.size(); ++d) {
+    // From the left and with zeros among them: readers refuse a product that overflows on its way to zero.
     if (!MultiplyInto(bytes, static_cast<std::uint64_t>(view.shape[d]))) {
       return invalid(fmt::format("shape [{}] has more than 2^62 bytes", fmt::join(view.shape, ", ")));
     }
-    if (view.strides.empty()) continue;
+    if (view.strides.empty() || empty) continue;
     if (view.strides[d] < 0) return invalid(fmt::format("negative stride in [{}]", fmt::join(view.strides, ", ")));
     auto step = static_cast<std::uint64_t>(view.shape[d] - 1);
     if (!MultiplyInto(step, static_cast<std::uint64_t>(view.strides[d])) || !MultiplyInto(step, DTypeSize(view.dtype)) ||
@@ -76,11 +77,15 @@ Status CheckView(const std::string& name, const TensorView& view) {
       return invalid(fmt::format("its part has {} global dimensions and {} offsets, expected {}", part.global_shape.size(),
                                  part.offset.size(), view.shape.size()));
     }
+    std::uint64_t whole = DTypeSize(view.dtype);
     for (std::size_t d = 0; d < view.shape.size(); ++d) {
       std::int64_t end = 0;
       if (part.offset[d] < 0 || __builtin_add_overflow(part.offset[d], view.shape[d], &end) || end > part.global_shape[d]) {
         return invalid(fmt::format("part at [{}] with shape [{}] does not lie within [{}]", fmt::join(part.offset, ", "),
                                    fmt::join(view.shape, ", "), fmt::join(part.global_shape, ", ")));
+      }
+      if (!MultiplyInto(whole, static_cast<std::uint64_t>(part.global_shape[d]))) {
+        return invalid(fmt::format("its whole of shape [{}] has more than 2^62 bytes", fmt::join(part.global_shape, ", ")));
       }
     }
   }
