@@ -90,13 +90,14 @@ class FaultyQueue : public IoQueue {
     const IoOp op = request.op;
     const std::string path = request.path;
     inner_->Submit(std::move(request),
-                   [this, op, path, verdict = std::move(verdict), done = std::move(done)](std::int64_t result) {
+                   [this, op, path, verdict = std::move(verdict), done = std::move(done)](std::int64_t result) mutable {
                      if (op == IoOp::kOpen && result >= 0) plan_->fds_.Opened(static_cast<int>(result), path);
                      if (verdict.action.kind == FaultPlan::Kind::kKillAfter) KillThisProcess();
                      if (verdict.action.kind == FaultPlan::Kind::kFailAfter) result = -verdict.action.error;
                      if (verdict.action.kind == FaultPlan::Kind::kShorten) {
                        result = std::min(result, static_cast<std::int64_t>(verdict.action.bytes));
                      }
+                     verdict.seen.result = result;
                      if (verdict.action.kind == FaultPlan::Kind::kAfter) verdict.action.hook(verdict.seen);
                      Finish(verdict.index, result, done);
                    });
