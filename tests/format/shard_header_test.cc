@@ -41,6 +41,37 @@ TEST(ShardHeader, EveryFieldComesBack) {
   EXPECT_EQ(*decoded, header);
 }
 
+TEST(ShardHeader, BytesAreAsDocumented) {
+  // The example of docs/format.md: a file of this version reads the same for ever.
+  ShardHeader header;
+  header.step = 1000;
+  header.attempt = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
+  header.tensors = {{.name = "bias",
+                     .dtype = DType::kF32,
+                     .shape = {2},
+                     .end = 8,
+                     .part = TensorPart{.logical_name = "bias", .global_shape = {4}, .offset = {2}}}};
+  header.aliases = {{"head.bias", "bias"}};
+  header.values = {{"epoch", std::int64_t{3}}, {"lr", 1.0}, {"plan", Json{"[1]"}}};
+  const std::string data("\0\0\x80\x3f\0\0\0\x40", 8);
+  auto writer = ShardHeaderWriter::Make(header);
+  ASSERT_TRUE(writer.ok());
+
+  writer->SetSums(std::vector<std::uint32_t>{Crc32c(AsBytes(data))});
+
+  const std::string json =
+      R"({"__metadata__":{"cairn.format_version":"1","cairn.step":"1000",)"
+      R"("cairn.attempt":"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11","cairn.shard":"0",)"
+      R"("cairn.parts":"{\"bias\":{\"name\":\"bias\",\"shape\":[4],\"offset\":[2]}}",)"
+      R"("cairn.aliases":"{\"head.bias\":\"bias\"}",)"
+      R"("cairn.values":"{\"epoch\":3,\"lr\":1.0,\"plan\":{\"json\":\"[1]\"}}",)"
+      R"("cairn.crc32c_block":"1048576","cairn.crc32c":"28c0c9b1"},)"
+      R"("bias":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  const std::string padded = json + std::string(4088 - json.size(), ' ');
+  EXPECT_EQ(writer->bytes(), std::string("\xf8\x0f\0\0\0\0\0\0", 8) + padded);
+  EXPECT_EQ(writer->digest(), 0x3f0f0df1U);
+}
+
 TEST(ShardHeader, DataBeginsAtABlockBoundary) {
   // From well below one block to well above it, through the very boundary.
   for (std::size_t length = 3000; length < 5000; ++length) {
