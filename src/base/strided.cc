@@ -6,16 +6,20 @@
 namespace cairn {
 namespace {
 
-// Calls visit(address, offset, n) for each contiguous run of logical bytes [begin, end); offset counts from begin.
+// Calls visit(address, stride, row_bytes, rows, offset) for each set of rows that lie `stride` bytes apart and make up
+// logical bytes of [begin, end); offset counts from begin. A set is as large as the innermost dimension lets it be.
 template <typename Visit>
-void ForEachRun(const StridedLayout& layout, std::uint64_t begin, std::uint64_t end, const Visit& visit) {
+void ForEachRows(const StridedLayout& layout, std::uint64_t begin, std::uint64_t end, const Visit& visit) {
   if (begin >= end) return;
   if (layout.contiguous()) {
-    visit(layout.base + begin, std::uint64_t{0}, end - begin);
+    visit(layout.base + begin, std::int64_t{0}, end - begin, std::uint64_t{1}, std::uint64_t{0});
     return;
   }
   // The odometer over the outer dimensions starts at begin's row.
-  std::uint64_t row = begin / layout.row_bytes;
+  const std::size_t inner = layout.outer.size() - 1;
+  const auto [inner_size, inner_stride] = layout.outer[inner];
+  const std::uint64_t row_bytes = layout.row_bytes;
+  std::uint64_t row = begin / row_bytes;
   std::vector<std::int64_t> index(layout.outer.size());
   std::byte* address = layout.base;
   for (std::size_t d = layout.outer.size(); d-- > 0;) {
@@ -24,18 +28,52 @@ void ForEachRun(const StridedLayout& layout, std::uint64_t begin, std::uint64_t 
     row /= size;
     address += index[d] * layout.outer[d].stride;
   }
-  std::uint64_t skip = begin % layout.row_bytes;
-  for (std::uint64_t done = 0; done < end - begin;) {
-    const std::uint64_t n = std::min(layout.row_bytes - skip, end - begin - done);
-    visit(address + skip, done, n);
-    done += n;
-    skip = 0;
-    for (std::size_t d = layout.outer.size(); d-- > 0;) {
-      address += layout.outer[d].stride;
-      if (++index[d] < layout.outer[d].size) break;
-      address -= layout.outer[d].stride * layout.outer[d].size;
-      index[d] = 0;
+  const std::uint64_t total = end - begin;
+  std::uint64_t skip = begin % row_bytes;
+  for (std::uint64_t done = 0; done < total;) {
+    std::uint64_t rows = 1;
+    if (skip != 0 || total - done < row_bytes) {
+      const std::uint64_t n = std::min(row_bytes - skip, total - done);
+      visit(address + skip, std::int64_t{0}, n, std::uint64_t{1}, done);
+      done += n;
+      skip = 0;
+    } else {
+      rows = std::min(static_cast<std::uint64_t>(inner_size - index[inner]), (total - done) / row_bytes);
+      visit(address, inner_stride, row_bytes, rows, done);
+      done += rows * row_bytes;
     }
+    index[inner] += static_cast<std::int64_t>(rows);
+    address += static_cast<std::int64_t>(rows) * inner_stride;
+    for (std::size_t d = inner; index[d] == layout.outer[d].size && d > 0; --d) {
+      address += layout.outer[d - 1].stride - layout.outer[d].stride * layout.outer[d].size;
+      index[d] = 0;
+      ++index[d - 1];
+    }
+  }
+}
+
+// Rows of a size known to the compiler become single loads and stores.
+template <std::size_t kRow>
+void CopyRowsOf(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride,
+                std::uint64_t rows) {
+  for (; rows != 0; --rows, from += from_stride, to += to_stride) std::memcpy(to, from, kRow);
+}
+
+void CopyRows(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride,
+              std::uint64_t row_bytes, std::uint64_t rows) {
+  switch (row_bytes) {
+    case 1:
+      return CopyRowsOf<1>(from, from_stride, to, to_stride, rows);
+    case 2:
+      return CopyRowsOf<2>(from, from_stride, to, to_stride, rows);
+    case 4:
+      return CopyRowsOf<4>(from, from_stride, to, to_stride, rows);
+    case 8:
+      return CopyRowsOf<8>(from, from_stride, to, to_stride, rows);
+    case 16:
+      return CopyRowsOf<16>(from, from_stride, to, to_stride, rows);
+    default:
+      for (; rows != 0; --rows, from += from_stride, to += to_stride) std::memcpy(to, from, row_bytes);
   }
 }
 
@@ -69,15 +107,19 @@ StridedLayout MakeStridedLayout(void* base, std::size_t item, std::span<const st
 }
 
 void GatherBytes(const StridedLayout& from, std::uint64_t begin, std::uint64_t end, std::byte* to) {
-  ForEachRun(from, begin, end, [to](const std::byte* address, std::uint64_t offset, std::uint64_t n) {
-    std::memcpy(to + offset, address, n);
-  });
+  ForEachRows(from, begin, end,
+              [to](const std::byte* address, std::int64_t stride, std::uint64_t row_bytes, std::uint64_t rows,
+                   std::uint64_t offset) {
+                CopyRows(address, stride, to + offset, static_cast<std::int64_t>(row_bytes), row_bytes, rows);
+              });
 }
 
 void ScatterBytes(const StridedLayout& to, std::uint64_t begin, std::uint64_t end, const std::byte* from) {
-  ForEachRun(to, begin, end, [from](std::byte* address, std::uint64_t offset, std::uint64_t n) {
-    std::memcpy(address, from + offset, n);
-  });
+  ForEachRows(to, begin, end,
+              [from](std::byte* address, std::int64_t stride, std::uint64_t row_bytes, std::uint64_t rows,
+                     std::uint64_t offset) {
+                CopyRows(from + offset, static_cast<std::int64_t>(row_bytes), address, stride, row_bytes, rows);
+              });
 }
 
 }  // namespace cairn
