@@ -1,0 +1,23 @@
+# What the scripts share; sourced, from anywhere.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '== %s\n' "$*"; }
+die() {
+  printf '%s: %s\n' "${0##*/}" "$1" >&2
+  exit "${2:-1}"
+}
+
+has_python_packages() {
+  "$1" -c 'import importlib.util as u, sys; sys.exit(not all(u.find_spec(p) for p in ("torch", "numpy", "safetensors")))' \
+    >/dev/null 2>&1
+}
+
+# The Python that has torch: the user's own where it has everything, else the one that scripts/setup made.
+cairn_python() {
+  if has_python_packages python3; then
+    command -v python3
+  else
+    printf '%s\n' "$PWD/.venv/bin/python"
+  fi
+}

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Trains, kills with SIGKILL at a random moment, resumes, and compares with an uninterrupted run bit by bit.
+
+Called by scripts/demo, which builds the programs first. Needs nothing but Python's own library.
+"""
+import argparse
+import json
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+
+
+class Training:
+    """One run of cairn_train, and what it has said so far."""
+
+    def __init__(self, command):
+        self.losses = {}  # step -> text, as printed: nine digits tell any two floats apart
+        self.durable = []
+        self.resumed_from = None
+        self.first_durable = threading.Event()
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            print("  " + line, end="", flush=True)
+            if match := re.match(r"step=(\d+) loss=(\S+)", line):
+                self.losses[int(match[1])] = match[2]
+            elif match := re.match(r"durable step=(\d+)", line):
+                self.durable.append(int(match[1]))
+                self.first_durable.set()
+            elif match := re.match(r"resumed step=(\d+)", line):
+                self.resumed_from = int(match[1])
+        self.first_durable.set()
+
+    def finish(self):
+        status = self.process.wait()
+        self.reader.join()
+        return status
+
+
+def demand(condition, what):
+    print(("ok    " if condition else "WRONG ") + what)
+    return bool(condition)
+
+
+def stall_line(report):
+    steps = report["steps"]
+    seconds = sum(step["seconds"] for step in steps)
+    return (f"{len(steps)} steps in {seconds:.1f} s, stalled {report['stall_seconds']:.3f} s "
+            f"({100 * report['stall_seconds'] / seconds:.2f} %) by {len(report['saves'])} saves of "
+            f"{report['saves'][0]['bytes'] / 1e6:.0f} MB, loss {report['first_loss']:.4f} -> {report['last_loss']:.4f}")
+
+
+def kill_at_random(options, train, folder, per_step):
+    """Kills a run at a random moment after its first durable save; the next try is earlier where it had ended before."""
+    span = 0.7 * per_step * (options.steps - options.every)
+    for _ in range(3):
+        run = Training(train("killed"))
+        run.first_durable.wait()
+        delay = random.uniform(0, span)
+        try:
+            run.process.wait(delay)
+            ended = True
+        except subprocess.TimeoutExpired:
+            run.process.kill()
+            ended = False
+        run.finish()
+        if not ended:
+            print(f"killed {delay:.3f} s after the first durable save")
+            return run
+        span /= 3
+        shutil.rmtree(folder / "killed")
+    sys.exit("the run ended three times before it could be killed\ndemo: FAIL")
+
+
+def compare(options, folder, train):
+    print("== uninterrupted", flush=True)
+    whole = Training(train("whole"))
+    if whole.finish() != 0:
+        return demand(False, "the uninterrupted run ends well")
+    report = json.loads((folder / "whole.json").read_text())
+
+    print("== to be killed", flush=True)
+    times = sorted(step["seconds"] for step in report["steps"])
+    killed = kill_at_random(options, train, folder, times[len(times) // 2])
+    last = max(killed.losses, default=0)
+    started = [step for step in range(options.every, last + 1, options.every)]
+    print(f"at the kill: step {last} done, durable {killed.durable}, in flight {sorted(set(started) - set(killed.durable))}")
+
+    print("== resumed", flush=True)
+    resumed = Training(train("killed", "--resume"))
+    if resumed.finish() != 0:
+        return demand(False, "the resumed run ends well")
+    resumed_report = json.loads((folder / "killed.json").read_text())
+
+    print("== compared")
+    print("uninterrupted: " + stall_line(report))
+    print("resumed:       " + stall_line(resumed_report))
+    start = resumed.resumed_from or 0
+    after = range(start + 1, options.steps + 1)
+    good = demand(start >= max(killed.durable), f"resumed from step {start}; step {max(killed.durable)} was said to be durable")
+    good &= demand(all(whole.losses[step] == loss for step, loss in killed.losses.items()),
+                   f"{len(killed.losses)} losses before the kill are the uninterrupted run's")
+    good &= demand(set(resumed.losses) == set(after) and all(whole.losses[step] == resumed.losses[step] for step in after),
+                   f"{len(after)} losses after the resume point are identical, the last {resumed.losses[options.steps]}")
+    good &= demand(report["weights_crc64"] == resumed_report["weights_crc64"],
+                   f"final weights: crc64 {report['weights_crc64']} and {resumed_report['weights_crc64']}")
+    name = f"step-{options.steps:020d}"
+    diff = subprocess.run([options.bin / "cairn", "diff", folder / "whole" / name, folder / "killed" / name],
+                          stdout=subprocess.DEVNULL, check=False)
+    good &= demand(diff.returncode == 0,
+                   "final checkpoints (weights, optimizer, generators, position): cairn diff finds them the same")
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder of cairn_train and cairn")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--every", type=int, default=3)
+    parser.add_argument("--dir", type=pathlib.Path, default=pathlib.Path("build"), help="where 8 GB are free for a while")
+    parser.add_argument("--train-args", nargs=argparse.REMAINDER, default=[], help="more for cairn_train")
+    options = parser.parse_args()
+
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="demo-", dir=options.dir))
+
+    def train(name, *more):
+        return [options.bin / "cairn_train", "--model", "vgg16", "--data", "digits", "--optimizer", "adamw",
+                "--steps", str(options.steps), "--every", str(options.every), "--in-flight", "2", "--keep", "1",
+                "--checkpoint-dir", folder / name, "--report", folder / f"{name}.json", *options.train_args, *more]
+
+    try:
+        good = compare(options, folder, train)
+    finally:
+        shutil.rmtree(folder)
+    print("demo: PASS" if good else "demo: FAIL")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+// Kills the trainer at moments that it does not choose, and holds it to what it said and to what it would have done.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <random>
+#include <set>
+
+#include "cairn/cairn.h"
+#include "support/temp_dir.h"
+#include "trainer/training_process.h"
+
+namespace cairn::trainer {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+std::set<std::uint64_t> ListedSteps(const std::string& root) {
+  const auto reader = Checkpointer::Open({.root = root, .read_only = true});
+  if (!reader.ok()) {
+    ADD_FAILURE() << reader.status();
+    return {};
+  }
+  std::set<std::uint64_t> steps;
+  const auto listed = reader.value()->List();
+  EXPECT_TRUE(listed.ok()) << listed.status();
+  for (const CheckpointInfo& checkpoint : *listed) {
+    EXPECT_TRUE(checkpoint.status.ok()) << checkpoint.path << ": " << checkpoint.status;
+    steps.insert(checkpoint.step);
+  }
+  const Status whole = reader.value()->Verify(Latest());
+  EXPECT_TRUE(whole.ok()) << whole;
+  return steps;
+}
+
+TEST(KilledTrainer, StepThatWasSaidToBeDurableIsThere) {
+  const TempDir root;
+  std::mt19937 random(20260101);
+
+  for (int round = 0; round < 5; ++round) {
+    TrainingProcess training(
+        {"--steps", "1000000", "--every", "1", "--keep", "0", "--checkpoint-dir", root.path(), "--resume"});
+    std::optional<std::string> durable;
+    for (auto lines = 1 + random() % 12; lines > 0; --lines) durable = training.NextLine("durable ");
+    ASSERT_TRUE(durable) << training.output();
+
+    training.Kill();
+
+    EXPECT_TRUE(ListedSteps(root.path()).contains(NumberAfter(*durable, "step"))) << *durable;
+    EXPECT_EQ(training.Finish(), -SIGKILL);
+  }
+}
+
+class ResumedTrainer : public testing::TestWithParam<const char*> {
+ protected:
+  [[nodiscard]] std::vector<std::string> Arguments(const std::string& root) const {
+    return {"--steps",     "60",       "--every",          "4",  "--in-flight", "3",
+            "--optimizer", GetParam(), "--checkpoint-dir", root, "--resume"};
+  }
+};
+
+TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
+  const TempDir root;
+  const auto start = steady_clock::now();
+  TrainingProcess whole(Arguments(root / "whole"));
+  ASSERT_EQ(whole.Finish(), 0) << whole.output();
+  const auto took = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE("random seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+
+  int kills = 0;
+  std::string output;
+  for (int exit = -SIGKILL; exit != 0;) {
+    TrainingProcess training(Arguments(root / "killed"));
+    // Once it trains, it has until a random moment; the tenth is left to end.
+    ASSERT_TRUE(training.NextLine(kills == 0 ? "fresh start" : "")) << training.output();
+    const auto span =
+        kills < 10 ? milliseconds(random() % (took.count() / 2 + 1)) : milliseconds(std::chrono::hours(1));
+    const auto until = steady_clock::now() + span;
+    while (training.NextLine(std::chrono::duration_cast<milliseconds>(until - steady_clock::now()))) {
+    }
+    training.Kill();
+    exit = training.Finish();
+    ASSERT_TRUE(exit == 0 || exit == -SIGKILL) << training.output();
+    if (exit != 0) ++kills;
+    for (const auto& [step, loss] : training.losses()) EXPECT_EQ(loss, whole.losses().at(step)) << "step " << step;
+    output = training.output();
+  }
+
+  // "done step=60 weights_crc64=...": the final weights' digest.
+  const auto last_line = [](const std::string& text) { return text.substr(text.rfind("done ")); };
+  EXPECT_EQ(last_line(output), last_line(whole.output()));
+  EXPECT_TRUE(ListedSteps(root / "killed").contains(60));
+  RecordProperty("kills", kills);
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, ResumedTrainer, testing::Values("sgd", "adamw"));
+
+}  // namespace
+}  // namespace cairn::trainer

@@ -1,0 +1,133 @@
+// What the trainer reports and refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cairn/cairn.h"
+#include "support/temp_dir.h"
+#include "trainer/encode_jpeg.h"
+#include "trainer/training_process.h"
+
+namespace cairn::trainer {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Trainer, CheckpointHoldsEverythingUnderItsReferenceName) {
+  const TempDir root;
+  TrainingProcess training({"--steps", "2", "--every", "2", "--checkpoint-dir", root.path()});
+  ASSERT_EQ(training.Finish(), 0) << training.output();
+
+  const auto reader = Checkpointer::Open({.root = root.path(), .read_only = true});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto details = reader.value()->Inspect(Latest());
+
+  ASSERT_TRUE(details.ok()) << details.status();
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  for (const TensorInfo& tensor : details->tensors) shapes[tensor.name] = tensor.shape;
+  // torchvision's names of VGG-16, at width 2 instead of 64.
+  EXPECT_EQ(shapes["features.0.weight"], (std::vector<std::int64_t>{2, 3, 3, 3}));
+  EXPECT_EQ(shapes["features.28.weight"], (std::vector<std::int64_t>{16, 16, 3, 3}));
+  EXPECT_EQ(shapes["classifier.0.weight"], (std::vector<std::int64_t>{128, 16 * 49}));
+  EXPECT_EQ(shapes["classifier.6.bias"], (std::vector<std::int64_t>{10}));
+  EXPECT_EQ(shapes["optimizer.momentum.classifier.6.bias"], (std::vector<std::int64_t>{10}));
+  EXPECT_EQ(shapes.count("rng.cpu"), 1U);
+  EXPECT_EQ(shapes.size(), 32U * 2 + 1);
+  const Values& values = details->values.at(0);
+  EXPECT_EQ(values.at("step"), Value(std::int64_t{2}));
+  EXPECT_EQ(values.at("position"), Value(std::int64_t{8}));
+  EXPECT_EQ(values.at("epoch"), Value(std::int64_t{0}));
+}
+
+TEST(Trainer, ReportTellsOfEachStepAndSave) {
+  const TempDir root;
+  TrainingProcess training(
+      {"--steps", "5", "--every", "2", "--checkpoint-dir", root / "ckpt", "--report", root / "report.json"});
+  ASSERT_EQ(training.Finish(), 0) << training.output();
+
+  const auto report = nlohmann::json::parse(std::ifstream(root / "report.json"));
+
+  ASSERT_EQ(report["steps"].size(), 5U);
+  ASSERT_EQ(report["saves"].size(), 3U);  // Of steps 2, 4 and, as the last, 5.
+  EXPECT_EQ(report["saves"][2]["step"], 5);
+  EXPECT_EQ(report["saves"][2]["phase"], "durable");
+  EXPECT_GT(report["saves"][2]["durable_seconds"], 0);
+  EXPECT_EQ(report["first_loss"], report["steps"][0]["loss"]);
+  EXPECT_GE(report["stall_seconds"], 0);
+  EXPECT_EQ(report["weights_crc64"].get<std::string>().size(), 16U);
+}
+
+TEST(Trainer, RefusesARootWithCheckpointsUnlessToldToResume) {
+  const TempDir root;
+  TrainingProcess first({"--steps", "1", "--checkpoint-dir", root.path()});
+  ASSERT_EQ(first.Finish(), 0) << first.output();
+
+  TrainingProcess second({"--steps", "2", "--checkpoint-dir", root.path()});
+
+  EXPECT_EQ(second.Finish(), 1);
+  EXPECT_THAT(second.output(), HasSubstr("--resume"));
+}
+
+TEST(Trainer, RefusesTheCheckpointOfAnotherOptimizer) {
+  const TempDir root;
+  TrainingProcess first({"--steps", "1", "--checkpoint-dir", root.path()});
+  ASSERT_EQ(first.Finish(), 0) << first.output();
+
+  TrainingProcess second({"--steps", "2", "--optimizer", "adamw", "--checkpoint-dir", root.path(), "--resume"});
+
+  EXPECT_EQ(second.Finish(), 1);
+  EXPECT_THAT(second.output(), HasSubstr("the checkpoint's optimizer is \"sgd\", this run's \"adamw\""));
+}
+
+TEST(Trainer, NamesWhatItDoesNotKnow) {
+  TrainingProcess model({"--model", "resnet"});
+  EXPECT_EQ(model.Finish(), 1);
+  EXPECT_THAT(model.output(), HasSubstr("resnet: unknown; known are: vgg16"));
+
+  TrainingProcess data({"--data", "/no/such/folder"});
+  EXPECT_EQ(data.Finish(), 1);
+  EXPECT_THAT(data.output(), HasSubstr("/no/such/folder"));
+
+  TrainingProcess size({"--size", "depth=3"});
+  EXPECT_EQ(size.Finish(), 1);
+  EXPECT_THAT(size.output(), HasSubstr("depth: this model has no such size, only: width"));
+
+  TrainingProcess flag({"--no-such-flag"});
+  EXPECT_EQ(flag.Finish(), 2);
+}
+
+void WriteFile(const std::string& path, const std::vector<std::uint8_t>& bytes) {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+}
+
+TEST(Trainer, TrainsOnAFolderOfPictures) {
+  const TempDir folder;
+  WriteFile(folder / "train/n01440764/a.JPEG", EncodeJpeg(300, 240, {200, 10, 10}));
+  WriteFile(folder / "train/n01440764/b.jpg", EncodeJpeg(100, 400, {210, 20, 20}));
+  WriteFile(folder / "train/n01443537/a.JPEG", EncodeJpeg(256, 256, {90}));
+
+  TrainingProcess training({"--data", folder.path(), "--steps", "2"});
+
+  EXPECT_EQ(training.Finish(), 0) << training.output();
+  EXPECT_EQ(training.losses().size(), 2U);
+}
+
+TEST(Trainer, NamesThePictureThatDoesNotDecode) {
+  const TempDir folder;
+  auto cut = EncodeJpeg(300, 240, {200, 10, 10});
+  cut.resize(cut.size() / 2);
+  WriteFile(folder / "n01440764/broken.JPEG", cut);
+
+  TrainingProcess training({"--data", folder.path(), "--steps", "1"});
+
+  EXPECT_EQ(training.Finish(), 1);
+  EXPECT_THAT(training.output(), HasSubstr("n01440764/broken.JPEG: not a sound JPEG picture"));
+}
+
+}  // namespace
+}  // namespace cairn::trainer
