@@ -117,7 +117,7 @@ Result<Leftovers> Sweep(IoQueue& queue, const std::string& root) {
       left->push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
     }
   }
-  CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue, std::move(steps)));
+  if (!steps.empty()) CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue, std::move(steps)));
   return *left;
 }
 

@@ -1,0 +1,457 @@
+#include "store/attempt.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <filesystem>
+
+#include "base/bytes.h"
+#include "store/names.h"
+#include "store_case.h"
+#include "support/faulty_queue.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class AttemptTest : public ::testing::Test {
+ protected:
+  [[nodiscard]] AttemptSpec Spec(std::uint64_t file_bytes = 3 * kBlock) const {
+    return {.root = root_.path(), .step = 1, .uuid = "u", .file_bytes = file_bytes};
+  }
+  [[nodiscard]] std::string Sole(const std::string& part) const {
+    for (const auto& entry : fs::recursive_directory_iterator(root_.path())) {
+      if (entry.path().string().find(part) != std::string::npos && entry.is_regular_file()) return entry.path();
+    }
+    return {};
+  }
+
+  [[nodiscard]] std::size_t IndexOfLast(IoOp op) const {
+    const std::vector<SeenOperation> seen = plan_->Seen();
+    std::size_t i = seen.size();
+    while (i > 0 && seen[i - 1].op != op) --i;
+    return i - 1;
+  }
+
+  TempDir root_;
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
+};
+
+TEST_F(AttemptTest, CommittedStepHoldsEveryRanksBytesAndNothingElseIsLeft) {
+  const TestSave save{.step = 42, .shards = 3};
+  TestRanks ranks(*queue_, root_.path(), save);
+
+  ASSERT_EQ(ranks.Save(), Status::Ok());
+
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(42)));
+  EXPECT_THAT(Names(root_ / StepName(42)), ElementsAre(kManifestName, ShardName(0), ShardName(1), ShardName(2)));
+  EXPECT_EQ(ranks.rank(0).bytes_written(), ranks.memory(0).size());
+  EXPECT_TRUE(ranks.rank(0).direct());
+}
+
+TEST_F(AttemptTest, NothingIsListedBeforeTheRename) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 1});
+
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+  EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
+  ASSERT_EQ(ranks.Write(), Status::Ok());
+  EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
+  ASSERT_EQ(ranks.Seal(), Status::Ok());
+  EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
+
+  ASSERT_EQ(ranks.Commit(), Status::Ok());
+  EXPECT_THAT(GoodSteps(root_.path()), ElementsAre(1));
+}
+
+TEST_F(AttemptTest, ModesAreAsSpecified) {
+  const mode_t before = ::umask(0);
+  AttemptSpec spec = Spec();
+  spec.file_mode = 0640;
+  spec.directory_mode = 0750;
+  const auto attempt = Attempt::Make(*queue_, spec);
+
+  const Status begun = WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); });
+  ::umask(before);
+
+  ASSERT_EQ(begun, Status::Ok());
+  EXPECT_EQ(fs::status(root_ / ".attempt-u").permissions(), fs::perms(0750));
+  EXPECT_EQ(fs::status(Sole("shard-00000")).permissions(), fs::perms(0640));
+}
+
+TEST_F(AttemptTest, SavingAStepTwiceIsAlreadyExistsAndLeavesTheFirst) {
+  const TestSave first{.step = 5, .seed = 1};
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
+
+  const Status status = SaveTo(*queue_, root_.path(), {.step = 5, .seed = 2});
+
+  EXPECT_EQ(status.code(), StatusCode::kAlreadyExists);
+  EXPECT_THAT(status.message(), HasSubstr("step 5 is committed already"));
+  EXPECT_EQ(CheckContent(root_.path(), first), Status::Ok());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
+}
+
+TEST_F(AttemptTest, ReplacingPutsTheNewOneInTheOldOnesPlace) {
+  const TestSave second{.step = 5, .seed = 2, .shards = 2, .replace = true};
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 5, .seed = 1}), Status::Ok());
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), second), Status::Ok());
+
+  EXPECT_EQ(CheckContent(root_.path(), second), Status::Ok());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
+}
+
+TEST_F(AttemptTest, ReplacingAStepThatIsNotThereSavesIt) {
+  const TestSave save{.step = 5, .replace = true};
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
+
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+}
+
+TEST_F(AttemptTest, ReplacingADamagedStepNeedsNoManifestOfIt) {
+  const TestSave second{.step = 5, .seed = 2, .replace = true};
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 5, .seed = 1}), Status::Ok());
+  fs::remove(Sole("manifest.json"));
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), second), Status::Ok());
+
+  EXPECT_EQ(CheckContent(root_.path(), second), Status::Ok());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
+}
+
+TEST_F(AttemptTest, ReplacingWhereNamesCannotBeExchangedIsUnsupportedAndChangesNothing) {
+  const TestSave first{.step = 5, .seed = 1};
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
+  plan_->Fail({.op = IoOp::kRename}, EINVAL);
+
+  const Status status = SaveTo(*queue_, root_.path(), {.step = 5, .seed = 2, .replace = true});
+
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(CheckContent(root_.path(), first), Status::Ok());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
+}
+
+TEST_F(AttemptTest, FilesystemWithoutNoReplaceIsServedByAPlainRename) {
+  const TestSave save{.step = 5};
+  plan_->Fail({.op = IoOp::kRename, .nth = 1}, EINVAL);
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+
+  plan_->Clear();
+  plan_->Fail({.op = IoOp::kRename, .nth = 1}, ENOSYS);
+  const Status again = SaveTo(*queue_, root_.path(), {.step = 5, .seed = 2});
+
+  EXPECT_EQ(again.code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+}
+
+TEST_F(AttemptTest, RefusedDirectIoIsBufferedWithWriteBackOfEveryWrite) {
+  const TestSave save{.step = 5};
+  plan_->Fail({.op = IoOp::kOpen, .path = "shard-", .nth = 1}, EINVAL);
+  TestRanks ranks(*queue_, root_.path(), save);
+
+  ASSERT_EQ(ranks.Save(), Status::Ok());
+
+  EXPECT_FALSE(ranks.rank(0).direct());
+  EXPECT_EQ(plan_->Count({.op = IoOp::kSyncRange}), 2U);
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+}
+
+TEST_F(AttemptTest, FileThatARefusedDirectOpenHasMadeIsMadeAgain) {
+  // As the kernel does where a filesystem has no O_DIRECT.
+  const TestSave save{.step = 5};
+  plan_->FailAfter({.op = IoOp::kOpen, .path = "shard-", .nth = 1}, EINVAL);
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
+
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+}
+
+TEST_F(AttemptTest, FailedWriteBackIsFinal) {
+  plan_->Fail({.op = IoOp::kOpen, .path = "shard-", .nth = 1}, EINVAL);
+  plan_->Fail({.op = IoOp::kSyncRange, .nth = 2}, EIO);
+  TestRanks ranks(*queue_, root_.path(), {.step = 5});
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+
+  EXPECT_EQ(ranks.Write().code(), StatusCode::kIoError);
+  EXPECT_EQ(ranks.Seal().code(), StatusCode::kIoError);
+}
+
+TEST_F(AttemptTest, FilesystemWithoutFallocateIsServed) {
+  plan_->Fail({.op = IoOp::kFallocate}, EOPNOTSUPP);
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), {.step = 5}), Status::Ok());
+}
+
+TEST_F(AttemptTest, FirstErrorIsFinalAndLaterCallsLeaveTheDiskAlone) {
+  plan_->Fail({.op = IoOp::kWrite, .nth = 1}, EIO);
+  TestRanks ranks(*queue_, root_.path(), {.step = 5});
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+  const Status first = ranks.Write();
+  const std::size_t before = plan_->Count({}) - plan_->Count({.op = IoOp::kClose});
+
+  const Status sealed = ranks.Seal();
+  const Status committed = ranks.Commit();
+
+  EXPECT_EQ(first.code(), StatusCode::kIoError);
+  EXPECT_THAT(first.message(), HasSubstr("shard-00000.safetensors"));
+  EXPECT_EQ(sealed, first);
+  EXPECT_EQ(committed, first);
+  EXPECT_EQ(plan_->Count({}) - plan_->Count({.op = IoOp::kClose}), before);
+}
+
+TEST_F(AttemptTest, CallsOutOfOrderAreRefused) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 5});
+
+  EXPECT_EQ(ranks.Seal().code(), StatusCode::kInternal);
+  EXPECT_EQ(ranks.Commit().code(), StatusCode::kInternal);
+  EXPECT_EQ(ranks.Write().code(), StatusCode::kInternal);
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+  EXPECT_EQ(ranks.Begin().code(), StatusCode::kInternal);
+  EXPECT_EQ(ranks.Commit().code(), StatusCode::kInternal);
+}
+
+TEST_F(AttemptTest, ManifestOfAnotherSaveIsRefused) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 5});
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+  ASSERT_EQ(ranks.Write(), Status::Ok());
+  ASSERT_EQ(ranks.Seal(), Status::Ok());
+  const Manifest other = ManifestOf({.step = 6}, ranks.uuid());
+
+  const Status status = WaitFor(*queue_, [&](StatusDone done) { ranks.rank(0).Commit(other, false, std::move(done)); });
+
+  EXPECT_EQ(status.code(), StatusCode::kInternal);
+  EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
+}
+
+TEST_F(AttemptTest, UnalignedWritesAreRefused) {
+  alignas(kBlock) std::byte memory[2 * kBlock] = {};
+  const auto attempt = Attempt::Make(*queue_, Spec());
+  ASSERT_EQ(WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); }), Status::Ok());
+  const auto write = [&](std::uint64_t offset, Bytes bytes) {
+    return WaitFor(*queue_, [&](StatusDone done) { attempt->Write(offset, bytes, std::move(done)); }).code();
+  };
+  const Bytes all(memory);
+
+  EXPECT_EQ(write(1, all.first(kBlock)), StatusCode::kInternal);
+  EXPECT_EQ(write(0, all.first(100)), StatusCode::kInternal);
+  EXPECT_EQ(write(0, all.subspan(512, kBlock)), StatusCode::kInternal);
+  EXPECT_EQ(write(0, {}), StatusCode::kInternal);
+  EXPECT_EQ(write(2 * kBlock, all), StatusCode::kInternal);
+  EXPECT_EQ(write(~std::uint64_t{0} - kBlock + 1, all.first(kBlock)), StatusCode::kInternal);
+  EXPECT_EQ(plan_->Count({.op = IoOp::kWrite}), 0U);
+}
+
+TEST_F(AttemptTest, ShortWritesAreResubmittedFromTheBlockTheyEndedIn) {
+  for (const std::uint64_t bytes : {std::uint64_t{1}, kBlock - 1, kBlock, kBlock + 1, 2 * kBlock - 1}) {
+    const TestSave save{.step = 100 + bytes};
+    plan_->Clear();
+    plan_->Shorten({.op = IoOp::kWrite, .path = "shard-", .nth = 1}, bytes);
+
+    EXPECT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok()) << bytes;
+
+    EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok()) << bytes;
+  }
+}
+
+TEST_F(AttemptTest, ShortWriteOfTheManifestGoesOnWhereItEnded) {
+  const TestSave save{.step = 5};
+  plan_->Shorten({.op = IoOp::kWrite, .path = "manifest", .nth = 1}, 10);
+  plan_->Shorten({.op = IoOp::kWrite, .path = "manifest", .nth = 2}, 1);
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
+
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+}
+
+TEST_F(AttemptTest, WritesThatGetNoFurtherAreAnError) {
+  for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, kBlock - 1}) {
+    plan_->Clear();
+    plan_->Shorten({.op = IoOp::kWrite, .path = "shard-"}, bytes);
+
+    const Status status = SaveTo(*queue_, root_.path(), {.step = 5});
+
+    EXPECT_EQ(status.code(), StatusCode::kIoError) << bytes;
+    EXPECT_THAT(status.message(), HasSubstr("were written")) << bytes;
+    EXPECT_THAT(Names(root_.path()), IsEmpty()) << bytes;
+  }
+}
+
+TEST_F(AttemptTest, SpaceIsCheckedBeforeTheFirstByte) {
+  const auto attempt = Attempt::Make(*queue_, Spec(std::uint64_t{1} << 60));
+
+  const Status status = WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); });
+
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace);
+  EXPECT_THAT(status.message(), HasSubstr("needs 1152921504606846976 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("are free under " + root_.path()));
+  EXPECT_THAT(Names(root_.path()), IsEmpty());
+}
+
+TEST_F(AttemptTest, SizesThatNoFileHasAreRefused) {
+  for (const std::uint64_t bytes : {std::uint64_t{0}, ~std::uint64_t{0}, ~std::uint64_t{0} / 2 + 1}) {
+    const auto attempt = Attempt::Make(*queue_, Spec(bytes));
+
+    const Status status = WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); });
+
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << bytes;
+  }
+}
+
+TEST_F(AttemptTest, SpaceThatOthersTookSinceIsNoSpace) {
+  plan_->Fail({.op = IoOp::kFallocate}, ENOSPC);
+
+  const Status status = SaveTo(*queue_, root_.path(), {.step = 5});
+
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace);
+  EXPECT_THAT(Names(root_.path()), IsEmpty());
+}
+
+TEST_F(AttemptTest, TwoRanksWithOneShardNumberAreToldAndTheFirstStays) {
+  const auto first = Attempt::Make(*queue_, Spec());
+  const auto second = Attempt::Make(*queue_, Spec());
+  ASSERT_EQ(WaitFor(*queue_, [&](StatusDone done) { first->Begin(std::move(done)); }), Status::Ok());
+
+  const Status status = WaitFor(*queue_, [&](StatusDone done) { second->Begin(std::move(done)); });
+  EXPECT_EQ(WaitFor(*queue_, [&](StatusDone done) { second->Abandon(std::move(done)); }), Status::Ok());
+
+  EXPECT_EQ(status.code(), StatusCode::kInternal);
+  EXPECT_THAT(status.message(), HasSubstr("two ranks write the same shard"));
+  EXPECT_NE(Sole("shard-00000"), "");
+}
+
+TEST_F(AttemptTest, AbandonedAtAnyPointLeavesNothing) {
+  for (int calls = 0; calls < 4; ++calls) {
+    TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 2});
+    if (calls > 0) {
+      ASSERT_EQ(ranks.Begin(), Status::Ok());
+    }
+    if (calls > 1) {
+      ASSERT_EQ(ranks.Write(), Status::Ok());
+    }
+    if (calls > 2) {
+      ASSERT_EQ(ranks.Seal(), Status::Ok());
+    }
+
+    EXPECT_EQ(ranks.Abandon(), Status::Ok());
+
+    EXPECT_THAT(Names(root_.path()), IsEmpty()) << calls;
+    EXPECT_EQ(ranks.Begin().code(), StatusCode::kCancelled);
+    EXPECT_EQ(ranks.Abandon(), Status::Ok());
+  }
+}
+
+TEST_F(AttemptTest, OneRanksAbandonLeavesTheOthersShards) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 2});
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+
+  EXPECT_EQ(WaitFor(*queue_, [&](StatusDone done) { ranks.rank(0).Abandon(std::move(done)); }), Status::Ok());
+
+  EXPECT_THAT(Names(root_ / AttemptName(ranks.uuid())), ElementsAre(ShardName(1)));
+}
+
+TEST_F(AttemptTest, AbandonAfterTheCommitLeavesTheCheckpoint) {
+  const TestSave save{.step = 5};
+  TestRanks ranks(*queue_, root_.path(), save);
+  ASSERT_EQ(ranks.Save(), Status::Ok());
+
+  EXPECT_EQ(ranks.Abandon(), Status::Ok());
+
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+}
+
+TEST_F(AttemptTest, RenameThatWasDoneAndReportedAsFailedIsUnknownAndStays) {
+  const TestSave save{.step = 5};
+  plan_->FailAfter({.op = IoOp::kRename}, EIO);
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), save).code(), StatusCode::kUnknownOutcome);
+
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+}
+
+TEST_F(AttemptTest, FailedFsyncOfTheRootIsUnknownNeverRetriedAndNothingIsRemoved) {
+  const TestSave first{.step = 5, .seed = 1};
+  const TestSave second{.step = 5, .seed = 2, .replace = true};
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
+  plan_->CallBefore({.op = IoOp::kRename}, [this](const SeenOperation&) { plan_->Fail({.op = IoOp::kFsync}, EIO); });
+  TestRanks ranks(*queue_, root_.path(), second);
+
+  const Status status = ranks.Save();
+
+  EXPECT_EQ(status.code(), StatusCode::kUnknownOutcome);
+  EXPECT_THAT(status.message(), HasSubstr("was renamed into place"));
+  EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink}), 0U) << ToString(plan_->Seen());
+  const std::size_t renamed = IndexOfLast(IoOp::kRename);
+  EXPECT_EQ(IndexOfLast(IoOp::kFsync), renamed + 1) << ToString(plan_->Seen());
+  // The old one may be what a power cut leaves under the step's name: it has to be whole under the attempt's.
+  EXPECT_THAT(Names(root_ / AttemptName(ranks.uuid())), SizeIs(2));
+  EXPECT_EQ(CheckContent(root_.path(), second), Status::Ok());
+}
+
+TEST_F(AttemptTest, FailedFsyncOfTheShardIsFinal) {
+  plan_->Fail({.op = IoOp::kFsync, .path = "shard-", .nth = 1}, EIO);
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), {.step = 5}).code(), StatusCode::kIoError);
+
+  EXPECT_EQ(plan_->Count({.op = IoOp::kFsync, .path = "shard-"}), 1U);
+  EXPECT_EQ(plan_->Count({.op = IoOp::kRename}), 0U);
+  EXPECT_THAT(Names(root_.path()), IsEmpty());
+}
+
+TEST_F(AttemptTest, ShardIsFsyncedOnceAfterAllItsWritesAndItsCut) {
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 5}), Status::Ok());
+
+  std::string order;
+  for (const SeenOperation& seen : plan_->Seen()) {
+    if (seen.path.find("shard-") != std::string::npos) order += std::string(IoOpName(seen.op)) + " ";
+  }
+  EXPECT_EQ(order, "open fallocate write write write ftruncate fsync close ");
+}
+
+TEST_F(AttemptTest, RankThatHeardNothingFindsItsAttemptAndFsyncsTheRoot) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 5});
+  ASSERT_EQ(ranks.Save(), Status::Ok());
+  const auto find = [&](std::uint64_t step, const std::string& uuid) {
+    return WaitFor(*queue_,
+                   [&](StatusDone done) { FindCommitted(*queue_, root_.path(), step, uuid, std::move(done)); });
+  };
+  const FaultMatch root_fsync{.op = IoOp::kFsync, .path = root_.path()};
+  const std::size_t before = plan_->Count(root_fsync);
+
+  EXPECT_EQ(find(5, ranks.uuid()), Status::Ok());
+  EXPECT_EQ(plan_->Count(root_fsync), before + 1);
+  EXPECT_EQ(find(6, ranks.uuid()).code(), StatusCode::kNotFound);
+  EXPECT_EQ(find(5, "another").code(), StatusCode::kNotFound);
+}
+
+TEST_F(AttemptTest, RankThatCannotAskTheDiskSaysUnknown) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 5});
+  ASSERT_EQ(ranks.Save(), Status::Ok());
+  const auto find = [&](const std::string& root) {
+    return WaitFor(*queue_, [&](StatusDone done) { FindCommitted(*queue_, root, 5, ranks.uuid(), std::move(done)); });
+  };
+
+  EXPECT_EQ(find(root_ / "unmounted").code(), StatusCode::kUnknownOutcome);
+  for (const IoOp op : {IoOp::kOpen, IoOp::kRead, IoOp::kFsync}) {
+    plan_->Clear();
+    plan_->Fail({.op = op}, EIO);
+    EXPECT_EQ(find(root_.path()).code(), StatusCode::kUnknownOutcome) << IoOpName(op);
+  }
+  plan_->Clear();
+  fs::resize_file(Sole("manifest.json"), 20);
+  EXPECT_EQ(find(root_.path()).code(), StatusCode::kUnknownOutcome);
+}
+
+}  // namespace
+}  // namespace cairn

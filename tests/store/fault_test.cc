@@ -1,0 +1,174 @@
+// Lets each operation of a save, a replacement and a removal fail in each way, and looks at what is left.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "store/names.h"
+#include "store/root.h"
+#include "store_case.h"
+#include "support/faulty_queue.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::IsEmpty;
+
+constexpr int kErrors[] = {EIO, ENOSPC, EAGAIN, EINTR, ECANCELED};
+
+class FaultTest : public ::testing::Test {
+ protected:
+  FaultTest() {
+    EXPECT_EQ(SaveTo(*queue_, root_.path(), kept_), Status::Ok());
+    EXPECT_EQ(SaveTo(*queue_, root_.path(), old_), Status::Ok());
+  }
+
+  /// The operations of a save of step 2 (which is there already where it is a replacement), less the close of nothing.
+  std::size_t CountOperations(const TestSave& save) {
+    plan_->Clear();
+    const std::size_t before = plan_->Count({});
+    EXPECT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
+    return plan_->Count({}) - before;
+  }
+  /// What a trainer that starts again finds.
+  void Reopen() {
+    plan_->Clear();
+    const auto opened = OpenRoot(*queue_, root_.path());
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_THAT((*opened)->left_behind(), IsEmpty());
+  }
+
+  const TestSave kept_{.step = 1};
+  const TestSave old_{.step = 2, .seed = 1};
+  TempDir root_;
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
+};
+
+TEST_F(FaultTest, EveryFailedOperationFailsTheSaveAndLosesNothing) {
+  const std::size_t operations = CountOperations({.step = 3, .shards = 2});
+  std::uint64_t step = 100;
+  for (const int error : kErrors) {
+    for (std::size_t k = 1; k <= operations; ++k) {
+      SCOPED_TRACE(std::string(std::strerror(error)) + " at operation " + std::to_string(k));
+      const TestSave save{.step = ++step, .shards = 2};
+      plan_->Clear();
+      plan_->Fail({.nth = k}, error);
+
+      const Status status = SaveTo(*queue_, root_.path(), save);
+
+      EXPECT_FALSE(status.ok());
+      const bool listed = fs::exists(root_ / StepName(step));
+      EXPECT_EQ(listed, status.code() == StatusCode::kUnknownOutcome) << status;
+      EXPECT_EQ(CheckContent(root_.path(), kept_), Status::Ok());
+      EXPECT_EQ(CheckContent(root_.path(), old_), Status::Ok());
+      if (listed) {
+        EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+      }
+      if (HasFailure()) return;
+    }
+  }
+  Reopen();
+}
+
+TEST_F(FaultTest, OperationsThatWereDoneAndReportedAsFailedLoseNothingEither) {
+  const std::size_t operations = CountOperations({.step = 3, .shards = 2});
+  std::uint64_t step = 100;
+  for (std::size_t k = 1; k <= operations; ++k) {
+    SCOPED_TRACE("operation " + std::to_string(k));
+    const TestSave save{.step = ++step, .shards = 2};
+    plan_->Clear();
+    plan_->FailAfter({.nth = k}, EIO);
+
+    const Status status = SaveTo(*queue_, root_.path(), save);
+
+    EXPECT_FALSE(status.ok());
+    const bool listed = fs::exists(root_ / StepName(step));
+    EXPECT_EQ(listed, status.code() == StatusCode::kUnknownOutcome) << status;
+    EXPECT_EQ(CheckContent(root_.path(), kept_), Status::Ok());
+    if (listed) {
+      EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+    }
+  }
+  Reopen();
+}
+
+TEST_F(FaultTest, ShortWritesAreMadeGoodWhicheverItIs) {
+  const std::size_t before = plan_->Count({.op = IoOp::kWrite});
+  static_cast<void>(CountOperations({.step = 3, .shards = 2}));
+  const std::size_t writes = plan_->Count({.op = IoOp::kWrite}) - before;
+  std::uint64_t step = 100;
+  for (const std::uint64_t bytes : {std::uint64_t{1}, kBlock, kBlock + 100}) {
+    for (std::size_t k = 1; k <= writes; ++k) {
+      SCOPED_TRACE(std::to_string(bytes) + " bytes by write " + std::to_string(k));
+      const TestSave save{.step = ++step, .shards = 2};
+      plan_->Clear();
+      plan_->Shorten({.op = IoOp::kWrite, .nth = k}, bytes);
+
+      ASSERT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
+
+      EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+    }
+  }
+}
+
+TEST_F(FaultTest, FailedReplacementLeavesTheOldOneOrTheNewOneWhole) {
+  const std::size_t operations = CountOperations({.step = 2, .seed = 2, .shards = 2, .replace = true});
+  std::uint64_t seed = 100;
+  for (const int error : {EIO, ENOSPC}) {
+    for (const bool after : {false, true}) {
+      for (std::size_t k = 1; k <= operations; ++k) {
+        SCOPED_TRACE(std::string(std::strerror(error)) + (after ? " after" : " at") + " operation " +
+                     std::to_string(k));
+        plan_->Clear();
+        const TestSave before{.step = 2, .seed = ++seed, .replace = true};
+        ASSERT_EQ(SaveTo(*queue_, root_.path(), before), Status::Ok());
+        const TestSave fresh{.step = 2, .seed = ++seed, .shards = 2, .replace = true};
+        after ? plan_->FailAfter({.nth = k}, error) : plan_->Fail({.nth = k}, error);
+
+        const Status status = SaveTo(*queue_, root_.path(), fresh);
+
+        const bool replaced = CheckContent(root_.path(), fresh).ok();
+        EXPECT_TRUE(replaced || CheckContent(root_.path(), before).ok());
+        EXPECT_EQ(replaced, status.ok() || status.code() == StatusCode::kUnknownOutcome) << status;
+        EXPECT_EQ(CheckContent(root_.path(), kept_), Status::Ok());
+        Reopen();
+        EXPECT_EQ(CheckContent(root_.path(), replaced ? fresh : before), Status::Ok());
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(FaultTest, FailedRemovalLeavesTheCheckpointOrNothingOfIt) {
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 3}), Status::Ok());
+  const std::size_t before = plan_->Count({});
+  ASSERT_EQ(Remove(*queue_, root_.path(), 3), Status::Ok());
+  const std::size_t operations = plan_->Count({}) - before;
+  for (const bool after : {false, true}) {
+    for (std::size_t k = 1; k <= operations; ++k) {
+      SCOPED_TRACE(std::string(after ? "after" : "at") + " operation " + std::to_string(k));
+      plan_->Clear();
+      const TestSave save{.step = 3, .seed = k, .replace = true};
+      ASSERT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
+      after ? plan_->FailAfter({.nth = k}, EIO) : plan_->Fail({.nth = k}, EIO);
+
+      const Status status = Remove(*queue_, root_.path(), 3);
+
+      EXPECT_FALSE(status.ok());
+      if (fs::exists(root_ / StepName(3))) {
+        EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+      }
+      EXPECT_EQ(CheckContent(root_.path(), kept_), Status::Ok());
+      Reopen();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cairn

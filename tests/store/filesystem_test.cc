@@ -1,0 +1,272 @@
+// Filesystems as they are: mounted here where that is allowed, skipped with the reason where not.
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/loop.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "base/unique_fd.h"
+#include "store/names.h"
+#include "store/root.h"
+#include "store_case.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// Runs the body on a thread with a mount namespace of its own: what it mounts is gone with it, whatever becomes of it.
+/// A thread of its own also because the kernel's workers for io_uring stay in the namespace that they were started in.
+void WithOwnMounts(const std::function<void()>& body) {
+  std::thread([&body] {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) {
+      GTEST_SKIP() << "making a mount namespace: " << std::strerror(errno);
+    }
+    body();
+  }).join();
+}
+
+/// A mount in such a namespace.
+class Mount {
+ public:
+  Mount(const std::string& source, const std::string& type, const std::string& target, const std::string& data,
+        unsigned long flags = 0) {
+    if (::mount(source.c_str(), target.c_str(), type.c_str(), flags, data.c_str()) != 0) {
+      problem_ = "mounting " + type + ": " + std::strerror(errno);
+      return;
+    }
+    target_ = target;
+  }
+  ~Mount() {
+    if (!target_.empty()) ::umount2(target_.c_str(), MNT_DETACH);
+  }
+  Mount(const Mount&) = delete;
+  Mount& operator=(const Mount&) = delete;
+  /// Empty where it is mounted.
+  [[nodiscard]] const std::string& problem() const { return problem_; }
+
+ private:
+  std::string target_;
+  std::string problem_;
+};
+
+/// A file with a filesystem in it as a block device. Given back when it is closed and no longer mounted.
+class LoopDevice {
+ public:
+  explicit LoopDevice(const std::string& file) {
+    const UniqueFd control(::open("/dev/loop-control", O_RDWR | O_CLOEXEC));
+    const int number = control.valid() ? ::ioctl(control.get(), LOOP_CTL_GET_FREE) : -1;
+    path_ = "/dev/loop" + std::to_string(number);
+    const UniqueFd backing(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+    device_ = UniqueFd(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+    loop_info64 info{};
+    info.lo_flags = LO_FLAGS_AUTOCLEAR;
+    if (number < 0 || !device_.valid() || ::ioctl(device_.get(), LOOP_SET_FD, backing.get()) != 0 ||
+        ::ioctl(device_.get(), LOOP_SET_STATUS64, &info) != 0) {
+      problem_ = std::string("making a loop device: ") + std::strerror(errno);
+    }
+  }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& problem() const { return problem_; }
+
+ private:
+  UniqueFd device_;
+  std::string path_;
+  std::string problem_;
+};
+
+/// Save, replace, save again, list, read, remove: all that a run does.
+void CheckLife(const std::string& root, bool direct) {
+  const auto queue = MakeQueue();
+  {
+    const auto opened = OpenRoot(*queue, root);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    const TestSave first{.step = 1, .shards = 2};
+    TestRanks ranks(*queue, root, first);
+    ASSERT_EQ(ranks.Save(), Status::Ok());
+    EXPECT_EQ(ranks.rank(0).direct(), direct);
+    EXPECT_EQ(CheckContent(root, first), Status::Ok());
+    EXPECT_EQ(SaveTo(*queue, root, first).code(), StatusCode::kAlreadyExists);
+    EXPECT_EQ(SaveTo(*queue, root, {.step = 2}), Status::Ok());
+    const TestSave again{.step = 2, .seed = 5, .replace = true};
+    EXPECT_EQ(SaveTo(*queue, root, again), Status::Ok());
+    EXPECT_EQ(CheckContent(root, again), Status::Ok());
+    EXPECT_THAT(GoodSteps(root), ElementsAre(1, 2));
+    EXPECT_EQ(Remove(*queue, root, 1), Status::Ok());
+    EXPECT_THAT(Names(root), ElementsAre(".lock", StepName(2)));
+  }
+  EXPECT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
+}
+
+void CheckLifeOnLoop(const std::string& type, const std::string& make, std::uint64_t megabytes) {
+  TempDir dir;
+  const std::string image = dir / "image";
+  const std::string at = dir / "at";
+  fs::create_directory(at);
+  WriteAll(image, "");
+  fs::resize_file(image, megabytes << 20);
+  if (std::system((make + " " + image + " >/dev/null 2>&1").c_str()) != 0)
+    GTEST_SKIP() << make << " does not work here";
+  const LoopDevice loop(image);
+  if (!loop.problem().empty()) GTEST_SKIP() << loop.problem();
+  const Mount mount(loop.path(), type, at, "");
+  if (!mount.problem().empty()) GTEST_SKIP() << mount.problem();
+
+  CheckLife(at + "/root", /*direct=*/true);
+}
+
+TEST(Filesystem, Xfs) {
+  WithOwnMounts([] { CheckLifeOnLoop("xfs", "mkfs.xfs -q", 320); });
+}
+TEST(Filesystem, Ext4) {
+  WithOwnMounts([] { CheckLifeOnLoop("ext4", "mkfs.ext4 -q -F", 16); });
+}
+TEST(Filesystem, Btrfs) {
+  WithOwnMounts([] { CheckLifeOnLoop("btrfs", "mkfs.btrfs -q", 128); });
+}
+
+void CheckWithoutDirectIo() {
+  TempDir dir;
+  const Mount mount("ramfs", "ramfs", dir.path(), "");
+  if (!mount.problem().empty()) GTEST_SKIP() << mount.problem();
+  const UniqueFd probe(::open((dir / "probe").c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600));
+  if (probe.valid()) GTEST_SKIP() << "this kernel's ramfs takes O_DIRECT";
+  // The kernel has made the file that it refused to open: what Begin has to reckon with.
+  EXPECT_TRUE(fs::exists(dir / "probe"));
+
+  CheckLife(dir / "root", /*direct=*/false);
+}
+TEST(Filesystem, WithoutDirectIo) { WithOwnMounts(CheckWithoutDirectIo); }
+
+void CheckReadOnly() {
+  TempDir dir;
+  const std::string root = dir / "root";
+  const TestSave save{.step = 1};
+  const auto queue = MakeQueue();
+  fs::create_directory(root);
+  ASSERT_EQ(SaveTo(*queue, root, save), Status::Ok());
+  const Mount bind(dir.path(), "none", dir.path(), "", MS_BIND);
+  if (!bind.problem().empty()) GTEST_SKIP() << bind.problem();
+  if (::mount("none", dir.path().c_str(), nullptr, MS_REMOUNT | MS_BIND | MS_RDONLY, nullptr) != 0) {
+    GTEST_SKIP() << "mounting read-only: " << std::strerror(errno);
+  }
+
+  const Status writer = OpenRoot(*queue, root).status();
+  const Status rank = Root::Open(*queue, {.path = root, .coordinator = false}).status();
+  const Status missing = OpenRoot(*queue, dir / "other").status();
+  const Status attempt = SaveTo(*queue, root, {.step = 2});
+
+  for (const Status& status : {writer, rank, missing, attempt}) {
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(status.message(), HasSubstr("Read-only file system"));
+  }
+  EXPECT_EQ(Root::Open(*queue, {.path = root, .read_only = true}).status(), Status::Ok());
+  EXPECT_THAT(GoodSteps(root), ElementsAre(1));
+  EXPECT_TRUE(ReadLock::Take(root + "/" + StepName(1)).ok());
+}
+TEST(Filesystem, ReadOnly) { WithOwnMounts(CheckReadOnly); }
+
+void CheckFullBeforeTheSave() {
+  TempDir dir;
+  const Mount mount("tmpfs", "tmpfs", dir.path(), "size=64k");
+  if (!mount.problem().empty()) GTEST_SKIP() << mount.problem();
+  const auto queue = MakeQueue();
+  const auto opened = OpenRoot(*queue, dir / "root");
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const TestSave first{.step = 1, .shards = 2};
+  ASSERT_EQ(SaveTo(*queue, dir / "root", first), Status::Ok());
+
+  const Status status = SaveTo(*queue, dir / "root", {.step = 2, .shards = 2});
+
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace) << status;
+  EXPECT_EQ(CheckContent(dir / "root", first), Status::Ok());
+  EXPECT_THAT(Names(dir / "root"), ElementsAre(".lock", StepName(1)));
+}
+TEST(Filesystem, FullBeforeTheSave) { WithOwnMounts(CheckFullBeforeTheSave); }
+
+void CheckFullBeforeTheManifest() {
+  TempDir dir;
+  const Mount mount("tmpfs", "tmpfs", dir.path(), "size=128k");
+  if (!mount.problem().empty()) GTEST_SKIP() << mount.problem();
+  const auto queue = MakeQueue();
+  const std::string root = dir / "root";
+  fs::create_directory(root);
+  const TestSave first{.step = 1};
+  ASSERT_EQ(SaveTo(*queue, root, first), Status::Ok());
+  TestRanks ranks(*queue, root, {.step = 2});
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+  struct statvfs space {};
+  ASSERT_EQ(::statvfs(root.c_str(), &space), 0);
+  WriteAll(dir / "filler", std::string(space.f_bavail * space.f_frsize, 'x'));
+
+  // The shard's blocks were laid out at the beginning, so only the manifest finds no room.
+  EXPECT_EQ(ranks.Write(), Status::Ok());
+  EXPECT_EQ(ranks.Seal(), Status::Ok());
+  const Status status = ranks.Commit();
+  EXPECT_EQ(ranks.Abandon(), Status::Ok());
+
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace) << status;
+  EXPECT_THAT(Names(root), ElementsAre(StepName(1)));
+  EXPECT_EQ(CheckContent(root, first), Status::Ok());
+}
+TEST(Filesystem, FullBeforeTheManifest) { WithOwnMounts(CheckFullBeforeTheManifest); }
+
+/// Runs `body` in a child under that RLIMIT_FSIZE. A signal fails it.
+void WithFileSizeLimit(rlim_t bytes, const std::function<bool()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = RLIM_INFINITY};
+    ::_exit(::setrlimit(RLIMIT_FSIZE, &limit) == 0 && body() ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(Filesystem, FileSizeLimitBelowTheShardIsNoSpaceBeforeTheFirstByte) {
+  TempDir dir;
+  WithFileSizeLimit(8192, [&] {
+    const auto queue = MakeQueue();
+    const Status status = SaveTo(*queue, dir.path(), {.step = 1});
+    return status.code() == StatusCode::kNoSpace &&
+           status.message().find("RLIMIT_FSIZE allows 8192") != std::string::npos;
+  });
+
+  EXPECT_THAT(Names(dir.path()), IsEmpty());
+}
+
+TEST(Filesystem, FileSizeLimitBelowTheManifestRaisesNoSignal) {
+  TempDir dir;
+  WithFileSizeLimit(20480, [&] {
+    const auto queue = MakeQueue();
+    TestRanks ranks(*queue, dir.path(), {.step = 1});
+    if (!ranks.Begin().ok() || !ranks.Write().ok() || !ranks.Seal().ok()) return false;
+    const rlimit limit{.rlim_cur = 100, .rlim_max = RLIM_INFINITY};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    return ranks.Commit().code() == StatusCode::kNoSpace && ranks.Abandon().ok();
+  });
+
+  EXPECT_THAT(Names(dir.path()), IsEmpty());
+}
+
+}  // namespace
+}  // namespace cairn

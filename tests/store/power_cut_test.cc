@@ -1,0 +1,172 @@
+// Replays what a power cut after each operation may leave on a disk that kept no more, or no less, than it promised.
+
+#include "support/power_cut.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "store/names.h"
+#include "store/root.h"
+#include "store_case.h"
+#include "support/faulty_queue.h"
+#include "support/recording_queue.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What has to be there from a moment on, until another.
+struct Promise {
+  std::size_t since;
+  TestSave save;
+  std::size_t until = ~std::size_t{0};
+};
+
+class PowerCutTest : public ::testing::Test {
+ protected:
+  /// The step is durable from now on.
+  void Promised(const TestSave& save) { promises_.push_back({recording_->size(), save}); }
+  /// From the next operation on another may take its place, or nothing.
+  void Released(std::uint64_t step) {
+    for (Promise& promise : promises_) {
+      if (promise.save.step == step) promise.until = std::min(promise.until, recording_->size());
+    }
+  }
+  void SaveNow(const TestSave& save) {
+    saves_.push_back(save);
+    ASSERT_EQ(SaveTo(*queue_, root_, save), Status::Ok());
+    Promised(save);
+  }
+  void OpenNow() {
+    const auto opened = OpenRoot(*queue_, root_);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+  }
+
+  /// Every step that is listed is one of the saves, whole.
+  void CheckNothingIsBroken(const std::string& root) const {
+    if (!fs::exists(root)) return;
+    for (const std::uint64_t step : GoodSteps(root)) {
+      const bool whole = std::any_of(saves_.begin(), saves_.end(), [&](const TestSave& save) {
+        return save.step == step && CheckContent(root, save).ok();
+      });
+      EXPECT_TRUE(whole) << "step " << step;
+    }
+  }
+
+  void CutEverywhere() const {
+    for (std::size_t upto = 0; upto <= recording_->size(); ++upto) {
+      for (const PowerCut cut :
+           {PowerCut{}, PowerCut{.data = true}, PowerCut{.entries = true}, PowerCut{.data = true, .entries = true}}) {
+        SCOPED_TRACE(fmt::format("power cut after {} of {} operations, data {}, entries {}", upto, recording_->size(),
+                                 cut.data, cut.entries));
+        TempDir after;
+        const std::string tree = after / "tree";
+        ASSERT_EQ(MaterializeAfterPowerCut(*recording_, upto, tree, cut), Status::Ok());
+        const std::string root = tree + root_.substr(base_.path().size());
+
+        CheckNothingIsBroken(root);
+        for (const Promise& promise : promises_) {
+          if (promise.since > upto || promise.until < upto) continue;
+          EXPECT_EQ(CheckContent(root, promise.save), Status::Ok());
+        }
+        // And so it is after the sweep of whoever comes next.
+        const auto queue = MakeQueue();
+        ASSERT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
+        CheckNothingIsBroken(root);
+        if (HasFailure()) return;
+      }
+    }
+  }
+
+  TempDir base_;
+  const std::string root_ = base_ / "a/root";
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  const std::shared_ptr<Recording> recording_ = Recording::Make(base_.path());
+  std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(recording_->Wrap(PlainFactory())));
+  std::vector<TestSave> saves_;
+  std::vector<Promise> promises_;
+};
+
+TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostFromTheFirstSaveEverOn) {
+  OpenNow();
+  SaveNow({.step = 1, .shards = 2});
+  SaveNow({.step = 2, .shards = 2});
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, ReplacedStepIsTheOldOneOrTheNewOne) {
+  OpenNow();
+  SaveNow({.step = 1, .seed = 1});
+  SaveNow({.step = 2});
+  Released(1);
+  SaveNow({.step = 1, .seed = 2, .replace = true});
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, RemovedStepIsWholeOrNotThere) {
+  OpenNow();
+  SaveNow({.step = 1, .shards = 2});
+  SaveNow({.step = 2});
+  Released(1);
+  ASSERT_EQ(Remove(*queue_, root_, 1), Status::Ok());
+  SaveNow({.step = 3});
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, SweepAfterARemovalThatWasCutShortBreaksNothing) {
+  // Given a removal that ended between its rename and the fsync of the root.
+  OpenNow();
+  SaveNow({.step = 1, .shards = 2});
+  SaveNow({.step = 2});
+  Released(1);
+  plan_->CallBefore({.op = IoOp::kRename}, [this](const SeenOperation&) { plan_->Fail({.op = IoOp::kFsync}, EIO); });
+  ASSERT_EQ(Remove(*queue_, root_, 1).code(), StatusCode::kUnknownOutcome);
+  plan_->Clear();
+
+  OpenNow();
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, SweepAfterAReplacementThatWasCutShortBreaksNothing) {
+  OpenNow();
+  SaveNow({.step = 1, .seed = 1});
+  Released(1);
+  plan_->CallBefore({.op = IoOp::kRename}, [this](const SeenOperation&) { plan_->Fail({.op = IoOp::kFsync}, EIO); });
+  const TestSave fresh{.step = 1, .seed = 2, .replace = true};
+  saves_.push_back(fresh);
+  ASSERT_EQ(SaveTo(*queue_, root_, fresh).code(), StatusCode::kUnknownOutcome);
+  plan_->Clear();
+
+  OpenNow();
+  Promised(fresh);
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, PinIsThereOnceItWasSet) {
+  OpenNow();
+  SaveNow({.step = 1});
+  ASSERT_EQ(SetPin(*queue_, root_, 1, true, 0644), Status::Ok());
+  const auto pinned = [this](std::size_t upto) {
+    TempDir after;
+    EXPECT_EQ(MaterializeAfterPowerCut(*recording_, upto, after / "tree"), Status::Ok());
+    return ReadCheckpointFolder(after / "tree/a/root/" + StepName(1))->info.pinned;
+  };
+  EXPECT_TRUE(pinned(recording_->size()));
+
+  ASSERT_EQ(SetPin(*queue_, root_, 1, false, 0644), Status::Ok());
+  EXPECT_FALSE(pinned(recording_->size()));
+}
+
+}  // namespace
+}  // namespace cairn

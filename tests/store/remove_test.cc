@@ -1,0 +1,201 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <optional>
+
+#include "store/names.h"
+#include "store/root.h"
+#include "store_case.h"
+#include "support/faulty_queue.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+class RemoveTest : public ::testing::Test {
+ protected:
+  void Save(const TestSave& save) { ASSERT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok()); }
+  [[nodiscard]] std::string StepFolder(std::uint64_t step) const { return root_ / StepName(step); }
+  Status RemoveStep(std::uint64_t step) { return Remove(*queue_, root_.path(), step); }
+
+  TempDir root_;
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
+};
+
+TEST_F(RemoveTest, RemovesTheFolderAndNothingElse) {
+  Save({.step = 1, .shards = 2});
+  Save({.step = 2});
+  ASSERT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644), Status::Ok());
+
+  EXPECT_EQ(RemoveStep(1), Status::Ok());
+
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(2)));
+  EXPECT_EQ(CheckContent(root_.path(), {.step = 2}), Status::Ok());
+}
+
+TEST_F(RemoveTest, StepThatIsNotThereIsNotFound) {
+  EXPECT_EQ(RemoveStep(1).code(), StatusCode::kNotFound);
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644).code(), StatusCode::kNotFound);
+}
+
+TEST_F(RemoveTest, DamagedOneWithoutAManifestCanBeRemoved) {
+  Save({.step = 1});
+  fs::remove(StepFolder(1) + "/manifest.json");
+
+  EXPECT_EQ(RemoveStep(1), Status::Ok());
+
+  EXPECT_THAT(Names(root_.path()), IsEmpty());
+}
+
+TEST_F(RemoveTest, NothingIsTouchedBeforeTheRootsFsyncHasReturned) {
+  Save({.step = 1});
+  plan_->CallBefore({.op = IoOp::kRename}, [this](const SeenOperation&) { plan_->Fail({.op = IoOp::kFsync}, EIO); });
+
+  const Status status = RemoveStep(1);
+
+  EXPECT_EQ(status.code(), StatusCode::kUnknownOutcome);
+  EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink}), 0U);
+  const std::vector<std::string> names = Names(root_.path());
+  ASSERT_THAT(names, SizeIs(1));
+  EXPECT_THAT(names[0], StartsWith(".retired-"));
+  EXPECT_THAT(Names(root_ / names[0]), ElementsAre(kManifestName, ShardName(0)));
+}
+
+TEST_F(RemoveTest, FailedRenameLeavesTheCheckpoint) {
+  Save({.step = 1});
+  plan_->Fail({.op = IoOp::kRename}, EIO);
+
+  EXPECT_EQ(RemoveStep(1).code(), StatusCode::kIoError);
+
+  EXPECT_EQ(CheckContent(root_.path(), {.step = 1}), Status::Ok());
+}
+
+TEST_F(RemoveTest, FileThatCannotBeUnlinkedIsToldAndTheRestGoes) {
+  Save({.step = 1, .shards = 2});
+  plan_->Fail({.op = IoOp::kUnlink, .path = ShardName(1)}, EIO);
+
+  const Status status = RemoveStep(1);
+
+  EXPECT_EQ(status.code(), StatusCode::kIoError);
+  EXPECT_THAT(status.message(), HasSubstr("step 1 is no longer a checkpoint"));
+  EXPECT_THAT(status.message(), HasSubstr(ShardName(1)));
+  EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
+  EXPECT_THAT(Names(root_ / Names(root_.path()).front()), ElementsAre(ShardName(1)));
+}
+
+TEST_F(RemoveTest, DirectoryInsideIsLeftAloneAndLinksAreNotFollowed) {
+  Save({.step = 1});
+  TempDir elsewhere;
+  WriteAll(elsewhere / "precious", "mine");
+  fs::create_directory_symlink(elsewhere.path(), StepFolder(1) + "/linked");
+  fs::create_directory(StepFolder(1) + "/tokenizer");
+  WriteAll(StepFolder(1) + "/tokenizer/vocabulary", "mine");
+
+  const Status status = RemoveStep(1);
+
+  EXPECT_THAT(status.message(), HasSubstr("tokenizer is a directory that no checkpoint holds"));
+  EXPECT_EQ(ReadAll(root_ / Names(root_.path()).front() + "/tokenizer/vocabulary"), "mine");
+  EXPECT_THAT(Names(root_ / Names(root_.path()).front()), ElementsAre("tokenizer"));
+  EXPECT_EQ(ReadAll(elsewhere / "precious"), "mine");
+}
+
+TEST_F(RemoveTest, CheckpointThatIsBeingReadStays) {
+  Save({.step = 1});
+  {
+    const auto first = ReadLock::Take(StepFolder(1));
+    const auto second = ReadLock::Take(StepFolder(1));
+    ASSERT_TRUE(first.ok() && second.ok()) << first.status() << second.status();
+
+    const Status refused = RemoveStep(1);
+    const Status replaced = SaveTo(*queue_, root_.path(), {.step = 1, .seed = 2, .replace = true});
+
+    EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(refused.message(), HasSubstr(StepName(1) + " is being read"));
+    EXPECT_EQ(replaced.code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(CheckContent(root_.path(), {.step = 1}), Status::Ok());
+  }
+
+  EXPECT_EQ(RemoveStep(1), Status::Ok());
+  EXPECT_EQ(ReadLock::Take(StepFolder(1)).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(RemoveTest, ReaderThatComesDuringARemovalIsToldNotFound) {
+  Save({.step = 1});
+  std::optional<StatusCode> found;
+  plan_->CallBefore({.op = IoOp::kRename},
+                    [&](const SeenOperation&) { found = ReadLock::Take(StepFolder(1)).status().code(); });
+
+  EXPECT_EQ(RemoveStep(1), Status::Ok());
+
+  EXPECT_EQ(found, StatusCode::kNotFound);
+}
+
+TEST_F(RemoveTest, ForkedChildKeepsNothingLockedWhenTheReaderIsDone) {
+  Save({.step = 1});
+  int wait[2];
+  ASSERT_EQ(::pipe(wait), 0);
+  auto lock = std::make_optional(ReadLock::Take(StepFolder(1)));
+  ASSERT_TRUE(lock->ok()) << lock->status();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(wait[1]);
+    char byte = 0;
+    static_cast<void>(::read(wait[0], &byte, 1));
+    ::_exit(0);
+  }
+
+  lock.reset();
+
+  EXPECT_EQ(RemoveStep(1), Status::Ok());
+  ::close(wait[0]);
+  ::close(wait[1]);
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST_F(RemoveTest, ForkedChildsCopyOfALockIsNotTheReaders) {
+  Save({.step = 1});
+  auto lock = std::make_optional(ReadLock::Take(StepFolder(1)));
+  ASSERT_TRUE(lock->ok()) << lock->status();
+
+  const pid_t child = ::fork();
+  if (child == 0) {
+    lock.reset();
+    ::_exit(0);
+  }
+  ::waitpid(child, nullptr, 0);
+
+  EXPECT_EQ(RemoveStep(1).code(), StatusCode::kFailedPrecondition);
+}
+
+TEST_F(RemoveTest, PinIsDurableShownAndTakenBack) {
+  Save({.step = 1});
+  const auto pinned = [&] { return ReadCheckpointFolder(StepFolder(1))->info.pinned; };
+
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644), Status::Ok());
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644), Status::Ok());
+  EXPECT_TRUE(pinned());
+  EXPECT_EQ(plan_->Seen().back().op, IoOp::kFsync);
+  EXPECT_EQ(plan_->Seen().back().path, StepFolder(1));
+
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, false, 0644), Status::Ok());
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, false, 0644), Status::Ok());
+  EXPECT_FALSE(pinned());
+
+  plan_->Fail({.op = IoOp::kFsync}, EIO);
+  EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644).code(), StatusCode::kIoError);
+}
+
+}  // namespace
+}  // namespace cairn

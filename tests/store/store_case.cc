@@ -1,0 +1,213 @@
+#include "store_case.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/status_macros.h"
+#include "base/uuid.h"
+#include "store/names.h"
+
+namespace cairn {
+namespace {
+
+constexpr std::size_t kChunk = 2 * kBlock;
+constexpr std::size_t kShardBytes = kBlock + kChunk + kBlock + 100;  // Header, a chunk, a chunk with a tail.
+
+std::unique_ptr<IoQueue> NoQueue(const Status& status) {
+  ADD_FAILURE() << status;
+  return nullptr;
+}
+
+}  // namespace
+
+IoQueueFactory PlainFactory() {
+  auto choice = ChooseIoQueue(IoQueueKind::kAuto, 8);
+  if (!choice.ok()) return [status = choice.status()]() -> Result<std::unique_ptr<IoQueue>> { return status; };
+  return choice->factory;
+}
+
+std::unique_ptr<IoQueue> MakeQueue(const IoQueueFactory& factory) {
+  auto queue = factory();
+  return queue.ok() ? *std::move(queue) : NoQueue(queue.status());
+}
+
+Status WaitFor(IoQueue& queue, const std::function<void(StatusDone)>& start) {
+  std::optional<Status> outcome;
+  start([&outcome](Status status) { outcome = std::move(status); });
+  EXPECT_FALSE(outcome.has_value()) << "called back from within the call";
+  while (!outcome.has_value()) {
+    CAIRN_ASSIGN_OR_RETURN([[maybe_unused]] const std::size_t called, queue.RunOnce(Deadline::Infinite()));
+  }
+  return *outcome;
+}
+
+std::string ShardContent(const TestSave& save, std::uint64_t shard) {
+  std::string content(kShardBytes, '\0');
+  std::uint64_t state = save.step * 1000003 + save.seed * 10007 + shard + 1;
+  for (char& c : content) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    c = static_cast<char>(state >> 56);
+  }
+  return content;
+}
+
+Manifest ManifestOf(const TestSave& save, const std::string& uuid) {
+  Manifest manifest;
+  manifest.step = save.step;
+  manifest.generation = save.generation;
+  manifest.attempt = uuid;
+  manifest.world = save.shards;
+  for (std::uint64_t shard = 0; shard < save.shards; ++shard) {
+    const std::string content = ShardContent(save, shard);
+    manifest.shards.push_back({.file = ShardName(shard),
+                               .length = content.size(),
+                               .header_digest = Crc32c(std::as_bytes(std::span(content)).first(kBlock))});
+  }
+  return manifest;
+}
+
+void TestRanks::Free::operator()(std::byte* memory) const { std::free(memory); }
+
+TestRanks::TestRanks(IoQueue& queue, const std::string& root, const TestSave& save)
+    : queue_(queue), save_(save), uuid_(MakeUuid()) {
+  for (std::uint64_t shard = 0; shard < save.shards; ++shard) {
+    const std::string content = ShardContent(save, shard);
+    const std::size_t size = AlignUp(content.size(), kBlock);
+    Memory memory{std::unique_ptr<std::byte, Free>(static_cast<std::byte*>(std::aligned_alloc(kBlock, size))), size};
+    std::fill_n(memory.bytes.get(), size, std::byte{0});
+    std::copy_n(std::as_bytes(std::span(content)).begin(), content.size(), memory.bytes.get());
+    memory_.push_back(std::move(memory));
+    attempts_.push_back(Attempt::Make(
+        queue, {.root = root, .step = save.step, .uuid = uuid_, .shard = shard, .file_bytes = content.size()}));
+  }
+}
+
+Bytes TestRanks::memory(std::size_t rank) const { return {memory_[rank].bytes.get(), memory_[rank].size}; }
+
+Status TestRanks::Each(const std::function<void(std::size_t rank, StatusDone done)>& call) {
+  return WaitFor(queue_, [this, &call](StatusDone done) {
+    struct Round {
+      std::size_t missing;
+      Status first;
+      StatusDone done;
+    };
+    const auto round = std::make_shared<Round>(Round{attempts_.size(), {}, std::move(done)});
+    for (std::size_t rank = 0; rank < attempts_.size(); ++rank) {
+      call(rank, [round](const Status& status) {
+        if (round->first.ok()) round->first = status;
+        if (--round->missing == 0) round->done(round->first);
+      });
+    }
+  });
+}
+
+Status TestRanks::Begin() {
+  return Each([this](std::size_t rank, StatusDone done) { attempts_[rank]->Begin(std::move(done)); });
+}
+
+Status TestRanks::Write() {
+  return Each([this](std::size_t rank, StatusDone done) {
+    const Bytes data = memory(rank).subspan(kBlock);
+    const auto missing = std::make_shared<std::size_t>(2);
+    const auto first = std::make_shared<Status>();
+    const auto part = [missing, first, done = std::move(done)](const Status& status) {
+      if (first->ok()) *first = status;
+      if (--*missing == 0) done(*first);
+    };
+    attempts_[rank]->Write(kBlock, data.first(kChunk), part);
+    attempts_[rank]->Write(kBlock + kChunk, data.subspan(kChunk), part);
+  });
+}
+
+Status TestRanks::Seal() {
+  return Each([this](std::size_t rank, StatusDone done) {
+    attempts_[rank]->Seal(memory(rank).first(kBlock), std::move(done));
+  });
+}
+
+Status TestRanks::Commit() {
+  return WaitFor(queue_, [this](StatusDone done) {
+    attempts_[0]->Commit(ManifestOf(save_, uuid_), save_.replace, std::move(done));
+  });
+}
+
+Status TestRanks::Abandon() {
+  return Each([this](std::size_t rank, StatusDone done) { attempts_[rank]->Abandon(std::move(done)); });
+}
+
+Status TestRanks::Save() {
+  Status status = Begin();
+  if (status.ok()) status = Write();
+  if (status.ok()) status = Seal();
+  if (status.ok()) status = Commit();
+  // What cannot be removed is the next sweep's, so its status is of no interest here.
+  if (!status.ok()) static_cast<void>(Abandon());
+  return status;
+}
+
+Status SaveTo(IoQueue& queue, const std::string& root, const TestSave& save) {
+  return TestRanks(queue, root, save).Save();
+}
+
+Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step) {
+  return WaitFor(queue, [&](StatusDone done) { RemoveCheckpoint(queue, root, step, std::move(done)); });
+}
+
+Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path) {
+  return Root::Open(queue, {.path = path});
+}
+
+Status CheckContent(const std::string& root, const TestSave& save) {
+  const std::string folder = root + "/" + StepName(save.step);
+  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint found, ReadCheckpointFolder(folder));
+  if (found.manifest != ManifestOf(save, found.info.attempt)) {
+    return Error(StatusCode::kCorrupt, "{}: the manifest is another's", folder);
+  }
+  for (std::uint64_t shard = 0; shard < save.shards; ++shard) {
+    if (ReadAll(folder + "/" + ShardName(shard)) != ShardContent(save, shard)) {
+      return Error(StatusCode::kCorrupt, "{}: shard {} is not what was saved", folder, shard);
+    }
+  }
+  return Status::Ok();
+}
+
+std::vector<std::uint64_t> GoodSteps(const std::string& root) {
+  std::vector<std::uint64_t> steps;
+  const auto list = ListCheckpoints(root);
+  if (!list.ok()) {
+    ADD_FAILURE() << list.status();
+    return steps;
+  }
+  for (const StoredCheckpoint& checkpoint : *list) {
+    EXPECT_TRUE(checkpoint.info.status.ok()) << checkpoint.info.status;
+    steps.push_back(checkpoint.info.step);
+  }
+  return steps;
+}
+
+std::vector<std::string> Names(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void WriteAll(const std::string& path, const std::string& content) {
+  std::ofstream(path, std::ios::binary).write(content.data(), static_cast<std::streamsize>(content.size()));
+}
+
+}  // namespace cairn

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cairn/status.h"
+#include "format/manifest.h"
+#include "io/io_queue.h"
+#include "store/attempt.h"
+#include "store/root.h"
+
+namespace cairn {
+
+/// The queue that this machine would get. A machine that gives none is a test failure.
+[[nodiscard]] IoQueueFactory PlainFactory();
+[[nodiscard]] std::unique_ptr<IoQueue> MakeQueue(const IoQueueFactory& factory = PlainFactory());
+
+/// Starts an asynchronous call and runs the queue until its callback has come.
+Status WaitFor(IoQueue& queue, const std::function<void(StatusDone)>& start);
+
+/// A small checkpoint, whose bytes follow from its members: two chunks a shard and a tail that is no whole block.
+struct TestSave {
+  std::uint64_t step = 1;
+  std::uint64_t seed = 0;  ///< Tells two saves of one step apart.
+  std::uint64_t shards = 1;
+  std::uint64_t generation = 0;
+  bool replace = false;
+};
+[[nodiscard]] std::string ShardContent(const TestSave& save, std::uint64_t shard);
+[[nodiscard]] Manifest ManifestOf(const TestSave& save, const std::string& uuid);
+
+/// The attempts of all ranks of a save, each with its own memory.
+class TestRanks {
+ public:
+  TestRanks(IoQueue& queue, const std::string& root, const TestSave& save);
+
+  Status Begin();
+  /// All chunks of all ranks at once.
+  Status Write();
+  Status Seal();
+  Status Commit();
+  Status Abandon();
+  /// All of it; abandons after an error, and returns that error.
+  Status Save();
+
+  [[nodiscard]] Attempt& rank(std::size_t i) { return *attempts_[i]; }
+  [[nodiscard]] const std::string& uuid() const { return uuid_; }
+  /// 4096-aligned, a multiple of 4096 long; the header is the first block.
+  [[nodiscard]] Bytes memory(std::size_t rank) const;
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  struct Memory {
+    std::unique_ptr<std::byte, Free> bytes;
+    std::size_t size = 0;
+  };
+  /// Calls every rank, waits for all, returns the first error.
+  Status Each(const std::function<void(std::size_t rank, StatusDone done)>& call);
+
+  IoQueue& queue_;
+  const TestSave save_;
+  const std::string uuid_;
+  std::vector<Memory> memory_;
+  std::vector<std::unique_ptr<Attempt>> attempts_;
+};
+
+Status SaveTo(IoQueue& queue, const std::string& root, const TestSave& save);
+Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step);
+
+/// Opens the root as its coordinator.
+[[nodiscard]] Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path);
+
+/// Ok where the step is committed and every byte of its shards is as `save` wrote it.
+Status CheckContent(const std::string& root, const TestSave& save);
+/// The steps listed under a root, in the list's order. A damaged one is a test failure.
+[[nodiscard]] std::vector<std::uint64_t> GoodSteps(const std::string& root);
+/// All names under a folder, sorted.
+[[nodiscard]] std::vector<std::string> Names(const std::string& folder);
+
+[[nodiscard]] std::string ReadAll(const std::string& path);
+void WriteAll(const std::string& path, const std::string& content);
+
+}  // namespace cairn
