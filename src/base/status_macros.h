@@ -22,7 +22,7 @@
   if (!CAIRN_CONCAT(cairn_result_, __LINE__).ok()) {                 \
     return CAIRN_CONCAT(cairn_result_, __LINE__).status();           \
   }                                                                  \
-  lhs = *std::move(CAIRN_CONCAT(cairn_result_, __LINE__))
+  lhs = *std::move(CAIRN_CONCAT(cairn_result_, __LINE__))  // NOLINT(bugprone-macro-parentheses): a declaration
 
 namespace cairn {
 

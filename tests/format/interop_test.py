@@ -119,6 +119,21 @@ def check_we_read_theirs(folder):
     assert parse_lines(run("read", path)) == {"a": ("F32", [], b"\1\2\3\4"), "b": ("F16", [1], b"\5\6")}
 
 
+def check_documented_example(folder):
+    page = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "format.md")
+    with open(page, encoding="utf-8") as file:
+        blocks = [block.split("```")[0] for block in file.read().split("```json\n")[1:]]
+    manifest = next(block for block in blocks if '"format_version":1' in block)
+    header = next(block for block in blocks if "__metadata__" in block).strip().encode()
+    with open(os.path.join(folder, "manifest.json"), "w", encoding="utf-8") as file:
+        file.write(manifest)
+    with open(os.path.join(folder, "shard-00000.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", 4088) + header.ljust(4088) + struct.pack("<ff", 1, 2))
+    entry = cairn_reader.read_manifest(folder)["shards"][0]
+    _, tensors, parts, _ = cairn_reader.read_shard(folder, entry)
+    assert tensors["head.bias"] == tensors["bias"] == ("F32", [2], struct.pack("<ff", 1, 2)) and "bias" in parts
+
+
 def main():
     assert cairn_reader.crc32c(b"123456789") == 0xE3069283
     with tempfile.TemporaryDirectory() as folder:
@@ -127,6 +142,7 @@ def main():
         check_safetensors_reads_ours(os.path.join(folder, "shard-00003.safetensors"), wanted)
         check_second_reader(folder, wanted)
         check_we_read_theirs(folder)
+        check_documented_example(folder)
 
 
 if __name__ == "__main__":
