@@ -89,8 +89,15 @@ Status Checkpointer::Impl::OpenRoot() {
                                                    .file_mode = options.file_mode,
                                                    .directory_mode = options.directory_mode}));
   root_path = root->path();
-  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> committed, ListCheckpoints(root_path));
-  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every);
+  Result<std::vector<StoredCheckpoint>> committed = ListCheckpoints(root_path);
+  // A rank may be here before the coordinator has made the root.
+  const bool not_made_yet = committed.status().code() == StatusCode::kNotFound && group->rank() != 0 && !options.read_only;
+  if (not_made_yet) committed = std::vector<StoredCheckpoint>();
+  CAIRN_RETURN_IF_ERROR(committed.status());
+  ledger = std::make_unique<Ledger>(*std::move(committed), options.keep_last, options.keep_every);
+  for (const std::string& left : root->left_behind()) {
+    if (options.on_event) options.on_event({.severity = Severity::kWarning, .message = left});
+  }
   return Status::Ok();
 }
 
@@ -102,7 +109,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   }
   const bool has_cpu =
       std::any_of(given.begin(), given.end(), [](const auto& device) { return device->id() == DeviceId{}; });
-  if (!has_cpu) given.push_back(HostDevice::Make({.id = {}}, workers));
+  if (!has_cpu) given.push_back(HostDevice::Make({.id = {}, .lanes = options.worker_threads}, workers));
   devices = std::make_unique<Devices>(options, *pool, given);
 
   EngineParts parts;

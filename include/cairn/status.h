@@ -70,7 +70,8 @@ class [[nodiscard]] Result {
   [[nodiscard]] T&& value() && { return std::move(*std::get_if<1>(&content_)); }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(*this).value(); }
+  /// By value, so that ranging over the content of a temporary Result does not dangle.
+  T operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 

@@ -1,0 +1,265 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+
+#include "cairn/cairn.h"
+#include "support/faulty_queue.h"
+#include "support/model_gpu.h"
+#include "support/temp_dir.h"
+#include "support/tensors.h"
+
+namespace cairn {
+namespace {
+
+using namespace literals;
+using std::chrono::seconds;
+
+constexpr seconds kPatience{60};
+
+Options SmallOptions(const TempDir& dir) {
+  return {.root = dir / "run", .host_memory_bytes = 2_MiB, .chunk_bytes = 1_MiB, .queue_depth = 2};
+}
+
+std::uint64_t SeedOf(std::uint64_t step) { return step * 1000 + 7; }
+
+// Restores `step` into tensors of the same shape and compares.
+void ExpectHolds(Checkpointer& checkpointer, std::uint64_t step, Tensors fresh) {
+  const auto restored = checkpointer.Restore(Step(step), fresh.state());
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_TRUE(fresh.Holds(SeedOf(step))) << "step " << step;
+}
+
+// The training loop that the design must not deadlock: a host that never waits, a pool far smaller than the state.
+TEST(Pipeline, SaveFenceSaveFenceWithTwoChunksUnderAStateOfTwentyKeepsEveryStepApart) {
+  const TempDir dir;
+  ModelGpu gpu;
+  Options options = SmallOptions(dir);
+  options.max_in_flight = 3;
+  options.keep_last = 0;
+  auto checkpointer = Checkpointer::Open(options, gpu.Wire());
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(20, 1_MiB / sizeof(float), kModelGpu);
+  const Stream stream = gpu.device().MakeStream();
+
+  for (std::uint64_t step = 1; step <= 6; ++step) {
+    ASSERT_TRUE((*checkpointer)->Fence(stream).ok());
+    gpu.device().Launch(stream, [&tensors, step] { tensors.Fill(SeedOf(step)); });  // The optimizer.
+    const auto save = (*checkpointer)->Save(step, tensors.state(), {.streams = {stream}});
+    ASSERT_TRUE(save.ok()) << save.status();
+  }
+
+  ASSERT_TRUE((*checkpointer)->Drain(Deadline::In(kPatience)).ok());
+  for (std::uint64_t step = 1; step <= 6; ++step) {
+    ExpectHolds(**checkpointer, step, Tensors::Many(20, 1_MiB / sizeof(float), kModelGpu));
+  }
+  EXPECT_LE((*checkpointer)->stats().pool_peak_bytes, 2_MiB);
+}
+
+TEST(Pipeline, FenceLetsTheHostRunAheadWhereTheStateFitsThePool) {
+  const TempDir dir;
+  ModelGpu gpu;
+  Options options = SmallOptions(dir);
+  options.host_memory_bytes = 8_MiB;
+  auto checkpointer = Checkpointer::Open(options, gpu.Wire());
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu);
+  tensors.Fill(SeedOf(1));
+  const Stream stream = gpu.device().MakeStream();
+  std::promise<void> kernel_may_end;
+  gpu.device().Launch(stream, [&] { kernel_may_end.get_future().wait(); });  // The step before is still running.
+
+  const auto save = (*checkpointer)->Save(1, tensors.state(), {.streams = {stream}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE((*checkpointer)->Fence(stream).ok());  // Returns though no copy can have run.
+  gpu.device().Launch(stream, [&tensors] { tensors.Fill(99); });
+  EXPECT_LT(save->stats().phase, SavePhase::kCaptured);
+  kernel_may_end.set_value();
+
+  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
+  gpu.device().Synchronize(stream);
+  ExpectHolds(**checkpointer, 1, Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu));
+  EXPECT_TRUE(tensors.Holds(99)) << "the fence let the stream go on";
+}
+
+TEST(Pipeline, StagingFreesTheTensorsWhateverTheDiskDoes) {
+  const TempDir dir;
+  ModelGpu gpu;
+  const auto plan = FaultPlan::Make();
+  Wiring wiring = gpu.Wire();
+  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+  Options options = SmallOptions(dir);
+  options.staging_bytes = 40_MiB;
+  const FaultGate disk = plan->Hold({.op = IoOp::kWrite});
+  auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(20, 1_MiB / sizeof(float), kModelGpu);
+  const Stream stream = gpu.device().MakeStream();
+
+  std::vector<SaveHandle> saves;
+  for (std::uint64_t step = 1; step <= 2; ++step) {
+    gpu.device().Launch(stream, [&tensors, step] { tensors.Fill(SeedOf(step)); });
+    saves.push_back(*(*checkpointer)->Save(step, tensors.state(), {.streams = {stream}}));
+    ASSERT_TRUE((*checkpointer)->Fence(stream).ok());
+    ASSERT_TRUE(saves.back().WaitCaptured(Deadline::In(kPatience)).ok());  // The disk stands still.
+  }
+  disk.Release();
+
+  for (const SaveHandle& save : saves) {
+    ASSERT_TRUE(save.WaitDurable(Deadline::In(kPatience)).ok()) << save.status();
+    EXPECT_TRUE(save.stats().staged);
+    ExpectHolds(**checkpointer, save.step(), Tensors::Many(20, 1_MiB / sizeof(float), kModelGpu));
+  }
+}
+
+TEST(Pipeline, StagesOnlyWhatFitsTheBudget) {
+  const TempDir dir;
+  ModelGpu gpu;
+  Options options = SmallOptions(dir);
+  options.staging_bytes = 3_MiB;
+  auto checkpointer = Checkpointer::Open(options, gpu.Wire());
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu);
+  tensors.Fill(SeedOf(1));
+
+  const auto save = (*checkpointer)->Save(1, tensors.state());
+
+  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
+  EXPECT_FALSE(save->stats().staged);
+  ExpectHolds(**checkpointer, 1, Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu));
+}
+
+TEST(Pipeline, SaveReturnsBeforeAnyByteHasMovedAndSmallCpuTensorsMayChangeAtOnce) {
+  const TempDir dir;
+  ModelGpu gpu;
+  auto checkpointer = Checkpointer::Open(SmallOptions(dir), gpu.Wire());
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors counter;
+  counter.Add("step", 1, DType::kI64);
+  counter.Fill(5);
+  Tensors weights = Tensors::Many(1, 1000, kModelGpu);
+  weights.Fill(6);
+  State state = weights.state();
+  const TensorView view{.data = counter.memory()[0].data(), .dtype = DType::kI64, .shape = {1}};
+  ASSERT_TRUE(state.Add("step", view).ok());
+  const Stream stream = gpu.device().MakeStream();
+  std::promise<void> kernel_may_end;
+  gpu.device().Launch(stream, [&] { kernel_may_end.get_future().wait(); });
+
+  const auto save = (*checkpointer)->Save(1, state, {.streams = {stream}});
+  counter.Fill(50);  // Adam counts on, on the host.
+  kernel_may_end.set_value();
+
+  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
+  ASSERT_TRUE((*checkpointer)->Restore(Latest(), state).ok());
+  EXPECT_TRUE(counter.Holds(5));
+  EXPECT_TRUE(weights.Holds(6));
+}
+
+TEST(Pipeline, FenceHoldsTheHostForCpuTensors) {
+  const TempDir dir;
+  auto checkpointer = Checkpointer::Open(SmallOptions(dir));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(20, 1_MiB / sizeof(float));
+
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    ASSERT_TRUE((*checkpointer)->Fence().ok());
+    tensors.Fill(SeedOf(step));
+    ASSERT_TRUE((*checkpointer)->Save(step, tensors.state()).ok());
+  }
+
+  ASSERT_TRUE((*checkpointer)->Drain(Deadline::In(kPatience)).ok());
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    ExpectHolds(**checkpointer, step, Tensors::Many(20, 1_MiB / sizeof(float)));
+  }
+}
+
+TEST(Pipeline, GivesTheYoungerSaveNothingUntilTheOlderIsEnqueued) {
+  const TempDir dir;
+  ModelGpu gpu;
+  const auto plan = FaultPlan::Make();
+  Wiring wiring = gpu.Wire();
+  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+  Options options = SmallOptions(dir);
+  options.keep_last = 0;
+  auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors older = Tensors::Many(8, 1_MiB / sizeof(float), kModelGpu);
+  Tensors younger = Tensors::Many(1, 1000, kModelGpu);
+  const FaultGate disk = plan->Hold({.op = IoOp::kWrite, .path = "shard-"});
+
+  const auto first = (*checkpointer)->Save(1, older.state());
+  const auto second = (*checkpointer)->Save(2, younger.state());
+  ASSERT_TRUE(disk.WaitHeld(Deadline::In(kPatience)));
+  EXPECT_EQ(second->stats().phase, SavePhase::kQueued) << "the older one still wants buffers";
+  disk.Release();
+
+  EXPECT_TRUE(first->WaitDurable(Deadline::In(kPatience)).ok());
+  EXPECT_TRUE(second->WaitDurable(Deadline::In(kPatience)).ok());
+}
+
+TEST(Pipeline, WritesAStateWithoutBytes) {
+  const TempDir dir;
+  auto checkpointer = Checkpointer::Open(SmallOptions(dir));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  State state;
+  ASSERT_TRUE(state.Set("note", "nothing else").ok());
+
+  const auto save = (*checkpointer)->Save(0, state);
+
+  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
+  const auto restored = (*checkpointer)->Restore(Latest(), State());
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->values.at("note"), Value("nothing else"));
+}
+
+TEST(Pipeline, StateMayBeChangedAndDestroyedWhileItsSaveIsInFlight) {
+  const TempDir dir;
+  auto checkpointer = Checkpointer::Open(SmallOptions(dir));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(6, 1_MiB / sizeof(float));
+  tensors.Fill(SeedOf(1));
+  Result<SaveHandle> save = Status(StatusCode::kInternal, "not yet");
+  {
+    State state = tensors.state();
+    save = (*checkpointer)->Save(1, state);
+    const TensorView view{.data = tensors.memory()[0].data(), .shape = {10}};
+    ASSERT_TRUE(state.Add("later", view).ok());
+  }
+
+  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
+  ExpectHolds(**checkpointer, 1, Tensors::Many(6, 1_MiB / sizeof(float)));
+}
+
+TEST(Pipeline, ThreadQueueAndChecksumsOffRoundTripToo) {
+  const TempDir dir;
+  Options options = SmallOptions(dir);
+  options.io_queue = IoQueueKind::kThreads;
+  options.checksums = false;
+  auto checkpointer = Checkpointer::Open(options);
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(5, 300'001);
+  tensors.Fill(SeedOf(1));
+
+  const auto save = (*checkpointer)->Save(1, tensors.state());
+
+  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
+  ExpectHolds(**checkpointer, 1, Tensors::Many(5, 300'001));
+  EXPECT_EQ((*checkpointer)->stats().io_queue, "threads");
+}
+
+TEST(Pipeline, OpenNamesTheLeastPoolThatWouldDo) {
+  const TempDir dir;
+  Options options = SmallOptions(dir);
+  options.host_memory_bytes = 1_MiB;
+
+  const Status status = Checkpointer::Open(options).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), testing::HasSubstr("2097152"));
+}
+
+}  // namespace
+}  // namespace cairn
