@@ -1,32 +1,32 @@
-# Defines the target cairn_torch: libtorch, from the Python package torch of CAIRN_TORCH_PYTHON.
+# Defines the target cairn_torch: libtorch, from the Python package torch of CAIRN_PYTHON.
 #
 # The package's own CMake files look for a CUDA toolkit, and fail on some; headers and libraries are all that is needed.
 # Only the CPU half is linked. The CUDA half is loaded when it is asked for (see device.cc), so that a CPU run
 # neither maps it nor needs it. libtorch finds the libraries beside it by its own run path; the linker is told of them.
-if(NOT CAIRN_TORCH_PYTHON)
-  set(CAIRN_TORCH_PYTHON python3)
+if(NOT CAIRN_PYTHON)
+  set(python python3)
   if(EXISTS ${PROJECT_SOURCE_DIR}/.venv/bin/python)
-    set(CAIRN_TORCH_PYTHON ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+    set(python ${PROJECT_SOURCE_DIR}/.venv/bin/python)
   endif()
+  set(CAIRN_PYTHON ${python} CACHE STRING "Python with numpy and safetensors (and torch), for tests" FORCE)
 endif()
-set(CAIRN_TORCH_PYTHON ${CAIRN_TORCH_PYTHON} CACHE STRING "Python that has the package torch")
 
-if(NOT CAIRN_TORCH_FOUND_BY STREQUAL CAIRN_TORCH_PYTHON OR NOT EXISTS "${CAIRN_TORCH_DIR}/lib/libtorch_cpu.so")
+if(NOT CAIRN_TORCH_FOUND_BY STREQUAL CAIRN_PYTHON OR NOT EXISTS "${CAIRN_TORCH_DIR}/lib/libtorch_cpu.so")
   execute_process(
-    COMMAND ${CAIRN_TORCH_PYTHON} -c "import os, torch
+    COMMAND ${CAIRN_PYTHON} -c "import os, torch
 print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_with_cxx11_abi()), sep=';')"
     OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE why RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "The trainer needs a Python that has torch, and ${CAIRN_TORCH_PYTHON} has not: run scripts/setup, "
-      "set CAIRN_TORCH_PYTHON, or configure with -DCAIRN_BUILD_TRAINER=OFF.\n${why}")
+    message(FATAL_ERROR "The trainer needs a Python that has torch, and ${CAIRN_PYTHON} has not: run scripts/setup, "
+      "set CAIRN_PYTHON, or configure with -DCAIRN_BUILD_TRAINER=OFF.\n${why}")
   endif()
   list(GET found 0 directory)
   list(GET found 1 version)
   list(GET found 2 abi)
-  message(STATUS "Found torch ${version} (${CAIRN_TORCH_PYTHON})")
+  message(STATUS "Found torch ${version} (${CAIRN_PYTHON})")
   set(CAIRN_TORCH_DIR ${directory} CACHE INTERNAL "")
   set(CAIRN_TORCH_CXX11_ABI ${abi} CACHE INTERNAL "")
-  set(CAIRN_TORCH_FOUND_BY ${CAIRN_TORCH_PYTHON} CACHE INTERNAL "")
+  set(CAIRN_TORCH_FOUND_BY ${CAIRN_PYTHON} CACHE INTERNAL "")
 endif()
 
 add_library(cairn_c10 SHARED IMPORTED)

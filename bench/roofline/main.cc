@@ -1,0 +1,330 @@
+// What saving and restoring cost, one measurement at a time; scripts/bench roofline drives it, in turns with fio.
+//
+//   build/release/bin/bench_roofline --root DIR [--bytes N] [--source pinned|cpu] [--checksums 0|1] [--queue uring|threads]
+//
+// Reads commands from standard input, one a line, and answers each with one line of JSON:
+//   write            one save to durable of --bytes in 597 tensors: seconds, cpu_seconds, bytes
+//   restore          the newest checkpoint back into the tensors, page cache dropped before (root only)
+//   call N           the call of Save with a free place, for a state of N tensors, 20 times: seconds of each
+//   rss              peak RSS less RSS before Open, of a save of 1,000 tensors, four times a cap of 512 MiB
+//   older            on a disk limited to 400 MB/s: the older of two saves to durable, and one alone: seconds of both
+//   busy SECONDS     two busy threads, alone and while saves loop: share of their speed lost, CPU share of the saving
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench/roofline/pinned_device.h"
+#include "cairn/cairn.h"
+#include "support/rate_limited_queue.h"
+#include "wiring.h"
+
+namespace cairn::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace literals;
+
+constexpr std::size_t kTensors = 597;  // As the peers in the design's table were measured.
+
+struct Settings {
+  std::string root;
+  std::uint64_t bytes = 4_GiB;
+  std::string source = "pinned";
+  bool checksums = true;
+  std::string queue = "uring";
+};
+
+void Check(const Status& status) {
+  if (status.ok()) return;
+  std::cerr << "bench_roofline: " << status << '\n';
+  std::exit(2);  // NOLINT(concurrency-mt-unsafe): a benchmark that cannot go on.
+}
+
+double Seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
+
+double CpuSeconds(int who) {
+  rusage usage{};
+  getrusage(who, &usage);
+  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6; };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// One long block, touched before anything is measured, cut into tensors.
+class Memory {
+ public:
+  Memory(std::uint64_t bytes, std::size_t tensors, DeviceId device) {
+    const std::uint64_t elements = bytes / sizeof(float) / tensors;
+    if (device.kind == DeviceKind::kCpu) {
+      memory_.resize(elements * tensors);
+      for (std::size_t i = 0; i < memory_.size(); ++i) memory_[i] = static_cast<float>(i * 2654435761U);
+    }
+    for (std::size_t t = 0; t < tensors; ++t) {
+      // A pinned device's tensors are never read: any address that is not null will do.
+      float* data = memory_.empty() ? reinterpret_cast<float*>(4096) + t * elements : memory_.data() + t * elements;
+      Check(state_.Add("model.layers." + std::to_string(t) + ".weight",
+                       {.data = data, .shape = {static_cast<std::int64_t>(elements)}, .device = device}));
+    }
+  }
+  [[nodiscard]] const State& state() const { return state_; }
+
+ private:
+  std::vector<float> memory_;
+  State state_;
+};
+
+class Bench {
+ public:
+  explicit Bench(Settings settings) : settings_(std::move(settings)) {}
+
+  void Write() {
+    Checkpointer& checkpointer = Open();
+    const double cpu = CpuSeconds(RUSAGE_SELF);
+    const auto begin = Clock::now();
+    const auto save = checkpointer.Save(++step_, Tensors().state());
+    Check(save.status());
+    Check(save->WaitDurable());
+    const double seconds = Seconds(Clock::now() - begin);
+    const double cpu_seconds = CpuSeconds(RUSAGE_SELF) - cpu;
+    const SaveStats stats = save->stats();
+    std::printf("{\"seconds\":%.6f,\"cpu_seconds\":%.6f,\"bytes\":%llu,\"captured\":%.6f,\"written\":%.6f,\"direct\":%d}\n",
+                seconds, cpu_seconds, static_cast<unsigned long long>(stats.bytes_written),
+                Seconds(stats.captured), Seconds(stats.written), stats.direct);
+    if (keep_) Check(checkpointer.Remove(*keep_));
+    keep_ = step_;
+  }
+
+  void Restore() {
+    Checkpointer& checkpointer = Open();
+    std::ofstream("/proc/sys/vm/drop_caches") << 3;
+    const double cpu = CpuSeconds(RUSAGE_SELF);
+    const auto begin = Clock::now();
+    const auto restored = checkpointer.Restore(Latest(), Tensors().state());
+    const double seconds = Seconds(Clock::now() - begin);
+    Check(restored.status());
+    std::printf("{\"seconds\":%.6f,\"cpu_seconds\":%.6f,\"bytes\":%llu}\n", seconds, CpuSeconds(RUSAGE_SELF) - cpu,
+                static_cast<unsigned long long>(restored->bytes));
+  }
+
+  void Call(std::size_t tensors) {
+    Checkpointer& checkpointer = Open();
+    const Memory memory(tensors * 4096, tensors, DeviceId{});
+    std::string times;
+    for (int i = 0; i < 20; ++i) {
+      const auto begin = Clock::now();
+      const auto save = checkpointer.Save(++step_, memory.state());
+      const double seconds = Seconds(Clock::now() - begin);
+      Check(save.status());
+      Check(save->WaitDurable());
+      Check(checkpointer.Remove(step_));
+      times += (i == 0 ? "" : ",") + std::to_string(seconds * 1e6);
+    }
+    std::printf("{\"tensors\":%zu,\"microseconds\":[%s]}\n", tensors, times.c_str());
+  }
+
+  void Rss() {
+    const std::uint64_t cap = 512_MiB;
+    const Memory memory(4 * cap, 1000, DeviceId{});
+    std::ofstream("/proc/self/clear_refs") << 5;  // The peak starts again here.
+    const std::uint64_t before = FromStatus("VmRSS:");
+    auto checkpointer = Checkpointer::Open(MakeOptions(cap));
+    Check(checkpointer.status());
+    for (int i = 0; i < 3; ++i) {
+      const auto save = (*checkpointer)->Save(++step_, memory.state());
+      Check(save.status());
+      Check((*checkpointer)->Fence());
+    }
+    Check((*checkpointer)->Drain());
+    const std::uint64_t peak = FromStatus("VmHWM:");
+    Check((*checkpointer)->Remove(step_));
+    std::printf("{\"cap\":%llu,\"grown\":%llu}\n", static_cast<unsigned long long>(cap),
+                static_cast<unsigned long long>(peak - before));
+  }
+
+  void Older() {
+    const auto disk = RateLimit::Make(400'000'000);
+    Wiring wiring = MakeWiring("pinned");
+    wiring.wrap_queue = [disk](IoQueueFactory inner) { return disk->Wrap(std::move(inner)); };
+    Options options = MakeOptions(128_MiB);
+    auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+    Check(checkpointer.status());
+    const Memory memory(256_MiB, kTensors, {DeviceKind::kCuda, 0});
+    const auto durable = [&](bool second) {
+      const auto save = (*checkpointer)->Save(++step_, memory.state());
+      Check(save.status());
+      if (second) Check((*checkpointer)->Save(++step_, memory.state()).status());
+      Check(save->WaitDurable());
+      const double seconds = Seconds(save->stats().durable);
+      Check((*checkpointer)->Drain());
+      return seconds;
+    };
+    const double alone = durable(false);
+    const double older = durable(true);
+    std::printf("{\"alone\":%.6f,\"older\":%.6f}\n", alone, older);
+  }
+
+  void Busy(double seconds) {
+    Checkpointer& checkpointer = Open();
+    const State& state = Tensors().state();
+    std::atomic<bool> stop{false};
+    std::atomic<std::uint64_t> work[2] = {0, 0};
+    std::vector<std::thread> loops;
+    for (auto& counter : work) {
+      loops.emplace_back([&stop, &counter] {
+        std::vector<float> a(4096, 1.0F);  // Stays in the first cache: a loop that computes.
+        while (!stop.load(std::memory_order_relaxed)) {
+          for (float& x : a) x = x * 1.0001F + 0.5F;
+          counter.fetch_add(1, std::memory_order_relaxed);
+        }
+        // What was computed must have been needed.
+        if (a[0] == 0) std::cerr << "";
+      });
+    }
+    const auto speed = [&](const std::function<void()>& until_over) {
+      const std::uint64_t before = work[0] + work[1];
+      const auto begin = Clock::now();
+      until_over();
+      return static_cast<double>(work[0] + work[1] - before) / Seconds(Clock::now() - begin);
+    };
+    const auto idle_until = [&](Clock::time_point end) { std::this_thread::sleep_until(end); };
+    const auto after = [&] { return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)); };
+
+    const double alone = speed([&] { idle_until(after()); });
+    double cpu = 0;
+    double wall = 0;
+    std::uint64_t saved = 0;
+    const double beside = speed([&] {
+      const auto begin = Clock::now();
+      const auto end = after();
+      const double all = CpuSeconds(RUSAGE_SELF);
+      const double loops_before = LoopCpu(loops);
+      while (Clock::now() < end) {
+        const auto save = checkpointer.Save(++step_, state);
+        Check(save.status());
+        Check(save->WaitDurable());
+        if (keep_) Check(checkpointer.Remove(*keep_));
+        keep_ = step_;
+        saved += state.bytes();
+      }
+      wall = Seconds(Clock::now() - begin);
+      cpu = CpuSeconds(RUSAGE_SELF) - all - (LoopCpu(loops) - loops_before);
+    });
+    stop = true;
+    for (std::thread& loop : loops) loop.join();
+    std::printf("{\"alone\":%.1f,\"beside\":%.1f,\"lost\":%.5f,\"cpu_share\":%.5f,\"saved_per_second\":%.0f}\n", alone, beside,
+                1 - beside / alone, cpu / (2 * wall), static_cast<double>(saved) / wall);
+  }
+
+ private:
+  static double LoopCpu(std::vector<std::thread>& loops) {
+    double seconds = 0;
+    for (std::thread& loop : loops) {
+      clockid_t clock{};
+      timespec time{};
+      pthread_getcpuclockid(loop.native_handle(), &clock);
+      clock_gettime(clock, &time);
+      seconds += static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+    }
+    return seconds;
+  }
+
+  // In bytes, from /proc/self/status.
+  static std::uint64_t FromStatus(const std::string& field) {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with(field)) return std::stoull(line.substr(field.size())) * 1024;
+    }
+    return 0;
+  }
+
+  [[nodiscard]] Options MakeOptions(std::uint64_t pool) const {
+    return {.root = settings_.root,
+            .keep_last = 0,
+            .host_memory_bytes = pool,
+            .checksums = settings_.checksums,
+            .io_queue = settings_.queue == "threads" ? IoQueueKind::kThreads : IoQueueKind::kUring};
+  }
+  static Wiring MakeWiring(const std::string& source) {
+    Wiring wiring;
+    if (source == "pinned") {
+      wiring.devices = [](WorkerPool&) -> Result<std::vector<std::shared_ptr<Device>>> {
+        return std::vector<std::shared_ptr<Device>>{std::make_shared<PinnedDevice>()};
+      };
+    }
+    return wiring;
+  }
+  Checkpointer& Open() {
+    if (checkpointer_ == nullptr) {
+      auto opened = Checkpointer::Open(MakeOptions(512_MiB), MakeWiring(settings_.source));
+      Check(opened.status());
+      checkpointer_ = *std::move(opened);
+    }
+    return *checkpointer_;
+  }
+  const Memory& Tensors() {
+    if (memory_ == nullptr) {
+      const DeviceId device{settings_.source == "pinned" ? DeviceKind::kCuda : DeviceKind::kCpu, 0};
+      memory_ = std::make_unique<Memory>(settings_.bytes, kTensors, device);
+    }
+    return *memory_;
+  }
+
+  const Settings settings_;
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+  std::uint64_t step_ = 0;
+  std::optional<std::uint64_t> keep_;
+};
+
+int Main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Measures saving and restoring; reads commands from standard input");
+  app.add_option("--root", settings.root, "an empty directory")->required();
+  app.add_option("--bytes", settings.bytes, "size of the state");
+  app.add_option("--source", settings.source)->check(CLI::IsMember({"pinned", "cpu"}));
+  app.add_option("--checksums", settings.checksums);
+  app.add_option("--queue", settings.queue)->check(CLI::IsMember({"uring", "threads"}));
+  CLI11_PARSE(app, argc, argv);
+
+  Bench bench(settings);
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string command;
+    double number = 0;
+    words >> command >> number;
+    const std::map<std::string, std::function<void()>> commands{
+        {"write", [&] { bench.Write(); }},
+        {"restore", [&] { bench.Restore(); }},
+        {"call", [&] { bench.Call(static_cast<std::size_t>(number)); }},
+        {"rss", [&] { bench.Rss(); }},
+        {"older", [&] { bench.Older(); }},
+        {"busy", [&] { bench.Busy(number); }}};
+    const auto found = commands.find(command);
+    if (found == commands.end()) {
+      std::cerr << "bench_roofline: unknown command \"" << line << "\"\n";
+      return 2;
+    }
+    found->second();
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace cairn::bench
+
+int main(int argc, char** argv) { return cairn::bench::Main(argc, argv); }

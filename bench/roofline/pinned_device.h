@@ -1,0 +1,34 @@
+#pragma once
+
+#include "device/device.h"
+
+namespace cairn::bench {
+
+/// A GPU whose copies cost the CPU nothing, as a DMA engine's do: the bytes count as copied the moment they are asked
+/// for, and chunks keep what they held. What is measured with it is everything of a save but the copy to the host.
+class PinnedDevice : public Device {
+ public:
+  [[nodiscard]] DeviceId id() const override { return {DeviceKind::kCuda, 0}; }
+  [[nodiscard]] int lanes() const override { return 2; }
+  [[nodiscard]] bool has_streams() const override { return true; }
+  [[nodiscard]] bool sums_while_copying() const override { return false; }
+  [[nodiscard]] Status CheckLayout(const StridedLayout& /*layout*/) const override { return {}; }
+  Status PinMemory(MutableBytes /*memory*/) override { return {}; }
+  void UnpinMemory(MutableBytes /*memory*/) override {}
+  Result<std::byte*> AllocateStaging(std::uint64_t /*bytes*/) override {
+    return Status(StatusCode::kUnsupported, "no staging on this device");
+  }
+  Result<EventId> AcquireEvent() override { return EventId{1}; }
+  void ReleaseEvent(EventId /*event*/) override {}
+  Status RecordOnStream(Stream /*stream*/, EventId /*event*/) override { return {}; }
+  Status StreamWait(Stream /*stream*/, EventId /*event*/) override { return {}; }
+  Status RecordOnLane(int /*lane*/, EventId /*event*/) override { return {}; }
+  Status LaneWait(int /*lane*/, EventId /*event*/) override { return {}; }
+  Status Copy(CopyBatch /*batch*/, CopyDone done) override {
+    done(Status::Ok());
+    return {};
+  }
+  Status Health() override { return {}; }
+};
+
+}  // namespace cairn::bench
