@@ -1,7 +1,6 @@
 // What CudaDevice does when the driver fails, which only the driver's test double does on demand.
 #include <gmock/gmock.h>
 
-#include <atomic>
 #include <future>
 #include <utility>
 
@@ -259,8 +258,16 @@ TEST_F(CudaFaults, AStickyErrorIsWhatEveryLaterCallReturnsAndNoCompletionComes) 
 TEST_F(CudaFaults, ACopyOfBadMemoryEndsInHealthNotInAHang) {
   MakeDevice();
   const StridedLayout beyond = Contiguous(tensors_[0].base + 1, kBytes);
+  // The lane is held until all of the batch is enqueued.
+  const EventId event = *device().AcquireEvent();
+  const Stream stream = cuda_->MakeStream();
+  std::promise<void> release;
+  cuda_->LaunchOnHost(stream, [opened = release.get_future().share()] { opened.wait(); });
+  ASSERT_EQ(device().RecordOnStream(stream, event), Status::Ok());
+  ASSERT_EQ(device().LaneWait(0, event), Status::Ok());
 
-  ASSERT_EQ(device().Copy({.pieces = {{&beyond, 0, kBytes, chunk_.data()}}}, NeverCalled()), Status::Ok());
+  EXPECT_EQ(device().Copy({.pieces = {{&beyond, 0, kBytes, chunk_.data()}}}, NeverCalled()), Status::Ok());
+  release.set_value();
   Status health;
   while (health.ok()) health = device().Health();
 
