@@ -212,7 +212,7 @@ Result<std::byte*> CudaDevice::AllocateStaging(std::uint64_t bytes) {
                           fmt::format("allocating {} bytes of staging memory ({} of {} are free)", bytes, free, total));
   }));
   staging_ = memory;
-  return reinterpret_cast<std::byte*>(memory);
+  return reinterpret_cast<std::byte*>(memory);  // NOLINT(performance-no-int-to-ptr): addresses are numbers to CUDA
 }
 
 Result<EventId> CudaDevice::AcquireEvent() {
@@ -282,6 +282,7 @@ Result<CUstream> CudaDevice::CallerStream(Stream stream) const {
   }
   // 1 and 2 are the legacy and the per-thread stream by CUDA's own spelling; 0 is one of them, as its user was
   // compiled.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): cairn::Stream knows handles as numbers
   CUstream handle = stream.handle == 0 ? CU_STREAM_LEGACY : reinterpret_cast<CUstream>(stream.handle);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = driver().stream_is_capturing(handle, &status);
