@@ -21,7 +21,7 @@ namespace cairn {
 namespace {
 
 // Given to the kernel besides data: fsyncs, renames and the like of several saves.
-constexpr int kExtraSlots = 16;
+constexpr std::size_t kExtraSlots = 16;
 // liburing 2.3 has no name for it; the kernel has it since 6.9.
 constexpr unsigned kOpcodeFtruncate = 55;
 
@@ -152,7 +152,7 @@ UringQueue::~UringQueue() {
 }
 
 Status UringQueue::Start(int depth, const UringLimits& limits) {
-  const auto slots = static_cast<std::size_t>(depth + kExtraSlots);
+  const std::size_t slots = static_cast<std::size_t>(depth) + kExtraSlots;
   CAIRN_RETURN_IF_ERROR(wake_.Open(0));  // Blocking: a ring's read of it waits, instead of failing with EAGAIN.
   // One more for the eventfd.
   CAIRN_ASSIGN_OR_RETURN(ring_, UringRing::Make(static_cast<unsigned>(slots + 1), !limits.without_setup_flags));

@@ -19,10 +19,12 @@ std::vector<QueueCase> AllQueues() {
                                          IoOp::kSyncRange, IoOp::kFallocate, IoOp::kOpen, IoOp::kClose},
                      .without_setup_flags = true});
   };
-  const IoQueueFactory recorded = [threads] {
-    // The directory that it models is its own: the contract is about the queue.
-    const TempDir base;
-    return Recording::Make(base.path())->Wrap(threads)();
+  // The directory that it models is its own: the contract is about the queue.
+  const auto recorded = [](const IoQueueFactory& inner) -> IoQueueFactory {
+    return [inner] {
+      const TempDir base;
+      return Recording::Make(base.path())->Wrap(inner)();
+    };
   };
   return {{"Uring", uring},
           {"UringOfAnOldKernel", old_kernel},
@@ -31,7 +33,8 @@ std::vector<QueueCase> AllQueues() {
           {"FaultyThreads", FaultPlan::Make()->Wrap(threads)},
           {"RateLimitedUring", RateLimit::Make(std::uint64_t{1} << 40)->Wrap(uring)},
           {"RateLimitedThreads", RateLimit::Make(std::uint64_t{1} << 40)->Wrap(threads)},
-          {"RecordingThreads", recorded}};
+          {"RecordingUring", recorded(uring)},
+          {"RecordingThreads", recorded(threads)}};
 }
 
 }  // namespace cairn

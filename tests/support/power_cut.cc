@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -189,12 +190,15 @@ class Model {
   static void Write(const Node& node, const std::string& path, PowerCut cut) {
     if (!node.directory) {
       const std::string& data = cut.data ? *node.data : *node.durable_data;
-      std::ofstream(path, std::ios::binary).write(data.data(), static_cast<std::streamsize>(data.size()));
+      std::ofstream file(path, std::ios::binary);
+      file.exceptions(std::ios::failbit | std::ios::badbit);
+      file.write(data.data(), static_cast<std::streamsize>(data.size()));
+      file.close();
       return;
     }
     std::filesystem::create_directory(path);
     for (const auto& [name, child] : cut.entries ? node.names : node.durable_names) {
-      Write(*child, path + "/" + name, cut);
+      Write(*child, (std::filesystem::path(path) / name).string(), cut);
     }
   }
 
@@ -222,7 +226,7 @@ Status MaterializeAfterPowerCut(const Recording& recording, std::size_t upto, co
   model.Run(operations, upto);
   try {
     model.Write(target, cut);
-  } catch (const std::filesystem::filesystem_error& error) {
+  } catch (const std::system_error& error) {
     return Error(StatusCode::kIoError, "writing what a power cut leaves: {}", error.what());
   }
   return {};
