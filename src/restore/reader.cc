@@ -1,14 +1,14 @@
 #include "restore/reader.h"
 
-#include <algorithm>
-#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "base/status_macros.h"
+#include "restore/open.h"
 #include "restore/pipeline.h"
 #include "restore/plan.h"
-#include "restore/shard_file.h"
+#include "restore/source.h"
 
 namespace cairn {
 namespace {
@@ -16,41 +16,11 @@ namespace {
 // How often a choice is made anew because its checkpoint was removed or replaced before it could be locked.
 constexpr int kMaxChoices = 4;
 
-struct Opened {
-  ReadLock lock;
-  std::vector<ShardFile> files;
-};
-
-Result<Opened> Open(IoQueue& queue, const StoredCheckpoint& checkpoint) {
-  CAIRN_RETURN_IF_ERROR(checkpoint.info.status);
-  CAIRN_ASSIGN_OR_RETURN(ReadLock lock, ReadLock::Take(checkpoint.info.path));
-  Result<std::vector<ShardFile>> files = OpenShards(queue, checkpoint);
-  if (!files.ok()) {
-    // A checkpoint that was replaced since it was listed looks damaged; its manifest tells them apart.
-    const Result<StoredCheckpoint> now = ReadCheckpointFolder(checkpoint.info.path);
-    if (now.ok() && now->info.status.ok() && now->manifest.attempt != checkpoint.manifest.attempt) {
-      return Error(StatusCode::kNotFound, "{}: attempt {} was replaced by {} meanwhile", checkpoint.info.path,
-                   checkpoint.manifest.attempt, now->manifest.attempt);
-    }
-    return files.status();
-  }
-  return Opened{std::move(lock), *std::move(files)};
-}
-
 std::vector<SavedShard> ShardsOf(const std::vector<ShardFile>& files) {
   std::vector<SavedShard> shards;
   shards.reserve(files.size());
   for (const ShardFile& file : files) shards.push_back({file.name, &file.header});
   return shards;
-}
-
-TensorInfo InfoOf(const ShardTensor& tensor, const std::string& file) {
-  return {.name = tensor.name,
-          .dtype = tensor.dtype,
-          .shape = tensor.shape,
-          .bytes = tensor.end - tensor.begin,
-          .file = file,
-          .part = tensor.part};
 }
 
 // The one candidate of a choice that may not fall back.
@@ -83,7 +53,7 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
                                    const State& state, const RestoreOptions& options) {
   const std::shared_ptr<const TensorTable> table = state.table();
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
-  CAIRN_ASSIGN_OR_RETURN(Opened opened, Open(*queue, checkpoint));
+  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
   const auto own = static_cast<std::uint64_t>(rank);
   CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched, MatchTensors(ShardsOf(opened.files), own, *table, options));
 
@@ -111,7 +81,7 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
 
 Status VerifyCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint, const Progress& progress) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
-  CAIRN_ASSIGN_OR_RETURN(Opened opened, Open(*queue, checkpoint));
+  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
   std::vector<PlannedRead> reads;
   for (std::uint32_t s = 0; s < opened.files.size(); ++s) {
     const auto of_shard = PlanWholeShard(s, opened.files[s].header, parts.pool->chunk_bytes());
@@ -126,28 +96,15 @@ Status VerifyCheckpoint(const RestoreParts& parts, const StoredCheckpoint& check
 Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint) {
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kThreads, 1));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
-  CAIRN_ASSIGN_OR_RETURN(Opened opened, Open(*queue, checkpoint));
+  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
   CheckpointDetails details{.info = checkpoint.info};
-  details.values.resize(opened.files.size());
-  for (std::size_t s = 0; s < opened.files.size(); ++s) {
-    ShardHeader& header = opened.files[s].header;
-    const std::string& name = checkpoint.manifest.shards[s].file;
-    std::map<std::string_view, const ShardTensor*> holders;
-    for (const ShardTensor& tensor : header.tensors) {
-      details.tensors.push_back(InfoOf(tensor, name));
-      if (!header.aliases.empty()) holders.emplace(tensor.name, &tensor);
-    }
-    for (const auto& [alias, holder] : header.aliases) {
-      TensorInfo info = InfoOf(*holders.at(holder), name);
-      info.name = alias;
-      info.alias_of = holder;
-      details.tensors.push_back(std::move(info));
-    }
-    if (header.shard < details.values.size()) details.values[header.shard] = std::move(header.values);
+  for (StoredTensor& tensor : ListTensors(opened.files, ShardNames(checkpoint))) {
+    details.tensors.push_back(std::move(tensor.info));
   }
-  std::sort(details.tensors.begin(), details.tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
-    return std::tie(a.name, a.file) < std::tie(b.name, b.file);
-  });
+  details.values.resize(opened.files.size());
+  for (ShardFile& file : opened.files) {
+    if (file.header.shard < details.values.size()) details.values[file.header.shard] = std::move(file.header.values);
+  }
   return details;
 }
 

@@ -1,0 +1,92 @@
+#include "restore/source.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "restore/open.h"
+#include "restore/pipeline.h"
+#include "restore/plan.h"
+
+namespace cairn {
+
+std::vector<StoredTensor> ListTensors(std::span<const ShardFile> files, std::span<const std::string> names) {
+  std::vector<StoredTensor> list;
+  for (std::uint32_t s = 0; s < files.size(); ++s) {
+    const ShardHeader& header = files[s].header;
+    const auto stored = [&](const ShardTensor& tensor) {
+      return StoredTensor{.info = {.name = tensor.name,
+                                   .dtype = tensor.dtype,
+                                   .shape = tensor.shape,
+                                   .bytes = tensor.end - tensor.begin,
+                                   .file = names[s],
+                                   .part = tensor.part},
+                          .shard = s,
+                          .begin = tensor.begin};
+    };
+    std::map<std::string_view, const ShardTensor*> holders;
+    for (const ShardTensor& tensor : header.tensors) {
+      list.push_back(stored(tensor));
+      if (!header.aliases.empty()) holders.emplace(tensor.name, &tensor);
+    }
+    for (const auto& [alias, holder] : header.aliases) {
+      list.push_back(stored(*holders.at(holder)));
+      list.back().info.name = alias;
+      list.back().info.alias_of = holder;
+    }
+  }
+  std::sort(list.begin(), list.end(), [](const StoredTensor& a, const StoredTensor& b) {
+    return std::tie(a.info.name, a.shard) < std::tie(b.info.name, b.shard);
+  });
+  return list;
+}
+
+Result<TensorSource> TensorSource::OpenCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
+  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, cairn::OpenCheckpoint(*queue, checkpoint));
+  TensorSource source;
+  source.lock_ = std::move(opened.lock);
+  source.files_ = std::move(opened.files);
+  source.tensors_ = ListTensors(source.files_, ShardNames(checkpoint));
+  return source;
+}
+
+Result<TensorSource> TensorSource::OpenFile(const RestoreParts& parts, const std::string& path) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
+  CAIRN_ASSIGN_OR_RETURN(ShardFile file, OpenTensorFile(*queue, path));
+  TensorSource source;
+  source.metadata_ = file.header.metadata;
+  source.files_.push_back(std::move(file));
+  const std::string name = std::filesystem::path(path).filename().string();
+  source.tensors_ = ListTensors(source.files_, std::span(&name, 1));
+  return source;
+}
+
+Status TensorSource::Read(const RestoreParts& parts, std::span<const Piece> pieces) {
+  std::vector<StridedLayout> layouts;
+  layouts.reserve(pieces.size());
+  std::vector<std::vector<PlannedCopy>> copies(files_.size());
+  for (const Piece& piece : pieces) {
+    const std::uint64_t bytes = piece.end - piece.begin;
+    if (bytes == 0) continue;
+    layouts.push_back({.base = piece.to, .row_bytes = bytes, .bytes = bytes});
+    copies[piece.tensor->shard].push_back({.begin = piece.tensor->begin + piece.begin,
+                                           .end = piece.tensor->begin + piece.end,
+                                           .target = &layouts.back(),
+                                           .name = piece.tensor->info.name});
+  }
+  std::vector<PlannedRead> reads;
+  for (std::uint32_t s = 0; s < files_.size(); ++s) {
+    const auto of_shard = PlanReads(s, files_[s].header, copies[s], parts.pool->chunk_bytes());
+    reads.insert(reads.end(), of_shard.begin(), of_shard.end());
+  }
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
+  DeviceCopies no_devices;
+  Pipeline pipeline(parts, std::move(queue), files_, reads, copies, no_devices);
+  return pipeline.Run({}, {});
+}
+
+}  // namespace cairn

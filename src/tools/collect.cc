@@ -1,0 +1,82 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/status_macros.h"
+#include "store/root.h"
+#include "tools/commands.h"
+#include "tools/output.h"
+
+namespace cairn::tools {
+namespace {
+
+struct Collected {
+  std::map<std::uint64_t, std::uint64_t> chosen;  // Step -> bytes.
+  std::map<std::uint64_t, std::uint64_t> removed;
+  Status failure;  // The first removal that failed; the others were tried all the same.
+};
+
+Result<Collected> Choose(const CollectOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> list, ListCheckpoints(options.root));
+  const std::vector<std::uint64_t> steps = ChooseRetired(list, options.keep_last, options.keep_every);
+  Collected collected;
+  for (const StoredCheckpoint& checkpoint : list) {
+    const CheckpointInfo& info = checkpoint.info;
+    if (std::find(steps.begin(), steps.end(), info.step) != steps.end())
+      collected.chosen.emplace(info.step, info.bytes);
+  }
+  return collected;
+}
+
+std::vector<std::uint64_t> Steps(const std::map<std::uint64_t, std::uint64_t>& of) {
+  std::vector<std::uint64_t> steps;
+  for (const auto& [step, bytes] : of) steps.push_back(step);
+  return steps;
+}
+
+Result<Collected> ChooseAndRemove(const CollectOptions& options) {
+  // A root that is not there is not to be made.
+  CAIRN_RETURN_IF_ERROR(ListCheckpoints(options.root).status());
+  CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, 1));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Root> lock, Root::Open(*queue, {.path = options.root}));
+  CAIRN_ASSIGN_OR_RETURN(Collected collected, Choose(options));
+  for (const auto& [step, bytes] : collected.chosen) {
+    std::optional<Status> outcome;
+    RemoveCheckpoint(*queue, options.root, step, [&outcome](Status status) { outcome = std::move(status); });
+    while (!outcome) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
+    if (outcome->ok()) {
+      collected.removed.emplace(step, bytes);
+    } else if (collected.failure.ok()) {
+      collected.failure = *outcome;
+    }
+  }
+  return collected;
+}
+
+}  // namespace
+
+int Collect(const CollectOptions& options) {
+  const Result<Collected> collected = options.dry_run ? Choose(options) : ChooseAndRemove(options);
+  if (!collected.ok()) return Complain(collected.status());
+  const auto& counted = options.dry_run ? collected->chosen : collected->removed;
+  std::uint64_t bytes = 0;
+  for (const auto& [step, of_step] : counted) bytes += of_step;
+  if (options.json) {
+    PrintJson({{"dry_run", options.dry_run},
+               {"chosen", Steps(collected->chosen)},
+               {"removed", Steps(collected->removed)},
+               {"bytes", bytes}});
+  } else {
+    for (const auto& [step, of_step] : counted) {
+      fmt::print("{} step {}\n", options.dry_run ? "would remove" : "removed", step);
+    }
+    fmt::print("{} checkpoints, {}\n", counted.size(), HumanBytes(bytes));
+  }
+  return collected->failure.ok() ? kGood : Complain(collected->failure);
+}
+
+}  // namespace cairn::tools

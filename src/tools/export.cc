@@ -1,0 +1,184 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "base/uuid.h"
+#include "restore/plan.h"
+#include "tools/commands.h"
+#include "tools/output.h"
+#include "tools/reading.h"
+#include "tools/windows.h"
+
+namespace cairn::tools {
+namespace {
+
+struct Selection {
+  std::vector<const StoredTensor*> tensors;  // In the order of a safetensors file.
+  std::vector<std::string> left_out;         // Tied names whose bytes are there under another name.
+};
+
+Result<Selection> Select(const TensorSource& source, const ExportOptions& options) {
+  std::vector<const StoredTensor*> wanted;
+  std::set<std::string_view> names;
+  std::vector<bool> used(options.names.size());
+  for (const StoredTensor& tensor : source.tensors()) {
+    bool selected = options.names.empty();
+    for (std::size_t i = 0; i < options.names.size(); ++i) {
+      if (!MatchesPattern(options.names[i], tensor.info.name)) continue;
+      selected = used[i] = true;
+    }
+    if (!selected) continue;
+    if (tensor.info.part) {
+      return Error(StatusCode::kUnsupported, "tensor \"{}\" is a part: {}; a plain file holds whole tensors",
+                   tensor.info.name, DescribeType(tensor.info));
+    }
+    // Ranks that hold a name alike wrote it each: the lowest shard's comes first.
+    if (names.insert(tensor.info.name).second) wanted.push_back(&tensor);
+  }
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (!used[i]) return Error(StatusCode::kNotFound, "\"{}\" matches no tensor of {}", options.names[i], options.path);
+  }
+  Selection selection;
+  // Holders before the names tied to them, so that what stays is the holder's name where that is wanted too.
+  std::stable_sort(wanted.begin(), wanted.end(), [](const StoredTensor* a, const StoredTensor* b) {
+    return a->info.alias_of.empty() && !b->info.alias_of.empty();
+  });
+  std::set<std::tuple<std::uint32_t, std::string_view>> held;
+  for (const StoredTensor* tensor : wanted) {
+    const std::string& holder = tensor->info.alias_of.empty() ? tensor->info.name : tensor->info.alias_of;
+    if (held.emplace(tensor->shard, holder).second || options.copy_tied) {
+      selection.tensors.push_back(tensor);
+    } else {
+      selection.left_out.push_back(tensor->info.name);
+    }
+  }
+  std::sort(selection.tensors.begin(), selection.tensors.end(), [](const StoredTensor* a, const StoredTensor* b) {
+    return a->info.dtype != b->info.dtype ? a->info.dtype > b->info.dtype : a->info.name < b->info.name;
+  });
+  return selection;
+}
+
+// The length word and the JSON text, padded as the safetensors library pads it.
+Result<std::string> PlainHeader(const std::vector<const StoredTensor*>& tensors) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  std::uint64_t at = 0;
+  for (const StoredTensor* tensor : tensors) {
+    const TensorInfo& info = tensor->info;
+    header[info.name] = {
+        {"dtype", DTypeName(info.dtype)}, {"shape", info.shape}, {"data_offsets", {at, at + info.bytes}}};
+    at += info.bytes;
+  }
+  std::string text = header.dump();
+  text.resize(AlignUp(text.size(), 8), ' ');
+  if (text.size() > kMaxHeaderBytes) {
+    return Error(StatusCode::kInvalidArgument, "the header would have {} bytes; safetensors allows {}", text.size(),
+                 kMaxHeaderBytes);
+  }
+  std::string word(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) word[i] = static_cast<char>(text.size() >> (8 * i));
+  return word + text;
+}
+
+Status WriteAll(IoQueue& queue, int fd, std::uint64_t offset, Bytes bytes, const std::string& path) {
+  for (std::uint64_t done = 0; done < bytes.size();) {
+    CAIRN_ASSIGN_OR_RETURN(const std::int64_t n,
+                           RunBlocking(queue, {.op = IoOp::kWrite,
+                                               .fd = fd,
+                                               // Only read; requests have one kind of pointer.
+                                               .buffer = const_cast<std::byte*>(bytes.data() + done),
+                                               .length = bytes.size() - done,
+                                               .offset = offset + done}));
+    if (n <= 0)
+      return Error(StatusCode::kIoError, "writing {} bytes at {} of {}: none written", bytes.size(), offset, path);
+    done += static_cast<std::uint64_t>(n);
+  }
+  return Status::Ok();
+}
+
+Status WriteTensors(const Reading& reading, TensorSource& source, const std::vector<const StoredTensor*>& tensors,
+                    IoQueue& queue, int fd, const std::string& path) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string header, PlainHeader(tensors));
+  CAIRN_RETURN_IF_ERROR(WriteAll(queue, fd, 0, std::as_bytes(std::span(header)), path));
+  std::vector<std::uint64_t> sizes;
+  std::uint64_t total = 0;
+  for (const StoredTensor* tensor : tensors) {
+    sizes.push_back(tensor->info.bytes);
+    total += tensor->info.bytes;
+  }
+  std::vector<std::byte> memory(kWindowBytes);
+  ProgressBar bar("exporting");
+  std::uint64_t done = 0;
+  for (const std::vector<Stretch>& window : CutWindows(sizes, kWindowBytes)) {
+    CAIRN_RETURN_IF_ERROR(ReadWindow(reading.parts(), source, tensors, window, memory.data()));
+    const std::uint64_t bytes = window.back().at + (window.back().end - window.back().begin);
+    CAIRN_RETURN_IF_ERROR(WriteAll(queue, fd, header.size() + done, Bytes(memory.data(), bytes), path));
+    done += bytes;
+    bar.Update(done, total);
+  }
+  return Status::Ok();
+}
+
+// Under a temporary name first, so that `out` is whole or not there, also after a crash.
+Status WriteFile(const Reading& reading, TensorSource& source, const std::vector<const StoredTensor*>& tensors,
+                 const std::string& out) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, reading.parts().queue());
+  const std::filesystem::path target(out);
+  const std::string folder = target.has_parent_path() ? target.parent_path().string() : ".";
+  const std::string temporary = fmt::format("{}/.{}.{}", folder, target.filename().string(), MakeUuid());
+  CAIRN_ASSIGN_OR_RETURN(
+      const std::int64_t fd,
+      RunBlocking(*queue, {.op = IoOp::kOpen, .path = temporary, .flags = O_WRONLY | O_CREAT | O_EXCL, .mode = 0666}));
+  const auto write = [&]() -> Status {
+    const UniqueFd file(static_cast<int>(fd));
+    CAIRN_RETURN_IF_ERROR(WriteTensors(reading, source, tensors, *queue, file.get(), temporary));
+    CAIRN_RETURN_IF_ERROR(RunBlocking(*queue, {.op = IoOp::kFsync, .fd = file.get()}).status());
+    return RunBlocking(*queue, {.op = IoOp::kRename, .path = temporary, .path2 = out}).status();
+  };
+  if (Status status = write(); !status.ok()) {
+    // The first error is the one to tell of.
+    (void)RunBlocking(*queue, {.op = IoOp::kUnlink, .path = temporary});
+    return status;
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::int64_t directory,
+                         RunBlocking(*queue, {.op = IoOp::kOpen, .path = folder, .flags = O_RDONLY | O_DIRECTORY}));
+  const UniqueFd opened(static_cast<int>(directory));
+  return RunBlocking(*queue, {.op = IoOp::kFsync, .fd = opened.get()}).status();
+}
+
+}  // namespace
+
+int Export(const ExportOptions& options) {
+  const Result<std::unique_ptr<Reading>> reading = Reading::Make();
+  if (!reading.ok()) return Complain(reading.status());
+  Result<TensorSource> source = OpenSource(**reading, options.path, options.step);
+  if (!source.ok()) return Complain(source.status());
+  const Result<Selection> selection = Select(*source, options);
+  if (!selection.ok()) return Complain(selection.status());
+  const Status written = WriteFile(**reading, *source, selection->tensors, options.out);
+  if (!written.ok()) return Complain(written);
+
+  std::uint64_t bytes = 0;
+  for (const StoredTensor* tensor : selection->tensors) bytes += tensor->info.bytes;
+  if (options.json) {
+    PrintJson({{"out", options.out},
+               {"tensors", selection->tensors.size()},
+               {"bytes", bytes},
+               {"tied_names_left_out", selection->left_out}});
+    return kGood;
+  }
+  fmt::print("{}: {} tensors, {}\n", Printable(options.out), selection->tensors.size(), HumanBytes(bytes));
+  for (const std::string& name : selection->left_out) {
+    fmt::print("left out, tied to one that is there: {} (--copy-tied writes it as a copy)\n", Printable(name));
+  }
+  return kGood;
+}
+
+}  // namespace cairn::tools

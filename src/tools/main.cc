@@ -1,0 +1,98 @@
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+
+#include "tools/commands.h"
+#include "tools/output.h"
+
+namespace cairn::tools {
+namespace {
+
+struct Arguments {
+  std::string path;
+  std::string second_path;
+  std::optional<std::uint64_t> step;
+  bool json = false;
+  ExportOptions exporting;
+  CollectOptions collecting;
+};
+
+CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& help, Arguments& arguments) {
+  CLI::App* command = app.add_subcommand(name, help);
+  command->add_flag("--json", arguments.json, "Print JSON");
+  return command;
+}
+
+int Run(int argc, char** argv) {
+  CLI::App app("Looks at Cairn checkpoints. Exit codes: 0 good, 1 damaged or different, 2 misuse or I/O error.",
+               "cairn");
+  app.require_subcommand(1);
+  Arguments arguments;
+  const std::string root_help = "A directory of checkpoints";
+
+  CLI::App* const list = AddCommand(app, "ls", "List a root's checkpoints, oldest first", arguments);
+  list->add_option("root", arguments.path, root_help)->required();
+
+  CLI::App* const show = AddCommand(app, "show", "Names, shapes and values; reads no tensor", arguments);
+  show->add_option("path", arguments.path,
+                   "A root (its newest checkpoint), a checkpoint's folder, or a safetensors file")
+      ->required();
+  show->add_option("--step", arguments.step, "This step of a root");
+
+  CLI::App* const verify = AddCommand(app, "verify", "Read every byte and check it", arguments);
+  verify->add_option("path", arguments.path, "A root (all its checkpoints) or a checkpoint's folder")->required();
+  verify->add_option("--step", arguments.step, "Only this step of a root");
+
+  CLI::App* const diff = AddCommand(app, "diff", "Compare tensors: names, shapes, dtypes, bytes", arguments);
+  const std::string side_help = "A checkpoint's folder, a safetensors file, or a root (its newest checkpoint)";
+  diff->add_option("a", arguments.path, side_help)->required();
+  diff->add_option("b", arguments.second_path, side_help)->required();
+
+  CLI::App* const exporting = AddCommand(app, "export", "Write one plain .safetensors file", arguments);
+  exporting->add_option("path", arguments.path, side_help)->required();
+  exporting->add_option("--step", arguments.step, "This step of a root");
+  exporting->add_option("--out", arguments.exporting.out, "The file to write; one of that name is replaced")
+      ->required();
+  exporting->add_option("--names", arguments.exporting.names, "Only these tensors: names, or patterns with * and ?");
+  exporting->add_flag("--copy-tied", arguments.exporting.copy_tied, "Write tied names too, as copies");
+
+  CLI::App* const collect = AddCommand(app, "gc", "Remove old checkpoints; pinned ones stay", arguments);
+  collect->add_option("root", arguments.path, root_help)->required();
+  collect->add_option("--keep-last", arguments.collecting.keep_last, "Keep this many, the newest")
+      ->required()
+      ->check(CLI::PositiveNumber);
+  collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this");
+  collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only say what would be removed; take no lock");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kGood : kFailed;
+  }
+  if (list->parsed()) return List(arguments.path, arguments.json);
+  if (show->parsed()) return Show(arguments.path, arguments.step, arguments.json);
+  if (verify->parsed()) return Verify(arguments.path, arguments.step, arguments.json);
+  if (diff->parsed()) return Diff(arguments.path, arguments.second_path, arguments.json);
+  if (exporting->parsed()) {
+    arguments.exporting.path = arguments.path;
+    arguments.exporting.step = arguments.step;
+    arguments.exporting.json = arguments.json;
+    return Export(arguments.exporting);
+  }
+  arguments.collecting.root = arguments.path;
+  arguments.collecting.json = arguments.json;
+  return Collect(arguments.collecting);
+}
+
+}  // namespace
+}  // namespace cairn::tools
+
+int main(int argc, char** argv) {
+  try {
+    return cairn::tools::Run(argc, argv);
+  } catch (const std::exception& error) {
+    return cairn::tools::Complain({cairn::StatusCode::kInternal, error.what()});
+  }
+}

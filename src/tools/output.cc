@@ -1,0 +1,134 @@
+#include "tools/output.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace cairn::tools {
+namespace {
+
+using nlohmann::json;
+
+struct ValueToJson {
+  json operator()(std::nullptr_t) const { return nullptr; }
+  json operator()(const Json& value) const {
+    json parsed = json::parse(value.text, nullptr, /*allow_exceptions=*/false);
+    return parsed.is_discarded() ? json(value.text) : parsed;
+  }
+  json operator()(const auto& value) const { return value; }
+};
+
+}  // namespace
+
+int Complain(const Status& status) {
+  fmt::print(stderr, "cairn: {}\n", status.ToString());
+  return status.code() == StatusCode::kCorrupt ? kDamagedOrDifferent : kFailed;
+}
+
+std::string HumanBytes(std::uint64_t bytes) {
+  constexpr std::array<std::string_view, 7> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string Printable(std::string_view text) {
+  const bool plain =
+      std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; });
+  return plain ? std::string(text) : fmt::format("{:?}", text);
+}
+
+std::string DescribeType(const TensorInfo& tensor) {
+  std::string text = fmt::format("{} [{}]", DTypeName(tensor.dtype), fmt::join(tensor.shape, ", "));
+  if (tensor.part) {
+    text += fmt::format(" at [{}] of {} [{}]", fmt::join(tensor.part->offset, ", "),
+                        Printable(tensor.part->logical_name), fmt::join(tensor.part->global_shape, ", "));
+  }
+  return text;
+}
+
+void PrintTable(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      line += i + 1 == row.size() ? row[i] : fmt::format("{:<{}}  ", row[i], widths[i]);
+    }
+    fmt::print("{}\n", line);
+  }
+}
+
+void PrintJson(const json& value) {
+  // Paths need not be UTF-8.
+  fmt::print("{}\n", value.dump(2, ' ', false, json::error_handler_t::replace));
+}
+
+json ToJson(const CheckpointInfo& info) {
+  json out{{"step", info.step}, {"path", info.path}, {"ok", info.status.ok()}};
+  if (!info.status.ok()) {
+    out["error"] = info.status.ToString();
+    return out;
+  }
+  out["generation"] = info.generation;
+  out["attempt"] = info.attempt;
+  out["parent"] = info.parent ? json(*info.parent) : json(nullptr);
+  out["world"] = info.world;
+  out["bytes"] = info.bytes;
+  out["pinned"] = info.pinned;
+  return out;
+}
+
+json ToJson(const TensorInfo& tensor) {
+  json out{{"name", tensor.name},
+           {"dtype", DTypeName(tensor.dtype)},
+           {"shape", tensor.shape},
+           {"bytes", tensor.bytes},
+           {"file", tensor.file}};
+  if (!tensor.alias_of.empty()) out["alias_of"] = tensor.alias_of;
+  if (tensor.part) {
+    out["part"] = {
+        {"of", tensor.part->logical_name}, {"shape", tensor.part->global_shape}, {"offset", tensor.part->offset}};
+  }
+  return out;
+}
+
+json ToJson(const Values& values) {
+  json out = json::object();
+  for (const auto& [name, value] : values) out[name] = std::visit(ValueToJson(), value);
+  return out;
+}
+
+ProgressBar::ProgressBar(std::string label) : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) == 1) {}
+
+ProgressBar::~ProgressBar() {
+  if (drawn_) fmt::print(stderr, "\r\x1b[K");
+}
+
+void ProgressBar::Update(std::uint64_t done, std::uint64_t total) {
+  const Clock::time_point now = Clock::now();
+  if (!terminal_ || (done != total && now - shown_ < std::chrono::milliseconds(100))) return;
+  shown_ = now;
+  drawn_ = true;
+  constexpr std::size_t kWidth = 30;
+  const double share = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
+  const auto filled = static_cast<std::size_t>(share * static_cast<double>(kWidth));
+  const double seconds = std::max(std::chrono::duration<double>(now - start_).count(), 1e-3);
+  fmt::print(stderr, "\r\x1b[K{} [{:<{}}] {:3.0f} %  {}/s", label_, std::string(filled, '#'), kWidth, 100 * share,
+             HumanBytes(static_cast<std::uint64_t>(static_cast<double>(done) / seconds)));
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,69 @@
+#include "tools/reading.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "store/names.h"
+
+namespace cairn::tools {
+namespace {
+
+constexpr std::uint64_t kChunkBytes = 4U << 20;
+constexpr int kQueueDepth = 8;
+
+}  // namespace
+
+Reading::Reading()
+    : workers_("cairn-tool", static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U))) {}
+
+Result<std::unique_ptr<Reading>> Reading::Make() {
+  std::unique_ptr<Reading> reading(new Reading);
+  CAIRN_ASSIGN_OR_RETURN(IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, kQueueDepth));
+  CAIRN_ASSIGN_OR_RETURN(reading->pool_, BufferPool::Make(2 * kQueueDepth * kChunkBytes, kChunkBytes, kQueueDepth));
+  reading->parts_ = {.queue = std::move(choice.factory),
+                     .pool = reading->pool_.get(),
+                     .workers = &reading->workers_,
+                     .queue_depth = kQueueDepth};
+  return reading;
+}
+
+Result<PathKind> KindOf(const std::string& path) {
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0) return ErrnoStatus(errno, path);
+  if (!S_ISDIR(facts.st_mode)) return PathKind::kTensorFile;
+  // By its name too: a step folder that has lost its manifest is a damaged checkpoint, not an empty root.
+  const std::filesystem::path folder = std::filesystem::path(path + "/").parent_path();
+  if (ParseStepName(folder.filename().string())) return PathKind::kCheckpoint;
+  if (::lstat((path + "/" + std::string(kManifestName)).c_str(), &facts) == 0) return PathKind::kCheckpoint;
+  return PathKind::kRoot;
+}
+
+Result<StoredCheckpoint> FindCheckpoint(const std::string& path, const std::optional<std::uint64_t>& step) {
+  CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
+  if (kind == PathKind::kTensorFile) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected a root or a checkpoint's folder, found a file", path);
+  }
+  if (kind == PathKind::kCheckpoint) {
+    if (step) return Error(StatusCode::kInvalidArgument, "{}: is one checkpoint already; --step is for a root", path);
+    return ReadCheckpointFolder(path);
+  }
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> chosen, ChooseCheckpoints(path, step ? Step(*step) : Latest()));
+  if (chosen.empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", path);
+  return std::move(chosen.front());
+}
+
+Result<TensorSource> OpenSource(const Reading& reading, const std::string& path,
+                                const std::optional<std::uint64_t>& step) {
+  CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
+  if (kind == PathKind::kTensorFile && !step) return TensorSource::OpenFile(reading.parts(), path);
+  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint checkpoint, FindCheckpoint(path, step));
+  return TensorSource::OpenCheckpoint(reading.parts(), checkpoint);
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,56 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tools/commands.h"
+#include "tools/output.h"
+#include "tools/reading.h"
+
+namespace cairn::tools {
+namespace {
+
+// All checkpoints of a root, or the one that is meant.
+Result<std::vector<StoredCheckpoint>> Chosen(const std::string& path, const std::optional<std::uint64_t>& step) {
+  const Result<PathKind> kind = KindOf(path);
+  if (!kind.ok()) return kind.status();
+  if (*kind == PathKind::kRoot && !step) {
+    Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(path);
+    if (list.ok() && list->empty()) return Status(StatusCode::kNotFound, "there is no checkpoint under " + path);
+    return list;
+  }
+  Result<StoredCheckpoint> one = FindCheckpoint(path, step);
+  if (!one.ok()) return one.status();
+  return std::vector<StoredCheckpoint>{*std::move(one)};
+}
+
+}  // namespace
+
+int Verify(const std::string& path, const std::optional<std::uint64_t>& step, bool json) {
+  const Result<std::vector<StoredCheckpoint>> chosen = Chosen(path, step);
+  if (!chosen.ok()) return Complain(chosen.status());
+  const Result<std::unique_ptr<Reading>> reading = Reading::Make();
+  if (!reading.ok()) return Complain(reading.status());
+
+  int exit_code = kGood;
+  nlohmann::json objects = nlohmann::json::array();
+  for (const StoredCheckpoint& checkpoint : *chosen) {
+    CheckpointInfo info = checkpoint.info;
+    {
+      ProgressBar bar(fmt::format("step {}", info.step));
+      info.status = VerifyCheckpoint((*reading)->parts(), checkpoint,
+                                     [&bar](std::uint64_t done, std::uint64_t total) { bar.Update(done, total); });
+    }
+    // Retention does not wait for a list: what it removed meanwhile is no damage.
+    if (info.status.code() == StatusCode::kNotFound && chosen->size() > 1) continue;
+    if (!info.status.ok()) exit_code = std::max(exit_code, Complain(info.status));
+    objects.push_back(ToJson(info));
+    if (!json) {
+      fmt::print("{}: {}\n", Printable(info.path), info.status.ok() ? "good" : StatusCodeName(info.status.code()));
+    }
+  }
+  if (json) PrintJson(objects);
+  return exit_code;
+}
+
+}  // namespace cairn::tools

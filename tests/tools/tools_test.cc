@@ -1,0 +1,301 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdio.h>  // NOLINT(modernize-deprecated-headers): popen
+#include <sys/wait.h>
+
+#include <array>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "io/io_queue.h"
+#include "store/names.h"
+#include "store/root.h"
+#include "support/checkpoint_writer.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+struct Ran {
+  int code = -1;
+  std::string out;
+  std::string err;
+  [[nodiscard]] json parsed() const { return json::parse(out); }
+};
+
+/// The real command, on checkpoints of two steps and two ranks.
+class ToolsTest : public ::testing::Test {
+ protected:
+  ToolsTest() {
+    std::filesystem::create_directory(root_);
+    weight_ = MakeTensor("layer.weight", DType::kF32, {300, 1000}, 1);
+    bias_ = MakeTensor("layer.bias", DType::kBF16, {7}, 2);
+    moment_ = MakeTensor("optimizer.moment", DType::kF32, {5000}, 3);
+    Write(1000);
+    Write(2000);
+  }
+  std::string Write(std::uint64_t step) {
+    return WriteCheckpoint(
+        root_,
+        {.step = step,
+         .shards = {
+             {.tensors = {weight_, bias_}, .aliases = {{"head.weight", "layer.weight"}}, .values = {{"lr", 0.25}}},
+             {.tensors = {moment_}, .values = {{"note", std::string("a\x1b[31m")}}}}});
+  }
+  [[nodiscard]] Ran Run(const std::vector<std::string>& arguments) const { return RunProgram(CAIRN_CLI, arguments); }
+  [[nodiscard]] Ran RunProgram(const std::string& program, const std::vector<std::string>& arguments) const {
+    std::string command = "'" + program + "'";
+    for (const std::string& argument : arguments) command += " '" + argument + "'";
+    const std::string errors = directory_ / "stderr";
+    FILE* const pipe = ::popen((command + " 2>'" + errors + "' </dev/null").c_str(), "r");
+    EXPECT_NE(pipe, nullptr);
+    Ran ran;
+    std::array<char, 4096> buffer{};
+    for (std::size_t n = 0; (n = ::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) ran.out.append(buffer.data(), n);
+    const int status = ::pclose(pipe);
+    ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    ran.err = ReadWholeFile(errors);
+    return ran;
+  }
+  [[nodiscard]] std::string StepFolder(std::uint64_t step) const { return root_ + "/" + StepName(step); }
+  // Flips one bit of the last tensor of the step's first shard.
+  void Damage(std::uint64_t step) const {
+    const std::string path = StepFolder(step) + "/shard-00000.safetensors";
+    std::string bytes = ReadWholeFile(path);
+    bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    WriteWholeFile(path, bytes);
+  }
+  [[nodiscard]] std::vector<std::uint64_t> StepsLeft() const {
+    std::vector<std::uint64_t> steps;
+    const auto list = ListCheckpoints(root_);
+    EXPECT_TRUE(list.ok()) << list.status();
+    for (const StoredCheckpoint& checkpoint : *list) steps.push_back(checkpoint.info.step);
+    return steps;
+  }
+
+  TempDir directory_;
+  const std::string root_ = directory_ / "run";
+  SavedTensor weight_;
+  SavedTensor bias_;
+  SavedTensor moment_;
+};
+
+TEST_F(ToolsTest, LsListsCheckpointsOldestFirst) {
+  const Ran text = Run({"ls", root_});
+  const Ran as_json = Run({"ls", root_, "--json"});
+
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_LT(text.out.find("1000"), text.out.find("2000"));
+  EXPECT_EQ(as_json.code, 0);
+  const json list = as_json.parsed();
+  ASSERT_EQ(list.size(), 2);
+  EXPECT_EQ(list[1]["step"], 2000);
+  EXPECT_EQ(list[1]["world"], 2);
+  EXPECT_EQ(list[1]["ok"], true);
+}
+
+TEST_F(ToolsTest, LsAnswersOneWhereAManifestIsDamaged) {
+  WriteWholeFile(StepFolder(1000) + "/manifest.json", "{}");
+
+  const Ran ran = Run({"ls", root_, "--json"});
+
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_EQ(ran.parsed().back()["ok"], false);
+}
+
+TEST_F(ToolsTest, LsOfARootThatIsNotThereIsMisuse) { EXPECT_EQ(Run({"ls", directory_ / "absent"}).code, 2); }
+
+TEST_F(ToolsTest, ShowTellsNamesShapesAndValues) {
+  const Ran ran = Run({"show", root_, "--step", "1000", "--json"});
+
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  const json shown = ran.parsed();
+  EXPECT_EQ(shown["step"], 1000);
+  ASSERT_EQ(shown["tensors"].size(), 4);
+  EXPECT_EQ(shown["tensors"][0]["name"], "head.weight");
+  EXPECT_EQ(shown["tensors"][0]["alias_of"], "layer.weight");
+  EXPECT_EQ(shown["tensors"][2]["shape"], (json{300, 1000}));
+  EXPECT_EQ(shown["values"][0]["lr"], 0.25);
+}
+
+TEST_F(ToolsTest, ShowKeepsWhatWouldSteerATerminalFromIt) {
+  const Ran ran = Run({"show", StepFolder(2000)});
+
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("rank 0: lr = 0.25"), HasSubstr("layer.bias"), Not(HasSubstr("\x1b"))));
+}
+
+TEST_F(ToolsTest, VerifyFindsDamageAndNamesIt) {
+  const Ran before = Run({"verify", root_});
+  Damage(2000);
+  const Ran newest = Run({"verify", root_, "--step", "2000"});
+  const Ran older = Run({"verify", root_, "--step", "1000"});
+  const Ran all = Run({"verify", root_, "--json"});
+
+  EXPECT_EQ(before.code, 0) << before.err;
+  EXPECT_EQ(newest.code, 1);
+  EXPECT_THAT(newest.err, AllOf(HasSubstr("shard-00000.safetensors"), HasSubstr("CRC32C")));
+  EXPECT_EQ(older.code, 0);
+  EXPECT_EQ(all.code, 1);
+  EXPECT_EQ(all.parsed()[0]["ok"], true);
+  EXPECT_EQ(all.parsed()[1]["ok"], false);
+}
+
+TEST_F(ToolsTest, VerifyReadsAFolderThatWasCopiedElsewhere) {
+  std::filesystem::copy(StepFolder(1000), directory_ / "copied");
+
+  EXPECT_EQ(Run({"verify", directory_ / "copied"}).code, 0);
+  std::filesystem::remove(directory_ / "copied/shard-00001.safetensors");
+  EXPECT_EQ(Run({"verify", directory_ / "copied"}).code, 1);
+}
+
+TEST_F(ToolsTest, AStepWithoutItsManifestIsDamagedAndNoRoot) {
+  std::filesystem::remove(StepFolder(1000) + "/manifest.json");
+
+  EXPECT_EQ(Run({"verify", StepFolder(1000)}).code, 1);
+  EXPECT_EQ(Run({"show", StepFolder(1000) + "/"}).code, 1);
+}
+
+TEST_F(ToolsTest, DiffCountsElementsAndBytes) {
+  weight_.bytes[0] = static_cast<char>(weight_.bytes[0] ^ 1);
+  weight_.bytes[1] = static_cast<char>(weight_.bytes[1] ^ 1);
+  weight_.bytes[9] = static_cast<char>(weight_.bytes[9] ^ 1);
+  bias_ = MakeTensor("layer.bias", DType::kBF16, {8}, 2);
+  moment_.name = "optimizer.other";
+  Write(3000);
+
+  const Ran same = Run({"diff", StepFolder(1000), StepFolder(2000)});
+  const Ran different = Run({"diff", StepFolder(1000), root_, "--json"});
+
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_THAT(same.out, HasSubstr("4 tensors are identical"));
+  EXPECT_EQ(different.code, 1) << different.err;
+  const json found = different.parsed();
+  EXPECT_EQ(found["only_in_a"], (json{"optimizer.moment"}));
+  EXPECT_EQ(found["only_in_b"], (json{"optimizer.other"}));
+  EXPECT_EQ(found["types_differ"][0]["name"], "layer.bias");
+  ASSERT_EQ(found["bytes_differ"].size(), 2);
+  EXPECT_EQ(found["bytes_differ"][1]["name"], "layer.weight");
+  EXPECT_EQ(found["bytes_differ"][1]["differing_elements"], 2);
+  EXPECT_EQ(found["bytes_differ"][1]["differing_bytes"], 3);
+}
+
+TEST_F(ToolsTest, ExportWritesOneFileThatComparesEqual) {
+  const std::string out = directory_ / "out.safetensors";
+
+  const Ran exported = Run({"export", root_, "--step", "1000", "--out", out});
+  const Ran shown = Run({"show", out, "--json"});
+  const Ran compared = Run({"diff", out, StepFolder(1000), "--json"});
+
+  EXPECT_EQ(exported.code, 0) << exported.err;
+  EXPECT_THAT(exported.out, HasSubstr("left out, tied to one that is there: head.weight"));
+  EXPECT_EQ(shown.parsed()["tensors"].size(), 3);
+  EXPECT_EQ(compared.parsed()["identical"], 3);
+  EXPECT_EQ(compared.parsed()["only_in_b"], (json{"head.weight"}));
+  EXPECT_THAT(compared.parsed()["bytes_differ"], IsEmpty());
+}
+
+TEST_F(ToolsTest, ExportCopiesTiedNamesWhereAskedAndFiltersNames) {
+  const std::string all = directory_ / "all.safetensors";
+  const std::string some = directory_ / "some.safetensors";
+
+  const Ran copied = Run({"export", root_, "--out", all, "--copy-tied"});
+  const Ran filtered = Run({"export", root_, "--out", some, "--names", "head.*", "layer.bias", "--json"});
+
+  EXPECT_EQ(copied.code, 0) << copied.err;
+  EXPECT_EQ(Run({"diff", all, root_}).code, 0);
+  EXPECT_EQ(filtered.code, 0) << filtered.err;
+  EXPECT_EQ(filtered.parsed()["tensors"], 2);
+  EXPECT_THAT(filtered.parsed()["tied_names_left_out"], IsEmpty());
+}
+
+TEST_F(ToolsTest, ExportLeavesNothingBehindWhereItFails) {
+  Damage(2000);
+  std::filesystem::create_directory(directory_ / "out");
+
+  const Ran damaged = Run({"export", root_, "--out", directory_ / "out/x.safetensors"});
+  const Ran unmatched = Run({"export", root_, "--out", directory_ / "out/x.safetensors", "--names", "nothing.*"});
+
+  EXPECT_EQ(damaged.code, 1);
+  EXPECT_EQ(unmatched.code, 2);
+  EXPECT_TRUE(std::filesystem::is_empty(directory_ / "out"));
+}
+
+TEST_F(ToolsTest, PythonsSafetensorsReadsAnExportAndItsFilesAreRead) {
+#ifndef CAIRN_PYTHON
+  GTEST_SKIP() << "no Python was configured";
+#else
+  if (RunProgram(CAIRN_PYTHON, {"-c", "import safetensors, numpy"}).code != 0) GTEST_SKIP() << "no safetensors there";
+  const std::string out = directory_ / "out.safetensors";
+  ASSERT_EQ(Run({"export", root_, "--out", out, "--names", "layer.weight", "optimizer.*"}).code, 0);
+  const std::string script =
+      "import sys; from safetensors.numpy import load_file, save_file; t = load_file(sys.argv[1]); "
+      "assert sorted(t) == [\"layer.weight\", \"optimizer.moment\"], sorted(t); "
+      "assert t[\"layer.weight\"].shape == (300, 1000); save_file(t, sys.argv[2], {\"by\": \"python\"})";
+
+  const Ran python = RunProgram(CAIRN_PYTHON, {"-c", script, out, directory_ / "back.safetensors"});
+
+  EXPECT_EQ(python.code, 0) << python.err;
+  EXPECT_EQ(Run({"diff", out, directory_ / "back.safetensors"}).code, 0);
+  EXPECT_EQ(Run({"show", directory_ / "back.safetensors", "--json"}).parsed()["metadata"]["by"], "python");
+#endif
+}
+
+TEST_F(ToolsTest, GcSaysWhatItWouldRemoveAndRemovesIt) {
+  Write(3000);
+
+  const Ran dry = Run({"gc", root_, "--keep-last", "1", "--keep-every", "2000", "--dry-run", "--json"});
+  const std::vector<std::uint64_t> after_dry = StepsLeft();
+  const Ran real = Run({"gc", root_, "--keep-last", "1", "--keep-every", "2000", "--json"});
+
+  EXPECT_EQ(dry.code, 0) << dry.err;
+  EXPECT_EQ(dry.parsed()["chosen"], (json{1000}));
+  EXPECT_THAT(after_dry, ElementsAre(1000, 2000, 3000));
+  EXPECT_EQ(real.code, 0) << real.err;
+  EXPECT_EQ(real.parsed()["removed"], (json{1000}));
+  EXPECT_THAT(StepsLeft(), ElementsAre(2000, 3000));
+}
+
+TEST_F(ToolsTest, GcRefusesARootThatAWriterHasOpen) {
+  const auto choice = ChooseIoQueue(IoQueueKind::kThreads, 1);
+  const auto queue = choice->factory();
+  const auto writer = Root::Open(**queue, {.path = root_});
+  ASSERT_TRUE(writer.ok()) << writer.status();
+
+  const Ran refused = Run({"gc", root_, "--keep-last", "1"});
+  const Ran dry = Run({"gc", root_, "--keep-last", "1", "--dry-run"});
+
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(StepsLeft(), ElementsAre(1000, 2000));
+  EXPECT_EQ(dry.code, 0);
+}
+
+TEST_F(ToolsTest, MisuseIsTwoAndHelpIsGood) {
+  EXPECT_EQ(Run({}).code, 2);
+  EXPECT_EQ(Run({"frobnicate"}).code, 2);
+  EXPECT_EQ(Run({"gc", root_, "--keep-last", "0"}).code, 2);
+  EXPECT_EQ(Run({"show", StepFolder(1000), "--step", "1"}).code, 2);
+  EXPECT_EQ(Run({"show", root_, "--step", "7"}).code, 2);
+  EXPECT_EQ(Run({"verify", StepFolder(1000) + "/shard-00000.safetensors"}).code, 2);
+  EXPECT_EQ(Run({"gc", directory_ / "absent", "--keep-last", "1"}).code, 2);
+  EXPECT_FALSE(std::filesystem::exists(directory_ / "absent"));
+  EXPECT_EQ(Run({"--help"}).code, 0);
+}
+
+TEST_F(ToolsTest, FilesThatAreNoSafetensorsAreDamaged) {
+  WriteWholeFile(directory_ / "short", "abc");
+  WriteWholeFile(directory_ / "huge", std::string(8, '\xff') + "{}");
+
+  EXPECT_EQ(Run({"show", directory_ / "short"}).code, 1);
+  EXPECT_EQ(Run({"show", directory_ / "huge"}).code, 1);
+}
+
+}  // namespace
+}  // namespace cairn
