@@ -13,8 +13,10 @@ StridedLayout ContiguousAt(std::byte* memory, std::uint64_t bytes) {
 }  // namespace
 
 Snapshot::Snapshot(std::shared_ptr<const TensorTable> table, Values values)
-    : table_(std::move(table)), values_(std::move(values)), small_(table_->small_bytes()) {
-  std::byte* to = small_.data();
+    : table_(std::move(table)),
+      values_(std::move(values)),
+      small_(std::make_unique_for_overwrite<std::byte[]>(table_->small_bytes())) {
+  std::byte* to = small_.get();
   for (const std::uint32_t i : table_->small()) {
     const StridedLayout& layout = (*table_)[i].layout;
     GatherBytes(layout, 0, layout.bytes, to);
@@ -26,7 +28,7 @@ Snapshot::Snapshot(std::shared_ptr<const TensorTable> table, Values values)
 void Snapshot::LayOut() {
   const std::vector<std::uint32_t>& order = table_->StoreOrder();
   std::vector<const StridedLayout*> by_entry(table_->size(), nullptr);
-  std::byte* copy = small_.data();
+  std::byte* copy = small_.get();
   for (const std::uint32_t i : table_->small()) {
     by_entry[i] = &moved_.emplace_back(ContiguousAt(copy, (*table_)[i].bytes()));
     copy += (*table_)[i].bytes();

@@ -48,7 +48,7 @@ class Snapshot {
  private:
   const std::shared_ptr<const TensorTable> table_;
   const Values values_;
-  std::vector<std::byte> small_;  // Copies of table().small(), back to back.
+  const std::unique_ptr<std::byte[]> small_;  // Copies of table().small(), back to back.
   bool reads_cpu_ = false;
 
   // By place in StoreOrder(), from LayOut on.
