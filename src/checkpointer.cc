@@ -307,7 +307,8 @@ Status Checkpointer::Drain(Deadline deadline) {
   if (!impl_->engine->WaitIdle(deadline)) {
     return Error(StatusCode::kDeadlineExceeded, "{} saves are still in flight", impl_->engine->InFlight().size());
   }
-  for (const std::shared_ptr<SaveTask>& task : tasks) CAIRN_RETURN_IF_ERROR(task->status());
+  // Their places are free, and so their ends are told any moment.
+  for (const std::shared_ptr<SaveTask>& task : tasks) CAIRN_RETURN_IF_ERROR(task->WaitDurable(deadline));
   return Status::Ok();
 }
 

@@ -29,7 +29,8 @@ struct SaveOptions {
   IfExists if_exists = IfExists::kFail;
 };
 
-/// A save on its way. Copies are handles on the same save. Safe from any thread; outlives the Checkpointer.
+/// A save on its way. Copies are handles on the same save. Safe from any thread; outlives the Checkpointer. In a forked
+/// child every wait fails with FailedPrecondition.
 class SaveHandle {
  public:
   [[nodiscard]] std::uint64_t step() const;

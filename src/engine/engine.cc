@@ -41,10 +41,7 @@ Result<std::unique_ptr<Engine>> Engine::Start(EngineParts parts) {
 Engine::~Engine() {
   context_.inbox->Post([this] {
     stopping_ = true;
-    for (const auto& job : jobs_) {
-      job->Abandon(Error(StatusCode::kCancelled, "step {}: abandoned, the checkpointer was closed first",
-                         job->task()->plan().step));
-    }
+    for (const auto& job : jobs_) job->Close();
   });
   thread_.join();
 }
@@ -85,6 +82,8 @@ void Engine::Loop() {
 }
 
 void Engine::Advance() {
+  // Of all of them: the younger ones are not reached below while an older one is being enqueued.
+  for (const auto& job : jobs_) job->TakeCancel();
   bool chunks = true;
   for (const auto& job : jobs_) {
     job->Advance(chunks);
@@ -113,7 +112,7 @@ void Engine::ForgetEnded() {
       continue;
     }
     const std::shared_ptr<SaveTask>& task = (*job)->task();
-    const Status status = task->status();
+    const Status& status = (*job)->outcome();
     const std::uint64_t written = task->stats().bytes_written;
     durable = durable || status.ok();
     {
@@ -125,6 +124,8 @@ void Engine::ForgetEnded() {
       // Set before the place is given back: whoever waits for idle waits for what this save retires, too.
       removing_ = removing_ || status.ok();
     }
+    // Last: who has heard of the end finds the place free, and the failure in last_failure().
+    (*job)->TellWaiters();
     job = jobs_.erase(job);
   }
   if (durable) Retire();

@@ -47,12 +47,24 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists) {
                  "step {} is below the newest one, {}: restore the step that training goes on from first", step, *newest);
   }
   on_the_way_.emplace(step, generation_);
-  return SavePlan{.step = step, .generation = generation_, .parent = parent_, .admitted = true, .replace = exists};
+  return SavePlan{.step = step,
+                  .generation = generation_,
+                  .parent = parent_,
+                  .admitted = true,
+                  .replace = exists || unknown_.contains(step)};
 }
 
 void Ledger::Withdraw(const SavePlan& plan) {
   MutexLock lock(mutex_);
   on_the_way_.erase(plan.step);
+}
+
+void Ledger::WithdrawUnknown(const SavePlan& plan) {
+  MutexLock lock(mutex_);
+  on_the_way_.erase(plan.step);
+  // What it was to replace is gone, if it is there.
+  if (plan.replace) committed_.erase(plan.step);
+  unknown_.insert(plan.step);
 }
 
 void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
@@ -62,6 +74,7 @@ void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
   one.info.attempt = attempt;
   MutexLock lock(mutex_);
   on_the_way_.erase(plan.step);
+  unknown_.erase(plan.step);
   committed_.insert_or_assign(plan.step, std::move(one));
 }
 

@@ -23,6 +23,8 @@ class Ledger {
   /// on its way until Committed or Withdraw. Where that very step is being removed, waits until it is gone.
   Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists) CAIRN_EXCLUDES(mutex_);
   void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
+  /// Withdraws a save that may be on the disk all the same: it counts for nothing, and saving its step again replaces it.
+  void WithdrawUnknown(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// The save is durable, as this attempt.
   void Committed(const SavePlan& plan, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
   /// The caller's tensors are now those of this checkpoint: saves go on from it.
@@ -48,6 +50,7 @@ class Ledger {
   std::map<std::uint64_t, StoredCheckpoint> committed_ CAIRN_GUARDED_BY(mutex_);  // By step.
   std::map<std::uint64_t, std::uint64_t> on_the_way_ CAIRN_GUARDED_BY(mutex_);    // Step -> generation.
   std::set<std::uint64_t> retiring_ CAIRN_GUARDED_BY(mutex_);
+  std::set<std::uint64_t> unknown_ CAIRN_GUARDED_BY(mutex_);  // May be on the disk, and were never acknowledged.
   std::uint64_t generation_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::optional<ManifestParent> parent_ CAIRN_GUARDED_BY(mutex_);
   std::optional<std::uint64_t> floor_ CAIRN_GUARDED_BY(mutex_);  // The restored step, of a line that began there.

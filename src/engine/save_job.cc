@@ -24,10 +24,26 @@ std::function<void(Args...)> SaveJob::Later(void (SaveJob::*then)(Args...)) {
   };
 }
 
+void SaveJob::Gather(const std::string& key, std::string word,
+                     void (SaveJob::*then)(Result<std::vector<std::string>>)) {
+  ++awaited_;
+  context_.parts.group->AllGather(
+      key, std::move(word), GroupDeadline(),
+      [self = shared_from_this(), then, inbox = context_.inbox](Result<std::vector<std::string>> words) {
+        inbox->Post([self, then, words = std::move(words)]() mutable {
+          --self->awaited_;
+          if (!self->ended_) ((*self).*then)(std::move(words));
+        });
+      });
+}
+
+void SaveJob::Tell(const std::string& key, std::string word) {
+  context_.parts.group->AllGather(key, std::move(word), GroupDeadline(), [](const auto&) {});
+}
+
 void SaveJob::Start(Status given_up) {
   const AttemptWord word{.uuid = coordinator() ? MakeUuid() : std::string(), .step = task_->plan().step};
-  context_.parts.group->AllGather(fmt::format("attempt/{}", task_->plan().sequence), EncodeAttemptWord(word),
-                                  GroupDeadline(), Later(&SaveJob::OnAttemptNamed));
+  Gather(fmt::format("attempt/{}", task_->plan().sequence), EncodeAttemptWord(word), &SaveJob::OnAttemptNamed);
   if (!given_up.ok()) return Fail(std::move(given_up));
   context_.parts.workers->Post([snapshot = &task_->snapshot(), done = Later(&SaveJob::OnLaidOut)] {
     snapshot->LayOut();
@@ -97,8 +113,12 @@ void SaveJob::OnBegun(Status status) {
   SealIfWritten();
 }
 
+void SaveJob::TakeCancel() {
+  if (failing() || sealing_) return;
+  if (const std::optional<Status> why = task_->cancelled()) Fail(*why);
+}
+
 void SaveJob::Advance(bool chunks) {
-  if (const std::optional<Status> why = task_->cancelled(); why && !failing() && !sealing_) return Fail(*why);
   // Held here: a failure may end the save, and let go of its capture, from within.
   const std::shared_ptr<Capture> capture = capture_;
   if (!failing() && capture != nullptr) capture->Advance(chunks);
@@ -146,25 +166,26 @@ void SaveJob::SealIfWritten() {
 
 void SaveJob::OnSealed(Status status) {
   if (failing()) return FailIfQuiet();
+  if (status.ok() && closing_ && context_.parts.group->size() > 1) status = Closed();
   if (!status.ok()) return Fail(std::move(status));
   const ManifestShard shard{.file = ShardName(static_cast<std::uint64_t>(context_.parts.group->rank())),
                             .length = header_->data_begin() + task_->snapshot().bytes(),
                             .header_digest = header_->digest()};
   agreed_ = true;
-  context_.parts.group->AllGather("prepared/" + uuid_, EncodePrepared(shard), GroupDeadline(), Later(&SaveJob::OnPrepared));
+  Gather("prepared/" + uuid_, EncodePrepared(shard), &SaveJob::OnPrepared);
 }
 
 void SaveJob::OnPrepared(Result<std::vector<std::string>> prepared) {
-  if (!prepared.ok() && !coordinator()) {
-    // The coordinator may have heard all the same: the disk knows, or nobody.
-    return FindCommitted(*context_.queue, context_.parts.root, task_->plan().step, uuid_, Later(&SaveJob::OnLookedUp));
-  }
+  if (failing()) return FailIfQuiet();
+  if (looking_) return;
+  // The coordinator may have heard all the same: the disk knows, or nobody.
+  if (!prepared.ok() && !coordinator()) return LookUp();
   Result<std::vector<ManifestShard>> shards =
       prepared.ok() ? AgreeOnShards(*prepared) : Result<std::vector<ManifestShard>>(prepared.status());
   if (!shards.ok()) {
     if (coordinator() && !prepared.ok()) {
       // Others may have heard from all ranks and wait for the outcome.
-      context_.parts.group->AllGather("outcome/" + uuid_, EncodeOutcome(shards.status()), GroupDeadline(), [](const auto&) {});
+      Tell("outcome/" + uuid_, EncodeOutcome(shards.status()));
     }
     return Fail(shards.status());
   }
@@ -176,24 +197,26 @@ void SaveJob::OnPrepared(Result<std::vector<std::string>> prepared) {
                           .world = shards->size(),
                           .shards = *shards};
   if (coordinator()) return attempt_->Commit(manifest, plan.replace, Later(&SaveJob::OnCommitted));
-  context_.parts.group->AllGather("outcome/" + uuid_, "", GroupDeadline(), Later(&SaveJob::OnOutcome));
+  Gather("outcome/" + uuid_, "", &SaveJob::OnOutcome);
 }
 
 void SaveJob::OnCommitted(Status status) {
-  if (context_.parts.group->size() > 1) {
-    context_.parts.group->AllGather("outcome/" + uuid_, EncodeOutcome(status), GroupDeadline(), [](const auto&) {});
-  }
+  if (context_.parts.group->size() > 1) Tell("outcome/" + uuid_, EncodeOutcome(status));
   if (status.ok() || status.code() == StatusCode::kUnknownOutcome) return End(std::move(status));
   Fail(std::move(status));
 }
 
 void SaveJob::OnOutcome(Result<std::vector<std::string>> outcome) {
-  if (!outcome.ok()) {
-    return FindCommitted(*context_.queue, context_.parts.root, task_->plan().step, uuid_, Later(&SaveJob::OnLookedUp));
-  }
+  if (looking_) return;
+  if (!outcome.ok()) return LookUp();
   Status status = DecodeOutcome(outcome->front());
   if (status.ok() || status.code() == StatusCode::kUnknownOutcome) return End(std::move(status));
   Fail(std::move(status));
+}
+
+void SaveJob::LookUp() {
+  looking_ = true;
+  FindCommitted(*context_.queue, context_.parts.root, task_->plan().step, uuid_, Later(&SaveJob::OnLookedUp));
 }
 
 void SaveJob::OnLookedUp(Status status) {
@@ -212,6 +235,23 @@ void SaveJob::Abandon(Status why) {
   if (!failing() && !sealing_) Fail(std::move(why));
 }
 
+Status SaveJob::Closed() const {
+  return Error(StatusCode::kDeadlineExceeded, "step {}: abandoned, the checkpointer was closed before it was durable",
+               task_->plan().step);
+}
+
+void SaveJob::Close() {
+  if (ended_ || std::exchange(closing_, true)) return;
+  if (failing()) return FailIfQuiet();
+  if (!sealing_) return Fail(Closed());
+  // Before it has given its word the save can fail yet (see OnSealed), and once the commit runs it will end.
+  if (!agreed_ || looking_ || awaited_ == 0) return;
+  if (!coordinator()) return LookUp();
+  // All the others can do without the coordinator's commit is wait for it.
+  Tell("outcome/" + uuid_, EncodeOutcome(Closed()));
+  Fail(Closed());
+}
+
 void SaveJob::Fail(Status status) {
   assert(!failing());
   failure_ = std::move(status);
@@ -221,13 +261,15 @@ void SaveJob::Fail(Status status) {
 }
 
 void SaveJob::FailIfQuiet() {
-  if (ended_ || under_way_ != 0 || (capture_ != nullptr && !capture_->idle())) return;
+  if (ended_ || (capture_ != nullptr && !capture_->idle())) return;
+  task_->LetGo(failure_);
+  if (under_way_ != 0) return;
   const bool others_wait = context_.parts.group->size() > 1 && !agreed_ && !uuid_.empty();
-  if (others_wait && !told_) {
-    told_ = true;
-    return context_.parts.group->AllGather("prepared/" + uuid_, EncodeFailure(failure_), GroupDeadline(),
-                                           Later(&SaveJob::OnFailureTold));
+  if (others_wait && !std::exchange(told_, true)) {
+    Gather("prepared/" + uuid_, EncodeFailure(failure_), &SaveJob::OnFailureTold);
   }
+  // The others may be making the attempt's folder still: it is not removed under their hands.
+  if (awaited_ != 0 && !closing_) return;
   if (attempt_ != nullptr) return attempt_->Abandon(Later(&SaveJob::OnAbandoned));
   End(failure_);
 }
@@ -252,7 +294,11 @@ void SaveJob::End(Status status) {
     context_.parts.ledger->Committed(plan, uuid_);
     context_.Tell({.kind = EventKind::kSaveDurable, .step = plan.step});
   } else {
-    if (plan.admitted) context_.parts.ledger->Withdraw(plan);
+    if (plan.admitted && status.code() == StatusCode::kUnknownOutcome) {
+      context_.parts.ledger->WithdrawUnknown(plan);
+    } else if (plan.admitted) {
+      context_.parts.ledger->Withdraw(plan);
+    }
     const bool wanted = status.code() == StatusCode::kCancelled;
     context_.Tell({.kind = EventKind::kSaveFailed,
                    .severity = wanted ? Severity::kInfo : Severity::kError,
@@ -269,7 +315,7 @@ void SaveJob::End(Status status) {
   header_block_.reset();
   header_.reset();
   task_->DropSnapshot();
-  task_->Finish(std::move(status));
+  outcome_ = std::move(status);
 }
 
 }  // namespace cairn

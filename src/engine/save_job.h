@@ -38,9 +38,18 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }
   void OnDeviceLost(const Device& device, const Status& status);
   [[nodiscard]] bool ended() const { return ended_; }
+  /// How it ended.
+  [[nodiscard]] const Status& outcome() const { return outcome_; }
+  /// Tells those who wait for it; once it has ended, and everything else that tells of it is up to date.
+  void TellWaiters() const { task_->Finish(outcome_); }
   [[nodiscard]] const std::shared_ptr<SaveTask>& task() const { return task_; }
   /// Fails it, unless its commit has begun.
   void Abandon(Status why);
+  /// The same, at the end of the checkpointer: the other ranks are waited for no longer. Whether they have committed by
+  /// then is looked up on the disk.
+  void Close();
+  /// Takes note of SaveHandle::Cancel.
+  void TakeCancel();
 
  private:
   [[nodiscard]] bool failing() const { return !failure_.ok(); }
@@ -49,6 +58,12 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   /// Wraps a continuation so that it runs on the engine's thread and counts as under way until then.
   template <typename... Args>
   std::function<void(Args...)> Later(void (SaveJob::*then)(Args...));
+  /// Gives the ranks a word; `then` counts as awaited until it comes, and is dropped after the save's end.
+  void Gather(const std::string& key, std::string word, void (SaveJob::*then)(Result<std::vector<std::string>>));
+  /// The same, for who needs no answer.
+  void Tell(const std::string& key, std::string word);
+  void LookUp();
+  [[nodiscard]] Status Closed() const;
 
   void OnLaidOut();
   void OnAttemptNamed(Result<std::vector<std::string>> named);
@@ -78,13 +93,17 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   std::string uuid_;
   std::deque<FilledChunk> ready_;
   Status failure_;
+  Status outcome_;
   std::uint64_t written_ = 0;  // Stream bytes whose writes are complete.
   int under_way_ = 0;          // Continuations that will come.
+  int awaited_ = 0;            // Words of other ranks that will come, by the group's deadline at the latest.
   bool laid_out_ = false;
   bool begun_ = false;
   bool sealing_ = false;
   bool agreed_ = false;  // This rank has given its word under prepared/.
   bool told_ = false;    // The failure was given to the group.
+  bool closing_ = false;
+  bool looking_ = false;  // On the disk, for what the coordinator did: its word is not waited for any more.
   bool ended_ = false;
 };
 

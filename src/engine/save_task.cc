@@ -1,5 +1,7 @@
 #include "engine/save_task.h"
 
+#include <unistd.h>
+
 #include <cassert>
 #include <utility>
 
@@ -9,7 +11,7 @@ namespace cairn {
 
 SaveTask::SaveTask(SavePlan plan, std::unique_ptr<Snapshot> snapshot, std::vector<DeviceEvents> events,
                    Clock::time_point begun, std::shared_ptr<Inbox> engine)
-    : plan_(std::move(plan)), begun_(begun), engine_(std::move(engine)), snapshot_(std::move(snapshot)), events_(std::move(events)) {
+    : process_(::getpid()), plan_(std::move(plan)), begun_(begun), engine_(std::move(engine)), snapshot_(std::move(snapshot)), events_(std::move(events)) {
   stats_.step = plan_.step;
   if (snapshot_ != nullptr) {
     stats_.bytes = snapshot_->table().bytes();
@@ -17,21 +19,28 @@ SaveTask::SaveTask(SavePlan plan, std::unique_ptr<Snapshot> snapshot, std::vecto
   }
 }
 
-SaveTask::~SaveTask() { assert(ended()); }
+SaveTask::~SaveTask() { assert(!CheckProcess().ok() || ended()); }
+
+Status SaveTask::CheckProcess() const {
+  if (::getpid() == process_) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition, "step {}: this is a forked child, and the save its parent's", plan_.step);
+}
 
 Status SaveTask::WaitCaptured(Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
-  while (stats_.phase < SavePhase::kCaptured) {
+  while (!TensorsFree()) {
     if (deadline.passed()) {
       return Error(StatusCode::kDeadlineExceeded, "step {}: not captured in time, it is {}", plan_.step,
                    SavePhaseName(stats_.phase));
     }
     changed_.WaitUntil(mutex_, deadline);
   }
-  return status_;
+  return let_go_.value_or(status_);
 }
 
 Status SaveTask::WaitDurable(Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
   while (!Ended()) {
     if (deadline.passed()) {
@@ -47,9 +56,9 @@ Status SaveTask::Fence(Stream stream) {
   const Clock::time_point begin = Clock::now();
   MutexLock lock(mutex_);
   const bool host_waits = reads_cpu_ || stream.device.kind == DeviceKind::kCpu;
-  while (stats_.phase < SavePhase::kCaptured && (host_waits || !enqueued_)) changed_.Wait(mutex_);
+  while (!TensorsFree() && (host_waits || !enqueued_)) changed_.Wait(mutex_);
   stats_.stall += Clock::now() - begin;
-  if (stats_.phase >= SavePhase::kCaptured) return Status::Ok();
+  if (TensorsFree()) return Status::Ok();
   // Not captured, so the events are still this save's: they are given back under this same lock.
   for (const DeviceEvents& one : events_) {
     if (one.device->id() != stream.device) continue;
@@ -59,6 +68,7 @@ Status SaveTask::Fence(Stream stream) {
 }
 
 bool SaveTask::RequestCancel(Status why) {
+  if (!CheckProcess().ok()) return false;
   {
     MutexLock lock(mutex_);
     if (stats_.phase >= SavePhase::kCommitting) return false;
@@ -69,11 +79,13 @@ bool SaveTask::RequestCancel(Status why) {
 }
 
 Status SaveTask::status() const {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
   return status_;
 }
 
 SaveStats SaveTask::stats() const {
+  if (!CheckProcess().ok()) return {.step = plan_.step};
   MutexLock lock(mutex_);
   return stats_;
 }
@@ -132,6 +144,13 @@ bool SaveTask::MarkCommitting() {
   if (cancelled_) return false;
   Advance(SavePhase::kCommitting);
   return true;
+}
+
+void SaveTask::LetGo(const Status& why) {
+  MutexLock lock(mutex_);
+  if (let_go_) return;
+  let_go_ = why;
+  changed_.NotifyAll();
 }
 
 std::optional<Status> SaveTask::cancelled() const {

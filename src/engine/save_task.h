@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -55,7 +57,7 @@ class SaveTask {
   [[nodiscard]] const SavePlan& plan() const { return plan_; }
   [[nodiscard]] Clock::time_point begun() const { return begun_; }
 
-  // For callers.
+  // For callers. In a forked child FailedPrecondition, false and empty stats.
   Status WaitCaptured(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   Status WaitDurable(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Orders `stream` after the capture; waits on the host until every copy is enqueued (or captured, where the stream's
@@ -82,6 +84,9 @@ class SaveTask {
   [[nodiscard]] bool MarkCommitting() CAIRN_EXCLUDES(mutex_);
   /// The end: durable where `status` is ok.
   void Finish(Status status) CAIRN_EXCLUDES(mutex_);
+  /// The save is failing and reads the tensors no more, but has not ended yet (other ranks may have to be told): nobody
+  /// who waits for the capture is held up any longer. The first call counts.
+  void LetGo(const Status& why) CAIRN_EXCLUDES(mutex_);
   /// Why the save was cancelled, if it was.
   [[nodiscard]] std::optional<Status> cancelled() const CAIRN_EXCLUDES(mutex_);
   /// Frees what describes the tensors; the engine has no more use for it.
@@ -92,7 +97,15 @@ class SaveTask {
   void Advance(SavePhase phase) CAIRN_REQUIRES(mutex_);
   void ReleaseEvents() CAIRN_REQUIRES(mutex_);
   [[nodiscard]] bool Ended() const CAIRN_REQUIRES(mutex_) { return stats_.phase >= SavePhase::kDurable; }
+  /// The tensors are the caller's again.
+  [[nodiscard]] bool TensorsFree() const CAIRN_REQUIRES(mutex_) {
+    return stats_.phase >= SavePhase::kCaptured || let_go_.has_value();
+  }
 
+  /// FailedPrecondition in a forked child, where neither the lock nor what it guards can be relied on.
+  [[nodiscard]] Status CheckProcess() const;
+
+  const pid_t process_;
   const SavePlan plan_;
   const Clock::time_point begun_;
   const std::shared_ptr<Inbox> engine_;
@@ -107,6 +120,7 @@ class SaveTask {
   bool events_held_ CAIRN_GUARDED_BY(mutex_) = true;
   bool reads_cpu_ CAIRN_GUARDED_BY(mutex_) = false;
   std::optional<Status> cancelled_ CAIRN_GUARDED_BY(mutex_);
+  std::optional<Status> let_go_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn
