@@ -1,0 +1,263 @@
+// Roots that cannot be used, or not any more: the error says what was expected and found, and nothing is lost.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "support/small_run.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(BadRoot, IsMadeWithItsParentsWhereItIsMissing) {
+  const TempDir dir;
+  Options options = SmallOptions(dir / "a/b/c");
+  options.directory_mode = 0750;
+  auto checkpointer = OpenOrFail(options);
+  ASSERT_NE(checkpointer, nullptr);
+
+  EXPECT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+  EXPECT_EQ(std::filesystem::status(dir / "a/b").permissions() & std::filesystem::perms::others_all,
+            std::filesystem::perms::none);
+  checkpointer.reset();
+  ExpectNothingLost(dir / "a/b/c", 1);
+}
+
+TEST(BadRoot, IsNotMadeWhereItIsToBeReadOnly) {
+  const TempDir dir;
+  Options options = SmallOptions(dir / "run");
+  options.read_only = true;
+
+  const Status status = Checkpointer::Open(options).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kNotFound);
+  EXPECT_THAT(status.message(), HasSubstr(dir / "run"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "run"));
+}
+
+TEST(BadRoot, IsRefusedWhereItOrAParentIsAFile) {
+  const TempDir dir;
+  std::ofstream(dir / "file") << "precious";
+  for (const std::string& path : {dir / "file", dir / "file/run"}) {
+    const Status status = Checkpointer::Open(SmallOptions(path)).status();
+
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(status.message(), HasSubstr(dir / "file"));
+    EXPECT_THAT(status.message(), HasSubstr("director"));
+  }
+  EXPECT_EQ(std::filesystem::file_size(dir / "file"), 8U);
+}
+
+/// Takes root's rights away from this thread's file accesses while it lives. On the library's threads they stay.
+class Unprivileged {
+ public:
+  Unprivileged() : was_root_(::geteuid() == 0) {
+    if (was_root_) able_ = ::setegid(65534) == 0 && ::seteuid(65534) == 0;
+  }
+  ~Unprivileged() {
+    if (was_root_ && (::seteuid(0) != 0 || ::setegid(0) != 0)) std::terminate();
+  }
+  Unprivileged(const Unprivileged&) = delete;
+  Unprivileged& operator=(const Unprivileged&) = delete;
+  [[nodiscard]] bool able() const { return able_; }
+
+ private:
+  const bool was_root_;
+  bool able_ = true;
+};
+
+TEST(BadRoot, IsRefusedWhereItMayNotBeWrittenAndWhatIsInItStays) {
+  const TempDir dir;
+  std::filesystem::permissions(dir.path(), std::filesystem::perms{0755});
+  {
+    const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+    ASSERT_NE(checkpointer, nullptr);
+    ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  }
+  std::filesystem::permissions(dir / "run", std::filesystem::perms{0555});
+  {
+    const Unprivileged nobody;
+    if (!nobody.able()) GTEST_SKIP() << "this process may not give its rights away";
+    const Status status = Checkpointer::Open(SmallOptions(dir / "run")).status();
+
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(status.message(), HasSubstr(dir / "run"));
+    EXPECT_THAT(status.message(), HasSubstr("Permission denied"));
+
+    // To read it, it is good enough.
+    Options options = SmallOptions(dir / "run");
+    options.read_only = true;
+    const auto reader = OpenOrFail(options);
+    ASSERT_NE(reader, nullptr);
+    EXPECT_EQ(RestoreAndCompare(*reader, Latest()), Status::Ok());
+  }
+  std::filesystem::permissions(dir / "run", std::filesystem::perms{0755});
+  ExpectNothingLost(dir / "run", 1);
+}
+
+TEST(BadRoot, IsRefusedWhereItCannotBeMade) {
+  const TempDir dir;
+  std::filesystem::permissions(dir.path(), std::filesystem::perms{0555});
+  const Unprivileged nobody;
+  if (!nobody.able()) GTEST_SKIP() << "this process may not give its rights away";
+
+  const Status status = Checkpointer::Open(SmallOptions(dir / "run")).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(status.message(), HasSubstr(dir / "run"));
+}
+
+/// A tmpfs of a given size over a directory, while it lives.
+class SmallDisk {
+ public:
+  SmallDisk(std::string path, const std::string& size) : path_(std::move(path)) {
+    std::filesystem::create_directory(path_);
+    mounted_ = ::mount("tmpfs", path_.c_str(), "tmpfs", 0, ("size=" + size).c_str()) == 0;
+    if (!mounted_) why_ = "a tmpfs cannot be mounted here: " + std::generic_category().message(errno);
+  }
+  ~SmallDisk() {
+    if (mounted_) ::umount2(path_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  /// Empty where it is there.
+  [[nodiscard]] const std::string& why_not() const { return why_; }
+
+ private:
+  const std::string path_;
+  bool mounted_ = false;
+  std::string why_;
+};
+
+TEST(FullDisk, RefusesTheSaveWithWhatIsNeededAndFreeAndWorksAgainOnceThereIsRoom) {
+  const TempDir dir;
+  const SmallDisk disk(dir / "disk", "4m");
+  if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
+  const std::string root = dir / "disk/run";
+  const auto checkpointer = OpenOrFail(SmallOptions(root));
+  ASSERT_NE(checkpointer, nullptr);
+  // Three states of 1.2 MB fit, a fourth does not.
+  for (std::uint64_t step = 1; step <= 3; ++step) ASSERT_EQ(SaveDurably(*checkpointer, step), Status::Ok());
+
+  const Status status = SaveDurably(*checkpointer, 4);
+
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace) << status;
+  EXPECT_THAT(status.message(), HasSubstr("bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("free"));
+  EXPECT_EQ(checkpointer->LastFailure(), status);
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2, 3));
+  EXPECT_THAT(Leftovers(root), IsEmpty());
+  for (std::uint64_t step = 1; step <= 3; ++step) EXPECT_EQ(RestoreAndCompare(*checkpointer, Step(step)), Status::Ok());
+  // As root's own restores began a new line, the newest is restored last.
+  ASSERT_EQ(checkpointer->Remove(1), Status::Ok());
+  EXPECT_EQ(SaveDurably(*checkpointer, 5), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer), Contains(5));
+}
+
+TEST(FullDisk, FailsASaveThatFillsItOnTheWay) {
+  const TempDir dir;
+  const SmallDisk disk(dir / "disk", "8m");
+  if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
+  const std::string root = dir / "disk/run";
+  const auto plan = FaultPlan::Make();
+  const auto checkpointer = OpenOrFail(SmallOptions(root), Through(plan));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  // Somebody else takes the rest between the look at the space and the layout of the blocks.
+  plan->CallBefore({.op = IoOp::kFallocate, .nth = 1}, [&dir](const SeenOperation&) {
+    std::ofstream other(dir / "disk/other", std::ios::binary);
+    other << std::string(16U << 20, 'x');
+  });
+
+  const Status status = SaveDurably(*checkpointer, 2);
+
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace) << status;
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1));
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+  std::filesystem::remove(dir / "disk/other");
+  EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
+}
+
+// Beyond the limit a buffered write would end the process.
+TEST(FullDisk, RefusesASaveBeyondRlimitFsize) {
+  const TempDir dir;
+  const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 1U << 20;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+
+  const Status status = SaveDurably(*checkpointer, 2);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace) << status;
+  EXPECT_THAT(status.message(), AnyOf(HasSubstr("RLIMIT_FSIZE")));
+  EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 3));
+}
+
+// A root that is taken away under a running trainer.
+TEST(BadRoot, FailsSavesWhereItHasVanishedAndWorksOnceItIsBack) {
+  const TempDir dir;
+  const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  std::filesystem::rename(dir / "run", dir / "elsewhere");
+
+  const Status status = SaveDurably(*checkpointer, 2);
+  std::filesystem::rename(dir / "elsewhere", dir / "run");
+
+  EXPECT_EQ(status.code(), StatusCode::kNotFound) << status;
+  EXPECT_THAT(status.message(), HasSubstr(dir / "run"));
+  EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 3));
+}
+
+// What no checkpoint is, is left alone, and named.
+TEST(BadRoot, LeavesStrangersFilesAloneAndSaysSo) {
+  const TempDir dir;
+  std::filesystem::create_directories(dir / "run/notes");
+  std::ofstream(dir / "run/step-12") << "not a folder, and not the name of one";
+  std::ofstream(dir / "run/.attempt-0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11") << "a file";
+  std::vector<std::string> warnings;
+  Options options = SmallOptions(dir / "run");
+  options.on_event = [&warnings](const Event& event) {
+    if (event.severity == Severity::kWarning) warnings.push_back(event.message);
+  };
+
+  const auto checkpointer = OpenOrFail(options);
+
+  ASSERT_NE(checkpointer, nullptr);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr(".attempt-0b9d6a52")));
+  EXPECT_TRUE(std::filesystem::exists(dir / "run/notes"));
+  EXPECT_TRUE(std::filesystem::exists(dir / "run/step-12"));
+  EXPECT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1));
+}
+
+}  // namespace
+}  // namespace cairn

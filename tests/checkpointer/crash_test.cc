@@ -1,0 +1,251 @@
+// kill -9 at every operation: what was acknowledged is there afterwards, and nothing that is listed is broken.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): kill
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "group/local_group.h"
+#include "support/forked.h"
+#include "support/sanitizer.h"
+#include "support/small_run.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using RunInChild = std::function<int(const std::string& root, const std::shared_ptr<FaultPlan>& plan, const Say& say)>;
+
+EventCallback SayDurable(const Say& say) {
+  return [say](const Event& event) {
+    if (event.kind == EventKind::kSaveDurable) say("durable " + std::to_string(event.step));
+  };
+}
+
+// Five saves, three of them in flight at a time, and a removal behind each but the first; the third is saved again.
+int RunSaves(const std::string& root, const std::shared_ptr<FaultPlan>& plan, const Say& say) {
+  Options options = SmallOptions(root);
+  options.keep_last = 1;
+  options.on_event = SayDurable(say);
+  const auto checkpointer = Checkpointer::Open(options, Through(plan));
+  if (!checkpointer.ok()) return 2;
+  say("open");
+  std::vector<std::unique_ptr<Tensors>> states;
+  for (std::uint64_t step = 11; step <= 14; ++step) {
+    states.push_back(SmallState(step));
+    if (!(*checkpointer)->Save(step, states.back()->state()).ok()) return 3;
+  }
+  if (!(*checkpointer)->Drain(Soon()).ok()) return 4;
+  // Replaced by the same bits: whichever of the two is there afterwards, it is whole.
+  if (!(*checkpointer)->Save(14, states.back()->state(), {.if_exists = IfExists::kReplace}).ok()) return 5;
+  return (*checkpointer)->Drain(Soon()).ok() ? 0 : 6;
+}
+
+int RunRanks(const std::string& root, const std::shared_ptr<FaultPlan>& plan, const Say& say) {
+  Options options = SmallOptions(root);
+  options.keep_last = 1;
+  options.on_event = SayDurable(say);
+  std::vector<std::unique_ptr<Checkpointer>> ranks;
+  for (const std::shared_ptr<Group>& group : MakeLocalGroup(3)) {
+    auto opened = Checkpointer::Open(options, Through(plan, group));
+    if (!opened.ok()) return 2;
+    ranks.push_back(*std::move(opened));
+  }
+  say("open");
+  std::vector<std::unique_ptr<Tensors>> states;
+  for (std::uint64_t step = 11; step <= 13; ++step) {
+    for (int rank = 0; rank < 3; ++rank) {
+      states.push_back(SmallState(step, rank));
+      if (!ranks[static_cast<std::size_t>(rank)]->Save(step, states.back()->state()).ok()) return 3;
+    }
+  }
+  for (const auto& rank : ranks) {
+    if (!rank->Drain(Soon()).ok()) return 4;
+  }
+  return 0;
+}
+
+std::optional<std::uint64_t> NewestAcknowledged(const std::vector<std::string>& lines) {
+  std::optional<std::uint64_t> newest;
+  for (const std::string& line : lines) {
+    if (line.starts_with("durable ")) newest = std::max<std::uint64_t>(newest.value_or(0), std::stoull(line.substr(8)));
+  }
+  return newest;
+}
+
+enum class When : bool { kBefore, kAfter };
+
+// Runs in a child that is killed at its kth operation. False where the run has fewer.
+bool KillAt(const RunInChild& run, const std::string& root, std::uint64_t k, When when, int ranks,
+            std::optional<std::uint64_t> acknowledged_before = std::nullopt) {
+  Forked child([&](const Say& say) {
+    const auto plan = FaultPlan::Make();
+    when == When::kBefore ? plan->KillBefore({.nth = k}) : plan->KillAfter({.nth = k});
+    return run(root, plan, say);
+  });
+  const Forked::End end = child.Wait(Soon());
+  EXPECT_NE(end.how, Forked::How::kTimedOut) << "a hang, to be killed at operation " << k;
+  if (end.how == Forked::How::kExited) {
+    EXPECT_EQ(end.value, 0) << "at operation " << k;
+    return false;
+  }
+  EXPECT_EQ(end.value, SIGKILL);
+  const std::optional<std::uint64_t> newest = NewestAcknowledged(end.lines);
+  ExpectNothingLost(root, newest ? newest : acknowledged_before, ranks);
+  return true;
+}
+
+// At every operation there is; at some of them under sanitizers. Returns how many there were.
+std::uint64_t KillAtEach(const RunInChild& run, const std::string& folder, int ranks,
+                         const std::function<void(const std::string& root)>& prepare = {},
+                         std::optional<std::uint64_t> acknowledged_before = std::nullopt) {
+  const std::uint64_t stride = kSanitized ? 7 : 1;
+  for (const When when : {When::kBefore, When::kAfter}) {
+    for (std::uint64_t k = 1;; k += stride) {
+      SCOPED_TRACE(testing::Message() << "killed " << (when == When::kBefore ? "before" : "after") << " operation "
+                                      << k);
+      const std::string root = folder + "/" + std::to_string(k);
+      std::filesystem::create_directory(root);
+      if (prepare) prepare(root);
+      const bool killed = KillAt(run, root, k, when, ranks, acknowledged_before);
+      std::filesystem::remove_all(root);
+      if (testing::Test::HasFailure()) return 0;
+      if (killed) continue;
+      if (when == When::kAfter) return k - 1;
+      break;
+    }
+  }
+  return 0;
+}
+
+TEST(Crash, LosesNothingAtAnyOperationOfSavesInFlightWithRemovals) {
+  const TempDir dir;
+  const std::uint64_t operations = KillAtEach(RunSaves, dir.path(), 1);
+  EXPECT_GT(operations, 100U);
+}
+
+TEST(Crash, LosesNothingAtAnyOperationOfThreeRanksSaves) {
+  const TempDir dir;
+  const std::uint64_t operations = KillAtEach(RunRanks, dir.path(), 3);
+  EXPECT_GT(operations, 100U);
+}
+
+// The first save ever, into a root that has to be made: the parents are part of it.
+TEST(Crash, LeavesAUsableRootDuringTheFirstSaveEver) {
+  const TempDir dir;
+  const RunInChild first = [](const std::string& folder, const std::shared_ptr<FaultPlan>& plan, const Say& say) {
+    Options options = SmallOptions(folder + "/not/yet/there");
+    options.on_event = SayDurable(say);
+    const auto checkpointer = Checkpointer::Open(options, Through(plan));
+    if (!checkpointer.ok()) return 2;
+    const auto state = SmallState(1);
+    const auto save = (*checkpointer)->Save(1, state->state());
+    return save.ok() && save->WaitDurable(Soon()).ok() ? 0 : 3;
+  };
+  for (std::uint64_t k = 1;; k += kSanitized ? 5 : 1) {
+    SCOPED_TRACE(testing::Message() << "killed before operation " << k);
+    const std::string folder = dir / std::to_string(k);
+    Forked child([&](const Say& say) {
+      const auto plan = FaultPlan::Make();
+      plan->KillBefore({.nth = k});
+      return first(folder, plan, say);
+    });
+    const Forked::End end = child.Wait(Soon());
+    ASSERT_NE(end.how, Forked::How::kTimedOut);
+    ExpectNothingLost(folder + "/not/yet/there", NewestAcknowledged(end.lines));
+    if (HasFailure() || end.how == Forked::How::kExited) {
+      EXPECT_EQ(end.value, 0);
+      EXPECT_GT(k, 20U);
+      return;
+    }
+  }
+}
+
+// What a crash left is swept at the next Open; that Open is killed in its turn, at every operation.
+TEST(Crash, LosesNothingDuringTheSweepOfAnEarlierCrash) {
+  const TempDir dir;
+  const auto leave_a_mess = [](const std::string& root) {
+    // A committed step, one whose removal was cut short, and an attempt with a shard.
+    const auto killed_in = [&root](const FaultMatch& match, std::uint64_t from, std::uint64_t to) {
+      Forked child([&](const Say&) {
+        Options options = SmallOptions(root);
+        options.keep_last = 1;
+        const auto plan = FaultPlan::Make();
+        const auto checkpointer = Checkpointer::Open(options, Through(plan));
+        if (!checkpointer.ok()) return 2;
+        plan->KillBefore(match);
+        for (std::uint64_t step = from; step <= to; ++step) {
+          if (!SaveDurably(**checkpointer, step).ok()) return 3;
+        }
+        return (*checkpointer)->Drain(Soon()).ok() ? 0 : 4;
+      });
+      EXPECT_EQ(child.Wait(Soon()).how, Forked::How::kKilled);
+    };
+    killed_in({.op = IoOp::kRename, .path = "step-"}, 7, 7);
+    std::filesystem::path attempt;
+    for (const auto& entry : std::filesystem::directory_iterator(root)) {
+      if (entry.path().filename().string().starts_with(".attempt-")) attempt = entry.path();
+    }
+    // Set aside, as the next Open would sweep it before the rest of the mess is made.
+    const std::filesystem::path aside = root + "-aside";
+    std::filesystem::remove_all(aside);
+    std::filesystem::rename(attempt, aside);
+    killed_in({.op = IoOp::kUnlink, .path = ".retired-"}, 8, 9);
+    std::filesystem::rename(aside, attempt);
+    EXPECT_THAT(Leftovers(root), testing::SizeIs(2));
+  };
+  const RunInChild open = [](const std::string& root, const std::shared_ptr<FaultPlan>& plan, const Say&) {
+    return Checkpointer::Open(SmallOptions(root), Through(plan)).ok() ? 0 : 2;
+  };
+  const std::uint64_t operations = KillAtEach(open, dir.path(), 1, leave_a_mess, 9);
+  EXPECT_GT(operations, 8U);
+}
+
+// A data-loader worker outlives the trainer that forked it, with copies of all its descriptors.
+TEST(Crash, OpensTheRootWhileAnOrphanedWorkerLivesOn) {
+  const TempDir dir;
+  std::optional<pid_t> orphan;
+  Forked trainer([&](const Say& say) {
+    const auto plan = FaultPlan::Make();
+    plan->KillAfter({.op = IoOp::kRename, .path = "step-", .nth = 2});
+    Options options = SmallOptions(dir / "run");
+    options.on_event = SayDurable(say);
+    const auto checkpointer = Checkpointer::Open(options, Through(plan));
+    if (!checkpointer.ok() || !SaveDurably(**checkpointer, 1).ok()) return 2;
+    if (const pid_t worker = ::fork(); worker == 0) {
+      say("worker " + std::to_string(::getpid()));
+      while (true) ::pause();
+    }
+    static_cast<void>(SaveDurably(**checkpointer, 2));
+    return 3;
+  });
+  std::vector<std::string> lines;
+  while (lines.size() < 2) {
+    const std::optional<std::string> line = trainer.NextLine(Soon());
+    ASSERT_TRUE(line.has_value());
+    if (line->starts_with("worker ")) orphan = static_cast<pid_t>(std::stol(line->substr(7)));
+    lines.push_back(*line);
+  }
+  ASSERT_TRUE(orphan.has_value());
+  const struct Orphan {
+    pid_t pid;
+    ~Orphan() { ::kill(pid, SIGKILL); }
+  } worker{*orphan};
+  // The worker keeps the pipe open, so the trainer's end shows in its state alone.
+  ASSERT_TRUE(trainer.AwaitDeath(Soon()));
+
+  EXPECT_EQ(::kill(*orphan, 0), 0) << "the worker should be there still";
+  ExpectNothingLost(dir / "run", 1);
+}
+
+}  // namespace
+}  // namespace cairn

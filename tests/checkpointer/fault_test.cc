@@ -1,0 +1,321 @@
+// One operation of a save fails: the save says so, what was there before stays, and the next save works.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "support/sanitizer.h"
+#include "support/small_run.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// A root with step 1 in it, opened through a plan that sees nothing but what comes after.
+class Fault : public testing::Test {
+ protected:
+  void SetUp() override {
+    Options options = SmallOptions(dir_ / "run");
+    options.on_event = [this](const Event& event) {
+      MutexLock lock(mutex_);
+      events_.push_back(event);
+    };
+    checkpointer_ = OpenOrFail(options, Through(plan_));
+    ASSERT_NE(checkpointer_, nullptr);
+    ASSERT_EQ(SaveDurably(*checkpointer_, 1), Status::Ok());
+  }
+
+  [[nodiscard]] std::string root() const { return dir_ / "run"; }
+  [[nodiscard]] std::vector<Event> EventsOf(EventKind kind, std::uint64_t step) {
+    MutexLock lock(mutex_);
+    std::vector<Event> found;
+    for (const Event& event : events_) {
+      if (event.kind == kind && event.step == step) found.push_back(event);
+    }
+    return found;
+  }
+
+  const TempDir dir_;
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  Mutex mutex_;
+  std::vector<Event> events_ CAIRN_GUARDED_BY(mutex_);
+  std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+// Every operation of a save, one after the other, with every error.
+class FaultAtEach : public Fault, public testing::WithParamInterface<int> {};
+
+TEST_P(FaultAtEach, EndsTheSaveFailedAndTheNextOneWorks) {
+  std::uint64_t step = 2;
+  std::uint64_t operations = 0;
+  for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
+    plan_->Clear();
+    const std::size_t before = plan_->Seen().size();
+    plan_->Fail({.nth = k}, GetParam());
+
+    const Status status = SaveDurably(*checkpointer_, step);
+
+    ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+    plan_->Clear();
+    operations = plan_->Seen().size() - before;
+    if (operations < k) {
+      ASSERT_TRUE(status.ok()) << status;
+      break;
+    }
+    const SeenOperation hit = plan_->Seen()[before + k - 1];
+    SCOPED_TRACE(testing::Message() << IoOpName(hit.op) << " of " << hit.path << " " << hit.path2 << ": " << status);
+    if (status.ok()) {
+      // After the commit, or an O_DIRECT open that was refused with what says that there is none.
+      EXPECT_EQ(EventsOf(EventKind::kSaveDurable, step).size(), 1U);
+    } else {
+      EXPECT_EQ(checkpointer_->LastFailure(), status);
+      const std::vector<Event> failed = EventsOf(EventKind::kSaveFailed, step);
+      ASSERT_EQ(failed.size(), 1U);
+      EXPECT_EQ(failed[0].status, status);
+      EXPECT_EQ(failed[0].severity, Severity::kError);
+      EXPECT_THAT(status.message(), HasSubstr(std::generic_category().message(GetParam())));
+      EXPECT_THAT(status.message(), AnyOf(HasSubstr(root()), HasSubstr("descriptor")));
+    }
+    // A failed root fsync leaves a step that may be there: it is not this one's next.
+    ++step;
+    ASSERT_EQ(SaveDurably(*checkpointer_, step), Status::Ok());
+    ASSERT_EQ(RestoreAndCompare(*checkpointer_, Step(step)), Status::Ok());
+    ++step;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(operations, 15U);
+  checkpointer_.reset();
+  ExpectNothingLost(root(), step);
+}
+
+INSTANTIATE_TEST_SUITE_P(Errno, FaultAtEach, testing::Values(EIO, ENOSPC, EAGAIN, EINTR, ECANCELED),
+                         [](const auto& test) {
+                           switch (test.param) {
+                             case EIO:
+                               return "EIO";
+                             case ENOSPC:
+                               return "ENOSPC";
+                             case EAGAIN:
+                               return "EAGAIN";
+                             case EINTR:
+                               return "EINTR";
+                             default:
+                               return "ECANCELED";
+                           }
+                         });
+
+// The operation is run, and its answer is an error all the same.
+TEST_F(Fault, LosesNothingWhereAnOperationWasRunAndItsAnswerIsAnError) {
+  std::uint64_t step = 2;
+  for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
+    plan_->Clear();
+    const std::size_t before = plan_->Seen().size();
+    plan_->FailAfter({.nth = k}, EIO);
+
+    const Status status = SaveDurably(*checkpointer_, step);
+
+    ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+    plan_->Clear();
+    if (plan_->Seen().size() - before < k) break;
+    const SeenOperation hit = plan_->Seen()[before + k - 1];
+    SCOPED_TRACE(testing::Message() << IoOpName(hit.op) << " of " << hit.path << ": " << status);
+    ++step;
+    ASSERT_EQ(SaveDurably(*checkpointer_, step), Status::Ok());
+    ASSERT_EQ(RestoreAndCompare(*checkpointer_, Step(step)), Status::Ok());
+    ++step;
+  }
+  checkpointer_.reset();
+  ExpectNothingLost(root(), step);
+}
+
+TEST_F(Fault, ResumesAShortWriteAtAnyLength) {
+  std::uint64_t step = 2;
+  for (const std::uint64_t bytes : {1ULL, 4095ULL, 4096ULL, 4097ULL, 100'000ULL, (1ULL << 20) - 1}) {
+    for (const std::uint64_t nth : {1ULL, 2ULL}) {
+      SCOPED_TRACE(testing::Message() << bytes << " bytes of write " << nth);
+      plan_->Clear();
+      plan_->Shorten({.op = IoOp::kWrite, .path = "shard-", .nth = nth}, bytes);
+      ASSERT_EQ(SaveDurably(*checkpointer_, step), Status::Ok());
+      ASSERT_EQ(RestoreAndCompare(*checkpointer_, Step(step)), Status::Ok());
+      ++step;
+    }
+  }
+}
+
+TEST_F(Fault, FailsASaveWhoseWritesGetNowhere) {
+  plan_->Shorten({.op = IoOp::kWrite, .path = "shard-"}, 0);
+
+  const Status status = SaveDurably(*checkpointer_, 2);
+
+  EXPECT_EQ(status.code(), StatusCode::kIoError) << status;
+  plan_->Clear();
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1));
+  EXPECT_EQ(SaveDurably(*checkpointer_, 3), Status::Ok());
+}
+
+struct FsyncCase {
+  friend void PrintTo(const FsyncCase& one, std::ostream* out) { *out << one.name; }
+
+  std::string name;
+  std::string path;   // A part of what is fsynced.
+  std::uint64_t nth;  // Of the fsyncs of that path.
+};
+
+class FailedFsync : public Fault, public testing::WithParamInterface<FsyncCase> {};
+
+TEST_P(FailedFsync, EndsTheSaveFailedAndIsNeverTriedAgain) {
+  const FaultMatch match{.op = IoOp::kFsync, .path = GetParam().path, .nth = GetParam().nth};
+  const std::size_t before = plan_->Count(match);
+  plan_->Fail(match, EIO);
+
+  const Status status = SaveDurably(*checkpointer_, 2);
+
+  EXPECT_EQ(status.code(), StatusCode::kIoError) << status;
+  EXPECT_THAT(status.message(), HasSubstr("fsync"));
+  EXPECT_EQ(plan_->Count(match) - before, GetParam().nth);
+  EXPECT_EQ(checkpointer_->LastFailure(), status);
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1));
+  EXPECT_THAT(Leftovers(root()), testing::IsEmpty());
+  plan_->Clear();
+  EXPECT_EQ(SaveDurably(*checkpointer_, 2), Status::Ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, FailedFsync,
+                         testing::Values(FsyncCase{"Shard", "shard-00000", 1},
+                                         FsyncCase{"Manifest", "manifest.json", 1},
+                                         FsyncCase{"FolderAfterTheShard", ".attempt-", 2},
+                                         FsyncCase{"FolderAfterTheManifest", ".attempt-", 4}),
+                         [](const auto& test) { return test.param.name; });
+
+/// The root's fsync is the one whose path ends with the root's own name.
+class FailedRootFsync : public Fault {
+ protected:
+  /// Fails the fsync that follows the next rename to a step.
+  void FailNextRootFsync() {
+    plan_->CallAfter({.op = IoOp::kRename, .path = "step-", .nth = 1},
+                     [plan = plan_](const SeenOperation&) { plan->Fail({.op = IoOp::kFsync, .nth = 1}, EIO); });
+  }
+};
+
+TEST_F(FailedRootFsync, EndsTheSaveUnknownAndNeverDurable) {
+  FailNextRootFsync();
+
+  const auto state = SmallState(2);
+  const auto save = checkpointer_->Save(2, state->state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  const Status status = save->WaitDurable(Soon());
+
+  EXPECT_EQ(status.code(), StatusCode::kUnknownOutcome) << status;
+  EXPECT_THAT(status.message(), AnyOf(HasSubstr("step 2")));
+  EXPECT_EQ(save->stats().phase, SavePhase::kFailed);
+  EXPECT_EQ(checkpointer_->LastFailure(), status);
+  EXPECT_TRUE(EventsOf(EventKind::kSaveDurable, 2).empty());
+  // It is whole, wherever it is.
+  EXPECT_EQ(RestoreAndCompare(*checkpointer_, Step(1)), Status::Ok());
+  EXPECT_EQ(RestoreAndCompare(*checkpointer_, Step(2)), Status::Ok());
+}
+
+TEST_F(FailedRootFsync, DoesNotCountTheStepForRetention) {
+  checkpointer_.reset();
+  Options options = SmallOptions(root());
+  options.keep_last = 1;
+  checkpointer_ = OpenOrFail(options, Through(plan_));
+  FailNextRootFsync();
+
+  ASSERT_EQ(SaveDurably(*checkpointer_, 2).code(), StatusCode::kUnknownOutcome);
+  ASSERT_TRUE(checkpointer_->Drain(Soon()).ok());
+
+  EXPECT_THAT(ListedSteps(*checkpointer_), Contains(1));
+  plan_->Clear();
+  EXPECT_EQ(SaveDurably(*checkpointer_, 3), Status::Ok());
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer_), testing::AllOf(Contains(3), testing::Not(Contains(1))));
+}
+
+// Whoever is told "unknown" may save the step again.
+TEST_F(FailedRootFsync, LetsTheStepBeSavedAgain) {
+  FailNextRootFsync();
+  ASSERT_EQ(SaveDurably(*checkpointer_, 2).code(), StatusCode::kUnknownOutcome);
+  plan_->Clear();
+
+  EXPECT_EQ(SaveDurably(*checkpointer_, 2, {}, 7), Status::Ok());
+
+  EXPECT_EQ(RestoreAndCompare(*checkpointer_, Step(2), 7), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1, 2));
+}
+
+// Retention's own operations fail: the save is durable all the same, and what should have gone goes next time.
+TEST_F(Fault, LosesNothingWhereARemovalFailsAtAnyOperation) {
+  checkpointer_.reset();
+  Options options = SmallOptions(root());
+  options.keep_last = 1;
+  checkpointer_ = OpenOrFail(options, Through(plan_));
+  std::uint64_t step = 2;
+  std::uint64_t operations = 0;
+  for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
+    plan_->Clear();
+    std::size_t before = 0;
+    // From the fsync that commits: what comes behind it is the removal's.
+    plan_->CallAfter({.op = IoOp::kRename, .path = "step-", .nth = 1}, [&](const SeenOperation&) {
+      before = plan_->Seen().size() + 1;
+      plan_->Fail({.nth = k + 1}, EIO);
+    });
+    ASSERT_EQ(SaveDurably(*checkpointer_, step), Status::Ok());
+    ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+    plan_->Clear();
+    operations = plan_->Seen().size() - before;
+    ASSERT_THAT(ListedSteps(*checkpointer_), Contains(step));
+    ASSERT_EQ(RestoreAndCompare(*checkpointer_, Step(step)), Status::Ok());
+    ++step;
+    // A restore of the newest is no new line.
+    ASSERT_EQ(SaveDurably(*checkpointer_, step), Status::Ok());
+    ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+    ASSERT_THAT(ListedSteps(*checkpointer_), ElementsAre(step));
+    ++step;
+    if (operations < k) break;
+  }
+  EXPECT_GT(operations, 6U);
+  checkpointer_.reset();
+  ExpectNothingLost(root(), step - 1);
+}
+
+TEST_F(Fault, FailsOneOfThreeSavesInFlightAndCommitsTheOthers) {
+  plan_->Fail({.op = IoOp::kWrite, .path = "shard-", .nth = 4}, EIO);
+  std::vector<std::unique_ptr<Tensors>> states;
+  std::vector<SaveHandle> saves;
+  for (std::uint64_t step = 2; step <= 4; ++step) {
+    states.push_back(SmallState(step));
+    const auto save = checkpointer_->Save(step, states.back()->state());
+    ASSERT_TRUE(save.ok()) << save.status();
+    saves.push_back(*save);
+  }
+
+  int failed = 0;
+  for (const SaveHandle& save : saves) {
+    const Status status = save.WaitDurable(Soon());
+    ASSERT_NE(status.code(), StatusCode::kDeadlineExceeded);
+    if (!status.ok()) ++failed;
+    if (status.ok()) {
+      EXPECT_EQ(RestoreAndCompare(*checkpointer_, Step(save.step())), Status::Ok());
+    }
+  }
+  EXPECT_EQ(failed, 1);
+  EXPECT_EQ(checkpointer_->stats().saves_failed, 1U);
+  checkpointer_.reset();
+  ExpectNothingLost(root(), 3);
+}
+
+}  // namespace
+}  // namespace cairn

@@ -1,0 +1,195 @@
+// The power fails after any operation of a recorded run: what was acknowledged by then is there, bit by bit.
+
+#include "support/power_cut.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "group/local_group.h"
+#include "support/recording_queue.h"
+#include "support/sanitizer.h"
+#include "support/small_run.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using ::testing::Test;
+
+/// A save's word that it is durable, and how many operations the recording had by then.
+struct Acknowledged {
+  std::uint64_t step = 0;
+  std::uint64_t variant = 0;
+  std::size_t operations = 0;
+};
+
+class PowerCutTest : public Test {
+ protected:
+  PowerCutTest() { std::filesystem::create_directory(disk()); }
+
+  [[nodiscard]] std::string disk() const { return dir_ / "disk"; }
+  [[nodiscard]] std::string root() const { return disk() + "/run"; }
+  [[nodiscard]] Wiring Recorded(std::shared_ptr<Group> group = nullptr) const {
+    Wiring wiring;
+    wiring.wrap_queue = [recording = recording_](IoQueueFactory inner) { return recording->Wrap(std::move(inner)); };
+    wiring.group = std::move(group);
+    return wiring;
+  }
+  [[nodiscard]] Options RecordedOptions() {
+    Options options = SmallOptions(root());
+    options.on_event = [this](const Event& event) {
+      if (event.kind != EventKind::kSaveDurable) return;
+      MutexLock lock(mutex_);
+      acknowledged_.push_back({event.step, variant_, recording_->size()});
+    };
+    return options;
+  }
+  void SetVariant(std::uint64_t variant) {
+    MutexLock lock(mutex_);
+    variant_ = variant;
+  }
+
+  /// Every prefix of the recording, under each of the four disks; `ranks` wrote it.
+  void ExpectAcknowledgedAfterEachCut(int ranks, bool saves_after_cut) {
+    // Reads the run's own bits back; the recording is over.
+    const std::size_t end = recording_->size();
+    const std::size_t stride = kSanitized ? 11 : 1;
+    for (std::size_t upto = 0; upto <= end; upto += stride) {
+      for (const PowerCut cut :
+           {PowerCut{}, PowerCut{.data = true}, PowerCut{.entries = true}, PowerCut{.data = true, .entries = true}}) {
+        SCOPED_TRACE(testing::Message() << "after " << upto << " of " << end << " operations, unsynced data "
+                                        << (cut.data ? "kept" : "lost") << ", unsynced names "
+                                        << (cut.entries ? "kept" : "lost"));
+        Check(upto, cut, ranks, saves_after_cut && upto % 8 == 0);
+        if (HasFailure()) return;
+      }
+    }
+  }
+
+  const TempDir dir_;
+  std::shared_ptr<Recording> recording_;
+  Mutex mutex_;
+  std::uint64_t variant_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::vector<Acknowledged> acknowledged_ CAIRN_GUARDED_BY(mutex_);
+
+ private:
+  void Check(std::size_t upto, PowerCut cut, int ranks, bool save_too) {
+    const std::string tree = dir_ / "tree";
+    ASSERT_EQ(MaterializeAfterPowerCut(*recording_, upto, tree, cut), Status::Ok());
+    std::optional<std::uint64_t> newest;
+    std::map<std::uint64_t, std::uint64_t> variants;  // By step: the last one acknowledged.
+    {
+      MutexLock lock(mutex_);
+      for (const Acknowledged& one : acknowledged_) {
+        if (one.operations > upto) continue;
+        newest = std::max(newest.value_or(0), one.step);
+        variants[one.step] = one.variant;
+      }
+    }
+    if (std::filesystem::exists(tree + "/run")) {
+      Options options = SmallOptions(tree + "/run");
+      options.read_only = true;
+      const std::unique_ptr<Checkpointer> reader = OpenOrFail(options);
+      ASSERT_NE(reader, nullptr);
+      const std::vector<std::uint64_t> steps = ListedSteps(*reader);
+      if (newest) {
+        ASSERT_FALSE(steps.empty()) << "step " << *newest << " was acknowledged";
+        EXPECT_GE(steps.back(), *newest);
+      }
+      for (const std::uint64_t step : steps) ExpectBits(*reader, step, ranks, variants);
+    } else {
+      EXPECT_FALSE(newest.has_value()) << "step " << newest.value_or(0) << " was acknowledged";
+    }
+    if (save_too && ranks == 1) {
+      Options options = SmallOptions(tree + "/run");
+      const std::unique_ptr<Checkpointer> writer = OpenOrFail(options);
+      ASSERT_NE(writer, nullptr);
+      EXPECT_TRUE(Leftovers(options.root).empty());
+      EXPECT_EQ(SaveDurably(*writer, 1000), Status::Ok());
+    }
+    std::filesystem::remove_all(tree);
+  }
+
+  static void ExpectBits(Checkpointer& reader, std::uint64_t step, int ranks,
+                         const std::map<std::uint64_t, std::uint64_t>& variants) {
+    const auto acknowledged = variants.find(step);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::unique_ptr<Tensors> fresh = SmallState(0, rank);
+      const auto restored = reader.Restore(Step(step), fresh->state());
+      ASSERT_TRUE(restored.ok()) << restored.status();
+      // A step that is being replaced may be the new one before it is acknowledged; never the one before the last.
+      const std::uint64_t least = acknowledged == variants.end() ? 0 : acknowledged->second;
+      EXPECT_TRUE(Holds(*fresh, step, rank, least) || Holds(*fresh, step, rank, least + 1))
+          << "step " << step << ", rank " << rank;
+    }
+  }
+};
+
+TEST_F(PowerCutTest, KeepsWhatWasAcknowledgedOfSavesInFlightWithRemovalsAndAReplacement) {
+  recording_ = Recording::Make(disk());
+  {
+    Options options = RecordedOptions();
+    options.keep_last = 2;
+    const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(options, Recorded());
+    ASSERT_NE(checkpointer, nullptr);
+    std::vector<std::unique_ptr<Tensors>> states;
+    for (std::uint64_t step = 1; step <= 4; ++step) {
+      states.push_back(SmallState(step));
+      ASSERT_TRUE(checkpointer->Save(step, states.back()->state()).ok());
+    }
+    ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+    SetVariant(1);
+    ASSERT_EQ(SaveDurably(*checkpointer, 4, {.if_exists = IfExists::kReplace}, 1), Status::Ok());
+    SetVariant(0);
+    ASSERT_EQ(SaveDurably(*checkpointer, 5), Status::Ok());
+  }
+
+  ExpectAcknowledgedAfterEachCut(1, true);
+}
+
+TEST_F(PowerCutTest, KeepsWhatThreeRanksAcknowledged) {
+  recording_ = Recording::Make(disk());
+  {
+    Options options = RecordedOptions();
+    options.keep_last = 1;
+    const auto ranks = OpenRanks(3, options, [this](const auto& group) { return Recorded(group); });
+    ASSERT_EQ(ranks.size(), 3U);
+    std::vector<std::unique_ptr<Tensors>> states;
+    for (std::uint64_t step = 1; step <= 2; ++step) {
+      for (int rank = 0; rank < 3; ++rank) {
+        states.push_back(SmallState(step, rank));
+        ASSERT_TRUE(ranks[static_cast<std::size_t>(rank)]->Save(step, states.back()->state()).ok());
+      }
+    }
+    for (const auto& rank : ranks) ASSERT_EQ(rank->Drain(Soon()), Status::Ok());
+  }
+
+  ExpectAcknowledgedAfterEachCut(3, false);
+}
+
+// The old line's step goes only once the new line's is durable.
+TEST_F(PowerCutTest, KeepsTheAbandonedLineUntilTheNewOneIsDurable) {
+  recording_ = Recording::Make(disk());
+  {
+    const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(RecordedOptions(), Recorded());
+    ASSERT_NE(checkpointer, nullptr);
+    ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+    ASSERT_EQ(SaveDurably(*checkpointer, 2), Status::Ok());
+    ASSERT_EQ(RestoreAndCompare(*checkpointer, Step(1)), Status::Ok());
+    SetVariant(1);
+    ASSERT_EQ(SaveDurably(*checkpointer, 2, {}, 1), Status::Ok());
+  }
+
+  ExpectAcknowledgedAfterEachCut(1, false);
+}
+
+}  // namespace
+}  // namespace cairn

@@ -1,0 +1,304 @@
+// Who may use a root, and what a forked child may do: processes, checkpointers, readers beside a writer.
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "support/forked.h"
+#include "support/small_run.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(Process, IsRefusedARootThatAnotherProcessWritesAndToldWhich) {
+  const TempDir dir;
+  Forked other([&](const Say& say) {
+    const auto checkpointer = Checkpointer::Open(SmallOptions(dir / "run"));
+    if (!checkpointer.ok() || !SaveDurably(**checkpointer, 1).ok()) return 2;
+    say("open");
+    while (true) ::pause();
+  });
+  ASSERT_EQ(other.NextLine(Soon()), "open");
+
+  const auto refused = Checkpointer::Open(SmallOptions(dir / "run"));
+
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.status().message(), HasSubstr(dir / "run"));
+  EXPECT_THAT(refused.status().message(), HasSubstr("process " + std::to_string(other.pid())));
+  other.Kill();
+  EXPECT_EQ(other.Wait(Soon()).how, Forked::How::kKilled);
+  ExpectNothingLost(dir / "run", 1);
+}
+
+TEST(Process, IsRefusedASecondCheckpointerOnItsRoot) {
+  const TempDir dir;
+  auto first = OpenOrFail(SmallOptions(dir / "run"));
+  ASSERT_NE(first, nullptr);
+  ASSERT_EQ(SaveDurably(*first, 1), Status::Ok());
+
+  // By another name of the same directory, too.
+  std::filesystem::create_directory_symlink(dir / "run", dir / "link");
+  for (const std::string& path : {dir / "run", dir / "run/../run/", dir / "link"}) {
+    const auto second = Checkpointer::Open(SmallOptions(path));
+    ASSERT_FALSE(second.ok());
+    EXPECT_EQ(second.status().code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(second.status().message(), HasSubstr("this process"));
+  }
+
+  // The first is none the worse, and keeps its lock against other processes.
+  EXPECT_EQ(SaveDurably(*first, 2), Status::Ok());
+  first.reset();
+  ExpectNothingLost(dir / "run", 2);
+}
+
+TEST(Process, ReadsBesideAWriter) {
+  const TempDir dir;
+  auto writer = OpenOrFail(SmallOptions(dir / "run"));
+  ASSERT_NE(writer, nullptr);
+  ASSERT_EQ(SaveDurably(*writer, 1), Status::Ok());
+  Options options = SmallOptions(dir / "run");
+  options.read_only = true;
+  const auto reader = OpenOrFail(options);
+  ASSERT_NE(reader, nullptr);
+
+  EXPECT_EQ(RestoreAndCompare(*reader, Latest()), Status::Ok());
+  ASSERT_EQ(SaveDurably(*writer, 2), Status::Ok());
+  EXPECT_THAT(ListedSteps(*reader), ElementsAre(1, 2));
+  EXPECT_EQ(reader->Verify(Step(2)), Status::Ok());
+
+  // It writes nothing.
+  const auto state = SmallState(3);
+  EXPECT_EQ(reader->Save(3, state->state()).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(reader->Remove(1).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(reader->Pin(1).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(reader->Fence().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(reader->Drain().code(), StatusCode::kFailedPrecondition);
+}
+
+// Retention wants a checkpoint gone while somebody reads it: it stays, and goes the next time.
+TEST(Process, KeepsACheckpointThatAnotherReadsFromRetention) {
+  const TempDir dir;
+  Options options = SmallOptions(dir / "run");
+  options.keep_last = 1;
+  auto writer = OpenOrFail(options);
+  ASSERT_NE(writer, nullptr);
+  ASSERT_EQ(SaveDurably(*writer, 1), Status::Ok());
+  const auto plan = FaultPlan::Make();
+  const FaultGate gate = plan->Hold({.op = IoOp::kRead, .path = "shard-"});
+  Options reading = SmallOptions(dir / "run");
+  reading.read_only = true;
+  const auto reader = OpenOrFail(reading, Through(plan));
+  ASSERT_NE(reader, nullptr);
+  Status read;
+  std::thread thread([&] { read = RestoreAndCompare(*reader, Step(1)); });
+  const bool held = gate.WaitHeld(Soon());
+
+  EXPECT_EQ(SaveDurably(*writer, 2), Status::Ok());
+  EXPECT_EQ(writer->Drain(Soon()), Status::Ok());
+
+  EXPECT_TRUE(held);
+  EXPECT_THAT(ListedSteps(*writer), ElementsAre(1, 2));
+  gate.Release();
+  thread.join();
+  EXPECT_EQ(read, Status::Ok());
+  ASSERT_EQ(SaveDurably(*writer, 3), Status::Ok());
+  EXPECT_EQ(writer->Drain(Soon()), Status::Ok());
+  EXPECT_THAT(ListedSteps(*writer), ElementsAre(3));
+}
+
+/// Says "<what> <code>" where the status is not FailedPrecondition.
+void ExpectRefused(const Say& say, const std::string& what, const Status& status) {
+  if (status.code() != StatusCode::kFailedPrecondition) say(what + ": " + status.ToString());
+}
+
+// A data-loader worker has a copy of everything, and none of the threads behind it.
+TEST(ForkedChild, IsRefusedEveryCallAndItsDestructorReturns) {
+  const TempDir dir;
+  const auto plan = FaultPlan::Make();
+  auto checkpointer = OpenOrFail(SmallOptions(dir / "run"), Through(plan));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  // One save is in the middle of its writes while the child is made.
+  const FaultGate gate = plan->Hold({.op = IoOp::kWrite, .path = "shard-"});
+  const auto state = SmallState(2);
+  auto save = checkpointer->Save(2, state->state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  Forked child([&](const Say& say) {
+    const auto fresh = SmallState(0);
+    ExpectRefused(say, "Save", checkpointer->Save(3, fresh->state()).status());
+    ExpectRefused(say, "Fence", checkpointer->Fence());
+    ExpectRefused(say, "Drain", checkpointer->Drain());
+    ExpectRefused(say, "Restore", checkpointer->Restore(Latest(), fresh->state()).status());
+    ExpectRefused(say, "List", checkpointer->List().status());
+    ExpectRefused(say, "Inspect", checkpointer->Inspect(Latest()).status());
+    ExpectRefused(say, "Verify", checkpointer->Verify(Latest()));
+    ExpectRefused(say, "Pin", checkpointer->Pin(1));
+    ExpectRefused(say, "Unpin", checkpointer->Unpin(1));
+    ExpectRefused(say, "Remove", checkpointer->Remove(1));
+    ExpectRefused(say, "LastFailure", checkpointer->LastFailure());
+    ExpectRefused(say, "WriteTrace", checkpointer->WriteTrace(dir / "trace.json"));
+    ExpectRefused(say, "WaitCaptured", save->WaitCaptured());
+    ExpectRefused(say, "WaitDurable", save->WaitDurable());
+    ExpectRefused(say, "status", save->status());
+    if (save->Cancel()) say("Cancel: true");
+    if (checkpointer->stats().pool_bytes != 0) say("stats: of the parent");
+    if (save->stats().phase != SavePhase::kQueued) say("the handle's stats: of the parent");
+    save = Status(StatusCode::kCancelled, "dropped");
+    checkpointer.reset();
+    return 7;
+  });
+  const Forked::End end = child.Wait(Soon());
+
+  EXPECT_EQ(end.how, Forked::How::kExited);
+  EXPECT_EQ(end.value, 7);
+  EXPECT_THAT(end.lines, ElementsAre());
+  gate.Release();
+  EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
+  EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
+  checkpointer.reset();
+  ExpectNothingLost(dir / "run", 3);
+}
+
+TEST(ForkedChild, LeavesTheParentsLockAlone) {
+  const TempDir dir;
+  std::array<int, 2> go{};
+  ASSERT_EQ(::pipe2(go.data(), O_CLOEXEC), 0);
+  // Made while this process has one thread, as it starts some of its own.
+  Forked other([&](const Say& say) {
+    ::close(go[1]);
+    char byte = 0;
+    if (::read(go[0], &byte, 1) != 1) return 2;
+    say(Checkpointer::Open(SmallOptions(dir / "run")).status().ToString());
+    return 0;
+  });
+  auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+  ASSERT_NE(checkpointer, nullptr);
+  Forked child([&](const Say&) {
+    checkpointer.reset();
+    return 0;
+  });
+  ASSERT_EQ(child.Wait(Soon()).value, 0);
+
+  ASSERT_EQ(::write(go[1], "!", 1), 1);
+  const std::optional<std::string> said = other.NextLine(Soon());
+  ::close(go[0]);
+  ::close(go[1]);
+
+  ASSERT_TRUE(said.has_value());
+  EXPECT_THAT(*said, HasSubstr("process " + std::to_string(::getpid())));
+  EXPECT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+}
+
+class Closing : public testing::Test {
+ protected:
+  const TempDir dir_;
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  std::vector<std::unique_ptr<Tensors>> states_;
+
+  std::vector<SaveHandle> StartThree(Checkpointer& checkpointer) {
+    std::vector<SaveHandle> saves;
+    for (std::uint64_t step = 2; step <= 4; ++step) {
+      states_.push_back(SmallState(step));
+      const auto save = checkpointer.Save(step, states_.back()->state());
+      EXPECT_TRUE(save.ok()) << save.status();
+      saves.push_back(*save);
+    }
+    return saves;
+  }
+};
+
+TEST_F(Closing, DrainsSavesInFlightAndHandlesOutliveTheCheckpointer) {
+  Options options = SmallOptions(dir_ / "run");
+  options.keep_last = 2;
+  auto checkpointer = OpenOrFail(options);
+  ASSERT_NE(checkpointer, nullptr);
+  const std::vector<SaveHandle> saves = StartThree(*checkpointer);
+
+  checkpointer.reset();
+
+  for (const SaveHandle& save : saves) {
+    EXPECT_EQ(save.WaitDurable(Deadline::In({})), Status::Ok());
+    EXPECT_EQ(save.WaitCaptured(Deadline::In({})), Status::Ok());
+    EXPECT_EQ(save.stats().phase, SavePhase::kDurable);
+    EXPECT_FALSE(save.Cancel());
+  }
+  // Retention too: what the last save retires is gone.
+  EXPECT_TRUE(Leftovers(dir_ / "run").empty());
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "run/step-00000000000000000002"));
+  ExpectNothingLost(dir_ / "run", 4);
+}
+
+TEST_F(Closing, AbandonsWhatIsNotDurableAtTheDeadlineAndReportsIt) {
+  Mutex mutex;
+  std::vector<Event> failed;
+  Options options = SmallOptions(dir_ / "run");
+  options.drain_deadline = 0s;
+  options.on_event = [&](const Event& event) {
+    MutexLock lock(mutex);
+    if (event.kind == EventKind::kSaveFailed) failed.push_back(event);
+  };
+  auto checkpointer = OpenOrFail(options, Through(plan_));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  const FaultGate gate = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});
+  const std::vector<SaveHandle> saves = StartThree(*checkpointer);
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  std::thread closer([&] { checkpointer.reset(); });
+  // The two younger ones have no write under way; the oldest waits for what the disk has of it.
+  for (const std::size_t younger : {2U, 1U}) {
+    EXPECT_EQ(saves[younger].WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(saves[younger].stats().phase, SavePhase::kFailed);
+  }
+  gate.Release();
+  closer.join();
+
+  EXPECT_EQ(saves[0].stats().phase, SavePhase::kFailed);
+  EXPECT_THAT(saves[0].status().message(), HasSubstr("closed"));
+  EXPECT_FALSE(saves[0].Cancel());
+  EXPECT_EQ(failed.size(), 3U);
+  for (const Event& event : failed) EXPECT_EQ(event.severity, Severity::kError);
+  EXPECT_TRUE(Leftovers(dir_ / "run").empty());
+  ExpectNothingLost(dir_ / "run", 1);
+}
+
+TEST_F(Closing, FinishesACommitThatHasBegun) {
+  Options options = SmallOptions(dir_ / "run");
+  options.drain_deadline = 0s;
+  auto checkpointer = OpenOrFail(options, Through(plan_));
+  ASSERT_NE(checkpointer, nullptr);
+  const FaultGate gate = plan_->Hold({.op = IoOp::kFsync, .path = "manifest.json"});
+  const auto state = SmallState(1);
+  const auto save = checkpointer->Save(1, state->state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  std::thread closer([&] { checkpointer.reset(); });
+  gate.Release();
+  closer.join();
+
+  EXPECT_EQ(save->status(), Status::Ok());
+  ExpectNothingLost(dir_ / "run", 1);
+}
+
+}  // namespace
+}  // namespace cairn

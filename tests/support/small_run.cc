@@ -1,0 +1,158 @@
+#include "support/small_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "group/local_group.h"
+
+namespace cairn {
+
+using namespace literals;
+
+namespace {
+
+constexpr std::size_t kLargeElements = 300'000;  // Over one chunk, and no whole number of blocks.
+constexpr std::size_t kSmallElements = 1'001;
+
+std::uint64_t Seed(std::uint64_t step, int rank, std::uint64_t variant) {
+  return (step * 100 + static_cast<std::uint64_t>(rank)) * 100 + variant + 1;
+}
+
+/// The tensors of a rank have names of their own: the ranks' states are one checkpoint's.
+Tensors Shaped(int rank) {
+  Tensors tensors;
+  tensors.Add(fmt::format("rank{}.large", rank), kLargeElements);
+  tensors.Add(fmt::format("rank{}.small", rank), kSmallElements);
+  return tensors;
+}
+
+}  // namespace
+
+Options SmallOptions(const std::string& root) {
+  return {.root = root,
+          .max_in_flight = 3,
+          .group_deadline = std::chrono::seconds(30),
+          .host_memory_bytes = 4_MiB,
+          .chunk_bytes = 1_MiB,
+          .queue_depth = 2,
+          .worker_threads = 2};
+}
+
+Wiring Through(const std::shared_ptr<FaultPlan>& plan, std::shared_ptr<Group> group) {
+  Wiring wiring;
+  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+  wiring.group = std::move(group);
+  return wiring;
+}
+
+std::unique_ptr<Checkpointer> OpenOrFail(const Options& options, const Wiring& wiring) {
+  auto opened = Checkpointer::Open(options, wiring);
+  if (opened.ok()) return *std::move(opened);
+  ADD_FAILURE() << opened.status();
+  return nullptr;
+}
+
+std::unique_ptr<Tensors> SmallState(std::uint64_t step, int rank, std::uint64_t variant) {
+  auto tensors = std::make_unique<Tensors>(Shaped(rank));
+  tensors->Fill(Seed(step, rank, variant));
+  return tensors;
+}
+
+bool Holds(const Tensors& tensors, std::uint64_t step, int rank, std::uint64_t variant) {
+  return tensors.Holds(Seed(step, rank, variant));
+}
+
+Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOptions& options, std::uint64_t variant) {
+  const std::unique_ptr<Tensors> state = SmallState(step, 0, variant);
+  CAIRN_ASSIGN_OR_RETURN(const SaveHandle save, checkpointer.Save(step, state->state(), options));
+  Status status = save.WaitDurable(Soon());
+  if (status.code() == StatusCode::kDeadlineExceeded) {
+    // The state goes now: nothing may read it any more.
+    save.Cancel();
+    static_cast<void>(save.WaitDurable(Soon()));
+  }
+  return status;
+}
+
+Status RestoreAndCompare(Checkpointer& checkpointer, const Which& which, std::uint64_t variant) {
+  Tensors fresh = Shaped(0);
+  CAIRN_ASSIGN_OR_RETURN(const Restored restored, checkpointer.Restore(which, fresh.state()));
+  if (which.step() && *which.step() != restored.step) {
+    return Error(StatusCode::kInternal, "asked for step {}, restored {}", *which.step(), restored.step);
+  }
+  if (Holds(fresh, restored.step, 0, variant)) return Status::Ok();
+  return Error(StatusCode::kCorrupt, "step {}: restored other bits than were saved", restored.step);
+}
+
+std::vector<std::unique_ptr<Checkpointer>> OpenRanks(int ranks, const Options& options,
+                                                     const std::function<Wiring(std::shared_ptr<Group>)>& wiring) {
+  std::vector<std::unique_ptr<Checkpointer>> opened;
+  for (const std::shared_ptr<Group>& group : MakeLocalGroup(ranks)) {
+    Wiring with;
+    if (wiring) with = wiring(group);
+    with.group = group;
+    opened.push_back(OpenOrFail(options, with));
+    if (opened.back() == nullptr) return {};
+  }
+  return opened;
+}
+
+std::vector<std::uint64_t> ListedSteps(const Checkpointer& checkpointer) {
+  std::vector<std::uint64_t> steps;
+  const auto list = checkpointer.List();
+  EXPECT_TRUE(list.ok()) << list.status();
+  if (!list.ok()) return steps;
+  for (const CheckpointInfo& info : *list) {
+    EXPECT_TRUE(info.status.ok()) << info.status;
+    steps.push_back(info.step);
+  }
+  return steps;
+}
+
+std::vector<std::string> Leftovers(const std::string& root) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(root)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(".") && name != ".lock") names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void ExpectNothingLost(const std::string& root, std::optional<std::uint64_t> acknowledged, int ranks) {
+  Options options = SmallOptions(root);
+  options.keep_last = 0;
+  const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(options);
+  if (checkpointer == nullptr) return;
+  EXPECT_THAT(Leftovers(root), testing::IsEmpty());
+
+  const std::vector<std::uint64_t> steps = ListedSteps(*checkpointer);
+  if (acknowledged) {
+    ASSERT_FALSE(steps.empty()) << "step " << *acknowledged << " was acknowledged";
+    EXPECT_GE(steps.back(), *acknowledged);
+  }
+  for (const std::uint64_t step : steps) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      Tensors fresh = Shaped(rank);
+      const auto restored = checkpointer->Restore(Step(step), fresh.state());
+      ASSERT_TRUE(restored.ok()) << restored.status();
+      EXPECT_TRUE(Holds(fresh, step, rank)) << "step " << step << ", rank " << rank;
+    }
+  }
+  if (!steps.empty()) {
+    Tensors fresh = Shaped(0);
+    const auto restored = checkpointer->Restore(Latest(), fresh.state());
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(restored->step, steps.back());
+  }
+  const std::uint64_t next = steps.empty() ? 1 : steps.back() + 1;
+  EXPECT_EQ(SaveDurably(*checkpointer, next), Status::Ok());
+  EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+}
+
+}  // namespace cairn

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "support/faulty_queue.h"
+#include "support/tensors.h"
+#include "wiring.h"
+
+namespace cairn {
+
+/// A wait of a test: long enough for any machine, and a failure instead of a hang.
+[[nodiscard]] inline Deadline Soon() { return Deadline::In(std::chrono::seconds(60)); }
+
+/// A checkpointer as small as it goes: chunks of 1 MiB, two of them under way, a pool of four.
+[[nodiscard]] Options SmallOptions(const std::string& root);
+/// A wiring whose queues follow the plan; with `group`, of that rank.
+[[nodiscard]] Wiring Through(const std::shared_ptr<FaultPlan>& plan, std::shared_ptr<Group> group = nullptr);
+/// Open; a failure is a test failure, and null.
+[[nodiscard]] std::unique_ptr<Checkpointer> OpenOrFail(const Options& options, const Wiring& wiring = {});
+
+/// A state of two chunks and a tensor that is copied in the call, whose contents tell step, rank and variant apart.
+[[nodiscard]] std::unique_ptr<Tensors> SmallState(std::uint64_t step, int rank = 0, std::uint64_t variant = 0);
+/// Whether the state holds what SmallState made.
+[[nodiscard]] bool Holds(const Tensors& tensors, std::uint64_t step, int rank = 0, std::uint64_t variant = 0);
+
+/// Saves SmallState(step) and waits until it is durable.
+Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOptions& options = {},
+                   std::uint64_t variant = 0);
+/// Restores and compares every bit with SmallState of the step that was found.
+Status RestoreAndCompare(Checkpointer& checkpointer, const Which& which, std::uint64_t variant = 0);
+
+/// Opens `ranks` checkpointers of one group on one root; a failure is a test failure, and an empty list.
+[[nodiscard]] std::vector<std::unique_ptr<Checkpointer>> OpenRanks(
+    int ranks, const Options& options, const std::function<Wiring(std::shared_ptr<Group>)>& wiring = {});
+
+/// What a root must be after anything: every checkpoint in it verifies and holds the bits of its step for each of the
+/// ranks, the newest is `acknowledged` or newer, nothing of a crash is left once it is open, and the next save works.
+/// Opens it for that (with keep_last 0). What is wrong is a test failure.
+void ExpectNothingLost(const std::string& root, std::optional<std::uint64_t> acknowledged, int ranks = 1);
+/// The steps listed, oldest first. One that does not verify is a test failure.
+[[nodiscard]] std::vector<std::uint64_t> ListedSteps(const Checkpointer& checkpointer);
+/// The names in a folder that begin with a dot and are not the writer's lock: what attempts and removals have left.
+[[nodiscard]] std::vector<std::string> Leftovers(const std::string& root);
+
+}  // namespace cairn
