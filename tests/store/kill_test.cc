@@ -17,7 +17,6 @@
 #include "store/root.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
-#include "support/temp_dir.h"
 
 namespace cairn {
 namespace {
@@ -94,7 +93,7 @@ void KillEverywhere(const Story& story) {
   for (const bool after : {false, true}) {
     for (std::uint64_t k = 1;; ++k) {
       SCOPED_TRACE(std::string("killed ") + (after ? "after" : "before") + " operation " + std::to_string(k));
-      TempDir dir;
+      MemoryDir dir;
       const std::string root = dir / "parent/root";
       if (story.before) {
         const auto queue = MakeQueue();

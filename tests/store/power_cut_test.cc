@@ -14,7 +14,6 @@
 #include "store_case.h"
 #include "support/faulty_queue.h"
 #include "support/recording_queue.h"
-#include "support/temp_dir.h"
 
 namespace cairn {
 namespace {
@@ -65,7 +64,7 @@ class PowerCutTest : public ::testing::Test {
            {PowerCut{}, PowerCut{.data = true}, PowerCut{.entries = true}, PowerCut{.data = true, .entries = true}}) {
         SCOPED_TRACE(fmt::format("power cut after {} of {} operations, data {}, entries {}", upto, recording_->size(),
                                  cut.data, cut.entries));
-        TempDir after;
+        MemoryDir after;
         const std::string tree = after / "tree";
         ASSERT_EQ(MaterializeAfterPowerCut(*recording_, upto, tree, cut), Status::Ok());
         const std::string root = tree + root_.substr(base_.path().size());
@@ -84,7 +83,7 @@ class PowerCutTest : public ::testing::Test {
     }
   }
 
-  TempDir base_;
+  MemoryDir base_;
   const std::string root_ = base_ / "a/root";
   const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
   const std::shared_ptr<Recording> recording_ = Recording::Make(base_.path());
@@ -158,7 +157,7 @@ TEST_F(PowerCutTest, PinIsThereOnceItWasSet) {
   SaveNow({.step = 1});
   ASSERT_EQ(SetPin(*queue_, root_, 1, true, 0644), Status::Ok());
   const auto pinned = [this](std::size_t upto) {
-    TempDir after;
+    MemoryDir after;
     EXPECT_EQ(MaterializeAfterPowerCut(*recording_, upto, after / "tree"), Status::Ok());
     return ReadCheckpointFolder(after / "tree/a/root/" + StepName(1))->info.pinned;
   };

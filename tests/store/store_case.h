@@ -19,6 +19,21 @@ namespace cairn {
 [[nodiscard]] IoQueueFactory PlainFactory();
 [[nodiscard]] std::unique_ptr<IoQueue> MakeQueue(const IoQueueFactory& factory = PlainFactory());
 
+/// A directory in memory, where the machine has such: for tests that run the same few files through thousands of fsyncs
+/// and look at the operations' order alone.
+class MemoryDir {
+ public:
+  MemoryDir();
+  ~MemoryDir();
+  MemoryDir(const MemoryDir&) = delete;
+  MemoryDir& operator=(const MemoryDir&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
 /// Starts an asynchronous call and runs the queue until its callback has come.
 Status WaitFor(IoQueue& queue, const std::function<void(StatusDone)>& start);
 
