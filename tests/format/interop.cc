@@ -36,7 +36,7 @@ ShardHeader Sample() {
   const std::vector<std::vector<std::int64_t>> shapes{{}, {1}, {3, 5}, {0, 4}, {2, 3, 4}, {30'000}};
   const std::vector<std::string> names{"scalar",
                                        "a\"b\\c/d",
-                                       std::string("nul\0tab\tline\n\x01\x1f\x7f", 17),
+                                       std::string("nul\0tab\tline\n\x01\x1f\x7f", 16),
                                        "\xc3\xa9\xe4\xb8\xad\xf0\x9f\x90\xa7\xe2\x80\xa8",
                                        " ",
                                        "model.layers.0.weight"};
