@@ -51,11 +51,10 @@ auto UseOne(const std::string& root, const Which& which, const Use& use) -> decl
 
 Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint, int rank,
                                    const State& state, const RestoreOptions& options) {
-  const std::shared_ptr<const TensorTable> table = state.table();
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
   const auto own = static_cast<std::uint64_t>(rank);
-  CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched, MatchTensors(ShardsOf(opened.files), own, *table, options));
+  CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched, MatchTensors(ShardsOf(opened.files), own, *state.table(), options));
 
   std::vector<PlannedRead> reads;
   for (std::uint32_t s = 0; s < opened.files.size(); ++s) {

@@ -33,6 +33,7 @@ Result<Collected> Choose(const CollectOptions& options) {
 
 std::vector<std::uint64_t> Steps(const std::map<std::uint64_t, std::uint64_t>& of) {
   std::vector<std::uint64_t> steps;
+  steps.reserve(of.size());
   for (const auto& [step, bytes] : of) steps.push_back(step);
   return steps;
 }
