@@ -71,7 +71,8 @@ class Checkpointer::Impl {
 
 Status Checkpointer::Impl::CheckUsable(bool writes) const {
   if (::getpid() != process) {
-    return Error(StatusCode::kFailedPrecondition, "this is a forked child: the Checkpointer of {} is its parent's", root_path);
+    return Error(StatusCode::kFailedPrecondition, "this is a forked child: the Checkpointer of {} is its parent's",
+                 root_path);
   }
   if (writes && options.read_only) {
     return Error(StatusCode::kFailedPrecondition, "the Checkpointer of {} was opened read-only", root_path);
@@ -91,7 +92,8 @@ Status Checkpointer::Impl::OpenRoot() {
   root_path = root->path();
   Result<std::vector<StoredCheckpoint>> committed = ListCheckpoints(root_path);
   // A rank may be here before the coordinator has made the root.
-  const bool not_made_yet = committed.status().code() == StatusCode::kNotFound && group->rank() != 0 && !options.read_only;
+  const bool not_made_yet =
+      committed.status().code() == StatusCode::kNotFound && group->rank() != 0 && !options.read_only;
   if (not_made_yet) committed = std::vector<StoredCheckpoint>();
   CAIRN_RETURN_IF_ERROR(committed.status());
   ledger = std::make_unique<Ledger>(*std::move(committed), options.keep_last, options.keep_every);
@@ -206,8 +208,8 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
     ledger->Withdraw(*plan);
     return refuse(events.status());
   }
-  auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(table, state.values()), *std::move(events), begun,
-                                         engine->inbox());
+  auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(table, state.values()), *std::move(events),
+                                         begun, engine->inbox());
   task->SetCallTimes(SaveTask::Clock::now() - begun, stall);
   engine->Submit(task);
   return SaveHandle(std::move(task));
@@ -238,15 +240,17 @@ Status Checkpointer::Impl::TakePlace(std::uint64_t step, Status& given_up) {
   }
   if (options.when_full == WhenFull::kReplace) {
     const std::vector<std::shared_ptr<SaveTask>> tasks = engine->InFlight();
-    const auto youngest = std::find_if(tasks.rbegin(), tasks.rend(), [](const auto& task) { return !task->captured(); });
+    const auto youngest =
+        std::find_if(tasks.rbegin(), tasks.rend(), [](const auto& task) { return !task->captured(); });
     if (youngest != tasks.rend()) {
-      static_cast<void>((*youngest)->RequestCancel(Error(StatusCode::kCancelled, "step {}: replaced by step {}",
-                                                         (*youngest)->plan().step, step)));
+      static_cast<void>((*youngest)->RequestCancel(
+          Error(StatusCode::kCancelled, "step {}: replaced by step {}", (*youngest)->plan().step, step)));
     }
   }
   if (engine->WaitForPlace(options.max_in_flight, Deadline::In(options.full_deadline))) return Status::Ok();
-  return Error(StatusCode::kDeadlineExceeded, "step {}: {} saves were in flight until the deadline of Options::full_deadline",
-               step, options.max_in_flight);
+  return Error(StatusCode::kDeadlineExceeded,
+               "step {}: {} saves were in flight until the deadline of Options::full_deadline", step,
+               options.max_in_flight);
 }
 
 Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const TensorTable& table,
@@ -327,8 +331,8 @@ RestoreParts Checkpointer::Impl::Parts() {
 
 Result<Restored> Checkpointer::Restore(const Which& which, const State& state, const RestoreOptions& options) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
-  CAIRN_ASSIGN_OR_RETURN(Restored restored, RestoreWhich(impl_->Parts(), impl_->root_path, which, impl_->group->rank(),
-                                                         state, options));
+  CAIRN_ASSIGN_OR_RETURN(Restored restored,
+                         RestoreWhich(impl_->Parts(), impl_->root_path, which, impl_->group->rank(), state, options));
   impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
   return restored;
 }

@@ -12,7 +12,8 @@
 
 namespace cairn {
 
-/// The devices of one Checkpointer. CUDA devices that Options did not name are set up when first met. Safe from any thread.
+/// The devices of one Checkpointer. CUDA devices that Options did not name are set up when first met. Safe from any
+/// thread.
 class Devices {
  public:
   /// `given` are there from the start; `pool` is pinned with each (which is touched first where pinning would).

@@ -10,9 +10,10 @@ namespace cairn {
 
 Result<Options> ResolveOptions(Options options) {
   const auto in_range = [](const char* field, auto value, auto least, auto most) {
-    return value >= least && value <= most ? Status::Ok()
-                                           : Error(StatusCode::kInvalidArgument, "Options::{}: expected {} to {}, found {}",
-                                                   field, least, most, value);
+    return value >= least && value <= most
+               ? Status::Ok()
+               : Error(StatusCode::kInvalidArgument, "Options::{}: expected {} to {}, found {}", field, least, most,
+                       value);
   };
   if (options.root.empty()) return Error(StatusCode::kInvalidArgument, "Options::root is empty");
   CAIRN_RETURN_IF_ERROR(in_range("max_in_flight", options.max_in_flight, 1, 64));
@@ -21,8 +22,8 @@ Result<Options> ResolveOptions(Options options) {
   CAIRN_RETURN_IF_ERROR(in_range("copy_streams", options.copy_streams, 1, 16));
   CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
   if (options.chunk_bytes % kChecksumBlock != 0) {
-    return Error(StatusCode::kInvalidArgument, "Options::chunk_bytes: expected a multiple of {}, found {}", kChecksumBlock,
-                 options.chunk_bytes);
+    return Error(StatusCode::kInvalidArgument, "Options::chunk_bytes: expected a multiple of {}, found {}",
+                 kChecksumBlock, options.chunk_bytes);
   }
   CAIRN_RETURN_IF_ERROR(in_range("file_mode", options.file_mode, 0U, 0777U));
   CAIRN_RETURN_IF_ERROR(in_range("directory_mode", options.directory_mode, 0U, 0777U));

@@ -11,7 +11,8 @@
 
 namespace cairn {
 
-/// The parts of a Checkpointer that experiments and tests put in place of the usual ones. Empty members: the usual ones.
+/// The parts of a Checkpointer that experiments and tests put in place of the usual ones. Empty members: the usual
+/// ones.
 struct Wiring {
   /// Makes the devices; the CPU's is added where none has its id.
   std::function<Result<std::vector<std::shared_ptr<Device>>>(WorkerPool&)> devices;

@@ -1,6 +1,7 @@
 // What saving and restoring cost, one measurement at a time; scripts/bench roofline drives it, in turns with fio.
 //
-//   build/release/bin/bench_roofline --root DIR [--bytes N] [--source pinned|cpu] [--checksums 0|1] [--queue uring|threads]
+//   build/release/bin/bench_roofline --root DIR [--bytes N] [--source pinned|cpu] [--checksums 0|1] [--queue
+//   uring|threads]
 //
 // Reads commands from standard input, one a line, and answers each with one line of JSON:
 //   write            one save to durable of --bytes in 597 tensors: seconds, cpu_seconds, bytes
@@ -61,7 +62,9 @@ double Seconds(Clock::duration span) { return std::chrono::duration<double>(span
 double CpuSeconds(int who) {
   rusage usage{};
   getrusage(who, &usage);
-  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6; };
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
@@ -112,9 +115,10 @@ class Bench {
     const double seconds = Seconds(Clock::now() - begin);
     const double cpu_seconds = CpuSeconds(RUSAGE_SELF) - cpu;
     const SaveStats stats = save->stats();
-    std::printf("{\"seconds\":%.6f,\"cpu_seconds\":%.6f,\"bytes\":%llu,\"captured\":%.6f,\"written\":%.6f,\"direct\":%d}\n",
-                seconds, cpu_seconds, static_cast<unsigned long long>(stats.bytes_written),
-                Seconds(stats.captured), Seconds(stats.written), stats.direct);
+    std::printf(
+        "{\"seconds\":%.6f,\"cpu_seconds\":%.6f,\"bytes\":%llu,\"captured\":%.6f,\"written\":%.6f,\"direct\":%d}\n",
+        seconds, cpu_seconds, static_cast<unsigned long long>(stats.bytes_written), Seconds(stats.captured),
+        Seconds(stats.written), stats.direct);
     if (keep_) Check(checkpointer.Remove(*keep_));
     keep_ = step_;
   }
@@ -212,7 +216,9 @@ class Bench {
       return static_cast<double>(work[0] + work[1] - before) / Seconds(Clock::now() - begin);
     };
     const auto idle_until = [&](Clock::time_point end) { std::this_thread::sleep_until(end); };
-    const auto after = [&] { return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)); };
+    const auto after = [&] {
+      return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    };
 
     const double alone = speed([&] { idle_until(after()); });
     double cpu = 0;
@@ -236,8 +242,8 @@ class Bench {
     });
     stop = true;
     for (std::thread& loop : loops) loop.join();
-    std::printf("{\"alone\":%.1f,\"beside\":%.1f,\"lost\":%.5f,\"cpu_share\":%.5f,\"saved_per_second\":%.0f}\n", alone, beside,
-                1 - beside / alone, cpu / (2 * wall), static_cast<double>(saved) / wall);
+    std::printf("{\"alone\":%.1f,\"beside\":%.1f,\"lost\":%.5f,\"cpu_share\":%.5f,\"saved_per_second\":%.0f}\n", alone,
+                beside, 1 - beside / alone, cpu / (2 * wall), static_cast<double>(saved) / wall);
   }
 
  private:

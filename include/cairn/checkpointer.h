@@ -117,7 +117,8 @@ struct CheckpointInfo {
   std::uint64_t bytes = 0;              ///< Of all its files.
   bool pinned = false;
   std::string path;
-  Status status;  ///< Corrupt where its manifest does not verify; the other fields are then empty but for step and path.
+  Status
+      status;  ///< Corrupt where its manifest does not verify; the other fields are then empty but for step and path.
 };
 
 struct TensorInfo {

@@ -25,8 +25,8 @@ enum class SavePhase : std::uint8_t {
 struct SaveStats {
   std::uint64_t step = 0;
   SavePhase phase = SavePhase::kQueued;
-  std::uint64_t bytes = 0;          ///< Tensor bytes of this rank.
-  std::uint64_t bytes_written = 0;  ///< Bytes handed to the filesystem so far, header and padding included.
+  std::uint64_t bytes = 0;              ///< Tensor bytes of this rank.
+  std::uint64_t bytes_written = 0;      ///< Bytes handed to the filesystem so far, header and padding included.
   std::chrono::nanoseconds call{};      ///< How long the call of Save took.
   std::chrono::nanoseconds stall{};     ///< Of it and of Fence: how long the caller was held up for this save.
   std::chrono::nanoseconds enqueued{};  ///< Every copy had been enqueued.
@@ -39,8 +39,8 @@ struct SaveStats {
 
 /// What the checkpointer as a whole looks like.
 struct CheckpointerStats {
-  std::string io_queue;         ///< "io_uring" or "threads".
-  std::string io_queue_reason;  ///< Why that one.
+  std::string io_queue;                   ///< "io_uring" or "threads".
+  std::string io_queue_reason;            ///< Why that one.
   std::uint64_t pool_bytes = 0;           ///< Mapped for chunks; never above Options::host_memory_bytes.
   std::uint64_t pool_hugepage_bytes = 0;  ///< Of it, backed by huge pages; 0 until the pool has been touched.
   std::uint64_t pool_peak_bytes = 0;      ///< The most that was ever in use at once.

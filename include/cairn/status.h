@@ -57,9 +57,10 @@ std::ostream& operator<<(std::ostream& out, const Status& status);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : content_(std::in_place_index<1>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : content_(std::in_place_index<1>, std::move(value)) {}        // NOLINT(google-explicit-constructor)
   Result(Status status) : content_(std::in_place_index<0>, std::move(status)) {  // NOLINT(google-explicit-constructor)
-    if (std::get<0>(content_).ok()) std::get<0>(content_) = Status(StatusCode::kInternal, "Result made from an ok status");
+    if (std::get<0>(content_).ok())
+      std::get<0>(content_) = Status(StatusCode::kInternal, "Result made from an ok status");
   }
 
   [[nodiscard]] bool ok() const { return content_.index() == 1; }

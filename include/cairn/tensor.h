@@ -16,7 +16,23 @@ namespace cairn {
 
 /// Element types, in the order in which safetensors ranks them (its files list higher ranks first).
 enum class DType : std::uint8_t {
-  kBool, kU8, kI8, kF8E5M2, kF8E4M3, kF8E8M0, kI16, kU16, kF16, kBF16, kI32, kU32, kF32, kC64, kF64, kI64, kU64,
+  kBool,
+  kU8,
+  kI8,
+  kF8E5M2,
+  kF8E4M3,
+  kF8E8M0,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kC64,
+  kF64,
+  kI64,
+  kU64,
 };
 
 /// Bytes of one element.
@@ -56,7 +72,8 @@ struct TensorView {
   std::vector<std::int64_t> shape;    ///< In elements; empty for a scalar.
   std::vector<std::int64_t> strides;  ///< In elements, none negative; empty means contiguous, row-major.
   DeviceId device;
-  std::uint64_t bytes = 0;  ///< Size of the memory at `data`; 0 means unknown. Where known, views beyond it are refused.
+  std::uint64_t bytes =
+      0;  ///< Size of the memory at `data`; 0 means unknown. Where known, views beyond it are refused.
   std::optional<TensorPart> part;
 };
 
@@ -89,7 +106,8 @@ class State {
   /// Adds a tensor. InvalidArgument, and no change, for a name that is empty, not UTF-8, "__metadata__" or taken, and
   /// for a view that is inconsistent (ranks of shape and strides, negative extents, overlapping elements, null data).
   Status Add(std::string name, TensorView view);
-  /// Sets or replaces a value. InvalidArgument for names that are not UTF-8, non-finite doubles and text that is no JSON.
+  /// Sets or replaces a value. InvalidArgument for names that are not UTF-8, non-finite doubles and text that is no
+  /// JSON.
   Status Set(std::string name, Value value);
 
   [[nodiscard]] std::size_t tensor_count() const;

@@ -16,10 +16,23 @@ struct DTypeFacts {
   std::string_view name;
   std::size_t size;
 };
-constexpr std::array<DTypeFacts, 17> kDTypes{{{"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E5M2", 1}, {"F8_E4M3", 1},
-                                              {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2}, {"BF16", 2},
-                                              {"I32", 4}, {"U32", 4}, {"F32", 4}, {"C64", 8}, {"F64", 8},
-                                              {"I64", 8}, {"U64", 8}}};
+constexpr std::array<DTypeFacts, 17> kDTypes{{{"BOOL", 1},
+                                              {"U8", 1},
+                                              {"I8", 1},
+                                              {"F8_E5M2", 1},
+                                              {"F8_E4M3", 1},
+                                              {"F8_E8M0", 1},
+                                              {"I16", 2},
+                                              {"U16", 2},
+                                              {"F16", 2},
+                                              {"BF16", 2},
+                                              {"I32", 4},
+                                              {"U32", 4},
+                                              {"F32", 4},
+                                              {"C64", 8},
+                                              {"F64", 8},
+                                              {"I64", 8},
+                                              {"U64", 8}}};
 
 }  // namespace
 

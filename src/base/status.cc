@@ -9,21 +9,36 @@ namespace cairn {
 
 std::string_view StatusCodeName(StatusCode code) {
   switch (code) {
-    case StatusCode::kOk: return "Ok";
-    case StatusCode::kInvalidArgument: return "InvalidArgument";
-    case StatusCode::kNotFound: return "NotFound";
-    case StatusCode::kAlreadyExists: return "AlreadyExists";
-    case StatusCode::kFailedPrecondition: return "FailedPrecondition";
-    case StatusCode::kResourceExhausted: return "ResourceExhausted";
-    case StatusCode::kNoSpace: return "NoSpace";
-    case StatusCode::kCorrupt: return "Corrupt";
-    case StatusCode::kIoError: return "IoError";
-    case StatusCode::kDeviceError: return "DeviceError";
-    case StatusCode::kDeadlineExceeded: return "DeadlineExceeded";
-    case StatusCode::kCancelled: return "Cancelled";
-    case StatusCode::kUnknownOutcome: return "UnknownOutcome";
-    case StatusCode::kUnsupported: return "Unsupported";
-    case StatusCode::kInternal: return "Internal";
+    case StatusCode::kOk:
+      return "Ok";
+    case StatusCode::kInvalidArgument:
+      return "InvalidArgument";
+    case StatusCode::kNotFound:
+      return "NotFound";
+    case StatusCode::kAlreadyExists:
+      return "AlreadyExists";
+    case StatusCode::kFailedPrecondition:
+      return "FailedPrecondition";
+    case StatusCode::kResourceExhausted:
+      return "ResourceExhausted";
+    case StatusCode::kNoSpace:
+      return "NoSpace";
+    case StatusCode::kCorrupt:
+      return "Corrupt";
+    case StatusCode::kIoError:
+      return "IoError";
+    case StatusCode::kDeviceError:
+      return "DeviceError";
+    case StatusCode::kDeadlineExceeded:
+      return "DeadlineExceeded";
+    case StatusCode::kCancelled:
+      return "Cancelled";
+    case StatusCode::kUnknownOutcome:
+      return "UnknownOutcome";
+    case StatusCode::kUnsupported:
+      return "Unsupported";
+    case StatusCode::kInternal:
+      return "Internal";
   }
   return "?";
 }
@@ -40,20 +55,27 @@ Status ErrnoStatus(int error, const std::string& what) {
     switch (error) {
       case ENOSPC:
       case EDQUOT:
-      case EFBIG: return StatusCode::kNoSpace;
-      case ENOENT: return StatusCode::kNotFound;
+      case EFBIG:
+        return StatusCode::kNoSpace;
+      case ENOENT:
+        return StatusCode::kNotFound;
       case EEXIST:
-      case ENOTEMPTY: return StatusCode::kAlreadyExists;
+      case ENOTEMPTY:
+        return StatusCode::kAlreadyExists;
       case ENOMEM:
       case EMFILE:
-      case ENFILE: return StatusCode::kResourceExhausted;
+      case ENFILE:
+        return StatusCode::kResourceExhausted;
       case EOPNOTSUPP:
-      case ENOSYS: return StatusCode::kUnsupported;
+      case ENOSYS:
+        return StatusCode::kUnsupported;
       case EACCES:
       case EPERM:
       case EROFS:
-      case ENOTDIR: return StatusCode::kFailedPrecondition;
-      default: return StatusCode::kIoError;
+      case ENOTDIR:
+        return StatusCode::kFailedPrecondition;
+      default:
+        return StatusCode::kIoError;
     }
   }();
   return Error(code, "{}: {} (errno {})", what, std::generic_category().message(error), error);

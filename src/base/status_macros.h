@@ -7,21 +7,21 @@
 #include "cairn/status.h"
 
 /// Leaves the function with the status where it is not ok.
-#define CAIRN_RETURN_IF_ERROR(expression)                                 \
-  do {                                                                    \
+#define CAIRN_RETURN_IF_ERROR(expression)                                  \
+  do {                                                                     \
     if (::cairn::Status cairn_status = (expression); !cairn_status.ok()) { \
-      return cairn_status;                                                \
-    }                                                                     \
+      return cairn_status;                                                 \
+    }                                                                      \
   } while (false)
 
 #define CAIRN_CONCAT_INNER(a, b) a##b
 #define CAIRN_CONCAT(a, b) CAIRN_CONCAT_INNER(a, b)
 /// CAIRN_ASSIGN_OR_RETURN(auto x, F()): x = the value of F(), or leaves the function with its status.
-#define CAIRN_ASSIGN_OR_RETURN(lhs, expression)                      \
-  auto CAIRN_CONCAT(cairn_result_, __LINE__) = (expression);         \
-  if (!CAIRN_CONCAT(cairn_result_, __LINE__).ok()) {                 \
-    return CAIRN_CONCAT(cairn_result_, __LINE__).status();           \
-  }                                                                  \
+#define CAIRN_ASSIGN_OR_RETURN(lhs, expression)              \
+  auto CAIRN_CONCAT(cairn_result_, __LINE__) = (expression); \
+  if (!CAIRN_CONCAT(cairn_result_, __LINE__).ok()) {         \
+    return CAIRN_CONCAT(cairn_result_, __LINE__).status();   \
+  }                                                          \
   lhs = *std::move(CAIRN_CONCAT(cairn_result_, __LINE__))  // NOLINT(bugprone-macro-parentheses): a declaration
 
 namespace cairn {

@@ -19,7 +19,7 @@ struct StridedLayout {
     friend bool operator==(const Dimension&, const Dimension&) = default;
   };
   std::byte* base = nullptr;
-  std::uint64_t row_bytes = 0;    ///< Contiguous bytes of the innermost run.
+  std::uint64_t row_bytes = 0;   ///< Contiguous bytes of the innermost run.
   std::vector<Dimension> outer;  ///< Outermost first; empty for contiguous memory.
   std::uint64_t bytes = 0;       ///< row_bytes times all outer sizes: the tensor's logical size.
 

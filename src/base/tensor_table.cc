@@ -56,8 +56,8 @@ Status CheckView(const std::string& name, const TensorView& view) {
     if (view.strides.empty() || empty) continue;
     if (view.strides[d] < 0) return invalid(fmt::format("negative stride in [{}]", fmt::join(view.strides, ", ")));
     auto step = static_cast<std::uint64_t>(view.shape[d] - 1);
-    if (!MultiplyInto(step, static_cast<std::uint64_t>(view.strides[d])) || !MultiplyInto(step, DTypeSize(view.dtype)) ||
-        __builtin_add_overflow(span, step, &span) || span > kMaxBytes) {
+    if (!MultiplyInto(step, static_cast<std::uint64_t>(view.strides[d])) ||
+        !MultiplyInto(step, DTypeSize(view.dtype)) || __builtin_add_overflow(span, step, &span) || span > kMaxBytes) {
       return invalid(fmt::format("strides [{}] reach beyond 2^62 bytes", fmt::join(view.strides, ", ")));
     }
   }
@@ -72,20 +72,24 @@ Status CheckView(const std::string& name, const TensorView& view) {
   }
   if (view.part) {
     const TensorPart& part = *view.part;
-    if (part.logical_name.empty() || !IsUtf8(part.logical_name)) return invalid("the part's logical name is no UTF-8 text");
+    if (part.logical_name.empty() || !IsUtf8(part.logical_name))
+      return invalid("the part's logical name is no UTF-8 text");
     if (part.global_shape.size() != view.shape.size() || part.offset.size() != view.shape.size()) {
-      return invalid(fmt::format("its part has {} global dimensions and {} offsets, expected {}", part.global_shape.size(),
-                                 part.offset.size(), view.shape.size()));
+      return invalid(fmt::format("its part has {} global dimensions and {} offsets, expected {}",
+                                 part.global_shape.size(), part.offset.size(), view.shape.size()));
     }
     std::uint64_t whole = DTypeSize(view.dtype);
     for (std::size_t d = 0; d < view.shape.size(); ++d) {
       std::int64_t end = 0;
-      if (part.offset[d] < 0 || __builtin_add_overflow(part.offset[d], view.shape[d], &end) || end > part.global_shape[d]) {
-        return invalid(fmt::format("part at [{}] with shape [{}] does not lie within [{}]", fmt::join(part.offset, ", "),
-                                   fmt::join(view.shape, ", "), fmt::join(part.global_shape, ", ")));
+      if (part.offset[d] < 0 || __builtin_add_overflow(part.offset[d], view.shape[d], &end) ||
+          end > part.global_shape[d]) {
+        return invalid(fmt::format("part at [{}] with shape [{}] does not lie within [{}]",
+                                   fmt::join(part.offset, ", "), fmt::join(view.shape, ", "),
+                                   fmt::join(part.global_shape, ", ")));
       }
       if (!MultiplyInto(whole, static_cast<std::uint64_t>(part.global_shape[d]))) {
-        return invalid(fmt::format("its whole of shape [{}] has more than 2^62 bytes", fmt::join(part.global_shape, ", ")));
+        return invalid(
+            fmt::format("its whole of shape [{}] has more than 2^62 bytes", fmt::join(part.global_shape, ", ")));
       }
     }
   }
@@ -142,7 +146,8 @@ TensorTable::TensorTable(const TensorTable& other)
 
 Status TensorTable::Add(std::string name, TensorView view) {
   if (name.empty()) return Error(StatusCode::kInvalidArgument, "a tensor's name is empty");
-  if (!IsUtf8(name)) return Error(StatusCode::kInvalidArgument, "a tensor's name is no UTF-8 text: {:?}", std::string_view(name));
+  if (!IsUtf8(name))
+    return Error(StatusCode::kInvalidArgument, "a tensor's name is no UTF-8 text: {:?}", std::string_view(name));
   if (name == "__metadata__") {
     return Error(StatusCode::kInvalidArgument, "tensor \"__metadata__\": safetensors keeps this name for itself");
   }

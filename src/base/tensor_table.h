@@ -58,11 +58,12 @@ class TensorTable {
   [[nodiscard]] std::uint64_t cpu_bytes() const { return cpu_bytes_; }
   /// Each device that holds an entry with bytes, once.
   [[nodiscard]] const std::vector<DeviceId>& devices() const { return devices_; }
-  /// Entries that are no alias, in the order of a shard's bytes: dtype rank descending, then name. Computed on first use.
+  /// Entries that are no alias, in the order of a shard's bytes: dtype rank descending, then name. Computed on first
+  /// use.
   [[nodiscard]] const std::vector<std::uint32_t>& StoreOrder() const;
 
  private:
-  std::deque<TensorEntry> entries_;                           // Stable addresses: the index's keys point into it.
+  std::deque<TensorEntry> entries_;  // Stable addresses: the index's keys point into it.
   std::unordered_map<std::string_view, std::uint32_t> index_;
   std::unordered_multimap<const void*, std::uint32_t> by_address_;
   std::vector<std::uint32_t> small_;

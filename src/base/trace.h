@@ -15,7 +15,8 @@ class Trace {
   explicit Trace(std::size_t capacity);
 
   using Clock = Deadline::Clock;
-  /// A span on one row. `row` groups spans ("step 1000", "disk"); `name` is shown in it; both must be literals or short.
+  /// A span on one row. `row` groups spans ("step 1000", "disk"); `name` is shown in it; both must be literals or
+  /// short.
   void Span(const std::string& row, const std::string& name, Clock::time_point begin, Clock::time_point end,
             std::uint64_t step, std::uint64_t bytes) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool enabled() const { return capacity_ != 0; }

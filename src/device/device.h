@@ -28,15 +28,15 @@ enum class CopyDirection : std::uint8_t {
 
 struct CopyBatch {
   CopyDirection direction = CopyDirection::kToHost;
-  int lane = 0;  ///< Which copy stream: 0 to lanes() - 1.
+  int lane = 0;                   ///< Which copy stream: 0 to lanes() - 1.
   std::vector<CopyPiece> pieces;  ///< Their tensors' layouts live until the batch is done.
   /// Where not null, and where the device sums_while_copying() and direction is kToHost: the pieces lie back to back in
   /// memory, and CRC32Cs of their bytes, one for each kChecksumBlock from the first piece's start, are written here.
   std::uint32_t* sums = nullptr;
 };
 
-/// Called once, from any thread, soon after the batch is done; it may only note that and wake somebody. It is not called
-/// after a sticky device error: Device::Health then tells.
+/// Called once, from any thread, soon after the batch is done; it may only note that and wake somebody. It is not
+/// called after a sticky device error: Device::Health then tells.
 using CopyDone = std::function<void(Status)>;
 
 /// A point in a stream's order. Small, made at Open; 0 is none.
@@ -57,8 +57,8 @@ class Device {
   [[nodiscard]] virtual bool has_streams() const = 0;
   /// Whether kToHost batches fill CopyBatch::sums.
   [[nodiscard]] virtual bool sums_while_copying() const = 0;
-  /// InvalidArgument, for a message that names the tensor, where this layout cannot be copied: memory of another device,
-  /// strides beyond what the device can do.
+  /// InvalidArgument, for a message that names the tensor, where this layout cannot be copied: memory of another
+  /// device, strides beyond what the device can do.
   [[nodiscard]] virtual Status CheckLayout(const StridedLayout& layout) const = 0;
 
   /// Page-locks and unlocks host memory for fast copies. Slow; at Open.

@@ -19,12 +19,15 @@ Word Parse(const std::string& text) {
   return word.is_object() ? word : Word();
 }
 
-Word FromStatus(const Status& status) { return {{"code", static_cast<int>(status.code())}, {"message", status.message()}}; }
+Word FromStatus(const Status& status) {
+  return {{"code", static_cast<int>(status.code())}, {"message", status.message()}};
+}
 
 std::string Dump(const Word& word) { return word.dump(-1, ' ', false, Word::error_handler_t::replace); }
 
 Status ToStatus(const Word& word) {
-  return {static_cast<StatusCode>(word.value("code", static_cast<int>(StatusCode::kInternal))), word.value("message", "")};
+  return {static_cast<StatusCode>(word.value("code", static_cast<int>(StatusCode::kInternal))),
+          word.value("message", "")};
 }
 
 }  // namespace
@@ -41,8 +44,8 @@ Result<std::string> AgreeOnAttempt(const std::vector<std::string>& words) {
       uuid = word["uuid"].get<std::string>();
       step = word["step"].get<std::uint64_t>();
     } else if (word["step"].get<std::uint64_t>() != step) {
-      return Error(StatusCode::kFailedPrecondition, "ranks save different steps: rank 0 saves {}, rank {} saves {}", step,
-                   rank, word["step"].get<std::uint64_t>());
+      return Error(StatusCode::kFailedPrecondition, "ranks save different steps: rank 0 saves {}, rank {} saves {}",
+                   step, rank, word["step"].get<std::uint64_t>());
     }
   }
   return uuid;
@@ -62,7 +65,8 @@ Result<std::vector<ManifestShard>> AgreeOnShards(const std::vector<std::string>&
       const Status status = ToStatus(word["failed"]);
       return words.size() == 1 ? status : Error(status.code(), "rank {}: {}", rank, status.message());
     }
-    if (!word.contains("file") || !word.contains("length") || !word.contains("digest")) return NotAWord(rank, words[rank]);
+    if (!word.contains("file") || !word.contains("length") || !word.contains("digest"))
+      return NotAWord(rank, words[rank]);
     shards.push_back({.file = word["file"].get<std::string>(),
                       .length = word["length"].get<std::uint64_t>(),
                       .header_digest = word["digest"].get<std::uint32_t>()});

@@ -10,7 +10,8 @@
 
 namespace cairn {
 
-// What ranks tell each other about one save: small texts, pure functions. InvalidArgument for text that is none of these.
+// What ranks tell each other about one save: small texts, pure functions. InvalidArgument for text that is none of
+// these.
 
 /// attempt/: the coordinator's uuid (empty from the others) and the step.
 struct AttemptWord {

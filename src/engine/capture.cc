@@ -115,11 +115,12 @@ Status Capture::Launch(std::uint64_t id, Batch& batch, Device& device, CopyBatch
   batch.copies.push_back({&device, false});
   ++copies_under_way_;
   // The closures hold this capture, and through the inbox nothing of a dead engine is reached.
-  Status status = device.Copy(std::move(copies), [inbox = context_.inbox, self = weak_from_this(), id, copy](Status done) {
-    inbox->Post([self, id, copy, done = std::move(done)] {
-      if (const auto capture = self.lock()) capture->OnCopied(id, copy, done);
-    });
-  });
+  Status status =
+      device.Copy(std::move(copies), [inbox = context_.inbox, self = weak_from_this(), id, copy](Status done) {
+        inbox->Post([self, id, copy, done = std::move(done)] {
+          if (const auto capture = self.lock()) capture->OnCopied(id, copy, done);
+        });
+      });
   if (!status.ok()) {
     batch.copies.back().done = true;
     --copies_under_way_;
@@ -160,8 +161,8 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   auto node = batches_.extract(id);
   Batch& batch = node.mapped();
   const bool staging = !batch.chunk.buffer;
-  context_.parts.trace->Span("copy", staging ? "stage" : "chunk", batch.begun, SaveTask::Clock::now(), task_.plan().step,
-                             batch.chunk.end - batch.chunk.begin);
+  context_.parts.trace->Span("copy", staging ? "stage" : "chunk", batch.begun, SaveTask::Clock::now(),
+                             task_.plan().step, batch.chunk.end - batch.chunk.begin);
   if (staging) staging_copies_ -= batch.copies.size();
   if (stopped_) return callbacks_.quiet();
   if (!batch.status.ok()) return Fail(std::move(batch.status));
@@ -229,7 +230,8 @@ void Capture::Stop() {
   stopped_ = true;
   // A batch none of whose copies is under way (the failed launch) will not be called back.
   std::erase_if(batches_, [](const auto& entry) {
-    return std::all_of(entry.second.copies.begin(), entry.second.copies.end(), [](const Copy& one) { return one.done; });
+    return std::all_of(entry.second.copies.begin(), entry.second.copies.end(),
+                       [](const Copy& one) { return one.done; });
   });
 }
 

@@ -35,7 +35,8 @@ struct EngineParts {
   bool touch_pool = false;  ///< The engine's thread touches the pool first.
 };
 
-/// What the engine's thread and its saves share; all of it for that thread alone, but for `parts` (constant) and `inbox`.
+/// What the engine's thread and its saves share; all of it for that thread alone, but for `parts` (constant) and
+/// `inbox`.
 struct EngineContext {
   EngineParts parts;
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();

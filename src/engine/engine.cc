@@ -179,7 +179,8 @@ void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {
 void Engine::AddDevice(const std::shared_ptr<Device>& device, std::byte* staging) {
   context_.inbox->Post([this, device, staging] {
     context_.parts.devices.push_back(device);
-    if (staging != nullptr) context_.parts.staging.emplace_back(device.get(), staging, context_.parts.options.staging_bytes);
+    if (staging != nullptr)
+      context_.parts.staging.emplace_back(device.get(), staging, context_.parts.options.staging_bytes);
   });
 }
 

@@ -17,7 +17,8 @@ namespace cairn {
 /// The engine's thread: it owns the queue, sleeps in it, and only submits and completes.
 ///
 /// Oldest first: no buffer and no device work goes to a save until every copy of every older one has been enqueued (or
-/// that save has ended); then a younger save fills what the older ones leave. Writes go to the oldest save that has one.
+/// that save has ended); then a younger save fills what the older ones leave. Writes go to the oldest save that has
+/// one.
 class Engine {
  public:
   /// Starts the thread; fails where its queue cannot be made.
@@ -54,7 +55,7 @@ class Engine {
   void Retire();
   void RemoveNext();
 
-  EngineContext context_;  // The thread's own, but for parts and inbox.
+  EngineContext context_;                      // The thread's own, but for parts and inbox.
   std::deque<std::shared_ptr<SaveJob>> jobs_;  // The thread's own. Oldest first.
   std::deque<std::uint64_t> removals_;         // The thread's own; the first is under way.
   bool stopping_ = false;                      // The thread's own.

@@ -44,7 +44,8 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists) {
   const std::optional<std::uint64_t> newest = NewestOfLine();
   if (!of_this_line && newest && step < *newest) {
     return Error(StatusCode::kFailedPrecondition,
-                 "step {} is below the newest one, {}: restore the step that training goes on from first", step, *newest);
+                 "step {} is below the newest one, {}: restore the step that training goes on from first", step,
+                 *newest);
   }
   on_the_way_.emplace(step, generation_);
   return SavePlan{.step = step,
@@ -109,7 +110,8 @@ std::vector<std::uint64_t> Ledger::Retire() {
 
 Status Ledger::BeginRemoval(std::uint64_t step) {
   MutexLock lock(mutex_);
-  if (on_the_way_.contains(step)) return Error(StatusCode::kFailedPrecondition, "step {}: a save of it is in flight", step);
+  if (on_the_way_.contains(step))
+    return Error(StatusCode::kFailedPrecondition, "step {}: a save of it is in flight", step);
   if (!retiring_.insert(step).second) {
     return Error(StatusCode::kFailedPrecondition, "step {} is being removed already", step);
   }

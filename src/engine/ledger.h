@@ -14,7 +14,8 @@
 namespace cairn {
 
 /// The checkpoints under the root as this writer knows them, the saves on their way, and the line of training they
-/// belong to: decides which steps may be saved, with which generation, and what retention removes. Safe from any thread.
+/// belong to: decides which steps may be saved, with which generation, and what retention removes. Safe from any
+/// thread.
 class Ledger {
  public:
   Ledger(std::vector<StoredCheckpoint> committed, std::uint64_t keep_last, std::uint64_t keep_every);
@@ -23,7 +24,8 @@ class Ledger {
   /// on its way until Committed or Withdraw. Where that very step is being removed, waits until it is gone.
   Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists) CAIRN_EXCLUDES(mutex_);
   void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
-  /// Withdraws a save that may be on the disk all the same: it counts for nothing, and saving its step again replaces it.
+  /// Withdraws a save that may be on the disk all the same: it counts for nothing, and saving its step again replaces
+  /// it.
   void WithdrawUnknown(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// The save is durable, as this attempt.
   void Committed(const SavePlan& plan, const std::string& attempt) CAIRN_EXCLUDES(mutex_);

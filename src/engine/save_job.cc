@@ -137,7 +137,8 @@ void SaveJob::SubmitWrite() {
                     --under_way_;
                     --context_.writes_under_way;
                     chunk->buffer.Reset();
-                    context_.parts.trace->Span("disk", "write", begun, SaveTask::Clock::now(), task_->plan().step, bytes);
+                    context_.parts.trace->Span("disk", "write", begun, SaveTask::Clock::now(), task_->plan().step,
+                                               bytes);
                     OnChunkWritten(bytes, status);
                   });
 }
@@ -158,7 +159,8 @@ void SaveJob::SealIfWritten() {
   const std::uint64_t size = header_->data_begin();
   header_block_.reset(static_cast<std::byte*>(std::aligned_alloc(kBlock, size)));
   if (header_block_ == nullptr) {
-    return Fail(Error(StatusCode::kResourceExhausted, "step {}: no memory for a header of {} bytes", task_->plan().step, size));
+    return Fail(
+        Error(StatusCode::kResourceExhausted, "step {}: no memory for a header of {} bytes", task_->plan().step, size));
   }
   std::memcpy(header_block_.get(), header_->bytes().data(), size);
   attempt_->Seal(Bytes(header_block_.get(), size), Later(&SaveJob::OnSealed));
@@ -278,9 +280,10 @@ void SaveJob::OnFailureTold(Result<std::vector<std::string>> /*prepared*/) { Fai
 
 void SaveJob::OnAbandoned(Status status) {
   if (!status.ok()) {
-    context_.Tell({.severity = Severity::kWarning,
-                   .status = status,
-                   .message = fmt::format("step {}: its abandoned attempt is left for the next sweep", task_->plan().step)});
+    context_.Tell(
+        {.severity = Severity::kWarning,
+         .status = status,
+         .message = fmt::format("step {}: its abandoned attempt is left for the next sweep", task_->plan().step)});
   }
   End(failure_);
 }

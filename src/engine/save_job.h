@@ -15,7 +15,8 @@
 
 namespace cairn {
 
-/// One save on the engine's thread, from accepted to durable or failed: its capture, its writes, and the ranks' agreement.
+/// One save on the engine's thread, from accepted to durable or failed: its capture, its writes, and the ranks'
+/// agreement.
 ///
 /// Agreement (each gather has the group's deadline):
 ///   attempt/<n>      the coordinator names the attempt; all name their step, which must be one.
@@ -32,7 +33,9 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   /// Younger saves may use the devices: every copy that reads the caller's tensors is enqueued, or the save has failed.
   [[nodiscard]] bool enqueued() const { return failing() || (capture_ != nullptr && capture_->enqueued()); }
   /// Younger saves may use the pool.
-  [[nodiscard]] bool all_fed() const { return failing() || (capture_ != nullptr && capture_->enqueued() && capture_->all_fed()); }
+  [[nodiscard]] bool all_fed() const {
+    return failing() || (capture_ != nullptr && capture_->enqueued() && capture_->all_fed());
+  }
   [[nodiscard]] bool HasReadyWrite() const { return begun_ && !ready_.empty() && !failing(); }
   void SubmitWrite();
   [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }

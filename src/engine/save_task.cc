@@ -11,7 +11,12 @@ namespace cairn {
 
 SaveTask::SaveTask(SavePlan plan, std::unique_ptr<Snapshot> snapshot, std::vector<DeviceEvents> events,
                    Clock::time_point begun, std::shared_ptr<Inbox> engine)
-    : process_(::getpid()), plan_(std::move(plan)), begun_(begun), engine_(std::move(engine)), snapshot_(std::move(snapshot)), events_(std::move(events)) {
+    : process_(::getpid()),
+      plan_(std::move(plan)),
+      begun_(begun),
+      engine_(std::move(engine)),
+      snapshot_(std::move(snapshot)),
+      events_(std::move(events)) {
   stats_.step = plan_.step;
   if (snapshot_ != nullptr) {
     stats_.bytes = snapshot_->table().bytes();
@@ -23,7 +28,8 @@ SaveTask::~SaveTask() { assert(!CheckProcess().ok() || ended()); }
 
 Status SaveTask::CheckProcess() const {
   if (::getpid() == process_) return Status::Ok();
-  return Error(StatusCode::kFailedPrecondition, "step {}: this is a forked child, and the save its parent's", plan_.step);
+  return Error(StatusCode::kFailedPrecondition, "step {}: this is a forked child, and the save its parent's",
+               plan_.step);
 }
 
 Status SaveTask::WaitCaptured(Deadline deadline) {

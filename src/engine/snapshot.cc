@@ -44,7 +44,8 @@ void Snapshot::LayOut() {
 std::vector<Snapshot::Piece> Snapshot::Pieces(std::uint64_t begin, std::uint64_t end, std::byte* memory) const {
   std::vector<Piece> pieces;
   const std::vector<std::uint32_t>& order = table_->StoreOrder();
-  auto place = static_cast<std::size_t>(std::upper_bound(offsets_.begin(), offsets_.end(), begin) - offsets_.begin() - 1);
+  auto place =
+      static_cast<std::size_t>(std::upper_bound(offsets_.begin(), offsets_.end(), begin) - offsets_.begin() - 1);
   for (; place < order.size() && offsets_[place] < end; ++place) {
     const std::uint64_t from = std::max(begin, offsets_[place]);
     const std::uint64_t to = std::min(end, offsets_[place + 1]);
@@ -76,7 +77,8 @@ std::vector<CopyPiece> Snapshot::StageAt(DeviceId device, std::byte* staging) {
   return pieces;
 }
 
-ShardHeader Snapshot::Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard, bool checksums) const {
+ShardHeader Snapshot::Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard,
+                             bool checksums) const {
   ShardHeader header;
   header.step = step;
   header.attempt = attempt;

@@ -19,9 +19,9 @@ class Group {
   virtual ~Group() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
-  /// Gives `bytes` under `key` and calls `done` once, from any thread (also from within this call), with what every rank
-  /// gave under that key, by rank; or with DeadlineExceeded, naming the ranks that are missing. Each rank gives a key
-  /// once; ranks may give keys in different orders, and early.
+  /// Gives `bytes` under `key` and calls `done` once, from any thread (also from within this call), with what every
+  /// rank gave under that key, by rank; or with DeadlineExceeded, naming the ranks that are missing. Each rank gives a
+  /// key once; ranks may give keys in different orders, and early.
   virtual void AllGather(const std::string& key, std::string bytes, Deadline deadline, Gathered done) = 0;
 };
 

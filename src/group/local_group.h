@@ -7,8 +7,8 @@
 
 namespace cairn {
 
-/// `size` ranks within one process, each with an end of its own. For tests and experiments. The ends may be used from any
-/// thread and outlive each other; a thread of the group's own watches the deadlines.
+/// `size` ranks within one process, each with an end of its own. For tests and experiments. The ends may be used from
+/// any thread and outlive each other; a thread of the group's own watches the deadlines.
 [[nodiscard]] std::vector<std::shared_ptr<Group>> MakeLocalGroup(int size);
 
 }  // namespace cairn

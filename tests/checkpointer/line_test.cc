@@ -173,7 +173,8 @@ TEST_F(Line, TheNewestThatDoesNotVerifyIsCorruptAndFallBackNamesIt) {
 
 TEST_F(Line, AFolderCopiedElsewhereRestores) {
   ASSERT_TRUE(Save(10, 10).ok());
-  std::filesystem::copy(checkpointer_->List()->front().path, dir_ / "elsewhere", std::filesystem::copy_options::recursive);
+  std::filesystem::copy(checkpointer_->List()->front().path, dir_ / "elsewhere",
+                        std::filesystem::copy_options::recursive);
 
   const auto restored = checkpointer_->Restore(Folder(dir_ / "elsewhere"), tensors_.state());
 

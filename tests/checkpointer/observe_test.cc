@@ -1,6 +1,5 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <sys/stat.h>
 
 #include <fstream>
@@ -61,10 +60,9 @@ TEST(Observe, EventsTellOfCapturedDurableAndRemoved) {
   ASSERT_TRUE((*checkpointer)->Drain(Deadline::In(kPatience)).ok());
 
   using Seen = std::pair<EventKind, std::uint64_t>;
-  EXPECT_THAT(events.Seen(),
-              ElementsAre(Seen(EventKind::kSaveCaptured, 1), Seen(EventKind::kSaveDurable, 1),
-                          Seen(EventKind::kSaveCaptured, 2), Seen(EventKind::kSaveDurable, 2),
-                          Seen(EventKind::kCheckpointRemoved, 1)));
+  EXPECT_THAT(events.Seen(), ElementsAre(Seen(EventKind::kSaveCaptured, 1), Seen(EventKind::kSaveDurable, 1),
+                                         Seen(EventKind::kSaveCaptured, 2), Seen(EventKind::kSaveDurable, 2),
+                                         Seen(EventKind::kCheckpointRemoved, 1)));
 }
 
 TEST(Observe, AFailureIsOnTheHandleInLastFailureAndInTheCallbackAndTheNextSaveProceeds) {
@@ -120,8 +118,7 @@ TEST(Observe, StatsTellBytesTimesAndThePath) {
 
 TEST(Observe, TheTraceIsChromeJsonWithCopiesWritesAndSaves) {
   const TempDir dir;
-  auto checkpointer =
-      Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB, .trace_events = 1000});
+  auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB, .trace_events = 1000});
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   Tensors tensors = Tensors::Many(2, 500'000);
   ASSERT_TRUE((*checkpointer)->Save(7, tensors.state())->WaitDurable(Deadline::In(kPatience)).ok());

@@ -59,14 +59,13 @@ TEST(ShardHeader, BytesAreAsDocumented) {
 
   writer->SetSums(std::vector<std::uint32_t>{Crc32c(AsBytes(data))});
 
-  const std::string json =
-      R"({"__metadata__":{"cairn.format_version":"1","cairn.step":"1000",)"
-      R"("cairn.attempt":"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11","cairn.shard":"0",)"
-      R"("cairn.parts":"{\"bias\":{\"name\":\"bias\",\"shape\":[4],\"offset\":[2]}}",)"
-      R"("cairn.aliases":"{\"head.bias\":\"bias\"}",)"
-      R"("cairn.values":"{\"epoch\":3,\"lr\":1.0,\"plan\":{\"json\":\"[1]\"}}",)"
-      R"("cairn.crc32c_block":"1048576","cairn.crc32c":"28c0c9b1"},)"
-      R"("bias":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  const std::string json = R"({"__metadata__":{"cairn.format_version":"1","cairn.step":"1000",)"
+                           R"("cairn.attempt":"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11","cairn.shard":"0",)"
+                           R"("cairn.parts":"{\"bias\":{\"name\":\"bias\",\"shape\":[4],\"offset\":[2]}}",)"
+                           R"("cairn.aliases":"{\"head.bias\":\"bias\"}",)"
+                           R"("cairn.values":"{\"epoch\":3,\"lr\":1.0,\"plan\":{\"json\":\"[1]\"}}",)"
+                           R"("cairn.crc32c_block":"1048576","cairn.crc32c":"28c0c9b1"},)"
+                           R"("bias":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   const std::string padded = json + std::string(4088 - json.size(), ' ');
   EXPECT_EQ(writer->bytes(), std::string("\xf8\x0f\0\0\0\0\0\0", 8) + padded);
   EXPECT_EQ(writer->digest(), 0x3f0f0df1U);

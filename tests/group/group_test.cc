@@ -31,7 +31,8 @@ class GroupContract : public testing::Test {
   std::future<Answer> Gather(Group& group, const std::string& key, std::string bytes,
                              Deadline deadline = Deadline::Infinite()) {
     auto promise = std::make_shared<std::promise<Answer>>();
-    group.AllGather(key, std::move(bytes), deadline, [promise](Answer answer) { promise->set_value(std::move(answer)); });
+    group.AllGather(key, std::move(bytes), deadline,
+                    [promise](Answer answer) { promise->set_value(std::move(answer)); });
     return promise->get_future();
   }
 
@@ -95,10 +96,11 @@ TEST(LocalGroup, GathersFromManyThreadsAtOnce) {
   for (const auto& rank : ranks) {
     threads.emplace_back([&rank, &complete] {
       for (int i = 0; i < 100; ++i) {
-        rank->AllGather(std::to_string(i), std::to_string(rank->rank()), Deadline::Infinite(), [&complete](const auto& answer) {
-          EXPECT_THAT(*answer, ElementsAre("0", "1", "2", "3"));
-          ++complete;
-        });
+        rank->AllGather(std::to_string(i), std::to_string(rank->rank()), Deadline::Infinite(),
+                        [&complete](const auto& answer) {
+                          EXPECT_THAT(*answer, ElementsAre("0", "1", "2", "3"));
+                          ++complete;
+                        });
       }
     });
   }

@@ -26,7 +26,8 @@ class Tensors {
                     .device = device_,
                     .bytes = memory_.back().size(),
                     .part = {}};
-    if (const Status status = state_.Add(name, std::move(view)); !status.ok()) throw std::runtime_error(status.ToString());
+    if (const Status status = state_.Add(name, std::move(view)); !status.ok())
+      throw std::runtime_error(status.ToString());
   }
   /// `count` tensors of `elements` floats each: "t0", "t1", ...
   static Tensors Many(std::size_t count, std::size_t elements, DeviceId device = {}) {
