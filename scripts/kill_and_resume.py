@@ -123,16 +123,16 @@ def compare(options, folder, train):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder of cairn_train and cairn")
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--every", type=int, default=3)
-    parser.add_argument("--dir", type=pathlib.Path, default=pathlib.Path("build"), help="where 8 GB are free for a while")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--every", type=int, default=2)
+    parser.add_argument("--dir", type=pathlib.Path, default=pathlib.Path("build"), help="where 6 GB are free for a while")
     parser.add_argument("--train-args", nargs=argparse.REMAINDER, default=[], help="more for cairn_train")
     options = parser.parse_args()
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="demo-", dir=options.dir))
 
     def train(name, *more):
-        return [options.bin / "cairn_train", "--model", "vgg16", "--data", "digits", "--optimizer", "adamw",
+        return [options.bin / "cairn_train", "--model", "vgg16", "--data", "digits", "--optimizer", "sgd",
                 "--steps", str(options.steps), "--every", str(options.every), "--in-flight", "2", "--keep", "1",
                 "--checkpoint-dir", folder / name, "--report", folder / f"{name}.json", *options.train_args, *more]
 

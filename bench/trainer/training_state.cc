@@ -4,8 +4,10 @@
 
 #include <array>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 #include <variant>
 
 #include "device.h"
@@ -50,6 +52,14 @@ std::uint64_t FindCount(const cairn::Values& values, const std::string& name) {
   if (number == nullptr)
     throw std::runtime_error("checkpoint value \"" + name + "\": expected a number, found " + ToText(value));
   return static_cast<std::uint64_t>(*number);
+}
+
+/// What to say of a value that the checkpoint has otherwise; nothing where both agree.
+std::optional<std::string> Difference(const char* name, const cairn::Values& checkpoint, const cairn::Values& run) {
+  const std::string theirs = ToText(Find(checkpoint, name));
+  const std::string ours = ToText(Find(run, name));
+  if (theirs == ours) return std::nullopt;
+  return std::string("the checkpoint's ") + name + " is \"" + theirs + "\", this run's \"" + ours + "\"";
 }
 
 std::string SizesText(const Flags& flags) {
@@ -108,20 +118,12 @@ RunPosition TrainingState::Resume(const cairn::Values& values) {
 
 std::vector<std::string> TrainingState::Compare(const cairn::Values& values) const {
   for (const char* name : kMustAgree) {
-    const std::string theirs = ToText(Find(values, name));
-    const std::string ours = ToText(state_.values().at(name));
-    if (theirs != ours) {
-      throw std::runtime_error(std::string("the checkpoint's ") + name + " is \"" + theirs + "\", this run's \"" +
-                               ours + "\"");
-    }
+    if (const auto difference = Difference(name, values, state_.values())) throw std::runtime_error(*difference);
   }
   std::vector<std::string> warnings;
   for (const char* name : kShouldAgree) {
-    const std::string theirs = ToText(Find(values, name));
-    const std::string ours = ToText(state_.values().at(name));
-    if (theirs != ours) {
-      warnings.push_back(std::string("the checkpoint's ") + name + " was " + theirs + ", now it is " + ours +
-                         ": the run will not go on bit by bit as it would have");
+    if (auto difference = Difference(name, values, state_.values())) {
+      warnings.push_back(*std::move(difference) += ": the run will not go on bit by bit as it would have");
     }
   }
   return warnings;

@@ -24,6 +24,7 @@ TrainingProcess::TrainingProcess(const std::vector<std::string>& arguments) {
   std::vector<std::string> words = {CAIRN_TRAIN, "--threads", "1", "--size", "width=2", "--batch", "4"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   const int error = ::posix_spawn(&child_, CAIRN_TRAIN, &actions, nullptr, argv.data(), environ);

@@ -88,8 +88,8 @@ std::vector<Taps> MakeTaps(int source, int resized, int begin, int count) {
   const float reach = std::max(scale, 1.0F);
   for (int i = 0; i < count; ++i) {
     const float centre = (static_cast<float>(begin + i) + 0.5F) * scale;
-    const int first = std::max(0, static_cast<int>(centre - reach + 0.5F));
-    const int last = std::min(source, static_cast<int>(centre + reach + 0.5F));
+    const int first = std::max(0, static_cast<int>(std::lround(centre - reach)));
+    const int last = std::min(source, static_cast<int>(std::lround(centre + reach)));
     taps[i].first = first;
     float sum = 0;
     for (int s = first; s < last; ++s) {
