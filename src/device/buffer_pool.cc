@@ -104,19 +104,27 @@ BufferPool::~BufferPool() {
 }
 
 void BufferPool::Touch() {
-  // In pieces: the kernel holds the address space's lock meanwhile. Populating leaves contents as they are.
-  for (std::uint64_t at = 0; at < total_bytes();) {
-    const std::uint64_t n = std::min(total_bytes() - at, 16 * kHugepage);
-    if (::madvise(chunks_ + at, n, MADV_POPULATE_WRITE) != 0) {
-      if (errno == EINTR || errno == EAGAIN) continue;
-      // Too old a kernel (or one that imitates it). An atomic no-change does no harm to who writes there.
-      if (errno != EINVAL) return;
-      for (std::uint64_t page = at; page < at + n; page += kBlock) {
-        __atomic_fetch_or(reinterpret_cast<unsigned char*>(chunks_ + page), 0, __ATOMIC_RELAXED);
-      }
-    }
-    at += n;
+  while (TouchNext()) {
   }
+}
+
+bool BufferPool::TouchNext() {
+  // In pieces: the kernel holds the address space's lock meanwhile. Populating leaves contents as they are.
+  constexpr std::uint64_t kPiece = 2 * kHugepage;
+  const std::uint64_t at = touched_.fetch_add(kPiece, std::memory_order_relaxed);
+  if (at >= total_bytes()) return false;
+  const std::uint64_t n = std::min(total_bytes() - at, kPiece);
+  int failed = 0;
+  do {
+    failed = ::madvise(chunks_ + at, n, MADV_POPULATE_WRITE);
+  } while (failed != 0 && (errno == EINTR || errno == EAGAIN));
+  if (failed != 0 && errno == EINVAL) {
+    // Too old a kernel (or one that imitates it). An atomic no-change does no harm to who writes there.
+    for (std::uint64_t page = at; page < at + n; page += kBlock) {
+      __atomic_fetch_or(reinterpret_cast<unsigned char*>(chunks_ + page), 0, __ATOMIC_RELAXED);
+    }
+  }
+  return at + n < total_bytes();
 }
 
 Status BufferPool::PinWith(Device& device) {

@@ -32,7 +32,7 @@ struct EngineParts {
   Trace* trace = nullptr;
   IoQueueFactory queue;
   std::shared_ptr<Group> group;
-  bool touch_pool = false;  ///< The engine's thread touches the pool first.
+  bool touch_pool = false;  ///< The engine's thread touches the pool while it is idle.
 };
 
 /// What the engine's thread and its saves share; all of it for that thread alone, but for `parts` (constant) and

@@ -53,7 +53,6 @@ void Engine::Run(const std::function<void(Status)>& started) {
   context_.inbox->Attach(context_.queue.get());
   context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
   started(Status::Ok());
-  if (context_.parts.touch_pool) context_.parts.pool->Touch();
   Loop();
   context_.parts.pool->SetOnFree({});
   context_.inbox->Detach();
@@ -62,11 +61,16 @@ void Engine::Run(const std::function<void(Status)>& started) {
 
 void Engine::Loop() {
   auto checked = SaveTask::Clock::now();
+  bool untouched = context_.parts.touch_pool;
   while (!stopping_ || !jobs_.empty() || !removals_.empty()) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
-    const Result<std::size_t> ran =
-        context_.queue->RunOnce(waits_for_device ? Deadline::In(kHealthInterval) : Deadline::Infinite());
+    // The pool is touched while there is nothing else to do; a save that comes first touches what it uses.
+    untouched = untouched && (!jobs_.empty() || context_.parts.pool->TouchNext());
+    const bool touches_on = untouched && jobs_.empty();
+    const Result<std::size_t> ran = context_.queue->RunOnce(touches_on         ? Deadline::In({})
+                                                            : waits_for_device ? Deadline::In(kHealthInterval)
+                                                                               : Deadline::Infinite());
     if (!ran.ok()) {
       // Nothing can be written any more, and nothing said about what was: every save fails with the queue's own word.
       for (const auto& job : jobs_) job->Abandon(ran.status());
