@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 std::set<std::uint64_t> ListedSteps(const std::string& root) {
-  const auto reader = Checkpointer::Open({.root = root, .read_only = true});
+  const auto reader = Checkpointer::Open({.root = root, .read_only = true, .host_memory_bytes = 64_MiB});
   if (!reader.ok()) {
     ADD_FAILURE() << reader.status();
     return {};

@@ -21,7 +21,7 @@ TEST(Trainer, CheckpointHoldsEverythingUnderItsReferenceName) {
   TrainingProcess training({"--steps", "2", "--every", "2", "--checkpoint-dir", root.path()});
   ASSERT_EQ(training.Finish(), 0) << training.output();
 
-  const auto reader = Checkpointer::Open({.root = root.path(), .read_only = true});
+  const auto reader = Checkpointer::Open({.root = root.path(), .read_only = true, .host_memory_bytes = 64_MiB});
   ASSERT_TRUE(reader.ok()) << reader.status();
   const auto details = reader.value()->Inspect(Latest());
 
