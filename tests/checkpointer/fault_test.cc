@@ -205,7 +205,7 @@ class FailedRootFsync : public Fault {
   /// Fails the fsync that follows the next rename to a step.
   void FailNextRootFsync() {
     plan_->CallAfter({.op = IoOp::kRename, .path = "step-", .nth = 1},
-                     [plan = plan_](const SeenOperation&) { plan->Fail({.op = IoOp::kFsync, .nth = 1}, EIO); });
+                     [this](const SeenOperation&) { plan_->Fail({.op = IoOp::kFsync, .nth = 1}, EIO); });
   }
 };
 

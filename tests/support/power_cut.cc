@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -58,7 +59,9 @@ class Model {
     for (std::size_t i = 0; i < upto; ++i) {
       const auto [first, last] = fsyncs.equal_range(i);
       for (auto it = first; it != last; ++it) Capture(it->second, operations[it->second].file);
-      if (operations[i].result >= 0) Apply(operations[i], i);
+      // Whose mkdir was too late has seen the folder; the one that made it may be another queue's, and noted later.
+      const bool there = operations[i].op == IoOp::kMkdir && operations[i].result == -EEXIST;
+      if (operations[i].result >= 0 || there) Apply(operations[i], i);
     }
   }
 
@@ -129,7 +132,8 @@ class Model {
         return;
       case IoOp::kMkdir:
         if (const Place place = Find(operation.path); place.parent != nullptr) {
-          auto& node = place.parent->names[place.name] = std::make_shared<Node>();
+          auto& node = place.parent->names[place.name];
+          if (node == nullptr) node = std::make_shared<Node>();
           node->directory = true;
         }
         return;

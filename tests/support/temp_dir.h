@@ -9,10 +9,12 @@
 
 namespace cairn {
 
-/// A fresh directory under TMPDIR (or /tmp), removed with all it holds. Throws where it cannot be made: tests only.
+/// A fresh directory under TMPDIR (or /tmp), or under `parent`, removed with all it holds. Throws where it cannot be
+/// made: tests only.
 class TempDir {
  public:
-  TempDir() : path_((std::filesystem::temp_directory_path() / "cairn-XXXXXX").string()) {
+  TempDir() : TempDir(std::filesystem::temp_directory_path()) {}
+  explicit TempDir(const std::filesystem::path& parent) : path_((parent / "cairn-XXXXXX").string()) {
     if (::mkdtemp(path_.data()) == nullptr) throw std::system_error(errno, std::generic_category(), path_);
   }
   ~TempDir() {
