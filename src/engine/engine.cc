@@ -96,6 +96,7 @@ void Engine::Advance() {
   }
   for (const auto& job : jobs_) {
     while (context_.writes_under_way < context_.parts.options.queue_depth && job->HasReadyWrite()) job->SubmitWrite();
+    if (job->holds_disk()) break;
   }
 }
 

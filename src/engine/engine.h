@@ -17,8 +17,8 @@ namespace cairn {
 /// The engine's thread: it owns the queue, sleeps in it, and only submits and completes.
 ///
 /// Oldest first: no buffer and no device work goes to a save until every copy of every older one has been enqueued (or
-/// that save has ended); then a younger save fills what the older ones leave. Writes go to the oldest save that has
-/// one.
+/// that save has ended); then a younger save fills what the older ones leave. No data of it is written
+/// before the older one has committed: that one's header and manifest would wait behind it in the disk's queue.
 class Engine {
  public:
   /// Starts the thread; fails where its queue cannot be made.

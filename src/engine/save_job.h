@@ -38,6 +38,11 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   }
   [[nodiscard]] bool HasReadyWrite() const { return begun_ && !ready_.empty() && !failing(); }
   void SubmitWrite();
+  /// Younger saves must not write yet: this one has writes to come, if only its header and manifest. Not so while it
+  /// waits for other ranks.
+  [[nodiscard]] bool holds_disk() const {
+    return !failing() && !ended_ && !(agreed_ && context_.parts.group->size() > 1);
+  }
   [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }
   void OnDeviceLost(const Device& device, const Status& status);
   [[nodiscard]] bool ended() const { return ended_; }
