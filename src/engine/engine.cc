@@ -68,13 +68,10 @@ void Engine::Loop() {
     // The pool is touched while there is nothing else to do; a save that comes first touches what it uses.
     untouched = untouched && (!jobs_.empty() || context_.parts.pool->TouchNext());
     const bool touches_on = untouched && jobs_.empty();
-    const Result<std::size_t> ran = context_.queue->RunOnce(touches_on         ? Deadline::In({})
-                                                            : waits_for_device ? Deadline::In(kHealthInterval)
-                                                                               : Deadline::Infinite());
-    if (!ran.ok()) {
-      // Nothing can be written any more, and nothing said about what was: every save fails with the queue's own word.
-      for (const auto& job : jobs_) job->Abandon(ran.status());
-    }
+    // It fails in a forked child alone, where this thread is not.
+    static_cast<void>(context_.queue->RunOnce(touches_on         ? Deadline::In({})
+                                              : waits_for_device ? Deadline::In(kHealthInterval)
+                                                                 : Deadline::Infinite()));
     for (const Inbox::Message& message : context_.inbox->Take()) message();
     if (waits_for_device && SaveTask::Clock::now() - checked >= kHealthInterval) {
       checked = SaveTask::Clock::now();

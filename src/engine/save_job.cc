@@ -233,10 +233,6 @@ void SaveJob::OnDeviceLost(const Device& device, const Status& status) {
   if (capture != nullptr) capture->OnDeviceLost(device, status);
 }
 
-void SaveJob::Abandon(Status why) {
-  if (!failing() && !sealing_) Fail(std::move(why));
-}
-
 Status SaveJob::Closed() const {
   return Error(StatusCode::kDeadlineExceeded, "step {}: abandoned, the checkpointer was closed before it was durable",
                task_->plan().step);

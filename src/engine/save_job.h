@@ -51,10 +51,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   /// Tells those who wait for it; once it has ended, and everything else that tells of it is up to date.
   void TellWaiters() const { task_->Finish(outcome_); }
   [[nodiscard]] const std::shared_ptr<SaveTask>& task() const { return task_; }
-  /// Fails it, unless its commit has begun.
-  void Abandon(Status why);
-  /// The same, at the end of the checkpointer: the other ranks are waited for no longer. Whether they have committed by
-  /// then is looked up on the disk.
+  /// Fails it, unless its commit has begun, at the end of the checkpointer: the other ranks are waited for no longer.
+  /// Whether they have committed by then is looked up on the disk.
   void Close();
   /// Takes note of SaveHandle::Cancel.
   void TakeCancel();

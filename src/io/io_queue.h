@@ -53,7 +53,8 @@ using IoDone = std::function<void(std::int64_t result)>;
 /// One thread owns a queue: the one that makes it, which must be the one that submits, runs and destroys it. Operations
 /// submitted together run in any order and at the same time; who needs an order waits for completions. Nothing is
 /// retried inside: EINTR, EAGAIN and short transfers are the caller's to see. Destroying a queue waits for what is
-/// under way and drops its callbacks.
+/// under way and drops its callbacks. A queue that breaks (somebody closed its descriptors) answers -EIO to what is
+/// under way, which the kernel may yet carry out, and to all that comes.
 class IoQueue {
  public:
   virtual ~IoQueue() = default;
@@ -61,7 +62,7 @@ class IoQueue {
   /// Takes the operation; `done` is called exactly once, never from within Submit.
   virtual void Submit(IoRequest request, IoDone done) = 0;
   /// Hands submitted operations to the kernel, sleeps until at least one completion, a Wake or the deadline, and calls
-  /// what is done. Returns the number of callbacks called. An error means that the queue itself is broken.
+  /// what is done. Returns the number of callbacks called. FailedPrecondition in a forked child, the only error.
   virtual Result<std::size_t> RunOnce(Deadline deadline) = 0;
   /// Makes the current or the next RunOnce return. Safe from any thread, and async-signal-safe.
   virtual void Wake() = 0;

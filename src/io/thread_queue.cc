@@ -1,11 +1,8 @@
 #include "io/thread_queue.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <ctime>
 #include <utility>
 #include <vector>
 
@@ -46,7 +43,7 @@ class ThreadQueue : public IoQueue {
       threads_->Take(completions);
       const bool woken = wake_.Take();
       if (!completions.empty() || woken || deadline.passed()) break;
-      CAIRN_RETURN_IF_ERROR(Sleep(deadline));
+      wake_.Sleep(deadline);
     }
     for (IoCompletion& completion : completions) {
       --pending_;
@@ -60,25 +57,6 @@ class ThreadQueue : public IoQueue {
   [[nodiscard]] std::string name() const override { return "threads"; }
 
  private:
-  [[nodiscard]] Status Sleep(Deadline deadline) {
-    pollfd entry{.fd = wake_.fd(), .events = POLLIN, .revents = 0};
-    timespec timeout{};
-    if (!deadline.infinite()) {
-      const auto left = std::max(std::chrono::nanoseconds(deadline.when() - Deadline::Clock::now()),
-                                 std::chrono::nanoseconds::zero());
-      timeout.tv_sec = static_cast<time_t>(left.count() / 1'000'000'000);
-      timeout.tv_nsec = static_cast<long>(left.count() % 1'000'000'000);
-    }
-    if (::ppoll(&entry, 1, deadline.infinite() ? nullptr : &timeout, nullptr) < 0 && errno != EINTR) {
-      return ErrnoStatus(errno, "poll of an I/O queue");
-    }
-    std::uint64_t count = 0;
-    if (::read(wake_.fd(), &count, sizeof count) < 0 && errno != EAGAIN && errno != EINTR) {
-      return ErrnoStatus(errno, "eventfd of an I/O queue");
-    }
-    return {};
-  }
-
   const pid_t owner_ = ::getpid();
   WakeSignal wake_;
   std::size_t pending_ = 0;

@@ -117,6 +117,7 @@ class UringQueue : public IoQueue {
   void FillSubmissions();
   [[nodiscard]] Status Enter(Deadline deadline);
   [[nodiscard]] Status Reap(std::vector<IoCompletion>& into);
+  void AnswerAll(std::vector<IoCompletion>& into);
 
   const pid_t owner_ = ::getpid();
   std::array<bool, kAllOps.size()> by_thread_{};
@@ -124,6 +125,7 @@ class UringQueue : public IoQueue {
   WakeSignal wake_;
   std::uint64_t wake_count_ = 0;  // Where the kernel puts what it read from the eventfd.
   bool wake_armed_ = false;
+  bool broken_ = false;  // The ring is not entered any more.
   std::vector<Slot> slots_;
   std::vector<std::size_t> free_slots_;
   std::deque<Slot> backlog_;  // Not in the kernel yet.
@@ -194,22 +196,37 @@ void UringQueue::Submit(IoRequest request, IoDone done) {
 Result<std::size_t> UringQueue::RunOnce(Deadline deadline) {
   if (::getpid() != owner_) return Error(StatusCode::kFailedPrecondition, "I/O queue used in a forked child");
   std::vector<IoCompletion> completions;
-  Status status;
   while (true) {
-    FillSubmissions();
-    status = Enter(deadline);
-    const Status reaped = Reap(completions);
-    if (status.ok()) status = reaped;
+    if (!broken_) {
+      FillSubmissions();
+      const bool entered = Enter(deadline).ok();
+      const bool reaped = Reap(completions).ok();
+      broken_ = !entered || !reaped;
+    }
+    if (broken_) AnswerAll(completions);
     if (helper_ != nullptr) helper_->Take(completions);
     const bool woken = wake_.Take();
-    if (!status.ok() || !completions.empty() || woken || deadline.passed()) break;
+    if (!completions.empty() || woken || deadline.passed()) break;
+    if (broken_) WakeSignal::Doze(deadline);  // The eventfd is read by the ring, if by anybody.
   }
   for (IoCompletion& completion : completions) {
     --pending_;
     completion.done(completion.result);
   }
-  CAIRN_RETURN_IF_ERROR(status);
   return completions.size();
+}
+
+// Of a broken ring, in which nothing is ever found.
+void UringQueue::AnswerAll(std::vector<IoCompletion>& into) {
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (!slots_[slot].done) continue;
+    into.push_back({std::move(slots_[slot].done), -EIO});
+    slots_[slot] = {};
+    free_slots_.push_back(slot);
+  }
+  for (Slot& waiting : backlog_) into.push_back({std::move(waiting.done), -EIO});
+  backlog_.clear();
+  wake_armed_ = false;
 }
 
 void UringQueue::FillSubmissions() {

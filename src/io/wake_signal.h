@@ -1,14 +1,19 @@
 #pragma once
 
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
+#include <ctime>
 
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "cairn/options.h"
 
 namespace cairn {
 
@@ -36,12 +41,33 @@ class WakeSignal {
     [[maybe_unused]] const ssize_t written = ::write(fd_.get(), &one, sizeof one);
     errno = before;
   }
+  /// Sleeps until it is nudged or the deadline has passed; or, where the descriptor was closed by somebody, for a
+  /// moment. For descriptors opened with EFD_NONBLOCK.
+  void Sleep(Deadline deadline) const {
+    pollfd entry{.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    std::uint64_t count = 0;
+    if (Poll(&entry, 1, deadline) > 0 && ::read(fd_.get(), &count, sizeof count) < 0 && errno == EBADF) Doze(deadline);
+  }
+  /// Sleeps for a moment, at most until the deadline, whatever happens meanwhile.
+  static void Doze(Deadline deadline) {
+    const Deadline moment = Deadline::In(std::chrono::milliseconds(10));
+    Poll(nullptr, 0, deadline.when() < moment.when() ? deadline : moment);
+  }
   /// Whether Wake was called since the last time this was.
   [[nodiscard]] bool Take() { return woken_.exchange(false, std::memory_order_acq_rel); }
   /// In a forked child: leaves the descriptor alone.
   void Forget() { (void)fd_.Release(); }
 
  private:
+  static int Poll(pollfd* entries, nfds_t count, Deadline deadline) {
+    if (deadline.infinite()) return ::ppoll(entries, count, nullptr, nullptr);
+    const auto left =
+        std::max(std::chrono::nanoseconds(deadline.when() - Deadline::Clock::now()), std::chrono::nanoseconds::zero());
+    const timespec timeout{.tv_sec = static_cast<time_t>(left.count() / 1'000'000'000),
+                           .tv_nsec = static_cast<long>(left.count() % 1'000'000'000)};
+    return ::ppoll(entries, count, &timeout, nullptr);
+  }
+
   static_assert(std::atomic<bool>::is_always_lock_free);
   UniqueFd fd_;
   std::atomic<bool> woken_ = false;

@@ -29,7 +29,6 @@ void Pipeline::Inbox::Push(Message message) {
   messages.push_back(std::move(message));
   // Under the lock, which is what keeps the queue alive for stragglers.
   if (queue != nullptr) queue->Wake();
-  arrived.NotifyOne();
 }
 
 Pipeline::Pipeline(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, std::span<ShardFile> files,
@@ -70,7 +69,8 @@ Status Pipeline::Run(std::span<const Stream> streams, const Progress& progress) 
       if (Status status = WaitForChunk(); !status.ok()) Fail(std::move(status));
       continue;
     }
-    RunQueue();
+    // It fails in a forked child alone, and none restores.
+    static_cast<void>(queue_->RunOnce(copying_ > 0 ? next_health_check_ : Deadline::Infinite()));
     HandleMessages(progress);
     CheckHealth();
   }
@@ -211,21 +211,6 @@ void Pipeline::HandleMessages(const Progress& progress) {
     messages.swap(inbox_->messages);
   }
   for (const Message& message : messages) Handle(message, progress);
-}
-
-void Pipeline::RunQueue() {
-  const Deadline deadline = copying_ > 0 ? next_health_check_ : Deadline::Infinite();
-  if (!queue_broken_) {
-    const Result<std::size_t> ran = queue_->RunOnce(deadline);
-    if (ran.ok() || ran.status().code() == StatusCode::kDeadlineExceeded) return;
-    // Its destructor waits for the reads; workers and devices are still waited for here.
-    Fail(ran.status());
-    queue_broken_ = true;
-    reading_ = 0;
-    return;
-  }
-  MutexLock lock(inbox_->mutex);
-  while (inbox_->messages.empty() && !deadline.passed()) inbox_->arrived.WaitUntil(inbox_->mutex, deadline);
 }
 
 void Pipeline::CheckHealth() {

@@ -47,7 +47,6 @@ class Pipeline {
   struct Inbox {
     void Push(Message message) CAIRN_EXCLUDES(mutex);
     Mutex mutex;
-    CondVar arrived;
     std::vector<Message> messages CAIRN_GUARDED_BY(mutex);
     IoQueue* queue CAIRN_GUARDED_BY(mutex) = nullptr;
   };
@@ -60,7 +59,6 @@ class Pipeline {
   void CopyToDevices(Slot& slot);
   void Handle(const Message& message, const Progress& progress);
   void HandleMessages(const Progress& progress);
-  void RunQueue();
   void CheckHealth();
   void Fail(Status status);
   void Finish(Slot& slot);
@@ -82,7 +80,6 @@ class Pipeline {
   int reading_ = 0;
   int working_ = 0;
   int copying_ = 0;  // Slots, not batches.
-  bool queue_broken_ = false;
   bool devices_lost_ = false;
   Deadline next_health_check_ = Deadline::Infinite();
   std::uint64_t bytes_done_ = 0;

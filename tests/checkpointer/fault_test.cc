@@ -1,9 +1,12 @@
 // One operation of a save fails: the save says so, what was there before stays, and the next save works.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -163,6 +166,29 @@ TEST_F(Fault, FailsASaveWhoseWritesGetNowhere) {
   plan_->Clear();
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1));
   EXPECT_EQ(SaveDurably(*checkpointer_, 3), Status::Ok());
+}
+
+// The ring itself is gone, from any operation of a save on.
+TEST_F(Fault, FailsEverySaveOnceTheRingIsBrokenAndHangsNowhere) {
+  if (checkpointer_->stats().io_queue != "io_uring") GTEST_SKIP() << checkpointer_->stats().io_queue_reason;
+  plan_->CallBefore({.op = IoOp::kWrite, .path = "shard-", .nth = 2}, [](const SeenOperation&) {
+    const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      const std::string target = std::filesystem::read_symlink(entry, gone);
+      if (target == "anon_inode:[io_uring]") ::dup2(nothing, std::stoi(entry.path().filename()));
+    }
+    ::close(nothing);
+  });
+
+  const Status status = SaveDurably(*checkpointer_, 2);
+  const Status next = SaveDurably(*checkpointer_, 3);
+
+  EXPECT_EQ(status.code(), StatusCode::kIoError) << status;
+  EXPECT_EQ(next.code(), StatusCode::kIoError) << next;
+  EXPECT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+  checkpointer_.reset();
+  ExpectNothingLost(root(), 1);
 }
 
 struct FsyncCase {

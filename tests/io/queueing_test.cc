@@ -5,9 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <thread>
 
@@ -18,6 +20,16 @@ namespace {
 
 using namespace std::chrono_literals;
 using IoQueueing = IoQueueContract;
+
+std::vector<int> OpenDescriptors() {
+  std::vector<int> open;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    // The listing's own is gone by now.
+    if (::fcntl(fd, F_GETFD) >= 0) open.push_back(fd);
+  }
+  return open;
+}
 
 TEST_P(IoQueueing, CallbackComesFromRunOnceOnly) {
   MakeFile("file", "x");
@@ -80,6 +92,34 @@ TEST_P(IoQueueing, CallbacksMaySubmitMore) {
 
   EXPECT_EQ(left, 0);
   Close(fd);
+}
+
+TEST_P(IoQueueing, DescriptorsTakenAwayAreErrorsAndNoHang) {
+  const std::vector<int> before = OpenDescriptors();
+  auto queue = *GetParam().make();
+  int pipe_ends[2];
+  ASSERT_EQ(::pipe(pipe_ends), 0);
+  char byte = 0;
+  std::vector<std::int64_t> results;
+  const IoDone done = [&](std::int64_t result) { results.push_back(result); };
+  queue->Submit({.op = IoOp::kRead, .fd = pipe_ends[0], .buffer = &byte, .length = 1}, done);
+  ASSERT_TRUE(queue->RunOnce(Deadline::In(0ms)).ok());
+
+  // A program that makes a daemon of itself closes whatever is open.
+  const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (const int fd : OpenDescriptors()) {
+    const bool of_queue = std::find(before.begin(), before.end(), fd) == before.end() && fd != nothing;
+    if (of_queue && fd != pipe_ends[0] && fd != pipe_ends[1]) ::dup2(nothing, fd);
+  }
+  queue->Submit({.op = IoOp::kUnlink, .path = dir_ / "missing"}, done);
+  ASSERT_EQ(::write(pipe_ends[1], "x", 1), 1);
+  while (queue->pending() > 0) ASSERT_TRUE(queue->RunOnce(Deadline::Infinite()).ok());
+
+  EXPECT_EQ(results.size(), 2U);  // Errors, or what was carried out all the same.
+  queue->Wake();
+  EXPECT_TRUE(queue->RunOnce(Deadline::Infinite()).ok());
+  queue.reset();
+  for (const int fd : {pipe_ends[0], pipe_ends[1], nothing}) ::close(fd);
 }
 
 TEST_P(IoQueueing, RunOnceReturnsAtTheDeadlineWithNothingToDo) {
