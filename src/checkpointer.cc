@@ -50,6 +50,8 @@ class Checkpointer::Impl {
   Mutex save_mutex;
   std::uint64_t next_sequence CAIRN_GUARDED_BY(save_mutex) = 0;
   std::weak_ptr<const TensorTable> checked_table CAIRN_GUARDED_BY(save_mutex);
+  std::size_t checked_tensors CAIRN_GUARDED_BY(save_mutex) = 0;  // Of it; a table only grows.
+  Mutex device_mutex;
   Mutex fence_mutex;
   std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
 
@@ -58,7 +60,7 @@ class Checkpointer::Impl {
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
   [[nodiscard]] RestoreParts Parts();
   Result<std::unique_ptr<IoQueue>> MakeQueue() const { return queue_factory(); }
-  Result<std::shared_ptr<Device>> GetDevice(DeviceId id);
+  Result<std::shared_ptr<Device>> GetDevice(DeviceId id) CAIRN_EXCLUDES(device_mutex);
 
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options)
       CAIRN_EXCLUDES(save_mutex);
@@ -165,6 +167,8 @@ Checkpointer::~Checkpointer() {
 }
 
 Result<std::shared_ptr<Device>> Checkpointer::Impl::GetDevice(DeviceId id) {
+  // Whoever finds a device set up must find it with the engine too.
+  MutexLock lock(device_mutex);
   CAIRN_ASSIGN_OR_RETURN(Devices::Found found, devices->Get(id));
   if (found.fresh && engine != nullptr) engine->AddDevice(found.device, found.staging);
   return found.device;
@@ -201,6 +205,10 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   if (!given_up.ok()) return SaveHandle(give_up(given_up));
 
   Result<SavePlan> plan = ledger->Admit(step, save_options.if_exists);
+  if (plan.status().code() == StatusCode::kAlreadyExists && ledger->Holds(step) && !HoldsStep(root_path, step)) {
+    ledger->Removed(step);  // By the coordinator, of which this rank has not heard.
+    plan = ledger->Admit(step, save_options.if_exists);
+  }
   if (!plan.ok()) return refuse(plan.status());
   plan->sequence = sequence;
   Result<std::vector<DeviceEvents>> events = RecordStreams(*table, save_options.streams);
@@ -216,7 +224,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
 }
 
 Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>& table) {
-  if (table == checked_table.lock()) return Status::Ok();
+  if (table == checked_table.lock() && table->size() == checked_tensors) return Status::Ok();
   std::map<DeviceId, std::shared_ptr<Device>> found;
   for (const DeviceId id : table->devices()) {
     CAIRN_ASSIGN_OR_RETURN(found[id], GetDevice(id));
@@ -229,6 +237,7 @@ Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>
     }
   }
   checked_table = table;
+  checked_tensors = table->size();
   return Status::Ok();
 }
 
@@ -256,6 +265,13 @@ Status Checkpointer::Impl::TakePlace(std::uint64_t step, Status& given_up) {
 Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const TensorTable& table,
                                                                     const std::vector<Stream>& streams) {
   std::vector<DeviceEvents> all;
+  for (const Stream& stream : streams) {
+    const std::vector<DeviceId>& used = table.devices();
+    if (std::find(used.begin(), used.end(), stream.device) != used.end()) continue;
+    return Error(StatusCode::kInvalidArgument,
+                 "a stream of {}, where no tensor of the state is: what it does to others' memory it cannot order",
+                 ToString(stream.device));
+  }
   const auto record = [&]() -> Status {
     for (const DeviceId id : table.devices()) {
       CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(id));
@@ -286,10 +302,12 @@ Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const Tensor
 
 // Fence, Drain
 
-Status Checkpointer::Fence(Stream stream) {
+Status Checkpointer::Fence(Stream stream, Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
   if (stream.device.kind != DeviceKind::kCpu) CAIRN_RETURN_IF_ERROR(impl_->RefuseWhileCapturing(stream));
-  for (const std::shared_ptr<SaveTask>& task : impl_->engine->InFlight()) CAIRN_RETURN_IF_ERROR(task->Fence(stream));
+  for (const std::shared_ptr<SaveTask>& task : impl_->engine->InFlight()) {
+    CAIRN_RETURN_IF_ERROR(task->Fence(stream, deadline));
+  }
   return Status::Ok();
 }
 
@@ -303,6 +321,12 @@ Status Checkpointer::Impl::RefuseWhileCapturing(Stream stream) {
     CAIRN_ASSIGN_OR_RETURN(event, device->AcquireEvent());
   }
   return device->RecordOnStream(stream, event);
+}
+
+Status Checkpointer::WaitForPlace(Deadline deadline) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  if (impl_->engine->WaitForPlace(impl_->options.max_in_flight, deadline)) return Status::Ok();
+  return Error(StatusCode::kDeadlineExceeded, "{} saves are in flight", impl_->options.max_in_flight);
 }
 
 Status Checkpointer::Drain(Deadline deadline) {
@@ -373,14 +397,18 @@ Status Checkpointer::Unpin(std::uint64_t step) {
 
 Status Checkpointer::Remove(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  if (impl_->group->rank() != 0) {
+    return Error(StatusCode::kFailedPrecondition, "step {}: only rank 0 removes checkpoints", step);
+  }
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
   CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
   std::optional<Status> outcome;
   Status status;
-  RemoveCheckpoint(*queue, impl_->root_path, step, [&outcome](Status done) { outcome = std::move(done); });
+  RemoveCheckpoint(*queue, impl_->root_path, step, Pinned::kGoes,
+                   [&outcome](Status done) { outcome = std::move(done); });
   while (!outcome && status.ok()) status = queue->RunOnce(Deadline::Infinite()).status();
   if (outcome) status = *outcome;
-  status.ok() ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
+  HoldsStep(impl_->root_path, step) ? impl_->ledger->KeepAfterAll(step) : impl_->ledger->Removed(step);
   return status;
 }
 

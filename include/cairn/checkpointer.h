@@ -88,6 +88,10 @@ class Which {
   return which;
 }
 
+/// Progress of a long read, in bytes; called from the caller's own thread, chunk by chunk. False gives the read up:
+/// it ends Cancelled. Must not throw.
+using Progress = std::function<bool(std::uint64_t done, std::uint64_t total)>;
+
 struct RestoreOptions {
   /// Restore only these of the state's tensors: exact names or patterns with * and ?. Empty: all of them.
   std::vector<std::string> names;
@@ -95,6 +99,7 @@ struct RestoreOptions {
   bool allow_missing = false;
   /// Work of these streams on the target tensors is finished before they are written, and later work sees the result.
   std::vector<Stream> streams;
+  Progress progress;
 };
 
 struct Restored {
@@ -137,9 +142,6 @@ struct CheckpointDetails {
   std::vector<Values> values;       ///< By rank.
 };
 
-/// Progress of a long read, in bytes; called from the caller's own thread.
-using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
-
 /// Saves and restores checkpoints under one root. All calls are safe from any thread.
 ///
 /// In a forked child every call fails with FailedPrecondition and the destructor does nothing.
@@ -170,8 +172,12 @@ class Checkpointer {
   ///
   /// Where every copy is enqueued already the host does not wait; else it waits until they are (which counts as stall).
   /// CPU tensors make it wait until they are captured. FailedPrecondition under CUDA graph capture: call it before the
-  /// replay instead. A failed save holds nobody up; its failure is not reported here.
-  Status Fence(Stream stream = {});
+  /// replay instead. A failed save holds nobody up; its failure is not reported here. DeadlineExceeded where the host
+  /// had to wait that long: the tensors may not be overwritten, and another call waits on.
+  Status Fence(Stream stream = {}, Deadline deadline = Deadline::Infinite());
+
+  /// Waits until a save would find a place in flight free, whatever Options::when_full says. DeadlineExceeded.
+  Status WaitForPlace(Deadline deadline = Deadline::Infinite()) const;
 
   /// Waits until no save is in flight. Returns the first failure among them, DeadlineExceeded at the deadline.
   Status Drain(Deadline deadline = Deadline::Infinite());

@@ -195,16 +195,18 @@ std::optional<std::uint32_t> TensorTable::Find(std::string_view name) const {
 }
 
 const std::vector<std::uint32_t>& TensorTable::StoreOrder() const {
-  std::call_once(order_once_, [this] {
-    for (std::uint32_t i = 0; i < entries_.size(); ++i) {
-      if (!entries_[i].is_alias()) order_.push_back(i);
-    }
-    std::sort(order_.begin(), order_.end(), [this](std::uint32_t a, std::uint32_t b) {
-      const TensorEntry& x = entries_[a];
-      const TensorEntry& y = entries_[b];
-      return x.dtype != y.dtype ? x.dtype > y.dtype : x.name < y.name;
-    });
+  MutexLock lock(order_mutex_);
+  if (ordered_ == entries_.size()) return order_;
+  order_.clear();
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    if (!entries_[i].is_alias()) order_.push_back(i);
+  }
+  std::sort(order_.begin(), order_.end(), [this](std::uint32_t a, std::uint32_t b) {
+    const TensorEntry& x = entries_[a];
+    const TensorEntry& y = entries_[b];
+    return x.dtype != y.dtype ? x.dtype > y.dtype : x.name < y.name;
   });
+  ordered_ = entries_.size();
   return order_;
 }
 

@@ -3,13 +3,13 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/strided.h"
 #include "cairn/tensor.h"
 
@@ -58,8 +58,8 @@ class TensorTable {
   [[nodiscard]] std::uint64_t cpu_bytes() const { return cpu_bytes_; }
   /// Each device that holds an entry with bytes, once.
   [[nodiscard]] const std::vector<DeviceId>& devices() const { return devices_; }
-  /// Entries that are no alias, in the order of a shard's bytes: dtype rank descending, then name. Computed on first
-  /// use.
+  /// Entries that are no alias, in the order of a shard's bytes: dtype rank descending, then name. Computed on the
+  /// first use after an Add.
   [[nodiscard]] const std::vector<std::uint32_t>& StoreOrder() const;
 
  private:
@@ -71,8 +71,9 @@ class TensorTable {
   std::uint64_t bytes_ = 0;
   std::uint64_t small_bytes_ = 0;
   std::uint64_t cpu_bytes_ = 0;
-  mutable std::once_flag order_once_;
-  mutable std::vector<std::uint32_t> order_;
+  mutable Mutex order_mutex_;
+  mutable std::size_t ordered_ CAIRN_GUARDED_BY(order_mutex_) = 0;  // Entries that order_ was computed from.
+  mutable std::vector<std::uint32_t> order_;                        // Written under the mutex, read by all.
 };
 
 }  // namespace cairn

@@ -1,6 +1,8 @@
 #include "engine/agreement.h"
 
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "base/status_macros.h"
 
@@ -32,23 +34,44 @@ Status ToStatus(const Word& word) {
 
 }  // namespace
 
-std::string EncodeAttemptWord(const AttemptWord& word) { return Dump({{"uuid", word.uuid}, {"step", word.step}}); }
+std::string EncodeAttemptWord(const AttemptWord& word) {
+  return Dump({{"uuid", word.uuid},
+               {"step", word.step},
+               {"generation", word.generation},
+               {"parent", word.parent},
+               {"admitted", word.admitted}});
+}
 
-Result<std::string> AgreeOnAttempt(const std::vector<std::string>& words) {
-  std::string uuid;
-  std::uint64_t step = 0;
-  for (std::size_t rank = 0; rank < words.size(); ++rank) {
-    const Word word = Parse(words[rank]);
-    if (!word.contains("uuid") || !word.contains("step")) return NotAWord(rank, words[rank]);
-    if (rank == 0) {
-      uuid = word["uuid"].get<std::string>();
-      step = word["step"].get<std::uint64_t>();
-    } else if (word["step"].get<std::uint64_t>() != step) {
+Result<std::string> AgreeOnAttempt(const std::vector<std::string>& texts) {
+  std::vector<AttemptWord> words;
+  std::optional<std::size_t> first;  // That continues a line of training.
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const Word word = Parse(texts[rank]);
+    if (!word.contains("uuid") || !word.contains("step") || !word.contains("generation") || !word.contains("parent") ||
+        !word.contains("admitted")) {
+      return NotAWord(rank, texts[rank]);
+    }
+    words.push_back({.uuid = word["uuid"].get<std::string>(),
+                     .step = word["step"].get<std::uint64_t>(),
+                     .generation = word["generation"].get<std::uint64_t>(),
+                     .parent = word["parent"].get<std::string>(),
+                     .admitted = word["admitted"].get<bool>()});
+    const AttemptWord& mine = words.back();
+    if (mine.step != words.front().step) {
       return Error(StatusCode::kFailedPrecondition, "ranks save different steps: rank 0 saves {}, rank {} saves {}",
-                   step, rank, word["step"].get<std::uint64_t>());
+                   words.front().step, rank, mine.step);
+    }
+    if (!mine.admitted) continue;
+    if (!first) first = rank;
+    const AttemptWord& other = words[*first];
+    if (mine.generation != other.generation || mine.parent != other.parent) {
+      return Error(StatusCode::kFailedPrecondition,
+                   "step {}: ranks continue different checkpoints: rank {} generation {} from attempt \"{}\", rank {} "
+                   "generation {} from attempt \"{}\"",
+                   mine.step, *first, other.generation, other.parent, rank, mine.generation, mine.parent);
     }
   }
-  return uuid;
+  return words.empty() ? std::string() : words.front().uuid;
 }
 
 std::string EncodePrepared(const ManifestShard& shard) {

@@ -13,13 +13,17 @@ namespace cairn {
 // What ranks tell each other about one save: small texts, pure functions. InvalidArgument for text that is none of
 // these.
 
-/// attempt/: the coordinator's uuid (empty from the others) and the step.
+/// attempt/: the coordinator's uuid (empty from the others), the step, and the line of training that it continues.
 struct AttemptWord {
   std::string uuid;
   std::uint64_t step = 0;
+  std::uint64_t generation = 0;
+  std::string parent;     ///< The attempt that this rank restored; empty where it has restored none.
+  bool admitted = false;  ///< False: this rank gives the save up, and its line says nothing.
 };
 [[nodiscard]] std::string EncodeAttemptWord(const AttemptWord& word);
-/// The uuid that the coordinator named. FailedPrecondition where the ranks are not saving the same step.
+/// The uuid that the coordinator named. FailedPrecondition where the ranks are not saving the same step, or have
+/// restored different checkpoints: what they would commit is a mixture.
 [[nodiscard]] Result<std::string> AgreeOnAttempt(const std::vector<std::string>& words);
 
 /// prepared/: this rank's shard, or its failure.

@@ -151,16 +151,24 @@ void Engine::RemoveNext() {
     return;
   }
   const std::uint64_t step = removals_.front();
-  RemoveCheckpoint(*context_.queue, context_.parts.root, step, [this, step](const Status& status) {
+  const std::string& root = context_.parts.root;
+  RemoveCheckpoint(*context_.queue, root, step, Pinned::kStays, [this, &root, step](const Status& status) {
     removals_.pop_front();
-    if (status.ok() || status.code() == StatusCode::kNotFound) {
+    const bool gone = !HoldsStep(root, step);
+    const bool pinned = !gone && IsPinned(root, step);
+    if (gone) {
       context_.parts.ledger->Removed(step);
-      context_.Tell({.kind = EventKind::kCheckpointRemoved, .step = step});
     } else {
+      context_.parts.ledger->SetPinned(step, pinned);
       context_.parts.ledger->KeepAfterAll(step);
-      context_.Tell({.severity = Severity::kWarning,
-                     .status = status,
-                     .message = fmt::format("step {} stays for now: {}", step, status.message())});
+    }
+    if (status.ok() || status.code() == StatusCode::kNotFound) {
+      context_.Tell({.kind = EventKind::kCheckpointRemoved, .step = step});
+    } else if (!pinned) {
+      context_.Tell(
+          {.severity = Severity::kWarning,
+           .status = status,
+           .message = fmt::format("step {} {}: {}", step, gone ? "is gone, but" : "stays for now", status.message())});
     }
     RemoveNext();
   });

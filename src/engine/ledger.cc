@@ -76,6 +76,8 @@ void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
   MutexLock lock(mutex_);
   on_the_way_.erase(plan.step);
   unknown_.erase(plan.step);
+  // A replaced step's pin is the new one's.
+  if (const auto old = committed_.find(plan.step); old != committed_.end()) one.info.pinned = old->second.info.pinned;
   committed_.insert_or_assign(plan.step, std::move(one));
 }
 
@@ -129,6 +131,11 @@ void Ledger::KeepAfterAll(std::uint64_t step) {
   MutexLock lock(mutex_);
   retiring_.erase(step);
   removal_ended_.NotifyAll();
+}
+
+bool Ledger::Holds(std::uint64_t step) const {
+  MutexLock lock(mutex_);
+  return committed_.contains(step);
 }
 
 void Ledger::SetPinned(std::uint64_t step, bool pinned) {

@@ -42,8 +42,13 @@ void SaveJob::Tell(const std::string& key, std::string word) {
 }
 
 void SaveJob::Start(Status given_up) {
-  const AttemptWord word{.uuid = coordinator() ? MakeUuid() : std::string(), .step = task_->plan().step};
-  Gather(fmt::format("attempt/{}", task_->plan().sequence), EncodeAttemptWord(word), &SaveJob::OnAttemptNamed);
+  const SavePlan& plan = task_->plan();
+  const AttemptWord word{.uuid = coordinator() ? MakeUuid() : std::string(),
+                         .step = plan.step,
+                         .generation = plan.generation,
+                         .parent = plan.parent ? plan.parent->attempt : std::string(),
+                         .admitted = plan.admitted};
+  Gather(fmt::format("attempt/{}", plan.sequence), EncodeAttemptWord(word), &SaveJob::OnAttemptNamed);
   if (!given_up.ok()) return Fail(std::move(given_up));
   context_.parts.workers->Post([snapshot = &task_->snapshot(), done = Later(&SaveJob::OnLaidOut)] {
     snapshot->LayOut();

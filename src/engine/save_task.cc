@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -58,16 +59,23 @@ Status SaveTask::WaitDurable(Deadline deadline) {
   return status_;
 }
 
-Status SaveTask::Fence(Stream stream) {
+Status SaveTask::Fence(Stream stream, Deadline deadline) {
   const Clock::time_point begin = Clock::now();
   MutexLock lock(mutex_);
-  const bool host_waits = reads_cpu_ || stream.device.kind == DeviceKind::kCpu;
-  while (!TensorsFree() && (host_waits || !enqueued_)) changed_.Wait(mutex_);
+  // A stream's order says nothing about another device's copies.
+  const bool elsewhere = std::any_of(events_.begin(), events_.end(),
+                                     [&](const DeviceEvents& one) { return one.device->id() != stream.device; });
+  const bool host_waits = reads_cpu_ || elsewhere || stream.device.kind == DeviceKind::kCpu;
+  const auto held_up = [&]() CAIRN_REQUIRES(mutex_) { return !TensorsFree() && (host_waits || !enqueued_); };
+  while (held_up() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
   stats_.stall += Clock::now() - begin;
+  if (held_up()) {
+    return Error(StatusCode::kDeadlineExceeded, "step {}: its tensors may not be overwritten yet, it is {}", plan_.step,
+                 SavePhaseName(stats_.phase));
+  }
   if (TensorsFree()) return Status::Ok();
   // Not captured, so the events are still this save's: they are given back under this same lock.
   for (const DeviceEvents& one : events_) {
-    if (one.device->id() != stream.device) continue;
     for (const EventId lane : one.lanes) CAIRN_RETURN_IF_ERROR(one.device->StreamWait(stream, lane));
   }
   return Status::Ok();

@@ -62,7 +62,7 @@ class SaveTask {
   Status WaitDurable(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Orders `stream` after the capture; waits on the host until every copy is enqueued (or captured, where the stream's
   /// order can't tell). Adds the wait to the stall. Ok for a save that has ended.
-  Status Fence(Stream stream) CAIRN_EXCLUDES(mutex_);
+  Status Fence(Stream stream, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   bool RequestCancel(Status why) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status status() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] SaveStats stats() const CAIRN_EXCLUDES(mutex_);

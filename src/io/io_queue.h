@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -48,13 +49,16 @@ struct IoRequest {
 /// operation: it may submit more.
 using IoDone = std::function<void(std::int64_t result)>;
 
+/// The errno of operations in a queue that broke. No filesystem gives it.
+inline constexpr int kBrokenQueue = ENOTRECOVERABLE;
+
 /// Every durable operation of Cairn goes through one of these. [interface]
 ///
 /// One thread owns a queue: the one that makes it, which must be the one that submits, runs and destroys it. Operations
 /// submitted together run in any order and at the same time; who needs an order waits for completions. Nothing is
 /// retried inside: EINTR, EAGAIN and short transfers are the caller's to see. Destroying a queue waits for what is
-/// under way and drops its callbacks. A queue that breaks (somebody closed its descriptors) answers -EIO to what is
-/// under way, which the kernel may yet carry out, and to all that comes.
+/// under way and drops its callbacks. A queue that breaks (somebody closed its descriptors) answers -kBrokenQueue to
+/// what is under way, which the kernel may yet carry out, and to all that comes.
 class IoQueue {
  public:
   virtual ~IoQueue() = default;

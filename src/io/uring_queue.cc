@@ -116,7 +116,7 @@ class UringQueue : public IoQueue {
   [[nodiscard]] bool ByThread(IoOp op) const { return by_thread_.at(static_cast<std::size_t>(op)); }
   void FillSubmissions();
   [[nodiscard]] Status Enter(Deadline deadline);
-  [[nodiscard]] Status Reap(std::vector<IoCompletion>& into);
+  void Reap(std::vector<IoCompletion>& into);
   void AnswerAll(std::vector<IoCompletion>& into);
 
   const pid_t owner_ = ::getpid();
@@ -125,7 +125,8 @@ class UringQueue : public IoQueue {
   WakeSignal wake_;
   std::uint64_t wake_count_ = 0;  // Where the kernel puts what it read from the eventfd.
   bool wake_armed_ = false;
-  bool broken_ = false;  // The ring is not entered any more.
+  bool wake_lost_ = false;  // Somebody closed the eventfd: sleeps are short instead.
+  bool broken_ = false;     // The ring is not entered any more.
   std::vector<Slot> slots_;
   std::vector<std::size_t> free_slots_;
   std::deque<Slot> backlog_;  // Not in the kernel yet.
@@ -149,7 +150,8 @@ UringQueue::~UringQueue() {
   if (wake_armed_) wake_.Wake();
   while (free_slots_.size() < slots_.size() || wake_armed_) {
     const bool entered = Enter(Deadline::Infinite()).ok();
-    if (!Reap(dropped).ok() || !entered) return;
+    Reap(dropped);
+    if (!entered) return;
   }
 }
 
@@ -199,9 +201,10 @@ Result<std::size_t> UringQueue::RunOnce(Deadline deadline) {
   while (true) {
     if (!broken_) {
       FillSubmissions();
-      const bool entered = Enter(deadline).ok();
-      const bool reaped = Reap(completions).ok();
-      broken_ = !entered || !reaped;
+      const Deadline moment = Deadline::In(std::chrono::milliseconds(10));
+      const bool entered = Enter(wake_lost_ && moment.when() < deadline.when() ? moment : deadline).ok();
+      Reap(completions);
+      broken_ = !entered;
     }
     if (broken_) AnswerAll(completions);
     if (helper_ != nullptr) helper_->Take(completions);
@@ -220,17 +223,17 @@ Result<std::size_t> UringQueue::RunOnce(Deadline deadline) {
 void UringQueue::AnswerAll(std::vector<IoCompletion>& into) {
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
     if (!slots_[slot].done) continue;
-    into.push_back({std::move(slots_[slot].done), -EIO});
+    into.push_back({std::move(slots_[slot].done), -kBrokenQueue});
     slots_[slot] = {};
     free_slots_.push_back(slot);
   }
-  for (Slot& waiting : backlog_) into.push_back({std::move(waiting.done), -EIO});
+  for (Slot& waiting : backlog_) into.push_back({std::move(waiting.done), -kBrokenQueue});
   backlog_.clear();
   wake_armed_ = false;
 }
 
 void UringQueue::FillSubmissions() {
-  if (!wake_armed_) {
+  if (!wake_armed_ && !wake_lost_) {
     if (io_uring_sqe* sqe = io_uring_get_sqe(ring_->get()); sqe != nullptr) {
       io_uring_prep_read(sqe, wake_.fd(), &wake_count_, sizeof wake_count_, 0);
       io_uring_sqe_set_data64(sqe, slots_.size());
@@ -277,8 +280,7 @@ Status UringQueue::Enter(Deadline deadline) {
   return ErrnoStatus(-outcome, "io_uring_enter");
 }
 
-Status UringQueue::Reap(std::vector<IoCompletion>& into) {
-  Status status;
+void UringQueue::Reap(std::vector<IoCompletion>& into) {
   unsigned head = 0;
   unsigned count = 0;
   io_uring_cqe* cqe = nullptr;
@@ -287,9 +289,7 @@ Status UringQueue::Reap(std::vector<IoCompletion>& into) {
     const std::uint64_t slot = cqe->user_data;
     if (slot == slots_.size()) {
       wake_armed_ = false;
-      if (cqe->res < 0 && cqe->res != -EINTR && cqe->res != -EAGAIN) {
-        status = ErrnoStatus(-cqe->res, "eventfd of an io_uring");
-      }
+      wake_lost_ = cqe->res < 0 && cqe->res != -EINTR && cqe->res != -EAGAIN;
       continue;
     }
     into.push_back({std::move(slots_[slot].done), cqe->res});
@@ -297,7 +297,6 @@ Status UringQueue::Reap(std::vector<IoCompletion>& into) {
     free_slots_.push_back(slot);
   }
   io_uring_cq_advance(ring_->get(), count);
-  return status;
 }
 
 Result<std::unique_ptr<UringQueue>> Make(int depth, const UringLimits& limits) {

@@ -200,7 +200,10 @@ void Pipeline::Handle(const Message& message, const Progress& progress) {
   if (!message.status.ok()) Fail(message.status);
   if (!status_.ok()) return Finish(slot);
   bytes_done_ += slot.read->end - slot.read->begin;
-  if (progress) progress(bytes_done_, bytes_total_);
+  if (progress && !progress(bytes_done_, bytes_total_)) {
+    Fail(Error(StatusCode::kCancelled, "given up after {} of {} bytes", bytes_done_, bytes_total_));
+    return Finish(slot);
+  }
   CopyToDevices(slot);
 }
 

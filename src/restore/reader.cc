@@ -64,7 +64,7 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
   DeviceCopies devices;
   CAIRN_RETURN_IF_ERROR(devices.Prepare(matched.copies, parts.device));
   Pipeline pipeline(parts, std::move(queue), opened.files, reads, matched.copies, devices);
-  CAIRN_RETURN_IF_ERROR(pipeline.Run(options.streams, {}));
+  CAIRN_RETURN_IF_ERROR(pipeline.Run(options.streams, options.progress));
 
   Restored restored{.step = checkpoint.manifest.step,
                     .generation = checkpoint.manifest.generation,
@@ -107,15 +107,12 @@ Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint) 
   return details;
 }
 
-Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which, int rank,
-                              const State& state, const RestoreOptions& options) {
-  if (!which.fall_back()) {
-    return UseOne(root, which, [&](const StoredCheckpoint& chosen) {
-      return RestoreCheckpoint(parts, chosen, rank, state, options);
-    });
-  }
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, which));
-  Status first = Error(StatusCode::kNotFound, "no checkpoint under {}", root);
+namespace {
+
+// The first candidate that is not damaged. NotFound as soon as one has vanished.
+Result<Restored> RestoreNewestGood(const RestoreParts& parts, const std::vector<StoredCheckpoint>& candidates, int rank,
+                                   const State& state, const RestoreOptions& options) {
+  Status first = Error(StatusCode::kNotFound, "no checkpoint");
   std::vector<std::string> passed_over;
   for (const StoredCheckpoint& candidate : candidates) {
     Result<Restored> restored = RestoreCheckpoint(parts, candidate, rank, state, options);
@@ -124,12 +121,30 @@ Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root
       return restored;
     }
     const Status status = restored.status();
-    if (status.code() == StatusCode::kNotFound) continue;  // Removed since it was listed.
     if (status.code() != StatusCode::kCorrupt) return status;
     if (passed_over.empty()) first = status;
     passed_over.push_back(fmt::format("{}: {}", candidate.info.path, status.message()));
   }
   return first;
+}
+
+}  // namespace
+
+Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which, int rank,
+                              const State& state, const RestoreOptions& options) {
+  if (!which.fall_back()) {
+    return UseOne(root, which, [&](const StoredCheckpoint& chosen) {
+      return RestoreCheckpoint(parts, chosen, rank, state, options);
+    });
+  }
+  Result<Restored> restored = Error(StatusCode::kNotFound, "no checkpoint under {}", root);
+  for (int i = 0; i < kMaxChoices; ++i) {
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, which));
+    restored = RestoreNewestGood(parts, candidates, rank, state, options);
+    // Not found is one that was removed or replaced since it was listed: the newest may be another by now.
+    if (restored.ok() || restored.status().code() != StatusCode::kNotFound) break;
+  }
+  return restored;
 }
 
 Status VerifyWhich(const RestoreParts& parts, const std::string& root, const Which& which, const Progress& progress) {

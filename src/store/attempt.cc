@@ -288,7 +288,10 @@ void ShardAttempt::Abandon(StatusDone done) {
     const auto remove = [&steps](IoOp op, const std::string& path) {
       steps.push_back({.make = [op, path] { return IoRequest{.op = op, .path = path}; }});
     };
-    if (manifest_made_) remove(IoOp::kUnlink, JoinPath(folder_, kManifestName));
+    if (manifest_made_) {
+      remove(IoOp::kUnlink, JoinPath(folder_, kManifestName));
+      remove(IoOp::kUnlink, JoinPath(folder_, kPinName));
+    }
     if (shard_made_) remove(IoOp::kUnlink, shard_);
     // Where other ranks' shards are still in it, the last rank to abandon removes the folder.
     if (folder_made_) remove(IoOp::kRmdir, folder_);

@@ -15,6 +15,7 @@
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/remove.h"
+#include "store/root.h"
 #include "store/space.h"
 
 namespace cairn {
@@ -29,6 +30,7 @@ struct Commit {
   bool in_place = false;
   UniqueFd root_fd;
   UniqueFd manifest_fd;
+  UniqueFd pin_fd;
   UniqueFd old_folder_fd;
   UniqueFd old_manifest_fd;
   std::optional<Flock> old_lock;
@@ -50,8 +52,9 @@ Result<Flow> Commit::JudgeRename(int error, Status plain) {
   if (error == EEXIST || error == ENOTEMPTY) {
     return Error(StatusCode::kAlreadyExists, "step {} is committed already, as {}", spec.manifest.step, target);
   }
-  // An error need not mean that nothing happened: a lost answer, an interrupted wait.
-  if (LeadsTo(spec.folder, *spec.folder_fd)) return plain;
+  // An error need not mean that nothing happened: a lost answer, an interrupted wait. Nor, from a broken queue, that
+  // nothing will yet.
+  if (error != kBrokenQueue && LeadsTo(spec.folder, *spec.folder_fd)) return plain;
   in_place = true;
   return Error(StatusCode::kUnknownOutcome, "step {}: {}", spec.manifest.step, plain.message());
 }
@@ -79,6 +82,16 @@ void AppendLockOfOld(std::vector<IoStep>& steps, Commit& commit) {
     if (commit.old_folder_fd.valid()) commit.mode = RenameMode::kExchange;
     return Status::Ok();
   }});
+}
+
+/// A pin is the step's, not the attempt's; nobody sets or takes it while the old one is locked.
+void AppendPinOfOld(std::vector<IoStep>& steps, Commit& commit) {
+  IoStep pin = CreateFileStep(JoinPath(commit.spec.folder, kPinName), 0, commit.spec.file_mode, commit.pin_fd);
+  pin.make = [&commit, make = std::move(pin.make)]() -> std::optional<IoRequest> {
+    if (!IsPinned(commit.spec.root, commit.spec.manifest.step)) return std::nullopt;
+    return make();
+  };
+  steps.push_back(std::move(pin));
 }
 
 void AppendRename(std::vector<IoStep>& steps, Commit& commit) {
@@ -128,8 +141,9 @@ void CommitFolder(IoQueue& queue, CommitSpec spec, CommitDone done) {
   std::vector<IoStep> steps;
   // The root is opened first, so that nothing but its fsync can fail once the rename is done.
   steps.push_back(OpenDirectoryStep(commit->spec.root, /*follow=*/true, commit->root_fd));
-  AppendManifest(steps, *commit);
   if (commit->spec.replace) AppendLockOfOld(steps, *commit);
+  if (commit->spec.replace) AppendPinOfOld(steps, *commit);
+  AppendManifest(steps, *commit);
   AppendRename(steps, *commit);
   if (commit->spec.replace) AppendRemovalOfOld(steps, *commit);
   RunSteps(queue, std::move(steps),

@@ -1,6 +1,7 @@
 #include "store/remove.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <memory>
@@ -110,8 +111,16 @@ void AppendReaderLockout(std::vector<IoStep>& steps, const std::string& folder, 
   }});
 }
 
+bool HoldsStep(const std::string& root, std::uint64_t step) {
+  return ::access(JoinPath(root, StepName(step)).c_str(), F_OK) == 0;
+}
+
+bool IsPinned(const std::string& root, std::uint64_t step) {
+  return ::access(JoinPath(JoinPath(root, StepName(step)), kPinName).c_str(), F_OK) == 0;
+}
+
 // Step 6 of the commit protocol, whose prose heads attempt.cc.
-void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, StatusDone done) {
+void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, Pinned pinned, StatusDone done) {
   struct Work {
     std::string folder;
     std::string retired;
@@ -129,6 +138,11 @@ void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t ste
   steps.push_back(OpenDirectoryStep(root, /*follow=*/true, state->root_fd));
   steps.push_back(OpenDirectoryStep(state->folder, /*follow=*/false, state->folder_fd));
   AppendReaderLockout(steps, state->folder, state->manifest_fd, state->lock);
+  // Whoever pins holds a reader's lock meanwhile: from here on nobody does.
+  steps.push_back({.check = [root, step, pinned] {
+    if (pinned == Pinned::kGoes || !IsPinned(root, step)) return Status::Ok();
+    return Error(StatusCode::kFailedPrecondition, "step {} is pinned", step);
+  }});
   steps.push_back(
       {.make =
            [state] {

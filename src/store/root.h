@@ -69,7 +69,13 @@ struct StoredCheckpoint {
 /// thread. FailedPrecondition, and nothing changed, while somebody reads it (see ReadLock). UnknownOutcome where a
 /// power cut may bring it back. IoError where it is gone for good as a checkpoint, but files of it are left for the
 /// next sweep.
-void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, StatusDone done);
+/// With Pinned::kStays a pinned one is FailedPrecondition as well, whoever pinned it.
+enum class Pinned : std::uint8_t { kStays, kGoes };
+void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, Pinned pinned, StatusDone done);
+
+/// Whether there is a step-N, and whether it is pinned, by a look at the disk.
+[[nodiscard]] bool HoldsStep(const std::string& root, std::uint64_t step);
+[[nodiscard]] bool IsPinned(const std::string& root, std::uint64_t step);
 
 /// Makes (or removes) the pin, fsyncs the folder. Blocking; the queue is the caller's alone.
 [[nodiscard]] Status SetPin(IoQueue& queue, const std::string& root, std::uint64_t step, bool pinned,

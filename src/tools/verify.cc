@@ -38,8 +38,10 @@ int Verify(const std::string& path, const std::optional<std::uint64_t>& step, bo
     CheckpointInfo info = checkpoint.info;
     {
       ProgressBar bar(fmt::format("step {}", info.step));
-      info.status = VerifyCheckpoint((*reading)->parts(), checkpoint,
-                                     [&bar](std::uint64_t done, std::uint64_t total) { bar.Update(done, total); });
+      info.status = VerifyCheckpoint((*reading)->parts(), checkpoint, [&bar](std::uint64_t done, std::uint64_t total) {
+        bar.Update(done, total);
+        return true;
+      });
     }
     // Retention does not wait for a list: what it removed meanwhile is no damage.
     if (info.status.code() == StatusCode::kNotFound && chosen->size() > 1) continue;

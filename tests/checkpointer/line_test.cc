@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "cairn/cairn.h"
 #include "support/temp_dir.h"
@@ -141,6 +142,31 @@ TEST_F(Line, PinsOutliveTheCheckpointer) {
 
   EXPECT_THAT(Steps(), ElementsAre(1, 3));
   EXPECT_TRUE(checkpointer_->List()->front().pinned);
+}
+
+// Pinned behind this writer's back, as an evaluation job does: the file counts, whatever the writer knows.
+TEST_F(Line, RetentionSparesWhatSomebodyElsePinned) {
+  Open(1);
+  ASSERT_TRUE(Save(1, 1).ok());
+  std::ofstream(checkpointer_->List()->front().path + "/pinned").close();
+  ASSERT_TRUE(Save(2, 2).ok());
+  ASSERT_TRUE(Save(3, 3).ok());
+
+  EXPECT_THAT(Steps(), ElementsAre(1, 3));
+}
+
+TEST_F(Line, AReplacedStepStaysPinned) {
+  Open(1);
+  ASSERT_TRUE(Save(1, 1).ok());
+  ASSERT_TRUE(checkpointer_->Pin(1).ok());
+  ASSERT_TRUE(Save(1, 2, IfExists::kReplace).ok());
+  ASSERT_TRUE(Save(2, 3).ok());
+  ASSERT_TRUE(Save(3, 4).ok());
+
+  EXPECT_THAT(Steps(), ElementsAre(1, 3));
+  EXPECT_TRUE(checkpointer_->List()->front().pinned);
+  ASSERT_TRUE(checkpointer_->Restore(Step(1), tensors_.state()).ok());
+  EXPECT_TRUE(tensors_.Holds(2));
 }
 
 TEST_F(Line, RemoveRemovesPinnedOnesToo) {

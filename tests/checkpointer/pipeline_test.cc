@@ -233,6 +233,59 @@ TEST(Pipeline, StateMayBeChangedAndDestroyedWhileItsSaveIsInFlight) {
   ExpectHolds(**checkpointer, 1, Tensors::Many(6, 1_MiB / sizeof(float)));
 }
 
+TEST(Pipeline, ATensorAddedAfterASaveIsInTheNextOne) {
+  const TempDir dir;
+  auto checkpointer = Checkpointer::Open(SmallOptions(dir));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  std::vector<float> first(1000, 1);
+  std::vector<float> second(1000, 2);
+  State state;
+  ASSERT_TRUE(state.Add("first", {.data = first.data(), .shape = {1000}}).ok());
+  const auto before = (*checkpointer)->Save(1, state);
+  ASSERT_TRUE(before->WaitDurable(Deadline::In(kPatience)).ok()) << before->status();
+
+  ASSERT_TRUE(state.Add("second", {.data = second.data(), .shape = {1000}}).ok());
+  const auto after = (*checkpointer)->Save(2, state);
+
+  ASSERT_TRUE(after->WaitDurable(Deadline::In(kPatience)).ok()) << after->status();
+  second.assign(1000, 0);
+  const auto restored = (*checkpointer)->Restore(Latest(), state);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(second, std::vector<float>(1000, 2));
+}
+
+TEST(Pipeline, FenceOfAnotherDevicesStreamMakesTheHostWait) {
+  const TempDir dir;
+  std::vector<std::shared_ptr<HostDevice>> gpus;
+  Wiring wiring;
+  wiring.devices = [&gpus](WorkerPool& workers) -> Result<std::vector<std::shared_ptr<Device>>> {
+    for (const int index : {0, 1}) {
+      gpus.push_back(HostDevice::Make({.id = {DeviceKind::kCuda, index}, .lanes = 2, .streams = true}, workers));
+    }
+    return std::vector<std::shared_ptr<Device>>(gpus.begin(), gpus.end());
+  };
+  auto checkpointer = Checkpointer::Open(SmallOptions(dir), std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(1, 1000, {DeviceKind::kCuda, 0});
+  const Stream own = gpus[0]->MakeStream();
+  const Stream other = gpus[1]->MakeStream();
+  std::promise<void> kernel_may_end;
+  gpus[0]->Launch(own, [&] { kernel_may_end.get_future().wait(); });
+  const auto save = (*checkpointer)->Save(1, tensors.state(), {.streams = {own}});
+  ASSERT_TRUE(save.ok()) << save.status();
+
+  EXPECT_TRUE((*checkpointer)->Fence(own).ok());
+  EXPECT_EQ((*checkpointer)->Fence(other, Deadline::In({})).code(), StatusCode::kDeadlineExceeded);
+  kernel_may_end.set_value();
+  EXPECT_TRUE((*checkpointer)->Fence(other).ok());
+
+  EXPECT_GE(save->stats().phase, SavePhase::kCaptured);
+  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
+  // What a stream of an unused device does cannot be ordered before the copies.
+  EXPECT_EQ((*checkpointer)->Save(2, tensors.state(), {.streams = {own, other}}).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
 TEST(Pipeline, ThreadQueueAndChecksumsOffRoundTripToo) {
   const TempDir dir;
   Options options = SmallOptions(dir);

@@ -107,6 +107,35 @@ TEST_F(Ranks, SaveAndRestoreOneCheckpoint) {
   ExpectNothingLost(root(), 2, kRanks);
 }
 
+TEST_F(Ranks, ThatRestoredDifferentCheckpointsCommitNoMixture) {
+  OpenAll();
+  for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
+  for (int of = 0; of < kRanks; ++of) {
+    ASSERT_TRUE(rank(of).Restore(Step(of == 1 ? 1 : 2), SmallState(0, of)->state()).ok());
+  }
+
+  const Statuses statuses = SaveAll(3);
+
+  EXPECT_THAT(statuses, Each(HasCode(StatusCode::kFailedPrecondition)));
+  EXPECT_THAT(statuses[0].message(), HasSubstr("rank 1"));
+  EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1, 2));
+  for (int of = 0; of < kRanks; ++of) {
+    ASSERT_TRUE(rank(of).Restore(Step(2), SmallState(0, of)->state()).ok());
+  }
+  ranks_.clear();
+  ExpectNothingLost(root(), 2, kRanks);
+}
+
+TEST_F(Ranks, SaveAStepAgainThatTheCoordinatorRemoved) {
+  OpenAll();
+  for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
+
+  EXPECT_EQ(rank(1).Remove(2).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(rank(0).Remove(2), Status::Ok());
+
+  EXPECT_THAT(SaveAll(2), Each(Status::Ok()));
+}
+
 // Whichever rank comes first: the coordinator alone makes the root.
 TEST_F(Ranks, OpenInAnyOrderOnARootThatIsMissing) {
   const auto local = MakeLocalGroup(kRanks);

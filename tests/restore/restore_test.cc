@@ -239,12 +239,27 @@ TEST_F(RestoreTest, VerifiesEveryByteAndReportsProgress) {
   const Status verified = VerifyWhich(Parts(), root(), Latest(), [&](std::uint64_t done, std::uint64_t of) {
     seen.push_back(done);
     total = of;
+    return true;
   });
 
   EXPECT_TRUE(verified.ok()) << verified;
   EXPECT_EQ(total, saved.bytes.size());
   EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
   EXPECT_EQ(seen.back(), total);
+}
+
+TEST_F(RestoreTest, EndsCancelledWhereProgressSaysSo) {
+  const SavedTensor saved = MakeTensor("t", DType::kU8, {(20 << 20) + 3}, 1);
+  WriteCheckpoint(root(), {.step = 8, .shards = {{.tensors = {saved}}}});
+  int calls = 0;
+
+  const Status verified = VerifyWhich(Parts(), root(), Latest(), [&](std::uint64_t, std::uint64_t) {
+    ++calls;
+    return false;
+  });
+
+  EXPECT_EQ(verified.code(), StatusCode::kCancelled) << verified;
+  EXPECT_EQ(calls, 1);
 }
 
 TEST_F(RestoreTest, SaysNotFoundOnlyWhereThereIsNoSuchCheckpoint) {

@@ -171,7 +171,7 @@ Status SaveTo(IoQueue& queue, const std::string& root, const TestSave& save) {
 }
 
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step) {
-  return WaitFor(queue, [&](StatusDone done) { RemoveCheckpoint(queue, root, step, std::move(done)); });
+  return WaitFor(queue, [&](StatusDone done) { RemoveCheckpoint(queue, root, step, Pinned::kGoes, std::move(done)); });
 }
 
 Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path) {
