@@ -303,7 +303,8 @@ Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const Tensor
 // Fence, Drain
 
 Status Checkpointer::Fence(Stream stream, Deadline deadline) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  if (impl_->engine == nullptr) return Status::Ok();
   if (stream.device.kind != DeviceKind::kCpu) CAIRN_RETURN_IF_ERROR(impl_->RefuseWhileCapturing(stream));
   for (const std::shared_ptr<SaveTask>& task : impl_->engine->InFlight()) {
     CAIRN_RETURN_IF_ERROR(task->Fence(stream, deadline));
@@ -330,7 +331,8 @@ Status Checkpointer::WaitForPlace(Deadline deadline) const {
 }
 
 Status Checkpointer::Drain(Deadline deadline) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  if (impl_->engine == nullptr) return Status::Ok();
   const std::vector<std::shared_ptr<SaveTask>> tasks = impl_->engine->InFlight();
   if (!impl_->engine->WaitIdle(deadline)) {
     return Error(StatusCode::kDeadlineExceeded, "{} saves are still in flight", impl_->engine->InFlight().size());
@@ -413,8 +415,8 @@ Status Checkpointer::Remove(std::uint64_t step) {
 }
 
 Status Checkpointer::LastFailure() const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
-  return impl_->engine->last_failure();
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  return impl_->engine == nullptr ? Status::Ok() : impl_->engine->last_failure();
 }
 
 CheckpointerStats Checkpointer::stats() const {

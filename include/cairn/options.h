@@ -55,7 +55,7 @@ struct Options {
 
   /// Directory of the run's checkpoints; made, with its parents, where missing. One writer a root.
   std::string root;
-  /// Take no lock, sweep nothing, refuse every call that writes.
+  /// Take no lock, sweep nothing, refuse every call that writes; waits find nothing in flight.
   bool read_only = false;
   /// Committed checkpoints to keep, newest first by {generation, step}. 0 keeps all.
   std::uint64_t keep_last = 3;

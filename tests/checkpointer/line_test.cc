@@ -231,7 +231,6 @@ TEST_F(Line, AReaderTakesNoLockAndWritesNothing) {
   EXPECT_TRUE((*reader)->Restore(Latest(), tensors_.state()).ok());
   EXPECT_EQ((*reader)->Save(11, tensors_.state()).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ((*reader)->Remove(10).code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ((*reader)->Fence().code(), StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Save(11, 11).ok()) << "the writer goes on beside it";
 }
 
