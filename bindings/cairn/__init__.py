@@ -1,0 +1,45 @@
+"""Cairn: asynchronous checkpoints that survive a power cut, in files that any safetensors reader opens."""
+
+from ._checkpointer import Checkpoint, Checkpointer, Save, parse_size
+from ._errors import (
+    AlreadyExists,
+    Cancelled,
+    Corrupt,
+    DeadlineExceeded,
+    DeviceError,
+    Error,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    IoError,
+    NoSpace,
+    NotFound,
+    ResourceExhausted,
+    UnknownOutcome,
+    Unsupported,
+)
+from ._rng import RngState
+
+__version__ = "0.1.0"
+__all__ = [
+    "AlreadyExists",
+    "Cancelled",
+    "Checkpoint",
+    "Checkpointer",
+    "Corrupt",
+    "DeadlineExceeded",
+    "DeviceError",
+    "Error",
+    "FailedPrecondition",
+    "Internal",
+    "InvalidArgument",
+    "IoError",
+    "NoSpace",
+    "NotFound",
+    "ResourceExhausted",
+    "RngState",
+    "Save",
+    "UnknownOutcome",
+    "Unsupported",
+    "parse_size",
+]

@@ -1,0 +1,457 @@
+"""The plain API: one object that saves trees of tensors while training goes on, and restores them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import _core, _tensors, _tree
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger("cairn")
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {_letter + "B": 1000**_power, _letter + "iB": 1024**_power}
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes: a number, or text as "4GiB" (1024**3 each) and "4GB" (1000**3 each).
+
+    Raises InvalidArgument for anything else.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+    if match is None or match[2] not in _UNITS:
+        raise InvalidArgument(f'expected a size such as 4294967296, "4GiB" or "4GB", found {size!r}')
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One committed checkpoint, as `Checkpointer.checkpoints` lists it. Sizes in bytes."""
+
+    step: int
+    generation: int
+    attempt: str
+    parent: int | None
+    world: int
+    bytes: int
+    pinned: bool
+    path: str
+    damage: str | None  # Why it cannot be read; None where its manifest is good.
+
+
+class Save:
+    """A save on its way. Safe from any thread. Outlives its Checkpointer."""
+
+    def __init__(self, core: _core.Save) -> None:
+        self._core = core
+
+    @property
+    def step(self) -> int:
+        return self._core.step
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What it has done so far: bytes, phase, and times in seconds since the call of `save` (0 where not reached)."""
+        return self._core.stats()
+
+    def captured(self, timeout: float | None = None) -> None:
+        """Waits until the tensors may be overwritten. DeadlineExceeded after `timeout` seconds leaves it running."""
+        self._core.wait_captured(timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until no crash and no power cut can lose it. Raises what made it fail; earlier checkpoints stay."""
+        self._core.wait_durable(timeout)
+
+    def result(self, timeout: float | None = None) -> int:
+        """The step, once it is durable."""
+        self.wait(timeout)
+        return self.step
+
+    def done(self) -> bool:
+        """Whether it has ended, durable or failed."""
+        return self._core.ended
+
+    def cancel(self) -> bool:
+        """Gives it up, unless its commit has begun (then it goes on, and this returns False). Does not wait."""
+        return self._core.cancel()
+
+    def __await__(self) -> Generator[Any, None, int]:
+        return asyncio.to_thread(self.result).__await__()
+
+    def __repr__(self) -> str:
+        return f"<cairn.Save step={self.step} {self.stats['phase']}>"
+
+
+class Checkpointer:
+    """Writes checkpoints of trees under one root, several at once, while training goes on; restores them.
+
+    A tree is a dict, list or other container of tensors (torch or numpy), plain values, and objects with state_dict and
+    load_state_dict; `_tree` says exactly what. One Checkpointer writes to a root. All methods may be called from any
+    thread. Used as a context manager it drains at the end; so does a Python that exits, within `drain_timeout`.
+
+    Sizes are bytes or text ("4GiB", "4GB"), times seconds:
+      host_memory    hard cap of the pinned pool; the state itself may be larger
+      max_in_flight  saves between queued and durable at once
+      keep_last      committed checkpoints to keep; 0 keeps all. keep_every also keeps each step divisible by it
+      when_full      what `save` does when max_in_flight are on their way: "wait" (up to full_timeout), "skip" the new
+                     one, "replace" the youngest that is not captured
+      staging        device memory, for each device, that snapshots may be staged in
+      checksums      CRC32C over every MiB; off, a flipped bit is not found
+      io             "auto", "io_uring" or "threads"
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        host_memory: int | str = "1GiB",
+        max_in_flight: int = 2,
+        keep_last: int = 3,
+        keep_every: int = 0,
+        when_full: str = "wait",
+        full_timeout: float = 3600.0,
+        drain_timeout: float = 600.0,
+        read_only: bool = False,
+        chunk: int | str = "4MiB",
+        queue_depth: int = 8,
+        workers: int = 0,
+        copy_streams: int = 2,
+        staging: int | str = 0,
+        cuda_devices: Sequence[int] = (),
+        checksums: bool = True,
+        io: str = "auto",
+        file_mode: int = 0o644,
+        directory_mode: int = 0o755,
+        trace_events: int = 0,
+    ) -> None:
+        self.root = os.fspath(root)
+        self._when_full = when_full
+        self._full_timeout = full_timeout
+        self._drain_timeout = drain_timeout
+        self._core = _core.Checkpointer(
+            root=self.root,
+            read_only=read_only,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            max_in_flight=max_in_flight,
+            when_full=when_full,
+            full_timeout=full_timeout,
+            drain_timeout=drain_timeout,
+            file_mode=file_mode,
+            directory_mode=directory_mode,
+            host_memory=parse_size(host_memory),
+            chunk=parse_size(chunk),
+            queue_depth=queue_depth,
+            workers=workers,
+            copy_streams=copy_streams,
+            staging=parse_size(staging),
+            cuda_devices=list(cuda_devices),
+            checksums=checksums,
+            io=io,
+            trace_events=trace_events,
+        )
+        # What the engine still reads: a save's tensors stay alive until it is captured, whatever the caller drops.
+        self._held: deque[tuple[_core.Save, list[Any]]] = deque()
+        _open.add(self)
+
+    # Saving
+
+    def save(self, step: int, tree: Any, *, replace: bool = False, streams: Iterable[Any] = ()) -> Save:
+        """Starts a save and returns before any byte of tensor data has moved.
+
+        What each device's current stream (and `streams`, torch.cuda.Stream objects) has been given so far is what the
+        checkpoint sees. Plain values, and CPU tensors up to 64 KiB each (4 MiB in all), are copied in the call; the
+        others must not be overwritten before it is captured: see `fence` and `protect`.
+
+        Raises InvalidArgument (by path) for what cannot be kept, AlreadyExists for a step that is committed (unless
+        `replace`), FailedPrecondition for one below the newest without a restore, DeadlineExceeded where no place in
+        flight was free for `full_timeout`. Later failures are on the Save, and raised by the next `check`.
+        """
+        self._tell()
+        flat = _tree.flatten(tree)
+        keep: list[Any] = []
+        views = [_tensors.describe(name, tensor, keep) for name, tensor in flat.tensors.items()]
+        if self._when_full == "wait":
+            # The engine would wait as well, but not listen to signals.
+            self._core.wait_for_place(self._full_timeout)
+        given = [(stream.device.index, stream.cuda_stream) for stream in streams]
+        current = _tensors.current_streams({view[5] for view in views if view[5] >= 0})
+        core = self._core.save(step, views, flat.text, current + given, replace)
+        keep.append(flat.tensors)
+        self._held.append((core, keep))
+        return Save(core)
+
+    def fence(self, stream: Any = None, timeout: float | None = None) -> None:
+        """Orders later work after the capture of every save so far: call it before tensors are overwritten.
+
+        With a torch.cuda.Stream that stream waits, where every copy is enqueued already, and the host runs ahead; else
+        (and always for CPU tensors) the host waits. A failed save holds nobody up.
+        """
+        if stream is None:
+            self._core.fence(-1, 0, timeout)
+        else:
+            self._core.fence(stream.device.index, stream.cuda_stream, timeout)
+        self._let_go()
+
+    def protect(self, *optimizers: Any) -> None:
+        """Fences before each step of these optimizers, so that no parameter changes under a save.
+
+        Accelerate's and Lightning's wrappers are taken off. Raises InvalidArgument for what has no step hooks.
+        """
+        for given in optimizers:
+            optimizer = given
+            while not hasattr(optimizer, "register_step_pre_hook") and hasattr(optimizer, "optimizer"):
+                optimizer = optimizer.optimizer
+            if not hasattr(optimizer, "register_step_pre_hook"):
+                raise InvalidArgument(
+                    f"{type(given).__name__} calls no step hooks: call Checkpointer.fence() before each of its steps"
+                )
+            optimizer.register_step_pre_hook(self._before_step)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._held:
+            return
+        self._let_go()
+        if not self._held:
+            return
+        devices = {p.device for group in optimizer.param_groups for p in group["params"] if p.is_cuda}
+        torch = sys.modules["torch"]
+        for device in devices:
+            self.fence(torch.cuda.current_stream(device))
+        if not devices:
+            self.fence()
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Waits until no save is in flight; raises the first failure among them."""
+        self._core.drain(timeout)
+        self._let_go()
+        self._tell()
+
+    def check(self) -> None:
+        """Raises the newest failure of a save that was not cancelled, skipped or replaced, if there was one."""
+        self._tell()
+        self._core.raise_last_failure()
+
+    # Restoring
+
+    def restore(
+        self,
+        tree: Any,
+        step: int | None = None,
+        *,
+        folder: str | os.PathLike[str] = "",
+        fall_back: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """Reads the newest checkpoint (or `step`, or a `folder` that was copied elsewhere) into the tree's tensors.
+
+        Names, shapes and dtypes are checked before the first byte is written; every byte is verified on the way. Tensors
+        are filled in place; what an object with load_state_dict does not have yet is made. Returns the tree with the
+        checkpoint's plain values. Raises NotFound only where there is no such checkpoint, Corrupt where it is damaged
+        (`fall_back` permits an older one), InvalidArgument with both lists where tree and checkpoint differ.
+        """
+        self._tell()
+        details = self._choose(step, os.fspath(folder), fall_back)
+        saved = {name: _tree.Stored(dtype, tuple(shape)) for name, dtype, shape, _, _ in details["tensors"]}
+        plan = _tree.plan_restore(_tree_text(details), saved, tree, _tensors.stored, _tensors.empty)
+        self._read(details, plan.tensors, os.fspath(folder), progress)
+        return plan.finish()
+
+    def load(
+        self,
+        step: int | None = None,
+        *,
+        names: str | Sequence[str] | None = None,
+        folder: str | os.PathLike[str] = "",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """Makes a tree from a checkpoint, on the CPU, with nothing given: objects come back as their state dicts.
+
+        With `names` (tensor names, or patterns with * and ?) it is a flat dict of those tensors; a name or pattern that
+        matches nothing is NotFound.
+        """
+        details = self._choose(step, os.fspath(folder), False)
+        saved = {name: _tree.Stored(dtype, tuple(shape)) for name, dtype, shape, _, _ in details["tensors"]}
+        kinds = _tree.kinds(_tree_text(details))
+        wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
+        tensors = {name: _tensors.empty(saved[name], kinds.get(name, "torch")) for name in wanted}
+        self._read(details, tensors, os.fspath(folder), progress)
+        return tensors if names is not None else _tree.build(_tree_text(details), tensors)
+
+    def _choose(self, step: int | None, folder: str, fall_back: bool) -> dict[str, Any]:
+        if not fall_back:
+            return self._core.inspect(step, folder)
+        candidates = [one.step for one in reversed(self.checkpoints()) if step is None or one.step <= step]
+        first: Error | None = None
+        for candidate in candidates:
+            try:
+                self._core.verify(candidate, "", None)
+                return self._core.inspect(candidate, "")
+            except Error as error:
+                first = first or error
+                _log.warning("step %d passed over: %s", candidate, error)
+        raise first or NotFound(f"no checkpoint under {self.root}")
+
+    def _read(
+        self,
+        details: dict[str, Any],
+        tensors: dict[str, Any],
+        folder: str,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        views = [_tensors.target(name, tensor) for name, tensor in tensors.items()]
+        streams = _tensors.current_streams({view[5] for view in views if view[5] >= 0})
+        restored = self._core.restore(None if folder else details["step"], folder, False, views, streams, progress)
+        if restored["attempt"] != details["attempt"]:
+            raise FailedPrecondition(f"step {details['step']} was replaced while it was being restored: restore again")
+
+    # Looking and keeping
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Committed checkpoints, oldest first; damaged ones last."""
+        return [Checkpoint(**fields) for fields in self._core.checkpoints()]
+
+    def steps(self) -> list[int]:
+        """Steps of the committed checkpoints that are not damaged, oldest first."""
+        return [one.step for one in self.checkpoints() if one.damage is None]
+
+    def latest(self) -> int | None:
+        """Step of the newest committed checkpoint; None where there is none."""
+        steps = self.steps()
+        return steps[-1] if steps else None
+
+    def verify(self, step: int | None = None, *, progress: bool | Callable[[int, int], None] = False) -> None:
+        """Reads every byte of a checkpoint and checks it; raises Corrupt. `progress=True` shows a bar (tqdm)."""
+        if progress is True:
+            from tqdm import tqdm
+
+            with tqdm(unit="B", unit_scale=True, desc="verify") as bar:
+
+                def show(done: int, total: int) -> None:
+                    bar.total = total
+                    bar.update(done - bar.n)
+
+                self._core.verify(step, "", show)
+            return
+        self._core.verify(step, "", progress or None)
+
+    def pin(self, step: int) -> None:
+        """Keeps a checkpoint from retention until `unpin`. Durable on return."""
+        self._core.pin(step, True)
+
+    def unpin(self, step: int) -> None:
+        self._core.pin(step, False)
+
+    def remove(self, step: int) -> None:
+        """Removes a checkpoint, pinned ones too. FailedPrecondition while somebody reads it."""
+        self._core.remove(step)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Counters and sizes (bytes) of the checkpointer as a whole."""
+        return self._core.stats()
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the last `trace_events` events as Chrome trace JSON (opens in Perfetto)."""
+        self._core.write_trace(os.fspath(path))
+
+    # Ending
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits for what is in flight, up to `timeout` (default: drain_timeout) seconds; abandons the rest, loudly."""
+        try:
+            self._core.close(self._drain_timeout if timeout is None else timeout)
+        except DeadlineExceeded as error:
+            _log.error("%s: abandoned at close: %s", self.root, error)
+            raise
+        finally:
+            if self._core.closed:
+                _open.discard(self)
+                self._held.clear()
+                self._tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            # A failed save must not pass for a good one.
+            try:
+                self.drain(self._drain_timeout)
+            finally:
+                self.close()
+        else:
+            self.close()
+
+    def _let_go(self) -> None:
+        while self._held and self._held[0][0].captured:
+            self._held.popleft()
+
+    def _tell(self) -> None:
+        """Passes on what the engine has said since: its threads never call into Python."""
+        self._let_go()
+        for _, severity, step, message in self._core.take_events():
+            if message:
+                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "step %d: %s", step, message)
+
+
+def _tree_text(details: dict[str, Any]) -> str:
+    values = details["values"][0] if details["values"] else {}
+    if "tree" not in values:
+        raise InvalidArgument(
+            f"{details['path']} holds no tree: it was written by the C++ API; read it with safetensors"
+        )
+    text = values["tree"]
+    assert isinstance(text, str)
+    return text
+
+
+def _matching(stored: list[str], names: str | Sequence[str], path: str) -> list[str]:
+    wanted = dict.fromkeys(
+        name
+        for pattern in ([names] if isinstance(names, str) else names)
+        for name in (
+            [one for one in stored if one == pattern or fnmatchcase(one, pattern)]
+            or _nothing(f'no tensor "{pattern}" in {path}')
+        )
+    )
+    return list(wanted)
+
+
+def _nothing(message: str) -> list[str]:
+    raise NotFound(message)
+
+
+_open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+def _drain_at_exit() -> None:
+    """Before the interpreter ends: what is in flight is finished, or said to be lost."""
+    for checkpointer in list(_open):
+        try:
+            checkpointer.close()
+        except Error as error:
+            print(f"cairn: {checkpointer.root}: a save was lost at exit: {error}", file=sys.stderr)
+
+
+# Earlier than atexit: daemon threads still run, and so do thread pools.
+threading._register_atexit(_drain_at_exit)  # type: ignore[attr-defined]

@@ -1,0 +1,61 @@
+"""What goes wrong, by the C++ library's own codes: the class says which, the message is the library's, unchanged."""
+
+
+class Error(Exception):
+    """Anything that Cairn refuses or fails at."""
+
+
+class InvalidArgument(Error, ValueError):
+    """The caller's input is wrong: a shape, a name, an option."""
+
+
+class NotFound(Error, LookupError):
+    """No such checkpoint, tensor or file."""
+
+
+class AlreadyExists(Error):
+    """The step is committed already; nothing was written."""
+
+
+class FailedPrecondition(Error):
+    """Right call, wrong moment: root locked, forked child, step below the newest."""
+
+
+class ResourceExhausted(Error):
+    """Memory, descriptors or pool: a bound that the caller set or the system sets."""
+
+
+class NoSpace(Error):
+    """The filesystem (or RLIMIT_FSIZE, or a quota) has no room for the checkpoint."""
+
+
+class Corrupt(Error):
+    """Bytes on disk are not what was committed."""
+
+
+class IoError(Error):
+    """The kernel refused or failed an I/O operation."""
+
+
+class DeviceError(Error):
+    """The GPU (or its driver) failed; the context may be lost."""
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    """The deadline passed first. The operation itself goes on unless said otherwise."""
+
+
+class Cancelled(Error):
+    """Cancelled, skipped by policy, or replaced by a younger save."""
+
+
+class UnknownOutcome(Error):
+    """It may or may not have become durable; nobody could be asked in time."""
+
+
+class Unsupported(Error):
+    """This build, kernel, driver or filesystem cannot do it."""
+
+
+class Internal(Error):
+    """A bug in Cairn."""

@@ -1,0 +1,57 @@
+"""The default random generators as one object of a tree."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from typing import Any
+
+from ._errors import InvalidArgument, Unsupported
+
+
+class RngState:
+    """Puts the default generators into a checkpoint: `{"model": model, ..., "rng": RngState()}`.
+
+    Covers `random`, numpy's global (legacy) generator, torch's CPU generator and, once CUDA is initialised, the default
+    generator of each visible CUDA device; numpy and torch only where they have been imported. Holds nothing itself.
+    Generators made by hand (numpy.random.Generator, torch.Generator) are not covered.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generators' states now: "python", and "numpy", "torch", "cuda" where they apply. Copies, not views."""
+        state: dict[str, Any] = {"python": random.getstate()}
+        if numpy := sys.modules.get("numpy"):
+            state["numpy"] = numpy.random.get_state(legacy=False)
+        if torch := sys.modules.get("torch"):
+            state["torch"] = torch.get_rng_state()
+            if torch.cuda.is_initialized():
+                state["cuda"] = torch.cuda.get_rng_state_all()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets each generator of which `state` holds a state, importing its module; the others stay as they are.
+
+        Unsupported where a module is not installed, InvalidArgument where there are fewer CUDA devices than states;
+        then no generator has been changed.
+        """
+        modules = {}
+        for name in ("numpy", "torch"):
+            if name in state:
+                try:
+                    modules[name] = importlib.import_module(name)
+                except ImportError as error:
+                    raise Unsupported(f"the checkpoint holds the state of {name}'s generator: {error}") from error
+        if "cuda" in state:
+            cuda = importlib.import_module("torch").cuda
+            if len(state["cuda"]) > cuda.device_count():
+                raise InvalidArgument(
+                    f"the checkpoint holds the generators of {len(state['cuda'])} CUDA devices, found "
+                    f"{cuda.device_count()}; None in place of RngState() leaves every generator as it is"
+                )
+            cuda.set_rng_state_all(state["cuda"])
+        random.setstate(state["python"])
+        if "numpy" in state:
+            modules["numpy"].random.set_state(state["numpy"])
+        if "torch" in state:
+            modules["torch"].set_rng_state(state["torch"])

@@ -1,0 +1,133 @@
+"""torch tensors and numpy arrays as the engine sees them: address, dtype, shape, strides, device.
+
+Neither module is imported here; whoever hands over a tensor has done so.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ._errors import InvalidArgument, Unsupported
+from ._tree import Stored
+
+if TYPE_CHECKING:
+    from ._core import Tensor
+
+# safetensors' names, with what torch and numpy call them.
+_TORCH = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32",
+    "I64": "int64", "U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+_NUMPY = {
+    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8",
+    "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
+}  # fmt: skip
+_FROM_NUMPY = {code: name for name, code in _NUMPY.items()}
+_from_torch: dict[Any, str] = {}  # Filled when torch is there: its dtypes are objects.
+
+
+def _is_torch(tensor: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def _torch_dtypes() -> dict[Any, str]:
+    if not _from_torch:
+        torch = sys.modules["torch"]
+        _from_torch.update({getattr(torch, of): name for name, of in _TORCH.items() if hasattr(torch, of)})
+    return _from_torch
+
+
+def dtype_name(name: str, tensor: Any) -> str:
+    """safetensors' name of the tensor's dtype. Unsupported, naming the tensor, where it has none."""
+    if _is_torch(tensor):
+        found = _torch_dtypes().get(tensor.dtype)
+    else:
+        found = _FROM_NUMPY.get(tensor.dtype.str)
+    if found is None:
+        raise Unsupported(f'tensor "{name}": its dtype {tensor.dtype} is none that safetensors files hold')
+    return found
+
+
+def stored(tensor: Any) -> Stored:
+    """What a file would say of it."""
+    return Stored(dtype_name("", tensor), tuple(tensor.shape))
+
+
+def describe(name: str, tensor: Any, keep: list[Any]) -> Tensor:
+    """The engine's view of a tensor. What had to be copied for it (conjugated or negated views, elements that share
+    memory, strided CUDA tensors) is appended to `keep`, which must live until the save is captured."""
+    if not _is_torch(tensor):
+        return _describe_array(name, tensor, keep)
+    dtype = dtype_name(name, tensor)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+        keep.append(tensor)
+    if not tensor.is_contiguous() and (tensor.is_cuda or _overlaps(tensor.shape, tensor.stride())):
+        tensor = tensor.contiguous()
+        keep.append(tensor)
+    device = tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise Unsupported(f'tensor "{name}" is on {device}: expected cpu or cuda')
+    room = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+    cuda = -1 if device.type == "cpu" else device.index
+    return name, tensor.data_ptr(), dtype, tuple(tensor.shape), tensor.stride(), cuda, room
+
+
+def _describe_array(name: str, array: Any, keep: list[Any]) -> Tensor:
+    dtype = dtype_name(name, array)
+    size = array.dtype.itemsize
+    if any(stride < 0 or stride % size for stride in array.strides) or _overlaps(array.shape, array.strides):
+        array = array.copy(order="C")
+        keep.append(array)
+    strides = tuple(stride // size for stride in array.strides)
+    return name, array.ctypes.data, dtype, tuple(array.shape), strides, -1, 0
+
+
+def _overlaps(shape: Any, strides: Any) -> bool:
+    """Whether two elements may share memory: exact for what broadcasting makes, careful with the rest."""
+    if 0 in shape:
+        return False
+    reach = 0
+    for stride, extent in sorted((stride, extent) for stride, extent in zip(strides, shape, strict=True) if extent > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
+
+
+def target(name: str, tensor: Any) -> Tensor:
+    """The same for a tensor that is read into; InvalidArgument where that cannot be done in place."""
+    keep: list[Any] = []
+    view = describe(name, tensor, keep)
+    if keep or (not _is_torch(tensor) and not tensor.flags.writeable):
+        raise InvalidArgument(
+            f'tensor "{name}": cannot be restored in place, its memory is shared, strided or read-only'
+        )
+    return view
+
+
+def empty(of: Stored, kind: str) -> Any:
+    """A new tensor on the CPU: of "torch", or of "numpy"."""
+    if kind == "torch":
+        import torch
+
+        dtype = getattr(torch, _TORCH[of.dtype], None)
+        if dtype is None:
+            raise Unsupported(f"this torch has no {_TORCH[of.dtype]}")
+        return torch.empty(of.shape, dtype=dtype)
+    import numpy
+
+    if of.dtype not in _NUMPY:
+        raise Unsupported(f"numpy has no {of.dtype}")
+    return numpy.empty(of.shape, dtype=_NUMPY[of.dtype])
+
+
+def current_streams(cuda_devices: set[int]) -> list[tuple[int, int]]:
+    """torch's current stream of each of these devices."""
+    if not cuda_devices:
+        return []
+    torch = sys.modules["torch"]
+    return [(index, torch.cuda.current_stream(index).cuda_stream) for index in sorted(cuda_devices)]

@@ -1,0 +1,474 @@
+// cairn._core: the C++ API for the Python package, tensor by tensor. What a tree is, and what torch is, the package
+// knows.
+//
+// No thread of C++ ever takes the GIL: events wait in a list until Python asks for them. The GIL is released wherever
+// C++ works or waits; waits come back ten times a second to see whether a signal has arrived.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "cairn/cairn.h"
+
+namespace py = pybind11;
+
+namespace cairn {
+namespace {
+
+constexpr const char* kTreeValue = "tree";  // The tree's own description, among the shard's typed values.
+constexpr std::chrono::milliseconds kSignalInterval{100};
+constexpr std::size_t kMaxEvents = 1000;
+
+using Seconds = std::chrono::duration<double>;
+
+double InSeconds(std::chrono::nanoseconds span) { return Seconds(span).count(); }
+
+// No timeout, and one too long to be counted, is for ever.
+Deadline DeadlineFrom(std::optional<double> timeout) {
+  if (!timeout || *timeout > 1e9) return Deadline::Infinite();
+  return Deadline::In(std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::max(*timeout, 0.0))));
+}
+
+std::chrono::nanoseconds SpanFrom(double seconds) {
+  if (!(seconds >= 0)) throw py::value_error("expected a timeout of 0 s or more, found " + std::to_string(seconds));
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::min(seconds, 1e9)));
+}
+
+/// The one place where a Status becomes an exception: the class of cairn._errors that has the code's name.
+[[noreturn]] void Raise(const Status& status) {
+  const py::object type = py::module_::import("cairn._errors").attr(std::string(StatusCodeName(status.code())).c_str());
+  PyErr_SetString(type.ptr(), status.message().c_str());
+  throw py::error_already_set();
+}
+void RaiseIfError(const Status& status) {
+  if (!status.ok()) Raise(status);
+}
+template <typename T>
+T ValueOrRaise(Result<T> result) {
+  RaiseIfError(result.status());
+  return std::move(result).value();
+}
+
+/// Runs `call` without the GIL.
+template <typename Call>
+auto Unlocked(const Call& call) {
+  const py::gil_scoped_release release;
+  return call();
+}
+
+/// Repeats `wait(deadline)`, which answers DeadlineExceeded where it gives up, in slices; a signal's exception ends it.
+template <typename Wait>
+Status Interruptible(std::optional<double> timeout, const Wait& wait) {
+  const Deadline end = DeadlineFrom(timeout);
+  while (true) {
+    const Deadline slice = Deadline::At(std::min(end.when(), Deadline::Clock::now() + kSignalInterval));
+    Status status = Unlocked([&] { return wait(slice); });
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (status.code() != StatusCode::kDeadlineExceeded || end.passed()) return status;
+  }
+}
+
+// Arguments
+
+DType DTypeFrom(const std::string& name) {
+  const std::optional<DType> dtype = DTypeFromName(name);
+  if (!dtype) Raise(Status(StatusCode::kInvalidArgument, "unknown dtype " + name));
+  return *dtype;
+}
+
+DeviceId DeviceFrom(int cuda) { return cuda < 0 ? DeviceId{} : DeviceId{.kind = DeviceKind::kCuda, .index = cuda}; }
+
+std::vector<std::int64_t> IntsFrom(py::handle tuple) {
+  std::vector<std::int64_t> values;
+  values.reserve(py::len(tuple));
+  for (const py::handle item : tuple) values.push_back(item.cast<std::int64_t>());
+  return values;
+}
+
+/// From a list of (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address).
+State StateFrom(const py::list& tensors) {
+  State state;
+  for (const py::handle item : tensors) {
+    const auto tensor = py::reinterpret_borrow<py::tuple>(item);
+    RaiseIfError(
+        state.Add(tensor[0].cast<std::string>(), {.data = reinterpret_cast<void*>(tensor[1].cast<std::uintptr_t>()),
+                                                  .dtype = DTypeFrom(tensor[2].cast<std::string>()),
+                                                  .shape = IntsFrom(tensor[3]),
+                                                  .strides = IntsFrom(tensor[4]),
+                                                  .device = DeviceFrom(tensor[5].cast<int>()),
+                                                  .bytes = tensor[6].cast<std::uint64_t>()}));
+  }
+  return state;
+}
+
+using StreamArguments = std::vector<std::pair<int, std::uintptr_t>>;  // (cuda index, handle)
+
+std::vector<Stream> StreamsFrom(const StreamArguments& arguments) {
+  std::vector<Stream> streams;
+  for (const auto& [cuda, handle] : arguments) streams.push_back({.device = DeviceFrom(cuda), .handle = handle});
+  return streams;
+}
+
+Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back) {
+  const Which which = !folder.empty() ? Folder(folder) : step ? Step(*step) : Latest();
+  return fall_back ? which.FallBack() : which;
+}
+
+// Results
+
+py::object FromValue(const Value& value) {
+  if (const auto* json = std::get_if<Json>(&value)) return py::str(json->text);
+  return std::visit(
+      [](const auto& plain) -> py::object {
+        using T = std::decay_t<decltype(plain)>;
+        if constexpr (std::is_same_v<T, std::nullptr_t>) {
+          return py::none();
+        } else if constexpr (std::is_same_v<T, Json>) {
+          return py::str(plain.text);
+        } else {
+          return py::cast(plain);
+        }
+      },
+      value);
+}
+
+py::dict FromValues(const Values& values) {
+  py::dict all;
+  for (const auto& [name, value] : values) all[py::str(name)] = FromValue(value);
+  return all;
+}
+
+py::dict FromInfo(const CheckpointInfo& info) {
+  py::dict fields;
+  fields["step"] = info.step;
+  fields["generation"] = info.generation;
+  fields["attempt"] = info.attempt;
+  fields["parent"] = info.parent;
+  fields["world"] = info.world;
+  fields["bytes"] = info.bytes;
+  fields["pinned"] = info.pinned;
+  fields["path"] = info.path;
+  fields["damage"] = info.status.ok() ? py::object(py::none()) : py::object(py::str(info.status.message()));
+  return fields;
+}
+
+py::dict FromStats(const SaveStats& stats) {
+  py::dict fields;
+  fields["step"] = stats.step;
+  fields["phase"] = std::string(SavePhaseName(stats.phase));
+  fields["bytes"] = stats.bytes;
+  fields["bytes_written"] = stats.bytes_written;
+  fields["call"] = InSeconds(stats.call);
+  fields["stall"] = InSeconds(stats.stall);
+  fields["enqueued"] = InSeconds(stats.enqueued);
+  fields["captured"] = InSeconds(stats.captured);
+  fields["written"] = InSeconds(stats.written);
+  fields["durable"] = InSeconds(stats.durable);
+  fields["staged"] = stats.staged;
+  fields["direct"] = stats.direct;
+  return fields;
+}
+
+using PyProgress = std::function<void(std::uint64_t, std::uint64_t)>;
+
+/// A long read asks it, on the caller's own thread, whether to go on: until Python's callback or a signal raises.
+class Asked {
+ public:
+  explicit Asked(const PyProgress& progress) : progress_(progress) {}
+
+  [[nodiscard]] Progress callback() {
+    return [this](std::uint64_t done, std::uint64_t total) {
+      const py::gil_scoped_acquire acquire;
+      try {
+        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+        if (progress_) progress_(done, total);
+      } catch (py::error_already_set& error) {
+        raised_.emplace(std::move(error));
+      }
+      return !raised_.has_value();
+    };
+  }
+  void RethrowIfRaised() {
+    if (raised_) throw py::error_already_set(*raised_);
+  }
+
+ private:
+  const PyProgress& progress_;
+  std::optional<py::error_already_set> raised_;
+};
+
+/// What the engine told, until Python asks.
+class EventLog {
+ public:
+  void Add(const Event& event) CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (events_.size() == kMaxEvents) events_.pop_front();
+    events_.push_back(event);
+  }
+  std::deque<Event> Take() CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return std::exchange(events_, {});
+  }
+
+ private:
+  Mutex mutex_;
+  std::deque<Event> events_ CAIRN_GUARDED_BY(mutex_);
+};
+
+/// One save; see SaveHandle. Times in seconds.
+class PySave {
+ public:
+  explicit PySave(SaveHandle save) : save_(std::move(save)) {}
+
+  [[nodiscard]] std::uint64_t step() const { return save_.step(); }
+  [[nodiscard]] bool captured() const { return save_.stats().phase >= SavePhase::kCaptured; }
+  [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable; }
+  [[nodiscard]] py::dict stats() const { return FromStats(save_.stats()); }
+  [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
+  void WaitCaptured(std::optional<double> timeout) const {
+    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Final(save_.WaitCaptured(deadline)); }));
+  }
+  void WaitDurable(std::optional<double> timeout) const {
+    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Final(save_.WaitDurable(deadline)); }));
+  }
+
+ private:
+  // A save may itself have failed by some deadline: that is an end and no reason to wait on.
+  [[nodiscard]] Status Final(Status status) const {
+    if (status.code() != StatusCode::kDeadlineExceeded || save_.status().ok()) return status;
+    return {StatusCode::kCancelled, save_.status().message()};
+  }
+
+  SaveHandle save_;
+};
+
+/// A Checkpointer and its events. Closed, it refuses every call.
+class PyCheckpointer {
+ public:
+  PyCheckpointer(Options options, double drain_timeout) : drain_timeout_(drain_timeout) {
+    options.on_event = [events = events_](const Event& event) { events->Add(event); };
+    options.drain_deadline = {};  // Close waits itself, so that it can be interrupted.
+    checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options); }));
+  }
+  ~PyCheckpointer() {
+    if (checkpointer_ == nullptr) return;
+    const py::gil_scoped_release release;
+    static_cast<void>(checkpointer_->Drain(DeadlineFrom(drain_timeout_)));
+    checkpointer_.reset();
+  }
+  PyCheckpointer(const PyCheckpointer&) = delete;
+  PyCheckpointer& operator=(const PyCheckpointer&) = delete;
+
+  PySave Save(std::uint64_t step, const py::list& tensors, const std::string& tree, const StreamArguments& streams,
+              bool replace) {
+    State state = StateFrom(tensors);
+    return PySave(ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
+      if (Status status = state.Set(kTreeValue, Json{tree}); !status.ok()) return status;
+      return Get().Save(step, state,
+                        {.streams = StreamsFrom(streams), .if_exists = replace ? IfExists::kReplace : IfExists::kFail});
+    })));
+  }
+  void WaitForPlace(std::optional<double> timeout) {
+    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().WaitForPlace(deadline); }));
+  }
+  void Fence(int cuda, std::uintptr_t stream, std::optional<double> timeout) {
+    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) {
+      return Get().Fence({DeviceFrom(cuda), stream}, deadline);
+    }));
+  }
+  void Drain(std::optional<double> timeout) {
+    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().Drain(deadline); }));
+  }
+  py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back,
+                   const py::list& tensors, const StreamArguments& streams, const PyProgress& progress) {
+    const State state = StateFrom(tensors);
+    Asked asked(progress);
+    Result<Restored> result = Unlocked([&] {
+      return Get().Restore(WhichFrom(step, folder, fall_back), state,
+                           {.streams = StreamsFrom(streams), .progress = asked.callback()});
+    });
+    asked.RethrowIfRaised();
+    const Restored restored = ValueOrRaise(std::move(result));
+    py::dict fields;
+    fields["step"] = restored.step;
+    fields["generation"] = restored.generation;
+    fields["attempt"] = restored.attempt;
+    fields["bytes"] = restored.bytes;
+    fields["passed_over"] = restored.passed_over;
+    return fields;
+  }
+  py::list List() {
+    py::list all;
+    for (const CheckpointInfo& info : ValueOrRaise(Unlocked([&] { return Get().List(); }))) all.append(FromInfo(info));
+    return all;
+  }
+  py::dict Inspect(std::optional<std::uint64_t> step, const std::string& folder) {
+    const CheckpointDetails details =
+        ValueOrRaise(Unlocked([&] { return Get().Inspect(WhichFrom(step, folder, false)); }));
+    py::dict fields = FromInfo(details.info);
+    py::list tensors;
+    for (const TensorInfo& tensor : details.tensors) {
+      tensors.append(py::make_tuple(tensor.name, std::string(DTypeName(tensor.dtype)),
+                                    py::tuple(py::cast(tensor.shape)), tensor.bytes, tensor.file));
+    }
+    fields["tensors"] = tensors;
+    py::list values;
+    for (const Values& of_rank : details.values) values.append(FromValues(of_rank));
+    fields["values"] = values;
+    return fields;
+  }
+  void Verify(std::optional<std::uint64_t> step, const std::string& folder, const PyProgress& progress) {
+    Asked asked(progress);
+    const Status status = Unlocked([&] { return Get().Verify(WhichFrom(step, folder, false), asked.callback()); });
+    asked.RethrowIfRaised();
+    RaiseIfError(status);
+  }
+  void Pin(std::uint64_t step, bool pinned) {
+    RaiseIfError(Unlocked([&] { return pinned ? Get().Pin(step) : Get().Unpin(step); }));
+  }
+  void Remove(std::uint64_t step) {
+    RaiseIfError(Unlocked([&] { return Get().Remove(step); }));
+  }
+  void RaiseLastFailure() { RaiseIfError(Get().LastFailure()); }
+  void WriteTrace(const std::string& path) {
+    RaiseIfError(Unlocked([&] { return Get().WriteTrace(path); }));
+  }
+  py::dict Stats() {
+    const CheckpointerStats stats = Unlocked([&] { return Get().stats(); });
+    py::dict fields;
+    fields["io_queue"] = stats.io_queue;
+    fields["io_queue_reason"] = stats.io_queue_reason;
+    fields["pool_bytes"] = stats.pool_bytes;
+    fields["pool_hugepage_bytes"] = stats.pool_hugepage_bytes;
+    fields["pool_peak_bytes"] = stats.pool_peak_bytes;
+    fields["chunk_bytes"] = stats.chunk_bytes;
+    fields["saves_started"] = stats.saves_started;
+    fields["saves_durable"] = stats.saves_durable;
+    fields["saves_failed"] = stats.saves_failed;
+    fields["bytes_written"] = stats.bytes_written;
+    fields["saves_in_flight"] = stats.saves_in_flight;
+    return fields;
+  }
+  /// (kind, severity, step, message) of what has happened since the last call.
+  py::list TakeEvents() {
+    py::list all;
+    for (const Event& event : events_->Take()) {
+      all.append(py::make_tuple(static_cast<int>(event.kind), static_cast<int>(event.severity), event.step,
+                                event.message.empty() ? event.status.message() : event.message));
+    }
+    return all;
+  }
+  /// Waits for what is in flight, then lets go. A signal's exception leaves it open.
+  void Close(std::optional<double> timeout) {
+    if (checkpointer_ == nullptr) return;
+    const Status drained = Interruptible(timeout, [&](Deadline deadline) { return checkpointer_->Drain(deadline); });
+    Unlocked([&] { checkpointer_.reset(); });
+    if (drained.code() == StatusCode::kDeadlineExceeded) Raise(drained);
+  }
+  [[nodiscard]] bool closed() const { return checkpointer_ == nullptr; }
+
+ private:
+  [[nodiscard]] Checkpointer& Get() const {
+    if (checkpointer_ != nullptr) return *checkpointer_;
+    const py::gil_scoped_acquire acquire;
+    Raise(Status(StatusCode::kFailedPrecondition, "this Checkpointer is closed"));
+  }
+
+  const double drain_timeout_;
+  const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
+  std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, std::uint64_t keep_last,
+                                     std::uint64_t keep_every, int max_in_flight, const std::string& when_full,
+                                     double full_timeout, double drain_timeout, unsigned file_mode,
+                                     unsigned directory_mode, std::uint64_t host_memory, std::uint64_t chunk,
+                                     int queue_depth, int workers, int copy_streams, std::uint64_t staging,
+                                     std::vector<int> cuda_devices, bool checksums, const std::string& io,
+                                     std::size_t trace_events) {
+  const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
+    std::string expected;
+    for (const auto& [name, value] : choices) {
+      if (name == found) return value;
+      expected += (expected.empty() ? "\"" : ", \"") + std::string(name) + "\"";
+    }
+    Raise(Status(StatusCode::kInvalidArgument,
+                 std::string(what) + ": expected one of " + expected + ", found \"" + found + "\""));
+  };
+  static const std::vector<std::pair<std::string, WhenFull>> kWhenFull = {
+      {"wait", WhenFull::kWait}, {"skip", WhenFull::kSkip}, {"replace", WhenFull::kReplace}};
+  static const std::vector<std::pair<std::string, IoQueueKind>> kIo = {
+      {"auto", IoQueueKind::kAuto}, {"io_uring", IoQueueKind::kUring}, {"threads", IoQueueKind::kThreads}};
+  return std::make_unique<PyCheckpointer>(Options{.root = root,
+                                                  .read_only = read_only,
+                                                  .keep_last = keep_last,
+                                                  .keep_every = keep_every,
+                                                  .max_in_flight = max_in_flight,
+                                                  .when_full = one_of("when_full", when_full, kWhenFull),
+                                                  .full_deadline = SpanFrom(full_timeout),
+                                                  .file_mode = file_mode,
+                                                  .directory_mode = directory_mode,
+                                                  .host_memory_bytes = host_memory,
+                                                  .chunk_bytes = chunk,
+                                                  .queue_depth = queue_depth,
+                                                  .worker_threads = workers,
+                                                  .copy_streams = copy_streams,
+                                                  .staging_bytes = staging,
+                                                  .cuda_devices = std::move(cuda_devices),
+                                                  .checksums = checksums,
+                                                  .io_queue = one_of("io", io, kIo),
+                                                  .trace_events = trace_events},
+                                          drain_timeout);
+}
+
+}  // namespace
+}  // namespace cairn
+
+PYBIND11_MODULE(_core, module) {
+  using cairn::PyCheckpointer;
+  using cairn::PySave;
+  using namespace py::literals;
+
+  py::class_<PySave>(module, "Save")
+      .def_property_readonly("step", &PySave::step)
+      .def_property_readonly("captured", &PySave::captured)
+      .def_property_readonly("ended", &PySave::ended)
+      .def("stats", &PySave::stats)
+      .def("cancel", &PySave::Cancel)
+      .def("wait_captured", &PySave::WaitCaptured, "timeout"_a)
+      .def("wait_durable", &PySave::WaitDurable, "timeout"_a);
+
+  py::class_<PyCheckpointer>(module, "Checkpointer")
+      .def(py::init(&cairn::Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a,
+           "max_in_flight"_a, "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "file_mode"_a, "directory_mode"_a,
+           "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a, "copy_streams"_a, "staging"_a, "cuda_devices"_a,
+           "checksums"_a, "io"_a, "trace_events"_a)
+      .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "tree"_a, "streams"_a, "replace"_a)
+      .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
+      .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
+      .def("drain", &PyCheckpointer::Drain, "timeout"_a)
+      .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "fall_back"_a, "tensors"_a, "streams"_a,
+           "progress"_a)
+      .def("checkpoints", &PyCheckpointer::List)
+      .def("inspect", &PyCheckpointer::Inspect, "step"_a, "folder"_a)
+      .def("verify", &PyCheckpointer::Verify, "step"_a, "folder"_a, "progress"_a)
+      .def("pin", &PyCheckpointer::Pin, "step"_a, "pinned"_a)
+      .def("remove", &PyCheckpointer::Remove, "step"_a)
+      .def("raise_last_failure", &PyCheckpointer::RaiseLastFailure)
+      .def("write_trace", &PyCheckpointer::WriteTrace, "path"_a)
+      .def("stats", &PyCheckpointer::Stats)
+      .def("take_events", &PyCheckpointer::TakeEvents)
+      .def("close", &PyCheckpointer::Close, "timeout"_a)
+      .def_property_readonly("closed", &PyCheckpointer::closed);
+}
