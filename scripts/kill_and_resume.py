@@ -3,6 +3,7 @@
 
 Called by scripts/demo, which builds the programs first. Needs nothing but Python's own library.
 """
+
 import argparse
 import json
 import pathlib
@@ -53,9 +54,11 @@ def demand(condition, what):
 def stall_line(report):
     steps = report["steps"]
     seconds = sum(step["seconds"] for step in steps)
-    return (f"{len(steps)} steps in {seconds:.1f} s, stalled {report['stall_seconds']:.3f} s "
-            f"({100 * report['stall_seconds'] / seconds:.2f} %) by {len(report['saves'])} saves of "
-            f"{report['saves'][0]['bytes'] / 1e6:.0f} MB, loss {report['first_loss']:.4f} -> {report['last_loss']:.4f}")
+    return (
+        f"{len(steps)} steps in {seconds:.1f} s, stalled {report['stall_seconds']:.3f} s "
+        f"({100 * report['stall_seconds'] / seconds:.2f} %) by {len(report['saves'])} saves of "
+        f"{report['saves'][0]['bytes'] / 1e6:.0f} MB, loss {report['first_loss']:.4f} -> {report['last_loss']:.4f}"
+    )
 
 
 def kill_at_random(options, train, folder, per_step):
@@ -92,7 +95,9 @@ def compare(options, folder, train):
     killed = kill_at_random(options, train, folder, times[len(times) // 2])
     last = max(killed.losses, default=0)
     started = [step for step in range(options.every, last + 1, options.every)]
-    print(f"at the kill: step {last} done, durable {killed.durable}, in flight {sorted(set(started) - set(killed.durable))}")
+    print(
+        f"at the kill: step {last} done, durable {killed.durable}, in flight {sorted(set(started) - set(killed.durable))}"
+    )
 
     print("== resumed", flush=True)
     resumed = Training(train("killed", "--resume"))
@@ -105,18 +110,31 @@ def compare(options, folder, train):
     print("resumed:       " + stall_line(resumed_report))
     start = resumed.resumed_from or 0
     after = range(start + 1, options.steps + 1)
-    good = demand(start >= max(killed.durable), f"resumed from step {start}; step {max(killed.durable)} was said to be durable")
-    good &= demand(all(whole.losses[step] == loss for step, loss in killed.losses.items()),
-                   f"{len(killed.losses)} losses before the kill are the uninterrupted run's")
-    good &= demand(set(resumed.losses) == set(after) and all(whole.losses[step] == resumed.losses[step] for step in after),
-                   f"{len(after)} losses after the resume point are identical, the last {resumed.losses[options.steps]}")
-    good &= demand(report["weights_crc64"] == resumed_report["weights_crc64"],
-                   f"final weights: crc64 {report['weights_crc64']} and {resumed_report['weights_crc64']}")
+    good = demand(
+        start >= max(killed.durable), f"resumed from step {start}; step {max(killed.durable)} was said to be durable"
+    )
+    good &= demand(
+        all(whole.losses[step] == loss for step, loss in killed.losses.items()),
+        f"{len(killed.losses)} losses before the kill are the uninterrupted run's",
+    )
+    good &= demand(
+        set(resumed.losses) == set(after) and all(whole.losses[step] == resumed.losses[step] for step in after),
+        f"{len(after)} losses after the resume point are identical, the last {resumed.losses[options.steps]}",
+    )
+    good &= demand(
+        report["weights_crc64"] == resumed_report["weights_crc64"],
+        f"final weights: crc64 {report['weights_crc64']} and {resumed_report['weights_crc64']}",
+    )
     name = f"step-{options.steps:020d}"
-    diff = subprocess.run([options.bin / "cairn", "diff", folder / "whole" / name, folder / "killed" / name],
-                          stdout=subprocess.DEVNULL, check=False)
-    good &= demand(diff.returncode == 0,
-                   "final checkpoints (weights, optimizer, generators, position): cairn diff finds them the same")
+    diff = subprocess.run(
+        [options.bin / "cairn", "diff", folder / "whole" / name, folder / "killed" / name],
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    good &= demand(
+        diff.returncode == 0,
+        "final checkpoints (weights, optimizer, generators, position): cairn diff finds them the same",
+    )
     return good
 
 
@@ -125,16 +143,38 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder of cairn_train and cairn")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=int, default=2)
-    parser.add_argument("--dir", type=pathlib.Path, default=pathlib.Path("build"), help="where 6 GB are free for a while")
+    parser.add_argument(
+        "--dir", type=pathlib.Path, default=pathlib.Path("build"), help="where 6 GB are free for a while"
+    )
     parser.add_argument("--train-args", nargs=argparse.REMAINDER, default=[], help="more for cairn_train")
     options = parser.parse_args()
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="demo-", dir=options.dir))
 
     def train(name, *more):
-        return [options.bin / "cairn_train", "--model", "vgg16", "--data", "digits", "--optimizer", "sgd",
-                "--steps", str(options.steps), "--every", str(options.every), "--in-flight", "2", "--keep", "1",
-                "--checkpoint-dir", folder / name, "--report", folder / f"{name}.json", *options.train_args, *more]
+        return [
+            options.bin / "cairn_train",
+            "--model",
+            "vgg16",
+            "--data",
+            "digits",
+            "--optimizer",
+            "sgd",
+            "--steps",
+            str(options.steps),
+            "--every",
+            str(options.every),
+            "--in-flight",
+            "2",
+            "--keep",
+            "1",
+            "--checkpoint-dir",
+            folder / name,
+            "--report",
+            folder / f"{name}.json",
+            *options.train_args,
+            *more,
+        ]
 
     try:
         good = compare(options, folder, train)

@@ -61,14 +61,15 @@ def read_shard(folder, entry):
     assert own["cairn.format_version"] == "1"
     block = int(own["cairn.crc32c_block"])
     sums = [own["cairn.crc32c"][i : i + 8] for i in range(0, len(own["cairn.crc32c"]), 8)]
-    assert sums == ["%08x" % crc32c(data[i : i + block]) for i in range(0, len(data), block)]
+    assert sums == [f"{crc32c(data[i : i + block]):08x}" for i in range(0, len(data), block)]
     end = 0
     for tensor in header.values():
         assert tensor["data_offsets"][0] == end
         end = tensor["data_offsets"][1]
     assert end == len(data)
     tensors = {
-        name: (tensor["dtype"], tensor["shape"], data[slice(*tensor["data_offsets"])]) for name, tensor in header.items()
+        name: (tensor["dtype"], tensor["shape"], data[slice(*tensor["data_offsets"])])
+        for name, tensor in header.items()
     }
     for name, target in parse(own.get("cairn.aliases", "{}")).items():
         assert name not in tensors

@@ -19,8 +19,8 @@ try:
 except ImportError as error:
     sys.exit(f"{sys.executable} has no {error.name}: set CAIRN_PYTHON to a Python with numpy and safetensors")
 try:
-    import torch
     import safetensors.torch
+    import torch
 except ImportError:
     torch = None
 
@@ -90,7 +90,19 @@ def check_second_reader(folder, wanted):
 
 def check_we_read_theirs(folder):
     random = numpy.random.default_rng(1)
-    dtypes = ["bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32", "complex64", "float64"]
+    dtypes = [
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "uint16",
+        "float16",
+        "int32",
+        "uint32",
+        "float32",
+        "complex64",
+        "float64",
+    ]
     tensors = {}
     for dtype in dtypes + ["int64", "uint64"]:
         for shape in [(), (1,), (3, 5), (0, 4), (2, 1, 3)]:
