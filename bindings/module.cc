@@ -20,6 +20,7 @@
 
 #include "base/mutex.h"
 #include "cairn/cairn.h"
+#include "tree_tensors.h"
 
 namespace py = pybind11;
 
@@ -270,11 +271,12 @@ class PyCheckpointer {
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
 
-  PySave Save(std::uint64_t step, const py::list& tensors, const std::string& tree, const StreamArguments& streams,
+  PySave Save(std::uint64_t step, const TreeTensors& tensors, std::string tree, const StreamArguments& streams,
               bool replace) {
-    State state = StateFrom(tensors);
+    State state = ValueOrRaise(tensors.Build(earlier_));
+    earlier_ = state;
     return PySave(ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
-      if (Status status = state.Set(kTreeValue, Json{tree}); !status.ok()) return status;
+      if (Status status = state.Set(kTreeValue, Json{std::move(tree), true}); !status.ok()) return status;
       return Get().Save(step, state,
                         {.streams = StreamsFrom(streams), .if_exists = replace ? IfExists::kReplace : IfExists::kFail});
     })));
@@ -386,6 +388,7 @@ class PyCheckpointer {
   }
 
   const double drain_timeout_;
+  std::optional<State> earlier_;  // The last save's tensors. Under the GIL.
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
   std::unique_ptr<Checkpointer> checkpointer_;
 };
@@ -438,6 +441,8 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
 PYBIND11_MODULE(_core, module) {
   using cairn::PyCheckpointer;
   using cairn::PySave;
+  using cairn::TorchReader;
+  using cairn::TreeTensors;
   using namespace py::literals;
 
   py::class_<PySave>(module, "Save")
@@ -448,6 +453,16 @@ PYBIND11_MODULE(_core, module) {
       .def("cancel", &PySave::Cancel)
       .def("wait_captured", &PySave::WaitCaptured, "timeout"_a)
       .def("wait_durable", &PySave::WaitDurable, "timeout"_a);
+
+  py::class_<TorchReader, std::shared_ptr<TorchReader>>(module, "TorchReader")
+      .def(py::init<py::type, py::type, const py::dict&, bool>(), "tensor"_a, "parameter"_a, "dtypes"_a, "dlpack"_a)
+      .def_property_readonly("has_dlpack", &TorchReader::has_dlpack);
+
+  py::class_<TreeTensors>(module, "TreeTensors")
+      .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
+      .def("add", &TreeTensors::Add, "view"_a)
+      .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "pairs"_a, "node"_a)
+      .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);
 
   py::class_<PyCheckpointer>(module, "Checkpointer")
       .def(py::init(&cairn::Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a,

@@ -185,17 +185,15 @@ class Checkpointer:
         flight was free for `full_timeout`. Later failures are on the Save, and raised by the next `check`.
         """
         self._tell()
-        flat = _tree.flatten(tree)
-        keep: list[Any] = []
-        views = [_tensors.describe(name, tensor, keep) for name, tensor in flat.tensors.items()]
+        tensors = _tensors.Gathered()
+        text = _tree.flatten(tree, tensors)
         if self._when_full == "wait":
             # The engine would wait as well, but not listen to signals.
             self._core.wait_for_place(self._full_timeout)
         given = [(stream.device.index, stream.cuda_stream) for stream in streams]
-        current = _tensors.current_streams({view[5] for view in views if view[5] >= 0})
-        core = self._core.save(step, views, flat.text, current + given, replace)
-        keep.append(flat.tensors)
-        self._held.append((core, keep))
+        current = _tensors.current_streams(tensors.core.cuda_devices)
+        core = self._core.save(step, tensors.core, text, current + given, replace)
+        self._held.append((core, tensors.kept))
         return Save(core)
 
     def fence(self, stream: Any = None, timeout: float | None = None) -> None:

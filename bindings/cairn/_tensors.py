@@ -6,8 +6,10 @@ Neither module is imported here; whoever hands over a tensor has done so.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import _core
 from ._errors import InvalidArgument, Unsupported
 from ._tree import Stored
 
@@ -26,6 +28,7 @@ _NUMPY = {
 }  # fmt: skip
 _FROM_NUMPY = {code: name for name, code in _NUMPY.items()}
 _from_torch: dict[Any, str] = {}  # Filled when torch is there: its dtypes are objects.
+_torch_reader: _core.TorchReader | None = None
 
 
 def _is_torch(tensor: Any) -> bool:
@@ -38,6 +41,32 @@ def _torch_dtypes() -> dict[Any, str]:
         torch = sys.modules["torch"]
         _from_torch.update({getattr(torch, of): name for name, of in _TORCH.items() if hasattr(torch, of)})
     return _from_torch
+
+
+def _reader() -> _core.TorchReader | None:
+    global _torch_reader
+    torch = sys.modules.get("torch")
+    if _torch_reader is None and torch is not None and hasattr(torch, "nn"):
+        _torch_reader = _core.TorchReader(torch.Tensor, torch.nn.Parameter, _torch_dtypes(), True)
+    return _torch_reader
+
+
+class Gathered:
+    """The sink of a tree that is to be saved."""
+
+    def __init__(self) -> None:
+        self.core = _core.TreeTensors(_reader())
+        self.kept: list[Any] = []  # What the engine reads: it must live until the save is captured.
+
+    def add(self, name: str, tensor: Any) -> None:
+        self.kept.append(tensor)
+        self.core.add(describe(name, tensor, self.kept))
+
+    def add_all(
+        self, keys: list[Any], values: list[Any], prefix: str, pairs: bool, node: Callable[[Any, str], str]
+    ) -> str | None:
+        self.kept.append(values)
+        return self.core.add_all(keys, values, prefix, pairs, node)
 
 
 def dtype_name(name: str, tensor: Any) -> str:

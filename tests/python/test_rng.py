@@ -7,7 +7,8 @@ import pytest
 import torch
 from cairn._errors import InvalidArgument
 from cairn._rng import RngState
-from cairn._tree import Stored, build, flatten, plan_restore
+from cairn._tree import Stored, build, plan_restore
+from flat import flatten
 
 
 def draw():

@@ -14,7 +14,9 @@ import pytest
 import torch
 from cairn import _tree
 from cairn._errors import Corrupt, InvalidArgument, NotFound, Unsupported
-from cairn._tree import EnumName, Stored, build, flatten, kinds, names, plan_restore
+from cairn._tree import Stored, build, kinds, names, plan_restore
+from cairn._tree_paths import EnumName
+from flat import flatten
 
 
 class Mode(enum.Enum):
@@ -614,7 +616,12 @@ def test_works_where_a_module_is_not_installed(missing):
         import sys, types
         sys.modules.update(dict.fromkeys(MISSING))
         package = types.ModuleType("cairn"); package.__path__ = [FOLDER]; sys.modules["cairn"] = package
-        from cairn._tree import flatten, build, plan_restore, Stored, names
+        from cairn import _tree
+        from cairn._tree import build, plan_restore, Stored, names
+        from cairn._tree_writer import Names
+        def flatten(tree):
+            sink = Names()
+            return types.SimpleNamespace(text=_tree.flatten(tree, sink), tensors=sink.tensors)
         tree = {"a": [1, 2.5, (None, b"x")], 1: {"s": {1}}}
         assert build(flatten(tree).text, {}) == tree
         assert plan_restore(flatten(tree).text, {}, tree, None, None).finish() == tree

@@ -1,0 +1,100 @@
+"""Names of tensors in a tree, and what messages call a path and a value. See _tree."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import sys
+from collections import namedtuple
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from ._errors import Corrupt, InvalidArgument
+
+MAX_DEPTH = 64  # Levels of one tree.
+_READS_OTHERWISE = re.compile(r"(?:0|-?[1-9][0-9]*|True|False|None|__metadata__)?")
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+class EnumName(str):
+    """The name of an Enum member where no target tells the class; `enum` is the class's name. Can be saved again."""
+
+    enum: str = ""
+
+    @classmethod
+    def of(cls, enum: str, name: str) -> EnumName:
+        self = cls(name)
+        self.enum = enum
+        return self
+
+
+def part_of(key: Any, name: str) -> str:
+    """The component of a tensor's name that stands for a key of the container at `name`."""
+    if type(key) is str and is_unicode(key):
+        part = key.replace("~", "~0").replace("/", "~1")
+        return "~s" + part if _READS_OTHERWISE.fullmatch(part) else part
+    if type(key) in (int, bool, type(None)) and (key is None or key.bit_length() <= 4096):
+        return str(key)
+    raise InvalidArgument(
+        f"{readable(name)}: the key {reprlib.repr(key)} of type {type_name(key)} cannot be kept; keys are str in Unicode, "
+        "int (at most 4,096 bits), bool or None"
+    )
+
+
+def is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def join(name: str, part: str) -> str:
+    return f"{name}/{part}" if name else part
+
+
+def readable(name: str) -> str:
+    """A tensor's name as a path for messages: keys that look like others, or hold a slash, are quoted."""
+    if name in ("", "~t"):
+        return "the tree"
+    parts = ["_metadata" if part == "~m" else part for part in name.split("/")]
+    return "/".join(repr(p.removeprefix("~s").replace("~1", "/").replace("~0", "~")) if "~" in p else p for p in parts)
+
+
+def is_stateful(value: Any) -> bool:
+    return (
+        callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+        and not isinstance(value, type)
+    )
+
+
+def is_plain(value: Any, depth: int = MAX_DEPTH) -> bool:
+    """Whether there is no tensor and no object in it."""
+    if type(value) in _PLAIN or isinstance(value, (Enum, EnumName)):
+        return True
+    if isinstance(value, (dict, list, tuple, set, frozenset)):
+        children = value.values() if isinstance(value, dict) else value
+        return depth > 0 and not is_stateful(value) and all(is_plain(child, depth - 1) for child in children)
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch and isinstance(value, (torch.dtype, torch.device)):
+        return True
+    return bool(numpy and isinstance(value, numpy.generic))
+
+
+def fields_of(kind: type) -> tuple[str, ...]:
+    fields = getattr(kind, "_fields", ())
+    return fields if isinstance(fields, tuple) and issubclass(kind, tuple) else ()
+
+
+@lru_cache(maxsize=256)
+def namedtuple_of(name: str, fields: str) -> Any:
+    try:
+        return namedtuple(name, fields)
+    except ValueError as error:
+        raise Corrupt(f"the checkpoint's tree: {error}") from error
+
+
+def type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def kind_name(value: Any) -> str:
+    return f"a value of type {type_name(value)}"

@@ -1,0 +1,211 @@
+"""A tree's text, written; its tensors go to a sink. See _tree."""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
+from enum import Enum
+from json.encoder import encode_basestring as _quote
+from operator import attrgetter
+from typing import Any, Protocol
+
+from ._errors import InvalidArgument
+from ._tree_paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, part_of, readable
+
+_NUMBERS = frozenset({int, float, bool})
+_TEXT = frozenset({str})
+_DICT = '"dict"'
+_FACTS = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
+_ALLOWED = (
+    "a tree holds tensors, numpy arrays and scalars, None, bool, int, float, complex, str, bytes, Enum members, torch "
+    "dtypes and devices, dict, OrderedDict, Counter, list, tuple, namedtuple, set, frozenset, and objects with "
+    "state_dict and load_state_dict"
+)
+
+
+class Sink(Protocol):
+    """Takes the tensors of a tree, under their names."""
+
+    def add(self, name: str, tensor: Any) -> None:
+        """Takes one that is known to be dense and strided."""
+
+    def add_all(
+        self, keys: list[Any], values: list[Any], prefix: str, pairs: bool, node: Callable[[Any, str], str]
+    ) -> str | None:
+        """Takes a dict at once and returns its text, or None and does nothing; see TreeTensors in bindings/."""
+
+
+class Names:
+    """A sink that only remembers what it was given, by name."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Any] = {}
+
+    def add(self, name: str, tensor: Any) -> None:
+        self.tensors[name] = tensor
+
+    def add_all(self, *_: Any) -> None:
+        return None
+
+
+class Writer:
+    """One walk over a tree. Every method returns the text of one node; the tensors go to the sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._leaves = 0  # Tensors, arrays and objects.
+        self._open: set[int] = set()  # ids of the containers and objects being walked.
+        self.kept = dict(_WRITERS)
+        self._tensor_types: frozenset[type] = frozenset()
+        self._array_type: type | None = None
+        if torch := sys.modules.get("torch"):
+            self._strided = (torch.strided, False, False, False)
+            self._tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
+            self.kept.update(dict.fromkeys(self._tensor_types, Writer._tensor))
+            self.kept[torch.Size] = lambda w, v, name: w._sequence("size", v, name)
+            self.kept[torch.dtype] = lambda _w, v, _name: f'["dtype",{_quote(str(v).removeprefix("torch."))}]'
+            self.kept[torch.device] = lambda _w, v, _name: f'["device",{_quote(str(v))}]'
+        if numpy := sys.modules.get("numpy"):
+            self._array_type = numpy.ndarray
+            self.kept[numpy.ndarray] = Writer._array
+
+    def is_tensor(self, value: Any) -> bool:
+        """Also for subclasses, which node() then refuses."""
+        return isinstance(value, tuple(self._tensor_types)) or (
+            self._array_type is not None and isinstance(value, self._array_type)
+        )
+
+    def node(self, value: Any, name: str) -> str:
+        write = self.kept.get(type(value))
+        return write(self, value, name) if write else self._other(value, name)
+
+    def _int(self, value: int, _name: str) -> str:
+        return str(value) if -(2**63) <= value < 2**63 else f'["int","{value:#x}"]'
+
+    def _float(self, value: float, _name: str) -> str:
+        return repr(value) if math.isfinite(value) else f'["float","{value}"]'
+
+    def _complex(self, value: complex, name: str) -> str:
+        return f'["complex",{self._float(value.real, name)},{self._float(value.imag, name)}]'
+
+    def _str(self, value: str, name: str) -> str:
+        if not is_unicode(value):
+            raise InvalidArgument(f"{readable(name)}: a str with a lone surrogate is not Unicode text; use bytes")
+        return _quote(value)
+
+    def _bytes(self, value: bytes, _name: str) -> str:
+        return f'["bytes","{base64.b64encode(value).decode()}"]'
+
+    def _tensor(self, value: Any, name: str) -> str:
+        layout, meta, quantized, nested = facts = _FACTS(value)
+        if facts != self._strided:
+            which = "nested" if nested else "quantized" if quantized else "meta" if meta else str(layout)
+            raise InvalidArgument(f"{readable(name)}: a {which} tensor cannot be kept, only a dense, strided one")
+        self._leaves += 1
+        self._sink.add(name or "~t", value)
+        return '["t"]'
+
+    def _array(self, value: Any, name: str) -> str:
+        if value.dtype.kind not in "biufc" or not value.dtype.isnative:
+            raise InvalidArgument(
+                f"{readable(name)}: a numpy array of dtype {value.dtype!s} cannot be kept, only bool, int, float and "
+                "complex in this machine's byte order"
+            )
+        self._leaves += 1
+        self._sink.add(name or "~t", value)
+        return '["a"]'
+
+    def _enter(self, value: Any, name: str) -> None:
+        if id(value) in self._open:
+            raise InvalidArgument(f"{readable(name)}: {kind_name(value)} that holds itself cannot be kept")
+        if len(self._open) == MAX_DEPTH:
+            raise InvalidArgument(f"{readable(name)}: the tree is deeper than {MAX_DEPTH} levels")
+        self._open.add(id(value))
+
+    def _mapping(self, head: str, value: dict[Any, Any], name: str) -> str:
+        self._enter(value, name)
+        keys, children = [*value], [*value.values()]
+        as_object = not head and _TEXT.issuperset(map(type, keys))
+        # Natively where it can be: 100,000 tensors pass here while the caller waits.
+        text = self._sink.add_all(keys, children, name, not as_object, self.node)
+        if text is None:
+            nodes = [self.node(child, join(name, part_of(key, name))) for key, child in value.items()]
+            texts = map(_quote, keys) if as_object else [self.node(key, name) for key in keys]
+            text = ",".join(map(":".join if as_object else ",".join, zip(texts, nodes, strict=True)))
+        self._open.remove(id(value))
+        return f"{{{text}}}" if as_object else f"[{head or _DICT}{',' if text else ''}{text}]"
+
+    def _ordered(self, value: Any, name: str) -> str:
+        metadata = getattr(value, "_metadata", None)
+        return self._mapping(f'"odict",{self.node(metadata, join(name, "~m"))}', value, name)
+
+    def _sequence(self, tag: str, value: Iterable[Any], name: str) -> str:
+        if _NUMBERS.issuperset(map(type, value)):
+            return f"[{','.join((_quote(tag), *[self.node(child, name) for child in value]))}]"
+        self._enter(value, name)
+        prefix = f"{name}/" if name else ""
+        nodes = [self.node(child, f"{prefix}{i}") for i, child in enumerate(value)]
+        self._open.remove(id(value))
+        return f"[{','.join((_quote(tag), *nodes))}]"
+
+    def _set(self, tag: str, value: Iterable[Any], name: str) -> str:
+        before = self._leaves
+        nodes = [self.node(child, join(name, str(i))) for i, child in enumerate(value)]
+        if self._leaves != before:
+            raise InvalidArgument(f"{readable(name)}: tensors and objects cannot be kept in a set; use a list")
+        return f"[{','.join((_quote(tag), *sorted(nodes)))}]"
+
+    def _other(self, value: Any, name: str) -> str:
+        kind, numpy = type(value), sys.modules.get("numpy")
+        if is_stateful(value):
+            self._enter(value, name)
+            node = self.node(value.state_dict(), name)
+            self._open.remove(id(value))
+            self._leaves += 1
+            return f'["state",{node}]'
+        if isinstance(value, Enum) and value.name in kind.__members__:
+            return f'["enum",{_quote(kind.__qualname__)},{_quote(value.name)}]'
+        if isinstance(value, tuple) and fields_of(kind):
+            head, fields = self._sequence("namedtuple", value, name), " ".join(fields_of(kind))
+            return head.replace('"namedtuple"', f'"namedtuple",{_quote(kind.__qualname__)},{_quote(fields)}', 1)
+        if numpy and isinstance(value, numpy.generic) and value.dtype.type is kind and value.dtype.kind in "biufcmM":
+            return f'["numpy",{_quote(value.dtype.str)},"{value.tobytes().hex()}"]'
+        raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {self._hint(value)}")
+
+    def _hint(self, value: Any) -> str:
+        torch = sys.modules.get("torch")
+        if torch and isinstance(value, torch.Generator):
+            return "keep its get_state(), or cairn.RngState for the default generators"
+        if torch and isinstance(value, torch.Tensor):
+            return "of tensors only torch.Tensor and torch.nn.Parameter themselves"
+        if self._array_type and isinstance(value, self._array_type):
+            return "numpy.array(...) makes a plain array of it"
+        if isinstance(value, Enum):
+            return "of a Flag only single members; keep its value"
+        for base in (defaultdict, dict, list, tuple, set, frozenset, int, float, complex, str, bytes):
+            if isinstance(value, base):
+                plain = "dict" if base is defaultdict else base.__name__
+                return f"a subclass would come back as another type: convert it with {plain}(...)"
+        return _ALLOWED
+
+
+_WRITERS: dict[type, Callable[[Writer, Any, str], str]] = {
+    type(None): lambda _w, _v, _name: "null",
+    bool: lambda _w, v, _name: "true" if v else "false",
+    int: Writer._int,
+    float: Writer._float,
+    complex: Writer._complex,
+    str: Writer._str,
+    bytes: Writer._bytes,
+    dict: lambda w, v, name: w._mapping("", v, name),
+    OrderedDict: Writer._ordered,
+    Counter: lambda w, v, name: w._mapping('"counter"', v, name),
+    list: lambda w, v, name: w._sequence("list", v, name),
+    tuple: lambda w, v, name: w._sequence("tuple", v, name),
+    set: lambda w, v, name: w._set("set", v, name),
+    frozenset: lambda w, v, name: w._set("frozenset", v, name),
+    EnumName: lambda _w, v, _name: f'["enum",{_quote(v.enum)},{_quote(v)}]',
+}

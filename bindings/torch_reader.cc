@@ -1,0 +1,189 @@
+#include "torch_reader.h"
+
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace cairn {
+namespace {
+
+// DLPack 1.x as its specification lays it out: what of it is read here.
+struct DlpackVersion {
+  std::uint32_t major;
+  std::uint32_t minor;
+};
+struct DlpackExchange {
+  DlpackVersion version;
+  const DlpackExchange* previous;
+  void* allocate;
+  void* from_object;
+  void* to_object;
+  int (*tensor_from_object)(void* tensor, void* to);  // May be null. 0, or -1 with a Python exception set.
+  void* current_stream;
+};
+struct DlpackTensor {
+  void* data;
+  std::int32_t device_type;
+  std::int32_t device_id;
+  std::int32_t dimensions;
+  std::uint8_t dtype_code;
+  std::uint8_t dtype_bits;
+  std::uint16_t dtype_lanes;
+  const std::int64_t* shape;
+  const std::int64_t* strides;  // In elements.
+  std::uint64_t byte_offset;
+};
+constexpr std::uint32_t kDlpackMajor = 1;
+constexpr std::int32_t kDlpackCpu = 1;
+constexpr std::int32_t kDlpackCuda = 2;
+constexpr std::int32_t kDlpackCudaHost = 3;
+
+std::optional<DType> DTypeFromDlpack(const DlpackTensor& tensor) {
+  const auto sized = [bits = tensor.dtype_bits](DType of8, DType of16, DType of32, DType of64) -> std::optional<DType> {
+    switch (bits) {
+      case 8:
+        return of8;
+      case 16:
+        return of16;
+      case 32:
+        return of32;
+      case 64:
+        return of64;
+      default:
+        return std::nullopt;
+    }
+  };
+  if (tensor.dtype_lanes != 1) return std::nullopt;
+  switch (tensor.dtype_code) {
+    case 0:
+      return sized(DType::kI8, DType::kI16, DType::kI32, DType::kI64);
+    case 1:
+      return sized(DType::kU8, DType::kU16, DType::kU32, DType::kU64);
+    case 2:
+      return tensor.dtype_bits < 16 ? std::nullopt : sized(DType::kU8, DType::kF16, DType::kF32, DType::kF64);
+    case 4:
+      return tensor.dtype_bits == 16 ? std::optional(DType::kBF16) : std::nullopt;
+    case 5:
+      return tensor.dtype_bits == 64 ? std::optional(DType::kC64) : std::nullopt;
+    case 6:
+      return tensor.dtype_bits == 8 ? std::optional(DType::kBool) : std::nullopt;
+    case 10:
+      return DType::kF8E4M3;
+    case 12:
+      return DType::kF8E5M2;
+    case 14:
+      return DType::kF8E8M0;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool IsContiguous(const DlpackTensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  std::int64_t expected = 1;
+  bool fits = true;
+  for (std::int32_t d = tensor.dimensions - 1; d >= 0; --d) {
+    if (tensor.shape[d] == 0) return true;
+    if (tensor.shape[d] != 1 && tensor.strides[d] != expected) fits = false;
+    expected *= tensor.shape[d];
+  }
+  return fits;
+}
+
+int (*FindDlpack(const py::object& tensor_type))(void*, void*) {
+  const py::object capsule = py::getattr(tensor_type, "__dlpack_c_exchange_api__", py::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
+  const auto* api = static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (api != nullptr && api->version.major != kDlpackMajor) api = api->previous;
+  return api == nullptr ? nullptr : api->tensor_from_object;
+}
+
+}  // namespace
+
+TorchReader::TorchReader(py::type tensor, py::type parameter, const py::dict& dtypes, bool dlpack)
+    : tensor_(std::move(tensor)), parameter_(std::move(parameter)) {
+  for (const auto& [dtype, name] : dtypes) {
+    if (const std::optional<DType> known = DTypeFromName(py::cast<std::string>(name))) {
+      dtypes_.emplace_back(py::reinterpret_borrow<py::object>(dtype), *known);
+    }
+  }
+  if (dlpack) to_dlpack_ = FindDlpack(tensor_);
+}
+
+bool TorchReader::Read(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const {
+  const std::size_t before = shape.size();
+  if (to_dlpack_ != nullptr ? ReadDlpack(tensor, dense, shape) : ReadAttributes(tensor, dense, shape)) return true;
+  PyErr_Clear();
+  shape.resize(before);
+  return false;
+}
+
+// DLPack hands over the raw bytes of a lazily negated or conjugated tensor.
+bool TorchReader::IsSet(py::handle tensor, const py::str& method) const {
+  const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), method.ptr()));
+  return answer.ptr() != Py_False;  // An error counts as set.
+}
+
+bool TorchReader::ReadDlpack(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const {
+  DlpackTensor found{};
+  if (to_dlpack_(tensor.ptr(), &found) != 0) return false;
+  const std::optional<DType> dtype = DTypeFromDlpack(found);
+  if (!dtype || !IsContiguous(found) || IsSet(tensor, is_neg_)) return false;
+  if (*dtype == DType::kC64 && IsSet(tensor, is_conj_)) return false;
+  switch (found.device_type) {
+    case kDlpackCpu:
+    case kDlpackCudaHost:
+      dense.cuda = -1;
+      break;
+    case kDlpackCuda:
+      dense.cuda = found.device_id;
+      break;
+    default:
+      return false;
+  }
+  dense.data = static_cast<std::byte*>(found.data) + found.byte_offset;
+  dense.dtype = *dtype;
+  dense.dimensions = found.dimensions;
+  shape.insert(shape.end(), found.shape, found.shape + found.dimensions);
+  return true;
+}
+
+bool TorchReader::ReadAttributes(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const {
+  const auto get = [&](const py::str& name) {
+    return py::reinterpret_steal<py::object>(PyObject_GetAttr(tensor.ptr(), name.ptr()));
+  };
+  const auto call = [&](const py::str& name) {
+    return py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), name.ptr()));
+  };
+  const py::object dtype = get(dtype_);
+  bool known = false;
+  for (const auto& [object, value] : dtypes_) {
+    if (!dtype.is(object)) continue;
+    dense.dtype = value;
+    known = true;
+    break;
+  }
+  if (!known || call(is_contiguous_).ptr() != Py_True || IsSet(tensor, is_neg_)) return false;
+  if (dense.dtype == DType::kC64 && IsSet(tensor, is_conj_)) return false;
+  dense.cuda = -1;
+  if (get(is_cpu_).ptr() != Py_True) {
+    if (get(is_cuda_).ptr() != Py_True) return false;
+    const py::object index = call(get_device_);
+    if (!index) return false;
+    dense.cuda = static_cast<int>(PyLong_AsLong(index.ptr()));
+  }
+  const py::object address = call(data_ptr_);  // Raises for what has no memory of its own: sparse, meta.
+  const py::object extents = get(shape_);
+  if (!address || !extents || !PyTuple_Check(extents.ptr())) return false;
+  dense.data = PyLong_AsVoidPtr(address.ptr());
+  dense.dimensions = static_cast<std::int32_t>(PyTuple_GET_SIZE(extents.ptr()));
+  for (std::int32_t d = 0; d < dense.dimensions; ++d) {
+    shape.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(extents.ptr(), d)));
+  }
+  return PyErr_Occurred() == nullptr;
+}
+
+}  // namespace cairn

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "cairn/tensor.h"
+
+namespace cairn {
+
+/// Reads torch's tensors without linking torch: through DLPack's C exchange API, which torch has from 2.10 on (some 100
+/// ns a tensor), else by their attributes. All calls need the GIL.
+class TorchReader {
+ public:
+  struct Dense {
+    void* data = nullptr;
+    DType dtype = DType::kF32;
+    int cuda = -1;  ///< Index of the device; -1: CPU memory.
+    std::int32_t dimensions = 0;
+  };
+
+  /// `tensor` and `parameter` are the types that are known; `dtypes` maps torch's dtypes to safetensors' names.
+  TorchReader(pybind11::type tensor, pybind11::type parameter, const pybind11::dict& dtypes, bool dlpack);
+
+  /// Whether it is one of the two types exactly: a subclass may mean something else by its memory.
+  [[nodiscard]] bool Knows(pybind11::handle value) const {
+    return value.get_type().is(tensor_) || value.get_type().is(parameter_);
+  }
+  /// Fills `dense` and appends the extents to `shape`. False, with nothing appended and no exception pending, where it
+  /// takes a closer look: not dense, strided, conjugated or negated, of a dtype or on a device that is not kept.
+  [[nodiscard]] bool Read(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
+  [[nodiscard]] bool has_dlpack() const { return to_dlpack_ != nullptr; }
+
+ private:
+  using ToDlpack = int (*)(void* tensor, void* to);
+
+  bool ReadDlpack(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
+  bool ReadAttributes(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
+  [[nodiscard]] bool IsSet(pybind11::handle tensor, const pybind11::str& method) const;
+
+  pybind11::object tensor_;
+  pybind11::object parameter_;
+  std::vector<std::pair<pybind11::object, DType>> dtypes_;
+  ToDlpack to_dlpack_ = nullptr;
+  // Interned once.
+  pybind11::str is_neg_{"is_neg"}, is_conj_{"is_conj"}, is_contiguous_{"is_contiguous"}, data_ptr_{"data_ptr"};
+  pybind11::str dtype_{"dtype"}, shape_{"shape"}, is_cpu_{"is_cpu"}, is_cuda_{"is_cuda"}, get_device_{"get_device"};
+};
+
+}  // namespace cairn
