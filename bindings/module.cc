@@ -322,7 +322,7 @@ class PyCheckpointer {
     py::list tensors;
     for (const TensorInfo& tensor : details.tensors) {
       tensors.append(py::make_tuple(tensor.name, std::string(DTypeName(tensor.dtype)),
-                                    py::tuple(py::cast(tensor.shape)), tensor.bytes, tensor.file));
+                                    py::tuple(py::cast(tensor.shape)), tensor.bytes, tensor.file, tensor.alias_of));
     }
     fields["tensors"] = tensors;
     py::list values;

@@ -267,7 +267,7 @@ class Checkpointer:
         """
         self._tell()
         details = self._choose(step, os.fspath(folder), fall_back)
-        saved = {name: _tree.Stored(dtype, tuple(shape)) for name, dtype, shape, _, _ in details["tensors"]}
+        saved = {name: _tree.Stored(dtype, tuple(shape)) for name, dtype, shape, *_ in details["tensors"]}
         plan = _tree.plan_restore(_tree_text(details), saved, tree, _tensors.stored, _tensors.empty)
         self._read(details, plan.tensors, os.fspath(folder), progress)
         return plan.finish()
@@ -282,15 +282,22 @@ class Checkpointer:
     ) -> Any:
         """Makes a tree from a checkpoint, on the CPU, with nothing given: objects come back as their state dicts.
 
-        With `names` (tensor names, or patterns with * and ?) it is a flat dict of those tensors; a name or pattern that
+        Tensors that were tied (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or patterns with * and ?) it is a flat dict of those tensors; a name or pattern that
         matches nothing is NotFound.
         """
         details = self._choose(step, os.fspath(folder), False)
-        saved = {name: _tree.Stored(dtype, tuple(shape)) for name, dtype, shape, _, _ in details["tensors"]}
+        saved = {name: _tree.Stored(dtype, tuple(shape)) for name, dtype, shape, *_ in details["tensors"]}
         kinds = _tree.kinds(_tree_text(details))
         wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
-        tensors = {name: _tensors.empty(saved[name], kinds.get(name, "torch")) for name in wanted}
-        self._read(details, tensors, os.fspath(folder), progress)
+        tied = {name: target for name, *_, target in details["tensors"] if target}
+        made: dict[tuple[str, str], Any] = {}  # Tied tensors are one, and read once.
+        tensors, reads = {}, {}
+        for name in wanted:
+            key = tied.get(name, name), kinds.get(name, "torch")
+            if key not in made:
+                made[key] = reads[name] = _tensors.empty(saved[name], key[1])
+            tensors[name] = made[key]
+        self._read(details, reads, os.fspath(folder), progress)
         return tensors if names is not None else _tree.build(_tree_text(details), tensors)
 
     def _choose(self, step: int | None, folder: str, fall_back: bool) -> dict[str, Any]:

@@ -482,3 +482,19 @@ def test_numpy_arrays_restore_in_place(make: Make) -> None:
     readonly.flags.writeable = False
     with pytest.raises(cairn.InvalidArgument, match="read-only"):
         checkpointer.restore({"a": readonly})
+
+
+def test_tied_tensors_are_written_once_and_tied_again(root: Path) -> None:
+    embedding = torch.randn(100, 8)
+    tree = {"embed": embedding, "head": embedding, "alone": torch.randn(100, 8), "part": embedding[:50]}
+    with cairn.Checkpointer(root, host_memory="16MiB", chunk="1MiB") as checkpointer:
+        save = checkpointer.save(1, tree)
+        save.wait()
+        loaded = checkpointer.load()
+        only = checkpointer.load(names=["head"])
+
+    assert save.stats["bytes"] == sum(tree[name].nbytes for name in ("embed", "alone", "part"))
+    assert loaded["embed"] is loaded["head"]
+    assert loaded["part"] is not loaded["embed"]
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tree.items())
+    assert list(only) == ["head"] and torch.equal(only["head"], embedding)
