@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _tensors, _tree
+from . import _core, _protect, _tensors, _tree
 from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -168,7 +168,9 @@ class Checkpointer:
             trace_events=trace_events,
         )
         # What the engine still reads: a save's tensors stay alive until it is captured, whatever the caller drops.
-        self._held: deque[tuple[_core.Save, list[Any]]] = deque()
+        self._held: deque[tuple[_core.Save, list[Any], set[int]]] = deque()  # With the CUDA devices they are on.
+        self._guard = _protect.Guard(self)
+        self._guard.held = self._held
         _open.add(self)
 
     # Saving
@@ -191,49 +193,43 @@ class Checkpointer:
             # The engine would wait as well, but not listen to signals.
             self._core.wait_for_place(self._full_timeout)
         given = [(stream.device.index, stream.cuda_stream) for stream in streams]
-        current = _tensors.current_streams(tensors.core.cuda_devices)
+        cuda = tensors.core.cuda_devices
+        current = _tensors.current_streams(cuda)
         core = self._core.save(step, tensors.core, text, current + given, replace)
-        self._held.append((core, tensors.kept))
+        self._held.append((core, tensors.kept, cuda))
         return Save(core)
 
     def fence(self, stream: Any = None, timeout: float | None = None) -> None:
         """Orders later work after the capture of every save so far: call it before tensors are overwritten.
 
         With a torch.cuda.Stream that stream waits, where every copy is enqueued already, and the host runs ahead; else
-        (and always for CPU tensors) the host waits. A failed save holds nobody up.
+        (and always for CPU tensors) the host waits. A failed save holds nobody up. Within torch.compile it is the op
+        torch.ops.cairn.fence, for all devices: put it before what it is to order.
         """
+        if self._guard.compiled():
+            return
         if stream is None:
             self._core.fence(-1, 0, timeout)
         else:
             self._core.fence(stream.device.index, stream.cuda_stream, timeout)
         self._let_go()
 
-    def protect(self, *optimizers: Any) -> None:
+    def protect(self, *targets: Any) -> None:
         """Fences before each step of these optimizers, so that no parameter changes under a save.
 
-        Accelerate's and Lightning's wrappers are taken off. Raises InvalidArgument for what has no step hooks.
+        Accelerate's and Lightning's wrappers are taken off; of a module, the optimizers that step within backward are
+        taken, and loading a state dict into it waits too. Raises InvalidArgument, by type, for what calls no hooks.
+        Under torch.compile the fence is the op torch.ops.cairn.fence; captured in a CUDA graph a step is refused.
         """
-        for given in optimizers:
-            optimizer = given
-            while not hasattr(optimizer, "register_step_pre_hook") and hasattr(optimizer, "optimizer"):
-                optimizer = optimizer.optimizer
-            if not hasattr(optimizer, "register_step_pre_hook"):
-                raise InvalidArgument(
-                    f"{type(given).__name__} calls no step hooks: call Checkpointer.fence() before each of its steps"
-                )
-            optimizer.register_step_pre_hook(self._before_step)
+        for target in targets:
+            self._guard.add(target)
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if not self._held:
-            return
+    def _fence_held(self) -> None:
         self._let_go()
-        if not self._held:
-            return
-        devices = {p.device for group in optimizer.param_groups for p in group["params"] if p.is_cuda}
-        torch = sys.modules["torch"]
+        devices = {device for *_, cuda in self._held for device in cuda}
         for device in devices:
-            self.fence(torch.cuda.current_stream(device))
-        if not devices:
+            self.fence(sys.modules["torch"].cuda.current_stream(device))
+        if self._held and not devices:
             self.fence()
 
     def drain(self, timeout: float | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._errors import InvalidArgument, Unsupported
+from ._protect import state_without_races
 from ._tree import Stored
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ class Gathered:
     def add(self, name: str, tensor: Any) -> None:
         self.kept.append(tensor)
         self.core.add(describe(name, tensor, self.kept))
+
+    def state_of(self, holder: Any) -> Any:
+        return state_without_races(holder)
 
     def add_all(
         self, keys: list[Any], values: list[Any], prefix: str, pairs: bool, node: Callable[[Any, str], str]

@@ -32,6 +32,9 @@ class Sink(Protocol):
     def add(self, name: str, tensor: Any) -> None:
         """Takes one that is known to be dense and strided."""
 
+    def state_of(self, holder: Any) -> Any:
+        """The state_dict() of an object."""
+
     def add_all(
         self, keys: list[Any], values: list[Any], prefix: str, pairs: bool, node: Callable[[Any, str], str]
     ) -> str | None:
@@ -46,6 +49,9 @@ class Names:
 
     def add(self, name: str, tensor: Any) -> None:
         self.tensors[name] = tensor
+
+    def state_of(self, holder: Any) -> Any:
+        return holder.state_dict()
 
     def add_all(self, *_: Any) -> None:
         return None
@@ -162,7 +168,7 @@ class Writer:
         kind, numpy = type(value), sys.modules.get("numpy")
         if is_stateful(value):
             self._enter(value, name)
-            node = self.node(value.state_dict(), name)
+            node = self.node(self._sink.state_of(value), name)
             self._open.remove(id(value))
             self._leaves += 1
             return f'["state",{node}]'

@@ -334,28 +334,6 @@ def test_what_the_caller_drops_is_still_saved(make: Make) -> None:
         assert bool((checkpointer.load(step)["t"] == step).all())
 
 
-def test_protect_keeps_the_step_out_of_a_save(make: Make) -> None:
-    parameter = torch.nn.Parameter(torch.ones(4_000_000))
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    checkpointer = make(keep_last=0)
-    checkpointer.protect(optimizer)
-    for step in range(1, 6):
-        checkpointer.save(step, {"p": parameter})
-        parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-    checkpointer.drain()
-    for step in range(1, 6):
-        assert bool((checkpointer.load(step)["p"] == 2 - step).all()), step
-
-
-def test_protect_refuses_by_name_what_has_no_hooks(make: Make) -> None:
-    class Homemade:
-        pass
-
-    with pytest.raises(cairn.InvalidArgument, match="Homemade"):
-        make().protect(Homemade())
-
-
 def test_a_failure_is_on_the_handle_in_check_and_in_the_log(
     make: Make, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

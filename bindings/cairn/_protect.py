@@ -1,0 +1,138 @@
+"""The fence before each optimizer step: found in what the user hands over, and kept under torch.compile.
+
+Imports torch only where the user has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from ._errors import FailedPrecondition, InvalidArgument
+
+_COPIED_BUFFER = 1 << 20  # Bytes of the largest buffer of a module that a save copies in the call.
+
+
+class Fencing(Protocol):
+    """What stands behind a fence: a Checkpointer."""
+
+    def _fence_held(self) -> None:
+        """Orders what comes after the capture of what is in flight, on each device that it reads from."""
+
+
+_handles = itertools.count(1)
+_by_handle: weakref.WeakValueDictionary[int, Fencing] = weakref.WeakValueDictionary()
+_defined = False
+
+
+def define_op() -> None:
+    """Makes torch.ops.cairn.fence, which stands for the fence in a compiled graph, where torch is there to compile. It has
+    an effect: it is neither removed nor moved past another effect."""
+    global _defined
+    torch = sys.modules.get("torch")
+    if _defined or torch is None or not hasattr(torch, "library"):
+        return
+    from torch._higher_order_ops import effects
+
+    def fence(handle: int) -> None:
+        if checkpointer := _by_handle.get(handle):
+            checkpointer._fence_held()
+
+    made = torch.library.custom_op("cairn::fence", fence, mutates_args=(), schema="(int handle) -> ()")
+    made.register_fake(lambda handle: None)
+    effects._register_effectful_op(torch.ops.cairn.fence.default, effects._EffectType.ORDERED)
+    _defined = True
+
+
+class Guard:
+    """Hooks that fence: before the steps of optimizers, before a state dict is loaded into what is being saved."""
+
+    def __init__(self, checkpointer: Fencing) -> None:
+        self._checkpointer = checkpointer
+        self._handle = next(_handles)
+        _by_handle[self._handle] = checkpointer
+        define_op()
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.held: Any = ()  # The checkpointer's saves that are not known to be captured; false: nothing to wait for.
+
+    def add(self, given: Any) -> None:
+        """InvalidArgument, by type, for what calls no hooks. Twice is once."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise InvalidArgument(f"protect expects torch optimizers or modules, found {_name(given)} and no torch")
+        if isinstance(given, torch.nn.Module):
+            self._hook(given, given.register_load_state_dict_pre_hook)
+            for optimizer in _in_backward(given):
+                self._add_optimizer(optimizer, _name(given))
+        else:
+            self._add_optimizer(given, _name(given))
+
+    def _add_optimizer(self, given: Any, name: str) -> None:
+        torch = sys.modules["torch"]
+        optimizer = given
+        # Accelerate's and Lightning's wrappers are optimizers too, but it is the inner one that steps.
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = inner
+        hooked = getattr(type(optimizer).step, "hooked", False) if hasattr(type(optimizer), "step") else False
+        if not isinstance(optimizer, torch.optim.Optimizer) or not hooked:
+            raise InvalidArgument(
+                f"{name} never calls torch's step hooks: call Checkpointer.fence() before each of its steps instead"
+            )
+        if self._hook(optimizer, optimizer.register_step_pre_hook):
+            optimizer.register_load_state_dict_pre_hook(self._before)
+
+    def _hook(self, target: Any, register: Callable[[Any], Any]) -> bool:
+        if target in self._hooked:
+            return False
+        self._hooked.add(target)
+        register(self._before)
+        return True
+
+    def compiled(self) -> bool:
+        """Whether the fence is being compiled: then its op is in the graph now, and stands for it."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.compiler.is_compiling():
+            return False
+        torch.ops.cairn.fence(self._handle)
+        return True
+
+    def _before(self, *_: Any, **__: Any) -> None:
+        if self.compiled():
+            return
+        torch = sys.modules["torch"]
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise FailedPrecondition(
+                "an optimizer step that is captured in a CUDA graph fences nothing when it is replayed: call "
+                "Checkpointer.fence(stream) before each replay, and protect() only what is not captured"
+            )
+        if self.held:
+            self._checkpointer._fence_held()
+
+
+def _in_backward(module: Any) -> Iterator[Any]:
+    """The optimizers that step within backward (torch.distributed.optim._apply_optimizer_in_backward)."""
+    for parameter in module.parameters():
+        yield from getattr(parameter, "_in_backward_optimizers", ())
+
+
+def state_without_races(holder: Any) -> Any:
+    """An object's state_dict(), in which what forward changes does not change under a save.
+
+    A module's buffers (BatchNorm's running means) are written by forward, which no fence precedes: those of up to 1 MiB
+    are copied now, in the order of the current stream.
+    """
+    state = holder.state_dict()
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(holder, torch.nn.Module):
+        return state
+    for name, buffer in holder.named_buffers():
+        if name in state and buffer.layout == torch.strided and buffer.nbytes <= _COPIED_BUFFER:
+            state[name] = state[name].clone()
+    return state
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
