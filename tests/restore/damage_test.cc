@@ -62,6 +62,20 @@ TEST_F(DamageTest, FindsAndNamesOneFlippedBitAnywhere) {
   EXPECT_TRUE(TryRestore().ok());
 }
 
+TEST_F(DamageTest, FindsOneFlippedBitAnywhereInAHeader) {
+  const std::string good = ReadWholeFile(Path(shard0_));
+  const std::size_t header = good.size() - 600000 * 4;
+  ASSERT_EQ(header % 4096, 0U);
+  for (std::size_t at = 0; at < header; at += 7) {  // Text, and the spaces behind it.
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ (1 << (at % 8)));
+    WriteWholeFile(Path(shard0_), bad);
+
+    EXPECT_EQ(TryRestore().code(), StatusCode::kCorrupt) << at;
+    EXPECT_TRUE(targets_.untouched()) << at;
+  }
+}
+
 TEST_F(DamageTest, NamesTheBlockWithExpectedAndFound) {
   std::string shard = ReadWholeFile(Path(shard0_));
   shard[shard.size() - 600000 * 4 + (1 << 20) + 17] ^= 4;
@@ -123,16 +137,30 @@ TEST_F(DamageTest, RefusesSwappedShards) {
 }
 
 TEST_F(DamageTest, RefusesAShardOfAnotherStepOrAttempt) {
-  const std::string other = directory_ / "other";
-  const std::string later =
-      WriteCheckpoint(other, {.step = 10, .shards = {{.tensors = {first_}, .values = {{"lr", 0.1}}}, {}}});
-  std::filesystem::copy_file(later + "/" + shard0_, Path(shard0_), std::filesystem::copy_options::overwrite_existing);
-  Rewrite([&](Manifest& manifest) { manifest.shards[0] = ReadManifest(later).shards[0]; });
+  const std::string good = ReadWholeFile(Path(shard0_));
+  const Manifest manifest = ReadManifest(folder_);
+  const CheckpointContent same{.step = 9, .shards = {{.tensors = {first_}, .values = {{"lr", 0.1}}}, {}}};
+  CheckpointContent of_another_step = same;
+  of_another_step.step = 10;
+  CheckpointContent of_another_attempt = same;
+  of_another_attempt.attempt = "11111111-2222-4333-8444-555555555555";
+  for (const auto& [content, found] : {std::pair(of_another_step, "of step 10"),
+                                       std::pair(of_another_attempt, "attempt 11111111-2222-4333-8444-555555555555")}) {
+    const TempDir other;
+    const std::string folder = WriteCheckpoint(other / "run", content);
+    std::filesystem::copy_file(folder + "/" + shard0_, Path(shard0_),
+                               std::filesystem::copy_options::overwrite_existing);
+    Rewrite([&](Manifest& changed) { changed.shards[0] = ReadManifest(folder).shards[0]; });
 
-  const Status restored = TryRestore();
+    const Status restored = TryRestore();
 
-  EXPECT_EQ(restored.code(), StatusCode::kCorrupt);
-  EXPECT_THAT(restored.message(), AllOf(HasSubstr("of step 9"), HasSubstr("of step 10")));
+    EXPECT_EQ(restored.code(), StatusCode::kCorrupt) << found;
+    EXPECT_THAT(restored.message(), AllOf(HasSubstr("of step 9"), HasSubstr(found)));
+    EXPECT_TRUE(targets_.untouched());
+    WriteWholeFile(Path(shard0_), good);
+    WriteManifest(folder_, manifest);
+  }
+  EXPECT_TRUE(TryRestore().ok());
 }
 
 TEST_F(DamageTest, RefusesPathsOutOfTheFolder) {
