@@ -197,12 +197,16 @@ TEST_F(RootTest, WriterInAnotherProcessIsNamedAndItsDeathGivesTheRootFree) {
     return held.ok();
   });
 
+  fs::create_directories(root_ + "/.attempt-of-the-writer");
+
   const Status refused = OpenStatus({.path = root_});
   EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(refused.message(), HasSubstr("in process " + std::to_string(writer.pid())));
+  EXPECT_TRUE(fs::exists(root_ + "/.attempt-of-the-writer")) << "whoever is refused must not sweep";
 
   writer.Kill();
   EXPECT_EQ(OpenStatus({.path = root_}), Status::Ok());
+  EXPECT_FALSE(fs::exists(root_ + "/.attempt-of-the-writer"));
 }
 
 TEST_F(RootTest, ForkedWorkerThatOutlivesItsTrainerHoldsNothing) {
