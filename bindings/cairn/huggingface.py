@@ -141,7 +141,7 @@ class _Run:
 
 
 if TYPE_CHECKING:
-    _Base = transformers.Trainer
+    from transformers import Trainer as _Base
 else:
     _Base = object
 
@@ -217,7 +217,9 @@ class TrainerMixin(_Base):
         run.pin_best(self.state.best_global_step, wait=False)
         if self.state.best_global_step is not None and self.state.best_global_step in run.steps | {step}:
             self.state.best_model_checkpoint = step_folder(self.cairn_root, self.state.best_global_step)
-        exportable = [one for one in [*self.callback_handler.callbacks, self.control] if isinstance(one, ExportableState)]
+        exportable = [
+            one for one in (*self.callback_handler.callbacks, self.control) if isinstance(one, ExportableState)
+        ]
         self.state.stateful_callbacks |= TrainerState(stateful_callbacks=exportable).stateful_callbacks
         if run.protected is not self.optimizer:
             run.checkpointer.protect(self.optimizer)
@@ -256,7 +258,8 @@ class TrainerMixin(_Base):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if (run := self._resumed(resume_from_checkpoint)) is None:
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
         parts = ("optimizer", "scheduler", "scaler", "rng", "loss", "state", "pinned")
         others = ("format", "tied", "class", "config", "generation_config")
         like = dict.fromkeys((*parts, *others)) | {"model": self.model if model is None else model}
@@ -269,45 +272,44 @@ class TrainerMixin(_Base):
         if state["best_model_checkpoint"] is not None and state["best_global_step"] in run.steps:
             state["best_model_checkpoint"] = step_folder(self.cairn_root, state["best_global_step"])
         Path(run.folder, TRAINER_STATE_NAME).write_text(json.dumps(state), encoding="utf-8")
-        return None
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if (run := self._resumed(checkpoint)) is None:
-            return super()._load_optimizer_and_scheduler(checkpoint)
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
         self.optimizer.load_state_dict(run.take("optimizer"))
         self.lr_scheduler.load_state_dict(run.take("scheduler"))
-        return None
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if (run := self._resumed(checkpoint)) is None:
-            return super()._load_scaler(checkpoint)
+            super()._load_scaler(checkpoint)
+            return
         state, scaler = run.take("scaler"), getattr(self.accelerator, "scaler", None)
         if (state is None) != (scaler is None):
             has = ("a", "none") if scaler is None else ("no", "one")
             raise InvalidArgument(f"the checkpoint holds {has[0]} gradient scaler, this run has {has[1]}: see fp16")
         if scaler is not None:
             scaler.load_state_dict(state)
-        return None
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # Trainer calls this once, when the data has been skipped and the first batch drawn.
         if (run := self._resumed(checkpoint)) is None:
-            return super()._load_rng_state(checkpoint)
+            super()._load_rng_state(checkpoint)
+            return
         loss = run.take("loss")
         self._tr_loss += loss["sum"].to(self._tr_loss.device)
         self._total_loss_scalar -= float(loss["sum"])  # train_loss stays that of this call alone.
         self._globalstep_last_logged = loss["last_logged"]
         RngState().load_state_dict(run.take("rng"))
-        return None
 
     def _load_best_model(self) -> None:
         run, best = self._run(), self.state.best_model_checkpoint
-        if os.path.dirname(best) != self.cairn_root:
-            return super()._load_best_model()  # Of the stock Trainer's run that this one went on from.
+        if Path(best).parent != Path(self.cairn_root):
+            super()._load_best_model()  # Of the stock Trainer's run that this one went on from.
+            return
         run.finish(self.state.best_global_step)
         with reader(self.cairn_root) as checkpointer:
             self.model.load_state_dict(read_model(checkpointer, self.state.best_global_step)["model"])
-        return None
 
     # Within
 

@@ -24,10 +24,10 @@ from typing import Any
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from cairn.huggingface import Trainer, last_checkpoint  # noqa: E402
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
+import torch
+import transformers
+from cairn.huggingface import Trainer, last_checkpoint
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CONTEXT = 32
 
@@ -37,25 +37,35 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     torch.set_num_threads(1)  # Sums in another order would be other sums.
     transformers.set_seed(1)
+    watch = Watch(options.kill_at)
     tokenizer = make_tokenizer(options.text, options.output)
     trainer = Trainer(
         model=transformers.GPT2LMHeadModel(
             transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2)
         ),
         args=transformers.TrainingArguments(
-            output_dir=str(options.output), max_steps=options.steps, save_steps=options.save_steps, save_total_limit=2,
-            logging_steps=3, per_device_train_batch_size=4, gradient_accumulation_steps=2, learning_rate=1e-3,
-            warmup_steps=5, use_cpu=True, report_to="none", disable_tqdm=True, seed=7,
-        ),  # fmt: skip
-        train_dataset=windows(options.text, tokenizer),  # type: ignore[arg-type]
+            output_dir=str(options.output),
+            max_steps=options.steps,
+            save_steps=options.save_steps,
+            save_total_limit=2,
+            logging_steps=3,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            learning_rate=1e-3,
+            warmup_steps=5,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            seed=7,
+        ),
+        train_dataset=windows(options.text, tokenizer),
         data_collator=transformers.default_data_collator,
         processing_class=tokenizer,
-        callbacks=[Watch(options.kill_at)],
+        callbacks=[watch],
         cairn_options={"host_memory": "64MiB"},
     )
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, Watch):
-            callback.trainer = trainer
+    trainer.remove_callback(transformers.PrinterCallback)
+    watch.trainer = trainer
     resume = last_checkpoint(options.output)
     print(f"resuming from {resume}" if resume else "from the beginning", flush=True)
     trainer.train(resume_from_checkpoint=resume)

@@ -1,0 +1,484 @@
+"""The Trainer with Cairn's checkpoints, against the real one: bit by bit, killed, resumed, exported."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cairn
+import pytest
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+hf = pytest.importorskip("cairn.huggingface")
+
+EXAMPLE = Path(__file__).parents[2] / "bindings/examples/huggingface_text.py"
+TEXT = Path("/usr/share/common-licenses/Apache-2.0")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def a_gpt2() -> Any:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, pad_token_id=0)
+    )
+
+
+def data(rows: int = 40) -> list[dict[str, Any]]:
+    ids = torch.randint(0, 32, (rows, 8), generator=torch.Generator().manual_seed(3))
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def a_trainer(output: Path, kind: Any = None, **settings: Any) -> Any:
+    """10 steps an epoch, a save every 2, no log but the loss of each step."""
+    transformers.set_seed(1)
+    ours: dict[str, Any] = {"kind": kind or hf.Trainer, "model": None, "callbacks": None, "optimizers": (None, None)}
+    ours |= {name: settings.pop(name) for name in (*ours, "cairn_options") if name in settings}
+    kind, model = ours.pop("kind"), ours.pop("model") or a_gpt2()
+    if issubclass(kind, hf.TrainerMixin):
+        ours["cairn_options"] = {"host_memory": "16MiB", "chunk": "1MiB", "queue_depth": 2} | ours.get(
+            "cairn_options", {}
+        )
+    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1} | settings
+    args = transformers.TrainingArguments(
+        output_dir=str(output),
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        **settings,
+    )
+    trainer = kind(model=model, args=args, train_dataset=data(), eval_dataset=data(8), **ours)
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def losses(trainer: Any) -> dict[int, float]:
+    return {log["step"]: log["loss"] for log in trainer.state.log_history if "loss" in log}
+
+
+def assert_same_weights(one: Any, other: Any) -> None:
+    theirs = other if isinstance(other, dict) else other.state_dict()
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def steps(output: Path) -> list[int]:
+    with cairn.Checkpointer(output / "cairn", read_only=True) as checkpointer:
+        return checkpointer.steps()
+
+
+class At(transformers.TrainerCallback):  # type: ignore[misc]
+    """Calls something at the end of a step."""
+
+    def __init__(self, step: int, call: Callable[[], Any]) -> None:
+        self.step, self.call = step, call
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.call()
+
+
+# The example: killed by SIGKILL, resumed, exported
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("huggingface_text", EXAMPLE)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not TEXT.exists(), reason=f"no text to train on: {TEXT}")
+def test_the_example_killed_in_mid_epoch_goes_on_bit_by_bit(example: ModuleType, tmp_path: Path) -> None:
+    killed = subprocess.run(
+        [sys.executable, EXAMPLE, "--output", tmp_path / "killed", "--steps", "40", "--kill-at", "22"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert "killed after step 22" in killed.stdout
+
+    resumed = example.main(["--output", str(tmp_path / "killed"), "--steps", "40"])
+    whole = example.main(["--output", str(tmp_path / "whole"), "--steps", "40", "--export", str(tmp_path / "exported")])
+
+    assert 0 < resumed["resumed_at"] <= 20 and resumed["resumed_at"] % resumed["steps_per_epoch"] != 0
+    assert resumed["losses"] == whole["losses"] and len(whole["losses"]) == 13
+    assert resumed["weights"] == whole["weights"]
+    before = [json.loads(line) for line in killed.stdout.splitlines() if line.startswith("{")]
+    assert before == [{"step": step, "loss": whole["losses"][step]} for step in range(3, 22, 3)]
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert example.digest(exported) == whole["weights"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer.decode(tokenizer("Redistribution, with or without")["input_ids"]).strip() == (
+        "Redistribution, with or without"
+    )
+
+
+# Against the stock Trainer
+
+
+def test_saving_changes_nothing_and_writes_no_folder_of_trainers(tmp_path: Path) -> None:
+    stock = a_trainer(tmp_path / "stock", transformers.Trainer, save_strategy="no")
+    stock.train()
+    ours = a_trainer(tmp_path / "ours", save_total_limit=2)
+    ours.train()
+
+    assert losses(ours) == losses(stock)
+    assert_same_weights(ours.model, stock.model)
+    assert [path.name for path in (tmp_path / "ours").iterdir()] == ["cairn"]
+    assert steps(tmp_path / "ours") == [6, 8]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"save_steps": 3, "max_steps": 14, "logging_steps": 5},  # Resumed between two logs.
+        {"save_strategy": "epoch", "max_steps": 25},  # Resumed where an epoch begins.
+        {"save_steps": 3, "gradient_accumulation_steps": 2, "max_steps": 8},
+        {"save_steps": 3, "lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 2},
+        {"save_steps": 3, "optim": "adafactor", "lr_scheduler_type": "cosine"},
+    ],
+    ids=["between-logs", "epoch", "accumulation", "plateau", "adafactor"],
+)
+def test_resumed_training_is_the_uninterrupted_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    whole = a_trainer(tmp_path, **settings)
+    result = whole.train()
+    resume = steps(tmp_path)[-2]
+
+    resumed = a_trainer(tmp_path, **settings)
+    resumed_result = resumed.train(resume_from_checkpoint=resume)
+
+    assert 0 < resume < whole.state.global_step == resumed.state.global_step
+    assert losses(resumed) == losses(whole)
+    assert_same_weights(resumed.model, whole.model)
+    assert resumed.state.total_flos == whole.state.total_flos
+    assert resumed.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
+    assert resumed_result.global_step == result.global_step
+    if settings.get("logging_steps") == 5:  # Its train_loss is of the steps that it took.
+        stock = a_trainer(tmp_path / "stock", transformers.Trainer, **settings)
+        stock.train()
+        again = a_trainer(tmp_path / "stock", transformers.Trainer, **settings)
+        theirs = again.train(resume_from_checkpoint=str(tmp_path / f"stock/checkpoint-{resume}"))
+        assert resumed_result.training_loss == pytest.approx(theirs.training_loss, rel=1e-6)
+
+
+def test_training_goes_on_from_a_stock_checkpoint(tmp_path: Path) -> None:
+    stock = a_trainer(tmp_path, transformers.Trainer, save_steps=3)
+    stock.train()
+    ours = a_trainer(tmp_path, save_steps=3)
+    ours.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+    assert losses(ours) == losses(stock)
+    assert_same_weights(ours.model, stock.model)
+    assert steps(tmp_path) == [6, 8]
+
+
+# What to resume from
+
+
+def test_resume_takes_the_newest_a_step_or_a_folder(tmp_path: Path) -> None:
+    whole = a_trainer(tmp_path / "run", save_total_limit=None)
+    whole.train()
+    newest = hf.last_checkpoint(tmp_path / "run")
+    with cairn.Checkpointer(tmp_path / "run/cairn", read_only=True) as checkpointer:
+        assert newest == checkpointer.checkpoints()[-1].path
+    (tmp_path / "run/cairn/step-00000000000000000006").rename(tmp_path / "moved")
+
+    for given, first in ((True, 9), (4, 5), (str(tmp_path / "run/cairn/step-00000000000000000002"), 3)):
+        began: list[int] = []
+        trainer = a_trainer(tmp_path / "run", max_steps=10)
+        trainer.add_callback(Began(began))
+        trainer.train(resume_from_checkpoint=given)
+        assert began == [first - 1]
+        with cairn.Checkpointer(tmp_path / "run/cairn", read_only=True) as checkpointer:
+            assert checkpointer.latest() == 10
+    elsewhere = a_trainer(tmp_path / "other")
+    elsewhere.train(resume_from_checkpoint=tmp_path / "moved")
+    assert_same_weights(elsewhere.model, whole.model)
+    assert steps(tmp_path / "other") == [8]
+
+
+class Began(transformers.TrainerCallback):  # type: ignore[misc]
+    def __init__(self, began: list[int]) -> None:
+        self.began = began
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.began.append(state.global_step)
+
+
+def test_nothing_to_resume_from_is_an_error(tmp_path: Path) -> None:
+    assert hf.last_checkpoint(tmp_path / "run") is None
+    for wanted in (True, 3, str(tmp_path / "checkpoint-3")):
+        with pytest.raises(cairn.NotFound):
+            a_trainer(tmp_path / "run").train(resume_from_checkpoint=wanted)
+
+
+def test_training_anew_does_not_go_into_another_runs_root(tmp_path: Path) -> None:
+    a_trainer(tmp_path).train()
+    with pytest.raises(cairn.FailedPrecondition, match="up to step 8: resume"):
+        a_trainer(tmp_path).train()
+    assert steps(tmp_path)[-1] == 8
+
+
+def test_a_checkpoint_that_lacks_a_part_is_refused_with_its_name(tmp_path: Path) -> None:
+    with cairn.Checkpointer(tmp_path / "cairn", host_memory="64MiB") as checkpointer:
+        checkpointer.save(2, {"model": a_gpt2(), "optimizer": {"state": {}}})
+    with pytest.raises(cairn.InvalidArgument, match="scheduler"):
+        a_trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_a_gradient_scaler_on_one_side_only_is_refused(tmp_path: Path) -> None:
+    a_trainer(tmp_path).train()
+    trainer = a_trainer(tmp_path)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(cairn.InvalidArgument, match="no gradient scaler, this run has one"):
+        trainer.train(resume_from_checkpoint=True)
+
+
+def test_a_gradient_scaler_is_kept(tmp_path: Path) -> None:
+    first = a_trainer(tmp_path, max_steps=2)
+    first.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    first.train()
+    second = a_trainer(tmp_path, max_steps=3)
+    second.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    second.train(resume_from_checkpoint=True)
+    assert second.accelerator.scaler.get_scale() == 64.0
+
+
+def test_states_of_callbacks_come_back(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": "loss",
+        "restore_callback_states_from_checkpoint": True,
+    }  # fmt: skip
+    stopping = transformers.EarlyStoppingCallback(early_stopping_patience=50)
+    first = a_trainer(tmp_path, max_steps=4, callbacks=[stopping], **settings)
+    stopping.early_stopping_patience_counter = 7
+    first.train()
+    counted = stopping.early_stopping_patience_counter
+
+    second = a_trainer(tmp_path, max_steps=6, callbacks=[transformers.EarlyStoppingCallback()], **settings)
+    seen: list[int] = []
+
+    def counter(trainer: Any) -> int:
+        return next(
+            int(one.early_stopping_patience_counter)
+            for one in trainer.callback_handler.callbacks
+            if isinstance(one, transformers.EarlyStoppingCallback)
+        )
+
+    second.add_callback(At(5, lambda: seen.append(counter(second))))
+    second.train(resume_from_checkpoint=True)
+
+    assert seen == [counted]
+
+
+# Retention and the best model
+
+
+def test_the_best_model_is_pinned_kept_and_loaded_at_the_end(tmp_path: Path) -> None:
+    scores = {2: 0.5, 4: 0.9, 6: 0.2, 8: 0.3, 10: 0.1}
+    best: dict[str, Any] = {}
+
+    class Scored(hf.Trainer):  # type: ignore[misc]
+        def _evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+            step = self.state.global_step
+            if step == 4:
+                best.update({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
+            return {"eval_score": scores[step]}
+
+    settings: dict[str, Any] = {
+        "kind": Scored, "max_steps": 10, "eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 1,
+        "load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True,
+    }  # fmt: skip
+    trainer = a_trainer(tmp_path, **settings)
+    trainer.train()
+
+    assert_same_weights(trainer.model, best)
+    with cairn.Checkpointer(tmp_path / "cairn", read_only=True) as checkpointer:
+        assert [(one.step, one.pinned) for one in checkpointer.checkpoints()] == [(4, True), (10, False)]
+
+    # Another run knows of it, and lets it go for a better one.
+    scores |= {12: 0.95, 14: 0.1}
+    moved = tmp_path.with_name("moved")
+    tmp_path.rename(moved)
+    again = a_trainer(moved, **settings | {"max_steps": 14})
+    again.train(resume_from_checkpoint=True)
+    assert again.state.best_model_checkpoint == str(moved / "cairn/step-00000000000000000012")
+    with cairn.Checkpointer(moved / "cairn", read_only=True) as checkpointer:
+        assert [(one.step, one.pinned) for one in checkpointer.checkpoints()] == [(12, True), (14, False)]
+
+
+def test_one_step_may_be_saved_twice(tmp_path: Path) -> None:
+    trainer = a_trainer(tmp_path, max_steps=2)
+    trainer.add_callback(At(2, lambda: trainer._save_checkpoint(trainer.model, None)))
+    trainer.train()
+    assert steps(tmp_path) == [2]
+
+
+# Failures
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path: Path) -> None:
+    trainer = a_trainer(tmp_path)
+    (tmp_path / "cairn").mkdir(parents=True)
+
+    def take_the_name() -> None:  # So that the commit's rename fails.
+        (tmp_path / "cairn/step-00000000000000000004").mkdir()
+        (tmp_path / "cairn/step-00000000000000000004/theirs").write_text("")
+
+    trainer.add_callback(At(3, take_the_name))
+    trainer.add_callback(At(5, lambda: trainer.checkpointer._core.drain(None)))
+    with pytest.raises(cairn.Error, match="step 4"):
+        trainer.train()
+    assert trainer.state.global_step in (5, 6)
+
+
+def test_a_failure_of_the_last_save_is_raised_by_train(tmp_path: Path) -> None:
+    trainer = a_trainer(tmp_path, max_steps=2)
+
+    def take_the_name() -> None:
+        (tmp_path / "cairn/step-00000000000000000002").mkdir()
+        (tmp_path / "cairn/step-00000000000000000002/theirs").write_text("")
+
+    trainer.add_callback(At(1, take_the_name))
+    with pytest.raises(cairn.Error, match="step 2"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"save_only_model": True}, "save_only_model"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        (
+            {"cairn_options": {"when_full": "skip"}, "load_best_model_at_end": True, "eval_strategy": "steps"},
+            "when_full",
+        ),
+    ],
+)
+def test_what_would_lack_a_part_is_refused(tmp_path: Path, settings: dict[str, Any], what: str) -> None:
+    trainer = a_trainer(tmp_path, **settings)
+    with pytest.raises(cairn.Unsupported, match=what):
+        trainer.train()
+    assert not (tmp_path / "cairn").exists()
+
+
+def test_buffers_that_the_forward_pass_changes_are_saved_as_they_were(tmp_path: Path) -> None:
+    class Normed(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(8)
+            self.register_buffer("sum", torch.zeros(200_000))  # Too large to be copied within the call of save.
+
+        def forward(self, input_ids: Any, labels: Any) -> dict[str, Any]:
+            self.sum += 1
+            return {"loss": self.norm(input_ids.float()).square().mean()}
+
+    trainer = a_trainer(tmp_path, model=Normed(), save_steps=1)
+    trainer.train()
+    with cairn.Checkpointer(tmp_path / "cairn", read_only=True) as checkpointer:
+        for step in range(1, 9):
+            loaded = checkpointer.load(step, names=["model/sum", "model/norm.num_batches_tracked"])
+            assert bool((loaded["model/sum"] == step).all())
+            assert int(loaded["model/norm.num_batches_tracked"]) == step
+
+
+# Exporting
+
+
+def test_automodel_reads_what_is_exported(tmp_path: Path) -> None:
+    trainer = a_trainer(tmp_path)
+    trainer.model.generation_config.max_new_tokens = 5
+    trainer.add_callback(At(6, lambda: trainer.checkpointer.drain()))
+    trainer.add_callback(At(6, lambda: trainer.export(4, tmp_path / "during")))
+    trainer.train()
+    hf.export(tmp_path / "cairn", tmp_path / "plain")
+    trainer.model.save_pretrained(tmp_path / "theirs")
+
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert_same_weights(loaded, trainer.model)
+    assert loaded.lm_head.weight.data_ptr() == loaded.transformer.wte.weight.data_ptr()
+    assert_same_weights(
+        transformers.AutoModel.from_pretrained(tmp_path / "plain"), trainer.model.transformer.state_dict()
+    )
+    with cairn.Checkpointer(tmp_path / "cairn", read_only=True) as checkpointer:
+        earlier = checkpointer.load(4)["model"]
+    assert_same_weights(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "during"), earlier)
+
+
+def test_an_export_writes_over_nothing_and_leaves_no_half(tmp_path: Path) -> None:
+    a_trainer(tmp_path / "run").train()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/file").write_text("")
+    with pytest.raises(cairn.AlreadyExists):
+        hf.export(tmp_path / "run/cairn", tmp_path / "theirs")
+    with pytest.raises(cairn.NotFound):
+        hf.export(tmp_path / "run/cairn", tmp_path / "new", 3)
+    with pytest.raises(AttributeError):
+        hf.export(tmp_path / "run/cairn", tmp_path / "new", processing_class=object())
+    with cairn.Checkpointer(tmp_path / "other", host_memory="64MiB") as checkpointer:
+        checkpointer.save(1, {"model": a_gpt2()})
+    with pytest.raises(cairn.InvalidArgument, match=re.escape("not written by cairn.huggingface")):
+        hf.export(tmp_path / "other", tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run", "theirs"]
+
+
+# Drift
+
+
+def test_another_transformers_is_refused_by_name() -> None:
+    hf.check_transformers(transformers.__version__, transformers.Trainer)
+    for version in ("4.57.6", "5.22.2", "6.0.0"):
+        with pytest.raises(cairn.Unsupported, match=re.escape(version)):
+            hf.check_transformers(version, transformers.Trainer)
+
+    class Renamed(transformers.Trainer):  # type: ignore[misc]
+        def _load_rng_state(self, folder: str) -> None:
+            pass
+
+    with pytest.raises(cairn.Unsupported, match="_load_rng_state"):
+        hf.check_transformers(transformers.__version__, Renamed)
+
+
+def test_trainer_saves_and_loads_nothing_that_is_not_known_here() -> None:
+    """A new part of Trainer's checkpoints is to be kept by ours too: look at it, then name it here."""
+
+    def called(*methods: str) -> set[str]:
+        text = "".join(inspect.getsource(getattr(transformers.Trainer, name)) for name in methods)
+        return set(re.findall(r"self\.((?:_save|_load|save|load)_\w+)\(", text))
+
+    assert called("_save_checkpoint") == {
+        "save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state",
+    }  # fmt: skip
+    loop = ("train", "_inner_training_loop", "_init_training_state", "_prepare_for_training", "_run_epoch")
+    assert called(*loop, "_finalize_training") == {
+        "_load_from_checkpoint", "_load_callback_state", "_load_optimizer_and_scheduler", "_load_scaler",
+        "_load_rng_state", "_load_best_model",
+    }  # fmt: skip
+    rest = "".join(inspect.getsource(getattr(transformers.Trainer, name)) for name in loop)
+    for name in ("self._tr_loss = ", "self._total_loss_scalar = ", "self._globalstep_last_logged = "):
+        assert name in rest
