@@ -385,24 +385,31 @@ def test_what_would_lack_a_part_is_refused(tmp_path: Path, settings: dict[str, A
     assert not (tmp_path / "cairn").exists()
 
 
-def test_buffers_that_the_forward_pass_changes_are_saved_as_they_were(tmp_path: Path) -> None:
-    class Normed(torch.nn.Module):  # type: ignore[misc, name-defined]
+def test_a_checkpoint_is_of_one_step_whatever_changes_meanwhile(tmp_path: Path) -> None:
+    class Large(torch.nn.Module):  # type: ignore[misc, name-defined]
+        """Too large for its tensors to be copied within the call of save."""
+
         def __init__(self) -> None:
             super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2_000_000))
             self.norm = torch.nn.BatchNorm1d(8)
-            self.register_buffer("sum", torch.zeros(200_000))  # Too large to be copied within the call of save.
+            self.register_buffer("sum", torch.zeros(200_000))
 
         def forward(self, input_ids: Any, labels: Any) -> dict[str, Any]:
             self.sum += 1
-            return {"loss": self.norm(input_ids.float()).square().mean()}
+            return {"loss": self.weight.sum() + self.norm(input_ids.float()).square().mean()}
 
-    trainer = a_trainer(tmp_path, model=Normed(), save_steps=1)
+    trainer = a_trainer(tmp_path, model=Large(), save_steps=1, optim="sgd", max_grad_norm=0.0)
     trainer.train()
+
+    names = ["model/weight", "model/sum", "model/norm.num_batches_tracked"]
+    weights = set()
     with cairn.Checkpointer(tmp_path / "cairn", read_only=True) as checkpointer:
         for step in range(1, 9):
-            loaded = checkpointer.load(step, names=["model/sum", "model/norm.num_batches_tracked"])
-            assert bool((loaded["model/sum"] == step).all())
-            assert int(loaded["model/norm.num_batches_tracked"]) == step
+            weight, sums, batches = (checkpointer.load(step, names=name)[name] for name in names)
+            assert bool((weight == weight[0]).all()) and bool((sums == step).all()) and int(batches) == step
+            weights.add(float(weight[0]))
+    assert len(weights) == 8
 
 
 # Exporting
