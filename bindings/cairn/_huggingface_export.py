@@ -24,18 +24,6 @@ def reader(root: str | os.PathLike[str]) -> Checkpointer:
     return Checkpointer(root, read_only=True, host_memory="64MiB")
 
 
-def find_tied(weights: dict[str, Any]) -> dict[str, str]:
-    """Names whose tensor is that of an earlier name, each with that name."""
-    first: dict[Any, str] = {}
-    tied = {}
-    for name, tensor in weights.items():
-        if isinstance(tensor, torch.Tensor) and tensor.numel() > 0:
-            holder = first.setdefault((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()), name)
-            if holder != name:
-                tied[name] = holder
-    return tied
-
-
 def read_model(checkpointer: Checkpointer, step: int | None) -> dict[str, Any]:
     """A checkpoint's tree with the model's tensors, on the CPU and tied as they were; None for all other tensors."""
     details = checkpointer._choose(step, "", False)
@@ -46,8 +34,6 @@ def read_model(checkpointer: Checkpointer, step: int | None) -> dict[str, Any]:
         raise InvalidArgument(f"{details['path']} was not written by cairn.huggingface")
     tensors = checkpointer.load(details["step"], names="model/*")
     tree = _tree.build(text, dict.fromkeys(names) | tensors)
-    for name, holder in tree["tied"].items():
-        tree["model"][name] = tree["model"][holder]
     assert isinstance(tree, dict)
     return tree
 

@@ -44,7 +44,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 from ._checkpointer import Checkpointer, Save
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
-from ._huggingface_export import FORMAT, export, find_tied, read_model, reader
+from ._huggingface_export import FORMAT, export, read_model, reader
 from ._rng import RngState
 
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
@@ -111,7 +111,6 @@ class _Run:
         self.saves: dict[int, Save] = {}  # Not known to have ended.
         self.order: list[int] = []  # Steps saved by this run.
         self.pinned: int | None = None
-        self.protected: Any = None
 
     def take(self, part: str) -> Any:
         if part not in self.restored:
@@ -221,9 +220,7 @@ class TrainerMixin(_Base):
             one for one in (*self.callback_handler.callbacks, self.control) if isinstance(one, ExportableState)
         ]
         self.state.stateful_callbacks |= TrainerState(stateful_callbacks=exportable).stateful_callbacks
-        if run.protected is not self.optimizer:
-            run.checkpointer.protect(self.optimizer)
-            run.protected = self.optimizer
+        run.checkpointer.protect(self.optimizer)
         if step in run.saves:
             run.saves[step].wait()
         save = run.checkpointer.save(step, self._tree(run), replace=step in run.order)
@@ -234,16 +231,14 @@ class TrainerMixin(_Base):
     def _tree(self, run: _Run) -> dict[str, Any]:
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         weights = self.model.state_dict()
-        tied = find_tied(weights)
         parameters = {parameter.data_ptr() for parameter in self.model.parameters()}
         for name, tensor in weights.items():
-            # Forward passes change buffers (batch norm's), and no fence is before those.
+            # Forward changes buffers (batch norm's), and no fence is before it: copied here, of any size.
             if isinstance(tensor, torch.Tensor) and tensor.data_ptr() not in parameters:
                 weights[name] = tensor.clone()
         return {
             "format": FORMAT,
             "model": weights,
-            "tied": tied,
             "optimizer": self.optimizer,
             "scheduler": self.lr_scheduler,
             "scaler": getattr(self.accelerator, "scaler", None),
@@ -261,7 +256,7 @@ class TrainerMixin(_Base):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         parts = ("optimizer", "scheduler", "scaler", "rng", "loss", "state", "pinned")
-        others = ("format", "tied", "class", "config", "generation_config")
+        others = ("format", "class", "config", "generation_config")
         like = dict.fromkeys((*parts, *others)) | {"model": self.model if model is None else model}
         restored = run.checkpointer.restore(like, run.step, folder=run.source)
         if restored["format"] != FORMAT:

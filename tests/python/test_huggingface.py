@@ -393,7 +393,7 @@ def test_a_checkpoint_is_of_one_step_whatever_changes_meanwhile(tmp_path: Path) 
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(2_000_000))
             self.norm = torch.nn.BatchNorm1d(8)
-            self.register_buffer("sum", torch.zeros(200_000))
+            self.register_buffer("sum", torch.zeros(600_000))
 
         def forward(self, input_ids: Any, labels: Any) -> dict[str, Any]:
             self.sum += 1
