@@ -1,0 +1,327 @@
+"""Checkpoints that are known by a path, as `epoch=3-step=900.ckpt` and `last.ckpt` are, instead of by a step.
+
+    <folder>/
+      last.ckpt/          a checkpoint: what Cairn commits as step-N, whole or not at all; may be copied and moved
+      .cairn/             the root of the one Checkpointer that writes them all: step-N here is on its way to its path
+
+A path gets its checkpoint in this order, and loses it in this one; after a crash at any point a path holds a checkpoint
+whole, its earlier one or its later one:
+  1. The Checkpointer makes `.cairn/step-N` durable. N only counts; it is not the training's step.
+  2. The folder takes the path's name: a rename, or where the path has a checkpoint already, an exchange of the two
+     names once nobody reads the old one. Both directories are fsynced. Only now is the save durable.
+  3. What the exchange left in `.cairn`, or a checkpoint that is removed, is renamed to `.retired-<uuid>`, the directories
+     are fsynced, and it is deleted. Whatever a crash leaves in `.cairn` is nobody's, and goes when it is next opened.
+
+One worker thread does 2 and 3, in the order of the calls. So a checkpoint that was removed because a newer one displaces
+it goes only when that one is durable; if that one fails, it stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import logging
+import os
+import re
+import shutil
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from ._checkpointer import Checkpointer, Save, parse_size
+from ._errors import AlreadyExists, DeadlineExceeded, Error, InvalidArgument, NotFound, Unsupported
+
+_log = logging.getLogger("cairn")
+_STAGING = ".cairn"
+_MANIFEST = "manifest.json"
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+class PathStore:
+    """Saves trees under paths of the local filesystem, several at once; removes and loads them. Safe from any thread.
+
+    Options are Checkpointer's, but for those that choose what is kept: the caller removes. The Checkpointer, and with it
+    the pool, is opened by the first save, in the folder of its path, and serves every path on the same filesystem.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        for name in ("keep_last", "keep_every", "when_full", "read_only"):
+            if name in options:
+                raise InvalidArgument(f"{name} is no option here: each path is kept until it is removed")
+        parse_size(options.get("host_memory", "1GiB"))
+        self._options = options
+        self._checkpointer: Checkpointer | None = None
+        self._worker: ThreadPoolExecutor | None = None
+        self._next = 1
+        self._saving: deque[Future[None]] = deque()
+        self._calls = threading.RLock()  # One save, removal or closing at a time; guards the above. Not for the worker.
+        self._mutex = threading.Lock()  # Guards what follows.
+        self._planned: dict[str, tuple[bool, Future[None]]] = {}  # By path, the newest call: save or remove.
+        self._newest: Future[None] | None = None  # Of the saves.
+        self._failure: BaseException | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._options
+
+    def __setstate__(self, options: dict[str, Any]) -> None:
+        self.__init__(**options)  # type: ignore[misc]
+
+    def save(self, tree: Any, path: str | os.PathLike[str]) -> Future[None]:
+        """Starts a save, as Checkpointer.save does; the future ends when `path` holds it, durably.
+
+        A checkpoint that the path has already stays until then. AlreadyExists where something else is there. Waits, up
+        to full_timeout, while max_in_flight saves are on their way to their paths.
+        """
+        path = local_path(path)
+        if os.path.lexists(path) and not os.path.islink(path) and not is_checkpoint(path):
+            raise AlreadyExists(f"{path} exists and is no checkpoint of Cairn; it is left as it is")
+        with self._calls:
+            checkpointer = self._open(os.path.dirname(path))
+            self._wait_for_place()
+            save = checkpointer.save(self._next, tree)
+            staged = os.path.join(checkpointer.root, f"step-{self._next:020}")
+            self._next += 1
+            self._saving.append(self._submit(path, True, lambda: _publish(save, staged, path)))
+            return self._saving[-1]
+
+    def remove(self, path: str | os.PathLike[str]) -> Future[None]:
+        """Removes what `path` holds once every save so far has ended, and only if the newest of them is durable.
+
+        A save to this path that is still on its way is removed as well. Nothing there is no error.
+        """
+        path = local_path(path)
+        with self._mutex:
+            displacer = self._newest
+
+        def remove() -> None:
+            if displacer is not None and displacer.exception() is not None:
+                _log.warning("%s stays: the save that displaced it has failed", path)
+            else:
+                _remove(path)
+
+        with self._calls:
+            return self._submit(path, False, remove)
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        """Whether `path` is taken once everything on its way has ended well."""
+        path = local_path(path)
+        with self._mutex:
+            planned = self._planned.get(path)
+        return planned[0] if planned else os.path.exists(path)
+
+    def load(self, path: str | os.PathLike[str]) -> Any:
+        """The tree that `path` holds, on the CPU, every byte verified; what is on its way there is waited for.
+
+        NotFound where there is nothing, InvalidArgument where it is something else, Corrupt where it is damaged.
+        """
+        path = local_path(path)
+        with self._mutex:
+            planned = self._planned.get(path)
+        if planned:
+            planned[1].exception()
+        if not os.path.exists(path):
+            raise NotFound(f"there is no checkpoint {path}")
+        if not os.path.isdir(path):
+            raise InvalidArgument(
+                f"{path} is a file, no checkpoint of Cairn (which is a folder); if torch.save wrote it, whoever wrote it "
+                "can read it: Cairn unpickles nothing"
+            )
+        options = {key: value for key, value in self._options.items() if key not in ("staging", "trace_events")}
+        chunk, depth = parse_size(options.get("chunk", "4MiB")), options.get("queue_depth", 8)
+        options["host_memory"] = min(parse_size(options.get("host_memory", "1GiB")), 2 * chunk * depth)
+        with Checkpointer(os.path.dirname(path), read_only=True, **options) as reader:
+            return reader.load(folder=path)
+
+    @property
+    def checkpointer(self) -> Checkpointer | None:
+        """The one that saves, while there is one: for its fences."""
+        return self._checkpointer
+
+    def check(self) -> None:
+        """Raises the first failure of a save or a removal that nobody has been told of."""
+        with self._mutex:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                self._newest = None  # What is removed from now on is not removed for the sake of the save that failed.
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Waits for everything on its way (at most drain_timeout for the saves), frees the pool, then does `check`."""
+        with self._calls:
+            self._close()
+        self.check()
+
+    def _open(self, folder: str) -> Checkpointer:
+        os.makedirs(folder, exist_ok=True)
+        if self._checkpointer is not None:
+            if os.stat(self._checkpointer.root).st_dev == os.stat(folder).st_dev:
+                return self._checkpointer
+            self._close()  # A rename does not lead to another filesystem.
+        root = os.path.join(folder, _STAGING)
+        self._checkpointer = Checkpointer(root, keep_last=0, **self._options)
+        self._next = 1
+        for name in os.listdir(root):
+            if match := re.fullmatch(r"step-(\d{20})", name):
+                # Nobody was told of it: a crash came before it had its path, or left what its path had before.
+                self._next = max(self._next, int(match[1]) + 1)
+                _delete(os.path.join(root, name), root)
+        return self._checkpointer
+
+    def _wait_for_place(self) -> None:
+        # The Checkpointer's places are free again before its checkpoints have their paths.
+        while self._saving and (self._saving[0].done() or len(self._saving) >= self._options.get("max_in_flight", 2)):
+            timeout = self._options.get("full_timeout", 3600.0)
+            try:
+                self._saving[0].exception(timeout)
+            except TimeoutError:
+                raise DeadlineExceeded(f"no save has ended for {timeout} s: is something reading its path?") from None
+            self._saving.popleft()
+
+    def _close(self) -> None:
+        checkpointer, worker = self._checkpointer, self._worker
+        self._checkpointer = self._worker = None
+        if checkpointer is not None:
+            try:
+                checkpointer.drain(self._options.get("drain_timeout", 600.0))
+            except DeadlineExceeded:
+                self._abandon(checkpointer)
+            except Error:
+                pass  # Its own future has it.
+        if worker is not None:
+            worker.shutdown(wait=True)
+        if checkpointer is not None:
+            checkpointer.close()
+
+    @staticmethod
+    def _abandon(checkpointer: Checkpointer) -> None:
+        try:
+            checkpointer.close(0)
+        except Error as error:
+            _log.error("%s: %s", checkpointer.root, error)
+
+    def _submit(self, path: str, saves: bool, work: Callable[[], None]) -> Future[None]:
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="cairn-paths")
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                _log.error("%s: %s", path, error)
+                with self._mutex:
+                    self._failure = self._failure or error
+                raise
+            finally:
+                with self._mutex:
+                    if self._planned[path][1] is future:
+                        del self._planned[path]
+
+        with self._mutex:
+            future = self._worker.submit(run)
+            self._planned[path] = saves, future
+            if saves:
+                self._newest = future
+        return future
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Absolute. Unsupported for a URL that leads elsewhere."""
+    text = os.fspath(path)
+    if match := re.match(r"([A-Za-z0-9+.-]+)://", text):
+        if match[1] not in ("file", "local"):
+            raise Unsupported(f"{text}: Cairn saves to local filesystems only")
+        text = text[match.end() :]
+    return os.path.abspath(text)
+
+
+def is_checkpoint(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, _MANIFEST))
+
+
+def _publish(save: Save, staged: str, path: str) -> None:
+    save.wait()
+    staging, parent = os.path.dirname(staged), os.path.dirname(path)
+    replaces = os.path.lexists(path)
+    try:
+        if replaces:
+            with _unread(path):
+                _exchange(staged, path)
+        else:
+            os.rename(staged, path)
+    except (OSError, Unsupported):
+        _delete(staged, staging)  # It is nobody's now. Where an fsync fails, below, it may be what the path had before.
+        raise
+    _fsync(parent, staging)
+    if replaces:
+        _delete(staged, staging)
+
+
+def _remove(path: str) -> None:
+    if os.path.islink(path):
+        os.unlink(path)
+        _fsync(os.path.dirname(path))
+    elif is_checkpoint(path):
+        with _unread(path):
+            staging = os.path.join(os.path.dirname(path), _STAGING)
+            os.makedirs(staging, exist_ok=True)
+            _delete(path, staging)
+    elif os.path.lexists(path):
+        _log.warning("%s stays: it is no checkpoint of Cairn", path)
+
+
+@contextmanager
+def _unread(path: str) -> Iterator[None]:
+    """Holds the lock that readers share, by docs/format.md's rules; waits for those who read."""
+    if os.path.islink(path):
+        yield
+        return
+    with open(os.path.join(path, _MANIFEST), "rb") as manifest:
+        fcntl.flock(manifest, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # A forked child has the same open file, and would go on holding the lock.
+            fcntl.flock(manifest, fcntl.LOCK_UN)
+
+
+def _delete(path: str, staging: str) -> None:
+    """`staging` on the same filesystem. Never follows a link."""
+    retired = os.path.join(staging, f".retired-{uuid.uuid4()}")
+    os.rename(path, retired)
+    _fsync(os.path.dirname(path), staging)
+    try:
+        os.unlink(retired) if os.path.islink(retired) else shutil.rmtree(retired)
+    except OSError as error:
+        _log.warning("%s is left for the next sweep: %s", retired, error)
+
+
+def _exchange(first: str, second: str) -> None:
+    """Gives each of two paths the other's name, in one atomic step."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        raise Unsupported(f"{second} cannot be replaced: this C library has no renameat2")
+    names = [ctypes.c_char_p(os.fsencode(name)) for name in (first, second)]
+    if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
+        return
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS):
+        raise Unsupported(
+            f"{second} cannot be replaced: this filesystem does not exchange names; give each save a name of its own"
+        )
+    raise OSError(code, os.strerror(code), second)
+
+
+def _fsync(*directories: str) -> None:
+    for directory in dict.fromkeys(directories):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
