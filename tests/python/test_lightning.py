@@ -1,0 +1,422 @@
+"""Lightning's Trainer, ModelCheckpoint and all, over the real engine. Where Lightning is not installed, skipped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import cairn
+import numpy as np
+import pytest
+import safetensors
+import torch
+
+pytest.importorskip("lightning", reason="lightning is not installed")
+
+import cairn.lightning
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import TorchCheckpointIO
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+EXAMPLE = Path(__file__).parents[2] / "bindings" / "examples" / "lightning_text.py"
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    torch.set_num_threads(1)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Model(LightningModule):
+    """Draws from the generator in each step, and has buffers that forward changes."""
+
+    def __init__(self, rate: float = 0.1, width: int = 8, extra: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        norm = torch.nn.BatchNorm1d(width)
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(4, width), norm, torch.nn.Dropout(0.5), torch.nn.Linear(width, 1)
+        )
+        self.seen: list[tuple[int, float, float]] = []
+        self.saved: list[tuple[int, dict[str, torch.Tensor]]] = []
+
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+        loss = self.net(batch[0]).square().mean() + 0 * (float(np.random.rand()))
+        self.seen.append((self.global_step, float(loss), float(batch[0].sum()) + float(np.random.rand())))
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
+        self.log("val", self.net(batch[0]).square().mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams["rate"])
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = {name: tensor.clone() for name, tensor in checkpoint["state_dict"].items()}
+        self.saved.append((self.global_step, state))
+
+
+def batches() -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X), batch_size=8, shuffle=True)
+
+
+def an_io(**options: Any) -> cairn.lightning.CheckpointIO:
+    return cairn.lightning.CheckpointIO(**{"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2, **options})
+
+
+def a_trainer(*callbacks: Any, io: Any = None, **options: Any) -> Trainer:
+    fixed: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    plugins = [io or an_io()]
+    options = {"max_epochs": 2, "accelerator": "cpu", **fixed, **options}
+    return Trainer(plugins=plugins, callbacks=[*callbacks], **options)
+
+
+def fit(
+    *callbacks: Any, ckpt_path: Any = None, model: Any = None, seed: int = 1, val: Any = None, **options: Any
+) -> Any:
+    seed_everything(seed, verbose=False)
+    model = model or Model()
+    trainer = a_trainer(cairn.lightning.Callback(), *callbacks, **options)
+    trainer.fit(model, batches(), val, ckpt_path=ckpt_path)
+    return model
+
+
+def found(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != ".cairn")
+
+
+def same(ours: Any, theirs: Any, path: str = "") -> None:
+    """Type by type and bit by bit."""
+    assert type(ours) is type(theirs), path
+    if isinstance(ours, torch.Tensor):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs), path
+    elif isinstance(ours, dict):
+        assert list(ours) == list(theirs), path
+        assert getattr(ours, "_metadata", None) == getattr(theirs, "_metadata", None), path
+        for key in ours:
+            same(ours[key], theirs[key], f"{path}/{key}")
+    elif isinstance(ours, (list, tuple)):
+        assert len(ours) == len(theirs), path
+        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            same(one, other, f"{path}/{i}")
+    else:
+        assert ours == theirs, path
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "top-k and last": {"monitor": "loss", "save_top_k": 2, "save_last": True, "every_n_train_steps": 1},
+    "one name for all": {"monitor": "loss", "save_top_k": 3, "filename": "best", "every_n_train_steps": 1},
+    "a name for an epoch": {"save_top_k": -1, "filename": "{epoch}", "every_n_train_steps": 2},
+    "newest": {"save_top_k": 1, "every_n_train_steps": 1},
+    "last": {"save_top_k": 0, "save_last": True, "every_n_train_steps": 3},
+    "link": {"monitor": "loss", "save_last": "link", "every_n_train_steps": 2},
+    "weights": {"save_weights_only": True, "monitor": "loss", "save_top_k": 2},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_paths_hold_the_same_as_with_torch_save(tmp_path: Path, mode: str) -> None:
+    class Theirs(cairn.lightning.Callback):
+        """In the checkpoint, but idle."""
+
+        def setup(self, *_: Any, **__: Any) -> None: ...
+        def on_fit_start(self, *_: Any) -> None: ...
+        def on_train_start(self, *_: Any) -> None: ...
+
+    fit(ModelCheckpoint(tmp_path / "run", **MODES[mode]))
+    os.rename(tmp_path / "run", tmp_path / "ours")
+    seed_everything(1, verbose=False)
+    trainer = a_trainer(Theirs(), ModelCheckpoint(tmp_path / "run", **MODES[mode]), io=TorchCheckpointIO())
+    trainer.fit(Model(), batches())
+
+    assert found(tmp_path / "ours") == found(tmp_path / "run") != []
+    for name in found(tmp_path / "run"):
+        theirs = torch.load(tmp_path / "run" / name, weights_only=False)
+        ours = cairn.lightning.load_checkpoint(tmp_path / "ours" / name)
+        for checkpoint in (theirs, ours):
+            state = checkpoint.get("callbacks", {}).pop("cairn.lightning.Callback", None)
+            assert state is not None or mode == "weights"
+        same(ours, theirs, name)
+
+
+def test_any_safetensors_reader_opens_a_checkpoint(tmp_path: Path) -> None:
+    model = fit(ModelCheckpoint(tmp_path, save_top_k=0, save_last=True))
+    (shard,) = (tmp_path / "last.ckpt").glob("*.safetensors")
+    with safetensors.safe_open(shard, "pt") as file:
+        assert torch.equal(file.get_tensor("state_dict/net.0.weight"), model.net[0].weight)
+
+
+@pytest.mark.parametrize("clone", [True, False])
+def test_each_checkpoint_holds_what_was_there_when_it_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clone: bool
+) -> None:
+    if not clone:
+        monkeypatch.setattr(cairn.lightning, "_BUFFERS", 0)
+    # Too large to be copied within the call: parameters, optimizer state and buffers.
+    model = fit(
+        ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=1), model=Model(width=40_000), max_epochs=1
+    )
+
+    assert len(model.saved) == 5
+    for step, state in model.saved:
+        loaded = cairn.lightning.load_checkpoint(tmp_path / f"epoch=0-step={step}.ckpt")
+        for name, tensor in state.items():
+            assert torch.equal(loaded["state_dict"][name], tensor), (step, name)
+
+
+def test_manual_optimization_with_the_bare_optimizer(tmp_path: Path) -> None:
+    class Manual(Model):
+        automatic_optimization = False
+
+        def training_step(self, batch: list[torch.Tensor], index: int) -> None:  # type: ignore[override]
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            optimizer.zero_grad()
+            super().training_step(batch, index).backward()
+            optimizer.step()
+            checkpoint = tmp_path / f"{len(self.saved)}.ckpt"
+            self.trainer.save_checkpoint(checkpoint)
+
+    model = fit(model=Manual(width=40_000), max_epochs=1, enable_checkpointing=False)
+
+    assert len(model.saved) == 5
+    for index, (_, state) in enumerate(model.saved):
+        loaded = cairn.lightning.load_checkpoint(tmp_path / f"{index}.ckpt")
+        for name, tensor in state.items():
+            assert torch.equal(loaded["state_dict"][name], tensor), (index, name)
+
+
+EPOCHS: dict[str, tuple[dict[str, Any], bool]] = {
+    "at an epoch's end": ({}, False),
+    "after validation": ({}, True),
+    "before validation's end": ({"save_on_train_epoch_end": True}, True),
+    "at the last batch": ({"every_n_train_steps": 5}, False),
+}
+
+
+@pytest.mark.parametrize("when", EPOCHS)
+def test_resumes_bit_exactly_between_epochs(tmp_path: Path, when: str) -> None:
+    given, validates = EPOCHS[when]
+    val = batches() if validates else None
+    whole = fit(ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **given), max_epochs=3, val=val)
+    resumed = fit(
+        ModelCheckpoint(tmp_path / "more", filename="{step}", save_top_k=-1, **given),
+        max_epochs=3,
+        val=val,
+        seed=2,
+        ckpt_path=tmp_path / "step=5.ckpt",
+    )
+
+    assert resumed.seen == whole.seen[5:]
+    same(resumed.state_dict(), whole.state_dict())
+
+
+def run_example(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, str(EXAMPLE), str(folder), "--every", "7"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.skipif(not Path("/usr/share/common-licenses").is_dir(), reason="Debian's licence texts are not there")
+def test_the_example_is_killed_in_mid_epoch_and_resumes_bit_exactly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = run_example(tmp_path / "killed")
+    assert killed.stdout is not None
+    lines: list[str] = []
+    while not (tmp_path / "killed" / "last.ckpt").exists() or len(lines) < 20:
+        lines.append(killed.stdout.readline())
+        assert lines[-1], killed.stderr
+    killed.send_signal(signal.SIGKILL)
+    lines += killed.stdout.read().splitlines(keepends=True)
+    killed.communicate()
+    second = run_example(tmp_path / "killed")
+    runpy.run_path(str(EXAMPLE))["main"]([str(tmp_path / "whole"), "--every", "7"])  # Meanwhile, undisturbed.
+    resumed, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err
+
+    expected = capsys.readouterr().out.splitlines(keepends=True)
+    assert len(expected) == 241 and expected[-1].startswith("digest=")
+    # The kill was in mid-epoch, and may have cut the last line.
+    assert lines[:-1] == expected[: len(lines) - 1] and len(lines) < 120
+    first = int(re.match(r"step=(\d+)", resumed)[1])  # type: ignore[index]
+    assert first % 7 == 1 and 1 < first <= len(lines) + 1
+    assert resumed.splitlines(keepends=True) == expected[first - 1 :]
+
+
+class Color(Enum):
+    RED = 1
+
+
+REFUSED: dict[str, Any] = {
+    "a function": len,
+    "an object": object(),
+    "an Enum": Color.RED,
+    "a generator": torch.Generator(),
+    "an optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]),
+    "a path": Path("a"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_hyper_parameter_that_cannot_be_kept_is_refused_by_key(tmp_path: Path, what: str, nested: bool) -> None:
+    value = {"deep": [1, REFUSED[what]]} if nested else REFUSED[what]
+    key = "hyper_parameters/extra/deep/1" if nested else "hyper_parameters/extra"
+    with pytest.raises(cairn.InvalidArgument, match=rf'{key}: .*save_hyperparameters\(ignore=\["extra"\]\)'):
+        fit(ModelCheckpoint(tmp_path, every_n_train_steps=1), model=Model(extra=value))
+    assert found(tmp_path) == []
+
+
+def test_load_from_checkpoint(tmp_path: Path) -> None:
+    class Data(LightningDataModule):
+        def __init__(self, size: int = 8) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.count = 0
+
+        def train_dataloader(self) -> Any:
+            return batches()
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": 5}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.count = state["count"]
+
+    seed_everything(1, verbose=False)
+    model = Model(width=16, extra={"a": (1, None), "b": [0.5, "x"]})
+    trainer = a_trainer(cairn.lightning.Callback(), ModelCheckpoint(tmp_path, save_last=True))
+    trainer.fit(model, datamodule=Data(size=3))
+    path = tmp_path / "last.ckpt"
+
+    loaded = cairn.lightning.load_from_checkpoint(Model, path)
+    assert dict(loaded.hparams) == {"rate": 0.1, "width": 16, "extra": {"a": (1, None), "b": [0.5, "x"]}}
+    same(loaded.state_dict(), model.state_dict())
+    assert cairn.lightning.load_from_checkpoint(Model, path, rate=3.0).hparams["rate"] == 3.0
+    (tmp_path / "h.yaml").write_text("rate: 7.0\nwidth: 16\n")
+    assert cairn.lightning.load_from_checkpoint(Model, path, hparams_file=tmp_path / "h.yaml").hparams["rate"] == 7.0
+    data = cairn.lightning.load_from_checkpoint(Data, path)
+    assert data.count == 5 and data.hparams["size"] == 3
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        cairn.lightning.load_from_checkpoint(Model, path, width=4)
+    with pytest.raises(cairn.NotFound):
+        cairn.lightning.load_from_checkpoint(Model, tmp_path / "nothing.ckpt")
+
+
+def test_map_location(tmp_path: Path) -> None:
+    fit(ModelCheckpoint(tmp_path, save_last=True), max_epochs=1)
+    path = tmp_path / "last.ckpt"
+    for where in ("cpu", torch.device("cpu"), None, {"cuda:0": "cuda:1"}):
+        assert cairn.lightning.load_checkpoint(path, where)["state_dict"]["net.0.weight"].device.type == "cpu"
+    moved = cairn.lightning.load_checkpoint(path, "meta")
+    assert moved["state_dict"]["net.0.weight"].is_meta and moved["optimizer_states"][0]["state"][0]["exp_avg"].is_meta
+    assert moved["state_dict"]._metadata and moved["epoch"] == 0
+    with pytest.raises(cairn.InvalidArgument, match="map_location"):
+        cairn.lightning.load_checkpoint(path, lambda storage, _: storage)
+
+
+def test_without_the_callback_a_save_is_durable_when_it_returns(tmp_path: Path) -> None:
+    there: list[bool] = []
+
+    class Look(Model):
+        def on_train_epoch_end(self) -> None:
+            self.trainer.save_checkpoint(tmp_path / "a.ckpt")
+            there.append(bool(cairn.lightning.load_checkpoint(tmp_path / "a.ckpt")))
+            self.trainer.strategy.remove_checkpoint(tmp_path / "a.ckpt")
+            there.append((tmp_path / "a.ckpt").exists())
+
+    with pytest.warns(UserWarning, match="cairn.lightning.Callback"):
+        a_trainer(enable_checkpointing=False, max_epochs=1).fit(Look(), batches())
+    assert there == [True, False]
+
+
+def test_after_the_fit_a_save_is_durable_when_it_returns(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    trainer = a_trainer(cairn.lightning.Callback(), ModelCheckpoint(tmp_path, save_last=True))
+    model = Model()
+    trainer.fit(model, batches())
+    trainer.save_checkpoint(tmp_path / "final.ckpt")
+    # The pool is free again: another Trainer may write there.
+    fit(ModelCheckpoint(tmp_path, filename="second"), max_epochs=1)
+
+    same(cairn.lightning.load_checkpoint(tmp_path / "final.ckpt")["state_dict"], model.state_dict())
+    assert not [warning for warning in recwarn if "cairn.lightning" in str(warning.message)]
+    assert trainer.validate(model, batches(), ckpt_path="best", verbose=False)
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model, batches(), ckpt_path="last")
+    assert trainer.current_epoch == 3
+
+
+class Spoiled(Model):
+    """Its second save fails: the name that it commits to is taken by something else."""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if self.global_step == 2:
+            theirs = Path(self.trainer.strategy.checkpoint_io._store.checkpointer.root) / f"step-{2:020}"
+            theirs.mkdir()
+            (theirs / "theirs").write_text("")
+
+
+def test_a_failed_save_is_raised_in_the_fit(tmp_path: Path) -> None:
+    with pytest.raises(cairn.Error, match="step 2"):
+        fit(ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1), model=Spoiled())
+    assert cairn.lightning.load_checkpoint(tmp_path / "epoch=0-step=2.ckpt")["global_step"] == 2
+    assert "epoch=0-step=4.ckpt" not in found(tmp_path)
+
+
+def test_a_failed_last_save_is_raised_at_the_end_of_the_fit(tmp_path: Path) -> None:
+    with pytest.raises(cairn.Error, match="step 2"):
+        fit(ModelCheckpoint(tmp_path, every_n_train_steps=2), model=Spoiled(), max_epochs=1)
+    assert found(tmp_path) == ["epoch=0-step=2.ckpt"]
+
+
+def test_an_exception_in_training_goes_through_and_saves_are_kept(tmp_path: Path) -> None:
+    class Breaks(Model):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.global_step == 3:
+                raise KeyError("theirs")
+
+    with pytest.raises(KeyError, match="theirs"):
+        fit(ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1), model=Breaks())
+    assert found(tmp_path) == [f"epoch=0-step={step}.ckpt" for step in (1, 2, 3)]
+    fit(ModelCheckpoint(tmp_path, filename="next", every_n_train_steps=1), max_epochs=1)
+
+
+def test_sharded_strategies_are_refused_by_name() -> None:
+    class FSDPStrategy(SingleDeviceStrategy): ...
+
+    class Mine(FSDPStrategy): ...
+
+    trainer = a_trainer(
+        cairn.lightning.Callback(), strategy=Mine(torch.device("cpu"), accelerator="cpu"), accelerator="auto"
+    )
+    with pytest.raises(cairn.Unsupported, match="FSDPStrategy.*cairn.dcp"):
+        trainer.fit(Model(), batches())
+
+
+def test_the_callback_asks_for_the_checkpoint_io(tmp_path: Path) -> None:
+    trainer = Trainer(
+        accelerator="cpu", logger=False, callbacks=[cairn.lightning.Callback()], default_root_dir=tmp_path
+    )
+    with pytest.raises(cairn.FailedPrecondition, match="TorchCheckpointIO"):
+        trainer.fit(Model(), batches())
+
+
+def test_storage_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="storage_options"):
+        an_io().save_checkpoint({}, tmp_path / "a.ckpt", storage_options={"key": 1})
