@@ -1,0 +1,57 @@
+"""What is installed works alone: without torch, and without the libraries that it was compiled with."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cairn
+
+FOLDER = Path(cairn.__file__).parent
+COMMAND = next(
+    (path for path in (FOLDER.parent / "bin/cairn", Path(sys.prefix) / "bin/cairn") if path.exists()), Path("cairn")
+)
+SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0"}
+
+
+def needed(file: Path) -> set[str]:
+    text = subprocess.run(["readelf", "-d", file], check=True, capture_output=True, text=True).stdout
+    return set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
+
+
+def loaded_isal(pid_maps: str) -> set[str]:
+    return {line.split()[-1] for line in pid_maps.splitlines() if "libisal" in line}
+
+
+def test_it_needs_nothing_but_the_c_and_cpp_runtime() -> None:
+    for file in (next(FOLDER.glob("_core*.so")), COMMAND):
+        others = {name for name in needed(file) - SYSTEM if not name.startswith("ld-linux")}
+        assert others == {"libisal.so.2"}, file
+    assert needed(FOLDER / "libisal.so.2") <= SYSTEM
+
+
+def test_isal_is_its_own_also_where_the_system_has_one() -> None:
+    assert loaded_isal(Path("/proc/self/maps").read_text()) == {str((FOLDER / "libisal.so.2").resolve())}
+
+
+def test_it_works_without_torch_and_its_command_reads_what_it_wrote(tmp_path: Path) -> None:
+    script = """if True:
+        import sys
+        sys.modules["torch"] = None
+        import cairn, numpy
+        with cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2) as checkpointer:
+            checkpointer.save(7, {"weights": numpy.arange(10.0), "epoch": 3}).wait()
+            loaded = checkpointer.load()
+            assert loaded["epoch"] == 3 and (loaded["weights"] == numpy.arange(10.0)).all()
+            target = {"weights": numpy.zeros(10), "epoch": 0}
+            assert checkpointer.restore(target)["epoch"] == 3 and target["weights"][9] == 9
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script, tmp_path / "run"], check=True, env=environment)
+
+    listed = subprocess.run([COMMAND, "ls", tmp_path / "run"], check=True, capture_output=True, text=True).stdout
+    verified = subprocess.run([COMMAND, "verify", tmp_path / "run"], check=False, capture_output=True, text=True)
+
+    assert "7" in listed
+    assert verified.returncode == 0, verified.stderr
