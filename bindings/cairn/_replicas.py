@@ -103,6 +103,9 @@ def _gather(node: Any, name: str, found: list[tuple[str, Any]]) -> None:
         for key, child in node.items():
             _gather(child, join(name, part_of(key, name)), found)
         return
+    if node is TENSOR:
+        found.append((name or "~t", TENSOR))
+        return
     match node:
         case ["t" | "a"]:
             found.append((name or "~t", TENSOR))
@@ -137,33 +140,44 @@ def tree_of(text: str) -> Any:
 # Saving
 
 
-def find_ddp(tree: Any, name: str = "") -> tuple[Rules, list[str]]:
+def _leaves_of(text: str) -> list[tuple[str, Any]]:
+    """The same for a whole text, while the caller waits: no list is made for each of its tensors. Neither pattern can
+    occur within a string, nor is NaN ever spelled so."""
+    marked = text.replace('["t"]', "NaN").replace('["a"]', "NaN")
+    return leaves(json.loads(marked, parse_constant=lambda _: TENSOR)["tree"])
+
+
+def find_ddp(tree: Any) -> tuple[Rules, list[str]]:
     """What DistributedDataParallel modules in the containers of a tree replicate, and the names that rank 0 writes.
 
     DDP takes rank 0's buffers before each forward (unless broadcast_buffers is off: then they are each rank's own), so
     rank 0's are the true ones.
     """
     parallel = sys.modules.get("torch.nn.parallel")
-    if parallel is None:
-        return Rules(), []
-    if isinstance(tree, parallel.DistributedDataParallel):
-        buffers = [join(name, part_of(key, name)) for key, _ in tree.named_buffers(remove_duplicate=False)]
-        ignored = [join(name, part_of(f"module.{key}", name)) for key in sorted(tree.parameters_to_ignore)]
-        if tree.broadcast_buffers:
-            return Rules((), (name,), tuple(ignored)), sorted(set(buffers).difference(ignored))
-        return Rules((), (name,), (*ignored, *buffers)), []
-    if isinstance(tree, dict):
-        children = [(part_of(key, name), child) for key, child in tree.items()]
-    elif isinstance(tree, (list, tuple)):
-        children = [(str(i), child) for i, child in enumerate(tree)]
-    else:
-        return Rules(), []
-    rules, by_rank_0 = Rules(), []
-    for part, child in children:
-        more, buffers = find_ddp(child, join(name, part))
-        rules |= more
-        by_rank_0 += buffers
-    return rules, by_rank_0
+    under: list[str] = []
+    but: list[str] = []
+    by_rank_0: list[str] = []
+
+    def walk(node: Any, name: str) -> None:
+        if isinstance(node, ddp):
+            buffers = {join(name, part_of(key, name)) for key, _ in node.named_buffers(remove_duplicate=False)}
+            ignored = {join(name, part_of(f"module.{key}", name)) for key in node.parameters_to_ignore}
+            under.append(name)
+            but.extend(sorted(ignored if node.broadcast_buffers else ignored | buffers))
+            by_rank_0.extend(sorted(buffers - ignored if node.broadcast_buffers else ()))
+            return
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, child in items:
+            if isinstance(child, known):
+                part = part_of(key, name) if isinstance(node, dict) else str(key)
+                walk(child, join(name, part))
+
+    if parallel is not None:
+        ddp = parallel.DistributedDataParallel
+        known = (dict, list, tuple, ddp)
+        if isinstance(tree, known):
+            walk(tree, "")
+    return Rules((), tuple(under), tuple(but)), by_rank_0
 
 
 def arguments(tree: Any, text: str, declared: Rules, tensors: Mapping[str, Any] | None) -> Arguments:
@@ -178,7 +192,7 @@ def arguments(tree: Any, text: str, declared: Rules, tensors: Mapping[str, Any] 
     by_rank_0 = set(buffers)
     names: list[str] = []
     alike: list[tuple[str, str]] = []
-    for name, node in leaves(tree_of(text)):
+    for name, node in _leaves_of(text):
         if not rules.cover(name):
             continue
         if node is TENSOR:

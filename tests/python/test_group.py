@@ -198,12 +198,12 @@ def test_a_rank_that_cannot_save_tells_the_others(worlds: Worlds, root: Path) ->
 
 
 def test_a_rank_that_never_comes_is_named_within_the_deadline(worlds: Worlds, root: Path) -> None:
-    world = worlds(2, timeout=0.7)
+    world = worlds(2, timeout=4)
     begun = time.monotonic()
 
     answer = world[0].start("c.save(1, tree(1, rank)).wait()").answer()
 
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 7
     assert answer["error"] == "DeadlineExceeded" or "nothing from rank 1" in answer["message"]
     expect_whole(root)
 
@@ -220,13 +220,14 @@ def test_opening_fails_on_every_rank_where_it_fails_on_one(root: Path) -> None:
         world.end()
 
 
+# Deadlines are no shorter than what a slow name server takes from them (see ranks.py).
 # Ranks die. At each word of the commit, before it reaches the store: the victim, and what the survivors may hear.
 HELD = [(kind, victim) for kind in ("attempt", "prepared", "outcome") for victim in (0, 1)]
 
 
 @pytest.mark.parametrize(("kind", "victim"), HELD, ids=str)
 def test_a_rank_that_dies_at_a_word(worlds: Worlds, root: Path, kind: str, victim: int) -> None:
-    world = worlds(2, timeout=2)
+    world = worlds(2, timeout=4)
     assert world.all("c.save(1, tree(1, rank)).result()") == [1, 1]
     world[victim].run(f"hold('{kind}')")
     world.all("s = c.save(2, tree(2, rank)); None")
@@ -253,7 +254,7 @@ def test_a_rank_that_dies_at_a_word(worlds: Worlds, root: Path, kind: str, victi
 
 @pytest.mark.parametrize("kind", ["attempt", "prepared", "outcome"])
 def test_the_store_dies_with_its_host(worlds: Worlds, root: Path, kind: str) -> None:
-    world = worlds(3, timeout=4, hosted_by=2)
+    world = worlds(3, timeout=5, hosted_by=2)
     assert world.all("c.save(1, tree(1, rank)).result()") == [1] * 3
     world[2].run(f"hold('{kind}')")
     world.all("s = c.save(2, tree(2, rank)); None")
@@ -283,7 +284,7 @@ def test_kills_at_random_moments(worlds: Worlds, root: Path) -> None:
     chance = random.Random(seed)
     acknowledged = 0
     for _ in range(3):
-        world = worlds(2, timeout=1.5)
+        world = worlds(2, timeout=4)
         first = max([0, *world[0].run("c.steps()")]) + 1
         if first > 1:
             assert world.all(f"same(c.restore(blank(rank)), tree({first - 1}, rank))") == [True, True]
