@@ -15,70 +15,26 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "base/mutex.h"
 #include "cairn/cairn.h"
+#include "py_calls.h"
+#include "py_store_group.h"
 #include "tree_tensors.h"
+#include "wiring.h"
 
 namespace py = pybind11;
 
 namespace cairn {
 namespace {
 
-constexpr const char* kTreeValue = "tree";  // The tree's own description, among the shard's typed values.
-constexpr std::chrono::milliseconds kSignalInterval{100};
+// Among the shard's typed values: the tree's own description, and which of its names every rank holds alike.
+constexpr const char* kTreeValue = "tree";
+constexpr const char* kReplicasValue = "replicas";
 constexpr std::size_t kMaxEvents = 1000;
-
-using Seconds = std::chrono::duration<double>;
-
-double InSeconds(std::chrono::nanoseconds span) { return Seconds(span).count(); }
-
-// No timeout, and one too long to be counted, is for ever.
-Deadline DeadlineFrom(std::optional<double> timeout) {
-  if (!timeout || *timeout > 1e9) return Deadline::Infinite();
-  return Deadline::In(std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::max(*timeout, 0.0))));
-}
-
-std::chrono::nanoseconds SpanFrom(double seconds) {
-  if (!(seconds >= 0)) throw py::value_error("expected a timeout of 0 s or more, found " + std::to_string(seconds));
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::min(seconds, 1e9)));
-}
-
-/// The one place where a Status becomes an exception: the class of cairn._errors that has the code's name.
-[[noreturn]] void Raise(const Status& status) {
-  const py::object type = py::module_::import("cairn._errors").attr(std::string(StatusCodeName(status.code())).c_str());
-  PyErr_SetString(type.ptr(), status.message().c_str());
-  throw py::error_already_set();
-}
-void RaiseIfError(const Status& status) {
-  if (!status.ok()) Raise(status);
-}
-template <typename T>
-T ValueOrRaise(Result<T> result) {
-  RaiseIfError(result.status());
-  return std::move(result).value();
-}
-
-/// Runs `call` without the GIL.
-template <typename Call>
-auto Unlocked(const Call& call) {
-  const py::gil_scoped_release release;
-  return call();
-}
-
-/// Repeats `wait(deadline)`, which answers DeadlineExceeded where it gives up, in slices; a signal's exception ends it.
-template <typename Wait>
-Status Interruptible(std::optional<double> timeout, const Wait& wait) {
-  const Deadline end = DeadlineFrom(timeout);
-  while (true) {
-    const Deadline slice = Deadline::At(std::min(end.when(), Deadline::Clock::now() + kSignalInterval));
-    Status status = Unlocked([&] { return wait(slice); });
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (status.code() != StatusCode::kDeadlineExceeded || end.passed()) return status;
-  }
-}
 
 // Arguments
 
@@ -113,6 +69,9 @@ State StateFrom(const py::list& tensors) {
   return state;
 }
 
+/// (rules as JSON, tensors, those of them that rank 0 writes, (name, text) of what else is alike)
+using ReplicaArguments = std::tuple<std::string, std::vector<std::string>, std::vector<std::string>,
+                                    std::vector<std::pair<std::string, std::string>>>;
 using StreamArguments = std::vector<std::pair<int, std::uintptr_t>>;  // (cuda index, handle)
 
 std::vector<Stream> StreamsFrom(const StreamArguments& arguments) {
@@ -238,17 +197,24 @@ class PySave {
   [[nodiscard]] py::dict stats() const { return FromStats(save_.stats()); }
   [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
   void WaitCaptured(std::optional<double> timeout) const {
-    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Final(save_.WaitCaptured(deadline)); }));
+    Wait(timeout, [&](Deadline deadline) { return save_.WaitCaptured(deadline); });
   }
   void WaitDurable(std::optional<double> timeout) const {
-    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Final(save_.WaitDurable(deadline)); }));
+    Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });
   }
 
  private:
-  // A save may itself have failed by some deadline: that is an end and no reason to wait on.
-  [[nodiscard]] Status Final(Status status) const {
-    if (status.code() != StatusCode::kDeadlineExceeded || save_.status().ok()) return status;
-    return {StatusCode::kCancelled, save_.status().message()};
+  template <typename Call>
+  void Wait(std::optional<double> timeout, const Call& call) const {
+    std::optional<Status> end;
+    const Status status = Interruptible(timeout, [&](Deadline deadline) {
+      Status now = call(deadline);
+      if (now.code() != StatusCode::kDeadlineExceeded || save_.status().ok()) return now;
+      // The save itself has failed by some deadline: that is an end and no reason to wait on.
+      end = std::move(now);
+      return Status::Ok();
+    });
+    RaiseIfError(end ? *end : status);
   }
 
   SaveHandle save_;
@@ -257,29 +223,45 @@ class PySave {
 /// A Checkpointer and its events. Closed, it refuses every call.
 class PyCheckpointer {
  public:
-  PyCheckpointer(Options options, double drain_timeout) : drain_timeout_(drain_timeout) {
+  PyCheckpointer(Options options, double drain_timeout, const PyStoreGroup* group)
+      : drain_timeout_(drain_timeout), group_(group == nullptr ? nullptr : group->group()) {
     options.on_event = [events = events_](const Event& event) { events->Add(event); };
     options.drain_deadline = {};  // Close waits itself, so that it can be interrupted.
-    checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options); }));
+    checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options, {.group = group_}); }));
   }
   ~PyCheckpointer() {
     if (checkpointer_ == nullptr) return;
     const py::gil_scoped_release release;
     static_cast<void>(checkpointer_->Drain(DeadlineFrom(drain_timeout_)));
-    checkpointer_.reset();
+    LetGo();
   }
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
 
   PySave Save(std::uint64_t step, const TreeTensors& tensors, std::string tree, const StreamArguments& streams,
-              bool replace) {
-    State state = ValueOrRaise(tensors.Build(earlier_));
+              bool replace, const ReplicaArguments& replicas) {
+    Result<State> built = tensors.Build(earlier_);
+    if (!built.ok()) GiveUp(step, built.status().message());
+    State state = ValueOrRaise(std::move(built));
     earlier_ = state;
     return PySave(ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
-      if (Status status = state.Set(kTreeValue, Json{std::move(tree), true}); !status.ok()) return status;
+      const auto& [rules, by_any, by_rank_0, alike] = replicas;
+      Status set = state.Set(kTreeValue, Json{std::move(tree), true});
+      if (set.ok() && !rules.empty()) set = state.Set(kReplicasValue, Json{rules, true});
+      if (!set.ok()) {
+        if (group_ != nullptr) static_cast<void>(Get().GiveUp(step, set));
+        return set;
+      }
       return Get().Save(step, state,
-                        {.streams = StreamsFrom(streams), .if_exists = replace ? IfExists::kReplace : IfExists::kFail});
+                        {.streams = StreamsFrom(streams),
+                         .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
+                         .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike}});
     })));
+  }
+  /// In place of a save that this rank cannot make: the others count on it.
+  void GiveUp(std::uint64_t step, const std::string& why) {
+    if (group_ == nullptr) return;
+    RaiseIfError(Unlocked([&] { return Get().GiveUp(step, Status(StatusCode::kFailedPrecondition, why)); }).status());
   }
   void WaitForPlace(std::optional<double> timeout) {
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().WaitForPlace(deadline); }));
@@ -375,7 +357,7 @@ class PyCheckpointer {
   void Close(std::optional<double> timeout) {
     if (checkpointer_ == nullptr) return;
     const Status drained = Interruptible(timeout, [&](Deadline deadline) { return checkpointer_->Drain(deadline); });
-    Unlocked([&] { checkpointer_.reset(); });
+    Unlocked([&] { LetGo(); });
     if (drained.code() == StatusCode::kDeadlineExceeded) Raise(drained);
   }
   [[nodiscard]] bool closed() const { return checkpointer_ == nullptr; }
@@ -387,8 +369,15 @@ class PyCheckpointer {
     Raise(Status(StatusCode::kFailedPrecondition, "this Checkpointer is closed"));
   }
 
+  // Whoever speaks for the group ends with it.
+  void LetGo() {
+    checkpointer_.reset();
+    if (group_ != nullptr) group_->Stop();
+  }
+
   const double drain_timeout_;
   std::optional<State> earlier_;  // The last save's tensors. Under the GIL.
+  const std::shared_ptr<StoreGroup> group_;
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
   std::unique_ptr<Checkpointer> checkpointer_;
 };
@@ -399,7 +388,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                      unsigned directory_mode, std::uint64_t host_memory, std::uint64_t chunk,
                                      int queue_depth, int workers, int copy_streams, std::uint64_t staging,
                                      std::vector<int> cuda_devices, bool checksums, const std::string& io,
-                                     std::size_t trace_events) {
+                                     std::size_t trace_events, const PyStoreGroup* group, double group_timeout) {
   const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
     std::string expected;
     for (const auto& [name, value] : choices) {
@@ -420,6 +409,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                                   .max_in_flight = max_in_flight,
                                                   .when_full = one_of("when_full", when_full, kWhenFull),
                                                   .full_deadline = SpanFrom(full_timeout),
+                                                  .group_deadline = SpanFrom(group_timeout),
                                                   .file_mode = file_mode,
                                                   .directory_mode = directory_mode,
                                                   .host_memory_bytes = host_memory,
@@ -432,7 +422,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                                   .checksums = checksums,
                                                   .io_queue = one_of("io", io, kIo),
                                                   .trace_events = trace_events},
-                                          drain_timeout);
+                                          drain_timeout, group);
 }
 
 }  // namespace
@@ -464,12 +454,15 @@ PYBIND11_MODULE(_core, module) {
       .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "pairs"_a, "node"_a)
       .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);
 
+  cairn::BindStoreGroup(module);
+
   py::class_<PyCheckpointer>(module, "Checkpointer")
       .def(py::init(&cairn::Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a,
            "max_in_flight"_a, "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "file_mode"_a, "directory_mode"_a,
            "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a, "copy_streams"_a, "staging"_a, "cuda_devices"_a,
-           "checksums"_a, "io"_a, "trace_events"_a)
-      .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "tree"_a, "streams"_a, "replace"_a)
+           "checksums"_a, "io"_a, "trace_events"_a, "group"_a, "group_timeout"_a)
+      .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "tree"_a, "streams"_a, "replace"_a, "replicas"_a)
+      .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)

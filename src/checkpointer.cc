@@ -13,6 +13,7 @@
 #include "device/host_device.h"
 #include "devices.h"
 #include "engine/engine.h"
+#include "engine/replicas.h"
 #include "group/solo_group.h"
 #include "resolve_options.h"
 #include "restore/reader.h"
@@ -64,6 +65,8 @@ class Checkpointer::Impl {
 
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options)
       CAIRN_EXCLUDES(save_mutex);
+  std::shared_ptr<SaveTask> GiveUp(std::uint64_t step, std::uint64_t sequence, SaveTask::Clock::time_point begun,
+                                   const Status& why) CAIRN_REQUIRES(save_mutex);
   Status CheckTensors(const std::shared_ptr<const TensorTable>& table) CAIRN_REQUIRES(save_mutex);
   Result<SavePlan> Accept(std::uint64_t step, IfExists if_exists, Status& given_up) CAIRN_REQUIRES(save_mutex);
   Status TakePlace(std::uint64_t step, Status& given_up) CAIRN_REQUIRES(save_mutex);
@@ -181,28 +184,38 @@ Result<SaveHandle> Checkpointer::Save(std::uint64_t step, const State& state, co
   return impl_->Save(step, state, options);
 }
 
+Result<SaveHandle> Checkpointer::GiveUp(std::uint64_t step, const Status& why) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  MutexLock lock(impl_->save_mutex);
+  return SaveHandle(impl_->GiveUp(step, impl_->next_sequence++, SaveTask::Clock::now(), why));
+}
+
+std::shared_ptr<SaveTask> Checkpointer::Impl::GiveUp(std::uint64_t step, std::uint64_t sequence,
+                                                     SaveTask::Clock::time_point begun, const Status& why) {
+  auto task = std::make_shared<SaveTask>(SavePlan{.step = step, .sequence = sequence}, nullptr,
+                                         std::vector<DeviceEvents>(), begun, engine->inbox());
+  engine->Submit(task, why);
+  return task;
+}
+
 Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& state, const SaveOptions& save_options) {
   const auto begun = SaveTask::Clock::now();
   MutexLock lock(save_mutex);
   const std::uint64_t sequence = next_sequence++;
   Status given_up;  // A save that other ranks count on, and that this one will not make.
-  const auto give_up = [&](const Status& why) CAIRN_REQUIRES(save_mutex) {
-    auto task = std::make_shared<SaveTask>(SavePlan{.step = step, .sequence = sequence}, nullptr,
-                                           std::vector<DeviceEvents>(), begun, engine->inbox());
-    engine->Submit(task, why);
-    return task;
-  };
   const auto refuse = [&](const Status& why) CAIRN_REQUIRES(save_mutex) {
-    if (group->size() > 1) give_up(why);
+    if (group->size() > 1) GiveUp(step, sequence, begun, why);
     return why;
   };
 
   const std::shared_ptr<const TensorTable>& table = state.table();
   if (const Status status = CheckTensors(table); !status.ok()) return refuse(status);
+  Result<Share> share = ShareOut(table, save_options.replicated, group->rank(), group->size());
+  if (!share.ok()) return refuse(share.status());
   const auto waiting = SaveTask::Clock::now();
   if (const Status status = TakePlace(step, given_up); !status.ok()) return refuse(status);
   const auto stall = SaveTask::Clock::now() - waiting;
-  if (!given_up.ok()) return SaveHandle(give_up(given_up));
+  if (!given_up.ok()) return SaveHandle(GiveUp(step, sequence, begun, given_up));
 
   Result<SavePlan> plan = ledger->Admit(step, save_options.if_exists);
   if (plan.status().code() == StatusCode::kAlreadyExists && ledger->Holds(step) && !HoldsStep(root_path, step)) {
@@ -211,13 +224,22 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   }
   if (!plan.ok()) return refuse(plan.status());
   plan->sequence = sequence;
-  Result<std::vector<DeviceEvents>> events = RecordStreams(*table, save_options.streams);
+  if (group->size() > 1) plan->alike = std::make_shared<const std::vector<Alike>>(std::move(share->alike));
+  // Where other ranks write all that is on a device, what its streams do is nothing to this save.
+  std::vector<Stream> streams;
+  for (const Stream& stream : save_options.streams) {
+    const auto among = [&stream](const std::vector<DeviceId>& used) {
+      return std::find(used.begin(), used.end(), stream.device) != used.end();
+    };
+    if (among(share->table->devices()) || !among(table->devices())) streams.push_back(stream);
+  }
+  Result<std::vector<DeviceEvents>> events = RecordStreams(*share->table, streams);
   if (!events.ok()) {
     ledger->Withdraw(*plan);
     return refuse(events.status());
   }
-  auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(table, state.values()), *std::move(events),
-                                         begun, engine->inbox());
+  auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(share->table, state.values()),
+                                         *std::move(events), begun, engine->inbox());
   task->SetCallTimes(SaveTask::Clock::now() - begun, stall);
   engine->Submit(task);
   return SaveHandle(std::move(task));

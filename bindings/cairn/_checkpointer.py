@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -13,11 +14,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _protect, _tensors, _tree
+from . import _core, _protect, _replicas, _tensors, _tree
 from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, NotFound
+from ._ranks import Ranks
+from ._tree_writer import Names
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -115,6 +119,13 @@ class Checkpointer:
       staging        device memory, for each device, that snapshots may be staged in
       checksums      CRC32C over every MiB; off, a flipped bit is not found
       io             "auto", "io_uring" or "threads"
+      group          the ranks that write one checkpoint together, each a shard of it: a torch.distributed ProcessGroup,
+                     or a tuple (Store, rank, world). Every rank opens the root, saves the same steps in the same order,
+                     and calls `restore` together with the others. group_timeout is how long one waits for the others
+      replicated     names of tensors and values that every rank holds alike (patterns with * and ?): written once, and
+                     readable at any number of ranks. What is in a DistributedDataParallel module of the tree is too.
+                     All else is each rank's own. Names, dtypes, shapes and values are compared on every save, tensors'
+                     bytes with compare_replicas (which reads them all within the call): a difference fails the save
     """
 
     def __init__(
@@ -140,12 +151,19 @@ class Checkpointer:
         file_mode: int = 0o644,
         directory_mode: int = 0o755,
         trace_events: int = 0,
+        group: Any = None,
+        group_timeout: float = 600.0,
+        replicated: str | Iterable[str] = (),
+        compare_replicas: bool = False,
     ) -> None:
         self.root = os.fspath(root)
+        self._replicated = _replicas.Rules.of(replicated)
+        self._compare_replicas = compare_replicas
         self._when_full = when_full
         self._full_timeout = full_timeout
         self._drain_timeout = drain_timeout
-        self._core = _core.Checkpointer(
+        options = partial(
+            _core.Checkpointer,
             root=self.root,
             read_only=read_only,
             keep_last=keep_last,
@@ -166,7 +184,14 @@ class Checkpointer:
             checksums=checksums,
             io=io,
             trace_events=trace_events,
+            group_timeout=group_timeout,
         )
+        self._ranks = Ranks(group, self.root, group_timeout)
+        try:
+            self._core = self._ranks.together("open", partial(options, group=self._ranks.core))
+        except BaseException:
+            self._ranks.close()
+            raise
         # What the engine still reads: a save's tensors stay alive until it is captured, whatever the caller drops.
         self._held: deque[tuple[_core.Save, list[Any], set[int]]] = deque()  # With the CUDA devices they are on.
         self._guard = _protect.Guard(self)
@@ -175,29 +200,55 @@ class Checkpointer:
 
     # Saving
 
-    def save(self, step: int, tree: Any, *, replace: bool = False, streams: Iterable[Any] = ()) -> Save:
+    def save(
+        self,
+        step: int,
+        tree: Any,
+        *,
+        replace: bool = False,
+        streams: Iterable[Any] = (),
+        replicated: str | Iterable[str] = (),
+    ) -> Save:
         """Starts a save and returns before any byte of tensor data has moved.
 
         What each device's current stream (and `streams`, torch.cuda.Stream objects) has been given so far is what the
         checkpoint sees. Plain values, and CPU tensors up to 64 KiB each (4 MiB in all), are copied in the call; the
-        others must not be overwritten before it is captured: see `fence` and `protect`.
+        others must not be overwritten before it is captured: see `fence` and `protect`. In a group every rank saves;
+        `replicated` adds to the Checkpointer's.
 
         Raises InvalidArgument (by path) for what cannot be kept, AlreadyExists for a step that is committed (unless
         `replace`), FailedPrecondition for one below the newest without a restore, DeadlineExceeded where no place in
         flight was free for `full_timeout`. Later failures are on the Save, and raised by the next `check`.
         """
         self._tell()
-        tensors = _tensors.Gathered()
-        text = _tree.flatten(tree, tensors)
-        if self._when_full == "wait":
-            # The engine would wait as well, but not listen to signals.
-            self._core.wait_for_place(self._full_timeout)
-        given = [(stream.device.index, stream.cuda_stream) for stream in streams]
-        cuda = tensors.core.cuda_devices
-        current = _tensors.current_streams(cuda)
-        core = self._core.save(step, tensors.core, text, current + given, replace)
+        try:
+            tensors = _tensors.Gathered()
+            text = _tree.flatten(tree, tensors)
+            given = [(stream.device.index, stream.cuda_stream) for stream in streams]
+            cuda = tensors.core.cuda_devices
+            current = _tensors.current_streams(cuda)
+            replicas = self._replica_arguments(tree, text, replicated)
+            if self._when_full == "wait":
+                # The engine would wait as well, but not listen to signals.
+                self._core.wait_for_place(self._full_timeout)
+        except BaseException as error:
+            # The other ranks count on this save.
+            with contextlib.suppress(Exception):
+                self._core.give_up(step, f"{type(error).__name__}: {error}")
+            raise
+        core = self._core.save(step, tensors.core, text, current + given, replace, replicas)
         self._held.append((core, tensors.kept, cuda))
         return Save(core)
+
+    def _replica_arguments(self, tree: Any, text: str, more: str | Iterable[str]) -> _replicas.Arguments:
+        rules = self._replicated | _replicas.Rules.of(more)
+        if self._ranks.world == 1 and not rules:
+            return _replicas.NOTHING
+        if not self._compare_replicas:
+            return _replicas.arguments(tree, text, rules, None)
+        names = Names()
+        _tree.flatten(tree, names)
+        return _replicas.arguments(tree, text, rules, names.tensors)
 
     def fence(self, stream: Any = None, timeout: float | None = None) -> None:
         """Orders later work after the capture of every save so far: call it before tensors are overwritten.
@@ -260,13 +311,25 @@ class Checkpointer:
         are filled in place; what an object with load_state_dict does not have yet is made. Returns the tree with the
         checkpoint's plain values. Raises NotFound only where there is no such checkpoint, Corrupt where it is damaged
         (`fall_back` permits an older one), InvalidArgument with both lists where tree and checkpoint differ.
+
+        In a group rank 0 chooses, each rank reads its own state and what is replicated, and all succeed or all raise.
+        At another number of ranks than saved it only what is replicated can be read: leave the tree's other keys out.
         """
         self._tell()
-        details = self._choose(step, os.fspath(folder), fall_back)
-        saved = {name: _tree.Stored(dtype, tuple(shape)) for name, dtype, shape, *_ in details["tensors"]}
-        plan = _tree.plan_restore(_tree_text(details), saved, tree, _tensors.stored, _tensors.empty)
-        self._read(details, plan.tensors, os.fspath(folder), progress)
-        return plan.finish()
+        path = os.fspath(folder)
+        details = self._ranks.agree(
+            "choice",
+            lambda: self._choose(step, path, fall_back),
+            lambda chosen: self._core.inspect(None if path else chosen, path),
+        )
+
+        def read() -> _tree.Plan:
+            view = self._view(details, like=tree)
+            plan = _tree.plan_restore(view.text, view.saved, tree, _tensors.stored, _tensors.empty)
+            self._read(details, plan.tensors, path, progress)
+            return plan
+
+        return self._ranks.together("restore", read).finish()
 
     def load(
         self,
@@ -278,23 +341,25 @@ class Checkpointer:
     ) -> Any:
         """Makes a tree from a checkpoint, on the CPU, with nothing given: objects come back as their state dicts.
 
-        Tensors that were tied (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or patterns with * and ?) it is a flat dict of those tensors; a name or pattern that
-        matches nothing is NotFound.
+        Tensors that were tied (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or
+        patterns with * and ?) it is a flat dict of those tensors; a name or pattern that matches nothing is NotFound. In
+        a group it is this rank's tree, and each rank may load on its own.
         """
         details = self._choose(step, os.fspath(folder), False)
-        saved = {name: _tree.Stored(dtype, tuple(shape)) for name, dtype, shape, *_ in details["tensors"]}
-        kinds = _tree.kinds(_tree_text(details))
+        stored = [name for name, *_ in details["tensors"]]
+        asked = () if names is None else _matching(stored, names, details["path"])
+        view = self._view(details, wanted=asked)
+        saved, kinds = view.saved, _tree.kinds(view.text)
         wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
-        tied = {name: target for name, *_, target in details["tensors"] if target}
         made: dict[tuple[str, str], Any] = {}  # Tied tensors are one, and read once.
         tensors, reads = {}, {}
         for name in wanted:
-            key = tied.get(name, name), kinds.get(name, "torch")
+            key = view.tied.get(name, name), kinds.get(name, "torch")
             if key not in made:
                 made[key] = reads[name] = _tensors.empty(saved[name], key[1])
             tensors[name] = made[key]
         self._read(details, reads, os.fspath(folder), progress)
-        return tensors if names is not None else _tree.build(_tree_text(details), tensors)
+        return tensors if names is not None else _tree.build(view.text, tensors)
 
     def _choose(self, step: int | None, folder: str, fall_back: bool) -> dict[str, Any]:
         if not fall_back:
@@ -309,6 +374,10 @@ class Checkpointer:
                 first = first or error
                 _log.warning("step %d passed over: %s", candidate, error)
         raise first or NotFound(f"no checkpoint under {self.root}")
+
+    def _view(self, details: dict[str, Any], *, like: Any = None, wanted: Sequence[str] = ()) -> _replicas.View:
+        ranks = self._ranks
+        return _replicas.view(details, ranks.rank, ranks.world, self._replicated, like=like, wanted=wanted)
 
     def _read(
         self,
@@ -384,6 +453,7 @@ class Checkpointer:
             raise
         finally:
             if self._core.closed:
+                self._ranks.close()
                 _open.discard(self)
                 self._held.clear()
                 self._tell()
@@ -413,17 +483,6 @@ class Checkpointer:
         for _, severity, step, message in self._core.take_events():
             if message:
                 _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "step %d: %s", step, message)
-
-
-def _tree_text(details: dict[str, Any]) -> str:
-    values = details["values"][0] if details["values"] else {}
-    if "tree" not in values:
-        raise InvalidArgument(
-            f"{details['path']} holds no tree: it was written by the C++ API; read it with safetensors"
-        )
-    text = values["tree"]
-    assert isinstance(text, str)
-    return text
 
 
 def _matching(stored: list[str], names: str | Sequence[str], path: str) -> list[str]:

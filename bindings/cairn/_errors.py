@@ -59,3 +59,28 @@ class Unsupported(Error):
 
 class Internal(Error):
     """A bug in Cairn."""
+
+
+# Numbers of StatusCode, as include/cairn/status.h has them.
+CODES = {
+    kind.__name__: number
+    for number, kind in enumerate(
+        (
+            InvalidArgument,
+            NotFound,
+            AlreadyExists,
+            FailedPrecondition,
+            ResourceExhausted,
+            NoSpace,
+            Corrupt,
+            IoError,
+            DeviceError,
+            DeadlineExceeded,
+            Cancelled,
+            UnknownOutcome,
+            Unsupported,
+            Internal,
+        ),
+        start=1,
+    )
+}

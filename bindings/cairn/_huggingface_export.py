@@ -13,8 +13,9 @@ import transformers
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from . import _tree
-from ._checkpointer import Checkpointer, _tree_text
+from ._checkpointer import Checkpointer
 from ._errors import AlreadyExists, InvalidArgument
+from ._replicas import tree_text
 
 FORMAT = "cairn.huggingface/1"
 
@@ -27,7 +28,7 @@ def reader(root: str | os.PathLike[str]) -> Checkpointer:
 def read_model(checkpointer: Checkpointer, step: int | None) -> dict[str, Any]:
     """A checkpoint's tree with the model's tensors, on the CPU and tied as they were; None for all other tensors."""
     details = checkpointer._choose(step, "", False)
-    text = _tree_text(details)
+    text = tree_text(details)
     names = _tree.names(text)
     tree = _tree.build(text, dict.fromkeys(names))
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:

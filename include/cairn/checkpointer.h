@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cairn/options.h"
@@ -22,11 +23,24 @@ enum class IfExists : std::uint8_t {
   kReplace,  ///< The new checkpoint takes the old one's place once it is durable, in one atomic step.
 };
 
+/// With several ranks: what each of them gives alike. A rank that gives other names, dtypes, shapes or texts than the
+/// others fails the save on all of them, by name. The tensors' bytes are not compared, unless `alike` has their
+/// digests.
+struct Replicated {
+  /// Names of tensors of the state: each is written by one rank, chosen so that all write about as many bytes.
+  std::vector<std::string> tensors;
+  /// The same, for those that rank 0 must write.
+  std::vector<std::string> by_rank_0;
+  /// Names and texts of whatever else must be the same.
+  std::vector<std::pair<std::string, std::string>> alike;
+};
+
 struct SaveOptions {
   /// Streams whose work so far the snapshot must see: one or more for each device that holds tensors.
   /// None for a CUDA device means its legacy default stream.
   std::vector<Stream> streams;
   IfExists if_exists = IfExists::kFail;
+  Replicated replicated;
 };
 
 /// A save on its way. Copies are handles on the same save. Safe from any thread; outlives the Checkpointer. In a forked
@@ -167,6 +181,10 @@ class Checkpointer {
   /// Errors at once: AlreadyExists; FailedPrecondition for a step below the newest without a restore; InvalidArgument
   /// for a tensor that cannot be copied, by name; DeadlineExceeded by WhenFull::kWait.
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& options = {});
+
+  /// Tells the other ranks that this one cannot make the save of `step` that they wait for: in place of Save, where the
+  /// caller finds out before it calls. Counts as one call of Save, whose handle ends with `why`.
+  Result<SaveHandle> GiveUp(std::uint64_t step, const Status& why);
 
   /// Orders all later work of `stream` after the capture of every save so far: call it before tensors are overwritten.
   ///

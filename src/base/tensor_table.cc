@@ -154,7 +154,6 @@ Status TensorTable::Add(std::string name, TensorView view) {
   if (index_.contains(name)) return Error(StatusCode::kInvalidArgument, "tensor \"{}\" was added already", name);
   CAIRN_RETURN_IF_ERROR(CheckView(name, view));
 
-  const auto id = static_cast<std::uint32_t>(entries_.size());
   TensorEntry entry{.name = std::move(name),
                     .dtype = view.dtype,
                     .device = view.device,
@@ -172,8 +171,14 @@ Status TensorTable::Add(std::string name, TensorView view) {
       }
     }
   }
+  Keep(std::move(entry));
+  return Status::Ok();
+}
+
+void TensorTable::Keep(TensorEntry entry) {
+  const auto id = static_cast<std::uint32_t>(entries_.size());
   if (!entry.is_alias() && entry.bytes() != 0) {
-    by_address_.emplace(view.data, id);
+    by_address_.emplace(entry.layout.base, id);
     bytes_ += entry.bytes();
     if (std::find(devices_.begin(), devices_.end(), entry.device) == devices_.end()) devices_.push_back(entry.device);
     if (entry.device.kind == DeviceKind::kCpu) cpu_bytes_ += entry.bytes();
@@ -185,7 +190,19 @@ Status TensorTable::Add(std::string name, TensorView view) {
   }
   entries_.push_back(std::move(entry));
   index_.emplace(entries_.back().name, id);
-  return Status::Ok();
+}
+
+std::shared_ptr<const TensorTable> TensorTable::Without(const std::vector<bool>& dropped) const {
+  auto rest = std::make_shared<TensorTable>();
+  std::vector<std::uint32_t> moved(entries_.size(), TensorEntry::kNoAlias);
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    if (dropped[i]) continue;
+    moved[i] = static_cast<std::uint32_t>(rest->size());
+    TensorEntry entry = entries_[i];
+    if (entry.is_alias()) entry.alias_of = moved[entry.alias_of];
+    rest->Keep(std::move(entry));
+  }
+  return rest;
 }
 
 std::optional<std::uint32_t> TensorTable::Find(std::string_view name) const {

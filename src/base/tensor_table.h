@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -61,8 +62,12 @@ class TensorTable {
   /// Entries that are no alias, in the order of a shard's bytes: dtype rank descending, then name. Computed on the
   /// first use after an Add.
   [[nodiscard]] const std::vector<std::uint32_t>& StoreOrder() const;
+  /// The same table without the entries for which `dropped` is true: of tied names all, or none.
+  [[nodiscard]] std::shared_ptr<const TensorTable> Without(const std::vector<bool>& dropped) const;
 
  private:
+  void Keep(TensorEntry entry);
+
   std::deque<TensorEntry> entries_;  // Stable addresses: the index's keys point into it.
   std::unordered_map<std::string_view, std::uint32_t> index_;
   std::unordered_multimap<const void*, std::uint32_t> by_address_;

@@ -39,7 +39,8 @@ std::string EncodeAttemptWord(const AttemptWord& word) {
                {"step", word.step},
                {"generation", word.generation},
                {"parent", word.parent},
-               {"admitted", word.admitted}});
+               {"admitted", word.admitted},
+               {"alike", word.alike}});
 }
 
 Result<std::string> AgreeOnAttempt(const std::vector<std::string>& texts) {
@@ -72,6 +73,16 @@ Result<std::string> AgreeOnAttempt(const std::vector<std::string>& texts) {
     }
   }
   return words.empty() ? std::string() : words.front().uuid;
+}
+
+std::vector<std::string> AlikeDigests(const std::vector<std::string>& texts) {
+  std::vector<std::string> digests;
+  for (const std::string& text : texts) {
+    const Word word = Parse(text);
+    if (!word.value("admitted", false)) return {};
+    digests.push_back(word.value("alike", ""));
+  }
+  return digests;
 }
 
 std::string EncodePrepared(const ManifestShard& shard) {

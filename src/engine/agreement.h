@@ -20,11 +20,14 @@ struct AttemptWord {
   std::uint64_t generation = 0;
   std::string parent;     ///< The attempt that this rank restored; empty where it has restored none.
   bool admitted = false;  ///< False: this rank gives the save up, and its line says nothing.
+  std::string alike;      ///< Digests of what every rank must give alike (see replicas.h).
 };
 [[nodiscard]] std::string EncodeAttemptWord(const AttemptWord& word);
 /// The uuid that the coordinator named. FailedPrecondition where the ranks are not saving the same step, or have
 /// restored different checkpoints: what they would commit is a mixture.
 [[nodiscard]] Result<std::string> AgreeOnAttempt(const std::vector<std::string>& words);
+/// The digests by rank, of words that were agreed on. Empty where a rank gives the save up: then none count.
+[[nodiscard]] std::vector<std::string> AlikeDigests(const std::vector<std::string>& words);
 
 /// prepared/: this rank's shard, or its failure.
 [[nodiscard]] std::string EncodePrepared(const ManifestShard& shard);

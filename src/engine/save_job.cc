@@ -47,7 +47,8 @@ void SaveJob::Start(Status given_up) {
                          .step = plan.step,
                          .generation = plan.generation,
                          .parent = plan.parent ? plan.parent->attempt : std::string(),
-                         .admitted = plan.admitted};
+                         .admitted = plan.admitted,
+                         .alike = plan.alike != nullptr ? DigestAlike(*plan.alike) : std::string()};
   Gather(fmt::format("attempt/{}", plan.sequence), EncodeAttemptWord(word), &SaveJob::OnAttemptNamed);
   if (!given_up.ok()) return Fail(std::move(given_up));
   context_.parts.workers->Post([snapshot = &task_->snapshot(), done = Later(&SaveJob::OnLaidOut)] {
@@ -79,6 +80,12 @@ void SaveJob::OnLaidOut() {
 
 void SaveJob::OnAttemptNamed(Result<std::vector<std::string>> named) {
   Result<std::string> uuid = named.ok() ? AgreeOnAttempt(*named) : Result<std::string>(named.status());
+  if (const int bucket = uuid.ok() ? FirstDifference(AlikeDigests(*named)) : -1; bucket >= 0) {
+    // Every rank knows and none goes on; one that has failed already is still asked what it gave.
+    const auto& alike = task_->plan().alike;
+    return Gather("alike/" + *uuid, EncodeBucket(alike != nullptr ? *alike : std::vector<Alike>(), bucket),
+                  &SaveJob::OnDifference);
+  }
   if (uuid.ok()) {
     uuid_ = *uuid;
   } else if (!failing()) {
@@ -86,6 +93,11 @@ void SaveJob::OnAttemptNamed(Result<std::vector<std::string>> named) {
   }
   if (failing()) return FailIfQuiet();
   MakeHeader();
+}
+
+void SaveJob::OnDifference(Result<std::vector<std::string>> words) {
+  if (failing()) return FailIfQuiet();
+  Fail(words.ok() ? CompareBuckets(task_->plan().step, *words) : words.status());
 }
 
 void SaveJob::MakeHeader() {

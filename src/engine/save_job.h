@@ -20,6 +20,7 @@ namespace cairn {
 ///
 /// Agreement (each gather has the group's deadline):
 ///   attempt/<n>      the coordinator names the attempt; all name their step, which must be one.
+///   alike/<uuid>     only where what all must give alike differs: each rank's texts, so that it can be named.
 ///   prepared/<uuid>  each rank: its shard's length and header digest, or why it failed. One failure aborts all.
 ///   outcome/<uuid>   the coordinator: committed, or why not. Who hears nothing looks on the disk, then says unknown.
 class SaveJob : public std::enable_shared_from_this<SaveJob> {
@@ -73,6 +74,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
 
   void OnLaidOut();
   void OnAttemptNamed(Result<std::vector<std::string>> named);
+  void OnDifference(Result<std::vector<std::string>> words);
   void MakeHeader();
   void OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header);
   void OnBegun(Status status);

@@ -13,6 +13,7 @@
 #include "cairn/checkpointer.h"
 #include "device/device.h"
 #include "engine/inbox.h"
+#include "engine/replicas.h"
 #include "engine/snapshot.h"
 #include "format/manifest.h"
 
@@ -26,6 +27,7 @@ struct SavePlan {
   std::optional<ManifestParent> parent;
   bool admitted = false;  ///< By the ledger; not so for a save that was given up before.
   bool replace = false;   ///< The step is there already (of this or an older generation) and gives way.
+  std::shared_ptr<const std::vector<Alike>> alike;  ///< What every rank must give alike; null for nothing.
 };
 
 /// What a save holds of one device with streams, from the call of Save until it is captured.

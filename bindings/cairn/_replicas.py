@@ -1,0 +1,292 @@
+"""What every rank of a group holds alike: which names of a tree those are, and how a checkpoint of other ranks is read.
+
+A tree's leaves are its tensors and its plain values, by the names of `_tree`; a list of plain numbers is one value. A
+leaf is a rank's own unless it is declared as replicated: by a pattern, or by lying in a DistributedDataParallel module.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ._errors import Corrupt, InvalidArgument
+from ._tree import Stored
+from ._tree_paths import join, part_of
+from ._tree_reader import key_of
+
+_VERSION = 1
+_MAX_LISTED = 20  # Names in one message.
+_LONGEST_TEXT = 60  # Of a value, as ranks compare it; longer ones go by digest.
+_SHARD = re.compile(r"shard-(\d+)\.")
+_PLAIN = (int, float, str, type(None))
+TENSOR = object()  # Stands for a tensor among leaves.
+
+Arguments = tuple[str, list[str], list[str], list[tuple[str, str]]]  # As _core.Checkpointer.save takes them.
+NOTHING: Arguments = ("", [], [], [])
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which names are replicated: those that match a pattern (as a whole; with * and ?), and those `under` these paths
+    that are not among `but` (nor below them)."""
+
+    patterns: tuple[str, ...] = ()
+    under: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(patterns: str | Iterable[str]) -> Rules:
+        given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        if not all(isinstance(pattern, str) for pattern in given):
+            raise InvalidArgument(f"replicated: expected patterns, found {given!r}")
+        return Rules(given)
+
+    def __or__(self, other: Rules) -> Rules:
+        both = (
+            (*a, *b) for a, b in ((self.patterns, other.patterns), (self.under, other.under), (self.but, other.but))
+        )
+        return Rules(*(tuple(dict.fromkeys(one)) for one in both))
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns or self.under)
+
+    def cover(self, name: str) -> bool:
+        if name in self.patterns or (self.patterns and _expression(self.patterns).match(name)):
+            return True
+        return _is_under(name, self.under) and not _is_under(name, self.but)
+
+    def text(self) -> str:
+        return json.dumps(
+            {"version": _VERSION, "patterns": self.patterns, "under": self.under, "but": self.but},
+            separators=(",", ":"),
+        )
+
+    @staticmethod
+    def parse(text: str) -> Rules:
+        try:
+            match json.loads(text):
+                case {"version": int(version), "patterns": list(a), "under": list(b), "but": list(c)} if (
+                    version <= _VERSION and all(isinstance(one, str) for one in (*a, *b, *c))
+                ):
+                    return Rules(tuple(a), tuple(b), tuple(c))
+        except ValueError:
+            pass
+        raise Corrupt("the checkpoint's list of what is replicated: expected version, patterns, under, but")
+
+
+@lru_cache(maxsize=64)
+def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))
+
+
+def _is_under(name: str, paths: tuple[str, ...]) -> bool:
+    return any(not path or name == path or name.startswith(path + "/") for path in paths)
+
+
+def leaves(node: Any, name: str = "") -> list[tuple[str, Any]]:
+    """The leaves below one node of a tree's text, by name: a value's own node, TENSOR for a tensor."""
+    found: list[tuple[str, Any]] = []
+    _gather(node, name, found)
+    return found
+
+
+def _gather(node: Any, name: str, found: list[tuple[str, Any]]) -> None:
+    if isinstance(node, dict):
+        for key, child in node.items():
+            _gather(child, join(name, part_of(key, name)), found)
+        return
+    if node is TENSOR:
+        found.append((name or "~t", TENSOR))
+        return
+    match node:
+        case ["t" | "a"]:
+            found.append((name or "~t", TENSOR))
+        case ["dict" | "counter", *rest]:
+            _gather_pairs(rest, name, found)
+        case ["odict", metadata, *rest]:
+            if metadata is not None:
+                _gather(metadata, join(name, "~m"), found)
+            _gather_pairs(rest, name, found)
+        case ["list" | "tuple", *rest] if not all(isinstance(child, _PLAIN) for child in rest):
+            for i, child in enumerate(rest):
+                _gather(child, join(name, str(i)), found)
+        case ["namedtuple", _, _, *rest]:
+            for i, child in enumerate(rest):
+                _gather(child, join(name, str(i)), found)
+        case ["state", inner]:
+            _gather(inner, name, found)
+        case _:
+            found.append((name, node))
+
+
+def _gather_pairs(pairs: list[Any], name: str, found: list[tuple[str, Any]]) -> None:
+    for key, child in zip(pairs[::2], pairs[1::2], strict=True):
+        _gather(child, join(name, part_of(key_of(key), name)), found)
+
+
+def tree_of(text: str) -> Any:
+    """The root node of a tree's text."""
+    return json.loads(text)["tree"]
+
+
+# Saving
+
+
+def _leaves_of(text: str) -> list[tuple[str, Any]]:
+    """The same for a whole text, while the caller waits: no list is made for each of its tensors. Neither pattern can
+    occur within a string, nor is NaN ever spelled so."""
+    marked = text.replace('["t"]', "NaN").replace('["a"]', "NaN")
+    return leaves(json.loads(marked, parse_constant=lambda _: TENSOR)["tree"])
+
+
+def find_ddp(tree: Any) -> tuple[Rules, list[str]]:
+    """What DistributedDataParallel modules in the containers of a tree replicate, and the names that rank 0 writes.
+
+    DDP takes rank 0's buffers before each forward (unless broadcast_buffers is off: then they are each rank's own), so
+    rank 0's are the true ones.
+    """
+    parallel = sys.modules.get("torch.nn.parallel")
+    under: list[str] = []
+    but: list[str] = []
+    by_rank_0: list[str] = []
+
+    def walk(node: Any, name: str) -> None:
+        if isinstance(node, ddp):
+            buffers = {join(name, part_of(key, name)) for key, _ in node.named_buffers(remove_duplicate=False)}
+            ignored = {join(name, part_of(f"module.{key}", name)) for key in node.parameters_to_ignore}
+            under.append(name)
+            but.extend(sorted(ignored if node.broadcast_buffers else ignored | buffers))
+            by_rank_0.extend(sorted(buffers - ignored if node.broadcast_buffers else ()))
+            return
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, child in items:
+            if isinstance(child, known):
+                part = part_of(key, name) if isinstance(node, dict) else str(key)
+                walk(child, join(name, part))
+
+    if parallel is not None:
+        ddp = parallel.DistributedDataParallel
+        known = (dict, list, tuple, ddp)
+        if isinstance(tree, known):
+            walk(tree, "")
+    return Rules((), tuple(under), tuple(but)), by_rank_0
+
+
+def arguments(tree: Any, text: str, declared: Rules, tensors: Mapping[str, Any] | None) -> Arguments:
+    """What _core.Checkpointer.save has to know of a tree (`text` is what became of it).
+
+    `tensors`, where given, are the tree's by name: their bytes are compared as well, other than DDP's buffers.
+    """
+    rules, buffers = find_ddp(tree)
+    rules |= declared
+    if not rules:
+        return NOTHING
+    by_rank_0 = set(buffers)
+    names: list[str] = []
+    alike: list[tuple[str, str]] = []
+    for name, node in _leaves_of(text):
+        if not rules.cover(name):
+            continue
+        if node is TENSOR:
+            names.append(name)
+        else:
+            alike.append((name, _short(json.dumps(node))))
+    if tensors is not None:
+        alike += [(f"{name} (contents)", contents(tensors[name])) for name in names if name not in by_rank_0]
+    first = [name for name in names if name in by_rank_0]
+    return rules.text(), [name for name in names if name not in by_rank_0], first, alike
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{len(text)} characters with CRC {zlib.crc32(text.encode()):08x}"
+
+
+def contents(tensor: Any) -> str:
+    """A digest of a tensor's elements. Waits for the device, and copies to the host."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
+        return f"CRC {zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy()):08x}"
+    return f"CRC {zlib.crc32(tensor.tobytes()):08x}"
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class View:
+    """A checkpoint as one rank sees it."""
+
+    text: str  # Of its tree.
+    saved: dict[str, Stored]  # The tensors that it may read, by name.
+    tied: dict[str, str]  # Of those, the tied ones: each with the name that holds its bytes.
+
+
+def tree_text(details: dict[str, Any], rank: int = 0) -> str:
+    """The text of the tree that a rank saved."""
+    values = details["values"][rank] if rank < len(details["values"]) else {}
+    if "tree" not in values:
+        raise InvalidArgument(
+            f"{details['path']} holds no tree: it was written by the C++ API; read it with safetensors"
+        )
+    text = values["tree"]
+    assert isinstance(text, str)
+    return text
+
+
+def view(
+    details: dict[str, Any], rank: int, world: int, declared: Rules, *, like: Any = None, wanted: Sequence[str] = ()
+) -> View:
+    """What rank `rank` of `world` reads of a checkpoint: its own state, and what is replicated.
+
+    At another world size than it was saved with only what is replicated can be read (of a checkpoint of one rank, also
+    what the reader declares so). Then a dict `like` may lack keys that lead to other state; InvalidArgument names what
+    is left of it. `wanted`: only these names are asked for.
+    """
+    resized = details["world"] != world
+    own = 0 if resized else rank
+    values = details["values"][own] if own < len(details["values"]) else {}
+    rules = Rules.parse(values["replicas"]) if "replicas" in values else Rules()
+    if details["world"] == 1:
+        rules |= declared
+    mine: dict[str, Stored] = {}
+    others: dict[str, Stored] = {}
+    tied: dict[str, str] = {}
+    for name, dtype, shape, _, file, target in details["tensors"]:
+        number = _SHARD.match(file)
+        holds = mine if details["world"] == 1 or (number and int(number[1]) == own) else others
+        holds[name] = Stored(dtype, tuple(shape))
+        if target and (holds is mine or name not in mine):
+            tied[name] = target
+    saved = {name: of for name, of in others.items() if rules and rules.cover(name)} | mine
+    if not resized:
+        return View(tree_text(details, own), saved, tied)
+    text = tree_text(details, own)
+    root = tree_of(text)
+    if isinstance(root, dict) and isinstance(like, dict):
+        left_out = [key for key in root if key not in like and _own_of(leaves(root[key], part_of(key, "")), rules)]
+        if left_out:
+            root = {key: child for key, child in root.items() if key not in left_out}
+            text = json.dumps({"version": json.loads(text)["version"], "tree": root})
+    of_ranks = _own_of(leaves(root), rules)
+    if wanted:
+        of_ranks = [name for name in of_ranks if name in set(wanted)]
+    if of_ranks:
+        listed = ", ".join(of_ranks[:_MAX_LISTED])
+        more = f" and {len(of_ranks) - _MAX_LISTED} more" if len(of_ranks) > _MAX_LISTED else ""
+        raise InvalidArgument(
+            f"{details['path']} was saved by {details['world']} ranks and is read by {world}: only what was replicated "
+            f"can be read then, but each rank has its own {listed}{more}"
+        )
+    return View(text, {name: of for name, of in saved.items() if rules.cover(name)}, tied)
+
+
+def _own_of(found: list[tuple[str, Any]], rules: Rules) -> list[str]:
+    return [name for name, _ in found if not rules.cover(name)]

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cairn/cairn.h"
+
+// How Python's calls reach C++: times, errors, the GIL, signals.
+
+namespace cairn {
+
+inline constexpr std::chrono::milliseconds kSignalInterval{100};
+
+using Seconds = std::chrono::duration<double>;
+
+inline double InSeconds(std::chrono::nanoseconds span) { return Seconds(span).count(); }
+
+// No timeout, and one too long to be counted, is for ever.
+inline Deadline DeadlineFrom(std::optional<double> timeout) {
+  if (!timeout || *timeout > 1e9) return Deadline::Infinite();
+  return Deadline::In(std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::max(*timeout, 0.0))));
+}
+
+inline std::chrono::nanoseconds SpanFrom(double seconds) {
+  if (!(seconds >= 0))
+    throw pybind11::value_error("expected a timeout of 0 s or more, found " + std::to_string(seconds));
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::min(seconds, 1e9)));
+}
+
+/// The one place where a Status becomes an exception: the class of cairn._errors that has the code's name.
+[[noreturn]] inline void Raise(const Status& status) {
+  const pybind11::object type =
+      pybind11::module_::import("cairn._errors").attr(std::string(StatusCodeName(status.code())).c_str());
+  PyErr_SetString(type.ptr(), status.message().c_str());
+  throw pybind11::error_already_set();
+}
+inline void RaiseIfError(const Status& status) {
+  if (!status.ok()) Raise(status);
+}
+template <typename T>
+T ValueOrRaise(Result<T> result) {
+  RaiseIfError(result.status());
+  return std::move(result).value();
+}
+
+/// Runs `call` without the GIL.
+template <typename Call>
+auto Unlocked(const Call& call) {
+  const pybind11::gil_scoped_release release;
+  return call();
+}
+
+/// Repeats `wait(deadline)`, which answers DeadlineExceeded where it gives up, in slices; a signal's exception ends it.
+template <typename Wait>
+Status Interruptible(std::optional<double> timeout, const Wait& wait) {
+  const Deadline end = DeadlineFrom(timeout);
+  while (true) {
+    const Deadline slice = Deadline::At(std::min(end.when(), Deadline::Clock::now() + kSignalInterval));
+    Status status = Unlocked([&] { return wait(slice); });
+    if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+    if (status.code() != StatusCode::kDeadlineExceeded || end.passed()) return status;
+  }
+}
+
+}  // namespace cairn

@@ -1,0 +1,176 @@
+#include "engine/replicas.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <queue>
+#include <utility>
+
+#include "base/crc32c.h"
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+using Word = nlohmann::json;
+
+constexpr std::size_t kBuckets = 64;
+constexpr std::size_t kDigits = 8;
+constexpr std::size_t kListed = 8;
+
+std::uint32_t Sum(std::string_view text, std::uint32_t before = 0) {
+  return Crc32c(std::as_bytes(std::span(text.data(), text.size())), before);
+}
+
+std::size_t BucketOf(const std::string& name) { return Sum(name) % kBuckets; }
+
+// Tensors that share memory are written together.
+struct Tied {
+  std::uint64_t bytes = 0;
+  bool by_rank_0 = false;
+  std::vector<std::uint32_t> entries;
+};
+
+}  // namespace
+
+Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated, int rank,
+                       int world) {
+  Share share{.table = table, .alike = replicated.alike};
+  if (world == 1 || (replicated.tensors.empty() && replicated.by_rank_0.empty())) return share;
+  std::vector<bool> shared(table->size(), false);
+  const auto mark = [&](const std::string& name) -> Status {
+    const auto found = table->Find(name);
+    if (!found) return Error(StatusCode::kInvalidArgument, "replicated: no tensor \"{}\" in the state", name);
+    shared[*found] = true;
+    return Status::Ok();
+  };
+  for (const std::string& name : replicated.tensors) CAIRN_RETURN_IF_ERROR(mark(name));
+  for (const std::string& name : replicated.by_rank_0) CAIRN_RETURN_IF_ERROR(mark(name));
+
+  std::map<std::uint32_t, Tied> all;  // By the entry that holds the memory.
+  for (std::uint32_t i = 0; i < table->size(); ++i) {
+    const TensorEntry& entry = (*table)[i];
+    const std::uint32_t holder = entry.is_alias() ? entry.alias_of : i;
+    if (shared[i] != shared[holder]) {
+      return Error(StatusCode::kInvalidArgument, "tensors \"{}\" and \"{}\" share memory: replicate both, or neither",
+                   entry.name, (*table)[holder].name);
+    }
+    if (!shared[i]) continue;
+    Tied& tied = all[holder];
+    tied.bytes = entry.bytes();
+    tied.entries.push_back(i);
+    share.alike.emplace_back(
+        entry.name, fmt::format("{} [{}]{}", DTypeName(entry.dtype), fmt::join(entry.shape, ", "),
+                                entry.is_alias() ? fmt::format(" tied to \"{}\"", (*table)[holder].name) : ""));
+  }
+  for (const std::string& name : replicated.by_rank_0) {
+    const std::uint32_t i = *table->Find(name);
+    all[(*table)[i].is_alias() ? (*table)[i].alias_of : i].by_rank_0 = true;
+  }
+
+  // The largest first, each to the rank that has least. Names break ties: memory's order is not the same everywhere.
+  std::vector<const Tied*> order;
+  for (const auto& [holder, tied] : all) order.push_back(&tied);
+  const auto name = [&](const Tied* tied) -> const std::string& { return (*table)[tied->entries.front()].name; };
+  std::sort(order.begin(), order.end(), [&](const Tied* a, const Tied* b) {
+    if (a->by_rank_0 != b->by_rank_0) return a->by_rank_0;
+    return a->bytes != b->bytes ? a->bytes > b->bytes : name(a) < name(b);
+  });
+  using Load = std::pair<std::uint64_t, int>;  // Bytes, rank.
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  Load first{0, 0};
+  std::vector<bool> dropped(table->size(), false);
+  const auto give = [&](const Tied& tied, int to) {
+    for (const std::uint32_t i : tied.entries) dropped[i] = to != rank;
+  };
+  auto it = order.begin();
+  for (; it != order.end() && (*it)->by_rank_0; ++it) {
+    give(**it, 0);
+    first.first += (*it)->bytes;
+  }
+  loads.push(first);
+  for (int other = 1; other < world; ++other) loads.emplace(0, other);
+  for (; it != order.end(); ++it) {
+    Load load = loads.top();
+    loads.pop();
+    give(**it, load.second);
+    load.first += (*it)->bytes;
+    loads.push(load);
+  }
+  share.table = table->Without(dropped);
+  return share;
+}
+
+std::string DigestAlike(const std::vector<Alike>& alike) {
+  if (alike.empty()) return "";
+  std::array<std::uint32_t, kBuckets> sums{};
+  for (const auto& [name, text] : alike) {
+    const std::uint32_t of_name = Sum(name);
+    // A sum, as the order is nobody's business; one up, as CRCs of two different texts may be 0.
+    sums[of_name % kBuckets] += Sum(text, Sum(std::string_view("\0", 1), of_name)) + 1;
+  }
+  std::string digest;
+  for (const std::uint32_t sum : sums) digest += fmt::format("{:08x}", sum);
+  return digest;
+}
+
+int FirstDifference(const std::vector<std::string>& digests) {
+  const std::string zeros(kBuckets * kDigits, '0');
+  for (std::size_t rank = 1; rank < digests.size(); ++rank) {
+    const std::string& a = digests[0].empty() ? zeros : digests[0];
+    const std::string& b = digests[rank].empty() ? zeros : digests[rank];
+    const auto [at, other] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    if (at != a.end() || other != b.end())
+      return static_cast<int>(std::min<std::ptrdiff_t>(at - a.begin(), kBuckets * kDigits - 1) /
+                              static_cast<std::ptrdiff_t>(kDigits));
+  }
+  return -1;
+}
+
+std::string EncodeBucket(const std::vector<Alike>& alike, int bucket) {
+  Word items = Word::array();
+  for (const auto& [name, text] : alike) {
+    if (BucketOf(name) == static_cast<std::size_t>(bucket)) items.push_back({name, text});
+  }
+  return items.dump(-1, ' ', false, Word::error_handler_t::replace);
+}
+
+Status CompareBuckets(std::uint64_t step, const std::vector<std::string>& words) {
+  std::vector<std::map<std::string, std::string>> buckets;
+  for (std::size_t rank = 0; rank < words.size(); ++rank) {
+    const Word items = Word::parse(words[rank], nullptr, false);
+    buckets.emplace_back();
+    if (!items.is_array()) {
+      return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: \"{}\"", rank, words[rank]);
+    }
+    for (const Word& item : items) {
+      if (item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string()) {
+        buckets.back().emplace(item[0].get<std::string>(), item[1].get<std::string>());
+      }
+    }
+  }
+  std::vector<std::string> differ;
+  for (std::size_t rank = 1; rank < buckets.size() && differ.size() < kListed; ++rank) {
+    const auto find = [](const std::map<std::string, std::string>& bucket, const std::string& name) {
+      const auto it = bucket.find(name);
+      return it == bucket.end() ? std::string("nothing") : it->second;
+    };
+    std::map<std::string, std::string> names = buckets[0];
+    names.insert(buckets[rank].begin(), buckets[rank].end());
+    for (const auto& [name, text] : names) {
+      const std::string a = find(buckets[0], name);
+      const std::string b = find(buckets[rank], name);
+      if (a != b && differ.size() < kListed) {
+        differ.push_back(fmt::format("\"{}\": rank 0 has {}, rank {} has {}", name, a, rank, b));
+      }
+    }
+  }
+  return Error(StatusCode::kFailedPrecondition, "step {}: what is replicated differs: {}", step,
+               differ.empty() ? "by a digest" : fmt::format("{}", fmt::join(differ, "; ")));
+}
+
+}  // namespace cairn

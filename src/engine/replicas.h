@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/tensor_table.h"
+#include "cairn/checkpointer.h"
+
+namespace cairn {
+
+// What several ranks give alike: who writes it, and whether it is alike. Pure functions.
+
+/// A name, and what must be the same everywhere: "F32 [3, 4]" of a tensor, the caller's text of anything else.
+using Alike = std::pair<std::string, std::string>;
+
+struct Share {
+  std::shared_ptr<const TensorTable> table;  ///< What this rank writes: its own, and its part of the replicated.
+  std::vector<Alike> alike;
+};
+/// Shares the replicated tensors out: the same way on every rank that gives the same. InvalidArgument for a name that
+/// is not in the table, and for a replicated tensor that is tied to one that is not.
+[[nodiscard]] Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated,
+                                     int rank, int world);
+
+/// Digests of everything alike, in a few hundred bytes; empty for nothing. The same wherever it is alike, in any order.
+[[nodiscard]] std::string DigestAlike(const std::vector<Alike>& alike);
+/// Where the digests of two ranks differ: the bucket; -1 where they do not.
+[[nodiscard]] int FirstDifference(const std::vector<std::string>& digests);
+/// What lies in that bucket.
+[[nodiscard]] std::string EncodeBucket(const std::vector<Alike>& alike, int bucket);
+/// FailedPrecondition, naming what differs and between which ranks.
+[[nodiscard]] Status CompareBuckets(std::uint64_t step, const std::vector<std::string>& words);
+
+}  // namespace cairn

@@ -1,0 +1,194 @@
+"""Ranks as real processes, driven line by line: code goes in, what it evaluates to (or raised) comes back.
+
+A line is JSON {"code"} and is run in one namespace that lasts; the answer is JSON {"value"} or {"error", "message"}.
+`hold(kind)` in a rank stops its words of that kind ("attempt", "prepared", "outcome") before they reach the store.
+Ranks are forked off a process that has imported torch already, or, with `fresh`, are interpreters of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, TextIO
+
+# c10d's store looks up the name of every client; where no name server answers that takes 5 s, each time.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "cairn", "ranks"])
+
+
+class Rank:
+    """One process. Its environment is what torchrun would set."""
+
+    def __init__(self, rank: int, world: int, port: int, fresh: bool) -> None:
+        self.rank = rank
+        environment = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCH_CPP_LOG_LEVEL": "FATAL",
+            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+        }  # fmt: skip
+        self._popen: subprocess.Popen[str] | None = None
+        if fresh:
+            self._popen = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | environment,
+            )
+            assert self._popen.stdin is not None and self._popen.stdout is not None
+            self._to: TextIO = self._popen.stdin  # type: ignore[assignment]
+            self._from: TextIO = self._popen.stdout  # type: ignore[assignment]
+            return
+        there, here = multiprocessing.Pipe(), multiprocessing.Pipe()
+        self._fork = _context.Process(target=_forked, args=(there[0], here[1], environment), daemon=True)
+        self._fork.start()
+        there[0].close()
+        here[1].close()
+        self._to = os.fdopen(os.dup(there[1].fileno()), "w")
+        self._from = os.fdopen(os.dup(here[0].fileno()))
+        there[1].close()
+        here[0].close()
+
+    def start(self, code: str) -> Rank:
+        self._to.write(json.dumps({"code": code}) + "\n")
+        self._to.flush()
+        return self
+
+    def answer(self) -> dict[str, Any]:
+        try:
+            line = self._from.readline()
+        except ConnectionResetError:
+            line = ""
+        return json.loads(line) if line else {"error": "EOFError", "message": f"rank {self.rank} has ended"}
+
+    def value(self) -> Any:
+        answer = self.answer()
+        assert "value" in answer, f"rank {self.rank}: {answer}"
+        return answer["value"]
+
+    def run(self, code: str) -> Any:
+        return self.start(code).value()
+
+    def kill(self) -> None:
+        if self._popen is not None:
+            self._popen.kill()
+            self._popen.wait()
+        else:
+            self._fork.kill()
+            self._fork.join()
+
+    def leave(self) -> None:
+        """Lets it come to its end by itself."""
+        self._to.close()
+
+    def ended(self) -> int | None:
+        """Its exit code."""
+        if self._popen is not None:
+            return self._popen.wait(timeout=60)
+        self._fork.join(60)
+        return self._fork.exitcode
+
+
+class World:
+    """All ranks of a job. The store is hosted by the test, or by a rank."""
+
+    def __init__(self, world: int, root: Path, hosted_by: int | None = None, fresh: bool = False) -> None:
+        import torch.distributed
+
+        self.root = root
+        port = 0
+        if hosted_by is None:
+            self.host = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+            port = self.host.port
+        self.ranks = [Rank(rank, world, port, fresh) for rank in range(world)]
+        if hosted_by is not None:
+            port = self[hosted_by].run("serve()")
+        self.all(f"connect({port})")
+
+    def __getitem__(self, rank: int) -> Rank:
+        return self.ranks[rank]
+
+    def all(self, code: str) -> list[Any]:
+        """Runs it on every rank at once; what each evaluates to, or its error."""
+        return [answer.get("value", answer) for answer in self.answers(code)]
+
+    def answers(self, code: str) -> list[dict[str, Any]]:
+        for rank in self.ranks:
+            rank.start(code)
+        return [rank.answer() for rank in self.ranks]
+
+    def open(self, options: str = "", timeout: float = 20) -> None:
+        opened = self.all(f"open({str(self.root)!r}, group_timeout={timeout}, {options})")
+        assert opened == [None] * len(self.ranks), opened
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+
+
+def _forked(commands: Any, answers: Any, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    _serve(os.fdopen(commands.fileno(), closefd=False), os.fdopen(answers.fileno(), "w", closefd=False))
+
+
+def _serve(commands: TextIO, answers: TextIO) -> None:
+    """What a rank does."""
+    import cairn
+    import torch
+    import torch.distributed as dist
+    from cairn import _group
+
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    names: dict[str, Any] = {"torch": torch, "dist": dist, "cairn": cairn, "rank": rank, "world": world}
+    held: dict[str, threading.Event] = {}
+    reached = threading.Event()
+    give = _group.StoreLink._give
+
+    def held_give(self: Any, store: Any, key: str, word: bytes) -> None:
+        if event := held.get(key.partition("/")[0]):
+            reached.set()
+            event.wait()
+        give(self, store, key, word)
+
+    _group.StoreLink._give = held_give  # type: ignore[method-assign]
+
+    def serve() -> int:
+        names["store"] = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        return int(names["store"].port)
+
+    def connect(port: int) -> None:
+        if "store" not in names:
+            names["store"] = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+
+    def open_one(root: str, **options: Any) -> None:
+        small = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2, "workers": 1}
+        names["c"] = cairn.Checkpointer(root, **{**small, "group": (names["store"], rank, world), **options})
+
+    names |= {
+        "serve": serve,
+        "connect": connect,
+        "open": open_one,
+        "hold": lambda kind: held.update({kind: threading.Event()}),
+        "reached": lambda: reached.wait(30),
+    }
+    for line in commands:
+        tree = ast.parse(json.loads(line)["code"])
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        try:
+            exec(compile(tree, "rank", "exec"), names)  # noqa: S102
+            answer = {"value": eval(compile(ast.Expression(last.value), "rank", "eval"), names) if last else None}  # type: ignore[attr-defined]
+        except Exception as error:  # noqa: BLE001
+            answer = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(answer, default=repr), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _serve(sys.stdin, sys.stdout)

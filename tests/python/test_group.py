@@ -1,0 +1,328 @@
+"""The plain API in a group: real processes, real stores, real kills."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn
+import pytest
+import safetensors
+import torch
+from ranks import World
+
+Worlds = Callable[..., World]
+TREE = """
+def tree(step, rank):
+    return {
+        "mine": torch.full((3 + rank, 1000), 10.0 * step + rank),
+        "shared": {f"w{i}": torch.full((500 * (i + 1),), 1.0 * step + i) for i in range(6)},
+        "rank": rank, "step": step,
+    }
+def blank(rank):
+    return {"mine": torch.zeros(3 + rank, 1000), "shared": {f"w{i}": torch.zeros(500 * (i + 1)) for i in range(6)},
+            "rank": None, "step": None}
+def same(a, b):
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+"""
+SHARED = 'replicated=["shared/*", "step"]'
+
+
+@pytest.fixture
+def worlds(root: Path) -> Iterator[Worlds]:
+    made: list[World] = []
+
+    def make(world: int = 2, options: str = SHARED, timeout: float = 20, **how: Any) -> World:
+        made.append(World(world, root, **how))
+        made[-1].all(TREE)
+        made[-1].open(options, timeout)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def shards(root: Path, step: int) -> list[set[str]]:
+    """The names of the tensors in each shard."""
+    found = []
+    for file in sorted(root.glob(f"step-*{step}/shard-*")):
+        with safetensors.safe_open(file, "pt") as shard:
+            found.append(set(shard.keys()))
+    return found
+
+
+def alone(root: Path, **options: Any) -> cairn.Checkpointer:
+    return cairn.Checkpointer(root, host_memory="8MiB", chunk="1MiB", queue_depth=2, read_only=True, **options)
+
+
+def expect_whole(root: Path, *steps: int) -> None:
+    """These checkpoints, each good in every byte, and nothing else."""
+    with alone(root) as reader:
+        assert reader.steps() == list(steps)
+        for one in reader.checkpoints():
+            assert one.damage is None
+            reader.verify(one.step)
+
+
+def test_each_rank_has_its_own_and_what_is_replicated_is_written_once(worlds: Worlds, root: Path) -> None:
+    world = worlds(3)
+    for step in (1, 2):
+        assert world.all(f"c.save({step}, tree({step}, rank)).result()") == [step] * 3
+
+    assert world.all("same(c.restore(blank(rank)), tree(2, rank))") == [True] * 3
+    assert world.all("same(c.restore(blank(rank), 1), tree(1, rank))") == [True] * 3
+    assert world.all("same(c.load(2), tree(2, rank))") == [True] * 3
+    held = shards(root, 2)
+    assert all("mine" in names for names in held)
+    assert sorted(name for names in held for name in names - {"mine"}) == [f"shared/w{i}" for i in range(6)]
+    # 500 * (1 + ... + 6) elements over three ranks: 3,500 each.
+    sizes = [sum(500 * (int(name[-1]) + 1) for name in names - {"mine"}) for names in held]
+    assert sizes == [3500] * 3
+    expect_whole(root, 1, 2)
+
+
+def test_a_process_group_of_torch(root: Path, worlds: Worlds) -> None:
+    world = worlds(2, fresh=True)
+    code = f"""
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+        dist.init_process_group("gloo")
+        ddp = torch.nn.parallel.DistributedDataParallel(model)
+        ddp(torch.randn(4, 8) + rank).sum().backward()
+        d = cairn.Checkpointer({str(root / "ddp")!r}, group=dist.group.WORLD, group_timeout=20, compare_replicas=True,
+                               host_memory="8MiB", chunk="1MiB", queue_depth=2)
+        d.save(1, {{"model": ddp, "mine": torch.full((2,), float(rank))}}).wait()
+        before = {{k: v.clone() for k, v in ddp.state_dict().items()}}
+        for v in ddp.state_dict().values(): v.zero_()
+        """
+    assert world.all("\n".join(line[8:] for line in code.splitlines())) == [None] * 2
+
+    got = world.all('d.restore({"model": ddp, "mine": None})["mine"].tolist()')
+
+    assert got == [[0.0, 0.0], [1.0, 1.0]]
+    # Buffers are rank 0's, as DDP has it; ranks saw different batches.
+    assert world[0].run("all(torch.equal(v, before[k]) for k, v in ddp.state_dict().items())")
+    mean = '[ddp.state_dict()["module.1.running_mean"].tolist(), before["module.1.running_mean"].tolist()]'
+    (now0, then0), (now1, then1) = world.all(mean)
+    assert now0 == now1 == then0 != then1
+    first, second = shards(root / "ddp", 1)
+    assert {"model/module.1.running_mean", "model/module.1.num_batches_tracked"} <= first
+    assert "model/module.0.weight" in first ^ second
+    world.all("d.close()")
+    world.all("dist.destroy_process_group()")
+
+
+def test_only_what_is_replicated_is_read_at_another_world_size(worlds: Worlds, root: Path) -> None:
+    worlds(3).all("c.save(1, tree(1, rank)).wait(); c.close()")
+
+    with alone(root) as reader:
+        with pytest.raises(cairn.InvalidArgument, match=r"saved by 3 ranks and is read by 1:.* its own mine, rank"):
+            reader.load()
+        with pytest.raises(cairn.InvalidArgument, match="its own mine"):
+            reader.load(names="mine")
+        assert float(reader.load(names="shared/w2")["shared/w2"][0]) == 3
+        tree = {"shared": {f"w{i}": torch.zeros(500 * (i + 1)) for i in range(6)}, "step": 0}
+        assert reader.restore(tree)["step"] == 1
+        assert [float(one[-1]) for one in tree["shared"].values()] == [1, 2, 3, 4, 5, 6]
+        with pytest.raises(cairn.InvalidArgument, match="its own mine"):
+            reader.restore(tree | {"mine": torch.zeros(3, 1000)})
+
+    two = worlds(2)
+    both = [answer["message"] for answer in two.answers("c.restore(blank(rank))")]
+    assert all("saved by 3 ranks and is read by 2" in message for message in both)
+    some = "{k: v for k, v in blank(rank).items() if k in ('shared', 'step')}"
+    assert two.all(f"c.restore({some})['step']") == [1, 1]
+    # The line goes on at the new size.
+    assert two.all("c.save(2, tree(2, rank)).result()") == [2, 2]
+
+
+def test_what_one_process_saved_is_read_by_several(worlds: Worlds, root: Path) -> None:
+    with cairn.Checkpointer(root, host_memory="8MiB", chunk="1MiB", queue_depth=2) as checkpointer:
+        checkpointer.save(1, {"shared": {"0": torch.ones(5)}, "step": 1}).wait()
+
+    world = worlds(2)
+
+    assert world.all("c.load()['step']") == [1, 1]
+    assert world.all("float(c.restore({'shared': {'0': torch.zeros(5)}, 'step': 0})['shared']['0'].sum())") == [5, 5]
+
+
+DIFFERENCES = {
+    "a value": ("t['step'] += rank", r'"step": rank 0 has 1, rank 1 has 2'),
+    "a shape": (
+        "if rank: t['shared']['w3'] = torch.zeros(7)",
+        r'"shared/w3": rank 0 has F32 \[2000\], rank 1 has F32 \[7\]',
+    ),
+    "a dtype": ("if rank: t['shared']['w3'] = t['shared']['w3'].int()", r'"shared/w3": rank 0 has F32 .* I32 \[2000\]'),
+    "a name": ("if rank: del t['shared']['w5']", r'"shared/w5.*": rank 0 has .*, rank 1 has nothing'),
+    "one more": ("if rank: t['shared']['more'] = 'x'", r'"shared/more": rank 0 has nothing, rank 1 has "x"'),
+    "contents": ("t['shared']['w1'][7] += rank", r'"shared/w1 \(contents\)": rank 0 has CRC \w+, rank 1 has CRC \w+'),
+}
+
+
+def test_replicas_that_differ_fail_the_save_by_name(worlds: Worlds, root: Path) -> None:
+    world = worlds(2, SHARED + ", compare_replicas=True")
+
+    for change, expected in DIFFERENCES.values():
+        code = f"t = tree(1, rank)\n{change}\nc.save(1, t).wait()"
+        for answer in world.answers(code):
+            assert answer.get("error") == "FailedPrecondition", answer
+            assert re.search(expected, answer["message"]), answer["message"]
+
+    assert world.all("c.save(1, tree(1, rank)).result()") == [1, 1]
+    expect_whole(root, 1)
+
+
+def test_ranks_that_save_different_steps_hear_so(worlds: Worlds, root: Path) -> None:
+    world = worlds(2)
+    for answer in world.answers("c.save(1 + rank, tree(1, rank)).wait()"):
+        assert "ranks save different steps: rank 0 saves 1, rank 1 saves 2" in answer["message"]
+    assert world.all("c.save(3, tree(3, rank)).result()") == [3, 3]
+    expect_whole(root, 3)
+
+
+def test_a_rank_that_cannot_save_tells_the_others(worlds: Worlds, root: Path) -> None:
+    world = worlds(2)
+
+    mine, theirs = world.answers("c.save(1, tree(1, rank) | ({'bad': print} if rank == 1 else {})).wait()")
+
+    assert "rank 1: InvalidArgument: bad" in mine["message"] and theirs["error"] == "InvalidArgument"
+    assert world.all("c.save(2, tree(2, rank)).result()") == [2, 2]
+    expect_whole(root, 2)
+
+
+def test_a_rank_that_never_comes_is_named_within_the_deadline(worlds: Worlds, root: Path) -> None:
+    world = worlds(2, timeout=4)
+    begun = time.monotonic()
+
+    answer = world[0].start("c.save(1, tree(1, rank)).wait()").answer()
+
+    assert time.monotonic() - begun < 7
+    assert answer["error"] == "DeadlineExceeded" or "nothing from rank 1" in answer["message"]
+    expect_whole(root)
+
+
+def test_opening_fails_on_every_rank_where_it_fails_on_one(root: Path) -> None:
+    world = World(2, root)
+    try:
+        with cairn.Checkpointer(root, host_memory="8MiB", chunk="1MiB", queue_depth=2):
+            answers = world.answers(f"open({str(root)!r}, group_timeout=20)")
+        assert [answer["error"] for answer in answers] == ["FailedPrecondition"] * 2
+        assert answers[1]["message"] == f"rank 0: {answers[0]['message']}"
+        world.open()
+    finally:
+        world.end()
+
+
+# Deadlines are no shorter than what a slow name server takes from them (see ranks.py).
+# Ranks die. At each word of the commit, before it reaches the store: the victim, and what the survivors may hear.
+HELD = [(kind, victim) for kind in ("attempt", "prepared", "outcome") for victim in (0, 1)]
+
+
+@pytest.mark.parametrize(("kind", "victim"), HELD, ids=str)
+def test_a_rank_that_dies_at_a_word(worlds: Worlds, root: Path, kind: str, victim: int) -> None:
+    world = worlds(2, timeout=4)
+    assert world.all("c.save(1, tree(1, rank)).result()") == [1, 1]
+    world[victim].run(f"hold('{kind}')")
+    world.all("s = c.save(2, tree(2, rank)); None")
+    assert world[victim].run("reached()")
+
+    world[victim].kill()
+    begun = time.monotonic()
+    answer = world[1 - victim].start("s.result()").answer()
+
+    assert time.monotonic() - begun < 8
+    committed = kind == "outcome"  # It is on the disk by then, and whoever hears nothing looks there.
+    if committed:
+        assert answer.get("value") == 2, answer
+    else:
+        assert answer.get("error") in ("DeadlineExceeded", "UnknownOutcome"), answer
+    world[1 - victim].kill()
+    expect_whole(root, 1, *([2] if committed else []))
+    if kind == "prepared":
+        # Another world goes on from there.
+        again = worlds(2)
+        assert again.all("same(c.restore(blank(rank)), tree(1, rank))") == [True, True]
+        assert again.all("c.save(2, tree(2, rank)).result()") == [2, 2]
+
+
+@pytest.mark.parametrize("kind", ["attempt", "prepared", "outcome"])
+def test_the_store_dies_with_its_host(worlds: Worlds, root: Path, kind: str) -> None:
+    world = worlds(3, timeout=5, hosted_by=2)
+    assert world.all("c.save(1, tree(1, rank)).result()") == [1] * 3
+    world[2].run(f"hold('{kind}')")
+    world.all("s = c.save(2, tree(2, rank)); None")
+    assert world[2].run("reached()")
+
+    world[2].kill()
+    answers = [world[rank].start("s.result()").answer() for rank in (0, 1)]
+
+    committed = kind == "outcome" and "value" in answers[0]
+    for answer in answers:
+        assert answer.get("value") == 2 or answer["error"] in ("IoError", "UnknownOutcome", "DeadlineExceeded"), answer
+    later = world[0].start("c.save(3, tree(3, rank)).result()").answer()
+    assert "store failed" in later["message"], later
+    for rank in (0, 1):
+        assert world[rank].run("c.close()") is None
+        world[rank].leave()
+        assert world[rank].ended() == 0
+    with alone(root) as reader:
+        steps = reader.steps()
+    assert steps in ([[1, 2]] if committed else [[1], [1, 2]])
+    expect_whole(root, *steps)
+
+
+def test_kills_at_random_moments(worlds: Worlds, root: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    acknowledged = 0
+    for _ in range(3):
+        world = worlds(2, timeout=4)
+        first = max([0, *world[0].run("c.steps()")]) + 1
+        if first > 1:
+            assert world.all(f"same(c.restore(blank(rank)), tree({first - 1}, rank))") == [True, True]
+        assert world.all(f"saves = [c.save({first}, tree({first}, rank))]; saves[0].result()") == [first] * 2
+        rest = f"for i in range({first + 1}, {first + 500}): saves.append(c.save(i, tree(i, rank))); saves[-1].wait()"
+        for rank in world.ranks:
+            rank.start(rest)
+        victim = chance.randrange(2)
+        threading.Timer(chance.random() * 0.3, world[victim].kill).start()
+        answer = world[1 - victim].answer()
+        assert answer.get("error") in ("DeadlineExceeded", "UnknownOutcome"), answer
+        durable = [s for s in world[1 - victim].run("[s.step for s in saves if s.stats['phase'] == 'durable']")]
+        acknowledged = max([acknowledged, *durable])
+        world[1 - victim].kill()
+        with alone(root) as reader:
+            assert reader.steps()[-1] >= acknowledged
+            for one in reader.steps():
+                reader.verify(one)
+
+
+def test_the_interpreter_ends_with_a_save_in_flight(worlds: Worlds, root: Path) -> None:
+    world = worlds(2, fresh=True)
+    world.all("c.save(1, tree(1, rank)); None")
+
+    for rank in world.ranks:
+        rank.leave()
+
+    assert [rank.ended() for rank in world.ranks] == [0, 0]
+    expect_whole(root, 1)
+
+
+def test_closing_one_rank_ends_the_others_waits(worlds: Worlds, root: Path) -> None:
+    world = worlds(2, timeout=60)
+    world[1].run("c.close()")
+    begun = time.monotonic()
+
+    answer = world[0].start("c.save(1, tree(1, rank)).wait()").answer()
+
+    assert "rank 1 has closed its Checkpointer" in answer["message"]
+    assert time.monotonic() - begun < 10
+    assert world[0].run("c.close()") is None

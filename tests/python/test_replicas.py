@@ -1,0 +1,89 @@
+"""Which leaves of a tree are replicated."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, namedtuple
+from typing import Any
+
+import cairn
+import numpy as np
+import pytest
+import torch
+from cairn import _replicas, _tree
+from cairn._replicas import TENSOR, Rules, leaves, tree_of
+
+Pair = namedtuple("Pair", "left right")
+TREE: dict[Any, Any] = {
+    "model": OrderedDict(weight=torch.ones(2), bias=torch.zeros(1)),
+    "a/b": {1: torch.ones(1), "1": torch.zeros(1), None: 2},
+    "pair": Pair(torch.ones(1), [1, 2.5]),
+    "list": [torch.ones(1), {"x": np.ones(3)}, ("y", torch.ones(1))],
+    "values": {"lr": 0.1, "inf": float("inf"), "none": None, "text": '["t"]', "many": [1, 2, 3]},
+    "count": Counter(a=1),
+    "state": torch.nn.Linear(2, 2),
+}
+
+
+def text_of(tree: Any) -> str:
+    return _tree.flatten(tree).text
+
+
+def test_leaves_have_the_trees_names() -> None:
+    text = text_of(TREE)
+
+    for found in (leaves(tree_of(text)), _replicas._leaves_of(text)):
+        assert [name for name, node in found if node is TENSOR] == _tree.names(text)
+        values = {name: node for name, node in found if node is not TENSOR}
+        assert values["values/lr"] == 0.1 and values["values/text"] == '["t"]' and values["values/none"] is None
+        assert values["values/many"] == ["list", 1, 2, 3] and values["pair/1"] == ["list", 1, 2.5]
+        assert values["a~1b/None"] == 2 and values["count/a"] == 1 and values["list/2/0"] == "y"
+
+
+def test_a_tree_that_is_one_tensor_has_one_leaf() -> None:
+    assert leaves(tree_of(text_of(torch.ones(1)))) == [("~t", TENSOR)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "covered"),
+    [
+        (Rules.of("model/*"), {"model/weight", "model/bias"}),
+        (Rules.of(["step", "m?del/b*"]), {"step", "model/bias"}),
+        (Rules.of("*"), {"step", "model/weight", "model/bias", "models"}),
+        (Rules((), ("model",)), {"model/weight", "model/bias"}),
+        (Rules((), ("model",), ("model/bias",)), {"model/weight"}),
+        (Rules((), ("",), ("model",)), {"step", "models"}),
+        (Rules(), set()),
+    ],
+)
+def test_rules(rules: Rules, covered: set[str]) -> None:
+    names = ["step", "model/weight", "model/bias", "models"]
+    assert {name for name in names if rules.cover(name)} == covered
+    assert Rules.parse(rules.text()) == rules
+    assert bool(rules) == bool(covered)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"version":2,"patterns":[],"under":[],"but":[]}', '{"version":1,"patterns":[1]}']
+)
+def test_rules_that_are_none(text: str) -> None:
+    with pytest.raises(cairn.Corrupt, match="what is replicated"):
+        Rules.parse(text)
+
+
+def test_arguments_say_what_is_alike() -> None:
+    tree = {"model": {"w": torch.ones(2), "long": "x" * 100}, "lr": 0.5, "mine": torch.ones(1)}
+
+    rules, names, by_rank_0, alike = _replicas.arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
+
+    assert Rules.parse(rules) == Rules.of(["model/*", "lr"])
+    assert names == ["model/w"] and by_rank_0 == []
+    assert dict(alike)["lr"] == "0.5" and dict(alike)["model/long"].startswith("102 characters with CRC ")
+    assert _replicas.arguments(tree, text_of(tree), Rules(), None) == _replicas.NOTHING
+
+
+def test_contents_are_of_the_elements_whatever_the_layout() -> None:
+    tensor = torch.arange(12.0).reshape(3, 4)
+    same = _replicas.contents(tensor)
+    assert _replicas.contents(tensor.t().contiguous().t()) == same == _replicas.contents(tensor.numpy())
+    assert _replicas.contents(tensor.t()) != same
+    assert _replicas.contents(torch.tensor(True)) != _replicas.contents(torch.tensor(False))
