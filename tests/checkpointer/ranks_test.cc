@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +27,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 
 constexpr int kRanks = 3;
 using Statuses = std::vector<Status>;
@@ -134,6 +137,68 @@ TEST_F(Ranks, SaveAStepAgainThatTheCoordinatorRemoved) {
   EXPECT_EQ(rank(0).Remove(2), Status::Ok());
 
   EXPECT_THAT(SaveAll(2), Each(Status::Ok()));
+}
+
+TEST_F(Ranks, ThatGiveASaveUpTellTheOthers) {
+  OpenAll();
+
+  const std::vector<SaveHandle> saves = {Start(0, 1), Start(1, 1)};
+  const auto given_up = rank(2).GiveUp(1, Status(StatusCode::kInvalidArgument, "no such thing"));
+
+  ASSERT_TRUE(given_up.ok()) << given_up.status();
+  EXPECT_THAT(given_up->WaitDurable(Soon()).message(), HasSubstr("no such thing"));
+  for (const Status& status : WaitAll(saves)) EXPECT_THAT(status.message(), HasSubstr("rank 2: no such thing"));
+  ExpectWorksFrom(2);
+}
+
+TEST_F(Ranks, WriteWhatTheyHoldAlikeOnce) {
+  OpenAll();
+  const auto names = [&] {
+    const auto details = rank(0).Inspect(Step(1));
+    EXPECT_TRUE(details.ok()) << details.status();
+    std::map<std::string, int> count;
+    for (const TensorInfo& tensor : details->tensors) ++count[tensor.name];
+    return count;
+  };
+  std::vector<float> same(1000, 1.5F);
+  std::vector<SaveHandle> saves;
+  std::vector<State> all(kRanks);
+  std::vector<std::vector<float>> own(kRanks, std::vector<float>(10, 0.5F));
+  for (int of = 0; of < kRanks; ++of) {
+    State& state = all[static_cast<std::size_t>(of)];
+    for (const char* name : {"a", "b", "c"}) {
+      ASSERT_TRUE(state.Add(name, {.data = &same[static_cast<std::size_t>(name[0] - 'a') * 10], .shape = {10}}).ok());
+    }
+    ASSERT_TRUE(state.Add("own", {.data = own[static_cast<std::size_t>(of)].data(), .shape = {10}}).ok());
+    const auto save = rank(of).Save(1, state, {.replicated = {.tensors = {"a", "b", "c"}, .alike = {{"lr", "1"}}}});
+    ASSERT_TRUE(save.ok()) << save.status();
+    saves.push_back(*save);
+  }
+
+  ASSERT_THAT(WaitAll(saves), Each(Status::Ok()));
+
+  EXPECT_THAT(names(), ElementsAre(Pair("a", 1), Pair("b", 1), Pair("c", 1), Pair("own", kRanks)));
+  std::fill(same.begin(), same.end(), 0.0F);
+  for (int of = 0; of < kRanks; ++of) {
+    const auto restored = rank(of).Restore(Step(1), all[static_cast<std::size_t>(of)]);
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(same[29], 1.5F);
+  }
+}
+
+TEST_F(Ranks, ThatHoldSomethingElseFailTheSaveByName) {
+  OpenAll();
+  std::vector<SaveHandle> saves;
+  for (int of = 0; of < kRanks; ++of) {
+    saves.push_back(Start(of, 1, {.replicated = {.alike = {{"lr", of == 2 ? "0.2" : "0.1"}, {"epoch", "3"}}}}));
+  }
+
+  for (const Status& status : WaitAll(saves)) {
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("\"lr\": rank 0 has 0.1, rank 2 has 0.2"));
+  }
+  EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
+  ExpectWorksFrom(2);
 }
 
 // Whichever rank comes first: the coordinator alone makes the root.
