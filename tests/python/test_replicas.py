@@ -11,6 +11,7 @@ import pytest
 import torch
 from cairn import _replicas, _tree
 from cairn._replicas import TENSOR, Rules, leaves, tree_of
+from flat import flatten
 
 Pair = namedtuple("Pair", "left right")
 TREE: dict[Any, Any] = {
@@ -25,7 +26,7 @@ TREE: dict[Any, Any] = {
 
 
 def text_of(tree: Any) -> str:
-    return _tree.flatten(tree).text
+    return flatten(tree).text
 
 
 def test_leaves_have_the_trees_names() -> None:
