@@ -1,6 +1,6 @@
 """Cairn: asynchronous checkpoints that survive a power cut, in files that any safetensors reader opens."""
 
-from ._checkpointer import Checkpoint, Checkpointer, Save, parse_size
+from ._checkpointer import Checkpointer
 from ._errors import (
     AlreadyExists,
     Cancelled,
@@ -19,6 +19,8 @@ from ._errors import (
     Unsupported,
 )
 from ._rng import RngState
+from ._save import Checkpoint, Save, parse_size
+from ._tensors import LazyTensor
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Internal",
     "InvalidArgument",
     "IoError",
+    "LazyTensor",
     "NoSpace",
     "NotFound",
     "ResourceExhausted",

@@ -2,105 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
-import re
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _protect, _replicas, _tensors, _tree
-from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, NotFound
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, NotFound
 from ._ranks import Ranks
+from ._save import Checkpoint, Save, parse_size
+from ._tensors import LazyTensor
 from ._tree_writer import Names
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger("cairn")
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS |= {_letter + "B": 1000**_power, _letter + "iB": 1024**_power}
-
-
-def parse_size(size: int | str) -> int:
-    """Bytes: a number, or text as "4GiB" (1024**3 each) and "4GB" (1000**3 each).
-
-    Raises InvalidArgument for anything else.
-    """
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
-    if match is None or match[2] not in _UNITS:
-        raise InvalidArgument(f'expected a size such as 4294967296, "4GiB" or "4GB", found {size!r}')
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One committed checkpoint, as `Checkpointer.checkpoints` lists it. Sizes in bytes."""
-
-    step: int
-    generation: int
-    attempt: str
-    parent: int | None
-    world: int
-    bytes: int
-    pinned: bool
-    path: str
-    damage: str | None  # Why it cannot be read; None where its manifest is good.
-
-
-class Save:
-    """A save on its way. Safe from any thread. Outlives its Checkpointer."""
-
-    def __init__(self, core: _core.Save) -> None:
-        self._core = core
-
-    @property
-    def step(self) -> int:
-        return self._core.step
-
-    @property
-    def stats(self) -> dict[str, Any]:
-        """What it has done so far: bytes, phase, and times in seconds since the call of `save` (0 where not reached)."""
-        return self._core.stats()
-
-    def captured(self, timeout: float | None = None) -> None:
-        """Waits until the tensors may be overwritten. DeadlineExceeded after `timeout` seconds leaves it running."""
-        self._core.wait_captured(timeout)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Waits until no crash and no power cut can lose it. Raises what made it fail; earlier checkpoints stay."""
-        self._core.wait_durable(timeout)
-
-    def result(self, timeout: float | None = None) -> int:
-        """The step, once it is durable."""
-        self.wait(timeout)
-        return self.step
-
-    def done(self) -> bool:
-        """Whether it has ended, durable or failed."""
-        return self._core.ended
-
-    def cancel(self) -> bool:
-        """Gives it up, unless its commit has begun (then it goes on, and this returns False). Does not wait."""
-        return self._core.cancel()
-
-    def __await__(self) -> Generator[Any, None, int]:
-        return asyncio.to_thread(self.result).__await__()
-
-    def __repr__(self) -> str:
-        return f"<cairn.Save step={self.step} {self.stats['phase']}>"
 
 
 class Checkpointer:
@@ -336,6 +261,7 @@ class Checkpointer:
         step: int | None = None,
         *,
         names: str | Sequence[str] | None = None,
+        lazy: bool = False,
         folder: str | os.PathLike[str] = "",
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
@@ -343,7 +269,8 @@ class Checkpointer:
 
         Tensors that were tied (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or
         patterns with * and ?) it is a flat dict of those tensors; a name or pattern that matches nothing is NotFound. In
-        a group it is this rank's tree, and each rank may load on its own.
+        a group it is this rank's tree, and each rank may load on its own. With `lazy` nothing is read yet: a LazyTensor
+        stands for each tensor, whose load() reads it.
         """
         details = self._choose(step, os.fspath(folder), False)
         stored = [name for name, *_ in details["tensors"]]
@@ -353,12 +280,24 @@ class Checkpointer:
         wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
         made: dict[tuple[str, str], Any] = {}  # Tied tensors are one, and read once.
         tensors, reads = {}, {}
+
+        def read(name: str, kind: str) -> Any:
+            tensor = _tensors.empty(saved[name], kind)
+            self._read(details, {name: tensor}, os.fspath(folder), None)
+            return tensor
+
         for name in wanted:
             key = view.tied.get(name, name), kinds.get(name, "torch")
             if key not in made:
-                made[key] = reads[name] = _tensors.empty(saved[name], key[1])
+                of = saved[name]
+                made[key] = reads[name] = (
+                    LazyTensor(name, of.dtype, of.shape, partial(read, name, key[1]))
+                    if lazy
+                    else _tensors.empty(of, key[1])
+                )
             tensors[name] = made[key]
-        self._read(details, reads, os.fspath(folder), progress)
+        if not lazy:
+            self._read(details, reads, os.fspath(folder), progress)
         return tensors if names is not None else _tree.build(view.text, tensors)
 
     def _choose(self, step: int | None, folder: str, fall_back: bool) -> dict[str, Any]:

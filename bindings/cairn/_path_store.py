@@ -33,8 +33,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from ._checkpointer import Checkpointer, Save, parse_size
+from ._checkpointer import Checkpointer
 from ._errors import AlreadyExists, DeadlineExceeded, Error, InvalidArgument, NotFound, Unsupported
+from ._save import Save, parse_size
 
 _log = logging.getLogger("cairn")
 _STAGING = ".cairn"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -42,6 +43,20 @@ def _torch_dtypes() -> dict[Any, str]:
         torch = sys.modules["torch"]
         _from_torch.update({getattr(torch, of): name for name, of in _TORCH.items() if hasattr(torch, of)})
     return _from_torch
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor of a checkpoint that has not been read: dtype by safetensors' name ("F32", "BF16"), shape in elements."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    _read: Callable[[], Any] = field(repr=False, compare=False)
+
+    def load(self) -> Any:
+        """Reads and verifies it; each call makes a new one, on the CPU. NotFound where its checkpoint is gone by now."""
+        return self._read()
 
 
 def _reader() -> _core.TorchReader | None:

@@ -42,10 +42,11 @@ import transformers
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
 
-from ._checkpointer import Checkpointer, Save
+from ._checkpointer import Checkpointer
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from ._huggingface_export import FORMAT, export, read_model, reader
 from ._rng import RngState
+from ._save import Save
 
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
 _log = logging.getLogger("cairn")

@@ -476,3 +476,35 @@ def test_tied_tensors_are_written_once_and_tied_again(root: Path) -> None:
     assert loaded["part"] is not loaded["embed"]
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tree.items())
     assert list(only) == ["head"] and torch.equal(only["head"], embedding)
+
+
+def test_lazily_only_what_is_asked_for_is_read(make: Make, root: Path) -> None:
+    checkpointer = make(keep_last=1)
+    tree = {
+        "big": torch.arange(3_000_000.0),
+        "small": torch.ones(3, dtype=torch.bfloat16),
+        "array": np.arange(4),
+        "step": 5,
+    }
+    checkpointer.save(5, tree).wait()
+
+    lazy = checkpointer.load(lazy=True)
+    only = checkpointer.load(names="b*", lazy=True)
+
+    assert lazy["step"] == 5
+    assert isinstance(lazy["small"], cairn.LazyTensor)
+    assert (lazy["small"].dtype, lazy["small"].shape) == ("BF16", (3,))
+    assert torch.equal(lazy["big"].load(), tree["big"]) and torch.equal(only["big"].load(), tree["big"])
+    assert np.array_equal(lazy["array"].load(), tree["array"])
+    # What it reads is verified: damage to another tensor is none of its business.
+    shard = next(root.glob("step-*/shard-*"))
+    content = bytearray(shard.read_bytes())
+    content[-5_000_000] ^= 1
+    shard.write_bytes(content)
+    assert torch.equal(lazy["small"].load(), tree["small"])
+    with pytest.raises(cairn.Corrupt):
+        lazy["big"].load()
+    checkpointer.save(6, {"other": torch.ones(1)}).wait()
+    checkpointer.drain()
+    with pytest.raises(cairn.NotFound):
+        lazy["small"].load()

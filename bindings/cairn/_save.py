@@ -1,0 +1,87 @@
+"""A save on its way, a committed checkpoint, and sizes as users write them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core
+from ._errors import InvalidArgument
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {_letter + "B": 1000**_power, _letter + "iB": 1024**_power}
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes: a number, or text as "4GiB" (1024**3 each) and "4GB" (1000**3 each).
+
+    Raises InvalidArgument for anything else.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+    if match is None or match[2] not in _UNITS:
+        raise InvalidArgument(f'expected a size such as 4294967296, "4GiB" or "4GB", found {size!r}')
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One committed checkpoint, as `Checkpointer.checkpoints` lists it. Sizes in bytes."""
+
+    step: int
+    generation: int
+    attempt: str
+    parent: int | None
+    world: int
+    bytes: int
+    pinned: bool
+    path: str
+    damage: str | None  # Why it cannot be read; None where its manifest is good.
+
+
+class Save:
+    """A save on its way. Safe from any thread. Outlives its Checkpointer."""
+
+    def __init__(self, core: _core.Save) -> None:
+        self._core = core
+
+    @property
+    def step(self) -> int:
+        return self._core.step
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What it has done so far: bytes, phase, and times in seconds since the call of `save` (0 where not reached)."""
+        return self._core.stats()
+
+    def captured(self, timeout: float | None = None) -> None:
+        """Waits until the tensors may be overwritten. DeadlineExceeded after `timeout` seconds leaves it running."""
+        self._core.wait_captured(timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until no crash and no power cut can lose it. Raises what made it fail; earlier checkpoints stay."""
+        self._core.wait_durable(timeout)
+
+    def result(self, timeout: float | None = None) -> int:
+        """The step, once it is durable."""
+        self.wait(timeout)
+        return self.step
+
+    def done(self) -> bool:
+        """Whether it has ended, durable or failed."""
+        return self._core.ended
+
+    def cancel(self) -> bool:
+        """Gives it up, unless its commit has begun (then it goes on, and this returns False). Does not wait."""
+        return self._core.cancel()
+
+    def __await__(self) -> Generator[Any, None, int]:
+        return asyncio.to_thread(self.result).__await__()
+
+    def __repr__(self) -> str:
+        return f"<cairn.Save step={self.step} {self.stats['phase']}>"
