@@ -21,3 +21,12 @@ cairn_python() {
     printf '%s\n' "$PWD/.venv/bin/python"
   fi
 }
+
+# Installs packages into a folder, beside the user's own, none of which is touched; at once where they are there.
+pip_beside() {
+  local folder=$1 stamp=$1/cairn-setup
+  shift
+  [ "$(cat "$stamp" 2>/dev/null)" != "$*" ] || return 0
+  "$(cairn_python)" -m pip install -q --disable-pip-version-check --upgrade --target "$folder" "$@" || return 1
+  printf '%s\n' "$*" > "$stamp"
+}
