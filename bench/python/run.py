@@ -2,10 +2,11 @@
 
     scripts/bench python [--dir DIR] [--repetitions N] [--only NAME,...] [--peers NAME,...|none]
 
-Builds the package and installs the peers (build/bench/tools, beside the user's torch), then takes each state, repetition and
-system in turn, every time in a fresh process: a first save, steady saves in adjacent pairs with fio, peak memory, saves
-beside busy training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition, a peer one. What fails
-is told in the table. Without --only and --peers it also writes bench/results/python.{md,csv}. Dropping the page cache needs
+Builds the package and installs the peers (build/bench/tools, beside the user's torch), then takes each state,
+repetition and system in turn, every time in a fresh process: a first save, steady saves in adjacent pairs with fio,
+peak memory, saves beside busy training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition,
+a peer one. What fails is told in the table, and more of it in build/bench/logs. Without --only and --peers it also
+writes bench/results/python.{md,csv}. Two hours on two cores with five repetitions. Dropping the page cache needs
 root; without it there are no loads. Needs 17 GB of disk and 14 GB of memory.
 """
 
@@ -114,13 +115,11 @@ def main():
     loops = BusyLoops(python)
     try:
         run(args, python, samples, loops)
-    except KeyboardInterrupt:  # What was measured until then is still shown, and not written.
-        args.whole = False
-    finally:
+    finally:  # What was measured until then is shown; written is a whole run alone.
         loops.close()
-    judge(report, samples)
-    more = tables(samples, args.states, args.systems)
-    print(report.text() + "\n" + more)
+        judge(report, samples)
+        more = tables(samples, args.states, args.systems)
+        print(report.text() + "\n" + more)
     if args.whole:
         report.write("python", [LINE], more)
 

@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import mmap
 import os
+import resource
 import sys
 import time
 import traceback
@@ -139,6 +140,9 @@ def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.append(args.tools)
+    # Some share each tensor through a file descriptor of its own.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     def answer(make, *words):
         try:
