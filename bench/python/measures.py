@@ -119,9 +119,12 @@ class Session:
         for _ in range(self.pairs):
             answer = {}
             with loops:
-                alone, _ = loops.speed(lambda: time.sleep(window))
+                # Half before and half after: what drifts meanwhile falls out.
+                before, _ = loops.speed(lambda: time.sleep(window / 2))
                 beside, seconds = loops.speed(save)
+                after, _ = loops.speed(lambda: time.sleep(window / 2))
             self._tidy()
+            alone = (before + after) / 2
             rate = self.bytes / seconds / GB
             lost, share = 1 - beside / alone, answer["cpu"] / (2 * seconds)
             self.add("busy GB/s", rate)
