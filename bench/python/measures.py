@@ -4,6 +4,7 @@ import os
 import time
 
 from fio import fio
+from machine import drop_caches, touch
 
 GB = 1e9
 BUSY_RATE = 0.5 * GB  # Bytes a second that each system saves at beside busy loops, where it can.
@@ -64,11 +65,13 @@ class Session:
         self.bytes = worker.hello["bytes"]
         self.step = 0
 
-    def _save(self, *options, watched=False):
+    def _save(self, watched=False):
         self.step += 1
         call = self.worker.watched if watched else self.worker
-        answer = call("save", self.step, *options)
-        return answer
+        return call("save", self.step)
+
+    def _touch(self):
+        touch(2 * self.bytes)  # What staging and the page cache take at most.
 
     def _tidy(self):
         """Leaves the newest checkpoint alone on the disk, and the disk idle."""
@@ -88,12 +91,14 @@ class Session:
 
     def first_save(self):
         self.disk.write(self.bytes)  # Meanwhile what was opened settles, as it does before a first step is over.
-        self._count("first", self._save("touch"))
+        self._touch()
+        self._count("first", self._save())
         self._tidy()
 
     def saves(self):
         for _ in range(self.pairs):
             rate = self.disk.write(self.bytes)
+            self._touch()
             self._count("steady", self._save(), rate)
             self._tidy()
 
@@ -118,6 +123,7 @@ class Session:
 
         for _ in range(self.pairs):
             answer = {}
+            self._touch()
             with loops:
                 # Half before and half after: what drifts meanwhile falls out.
                 before, _ = loops.speed(lambda: time.sleep(window / 2))
@@ -135,7 +141,10 @@ class Session:
 
     def loads(self):
         for _ in range(self.pairs):
+            drop_caches()
             rate = self.disk.read(self.bytes)
+            drop_caches()
+            self._touch()
             answer = self.worker("load", self.step)
             self.add("fio read bytes/s", rate)
             self.add("load s", answer["seconds"])

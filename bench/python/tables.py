@@ -4,8 +4,8 @@ import statistics
 from dataclasses import dataclass
 
 _EXPLANATION = """
-Each figure is the median of the repetitions (least to most). A first save is that of a fresh process whose memory has been
-touched; the others are steady. *Blocked* is the call that saves; *free* is when the tensors may change again; *finished* is
+Each figure is the median of the repetitions (least to most). A first save is that of a fresh process; the others are
+steady. Before each, free memory is touched, since the machine may have given it back to its host. *Blocked* is the call that saves; *free* is when the tensors may change again; *finished* is
 when the system says so, and *durable* once every file and folder has been fsynced as well: where it does not do that
 itself it is added (+). *Of fio* is the rate to durable over that of fio on a fresh file directly before, and for loads over
 fio's read rate. CPU is that of all processes, to durable, without the kernel's own write-back, which direct writers do not

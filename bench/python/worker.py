@@ -12,7 +12,6 @@ import gc
 import importlib
 import importlib.metadata
 import json
-import mmap
 import os
 import resource
 import sys
@@ -20,18 +19,6 @@ import time
 import traceback
 
 import usage
-
-
-def touch(size):
-    """Touches that much fresh memory and gives it back, so that the machine has it."""
-    with open("/proc/meminfo") as file:
-        available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
-    size = min(size, available // 2)
-    block = mmap.mmap(-1, size)
-    first = ctypes.c_char.from_buffer(block)
-    ctypes.memset(ctypes.addressof(first), 1, size)
-    del first
-    block.close()
 
 
 class Worker:
@@ -50,6 +37,7 @@ class Worker:
         self.bytes = sum(tensor.nbytes for tensor in self.tensors)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
+        usage.reset_peak()
         self.before = usage.resident_bytes()
         self.before_all = usage.proportional_bytes(os.getpid())
         self.system = kind(args.root, tree)
@@ -68,10 +56,7 @@ class Worker:
             "before_all": self.before_all,
         }
 
-    def save(self, step, *options):
-        if "touch" in options:
-            touch(2 * self.bytes)
-            usage.reset_peak()
+    def save(self, step):
         gc.collect()
         cpu, machine = usage.cpu_seconds(), usage.machine_cpu_seconds()
         begin = time.perf_counter()
@@ -101,8 +86,6 @@ class Worker:
         for tensor in self.tensors:
             tensor.view(-1)[0] = -1
         gc.collect()
-        with open("/proc/sys/vm/drop_caches", "w") as file:
-            file.write("3")
         cpu = usage.cpu_seconds()
         begin = time.perf_counter()
         loaded = self.system.load(int(step))
