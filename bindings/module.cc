@@ -238,12 +238,11 @@ class PyCheckpointer {
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
 
-  PySave Save(std::uint64_t step, const TreeTensors& tensors, std::string tree, const StreamArguments& streams,
-              bool replace, const ReplicaArguments& replicas) {
+  PySave Save(std::uint64_t step, TreeTensors& tensors, std::string tree, const StreamArguments& streams, bool replace,
+              const ReplicaArguments& replicas) {
     Result<State> built = tensors.Build(earlier_);
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
-    earlier_ = state;
     return PySave(ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
       const auto& [rules, by_any, by_rank_0, alike] = replicas;
       Status set = state.Set(kTreeValue, Json{std::move(tree), true});
@@ -376,7 +375,7 @@ class PyCheckpointer {
   }
 
   const double drain_timeout_;
-  std::optional<State> earlier_;  // The last save's tensors. Under the GIL.
+  TreeTensors::Earlier earlier_;  // Under the GIL.
   const std::shared_ptr<StoreGroup> group_;
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
   std::unique_ptr<Checkpointer> checkpointer_;

@@ -18,6 +18,7 @@ class TorchReader {
     DType dtype = DType::kF32;
     int cuda = -1;  ///< Index of the device; -1: CPU memory.
     std::int32_t dimensions = 0;
+    friend bool operator==(const Dense&, const Dense&) = default;
   };
 
   /// `tensor` and `parameter` are the types that are known; `dtypes` maps torch's dtypes to safetensors' names.

@@ -1,11 +1,9 @@
 #include "tree_tensors.h"
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 #include "base/status_macros.h"
-#include "base/tensor_table.h"
 
 namespace py = pybind11;
 
@@ -26,12 +24,6 @@ std::string_view AsciiOf(PyObject* key) {
   return {static_cast<const char*>(PyUnicode_DATA(key)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(key))};
 }
 
-bool IsSameMemory(const TensorEntry& entry, void* data, DType dtype, std::span<const std::int64_t> shape,
-                  std::span<const std::int64_t> strides) {
-  if (strides.empty()) return entry.layout.contiguous() && static_cast<void*>(entry.layout.base) == data;
-  return entry.layout == MakeStridedLayout(data, DTypeSize(dtype), shape, strides);
-}
-
 }  // namespace
 
 void TreeTensors::Add(const py::tuple& view) {
@@ -41,16 +33,16 @@ void TreeTensors::Add(const py::tuple& view) {
   const auto shape = view[3].cast<py::tuple>();
   const auto strides = view[4].cast<py::tuple>();
   if (strides.size() != 0 && strides.size() != shape.size()) throw py::value_error("shape and strides differ in rank");
-  for (const py::handle extent : shape) extents_.push_back(extent.cast<std::int64_t>());
-  for (const py::handle stride : strides) extents_.push_back(stride.cast<std::int64_t>());
-  names_ += name;
-  tensors_.push_back({.dense = {.data = reinterpret_cast<void*>(view[1].cast<std::uintptr_t>()),
-                                .dtype = *dtype,
-                                .cuda = view[5].cast<int>(),
-                                .dimensions = static_cast<std::int32_t>(shape.size())},
-                      .name_end = names_.size(),
-                      .extents_end = extents_.size(),
-                      .bytes = view[6].cast<std::uint64_t>()});
+  for (const py::handle extent : shape) seen_.extents.push_back(extent.cast<std::int64_t>());
+  for (const py::handle stride : strides) seen_.extents.push_back(stride.cast<std::int64_t>());
+  seen_.names += name;
+  seen_.tensors.push_back({.dense = {.data = reinterpret_cast<void*>(view[1].cast<std::uintptr_t>()),
+                                     .dtype = *dtype,
+                                     .cuda = view[5].cast<int>(),
+                                     .dimensions = static_cast<std::int32_t>(shape.size())},
+                           .name_end = seen_.names.size(),
+                           .extents_end = seen_.extents.size(),
+                           .bytes = view[6].cast<std::uint64_t>()});
 }
 
 py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std::string_view prefix, bool pairs,
@@ -73,67 +65,42 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
     text += key;
     text += pairs ? "\"," : "\":";
     Tensor tensor;
-    if (torch_ == nullptr || !torch_->Knows(value) || !torch_->Read(value, tensor.dense, extents_)) {
+    if (torch_ == nullptr || !torch_->Knows(value) || !torch_->Read(value, tensor.dense, seen_.extents)) {
       const std::string name = prefix.empty() ? std::string(key) : std::string(prefix).append("/").append(key);
       text += node(value, name).cast<std::string_view>();
       continue;
     }
     text += R"(["t"])";
     if (!prefix.empty()) {
-      names_ += prefix;
-      names_ += '/';
+      seen_.names += prefix;
+      seen_.names += '/';
     }
-    names_ += key;
-    tensor.name_end = names_.size();
-    tensor.extents_end = extents_.size();
-    tensors_.push_back(tensor);
+    seen_.names += key;
+    tensor.name_end = seen_.names.size();
+    tensor.extents_end = seen_.extents.size();
+    seen_.tensors.push_back(tensor);
   }
   return py::str(text);
 }
 
 std::set<int> TreeTensors::cuda_devices() const {
   std::set<int> devices;
-  for (const Tensor& tensor : tensors_) {
+  for (const Tensor& tensor : seen_.tensors) {
     if (tensor.dense.cuda >= 0) devices.insert(tensor.dense.cuda);
   }
   return devices;
 }
 
-bool TreeTensors::IsSame(const State& earlier) const {
-  const TensorTable& table = *earlier.table();
-  if (table.size() != tensors_.size()) return false;
-  std::size_t name_begin = 0;
-  std::size_t extents_begin = 0;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const Tensor& tensor = tensors_[i];
-    const TensorEntry& entry = table[i];
-    const std::span<const std::int64_t> shape(extents_.data() + extents_begin,
-                                              static_cast<std::size_t>(tensor.dense.dimensions));
-    const std::span<const std::int64_t> strides(extents_.data() + extents_begin + shape.size(),
-                                                tensor.extents_end - extents_begin - shape.size());
-    const DeviceId device{.kind = tensor.dense.cuda < 0 ? DeviceKind::kCpu : DeviceKind::kCuda,
-                          .index = std::max(tensor.dense.cuda, 0)};
-    if (std::string_view(names_).substr(name_begin, tensor.name_end - name_begin) != entry.name ||
-        tensor.dense.dtype != entry.dtype || device != entry.device || !std::ranges::equal(shape, entry.shape) ||
-        !IsSameMemory(entry, tensor.dense.data, tensor.dense.dtype, shape, strides)) {
-      return false;
-    }
-    name_begin = tensor.name_end;
-    extents_begin = tensor.extents_end;
-  }
-  return true;
-}
-
-Result<State> TreeTensors::Build(const std::optional<State>& earlier) const {
-  if (earlier && IsSame(*earlier)) return *earlier;
+Result<State> TreeTensors::Build(Earlier& earlier) {
+  if (seen_ == earlier.seen) return earlier.state;
   State state;
   std::size_t name_begin = 0;
   std::size_t extents_begin = 0;
-  for (const Tensor& tensor : tensors_) {
-    const auto shape_begin = extents_.begin() + static_cast<std::ptrdiff_t>(extents_begin);
+  for (const Tensor& tensor : seen_.tensors) {
+    const auto shape_begin = seen_.extents.begin() + static_cast<std::ptrdiff_t>(extents_begin);
     const auto shape_end = shape_begin + tensor.dense.dimensions;
-    const auto extents_end = extents_.begin() + static_cast<std::ptrdiff_t>(tensor.extents_end);
-    CAIRN_RETURN_IF_ERROR(state.Add(names_.substr(name_begin, tensor.name_end - name_begin),
+    const auto extents_end = seen_.extents.begin() + static_cast<std::ptrdiff_t>(tensor.extents_end);
+    CAIRN_RETURN_IF_ERROR(state.Add(seen_.names.substr(name_begin, tensor.name_end - name_begin),
                                     {.data = tensor.dense.data,
                                      .dtype = tensor.dense.dtype,
                                      .shape = {shape_begin, shape_end},
@@ -144,6 +111,7 @@ Result<State> TreeTensors::Build(const std::optional<State>& earlier) const {
     name_begin = tensor.name_end;
     extents_begin = tensor.extents_end;
   }
+  earlier = {.seen = std::move(seen_), .state = state};
   return state;
 }
 

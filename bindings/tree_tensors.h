@@ -20,7 +20,29 @@ namespace cairn {
 /// A tree that has not changed its tensors since an earlier save gives that save's State again, which is much cheaper
 /// than a new one, and of which the engine has checked and sorted everything already.
 class TreeTensors {
+ private:
+  struct Tensor {
+    TorchReader::Dense dense;
+    std::size_t name_end = 0;     // In names; it begins where the one before ends.
+    std::size_t extents_end = 0;  // In extents; the strides, where there are any, follow the shape.
+    std::uint64_t bytes = 0;
+    friend bool operator==(const Tensor&, const Tensor&) = default;
+  };
+  // Everything in three blocks, as what an earlier save has left behind is out of every cache by now.
+  struct Seen {
+    std::vector<Tensor> tensors;
+    std::string names;
+    std::vector<std::int64_t> extents;
+    friend bool operator==(const Seen&, const Seen&) = default;
+  };
+
  public:
+  /// What a Checkpointer remembers of its last save.
+  struct Earlier {
+    Seen seen;
+    State state;
+  };
+
   /// `torch` is null where torch is not there.
   explicit TreeTensors(std::shared_ptr<TorchReader> torch) : torch_(std::move(torch)) {}
 
@@ -33,23 +55,13 @@ class TreeTensors {
                           const pybind11::function& node);
 
   [[nodiscard]] std::set<int> cuda_devices() const;
-  /// `earlier` itself where it holds the same tensors in the same order. Invalid views raise.
-  [[nodiscard]] Result<State> Build(const std::optional<State>& earlier) const;
+  /// The State, which is `earlier`'s where that holds the same tensors in the same order; remembers it there. Once
+  /// only. InvalidArgument for views that State::Add refuses.
+  [[nodiscard]] Result<State> Build(Earlier& earlier);
 
  private:
-  struct Tensor {
-    TorchReader::Dense dense;
-    std::size_t name_end = 0;     // In names_; it begins where the one before ends.
-    std::size_t extents_end = 0;  // In extents_; the strides, where there are any, follow the shape.
-    std::uint64_t bytes = 0;
-  };
-
-  [[nodiscard]] bool IsSame(const State& earlier) const;
-
   const std::shared_ptr<const TorchReader> torch_;
-  std::vector<Tensor> tensors_;
-  std::string names_;
-  std::vector<std::int64_t> extents_;
+  Seen seen_;
 };
 
 }  // namespace cairn

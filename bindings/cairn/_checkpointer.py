@@ -166,9 +166,9 @@ class Checkpointer:
         return Save(core)
 
     def _replica_arguments(self, tree: Any, text: str, more: str | Iterable[str]) -> _replicas.Arguments:
-        rules = self._replicated | _replicas.Rules.of(more)
-        if self._ranks.world == 1 and not rules:
+        if self._ranks.world == 1 and not self._replicated and not more:
             return _replicas.NOTHING
+        rules = self._replicated | _replicas.Rules.of(more)
         if not self._compare_replicas:
             return _replicas.arguments(tree, text, rules, None)
         names = Names()
