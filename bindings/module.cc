@@ -274,12 +274,12 @@ class PyCheckpointer {
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().Drain(deadline); }));
   }
   py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back,
-                   const py::list& tensors, const StreamArguments& streams, const PyProgress& progress) {
+                   const py::list& tensors, const StreamArguments& streams, bool resume, const PyProgress& progress) {
     const State state = StateFrom(tensors);
     Asked asked(progress);
     Result<Restored> result = Unlocked([&] {
       return Get().Restore(WhichFrom(step, folder, fall_back), state,
-                           {.streams = StreamsFrom(streams), .progress = asked.callback()});
+                           {.resume = resume, .streams = StreamsFrom(streams), .progress = asked.callback()});
     });
     asked.RethrowIfRaised();
     const Restored restored = ValueOrRaise(std::move(result));
@@ -466,7 +466,7 @@ PYBIND11_MODULE(_core, module) {
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)
       .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "fall_back"_a, "tensors"_a, "streams"_a,
-           "progress"_a)
+           "resume"_a, "progress"_a)
       .def("checkpoints", &PyCheckpointer::List)
       .def("inspect", &PyCheckpointer::Inspect, "step"_a, "folder"_a)
       .def("verify", &PyCheckpointer::Verify, "step"_a, "folder"_a, "progress"_a)

@@ -381,7 +381,7 @@ Result<Restored> Checkpointer::Restore(const Which& which, const State& state, c
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
   CAIRN_ASSIGN_OR_RETURN(Restored restored,
                          RestoreWhich(impl_->Parts(), impl_->root_path, which, impl_->group->rank(), state, options));
-  impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
+  if (options.resume) impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
   return restored;
 }
 

@@ -251,7 +251,7 @@ class Checkpointer:
         def read() -> _tree.Plan:
             view = self._view(details, like=tree)
             plan = _tree.plan_restore(view.text, view.saved, tree, _tensors.stored, _tensors.empty)
-            self._read(details, plan.tensors, path, progress)
+            self._read(details, plan.tensors, path, progress, True)
             return plan
 
         return self._ranks.together("restore", read).finish()
@@ -265,7 +265,8 @@ class Checkpointer:
         folder: str | os.PathLike[str] = "",
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
-        """Makes a tree from a checkpoint, on the CPU, with nothing given: objects come back as their state dicts.
+        """Makes a tree from a checkpoint, on the CPU, with nothing given: objects come back as their state dicts. It
+        is for a look: training goes on from what `restore` brings back.
 
         Tensors that were tied (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or
         patterns with * and ?) it is a flat dict of those tensors; a name or pattern that matches nothing is NotFound. In
@@ -283,7 +284,7 @@ class Checkpointer:
 
         def read(name: str, kind: str) -> Any:
             tensor = _tensors.empty(saved[name], kind)
-            self._read(details, {name: tensor}, os.fspath(folder), None)
+            self._read(details, {name: tensor}, os.fspath(folder), None, False)
             return tensor
 
         for name in wanted:
@@ -297,7 +298,7 @@ class Checkpointer:
                 )
             tensors[name] = made[key]
         if not lazy:
-            self._read(details, reads, os.fspath(folder), progress)
+            self._read(details, reads, os.fspath(folder), progress, False)
         return tensors if names is not None else _tree.build(view.text, tensors)
 
     def _choose(self, step: int | None, folder: str, fall_back: bool) -> dict[str, Any]:
@@ -324,10 +325,13 @@ class Checkpointer:
         tensors: dict[str, Any],
         folder: str,
         progress: Callable[[int, int], None] | None,
+        resume: bool,
     ) -> None:
         views = [_tensors.target(name, tensor) for name, tensor in tensors.items()]
         streams = _tensors.current_streams({view[5] for view in views if view[5] >= 0})
-        restored = self._core.restore(None if folder else details["step"], folder, False, views, streams, progress)
+        restored = self._core.restore(
+            None if folder else details["step"], folder, False, views, streams, resume, progress
+        )
         if restored["attempt"] != details["attempt"]:
             raise FailedPrecondition(f"step {details['step']} was replaced while it was being restored: restore again")
 

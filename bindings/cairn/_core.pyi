@@ -87,6 +87,7 @@ class Checkpointer:
         fall_back: bool,
         tensors: list[Tensor],
         streams: Streams,
+        resume: bool,
         progress: Callable[[int, int], None] | None,
     ) -> dict[str, Any]: ...
     def checkpoints(self) -> list[dict[str, Any]]: ...

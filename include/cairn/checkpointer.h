@@ -111,6 +111,8 @@ struct RestoreOptions {
   std::vector<std::string> names;
   /// Accept a checkpoint that lacks some of the wanted tensors (they stay untouched, Restored::missing names them).
   bool allow_missing = false;
+  /// Training goes on from what is restored: the next save continues it. False for a look at a checkpoint.
+  bool resume = true;
   /// Work of these streams on the target tensors is finished before they are written, and later work sees the result.
   std::vector<Stream> streams;
   Progress progress;

@@ -222,6 +222,20 @@ TEST_F(Line, InspectTellsNamesShapesAndValues) {
   EXPECT_TRUE(checkpointer_->Verify(Latest()).ok());
 }
 
+TEST_F(Line, ALookAtAnOlderCheckpointChangesNothing) {
+  ASSERT_TRUE(Save(10, 10).ok());
+  ASSERT_TRUE(Save(20, 20).ok());
+
+  ASSERT_TRUE(checkpointer_->Restore(Step(10), tensors_.state(), {.resume = false}).ok());
+  EXPECT_TRUE(tensors_.Holds(10));
+
+  EXPECT_EQ(Save(15, 15).code(), StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(Save(30, 30).ok());
+  const auto list = checkpointer_->List();
+  ASSERT_TRUE(list.ok() && list->size() == 3) << list.status();
+  EXPECT_EQ(list->back().generation, 0U);
+}
+
 TEST_F(Line, AReaderTakesNoLockAndWritesNothing) {
   ASSERT_TRUE(Save(10, 10).ok());
 

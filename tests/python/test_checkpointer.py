@@ -508,3 +508,19 @@ def test_lazily_only_what_is_asked_for_is_read(make: Make, root: Path) -> None:
     checkpointer.drain()
     with pytest.raises(cairn.NotFound):
         lazy["small"].load()
+
+
+def test_a_look_at_an_older_checkpoint_starts_no_new_line(make: Make) -> None:
+    checkpointer = make(keep_last=0)
+    for step in (10, 20):
+        checkpointer.save(step, {"t": torch.full((3,), float(step))}).wait()
+
+    assert checkpointer.load(10)["t"][0] == 10 and checkpointer.load(10, lazy=True)["t"].load()[0] == 10
+    with pytest.raises(cairn.FailedPrecondition):
+        checkpointer.save(15, {"t": torch.ones(3)})
+    checkpointer.save(30, {"t": torch.ones(3)}).wait()
+    assert {one.generation for one in checkpointer.checkpoints()} == {0}
+
+    checkpointer.restore({"t": torch.ones(3)}, 10)
+    checkpointer.save(15, {"t": torch.ones(3)}).wait()
+    assert checkpointer.latest() == 15
