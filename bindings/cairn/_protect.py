@@ -37,6 +37,9 @@ def define_op() -> None:
         return
     from torch._higher_order_ops import effects
 
+    if not hasattr(effects, "_register_effectful_op"):
+        return  # An older torch would drop an op without results: there a compiled fence is an error, never a silent none.
+
     def fence(handle: int) -> None:
         if checkpointer := _by_handle.get(handle):
             checkpointer._fence_held()
