@@ -224,6 +224,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   }
   if (!plan.ok()) return refuse(plan.status());
   plan->sequence = sequence;
+  plan->hold = save_options.hold;
   if (group->size() > 1) plan->alike = std::make_shared<const std::vector<Alike>>(std::move(share->alike));
   // Where other ranks write all that is on a device, what its streams do is nothing to this save.
   std::vector<Stream> streams;

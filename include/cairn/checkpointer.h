@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -41,6 +42,10 @@ struct SaveOptions {
   std::vector<Stream> streams;
   IfExists if_exists = IfExists::kFail;
   Replicated replicated;
+  /// Above zero: captured and written as ever, but not committed before SaveHandle::Release, for a caller who learns
+  /// elsewhere whether this is to be a checkpoint. Not released within this time of its last write, the save fails with
+  /// DeadlineExceeded.
+  std::chrono::nanoseconds hold{0};
 };
 
 /// A save on its way. Copies are handles on the same save. Safe from any thread; outlives the Checkpointer. In a forked
@@ -55,6 +60,8 @@ class SaveHandle {
   Status WaitCaptured(Deadline deadline = Deadline::Infinite()) const;
   /// Waits until no crash and no power cut can lose this save. Failure as for WaitCaptured.
   Status WaitDurable(Deadline deadline = Deadline::Infinite()) const;
+  /// Lets a held save commit (see SaveOptions::hold). Does not wait; of any other save it changes nothing.
+  void Release() const;
   /// Gives the save up, unless its commit has begun (then it goes on, and Cancel returns false). Does not wait.
   bool Cancel() const;
   /// The final status once the save has ended; Ok and not ended are told apart by stats().phase.

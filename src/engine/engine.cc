@@ -68,10 +68,14 @@ void Engine::Loop() {
     // The pool is touched while there is nothing else to do; a save that comes first touches what it uses.
     untouched = untouched && (!jobs_.empty() || context_.parts.pool->TouchNext());
     const bool touches_on = untouched && jobs_.empty();
+    Deadline wake = touches_on         ? Deadline::In({})
+                    : waits_for_device ? Deadline::In(kHealthInterval)
+                                       : Deadline::Infinite();
+    for (const auto& job : jobs_) {
+      if (job->release_by() && job->release_by()->when() < wake.when()) wake = *job->release_by();
+    }
     // It fails in a forked child alone, where this thread is not.
-    static_cast<void>(context_.queue->RunOnce(touches_on         ? Deadline::In({})
-                                              : waits_for_device ? Deadline::In(kHealthInterval)
-                                                                 : Deadline::Infinite()));
+    static_cast<void>(context_.queue->RunOnce(wake));
     for (const Inbox::Message& message : context_.inbox->Take()) message();
     if (waits_for_device && SaveTask::Clock::now() - checked >= kHealthInterval) {
       checked = SaveTask::Clock::now();
@@ -84,7 +88,7 @@ void Engine::Loop() {
 
 void Engine::Advance() {
   // Of all of them: the younger ones are not reached below while an older one is being enqueued.
-  for (const auto& job : jobs_) job->TakeCancel();
+  for (const auto& job : jobs_) job->TakeWord();
   bool chunks = true;
   for (const auto& job : jobs_) {
     job->Advance(chunks);

@@ -130,9 +130,15 @@ void SaveJob::OnBegun(Status status) {
   SealIfWritten();
 }
 
-void SaveJob::TakeCancel() {
+void SaveJob::TakeWord() {
   if (failing() || sealing_) return;
-  if (const std::optional<Status> why = task_->cancelled()) Fail(*why);
+  if (const std::optional<Status> why = task_->cancelled()) return Fail(*why);
+  if (!release_by_) return;
+  if (!task_->held()) return SealIfWritten();
+  if (release_by_->passed()) {
+    Fail(Error(StatusCode::kDeadlineExceeded, "step {}: written, but not released to be committed within {} s",
+               task_->plan().step, std::chrono::duration<double>(task_->plan().hold).count()));
+  }
 }
 
 void SaveJob::Advance(bool chunks) {
@@ -169,7 +175,12 @@ void SaveJob::OnChunkWritten(std::uint64_t bytes, const Status& status) {
 
 void SaveJob::SealIfWritten() {
   if (sealing_ || !begun_ || failing() || !task_->captured() || written_ != task_->snapshot().bytes()) return;
-  task_->MarkWritten(attempt_->bytes_written(), attempt_->direct());
+  if (!release_by_) task_->MarkWritten(attempt_->bytes_written(), attempt_->direct());
+  if (task_->held()) {
+    if (!release_by_) release_by_ = Deadline::In(task_->plan().hold);
+    return;
+  }
+  release_by_.reset();
   if (!task_->MarkCommitting()) return Fail(*task_->cancelled());
   sealing_ = true;
   if (context_.parts.options.checksums) header_->SetSums(capture_->sums());

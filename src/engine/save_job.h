@@ -40,9 +40,9 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   [[nodiscard]] bool HasReadyWrite() const { return begun_ && !ready_.empty() && !failing(); }
   void SubmitWrite();
   /// Younger saves must not write yet: this one has writes to come, if only its header and manifest. Not so while it
-  /// waits for other ranks.
+  /// waits for other ranks, or for its release.
   [[nodiscard]] bool holds_disk() const {
-    return !failing() && !ended_ && !(agreed_ && context_.parts.group->size() > 1);
+    return !failing() && !ended_ && !release_by_ && !(agreed_ && context_.parts.group->size() > 1);
   }
   [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }
   void OnDeviceLost(const Device& device, const Status& status);
@@ -55,8 +55,10 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   /// Fails it, unless its commit has begun, at the end of the checkpointer: the other ranks are waited for no longer.
   /// Whether they have committed by then is looked up on the disk.
   void Close();
-  /// Takes note of SaveHandle::Cancel.
-  void TakeCancel();
+  /// Takes note of SaveHandle::Cancel and Release, and of a release that did not come in time.
+  void TakeWord();
+  /// When it fails unless it has been released; nothing while it waits for something else.
+  [[nodiscard]] const std::optional<Deadline>& release_by() const { return release_by_; }
 
  private:
   [[nodiscard]] bool failing() const { return !failure_.ok(); }
@@ -102,6 +104,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   std::deque<FilledChunk> ready_;
   Status failure_;
   Status outcome_;
+  std::optional<Deadline> release_by_;
   std::uint64_t written_ = 0;  // Stream bytes whose writes are complete.
   int under_way_ = 0;          // Continuations that will come.
   int awaited_ = 0;            // Words of other ranks that will come, by the group's deadline at the latest.

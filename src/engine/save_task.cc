@@ -17,7 +17,8 @@ SaveTask::SaveTask(SavePlan plan, std::unique_ptr<Snapshot> snapshot, std::vecto
       begun_(begun),
       engine_(std::move(engine)),
       snapshot_(std::move(snapshot)),
-      events_(std::move(events)) {
+      events_(std::move(events)),
+      held_(plan_.hold.count() > 0) {
   stats_.step = plan_.step;
   if (snapshot_ != nullptr) {
     stats_.bytes = snapshot_->table().bytes();
@@ -90,6 +91,20 @@ bool SaveTask::RequestCancel(Status why) {
   }
   engine_->Wake();
   return true;
+}
+
+void SaveTask::Release() {
+  if (!CheckProcess().ok()) return;
+  {
+    MutexLock lock(mutex_);
+    held_ = false;
+  }
+  engine_->Wake();
+}
+
+bool SaveTask::held() const {
+  MutexLock lock(mutex_);
+  return held_;
 }
 
 Status SaveTask::status() const {
@@ -192,6 +207,7 @@ std::uint64_t SaveHandle::step() const { return task_->plan().step; }
 Status SaveHandle::WaitCaptured(Deadline deadline) const { return task_->WaitCaptured(deadline); }
 Status SaveHandle::WaitDurable(Deadline deadline) const { return task_->WaitDurable(deadline); }
 Status SaveHandle::status() const { return task_->status(); }
+void SaveHandle::Release() const { task_->Release(); }
 SaveStats SaveHandle::stats() const { return task_->stats(); }
 bool SaveHandle::Cancel() const {
   return task_->RequestCancel(Error(StatusCode::kCancelled, "step {}: cancelled by the caller", task_->plan().step));

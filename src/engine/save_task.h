@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -25,8 +26,9 @@ struct SavePlan {
   std::uint64_t sequence = 0;  ///< Number of the call of Save, alike on every rank.
   std::uint64_t generation = 0;
   std::optional<ManifestParent> parent;
-  bool admitted = false;  ///< By the ledger; not so for a save that was given up before.
-  bool replace = false;   ///< The step is there already (of this or an older generation) and gives way.
+  bool admitted = false;             ///< By the ledger; not so for a save that was given up before.
+  bool replace = false;              ///< The step is there already (of this or an older generation) and gives way.
+  std::chrono::nanoseconds hold{0};  ///< How long it may wait for its release; zero: it needs none.
   std::shared_ptr<const std::vector<Alike>> alike;  ///< What every rank must give alike; null for nothing.
 };
 
@@ -66,6 +68,7 @@ class SaveTask {
   /// order can't tell). Adds the wait to the stall. Ok for a save that has ended.
   Status Fence(Stream stream, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   bool RequestCancel(Status why) CAIRN_EXCLUDES(mutex_);
+  void Release() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status status() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] SaveStats stats() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool ended() const CAIRN_EXCLUDES(mutex_);
@@ -89,6 +92,8 @@ class SaveTask {
   /// The save is failing and reads the tensors no more, but has not ended yet (other ranks may have to be told): nobody
   /// who waits for the capture is held up any longer. The first call counts.
   void LetGo(const Status& why) CAIRN_EXCLUDES(mutex_);
+  /// It must not commit yet.
+  [[nodiscard]] bool held() const CAIRN_EXCLUDES(mutex_);
   /// Why the save was cancelled, if it was.
   [[nodiscard]] std::optional<Status> cancelled() const CAIRN_EXCLUDES(mutex_);
   /// Frees what describes the tensors; the engine has no more use for it.
@@ -121,6 +126,7 @@ class SaveTask {
   bool enqueued_ CAIRN_GUARDED_BY(mutex_) = false;
   bool events_held_ CAIRN_GUARDED_BY(mutex_) = true;
   bool reads_cpu_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool held_ CAIRN_GUARDED_BY(mutex_) = false;
   std::optional<Status> cancelled_ CAIRN_GUARDED_BY(mutex_);
   std::optional<Status> let_go_ CAIRN_GUARDED_BY(mutex_);
 };

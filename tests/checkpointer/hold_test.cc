@@ -1,0 +1,126 @@
+// Saves that are not committed before their caller says so.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "cairn/cairn.h"
+#include "support/small_run.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class Hold : public testing::Test {
+ protected:
+  void Open(const Options& options) { checkpointer_ = OpenOrFail(options); }
+  void Open() { Open(SmallOptions(root())); }
+  [[nodiscard]] std::string root() const { return dir_ / "run"; }
+  SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold) {
+    states_.push_back(SmallState(step));
+    auto save = checkpointer_->Save(step, states_.back()->state(), {.hold = hold});
+    EXPECT_TRUE(save.ok()) << save.status();
+    return *save;
+  }
+
+  const TempDir dir_;
+  std::vector<std::unique_ptr<Tensors>> states_;  // Until every save is over.
+  std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+TEST_F(Hold, LetsTheTensorsAndYoungerSavesGoOnAndCommitsWhenReleased) {
+  Open();
+  const SaveHandle held = Save(1, minutes(10));
+
+  ASSERT_TRUE(held.WaitCaptured(Soon()).ok());
+  ASSERT_TRUE(Save(2, {}).WaitDurable(Soon()).ok());  // Writes only after the older one has.
+  EXPECT_EQ(held.stats().phase, SavePhase::kCaptured);
+  EXPECT_GT(held.stats().written.count(), 0);
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(2));
+
+  held.Release();
+
+  EXPECT_TRUE(held.WaitDurable(Soon()).ok()) << held.status();
+  EXPECT_TRUE(RestoreAndCompare(*checkpointer_, Step(1)).ok());
+}
+
+TEST_F(Hold, CommitsAtOnceWhatWasReleasedBeforeItWasWritten) {
+  Open();
+  const SaveHandle held = Save(1, minutes(10));
+
+  held.Release();
+
+  EXPECT_TRUE(held.WaitDurable(Soon()).ok()) << held.status();
+}
+
+TEST_F(Hold, FailsWhatIsNotReleasedInTimeAndLeavesNothing) {
+  Open();
+  ASSERT_TRUE(Save(1, {}).WaitDurable(Soon()).ok());
+
+  const Status status = Save(2, milliseconds(1)).WaitDurable(Soon());
+
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(status.message(), HasSubstr("step 2: written, but not released to be committed within 0.001 s"));
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1));
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+  EXPECT_TRUE(Save(2, {}).WaitDurable(Soon()).ok());
+}
+
+TEST_F(Hold, CanBeCancelledInstead) {
+  Open();
+  const SaveHandle held = Save(1, minutes(10));
+  ASSERT_TRUE(held.WaitCaptured(Soon()).ok());
+
+  EXPECT_TRUE(held.Cancel());
+
+  EXPECT_EQ(held.WaitDurable(Soon()).code(), StatusCode::kCancelled);
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+}
+
+TEST_F(Hold, EndsWithTheCheckpointer) {
+  Options options = SmallOptions(root());
+  options.drain_deadline = milliseconds(1);
+  Open(options);
+  const SaveHandle held = Save(1, minutes(10));
+
+  checkpointer_.reset();
+
+  EXPECT_FALSE(held.WaitDurable(Soon()).ok());
+  held.Release();
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+}
+
+TEST_F(Hold, OfOneRankIsAllRanksHold) {
+  const auto ranks = OpenRanks(2, SmallOptions(root()));
+  ASSERT_EQ(ranks.size(), 2U);
+  const auto save = [&](std::uint64_t step, int rank, std::chrono::nanoseconds hold) {
+    states_.push_back(SmallState(step, rank));
+    return *ranks[static_cast<std::size_t>(rank)]->Save(step, states_.back()->state(), {.hold = hold});
+  };
+  const SaveHandle never = save(1, 0, milliseconds(1));
+  const SaveHandle released = save(1, 1, minutes(10));
+  released.Release();
+
+  EXPECT_EQ(never.WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
+  const Status heard = released.WaitDurable(Soon());
+  EXPECT_FALSE(heard.ok());
+  EXPECT_THAT(heard.message(), HasSubstr("rank 0: step 1: written, but not released"));
+  EXPECT_THAT(ListedSteps(*ranks[0]), IsEmpty());
+
+  const SaveHandle a = save(2, 0, minutes(10));
+  const SaveHandle b = save(2, 1, minutes(10));
+  b.Release();
+  a.Release();
+  EXPECT_TRUE(a.WaitDurable(Soon()).ok()) << a.status();
+  EXPECT_TRUE(b.WaitDurable(Soon()).ok()) << b.status();
+}
+
+}  // namespace
+}  // namespace cairn
