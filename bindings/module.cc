@@ -21,6 +21,7 @@
 
 #include "base/mutex.h"
 #include "cairn/cairn.h"
+#include "conversions.h"
 #include "py_calls.h"
 #include "py_store_group.h"
 #include "tree_tensors.h"
@@ -31,116 +32,12 @@ namespace py = pybind11;
 namespace cairn {
 namespace {
 
-// Among the shard's typed values: the tree's own description, and which of its names every rank holds alike.
-constexpr const char* kTreeValue = "tree";
-constexpr const char* kReplicasValue = "replicas";
 constexpr std::size_t kMaxEvents = 1000;
 
-// Arguments
-
-DType DTypeFrom(const std::string& name) {
-  const std::optional<DType> dtype = DTypeFromName(name);
-  if (!dtype) Raise(Status(StatusCode::kInvalidArgument, "unknown dtype " + name));
-  return *dtype;
-}
-
-DeviceId DeviceFrom(int cuda) { return cuda < 0 ? DeviceId{} : DeviceId{.kind = DeviceKind::kCuda, .index = cuda}; }
-
-std::vector<std::int64_t> IntsFrom(py::handle tuple) {
-  std::vector<std::int64_t> values;
-  values.reserve(py::len(tuple));
-  for (const py::handle item : tuple) values.push_back(item.cast<std::int64_t>());
-  return values;
-}
-
-/// From a list of (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address).
-State StateFrom(const py::list& tensors) {
-  State state;
-  for (const py::handle item : tensors) {
-    const auto tensor = py::reinterpret_borrow<py::tuple>(item);
-    RaiseIfError(
-        state.Add(tensor[0].cast<std::string>(), {.data = reinterpret_cast<void*>(tensor[1].cast<std::uintptr_t>()),
-                                                  .dtype = DTypeFrom(tensor[2].cast<std::string>()),
-                                                  .shape = IntsFrom(tensor[3]),
-                                                  .strides = IntsFrom(tensor[4]),
-                                                  .device = DeviceFrom(tensor[5].cast<int>()),
-                                                  .bytes = tensor[6].cast<std::uint64_t>()}));
-  }
-  return state;
-}
-
-/// (rules as JSON, tensors, those of them that rank 0 writes, (name, text) of what else is alike)
-using ReplicaArguments = std::tuple<std::string, std::vector<std::string>, std::vector<std::string>,
-                                    std::vector<std::pair<std::string, std::string>>>;
-using StreamArguments = std::vector<std::pair<int, std::uintptr_t>>;  // (cuda index, handle)
-
-std::vector<Stream> StreamsFrom(const StreamArguments& arguments) {
-  std::vector<Stream> streams;
-  for (const auto& [cuda, handle] : arguments) streams.push_back({.device = DeviceFrom(cuda), .handle = handle});
-  return streams;
-}
-
-Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back) {
-  const Which which = !folder.empty() ? Folder(folder) : step ? Step(*step) : Latest();
-  return fall_back ? which.FallBack() : which;
-}
-
-// Results
-
-py::object FromValue(const Value& value) {
-  if (const auto* json = std::get_if<Json>(&value)) return py::str(json->text);
-  return std::visit(
-      [](const auto& plain) -> py::object {
-        using T = std::decay_t<decltype(plain)>;
-        if constexpr (std::is_same_v<T, std::nullptr_t>) {
-          return py::none();
-        } else if constexpr (std::is_same_v<T, Json>) {
-          return py::str(plain.text);
-        } else {
-          return py::cast(plain);
-        }
-      },
-      value);
-}
-
-py::dict FromValues(const Values& values) {
-  py::dict all;
-  for (const auto& [name, value] : values) all[py::str(name)] = FromValue(value);
-  return all;
-}
-
-py::dict FromInfo(const CheckpointInfo& info) {
-  py::dict fields;
-  fields["step"] = info.step;
-  fields["generation"] = info.generation;
-  fields["attempt"] = info.attempt;
-  fields["parent"] = info.parent;
-  fields["world"] = info.world;
-  fields["bytes"] = info.bytes;
-  fields["pinned"] = info.pinned;
-  fields["path"] = info.path;
-  fields["damage"] = info.status.ok() ? py::object(py::none()) : py::object(py::str(info.status.message()));
-  return fields;
-}
-
-py::dict FromStats(const SaveStats& stats) {
-  py::dict fields;
-  fields["step"] = stats.step;
-  fields["phase"] = std::string(SavePhaseName(stats.phase));
-  fields["bytes"] = stats.bytes;
-  fields["bytes_written"] = stats.bytes_written;
-  fields["call"] = InSeconds(stats.call);
-  fields["stall"] = InSeconds(stats.stall);
-  fields["enqueued"] = InSeconds(stats.enqueued);
-  fields["captured"] = InSeconds(stats.captured);
-  fields["written"] = InSeconds(stats.written);
-  fields["durable"] = InSeconds(stats.durable);
-  fields["staged"] = stats.staged;
-  fields["direct"] = stats.direct;
-  return fields;
-}
-
 using PyProgress = std::function<void(std::uint64_t, std::uint64_t)>;
+using JsonArguments = std::vector<std::pair<std::string, std::string>>;  // (name, text)
+/// (tensors, those of them that rank 0 writes, (name, text) of what else is alike)
+using ReplicaArguments = std::tuple<std::vector<std::string>, std::vector<std::string>, JsonArguments>;
 
 /// A long read asks it, on the caller's own thread, whether to go on: until Python's callback or a signal raises.
 class Asked {
@@ -196,6 +93,7 @@ class PySave {
   [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable; }
   [[nodiscard]] py::dict stats() const { return FromStats(save_.stats()); }
   [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
+  void Release() const { save_.Release(); }
   void WaitCaptured(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitCaptured(deadline); });
   }
@@ -238,23 +136,24 @@ class PyCheckpointer {
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
 
-  PySave Save(std::uint64_t step, TreeTensors& tensors, std::string tree, const StreamArguments& streams, bool replace,
-              const ReplicaArguments& replicas) {
+  PySave Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
+              bool replace, const ReplicaArguments& replicas, double hold) {
     Result<State> built = tensors.Build(earlier_);
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
     return PySave(ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
-      const auto& [rules, by_any, by_rank_0, alike] = replicas;
-      Status set = state.Set(kTreeValue, Json{std::move(tree), true});
-      if (set.ok() && !rules.empty()) set = state.Set(kReplicasValue, Json{rules, true});
-      if (!set.ok()) {
-        if (group_ != nullptr) static_cast<void>(Get().GiveUp(step, set));
-        return set;
+      for (const auto& [name, text] : values) {
+        if (Status set = state.Set(name, Json{text, true}); !set.ok()) {
+          if (group_ != nullptr) static_cast<void>(Get().GiveUp(step, set));
+          return set;
+        }
       }
+      const auto& [by_any, by_rank_0, alike] = replicas;
       return Get().Save(step, state,
                         {.streams = StreamsFrom(streams),
                          .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
-                         .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike}});
+                         .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
+                         .hold = SpanFrom(hold)});
     })));
   }
   /// In place of a save that this rank cannot make: the others count on it.
@@ -282,14 +181,7 @@ class PyCheckpointer {
                            {.resume = resume, .streams = StreamsFrom(streams), .progress = asked.callback()});
     });
     asked.RethrowIfRaised();
-    const Restored restored = ValueOrRaise(std::move(result));
-    py::dict fields;
-    fields["step"] = restored.step;
-    fields["generation"] = restored.generation;
-    fields["attempt"] = restored.attempt;
-    fields["bytes"] = restored.bytes;
-    fields["passed_over"] = restored.passed_over;
-    return fields;
+    return FromRestored(ValueOrRaise(std::move(result)));
   }
   py::list List() {
     py::list all;
@@ -297,19 +189,7 @@ class PyCheckpointer {
     return all;
   }
   py::dict Inspect(std::optional<std::uint64_t> step, const std::string& folder) {
-    const CheckpointDetails details =
-        ValueOrRaise(Unlocked([&] { return Get().Inspect(WhichFrom(step, folder, false)); }));
-    py::dict fields = FromInfo(details.info);
-    py::list tensors;
-    for (const TensorInfo& tensor : details.tensors) {
-      tensors.append(py::make_tuple(tensor.name, std::string(DTypeName(tensor.dtype)),
-                                    py::tuple(py::cast(tensor.shape)), tensor.bytes, tensor.file, tensor.alias_of));
-    }
-    fields["tensors"] = tensors;
-    py::list values;
-    for (const Values& of_rank : details.values) values.append(FromValues(of_rank));
-    fields["values"] = values;
-    return fields;
+    return FromDetails(ValueOrRaise(Unlocked([&] { return Get().Inspect(WhichFrom(step, folder, false)); })));
   }
   void Verify(std::optional<std::uint64_t> step, const std::string& folder, const PyProgress& progress) {
     Asked asked(progress);
@@ -328,20 +208,7 @@ class PyCheckpointer {
     RaiseIfError(Unlocked([&] { return Get().WriteTrace(path); }));
   }
   py::dict Stats() {
-    const CheckpointerStats stats = Unlocked([&] { return Get().stats(); });
-    py::dict fields;
-    fields["io_queue"] = stats.io_queue;
-    fields["io_queue_reason"] = stats.io_queue_reason;
-    fields["pool_bytes"] = stats.pool_bytes;
-    fields["pool_hugepage_bytes"] = stats.pool_hugepage_bytes;
-    fields["pool_peak_bytes"] = stats.pool_peak_bytes;
-    fields["chunk_bytes"] = stats.chunk_bytes;
-    fields["saves_started"] = stats.saves_started;
-    fields["saves_durable"] = stats.saves_durable;
-    fields["saves_failed"] = stats.saves_failed;
-    fields["bytes_written"] = stats.bytes_written;
-    fields["saves_in_flight"] = stats.saves_in_flight;
-    return fields;
+    return FromStats(Unlocked([&] { return Get().stats(); }));
   }
   /// (kind, severity, step, message) of what has happened since the last call.
   py::list TakeEvents() {
@@ -440,6 +307,7 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly("ended", &PySave::ended)
       .def("stats", &PySave::stats)
       .def("cancel", &PySave::Cancel)
+      .def("release", &PySave::Release)
       .def("wait_captured", &PySave::WaitCaptured, "timeout"_a)
       .def("wait_durable", &PySave::WaitDurable, "timeout"_a);
 
@@ -449,7 +317,7 @@ PYBIND11_MODULE(_core, module) {
 
   py::class_<TreeTensors>(module, "TreeTensors")
       .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
-      .def("add", &TreeTensors::Add, "view"_a)
+      .def("add", &TreeTensors::Add, "view"_a, "part"_a = py::none())
       .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "pairs"_a, "node"_a)
       .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);
 
@@ -460,7 +328,8 @@ PYBIND11_MODULE(_core, module) {
            "max_in_flight"_a, "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "file_mode"_a, "directory_mode"_a,
            "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a, "copy_streams"_a, "staging"_a, "cuda_devices"_a,
            "checksums"_a, "io"_a, "trace_events"_a, "group"_a, "group_timeout"_a)
-      .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "tree"_a, "streams"_a, "replace"_a, "replicas"_a)
+      .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "replace"_a, "replicas"_a,
+           "hold"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "conversions.h"
 
 namespace py = pybind11;
 
@@ -26,7 +27,7 @@ std::string_view AsciiOf(PyObject* key) {
 
 }  // namespace
 
-void TreeTensors::Add(const py::tuple& view) {
+void TreeTensors::Add(const py::tuple& view, const py::object& part) {
   const auto name = view[0].cast<std::string_view>();
   const auto dtype = DTypeFromName(view[2].cast<std::string>());
   if (!dtype) throw py::value_error("unknown dtype " + view[2].cast<std::string>());
@@ -35,6 +36,7 @@ void TreeTensors::Add(const py::tuple& view) {
   if (strides.size() != 0 && strides.size() != shape.size()) throw py::value_error("shape and strides differ in rank");
   for (const py::handle extent : shape) seen_.extents.push_back(extent.cast<std::int64_t>());
   for (const py::handle stride : strides) seen_.extents.push_back(stride.cast<std::int64_t>());
+  if (std::optional<TensorPart> of = PartFrom(part)) seen_.parts.emplace_back(seen_.tensors.size(), *std::move(of));
   seen_.names += name;
   seen_.tensors.push_back({.dense = {.data = reinterpret_cast<void*>(view[1].cast<std::uintptr_t>()),
                                      .dtype = *dtype,
@@ -96,7 +98,10 @@ Result<State> TreeTensors::Build(Earlier& earlier) {
   State state;
   std::size_t name_begin = 0;
   std::size_t extents_begin = 0;
-  for (const Tensor& tensor : seen_.tensors) {
+  auto part = seen_.parts.begin();
+  for (std::size_t i = 0; i < seen_.tensors.size(); ++i) {
+    const Tensor& tensor = seen_.tensors[i];
+    const bool has_part = part != seen_.parts.end() && part->first == i;
     const auto shape_begin = seen_.extents.begin() + static_cast<std::ptrdiff_t>(extents_begin);
     const auto shape_end = shape_begin + tensor.dense.dimensions;
     const auto extents_end = seen_.extents.begin() + static_cast<std::ptrdiff_t>(tensor.extents_end);
@@ -107,7 +112,8 @@ Result<State> TreeTensors::Build(Earlier& earlier) {
                                      .strides = {shape_end, extents_end},
                                      .device = {.kind = tensor.dense.cuda < 0 ? DeviceKind::kCpu : DeviceKind::kCuda,
                                                 .index = std::max(tensor.dense.cuda, 0)},
-                                     .bytes = tensor.bytes}));
+                                     .bytes = tensor.bytes,
+                                     .part = has_part ? std::optional((part++)->second) : std::nullopt}));
     name_begin = tensor.name_end;
     extents_begin = tensor.extents_end;
   }

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cairn/tensor.h"
@@ -33,6 +34,7 @@ class TreeTensors {
     std::vector<Tensor> tensors;
     std::string names;
     std::vector<std::int64_t> extents;
+    std::vector<std::pair<std::size_t, TensorPart>> parts;  // By place in tensors, ascending.
     friend bool operator==(const Seen&, const Seen&) = default;
   };
 
@@ -46,8 +48,9 @@ class TreeTensors {
   /// `torch` is null where torch is not there.
   explicit TreeTensors(std::shared_ptr<TorchReader> torch) : torch_(std::move(torch)) {}
 
-  /// (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address)
-  void Add(const pybind11::tuple& view);
+  /// (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address); (logical name, global
+  /// shape, offset) or None.
+  void Add(const pybind11::tuple& view, const pybind11::object& part);
   /// A dict at once, whose tensors are named by `prefix` and `keys`. Returns its text (see _tree.py): the members of an
   /// object or, with `pairs`, "KEY,NODE,KEY,NODE". Whatever is no plain, dense torch tensor goes through
   /// `node(value, name)`, which returns its text. None, with nothing done, where a key is no plain name.

@@ -87,6 +87,7 @@ class Checkpointer:
         self._when_full = when_full
         self._full_timeout = full_timeout
         self._drain_timeout = drain_timeout
+        self._group_timeout = group_timeout
         options = partial(
             _core.Checkpointer,
             root=self.root,
@@ -145,14 +146,35 @@ class Checkpointer:
         `replace`), FailedPrecondition for one below the newest without a restore, DeadlineExceeded where no place in
         flight was free for `full_timeout`. Later failures are on the Save, and raised by the next `check`.
         """
+        replicas = _replicas.NOTHING
+
+        def fill(tensors: _tensors.Gathered) -> list[tuple[str, str]]:
+            nonlocal replicas
+            text = _tree.flatten(tree, tensors)
+            values, replicas = self._replica_arguments(tree, text, replicated)
+            return [("tree", text), *values]
+
+        return self._start(step, fill, lambda: replicas, streams=streams, replace=replace)
+
+    def _start(
+        self,
+        step: int,
+        fill: Callable[[_tensors.Gathered], list[tuple[str, str]]],
+        replicas: Callable[[], _replicas.Arguments] = lambda: _replicas.NOTHING,
+        *,
+        streams: Iterable[Any] = (),
+        replace: bool = False,
+        hold: bool = False,
+    ) -> Save:
+        """Starts a save of the tensors that `fill` gives and the values, as JSON, that it returns; `hold` is for the
+        engine's: it is not committed before its release."""
         self._tell()
         try:
             tensors = _tensors.Gathered()
-            text = _tree.flatten(tree, tensors)
+            values = fill(tensors)
             given = [(stream.device.index, stream.cuda_stream) for stream in streams]
             cuda = tensors.core.cuda_devices
             current = _tensors.current_streams(cuda)
-            replicas = self._replica_arguments(tree, text, replicated)
             if self._when_full == "wait":
                 # The engine would wait as well, but not listen to signals.
                 self._core.wait_for_place(self._full_timeout)
@@ -161,13 +183,16 @@ class Checkpointer:
             with contextlib.suppress(Exception):
                 self._core.give_up(step, f"{type(error).__name__}: {error}")
             raise
-        core = self._core.save(step, tensors.core, text, current + given, replace, replicas)
+        held_for = self._group_timeout if hold else 0.0
+        core = self._core.save(step, tensors.core, values, current + given, replace, replicas(), held_for)
         self._held.append((core, tensors.kept, cuda))
         return Save(core)
 
-    def _replica_arguments(self, tree: Any, text: str, more: str | Iterable[str]) -> _replicas.Arguments:
+    def _replica_arguments(
+        self, tree: Any, text: str, more: str | Iterable[str]
+    ) -> tuple[list[tuple[str, str]], _replicas.Arguments]:
         if self._ranks.world == 1 and not self._replicated and not more:
-            return _replicas.NOTHING
+            return [], _replicas.NOTHING
         rules = self._replicated | _replicas.Rules.of(more)
         if not self._compare_replicas:
             return _replicas.arguments(tree, text, rules, None)
@@ -328,12 +353,33 @@ class Checkpointer:
         resume: bool,
     ) -> None:
         views = [_tensors.target(name, tensor) for name, tensor in tensors.items()]
+        self._restore_views(details, views, resume, folder=folder, progress=progress)
+
+    def _restore_views(
+        self,
+        details: dict[str, Any],
+        views: Sequence[_core.Tensor | _core.TensorPart],
+        resume: bool,
+        *,
+        folder: str = "",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
         streams = _tensors.current_streams({view[5] for view in views if view[5] >= 0})
         restored = self._core.restore(
             None if folder else details["step"], folder, False, views, streams, resume, progress
         )
         if restored["attempt"] != details["attempt"]:
             raise FailedPrecondition(f"step {details['step']} was replaced while it was being restored: restore again")
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group; 0 without one."""
+        return self._ranks.rank
+
+    @property
+    def world(self) -> int:
+        """How many ranks write a checkpoint together."""
+        return self._ranks.world
 
     # Looking and keeping
 

@@ -1,9 +1,12 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 Tensor: TypeAlias = tuple[str, int, str, tuple[int, ...], tuple[int, ...], int, int]
 Streams: TypeAlias = list[tuple[int, int]]
-Replicas: TypeAlias = tuple[str, list[str], list[str], list[tuple[str, str]]]
+Part: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
+TensorPart: TypeAlias = tuple[str, int, str, tuple[int, ...], tuple[int, ...], int, int, Part | None]
+Texts: TypeAlias = list[tuple[str, str]]
+Replicas: TypeAlias = tuple[list[str], list[str], Texts]
 
 class Save:
     @property
@@ -14,6 +17,7 @@ class Save:
     def ended(self) -> bool: ...
     def stats(self) -> dict[str, Any]: ...
     def cancel(self) -> bool: ...
+    def release(self) -> None: ...
     def wait_captured(self, timeout: float | None) -> None: ...
     def wait_durable(self, timeout: float | None) -> None: ...
 
@@ -24,7 +28,7 @@ class TorchReader:
 
 class TreeTensors:
     def __init__(self, torch: TorchReader | None) -> None: ...
-    def add(self, view: Tensor) -> None: ...
+    def add(self, view: Tensor, part: Part | None = None) -> None: ...
     def add_all(
         self, keys: list[Any], values: list[Any], prefix: str, pairs: bool, node: Callable[[Any, str], str]
     ) -> str | None: ...
@@ -74,7 +78,14 @@ class Checkpointer:
         group_timeout: float,
     ) -> None: ...
     def save(
-        self, step: int, tensors: TreeTensors, tree: str, streams: Streams, replace: bool, replicas: Replicas
+        self,
+        step: int,
+        tensors: TreeTensors,
+        values: Texts,
+        streams: Streams,
+        replace: bool,
+        replicas: Replicas,
+        hold: float,
     ) -> Save: ...
     def give_up(self, step: int, why: str) -> None: ...
     def wait_for_place(self, timeout: float | None) -> None: ...
@@ -85,7 +96,7 @@ class Checkpointer:
         step: int | None,
         folder: str,
         fall_back: bool,
-        tensors: list[Tensor],
+        tensors: Sequence[Tensor | TensorPart],
         streams: Streams,
         resume: bool,
         progress: Callable[[int, int], None] | None,

@@ -42,6 +42,21 @@ class Ranks:
             _raise_if_error(f"rank {rank}: ", word)
         return result
 
+    def exchange(self, what: str, word: bytes) -> list[bytes]:
+        """What every rank gives, by rank. Where one gives up instead (see `give_up`), its error."""
+        if self._link is None:
+            return [word]
+        words = self._link.gather(what, b"=" + word)
+        for rank, said in enumerate(words):
+            if not said.startswith(b"="):
+                _raise_if_error(f"rank {rank}: ", said)
+        return [said[1:] for said in words]
+
+    def give_up(self, what: str, error: BaseException) -> None:
+        """In place of an exchange that the others wait for."""
+        if self._link is not None:
+            self._tell(what, error)
+
     def agree(self, what: str, choose: Callable[[], dict[str, Any]], follow: Callable[[int], dict[str, Any]]) -> Any:
         """Rank 0 chooses a checkpoint; the others look at the one of that step. All have the same attempt, or raise."""
         if self._link is None:
@@ -65,7 +80,7 @@ class Ranks:
             )
         return details
 
-    def _tell(self, what: str, error: Exception) -> None:
+    def _tell(self, what: str, error: BaseException) -> None:
         """The caller's own error counts, whatever becomes of this."""
         assert self._link is not None
         with contextlib.suppress(Error):

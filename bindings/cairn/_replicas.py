@@ -28,8 +28,8 @@ _SHARD = re.compile(r"shard-(\d+)\.")
 _PLAIN = (int, float, str, type(None))
 TENSOR = object()  # Stands for a tensor among leaves.
 
-Arguments = tuple[str, list[str], list[str], list[tuple[str, str]]]  # As _core.Checkpointer.save takes them.
-NOTHING: Arguments = ("", [], [], [])
+Arguments = tuple[list[str], list[str], list[tuple[str, str]]]  # As _core.Checkpointer.save takes them.
+NOTHING: Arguments = ([], [], [])
 
 
 @dataclass(frozen=True)
@@ -179,15 +179,17 @@ def find_ddp(tree: Any) -> tuple[Rules, list[str]]:
     return Rules((), tuple(under), tuple(but)), by_rank_0
 
 
-def arguments(tree: Any, text: str, declared: Rules, tensors: Mapping[str, Any] | None) -> Arguments:
-    """What _core.Checkpointer.save has to know of a tree (`text` is what became of it).
+def arguments(
+    tree: Any, text: str, declared: Rules, tensors: Mapping[str, Any] | None
+) -> tuple[list[tuple[str, str]], Arguments]:
+    """What _core.Checkpointer.save has to know of a tree (`text` is what became of it): more values, and what is alike.
 
     `tensors`, where given, are the tree's by name: their bytes are compared as well, other than DDP's buffers.
     """
     rules, buffers = find_ddp(tree)
     rules |= declared
     if not rules:
-        return NOTHING
+        return [], NOTHING
     by_rank_0 = set(buffers)
     names: list[str] = []
     alike: list[tuple[str, str]] = []
@@ -201,7 +203,7 @@ def arguments(tree: Any, text: str, declared: Rules, tensors: Mapping[str, Any] 
     if tensors is not None:
         alike += [(f"{name} (contents)", contents(tensors[name])) for name in names if name not in by_rank_0]
     first = [name for name in names if name in by_rank_0]
-    return rules.text(), [name for name in names if name not in by_rank_0], first, alike
+    return [("replicas", rules.text())], ([name for name in names if name not in by_rank_0], first, alike)
 
 
 def _short(text: str) -> str:
@@ -232,6 +234,11 @@ class View:
 def tree_text(details: dict[str, Any], rank: int = 0) -> str:
     """The text of the tree that a rank saved."""
     values = details["values"][rank] if rank < len(details["values"]) else {}
+    if "dcp" in values:
+        raise InvalidArgument(
+            f"{details['path']} was saved through cairn.dcp: read it with torch.distributed.checkpoint.load and "
+            "cairn.dcp.StorageReader"
+        )
     if "tree" not in values:
         raise InvalidArgument(
             f"{details['path']} holds no tree: it was written by the C++ API; read it with safetensors"
@@ -259,7 +266,7 @@ def view(
     mine: dict[str, Stored] = {}
     others: dict[str, Stored] = {}
     tied: dict[str, str] = {}
-    for name, dtype, shape, _, file, target in details["tensors"]:
+    for name, dtype, shape, _, file, target, _ in details["tensors"]:
         number = _SHARD.match(file)
         holds = mine if details["world"] == 1 or (number and int(number[1]) == own) else others
         holds[name] = Stored(dtype, tuple(shape))

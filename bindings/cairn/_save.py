@@ -76,6 +76,10 @@ class Save:
         """Whether it has ended, durable or failed."""
         return self._core.ended
 
+    def release(self) -> None:
+        """Lets a held save commit."""
+        self._core.release()
+
     def cancel(self) -> bool:
         """Gives it up, unless its commit has begun (then it goes on, and this returns False). Does not wait."""
         return self._core.cancel()

@@ -74,9 +74,9 @@ class Gathered:
         self.core = _core.TreeTensors(_reader())
         self.kept: list[Any] = []  # What the engine reads: it must live until the save is captured.
 
-    def add(self, name: str, tensor: Any) -> None:
+    def add(self, name: str, tensor: Any, part: _core.Part | None = None) -> None:
         self.kept.append(tensor)
-        self.core.add(describe(name, tensor, self.kept))
+        self.core.add(describe(name, tensor, self.kept), part)
 
     def state_of(self, holder: Any) -> Any:
         return state_without_races(holder)
@@ -157,15 +157,22 @@ def target(name: str, tensor: Any) -> Tensor:
     return view
 
 
+def torch_dtype(name: str) -> Any:
+    """torch's dtype of safetensors' name."""
+    import torch
+
+    dtype = getattr(torch, _TORCH[name], None)
+    if dtype is None:
+        raise Unsupported(f"this torch has no {_TORCH[name]}")
+    return dtype
+
+
 def empty(of: Stored, kind: str) -> Any:
     """A new tensor on the CPU: of "torch", or of "numpy"."""
     if kind == "torch":
         import torch
 
-        dtype = getattr(torch, _TORCH[of.dtype], None)
-        if dtype is None:
-            raise Unsupported(f"this torch has no {_TORCH[of.dtype]}")
-        return torch.empty(of.shape, dtype=dtype)
+        return torch.empty(of.shape, dtype=torch_dtype(of.dtype))
     import numpy
 
     if of.dtype not in _NUMPY:

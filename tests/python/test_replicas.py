@@ -74,12 +74,12 @@ def test_rules_that_are_none(text: str) -> None:
 def test_arguments_say_what_is_alike() -> None:
     tree = {"model": {"w": torch.ones(2), "long": "x" * 100}, "lr": 0.5, "mine": torch.ones(1)}
 
-    rules, names, by_rank_0, alike = _replicas.arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
+    values, (names, by_rank_0, alike) = _replicas.arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
 
-    assert Rules.parse(rules) == Rules.of(["model/*", "lr"])
+    assert Rules.parse(dict(values)["replicas"]) == Rules.of(["model/*", "lr"])
     assert names == ["model/w"] and by_rank_0 == []
     assert dict(alike)["lr"] == "0.5" and dict(alike)["model/long"].startswith("102 characters with CRC ")
-    assert _replicas.arguments(tree, text_of(tree), Rules(), None) == _replicas.NOTHING
+    assert _replicas.arguments(tree, text_of(tree), Rules(), None) == ([], _replicas.NOTHING)
 
 
 def test_contents_are_of_the_elements_whatever_the_layout() -> None:

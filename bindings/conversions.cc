@@ -1,0 +1,163 @@
+#include "conversions.h"
+
+#include <pybind11/stl.h>
+
+#include <type_traits>
+#include <variant>
+
+#include "py_calls.h"
+
+namespace py = pybind11;
+
+namespace cairn {
+namespace {
+
+DType DTypeFrom(const std::string& name) {
+  const std::optional<DType> dtype = DTypeFromName(name);
+  if (!dtype) Raise(Status(StatusCode::kInvalidArgument, "unknown dtype " + name));
+  return *dtype;
+}
+
+py::object FromValue(const Value& value) {
+  return std::visit(
+      [](const auto& plain) -> py::object {
+        using T = std::decay_t<decltype(plain)>;
+        if constexpr (std::is_same_v<T, std::nullptr_t>) {
+          return py::none();
+        } else if constexpr (std::is_same_v<T, Json>) {
+          return py::str(plain.text);
+        } else {
+          return py::cast(plain);
+        }
+      },
+      value);
+}
+
+py::object FromPart(const std::optional<TensorPart>& part) {
+  if (!part) return py::none();
+  return py::make_tuple(part->logical_name, py::tuple(py::cast(part->global_shape)), py::tuple(py::cast(part->offset)));
+}
+
+}  // namespace
+
+std::vector<Stream> StreamsFrom(const StreamArguments& arguments) {
+  std::vector<Stream> streams;
+  for (const auto& [cuda, handle] : arguments) streams.push_back({.device = DeviceFrom(cuda), .handle = handle});
+  return streams;
+}
+
+DeviceId DeviceFrom(int cuda) { return cuda < 0 ? DeviceId{} : DeviceId{.kind = DeviceKind::kCuda, .index = cuda}; }
+
+std::vector<std::int64_t> IntsFrom(py::handle tuple) {
+  std::vector<std::int64_t> values;
+  values.reserve(py::len(tuple));
+  for (const py::handle item : tuple) values.push_back(item.cast<std::int64_t>());
+  return values;
+}
+
+std::optional<TensorPart> PartFrom(const py::object& part) {
+  if (part.is_none()) return std::nullopt;
+  const auto fields = part.cast<py::tuple>();
+  return TensorPart{.logical_name = fields[0].cast<std::string>(),
+                    .global_shape = IntsFrom(fields[1]),
+                    .offset = IntsFrom(fields[2])};
+}
+
+State StateFrom(const py::list& tensors) {
+  constexpr std::size_t kWithPart = 8;
+  State state;
+  for (const py::handle item : tensors) {
+    const auto tensor = py::reinterpret_borrow<py::tuple>(item);
+    RaiseIfError(state.Add(tensor[0].cast<std::string>(),
+                           {.data = reinterpret_cast<void*>(tensor[1].cast<std::uintptr_t>()),
+                            .dtype = DTypeFrom(tensor[2].cast<std::string>()),
+                            .shape = IntsFrom(tensor[3]),
+                            .strides = IntsFrom(tensor[4]),
+                            .device = DeviceFrom(tensor[5].cast<int>()),
+                            .bytes = tensor[6].cast<std::uint64_t>(),
+                            .part = tensor.size() < kWithPart ? std::nullopt : PartFrom(py::object(tensor[7]))}));
+  }
+  return state;
+}
+
+Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back) {
+  const Which which = !folder.empty() ? Folder(folder) : step ? Step(*step) : Latest();
+  return fall_back ? which.FallBack() : which;
+}
+
+py::dict FromInfo(const CheckpointInfo& info) {
+  py::dict fields;
+  fields["step"] = info.step;
+  fields["generation"] = info.generation;
+  fields["attempt"] = info.attempt;
+  fields["parent"] = info.parent;
+  fields["world"] = info.world;
+  fields["bytes"] = info.bytes;
+  fields["pinned"] = info.pinned;
+  fields["path"] = info.path;
+  fields["damage"] = info.status.ok() ? py::object(py::none()) : py::object(py::str(info.status.message()));
+  return fields;
+}
+
+py::dict FromDetails(const CheckpointDetails& details) {
+  py::dict fields = FromInfo(details.info);
+  py::list tensors;
+  for (const TensorInfo& tensor : details.tensors) {
+    tensors.append(py::make_tuple(tensor.name, std::string(DTypeName(tensor.dtype)), py::tuple(py::cast(tensor.shape)),
+                                  tensor.bytes, tensor.file, tensor.alias_of, FromPart(tensor.part)));
+  }
+  fields["tensors"] = tensors;
+  py::list values;
+  for (const Values& of_rank : details.values) {
+    py::dict all;
+    for (const auto& [name, value] : of_rank) all[py::str(name)] = FromValue(value);
+    values.append(all);
+  }
+  fields["values"] = values;
+  return fields;
+}
+
+py::dict FromStats(const SaveStats& stats) {
+  py::dict fields;
+  fields["step"] = stats.step;
+  fields["phase"] = std::string(SavePhaseName(stats.phase));
+  fields["bytes"] = stats.bytes;
+  fields["bytes_written"] = stats.bytes_written;
+  fields["call"] = InSeconds(stats.call);
+  fields["stall"] = InSeconds(stats.stall);
+  fields["enqueued"] = InSeconds(stats.enqueued);
+  fields["captured"] = InSeconds(stats.captured);
+  fields["written"] = InSeconds(stats.written);
+  fields["durable"] = InSeconds(stats.durable);
+  fields["staged"] = stats.staged;
+  fields["direct"] = stats.direct;
+  return fields;
+}
+
+py::dict FromStats(const CheckpointerStats& stats) {
+  py::dict fields;
+  fields["io_queue"] = stats.io_queue;
+  fields["io_queue_reason"] = stats.io_queue_reason;
+  fields["pool_bytes"] = stats.pool_bytes;
+  fields["pool_hugepage_bytes"] = stats.pool_hugepage_bytes;
+  fields["pool_peak_bytes"] = stats.pool_peak_bytes;
+  fields["chunk_bytes"] = stats.chunk_bytes;
+  fields["saves_started"] = stats.saves_started;
+  fields["saves_durable"] = stats.saves_durable;
+  fields["saves_failed"] = stats.saves_failed;
+  fields["bytes_written"] = stats.bytes_written;
+  fields["saves_in_flight"] = stats.saves_in_flight;
+  return fields;
+}
+
+py::dict FromRestored(const Restored& restored) {
+  py::dict fields;
+  fields["step"] = restored.step;
+  fields["generation"] = restored.generation;
+  fields["attempt"] = restored.attempt;
+  fields["bytes"] = restored.bytes;
+  fields["passed_over"] = restored.passed_over;
+  return fields;
+}
+
+}  // namespace cairn
