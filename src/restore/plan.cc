@@ -1,6 +1,7 @@
 #include "restore/plan.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace cairn {
 namespace {
@@ -30,24 +31,55 @@ std::vector<PlannedRead> CutRanges(std::uint32_t shard, const ShardHeader& heade
   return reads;
 }
 
+void SortByBegin(std::vector<PlannedCopy>& copies) {
+  std::stable_sort(copies.begin(), copies.end(),
+                   [](const PlannedCopy& a, const PlannedCopy& b) { return a.begin < b.begin; });
+}
+
+// Cuts copies where a read ends. Where the bytes of some are those of others too, a long one would else be the first of
+// every read that it reaches into, and all short ones behind it be looked at for each of them.
+void CutAtReads(std::vector<PlannedCopy>& copies, const std::vector<PlannedRead>& reads) {
+  std::vector<PlannedCopy> cut;
+  cut.reserve(copies.size());
+  for (PlannedCopy copy : copies) {
+    auto read = std::upper_bound(reads.begin(), reads.end(), copy.begin,
+                                 [](std::uint64_t begin, const PlannedRead& r) { return begin < r.end; });
+    for (; copy.end > read->end; ++read) {
+      cut.push_back(copy);
+      cut.back().end = read->end;
+      copy.target_begin += read->end - copy.begin;
+      copy.begin = read->end;
+    }
+    cut.push_back(copy);
+  }
+  copies = std::move(cut);
+  SortByBegin(copies);
+}
+
 }  // namespace
 
 std::vector<PlannedRead> PlanReads(std::uint32_t shard, const ShardHeader& header, std::vector<PlannedCopy>& copies,
                                    std::uint64_t chunk_bytes) {
-  std::stable_sort(copies.begin(), copies.end(),
-                   [](const PlannedCopy& a, const PlannedCopy& b) { return a.begin < b.begin; });
+  SortByBegin(copies);
+  bool overlap = false;
+  std::uint64_t reach = 0;
+  // Without checksums any bytes can be read alone, but a gap shorter than a block is cheaper to read than to leave out.
   const std::uint64_t unit = header.sums.empty() ? 1 : kChecksumBlock;
+  const std::uint64_t skip = header.sums.empty() ? kChecksumBlock : 0;
   std::vector<Range> ranges;
   for (const PlannedCopy& copy : copies) {
+    overlap = overlap || copy.begin < reach;
+    reach = std::max(reach, copy.end);
     const std::uint64_t begin = AlignDown(copy.begin, unit);
     const std::uint64_t end = std::min(AlignUp(copy.end, unit), header.data_bytes());
-    if (!ranges.empty() && begin <= ranges.back().end) {
+    if (!ranges.empty() && begin <= ranges.back().end + skip) {
       ranges.back().end = std::max(ranges.back().end, end);
     } else {
       ranges.push_back({begin, end});
     }
   }
   std::vector<PlannedRead> reads = CutRanges(shard, header, ranges, chunk_bytes);
+  if (overlap) CutAtReads(copies, reads);
   std::uint32_t copy = 0;
   for (PlannedRead& read : reads) {
     while (copy < copies.size() && copies[copy].end <= read.begin) ++copy;

@@ -53,6 +53,7 @@ struct MatchedTensors {
 
 /// One read: data bytes [begin, end) of a shard, at most as many as a chunk holds once widened to whole kBlocks of the
 /// file. Where the shard has checksums, begin is a multiple of kChecksumBlock, and so is end but for the data's end.
+/// The copies from the first on that begin before its end all reach into it.
 struct PlannedRead {
   std::uint32_t shard = 0;
   std::uint64_t begin = 0;
@@ -63,8 +64,8 @@ struct PlannedRead {
   friend bool operator==(const PlannedRead&, const PlannedRead&) = default;
 };
 
-/// Cuts what the copies need into reads, in the order of the file; sorts `copies` by begin. `chunk_bytes` is a multiple
-/// of kChecksumBlock.
+/// Cuts what the copies need into reads, in the order of the file; sorts `copies` by begin, and cuts them at the reads'
+/// ends where they overlap. `chunk_bytes` is a multiple of kChecksumBlock.
 [[nodiscard]] std::vector<PlannedRead> PlanReads(std::uint32_t shard, const ShardHeader& header,
                                                  std::vector<PlannedCopy>& copies, std::uint64_t chunk_bytes);
 /// The same for every data byte of the shard.
