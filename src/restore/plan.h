@@ -24,15 +24,17 @@ struct SavedShard {
   const ShardHeader* header = nullptr;
 };
 
-/// Data bytes [begin, end) of a shard, and the logical bytes of a target from `target_begin` on that they go to.
+/// Data bytes [begin, end) of a shard, and the logical bytes of a target from `target_begin` on that they go to. A
+/// target may be put together by many of them, from several shards; no two write the same byte of it.
 struct PlannedCopy {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   const StridedLayout* target = nullptr;
   std::uint64_t target_begin = 0;
   DeviceId device;
-  std::string_view name;       ///< For messages.
-  bool shares_memory = false;  ///< With another copy's target, perhaps: the two must not be written at the same time.
+  std::string_view name;  ///< For messages.
+  /// The target's memory is another target's too, perhaps: the two must not be written at the same time.
+  bool shares_memory = false;
 };
 
 /// What a state wants of the shards.
@@ -43,11 +45,18 @@ struct MatchedTensors {
   std::uint64_t bytes = 0;                       ///< Theirs.
 };
 
-/// Finds each wanted tensor (options.names of the table) in the shards, through aliases too: the same name, dtype,
-/// shape and part. Of several shards that hold it, this rank's own comes first, then the lowest.
+/// Finds each wanted tensor (options.names of the table) in the shards, through aliases too.
 ///
-/// InvalidArgument names each mismatch with what was expected and found (the first few, and how many more); a pattern
-/// that matches nothing; names tied in the table that were saved as different tensors.
+/// First by the same name, dtype, shape and part. Of several shards that hold it, this rank's own comes first, then the
+/// lowest. Otherwise a part, and a whole tensor of a name that was not saved whole, is put together from the saved
+/// pieces of its logical tensor, in however many shards and however that was cut: every part of that logical name, and
+/// every whole tensor of that name. Of pieces with the same place and shape one is taken, chosen as above. The name
+/// under which a part is wanted does not matter then.
+///
+/// InvalidArgument names each mismatch with what was expected and found (the first few, and how many more): a piece
+/// whose dtype or global shape is not the wanted one; pieces that overlap without being the same; a region that they do
+/// not cover, with allow_missing too; a pattern that matches nothing; names tied in the table that were saved as
+/// different tensors.
 [[nodiscard]] Result<MatchedTensors> MatchTensors(std::span<const SavedShard> shards, std::uint64_t rank,
                                                   const TensorTable& table, const RestoreOptions& options);
 
