@@ -211,6 +211,11 @@ class Checkpointer {
 
   /// Reads a checkpoint into the state's tensors, in place, verified on the way.
   ///
+  /// A tensor with a part, or one that was saved in parts alone, is put together from the saved parts of its logical
+  /// tensor, whichever ranks wrote them: the number of ranks and the cutting may differ from those of the save. Parts
+  /// that do not cover it, or that overlap without being the same, are InvalidArgument. Values are those of the rank of
+  /// this number, none where that saved none.
+  ///
   /// Names, shapes, dtypes, headers and lengths are checked before the first byte of a target is written; after a later
   /// error the targets' contents are unspecified. NotFound only where the root holds no checkpoint (or not that step);
   /// Corrupt where one is damaged, naming the file and the place. The next saves continue from what was restored: from

@@ -57,7 +57,8 @@ struct Stream {
   std::uintptr_t handle = 0;
 };
 
-/// Where a tensor sits in a larger one of which every rank holds a part. Left out for whole tensors.
+/// Where a tensor sits in a larger one of which every rank holds a part. Left out for whole tensors. A restore fills it
+/// from the saved parts of that logical tensor, however that was cut.
 struct TensorPart {
   std::string logical_name;                ///< The name of the whole; several parts share it.
   std::vector<std::int64_t> global_shape;  ///< Shape of the whole, in elements.

@@ -1,5 +1,6 @@
 #include "restore/device_copies.h"
 
+#include <unordered_set>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -13,8 +14,10 @@ DeviceCopies::~DeviceCopies() {
 }
 
 Status DeviceCopies::Prepare(std::span<const std::vector<PlannedCopy>> copies, const FindDevice& find) {
+  std::unordered_set<const StridedLayout*> checked;  // A target may be put together by very many copies.
   for (const auto& of_shard : copies) {
     for (const PlannedCopy& copy : of_shard) {
+      if (!checked.insert(copy.target).second) continue;
       auto it = used_.find(copy.device);
       if (it == used_.end()) {
         Used used;

@@ -133,7 +133,8 @@ Status Pipeline::VerifyAndCopy(const Slot& slot) {
     while (first < copies.size() && copies[first].end <= begin) ++first;
     for (std::size_t i = first; i < copies.size() && copies[i].begin < end; ++i) {
       const PlannedCopy& copy = copies[i];
-      if (devices_.For(copy.device) != nullptr) continue;
+      // Done with an earlier block, and behind one that is not.
+      if (copy.end <= begin || devices_.For(copy.device) != nullptr) continue;
       const std::uint64_t from = std::max(begin, copy.begin);
       const std::uint64_t to = std::min(end, copy.end);
       const std::uint64_t at = copy.target_begin + (from - copy.begin);

@@ -24,15 +24,17 @@ struct SavedShard {
   const ShardHeader* header = nullptr;
 };
 
-/// Data bytes [begin, end) of a shard, and the logical bytes of a target from `target_begin` on that they go to.
+/// Data bytes [begin, end) of a shard, and the logical bytes of a target from `target_begin` on that they go to. A
+/// target may be put together by many of them, from several shards; no two write the same byte of it.
 struct PlannedCopy {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   const StridedLayout* target = nullptr;
   std::uint64_t target_begin = 0;
   DeviceId device;
-  std::string_view name;       ///< For messages.
-  bool shares_memory = false;  ///< With another copy's target, perhaps: the two must not be written at the same time.
+  std::string_view name;  ///< For messages.
+  /// The target's memory is another target's too, perhaps: the two must not be written at the same time.
+  bool shares_memory = false;
 };
 
 /// What a state wants of the shards.
@@ -43,16 +45,24 @@ struct MatchedTensors {
   std::uint64_t bytes = 0;                       ///< Theirs.
 };
 
-/// Finds each wanted tensor (options.names of the table) in the shards, through aliases too: the same name, dtype,
-/// shape and part. Of several shards that hold it, this rank's own comes first, then the lowest.
+/// Finds each wanted tensor (options.names of the table) in the shards, through aliases too.
 ///
-/// InvalidArgument names each mismatch with what was expected and found (the first few, and how many more); a pattern
-/// that matches nothing; names tied in the table that were saved as different tensors.
+/// First by the same name, dtype, shape and part. Of several shards that hold it, this rank's own comes first, then the
+/// lowest. Otherwise a part, and a whole tensor of a name that was not saved whole, is put together from the saved
+/// pieces of its logical tensor, in however many shards and however that was cut: every part of that logical name, and
+/// every whole tensor of that name. Of pieces with the same place and shape one is taken, chosen as above. The name
+/// under which a part is wanted does not matter then.
+///
+/// InvalidArgument names each mismatch with what was expected and found (the first few, and how many more): a piece
+/// whose dtype or global shape is not the wanted one; pieces that overlap without being the same; a region that they do
+/// not cover, with allow_missing too; a pattern that matches nothing; names tied in the table that were saved as
+/// different tensors.
 [[nodiscard]] Result<MatchedTensors> MatchTensors(std::span<const SavedShard> shards, std::uint64_t rank,
                                                   const TensorTable& table, const RestoreOptions& options);
 
 /// One read: data bytes [begin, end) of a shard, at most as many as a chunk holds once widened to whole kBlocks of the
 /// file. Where the shard has checksums, begin is a multiple of kChecksumBlock, and so is end but for the data's end.
+/// The copies from the first on that begin before its end all reach into it.
 struct PlannedRead {
   std::uint32_t shard = 0;
   std::uint64_t begin = 0;
@@ -63,8 +73,8 @@ struct PlannedRead {
   friend bool operator==(const PlannedRead&, const PlannedRead&) = default;
 };
 
-/// Cuts what the copies need into reads, in the order of the file; sorts `copies` by begin. `chunk_bytes` is a multiple
-/// of kChecksumBlock.
+/// Cuts what the copies need into reads, in the order of the file; sorts `copies` by begin, and cuts them at the reads'
+/// ends where they overlap. `chunk_bytes` is a multiple of kChecksumBlock.
 [[nodiscard]] std::vector<PlannedRead> PlanReads(std::uint32_t shard, const ShardHeader& header,
                                                  std::vector<PlannedCopy>& copies, std::uint64_t chunk_bytes);
 /// The same for every data byte of the shard.

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <optional>
+#include <utility>
 
 namespace cairn {
 namespace {
@@ -114,6 +116,23 @@ TEST_F(TensorTableTest, TheSameMemoryIsStoredOnce) {
   EXPECT_EQ(table_[4].alias_of, 0U) << "strides that mean contiguous are contiguous";
   EXPECT_EQ(table_.bytes(), 72U);
   EXPECT_THAT(table_.StoreOrder(), ElementsAre(0U, 2U, 3U));
+}
+
+// An alias has its holder's part on disk: with a part of its own it would lose it.
+TEST_F(TensorTableTest, TheSameMemoryAsAnotherPartIsStoredTwice) {
+  const auto part = [this](const std::optional<TensorPart>& of) {
+    TensorView view = View(DType::kF32, {2, 3});
+    view.part = of;
+    return view;
+  };
+  ASSERT_TRUE(table_.Add("embed", part(TensorPart{"embed", {4, 3}, {2, 0}})).ok());
+  ASSERT_TRUE(table_.Add("other logical name", part(TensorPart{"head", {4, 3}, {2, 0}})).ok());
+  ASSERT_TRUE(table_.Add("other offset", part(TensorPart{"embed", {4, 3}, {0, 0}})).ok());
+  ASSERT_TRUE(table_.Add("whole", part({})).ok());
+  ASSERT_TRUE(table_.Add("equal part", part(TensorPart{"embed", {4, 3}, {2, 0}})).ok());
+
+  EXPECT_THAT(table_.StoreOrder(), ElementsAre(0U, 1U, 2U, 3U));
+  EXPECT_EQ(table_[4].alias_of, 0U);
 }
 
 TEST_F(TensorTableTest, StoreOrderIsThatOfSafetensors) {

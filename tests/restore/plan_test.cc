@@ -5,31 +5,14 @@
 
 #include <array>
 
+#include "shard_headers.h"
+
 namespace cairn {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-ShardHeader HeaderOf(std::vector<ShardTensor> tensors, std::uint64_t shard = 0) {
-  ShardHeader header;
-  header.shard = shard;
-  header.data_begin = kBlock;
-  for (ShardTensor& tensor : tensors) {
-    const std::uint64_t bytes = tensor.end;
-    tensor.begin = header.data_bytes();
-    tensor.end = tensor.begin + bytes;
-    header.tensors.push_back(std::move(tensor));
-  }
-  header.sums.resize(DivideUp(header.data_bytes(), kChecksumBlock));
-  return header;
-}
-
-// `end` stands for the size until HeaderOf lays the shard out.
-ShardTensor Floats(const std::string& name, std::int64_t count) {
-  return {.name = name, .dtype = DType::kF32, .shape = {count}, .end = static_cast<std::uint64_t>(count) * 4};
-}
 
 class PlanTest : public ::testing::Test {
  protected:
@@ -236,6 +219,42 @@ TEST(PlanReadsTest, ReadsWholeChecksumBlocksAndOnlyThoseNeeded) {
   ASSERT_EQ(reads.size(), 2);
   EXPECT_EQ(reads[0], (PlannedRead{7, mib, 2 * mib, 0, kBlock + mib, mib}));
   EXPECT_EQ(reads[1], (PlannedRead{7, 10 * mib, 11 * mib, 1, kBlock + 10 * mib, mib}));
+}
+
+TEST(PlanReadsTest, GivesEachReadTheCopiesThatReachIntoItWhereTheyOverlap) {
+  const std::uint64_t mib = kChecksumBlock;
+  const ShardHeader header = HeaderOf({Floats("a", 4 * mib / 4)});
+  std::vector<PlannedCopy> copies{{.begin = mib / 2, .end = mib / 2 + 4, .target_begin = 8},
+                                  {.begin = 0, .end = 4 * mib, .target_begin = 100},
+                                  {.begin = 3 * mib, .end = 3 * mib + 4, .target_begin = 12}};
+
+  const auto reads = PlanReads(0, header, copies, 2 * mib);
+
+  ASSERT_EQ(reads.size(), 2);
+  ASSERT_EQ(copies.size(), 4);
+  EXPECT_EQ(reads[0].first_copy, 0);
+  EXPECT_EQ(reads[1].first_copy, 2);
+  EXPECT_EQ(copies[0].end, 2 * mib);
+  EXPECT_EQ(copies[1].target_begin, 8);
+  EXPECT_EQ(copies[2].begin, 2 * mib);
+  EXPECT_EQ(copies[2].end, 4 * mib);
+  EXPECT_EQ(copies[2].target_begin, 100 + 2 * mib);
+  EXPECT_EQ(copies[3].target_begin, 12);
+}
+
+TEST(PlanReadsTest, ReadsShortGapsAlongWhereThereAreNoChecksums) {
+  const std::uint64_t mib = kChecksumBlock;
+  ShardHeader header = HeaderOf({Floats("a", 8 * mib / 4)});
+  header.sums.clear();
+  std::vector<PlannedCopy> copies;
+  for (std::uint64_t at = 0; at < mib; at += 4096) copies.push_back({.begin = at, .end = at + 16});
+  copies.push_back({.begin = 6 * mib, .end = 6 * mib + 16});
+
+  const auto reads = PlanReads(0, header, copies, 4 * mib);
+
+  ASSERT_EQ(reads.size(), 2);
+  EXPECT_EQ(reads[0].end, mib - 4096 + 16);
+  EXPECT_EQ(reads[1].begin, 6 * mib);
 }
 
 TEST(PlanReadsTest, CutsLongRangesAtChunksAndEndsAtTheDatasEnd) {

@@ -1,0 +1,383 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "restore/plan.h"
+#include "restore/reshard.h"
+
+namespace cairn {
+namespace {
+
+// Where a name's bytes are.
+struct Candidate {
+  std::string_view name;
+  bool foreign = true;  // Not this rank's own shard: sorts behind it.
+  std::uint32_t shard = 0;
+  const ShardTensor* tensor = nullptr;
+};
+
+bool ComesBefore(const Candidate& a, const Candidate& b) {
+  return std::tie(a.name, a.foreign, a.shard) < std::tie(b.name, b.foreign, b.shard);
+}
+
+// The first few mismatches in full, the others counted: a state of another model has thousands.
+class Mismatches {
+ public:
+  template <typename... Args>
+  void Add(fmt::format_string<Args...> format, Args&&... args) {
+    if (++count_ <= kListed) lines_.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+  [[nodiscard]] bool empty() const { return count_ == 0; }
+  [[nodiscard]] Status ToStatus() const {
+    std::string text = fmt::format("{}", fmt::join(lines_, "; "));
+    if (count_ > kListed) text += fmt::format("; and {} more", count_ - kListed);
+    return {StatusCode::kInvalidArgument, std::move(text)};
+  }
+
+ private:
+  static constexpr std::size_t kListed = 8;
+  std::size_t count_ = 0;
+  std::vector<std::string> lines_;
+};
+
+std::string DescribeTensor(DType dtype, const std::vector<std::int64_t>& shape, const std::optional<TensorPart>& part) {
+  std::string text = fmt::format("{} [{}]", DTypeName(dtype), fmt::join(shape, ", "));
+  if (part) {
+    text += fmt::format(" at [{}] of \"{}\" [{}]", fmt::join(part->offset, ", "), part->logical_name,
+                        fmt::join(part->global_shape, ", "));
+  }
+  return text;
+}
+
+// A tensor's name among all shards: of a part its whole's.
+std::string_view LogicalName(std::string_view name, const std::optional<TensorPart>& part) {
+  return part ? std::string_view(part->logical_name) : name;
+}
+
+const std::vector<std::int64_t>& GlobalShape(const std::vector<std::int64_t>& shape,
+                                             const std::optional<TensorPart>& part) {
+  return part ? part->global_shape : shape;
+}
+
+std::vector<Candidate> IndexShards(std::span<const SavedShard> shards, std::uint64_t rank) {
+  std::vector<Candidate> index;
+  for (std::uint32_t s = 0; s < shards.size(); ++s) {
+    const ShardHeader& header = *shards[s].header;
+    const bool foreign = !header.cairn || header.shard != rank;
+    std::unordered_map<std::string_view, const ShardTensor*> holders;
+    for (const ShardTensor& tensor : header.tensors) {
+      index.push_back({tensor.name, foreign, s, &tensor});
+      if (!header.aliases.empty()) holders.emplace(tensor.name, &tensor);
+    }
+    for (const auto& [alias, holder] : header.aliases) {
+      index.push_back({alias, foreign, s, holders.at(holder)});
+    }
+  }
+  std::sort(index.begin(), index.end(), ComesBefore);
+  return index;
+}
+
+std::span<const Candidate> FindName(const std::vector<Candidate>& index, std::string_view name) {
+  struct Less {
+    bool operator()(const Candidate& c, std::string_view n) const { return c.name < n; }
+    bool operator()(std::string_view n, const Candidate& c) const { return n < c.name; }
+  };
+  const auto [first, last] = std::equal_range(index.begin(), index.end(), name, Less{});
+  return {first, last};
+}
+
+// Logical tensors as the shards hold them, in pieces; each is put together when the first entry wants it.
+class LogicalTensors {
+ public:
+  struct Logical {
+    const Candidate* first = nullptr;  // Null where there is no piece of the name.
+    const Candidate* odd = nullptr;    // A piece with another dtype or global shape than the first.
+    std::optional<PieceSet> pieces;    // Where there is no odd one.
+    bool reported = false;             // Its overlap is among the mismatches.
+  };
+
+  explicit LogicalTensors(const std::vector<Candidate>& by_name) : by_name_(by_name) {}
+
+  Logical& Find(std::string_view name) {
+    if (index_.empty()) {
+      index_ = by_name_;
+      for (Candidate& c : index_) c.name = LogicalName(c.name, c.tensor->part);
+      std::stable_sort(index_.begin(), index_.end(), ComesBefore);
+    }
+    const auto [it, fresh] = logical_.try_emplace(name);
+    if (fresh) Load(it->second, FindName(index_, name));
+    return it->second;
+  }
+
+ private:
+  static void Load(Logical& logical, std::span<const Candidate> found) {
+    std::vector<SavedPiece> pieces;
+    pieces.reserve(found.size());
+    for (const Candidate& c : found) {
+      if (logical.first == nullptr) logical.first = &c;
+      const ShardTensor& a = *logical.first->tensor;
+      const ShardTensor& b = *c.tensor;
+      if (a.dtype != b.dtype || GlobalShape(a.shape, a.part) != GlobalShape(b.shape, b.part)) {
+        logical.odd = &c;
+        return;
+      }
+      pieces.push_back({BoxOf(b.shape, b.part), c.shard, c.tensor});
+    }
+    logical.pieces.emplace(std::move(pieces));
+  }
+
+  const std::vector<Candidate>& by_name_;
+  std::vector<Candidate> index_;  // By logical name.
+  std::unordered_map<std::string_view, Logical> logical_;
+};
+
+// Indices of the table's wanted entries, ascending.
+Result<std::vector<std::uint32_t>> SelectEntries(const TensorTable& table, const std::vector<std::string>& names) {
+  std::vector<bool> selected(table.size(), names.empty());
+  Mismatches mismatches;
+  for (const std::string& pattern : names) {
+    if (!IsUtf8(pattern)) {
+      mismatches.Add("the pattern {:?} is no UTF-8 text", std::string_view(pattern));
+      continue;
+    }
+    bool matched = false;
+    if (const auto exact = table.Find(pattern)) {
+      selected[*exact] = true;
+      matched = true;
+    }
+    if (pattern.find_first_of("*?") != std::string::npos) {
+      for (std::uint32_t i = 0; i < table.size(); ++i) {
+        if (!MatchesPattern(pattern, table[i].name)) continue;
+        selected[i] = true;
+        matched = true;
+      }
+    }
+    if (!matched) mismatches.Add("\"{}\" matches none of the state's {} tensors", pattern, table.size());
+  }
+  if (!mismatches.empty()) return mismatches.ToStatus();
+  std::vector<std::uint32_t> indices;
+  for (std::uint32_t i = 0; i < table.size(); ++i) {
+    if (selected[i]) indices.push_back(i);
+  }
+  return indices;
+}
+
+std::pair<const std::byte*, const std::byte*> SpanOf(const StridedLayout& layout) {
+  const std::byte* end = layout.base + layout.row_bytes;
+  for (const StridedLayout::Dimension& dimension : layout.outer) end += (dimension.size - 1) * dimension.stride;
+  return {layout.base, end};
+}
+
+// Marks the copies whose targets' memory may overlap another's: views of one buffer that are not the very same tensor.
+// The copies of one target write different elements of it.
+void MarkSharedMemory(std::vector<std::vector<PlannedCopy>>& copies) {
+  struct Extent {
+    DeviceId device;
+    const std::byte* begin;
+    const std::byte* end;
+    const StridedLayout* target;
+  };
+  std::vector<Extent> extents;
+  std::unordered_set<const StridedLayout*> seen;
+  for (const auto& of_shard : copies) {
+    for (const PlannedCopy& copy : of_shard) {
+      if (!extents.empty() && extents.back().target == copy.target) continue;
+      if (!seen.insert(copy.target).second) continue;
+      const auto [begin, end] = SpanOf(*copy.target);
+      extents.push_back({copy.device, begin, end, copy.target});
+    }
+  }
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return std::tie(a.device, a.begin) < std::tie(b.device, b.begin); });
+  std::unordered_set<const StridedLayout*> shared;
+  const Extent* reach = nullptr;  // Of those so far on this device, the one that ends last.
+  for (const Extent& extent : extents) {
+    if (reach != nullptr && reach->device == extent.device && extent.begin < reach->end) {
+      shared.insert(reach->target);
+      shared.insert(extent.target);
+    }
+    if (reach == nullptr || reach->device != extent.device || extent.end > reach->end) reach = &extent;
+  }
+  if (shared.empty()) return;
+  for (auto& of_shard : copies) {
+    for (PlannedCopy& copy : of_shard) copy.shares_memory = shared.contains(copy.target);
+  }
+}
+
+// Chooses, for one wanted entry after another, where its bytes come from.
+class Matcher {
+ public:
+  Matcher(std::span<const SavedShard> shards, std::uint64_t rank, const TensorTable& table, bool allow_missing)
+      : shards_(shards), table_(table), allow_missing_(allow_missing), index_(IndexShards(shards, rank)) {
+    matched_.copies.resize(shards.size());
+  }
+
+  void Match(std::uint32_t i) {
+    const TensorEntry& entry = table_[i];
+    const std::span<const Candidate> named = FindName(index_, entry.name);
+    const auto same_part =
+        std::find_if(named.begin(), named.end(), [&](const Candidate& c) { return c.tensor->part == entry.part; });
+    if (same_part != named.end()) {
+      const ShardTensor& tensor = *same_part->tensor;
+      if (tensor.dtype == entry.dtype && tensor.shape == entry.shape) return Take(i, *same_part);
+      // A part that begins where the wanted one does may be another cutting's.
+      if (!entry.part || tensor.dtype != entry.dtype) return AddMismatch(entry, *same_part);
+    }
+    LogicalTensors::Logical& logical = logical_.Find(LogicalName(entry.name, entry.part));
+    if (logical.first != nullptr) return Assemble(i, logical);
+    if (!named.empty()) return AddMismatch(entry, named.front());
+    if (allow_missing_) {
+      matched_.missing.push_back(entry.name);
+      return;
+    }
+    mismatches_.Add("tensor \"{}\": expected {}, found none of that name", entry.name, Describe(entry));
+  }
+
+  Result<MatchedTensors> Finish() && {
+    if (!mismatches_.empty()) return mismatches_.ToStatus();
+    MarkSharedMemory(matched_.copies);
+    return std::move(matched_);
+  }
+
+ private:
+  // What is written into a piece of tied memory.
+  struct Source {
+    std::uint32_t entry;
+    const ShardTensor* tensor;  // Null where it is put together.
+  };
+
+  static std::string Describe(const TensorEntry& entry) { return DescribeTensor(entry.dtype, entry.shape, entry.part); }
+  static std::string Describe(const ShardTensor& tensor) {
+    return DescribeTensor(tensor.dtype, tensor.shape, tensor.part);
+  }
+
+  void AddMismatch(const TensorEntry& entry, const Candidate& found) {
+    mismatches_.Add("tensor \"{}\": expected {}, found {} in {}", entry.name, Describe(entry), Describe(*found.tensor),
+                    shards_[found.shard].file);
+  }
+
+  // Whether the entry is to be written: of tied names one is enough.
+  bool Claim(std::uint32_t i, const ShardTensor* tensor) {
+    const TensorEntry& entry = table_[i];
+    const auto [it, first] = by_holder_.try_emplace(entry.is_alias() ? entry.alias_of : i, Source{i, tensor});
+    if (first) {
+      ++matched_.tensors;
+      matched_.bytes += entry.bytes();
+      return entry.bytes() != 0;
+    }
+    const Source& other = it->second;
+    const TensorEntry& tied = table_[other.entry];
+    const bool same = tensor != nullptr && other.tensor != nullptr
+                          ? tensor == other.tensor
+                          : LogicalName(tied.name, tied.part) == LogicalName(entry.name, entry.part);
+    if (!same) {
+      mismatches_.Add("tensors \"{}\" and \"{}\" share memory, but were saved as two; restore one of them by name",
+                      tied.name, entry.name);
+    }
+    return false;
+  }
+
+  void Take(std::uint32_t i, const Candidate& saved) {
+    if (!Claim(i, saved.tensor)) return;
+    AddCopy(table_[i], saved.shard, saved.tensor->begin, saved.tensor->end, 0);
+  }
+
+  void Assemble(std::uint32_t i, LogicalTensors::Logical& logical) {
+    const TensorEntry& entry = table_[i];
+    const ShardTensor& first = *logical.first->tensor;
+    if (first.dtype != entry.dtype || GlobalShape(first.shape, first.part) != GlobalShape(entry.shape, entry.part)) {
+      return AddMismatch(entry, *logical.first);
+    }
+    if (logical.odd != nullptr) return AddMismatch(entry, *logical.odd);
+    if (const auto& overlap = logical.pieces->overlap()) {
+      if (std::exchange(logical.reported, true)) return;
+      const auto& [a, b] = *overlap;
+      mismatches_.Add("\"{}\" in {} and \"{}\" in {} overlap: {} and {}", a.tensor->name, shards_[a.shard].file,
+                      b.tensor->name, shards_[b.shard].file, Describe(*a.tensor), Describe(*b.tensor));
+      return;
+    }
+    const Box wanted = BoxOf(entry.shape, entry.part);
+    const std::vector<const SavedPiece*> pieces = logical.pieces->Touching(wanted);
+    std::uint64_t lacking = wanted.elements();
+    for (const SavedPiece* piece : pieces) lacking -= Intersect(piece->box, wanted).elements();
+    if (lacking != 0) {
+      mismatches_.Add("tensor \"{}\": expected {}, found no part of \"{}\" with {} of its {} elements", entry.name,
+                      Describe(entry), LogicalName(entry.name, entry.part), lacking, wanted.elements());
+      return;
+    }
+    if (!Claim(i, nullptr)) return;
+    const std::uint64_t item = DTypeSize(entry.dtype);
+    for (const SavedPiece* piece : pieces) {
+      for (const ElementRun& run : SharedRuns(piece->box, wanted)) {
+        const std::uint64_t begin = piece->tensor->begin + run.from * item;
+        AddCopy(entry, piece->shard, begin, begin + run.count * item, run.to * item);
+      }
+    }
+  }
+
+  void AddCopy(const TensorEntry& entry, std::uint32_t shard, std::uint64_t begin, std::uint64_t end,
+               std::uint64_t target_begin) {
+    matched_.copies[shard].push_back({.begin = begin,
+                                      .end = end,
+                                      .target = &entry.layout,
+                                      .target_begin = target_begin,
+                                      .device = entry.device,
+                                      .name = entry.name});
+  }
+
+  const std::span<const SavedShard> shards_;
+  const TensorTable& table_;
+  const bool allow_missing_;
+  const std::vector<Candidate> index_;
+  LogicalTensors logical_{index_};
+  std::unordered_map<std::uint32_t, Source> by_holder_;
+  Mismatches mismatches_;
+  MatchedTensors matched_;
+};
+
+}  // namespace
+
+bool MatchesPattern(std::string_view pattern, std::string_view name) {
+  if (pattern == name) return true;
+  // Greedy with one point of return: the last * seen, and how much of the name it has swallowed.
+  std::size_t p = 0;
+  std::size_t n = 0;
+  std::size_t star = std::string_view::npos;
+  std::size_t swallowed = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      swallowed = n;
+    } else if (p < pattern.size() && pattern[p] == '?') {
+      ++p;
+      do ++n;
+      while (n < name.size() && (static_cast<unsigned char>(name[n]) & 0xc0) == 0x80);
+    } else if (p < pattern.size() && pattern[p] == name[n]) {
+      ++p;
+      ++n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      n = ++swallowed;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+Result<MatchedTensors> MatchTensors(std::span<const SavedShard> shards, std::uint64_t rank, const TensorTable& table,
+                                    const RestoreOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> wanted, SelectEntries(table, options.names));
+  Matcher matcher(shards, rank, table, options.allow_missing);
+  for (const std::uint32_t i : wanted) matcher.Match(i);
+  return std::move(matcher).Finish();
+}
+
+}  // namespace cairn
