@@ -64,7 +64,10 @@ Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Re
     tied.bytes = entry.bytes();
     tied.entries.push_back(i);
     share.alike.emplace_back(
-        entry.name, fmt::format("{} [{}]{}", DTypeName(entry.dtype), fmt::join(entry.shape, ", "),
+        entry.name, fmt::format("{} [{}]{}{}", DTypeName(entry.dtype), fmt::join(entry.shape, ", "),
+                                entry.part ? fmt::format(" at [{}] of \"{}\"", fmt::join(entry.part->offset, ", "),
+                                                         entry.part->logical_name)
+                                           : "",
                                 entry.is_alias() ? fmt::format(" tied to \"{}\"", (*table)[holder].name) : ""));
   }
   for (const std::string& name : replicated.by_rank_0) {

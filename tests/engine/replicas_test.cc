@@ -100,6 +100,20 @@ TEST_F(Shares, SayDTypeAndShape) {
               ElementsAre(Alike{"lr", "0.1"}, Alike{"a", "U8 [10]"}, Alike{"b", "U8 [10] tied to \"a\""}));
 }
 
+TEST_F(Shares, SayWhichPartOfAWholeATensorIs) {
+  std::byte memory{};
+  ASSERT_TRUE(state_
+                  .Add("w", {.data = &memory,
+                             .dtype = DType::kU8,
+                             .shape = {1},
+                             .part = TensorPart{.logical_name = "w", .global_shape = {4}, .offset = {2}}})
+                  .ok());
+
+  const auto share = ShareOut(state_.table(), {.tensors = {"w"}}, 0, 2);
+
+  EXPECT_THAT(share->alike, ElementsAre(Alike{"w", "U8 [1] at [2] of \"w\""}));
+}
+
 std::vector<Alike> Many() {
   std::vector<Alike> all;
   for (int i = 0; i < 500; ++i) all.emplace_back("name " + std::to_string(i), std::to_string(i));
