@@ -56,11 +56,16 @@ class Items:
     pickled: dict[str, bytes] = field(default_factory=dict)
     paths: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
 
+    def refuse_what_is_not_kept(self) -> None:
+        """InvalidArgument or Unsupported, by name: before other ranks count on this one."""
+        for piece in self.pieces:
+            refuse_what_is_not_kept(piece.tensor, piece.fqn)
+            _tensors.dtype_name(piece.fqn, piece.tensor)
+
     def sized(self) -> list[tuple[Key, int]]:
-        """Each item's key and size in bytes, in the order of the pieces."""
+        """Each item's key, and a tensor's size in bytes; values are no load, and need not be alike."""
         sized = [(piece.key, piece.tensor.numel() * piece.tensor.element_size()) for piece in self.pieces]
-        sized += [((fqn, ()), len(data)) for fqn, data in self.pickled.items()]
-        return sized + [((fqn, ()), 0) for fqn in self.values]
+        return sized + [((fqn, ()), 0) for fqn in (*self.pickled, *self.values)]
 
     def only(self, keys: set[Key] | None) -> Items:
         """Those of these keys; None: all."""
@@ -163,7 +168,11 @@ def _share_out(lists: list[list[list[Any]]], rank: int) -> set[Key]:
         for (fqn, offset), size in items:
             key = fqn, tuple(offset)
             holders.setdefault(key, []).append(holder)
-            sizes[key] = size
+            if sizes.setdefault(key, size) != size:
+                raise InvalidArgument(
+                    f'"{fqn}" has {sizes[key]} bytes on rank {holders[key][0]} and {size} on rank {holder}: what ranks '
+                    "hold under one name, at one offset, is written once and must be alike"
+                )
     loads = [0] * len(lists)
     for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
         least = min(holders[key], key=lambda holder: (loads[holder], holder))
@@ -197,9 +206,14 @@ class Stock:
     pickled: set[str]
     tensors: dict[str, Stored]  # Whole ones, by name: those of values and pickled items too.
 
+    def chunks_of(self, fqn: str) -> list[Chunk]:
+        if fqn not in self.chunks:
+            raise Corrupt(f'the checkpoint names "{fqn}", but no shard holds it')
+        return self.chunks[fqn]
+
     def find(self, fqn: str, offset: Iterable[int] | None) -> Chunk:
         wanted = None if offset is None else tuple(offset)
-        for chunk in self.chunks.get(fqn, ()):
+        for chunk in self.chunks_of(fqn):
             if wanted is None or chunk.offset == wanted:
                 return chunk
         raise Corrupt(f'the checkpoint holds no chunk of "{fqn}" at {wanted}')

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -107,18 +108,20 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     With `dcp.async_save` the engine reads the tensors themselves, without a copy of the state in between: they must not
     be overwritten before `staging_completion`, or Checkpointer.fence or protect sees to it. Values are kept as they are
-    in the call. What is captured is committed once DCP's plan is agreed on; where that fails it is given up by `close`,
-    or after the group's timeout.
+    in the call. What is captured is committed once DCP's plan is agreed on. Where that fails it is given up.
     """
 
     _synchronize_after_execute = False  # `stage` gives a future.
 
     def __init__(self, checkpointer: Checkpointer, step: int | None = None, *, replace: bool = False) -> None:
+        self._staged: Items | None = None  # All that this rank holds, whoever writes it.
+        self._save: Save | None = None
         self._checkpointer = checkpointer
         self._step = step if step is None else _parse_step(step)
         self._replace = replace
-        self._staged: Items | None = None  # All that this rank holds, whoever writes it.
-        self._save: Save | None = None
+
+    def __del__(self) -> None:
+        self.close()
 
     def __reduce__(self) -> Any:
         self.close()
@@ -141,10 +144,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             return
         step = _parse_step(checkpoint_id)
         if self._staged is not None and step != self._step:
+            self.close()
             raise InvalidArgument(f"checkpoint_id: step {step}, but step {self._step} has been staged")
         self._step = step
 
     def storage_meta(self) -> StorageMeta:
+        if self._save is not None:
+            # DCP's first question, on the thread that it made for this save: a plan that fails is that thread's end.
+            threading.Thread(target=_give_up_after, args=(threading.current_thread(), self._save), daemon=True).start()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
@@ -154,6 +161,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             planner = DefaultSavePlanner()
             planner.set_up_planner(state_dict, None, self._checkpointer.rank == 0)
             self._staged = _held_by(planner)
+            if self._checkpointer.world > 1:
+                self._staged.refuse_what_is_not_kept()
             return self._staged
 
         self.close()
@@ -292,16 +301,7 @@ class StorageReader(storage.StorageReader):
     def read_metadata(self) -> Metadata:
         self._details = self._checkpointer._core.inspect(self._step, "")
         self._stock = stock = _dcp_items.take_stock(self._details)
-        metadata: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {
-            fqn: TensorStorageMetadata(
-                TensorProperties(dtype=_tensors.torch_dtype(chunks[0].dtype)),
-                torch.Size(chunks[0].size),
-                [ChunkStorageMetadata(torch.Size(one.offset), torch.Size(one.shape)) for one in chunks],
-            )
-            for fqn, chunks in stock.chunks.items()
-            if fqn in stock.paths
-        }
-        metadata |= {fqn: BytesStorageMetadata() for fqn in (*stock.values, *stock.pickled)}
+        metadata = {fqn: _metadata_of(stock, fqn) for fqn in stock.paths}
         return Metadata(metadata, planner_data=stock.paths, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -368,6 +368,7 @@ class _Reads:
         self.views: list[Any] = []
         self.arrays: dict[str, Any] = {}  # Tensors of values, and pickled bytes, by name.
         self._names: dict[str, int] = {}
+        self._targets: set[tuple[Any, ...]] = set()
 
     def region(self, item: ReadItem, target: Any) -> tuple[Any, Any]:
         """Reads an item into its target: in place, or into the temporary tensor that is returned with it."""
@@ -383,8 +384,10 @@ class _Reads:
         name = chunk.name if part is None else f"{index.fqn}~{number}" if number else index.fqn
         temporary = None
         try:
-            if _tensors.dtype_name(name, target) != chunk.dtype:
-                raise Unsupported("converted by copy_")
+            memory = _memory(target)
+            if _tensors.dtype_name(name, target) != chunk.dtype or memory in self._targets:
+                raise Unsupported("converted by copy_, or tied to another target")
+            self._targets.add(memory)
             view = _tensors.target(name, target)
         except (InvalidArgument, Unsupported):
             temporary = torch.empty(tuple(item.lengths), dtype=_tensors.torch_dtype(chunk.dtype))
@@ -396,6 +399,22 @@ class _Reads:
         for name, kind in self._stock.tensors_of(fqn).items():
             self.arrays[name] = _tensors.empty(self._stock.tensors[name], kind)
             self.views.append((*_tensors.target(name, self.arrays[name]), None))
+
+
+def _metadata_of(stock: Stock, fqn: str) -> TensorStorageMetadata | BytesStorageMetadata:
+    if fqn in stock.values or fqn in stock.pickled:
+        return BytesStorageMetadata()
+    chunks = stock.chunks_of(fqn)
+    return TensorStorageMetadata(
+        TensorProperties(dtype=_tensors.torch_dtype(chunks[0].dtype)),
+        torch.Size(chunks[0].size),
+        [ChunkStorageMetadata(torch.Size(one.offset), torch.Size(one.shape)) for one in chunks],
+    )
+
+
+def _give_up_after(thread: threading.Thread, save: Save) -> None:
+    thread.join()
+    save.cancel()
 
 
 def _parse_step(checkpoint_id: Any) -> int:
@@ -431,7 +450,7 @@ def _planned(plan: SavePlan, planner: Any) -> Items:
             _add_value(items, item.index.fqn, planner.lookup_object(item.index), planner)
         else:
             items.pickled[item.index.fqn] = planner.resolve_data(item).getvalue()
-    fqns = {item.index.fqn for item in plan.items}
+    fqns = dict.fromkeys(item.index.fqn for item in plan.items)
     items.paths = {fqn: items.paths.get(fqn, (fqn,)) for fqn in fqns}
     return items
 

@@ -11,7 +11,7 @@ before stays until then, and what ModelCheckpoint removes goes once the save tha
 says how. It works with `lightning.pytorch`, and with `pytorch_lightning` where that is what is imported or installed.
 
 For strategies in which one rank holds the whole state: one device, DDP. FSDP, DeepSpeed, tensor parallelism and XLA save
-in ways of their own: they are refused by name, and will go through `cairn.dcp`.
+in ways of their own: they are refused by name; `cairn.dcp` saves their state.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Callback(_Callback):
         for kind in type(trainer.strategy).__mro__:
             if kind.__name__ in _SHARDED:
                 raise Unsupported(
-                    f"{kind.__name__} saves in a way of its own, which cairn.lightning does not serve; it will go through "
+                    f"{kind.__name__} saves in a way of its own, which cairn.lightning does not serve: save its state with "
                     "cairn.dcp. One device and DDP are served"
                 )
         given = trainer.strategy.checkpoint_io

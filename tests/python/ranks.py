@@ -20,7 +20,7 @@ from typing import Any, TextIO
 # c10d's store looks up the name of every client; where no name server answers that takes 5 s, each time.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "cairn", "ranks"])
+_context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.nn.parallel", "cairn.dcp", "ranks"])
 
 
 class Rank:
@@ -185,7 +185,7 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
         try:
             exec(compile(tree, "rank", "exec"), names)  # noqa: S102
             answer = {"value": eval(compile(ast.Expression(last.value), "rank", "eval"), names) if last else None}  # type: ignore[attr-defined]
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001 (DCP's CheckpointException is no Exception)
             answer = {"error": type(error).__name__, "message": str(error)}
         print(json.dumps(answer, default=repr), file=answers, flush=True)
 

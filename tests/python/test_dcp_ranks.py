@@ -1,0 +1,307 @@
+"""cairn.dcp with several ranks: real processes over gloo, DTensors and FSDP2, other numbers of ranks, real kills."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn
+import cairn.dcp
+import pytest
+import safetensors
+import torch
+from ranks import World
+from torch.distributed import checkpoint as dcp
+
+Worlds = Callable[..., World]
+PRELUDE = """
+import datetime, warnings, zlib
+warnings.simplefilter("ignore")
+import cairn.dcp
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+dist.init_process_group("gloo", store=dist.PrefixStore(f"pg{world}", store), rank=rank, world_size=world,
+                        timeout=datetime.timedelta(seconds=PG_TIMEOUT))
+mesh = init_device_mesh("cpu", (world,))
+
+def save(state, step, how="async", planner=None, **options):
+    writer = cairn.dcp.StorageWriter(c, step, **options)
+    planner = planner or cairn.dcp.SavePlanner()
+    if how == "sync":
+        dcp.save(state, storage_writer=writer, planner=planner)
+    else:
+        dcp.async_save(state, storage_writer=writer, planner=planner).upload_completion.result()
+
+def load(state, step=None, planner=None):
+    dcp.load(state, storage_reader=cairn.dcp.StorageReader(c, step), planner=planner or cairn.dcp.LoadPlanner())
+    return state
+
+def digests(state, name=""):
+    "By path: the CRC of each whole tensor, and every other value as it is."
+    if isinstance(state, dict):
+        return {k: v for key, child in state.items() for k, v in digests(child, f"{name}/{key}").items()}
+    if isinstance(state, torch.Tensor):
+        whole = (state.full_tensor() if isinstance(state, DTensor) else state).detach().contiguous()
+        return {name: f"{list(whole.shape)} {zlib.crc32(whole.reshape(-1).view(torch.uint8).numpy()):08x}"}
+    return {name: repr(state)}
+
+def blank(state):
+    if isinstance(state, dict):
+        return {key: blank(child) for key, child in state.items()}
+    return torch.zeros_like(state) if isinstance(state, torch.Tensor) else None
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = torch.nn.Linear(10, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 5)
+    def forward(self, x):
+        return self.b(self.norm(self.a(x)))
+
+def trained(seed, steps):
+    torch.manual_seed(seed)
+    net = Net()
+    for layer in (net.a, net.b): fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1 * seed)
+    for step in range(steps):
+        net(torch.randn(4, 10)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net, optimizer
+
+def state_of(net, optimizer):
+    model, optim = get_state_dict(net, optimizer)
+    return {"model": model, "optim": optim, "epoch": 7, "notes": [None, "x", 1.5]}
+"""
+
+
+@pytest.fixture
+def worlds(root: Path) -> Iterator[Worlds]:
+    made: list[World] = []
+
+    def make(world: int, options: str = "", timeout: float = 60, pg_timeout: float = 60) -> World:
+        made.append(World(world, root))
+        made[-1].open(options, timeout)
+        prelude = PRELUDE.replace("PG_TIMEOUT", str(pg_timeout))
+        assert made[-1].all(prelude) == [None] * world
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def end(world: World) -> None:
+    world.all("c.close()")
+    world.end()
+
+
+def one(answers: list[Any]) -> Any:
+    """What all ranks say alike."""
+    assert all(answer == answers[0] for answer in answers), answers
+    return answers[0]
+
+
+def shards(root: Path, step: int) -> list[dict[str, int]]:
+    """The elements of each tensor, by name, in each shard; every file is read by safetensors."""
+    found = []
+    for file in sorted(root.glob(f"step-*{step}/shard-*")):
+        with safetensors.safe_open(file, "pt") as shard:
+            found.append({name: shard.get_tensor(name).numel() for name in shard.keys()})  # noqa: SIM118
+    return found
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_fsdp2_saved_on_4_ranks_loads_on_2_8_and_1(worlds: Worlds, root: Path, how: str) -> None:
+    four = worlds(4)
+    four.all("net, optimizer = trained(1, 2)")
+    saved = one(four.all("state = state_of(net, optimizer); digests(state)"))
+    assert four.all(f'save(state, 1, "{how}")') == [None] * 4
+    end(four)
+    assert len(saved) > 20 and saved["/epoch"] == "7"
+    # Each rank has its chunks; what all hold alike (BatchNorm's buffers, Adam's steps) is there once.
+    files = shards(root, 1)
+    assert len(files) == 4 and all("model.a.weight" in names for names in files)
+    assert sum(names["model.a.weight"] for names in files) == 120
+    assert sum("model.norm.running_mean" in names for names in files) == 1
+
+    for ranks in (2, 8, 1):
+        world = worlds(ranks)
+        other = one(world.all("net, optimizer = trained(2, 1); state = state_of(net, optimizer); digests(state)"))
+        assert other != saved
+        assert world.all("load(state, 1); set_state_dict(net, optimizer, model_state_dict=state['model'], "
+                         "optim_state_dict=state['optim']); None") == [None] * ranks  # fmt: skip
+        assert one(world.all("digests(state_of(net, optimizer) | {'epoch': state['epoch']})")) == saved
+        # It trains on, and saves again.
+        assert world.all(f"c.protect(optimizer); save(state_of(net, optimizer), {ranks + 1})") == [None] * ranks
+        end(world)
+
+
+def test_every_cutting_of_dtensors_loads_into_every_other(worlds: Worlds, root: Path) -> None:
+    cuttings = """
+        torch.manual_seed(3)
+        grid = init_device_mesh("cpu", (world // 2, 2)) if world > 1 else None
+        half = init_device_mesh("cpu", (1,)) if world == 1 else None
+        whole = {"even": torch.randn(8, 6), "uneven": torch.randn(5, 3, 2), "thin": torch.randn(1, 9),
+                 "scalar": torch.randn(()), "ints": torch.arange(35).reshape(7, 5), "empty": torch.zeros(0, 4),
+                 "bf16": torch.randn(9, 9).bfloat16()}
+        def cut(how):
+            found = {}
+            for name, tensor in whole.items():
+                dims = tensor.dim()
+                if dims == 0 or how == "replicated":
+                    found[name] = distribute_tensor(tensor, mesh, [Replicate()])
+                elif how == "rows":
+                    found[name] = distribute_tensor(tensor, mesh, [Shard(0)])
+                elif how == "columns":
+                    found[name] = distribute_tensor(tensor, mesh, [Shard(1)])
+                elif how == "grid":
+                    found[name] = distribute_tensor(tensor, grid, [Shard(0), Shard(1)])
+                elif how == "hybrid":
+                    found[name] = distribute_tensor(tensor, grid, [Replicate(), Shard(0)])
+                else:
+                    found[name] = tensor.clone()
+            return found
+        want = digests(whole)
+        """
+    cuttings = "\n".join(line[8:] for line in cuttings.splitlines())
+    kinds = ["rows", "columns", "grid", "hybrid", "replicated", "plain"]
+    four = worlds(4, "keep_last=0")
+    assert four.all(cuttings) == [None] * 4
+    for step, kind in enumerate(kinds):
+        assert four.all(f'save(cut("{kind}"), {step}, "{"async" if step % 2 else "sync"}")') == [None] * 4
+    elements = 48 + 30 + 9 + 1 + 35 + 0 + 81
+    for step in range(len(kinds)):
+        assert sum(sum(names.values()) for names in shards(root, step)) == elements, kinds[step]
+    end(four)
+
+    for ranks in (6, 1):
+        world = worlds(ranks)
+        assert world.all(cuttings) == [None] * ranks
+        for step, saved in enumerate(kinds):
+            for kind in kinds if ranks > 1 else ["rows", "plain"]:
+                got = world.all(f'got = digests(load(blank(cut("{kind}")), {step})); got == want or got')
+                assert got == [True] * ranks, (saved, kind)
+        end(world)
+    # And alone, without torch.distributed, from the folder.
+    torch.manual_seed(3)
+    want = torch.randn(8, 6)
+    for step in range(len(kinds)):
+        state = {"even": torch.zeros(8, 6)}
+        dcp.load(state, storage_reader=cairn.dcp.StorageReader(root, step), no_dist=True)
+        assert torch.equal(state["even"], want)
+
+
+def test_what_all_hold_alike_is_shared_out_by_size_and_anew_when_it_changes(worlds: Worlds, root: Path) -> None:
+    world = worlds(3, "keep_last=0")
+    world.all("state = {'all': {f'w{i}': torch.full((100 * (i + 1),), float(i)) for i in range(6)}, 'n': 5}")
+    assert world.all("save(state, 1)") == [None] * 3
+    assert world.all("save(state, 2)") == [None] * 3  # As agreed on before.
+    world.all("state['all'].pop('w0'); state.update({f'mine{rank}': torch.full((10,), float(rank))} if rank else {})")
+    assert world.all("save(state, 3)") == [None] * 3
+
+    for step in (1, 2):
+        assert [sum(names.values()) for names in shards(root, step)] == [700] * 3
+    third = shards(root, 3)
+    assert sorted(name for names in third for name in names) == ["all.w1", "all.w2", "all.w3", "all.w4", "all.w5",
+                                                                 "mine1", "mine2"]  # fmt: skip
+    assert [name in names for name, names in (("mine1", third[1]), ("mine2", third[2]))] == [True, True]
+    got = world.all("got = load(blank(state), 3); [got['n'], got['all']['w5'][0].item()] + ([got[f'mine{rank}'][0].item()] if rank else [])")  # fmt: skip
+    assert got == [[5, 5.0], [5, 5.0, 1.0], [5, 5.0, 2.0]]
+
+
+def test_a_plan_that_fails_on_one_rank_is_no_checkpoint(worlds: Worlds, root: Path) -> None:
+    world = worlds(2)
+    world.all("state = {'w': torch.ones(4), 'x': 1}")
+    assert world.all("save(state, 1)") == [None] * 2
+    world.all("""
+class Bad(cairn.dcp.SavePlanner):
+    def create_local_plan(self):
+        if rank == 1: raise RuntimeError("no plan of mine")
+        return super().create_local_plan()
+writer = cairn.dcp.StorageWriter(c, 2)
+""")
+    for how in ("sync", "async"):
+        for answer in world.answers(f'save(state, 2, "{how}", Bad())'):
+            assert answer["error"] == "CheckpointException" and "no plan of mine" in answer["message"]
+    world.all("import gc; gc.collect()")
+
+    assert world.all("save(state, 3)") == [None] * 2
+    world.all("c.close()")
+    with cairn.Checkpointer(root, read_only=True) as reader:
+        assert reader.steps() == [1, 3]
+
+
+def test_a_value_that_one_rank_cannot_keep_fails_all_by_name(worlds: Worlds) -> None:
+    world = worlds(2)
+    for how in ("sync", "async"):
+        answers = world.answers(f'save({{"w": torch.ones(4), "v": object() if rank else 1}}, 1, "{how}")')
+        assert all("v: a value of type object cannot be kept" in answer["message"] for answer in answers), answers
+    assert world.all('save({"w": torch.ones(4)}, 1)') == [None] * 2
+
+
+def test_a_tensor_that_cannot_be_staged_fails_all_at_once(worlds: Worlds) -> None:
+    world = worlds(2, timeout=600)
+    began = time.monotonic()
+    answers = world.answers(
+        'save({"w": torch.ones(4), "s": torch.ones(4).to_sparse()} if rank else {"w": torch.ones(4)}, 1)'
+    )
+    assert time.monotonic() - began < 60
+    assert "sparse" in answers[1]["message"]
+    assert "rank 1: " in answers[0]["message"]
+
+    answers = world.answers('save({"w": torch.ones(4 + rank)}, 1)')
+    assert all('"w" has 16 bytes on rank 0 and 20 on rank 1' in answer["message"] for answer in answers), answers
+    assert world.all('save({"w": torch.ones(4)}, 1)') == [None] * 2
+
+
+def test_groups_that_differ_are_refused(worlds: Worlds, root: Path) -> None:
+    world = worlds(2)
+    alone = "dcp.save({'w': torch.ones(4)}, storage_writer=cairn.dcp.StorageWriter(d, 1), no_dist=NO)"
+    opened = f'd = cairn.Checkpointer({str(root / "other")!r} + str(rank), host_memory="8MiB", chunk="1MiB")'
+    world.all(opened)
+    for answer in world.answers(alone.replace("NO", "False")):
+        assert "give both the same group" in answer["message"]
+    for answer in world.answers(
+        'dcp.save({"w": torch.ones(4)}, storage_writer=cairn.dcp.StorageWriter(c, 1), no_dist=True)'
+    ):
+        assert "give both the same group" in answer["message"]
+    assert world.all(alone.replace("NO", "True") + "\nNone") == [None] * 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("word", ["dcp", "attempt", "prepared"])
+def test_a_rank_that_is_killed_leaves_the_earlier_checkpoint_and_the_others_an_error(
+    worlds: Worlds, root: Path, victim: int, word: str
+) -> None:
+    world = worlds(2, timeout=6, pg_timeout=6)
+    world.all("state = {'w': distribute_tensor(torch.arange(5000.0), mesh, [Shard(0)]), 'x': torch.ones(3)}")
+    assert world.all("save(state, 1)") == [None] * 2
+    other = world[1 - victim]
+    world[victim].run(f'hold("{word}")')
+    world[victim].start("save(state, 2)")
+    other.start("save(state, 2)")
+    if word == "prepared":
+        assert other.rank == 1 - victim
+
+    time_limit = time.monotonic() + 60
+    world[victim].kill()
+
+    answer = other.answer()
+    assert "error" in answer and time.monotonic() < time_limit, answer
+    with cairn.Checkpointer(root, read_only=True) as reader:
+        assert reader.steps() == [1]
+        reader.verify(1)
+
+
+def test_ranks_that_see_different_newest_checkpoints_are_told(worlds: Worlds, root: Path) -> None:
+    world = worlds(2)
+    assert world.all("save({'w': torch.ones(4)}, 1)") == [None] * 2
+    assert world.all("save({'w': torch.ones(4)}, 2)") == [None] * 2
+    for answer in world.answers("load({'w': torch.zeros(4)}, rank + 1)"):
+        assert "ranks found different checkpoints, rank 0 step 1 and rank 1 step 2" in answer["message"]
