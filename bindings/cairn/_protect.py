@@ -67,7 +67,9 @@ class Guard:
         if torch is None:
             raise InvalidArgument(f"protect expects torch optimizers or modules, found {_name(given)} and no torch")
         if isinstance(given, torch.nn.Module):
-            self._hook(given, given.register_load_state_dict_pre_hook)
+            # Public since torch 2.5.
+            public = getattr(given, "register_load_state_dict_pre_hook", None)
+            self._hook(given, public or given._register_load_state_dict_pre_hook)
             for optimizer in _in_backward(given):
                 self._add_optimizer(optimizer, _name(given))
         else:
