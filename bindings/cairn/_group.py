@@ -12,7 +12,7 @@ Under `<session>/`:
   log, log/<i>     how many entries, and entry i: a gather with all its words, or that a rank has closed. Each rank reads
                    every entry in order: one blocked wait, on the next entry, serves all gathers.
   read/<i>         how many ranks have read it; the last removes both.
-Where torch cannot clone a PrefixStore, `cairn/prefix` in it stays: see `reconnect`.
+Before torch 2.8, `cairn/prefix` stays in a PrefixStore: see `reconnect`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def own_connection(store: Any) -> Any:
 
 
 def reconnect(store: Any) -> Any:
-    """own_connection where torch cannot clone stores."""
+    """own_connection where torch cannot clone stores, before 2.8."""
     distributed = sys.modules["torch.distributed"]
     if isinstance(store, distributed.TCPStore):
         return distributed.TCPStore(store.host, store.port, None, False, store.timeout, wait_for_workers=False)
