@@ -12,6 +12,7 @@ Under `<session>/`:
   log, log/<i>     how many entries, and entry i: a gather with all its words, or that a rank has closed. Each rank reads
                    every entry in order: one blocked wait, on the next entry, serves all gathers.
   read/<i>         how many ranks have read it; the last removes both.
+Before torch 2.8, `cairn/prefix` stays in a PrefixStore: see `reconnect`.
 """
 
 from __future__ import annotations
@@ -53,14 +54,23 @@ def resolve(group: Any) -> tuple[Any, int, int]:
 
 def own_connection(store: Any) -> Any:
     """The same store through another client; what has no connection comes back itself."""
-    if hasattr(store, "clone"):
-        return store.clone()
+    return store.clone() if hasattr(store, "clone") else reconnect(store)
+
+
+def reconnect(store: Any) -> Any:
+    """own_connection where torch cannot clone stores, before 2.8."""
     distributed = sys.modules["torch.distributed"]
-    if isinstance(store, distributed.PrefixStore):
-        raise InvalidArgument("group: this torch cannot clone a PrefixStore; give a tuple (TCPStore, rank, world)")
     if isinstance(store, distributed.TCPStore):
         return distributed.TCPStore(store.host, store.port, None, False, store.timeout, wait_for_workers=False)
-    return store
+    inner = store
+    while isinstance(inner, distributed.PrefixStore):
+        inner = inner.underlying_store
+    own = inner if inner is store else reconnect(inner)
+    if own is inner:
+        return store
+    # A PrefixStore does not tell its prefix. One that all who have this store agree on, and nobody else, does as well.
+    prefix = store.compare_set("cairn/prefix", "", uuid.uuid4().hex).decode()
+    return distributed.PrefixStore(f"cairn/{prefix}", own)
 
 
 def pack(key: str, words: Sequence[bytes]) -> bytes:

@@ -37,8 +37,8 @@ def define_op() -> None:
         return
     from torch._higher_order_ops import effects
 
-    if not hasattr(effects, "_register_effectful_op"):
-        return  # An older torch would drop an op without results: there a compiled fence is an error, never a silent none.
+    if not hasattr(effects, "_register_effectful_op") or not hasattr(torch.ops.prims, "_sink_tokens"):
+        return  # Such a torch would drop an op without results: there a compiled fence is an error, never a silent none.
 
     def fence(handle: int) -> None:
         if checkpointer := _by_handle.get(handle):
@@ -47,6 +47,9 @@ def define_op() -> None:
     made = torch.library.custom_op("cairn::fence", fence, mutates_args=(), schema="(int handle) -> ()")
     made.register_fake(lambda handle: None)
     effects._register_effectful_op(torch.ops.cairn.fence.default, effects._EffectType.ORDERED)
+    # Torch 2.7 and its neighbours know of the effect, and yet remove what is made of the op: nobody uses its result.
+    for made_of_it in (torch.ops.higher_order.with_effects, torch.ops.prims._sink_tokens.default):
+        torch.fx.node.has_side_effect(made_of_it)
     _defined = True
 
 
@@ -67,7 +70,9 @@ class Guard:
         if torch is None:
             raise InvalidArgument(f"protect expects torch optimizers or modules, found {_name(given)} and no torch")
         if isinstance(given, torch.nn.Module):
-            self._hook(given, given.register_load_state_dict_pre_hook)
+            # Public since torch 2.5.
+            public = getattr(given, "register_load_state_dict_pre_hook", None)
+            self._hook(given, public or given._register_load_state_dict_pre_hook)
             for optimizer in _in_backward(given):
                 self._add_optimizer(optimizer, _name(given))
         else:

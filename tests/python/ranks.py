@@ -191,4 +191,6 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.stdin, sys.stdout)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Torch 2.8 and 2.9 print "[Gloo] Rank 0 is connected" where the answers go.
+    _serve(sys.stdin, answers)

@@ -12,17 +12,24 @@ import cairn
 import pytest
 import ranks  # noqa: F401  (its environment)
 import torch.distributed as dist
-from cairn._group import StoreLink, pack, unpack
+from cairn import _group
+from cairn._group import StoreLink, pack, reconnect, unpack
 
 Links = Callable[[int], list[StoreLink]]
 
 
-@pytest.fixture(params=["tcp", "prefix", "hash"])
-def store(request: pytest.FixtureRequest) -> Any:
-    if request.param == "hash":
+@pytest.fixture(params=["tcp", "prefix", "hash", "tcp, no clone", "prefix, no clone", "prefixed hash, no clone"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One of each kind; "no clone" as an older torch has them."""
+    kind = request.param.removesuffix(", no clone")
+    if kind != request.param:
+        monkeypatch.setattr(_group, "own_connection", reconnect)
+    if kind == "hash":
         return dist.HashStore()
+    if kind == "prefixed hash":
+        return dist.PrefixStore("job/7", dist.HashStore())
     tcp = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    return tcp if request.param == "tcp" else dist.PrefixStore("job/7", tcp)
+    return tcp if kind == "tcp" else dist.PrefixStore("job", dist.PrefixStore("7", tcp))
 
 
 @pytest.fixture
@@ -124,6 +131,7 @@ def test_who_waits_for_a_rank_that_has_closed_hears_so(links: Links) -> None:
 
 
 def test_no_keys_are_left(store: Any, links: Links) -> None:
+    _group.own_connection(store)  # That one key stays is said where it is made.
     before = store.num_keys()
     group = links(3)
     for i in range(5):
@@ -139,6 +147,17 @@ def test_no_keys_are_left(store: Any, links: Links) -> None:
         thread.join()
 
     assert store.num_keys() == before
+
+
+def test_a_store_that_cannot_be_cloned_keeps_to_its_prefix() -> None:
+    tcp = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    one, other = (dist.PrefixStore(prefix, tcp) for prefix in ("one", "other"))
+    own = reconnect(one)
+
+    own.set("key", "word")
+
+    assert own is not one and reconnect(dist.PrefixStore("one", tcp)).get("key") == b"word"
+    assert not reconnect(other).check(["key"]) and not reconnect(tcp).check(["key"])
 
 
 def test_a_session_does_not_meet_an_earlier_ones_words(links: Links) -> None:
