@@ -14,6 +14,7 @@ the checkpoint, and `LoadPlanner` refuses them: a checksum says that a file is w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -26,7 +27,7 @@ from typing import Any
 from . import _dcp_items, _tensors
 from ._checkpointer import Checkpointer
 from ._dcp_items import Items, Piece, Shares, Stock
-from ._errors import FailedPrecondition, InvalidArgument, Unsupported
+from ._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
 from ._save import Save
 
 try:
@@ -62,7 +63,27 @@ except ImportError as error:
 
 __all__ = ["LoadPlanner", "SavePlanner", "StorageReader", "StorageWriter"]
 
-_shares: weakref.WeakKeyDictionary[Checkpointer, Shares] = weakref.WeakKeyDictionary()
+
+class _Session:
+    """What the writers of one Checkpointer share."""
+
+    def __init__(self, checkpointer: Checkpointer) -> None:
+        self.shares = Shares(checkpointer._ranks)
+        # By step: what was staged last, and the thread that DCP made for it, once that is known.
+        self.staged: dict[int, tuple[Save, threading.Thread | None]] = {}
+
+    def end_earlier(self, step: int) -> None:
+        """Where that step was staged before, waits for the end of it: one whose plan has failed is on its way out."""
+        save, thread = self.staged.pop(step, (None, None))
+        if save is not None:
+            if thread is not None:
+                thread.join()
+            save.cancel()
+            with contextlib.suppress(Error):
+                save.wait()
+
+
+_sessions: weakref.WeakKeyDictionary[Checkpointer, _Session] = weakref.WeakKeyDictionary()
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -151,7 +172,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def storage_meta(self) -> StorageMeta:
         if self._save is not None:
             # DCP's first question, on the thread that it made for this save: a plan that fails is that thread's end.
-            threading.Thread(target=_give_up_after, args=(threading.current_thread(), self._save), daemon=True).start()
+            thread = threading.current_thread()
+            _sessions[self._checkpointer].staged[self._save.step] = self._save, thread
+            threading.Thread(target=_give_up_after, args=(thread, self._save), daemon=True).start()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
@@ -167,6 +190,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         self.close()
         self._save = self._start(gather, staged=True)
+        _sessions[self._checkpointer].staged[self._save.step] = self._save, None
 
         def wait(save: Save = self._save) -> dict[str, Any]:
             save.captured()
@@ -226,6 +250,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 self.close()
                 raise
             self._staged = self._save = None
+            _sessions[self._checkpointer].staged.pop(save.step, None)
             save.release()
         save.wait()
         written: torch.futures.Future[list[storage.WriteResult]] = torch.futures.Future()
@@ -241,16 +266,19 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if self._step is None:
             raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
         checkpointer = self._checkpointer
-        shares = _shares.setdefault(checkpointer, Shares(checkpointer._ranks))
+        if checkpointer not in _sessions:
+            _sessions[checkpointer] = _Session(checkpointer)
+        session = _sessions[checkpointer]
+        session.end_earlier(self._step)
 
         def fill(sink: _tensors.Gathered) -> list[tuple[str, str]]:
             try:
                 items = gather()
             except BaseException as error:
                 if staged:
-                    shares.give_up(error)
+                    session.shares.give_up(error)
                 raise
-            return [("dcp", (items.only(shares.mine(items)) if staged else items).give(sink))]
+            return [("dcp", (items.only(session.shares.mine(items)) if staged else items).give(sink))]
 
         return checkpointer._start(self._step, fill, replace=self._replace, hold=staged)
 
