@@ -10,16 +10,15 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _protect, _replicas, _tensors, _tree
-from ._errors import DeadlineExceeded, Error, FailedPrecondition, NotFound
+from ._errors import DeadlineExceeded, Error
 from ._ranks import Ranks
+from ._reading import Reading
 from ._save import Checkpoint, Save, parse_size
-from ._tensors import LazyTensor
 from ._tree_writer import Names
 
 if TYPE_CHECKING:
@@ -120,6 +119,7 @@ class Checkpointer:
             raise
         # What the engine still reads: a save's tensors stay alive until it is captured, whatever the caller drops.
         self._held: deque[tuple[_core.Save, list[Any], set[int]]] = deque()  # With the CUDA devices they are on.
+        self._reading = Reading(self._core, self.root, self._ranks, self._replicated)
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
         _open.add(self)
@@ -266,20 +266,7 @@ class Checkpointer:
         At another number of ranks than saved it only what is replicated can be read: leave the tree's other keys out.
         """
         self._tell()
-        path = os.fspath(folder)
-        details = self._ranks.agree(
-            "choice",
-            lambda: self._choose(step, path, fall_back),
-            lambda chosen: self._core.inspect(None if path else chosen, path),
-        )
-
-        def read() -> _tree.Plan:
-            view = self._view(details, like=tree)
-            plan = _tree.plan_restore(view.text, view.saved, tree, _tensors.stored, _tensors.empty)
-            self._read(details, plan.tensors, path, progress, True)
-            return plan
-
-        return self._ranks.together("restore", read).finish()
+        return self._reading.restore(tree, step, os.fspath(folder), fall_back, progress)
 
     def load(
         self,
@@ -298,78 +285,7 @@ class Checkpointer:
         a group it is this rank's tree, and each rank may load on its own. With `lazy` nothing is read yet: a LazyTensor
         stands for each tensor, whose load() reads it.
         """
-        details = self._choose(step, os.fspath(folder), False)
-        stored = [name for name, *_ in details["tensors"]]
-        asked = () if names is None else _matching(stored, names, details["path"])
-        view = self._view(details, wanted=asked)
-        saved, kinds = view.saved, _tree.kinds(view.text)
-        wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
-        made: dict[tuple[str, str], Any] = {}  # Tied tensors are one, and read once.
-        tensors, reads = {}, {}
-
-        def read(name: str, kind: str) -> Any:
-            tensor = _tensors.empty(saved[name], kind)
-            self._read(details, {name: tensor}, os.fspath(folder), None, False)
-            return tensor
-
-        for name in wanted:
-            key = view.tied.get(name, name), kinds.get(name, "torch")
-            if key not in made:
-                of = saved[name]
-                made[key] = reads[name] = (
-                    LazyTensor(name, of.dtype, of.shape, partial(read, name, key[1]))
-                    if lazy
-                    else _tensors.empty(of, key[1])
-                )
-            tensors[name] = made[key]
-        if not lazy:
-            self._read(details, reads, os.fspath(folder), progress, False)
-        return tensors if names is not None else _tree.build(view.text, tensors)
-
-    def _choose(self, step: int | None, folder: str, fall_back: bool) -> dict[str, Any]:
-        if not fall_back:
-            return self._core.inspect(step, folder)
-        candidates = [one.step for one in reversed(self.checkpoints()) if step is None or one.step <= step]
-        first: Error | None = None
-        for candidate in candidates:
-            try:
-                self._core.verify(candidate, "", None)
-                return self._core.inspect(candidate, "")
-            except Error as error:
-                first = first or error
-                _log.warning("step %d passed over: %s", candidate, error)
-        raise first or NotFound(f"no checkpoint under {self.root}")
-
-    def _view(self, details: dict[str, Any], *, like: Any = None, wanted: Sequence[str] = ()) -> _replicas.View:
-        ranks = self._ranks
-        return _replicas.view(details, ranks.rank, ranks.world, self._replicated, like=like, wanted=wanted)
-
-    def _read(
-        self,
-        details: dict[str, Any],
-        tensors: dict[str, Any],
-        folder: str,
-        progress: Callable[[int, int], None] | None,
-        resume: bool,
-    ) -> None:
-        views = [_tensors.target(name, tensor) for name, tensor in tensors.items()]
-        self._restore_views(details, views, resume, folder=folder, progress=progress)
-
-    def _restore_views(
-        self,
-        details: dict[str, Any],
-        views: Sequence[_core.Tensor | _core.TensorPart],
-        resume: bool,
-        *,
-        folder: str = "",
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        streams = _tensors.current_streams({view[5] for view in views if view[5] >= 0})
-        restored = self._core.restore(
-            None if folder else details["step"], folder, False, views, streams, resume, progress
-        )
-        if restored["attempt"] != details["attempt"]:
-            raise FailedPrecondition(f"step {details['step']} was replaced while it was being restored: restore again")
+        return self._reading.load(step, names, lazy, os.fspath(folder), progress)
 
     @property
     def rank(self) -> int:
@@ -472,22 +388,6 @@ class Checkpointer:
         for _, severity, step, message in self._core.take_events():
             if message:
                 _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "step %d: %s", step, message)
-
-
-def _matching(stored: list[str], names: str | Sequence[str], path: str) -> list[str]:
-    wanted = dict.fromkeys(
-        name
-        for pattern in ([names] if isinstance(names, str) else names)
-        for name in (
-            [one for one in stored if one == pattern or fnmatchcase(one, pattern)]
-            or _nothing(f'no tensor "{pattern}" in {path}')
-        )
-    )
-    return list(wanted)
-
-
-def _nothing(message: str) -> list[str]:
-    raise NotFound(message)
 
 
 _open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()

@@ -27,7 +27,7 @@ def reader(root: str | os.PathLike[str]) -> Checkpointer:
 
 def read_model(checkpointer: Checkpointer, step: int | None) -> dict[str, Any]:
     """A checkpoint's tree with the model's tensors, on the CPU and tied as they were; None for all other tensors."""
-    details = checkpointer._choose(step, "", False)
+    details = checkpointer._reading.choose(step, "", False)
     text = tree_text(details)
     names = _tree.names(text)
     tree = _tree.build(text, dict.fromkeys(names))

@@ -359,7 +359,7 @@ class StorageReader(storage.StorageReader):
         fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         for fqn in fqns:
             reads.value(fqn)
-        self._checkpointer._restore_views(self._details, reads.views, self._resume)
+        self._checkpointer._reading.read_views(self._details, reads.views, self._resume)
         for item, target, temporary in landed:
             if temporary is not None:
                 target.copy_(temporary)
