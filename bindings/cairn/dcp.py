@@ -26,7 +26,7 @@ from typing import Any
 from . import _dcp_items, _tensors
 from ._checkpointer import Checkpointer
 from ._dcp_items import Items, Piece, Shares, Stock
-from ._errors import FailedPrecondition, InvalidArgument, Unsupported
+from ._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
 from ._save import Save
 
 try:
@@ -116,6 +116,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def __init__(self, checkpointer: Checkpointer, step: int | None = None, *, replace: bool = False) -> None:
         self._staged: Items | None = None  # All that this rank holds, whoever writes it.
         self._save: Save | None = None
+        self._failure: Exception | None = None  # What `stage` met, for DCP to tell all ranks.
         self._checkpointer = checkpointer
         self._step = step if step is None else _parse_step(step)
         self._replace = replace
@@ -149,13 +150,21 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._step = step
 
     def storage_meta(self) -> StorageMeta:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self.close()
+            raise failure
         if self._save is not None:
             # DCP's first question, on the thread that it made for this save: a plan that fails is that thread's end.
             threading.Thread(target=_give_up_after, args=(threading.current_thread(), self._save), daemon=True).start()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Starts the save of what this rank writes. The future is done, with the state dict, once that is captured."""
+        """Starts the save of what this rank writes. The future is done, with the state dict, once that is captured.
+
+        In a group, what fails on this rank alone is raised when DCP plans: there the other ranks wait for this one.
+        """
+        agreed = False
 
         def gather() -> Items:
             planner = DefaultSavePlanner()
@@ -165,11 +174,29 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 self._staged.refuse_what_is_not_kept()
             return self._staged
 
-        self.close()
-        self._save = self._start(gather, staged=True)
+        def share(items: Items, shares: Shares) -> Items:
+            nonlocal agreed
+            mine = shares.mine(items)
+            agreed = mine is not None
+            return items.only(mine)
 
-        def wait(save: Save = self._save) -> dict[str, Any]:
-            save.captured()
+        self.close()
+        try:
+            self._save = self._start(gather, share)
+        except Exception as error:
+            self.close()
+            if not agreed:
+                raise
+            self._failure = error
+
+        def wait(save: Save | None = self._save) -> dict[str, Any]:
+            try:
+                if save is not None:
+                    save.captured()
+            except Error as error:
+                if not agreed:
+                    raise
+                self._failure = error
             return state_dict
 
         executor = ThreadPoolExecutor(1, "cairn-stage")
@@ -185,7 +212,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Gives up what has been staged and was not written, if anything."""
         if self._save is not None:
             self._save.cancel()
-        self._staged = self._save = None
+        self._staged = self._save = self._failure = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         ranks = f"the Checkpointer of {self._checkpointer.root} is rank {self._checkpointer.rank}"
@@ -217,7 +244,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: Any) -> torch.futures.Future[list[storage.WriteResult]]:
         """Lets the staged save commit, or makes one now, and waits until it is durable on every rank."""
         if self._save is None:
-            save = self._start(lambda: _planned(plan, planner), staged=False)
+            save = self._start(lambda: _planned(plan, planner))
         else:
             save = self._save
             try:
@@ -237,7 +264,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def finish(self, metadata: Metadata, results: list[list[storage.WriteResult]]) -> None:
         """Nothing is left to do: each rank's shard holds its part of the metadata, and all of them have committed."""
 
-    def _start(self, gather: Callable[[], Items], *, staged: bool) -> Save:
+    def _start(self, gather: Callable[[], Items], share: Callable[[Items, Shares], Items] | None = None) -> Save:
         if self._step is None:
             raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
         checkpointer = self._checkpointer
@@ -247,12 +274,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             try:
                 items = gather()
             except BaseException as error:
-                if staged:
+                if share is not None:
                     shares.give_up(error)
                 raise
-            return [("dcp", (items.only(shares.mine(items)) if staged else items).give(sink))]
+            return [("dcp", (items if share is None else share(items, shares)).give(sink))]
 
-        return checkpointer._start(self._step, fill, replace=self._replace, hold=staged)
+        return checkpointer._start(self._step, fill, replace=self._replace, hold=share is not None)
 
     def _check_staged(self, plan: SavePlan, planner: Any) -> None:
         """What is on its way is what this planner writes."""

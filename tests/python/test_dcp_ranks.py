@@ -260,6 +260,33 @@ def test_a_tensor_that_cannot_be_staged_fails_all_at_once(worlds: Worlds) -> Non
     assert world.all('save({"w": torch.ones(4)}, 1)') == [None] * 2
 
 
+def test_a_save_that_fails_on_one_rank_before_the_plan_is_told_to_all_and_costs_the_group_nothing(
+    worlds: Worlds,
+) -> None:
+    world = worlds(2, pg_timeout=600)
+    world.all(
+        "import resource\ndef limit(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))"
+    )
+    world.all("state = {'w': distribute_tensor(torch.arange(6_000_000.0), mesh, [Shard(0)]), 'x': torch.ones(3)}")
+    world[1].run("limit(1 << 20)")
+    began = time.monotonic()
+
+    answers = world.answers("save(state, 1)")
+
+    assert time.monotonic() - began < 60
+    assert all("RLIMIT_FSIZE allows 1048576" in answer["message"] for answer in answers), answers
+    world[1].run("limit(resource.RLIM_INFINITY)")
+    assert world.all("save(state, 1)") == [None] * 2
+    # In the call, after the ranks have agreed on who writes what.
+    world[0].run(
+        "import cairn._tensors as given; streams = given.current_streams; given.current_streams = lambda _: 1 / 0"
+    )
+    answers = world.answers("save(state, 2)")
+    assert all("division by zero" in answer["message"] for answer in answers), answers
+    world[0].run("given.current_streams = streams; None")
+    assert world.all("save(state, 2)") == [None] * 2
+
+
 def test_groups_that_differ_are_refused(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
     alone = "dcp.save({'w': torch.ones(4)}, storage_writer=cairn.dcp.StorageWriter(d, 1), no_dist=NO)"
