@@ -14,6 +14,7 @@ the checkpoint, and `LoadPlanner` refuses them: a checksum says that a file is w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -63,6 +64,7 @@ except ImportError as error:
 __all__ = ["LoadPlanner", "SavePlanner", "StorageReader", "StorageWriter"]
 
 _shares: weakref.WeakKeyDictionary[Checkpointer, Shares] = weakref.WeakKeyDictionary()
+_staged: weakref.WeakKeyDictionary[Checkpointer, list[Save]] = weakref.WeakKeyDictionary()  # That may be on their way.
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -269,6 +271,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
         checkpointer = self._checkpointer
         shares = _shares.setdefault(checkpointer, Shares(checkpointer._ranks))
+        staged = _staged.setdefault(checkpointer, [])
+        staged[:] = [save for save in staged if not save.done()]
+        for save in staged:
+            if save.step == self._step:  # DCP tells of a failure before that save has been given up and has ended.
+                with contextlib.suppress(Error):
+                    save.wait()
 
         def fill(sink: _tensors.Gathered) -> list[tuple[str, str]]:
             try:
@@ -279,7 +287,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 raise
             return [("dcp", (items if share is None else share(items, shares)).give(sink))]
 
-        return checkpointer._start(self._step, fill, replace=self._replace, hold=share is not None)
+        save = checkpointer._start(self._step, fill, replace=self._replace, hold=share is not None)
+        if share is not None:
+            staged.append(save)
+        return save
 
     def _check_staged(self, plan: SavePlan, planner: Any) -> None:
         """What is on its way is what this planner writes."""

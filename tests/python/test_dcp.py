@@ -227,6 +227,19 @@ def test_what_was_staged_for_a_plan_that_failed_is_no_checkpoint(make: Make) -> 
     assert checkpointer.steps() == [2]
 
 
+def test_a_step_whose_save_failed_can_be_saved_again_at_once(make: Make, save: Saver) -> None:
+    class Bad(dcp.DefaultSavePlanner):
+        def create_global_plan(self, all_plans: Any) -> Any:
+            raise RuntimeError("no such plan")
+
+    checkpointer = make(keep_last=0)
+    for step in range(10):
+        with pytest.raises(CheckpointException, match="no such plan"):
+            asynchronous(checkpointer, step, {"w": torch.ones(9)}, Bad())
+        save(checkpointer, step, {"w": torch.ones(9)})
+    assert checkpointer.steps() == list(range(10))
+
+
 def test_process_based_async_save_is_refused(make: Make) -> None:
     checkpointer = make()
     with pytest.raises((cairn.Unsupported, AssertionError, ValueError)):
