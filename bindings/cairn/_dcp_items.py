@@ -55,6 +55,7 @@ class Items:
     values: dict[str, Any] = field(default_factory=dict)
     pickled: dict[str, bytes] = field(default_factory=dict)
     paths: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
+    flat: Mapping[str, Any] = field(default_factory=dict)  # The state dict that it was made of, by fqn.
 
     def refuse_what_is_not_kept(self) -> None:
         """InvalidArgument or Unsupported, by name: before other ranks count on this one."""

@@ -20,7 +20,7 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -162,15 +162,18 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Starts the save of what this rank writes. The future is done, with the state dict, once that is captured.
+        """Starts the save of what this rank writes. The future is done, with what the state dict is now, once that is
+        captured: DCP plans later, when its dicts and lists may have changed.
 
         In a group, what fails on this rank alone is raised when DCP plans: there the other ranks wait for this one.
         """
         agreed = False
+        given: dict[str, Any] = {}
 
         def gather() -> Items:
+            given.update(_copied(state_dict))
             planner = DefaultSavePlanner()
-            planner.set_up_planner(state_dict, None, self._checkpointer.rank == 0)
+            planner.set_up_planner(given, None, self._checkpointer.rank == 0)
             self._staged = _held_by(planner)
             if self._checkpointer.world > 1:
                 self._staged.refuse_what_is_not_kept()
@@ -199,7 +202,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 if not agreed:
                     raise
                 self._failure = error
-            return state_dict
+            return given
 
         executor = ThreadPoolExecutor(1, "cairn-stage")
         captured = executor.submit(wait)
@@ -301,6 +304,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             if item.type == WriteItemType.BYTE_IO:
                 if not _keeps_values(planner):
                     raise Unsupported(f'"{fqn}": {type(planner).__name__} writes bytes of its own: use dcp.save')
+                value = planner.lookup_object(item.index)
+                if isinstance(planner, SavePlanner):
+                    _dcp_items.refuse_what_is_not_kept(value, fqn)  # A cached plan is not looked at.
+                if value is not self._staged.flat.get(fqn):
+                    raise InvalidArgument(
+                        f'"{fqn}": async_save staged the value of the state dict, but {type(planner).__name__} writes '
+                        "another: use dcp.save"
+                    )
                 continue
             found, staged = planner.resolve_data(item), tensors.get(key)
             if staged is None or _memory(found) != _memory(staged):
@@ -463,9 +474,16 @@ def _parse_step(checkpoint_id: Any) -> int:
     raise InvalidArgument(f"checkpoint_id: expected the step, a number of 0 or more, found {checkpoint_id!r}")
 
 
+def _copied(value: Any) -> Any:
+    """A state dict's dicts and lists, anew; what is in them stays itself."""
+    if isinstance(value, Mapping):
+        return {key: _copied(child) for key, child in value.items()}
+    return [_copied(child) for child in value] if isinstance(value, list) else value
+
+
 def _held_by(planner: DefaultSavePlanner) -> Items:
     """All that a rank holds, as DCP's default planner has it."""
-    items = Items(paths=planner.mappings)
+    items = Items(paths=planner.mappings, flat=planner.state_dict)
     plain = (torch.Tensor, torch.nn.Parameter)
     for fqn, held in planner.state_dict.items():
         if type(held) in plain:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,35 @@ def test_the_tensors_themselves_are_read_and_may_change_once_captured(make: Make
     assert torch.equal(load(checkpointer, {"w": weights})["w"], want)
 
 
+class Late(cairn.dcp.SavePlanner):
+    """Plans once it may, as DCP's thread on a busy machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        assert self.may.wait(60)
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
+
+def test_the_state_dict_itself_may_change_once_captured(make: Make) -> None:
+    checkpointer = make()
+    inner = {"exp": torch.ones(3), "step": 1, "list": [1, 2]}  # As optimizers whose state_dict() is their state.
+    planner = Late()
+    response = dcp.async_save(
+        {"optim": {"state": inner}}, storage_writer=cairn.dcp.StorageWriter(checkpointer, 1), planner=planner
+    )
+    response.staging_completion.result(60)
+    inner.update(exp=torch.zeros(3), step=2, more=torch.zeros(3))
+    inner["list"].append(3)  # type: ignore[attr-defined]
+    planner.may.set()
+    response.upload_completion.result(60)
+
+    got = load(checkpointer, {"optim": {"state": {"exp": torch.zeros(3), "step": 0, "list": []}}})
+    assert same(got, {"optim": {"state": {"exp": torch.ones(3), "step": 1, "list": [1, 2]}}})
+
+
 def test_protect_fences_what_async_save_reads(make: Make) -> None:
     checkpointer = make()
     weights = torch.nn.Parameter(torch.arange(6_000_000.0))
@@ -183,12 +213,33 @@ def test_what_typed_json_does_not_keep_is_refused_by_ours_and_pickled_by_dcps(ma
     assert load(checkpointer, {"fine": 0}, planner=cairn.dcp.LoadPlanner()) == {"fine": 1}
 
 
+def test_a_cached_plan_lets_nothing_be_pickled_that_ours_refuses(make: Make, save: Saver) -> None:
+    checkpointer = make(keep_last=0)
+    for step in range(3):
+        save(checkpointer, step, {"w": torch.full((3,), step), "x": step}, CachedPlanner(enable_plan_caching=True))
+        got = load(checkpointer, {"w": torch.zeros(3, dtype=torch.int64), "x": 9})
+        assert same(got, {"w": torch.full((3,), step), "x": step})
+
+    with pytest.raises(CheckpointException, match="x: a value of type test_dcp.Custom cannot be kept"):
+        save(checkpointer, 3, {"w": torch.zeros(3), "x": Custom()}, CachedPlanner(enable_plan_caching=True))
+    assert checkpointer.steps() == [0, 1, 2]
+
+
+class CachedPlanner(cairn.dcp.SavePlanner):
+    """DCP caches plans by the class's name."""
+
+
 class Halved(dcp.DefaultSavePlanner):
     """Writes something else than the state dict holds."""
 
     def transform_object(self, write_item: Any, object: Any) -> Any:
         object = super().transform_object(write_item, object)
         return object / 2 if isinstance(object, torch.Tensor) else object
+
+
+class Renumbered(dcp.DefaultSavePlanner):
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner({**state_dict, "x": 7}, storage_meta, is_coordinator)
 
 
 def test_a_planner_that_changes_what_is_written_saves_synchronously_alone(make: Make) -> None:
@@ -200,6 +251,8 @@ def test_a_planner_that_changes_what_is_written_saves_synchronously_alone(make: 
         asynchronous(checkpointer, 2, {"w": torch.ones(3)}, Halved())
     with pytest.raises(CheckpointException, match='"x": Halved writes bytes of its own: use dcp.save'):
         asynchronous(checkpointer, 2, {"x": 1}, Halved())
+    with pytest.raises(CheckpointException, match='"x": async_save staged the value of the state dict, but Renumbered'):
+        asynchronous(checkpointer, 2, {"x": 1}, Renumbered())
     with pytest.raises(CheckpointException, match=r"this planner has 1 \(a\) more and 2 \(a.b, a.c\) less"):
         asynchronous(checkpointer, 2, {"a": {"b": 1, "c": 2}}, dcp.DefaultSavePlanner(flatten_state_dict=False))
     assert checkpointer.steps() == [1]
