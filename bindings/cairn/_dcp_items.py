@@ -2,12 +2,12 @@
 
 **Tensors.** A whole tensor has its fqn as its name. A chunk of a sharded one is a part (see the format) whose logical
 name is the fqn; its own name is the fqn as well, with "~1", "~2" behind it where the rank holds several. The bytes of a
-pickled item are a U8 tensor under its fqn.
+pickled item are a U8 tensor under its fqn. No tensor's fqn is empty or has "/~v" in it.
 
 **Text.** The rank's typed value "dcp", one JSON object:
   version   1
   paths     fqn -> where it was in the state dict: keys and positions
-  values    fqn -> its node, as `_tree` writes it; arrays within are tensors named by the fqn and the path below it
+  values    fqn -> its node, as `_tree` writes it; arrays within are tensors named by the fqn, "/~v" and the path below it
   pickled   fqns whose bytes DCP's planner pickled
   tied      [fqn, offset, fqn of the chunk with the same memory at the same offset]; whole ones are the format's aliases
 """
@@ -26,11 +26,13 @@ from . import _core, _tensors
 from ._errors import Corrupt, InvalidArgument, Unsupported
 from ._ranks import Ranks
 from ._tree import Stored
+from ._tree_paths import is_unicode
 from ._tree_reader import Reader, kinds_in, scalar
 from ._tree_writer import Names, Writer
 
 Key: TypeAlias = tuple[str, tuple[int, ...]]  # fqn, offset; no offset for what is whole.
 _VERSION = 1
+_BELOW = "/~v"  # No key in a value is written so.
 
 
 @dataclass(frozen=True)
@@ -82,20 +84,29 @@ class Items:
 
     def give(self, sink: _tensors.Gathered) -> str:
         """Gives the tensors to the sink; returns the text of everything else."""
+        self._refuse_names()
         writer = Writer(sink)
         whole = {piece.fqn: piece.tensor for piece in self.pieces if piece.offset is None}
         # Natively where the names allow it: there may be 100,000.
         if sink.add_all([*whole], [*whole.values()], "", False, writer.node) is None:
             for fqn, tensor in whole.items():
                 writer.node(tensor, fqn)
-        tied = self._give_parts(sink, set(whole))
+        tied = self._give_parts(sink, {*whole, *self.pickled})
         for fqn, data in self.pickled.items():
             import torch
 
             sink.add(fqn, torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        nodes = [f"{json.dumps(fqn)}:{writer.node(value, fqn)}" for fqn, value in self.values.items()]
+        nodes = [f"{json.dumps(fqn)}:{writer.node(value, _below(fqn))}" for fqn, value in self.values.items()]
         rest = json.dumps({"paths": self.paths, "pickled": [*self.pickled], "tied": tied}, separators=(",", ":"))
         return f'{{"version":{_VERSION},"values":{{{",".join(nodes)}}},{rest[1:]}'
+
+    def _refuse_names(self) -> None:
+        tensors = [*(piece.fqn for piece in self.pieces), *self.pickled]
+        if "" not in tensors and is_unicode(" ".join([*tensors, *self.paths])) and _BELOW not in " ".join(tensors):
+            return  # Nearly always, and there may be 100,000.
+        for fqn in self.paths:
+            if not is_unicode(fqn) or (fqn in tensors and (not fqn or _BELOW in fqn)):
+                raise InvalidArgument(f'{fqn!r} is no name for a tensor: not Unicode, empty, or with "{_BELOW}"')
 
     def _give_parts(self, sink: _tensors.Gathered, names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
         """Returns the tied ones: the engine knows ties of whole tensors, but not of parts of several."""
@@ -118,6 +129,10 @@ class Items:
             names.add(name)
             sink.add(name, tensor, (piece.fqn, piece.size, piece.offset))
         return tied
+
+
+def _below(fqn: str) -> str:
+    return fqn + _BELOW
 
 
 def refuse_what_is_not_kept(value: Any, fqn: str) -> None:
@@ -221,7 +236,7 @@ class Stock:
 
     def tensors_of(self, fqn: str) -> dict[str, str]:
         """The tensors that a value needs, by name, each with "torch" or "numpy"; pickled bytes are one."""
-        return {fqn: "torch"} if fqn in self.pickled else kinds_in(self.values[fqn], fqn)
+        return {fqn: "torch"} if fqn in self.pickled else kinds_in(self.values[fqn], _below(fqn))
 
     def value(self, fqn: str, tensors: Mapping[str, Any]) -> Any:
         """The value of an fqn, once its tensors are read."""
@@ -229,7 +244,7 @@ class Stock:
         def leaf(_kind: str, _like: Any, name: str, _strict: bool) -> Any:
             return tensors[name]
 
-        return Reader(leaf, scalar, None).node(self.values[fqn], None, fqn, False)
+        return Reader(leaf, scalar, None).node(self.values[fqn], None, _below(fqn), False)
 
 
 def take_stock(details: Mapping[str, Any]) -> Stock:

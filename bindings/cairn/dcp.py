@@ -416,7 +416,8 @@ class _Reads:
         self._stock = stock
         self.views: list[Any] = []
         self.arrays: dict[str, Any] = {}  # Tensors of values, and pickled bytes, by name.
-        self._names: dict[str, int] = {}
+        self._regions: dict[str, int] = {}  # So many were named, by fqn.
+        self._named: set[str] = set()
         self._targets: set[tuple[Any, ...]] = set()
 
     def region(self, item: ReadItem, target: Any) -> tuple[Any, Any]:
@@ -428,9 +429,7 @@ class _Reads:
             raise InvalidArgument(
                 f'"{index.fqn}": expected a target of {list(item.lengths)}, found {list(target.shape)}'
             )
-        # Messages name tensors: chunks of the same one are told apart.
-        number = self._names[index.fqn] = self._names.get(index.fqn, -1) + 1
-        name = chunk.name if part is None else f"{index.fqn}~{number}" if number else index.fqn
+        name = chunk.name if part is None else self._name_region(index.fqn)
         temporary = None
         try:
             memory = _memory(target)
@@ -443,6 +442,15 @@ class _Reads:
             view = _tensors.target(name, temporary)
         self.views.append((*view, part))
         return target, temporary
+
+    def _name_region(self, fqn: str) -> str:
+        """For messages; unlike all that this load reads."""
+        while True:
+            number = self._regions[fqn] = self._regions.get(fqn, -1) + 1
+            name = f"{fqn}~{number}" if number else fqn
+            if name not in self._named and (not number or name not in self._stock.tensors):
+                self._named.add(name)
+                return name
 
     def value(self, fqn: str) -> None:
         for name, kind in self._stock.tensors_of(fqn).items():

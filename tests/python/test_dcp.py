@@ -293,6 +293,28 @@ def test_a_step_whose_save_failed_can_be_saved_again_at_once(make: Make, save: S
     assert checkpointer.steps() == list(range(10))
 
 
+def test_names_that_look_like_other_names_come_back(make: Make, save: Saver) -> None:
+    checkpointer = make()
+    array = numpy.arange(2.0)
+    want = {
+        "v": (array, (array + 1,)),
+        "v/0": torch.ones(2, dtype=torch.float64),
+        "v/1": (array + 2,),
+        "v/1/0": array + 3,
+        **{
+            key: torch.full((2,), float(i)) for i, key in enumerate(["a/b", "a~1b", "~", "~t", "0", "True", "é", "x~1"])
+        },
+    }
+    save(checkpointer, 1, want, cairn.dcp.SavePlanner())
+    got = {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for key, value in want.items()}
+    assert same(load(checkpointer, got, planner=cairn.dcp.LoadPlanner()), want)
+
+    for name in ("", "v/~v", "a/~v/0", "lone \ud800"):
+        with pytest.raises((cairn.InvalidArgument, CheckpointException), match="no name for a tensor"):
+            save(checkpointer, 2, {name: torch.ones(3)})
+    assert checkpointer.steps() == [1]
+
+
 def test_process_based_async_save_is_refused(make: Make) -> None:
     checkpointer = make()
     with pytest.raises((cairn.Unsupported, AssertionError, ValueError)):

@@ -215,6 +215,22 @@ def test_what_all_hold_alike_is_shared_out_by_size_and_anew_when_it_changes(worl
     assert got == [[5, 5.0], [5, 5.0, 1.0], [5, 5.0, 2.0]]
 
 
+def test_names_that_look_like_other_names_come_back(worlds: Worlds, root: Path) -> None:
+    world = worlds(2)
+    world.all("""
+import numpy
+one, two = torch.ones(2, dtype=torch.float64), numpy.full(2, 2.0)
+whole = {"v/0": one} if rank else {"v": (two,), "w": two}
+state = {**whole, "x": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)]), "x~1": torch.full((3,), 5.0)}
+target = lambda: {"v": None, "v/0": torch.zeros_like(one), "w": None, "x": torch.zeros(8), "x~1": torch.zeros(3)}
+""")
+    for step, how in enumerate(("sync", "async")):
+        assert world.all(f'save(state, {step}, "{how}")') == [None] * 2
+        got = world.all(f"got = load(target(), {step}); [got['v'][0].tolist(), got['v/0'].tolist(), got['w'].tolist(), "
+                        "got['x'].tolist(), got['x~1'].tolist()]")  # fmt: skip
+        assert got == [[[2.0] * 2, [1.0] * 2, [2.0] * 2, list(map(float, range(8))), [5.0] * 3]] * 2
+
+
 def test_a_plan_that_fails_on_one_rank_is_no_checkpoint(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
     world.all("state = {'w': torch.ones(4), 'x': 1}")
