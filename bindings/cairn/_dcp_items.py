@@ -20,13 +20,14 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, TypeAlias
 
 from . import _core, _tensors
 from ._errors import Corrupt, InvalidArgument, Unsupported
 from ._ranks import Ranks
 from ._tree import Stored
-from ._tree_paths import is_unicode
+from ._tree_paths import fields_of, is_stateful, is_unicode, kind_name, readable
 from ._tree_reader import Reader, kinds_in, scalar
 from ._tree_writer import Names, Writer
 
@@ -63,7 +64,6 @@ class Items:
         """InvalidArgument or Unsupported, by name: before other ranks count on this one."""
         for piece in self.pieces:
             refuse_what_is_not_kept(piece.tensor, piece.fqn)
-            _tensors.dtype_name(piece.fqn, piece.tensor)
 
     def sized(self) -> list[tuple[Key, int]]:
         """Each item's key, and a tensor's size in bytes; values are no load, and need not be alike."""
@@ -135,15 +135,37 @@ def _below(fqn: str) -> str:
     return fqn + _BELOW
 
 
+class _DTypes(Names):
+    """A sink that refuses what has no place in a file."""
+
+    def add(self, name: str, tensor: Any) -> None:
+        _tensors.dtype_name(name, tensor)
+
+
+class _Exact(Writer):
+    """Refuses what would come back as something else: no tree tells the classes when DCP loads."""
+
+    def _other(self, value: Any, name: str) -> str:
+        if is_stateful(value):
+            hint = "DCP takes apart only what is in the state dict itself: put its state_dict() there"
+        elif isinstance(value, Enum):
+            hint = "keep its name or its value"
+        elif fields_of(type(value)):
+            hint = "convert it with tuple(...)"
+        else:
+            return super()._other(value, name)
+        raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {hint}")
+
+
 def refuse_what_is_not_kept(value: Any, fqn: str) -> None:
-    """InvalidArgument, by name, for a value that cannot be kept without pickle."""
-    Writer(Names()).node(value, fqn)
+    """InvalidArgument or Unsupported, by name, for a value that cannot be kept without pickle."""
+    _Exact(_DTypes()).node(value, fqn)
 
 
 def can_be_kept(value: Any, fqn: str) -> bool:
     try:
         refuse_what_is_not_kept(value, fqn)
-    except InvalidArgument:
+    except (InvalidArgument, Unsupported):
         return False
     return True
 

@@ -306,7 +306,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     raise Unsupported(f'"{fqn}": {type(planner).__name__} writes bytes of its own: use dcp.save')
                 value = planner.lookup_object(item.index)
                 if isinstance(planner, SavePlanner):
-                    _dcp_items.refuse_what_is_not_kept(value, fqn)  # A cached plan is not looked at.
+                    _dcp_items.refuse_what_is_not_kept(value, fqn)
                 if value is not self._staged.flat.get(fqn):
                     raise InvalidArgument(
                         f'"{fqn}": async_save staged the value of the state dict, but {type(planner).__name__} writes '
@@ -532,7 +532,10 @@ def _add_tensor(items: Items, item: WriteItem, tensor: Any) -> None:
 
 
 def _add_value(items: Items, fqn: str, value: Any, planner: Any) -> None:
-    if isinstance(planner, SavePlanner) or _dcp_items.can_be_kept(value, fqn):
+    if isinstance(planner, SavePlanner):
+        _dcp_items.refuse_what_is_not_kept(value, fqn)  # With a cached plan the planner has not looked.
+        items.values[fqn] = value
+    elif _dcp_items.can_be_kept(value, fqn):
         items.values[fqn] = value
     else:
         data = io.BytesIO()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cairn
 import cairn.dcp
@@ -23,6 +24,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 Make = Callable[..., cairn.Checkpointer]
 Saver = Callable[..., None]
 PLANNERS = {"typed": (cairn.dcp.SavePlanner, cairn.dcp.LoadPlanner), "default": (None, None)}
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
 
 
 class Custom:
@@ -291,6 +301,32 @@ def test_a_step_whose_save_failed_can_be_saved_again_at_once(make: Make, save: S
             asynchronous(checkpointer, step, {"w": torch.ones(9)}, Bad())
         save(checkpointer, step, {"w": torch.ones(9)})
     assert checkpointer.steps() == list(range(10))
+
+
+def test_what_would_come_back_as_something_else_is_no_plain_value(make: Make, save: Saver) -> None:
+    checkpointer = make()
+    model = torch.nn.Linear(2, 2)
+    for value, hint in (
+        (Color.RED, "Color cannot be kept; keep its name or its value"),
+        ((Point(1, 2),), r"v/0: .*Point cannot be kept; convert it with tuple\(...\)"),
+        ((model,), r"v/0: .*Linear cannot be kept; DCP takes apart .* put its state_dict\(\) there"),
+    ):
+        with pytest.raises(CheckpointException, match=hint):
+            save(checkpointer, 1, {"v": value}, cairn.dcp.SavePlanner())
+
+    save(checkpointer, 1, {"e": [Color.RED], "p": Point(torch.ones(2), 3), "app": {"model": model}})
+    got = load(checkpointer, {"e": None, "p": None, "app": {"model": None}})
+    assert same([got["e"], got["p"]], [[Color.RED], Point(torch.ones(2), 3)])
+    assert same(got["app"]["model"].state_dict(), model.state_dict())
+
+
+def test_an_array_whose_dtype_no_file_holds_is_pickled_or_refused(make: Make, save: Saver) -> None:
+    checkpointer = make()
+    array = numpy.full(3, 1 + 2j)
+    with pytest.raises(CheckpointException, match="dtype complex128 is none that safetensors files hold"):
+        save(checkpointer, 1, {"a": (array,)}, cairn.dcp.SavePlanner())
+    save(checkpointer, 1, {"a": (array,)})
+    assert same(load(checkpointer, {"a": None}), {"a": (array,)})
 
 
 def test_names_that_look_like_other_names_come_back(make: Make, save: Saver) -> None:
