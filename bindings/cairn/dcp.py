@@ -32,6 +32,7 @@ from ._save import Save
 
 try:
     import torch
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.checkpoint import storage
     from torch.distributed.checkpoint._traverse import set_element
     from torch.distributed.checkpoint.default_planner import (
@@ -313,7 +314,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                         "another: use dcp.save"
                     )
                 continue
-            found, staged = planner.resolve_data(item), tensors.get(key)
+            found, staged = _settled(planner.resolve_data(item)), tensors.get(key)
             if staged is None or _memory(found) != _memory(staged):
                 raise InvalidArgument(
                     f'"{fqn}": async_save staged the tensor of the state dict, but {type(planner).__name__} writes '
@@ -521,7 +522,7 @@ def _planned(plan: SavePlan, planner: Any) -> Items:
 
 def _add_tensor(items: Items, item: WriteItem, tensor: Any) -> None:
     planned: Any = item.tensor_data
-    chunk = planned.chunk
+    chunk, tensor = planned.chunk, _settled(tensor)
     if tuple(tensor.shape) != tuple(chunk.sizes):
         raise InvalidArgument(f'"{item.index.fqn}": planned as {list(chunk.sizes)}, found {list(tensor.shape)}')
     if item.type == WriteItemType.TENSOR:
@@ -529,6 +530,10 @@ def _add_tensor(items: Items, item: WriteItem, tensor: Any) -> None:
     else:
         offset, size = tuple(chunk.offsets), tuple(planned.size)
         items.pieces.append(Piece(item.index.fqn, tensor.detach(), offset, size))
+
+
+def _settled(tensor: Any) -> Any:
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def _add_value(items: Items, fqn: str, value: Any, planner: Any) -> None:

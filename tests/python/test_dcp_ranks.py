@@ -231,6 +231,21 @@ target = lambda: {"v": None, "v/0": torch.zeros_like(one), "w": None, "x": torch
         assert got == [[[2.0] * 2, [1.0] * 2, [2.0] * 2, list(map(float, range(8))), [5.0] * 3]] * 2
 
 
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_what_a_collective_has_yet_to_fill_is_waited_for(worlds: Worlds, how: str) -> None:
+    world = worlds(2)
+    got = world.all(f"""
+import torch.distributed._functional_collectives as later
+a = later.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+d = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)]).redistribute(mesh, [Replicate()], async_op=True)
+kinds = {{type(one).__name__ for one in (a, d._local_tensor)}}
+save({{"a": a, "d": d}}, 1, "{how}")
+got = load({{"a": torch.zeros(3), "d": torch.zeros(4)}}, 1)
+[*kinds, got["a"].tolist(), got["d"].tolist()]
+""")
+    assert got == [["AsyncCollectiveTensor", [2.0] * 3, [0.0, 1.0, 2.0, 3.0]]] * 2
+
+
 def test_a_plan_that_fails_on_one_rank_is_no_checkpoint(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
     world.all("state = {'w': torch.ones(4), 'x': 1}")
