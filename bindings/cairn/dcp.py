@@ -260,7 +260,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 raise
             self._staged = self._save = None
             save.release()
-        save.wait()
+        try:
+            save.wait()
+        finally:
+            self._checkpointer._let_go()
         written: torch.futures.Future[list[storage.WriteResult]] = torch.futures.Future()
         written.set_result(
             [storage.WriteResult(item.index, item.tensor_storage_size() or 0, None) for item in plan.items]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import gc
 import json
 import math
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,6 +138,19 @@ def test_the_tensors_themselves_are_read_and_may_change_once_captured(make: Make
     response.upload_completion.result(60)
 
     assert torch.equal(load(checkpointer, {"w": weights})["w"], want)
+
+
+def test_what_was_saved_is_let_go_once_it_is_durable(make: Make, save: Saver) -> None:
+    checkpointer = make()
+    weights = torch.ones(100_000)
+    alive = weakref.ref(weights)
+    save(checkpointer, 1, {"w": weights})
+    del weights
+    deadline = time.monotonic() + 10
+    while alive() is not None and time.monotonic() < deadline:  # Until DCP's thread has ended.
+        gc.collect()
+        time.sleep(0.01)
+    assert alive() is None
 
 
 class Late(cairn.dcp.SavePlanner):
