@@ -179,13 +179,20 @@ class Shares:
         self._of = b""  # Digest of what all ranks held when `_mine` was agreed on.
         self._mine: set[Key] = set()
 
-    def mine(self, items: Items) -> set[Key] | None:
+    def mine(self, items: Items, step: int) -> set[Key] | None:
         """The keys that this rank writes; None: all. All ranks ask together, and this waits for them."""
         if self._ranks.world == 1:
             return None
         with self._lock:
             text = json.dumps(items.sized()).encode()
-            words = self._ranks.exchange("dcp", hashlib.sha256(text).digest() + self._of)
+            said = self._ranks.exchange("dcp", step.to_bytes(8, "big") + hashlib.sha256(text).digest() + self._of)
+            for rank, word in enumerate(said):
+                if (theirs := int.from_bytes(word[:8], "big")) != step:
+                    raise InvalidArgument(
+                        f"rank {rank} saves step {theirs}, rank {self._ranks.rank} step {step}: all ranks save the same "
+                        "steps in the same order"
+                    )
+            words = [word[8:] for word in said]
             digests = hashlib.sha256(b"".join(word[:32] for word in words)).digest()
             if any(word[32:] != digests for word in words):
                 lists = self._ranks.exchange("dcp items", zlib.compress(text, 1))

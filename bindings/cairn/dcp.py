@@ -182,7 +182,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         def share(items: Items, shares: Shares) -> Items:
             nonlocal agreed
-            mine = shares.mine(items)
+            assert self._step is not None
+            mine = shares.mine(items, self._step)
             agreed = mine is not None
             return items.only(mine)
 
