@@ -227,7 +227,7 @@ class Checkpointer:
 
     def _fence_held(self) -> None:
         self._let_go()
-        devices = {device for *_, cuda in self._held for device in cuda}
+        devices = {device for *_, cuda in list(self._held) for device in cuda}
         for device in devices:
             self.fence(sys.modules["torch"].cuda.current_stream(device))
         if self._held and not devices:
@@ -379,8 +379,11 @@ class Checkpointer:
             self.close()
 
     def _let_go(self) -> None:
-        while self._held and self._held[0][0].captured:
-            self._held.popleft()
+        for held in list(self._held):  # Another thread may append, and let go, meanwhile.
+            if not held[0].captured:
+                return
+            with contextlib.suppress(ValueError):
+                self._held.remove(held)
 
     def _tell(self) -> None:
         """Passes on what the engine has said since: its threads never call into Python."""

@@ -2,12 +2,12 @@
 
 **Tensors.** A whole tensor has its fqn as its name. A chunk of a sharded one is a part (see the format) whose logical
 name is the fqn; its own name is the fqn as well, with "~1", "~2" behind it where the rank holds several. The bytes of a
-pickled item are a U8 tensor under its fqn.
+pickled item are a U8 tensor under its fqn. No tensor's fqn is empty or has "/~v" in it.
 
 **Text.** The rank's typed value "dcp", one JSON object:
   version   1
   paths     fqn -> where it was in the state dict: keys and positions
-  values    fqn -> its node, as `_tree` writes it; arrays within are tensors named by the fqn and the path below it
+  values    fqn -> its node, as `_tree` writes it; arrays within are tensors named by the fqn, "/~v" and the path below it
   pickled   fqns whose bytes DCP's planner pickled
   tied      [fqn, offset, fqn of the chunk with the same memory at the same offset]; whole ones are the format's aliases
 """
@@ -20,17 +20,20 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, TypeAlias
 
 from . import _core, _tensors
 from ._errors import Corrupt, InvalidArgument, Unsupported
 from ._ranks import Ranks
 from ._tree import Stored
+from ._tree_paths import fields_of, is_stateful, is_unicode, kind_name, readable
 from ._tree_reader import Reader, kinds_in, scalar
 from ._tree_writer import Names, Writer
 
 Key: TypeAlias = tuple[str, tuple[int, ...]]  # fqn, offset; no offset for what is whole.
 _VERSION = 1
+_BELOW = "/~v"  # No key in a value is written so.
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,12 @@ class Items:
     values: dict[str, Any] = field(default_factory=dict)
     pickled: dict[str, bytes] = field(default_factory=dict)
     paths: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
+    flat: Mapping[str, Any] = field(default_factory=dict)  # The state dict that it was made of, by fqn.
 
     def refuse_what_is_not_kept(self) -> None:
         """InvalidArgument or Unsupported, by name: before other ranks count on this one."""
         for piece in self.pieces:
             refuse_what_is_not_kept(piece.tensor, piece.fqn)
-            _tensors.dtype_name(piece.fqn, piece.tensor)
 
     def sized(self) -> list[tuple[Key, int]]:
         """Each item's key, and a tensor's size in bytes; values are no load, and need not be alike."""
@@ -81,20 +84,29 @@ class Items:
 
     def give(self, sink: _tensors.Gathered) -> str:
         """Gives the tensors to the sink; returns the text of everything else."""
+        self._refuse_names()
         writer = Writer(sink)
         whole = {piece.fqn: piece.tensor for piece in self.pieces if piece.offset is None}
         # Natively where the names allow it: there may be 100,000.
         if sink.add_all([*whole], [*whole.values()], "", False, writer.node) is None:
             for fqn, tensor in whole.items():
                 writer.node(tensor, fqn)
-        tied = self._give_parts(sink, set(whole))
+        tied = self._give_parts(sink, {*whole, *self.pickled})
         for fqn, data in self.pickled.items():
             import torch
 
             sink.add(fqn, torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        nodes = [f"{json.dumps(fqn)}:{writer.node(value, fqn)}" for fqn, value in self.values.items()]
+        nodes = [f"{json.dumps(fqn)}:{writer.node(value, _below(fqn))}" for fqn, value in self.values.items()]
         rest = json.dumps({"paths": self.paths, "pickled": [*self.pickled], "tied": tied}, separators=(",", ":"))
         return f'{{"version":{_VERSION},"values":{{{",".join(nodes)}}},{rest[1:]}'
+
+    def _refuse_names(self) -> None:
+        tensors = [*(piece.fqn for piece in self.pieces), *self.pickled]
+        if "" not in tensors and is_unicode(" ".join([*tensors, *self.paths])) and _BELOW not in " ".join(tensors):
+            return  # Nearly always, and there may be 100,000.
+        for fqn in self.paths:
+            if not is_unicode(fqn) or (fqn in tensors and (not fqn or _BELOW in fqn)):
+                raise InvalidArgument(f'{fqn!r} is no name for a tensor: not Unicode, empty, or with "{_BELOW}"')
 
     def _give_parts(self, sink: _tensors.Gathered, names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
         """Returns the tied ones: the engine knows ties of whole tensors, but not of parts of several."""
@@ -119,15 +131,41 @@ class Items:
         return tied
 
 
+def _below(fqn: str) -> str:
+    return fqn + _BELOW
+
+
+class _DTypes(Names):
+    """A sink that refuses what has no place in a file."""
+
+    def add(self, name: str, tensor: Any) -> None:
+        _tensors.dtype_name(name, tensor)
+
+
+class _Exact(Writer):
+    """Refuses what would come back as something else: no tree tells the classes when DCP loads."""
+
+    def _other(self, value: Any, name: str) -> str:
+        if is_stateful(value):
+            hint = "DCP takes apart only what is in the state dict itself: put its state_dict() there"
+        elif isinstance(value, Enum):
+            hint = "keep its name or its value"
+        elif fields_of(type(value)):
+            hint = "convert it with tuple(...)"
+        else:
+            return super()._other(value, name)
+        raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {hint}")
+
+
 def refuse_what_is_not_kept(value: Any, fqn: str) -> None:
-    """InvalidArgument, by name, for a value that cannot be kept without pickle."""
-    Writer(Names()).node(value, fqn)
+    """InvalidArgument or Unsupported, by name, for a value that cannot be kept without pickle."""
+    _Exact(_DTypes()).node(value, fqn)
 
 
 def can_be_kept(value: Any, fqn: str) -> bool:
     try:
         refuse_what_is_not_kept(value, fqn)
-    except InvalidArgument:
+    except (InvalidArgument, Unsupported):
         return False
     return True
 
@@ -141,13 +179,20 @@ class Shares:
         self._of = b""  # Digest of what all ranks held when `_mine` was agreed on.
         self._mine: set[Key] = set()
 
-    def mine(self, items: Items) -> set[Key] | None:
+    def mine(self, items: Items, step: int) -> set[Key] | None:
         """The keys that this rank writes; None: all. All ranks ask together, and this waits for them."""
         if self._ranks.world == 1:
             return None
         with self._lock:
             text = json.dumps(items.sized()).encode()
-            words = self._ranks.exchange("dcp", hashlib.sha256(text).digest() + self._of)
+            said = self._ranks.exchange("dcp", step.to_bytes(8, "big") + hashlib.sha256(text).digest() + self._of)
+            for rank, word in enumerate(said):
+                if (theirs := int.from_bytes(word[:8], "big")) != step:
+                    raise InvalidArgument(
+                        f"rank {rank} saves step {theirs}, rank {self._ranks.rank} step {step}: all ranks save the same "
+                        "steps in the same order"
+                    )
+            words = [word[8:] for word in said]
             digests = hashlib.sha256(b"".join(word[:32] for word in words)).digest()
             if any(word[32:] != digests for word in words):
                 lists = self._ranks.exchange("dcp items", zlib.compress(text, 1))
@@ -220,7 +265,7 @@ class Stock:
 
     def tensors_of(self, fqn: str) -> dict[str, str]:
         """The tensors that a value needs, by name, each with "torch" or "numpy"; pickled bytes are one."""
-        return {fqn: "torch"} if fqn in self.pickled else kinds_in(self.values[fqn], fqn)
+        return {fqn: "torch"} if fqn in self.pickled else kinds_in(self.values[fqn], _below(fqn))
 
     def value(self, fqn: str, tensors: Mapping[str, Any]) -> Any:
         """The value of an fqn, once its tensors are read."""
@@ -228,7 +273,7 @@ class Stock:
         def leaf(_kind: str, _like: Any, name: str, _strict: bool) -> Any:
             return tensors[name]
 
-        return Reader(leaf, scalar, None).node(self.values[fqn], None, fqn, False)
+        return Reader(leaf, scalar, None).node(self.values[fqn], None, _below(fqn), False)
 
 
 def take_stock(details: Mapping[str, Any]) -> Stock:

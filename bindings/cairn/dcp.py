@@ -20,7 +20,7 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -32,6 +32,7 @@ from ._save import Save
 
 try:
     import torch
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.checkpoint import storage
     from torch.distributed.checkpoint._traverse import set_element
     from torch.distributed.checkpoint.default_planner import (
@@ -63,27 +64,8 @@ except ImportError as error:
 
 __all__ = ["LoadPlanner", "SavePlanner", "StorageReader", "StorageWriter"]
 
-
-class _Session:
-    """What the writers of one Checkpointer share."""
-
-    def __init__(self, checkpointer: Checkpointer) -> None:
-        self.shares = Shares(checkpointer._ranks)
-        # By step: what was staged last, and the thread that DCP made for it, once that is known.
-        self.staged: dict[int, tuple[Save, threading.Thread | None]] = {}
-
-    def end_earlier(self, step: int) -> None:
-        """Where that step was staged before, waits for the end of it: one whose plan has failed is on its way out."""
-        save, thread = self.staged.pop(step, (None, None))
-        if save is not None:
-            if thread is not None:
-                thread.join()
-            save.cancel()
-            with contextlib.suppress(Error):
-                save.wait()
-
-
-_sessions: weakref.WeakKeyDictionary[Checkpointer, _Session] = weakref.WeakKeyDictionary()
+_shares: weakref.WeakKeyDictionary[Checkpointer, Shares] = weakref.WeakKeyDictionary()
+_staged: weakref.WeakKeyDictionary[Checkpointer, list[Save]] = weakref.WeakKeyDictionary()  # That may be on their way.
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -137,6 +119,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def __init__(self, checkpointer: Checkpointer, step: int | None = None, *, replace: bool = False) -> None:
         self._staged: Items | None = None  # All that this rank holds, whoever writes it.
         self._save: Save | None = None
+        self._failure: Exception | None = None  # What `stage` met, for DCP to tell all ranks.
         self._checkpointer = checkpointer
         self._step = step if step is None else _parse_step(step)
         self._replace = replace
@@ -170,31 +153,58 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._step = step
 
     def storage_meta(self) -> StorageMeta:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self.close()
+            raise failure
         if self._save is not None:
             # DCP's first question, on the thread that it made for this save: a plan that fails is that thread's end.
-            thread = threading.current_thread()
-            _sessions[self._checkpointer].staged[self._save.step] = self._save, thread
-            threading.Thread(target=_give_up_after, args=(thread, self._save), daemon=True).start()
+            threading.Thread(target=_give_up_after, args=(threading.current_thread(), self._save), daemon=True).start()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Starts the save of what this rank writes. The future is done, with the state dict, once that is captured."""
+        """Starts the save of what this rank writes. The future is done, with what the state dict is now, once that is
+        captured: DCP plans later, when its dicts and lists may have changed.
+
+        In a group, what fails on this rank alone is raised when DCP plans: there the other ranks wait for this one.
+        """
+        agreed = False
+        given: dict[str, Any] = {}
 
         def gather() -> Items:
+            given.update(_copied(state_dict))
             planner = DefaultSavePlanner()
-            planner.set_up_planner(state_dict, None, self._checkpointer.rank == 0)
+            planner.set_up_planner(given, None, self._checkpointer.rank == 0)
             self._staged = _held_by(planner)
             if self._checkpointer.world > 1:
                 self._staged.refuse_what_is_not_kept()
             return self._staged
 
-        self.close()
-        self._save = self._start(gather, staged=True)
-        _sessions[self._checkpointer].staged[self._save.step] = self._save, None
+        def share(items: Items, shares: Shares) -> Items:
+            nonlocal agreed
+            assert self._step is not None
+            mine = shares.mine(items, self._step)
+            agreed = mine is not None
+            return items.only(mine)
 
-        def wait(save: Save = self._save) -> dict[str, Any]:
-            save.captured()
-            return state_dict
+        self.close()
+        try:
+            self._save = self._start(gather, share)
+        except Exception as error:
+            self.close()
+            if not agreed:
+                raise
+            self._failure = error
+
+        def wait(save: Save | None = self._save) -> dict[str, Any]:
+            try:
+                if save is not None:
+                    save.captured()
+            except Error as error:
+                if not agreed:
+                    raise
+                self._failure = error
+            return given
 
         executor = ThreadPoolExecutor(1, "cairn-stage")
         captured = executor.submit(wait)
@@ -209,7 +219,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Gives up what has been staged and was not written, if anything."""
         if self._save is not None:
             self._save.cancel()
-        self._staged = self._save = None
+        self._staged = self._save = self._failure = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         ranks = f"the Checkpointer of {self._checkpointer.root} is rank {self._checkpointer.rank}"
@@ -241,7 +251,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: Any) -> torch.futures.Future[list[storage.WriteResult]]:
         """Lets the staged save commit, or makes one now, and waits until it is durable on every rank."""
         if self._save is None:
-            save = self._start(lambda: _planned(plan, planner), staged=False)
+            save = self._start(lambda: _planned(plan, planner))
         else:
             save = self._save
             try:
@@ -250,9 +260,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 self.close()
                 raise
             self._staged = self._save = None
-            _sessions[self._checkpointer].staged.pop(save.step, None)
             save.release()
-        save.wait()
+        try:
+            save.wait()
+        finally:
+            self._checkpointer._let_go()
         written: torch.futures.Future[list[storage.WriteResult]] = torch.futures.Future()
         written.set_result(
             [storage.WriteResult(item.index, item.tensor_storage_size() or 0, None) for item in plan.items]
@@ -262,25 +274,31 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def finish(self, metadata: Metadata, results: list[list[storage.WriteResult]]) -> None:
         """Nothing is left to do: each rank's shard holds its part of the metadata, and all of them have committed."""
 
-    def _start(self, gather: Callable[[], Items], *, staged: bool) -> Save:
+    def _start(self, gather: Callable[[], Items], share: Callable[[Items, Shares], Items] | None = None) -> Save:
         if self._step is None:
             raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
         checkpointer = self._checkpointer
-        if checkpointer not in _sessions:
-            _sessions[checkpointer] = _Session(checkpointer)
-        session = _sessions[checkpointer]
-        session.end_earlier(self._step)
+        shares = _shares.setdefault(checkpointer, Shares(checkpointer._ranks))
+        staged = _staged.setdefault(checkpointer, [])
+        staged[:] = [save for save in staged if not save.done()]
+        for save in staged:
+            if save.step == self._step:  # DCP tells of a failure before that save has been given up and has ended.
+                with contextlib.suppress(Error):
+                    save.wait()
 
         def fill(sink: _tensors.Gathered) -> list[tuple[str, str]]:
             try:
                 items = gather()
             except BaseException as error:
-                if staged:
-                    session.shares.give_up(error)
+                if share is not None:
+                    shares.give_up(error)
                 raise
-            return [("dcp", (items.only(session.shares.mine(items)) if staged else items).give(sink))]
+            return [("dcp", (items if share is None else share(items, shares)).give(sink))]
 
-        return checkpointer._start(self._step, fill, replace=self._replace, hold=staged)
+        save = checkpointer._start(self._step, fill, replace=self._replace, hold=share is not None)
+        if share is not None:
+            staged.append(save)
+        return save
 
     def _check_staged(self, plan: SavePlan, planner: Any) -> None:
         """What is on its way is what this planner writes."""
@@ -291,8 +309,16 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             if item.type == WriteItemType.BYTE_IO:
                 if not _keeps_values(planner):
                     raise Unsupported(f'"{fqn}": {type(planner).__name__} writes bytes of its own: use dcp.save')
+                value = planner.lookup_object(item.index)
+                if isinstance(planner, SavePlanner):
+                    _dcp_items.refuse_what_is_not_kept(value, fqn)
+                if value is not self._staged.flat.get(fqn):
+                    raise InvalidArgument(
+                        f'"{fqn}": async_save staged the value of the state dict, but {type(planner).__name__} writes '
+                        "another: use dcp.save"
+                    )
                 continue
-            found, staged = planner.resolve_data(item), tensors.get(key)
+            found, staged = _settled(planner.resolve_data(item)), tensors.get(key)
             if staged is None or _memory(found) != _memory(staged):
                 raise InvalidArgument(
                     f'"{fqn}": async_save staged the tensor of the state dict, but {type(planner).__name__} writes '
@@ -395,7 +421,8 @@ class _Reads:
         self._stock = stock
         self.views: list[Any] = []
         self.arrays: dict[str, Any] = {}  # Tensors of values, and pickled bytes, by name.
-        self._names: dict[str, int] = {}
+        self._regions: dict[str, int] = {}  # So many were named, by fqn.
+        self._named: set[str] = set()
         self._targets: set[tuple[Any, ...]] = set()
 
     def region(self, item: ReadItem, target: Any) -> tuple[Any, Any]:
@@ -407,9 +434,7 @@ class _Reads:
             raise InvalidArgument(
                 f'"{index.fqn}": expected a target of {list(item.lengths)}, found {list(target.shape)}'
             )
-        # Messages name tensors: chunks of the same one are told apart.
-        number = self._names[index.fqn] = self._names.get(index.fqn, -1) + 1
-        name = chunk.name if part is None else f"{index.fqn}~{number}" if number else index.fqn
+        name = chunk.name if part is None else self._name_region(index.fqn)
         temporary = None
         try:
             memory = _memory(target)
@@ -422,6 +447,15 @@ class _Reads:
             view = _tensors.target(name, temporary)
         self.views.append((*view, part))
         return target, temporary
+
+    def _name_region(self, fqn: str) -> str:
+        """For messages; unlike all that this load reads."""
+        while True:
+            number = self._regions[fqn] = self._regions.get(fqn, -1) + 1
+            name = f"{fqn}~{number}" if number else fqn
+            if name not in self._named and (not number or name not in self._stock.tensors):
+                self._named.add(name)
+                return name
 
     def value(self, fqn: str) -> None:
         for name, kind in self._stock.tensors_of(fqn).items():
@@ -453,9 +487,16 @@ def _parse_step(checkpoint_id: Any) -> int:
     raise InvalidArgument(f"checkpoint_id: expected the step, a number of 0 or more, found {checkpoint_id!r}")
 
 
+def _copied(value: Any) -> Any:
+    """A state dict's dicts and lists, anew; what is in them stays itself."""
+    if isinstance(value, Mapping):
+        return {key: _copied(child) for key, child in value.items()}
+    return [_copied(child) for child in value] if isinstance(value, list) else value
+
+
 def _held_by(planner: DefaultSavePlanner) -> Items:
     """All that a rank holds, as DCP's default planner has it."""
-    items = Items(paths=planner.mappings)
+    items = Items(paths=planner.mappings, flat=planner.state_dict)
     plain = (torch.Tensor, torch.nn.Parameter)
     for fqn, held in planner.state_dict.items():
         if type(held) in plain:
@@ -485,7 +526,7 @@ def _planned(plan: SavePlan, planner: Any) -> Items:
 
 def _add_tensor(items: Items, item: WriteItem, tensor: Any) -> None:
     planned: Any = item.tensor_data
-    chunk = planned.chunk
+    chunk, tensor = planned.chunk, _settled(tensor)
     if tuple(tensor.shape) != tuple(chunk.sizes):
         raise InvalidArgument(f'"{item.index.fqn}": planned as {list(chunk.sizes)}, found {list(tensor.shape)}')
     if item.type == WriteItemType.TENSOR:
@@ -495,8 +536,15 @@ def _add_tensor(items: Items, item: WriteItem, tensor: Any) -> None:
         items.pieces.append(Piece(item.index.fqn, tensor.detach(), offset, size))
 
 
+def _settled(tensor: Any) -> Any:
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
 def _add_value(items: Items, fqn: str, value: Any, planner: Any) -> None:
-    if isinstance(planner, SavePlanner) or _dcp_items.can_be_kept(value, fqn):
+    if isinstance(planner, SavePlanner):
+        _dcp_items.refuse_what_is_not_kept(value, fqn)  # With a cached plan the planner has not looked.
+        items.values[fqn] = value
+    elif _dcp_items.can_be_kept(value, fqn):
         items.values[fqn] = value
     else:
         data = io.BytesIO()

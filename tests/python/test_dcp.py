@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import enum
+import gc
 import json
 import math
+import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cairn
 import cairn.dcp
@@ -22,6 +27,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 Make = Callable[..., cairn.Checkpointer]
 Saver = Callable[..., None]
 PLANNERS = {"typed": (cairn.dcp.SavePlanner, cairn.dcp.LoadPlanner), "default": (None, None)}
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
 
 
 class Custom:
@@ -126,6 +140,48 @@ def test_the_tensors_themselves_are_read_and_may_change_once_captured(make: Make
     assert torch.equal(load(checkpointer, {"w": weights})["w"], want)
 
 
+def test_what_was_saved_is_let_go_once_it_is_durable(make: Make, save: Saver) -> None:
+    checkpointer = make()
+    weights = torch.ones(100_000)
+    alive = weakref.ref(weights)
+    save(checkpointer, 1, {"w": weights})
+    del weights
+    deadline = time.monotonic() + 10
+    while alive() is not None and time.monotonic() < deadline:  # Until DCP's thread has ended.
+        gc.collect()
+        time.sleep(0.01)
+    assert alive() is None
+
+
+class Late(cairn.dcp.SavePlanner):
+    """Plans once it may, as DCP's thread on a busy machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        assert self.may.wait(60)
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
+
+def test_the_state_dict_itself_may_change_once_captured(make: Make) -> None:
+    checkpointer = make()
+    inner = {"exp": torch.ones(3), "step": 1, "list": [1, 2]}  # As optimizers whose state_dict() is their state.
+    planner = Late()
+    response = dcp.async_save(
+        {"optim": {"state": inner}}, storage_writer=cairn.dcp.StorageWriter(checkpointer, 1), planner=planner
+    )
+    response.staging_completion.result(60)
+    inner.update(exp=torch.zeros(3), step=2, more=torch.zeros(3))
+    inner["list"].append(3)  # type: ignore[attr-defined]
+    planner.may.set()
+    response.upload_completion.result(60)
+
+    got = load(checkpointer, {"optim": {"state": {"exp": torch.zeros(3), "step": 0, "list": []}}})
+    assert same(got, {"optim": {"state": {"exp": torch.ones(3), "step": 1, "list": [1, 2]}}})
+
+
 def test_protect_fences_what_async_save_reads(make: Make) -> None:
     checkpointer = make()
     weights = torch.nn.Parameter(torch.arange(6_000_000.0))
@@ -183,12 +239,33 @@ def test_what_typed_json_does_not_keep_is_refused_by_ours_and_pickled_by_dcps(ma
     assert load(checkpointer, {"fine": 0}, planner=cairn.dcp.LoadPlanner()) == {"fine": 1}
 
 
+def test_a_cached_plan_lets_nothing_be_pickled_that_ours_refuses(make: Make, save: Saver) -> None:
+    checkpointer = make(keep_last=0)
+    for step in range(3):
+        save(checkpointer, step, {"w": torch.full((3,), step), "x": step}, CachedPlanner(enable_plan_caching=True))
+        got = load(checkpointer, {"w": torch.zeros(3, dtype=torch.int64), "x": 9})
+        assert same(got, {"w": torch.full((3,), step), "x": step})
+
+    with pytest.raises(CheckpointException, match="x: a value of type test_dcp.Custom cannot be kept"):
+        save(checkpointer, 3, {"w": torch.zeros(3), "x": Custom()}, CachedPlanner(enable_plan_caching=True))
+    assert checkpointer.steps() == [0, 1, 2]
+
+
+class CachedPlanner(cairn.dcp.SavePlanner):
+    """DCP caches plans by the class's name."""
+
+
 class Halved(dcp.DefaultSavePlanner):
     """Writes something else than the state dict holds."""
 
     def transform_object(self, write_item: Any, object: Any) -> Any:
         object = super().transform_object(write_item, object)
         return object / 2 if isinstance(object, torch.Tensor) else object
+
+
+class Renumbered(dcp.DefaultSavePlanner):
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner({**state_dict, "x": 7}, storage_meta, is_coordinator)
 
 
 def test_a_planner_that_changes_what_is_written_saves_synchronously_alone(make: Make) -> None:
@@ -200,6 +277,8 @@ def test_a_planner_that_changes_what_is_written_saves_synchronously_alone(make: 
         asynchronous(checkpointer, 2, {"w": torch.ones(3)}, Halved())
     with pytest.raises(CheckpointException, match='"x": Halved writes bytes of its own: use dcp.save'):
         asynchronous(checkpointer, 2, {"x": 1}, Halved())
+    with pytest.raises(CheckpointException, match='"x": async_save staged the value of the state dict, but Renumbered'):
+        asynchronous(checkpointer, 2, {"x": 1}, Renumbered())
     with pytest.raises(CheckpointException, match=r"this planner has 1 \(a\) more and 2 \(a.b, a.c\) less"):
         asynchronous(checkpointer, 2, {"a": {"b": 1, "c": 2}}, dcp.DefaultSavePlanner(flatten_state_dict=False))
     assert checkpointer.steps() == [1]
@@ -225,6 +304,67 @@ def test_what_was_staged_for_a_plan_that_failed_is_no_checkpoint(make: Make) -> 
         checkpointer.drain(60)
     asynchronous(checkpointer, 2, {"w": torch.ones(9)})
     assert checkpointer.steps() == [2]
+
+
+def test_a_step_whose_save_failed_can_be_saved_again_at_once(make: Make, save: Saver) -> None:
+    class Bad(dcp.DefaultSavePlanner):
+        def create_global_plan(self, all_plans: Any) -> Any:
+            raise RuntimeError("no such plan")
+
+    checkpointer = make(keep_last=0)
+    for step in range(10):
+        with pytest.raises(CheckpointException, match="no such plan"):
+            asynchronous(checkpointer, step, {"w": torch.ones(9)}, Bad())
+        save(checkpointer, step, {"w": torch.ones(9)})
+    assert checkpointer.steps() == list(range(10))
+
+
+def test_what_would_come_back_as_something_else_is_no_plain_value(make: Make, save: Saver) -> None:
+    checkpointer = make()
+    model = torch.nn.Linear(2, 2)
+    for value, hint in (
+        (Color.RED, "Color cannot be kept; keep its name or its value"),
+        ((Point(1, 2),), r"v/0: .*Point cannot be kept; convert it with tuple\(...\)"),
+        ((model,), r"v/0: .*Linear cannot be kept; DCP takes apart .* put its state_dict\(\) there"),
+    ):
+        with pytest.raises(CheckpointException, match=hint):
+            save(checkpointer, 1, {"v": value}, cairn.dcp.SavePlanner())
+
+    save(checkpointer, 1, {"e": [Color.RED], "p": Point(torch.ones(2), 3), "app": {"model": model}})
+    got = load(checkpointer, {"e": None, "p": None, "app": {"model": None}})
+    assert same([got["e"], got["p"]], [[Color.RED], Point(torch.ones(2), 3)])
+    assert same(got["app"]["model"].state_dict(), model.state_dict())
+
+
+def test_an_array_whose_dtype_no_file_holds_is_pickled_or_refused(make: Make, save: Saver) -> None:
+    checkpointer = make()
+    array = numpy.full(3, 1 + 2j)
+    with pytest.raises(CheckpointException, match="dtype complex128 is none that safetensors files hold"):
+        save(checkpointer, 1, {"a": (array,)}, cairn.dcp.SavePlanner())
+    save(checkpointer, 1, {"a": (array,)})
+    assert same(load(checkpointer, {"a": None}), {"a": (array,)})
+
+
+def test_names_that_look_like_other_names_come_back(make: Make, save: Saver) -> None:
+    checkpointer = make()
+    array = numpy.arange(2.0)
+    want = {
+        "v": (array, (array + 1,)),
+        "v/0": torch.ones(2, dtype=torch.float64),
+        "v/1": (array + 2,),
+        "v/1/0": array + 3,
+        **{
+            key: torch.full((2,), float(i)) for i, key in enumerate(["a/b", "a~1b", "~", "~t", "0", "True", "é", "x~1"])
+        },
+    }
+    save(checkpointer, 1, want, cairn.dcp.SavePlanner())
+    got = {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for key, value in want.items()}
+    assert same(load(checkpointer, got, planner=cairn.dcp.LoadPlanner()), want)
+
+    for name in ("", "v/~v", "a/~v/0", "lone \ud800"):
+        with pytest.raises((cairn.InvalidArgument, CheckpointException), match="no name for a tensor"):
+            save(checkpointer, 2, {name: torch.ones(3)})
+    assert checkpointer.steps() == [1]
 
 
 def test_process_based_async_save_is_refused(make: Make) -> None:

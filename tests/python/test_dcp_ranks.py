@@ -215,6 +215,37 @@ def test_what_all_hold_alike_is_shared_out_by_size_and_anew_when_it_changes(worl
     assert got == [[5, 5.0], [5, 5.0, 1.0], [5, 5.0, 2.0]]
 
 
+def test_names_that_look_like_other_names_come_back(worlds: Worlds, root: Path) -> None:
+    world = worlds(2)
+    world.all("""
+import numpy
+one, two = torch.ones(2, dtype=torch.float64), numpy.full(2, 2.0)
+whole = {"v/0": one} if rank else {"v": (two,), "w": two}
+state = {**whole, "x": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)]), "x~1": torch.full((3,), 5.0)}
+target = lambda: {"v": None, "v/0": torch.zeros_like(one), "w": None, "x": torch.zeros(8), "x~1": torch.zeros(3)}
+""")
+    for step, how in enumerate(("sync", "async")):
+        assert world.all(f'save(state, {step}, "{how}")') == [None] * 2
+        got = world.all(f"got = load(target(), {step}); [got['v'][0].tolist(), got['v/0'].tolist(), got['w'].tolist(), "
+                        "got['x'].tolist(), got['x~1'].tolist()]")  # fmt: skip
+        assert got == [[[2.0] * 2, [1.0] * 2, [2.0] * 2, list(map(float, range(8))), [5.0] * 3]] * 2
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_what_a_collective_has_yet_to_fill_is_waited_for(worlds: Worlds, how: str) -> None:
+    world = worlds(2)
+    got = world.all(f"""
+import torch.distributed._functional_collectives as later
+a = later.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+d = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)]).redistribute(mesh, [Replicate()], async_op=True)
+kinds = {{type(one).__name__ for one in (a, d._local_tensor)}}
+save({{"a": a, "d": d}}, 1, "{how}")
+got = load({{"a": torch.zeros(3), "d": torch.zeros(4)}}, 1)
+[*kinds, got["a"].tolist(), got["d"].tolist()]
+""")
+    assert got == [["AsyncCollectiveTensor", [2.0] * 3, [0.0, 1.0, 2.0, 3.0]]] * 2
+
+
 def test_a_plan_that_fails_on_one_rank_is_no_checkpoint(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
     world.all("state = {'w': torch.ones(4), 'x': 1}")
@@ -258,6 +289,45 @@ def test_a_tensor_that_cannot_be_staged_fails_all_at_once(worlds: Worlds) -> Non
     answers = world.answers('save({"w": torch.ones(4 + rank)}, 1)')
     assert all('"w" has 16 bytes on rank 0 and 20 on rank 1' in answer["message"] for answer in answers), answers
     assert world.all('save({"w": torch.ones(4)}, 1)') == [None] * 2
+
+
+def test_a_save_that_fails_on_one_rank_before_the_plan_is_told_to_all_and_costs_the_group_nothing(
+    worlds: Worlds,
+) -> None:
+    world = worlds(2, pg_timeout=600)
+    world.all(
+        "import resource\ndef limit(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))"
+    )
+    world.all("state = {'w': distribute_tensor(torch.arange(6_000_000.0), mesh, [Shard(0)]), 'x': torch.ones(3)}")
+    world[1].run("limit(1 << 20)")
+    began = time.monotonic()
+
+    answers = world.answers("save(state, 1)")
+
+    assert time.monotonic() - began < 60
+    assert all("RLIMIT_FSIZE allows 1048576" in answer["message"] for answer in answers), answers
+    world[1].run("limit(resource.RLIM_INFINITY)")
+    assert world.all("save(state, 1)") == [None] * 2
+    # In the call, after the ranks have agreed on who writes what.
+    world[0].run(
+        "import cairn._tensors as given; streams = given.current_streams; given.current_streams = lambda _: 1 / 0"
+    )
+    answers = world.answers("save(state, 2)")
+    assert all("division by zero" in answer["message"] for answer in answers), answers
+    world[0].run("given.current_streams = streams; None")
+    assert world.all("save(state, 2)") == [None] * 2
+
+
+def test_a_rank_that_left_a_save_out_is_told_and_the_group_lives(worlds: Worlds) -> None:
+    world = worlds(2, timeout=3)
+    assert world.all("state = {'w': torch.ones(4)}; save(state, 1)") == [None] * 2
+    assert world.answers("save(state, 2) if rank == 0 else None")[0]["error"] == "DeadlineExceeded"
+
+    ahead, behind = world.answers("save(state, 3)")
+
+    assert ahead["error"] == "DeadlineExceeded"
+    assert "rank 0 saves step 2, rank 1 step 3: all ranks save the same steps" in behind["message"]
+    assert world.all("dist.barrier()") == [None] * 2
 
 
 def test_groups_that_differ_are_refused(worlds: Worlds, root: Path) -> None:
