@@ -321,3 +321,26 @@ def part_of(chunk: Chunk, begin: Sequence[int], lengths: Sequence[int]) -> _core
         return None
     offset = tuple(a + b for a, b in zip(chunk.offset, begin, strict=True))
     return chunk.logical or chunk.name, chunk.size, offset
+
+
+# Of both
+
+
+def parse_step(checkpoint_id: Any) -> int:
+    if isinstance(checkpoint_id, int) and not isinstance(checkpoint_id, bool) and checkpoint_id >= 0:
+        return checkpoint_id
+    if isinstance(checkpoint_id, str) and checkpoint_id.isascii() and checkpoint_id.isdigit():
+        return int(checkpoint_id)
+    raise InvalidArgument(f"checkpoint_id: expected the step, a number of 0 or more, found {checkpoint_id!r}")
+
+
+def is_step(checkpoint_id: Any) -> bool:
+    try:
+        parse_step(checkpoint_id)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def memory_of(tensor: Any) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -1,0 +1,48 @@
+"""DCP's planners without pickle. See cairn.dcp."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
+
+from . import _dcp_items
+from ._errors import Unsupported
+
+
+class SavePlanner(DefaultSavePlanner):
+    """DCP's default planner without pickle: a value that typed JSON cannot keep is refused by name, before a byte is
+    written. For `StorageWriter` alone."""
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        for item in plan.items:
+            if item.type == WriteItemType.BYTE_IO:
+                _dcp_items.refuse_what_is_not_kept(self.lookup_object(item.index), item.index.fqn)
+        return plan
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        if write_item.type == WriteItemType.BYTE_IO:
+            raise Unsupported(f'"{write_item.index.fqn}": cairn.dcp.SavePlanner writes through cairn.dcp.StorageWriter')
+        return object
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """DCP's default planner, which unpickles nothing. For `StorageReader` alone."""
+
+    def load_value(self, read_item: ReadItem, value: Any) -> None:
+        """Puts a plain value in its place in the state dict."""
+        fqn = read_item.dest_index.fqn
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[fqn], value)
+        else:
+            self.state_dict[fqn] = value
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        raise Unsupported(
+            f'"{read_item.storage_index.fqn}" was pickled by the planner that saved it: where you trust whoever wrote '
+            "the checkpoint, load it with DCP's DefaultLoadPlanner"
+        )

@@ -1,0 +1,174 @@
+"""DCP's storage reader. See cairn.dcp."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+from . import _dcp_items, _tensors
+from ._checkpointer import Checkpointer
+from ._dcp_items import Stock
+from ._dcp_planners import LoadPlanner
+from ._errors import FailedPrecondition, InvalidArgument, Unsupported
+
+
+class StorageReader(storage.StorageReader):
+    """Reads a checkpoint that StorageWriter wrote, at any number of ranks: `step`, or the newest.
+
+    `source` is a Checkpointer (then its next saves go on from what was loaded), or a root to look at. Every byte that
+    is read is verified; tensors are filled in place. Raises NotFound, Corrupt, InvalidArgument.
+    """
+
+    def __init__(self, source: Checkpointer | str | os.PathLike[str], step: int | None = None) -> None:
+        self._resume = isinstance(source, Checkpointer)
+        self._checkpointer = source if isinstance(source, Checkpointer) else Checkpointer(source, read_only=True)
+        self._step = step if step is None else _dcp_items.parse_step(step)
+        self._details: dict[str, Any] = {}
+        self._stock: Stock | None = None
+
+    @property
+    def checkpoint_id(self) -> str:
+        return f"{self._checkpointer.root}, step {'latest' if self._step is None else self._step}"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return _dcp_items.is_step(checkpoint_id)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        if checkpoint_id is not None:
+            self._step = _dcp_items.parse_step(checkpoint_id)
+
+    def read_metadata(self) -> Metadata:
+        self._details = self._checkpointer._core.inspect(self._step, "")
+        self._stock = stock = _dcp_items.take_stock(self._details)
+        metadata = {fqn: _metadata_of(stock, fqn) for fqn in stock.paths}
+        return Metadata(metadata, planner_data=stock.paths, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return dataclasses.replace(plan, storage_data=(self._details["step"], self._details["attempt"]))
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        for rank, plan in enumerate(plans):
+            if plan.storage_data != plans[0].storage_data:
+                found = [f"rank {of} step {one.storage_data[0]}" for of, one in ((0, plans[0]), (rank, plan))]
+                raise FailedPrecondition(
+                    f"{self._checkpointer.root}: ranks found different checkpoints, {' and '.join(found)} (another "
+                    "attempt, where the steps are the same): load a given step"
+                )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
+        assert self._stock is not None
+        reads = _Reads(self._stock)
+        landed = [
+            (item, *reads.region(item, planner.resolve_tensor(item).detach()))
+            for item in plan.items
+            if item.type == LoadItemType.TENSOR
+        ]
+        fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        for fqn in fqns:
+            reads.value(fqn)
+        self._checkpointer._reading.read_views(self._details, reads.views, self._resume)
+        for item, target, temporary in landed:
+            if temporary is not None:
+                target.copy_(temporary)
+            planner.commit_tensor(item, target)
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                self._load_value(item, reads, planner)
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+    def _load_value(self, item: ReadItem, reads: _Reads, planner: Any) -> None:
+        assert self._stock is not None
+        fqn = item.storage_index.fqn
+        if fqn in self._stock.pickled:
+            planner.load_bytes(item, io.BytesIO(reads.arrays[fqn].numpy().tobytes()))
+            return
+        value = self._stock.value(fqn, reads.arrays)
+        if isinstance(planner, LoadPlanner):
+            planner.load_value(item, value)
+            return
+        # DCP's planners unpickle; what they are given here was never on disk.
+        data = io.BytesIO()
+        torch.save(value, data)
+        data.seek(0)
+        planner.load_bytes(item, data)
+
+
+class _Reads:
+    """What one load reads, as the engine is told."""
+
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
+        self.views: list[Any] = []
+        self.arrays: dict[str, Any] = {}  # Tensors of values, and pickled bytes, by name.
+        self._regions: dict[str, int] = {}  # So many were named, by fqn.
+        self._named: set[str] = set()
+        self._targets: set[tuple[Any, ...]] = set()
+
+    def region(self, item: ReadItem, target: Any) -> tuple[Any, Any]:
+        """Reads an item into its target: in place, or into the temporary tensor that is returned with it."""
+        index = item.storage_index
+        chunk = self._stock.find(index.fqn, index.offset)
+        part = _dcp_items.part_of(chunk, item.storage_offsets, item.lengths)
+        if tuple(target.shape) != tuple(item.lengths):
+            raise InvalidArgument(
+                f'"{index.fqn}": expected a target of {list(item.lengths)}, found {list(target.shape)}'
+            )
+        name = chunk.name if part is None else self._name_region(index.fqn)
+        temporary = None
+        try:
+            memory = _dcp_items.memory_of(target)
+            if _tensors.dtype_name(name, target) != chunk.dtype or memory in self._targets:
+                raise Unsupported("converted by copy_, or tied to another target")
+            self._targets.add(memory)
+            view = _tensors.target(name, target)
+        except (InvalidArgument, Unsupported):
+            temporary = torch.empty(tuple(item.lengths), dtype=_tensors.torch_dtype(chunk.dtype))
+            view = _tensors.target(name, temporary)
+        self.views.append((*view, part))
+        return target, temporary
+
+    def _name_region(self, fqn: str) -> str:
+        """For messages; unlike all that this load reads."""
+        while True:
+            number = self._regions[fqn] = self._regions.get(fqn, -1) + 1
+            name = f"{fqn}~{number}" if number else fqn
+            if name not in self._named and (not number or name not in self._stock.tensors):
+                self._named.add(name)
+                return name
+
+    def value(self, fqn: str) -> None:
+        for name, kind in self._stock.tensors_of(fqn).items():
+            self.arrays[name] = _tensors.empty(self._stock.tensors[name], kind)
+            self.views.append((*_tensors.target(name, self.arrays[name]), None))
+
+
+def _metadata_of(stock: Stock, fqn: str) -> TensorStorageMetadata | BytesStorageMetadata:
+    if fqn in stock.values or fqn in stock.pickled:
+        return BytesStorageMetadata()
+    chunks = stock.chunks_of(fqn)
+    return TensorStorageMetadata(
+        TensorProperties(dtype=_tensors.torch_dtype(chunks[0].dtype)),
+        torch.Size(chunks[0].size),
+        [ChunkStorageMetadata(torch.Size(one.offset), torch.Size(one.shape)) for one in chunks],
+    )

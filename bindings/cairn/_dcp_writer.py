@@ -1,0 +1,334 @@
+"""DCP's storage writer and stager. See cairn.dcp."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_local_save_plan
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.tensor import DTensor
+
+from . import _dcp_items, _tensors
+from ._checkpointer import Checkpointer
+from ._dcp_items import Items, Piece, Shares
+from ._dcp_planners import SavePlanner
+from ._errors import Error, InvalidArgument, Unsupported
+from ._save import Save
+
+_shares: weakref.WeakKeyDictionary[Checkpointer, Shares] = weakref.WeakKeyDictionary()
+_staged: weakref.WeakKeyDictionary[Checkpointer, list[Save]] = weakref.WeakKeyDictionary()  # That may be on their way.
+
+
+class StorageWriter(storage.StorageWriter, AsyncStager):
+    """Writes one checkpoint: `step` of the Checkpointer's root. It is the stager of `dcp.async_save` too.
+
+    The Checkpointer's group has the ranks that DCP saves with; they save the same steps in the same order. `dcp.save`
+    may give the step as its checkpoint_id instead. `replace` as for Checkpointer.save.
+
+    With `dcp.async_save` the engine reads the tensors themselves, without a copy of the state in between: they must not
+    be overwritten before `staging_completion`, or Checkpointer.fence or protect sees to it. Values are kept as they are
+    in the call. What is captured is committed once DCP's plan is agreed on. Where that fails it is given up.
+    """
+
+    _synchronize_after_execute = False  # `stage` gives a future.
+
+    def __init__(self, checkpointer: Checkpointer, step: int | None = None, *, replace: bool = False) -> None:
+        self._staged: Items | None = None  # All that this rank holds, whoever writes it.
+        self._save: Save | None = None
+        self._failure: Exception | None = None  # What `stage` met, for DCP to tell all ranks.
+        self._checkpointer = checkpointer
+        self._step = step if step is None else _dcp_items.parse_step(step)
+        self._replace = replace
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        self.close()
+        raise Unsupported("cairn.dcp.StorageWriter saves from this process: process-based async_save is not supported")
+
+    @property
+    def checkpoint_id(self) -> str:
+        return f"{self._checkpointer.root}, step {self._step}"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return _dcp_items.is_step(checkpoint_id)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        if checkpoint_id is None:
+            return
+        step = _dcp_items.parse_step(checkpoint_id)
+        if self._staged is not None and step != self._step:
+            self.close()
+            raise InvalidArgument(f"checkpoint_id: step {step}, but step {self._step} has been staged")
+        self._step = step
+
+    def storage_meta(self) -> StorageMeta:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self.close()
+            raise failure
+        if self._save is not None:
+            # DCP's first question, on the thread that it made for this save: a plan that fails is that thread's end.
+            threading.Thread(target=_give_up_after, args=(threading.current_thread(), self._save), daemon=True).start()
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
+        """Starts the save of what this rank writes. The future is done, with what the state dict is now, once that is
+        captured: DCP plans later, when its dicts and lists may have changed.
+
+        In a group, what fails on this rank alone is raised when DCP plans: there the other ranks wait for this one.
+        """
+        agreed = False
+        given: dict[str, Any] = {}
+
+        def gather() -> Items:
+            given.update(_copied(state_dict))
+            planner = DefaultSavePlanner()
+            planner.set_up_planner(given, None, self._checkpointer.rank == 0)
+            self._staged = _held_by(planner)
+            if self._checkpointer.world > 1:
+                self._staged.refuse_what_is_not_kept()
+            return self._staged
+
+        def share(items: Items, shares: Shares) -> Items:
+            nonlocal agreed
+            assert self._step is not None
+            mine = shares.mine(items, self._step)
+            agreed = mine is not None
+            return items.only(mine)
+
+        self.close()
+        try:
+            self._save = self._start(gather, share)
+        except Exception as error:
+            self.close()
+            if not agreed:
+                raise
+            self._failure = error
+
+        def wait(save: Save | None = self._save) -> dict[str, Any]:
+            try:
+                if save is not None:
+                    save.captured()
+            except Error as error:
+                if not agreed:
+                    raise
+                self._failure = error
+            return given
+
+        executor = ThreadPoolExecutor(1, "cairn-stage")
+        captured = executor.submit(wait)
+        executor.shutdown(wait=False)
+        return captured
+
+    def synchronize_staging(self) -> None:
+        if self._save is not None:
+            self._save.captured()
+
+    def close(self) -> None:
+        """Gives up what has been staged and was not written, if anything."""
+        if self._save is not None:
+            self._save.cancel()
+        self._staged = self._save = self._failure = None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        ranks = f"the Checkpointer of {self._checkpointer.root} is rank {self._checkpointer.rank}"
+        if self._checkpointer.world > 1 and not kwargs.get("use_collectives", True):
+            raise Unsupported(f"use_collectives=False: {ranks} of {self._checkpointer.world}, which commit together")
+        if kwargs.get("rank", self._checkpointer.rank) != self._checkpointer.rank:
+            raise InvalidArgument(f"DCP saves as rank {kwargs['rank']}, {ranks}: give both the same group")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        if self._staged is None or not getattr(plan, "usable", True):
+            return plan
+        staged, planned = {key for key, _ in self._staged.sized()}, {_key(item) for item in plan.items}
+        if staged != planned:
+            self.close()
+            raise InvalidArgument(
+                f"step {self._step}: async_save staged what DCP's default planner writes, but this planner has "
+                f"{_listed(planned - staged)} more and {_listed(staged - planned)} less: use dcp.save"
+            )
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        if len(plans) != self._checkpointer.world:
+            raise InvalidArgument(
+                f"DCP saves with {len(plans)} ranks, the Checkpointer of {self._checkpointer.root} has "
+                f"{self._checkpointer.world}: give both the same group"
+            )
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: Any) -> torch.futures.Future[list[storage.WriteResult]]:
+        """Lets the staged save commit, or makes one now, and waits until it is durable on every rank."""
+        if self._save is None:
+            save = self._start(lambda: _planned(plan, planner))
+        else:
+            save = self._save
+            try:
+                self._check_staged(plan, planner)
+            except BaseException:
+                self.close()
+                raise
+            self._staged = self._save = None
+            save.release()
+        try:
+            save.wait()
+        finally:
+            self._checkpointer._let_go()
+        written: torch.futures.Future[list[storage.WriteResult]] = torch.futures.Future()
+        written.set_result(
+            [storage.WriteResult(item.index, item.tensor_storage_size() or 0, None) for item in plan.items]
+        )
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[storage.WriteResult]]) -> None:
+        """Nothing is left to do: each rank's shard holds its part of the metadata, and all of them have committed."""
+
+    def _start(self, gather: Callable[[], Items], share: Callable[[Items, Shares], Items] | None = None) -> Save:
+        if self._step is None:
+            raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
+        checkpointer = self._checkpointer
+        shares = _shares.setdefault(checkpointer, Shares(checkpointer._ranks))
+        staged = _staged.setdefault(checkpointer, [])
+        staged[:] = [save for save in staged if not save.done()]
+        for save in staged:
+            if save.step == self._step:  # DCP tells of a failure before that save has been given up and has ended.
+                with contextlib.suppress(Error):
+                    save.wait()
+
+        def fill(sink: _tensors.Gathered) -> list[tuple[str, str]]:
+            try:
+                items = gather()
+            except BaseException as error:
+                if share is not None:
+                    shares.give_up(error)
+                raise
+            return [("dcp", (items if share is None else share(items, shares)).give(sink))]
+
+        save = checkpointer._start(self._step, fill, replace=self._replace, hold=share is not None)
+        if share is not None:
+            staged.append(save)
+        return save
+
+    def _check_staged(self, plan: SavePlan, planner: Any) -> None:
+        """What is on its way is what this planner writes."""
+        assert self._staged is not None
+        tensors = {piece.key: piece.tensor for piece in self._staged.pieces}
+        for item in plan.items:
+            fqn, key = item.index.fqn, _key(item)
+            if item.type == WriteItemType.BYTE_IO:
+                if not _keeps_values(planner):
+                    raise Unsupported(f'"{fqn}": {type(planner).__name__} writes bytes of its own: use dcp.save')
+                value = planner.lookup_object(item.index)
+                if isinstance(planner, SavePlanner):
+                    _dcp_items.refuse_what_is_not_kept(value, fqn)
+                if value is not self._staged.flat.get(fqn):
+                    raise InvalidArgument(
+                        f'"{fqn}": async_save staged the value of the state dict, but {type(planner).__name__} writes '
+                        "another: use dcp.save"
+                    )
+                continue
+            found, staged = _settled(planner.resolve_data(item)), tensors.get(key)
+            if staged is None or _dcp_items.memory_of(found) != _dcp_items.memory_of(staged):
+                raise InvalidArgument(
+                    f'"{fqn}": async_save staged the tensor of the state dict, but {type(planner).__name__} writes '
+                    "another: use dcp.save"
+                )
+
+
+def _give_up_after(thread: threading.Thread, save: Save) -> None:
+    thread.join()
+    save.cancel()
+
+
+def _copied(value: Any) -> Any:
+    """A state dict's dicts and lists, anew; what is in them stays itself."""
+    if isinstance(value, Mapping):
+        return {key: _copied(child) for key, child in value.items()}
+    return [_copied(child) for child in value] if isinstance(value, list) else value
+
+
+def _held_by(planner: DefaultSavePlanner) -> Items:
+    """All that a rank holds, as DCP's default planner has it."""
+    items = Items(paths=planner.mappings, flat=planner.state_dict)
+    plain = (torch.Tensor, torch.nn.Parameter)
+    for fqn, held in planner.state_dict.items():
+        if type(held) in plain:
+            items.pieces.append(Piece(fqn, held))
+        elif not isinstance(held, torch.Tensor):
+            _add_value(items, fqn, held, None)
+        elif not isinstance(held, DTensor) or held.device_mesh.get_coordinate() is not None:
+            for item in create_default_local_save_plan({fqn: held}, True).items:
+                _add_tensor(items, item, planner.lookup_object(item.index))
+    return items
+
+
+def _planned(plan: SavePlan, planner: Any) -> Items:
+    """What a rank writes by its final plan."""
+    items = Items(paths=plan.planner_data if isinstance(plan.planner_data, dict) else {})
+    for item in plan.items:
+        if item.type != WriteItemType.BYTE_IO:
+            _add_tensor(items, item, planner.resolve_data(item))
+        elif _keeps_values(planner):
+            _add_value(items, item.index.fqn, planner.lookup_object(item.index), planner)
+        else:
+            items.pickled[item.index.fqn] = planner.resolve_data(item).getvalue()
+    fqns = dict.fromkeys(item.index.fqn for item in plan.items)
+    items.paths = {fqn: items.paths.get(fqn, (fqn,)) for fqn in fqns}
+    return items
+
+
+def _add_tensor(items: Items, item: WriteItem, tensor: Any) -> None:
+    planned: Any = item.tensor_data
+    chunk, tensor = planned.chunk, _settled(tensor)
+    if tuple(tensor.shape) != tuple(chunk.sizes):
+        raise InvalidArgument(f'"{item.index.fqn}": planned as {list(chunk.sizes)}, found {list(tensor.shape)}')
+    if item.type == WriteItemType.TENSOR:
+        items.pieces.append(Piece(item.index.fqn, tensor.detach()))
+    else:
+        offset, size = tuple(chunk.offsets), tuple(planned.size)
+        items.pieces.append(Piece(item.index.fqn, tensor.detach(), offset, size))
+
+
+def _settled(tensor: Any) -> Any:
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def _add_value(items: Items, fqn: str, value: Any, planner: Any) -> None:
+    if isinstance(planner, SavePlanner):
+        _dcp_items.refuse_what_is_not_kept(value, fqn)  # With a cached plan the planner has not looked.
+        items.values[fqn] = value
+    elif _dcp_items.can_be_kept(value, fqn):
+        items.values[fqn] = value
+    else:
+        data = io.BytesIO()
+        torch.save(value, data)
+        items.pickled[fqn] = data.getvalue()
+
+
+def _keeps_values(planner: Any) -> bool:
+    """Whether it writes values as DCP's default planner or ours does."""
+    ours = isinstance(planner, SavePlanner)
+    return ours or getattr(type(planner), "transform_object", None) is DefaultSavePlanner.transform_object
+
+
+def _key(item: WriteItem) -> tuple[str, tuple[int, ...]]:
+    return item.index.fqn, tuple(item.index.offset or ()) if item.type == WriteItemType.SHARD else ()
+
+
+def _listed(keys: set[tuple[str, tuple[int, ...]]]) -> str:
+    names = sorted({fqn for fqn, _ in keys})
+    return f"{len(names)} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})" if names else "none"
