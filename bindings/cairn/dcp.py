@@ -14,6 +14,7 @@ the checkpoint, and `LoadPlanner` refuses them: a checksum says that a file is w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -26,7 +27,7 @@ from typing import Any
 from . import _dcp_items, _tensors
 from ._checkpointer import Checkpointer
 from ._dcp_items import Items, Piece, Shares, Stock
-from ._errors import FailedPrecondition, InvalidArgument, Unsupported
+from ._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
 from ._save import Save
 
 try:
@@ -63,6 +64,7 @@ except ImportError as error:
 __all__ = ["LoadPlanner", "SavePlanner", "StorageReader", "StorageWriter"]
 
 _shares: weakref.WeakKeyDictionary[Checkpointer, Shares] = weakref.WeakKeyDictionary()
+_staged: weakref.WeakKeyDictionary[Checkpointer, dict[int, Save]] = weakref.WeakKeyDictionary()  # By step.
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -167,6 +169,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         self.close()
         self._save = self._start(gather, staged=True)
+        _staged.setdefault(self._checkpointer, {})[self._save.step] = self._save
 
         def wait(save: Save = self._save) -> dict[str, Any]:
             save.captured()
@@ -242,6 +245,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
         checkpointer = self._checkpointer
         shares = _shares.setdefault(checkpointer, Shares(checkpointer._ranks))
+        staged_before = _staged.setdefault(checkpointer, {})
+        for step, save in list(staged_before.items()):
+            if step == self._step:
+                # DCP tells that a plan failed before its thread has ended, and with it what was staged is given up.
+                with contextlib.suppress(Error):
+                    save.wait()
+            if save.done():
+                staged_before.pop(step, None)
 
         def fill(sink: _tensors.Gathered) -> list[tuple[str, str]]:
             try:

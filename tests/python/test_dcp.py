@@ -221,10 +221,8 @@ def test_what_was_staged_for_a_plan_that_failed_is_no_checkpoint(make: Make) -> 
         response.upload_completion.result(60)
     assert checkpointer.steps() == []
 
-    with pytest.raises(cairn.Cancelled):
-        checkpointer.drain(60)
-    asynchronous(checkpointer, 2, {"w": torch.ones(9)})
-    assert checkpointer.steps() == [2]
+    asynchronous(checkpointer, 1, {"w": torch.ones(9)})
+    assert checkpointer.steps() == [1]
 
 
 def test_process_based_async_save_is_refused(make: Make) -> None:
