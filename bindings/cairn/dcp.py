@@ -32,7 +32,10 @@ from ._save import Save
 
 try:
     import torch
-    from torch.distributed.checkpoint import storage
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
+        raise ImportError(f"found {torch.__version__}")
+    from torch.distributed.checkpoint import state_dict_saver, storage
     from torch.distributed.checkpoint._traverse import set_element
     from torch.distributed.checkpoint.default_planner import (
         DefaultLoadPlanner,
@@ -56,12 +59,14 @@ try:
         WriteItemType,
     )
     from torch.distributed.checkpoint.staging import AsyncStager
-    from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse  # noqa: F401
     from torch.distributed.tensor import DTensor
 except ImportError as error:
-    raise ImportError(f"cairn.dcp needs torch 2.8 or newer: {error}") from error
+    raise ImportError(f"cairn.dcp needs torch 2.7 or newer: {error}") from error
 
 __all__ = ["LoadPlanner", "SavePlanner", "StorageReader", "StorageWriter"]
+
+# From torch 2.9 on `stage` may give a future, and async_save returns it beside its own.
+_STAGE_GIVES_FUTURE = hasattr(state_dict_saver, "AsyncSaveResponse")
 
 _shares: weakref.WeakKeyDictionary[Checkpointer, Shares] = weakref.WeakKeyDictionary()
 _staged: weakref.WeakKeyDictionary[Checkpointer, dict[int, Save]] = weakref.WeakKeyDictionary()  # By step.
@@ -113,11 +118,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     in the call. What is captured is committed once DCP's plan is agreed on. Where that fails it is given up.
     """
 
-    _synchronize_after_execute = False  # `stage` gives a future.
+    # DCP, as its own stagers have it: whether async_save calls synchronize_staging before it returns.
+    _synchronize_after_execute = not _STAGE_GIVES_FUTURE
 
     def __init__(self, checkpointer: Checkpointer, step: int | None = None, *, replace: bool = False) -> None:
         self._staged: Items | None = None  # All that this rank holds, whoever writes it.
         self._save: Save | None = None
+        self._capturing: Save | None = None
         self._checkpointer = checkpointer
         self._step = step if step is None else _parse_step(step)
         self._replace = replace
@@ -156,8 +163,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             threading.Thread(target=_give_up_after, args=(threading.current_thread(), self._save), daemon=True).start()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
-    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Starts the save of what this rank writes. The future is done, with the state dict, once that is captured."""
+    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
+        """Starts the save of what this rank writes. The future is done, with the state dict, once that is captured.
+
+        Before torch 2.9 it is the state dict itself, and async_save waits in `synchronize_staging`.
+        """
 
         def gather() -> Items:
             planner = DefaultSavePlanner()
@@ -168,8 +178,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             return self._staged
 
         self.close()
-        self._save = self._start(gather, staged=True)
+        self._save = self._capturing = self._start(gather, staged=True)
         _staged.setdefault(self._checkpointer, {})[self._save.step] = self._save
+        if not _STAGE_GIVES_FUTURE:
+            return state_dict
 
         def wait(save: Save = self._save) -> dict[str, Any]:
             save.captured()
@@ -181,8 +193,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return captured
 
     def synchronize_staging(self) -> None:
-        if self._save is not None:
-            self._save.captured()
+        # A save that failed holds nobody up: the upload's future tells why.
+        if self._capturing is not None:
+            with contextlib.suppress(Error):
+                self._capturing.captured()
 
     def close(self) -> None:
         """Gives up what has been staged and was not written, if anything."""
