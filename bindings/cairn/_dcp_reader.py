@@ -23,7 +23,17 @@ from . import _dcp_items, _tensors
 from ._checkpointer import Checkpointer
 from ._dcp_items import Stock
 from ._dcp_planners import LoadPlanner
-from ._errors import FailedPrecondition, InvalidArgument, Unsupported
+from ._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
+
+
+class _Unread(Metadata):
+    """Metadata that could not be read: using it raises why. Some releases of DCP drop what read_metadata itself raises."""
+
+    def __init__(self, error: Error) -> None:
+        self.error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.error if name == "state_dict_metadata" else AttributeError(name)
 
 
 class StorageReader(storage.StorageReader):
@@ -53,13 +63,17 @@ class StorageReader(storage.StorageReader):
             self._step = _dcp_items.parse_step(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
-        self._details = self._checkpointer._core.inspect(self._step, "")
-        self._stock = stock = _dcp_items.take_stock(self._details)
+        try:
+            self._details = self._checkpointer._core.inspect(self._step, "")
+            self._stock = stock = _dcp_items.take_stock(self._details)
+        except Error as error:
+            return _Unread(error)
         metadata = {fqn: _metadata_of(stock, fqn) for fqn in stock.paths}
         return Metadata(metadata, planner_data=stock.paths, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
+        if isinstance(metadata, _Unread):
+            raise metadata.error
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return dataclasses.replace(plan, storage_data=(self._details["step"], self._details["attempt"]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint import state_dict_saver, storage
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_local_save_plan
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
@@ -25,6 +25,9 @@ from ._dcp_items import Items, Piece, Shares
 from ._dcp_planners import SavePlanner
 from ._errors import Error, InvalidArgument, Unsupported
 from ._save import Save
+
+# From torch 2.9 on `stage` may give a future, and async_save returns it beside its own.
+_STAGE_GIVES_FUTURE = hasattr(state_dict_saver, "AsyncSaveResponse")
 
 _shares: weakref.WeakKeyDictionary[Checkpointer, Shares] = weakref.WeakKeyDictionary()
 _staged: weakref.WeakKeyDictionary[Checkpointer, list[Save]] = weakref.WeakKeyDictionary()  # That may be on their way.
@@ -41,11 +44,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     in the call. What is captured is committed once DCP's plan is agreed on. Where that fails it is given up.
     """
 
-    _synchronize_after_execute = False  # `stage` gives a future.
+    # DCP, as its own stagers have it: whether async_save calls synchronize_staging before it returns.
+    _synchronize_after_execute = not _STAGE_GIVES_FUTURE
 
     def __init__(self, checkpointer: Checkpointer, step: int | None = None, *, replace: bool = False) -> None:
         self._staged: Items | None = None  # All that this rank holds, whoever writes it.
         self._save: Save | None = None
+        self._capturing: Save | None = None
         self._failure: Exception | None = None  # What `stage` met, for DCP to tell all ranks.
         self._checkpointer = checkpointer
         self._step = step if step is None else _dcp_items.parse_step(step)
@@ -85,9 +90,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             threading.Thread(target=_give_up_after, args=(threading.current_thread(), self._save), daemon=True).start()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
-    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
+    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
         """Starts the save of what this rank writes. The future is done, with what the state dict is now, once that is
-        captured: DCP plans later, when its dicts and lists may have changed.
+        captured: DCP plans later, when its dicts and lists may have changed. Before torch 2.9 it is that itself, and
+        async_save waits in `synchronize_staging`.
 
         In a group, what fails on this rank alone is raised when DCP plans: there the other ranks wait for this one.
         """
@@ -112,12 +118,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         self.close()
         try:
-            self._save = self._start(gather, share)
+            self._save = self._capturing = self._start(gather, share)
         except Exception as error:
             self.close()
             if not agreed:
                 raise
             self._failure = error
+        if not _STAGE_GIVES_FUTURE:
+            return given
 
         def wait(save: Save | None = self._save) -> dict[str, Any]:
             try:
@@ -135,8 +143,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return captured
 
     def synchronize_staging(self) -> None:
-        if self._save is not None:
-            self._save.captured()
+        # A save that failed holds nobody up: the upload's future tells why.
+        if self._capturing is not None:
+            with contextlib.suppress(Error):
+                self._capturing.captured()
 
     def close(self) -> None:
         """Gives up what has been staged and was not written, if anything."""

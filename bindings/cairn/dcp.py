@@ -15,9 +15,12 @@ the checkpoint, and `LoadPlanner` refuses them: a checksum says that a file is w
 from __future__ import annotations
 
 try:
-    from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse as _Newest  # noqa: F401
+    import torch
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
+        raise ImportError(f"found {torch.__version__}")
 except ImportError as error:
-    raise ImportError(f"cairn.dcp needs torch 2.8 or newer: {error}") from error
+    raise ImportError(f"cairn.dcp needs torch 2.7 or newer: {error}") from error
 
 from ._dcp_planners import LoadPlanner, SavePlanner
 from ._dcp_reader import StorageReader

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import cairn
+import pytest
 
 FOLDER = Path(cairn.__file__).parent
 COMMAND = next(
@@ -55,3 +56,33 @@ def test_it_works_without_torch_and_its_command_reads_what_it_wrote(tmp_path: Pa
 
     assert "7" in listed
     assert verified.returncode == 0, verified.stderr
+
+
+@pytest.mark.parametrize(
+    ("torch", "reason"),
+    [
+        ("None", "import of torch halted"),
+        ("types.SimpleNamespace(__version__='2.6.0+cu124')", r"found 2\.6\.0\+cu124"),
+        ("types.SimpleNamespace(__version__='1.13.1')", r"found 1\.13\.1"),
+    ],
+)
+def test_dcp_tells_which_torch_it_needs(torch: str, reason: str) -> None:
+    script = f"import sys, types; sys.modules['torch'] = {torch}; import cairn.dcp"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+
+    assert ended.returncode == 1
+    assert re.search(f"ImportError: cairn.dcp needs torch 2.7 or newer: {reason}", ended.stderr), ended.stderr
+
+
+def test_dcp_is_there_with_every_torch_from_that_on() -> None:
+    """The tests of cairn.dcp are skipped where it is not."""
+    torch = pytest.importorskip("torch")
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 7):
+        import cairn.dcp
+
+        assert cairn.dcp.StorageWriter
+    else:
+        with pytest.raises(ImportError, match=f"needs torch 2.7 or newer: found {re.escape(torch.__version__)}"):
+            import cairn.dcp
