@@ -193,7 +193,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 self.close()
                 raise
             self._staged = self._save = None
-            save.release()
+            save._release()
         try:
             save.wait()
         finally:

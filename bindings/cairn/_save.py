@@ -76,7 +76,7 @@ class Save:
         """Whether it has ended, durable or failed."""
         return self._core.ended
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Lets a held save commit."""
         self._core.release()
 
