@@ -58,10 +58,11 @@ class Disk:
 
 
 class Session:
-    """The measures of one repetition; `add(measure, value)` takes what they find."""
+    """The measures of one repetition; `add(measure, value)` takes what they find. `fresh`: bytes of memory that the system
+    needs for a save or a load and does not have yet."""
 
-    def __init__(self, worker, disk, add, pairs):
-        self.worker, self.disk, self.add, self.pairs = worker, disk, add, pairs
+    def __init__(self, worker, disk, add, pairs, fresh):
+        self.worker, self.disk, self.add, self.pairs, self.fresh = worker, disk, add, pairs, fresh
         self.bytes = worker.hello["bytes"]
         self.step = 0
 
@@ -71,7 +72,7 @@ class Session:
         return call("save", self.step)
 
     def _touch(self):
-        touch(2 * self.bytes)  # What staging and the page cache take at most.
+        touch(self.fresh)
 
     def _tidy(self):
         """Leaves the newest checkpoint alone on the disk, and the disk idle."""

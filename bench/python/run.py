@@ -5,9 +5,10 @@
 Builds the package and installs the peers (build/bench/tools, beside the user's torch), then takes each state,
 repetition and system in turn, every time in a fresh process: a first save, steady saves in adjacent pairs with fio,
 peak memory, saves beside busy training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition,
-a peer one. What fails is told in the table, and more of it in build/bench/logs. Without --only and --peers it also
-writes bench/results/python.{md,csv}. Two hours on two cores with five repetitions. Dropping the page cache needs
-root; without it there are no loads. Needs 17 GB of disk and 14 GB of memory.
+a peer one. What fails is told in the table, and more of it in build/bench/logs. A state that is measured whole, with
+every peer, is written to bench/results/python-STATE.{md,csv}; the states may be measured one by one (--only A). Two
+hours in all on two cores with five repetitions. Dropping the page cache needs root; without it there are no loads.
+Needs 17 GB of disk and 14 GB of memory.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def arguments():
     peers = names if args.peers is None else [] if args.peers == "none" else args.peers.split(",")
     if unknown := [name for name in only if name not in STATES + MEASURES] + [one for one in peers if one not in names]:
         parser.error(f"unknown: {', '.join(unknown)}")
-    args.whole = not only and args.peers is None and args.scale == 1
+    args.whole = not set(only) & set(MEASURES) and args.peers is None and args.scale == 1
     args.states = [one for one in STATES if one in only] or list(STATES)
     args.measures = [one for one in MEASURES if one in only] or list(MEASURES)
     args.systems = [CAIRN, CAIRN_WHOLE, *(entry for entry in PEERS if entry.name in peers)]
@@ -72,7 +73,8 @@ def measure(args, python, disk, samples, loops, state, entry):
     pairs = CAIRN_PAIRS if entry in (CAIRN, CAIRN_WHOLE) else 1
     with Worker(python, args.dir, entry, state, args.scale) as worker:
         samples.facts[state, entry.name] = worker.hello
-        session = Session(worker, disk, lambda *what: samples.add(state, entry.name, *what), pairs)
+        fresh = int(entry.fresh * worker.hello["bytes"])
+        session = Session(worker, disk, lambda *what: samples.add(state, entry.name, *what), pairs, fresh)
         session.first_save()
         if "save" in args.measures:
             session.saves()
@@ -84,44 +86,47 @@ def measure(args, python, disk, samples, loops, state, entry):
             session.loads()
 
 
-def run(args, python, samples, loops):
-    reasons = install(python, args.systems)
+def run(args, python, samples, loops, state, reasons):
+    """Every repetition of every system with one state."""
     disk = Disk(args.dir, hugepages(), (1 << 30) if args.scale == 1 else (64 << 20))
-    for state in args.states:
-        # A pool of the default cap holds all of C: both of Cairn's would be the same.
-        systems = [entry for entry in args.systems if entry is not CAIRN_WHOLE or state != "C"]
-        for repetition in range(args.repetitions):
-            for entry in systems if repetition % 2 == 0 else systems[::-1]:
-                key = state, entry.name
-                if entry.name in reasons:
-                    samples.failures[key] = reasons[entry.name]
-                if key in samples.failures:
-                    continue
-                print(f"== {state}, repetition {repetition + 1}: {entry.name}", flush=True)
-                try:
-                    measure(args, python, disk, samples, loops, state, entry)
-                except Failed as failed:
-                    samples.failures[key] = str(failed)
-                    print(f"   failed: {failed}", flush=True)
-        disk.remove()
+    # A pool of the default cap holds all of C, and of B there is nothing to see that A does not show.
+    systems = [entry for entry in args.systems if entry is not CAIRN_WHOLE or state == "A"]
+    for repetition in range(args.repetitions):
+        for entry in systems if repetition % 2 == 0 else systems[::-1]:
+            key = state, entry.name
+            if entry.name in reasons:
+                samples.failures[key] = reasons[entry.name]
+            if key in samples.failures:
+                continue
+            print(f"== {state}, repetition {repetition + 1}: {entry.name}", flush=True)
+            try:
+                measure(args, python, disk, samples, loops, state, entry)
+            except Failed as failed:
+                samples.failures[key] = str(failed)
+                print(f"   failed: {failed}", flush=True)
+    disk.remove()
 
 
 def main():
     args = arguments()
     os.makedirs(args.dir, exist_ok=True)
     python = build()
-    report = Report()
-    samples = Samples(report)
+    reasons = install(python, args.systems)
     loops = BusyLoops(python)
     try:
-        run(args, python, samples, loops)
-    finally:  # What was measured until then is shown; written is a whole run alone.
+        for state in args.states:
+            report = Report()
+            samples = Samples(report)
+            try:
+                run(args, python, samples, loops, state, reasons)
+            finally:  # What was measured until then is shown; written is a whole run alone.
+                judge(report, samples)
+                more = tables(samples, state, args.systems)
+                print(report.text() + "\n" + more)
+            if args.whole:
+                report.write(f"python-{state}", [LINE], more)
+    finally:
         loops.close()
-        judge(report, samples)
-        more = tables(samples, args.states, args.systems)
-        print(report.text() + "\n" + more)
-    if args.whole:
-        report.write("python", [LINE], more)
 
 
 if __name__ == "__main__":
