@@ -64,6 +64,8 @@ class SaveHandle {
   void Release() const;
   /// Gives the save up, unless its commit has begun (then it goes on, and Cancel returns false). Does not wait.
   bool Cancel() const;
+  /// The same for a reason of the caller's, which is then the status of the save: no checkpoint is to be made of it.
+  bool Cancel(Status why) const;
   /// The final status once the save has ended; Ok and not ended are told apart by stats().phase.
   [[nodiscard]] Status status() const;
   [[nodiscard]] SaveStats stats() const;

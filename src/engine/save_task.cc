@@ -210,7 +210,8 @@ Status SaveHandle::status() const { return task_->status(); }
 void SaveHandle::Release() const { task_->Release(); }
 SaveStats SaveHandle::stats() const { return task_->stats(); }
 bool SaveHandle::Cancel() const {
-  return task_->RequestCancel(Error(StatusCode::kCancelled, "step {}: cancelled by the caller", task_->plan().step));
+  return Cancel(Error(StatusCode::kCancelled, "step {}: cancelled by the caller", task_->plan().step));
 }
+bool SaveHandle::Cancel(Status why) const { return task_->RequestCancel(std::move(why)); }
 
 }  // namespace cairn

@@ -84,6 +84,22 @@ TEST_F(Hold, CanBeCancelledInstead) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
+TEST_F(Hold, CanBeCancelledForAReasonWhichIsAFailure) {
+  Open();
+  const SaveHandle held = Save(1, minutes(10));
+  ASSERT_TRUE(held.WaitCaptured(Soon()).ok());
+
+  EXPECT_TRUE(held.Cancel(Status(StatusCode::kFailedPrecondition, "it was torn")));
+  held.Release();  // Too late.
+
+  const Status status = held.WaitDurable(Soon());
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(), "it was torn");
+  EXPECT_EQ(checkpointer_->LastFailure().message(), "it was torn");
+  EXPECT_THAT(ListedSteps(*checkpointer_), IsEmpty());
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+}
+
 TEST_F(Hold, EndsWithTheCheckpointer) {
   Options options = SmallOptions(root());
   options.drain_deadline = milliseconds(1);
