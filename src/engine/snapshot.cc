@@ -17,8 +17,11 @@ Snapshot::Snapshot(std::shared_ptr<const TensorTable> table, Values values)
       values_(std::move(values)),
       small_(std::make_unique_for_overwrite<std::byte[]>(table_->small_bytes())) {
   std::byte* to = small_.get();
-  for (const std::uint32_t i : table_->small()) {
-    const StridedLayout& layout = (*table_)[i].layout;
+  const std::vector<std::uint32_t>& small = table_->small();
+  for (std::size_t i = 0; i < small.size(); ++i) {
+    // They are short and lie anywhere: no hardware foresees where the next one begins.
+    if (i + 2 < small.size()) __builtin_prefetch((*table_)[small[i + 2]].layout.base);
+    const StridedLayout& layout = (*table_)[small[i]].layout;
     GatherBytes(layout, 0, layout.bytes, to);
     to += layout.bytes;
   }
