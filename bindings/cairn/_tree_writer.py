@@ -17,6 +17,7 @@ from ._tree_paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode
 
 _NUMBERS = frozenset({int, float, bool})
 _TEXT = frozenset({str})
+_LONGEST = 64 << 20  # Of one str or bytes: safetensors allows a header, where all of them go, 100 MB.
 _DICT = '"dict"'
 _FACTS = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
 _ALLOWED = (
@@ -55,6 +56,14 @@ class Names:
 
     def add_all(self, *_: Any) -> None:
         return None
+
+
+def _check_length(value: str | bytes, name: str) -> None:
+    if len(value) > _LONGEST:
+        raise InvalidArgument(
+            f"{readable(name)}: {kind_name(value)} with a length of {len(value):,}; plain values are kept in the file's "
+            f"header, with at most {_LONGEST:,} each: keep it as a tensor of uint8"
+        )
 
 
 class Writer:
@@ -100,9 +109,11 @@ class Writer:
     def _str(self, value: str, name: str) -> str:
         if not is_unicode(value):
             raise InvalidArgument(f"{readable(name)}: a str with a lone surrogate is not Unicode text; use bytes")
+        _check_length(value, name)
         return _quote(value)
 
-    def _bytes(self, value: bytes, _name: str) -> str:
+    def _bytes(self, value: bytes, name: str) -> str:
+        _check_length(value, name)
         return f'["bytes","{base64.b64encode(value).decode()}"]'
 
     def _tensor(self, value: Any, name: str) -> str:

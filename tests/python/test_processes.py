@@ -1,0 +1,104 @@
+"""Checkpointers in processes that are killed, interrupted, forked, or simply end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cairn
+import torch
+
+Make = Callable[..., cairn.Checkpointer]
+
+
+def run_child(code: str, root: Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_sigkill_loses_nothing_acknowledged(make: Make, root: Path) -> None:
+    child = run_child(
+        """
+        import itertools, sys, torch, cairn
+        checkpointer = cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2, keep_last=2)
+        for step in itertools.count(1):
+            save = checkpointer.save(step, {"t": torch.full((500_000,), float(step)), "step": step})
+            if step > 1:
+                print(before.result(), flush=True)
+            before = save
+        """,
+        root,
+    )
+    assert child.stdout is not None
+    acknowledged = 0
+    while acknowledged < 12:
+        acknowledged = int(child.stdout.readline())
+    child.kill()
+    acknowledged = max([acknowledged] + [int(line) for line in child.stdout.read().split()])
+    child.wait()
+
+    loaded = make().load()
+    assert loaded["step"] >= acknowledged
+    assert bool((loaded["t"] == loaded["step"]).all())
+
+
+def test_ctrl_c_interrupts_a_wait(root: Path) -> None:
+    child = run_child(
+        """
+        import signal, sys, threading, torch, cairn
+        checkpointer = cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2)
+        checkpointer.save(1, {"t": torch.ones(200_000_000)})
+        try:
+            print("waiting", flush=True)
+            checkpointer.drain()
+            print("drained", flush=True)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """,
+        root,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "waiting\n"
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    # A fast disk may have been first.
+    assert out in ("interrupted\n", "drained\n"), err
+
+
+def test_exit_drains_what_is_in_flight(make: Make, root: Path) -> None:
+    child = run_child(
+        """
+        import sys, torch, cairn
+        checkpointer = cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2)
+        checkpointer.save(5, {"t": torch.ones(5_000_000)})
+        """,
+        root,
+    )
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    assert make().steps() == [5]
+
+
+def test_a_forked_worker_is_refused_and_harms_nothing(make: Make) -> None:
+    checkpointer = make()
+    checkpointer.save(1, {"t": torch.ones(2_000_000)})
+    pid = os.fork()
+    if pid == 0:
+        try:
+            checkpointer.save(2, {"t": torch.ones(1)})
+        except cairn.FailedPrecondition:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    checkpointer.drain()
+    assert checkpointer.steps() == [1]

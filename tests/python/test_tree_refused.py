@@ -1,0 +1,125 @@
+"""What no tree may hold, and texts that no tree has written."""
+
+import collections
+
+import numpy
+import pytest
+import torch
+from cairn._errors import Corrupt, InvalidArgument, NotFound, Unsupported
+from cairn._tree import build, names, plan_restore
+from flat import flatten
+from trees import Flags, Level, Loader, describe, empty
+
+
+def cyclic(make):
+    value = make()
+    (value.append if isinstance(value, list) else lambda item: value.update(me=item))(value)
+    return value
+
+
+def deep(levels):
+    value = 0
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+class Wrapped(torch.Tensor):
+    pass
+
+
+class TestRefused:
+    @pytest.mark.parametrize(("value", "message"), [
+        (print, r"a value of type builtin_function_or_method cannot be kept; a tree holds tensors, .* load_state_dict"),
+        (object(), r"a value of type object cannot be kept"),
+        (torch.nn.Linear, r"a value of type type cannot be kept"),
+        (torch.Generator(), r"type torch\S*Generator cannot be kept; keep its get_state\(\), or cairn.RngState"),
+        (torch.zeros(1).as_subclass(Wrapped), r"Wrapped cannot be kept; of tensors only torch.Tensor and"),
+        (torch.zeros(2).to_sparse(), r"a torch.sparse_coo tensor cannot be kept"),
+        (torch.eye(2).to_sparse_csr(), r"a torch.sparse_csr tensor cannot be kept"),
+        (torch.zeros(2, device="meta"), r"a meta tensor cannot be kept"),
+        (torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), r"a quantized tensor cannot be kept"),
+        (torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), r"a nested tensor cannot be kept"),
+        (numpy.array([None]), r"a numpy array of dtype object cannot be kept, only bool, int"),
+        (numpy.array(["a"]), r"a numpy array of dtype <U1 cannot be kept"),
+        (numpy.zeros(1, [("a", "f4")]), r"a numpy array of dtype \[\('a', '<f4'\)\] cannot be kept"),
+        (numpy.zeros(1, ">f4"), r"a numpy array of dtype >f4 cannot be kept, .* this machine's byte order"),
+        (numpy.zeros(1).view(numpy.recarray), r"recarray cannot be kept; numpy.array"),
+        (numpy.str_("a"), r"type numpy.str_? cannot be kept; .*str\(\.\.\.\)"),
+        ("\ud800", r"a str with a lone surrogate is not Unicode text; use bytes"),
+        (collections.defaultdict(list), r"defaultdict cannot be kept; .* convert it with dict\(\.\.\.\)"),
+        (type("MyInt", (int,), {})(1), r"MyInt cannot be kept; .* int\(\.\.\.\)"),
+        (type("MyDict", (dict,), {})(), r"MyDict cannot be kept; .* dict\(\.\.\.\)"),
+        (bytearray(b"x"), r"bytearray cannot be kept"),
+        (Flags.A | Flags.B, r"Flags cannot be kept; of a Flag only single members"),
+        ({torch.zeros(1)}, r"tensors and objects cannot be kept in a set"),
+        ({(Loader({}),)}, r"tensors and objects cannot be kept in a set"),
+        (cyclic(dict), r"a value of type dict that holds itself"),
+        (cyclic(list), r"a value of type list that holds itself"),
+        (deep(70), r"the tree is deeper than 64 levels"),
+        ({1.5: 1}, r"the key 1.5 of type float cannot be kept; keys are str in Unicode, int"),
+        ({(1, 2): 1}, r"the key \(1, 2\) of type tuple"),
+        ({numpy.int64(1): 1}, r"of type numpy.int64"),
+        ({Level.LOW: 1}, r"of type .*Level"),
+        ({"\udfff": 1}, r"the key '\\udfff' of type str"),
+        ({2**5000: 1}, r"at most 4,096 bits"),
+    ])  # fmt: skip
+    def test_what_cannot_be_kept_is_refused_with_its_path(self, value, message):
+        with pytest.raises(InvalidArgument, match=r"^optimizer/state/0/step(/\S+)?: (?s:.*)" + message):
+            flatten({"optimizer": Loader({"state": {0: {"first": 1, "step": value}}})})
+
+    @pytest.mark.parametrize("one", ["x", b"x"], ids=["str", "bytes"])
+    def test_what_is_too_long_for_a_header_is_refused_with_its_path(self, one):
+        with pytest.raises(InvalidArgument, match=r"^m/log: .* with a length of 67,108,865; .* keep it as a tensor"):
+            flatten({"m": {"log": one * ((64 << 20) + 1)}})
+
+    def test_one_bad_tensor_among_many_is_named(self):
+        tree = {f"w{i}": torch.zeros(1) for i in range(20)} | {"bad": torch.zeros(1, device="meta")}
+        with pytest.raises(InvalidArgument, match="^m/bad: a meta tensor"):
+            flatten({"m": tree})
+
+    @pytest.mark.parametrize(
+        ("key", "path"), [("a/b", "'a/b'"), ("0", "'0'"), (0, "0"), ("~", "'~'"), ("", "''"), ("a.b", "a.b")]
+    )
+    def test_paths_are_readable(self, key, path):
+        with pytest.raises(InvalidArgument, match=f"^x/{path}: "):
+            flatten({"x": {key: print}})
+
+    def test_the_root_is_named(self):
+        with pytest.raises(InvalidArgument, match="^the tree: "):
+            flatten(print)
+
+    def test_the_same_list_twice_is_no_cycle(self):
+        shared = [1]
+        assert build(flatten([shared, shared]).text, {}) == [[1], [1]]
+
+
+class TestBadText:
+    @pytest.mark.parametrize("node", [
+        '["what"]', "[]", "[1]", '["int",1]', '["int","x"]', '["float","x"]', '["bytes","*"]', '["numpy","O","00"]',
+        '["numpy","<f4","00"]', '["dict",1]', '["dict",1,2,1,3]', '["dict",["list"],1]', '["dict",1.5,1]', '["set",{}]',
+        '["namedtuple","P","1 2",1,2]', '["namedtuple","P","x y",1]', '["odict"]', '["state"]', '["complex",1]',
+        '["t",1]',
+        '["dtype","Tensor"]', '["dtype","no_such"]', '["device","???"]', '["size","a"]', "[" * 100 + "]" * 100,
+        '{"a":["what"]}',
+        '["complex","a",1]', '["counter",1]', '["float","0x1"]',
+    ])  # fmt: skip
+    def test_a_node_that_no_writer_makes_is_corrupt(self, node):
+        with pytest.raises(Corrupt, match="^the checkpoint's tree"):
+            build(f'{{"version":1,"tree":{node}}}', {})
+
+    @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version":"1","tree":0}', '{"version":1}', "[" * 100_000])
+    def test_a_text_that_is_no_tree_is_corrupt(self, text):
+        with pytest.raises(Corrupt, match="^the checkpoint's tree"):
+            names(text)
+
+    def test_a_newer_version_is_unsupported(self):
+        with pytest.raises(Unsupported, match="version 2, this Cairn reads 1"):
+            names('{"version":2,"tree":0}')
+
+    def test_a_tensor_that_is_not_there(self):
+        text = flatten({"w": torch.zeros(1)}).text
+        with pytest.raises(NotFound, match='no tensor "w"'):
+            build(text, {})
+        with pytest.raises(Corrupt, match='names the tensor "w"'):
+            plan_restore(text, {}, {"w": torch.zeros(1)}, describe, empty)

@@ -1,0 +1,134 @@
+"""Trees of torch's objects: training goes on bit-exactly from what comes back."""
+
+import pytest
+import torch
+from cairn._errors import InvalidArgument
+from cairn._tree import build
+from flat import flatten
+from trees import Loader, Mode, restore, same, save
+
+
+def train(model, optimizer, scheduler=None):
+    for seed in range(3):
+        torch.manual_seed(seed)
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
+    "adagrad": lambda p: torch.optim.Adagrad(p),
+    "rprop": lambda p: torch.optim.Rprop(p),
+    "groups": lambda p: torch.optim.AdamW([{"params": [q], "lr": 0.01 * i} for i, q in enumerate(p, 1)]),
+}
+
+
+class TestTorch:
+    @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+    @pytest.mark.parametrize("stepped", [False, True], ids=["fresh target", "stepped target"])
+    def test_training_goes_on_bit_exactly(self, make, stepped):
+        model = network(0)
+        optimizer = make(model.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        train(model, optimizer, scheduler)
+        saved = save({"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": 3})
+        train(model, optimizer, scheduler)
+
+        other = network(1)
+        theirs = make(other.parameters())
+        their_scheduler = torch.optim.lr_scheduler.StepLR(theirs, 2)
+        if stepped:
+            train(other, theirs, their_scheduler)
+        pointers = [parameter.data_ptr() for parameter in other.parameters()]
+        found = restore(saved, {"model": other, "optimizer": theirs, "scheduler": their_scheduler, "step": 0})
+        assert found == {"model": other, "optimizer": theirs, "scheduler": their_scheduler, "step": 3}
+        assert pointers == [parameter.data_ptr() for parameter in other.parameters()]
+        train(other, theirs, their_scheduler)
+
+        assert same(model.state_dict(), other.state_dict())
+        assert same(optimizer.state_dict(), theirs.state_dict())
+        assert same(scheduler.state_dict(), their_scheduler.state_dict())
+
+    def test_a_fresh_optimizers_checkpoint_into_a_stepped_one(self):
+        model, other = network(0), network(1)
+        theirs = torch.optim.AdamW(other.parameters())
+        train(other, theirs)
+
+        restore(save({"o": torch.optim.AdamW(model.parameters())}), {"o": theirs})
+
+        assert theirs.state_dict()["state"] == {}
+
+    @pytest.mark.parametrize("make", [
+        lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [1, 2, 2]),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 5),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=9),
+        lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1),
+        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(o, [
+            torch.optim.lr_scheduler.ConstantLR(o), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)], [2]),
+        lambda o: torch.amp.GradScaler("cpu"),
+    ])  # fmt: skip
+    def test_schedulers_and_scalers(self, make):
+        def new():
+            return make(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9))
+
+        scheduler, other = new(), new()
+        if hasattr(scheduler, "step") and not isinstance(scheduler, torch.amp.GradScaler):
+            scheduler.optimizer.step()
+            scheduler.step(*[1.0] * isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau))
+
+        restore(save({"s": scheduler}), {"s": other})
+
+        assert same(flatten(scheduler).text, flatten(other).text)
+
+    def test_an_object_becomes_its_state_dict_and_back(self):
+        model, other, third = network(0), network(1), network(2)
+        saved = save({"m": model})
+
+        found = build(*saved)
+        assert same(found["m"], model.state_dict())
+        restore((saved[0], saved[1]), {"m": other.state_dict()})
+        assert same(other.state_dict(), model.state_dict())
+        restore(save({"m": model.state_dict()}), {"m": third})
+        assert same(third.state_dict(), model.state_dict())
+
+    def test_a_modules_names_are_told_before_anything_is_read(self):
+        other = torch.nn.ModuleDict({"a": torch.nn.Linear(1, 1)})
+        model = torch.nn.ModuleDict({"b": torch.nn.Linear(1, 1, bias=False)})
+        with pytest.raises(
+            InvalidArgument, match="1 only in the checkpoint: m/b.weight\n  2 only in the given tree: m/a.w"
+        ):
+            restore(save({"m": model}), {"m": other})
+
+    def test_a_tensor_of_another_shape_within_an_object_is_an_error(self):
+        with pytest.raises(InvalidArgument, match=r"m/weight: expected float32 \[1, 3\], found float32 \[1, 2\]"):
+            restore(save({"m": torch.nn.Linear(2, 1)}), {"m": torch.nn.Linear(3, 1)})
+
+    def test_names_within_another_object_are_its_own_business(self):
+        other = Loader({"pos": 0, "buffer": torch.zeros(2), "gone": torch.zeros(1), "kind": Mode.TRAIN})
+        buffer = other.state["buffer"]
+
+        restore(
+            save({"l": Loader({"pos": [1], "buffer": torch.ones(2), "new": torch.ones(1), "kind": Mode.EVAL})}),
+            {"l": other},
+        )
+
+        assert other.state["buffer"] is buffer
+        assert same(other.state, {"pos": [1], "buffer": torch.ones(2), "new": torch.ones(1), "kind": Mode.EVAL})
+
+    def test_parameters_are_tensors(self):
+        saved = save([torch.nn.Parameter(torch.ones(2))])
+        like = [torch.nn.Parameter(torch.zeros(2))]
+
+        assert restore(saved, like)[0] is like[0] and like[0].tolist() == [1, 1]
