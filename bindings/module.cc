@@ -7,9 +7,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -25,6 +22,7 @@
 #include "py_calls.h"
 #include "py_store_group.h"
 #include "tree_tensors.h"
+#include "watched.h"
 #include "wiring.h"
 
 namespace py = pybind11;
@@ -33,6 +31,7 @@ namespace cairn {
 namespace {
 
 constexpr std::size_t kMaxEvents = 1000;
+constexpr std::chrono::hours kUntilLooked{24 * 365};  // The Watcher looks once it is captured.
 
 using PyProgress = std::function<void(std::uint64_t, std::uint64_t)>;
 using JsonArguments = std::vector<std::pair<std::string, std::string>>;  // (name, text)
@@ -83,19 +82,22 @@ class EventLog {
   std::deque<Event> events_ CAIRN_GUARDED_BY(mutex_);
 };
 
-/// One save; see SaveHandle. Times in seconds.
+/// One save; see SaveHandle. Times in seconds. Whoever is told that it is captured may change the tensors: by then they
+/// have been looked at.
 class PySave {
  public:
-  explicit PySave(SaveHandle save) : save_(std::move(save)) {}
+  /// `watched` is null where the save reads nothing after its call.
+  PySave(SaveHandle save, std::shared_ptr<Watched> watched) : save_(std::move(save)), watched_(std::move(watched)) {}
 
   [[nodiscard]] std::uint64_t step() const { return save_.step(); }
-  [[nodiscard]] bool captured() const { return save_.stats().phase >= SavePhase::kCaptured; }
+  [[nodiscard]] bool captured() const { return Looked(save_.stats()).phase >= SavePhase::kCaptured; }
   [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable; }
-  [[nodiscard]] py::dict stats() const { return FromStats(save_.stats()); }
+  [[nodiscard]] py::dict stats() const { return FromStats(Looked(save_.stats())); }
   [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
-  void Release() const { save_.Release(); }
+  void Release() const { watched_ != nullptr ? watched_->Release() : save_.Release(); }
   void WaitCaptured(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitCaptured(deadline); });
+    if (watched_ != nullptr) watched_->Look();
   }
   void WaitDurable(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });
@@ -114,8 +116,13 @@ class PySave {
     });
     RaiseIfError(end ? *end : status);
   }
+  [[nodiscard]] SaveStats Looked(SaveStats stats) const {
+    if (watched_ != nullptr && stats.phase >= SavePhase::kCaptured) watched_->Look();
+    return stats;
+  }
 
   SaveHandle save_;
+  std::shared_ptr<Watched> watched_;
 };
 
 /// A Checkpointer and its events. Closed, it refuses every call.
@@ -129,9 +136,11 @@ class PyCheckpointer {
   }
   ~PyCheckpointer() {
     if (checkpointer_ == nullptr) return;
-    const py::gil_scoped_release release;
-    static_cast<void>(checkpointer_->Drain(DeadlineFrom(drain_timeout_)));
-    LetGo();
+    const Deadline end = DeadlineFrom(drain_timeout_);
+    while (DrainFor(kSignalInterval).code() == StatusCode::kDeadlineExceeded && !end.passed()) {
+    }
+    Unlocked([&] { LetGo(); });
+    watcher_->Forget();
   }
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
@@ -141,7 +150,10 @@ class PyCheckpointer {
     Result<State> built = tensors.Build(earlier_);
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
-    return PySave(ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
+    const std::shared_ptr<const TensorTable> table = state.table();
+    std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table);
+    const bool watch = !read_later.empty();
+    SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
       for (const auto& [name, text] : values) {
         if (Status set = state.Set(name, Json{text, true}); !set.ok()) {
           if (group_ != nullptr) static_cast<void>(Get().GiveUp(step, set));
@@ -153,8 +165,14 @@ class PyCheckpointer {
                         {.streams = StreamsFrom(streams),
                          .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
                          .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
-                         .hold = SpanFrom(hold)});
-    })));
+                         .hold = hold > 0 ? SpanFrom(hold)
+                                 : watch  ? kUntilLooked
+                                          : std::chrono::hours(0)});
+    }));
+    if (!watch) return {std::move(save), nullptr};
+    auto watched = std::make_shared<Watched>(save, table, tensors.torch(), std::move(read_later), hold == 0);
+    watcher_->Add(watched);
+    return {std::move(save), std::move(watched)};
   }
   /// In place of a save that this rank cannot make: the others count on it.
   void GiveUp(std::uint64_t step, const std::string& why) {
@@ -165,9 +183,11 @@ class PyCheckpointer {
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().WaitForPlace(deadline); }));
   }
   void Fence(int cuda, std::uintptr_t stream, std::optional<double> timeout) {
+    const std::vector<std::shared_ptr<Watched>> pending = watcher_->pending();
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) {
       return Get().Fence({DeviceFrom(cuda), stream}, deadline);
     }));
+    for (const std::shared_ptr<Watched>& save : pending) save->Look();
   }
   void Drain(std::optional<double> timeout) {
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().Drain(deadline); }));
@@ -224,9 +244,11 @@ class PyCheckpointer {
     if (checkpointer_ == nullptr) return;
     const Status drained = Interruptible(timeout, [&](Deadline deadline) { return checkpointer_->Drain(deadline); });
     Unlocked([&] { LetGo(); });
+    watcher_->Forget();
     if (drained.code() == StatusCode::kDeadlineExceeded) Raise(drained);
   }
   [[nodiscard]] bool closed() const { return checkpointer_ == nullptr; }
+  [[nodiscard]] const std::shared_ptr<Watcher>& watcher() const { return watcher_; }
 
  private:
   [[nodiscard]] Checkpointer& Get() const {
@@ -235,9 +257,16 @@ class PyCheckpointer {
     Raise(Status(StatusCode::kFailedPrecondition, "this Checkpointer is closed"));
   }
 
+  /// Does the Watcher's part, too: its thread may be the one that this runs on, or have ended with the interpreter.
+  Status DrainFor(std::chrono::nanoseconds span) {
+    for (const std::shared_ptr<Watched>& save : watcher_->pending()) save->LookIfCaptured();
+    return Unlocked([&] { return checkpointer_->Drain(Deadline::In(span)); });
+  }
+
   // Whoever speaks for the group ends with it.
   void LetGo() {
     checkpointer_.reset();
+    watcher_->Stop();
     if (group_ != nullptr) group_->Stop();
   }
 
@@ -245,6 +274,7 @@ class PyCheckpointer {
   TreeTensors::Earlier earlier_;  // Under the GIL.
   const std::shared_ptr<StoreGroup> group_;
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
+  const std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
   std::unique_ptr<Checkpointer> checkpointer_;
 };
 
@@ -317,11 +347,12 @@ PYBIND11_MODULE(_core, module) {
 
   py::class_<TreeTensors>(module, "TreeTensors")
       .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
-      .def("add", &TreeTensors::Add, "view"_a, "part"_a = py::none())
+      .def("add", &TreeTensors::Add, "view"_a, "part"_a, "tensor"_a)
       .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "pairs"_a, "node"_a)
       .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);
 
   cairn::BindStoreGroup(module);
+  cairn::BindWatcher(module);
 
   py::class_<PyCheckpointer>(module, "Checkpointer")
       .def(py::init(&cairn::Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a,
@@ -346,5 +377,6 @@ PYBIND11_MODULE(_core, module) {
       .def("stats", &PyCheckpointer::Stats)
       .def("take_events", &PyCheckpointer::TakeEvents)
       .def("close", &PyCheckpointer::Close, "timeout"_a)
-      .def_property_readonly("closed", &PyCheckpointer::closed);
+      .def_property_readonly("closed", &PyCheckpointer::closed)
+      .def_property_readonly("watcher", &PyCheckpointer::watcher);
 }

@@ -121,6 +121,18 @@ bool TorchReader::Read(py::handle tensor, Dense& dense, std::vector<std::int64_t
   return false;
 }
 
+const void* TorchReader::Address(py::handle tensor) const {
+  DlpackTensor found{};
+  if (to_dlpack_ != nullptr && to_dlpack_(tensor.ptr(), &found) == 0) {
+    return static_cast<const std::byte*>(found.data) + found.byte_offset;
+  }
+  PyErr_Clear();  // Of a dtype, say, that DLPack does not have.
+  const auto data = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), data_ptr_.ptr()));
+  const void* address = data ? PyLong_AsVoidPtr(data.ptr()) : nullptr;
+  PyErr_Clear();
+  return address;
+}
+
 // DLPack hands over the raw bytes of a lazily negated or conjugated tensor.
 bool TorchReader::IsSet(py::handle tensor, const py::str& method) const {
   const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), method.ptr()));

@@ -31,6 +31,8 @@ class TorchReader {
   /// Fills `dense` and appends the extents to `shape`. False, with nothing appended and no exception pending, where it
   /// takes a closer look: not dense, strided, conjugated or negated, of a dtype or on a device that is not kept.
   [[nodiscard]] bool Read(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
+  /// Where the memory of a tensor is that Read has read, now; null where it has none any more.
+  [[nodiscard]] const void* Address(pybind11::handle tensor) const;
   [[nodiscard]] bool has_dlpack() const { return to_dlpack_ != nullptr; }
 
  private:

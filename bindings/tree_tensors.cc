@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "base/tensor_table.h"
 #include "conversions.h"
 
 namespace py = pybind11;
@@ -25,9 +26,20 @@ std::string_view AsciiOf(PyObject* key) {
   return {static_cast<const char*>(PyUnicode_DATA(key)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(key))};
 }
 
+// What a tensor's Python object points to is in one of its first words, depending on torch's version. Prefetching what
+// is no address does nothing.
+void PrefetchContent(PyObject* tensor) {
+  constexpr std::uintptr_t kLine = 64;
+  const auto* words = reinterpret_cast<const std::uintptr_t*>(tensor + 1);
+  for (const std::uintptr_t word : {words[0], words[1]}) {
+    for (std::uintptr_t line = 0; line < 4; ++line)
+      __builtin_prefetch(reinterpret_cast<const void*>(word + line * kLine));
+  }
+}
+
 }  // namespace
 
-void TreeTensors::Add(const py::tuple& view, const py::object& part) {
+void TreeTensors::Add(const py::tuple& view, const py::object& part, const py::object& tensor) {
   const auto name = view[0].cast<std::string_view>();
   const auto dtype = DTypeFromName(view[2].cast<std::string>());
   if (!dtype) throw py::value_error("unknown dtype " + view[2].cast<std::string>());
@@ -45,6 +57,18 @@ void TreeTensors::Add(const py::tuple& view, const py::object& part) {
                            .name_end = seen_.names.size(),
                            .extents_end = seen_.extents.size(),
                            .bytes = view[6].cast<std::uint64_t>()});
+  given_.push_back({tensor.is_none() ? py::handle() : py::handle(tensor), seen_.tensors.back().dense.data});
+  kept_.push_back(tensor);
+}
+
+// Since the last save a training step has been through every cache, and each tensor's objects lie somewhere else: what
+// is read of one is asked for while those before it are being read.
+void TreeTensors::Prefetch(const py::list& values, std::size_t at) const {
+  constexpr std::size_t kAhead = 8;
+  const auto item = [&](std::size_t i) { return PyList_GET_ITEM(values.ptr(), static_cast<Py_ssize_t>(i)); };
+  if (torch_ == nullptr || at + 2 * kAhead >= values.size()) return;
+  __builtin_prefetch(item(at + 2 * kAhead));
+  if (PyObject* tensor = item(at + kAhead); torch_->Knows(tensor)) PrefetchContent(tensor);
 }
 
 py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std::string_view prefix, bool pairs,
@@ -59,7 +83,12 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
   }
   std::string text;
   text.reserve(text_bytes);
+  if (count > seen_.tensors.size()) {
+    seen_.tensors.reserve(seen_.tensors.size() + count);
+    given_.reserve(given_.size() + count);
+  }
   for (std::size_t i = 0; i < count; ++i) {
+    Prefetch(values, i);
     const std::string_view key = AsciiOf(PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i)));
     const py::handle value = PyList_GET_ITEM(values.ptr(), static_cast<Py_ssize_t>(i));
     if (!text.empty()) text += ',';
@@ -81,6 +110,7 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
     tensor.name_end = seen_.names.size();
     tensor.extents_end = seen_.extents.size();
     seen_.tensors.push_back(tensor);
+    given_.push_back({value, tensor.dense.data});
   }
   return py::str(text);
 }
@@ -119,6 +149,19 @@ Result<State> TreeTensors::Build(Earlier& earlier) {
   }
   earlier = {.seen = std::move(seen_), .state = state};
   return state;
+}
+
+std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table) const {
+  std::vector<Source> sources;
+  auto copied = table.small().begin();  // In the call of Save; ascending.
+  for (std::uint32_t i = 0; i < given_.size(); ++i) {
+    if (copied != table.small().end() && *copied == i) {
+      ++copied;
+    } else if (given_[i].tensor && !table[i].is_alias() && table[i].bytes() > 0) {
+      sources.push_back({i, py::reinterpret_borrow<py::object>(given_[i].tensor), given_[i].data});
+    }
+  }
+  return sources;
 }
 
 }  // namespace cairn

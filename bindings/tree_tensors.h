@@ -39,6 +39,12 @@ class TreeTensors {
   };
 
  public:
+  /// A tensor of the caller's, and where its memory was when it was read.
+  struct Source {
+    std::uint32_t entry;  ///< Its place in the State's table.
+    pybind11::object tensor;
+    const void* data;
+  };
   /// What a Checkpointer remembers of its last save.
   struct Earlier {
     Seen seen;
@@ -49,11 +55,12 @@ class TreeTensors {
   explicit TreeTensors(std::shared_ptr<TorchReader> torch) : torch_(std::move(torch)) {}
 
   /// (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address); (logical name, global
-  /// shape, offset) or None.
-  void Add(const pybind11::tuple& view, const pybind11::object& part);
+  /// shape, offset) or None; the tensor, None where the memory is no caller's but a copy.
+  void Add(const pybind11::tuple& view, const pybind11::object& part, const pybind11::object& tensor);
   /// A dict at once, whose tensors are named by `prefix` and `keys`. Returns its text (see _tree.py): the members of an
   /// object or, with `pairs`, "KEY,NODE,KEY,NODE". Whatever is no plain, dense torch tensor goes through
-  /// `node(value, name)`, which returns its text. None, with nothing done, where a key is no plain name.
+  /// `node(value, name)`, which returns its text. None, with nothing done, where a key is no plain name. `values` must
+  /// live, and keep its elements, as long as this.
   pybind11::object AddAll(const pybind11::list& keys, const pybind11::list& values, std::string_view prefix, bool pairs,
                           const pybind11::function& node);
 
@@ -61,10 +68,22 @@ class TreeTensors {
   /// The State, which is `earlier`'s where that holds the same tensors in the same order; remembers it there. Once
   /// only. InvalidArgument for views that State::Add refuses.
   [[nodiscard]] Result<State> Build(Earlier& earlier);
+  /// Those of the callers' tensors that a save of the State with this table reads after its call has returned.
+  [[nodiscard]] std::vector<Source> ReadLater(const TensorTable& table) const;
+  [[nodiscard]] const std::shared_ptr<const TorchReader>& torch() const { return torch_; }
 
  private:
+  struct Given {
+    pybind11::handle tensor;  // Null: no caller's. Borrowed: what AddAll was given, or kept_, holds it.
+    const void* data;
+  };
+
+  void Prefetch(const pybind11::list& values, std::size_t at) const;
+
   const std::shared_ptr<const TorchReader> torch_;
   Seen seen_;
+  std::vector<Given> given_;  // By place in seen_.tensors.
+  std::vector<pybind11::object> kept_;
 };
 
 }  // namespace cairn

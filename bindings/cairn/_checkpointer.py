@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _protect, _replicas, _tensors, _tree
+from . import _core, _protect, _replicas, _tensors, _tree, _watch
 from ._errors import DeadlineExceeded, Error
 from ._ranks import Ranks
 from ._reading import Reading
@@ -122,6 +122,12 @@ class Checkpointer:
         self._reading = Reading(self._core, self.root, self._ranks, self._replicated)
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
+        try:
+            self._watching = None if read_only else _watch.start(self._core.watcher)
+        except BaseException:
+            self._core.close(0.0)
+            self._ranks.close()
+            raise
         _open.add(self)
 
     # Saving
@@ -358,6 +364,8 @@ class Checkpointer:
             raise
         finally:
             if self._core.closed:
+                if self._watching:
+                    self._watching.join()
                 self._ranks.close()
                 _open.discard(self)
                 self._held.clear()
@@ -398,11 +406,14 @@ _open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
 def _drain_at_exit() -> None:
     """Before the interpreter ends: what is in flight is finished, or said to be lost."""
-    for checkpointer in list(_open):
-        try:
-            checkpointer.close()
-        except Error as error:
-            print(f"cairn: {checkpointer.root}: a save was lost at exit: {error}", file=sys.stderr)
+    try:
+        for checkpointer in list(_open):
+            try:
+                checkpointer.close()
+            except Error as error:
+                print(f"cairn: {checkpointer.root}: a save was lost at exit: {error}", file=sys.stderr)
+    finally:
+        _watch.stop_all()
 
 
 # Earlier than atexit: daemon threads still run, and so do thread pools.

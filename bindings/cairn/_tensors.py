@@ -76,7 +76,9 @@ class Gathered:
 
     def add(self, name: str, tensor: Any, part: _core.Part | None = None) -> None:
         self.kept.append(tensor)
-        self.core.add(describe(name, tensor, self.kept), part)
+        before = len(self.kept)
+        view = describe(name, tensor, self.kept)
+        self.core.add(view, part, tensor if len(self.kept) == before else None)
 
     def state_of(self, holder: Any) -> Any:
         return state_without_races(holder)
