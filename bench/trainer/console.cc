@@ -8,8 +8,10 @@
 namespace cairn::trainer {
 namespace {
 
-void WriteLine(int descriptor, const std::string& line) {
-  const std::string text = line + '\n';
+// Takes what stands in the terminal's row away.
+constexpr const char* kNewRow = "\r\x1b[K";
+
+void Write(int descriptor, const std::string& text) {
   std::string_view left = text;
   while (!left.empty()) {
     const ssize_t written = ::write(descriptor, left.data(), left.size());
@@ -18,9 +20,21 @@ void WriteLine(int descriptor, const std::string& line) {
   }
 }
 
+bool IsTerminal() {
+  static const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;
+  return is_terminal;
+}
+
 }  // namespace
 
-void Say(const std::string& line) { WriteLine(STDOUT_FILENO, line); }
-void Complain(const std::string& line) { WriteLine(STDERR_FILENO, "cairn_train: " + line); }
+void Say(const std::string& line) { Write(STDOUT_FILENO, (IsTerminal() ? kNewRow : "") + line + '\n'); }
+void SayProgress(const std::string& line) {
+  if (!IsTerminal()) return Say(line);
+  Write(STDOUT_FILENO, kNewRow + line);
+}
+void Complain(const std::string& line) {
+  if (IsTerminal()) Write(STDOUT_FILENO, kNewRow);
+  Write(STDERR_FILENO, "cairn_train: " + line + '\n');
+}
 
 }  // namespace cairn::trainer

@@ -20,7 +20,7 @@ cairn::DeviceId IdOf(at::Device device) {
 
 at::Device PrepareCuda() {
   // cuBLAS reads this when it starts, and adds in a fixed order only with it.
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // NOLINT(concurrency-mt-unsafe): no second thread yet.
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // NOLINT(concurrency-mt-unsafe): nobody reads it yet.
   if (::dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     throw std::runtime_error(std::string("--device cuda: this torch has no CUDA half: ") + ::dlerror());
   }

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "schedule.h"
+
 namespace cairn::trainer {
 
 /// What the command line says; --help explains each.
@@ -14,8 +16,12 @@ struct Flags {
   std::string data = "digits";
   std::uint64_t steps = 100;
   std::uint64_t batch = 16;
+  std::uint64_t accumulate = 1;
   std::string optimizer = "sgd";
+  std::string precision = "fp32";
   std::optional<double> learning_rate;
+  Schedule schedule;
+  double clip_norm = 0;
   std::uint64_t seed = 1;
   std::string device = "cpu";
   int threads = 0;
@@ -26,6 +32,7 @@ struct Flags {
   int in_flight = 2;
   std::uint64_t host_memory_bytes = std::uint64_t{1} << 30;
   std::uint64_t keep = 3;
+  double grace_seconds = 30;
 
   std::string report;  ///< Empty: none is written.
 };

@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   Flags flags;
   if (const auto status = ParseFlags(argc, argv, flags)) return *status;
   try {
-    return Train(flags) ? 0 : 1;
+    return static_cast<int>(Train(flags));
   } catch (const std::exception& error) {
     Complain(error.what());
     return 1;

@@ -65,12 +65,17 @@ void WriteReport(const Flags& flags, const Report& report) {
                        {"data", flags.data},
                        {"samples", report.samples},
                        {"batch", flags.batch},
+                       {"accumulate", flags.accumulate},
                        {"optimizer", flags.optimizer},
+                       {"precision", flags.precision},
                        {"learning_rate", flags.learning_rate.value()},
+                       {"schedule", flags.schedule.ToText()},
+                       {"clip", flags.clip_norm},
                        {"seed", flags.seed},
                        {"device", flags.device},
                        {"threads", report.threads},
                        {"resumed_from", nullptr},
+                       {"stopped_by", nullptr},
                        {"first_loss", nullptr},
                        {"last_loss", nullptr},
                        {"stall_seconds", 0.0},
@@ -80,6 +85,7 @@ void WriteReport(const Flags& flags, const Report& report) {
                        {"steps", ordered_json::array()},
                        {"saves", ordered_json::array()}};
   if (report.resumed_from) json["resumed_from"] = *report.resumed_from;
+  if (report.stopped_by != nullptr) json["stopped_by"] = report.stopped_by;
   if (report.checkpointer) json["checkpointer"] = ToJson(*report.checkpointer);
   if (!report.steps.empty()) {
     json["first_loss"] = report.steps.front().loss;
@@ -87,8 +93,11 @@ void WriteReport(const Flags& flags, const Report& report) {
   }
   double stall = 0;
   for (const StepRecord& step : report.steps) {
-    json["steps"].push_back(
-        {{"step", step.step}, {"loss", step.loss}, {"seconds", step.seconds}, {"stall_seconds", step.stall_seconds}});
+    json["steps"].push_back({{"step", step.step},
+                             {"loss", step.loss},
+                             {"learning_rate", step.learning_rate},
+                             {"seconds", step.seconds},
+                             {"stall_seconds", step.stall_seconds}});
     stall += step.stall_seconds;
   }
   json["stall_seconds"] = stall;

@@ -14,6 +14,7 @@ namespace cairn::trainer {
 struct StepRecord {
   std::uint64_t step = 0;
   double loss = 0;
+  double learning_rate = 0;
   double seconds = 0;        ///< The whole step, with what the save and the fence took of it.
   double stall_seconds = 0;  ///< Of it, how long Save and Fence held the loop up, by the loop's own clock.
 };
@@ -26,6 +27,7 @@ struct SaveRecord {
 /// What a run did.
 struct Report {
   std::optional<std::uint64_t> resumed_from;
+  const char* stopped_by = nullptr;  ///< The signal that ended it; null for none.
   std::uint64_t samples = 0;
   int threads = 0;
   std::vector<StepRecord> steps;

@@ -2,10 +2,13 @@
 
 #include <ATen/Context.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -18,6 +21,7 @@
 #include "optimizer.h"
 #include "report.h"
 #include "sampler.h"
+#include "stop_request.h"
 #include "training_state.h"
 
 namespace cairn::trainer {
@@ -50,16 +54,56 @@ std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags) {
                                          .host_memory_bytes = flags.host_memory_bytes}));
 }
 
-Batch ToDevice(Batch batch, at::Device device) {
-  if (device.is_cpu()) return batch;
-  for (auto& [name, tensor] : batch) tensor = tensor.to(device);
-  return batch;
+at::ScalarType TypeOf(const Flags& flags) { return flags.precision == "bf16" ? at::kBFloat16 : at::kFloat; }
+
+/// What has no fractions keeps its type.
+at::Tensor Converted(const at::Tensor& tensor, at::Device device, at::ScalarType type) {
+  return tensor.to(device, tensor.is_floating_point() ? type : tensor.scalar_type());
+}
+
+enum class Phase : std::uint8_t { kNoStep, kStepping, kDraining };
+
+/// Where training is and how fast it goes, for the thread that takes signals.
+struct Pace {
+  std::atomic<Phase> phase{Phase::kNoStep};
+  std::atomic<Clock::rep> step_begun{0};
+  std::atomic<double> step_seconds{0};  ///< Of the last step; 0 before its end.
+  std::atomic<double> save_seconds{0};  ///< Of the last save, until durable; 0 before the first.
+
+  [[nodiscard]] double StepSecondsLeft() const {
+    const Clock::time_point begun{Clock::duration(step_begun.load())};
+    return std::max(0.0, step_seconds - SecondsSince(begun));
+  }
+};
+
+/// However the steps end: after them none is under way.
+class PhaseGuard {
+ public:
+  explicit PhaseGuard(Pace& pace) : pace_(pace) {}
+  ~PhaseGuard() { pace_.phase = Phase::kNoStep; }
+  PhaseGuard(const PhaseGuard&) = delete;
+  PhaseGuard& operator=(const PhaseGuard&) = delete;
+
+ private:
+  Pace& pace_;
+};
+
+std::chrono::nanoseconds InNanoseconds(double seconds) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+}
+
+std::string Rounded(double seconds) {
+  std::ostringstream text;
+  text.precision(3);
+  text << seconds << " s";
+  return text.str();
 }
 
 class Run {
  public:
   explicit Run(Flags given)
       : flags_(WithDefaults(std::move(given))),
+        stop_(InNanoseconds(flags_.grace_seconds), [this](const char* signal) { return Announce(signal); }),
         device_(PrepareDevice(flags_.device, flags_.threads)),
         data_(OpenDataset(flags_.data)),
         model_(SeedAndMake()),
@@ -68,19 +112,26 @@ class Run {
         stream_(CurrentStream(device_)),
         checkpointer_(OpenCheckpointer(flags_)) {}
 
-  bool Go();
+  Outcome Go();
 
  private:
   static Flags WithDefaults(Flags flags);
   static OptimizerConfig OptimizerConfigOf(const Flags& flags);
   Model SeedAndMake();
+  /// At the first signal, on the thread that takes it: says what is to become of the run. False: it ends at once.
+  bool Announce(const char* signal) const;
   /// Where training starts: at the newest checkpoint with --resume, else at nothing.
   RunPosition Begin();
   StepRecord Step(Sampler& sampler, std::uint64_t step);
   void Save(const RunPosition& progress);
   void RecordEndedSaves();
+  /// Whether the run may begin where it stands now, on a durable checkpoint: made, if need be, before the grace is
+  /// over.
+  bool SaveLast(const RunPosition& progress);
 
   const Flags flags_;
+  Pace pace_;
+  StopRequest stop_;  // Before everything that starts threads.
   const at::Device device_;
   const Dataset data_;
   const Model model_;
@@ -92,6 +143,7 @@ class Run {
   // Last, so that it drains before anything that it reads goes.
   std::unique_ptr<cairn::Checkpointer> checkpointer_;
   std::deque<cairn::SaveHandle> saves_;
+  std::optional<cairn::SaveHandle> last_save_;
 };
 
 Flags Run::WithDefaults(Flags flags) {
@@ -100,13 +152,45 @@ Flags Run::WithDefaults(Flags flags) {
 }
 
 OptimizerConfig Run::OptimizerConfigOf(const Flags& flags) {
-  return {.kind = flags.optimizer == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdamW,
-          .learning_rate = flags.learning_rate.value()};
+  return {.kind = flags.optimizer == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdamW, .clip_norm = flags.clip_norm};
 }
 
 Model Run::SeedAndMake() {
   at::manual_seed(flags_.seed);
-  return MakeModel(flags_.model, {.classes = data_.classes, .sizes = flags_.sizes, .device = device_});
+  Model model = MakeModel(flags_.model, {.classes = data_.classes, .sizes = flags_.sizes, .device = device_});
+  for (const auto* group : {&model.parameters, &model.buffers}) {
+    for (const NamedTensor& item : *group) {
+      const at::Tensor converted = Converted(item.tensor, device_, TypeOf(flags_));
+      if (!converted.is_same(item.tensor)) item.tensor.set_data(converted);
+    }
+  }
+  return model;
+}
+
+bool Run::Announce(const char* signal) const {
+  const std::string begin = std::string(signal) + ": ";
+  const std::string grace = Rounded(flags_.grace_seconds);
+  const Phase phase = pace_.phase;
+  if (phase == Phase::kNoStep) {
+    Say(begin + "ends at once: no step is under way");
+    return false;
+  }
+  if (phase == Phase::kDraining) {
+    Say(begin + "ends once all saves are durable, within --grace " + grace);
+    return true;
+  }
+  if (flags_.checkpoint_dir.empty()) {
+    Say(begin + "ends after this step; nothing is kept without --checkpoint-dir");
+    return true;
+  }
+  const double step = pace_.StepSecondsLeft();
+  if (step + pace_.save_seconds > flags_.grace_seconds) {
+    Say(begin + "ends at once: no checkpoint can be made within --grace " + grace + ", as this step takes about " +
+        Rounded(step) + " more and a save " + Rounded(pace_.save_seconds));
+    return false;
+  }
+  Say(begin + "ends after a last checkpoint of this step, within --grace " + grace);
+  return true;
 }
 
 RunPosition Run::Begin() {
@@ -136,10 +220,17 @@ RunPosition Run::Begin() {
 }
 
 StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
-  StepRecord record{.step = step};
-  const Batch batch = ToDevice(data_.read(sampler.Next(flags_.batch)), device_);
-  const at::Tensor loss = model_.loss(batch);
-  loss.backward();
+  StepRecord record{.step = step, .learning_rate = flags_.learning_rate.value() * flags_.schedule.Factor(step)};
+  const auto batches = static_cast<double>(flags_.accumulate);
+  at::Tensor loss;  // The batches' mean.
+  for (std::uint64_t i = 0; i < flags_.accumulate; ++i) {
+    Batch batch = data_.read(sampler.Next(flags_.batch));
+    for (auto& [name, tensor] : batch) tensor = Converted(tensor, device_, TypeOf(flags_));
+    const at::Tensor share = model_.loss(batch).div(batches);
+    share.backward();
+    optimizer_.Accumulate();
+    loss = loss.defined() ? loss.add(share.detach()) : share.detach();
+  }
   if (checkpointer_ != nullptr) {
     // The save of an earlier step may still be reading what the optimizer is about to write.
     const auto start = Clock::now();
@@ -148,7 +239,7 @@ StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
     }
     record.stall_seconds += SecondsSince(start);
   }
-  optimizer_.Step();
+  optimizer_.Step(record.learning_rate);
   record.loss = loss.item<double>();
   return record;
 }
@@ -159,6 +250,7 @@ void Run::Save(const RunPosition& progress) {
   auto save = checkpointer_->Save(progress.step, state_.Capture(progress), options);
   if (save.ok()) {
     saves_.push_back(*save);
+    last_save_ = *save;
     return;
   }
   all_saved_ = false;
@@ -172,17 +264,34 @@ void Run::RecordEndedSaves() {
     if (stats.phase != SavePhase::kDurable && stats.phase != SavePhase::kFailed) return;
     all_saved_ = all_saved_ && stats.phase == SavePhase::kDurable;
     report_.saves.push_back({stats, oldest.status()});
+    pace_.save_seconds = std::chrono::duration<double>(stats.durable).count();
     saves_.pop_front();
   }
 }
 
-bool Run::Go() {
+bool Run::SaveLast(const RunPosition& progress) {
+  if (checkpointer_ == nullptr) return false;
+  const Deadline grace = Deadline::At(*stop_.at() + InNanoseconds(flags_.grace_seconds));
+  const auto saved = [&] { return last_save_ && last_save_->step() == progress.step; };
+  cairn::Status status = checkpointer_->WaitForPlace(grace);
+  if (status.ok() && !saved()) Save(progress);
+  if (status.ok() && saved()) status = last_save_->WaitDurable(grace);
+  if (status.ok() && saved()) return true;
+  if (!status.ok()) Complain("no last checkpoint: " + status.ToString());
+  for (const cairn::SaveHandle& save : saves_) save.Cancel();  // Nobody would wait for them.
+  return false;
+}
+
+Outcome Run::Go() {
   report_.samples = data_.size;
   report_.threads = IntraOpThreads();
   RunPosition progress = Begin();
   Sampler sampler(data_.size, progress.data);
-  while (progress.step < flags_.steps) {
+  const PhaseGuard phase(pace_);
+  while (progress.step < flags_.steps && !stop_.at()) {
     const auto start = Clock::now();
+    pace_.step_begun = start.time_since_epoch().count();
+    pace_.phase = Phase::kStepping;
     StepRecord record = Step(sampler, progress.step + 1);
     progress = {.step = record.step, .data = sampler.position()};
     if (checkpointer_ != nullptr && (progress.step % flags_.every == 0 || progress.step == flags_.steps)) {
@@ -192,29 +301,36 @@ bool Run::Go() {
     }
     RecordEndedSaves();
     record.seconds = SecondsSince(start);
+    pace_.step_seconds = record.seconds;
     report_.steps.push_back(record);
     std::ostringstream line;
     line.precision(9);  // Enough to tell any two floats apart.
     line << "step=" << record.step << " loss=" << record.loss;
     line.precision(4);
     line << " seconds=" << record.seconds << " stall=" << record.stall_seconds;
-    Say(line.str());
+    SayProgress(line.str());
     if (!std::isfinite(record.loss)) throw std::runtime_error("the loss is no number any more: training has diverged");
   }
+  pace_.phase = Phase::kDraining;
+  const bool stopped = progress.step < flags_.steps;
+  if (stopped) all_saved_ = SaveLast(progress) && all_saved_;
   if (checkpointer_ != nullptr) {
     // Its status is the first failed save's, which the event callback has told of already.
     all_saved_ = checkpointer_->Drain().ok() && all_saved_;
     RecordEndedSaves();
     report_.checkpointer = checkpointer_->stats();
   }
+  report_.stopped_by = stopped ? stop_.signal() : nullptr;
   report_.weights_digest = Digest(model_.parameters);
-  Say("done step=" + std::to_string(progress.step) + " weights_crc64=" + report_.weights_digest);
+  Say((stopped ? "stopped step=" : "done step=") + std::to_string(progress.step) +
+      " weights_crc64=" + report_.weights_digest);
   if (!flags_.report.empty()) WriteReport(flags_, report_);
-  return all_saved_;
+  if (!all_saved_) return Outcome::kSaveFailed;
+  return stopped ? Outcome::kStopped : Outcome::kTrained;
 }
 
 }  // namespace
 
-bool Train(Flags flags) { return Run(std::move(flags)).Go(); }
+Outcome Train(Flags flags) { return Run(std::move(flags)).Go(); }
 
 }  // namespace cairn::trainer

@@ -15,8 +15,8 @@
 namespace cairn::trainer {
 namespace {
 
-constexpr std::array kMustAgree = {"model", "sizes", "data", "optimizer"};
-constexpr std::array kShouldAgree = {"device", "threads", "batch", "learning_rate"};
+constexpr std::array kMustAgree = {"model", "sizes", "data", "optimizer", "precision"};
+constexpr std::array kShouldAgree = {"device", "threads", "batch", "accumulate", "learning_rate", "schedule", "clip"};
 
 void Check(const cairn::Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
@@ -85,10 +85,14 @@ TrainingState::TrainingState(const Flags& flags, at::Device device, const Model&
   Check(state_.Set("sizes", SizesText(flags)));
   Check(state_.Set("data", flags.data));
   Check(state_.Set("optimizer", flags.optimizer));
+  Check(state_.Set("precision", flags.precision));
   Check(state_.Set("device", flags.device));
   Check(state_.Set("threads", std::int64_t{IntraOpThreads()}));
   Check(state_.Set("batch", static_cast<std::int64_t>(flags.batch)));
+  Check(state_.Set("accumulate", static_cast<std::int64_t>(flags.accumulate)));
   Check(state_.Set("learning_rate", flags.learning_rate.value()));
+  Check(state_.Set("schedule", flags.schedule.ToText()));
+  Check(state_.Set("clip", flags.clip_norm));
 }
 
 void TrainingState::Add(const std::string& name, const at::Tensor& tensor) { Check(state_.Add(name, ViewOf(tensor))); }

@@ -51,11 +51,19 @@ TEST(KilledTrainer, StepThatWasSaidToBeDurableIsThere) {
   }
 }
 
-class ResumedTrainer : public testing::TestWithParam<const char*> {
+struct Mode {
+  const char* name;
+  std::vector<std::string> arguments;
+  friend void PrintTo(const Mode& mode, std::ostream* out) { *out << mode.name; }
+};
+
+class ResumedTrainer : public testing::TestWithParam<Mode> {
  protected:
   [[nodiscard]] std::vector<std::string> Arguments(const std::string& root) const {
-    return {"--steps",     "60",       "--every",          "4",  "--in-flight", "3",
-            "--optimizer", GetParam(), "--checkpoint-dir", root, "--resume"};
+    std::vector<std::string> arguments = {"--steps",          "60", "--every", "4", "--in-flight", "3",
+                                          "--checkpoint-dir", root, "--resume"};
+    arguments.insert(arguments.end(), GetParam().arguments.begin(), GetParam().arguments.end());
+    return arguments;
   }
 };
 
@@ -93,7 +101,13 @@ TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
   EXPECT_TRUE(ListedSteps(root / "killed").contains(60));
 }
 
-INSTANTIATE_TEST_SUITE_P(Optimizers, ResumedTrainer, testing::Values("sgd", "adamw"));
+INSTANTIATE_TEST_SUITE_P(Modes, ResumedTrainer,
+                         testing::Values(Mode{"sgd", {"--optimizer", "sgd"}}, Mode{"adamw", {"--optimizer", "adamw"}},
+                                         Mode{"adamw_bf16_with_all_else",
+                                              {"--optimizer", "adamw", "--precision", "bf16", "--accumulate", "2",
+                                               "--clip", "1", "--warmup", "10", "--decay", "cosine"}},
+                                         Mode{"sgd_bf16", {"--optimizer", "sgd", "--precision", "bf16"}}),
+                         [](const testing::TestParamInfo<Mode>& mode) { return mode.param.name; });
 
 }  // namespace
 }  // namespace cairn::trainer

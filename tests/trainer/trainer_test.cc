@@ -60,6 +60,69 @@ TEST(Trainer, ReportTellsOfEachStepAndSave) {
   EXPECT_EQ(report["weights_crc64"].get<std::string>().size(), 16U);
 }
 
+TEST(Trainer, Bf16WeightsHaveMastersAndMomentsOfFp32) {
+  const TempDir root;
+  TrainingProcess training(
+      {"--steps", "1", "--precision", "bf16", "--optimizer", "adamw", "--checkpoint-dir", root.path()});
+  ASSERT_EQ(training.Finish(), 0) << training.output();
+  const auto reader = Checkpointer::Open({.root = root.path(), .read_only = true, .host_memory_bytes = 64_MiB});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+
+  const auto details = reader.value()->Inspect(Latest());
+
+  ASSERT_TRUE(details.ok()) << details.status();
+  std::map<std::string, DType> dtypes;
+  for (const TensorInfo& tensor : details->tensors) dtypes[tensor.name] = tensor.dtype;
+  EXPECT_EQ(dtypes.at("classifier.6.weight"), DType::kBF16);
+  for (const char* what : {"master", "exp_avg", "exp_avg_sq"}) {
+    EXPECT_EQ(dtypes.at(std::string("optimizer.") + what + ".classifier.6.weight"), DType::kF32) << what;
+  }
+  TrainingProcess other({"--steps", "2", "--optimizer", "adamw", "--checkpoint-dir", root.path(), "--resume"});
+  EXPECT_EQ(other.Finish(), 1);
+  EXPECT_THAT(other.output(), HasSubstr("the checkpoint's precision is \"bf16\", this run's \"fp32\""));
+}
+
+TEST(Trainer, LearningRateFollowsTheSchedule) {
+  const TempDir root;
+  TrainingProcess training(
+      {"--steps", "4", "--lr", "0.5", "--warmup", "2", "--decay", "linear", "--report", root / "report.json"});
+  ASSERT_EQ(training.Finish(), 0) << training.output();
+
+  const auto report = nlohmann::json::parse(std::ifstream(root / "report.json"));
+
+  std::vector<double> rates;
+  for (const auto& step : report["steps"]) rates.push_back(step["learning_rate"]);
+  EXPECT_EQ(rates, (std::vector<double>{0.25, 0.5, 0.5, 0.25}));
+}
+
+TEST(Trainer, ClippingScalesOnlyWhatIsAboveTheLimit) {
+  const auto losses = [](const std::vector<std::string>& arguments) {
+    std::vector<std::string> all = {"--steps", "4", "--lr", "0.1"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    TrainingProcess training(all);
+    EXPECT_EQ(training.Finish(), 0) << training.output();
+    return training.losses();
+  };
+
+  const auto free = losses({});
+
+  EXPECT_EQ(losses({"--clip", "1e9"}), free);
+  EXPECT_NE(losses({"--clip", "1e-3"}), free);
+}
+
+TEST(Trainer, AccumulationTakesAsManySamplesForOneStep) {
+  const TempDir root;
+  TrainingProcess training({"--steps", "2", "--accumulate", "3", "--checkpoint-dir", root.path()});
+  ASSERT_EQ(training.Finish(), 0) << training.output();
+  const auto reader = Checkpointer::Open({.root = root.path(), .read_only = true, .host_memory_bytes = 64_MiB});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+
+  const auto details = reader.value()->Inspect(Latest());
+
+  ASSERT_TRUE(details.ok()) << details.status();
+  EXPECT_EQ(details->values.at(0).at("position"), Value(std::int64_t{2 * 3 * 4}));
+}
+
 TEST(Trainer, RefusesARootWithCheckpointsUnlessToldToResume) {
   const TempDir root;
   TrainingProcess first({"--steps", "1", "--checkpoint-dir", root.path()});

@@ -75,7 +75,8 @@ std::optional<std::string> TrainingProcess::NextLine(const std::string& beginnin
   return std::nullopt;
 }
 
-void TrainingProcess::Kill() { ::kill(child_, SIGKILL); }
+void TrainingProcess::Signal(int signal) { ::kill(child_, signal); }
+void TrainingProcess::Kill() { Signal(SIGKILL); }
 
 int TrainingProcess::Finish() {
   while (NextLine()) {

@@ -24,6 +24,7 @@ class TrainingProcess {
   std::optional<std::string> NextLine(std::chrono::milliseconds patience = std::chrono::minutes(2));
   /// Reads on until a line begins so; nothing where it ended before.
   std::optional<std::string> NextLine(const std::string& beginning);
+  void Signal(int signal);
   void Kill();
   /// Reads to the end and reaps. The exit status, or minus the signal that ended it.
   int Finish();

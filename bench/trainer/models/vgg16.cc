@@ -73,7 +73,7 @@ class Vgg16 : public nn::Module {
 
   at::Tensor Loss(const Batch& batch) {
     const at::Tensor pooled = PoolToSeven(features_->forward(batch.at("image")));
-    return at::cross_entropy_loss(classifier_->forward(pooled.flatten(1)), batch.at("label"));
+    return at::cross_entropy_loss(classifier_->forward(pooled.flatten(1)).to(at::kFloat), batch.at("label"));
   }
 
  private:
