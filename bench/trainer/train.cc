@@ -61,10 +61,10 @@ class Run {
   explicit Run(Flags given)
       : flags_(WithDefaults(std::move(given))),
         device_(PrepareDevice(flags_.device, flags_.threads)),
-        data_(OpenDataset(flags_.data)),
+        data_(OpenDataset(flags_.data, flags_.sequence)),
         model_(SeedAndMake()),
         optimizer_(OptimizerConfigOf(flags_), model_.parameters),
-        state_(flags_, device_, model_, optimizer_.state()),
+        state_(flags_, data_.name, device_, model_, optimizer_.state()),
         stream_(CurrentStream(device_)),
         checkpointer_(OpenCheckpointer(flags_)) {}
 
@@ -106,7 +106,7 @@ OptimizerConfig Run::OptimizerConfigOf(const Flags& flags) {
 
 Model Run::SeedAndMake() {
   at::manual_seed(flags_.seed);
-  return MakeModel(flags_.model, {.classes = data_.classes, .sizes = flags_.sizes, .device = device_});
+  return MakeModel({.name = flags_.model, .data = data_.shape, .sizes = flags_.sizes, .device = device_});
 }
 
 RunPosition Run::Begin() {
