@@ -32,8 +32,14 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   std::vector<std::string> sizes;
   std::string decay = "constant";
   app.add_option("--model", flags.model, "Model to train")->capture_default_str();
-  app.add_option("--size", sizes, "A size that differs from the published model's, NAME=NUMBER (vgg16: width)");
-  app.add_option("--data", flags.data, "\"digits\", or a folder of pictures in the ImageNet layout")
+  app.add_option(
+      "--size", sizes,
+      "A size that differs from the published model's, NAME=NUMBER (vgg16: width; opt: hidden, layers, ...)");
+  app.add_option("--data", flags.data,
+                 "\"digits\", a folder of pictures in the ImageNet layout, or what scripts/prepare-data made")
+      ->capture_default_str();
+  app.add_option("--sequence", flags.sequence, "Of text: tokens in a sample")
+      ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   app.add_option("--steps", flags.steps, "Steps to have done in all at the end")->capture_default_str();
   app.add_option("--batch", flags.batch, "Samples that go through the model at once")

@@ -14,6 +14,7 @@ struct Flags {
   std::string model = "vgg16";
   std::map<std::string, std::int64_t> sizes;
   std::string data = "digits";
+  std::int64_t sequence = 128;
   std::uint64_t steps = 100;
   std::uint64_t batch = 16;
   std::uint64_t accumulate = 1;

@@ -63,6 +63,7 @@ void WriteReport(const Flags& flags, const Report& report) {
   ordered_json json = {{"model", flags.model},
                        {"sizes", flags.sizes},
                        {"data", flags.data},
+                       {"sequence", flags.sequence},
                        {"samples", report.samples},
                        {"batch", flags.batch},
                        {"accumulate", flags.accumulate},

@@ -105,10 +105,10 @@ class Run {
       : flags_(WithDefaults(std::move(given))),
         stop_(InNanoseconds(flags_.grace_seconds), [this](const char* signal) { return Announce(signal); }),
         device_(PrepareDevice(flags_.device, flags_.threads)),
-        data_(OpenDataset(flags_.data)),
+        data_(OpenDataset(flags_.data, flags_.sequence)),
         model_(SeedAndMake()),
         optimizer_(OptimizerConfigOf(flags_), model_.parameters),
-        state_(flags_, device_, model_, optimizer_.state()),
+        state_(flags_, data_.name, device_, model_, optimizer_.state()),
         stream_(CurrentStream(device_)),
         checkpointer_(OpenCheckpointer(flags_)) {}
 
@@ -157,7 +157,7 @@ OptimizerConfig Run::OptimizerConfigOf(const Flags& flags) {
 
 Model Run::SeedAndMake() {
   at::manual_seed(flags_.seed);
-  Model model = MakeModel(flags_.model, {.classes = data_.classes, .sizes = flags_.sizes, .device = device_});
+  Model model = MakeModel({.name = flags_.model, .data = data_.shape, .sizes = flags_.sizes, .device = device_});
   for (const auto* group : {&model.parameters, &model.buffers}) {
     for (const NamedTensor& item : *group) {
       const at::Tensor converted = Converted(item.tensor, device_, TypeOf(flags_));

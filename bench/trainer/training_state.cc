@@ -70,7 +70,7 @@ std::string SizesText(const Flags& flags) {
 
 }  // namespace
 
-TrainingState::TrainingState(const Flags& flags, at::Device device, const Model& model,
+TrainingState::TrainingState(const Flags& flags, const std::string& data, at::Device device, const Model& model,
                              const std::vector<NamedTensor>& optimizer) {
   for (const auto* group : {&model.parameters, &model.buffers, &optimizer}) {
     for (const NamedTensor& item : *group) Add(item.name, item.tensor);
@@ -83,7 +83,7 @@ TrainingState::TrainingState(const Flags& flags, at::Device device, const Model&
   }
   Check(state_.Set("model", flags.model));
   Check(state_.Set("sizes", SizesText(flags)));
-  Check(state_.Set("data", flags.data));
+  Check(state_.Set("data", data));
   Check(state_.Set("optimizer", flags.optimizer));
   Check(state_.Set("precision", flags.precision));
   Check(state_.Set("device", flags.device));

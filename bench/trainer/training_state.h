@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "cairn/status.h"
@@ -23,8 +24,9 @@ struct RunPosition {
 /// The described tensors must stay where they are while this lives.
 class TrainingState {
  public:
-  /// Throws std::runtime_error where a tensor cannot be described.
-  TrainingState(const Flags& flags, at::Device device, const Model& model, const std::vector<NamedTensor>& optimizer);
+  /// `data` is the data set's name. Throws std::runtime_error where a tensor cannot be described.
+  TrainingState(const Flags& flags, const std::string& data, at::Device device, const Model& model,
+                const std::vector<NamedTensor>& optimizer);
 
   /// The state to save: takes down the generators and the progress as they are now.
   const cairn::State& Capture(const RunPosition& progress);

@@ -8,6 +8,7 @@
 #include "cairn/cairn.h"
 #include "support/temp_dir.h"
 #include "trainer/training_process.h"
+#include "trainer/write_text.h"
 
 namespace cairn::trainer {
 namespace {
@@ -51,25 +52,28 @@ TEST(KilledTrainer, StepThatWasSaidToBeDurableIsThere) {
   }
 }
 
-struct Mode {
+struct Training {
   const char* name;
   std::vector<std::string> arguments;
-  friend void PrintTo(const Mode& mode, std::ostream* out) { *out << mode.name; }
+
+  friend std::ostream& operator<<(std::ostream& out, const Training& training) { return out << training.name; }
 };
 
-class ResumedTrainer : public testing::TestWithParam<Mode> {
+class ResumedTrainer : public testing::TestWithParam<Training> {
  protected:
-  [[nodiscard]] std::vector<std::string> Arguments(const std::string& root) const {
-    std::vector<std::string> arguments = {"--steps",          "60", "--every", "4", "--in-flight", "3",
-                                          "--checkpoint-dir", root, "--resume"};
-    arguments.insert(arguments.end(), GetParam().arguments.begin(), GetParam().arguments.end());
-    return arguments;
+  /// Trains in `root` / `run`, on the same data whatever the run.
+  static std::vector<std::string> Arguments(const TempDir& root, const std::string& run) {
+    std::vector<std::string> all = {"--steps", "60",       "--every",          "4",       "--in-flight",
+                                    "3",       "--resume", "--checkpoint-dir", root / run};
+    for (const std::string& word : GetParam().arguments) all.push_back(word == "TEXT" ? root / "text" : word);
+    return all;
   }
 };
 
 TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
   const TempDir root;
-  TrainingProcess whole(Arguments(root / "whole"));
+  WriteText(root / "text", MakeTokens(60'000, 500), 500);
+  TrainingProcess whole(Arguments(root, "whole"));
   ASSERT_EQ(whole.Finish(), 0) << whole.output();
   const auto seed = std::random_device{}();
   SCOPED_TRACE("random seed " + std::to_string(seed));
@@ -78,7 +82,7 @@ TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
   int kills = 0;
   std::string output;
   for (int exit = -SIGKILL; exit != 0;) {
-    TrainingProcess training(Arguments(root / "killed"));
+    TrainingProcess training(Arguments(root, "killed"));
     // Some way into its steps, then at any moment of the next few; the tenth is left to end.
     training.NextLine("step=");
     for (auto lines = random() % 20; lines > 0; --lines) training.NextLine("step=");
@@ -101,13 +105,18 @@ TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
   EXPECT_TRUE(ListedSteps(root / "killed").contains(60));
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, ResumedTrainer,
-                         testing::Values(Mode{"sgd", {"--optimizer", "sgd"}}, Mode{"adamw", {"--optimizer", "adamw"}},
-                                         Mode{"adamw_bf16_with_all_else",
-                                              {"--optimizer", "adamw", "--precision", "bf16", "--accumulate", "2",
-                                               "--clip", "1", "--warmup", "10", "--decay", "cosine"}},
-                                         Mode{"sgd_bf16", {"--optimizer", "sgd", "--precision", "bf16"}}),
-                         [](const testing::TestParamInfo<Mode>& mode) { return mode.param.name; });
+INSTANTIATE_TEST_SUITE_P(Everything, ResumedTrainer,
+                         testing::Values(Training{"VggSgd", {"--optimizer", "sgd"}},
+                                         Training{"VggAdamw", {"--optimizer", "adamw"}},
+                                         Training{"VggSgdBf16", {"--optimizer", "sgd", "--precision", "bf16"}},
+                                         Training{"VggAdamwBf16WithAllElse",
+                                                  {"--optimizer", "adamw", "--precision", "bf16", "--accumulate", "2",
+                                                   "--clip", "1", "--warmup", "10", "--decay", "cosine"}},
+                                         Training{"OptAdamw",
+                                                  {"--optimizer", "adamw", "--model", "opt-350m", "--data", "TEXT",
+                                                   "--sequence", "64", "--size", "hidden=64", "layers=3", "heads=4",
+                                                   "ffn=256", "embedding=32", "vocabulary=500", "positions=64"}}),
+                         [](const auto& of) { return of.param.name; });
 
 }  // namespace
 }  // namespace cairn::trainer

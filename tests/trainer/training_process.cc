@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -21,8 +22,8 @@ TrainingProcess::TrainingProcess(const std::vector<std::string>& arguments) {
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-  std::vector<std::string> words = {CAIRN_TRAIN, "--threads",     "1",    "--size", "width=2", "--batch",
-                                    "4",         "--host-memory", "64MiB"};
+  std::vector<std::string> words = {CAIRN_TRAIN, "--threads", "1", "--batch", "4", "--host-memory", "64MiB"};
+  if (std::ranges::find(arguments, "--model") == arguments.end()) words.insert(words.end(), {"--size", "width=2"});
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   argv.reserve(words.size() + 1);

@@ -14,7 +14,7 @@ namespace cairn::trainer {
 /// A cairn_train in a process of its own, and what it printed. Killed and reaped at the latest when this goes.
 class TrainingProcess {
  public:
-  /// Throws std::system_error where it cannot be started.
+  /// Trains VGG-16 at width 2 unless the arguments name a model. Throws std::system_error where it cannot be started.
   explicit TrainingProcess(const std::vector<std::string>& arguments);
   ~TrainingProcess();
   TrainingProcess(const TrainingProcess&) = delete;

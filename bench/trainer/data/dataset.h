@@ -10,23 +10,36 @@
 
 namespace cairn::trainer {
 
-/// What a model's loss takes, by name: "image" and "label" for pictures. On the CPU until the loop moves it.
+/// What a model's loss takes, by name: "image" and "label" for pictures, "input_ids" for text. On the CPU until the
+/// loop moves it.
 using Batch = std::map<std::string, at::Tensor>;
+
+enum class DataKind : std::uint8_t { kPictures, kText };
+
+/// What a model must fit.
+struct DataShape {
+  DataKind kind = DataKind::kPictures;
+  std::int64_t classes = 0;   ///< Of labels; of text the vocabulary: every token's number lies below it.
+  std::int64_t sequence = 0;  ///< Of text: tokens in a sample.
+};
 
 /// Samples by number. `read` gives the same batch for the same numbers, always.
 struct Dataset {
-  std::string name;
+  std::string name;  ///< A checkpoint goes on only with data of the same name.
+  DataShape shape;
   std::uint64_t size = 0;
-  std::int64_t classes = 0;
   std::function<Batch(std::span<const std::uint64_t> samples)> read;
 };
 
-/// "digits", or a folder in the ImageNet layout. Throws std::runtime_error that names what was looked for and found.
-Dataset OpenDataset(const std::string& what);
+/// "digits", a folder in the ImageNet layout, or one that scripts/prepare-data made, whose text is cut in samples of
+/// `sequence` tokens. Throws std::runtime_error that names what was looked for and found.
+Dataset OpenDataset(const std::string& what, std::int64_t sequence);
 
 /// The handwritten digits: "image" [n, 3, 32, 32], "label" [n].
 Dataset DigitsDataset();
 /// FOLDER/CLASS/PICTURE.JPEG, or the same under FOLDER/train: classes are numbered by name. "image" [n, 3, 224, 224].
 Dataset ImageFolderDataset(const std::string& folder);
+/// What `scripts/prepare-data text` made: "input_ids" [n, sequence]. Tokens after the last whole sample are left out.
+Dataset TextDataset(const std::string& folder, std::int64_t sequence);
 
 }  // namespace cairn::trainer

@@ -19,7 +19,7 @@ Dataset DigitsDataset() {
     }
     return Batch{{"image", image.expand({count, 3, kSide, kSide}).contiguous()}, {"label", label}};
   };
-  return {.name = "digits", .size = AllDigits().size(), .classes = 10, .read = read};
+  return {.name = "digits", .shape = {.classes = 10}, .size = AllDigits().size(), .read = read};
 }
 
 }  // namespace cairn::trainer

@@ -84,7 +84,7 @@ Dataset ImageFolderDataset(const std::string& folder) {
     }
     return Batch{{"image", image}, {"label", label}};
   };
-  return {.name = root.string(), .size = samples->size(), .classes = classes, .read = read};
+  return {.name = folder, .shape = {.classes = classes}, .size = samples->size(), .read = read};
 }
 
 }  // namespace cairn::trainer

@@ -3,6 +3,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "models/opt.h"
 #include "models/vgg16.h"
 
 namespace cairn::trainer {
@@ -10,19 +11,35 @@ namespace {
 
 struct Entry {
   const char* name;
+  DataKind learns_from;
   Model (*make)(const ModelConfig&);
 };
-constexpr std::array kModels = {Entry{"vgg16", MakeVgg16}};
+constexpr std::array kModels = {
+    Entry{"vgg16", DataKind::kPictures, MakeVgg16}, Entry{"opt-125m", DataKind::kText, MakeOpt},
+    Entry{"opt-350m", DataKind::kText, MakeOpt},    Entry{"opt-1.3b", DataKind::kText, MakeOpt},
+    Entry{"opt-2.7b", DataKind::kText, MakeOpt},
+};
 
-}  // namespace
-
-Model MakeModel(const std::string& name, const ModelConfig& config) {
+const Entry& Find(const std::string& name) {
   std::string known;
   for (const Entry& entry : kModels) {
-    if (name == entry.name) return entry.make(config);
+    if (name == entry.name) return entry;
     known += std::string(" ") + entry.name;
   }
   throw std::runtime_error("--model " + name + ": unknown; known are:" + known);
+}
+
+const char* Name(DataKind kind) { return kind == DataKind::kText ? "text" : "pictures"; }
+
+}  // namespace
+
+Model MakeModel(const ModelConfig& config) {
+  const Entry& entry = Find(config.name);
+  if (entry.learns_from != config.data.kind) {
+    throw std::runtime_error("--model " + config.name + " learns from " + Name(entry.learns_from) +
+                             ", and --data has " + Name(config.data.kind));
+  }
+  return entry.make(config);
 }
 
 std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name, std::int64_t published) {
@@ -30,6 +47,14 @@ std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::str
   const std::int64_t size = node.empty() ? published : node.mapped();
   if (size < 1) throw std::runtime_error("--size " + name + ": expected at least 1, found " + std::to_string(size));
   return size;
+}
+
+bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& name, bool published) {
+  const auto node = sizes.extract(name);
+  const std::int64_t flag = node.empty() ? static_cast<std::int64_t>(published) : node.mapped();
+  if (flag != 0 && flag != 1)
+    throw std::runtime_error("--size " + name + ": expected 0 or 1, found " + std::to_string(flag));
+  return flag == 1;
 }
 
 void RefuseUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known) {

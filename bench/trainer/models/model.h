@@ -23,20 +23,26 @@ struct Model {
   std::vector<NamedTensor> buffers;     ///< Further state that a resumed run needs: running means, recurrent memory.
   /// The scalar that training lowers, with gradients recorded. Draws from the default generators only.
   std::function<at::Tensor(const Batch& batch)> loss;
+  /// What the model makes of a batch, without dropout and gradients: for comparing it with its reference.
+  std::function<at::Tensor(const Batch& batch)> logits;
 };
 
 struct ModelConfig {
-  std::int64_t classes = 0;                   ///< Of the data set.
+  std::string name;                           ///< As --model has it.
+  DataShape data;                             ///< What it is to learn from.
   std::map<std::string, std::int64_t> sizes;  ///< Sizes that differ from the published ones, by the model's own words.
   at::Device device = at::kCPU;
 };
 
 /// Makes a model with weights drawn from the default CPU generator, so that every device starts from the same ones.
-/// Throws std::runtime_error for an unknown model or size, naming those that there are.
-Model MakeModel(const std::string& name, const ModelConfig& config);
+/// Throws std::runtime_error for an unknown model or size, naming those that there are, and for data that it cannot
+/// take.
+Model MakeModel(const ModelConfig& config);
 
 /// Takes a size out of `sizes`, or the published one. For the models' own files.
 std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name, std::int64_t published);
+/// The same for one that is 1 or 0.
+bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& name, bool published);
 /// Throws for sizes that nobody took. For the models' own files.
 void RefuseUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known);
 

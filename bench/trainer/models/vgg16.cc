@@ -2,6 +2,7 @@
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <c10/core/GradMode.h>
 #include <torch/nn/init.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
@@ -71,10 +72,11 @@ class Vgg16 : public nn::Module {
     register_module("classifier", classifier_);
   }
 
-  at::Tensor Loss(const Batch& batch) {
+  at::Tensor Logits(const Batch& batch) {
     const at::Tensor pooled = PoolToSeven(features_->forward(batch.at("image")));
-    return at::cross_entropy_loss(classifier_->forward(pooled.flatten(1)).to(at::kFloat), batch.at("label"));
+    return classifier_->forward(pooled.flatten(1)).to(at::kFloat);
   }
+  at::Tensor Loss(const Batch& batch) { return at::cross_entropy_loss(Logits(batch), batch.at("label")); }
 
  private:
   nn::Sequential features_;
@@ -87,11 +89,18 @@ Model MakeVgg16(const ModelConfig& config) {
   auto sizes = config.sizes;
   const std::int64_t width = TakeSize(sizes, "width", 64);
   RefuseUnknownSizes(sizes, "width");
-  auto module = std::make_shared<Vgg16>(width, config.classes);
+  auto module = std::make_shared<Vgg16>(width, config.data.classes);
   module->to(config.device);
   Model model;
   for (const auto& item : module->named_parameters()) model.parameters.push_back({item.key(), item.value()});
   model.loss = [module](const Batch& batch) { return module->Loss(batch); };
+  model.logits = [module](const Batch& batch) {
+    const c10::NoGradGuard no_grad;
+    module->eval();
+    at::Tensor logits = module->Logits(batch);
+    module->train();
+    return logits;
+  };
   return model;
 }
 

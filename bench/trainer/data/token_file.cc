@@ -1,0 +1,67 @@
+#include "data/token_file.h"
+
+#include <isa-l/crc.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdio>
+#include <stdexcept>
+
+namespace cairn::trainer {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "tokens are used as they lie in the file");
+
+std::uint64_t WidthOf(const JsonFile& about) {
+  const std::string dtype = about.Text("dtype");
+  if (dtype != "u16" && dtype != "u32") about.Refuse("dtype", R"("u16" or "u32")");
+  return dtype == "u16" ? 2 : 4;
+}
+
+}  // namespace
+
+TokenFile::TokenFile(const std::string& folder) : TokenFile(JsonFile(folder + "/data.json"), folder + "/tokens.bin") {}
+
+TokenFile::TokenFile(const JsonFile& about, const std::string& path)
+    : file_(path),
+      size_(about.Count("tokens")),
+      vocabulary_(about.Count("vocabulary")),
+      width_(WidthOf(about)),
+      checksum_(about.Text("checksum")) {
+  if (about.Text("kind") != "text") about.Refuse("kind", R"("text")");
+  if (vocabulary_ > std::uint64_t{1} << 32) about.Refuse("vocabulary", "at most 4294967296");
+  CheckBytes(about, path);
+}
+
+template <typename With>
+auto TokenFile::WithTokens(const With& with) const {
+  const void* const data = file_.bytes().data();
+  return width_ == 2 ? with(std::span(static_cast<const std::uint16_t*>(data), size_))
+                     : with(std::span(static_cast<const std::uint32_t*>(data), size_));
+}
+
+void TokenFile::CheckBytes(const JsonFile& about, const std::string& path) const {
+  const auto bytes = file_.bytes();
+  if (bytes.size() % width_ != 0 || bytes.size() / width_ != size_) {
+    throw std::runtime_error(path + ": expected the " + std::to_string(size_) + " tokens of " + std::to_string(width_) +
+                             " bytes that data.json tells of, found " + std::to_string(bytes.size()) + " bytes");
+  }
+  std::array<char, 16> sum{};
+  const auto* const data = reinterpret_cast<const unsigned char*>(bytes.data());
+  std::snprintf(sum.data(), sum.size(), "crc32:%08x", crc32_gzip_refl(0, data, bytes.size()));
+  if (checksum_ != sum.data()) about.Refuse("checksum", std::string(sum.data()) + ", which tokens.bin has");
+  WithTokens([&](const auto& tokens) {
+    const auto wrong = std::find_if(tokens.begin(), tokens.end(), [&](auto token) { return token >= vocabulary_; });
+    if (wrong == tokens.end()) return;
+    throw std::runtime_error(path + ": token " + std::to_string(wrong - tokens.begin()) +
+                             ": expected a number below data.json's vocabulary of " + std::to_string(vocabulary_) +
+                             ", found " + std::to_string(*wrong));
+  });
+}
+
+void TokenFile::Read(std::uint64_t first, std::span<std::int64_t> out) const {
+  WithTokens([&](const auto& tokens) { std::ranges::copy(tokens.subspan(first, out.size()), out.begin()); });
+}
+
+}  // namespace cairn::trainer

@@ -1,0 +1,45 @@
+#include "mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <system_error>
+
+namespace cairn::trainer {
+namespace {
+
+[[noreturn]] void Refuse(const std::string& path, int error) {
+  throw std::runtime_error(path + ": cannot be read: " + std::generic_category().message(error));
+}
+
+/// Closes on its way out: a mapping needs no descriptor.
+struct Descriptor {
+  int fd;
+  ~Descriptor() { ::close(fd); }
+};
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) Refuse(path, errno);
+  const Descriptor closes{fd};
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) Refuse(path, errno);
+  if (!S_ISREG(status.st_mode)) throw std::runtime_error(path + ": expected a regular file");
+  if (status.st_size == 0) return;  // Nothing that mmap would take.
+  const auto size = static_cast<std::size_t>(status.st_size);
+  void* const data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+  if (data == MAP_FAILED) Refuse(path, errno);
+  bytes_ = {static_cast<const std::byte*>(data), size};
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+}  // namespace cairn::trainer

@@ -1,0 +1,215 @@
+#include "models/opt.h"
+
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/GradMode.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+
+namespace cairn::trainer {
+namespace {
+
+constexpr double kDropout = 0.1;
+constexpr double kInitialDeviation = 0.02;
+constexpr std::int64_t kPositionOffset = 2;  // Rows of the table of positions that are never used.
+
+struct Sizes {
+  std::int64_t hidden, layers, heads, ffn, vocabulary, positions, embedding;
+  bool pre_norm;
+};
+
+struct Published {
+  const char* name;
+  Sizes sizes;
+};
+constexpr std::array kPublished = {
+    Published{"opt-125m", {768, 12, 12, 3072, 50272, 2048, 768, true}},
+    Published{"opt-350m", {1024, 24, 16, 4096, 50272, 2048, 512, false}},
+    Published{"opt-1.3b", {2048, 24, 32, 8192, 50272, 2048, 2048, true}},
+    Published{"opt-2.7b", {2560, 32, 32, 10240, 50272, 2048, 2560, true}},
+};
+
+Sizes PublishedSizes(const std::string& name) {
+  for (const Published& published : kPublished) {
+    if (name == published.name) return published.sizes;
+  }
+  throw std::runtime_error("--model " + name + ": no OPT of this name");
+}
+
+Sizes SizesFor(const ModelConfig& config) {
+  const Sizes published = PublishedSizes(config.name);
+  auto given = config.sizes;
+  Sizes sizes{};
+  sizes.hidden = TakeSize(given, "hidden", published.hidden);
+  sizes.layers = TakeSize(given, "layers", published.layers);
+  sizes.heads = TakeSize(given, "heads", published.heads);
+  sizes.ffn = TakeSize(given, "ffn", published.ffn);
+  sizes.vocabulary = TakeSize(given, "vocabulary", published.vocabulary);
+  sizes.positions = TakeSize(given, "positions", published.positions);
+  const bool projected = published.embedding != published.hidden;
+  sizes.embedding = TakeSize(given, "embedding", projected ? published.embedding : sizes.hidden);
+  sizes.pre_norm = TakeFlag(given, "pre_norm", published.pre_norm);
+  RefuseUnknownSizes(given, "hidden layers heads ffn vocabulary positions embedding pre_norm");
+  if (sizes.hidden % sizes.heads != 0) {
+    throw std::runtime_error("size hidden: expected a multiple of heads, " + std::to_string(sizes.heads) + ", found " +
+                             std::to_string(sizes.hidden));
+  }
+  if (config.data.sequence > sizes.positions) {
+    throw std::runtime_error("--sequence " + std::to_string(config.data.sequence) + ": the model has " +
+                             std::to_string(sizes.positions) + " positions");
+  }
+  if (config.data.classes > sizes.vocabulary) {
+    throw std::runtime_error("the data's vocabulary has " + std::to_string(config.data.classes) +
+                             " tokens, the model's " + std::to_string(sizes.vocabulary));
+  }
+  return sizes;
+}
+
+/// Draws weights, and gives them their names.
+class Weights {
+ public:
+  Weights(at::Device device, std::vector<NamedTensor>& parameters) : device_(device), parameters_(parameters) {}
+
+  at::Tensor Normal(const std::string& name, at::IntArrayRef shape) {
+    return Add(name, at::empty(shape, at::kFloat).normal_(0, kInitialDeviation));
+  }
+  at::Tensor Constant(const std::string& name, std::int64_t size, double value) {
+    return Add(name, at::full({size}, value, at::kFloat));
+  }
+
+ private:
+  at::Tensor Add(const std::string& name, const at::Tensor& drawn) {
+    at::Tensor tensor = drawn.to(device_);
+    tensor.requires_grad_(true);
+    parameters_.push_back({"model.decoder." + name, tensor});
+    return tensor;
+  }
+
+  at::Device device_;
+  std::vector<NamedTensor>& parameters_;
+};
+
+struct Linear {
+  at::Tensor weight, bias;
+
+  Linear(Weights& weights, const std::string& name, std::int64_t in, std::int64_t out)
+      : weight(weights.Normal(name + ".weight", {out, in})), bias(weights.Constant(name + ".bias", out, 0)) {}
+  at::Tensor operator()(const at::Tensor& x) const { return at::linear(x, weight, bias); }
+};
+
+struct LayerNorm {
+  at::Tensor weight, bias;
+
+  LayerNorm(Weights& weights, const std::string& name, std::int64_t size)
+      : weight(weights.Constant(name + ".weight", size, 1)), bias(weights.Constant(name + ".bias", size, 0)) {}
+  at::Tensor operator()(const at::Tensor& x) const { return at::layer_norm(x, weight.sizes(), weight, bias); }
+};
+
+struct Attention {
+  std::int64_t heads;
+  Linear k_proj, v_proj, q_proj, out_proj;
+
+  Attention(Weights& weights, const std::string& name, const Sizes& sizes)
+      : heads(sizes.heads),
+        k_proj(weights, name + ".k_proj", sizes.hidden, sizes.hidden),
+        v_proj(weights, name + ".v_proj", sizes.hidden, sizes.hidden),
+        q_proj(weights, name + ".q_proj", sizes.hidden, sizes.hidden),
+        out_proj(weights, name + ".out_proj", sizes.hidden, sizes.hidden) {}
+
+  at::Tensor operator()(const at::Tensor& x) const {
+    const auto split = [&](const Linear& project) {
+      return project(x).view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
+    };
+    const at::Tensor mixed = at::scaled_dot_product_attention(split(q_proj), split(k_proj), split(v_proj),
+                                                              /*attn_mask=*/{}, /*dropout_p=*/0, /*is_causal=*/true);
+    return out_proj(mixed.transpose(1, 2).flatten(2));
+  }
+};
+
+struct Layer {
+  bool pre_norm;
+  Attention self_attn;
+  LayerNorm self_attn_layer_norm;
+  Linear fc1, fc2;
+  LayerNorm final_layer_norm;
+
+  Layer(Weights& weights, const std::string& name, const Sizes& sizes)
+      : pre_norm(sizes.pre_norm),
+        self_attn(weights, name + ".self_attn", sizes),
+        self_attn_layer_norm(weights, name + ".self_attn_layer_norm", sizes.hidden),
+        fc1(weights, name + ".fc1", sizes.hidden, sizes.ffn),
+        fc2(weights, name + ".fc2", sizes.ffn, sizes.hidden),
+        final_layer_norm(weights, name + ".final_layer_norm", sizes.hidden) {}
+
+  at::Tensor operator()(const at::Tensor& x, bool training) const {
+    const auto add = [&](const at::Tensor& to, const LayerNorm& norm, const auto& block) {
+      const at::Tensor sum = to.add(at::dropout(block(pre_norm ? norm(to) : to), kDropout, training));
+      return pre_norm ? sum : norm(sum);
+    };
+    const auto feed_forward = [&](const at::Tensor& input) { return fc2(at::relu(fc1(input))); };
+    return add(add(x, self_attn_layer_norm, self_attn), final_layer_norm, feed_forward);
+  }
+};
+
+class Opt {
+ public:
+  Opt(const Sizes& sizes, Weights weights)
+      // No row is kept for padding, as transformers has it: samples have none, and another tokenizer's token may have
+      // that number.
+      : embed_tokens_(weights.Normal("embed_tokens.weight", {sizes.vocabulary, sizes.embedding})),
+        embed_positions_(weights.Normal("embed_positions.weight", {sizes.positions + kPositionOffset, sizes.hidden})) {
+    if (sizes.embedding != sizes.hidden) {
+      project_out_ = weights.Normal("project_out.weight", {sizes.embedding, sizes.hidden});
+      project_in_ = weights.Normal("project_in.weight", {sizes.hidden, sizes.embedding});
+    }
+    if (sizes.pre_norm) final_layer_norm_.emplace(weights, "final_layer_norm", sizes.hidden);
+    for (std::int64_t i = 0; i < sizes.layers; ++i) layers_.emplace_back(weights, "layers." + std::to_string(i), sizes);
+  }
+
+  /// Of the token after each of `ids` [n, length]: [n, length, vocabulary].
+  [[nodiscard]] at::Tensor Logits(const at::Tensor& ids, bool training) const {
+    at::Tensor x = at::embedding(embed_tokens_, ids);
+    if (project_in_.defined()) x = at::linear(x, project_in_);
+    x = x.add(embed_positions_.slice(0, kPositionOffset, kPositionOffset + ids.size(1)));
+    for (const Layer& layer : layers_) x = layer(x, training);
+    if (final_layer_norm_) x = (*final_layer_norm_)(x);
+    if (project_out_.defined()) x = at::linear(x, project_out_);
+    return at::linear(x, embed_tokens_);
+  }
+
+  [[nodiscard]] at::Tensor Loss(const at::Tensor& ids) const {
+    const at::Tensor logits = Logits(ids.slice(1, 0, ids.size(1) - 1), /*training=*/true).to(at::kFloat);
+    return at::cross_entropy_loss(logits.flatten(0, 1), ids.slice(1, 1).flatten());
+  }
+
+ private:
+  at::Tensor embed_tokens_, embed_positions_;
+  at::Tensor project_out_, project_in_;
+  std::optional<LayerNorm> final_layer_norm_;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace
+
+Model MakeOpt(const ModelConfig& config) {
+  Model model;
+  const auto opt = std::make_shared<const Opt>(SizesFor(config), Weights(config.device, model.parameters));
+  model.loss = [opt](const Batch& batch) { return opt->Loss(batch.at("input_ids")); };
+  model.logits = [opt](const Batch& batch) {
+    const c10::NoGradGuard no_grad;
+    return opt->Logits(batch.at("input_ids"), /*training=*/false);
+  };
+  return model;
+}
+
+}  // namespace cairn::trainer

@@ -1,0 +1,153 @@
+"""Turns text into tokens in a file that cairn_train maps. Called by scripts/prepare-data, which installs what it takes.
+
+Each file is a document, in the order of their names, and must be UTF-8. OUT is a folder, made whole or not at all:
+
+tokens.bin      the tokens' numbers, one behind the other, little-endian, of 2 or 4 bytes each
+data.json       what is in it: kind ("text"), dtype ("u16" or "u32"), tokens (how many), vocabulary (every number lies
+                below it), checksum (CRC-32 of tokens.bin, as zlib has it), source, tokenizer
+tokenizer.json  Hugging Face's tokenizer, the one given or the one that was trained
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # Numbered as OPT's tokenizer numbers them.
+LEAST_VOCABULARY = 256 + len(SPECIAL)
+
+
+class Refused(Exception):
+    pass
+
+
+def files_of(sources: list[Path]) -> list[Path]:
+    """Every file once, however many links lead to it."""
+    found: dict[Path, None] = {}
+    for source in sources:
+        if not source.exists():
+            raise Refused(f"{source}: no such file or folder")
+        inside = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+        found.update((path.resolve(), None) for path in inside)
+    if not found:
+        raise Refused(f"{' '.join(map(str, sources))}: no file in it")
+    return list(found)
+
+
+def read_text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path}: byte {error.start}: not UTF-8 (0x{content[error.start]:02x})") from None
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 (the library has no narrower one)
+        raise Refused(f"{path}: no tokenizer: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
+    """Byte-level BPE, which splits any text and can put it together again. A document begins with </s>, as OPT's do."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(map(read_text, files), trainer)
+    begin = "</s>"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, SPECIAL.index(begin))]
+    )
+    return tokenizer
+
+
+def write_text(files: list[Path], tokenizer: Tokenizer, sources: list[Path], out: Path) -> dict[str, object]:
+    vocabulary = 1 + max(tokenizer.get_vocab().values())
+    dtype, code = ("u16", "H") if vocabulary <= 1 << 16 else ("u32", "I")
+    tokens = checksum = 0
+    with open(out / "tokens.bin", "wb") as file:
+        for path in files:
+            ids = array.array(code, tokenizer.encode(read_text(path)).ids)
+            if sys.byteorder == "big":
+                ids.byteswap()
+            file.write(ids)
+            checksum = zlib.crc32(ids, checksum)
+            tokens += len(ids)
+    tokenizer.save(str(out / "tokenizer.json"))
+    about: dict[str, object] = {
+        "kind": "text",
+        "dtype": dtype,
+        "tokens": tokens,
+        "vocabulary": vocabulary,
+        "checksum": f"crc32:{checksum:08x}",
+        "source": [str(source) for source in sources],
+        "tokenizer": "tokenizer.json",
+    }
+    (out / "data.json").write_text(json.dumps(about, indent=1) + "\n")
+    return about
+
+
+def prepare_text(options: argparse.Namespace) -> None:
+    out: Path = options.out
+    if out.exists():
+        raise Refused(f"{out}: is there already")
+    files = files_of(options.source)
+    for path in files:
+        read_text(path)  # Before the tokenizer's training, which may take long.
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else train_tokenizer(files, options.vocabulary)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        about = write_text(files, tokenizer, options.source, temporary)
+        temporary.chmod(0o755)
+        os.rename(temporary, out)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    print(f"{out}: {about['tokens']} tokens of {len(files)} files, vocabulary {about['vocabulary']}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="prepare-data", description="Turns data into files that cairn_train maps.")
+    kinds = parser.add_subparsers(required=True, metavar="KIND")
+    text = kinds.add_parser("text", help="any text in UTF-8, to tokens for a language model")
+    text.add_argument("source", nargs="+", type=Path, help="a file, or a folder with all that is in it")
+    text.add_argument("out", type=Path, help="the folder to make")
+    tokens = text.add_mutually_exclusive_group()
+    tokens.add_argument("--tokenizer", type=Path, help="Hugging Face's tokenizer.json (default: one is trained)")
+    tokens.add_argument(
+        "--vocabulary", type=int, default=8192, help="of the tokenizer trained, at most (default: 8192)"
+    )
+    text.set_defaults(prepare=prepare_text)
+    options = parser.parse_args()
+    if options.vocabulary < LEAST_VOCABULARY:
+        parser.error(f"--vocabulary {options.vocabulary}: expected at least {LEAST_VOCABULARY}")
+    try:
+        options.prepare(options)
+    except (Refused, OSError) as error:
+        print(f"prepare-data: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""scripts/prepare-data: text becomes tokens that are that text again, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+tokenizers = pytest.importorskip("tokenizers")
+
+PROGRAM = Path(__file__).parents[2] / "scripts/prepare_data.py"
+LICENCES = Path("/usr/share/common-licenses")
+
+
+def prepare(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, PROGRAM, "text", *map(str, arguments)]
+    return subprocess.run(command, check=False, text=True, capture_output=True)
+
+
+def prepared(out: Path) -> tuple[dict[str, Any], array[int], Any]:
+    about = json.loads((out / "data.json").read_text())
+    tokens = array({"u16": "H", "u32": "I"}[about["dtype"]], (out / "tokens.bin").read_bytes())
+    return about, tokens, tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+
+
+def refused(why: str, out: Path, *arguments: object) -> None:
+    before = sorted(out.parent.iterdir())
+    ran = prepare(*arguments)
+    assert ran.returncode == 1 and why in ran.stderr, ran.stderr
+    assert sorted(out.parent.iterdir()) == before, "something is left behind"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "made").mkdir()
+    return tmp_path / "made/out"
+
+
+def test_tokens_are_the_text_again_document_by_document(tmp_path: Path, out: Path) -> None:
+    texts = {"a": "Grüße, \n\n  and   spaces\n", "b/c": "€uro 日本 \x00 end", "d": ""}
+    for name, text in texts.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(text, encoding="utf-8")
+    (tmp_path / "in/link").symlink_to("a")  # The same file again: not twice.
+
+    assert prepare(tmp_path / "in", out).returncode == 0
+
+    about, tokens, tokenizer = prepared(out)
+    begin = tokenizer.token_to_id("</s>")
+    assert begin == 2 and tokens[0] == begin and tokens.tolist().count(begin) == 3
+    assert tokenizer.decode(tokens.tolist()) == "".join(texts.values())
+    assert about == {
+        "kind": "text",
+        "dtype": "u16",
+        "tokens": len(tokens),
+        "vocabulary": tokenizer.get_vocab_size(),
+        "checksum": f"crc32:{zlib.crc32(tokens):08x}",
+        "source": [str(tmp_path / "in")],
+        "tokenizer": "tokenizer.json",
+    }
+
+
+def test_a_vocabulary_is_as_large_as_asked_for_and_the_same_each_time(out: Path) -> None:
+    assert prepare(LICENCES, out, "--vocabulary", 700).returncode == 0
+    assert prepare(LICENCES, f"{out}-again", "--vocabulary", 700).returncode == 0
+
+    about, tokens, _ = prepared(out)
+    assert about["vocabulary"] == 700 and max(tokens) < 700
+    again = Path(f"{out}-again")
+    assert (again / "tokens.bin").read_bytes() == (out / "tokens.bin").read_bytes()
+
+
+def test_a_tokenizer_that_is_given_is_used_as_it_is(tmp_path: Path, out: Path) -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"no": 0, "yes": 70000}, unk_token="no"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.enable_truncation(1)
+    words.save(str(tmp_path / "words.json"))
+    (tmp_path / "text").write_text("yes no maybe yes")
+
+    assert prepare(tmp_path / "text", out, "--tokenizer", tmp_path / "words.json").returncode == 0
+
+    about, tokens, _ = prepared(out)
+    assert tokens.tolist() == [70000, 0, 0, 70000]
+    assert (about["dtype"], about["vocabulary"]) == ("u32", 70001)
+
+
+def test_what_is_no_text_is_refused_by_file_and_byte(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "good").write_text("good")
+    (tmp_path / "bad").write_bytes(b"good so far \xff no more")
+
+    refused("bad: byte 12: not UTF-8 (0xff)", out, tmp_path / "good", tmp_path / "bad", out)
+
+
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "text").write_text("text")
+    (tmp_path / "empty").mkdir()
+
+    refused("nowhere: no such file or folder", out, tmp_path / "nowhere", out)
+    refused("empty: no file in it", out, tmp_path / "empty", out)
+    refused("text: no tokenizer: ", out, tmp_path / "text", out, "--tokenizer", tmp_path / "text")
+    out.mkdir()
+    refused("out: is there already", out, tmp_path / "text", out)
+    assert prepare(tmp_path / "text", out, "--vocabulary", 259).returncode == 2

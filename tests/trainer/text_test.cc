@@ -1,0 +1,116 @@
+// Training language models on text: what the checkpoints hold, and what is refused before training starts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "support/temp_dir.h"
+#include "trainer/training_process.h"
+#include "trainer/write_text.h"
+
+namespace cairn::trainer {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// 300 tokens of a vocabulary of 40, and an OPT that is just large enough for them in sequences of 16.
+class TextTrainer : public ::testing::Test {
+ protected:
+  TextTrainer() { WriteText(text_, MakeTokens(300, 40), 40); }
+
+  /// The flags of a short training, but for those given otherwise; `sizes` come behind, and count.
+  [[nodiscard]] std::vector<std::string> Arguments(std::map<std::string, std::string> flags,
+                                                   const std::vector<std::string>& sizes = {}) const {
+    flags.insert({{"--model", "opt-125m"}, {"--data", text_}, {"--sequence", "16"}, {"--steps", "2"}});
+    std::vector<std::string> all;
+    for (const auto& [flag, value] : flags) all.insert(all.end(), {flag, value});
+    all.insert(all.end(), {"--size", "hidden=8", "layers=2", "heads=2", "ffn=16", "vocabulary=40", "positions=16"});
+    all.insert(all.end(), sizes.begin(), sizes.end());
+    return all;
+  }
+  /// The same with checkpoints, going on from the newest.
+  [[nodiscard]] std::vector<std::string> Resuming(std::map<std::string, std::string> flags = {}) const {
+    flags.insert({"--checkpoint-dir", root_ / "run"});
+    std::vector<std::string> all = Arguments(flags);
+    all.push_back("--resume");
+    return all;
+  }
+  /// Training ends before its first step, saying why.
+  static void ExpectRefused(const std::vector<std::string>& arguments, const std::string& why) {
+    TrainingProcess training(arguments);
+    EXPECT_EQ(training.Finish(), 1);
+    EXPECT_THAT(training.output(), HasSubstr(why));
+    EXPECT_THAT(training.losses(), IsEmpty());
+  }
+
+  const TempDir root_;
+  const std::string text_ = root_ / "text";
+};
+
+TEST_F(TextTrainer, CheckpointHoldsOptUnderItsReferenceNames) {
+  TrainingProcess training(Arguments({{"--checkpoint-dir", root_ / "run"}}, {"embedding=4", "pre_norm=0"}));
+  ASSERT_EQ(training.Finish(), 0) << training.output();
+
+  const auto reader = Checkpointer::Open({.root = root_ / "run", .read_only = true, .host_memory_bytes = 64_MiB});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto details = reader.value()->Inspect(Latest());
+
+  ASSERT_TRUE(details.ok()) << details.status();
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  for (const TensorInfo& tensor : details->tensors) {
+    if (tensor.name.starts_with("model.")) shapes[tensor.name] = tensor.shape;
+  }
+  EXPECT_EQ(shapes["model.decoder.embed_tokens.weight"], (std::vector<std::int64_t>{40, 4}));
+  EXPECT_EQ(shapes["model.decoder.embed_positions.weight"], (std::vector<std::int64_t>{18, 8}));
+  EXPECT_EQ(shapes["model.decoder.project_in.weight"], (std::vector<std::int64_t>{8, 4}));
+  EXPECT_EQ(shapes["model.decoder.project_out.weight"], (std::vector<std::int64_t>{4, 8}));
+  EXPECT_EQ(shapes["model.decoder.layers.1.self_attn.q_proj.weight"], (std::vector<std::int64_t>{8, 8}));
+  EXPECT_EQ(shapes["model.decoder.layers.1.fc1.weight"], (std::vector<std::int64_t>{16, 8}));
+  EXPECT_EQ(shapes.size(), 4U + 2 * 16);
+}
+
+TEST_F(TextTrainer, GoesOnWithTheSameTextWhereverItLies) {
+  TrainingProcess first(Resuming());
+  ASSERT_EQ(first.Finish(), 0) << first.output();
+  std::filesystem::rename(text_, root_ / "elsewhere");
+
+  TrainingProcess second(Resuming({{"--steps", "3"}, {"--data", root_ / "elsewhere"}}));
+
+  EXPECT_EQ(second.Finish(), 0) << second.output();
+  EXPECT_THAT(second.output(), HasSubstr("resumed step=2"));
+}
+
+TEST_F(TextTrainer, RefusesACheckpointMadeWithAnotherText) {
+  TrainingProcess first(Resuming());
+  ASSERT_EQ(first.Finish(), 0) << first.output();
+
+  ExpectRefused(Resuming({{"--sequence", "8"}}), "in sequences of 16\", this run's \"text crc32:");
+  WriteText(text_, MakeTokens(301, 40), 40);
+  ExpectRefused(Resuming(), "the checkpoint's data is \"text crc32:");
+}
+
+TEST_F(TextTrainer, RefusesAModelThatTheDataDoesNotFit) {
+  ExpectRefused(Arguments({{"--data", "digits"}}), "--model opt-125m learns from text, and --data has pictures");
+  ExpectRefused(Arguments({{"--model", "vgg16"}}), "--model vgg16 learns from pictures, and --data has text");
+  ExpectRefused(Arguments({{"--sequence", "17"}}), "--sequence 17: the model has 16 positions");
+  ExpectRefused(Arguments({{"--sequence", "301"}}), "tokens: expected at least --sequence 301, found 300");
+  ExpectRefused(Arguments({}, {"vocabulary=39"}), "the data's vocabulary has 40 tokens, the model's 39");
+  ExpectRefused(Arguments({}, {"heads=3"}), "size hidden: expected a multiple of heads, 3, found 8");
+  ExpectRefused(Arguments({}, {"pre_norm=2"}), "--size pre_norm: expected 0 or 1, found 2");
+  ExpectRefused(Arguments({}, {"width=2"}), "--size width: this model has no such size, only: hidden");
+}
+
+TEST_F(TextTrainer, RefusesDataOfWhichOneTokenIsWrong) {
+  WriteText(text_, {1, 2, 40, 3}, 40);
+
+  ExpectRefused(Arguments({}), "tokens.bin: token 2: expected a number below data.json's vocabulary of 40, found 40");
+}
+
+}  // namespace
+}  // namespace cairn::trainer
