@@ -19,6 +19,7 @@
 #include "report.h"
 #include "sampler.h"
 #include "training_state.h"
+#include "weights.h"
 
 namespace cairn::trainer {
 namespace {
@@ -96,6 +97,7 @@ class Run {
 
 Flags Run::WithDefaults(Flags flags) {
   if (!flags.learning_rate) flags.learning_rate = flags.optimizer == "sgd" ? 0.01 : 1e-4;
+  if (!flags.init_from.empty()) flags.sizes = SizesFrom(flags.init_from, flags.model, flags.sizes);
   return flags;
 }
 
@@ -106,7 +108,9 @@ OptimizerConfig Run::OptimizerConfigOf(const Flags& flags) {
 
 Model Run::SeedAndMake() {
   at::manual_seed(flags_.seed);
-  return MakeModel({.name = flags_.model, .data = data_.shape, .sizes = flags_.sizes, .device = device_});
+  Model model = MakeModel({.name = flags_.model, .data = data_.shape, .sizes = flags_.sizes, .device = device_});
+  if (!flags_.init_from.empty()) LoadWeights(flags_.init_from, model);
+  return model;
 }
 
 RunPosition Run::Begin() {
