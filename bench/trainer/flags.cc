@@ -35,6 +35,9 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   app.add_option(
       "--size", sizes,
       "A size that differs from the published model's, NAME=NUMBER (vgg16: width; opt: hidden, layers, ...)");
+  app.add_option(
+      "--init-from", flags.init_from,
+      "Start from the weights in this folder, and with the sizes of its config.json, as Hugging Face has them");
   app.add_option("--data", flags.data,
                  "\"digits\", a folder of pictures in the ImageNet layout, or what scripts/prepare-data made")
       ->capture_default_str();

@@ -13,6 +13,7 @@ namespace cairn::trainer {
 struct Flags {
   std::string model = "vgg16";
   std::map<std::string, std::int64_t> sizes;
+  std::string init_from;  ///< Empty: weights are drawn.
   std::string data = "digits";
   std::int64_t sequence = 128;
   std::uint64_t steps = 100;

@@ -62,6 +62,7 @@ void WriteReport(const Flags& flags, const Report& report) {
   ::getrusage(RUSAGE_SELF, &usage);
   ordered_json json = {{"model", flags.model},
                        {"sizes", flags.sizes},
+                       {"init_from", flags.init_from},
                        {"data", flags.data},
                        {"sequence", flags.sequence},
                        {"samples", report.samples},

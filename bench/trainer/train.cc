@@ -23,6 +23,7 @@
 #include "sampler.h"
 #include "stop_request.h"
 #include "training_state.h"
+#include "weights.h"
 
 namespace cairn::trainer {
 namespace {
@@ -148,6 +149,7 @@ class Run {
 
 Flags Run::WithDefaults(Flags flags) {
   if (!flags.learning_rate) flags.learning_rate = flags.optimizer == "sgd" ? 0.01 : 1e-4;
+  if (!flags.init_from.empty()) flags.sizes = SizesFrom(flags.init_from, flags.model, flags.sizes);
   return flags;
 }
 
@@ -158,6 +160,7 @@ OptimizerConfig Run::OptimizerConfigOf(const Flags& flags) {
 Model Run::SeedAndMake() {
   at::manual_seed(flags_.seed);
   Model model = MakeModel({.name = flags_.model, .data = data_.shape, .sizes = flags_.sizes, .device = device_});
+  if (!flags_.init_from.empty()) LoadWeights(flags_.init_from, model);
   for (const auto* group : {&model.parameters, &model.buffers}) {
     for (const NamedTensor& item : *group) {
       const at::Tensor converted = Converted(item.tensor, device_, TypeOf(flags_));

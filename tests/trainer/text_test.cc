@@ -48,6 +48,11 @@ class TextTrainer : public ::testing::Test {
     EXPECT_THAT(training.output(), HasSubstr(why));
     EXPECT_THAT(training.losses(), IsEmpty());
   }
+  [[nodiscard]] std::string WriteConfig(const std::string& config) const {
+    std::filesystem::create_directories(root_ / "weights");
+    std::ofstream(root_ / "weights/config.json") << config;
+    return root_ / "weights";
+  }
 
   const TempDir root_;
   const std::string text_ = root_ / "text";
@@ -110,6 +115,32 @@ TEST_F(TextTrainer, RefusesDataOfWhichOneTokenIsWrong) {
   WriteText(text_, {1, 2, 40, 3}, 40);
 
   ExpectRefused(Arguments({}), "tokens.bin: token 2: expected a number below data.json's vocabulary of 40, found 40");
+}
+
+TEST_F(TextTrainer, RefusesAConfigByFileAndField) {
+  const auto refused_with = [&](const std::string& config, const std::string& why) {
+    ExpectRefused({"--model", "opt-125m", "--data", text_, "--sequence", "16", "--init-from", WriteConfig(config)},
+                  why);
+  };
+  const std::string whole =
+      R"("model_type": "opt", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16, )"
+      R"("vocab_size": 40, "max_position_embeddings": 16, "word_embed_proj_dim": 8, "do_layer_norm_before": true)";
+
+  refused_with("{" + whole, "weights/config.json: expected a JSON object");
+  refused_with(R"({"model_type": "gpt2"})",
+               "weights/config.json: model_type: expected \"opt\", by --model, found \"gpt2\"");
+  refused_with(R"({"model_type": "opt"})", "weights/config.json: hidden_size: expected a whole number, found none");
+  refused_with("{" + whole + R"(, "ffn_dim": "16"})", "config.json: ffn_dim: expected a whole number, found \"16\"");
+  refused_with("{" + whole + R"(, "do_layer_norm_before": 1})",
+               "do_layer_norm_before: expected true or false, found 1");
+  refused_with("{" + whole + R"(, "activation_function": "gelu"})",
+               "activation_function: expected \"relu\", found \"gelu\"");
+  refused_with("{" + whole + R"(, "dropout": 0.5})", "config.json: dropout: expected 0.1, found 0.5");
+  refused_with("{" + whole + "}", "expected model.safetensors or model.safetensors.index.json in it, found neither");
+  ExpectRefused(Arguments({{"--init-from", root_ / "weights"}}),
+                "--size ffn: the sizes are those of --init-from's config.json");
+  ExpectRefused({"--model", "opt-125m", "--data", text_, "--init-from", root_ / "nowhere"},
+                "nowhere/config.json: cannot be read");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "models/config_file.h"
 #include "models/opt.h"
 #include "models/vgg16.h"
 
@@ -13,11 +14,12 @@ struct Entry {
   const char* name;
   DataKind learns_from;
   Model (*make)(const ModelConfig&);
+  const ConfigLayout* config_file;  ///< Null: none that others write.
 };
 constexpr std::array kModels = {
-    Entry{"vgg16", DataKind::kPictures, MakeVgg16}, Entry{"opt-125m", DataKind::kText, MakeOpt},
-    Entry{"opt-350m", DataKind::kText, MakeOpt},    Entry{"opt-1.3b", DataKind::kText, MakeOpt},
-    Entry{"opt-2.7b", DataKind::kText, MakeOpt},
+    Entry{"vgg16", DataKind::kPictures, MakeVgg16, nullptr},  Entry{"opt-125m", DataKind::kText, MakeOpt, &kOptConfig},
+    Entry{"opt-350m", DataKind::kText, MakeOpt, &kOptConfig}, Entry{"opt-1.3b", DataKind::kText, MakeOpt, &kOptConfig},
+    Entry{"opt-2.7b", DataKind::kText, MakeOpt, &kOptConfig},
 };
 
 const Entry& Find(const std::string& name) {
@@ -40,6 +42,16 @@ Model MakeModel(const ModelConfig& config) {
                              ", and --data has " + Name(config.data.kind));
   }
   return entry.make(config);
+}
+
+std::map<std::string, std::int64_t> SizesFrom(const std::string& folder, const std::string& model,
+                                              const std::map<std::string, std::int64_t>& given) {
+  const ConfigLayout* const layout = Find(model).config_file;
+  if (layout == nullptr) return given;
+  if (!given.empty()) {
+    throw std::runtime_error("--size " + given.begin()->first + ": the sizes are those of --init-from's config.json");
+  }
+  return ReadSizes(folder, *layout);
 }
 
 std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name, std::int64_t published) {

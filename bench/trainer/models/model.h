@@ -21,6 +21,8 @@ struct NamedTensor {
 struct Model {
   std::vector<NamedTensor> parameters;  ///< Trained; named as the model's reference implementation names them.
   std::vector<NamedTensor> buffers;     ///< Further state that a resumed run needs: running means, recurrent memory.
+  /// Further names that the reference has for parameters, and theirs here. Read where they are there, never written.
+  std::map<std::string, std::string> tied;
   /// The scalar that training lowers, with gradients recorded. Draws from the default generators only.
   std::function<at::Tensor(const Batch& batch)> loss;
   /// What the model makes of a batch, without dropout and gradients: for comparing it with its reference.
@@ -38,6 +40,11 @@ struct ModelConfig {
 /// Throws std::runtime_error for an unknown model or size, naming those that there are, and for data that it cannot
 /// take.
 Model MakeModel(const ModelConfig& config);
+
+/// The sizes that FOLDER/config.json gives a model, or those given where that model has no config.json. Throws
+/// std::runtime_error for a field that does not fit, and where sizes come from both.
+std::map<std::string, std::int64_t> SizesFrom(const std::string& folder, const std::string& model,
+                                              const std::map<std::string, std::int64_t>& given);
 
 /// Takes a size out of `sizes`, or the published one. For the models' own files.
 std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name, std::int64_t published);

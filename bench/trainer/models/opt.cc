@@ -199,11 +199,34 @@ class Opt {
   std::vector<Layer> layers_;
 };
 
+using Kind = ConfigField::Kind;
+constexpr std::array kFields = {
+    ConfigField{Kind::kSize, "hidden_size", "hidden"},
+    ConfigField{Kind::kSize, "num_hidden_layers", "layers"},
+    ConfigField{Kind::kSize, "num_attention_heads", "heads"},
+    ConfigField{Kind::kSize, "ffn_dim", "ffn"},
+    ConfigField{Kind::kSize, "vocab_size", "vocabulary"},
+    ConfigField{Kind::kSize, "max_position_embeddings", "positions"},
+    ConfigField{Kind::kSize, "word_embed_proj_dim", "embedding"},
+    ConfigField{Kind::kFlag, "do_layer_norm_before", "pre_norm"},
+    ConfigField{Kind::kFixed, "dropout", "0.1"},
+    ConfigField{Kind::kFixed, "attention_dropout", "0.0"},
+    ConfigField{Kind::kFixed, "layerdrop", "0.0"},
+    ConfigField{Kind::kFixed, "activation_function", "\"relu\""},
+    ConfigField{Kind::kFixed, "enable_bias", "true"},
+    ConfigField{Kind::kFixed, "layer_norm_elementwise_affine", "true"},
+    ConfigField{Kind::kFixed, "_remove_final_layer_norm", "false"},
+    ConfigField{Kind::kFixed, "tie_word_embeddings", "true"},
+};
+
 }  // namespace
+
+const ConfigLayout kOptConfig{.model_type = "opt", .fields = kFields};
 
 Model MakeOpt(const ModelConfig& config) {
   Model model;
   const auto opt = std::make_shared<const Opt>(SizesFor(config), Weights(config.device, model.parameters));
+  model.tied = {{"lm_head.weight", "model.decoder.embed_tokens.weight"}};
   model.loss = [opt](const Batch& batch) { return opt->Loss(batch.at("input_ids")); };
   model.logits = [opt](const Batch& batch) {
     const c10::NoGradGuard no_grad;

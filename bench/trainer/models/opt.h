@@ -1,5 +1,6 @@
 #pragma once
 
+#include "models/config_file.h"
 #include "models/model.h"
 
 namespace cairn::trainer {
@@ -10,5 +11,7 @@ namespace cairn::trainer {
 /// Takes "input_ids" [n, length]. Sizes: hidden, layers, heads, ffn, vocabulary, positions, embedding (of a token; the
 /// same as hidden but in opt-350m) and pre_norm (1 or 0: layer norms before each block, or after it as in opt-350m).
 Model MakeOpt(const ModelConfig& config);
+
+extern const ConfigLayout kOptConfig;
 
 }  // namespace cairn::trainer

@@ -1,0 +1,33 @@
+#include "models/config_file.h"
+
+#include <limits>
+
+#include "json_file.h"
+
+namespace cairn::trainer {
+
+std::map<std::string, std::int64_t> ReadSizes(const std::string& folder, const ConfigLayout& layout) {
+  constexpr std::uint64_t kMax = std::numeric_limits<std::int32_t>::max();  // Lest products of sizes overflow.
+  const JsonFile config(folder + "/config.json");
+  if (config.Text("model_type") != layout.model_type) {
+    config.Refuse("model_type", std::string("\"") + layout.model_type + "\", by --model");
+  }
+  std::map<std::string, std::int64_t> sizes;
+  for (const ConfigField& field : layout.fields) {
+    switch (field.kind) {
+      case ConfigField::Kind::kSize:
+        if (config.Count(field.key) > kMax) config.Refuse(field.key, "at most " + std::to_string(kMax));
+        sizes[field.here] = static_cast<std::int64_t>(config.Count(field.key));
+        break;
+      case ConfigField::Kind::kFlag:
+        sizes[field.here] = config.Flag(field.key) ? 1 : 0;
+        break;
+      case ConfigField::Kind::kFixed:
+        config.Demand(field.key, field.here);
+        break;
+    }
+  }
+  return sizes;
+}
+
+}  // namespace cairn::trainer

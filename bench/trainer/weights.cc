@@ -1,0 +1,124 @@
+#include "weights.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+
+#include "device.h"
+#include "json_file.h"
+#include "safetensors.h"
+
+namespace cairn::trainer {
+namespace {
+
+struct Found {
+  const FileTensor* tensor;
+  const std::string* file;
+};
+
+[[noreturn]] void Refuse(const std::string& file, const std::string& name, const std::string& expected,
+                         const std::string& found) {
+  throw std::runtime_error(file + ": tensor \"" + name + "\": expected " + expected + ", found " + found);
+}
+
+/// The tensors of one file, or of those that an index names.
+class WeightFiles {
+ public:
+  explicit WeightFiles(const std::string& folder) : path_(folder + "/model.safetensors") {
+    if (std::filesystem::exists(path_)) {
+      Open(path_);
+      return;
+    }
+    path_ += ".index.json";
+    if (!std::filesystem::exists(path_)) {
+      throw std::runtime_error("--init-from " + folder +
+                               ": expected model.safetensors or model.safetensors.index.json in it, found neither");
+    }
+    OpenIndexed(folder);
+  }
+
+  /// The file, or the index.
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::map<std::string, Found>& tensors() const { return tensors_; }
+
+ private:
+  void Open(const std::string& path) {
+    const SafetensorsFile& file = files_.try_emplace(path, path).first->second;
+    for (const auto& [name, tensor] : file.tensors()) {
+      const auto [other, fresh] = tensors_.try_emplace(name, Found{&tensor, &file.path()});
+      if (!fresh) Refuse(path, name, "it once", "it in " + *other->second.file + " as well");
+    }
+  }
+
+  void OpenIndexed(const std::string& folder) {
+    const JsonFile index(path_);
+    const nlohmann::json& map = index.Object("weight_map");
+    for (const auto& [name, file] : map.items()) {
+      // A plain name, or an index could lead out of its folder.
+      if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
+        Refuse(path_, name, "the name of a file", file.dump());
+      }
+      const std::string path = folder + "/" + file.get<std::string>();
+      if (!files_.contains(path)) Open(path);
+      const auto at = tensors_.find(name);
+      if (at == tensors_.end() || *at->second.file != path) Refuse(path, name, "it, by " + path_, "none");
+    }
+    for (const auto& [name, found] : tensors_) {
+      if (!map.contains(name)) Refuse(*found.file, name, "only what " + path_ + " names", "it");
+    }
+  }
+
+  std::string path_;
+  std::map<std::string, SafetensorsFile> files_;
+  std::map<std::string, Found> tensors_;
+};
+
+std::string TypeOf(const at::Tensor& parameter) {
+  const cairn::TensorView view = ViewOf(parameter);
+  return Describe(view.dtype, view.shape);
+}
+std::string TypeOf(const Found& found) { return Describe(found.tensor->dtype, found.tensor->shape); }
+
+void CheckNames(const WeightFiles& files, const Model& model) {
+  auto left = files.tensors();
+  for (const NamedTensor& parameter : model.parameters) {
+    const auto node = left.extract(parameter.name);
+    const std::string expected = TypeOf(parameter.tensor);
+    if (node.empty()) Refuse(files.path(), parameter.name, expected, "none");
+    const Found& found = node.mapped();
+    if (TypeOf(found) != expected) Refuse(*found.file, parameter.name, expected, TypeOf(found));
+  }
+  for (const auto& [name, holder] : model.tied) {
+    const auto node = left.extract(name);
+    if (node.empty()) continue;
+    const Found& found = node.mapped();
+    const Found& held = files.tensors().at(holder);
+    const std::string expected = TypeOf(held) + " with the bytes of \"" + holder + "\"";
+    if (TypeOf(found) != TypeOf(held)) Refuse(*found.file, name, expected, TypeOf(found));
+    if (!std::ranges::equal(found.tensor->bytes, held.tensor->bytes)) Refuse(*found.file, name, expected, "others");
+  }
+  if (left.empty()) return;
+  Refuse(*left.begin()->second.file, left.begin()->first, "no tensor of this name", TypeOf(left.begin()->second));
+}
+
+}  // namespace
+
+void LoadWeights(const std::string& folder, const Model& model) {
+  const WeightFiles files(folder);
+  CheckNames(files, model);
+  const c10::NoGradGuard no_grad;
+  for (const NamedTensor& parameter : model.parameters) {
+    const auto bytes = files.tensors().at(parameter.name).tensor->bytes;
+    // By way of a tensor of its own: the file aligns nothing, and the parameter may be on a GPU.
+    const at::Tensor host = at::empty(parameter.tensor.sizes(), parameter.tensor.options().device(at::kCPU));
+    std::memcpy(host.mutable_data_ptr(), bytes.data(), bytes.size());
+    parameter.tensor.copy_(host);
+  }
+}
+
+}  // namespace cairn::trainer

@@ -1,0 +1,43 @@
+// trainer_logits: what a model with weights from elsewhere makes of the first --batch samples of --data, as raw floats
+// in the file that --report names. Takes cairn_train's flags; test_opt.py compares with other implementations.
+#include <cstdint>
+#include <exception>
+#include <fstream>
+#include <numeric>
+#include <vector>
+
+#include "console.h"
+#include "flags.h"
+#include "models/model.h"
+#include "weights.h"
+
+namespace cairn::trainer {
+namespace {
+
+void WriteLogits(const Flags& flags) {
+  const Dataset data = OpenDataset(flags.data, flags.sequence);
+  const Model model = MakeModel(
+      {.name = flags.model, .data = data.shape, .sizes = SizesFrom(flags.init_from, flags.model, flags.sizes)});
+  LoadWeights(flags.init_from, model);
+  std::vector<std::uint64_t> samples(flags.batch);
+  std::iota(samples.begin(), samples.end(), 0);
+  const at::Tensor logits = model.logits(data.read(samples)).contiguous();
+  std::ofstream(flags.report, std::ios::binary)
+      .write(static_cast<const char*>(logits.const_data_ptr()), static_cast<std::streamsize>(logits.nbytes()));
+}
+
+}  // namespace
+}  // namespace cairn::trainer
+
+int main(int argc, char** argv) {
+  using namespace cairn::trainer;
+  Flags flags;
+  if (const auto status = ParseFlags(argc, argv, flags)) return *status;
+  try {
+    WriteLogits(flags);
+    return 0;
+  } catch (const std::exception& error) {
+    Complain(error.what());
+    return 1;
+  }
+}
