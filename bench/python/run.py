@@ -6,7 +6,7 @@ Builds the package and installs the peers (build/bench/tools, beside the user's 
 repetition and system in turn, every time in a fresh process: a first save, steady saves in adjacent pairs with fio,
 peak memory, saves beside busy training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition,
 a peer one. What fails is told in the table, and more of it in build/bench/logs. A state that is measured whole, with
-its peers (B with the first four alone), is written to bench/results/python-STATE.{md,csv}; the states may be measured one by one (--only A). Two
+its peers (B and C with some of them), is written to bench/results/python-STATE.{md,csv}; the states may be measured one by one (--only A). Two
 hours in all on two cores with five repetitions. Dropping the page cache needs root; without it there are no loads.
 Needs 17 GB of disk and 14 GB of memory.
 """
@@ -34,7 +34,9 @@ from tools import install
 STATES = ("A", "B", "C")
 MEASURES = ("save", "memory", "busy", "load")
 CAIRN_PAIRS = 3
-FOR_B = 4  # So many of the peers.
+# Peers for the states that take most of them a minute and more each time. (A pool of the default cap holds all of C.)
+LARGE = ("torch.save", "safetensors", "dcp.save", "dcp.async_save")
+MANY = ("torch.save", "safetensors", "dcp.async_save", "torch_checkpointing", "torch_checkpointing-buffered")
 OPENED = 6 << 30  # Bytes that a state and Cairn's pool take at most, which is there from the beginning.
 
 
@@ -94,9 +96,8 @@ def measure(args, python, disk, samples, loops, state, entry):
 def run(args, python, samples, loops, state, reasons):
     """Every repetition of every system with one state."""
     disk = Disk(args.dir, hugepages(), (1 << 30) if args.scale == 1 else (64 << 20))
-    # A pool of the default cap holds all of C; B is twice A, and shows how the mix of its tensors matters.
-    left_out = {"A": (), "B": (CAIRN_WHOLE, *PEERS[FOR_B:]), "C": (CAIRN_WHOLE,)}[state]
-    systems = [entry for entry in args.systems if entry not in left_out]
+    kept = LARGE if state == "B" else MANY
+    systems = [entry for entry in args.systems if state == "A" or entry is CAIRN or entry.name in kept]
     for repetition in range(args.repetitions):
         for entry in systems if repetition % 2 == 0 else systems[::-1]:
             key = state, entry.name
