@@ -6,9 +6,9 @@ Builds the package and installs the peers (build/bench/tools, beside the user's 
 repetition and system in turn, every time in a fresh process: a first save, steady saves in adjacent pairs with fio,
 peak memory, saves beside busy training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition,
 a peer one. What fails is told in the table, and more of it in build/bench/logs. A state that is measured whole, with
-its peers (B and C with some of them), is written to bench/results/python-STATE.{md,csv}; the states may be measured one by one (--only A). Two
-hours in all on two cores with five repetitions. Dropping the page cache needs root; without it there are no loads.
-Needs 17 GB of disk and 14 GB of memory.
+its peers (B and C with some of them), is written to bench/results/python-STATE.{md,csv}; the states may be measured
+one by one (--only A). Two hours in all on two cores with five repetitions. Dropping the page cache needs root; without
+it there are no loads. Needs 17 GB of disk and 14 GB of memory.
 """
 
 import argparse

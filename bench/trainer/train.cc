@@ -69,7 +69,7 @@ struct Pace {
   std::atomic<Phase> phase{Phase::kNoStep};
   std::atomic<Clock::rep> step_begun{0};
   std::atomic<double> step_seconds{0};  ///< Of the last step; 0 before its end.
-  std::atomic<double> save_seconds{0};  ///< Of the last save, until durable; 0 before the first.
+  std::atomic<double> save_seconds{0};  ///< Of the last durable save; 0 before the first.
 
   [[nodiscard]] double StepSecondsLeft() const {
     const Clock::time_point begun{Clock::duration(step_begun.load())};
@@ -265,9 +265,10 @@ void Run::RecordEndedSaves() {
     const cairn::SaveHandle& oldest = saves_.front();
     const cairn::SaveStats stats = oldest.stats();
     if (stats.phase != SavePhase::kDurable && stats.phase != SavePhase::kFailed) return;
-    all_saved_ = all_saved_ && stats.phase == SavePhase::kDurable;
+    const bool durable = stats.phase == SavePhase::kDurable;
+    all_saved_ = all_saved_ && durable;
     report_.saves.push_back({stats, oldest.status()});
-    pace_.save_seconds = std::chrono::duration<double>(stats.durable).count();
+    if (durable) pace_.save_seconds = std::chrono::duration<double>(stats.durable).count();
     saves_.pop_front();
   }
 }

@@ -212,7 +212,7 @@ def test_a_checkpointer_that_is_dropped_commits_what_is_in_flight(make: Make, ro
 
 
 def test_an_exit_that_is_interrupted_aborts_nothing(root: Path) -> None:
-    """Ctrl-C while the first of two is drained: the second is drained by its end."""
+    """Ctrl-C while the first of two is drained: no thread wants the interpreter after its end."""
     program = f"""
 import signal, threading, cairn, torch
 one, two = (cairn.Checkpointer({str(root)!r} + name, host_memory="64MiB") for name in "12")

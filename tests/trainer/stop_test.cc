@@ -8,7 +8,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cairn/cairn.h"
 #include "support/temp_dir.h"
 #include "trainer/training_process.h"
 
@@ -18,13 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int kStopped = 3;
-
-std::uint64_t NewestStep(const std::string& root) {
-  const auto reader = Checkpointer::Open({.root = root, .read_only = true, .host_memory_bytes = 64_MiB});
-  if (!reader.ok()) return 0;
-  const auto listed = reader.value()->List();
-  return listed.ok() && !listed->empty() ? listed->back().step : 0;
-}
 
 class StoppedTrainer : public testing::TestWithParam<int> {};
 
@@ -44,7 +36,9 @@ TEST_P(StoppedTrainer, GoesOnBitByBitFromACheckpointOfItsLastStep) {
   EXPECT_EQ(stopped.Finish(), kStopped) << stopped.output();
   EXPECT_THAT(stopped.output(), HasSubstr(GetParam() == SIGINT ? "SIGINT: ends after" : "SIGTERM: ends after"));
   const std::uint64_t last = stopped.losses().rbegin()->first;
-  EXPECT_EQ(NewestStep(root / "stopped"), last);
+  const auto newest = NewestCheckpoint(root / "stopped");
+  ASSERT_TRUE(newest.ok()) << newest.status();
+  EXPECT_EQ(newest->info.step, last);
   EXPECT_THAT(stopped.output(), HasSubstr("stopped step=" + std::to_string(last) + " "));
   const std::string steps = std::to_string(last + 3);
   TrainingProcess resumed(arguments("stopped", steps));
@@ -123,7 +117,7 @@ TEST_F(EndlessStep, IsEndedByASecondSignal) {
   training_->Signal(SIGTERM);
 
   EXPECT_EQ(training_->Finish(), -SIGTERM) << training_->output();
-  EXPECT_EQ(NewestStep(root_.path()), 0U);
+  EXPECT_EQ(NewestCheckpoint(root_.path()).status().code(), StatusCode::kNotFound);
 }
 
 TEST_F(EndlessStep, IsEndedWhenTheGraceIsOver) {

@@ -21,9 +21,7 @@ TEST(Trainer, CheckpointHoldsEverythingUnderItsReferenceName) {
   TrainingProcess training({"--steps", "2", "--every", "2", "--checkpoint-dir", root.path()});
   ASSERT_EQ(training.Finish(), 0) << training.output();
 
-  const auto reader = Checkpointer::Open({.root = root.path(), .read_only = true, .host_memory_bytes = 64_MiB});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  const auto details = reader.value()->Inspect(Latest());
+  const auto details = NewestCheckpoint(root.path());
 
   ASSERT_TRUE(details.ok()) << details.status();
   std::map<std::string, std::vector<std::int64_t>> shapes;
@@ -65,10 +63,8 @@ TEST(Trainer, Bf16WeightsHaveMastersAndMomentsOfFp32) {
   TrainingProcess training(
       {"--steps", "1", "--precision", "bf16", "--optimizer", "adamw", "--checkpoint-dir", root.path()});
   ASSERT_EQ(training.Finish(), 0) << training.output();
-  const auto reader = Checkpointer::Open({.root = root.path(), .read_only = true, .host_memory_bytes = 64_MiB});
-  ASSERT_TRUE(reader.ok()) << reader.status();
 
-  const auto details = reader.value()->Inspect(Latest());
+  const auto details = NewestCheckpoint(root.path());
 
   ASSERT_TRUE(details.ok()) << details.status();
   std::map<std::string, DType> dtypes;
@@ -114,10 +110,8 @@ TEST(Trainer, AccumulationTakesAsManySamplesForOneStep) {
   const TempDir root;
   TrainingProcess training({"--steps", "2", "--accumulate", "3", "--checkpoint-dir", root.path()});
   ASSERT_EQ(training.Finish(), 0) << training.output();
-  const auto reader = Checkpointer::Open({.root = root.path(), .read_only = true, .host_memory_bytes = 64_MiB});
-  ASSERT_TRUE(reader.ok()) << reader.status();
 
-  const auto details = reader.value()->Inspect(Latest());
+  const auto details = NewestCheckpoint(root.path());
 
   ASSERT_TRUE(details.ok()) << details.status();
   EXPECT_EQ(details->values.at(0).at("position"), Value(std::int64_t{2 * 3 * 4}));

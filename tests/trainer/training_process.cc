@@ -89,6 +89,12 @@ int TrainingProcess::Finish() {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
+cairn::Result<cairn::CheckpointDetails> NewestCheckpoint(const std::string& root) {
+  const auto reader = Checkpointer::Open({.root = root, .read_only = true, .host_memory_bytes = 64_MiB});
+  if (!reader.ok()) return reader.status();
+  return reader.value()->Inspect(Latest());
+}
+
 std::uint64_t NumberAfter(const std::string& line, const std::string& name) {
   std::istringstream text(line.substr(line.find(name + "=") + name.size() + 1));
   std::uint64_t number = 0;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "cairn/cairn.h"
+
 namespace cairn::trainer {
 
 /// A cairn_train in a process of its own, and what it printed. Killed and reaped at the latest when this goes.
@@ -41,6 +43,9 @@ class TrainingProcess {
   std::string output_;
   std::map<std::uint64_t, std::string> losses_;
 };
+
+/// What the newest checkpoint under `root` holds.
+cairn::Result<cairn::CheckpointDetails> NewestCheckpoint(const std::string& root);
 
 /// The number after `name=` in a line as "durable step=12".
 std::uint64_t NumberAfter(const std::string& line, const std::string& name);
