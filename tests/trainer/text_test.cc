@@ -80,6 +80,17 @@ TEST_F(TextTrainer, CheckpointHoldsOptUnderItsReferenceNames) {
   EXPECT_EQ(shapes.size(), 4U + 2 * 16);
 }
 
+TEST_F(TextTrainer, NoiseFeedsAnyShape) {
+  const std::map<std::string, std::string> noise = {{"--data", "synthetic"}, {"--checkpoint-dir", root_ / "run"}};
+  TrainingProcess text(Arguments(noise, {"vocabulary=256"}));
+  TrainingProcess pictures({"--model", "vgg16", "--size", "width=1", "--data", "synthetic", "--steps", "1"});
+
+  EXPECT_EQ(text.Finish(), 0) << text.output();
+  EXPECT_EQ(text.losses().size(), 2U);
+  EXPECT_EQ(pictures.Finish(), 0) << pictures.output();
+  ExpectRefused(Arguments({{"--data", "synthetic"}}), "the data's vocabulary has 256 tokens, the model's 40");
+}
+
 TEST_F(TextTrainer, GoesOnWithTheSameTextWhereverItLies) {
   TrainingProcess first(Resuming());
   ASSERT_EQ(first.Finish(), 0) << first.output();
@@ -101,8 +112,10 @@ TEST_F(TextTrainer, RefusesACheckpointMadeWithAnotherText) {
 }
 
 TEST_F(TextTrainer, RefusesAModelThatTheDataDoesNotFit) {
-  ExpectRefused(Arguments({{"--data", "digits"}}), "--model opt-125m learns from text, and --data has pictures");
-  ExpectRefused(Arguments({{"--model", "vgg16"}}), "--model vgg16 learns from pictures, and --data has text");
+  ExpectRefused(Arguments({{"--data", "digits"}}),
+                "--data digits: expected text, which the model learns from, found pictures");
+  ExpectRefused(Arguments({{"--model", "vgg16"}}),
+                text_ + ": expected pictures, which the model learns from, found text");
   ExpectRefused(Arguments({{"--sequence", "17"}}), "--sequence 17: the model has 16 positions");
   ExpectRefused(Arguments({{"--sequence", "301"}}), "tokens: expected at least --sequence 301, found 300");
   ExpectRefused(Arguments({}, {"vocabulary=39"}), "the data's vocabulary has 40 tokens, the model's 39");

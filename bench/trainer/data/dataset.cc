@@ -4,14 +4,37 @@
 #include <stdexcept>
 
 namespace cairn::trainer {
+namespace {
 
-Dataset OpenDataset(const std::string& what, std::int64_t sequence) {
-  if (what == "digits") return DigitsDataset();
-  if (std::filesystem::exists(what + "/data.json")) return TextDataset(what, sequence);
-  if (std::filesystem::is_directory(what)) return ImageFolderDataset(what);
-  throw std::runtime_error(
-      "--data " + what +
-      ": expected \"digits\", or a folder of pictures or prepared text, and there is no such folder");
+const char* Name(DataKind kind) { return kind == DataKind::kText ? "text" : "pictures"; }
+
+/// What a folder or a word that is no model's own choice has.
+DataKind KindAt(const std::string& what) {
+  if (what == "digits") return DataKind::kPictures;
+  if (std::filesystem::exists(what + "/data.json")) return DataKind::kText;
+  if (std::filesystem::is_directory(what)) return DataKind::kPictures;
+  throw std::runtime_error("--data " + what +
+                           ": expected \"digits\", \"synthetic\", or a folder of pictures or prepared text, and there "
+                           "is no such folder");
+}
+
+}  // namespace
+
+Dataset OpenDataset(const DataRequest& request) {
+  const std::string& what = request.what;
+  const bool synthetic = what == "synthetic";
+  if (const DataKind found = synthetic ? request.kind : KindAt(what); found != request.kind) {
+    throw std::runtime_error("--data " + what + ": expected " + Name(request.kind) +
+                             ", which the model learns from, found " + Name(found));
+  }
+  switch (request.kind) {
+    case DataKind::kText:
+      return TextDataset(synthetic ? SyntheticTokens() : PreparedTokens(what), request.sequence);
+    case DataKind::kPictures:
+      if (synthetic) return SyntheticPictures();
+      return what == "digits" ? DigitsDataset() : ImageFolderDataset(what);
+  }
+  throw std::logic_error("no such kind of data");
 }
 
 }  // namespace cairn::trainer

@@ -8,6 +8,8 @@
 #include <span>
 #include <string>
 
+#include "data/tokens.h"
+
 namespace cairn::trainer {
 
 /// What a model's loss takes, by name: "image" and "label" for pictures, "input_ids" for text. On the CPU until the
@@ -31,15 +33,24 @@ struct Dataset {
   std::function<Batch(std::span<const std::uint64_t> samples)> read;
 };
 
-/// "digits", a folder in the ImageNet layout, or one that scripts/prepare-data made, whose text is cut in samples of
-/// `sequence` tokens. Throws std::runtime_error that names what was looked for and found.
-Dataset OpenDataset(const std::string& what, std::int64_t sequence);
+/// What a training asks of its data.
+struct DataRequest {
+  std::string what;                     ///< As --data has it.
+  DataKind kind = DataKind::kPictures;  ///< What the model learns from.
+  std::int64_t sequence = 0;            ///< Of text: tokens in a sample.
+};
+
+/// "digits", "synthetic", a folder in the ImageNet layout, or one that scripts/prepare-data made. Throws
+/// std::runtime_error that names what was looked for and found.
+Dataset OpenDataset(const DataRequest& request);
 
 /// The handwritten digits: "image" [n, 3, 32, 32], "label" [n].
 Dataset DigitsDataset();
 /// FOLDER/CLASS/PICTURE.JPEG, or the same under FOLDER/train: classes are numbered by name. "image" [n, 3, 224, 224].
 Dataset ImageFolderDataset(const std::string& folder);
-/// What `scripts/prepare-data text` made: "input_ids" [n, sequence]. Tokens after the last whole sample are left out.
-Dataset TextDataset(const std::string& folder, std::int64_t sequence);
+/// Noise in ImageNet's shapes: "image" [n, 3, 224, 224], "label" [n], 1000 classes.
+Dataset SyntheticPictures();
+/// "input_ids" [n, sequence]. Tokens after the last whole sample are left out.
+Dataset TextDataset(const Tokens& tokens, std::int64_t sequence);
 
 }  // namespace cairn::trainer

@@ -31,18 +31,11 @@ const Entry& Find(const std::string& name) {
   throw std::runtime_error("--model " + name + ": unknown; known are:" + known);
 }
 
-const char* Name(DataKind kind) { return kind == DataKind::kText ? "text" : "pictures"; }
-
 }  // namespace
 
-Model MakeModel(const ModelConfig& config) {
-  const Entry& entry = Find(config.name);
-  if (entry.learns_from != config.data.kind) {
-    throw std::runtime_error("--model " + config.name + " learns from " + Name(entry.learns_from) +
-                             ", and --data has " + Name(config.data.kind));
-  }
-  return entry.make(config);
-}
+DataKind LearnsFrom(const std::string& model) { return Find(model).learns_from; }
+
+Model MakeModel(const ModelConfig& config) { return Find(config.name).make(config); }
 
 std::map<std::string, std::int64_t> SizesFrom(const std::string& folder, const std::string& model,
                                               const std::map<std::string, std::int64_t>& given) {

@@ -36,9 +36,12 @@ struct ModelConfig {
   at::Device device = at::kCPU;
 };
 
+/// The data that a model takes. Throws std::runtime_error for an unknown one, naming those that there are.
+DataKind LearnsFrom(const std::string& model);
+
 /// Makes a model with weights drawn from the default CPU generator, so that every device starts from the same ones.
 /// Throws std::runtime_error for an unknown model or size, naming those that there are, and for data that it cannot
-/// take.
+/// take. The data must be of the kind that it learns from.
 Model MakeModel(const ModelConfig& config);
 
 /// The sizes that FOLDER/config.json gives a model, or those given where that model has no config.json. Throws

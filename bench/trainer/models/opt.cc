@@ -3,9 +3,6 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -16,11 +13,12 @@
 #include <optional>
 #include <stdexcept>
 
+#include "models/layers.h"
+
 namespace cairn::trainer {
 namespace {
 
 constexpr double kDropout = 0.1;
-constexpr double kInitialDeviation = 0.02;
 constexpr std::int64_t kPositionOffset = 2;  // Rows of the table of positions that are never used.
 
 struct Sizes {
@@ -75,64 +73,21 @@ Sizes SizesFor(const ModelConfig& config) {
   return sizes;
 }
 
-/// Draws weights, and gives them their names.
-class Weights {
- public:
-  Weights(at::Device device, std::vector<NamedTensor>& parameters) : device_(device), parameters_(parameters) {}
-
-  at::Tensor Normal(const std::string& name, at::IntArrayRef shape) {
-    return Add(name, at::empty(shape, at::kFloat).normal_(0, kInitialDeviation));
-  }
-  at::Tensor Constant(const std::string& name, std::int64_t size, double value) {
-    return Add(name, at::full({size}, value, at::kFloat));
-  }
-
- private:
-  at::Tensor Add(const std::string& name, const at::Tensor& drawn) {
-    at::Tensor tensor = drawn.to(device_);
-    tensor.requires_grad_(true);
-    parameters_.push_back({"model.decoder." + name, tensor});
-    return tensor;
-  }
-
-  at::Device device_;
-  std::vector<NamedTensor>& parameters_;
-};
-
-struct Linear {
-  at::Tensor weight, bias;
-
-  Linear(Weights& weights, const std::string& name, std::int64_t in, std::int64_t out)
-      : weight(weights.Normal(name + ".weight", {out, in})), bias(weights.Constant(name + ".bias", out, 0)) {}
-  at::Tensor operator()(const at::Tensor& x) const { return at::linear(x, weight, bias); }
-};
-
-struct LayerNorm {
-  at::Tensor weight, bias;
-
-  LayerNorm(Weights& weights, const std::string& name, std::int64_t size)
-      : weight(weights.Constant(name + ".weight", size, 1)), bias(weights.Constant(name + ".bias", size, 0)) {}
-  at::Tensor operator()(const at::Tensor& x) const { return at::layer_norm(x, weight.sizes(), weight, bias); }
-};
-
 struct Attention {
   std::int64_t heads;
   Linear k_proj, v_proj, q_proj, out_proj;
 
-  Attention(Weights& weights, const std::string& name, const Sizes& sizes)
+  Attention(const Weights& weights, const Sizes& sizes)
       : heads(sizes.heads),
-        k_proj(weights, name + ".k_proj", sizes.hidden, sizes.hidden),
-        v_proj(weights, name + ".v_proj", sizes.hidden, sizes.hidden),
-        q_proj(weights, name + ".q_proj", sizes.hidden, sizes.hidden),
-        out_proj(weights, name + ".out_proj", sizes.hidden, sizes.hidden) {}
+        k_proj(weights.Under("k_proj"), sizes.hidden, sizes.hidden),
+        v_proj(weights.Under("v_proj"), sizes.hidden, sizes.hidden),
+        q_proj(weights.Under("q_proj"), sizes.hidden, sizes.hidden),
+        out_proj(weights.Under("out_proj"), sizes.hidden, sizes.hidden) {}
 
   at::Tensor operator()(const at::Tensor& x) const {
-    const auto split = [&](const Linear& project) {
-      return project(x).view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
-    };
-    const at::Tensor mixed = at::scaled_dot_product_attention(split(q_proj), split(k_proj), split(v_proj),
-                                                              /*attn_mask=*/{}, /*dropout_p=*/0, /*is_causal=*/true);
-    return out_proj(mixed.transpose(1, 2).flatten(2));
+    const auto split = [&](const Linear& project) { return SplitHeads(project(x), heads); };
+    return out_proj(JoinHeads(at::scaled_dot_product_attention(split(q_proj), split(k_proj), split(v_proj),
+                                                               /*attn_mask=*/{}, /*dropout_p=*/0, /*is_causal=*/true)));
   }
 };
 
@@ -143,13 +98,13 @@ struct Layer {
   Linear fc1, fc2;
   LayerNorm final_layer_norm;
 
-  Layer(Weights& weights, const std::string& name, const Sizes& sizes)
+  Layer(const Weights& weights, const Sizes& sizes)
       : pre_norm(sizes.pre_norm),
-        self_attn(weights, name + ".self_attn", sizes),
-        self_attn_layer_norm(weights, name + ".self_attn_layer_norm", sizes.hidden),
-        fc1(weights, name + ".fc1", sizes.hidden, sizes.ffn),
-        fc2(weights, name + ".fc2", sizes.ffn, sizes.hidden),
-        final_layer_norm(weights, name + ".final_layer_norm", sizes.hidden) {}
+        self_attn(weights.Under("self_attn"), sizes),
+        self_attn_layer_norm(weights.Under("self_attn_layer_norm"), sizes.hidden),
+        fc1(weights.Under("fc1"), sizes.hidden, sizes.ffn),
+        fc2(weights.Under("fc2"), sizes.ffn, sizes.hidden),
+        final_layer_norm(weights.Under("final_layer_norm"), sizes.hidden) {}
 
   at::Tensor operator()(const at::Tensor& x, bool training) const {
     const auto add = [&](const at::Tensor& to, const LayerNorm& norm, const auto& block) {
@@ -172,8 +127,10 @@ class Opt {
       project_out_ = weights.Normal("project_out.weight", {sizes.embedding, sizes.hidden});
       project_in_ = weights.Normal("project_in.weight", {sizes.hidden, sizes.embedding});
     }
-    if (sizes.pre_norm) final_layer_norm_.emplace(weights, "final_layer_norm", sizes.hidden);
-    for (std::int64_t i = 0; i < sizes.layers; ++i) layers_.emplace_back(weights, "layers." + std::to_string(i), sizes);
+    if (sizes.pre_norm) final_layer_norm_.emplace(weights.Under("final_layer_norm"), sizes.hidden);
+    for (std::int64_t i = 0; i < sizes.layers; ++i) {
+      layers_.emplace_back(weights.Under("layers." + std::to_string(i)), sizes);
+    }
   }
 
   /// Of the token after each of `ids` [n, length]: [n, length, vocabulary].
@@ -225,7 +182,8 @@ const ConfigLayout kOptConfig{.model_type = "opt", .fields = kFields};
 
 Model MakeOpt(const ModelConfig& config) {
   Model model;
-  const auto opt = std::make_shared<const Opt>(SizesFor(config), Weights(config.device, model.parameters));
+  const auto opt =
+      std::make_shared<const Opt>(SizesFor(config), Weights(config.device, model.parameters).Under("model.decoder"));
   model.tied = {{"lm_head.weight", "model.decoder.embed_tokens.weight"}};
   model.loss = [opt](const Batch& batch) { return opt->Loss(batch.at("input_ids")); };
   model.logits = [opt](const Batch& batch) {
