@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <stdexcept>
 
 #include "device.h"
@@ -78,6 +79,24 @@ class WeightFiles {
   std::map<std::string, Found> tensors_;
 };
 
+/// What weights are published in; nothing for a type that they are not.
+std::optional<at::ScalarType> WeightType(cairn::DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return at::kFloat;
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kBF16:
+      return at::kBFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool Fits(const FileTensor& tensor, const at::Tensor& parameter) {
+  return WeightType(tensor.dtype) && parameter.sizes() == at::IntArrayRef(tensor.shape);
+}
+
 std::string TypeOf(const at::Tensor& parameter) {
   const cairn::TensorView view = ViewOf(parameter);
   return Describe(view.dtype, view.shape);
@@ -91,7 +110,7 @@ void CheckNames(const WeightFiles& files, const Model& model) {
     const std::string expected = TypeOf(parameter.tensor);
     if (node.empty()) Refuse(files.path(), parameter.name, expected, "none");
     const Found& found = node.mapped();
-    if (TypeOf(found) != expected) Refuse(*found.file, parameter.name, expected, TypeOf(found));
+    if (!Fits(*found.tensor, parameter.tensor)) Refuse(*found.file, parameter.name, expected, TypeOf(found));
   }
   for (const auto& [name, holder] : model.tied) {
     const auto node = left.extract(name);
@@ -113,10 +132,10 @@ void LoadWeights(const std::string& folder, const Model& model) {
   CheckNames(files, model);
   const c10::NoGradGuard no_grad;
   for (const NamedTensor& parameter : model.parameters) {
-    const auto bytes = files.tensors().at(parameter.name).tensor->bytes;
+    const FileTensor& tensor = *files.tensors().at(parameter.name).tensor;
     // By way of a tensor of its own: the file aligns nothing, and the parameter may be on a GPU.
-    const at::Tensor host = at::empty(parameter.tensor.sizes(), parameter.tensor.options().device(at::kCPU));
-    std::memcpy(host.mutable_data_ptr(), bytes.data(), bytes.size());
+    const at::Tensor host = at::empty(tensor.shape, *WeightType(tensor.dtype));
+    std::memcpy(host.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());
     parameter.tensor.copy_(host);
   }
 }
