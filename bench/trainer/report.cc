@@ -2,11 +2,15 @@
 
 #include <isa-l/crc64.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <stdexcept>
 
 namespace cairn::trainer {
@@ -41,6 +45,27 @@ ordered_json ToJson(const cairn::CheckpointerStats& stats) {
           {"saves_durable", stats.saves_durable},
           {"saves_failed", stats.saves_failed},
           {"bytes_written", stats.bytes_written}};
+}
+
+/// User and system time of this process's threads whose names begin with `prefix`.
+double ThreadsCpuSeconds(const std::string& prefix) {
+  double ticks = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "stat");
+    const std::string stat{std::istreambuf_iterator<char>(file), {}};
+    // "12 (name) S ...": the name may hold anything, a bracket too. The 14th and 15th fields are the times.
+    const std::size_t begin = stat.find('(');
+    const std::size_t end = stat.rfind(')');
+    if (end == std::string::npos || stat.compare(begin + 1, prefix.size(), prefix) != 0) continue;
+    std::istringstream fields(stat.substr(end + 1));
+    std::string field;
+    for (int number = 3; number < 14; ++number) fields >> field;
+    double user = 0;
+    double system = 0;
+    fields >> user >> system;
+    ticks += user + system;
+  }
+  return ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
 }  // namespace
@@ -83,6 +108,8 @@ void WriteReport(const Flags& flags, const Report& report) {
                        {"stall_seconds", 0.0},
                        {"weights_crc64", report.weights_digest},
                        {"peak_rss_bytes", static_cast<std::uint64_t>(usage.ru_maxrss) * 1024},
+                       // Its threads, and the kernel's that work for its ring.
+                       {"engine_cpu_seconds", ThreadsCpuSeconds("cairn-") + ThreadsCpuSeconds("iou-")},
                        {"checkpointer", nullptr},
                        {"steps", ordered_json::array()},
                        {"saves", ordered_json::array()}};
@@ -99,7 +126,10 @@ void WriteReport(const Flags& flags, const Report& report) {
                              {"loss", step.loss},
                              {"learning_rate", step.learning_rate},
                              {"seconds", step.seconds},
-                             {"stall_seconds", step.stall_seconds}});
+                             {"model_seconds", step.model_seconds},
+                             {"fence_seconds", step.fence_seconds},
+                             {"stall_seconds", step.stall_seconds},
+                             {"saves_in_flight", step.saves_in_flight}});
     stall += step.stall_seconds;
   }
   json["stall_seconds"] = stall;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,8 +16,12 @@ struct StepRecord {
   std::uint64_t step = 0;
   double loss = 0;
   double learning_rate = 0;
-  double seconds = 0;        ///< The whole step, with what the save and the fence took of it.
-  double stall_seconds = 0;  ///< Of it, how long Save and Fence held the loop up, by the loop's own clock.
+  // By the loop's own clock.
+  double seconds = 0;               ///< The whole step, with what the save and the fence took of it.
+  double model_seconds = 0;         ///< Of it, data, forward and backward: while they ran, a save could read the state.
+  double fence_seconds = 0;         ///< Of it, how long Fence held the loop up.
+  double stall_seconds = 0;         ///< Of it, how long Save and Fence held the loop up.
+  std::size_t saves_in_flight = 0;  ///< At its begin.
 };
 
 struct SaveRecord {
@@ -39,7 +44,8 @@ struct Report {
 /// CRC-64/XZ over the tensors' names and bytes, in their order, as 16 hexadecimal digits.
 std::string Digest(const std::vector<NamedTensor>& tensors);
 
-/// Writes the report, with peak memory, as JSON: whole or not at all. Throws std::runtime_error where it cannot.
+/// Writes the report, with peak memory and the CPU seconds of Cairn's threads until now, as JSON: whole or not at all.
+/// Throws std::runtime_error where it cannot.
 void WriteReport(const Flags& flags, const Report& report);
 
 }  // namespace cairn::trainer

@@ -223,7 +223,10 @@ RunPosition Run::Begin() {
 }
 
 StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
-  StepRecord record{.step = step, .learning_rate = flags_.learning_rate.value() * flags_.schedule.Factor(step)};
+  StepRecord record{.step = step,
+                    .learning_rate = flags_.learning_rate.value() * flags_.schedule.Factor(step),
+                    .saves_in_flight = saves_.size()};
+  const auto start = Clock::now();
   const auto batches = static_cast<double>(flags_.accumulate);
   at::Tensor loss;  // The batches' mean.
   for (std::uint64_t i = 0; i < flags_.accumulate; ++i) {
@@ -234,13 +237,15 @@ StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
     optimizer_.Accumulate();
     loss = loss.defined() ? loss.add(share.detach()) : share.detach();
   }
+  record.model_seconds = SecondsSince(start);
   if (checkpointer_ != nullptr) {
     // The save of an earlier step may still be reading what the optimizer is about to write.
-    const auto start = Clock::now();
+    const auto before = Clock::now();
     if (const cairn::Status status = checkpointer_->Fence(stream_); !status.ok()) {
       throw std::runtime_error(status.ToString());
     }
-    record.stall_seconds += SecondsSince(start);
+    record.fence_seconds = SecondsSince(before);
+    record.stall_seconds = record.fence_seconds;
   }
   optimizer_.Step(record.learning_rate);
   record.loss = loss.item<double>();

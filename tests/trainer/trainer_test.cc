@@ -55,6 +55,10 @@ TEST(Trainer, ReportTellsOfEachStepAndSave) {
   EXPECT_GT(report["saves"][2]["durable_seconds"], 0);
   EXPECT_EQ(report["first_loss"], report["steps"][0]["loss"]);
   EXPECT_GE(report["stall_seconds"], 0);
+  EXPECT_GE(report["engine_cpu_seconds"], 0);
+  EXPECT_GT(report["steps"][4]["model_seconds"], 0);
+  EXPECT_LT(report["steps"][4]["model_seconds"], report["steps"][4]["seconds"]);
+  EXPECT_EQ(report["steps"][0]["saves_in_flight"], 0);
   EXPECT_EQ(report["weights_crc64"].get<std::string>().size(), 16U);
 }
 
