@@ -8,6 +8,7 @@
 #include <malloc.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <stdexcept>
 
 namespace cairn::trainer {
@@ -79,6 +80,20 @@ at::Device PrepareDevice(const std::string& name, int threads) {
   }
   if (name == "cuda") return PrepareCuda();
   throw std::runtime_error("--device " + name + ": expected cpu or cuda");
+}
+
+void CheckMemory(at::Device device, const std::string& what, std::uint64_t bytes) {
+  if (!device.is_cpu()) return;
+  constexpr std::uint64_t kKi = 1024;
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  while (file >> word && word != "MemAvailable:") {
+  }
+  std::uint64_t available = 0;
+  if (!(file >> available) || bytes <= available * kKi) return;
+  const auto in_gb = [](std::uint64_t size) { return std::to_string(size / 1'000'000'000) + " GB"; };
+  throw std::runtime_error("out of memory: " + what + ": expected room for " + in_gb(bytes) + ", found " +
+                           in_gb(available * kKi));
 }
 
 int IntraOpThreads() { return at::get_num_threads(); }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <string>
 
 #include "cairn/tensor.h"
@@ -14,6 +15,10 @@ namespace cairn::trainer {
 /// thing the same way each time. `threads` are the CPU's, 0 means as many as torch would take. Throws
 /// std::runtime_error where the device is not there.
 at::Device PrepareDevice(const std::string& name, int threads);
+
+/// Throws std::runtime_error where the device's memory cannot take `bytes` more, which `what` needs. On a GPU torch
+/// itself says so.
+void CheckMemory(at::Device device, const std::string& what, std::uint64_t bytes);
 
 /// torch's threads for one operation: results are the same bit by bit only among runs with the same number.
 int IntraOpThreads();

@@ -3,6 +3,8 @@
 //   cairn_train --model vgg16 --data digits --steps 100 --every 10 --checkpoint-dir /mnt/nvme/run7
 //   cairn_train --model vgg16 --data digits --steps 100 --every 10 --checkpoint-dir /mnt/nvme/run7 --resume
 //   cairn_train --model opt-125m --data PREPARED_TEXT --sequence 32 --optimizer adamw --checkpoint-dir /mnt/nvme/run8
+#include <c10/util/Exception.h>
+
 #include <exception>
 
 #include "console.h"
@@ -15,6 +17,9 @@ int main(int argc, char** argv) {
   if (const auto status = ParseFlags(argc, argv, flags)) return *status;
   try {
     return static_cast<int>(Train(flags));
+  } catch (const c10::Error& error) {
+    Complain(error.what_without_backtrace());
+    return 1;
   } catch (const std::exception& error) {
     Complain(error.what());
     return 1;

@@ -30,6 +30,18 @@ Optimizer::Optimizer(OptimizerConfig config, const std::vector<NamedTensor>& par
   state_.push_back({"optimizer.step", steps_});
 }
 
+std::uint64_t Optimizer::BytesFor(const OptimizerConfig& config, const std::vector<NamedTensor>& parameters) {
+  std::uint64_t bytes = 0;
+  for (const NamedTensor& parameter : parameters) {
+    const bool rounded = parameter.tensor.scalar_type() != at::kFloat;
+    const std::uint64_t moments = config.kind == OptimizerKind::kSgd ? 1 : 2;
+    // What is rounded has a master, and a sum of its gradients.
+    const std::uint64_t in_fp32 = moments + (rounded ? 2 : 0);
+    bytes += parameter.tensor.nbytes() + in_fp32 * parameter.tensor.numel() * sizeof(float);
+  }
+  return bytes;
+}
+
 void Optimizer::UseMasters(const std::vector<NamedTensor>& parameters) {
   rounded_ = parameters_.front().scalar_type() != at::kFloat;
   if (!rounded_) {

@@ -25,6 +25,8 @@ struct OptimizerConfig {
 class Optimizer {
  public:
   Optimizer(OptimizerConfig config, const std::vector<NamedTensor>& parameters);
+  /// The memory that training by it takes beside the parameters: its state and the gradients.
+  static std::uint64_t BytesFor(const OptimizerConfig& config, const std::vector<NamedTensor>& parameters);
   /// After each backward pass: adds its gradients to those before, in fp32.
   void Accumulate();
   /// Updates the parameters by what was accumulated, and drops it.

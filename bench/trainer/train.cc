@@ -167,6 +167,8 @@ Model Run::SeedAndMake() {
       if (!converted.is_same(item.tensor)) item.tensor.set_data(converted);
     }
   }
+  CheckMemory(device_, "gradients and optimizer of " + flags_.model,
+              Optimizer::BytesFor(OptimizerConfigOf(flags_), model.parameters));
   return model;
 }
 

@@ -67,6 +67,20 @@ TEST_P(OptimizerTest, ClipsTheNormOverAllParametersAndOnlyWhatIsAbove) {
   }
 }
 
+TEST_P(OptimizerTest, TakesTheMemoryThatItSays) {
+  const NamedTensor parameter = Parameter("p", 0, GetParam());
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
+    const Optimizer optimizer({.kind = kind}, {parameter});
+    std::uint64_t bytes = parameter.tensor.nbytes();                                  // Of the gradient.
+    if (GetParam() != at::kFloat) bytes += parameter.tensor.numel() * sizeof(float);  // Of its sum.
+    for (const NamedTensor& item : optimizer.state()) {
+      if (item.name != "optimizer.step") bytes += item.tensor.nbytes();
+    }
+
+    EXPECT_EQ(Optimizer::BytesFor({.kind = kind}, {parameter}), bytes);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, OptimizerTest, testing::Values(at::kFloat, at::kBFloat16),
                          [](const auto& type) { return std::string(c10::toString(type.param)); });
 

@@ -15,6 +15,7 @@ namespace cairn::trainer {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(Trainer, CheckpointHoldsEverythingUnderItsReferenceName) {
   const TempDir root;
@@ -158,6 +159,14 @@ TEST(Trainer, NamesWhatItDoesNotKnow) {
 
   TrainingProcess flag({"--no-such-flag"});
   EXPECT_EQ(flag.Finish(), 2);
+}
+
+TEST(Trainer, SaysThatAModelDoesNotFitIntoMemory) {
+  TrainingProcess training({"--size", "width=1000000"});
+
+  EXPECT_EQ(training.Finish(), 1);
+  EXPECT_THAT(training.output(), HasSubstr("can't allocate memory: you tried to allocate"));
+  EXPECT_THAT(training.output(), Not(HasSubstr("frame #")));
 }
 
 void WriteFile(const std::string& path, const std::vector<std::uint8_t>& bytes) {
