@@ -105,18 +105,21 @@ TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
   EXPECT_TRUE(ListedSteps(root / "killed").contains(60));
 }
 
-INSTANTIATE_TEST_SUITE_P(Everything, ResumedTrainer,
-                         testing::Values(Training{"VggSgd", {"--optimizer", "sgd"}},
-                                         Training{"VggAdamw", {"--optimizer", "adamw"}},
-                                         Training{"VggSgdBf16", {"--optimizer", "sgd", "--precision", "bf16"}},
-                                         Training{"VggAdamwBf16WithAllElse",
-                                                  {"--optimizer", "adamw", "--precision", "bf16", "--accumulate", "2",
-                                                   "--clip", "1", "--warmup", "10", "--decay", "cosine"}},
-                                         Training{"OptAdamw",
-                                                  {"--optimizer", "adamw", "--model", "opt-350m", "--data", "TEXT",
-                                                   "--sequence", "64", "--size", "hidden=64", "layers=3", "heads=4",
-                                                   "ffn=256", "embedding=32", "vocabulary=500", "positions=64"}}),
-                         [](const auto& of) { return of.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Everything, ResumedTrainer,
+    testing::Values(Training{"VggSgd", {"--optimizer", "sgd"}}, Training{"VggAdamw", {"--optimizer", "adamw"}},
+                    Training{"VggSgdBf16", {"--optimizer", "sgd", "--precision", "bf16"}},
+                    Training{"VggAdamwBf16WithAllElse",
+                             {"--optimizer", "adamw", "--precision", "bf16", "--accumulate", "2", "--clip", "1",
+                              "--warmup", "10", "--decay", "cosine"}},
+                    Training{"OptAdamw",
+                             {"--optimizer", "adamw", "--model", "opt-350m", "--data", "TEXT", "--sequence", "64",
+                              "--size", "hidden=64", "layers=3", "heads=4", "ffn=256", "embedding=32", "vocabulary=500",
+                              "positions=64"}},
+                    Training{"BloomAdamw",
+                             {"--optimizer", "adamw", "--model", "bloom-560m", "--data", "TEXT", "--sequence", "64",
+                              "--size", "hidden=72", "layers=3", "heads=6", "vocabulary=500"}}),
+    [](const auto& of) { return of.param.name; });
 
 }  // namespace
 }  // namespace cairn::trainer

@@ -1,45 +1,35 @@
-"""The trainer's models against others' implementations: weights read, logits, weights written.
-
-Runs the programs in build/release/bin, or where CAIRN_BIN says.
-"""
+"""The trainer's models against others' implementations: weights read, logits, weights written."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import re
-import subprocess
-import zlib
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from models import (
+    LENGTH,
+    ROOT,
+    VOCABULARY,
+    expect_refused,
+    expect_trained_and_exported,
+    logits_of,
+    our_logits,
+    relative_error,
+    run,
+    safetensors,
+    save,
+    their_logits,
+    torch,
+    transformers,
+)
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-safetensors = pytest.importorskip("safetensors.torch")
-
-ROOT = Path(__file__).parents[2]
-BIN = Path(os.environ.get("CAIRN_BIN", ROOT / "build/release/bin"))
-SAMPLES, LENGTH, VOCABULARY = 3, 20, 64
 KINDS = {"pre-norm": {}, "post-norm-projected": {"do_layer_norm_before": False, "word_embed_proj_dim": 24}}
 Weights = dict[str, Any]
 
 
-def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BIN / program, *map(str, arguments)], check=False, text=True, capture_output=True)
-
-
-def relative_error(ours: Any, theirs: Any) -> float:
-    return float((ours - theirs).abs().max() / theirs.abs().max())
-
-
 def an_opt(folder: Path, shards: str = "1GB", **settings: Any) -> Any:
-    torch.manual_seed(1)
     config = transformers.OPTConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -49,41 +39,15 @@ def an_opt(folder: Path, shards: str = "1GB", **settings: Any) -> Any:
         max_position_embeddings=LENGTH,
         **settings,
     )
-    model = transformers.OPTForCausalLM(config).eval()
-    # As drawn, biases are 0 and norms are 1: none would be missed in another's place.
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3)
-    model.save_pretrained(folder, max_shard_size=shards)
-    return model
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """Some tokens, as scripts/prepare-data writes them."""
-    tokens = array("H", random.Random(2).choices(range(VOCABULARY), k=SAMPLES * LENGTH))
-    about = {"kind": "text", "dtype": "u16", "tokens": len(tokens), "vocabulary": VOCABULARY}
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text/tokens.bin").write_bytes(tokens.tobytes())
-    (tmp_path / "text/data.json").write_text(json.dumps(about | {"checksum": f"crc32:{zlib.crc32(tokens):08x}"}))
-    return tmp_path / "text"
-
-
-def input_ids(text: Path) -> Any:
-    tokens = array("H", (text / "tokens.bin").read_bytes())
-    return torch.tensor(tokens.tolist()).view(SAMPLES, LENGTH)
-
-
-def logits_of(folder: Path, *arguments: object) -> Any:
-    out = folder.parent / "logits"
-    ran = run("trainer_logits", "--init-from", folder, "--report", out, *arguments)
-    assert ran.returncode == 0, ran.stderr
-    return torch.frombuffer(bytearray(out.read_bytes()), dtype=torch.float32)
+    return save(transformers.OPTForCausalLM(config), folder, shards)
 
 
 def opt_logits(folder: Path, text: Path) -> Any:
-    flags = ["--model", "opt-125m", "--data", text, "--sequence", LENGTH, "--batch", SAMPLES]
-    return logits_of(folder, *flags).view(SAMPLES, LENGTH, VOCABULARY)
+    return our_logits("opt-125m", folder, text)
+
+
+def refused(folder: Path, text: Path, why: str) -> None:
+    expect_refused("opt-125m", folder, text, why)
 
 
 @pytest.mark.parametrize("shards", ["1GB", "30KB"])
@@ -92,33 +56,14 @@ def test_opt_computes_what_transformers_computes(tmp_path: Path, text: Path, kin
     model = an_opt(tmp_path / "model", shards, **KINDS[kind])
     assert (tmp_path / "model/model.safetensors.index.json").exists() == (shards == "30KB")
 
-    with torch.no_grad():
-        theirs = model(input_ids(text)).logits
-
-    assert relative_error(opt_logits(tmp_path / "model", text), theirs) < 1e-4
+    assert relative_error(opt_logits(tmp_path / "model", text), their_logits(model, text)) < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_trained_opt_is_exported_for_transformers(tmp_path: Path, text: Path, kind: str) -> None:
     model = an_opt(tmp_path / "model", **KINDS[kind])
-    ran = run(
-        *("cairn_train", "--model", "opt-125m", "--init-from", tmp_path / "model", "--data", text),
-        *("--sequence", LENGTH, "--batch", 2, "--steps", 3, "--optimizer", "adamw", "--lr", 0.01),
-        *("--checkpoint-dir", tmp_path / "run", "--host-memory", "64MiB"),
-    )
-    assert ran.returncode == 0, ran.stderr
-    model.config.save_pretrained(tmp_path / "exported")
 
-    out = tmp_path / "exported/model.safetensors"
-    assert run("cairn", "export", tmp_path / "run", "--names", "model.*", "--out", out).returncode == 0
-
-    exported, report = transformers.OPTForCausalLM.from_pretrained(tmp_path / "exported", output_loading_info=True)
-    assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    assert set(safetensors.load_file(out)) == set(exported.state_dict()) - {"lm_head.weight"}
-    with torch.no_grad():
-        theirs = exported.eval()(input_ids(text)).logits
-        assert relative_error(theirs, model(input_ids(text)).logits) > 1e-2, "nothing was learned"
-    assert relative_error(opt_logits(tmp_path / "exported", text), theirs) < 1e-4
+    expect_trained_and_exported("opt-125m", model, text, "model.*")
 
 
 def test_a_tied_name_may_be_there(tmp_path: Path, text: Path) -> None:
@@ -179,12 +124,6 @@ def test_weights_of_another_model_are_refused(
     refused(tmp_path / "model", text, f"{path}: {why}")
 
 
-def refused(folder: Path, text: Path, why: str) -> None:
-    flags = ["--model", "opt-125m", "--data", text, "--sequence", LENGTH, "--init-from", folder]
-    ran = run("cairn_train", *flags)
-    assert ran.returncode == 1 and why in ran.stderr and "step=" not in ran.stdout, ran.stderr
-
-
 def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path, text: Path) -> None:
     an_opt(tmp_path / "model", "30KB")
     path = tmp_path / "model/model.safetensors.index.json"
@@ -240,20 +179,3 @@ def test_vgg16_computes_what_the_same_layers_compute_in_python(tmp_path: Path) -
         theirs = model["classifier"](pooled.flatten(1))
 
     assert relative_error(logits_of(tmp_path / "vgg", *flags, "--batch", 5).view(5, 10), theirs) < 1e-4
-
-
-def test_the_readmes_lines_train_on_real_text(tmp_path: Path) -> None:
-    section = (ROOT / "README.md").read_text().split("\n## The trainer\n", 1)[1].split("\n## ", 1)[0]
-    lines = [line for line in section.splitlines() if re.search("prepare-data text|--model opt", line)]
-    assert len(lines) == 2 and "opt-125m" in lines[1]
-    script = " && ".join(line.split("  #")[0] for line in lines)
-    for printed, here in {"/data": tmp_path, "/mnt/nvme": tmp_path, "build/release/bin": BIN}.items():
-        assert printed in script
-        script = script.replace(printed, str(here))
-
-    small = " --size layers=1 hidden=48 heads=4 ffn=96 --host-memory 64MiB --report " + str(tmp_path / "report.json")
-    ran = subprocess.run(["bash", "-c", script + small], check=False, cwd=ROOT, text=True, capture_output=True)
-
-    assert ran.returncode == 0, ran.stderr
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["last_loss"] < report["first_loss"]

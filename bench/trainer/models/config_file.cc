@@ -5,6 +5,20 @@
 #include "json_file.h"
 
 namespace cairn::trainer {
+namespace {
+
+/// The name that the file has for this field; `key` where it has none.
+const char* KeyIn(const JsonFile& config, const ConfigField& field) {
+  if (field.other_key == nullptr || !config.Has(field.other_key)) return field.key;
+  if (!config.Has(field.key)) return field.other_key;
+  const std::uint64_t other = config.Count(field.other_key);
+  if (config.Count(field.key) != other) {
+    config.Refuse(field.key, std::to_string(other) + ", by " + field.other_key);
+  }
+  return field.key;
+}
+
+}  // namespace
 
 std::map<std::string, std::int64_t> ReadSizes(const std::string& folder, const ConfigLayout& layout) {
   constexpr std::uint64_t kMax = std::numeric_limits<std::int32_t>::max();  // Lest products of sizes overflow.
@@ -15,10 +29,12 @@ std::map<std::string, std::int64_t> ReadSizes(const std::string& folder, const C
   std::map<std::string, std::int64_t> sizes;
   for (const ConfigField& field : layout.fields) {
     switch (field.kind) {
-      case ConfigField::Kind::kSize:
-        if (config.Count(field.key) > kMax) config.Refuse(field.key, "at most " + std::to_string(kMax));
-        sizes[field.here] = static_cast<std::int64_t>(config.Count(field.key));
+      case ConfigField::Kind::kSize: {
+        const char* const key = KeyIn(config, field);
+        if (config.Count(key) > kMax) config.Refuse(key, "at most " + std::to_string(kMax));
+        sizes[field.here] = static_cast<std::int64_t>(config.Count(key));
         break;
+      }
       case ConfigField::Kind::kFlag:
         sizes[field.here] = config.Flag(field.key) ? 1 : 0;
         break;

@@ -16,7 +16,8 @@ struct ConfigField {
   };
   Kind kind;
   const char* key;
-  const char* here;  ///< The size, as --size has it.
+  const char* here;                 ///< The size, as --size has it.
+  const char* other_key = nullptr;  ///< Of a size: what older files have for `key`.
 };
 
 struct ConfigLayout {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/layer_norm.h>
@@ -70,5 +71,12 @@ inline at::Tensor SplitHeads(const at::Tensor& x, std::int64_t heads) {
   return x.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
 }
 inline at::Tensor JoinHeads(const at::Tensor& x) { return x.transpose(1, 2).flatten(2); }
+
+/// What a causal language model predicts the next token from.
+inline at::Tensor AllButLast(const at::Tensor& ids) { return ids.slice(1, 0, ids.size(1) - 1); }
+/// Of `logits` [n, length - 1, vocabulary], which were made of all but the last of `ids` [n, length].
+inline at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& ids) {
+  return at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), ids.slice(1, 1).flatten());
+}
 
 }  // namespace cairn::trainer

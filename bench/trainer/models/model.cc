@@ -3,6 +3,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "models/bloom.h"
 #include "models/config_file.h"
 #include "models/opt.h"
 #include "models/vgg16.h"
@@ -17,9 +18,15 @@ struct Entry {
   const ConfigLayout* config_file;  ///< Null: none that others write.
 };
 constexpr std::array kModels = {
-    Entry{"vgg16", DataKind::kPictures, MakeVgg16, nullptr},  Entry{"opt-125m", DataKind::kText, MakeOpt, &kOptConfig},
-    Entry{"opt-350m", DataKind::kText, MakeOpt, &kOptConfig}, Entry{"opt-1.3b", DataKind::kText, MakeOpt, &kOptConfig},
+    Entry{"vgg16", DataKind::kPictures, MakeVgg16, nullptr},
+    Entry{"opt-125m", DataKind::kText, MakeOpt, &kOptConfig},
+    Entry{"opt-350m", DataKind::kText, MakeOpt, &kOptConfig},
+    Entry{"opt-1.3b", DataKind::kText, MakeOpt, &kOptConfig},
     Entry{"opt-2.7b", DataKind::kText, MakeOpt, &kOptConfig},
+    Entry{"bloom-560m", DataKind::kText, MakeBloom, &kBloomConfig},
+    Entry{"bloom-1b1", DataKind::kText, MakeBloom, &kBloomConfig},
+    Entry{"bloom-1b7", DataKind::kText, MakeBloom, &kBloomConfig},
+    Entry{"bloom-3b", DataKind::kText, MakeBloom, &kBloomConfig},
 };
 
 const Entry& Find(const std::string& name) {
@@ -65,6 +72,18 @@ bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& nam
 void RefuseUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known) {
   if (sizes.empty()) return;
   throw std::runtime_error("--size " + sizes.begin()->first + ": this model has no such size, only: " + known);
+}
+
+void CheckHeads(std::int64_t hidden, std::int64_t heads) {
+  if (hidden % heads == 0) return;
+  throw std::runtime_error("size hidden: expected a multiple of heads, " + std::to_string(heads) + ", found " +
+                           std::to_string(hidden));
+}
+
+void CheckVocabulary(const DataShape& data, std::int64_t vocabulary) {
+  if (data.classes <= vocabulary) return;
+  throw std::runtime_error("the data's vocabulary has " + std::to_string(data.classes) + " tokens, the model's " +
+                           std::to_string(vocabulary));
 }
 
 }  // namespace cairn::trainer

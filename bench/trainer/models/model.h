@@ -55,5 +55,9 @@ std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::str
 bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& name, bool published);
 /// Throws for sizes that nobody took. For the models' own files.
 void RefuseUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known);
+/// Throws where the heads do not share `hidden` evenly. For the models' own files.
+void CheckHeads(std::int64_t hidden, std::int64_t heads);
+/// Throws for data with tokens that a model of this vocabulary has not. For the models' own files.
+void CheckVocabulary(const DataShape& data, std::int64_t vocabulary);
 
 }  // namespace cairn::trainer

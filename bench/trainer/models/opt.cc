@@ -1,6 +1,5 @@
 #include "models/opt.h"
 
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
@@ -58,18 +57,12 @@ Sizes SizesFor(const ModelConfig& config) {
   sizes.embedding = TakeSize(given, "embedding", projected ? published.embedding : sizes.hidden);
   sizes.pre_norm = TakeFlag(given, "pre_norm", published.pre_norm);
   RefuseUnknownSizes(given, "hidden layers heads ffn vocabulary positions embedding pre_norm");
-  if (sizes.hidden % sizes.heads != 0) {
-    throw std::runtime_error("size hidden: expected a multiple of heads, " + std::to_string(sizes.heads) + ", found " +
-                             std::to_string(sizes.hidden));
-  }
+  CheckHeads(sizes.hidden, sizes.heads);
   if (config.data.sequence > sizes.positions) {
     throw std::runtime_error("--sequence " + std::to_string(config.data.sequence) + ": the model has " +
                              std::to_string(sizes.positions) + " positions");
   }
-  if (config.data.classes > sizes.vocabulary) {
-    throw std::runtime_error("the data's vocabulary has " + std::to_string(config.data.classes) +
-                             " tokens, the model's " + std::to_string(sizes.vocabulary));
-  }
+  CheckVocabulary(config.data, sizes.vocabulary);
   return sizes;
 }
 
@@ -145,8 +138,7 @@ class Opt {
   }
 
   [[nodiscard]] at::Tensor Loss(const at::Tensor& ids) const {
-    const at::Tensor logits = Logits(ids.slice(1, 0, ids.size(1) - 1), /*training=*/true).to(at::kFloat);
-    return at::cross_entropy_loss(logits.flatten(0, 1), ids.slice(1, 1).flatten());
+    return NextTokenLoss(Logits(AllButLast(ids), /*training=*/true), ids);
   }
 
  private:

@@ -1,0 +1,92 @@
+"""What the tests of the trainer's language models against transformers' share.
+
+Runs the programs in build/release/bin, or where CAIRN_BIN says.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(os.environ.get("CAIRN_BIN", ROOT / "build/release/bin"))
+SAMPLES, LENGTH, VOCABULARY = 3, 20, 64
+
+
+def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([BIN / program, *map(str, arguments)], check=False, text=True, capture_output=True)
+
+
+def relative_error(ours: Any, theirs: Any) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def save(model: Any, folder: Path, shards: str = "1GB") -> Any:
+    """With other weights than drawn: biases are 0 and norms are 1, none would be missed in another's place."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.eval().parameters():
+            parameter.normal_(0, 0.3)
+    model.save_pretrained(folder, max_shard_size=shards)
+    return model
+
+
+def input_ids(text: Path) -> Any:
+    tokens = array("H", (text / "tokens.bin").read_bytes())
+    return torch.tensor(tokens.tolist()).view(SAMPLES, LENGTH)
+
+
+def their_logits(model: Any, text: Path) -> Any:
+    with torch.no_grad():
+        return model(input_ids(text)).logits
+
+
+def logits_of(folder: Path, *arguments: object) -> Any:
+    out = folder.parent / "logits"
+    ran = run("trainer_logits", "--init-from", folder, "--report", out, *arguments)
+    assert ran.returncode == 0, ran.stderr
+    return torch.frombuffer(bytearray(out.read_bytes()), dtype=torch.float32)
+
+
+def our_logits(name: str, folder: Path, text: Path) -> Any:
+    flags = ["--model", name, "--data", text, "--sequence", LENGTH, "--batch", SAMPLES]
+    return logits_of(folder, *flags).view(SAMPLES, LENGTH, VOCABULARY)
+
+
+def expect_trained_and_exported(name: str, model: Any, text: Path, names: str) -> None:
+    """Training starts at `model`, as saved in model/ beside the text; what the checkpoint holds under `names`,
+    transformers loads and computes as the trainer does."""
+    at = text.parent
+    ran = run(
+        *("cairn_train", "--model", name, "--init-from", at / "model", "--data", text),
+        *("--sequence", LENGTH, "--batch", 2, "--steps", 3, "--optimizer", "adamw", "--lr", 0.01),
+        *("--checkpoint-dir", at / "run", "--host-memory", "64MiB"),
+    )
+    assert ran.returncode == 0, ran.stderr
+    model.config.save_pretrained(at / "exported")
+
+    out = at / "exported/model.safetensors"
+    assert run("cairn", "export", at / "run", "--names", names, "--out", out).returncode == 0
+
+    exported, report = type(model).from_pretrained(at / "exported", output_loading_info=True)
+    assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    assert set(safetensors.load_file(out)) == set(exported.state_dict()) - {"lm_head.weight"}
+    theirs = their_logits(exported.eval(), text)
+    assert relative_error(theirs, their_logits(model, text)) > 1e-2, "nothing was learned"
+    assert relative_error(our_logits(name, at / "exported", text), theirs) < 1e-4
+
+
+def expect_refused(name: str, folder: Path, text: Path, why: str) -> None:
+    flags = ["--model", name, "--data", text, "--sequence", LENGTH, "--init-from", folder]
+    ran = run("cairn_train", *flags)
+    assert ran.returncode == 1 and why in ran.stderr and "step=" not in ran.stdout, ran.stderr
