@@ -18,8 +18,11 @@ import shutil
 import sys
 import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pictures
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # Numbered as OPT's tokenizer numbers them.
@@ -80,6 +83,25 @@ def train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
+@contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `out` at the end, or vanishes."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        os.rename(temporary, out)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise Refused(f"{out}: is there already")
+
+
 def write_text(files: list[Path], tokenizer: Tokenizer, sources: list[Path], out: Path) -> dict[str, object]:
     vocabulary = 1 + max(tokenizer.get_vocab().values())
     dtype, code = ("u16", "H") if vocabulary <= 1 << 16 else ("u32", "I")
@@ -108,22 +130,21 @@ def write_text(files: list[Path], tokenizer: Tokenizer, sources: list[Path], out
 
 def prepare_text(options: argparse.Namespace) -> None:
     out: Path = options.out
-    if out.exists():
-        raise Refused(f"{out}: is there already")
+    refuse_existing(out)
     files = files_of(options.source)
     for path in files:
         read_text(path)  # Before the tokenizer's training, which may take long.
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else train_tokenizer(files, options.vocabulary)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with made_whole(out) as temporary:
         about = write_text(files, tokenizer, options.source, temporary)
-        temporary.chmod(0o755)
-        os.rename(temporary, out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     print(f"{out}: {about['tokens']} tokens of {len(files)} files, vocabulary {about['vocabulary']}")
+
+
+def prepare_pictures(options: argparse.Namespace) -> None:
+    refuse_existing(options.out)
+    with made_whole(options.out) as out:
+        said = pictures.pack(options.source, out)
+    print(f"{options.out}: {said}")
 
 
 def main() -> int:
@@ -138,12 +159,16 @@ def main() -> int:
         "--vocabulary", type=int, default=8192, help="of the tokenizer trained, at most (default: 8192)"
     )
     text.set_defaults(prepare=prepare_text)
+    of_pictures = kinds.add_parser("pictures", help="JPEG pictures in the ImageNet layout, packed into two files")
+    of_pictures.add_argument("source", type=Path, help="the folder with one of each class in it, or in its train")
+    of_pictures.add_argument("out", type=Path, help="the folder to make")
+    of_pictures.set_defaults(prepare=prepare_pictures)
     options = parser.parse_args()
-    if options.vocabulary < LEAST_VOCABULARY:
+    if "vocabulary" in options and options.vocabulary < LEAST_VOCABULARY:
         parser.error(f"--vocabulary {options.vocabulary}: expected at least {LEAST_VOCABULARY}")
     try:
         options.prepare(options)
-    except (Refused, OSError) as error:
+    except (Refused, pictures.NotPictures, OSError) as error:
         print(f"prepare-data: {error}", file=sys.stderr)
         return 1
     return 0

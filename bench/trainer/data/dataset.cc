@@ -3,15 +3,21 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "json_file.h"
+
 namespace cairn::trainer {
 namespace {
 
 const char* Name(DataKind kind) { return kind == DataKind::kText ? "text" : "pictures"; }
 
+bool IsPrepared(const std::string& what) { return std::filesystem::exists(what + "/data.json"); }
+
 /// What a folder or a word that is no model's own choice has.
 DataKind KindAt(const std::string& what) {
   if (what == "digits") return DataKind::kPictures;
-  if (std::filesystem::exists(what + "/data.json")) return DataKind::kText;
+  if (IsPrepared(what)) {
+    return JsonFile(what + "/data.json").Text("kind") == "pictures" ? DataKind::kPictures : DataKind::kText;
+  }
   if (std::filesystem::is_directory(what)) return DataKind::kPictures;
   throw std::runtime_error("--data " + what +
                            ": expected \"digits\", \"synthetic\", or a folder of pictures or prepared text, and there "
@@ -32,7 +38,8 @@ Dataset OpenDataset(const DataRequest& request) {
       return TextDataset(synthetic ? SyntheticTokens() : PreparedTokens(what), request.sequence);
     case DataKind::kPictures:
       if (synthetic) return SyntheticPictures();
-      return what == "digits" ? DigitsDataset() : ImageFolderDataset(what);
+      if (what == "digits") return DigitsDataset();
+      return IsPrepared(what) ? PreparedPictures(what) : ImageFolderDataset(what);
   }
   throw std::logic_error("no such kind of data");
 }

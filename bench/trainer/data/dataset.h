@@ -48,6 +48,8 @@ Dataset OpenDataset(const DataRequest& request);
 Dataset DigitsDataset();
 /// FOLDER/CLASS/PICTURE.JPEG, or the same under FOLDER/train: classes are numbered by name. "image" [n, 3, 224, 224].
 Dataset ImageFolderDataset(const std::string& folder);
+/// What `scripts/prepare-data pictures` made of such a folder: the same batches.
+Dataset PreparedPictures(const std::string& folder);
 /// Noise in ImageNet's shapes: "image" [n, 3, 224, 224], "label" [n], 1000 classes.
 Dataset SyntheticPictures();
 /// "input_ids" [n, sequence]. Tokens after the last whole sample are left out.

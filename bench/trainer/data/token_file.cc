@@ -1,12 +1,10 @@
 #include "data/token_file.h"
 
-#include <isa-l/crc.h>
-
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cstdio>
 #include <stdexcept>
+
+#include "data/checksum.h"
 
 namespace cairn::trainer {
 namespace {
@@ -47,10 +45,9 @@ void TokenFile::CheckBytes(const JsonFile& about, const std::string& path) const
     throw std::runtime_error(path + ": expected the " + std::to_string(size_) + " tokens of " + std::to_string(width_) +
                              " bytes that data.json tells of, found " + std::to_string(bytes.size()) + " bytes");
   }
-  std::array<char, 16> sum{};
-  const auto* const data = reinterpret_cast<const unsigned char*>(bytes.data());
-  std::snprintf(sum.data(), sum.size(), "crc32:%08x", crc32_gzip_refl(0, data, bytes.size()));
-  if (checksum_ != sum.data()) about.Refuse("checksum", std::string(sum.data()) + ", which tokens.bin has");
+  if (const std::string found = ChecksumOf(bytes); found != checksum_) {
+    about.Refuse("checksum", found + ", which tokens.bin has");
+  }
   WithTokens([&](const auto& tokens) {
     const auto wrong = std::find_if(tokens.begin(), tokens.end(), [&](auto token) { return token >= vocabulary_; });
     if (wrong == tokens.end()) return;
