@@ -1,6 +1,7 @@
 """Turns text into tokens in a file that cairn_train maps. Called by scripts/prepare-data, which installs what it takes.
 
-Each file is a document, in the order of their names, and must be UTF-8. OUT is a folder, made whole or not at all:
+Each file is a document, in the order of their names, or each article of a WikiText file; all must be UTF-8. OUT is a
+folder, made whole or not at all:
 
 tokens.bin      the tokens' numbers, one behind the other, little-endian, of 2 or 4 bytes each
 data.json       what is in it: kind ("text"), dtype ("u16" or "u32"), tokens (how many), vocabulary (every number lies
@@ -14,16 +15,22 @@ import argparse
 import array
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # Numbered as OPT's tokenizer numbers them.
-LEAST_VOCABULARY = 256 + len(SPECIAL)
+UNKNOWN, LINE_END = "<unk>", "<eos>"  # As WikiText has them.
+HEADING = re.compile(r" = (?!= ).+ = ")  # Of an article; those within it have more signs.
+
+Documents = Callable[[], Iterator[str]]
 
 
 class Refused(Exception):
@@ -51,6 +58,31 @@ def read_text(path: Path) -> str:
         raise Refused(f"{path}: byte {error.start}: not UTF-8 (0x{content[error.start]:02x})") from None
 
 
+def articles_of(path: Path) -> Iterator[str]:
+    """The file's articles, which put together are the file. One begins at its heading, behind an empty line."""
+    article: list[str] = []
+    begun = False
+    empty = True
+    with open(path, "rb") as file:
+        for number, content in enumerate(file, 1):
+            try:
+                line = content.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise Refused(f"{path}: line {number}: not UTF-8 (0x{content[error.start]:02x})") from None
+            if empty and HEADING.fullmatch(line.rstrip("\n")):
+                if begun:
+                    yield "".join(article)
+                    article = []
+                begun = True
+            empty = not line.strip()
+            if not begun and not empty:
+                raise Refused(f'{path}: line {number}: expected an article\'s " = Title = ", found {line[:40]!r}')
+            article.append(line)
+    if not begun:
+        raise Refused(f"{path}: no article in it")
+    yield "".join(article)
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -61,7 +93,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
+def train_pieces(documents: Documents, vocabulary: int) -> Tokenizer:
     """Byte-level BPE, which splits any text and can put it together again. A document begins with </s>, as OPT's do."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,7 +104,7 @@ def train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(map(read_text, files), trainer)
+    tokenizer.train_from_iterator(documents(), trainer)
     begin = "</s>"
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, SPECIAL.index(begin))]
@@ -80,13 +112,35 @@ def train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def write_text(files: list[Path], tokenizer: Tokenizer, sources: list[Path], out: Path) -> dict[str, object]:
+def train_words(documents: Documents, vocabulary: int) -> Tokenizer:
+    """What whitespace divides, numbered by frequency behind <unk> and <eos>, which is put at the end of each line."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Replace(Regex(r"\n|(?<=[^\n])\z"), f" {LINE_END} ")
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # Without special ones: the trainer would give a number of its own to one that the text has, too.
+    tokenizer.train_from_iterator(documents(), trainers.WordLevelTrainer(vocab_size=vocabulary, show_progress=False))
+    found: dict[str, int] = tokenizer.get_vocab()
+    words = dict.fromkeys([UNKNOWN, LINE_END, *sorted(found, key=found.__getitem__)])
+    tokenizer.model = models.WordLevel({w: i for i, w in enumerate(list(words)[:vocabulary])}, unk_token=UNKNOWN)
+    return tokenizer
+
+
+class Kind(NamedTuple):
+    train: Callable[[Documents, int], Tokenizer]
+    least: int  # Of its vocabulary.
+    most: int  # Unless said otherwise.
+
+
+KINDS = {"bpe": Kind(train_pieces, 256 + len(SPECIAL), 8192), "word": Kind(train_words, 3, 1 << 32)}
+
+
+def write_text(documents: Documents, tokenizer: Tokenizer, sources: list[Path], out: Path) -> dict[str, object]:
     vocabulary = 1 + max(tokenizer.get_vocab().values())
     dtype, code = ("u16", "H") if vocabulary <= 1 << 16 else ("u32", "I")
     tokens = checksum = 0
     with open(out / "tokens.bin", "wb") as file:
-        for path in files:
-            ids = array.array(code, tokenizer.encode(read_text(path)).ids)
+        for document in documents():
+            ids = array.array(code, tokenizer.encode(document).ids)
             if sys.byteorder == "big":
                 ids.byteswap()
             file.write(ids)
@@ -106,24 +160,53 @@ def write_text(files: list[Path], tokenizer: Tokenizer, sources: list[Path], out
     return about
 
 
-def prepare_text(options: argparse.Namespace) -> None:
+def make_tokenizer(documents: Documents, options: argparse.Namespace) -> Tokenizer:
+    if options.tokenizer:
+        return load_tokenizer(options.tokenizer)
+    kind = KINDS[options.kind]
+    return kind.train(documents, options.vocabulary or kind.most)
+
+
+def prepare(documents: Documents, sources: list[Path], of: str, options: argparse.Namespace) -> None:
     out: Path = options.out
     if out.exists():
         raise Refused(f"{out}: is there already")
-    files = files_of(options.source)
-    for path in files:
-        read_text(path)  # Before the tokenizer's training, which may take long.
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else train_tokenizer(files, options.vocabulary)
+    count = sum(1 for _ in documents())  # All are read before the tokenizer's training, which may take long.
+    tokenizer = make_tokenizer(documents, options)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        about = write_text(files, tokenizer, options.source, temporary)
+        about = write_text(documents, tokenizer, sources, temporary)
         temporary.chmod(0o755)
         os.rename(temporary, out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    print(f"{out}: {about['tokens']} tokens of {len(files)} files, vocabulary {about['vocabulary']}")
+    print(f"{out}: {about['tokens']} tokens of {count} {of}, vocabulary {about['vocabulary']}")
+
+
+def prepare_text(options: argparse.Namespace) -> None:
+    files = files_of(options.source)
+    prepare(lambda: map(read_text, files), options.source, "files", options)
+
+
+def prepare_wikitext(options: argparse.Namespace) -> None:
+    path: Path = options.folder / f"wiki.{options.split}.tokens"
+    if not path.is_file():
+        raise Refused(f"{path}: no such file")
+    prepare(lambda: articles_of(path), [path], "articles", options)
+
+
+def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, help="the folder to make")
+    trained = parser.add_mutually_exclusive_group()
+    trained.add_argument("--tokenizer", type=Path, help="Hugging Face's tokenizer.json (default: one is trained)")
+    trained.add_argument(
+        "--kind", choices=KINDS, default="bpe", help="of the tokenizer trained: byte-level BPE, or words as they are"
+    )
+    parser.add_argument(
+        "--vocabulary", type=int, help="of the tokenizer trained, at most (default: 8192 for bpe, all words for word)"
+    )
 
 
 def main() -> int:
@@ -131,16 +214,19 @@ def main() -> int:
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     text = kinds.add_parser("text", help="any text in UTF-8, to tokens for a language model")
     text.add_argument("source", nargs="+", type=Path, help="a file, or a folder with all that is in it")
-    text.add_argument("out", type=Path, help="the folder to make")
-    tokens = text.add_mutually_exclusive_group()
-    tokens.add_argument("--tokenizer", type=Path, help="Hugging Face's tokenizer.json (default: one is trained)")
-    tokens.add_argument(
-        "--vocabulary", type=int, default=8192, help="of the tokenizer trained, at most (default: 8192)"
-    )
+    add_tokenizer_options(text)
     text.set_defaults(prepare=prepare_text)
+    wikitext = kinds.add_parser("wikitext", help="WikiText-2 or -103 as published, to the same; articles are documents")
+    wikitext.add_argument("folder", type=Path, help="where wiki.train.tokens and the like are")
+    add_tokenizer_options(wikitext)
+    wikitext.add_argument("--split", choices=["train", "valid", "test"], default="train", help="(default: train)")
+    wikitext.set_defaults(prepare=prepare_wikitext)
     options = parser.parse_args()
-    if options.vocabulary < LEAST_VOCABULARY:
-        parser.error(f"--vocabulary {options.vocabulary}: expected at least {LEAST_VOCABULARY}")
+    if options.vocabulary is not None:
+        if options.tokenizer:
+            parser.error("--vocabulary: not allowed with argument --tokenizer")
+        if options.vocabulary < (least := KINDS[options.kind].least):
+            parser.error(f"--vocabulary {options.vocabulary}: expected at least {least}")
     try:
         options.prepare(options)
     except (Refused, OSError) as error:
