@@ -12,6 +12,11 @@ struct DataPosition {
   std::uint64_t position = 0;  ///< Samples of this epoch that were drawn already.
 };
 
+enum class Order : std::uint8_t {
+  kShuffled,  ///< Anew in each epoch.
+  kByNumber,  ///< For samples that continue each other.
+};
+
 /// Draws samples without replacement, epoch after epoch.
 ///
 /// The order of an epoch follows from its number and the shuffle seed alone, the same on every machine: a DataPosition
@@ -19,7 +24,7 @@ struct DataPosition {
 class Sampler {
  public:
   /// `samples` is the size of the data set, at least 1. Throws std::invalid_argument for a position outside it.
-  Sampler(std::uint64_t samples, DataPosition start);
+  Sampler(std::uint64_t samples, DataPosition start, Order order = Order::kShuffled);
   /// The next `count` samples' numbers; a batch may reach into the next epoch.
   std::vector<std::uint64_t> Next(std::uint64_t count);
   /// What was drawn so far.
@@ -28,6 +33,7 @@ class Sampler {
  private:
   void Shuffle();
 
+  const Order kind_;
   DataPosition at_;
   std::vector<std::uint64_t> order_;  ///< This epoch's.
 };

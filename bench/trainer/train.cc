@@ -106,7 +106,10 @@ class Run {
       : flags_(WithDefaults(std::move(given))),
         stop_(InNanoseconds(flags_.grace_seconds), [this](const char* signal) { return Announce(signal); }),
         device_(PrepareDevice(flags_.device, flags_.threads)),
-        data_(OpenDataset({.what = flags_.data, .kind = LearnsFrom(flags_.model), .sequence = flags_.sequence})),
+        data_(OpenDataset({.what = flags_.data,
+                           .kind = LearnsFrom(flags_.model),
+                           .sequence = flags_.sequence,
+                           .batch = flags_.batch})),
         model_(SeedAndMake()),
         optimizer_(OptimizerConfigOf(flags_), model_.parameters),
         state_(flags_, data_.name, device_, model_, optimizer_.state()),
@@ -241,7 +244,7 @@ StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
   }
   record.model_seconds = SecondsSince(start);
   if (checkpointer_ != nullptr) {
-    // The save of an earlier step may still be reading what the optimizer is about to write.
+    // The save of an earlier step may still be reading what is about to be written.
     const auto before = Clock::now();
     if (const cairn::Status status = checkpointer_->Fence(stream_); !status.ok()) {
       throw std::runtime_error(status.ToString());
@@ -250,6 +253,7 @@ StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
     record.stall_seconds = record.fence_seconds;
   }
   optimizer_.Step(record.learning_rate);
+  if (model_.advance) model_.advance();
   record.loss = loss.item<double>();
   return record;
 }
@@ -297,7 +301,7 @@ Outcome Run::Go() {
   report_.samples = data_.size;
   report_.threads = IntraOpThreads();
   RunPosition progress = Begin();
-  Sampler sampler(data_.size, progress.data);
+  Sampler sampler(data_.size, progress.data, data_.order);
   const PhaseGuard phase(pace_);
   while (progress.step < flags_.steps && !stop_.at()) {
     const auto start = Clock::now();

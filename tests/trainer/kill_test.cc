@@ -118,7 +118,18 @@ INSTANTIATE_TEST_SUITE_P(
                               "positions=64"}},
                     Training{"BloomAdamw",
                              {"--optimizer", "adamw", "--model", "bloom-560m", "--data", "TEXT", "--sequence", "64",
-                              "--size", "hidden=72", "layers=3", "heads=6", "vocabulary=500"}}),
+                              "--size", "hidden=72", "layers=3", "heads=6", "vocabulary=500"}},
+                    Training{"TransformerXlAdamw",
+                             {"--optimizer", "adamw", "--model", "transformer-xl-base", "--data", "TEXT", "--sequence",
+                              "32", "--size", "hidden=64", "layers=3", "heads=4", "head_size=16", "ffn=128",
+                              "memory=48", "vocabulary=500", "cutoff1=100", "cutoff2=200", "cutoff3=300"}},
+                    // Comes to its second epoch, in which memory begins anew.
+                    Training{"TransformerXlBf16WithAllElse",
+                             {"--optimizer", "adamw",          "--precision", "bf16",         "--accumulate",
+                              "2",           "--clip",         "1",           "--model",      "transformer-xl-large",
+                              "--data",      "TEXT",           "--sequence",  "160",          "--size",
+                              "hidden=64",   "layers=3",       "heads=4",     "head_size=16", "ffn=128",
+                              "memory=48",   "vocabulary=500", "cutoff1=100", "cutoff2=200",  "cutoff3=300"}}),
     [](const auto& of) { return of.param.name; });
 
 }  // namespace

@@ -1,5 +1,6 @@
-// trainer_logits: what a model with weights from elsewhere makes of the first --batch samples of --data, as raw floats
-// in the file that --report names. Takes cairn_train's flags; test_opt.py compares with other implementations.
+// trainer_logits: what a model with weights from elsewhere makes of the first --batch samples of --data, and of
+// --accumulate batches in all one after the other, as raw floats in the file that --report names. Takes cairn_train's
+// flags; test_opt.py and the like compare with other implementations.
 #include <cstdint>
 #include <exception>
 #include <fstream>
@@ -15,15 +16,19 @@ namespace cairn::trainer {
 namespace {
 
 void WriteLogits(const Flags& flags) {
-  const Dataset data = OpenDataset({.what = flags.data, .kind = LearnsFrom(flags.model), .sequence = flags.sequence});
+  const Dataset data = OpenDataset(
+      {.what = flags.data, .kind = LearnsFrom(flags.model), .sequence = flags.sequence, .batch = flags.batch});
   const Model model = MakeModel(
       {.name = flags.model, .data = data.shape, .sizes = SizesFrom(flags.init_from, flags.model, flags.sizes)});
   LoadWeights(flags.init_from, model);
   std::vector<std::uint64_t> samples(flags.batch);
-  std::iota(samples.begin(), samples.end(), 0);
-  const at::Tensor logits = model.logits(data.read(samples)).contiguous();
-  std::ofstream(flags.report, std::ios::binary)
-      .write(static_cast<const char*>(logits.const_data_ptr()), static_cast<std::streamsize>(logits.nbytes()));
+  std::ofstream out(flags.report, std::ios::binary);
+  for (std::uint64_t i = 0; i < flags.accumulate; ++i) {
+    std::iota(samples.begin(), samples.end(), i * flags.batch);
+    const at::Tensor logits = model.logits(data.read(samples)).contiguous();
+    out.write(static_cast<const char*>(logits.const_data_ptr()), static_cast<std::streamsize>(logits.nbytes()));
+    if (model.advance) model.advance();
+  }
 }
 
 }  // namespace

@@ -57,6 +57,14 @@ TEST(Sampler, EpochsAndSeedsDiffer) {
   EXPECT_NE(Sampler(50, {.shuffle_seed = 2}).Next(50), first);
 }
 
+TEST(Sampler, TakesSamplesThatContinueEachOtherByNumber) {
+  Sampler sampler(5, {.shuffle_seed = 1}, Order::kByNumber);
+
+  EXPECT_THAT(sampler.Next(4), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(sampler.Next(4), ElementsAre(4, 0, 1, 2));
+  EXPECT_THAT(Sampler(5, sampler.position(), Order::kByNumber).Next(2), ElementsAre(3, 4));
+}
+
 TEST(Sampler, RefusesAPositionOutsideTheData) {
   EXPECT_THROW(Sampler(10, {.position = 11}), std::invalid_argument);
   EXPECT_THROW(Sampler(0, {}), std::invalid_argument);

@@ -14,12 +14,12 @@ import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
 
-PROGRAM = Path(__file__).parents[2] / "scripts/prepare_data.py"
+PROGRAM = Path(__file__).parents[2] / "scripts/data/prepare.py"
 LICENCES = Path("/usr/share/common-licenses")
 
 
 def prepare(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, PROGRAM, "text", *map(str, arguments)]
+    command = [sys.executable, PROGRAM, *map(str, arguments)]
     return subprocess.run(command, check=False, text=True, capture_output=True)
 
 
@@ -49,7 +49,7 @@ def test_tokens_are_the_text_again_document_by_document(tmp_path: Path, out: Pat
         (tmp_path / "in" / name).write_text(text, encoding="utf-8")
     (tmp_path / "in/link").symlink_to("a")  # The same file again: not twice.
 
-    assert prepare(tmp_path / "in", out).returncode == 0
+    assert prepare("text", tmp_path / "in", out).returncode == 0
 
     about, tokens, tokenizer = prepared(out)
     begin = tokenizer.token_to_id("</s>")
@@ -67,8 +67,8 @@ def test_tokens_are_the_text_again_document_by_document(tmp_path: Path, out: Pat
 
 
 def test_a_vocabulary_is_as_large_as_asked_for_and_the_same_each_time(out: Path) -> None:
-    assert prepare(LICENCES, out, "--vocabulary", 700).returncode == 0
-    assert prepare(LICENCES, f"{out}-again", "--vocabulary", 700).returncode == 0
+    assert prepare("text", LICENCES, out, "--vocabulary", 700).returncode == 0
+    assert prepare("text", LICENCES, f"{out}-again", "--vocabulary", 700).returncode == 0
 
     about, tokens, _ = prepared(out)
     assert about["vocabulary"] == 700 and max(tokens) < 700
@@ -83,7 +83,7 @@ def test_a_tokenizer_that_is_given_is_used_as_it_is(tmp_path: Path, out: Path) -
     words.save(str(tmp_path / "words.json"))
     (tmp_path / "text").write_text("yes no maybe yes")
 
-    assert prepare(tmp_path / "text", out, "--tokenizer", tmp_path / "words.json").returncode == 0
+    assert prepare("text", tmp_path / "text", out, "--tokenizer", tmp_path / "words.json").returncode == 0
 
     about, tokens, _ = prepared(out)
     assert tokens.tolist() == [70000, 0, 0, 70000]
@@ -94,16 +94,87 @@ def test_what_is_no_text_is_refused_by_file_and_byte(tmp_path: Path, out: Path) 
     (tmp_path / "good").write_text("good")
     (tmp_path / "bad").write_bytes(b"good so far \xff no more")
 
-    refused("bad: byte 12: not UTF-8 (0xff)", out, tmp_path / "good", tmp_path / "bad", out)
+    refused("bad: byte 12: not UTF-8 (0xff)", out, "text", tmp_path / "good", tmp_path / "bad", out)
 
 
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, out: Path) -> None:
     (tmp_path / "text").write_text("text")
     (tmp_path / "empty").mkdir()
 
-    refused("nowhere: no such file or folder", out, tmp_path / "nowhere", out)
-    refused("empty: no file in it", out, tmp_path / "empty", out)
-    refused("text: no tokenizer: ", out, tmp_path / "text", out, "--tokenizer", tmp_path / "text")
+    refused("nowhere: no such file or folder", out, "text", tmp_path / "nowhere", out)
+    refused("empty: no file in it", out, "text", tmp_path / "empty", out)
+    refused("text: no tokenizer: ", out, "text", tmp_path / "text", out, "--tokenizer", tmp_path / "text")
     out.mkdir()
-    refused("out: is there already", out, tmp_path / "text", out)
-    assert prepare(tmp_path / "text", out, "--vocabulary", 259).returncode == 2
+    refused("out: is there already", out, "text", tmp_path / "text", out)
+    assert prepare("text", tmp_path / "text", out, "--vocabulary", 259).returncode == 2
+
+
+def test_words_are_divided_by_whitespace_and_numbered_by_frequency(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "a").write_text("the <unk> cat\n\n the\tthe cat don't")
+    (tmp_path / "b").write_text("\n the <eos> \u3000 €\n")
+
+    assert prepare("text", tmp_path / "a", tmp_path / "b", out, "--kind", "word").returncode == 0
+
+    about, tokens, tokenizer = prepared(out)
+    words = "the <unk> cat <eos> <eos> the the cat don't <eos> <eos> the <eos> € <eos>"
+    assert " ".join(map(tokenizer.id_to_token, tokens)) == words
+    assert " ".join(map(tokenizer.id_to_token, range(about["vocabulary"]))) == "<unk> <eos> the cat don't €"
+
+
+def test_words_beyond_the_vocabulary_are_unknown(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "text").write_text("b a b c a b")
+
+    assert prepare("text", tmp_path / "text", out, "--kind", "word", "--vocabulary", 4).returncode == 0
+
+    about, tokens, _ = prepared(out)
+    assert about["vocabulary"] == 4 and tokens.tolist() == [2, 3, 2, 0, 3, 2, 1]
+    assert prepare("text", tmp_path / "text", f"{out}2", "--kind", "word", "--vocabulary", 2).returncode == 2
+    assert prepare("text", tmp_path / "text", f"{out}2", "--tokenizer", out, "--vocabulary", 9).returncode == 2
+
+
+LINES = [
+    *("", "= Tea =", "", "Tea is a drink .", "= Not a heading =", "", "= = Kinds = =", "", "Green <unk> .", "", ""),
+    *("= E = m c ² =", "", "Energy ."),
+]
+WIKITEXT = "".join(f" {line} \n" if line else " \n" for line in LINES)
+
+
+def test_each_wikitext_article_is_a_document(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "wiki.valid.tokens").write_text(WIKITEXT)
+
+    ran = prepare("wikitext", tmp_path, out, "--split", "valid")
+
+    assert ran.returncode == 0 and " tokens of 2 articles, " in ran.stdout
+    about, tokens, tokenizer = prepared(out)
+    beginning, *articles = tokenizer.decode(tokens.tolist(), skip_special_tokens=False).split("</s>")
+    assert beginning == "" and "".join(articles) == WIKITEXT
+    assert len(articles) == 2 and articles[1].startswith(" = E = m c ² = ")
+    assert about["source"] == [str(tmp_path / "wiki.valid.tokens")]
+
+
+def test_the_words_of_one_split_are_numbered_as_those_of_another(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "wiki.train.tokens").write_text(WIKITEXT)
+    (tmp_path / "wiki.test.tokens").write_text(" \n = Coffee = \n \n is a drink . \n")
+    assert prepare("wikitext", tmp_path, out, "--kind", "word").returncode == 0
+    train = prepared(out)[2]
+
+    test = Path(f"{out}-test")
+    ran = prepare("wikitext", tmp_path, test, "--split", "test", "--tokenizer", out / "tokenizer.json")
+
+    assert ran.returncode == 0, ran.stderr
+    words = " ".join(map(train.id_to_token, prepared(test)[1]))
+    assert words == "<eos> = <unk> = <eos> <eos> is a drink . <eos>"
+
+
+def test_what_is_no_wikitext_is_refused_by_file_and_line(tmp_path: Path, out: Path) -> None:
+    path = tmp_path / "wiki.train.tokens"
+    refused(f"{path}: no such file", out, "wikitext", tmp_path, out)
+
+    for content, why in {
+        b" \n Tea is a drink . \n": "line 2: expected an article's \" = Title = \", found ' Tea is a drink . \\n'",
+        b" = = Kinds = = \n": "line 1: expected an article's",
+        b" = Tea = \n \n Gr\xfcn \n": "line 3: not UTF-8 (0xfc)",
+        b" \n": "no article in it",
+    }.items():
+        path.write_bytes(content)
+        refused(f"{path}: {why}", out, "wikitext", tmp_path, out)

@@ -13,7 +13,7 @@ from models import ROOT, run
 
 Image = pytest.importorskip("PIL.Image")
 
-PROGRAM = ROOT / "scripts/prepare_data.py"
+PROGRAM = ROOT / "scripts/data/prepare.py"
 
 
 def prepare(folder: Path, out: Path) -> subprocess.CompletedProcess[str]:

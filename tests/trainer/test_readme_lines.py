@@ -11,8 +11,9 @@ from models import BIN, ROOT
 
 SECTION = (ROOT / "README.md").read_text().split("\n## The trainer\n", 1)[1].split("\n## ", 1)[0]
 SMALL = {  # Of the model, what makes it so.
-    "opt-125m": "layers=1 hidden=48 heads=4 ffn=96",
-    "bloom-560m": "layers=1 hidden=48 heads=4",
+    "opt-125m": "layers=1 hidden=48 heads=4 ffn=96 vocabulary=8192",
+    "bloom-560m": "layers=1 hidden=48 heads=4 vocabulary=8192",
+    "transformer-xl-base": "layers=1 hidden=48 heads=4 head_size=12 ffn=96 vocabulary=20001",
 }
 
 

@@ -111,6 +111,26 @@ TEST_F(TextTrainer, RefusesACheckpointMadeWithAnotherText) {
   ExpectRefused(Resuming(), "the checkpoint's data is \"text crc32:");
 }
 
+TEST_F(TextTrainer, RefusesStreamsInAnotherNumberOfRows) {
+  const auto arguments = [&](const char* steps, const char* rows) {
+    return std::vector<std::string>{"--model",     "transformer-xl-base",
+                                    "--data",      text_,
+                                    "--sequence",  "16",
+                                    "--steps",     steps,
+                                    "--batch",     rows,
+                                    "--size",      "hidden=8",
+                                    "layers=1",    "heads=2",
+                                    "head_size=4", "ffn=8",
+                                    "memory=8",    "vocabulary=40",
+                                    "--resume",    "--checkpoint-dir",
+                                    root_ / "run"};
+  };
+  TrainingProcess first(arguments("2", "3"));
+  ASSERT_EQ(first.Finish(), 0) << first.output();
+
+  ExpectRefused(arguments("3", "2"), "in 3 rows, by segments of 16\", this run's \"text crc32:");
+}
+
 TEST_F(TextTrainer, RefusesAModelThatTheDataDoesNotFit) {
   ExpectRefused(Arguments({{"--data", "digits"}}),
                 "--data digits: expected text, which the model learns from, found pictures");

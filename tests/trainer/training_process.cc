@@ -22,8 +22,14 @@ TrainingProcess::TrainingProcess(const std::vector<std::string>& arguments) {
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-  std::vector<std::string> words = {CAIRN_TRAIN, "--threads", "1", "--batch", "4", "--host-memory", "64MiB"};
-  if (std::ranges::find(arguments, "--model") == arguments.end()) words.insert(words.end(), {"--size", "width=2"});
+  std::vector<std::string> words = {CAIRN_TRAIN, "--threads", "1"};
+  const auto unless_given = [&](const char* flag, const std::vector<std::string>& otherwise) {
+    if (std::ranges::find(arguments, flag) == arguments.end())
+      words.insert(words.end(), otherwise.begin(), otherwise.end());
+  };
+  unless_given("--batch", {"--batch", "4"});
+  unless_given("--host-memory", {"--host-memory", "64MiB"});
+  unless_given("--model", {"--size", "width=2"});
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   argv.reserve(words.size() + 1);

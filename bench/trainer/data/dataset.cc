@@ -8,7 +8,7 @@
 namespace cairn::trainer {
 namespace {
 
-const char* Name(DataKind kind) { return kind == DataKind::kText ? "text" : "pictures"; }
+const char* Name(DataKind kind) { return kind == DataKind::kPictures ? "pictures" : "text"; }
 
 bool IsPrepared(const std::string& what) { return std::filesystem::exists(what + "/data.json"); }
 
@@ -29,13 +29,16 @@ DataKind KindAt(const std::string& what) {
 Dataset OpenDataset(const DataRequest& request) {
   const std::string& what = request.what;
   const bool synthetic = what == "synthetic";
-  if (const DataKind found = synthetic ? request.kind : KindAt(what); found != request.kind) {
-    throw std::runtime_error("--data " + what + ": expected " + Name(request.kind) +
-                             ", which the model learns from, found " + Name(found));
+  const std::string expected = Name(request.kind);
+  if (const std::string found = synthetic ? expected : Name(KindAt(what)); found != expected) {
+    throw std::runtime_error("--data " + what + ": expected " + expected + ", which the model learns from, found " +
+                             found);
   }
   switch (request.kind) {
     case DataKind::kText:
       return TextDataset(synthetic ? SyntheticTokens() : PreparedTokens(what), request.sequence);
+    case DataKind::kTextStreams:
+      return TextStreams(synthetic ? SyntheticTokens() : PreparedTokens(what), request.sequence, request.batch);
     case DataKind::kPictures:
       if (synthetic) return SyntheticPictures();
       if (what == "digits") return DigitsDataset();

@@ -9,20 +9,26 @@
 #include <string>
 
 #include "data/tokens.h"
+#include "sampler.h"
 
 namespace cairn::trainer {
 
-/// What a model's loss takes, by name: "image" and "label" for pictures, "input_ids" for text. On the CPU until the
-/// loop moves it.
+/// What a model's loss takes, by name: "image" and "label" for pictures, "input_ids" for text and, for streams of it,
+/// "labels" and "begins" too. On the CPU until the loop moves it.
 using Batch = std::map<std::string, at::Tensor>;
 
-enum class DataKind : std::uint8_t { kPictures, kText };
+enum class DataKind : std::uint8_t {
+  kPictures,
+  kText,         ///< Samples of it, in any order.
+  kTextStreams,  ///< Each row of a batch goes on where that row of the batch before ended.
+};
 
 /// What a model must fit.
 struct DataShape {
   DataKind kind = DataKind::kPictures;
   std::int64_t classes = 0;   ///< Of labels; of text the vocabulary: every token's number lies below it.
   std::int64_t sequence = 0;  ///< Of text: tokens in a sample.
+  std::int64_t rows = 0;      ///< Of streams: how many, which is the batch.
 };
 
 /// Samples by number. `read` gives the same batch for the same numbers, always.
@@ -30,6 +36,7 @@ struct Dataset {
   std::string name;  ///< A checkpoint goes on only with data of the same name.
   DataShape shape;
   std::uint64_t size = 0;
+  Order order = Order::kShuffled;
   std::function<Batch(std::span<const std::uint64_t> samples)> read;
 };
 
@@ -38,6 +45,7 @@ struct DataRequest {
   std::string what;                     ///< As --data has it.
   DataKind kind = DataKind::kPictures;  ///< What the model learns from.
   std::int64_t sequence = 0;            ///< Of text: tokens in a sample.
+  std::uint64_t batch = 1;              ///< Samples that are read at once.
 };
 
 /// "digits", "synthetic", a folder in the ImageNet layout, or one that scripts/prepare-data made. Throws
@@ -54,5 +62,9 @@ Dataset PreparedPictures(const std::string& folder);
 Dataset SyntheticPictures();
 /// "input_ids" [n, sequence]. Tokens after the last whole sample are left out.
 Dataset TextDataset(const Tokens& tokens, std::int64_t sequence);
+/// The text in `rows` rows of equal length, which a batch continues side by side: sample r + i * rows is row r's i-th
+/// segment. "input_ids" and the token after each, "labels", [n, sequence]; "begins" [n], whether the row begins here.
+/// Tokens after the last whole segments are left out.
+Dataset TextStreams(const Tokens& tokens, std::int64_t sequence, std::uint64_t rows);
 
 }  // namespace cairn::trainer

@@ -20,6 +20,8 @@ namespace cairn::trainer {
 /// that layer's.
 class Weights {
  public:
+  static constexpr double kDeviation = 0.02;  // As all of these models begin.
+
   Weights(at::Device device, std::vector<NamedTensor>& parameters) : device_(device), parameters_(parameters) {}
 
   /// For what lies within this layer.
@@ -28,9 +30,8 @@ class Weights {
     under.prefix_ += layer + ".";
     return under;
   }
-  at::Tensor Normal(const std::string& name, at::IntArrayRef shape) {
-    constexpr double kDeviation = 0.02;  // As all of these models begin.
-    return Add(name, at::empty(shape, at::kFloat).normal_(0, kDeviation));
+  at::Tensor Normal(const std::string& name, at::IntArrayRef shape, double deviation = kDeviation) {
+    return Add(name, at::empty(shape, at::kFloat).normal_(0, deviation));
   }
   at::Tensor Constant(const std::string& name, std::int64_t size, double value) {
     return Add(name, at::full({size}, value, at::kFloat));

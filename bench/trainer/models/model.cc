@@ -6,6 +6,7 @@
 #include "models/bloom.h"
 #include "models/config_file.h"
 #include "models/opt.h"
+#include "models/transformer_xl.h"
 #include "models/vgg16.h"
 
 namespace cairn::trainer {
@@ -27,6 +28,8 @@ constexpr std::array kModels = {
     Entry{"bloom-1b1", DataKind::kText, MakeBloom, &kBloomConfig},
     Entry{"bloom-1b7", DataKind::kText, MakeBloom, &kBloomConfig},
     Entry{"bloom-3b", DataKind::kText, MakeBloom, &kBloomConfig},
+    Entry{"transformer-xl-base", DataKind::kTextStreams, MakeTransformerXl, nullptr},
+    Entry{"transformer-xl-large", DataKind::kTextStreams, MakeTransformerXl, nullptr},
 };
 
 const Entry& Find(const std::string& name) {

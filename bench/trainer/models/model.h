@@ -27,6 +27,10 @@ struct Model {
   std::function<at::Tensor(const Batch& batch)> loss;
   /// What the model makes of a batch, without dropout and gradients: for comparing it with its reference.
   std::function<at::Tensor(const Batch& batch)> logits;
+  /// Writes into the buffers what the batches since the last call left behind, for batches to come; null for a model
+  /// without such. Neither loss nor logits writes buffers, since a save may still be reading them: the loop calls this
+  /// where they may be overwritten.
+  std::function<void()> advance;
 };
 
 struct ModelConfig {

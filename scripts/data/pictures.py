@@ -17,12 +17,9 @@ import zlib
 from pathlib import Path
 
 from PIL import Image
+from sources import Refused
 
 ENTRY = struct.Struct("<QII")
-
-
-class NotPictures(Exception):
-    """The folder or the picture, and what is wrong with it."""
 
 
 def sorted_entries(folder: Path) -> list[Path]:
@@ -34,7 +31,7 @@ def pictures_of(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
     """The classes' names, and each picture with its class."""
     root = folder / "train" if (folder / "train").is_dir() else folder
     if not root.is_dir():
-        raise NotPictures(f"{root}: no such folder")
+        raise Refused(f"{root}: no such folder")
     classes = [path for path in sorted_entries(root) if path.is_dir()]
     pictures = [
         (path, label)
@@ -43,9 +40,7 @@ def pictures_of(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
         if path.suffix.lower() in (".jpeg", ".jpg") and path.is_file()
     ]
     if not pictures:
-        raise NotPictures(
-            f"{root}: expected CLASS/PICTURE.JPEG in it, found {len(classes)} folders and no picture in them"
-        )
+        raise Refused(f"{root}: expected CLASS/PICTURE.JPEG in it, found {len(classes)} folders and no picture in them")
     return [path.name for path in classes], pictures
 
 
@@ -55,7 +50,7 @@ def read_picture(path: Path) -> bytes:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as picture:
             picture.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise NotPictures(f"{path}: not a sound JPEG picture: {error}") from None
+        raise Refused(f"{path}: not a sound JPEG picture: {error}") from None
     return content
 
 

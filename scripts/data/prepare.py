@@ -1,0 +1,225 @@
+"""Turns data into compact files that cairn_train maps. Called by scripts/prepare-data, which installs what it takes.
+
+OUT is a folder, made whole or not at all. Pictures are packed as pictures.py tells; of text, each file is a document, in
+the order of their names, or each article of a WikiText file; all must be UTF-8. OUT then has:
+
+tokens.bin      the tokens' numbers, one behind the other, little-endian, of 2 or 4 bytes each
+data.json       what is in it: kind ("text" or "questions"), dtype ("u16" or "u32"), tokens (how many), vocabulary
+                (every number lies below it), special_tokens (the numbers of those of BERT's that the tokenizer has, by
+                name), checksum (CRC-32 of tokens.bin, as zlib has it), source, tokenizer; of questions also features
+                (how many), sequence (the most tokens that one of them may have) and features_checksum
+features.bin    of questions: how tokens.bin is cut into features. Of each four numbers, little-endian, of 4 bytes:
+                its tokens, and of these the first of the context and the answer's first and last
+tokenizer.json  Hugging Face's tokenizer, the one given or the one that was trained
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pictures
+import squad
+from sources import Refused, articles_of, files_of, read_text
+from tokenizers import Tokenizer
+from tokenizing import KINDS, Documents, load_tokenizer, special_tokens, vocabulary_of
+
+
+@contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `out` at the end, or vanishes."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        os.rename(temporary, out)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+class Numbers:
+    """Writes numbers to a file, little-endian."""
+
+    def __init__(self, file: BinaryIO, code: str) -> None:
+        self.file, self.code = file, code
+        self.count = self.crc = 0
+
+    def write(self, numbers: Iterable[int]) -> None:
+        packed = array.array(self.code, numbers)
+        self.count += len(packed)
+        if sys.byteorder == "big":
+            packed.byteswap()
+        self.file.write(packed)
+        self.crc = zlib.crc32(packed, self.crc)
+
+    @property
+    def checksum(self) -> str:
+        return f"crc32:{self.crc:08x}"
+
+
+def tokens_to(file: BinaryIO, tokenizer: Tokenizer) -> Numbers:
+    return Numbers(file, "H" if vocabulary_of(tokenizer) <= 1 << 16 else "I")
+
+
+def write_about(out: Path, kind: str, tokens: Numbers, tokenizer: Tokenizer, source: list[Path], **more: object) -> str:
+    """What lies beside the tokens. Returns what to say of them."""
+    tokenizer.save(str(out / "tokenizer.json"))
+    about: dict[str, object] = {
+        "kind": kind,
+        "dtype": {"H": "u16", "I": "u32"}[tokens.code],
+        "tokens": tokens.count,
+        "vocabulary": vocabulary_of(tokenizer),
+        **special_tokens(tokenizer),
+        "checksum": tokens.checksum,
+        **more,
+        "source": [str(path) for path in source],
+        "tokenizer": "tokenizer.json",
+    }
+    (out / "data.json").write_text(json.dumps(about, indent=1) + "\n")
+    return f"{about['tokens']} tokens, vocabulary {about['vocabulary']}"
+
+
+def tokenizer_for(options: argparse.Namespace, documents: Documents) -> Tokenizer:
+    if options.tokenizer:
+        return load_tokenizer(options.tokenizer)
+    kind = KINDS[options.kind]
+    return kind.train(documents, options.vocabulary or kind.most)
+
+
+def prepare_documents(documents: Documents, sources: list[Path], options: argparse.Namespace) -> str:
+    count = sum(1 for _ in documents())  # All are read before the tokenizer's training, which may take long.
+    tokenizer = tokenizer_for(options, documents)
+    with made_whole(options.out) as out:
+        with open(out / "tokens.bin", "wb") as file:
+            tokens = tokens_to(file, tokenizer)
+            for document in documents():
+                tokens.write(tokenizer.encode(document).ids)
+        return f"{count} documents, {write_about(out, 'text', tokens, tokenizer, sources)}"
+
+
+def prepare_text(options: argparse.Namespace) -> str:
+    files = files_of(options.source)
+    return prepare_documents(lambda: map(read_text, files), options.source, options)
+
+
+def prepare_wikitext(options: argparse.Namespace) -> str:
+    path: Path = options.folder / f"wiki.{options.split}.tokens"
+    if not path.is_file():
+        raise Refused(f"{path}: no such file")
+    return prepare_documents(lambda: articles_of(path), [path], options)
+
+
+def prepare_squad(options: argparse.Namespace) -> str:
+    questions = list(squad.questions_of(options.source, read_text(options.source)))
+    tokenizer = tokenizer_for(options, lambda: squad.texts_of(questions))
+    for name in ("[CLS]", "[SEP]", "[PAD]"):
+        if tokenizer.token_to_id(name) is None:
+            raise Refused(f"{options.tokenizer}: expected a tokenizer with {name}, found none")
+    with made_whole(options.out) as out:
+        with open(out / "tokens.bin", "wb") as file, open(out / "features.bin", "wb") as features_file:
+            tokens, features = tokens_to(file, tokenizer), Numbers(features_file, "I")
+            for question in questions:
+                for feature in squad.features_of(tokenizer, question, options.sequence, options.stride):
+                    tokens.write(feature.ids)
+                    features.write([len(feature.ids), feature.context, feature.start, feature.end])
+        tokenizer.no_truncation()
+        said = write_about(
+            out,
+            "questions",
+            tokens,
+            tokenizer,
+            [options.source],
+            features=features.count // 4,
+            sequence=options.sequence,
+            features_checksum=features.checksum,
+        )
+    return f"{len(questions)} questions in {features.count // 4} features, {said}"
+
+
+def prepare_pictures(options: argparse.Namespace) -> str:
+    with made_whole(options.out) as out:
+        return pictures.pack(options.source, out)
+
+
+def add_tokenizer(parser: argparse.ArgumentParser, kinds: Iterable[str]) -> None:
+    """The first of the kinds is trained unless another is asked for."""
+    default, *others = kinds
+    trained = parser.add_mutually_exclusive_group()
+    trained.add_argument("--tokenizer", type=Path, help="Hugging Face's tokenizer.json (default: one is trained)")
+    if others:
+        trained.add_argument(
+            "--kind",
+            choices=[default, *others],
+            default=default,
+            help=f"of the tokenizer trained: byte-level BPE, BERT's, or words as they are (default: {default})",
+        )
+    parser.add_argument(
+        "--vocabulary", type=int, help="of the tokenizer trained, at most (default: 8192; all words for word)"
+    )
+    parser.set_defaults(kind=default)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="prepare-data", description="Turns data into files that cairn_train maps.")
+    kinds = parser.add_subparsers(required=True, metavar="KIND")
+    text = kinds.add_parser("text", help="any text in UTF-8, to tokens for a language model")
+    text.add_argument("source", nargs="+", type=Path, help="a file, or a folder with all that is in it")
+    text.set_defaults(prepare=prepare_text)
+    wikitext = kinds.add_parser("wikitext", help="WikiText-2 or -103 as published, to the same; articles are documents")
+    wikitext.add_argument("folder", type=Path, help="where wiki.train.tokens and the like are")
+    wikitext.add_argument("--split", choices=["train", "valid", "test"], default="train", help="(default: train)")
+    wikitext.set_defaults(prepare=prepare_wikitext)
+    questions = kinds.add_parser("squad", help="SQuAD's JSON, 1.1 or 2.0, to questions with places of answers")
+    questions.add_argument("source", type=Path, help="a file as train-v2.0.json")
+    questions.add_argument("--sequence", type=int, default=384, help="most tokens of a feature (default: 384)")
+    questions.add_argument(
+        "--stride", type=int, default=128, help="tokens that features of one context share (default: 128)"
+    )
+    questions.set_defaults(prepare=prepare_squad)
+    packed = kinds.add_parser("pictures", help="JPEG pictures in the ImageNet layout, packed into two files")
+    packed.add_argument("source", type=Path, help="the folder with one of each class in it, or in its train")
+    packed.set_defaults(prepare=prepare_pictures)
+    for one in (text, wikitext, questions, packed):
+        one.add_argument("out", type=Path, help="the folder to make")
+    for one, trained in ((text, KINDS), (wikitext, KINDS), (questions, ["wordpiece"])):
+        add_tokenizer(one, trained)
+    options = parser.parse_args()
+    if getattr(options, "vocabulary", None) is not None:
+        if options.tokenizer:
+            parser.error("--vocabulary: not allowed with argument --tokenizer")
+        if options.vocabulary < (least := KINDS[options.kind].least):
+            parser.error(f"--vocabulary {options.vocabulary}: expected at least {least}")
+    if options.prepare is prepare_squad and not 0 <= options.stride <= options.sequence - squad.LEAST_ROOM:
+        parser.error(
+            f"--stride {options.stride}: expected 0 to --sequence less {squad.LEAST_ROOM}, "
+            f"{options.sequence - squad.LEAST_ROOM}"
+        )
+    return options
+
+
+def main() -> int:
+    options = parse()
+    try:
+        if options.out.exists():
+            raise Refused(f"{options.out}: is there already")
+        print(f"{options.out}: {options.prepare(options)}")
+    except (Refused, OSError) as error:
+        print(f"prepare-data: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What data is made from: files in UTF-8, and WikiText's articles in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+HEADING = re.compile(r" = (?!= ).+ = ")  # Of an article; those within it have more signs.
+
+
+class Refused(Exception):
+    """The file, the place in it, what was expected there and found."""
+
+
+def files_of(sources: list[Path]) -> list[Path]:
+    """Every file once, however many links lead to it."""
+    found: dict[Path, None] = {}
+    for source in sources:
+        if not source.exists():
+            raise Refused(f"{source}: no such file or folder")
+        inside = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+        found.update((path.resolve(), None) for path in inside)
+    if not found:
+        raise Refused(f"{' '.join(map(str, sources))}: no file in it")
+    return list(found)
+
+
+def read_text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path}: byte {error.start}: not UTF-8 (0x{content[error.start]:02x})") from None
+
+
+def articles_of(path: Path) -> Iterator[str]:
+    """The file's articles, which put together are the file. One begins at its heading, behind an empty line."""
+    article: list[str] = []
+    begun = False
+    empty = True
+    with open(path, "rb") as file:
+        for number, content in enumerate(file, 1):
+            try:
+                line = content.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise Refused(f"{path}: line {number}: not UTF-8 (0x{content[error.start]:02x})") from None
+            if empty and HEADING.fullmatch(line.rstrip("\n")):
+                if begun:
+                    yield "".join(article)
+                    article = []
+                begun = True
+            empty = not line.strip()
+            if not begun and not empty:
+                raise Refused(f'{path}: line {number}: expected an article\'s " = Title = ", found {line[:40]!r}')
+            article.append(line)
+    if not begun:
+        raise Refused(f"{path}: no article in it")
+    yield "".join(article)
