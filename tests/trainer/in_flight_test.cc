@@ -55,7 +55,9 @@ TEST(SaveInFlight, KeepsTheMemoryOfItsStep) {
     TrainingProcess ending(Arguments(alone, std::to_string(step)));
     ASSERT_EQ(ending.Finish(), 0) << ending.output();
 
-    EXPECT_EQ(MemoryOf(root / "going-on", Step(step)), MemoryOf(alone, Step(step))) << "step " << step;
+    const auto kept = MemoryOf(root / "going-on", Step(step));
+    EXPECT_EQ(kept, MemoryOf(alone, Step(step))) << "step " << step;
+    EXPECT_NE(kept, MemoryOf(root / "going-on", Step(step + 1))) << "the next step has the same";
   }
 }
 

@@ -128,8 +128,8 @@ INSTANTIATE_TEST_SUITE_P(
                              {"--optimizer", "adamw",          "--precision", "bf16",         "--accumulate",
                               "2",           "--clip",         "1",           "--model",      "transformer-xl-large",
                               "--data",      "TEXT",           "--sequence",  "160",          "--size",
-                              "hidden=64",   "layers=3",       "heads=4",     "head_size=16", "ffn=128",
-                              "memory=48",   "vocabulary=500", "cutoff1=100", "cutoff2=200",  "cutoff3=300"}}),
+                              "hidden=64",   "layers=2",       "heads=4",     "head_size=16", "ffn=128",
+                              "memory=96",   "vocabulary=500", "cutoff1=100", "cutoff2=200",  "cutoff3=300"}}),
     [](const auto& of) { return of.param.name; });
 
 }  // namespace

@@ -32,17 +32,16 @@ std::int64_t Clusters::width(std::size_t i, std::int64_t hidden) const {
   return hidden;
 }
 
-AdaptiveEmbedding::AdaptiveEmbedding(const Weights& weights, Clusters clusters, std::int64_t hidden)
+AdaptiveEmbedding::AdaptiveEmbedding(Weights weights, Clusters clusters, std::int64_t hidden)
     : clusters_(std::move(clusters)), scale_(std::sqrt(static_cast<double>(hidden))) {
-  Weights own = weights;
   if (clusters_.divisor == 1) {
-    tables_.push_back(own.Normal("emb_layers.0.weight", {clusters_.ends.back(), hidden}));
+    tables_.push_back(weights.Normal("emb_layers.0.weight", {clusters_.ends.back(), hidden}));
     return;
   }
   for (std::size_t i = 0; i < clusters_.count(); ++i) {
     const std::int64_t width = clusters_.width(i, hidden);
-    tables_.push_back(own.Normal(Numbered("emb_layers", i) + ".weight", {clusters_.sizes()[i], width}));
-    projections_.push_back(own.Normal(Numbered("emb_projs", i), {hidden, width}, kProjectionDeviation));
+    tables_.push_back(weights.Normal(Numbered("emb_layers", i) + ".weight", {clusters_.sizes()[i], width}));
+    projections_.push_back(weights.Normal(Numbered("emb_projs", i), {hidden, width}, kProjectionDeviation));
   }
 }
 
@@ -58,17 +57,16 @@ at::Tensor AdaptiveEmbedding::operator()(const at::Tensor& ids) const {
   return embedded.mul(scale_);
 }
 
-AdaptiveSoftmax::AdaptiveSoftmax(const Weights& weights, const AdaptiveEmbedding& embedding, std::int64_t hidden)
+AdaptiveSoftmax::AdaptiveSoftmax(Weights weights, const AdaptiveEmbedding& embedding, std::int64_t hidden)
     : clusters_(embedding.clusters()), tables_(embedding.tables()), projections_(embedding.projections()) {
-  Weights own = weights;
   for (std::size_t i = 0; i < tables_.size(); ++i) {
-    biases_.push_back(own.Constant(Numbered("out_layers", i) + ".bias", tables_[i].size(0), 0));
+    biases_.push_back(weights.Constant(Numbered("out_layers", i) + ".bias", tables_[i].size(0), 0));
   }
-  if (!projections_.empty()) projections_[0] = own.Normal("out_projs.0", {hidden, hidden}, kProjectionDeviation);
+  if (!projections_.empty()) projections_[0] = weights.Normal("out_projs.0", {hidden, hidden}, kProjectionDeviation);
   if (clusters_.count() == 1) return;
   const auto further = static_cast<std::int64_t>(clusters_.count()) - 1;
-  cluster_weight_ = own.Normal("cluster_weight", {further, hidden});
-  cluster_bias_ = own.Constant("cluster_bias", further, 0);
+  cluster_weight_ = weights.Normal("cluster_weight", {further, hidden});
+  cluster_bias_ = weights.Constant("cluster_bias", further, 0);
 }
 
 at::Tensor AdaptiveSoftmax::Part::Logits(const at::Tensor& hidden) const {

@@ -19,8 +19,7 @@ struct Clusters {
 
   [[nodiscard]] std::size_t count() const { return ends.size(); }
   [[nodiscard]] std::int64_t begin(std::size_t i) const { return i == 0 ? 0 : ends[i - 1]; }
-  /// The clusters' sizes; those whose embeddings lie in one table are one.
-  [[nodiscard]] std::vector<std::int64_t> sizes() const;
+  [[nodiscard]] std::vector<std::int64_t> sizes() const;  ///< Words of each.
   /// Of the i-th cluster's embeddings, for a model of this hidden size.
   [[nodiscard]] std::int64_t width(std::size_t i, std::int64_t hidden) const;
 };
@@ -29,7 +28,7 @@ struct Clusters {
 /// divisor is 1, else for each cluster a table and a projection to the hidden size.
 class AdaptiveEmbedding {
  public:
-  AdaptiveEmbedding(const Weights& weights, Clusters clusters, std::int64_t hidden);
+  AdaptiveEmbedding(Weights weights, Clusters clusters, std::int64_t hidden);
   /// [..., hidden] of `ids` [...], times the root of hidden.
   [[nodiscard]] at::Tensor operator()(const at::Tensor& ids) const;
 
@@ -49,7 +48,7 @@ class AdaptiveEmbedding {
 /// are the embedding's, and so are the projections but for the first.
 class AdaptiveSoftmax {
  public:
-  AdaptiveSoftmax(const Weights& weights, const AdaptiveEmbedding& embedding, std::int64_t hidden);
+  AdaptiveSoftmax(Weights weights, const AdaptiveEmbedding& embedding, std::int64_t hidden);
   /// Of every word: [n, vocabulary] of `hidden` [n, hidden].
   [[nodiscard]] at::Tensor LogProbabilities(const at::Tensor& hidden) const;
   /// The mean, over the n, of -log(probability) of `labels` [n]. Computes only what these labels take.
