@@ -144,7 +144,7 @@ def test_each_wikitext_article_is_a_document(tmp_path: Path, out: Path) -> None:
 
     ran = prepare("wikitext", tmp_path, out, "--split", "valid")
 
-    assert ran.returncode == 0 and " tokens of 2 articles, " in ran.stdout
+    assert ran.returncode == 0 and ": 2 documents, " in ran.stdout
     about, tokens, tokenizer = prepared(out)
     beginning, *articles = tokenizer.decode(tokens.tolist(), skip_special_tokens=False).split("</s>")
     assert beginning == "" and "".join(articles) == WIKITEXT
