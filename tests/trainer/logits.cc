@@ -1,9 +1,13 @@
 // trainer_logits: what a model with weights from elsewhere makes of the first --batch samples of --data, as raw floats
-// in the file that --report names. Takes cairn_train's flags; test_opt.py compares with other implementations.
+// in the file that --report names; and "loss=N", in training on them with random generators that --seed has set. Takes
+// cairn_train's flags; test_bert.py and test_opt.py compare with other implementations.
+#include <ATen/Context.h>
+
 #include <cstdint>
 #include <exception>
 #include <fstream>
 #include <numeric>
+#include <sstream>
 #include <vector>
 
 #include "console.h"
@@ -21,9 +25,15 @@ void WriteLogits(const Flags& flags) {
   LoadWeights(flags.init_from, model);
   std::vector<std::uint64_t> samples(flags.batch);
   std::iota(samples.begin(), samples.end(), 0);
-  const at::Tensor logits = model.logits(data.read(samples)).contiguous();
+  const Batch batch = data.read(samples);
+  const at::Tensor logits = model.logits(batch).contiguous();
   std::ofstream(flags.report, std::ios::binary)
       .write(static_cast<const char*>(logits.const_data_ptr()), static_cast<std::streamsize>(logits.nbytes()));
+  at::manual_seed(flags.seed);
+  std::ostringstream line;
+  line.precision(9);
+  line << "loss=" << model.loss(batch).item<double>();
+  Say(line.str());
 }
 
 }  // namespace

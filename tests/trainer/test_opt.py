@@ -1,45 +1,27 @@
-"""The trainer's models against others' implementations: weights read, logits, weights written.
-
-Runs the programs in build/release/bin, or where CAIRN_BIN says.
-"""
+"""OPT, and VGG-16, against others' implementations: weights read, logits, weights written."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
 import subprocess
-import zlib
 from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from models import BIN, ROOT, Weights, logits_of, refused, relative_error, run, saved, write_text
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
-ROOT = Path(__file__).parents[2]
-BIN = Path(os.environ.get("CAIRN_BIN", ROOT / "build/release/bin"))
 SAMPLES, LENGTH, VOCABULARY = 3, 20, 64
 KINDS = {"pre-norm": {}, "post-norm-projected": {"do_layer_norm_before": False, "word_embed_proj_dim": 24}}
-Weights = dict[str, Any]
-
-
-def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BIN / program, *map(str, arguments)], check=False, text=True, capture_output=True)
-
-
-def relative_error(ours: Any, theirs: Any) -> float:
-    return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
 def an_opt(folder: Path, shards: str = "1GB", **settings: Any) -> Any:
-    torch.manual_seed(1)
     config = transformers.OPTConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -49,36 +31,18 @@ def an_opt(folder: Path, shards: str = "1GB", **settings: Any) -> Any:
         max_position_embeddings=LENGTH,
         **settings,
     )
-    model = transformers.OPTForCausalLM(config).eval()
-    # As drawn, biases are 0 and norms are 1: none would be missed in another's place.
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3)
-    model.save_pretrained(folder, max_shard_size=shards)
-    return model
+    return saved(transformers.OPTForCausalLM(config), folder, shards)
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """Some tokens, as scripts/prepare-data writes them."""
-    tokens = array("H", random.Random(2).choices(range(VOCABULARY), k=SAMPLES * LENGTH))
-    about = {"kind": "text", "dtype": "u16", "tokens": len(tokens), "vocabulary": VOCABULARY}
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text/tokens.bin").write_bytes(tokens.tobytes())
-    (tmp_path / "text/data.json").write_text(json.dumps(about | {"checksum": f"crc32:{zlib.crc32(tokens):08x}"}))
+    write_text(tmp_path / "text", SAMPLES * LENGTH, VOCABULARY)
     return tmp_path / "text"
 
 
 def input_ids(text: Path) -> Any:
     tokens = array("H", (text / "tokens.bin").read_bytes())
     return torch.tensor(tokens.tolist()).view(SAMPLES, LENGTH)
-
-
-def logits_of(folder: Path, *arguments: object) -> Any:
-    out = folder.parent / "logits"
-    ran = run("trainer_logits", "--init-from", folder, "--report", out, *arguments)
-    assert ran.returncode == 0, ran.stderr
-    return torch.frombuffer(bytearray(out.read_bytes()), dtype=torch.float32)
 
 
 def opt_logits(folder: Path, text: Path) -> Any:
@@ -165,13 +129,11 @@ def test_weights_of_another_model_are_refused(
     change(weights)
     safetensors.save_file(weights, path)
 
-    refused(tmp_path / "model", text, f"{path}: {why}")
+    opt_refused(tmp_path / "model", text, f"{path}: {why}")
 
 
-def refused(folder: Path, text: Path, why: str) -> None:
-    flags = ["--model", "opt-125m", "--data", text, "--sequence", LENGTH, "--init-from", folder]
-    ran = run("cairn_train", *flags)
-    assert ran.returncode == 1 and why in ran.stderr and "step=" not in ran.stdout, ran.stderr
+def opt_refused(folder: Path, text: Path, why: str) -> None:
+    refused(why, "--model", "opt-125m", "--data", text, "--sequence", LENGTH, "--init-from", folder)
 
 
 def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path, text: Path) -> None:
@@ -183,7 +145,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path, text: P
 
     def refused_with(weight_map: dict[str, Any], why: str) -> None:
         path.write_text(json.dumps(index | {"weight_map": weight_map}))
-        refused(tmp_path / "model", text, why)
+        opt_refused(tmp_path / "model", text, why)
 
     whole = index["weight_map"]
     other = next(other for other in whole.values() if other != file)
@@ -196,10 +158,10 @@ def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path, text: P
     refused_with(whole | {name: "../elsewhere"}, 'expected the name of a file, found "../elsewhere"')
     refused_with(whole | {name: 3}, "expected the name of a file, found 3")
     path.write_text("{}")
-    refused(tmp_path / "model", text, f"{path}: weight_map: expected an object, found none")
+    opt_refused(tmp_path / "model", text, f"{path}: weight_map: expected an object, found none")
     (path.parent / file).unlink()
     path.write_text(json.dumps(index))
-    refused(tmp_path / "model", text, f"{file}: cannot be read: No such file")
+    opt_refused(tmp_path / "model", text, f"{file}: cannot be read: No such file")
 
 
 def test_vgg16_computes_what_the_same_layers_compute_in_python(tmp_path: Path) -> None:
