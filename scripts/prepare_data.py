@@ -4,7 +4,8 @@ Each file is a document, in the order of their names, and must be UTF-8. OUT is 
 
 tokens.bin      the tokens' numbers, one behind the other, little-endian, of 2 or 4 bytes each
 data.json       what is in it: kind ("text"), dtype ("u16" or "u32"), tokens (how many), vocabulary (every number lies
-                below it), checksum (CRC-32 of tokens.bin, as zlib has it), source, tokenizer
+                below it), special_tokens (the numbers of those of BERT's that the tokenizer has, by name),
+                checksum (CRC-32 of tokens.bin, as zlib has it), source, tokenizer
 tokenizer.json  Hugging Face's tokenizer, the one given or the one that was trained
 """
 
@@ -18,12 +19,18 @@ import shutil
 import sys
 import tempfile
 import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # Numbered as OPT's tokenizer numbers them.
 LEAST_VOCABULARY = 256 + len(SPECIAL)
+BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # Numbered as BertWordPieceTokenizer numbers them.
+
+Texts = Callable[[], Iterable[str]]  # Each call gives all of them.
 
 
 class Refused(Exception):
@@ -61,7 +68,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
+def train_bpe(texts: Texts, vocabulary: int) -> Tokenizer:
     """Byte-level BPE, which splits any text and can put it together again. A document begins with </s>, as OPT's do."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,12 +79,77 @@ def train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(map(read_text, files), trainer)
+    tokenizer.train_from_iterator(texts(), trainer)
     begin = "</s>"
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, SPECIAL.index(begin))]
     )
     return tokenizer
+
+
+def wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def train_wordpiece(texts: Texts, vocabulary: int) -> Tokenizer:
+    """BERT's, uncased. A document is framed by [CLS] and [SEP], which divides a pair as well."""
+    tokenizer = wordpiece({})
+    counts: Counter[str] = Counter()
+    for text in texts():
+        counts.update(tokenizer.normalizer.normalize_str(text))
+    letters = sorted((letter for letter in counts if not letter.isspace()), key=lambda of: (-counts[of], of))
+    letters = sorted(letters[: min(1000, vocabulary // 4)])
+    # The trainer numbers letters inside words as it meets them, in another order each time, unless they are there.
+    there = [*BERT_SPECIAL, *letters, *("##" + letter for letter in letters)]
+    tokenizer.train_from_iterator(
+        texts(),
+        trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=there, limit_alphabet=0, show_progress=False),
+    )
+    # Anew, without the letters that the trained one takes for special, and would find anywhere.
+    tokenizer = wordpiece(tokenizer.get_vocab())
+    tokenizer.add_special_tokens(BERT_SPECIAL)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, BERT_SPECIAL.index(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer
+
+
+TRAIN = {"bpe": train_bpe, "wordpiece": train_wordpiece}
+
+
+def tokenizer_for(options: argparse.Namespace, kind: str, texts: Texts) -> Tokenizer:
+    return load_tokenizer(options.tokenizer) if options.tokenizer else TRAIN[kind](texts, options.vocabulary)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, object]:
+    """A field of data.json, where there are any."""
+    found = {name: tokenizer.token_to_id(name) for name in BERT_SPECIAL if tokenizer.token_to_id(name) is not None}
+    return {"special_tokens": found} if found else {}
+
+
+@contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `out` at the end, or vanishes."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        os.rename(temporary, out)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise Refused(f"{out}: is there already")
 
 
 def write_text(files: list[Path], tokenizer: Tokenizer, sources: list[Path], out: Path) -> dict[str, object]:
@@ -98,6 +170,7 @@ def write_text(files: list[Path], tokenizer: Tokenizer, sources: list[Path], out
         "dtype": dtype,
         "tokens": tokens,
         "vocabulary": vocabulary,
+        **special_tokens(tokenizer),
         "checksum": f"crc32:{checksum:08x}",
         "source": [str(source) for source in sources],
         "tokenizer": "tokenizer.json",
@@ -107,23 +180,14 @@ def write_text(files: list[Path], tokenizer: Tokenizer, sources: list[Path], out
 
 
 def prepare_text(options: argparse.Namespace) -> None:
-    out: Path = options.out
-    if out.exists():
-        raise Refused(f"{out}: is there already")
+    refuse_existing(options.out)
     files = files_of(options.source)
     for path in files:
         read_text(path)  # Before the tokenizer's training, which may take long.
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else train_tokenizer(files, options.vocabulary)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        about = write_text(files, tokenizer, options.source, temporary)
-        temporary.chmod(0o755)
-        os.rename(temporary, out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    print(f"{out}: {about['tokens']} tokens of {len(files)} files, vocabulary {about['vocabulary']}")
+    tokenizer = tokenizer_for(options, options.kind, lambda: map(read_text, files))
+    with made_whole(options.out) as out:
+        about = write_text(files, tokenizer, options.source, out)
+    print(f"{options.out}: {about['tokens']} tokens of {len(files)} files, vocabulary {about['vocabulary']}")
 
 
 def main() -> int:
@@ -137,6 +201,7 @@ def main() -> int:
     tokens.add_argument(
         "--vocabulary", type=int, default=8192, help="of the tokenizer trained, at most (default: 8192)"
     )
+    text.add_argument("--kind", choices=TRAIN, default="bpe", help="of the tokenizer trained (default: bpe)")
     text.set_defaults(prepare=prepare_text)
     options = parser.parse_args()
     if options.vocabulary < LEAST_VOCABULARY:
