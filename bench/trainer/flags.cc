@@ -34,7 +34,7 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   app.add_option("--model", flags.model, "Model to train")->capture_default_str();
   app.add_option(
       "--size", sizes,
-      "A size that differs from the published model's, NAME=NUMBER (vgg16: width; opt: hidden, layers, ...)");
+      "A size that differs from the published model's, NAME=NUMBER (vgg16: width; bert, opt: hidden, layers, ...)");
   app.add_option(
       "--init-from", flags.init_from,
       "Start from the weights in this folder, and with the sizes of its config.json, as Hugging Face has them");

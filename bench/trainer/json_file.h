@@ -14,6 +14,7 @@ class JsonFile {
   explicit JsonFile(std::string path);
   [[nodiscard]] const std::string& path() const { return path_; }
 
+  [[nodiscard]] bool Has(const char* key) const { return json_.contains(key); }
   [[nodiscard]] std::uint64_t Count(const char* key) const;
   [[nodiscard]] bool Flag(const char* key) const;
   [[nodiscard]] std::string Text(const char* key) const;

@@ -106,7 +106,7 @@ class Run {
       : flags_(WithDefaults(std::move(given))),
         stop_(InNanoseconds(flags_.grace_seconds), [this](const char* signal) { return Announce(signal); }),
         device_(PrepareDevice(flags_.device, flags_.threads)),
-        data_(OpenDataset({.what = flags_.data, .kind = LearnsFrom(flags_.model), .sequence = flags_.sequence})),
+        data_(OpenDataset({.what = flags_.data, .kinds = LearnsFrom(flags_.model), .sequence = flags_.sequence})),
         model_(SeedAndMake()),
         optimizer_(OptimizerConfigOf(flags_), model_.parameters),
         state_(flags_, data_.name, device_, model_, optimizer_.state()),

@@ -72,7 +72,7 @@ class ResumedTrainer : public testing::TestWithParam<Training> {
 
 TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
   const TempDir root;
-  WriteText(root / "text", MakeTokens(60'000, 500), 500);
+  WriteText(root / "text", MakeTokens(60'000, 500), 500, kSpecialTokens);
   TrainingProcess whole(Arguments(root, "whole"));
   ASSERT_EQ(whole.Finish(), 0) << whole.output();
   const auto seed = std::random_device{}();
@@ -115,7 +115,11 @@ INSTANTIATE_TEST_SUITE_P(Everything, ResumedTrainer,
                                          Training{"OptAdamw",
                                                   {"--optimizer", "adamw", "--model", "opt-350m", "--data", "TEXT",
                                                    "--sequence", "64", "--size", "hidden=64", "layers=3", "heads=4",
-                                                   "ffn=256", "embedding=32", "vocabulary=500", "positions=64"}}),
+                                                   "ffn=256", "embedding=32", "vocabulary=500", "positions=64"}},
+                                         Training{"BertAdamwOnPairs",
+                                                  {"--optimizer", "adamw", "--model", "bert-base", "--data", "TEXT",
+                                                   "--sequence", "64", "--size", "hidden=64", "layers=3", "heads=4",
+                                                   "intermediate=256", "vocabulary=500", "positions=64"}}),
                          [](const auto& of) { return of.param.name; });
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace cairn::trainer {
 namespace {
 
 void WriteLogits(const Flags& flags) {
-  const Dataset data = OpenDataset({.what = flags.data, .kind = LearnsFrom(flags.model), .sequence = flags.sequence});
+  const Dataset data = OpenDataset({.what = flags.data, .kinds = LearnsFrom(flags.model), .sequence = flags.sequence});
   const Model model = MakeModel(
       {.name = flags.model, .data = data.shape, .sizes = SizesFrom(flags.init_from, flags.model, flags.sizes)});
   LoadWeights(flags.init_from, model);

@@ -22,7 +22,8 @@ std::uint32_t Crc32(const std::string& bytes) {
 
 }  // namespace
 
-void WriteText(const std::string& folder, const std::vector<std::uint16_t>& tokens, std::uint64_t vocabulary) {
+void WriteText(const std::string& folder, const std::vector<std::uint16_t>& tokens, std::uint64_t vocabulary,
+               const std::map<std::string, std::uint64_t>& special) {
   std::string bytes;
   for (const std::uint16_t token : tokens) {
     bytes += static_cast<char>(token & 255U);
@@ -30,11 +31,12 @@ void WriteText(const std::string& folder, const std::vector<std::uint16_t>& toke
   }
   std::array<char, 16> checksum{};
   std::snprintf(checksum.data(), checksum.size(), "crc32:%08x", Crc32(bytes));
-  const nlohmann::json about = {{"kind", "text"},
-                                {"dtype", "u16"},
-                                {"tokens", tokens.size()},
-                                {"vocabulary", vocabulary},
-                                {"checksum", checksum.data()}};
+  nlohmann::json about = {{"kind", "text"},
+                          {"dtype", "u16"},
+                          {"tokens", tokens.size()},
+                          {"vocabulary", vocabulary},
+                          {"checksum", checksum.data()}};
+  if (!special.empty()) about["special_tokens"] = special;
   std::filesystem::create_directories(folder);
   std::ofstream(folder + "/tokens.bin", std::ios::binary) << bytes;
   std::ofstream(folder + "/data.json") << about;

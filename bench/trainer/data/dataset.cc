@@ -1,21 +1,37 @@
 #include "data/dataset.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <stdexcept>
 
 namespace cairn::trainer {
 namespace {
 
-const char* Name(DataKind kind) { return kind == DataKind::kText ? "text" : "pictures"; }
+/// What --data must hold for it.
+std::string SourceOf(DataKind kind) { return kind == DataKind::kPictures ? "pictures" : "text"; }
 
-/// What a folder or a word that is no model's own choice has.
-DataKind KindAt(const std::string& what) {
-  if (what == "digits") return DataKind::kPictures;
-  if (std::filesystem::exists(what + "/data.json")) return DataKind::kText;
-  if (std::filesystem::is_directory(what)) return DataKind::kPictures;
+std::string SourceOf(std::span<const DataKind> kinds) {
+  std::string all;
+  for (const DataKind kind : kinds) all += (all.empty() ? "" : " or ") + SourceOf(kind);
+  return all;
+}
+
+std::string SourceAt(const std::string& what) {
+  if (what == "digits") return "pictures";
+  if (std::filesystem::exists(what + "/data.json")) return "text";
+  if (std::filesystem::is_directory(what)) return "pictures";
   throw std::runtime_error("--data " + what +
                            ": expected \"digits\", \"synthetic\", or a folder of pictures or prepared text, and there "
                            "is no such folder");
+}
+
+DataKind KindAt(const DataRequest& request) {
+  if (request.what == "synthetic") return request.kinds.front();
+  const std::string source = SourceAt(request.what);
+  const auto kind = std::ranges::find(request.kinds, source, [](DataKind of) { return SourceOf(of); });
+  if (kind != request.kinds.end()) return *kind;
+  throw std::runtime_error("--data " + request.what + ": expected " + SourceOf(request.kinds) +
+                           ", which the model learns from, found " + source);
 }
 
 }  // namespace
@@ -23,13 +39,12 @@ DataKind KindAt(const std::string& what) {
 Dataset OpenDataset(const DataRequest& request) {
   const std::string& what = request.what;
   const bool synthetic = what == "synthetic";
-  if (const DataKind found = synthetic ? request.kind : KindAt(what); found != request.kind) {
-    throw std::runtime_error("--data " + what + ": expected " + Name(request.kind) +
-                             ", which the model learns from, found " + Name(found));
-  }
-  switch (request.kind) {
+  const auto tokens = [&] { return synthetic ? SyntheticTokens() : PreparedTokens(what); };
+  switch (KindAt(request)) {
     case DataKind::kText:
-      return TextDataset(synthetic ? SyntheticTokens() : PreparedTokens(what), request.sequence);
+      return TextDataset(tokens(), request.sequence);
+    case DataKind::kPairs:
+      return PairsDataset(tokens(), request.sequence);
     case DataKind::kPictures:
       if (synthetic) return SyntheticPictures();
       return what == "digits" ? DigitsDataset() : ImageFolderDataset(what);

@@ -16,13 +16,15 @@ namespace cairn::trainer {
 /// loop moves it.
 using Batch = std::map<std::string, at::Tensor>;
 
-enum class DataKind : std::uint8_t { kPictures, kText };
+/// Pairs are cut out of text.
+enum class DataKind : std::uint8_t { kPictures, kText, kPairs };
 
 /// What a model must fit.
 struct DataShape {
   DataKind kind = DataKind::kPictures;
   std::int64_t classes = 0;   ///< Of labels; of text the vocabulary: every token's number lies below it.
   std::int64_t sequence = 0;  ///< Of text: tokens in a sample.
+  SpecialTokens special;      ///< Of text, by their names.
 };
 
 /// Samples by number. `read` gives the same batch for the same numbers, always.
@@ -35,13 +37,13 @@ struct Dataset {
 
 /// What a training asks of its data.
 struct DataRequest {
-  std::string what;                     ///< As --data has it.
-  DataKind kind = DataKind::kPictures;  ///< What the model learns from.
-  std::int64_t sequence = 0;            ///< Of text: tokens in a sample.
+  std::string what;                 ///< As --data has it.
+  std::span<const DataKind> kinds;  ///< What the model learns from, at least one: of several, the one that is there.
+  std::int64_t sequence = 0;        ///< Of text: tokens in a sample.
 };
 
-/// "digits", "synthetic", a folder in the ImageNet layout, or one that scripts/prepare-data made. Throws
-/// std::runtime_error that names what was looked for and found.
+/// "digits", "synthetic" (of the first kind), a folder in the ImageNet layout, or one that scripts/prepare-data made.
+/// Throws std::runtime_error that names what was looked for and found.
 Dataset OpenDataset(const DataRequest& request);
 
 /// The handwritten digits: "image" [n, 3, 32, 32], "label" [n].
@@ -52,5 +54,9 @@ Dataset ImageFolderDataset(const std::string& folder);
 Dataset SyntheticPictures();
 /// "input_ids" [n, sequence]. Tokens after the last whole sample are left out.
 Dataset TextDataset(const Tokens& tokens, std::int64_t sequence);
+/// [CLS] A [SEP] B [SEP]: "input_ids" and "token_type_ids" (0 to the first [SEP], then 1), both [n, sequence], and
+/// "next_sentence_label" [n]: 0 where B is the text that follows A, 1 where it is from elsewhere, as in every other
+/// sample. Where A ends, and whence a foreign B comes, follows from the sample's number.
+Dataset PairsDataset(const Tokens& tokens, std::int64_t sequence);
 
 }  // namespace cairn::trainer

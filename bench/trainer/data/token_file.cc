@@ -19,6 +19,19 @@ std::uint64_t WidthOf(const JsonFile& about) {
   return dtype == "u16" ? 2 : 4;
 }
 
+SpecialTokens SpecialOf(const JsonFile& about, std::uint64_t vocabulary) {
+  constexpr const char* kKey = "special_tokens";
+  SpecialTokens special;
+  if (!about.Has(kKey)) return special;
+  for (const auto& [name, number] : about.Object(kKey).items()) {
+    if (!number.is_number_unsigned() || number.get<std::uint64_t>() >= vocabulary) {
+      about.Refuse(kKey, "for " + name + " a number below the vocabulary of " + std::to_string(vocabulary));
+    }
+    special[name] = number.get<std::int64_t>();
+  }
+  return special;
+}
+
 }  // namespace
 
 TokenFile::TokenFile(const std::string& folder) : TokenFile(JsonFile(folder + "/data.json"), folder + "/tokens.bin") {}
@@ -28,7 +41,8 @@ TokenFile::TokenFile(const JsonFile& about, const std::string& path)
       size_(about.Count("tokens")),
       vocabulary_(about.Count("vocabulary")),
       width_(WidthOf(about)),
-      checksum_(about.Text("checksum")) {
+      checksum_(about.Text("checksum")),
+      special_(SpecialOf(about, vocabulary_)) {
   if (about.Text("kind") != "text") about.Refuse("kind", R"("text")");
   if (vocabulary_ > std::uint64_t{1} << 32) about.Refuse("vocabulary", "at most 4294967296");
   CheckBytes(about, path);

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "data/tokens.h"
 #include "json_file.h"
 #include "mapped_file.h"
 
@@ -20,6 +21,8 @@ class TokenFile {
   [[nodiscard]] std::uint64_t vocabulary() const { return vocabulary_; }
   /// Of tokens.bin, as data.json has it: "crc32:" and eight hexadecimal digits.
   [[nodiscard]] const std::string& checksum() const { return checksum_; }
+  /// As data.json has them; none where it has not the field.
+  [[nodiscard]] const SpecialTokens& special() const { return special_; }
   /// The tokens from the `first` on, as many as `out` takes; all of them must be there.
   void Read(std::uint64_t first, std::span<std::int64_t> out) const;
 
@@ -35,6 +38,7 @@ class TokenFile {
   std::uint64_t vocabulary_;
   std::uint64_t width_;  ///< Bytes of a token, 2 or 4.
   std::string checksum_;
+  SpecialTokens special_;
 };
 
 }  // namespace cairn::trainer

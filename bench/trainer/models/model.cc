@@ -3,6 +3,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "models/bert.h"
 #include "models/config_file.h"
 #include "models/opt.h"
 #include "models/vgg16.h"
@@ -12,14 +13,18 @@ namespace {
 
 struct Entry {
   const char* name;
-  DataKind learns_from;
+  std::span<const DataKind> learns_from;
   Model (*make)(const ModelConfig&);
   const ConfigLayout* config_file;  ///< Null: none that others write.
 };
+constexpr std::array kPictures = {DataKind::kPictures};
+constexpr std::array kText = {DataKind::kText};
+constexpr std::array kPairs = {DataKind::kPairs};
 constexpr std::array kModels = {
-    Entry{"vgg16", DataKind::kPictures, MakeVgg16, nullptr},  Entry{"opt-125m", DataKind::kText, MakeOpt, &kOptConfig},
-    Entry{"opt-350m", DataKind::kText, MakeOpt, &kOptConfig}, Entry{"opt-1.3b", DataKind::kText, MakeOpt, &kOptConfig},
-    Entry{"opt-2.7b", DataKind::kText, MakeOpt, &kOptConfig},
+    Entry{"vgg16", kPictures, MakeVgg16, nullptr},       Entry{"bert-base", kPairs, MakeBert, &kBertConfig},
+    Entry{"bert-large", kPairs, MakeBert, &kBertConfig}, Entry{"opt-125m", kText, MakeOpt, &kOptConfig},
+    Entry{"opt-350m", kText, MakeOpt, &kOptConfig},      Entry{"opt-1.3b", kText, MakeOpt, &kOptConfig},
+    Entry{"opt-2.7b", kText, MakeOpt, &kOptConfig},
 };
 
 const Entry& Find(const std::string& name) {
@@ -33,7 +38,7 @@ const Entry& Find(const std::string& name) {
 
 }  // namespace
 
-DataKind LearnsFrom(const std::string& model) { return Find(model).learns_from; }
+std::span<const DataKind> LearnsFrom(const std::string& model) { return Find(model).learns_from; }
 
 Model MakeModel(const ModelConfig& config) { return Find(config.name).make(config); }
 
@@ -65,6 +70,23 @@ bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& nam
 void RefuseUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known) {
   if (sizes.empty()) return;
   throw std::runtime_error("--size " + sizes.begin()->first + ": this model has no such size, only: " + known);
+}
+
+void CheckHeads(std::int64_t hidden, std::int64_t heads) {
+  if (hidden % heads == 0) return;
+  throw std::runtime_error("size hidden: expected a multiple of heads, " + std::to_string(heads) + ", found " +
+                           std::to_string(hidden));
+}
+
+void CheckFits(const DataShape& data, std::int64_t vocabulary, std::int64_t positions) {
+  if (data.sequence > positions) {
+    throw std::runtime_error("--sequence " + std::to_string(data.sequence) + ": the model has " +
+                             std::to_string(positions) + " positions");
+  }
+  if (data.classes > vocabulary) {
+    throw std::runtime_error("the data's vocabulary has " + std::to_string(data.classes) + " tokens, the model's " +
+                             std::to_string(vocabulary));
+  }
 }
 
 }  // namespace cairn::trainer

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,12 +37,13 @@ struct ModelConfig {
   at::Device device = at::kCPU;
 };
 
-/// The data that a model takes. Throws std::runtime_error for an unknown one, naming those that there are.
-DataKind LearnsFrom(const std::string& model);
+/// The kinds of data that a model takes, the usual one first. Throws std::runtime_error for an unknown one, naming
+/// those that there are.
+std::span<const DataKind> LearnsFrom(const std::string& model);
 
 /// Makes a model with weights drawn from the default CPU generator, so that every device starts from the same ones.
 /// Throws std::runtime_error for an unknown model or size, naming those that there are, and for data that it cannot
-/// take. The data must be of the kind that it learns from.
+/// take. The data must be of a kind that it learns from.
 Model MakeModel(const ModelConfig& config);
 
 /// The sizes that FOLDER/config.json gives a model, or those given where that model has no config.json. Throws
@@ -55,5 +57,9 @@ std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::str
 bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& name, bool published);
 /// Throws for sizes that nobody took. For the models' own files.
 void RefuseUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known);
+/// Throws where heads cannot share what is hidden. For the models' own files.
+void CheckHeads(std::int64_t hidden, std::int64_t heads);
+/// Throws for samples longer than this, and tokens outside the vocabulary. For the models' own files.
+void CheckFits(const DataShape& data, std::int64_t vocabulary, std::int64_t positions);
 
 }  // namespace cairn::trainer

@@ -58,18 +58,8 @@ Sizes SizesFor(const ModelConfig& config) {
   sizes.embedding = TakeSize(given, "embedding", projected ? published.embedding : sizes.hidden);
   sizes.pre_norm = TakeFlag(given, "pre_norm", published.pre_norm);
   RefuseUnknownSizes(given, "hidden layers heads ffn vocabulary positions embedding pre_norm");
-  if (sizes.hidden % sizes.heads != 0) {
-    throw std::runtime_error("size hidden: expected a multiple of heads, " + std::to_string(sizes.heads) + ", found " +
-                             std::to_string(sizes.hidden));
-  }
-  if (config.data.sequence > sizes.positions) {
-    throw std::runtime_error("--sequence " + std::to_string(config.data.sequence) + ": the model has " +
-                             std::to_string(sizes.positions) + " positions");
-  }
-  if (config.data.classes > sizes.vocabulary) {
-    throw std::runtime_error("the data's vocabulary has " + std::to_string(config.data.classes) +
-                             " tokens, the model's " + std::to_string(sizes.vocabulary));
-  }
+  CheckHeads(sizes.hidden, sizes.heads);
+  CheckFits(config.data, sizes.vocabulary, sizes.positions);
   return sizes;
 }
 
