@@ -3,9 +3,12 @@
 Each file is a document, in the order of their names, and must be UTF-8. OUT is a folder, made whole or not at all:
 
 tokens.bin      the tokens' numbers, one behind the other, little-endian, of 2 or 4 bytes each
-data.json       what is in it: kind ("text"), dtype ("u16" or "u32"), tokens (how many), vocabulary (every number lies
-                below it), special_tokens (the numbers of those of BERT's that the tokenizer has, by name),
-                checksum (CRC-32 of tokens.bin, as zlib has it), source, tokenizer
+data.json       what is in it: kind ("text" or "questions"), dtype ("u16" or "u32"), tokens (how many), vocabulary
+                (every number lies below it), special_tokens (the numbers of those of BERT's that the tokenizer has, by
+                name), checksum (CRC-32 of tokens.bin, as zlib has it), source, tokenizer; of questions also features
+                (how many), sequence (the most tokens that one of them may have) and features_checksum
+features.bin    of questions: how tokens.bin is cut into features. Of each four numbers, little-endian, of 4 bytes:
+                its tokens, and of these the first of the context and the answer's first and last
 tokenizer.json  Hugging Face's tokenizer, the one given or the one that was trained
 """
 
@@ -23,7 +26,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
+import squad
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # Numbered as OPT's tokenizer numbers them.
@@ -152,31 +157,50 @@ def refuse_existing(out: Path) -> None:
         raise Refused(f"{out}: is there already")
 
 
-def write_text(files: list[Path], tokenizer: Tokenizer, sources: list[Path], out: Path) -> dict[str, object]:
-    vocabulary = 1 + max(tokenizer.get_vocab().values())
-    dtype, code = ("u16", "H") if vocabulary <= 1 << 16 else ("u32", "I")
-    tokens = checksum = 0
-    with open(out / "tokens.bin", "wb") as file:
-        for path in files:
-            ids = array.array(code, tokenizer.encode(read_text(path)).ids)
-            if sys.byteorder == "big":
-                ids.byteswap()
-            file.write(ids)
-            checksum = zlib.crc32(ids, checksum)
-            tokens += len(ids)
+class Numbers:
+    """Writes numbers to a file, little-endian."""
+
+    def __init__(self, file: BinaryIO, code: str) -> None:
+        self.file, self.code = file, code
+        self.count = self.crc = 0
+
+    def write(self, numbers: Iterable[int]) -> None:
+        packed = array.array(self.code, numbers)
+        self.count += len(packed)
+        if sys.byteorder == "big":
+            packed.byteswap()
+        self.file.write(packed)
+        self.crc = zlib.crc32(packed, self.crc)
+
+    @property
+    def checksum(self) -> str:
+        return f"crc32:{self.crc:08x}"
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> int:
+    return 1 + max(tokenizer.get_vocab().values())
+
+
+def tokens_to(file: BinaryIO, tokenizer: Tokenizer) -> Numbers:
+    return Numbers(file, "H" if vocabulary_of(tokenizer) <= 1 << 16 else "I")
+
+
+def write_about(out: Path, kind: str, tokens: Numbers, tokenizer: Tokenizer, source: list[Path], **more: object) -> str:
+    """What lies beside the tokens. Returns what to say of them."""
     tokenizer.save(str(out / "tokenizer.json"))
     about: dict[str, object] = {
-        "kind": "text",
-        "dtype": dtype,
-        "tokens": tokens,
-        "vocabulary": vocabulary,
+        "kind": kind,
+        "dtype": {"H": "u16", "I": "u32"}[tokens.code],
+        "tokens": tokens.count,
+        "vocabulary": vocabulary_of(tokenizer),
         **special_tokens(tokenizer),
-        "checksum": f"crc32:{checksum:08x}",
-        "source": [str(source) for source in sources],
+        "checksum": tokens.checksum,
+        **more,
+        "source": [str(path) for path in source],
         "tokenizer": "tokenizer.json",
     }
     (out / "data.json").write_text(json.dumps(about, indent=1) + "\n")
-    return about
+    return f"{about['tokens']} tokens, vocabulary {about['vocabulary']}"
 
 
 def prepare_text(options: argparse.Namespace) -> None:
@@ -186,8 +210,48 @@ def prepare_text(options: argparse.Namespace) -> None:
         read_text(path)  # Before the tokenizer's training, which may take long.
     tokenizer = tokenizer_for(options, options.kind, lambda: map(read_text, files))
     with made_whole(options.out) as out:
-        about = write_text(files, tokenizer, options.source, out)
-    print(f"{options.out}: {about['tokens']} tokens of {len(files)} files, vocabulary {about['vocabulary']}")
+        with open(out / "tokens.bin", "wb") as file:
+            tokens = tokens_to(file, tokenizer)
+            for path in files:
+                tokens.write(tokenizer.encode(read_text(path)).ids)
+        said = write_about(out, "text", tokens, tokenizer, options.source)
+    print(f"{options.out}: {len(files)} files, {said}")
+
+
+def prepare_squad(options: argparse.Namespace) -> None:
+    refuse_existing(options.out)
+    questions = list(squad.questions_of(options.source, read_text(options.source)))
+    tokenizer = tokenizer_for(options, "wordpiece", lambda: squad.texts_of(questions))
+    for name in ("[CLS]", "[SEP]", "[PAD]"):
+        if tokenizer.token_to_id(name) is None:
+            raise Refused(f"{options.tokenizer}: expected a tokenizer with {name}, found none")
+    with made_whole(options.out) as out:
+        with open(out / "tokens.bin", "wb") as file, open(out / "features.bin", "wb") as features_file:
+            tokens, features = tokens_to(file, tokenizer), Numbers(features_file, "I")
+            for question in questions:
+                for feature in squad.features_of(tokenizer, question, options.sequence, options.stride):
+                    tokens.write(feature.ids)
+                    features.write([len(feature.ids), feature.context, feature.start, feature.end])
+        tokenizer.no_truncation()
+        said = write_about(
+            out,
+            "questions",
+            tokens,
+            tokenizer,
+            [options.source],
+            features=features.count // 4,
+            sequence=options.sequence,
+            features_checksum=features.checksum,
+        )
+    print(f"{options.out}: {len(questions)} questions in {features.count // 4} features, {said}")
+
+
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    tokens = parser.add_mutually_exclusive_group()
+    tokens.add_argument("--tokenizer", type=Path, help="Hugging Face's tokenizer.json (default: one is trained)")
+    tokens.add_argument(
+        "--vocabulary", type=int, default=8192, help="of the tokenizer trained, at most (default: 8192)"
+    )
 
 
 def main() -> int:
@@ -196,19 +260,29 @@ def main() -> int:
     text = kinds.add_parser("text", help="any text in UTF-8, to tokens for a language model")
     text.add_argument("source", nargs="+", type=Path, help="a file, or a folder with all that is in it")
     text.add_argument("out", type=Path, help="the folder to make")
-    tokens = text.add_mutually_exclusive_group()
-    tokens.add_argument("--tokenizer", type=Path, help="Hugging Face's tokenizer.json (default: one is trained)")
-    tokens.add_argument(
-        "--vocabulary", type=int, default=8192, help="of the tokenizer trained, at most (default: 8192)"
-    )
+    add_tokenizer(text)
     text.add_argument("--kind", choices=TRAIN, default="bpe", help="of the tokenizer trained (default: bpe)")
     text.set_defaults(prepare=prepare_text)
+    questions = kinds.add_parser("squad", help="SQuAD's JSON, 1.1 or 2.0, to questions with places of answers")
+    questions.add_argument("source", type=Path, help="a file as train-v2.0.json")
+    questions.add_argument("out", type=Path, help="the folder to make")
+    add_tokenizer(questions)
+    questions.add_argument("--sequence", type=int, default=384, help="most tokens of a feature (default: 384)")
+    questions.add_argument(
+        "--stride", type=int, default=128, help="tokens that features of one context share (default: 128)"
+    )
+    questions.set_defaults(prepare=prepare_squad)
     options = parser.parse_args()
     if options.vocabulary < LEAST_VOCABULARY:
         parser.error(f"--vocabulary {options.vocabulary}: expected at least {LEAST_VOCABULARY}")
+    if options.prepare is prepare_squad and not 0 <= options.stride <= options.sequence - squad.LEAST_ROOM:
+        parser.error(
+            f"--stride {options.stride}: expected 0 to --sequence less {squad.LEAST_ROOM}, "
+            f"{options.sequence - squad.LEAST_ROOM}"
+        )
     try:
         options.prepare(options)
-    except (Refused, OSError) as error:
+    except (Refused, squad.NotSquad, OSError) as error:
         print(f"prepare-data: {error}", file=sys.stderr)
         return 1
     return 0
