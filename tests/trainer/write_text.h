@@ -15,6 +15,11 @@ inline const std::map<std::string, std::uint64_t> kSpecialTokens = {
 void WriteText(const std::string& folder, const std::vector<std::uint16_t>& tokens, std::uint64_t vocabulary,
                const std::map<std::string, std::uint64_t>& special = {});
 
+/// Makes FOLDER as `scripts/prepare-data squad` does, with special tokens, of features that these are the tokens of:
+/// each `sequence` at most, and of every third the answer is not there.
+void WriteQuestions(const std::string& folder, const std::vector<std::uint16_t>& tokens, std::uint64_t vocabulary,
+                    std::uint32_t sequence);
+
 /// A text of `count` tokens that follow each other by a rule and some chance, the same each time.
 std::vector<std::uint16_t> MakeTokens(std::size_t count, std::uint16_t vocabulary);
 

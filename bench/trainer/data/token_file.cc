@@ -1,11 +1,7 @@
 #include "data/token_file.h"
 
-#include <isa-l/crc.h>
-
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cstdio>
 #include <stdexcept>
 
 namespace cairn::trainer {
@@ -34,16 +30,17 @@ SpecialTokens SpecialOf(const JsonFile& about, std::uint64_t vocabulary) {
 
 }  // namespace
 
-TokenFile::TokenFile(const std::string& folder) : TokenFile(JsonFile(folder + "/data.json"), folder + "/tokens.bin") {}
+TokenFile::TokenFile(const std::string& folder, const char* kind)
+    : TokenFile(JsonFile(folder + "/data.json"), folder + "/tokens.bin", kind) {}
 
-TokenFile::TokenFile(const JsonFile& about, const std::string& path)
+TokenFile::TokenFile(const JsonFile& about, const std::string& path, const std::string& kind)
     : file_(path),
       size_(about.Count("tokens")),
       vocabulary_(about.Count("vocabulary")),
       width_(WidthOf(about)),
       checksum_(about.Text("checksum")),
       special_(SpecialOf(about, vocabulary_)) {
-  if (about.Text("kind") != "text") about.Refuse("kind", R"("text")");
+  if (about.Text("kind") != kind) about.Refuse("kind", "\"" + kind + "\"");
   if (vocabulary_ > std::uint64_t{1} << 32) about.Refuse("vocabulary", "at most 4294967296");
   CheckBytes(about, path);
 }
@@ -61,10 +58,7 @@ void TokenFile::CheckBytes(const JsonFile& about, const std::string& path) const
     throw std::runtime_error(path + ": expected the " + std::to_string(size_) + " tokens of " + std::to_string(width_) +
                              " bytes that data.json tells of, found " + std::to_string(bytes.size()) + " bytes");
   }
-  std::array<char, 16> sum{};
-  const auto* const data = reinterpret_cast<const unsigned char*>(bytes.data());
-  std::snprintf(sum.data(), sum.size(), "crc32:%08x", crc32_gzip_refl(0, data, bytes.size()));
-  if (checksum_ != sum.data()) about.Refuse("checksum", std::string(sum.data()) + ", which tokens.bin has");
+  if (checksum_ != file_.Checksum()) about.Refuse("checksum", file_.Checksum() + ", which tokens.bin has");
   WithTokens([&](const auto& tokens) {
     const auto wrong = std::find_if(tokens.begin(), tokens.end(), [&](auto token) { return token >= vocabulary_; });
     if (wrong == tokens.end()) return;
