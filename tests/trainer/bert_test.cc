@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -77,6 +79,18 @@ TEST_F(BertTrainer, CheckpointHoldsItUnderItsReferenceNames) {
   EXPECT_EQ(shapes.size(), 5U + 2 * 16 + 9);
 }
 
+TEST_F(BertTrainer, CheckpointHoldsAnotherHeadForQuestions) {
+  WriteQuestions(root_ / "questions", MakeTokens(300, 40), 40, 16);
+  TrainingProcess training(Arguments({{"--data", root_ / "questions"}, {"--checkpoint-dir", root_ / "run"}}));
+  ASSERT_EQ(training.Finish(), 0) << training.output();
+
+  auto shapes = Shapes();
+
+  EXPECT_EQ(shapes["qa_outputs.weight"], (Shape{2, 8}));
+  EXPECT_EQ(shapes["qa_outputs.bias"], (Shape{2}));
+  EXPECT_EQ(shapes.size(), 5U + 2 * 16 + 2);
+}
+
 TEST_F(BertTrainer, NoiseHasPairs) {
   TrainingProcess base(Arguments({{"--data", "synthetic"}}, {"vocabulary=256"}));
   TrainingProcess large(Arguments({{"--data", "synthetic"}, {"--model", "bert-large"}}, {"vocabulary=256"}));
@@ -105,8 +119,24 @@ TEST_F(BertTrainer, RefusesTextWithoutItsSpecialTokensByName) {
   ExpectRefused(Arguments(), text_ + "/data.json: special_tokens: expected [MASK]");
 }
 
+TEST_F(BertTrainer, RefusesQuestionsThatDoNotFit) {
+  const std::string questions = root_ / "questions";
+  WriteQuestions(questions, MakeTokens(300, 40), 40, 17);
+  ExpectRefused(Arguments({{"--data", questions}}), "--sequence 17: the model has 16 positions");
+  ExpectRefused(Arguments({{"--data", questions}, {"--model", "opt-125m"}}),
+                "expected text, which the model learns from, found questions");
+
+  WriteQuestions(questions, MakeTokens(300, 40), 40, 16);
+  auto about = nlohmann::json::parse(std::ifstream(questions + "/data.json"));
+  about["special_tokens"].erase("[PAD]");
+  std::ofstream(questions + "/data.json") << about;
+  ExpectRefused(Arguments({{"--data", questions}}),
+                questions + "/data.json: special_tokens: expected [PAD], found none");
+}
+
 TEST_F(BertTrainer, RefusesAModelThatTheDataDoesNotFit) {
-  ExpectRefused(Arguments({{"--data", "digits"}}), "expected text, which the model learns from, found pictures");
+  ExpectRefused(Arguments({{"--data", "digits"}}),
+                "expected text or questions, which the model learns from, found pictures");
   ExpectRefused(Arguments({{"--sequence", "17"}}), "--sequence 17: the model has 16 positions");
   ExpectRefused(Arguments({{"--sequence", "4"}}), "--sequence 4: expected at least 5, [CLS] A [SEP] B [SEP]");
   ExpectRefused(Arguments({{"--sequence", "200"}}), "data.json: tokens: expected at least 394, two samples of");

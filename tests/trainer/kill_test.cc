@@ -65,7 +65,8 @@ class ResumedTrainer : public testing::TestWithParam<Training> {
   static std::vector<std::string> Arguments(const TempDir& root, const std::string& run) {
     std::vector<std::string> all = {"--steps", "60",       "--every",          "4",       "--in-flight",
                                     "3",       "--resume", "--checkpoint-dir", root / run};
-    for (const std::string& word : GetParam().arguments) all.push_back(word == "TEXT" ? root / "text" : word);
+    for (const std::string& word : GetParam().arguments)
+      all.push_back(word == "TEXT" ? root / "text" : word == "QUESTIONS" ? root / "questions" : word);
     return all;
   }
 };
@@ -73,6 +74,7 @@ class ResumedTrainer : public testing::TestWithParam<Training> {
 TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
   const TempDir root;
   WriteText(root / "text", MakeTokens(60'000, 500), 500, kSpecialTokens);
+  WriteQuestions(root / "questions", MakeTokens(10'000, 500), 500, 64);
   TrainingProcess whole(Arguments(root, "whole"));
   ASSERT_EQ(whole.Finish(), 0) << whole.output();
   const auto seed = std::random_device{}();
@@ -105,22 +107,24 @@ TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
   EXPECT_TRUE(ListedSteps(root / "killed").contains(60));
 }
 
-INSTANTIATE_TEST_SUITE_P(Everything, ResumedTrainer,
-                         testing::Values(Training{"VggSgd", {"--optimizer", "sgd"}},
-                                         Training{"VggAdamw", {"--optimizer", "adamw"}},
-                                         Training{"VggSgdBf16", {"--optimizer", "sgd", "--precision", "bf16"}},
-                                         Training{"VggAdamwBf16WithAllElse",
-                                                  {"--optimizer", "adamw", "--precision", "bf16", "--accumulate", "2",
-                                                   "--clip", "1", "--warmup", "10", "--decay", "cosine"}},
-                                         Training{"OptAdamw",
-                                                  {"--optimizer", "adamw", "--model", "opt-350m", "--data", "TEXT",
-                                                   "--sequence", "64", "--size", "hidden=64", "layers=3", "heads=4",
-                                                   "ffn=256", "embedding=32", "vocabulary=500", "positions=64"}},
-                                         Training{"BertAdamwOnPairs",
-                                                  {"--optimizer", "adamw", "--model", "bert-base", "--data", "TEXT",
-                                                   "--sequence", "64", "--size", "hidden=64", "layers=3", "heads=4",
-                                                   "intermediate=256", "vocabulary=500", "positions=64"}}),
-                         [](const auto& of) { return of.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Everything, ResumedTrainer,
+    testing::Values(
+        Training{"VggSgd", {"--optimizer", "sgd"}}, Training{"VggAdamw", {"--optimizer", "adamw"}},
+        Training{"VggSgdBf16", {"--optimizer", "sgd", "--precision", "bf16"}},
+        Training{"VggAdamwBf16WithAllElse",
+                 {"--optimizer", "adamw", "--precision", "bf16", "--accumulate", "2", "--clip", "1", "--warmup", "10",
+                  "--decay", "cosine"}},
+        Training{"OptAdamw",
+                 {"--optimizer", "adamw", "--model", "opt-350m", "--data", "TEXT", "--sequence", "64", "--size",
+                  "hidden=64", "layers=3", "heads=4", "ffn=256", "embedding=32", "vocabulary=500", "positions=64"}},
+        Training{"BertAdamwOnPairs",
+                 {"--optimizer", "adamw", "--model", "bert-base", "--data", "TEXT", "--sequence", "64", "--size",
+                  "hidden=64", "layers=3", "heads=4", "intermediate=256", "vocabulary=500", "positions=64"}},
+        Training{"BertAdamwOnQuestions",
+                 {"--optimizer", "adamw", "--model", "bert-base", "--data", "QUESTIONS", "--size", "hidden=64",
+                  "layers=3", "heads=4", "intermediate=256", "vocabulary=500", "positions=64"}}),
+    [](const auto& of) { return of.param.name; });
 
 }  // namespace
 }  // namespace cairn::trainer

@@ -50,14 +50,13 @@ def saved(model: Any, folder: Path, shards: str = "1GB") -> Any:
     return model
 
 
-def write_text(folder: Path, count: int, vocabulary: int, first: int = 0, **more: Any) -> array[int]:
-    """Makes FOLDER as scripts/prepare-data does, of `count` tokens from the `first` of the vocabulary on."""
+def write_tokens(folder: Path, count: int, vocabulary: int, first: int = 0, **more: Any) -> None:
+    """Fills FOLDER as scripts/prepare-data does, with `count` tokens from the `first` of the vocabulary on."""
     tokens = array("H", random.Random(2).choices(range(first, vocabulary), k=count))
     about = {"kind": "text", "dtype": "u16", "tokens": count, "vocabulary": vocabulary, **more}
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "tokens.bin").write_bytes(tokens.tobytes())
     (folder / "data.json").write_text(json.dumps(about | {"checksum": f"crc32:{zlib.crc32(tokens):08x}"}))
-    return tokens
 
 
 def logits_and_loss_of(folder: Path, *arguments: object) -> tuple[Any, float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import BIN, ROOT, Weights, logits_of, refused, relative_error, run, saved, write_text
+from models import BIN, ROOT, Weights, logits_of, refused, relative_error, run, saved, write_tokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -36,7 +36,7 @@ def an_opt(folder: Path, shards: str = "1GB", **settings: Any) -> Any:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    write_text(tmp_path / "text", SAMPLES * LENGTH, VOCABULARY)
+    write_tokens(tmp_path / "text", SAMPLES * LENGTH, VOCABULARY)
     return tmp_path / "text"
 
 

@@ -4,11 +4,16 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "json_file.h"
+
 namespace cairn::trainer {
 namespace {
 
 /// What --data must hold for it.
-std::string SourceOf(DataKind kind) { return kind == DataKind::kPictures ? "pictures" : "text"; }
+std::string SourceOf(DataKind kind) {
+  if (kind == DataKind::kPictures) return "pictures";
+  return kind == DataKind::kQuestions ? "questions" : "text";
+}
 
 std::string SourceOf(std::span<const DataKind> kinds) {
   std::string all;
@@ -18,11 +23,13 @@ std::string SourceOf(std::span<const DataKind> kinds) {
 
 std::string SourceAt(const std::string& what) {
   if (what == "digits") return "pictures";
-  if (std::filesystem::exists(what + "/data.json")) return "text";
+  if (const std::string about = what + "/data.json"; std::filesystem::exists(about)) {
+    return JsonFile(about).Text("kind");
+  }
   if (std::filesystem::is_directory(what)) return "pictures";
   throw std::runtime_error("--data " + what +
-                           ": expected \"digits\", \"synthetic\", or a folder of pictures or prepared text, and there "
-                           "is no such folder");
+                           ": expected \"digits\", \"synthetic\", or a folder of pictures or of what "
+                           "scripts/prepare-data made, and there is no such folder");
 }
 
 DataKind KindAt(const DataRequest& request) {
@@ -45,6 +52,8 @@ Dataset OpenDataset(const DataRequest& request) {
       return TextDataset(tokens(), request.sequence);
     case DataKind::kPairs:
       return PairsDataset(tokens(), request.sequence);
+    case DataKind::kQuestions:
+      return QuestionsDataset(what);
     case DataKind::kPictures:
       if (synthetic) return SyntheticPictures();
       return what == "digits" ? DigitsDataset() : ImageFolderDataset(what);

@@ -17,7 +17,7 @@ namespace cairn::trainer {
 using Batch = std::map<std::string, at::Tensor>;
 
 /// Pairs are cut out of text.
-enum class DataKind : std::uint8_t { kPictures, kText, kPairs };
+enum class DataKind : std::uint8_t { kPictures, kText, kPairs, kQuestions };
 
 /// What a model must fit.
 struct DataShape {
@@ -58,5 +58,9 @@ Dataset TextDataset(const Tokens& tokens, std::int64_t sequence);
 /// "next_sentence_label" [n]: 0 where B is the text that follows A, 1 where it is from elsewhere, as in every other
 /// sample. Where A ends, and whence a foreign B comes, follows from the sample's number.
 Dataset PairsDataset(const Tokens& tokens, std::int64_t sequence);
+/// What `scripts/prepare-data squad` made: [CLS] question [SEP] context [SEP], filled up with [PAD] to its own longest.
+/// "input_ids", "token_type_ids" (1 from the context to the last [SEP]) and "attention_mask" (false for [PAD]), all [n,
+/// sequence]; "start_positions" and "end_positions" [n], the answer's first and last token, or those of [CLS].
+Dataset QuestionsDataset(const std::string& folder);
 
 }  // namespace cairn::trainer

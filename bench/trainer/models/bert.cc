@@ -1,6 +1,5 @@
 #include "models/bert.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -21,6 +20,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "models/layers.h"
@@ -117,10 +117,10 @@ struct Attention {
         key(weights.Under("key"), sizes.hidden, sizes.hidden),
         value(weights.Under("value"), sizes.hidden, sizes.hidden) {}
 
-  at::Tensor operator()(const at::Tensor& x, bool training) const {
+  at::Tensor operator()(const at::Tensor& x, const std::optional<at::Tensor>& mask, bool training) const {
     const auto split = [&](const Linear& project) { return SplitHeads(project(x), heads); };
-    return JoinHeads(at::scaled_dot_product_attention(split(query), split(key), split(value), /*attn_mask=*/{},
-                                                      training ? kDropout : 0));
+    return JoinHeads(
+        at::scaled_dot_product_attention(split(query), split(key), split(value), mask, training ? kDropout : 0));
   }
 };
 
@@ -136,16 +136,16 @@ struct Layer {
         intermediate(weights.Under("intermediate.dense"), sizes.hidden, sizes.intermediate),
         output(weights.Under("output"), sizes.intermediate, sizes.hidden) {}
 
-  at::Tensor operator()(const at::Tensor& x, bool training) const {
-    const at::Tensor attended = attention_output(attention(x, training), x, training);
+  at::Tensor operator()(const at::Tensor& x, const std::optional<at::Tensor>& mask, bool training) const {
+    const at::Tensor attended = attention_output(attention(x, mask, training), x, training);
     return output(at::gelu(intermediate(attended)), attended, training);
   }
 };
 
 class Encoder {
  public:
-  Encoder(const Weights& weights, const Sizes& sizes, std::int64_t padding)
-      : embeddings_(weights.Under("embeddings"), sizes, padding) {
+  Encoder(const Weights& weights, const Sizes& sizes, const DataShape& data)
+      : embeddings_(weights.Under("embeddings"), sizes, PaddingOf(data)) {
     for (std::int64_t i = 0; i < sizes.layers; ++i) {
       layers_.emplace_back(weights.Under("encoder.layer." + std::to_string(i)), sizes);
     }
@@ -154,12 +154,19 @@ class Encoder {
   /// [n, length, hidden], of `ids` in place of the batch's own.
   [[nodiscard]] at::Tensor operator()(const at::Tensor& ids, const Batch& batch, bool training) const {
     at::Tensor x = embeddings_(ids, batch.at("token_type_ids"), training);
-    for (const Layer& layer : layers_) x = layer(x, training);
+    std::optional<at::Tensor> mask;  // The same for every head and every token that looks.
+    if (const auto at = batch.find("attention_mask"); at != batch.end()) mask = at->second.unsqueeze(1).unsqueeze(1);
+    for (const Layer& layer : layers_) x = layer(x, mask, training);
     return x;
   }
   [[nodiscard]] const at::Tensor& word_embeddings() const { return embeddings_.word; }
 
  private:
+  static std::int64_t PaddingOf(const DataShape& data) {
+    const auto at = data.special.find("[PAD]");
+    return at == data.special.end() ? -1 : at->second;
+  }
+
   Embeddings embeddings_;
   std::vector<Layer> layers_;
 };
@@ -200,7 +207,7 @@ class Masking {
 class PreTraining {
  public:
   PreTraining(const Weights& weights, const Sizes& sizes, const ModelConfig& config)
-      : bert_(weights.Under("bert"), sizes, PaddingOf(config.data)),
+      : bert_(weights.Under("bert"), sizes, config.data),
         pooler_(weights.Under("bert.pooler.dense"), sizes.hidden, sizes.hidden),
         bias_(weights.Under("cls.predictions").Constant("bias", sizes.vocabulary, 0)),
         transform_(weights.Under("cls.predictions.transform.dense"), sizes.hidden, sizes.hidden),
@@ -228,10 +235,6 @@ class PreTraining {
   }
 
  private:
-  static std::int64_t PaddingOf(const DataShape& data) {
-    const auto at = data.special.find("[PAD]");
-    return at == data.special.end() ? -1 : at->second;
-  }
   [[nodiscard]] at::Tensor Predictions(const at::Tensor& x) const {
     return at::linear(norm_(at::gelu(transform_(x))), bert_.word_embeddings(), bias_);
   }
@@ -247,6 +250,39 @@ class PreTraining {
   Linear seq_relationship_;
   Masking masking_;
 };
+
+class QuestionAnswering {
+ public:
+  QuestionAnswering(const Weights& weights, const Sizes& sizes, const ModelConfig& config)
+      : bert_(weights.Under("bert"), sizes, config.data), qa_outputs_(weights.Under("qa_outputs"), sizes.hidden, 2) {}
+
+  [[nodiscard]] at::Tensor Loss(const Batch& batch) const {
+    const at::Tensor logits = Logits(batch, /*training=*/true).to(at::kFloat);
+    const auto lost = [&](std::int64_t which, const char* positions) {
+      return at::cross_entropy_loss(logits.select(2, which), batch.at(positions));
+    };
+    return lost(0, "start_positions").add(lost(1, "end_positions")).div(2);
+  }
+  [[nodiscard]] at::Tensor Logits(const Batch& batch, bool training = false) const {
+    return qa_outputs_(bert_(batch.at("input_ids"), batch, training));
+  }
+
+ private:
+  Encoder bert_;
+  Linear qa_outputs_;
+};
+
+template <typename Bert>
+Model Make(const ModelConfig& config) {
+  Model model;
+  const auto bert = std::make_shared<const Bert>(Weights(config.device, model.parameters), SizesFor(config), config);
+  model.loss = [bert](const Batch& batch) { return bert->Loss(batch); };
+  model.logits = [bert](const Batch& batch) {
+    const c10::NoGradGuard no_grad;
+    return bert->Logits(batch);
+  };
+  return model;
+}
 
 using Kind = ConfigField::Kind;
 constexpr std::array kFields = {
@@ -272,16 +308,15 @@ constexpr std::array kFields = {
 const ConfigLayout kBertConfig{.model_type = "bert", .fields = kFields};
 
 Model MakeBert(const ModelConfig& config) {
-  Model model;
-  const auto bert =
-      std::make_shared<const PreTraining>(Weights(config.device, model.parameters), SizesFor(config), config);
+  if (config.data.kind == DataKind::kQuestions) {
+    Model model = Make<QuestionAnswering>(config);
+    model.head = "qa_outputs.";
+    model.other_heads = {"bert.pooler.", "cls."};
+    return model;
+  }
+  Model model = Make<PreTraining>(config);
   model.tied = {{"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"},
                 {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
-  model.loss = [bert](const Batch& batch) { return bert->Loss(batch); };
-  model.logits = [bert](const Batch& batch) {
-    const c10::NoGradGuard no_grad;
-    return bert->Logits(batch);
-  };
   return model;
 }
 

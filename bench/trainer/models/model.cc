@@ -19,11 +19,14 @@ struct Entry {
 };
 constexpr std::array kPictures = {DataKind::kPictures};
 constexpr std::array kText = {DataKind::kText};
-constexpr std::array kPairs = {DataKind::kPairs};
+constexpr std::array kPairsOrQuestions = {DataKind::kPairs, DataKind::kQuestions};
 constexpr std::array kModels = {
-    Entry{"vgg16", kPictures, MakeVgg16, nullptr},       Entry{"bert-base", kPairs, MakeBert, &kBertConfig},
-    Entry{"bert-large", kPairs, MakeBert, &kBertConfig}, Entry{"opt-125m", kText, MakeOpt, &kOptConfig},
-    Entry{"opt-350m", kText, MakeOpt, &kOptConfig},      Entry{"opt-1.3b", kText, MakeOpt, &kOptConfig},
+    Entry{"vgg16", kPictures, MakeVgg16, nullptr},
+    Entry{"bert-base", kPairsOrQuestions, MakeBert, &kBertConfig},
+    Entry{"bert-large", kPairsOrQuestions, MakeBert, &kBertConfig},
+    Entry{"opt-125m", kText, MakeOpt, &kOptConfig},
+    Entry{"opt-350m", kText, MakeOpt, &kOptConfig},
+    Entry{"opt-1.3b", kText, MakeOpt, &kOptConfig},
     Entry{"opt-2.7b", kText, MakeOpt, &kOptConfig},
 };
 

@@ -24,6 +24,11 @@ struct Model {
   std::vector<NamedTensor> buffers;     ///< Further state that a resumed run needs: running means, recurrent memory.
   /// Further names that the reference has for parameters, and theirs here. Read where they are there, never written.
   std::map<std::string, std::string> tied;
+  /// How the names of this task's own parameters begin: weights of another task, which have none of them, may be read
+  /// all the same, and these stay as drawn. Empty where there is no other task.
+  std::string head;
+  /// How the names of other tasks' own parameters begin: passed over where they are there.
+  std::vector<std::string> other_heads;
   /// The scalar that training lowers, with gradients recorded. Draws from the default generators only.
   std::function<at::Tensor(const Batch& batch)> loss;
   /// What the model makes of a batch, without dropout and gradients: for comparing it with its reference.
