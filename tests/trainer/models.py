@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import zlib
 from array import array
@@ -57,6 +58,20 @@ def write_tokens(folder: Path, count: int, vocabulary: int, first: int = 0, **mo
     folder.mkdir(exist_ok=True)
     (folder / "tokens.bin").write_bytes(tokens.tobytes())
     (folder / "data.json").write_text(json.dumps(about | {"checksum": f"crc32:{zlib.crc32(tokens):08x}"}))
+
+
+def run_readmes_lines(pattern: str, here: dict[str, object], behind: str) -> list[str]:
+    """Runs those of README.md's lines on the trainer that match, with what it names replaced and more flags at the end
+    of a training. Returns them."""
+    section = (ROOT / "README.md").read_text().split("\n## The trainer\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.split("```")[1].splitlines() if re.search(pattern, line)]
+    script = "\n".join(line.split("  #")[0] + (behind if "cairn_train" in line else "") for line in lines)
+    for printed, replaced in {"build/release/bin": BIN, **here}.items():
+        assert printed in script
+        script = script.replace(printed, str(replaced))
+    ran = subprocess.run(["bash", "-ec", script], check=False, cwd=ROOT, text=True, capture_output=True)
+    assert ran.returncode == 0, ran.stderr
+    return lines
 
 
 def logits_and_loss_of(folder: Path, *arguments: object) -> tuple[Any, float]:

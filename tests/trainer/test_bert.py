@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import zlib
 from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
-from models import logits_and_loss_of, logits_of, refused, relative_error, run, saved, write_tokens
+from models import logits_and_loss_of, logits_of, refused, relative_error, run, run_readmes_lines, saved, write_tokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -22,15 +23,16 @@ WORDS = LENGTH - 3
 WORD, DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder."
 
 
-def a_bert(folder: Path, head: str = "BertForPreTraining", shards: str = "1GB") -> Any:
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=80,
-        max_position_embeddings=LENGTH + 2,
-    )
+def a_bert(folder: Path, head: str = "BertForPreTraining", shards: str = "1GB", **settings: Any) -> Any:
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 80,
+        "max_position_embeddings": LENGTH + 2,
+    }
+    config = transformers.BertConfig(**(sizes | settings))
     return saved(getattr(transformers, head)(config), folder, shards)
 
 
@@ -300,3 +302,30 @@ def test_a_config_that_the_model_does_not_know_is_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
 
     refused(f"{path}: {field}: expected {expected}, found", "--init-from", tmp_path / "model", *flags(text))
+
+
+def test_the_readmes_lines_train_on_real_text_and_on_questions(tmp_path: Path) -> None:
+    here = {"/data": tmp_path, "/mnt/nvme": tmp_path}
+    small = f" --host-memory 64MiB --report {tmp_path / 'report.json'}"
+
+    sizes = " --size layers=1 hidden=48 heads=4 intermediate=96 vocabulary=8192 --steps 40"
+    lines = run_readmes_lines("/data/pieces", here, small + sizes)
+
+    assert len(lines) == 2 and "bert-base" in lines[1]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["last_loss"] < report["first_loss"]
+
+    # In place of what must be downloaded: a model of the text above, and questions on it.
+    a_bert(tmp_path / "model", vocab_size=8192, max_position_embeddings=512)
+    shutil.copy(tmp_path / "pieces/tokenizer.json", tmp_path / "model")
+    context = Path("/usr/share/common-licenses/BSD").read_text()
+    answers = [{"text": "Redistributions", "answer_start": context.index("Redistributions")}]
+    qas = [{"id": "1", "question": "What is to keep the notice?", "answers": answers}]
+    squad = {"version": "1.1", "data": [{"title": "BSD", "paragraphs": [{"context": context, "qas": qas}]}]}
+    (tmp_path / "train.json").write_text(json.dumps(squad))
+    here |= {"train-v2.0.json": tmp_path / "train.json", "bert-base-uncased": tmp_path / "model"}
+
+    lines = run_readmes_lines("/data/squad", here, small + " --steps 2")
+
+    assert len(lines) == 2 and "--init-from" in lines[1]
+    assert len(json.loads((tmp_path / "report.json").read_text())["steps"]) == 2
