@@ -1,11 +1,14 @@
 #include "mapped_file.h"
 
 #include <fcntl.h>
+#include <isa-l/crc.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <stdexcept>
 #include <system_error>
 
@@ -40,6 +43,13 @@ MappedFile::MappedFile(const std::string& path) {
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+std::string MappedFile::Checksum() const {
+  std::array<char, 16> sum{};
+  const auto* const data = reinterpret_cast<const unsigned char*>(bytes_.data());
+  std::snprintf(sum.data(), sum.size(), "crc32:%08x", crc32_gzip_refl(0, data, bytes_.size()));
+  return sum.data();
 }
 
 }  // namespace cairn::trainer

@@ -17,6 +17,8 @@ class MappedFile {
 
   /// Begins at a page.
   [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+  /// CRC-32 of them, as data.json has it: "crc32:" and eight hexadecimal digits.
+  [[nodiscard]] std::string Checksum() const;
 
  private:
   std::span<const std::byte> bytes_;

@@ -107,7 +107,7 @@ class Run {
         stop_(InNanoseconds(flags_.grace_seconds), [this](const char* signal) { return Announce(signal); }),
         device_(PrepareDevice(flags_.device, flags_.threads)),
         data_(OpenDataset({.what = flags_.data,
-                           .kind = LearnsFrom(flags_.model),
+                           .kinds = LearnsFrom(flags_.model),
                            .sequence = flags_.sequence,
                            .batch = flags_.batch})),
         model_(SeedAndMake()),

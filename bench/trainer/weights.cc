@@ -9,7 +9,9 @@
 #include <map>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
+#include "console.h"
 #include "device.h"
 #include "json_file.h"
 #include "safetensors.h"
@@ -33,14 +35,14 @@ class WeightFiles {
   explicit WeightFiles(const std::string& folder) : path_(folder + "/model.safetensors") {
     if (std::filesystem::exists(path_)) {
       Open(path_);
-      return;
-    }
-    path_ += ".index.json";
-    if (!std::filesystem::exists(path_)) {
+    } else if (path_ += ".index.json"; std::filesystem::exists(path_)) {
+      OpenIndexed(folder);
+    } else {
       throw std::runtime_error("--init-from " + folder +
                                ": expected model.safetensors or model.safetensors.index.json in it, found neither");
     }
-    OpenIndexed(folder);
+    Rename("LayerNorm.gamma", "LayerNorm.weight");
+    Rename("LayerNorm.beta", "LayerNorm.bias");
   }
 
   /// The file, or the index.
@@ -74,6 +76,17 @@ class WeightFiles {
     }
   }
 
+  /// Files made from TensorFlow's have its names' endings, BERT's published ones among them.
+  void Rename(const std::string& old, const std::string& ending) {
+    std::map<std::string, Found> renamed;
+    for (const auto& [name, found] : tensors_) {
+      const bool is_old = name.ends_with(old);
+      const std::string now = is_old ? name.substr(0, name.size() - old.size()) + ending : name;
+      if (!renamed.try_emplace(now, found).second) Refuse(*found.file, now, "it once", "it as " + old + " as well");
+    }
+    tensors_ = std::move(renamed);
+  }
+
   std::string path_;
   std::map<std::string, SafetensorsFile> files_;
   std::map<std::string, Found> tensors_;
@@ -103,9 +116,25 @@ std::string TypeOf(const at::Tensor& parameter) {
 }
 std::string TypeOf(const Found& found) { return Describe(found.tensor->dtype, found.tensor->shape); }
 
-void CheckNames(const WeightFiles& files, const Model& model) {
+/// What is read, and what is to be said of the rest.
+struct Choice {
+  std::vector<NamedTensor> read;
+  std::string passed_over, kept;
+};
+
+Choice Choose(const WeightFiles& files, const Model& model) {
   auto left = files.tensors();
+  Choice choice;
+  const auto of = [](const std::string& head) {
+    return [&](const auto& item) { return item.first.starts_with(head); };
+  };
+  const bool headless = !model.head.empty() && std::ranges::none_of(left, of(model.head));
   for (const NamedTensor& parameter : model.parameters) {
+    if (headless && parameter.name.starts_with(model.head)) {
+      choice.kept += " " + parameter.name;
+      continue;
+    }
+    choice.read.push_back(parameter);
     const auto node = left.extract(parameter.name);
     const std::string expected = TypeOf(parameter.tensor);
     if (node.empty()) Refuse(files.path(), parameter.name, expected, "none");
@@ -121,7 +150,11 @@ void CheckNames(const WeightFiles& files, const Model& model) {
     if (TypeOf(found) != TypeOf(held)) Refuse(*found.file, name, expected, TypeOf(found));
     if (!std::ranges::equal(found.tensor->bytes, held.tensor->bytes)) Refuse(*found.file, name, expected, "others");
   }
-  if (left.empty()) return;
+  for (const std::string& head : model.other_heads) {
+    for (const auto& [name, found] : left) choice.passed_over += name.starts_with(head) ? " " + name : "";
+    std::erase_if(left, of(head));
+  }
+  if (left.empty()) return choice;
   Refuse(*left.begin()->second.file, left.begin()->first, "no tensor of this name", TypeOf(left.begin()->second));
 }
 
@@ -129,15 +162,17 @@ void CheckNames(const WeightFiles& files, const Model& model) {
 
 void LoadWeights(const std::string& folder, const Model& model) {
   const WeightFiles files(folder);
-  CheckNames(files, model);
+  const Choice choice = Choose(files, model);
   const c10::NoGradGuard no_grad;
-  for (const NamedTensor& parameter : model.parameters) {
+  for (const NamedTensor& parameter : choice.read) {
     const FileTensor& tensor = *files.tensors().at(parameter.name).tensor;
     // By way of a tensor of its own: the file aligns nothing, and the parameter may be on a GPU.
     const at::Tensor host = at::empty(tensor.shape, *WeightType(tensor.dtype));
     std::memcpy(host.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());
     parameter.tensor.copy_(host);
   }
+  if (!choice.passed_over.empty()) Say(files.path() + ": passed over:" + choice.passed_over);
+  if (!choice.kept.empty()) Say(files.path() + ": not there, kept as drawn:" + choice.kept);
 }
 
 }  // namespace cairn::trainer

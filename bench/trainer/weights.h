@@ -7,9 +7,10 @@
 namespace cairn::trainer {
 
 /// Fills the model's parameters from FOLDER/model.safetensors, or from the files of
-/// FOLDER/model.safetensors.index.json, in Hugging Face's layout. Tied names may be there or not; every other name must
-/// be the model's, and every name of the model's must be there, of its dtype and shape: else std::runtime_error names
-/// file, tensor, what was expected and found, and no parameter has changed.
+/// FOLDER/model.safetensors.index.json, in Hugging Face's layout. Tied names may be there or not. What another task's
+/// head has is passed over, and where all of the model's own head is missing it stays as drawn: both are said. Every
+/// other name must be the model's, and every name of the model's must be there, of its dtype and shape: else
+/// std::runtime_error names file, tensor, what was expected and found, and no parameter has changed.
 void LoadWeights(const std::string& folder, const Model& model);
 
 }  // namespace cairn::trainer

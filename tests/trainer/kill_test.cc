@@ -65,14 +65,16 @@ class ResumedTrainer : public testing::TestWithParam<Training> {
   static std::vector<std::string> Arguments(const TempDir& root, const std::string& run) {
     std::vector<std::string> all = {"--steps", "60",       "--every",          "4",       "--in-flight",
                                     "3",       "--resume", "--checkpoint-dir", root / run};
-    for (const std::string& word : GetParam().arguments) all.push_back(word == "TEXT" ? root / "text" : word);
+    for (const std::string& word : GetParam().arguments)
+      all.push_back(word == "TEXT" ? root / "text" : word == "QUESTIONS" ? root / "questions" : word);
     return all;
   }
 };
 
 TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
   const TempDir root;
-  WriteText(root / "text", MakeTokens(60'000, 500), 500);
+  WriteText(root / "text", MakeTokens(60'000, 500), 500, kSpecialTokens);
+  WriteQuestions(root / "questions", MakeTokens(10'000, 500), 500, 64);
   TrainingProcess whole(Arguments(root, "whole"));
   ASSERT_EQ(whole.Finish(), 0) << whole.output();
   const auto seed = std::random_device{}();
@@ -107,29 +109,35 @@ TEST_P(ResumedTrainer, EndsBitByBitAsIfItHadNeverBeenKilled) {
 
 INSTANTIATE_TEST_SUITE_P(
     Everything, ResumedTrainer,
-    testing::Values(Training{"VggSgd", {"--optimizer", "sgd"}}, Training{"VggAdamw", {"--optimizer", "adamw"}},
-                    Training{"VggSgdBf16", {"--optimizer", "sgd", "--precision", "bf16"}},
-                    Training{"VggAdamwBf16WithAllElse",
-                             {"--optimizer", "adamw", "--precision", "bf16", "--accumulate", "2", "--clip", "1",
-                              "--warmup", "10", "--decay", "cosine"}},
-                    Training{"OptAdamw",
-                             {"--optimizer", "adamw", "--model", "opt-350m", "--data", "TEXT", "--sequence", "64",
-                              "--size", "hidden=64", "layers=3", "heads=4", "ffn=256", "embedding=32", "vocabulary=500",
-                              "positions=64"}},
-                    Training{"BloomAdamw",
-                             {"--optimizer", "adamw", "--model", "bloom-560m", "--data", "TEXT", "--sequence", "64",
-                              "--size", "hidden=72", "layers=3", "heads=6", "vocabulary=500"}},
-                    Training{"TransformerXlAdamw",
-                             {"--optimizer", "adamw", "--model", "transformer-xl-base", "--data", "TEXT", "--sequence",
-                              "32", "--size", "hidden=64", "layers=3", "heads=4", "head_size=16", "ffn=128",
-                              "memory=48", "vocabulary=500", "cutoff1=100", "cutoff2=200", "cutoff3=300"}},
-                    // Comes to its second epoch, in which memory begins anew.
-                    Training{"TransformerXlBf16WithAllElse",
-                             {"--optimizer", "adamw",          "--precision", "bf16",         "--accumulate",
-                              "2",           "--clip",         "1",           "--model",      "transformer-xl-large",
-                              "--data",      "TEXT",           "--sequence",  "160",          "--size",
-                              "hidden=64",   "layers=2",       "heads=4",     "head_size=16", "ffn=128",
-                              "memory=96",   "vocabulary=500", "cutoff1=100", "cutoff2=200",  "cutoff3=300"}}),
+    testing::Values(
+        Training{"VggSgd", {"--optimizer", "sgd"}}, Training{"VggAdamw", {"--optimizer", "adamw"}},
+        Training{"VggSgdBf16", {"--optimizer", "sgd", "--precision", "bf16"}},
+        Training{"VggAdamwBf16WithAllElse",
+                 {"--optimizer", "adamw", "--precision", "bf16", "--accumulate", "2", "--clip", "1", "--warmup", "10",
+                  "--decay", "cosine"}},
+        Training{"OptAdamw",
+                 {"--optimizer", "adamw", "--model", "opt-350m", "--data", "TEXT", "--sequence", "64", "--size",
+                  "hidden=64", "layers=3", "heads=4", "ffn=256", "embedding=32", "vocabulary=500", "positions=64"}},
+        Training{"BloomAdamw",
+                 {"--optimizer", "adamw", "--model", "bloom-560m", "--data", "TEXT", "--sequence", "64", "--size",
+                  "hidden=72", "layers=3", "heads=6", "vocabulary=500"}},
+        Training{"TransformerXlAdamw",
+                 {"--optimizer", "adamw", "--model", "transformer-xl-base", "--data", "TEXT", "--sequence", "32",
+                  "--size", "hidden=64", "layers=3", "heads=4", "head_size=16", "ffn=128", "memory=48",
+                  "vocabulary=500", "cutoff1=100", "cutoff2=200", "cutoff3=300"}},
+        // Comes to its second epoch, in which memory begins anew.
+        Training{"TransformerXlBf16WithAllElse",
+                 {"--optimizer", "adamw",          "--precision", "bf16",         "--accumulate",
+                  "2",           "--clip",         "1",           "--model",      "transformer-xl-large",
+                  "--data",      "TEXT",           "--sequence",  "160",          "--size",
+                  "hidden=64",   "layers=2",       "heads=4",     "head_size=16", "ffn=128",
+                  "memory=96",   "vocabulary=500", "cutoff1=100", "cutoff2=200",  "cutoff3=300"}},
+        Training{"BertAdamwOnPairs",
+                 {"--optimizer", "adamw", "--model", "bert-base", "--data", "TEXT", "--sequence", "64", "--size",
+                  "hidden=64", "layers=3", "heads=4", "intermediate=256", "vocabulary=500", "positions=64"}},
+        Training{"BertAdamwOnQuestions",
+                 {"--optimizer", "adamw", "--model", "bert-base", "--data", "QUESTIONS", "--size", "hidden=64",
+                  "layers=3", "heads=4", "intermediate=256", "vocabulary=500", "positions=64"}}),
     [](const auto& of) { return of.param.name; });
 
 }  // namespace

@@ -76,6 +76,23 @@ def test_a_vocabulary_is_as_large_as_asked_for_and_the_same_each_time(out: Path)
     assert (again / "tokens.bin").read_bytes() == (out / "tokens.bin").read_bytes()
 
 
+def test_wordpiece_is_berts_and_the_same_each_time(out: Path) -> None:
+    for folder in (out, f"{out}-again"):
+        assert prepare("text", LICENCES, folder, "--kind", "wordpiece", "--vocabulary", 700).returncode == 0
+
+    about, tokens, tokenizer = prepared(out)
+    special = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
+    assert about["special_tokens"] == special and about["vocabulary"] == 700
+    assert tokens.tolist().count(2) == tokens.tolist().count(3) > 10, "documents are framed"
+    assert 1 not in tokens
+    for file in ("tokens.bin", "tokenizer.json"):
+        assert (Path(f"{out}-again") / file).read_bytes() == (out / file).read_bytes()
+    pair = tokenizer.encode("The LICENCE, [MASK]", "ünïque 日")
+    assert pair.tokens[-1] == "[SEP]" and pair.tokens[-2] == "[UNK]"
+    assert "[MASK]" in pair.tokens and pair.type_ids.index(1) == pair.tokens.index("[SEP]") + 1
+    assert tokenizer.decode(pair.ids) == "the licence, unique"
+
+
 def test_a_tokenizer_that_is_given_is_used_as_it_is(tmp_path: Path, out: Path) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"no": 0, "yes": 70000}, unk_token="no"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -60,6 +60,14 @@ TEST_F(TokenFileTest, ReadsTokensOfFourBytes) {
   EXPECT_THAT(read, ElementsAre(0x10003, 0x50004));
 }
 
+TEST_F(TokenFileTest, HasTheSpecialTokensThatAreNamed) {
+  EXPECT_TRUE(TokenFile(folder_.path()).special().empty());
+
+  WriteText(folder_.path(), {3, 1, 4, 1, 5}, 6, {{"[CLS]", 2}, {"[SEP]", 5}});
+
+  EXPECT_EQ(TokenFile(folder_.path()).special(), (SpecialTokens{{"[CLS]", 2}, {"[SEP]", 5}}));
+}
+
 TEST_F(TokenFileTest, RefusesEachFieldThatIsNotAsItMustBe) {
   const auto refused_with = [&](const char* field, const json& value, const std::string& why) {
     const json before = json::parse(std::ifstream(folder_ / "data.json"));
@@ -75,6 +83,9 @@ TEST_F(TokenFileTest, RefusesEachFieldThatIsNotAsItMustBe) {
   refused_with("vocabulary", std::uint64_t{1} << 33U, "at most 4294967296, found 8589934592");
   refused_with("vocabulary", "6", "a whole number, found \"6\"");
   refused_with("checksum", "crc32:00000000", "crc32:");
+  refused_with("special_tokens", 3, "an object, found 3");
+  refused_with("special_tokens", {{"[SEP]", 6}}, "for [SEP] a number below the vocabulary of 6, found {\"[SEP]\":6}");
+  refused_with("special_tokens", {{"[SEP]", "3"}}, "for [SEP] a number below the vocabulary of 6");
   refused_with("checksum", nullptr, "a text, found null");
 }
 

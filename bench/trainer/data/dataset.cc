@@ -1,5 +1,6 @@
 #include "data/dataset.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <stdexcept>
 
@@ -8,20 +9,36 @@
 namespace cairn::trainer {
 namespace {
 
-const char* Name(DataKind kind) { return kind == DataKind::kPictures ? "pictures" : "text"; }
-
 bool IsPrepared(const std::string& what) { return std::filesystem::exists(what + "/data.json"); }
 
-/// What a folder or a word that is no model's own choice has.
-DataKind KindAt(const std::string& what) {
-  if (what == "digits") return DataKind::kPictures;
-  if (IsPrepared(what)) {
-    return JsonFile(what + "/data.json").Text("kind") == "pictures" ? DataKind::kPictures : DataKind::kText;
-  }
-  if (std::filesystem::is_directory(what)) return DataKind::kPictures;
+/// What --data must hold for it.
+std::string SourceOf(DataKind kind) {
+  if (kind == DataKind::kPictures) return "pictures";
+  return kind == DataKind::kQuestions ? "questions" : "text";
+}
+
+std::string SourceOf(std::span<const DataKind> kinds) {
+  std::string all;
+  for (const DataKind kind : kinds) all += (all.empty() ? "" : " or ") + SourceOf(kind);
+  return all;
+}
+
+std::string SourceAt(const std::string& what) {
+  if (what == "digits") return "pictures";
+  if (IsPrepared(what)) return JsonFile(what + "/data.json").Text("kind");
+  if (std::filesystem::is_directory(what)) return "pictures";
   throw std::runtime_error("--data " + what +
-                           ": expected \"digits\", \"synthetic\", or a folder of pictures or prepared text, and there "
-                           "is no such folder");
+                           ": expected \"digits\", \"synthetic\", or a folder of pictures or of what "
+                           "scripts/prepare-data made, and there is no such folder");
+}
+
+DataKind KindAt(const DataRequest& request) {
+  if (request.what == "synthetic") return request.kinds.front();
+  const std::string source = SourceAt(request.what);
+  const auto kind = std::ranges::find(request.kinds, source, [](DataKind of) { return SourceOf(of); });
+  if (kind != request.kinds.end()) return *kind;
+  throw std::runtime_error("--data " + request.what + ": expected " + SourceOf(request.kinds) +
+                           ", which the model learns from, found " + source);
 }
 
 }  // namespace
@@ -29,16 +46,16 @@ DataKind KindAt(const std::string& what) {
 Dataset OpenDataset(const DataRequest& request) {
   const std::string& what = request.what;
   const bool synthetic = what == "synthetic";
-  const std::string expected = Name(request.kind);
-  if (const std::string found = synthetic ? expected : Name(KindAt(what)); found != expected) {
-    throw std::runtime_error("--data " + what + ": expected " + expected + ", which the model learns from, found " +
-                             found);
-  }
-  switch (request.kind) {
+  const auto tokens = [&] { return synthetic ? SyntheticTokens() : PreparedTokens(what); };
+  switch (KindAt(request)) {
     case DataKind::kText:
-      return TextDataset(synthetic ? SyntheticTokens() : PreparedTokens(what), request.sequence);
+      return TextDataset(tokens(), request.sequence);
     case DataKind::kTextStreams:
-      return TextStreams(synthetic ? SyntheticTokens() : PreparedTokens(what), request.sequence, request.batch);
+      return TextStreams(tokens(), request.sequence, request.batch);
+    case DataKind::kPairs:
+      return PairsDataset(tokens(), request.sequence);
+    case DataKind::kQuestions:
+      return QuestionsDataset(what);
     case DataKind::kPictures:
       if (synthetic) return SyntheticPictures();
       if (what == "digits") return DigitsDataset();

@@ -20,7 +20,9 @@ using Batch = std::map<std::string, at::Tensor>;
 enum class DataKind : std::uint8_t {
   kPictures,
   kText,         ///< Samples of it, in any order.
-  kTextStreams,  ///< Each row of a batch goes on where that row of the batch before ended.
+  kTextStreams,  ///< Text of which each row of a batch goes on where that row of the batch before ended.
+  kPairs,        ///< Pairs of pieces of text.
+  kQuestions,
 };
 
 /// What a model must fit.
@@ -29,6 +31,7 @@ struct DataShape {
   std::int64_t classes = 0;   ///< Of labels; of text the vocabulary: every token's number lies below it.
   std::int64_t sequence = 0;  ///< Of text: tokens in a sample.
   std::int64_t rows = 0;      ///< Of streams: how many, which is the batch.
+  SpecialTokens special;      ///< Of text, by their names.
 };
 
 /// Samples by number. `read` gives the same batch for the same numbers, always.
@@ -42,14 +45,14 @@ struct Dataset {
 
 /// What a training asks of its data.
 struct DataRequest {
-  std::string what;                     ///< As --data has it.
-  DataKind kind = DataKind::kPictures;  ///< What the model learns from.
-  std::int64_t sequence = 0;            ///< Of text: tokens in a sample.
-  std::uint64_t batch = 1;              ///< Samples that are read at once.
+  std::string what;                 ///< As --data has it.
+  std::span<const DataKind> kinds;  ///< What the model learns from, at least one: of several, the one that is there.
+  std::int64_t sequence = 0;        ///< Of text: tokens in a sample.
+  std::uint64_t batch = 1;          ///< Samples that are read at once.
 };
 
-/// "digits", "synthetic", a folder in the ImageNet layout, or one that scripts/prepare-data made. Throws
-/// std::runtime_error that names what was looked for and found.
+/// "digits", "synthetic" (of the first kind), a folder in the ImageNet layout, or one that scripts/prepare-data made.
+/// Throws std::runtime_error that names what was looked for and found.
 Dataset OpenDataset(const DataRequest& request);
 
 /// The handwritten digits: "image" [n, 3, 32, 32], "label" [n].
@@ -66,5 +69,13 @@ Dataset TextDataset(const Tokens& tokens, std::int64_t sequence);
 /// segment. "input_ids" and the token after each, "labels", [n, sequence]; "begins" [n], whether the row begins here.
 /// Tokens after the last whole segments are left out.
 Dataset TextStreams(const Tokens& tokens, std::int64_t sequence, std::uint64_t rows);
+/// [CLS] A [SEP] B [SEP]: "input_ids" and "token_type_ids" (0 to the first [SEP], then 1), both [n, sequence], and
+/// "next_sentence_label" [n]: 0 where B is the text that follows A, 1 where it is from elsewhere, as in every other
+/// sample. Where A ends, and whence a foreign B comes, follows from the sample's number.
+Dataset PairsDataset(const Tokens& tokens, std::int64_t sequence);
+/// What `scripts/prepare-data squad` made: [CLS] question [SEP] context [SEP], filled up with [PAD] to its own longest.
+/// "input_ids", "token_type_ids" (1 from the context to the last [SEP]) and "attention_mask" (false for [PAD]), all [n,
+/// sequence]; "start_positions" and "end_positions" [n], the answer's first and last token, or those of [CLS].
+Dataset QuestionsDataset(const std::string& folder);
 
 }  // namespace cairn::trainer

@@ -5,8 +5,6 @@
 #include <bit>
 #include <stdexcept>
 
-#include "data/checksum.h"
-
 namespace cairn::trainer {
 
 static_assert(std::endian::native == std::endian::little, "the index is used as it lies in the file");
@@ -27,7 +25,7 @@ PictureFile::PictureFile(const std::string& folder, const JsonFile& about)
                              std::to_string(sizeof(Entry)) + " bytes that data.json tells of, found " +
                              std::to_string(bytes.size()) + " bytes");
   }
-  if (const std::string found = ChecksumOf(bytes); found != checksum_) {
+  if (const std::string found = index_file_.Checksum(); found != checksum_) {
     about.Refuse("checksum", found + ", which index.bin has");
   }
   index_ = {reinterpret_cast<const Entry*>(bytes.data()), count};

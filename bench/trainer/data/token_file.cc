@@ -4,8 +4,6 @@
 #include <bit>
 #include <stdexcept>
 
-#include "data/checksum.h"
-
 namespace cairn::trainer {
 namespace {
 
@@ -17,17 +15,32 @@ std::uint64_t WidthOf(const JsonFile& about) {
   return dtype == "u16" ? 2 : 4;
 }
 
+SpecialTokens SpecialOf(const JsonFile& about, std::uint64_t vocabulary) {
+  constexpr const char* kKey = "special_tokens";
+  SpecialTokens special;
+  if (!about.Has(kKey)) return special;
+  for (const auto& [name, number] : about.Object(kKey).items()) {
+    if (!number.is_number_unsigned() || number.get<std::uint64_t>() >= vocabulary) {
+      about.Refuse(kKey, "for " + name + " a number below the vocabulary of " + std::to_string(vocabulary));
+    }
+    special[name] = number.get<std::int64_t>();
+  }
+  return special;
+}
+
 }  // namespace
 
-TokenFile::TokenFile(const std::string& folder) : TokenFile(JsonFile(folder + "/data.json"), folder + "/tokens.bin") {}
+TokenFile::TokenFile(const std::string& folder, const char* kind)
+    : TokenFile(JsonFile(folder + "/data.json"), folder + "/tokens.bin", kind) {}
 
-TokenFile::TokenFile(const JsonFile& about, const std::string& path)
+TokenFile::TokenFile(const JsonFile& about, const std::string& path, const std::string& kind)
     : file_(path),
       size_(about.Count("tokens")),
       vocabulary_(about.Count("vocabulary")),
       width_(WidthOf(about)),
-      checksum_(about.Text("checksum")) {
-  if (about.Text("kind") != "text") about.Refuse("kind", R"("text")");
+      checksum_(about.Text("checksum")),
+      special_(SpecialOf(about, vocabulary_)) {
+  if (about.Text("kind") != kind) about.Refuse("kind", "\"" + kind + "\"");
   if (vocabulary_ > std::uint64_t{1} << 32) about.Refuse("vocabulary", "at most 4294967296");
   CheckBytes(about, path);
 }
@@ -45,9 +58,7 @@ void TokenFile::CheckBytes(const JsonFile& about, const std::string& path) const
     throw std::runtime_error(path + ": expected the " + std::to_string(size_) + " tokens of " + std::to_string(width_) +
                              " bytes that data.json tells of, found " + std::to_string(bytes.size()) + " bytes");
   }
-  if (const std::string found = ChecksumOf(bytes); found != checksum_) {
-    about.Refuse("checksum", found + ", which tokens.bin has");
-  }
+  if (checksum_ != file_.Checksum()) about.Refuse("checksum", file_.Checksum() + ", which tokens.bin has");
   WithTokens([&](const auto& tokens) {
     const auto wrong = std::find_if(tokens.begin(), tokens.end(), [&](auto token) { return token >= vocabulary_; });
     if (wrong == tokens.end()) return;

@@ -3,6 +3,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "models/bert.h"
 #include "models/bloom.h"
 #include "models/config_file.h"
 #include "models/opt.h"
@@ -14,22 +15,28 @@ namespace {
 
 struct Entry {
   const char* name;
-  DataKind learns_from;
+  std::span<const DataKind> learns_from;
   Model (*make)(const ModelConfig&);
   const ConfigLayout* config_file;  ///< Null: none that others write.
 };
+constexpr std::array kPictures = {DataKind::kPictures};
+constexpr std::array kText = {DataKind::kText};
+constexpr std::array kTextStreams = {DataKind::kTextStreams};
+constexpr std::array kPairsOrQuestions = {DataKind::kPairs, DataKind::kQuestions};
 constexpr std::array kModels = {
-    Entry{"vgg16", DataKind::kPictures, MakeVgg16, nullptr},
-    Entry{"opt-125m", DataKind::kText, MakeOpt, &kOptConfig},
-    Entry{"opt-350m", DataKind::kText, MakeOpt, &kOptConfig},
-    Entry{"opt-1.3b", DataKind::kText, MakeOpt, &kOptConfig},
-    Entry{"opt-2.7b", DataKind::kText, MakeOpt, &kOptConfig},
-    Entry{"bloom-560m", DataKind::kText, MakeBloom, &kBloomConfig},
-    Entry{"bloom-1b1", DataKind::kText, MakeBloom, &kBloomConfig},
-    Entry{"bloom-1b7", DataKind::kText, MakeBloom, &kBloomConfig},
-    Entry{"bloom-3b", DataKind::kText, MakeBloom, &kBloomConfig},
-    Entry{"transformer-xl-base", DataKind::kTextStreams, MakeTransformerXl, nullptr},
-    Entry{"transformer-xl-large", DataKind::kTextStreams, MakeTransformerXl, nullptr},
+    Entry{"vgg16", kPictures, MakeVgg16, nullptr},
+    Entry{"bert-base", kPairsOrQuestions, MakeBert, &kBertConfig},
+    Entry{"bert-large", kPairsOrQuestions, MakeBert, &kBertConfig},
+    Entry{"opt-125m", kText, MakeOpt, &kOptConfig},
+    Entry{"opt-350m", kText, MakeOpt, &kOptConfig},
+    Entry{"opt-1.3b", kText, MakeOpt, &kOptConfig},
+    Entry{"opt-2.7b", kText, MakeOpt, &kOptConfig},
+    Entry{"bloom-560m", kText, MakeBloom, &kBloomConfig},
+    Entry{"bloom-1b1", kText, MakeBloom, &kBloomConfig},
+    Entry{"bloom-1b7", kText, MakeBloom, &kBloomConfig},
+    Entry{"bloom-3b", kText, MakeBloom, &kBloomConfig},
+    Entry{"transformer-xl-base", kTextStreams, MakeTransformerXl, nullptr},
+    Entry{"transformer-xl-large", kTextStreams, MakeTransformerXl, nullptr},
 };
 
 const Entry& Find(const std::string& name) {
@@ -43,7 +50,7 @@ const Entry& Find(const std::string& name) {
 
 }  // namespace
 
-DataKind LearnsFrom(const std::string& model) { return Find(model).learns_from; }
+std::span<const DataKind> LearnsFrom(const std::string& model) { return Find(model).learns_from; }
 
 Model MakeModel(const ModelConfig& config) { return Find(config.name).make(config); }
 
@@ -87,6 +94,12 @@ void CheckVocabulary(const DataShape& data, std::int64_t vocabulary) {
   if (data.classes <= vocabulary) return;
   throw std::runtime_error("the data's vocabulary has " + std::to_string(data.classes) + " tokens, the model's " +
                            std::to_string(vocabulary));
+}
+
+void CheckPositions(const DataShape& data, std::int64_t positions) {
+  if (data.sequence <= positions) return;
+  throw std::runtime_error("--sequence " + std::to_string(data.sequence) + ": the model has " +
+                           std::to_string(positions) + " positions");
 }
 
 }  // namespace cairn::trainer

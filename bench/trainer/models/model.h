@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,11 @@ struct Model {
   std::vector<NamedTensor> buffers;     ///< Further state that a resumed run needs: running means, recurrent memory.
   /// Further names that the reference has for parameters, and theirs here. Read where they are there, never written.
   std::map<std::string, std::string> tied;
+  /// How the names of this task's own parameters begin: weights of another task, which have none of them, may be read
+  /// all the same, and these stay as drawn. Empty where there is no other task.
+  std::string head;
+  /// How the names of other tasks' own parameters begin: passed over where they are there.
+  std::vector<std::string> other_heads;
   /// The scalar that training lowers, with gradients recorded. Draws from the default generators only.
   std::function<at::Tensor(const Batch& batch)> loss;
   /// What the model makes of a batch, without dropout and gradients: for comparing it with its reference.
@@ -40,12 +46,13 @@ struct ModelConfig {
   at::Device device = at::kCPU;
 };
 
-/// The data that a model takes. Throws std::runtime_error for an unknown one, naming those that there are.
-DataKind LearnsFrom(const std::string& model);
+/// The kinds of data that a model takes, the usual one first. Throws std::runtime_error for an unknown one, naming
+/// those that there are.
+std::span<const DataKind> LearnsFrom(const std::string& model);
 
 /// Makes a model with weights drawn from the default CPU generator, so that every device starts from the same ones.
 /// Throws std::runtime_error for an unknown model or size, naming those that there are, and for data that it cannot
-/// take. The data must be of the kind that it learns from.
+/// take. The data must be of a kind that it learns from.
 Model MakeModel(const ModelConfig& config);
 
 /// The sizes that FOLDER/config.json gives a model, or those given where that model has no config.json. Throws
@@ -63,5 +70,7 @@ void RefuseUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const 
 void CheckHeads(std::int64_t hidden, std::int64_t heads);
 /// Throws for data with tokens that a model of this vocabulary has not. For the models' own files.
 void CheckVocabulary(const DataShape& data, std::int64_t vocabulary);
+/// Throws for samples longer than this. For the models' own files.
+void CheckPositions(const DataShape& data, std::int64_t positions);
 
 }  // namespace cairn::trainer

@@ -58,10 +58,7 @@ Sizes SizesFor(const ModelConfig& config) {
   sizes.pre_norm = TakeFlag(given, "pre_norm", published.pre_norm);
   RefuseUnknownSizes(given, "hidden layers heads ffn vocabulary positions embedding pre_norm");
   CheckHeads(sizes.hidden, sizes.heads);
-  if (config.data.sequence > sizes.positions) {
-    throw std::runtime_error("--sequence " + std::to_string(config.data.sequence) + ": the model has " +
-                             std::to_string(sizes.positions) + " positions");
-  }
+  CheckPositions(config.data, sizes.positions);
   CheckVocabulary(config.data, sizes.vocabulary);
   return sizes;
 }
