@@ -254,6 +254,29 @@ def test_question_answering_starts_from_a_pretraining(tmp_path: Path, squad: Pat
             assert torch.equal(tensor, encoder[name.removeprefix("bert.")]), name
 
 
+def test_what_questions_are_filled_up_with_learns_nothing(tmp_path: Path, squad: Path) -> None:
+    before = a_bert(tmp_path / "model", "BertForQuestionAnswering").state_dict()[WORD]
+    learning = (
+        "--steps",
+        1,
+        "--optimizer",
+        "adamw",
+        "--lr",
+        0.01,
+        "--checkpoint-dir",
+        tmp_path / "run",
+        "--host-memory",
+        "64MiB",
+    )
+    ran = run("cairn_train", "--init-from", tmp_path / "model", *flags(squad), *learning)
+    assert ran.returncode == 0, ran.stderr
+
+    run("cairn", "export", tmp_path / "run", "--names", WORD, "--out", tmp_path / "exported.safetensors")
+
+    moved = (safetensors.load_file(tmp_path / "exported.safetensors")[WORD] - before).abs().amax(1)
+    assert moved[SPECIAL["[PAD]"]] < 1e-3 < moved[len(SPECIAL) :].median(), "more than weight decay makes of it"
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

@@ -77,8 +77,7 @@ at::Tensor Embedding(Weights& weights, const std::string& name, std::int64_t row
 struct Embeddings {
   at::Tensor word, position, token_type;
   LayerNorm norm;
-  std::int64_t
-      padding;  ///< The token that samples are filled up with, and whose row does not learn by it; -1 for none.
+  std::int64_t padding;  ///< What samples are filled up with: its row does not learn by that. -1 for none.
 
   Embeddings(Weights weights, const Sizes& sizes, std::int64_t padded_with)
       : word(Embedding(weights, "word_embeddings", sizes.vocabulary, sizes.hidden)),
