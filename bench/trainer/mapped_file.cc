@@ -27,6 +27,13 @@ struct Descriptor {
 
 }  // namespace
 
+std::string ChecksumOf(std::span<const std::byte> bytes) {
+  std::array<char, 16> sum{};
+  const auto* const data = reinterpret_cast<const unsigned char*>(bytes.data());
+  std::snprintf(sum.data(), sum.size(), "crc32:%08x", crc32_gzip_refl(0, data, bytes.size()));
+  return sum.data();
+}
+
 MappedFile::MappedFile(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) Refuse(path, errno);
@@ -43,13 +50,6 @@ MappedFile::MappedFile(const std::string& path) {
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
-}
-
-std::string MappedFile::Checksum() const {
-  std::array<char, 16> sum{};
-  const auto* const data = reinterpret_cast<const unsigned char*>(bytes_.data());
-  std::snprintf(sum.data(), sum.size(), "crc32:%08x", crc32_gzip_refl(0, data, bytes_.size()));
-  return sum.data();
 }
 
 }  // namespace cairn::trainer

@@ -6,6 +6,9 @@
 
 namespace cairn::trainer {
 
+/// CRC-32 as zlib has it, as data.json spells it: "crc32:" and eight hexadecimal digits.
+std::string ChecksumOf(std::span<const std::byte> bytes);
+
 /// A regular file's bytes, mapped for reading. Whoever cuts the file meanwhile ends the process, as with any mapping.
 class MappedFile {
  public:
@@ -17,8 +20,7 @@ class MappedFile {
 
   /// Begins at a page.
   [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
-  /// CRC-32 of them, as data.json has it: "crc32:" and eight hexadecimal digits.
-  [[nodiscard]] std::string Checksum() const;
+  [[nodiscard]] std::string Checksum() const { return ChecksumOf(bytes_); }
 
  private:
   std::span<const std::byte> bytes_;

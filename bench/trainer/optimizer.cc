@@ -16,7 +16,8 @@
 
 namespace cairn::trainer {
 
-Optimizer::Optimizer(OptimizerConfig config, const std::vector<NamedTensor>& parameters) : config_(config) {
+Optimizer::Optimizer(OptimizerConfig config, const std::vector<NamedTensor>& parameters)
+    : config_(config), rounded_(config.weights != at::kFloat) {
   const c10::NoGradGuard no_grad;
   for (const NamedTensor& parameter : parameters) parameters_.push_back(parameter.tensor);
   UseMasters(parameters);
@@ -31,25 +32,26 @@ Optimizer::Optimizer(OptimizerConfig config, const std::vector<NamedTensor>& par
 }
 
 std::uint64_t Optimizer::BytesFor(const OptimizerConfig& config, const std::vector<NamedTensor>& parameters) {
+  const std::uint64_t moments = config.kind == OptimizerKind::kSgd ? 1 : 2;
+  // What is rounded needs two in fp32 beside itself: the sum of its gradients, and the master that it was made of.
+  const bool rounded = config.weights != at::kFloat;
+  const std::uint64_t in_fp32 = moments + (rounded ? 1 : 0);
+  const std::uint64_t in_its_type = rounded ? 2 : 1;  // The gradient, and what it becomes.
   std::uint64_t bytes = 0;
   for (const NamedTensor& parameter : parameters) {
-    const bool rounded = parameter.tensor.scalar_type() != at::kFloat;
-    const std::uint64_t moments = config.kind == OptimizerKind::kSgd ? 1 : 2;
-    // What is rounded has a master, and a sum of its gradients.
-    const std::uint64_t in_fp32 = moments + (rounded ? 2 : 0);
-    bytes += parameter.tensor.nbytes() + in_fp32 * parameter.tensor.numel() * sizeof(float);
+    bytes += parameter.tensor.numel() * (in_fp32 * sizeof(float) + in_its_type * c10::elementSize(config.weights));
   }
   return bytes;
 }
 
 void Optimizer::UseMasters(const std::vector<NamedTensor>& parameters) {
-  rounded_ = parameters_.front().scalar_type() != at::kFloat;
   if (!rounded_) {
     masters_ = parameters_;
     return;
   }
   for (const NamedTensor& parameter : parameters) {
-    masters_.push_back(parameter.tensor.detach().to(at::kFloat));
+    masters_.push_back(parameter.tensor.detach());
+    parameter.tensor.set_data(masters_.back().to(config_.weights));
     state_.push_back({"optimizer.master." + parameter.name, masters_.back()});
   }
 }

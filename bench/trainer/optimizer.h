@@ -14,7 +14,8 @@ struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
   double momentum = 0.9;  ///< Of SGD.
   double weight_decay = 5e-4;
-  double clip_norm = 0;  ///< Most that the gradients' norm, over all of them, may be; 0 for no limit.
+  double clip_norm = 0;                 ///< Most that the gradients' norm, over all of them, may be; 0 for no limit.
+  at::ScalarType weights = at::kFloat;  ///< What the parameters become, for the model to compute with.
 };
 
 /// SGD with momentum, or AdamW, by torch's own fused kernels. Parameters of less than fp32 are updated in fp32: their
@@ -24,6 +25,7 @@ struct OptimizerConfig {
 /// step of the run.
 class Optimizer {
  public:
+  /// Rounds the parameters, which are in fp32, to the type that is asked for.
   Optimizer(OptimizerConfig config, const std::vector<NamedTensor>& parameters);
   /// The memory that training by it takes beside the parameters: its state and the gradients.
   static std::uint64_t BytesFor(const OptimizerConfig& config, const std::vector<NamedTensor>& parameters);
@@ -45,7 +47,7 @@ class Optimizer {
   const OptimizerConfig config_;
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> masters_;    ///< What is updated: the parameters themselves where they are fp32.
-  bool rounded_ = false;               ///< The parameters are the masters, rounded.
+  bool rounded_;                       ///< The parameters are the masters, rounded.
   std::vector<at::Tensor> first_;      ///< Momentum, or AdamW's first moment.
   std::vector<at::Tensor> second_;     ///< AdamW's second moment.
   std::vector<at::Tensor> gradients_;  ///< Accumulated, where autograd does not do that in fp32 itself.

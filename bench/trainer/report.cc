@@ -89,7 +89,7 @@ void WriteReport(const Flags& flags, const Report& report) {
                        {"sizes", flags.sizes},
                        {"init_from", flags.init_from},
                        {"data", flags.data},
-                       {"sequence", flags.sequence},
+                       {"sequence", report.sequence},
                        {"samples", report.samples},
                        {"batch", flags.batch},
                        {"accumulate", flags.accumulate},

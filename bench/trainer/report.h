@@ -16,7 +16,8 @@ struct StepRecord {
   std::uint64_t step = 0;
   double loss = 0;
   double learning_rate = 0;
-  // By the loop's own clock.
+  // By the loop's own clock. On a GPU this is how long the host was held up: kernels run on behind it, and wait in
+  // their stream for what Fence has put there.
   double seconds = 0;               ///< The whole step, with what the save and the fence took of it.
   double model_seconds = 0;         ///< Of it, data, forward and backward: while they ran, a save could read the state.
   double fence_seconds = 0;         ///< Of it, how long Fence held the loop up.
@@ -34,6 +35,7 @@ struct Report {
   std::optional<std::uint64_t> resumed_from;
   const char* stopped_by = nullptr;  ///< The signal that ended it; null for none.
   std::uint64_t samples = 0;
+  std::int64_t sequence = 0;  ///< Tokens of a sample; 0 where it has none.
   int threads = 0;
   std::vector<StepRecord> steps;
   std::vector<SaveRecord> saves;

@@ -157,18 +157,19 @@ Flags Run::WithDefaults(Flags flags) {
 }
 
 OptimizerConfig Run::OptimizerConfigOf(const Flags& flags) {
-  return {.kind = flags.optimizer == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdamW, .clip_norm = flags.clip_norm};
+  return {.kind = flags.optimizer == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdamW,
+          .clip_norm = flags.clip_norm,
+          .weights = TypeOf(flags)};
 }
 
 Model Run::SeedAndMake() {
   at::manual_seed(flags_.seed);
   Model model = MakeModel({.name = flags_.model, .data = data_.shape, .sizes = flags_.sizes, .device = device_});
   if (!flags_.init_from.empty()) LoadWeights(flags_.init_from, model);
-  for (const auto* group : {&model.parameters, &model.buffers}) {
-    for (const NamedTensor& item : *group) {
-      const at::Tensor converted = Converted(item.tensor, device_, TypeOf(flags_));
-      if (!converted.is_same(item.tensor)) item.tensor.set_data(converted);
-    }
+  // The parameters are the optimizer's to convert, which keeps what that rounds off.
+  for (const NamedTensor& buffer : model.buffers) {
+    const at::Tensor converted = Converted(buffer.tensor, device_, TypeOf(flags_));
+    if (!converted.is_same(buffer.tensor)) buffer.tensor.set_data(converted);
   }
   CheckMemory(device_, "gradients and optimizer of " + flags_.model,
               Optimizer::BytesFor(OptimizerConfigOf(flags_), model.parameters));
@@ -299,6 +300,7 @@ bool Run::SaveLast(const RunPosition& progress) {
 
 Outcome Run::Go() {
   report_.samples = data_.size;
+  report_.sequence = data_.shape.sequence;
   report_.threads = IntraOpThreads();
   RunPosition progress = Begin();
   Sampler sampler(data_.size, progress.data, data_.order);
@@ -308,6 +310,11 @@ Outcome Run::Go() {
     pace_.step_begun = start.time_since_epoch().count();
     pace_.phase = Phase::kStepping;
     StepRecord record = Step(sampler, progress.step + 1);
+    // Before it could be saved: a resumed run would begin with it.
+    if (!std::isfinite(record.loss)) {
+      throw std::runtime_error("step " + std::to_string(record.step) +
+                               ": the loss is no number any more: training has diverged");
+    }
     progress = {.step = record.step, .data = sampler.position()};
     if (checkpointer_ != nullptr && (progress.step % flags_.every == 0 || progress.step == flags_.steps)) {
       const auto before = Clock::now();
@@ -324,7 +331,6 @@ Outcome Run::Go() {
     line.precision(4);
     line << " seconds=" << record.seconds << " stall=" << record.stall_seconds;
     SayProgress(line.str());
-    if (!std::isfinite(record.loss)) throw std::runtime_error("the loss is no number any more: training has diverged");
   }
   pace_.phase = Phase::kDraining;
   const bool stopped = progress.step < flags_.steps;

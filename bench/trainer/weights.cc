@@ -32,7 +32,7 @@ struct Found {
 /// The tensors of one file, or of those that an index names.
 class WeightFiles {
  public:
-  explicit WeightFiles(const std::string& folder) : path_(folder + "/model.safetensors") {
+  WeightFiles(const std::string& folder, const Model& model) : path_(folder + "/model.safetensors") {
     if (std::filesystem::exists(path_)) {
       Open(path_);
     } else if (path_ += ".index.json"; std::filesystem::exists(path_)) {
@@ -43,6 +43,7 @@ class WeightFiles {
     }
     Rename("LayerNorm.gamma", "LayerNorm.weight");
     Rename("LayerNorm.beta", "LayerNorm.bias");
+    Complete(model);
   }
 
   /// The file, or the index.
@@ -85,6 +86,15 @@ class WeightFiles {
       if (!renamed.try_emplace(now, found).second) Refuse(*found.file, now, "it once", "it as " + old + " as well");
     }
     tensors_ = std::move(renamed);
+  }
+
+  /// Files of the model without heads, BLOOM's published ones among them, leave its names' beginning out.
+  void Complete(const Model& model) {
+    const auto has_stem = [&](const auto& item) { return item.first.starts_with(model.stem); };
+    if (std::ranges::any_of(tensors_, has_stem)) return;
+    std::map<std::string, Found> completed;
+    for (const auto& [name, found] : tensors_) completed[model.tied.contains(name) ? name : model.stem + name] = found;
+    tensors_ = std::move(completed);
   }
 
   std::string path_;
@@ -154,6 +164,9 @@ Choice Choose(const WeightFiles& files, const Model& model) {
     for (const auto& [name, found] : left) choice.passed_over += name.starts_with(head) ? " " + name : "";
     std::erase_if(left, of(head));
   }
+  // A buffer that older files have, and transformers passes over as well.
+  for (const auto& [name, found] : left) choice.passed_over += name.ends_with(".position_ids") ? " " + name : "";
+  std::erase_if(left, [](const auto& item) { return item.first.ends_with(".position_ids"); });
   if (left.empty()) return choice;
   Refuse(*left.begin()->second.file, left.begin()->first, "no tensor of this name", TypeOf(left.begin()->second));
 }
@@ -161,7 +174,7 @@ Choice Choose(const WeightFiles& files, const Model& model) {
 }  // namespace
 
 void LoadWeights(const std::string& folder, const Model& model) {
-  const WeightFiles files(folder);
+  const WeightFiles files(folder, model);
   const Choice choice = Choose(files, model);
   const c10::NoGradGuard no_grad;
   for (const NamedTensor& parameter : choice.read) {

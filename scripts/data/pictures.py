@@ -17,8 +17,9 @@ import zlib
 from pathlib import Path
 
 from PIL import Image
-from sources import Refused
+from sources import Refused, printable
 
+MOST_PIXELS = 64_000_000  # As cairn_train decodes at most.
 ENTRY = struct.Struct("<QII")
 
 
@@ -41,22 +42,23 @@ def pictures_of(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
     ]
     if not pictures:
         raise Refused(f"{root}: expected CLASS/PICTURE.JPEG in it, found {len(classes)} folders and no picture in them")
-    return [path.name for path in classes], pictures
+    return [printable(path.name) for path in classes], pictures
 
 
 def read_picture(path: Path) -> bytes:
     content = path.read_bytes()
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"more than {MOST_PIXELS} pixels")
             picture.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise Refused(f"{path}: not a sound JPEG picture: {error}") from None
     return content
 
 
-def pack(folder: Path, out: Path) -> str:
+def pack(folder: Path, classes: list[str], pictures: list[tuple[Path, int]], out: Path) -> str:
     """Writes the files to `out`. Returns what to say of them."""
-    classes, pictures = pictures_of(folder)
     end = checksum = 0
     with open(out / "pictures.bin", "wb") as packed, open(out / "index.bin", "wb") as index:
         for path, label in pictures:
@@ -72,7 +74,7 @@ def pack(folder: Path, out: Path) -> str:
         "classes": len(classes),
         "class_names": classes,
         "checksum": f"crc32:{checksum:08x}",
-        "source": [str(folder)],
+        "source": [printable(folder)],
     }
     (out / "data.json").write_text(json.dumps(about, indent=1) + "\n")
     return f"{len(pictures)} pictures of {len(classes)} classes"

@@ -1,7 +1,7 @@
 """Turns data into compact files that cairn_train maps. Called by scripts/prepare-data, which installs what it takes.
 
-OUT is a folder, made whole or not at all. Pictures are packed as pictures.py tells; of text, each file is a document, in
-the order of their names, or each article of a WikiText file; all must be UTF-8. OUT then has:
+OUT is a folder, made whole or not at all. Pictures are packed as pictures.py tells. Of text, each file is a document,
+in the order of their names, or each article of a WikiText file; all must be UTF-8. OUT then has:
 
 tokens.bin      the tokens' numbers, one behind the other, little-endian, of 2 or 4 bytes each
 data.json       what is in it: kind ("text" or "questions"), dtype ("u16" or "u32"), tokens (how many), vocabulary
@@ -23,16 +23,16 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import pictures
 import squad
-from sources import Refused, articles_of, files_of, read_text
+from sources import Refused, articles_of, files_of, printable, read_text
 from tokenizers import Tokenizer
-from tokenizing import KINDS, Documents, load_tokenizer, special_tokens, vocabulary_of
+from tokenizing import KINDS, MOST, Documents, encode, load_tokenizer, special_tokens, vocabulary_of
 
 
 @contextmanager
@@ -50,13 +50,15 @@ def made_whole(out: Path) -> Iterator[Path]:
 
 
 class Numbers:
-    """Writes numbers to a file, little-endian."""
+    """Writes numbers to a file, little-endian, each below the limit."""
 
-    def __init__(self, file: BinaryIO, code: str) -> None:
-        self.file, self.code = file, code
+    def __init__(self, file: BinaryIO, code: str, limit: int = 1 << 32) -> None:
+        self.file, self.code, self.limit = file, code, limit
         self.count = self.crc = 0
 
-    def write(self, numbers: Iterable[int]) -> None:
+    def write(self, numbers: Sequence[int]) -> None:
+        if max(numbers, default=0) >= self.limit:
+            raise Refused(f"the tokenizer gives {max(numbers)}, and its vocabulary ends before {self.limit}")
         packed = array.array(self.code, numbers)
         self.count += len(packed)
         if sys.byteorder == "big":
@@ -70,7 +72,8 @@ class Numbers:
 
 
 def tokens_to(file: BinaryIO, tokenizer: Tokenizer) -> Numbers:
-    return Numbers(file, "H" if vocabulary_of(tokenizer) <= 1 << 16 else "I")
+    vocabulary = vocabulary_of(tokenizer)
+    return Numbers(file, "H" if vocabulary <= 1 << 16 else "I", vocabulary)
 
 
 def write_about(out: Path, kind: str, tokens: Numbers, tokenizer: Tokenizer, source: list[Path], **more: object) -> str:
@@ -84,7 +87,7 @@ def write_about(out: Path, kind: str, tokens: Numbers, tokenizer: Tokenizer, sou
         **special_tokens(tokenizer),
         "checksum": tokens.checksum,
         **more,
-        "source": [str(path) for path in source],
+        "source": [printable(path) for path in source],
         "tokenizer": "tokenizer.json",
     }
     (out / "data.json").write_text(json.dumps(about, indent=1) + "\n")
@@ -105,7 +108,7 @@ def prepare_documents(documents: Documents, sources: list[Path], options: argpar
         with open(out / "tokens.bin", "wb") as file:
             tokens = tokens_to(file, tokenizer)
             for document in documents():
-                tokens.write(tokenizer.encode(document).ids)
+                tokens.write(encode(tokenizer, document).ids)
         return f"{count} documents, {write_about(out, 'text', tokens, tokenizer, sources)}"
 
 
@@ -124,7 +127,7 @@ def prepare_wikitext(options: argparse.Namespace) -> str:
 def prepare_squad(options: argparse.Namespace) -> str:
     questions = list(squad.questions_of(options.source, read_text(options.source)))
     tokenizer = tokenizer_for(options, lambda: squad.texts_of(questions))
-    for name in ("[CLS]", "[SEP]", "[PAD]"):
+    for name in ("[CLS]", "[SEP]", "[PAD]", "[UNK]"):
         if tokenizer.token_to_id(name) is None:
             raise Refused(f"{options.tokenizer}: expected a tokenizer with {name}, found none")
     with made_whole(options.out) as out:
@@ -149,8 +152,9 @@ def prepare_squad(options: argparse.Namespace) -> str:
 
 
 def prepare_pictures(options: argparse.Namespace) -> str:
+    found = pictures.pictures_of(options.source)  # Before there is a folder more, which may lie among the classes.
     with made_whole(options.out) as out:
-        return pictures.pack(options.source, out)
+        return pictures.pack(options.source, *found, out)
 
 
 def add_tokenizer(parser: argparse.ArgumentParser, kinds: Iterable[str]) -> None:
@@ -166,7 +170,9 @@ def add_tokenizer(parser: argparse.ArgumentParser, kinds: Iterable[str]) -> None
             help=f"of the tokenizer trained: byte-level BPE, BERT's, or words as they are (default: {default})",
         )
     parser.add_argument(
-        "--vocabulary", type=int, help="of the tokenizer trained, at most (default: 8192; all words for word)"
+        "--vocabulary",
+        type=int,
+        help="of the tokenizer trained, at most (default: 8192" + ("; all words for word)" if others else ")"),
     )
     parser.set_defaults(kind=default)
 
@@ -199,8 +205,8 @@ def parse() -> argparse.Namespace:
     if getattr(options, "vocabulary", None) is not None:
         if options.tokenizer:
             parser.error("--vocabulary: not allowed with argument --tokenizer")
-        if options.vocabulary < (least := KINDS[options.kind].least):
-            parser.error(f"--vocabulary {options.vocabulary}: expected at least {least}")
+        if not (least := KINDS[options.kind].least) <= options.vocabulary <= MOST:
+            parser.error(f"--vocabulary {options.vocabulary}: expected at least {least}, and at most {MOST}")
     if options.prepare is prepare_squad and not 0 <= options.stride <= options.sequence - squad.LEAST_ROOM:
         parser.error(
             f"--stride {options.stride}: expected 0 to --sequence less {squad.LEAST_ROOM}, "
@@ -214,7 +220,7 @@ def main() -> int:
     try:
         if options.out.exists():
             raise Refused(f"{options.out}: is there already")
-        print(f"{options.out}: {options.prepare(options)}")
+        print(f"{printable(options.out)}: {options.prepare(options)}")
     except (Refused, OSError) as error:
         print(f"prepare-data: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,33 @@ class Refused(Exception):
     """The file, the place in it, what was expected there and found."""
 
 
+def printable(name: Path | str) -> str:
+    """What JSON can hold of a name, which need not be UTF-8."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """All of them, behind links to folders too, each folder once. What may not be read is an error."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen: set[str] = set()
+    for root, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (path for path in (Path(root, name) for name in names) if path.is_file())
+
+
 def files_of(sources: list[Path]) -> list[Path]:
     """Every file once, however many links lead to it."""
     found: dict[Path, None] = {}
     for source in sources:
         if not source.exists():
             raise Refused(f"{source}: no such file or folder")
-        inside = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+        inside = sorted(files_in(source)) if source.is_dir() else [source]
         found.update((path.resolve(), None) for path in inside)
     if not found:
         raise Refused(f"{' '.join(map(str, sources))}: no file in it")

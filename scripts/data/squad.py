@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from sources import Refused
 from tokenizers import Tokenizer
+from tokenizing import encode
 
 LEAST_ROOM = len("C?SaS")  # [CLS], a question of one token, [SEP], one of the context, [SEP].
 
@@ -53,7 +54,7 @@ def take(where: str, of: Any, key: str, kind: type[Any], *absent: Any) -> Any:
 
 
 def answer_of(where: str, question: Any, context: str) -> tuple[int, int] | None:
-    """The first of its answers, as SQuAD's own evaluation trains on, without space at either end."""
+    """The first of its answers, as is usual in training, without space at either end."""
     answers = take(where, question, "answers", list)
     if take(where, question, "is_impossible", bool, False):
         return None
@@ -102,7 +103,7 @@ def features_of(tokenizer: Tokenizer, question: Question, sequence: int, stride:
     cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
     # Said here, where the question is known; the tokenizer would end the process.
     tokenizer.no_truncation()
-    asked = len(tokenizer.encode(question.question, add_special_tokens=False).ids)
+    asked = len(encode(tokenizer, question.question, special=False).ids)
     most = sequence - stride - LEAST_ROOM + 1
     if asked > most:
         raise Refused(
@@ -110,8 +111,9 @@ def features_of(tokenizer: Tokenizer, question: Question, sequence: int, stride:
             f"the next by {stride}, found {asked}"
         )
     tokenizer.enable_truncation(sequence, stride=stride, strategy="only_second")
-    whole = tokenizer.encode(question.question, question.context)
-    for window in [whole, *whole.overflowing]:
+    whole = encode(tokenizer, question.question, question.context)
+    windows = [whole, *whole.overflowing]
+    for place, window in enumerate(windows):
         context = asked + 2
         frame = [window.ids[0], window.ids[context - 1], window.ids[-1]]
         if frame != [cls, sep, sep] or window.type_ids != [0] * context + [1] * (len(window.ids) - context):
@@ -119,16 +121,18 @@ def features_of(tokenizer: Tokenizer, question: Question, sequence: int, stride:
                 f"{question.where}: expected [CLS] question [SEP] context [SEP] of the tokenizer, of types 0 and 1, "
                 f"found {window.tokens}"
             )
-        yield Feature(window.ids, context, *answer_in(window, context, question))
+        # Of signs that the tokenizer drops, at the context's begin or end, no token tells.
+        first, last = place == 0, place == len(windows) - 1
+        yield Feature(window.ids, context, *answer_in(window, context, question, first, last))
 
 
-def answer_in(window: Any, context: int, question: Question) -> tuple[int, int]:
+def answer_in(window: Any, context: int, question: Question, first: bool, last: bool) -> tuple[int, int]:
     """The first and the last token that the answer reaches into."""
     offsets = window.offsets[context:-1]
     if question.answer is None or not offsets:
         return 0, 0
     start, end = question.answer
-    if start < offsets[0][0] or end > offsets[-1][1]:
+    if (start < offsets[0][0] and not first) or (end > offsets[-1][1] and not last):
         return 0, 0
     within = [place for place, (begin, behind) in enumerate(offsets, context) if begin < end and behind > start]
     if not within:

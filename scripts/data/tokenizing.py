@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sources import Refused
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Encoding, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # Numbered as OPT's tokenizer numbers them.
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # Numbered as BertWordPieceTokenizer numbers them.
@@ -22,6 +22,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 (the library has no narrower one)
         raise Refused(f"{path}: no tokenizer: {error}") from None
+    if not tokenizer.get_vocab_size():
+        raise Refused(f"{path}: no tokenizer: its vocabulary is empty")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -92,6 +94,14 @@ def train_words(documents: Documents, vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
+def encode(tokenizer: Tokenizer, *text: str, special: bool = True) -> Encoding:
+    """Of one text, or of a pair."""
+    try:
+        return tokenizer.encode(*text, add_special_tokens=special)
+    except Exception as error:  # noqa: BLE001 (the library has no narrower one)
+        raise Refused(f"the tokenizer cannot take {text[0][:40]!r}: {error}") from None
+
+
 class Kind(NamedTuple):
     train: Callable[[Documents, int], Tokenizer]
     least: int  # Of its vocabulary.
@@ -99,10 +109,11 @@ class Kind(NamedTuple):
 
 
 BYTES = 256
+MOST = 1 << 24  # Of a vocabulary.
 KINDS = {
     "bpe": Kind(train_bpe, BYTES + len(SPECIAL), 8192),
-    "wordpiece": Kind(train_wordpiece, BYTES + len(SPECIAL), 8192),
-    "word": Kind(train_words, 3, 1 << 32),
+    "wordpiece": Kind(train_wordpiece, 100, 8192),
+    "word": Kind(train_words, 3, MOST),
 }
 
 

@@ -37,13 +37,6 @@ class BertTrainer : public ::testing::Test {
     all.insert(all.end(), sizes.begin(), sizes.end());
     return all;
   }
-  /// Training ends before its first step, saying why.
-  static void ExpectRefused(const std::vector<std::string>& arguments, const std::string& why) {
-    TrainingProcess training(arguments);
-    EXPECT_EQ(training.Finish(), 1);
-    EXPECT_THAT(training.output(), HasSubstr(why));
-    EXPECT_THAT(training.losses(), IsEmpty());
-  }
   /// Of the newest checkpoint's weights.
   [[nodiscard]] std::map<std::string, Shape> Shapes() const {
     const auto details = NewestCheckpoint(root_ / "run");
@@ -122,7 +115,8 @@ TEST_F(BertTrainer, RefusesTextWithoutItsSpecialTokensByName) {
 TEST_F(BertTrainer, RefusesQuestionsThatDoNotFit) {
   const std::string questions = root_ / "questions";
   WriteQuestions(questions, MakeTokens(300, 40), 40, 17);
-  ExpectRefused(Arguments({{"--data", questions}}), "--sequence 17: the model has 16 positions");
+  ExpectRefused(Arguments({{"--data", questions}}),
+                "the data's samples have 17 tokens (--sequence), the model 16 positions");
   ExpectRefused(Arguments({{"--data", questions}, {"--model", "opt-125m"}}),
                 "expected text, which the model learns from, found questions");
 
@@ -137,7 +131,8 @@ TEST_F(BertTrainer, RefusesQuestionsThatDoNotFit) {
 TEST_F(BertTrainer, RefusesAModelThatTheDataDoesNotFit) {
   ExpectRefused(Arguments({{"--data", "digits"}}),
                 "expected text or questions, which the model learns from, found pictures");
-  ExpectRefused(Arguments({{"--sequence", "17"}}), "--sequence 17: the model has 16 positions");
+  ExpectRefused(Arguments({{"--sequence", "17"}}),
+                "the data's samples have 17 tokens (--sequence), the model 16 positions");
   ExpectRefused(Arguments({{"--sequence", "4"}}), "--sequence 4: expected at least 5, [CLS] A [SEP] B [SEP]");
   ExpectRefused(Arguments({{"--sequence", "200"}}), "data.json: tokens: expected at least 394, two samples of");
   ExpectRefused(Arguments({}, {"vocabulary=39"}), "the data's vocabulary has 40 tokens, the model's 39");

@@ -1,6 +1,7 @@
 // Kills the trainer at moments that it does not choose, and holds it to what it said and to what it would have done.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <random>
 #include <set>
@@ -63,8 +64,10 @@ class ResumedTrainer : public testing::TestWithParam<Training> {
  protected:
   /// Trains in `root` / `run`, on the same data whatever the run.
   static std::vector<std::string> Arguments(const TempDir& root, const std::string& run) {
-    std::vector<std::string> all = {"--steps", "60",       "--every",          "4",       "--in-flight",
-                                    "3",       "--resume", "--checkpoint-dir", root / run};
+    std::vector<std::string> all = {"--steps", "60", "--every", "4", "--resume", "--checkpoint-dir", root / run};
+    if (std::ranges::find(GetParam().arguments, "--in-flight") == GetParam().arguments.end()) {
+      all.insert(all.end(), {"--in-flight", "3"});
+    }
     for (const std::string& word : GetParam().arguments)
       all.push_back(word == "TEXT" ? root / "text" : word == "QUESTIONS" ? root / "questions" : word);
     return all;
@@ -132,6 +135,39 @@ INSTANTIATE_TEST_SUITE_P(
                   "--data",      "TEXT",           "--sequence",  "160",          "--size",
                   "hidden=64",   "layers=2",       "heads=4",     "head_size=16", "ffn=128",
                   "memory=96",   "vocabulary=500", "cutoff1=100", "cutoff2=200",  "cutoff3=300"}},
+        Training{"OptSgdWithOneSaveInFlight",
+                 {"--in-flight", "1", "--model", "opt-125m", "--data", "TEXT", "--sequence", "64", "--size",
+                  "hidden=64", "layers=2", "heads=4", "ffn=128", "vocabulary=500", "positions=64"}},
+        Training{"OptBf16WithAllElse", {"--threads",    "2",
+                                        "--optimizer",  "adamw",
+                                        "--precision",  "bf16",
+                                        "--accumulate", "2",
+                                        "--clip",       "1",
+                                        "--warmup",     "10",
+                                        "--decay",      "cosine",
+                                        "--model",      "opt-125m",
+                                        "--data",       "TEXT",
+                                        "--sequence",   "64",
+                                        "--size",       "hidden=64",
+                                        "layers=2",     "heads=4",
+                                        "ffn=128",      "vocabulary=500",
+                                        "positions=64"}},
+        Training{"BloomBf16WithAllElse",
+                 {"--threads",  "2",      "--optimizer", "adamw",     "--precision", "bf16",    "--accumulate",
+                  "2",          "--clip", "1",           "--model",   "bloom-560m",  "--data",  "TEXT",
+                  "--sequence", "64",     "--size",      "hidden=64", "layers=2",    "heads=4", "vocabulary=500"}},
+        Training{"BertBf16WithAllElse", {"--threads",        "2",
+                                         "--optimizer",      "adamw",
+                                         "--precision",      "bf16",
+                                         "--accumulate",     "2",
+                                         "--clip",           "1",
+                                         "--model",          "bert-base",
+                                         "--data",           "TEXT",
+                                         "--sequence",       "64",
+                                         "--size",           "hidden=64",
+                                         "layers=2",         "heads=4",
+                                         "intermediate=128", "vocabulary=500",
+                                         "positions=64"}},
         Training{"BertAdamwOnPairs",
                  {"--optimizer", "adamw", "--model", "bert-base", "--data", "TEXT", "--sequence", "64", "--size",
                   "hidden=64", "layers=3", "heads=4", "intermediate=256", "vocabulary=500", "positions=64"}},

@@ -10,8 +10,8 @@
 namespace cairn::trainer {
 namespace {
 
-NamedTensor Parameter(const std::string& name, double value, at::ScalarType type) {
-  at::Tensor tensor = at::full({2}, value, type);
+NamedTensor Parameter(const std::string& name, double value) {
+  at::Tensor tensor = at::full({2}, value, at::kFloat);
   tensor.requires_grad_(true);
   return {name, tensor};
 }
@@ -24,8 +24,8 @@ double ValueOf(const at::Tensor& tensor) { return tensor.detach().to(at::kDouble
 class OptimizerTest : public testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(OptimizerTest, StepTakesTheSumOfAllThatWasAccumulated) {
-  const NamedTensor parameter = Parameter("p", 1, GetParam());
-  Optimizer optimizer({.weight_decay = 0}, {parameter});
+  const NamedTensor parameter = Parameter("p", 1);
+  Optimizer optimizer({.weight_decay = 0, .weights = GetParam()}, {parameter});
 
   for (const double slope : {0.25, 0.5}) {
     Backward(parameter, slope);
@@ -38,8 +38,8 @@ TEST_P(OptimizerTest, StepTakesTheSumOfAllThatWasAccumulated) {
 }
 
 TEST_P(OptimizerTest, SumsWhatEightBitsWouldSwallow) {
-  const NamedTensor parameter = Parameter("p", 0, GetParam());
-  Optimizer optimizer({.weight_decay = 0}, {parameter});
+  const NamedTensor parameter = Parameter("p", 0);
+  Optimizer optimizer({.weight_decay = 0, .weights = GetParam()}, {parameter});
 
   for (int i = 0; i < 300; ++i) {
     Backward(parameter, 1);
@@ -52,9 +52,9 @@ TEST_P(OptimizerTest, SumsWhatEightBitsWouldSwallow) {
 
 TEST_P(OptimizerTest, ClipsTheNormOverAllParametersAndOnlyWhatIsAbove) {
   for (const auto& [limit, scale] : {std::pair{1.0, 0.2}, std::pair{10.0, 1.0}}) {
-    const NamedTensor a = Parameter("a", 0, GetParam());
-    const NamedTensor b = Parameter("b", 0, GetParam());
-    Optimizer optimizer({.weight_decay = 0, .clip_norm = limit}, {a, b});
+    const NamedTensor a = Parameter("a", 0);
+    const NamedTensor b = Parameter("b", 0);
+    Optimizer optimizer({.weight_decay = 0, .clip_norm = limit, .weights = GetParam()}, {a, b});
 
     Backward(a, 3 / std::sqrt(2));  // Of two elements: norms of 3 and 4, and of 5 in all.
     Backward(b, 4 / std::sqrt(2));
@@ -68,25 +68,39 @@ TEST_P(OptimizerTest, ClipsTheNormOverAllParametersAndOnlyWhatIsAbove) {
 }
 
 TEST_P(OptimizerTest, TakesTheMemoryThatItSays) {
-  const NamedTensor parameter = Parameter("p", 0, GetParam());
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
-    const Optimizer optimizer({.kind = kind}, {parameter});
-    std::uint64_t bytes = parameter.tensor.nbytes();                                  // Of the gradient.
+    const NamedTensor parameter = Parameter("p", 0);
+    const OptimizerConfig config{.kind = kind, .weights = GetParam()};
+    const std::uint64_t said = Optimizer::BytesFor(config, {parameter});
+    const std::uint64_t there = parameter.tensor.nbytes();
+    const Optimizer optimizer(config, {parameter});
+    std::uint64_t bytes = 2 * parameter.tensor.nbytes();                              // The gradient's, too.
     if (GetParam() != at::kFloat) bytes += parameter.tensor.numel() * sizeof(float);  // Of its sum.
     for (const NamedTensor& item : optimizer.state()) {
       if (item.name != "optimizer.step") bytes += item.tensor.nbytes();
     }
 
-    EXPECT_EQ(Optimizer::BytesFor({.kind = kind}, {parameter}), bytes);
+    EXPECT_EQ(said, bytes - there);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, OptimizerTest, testing::Values(at::kFloat, at::kBFloat16),
                          [](const auto& type) { return std::string(c10::toString(type.param)); });
 
+TEST(Optimizer, MastersKeepWhatBf16RoundsOff) {
+  const NamedTensor parameter = Parameter("p", 1);
+  parameter.tensor.detach().add_(1.0 / 4096);
+
+  const Optimizer optimizer({.weights = at::kBFloat16}, {parameter});
+
+  EXPECT_EQ(ValueOf(optimizer.state().front().tensor), 1 + 1.0 / 4096);
+  EXPECT_EQ(parameter.tensor.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(ValueOf(parameter.tensor), 1);
+}
+
 TEST(Optimizer, StepsTooSmallForBf16AddUpInTheMasters) {
-  const NamedTensor parameter = Parameter("p", 1, at::kBFloat16);
-  Optimizer optimizer({.weight_decay = 0}, {parameter});
+  const NamedTensor parameter = Parameter("p", 1);
+  Optimizer optimizer({.weight_decay = 0, .weights = at::kBFloat16}, {parameter});
   const at::Tensor master = optimizer.state().front().tensor;
   ASSERT_EQ(optimizer.state().front().name, "optimizer.master.p");
   const auto step = [&] {
@@ -106,7 +120,7 @@ TEST(Optimizer, StepsTooSmallForBf16AddUpInTheMasters) {
 }
 
 TEST(Optimizer, Fp32HasNoMasters) {
-  const NamedTensor parameter = Parameter("p", 1, at::kFloat);
+  const NamedTensor parameter = Parameter("p", 1);
   const Optimizer optimizer({}, {parameter});
 
   ASSERT_EQ(optimizer.state().size(), 1U);

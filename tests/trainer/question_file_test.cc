@@ -16,7 +16,6 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -29,11 +28,7 @@ class QuestionFileTest : public ::testing::Test {
     WriteQuestions(folder_.path(), tokens, tokens.size(), 8);
   }
 
-  void ChangeAbout(const std::function<void(json&)>& change) const {
-    json about = json::parse(std::ifstream(folder_ / "data.json"));
-    change(about);
-    std::ofstream(folder_ / "data.json") << about;
-  }
+  void ChangeAbout(const std::function<void(json&)>& change) const { trainer::ChangeAbout(folder_.path(), change); }
   /// Of the second feature, with a checksum that fits.
   void ChangeFeature(std::size_t field, char value) const {
     std::fstream(folder_ / "features.bin", std::ios::binary | std::ios::in | std::ios::out)

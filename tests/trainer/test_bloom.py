@@ -13,6 +13,7 @@ from models import (
     expect_trained_and_exported,
     our_logits,
     relative_error,
+    safetensors,
     save,
     their_logits,
     transformers,
@@ -38,6 +39,14 @@ def test_trained_bloom_is_exported_for_transformers(tmp_path: Path, text: Path, 
     model = a_bloom(tmp_path / "model", heads)
 
     expect_trained_and_exported("bloom-560m", model, text, "transformer.*")
+
+
+def test_weights_are_read_as_the_published_ones_have_them(tmp_path: Path, text: Path) -> None:
+    model = a_bloom(tmp_path / "model", 4).half()
+    model.transformer.save_pretrained(tmp_path / "model")
+    assert "h.0.mlp.dense_h_to_4h.weight" in safetensors.load_file(tmp_path / "model/model.safetensors")
+
+    assert relative_error(our_logits("bloom-560m", tmp_path / "model", text), their_logits(model.float(), text)) < 1e-4
 
 
 def test_a_config_is_read_as_the_published_ones_have_it(tmp_path: Path, text: Path) -> None:

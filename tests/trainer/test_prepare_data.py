@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -195,3 +196,30 @@ def test_what_is_no_wikitext_is_refused_by_file_and_line(tmp_path: Path, out: Pa
     }.items():
         path.write_bytes(content)
         refused(f"{path}: {why}", out, "wikitext", tmp_path, out)
+
+
+def test_links_and_names_in_no_encoding_are_followed(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "corpus/a.txt").write_text("one\n")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/elsewhere/caf\xe9")).write_text("two\n")
+    (tmp_path / "corpus/more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "corpus")
+
+    ran = prepare("text", tmp_path / "corpus", out)
+
+    assert ran.returncode == 0 and ": 2 documents, " in ran.stdout, ran.stderr
+    assert [tokenizers.Tokenizer.from_file(str(out / "tokenizer.json")).decode(prepared(out)[1].tolist())] == [
+        "one\ntwo\n"
+    ]
+
+
+def test_a_tokenizer_that_cannot_take_the_text_is_refused(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "text").write_text("one two")
+    unknown = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(tokenizers.models.WordPiece({"one": 0}, unk_token="[UNK]")).save(str(unknown))
+    refused("the tokenizer cannot take 'one two': ", out, "text", tmp_path / "text", out, "--tokenizer", unknown)
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(unknown))
+    refused(
+        f"{unknown}: no tokenizer: its vocabulary is empty", out, "text", tmp_path / "text", out, "--tokenizer", unknown
+    )

@@ -51,6 +51,11 @@ def test_the_trainer_learns_from_them_as_from_the_folder(folder: Path, tmp_path:
     assert losses(out) == losses(folder)
 
 
+def test_they_may_be_packed_beside_their_classes(folder: Path) -> None:
+    out = folder / "train/packed"
+    assert prepare(folder, out).stdout == f"{out}: 7 pictures of 3 classes\n"
+
+
 def test_what_is_no_picture_is_refused_by_its_name(folder: Path, tmp_path: Path) -> None:
     def refused(why: str, source: Path = folder) -> None:
         before = sorted(tmp_path.iterdir())
@@ -63,6 +68,9 @@ def test_what_is_no_picture_is_refused_by_its_name(folder: Path, tmp_path: Path)
     for broken in (whole[: len(whole) // 2], b"", b"\x89PNG\r\n\x1a\n"):
         path.write_bytes(broken)
         refused("n2/x.JPEG: not a sound JPEG picture")
+    Image.new("L", (8001, 8000)).save(path, "JPEG")
+    refused("n2/x.JPEG: not a sound JPEG picture: more than 64000000 pixels")
+    path.write_bytes(whole)
     refused("n1: expected CLASS/PICTURE.JPEG in it, found 0 folders", folder / "train/n1")
     refused("nowhere: no such folder", folder / "nowhere")
 
@@ -77,8 +85,10 @@ def test_what_is_no_picture_is_refused_by_its_name(folder: Path, tmp_path: Path)
         (lambda at: (at / "index.bin").unlink(), "index.bin: cannot be read"),
         (lambda at: about(at, classes=2), "index.bin: "),
         (lambda at: about(at, pictures=8), "index.bin: expected the 8 pictures of 16 bytes"),
+        (lambda at: about(at, pictures=0), "data.json: pictures: expected at least 1, found 0"),
+        (lambda at: about(at, classes=(1 << 64) - 1), "data.json: classes: expected at most 2147483647, found 1844674"),
     ],
-    ids=["cut", "damaged", "index-damaged", "index-cut", "index-gone", "classes", "count"],
+    ids=["cut", "damaged", "index-damaged", "index-cut", "index-gone", "classes", "count", "none", "many-classes"],
 )
 def test_files_that_do_not_fit_are_refused(
     folder: Path, tmp_path: Path, change: Callable[[Path], None], why: str

@@ -271,3 +271,18 @@ def test_a_tokenizer_that_is_not_berts_is_refused(
 def test_windows_without_room_are_misuse(source: Path, out: Path) -> None:
     assert prepare(source, out, "--sequence", 100, "--stride", 96).returncode == 2
     assert prepare(source, out, "--stride", -1).returncode == 2
+
+
+def test_an_answer_may_end_in_signs_that_the_tokenizer_drops(tmp_path: Path, out: Path) -> None:
+    squad = a_squad()
+    [paragraph] = squad["data"][0]["paragraphs"]
+    paragraph["context"] = "The cairn stands beside the cafe\u0301"
+    paragraph["qas"] = [
+        {"id": "1", "question": "Where?", "answers": [{"text": "beside the cafe\u0301", "answer_start": 17}]}
+    ]
+    (tmp_path / "squad.json").write_text(json.dumps(squad))
+
+    ran = prepare(tmp_path / "squad.json", out, "--vocabulary", 300)
+
+    assert ran.returncode == 0, ran.stderr
+    assert features_in(out)[1][0].text.replace(" ##", "") == "beside the cafe"

@@ -41,13 +41,6 @@ class TextTrainer : public ::testing::Test {
     all.push_back("--resume");
     return all;
   }
-  /// Training ends before its first step, saying why.
-  static void ExpectRefused(const std::vector<std::string>& arguments, const std::string& why) {
-    TrainingProcess training(arguments);
-    EXPECT_EQ(training.Finish(), 1);
-    EXPECT_THAT(training.output(), HasSubstr(why));
-    EXPECT_THAT(training.losses(), IsEmpty());
-  }
   [[nodiscard]] std::string WriteConfig(const std::string& config) const {
     std::filesystem::create_directories(root_ / "weights");
     std::ofstream(root_ / "weights/config.json") << config;
@@ -62,10 +55,7 @@ TEST_F(TextTrainer, CheckpointHoldsOptUnderItsReferenceNames) {
   TrainingProcess training(Arguments({{"--checkpoint-dir", root_ / "run"}}, {"embedding=4", "pre_norm=0"}));
   ASSERT_EQ(training.Finish(), 0) << training.output();
 
-  const auto reader = Checkpointer::Open({.root = root_ / "run", .read_only = true, .host_memory_bytes = 64_MiB});
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  const auto details = reader.value()->Inspect(Latest());
-
+  const auto details = NewestCheckpoint(root_ / "run");
   ASSERT_TRUE(details.ok()) << details.status();
   std::map<std::string, std::vector<std::int64_t>> shapes;
   for (const TensorInfo& tensor : details->tensors) {
@@ -136,10 +126,15 @@ TEST_F(TextTrainer, RefusesAModelThatTheDataDoesNotFit) {
                 "--data digits: expected text, which the model learns from, found pictures");
   ExpectRefused(Arguments({{"--model", "vgg16"}}),
                 text_ + ": expected pictures, which the model learns from, found text");
-  ExpectRefused(Arguments({{"--sequence", "17"}}), "--sequence 17: the model has 16 positions");
+  ExpectRefused(Arguments({{"--sequence", "17"}}),
+                "the data's samples have 17 tokens (--sequence), the model 16 positions");
   ExpectRefused(Arguments({{"--sequence", "301"}}), "tokens: expected at least --sequence 301, found 300");
   ExpectRefused(Arguments({}, {"vocabulary=39"}), "the data's vocabulary has 40 tokens, the model's 39");
   ExpectRefused(Arguments({}, {"heads=3"}), "size hidden: expected a multiple of heads, 3, found 8");
+  ExpectRefused(Arguments({}, {"positions=9223372036854775807"}),
+                "--size positions: expected 1 to 268435456, found 92");
+  ExpectRefused(Arguments({}, {"hidden=1048576", "vocabulary=268435456"}),
+                "out of memory: model.decoder.embed_tokens.weight: expected room for 1125899 GB, found ");
   ExpectRefused(Arguments({}, {"pre_norm=2"}), "--size pre_norm: expected 0 or 1, found 2");
   ExpectRefused(Arguments({}, {"width=2"}), "--size width: this model has no such size, only: hidden");
 }

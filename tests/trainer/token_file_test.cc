@@ -25,11 +25,7 @@ class TokenFileTest : public ::testing::Test {
  protected:
   TokenFileTest() { WriteText(folder_.path(), {3, 1, 4, 1, 5}, 6); }
 
-  void ChangeAbout(const std::function<void(json&)>& change) const {
-    json about = json::parse(std::ifstream(folder_ / "data.json"));
-    change(about);
-    std::ofstream(folder_ / "data.json") << about;
-  }
+  void ChangeAbout(const std::function<void(json&)>& change) const { trainer::ChangeAbout(folder_.path(), change); }
   void ExpectRefused(const std::string& file, const std::string& why) const {
     EXPECT_THAT([&] { TokenFile(folder_.path()); },
                 ThrowsMessage<std::runtime_error>(AllOf(HasSubstr(folder_ / file + ": "), HasSubstr(why))));

@@ -161,6 +161,49 @@ TEST(Trainer, NamesWhatItDoesNotKnow) {
   EXPECT_EQ(flag.Finish(), 2);
 }
 
+TEST(Trainer, NeverSavesAStepThatDiverged) {
+  const TempDir root;
+  TrainingProcess training({"--steps", "20", "--every", "1", "--lr", "1e30", "--checkpoint-dir", root.path()});
+  EXPECT_EQ(training.Finish(), 1);
+  EXPECT_THAT(training.output(), HasSubstr("the loss is no number any more"));
+
+  const auto details = NewestCheckpoint(root.path());
+
+  ASSERT_TRUE(details.ok()) << details.status();
+  EXPECT_EQ(details->info.step, training.losses().size());
+  for (const auto& [step, loss] : training.losses()) EXPECT_THAT(loss, Not(HasSubstr("nan"))) << step;
+}
+
+TEST(Trainer, WarnsOfWhatKeepsARunFromGoingOnBitByBit) {
+  const TempDir root;
+  TrainingProcess first({"--steps", "1", "--checkpoint-dir", root.path()});
+  ASSERT_EQ(first.Finish(), 0) << first.output();
+
+  TrainingProcess second({"--steps", "2", "--threads", "2", "--checkpoint-dir", root.path(), "--resume"});
+
+  EXPECT_EQ(second.Finish(), 0) << second.output();
+  EXPECT_THAT(second.output(), HasSubstr("warning: the checkpoint's threads is \"1\", this run's \"2\": the run will "
+                                         "not go on bit by bit as it would have"));
+}
+
+TEST(Trainer, RefusesTheCheckpointOfAnotherModel) {
+  const TempDir root;
+  TrainingProcess first({"--steps", "1", "--checkpoint-dir", root.path()});
+  ASSERT_EQ(first.Finish(), 0) << first.output();
+
+  ExpectRefused({"--steps", "2", "--size", "width=3", "--model", "vgg16", "--checkpoint-dir", root.path(), "--resume"},
+                "the checkpoint's sizes is \"width=2\", this run's \"width=3\"");
+  ExpectRefused({"--steps", "2", "--model", "opt-125m", "--data", "synthetic", "--size", "hidden=8", "layers=1",
+                 "heads=1", "ffn=8", "vocabulary=300", "--checkpoint-dir", root.path(), "--resume"},
+                "the checkpoint's model is \"vgg16\", this run's \"opt-125m\"");
+}
+
+TEST(Trainer, NamesADeviceThatIsNotThere) {
+  if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine has a GPU";
+
+  ExpectRefused({"--device", "cuda"}, "--device cuda: ");
+}
+
 TEST(Trainer, SaysThatAModelDoesNotFitIntoMemory) {
   TrainingProcess training({"--size", "width=1000000"});
 
@@ -185,6 +228,24 @@ TEST(Trainer, TrainsOnAFolderOfPictures) {
 
   EXPECT_EQ(training.Finish(), 0) << training.output();
   EXPECT_EQ(training.losses().size(), 2U);
+}
+
+TEST(Trainer, GoesOnWithTheSamePicturesAlone) {
+  const TempDir root;
+  WriteFile(root / "a/n1/a.JPEG", EncodeJpeg(300, 240, {200, 10, 10}));
+  WriteFile(root / "a/n2/b.JPEG", EncodeJpeg(256, 256, {90}));
+  const auto resuming = [&](const std::string& data, const std::string& steps) {
+    return std::vector<std::string>{"--data", data, "--steps", steps, "--checkpoint-dir", root / "run", "--resume"};
+  };
+  TrainingProcess first(resuming(root / "a", "1"));
+  ASSERT_EQ(first.Finish(), 0) << first.output();
+
+  std::filesystem::rename(root / "a", root / "b");
+  TrainingProcess elsewhere(resuming(root / "b", "2"));
+  EXPECT_EQ(elsewhere.Finish(), 0) << elsewhere.output();
+
+  std::filesystem::rename(root / "b/n2/b.JPEG", root / "b/n2/c.JPEG");
+  ExpectRefused(resuming(root / "b", "3"), "the checkpoint's data is \"picture folder crc32:");
 }
 
 TEST(Trainer, NamesThePictureThatDoesNotDecode) {

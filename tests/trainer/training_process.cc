@@ -1,6 +1,7 @@
 #include "trainer/training_process.h"
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -22,11 +23,12 @@ TrainingProcess::TrainingProcess(const std::vector<std::string>& arguments) {
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-  std::vector<std::string> words = {CAIRN_TRAIN, "--threads", "1"};
+  std::vector<std::string> words = {CAIRN_TRAIN};
   const auto unless_given = [&](const char* flag, const std::vector<std::string>& otherwise) {
     if (std::ranges::find(arguments, flag) == arguments.end())
       words.insert(words.end(), otherwise.begin(), otherwise.end());
   };
+  unless_given("--threads", {"--threads", "1"});
   unless_given("--batch", {"--batch", "4"});
   unless_given("--host-memory", {"--host-memory", "64MiB"});
   unless_given("--model", {"--size", "width=2"});
@@ -93,6 +95,13 @@ int TrainingProcess::Finish() {
   }
   child_ = -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+void ExpectRefused(const std::vector<std::string>& arguments, const std::string& why) {
+  TrainingProcess training(arguments);
+  EXPECT_EQ(training.Finish(), 1);
+  EXPECT_NE(training.output().find(why), std::string::npos) << training.output();
+  EXPECT_TRUE(training.losses().empty());
 }
 
 cairn::Result<cairn::CheckpointDetails> NewestCheckpoint(const std::string& root) {

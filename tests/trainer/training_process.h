@@ -44,6 +44,9 @@ class TrainingProcess {
   std::map<std::uint64_t, std::string> losses_;
 };
 
+/// Training ends before its first step, saying why.
+void ExpectRefused(const std::vector<std::string>& arguments, const std::string& why);
+
 /// What the newest checkpoint under `root` holds.
 cairn::Result<cairn::CheckpointDetails> NewestCheckpoint(const std::string& root);
 

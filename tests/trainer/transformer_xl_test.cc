@@ -117,7 +117,7 @@ TEST(TransformerXl, RefusesSizesThatDoNotFit) {
   };
 
   expect_refused({{"hidden", 9}}, "size hidden: expected an even number, found 9");
-  expect_refused({{"memory", 0}}, "--size memory: expected at least 1, found 0");
+  expect_refused({{"memory", 0}}, "--size memory: expected 1 to 268435456, found 0");
   expect_refused({{"cutoff1", 20}, {"cutoff2", 20}}, "size cutoff2: expected more than 20, the one before, found 20");
   expect_refused({{"cutoff1", 20}, {"div_val", 9}},
                  "size div_val: expected one that leaves the last cluster's embeddings some of hidden, 8, found 9");

@@ -70,6 +70,12 @@ void WriteQuestions(const std::string& folder, const std::vector<std::uint16_t>&
   std::ofstream(folder + "/data.json") << about;
 }
 
+void ChangeAbout(const std::string& folder, const std::function<void(nlohmann::json&)>& change) {
+  nlohmann::json about = nlohmann::json::parse(std::ifstream(folder + "/data.json"));
+  change(about);
+  std::ofstream(folder + "/data.json") << about;
+}
+
 std::vector<std::uint16_t> MakeTokens(std::size_t count, std::uint16_t vocabulary) {
   std::mt19937 random(7);
   std::vector<std::uint16_t> tokens(count);

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,9 @@ void WriteText(const std::string& folder, const std::vector<std::uint16_t>& toke
 /// each `sequence` at most, and of every third the answer is not there.
 void WriteQuestions(const std::string& folder, const std::vector<std::uint16_t>& tokens, std::uint64_t vocabulary,
                     std::uint32_t sequence);
+
+/// Changes FOLDER/data.json.
+void ChangeAbout(const std::string& folder, const std::function<void(nlohmann::json&)>& change);
 
 /// A text of `count` tokens that follow each other by a rule and some chance, the same each time.
 std::vector<std::uint16_t> MakeTokens(std::size_t count, std::uint16_t vocabulary);

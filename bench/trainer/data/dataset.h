@@ -14,7 +14,7 @@
 namespace cairn::trainer {
 
 /// What a model's loss takes, by name: "image" and "label" for pictures, "input_ids" for text and, for streams of it,
-/// "labels" and "begins" too. On the CPU until the loop moves it.
+/// "labels" and "begins" too; pairs and questions have what their makers below say. On the CPU until the loop moves it.
 using Batch = std::map<std::string, at::Tensor>;
 
 enum class DataKind : std::uint8_t {

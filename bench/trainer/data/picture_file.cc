@@ -3,6 +3,7 @@
 #include <isa-l/crc.h>
 
 #include <bit>
+#include <limits>
 #include <stdexcept>
 
 namespace cairn::trainer {
@@ -20,6 +21,8 @@ PictureFile::PictureFile(const std::string& folder, const JsonFile& about)
   const std::string path = folder + "/index.bin";
   const auto bytes = index_file_.bytes();
   const std::uint64_t count = about.Count("pictures");
+  if (count == 0) about.Refuse("pictures", "at least 1");
+  if (classes_ > std::numeric_limits<std::int32_t>::max()) about.Refuse("classes", "at most 2147483647");
   if (bytes.size() % sizeof(Entry) != 0 || bytes.size() / sizeof(Entry) != count) {
     throw std::runtime_error(path + ": expected the " + std::to_string(count) + " pictures of " +
                              std::to_string(sizeof(Entry)) + " bytes that data.json tells of, found " +

@@ -14,6 +14,7 @@
 #include "data/dataset.h"
 #include "data/jpeg.h"
 #include "data/picture_file.h"
+#include "mapped_file.h"
 
 namespace cairn::trainer {
 namespace {
@@ -106,7 +107,12 @@ Dataset ImageFolderDataset(const std::string& folder) {
                              " folders and no picture in them");
   }
 
-  return DatasetOf({.name = folder,
+  std::string listed;
+  for (const Sample& sample : *samples) {
+    listed += fs::relative(sample.path, root).string() + " " + std::to_string(fs::file_size(sample.path)) + "\n";
+  }
+  // By what it holds, not by where it lies.
+  return DatasetOf({.name = "picture folder " + ChecksumOf(std::as_bytes(std::span(listed))),
                     .classes = classes,
                     .size = samples->size(),
                     .label = [samples](std::uint64_t number) { return (*samples)[number].label; },

@@ -21,6 +21,7 @@ QuestionFile::QuestionFile(const JsonFile& about, const std::string& folder)
   if (sequence_ > kMax) about.Refuse("sequence", "at most " + std::to_string(kMax));
   const std::string path = folder + "/features.bin";
   const std::uint64_t size = about.Count("features");
+  if (size == 0) about.Refuse("features", "at least 1");
   const auto bytes = file_.bytes();
   if (bytes.size() % sizeof(Feature) != 0 || bytes.size() / sizeof(Feature) != size) {
     throw std::runtime_error(path + ": expected the " + std::to_string(size) +
@@ -48,6 +49,8 @@ void QuestionFile::CheckFeatures(const std::string& path) {
           feature.length);
     check(feature.context < feature.length, "context", below(feature.length), feature.context);
     check(feature.end < feature.length, "end", below(feature.length), feature.end);
+    check(feature.start == 0 || feature.start >= feature.context, "start",
+          "0, or at least the context's " + std::to_string(feature.context), feature.start);
     check(feature.start <= feature.end, "start", "at most its end, " + std::to_string(feature.end), feature.start);
     begins_.push_back(begin);
     begin += feature.length;

@@ -35,24 +35,13 @@ struct Sizes {
   std::int64_t hidden, layers, heads, intermediate, vocabulary, positions, types;
 };
 
-struct Published {
-  const char* name;
-  Sizes sizes;
-};
 constexpr std::array kPublished = {
-    Published{"bert-base", {768, 12, 12, 3072, 30522, 512, 2}},
-    Published{"bert-large", {1024, 24, 16, 4096, 30522, 512, 2}},
+    Published<Sizes>{"bert-base", {768, 12, 12, 3072, 30522, 512, 2}},
+    Published<Sizes>{"bert-large", {1024, 24, 16, 4096, 30522, 512, 2}},
 };
-
-Sizes PublishedSizes(const std::string& name) {
-  for (const Published& published : kPublished) {
-    if (name == published.name) return published.sizes;
-  }
-  throw std::runtime_error("--model " + name + ": no BERT of this name");
-}
 
 Sizes SizesFor(const ModelConfig& config) {
-  const Sizes published = PublishedSizes(config.name);
+  const Sizes published = PublishedSizes(kPublished, config.name);
   auto given = config.sizes;
   Sizes sizes{};
   sizes.hidden = TakeSize(given, "hidden", published.hidden);
@@ -309,15 +298,16 @@ constexpr std::array kFields = {
 const ConfigLayout kBertConfig{.model_type = "bert", .fields = kFields};
 
 Model MakeBert(const ModelConfig& config) {
-  if (config.data.kind == DataKind::kQuestions) {
-    Model model = Make<QuestionAnswering>(config);
+  const bool answers = config.data.kind == DataKind::kQuestions;
+  Model model = answers ? Make<QuestionAnswering>(config) : Make<PreTraining>(config);
+  model.stem = "bert.";
+  if (answers) {
     model.head = "qa_outputs.";
     model.other_heads = {"bert.pooler.", "cls."};
-    return model;
+  } else {
+    model.tied = {{"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"},
+                  {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
   }
-  Model model = Make<PreTraining>(config);
-  model.tied = {{"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"},
-                {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
   return model;
 }
 

@@ -24,26 +24,15 @@ struct Sizes {
   std::int64_t hidden, layers, heads, vocabulary;
 };
 
-struct Published {
-  const char* name;
-  Sizes sizes;
-};
 constexpr std::array kPublished = {
-    Published{"bloom-560m", {1024, 24, 16, 250880}},
-    Published{"bloom-1b1", {1536, 24, 16, 250880}},
-    Published{"bloom-1b7", {2048, 24, 16, 250880}},
-    Published{"bloom-3b", {2560, 30, 32, 250880}},
+    Published<Sizes>{"bloom-560m", {1024, 24, 16, 250880}},
+    Published<Sizes>{"bloom-1b1", {1536, 24, 16, 250880}},
+    Published<Sizes>{"bloom-1b7", {2048, 24, 16, 250880}},
+    Published<Sizes>{"bloom-3b", {2560, 30, 32, 250880}},
 };
-
-Sizes PublishedSizes(const std::string& name) {
-  for (const Published& published : kPublished) {
-    if (name == published.name) return published.sizes;
-  }
-  throw std::runtime_error("--model " + name + ": no BLOOM of this name");
-}
 
 Sizes SizesFor(const ModelConfig& config) {
-  const Sizes published = PublishedSizes(config.name);
+  const Sizes published = PublishedSizes(kPublished, config.name);
   auto given = config.sizes;
   Sizes sizes{};
   sizes.hidden = TakeSize(given, "hidden", published.hidden);
@@ -160,6 +149,7 @@ Model MakeBloom(const ModelConfig& config) {
   Model model;
   const auto bloom = std::make_shared<const Bloom>(
       SizesFor(config), Weights(config.device, model.parameters).Under("transformer"), config.device);
+  model.stem = "transformer.";
   model.tied = {{"lm_head.weight", "transformer.word_embeddings.weight"}};
   model.loss = [bloom](const Batch& batch) {
     const at::Tensor& ids = batch.at("input_ids");

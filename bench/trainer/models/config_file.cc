@@ -1,7 +1,5 @@
 #include "models/config_file.h"
 
-#include <limits>
-
 #include "json_file.h"
 
 namespace cairn::trainer {
@@ -21,7 +19,6 @@ const char* KeyIn(const JsonFile& config, const ConfigField& field) {
 }  // namespace
 
 std::map<std::string, std::int64_t> ReadSizes(const std::string& folder, const ConfigLayout& layout) {
-  constexpr std::uint64_t kMax = std::numeric_limits<std::int32_t>::max();  // Lest products of sizes overflow.
   const JsonFile config(folder + "/config.json");
   if (config.Text("model_type") != layout.model_type) {
     config.Refuse("model_type", std::string("\"") + layout.model_type + "\", by --model");
@@ -31,7 +28,8 @@ std::map<std::string, std::int64_t> ReadSizes(const std::string& folder, const C
     switch (field.kind) {
       case ConfigField::Kind::kSize: {
         const char* const key = KeyIn(config, field);
-        if (config.Count(key) > kMax) config.Refuse(key, "at most " + std::to_string(kMax));
+        if (config.Count(key) > static_cast<std::uint64_t>(kMaxSize))
+          config.Refuse(key, "at most " + std::to_string(kMaxSize));
         sizes[field.here] = static_cast<std::int64_t>(config.Count(key));
         break;
       }

@@ -7,6 +7,9 @@
 
 namespace cairn::trainer {
 
+/// Of any size: no product of a few overflows.
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 28;
+
 /// A field of config.json, as Hugging Face writes it, and what it means here.
 struct ConfigField {
   enum class Kind : std::uint8_t {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "device.h"
 #include "models/model.h"
 
 namespace cairn::trainer {
@@ -31,6 +32,8 @@ class Weights {
     return under;
   }
   at::Tensor Normal(const std::string& name, at::IntArrayRef shape, double deviation = kDeviation) {
+    // Before the kernel ends the process without a word.
+    CheckMemory(at::kCPU, prefix_ + name, c10::multiply_integers(shape) * sizeof(float));
     return Add(name, at::empty(shape, at::kFloat).normal_(0, deviation));
   }
   at::Tensor Constant(const std::string& name, std::int64_t size, double value) {

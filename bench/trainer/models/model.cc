@@ -67,7 +67,10 @@ std::map<std::string, std::int64_t> SizesFrom(const std::string& folder, const s
 std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name, std::int64_t published) {
   const auto node = sizes.extract(name);
   const std::int64_t size = node.empty() ? published : node.mapped();
-  if (size < 1) throw std::runtime_error("--size " + name + ": expected at least 1, found " + std::to_string(size));
+  if (size < 1 || size > kMaxSize) {
+    throw std::runtime_error("--size " + name + ": expected 1 to " + std::to_string(kMaxSize) + ", found " +
+                             std::to_string(size));
+  }
   return size;
 }
 
@@ -98,8 +101,8 @@ void CheckVocabulary(const DataShape& data, std::int64_t vocabulary) {
 
 void CheckPositions(const DataShape& data, std::int64_t positions) {
   if (data.sequence <= positions) return;
-  throw std::runtime_error("--sequence " + std::to_string(data.sequence) + ": the model has " +
-                           std::to_string(positions) + " positions");
+  throw std::runtime_error("the data's samples have " + std::to_string(data.sequence) +
+                           " tokens (--sequence), the model " + std::to_string(positions) + " positions");
 }
 
 }  // namespace cairn::trainer

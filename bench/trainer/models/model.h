@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -24,6 +25,8 @@ struct Model {
   std::vector<NamedTensor> buffers;     ///< Further state that a resumed run needs: running means, recurrent memory.
   /// Further names that the reference has for parameters, and theirs here. Read where they are there, never written.
   std::map<std::string, std::string> tied;
+  /// How the names begin but for the heads', and what files of the model without heads leave out. Empty: nothing.
+  std::string stem;
   /// How the names of this task's own parameters begin: weights of another task, which have none of them, may be read
   /// all the same, and these stay as drawn. Empty where there is no other task.
   std::string head;
@@ -59,6 +62,18 @@ Model MakeModel(const ModelConfig& config);
 /// std::runtime_error for a field that does not fit, and where sizes come from both.
 std::map<std::string, std::int64_t> SizesFrom(const std::string& folder, const std::string& model,
                                               const std::map<std::string, std::int64_t>& given);
+
+/// What a published model's sizes are, as a model's own file lists them.
+template <typename Sizes>
+struct Published {
+  const char* name;  ///< As --model has it.
+  Sizes sizes;
+};
+/// Those of the one of this name, which must be there.
+template <typename All>
+auto PublishedSizes(const All& published, const std::string& name) {
+  return std::ranges::find_if(published, [&](const auto& one) { return name == one.name; })->sizes;
+}
 
 /// Takes a size out of `sizes`, or the published one. For the models' own files.
 std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name, std::int64_t published);

@@ -25,26 +25,15 @@ struct Sizes {
   bool pre_norm;
 };
 
-struct Published {
-  const char* name;
-  Sizes sizes;
-};
 constexpr std::array kPublished = {
-    Published{"opt-125m", {768, 12, 12, 3072, 50272, 2048, 768, true}},
-    Published{"opt-350m", {1024, 24, 16, 4096, 50272, 2048, 512, false}},
-    Published{"opt-1.3b", {2048, 24, 32, 8192, 50272, 2048, 2048, true}},
-    Published{"opt-2.7b", {2560, 32, 32, 10240, 50272, 2048, 2560, true}},
+    Published<Sizes>{"opt-125m", {768, 12, 12, 3072, 50272, 2048, 768, true}},
+    Published<Sizes>{"opt-350m", {1024, 24, 16, 4096, 50272, 2048, 512, false}},
+    Published<Sizes>{"opt-1.3b", {2048, 24, 32, 8192, 50272, 2048, 2048, true}},
+    Published<Sizes>{"opt-2.7b", {2560, 32, 32, 10240, 50272, 2048, 2560, true}},
 };
-
-Sizes PublishedSizes(const std::string& name) {
-  for (const Published& published : kPublished) {
-    if (name == published.name) return published.sizes;
-  }
-  throw std::runtime_error("--model " + name + ": no OPT of this name");
-}
 
 Sizes SizesFor(const ModelConfig& config) {
-  const Sizes published = PublishedSizes(config.name);
+  const Sizes published = PublishedSizes(kPublished, config.name);
   auto given = config.sizes;
   Sizes sizes{};
   sizes.hidden = TakeSize(given, "hidden", published.hidden);
@@ -173,6 +162,7 @@ Model MakeOpt(const ModelConfig& config) {
   Model model;
   const auto opt =
       std::make_shared<const Opt>(SizesFor(config), Weights(config.device, model.parameters).Under("model.decoder"));
+  model.stem = "model.";
   model.tied = {{"lm_head.weight", "model.decoder.embed_tokens.weight"}};
   model.loss = [opt](const Batch& batch) { return opt->Loss(batch.at("input_ids")); };
   model.logits = [opt](const Batch& batch) {

@@ -36,25 +36,14 @@ struct Sizes {
   double dropout, attention_dropout;
 };
 
-struct Published {
-  const char* name;
-  Sizes sizes;
-};
 constexpr std::array<std::int64_t, 3> kCutoffs = {20000, 40000, 200000};
 constexpr std::array kPublished = {
-    Published{"transformer-xl-base", {410, 16, 10, 41, 2100, 150, 267735, kCutoffs, 1, false, 0.1, 0}},
-    Published{"transformer-xl-large", {1024, 18, 16, 64, 4096, 384, 267735, kCutoffs, 4, true, 0.2, 0.2}},
+    Published<Sizes>{"transformer-xl-base", {410, 16, 10, 41, 2100, 150, 267735, kCutoffs, 1, false, 0.1, 0}},
+    Published<Sizes>{"transformer-xl-large", {1024, 18, 16, 64, 4096, 384, 267735, kCutoffs, 4, true, 0.2, 0.2}},
 };
 
-Sizes PublishedSizes(const std::string& name) {
-  for (const Published& published : kPublished) {
-    if (name == published.name) return published.sizes;
-  }
-  throw std::runtime_error("--model " + name + ": no Transformer-XL of this name");
-}
-
 Sizes SizesFor(const ModelConfig& config) {
-  Sizes sizes = PublishedSizes(config.name);
+  Sizes sizes = PublishedSizes(kPublished, config.name);
   auto given = config.sizes;
   for (const auto& [name, size] : {std::pair{"hidden", &sizes.hidden},
                                    {"layers", &sizes.layers},
