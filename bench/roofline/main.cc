@@ -171,7 +171,7 @@ class Bench {
   }
 
   void Older() {
-    const auto disk = RateLimit::Make(400'000'000);
+    const auto disk = RateLimitedDisk::Make(400'000'000);
     Wiring wiring = MakeWiring("pinned");
     wiring.wrap_queue = [disk](IoQueueFactory inner) { return disk->Wrap(std::move(inner)); };
     Options options = MakeOptions(128_MiB);

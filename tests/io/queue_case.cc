@@ -31,8 +31,8 @@ std::vector<QueueCase> AllQueues() {
           {"Threads", threads},
           {"FaultyUring", FaultPlan::Make()->Wrap(uring)},
           {"FaultyThreads", FaultPlan::Make()->Wrap(threads)},
-          {"RateLimitedUring", RateLimit::Make(std::uint64_t{1} << 40)->Wrap(uring)},
-          {"RateLimitedThreads", RateLimit::Make(std::uint64_t{1} << 40)->Wrap(threads)},
+          {"RateLimitedUring", RateLimitedDisk::Make(std::uint64_t{1} << 40)->Wrap(uring)},
+          {"RateLimitedThreads", RateLimitedDisk::Make(std::uint64_t{1} << 40)->Wrap(threads)},
           {"RecordingUring", recorded(uring)},
           {"RecordingThreads", recorded(threads)}};
 }

@@ -35,7 +35,7 @@ class RateLimitedQueues : public testing::Test {
   TempDir dir_;
   int fd_;
   std::string data_ = std::string(100'000, 'x');
-  std::shared_ptr<RateLimit> disk_ = RateLimit::Make(10'000'000);  // 10 ms for each write.
+  std::shared_ptr<RateLimitedDisk> disk_ = RateLimitedDisk::Make(10'000'000);  // 10 ms for each write.
 };
 
 TEST_F(RateLimitedQueues, WritesTakeTheDisksTimeOneAfterTheOther) {

@@ -14,7 +14,7 @@ namespace cairn {
 /// Keeps what is complete until the disk would have been done with it.
 class RateLimitedQueue : public IoQueue {
  public:
-  RateLimitedQueue(std::shared_ptr<RateLimit> disk, std::unique_ptr<IoQueue> inner)
+  RateLimitedQueue(std::shared_ptr<RateLimitedDisk> disk, std::unique_ptr<IoQueue> inner)
       : disk_(std::move(disk)), inner_(std::move(inner)) {}
 
   void Submit(IoRequest request, IoDone done) override {
@@ -44,7 +44,7 @@ class RateLimitedQueue : public IoQueue {
   [[nodiscard]] std::string name() const override { return inner_->name(); }
 
  private:
-  using Clock = RateLimit::Clock;
+  using Clock = RateLimitedDisk::Clock;
   struct Finished {
     IoDone done;
     std::int64_t result;
@@ -62,14 +62,14 @@ class RateLimitedQueue : public IoQueue {
     return due.size();
   }
 
-  const std::shared_ptr<RateLimit> disk_;
+  const std::shared_ptr<RateLimitedDisk> disk_;
   std::multimap<Clock::time_point, Finished> finished_;
   std::atomic<bool> woken_ = false;
   std::size_t pending_ = 0;
   const std::unique_ptr<IoQueue> inner_;
 };
 
-IoQueueFactory RateLimit::Wrap(IoQueueFactory inner) {
+IoQueueFactory RateLimitedDisk::Wrap(IoQueueFactory inner) {
   return [disk = shared_from_this(), inner = std::move(inner)]() -> Result<std::unique_ptr<IoQueue>> {
     auto queue = inner();
     if (!queue.ok()) return queue.status();
@@ -77,17 +77,17 @@ IoQueueFactory RateLimit::Wrap(IoQueueFactory inner) {
   };
 }
 
-void RateLimit::SetRate(std::uint64_t bytes_per_second) {
+void RateLimitedDisk::SetRate(std::uint64_t bytes_per_second) {
   MutexLock lock(mutex_);
   rate_ = bytes_per_second;
 }
 
-std::uint64_t RateLimit::bytes() const {
+std::uint64_t RateLimitedDisk::bytes() const {
   MutexLock lock(mutex_);
   return bytes_;
 }
 
-RateLimit::Clock::time_point RateLimit::Take(std::uint64_t bytes) {
+RateLimitedDisk::Clock::time_point RateLimitedDisk::Take(std::uint64_t bytes) {
   MutexLock lock(mutex_);
   const std::chrono::duration<double> taken(static_cast<double>(bytes) / static_cast<double>(rate_));
   busy_until_ = std::max(busy_until_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(taken);

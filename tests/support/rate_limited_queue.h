@@ -13,26 +13,25 @@ namespace cairn {
 /// Reads and writes pass one after the other, in the order of submission over all queues, each taking its length
 /// divided by the rate; the operation itself runs at once, and its completion is told no sooner. Other operations are
 /// not delayed.
-class RateLimit : public std::enable_shared_from_this<RateLimit> {
+class RateLimitedDisk : public std::enable_shared_from_this<RateLimitedDisk> {
  public:
   using Clock = Deadline::Clock;
 
-  [[nodiscard]] static std::shared_ptr<RateLimit> Make(std::uint64_t bytes_per_second) {
-    return std::shared_ptr<RateLimit>(new RateLimit(bytes_per_second));
+  [[nodiscard]] static std::shared_ptr<RateLimitedDisk> Make(std::uint64_t bytes_per_second) {
+    return std::shared_ptr<RateLimitedDisk>(new RateLimitedDisk(bytes_per_second));
   }
 
   /// A factory of queues on this disk. For Wiring::wrap_queue: [disk](auto inner) { return disk->Wrap(inner); }
   [[nodiscard]] IoQueueFactory Wrap(IoQueueFactory inner);
   /// For what is submitted from now on. At least 1.
   void SetRate(std::uint64_t bytes_per_second) CAIRN_EXCLUDES(mutex_);
+  /// When the disk is done with `bytes` that are given to it now: for writers that are no queue.
+  [[nodiscard]] Clock::time_point Take(std::uint64_t bytes) CAIRN_EXCLUDES(mutex_);
   /// Bytes asked of the disk so far.
   [[nodiscard]] std::uint64_t bytes() const CAIRN_EXCLUDES(mutex_);
 
  private:
-  friend class RateLimitedQueue;
-  explicit RateLimit(std::uint64_t bytes_per_second) : rate_(bytes_per_second) {}
-  /// When the disk is done with `bytes` that are given to it now.
-  [[nodiscard]] Clock::time_point Take(std::uint64_t bytes) CAIRN_EXCLUDES(mutex_);
+  explicit RateLimitedDisk(std::uint64_t bytes_per_second) : rate_(bytes_per_second) {}
 
   mutable Mutex mutex_;
   std::uint64_t rate_ CAIRN_GUARDED_BY(mutex_);
