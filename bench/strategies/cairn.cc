@@ -1,0 +1,83 @@
+#include "cairn/cairn.h"
+
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "bench/strategies/strategy.h"
+#include "wiring.h"
+
+namespace cairn::bench {
+namespace {
+
+/// Cairn, by its public API; only the emulated GPU and disk are put in place of the usual ones.
+class Cairn : public Strategy {
+ public:
+  Cairn(const Workplace& workplace, State state, std::unique_ptr<Checkpointer> checkpointer)
+      : gpu_(workplace.gpu), state_(std::move(state)), checkpointer_(std::move(checkpointer)) {}
+
+  Status Save(std::uint64_t step) override {
+    return checkpointer_->Save(step, state_, {.streams = {gpu_.stream()}, .replicated = {}}).status();
+  }
+  Status BeforeUpdate() override {
+    CAIRN_RETURN_IF_ERROR(checkpointer_->Fence(gpu_.stream()));
+    gpu_.Synchronize();  // The update is the host's: it waits for what the stream was told to wait for.
+    return {};
+  }
+  Status Drain() override {
+    CAIRN_RETURN_IF_ERROR(checkpointer_->Drain());
+    return checkpointer_->LastFailure();
+  }
+  Result<std::uint64_t> Restore() override {
+    CAIRN_ASSIGN_OR_RETURN(const Restored restored,
+                           checkpointer_->Restore(Latest(), state_, {.names = {}, .streams = {gpu_.stream()}}));
+    gpu_.Synchronize();
+    return restored.step;
+  }
+
+ private:
+  EmulatedGpu& gpu_;
+  const State state_;
+  const std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
+  Options options{.root = workplace.directory,
+                  .keep_last = 1,
+                  .max_in_flight = workplace.in_flight,
+                  .host_memory_bytes = workplace.host_memory_bytes};
+  options.on_event = [durable = workplace.durable](const Event& event) {
+    if (event.kind == EventKind::kSaveDurable) durable(event.step);
+  };
+  Wiring wiring;
+  wiring.devices = [device = workplace.gpu.device()](WorkerPool&) -> Result<std::vector<std::shared_ptr<Device>>> {
+    return std::vector<std::shared_ptr<Device>>{device};
+  };
+  if (workplace.disk != nullptr) {
+    wiring.wrap_queue = [disk = workplace.disk](IoQueueFactory inner) { return disk->Wrap(std::move(inner)); };
+  }
+  State state;
+  for (const TrainingState::Tensor& tensor : workplace.state.tensors()) {
+    CAIRN_RETURN_IF_ERROR(state.Add(tensor.name, {.data = workplace.state.memory().data() + tensor.begin,
+                                                  .shape = {static_cast<std::int64_t>(tensor.bytes / sizeof(float))},
+                                                  .strides = {},
+                                                  .device = {DeviceKind::kCuda, 0},
+                                                  .bytes = tensor.bytes,
+                                                  .part = {}}));
+  }
+  CAIRN_ASSIGN_OR_RETURN(auto checkpointer, Checkpointer::Open(options, std::move(wiring)));
+  return std::unique_ptr<Strategy>(std::make_unique<Cairn>(workplace, std::move(state), std::move(checkpointer)));
+}
+
+}  // namespace
+
+StrategyKind CairnKind() {
+  return {.name = "cairn",
+          .tuning = "default options but keep_last 1, max_in_flight and host_memory_bytes as given; checksums on",
+          // One more while a removal is under way.
+          .checkpoints_on_disk = [](int in_flight) { return in_flight + 2; },
+          .host_bytes = [](std::uint64_t, std::uint64_t host_memory_bytes) { return host_memory_bytes; },
+          .open = Open};
+}
+
+}  // namespace cairn::bench

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <memory>
+#include <thread>
+
+#include "support/rate_limited_queue.h"
+
+namespace cairn::bench {
+
+/// The emulated disk, for who writes without a queue: Begin when bytes are given to the disk, End where they are said
+/// to be on it. The real writing is done in between, and End waits for what the emulated disk would take longer.
+/// Without a disk to emulate both return at once.
+class DiskPace {
+ public:
+  explicit DiskPace(std::shared_ptr<RateLimitedDisk> disk) : disk_(std::move(disk)) {}
+
+  void Begin(std::uint64_t bytes) {
+    if (disk_ != nullptr) due_ = disk_->Take(bytes);
+  }
+  void End() const {
+    if (disk_ != nullptr) std::this_thread::sleep_until(due_);
+  }
+
+ private:
+  const std::shared_ptr<RateLimitedDisk> disk_;
+  RateLimitedDisk::Clock::time_point due_ = RateLimitedDisk::Clock::time_point::min();
+};
+
+}  // namespace cairn::bench

@@ -1,0 +1,79 @@
+#include "bench/strategies/flags.h"
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+
+#include "base/bytes.h"
+#include "base/status_macros.h"
+
+namespace cairn::bench {
+
+Result<Flags> Resolve(Flags flags) {
+  const auto positive = [](const char* flag, double value) {
+    return std::isfinite(value) && value > 0
+               ? Status::Ok()
+               : Error(StatusCode::kInvalidArgument, "{}: expected more than 0, found {}", flag, value);
+  };
+  CAIRN_RETURN_IF_ERROR(positive("--scale", flags.scale));
+  CAIRN_RETURN_IF_ERROR(positive("--state-bytes", static_cast<double>(flags.state_bytes)));
+  CAIRN_RETURN_IF_ERROR(positive("--tensors", static_cast<double>(flags.tensors)));
+  CAIRN_RETURN_IF_ERROR(positive("--iteration-seconds", flags.iteration_seconds));
+  CAIRN_RETURN_IF_ERROR(positive("--iterations", static_cast<double>(flags.iterations)));
+  if (flags.pcie_bytes_per_second < 0 || !std::isfinite(flags.pcie_bytes_per_second)) {
+    return Error(StatusCode::kInvalidArgument, "--pcie-bytes-per-second: expected 0 or more, found {}",
+                 flags.pcie_bytes_per_second);
+  }
+  if (flags.in_flight < 1 || flags.in_flight > 64) {
+    return Error(StatusCode::kInvalidArgument, "--in-flight: expected 1 to 64, found {}", flags.in_flight);
+  }
+  if (flags.strategy != "none" && (flags.every == 0 || flags.every > flags.iterations)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--every: expected 1 to the {} iterations, found {}: {} would write no checkpoint", flags.iterations,
+                 flags.every, flags.strategy);
+  }
+  const double scaled = static_cast<double>(flags.state_bytes) * flags.scale;
+  constexpr double kMost = 1ULL << 50;
+  if (scaled > kMost) {
+    return Error(StatusCode::kInvalidArgument, "--state-bytes: expected at most {}, found {}", kMost, scaled);
+  }
+  flags.state_bytes = AlignUp(static_cast<std::uint64_t>(std::ceil(scaled)), kBlock);
+  flags.iteration_seconds *= flags.scale;
+  const bool given = flags.host_memory_bytes != 0;
+  flags.host_memory_bytes = given
+                                ? static_cast<std::uint64_t>(static_cast<double>(flags.host_memory_bytes) * flags.scale)
+                                : 2 * flags.state_bytes;
+  return flags;
+}
+
+Result<Flags> ParseFlags(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Trains at a set pace with one checkpointing strategy, and says what that cost");
+  app.add_option("--strategy", flags.strategy, "none, sync, checkfreq, gpm, pccheck or cairn")->required();
+  app.add_option("--dir", flags.directory, "where to write: a directory of the run's own is made in it")->required();
+  app.add_option("--state-bytes", flags.state_bytes, "size of the state")->capture_default_str();
+  app.add_option("--tensors", flags.tensors, "that it is cut into")->capture_default_str();
+  app.add_option("--iteration-seconds", flags.iteration_seconds, "time of an iteration without checkpoints")
+      ->capture_default_str();
+  app.add_option("--every", flags.every, "iterations between checkpoints")->capture_default_str();
+  app.add_option("--iterations", flags.iterations)->capture_default_str();
+  app.add_option("--in-flight", flags.in_flight, "checkpoints under way at once: pccheck, cairn")
+      ->capture_default_str();
+  app.add_option("--host-memory-bytes", flags.host_memory_bytes,
+                 "pinned memory of pccheck and cairn; 0: twice the state")
+      ->capture_default_str();
+  app.add_option("--scale", flags.scale, "of state, host memory and iteration time, which keeps the rates' ratios")
+      ->capture_default_str();
+  app.add_option("--pcie-bytes-per-second", flags.pcie_bytes_per_second, "emulated link to the host; 0: no limit")
+      ->capture_default_str();
+  app.add_option("--disk-bytes-per-second", flags.disk_bytes_per_second, "emulated disk; 0: the machine's own")
+      ->capture_default_str();
+  app.add_option("--csv", flags.csv, "a file that the row is added to");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error) == 0 ? 0 : 2);  // NOLINT(concurrency-mt-unsafe): no other threads yet.
+  }
+  return Resolve(flags);
+}
+
+}  // namespace cairn::bench

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cairn/status.h"
+
+namespace cairn::bench {
+
+/// What bench_training was asked for; after ParseFlags with `scale` applied and defaults filled in.
+struct Flags {
+  std::string strategy;
+  std::string directory;
+  std::uint64_t state_bytes = 1U << 30;
+  std::uint64_t tensors = 597;
+  double iteration_seconds = 0.5;
+  std::uint64_t every = 4;
+  std::uint64_t iterations = 40;
+  int in_flight = 2;
+  std::uint64_t host_memory_bytes = 0;  ///< 0 was given: twice the state.
+  double scale = 1;
+  double pcie_bytes_per_second = 10e9;
+  std::uint64_t disk_bytes_per_second = 0;
+  std::string csv;
+};
+
+/// InvalidArgument, naming the flag, for values that no run can have. Ends the process for --help and unknown flags, as
+/// CLI11 does.
+[[nodiscard]] Result<Flags> ParseFlags(int argc, char** argv);
+/// The part of it that takes values: checks, scales, fills in.
+[[nodiscard]] Result<Flags> Resolve(Flags flags);
+
+}  // namespace cairn::bench

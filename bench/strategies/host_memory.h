@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/status_macros.h"
+#include "device/buffer_pool.h"
+
+namespace cairn::bench {
+
+/// Chunks in huge pages, every page touched: what pinned memory is to a strategy, had before anything is measured.
+/// `chunk_bytes` is a multiple of 4096.
+[[nodiscard]] inline Result<std::unique_ptr<BufferPool>> MakeHostMemory(std::uint64_t bytes,
+                                                                        std::uint64_t chunk_bytes) {
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<BufferPool> pool, BufferPool::Make(bytes, chunk_bytes, 1));
+  pool->Touch();
+  return pool;
+}
+
+}  // namespace cairn::bench

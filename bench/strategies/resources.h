@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cairn/status.h"
+
+namespace cairn::bench {
+
+struct Resources {
+  std::uint64_t disk_bytes = 0;
+  std::uint64_t memory_bytes = 0;
+};
+
+/// What is free: under the directory, and for this process (by /proc/meminfo and its cgroup).
+[[nodiscard]] Result<Resources> FreeResources(const std::string& directory);
+/// NoSpace or ResourceExhausted where a run needs more than there is, with the scale and the state that would fit.
+/// A twentieth is left free. `need` grows with the state; `scale` is what it was scaled by already.
+Status CheckFits(const Resources& need, const Resources& free, std::uint64_t state_bytes, double scale);
+
+/// What this process has used so far, and the most memory it has held since ResetPeak. Bytes; zero where the kernel
+/// does not say. Pages of mapped files count as memory.
+struct Usage {
+  std::uint64_t bytes_written = 0;  ///< Given to the filesystems, or dirtied in their pages.
+  std::uint64_t peak_rss = 0;
+  double cpu_seconds = 0;
+};
+[[nodiscard]] Usage UsageSoFar();
+void ResetPeak();
+
+/// Has the kernel forget the file contents under the directory that it holds clean in memory.
+void DropCache(const std::string& directory);
+
+}  // namespace cairn::bench

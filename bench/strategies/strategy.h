@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "bench/strategies/emulated_gpu.h"
+#include "bench/strategies/training_state.h"
+#include "cairn/status.h"
+#include "support/rate_limited_queue.h"
+
+namespace cairn::bench {
+
+/// A way to checkpoint a training: what the loop calls, and nothing of how it is done. [interface]
+///
+/// All calls come from the training's one thread. Time spent in Save and BeforeUpdate is the training's stall.
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+  /// Starts a checkpoint of the state, which is that of `step`, or makes it. A failure in the background is returned by
+  /// a later Save, or by Drain.
+  virtual Status Save(std::uint64_t step) = 0;
+  /// Returns when the state may be overwritten.
+  virtual Status BeforeUpdate() = 0;
+  /// Waits for what is under way.
+  virtual Status Drain() = 0;
+  /// Reads the newest checkpoint in the directory into the state, and returns its step. NotFound where there is none.
+  virtual Result<std::uint64_t> Restore() = 0;
+};
+
+/// What a strategy works with. All that is referred to outlives it.
+struct Workplace {
+  std::string directory;
+  TrainingState& state;
+  EmulatedGpu& gpu;
+  int in_flight = 2;                           ///< For who can have several checkpoints under way.
+  std::uint64_t host_memory_bytes = 0;         ///< For who asks the user how much he may have.
+  std::shared_ptr<RateLimitedDisk> disk;       ///< Null: the machine's own.
+  std::function<void(std::uint64_t)> durable;  ///< Told of each step that a crash can no longer lose. From any thread.
+};
+
+/// What a strategy is called, what it needs, and how it is made. Opening one where another has worked continues what
+/// that left, as a restart would.
+struct StrategyKind {
+  std::string_view name;
+  std::string_view tuning;  ///< How it is set up, for who reads the figures.
+  int (*checkpoints_on_disk)(int in_flight);
+  std::uint64_t (*host_bytes)(std::uint64_t state_bytes, std::uint64_t host_memory_bytes);
+  Result<std::unique_ptr<Strategy>> (*open)(const Workplace& workplace);
+};
+[[nodiscard]] StrategyKind NoneKind();
+[[nodiscard]] StrategyKind SyncKind();
+[[nodiscard]] StrategyKind CheckFreqKind();
+[[nodiscard]] StrategyKind GpmKind();
+[[nodiscard]] StrategyKind PcCheckKind();
+[[nodiscard]] StrategyKind CairnKind();
+/// InvalidArgument for any other name, with those that there are.
+[[nodiscard]] Result<StrategyKind> FindStrategy(std::string_view name);
+
+}  // namespace cairn::bench

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "bench/strategies/save_log.h"
+#include "bench/strategies/strategy.h"
+#include "bench/strategies/training_state.h"
+#include "cairn/status.h"
+
+namespace cairn::bench {
+
+/// The loop's clock, in seconds since it began. Tests have one of their own.
+struct LoopClock {
+  std::function<double()> now;
+  std::function<void(double)> wait_until;
+};
+/// The machine's own, from now on.
+[[nodiscard]] LoopClock RealClock();
+
+struct LoopSettings {
+  double iteration_seconds = 0;  ///< Of one iteration that nothing holds up.
+  double update_seconds = 0;     ///< Of it, the optimizer step: the state is being written.
+  std::uint64_t every = 0;       ///< A save after each iteration that this divides. 0: none.
+  std::uint64_t iterations = 0;
+};
+
+/// What happened, iteration by iteration. Seconds.
+struct LoopRecord {
+  std::vector<double> stalls;  ///< By iteration: time in Save and BeforeUpdate.
+  std::vector<SaveRecord> saves;
+  double end = 0;          ///< The last iteration, and its save's call, had ended.
+  double drained = 0;      ///< Everything was durable.
+  double update_late = 0;  ///< By how much optimizer steps were longer than update_seconds, in all.
+};
+
+/// Trains: each iteration is paced (forward and backward, which only read the state, wait for a deadline), asks the
+/// strategy whether the state may be overwritten, and rewrites it for real. Then drains.
+///
+/// Iteration n makes the state that of step n, from 1 on; it is saved after the update. Deadlines count from where the
+/// iteration began, so that no stall is ever caught up with. Returns the strategy's first error. `log` is what the
+/// strategy's durable steps are told to; its times are by the same clock.
+[[nodiscard]] Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock, TrainingState& state,
+                                         Strategy& strategy, SaveLog& log);
+
+}  // namespace cairn::bench
