@@ -46,6 +46,7 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
                   .keep_last = 1,
                   .max_in_flight = workplace.in_flight,
                   .host_memory_bytes = workplace.host_memory_bytes};
+  options.cuda_devices = {0};  // Set up at Open, as the others' memory is.
   options.on_event = [durable = workplace.durable](const Event& event) {
     if (event.kind == EventKind::kSaveDurable) durable(event.step);
   };

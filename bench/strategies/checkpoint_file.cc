@@ -1,17 +1,19 @@
 #include "bench/strategies/checkpoint_file.h"
 
 #include <fcntl.h>
+#include <stdio.h>  // NOLINT(modernize-deprecated-headers): renameat2
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
 
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "bench/strategies/disk_pace.h"
+#include "bench/strategies/plain_file.h"
 
 namespace cairn::bench {
 namespace {
@@ -25,65 +27,65 @@ struct Header {
   std::uint64_t bytes = 0;
 };
 
-std::string NameIn(const std::string& directory) { return directory + "/checkpoint"; }
-
-Status WriteAll(int fd, Bytes bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "writing " + path);
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-  }
-  return {};
-}
-
-Status ReadAll(int fd, MutableBytes bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::read(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "reading " + path);
-    if (n == 0) return Error(StatusCode::kCorrupt, "{} ends {} bytes too soon", path, bytes.size());
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-  }
-  return {};
+bool Exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
 }
 
 }  // namespace
 
-Status WriteCheckpointFile(const std::string& directory, std::uint64_t step, Bytes bytes,
-                           const std::shared_ptr<RateLimitedDisk>& disk) {
-  const std::string path = NameIn(directory) + ".new";
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!file.valid()) return ErrnoStatus(errno, "opening " + path);
-  DiskPace pace(disk);
-  const Header header{.step = step, .bytes = bytes.size()};
-  CAIRN_RETURN_IF_ERROR(WriteAll(file.get(), std::as_bytes(std::span(&header, 1)), path));
-  for (std::uint64_t at = 0; at < bytes.size(); at += kPiece) {
-    const Bytes piece = bytes.subspan(at, std::min(kPiece, bytes.size() - at));
-    // The emulated disk has it from now on: the best that early write-back can do.
-    pace.Begin(piece.size());
-    CAIRN_RETURN_IF_ERROR(WriteAll(file.get(), piece, path));
-  }
-  if (::fsync(file.get()) != 0) return ErrnoStatus(errno, "fsync of " + path);
-  pace.End();
-  if (::rename(path.c_str(), NameIn(directory).c_str()) != 0) return ErrnoStatus(errno, "renaming " + path);
-  const UniqueFd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder.valid()) return ErrnoStatus(errno, "opening " + directory);
-  if (::fsync(folder.get()) != 0) return ErrnoStatus(errno, "fsync of " + directory);
-  return {};
+CheckpointFile::CheckpointFile(const std::string& directory, std::shared_ptr<RateLimitedDisk> disk)
+    : directory_(directory),
+      path_(directory + "/checkpoint"),
+      spare_(directory + "/checkpoint.spare"),
+      later_(directory + "/checkpoint.later"),
+      disk_(std::move(disk)) {}
+
+Result<std::unique_ptr<CheckpointFile>> CheckpointFile::Open(const std::string& directory, std::uint64_t bytes,
+                                                             std::shared_ptr<RateLimitedDisk> disk) {
+  std::unique_ptr<CheckpointFile> file(new CheckpointFile(directory, std::move(disk)));
+  if (!Exists(file->spare_)) CAIRN_RETURN_IF_ERROR(LayOut(file->spare_, kBlock + bytes).status());
+  if (!Exists(file->path_)) CAIRN_RETURN_IF_ERROR(LayOut(file->later_, kBlock + bytes).status());
+  return file;
 }
 
-Result<std::uint64_t> ReadCheckpointFile(const std::string& directory, MutableBytes bytes) {
-  const std::string path = NameIn(directory);
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return ErrnoStatus(errno, "opening " + path);
+Status CheckpointFile::Write(std::uint64_t step, Bytes bytes) {
+  const UniqueFd file(::open(spare_.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!file.valid()) return ErrnoStatus(errno, "opening " + spare_);
+  DiskPace pace(disk_);
+  const Header header{.step = step, .bytes = bytes.size()};
+  CAIRN_RETURN_IF_ERROR(WriteAt(file.get(), 0, std::as_bytes(std::span(&header, 1)), spare_));
+  for (std::uint64_t at = 0; at < bytes.size(); at += kPiece) {
+    const Bytes piece = bytes.subspan(at, std::min<std::uint64_t>(kPiece, bytes.size() - at));
+    // The emulated disk has it from now on: the best that early write-back can do.
+    pace.Begin(piece.size());
+    CAIRN_RETURN_IF_ERROR(WriteAt(file.get(), kBlock + at, piece, spare_));
+  }
+  if (::fsync(file.get()) != 0) return ErrnoStatus(errno, "fsync of " + spare_);
+  pace.End();
+  CAIRN_RETURN_IF_ERROR(Rename());
+  return SyncDirectory(directory_);
+}
+
+Status CheckpointFile::Rename() const {
+  if (Exists(path_)) {
+    if (::renameat2(AT_FDCWD, spare_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) return {};
+  } else if (::rename(spare_.c_str(), path_.c_str()) == 0 && ::rename(later_.c_str(), spare_.c_str()) == 0) {
+    return {};
+  }
+  return ErrnoStatus(errno, "renaming " + spare_ + " to " + path_);
+}
+
+Result<std::uint64_t> CheckpointFile::Read(MutableBytes bytes) const {
+  const UniqueFd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return ErrnoStatus(errno, "opening " + path_);
   Header header;
-  CAIRN_RETURN_IF_ERROR(ReadAll(file.get(), std::as_writable_bytes(std::span(&header, 1)), path));
+  CAIRN_RETURN_IF_ERROR(ReadAt(file.get(), 0, std::as_writable_bytes(std::span(&header, 1)), path_));
   if (header.magic != kMagic || header.bytes != bytes.size()) {
-    return Error(StatusCode::kCorrupt, "{}: expected a checkpoint of {} bytes, found one of {}", path, bytes.size(),
+    return Error(StatusCode::kCorrupt, "{}: expected a checkpoint of {} bytes, found one of {}", path_, bytes.size(),
                  header.bytes);
   }
-  CAIRN_RETURN_IF_ERROR(ReadAll(file.get(), bytes, path));
+  CAIRN_RETURN_IF_ERROR(ReadAt(file.get(), kBlock, bytes, path_));
   return header.step;
 }
 

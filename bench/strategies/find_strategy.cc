@@ -7,7 +7,7 @@
 namespace cairn::bench {
 
 Result<StrategyKind> FindStrategy(std::string_view name) {
-  const std::vector<StrategyKind> kinds{NoneKind(), SyncKind(), CairnKind()};
+  const std::vector<StrategyKind> kinds{NoneKind(), SyncKind(), CheckFreqKind(), GpmKind(), PcCheckKind(), CairnKind()};
   std::string names;
   for (const StrategyKind& kind : kinds) {
     if (kind.name == name) return kind;

@@ -23,8 +23,8 @@ Result<Flags> Resolve(Flags flags) {
     return Error(StatusCode::kInvalidArgument, "--pcie-bytes-per-second: expected 0 or more, found {}",
                  flags.pcie_bytes_per_second);
   }
-  if (flags.in_flight < 1 || flags.in_flight > 64) {
-    return Error(StatusCode::kInvalidArgument, "--in-flight: expected 1 to 64, found {}", flags.in_flight);
+  if (flags.in_flight < 1 || flags.in_flight > 63) {
+    return Error(StatusCode::kInvalidArgument, "--in-flight: expected 1 to 63, found {}", flags.in_flight);
   }
   if (flags.strategy != "none" && (flags.every == 0 || flags.every > flags.iterations)) {
     return Error(StatusCode::kInvalidArgument,

@@ -12,15 +12,15 @@
 //   done
 //
 // What is emulated, and what is not:
-//   GPU    its memory is the host's; every copy to the host, of whichever strategy, passes two copy streams that share
-//   a
-//          link of --pcie-bytes-per-second. The row has the rate that the link then had (copy_bytes_per_second): where
-//          it is lower than what was asked for, the CPU copies no faster. A copy costs CPU time that a GPU's would not.
-//   time   forward and backward wait for a deadline; the optimizer step rewrites a word in each 512 bytes of the state
-//          and is given twice the time that this takes on an idle machine (update_seconds).
-//   disk   real files and real fsyncs, always. With --disk-bytes-per-second nothing is said to be on the disk before
-//   one
-//          of that rate would have it, whoever writes; the machine's own must be faster.
+//   GPU    its memory is the host's. Every copy to the host, of whichever strategy, passes two copy streams that share
+//          a link of --pcie-bytes-per-second. The row has the rate that the link then had (copy_bytes_per_second):
+//          where it is below what was asked for, the CPU copies no faster. A copy costs CPU time that a GPU's would
+//          not.
+//   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state;
+//          it is given twice the time that this takes on an idle machine (update_seconds), and what it took beyond that
+//          is in the row (update_late_s).
+//   disk   real files and real fsyncs, always. With --disk-bytes-per-second nothing is said to be on the disk before a
+//          disk of that rate would have it, whoever writes; the machine's own must be faster.
 //
 // Each run makes a directory of its own and removes it. At the end the strategy is opened anew, as a restart would, the
 // page cache of its files dropped, and its newest checkpoint restored: it has to be the last one that was saved, and
@@ -34,7 +34,7 @@
 #include <fstream>
 #include <iostream>
 #include <limits>
-#include <optional>
+#include <memory>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -45,6 +45,7 @@
 #include "bench/strategies/flags.h"
 #include "bench/strategies/host_memory.h"
 #include "bench/strategies/resources.h"
+#include "bench/strategies/restore_check.h"
 #include "bench/strategies/strategy.h"
 #include "bench/strategies/training_loop.h"
 
@@ -57,7 +58,7 @@ class RunDirectory {
   static Result<std::unique_ptr<RunDirectory>> Make(const std::string& parent) {
     std::string path = parent + "/bench-training-XXXXXX";
     if (::mkdtemp(path.data()) == nullptr) return ErrnoStatus(errno, "making a directory in " + parent);
-    return std::make_unique<RunDirectory>(path);
+    return std::make_unique<RunDirectory>(std::move(path));
   }
   explicit RunDirectory(std::string path) : path_(std::move(path)) {}
   ~RunDirectory() {
@@ -107,7 +108,7 @@ struct Run {
   LoopSettings loop;
   LoopRecord record;
   Usage used;
-  std::optional<std::uint64_t> restored;
+  std::uint64_t restored = 0;
 };
 
 CsvRow MakeRow(const Run& run) {
@@ -129,10 +130,11 @@ CsvRow MakeRow(const Run& run) {
   row.Add("scale", flags.scale);
   row.Add("pcie_bytes_per_second", flags.pcie_bytes_per_second);
   row.Add("disk_bytes_per_second", flags.disk_bytes_per_second);
-  row.Add("emulated",
-          fmt::format("GPU (host memory; 2 copy streams on a link of {}), forward and backward (a deadline){}",
-                      flags.pcie_bytes_per_second > 0 ? "that rate" : "no set rate",
-                      flags.disk_bytes_per_second > 0 ? ", disk rate (real writes, held back)" : ""));
+  row.Add(
+      "emulated",
+      fmt::format("GPU (host memory; all copies by 2 streams on one link of {}), forward and backward (a deadline){}",
+                  flags.pcie_bytes_per_second > 0 ? "pcie_bytes_per_second" : "no set rate",
+                  flags.disk_bytes_per_second > 0 ? ", disk rate (real writes, held back)" : ""));
   row.Add("tuning", run.kind.tuning);
   row.Add("copy_bytes_per_second", fmt::format("{:.4g}", run.copy_rate));
   row.AddSeconds("update_seconds", run.loop.update_seconds);
@@ -153,7 +155,7 @@ CsvRow MakeRow(const Run& run) {
   row.Add("bytes_written", run.used.bytes_written);
   row.Add("peak_rss_bytes", run.used.peak_rss);
   row.AddSeconds("cpu_s", run.used.cpu_seconds);
-  row.Add("restored_step", run.restored.has_value() ? std::to_string(*run.restored) : "none");
+  row.Add("restored_step", run.record.saves.empty() ? "none" : std::to_string(run.restored));
   row.Add("to_durable_each_s", each);
   return row;
 }
@@ -170,102 +172,70 @@ Status Print(const CsvRow& row, const std::string& csv) {
   return file.good() ? Status::Ok() : Error(StatusCode::kIoError, "could not write {}", csv);
 }
 
-// What the strategy wrote, seen by one that is opened after it. Corrupt where it is not the last save.
-Result<std::optional<std::uint64_t>> RestoreAndCompare(const Run& run, const Workplace& workplace) {
-  DropCache(workplace.directory);
-  workplace.state.Clear();
-  CAIRN_ASSIGN_OR_RETURN(const auto strategy, run.kind.open(workplace));
-  const Result<std::uint64_t> restored = strategy->Restore();
-  if (run.kind.checkpoints_on_disk(1) == 0 && restored.status().code() == StatusCode::kNotFound) {
-    return std::optional<std::uint64_t>();
-  }
-  CAIRN_RETURN_IF_ERROR(restored.status());
-  const std::uint64_t last = run.record.saves.back().step;
-  if (*restored != last) {
-    return Error(StatusCode::kCorrupt, "the last save was of step {}, found step {}", last, *restored);
-  }
-  if (!workplace.state.Is(last)) {
-    return Error(StatusCode::kCorrupt, "what was restored is not the state of step {}", last);
-  }
-  return std::optional<std::uint64_t>(last);
+Status CheckRoom(const Flags& flags, const StrategyKind& kind) {
+  CAIRN_ASSIGN_OR_RETURN(const Resources free, FreeResources(flags.directory));
+  const auto copies = static_cast<std::uint64_t>(kind.checkpoints_on_disk(flags.in_flight));
+  return CheckFits({.disk_bytes = copies * flags.state_bytes,
+                    .memory_bytes = flags.state_bytes + kind.host_bytes(flags.state_bytes, flags.host_memory_bytes)},
+                   free, flags.state_bytes, flags.scale);
 }
 
-// 0, or what the process is to exit with once `status` has been told.
-int Train(Run& run, Status& status) {
-  const Flags& flags = run.flags;
-  const auto train = [&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(run.kind, FindStrategy(flags.strategy));
-    CAIRN_ASSIGN_OR_RETURN(const Resources free, FreeResources(flags.directory));
-    const Resources need{
-        .disk_bytes = static_cast<std::uint64_t>(run.kind.checkpoints_on_disk(flags.in_flight)) * flags.state_bytes,
-        .memory_bytes = flags.state_bytes + run.kind.host_bytes(flags.state_bytes, flags.host_memory_bytes)};
-    return CheckFits(need, free, flags.state_bytes, flags.scale);
-  };
-  const auto fail = [&status](int code, Status why) {
-    status = std::move(why);
-    return code;
-  };
-  if (Status unfit = train(); !unfit.ok()) return fail(2, std::move(unfit));
-
-  auto directory = RunDirectory::Make(flags.directory);
-  if (!directory.ok()) return fail(2, directory.status());
-  auto state = TrainingState::Make(flags.state_bytes, flags.tensors);
-  if (!state.ok()) return fail(2, state.status());
-  EmulatedGpu gpu(flags.pcie_bytes_per_second);
-  const Result<double> copy_rate = MeasureCopies(**state, gpu);
-  if (!copy_rate.ok()) return fail(2, copy_rate.status());
-  run.copy_rate = *copy_rate;
-  const Result<double> update = MeasureUpdate(**state, flags.iteration_seconds);
-  if (!update.ok()) return fail(2, update.status());
-  run.loop = {.iteration_seconds = flags.iteration_seconds,
-              .update_seconds = *update,
-              .every = run.kind.checkpoints_on_disk(1) == 0 ? 0 : flags.every,
-              .iterations = flags.iterations};
-
-  LoopClock clock;
+// The loop from here on: what is not measured has been done.
+Status Measure(Run& run, TrainingState& state, EmulatedGpu& gpu, Workplace& workplace) {
+  LoopClock clock = RealClock();
   SaveLog log;
-  Workplace workplace{
-      .directory = (*directory)->path(),
-      .state = **state,
-      .gpu = gpu,
-      .in_flight = flags.in_flight,
-      .host_memory_bytes = flags.host_memory_bytes,
-      .disk = flags.disk_bytes_per_second > 0 ? RateLimitedDisk::Make(flags.disk_bytes_per_second) : nullptr,
-      .durable = [&](std::uint64_t step) { log.Durable(step, clock.now()); }};
-  auto strategy = run.kind.open(workplace);
-  if (!strategy.ok()) return fail(2, strategy.status());
-
+  workplace.durable = [&](std::uint64_t step) { log.Durable(step, clock.now()); };
+  CAIRN_ASSIGN_OR_RETURN(const auto strategy, run.kind.open(workplace));
+  CAIRN_ASSIGN_OR_RETURN(run.copy_rate, MeasureCopies(state, gpu));
   ResetPeak();
   const Usage before = UsageSoFar();
   clock = RealClock();
-  Result<LoopRecord> record = RunLoop(run.loop, clock, **state, **strategy, log);
-  if (!record.ok()) return fail(2, record.status());
-  run.record = *std::move(record);
+  CAIRN_ASSIGN_OR_RETURN(run.record, RunLoop(run.loop, clock, state, *strategy, log));
   run.used = UsageSoFar();
   run.used.bytes_written -= before.bytes_written;
   run.used.cpu_seconds -= before.cpu_seconds;
+  return {};
+}
 
-  strategy->reset();
-  const auto restored = RestoreAndCompare(run, workplace);
-  if (!restored.ok()) return fail(1, restored.status());
-  run.restored = *restored;
-  return 0;
+Result<Run> Train(int argc, char** argv) {
+  Run run;
+  CAIRN_ASSIGN_OR_RETURN(run.flags, ParseFlags(argc, argv));
+  const Flags& flags = run.flags;
+  CAIRN_ASSIGN_OR_RETURN(run.kind, FindStrategy(flags.strategy));
+  CAIRN_RETURN_IF_ERROR(CheckRoom(flags, run.kind));
+  CAIRN_ASSIGN_OR_RETURN(const auto directory, RunDirectory::Make(flags.directory));
+  CAIRN_ASSIGN_OR_RETURN(const auto state, TrainingState::Make(flags.state_bytes, flags.tensors));
+  EmulatedGpu gpu(flags.pcie_bytes_per_second);
+  CAIRN_ASSIGN_OR_RETURN(const double update, MeasureUpdate(*state, flags.iteration_seconds));
+  run.loop = {.iteration_seconds = flags.iteration_seconds,
+              .update_seconds = update,
+              .every = run.kind.checkpoints_on_disk(1) == 0 ? 0 : flags.every,
+              .iterations = flags.iterations};
+  Workplace workplace{.directory = directory->path(),
+                      .state = *state,
+                      .gpu = gpu,
+                      .in_flight = flags.in_flight,
+                      .host_memory_bytes = flags.host_memory_bytes,
+                      .disk = nullptr,
+                      .durable = {}};
+  if (flags.disk_bytes_per_second > 0) workplace.disk = RateLimitedDisk::Make(flags.disk_bytes_per_second);
+  CAIRN_RETURN_IF_ERROR(Measure(run, *state, gpu, workplace));
+
+  workplace.disk = nullptr;
+  workplace.durable = [](std::uint64_t) {};
+  if (!run.record.saves.empty()) {
+    run.restored = run.record.saves.back().step;
+    CAIRN_RETURN_IF_ERROR(CheckRestored(run.kind, workplace, run.restored));
+  }
+  return run;
 }
 
 int Main(int argc, char** argv) {
-  Run run;
-  Status status;
-  int code = 2;
-  if (Result<Flags> flags = ParseFlags(argc, argv); flags.ok()) {
-    run.flags = *std::move(flags);
-    code = Train(run, status);
-  } else {
-    status = flags.status();
-  }
-  if (code == 0) status = Print(MakeRow(run), run.flags.csv);
+  const Result<Run> run = Train(argc, argv);
+  const Status status = run.ok() ? Print(MakeRow(*run), run->flags.csv) : run.status();
   if (status.ok()) return 0;
   std::cerr << "bench_training: " << status << '\n';
-  return code == 0 ? 2 : code;
+  return status.code() == StatusCode::kCorrupt ? 1 : 2;
 }
 
 }  // namespace

@@ -46,9 +46,9 @@ struct Workplace {
 struct StrategyKind {
   std::string_view name;
   std::string_view tuning;  ///< How it is set up, for who reads the figures.
-  int (*checkpoints_on_disk)(int in_flight);
-  std::uint64_t (*host_bytes)(std::uint64_t state_bytes, std::uint64_t host_memory_bytes);
-  Result<std::unique_ptr<Strategy>> (*open)(const Workplace& workplace);
+  int (*checkpoints_on_disk)(int in_flight) = nullptr;
+  std::uint64_t (*host_bytes)(std::uint64_t state_bytes, std::uint64_t host_memory_bytes) = nullptr;
+  Result<std::unique_ptr<Strategy>> (*open)(const Workplace& workplace) = nullptr;
 };
 [[nodiscard]] StrategyKind NoneKind();
 [[nodiscard]] StrategyKind SyncKind();

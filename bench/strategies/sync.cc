@@ -11,19 +11,22 @@ namespace {
 /// torch.save and an fsync: the training waits until the checkpoint is on the disk.
 class Sync : public Strategy {
  public:
-  Sync(const Workplace& workplace, std::unique_ptr<BufferPool> pool)
-      : at_(workplace), pool_(std::move(pool)), host_(pool_->TryAcquire(BufferPool::Priority::kSave)) {}
+  Sync(const Workplace& workplace, std::unique_ptr<BufferPool> pool, std::unique_ptr<CheckpointFile> file)
+      : at_(workplace),
+        pool_(std::move(pool)),
+        host_(pool_->TryAcquire(BufferPool::Priority::kSave)),
+        file_(std::move(file)) {}
 
   Status Save(std::uint64_t step) override {
     CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(at_.state.memory(), host()));
-    CAIRN_RETURN_IF_ERROR(WriteCheckpointFile(at_.directory, step, host(), at_.disk));
+    CAIRN_RETURN_IF_ERROR(file_->Write(step, host()));
     at_.durable(step);
     return {};
   }
   Status BeforeUpdate() override { return {}; }
   Status Drain() override { return {}; }
   Result<std::uint64_t> Restore() override {
-    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, ReadCheckpointFile(at_.directory, host()));
+    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, file_->Read(host()));
     CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state.memory()));
     return step;
   }
@@ -34,21 +37,26 @@ class Sync : public Strategy {
   const Workplace at_;
   const std::unique_ptr<BufferPool> pool_;
   const BufferPool::Chunk host_;
+  const std::unique_ptr<CheckpointFile> file_;
 };
+
+Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
+  const std::uint64_t bytes = workplace.state.bytes();
+  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(bytes, bytes));
+  CAIRN_ASSIGN_OR_RETURN(auto file, CheckpointFile::Open(workplace.directory, bytes, workplace.disk));
+  return std::unique_ptr<Strategy>(std::make_unique<Sync>(workplace, std::move(pool), std::move(file)));
+}
 
 }  // namespace
 
 StrategyKind SyncKind() {
   return {.name = "sync",
           .tuning =
-              "as torch.save with fsync: copy to pinned memory, buffered write of a new file, fsync, rename, "
-              "fsync of the directory",
+              "as torch.save with fsync: copy to pinned memory, buffered write, fsync, rename, fsync of the "
+              "directory; over the file of the checkpoint before the last, in place",
           .checkpoints_on_disk = [](int) { return 2; },
           .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return state_bytes; },
-          .open = [](const Workplace& workplace) -> Result<std::unique_ptr<Strategy>> {
-            CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(workplace.state.bytes(), workplace.state.bytes()));
-            return std::unique_ptr<Strategy>(std::make_unique<Sync>(workplace, std::move(pool)));
-          }};
+          .open = Open};
 }
 
 }  // namespace cairn::bench

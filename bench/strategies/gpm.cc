@@ -1,0 +1,60 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "bench/strategies/disk_pace.h"
+#include "bench/strategies/slot_file.h"
+#include "bench/strategies/strategy.h"
+
+namespace cairn::bench {
+namespace {
+
+constexpr int kSlots = 2;  // GPM's double buffer.
+constexpr std::uint64_t kPiece = 64U << 20;
+
+/// GPM on a disk, as PCcheck's authors ported it: the GPU copies straight into a mapped file, then msync, and the
+/// training waits for both. No memory of its own.
+class Gpm : public Strategy {
+ public:
+  Gpm(const Workplace& workplace, std::unique_ptr<SlotFile> file) : at_(workplace), file_(std::move(file)) {}
+
+  Status Save(std::uint64_t step) override {
+    CAIRN_ASSIGN_OR_RETURN(const int slot, file_->Take());
+    DiskPace pace(at_.disk);
+    for (std::uint64_t at = 0; at < at_.state.bytes(); at += kPiece) {
+      const std::uint64_t n = std::min(kPiece, at_.state.bytes() - at);
+      CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(at_.state.memory().subspan(at, n), file_->slot(slot).subspan(at, n)));
+      // The emulated disk has it from now on: the best that early write-back can do.
+      pace.Begin(n);
+    }
+    CAIRN_RETURN_IF_ERROR(file_->Persist(slot));
+    pace.End();
+    CAIRN_RETURN_IF_ERROR(file_->Commit(slot, step).status());
+    at_.durable(step);
+    return {};
+  }
+  Status BeforeUpdate() override { return {}; }
+  Status Drain() override { return {}; }
+  Result<std::uint64_t> Restore() override { return RestoreNewest(*file_, at_); }
+
+ private:
+  const Workplace at_;
+  const std::unique_ptr<SlotFile> file_;
+};
+
+Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
+  CAIRN_ASSIGN_OR_RETURN(auto file, SlotFile::Open(workplace.directory + "/slots", kSlots, workplace.state.bytes()));
+  return std::unique_ptr<Strategy>(std::make_unique<Gpm>(workplace, std::move(file)));
+}
+
+}  // namespace
+
+StrategyKind GpmKind() {
+  return {.name = "gpm",
+          .tuning = "the GPU copies into a mapped, laid-out file of two slots, then one msync; the training waits",
+          .checkpoints_on_disk = [](int) { return kSlots; },
+          .host_bytes = [](std::uint64_t, std::uint64_t) { return std::uint64_t{0}; },
+          .open = Open};
+}
+
+}  // namespace cairn::bench

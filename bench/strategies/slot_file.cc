@@ -1,0 +1,141 @@
+#include "bench/strategies/slot_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/crc32c.h"
+#include "base/status_macros.h"
+#include "bench/strategies/plain_file.h"
+
+namespace cairn::bench {
+
+// A sector: written whole or not at all by most disks, and found out by its checksum on the others.
+struct SlotFile::Record {
+  std::uint64_t number = 0;
+  std::uint64_t step = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t slots = 0;
+  std::uint32_t slot = 0;
+  std::uint32_t reserved = 0;
+  std::uint32_t sum = 0;  // Of what comes before.
+
+  [[nodiscard]] std::uint32_t Sum() const {
+    return Crc32c(std::as_bytes(std::span(this, 1)).first(sizeof(Record) - sizeof(sum)));
+  }
+};
+
+namespace {
+
+constexpr std::uint64_t kRootBytes = 2 * kBlock;
+
+}  // namespace
+
+Result<std::unique_ptr<SlotFile>> SlotFile::Open(const std::string& path, int slots, std::uint64_t bytes) {
+  const std::uint64_t size = kRootBytes + static_cast<std::uint64_t>(slots) * AlignUp(bytes, kBlock);
+  UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file.valid() && errno != ENOENT) return ErrnoStatus(errno, "opening " + path);
+  if (!file.valid()) {
+    CAIRN_ASSIGN_OR_RETURN(file, LayOut(path, size));
+    CAIRN_RETURN_IF_ERROR(SyncDirectory(path.substr(0, path.rfind('/'))));
+  }
+  struct stat found {};
+  if (::fstat(file.get(), &found) != 0) return ErrnoStatus(errno, "asking for the size of " + path);
+  if (static_cast<std::uint64_t>(found.st_size) != size) {
+    return Error(StatusCode::kCorrupt, "{}: expected {} slots in {} bytes, found {} bytes", path, slots, size,
+                 found.st_size);
+  }
+  void* const at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (at == MAP_FAILED) return ErrnoStatus(errno, "mapping " + path);
+  const MutableBytes mapping(static_cast<std::byte*>(at), size);
+  std::unique_ptr<SlotFile> opened(new SlotFile(path, std::move(file), mapping, slots, bytes));
+  MutexLock lock(opened->mutex_);
+  opened->FindNewest();
+  return opened;
+}
+
+SlotFile::SlotFile(std::string path, UniqueFd file, MutableBytes mapping, int slots, std::uint64_t bytes)
+    : path_(std::move(path)), file_(std::move(file)), mapping_(mapping), slots_(slots), bytes_(bytes) {}
+
+SlotFile::~SlotFile() { ::munmap(mapping_.data(), mapping_.size()); }
+
+void SlotFile::FindNewest() {
+  for (std::uint64_t block = 0; block < 2; ++block) {
+    Record record;
+    std::memcpy(&record, mapping_.data() + block * kBlock, sizeof(record));
+    const bool whole = record.sum == record.Sum() && record.slots == static_cast<std::uint32_t>(slots_) &&
+                       record.slot < record.slots && record.bytes == bytes_;
+    if (!whole || record.number <= number_) continue;
+    number_ = record.number;
+    newest_ = Newest{.slot = static_cast<int>(record.slot), .step = record.step};
+  }
+  if (newest_.has_value()) taken_ = std::uint64_t{1} << newest_->slot;
+}
+
+Result<int> SlotFile::Take() {
+  int taken = 0;
+  {
+    MutexLock lock(mutex_);
+    while (std::countr_one(taken_) >= slots_) freed_.Wait(mutex_);
+    taken = std::countr_one(taken_);
+    taken_ |= std::uint64_t{1} << taken;
+  }
+  const MutableBytes memory = slot(taken);
+  if (::mmap(memory.data(), memory.size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_.get(),
+             memory.data() - mapping_.data()) == MAP_FAILED) {
+    return ErrnoStatus(errno, "mapping a slot of " + path_);
+  }
+  return taken;
+}
+
+MutableBytes SlotFile::slot(int slot) const {
+  return mapping_.subspan(kRootBytes + static_cast<std::uint64_t>(slot) * AlignUp(bytes_, kBlock), bytes_);
+}
+
+Status SlotFile::Persist(int slot) const { return Sync(this->slot(slot)); }
+
+Status SlotFile::Sync(MutableBytes mapped) const {
+  if (::msync(mapped.data(), mapped.size(), MS_SYNC) != 0) return ErrnoStatus(errno, "msync of " + path_);
+  return {};
+}
+
+Result<bool> SlotFile::Commit(int slot, std::uint64_t step) {
+  MutexLock lock(mutex_);
+  const bool overtaken = newest_.has_value() && newest_->step > step;
+  if (!overtaken) {
+    Record record{.number = number_ + 1,
+                  .step = step,
+                  .bytes = bytes_,
+                  .slots = static_cast<std::uint32_t>(slots_),
+                  .slot = static_cast<std::uint32_t>(slot)};
+    record.sum = record.Sum();
+    const std::uint64_t block = record.number % 2 * kBlock;
+    std::memcpy(mapping_.data() + block, &record, sizeof(record));
+    CAIRN_RETURN_IF_ERROR(Sync(mapping_.subspan(block, kBlock)));
+    number_ = record.number;
+  }
+  const int free = overtaken ? slot : newest_.has_value() ? newest_->slot : -1;
+  if (!overtaken) newest_ = Newest{.slot = slot, .step = step};
+  if (free >= 0) taken_ &= ~(std::uint64_t{1} << free);
+  freed_.NotifyAll();
+  return !overtaken;
+}
+
+std::optional<SlotFile::Newest> SlotFile::newest() const {
+  MutexLock lock(mutex_);
+  return newest_;
+}
+
+Result<std::uint64_t> RestoreNewest(const SlotFile& file, const Workplace& workplace) {
+  const std::optional<SlotFile::Newest> newest = file.newest();
+  if (!newest.has_value()) return Error(StatusCode::kNotFound, "no checkpoint in {}", workplace.directory);
+  CAIRN_RETURN_IF_ERROR(workplace.gpu.CopyToDevice(file.slot(newest->slot), workplace.state.memory()));
+  return newest->step;
+}
+
+}  // namespace cairn::bench

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/bytes.h"
+#include "base/mutex.h"
+#include "base/unique_fd.h"
+#include "bench/strategies/strategy.h"
+#include "cairn/status.h"
+
+namespace cairn::bench {
+
+/// A mapped file of equal slots, each for one checkpoint, and a root that says which of them holds the newest: what GPM
+/// and PCcheck keep their checkpoints in. Safe from any thread, each slot's memory with its own user.
+///
+/// How a checkpoint gets in:
+/// 1. Take hands out a slot that the root does not name, and nobody else has, mapped anew: stores to pages that an
+///    msync has write-protected fault one by one, which costs 2 s a GiB here (Linux 6.18), those to fresh mappings by
+///    the hundred.
+/// 2. The slot is filled, and made durable with Persist.
+/// 3. Commit writes a root record with the next number, a checksum over it, into the one of two blocks that does not
+///    hold the current record, and makes that durable. A torn record leaves the current one.
+/// 4. Only then is the slot before free again. One that a crash leaves half filled is named by no record.
+class SlotFile {
+ public:
+  struct Newest {
+    int slot = 0;
+    std::uint64_t step = 0;
+  };
+
+  /// Opens the file, or lays out one of that many slots for `bytes` each. Corrupt where the file is of another shape.
+  [[nodiscard]] static Result<std::unique_ptr<SlotFile>> Open(const std::string& path, int slots, std::uint64_t bytes);
+  ~SlotFile();
+  SlotFile(const SlotFile&) = delete;
+  SlotFile& operator=(const SlotFile&) = delete;
+
+  /// Waits until a slot is free.
+  [[nodiscard]] Result<int> Take() CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] MutableBytes slot(int slot) const;
+  /// Makes what was stored in the slot durable: msync.
+  Status Persist(int slot) const;
+  /// Makes the slot the newest checkpoint, and frees the one before. Where a younger one is there already it is the
+  /// slot itself that is freed, and false is returned.
+  Result<bool> Commit(int slot, std::uint64_t step) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] std::optional<Newest> newest() const CAIRN_EXCLUDES(mutex_);
+
+ private:
+  struct Record;
+  SlotFile(std::string path, UniqueFd file, MutableBytes mapping, int slots, std::uint64_t bytes);
+  void FindNewest() CAIRN_REQUIRES(mutex_);
+  Status Sync(MutableBytes mapped) const;
+
+  const std::string path_;
+  const UniqueFd file_;
+  const MutableBytes mapping_;  // Two root blocks, then the slots.
+  const int slots_;
+  const std::uint64_t bytes_;
+
+  mutable Mutex mutex_;
+  CondVar freed_;
+  std::uint64_t number_ CAIRN_GUARDED_BY(mutex_) = 0;  // Of the current record; 0 where there is none.
+  std::optional<Newest> newest_ CAIRN_GUARDED_BY(mutex_);
+  std::uint64_t taken_ CAIRN_GUARDED_BY(mutex_) = 0;  // A bit for each slot that is not free.
+};
+
+/// Reads the newest checkpoint into the state. NotFound.
+[[nodiscard]] Result<std::uint64_t> RestoreNewest(const SlotFile& file, const Workplace& workplace);
+
+}  // namespace cairn::bench

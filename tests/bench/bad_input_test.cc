@@ -1,0 +1,136 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdio.h>  // NOLINT(modernize-deprecated-headers): popen
+#include <sys/wait.h>
+
+#include <array>
+#include <filesystem>
+#include <iterator>
+#include <string>
+
+#include "bench/strategies/csv_row.h"
+#include "bench/strategies/flags.h"
+#include "bench/strategies/resources.h"
+#include "support/temp_dir.h"
+
+namespace cairn::bench {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+struct Ended {
+  int code = -1;
+  std::string output;  // Standard output and error.
+};
+
+Ended BenchTraining(const std::string& flags) {
+  FILE* const pipe = ::popen((std::string(BENCH_TRAINING) + " " + flags + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return {};
+  Ended ended;
+  std::array<char, 4096> buffer{};
+  while (const std::size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) ended.output.append(buffer.data(), n);
+  const int status = ::pclose(pipe);
+  if (WIFEXITED(status)) ended.code = WEXITSTATUS(status);
+  return ended;
+}
+
+TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
+  const TempDir directory;
+
+  const Ended run = BenchTraining(
+      "--strategy sync --state-bytes 5000000 --tensors 5 --iteration-seconds 0.05 --every 2 "
+      "--iterations 5 --dir " +
+      directory.path() + " --csv " + directory / "runs.csv");
+
+  EXPECT_EQ(run.code, 0);
+  EXPECT_THAT(run.output, StartsWith("strategy,state_bytes,"));
+  EXPECT_THAT(run.output, HasSubstr("\nsync,5001216,5,0.05,2,5,"));
+  EXPECT_THAT(run.output, HasSubstr(",4,0."));  // The restored step, and the saves' times.
+  EXPECT_GT(std::filesystem::file_size(directory / "runs.csv"), 0U);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);  // Nothing else is left.
+}
+
+TEST(BenchTrainingTest, RefusesWhatItDoesNotKnow) {
+  const TempDir directory;
+
+  const Ended strategy = BenchTraining("--strategy gemini --dir " + directory.path());
+  const Ended folder = BenchTraining("--strategy sync --dir " + directory / "missing");
+  const Ended flag = BenchTraining("--strategie sync --dir " + directory.path());
+
+  EXPECT_EQ(strategy.code, 2);
+  EXPECT_THAT(strategy.output, HasSubstr("unknown strategy \"gemini\"; there are none, sync"));
+  EXPECT_EQ(folder.code, 2);
+  EXPECT_THAT(folder.output, HasSubstr("missing"));
+  EXPECT_EQ(flag.code, 2);
+}
+
+TEST(BenchTrainingTest, SaysBeforehandWhatWouldFit) {
+  const TempDir directory;
+
+  const Ended run = BenchTraining("--strategy pccheck --state-bytes 100000000000000 --dir " + directory.path());
+
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.output, HasSubstr("would fit"));
+}
+
+TEST(ResourcesTest, TheScaleThatFitsDoesFit) {
+  const Resources free{.disk_bytes = 1'000'000'000, .memory_bytes = 10'000'000'000};
+  const std::uint64_t state = 1'000'001'536;
+
+  const Status status = CheckFits({.disk_bytes = 2 * state, .memory_bytes = 2 * state}, free, state, 0.5);
+
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace);
+  EXPECT_THAT(status.message(), HasSubstr("--scale 0.235 would fit"));
+  const auto fitting = static_cast<std::uint64_t>(static_cast<double>(state) * 0.235 / 0.5);
+  EXPECT_EQ(CheckFits({.disk_bytes = 2 * fitting, .memory_bytes = 2 * fitting}, free, fitting, 0.235), Status::Ok());
+  EXPECT_EQ(CheckFits({.disk_bytes = 0, .memory_bytes = 11'000'000'000}, free, state, 1).code(),
+            StatusCode::kResourceExhausted);
+}
+
+TEST(FlagsTest, ScaleKeepsTheRatios) {
+  Flags flags;
+  flags.strategy = "cairn";
+  flags.state_bytes = 8U << 20;
+  flags.iteration_seconds = 0.5;
+  flags.scale = 0.25;
+
+  const Result<Flags> resolved = Resolve(flags);
+
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->state_bytes, 2U << 20);
+  EXPECT_EQ(resolved->host_memory_bytes, 4U << 20);
+  EXPECT_EQ(resolved->iteration_seconds, 0.125);
+}
+
+TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
+  const auto refused = [](void (*change)(Flags&)) {
+    Flags flags;
+    flags.strategy = "sync";
+    change(flags);
+    return Resolve(flags).status().message();
+  };
+
+  EXPECT_THAT(refused([](Flags& f) { f.state_bytes = 0; }), HasSubstr("--state-bytes"));
+  EXPECT_THAT(refused([](Flags& f) { f.tensors = 0; }), HasSubstr("--tensors"));
+  EXPECT_THAT(refused([](Flags& f) { f.iteration_seconds = -1; }), HasSubstr("--iteration-seconds"));
+  EXPECT_THAT(refused([](Flags& f) { f.iterations = 0; }), HasSubstr("--iterations"));
+  EXPECT_THAT(refused([](Flags& f) { f.every = 0; }), HasSubstr("--every"));
+  EXPECT_THAT(refused([](Flags& f) { f.every = 41; }), HasSubstr("--every"));
+  EXPECT_THAT(refused([](Flags& f) { f.in_flight = 0; }), HasSubstr("--in-flight"));
+  EXPECT_THAT(refused([](Flags& f) { f.scale = 0; }), HasSubstr("--scale"));
+  EXPECT_THAT(refused([](Flags& f) { f.scale = 1e30; }), HasSubstr("--state-bytes"));
+  EXPECT_THAT(refused([](Flags& f) { f.pcie_bytes_per_second = -1; }), HasSubstr("--pcie-bytes-per-second"));
+}
+
+TEST(CsvRowTest, CellsWithCommasAreQuoted) {
+  CsvRow row;
+  row.Add("a", 1);
+  row.Add("b", "x, \"y\"");
+
+  EXPECT_EQ(row.names(), "a,b");
+  EXPECT_EQ(row.values(), "1,\"x, \"\"y\"\"\"");
+}
+
+}  // namespace
+}  // namespace cairn::bench

@@ -1,0 +1,112 @@
+#include "bench/strategies/slot_file.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "base/bytes.h"
+#include "bench/strategies/restore_check.h"
+#include "bench/workplace.h"
+#include "support/forked.h"
+
+namespace cairn::bench {
+namespace {
+
+constexpr std::uint64_t kBytes = 3 * kBlock;
+
+void Put(SlotFile& file, std::uint64_t step) {
+  const Result<int> slot = file.Take();
+  ASSERT_TRUE(slot.ok()) << slot.status();
+  std::memset(file.slot(*slot).data(), static_cast<int>(step), kBytes);
+  ASSERT_TRUE(file.Persist(*slot).ok());
+  const Result<bool> newest = file.Commit(*slot, step);
+  ASSERT_TRUE(newest.ok() && *newest);
+}
+
+TEST(SlotFileTest, TheNewestIsFoundByWhoOpensItNext) {
+  const TempDir directory;
+  {
+    const auto file = *SlotFile::Open(directory / "slots", 2, kBytes);
+    EXPECT_FALSE(file->newest().has_value());
+    for (std::uint64_t step = 1; step <= 5; ++step) Put(*file, step);
+  }
+
+  const auto file = *SlotFile::Open(directory / "slots", 2, kBytes);
+
+  ASSERT_TRUE(file->newest().has_value());
+  EXPECT_EQ(file->newest()->step, 5U);
+  EXPECT_EQ(file->slot(file->newest()->slot)[kBytes - 1], std::byte{5});
+}
+
+TEST(SlotFileTest, ATornRootLeavesTheOneBefore) {
+  const TempDir directory;
+  {
+    const auto file = *SlotFile::Open(directory / "slots", 3, kBytes);
+    Put(*file, 1);
+    Put(*file, 2);
+  }
+  {
+    std::fstream file(directory / "slots", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(9);  // The second record is in the first block: its step.
+    file.put('x');
+  }
+
+  const auto file = *SlotFile::Open(directory / "slots", 3, kBytes);
+
+  ASSERT_TRUE(file->newest().has_value());
+  EXPECT_EQ(file->newest()->step, 1U);
+}
+
+TEST(SlotFileTest, AnOlderStepThatEndsLateDoesNotWin) {
+  const TempDir directory;
+  const auto file = *SlotFile::Open(directory / "slots", 3, kBytes);
+  const int older = *file->Take();
+  Put(*file, 2);
+
+  const Result<bool> newest = file->Commit(older, 1);
+
+  ASSERT_TRUE(newest.ok());
+  EXPECT_FALSE(*newest);
+  EXPECT_EQ(file->newest()->step, 2U);
+}
+
+TEST(SlotFileTest, AFileOfAnotherShapeIsRefused) {
+  const TempDir directory;
+  ASSERT_TRUE(SlotFile::Open(directory / "slots", 2, kBytes).ok());
+
+  EXPECT_EQ(SlotFile::Open(directory / "slots", 3, kBytes).status().code(), StatusCode::kCorrupt);
+}
+
+// The slot of the save that is killed has been used before, and is being overwritten: only the root tells.
+TEST(PcCheckTest, ASlotThatAKillInterruptedIsNotTakenForACompleteOne) {
+  const TempDir directory;
+  Forked child([&directory](const Say& say) {
+    SmallWorkplace at(directory.path());
+    (*at).disk = RateLimitedDisk::Make(1'000'000'000'000);
+    auto strategy = at.Open("pccheck");
+    if (strategy == nullptr) return 1;
+    for (std::uint64_t step = 1; step <= 4; ++step) {
+      if (!TrainAndSave(*strategy, at.state(), step).ok() || !strategy->Drain().ok()) return 2;
+    }
+    (*at).disk->SetRate(1);  // From now on nothing gets to the disk.
+    const std::uint64_t before = (*at).disk->bytes();
+    if (!TrainAndSave(*strategy, at.state(), 5).ok()) return 3;
+    while ((*at).disk->bytes() < before + SmallWorkplace::kBytes / 2) std::this_thread::yield();
+    say("in mid-save");
+    return strategy->Drain().ok() ? 4 : 5;  // Never: killed before.
+  });
+  ASSERT_EQ(child.NextLine(Deadline::In(std::chrono::seconds(60))), "in mid-save");
+
+  child.Kill();
+  const Forked::End end = child.Wait(Deadline::In(std::chrono::seconds(60)));
+
+  EXPECT_EQ(end.how, Forked::How::kKilled);
+  SmallWorkplace at(directory.path());
+  EXPECT_EQ(CheckRestored(*FindStrategy("pccheck"), *at, 4), Status::Ok());
+}
+
+}  // namespace
+}  // namespace cairn::bench

@@ -1,0 +1,134 @@
+#include "bench/strategies/training_loop.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "bench/strategies/accounting.h"
+
+namespace cairn::bench {
+namespace {
+
+// A clock that moves when it is waited on, and when a strategy takes its time.
+struct FakeTime {
+  double now = 0;
+  [[nodiscard]] LoopClock Clock() {
+    return {.now = [this] { return now; }, .wait_until = [this](double at) { now = std::max(now, at); }};
+  }
+};
+
+// Takes 0.3 s in Save and 0.2 s in the update after it; notes what it was called with.
+class SlowStrategy : public Strategy {
+ public:
+  SlowStrategy(FakeTime& time, const TrainingState& state, SaveLog& log) : time_(time), state_(state), log_(log) {}
+
+  Status Save(std::uint64_t step) override {
+    calls.push_back("save " + std::to_string(step) + (state_.Is(step) ? "" : " of another state"));
+    time_.now += 0.3;
+    saved_ = step;
+    return step == fails_at ? Status(StatusCode::kIoError, "as asked") : Status::Ok();
+  }
+  Status BeforeUpdate() override {
+    calls.emplace_back("update");
+    if (saved_ == 0) return {};
+    time_.now += 0.2;
+    log_.Durable(saved_, time_.now);
+    saved_ = 0;
+    return {};
+  }
+  Status Drain() override {
+    time_.now += 0.7;
+    if (saved_ != 0) log_.Durable(saved_, time_.now);
+    return {};
+  }
+  Result<std::uint64_t> Restore() override { return saved_; }
+
+  std::vector<std::string> calls;
+  std::uint64_t fails_at = 0;
+
+ private:
+  FakeTime& time_;
+  const TrainingState& state_;
+  SaveLog& log_;
+  std::uint64_t saved_ = 0;
+};
+
+constexpr LoopSettings kSettings{.iteration_seconds = 1, .update_seconds = 0.25, .every = 2, .iterations = 4};
+
+TEST(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
+  FakeTime time;
+  SaveLog log;
+  const auto state = *TrainingState::Make(1U << 16, 2);
+  SlowStrategy strategy(time, *state, log);
+
+  const Result<LoopRecord> record = RunLoop(kSettings, time.Clock(), *state, strategy, log);
+
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_EQ(strategy.calls, (std::vector<std::string>{"update", "update", "save 2", "update", "update", "save 4"}));
+  EXPECT_TRUE(state->Is(4));
+  ASSERT_EQ(record->stalls.size(), 4U);
+  const std::vector<double> stalls{0, 0.3, 0.2, 0.3};
+  for (std::size_t i = 0; i < stalls.size(); ++i) EXPECT_NEAR(record->stalls[i], stalls[i], 1e-9);
+  EXPECT_NEAR(record->end, 4.8, 1e-9);
+  EXPECT_NEAR(record->drained, 5.5, 1e-9);
+  EXPECT_NEAR(record->update_late, 0, 1e-9);
+
+  const Accounts accounts = Account(*record, kSettings);
+  EXPECT_NEAR(accounts.iterations_per_second, 4 / 4.8, 1e-9);
+  EXPECT_NEAR(accounts.slowdown, 1.2, 1e-9);
+  EXPECT_NEAR(accounts.stall_total, 0.8, 1e-9);
+  EXPECT_EQ(accounts.durable, 2U);
+  EXPECT_NEAR(accounts.first_to_durable, 1.25, 1e-9);  // Saved at 2, durable in the update at 3.05 + 0.2.
+  EXPECT_NEAR(accounts.to_durable_p50, 1, 1e-9);       // Saved at 4.5, durable when drained.
+  EXPECT_NEAR(accounts.drain, 0.7, 1e-9);
+  EXPECT_NEAR(accounts.age_max, 3.25, 1e-9);
+}
+
+TEST(TrainingLoopTest, AFailedSaveEndsTheRun) {
+  FakeTime time;
+  SaveLog log;
+  const auto state = *TrainingState::Make(1U << 16, 2);
+  SlowStrategy strategy(time, *state, log);
+  strategy.fails_at = 2;
+
+  const Result<LoopRecord> record = RunLoop(kSettings, time.Clock(), *state, strategy, log);
+
+  EXPECT_EQ(record.status().code(), StatusCode::kIoError);
+  EXPECT_EQ(strategy.calls.back(), "save 2");
+}
+
+TEST(AccountingTest, QuantilesAreOfTheNearestRank) {
+  EXPECT_EQ(Quantile({}, 0.5), 0);
+  EXPECT_EQ(Quantile({3, 1, 2, 4}, 0.5), 2);
+  EXPECT_EQ(Quantile({3, 1, 2, 4}, 0.99), 4);
+  EXPECT_EQ(Quantile({3, 1, 2, 4}, 0), 1);
+}
+
+TEST(AccountingTest, AgeIsThatOfTheNewestDurableStepAtItsWorst) {
+  const SaveRecord first{.step = 1, .started = 1, .returned = 1, .durable = 3};
+  const SaveRecord overtaken{.step = 2, .started = 2, .returned = 2, .durable = {}};
+  const SaveRecord late{.step = 3, .started = 4, .returned = 4, .durable = 9};
+
+  EXPECT_EQ(MaxAge({}, 7), 7);
+  EXPECT_EQ(MaxAge({first}, 4), 3);                    // From the begin until it was durable.
+  EXPECT_EQ(MaxAge({first, overtaken}, 7), 6);         // At the end.
+  EXPECT_EQ(MaxAge({first, overtaken, late}, 10), 8);  // Until the late one was there.
+  EXPECT_EQ(MaxAge({first, overtaken, late}, 8), 7);   // Durable after the end: of no use in it.
+}
+
+TEST(AccountingTest, ASaveThatWasOvertakenHasNoTime) {
+  LoopRecord record{.stalls = {0, 0}, .saves = {{.step = 1, .started = 1, .returned = 1, .durable = {}}}, .end = 2};
+  record.saves.push_back({.step = 2, .started = 2, .returned = 2, .durable = 2.5});
+
+  const Accounts accounts = Account(record, kSettings);
+
+  EXPECT_EQ(accounts.durable, 1U);
+  EXPECT_EQ(accounts.first_to_durable, 0);
+  EXPECT_EQ(accounts.to_durable, (std::vector<double>{-1, 0.5}));
+  EXPECT_EQ(accounts.to_durable_p50, 0.5);
+}
+
+}  // namespace
+}  // namespace cairn::bench

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "bench/strategies/emulated_gpu.h"
+#include "bench/strategies/strategy.h"
+#include "bench/strategies/training_state.h"
+#include "support/temp_dir.h"
+
+namespace cairn::bench {
+
+/// What strategies work with in tests: a state of several chunks, a link slow enough that a copy is seen to take its
+/// time, and a directory. Makes its own threads, so that a forked child has one of its own.
+class SmallWorkplace {
+ public:
+  static constexpr std::uint64_t kBytes = 8U << 20;
+
+  explicit SmallWorkplace(const std::string& directory)
+      : state_(*TrainingState::Make(kBytes, 7)),
+        gpu_(1e9),
+        workplace_{.directory = directory,
+                   .state = *state_,
+                   .gpu = gpu_,
+                   .in_flight = 2,
+                   .host_memory_bytes = 64U << 20,
+                   .disk = nullptr,
+                   .durable = [](std::uint64_t) {}} {}
+
+  [[nodiscard]] TrainingState& state() { return *state_; }
+  [[nodiscard]] Workplace& operator*() { return workplace_; }
+  /// Opens the strategy of that name; a failure is a test failure, and null.
+  [[nodiscard]] std::unique_ptr<Strategy> Open(const std::string& name) {
+    const Result<StrategyKind> kind = FindStrategy(name);
+    EXPECT_TRUE(kind.ok()) << kind.status();
+    if (!kind.ok()) return nullptr;
+    auto opened = kind->open(workplace_);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return opened.ok() ? *std::move(opened) : nullptr;
+  }
+
+ private:
+  std::unique_ptr<TrainingState> state_;
+  EmulatedGpu gpu_;
+  Workplace workplace_;
+};
+
+/// One iteration of a training that pauses for nothing: the update, as soon as it may be, and the save.
+inline Status TrainAndSave(Strategy& strategy, TrainingState& state, std::uint64_t step) {
+  if (Status status = strategy.BeforeUpdate(); !status.ok()) return status;
+  state.Update(step);
+  return strategy.Save(step);
+}
+
+}  // namespace cairn::bench
