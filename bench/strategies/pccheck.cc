@@ -38,7 +38,7 @@ class PcCheck : public Strategy {
       idle_.push_back(savers_.back().get());
     }
   }
-  ~PcCheck() override { static_cast<void>(Drain()); }
+  ~PcCheck() override { static_cast<void>(AwaitIdle()); }
 
   Status Save(std::uint64_t step) override {
     {
@@ -60,11 +60,7 @@ class PcCheck : public Strategy {
     while (capturing_ > 0) changed_.Wait(mutex_);
     return {};
   }
-  Status Drain() override {
-    MutexLock lock(mutex_);
-    while (idle_.size() < savers_.size()) changed_.Wait(mutex_);
-    return status_;
-  }
+  Status Drain() override { return AwaitIdle(); }
   Result<std::uint64_t> Restore() override { return RestoreNewest(*file_, at_); }
 
  private:
@@ -80,10 +76,15 @@ class PcCheck : public Strategy {
     int chunks CAIRN_GUARDED_BY(mutex) = 0;
   };
 
+  Status AwaitIdle() CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (idle_.size() < savers_.size()) changed_.Wait(mutex_);
+    return status_;
+  }
+
   void Run(Saver& saver, int slot, std::uint64_t step) CAIRN_EXCLUDES(mutex_) {
     Progress progress;
-    DiskPace pace(at_.disk);
-    Status status = CopyChunks(saver, slot, progress, pace);
+    Status status = CopyChunks(saver, slot, progress);
     {
       MutexLock lock(mutex_);
       --capturing_;
@@ -94,14 +95,14 @@ class PcCheck : public Strategy {
       while (progress.chunks > 0) progress.changed.Wait(progress.mutex);
     }
     if (status.ok()) status = file_->Persist(slot);
-    if (status.ok()) status = Commit(slot, step, pace);
+    if (status.ok()) status = Commit(slot, step);
     MutexLock lock(mutex_);
     if (status_.ok()) status_ = status;
     idle_.push_back(&saver);
     changed_.NotifyAll();
   }
 
-  Status CopyChunks(Saver& saver, int slot, Progress& progress, DiskPace& pace) {
+  Status CopyChunks(Saver& saver, int slot, Progress& progress) {
     const MutableBytes state = at_.state.memory();
     for (std::uint64_t at = 0; at < state.size(); at += pool_->chunk_bytes()) {
       const std::uint64_t n = std::min(pool_->chunk_bytes(), state.size() - at);
@@ -109,14 +110,16 @@ class PcCheck : public Strategy {
                              pool_->Acquire(BufferPool::Priority::kSave, Deadline::Infinite()));
       const auto chunk = std::make_shared<BufferPool::Chunk>(std::move(acquired));
       CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(state.subspan(at, n), {chunk->data(), n}));
-      // The emulated disk has it from now on: the best that early write-back can do.
-      pace.Begin(n);
       {
         MutexLock lock(progress.mutex);
         ++progress.chunks;
       }
       saver.writers.Post([this, slot, at, n, chunk, &progress] {
+        DiskPace pace(at_.disk);
         std::memcpy(file_->slot(slot).data() + at, chunk->data(), n);
+        pace.Begin(n);
+        file_->StartWriting(slot, at, n);
+        pace.End();
         chunk->Reset();
         MutexLock lock(progress.mutex);
         --progress.chunks;
@@ -126,8 +129,7 @@ class PcCheck : public Strategy {
     return {};
   }
 
-  Status Commit(int slot, std::uint64_t step, const DiskPace& pace) {
-    pace.End();
+  Status Commit(int slot, std::uint64_t step) {
     CAIRN_ASSIGN_OR_RETURN(const bool newest, file_->Commit(slot, step));
     if (newest) at_.durable(step);
     return {};

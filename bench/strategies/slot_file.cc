@@ -97,6 +97,11 @@ MutableBytes SlotFile::slot(int slot) const {
   return mapping_.subspan(kRootBytes + static_cast<std::uint64_t>(slot) * AlignUp(bytes_, kBlock), bytes_);
 }
 
+void SlotFile::StartWriting(int slot, std::uint64_t begin, std::uint64_t bytes) const {
+  const auto offset = this->slot(slot).data() - mapping_.data() + static_cast<off_t>(begin);
+  ::sync_file_range(file_.get(), offset, static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
+}
+
 Status SlotFile::Persist(int slot) const { return Sync(this->slot(slot)); }
 
 Status SlotFile::Sync(MutableBytes mapped) const {

@@ -40,6 +40,8 @@ class SlotFile {
   /// Waits until a slot is free.
   [[nodiscard]] Result<int> Take() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] MutableBytes slot(int slot) const;
+  /// Has the kernel begin to write bytes [begin, begin + bytes) of the slot, and does not wait. Persist finds errors.
+  void StartWriting(int slot, std::uint64_t begin, std::uint64_t bytes) const;
   /// Makes what was stored in the slot durable: msync.
   Status Persist(int slot) const;
   /// Makes the slot the newest checkpoint, and frees the one before. Where a younger one is there already it is the

@@ -94,7 +94,7 @@ TEST(PcCheckTest, ASlotThatAKillInterruptedIsNotTakenForACompleteOne) {
     (*at).disk->SetRate(1);  // From now on nothing gets to the disk.
     const std::uint64_t before = (*at).disk->bytes();
     if (!TrainAndSave(*strategy, at.state(), 5).ok()) return 3;
-    while ((*at).disk->bytes() < before + SmallWorkplace::kBytes / 2) std::this_thread::yield();
+    while ((*at).disk->bytes() < before + SmallWorkplace::kBytes / 4) std::this_thread::yield();
     say("in mid-save");
     return strategy->Drain().ok() ? 4 : 5;  // Never: killed before.
   });
