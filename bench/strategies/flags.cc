@@ -2,13 +2,28 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <optional>
 
 #include "base/bytes.h"
 #include "base/status_macros.h"
+#include "bench/strategies/shapes.h"
 
 namespace cairn::bench {
 
 Result<Flags> Resolve(Flags flags) {
+  if (flags.model != "custom") {
+    const std::optional<Shape> shape = FindShape(flags.model);
+    if (!shape.has_value()) {
+      return Error(StatusCode::kInvalidArgument, "unknown model \"{}\"; there are {}, or custom", flags.model,
+                   ShapeNames());
+    }
+    flags.state_bytes = shape->state_bytes;
+    flags.tensors = shape->tensors;
+    flags.iteration_seconds = shape->iteration_seconds;
+  }
+  if (flags.disk != "machine" && flags.disk != "pd-ssd") {
+    return Error(StatusCode::kInvalidArgument, "--disk: expected machine or pd-ssd, found \"{}\"", flags.disk);
+  }
   const auto positive = [](const char* flag, double value) {
     return std::isfinite(value) && value > 0
                ? Status::Ok()
@@ -22,6 +37,11 @@ Result<Flags> Resolve(Flags flags) {
   if (flags.pcie_bytes_per_second < 0 || !std::isfinite(flags.pcie_bytes_per_second)) {
     return Error(StatusCode::kInvalidArgument, "--pcie-bytes-per-second: expected 0 or more, found {}",
                  flags.pcie_bytes_per_second);
+  }
+  if (!std::isfinite(flags.update_seconds) || flags.update_seconds < 0 ||
+      flags.update_seconds >= flags.iteration_seconds * flags.scale) {
+    return Error(StatusCode::kInvalidArgument, "--update-seconds: expected 0 to the iteration's {}, found {}",
+                 flags.iteration_seconds * flags.scale, flags.update_seconds);
   }
   if (flags.in_flight < 1 || flags.in_flight > 63) {
     return Error(StatusCode::kInvalidArgument, "--in-flight: expected 1 to 63, found {}", flags.in_flight);
@@ -50,6 +70,8 @@ Result<Flags> ParseFlags(int argc, char** argv) {
   CLI::App app("Trains at a set pace with one checkpointing strategy, and says what that cost");
   app.add_option("--strategy", flags.strategy, "none, sync, checkfreq, gpm, pccheck or cairn")->required();
   app.add_option("--dir", flags.directory, "where to write: a directory of the run's own is made in it")->required();
+  app.add_option("--model", flags.model, "a published training: " + ShapeNames() + "; its state, tensors and pace")
+      ->capture_default_str();
   app.add_option("--state-bytes", flags.state_bytes, "size of the state")->capture_default_str();
   app.add_option("--tensors", flags.tensors, "that it is cut into")->capture_default_str();
   app.add_option("--iteration-seconds", flags.iteration_seconds, "time of an iteration without checkpoints")
@@ -67,6 +89,13 @@ Result<Flags> ParseFlags(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--disk-bytes-per-second", flags.disk_bytes_per_second, "emulated disk; 0: the machine's own")
       ->capture_default_str();
+  app.add_option("--disk", flags.disk, "machine, or pd-ssd: the machine's held to 480 MB/s by a cgroup")
+      ->capture_default_str();
+  app.add_flag("--resume", flags.resume,
+               "work in --dir itself, go on from the newest checkpoint there, and leave everything there");
+  app.add_option("--update-seconds", flags.update_seconds, "time of the optimizer step, scaled already; 0: measured")
+      ->capture_default_str();
+  app.add_option("--journal", flags.journal, "a file that every iteration and save is added to as it happens");
   app.add_option("--csv", flags.csv, "a file that the row is added to");
   try {
     app.parse(argc, argv);

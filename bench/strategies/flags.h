@@ -7,10 +7,13 @@
 
 namespace cairn::bench {
 
-/// What bench_training was asked for; after ParseFlags with `scale` applied and defaults filled in.
+/// What bench_training was asked for; after ParseFlags with the model's shape and `scale` applied and
+/// defaults filled in.
 struct Flags {
   std::string strategy;
   std::string directory;
+  std::string model = "custom";  ///< A shape's name, where it gave state, tensors and iteration time.
+  std::string disk = "machine";  ///< Or "pd-ssd".
   std::uint64_t state_bytes = 1U << 30;
   std::uint64_t tensors = 597;
   double iteration_seconds = 0.5;
@@ -22,6 +25,9 @@ struct Flags {
   double pcie_bytes_per_second = 10e9;
   std::uint64_t disk_bytes_per_second = 0;
   std::string csv;
+  std::string journal;
+  bool resume = false;
+  double update_seconds = 0;  ///< 0: measured.
 };
 
 /// InvalidArgument, naming the flag, for values that no run can have. Ends the process for --help and unknown flags, as

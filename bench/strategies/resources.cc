@@ -8,7 +8,9 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <optional>
+#include <string_view>
 #include <system_error>
 
 #include "base/bytes.h"
@@ -75,6 +77,22 @@ Usage UsageSoFar() {
   return {.bytes_written = Field("/proc/self/io", "write_bytes:").value_or(0),
           .peak_rss = Field("/proc/self/status", "VmHWM:").value_or(0) * 1024,
           .cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime)};
+}
+
+HostMemory HostMemoryNow() {
+  const auto kibibytes = [](const char* path, std::initializer_list<std::string_view> fields) {
+    std::uint64_t sum = 0;
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+      for (const std::string_view field : fields) {
+        if (line.starts_with(field)) sum += std::stoull(line.substr(field.size())) * 1024;
+      }
+    }
+    return sum;
+  };
+  return {.anonymous = kibibytes("/proc/self/status", {"RssAnon:", "RssShmem:"}),
+          .mapped = kibibytes("/proc/self/status", {"RssFile:"}),
+          .dirty = kibibytes("/proc/meminfo", {"Dirty:", "Writeback:"})};
 }
 
 void ResetPeak() { std::ofstream("/proc/self/clear_refs") << 5; }

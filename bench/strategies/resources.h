@@ -28,6 +28,14 @@ struct Usage {
 [[nodiscard]] Usage UsageSoFar();
 void ResetPeak();
 
+/// Memory at this moment. Bytes; zero where the kernel does not say.
+struct HostMemory {
+  std::uint64_t anonymous = 0;  ///< This process's own, huge pages and shared memory, too.
+  std::uint64_t mapped = 0;     ///< Pages of files that this process has mapped.
+  std::uint64_t dirty = 0;      ///< Pages of files, the whole machine's, that the disk does not have yet.
+};
+[[nodiscard]] HostMemory HostMemoryNow();
+
 /// Has the kernel forget the file contents under the directory that it holds clean in memory.
 void DropCache(const std::string& directory);
 

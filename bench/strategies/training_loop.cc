@@ -20,10 +20,14 @@ LoopClock RealClock() {
 }
 
 Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock, TrainingState& state,
-                           Strategy& strategy, SaveLog& log) {
+                           Strategy& strategy, SaveLog& log, const Journal* journal) {
   LoopRecord record;
-  for (std::uint64_t step = 1; step <= settings.iterations; ++step) {
-    clock.wait_until(clock.now() + settings.iteration_seconds - settings.update_seconds);
+  if (journal != nullptr) journal->Begin(settings.first - 1);
+  for (std::uint64_t step = settings.first; step <= settings.iterations; ++step) {
+    const double began = clock.now();
+    // The journal is kept while forward and backward would run.
+    if (journal != nullptr && !record.stalls.empty()) journal->Iteration(step - 1, record.stalls.back());
+    clock.wait_until(began + settings.iteration_seconds - settings.update_seconds);
 
     const double fenced = clock.now();
     CAIRN_RETURN_IF_ERROR(strategy.BeforeUpdate());
@@ -36,6 +40,7 @@ Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock,
     double stall = updating - fenced;
     if (settings.every != 0 && step % settings.every == 0) {
       log.Started(step, updated);
+      if (journal != nullptr) journal->Save(step);
       CAIRN_RETURN_IF_ERROR(strategy.Save(step));
       const double returned = clock.now();
       log.Returned(returned);
@@ -44,6 +49,10 @@ Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock,
     record.stalls.push_back(stall);
   }
   record.end = clock.now();
+  if (journal != nullptr) {
+    if (!record.stalls.empty()) journal->Iteration(settings.iterations, record.stalls.back());
+    journal->End(settings.iterations);
+  }
   CAIRN_RETURN_IF_ERROR(strategy.Drain());
   record.drained = clock.now();
   record.saves = log.saves();

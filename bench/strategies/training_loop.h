@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "bench/strategies/journal.h"
 #include "bench/strategies/save_log.h"
 #include "bench/strategies/strategy.h"
 #include "bench/strategies/training_state.h"
@@ -23,7 +24,8 @@ struct LoopSettings {
   double iteration_seconds = 0;  ///< Of one iteration that nothing holds up.
   double update_seconds = 0;     ///< Of it, the optimizer step: the state is being written.
   std::uint64_t every = 0;       ///< A save after each iteration that this divides. 0: none.
-  std::uint64_t iterations = 0;
+  std::uint64_t iterations = 0;  ///< The last one.
+  std::uint64_t first = 1;       ///< More than 1 where a restart goes on.
 };
 
 /// What happened, iteration by iteration. Seconds.
@@ -41,7 +43,8 @@ struct LoopRecord {
 /// Iteration n makes the state that of step n, from 1 on; it is saved after the update. Deadlines count from where the
 /// iteration began, so that no stall is ever caught up with. Returns the strategy's first error. `log` is what the
 /// strategy's durable steps are told to; its times are by the same clock.
+/// `journal` may be null.
 [[nodiscard]] Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock, TrainingState& state,
-                                         Strategy& strategy, SaveLog& log);
+                                         Strategy& strategy, SaveLog& log, const Journal* journal = nullptr);
 
 }  // namespace cairn::bench

@@ -49,6 +49,9 @@ TrainingState::TrainingState(std::unique_ptr<BufferPool> pool, BufferPool::Chunk
     tensors_.push_back(
         {"model.layers." + std::to_string(i) + ".weight", begin, i + 1 == tensors ? bytes - begin : each});
   }
+}
+
+void TrainingState::Initialize() {
   auto* const words = reinterpret_cast<std::uint64_t*>(memory_.data());
   for (std::uint64_t i = 0; i < bytes_ / sizeof(std::uint64_t); ++i) words[i] = WordAfter(i, 0);
 }

@@ -24,10 +24,13 @@ class TrainingState {
     std::uint64_t bytes = 0;
   };
 
-  /// Of step 0. InvalidArgument unless bytes is a multiple of 4096 and each tensor gets a sector; ResourceExhausted.
+  /// All zeros: no step's. InvalidArgument unless bytes is a multiple of 4096 and each tensor gets a sector;
+  /// ResourceExhausted.
   [[nodiscard]] static Result<std::unique_ptr<TrainingState>> Make(std::uint64_t bytes, std::uint64_t tensors);
 
-  /// The optimizer step: what the state is after `step`.
+  /// The state of step 0.
+  void Initialize();
+  /// The optimizer step, of the state of another step: what the state is after `step`.
   void Update(std::uint64_t step);
   /// Whether every byte is what the state was after `step`.
   [[nodiscard]] bool Is(std::uint64_t step) const;

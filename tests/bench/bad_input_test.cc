@@ -5,6 +5,7 @@
 
 #include <array>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <string>
 
@@ -44,8 +45,8 @@ TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
       directory.path() + " --csv " + directory / "runs.csv");
 
   EXPECT_EQ(run.code, 0);
-  EXPECT_THAT(run.output, StartsWith("strategy,state_bytes,"));
-  EXPECT_THAT(run.output, HasSubstr("\nsync,5001216,5,0.05,2,5,"));
+  EXPECT_THAT(run.output, StartsWith("strategy,model,disk,state_bytes,"));
+  EXPECT_THAT(run.output, HasSubstr("\nsync,custom,machine,5001216,5,0.05,2,5,"));
   EXPECT_THAT(run.output, HasSubstr(",4,0."));  // The restored step, and the saves' times.
   EXPECT_GT(std::filesystem::file_size(directory / "runs.csv"), 0U);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);  // Nothing else is left.
@@ -63,6 +64,18 @@ TEST(BenchTrainingTest, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(folder.code, 2);
   EXPECT_THAT(folder.output, HasSubstr("missing"));
   EXPECT_EQ(flag.code, 2);
+}
+
+TEST(BenchTrainingTest, AddsNoRowToAnotherTable) {
+  const TempDir directory;
+  std::ofstream(directory / "runs.csv") << "year,rainfall\n";
+
+  const Ended run =
+      BenchTraining("--strategy none --state-bytes 5000000 --tensors 5 --iteration-seconds 0.05 --iterations 1 --dir " +
+                    directory.path() + " --csv " + directory / "runs.csv");
+
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.output, HasSubstr("found year,rainfall"));
 }
 
 TEST(BenchTrainingTest, SaysBeforehandWhatWouldFit) {
@@ -103,6 +116,19 @@ TEST(FlagsTest, ScaleKeepsTheRatios) {
   EXPECT_EQ(resolved->iteration_seconds, 0.125);
 }
 
+TEST(FlagsTest, AModelGivesItsShape) {
+  Flags flags;
+  flags.strategy = "cairn";
+  flags.model = "opt-1.3b";
+  flags.scale = 0.125;
+
+  const Result<Flags> resolved = Resolve(flags);
+
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->state_bytes, 2'025'000'960U);
+  EXPECT_EQ(resolved->iteration_seconds, 0.85 / 8);
+}
+
 TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
   const auto refused = [](void (*change)(Flags&)) {
     Flags flags;
@@ -120,6 +146,9 @@ TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
   EXPECT_THAT(refused([](Flags& f) { f.in_flight = 0; }), HasSubstr("--in-flight"));
   EXPECT_THAT(refused([](Flags& f) { f.scale = 0; }), HasSubstr("--scale"));
   EXPECT_THAT(refused([](Flags& f) { f.scale = 1e30; }), HasSubstr("--state-bytes"));
+  EXPECT_THAT(refused([](Flags& f) { f.model = "gpt"; }), HasSubstr("unknown model \"gpt\"; there are vgg16, "));
+  EXPECT_THAT(refused([](Flags& f) { f.disk = "floppy"; }), HasSubstr("--disk: expected machine or pd-ssd"));
+  EXPECT_THAT(refused([](Flags& f) { f.update_seconds = 1; }), HasSubstr("--update-seconds"));
   EXPECT_THAT(refused([](Flags& f) { f.pcie_bytes_per_second = -1; }), HasSubstr("--pcie-bytes-per-second"));
 }
 

@@ -119,6 +119,7 @@ TEST(RestoreCheckTest, FindsAnOlderStepAFlippedByteAndNoCheckpoint) {
 
 TEST(TrainingStateTest, IsOfOneStepAlone) {
   const auto state = *TrainingState::Make(1U << 20, 3);
+  state->Initialize();
   EXPECT_TRUE(state->Is(0));
 
   state->Update(7);

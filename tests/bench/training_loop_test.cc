@@ -61,6 +61,7 @@ TEST(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
   FakeTime time;
   SaveLog log;
   const auto state = *TrainingState::Make(1U << 16, 2);
+  state->Initialize();
   SlowStrategy strategy(time, *state, log);
 
   const Result<LoopRecord> record = RunLoop(kSettings, time.Clock(), *state, strategy, log);
@@ -90,6 +91,7 @@ TEST(TrainingLoopTest, AFailedSaveEndsTheRun) {
   FakeTime time;
   SaveLog log;
   const auto state = *TrainingState::Make(1U << 16, 2);
+  state->Initialize();
   SlowStrategy strategy(time, *state, log);
   strategy.fails_at = 2;
 

@@ -28,7 +28,9 @@ class SmallWorkplace {
                    .in_flight = 2,
                    .host_memory_bytes = 64U << 20,
                    .disk = nullptr,
-                   .durable = [](std::uint64_t) {}} {}
+                   .durable = [](std::uint64_t) {}} {
+    state_->Initialize();
+  }
 
   [[nodiscard]] TrainingState& state() { return *state_; }
   [[nodiscard]] Workplace& operator*() { return workplace_; }

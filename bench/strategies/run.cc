@@ -1,0 +1,163 @@
+#include "bench/strategies/run.h"
+
+#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): mkdtemp
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "bench/strategies/disk_profile.h"
+#include "bench/strategies/host_memory.h"
+#include "bench/strategies/journal.h"
+#include "bench/strategies/restore_check.h"
+
+namespace cairn::bench {
+namespace {
+
+/// A directory of the run's own, removed with all it holds; or the given one, which stays.
+class RunDirectory {
+ public:
+  static Result<std::unique_ptr<RunDirectory>> Make(const std::string& parent, bool resume) {
+    if (resume) return std::make_unique<RunDirectory>(parent, false);
+    std::string path = parent + "/bench-training-XXXXXX";
+    if (::mkdtemp(path.data()) == nullptr) return ErrnoStatus(errno, "making a directory in " + parent);
+    return std::make_unique<RunDirectory>(std::move(path), true);
+  }
+  RunDirectory(std::string path, bool removed) : path_(std::move(path)), removed_(removed) {}
+  ~RunDirectory() {
+    std::error_code ignored;
+    if (removed_) std::filesystem::remove_all(path_, ignored);
+  }
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+  const bool removed_;
+};
+
+// Bytes per second of one copy of the whole state, buffer by buffer.
+Result<double> MeasureCopies(const TrainingState& state, EmulatedGpu& gpu) {
+  const std::uint64_t bytes = std::min<std::uint64_t>(state.bytes(), 64U << 20);
+  CAIRN_ASSIGN_OR_RETURN(const auto pool, MakeHostMemory(bytes, bytes));
+  const BufferPool::Chunk buffer = pool->TryAcquire(BufferPool::Priority::kSave);
+  const LoopClock clock = RealClock();
+  for (std::uint64_t at = 0; at < state.bytes(); at += bytes) {
+    const std::uint64_t n = std::min(bytes, state.bytes() - at);
+    CAIRN_RETURN_IF_ERROR(gpu.CopyToHost(state.memory().subspan(at, n), {buffer.data(), n}));
+  }
+  return static_cast<double>(state.bytes()) / clock.now();
+}
+
+// The time that the optimizer step is given.
+Result<double> MeasureUpdate(TrainingState& state, std::uint64_t step, double iteration_seconds) {
+  double least = std::numeric_limits<double>::max();
+  for (int i = 0; i < 3; ++i) {
+    const LoopClock clock = RealClock();
+    state.Update(step);
+    least = std::min(least, clock.now());
+  }
+  const double given = 2 * least;
+  if (given <= iteration_seconds / 2) return given;
+  return Error(StatusCode::kInvalidArgument,
+               "--iteration-seconds {}: rewriting {} bytes takes {:.4f} s of it; expected at least {:.4f}",
+               iteration_seconds, state.bytes(), least, 2 * given);
+}
+
+Status CheckRoom(const Flags& flags, const StrategyKind& kind) {
+  CAIRN_ASSIGN_OR_RETURN(const Resources free, FreeResources(flags.directory));
+  const auto copies = static_cast<std::uint64_t>(kind.checkpoints_on_disk(flags.in_flight));
+  return CheckFits({.disk_bytes = copies * flags.state_bytes,
+                    .memory_bytes = flags.state_bytes + kind.host_bytes(flags.state_bytes, flags.host_memory_bytes)},
+                   free, flags.state_bytes, flags.scale);
+}
+
+// Has the state be that of the newest checkpoint, or of step 0 where there is none; returns which.
+Result<std::uint64_t> Begin(Strategy& strategy, TrainingState& state, bool resume) {
+  const Result<std::uint64_t> restored = resume ? strategy.Restore() : Status(StatusCode::kNotFound, "");
+  if (restored.status().code() == StatusCode::kNotFound) {
+    state.Initialize();
+    return 0;
+  }
+  if (!restored.ok()) return restored.status();
+  if (state.Is(*restored)) return *restored;
+  return Error(StatusCode::kCorrupt, "what was restored is not the state of step {}", *restored);
+}
+
+// The loop from here on: what is not measured has been done.
+Status Measure(Run& run, TrainingState& state, EmulatedGpu& gpu, Workplace& workplace, const Journal* journal) {
+  LoopClock clock = RealClock();
+  SaveLog log;
+  workplace.durable = [&](std::uint64_t step) {
+    log.Durable(step, clock.now());
+    if (journal != nullptr) journal->Durable(step);
+  };
+  CAIRN_ASSIGN_OR_RETURN(const auto strategy, run.kind.open(workplace));
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t begun, Begin(*strategy, state, run.flags.resume));
+  run.loop.first = begun + 1;
+  if (run.loop.update_seconds == 0) {
+    CAIRN_ASSIGN_OR_RETURN(run.loop.update_seconds, MeasureUpdate(state, begun, run.flags.iteration_seconds));
+  }
+  if (begun == 0) {
+    CAIRN_ASSIGN_OR_RETURN(run.copy_rate, MeasureCopies(state, gpu));
+  }
+  ResetPeak();
+  const Usage before = UsageSoFar();
+  clock = RealClock();
+  CAIRN_ASSIGN_OR_RETURN(run.record, RunLoop(run.loop, clock, state, *strategy, log, journal));
+  run.used = UsageSoFar();
+  run.used.bytes_written -= before.bytes_written;
+  run.used.cpu_seconds -= before.cpu_seconds;
+  return {};
+}
+
+}  // namespace
+
+Result<Run> Train(const Flags& flags) {
+  Run run;
+  run.flags = flags;
+  CAIRN_ASSIGN_OR_RETURN(run.kind, FindStrategy(flags.strategy));
+  if (!flags.resume) CAIRN_RETURN_IF_ERROR(CheckRoom(flags, run.kind));
+  std::unique_ptr<Journal> journal;
+  if (!flags.journal.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(journal, Journal::Open(flags.journal));
+  }
+  std::unique_ptr<DiskLimit> limit;
+  if (flags.disk == "pd-ssd") {
+    CAIRN_ASSIGN_OR_RETURN(limit, DiskLimit::Make(flags.directory, kPdSsdBytesPerSecond));
+  }
+  CAIRN_ASSIGN_OR_RETURN(const auto directory, RunDirectory::Make(flags.directory, flags.resume));
+  CAIRN_ASSIGN_OR_RETURN(const auto state, TrainingState::Make(flags.state_bytes, flags.tensors));
+  EmulatedGpu gpu(flags.pcie_bytes_per_second);
+  run.loop = {.iteration_seconds = flags.iteration_seconds,
+              .update_seconds = flags.update_seconds,
+              .every = run.kind.checkpoints_on_disk(1) == 0 ? 0 : flags.every,
+              .iterations = flags.iterations};
+  Workplace workplace{.directory = directory->path(),
+                      .state = *state,
+                      .gpu = gpu,
+                      .in_flight = flags.in_flight,
+                      .host_memory_bytes = flags.host_memory_bytes,
+                      .disk = nullptr,
+                      .durable = {}};
+  if (flags.disk_bytes_per_second > 0) workplace.disk = RateLimitedDisk::Make(flags.disk_bytes_per_second);
+  CAIRN_RETURN_IF_ERROR(Measure(run, *state, gpu, workplace, journal.get()));
+
+  limit = nullptr;
+  workplace.disk = nullptr;
+  workplace.durable = [](std::uint64_t) {};
+  if (!run.record.saves.empty()) {
+    run.restored = run.record.saves.back().step;
+    CAIRN_RETURN_IF_ERROR(CheckRestored(run.kind, workplace, run.restored));
+  }
+  return run;
+}
+
+}  // namespace cairn::bench

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+#include "bench/strategies/flags.h"
+#include "bench/strategies/resources.h"
+#include "bench/strategies/strategy.h"
+#include "bench/strategies/training_loop.h"
+#include "cairn/status.h"
+
+namespace cairn::bench {
+
+/// One training, and what it came to.
+struct Run {
+  Flags flags;
+  StrategyKind kind;
+  double copy_rate = 0;  ///< Of the emulated link, as measured. Bytes per second; 0 after a restart.
+  LoopSettings loop;
+  LoopRecord record;
+  Usage used;
+  std::uint64_t restored = 0;  ///< The step that was restored at the end.
+};
+
+/// Trains as asked, restores what was saved last, and compares. Corrupt where that is not what was saved; NoSpace and
+/// ResourceExhausted before anything is done, with the scale that fits; Unsupported where the disk profile cannot be
+/// had.
+[[nodiscard]] Result<Run> Train(const Flags& flags);
+
+}  // namespace cairn::bench
