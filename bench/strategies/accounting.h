@@ -23,11 +23,12 @@ struct Accounts {
   double age_max = 0;              ///< See MaxAge.
   double drain = 0;                ///< From the end of the last iteration.
 };
+/// Of what came after the warm-up.
 [[nodiscard]] Accounts Account(const LoopRecord& record, const LoopSettings& settings);
 
 /// The most work that a failure could have cost while the loop ran: the greatest age of the newest durable checkpoint,
-/// counted from the call of its save, and before the first one from the loop's begin.
-[[nodiscard]] double MaxAge(const std::vector<SaveRecord>& saves, double end);
+/// counted from the call of its save, and before the first one from the loop's begin. Between the two times.
+[[nodiscard]] double MaxAge(const std::vector<SaveRecord>& saves, double begin, double end);
 
 /// The least value that at least this share of the values does not exceed (nearest rank); 0 of none.
 [[nodiscard]] double Quantile(std::vector<double> values, double share);

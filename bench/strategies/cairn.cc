@@ -46,6 +46,8 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
                   .keep_last = 1,
                   .max_in_flight = workplace.in_flight,
                   .host_memory_bytes = workplace.host_memory_bytes};
+  options.chunk_bytes = workplace.chunk_bytes;
+  options.queue_depth = workplace.queue_depth;
   options.cuda_devices = {0};  // Set up at Open, as the others' memory is.
   options.on_event = [durable = workplace.durable](const Event& event) {
     if (event.kind == EventKind::kSaveDurable) durable(event.step);
@@ -74,7 +76,9 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
 
 StrategyKind CairnKind() {
   return {.name = "cairn",
-          .tuning = "default options but keep_last 1, max_in_flight and host_memory_bytes as given; checksums on",
+          .tuning =
+              "default options but keep_last 1, max_in_flight, host_memory_bytes, chunk_bytes and queue_depth as "
+              "given; checksums on",
           // One more while a removal is under way.
           .checkpoints_on_disk = [](int in_flight) { return in_flight + 2; },
           .host_bytes = [](std::uint64_t, std::uint64_t host_memory_bytes) { return host_memory_bytes; },

@@ -43,6 +43,17 @@ Result<Flags> Resolve(Flags flags) {
     return Error(StatusCode::kInvalidArgument, "--update-seconds: expected 0 to the iteration's {}, found {}",
                  flags.iteration_seconds * flags.scale, flags.update_seconds);
   }
+  if (flags.warmup >= flags.iterations) {
+    return Error(StatusCode::kInvalidArgument, "--warmup: expected less than the {} iterations, found {}",
+                 flags.iterations, flags.warmup);
+  }
+  if (flags.chunk_bytes == 0 || flags.chunk_bytes % kBlock != 0) {
+    return Error(StatusCode::kInvalidArgument, "--chunk-bytes: expected a multiple of {}, found {}", kBlock,
+                 flags.chunk_bytes);
+  }
+  if (flags.writers < 1 || flags.writers > 64) {
+    return Error(StatusCode::kInvalidArgument, "--writers: expected 1 to 64, found {}", flags.writers);
+  }
   if (flags.in_flight < 1 || flags.in_flight > 63) {
     return Error(StatusCode::kInvalidArgument, "--in-flight: expected 1 to 63, found {}", flags.in_flight);
   }
@@ -78,11 +89,17 @@ Result<Flags> ParseFlags(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--every", flags.every, "iterations between checkpoints")->capture_default_str();
   app.add_option("--iterations", flags.iterations)->capture_default_str();
+  app.add_option("--warmup", flags.warmup, "iterations of these that come first and are not counted")
+      ->capture_default_str();
   app.add_option("--in-flight", flags.in_flight, "checkpoints under way at once: pccheck, cairn")
       ->capture_default_str();
   app.add_option("--host-memory-bytes", flags.host_memory_bytes,
                  "pinned memory of pccheck and cairn; 0: twice the state")
       ->capture_default_str();
+  app.add_option("--chunk-bytes", flags.chunk_bytes, "of one copy and one write: pccheck, cairn")
+      ->capture_default_str();
+  app.add_option("--writers", flags.writers, "threads a checkpoint: pccheck")->capture_default_str();
+  app.add_option("--queue-depth", flags.queue_depth, "writes given to the disk at once: cairn")->capture_default_str();
   app.add_option("--scale", flags.scale, "of state, host memory and iteration time, which keeps the rates' ratios")
       ->capture_default_str();
   app.add_option("--pcie-bytes-per-second", flags.pcie_bytes_per_second, "emulated link to the host; 0: no limit")
@@ -91,6 +108,7 @@ Result<Flags> ParseFlags(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--disk", flags.disk, "machine, or pd-ssd: the machine's held to 480 MB/s by a cgroup")
       ->capture_default_str();
+  app.add_flag("--check", flags.check, "only say whether there is enough disk and memory");
   app.add_flag("--resume", flags.resume,
                "work in --dir itself, go on from the newest checkpoint there, and leave everything there");
   app.add_option("--update-seconds", flags.update_seconds, "time of the optimizer step, scaled already; 0: measured")

@@ -19,14 +19,19 @@ struct Flags {
   double iteration_seconds = 0.5;
   std::uint64_t every = 4;
   std::uint64_t iterations = 40;
+  std::uint64_t warmup = 0;  ///< Of the iterations; they are not counted.
   int in_flight = 2;
   std::uint64_t host_memory_bytes = 0;  ///< 0 was given: twice the state.
+  std::uint64_t chunk_bytes = 4U << 20;
+  int writers = 2;
+  int queue_depth = 8;
   double scale = 1;
   double pcie_bytes_per_second = 10e9;
   std::uint64_t disk_bytes_per_second = 0;
   std::string csv;
   std::string journal;
   bool resume = false;
+  bool check = false;
   double update_seconds = 0;  ///< 0: measured.
 };
 

@@ -1,7 +1,8 @@
 // One run of a paced training with one checkpointing strategy: a row of CSV that says what the checkpoints cost.
 //
 //   build/release/bin/bench_training --strategy none|sync|checkfreq|gpm|pccheck|cairn --dir DIR [--state-bytes N]
-//       [--tensors N] [--iteration-seconds T] [--every N] [--iterations N] [--in-flight N] [--host-memory-bytes N]
+//       [--tensors N] [--iteration-seconds T] [--every N] [--iterations N] [--warmup N] [--in-flight N]
+//       [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
 //       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--pcie-bytes-per-second R]
 //       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--resume] [--journal FILE] [--csv FILE]
 //
@@ -65,8 +66,12 @@ CsvRow MakeRow(const Run& run) {
   row.Add("iteration_seconds", flags.iteration_seconds);
   row.Add("every", flags.every);
   row.Add("iterations", flags.iterations);
+  row.Add("warmup", flags.warmup);
   row.Add("in_flight", flags.in_flight);
   row.Add("host_memory_bytes", flags.host_memory_bytes);
+  row.Add("chunk_bytes", flags.chunk_bytes);
+  row.Add("writers", flags.writers);
+  row.Add("queue_depth", flags.queue_depth);
   row.Add("scale", flags.scale);
   row.Add("pcie_bytes_per_second", flags.pcie_bytes_per_second);
   row.Add("disk_bytes_per_second", flags.disk_bytes_per_second);
@@ -121,10 +126,14 @@ Status Print(const CsvRow& row, const std::string& csv) {
   return file.good() ? Status::Ok() : Error(StatusCode::kIoError, "could not write {}", csv);
 }
 
+Status TrainAndPrint(const Flags& flags) {
+  CAIRN_ASSIGN_OR_RETURN(const Run run, Train(flags));
+  return Print(MakeRow(run), flags.csv);
+}
+
 int Main(int argc, char** argv) {
   const Result<Flags> flags = ParseFlags(argc, argv);
-  const Result<Run> run = flags.ok() ? Train(*flags) : flags.status();
-  const Status status = run.ok() ? Print(MakeRow(*run), run->flags.csv) : run.status();
+  const Status status = !flags.ok() ? flags.status() : flags->check ? CheckRoom(*flags) : TrainAndPrint(*flags);
   if (status.ok()) return 0;
   const bool skipped = status.code() == StatusCode::kUnsupported;
   std::cerr << "bench_training: " << (skipped ? "skipped: " : "") << status << '\n';

@@ -15,12 +15,8 @@
 namespace cairn::bench {
 namespace {
 
-// Writer threads a checkpoint: the best of 1 to 3 here, and what the authors' own runs come to.
-constexpr int kWriters = 2;
-constexpr std::uint64_t kChunk = 4U << 20;
-
-std::uint64_t ChunkBytes(std::uint64_t state_bytes) {
-  return std::min(kChunk, AlignUp(DivideUp(state_bytes, 8), kBlock));
+std::uint64_t ChunkBytes(const Workplace& workplace) {
+  return std::min(workplace.chunk_bytes, AlignUp(DivideUp(workplace.state.bytes(), 8), kBlock));
 }
 
 /// PCcheck: N checkpoints under way, each in a slot of its own (N + 1 in all); chunks are copied to pinned memory one
@@ -34,7 +30,7 @@ class PcCheck : public Strategy {
   PcCheck(const Workplace& workplace, std::unique_ptr<BufferPool> pool, std::unique_ptr<SlotFile> file)
       : at_(workplace), pool_(std::move(pool)), file_(std::move(file)) {
     for (int i = 0; i < at_.in_flight; ++i) {
-      savers_.push_back(std::make_unique<Saver>());
+      savers_.push_back(std::make_unique<Saver>(at_.writers));
       idle_.push_back(savers_.back().get());
     }
   }
@@ -66,7 +62,8 @@ class PcCheck : public Strategy {
  private:
   // The threads of one checkpoint under way.
   struct Saver {
-    WorkerPool writers{"pccheck-write", kWriters};
+    explicit Saver(int threads) : writers("pccheck-write", threads) {}
+    WorkerPool writers;
     WorkerPool copier{"pccheck-copy", 1};
   };
   // The chunks of one that are copied and not stored yet.
@@ -148,7 +145,7 @@ class PcCheck : public Strategy {
 };
 
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
-  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(workplace.host_memory_bytes, ChunkBytes(workplace.state.bytes())));
+  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(workplace.host_memory_bytes, ChunkBytes(workplace)));
   CAIRN_ASSIGN_OR_RETURN(
       auto file, SlotFile::Open(workplace.directory + "/slots", workplace.in_flight + 1, workplace.state.bytes()));
   return std::unique_ptr<Strategy>(std::make_unique<PcCheck>(workplace, std::move(pool), std::move(file)));
@@ -159,8 +156,9 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
 StrategyKind PcCheckKind() {
   return {.name = "pccheck",
           .tuning =
-              "in_flight + 1 slots in one mapped, laid-out file; 2 writer threads a checkpoint, chunks of 4 MiB, "
-              "one msync; pinned memory of twice the state unless set",
+              "in_flight + 1 slots in one mapped, laid-out file; writer threads a checkpoint and chunks as "
+              "given (2 of 1 to 3 threads were the best here, and are the authors'), one msync; pinned memory of twice "
+              "the state unless set",
           .checkpoints_on_disk = [](int in_flight) { return in_flight + 1; },
           .host_bytes = [](std::uint64_t, std::uint64_t host_memory_bytes) { return host_memory_bytes; },
           .open = Open};

@@ -120,6 +120,11 @@ Status Measure(Run& run, TrainingState& state, EmulatedGpu& gpu, Workplace& work
 
 }  // namespace
 
+Status CheckRoom(const Flags& flags) {
+  CAIRN_ASSIGN_OR_RETURN(const StrategyKind kind, FindStrategy(flags.strategy));
+  return CheckRoom(flags, kind);
+}
+
 Result<Run> Train(const Flags& flags) {
   Run run;
   run.flags = flags;
@@ -139,12 +144,16 @@ Result<Run> Train(const Flags& flags) {
   run.loop = {.iteration_seconds = flags.iteration_seconds,
               .update_seconds = flags.update_seconds,
               .every = run.kind.checkpoints_on_disk(1) == 0 ? 0 : flags.every,
-              .iterations = flags.iterations};
+              .iterations = flags.iterations,
+              .warmup = flags.warmup};
   Workplace workplace{.directory = directory->path(),
                       .state = *state,
                       .gpu = gpu,
                       .in_flight = flags.in_flight,
                       .host_memory_bytes = flags.host_memory_bytes,
+                      .chunk_bytes = flags.chunk_bytes,
+                      .writers = flags.writers,
+                      .queue_depth = flags.queue_depth,
                       .disk = nullptr,
                       .durable = {}};
   if (flags.disk_bytes_per_second > 0) workplace.disk = RateLimitedDisk::Make(flags.disk_bytes_per_second);

@@ -21,6 +21,8 @@ struct Run {
   std::uint64_t restored = 0;  ///< The step that was restored at the end.
 };
 
+/// NoSpace or ResourceExhausted, with the scale that fits, where a run needs more than there is.
+Status CheckRoom(const Flags& flags);
 /// Trains as asked, restores what was saved last, and compares. Corrupt where that is not what was saved; NoSpace and
 /// ResourceExhausted before anything is done, with the scale that fits; Unsupported where the disk profile cannot be
 /// had.

@@ -37,6 +37,9 @@ struct Workplace {
   EmulatedGpu& gpu;
   int in_flight = 2;                           ///< For who can have several checkpoints under way.
   std::uint64_t host_memory_bytes = 0;         ///< For who asks the user how much he may have.
+  std::uint64_t chunk_bytes = 4U << 20;        ///< For who copies and writes in chunks: pccheck, cairn.
+  int writers = 2;                             ///< Threads a checkpoint: pccheck.
+  int queue_depth = 8;                         ///< Writes given to the disk at once: cairn.
   std::shared_ptr<RateLimitedDisk> disk;       ///< Null: the machine's own.
   std::function<void(std::uint64_t)> durable;  ///< Told of each step that a crash can no longer lose. From any thread.
 };

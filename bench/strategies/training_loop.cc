@@ -47,6 +47,7 @@ Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock,
       stall += returned - updated;
     }
     record.stalls.push_back(stall);
+    record.ends.push_back(clock.now());
   }
   record.end = clock.now();
   if (journal != nullptr) {

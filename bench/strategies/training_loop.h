@@ -25,12 +25,14 @@ struct LoopSettings {
   double update_seconds = 0;     ///< Of it, the optimizer step: the state is being written.
   std::uint64_t every = 0;       ///< A save after each iteration that this divides. 0: none.
   std::uint64_t iterations = 0;  ///< The last one.
+  std::uint64_t warmup = 0;      ///< How many come first that Account leaves out.
   std::uint64_t first = 1;       ///< More than 1 where a restart goes on.
 };
 
 /// What happened, iteration by iteration. Seconds.
 struct LoopRecord {
   std::vector<double> stalls;  ///< By iteration: time in Save and BeforeUpdate.
+  std::vector<double> ends;    ///< By iteration.
   std::vector<SaveRecord> saves;
   double end = 0;          ///< The last iteration, and its save's call, had ended.
   double drained = 0;      ///< Everything was durable.

@@ -113,15 +113,34 @@ TEST(AccountingTest, AgeIsThatOfTheNewestDurableStepAtItsWorst) {
   const SaveRecord overtaken{.step = 2, .started = 2, .returned = 2, .durable = {}};
   const SaveRecord late{.step = 3, .started = 4, .returned = 4, .durable = 9};
 
-  EXPECT_EQ(MaxAge({}, 7), 7);
-  EXPECT_EQ(MaxAge({first}, 4), 3);                    // From the begin until it was durable.
-  EXPECT_EQ(MaxAge({first, overtaken}, 7), 6);         // At the end.
-  EXPECT_EQ(MaxAge({first, overtaken, late}, 10), 8);  // Until the late one was there.
-  EXPECT_EQ(MaxAge({first, overtaken, late}, 8), 7);   // Durable after the end: of no use in it.
+  EXPECT_EQ(MaxAge({}, 0, 7), 7);
+  EXPECT_EQ(MaxAge({first}, 0, 4), 3);                      // From the begin until it was durable.
+  EXPECT_EQ(MaxAge({first, overtaken}, 0, 7), 6);           // At the end.
+  EXPECT_EQ(MaxAge({first, overtaken, late}, 0, 10), 8);    // Until the late one was there.
+  EXPECT_EQ(MaxAge({first, overtaken, late}, 9.5, 10), 6);  // The worst was before.
+  EXPECT_EQ(MaxAge({first, overtaken, late}, 0, 8), 7);     // Durable after the end: of no use in it.
+}
+
+TEST(AccountingTest, TheWarmupIsLeftOut) {
+  LoopRecord record{.stalls = {5, 0, 1}, .ends = {6, 7, 9}, .saves = {}, .end = 9};
+  record.saves.push_back({.step = 1, .started = 1, .returned = 6, .durable = 6.5});
+  record.saves.push_back({.step = 3, .started = 8, .returned = 9, .durable = 9.5});
+  LoopSettings settings = kSettings;
+  settings.warmup = 1;
+
+  const Accounts accounts = Account(record, settings);
+
+  EXPECT_NEAR(accounts.iterations_per_second, 2 / 3.0, 1e-9);
+  EXPECT_NEAR(accounts.slowdown, 1.5, 1e-9);
+  EXPECT_EQ(accounts.stall_max, 1);
+  EXPECT_EQ(accounts.first_to_durable, 5.5);
+  EXPECT_EQ(accounts.to_durable_p50, 1.5);
+  EXPECT_EQ(accounts.age_max, 8);
 }
 
 TEST(AccountingTest, ASaveThatWasOvertakenHasNoTime) {
-  LoopRecord record{.stalls = {0, 0}, .saves = {{.step = 1, .started = 1, .returned = 1, .durable = {}}}, .end = 2};
+  LoopRecord record{
+      .stalls = {0, 0}, .ends = {1, 2}, .saves = {{.step = 1, .started = 1, .returned = 1, .durable = {}}}, .end = 2};
   record.saves.push_back({.step = 2, .started = 2, .returned = 2, .durable = 2.5});
 
   const Accounts accounts = Account(record, kSettings);
