@@ -30,3 +30,9 @@ pip_beside() {
   "$(cairn_python)" -m pip install -q --disable-pip-version-check --upgrade --target "$folder" "$@" || return 1
   printf '%s\n' "$*" > "$stamp"
 }
+
+# What draws the figures; numpy is torch's.
+figure_tools() {
+  pip_beside build/python/figure-tools --no-deps matplotlib==3.11.2 contourpy cycler fonttools kiwisolver packaging \
+    pillow==13.0.0 pyparsing python-dateutil six
+}

@@ -43,6 +43,10 @@ Result<Flags> Resolve(Flags flags) {
     return Error(StatusCode::kInvalidArgument, "--update-seconds: expected 0 to the iteration's {}, found {}",
                  flags.iteration_seconds * flags.scale, flags.update_seconds);
   }
+  if (flags.again != 0 && flags.again >= flags.every) {
+    return Error(StatusCode::kInvalidArgument, "--again: expected less than the {} of --every, found {}", flags.every,
+                 flags.again);
+  }
   if (flags.warmup >= flags.iterations) {
     return Error(StatusCode::kInvalidArgument, "--warmup: expected less than the {} iterations, found {}",
                  flags.iterations, flags.warmup);
@@ -88,6 +92,8 @@ Result<Flags> ParseFlags(int argc, char** argv) {
   app.add_option("--iteration-seconds", flags.iteration_seconds, "time of an iteration without checkpoints")
       ->capture_default_str();
   app.add_option("--every", flags.every, "iterations between checkpoints")->capture_default_str();
+  app.add_option("--again", flags.again, "a second checkpoint so many iterations after each; 0: none")
+      ->capture_default_str();
   app.add_option("--iterations", flags.iterations)->capture_default_str();
   app.add_option("--warmup", flags.warmup, "iterations of these that come first and are not counted")
       ->capture_default_str();

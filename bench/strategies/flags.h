@@ -18,6 +18,7 @@ struct Flags {
   std::uint64_t tensors = 597;
   double iteration_seconds = 0.5;
   std::uint64_t every = 4;
+  std::uint64_t again = 0;
   std::uint64_t iterations = 40;
   std::uint64_t warmup = 0;  ///< Of the iterations; they are not counted.
   int in_flight = 2;

@@ -1,7 +1,7 @@
 // One run of a paced training with one checkpointing strategy: a row of CSV that says what the checkpoints cost.
 //
 //   build/release/bin/bench_training --strategy none|sync|checkfreq|gpm|pccheck|cairn --dir DIR [--state-bytes N]
-//       [--tensors N] [--iteration-seconds T] [--every N] [--iterations N] [--warmup N] [--in-flight N]
+//       [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N] [--in-flight N]
 //       [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
 //       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--pcie-bytes-per-second R]
 //       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--resume] [--journal FILE] [--csv FILE]
@@ -65,6 +65,7 @@ CsvRow MakeRow(const Run& run) {
   row.Add("tensors", flags.tensors);
   row.Add("iteration_seconds", flags.iteration_seconds);
   row.Add("every", flags.every);
+  row.Add("again", flags.again);
   row.Add("iterations", flags.iterations);
   row.Add("warmup", flags.warmup);
   row.Add("in_flight", flags.in_flight);

@@ -144,6 +144,7 @@ Result<Run> Train(const Flags& flags) {
   run.loop = {.iteration_seconds = flags.iteration_seconds,
               .update_seconds = flags.update_seconds,
               .every = run.kind.checkpoints_on_disk(1) == 0 ? 0 : flags.every,
+              .again = flags.again,
               .iterations = flags.iterations,
               .warmup = flags.warmup};
   Workplace workplace{.directory = directory->path(),

@@ -19,6 +19,12 @@ LoopClock RealClock() {
               }};
 }
 
+bool SavesAfter(const LoopSettings& settings, std::uint64_t step) {
+  if (settings.every == 0 || step < settings.every) return false;
+  const std::uint64_t past = step % settings.every;
+  return past == 0 || past == settings.again;
+}
+
 Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock, TrainingState& state,
                            Strategy& strategy, SaveLog& log, const Journal* journal) {
   LoopRecord record;
@@ -38,7 +44,7 @@ Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock,
     record.update_late += std::max(0.0, updated - updating - settings.update_seconds);
 
     double stall = updating - fenced;
-    if (settings.every != 0 && step % settings.every == 0) {
+    if (SavesAfter(settings, step)) {
       log.Started(step, updated);
       if (journal != nullptr) journal->Save(step);
       CAIRN_RETURN_IF_ERROR(strategy.Save(step));

@@ -24,6 +24,7 @@ struct LoopSettings {
   double iteration_seconds = 0;  ///< Of one iteration that nothing holds up.
   double update_seconds = 0;     ///< Of it, the optimizer step: the state is being written.
   std::uint64_t every = 0;       ///< A save after each iteration that this divides. 0: none.
+  std::uint64_t again = 0;       ///< And one so many iterations after each of these. 0: none.
   std::uint64_t iterations = 0;  ///< The last one.
   std::uint64_t warmup = 0;      ///< How many come first that Account leaves out.
   std::uint64_t first = 1;       ///< More than 1 where a restart goes on.
@@ -38,6 +39,9 @@ struct LoopRecord {
   double drained = 0;      ///< Everything was durable.
   double update_late = 0;  ///< By how much optimizer steps were longer than update_seconds, in all.
 };
+
+/// Whether the iteration is followed by a save.
+[[nodiscard]] bool SavesAfter(const LoopSettings& settings, std::uint64_t step);
 
 /// Trains: each iteration is paced (forward and backward, which only read the state, wait for a deadline), asks the
 /// strategy whether the state may be overwritten, and rewrites it for real. Then drains.

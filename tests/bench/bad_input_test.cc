@@ -46,7 +46,7 @@ TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
 
   EXPECT_EQ(run.code, 0);
   EXPECT_THAT(run.output, StartsWith("strategy,model,disk,state_bytes,"));
-  EXPECT_THAT(run.output, HasSubstr("\nsync,custom,machine,5001216,5,0.05,2,5,0,"));
+  EXPECT_THAT(run.output, HasSubstr("\nsync,custom,machine,5001216,5,0.05,2,0,5,0,"));
   EXPECT_THAT(run.output, HasSubstr(",4,0."));  // The restored step, and the saves' times.
   EXPECT_GT(std::filesystem::file_size(directory / "runs.csv"), 0U);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);  // Nothing else is left.
@@ -143,6 +143,7 @@ TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
   EXPECT_THAT(refused([](Flags& f) { f.iterations = 0; }), HasSubstr("--iterations"));
   EXPECT_THAT(refused([](Flags& f) { f.every = 0; }), HasSubstr("--every"));
   EXPECT_THAT(refused([](Flags& f) { f.every = 41; }), HasSubstr("--every"));
+  EXPECT_THAT(refused([](Flags& f) { f.again = 4; }), HasSubstr("--again"));
   EXPECT_THAT(refused([](Flags& f) { f.warmup = 40; }), HasSubstr("--warmup"));
   EXPECT_THAT(refused([](Flags& f) { f.chunk_bytes = 5000; }), HasSubstr("--chunk-bytes"));
   EXPECT_THAT(refused([](Flags& f) { f.writers = 0; }), HasSubstr("--writers"));

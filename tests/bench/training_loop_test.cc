@@ -87,6 +87,18 @@ TEST(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
   EXPECT_NEAR(accounts.age_max, 3.25, 1e-9);
 }
 
+TEST(TrainingLoopTest, SavesAgainShortlyAfter) {
+  const LoopSettings settings{.every = 5, .again = 2};
+  std::vector<std::uint64_t> saved;
+
+  for (std::uint64_t step = 1; step <= 12; ++step) {
+    if (SavesAfter(settings, step)) saved.push_back(step);
+  }
+
+  EXPECT_EQ(saved, (std::vector<std::uint64_t>{5, 7, 10, 12}));
+  EXPECT_FALSE(SavesAfter({.every = 0}, 3));
+}
+
 TEST(TrainingLoopTest, AFailedSaveEndsTheRun) {
   FakeTime time;
   SaveLog log;

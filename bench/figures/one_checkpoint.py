@@ -1,0 +1,92 @@
+"""Figure 11: time of one checkpoint, from the call of Save until a crash can no longer lose it, against its size.
+
+Nothing else is under way: each save has become durable before the next. The first one is told apart in the CSV
+(first_to_durable_s); drawn is the median of the steady ones, with the range of the repetitions.
+"""
+
+import os
+
+from runs import (
+    ROOT,
+    STRATEGIES,
+    bench_training,
+    grouped,
+    measure,
+    numbers,
+    parser,
+    positive,
+    read_table,
+    some_of,
+)
+
+SIZES = [10, 32, 100, 320, 1000, 3200, 10000]
+SLOWEST = 0.25e9  # Bytes per second: the pace leaves any strategy time enough.
+SAVES = 5
+POOL = 2 << 30  # Of pinned memory, for those that need not hold all of the state.
+
+
+def parse(arguments):
+    options = parser("11", __doc__, repetitions=3)
+    options.add_argument("--strategies", type=some_of(STRATEGIES), default=list(STRATEGIES), help="by comma")
+    options.add_argument("--megabytes", type=numbers(least=1), default=SIZES, help="sizes of the state, by comma")
+    options.add_argument("--scale", type=positive(float), default=1, help="of the sizes")
+    args = options.parse_args(arguments)
+    args.output = args.output or os.path.join(ROOT, "bench/results/figure-11")
+    return args
+
+
+def run(args):
+    if not args.draw:
+        code = measure(args, plan(args), one)
+        if code != 0:
+            return code
+    draw(args)
+    return 0
+
+
+def plan(args):
+    entries = []
+    for size in sorted(args.megabytes, reverse=True):  # What does not fit is said first.
+        for repetition in range(args.repetitions):
+            state = size * 1e6 * args.scale
+            rate = min(SLOWEST, args.disk_bytes_per_second / 2 or SLOWEST)
+            options = {
+                "state_bytes": int(size * 1e6),
+                "scale": args.scale,
+                "tensors": 597 if state > 1e6 else 1,
+                "iteration_seconds": max(0.05, state / rate) / args.scale,
+                "host_memory_bytes": int(min(2 * size * 1e6, POOL / args.scale)),
+                "every": 1,
+                "iterations": SAVES + 1,
+                "warmup": 1,
+            }
+            for strategy in args.strategies:
+                entries.append({"strategy": strategy, "options": options,
+                                "labels": {"megabytes": size, "repetition": repetition}})  # fmt: skip
+    return entries
+
+
+def one(args, entry):
+    return bench_training(args, entry["strategy"], **entry["options"])
+
+
+def draw(args):
+    import plots  # Here: the rest runs where matplotlib is not installed yet.
+
+    head, rows = read_table(args.output + ".csv")
+    figure, (times, rates) = plots.pyplot.subplots(1, 2, figsize=(8, 3.9))
+    for (strategy,), group in grouped(rows, "strategy").items():
+        seconds, speeds = {}, {}
+        for row in group:
+            megabytes = row["state_bytes"] / 1e6
+            seconds.setdefault(megabytes, []).append(row["to_durable_p50_s"])
+            speeds.setdefault(megabytes, []).append(row["state_bytes"] / row["to_durable_p50_s"] / 1e9)
+        plots.line(times, strategy, seconds)
+        plots.line(rates, strategy, speeds)
+    for axes, name in ((times, "time to durable (s)"), (rates, "state / time to durable (GB/s)")):
+        axes.set_xscale("log")
+        axes.set_xlabel("size of the checkpoint (MB)")
+        axes.set_ylabel(name)
+    times.set_yscale("log")
+    rates.set_ylim(bottom=0)
+    plots.save(figure, args.output + ".png", "Time of one checkpoint", head)

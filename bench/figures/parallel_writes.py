@@ -1,0 +1,88 @@
+"""Figure 13: time of one checkpoint against what writes it: PCcheck's threads a checkpoint, Cairn's queue depth and chunk.
+
+Nothing else is under way. Cairn's line is drawn for each chunk size.
+"""
+
+import os
+
+from runs import ROOT, bench_training, grouped, measure, middle, numbers, parser, positive, read_table
+
+PARALLEL = [1, 2, 3, 4, 8, 16]
+CHUNKS = [1, 4, 16]
+MOST_THREADS = 4
+SAVES = 5
+POOL = 1 << 30
+
+
+def parse(arguments):
+    options = parser("13", __doc__, repetitions=3)
+    options.add_argument("--parallel", type=numbers(least=1), default=PARALLEL, help="threads and depths, by comma")
+    options.add_argument("--chunks", type=numbers(least=1), default=CHUNKS, help="of Cairn, in MiB, by comma")
+    options.add_argument("--megabytes", type=positive(int), default=1000, help="size of the state; default 1000")
+    options.add_argument("--scale", type=positive(float), default=1, help="of the size")
+    args = options.parse_args(arguments)
+    args.output = args.output or os.path.join(ROOT, "bench/results/figure-13")
+    return args
+
+
+def run(args):
+    if not args.draw:
+        code = measure(args, plan(args), one)
+        if code != 0:
+            return code
+    draw(args)
+    return 0
+
+
+def plan(args):
+    options = {
+        "state_bytes": args.megabytes * 1_000_000,
+        "scale": args.scale,
+        "iteration_seconds": max(0.05, args.megabytes * args.scale / 250) / args.scale,
+        "host_memory_bytes": int(POOL / args.scale),
+        "every": 1,
+        "iterations": SAVES + 1,
+        "warmup": 1,
+    }
+    entries = []
+    for repetition in range(args.repetitions):
+        labels = {"repetition": repetition}
+        for parallel in args.parallel:
+            if parallel <= MOST_THREADS:
+                entries.append({"strategy": "pccheck", "options": {**options, "writers": parallel}, "labels": labels})
+            for chunk in args.chunks:
+                entries.append({"strategy": "cairn", "labels": labels,
+                                "options": {**options, "queue_depth": parallel, "chunk_bytes": chunk << 20}})  # fmt: skip
+    return entries
+
+
+def one(args, entry):
+    return bench_training(args, entry["strategy"], **entry["options"])
+
+
+def draw(args):
+    import plots  # Here: the rest runs where matplotlib is not installed yet.
+
+    head, rows = read_table(args.output + ".csv")
+    figure, axes = plots.pyplot.subplots(figsize=(6, 3.9))
+    for (strategy, chunk), group in sorted(grouped(rows, "strategy", "chunk_bytes").items()):
+        points = {}
+        for row in group:
+            parallel = row["writers"] if strategy == "pccheck" else row["queue_depth"]
+            points.setdefault(parallel, []).append(row["to_durable_p50_s"])
+        mebibytes = chunk / (1 << 20)
+        label = "PCcheck: threads" if strategy == "pccheck" else f"Cairn: queue depth, {mebibytes:.0f} MiB chunks"
+        looks = dict(plots.LOOKS[strategy])
+        if strategy == "cairn":
+            looks["marker"] = {1: "v", 4: "o", 16: "^"}.get(mebibytes, "x")
+            looks["linestyle"] = {1: ":", 4: "-", 16: "--"}.get(mebibytes, "-.")
+        xs = sorted(points)
+        found = [middle(points[x]) for x in xs]
+        bars = [[m - low for m, low, _ in found], [high - m for m, _, high in found]]
+        axes.errorbar(xs, [m for m, _, _ in found], bars, label=label, **looks)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("threads, or writes given to the disk at once")
+    axes.set_ylabel("time to durable (s)")
+    plots.save(figure, args.output + ".png", f"One checkpoint of {rows[0]['state_bytes'] / 1e9:.2f} GB", head)

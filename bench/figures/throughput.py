@@ -1,0 +1,115 @@
+"""Figure 8: iterations per second against the checkpoint interval, per model and strategy.
+
+For each model, interval and repetition one run without checkpoints and one of each strategy follow one another, so that
+a strategy is compared with its neighbour in time. The first checkpoints (as many as can be in flight) are not counted.
+"""
+
+import os
+
+from runs import (
+    MODELS,
+    ROOT,
+    STRATEGIES,
+    bench_training,
+    grouped,
+    measure,
+    middle,
+    numbers,
+    parser,
+    positive,
+    read_table,
+    some_of,
+)
+
+INTERVALS = [1, 10, 25, 50, 75, 100]
+LEAST = 24  # Iterations that are counted, at least.
+
+
+def parse(arguments):
+    options = parser("8", __doc__)
+    options.add_argument("--models", type=some_of(MODELS), default=list(MODELS), help="by comma")
+    options.add_argument("--strategies", type=some_of(STRATEGIES), default=list(STRATEGIES), help="by comma")
+    options.add_argument("--intervals", type=numbers(least=1), default=INTERVALS, help="iterations, by comma")
+    options.add_argument(
+        "--scale", type=positive(float), default=1 / 16, help="of state, memory and time; default 1/16"
+    )
+    args = options.parse_args(arguments)
+    args.output = args.output or os.path.join(ROOT, "bench/results/figure-8")
+    return args
+
+
+def run(args):
+    if not args.draw:
+        code = measure(args, plan(args), one)
+        if code != 0:
+            return code
+    draw(args)
+    return 0
+
+
+def plan(args):
+    entries = []
+    for model in args.models:
+        for repetition in range(args.repetitions):
+            for interval in args.intervals:
+                warmup = max(interval, 4)
+                options = {
+                    "model": model,
+                    "scale": args.scale,
+                    "every": interval,
+                    "warmup": warmup,
+                    "iterations": warmup + max(LEAST, 2 * interval),
+                }
+                for strategy in ("none", *args.strategies):
+                    labels = {"repetition": repetition, "interval": interval}
+                    entries.append({"strategy": strategy, "options": options, "labels": {**labels, "of": model}})
+    return entries
+
+
+def one(args, entry):
+    return bench_training(args, entry["strategy"], **entry["options"])
+
+
+def slowdowns(rows):
+    """{(model, interval, strategy): [...]}: of each run, to its neighbour without checkpoints."""
+    found = {}
+    for neighbours in grouped(rows, "model", "interval", "repetition").values():
+        ideal = next(row["iterations_per_second"] for row in neighbours if row["strategy"] == "none")
+        for row in neighbours:
+            key = row["model"], row["interval"], row["strategy"]
+            found.setdefault(key, []).append(ideal / row["iterations_per_second"])
+    return found
+
+
+def draw(args):
+    import plots  # Here: the rest runs where matplotlib is not installed yet.
+
+    head, rows = read_table(args.output + ".csv")
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    figure, panels = plots.pyplot.subplots(
+        -(-len(models) // 2), min(2, len(models)), figsize=(8, 2.9 * -(-len(models) // 2) + 1), squeeze=False
+    )
+    for axes, model in zip(panels.flat, models):
+        mine = [row for row in rows if row["model"] == model]
+        state, seconds = mine[0]["state_bytes"] / 1e9, mine[0]["iteration_seconds"]
+        for (strategy,), group in grouped(mine, "strategy").items():
+            points = {}
+            for row in group:
+                points.setdefault(row["interval"], []).append(row["iterations_per_second"])
+            plots.line(axes, strategy, points)
+        axes.set_title(f"{model}: {state:.2f} GB, {1000 * seconds:.0f} ms an iteration")
+        axes.set_xlabel("checkpoint interval (iterations)")
+        axes.set_ylabel("throughput (iterations/s)")
+        axes.set_xscale("log")
+        axes.set_xticks(sorted({row["interval"] for row in mine}))
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.xaxis.set_minor_locator(plots.matplotlib.ticker.NullLocator())
+        axes.set_ylim(bottom=0)
+    for axes in list(panels.flat)[len(models) :]:
+        axes.axis("off")
+    plots.save(figure, args.output + ".png", "Throughput against checkpoint interval", head)
+    for (model, interval, strategy), values in sorted(slowdowns(rows).items(), key=str):
+        if strategy != "none":
+            median, low, high = middle(values)
+            print(f"{model:15} every {interval:3.0f} {strategy:10} slowdown {100 * (median - 1):8.2f} % "
+                  f"[{100 * (low - 1):.2f}, {100 * (high - 1):.2f}]")  # fmt: skip

@@ -1,0 +1,101 @@
+"""scripts/figures: what it refuses, what an interrupted one leaves, and a small figure whole."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "bench/figures/main.py"
+SMALL = ("--scale", "0.01", "--models", "bert", "--strategies", "sync,cairn", "--intervals", "5")
+
+pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.skipif(not (ROOT / "build/release/bin/bench_training").exists(), reason="no bench_training")
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-B", str(PROGRAM), *map(str, arguments)]
+
+
+def figures(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), check=False, text=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("10",), 'unknown figure "10"; there are 8, 9, 11, 12, 13, age, stalls, memory'),
+        ((), "which figure?"),
+        (("8", "--strategies", "cairn,slow"), "unknown slow; there are sync, checkfreq, gpm, gemini, pccheck, cairn"),
+        (("8", "--models", "gpt"), "unknown gpt; there are vgg16"),
+        (("8", "--intervals", "0,10"), "expected numbers of at least 1, found 0,10"),
+        (("8", "--scale", "-1"), "expected more than 0, found -1"),
+        (("8", "--repetitions", "0"), "expected more than 0, found 0"),
+        (("age", "--interval", "300"), "--interval 300: expected at most the 250 iterations"),
+        (("8", "--draw", "--output", "nowhere/figure"), "there is no such file"),
+    ],
+)
+def test_bad_input_is_refused_by_name(arguments: tuple[str, ...], why: str) -> None:
+    ran = figures(*arguments)
+    assert ran.returncode != 0 and why in ran.stderr, ran.stderr
+
+
+def test_too_large_a_scale_is_refused_before_any_run_with_one_that_fits(tmp_path: Path) -> None:
+    output = tmp_path / "figure"
+    ran = figures("8", *SMALL, "--scale", "100000", "--dir", tmp_path, "--output", output)
+    assert ran.returncode == 2 and "would fit" in ran.stderr, ran.stderr
+    assert "1/" not in ran.stdout and not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_figure_keeps_its_rows_and_says_so(tmp_path: Path) -> None:
+    output = tmp_path / "figure"
+    arguments = ("8", *SMALL, "--repetitions", 9, "--dir", tmp_path, "--output", output)
+    with subprocess.Popen(command(*arguments), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("3/27"):
+                break
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+
+    assert process.returncode == 130 and "interrupted after 2 of 27 runs" in said, said
+    lines = (tmp_path / "figure.csv").read_text().splitlines()
+    assert "# partial: 2 of 27 runs" in lines
+    assert len([line for line in lines if not line.startswith("#")]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.csv"], "something of the run is left behind"
+
+
+def test_a_figure_is_a_table_that_says_what_is_emulated_and_a_picture(tmp_path: Path) -> None:
+    output = tmp_path / "figure"
+    ran = figures("8", *SMALL, "--dir", tmp_path, "--output", output)
+
+    assert ran.returncode == 0, ran.stderr
+    head = [line for line in (tmp_path / "figure.csv").read_text().splitlines() if line.startswith("#")]
+    assert head[-1] == "# complete" and any("emulated: GPU (host memory" in line for line in head)
+    assert "scripts/figures 8" in head[0] and "commit" in head[1] and str(ROOT) not in "".join(head)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "cairn      slowdown" in ran.stdout
+
+
+@pytest.mark.parametrize("name", ["age", "stalls", "memory"])
+def test_what_goes_on_over_time_is_drawn_from_the_journal(tmp_path: Path, name: str) -> None:
+    output = tmp_path / name
+    shape = ("--strategies", "sync,cairn", "--scale", "0.01", "--interval", "5", "--iterations", "30")
+    ran = figures(name, *shape, "--dir", tmp_path, "--output", output)
+
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / f"{name}.png").exists()
+    assert figures(name, "--draw", "--output", output).returncode == 0
+
+
+def test_pairs_of_checkpoints_are_set_by_the_time_of_one(tmp_path: Path) -> None:
+    output = tmp_path / "figure"
+    shape = ("--scale", "0.05", "--intervals", "40", "--in-flight", "2", "--disk-bytes-per-second", "300000000")
+    ran = figures("12", *shape, "--strategies", "cairn", "--dir", tmp_path, "--output", output)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "cairn    pairs, 2 in flight: age / (Tw + interval)" in ran.stdout
