@@ -1,0 +1,77 @@
+// Crc32c, which every byte of a checkpoint passes through.
+//
+//   build/release/bin/bench_micro --benchmark_filter=checksum
+//
+// Peers: over a block that is in the cache, as the engine sums up, the CRC of a table (ISA-L's own fallback) and the
+// processor's crc32 instruction, one after the other; over memory that is not, the sum of its words: what reading it
+// takes.
+#include <isa-l/crc.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "bench/micro/pair.h"
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace cairn::bench {
+namespace {
+
+using Words = std::vector<std::uint64_t>;
+
+std::shared_ptr<Words> MakeWords(std::size_t bytes) {
+  auto words = std::make_shared<Words>(bytes / sizeof(std::uint64_t));
+  for (std::size_t i = 0; i < words->size(); ++i) (*words)[i] = i * 0x9e3779b97f4a7c15U;
+  return words;
+}
+
+std::uint32_t OfTable(const Words& words) {
+  auto* data = const_cast<unsigned char*>(reinterpret_cast<const unsigned char*>(words.data()));
+  return ~crc32_iscsi_base(data, static_cast<int>(words.size() * sizeof(std::uint64_t)), ~0U);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) std::uint32_t OfInstruction(const Words& words) {
+  std::uint64_t crc = ~0U;
+  for (const std::uint64_t word : words) crc = _mm_crc32_u64(crc, word);
+  return ~static_cast<std::uint32_t>(crc);
+}
+#endif
+
+template <typename Peer>
+Pair SumUp(std::size_t bytes, int times, Peer peer, bool same) {
+  const auto words = MakeWords(bytes);
+  const auto cairn = [words] { return Crc32c(std::as_bytes(std::span(*words))); };
+  Expect(!same || cairn() == peer(*words), "checksum: the peer computes another");
+  return {.cairn = Timed([cairn] { benchmark::DoNotOptimize(cairn()); }, times),
+          .peer = Timed([words, peer] { benchmark::DoNotOptimize(peer(*words)); }, times)};
+}
+
+}  // namespace
+
+void AddChecksum(const Settings& settings) {
+  const std::size_t block = kChecksumBlock;
+  AddPair(settings, "checksum/warm_1MiB_of_table", "the table's CRC32C", 0.1, 10,
+          [block] { return SumUp(block, 4, OfTable, /*same=*/true); });
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("sse4.2") != 0) {
+    AddPair(settings, "checksum/warm_1MiB_of_instruction", "the crc32 instruction, in one chain", 1, 100,
+            [block] { return SumUp(block, 4, OfInstruction, /*same=*/true); });
+  }
+#endif
+  const std::size_t cold = settings.Sized(256U << 20, block);
+  AddPair(settings, "checksum/cold_of_reading", "the sum of the words", 1, 10, [cold] {
+    return SumUp(
+        cold, 1, [](const Words& words) { return std::accumulate(words.begin(), words.end(), std::uint64_t{0}); },
+        /*same=*/false);
+  });
+}
+
+}  // namespace cairn::bench

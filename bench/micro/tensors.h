@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "format/shard_header.h"
+
+namespace cairn::bench {
+
+/// The i-th tensor of a model as transformers and Adam name them: a weight, and behind it its two moments.
+[[nodiscard]] std::string TensorName(std::size_t i);
+
+/// The header of a shard with so many tensors of 12 KiB each, checksums included.
+[[nodiscard]] ShardHeader HeaderOf(std::size_t tensors);
+
+}  // namespace cairn::bench
