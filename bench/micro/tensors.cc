@@ -16,10 +16,10 @@ constexpr std::int64_t kColumns = 1024;
 std::string TensorName(std::size_t i) {
   constexpr std::array<const char*, 4> kModules{"self_attn.q_proj", "self_attn.out_proj", "mlp.up_proj",
                                                 "mlp.down_proj"};
-  constexpr std::array<const char*, 3> kKinds{"", ".exp_avg", ".exp_avg_sq"};
-  const std::size_t module = i / kKinds.size();
+  constexpr std::array<const char*, kKinds> kSuffixes{"", ".exp_avg", ".exp_avg_sq"};
+  const std::size_t module = i / kKinds;
   return "model.layers." + std::to_string(module / kModules.size()) + "." + kModules[module % kModules.size()] +
-         ".weight" + kKinds[i % kKinds.size()];
+         ".weight" + kSuffixes[i % kKinds];
 }
 
 ShardHeader HeaderOf(std::size_t tensors) {

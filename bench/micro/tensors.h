@@ -7,7 +7,9 @@
 
 namespace cairn::bench {
 
-/// The i-th tensor of a model as transformers and Adam name them: a weight, and behind it its two moments.
+/// A weight and its two moments.
+inline constexpr std::size_t kKinds = 3;
+/// The i-th tensor of a model as transformers and Adam name them: a weight, its moments, the next weight.
 [[nodiscard]] std::string TensorName(std::size_t i);
 
 /// The header of a shard with so many tensors of 12 KiB each, checksums included.

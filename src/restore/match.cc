@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <unordered_map>
@@ -17,14 +18,9 @@ namespace {
 // Where a name's bytes are.
 struct Candidate {
   std::string_view name;
-  bool foreign = true;  // Not this rank's own shard: sorts behind it.
   std::uint32_t shard = 0;
   const ShardTensor* tensor = nullptr;
 };
-
-bool ComesBefore(const Candidate& a, const Candidate& b) {
-  return std::tie(a.name, a.foreign, a.shard) < std::tie(b.name, b.foreign, b.shard);
-}
 
 // The first few mismatches in full, the others counted: a state of another model has thousands.
 class Mismatches {
@@ -65,32 +61,49 @@ const std::vector<std::int64_t>& GlobalShape(const std::vector<std::int64_t>& sh
   return part ? part->global_shape : shape;
 }
 
-std::vector<Candidate> IndexShards(std::span<const SavedShard> shards, std::uint64_t rank) {
-  std::vector<Candidate> index;
-  for (std::uint32_t s = 0; s < shards.size(); ++s) {
-    const ShardHeader& header = *shards[s].header;
-    const bool foreign = !header.cairn || header.shard != rank;
-    std::unordered_map<std::string_view, const ShardTensor*> holders;
-    for (const ShardTensor& tensor : header.tensors) {
-      index.push_back({tensor.name, foreign, s, &tensor});
-      if (!header.aliases.empty()) holders.emplace(tensor.name, &tensor);
-    }
-    for (const auto& [alias, holder] : header.aliases) {
-      index.push_back({alias, foreign, s, holders.at(holder)});
+// Every name of the shards, those of the rank's own shard first, then by shard: the order to choose in.
+std::vector<Candidate> ListNames(std::span<const SavedShard> shards, std::uint64_t rank) {
+  std::vector<Candidate> names;
+  for (const bool own : {true, false}) {
+    for (std::uint32_t s = 0; s < shards.size(); ++s) {
+      const ShardHeader& header = *shards[s].header;
+      if ((header.cairn && header.shard == rank) != own) continue;
+      std::unordered_map<std::string_view, const ShardTensor*> holders;
+      for (const ShardTensor& tensor : header.tensors) {
+        names.push_back({tensor.name, s, &tensor});
+        if (!header.aliases.empty()) holders.emplace(tensor.name, &tensor);
+      }
+      for (const auto& [alias, holder] : header.aliases) names.push_back({alias, s, holders.at(holder)});
     }
   }
-  std::sort(index.begin(), index.end(), ComesBefore);
-  return index;
+  return names;
 }
 
-std::span<const Candidate> FindName(const std::vector<Candidate>& index, std::string_view name) {
-  struct Less {
-    bool operator()(const Candidate& c, std::string_view n) const { return c.name < n; }
-    bool operator()(std::string_view n, const Candidate& c) const { return n < c.name; }
-  };
-  const auto [first, last] = std::equal_range(index.begin(), index.end(), name, Less{});
-  return {first, last};
-}
+// Of each entry of the table the candidates of its name, in the list's order. Grouped by counting: to sort the names
+// and search among them for each entry took longer than all the rest of the matching.
+class ByEntry {
+ public:
+  ByEntry(const std::vector<Candidate>& names, const TensorTable& table) : begin_(table.size() + 1) {
+    std::vector<std::optional<std::uint32_t>> entries;
+    for (const Candidate& c : names) {
+      entries.push_back(table.Find(c.name));
+      if (entries.back()) ++begin_[*entries.back()];
+    }
+    std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
+    candidates_.resize(begin_.back());
+    for (std::size_t i = names.size(); i-- > 0;) {
+      if (entries[i]) candidates_[--begin_[*entries[i]]] = names[i];
+    }
+  }
+
+  std::span<const Candidate> operator[](std::uint32_t entry) const {
+    return std::span(candidates_).subspan(begin_[entry], begin_[entry + 1] - begin_[entry]);
+  }
+
+ private:
+  std::vector<std::size_t> begin_;  // Each entry's first, and the end.
+  std::vector<Candidate> candidates_;
+};
 
 // Logical tensors as the shards hold them, in pieces; each is put together when the first entry wants it.
 class LogicalTensors {
@@ -102,20 +115,25 @@ class LogicalTensors {
     bool reported = false;             // Its overlap is among the mismatches.
   };
 
-  explicit LogicalTensors(const std::vector<Candidate>& by_name) : by_name_(by_name) {}
+  explicit LogicalTensors(const std::vector<Candidate>& names) : names_(names) {}
 
   Logical& Find(std::string_view name) {
     if (index_.empty()) {
-      index_ = by_name_;
+      index_ = names_;
       for (Candidate& c : index_) c.name = LogicalName(c.name, c.tensor->part);
       std::stable_sort(index_.begin(), index_.end(), ComesBefore);
     }
     const auto [it, fresh] = logical_.try_emplace(name);
-    if (fresh) Load(it->second, FindName(index_, name));
+    if (fresh) {
+      const auto [first, last] = std::equal_range(index_.begin(), index_.end(), Candidate{.name = name}, ComesBefore);
+      Load(it->second, {first, last});
+    }
     return it->second;
   }
 
  private:
+  static bool ComesBefore(const Candidate& a, const Candidate& b) { return a.name < b.name; }
+
   static void Load(Logical& logical, std::span<const Candidate> found) {
     std::vector<SavedPiece> pieces;
     pieces.reserve(found.size());
@@ -132,7 +150,7 @@ class LogicalTensors {
     logical.pieces.emplace(std::move(pieces));
   }
 
-  const std::vector<Candidate>& by_name_;
+  const std::vector<Candidate>& names_;
   std::vector<Candidate> index_;  // By logical name.
   std::unordered_map<std::string_view, Logical> logical_;
 };
@@ -214,13 +232,13 @@ void MarkSharedMemory(std::vector<std::vector<PlannedCopy>>& copies) {
 class Matcher {
  public:
   Matcher(std::span<const SavedShard> shards, std::uint64_t rank, const TensorTable& table, bool allow_missing)
-      : shards_(shards), table_(table), allow_missing_(allow_missing), index_(IndexShards(shards, rank)) {
+      : shards_(shards), table_(table), allow_missing_(allow_missing), names_(ListNames(shards, rank)) {
     matched_.copies.resize(shards.size());
   }
 
   void Match(std::uint32_t i) {
     const TensorEntry& entry = table_[i];
-    const std::span<const Candidate> named = FindName(index_, entry.name);
+    const std::span<const Candidate> named = named_[i];
     const auto same_part =
         std::find_if(named.begin(), named.end(), [&](const Candidate& c) { return c.tensor->part == entry.part; });
     if (same_part != named.end()) {
@@ -334,8 +352,9 @@ class Matcher {
   const std::span<const SavedShard> shards_;
   const TensorTable& table_;
   const bool allow_missing_;
-  const std::vector<Candidate> index_;
-  LogicalTensors logical_{index_};
+  const std::vector<Candidate> names_;
+  const ByEntry named_{names_, table_};
+  LogicalTensors logical_{names_};
   std::unordered_map<std::uint32_t, Source> by_holder_;
   Mismatches mismatches_;
   MatchedTensors matched_;
