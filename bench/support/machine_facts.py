@@ -1,0 +1,24 @@
+"""What a result was measured on: for the head of its CSV, and for whoever compares two of them."""
+
+import os
+import platform
+import subprocess
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def machine(directory):
+    """Cores, processor, kernel, and the filesystem that `directory` is on, in one line."""
+    with open("/proc/cpuinfo") as file:
+        models = {line.split(":", 1)[1].strip() for line in file if line.startswith("model name")}
+    model = " and ".join(sorted(models)) or platform.machine()
+    stat = ["stat", "-f", "-c", "%T", directory]
+    filesystem = subprocess.run(stat, capture_output=True, text=True, check=True).stdout
+    return f"{len(os.sched_getaffinity(0))} cores, {model}; Linux {platform.release()}; {filesystem.strip()}"
+
+
+def commit():
+    """The commit that is checked out, and whether something was changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=7"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return ran.stdout.strip() if ran.returncode == 0 else "no git checkout"
