@@ -41,6 +41,8 @@ using namespace literals;
 
 constexpr std::uint64_t kDataBytes = 1_MiB;
 
+double Since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
 struct Free {
   void operator()(std::byte* memory) const { std::free(memory); }
 };
@@ -97,7 +99,7 @@ class BareCommit {
   }
 
   void Report(benchmark::UserCounters& counters) const {
-    for (const auto& [operation, seconds] : seconds_) counters[operation] = Median(seconds);
+    for (const auto& [operation, seconds] : seconds_) counters["peer " + operation] = Median(seconds);
   }
 
  private:
@@ -108,8 +110,6 @@ class BareCommit {
     Expect(fd.valid(), "commit: cannot open " + path);
     return fd;
   }
-  static double Since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
   Clock::time_point Begin() { return last_ = Clock::now(); }
   void Did(const char* operation, std::int64_t result) {
     Expect(result >= 0, std::string("commit: ") + operation + " failed");
@@ -155,6 +155,42 @@ class BareCommit {
   std::map<std::string, std::vector<double>> seconds_;
 };
 
+// Notes how long each operation between Begin and End took, from Submit to its completion: the n-th of its kind.
+class TimedQueue final : public IoQueue {
+ public:
+  explicit TimedQueue(std::unique_ptr<IoQueue> inner) : inner_(std::move(inner)) {}
+
+  void Begin() {
+    timing_ = true;
+    counts_.clear();
+  }
+  void End() { timing_ = false; }
+  void Report(benchmark::UserCounters& counters) const {
+    for (const auto& [operation, seconds] : seconds_) counters["cairn " + operation] = Median(seconds);
+  }
+
+  void Submit(IoRequest request, IoDone done) override {
+    if (!timing_) return inner_->Submit(std::move(request), std::move(done));
+    const std::string kind = IoOpName(request.op);
+    const std::string operation = kind + " " + std::to_string(++counts_[kind]);
+    inner_->Submit(std::move(request),
+                   [this, operation, begin = Clock::now(), done = std::move(done)](std::int64_t result) {
+                     seconds_[operation].push_back(Since(begin));
+                     done(result);
+                   });
+  }
+  Result<std::size_t> RunOnce(Deadline deadline) override { return inner_->RunOnce(deadline); }
+  void Wake() override { inner_->Wake(); }
+  [[nodiscard]] std::size_t pending() const override { return inner_->pending(); }
+  [[nodiscard]] std::string name() const override { return inner_->name(); }
+
+ private:
+  const std::unique_ptr<IoQueue> inner_;
+  bool timing_ = false;
+  std::map<std::string, int> counts_;
+  std::map<std::string, std::vector<double>> seconds_;
+};
+
 // Attempts on a queue that this thread runs.
 class StoreCommit {
  public:
@@ -164,7 +200,7 @@ class StoreCommit {
     Check(choice.status());
     Result<std::unique_ptr<IoQueue>> queue = choice->factory();
     Check(queue.status());
-    queue_ = *std::move(queue);
+    queue_ = std::make_unique<TimedQueue>(*std::move(queue));
   }
 
   double operator()() {
@@ -177,11 +213,15 @@ class StoreCommit {
       attempt->Write(content_.header_bytes, bytes.subspan(content_.header_bytes), std::move(done));
     });
     manifest.shards.push_back({.file = ShardName(0), .length = bytes.size()});
+    queue_->Begin();
     const auto begin = Clock::now();
     Wait([&](StatusDone done) { attempt->Seal(bytes.first(content_.header_bytes), std::move(done)); });
     Wait([&](StatusDone done) { attempt->Commit(manifest, /*replace=*/false, std::move(done)); });
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+    const double seconds = Since(begin);
+    queue_->End();
+    return seconds;
   }
+  void Report(benchmark::UserCounters& counters) const { queue_->Report(counters); }
 
  private:
   template <typename Start>
@@ -195,7 +235,7 @@ class StoreCommit {
   const std::string root_;
   const Content content_;
   const Block block_;
-  std::unique_ptr<IoQueue> queue_;
+  std::unique_ptr<TimedQueue> queue_;
   std::uint64_t step_ = 0;
 };
 
@@ -257,7 +297,11 @@ Pair CommitBeside(Bare bare, const std::string& dir, Args... args) {
   const auto peer = std::make_shared<BareCommit>(theirs->path(), content);
   return {.cairn = [ours, commit] { return (*commit)(); },
           .peer = [theirs, peer, bare] { return ((*peer).*bare)(); },
-          .more = [peer](benchmark::UserCounters& counters) { peer->Report(counters); }};
+          .more =
+              [commit, peer](benchmark::UserCounters& counters) {
+                peer->Report(counters);
+                if constexpr (requires { commit->Report(counters); }) commit->Report(counters);
+              }};
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ def main():
             report.single(subject, pair, "peer s", counters["peer"])
             report.single(subject, pair, "ratio", counters["ratio"])
             for key in sorted(set(counters) - OWN):
-                report.single(subject, pair, f"peer's {key} s", counters[key])
+                report.single(subject, pair, f"{key} s", counters[key])
     for name in names:
         report.figure(said[name][0], ratios[name], said[name][1], False)
     print(report.text())
