@@ -60,8 +60,16 @@ class Result:
     better: dict[str, bool]  # Whether more is better.
 
     @property
-    def machine(self) -> str | None:
-        return next((line for line in self.about if line.startswith("machine: ")), None)
+    def machine(self) -> str:
+        return self._line("machine: ") or "not said"
+
+    @property
+    def run(self) -> str:
+        """When and how, and what else the machine was doing where the file says so."""
+        return "; ".join(filter(None, (self.about[0] if self.about else "", self._line("load: "))))
+
+    def _line(self, begin: str) -> str:
+        return next((line for line in self.about if line.startswith(begin)), "")
 
 
 def read(text: str, suite: str, file: str) -> Result:

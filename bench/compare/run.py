@@ -96,9 +96,9 @@ def compare(name, old_text, new_text, old_name, new_name):
     rows, gone, fresh = table(old, new)
     if not rows:
         raise BadResult(f"{new_name}: none of the ratios that {old_name} has")
-    print(f"{name}: {new.about[0] if new.about else new_name}\n  against {old.about[0] if old.about else old_name}")
+    print(f"{name}: {new.run or new_name}\n  against {old.run or old_name}")
     if old.machine != new.machine:
-        print(f"  on another machine: {new.machine or 'not said'}\n  not:                {old.machine or 'not said'}")
+        print(f"  on another machine: {new.machine}\n  not:                {old.machine}")
     print("\n| | ratio | committed | new |\n|---|---|---|---|")
     for row in rows:
         print("| " + " | ".join(row) + " |")

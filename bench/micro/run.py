@@ -74,6 +74,7 @@ def main():
     subprocess.run([os.path.join(ROOT, "scripts/build"), "release", "bench_micro"], check=True)
     names = benchmarks(args.subjects)
     report = Report()
+    load = os.getloadavg()[0]
     ratios = {name: [] for name in names}
     said = {}
     for pair in range(args.pairs):
@@ -92,7 +93,8 @@ def main():
         report.figure(said[name][0], ratios[name], said[name][1], False)
     print(report.text())
     if args.subjects == list(SUBJECTS) and args.pairs >= PAIRS:
-        report.write("micro", [f"commit {commit()}", f"machine: {machine(args.dir)}"])
+        busy = f"load: {load:.1f} before, {os.getloadavg()[0]:.1f} after, of which this run is 1"
+        report.write("micro", [f"commit {commit()}", f"machine: {machine(args.dir)}", busy])
     else:
         print(f"(not written: that takes every subject and {PAIRS} pairs)")
 

@@ -12,9 +12,12 @@ def machine(directory):
     with open("/proc/cpuinfo") as file:
         models = {line.split(":", 1)[1].strip() for line in file if line.startswith("model name")}
     model = " and ".join(sorted(models)) or platform.machine()
-    stat = ["stat", "-f", "-c", "%T", directory]
-    filesystem = subprocess.run(stat, capture_output=True, text=True, check=True).stdout
-    return f"{len(os.sched_getaffinity(0))} cores, {model}; Linux {platform.release()}; {filesystem.strip()}"
+    device = os.stat(directory).st_dev
+    with open("/proc/self/mountinfo") as file:
+        mounts = [line.split() for line in file]
+    here = f"{os.major(device)}:{os.minor(device)}"
+    filesystem = next((mount[mount.index("-") + 1] for mount in mounts if mount[2] == here), "an unknown filesystem")
+    return f"{len(os.sched_getaffinity(0))} cores, {model}; Linux {platform.release()}; {filesystem}"
 
 
 def commit():
