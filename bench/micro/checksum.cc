@@ -57,16 +57,15 @@ Pair SumUp(std::size_t bytes, int times, Peer peer, bool same) {
 }  // namespace
 
 void AddChecksum(const Settings& settings) {
-  const std::size_t block = kChecksumBlock;
   AddPair(settings, "checksum/warm_1MiB_of_table", "the table's CRC32C", 0.1, 10,
-          [block] { return SumUp(block, 4, OfTable, /*same=*/true); });
+          [] { return SumUp(kChecksumBlock, 4, OfTable, /*same=*/true); });
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("sse4.2") != 0) {
     AddPair(settings, "checksum/warm_1MiB_of_instruction", "the crc32 instruction, in one chain", 1, 100,
-            [block] { return SumUp(block, 4, OfInstruction, /*same=*/true); });
+            [] { return SumUp(kChecksumBlock, 4, OfInstruction, /*same=*/true); });
   }
 #endif
-  const std::size_t cold = settings.Sized(256U << 20, block);
+  const std::size_t cold = settings.Sized(256U << 20, kChecksumBlock);
   AddPair(settings, "checksum/cold_of_reading", "the sum of the words", 1, 10, [cold] {
     return SumUp(
         cold, 1, [](const Words& words) { return std::accumulate(words.begin(), words.end(), std::uint64_t{0}); },

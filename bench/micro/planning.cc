@@ -21,14 +21,15 @@ constexpr std::uint64_t kReadBytes = 4U << 20;
 
 // A shard, and a table that wants all of it in a model's order: layer by layer, the weights and then each moment.
 struct Wanted {
-  explicit Wanted(std::size_t tensors) : header(HeaderOf(tensors)) {
+  explicit Wanted(std::size_t tensors)
+      : header(HeaderOf(tensors)),
+        memory(std::make_unique_for_overwrite<float[]>(header.data_bytes() / sizeof(float))) {
     std::unordered_map<std::string_view, const ShardTensor*> saved;
     for (const ShardTensor& tensor : header.tensors) saved.emplace(tensor.name, &tensor);
     for (std::size_t kind = 0; kind < kKinds; ++kind) {
       for (std::size_t i = kind; i < tensors; i += kKinds) {
         const ShardTensor& tensor = *saved.at(TensorName(i));
-        // Never written to: any address that is aligned and nobody else's will do.
-        auto* data = reinterpret_cast<float*>(kBlock + tensor.begin);
+        float* data = memory.get() + tensor.begin / sizeof(float);
         Check(table.Add(tensor.name, {.data = data, .dtype = tensor.dtype, .shape = tensor.shape}));
         names.push_back(tensor.name);
       }
@@ -43,6 +44,7 @@ struct Wanted {
   }
 
   const ShardHeader header;
+  const std::unique_ptr<float[]> memory;  // Never touched.
   TensorTable table;
   std::vector<std::string_view> names;
 };
