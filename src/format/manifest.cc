@@ -228,6 +228,7 @@ bool ManifestReader::OnOpen(char bracket) {
     }
   }
   levels_.push_back({.at = next});
+  levels_.back().keys.reserve(kKnown.size());
   return true;
 }
 
