@@ -94,7 +94,8 @@ def main():
     print(report.text())
     if args.subjects == list(SUBJECTS) and args.pairs >= PAIRS:
         busy = f"load: {load:.1f} before, {os.getloadavg()[0]:.1f} after, of which this run is 1"
-        report.write("micro", [f"commit {commit()}", f"machine: {machine(args.dir)}", busy])
+        facts = [f"commit {commit()}", f"machine: {machine(args.dir)}", busy]
+        report.write("micro", facts, "\n" + "".join(f"- {fact}\n" for fact in facts))
     else:
         print(f"(not written: that takes every subject and {PAIRS} pairs)")
 
