@@ -429,7 +429,7 @@ Status Checkpointer::Remove(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
   std::optional<Status> outcome;
   Status status;
-  RemoveCheckpoint(*queue, impl_->root_path, step, Pinned::kGoes,
+  RemoveCheckpoint(*queue, impl_->root_path, step, {.pinned = Pinned::kGoes},
                    [&outcome](Status done) { outcome = std::move(done); });
   while (!outcome && status.ok()) status = queue->RunOnce(Deadline::Infinite()).status();
   if (outcome) status = *outcome;

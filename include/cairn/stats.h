@@ -33,8 +33,9 @@ struct SaveStats {
   std::chrono::nanoseconds captured{};
   std::chrono::nanoseconds written{};  ///< Every data byte had been written.
   std::chrono::nanoseconds durable{};
-  bool staged = false;  ///< The snapshot went through spare device memory.
-  bool direct = false;  ///< The shard was written with O_DIRECT.
+  bool staged = false;    ///< The snapshot went through spare device memory.
+  bool direct = false;    ///< The shard was written with O_DIRECT.
+  bool recycled = false;  ///< It was written over a retired one's blocks.
 };
 
 /// What the checkpointer as a whole looks like.
@@ -50,6 +51,8 @@ struct CheckpointerStats {
   std::uint64_t saves_failed = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t saves_in_flight = 0;
+  std::uint64_t shards_recycled = 0;  ///< Retired shards of this rank that later saves were written over.
+  std::string not_recycled_reason;    ///< Why the last one that could not be was not. Empty: none was refused.
 };
 
 enum class Severity : std::uint8_t { kInfo, kWarning, kError };

@@ -17,6 +17,7 @@
 #include "engine/staging.h"
 #include "group/group.h"
 #include "io/io_queue.h"
+#include "store/spare.h"
 
 namespace cairn {
 
@@ -42,6 +43,7 @@ struct EngineContext {
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
   std::unique_ptr<IoQueue> queue;
   int writes_under_way = 0;
+  NotRecycled not_recycled;
 
   [[nodiscard]] Device* FindDevice(DeviceId id) const {
     for (const auto& device : parts.devices) {

@@ -16,6 +16,14 @@ constexpr std::chrono::seconds kHealthInterval{1};
 
 }  // namespace
 
+Engine::Engine(EngineParts parts) {
+  context_.parts = std::move(parts);
+  context_.not_recycled = [this](const std::string& why) {
+    MutexLock lock(mutex_);
+    not_recycled_ = why;
+  };
+}
+
 Result<std::unique_ptr<Engine>> Engine::Start(EngineParts parts) {
   std::unique_ptr<Engine> engine(new Engine(std::move(parts)));
   Mutex mutex;
@@ -54,6 +62,8 @@ void Engine::Run(const std::function<void(Status)>& started) {
   context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
   started(Status::Ok());
   Loop();
+  // They are of use to nobody now, and as large as a checkpoint.
+  if (recycles()) RemoveSpares(*context_.queue, context_.parts.root);
   context_.parts.pool->SetOnFree({});
   context_.inbox->Detach();
   context_.queue.reset();
@@ -119,13 +129,14 @@ void Engine::ForgetEnded() {
     }
     const std::shared_ptr<SaveTask>& task = (*job)->task();
     const Status& status = (*job)->outcome();
-    const std::uint64_t written = task->stats().bytes_written;
+    const SaveStats stats = task->stats();
     durable = durable || status.ok();
     {
       MutexLock lock(mutex_);
       std::erase(tasks_, task);
       ++(status.ok() ? durable_ : failed_);
-      bytes_written_ += written;
+      bytes_written_ += stats.bytes_written;
+      recycled_ += stats.recycled ? 1 : 0;
       if (!status.ok() && status.code() != StatusCode::kCancelled) last_failure_ = status;
       // Set before the place is given back: whoever waits for idle waits for what this save retires, too.
       removing_ = removing_ || status.ok();
@@ -156,7 +167,11 @@ void Engine::RemoveNext() {
   }
   const std::uint64_t step = removals_.front();
   const std::string& root = context_.parts.root;
-  RemoveCheckpoint(*context_.queue, root, step, Pinned::kStays, [this, &root, step](const Status& status) {
+  const RemovalOptions options{
+      .spare_shards = recycles() ? static_cast<std::uint64_t>(context_.parts.group->size()) : 0,
+      .file_mode = context_.parts.options.file_mode,
+      .not_recycled = context_.not_recycled};
+  RemoveCheckpoint(*context_.queue, root, step, options, [this, &root, step](const Status& status) {
     removals_.pop_front();
     const bool gone = !HoldsStep(root, step);
     const bool pinned = !gone && IsPinned(root, step);
@@ -233,6 +248,8 @@ void Engine::AddStats(CheckpointerStats& stats) const {
   stats.saves_failed = failed_;
   stats.bytes_written = bytes_written_;
   stats.saves_in_flight = tasks_.size();
+  stats.shards_recycled = recycled_;
+  stats.not_recycled_reason = not_recycled_;
 }
 
 }  // namespace cairn

@@ -45,7 +45,7 @@ class Engine {
   void AddStats(CheckpointerStats& stats) const CAIRN_EXCLUDES(mutex_);
 
  private:
-  explicit Engine(EngineParts parts) { context_.parts = std::move(parts); }
+  explicit Engine(EngineParts parts);
 
   void Run(const std::function<void(Status)>& started);
   void Loop();
@@ -54,6 +54,7 @@ class Engine {
   void ForgetEnded() CAIRN_EXCLUDES(mutex_);
   void Retire();
   void RemoveNext();
+  [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
 
   EngineContext context_;                      // The thread's own, but for parts and inbox.
   std::deque<std::shared_ptr<SaveJob>> jobs_;  // The thread's own. Oldest first.
@@ -70,6 +71,8 @@ class Engine {
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t failed_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t bytes_written_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::uint64_t recycled_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::string not_recycled_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn

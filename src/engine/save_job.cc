@@ -119,7 +119,9 @@ void SaveJob::OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header) {
                                              .shard = static_cast<std::uint64_t>(context_.parts.group->rank()),
                                              .file_bytes = header_->data_begin() + task_->snapshot().bytes(),
                                              .file_mode = context_.parts.options.file_mode,
-                                             .directory_mode = context_.parts.options.directory_mode});
+                                             .directory_mode = context_.parts.options.directory_mode,
+                                             .recycle = context_.parts.options.recycle,
+                                             .not_recycled = context_.not_recycled});
   attempt_->Begin(Later(&SaveJob::OnBegun));
 }
 
@@ -175,7 +177,7 @@ void SaveJob::OnChunkWritten(std::uint64_t bytes, const Status& status) {
 
 void SaveJob::SealIfWritten() {
   if (sealing_ || !begun_ || failing() || !task_->captured() || written_ != task_->snapshot().bytes()) return;
-  if (!release_by_) task_->MarkWritten(attempt_->bytes_written(), attempt_->direct());
+  if (!release_by_) task_->MarkWritten(attempt_->bytes_written(), attempt_->direct(), attempt_->recycled());
   if (task_->held()) {
     if (!release_by_) release_by_ = Deadline::In(task_->plan().hold);
     return;

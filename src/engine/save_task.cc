@@ -161,11 +161,12 @@ void SaveTask::MarkCaptured() {
   Advance(SavePhase::kCaptured);
 }
 
-void SaveTask::MarkWritten(std::uint64_t bytes_written, bool direct) {
+void SaveTask::MarkWritten(std::uint64_t bytes_written, bool direct, bool recycled) {
   MutexLock lock(mutex_);
   stats_.written = SinceBegun();
   stats_.bytes_written = bytes_written;
   stats_.direct = direct;
+  stats_.recycled = recycled;
 }
 
 bool SaveTask::MarkCommitting() {

@@ -84,7 +84,7 @@ class SaveTask {
   void MarkEnqueued(bool staged) CAIRN_EXCLUDES(mutex_);
   /// Gives the events back.
   void MarkCaptured() CAIRN_EXCLUDES(mutex_);
-  void MarkWritten(std::uint64_t bytes_written, bool direct) CAIRN_EXCLUDES(mutex_);
+  void MarkWritten(std::uint64_t bytes_written, bool direct, bool recycled) CAIRN_EXCLUDES(mutex_);
   /// False where the save was cancelled first: then it must not commit.
   [[nodiscard]] bool MarkCommitting() CAIRN_EXCLUDES(mutex_);
   /// The end: durable where `status` is ok.

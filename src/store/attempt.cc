@@ -4,14 +4,19 @@
 //    writer of this process; fsync the root, so that every rename a crash left half done is on the disk, or is not
 //    there, before anything is removed or listed; the coordinator alone sweeps. Readers take no lock and never sweep.
 // 1. Begin: one attempt id for all ranks. Space is checked; then `.attempt-<uuid>/` is made, and this rank's shard file
-//    in it, new, its blocks laid out.
+//    in it, its blocks laid out. The file is new, or this rank's spare (see 6), whose blocks count as free: it is
+//    opened and claimed (a regular file of ours with one name and a write lease on it: nobody else has it open or
+//    mapped), renamed into the attempt, looked at again, its first block zeroed, and the lease given back. Whatever
+//    refuses it, or has come for it meanwhile, has it unlinked and a new one made. Until the commit it is a file that
+//    is never read, as every other of an attempt: nothing is lost with its old bytes, and no old header stands before
+//    new ones.
 // 2. Write: the chunks, each at its place. Every completion is checked, because an O_DIRECT write's error shows there
 //    alone: a later fsync returns success. The aligned remainder of a short write is resubmitted; any other error is
 //    final. Where the filesystem refuses O_DIRECT, writes are buffered, and each is followed by its write-back; that
 //    consumes the descriptor's write error, so its result is checked and final too, and the fsync uses the same
 //    descriptor.
 // 3. Seal: the header is written last; the padded tail is cut; one fsync of the shard, never tried again; fsync of the
-//    attempt's folder.
+//    attempt's folder, and of the one that a spare was taken from: once the step is durable, no other name leads to it.
 // 4. The ranks agree (not here): all are prepared, or one has failed.
 // 5. Commit (commit.cc), on the coordinator: the manifest is written, fsynced; the attempt's folder fsynced; the folder
 //    renamed to step-N without replacing (or exchanged with the old step-N); the root fsynced. If that fsync fails the
@@ -19,12 +24,17 @@
 //    for step-N with its attempt id and fsyncs the root itself (FindCommitted).
 // 6. Only now is the save durable, and only now may older ones go (remove.cc): step-N is renamed to `.retired-<uuid>`,
 //    the root fsynced; before that has returned nothing in the folder is touched, as a power cut would bring the name
-//    back. A checkpoint that somebody reads has a shared lock on its manifest, and stays.
+//    back. A checkpoint that somebody reads has a shared lock on its manifest, and stays. Then its files are unlinked.
+//    Where files are recycled, the ranks' shard files that nobody else has open, mapped or linked stay, if `.spare`
+//    holds none, and the folder is renamed to `.spare`: what is found under that name is retired durably, for every
+//    rank. It is one checkpoint at most, is unlinked where the disk is full and at the end, and swept at Open like all
+//    leftovers.
 
 #include "store/attempt.h"
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <limits>
 #include <utility>
@@ -36,6 +46,7 @@
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/space.h"
+#include "store/spare.h"
 
 namespace cairn {
 namespace {
@@ -65,7 +76,12 @@ class ShardAttempt final : public Attempt {
         spec_(std::move(spec)),
         folder_(JoinPath(spec_.root, AttemptName(spec_.uuid))),
         shard_(JoinPath(folder_, ShardName(spec_.shard))),
-        laid_out_(AlignUp(spec_.file_bytes, kBlock)) {}
+        laid_out_(AlignUp(spec_.file_bytes, kBlock)) {
+    spare_.folder = JoinPath(spec_.root, kSpareName);
+    spare_.path = JoinPath(spare_.folder, ShardName(spec_.shard));
+    spare_.file_mode = spec_.file_mode;
+    spare_.not_recycled = spec_.not_recycled;
+  }
 
   void Begin(StatusDone done) override;
   void Write(std::uint64_t offset, Bytes memory, StatusDone done) override;
@@ -74,17 +90,20 @@ class ShardAttempt final : public Attempt {
   void Abandon(StatusDone done) override;
 
   [[nodiscard]] bool direct() const override { return direct_; }
+  [[nodiscard]] bool recycled() const override { return spare_.stage == Spare::Stage::kTaken; }
   [[nodiscard]] std::uint64_t bytes_written() const override { return bytes_written_; }
 
  private:
   [[nodiscard]] Status Admit(Stage wanted, const char* call) const;
   [[nodiscard]] Status CheckRange(std::uint64_t offset, Bytes memory) const;
   [[nodiscard]] Status CheckSpace() const;
+  /// What the spare has already is not asked for.
+  [[nodiscard]] Status CheckRoom() const;
   void Refuse(Status status, StatusDone done);
   void Run(std::vector<IoStep> steps, Stage then, StatusDone done);
   /// The first error is final; returns what the caller is told.
   Status Settle(Status status);
-  void AppendOpenShard(std::vector<IoStep>& steps);
+  void AppendNewShard(std::vector<IoStep>& steps);
 
   IoQueue& queue_;
   const AttemptSpec spec_;
@@ -103,6 +122,7 @@ class ShardAttempt final : public Attempt {
   std::uint64_t bytes_written_ = 0;
   UniqueFd folder_fd_;
   UniqueFd shard_fd_;
+  Spare spare_;
 };
 
 Status ShardAttempt::Admit(Stage wanted, const char* call) const {
@@ -139,10 +159,15 @@ Status ShardAttempt::CheckSpace() const {
     return Error(StatusCode::kInvalidArgument, "{}: a shard of {} bytes", shard_, spec_.file_bytes);
   }
   CAIRN_RETURN_IF_ERROR(CheckFileSizeLimit(shard_, laid_out_));
-  return CheckFreeSpace(spec_.root, shard_, laid_out_);
+  return CheckRoom();
 }
 
-void ShardAttempt::AppendOpenShard(std::vector<IoStep>& steps) {
+Status ShardAttempt::CheckRoom() const {
+  const bool reuses = spare_.stage == Spare::Stage::kClaimed || recycled();
+  return CheckFreeSpace(spec_.root, shard_, laid_out_ - (reuses ? std::min(spare_.allocated, laid_out_) : 0));
+}
+
+void ShardAttempt::AppendNewShard(std::vector<IoStep>& steps) {
   IoStep direct = CreateFileStep(shard_, O_DIRECT, spec_.file_mode, shard_fd_);
   direct.check = [this] {
     shard_made_ = true;
@@ -157,27 +182,36 @@ void ShardAttempt::AppendOpenShard(std::vector<IoStep>& steps) {
     direct_ = false;
     return Flow::kNext;
   };
-  steps.push_back(std::move(direct));
+  std::vector<IoStep> making;
+  making.push_back(std::move(direct));
   // The kernel makes the file first and refuses O_DIRECT afterwards.
-  steps.push_back({.make = [this]() -> std::optional<IoRequest> {
-                     if (direct_) return std::nullopt;
-                     return IoRequest{.op = IoOp::kUnlink, .path = shard_};
-                   },
-                   .on_error = [](int error, Status plain) -> Result<Flow> {
-                     if (error == ENOENT) return Flow::kNext;
-                     return plain;
-                   }});
+  making.push_back({.make = [this]() -> std::optional<IoRequest> {
+                      if (direct_) return std::nullopt;
+                      return IoRequest{.op = IoOp::kUnlink, .path = shard_};
+                    },
+                    .on_error = [](int error, Status plain) -> Result<Flow> {
+                      if (error == ENOENT) return Flow::kNext;
+                      return plain;
+                    }});
   IoStep buffered = CreateFileStep(shard_, 0, spec_.file_mode, shard_fd_);
   buffered.make = [this, make = std::move(buffered.make)]() -> std::optional<IoRequest> {
     if (direct_) return std::nullopt;
     return make();
   };
-  steps.push_back(std::move(buffered));
+  making.push_back(std::move(buffered));
+  for (IoStep& step : making) {
+    step.make = [this, make = std::move(step.make)]() -> std::optional<IoRequest> {
+      if (recycled()) return std::nullopt;
+      return make();
+    };
+    steps.push_back(std::move(step));
+  }
 }
 
 void ShardAttempt::Begin(StatusDone done) {
   if (Status refusal = Admit(Stage::kNew, "Begin"); !refusal.ok()) return Refuse(std::move(refusal), std::move(done));
   std::vector<IoStep> steps;
+  if (spec_.recycle) AppendClaim(steps, spare_, shard_fd_);
   steps.push_back({.check = [this] { return CheckSpace(); }});
   steps.push_back({.make =
                        [this] {
@@ -189,7 +223,12 @@ void ShardAttempt::Begin(StatusDone done) {
                      return plain;
                    }});
   steps.push_back(OpenDirectoryStep(folder_, /*follow=*/false, folder_fd_));
-  AppendOpenShard(steps);
+  steps.push_back({.check = [this] {
+    shard_made_ = spare_.stage == Spare::Stage::kClaimed;
+    return Status::Ok();
+  }});
+  if (spec_.recycle) AppendTakeOver(steps, spare_, shard_fd_, shard_);
+  AppendNewShard(steps);
   steps.push_back(
       {.make = [this] { return IoRequest{.op = IoOp::kFallocate, .fd = shard_fd_.get(), .length = laid_out_}; },
        .name = shard_,
@@ -197,9 +236,10 @@ void ShardAttempt::Begin(StatusDone done) {
          if (error == EOPNOTSUPP) return Flow::kNext;
          if (error != ENOSPC) return plain;
          // Other writers may have been faster than the first look.
-         CAIRN_RETURN_IF_ERROR(CheckFreeSpace(spec_.root, shard_, laid_out_));
+         CAIRN_RETURN_IF_ERROR(CheckRoom());
          return plain;
        }});
+  if (spec_.recycle) FreeSpareWhenFull(steps, spare_.path);
   Run(std::move(steps), Stage::kWriting, std::move(done));
 }
 
@@ -227,6 +267,7 @@ void ShardAttempt::Write(std::uint64_t offset, Bytes memory, StatusDone done) {
                          .op = IoOp::kSyncRange, .fd = shard_fd_.get(), .length = length, .offset = offset};
                    },
                    .name = shard_});
+  if (spec_.recycle) FreeSpareWhenFull(steps, spare_.path);
   Run(std::move(steps), Stage::kWriting, [this, size = memory.size(), done = std::move(done)](Status status) {
     if (status.ok()) bytes_written_ += size;
     done(std::move(status));
@@ -245,6 +286,8 @@ void ShardAttempt::Seal(Bytes header, StatusDone done) {
   steps.push_back(FsyncStep(shard_fd_, shard_));
   steps.push_back(CloseStep(shard_fd_, shard_));
   steps.push_back(FsyncStep(folder_fd_, folder_));
+  if (recycled()) steps.push_back(FsyncStep(spare_.folder_fd, spare_.folder));
+  if (spec_.recycle) FreeSpareWhenFull(steps, spare_.path);
   Run(std::move(steps), Stage::kSealed, [this, size = header.size(), done = std::move(done)](Status status) {
     if (status.ok()) bytes_written_ += size;
     done(std::move(status));
@@ -266,7 +309,8 @@ void ShardAttempt::Commit(const Manifest& manifest, bool replace, StatusDone don
                 .folder_fd = &folder_fd_,
                 .manifest = manifest,
                 .replace = replace,
-                .file_mode = spec_.file_mode},
+                .file_mode = spec_.file_mode,
+                .spare = spec_.recycle ? spare_.path : std::string()},
                [this, done = std::move(done)](Status status, bool in_place) {
                  in_place_ = in_place;
                  if (status.ok()) stage_ = Stage::kCommitted;

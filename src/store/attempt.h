@@ -9,10 +9,9 @@
 #include "cairn/status.h"
 #include "format/manifest.h"
 #include "io/io_queue.h"
+#include "store/spare.h"
 
 namespace cairn {
-
-using StatusDone = std::function<void(Status)>;
 
 struct AttemptSpec {
   std::string root;
@@ -22,6 +21,8 @@ struct AttemptSpec {
   std::uint64_t file_bytes = 0;  ///< What the shard will be long, header included.
   unsigned file_mode = 0644;
   unsigned directory_mode = 0755;
+  bool recycle = false;  ///< Write over this rank's spare, where there is one.
+  NotRecycled not_recycled;
 };
 
 /// One rank's part of one attempt at a checkpoint: steps 1 to 3 and 5 of the commit protocol (which heads attempt.cc).
@@ -37,13 +38,14 @@ class Attempt {
   virtual ~Attempt() = default;
 
   /// Step 1: checks the space (NoSpace names needed and free; RLIMIT_FSIZE too), makes the folder (another rank may
-  /// have), makes the shard file, O_DIRECT where the filesystem takes it, and lays out its blocks.
+  /// have), makes the shard file, O_DIRECT where the filesystem takes it, or takes the spare over, whose space counts
+  /// as free; and lays out its blocks.
   virtual void Begin(StatusDone done) = 0;
   /// Step 2: writes memory at a 4096-aligned offset of the file; address and length 4096-aligned too, so the tail is
   /// padded by the caller. A short write's aligned remainder is resubmitted; any other error is final.
   virtual void Write(std::uint64_t offset, Bytes memory, StatusDone done) = 0;
   /// Step 3: writes the header (4096-aligned memory and length), cuts the file to file_bytes, fsyncs and closes it,
-  /// fsyncs the folder.
+  /// fsyncs the folder, and the one that a spare came from.
   virtual void Seal(Bytes header, StatusDone done) = 0;
   /// Step 5: manifest, fsync, fsync of the folder, rename to step-N, fsync of the root. With `replace` the old step-N
   /// is exchanged atomically and afterwards removed. AlreadyExists where step-N is there and `replace` is not set.
@@ -54,6 +56,7 @@ class Attempt {
   virtual void Abandon(StatusDone done) = 0;
 
   [[nodiscard]] virtual bool direct() const = 0;
+  [[nodiscard]] virtual bool recycled() const = 0;
   [[nodiscard]] virtual std::uint64_t bytes_written() const = 0;
 };
 

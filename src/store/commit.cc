@@ -146,6 +146,7 @@ void CommitFolder(IoQueue& queue, CommitSpec spec, CommitDone done) {
   AppendManifest(steps, *commit);
   AppendRename(steps, *commit);
   if (commit->spec.replace) AppendRemovalOfOld(steps, *commit);
+  if (!commit->spec.spare.empty()) FreeSpareWhenFull(steps, commit->spec.spare);
   RunSteps(queue, std::move(steps),
            [commit, done = std::move(done)](Status status) { done(std::move(status), commit->in_place); });
 }

@@ -16,6 +16,7 @@ struct CommitSpec {
   Manifest manifest;
   bool replace = false;
   unsigned file_mode = 0644;
+  std::string spare;  ///< Unlinked where the disk is full. May be empty.
 };
 /// `in_place`: the folder may no longer be the attempt's, or certainly is not; nothing under its name may be removed.
 using CommitDone = std::function<void(Status, bool in_place)>;

@@ -10,9 +10,10 @@
 #include "base/unique_fd.h"
 #include "cairn/status.h"
 #include "io/io_queue.h"
-#include "store/attempt.h"
 
 namespace cairn {
+
+using StatusDone = std::function<void(Status)>;
 
 /// Where a sequence goes after a step.
 enum class Flow : std::uint8_t {

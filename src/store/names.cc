@@ -35,7 +35,7 @@ std::string AttemptName(std::string_view uuid) { return fmt::format("{}{}", kAtt
 std::string RetiredName(std::string_view uuid) { return fmt::format("{}{}", kRetiredPrefix, uuid); }
 
 bool IsLeftover(std::string_view name) {
-  return HasSuffixAfter(name, kAttemptPrefix) || HasSuffixAfter(name, kRetiredPrefix);
+  return HasSuffixAfter(name, kAttemptPrefix) || HasSuffixAfter(name, kRetiredPrefix) || name == kSpareName;
 }
 
 std::string ShardName(std::uint64_t shard) { return fmt::format("shard-{:05}.safetensors", shard); }

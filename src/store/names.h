@@ -9,6 +9,8 @@ namespace cairn {
 
 // The names under a root. Everything else there is left alone.
 inline constexpr std::string_view kLockName = ".lock";
+/// Holds retired shard files that the next attempt may write over.
+inline constexpr std::string_view kSpareName = ".spare";
 /// In a checkpoint's folder: an empty file that keeps it from retention.
 inline constexpr std::string_view kPinName = "pinned";
 
@@ -18,7 +20,8 @@ inline constexpr std::string_view kPinName = "pinned";
 [[nodiscard]] std::optional<std::uint64_t> ParseStepName(std::string_view name);
 [[nodiscard]] std::string AttemptName(std::string_view uuid);  ///< ".attempt-<uuid>"
 [[nodiscard]] std::string RetiredName(std::string_view uuid);  ///< ".retired-<uuid>"
-[[nodiscard]] bool IsLeftover(std::string_view name);  ///< Whether a sweep removes it: an attempt or retired folder.
+[[nodiscard]] bool IsLeftover(
+    std::string_view name);  ///< Whether a sweep removes it: an attempt, a retired folder, spares.
 [[nodiscard]] std::string ShardName(std::uint64_t shard);  ///< "shard-00000.safetensors"
 
 }  // namespace cairn

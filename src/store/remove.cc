@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -20,8 +21,10 @@ namespace {
 
 struct Removal {
   std::string folder;
+  SpareWish wish;
   std::shared_ptr<Leftovers> left;
-  std::vector<std::string> files;  // Still to be unlinked, from the back.
+  std::vector<std::string> files;   // Still to be unlinked, from the back.
+  std::vector<std::string> spares;  // To be kept, if all others could be unlinked.
   bool listed = false;
   bool keep = false;  // Something in it stays, or it is not there.
 
@@ -30,7 +33,10 @@ struct Removal {
     keep = true;
   }
   void List();
+  void PickSpares();
   std::optional<IoRequest> NextUnlink();
+  std::optional<IoRequest> MakeSpare();
+  void UnlinkSpares() { files = std::exchange(spares, {}); }
 };
 
 void Removal::List() {
@@ -49,6 +55,25 @@ void Removal::List() {
       files.push_back(std::move(entry.name));
     }
   }
+  if (!keep) PickSpares();
+}
+
+void Removal::PickSpares() {
+  std::set<std::string> wanted;
+  for (std::uint64_t shard = 0; shard < wish.shards; ++shard) wanted.insert(ShardName(shard));
+  if (wanted.empty()) return;
+  // One checkpoint's files are enough: an attempt takes them before the next checkpoint is retired.
+  if (const auto there = ListFolder(wish.folder); there.ok() && !there->empty()) return;
+  std::erase_if(files, [&](const std::string& name) {
+    if (!wanted.contains(name)) return false;
+    const Status status = CheckRecyclable(JoinPath(folder, name), wish.file_mode);
+    if (status.ok()) {
+      spares.push_back(name);
+    } else if (wish.not_recycled) {
+      wish.not_recycled(status.message());
+    }
+    return status.ok();
+  });
 }
 
 std::optional<IoRequest> Removal::NextUnlink() {
@@ -57,22 +82,51 @@ std::optional<IoRequest> Removal::NextUnlink() {
   return IoRequest{.op = IoOp::kUnlink, .path = JoinPath(folder, files.back())};
 }
 
+std::optional<IoRequest> Removal::MakeSpare() {
+  if (keep) UnlinkSpares();
+  if (spares.empty()) return std::nullopt;
+  // An empty folder of that name is replaced, one that holds spares is not.
+  return IoRequest{.op = IoOp::kRename, .path = folder, .path2 = wish.folder, .rename = RenameMode::kPlain};
+}
+
+IoStep UnlinkStep(const std::shared_ptr<Removal>& removal) {
+  return {.make = [removal] { return removal->NextUnlink(); },
+          .on_value =
+              [removal](std::int64_t) {
+                removal->files.pop_back();
+                return Flow::kAgain;
+              },
+          .on_error =
+              [removal](int error, const Status& plain) {
+                if (error != ENOENT) removal->Keep(plain.message());
+                removal->files.pop_back();
+                return Flow::kAgain;
+              }};
+}
+
 }  // namespace
 
 void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, std::shared_ptr<Leftovers> left) {
-  const auto removal = std::make_shared<Removal>(Removal{.folder = folder, .left = std::move(left)});
-  steps.push_back({.make = [removal] { return removal->NextUnlink(); },
+  AppendRetiredRemoval(steps, folder, {}, std::move(left));
+}
+
+void AppendRetiredRemoval(std::vector<IoStep>& steps, const std::string& folder, SpareWish wish,
+                          std::shared_ptr<Leftovers> left) {
+  const auto removal =
+      std::make_shared<Removal>(Removal{.folder = folder, .wish = std::move(wish), .left = std::move(left)});
+  steps.push_back(UnlinkStep(removal));
+  steps.push_back({.make = [removal] { return removal->MakeSpare(); },
                    .on_value =
                        [removal](std::int64_t) {
-                         removal->files.pop_back();
-                         return Flow::kAgain;
+                         removal->keep = true;
+                         return Flow::kNext;
                        },
                    .on_error =
-                       [removal](int error, const Status& plain) {
-                         if (error != ENOENT) removal->Keep(plain.message());
-                         removal->files.pop_back();
-                         return Flow::kAgain;
+                       [removal](int, const Status&) {
+                         removal->UnlinkSpares();
+                         return Flow::kNext;
                        }});
+  steps.push_back(UnlinkStep(removal));
   steps.push_back({.make = [removal]() -> std::optional<IoRequest> {
                      if (removal->keep) return std::nullopt;
                      return IoRequest{.op = IoOp::kRmdir, .path = removal->folder};
@@ -120,7 +174,8 @@ bool IsPinned(const std::string& root, std::uint64_t step) {
 }
 
 // Step 6 of the commit protocol, whose prose heads attempt.cc.
-void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, Pinned pinned, StatusDone done) {
+void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options,
+                      StatusDone done) {
   struct Work {
     std::string folder;
     std::string retired;
@@ -139,7 +194,7 @@ void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t ste
   steps.push_back(OpenDirectoryStep(state->folder, /*follow=*/false, state->folder_fd));
   AppendReaderLockout(steps, state->folder, state->manifest_fd, state->lock);
   // Whoever pins holds a reader's lock meanwhile: from here on nobody does.
-  steps.push_back({.check = [root, step, pinned] {
+  steps.push_back({.check = [root, step, pinned = options.pinned] {
     if (pinned == Pinned::kGoes || !IsPinned(root, step)) return Status::Ok();
     return Error(StatusCode::kFailedPrecondition, "step {} is pinned", step);
   }});
@@ -160,12 +215,23 @@ void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t ste
                  plain.message());
   };
   steps.push_back(std::move(fsync));
-  AppendFolderRemoval(steps, state->retired, state->left);
+  AppendRetiredRemoval(steps, state->retired,
+                       {.folder = JoinPath(root, kSpareName),
+                        .shards = options.spare_shards,
+                        .file_mode = options.file_mode,
+                        .not_recycled = std::move(options.not_recycled)},
+                       state->left);
   RunSteps(queue, std::move(steps), [state, step, done = std::move(done)](const Status& status) {
     if (!status.ok() || state->left->empty()) return done(status);
     done(Error(StatusCode::kIoError, "step {} is no longer a checkpoint, but not all of it could be removed: {}", step,
                fmt::join(*state->left, "; ")));
   });
+}
+
+void RemoveSpares(IoQueue& queue, const std::string& root) {
+  std::vector<IoStep> steps;
+  AppendFolderRemoval(steps, JoinPath(root, kSpareName), std::make_shared<Leftovers>());
+  static_cast<void>(RunStepsBlocking(queue, std::move(steps)));
 }
 
 }  // namespace cairn

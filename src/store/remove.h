@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,6 +8,7 @@
 
 #include "store/flock.h"
 #include "store/io_steps.h"
+#include "store/spare.h"
 
 namespace cairn {
 
@@ -17,6 +19,18 @@ using Leftovers = std::vector<std::string>;
 /// stays and is told in `left`. Links are removed, not followed; a directory inside, which nobody here has made, is
 /// left alone.
 void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, std::shared_ptr<Leftovers> left);
+
+/// What of a retired checkpoint becomes spares.
+struct SpareWish {
+  std::string folder;        ///< <root>/.spare
+  std::uint64_t shards = 0;  ///< The files of ranks below this.
+  unsigned file_mode = 0644;
+  NotRecycled not_recycled;
+};
+/// The same, but keeps the wished files that may be recycled: all else is removed, then the folder takes the spares'
+/// name, unless there are spares already.
+void AppendRetiredRemoval(std::vector<IoStep>& steps, const std::string& folder, SpareWish wish,
+                          std::shared_ptr<Leftovers> left);
 
 /// Appends the steps that keep readers (see ReadLock) out of a checkpoint's folder for as long as `lock` lives; they
 /// end the sequence with FailedPrecondition where one is reading. A folder without a manifest can have no readers.

@@ -11,6 +11,7 @@
 #include "io/io_queue.h"
 #include "store/attempt.h"
 #include "store/flock.h"
+#include "store/spare.h"
 
 namespace cairn {
 
@@ -69,9 +70,18 @@ struct StoredCheckpoint {
 /// thread. FailedPrecondition, and nothing changed, while somebody reads it (see ReadLock). UnknownOutcome where a
 /// power cut may bring it back. IoError where it is gone for good as a checkpoint, but files of it are left for the
 /// next sweep.
-/// With Pinned::kStays a pinned one is FailedPrecondition as well, whoever pinned it.
 enum class Pinned : std::uint8_t { kStays, kGoes };
-void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, Pinned pinned, StatusDone done);
+struct RemovalOptions {
+  Pinned pinned = Pinned::kStays;  ///< kStays: a pinned one is FailedPrecondition as well, whoever pinned it.
+  /// Shard files below this number are not unlinked where they may become spares (see spare.h).
+  std::uint64_t spare_shards = 0;
+  unsigned file_mode = 0644;  ///< Spares' modes are no wider.
+  NotRecycled not_recycled;
+};
+void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options,
+                      StatusDone done);
+/// Unlinks the spares. Blocking; the queue is the caller's alone. Best effort: a leftover is the next sweep's.
+void RemoveSpares(IoQueue& queue, const std::string& root);
 
 /// Whether there is a step-N, and whether it is pinned, by a look at the disk.
 [[nodiscard]] bool HoldsStep(const std::string& root, std::uint64_t step);

@@ -47,8 +47,7 @@ Result<Collected> ChooseAndRemove(const CollectOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(Collected collected, Choose(options));
   for (const auto& [step, bytes] : collected.chosen) {
     std::optional<Status> outcome;
-    RemoveCheckpoint(*queue, options.root, step, Pinned::kStays,
-                     [&outcome](Status status) { outcome = std::move(status); });
+    RemoveCheckpoint(*queue, options.root, step, {}, [&outcome](Status status) { outcome = std::move(status); });
     while (!outcome) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
     if (outcome->ok()) {
       collected.removed.emplace(step, bytes);

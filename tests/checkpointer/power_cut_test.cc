@@ -162,6 +162,24 @@ TEST_F(PowerCutTest, KeepsWhatWasAcknowledgedOfSavesInFlightWithRemovalsAndARepl
   ExpectAcknowledgedAfterEachCut(1, true);
 }
 
+TEST_F(PowerCutTest, KeepsWhatWasAcknowledgedOfSavesIntoRecycledFiles) {
+  recording_ = Recording::Make(disk());
+  {
+    Options options = RecordedOptions();
+    options.keep_last = 1;
+    const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(options, Recorded());
+    ASSERT_NE(checkpointer, nullptr);
+    for (std::uint64_t step = 1; step <= 4; ++step) {
+      ASSERT_EQ(SaveDurably(*checkpointer, step), Status::Ok());
+      ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+    }
+    const CheckpointerStats stats = checkpointer->stats();
+    if (stats.shards_recycled != 2) GTEST_SKIP() << stats.not_recycled_reason;
+  }
+
+  ExpectAcknowledgedAfterEachCut(1, true);
+}
+
 TEST_F(PowerCutTest, KeepsWhatThreeRanksAcknowledged) {
   recording_ = Recording::Make(disk());
   {
@@ -170,13 +188,15 @@ TEST_F(PowerCutTest, KeepsWhatThreeRanksAcknowledged) {
     const auto ranks = OpenRanks(3, options, [this](const auto& group) { return Recorded(group); });
     ASSERT_EQ(ranks.size(), 3U);
     std::vector<std::unique_ptr<Tensors>> states;
-    for (std::uint64_t step = 1; step <= 2; ++step) {
+    for (std::uint64_t step = 1; step <= 3; ++step) {
       for (int rank = 0; rank < 3; ++rank) {
         states.push_back(SmallState(step, rank));
         ASSERT_TRUE(ranks[static_cast<std::size_t>(rank)]->Save(step, states.back()->state()).ok());
       }
+      // The third finds the files of the first.
+      if (step == 1) continue;
+      for (const auto& rank : ranks) ASSERT_EQ(rank->Drain(Soon()), Status::Ok());
     }
-    for (const auto& rank : ranks) ASSERT_EQ(rank->Drain(Soon()), Status::Ok());
   }
 
   ExpectAcknowledgedAfterEachCut(3, false);
@@ -206,7 +226,14 @@ std::string PathOf(const std::vector<RecordedOperation>& operations, const Recor
   return {};
 }
 
-// A power cut may undo the rename and not what was done in the folder afterwards: each of its files is unlinked only
+/// Whether the operation changes what a retired or replaced folder holds: unlinks of it, takes a spare out of it, or
+/// opens one for writing.
+bool Touches(const RecordedOperation& one) {
+  const bool spare = one.path.find("/.spare/") != std::string::npos;
+  return one.op == IoOp::kUnlink || (spare && (one.op == IoOp::kRename || one.op == IoOp::kOpen));
+}
+
+// A power cut may undo the rename and not what was done in the folder afterwards: each of its files is touched only
 // once an fsync of the root that was asked for after the rename has returned. The model above knows no such disk.
 TEST_F(PowerCutTest, TouchesNothingOfARemovedOrReplacedStepBeforeItsRenameIsDurable) {
   recording_ = Recording::Make(disk());
@@ -215,32 +242,43 @@ TEST_F(PowerCutTest, TouchesNothingOfARemovedOrReplacedStepBeforeItsRenameIsDura
     options.keep_last = 1;
     const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(options, Recorded());
     ASSERT_NE(checkpointer, nullptr);
-    for (std::uint64_t step = 1; step <= 3; ++step) ASSERT_EQ(SaveDurably(*checkpointer, step), Status::Ok());
-    ASSERT_EQ(SaveDurably(*checkpointer, 3, {.if_exists = IfExists::kReplace}), Status::Ok());
-    ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+    for (std::uint64_t step = 1; step <= 4; ++step) {
+      const auto if_exists = step == 4 ? IfExists::kReplace : IfExists::kFail;
+      ASSERT_EQ(SaveDurably(*checkpointer, std::min<std::uint64_t>(step, 3), {.if_exists = if_exists}), Status::Ok());
+      ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+    }
+    const CheckpointerStats stats = checkpointer->stats();
+    if (stats.shards_recycled != 2) GTEST_SKIP() << stats.not_recycled_reason;
   }
 
   const std::vector<RecordedOperation> operations = recording_->operations();
-  int unlinks = 0;
-  for (const RecordedOperation& unlink : operations) {
-    if (unlink.op != IoOp::kUnlink) continue;
-    ++unlinks;
-    const std::string folder = std::filesystem::path(unlink.path).parent_path();
+  int touches = 0;
+  for (const RecordedOperation& touch : operations) {
+    if (!Touches(touch) || touch.result < 0) continue;
+    ++touches;
+    std::string folder = std::filesystem::path(touch.path).parent_path();
+    // Spares lie in a retired folder that has been renamed once more.
+    std::string retired = folder;
+    for (std::size_t rename = 0; rename < touch.begun; ++rename) {
+      if (operations[rename].op == IoOp::kRename && operations[rename].path2 == folder)
+        retired = operations[rename].path;
+    }
+    if (folder == root() + "/.spare") folder = retired;
     bool durable = false;
-    for (std::size_t rename = 0; rename < unlink.begun; ++rename) {
+    for (std::size_t rename = 0; rename < touch.begun; ++rename) {
       const bool of_it = operations[rename].op == IoOp::kRename &&
                          (operations[rename].path == folder || operations[rename].path2 == folder);
       if (!of_it) continue;
-      for (std::size_t fsync = rename + 1; fsync < unlink.begun; ++fsync) {
+      for (std::size_t fsync = rename + 1; fsync < touch.begun; ++fsync) {
         const RecordedOperation& one = operations[fsync];
         durable = durable || (one.op == IoOp::kFsync && one.result >= 0 && one.begun > rename &&
                               PathOf(operations, one) == root());
       }
     }
-    EXPECT_TRUE(durable) << unlink.path << " was unlinked before its folder's rename was durable";
+    EXPECT_TRUE(durable) << touch.path << " was touched before its folder's rename was durable";
   }
-  // A manifest and a shard of steps 1 and 2, and of the old 3.
-  EXPECT_EQ(unlinks, 6);
+  // Unlinked: the manifests of 1 and 2, and both files of the old 3. Opened and renamed: the shards of 1 and 2.
+  EXPECT_EQ(touches, 8);
 }
 
 }  // namespace

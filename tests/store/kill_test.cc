@@ -219,6 +219,37 @@ TEST(Kill, AtEveryOperationOfARemovalTheOthersStay) {
                       }});
 }
 
+TEST(Kill, AtEveryOperationOfASaveIntoARecycledFileTheOthersStay) {
+  const TestSave first{.step = 1, .shards = 2};
+  const TestSave second{.step = 2, .shards = 2};
+  const TestSave third{.step = 3, .shards = 2, .recycle = true};
+  KillEverywhere({.before =
+                      [&](IoQueue& queue, const std::string& root) {
+                        SaveBefore(queue, root, {first, second});
+                      },
+                  .child =
+                      [&](IoQueue& queue, const std::string& root, const Reports& reports) {
+                        const auto opened = OpenRoot(queue, root);
+                        if (!opened.ok() || !Retire(queue, root, 1, 2).ok()) return false;
+                        TestRanks ranks(queue, root, third);
+                        if (!ranks.Save().ok() || !ranks.rank(0).recycled() || !ranks.rank(1).recycled()) return false;
+                        reports.Done('3');
+                        RemoveSpares(queue, root);
+                        return true;
+                      },
+                  .after =
+                      [&](const std::string& root, const std::set<char>& reported) {
+                        EXPECT_EQ(CheckContent(root, second), Status::Ok());
+                        for (const TestSave& save : {first, third}) {
+                          const bool found = fs::exists(root + "/" + StepName(save.step));
+                          EXPECT_TRUE(found || save.step == 1 || !reported.contains('3'));
+                          if (found) {
+                            EXPECT_EQ(CheckContent(root, save), Status::Ok());
+                          }
+                        }
+                      }});
+}
+
 TEST(Kill, AtEveryOperationOfASweepCheckpointsStay) {
   const TestSave save{.step = 1};
   KillEverywhere(

@@ -58,6 +58,8 @@ class PowerCutTest : public ::testing::Test {
     }
   }
 
+  [[nodiscard]] std::size_t TakeOvers() const { return plan_->Count({.op = IoOp::kRename, .path = ".spare/"}); }
+
   void CutEverywhere() const {
     for (std::size_t upto = 0; upto <= recording_->size(); ++upto) {
       for (const PowerCut cut :
@@ -117,6 +119,36 @@ TEST_F(PowerCutTest, RemovedStepIsWholeOrNotThere) {
   Released(1);
   ASSERT_EQ(Remove(*queue_, root_, 1), Status::Ok());
   SaveNow({.step = 3});
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, SavesIntoRecycledFilesLoseNothing) {
+  OpenNow();
+  SaveNow({.step = 1, .shards = 2});
+  SaveNow({.step = 2, .shards = 2});
+  Released(1);
+  ASSERT_EQ(Retire(*queue_, root_, 1, 2), Status::Ok());
+  SaveNow({.step = 3, .shards = 2, .recycle = true, .more = 2});
+  Released(2);
+  ASSERT_EQ(Retire(*queue_, root_, 2, 2), Status::Ok());
+  Released(3);
+  SaveNow({.step = 3, .seed = 1, .shards = 2, .replace = true, .recycle = true});
+  ASSERT_EQ(TakeOvers(), 4U) << "two ranks, two saves";
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, RetirementThatMayBeUndoneGivesNoSpare) {
+  OpenNow();
+  SaveNow({.step = 1});
+  SaveNow({.step = 2});
+  plan_->CallBefore({.op = IoOp::kRename}, [this](const SeenOperation&) { plan_->Fail({.op = IoOp::kFsync}, EIO); });
+  Released(1);
+  ASSERT_EQ(Retire(*queue_, root_, 1).code(), StatusCode::kUnknownOutcome);
+  plan_->Clear();
+  SaveNow({.step = 3, .recycle = true});
+  ASSERT_EQ(TakeOvers(), 0U);
 
   CutEverywhere();
 }

@@ -63,7 +63,7 @@ Status WaitFor(IoQueue& queue, const std::function<void(StatusDone)>& start) {
 }
 
 std::string ShardContent(const TestSave& save, std::uint64_t shard) {
-  std::string content(kShardBytes, '\0');
+  std::string content(kShardBytes + save.more * kBlock, '\0');
   std::uint64_t state = save.step * 1000003 + save.seed * 10007 + shard + 1;
   for (char& c : content) {
     state = state * 6364136223846793005ULL + 1442695040888963407ULL;
@@ -98,8 +98,14 @@ TestRanks::TestRanks(IoQueue& queue, const std::string& root, const TestSave& sa
     std::fill_n(memory.bytes.get(), size, std::byte{0});
     std::copy_n(std::as_bytes(std::span(content)).begin(), content.size(), memory.bytes.get());
     memory_.push_back(std::move(memory));
-    attempts_.push_back(Attempt::Make(
-        queue, {.root = root, .step = save.step, .uuid = uuid_, .shard = shard, .file_bytes = content.size()}));
+    attempts_.push_back(
+        Attempt::Make(queue, {.root = root,
+                              .step = save.step,
+                              .uuid = uuid_,
+                              .shard = shard,
+                              .file_bytes = content.size(),
+                              .recycle = save.recycle,
+                              .not_recycled = [this](const std::string& why) { not_recycled_ = why; }}));
   }
 }
 
@@ -171,7 +177,17 @@ Status SaveTo(IoQueue& queue, const std::string& root, const TestSave& save) {
 }
 
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step) {
-  return WaitFor(queue, [&](StatusDone done) { RemoveCheckpoint(queue, root, step, Pinned::kGoes, std::move(done)); });
+  return WaitFor(
+      queue, [&](StatusDone done) { RemoveCheckpoint(queue, root, step, {.pinned = Pinned::kGoes}, std::move(done)); });
+}
+
+Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards, std::string* why) {
+  const NotRecycled note = [why](const std::string& reason) {
+    if (why != nullptr) *why = reason;
+  };
+  return WaitFor(queue, [&](StatusDone done) {
+    RemoveCheckpoint(queue, root, step, {.spare_shards = shards, .not_recycled = note}, std::move(done));
+  });
 }
 
 Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path) {

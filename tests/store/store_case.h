@@ -44,6 +44,8 @@ struct TestSave {
   std::uint64_t shards = 1;
   std::uint64_t generation = 0;
   bool replace = false;
+  bool recycle = false;
+  std::uint64_t more = 0;  ///< So many blocks more in each shard.
 };
 [[nodiscard]] std::string ShardContent(const TestSave& save, std::uint64_t shard);
 [[nodiscard]] Manifest ManifestOf(const TestSave& save, const std::string& uuid);
@@ -64,6 +66,8 @@ class TestRanks {
 
   [[nodiscard]] Attempt& rank(std::size_t i) { return *attempts_[i]; }
   [[nodiscard]] const std::string& uuid() const { return uuid_; }
+  /// Why the last spare that was not taken was not.
+  [[nodiscard]] const std::string& not_recycled() const { return not_recycled_; }
   /// 4096-aligned, a multiple of 4096 long; the header is the first block.
   [[nodiscard]] Bytes memory(std::size_t rank) const;
 
@@ -81,12 +85,17 @@ class TestRanks {
   IoQueue& queue_;
   const TestSave save_;
   const std::string uuid_;
+  std::string not_recycled_;
   std::vector<Memory> memory_;
   std::vector<std::unique_ptr<Attempt>> attempts_;
 };
 
 Status SaveTo(IoQueue& queue, const std::string& root, const TestSave& save);
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step);
+/// Retention's removal, which keeps the files of so many ranks as spares where it can; `why` of the last that it did
+/// not keep.
+Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards = 1,
+              std::string* why = nullptr);
 
 /// Opens the root as its coordinator.
 [[nodiscard]] Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path);

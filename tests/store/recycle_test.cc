@@ -1,0 +1,406 @@
+// Retired shard files that the next attempt writes over, and everybody who must not notice.
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "store/lease.h"
+#include "store/names.h"
+#include "store/root.h"
+#include "store_case.h"
+#include "support/faulty_queue.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class RecycleTest : public ::testing::Test {
+ protected:
+  RecycleTest() { EXPECT_EQ(SaveTo(*queue_, root_.path(), old_), Status::Ok()); }
+
+  void SetUp() override {
+    // The machine's disk need not be one whose files can be recycled.
+    const UniqueFd probe(::open((root_ / "probe").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    if (const Status status = TakeLease(probe, "a file here"); !status.ok()) GTEST_SKIP() << status;
+    fs::remove(root_ / "probe");
+  }
+
+  [[nodiscard]] std::string OldShard() const { return root_ / StepName(1) + "/" + ShardName(0); }
+  [[nodiscard]] std::string NewShard() const { return root_ / StepName(2) + "/" + ShardName(0); }
+  [[nodiscard]] std::string SpareFile() const { return SpareFolder() + "/" + ShardName(0); }
+  [[nodiscard]] std::string SpareFolder() const { return root_ / std::string(kSpareName); }
+  [[nodiscard]] static ino_t Inode(const std::string& path) {
+    struct stat found {};
+    EXPECT_EQ(::stat(path.c_str(), &found), 0) << path;
+    return found.st_ino;
+  }
+  Status RetireOld() { return Retire(*queue_, root_.path(), 1, 1, &why_); }
+  /// Saves step 2, which must work out, and returns whether it was written over the spare.
+  bool SaveNext(TestSave save = {.step = 2, .recycle = true}) {
+    TestRanks ranks(*queue_, root_.path(), save);
+    EXPECT_EQ(ranks.Save(), Status::Ok());
+    EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+    if (!ranks.not_recycled().empty()) why_ = ranks.not_recycled();
+    return ranks.rank(0).recycled();
+  }
+
+  const TestSave old_{.step = 1};
+  const TestSave next_{.step = 2, .recycle = true};
+  TempDir root_;
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
+  std::string why_;
+};
+
+TEST_F(RecycleTest, RetiredShardIsWrittenOverByTheNextSave) {
+  const ino_t inode = Inode(OldShard());
+
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kSpareName));
+  EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
+  EXPECT_TRUE(SaveNext());
+
+  EXPECT_EQ(Inode(NewShard()), inode);
+  EXPECT_THAT(Names(SpareFolder()), IsEmpty());
+  EXPECT_EQ(why_, "");
+}
+
+TEST_F(RecycleTest, SmallerAndLargerStatesAreWrittenOverItToo) {
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  EXPECT_TRUE(SaveNext({.step = 2, .recycle = true, .more = 3}));
+
+  ASSERT_EQ(Retire(*queue_, root_.path(), 2), Status::Ok());
+  EXPECT_TRUE(SaveNext({.step = 3, .recycle = true}));
+
+  struct stat found {};
+  ASSERT_EQ(::stat((root_ / StepName(3) + "/" + ShardName(0)).c_str(), &found), 0);
+  EXPECT_LE(static_cast<std::uint64_t>(found.st_blocks) * 512, 5 * kBlock) << "the longer file's blocks were kept";
+}
+
+TEST_F(RecycleTest, WithoutTheOptionTheSpareStaysAndTheFileIsNew) {
+  ASSERT_EQ(RetireOld(), Status::Ok());
+
+  EXPECT_FALSE(SaveNext({.step = 2}));
+
+  EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
+}
+
+TEST_F(RecycleTest, EachRankTakesItsOwnFileAndThoseBeyondTheWorldGo) {
+  const TestSave wide{.step = 3, .shards = 3};
+  const TestSave next{.step = 4, .shards = 2, .recycle = true};
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), wide), Status::Ok());
+  const std::string folder = root_ / StepName(3) + "/";
+  const std::vector<ino_t> inodes = {Inode(folder + ShardName(0)), Inode(folder + ShardName(1))};
+
+  ASSERT_EQ(Retire(*queue_, root_.path(), 3, 2), Status::Ok());
+  EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0), ShardName(1)));
+  EXPECT_TRUE(SaveNext(next));
+
+  const std::string committed = root_ / StepName(4) + "/";
+  EXPECT_THAT((std::vector<ino_t>{Inode(committed + ShardName(0)), Inode(committed + ShardName(1))}), inodes);
+}
+
+TEST_F(RecycleTest, OneCheckpointsFilesAreKeptAndNotMore) {
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
+  const ino_t first = Inode(OldShard());
+
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  ASSERT_EQ(Retire(*queue_, root_.path(), 2), Status::Ok());
+
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kSpareName));
+  EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
+  EXPECT_EQ(Inode(SpareFile()), first);
+}
+
+// Readers. Each of them had the file before it was retired, or is on its way to it.
+
+TEST_F(RecycleTest, ReaderThatMapsAnOldShardKeepsItsBytes) {
+  const std::string bytes = ReadAll(OldShard());
+  void* mapped = nullptr;
+  {
+    const UniqueFd fd(::open(OldShard().c_str(), O_RDONLY | O_CLOEXEC));
+    mapped = ::mmap(nullptr, bytes.size(), PROT_READ, MAP_PRIVATE, fd.get(), 0);
+    ASSERT_NE(mapped, MAP_FAILED);
+  }
+
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  EXPECT_FALSE(SaveNext());
+
+  EXPECT_EQ(std::string(static_cast<const char*>(mapped), bytes.size()), bytes);
+  EXPECT_THAT(why_, HasSubstr("somebody has it open or mapped"));
+  ::munmap(mapped, bytes.size());
+}
+
+TEST_F(RecycleTest, ReaderThatHasAnOldShardOpenKeepsItsBytes) {
+  const std::string bytes = ReadAll(OldShard());
+  const UniqueFd fd(::open(OldShard().c_str(), O_RDONLY | O_CLOEXEC));
+
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  EXPECT_THAT(Names(root_.path()), IsEmpty()) << "what is refused is unlinked";
+  EXPECT_FALSE(SaveNext());
+
+  std::string read(bytes.size(), '\0');
+  EXPECT_EQ(::pread(fd.get(), read.data(), read.size(), 0), static_cast<ssize_t>(read.size()));
+  EXPECT_EQ(read, bytes);
+  EXPECT_THAT(why_, HasSubstr("somebody has it open or mapped"));
+}
+
+TEST_F(RecycleTest, ReaderThatOpensTheSpareKeepsItsBytes) {
+  const std::string bytes = ReadAll(OldShard());
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  const UniqueFd fd(::open(SpareFile().c_str(), O_RDONLY | O_CLOEXEC));
+
+  EXPECT_FALSE(SaveNext());
+
+  std::string read(bytes.size(), '\0');
+  EXPECT_EQ(::pread(fd.get(), read.data(), read.size(), 0), static_cast<ssize_t>(read.size()));
+  EXPECT_EQ(read, bytes);
+  EXPECT_THAT(Names(SpareFolder()), IsEmpty());
+  EXPECT_THAT(why_, HasSubstr("somebody has it open or mapped"));
+}
+
+TEST_F(RecycleTest, ReaderThatComesWhileTheSpareIsTakenHasItToItself) {
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  int refused = 0;
+  plan_->CallBefore({.op = IoOp::kRename, .path = std::string(kSpareName)}, [&](const SeenOperation&) {
+    // A patient reader would sleep in this call until the lease is given back.
+    if (::open(SpareFile().c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC) < 0) refused = errno;
+  });
+
+  EXPECT_FALSE(SaveNext());
+
+  EXPECT_EQ(refused, EWOULDBLOCK);
+  EXPECT_THAT(why_, HasSubstr("somebody is waiting to open it"));
+}
+
+TEST_F(RecycleTest, HardLinkedCopyStaysWhole) {
+  const std::string bytes = ReadAll(OldShard());
+  fs::create_hard_link(OldShard(), root_ / "copy");
+
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  EXPECT_FALSE(SaveNext());
+
+  EXPECT_EQ(ReadAll(root_ / "copy"), bytes);
+  EXPECT_THAT(why_, HasSubstr("it has 2 names"));
+}
+
+TEST_F(RecycleTest, HardLinkMadeOfTheSpareStaysWhole) {
+  const std::string bytes = ReadAll(OldShard());
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  fs::create_hard_link(SpareFile(), root_ / "copy");
+
+  EXPECT_FALSE(SaveNext());
+
+  EXPECT_EQ(ReadAll(root_ / "copy"), bytes);
+}
+
+TEST_F(RecycleTest, HardLinkMadeWhileTheSpareIsTakenStaysWhole) {
+  const std::string bytes = ReadAll(OldShard());
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  plan_->CallBefore({.op = IoOp::kRename, .path = std::string(kSpareName)},
+                    [&](const SeenOperation&) { fs::create_hard_link(SpareFile(), root_ / "copy"); });
+
+  EXPECT_FALSE(SaveNext());
+
+  EXPECT_EQ(ReadAll(root_ / "copy"), bytes);
+  EXPECT_THAT(why_, HasSubstr("it has 2 names"));
+}
+
+TEST_F(RecycleTest, CheckpointWithAReadersLockIsNotRetired) {
+  const auto reader = ReadLock::Take(root_ / StepName(1));
+  ASSERT_TRUE(reader.ok()) << reader.status();
+
+  EXPECT_EQ(RetireOld().code(), StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(SaveNext());
+
+  EXPECT_EQ(CheckContent(root_.path(), old_), Status::Ok());
+}
+
+TEST_F(RecycleTest, FileWithAWiderModeIsUnlinked) {
+  fs::permissions(OldShard(), fs::perms(0664));
+
+  ASSERT_EQ(RetireOld(), Status::Ok());
+
+  EXPECT_THAT(Names(root_.path()), IsEmpty());
+  EXPECT_THAT(why_, HasSubstr("its mode is 0664, wider than 0644"));
+}
+
+TEST_F(RecycleTest, LinkInTheSparesPlaceIsNotFollowed) {
+  TempDir elsewhere;
+  WriteAll(elsewhere / ShardName(0), "mine");
+  fs::create_directory_symlink(elsewhere.path(), SpareFolder());
+
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  EXPECT_FALSE(SaveNext());
+
+  EXPECT_EQ(ReadAll(elsewhere / ShardName(0)), "mine");
+}
+
+// The protocol.
+
+TEST_F(RecycleTest, NothingIsKeptBeforeTheRootsFsyncHasReturned) {
+  plan_->CallBefore({.op = IoOp::kRename}, [this](const SeenOperation&) { plan_->Fail({.op = IoOp::kFsync}, EIO); });
+
+  EXPECT_EQ(RetireOld().code(), StatusCode::kUnknownOutcome);
+
+  EXPECT_FALSE(fs::exists(SpareFolder()));
+  plan_->Clear();
+  EXPECT_FALSE(SaveNext());
+}
+
+TEST_F(RecycleTest, BothFoldersAreFsyncedBetweenTheTakeOverAndTheManifest) {
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  const std::size_t before = plan_->Seen().size();
+  TestRanks ranks(*queue_, root_.path(), next_);
+  const std::string attempt = root_ / AttemptName(ranks.uuid());
+
+  ASSERT_EQ(ranks.Save(), Status::Ok());
+
+  const std::vector<SeenOperation> seen = plan_->Seen();
+  const auto find = [&](IoOp op, const std::string& path, std::size_t from) {
+    while (from < seen.size() && (seen[from].op != op || seen[from].path != path)) ++from;
+    return from;
+  };
+  const std::size_t rename = find(IoOp::kRename, SpareFile(), before);
+  const std::size_t zero = find(IoOp::kWrite, SpareFile(), rename);  // As it was opened.
+  const std::size_t manifest = find(IoOp::kOpen, attempt + "/" + std::string(kManifestName), zero);
+  ASSERT_LT(manifest, seen.size()) << ToString(seen);
+  EXPECT_EQ(seen[zero].offset, 0U);
+  EXPECT_EQ(seen[zero].length, kBlock);
+  EXPECT_LT(find(IoOp::kFsync, SpareFolder(), zero), manifest) << ToString(seen);
+  EXPECT_LT(find(IoOp::kFsync, attempt, zero), manifest) << ToString(seen);
+}
+
+TEST_F(RecycleTest, AttemptHasNoOldHeaderOnceItIsWritten) {
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  TestRanks ranks(*queue_, root_.path(), next_);
+
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+
+  ASSERT_TRUE(ranks.rank(0).recycled());
+  const std::string shard = ReadAll(root_ / AttemptName(ranks.uuid()) + "/" + ShardName(0));
+  EXPECT_EQ(shard.substr(0, kBlock), std::string(kBlock, '\0'));
+  EXPECT_EQ(ranks.Abandon(), Status::Ok());
+}
+
+TEST_F(RecycleTest, AbandonedSaveLeavesNothingOfTheSpare) {
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  plan_->Fail({.op = IoOp::kWrite, .nth = 3}, EIO);  // The zeros, a chunk, and this one.
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), {.step = 3, .recycle = true}).code(), StatusCode::kIoError);
+
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kSpareName, StepName(2)));
+  EXPECT_THAT(Names(SpareFolder()), IsEmpty());
+  EXPECT_EQ(CheckContent(root_.path(), {.step = 2}), Status::Ok());
+}
+
+TEST_F(RecycleTest, ReplacementIsWrittenOverASpareToo) {
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
+  ASSERT_EQ(RetireOld(), Status::Ok());
+
+  EXPECT_TRUE(SaveNext({.step = 2, .seed = 7, .replace = true, .recycle = true}));
+}
+
+TEST_F(RecycleTest, SweepAndCloseRemoveSpares) {
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  RemoveSpares(*queue_, root_.path());
+  EXPECT_THAT(Names(root_.path()), IsEmpty());
+
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), old_), Status::Ok());
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path()).ok());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName));
+}
+
+// Space.
+
+TEST_F(RecycleTest, DiskThatIsFullTakesTheSpareBeforeASaveFails) {
+  for (const IoOp op : {IoOp::kFallocate, IoOp::kWrite}) {
+    SCOPED_TRACE(IoOpName(op));
+    TestRanks ranks(*queue_, root_.path(), {.step = 2, .replace = true, .recycle = true});
+    // Retired while the save was under way already.
+    plan_->CallAfter({.op = IoOp::kMkdir}, [&](const SeenOperation&) {
+      fs::create_directory(SpareFolder());
+      WriteAll(SpareFile(), "spare");
+      plan_->Fail({.op = op, .nth = 1}, ENOSPC);
+    });
+
+    EXPECT_EQ(ranks.Save(), Status::Ok());
+
+    EXPECT_FALSE(fs::exists(SpareFile()));
+    EXPECT_FALSE(ranks.rank(0).recycled());
+    plan_->Clear();
+  }
+}
+
+TEST_F(RecycleTest, DiskThatStaysFullFailsTheSave) {
+  plan_->Fail({.op = IoOp::kFallocate}, ENOSPC);
+
+  EXPECT_EQ(SaveTo(*queue_, root_.path(), next_).code(), StatusCode::kNoSpace);
+
+  EXPECT_EQ(plan_->Count({.op = IoOp::kFallocate}), 3U) << "the old one's, and two of this one";
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(1)));
+}
+
+// Each operation of the retirement and of the take-over fails: the save goes on with another file or fails, and what is
+// there is whole.
+TEST_F(RecycleTest, FailedOperationsLoseNothing) {
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  const std::size_t before = plan_->Count({});
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 3, .recycle = true}), Status::Ok());
+  ASSERT_EQ(Retire(*queue_, root_.path(), 2), Status::Ok());
+  const std::size_t operations = plan_->Count({}) - before;
+  TestSave kept{.step = 3, .recycle = true};
+  for (const bool after : {false, true}) {
+    for (const int error : {EIO, ENOSPC}) {
+      for (std::size_t k = 1; k <= operations; ++k) {
+        SCOPED_TRACE(std::to_string(error) + (after ? " after" : " at") + " operation " + std::to_string(k));
+        plan_->Clear();
+        after ? plan_->FailAfter({.nth = k}, error) : plan_->Fail({.nth = k}, error);
+        const TestSave save{.step = kept.step + 1, .recycle = true};
+
+        const Status saved = SaveTo(*queue_, root_.path(), save);
+        EXPECT_EQ(CheckContent(root_.path(), kept), Status::Ok());
+        EXPECT_EQ(CheckContent(root_.path(), save).ok(), saved.ok() || saved.code() == StatusCode::kUnknownOutcome)
+            << saved;
+        if (saved.ok()) {
+          static_cast<void>(Retire(*queue_, root_.path(), kept.step));
+          EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+        }
+
+        plan_->Clear();
+        ASSERT_TRUE(OpenRoot(*queue_, root_.path()).ok());
+        EXPECT_THAT(Names(root_.path()), ::testing::Each(::testing::AnyOf(kLockName, ::testing::StartsWith("step-"))));
+        // The next round finds one checkpoint, and a spare.
+        kept = {.step = save.step + 2, .recycle = true};
+        ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = save.step + 1}), Status::Ok());
+        ASSERT_EQ(SaveTo(*queue_, root_.path(), kept), Status::Ok());
+        for (const std::uint64_t step : GoodSteps(root_.path())) {
+          if (step != kept.step) {
+            ASSERT_EQ(Retire(*queue_, root_.path(), step), Status::Ok());
+          }
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cairn
