@@ -1,10 +1,11 @@
 // What saving and restoring cost, one measurement at a time; scripts/bench roofline drives it, in turns with fio.
 //
 //   build/release/bin/bench_roofline --root DIR [--bytes N] [--source pinned|cpu] [--checksums 0|1] [--queue
-//   uring|threads]
+//   uring|threads] [--recycle 0|1] [--chunk N] [--depth N]
 //
 // Reads commands from standard input, one a line, and answers each with one line of JSON:
-//   write            one save to durable of --bytes in 597 tensors: seconds, cpu_seconds, bytes
+//   write            one save to durable of --bytes in 597 tensors: seconds, cpu_seconds, bytes. With --recycle 1 it is
+//                    written over what the save before the last one left
 //   restore          the newest checkpoint back into the tensors, page cache dropped before (root only)
 //   call N           the call of Save with a free place, 20 times, for N CPU tensors as Adam has them: three of four of
 //                    128 KiB (12 KiB above 10,000 tensors), and a counter of 4 bytes, copied in the call
@@ -49,6 +50,9 @@ struct Settings {
   std::string source = "pinned";
   bool checksums = true;
   std::string queue = "uring";
+  bool recycle = false;
+  std::uint64_t chunk = Options().chunk_bytes;
+  int depth = Options().queue_depth;
 };
 
 void Check(const Status& status) {
@@ -116,9 +120,11 @@ class Bench {
     const double cpu_seconds = CpuSeconds(RUSAGE_SELF) - cpu;
     const SaveStats stats = save->stats();
     std::printf(
-        "{\"seconds\":%.6f,\"cpu_seconds\":%.6f,\"bytes\":%llu,\"captured\":%.6f,\"written\":%.6f,\"direct\":%d}\n",
+        "{\"seconds\":%.6f,\"cpu_seconds\":%.6f,\"bytes\":%llu,\"captured\":%.6f,\"written\":%.6f,\"direct\":%d,"
+        "\"recycled\":%d}\n",
         seconds, cpu_seconds, static_cast<unsigned long long>(stats.bytes_written), Seconds(stats.captured),
-        Seconds(stats.written), stats.direct);
+        Seconds(stats.written), stats.direct, stats.recycled);
+    if (settings_.recycle) return Check(checkpointer.Drain());  // Retention removes the one before.
     if (keep_) Check(checkpointer.Remove(*keep_));
     keep_ = step_;
   }
@@ -270,8 +276,10 @@ class Bench {
 
   [[nodiscard]] Options MakeOptions(std::uint64_t pool) const {
     return {.root = settings_.root,
-            .keep_last = 0,
+            .keep_last = settings_.recycle ? 1U : 0U,
             .host_memory_bytes = pool,
+            .chunk_bytes = settings_.chunk,
+            .queue_depth = settings_.depth,
             .checksums = settings_.checksums,
             .io_queue = settings_.queue == "threads" ? IoQueueKind::kThreads : IoQueueKind::kUring};
   }
@@ -315,6 +323,9 @@ int Main(int argc, char** argv) {
   app.add_option("--source", settings.source)->check(CLI::IsMember({"pinned", "cpu"}));
   app.add_option("--checksums", settings.checksums);
   app.add_option("--queue", settings.queue)->check(CLI::IsMember({"uring", "threads"}));
+  app.add_option("--recycle", settings.recycle, "keep one checkpoint, and write over the one before it");
+  app.add_option("--chunk", settings.chunk, "bytes of one write");
+  app.add_option("--depth", settings.depth, "writes under way at once");
   CLI11_PARSE(app, argc, argv);
 
   Bench bench(settings);

@@ -26,12 +26,13 @@ def hugepages():
 def fio(file, rw, memory, size, keep=False):
     """Bytes per second of one run over `size` bytes, its fsync included, and its CPU seconds.
 
-    Each write lays out a fresh file, and removes it again unless it is to be kept.
+    Each "write" lays out a fresh file, and removes it again unless it is to be kept; "overwrite" goes over the blocks of
+    the file that is there.
     """
     if rw == "write" and os.path.exists(file):
         os.unlink(file)
         os.sync()
-    command = LINE.format(file=file, rw=rw, bytes=size, memory=memory).split()
+    command = LINE.format(file=file, rw="write" if rw == "overwrite" else rw, bytes=size, memory=memory).split()
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     job = json.loads(output[output.index("{") :])["jobs"][0]
     seconds = job["job_runtime"] / 1000
