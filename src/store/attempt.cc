@@ -17,11 +17,12 @@
 //    descriptor.
 // 3. Seal: the header is written last; the padded tail is cut; one fsync of the shard, never tried again; fsync of the
 //    attempt's folder, and of the one that a spare was taken from: once the step is durable, no other name leads to it.
+//    The fsyncs run side by side.
 // 4. The ranks agree (not here): all are prepared, or one has failed.
-// 5. Commit (commit.cc), on the coordinator: the manifest is written, fsynced; the attempt's folder fsynced; the folder
-//    renamed to step-N without replacing (or exchanged with the old step-N); the root fsynced. If that fsync fails the
-//    outcome is unknown: the step is not acknowledged, and the folder is not removed. A rank that hears nothing looks
-//    for step-N with its attempt id and fsyncs the root itself (FindCommitted).
+// 5. Commit (commit.cc), on the coordinator: the manifest is written, then it and the attempt's folder fsynced; the
+//    folder renamed to step-N without replacing (or exchanged with the old step-N); the root fsynced. If that fsync
+//    fails the outcome is unknown: the step is not acknowledged, and the folder is not removed. A rank that hears
+//    nothing looks for step-N with its attempt id and fsyncs the root itself (FindCommitted).
 // 6. Only now is the save durable, and only now may older ones go (remove.cc): step-N is renamed to `.retired-<uuid>`,
 //    the root fsynced; before that has returned nothing in the folder is touched, as a power cut would bring the name
 //    back. A checkpoint that somebody reads has a shared lock on its manifest, and stays. Then its files are unlinked.
@@ -283,10 +284,11 @@ void ShardAttempt::Seal(Bytes header, StatusDone done) {
   steps.push_back(
       {.make = [this] { return IoRequest{.op = IoOp::kFtruncate, .fd = shard_fd_.get(), .length = spec_.file_bytes}; },
        .name = shard_});
-  steps.push_back(FsyncStep(shard_fd_, shard_));
-  steps.push_back(CloseStep(shard_fd_, shard_));
-  steps.push_back(FsyncStep(folder_fd_, folder_));
-  if (recycled()) steps.push_back(FsyncStep(spare_.folder_fd, spare_.folder));
+  // None of them waits for another, and a filesystem with a journal commits it once for all.
+  std::vector<std::vector<IoStep>> fsyncs = {{FsyncStep(shard_fd_, shard_), CloseStep(shard_fd_, shard_)},
+                                             {FsyncStep(folder_fd_, folder_)}};
+  if (recycled()) fsyncs.push_back({FsyncStep(spare_.folder_fd, spare_.folder)});
+  steps.push_back({.together = std::move(fsyncs)});
   if (spec_.recycle) FreeSpareWhenFull(steps, spare_.path);
   Run(std::move(steps), Stage::kSealed, [this, size = header.size(), done = std::move(done)](Status status) {
     if (status.ok()) bytes_written_ += size;

@@ -28,6 +28,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       if (step.check) {
         if (Status status = step.check(); !status.ok()) return Finish(std::move(status));
       }
+      if (!step.together.empty()) return RunTogether(std::move(step.together));
       if (!step.make) continue;
       std::optional<IoRequest> request = step.make();
       if (!request) continue;
@@ -36,6 +37,24 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       return;
     }
     Finish(Status::Ok());
+  }
+
+  void RunTogether(std::vector<std::vector<IoStep>> sequences) {
+    struct Together {
+      std::size_t missing;
+      Status first;
+    };
+    const auto together = std::make_shared<Together>(Together{sequences.size(), Status::Ok()});
+    for (std::vector<IoStep>& steps : sequences) {
+      RunSteps(queue_, std::move(steps), [self = shared_from_this(), together](Status status) {
+        if (together->first.ok()) together->first = std::move(status);
+        if (--together->missing != 0) return;
+        if (!together->first.ok()) return self->Finish(std::move(together->first));
+        ++self->next_;
+        self->Advance();
+      });
+    }
+    starting_ = false;
   }
 
   void Take(std::int64_t result) {

@@ -33,6 +33,9 @@ struct IoStep {
   std::function<Result<Flow>(std::int64_t value)> on_value;
   /// Judges an errno; `plain` is the status that ends the sequence where there is no such judge.
   std::function<Result<Flow>(int error, Status plain)> on_error;
+  /// In place of an operation: sequences that run side by side. The step is done when all of them have ended, and its
+  /// error is the first.
+  std::vector<std::vector<IoStep>> together = {};
 };
 
 /// Runs the steps in order, on the queue's thread, up to the first error. `done` is called once, from RunOnce and never
