@@ -131,6 +131,7 @@ py::dict FromStats(const SaveStats& stats) {
   fields["durable"] = InSeconds(stats.durable);
   fields["staged"] = stats.staged;
   fields["direct"] = stats.direct;
+  fields["recycled"] = stats.recycled;
   return fields;
 }
 
@@ -147,6 +148,8 @@ py::dict FromStats(const CheckpointerStats& stats) {
   fields["saves_failed"] = stats.saves_failed;
   fields["bytes_written"] = stats.bytes_written;
   fields["saves_in_flight"] = stats.saves_in_flight;
+  fields["shards_recycled"] = stats.shards_recycled;
+  fields["not_recycled_reason"] = stats.not_recycled_reason;
   return fields;
 }
 

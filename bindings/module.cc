@@ -283,7 +283,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                      double full_timeout, double drain_timeout, unsigned file_mode,
                                      unsigned directory_mode, std::uint64_t host_memory, std::uint64_t chunk,
                                      int queue_depth, int workers, int copy_streams, std::uint64_t staging,
-                                     std::vector<int> cuda_devices, bool checksums, const std::string& io,
+                                     std::vector<int> cuda_devices, bool checksums, bool recycle, const std::string& io,
                                      std::size_t trace_events, const PyStoreGroup* group, double group_timeout) {
   const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
     std::string expected;
@@ -316,6 +316,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                                   .staging_bytes = staging,
                                                   .cuda_devices = std::move(cuda_devices),
                                                   .checksums = checksums,
+                                                  .recycle = recycle,
                                                   .io_queue = one_of("io", io, kIo),
                                                   .trace_events = trace_events},
                                           drain_timeout, group);
@@ -358,7 +359,7 @@ PYBIND11_MODULE(_core, module) {
       .def(py::init(&cairn::Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a,
            "max_in_flight"_a, "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "file_mode"_a, "directory_mode"_a,
            "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a, "copy_streams"_a, "staging"_a, "cuda_devices"_a,
-           "checksums"_a, "io"_a, "trace_events"_a, "group"_a, "group_timeout"_a)
+           "checksums"_a, "recycle"_a, "io"_a, "trace_events"_a, "group"_a, "group_timeout"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "replace"_a, "replicas"_a,
            "hold"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)

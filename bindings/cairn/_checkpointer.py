@@ -42,6 +42,8 @@ class Checkpointer:
                      one, "replace" the youngest that is not captured
       staging        device memory, for each device, that snapshots may be staged in
       checksums      CRC32C over every MiB; off, a flipped bit is not found
+      recycle        write over the blocks of retired checkpoints that nobody else has open: a quarter faster than new
+                     ones, for the disk space of one more checkpoint
       io             "auto", "io_uring" or "threads"
       group          the ranks that write one checkpoint together, each a shard of it: a torch.distributed ProcessGroup,
                      or a tuple (Store, rank, world). Every rank opens the root, saves the same steps in the same order,
@@ -71,6 +73,7 @@ class Checkpointer:
         staging: int | str = 0,
         cuda_devices: Sequence[int] = (),
         checksums: bool = True,
+        recycle: bool = True,
         io: str = "auto",
         file_mode: int = 0o644,
         directory_mode: int = 0o755,
@@ -107,6 +110,7 @@ class Checkpointer:
             staging=parse_size(staging),
             cuda_devices=list(cuda_devices),
             checksums=checksums,
+            recycle=recycle,
             io=io,
             trace_events=trace_events,
             group_timeout=group_timeout,

@@ -76,6 +76,7 @@ class Checkpointer:
         staging: int,
         cuda_devices: list[int],
         checksums: bool,
+        recycle: bool,
         io: str,
         trace_events: int,
         group: StoreGroup | None,

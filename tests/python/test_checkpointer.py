@@ -37,6 +37,21 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
     return float(loss)
 
 
+@pytest.mark.parametrize("recycle", [True, False])
+def test_saves_are_written_over_what_retention_removes(make: Make, recycle: bool) -> None:
+    checkpointer = make(keep_last=1, recycle=recycle)
+    for step in range(1, 5):
+        save = checkpointer.save(step, {"weight": np.full(300_000, step, np.float32)})
+        checkpointer.drain()
+
+    stats = checkpointer.stats
+    if recycle and stats["not_recycled_reason"]:
+        pytest.skip(stats["not_recycled_reason"])
+    assert stats["shards_recycled"] == (2 if recycle else 0)
+    assert save.stats["recycled"] == recycle
+    assert checkpointer.load()["weight"][0] == 4
+
+
 def test_training_goes_on_bit_exactly(make: Make) -> None:
     model, optimizer = a_model()
     rng = cairn.RngState()
