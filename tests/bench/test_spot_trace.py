@@ -1,0 +1,86 @@
+"""The spot cluster's trace: what counts as a failure, and that no trace with a hole in it is believed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "bench/figures"))
+
+import spot_trace
+
+SPOT_GPUS = ROOT / "bench/data/spot_gpus_trace.csv"
+
+
+def a_trace(folder: Path, *rows: str, header: str = ",Time,GPUs") -> Path:
+    path = folder / "trace.csv"
+    path.write_text("\n".join([header, *rows]))
+    return path
+
+
+def refused(why: str, path: Path) -> None:
+    with pytest.raises(spot_trace.BadTrace, match=re.escape(why)):
+        spot_trace.read(path)
+
+
+def test_every_drop_is_one_failure_and_neither_the_first_sample_nor_growth_is_any(tmp_path: Path) -> None:
+    path = a_trace(tmp_path, "0,1000.5,0", "1,1060.5,56", "2,1120.5,55", "3,1180.5,55", "4,1240.5,60", "5,1300.5,0")
+
+    trace = spot_trace.read(path)
+
+    assert trace.seconds == [0, 60, 120, 180, 240, 300]
+    assert trace.gpus == [0, 56, 55, 55, 60, 0]
+    assert spot_trace.failures(trace) == [120, 300]
+
+
+def test_the_published_trace_has_the_failures_that_its_readme_tells() -> None:
+    trace = spot_trace.read(SPOT_GPUS)
+    failures = spot_trace.failures(trace)
+    changes = [abs(now - before) // 4 for before, now in zip([0, *trace.gpus], trace.gpus)]
+
+    assert (len(trace.gpus), trace.seconds[-1], max(trace.gpus)) == (215, 13482, 56)
+    assert (len(failures), failures[0], failures[-1]) == (26, 630, 13167)
+    assert sum(changes) == 51  # As the artifact counts.
+    readme = (SPOT_GPUS.parent / "README.md").read_text()
+    assert all(told in readme for told in ("215 samples", "There are 26, one in 519 s", "which makes 51"))
+
+
+def test_a_time_that_does_not_grow_is_refused(tmp_path: Path) -> None:
+    refused(":3: expected a time after 5.0, found 5.0", a_trace(tmp_path, "0,5,1", "1,5,1"))
+    refused(
+        ":4: expected a time after 68.0, found 5.0",
+        a_trace(tmp_path, "0,5,1", "1,68,1", "2,5,1", "3,68,1", "4,131,1"),
+    )
+
+
+def test_a_gap_is_refused_for_a_failure_may_be_in_it(tmp_path: Path) -> None:
+    rows = ["0,0,56", "1,63,56", "2,126,56", "3,252,30", "4,315,30"]
+
+    refused(
+        ":5: expected a sample 63 s after the last one, as usual here, found a gap of 126 s", a_trace(tmp_path, *rows)
+    )
+    refused(":3: expected sample 1, found \"2\"", a_trace(tmp_path, "0,0,56", "2,126,56"))  # fmt: skip
+
+
+@pytest.mark.parametrize("time", ["nan", "-63", "inf", "", "now"])
+def test_a_time_that_is_none_is_refused(tmp_path: Path, time: str) -> None:
+    refused(f':3: expected a time of 0 s or more, found "{time}"', a_trace(tmp_path, "0,0,56", f"1,{time},56"))
+
+
+@pytest.mark.parametrize("gpus", ["nan", "-1", "1.5", "", "many", "²"])
+def test_gpus_that_are_no_number_are_refused(tmp_path: Path, gpus: str) -> None:
+    found = gpus.encode("ascii", "backslashreplace").decode() if gpus.isascii() else "\\xc2\\xb2"
+    refused(f':3: expected GPUs, 0 or more, found "{found}"', a_trace(tmp_path, "0,0,56", f"1,63,{gpus}"))
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    refused(
+        'trace.csv:1: expected the columns ",Time,GPUs", found ",Time,Cores"', a_trace(tmp_path, header=",Time,Cores")
+    )
+    refused("trace.csv:3: expected at least two samples, found 1", a_trace(tmp_path, "0,0,56"))
+    refused("trace.csv:3: expected 3 cells, found 2", a_trace(tmp_path, "0,0,56", "1,63"))
+    refused("nowhere.csv: expected a trace, found: No such file", tmp_path / "nowhere.csv")
