@@ -85,8 +85,8 @@ def walked(costs, failures, end):
 
 
 def ideal(costs, failures, end):
-    """Iterations a second if checkpoints at that interval cost nothing and were durable at once."""
-    return exact(costs._replace(iteration=costs.ideal_iteration, exposed=0.0), failures, end)
+    """Iterations a second if checkpoints at that interval and restarts took no time: half an interval is lost."""
+    return exact(costs._replace(iteration=costs.ideal_iteration, exposed=0.0, restart=0.0), failures, end)
 
 
 def _lives(costs, failures, end):

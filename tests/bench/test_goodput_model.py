@@ -70,8 +70,8 @@ def test_failures_during_a_restart_cost_the_time_until_they_came() -> None:
     assert model.walked(slow, [20.0, 24.0], END) == pytest.approx((16 + 21) / 0.8 / 50)
 
 
-def test_the_ideal_loses_half_an_interval_and_the_restart() -> None:
-    assert model.ideal(COSTS, FAILURES, END) == pytest.approx((17.5 + 16.5 + 9) / 0.5 / 50)
+def test_the_ideal_loses_half_an_interval_and_nothing_else() -> None:
+    assert model.ideal(COSTS, FAILURES, END) == pytest.approx((17.5 + 17.5 + 10) / 0.5 / 50)
 
 
 def test_the_exact_model_is_the_mean_of_the_walk_over_random_failures() -> None:

@@ -1,0 +1,203 @@
+"""Goodput by real kills: bench_training is killed and resumed, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "bench/figures"))
+
+import fig9
+import goodput
+import goodput_model
+
+FIG9 = ROOT / "bench/figures/fig9.py"
+MATPLOTLIB = ROOT / "build/python/figure-tools"
+STATE = ["--state-bytes", "16777216", "--tensors", "5", "--pcie-bytes-per-second", "1e9"]
+PACE = ["--iteration-seconds", "0.01", "--update-seconds", "0.002"]
+EVERY = 5
+
+pytestmark = pytest.mark.skipif(not Path(fig9.PROGRAM).exists(), reason=f"{fig9.PROGRAM} is not built")
+
+
+def training(strategy: str, iterations: int = 10_000) -> list[str]:
+    settings = ["--strategy", strategy, "--every", str(EVERY), "--iterations", str(iterations)]
+    return [fig9.PROGRAM, *settings, *STATE, *PACE]
+
+
+def processes_in(folder: Path) -> list[str]:
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue  # It has ended.
+    return [line for line in lines if str(folder) in line and "bench_training" in line]
+
+
+@pytest.mark.parametrize("strategy", ["sync", "cairn"])
+def test_what_is_lost_is_not_counted_and_what_was_durable_is(tmp_path: Path, strategy: str) -> None:
+    outcome = goodput.replay(training(strategy), str(tmp_path), [1.0, 2.5], 4.0)
+    costs = goodput.costs(outcome, EVERY, 0.01, 2)
+
+    assert len(outcome.lives) == 3 and len(outcome.restarts) == 2 and outcome.killed_starting == 0
+    assert outcome.seconds == pytest.approx(4.0, abs=0.2)
+    computed = sum(life.reached - life.first for life in outcome.lives)
+    assert outcome.reached == computed - sum(outcome.lost)
+    for before, after in zip(outcome.lives, outcome.lives[1:]):
+        assert max(before.durable, default=0) <= after.first <= before.reached
+        assert after.first % EVERY == 0
+    assert outcome.lives[-1].first > 0
+    assert (costs.exposed < 0.001) == (strategy == "sync")
+    exact = goodput_model.exact(costs, outcome.failures, outcome.seconds)
+    assert outcome.goodput == pytest.approx(exact, rel=0.15)
+    assert list(tmp_path.iterdir()) == [] and not processes_in(tmp_path)
+
+
+def test_without_checkpoints_only_what_follows_the_last_failure_counts(tmp_path: Path) -> None:
+    outcome = goodput.replay(training("none"), str(tmp_path), [1.5], 2.8)
+
+    first, last = outcome.lives
+    assert last.first == 0 and outcome.lost == [first.reached]
+    assert outcome.reached == last.reached < first.reached
+    assert goodput.costs(outcome, EVERY, 0.01, 2).exposed == math.inf
+
+
+def test_a_failure_during_a_restart_kills_the_process_that_starts(tmp_path: Path) -> None:
+    outcome = goodput.replay(training("cairn"), str(tmp_path), [1.0, 1.001], 3.0)
+
+    assert outcome.killed_starting == 1 and outcome.lives[1].began == math.inf
+    assert len(outcome.restarts) == len(outcome.lost) == 1
+    assert outcome.lives[2].first >= max(outcome.lives[0].durable)
+
+
+def test_time_that_is_up_during_a_restart_leaves_what_was_durable(tmp_path: Path) -> None:
+    outcome = goodput.replay(training("cairn"), str(tmp_path), [1.0], 1.001)
+
+    assert outcome.lives[1].began == math.inf
+    assert outcome.reached == max(outcome.lives[0].durable)
+
+
+def test_a_training_that_loses_what_was_durable_has_no_goodput(tmp_path: Path) -> None:
+    forgetful = tmp_path / "forgetful"
+    forgetful.write_text(
+        '#!/bin/sh\n[ "$1" = --dir ] && rm -rf "$2"/* && exec ' + " ".join(training("sync")) + ' "$@"\n'
+    )
+    forgetful.chmod(0o755)
+    (tmp_path / "runs").mkdir()
+
+    with pytest.raises(goodput.Failed, match=r"went on from step 0; expected [1-9]\d*, which was durable"):
+        goodput.replay([str(forgetful)], str(tmp_path / "runs"), [1.0], 3.0)
+
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_training_that_ends_by_itself_has_no_goodput(tmp_path: Path) -> None:
+    with pytest.raises(goodput.Failed, match="ended by itself with 0"):
+        goodput.replay(training("sync", iterations=10), str(tmp_path), [5.0], 6.0)
+    with pytest.raises(goodput.Failed, match="ended by itself with 2: .*--every: expected 1 to the 3 iterations"):
+        goodput.replay(training("sync", iterations=3), str(tmp_path), [5.0], 6.0)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def figure_of_two_runs(folder: Path) -> list[str]:
+    """Its arguments: each run takes 2.25 s, with a failure after 1.5."""
+    trace = folder / "trace.csv"
+    trace.write_text(",Time,GPUs\n0,0,8\n1,60,8\n2,120,4\n3,180,4\n")
+    (folder / "runs").mkdir()
+    what = ["9", "--model", "transformer-xl", "--scale", "0.0078125", "--intervals", "25", "--strategies", "sync,cairn"]
+    where = ["--trace", str(trace), "--dir", str(folder / "runs"), "--output", str(folder / "figure9")]
+    return [*what, *where, "--compress", "80"]
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    return figure_of_two_runs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a whole figure was measured."""
+    folder = tmp_path_factory.mktemp("measured")
+    fig9.measure(fig9.parse(figure_of_two_runs(folder)))
+    return folder
+
+
+def lines_of(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    lines = (folder / "figure9.csv").read_text().splitlines()
+    head = [line for line in lines if line.startswith("# ")]
+    return head, list(csv.DictReader(lines[len(head) :]))
+
+
+def test_the_figures_csv_has_what_was_measured_and_what_the_models_say(measured: Path) -> None:
+    head, rows = lines_of(measured)
+
+    assert head[-1] == "# complete" and any(
+        "trace.csv: 180 s in 2.25, 1 failures, one in 2.25 s" in line for line in head
+    )
+    assert any(line.startswith("# emulated: GPU") for line in head)
+    assert [row["strategy"] for row in rows] == ["sync", "cairn"]
+    for row in rows:
+        assert float(row["goodput"]) == pytest.approx(float(row["reached"]) / float(row["seconds"]), rel=1e-4)
+        assert 0 < float(row["goodput"]) < float(row["ideal"])
+        assert float(row["exact"]) > 0 and float(row["published"]) > 0 and float(row["walked"]) > 0
+    assert list((measured / "runs").iterdir()) == []
+
+
+@pytest.mark.skipif(not MATPLOTLIB.exists(), reason=f"no matplotlib in {MATPLOTLIB}: scripts/figures puts it there")
+def test_the_picture_is_drawn_from_the_csv(measured: Path) -> None:
+    command = [sys.executable, "-B", FIG9, "9", "--draw", "--output", measured / "figure9"]
+
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(MATPLOTLIB)}, capture_output=True)
+
+    assert (measured / "figure9.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_figure_keeps_its_whole_runs_and_says_that_it_is_partial(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    figure = subprocess.Popen(
+        [sys.executable, "-B", FIG9, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert figure.stdout is not None
+    for line in figure.stdout:
+        if line.startswith("sync "):
+            break  # The second run has begun, or will.
+    figure.send_signal(signal.SIGINT)
+    _, errors = figure.communicate()
+
+    assert figure.returncode == 130 and "interrupted" in errors
+    head, rows = lines_of(tmp_path)
+    assert head[-1] == "# partial: 1 of 2 runs" and [row["strategy"] for row in rows] == ["sync"]
+    assert list((tmp_path / "runs").iterdir()) == [] and not processes_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--strategies", "sync,nosuch"], 'unknown strategy "nosuch"'),
+        (["--model", "nosuch"], 'unknown model "nosuch"'),
+        (["--scale", "1e4"], r"needs \d+ bytes of disk and \d+ of memory, .*--scale \S+ would fit"),
+        (["--limit", "60"], "--limit 60: expected a failure in these seconds"),
+        (["--trace", "/nowhere.csv"], "/nowhere.csv: expected a trace"),
+        (["--disk", "tape"], 'expected machine or pd-ssd, found "tape"'),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_runs(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], why: str
+) -> None:
+    assert fig9.main([*arguments, *more]) == 2
+
+    assert re.search(why, capsys.readouterr().err)
+    assert not (tmp_path / "figure9.csv").exists() and os.listdir(tmp_path / "runs") == []
