@@ -38,7 +38,7 @@ from report import interval as median_interval
 PROGRAM = os.path.join(os.environ.get("CAIRN_BIN", os.path.join(ROOT, "build/release/bin")), "bench_training")
 STRATEGIES = ("sync", "checkfreq", "gpm", "pccheck", "cairn")
 LEAST_RESTARTS = 5  # Of which one should fit between two failures.
-PACE_ITERATIONS = 100
+PACE_ITERATIONS = 300  # That tell how fast a training without checkpoints is.
 
 
 class Refused(Exception):

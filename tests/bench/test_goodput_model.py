@@ -70,6 +70,11 @@ def test_failures_during_a_restart_cost_the_time_until_they_came() -> None:
     assert model.walked(slow, [20.0, 24.0], END) == pytest.approx((16 + 21) / 0.8 / 50)
 
 
+def test_time_that_is_up_during_a_restart_leaves_what_was_durable() -> None:
+    assert model.exact(COSTS, [20.0], 20.5) == pytest.approx(14 / 0.8 / 20.5)
+    assert model.walked(COSTS, [20.0], 20.5) == pytest.approx(16 / 0.8 / 20.5)
+
+
 def test_the_ideal_loses_half_an_interval_and_nothing_else() -> None:
     assert model.ideal(COSTS, FAILURES, END) == pytest.approx((17.5 + 17.5 + 10) / 0.5 / 50)
 
