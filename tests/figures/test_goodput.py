@@ -19,22 +19,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench/figures"))
 
-import fig9
 import goodput
 import goodput_model
 
-FIG9 = ROOT / "bench/figures/fig9.py"
-MATPLOTLIB = ROOT / "build/python/figure-tools"
+PROGRAM = ROOT / "build/release/bin/bench_training"
+FIGURES = ROOT / "bench/figures/main.py"
 STATE = ["--state-bytes", "16777216", "--tensors", "5", "--pcie-bytes-per-second", "1e9"]
 PACE = ["--iteration-seconds", "0.01", "--update-seconds", "0.002"]
 EVERY = 5
 
-pytestmark = pytest.mark.skipif(not Path(fig9.PROGRAM).exists(), reason=f"{fig9.PROGRAM} is not built")
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="no bench_training")
 
 
 def training(strategy: str, iterations: int = 10_000) -> list[str]:
     settings = ["--strategy", strategy, "--every", str(EVERY), "--iterations", str(iterations)]
-    return [fig9.PROGRAM, *settings, *STATE, *PACE]
+    return [str(PROGRAM), *settings, *STATE, *PACE]
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -126,73 +125,49 @@ def test_an_interrupt_ends_it_at_once_whenever_it_comes(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def figure_of_two_runs(folder: Path) -> list[str]:
-    """Its arguments: each run takes 2.25 s, with a failure after 1.5."""
+def figure(folder: Path, *more: str) -> list[str]:
+    """Figure 9 of two runs: 2.25 s each, with a failure after 1.5."""
     trace = folder / "trace.csv"
     trace.write_text(",Time,GPUs\n0,0,8\n1,60,8\n2,120,4\n3,180,4\n")
     (folder / "runs").mkdir()
     what = ["9", "--model", "transformer-xl", "--scale", "0.0078125", "--intervals", "25", "--strategies", "sync,cairn"]
-    where = ["--trace", str(trace), "--dir", str(folder / "runs"), "--output", str(folder / "figure9")]
-    return [*what, *where, "--compress", "80"]
-
-
-@pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
-    return figure_of_two_runs(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a whole figure was measured."""
-    folder = tmp_path_factory.mktemp("measured")
-    fig9.measure(fig9.parse(figure_of_two_runs(folder)))
-    return folder
+    where = ["--trace", str(trace), "--dir", str(folder / "runs"), "--output", str(folder / "figure-9")]
+    return [sys.executable, "-B", str(FIGURES), *what, *where, "--compress", "80", *more]
 
 
 def lines_of(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    lines = (folder / "figure9.csv").read_text().splitlines()
+    lines = (folder / "figure-9.csv").read_text().splitlines()
     head = [line for line in lines if line.startswith("# ")]
     return head, list(csv.DictReader(lines[len(head) :]))
 
 
-def test_the_figures_csv_has_what_was_measured_and_what_the_models_say(measured: Path) -> None:
-    head, rows = lines_of(measured)
+def test_figure_9_has_what_was_measured_and_what_the_models_say(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    ran = subprocess.run(figure(tmp_path), check=False, text=True, capture_output=True)
 
-    assert head[-1] == "# complete" and any(
-        "trace.csv: 180 s in 2.25, 1 failures, one in 2.25 s" in line for line in head
-    )
-    assert any(line.startswith("# emulated: GPU") for line in head)
+    assert ran.returncode == 0, ran.stderr
+    head, rows = lines_of(tmp_path)
+    assert head[-1] == "# complete"
+    assert any("emulated: GPU" in line and "trace.csv: 1 in 180 s, which are 2.25" in line for line in head)
     assert [row["strategy"] for row in rows] == ["sync", "cairn"]
     for row in rows:
         assert float(row["goodput"]) == pytest.approx(float(row["reached"]) / float(row["seconds"]), rel=1e-4)
         assert 0 < float(row["goodput"]) < 1 / float(row["iteration_seconds"])
-        assert float(row["exact"]) > 0 and float(row["published"]) > 0 and float(row["walked"]) > 0
-    assert list((measured / "runs").iterdir()) == []
+        assert all(float(row[model]) > 0 for model in ("ideal", "published", "exact", "walked"))
+    assert (tmp_path / "figure-9.png").read_bytes().startswith(b"\x89PNG")
+    assert "Cairn's of it" in ran.stdout and list((tmp_path / "runs").iterdir()) == []
 
 
-@pytest.mark.skipif(not MATPLOTLIB.exists(), reason=f"no matplotlib in {MATPLOTLIB}: scripts/figures puts it there")
-def test_the_picture_is_drawn_from_the_csv(measured: Path) -> None:
-    command = [sys.executable, "-B", FIG9, "9", "--draw", "--output", measured / "figure9"]
+def test_an_interrupted_figure_9_keeps_its_whole_runs_and_says_that_it_is_partial(tmp_path: Path) -> None:
+    with subprocess.Popen(figure(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("2/2"):
+                break
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
 
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(MATPLOTLIB)}, capture_output=True)
-
-    assert (measured / "figure9.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_an_interrupted_figure_keeps_its_whole_runs_and_says_that_it_is_partial(
-    arguments: list[str], tmp_path: Path
-) -> None:
-    figure = subprocess.Popen(
-        [sys.executable, "-B", FIG9, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert figure.stdout is not None
-    for line in figure.stdout:
-        if line.startswith("sync "):
-            break  # The second run has begun, or will.
-    figure.send_signal(signal.SIGINT)
-    _, errors = figure.communicate()
-
-    assert figure.returncode == 130 and "interrupted" in errors
+    assert process.returncode == 130 and "interrupted after 1 of 2 runs" in errors, errors
     head, rows = lines_of(tmp_path)
     assert head[-1] == "# partial: 1 of 2 runs" and [row["strategy"] for row in rows] == ["sync"]
     assert list((tmp_path / "runs").iterdir()) == [] and not processes_in(tmp_path)
@@ -201,18 +176,18 @@ def test_an_interrupted_figure_keeps_its_whole_runs_and_says_that_it_is_partial(
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (["--strategies", "sync,nosuch"], 'unknown strategy "nosuch"'),
+        (["--strategies", "sync,nosuch"], "unknown nosuch; there are none, sync"),
         (["--model", "nosuch"], 'unknown model "nosuch"'),
         (["--scale", "1e4"], r"needs \d+ bytes of disk and \d+ of memory, .*--scale \S+ would fit"),
         (["--limit", "60"], "--limit 60: expected a failure in these seconds"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv: expected a trace"),
-        (["--disk", "tape"], 'expected machine or pd-ssd, found "tape"'),
+        (["--compress", "nan"], "expected more than 0, found nan"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_runs(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], why: str
+def test_what_figure_9_cannot_measure_is_refused_before_anything_runs(
+    tmp_path: Path, more: list[str], why: str
 ) -> None:
-    assert fig9.main([*arguments, *more]) == 2
+    ran = subprocess.run(figure(tmp_path, *more), check=False, text=True, capture_output=True)
 
-    assert re.search(why, capsys.readouterr().err)
-    assert not (tmp_path / "figure9.csv").exists() and os.listdir(tmp_path / "runs") == []
+    assert ran.returncode == 2 and re.search(why, ran.stderr), ran.stderr
+    assert not (tmp_path / "figure-9.csv").exists() and list((tmp_path / "runs").iterdir()) == []
