@@ -193,18 +193,33 @@ void SaveJob::SealIfWritten() {
         Error(StatusCode::kResourceExhausted, "step {}: no memory for a header of {} bytes", task_->plan().step, size));
   }
   std::memcpy(header_block_.get(), header_->bytes().data(), size);
-  attempt_->Seal(Bytes(header_block_.get(), size), Later(&SaveJob::OnSealed));
+  const Bytes header(header_block_.get(), size);
+  if (context_.parts.group->size() > 1) return attempt_->Seal(header, Later(&SaveJob::OnSealed));
+  attempt_->SealAndCommit(header, MakeManifest({MyShard()}), task_->plan().replace, Later(&SaveJob::OnCommitted));
+}
+
+ManifestShard SaveJob::MyShard() const {
+  return {.file = ShardName(static_cast<std::uint64_t>(context_.parts.group->rank())),
+          .length = header_->data_begin() + task_->snapshot().bytes(),
+          .header_digest = header_->digest()};
+}
+
+Manifest SaveJob::MakeManifest(std::vector<ManifestShard> shards) const {
+  const SavePlan& plan = task_->plan();
+  return {.step = plan.step,
+          .generation = plan.generation,
+          .attempt = uuid_,
+          .parent = plan.parent,
+          .world = shards.size(),
+          .shards = std::move(shards)};
 }
 
 void SaveJob::OnSealed(Status status) {
   if (failing()) return FailIfQuiet();
-  if (status.ok() && closing_ && context_.parts.group->size() > 1) status = Closed();
+  if (status.ok() && closing_) status = Closed();
   if (!status.ok()) return Fail(std::move(status));
-  const ManifestShard shard{.file = ShardName(static_cast<std::uint64_t>(context_.parts.group->rank())),
-                            .length = header_->data_begin() + task_->snapshot().bytes(),
-                            .header_digest = header_->digest()};
   agreed_ = true;
-  Gather("prepared/" + uuid_, EncodePrepared(shard), &SaveJob::OnPrepared);
+  Gather("prepared/" + uuid_, EncodePrepared(MyShard()), &SaveJob::OnPrepared);
 }
 
 void SaveJob::OnPrepared(Result<std::vector<std::string>> prepared) {
@@ -221,14 +236,9 @@ void SaveJob::OnPrepared(Result<std::vector<std::string>> prepared) {
     }
     return Fail(shards.status());
   }
-  const SavePlan& plan = task_->plan();
-  const Manifest manifest{.step = plan.step,
-                          .generation = plan.generation,
-                          .attempt = uuid_,
-                          .parent = plan.parent,
-                          .world = shards->size(),
-                          .shards = *shards};
-  if (coordinator()) return attempt_->Commit(manifest, plan.replace, Later(&SaveJob::OnCommitted));
+  if (coordinator()) {
+    return attempt_->Commit(MakeManifest(*std::move(shards)), task_->plan().replace, Later(&SaveJob::OnCommitted));
+  }
   Gather("outcome/" + uuid_, "", &SaveJob::OnOutcome);
 }
 

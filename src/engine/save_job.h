@@ -82,6 +82,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   void OnBegun(Status status);
   void OnChunkWritten(std::uint64_t bytes, const Status& status);
   void SealIfWritten();
+  [[nodiscard]] ManifestShard MyShard() const;
+  [[nodiscard]] Manifest MakeManifest(std::vector<ManifestShard> shards) const;
   void OnSealed(Status status);
   void OnPrepared(Result<std::vector<std::string>> prepared);
   void OnCommitted(Status status);

@@ -18,7 +18,9 @@
 // 3. Seal: the header is written last; the padded tail is cut; one fsync of the shard, never tried again; fsync of the
 //    attempt's folder, and of the one that a spare was taken from: once the step is durable, no other name leads to it.
 //    The fsyncs run side by side.
-// 4. The ranks agree (not here): all are prepared, or one has failed.
+// 4. The ranks agree (not here): all are prepared, or one has failed. A rank that is alone knows, and does 3 and 5 in
+//    one: the manifest is written first, and all fsyncs before the rename run side by side. Nothing reads the attempt
+//    before the rename, so that it is no matter which of them a crash lets through.
 // 5. Commit (commit.cc), on the coordinator: the manifest is written, then it and the attempt's folder fsynced; the
 //    folder renamed to step-N without replacing (or exchanged with the old step-N); the root fsynced. If that fsync
 //    fails the outcome is unknown: the step is not acknowledged, and the folder is not removed. A rank that hears
@@ -88,6 +90,7 @@ class ShardAttempt final : public Attempt {
   void Write(std::uint64_t offset, Bytes memory, StatusDone done) override;
   void Seal(Bytes header, StatusDone done) override;
   void Commit(const Manifest& manifest, bool replace, StatusDone done) override;
+  void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) override;
   void Abandon(StatusDone done) override;
 
   [[nodiscard]] bool direct() const override { return direct_; }
@@ -105,6 +108,10 @@ class ShardAttempt final : public Attempt {
   /// The first error is final; returns what the caller is told.
   Status Settle(Status status);
   void AppendNewShard(std::vector<IoStep>& steps);
+  /// Sequences that may run side by side: the shard's and, where there is one, that of the folder a spare came from.
+  [[nodiscard]] std::vector<std::vector<IoStep>> SealSteps(Bytes header);
+  [[nodiscard]] Status CheckManifest(const Manifest& manifest) const;
+  void RunCommit(const Manifest& manifest, bool replace, std::vector<std::vector<IoStep>> beside, StatusDone done);
 
   IoQueue& queue_;
   const AttemptSpec spec_;
@@ -275,34 +282,59 @@ void ShardAttempt::Write(std::uint64_t offset, Bytes memory, StatusDone done) {
   });
 }
 
+std::vector<std::vector<IoStep>> ShardAttempt::SealSteps(Bytes header) {
+  std::vector<IoStep> shard;
+  shard.push_back(WriteStep(shard_fd_, shard_, 0, header, kBlock));
+  shard.push_back(
+      {.make = [this] { return IoRequest{.op = IoOp::kFtruncate, .fd = shard_fd_.get(), .length = spec_.file_bytes}; },
+       .name = shard_});
+  if (spec_.recycle) FreeSpareWhenFull(shard, spare_.path);
+  shard.push_back({.check = [this, size = header.size()] {
+    bytes_written_ += size;
+    return Status::Ok();
+  }});
+  shard.push_back(FsyncStep(shard_fd_, shard_));
+  shard.push_back(CloseStep(shard_fd_, shard_));
+  std::vector<std::vector<IoStep>> together;
+  together.push_back(std::move(shard));
+  if (recycled()) together.push_back({FsyncStep(spare_.folder_fd, spare_.folder)});
+  return together;
+}
+
 void ShardAttempt::Seal(Bytes header, StatusDone done) {
   Status refusal = Admit(Stage::kWriting, "Seal");
   if (refusal.ok()) refusal = CheckRange(0, header);
   if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
+  std::vector<std::vector<IoStep>> together = SealSteps(header);
+  together.push_back({FsyncStep(folder_fd_, folder_)});
   std::vector<IoStep> steps;
-  steps.push_back(WriteStep(shard_fd_, shard_, 0, header, kBlock));
-  steps.push_back(
-      {.make = [this] { return IoRequest{.op = IoOp::kFtruncate, .fd = shard_fd_.get(), .length = spec_.file_bytes}; },
-       .name = shard_});
-  // None of them waits for another, and a filesystem with a journal commits it once for all.
-  std::vector<std::vector<IoStep>> fsyncs = {{FsyncStep(shard_fd_, shard_), CloseStep(shard_fd_, shard_)},
-                                             {FsyncStep(folder_fd_, folder_)}};
-  if (recycled()) fsyncs.push_back({FsyncStep(spare_.folder_fd, spare_.folder)});
-  steps.push_back({.together = std::move(fsyncs)});
-  if (spec_.recycle) FreeSpareWhenFull(steps, spare_.path);
-  Run(std::move(steps), Stage::kSealed, [this, size = header.size(), done = std::move(done)](Status status) {
-    if (status.ok()) bytes_written_ += size;
-    done(std::move(status));
-  });
+  steps.push_back({.together = std::move(together)});
+  Run(std::move(steps), Stage::kSealed, std::move(done));
+}
+
+Status ShardAttempt::CheckManifest(const Manifest& manifest) const {
+  if (manifest.step == spec_.step && manifest.attempt == spec_.uuid) return Status::Ok();
+  return Error(StatusCode::kInternal, "manifest of step {}, attempt {}, in attempt {} at step {}", manifest.step,
+               manifest.attempt, spec_.uuid, spec_.step);
 }
 
 void ShardAttempt::Commit(const Manifest& manifest, bool replace, StatusDone done) {
   Status refusal = Admit(Stage::kSealed, "Commit");
-  if (refusal.ok() && (manifest.step != spec_.step || manifest.attempt != spec_.uuid)) {
-    refusal = Error(StatusCode::kInternal, "manifest of step {}, attempt {}, in attempt {} at step {}", manifest.step,
-                    manifest.attempt, spec_.uuid, spec_.step);
-  }
+  if (refusal.ok()) refusal = CheckManifest(manifest);
   if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
+  RunCommit(manifest, replace, {}, std::move(done));
+}
+
+void ShardAttempt::SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) {
+  Status refusal = Admit(Stage::kWriting, "SealAndCommit");
+  if (refusal.ok()) refusal = CheckRange(0, header);
+  if (refusal.ok()) refusal = CheckManifest(manifest);
+  if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
+  RunCommit(manifest, replace, SealSteps(header), std::move(done));
+}
+
+void ShardAttempt::RunCommit(const Manifest& manifest, bool replace, std::vector<std::vector<IoStep>> beside,
+                             StatusDone done) {
   ++under_way_;
   manifest_made_ = true;
   CommitFolder(queue_,
@@ -312,7 +344,8 @@ void ShardAttempt::Commit(const Manifest& manifest, bool replace, StatusDone don
                 .manifest = manifest,
                 .replace = replace,
                 .file_mode = spec_.file_mode,
-                .spare = spec_.recycle ? spare_.path : std::string()},
+                .spare = spec_.recycle ? spare_.path : std::string(),
+                .beside = std::move(beside)},
                [this, done = std::move(done)](Status status, bool in_place) {
                  in_place_ = in_place;
                  if (status.ok()) stage_ = Stage::kCommitted;

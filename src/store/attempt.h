@@ -27,11 +27,11 @@ struct AttemptSpec {
 
 /// One rank's part of one attempt at a checkpoint: steps 1 to 3 and 5 of the commit protocol (which heads attempt.cc).
 ///
-/// A lifecycle in this order: Begin, Write (many at once), Seal, and on the coordinator Commit; Abandon at any point
-/// where no call is under way. All calls, and all callbacks, on the queue's thread; each callback comes once, never
-/// from within the call. The first error is final: later calls return it without touching the disk. Destroying an
-/// attempt with a call under way is a bug; destroying one that is not committed leaves its folder for Abandon or the
-/// next sweep.
+/// A lifecycle in this order: Begin, Write (many at once), Seal, and on the coordinator Commit, or both as
+/// SealAndCommit; Abandon at any point where no call is under way. All calls, and all callbacks, on the queue's thread;
+/// each callback comes once, never from within the call. The first error is final: later calls return it without
+/// touching the disk. Destroying an attempt with a call under way is a bug; destroying one that is not committed leaves
+/// its folder for Abandon or the next sweep.
 class Attempt {
  public:
   [[nodiscard]] static std::unique_ptr<Attempt> Make(IoQueue& queue, AttemptSpec spec);
@@ -52,6 +52,9 @@ class Attempt {
   ///
   /// UnknownOutcome where the rename was done and the root's fsync failed: the step is never acknowledged.
   virtual void Commit(const Manifest& manifest, bool replace, StatusDone done) = 0;
+  /// Seal and Commit in one, for a rank that has nobody to agree with: their fsyncs run side by side, and all of them
+  /// have returned before the rename.
+  virtual void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) = 0;
   /// Closes and removes what there is of the attempt. Best effort: a leftover is the next sweep's.
   virtual void Abandon(StatusDone done) = 0;
 

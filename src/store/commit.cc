@@ -64,9 +64,11 @@ void AppendManifest(std::vector<IoStep>& steps, Commit& commit) {
   steps.push_back(CreateFileStep(commit.path, 0, commit.spec.file_mode, commit.manifest_fd));
   steps.push_back(
       WriteStep(commit.manifest_fd, commit.path, 0, std::as_bytes(std::span(commit.text)), /*alignment=*/1));
-  steps.push_back(
-      {.together = {{FsyncStep(commit.manifest_fd, commit.path), CloseStep(commit.manifest_fd, commit.path)},
-                    {FsyncStep(*commit.spec.folder_fd, commit.spec.folder)}}});
+  // None of them waits for another, and a filesystem with a journal commits it once for all.
+  std::vector<std::vector<IoStep>> together = std::move(commit.spec.beside);
+  together.push_back({FsyncStep(commit.manifest_fd, commit.path), CloseStep(commit.manifest_fd, commit.path)});
+  together.push_back({FsyncStep(*commit.spec.folder_fd, commit.spec.folder)});
+  steps.push_back({.together = std::move(together)});
 }
 
 /// The old step-N, if there is one, is locked against readers; then, and not before, the rename is an exchange.

@@ -2,10 +2,12 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "format/manifest.h"
 #include "io/io_queue.h"
+#include "store/io_steps.h"
 
 namespace cairn {
 
@@ -17,6 +19,8 @@ struct CommitSpec {
   bool replace = false;
   unsigned file_mode = 0644;
   std::string spare;  ///< Unlinked where the disk is full. May be empty.
+  /// Sequences that run beside the manifest's: what else must have ended well before the rename.
+  std::vector<std::vector<IoStep>> beside;
 };
 /// `in_place`: the folder may no longer be the attempt's, or certainly is not; nothing under its name may be removed.
 using CommitDone = std::function<void(Status, bool in_place)>;

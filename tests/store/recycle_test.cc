@@ -262,7 +262,7 @@ TEST_F(RecycleTest, NothingIsKeptBeforeTheRootsFsyncHasReturned) {
   EXPECT_FALSE(SaveNext());
 }
 
-TEST_F(RecycleTest, BothFoldersAreFsyncedBetweenTheTakeOverAndTheManifest) {
+TEST_F(RecycleTest, BothFoldersAreFsyncedBetweenTheTakeOverAndTheCommit) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   const std::size_t before = plan_->Seen().size();
   TestRanks ranks(*queue_, root_.path(), next_);
@@ -277,12 +277,12 @@ TEST_F(RecycleTest, BothFoldersAreFsyncedBetweenTheTakeOverAndTheManifest) {
   };
   const std::size_t rename = find(IoOp::kRename, SpareFile(), before);
   const std::size_t zero = find(IoOp::kWrite, SpareFile(), rename);  // As it was opened.
-  const std::size_t manifest = find(IoOp::kOpen, attempt + "/" + std::string(kManifestName), zero);
-  ASSERT_LT(manifest, seen.size()) << ToString(seen);
+  const std::size_t commit = find(IoOp::kRename, attempt, zero);
+  ASSERT_LT(commit, seen.size()) << ToString(seen);
   EXPECT_EQ(seen[zero].offset, 0U);
   EXPECT_EQ(seen[zero].length, kBlock);
-  EXPECT_LT(find(IoOp::kFsync, SpareFolder(), zero), manifest) << ToString(seen);
-  EXPECT_LT(find(IoOp::kFsync, attempt, zero), manifest) << ToString(seen);
+  EXPECT_LT(find(IoOp::kFsync, SpareFolder(), zero), commit) << ToString(seen);
+  EXPECT_LT(find(IoOp::kFsync, attempt, zero), commit) << ToString(seen);
 }
 
 TEST_F(RecycleTest, AttemptHasNoOldHeaderOnceItIsWritten) {

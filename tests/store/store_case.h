@@ -60,6 +60,8 @@ class TestRanks {
   Status Write();
   Status Seal();
   Status Commit();
+  /// In one where there is one rank, as the engine does.
+  Status SealAndCommit();
   Status Abandon();
   /// All of it; abandons after an error, and returns that error.
   Status Save();
