@@ -1,0 +1,269 @@
+#include "tune/choose.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/bytes.h"
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+constexpr double kDiskMargin = 1.1;
+// A save this many times as long as modelled happens now and then; a second place bridges it.
+constexpr double kOutlier = 4;
+// Steps are counted exactly by doubles up to here.
+constexpr double kMostIterations = 9007199254740992;  // 2^53
+
+std::uint64_t Iterations(double wanted) {
+  return static_cast<std::uint64_t>(std::clamp(std::ceil(wanted * (1 - 1e-12)), 1.0, kMostIterations));
+}
+
+/// 1 - x / (exp(x) - 1), which is x/2 for small x.
+double LostShare(double x) { return x < 1e-4 ? x / 2 - x * x / 12 : 1 - x / std::expm1(x); }
+
+/// T/M of the best goodput: the root of exp(x) (1 - x + a) = 1 beyond a, where the left side falls.
+double BestPeriod(double a) {
+  double low = a;
+  double high = a + 1;
+  for (int i = 0; i < 200; ++i) {
+    const double x = (low + high) / 2;
+    const double slope = std::expm1(x) + std::exp(x) * (a - x);
+    (slope > 0 ? low : high) = x;
+  }
+  return high;
+}
+
+std::uint64_t BestForFailures(const TuneGoal& goal, const SaveCost& cost) {
+  // Beyond this no run ever reaches a save, whatever its interval.
+  const double a = std::min(cost.stall / goal.mtbf_seconds, 500.0);
+  const double wanted = (BestPeriod(a) * goal.mtbf_seconds - cost.stall) / goal.iteration_seconds;
+  const std::uint64_t above = Iterations(wanted);
+  const std::uint64_t below = std::max<std::uint64_t>(above - 1, 1);
+  return Predict(goal, cost, below).goodput >= Predict(goal, cost, above).goodput ? below : above;
+}
+
+/// "12 GB", "3.1 MB".
+std::string DecimalBytes(double bytes) {
+  if (bytes >= 1e9) return fmt::format("{:.3g} GB", bytes / 1e9);
+  if (bytes >= 1e6) return fmt::format("{:.3g} MB", bytes / 1e6);
+  return fmt::format("{:.0f} B", bytes);
+}
+
+/// What the model says of one shape's chunks.
+struct Stages {
+  double chunk = 0;     // Bytes.
+  double copy_one = 0;  // Seconds to copy a chunk.
+  double front = 0;     // Until the first chunk can be written.
+  double drain = 0;     // Bytes per second out of the pool.
+};
+
+Stages StagesOf(const TuneInput& input, const Rates& rates, const IoShape& shape, double write_rate) {
+  const double chunk = static_cast<double>(std::min(shape.chunk_bytes, input.state_bytes));
+  return {.chunk = chunk,
+          .copy_one = chunk / rates.copy,
+          .front = std::max(rates.begin_seconds, chunk / rates.copy),
+          .drain = rates.checksum > 0 ? std::min(rates.checksum, write_rate) : write_rate};
+}
+
+double WindowSeconds(const TuneInput& input) { return input.goal.iteration_seconds - input.update_seconds; }
+
+double CapturedSeconds(const TuneInput& input, const Rates& rates, const IoShape& shape, std::uint64_t pool_bytes) {
+  const auto state = static_cast<double>(input.state_bytes);
+  const double copied = state / rates.copy;
+  if (input.state_bytes <= pool_bytes) return copied;
+  const Stages stages = StagesOf(input, rates, shape, shape.write_rate);
+  return std::max(copied, stages.front + (state - static_cast<double>(pool_bytes)) / stages.drain + stages.copy_one);
+}
+
+double WriteSeconds(const TuneInput& input, const Rates& rates, const IoShape& shape, double write_rate) {
+  const Stages stages = StagesOf(input, rates, shape, write_rate);
+  const double rest = static_cast<double>(input.state_bytes) - stages.chunk;
+  return stages.front + rest / std::min(rates.copy, stages.drain) + stages.chunk / stages.drain + rates.commit_seconds;
+}
+
+/// The least pool through which a save stalls no longer than its copies take anyway, be the disk slow; as much of it as
+/// the memory allows, and enough for chunks to be copied while others are written.
+std::uint64_t PoolBytes(const TuneInput& input, const Rates& rates, const IoShape& shape) {
+  const auto state = static_cast<double>(input.state_bytes);
+  const Stages stages = StagesOf(input, rates, shape, shape.write_rate * rates.slow_share);
+  const double time = std::max(WindowSeconds(input), state / rates.copy) - stages.front - stages.copy_one;
+  const double wanted = state - stages.drain * std::max(time, 0.0) + stages.chunk;
+
+  const std::uint64_t least = shape.chunk_bytes * static_cast<std::uint64_t>(shape.queue_depth);
+  const std::uint64_t whole = AlignUp(input.state_bytes, shape.chunk_bytes);
+  std::uint64_t pool = 2 * least;
+  if (wanted > static_cast<double>(pool)) pool = AlignUp(static_cast<std::uint64_t>(wanted), shape.chunk_bytes);
+  return std::clamp(std::min(pool, whole), least, AlignDown(input.memory_bytes, shape.chunk_bytes));
+}
+
+/// The fewest bytes in flight that write within a twentieth of the fastest, of the shapes that fit the memory.
+Result<IoShape> ChooseShape(const TuneInput& input, const Rates& rates) {
+  const auto bytes = [](const IoShape& shape) {
+    return shape.chunk_bytes * static_cast<std::uint64_t>(shape.queue_depth);
+  };
+  double fastest = 0;
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  for (const IoShape& shape : rates.shapes) {
+    least = std::min(least, bytes(shape));
+    if (bytes(shape) <= input.memory_bytes) fastest = std::max(fastest, shape.write_rate);
+  }
+  if (fastest <= 0) {
+    return Error(StatusCode::kInvalidArgument, "--memory: expected at least {} bytes for the pool, found {}", least,
+                 input.memory_bytes);
+  }
+  const IoShape* best = nullptr;
+  for (const IoShape& shape : rates.shapes) {
+    if (bytes(shape) > input.memory_bytes || shape.write_rate < fastest * 0.95) continue;
+    if (best == nullptr || bytes(shape) < bytes(*best)) best = &shape;
+  }
+  return *best;
+}
+
+Status CheckNumber(const char* flag, double found, double least, double most, const char* unit) {
+  if (found >= least && found <= most) return Status::Ok();  // Not so for NaN.
+  return Error(StatusCode::kInvalidArgument, "{}: expected {} to {}{}, found {}", flag, least, most, unit, found);
+}
+
+Status Check(const TuneInput& input, const Rates& rates) {
+  const TuneGoal& goal = input.goal;
+  CAIRN_RETURN_IF_ERROR(CheckNumber("--state-bytes", static_cast<double>(input.state_bytes), 1, 1e18, " bytes"));
+  CAIRN_RETURN_IF_ERROR(CheckNumber("--iteration-time", goal.iteration_seconds, 1e-6, 1e6, " s"));
+  CAIRN_RETURN_IF_ERROR(CheckNumber("--slowdown", goal.slowdown, 1e-9, 1, " (a share: 0.01 is one per cent)"));
+  CAIRN_RETURN_IF_ERROR(CheckNumber("--mtbf", goal.mtbf_seconds, 1e-3, 1e12, " s"));
+  if (goal.mtbf_seconds <= goal.iteration_seconds) {
+    return Error(StatusCode::kInvalidArgument, "--mtbf: expected more than an iteration's {} s, found {} s",
+                 goal.iteration_seconds, goal.mtbf_seconds);
+  }
+  CAIRN_RETURN_IF_ERROR(CheckNumber("--restart-time", goal.restart_seconds, 0, 1e9, " s"));
+  if (!(input.update_seconds >= 0 && input.update_seconds < goal.iteration_seconds)) {
+    return Error(StatusCode::kInvalidArgument, "--update-time: expected 0 to less than an iteration's {} s, found {} s",
+                 goal.iteration_seconds, input.update_seconds);
+  }
+  CAIRN_RETURN_IF_ERROR(CheckNumber("--training-cores", input.training_cores, 0, 1e6, " cores"));
+  if (input.state_bytes > input.free_bytes) {
+    return Error(StatusCode::kNoSpace, "--state-bytes: expected at most the {} bytes that are free, found {}",
+                 input.free_bytes, input.state_bytes);
+  }
+  bool measured = rates.copy > 0 && rates.checksum >= 0 && rates.slow_share > 0 && rates.slow_share <= 1 &&
+                  rates.begin_seconds >= 0 && rates.commit_seconds >= 0 && rates.cpu_seconds_per_byte >= 0 &&
+                  !rates.shapes.empty();
+  for (const IoShape& shape : rates.shapes) {
+    measured = measured && shape.write_rate > 0 && shape.chunk_bytes > 0 && shape.queue_depth > 0;
+  }
+  return measured ? Status::Ok() : Error(StatusCode::kInternal, "rates to choose by that were not measured");
+}
+
+std::string Why(const TuneInput& input, const TuneChoice& choice) {
+  const TuneGoal& goal = input.goal;
+  const SaveCost& cost = choice.cost;
+  switch (choice.interval.bound) {
+    case Bound::kNothing:
+      return fmt::format(
+          "every iteration: a save takes {:.3g} s to be durable and {:.3g} s from training, within the "
+          "iteration's {:.3g} s",
+          cost.write, cost.stall, goal.iteration_seconds);
+    case Bound::kDisk:
+      return fmt::format(
+          "the disk: a save takes {:.3g} s to be durable ({:.3g} s when the disk is slow), an iteration {:.3g} s; "
+          "stall would allow more saves",
+          cost.write, cost.write_slow, goal.iteration_seconds);
+    case Bound::kSlowdown:
+      return fmt::format(
+          "the allowed slowdown: a save takes {:.3g} s from training, of which {:.3g} of the time is "
+          "allowed for saves",
+          cost.stall, goal.slowdown);
+    case Bound::kFailures:
+      return fmt::format(
+          "failures (Young, Daly): a save takes {:.3g} s from training, and {:.3g} s between failures "
+          "are not worth more of them",
+          cost.stall, goal.mtbf_seconds);
+    case Bound::kMemory:
+      return fmt::format(
+          "memory: a save takes {:.3g} s from training, because {} of pool take {:.3g} s to capture {}; "
+          "--memory above {} would shorten it",
+          cost.stall, DecimalBytes(static_cast<double>(choice.pool_bytes)), choice.captured_seconds,
+          DecimalBytes(static_cast<double>(input.state_bytes)), DecimalBytes(static_cast<double>(input.memory_bytes)));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view BoundName(Bound bound) {
+  switch (bound) {
+    case Bound::kNothing:
+      return "nothing";
+    case Bound::kDisk:
+      return "disk";
+    case Bound::kSlowdown:
+      return "slowdown";
+    case Bound::kFailures:
+      return "failures";
+    case Bound::kMemory:
+      return "memory";
+  }
+  return "?";
+}
+
+IntervalChoice Predict(const TuneGoal& goal, const SaveCost& cost, std::uint64_t iterations) {
+  const double work = static_cast<double>(iterations) * goal.iteration_seconds;
+  const double period = std::max(work + cost.stall, cost.write);
+  const double mtbf = goal.mtbf_seconds;
+  const double lost = LostShare(period / mtbf);
+  const double survives = std::exp(-cost.write / mtbf);
+  return {.iterations = iterations,
+          .period_seconds = period,
+          .slowdown = period / work - 1,
+          .lost_seconds = mtbf * (lost - (1 - lost) * std::expm1(-cost.write / mtbf)) + goal.restart_seconds,
+          .goodput = work / period * (1 - lost) * survives * (mtbf / (mtbf + goal.restart_seconds))};
+}
+
+IntervalChoice ChooseInterval(const TuneGoal& goal, const SaveCost& cost) {
+  std::uint64_t chosen = 1;
+  Bound bound = Bound::kNothing;
+  const auto at_least = [&](std::uint64_t iterations, Bound by) {
+    if (iterations <= chosen) return;
+    chosen = iterations;
+    bound = by;
+  };
+  at_least(Iterations(std::max(cost.write * kDiskMargin, cost.write_slow) / goal.iteration_seconds), Bound::kDisk);
+  at_least(Iterations(cost.stall / (goal.slowdown * goal.iteration_seconds)), Bound::kSlowdown);
+  at_least(BestForFailures(goal, cost), Bound::kFailures);
+  IntervalChoice choice = Predict(goal, cost, chosen);
+  choice.bound = bound;
+  return choice;
+}
+
+SaveCost ModelCost(const TuneInput& input, const Rates& rates, const IoShape& shape, std::uint64_t pool_bytes) {
+  const double captured = CapturedSeconds(input, rates, shape, pool_bytes);
+  const double cpu = rates.cpu_seconds_per_byte * static_cast<double>(input.state_bytes);
+  const double stolen = input.training_cores > 0 ? cpu / input.training_cores : 0.0;
+  return {.stall = std::max(0.0, captured - WindowSeconds(input)) + stolen,
+          .write = WriteSeconds(input, rates, shape, shape.write_rate),
+          .write_slow = WriteSeconds(input, rates, shape, shape.write_rate * rates.slow_share)};
+}
+
+Result<TuneChoice> Choose(const TuneInput& input, const Rates& rates) {
+  CAIRN_RETURN_IF_ERROR(Check(input, rates));
+  TuneChoice choice;
+  CAIRN_ASSIGN_OR_RETURN(choice.shape, ChooseShape(input, rates));
+  choice.pool_bytes = PoolBytes(input, rates, choice.shape);
+  choice.cost = ModelCost(input, rates, choice.shape, choice.pool_bytes);
+  choice.captured_seconds = CapturedSeconds(input, rates, choice.shape, choice.pool_bytes);
+  choice.interval = ChooseInterval(input.goal, choice.cost);
+  const std::uint64_t whole = AlignUp(input.state_bytes, choice.shape.chunk_bytes);
+  if (choice.interval.bound == Bound::kSlowdown || choice.interval.bound == Bound::kFailures) {
+    const SaveCost unbounded = ModelCost(input, rates, choice.shape, whole);
+    if (ChooseInterval(input.goal, unbounded).iterations < choice.interval.iterations) {
+      choice.interval.bound = Bound::kMemory;
+    }
+  }
+  const bool room = input.free_bytes / 2 >= input.state_bytes;
+  choice.max_in_flight = room && kOutlier * choice.cost.write_slow > choice.interval.period_seconds ? 2 : 1;
+  choice.why = Why(input, choice);
+  return choice;
+}
+
+}  // namespace cairn
