@@ -1,0 +1,318 @@
+#include "tune/disk_probe.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "base/uuid.h"
+#include "device/buffer_pool.h"
+#include "store/attempt.h"
+#include "store/io_steps.h"
+#include "store/names.h"
+#include "store/paths.h"
+#include "tune/process_cpu.h"
+
+namespace cairn {
+namespace {
+
+using Clock = Deadline::Clock;
+
+constexpr std::uint64_t kMiB = 1U << 20;
+constexpr std::uint64_t kMemory = 64 * kMiB;  // What the deepest, and the largest, of the shapes have in flight.
+constexpr std::uint64_t kLeastFile = 4 * kMiB;
+constexpr std::uint64_t kFirstFile = 32 * kMiB;
+constexpr int kRounds = 3;
+constexpr std::array<IoShape, 5> kShapes = {
+    {{4 * kMiB, 8}, {4 * kMiB, 4}, {4 * kMiB, kProbeDepth}, {2 * kMiB, 8}, {8 * kMiB, 8}}};
+
+double SecondsSince(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// The median; `values` is not empty.
+double Quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
+}
+
+/// How long something took over how many bytes.
+struct Pass {
+  double seconds = 0;
+  std::uint64_t bytes = 0;
+  [[nodiscard]] double rate() const { return static_cast<double>(bytes) / std::max(seconds, 1e-9); }
+};
+
+/// One attempt at a checkpoint that never becomes one. Takes back what it has made.
+class ProbeAttempt {
+ public:
+  ProbeAttempt(IoQueue& queue, const ProbeLimits& limits, Clock::time_point end, std::string root, std::byte* memory)
+      : queue_(queue),
+        limits_(limits),
+        end_(end),
+        root_(std::move(root)),
+        folder_(JoinPath(root_, AttemptName(uuid_))),
+        retired_(JoinPath(root_, RetiredName(uuid_))),
+        memory_(memory) {}
+  ~ProbeAttempt() {
+    attempt_.reset();
+    for (const std::string& folder : {folder_, retired_}) {
+      ::unlink(JoinPath(folder, ShardName(0)).c_str());
+      ::unlink(JoinPath(folder, kManifestName).c_str());
+      ::rmdir(folder.c_str());
+    }
+  }
+  ProbeAttempt(const ProbeAttempt&) = delete;
+  ProbeAttempt& operator=(const ProbeAttempt&) = delete;
+
+  /// Seconds until it can be written into.
+  Result<double> Begin(std::uint64_t data_bytes) {
+    const auto begin = Clock::now();
+    attempt_ = Attempt::Make(queue_, {.root = root_, .uuid = uuid_, .file_bytes = kBlock + data_bytes});
+    CAIRN_RETURN_IF_ERROR(Await([this](StatusDone done) { attempt_->Begin(std::move(done)); }));
+    data_bytes_ = data_bytes;
+    return SecondsSince(begin);
+  }
+  Result<Pass> WriteFresh(const IoShape& shape) {
+    CAIRN_ASSIGN_OR_RETURN(const Pass pass,
+                           Stream(shape, data_bytes_, [this](std::uint64_t at, Bytes piece, auto done) {
+                             attempt_->Write(kBlock + at, piece, std::move(done));
+                           }));
+    written_ = pass.bytes;
+    return pass;
+  }
+  Result<Pass> Overwrite(const IoShape& shape) { return Again(shape, IoOp::kWrite, O_WRONLY); }
+  Result<Pass> Read(const IoShape& shape) { return Again(shape, IoOp::kRead, O_RDONLY); }
+  /// Seconds from the last byte to where a save would be durable.
+  Result<double> Commit() {
+    const auto begin = Clock::now();
+    std::memset(memory_, 0, kBlock);
+    CAIRN_RETURN_IF_ERROR(Await([this](StatusDone done) { attempt_->Seal(Bytes(memory_, kBlock), std::move(done)); }));
+    UniqueFd root;
+    UniqueFd folder;
+    UniqueFd manifest;
+    const std::string path = JoinPath(folder_, kManifestName);
+    std::vector<IoStep> steps;
+    steps.push_back(OpenDirectoryStep(root_, /*follow=*/true, root));
+    steps.push_back(OpenDirectoryStep(folder_, /*follow=*/false, folder));
+    steps.push_back(CreateFileStep(path, 0, 0600, manifest));
+    steps.push_back(WriteStep(manifest, path, 0, Bytes(memory_, kBlock / 8), /*alignment=*/1));
+    steps.push_back(FsyncStep(manifest, path));
+    steps.push_back(CloseStep(manifest, path));
+    steps.push_back(FsyncStep(folder, folder_));
+    steps.push_back({.make = [this] { return IoRequest{.op = IoOp::kRename, .path = folder_, .path2 = retired_}; }});
+    steps.push_back(FsyncStep(root, root_));
+    CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue_, std::move(steps)));
+    return SecondsSince(begin);
+  }
+  [[nodiscard]] bool direct() const { return attempt_->direct(); }
+
+ private:
+  using Transfer = std::function<void(std::uint64_t at, Bytes piece, StatusDone done)>;
+
+  template <typename Call>
+  Status Await(const Call& call) {
+    const auto outcome = std::make_shared<std::optional<Status>>();
+    call([outcome](Status status) { *outcome = std::move(status); });
+    while (!outcome->has_value()) CAIRN_RETURN_IF_ERROR(queue_.RunOnce(Deadline::Infinite()).status());
+    return **outcome;
+  }
+
+  /// Passes `bytes` through the queue, a shape's worth of them at once; less, where the time is over before. The first
+  /// queueful is always passed.
+  Result<Pass> Stream(const IoShape& shape, std::uint64_t bytes, const Transfer& transfer) {
+    struct Flight {
+      std::vector<std::byte*> free;
+      std::uint64_t done = 0;
+      Status status;
+    };
+    // Shared: a queue that breaks may keep callbacks beyond this call.
+    const auto flight = std::make_shared<Flight>();
+    for (int i = 0; i < shape.queue_depth; ++i) {
+      flight->free.push_back(memory_ + static_cast<std::uint64_t>(i) * shape.chunk_bytes);
+    }
+    const auto depth = flight->free.size();
+    const auto begin = Clock::now();
+    bool over = false;
+    for (std::uint64_t next = 0; flight->free.size() < depth || (next < bytes && !over && flight->status.ok());) {
+      over = over || (next >= shape.chunk_bytes * depth && Clock::now() >= end_);
+      if (limits_.stopped && limits_.stopped() && flight->status.ok()) {
+        flight->status = Error(StatusCode::kCancelled, "the probe of {} was stopped", root_);
+      }
+      while (next < bytes && !over && flight->status.ok() && !flight->free.empty()) {
+        std::byte* const memory = flight->free.back();
+        flight->free.pop_back();
+        const std::uint64_t size = std::min(shape.chunk_bytes, bytes - next);
+        transfer(next, Bytes(memory, size), [flight, memory, size](Status status) {
+          flight->free.push_back(memory);
+          flight->done += size;
+          if (flight->status.ok()) flight->status = std::move(status);
+        });
+        next += size;
+      }
+      if (flight->free.size() < depth) CAIRN_RETURN_IF_ERROR(queue_.RunOnce(Deadline::Infinite()).status());
+    }
+    CAIRN_RETURN_IF_ERROR(flight->status);
+    return Pass{.seconds = SecondsSince(begin), .bytes = flight->done};
+  }
+
+  /// What has been written once more, through a descriptor of its own.
+  Result<Pass> Again(const IoShape& shape, IoOp op, int access) {
+    const std::string path = JoinPath(folder_, ShardName(0));
+    CAIRN_ASSIGN_OR_RETURN(const std::int64_t opened,
+                           RunBlocking(queue_, {.op = IoOp::kOpen,
+                                                .path = path,
+                                                .flags = access | O_NOFOLLOW | (attempt_->direct() ? O_DIRECT : 0)}));
+    const UniqueFd fd(static_cast<int>(opened));
+    return Stream(shape, written_, [&](std::uint64_t at, Bytes piece, const StatusDone& done) {
+      queue_.Submit(
+          {.op = op,
+           .fd = fd.get(),
+           .buffer = const_cast<std::byte*>(piece.data()),
+           .length = piece.size(),
+           .offset = kBlock + at},
+          [path, op, done, size = piece.size()](std::int64_t value) {
+            if (value < 0) return done(ErrnoStatus(static_cast<int>(-value), path));
+            if (static_cast<std::uint64_t>(value) == size) return done(Status::Ok());
+            done(Error(StatusCode::kIoError, "{} of {}: expected {} bytes, found {}", IoOpName(op), path, size, value));
+          });
+    });
+  }
+
+  IoQueue& queue_;
+  const ProbeLimits& limits_;
+  const Clock::time_point end_;
+  const std::string uuid_ = MakeUuid();
+  const std::string root_;
+  const std::string folder_;
+  const std::string retired_;
+  std::byte* const memory_;
+  std::unique_ptr<Attempt> attempt_;
+  std::uint64_t data_bytes_ = 0;
+  std::uint64_t written_ = 0;
+};
+
+/// A whole number of MiB that a probe may lay out under `root`.
+Result<std::uint64_t> FileBytes(const std::string& root, std::uint64_t most) {
+  struct stat facts {};
+  if (::stat(root.c_str(), &facts) != 0) return ErrnoStatus(errno, root);
+  if (!S_ISDIR(facts.st_mode)) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected a directory, found a file", root);
+  }
+  struct statvfs space {};
+  if (::statvfs(root.c_str(), &space) != 0) return ErrnoStatus(errno, "asking for free space under " + root);
+  const std::uint64_t free = std::uint64_t{space.f_bavail} * space.f_frsize;
+  const std::uint64_t bytes = AlignDown(space.f_blocks == 0 ? most : std::min(most, free / 4), kMiB);
+  if (bytes >= kLeastFile) return bytes;
+  return Error(StatusCode::kNoSpace,
+               "{}: a probe needs a file of {} bytes, at most a quarter of what is free; found {}", root, kLeastFile,
+               free);
+}
+
+class DiskProbe {
+ public:
+  DiskProbe(IoQueue& queue, const ProbeLimits& limits, std::string root, std::byte* memory)
+      : queue_(queue), limits_(limits), root_(std::move(root)), memory_(memory), end_(Clock::now() + limits.time) {}
+
+  Result<DiskRates> Run(std::uint64_t most_bytes) {
+    // The first pass only tells how large the others may be, and wakes the disk up.
+    CAIRN_ASSIGN_OR_RETURN(const Pass first, Turn(0, std::min(most_bytes, kFirstFile), /*counts=*/false));
+    const double left = std::chrono::duration<double>(end_ - Clock::now()).count();
+    const double each = first.rate() * std::max(left, 0.0) / (kRounds * static_cast<double>(kShapes.size() + 2));
+    const auto wanted = AlignDown(static_cast<std::uint64_t>(std::min(each, static_cast<double>(most_bytes))), kMiB);
+    const std::uint64_t bytes = std::min(std::max(wanted, kFirstFile), most_bytes);
+    for (int round = 0; round < kRounds; ++round) {
+      for (std::size_t shape = 0; shape < kShapes.size(); ++shape) {
+        const bool needed = round == 0 && shape == 0;
+        if (!needed && Clock::now() >= end_) break;
+        CAIRN_RETURN_IF_ERROR(Turn(shape, bytes, /*counts=*/true).status());
+      }
+    }
+    return Sum();
+  }
+
+ private:
+  Result<Pass> Turn(std::size_t shape, std::uint64_t bytes, bool counts) {
+    ProbeAttempt probe(queue_, limits_, end_, root_, memory_);
+    CAIRN_ASSIGN_OR_RETURN(const double begin, probe.Begin(bytes));
+    const double cpu = ProcessCpuSeconds();
+    CAIRN_ASSIGN_OR_RETURN(const Pass pass, probe.WriteFresh(kShapes.at(shape)));
+    const double cpu_taken = ProcessCpuSeconds() - cpu;
+    direct_ = probe.direct();
+    if (counts && shape == 0) {
+      CAIRN_ASSIGN_OR_RETURN(const Pass over, probe.Overwrite(kShapes[0]));
+      CAIRN_ASSIGN_OR_RETURN(const Pass read, probe.Read(kShapes[0]));
+      overwrite_.push_back(over.rate());
+      read_.push_back(read.rate());
+    }
+    CAIRN_ASSIGN_OR_RETURN(const double commit, probe.Commit());
+    if (!counts) return pass;
+    rates_.at(shape).push_back(pass.rate());
+    begin_.push_back(begin);
+    commit_.push_back(commit);
+    cpu_.push_back(cpu_taken / static_cast<double>(pass.bytes));
+    return pass;
+  }
+
+  [[nodiscard]] DiskRates Sum() const {
+    DiskRates sum{.overwrite = Quantile(overwrite_, 0.5),
+                  .read = Quantile(read_, 0.5),
+                  .begin_seconds = Quantile(begin_, 0.5),
+                  .commit_seconds = Quantile(commit_, 0.5),
+                  .cpu_seconds_per_byte = Quantile(cpu_, 0.5),
+                  .direct = direct_,
+                  .passes = begin_.size()};
+    std::vector<double> shares;
+    for (std::size_t i = 0; i < kShapes.size(); ++i) {
+      if (rates_.at(i).empty()) continue;
+      sum.shapes.push_back(kShapes.at(i));
+      sum.shapes.back().write_rate = Quantile(rates_.at(i), 0.5);
+      for (const double rate : rates_.at(i)) shares.push_back(rate / sum.shapes.back().write_rate);
+    }
+    sum.slow_share = std::min(1.0, Quantile(shares, 0.25));
+    return sum;
+  }
+
+  IoQueue& queue_;
+  const ProbeLimits& limits_;
+  const std::string root_;
+  std::byte* const memory_;
+  const Clock::time_point end_;
+  std::array<std::vector<double>, kShapes.size()> rates_;
+  std::vector<double> overwrite_;
+  std::vector<double> read_;
+  std::vector<double> begin_;
+  std::vector<double> commit_;
+  std::vector<double> cpu_;
+  bool direct_ = false;
+};
+
+}  // namespace
+
+Result<DiskRates> ProbeDisk(const IoQueueFactory& factory, const std::string& root, const ProbeLimits& limits) {
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t most, FileBytes(root, limits.file_bytes));
+  // Before the queue: what is under way when that goes still writes from here.
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<BufferPool> pool, BufferPool::Make(kMemory, kMemory, 1));
+  const BufferPool::Chunk memory = pool->TryAcquire(BufferPool::Priority::kSave);
+  // A disk that compresses must not find zeroes.
+  std::mt19937_64 random(1);
+  for (std::uint64_t at = 0; at < kMemory; at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random();
+    std::memcpy(memory.data() + at, &word, sizeof(word));
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, factory());
+  return DiskProbe(*queue, limits, root, memory.data()).Run(most);
+}
+
+}  // namespace cairn

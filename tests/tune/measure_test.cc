@@ -1,0 +1,81 @@
+#include "tune/measure.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "device/host_device.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+constexpr std::uint64_t kMiB = 1U << 20;
+constexpr std::chrono::milliseconds kTime{200};
+
+class MeasureTest : public ::testing::Test {
+ protected:
+  MeasureTest() : pool_(*BufferPool::Make(8 * kMiB, kMiB, 8)), tensor_(32 * kMiB, std::byte{1}) {}
+
+  WorkerPool workers_{"test", 2};
+  std::unique_ptr<BufferPool> pool_;
+  std::vector<std::byte> tensor_;
+};
+
+TEST_F(MeasureTest, CopiesOfALimitedDeviceHaveItsRate) {
+  for (const bool streams : {false, true}) {
+    const auto device = HostDevice::Make({.lanes = 2, .streams = streams, .bytes_per_second = 400e6}, workers_);
+
+    const auto rate = ProbeCopy(*device, *pool_, tensor_, kTime);
+
+    ASSERT_TRUE(rate.ok()) << rate.status();
+    EXPECT_NEAR(rate->bytes_per_second, 400e6, 0.1 * 400e6);
+    EXPECT_GT(rate->cpu_seconds_per_byte, 0);
+    EXPECT_EQ(pool_->peak_bytes(), pool_->total_bytes());
+  }
+}
+
+TEST_F(MeasureTest, ATensorOfLessThanAChunkIsRefused) {
+  const auto device = HostDevice::Make({}, workers_);
+
+  EXPECT_EQ(ProbeCopy(*device, *pool_, MutableBytes(tensor_).first(kMiB - 1), kTime).status().code(),
+            StatusCode::kInternal);
+}
+
+TEST_F(MeasureTest, ChecksumsAreFasterThanADisk) {
+  const auto rate = ProbeChecksum(workers_, *pool_, kTime);
+
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_GT(rate->bytes_per_second, 100e6);
+}
+
+TEST(Measure, GivesRatesThatAChoiceCanBeMadeBy) {
+  const TempDir dir;
+
+  const auto measured =
+      Measure({.root = dir.path(), .disk = {.time = std::chrono::milliseconds(300), .file_bytes = 8 * kMiB}});
+
+  ASSERT_TRUE(measured.ok()) << measured.status();
+  EXPECT_TRUE(measured->sums_while_copying);
+  EXPECT_EQ(measured->rates().checksum, 0) << "the copy has it already";
+  EXPECT_FALSE(measured->io_queue_reason.empty());
+  const auto choice = Choose({.goal = {.iteration_seconds = 1, .slowdown = 0.01, .mtbf_seconds = 3600},
+                              .state_bytes = 100 * kMiB,
+                              .memory_bytes = 1024 * kMiB,
+                              .free_bytes = 1024 * 1024 * kMiB},
+                             measured->rates());
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+TEST(Measure, ADeviceThatIsNotThereIsAnErrorAndNotTheCpuInstead) {
+  const TempDir dir;
+
+  const auto measured = Measure({.root = dir.path(), .device = {DeviceKind::kCuda, 4000}});
+
+  EXPECT_FALSE(measured.ok());
+}
+
+}  // namespace
+}  // namespace cairn
