@@ -34,4 +34,30 @@ struct CollectOptions {
 };
 int Collect(const CollectOptions& options);
 
+/// As written on the command line; empty where not given.
+struct TuneOptions {
+  std::string root;
+  std::string state_bytes;
+  std::string iteration_time;
+  std::string update_time = "0";
+  std::string slowdown;
+  std::string mtbf;
+  std::string restart_time = "0";
+  std::string memory;
+  std::string device = "host";
+  std::optional<double> training_cores;
+  std::string copy_rate;
+  std::string write_rate;
+  std::string probe_time = "6s";
+  bool json = false;
+};
+int Tune(const TuneOptions& options);
+
+struct DoctorOptions {
+  std::string root;
+  std::string probe_time = "6s";
+  bool json = false;
+};
+int Doctor(const DoctorOptions& options);
+
 }  // namespace cairn::tools

@@ -17,6 +17,8 @@ struct Arguments {
   bool json = false;
   ExportOptions exporting;
   CollectOptions collecting;
+  TuneOptions tuning;
+  DoctorOptions doctoring;
 };
 
 CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& help, Arguments& arguments) {
@@ -25,9 +27,48 @@ CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& 
   return command;
 }
 
+CLI::App* AddTune(CLI::App& app, Arguments& arguments) {
+  TuneOptions& tuning = arguments.tuning;
+  CLI::App* const tune =
+      AddCommand(app, "tune", "Measure this machine for some seconds, and choose interval, memory and places in flight",
+                 arguments);
+  tune->add_option("root", arguments.path, "The directory that checkpoints will go to; there already")->required();
+  tune->add_option("--state-bytes", tuning.state_bytes, "What one checkpoint holds (of one rank): 12GB, 4GiB")
+      ->required();
+  tune->add_option("--iteration-time", tuning.iteration_time, "Of training without saves: 250ms, 1.5")->required();
+  tune->add_option("--slowdown", tuning.slowdown, "How much longer training may take: 0.01, 1%")->required();
+  tune->add_option("--mtbf", tuning.mtbf, "Running time between failures of the whole job: 90m, 24h")->required();
+  tune->add_option("--restart-time", tuning.restart_time, "From a failure until training goes on")
+      ->capture_default_str();
+  tune->add_option("--update-time", tuning.update_time, "The part of an iteration that writes the state: the optimizer")
+      ->capture_default_str();
+  tune->add_option("--memory", tuning.memory, "What the pool may take (a quarter of what is available)");
+  tune->add_option("--device", tuning.device, "Where the tensors are")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+  tune->add_option("--training-cores", tuning.training_cores,
+                   "Cores that training keeps busy (host: all of them, cuda: 0)");
+  tune->add_option("--copy-rate", tuning.copy_rate, "A limit of copies, in bytes per second, below what is measured");
+  tune->add_option("--write-rate", tuning.write_rate, "A limit of writes: a quota, a share of a disk");
+  tune->add_option("--probe-time", tuning.probe_time, "About how long the disk is measured")->capture_default_str();
+  return tune;
+}
+
+CLI::App* AddDoctor(CLI::App& app, Arguments& arguments) {
+  CLI::App* const doctor =
+      AddCommand(app, "doctor",
+                 "What this machine allows saves under a directory, and what each thing that lacks costs", arguments);
+  doctor->add_option("root", arguments.path, "A directory that is there")->required();
+  doctor->add_option("--probe-time", arguments.doctoring.probe_time, "About how long the disk is measured")
+      ->capture_default_str();
+  return doctor;
+}
+
 int Run(int argc, char** argv) {
-  CLI::App app("Looks at Cairn checkpoints. Exit codes: 0 good, 1 damaged or different, 2 misuse or I/O error.",
-               "cairn");
+  CLI::App app(
+      "Looks at Cairn checkpoints, and at the machine that is to write them. Exit codes: 0 good, 1 damaged or "
+      "different, 2 misuse or I/O error.",
+      "cairn");
   app.require_subcommand(1);
   Arguments arguments;
   const std::string root_help = "A directory of checkpoints";
@@ -66,6 +107,9 @@ int Run(int argc, char** argv) {
   collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this");
   collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only say what would be removed; take no lock");
 
+  CLI::App* const tune = AddTune(app, arguments);
+  CLI::App* const doctor = AddDoctor(app, arguments);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -80,6 +124,16 @@ int Run(int argc, char** argv) {
     arguments.exporting.step = arguments.step;
     arguments.exporting.json = arguments.json;
     return Export(arguments.exporting);
+  }
+  if (tune->parsed()) {
+    arguments.tuning.root = arguments.path;
+    arguments.tuning.json = arguments.json;
+    return Tune(arguments.tuning);
+  }
+  if (doctor->parsed()) {
+    arguments.doctoring.root = arguments.path;
+    arguments.doctoring.json = arguments.json;
+    return Doctor(arguments.doctoring);
   }
   arguments.collecting.root = arguments.path;
   arguments.collecting.json = arguments.json;

@@ -11,6 +11,7 @@
 #include "store/names.h"
 #include "store/root.h"
 #include "support/checkpoint_writer.h"
+#include "support/run_program.h"
 #include "support/temp_dir.h"
 
 namespace cairn {
@@ -22,13 +23,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-struct Ran {
-  int code = -1;
-  std::string out;
-  std::string err;
-  [[nodiscard]] json parsed() const { return json::parse(out); }
-};
 
 /// The real command, on checkpoints of two steps and two ranks.
 class ToolsTest : public ::testing::Test {
@@ -50,20 +44,6 @@ class ToolsTest : public ::testing::Test {
              {.tensors = {moment_}, .values = {{"note", std::string("a\x1b[31m")}}}}});
   }
   [[nodiscard]] Ran Run(const std::vector<std::string>& arguments) const { return RunProgram(CAIRN_CLI, arguments); }
-  [[nodiscard]] Ran RunProgram(const std::string& program, const std::vector<std::string>& arguments) const {
-    std::string command = "'" + program + "'";
-    for (const std::string& argument : arguments) command += " '" + argument + "'";
-    const std::string errors = directory_ / "stderr";
-    FILE* const pipe = ::popen((command + " 2>'" + errors + "' </dev/null").c_str(), "r");
-    EXPECT_NE(pipe, nullptr);
-    Ran ran;
-    std::array<char, 4096> buffer{};
-    for (std::size_t n = 0; (n = ::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) ran.out.append(buffer.data(), n);
-    const int status = ::pclose(pipe);
-    ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    ran.err = ReadWholeFile(errors);
-    return ran;
-  }
   [[nodiscard]] std::string StepFolder(std::uint64_t step) const { return root_ + "/" + StepName(step); }
   // Flips one bit of the last tensor of the step's first shard.
   void Damage(std::uint64_t step) const {

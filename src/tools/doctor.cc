@@ -1,0 +1,194 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/status_macros.h"
+#include "device/cuda_device.h"
+#include "tools/commands.h"
+#include "tools/interruption.h"
+#include "tools/machine.h"
+#include "tools/output.h"
+#include "tools/quantities.h"
+#include "tune/measure.h"
+
+namespace cairn::tools {
+namespace {
+
+using nlohmann::json;
+
+/// One thing that saves care about. Figures in `cost` are those that this project has measured (README.md).
+struct Finding {
+  std::string name;
+  bool good = true;
+  std::string found;
+  std::string cost;  ///< What it costs when missing, or what the figure means.
+  json value;        ///< For programs: a number where there is one.
+};
+
+std::string Answer(const Status& status, const char* good = "yes") { return status.ok() ? good : status.message(); }
+
+std::string Bound(const std::optional<std::uint64_t>& limit) {
+  return limit ? fmt::to_string(*limit) : std::string("unlimited");
+}
+
+json Number(const std::optional<std::uint64_t>& limit) { return limit ? json(*limit) : json(nullptr); }
+
+void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
+  findings.push_back({.name = "kernel", .found = FindKernel(), .cost = "5.15 is the oldest that is served"});
+  const bool ring = measured.io_queue == "io_uring";
+  findings.push_back({.name = "io_uring",
+                      .good = ring,
+                      .found = measured.io_queue_reason,
+                      .cost = "threads that pwrite do the same, at 0.97 of the rate",
+                      .value = ring});
+  const std::string hugepages = FindHugepages();
+  findings.push_back({.name = "huge pages",
+                      .good = hugepages == "always" || hugepages == "madvise",
+                      .found = hugepages,
+                      .cost = "a quarter of the write rate, and 0.016 instead of 0.002 CPU s/GB; set "
+                              "/sys/kernel/mm/transparent_hugepage/enabled to madvise",
+                      .value = hugepages});
+  const Limits limits = FindLimits();
+  findings.push_back({.name = "locked memory",
+                      .found = Bound(limits.locked_memory),
+                      .cost = "nothing: buffers are not registered with the ring, which gains nothing",
+                      .value = Number(limits.locked_memory)});
+  findings.push_back({.name = "file size limit",
+                      .good = !limits.file_size,
+                      .found = Bound(limits.file_size),
+                      .cost = "a larger shard is refused before its first byte: ulimit -f",
+                      .value = Number(limits.file_size)});
+  findings.push_back({.name = "open files",
+                      .good = !limits.open_files || *limits.open_files >= 256,
+                      .found = Bound(limits.open_files),
+                      .cost = "a save holds three and a ring, a restore one for each shard: ulimit -n",
+                      .value = Number(limits.open_files)});
+  const Status gpu = CudaAvailable();
+  findings.push_back({.name = "GPU",
+                      .good = gpu.ok() || gpu.code() == StatusCode::kUnsupported,
+                      .found = Answer(gpu, "driver and device are there"),
+                      .cost = "CPU tensors only",
+                      .value = gpu.ok()});
+  const Memory memory = FindMemory();
+  findings.push_back({.name = "memory",
+                      .found = fmt::format("{}, {} available", HumanBytes(memory.total), HumanBytes(memory.available)),
+                      .cost = "a pool smaller than the state makes captures wait for the disk",
+                      .value = memory.available});
+}
+
+void AddFilesystem(std::vector<Finding>& findings, const Filesystem& filesystem, std::uint64_t free) {
+  const std::string& type = filesystem.type;
+  findings.push_back({.name = "filesystem",
+                      .good = type != "tmpfs" && type != "ramfs",
+                      .found = type,
+                      .cost = "tmpfs keeps nothing over a reboot; tested are ext4, XFS, btrfs and tmpfs",
+                      .value = type});
+  findings.push_back({.name = "free space",
+                      .found = HumanBytes(free),
+                      .cost = "a save that does not fit fails with NoSpace before its first byte",
+                      .value = free});
+  findings.push_back({.name = "O_DIRECT",
+                      .good = filesystem.direct.ok(),
+                      .found = Answer(filesystem.direct),
+                      .cost = "buffered writes with early write-back: a copy more, and the page cache's memory",
+                      .value = filesystem.direct.ok()});
+  if (filesystem.direct.ok()) {
+    findings.push_back(
+        {.name = "O_DIRECT alignment",
+         .good = filesystem.alignment <= kBlock,
+         .found = filesystem.alignment == 0 ? "the kernel does not say" : fmt::format("{} bytes", filesystem.alignment),
+         .cost = "shards are aligned to 4096 bytes: a filesystem that asks for more refuses the writes",
+         .value = filesystem.alignment});
+  }
+  findings.push_back({.name = "preallocation",
+                      .good = filesystem.preallocation.ok(),
+                      .found = Answer(filesystem.preallocation),
+                      .cost = "blocks are laid out write by write, and a full disk shows late",
+                      .value = filesystem.preallocation.ok()});
+  findings.push_back({.name = "leases",
+                      .good = filesystem.leases.ok(),
+                      .found = Answer(filesystem.leases),
+                      .cost = "no shard file is recycled: fresh blocks, 2.5 instead of 3.1 GB/s",
+                      .value = filesystem.leases.ok()});
+  findings.push_back({.name = "rename, no replace",
+                      .good = filesystem.no_replace.ok(),
+                      .found = Answer(filesystem.no_replace),
+                      .cost = "nothing: a folder is never renamed onto one that holds something anyway",
+                      .value = filesystem.no_replace.ok()});
+  findings.push_back({.name = "rename, exchange",
+                      .good = filesystem.exchange.ok(),
+                      .found = Answer(filesystem.exchange),
+                      .cost = "a committed step cannot be replaced",
+                      .value = filesystem.exchange.ok()});
+}
+
+void AddRates(std::vector<Finding>& findings, const Measured& measured) {
+  const auto rate = [&](const char* name, double bytes_per_second, const std::string& cost) {
+    findings.push_back({.name = name, .found = HumanRate(bytes_per_second), .cost = cost, .value = bytes_per_second});
+  };
+  const DiskRates& disk = measured.disk;
+  const IoShape* best = &disk.shapes.front();
+  for (const IoShape& shape : disk.shapes) {
+    if (shape.write_rate > best->write_rate) best = &shape;
+  }
+  rate("write, fresh file", disk.shapes.front().write_rate,
+       fmt::format("best of {} shapes: {} x {}, {}; slow quarter {:.0f} %", disk.shapes.size(),
+                   HumanBytes(best->chunk_bytes), best->queue_depth, HumanRate(best->write_rate),
+                   100 * disk.slow_share));
+  rate("write, over existing blocks", disk.overwrite, "what recycled shard files reach");
+  rate("read", disk.read, "what a restore reaches at best");
+  rate("copy of CPU tensors", measured.copy.bytes_per_second,
+       fmt::format("with checksums, {} threads, {:.3f} CPU s/GB", measured.worker_threads,
+                   measured.copy.cpu_seconds_per_byte * 1e9));
+  rate("checksum", measured.checksum.bytes_per_second,
+       fmt::format("{} threads, {:.3f} CPU s/GB", measured.worker_threads,
+                   measured.checksum.cpu_seconds_per_byte * 1e9));
+  findings.push_back({.name = "commit",
+                      .found = HumanSeconds(disk.commit_seconds),
+                      .cost = "each save, beside its bytes: five fsyncs and a rename",
+                      .value = disk.commit_seconds});
+}
+
+Status Run(const DoctorOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::chrono::nanoseconds time, ParseProbeTime(options.probe_time));
+  const std::function<bool()> interrupted = CatchInterruptions();
+  CAIRN_ASSIGN_OR_RETURN(const Filesystem filesystem, TryFilesystem(options.root));
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t free, FindFreeSpace(options.root));
+  CAIRN_ASSIGN_OR_RETURN(const Measured measured,
+                         Measure({.root = options.root, .disk = {.time = time, .stopped = interrupted}}));
+  std::vector<Finding> findings;
+  AddMachine(findings, measured);
+  AddFilesystem(findings, filesystem, free);
+  AddRates(findings, measured);
+  if (options.json) {
+    json out = json::array();
+    for (const Finding& finding : findings) {
+      out.push_back({{"name", finding.name},
+                     {"good", finding.good},
+                     {"found", finding.found},
+                     {"value", finding.value},
+                     {"cost", finding.cost}});
+    }
+    PrintJson(out);
+    return Status::Ok();
+  }
+  for (const Finding& finding : findings) {
+    fmt::print("{} {:<28}{}\n{:<30}{}\n", finding.good ? ' ' : '!', finding.name, Printable(finding.found), "",
+               finding.cost);
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+int Doctor(const DoctorOptions& options) {
+  const Status status = Run(options);
+  return status.ok() ? kGood : Complain(status);
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,17 @@
+#include "tools/interruption.h"
+
+#include <csignal>
+
+namespace cairn::tools {
+namespace {
+
+volatile std::sig_atomic_t interrupted = 0;
+
+}  // namespace
+
+std::function<bool()> CatchInterruptions() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, [](int) { interrupted = 1; });
+  return [] { return interrupted != 0; };
+}
+
+}  // namespace cairn::tools

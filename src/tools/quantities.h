@@ -1,0 +1,27 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "cairn/status.h"
+
+namespace cairn::tools {
+
+// What a person writes on the command line. InvalidArgument names the flag, what was expected and what was found.
+
+/// "4294967296", "4GiB" (1024^3 each), "4GB" (1000^3 each), "1.5TB".
+[[nodiscard]] Result<std::uint64_t> ParseSize(const std::string& flag, const std::string& text);
+/// Seconds: "0.25", "250ms", "20us", "90s", "5m", "2h", "7d".
+[[nodiscard]] Result<double> ParseSeconds(const std::string& flag, const std::string& text);
+/// How long probes may take: 100 ms to 5 minutes.
+[[nodiscard]] Result<std::chrono::nanoseconds> ParseProbeTime(const std::string& text);
+/// "0.01" or "1%".
+[[nodiscard]] Result<double> ParseShare(const std::string& flag, const std::string& text);
+
+/// "1.61 s", "12 ms", "3.5 us", "2.0 h".
+[[nodiscard]] std::string HumanSeconds(double seconds);
+/// "2.5 GB/s".
+[[nodiscard]] std::string HumanRate(double bytes_per_second);
+
+}  // namespace cairn::tools

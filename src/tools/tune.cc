@@ -1,0 +1,173 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/status_macros.h"
+#include "tools/commands.h"
+#include "tools/interruption.h"
+#include "tools/machine.h"
+#include "tools/output.h"
+#include "tools/quantities.h"
+#include "tune/measure.h"
+
+namespace cairn::tools {
+namespace {
+
+using nlohmann::json;
+
+struct Asked {
+  TuneInput input;
+  MeasureOptions measure;
+  double copy_limit = 0;  // Bytes per second; 0: none.
+  double write_limit = 0;
+};
+
+Result<Asked> Parse(const TuneOptions& options) {
+  Asked asked;
+  TuneInput& input = asked.input;
+  CAIRN_ASSIGN_OR_RETURN(input.state_bytes, ParseSize("--state-bytes", options.state_bytes));
+  CAIRN_ASSIGN_OR_RETURN(input.goal.iteration_seconds, ParseSeconds("--iteration-time", options.iteration_time));
+  CAIRN_ASSIGN_OR_RETURN(input.goal.slowdown, ParseShare("--slowdown", options.slowdown));
+  CAIRN_ASSIGN_OR_RETURN(input.goal.mtbf_seconds, ParseSeconds("--mtbf", options.mtbf));
+  CAIRN_ASSIGN_OR_RETURN(input.goal.restart_seconds, ParseSeconds("--restart-time", options.restart_time));
+  CAIRN_ASSIGN_OR_RETURN(input.update_seconds, ParseSeconds("--update-time", options.update_time));
+  if (options.memory.empty()) {
+    input.memory_bytes = FindMemory().available / 4;
+  } else {
+    CAIRN_ASSIGN_OR_RETURN(input.memory_bytes, ParseSize("--memory", options.memory));
+  }
+  const bool cuda = options.device == "cuda";
+  input.training_cores =
+      options.training_cores.value_or(cuda ? 0.0 : static_cast<double>(std::thread::hardware_concurrency()));
+  const auto limit = [](const std::string& flag, const std::string& text, double& to) -> Status {
+    if (text.empty()) return Status::Ok();
+    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseSize(flag, text));
+    if (bytes == 0)
+      return Error(StatusCode::kInvalidArgument, "{}: expected a byte per second at least, found 0", flag);
+    to = static_cast<double>(bytes);
+    return Status::Ok();
+  };
+  CAIRN_RETURN_IF_ERROR(limit("--copy-rate", options.copy_rate, asked.copy_limit));
+  CAIRN_RETURN_IF_ERROR(limit("--write-rate", options.write_rate, asked.write_limit));
+  CAIRN_ASSIGN_OR_RETURN(const std::chrono::nanoseconds time, ParseProbeTime(options.probe_time));
+  asked.measure = {.root = options.root,
+                   .device = {cuda ? DeviceKind::kCuda : DeviceKind::kCpu, 0},
+                   .disk = {.time = time, .stopped = CatchInterruptions()}};
+  CAIRN_ASSIGN_OR_RETURN(input.free_bytes, FindFreeSpace(options.root));
+  return asked;
+}
+
+/// Refuses what is absurd before anything is measured: by rates that every input can be judged with.
+Status CheckBefore(const TuneInput& input) {
+  const Rates any{.copy = 1e9, .shapes = {{.chunk_bytes = 1U << 20, .queue_depth = 1, .write_rate = 1e9}}};
+  return Choose(input, any).status();
+}
+
+Rates Limited(Rates rates, const Asked& asked) {
+  if (asked.copy_limit > 0) rates.copy = std::min(rates.copy, asked.copy_limit);
+  for (IoShape& shape : rates.shapes) {
+    if (asked.write_limit > 0 && asked.write_limit <= shape.write_rate) {
+      shape.write_rate = asked.write_limit;
+      // The limit levels what the disk's own ups and downs are.
+      rates.slow_share = 1;
+    }
+  }
+  return rates;
+}
+
+json ToJson(const TuneInput& input, const TuneChoice& choice, const Measured& measured, const Rates& rates) {
+  const IntervalChoice& interval = choice.interval;
+  json shapes = json::array();
+  for (const IoShape& shape : rates.shapes) {
+    shapes.push_back({{"chunk_bytes", shape.chunk_bytes},
+                      {"queue_depth", shape.queue_depth},
+                      {"write_bytes_per_second", shape.write_rate}});
+  }
+  return {{"input",
+           {{"state_bytes", input.state_bytes},
+            {"iteration_seconds", input.goal.iteration_seconds},
+            {"update_seconds", input.update_seconds},
+            {"slowdown", input.goal.slowdown},
+            {"mtbf_seconds", input.goal.mtbf_seconds},
+            {"restart_seconds", input.goal.restart_seconds},
+            {"memory_bytes", input.memory_bytes},
+            {"training_cores", input.training_cores},
+            {"free_bytes", input.free_bytes}}},
+          {"choice",
+           {{"interval", interval.iterations},
+            {"max_in_flight", choice.max_in_flight},
+            {"host_memory_bytes", choice.pool_bytes},
+            {"chunk_bytes", choice.shape.chunk_bytes},
+            {"queue_depth", choice.shape.queue_depth},
+            {"bound", BoundName(interval.bound)},
+            {"why", choice.why}}},
+          {"expected",
+           {{"slowdown", interval.slowdown},
+            {"stall_seconds", choice.cost.stall},
+            {"captured_seconds", choice.captured_seconds},
+            {"write_seconds", choice.cost.write},
+            {"write_slow_seconds", choice.cost.write_slow},
+            {"period_seconds", interval.period_seconds},
+            {"lost_seconds", interval.lost_seconds},
+            {"goodput", interval.goodput}}},
+          {"measured",
+           {{"io_queue", measured.io_queue},
+            {"io_queue_reason", measured.io_queue_reason},
+            {"direct", measured.disk.direct},
+            {"shapes", shapes},
+            {"slow_share", rates.slow_share},
+            {"copy_bytes_per_second", rates.copy},
+            {"checksum_bytes_per_second", rates.checksum},
+            {"begin_seconds", rates.begin_seconds},
+            {"commit_seconds", rates.commit_seconds},
+            {"cpu_seconds_per_byte", rates.cpu_seconds_per_byte}}}};
+}
+
+void Print(const TuneInput& input, const TuneChoice& choice, const Measured& measured, const Rates& rates) {
+  const IntervalChoice& interval = choice.interval;
+  PrintTable({
+      {"interval", fmt::format("every {} iterations, {}", interval.iterations, HumanSeconds(interval.period_seconds))},
+      {"max_in_flight", fmt::to_string(choice.max_in_flight)},
+      {"host_memory", HumanBytes(choice.pool_bytes)},
+      {"chunk", HumanBytes(choice.shape.chunk_bytes)},
+      {"queue_depth", fmt::to_string(choice.shape.queue_depth)},
+      {"bound by", choice.why},
+      {"", ""},
+      {"slowdown", fmt::format("{:.3g} %; a save takes {} from training", interval.slowdown * 100,
+                               HumanSeconds(choice.cost.stall))},
+      {"write time", fmt::format("{} to durable, captured after {}", HumanSeconds(choice.cost.write),
+                                 HumanSeconds(choice.captured_seconds))},
+      {"lost", fmt::format("{} a failure, of which {} are the restart", HumanSeconds(interval.lost_seconds),
+                           HumanSeconds(input.goal.restart_seconds))},
+      {"goodput", fmt::format("{:.2f} % of a run without saves and failures", interval.goodput * 100)},
+      {"", ""},
+      {"copy", HumanRate(rates.copy)},
+      {"write", fmt::format("{}, {} when slow; {}, {}", HumanRate(choice.shape.write_rate),
+                            HumanRate(choice.shape.write_rate * rates.slow_share), measured.io_queue,
+                            measured.disk.direct ? "O_DIRECT" : "buffered")},
+      {"commit", HumanSeconds(rates.commit_seconds)},
+      {"room", fmt::format("for {} checkpoints", input.free_bytes / input.state_bytes)},
+  });
+}
+
+Status Run(const TuneOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const Asked asked, Parse(options));
+  CAIRN_RETURN_IF_ERROR(CheckBefore(asked.input));
+  CAIRN_ASSIGN_OR_RETURN(const Measured measured, Measure(asked.measure));
+  const Rates rates = Limited(measured.rates(), asked);
+  CAIRN_ASSIGN_OR_RETURN(const TuneChoice choice, Choose(asked.input, rates));
+  options.json ? PrintJson(ToJson(asked.input, choice, measured, rates)) : Print(asked.input, choice, measured, rates);
+  return Status::Ok();
+}
+
+}  // namespace
+
+int Tune(const TuneOptions& options) {
+  const Status status = Run(options);
+  return status.ok() ? kGood : Complain(status);
+}
+
+}  // namespace cairn::tools
