@@ -150,6 +150,8 @@ py::dict FromStats(const CheckpointerStats& stats) {
   fields["saves_in_flight"] = stats.saves_in_flight;
   fields["shards_recycled"] = stats.shards_recycled;
   fields["not_recycled_reason"] = stats.not_recycled_reason;
+  fields["save_interval"] = stats.save_interval;
+  fields["save_interval_reason"] = stats.save_interval_reason;
   return fields;
 }
 

@@ -179,6 +179,9 @@ class PyCheckpointer {
     if (group_ == nullptr) return;
     RaiseIfError(Unlocked([&] { return Get().GiveUp(step, Status(StatusCode::kFailedPrecondition, why)); }).status());
   }
+  bool ShouldSave(std::uint64_t step) {
+    return ValueOrRaise(Unlocked([&] { return Get().ShouldSave(step); }));
+  }
   void WaitForPlace(std::optional<double> timeout) {
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().WaitForPlace(deadline); }));
   }
@@ -284,7 +287,8 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                      unsigned directory_mode, std::uint64_t host_memory, std::uint64_t chunk,
                                      int queue_depth, int workers, int copy_streams, std::uint64_t staging,
                                      std::vector<int> cuda_devices, bool checksums, bool recycle, const std::string& io,
-                                     std::size_t trace_events, const PyStoreGroup* group, double group_timeout) {
+                                     std::size_t trace_events, const PyStoreGroup* group, double group_timeout,
+                                     std::optional<std::tuple<double, double, double>> steering) {
   const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
     std::string expected;
     for (const auto& [name, value] : choices) {
@@ -298,6 +302,11 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
       {"wait", WhenFull::kWait}, {"skip", WhenFull::kSkip}, {"replace", WhenFull::kReplace}};
   static const std::vector<std::pair<std::string, IoQueueKind>> kIo = {
       {"auto", IoQueueKind::kAuto}, {"io_uring", IoQueueKind::kUring}, {"threads", IoQueueKind::kThreads}};
+  std::optional<SteeringOptions> steered;
+  if (steering) {
+    const auto& [slowdown, mtbf, restart] = *steering;
+    steered = SteeringOptions{.slowdown = slowdown, .mtbf = SpanFrom(mtbf), .restart = SpanFrom(restart)};
+  }
   return std::make_unique<PyCheckpointer>(Options{.root = root,
                                                   .read_only = read_only,
                                                   .keep_last = keep_last,
@@ -308,6 +317,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                                   .group_deadline = SpanFrom(group_timeout),
                                                   .file_mode = file_mode,
                                                   .directory_mode = directory_mode,
+                                                  .steering = steered,
                                                   .host_memory_bytes = host_memory,
                                                   .chunk_bytes = chunk,
                                                   .queue_depth = queue_depth,
@@ -359,10 +369,11 @@ PYBIND11_MODULE(_core, module) {
       .def(py::init(&cairn::Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a,
            "max_in_flight"_a, "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "file_mode"_a, "directory_mode"_a,
            "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a, "copy_streams"_a, "staging"_a, "cuda_devices"_a,
-           "checksums"_a, "recycle"_a, "io"_a, "trace_events"_a, "group"_a, "group_timeout"_a)
+           "checksums"_a, "recycle"_a, "io"_a, "trace_events"_a, "group"_a, "group_timeout"_a, "steering"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "replace"_a, "replicas"_a,
            "hold"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)
+      .def("should_save", &PyCheckpointer::ShouldSave, "step"_a)
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)

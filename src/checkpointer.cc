@@ -17,6 +17,7 @@
 #include "group/solo_group.h"
 #include "resolve_options.h"
 #include "restore/reader.h"
+#include "steered_saves.h"
 #include "store/root.h"
 #include "wiring.h"
 
@@ -45,6 +46,7 @@ class Checkpointer::Impl {
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Root> root;
   std::unique_ptr<Ledger> ledger;
+  std::unique_ptr<SteeredSaves> steered;  // Null without Options::steering.
   std::unique_ptr<Engine> engine;
 
   // Held through a call of Save: saves are numbered in the order in which the engine gets them.
@@ -152,6 +154,9 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options,
   impl->queue_reason = choice.reason;
   impl->queue_factory = wiring.wrap_queue ? wiring.wrap_queue(choice.factory) : choice.factory;
   impl->group = wiring.group != nullptr ? wiring.group : std::make_shared<SoloGroup>();
+  if (impl->options.steering) {
+    CAIRN_ASSIGN_OR_RETURN(impl->steered, SteeredSaves::Make(*impl->options.steering, impl->group->size()));
+  }
   CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
   CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));
   return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
@@ -182,6 +187,12 @@ Result<std::shared_ptr<Device>> Checkpointer::Impl::GetDevice(DeviceId id) {
 Result<SaveHandle> Checkpointer::Save(std::uint64_t step, const State& state, const SaveOptions& options) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
   return impl_->Save(step, state, options);
+}
+
+Result<bool> Checkpointer::ShouldSave(std::uint64_t step) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  if (impl_->steered != nullptr) return impl_->steered->ShouldSave(step);
+  return Error(StatusCode::kFailedPrecondition, "ShouldSave of step {}: Options::steering is not set", step);
 }
 
 Result<SaveHandle> Checkpointer::GiveUp(std::uint64_t step, const Status& why) {
@@ -243,6 +254,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
                                          *std::move(events), begun, engine->inbox());
   task->SetCallTimes(SaveTask::Clock::now() - begun, stall);
   engine->Submit(task);
+  if (steered != nullptr) steered->Begun(task);
   return SaveHandle(std::move(task));
 }
 
@@ -452,6 +464,7 @@ CheckpointerStats Checkpointer::stats() const {
   stats.pool_peak_bytes = impl_->pool->peak_bytes();
   stats.chunk_bytes = impl_->pool->chunk_bytes();
   if (impl_->engine != nullptr) impl_->engine->AddStats(stats);
+  if (impl_->steered != nullptr) impl_->steered->AddStats(stats);
   return stats;
 }
 

@@ -33,6 +33,12 @@ Result<Options> ResolveOptions(Options options) {
                  "Options::file_mode, directory_mode: expected at least 0600 and 0700, found {:#o} and {:#o}",
                  options.file_mode, options.directory_mode);
   }
+  if (options.steering) {
+    const auto seconds = [](std::chrono::nanoseconds span) { return std::chrono::duration<double>(span).count(); };
+    CAIRN_RETURN_IF_ERROR(in_range("steering.slowdown", options.steering->slowdown, 1e-9, 1.0));
+    CAIRN_RETURN_IF_ERROR(in_range("steering.mtbf (s)", seconds(options.steering->mtbf), 1e-3, 1e9));
+    CAIRN_RETURN_IF_ERROR(in_range("steering.restart (s)", seconds(options.steering->restart), 0.0, 1e9));
+  }
   if (options.worker_threads == 0) {
     options.worker_threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
   }

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _protect, _replicas, _tensors, _tree, _watch
-from ._errors import DeadlineExceeded, Error
+from ._errors import DeadlineExceeded, Error, InvalidArgument
 from ._ranks import Ranks
 from ._reading import Reading
 from ._save import Checkpoint, Save, parse_size
@@ -52,6 +52,9 @@ class Checkpointer:
                      readable at any number of ranks. What is in a DistributedDataParallel module of the tree is too.
                      All else is each rank's own. Names, dtypes, shapes and values are compared on every save, tensors'
                      bytes with compare_replicas (which reads them all within the call): a difference fails the save
+      slowdown, mtbf let `should_save` choose when to save: the share by which saves may slow training down (0.01), and
+                     the running time between failures of the job. restart_time is from a failure until training goes
+                     on. One process only
     """
 
     def __init__(
@@ -82,6 +85,9 @@ class Checkpointer:
         group_timeout: float = 600.0,
         replicated: str | Iterable[str] = (),
         compare_replicas: bool = False,
+        slowdown: float | None = None,
+        mtbf: float | None = None,
+        restart_time: float = 0.0,
     ) -> None:
         self.root = os.fspath(root)
         self._replicated = _replicas.Rules.of(replicated)
@@ -114,7 +120,12 @@ class Checkpointer:
             io=io,
             trace_events=trace_events,
             group_timeout=group_timeout,
+            steering=None,
         )
+        if (slowdown is None) != (mtbf is None):
+            raise InvalidArgument(f"slowdown and mtbf: expected both or neither, found {slowdown} and {mtbf}")
+        if slowdown is not None and mtbf is not None:
+            options.keywords["steering"] = (slowdown, mtbf, restart_time)
         self._ranks = Ranks(group, self.root, group_timeout)
         try:
             self._core = self._ranks.together("open", partial(options, group=self._ranks.core))
@@ -209,6 +220,16 @@ class Checkpointer:
         names = Names()
         _tree.flatten(tree, names)
         return _replicas.arguments(tree, text, rules, names.tensors)
+
+    def should_save(self, step: int) -> bool:
+        """Whether to save `step`, which training has just done: call it once after each step, before `save`.
+
+        The first calls answer False: they time training's own iterations. Then one save is measured, and from then on
+        the answer follows the interval of the best goodput within `slowdown` and what the disk can hold, kept up to date
+        by what each save costs; `stats` says it ("save_interval") and why ("save_interval_reason"). Raises
+        FailedPrecondition for a Checkpointer without `slowdown` and `mtbf`.
+        """
+        return self._core.should_save(step)
 
     def fence(self, stream: Any = None, timeout: float | None = None) -> None:
         """Orders later work after the capture of every save so far: call it before tensors are overwritten.

@@ -193,6 +193,14 @@ class Checkpointer {
   /// for a tensor that cannot be copied, by name; DeadlineExceeded by WhenFull::kWait.
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& options = {});
 
+  /// Whether to save `step`, which training has just done: call it once after each step, before Save.
+  ///
+  /// The first calls answer false: they time training's own iterations. Then one save is measured, and from then on the
+  /// answer follows the interval of the best goodput within Options::steering and what the disk can hold, kept up to
+  /// date by what each save costs; CheckpointerStats says it and why. Saves made without asking count as well. Reads
+  /// the clock and no more. FailedPrecondition without Options::steering.
+  Result<bool> ShouldSave(std::uint64_t step);
+
   /// Tells the other ranks that this one cannot make the save of `step` that they wait for: in place of Save, where the
   /// caller finds out before it calls. Counts as one call of Save, whose handle ends with `why`.
   Result<SaveHandle> GiveUp(std::uint64_t step, const Status& why);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,16 @@ enum class IoQueueKind : std::uint8_t {
   kThreads,  ///< pread/pwrite threads.
 };
 
+/// What Checkpointer::ShouldSave keeps to.
+struct SteeringOptions {
+  /// How much longer training may take for its saves, above 0 up to 1: 0.01 is one per cent.
+  double slowdown = 0.01;
+  /// Running time from one failure of the whole job to the next, on average.
+  std::chrono::nanoseconds mtbf = std::chrono::hours(24);
+  /// From a failure until training goes on.
+  std::chrono::nanoseconds restart{0};
+};
+
 struct Options {
   // Behaviour.
 
@@ -73,6 +84,9 @@ struct Options {
   /// Permissions of the files and directories made, before the umask. A group's evaluation job wants 0640 and 0750.
   unsigned file_mode = 0644;
   unsigned directory_mode = 0755;
+  /// Lets Checkpointer::ShouldSave choose when to save, by what saves are seen to cost. Without it that call is
+  /// refused; with several ranks it is refused at Open.
+  std::optional<SteeringOptions> steering;
   /// Everything worth telling; the library prints nothing. May be empty.
   EventCallback on_event;
 

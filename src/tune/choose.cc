@@ -155,38 +155,11 @@ Status Check(const TuneInput& input, const Rates& rates) {
   return measured ? Status::Ok() : Error(StatusCode::kInternal, "rates to choose by that were not measured");
 }
 
-std::string Why(const TuneInput& input, const TuneChoice& choice) {
-  const TuneGoal& goal = input.goal;
-  const SaveCost& cost = choice.cost;
-  switch (choice.interval.bound) {
-    case Bound::kNothing:
-      return fmt::format(
-          "every iteration: a save takes {:.3g} s to be durable and {:.3g} s from training, within the "
-          "iteration's {:.3g} s",
-          cost.write, cost.stall, goal.iteration_seconds);
-    case Bound::kDisk:
-      return fmt::format(
-          "the disk: a save takes {:.3g} s to be durable ({:.3g} s when the disk is slow), an iteration {:.3g} s; "
-          "stall would allow more saves",
-          cost.write, cost.write_slow, goal.iteration_seconds);
-    case Bound::kSlowdown:
-      return fmt::format(
-          "the allowed slowdown: a save takes {:.3g} s from training, of which {:.3g} of the time is "
-          "allowed for saves",
-          cost.stall, goal.slowdown);
-    case Bound::kFailures:
-      return fmt::format(
-          "failures (Young, Daly): a save takes {:.3g} s from training, and {:.3g} s between failures "
-          "are not worth more of them",
-          cost.stall, goal.mtbf_seconds);
-    case Bound::kMemory:
-      return fmt::format(
-          "memory: a save takes {:.3g} s from training, because {} of pool take {:.3g} s to capture {}; "
-          "--memory above {} would shorten it",
-          cost.stall, DecimalBytes(static_cast<double>(choice.pool_bytes)), choice.captured_seconds,
-          DecimalBytes(static_cast<double>(input.state_bytes)), DecimalBytes(static_cast<double>(input.memory_bytes)));
-  }
-  return {};
+std::string WhatMemoryWouldGive(const TuneInput& input, const TuneChoice& choice) {
+  return fmt::format("; through {} of pool, {} take {:.3g} s to capture: --memory above {} would shorten it",
+                     DecimalBytes(static_cast<double>(choice.pool_bytes)),
+                     DecimalBytes(static_cast<double>(input.state_bytes)), choice.captured_seconds,
+                     DecimalBytes(static_cast<double>(input.memory_bytes)));
 }
 
 }  // namespace
@@ -236,6 +209,33 @@ IntervalChoice ChooseInterval(const TuneGoal& goal, const SaveCost& cost) {
   return choice;
 }
 
+std::string Explain(const TuneGoal& goal, const SaveCost& cost, const IntervalChoice& choice) {
+  switch (choice.bound) {
+    case Bound::kNothing:
+      return fmt::format(
+          "every iteration: a save takes {:.3g} s to be durable and {:.3g} s from training, within an "
+          "iteration's {:.3g} s",
+          cost.write, cost.stall, goal.iteration_seconds);
+    case Bound::kDisk:
+      return fmt::format(
+          "the disk: a save takes {:.3g} s to be durable ({:.3g} s when the disk is slow), an iteration "
+          "{:.3g} s; stall would allow more saves",
+          cost.write, cost.write_slow, goal.iteration_seconds);
+    case Bound::kSlowdown:
+      return fmt::format(
+          "the allowed slowdown: a save takes {:.3g} s from training, {:.3g} of whose time saves may take", cost.stall,
+          goal.slowdown);
+    case Bound::kFailures:
+      return fmt::format(
+          "failures (Young, Daly): a save takes {:.3g} s from training, and failures every {:.3g} s are "
+          "worth no more of them",
+          cost.stall, goal.mtbf_seconds);
+    case Bound::kMemory:
+      return fmt::format("memory: a save takes {:.3g} s from training", cost.stall);
+  }
+  return {};
+}
+
 SaveCost ModelCost(const TuneInput& input, const Rates& rates, const IoShape& shape, std::uint64_t pool_bytes) {
   const double captured = CapturedSeconds(input, rates, shape, pool_bytes);
   const double cpu = rates.cpu_seconds_per_byte * static_cast<double>(input.state_bytes);
@@ -262,7 +262,8 @@ Result<TuneChoice> Choose(const TuneInput& input, const Rates& rates) {
   }
   const bool room = input.free_bytes / 2 >= input.state_bytes;
   choice.max_in_flight = room && kOutlier * choice.cost.write_slow > choice.interval.period_seconds ? 2 : 1;
-  choice.why = Why(input, choice);
+  choice.why = Explain(input.goal, choice.cost, choice.interval);
+  if (choice.interval.bound == Bound::kMemory) choice.why += WhatMemoryWouldGive(input, choice);
   return choice;
 }
 

@@ -75,6 +75,8 @@ struct IntervalChoice {
 /// The interval of the best goodput that keeps within the disk's reach (with a tenth of it to spare, as a disk without
 /// a margin makes training wait whenever it is slower than on average) and the slowdown allowed. Checked inputs.
 [[nodiscard]] IntervalChoice ChooseInterval(const TuneGoal& goal, const SaveCost& cost);
+/// Which bound binds and by what figures, for a person.
+[[nodiscard]] std::string Explain(const TuneGoal& goal, const SaveCost& cost, const IntervalChoice& choice);
 
 struct IoShape {
   std::uint64_t chunk_bytes = 4U << 20;

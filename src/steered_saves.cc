@@ -1,0 +1,48 @@
+#include "steered_saves.h"
+
+#include <chrono>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+
+Result<std::unique_ptr<SteeredSaves>> SteeredSaves::Make(const SteeringOptions& options, int ranks) {
+  if (ranks != 1) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "Options::steering: expected a single rank, found {}: ranks do not agree on an interval yet; choose one "
+        "for all with `cairn tune`",
+        ranks);
+  }
+  const auto seconds = [](std::chrono::nanoseconds span) { return std::chrono::duration<double>(span).count(); };
+  return std::unique_ptr<SteeredSaves>(new SteeredSaves({.slowdown = options.slowdown,
+                                                         .mtbf_seconds = seconds(options.mtbf),
+                                                         .restart_seconds = seconds(options.restart)}));
+}
+
+void SteeredSaves::Begun(const std::shared_ptr<SaveTask>& task) {
+  MutexLock lock(mutex_);
+  steering_.SaveBegun(task->plan().step);
+  in_flight_.push_back(task);
+}
+
+bool SteeredSaves::ShouldSave(std::uint64_t step) {
+  const auto now = Steering::Time::clock::now();
+  MutexLock lock(mutex_);
+  std::erase_if(in_flight_, [&](const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_) {
+    const SaveStats stats = task->stats();
+    if (stats.phase < SavePhase::kDurable) return false;
+    const bool durable = stats.phase == SavePhase::kDurable;
+    steering_.SaveEnded(task->begun(), durable ? task->begun() + stats.durable : now, durable);
+    return true;
+  });
+  return steering_.ShouldSave(step, now);
+}
+
+void SteeredSaves::AddStats(CheckpointerStats& stats) const {
+  MutexLock lock(mutex_);
+  stats.save_interval = steering_.choice() ? steering_.choice()->iterations : 0;
+  stats.save_interval_reason = steering_.why();
+}
+
+}  // namespace cairn

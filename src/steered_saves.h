@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "cairn/options.h"
+#include "engine/save_task.h"
+#include "tune/steering.h"
+
+namespace cairn {
+
+/// Steering by the saves of one Checkpointer. Safe from any thread.
+class SteeredSaves {
+ public:
+  /// InvalidArgument for several ranks: each would choose by its own clock, and a save needs all of them.
+  [[nodiscard]] static Result<std::unique_ptr<SteeredSaves>> Make(const SteeringOptions& options, int ranks);
+
+  /// A save that was accepted just now.
+  void Begun(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool ShouldSave(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
+  /// The interval and its reason.
+  void AddStats(CheckpointerStats& stats) const CAIRN_EXCLUDES(mutex_);
+
+ private:
+  explicit SteeredSaves(const TuneGoal& goal) : steering_(goal) {}
+
+  mutable Mutex mutex_;
+  Steering steering_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<SaveTask>> in_flight_ CAIRN_GUARDED_BY(mutex_);  // Oldest first.
+};
+
+}  // namespace cairn

@@ -1,0 +1,138 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "cairn/cairn.h"
+#include "device/host_device.h"
+#include "device/rate_limit.h"
+#include "group/local_group.h"
+#include "support/rate_limited_queue.h"
+#include "support/temp_dir.h"
+#include "support/tensors.h"
+#include "wiring.h"
+
+namespace cairn {
+namespace {
+
+using namespace literals;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr std::chrono::seconds kPatience{60};
+
+Options Steered(const std::string& root) {
+  return {.root = root,
+          .steering = SteeringOptions{.slowdown = 0.5, .mtbf = std::chrono::seconds(5)},
+          .host_memory_bytes = 64_MiB,
+          .chunk_bytes = 1_MiB};
+}
+
+TEST(SteeredSaves, TheDisksReachSetsTheIntervalOfARunningJob) {
+  const TempDir dir;
+  const auto disk = RateLimitedDisk::Make(50'000'000);
+  Wiring wiring;
+  wiring.wrap_queue = [disk](IoQueueFactory inner) { return disk->Wrap(std::move(inner)); };
+  auto checkpointer = Checkpointer::Open(Steered(dir / "run"), std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(4, 250'000);
+  // An iteration takes what a link takes to pass its bytes: 4 ms. A save takes 80 ms of the disk, and a commit.
+  RateLimit link(1e9);
+  std::uint64_t step = 0;
+  std::vector<std::uint64_t> saved;
+  const auto train_until = [&](std::size_t saves) {
+    while (saved.size() < saves) {
+      ASSERT_TRUE((*checkpointer)->Fence({}, Deadline::In(kPatience)).ok());
+      link.Pass(4'000'000);
+      const auto should = (*checkpointer)->ShouldSave(++step);
+      ASSERT_TRUE(should.ok()) << should.status();
+      if (!*should) continue;
+      ASSERT_TRUE((*checkpointer)->Save(step, tensors.state()).ok());
+      saved.push_back(step);
+    }
+  };
+
+  train_until(1);
+  EXPECT_GE(saved[0], 7U) << "iterations are timed first";
+  EXPECT_EQ((*checkpointer)->stats().save_interval, 0U);
+  train_until(5);
+
+  ASSERT_TRUE((*checkpointer)->Drain(Deadline::In(kPatience)).ok());
+  const CheckpointerStats stats = (*checkpointer)->stats();
+  EXPECT_EQ(stats.saves_failed, 0U);
+  EXPECT_GE(stats.save_interval, 20U) << stats.save_interval_reason;
+  EXPECT_FALSE(stats.save_interval_reason.empty());
+  for (std::size_t i = 1; i < saved.size(); ++i) EXPECT_GE(saved[i] - saved[i - 1], 15U) << "80 ms are 20 iterations";
+}
+
+TEST(SteeredSaves, StallOfCopiesThatOutlastAnIterationLengthensTheInterval) {
+  const TempDir dir;
+  Options options = Steered(dir / "run");
+  options.steering = SteeringOptions{.slowdown = 0.01, .mtbf = std::chrono::hours(2)};
+  Wiring wiring;
+  wiring.devices = [](WorkerPool& workers) -> Result<std::vector<std::shared_ptr<Device>>> {
+    return std::vector<std::shared_ptr<Device>>{HostDevice::Make({.bytes_per_second = 400e6}, workers)};
+  };
+  auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(4, 2'000'000);
+  RateLimit link(1e9);
+
+  // Copies take 80 ms, iterations 4: the fence holds each save's first iteration up by as much.
+  for (std::uint64_t step = 1; step < 5000 && (*checkpointer)->stats().save_interval == 0; ++step) {
+    link.Pass(4'000'000);
+    ASSERT_TRUE((*checkpointer)->Fence({}, Deadline::In(kPatience)).ok());
+    const auto should = (*checkpointer)->ShouldSave(step);
+    ASSERT_TRUE(should.ok()) << should.status();
+    if (*should) {
+      ASSERT_TRUE((*checkpointer)->Save(step, tensors.state()).ok());
+    }
+  }
+
+  const CheckpointerStats stats = (*checkpointer)->stats();
+  EXPECT_GE(stats.save_interval, 1000U) << stats.save_interval_reason;
+  EXPECT_THAT(stats.save_interval_reason, HasSubstr("from training"));
+}
+
+TEST(SteeredSaves, ItIsOffByDefault) {
+  const TempDir dir;
+  auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB});
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+
+  const auto should = (*checkpointer)->ShouldSave(1);
+
+  EXPECT_EQ(should.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(should.status().message(), HasSubstr("Options::steering is not set"));
+  EXPECT_EQ((*checkpointer)->stats().save_interval, 0U);
+  EXPECT_EQ((*checkpointer)->stats().save_interval_reason, "");
+}
+
+TEST(SteeredSaves, SeveralRanksAreRefusedAtOpen) {
+  const TempDir dir;
+  Wiring wiring;
+  wiring.group = MakeLocalGroup(2).front();
+
+  const auto checkpointer = Checkpointer::Open(Steered(dir / "run"), std::move(wiring));
+
+  EXPECT_EQ(checkpointer.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(checkpointer.status().message(), AllOf(HasSubstr("single rank, found 2"), HasSubstr("cairn tune")));
+}
+
+TEST(SteeredSaves, GoalsThatCannotBeAreNamedAtOpen) {
+  const TempDir dir;
+  const auto message = [&](SteeringOptions steering) {
+    Options options = Steered(dir / "run");
+    options.steering = steering;
+    const Status status = Checkpointer::Open(options).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  for (const double bad : {0.0, -1.0, 1.5, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THAT(message({.slowdown = bad}), HasSubstr("Options::steering.slowdown: expected"));
+  }
+  EXPECT_THAT(message({.mtbf = {}}), HasSubstr("Options::steering.mtbf"));
+  EXPECT_THAT(message({.restart = std::chrono::seconds(-1)}), HasSubstr("Options::steering.restart"));
+}
+
+}  // namespace
+}  // namespace cairn
