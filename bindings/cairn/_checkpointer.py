@@ -125,6 +125,9 @@ class Checkpointer:
         if (slowdown is None) != (mtbf is None):
             raise InvalidArgument(f"slowdown and mtbf: expected both or neither, found {slowdown} and {mtbf}")
         if slowdown is not None and mtbf is not None:
+            for name, seconds in (("mtbf", mtbf), ("restart_time", restart_time)):
+                if not 0 <= seconds <= 1e9:
+                    raise InvalidArgument(f"{name}: expected 0 to 1e9 seconds, found {seconds}")
             options.keywords["steering"] = (slowdown, mtbf, restart_time)
         self._ranks = Ranks(group, self.root, group_timeout)
         try:
