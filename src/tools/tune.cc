@@ -68,13 +68,14 @@ Status CheckBefore(const TuneInput& input) {
 
 Rates Limited(Rates rates, const Asked& asked) {
   if (asked.copy_limit > 0) rates.copy = std::min(rates.copy, asked.copy_limit);
+  if (asked.write_limit <= 0) return rates;
+  double slow_share = 1;  // Where the disk at its slowest still gives the limit, that levels its ups and downs.
   for (IoShape& shape : rates.shapes) {
-    if (asked.write_limit > 0 && asked.write_limit <= shape.write_rate) {
-      shape.write_rate = asked.write_limit;
-      // The limit levels what the disk's own ups and downs are.
-      rates.slow_share = 1;
-    }
+    const double slow = shape.write_rate * rates.slow_share;
+    shape.write_rate = std::min(shape.write_rate, asked.write_limit);
+    slow_share = std::min(slow_share, slow / shape.write_rate);
   }
+  rates.slow_share = slow_share;
   return rates;
 }
 

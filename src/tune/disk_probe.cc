@@ -1,7 +1,6 @@
 #include "tune/disk_probe.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -41,7 +40,7 @@ constexpr std::array<IoShape, 5> kShapes = {
 
 double SecondsSince(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// The median; `values` is not empty.
+/// The value that `share` of them do not exceed; there is at least one.
 double Quantile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
   return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
