@@ -1,9 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdio.h>  // NOLINT(modernize-deprecated-headers): popen
-#include <sys/wait.h>
 
-#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
