@@ -79,7 +79,8 @@ Rates Limited(Rates rates, const Asked& asked) {
   return rates;
 }
 
-json ToJson(const TuneInput& input, const TuneChoice& choice, const Measured& measured, const Rates& rates) {
+json ToJson(const TuneInput& input, const TuneChoice& choice, const Measured& measured, const Rates& rates,
+            bool recycles) {
   const IntervalChoice& interval = choice.interval;
   json shapes = json::array();
   for (const IoShape& shape : rates.shapes) {
@@ -118,6 +119,7 @@ json ToJson(const TuneInput& input, const TuneChoice& choice, const Measured& me
            {{"io_queue", measured.io_queue},
             {"io_queue_reason", measured.io_queue_reason},
             {"direct", measured.disk.direct},
+            {"recycled", recycles},
             {"shapes", shapes},
             {"slow_share", rates.slow_share},
             {"copy_bytes_per_second", rates.copy},
@@ -127,7 +129,8 @@ json ToJson(const TuneInput& input, const TuneChoice& choice, const Measured& me
             {"cpu_seconds_per_byte", rates.cpu_seconds_per_byte}}}};
 }
 
-void Print(const TuneInput& input, const TuneChoice& choice, const Measured& measured, const Rates& rates) {
+void Print(const TuneInput& input, const TuneChoice& choice, const Measured& measured, const Rates& rates,
+           bool recycles) {
   const IntervalChoice& interval = choice.interval;
   PrintTable({
       {"interval", fmt::format("every {} iterations, {}", interval.iterations, HumanSeconds(interval.period_seconds))},
@@ -146,9 +149,9 @@ void Print(const TuneInput& input, const TuneChoice& choice, const Measured& mea
       {"goodput", fmt::format("{:.2f} % of a run without saves and failures", interval.goodput * 100)},
       {"", ""},
       {"copy", HumanRate(rates.copy)},
-      {"write", fmt::format("{}, {} when slow; {}, {}", HumanRate(choice.shape.write_rate),
+      {"write", fmt::format("{}, {} when slow; {}, {}, {} files", HumanRate(choice.shape.write_rate),
                             HumanRate(choice.shape.write_rate * rates.slow_share), measured.io_queue,
-                            measured.disk.direct ? "O_DIRECT" : "buffered")},
+                            measured.disk.direct ? "O_DIRECT" : "buffered", recycles ? "recycled" : "fresh")},
       {"commit", HumanSeconds(rates.commit_seconds)},
       {"room", fmt::format("for {} checkpoints", input.free_bytes / input.state_bytes)},
   });
@@ -157,10 +160,13 @@ void Print(const TuneInput& input, const TuneChoice& choice, const Measured& mea
 Status Run(const TuneOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const Asked asked, Parse(options));
   CAIRN_RETURN_IF_ERROR(CheckBefore(asked.input));
+  CAIRN_ASSIGN_OR_RETURN(const Filesystem filesystem, TryFilesystem(options.root));
+  const bool recycles = filesystem.leases.ok();
   CAIRN_ASSIGN_OR_RETURN(const Measured measured, Measure(asked.measure));
-  const Rates rates = Limited(measured.rates(), asked);
+  const Rates rates = Limited(measured.rates(recycles), asked);
   CAIRN_ASSIGN_OR_RETURN(const TuneChoice choice, Choose(asked.input, rates));
-  options.json ? PrintJson(ToJson(asked.input, choice, measured, rates)) : Print(asked.input, choice, measured, rates);
+  options.json ? PrintJson(ToJson(asked.input, choice, measured, rates, recycles))
+               : Print(asked.input, choice, measured, rates, recycles);
   return Status::Ok();
 }
 

@@ -107,9 +107,8 @@ class ProbeAttempt {
     steps.push_back(OpenDirectoryStep(folder_, /*follow=*/false, folder));
     steps.push_back(CreateFileStep(path, 0, 0600, manifest));
     steps.push_back(WriteStep(manifest, path, 0, Bytes(memory_, kBlock / 8), /*alignment=*/1));
-    steps.push_back(FsyncStep(manifest, path));
-    steps.push_back(CloseStep(manifest, path));
-    steps.push_back(FsyncStep(folder, folder_));
+    steps.push_back(
+        {.together = {{FsyncStep(manifest, path), CloseStep(manifest, path)}, {FsyncStep(folder, folder_)}}});
     steps.push_back({.make = [this] { return IoRequest{.op = IoOp::kRename, .path = folder_, .path2 = retired_}; }});
     steps.push_back(FsyncStep(root, root_));
     CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue_, std::move(steps)));

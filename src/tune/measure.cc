@@ -142,7 +142,7 @@ Result<CopyRate> ProbeChecksum(WorkerPool& workers, BufferPool& pool, std::chron
   });
 }
 
-Rates Measured::rates() const {
+Rates Measured::rates(bool recycled) const {
   Rates rates{.copy = copy.bytes_per_second,
               .checksum = sums_while_copying ? 0.0 : checksum.bytes_per_second,
               .shapes = disk.shapes,
@@ -151,6 +151,8 @@ Rates Measured::rates() const {
               .commit_seconds = disk.commit_seconds,
               .cpu_seconds_per_byte = disk.cpu_seconds_per_byte + copy.cpu_seconds_per_byte};
   if (!sums_while_copying) rates.cpu_seconds_per_byte += checksum.cpu_seconds_per_byte;
+  const double gain = recycled ? disk.overwrite / disk.shapes.front().write_rate : 1.0;
+  for (IoShape& shape : rates.shapes) shape.write_rate *= gain;
   return rates;
 }
 

@@ -40,8 +40,9 @@ struct Measured {
   std::string io_queue_reason;
   int worker_threads = 0;
 
-  /// What Choose goes by.
-  [[nodiscard]] Rates rates() const;
+  /// What Choose goes by. `recycled`: saves are written over retired ones' blocks, as they are by default once
+  /// retention has something to retire; what that gains in the default shape it gains in all.
+  [[nodiscard]] Rates rates(bool recycled) const;
 };
 
 /// Probes copy, checksum and disk of this machine, in this order, none while another runs. Errors as ProbeDisk and

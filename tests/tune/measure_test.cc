@@ -30,7 +30,8 @@ TEST_F(MeasureTest, CopiesOfALimitedDeviceHaveItsRate) {
     const auto rate = ProbeCopy(*device, *pool_, tensor_, kTime);
 
     ASSERT_TRUE(rate.ok()) << rate.status();
-    EXPECT_NEAR(rate->bytes_per_second, 400e6, 0.1 * 400e6);
+    // Never faster; a busy machine is slower.
+    EXPECT_THAT(rate->bytes_per_second, testing::AllOf(testing::Gt(0.5 * 400e6), testing::Lt(1.1 * 400e6)));
     EXPECT_GT(rate->cpu_seconds_per_byte, 0);
     EXPECT_EQ(pool_->peak_bytes(), pool_->total_bytes());
   }
@@ -58,15 +59,23 @@ TEST(Measure, GivesRatesThatAChoiceCanBeMadeBy) {
 
   ASSERT_TRUE(measured.ok()) << measured.status();
   EXPECT_TRUE(measured->sums_while_copying);
-  EXPECT_EQ(measured->rates().checksum, 0) << "the copy has it already";
+  EXPECT_EQ(measured->rates(false).checksum, 0) << "the copy has it already";
   EXPECT_FALSE(measured->io_queue_reason.empty());
   const auto choice = Choose({.goal = {.iteration_seconds = 1, .slowdown = 0.01, .mtbf_seconds = 3600},
                               .state_bytes = 100 * kMiB,
                               .memory_bytes = 1024 * kMiB,
                               .free_bytes = 1024 * 1024 * kMiB},
-                             measured->rates());
+                             measured->rates(true));
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+TEST(Measure, RecycledFilesAreWrittenAtTheRateOfExistingBlocks) {
+  const Measured measured{.disk = {.shapes = {{4 * kMiB, 8, 2e9}, {4 * kMiB, 16, 2.2e9}}, .overwrite = 3e9}};
+
+  EXPECT_EQ(measured.rates(false).shapes[0].write_rate, 2e9);
+  EXPECT_NEAR(measured.rates(true).shapes[0].write_rate, 3e9, 1);
+  EXPECT_NEAR(measured.rates(true).shapes[1].write_rate, 3.3e9, 1);
 }
 
 TEST(Measure, ADeviceThatIsNotThereIsAnErrorAndNotTheCpuInstead) {
