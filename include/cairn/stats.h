@@ -53,8 +53,8 @@ struct CheckpointerStats {
   std::uint64_t saves_in_flight = 0;
   std::uint64_t shards_recycled = 0;  ///< Retired shards of this rank that later saves were written over.
   std::string not_recycled_reason;    ///< Why the last one that could not be was not. Empty: none was refused.
-  std::uint64_t save_interval = 0;   ///< In iterations, as ShouldSave has chosen; 0: not yet, or not asked to.
-  std::string save_interval_reason;  ///< What keeps it from being shorter, with figures. Empty without steering.
+  std::uint64_t save_interval = 0;    ///< In iterations, as ShouldSave has chosen; 0: not yet, or not asked to.
+  std::string save_interval_reason;   ///< What keeps it from being shorter, with figures. Empty without steering.
 };
 
 enum class Severity : std::uint8_t { kInfo, kWarning, kError };
