@@ -24,6 +24,11 @@ Result<Flags> Resolve(Flags flags) {
   if (flags.disk != "machine" && flags.disk != "pd-ssd") {
     return Error(StatusCode::kInvalidArgument, "--disk: expected machine or pd-ssd, found \"{}\"", flags.disk);
   }
+  if (flags.network != "namespaces" && flags.network != "loopback") {
+    return Error(StatusCode::kInvalidArgument, "--network: expected namespaces or loopback, found \"{}\"",
+                 flags.network);
+  }
+  if (flags.network == "loopback") flags.network_bytes_per_second = 0;
   const auto positive = [](const char* flag, double value) {
     return std::isfinite(value) && value > 0
                ? Status::Ok()
@@ -34,6 +39,9 @@ Result<Flags> Resolve(Flags flags) {
   CAIRN_RETURN_IF_ERROR(positive("--tensors", static_cast<double>(flags.tensors)));
   CAIRN_RETURN_IF_ERROR(positive("--iteration-seconds", flags.iteration_seconds));
   CAIRN_RETURN_IF_ERROR(positive("--iterations", static_cast<double>(flags.iterations)));
+  if (flags.network == "namespaces") {
+    CAIRN_RETURN_IF_ERROR(positive("--network-bytes-per-second", static_cast<double>(flags.network_bytes_per_second)));
+  }
   if (flags.pcie_bytes_per_second < 0 || !std::isfinite(flags.pcie_bytes_per_second)) {
     return Error(StatusCode::kInvalidArgument, "--pcie-bytes-per-second: expected 0 or more, found {}",
                  flags.pcie_bytes_per_second);
@@ -83,7 +91,7 @@ Result<Flags> Resolve(Flags flags) {
 Result<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
   CLI::App app("Trains at a set pace with one checkpointing strategy, and says what that cost");
-  app.add_option("--strategy", flags.strategy, "none, sync, checkfreq, gpm, pccheck or cairn")->required();
+  app.add_option("--strategy", flags.strategy, "none, sync, checkfreq, gpm, gemini, pccheck or cairn")->required();
   app.add_option("--dir", flags.directory, "where to write: a directory of the run's own is made in it")->required();
   app.add_option("--model", flags.model, "a published training: " + ShapeNames() + "; its state, tensors and pace")
       ->capture_default_str();
@@ -113,6 +121,12 @@ Result<Flags> ParseFlags(int argc, char** argv) {
   app.add_option("--disk-bytes-per-second", flags.disk_bytes_per_second, "emulated disk; 0: the machine's own")
       ->capture_default_str();
   app.add_option("--disk", flags.disk, "machine, or pd-ssd: the machine's held to 480 MB/s by a cgroup")
+      ->capture_default_str();
+  app.add_option("--network", flags.network,
+                 "gemini's, to its peer: namespaces (two, with a set rate; needs root), or loopback")
+      ->capture_default_str();
+  app.add_option("--network-bytes-per-second", flags.network_bytes_per_second,
+                 "gemini's; what PCcheck's authors measured between two a2-highgpu-1g unless given")
       ->capture_default_str();
   app.add_flag("--check", flags.check, "only say whether there is enough disk and memory");
   app.add_flag("--resume", flags.resume,

@@ -29,6 +29,8 @@ struct Flags {
   double scale = 1;
   double pcie_bytes_per_second = 10e9;
   std::uint64_t disk_bytes_per_second = 0;
+  std::string network = "namespaces";  ///< Or "loopback".
+  std::uint64_t network_bytes_per_second = 1'875'000'000;
   std::string csv;
   std::string journal;
   bool resume = false;

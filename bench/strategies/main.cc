@@ -1,15 +1,17 @@
 // One run of a paced training with one checkpointing strategy: a row of CSV that says what the checkpoints cost.
 //
-//   build/release/bin/bench_training --strategy none|sync|checkfreq|gpm|pccheck|cairn --dir DIR [--state-bytes N]
-//       [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N] [--in-flight N]
-//       [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
+//   build/release/bin/bench_training --strategy none|sync|checkfreq|gpm|gemini|pccheck|cairn --dir DIR
+//       [--state-bytes N] [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N]
+//       [--in-flight N] [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
 //       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--pcie-bytes-per-second R]
-//       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--resume] [--journal FILE] [--csv FILE]
+//       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--network namespaces|loopback]
+//       [--network-bytes-per-second R] [--resume] [--journal FILE] [--csv FILE]
 //
-// Peers: torch.save with fsync (sync), CheckFreq (FAST 2021), GPM (ASPLOS 2022) and PCcheck (ASPLOS 2025), each a file
-// beside this one that says how it is set up, and no checkpoint at all (none). To compare them, one after the other:
+// Peers: torch.save with fsync (sync), CheckFreq (FAST 2021), GPM (ASPLOS 2022), Gemini (SOSP 2023) and PCcheck (ASPLOS
+// 2025), each a file beside this one that says how it is set up, and no checkpoint at all (none). To compare them, one
+// after the other:
 //
-//   for s in none sync checkfreq gpm pccheck cairn; do
+//   for s in none sync checkfreq gpm gemini pccheck cairn; do
 //     build/release/bin/bench_training --strategy $s --dir /mnt/nvme --csv runs.csv
 //   done
 //
@@ -24,13 +26,17 @@
 //   disk   real files and real fsyncs, always. With --disk-bytes-per-second nothing is said to be on the disk before a
 //          disk of that rate would have it, whoever writes; the machine's own must be faster. With --disk pd-ssd the
 //          kernel holds the process's writes to 480 MB/s (disk_profile.h).
+//   peer   gemini alone writes to no disk: its checkpoints are in the memory of another process, behind a network of
+//          --network-bytes-per-second between two network namespaces (gemini/network.h). Real bytes over real TCP, at
+//          most at that rate; that process takes its CPU time from this machine, and is not in cpu_s. Durable means
+//          there: whole in the peer's memory (durable_means).
 //
 // Each run makes a directory of its own and removes it; --resume works in --dir itself, goes on from the newest
 // checkpoint there after it has been compared with the state of its step, and leaves all of it. At the end the strategy
 // is opened anew, as a restart would, the page cache of its files dropped, and its newest checkpoint restored: it has
 // to be the last one that was saved, and equal to the state of that step in every byte. Exit: 0; 1 where it is not, and
 // nothing is printed; 2 for bad input, too little disk or memory, or a failure; 77, with the reason, where --disk
-// pd-ssd cannot be had.
+// pd-ssd, gemini's network or libtorch (which gemini needs) cannot be had.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -44,6 +50,7 @@
 #include "bench/strategies/csv_row.h"
 #include "bench/strategies/run.h"
 #include "bench/strategies/shapes.h"
+#include "bench/strategies/torch_build.h"
 
 namespace cairn::bench {
 namespace {
@@ -78,11 +85,14 @@ CsvRow MakeRow(const Run& run) {
   row.Add("disk_bytes_per_second", flags.disk_bytes_per_second);
   row.Add(
       "emulated",
-      fmt::format("GPU (host memory; all copies by 2 streams on one link of {}), forward and backward (a deadline){}",
+      fmt::format("GPU (host memory; all copies by 2 streams on one link of {}), forward and backward (a deadline){}{}",
                   flags.pcie_bytes_per_second > 0 ? "pcie_bytes_per_second" : "no set rate",
                   flags.disk_bytes_per_second > 0 ? ", disk rate (real writes, held back)"
                   : flags.disk == "pd-ssd"        ? ", disk rate (a cgroup's limit on this machine's)"
-                                                  : ""));
+                                                  : "",
+                  !run.kind.networked             ? ""
+                  : flags.network == "namespaces" ? ", network (two namespaces, a token bucket), peer (a process here)"
+                                                  : ", network (loopback, no set rate), peer (a process here)"));
   const std::optional<Shape> shape = FindShape(flags.model);
   row.Add("pace", shape.has_value() ? shape->source : "as given");
   row.Add("tuning", run.kind.tuning);
@@ -107,6 +117,8 @@ CsvRow MakeRow(const Run& run) {
   row.AddSeconds("cpu_s", run.used.cpu_seconds);
   row.Add("restored_step", run.record.saves.empty() ? "none" : std::to_string(run.restored));
   row.Add("to_durable_each_s", each);
+  row.Add("network_bytes_per_second", run.kind.networked ? flags.network_bytes_per_second : 0);
+  row.Add("durable_means", run.kind.durable_means);
   return row;
 }
 
@@ -134,7 +146,9 @@ Status TrainAndPrint(const Flags& flags) {
 
 int Main(int argc, char** argv) {
   const Result<Flags> flags = ParseFlags(argc, argv);
-  const Status status = !flags.ok() ? flags.status() : flags->check ? CheckRoom(*flags) : TrainAndPrint(*flags);
+  Status status = flags.status();
+  if (status.ok()) status = EnterTorchBuild(*flags, argv);
+  if (status.ok()) status = flags->check ? CheckRoom(*flags) : TrainAndPrint(*flags);
   if (status.ok()) return 0;
   const bool skipped = status.code() == StatusCode::kUnsupported;
   std::cerr << "bench_training: " << (skipped ? "skipped: " : "") << status << '\n';

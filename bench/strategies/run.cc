@@ -143,7 +143,7 @@ Result<Run> Train(const Flags& flags) {
   EmulatedGpu gpu(flags.pcie_bytes_per_second);
   run.loop = {.iteration_seconds = flags.iteration_seconds,
               .update_seconds = flags.update_seconds,
-              .every = run.kind.checkpoints_on_disk(1) == 0 ? 0 : flags.every,
+              .every = run.kind.name == "none" ? 0 : flags.every,
               .again = flags.again,
               .iterations = flags.iterations,
               .warmup = flags.warmup};
@@ -156,6 +156,7 @@ Result<Run> Train(const Flags& flags) {
                       .writers = flags.writers,
                       .queue_depth = flags.queue_depth,
                       .disk = nullptr,
+                      .network_bytes_per_second = flags.network_bytes_per_second,
                       .durable = {}};
   if (flags.disk_bytes_per_second > 0) workplace.disk = RateLimitedDisk::Make(flags.disk_bytes_per_second);
   CAIRN_RETURN_IF_ERROR(Measure(run, *state, gpu, workplace, journal.get()));

@@ -41,6 +41,7 @@ struct Workplace {
   int writers = 2;                             ///< Threads a checkpoint: pccheck.
   int queue_depth = 8;                         ///< Writes given to the disk at once: cairn.
   std::shared_ptr<RateLimitedDisk> disk;       ///< Null: the machine's own.
+  std::uint64_t network_bytes_per_second = 0;  ///< To a peer, both ways; 0: over the loopback interface.
   std::function<void(std::uint64_t)> durable;  ///< Told of each step that a crash can no longer lose. From any thread.
 };
 
@@ -49,6 +50,8 @@ struct Workplace {
 struct StrategyKind {
   std::string_view name;
   std::string_view tuning;  ///< How it is set up, for who reads the figures.
+  std::string_view durable_means = "on the disk";
+  bool networked = false;  ///< Its checkpoints go to a peer.
   int (*checkpoints_on_disk)(int in_flight) = nullptr;
   std::uint64_t (*host_bytes)(std::uint64_t state_bytes, std::uint64_t host_memory_bytes) = nullptr;
   Result<std::unique_ptr<Strategy>> (*open)(const Workplace& workplace) = nullptr;
@@ -57,6 +60,7 @@ struct StrategyKind {
 [[nodiscard]] StrategyKind SyncKind();
 [[nodiscard]] StrategyKind CheckFreqKind();
 [[nodiscard]] StrategyKind GpmKind();
+[[nodiscard]] StrategyKind GeminiKind();
 [[nodiscard]] StrategyKind PcCheckKind();
 [[nodiscard]] StrategyKind CairnKind();
 /// InvalidArgument for any other name, with those that there are.

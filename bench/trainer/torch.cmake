@@ -29,9 +29,9 @@ print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_wit
   set(CAIRN_TORCH_FOUND_BY ${CAIRN_PYTHON} CACHE INTERNAL "")
 endif()
 
-add_library(cairn_c10 SHARED IMPORTED)
+add_library(cairn_c10 SHARED IMPORTED GLOBAL)
 set_target_properties(cairn_c10 PROPERTIES IMPORTED_LOCATION ${CAIRN_TORCH_DIR}/lib/libc10.so)
-add_library(cairn_torch SHARED IMPORTED)
+add_library(cairn_torch SHARED IMPORTED GLOBAL)
 set_target_properties(cairn_torch PROPERTIES IMPORTED_LOCATION ${CAIRN_TORCH_DIR}/lib/libtorch_cpu.so)
 target_include_directories(cairn_torch SYSTEM INTERFACE
   ${CAIRN_TORCH_DIR}/include ${CAIRN_TORCH_DIR}/include/torch/csrc/api/include)

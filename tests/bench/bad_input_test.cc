@@ -25,8 +25,8 @@ struct Ended {
   std::string output;  // Standard output and error.
 };
 
-Ended BenchTraining(const std::string& flags) {
-  FILE* const pipe = ::popen((std::string(BENCH_TRAINING) + " " + flags + " 2>&1").c_str(), "r");
+Ended Shell(const std::string& command) {
+  FILE* const pipe = ::popen((command + " 2>&1").c_str(), "r");
   if (pipe == nullptr) return {};
   Ended ended;
   std::array<char, 4096> buffer{};
@@ -35,6 +35,8 @@ Ended BenchTraining(const std::string& flags) {
   if (WIFEXITED(status)) ended.code = WEXITSTATUS(status);
   return ended;
 }
+
+Ended BenchTraining(const std::string& flags) { return Shell(std::string(BENCH_TRAINING) + " " + flags); }
 
 TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
   const TempDir directory;
@@ -55,15 +57,26 @@ TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
 TEST(BenchTrainingTest, RefusesWhatItDoesNotKnow) {
   const TempDir directory;
 
-  const Ended strategy = BenchTraining("--strategy gemini --dir " + directory.path());
+  const Ended strategy = BenchTraining("--strategy tape --dir " + directory.path());
   const Ended folder = BenchTraining("--strategy sync --dir " + directory / "missing");
   const Ended flag = BenchTraining("--strategie sync --dir " + directory.path());
 
   EXPECT_EQ(strategy.code, 2);
-  EXPECT_THAT(strategy.output, HasSubstr("unknown strategy \"gemini\"; there are none, sync"));
+  EXPECT_THAT(strategy.output, HasSubstr("unknown strategy \"tape\"; there are none, sync"));
   EXPECT_EQ(folder.code, 2);
   EXPECT_THAT(folder.output, HasSubstr("missing"));
   EXPECT_EQ(flag.code, 2);
+}
+
+TEST(BenchTrainingTest, SaysWhereWhatNeedsLibtorchCanBeHad) {
+  const TempDir directory;
+  std::filesystem::copy_file(BENCH_TRAINING, directory / "bench_training");  // With no other build beside it.
+
+  const Ended run = Shell(directory / "bench_training --strategy gemini --dir " + directory.path());
+
+  EXPECT_EQ(run.code, 77);
+  EXPECT_THAT(run.output, HasSubstr("gemini needs libtorch"));
+  EXPECT_THAT(run.output, HasSubstr("scripts/build release bench_training_torch"));
 }
 
 TEST(BenchTrainingTest, AddsNoRowToAnotherTable) {
@@ -152,6 +165,8 @@ TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
   EXPECT_THAT(refused([](Flags& f) { f.scale = 1e30; }), HasSubstr("--state-bytes"));
   EXPECT_THAT(refused([](Flags& f) { f.model = "gpt"; }), HasSubstr("unknown model \"gpt\"; there are vgg16, "));
   EXPECT_THAT(refused([](Flags& f) { f.disk = "floppy"; }), HasSubstr("--disk: expected machine or pd-ssd"));
+  EXPECT_THAT(refused([](Flags& f) { f.network = "avian"; }), HasSubstr("--network: expected namespaces or loopback"));
+  EXPECT_THAT(refused([](Flags& f) { f.network_bytes_per_second = 0; }), HasSubstr("--network-bytes-per-second"));
   EXPECT_THAT(refused([](Flags& f) { f.update_seconds = 1; }), HasSubstr("--update-seconds"));
   EXPECT_THAT(refused([](Flags& f) { f.pcie_bytes_per_second = -1; }), HasSubstr("--pcie-bytes-per-second"));
 }

@@ -13,6 +13,7 @@
 
 #include "bench/strategies/disk_profile.h"
 #include "bench/strategies/resources.h"
+#include "bench/strategy_suite.h"
 #include "support/temp_dir.h"
 
 namespace cairn::bench {
@@ -57,13 +58,13 @@ std::vector<std::string> Arguments(const std::string& strategy, const TempDir& d
           directory / "runs.csv",
           "--in-flight",
           "2",
+          "--network",
+          "loopback",
           "--pcie-bytes-per-second",
           "1e9",
           "--iteration-seconds",
           "0.05"};
 }
-
-class ResumeTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(ResumeTest, GoesOnFromWhatWasDurableWhenItWasKilled) {
   const TempDir directory;
@@ -99,7 +100,7 @@ TEST_P(ResumeTest, GoesOnFromWhatWasDurableWhenItWasKilled) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Writing, ResumeTest, testing::Values("sync", "checkfreq", "gpm", "pccheck", "cairn"),
-                         [](const auto& strategy) { return std::string(strategy.param); });
+                         [](const auto& strategy) { return strategy.param; });
 
 TEST(DiskLimitTest, HoldsWritesToItsRateAndGoesBack) {
   const TempDir directory;

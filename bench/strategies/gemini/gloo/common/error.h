@@ -1,0 +1,3 @@
+#pragma once
+
+#include "bench/strategies/gemini/gloo/context.h"

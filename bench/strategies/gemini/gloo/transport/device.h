@@ -1,0 +1,9 @@
+#pragma once
+
+namespace gloo::transport {
+
+// See context.h.
+class Device;
+class UnboundBuffer;
+
+}  // namespace gloo::transport
