@@ -60,13 +60,14 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
     wiring.wrap_queue = [disk = workplace.disk](IoQueueFactory inner) { return disk->Wrap(std::move(inner)); };
   }
   State state;
-  for (const TrainingState::Tensor& tensor : workplace.state.tensors()) {
-    CAIRN_RETURN_IF_ERROR(state.Add(tensor.name, {.data = workplace.state.memory().data() + tensor.begin,
-                                                  .shape = {static_cast<std::int64_t>(tensor.bytes / sizeof(float))},
-                                                  .strides = {},
-                                                  .device = {DeviceKind::kCuda, 0},
-                                                  .bytes = tensor.bytes,
-                                                  .part = {}}));
+  for (const DeviceState::Tensor& tensor : workplace.state.tensors()) {
+    CAIRN_RETURN_IF_ERROR(
+        state.Add(tensor.name, {.data = tensor.layout.base,
+                                .shape = {static_cast<std::int64_t>(tensor.layout.bytes / sizeof(float))},
+                                .strides = {},
+                                .device = {DeviceKind::kCuda, 0},
+                                .bytes = tensor.layout.bytes,
+                                .part = {}}));
   }
   CAIRN_ASSIGN_OR_RETURN(auto checkpointer, Checkpointer::Open(options, std::move(wiring)));
   return std::unique_ptr<Strategy>(std::make_unique<Cairn>(workplace, std::move(state), std::move(checkpointer)));

@@ -28,7 +28,7 @@ class CheckFreq : public Strategy {
       phase_ = Phase::kSnapshot;
     }
     background_.Post([this, step] {
-      Status status = at_.gpu.CopyToHost(at_.state.memory(), host());
+      Status status = at_.gpu.CopyToHost(at_.state, 0, host());
       Enter(Phase::kPersist, status);
       if (status.ok()) status = file_->Write(step, host());
       if (status.ok()) at_.durable(step);
@@ -48,7 +48,7 @@ class CheckFreq : public Strategy {
   }
   Result<std::uint64_t> Restore() override {
     CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, file_->Read(host()));
-    CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state.memory()));
+    CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state));
     return step;
   }
 
@@ -77,7 +77,7 @@ class CheckFreq : public Strategy {
 
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   const std::uint64_t bytes = workplace.state.bytes();
-  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(bytes, bytes));
+  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
   CAIRN_ASSIGN_OR_RETURN(auto file, CheckpointFile::Open(workplace.directory, bytes, workplace.disk));
   return std::unique_ptr<Strategy>(std::make_unique<CheckFreq>(workplace, std::move(pool), std::move(file)));
 }

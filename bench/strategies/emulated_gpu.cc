@@ -1,6 +1,8 @@
 #include "bench/strategies/emulated_gpu.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -10,7 +12,7 @@ namespace cairn::bench {
 namespace {
 
 constexpr int kLanes = 2;  // Options::copy_streams.
-constexpr std::uint64_t kPiece = 4U << 20;
+constexpr std::uint64_t kBatch = 4U << 20;
 
 // Counts copies that are under way.
 class Outstanding {
@@ -46,28 +48,34 @@ EmulatedGpu::EmulatedGpu(double bytes_per_second)
           workers_)),
       stream_(device_->MakeStream()) {}
 
-Status EmulatedGpu::CopyToHost(Bytes from, MutableBytes to) {
-  // The layout serves both ways; a copy to the host only reads it.
-  return Copy(CopyDirection::kToHost, {const_cast<std::byte*>(from.data()), from.size()}, to.data());
+Status EmulatedGpu::CopyToHost(const DeviceState& from, std::uint64_t begin, MutableBytes to) {
+  return Copy(CopyDirection::kToHost, from, begin, to);
 }
 
-Status EmulatedGpu::CopyToDevice(Bytes from, MutableBytes to) {
-  return Copy(CopyDirection::kToDevice, to, const_cast<std::byte*>(from.data()));
+Status EmulatedGpu::CopyToDevice(Bytes from, const DeviceState& to) {
+  // A copy to the device only reads the host's memory.
+  return Copy(CopyDirection::kToDevice, to, 0, {const_cast<std::byte*>(from.data()), from.size()});
 }
 
-Status EmulatedGpu::Copy(CopyDirection direction, MutableBytes tensor, std::byte* memory) {
-  const StridedLayout layout{.base = tensor.data(), .row_bytes = tensor.size(), .outer = {}, .bytes = tensor.size()};
-  // One that is smaller than two pieces still uses both lanes.
-  const std::uint64_t piece = std::min(kPiece, AlignUp(DivideUp(tensor.size(), kLanes), kBlock));
+Status EmulatedGpu::Copy(CopyDirection direction, const DeviceState& state, std::uint64_t begin, MutableBytes memory) {
+  const std::vector<DeviceState::Tensor>& tensors = state.tensors();
+  auto tensor = std::upper_bound(tensors.begin(), tensors.end(), begin,
+                                 [](std::uint64_t at, const DeviceState::Tensor& t) { return at < t.end(); });
+  // What is smaller than two batches still uses both lanes.
+  const std::uint64_t most = std::min(kBatch, AlignUp(DivideUp(memory.size(), kLanes), kBlock));
   Outstanding copies;
   Status asked;
   int lane = 0;
-  for (std::uint64_t at = 0; at < tensor.size() && asked.ok(); at += piece) {
+  for (std::uint64_t done = 0; done < memory.size() && asked.ok();) {
     CopyBatch batch{.direction = direction, .lane = lane, .pieces = {}};
-    batch.pieces.push_back({.tensor = &layout,
-                            .begin = at,
-                            .end = std::min<std::uint64_t>(at + piece, tensor.size()),
-                            .memory = memory + at});
+    const std::uint64_t until = std::min<std::uint64_t>(done + most, memory.size());
+    while (done < until) {
+      const std::uint64_t at = begin + done - tensor->begin;
+      const std::uint64_t n = std::min(until - done, tensor->layout.bytes - at);
+      batch.pieces.push_back({.tensor = &tensor->layout, .begin = at, .end = at + n, .memory = memory.data() + done});
+      done += n;
+      if (at + n == tensor->layout.bytes) ++tensor;
+    }
     lane = (lane + 1) % kLanes;
     copies.Begin();
     asked = device_->Copy(std::move(batch), [&copies](const Status& status) { copies.Done(status); });

@@ -5,6 +5,7 @@
 
 #include "base/bytes.h"
 #include "base/worker_pool.h"
+#include "bench/strategies/device_state.h"
 #include "cairn/status.h"
 #include "cairn/tensor.h"
 #include "device/host_device.h"
@@ -20,10 +21,12 @@ class EmulatedGpu {
   /// `bytes_per_second` 0: as fast as the CPU copies.
   explicit EmulatedGpu(double bytes_per_second);
 
-  /// Copies device memory to the host, and waits for it. The host's side may be any memory, a mapped file's too.
-  Status CopyToHost(Bytes from, MutableBytes to);
-  /// The way back.
-  Status CopyToDevice(Bytes from, MutableBytes to);
+  /// Copies as many bytes of a state as there is room for, from `begin` on (device_state.h says how they are counted),
+  /// tensor by tensor, small ones in one batch, and waits for it. The host's side may be any memory, a mapped file's
+  /// too.
+  Status CopyToHost(const DeviceState& from, std::uint64_t begin, MutableBytes to);
+  /// The way back, of a whole state.
+  Status CopyToDevice(Bytes from, const DeviceState& to);
 
   /// For who brings copies of his own.
   [[nodiscard]] const std::shared_ptr<HostDevice>& device() const { return device_; }
@@ -32,7 +35,7 @@ class EmulatedGpu {
   void Synchronize() { device_->Synchronize(stream_); }
 
  private:
-  Status Copy(CopyDirection direction, MutableBytes tensor, std::byte* memory);
+  Status Copy(CopyDirection direction, const DeviceState& state, std::uint64_t begin, MutableBytes memory);
 
   WorkerPool workers_;
   const std::shared_ptr<HostDevice> device_;

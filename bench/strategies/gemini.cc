@@ -54,7 +54,7 @@ class Gemini : public Strategy {
       return Error(StatusCode::kNotFound, "the peer of {} has no checkpoint", at_.directory);
     }
     CAIRN_RETURN_IF_ERROR(peer_->Receive(host(), kPiece));
-    CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state.memory()));
+    CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state));
     return found.step;
   }
 
@@ -65,7 +65,7 @@ class Gemini : public Strategy {
     Status status;
     for (std::uint64_t at = 0; at < host().size() && status.ok(); at += kPiece) {
       const std::uint64_t n = std::min<std::uint64_t>(kPiece, host().size() - at);
-      status = at_.gpu.CopyToHost(at_.state.memory().subspan(at, n), host().subspan(at, n));
+      status = at_.gpu.CopyToHost(at_.state, at, host().subspan(at, n));
       MutexLock lock(mutex_);
       if (status.ok()) copied_ = at + n;
       changed_.NotifyAll();
@@ -125,7 +125,7 @@ class Gemini : public Strategy {
 
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   const std::uint64_t bytes = workplace.state.bytes();
-  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(bytes, bytes));
+  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
   CAIRN_ASSIGN_OR_RETURN(auto peer, ConnectToPeer(workplace.directory, bytes, workplace.network_bytes_per_second));
   return std::unique_ptr<Strategy>(std::make_unique<Gemini>(workplace, std::move(pool), std::move(peer)));
 }

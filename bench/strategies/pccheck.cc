@@ -100,13 +100,13 @@ class PcCheck : public Strategy {
   }
 
   Status CopyChunks(Saver& saver, int slot, Progress& progress) {
-    const MutableBytes state = at_.state.memory();
-    for (std::uint64_t at = 0; at < state.size(); at += pool_->chunk_bytes()) {
-      const std::uint64_t n = std::min(pool_->chunk_bytes(), state.size() - at);
+    const DeviceState& state = at_.state;
+    for (std::uint64_t at = 0; at < state.bytes(); at += pool_->chunk_bytes()) {
+      const std::uint64_t n = std::min(pool_->chunk_bytes(), state.bytes() - at);
       CAIRN_ASSIGN_OR_RETURN(BufferPool::Chunk acquired,
                              pool_->Acquire(BufferPool::Priority::kSave, Deadline::Infinite()));
       const auto chunk = std::make_shared<BufferPool::Chunk>(std::move(acquired));
-      CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(state.subspan(at, n), {chunk->data(), n}));
+      CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(state, at, {chunk->data(), n}));
       {
         MutexLock lock(progress.mutex);
         ++progress.chunks;

@@ -16,6 +16,7 @@
 #include "bench/strategies/host_memory.h"
 #include "bench/strategies/journal.h"
 #include "bench/strategies/restore_check.h"
+#include "bench/strategies/training_state.h"
 
 namespace cairn::bench {
 namespace {
@@ -44,14 +45,14 @@ class RunDirectory {
 };
 
 // Bytes per second of one copy of the whole state, buffer by buffer.
-Result<double> MeasureCopies(const TrainingState& state, EmulatedGpu& gpu) {
+Result<double> MeasureCopies(const DeviceState& state, EmulatedGpu& gpu) {
   const std::uint64_t bytes = std::min<std::uint64_t>(state.bytes(), 64U << 20);
   CAIRN_ASSIGN_OR_RETURN(const auto pool, MakeHostMemory(bytes, bytes));
   const BufferPool::Chunk buffer = pool->TryAcquire(BufferPool::Priority::kSave);
   const LoopClock clock = RealClock();
   for (std::uint64_t at = 0; at < state.bytes(); at += bytes) {
     const std::uint64_t n = std::min(bytes, state.bytes() - at);
-    CAIRN_RETURN_IF_ERROR(gpu.CopyToHost(state.memory().subspan(at, n), {buffer.data(), n}));
+    CAIRN_RETURN_IF_ERROR(gpu.CopyToHost(state, at, {buffer.data(), n}));
   }
   return static_cast<double>(state.bytes()) / clock.now();
 }

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "bench/strategies/device_state.h"
 #include "bench/strategies/emulated_gpu.h"
-#include "bench/strategies/training_state.h"
 #include "cairn/status.h"
 #include "support/rate_limited_queue.h"
 
@@ -33,7 +33,7 @@ class Strategy {
 /// What a strategy works with. All that is referred to outlives it.
 struct Workplace {
   std::string directory;
-  TrainingState& state;
+  DeviceState& state;
   EmulatedGpu& gpu;
   int in_flight = 2;                           ///< For who can have several checkpoints under way.
   std::uint64_t host_memory_bytes = 0;         ///< For who asks the user how much he may have.

@@ -18,7 +18,7 @@ class Sync : public Strategy {
         file_(std::move(file)) {}
 
   Status Save(std::uint64_t step) override {
-    CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(at_.state.memory(), host()));
+    CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(at_.state, 0, host()));
     CAIRN_RETURN_IF_ERROR(file_->Write(step, host()));
     at_.durable(step);
     return {};
@@ -27,7 +27,7 @@ class Sync : public Strategy {
   Status Drain() override { return {}; }
   Result<std::uint64_t> Restore() override {
     CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, file_->Read(host()));
-    CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state.memory()));
+    CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state));
     return step;
   }
 
@@ -42,7 +42,7 @@ class Sync : public Strategy {
 
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   const std::uint64_t bytes = workplace.state.bytes();
-  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(bytes, bytes));
+  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
   CAIRN_ASSIGN_OR_RETURN(auto file, CheckpointFile::Open(workplace.directory, bytes, workplace.disk));
   return std::unique_ptr<Strategy>(std::make_unique<Sync>(workplace, std::move(pool), std::move(file)));
 }

@@ -1,6 +1,6 @@
 #include "bench/strategies/training_state.h"
 
-#include <cstring>
+#include <string>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -42,33 +42,31 @@ Result<std::unique_ptr<TrainingState>> TrainingState::Make(std::uint64_t bytes, 
 
 TrainingState::TrainingState(std::unique_ptr<BufferPool> pool, BufferPool::Chunk memory, std::uint64_t bytes,
                              std::uint64_t tensors)
-    : pool_(std::move(pool)), memory_(std::move(memory)), bytes_(bytes) {
+    : pool_(std::move(pool)), memory_(std::move(memory)) {
   const std::uint64_t each = AlignDown(bytes / tensors, kSector);
   for (std::uint64_t i = 0; i < tensors; ++i) {
     const std::uint64_t begin = i * each;
-    tensors_.push_back(
-        {"model.layers." + std::to_string(i) + ".weight", begin, i + 1 == tensors ? bytes - begin : each});
+    Add("model.layers." + std::to_string(i) + ".weight",
+        {memory_.data() + begin, i + 1 == tensors ? bytes - begin : each});
   }
 }
 
 void TrainingState::Initialize() {
   auto* const words = reinterpret_cast<std::uint64_t*>(memory_.data());
-  for (std::uint64_t i = 0; i < bytes_ / sizeof(std::uint64_t); ++i) words[i] = WordAfter(i, 0);
+  for (std::uint64_t i = 0; i < bytes() / sizeof(std::uint64_t); ++i) words[i] = WordAfter(i, 0);
 }
 
 void TrainingState::Update(std::uint64_t step) {
   auto* const words = reinterpret_cast<std::uint64_t*>(memory_.data());
-  for (std::uint64_t i = 0; i < bytes_ / sizeof(std::uint64_t); i += kSectorWords) words[i] = WordAfter(i, step);
+  for (std::uint64_t i = 0; i < bytes() / sizeof(std::uint64_t); i += kSectorWords) words[i] = WordAfter(i, step);
 }
 
 bool TrainingState::Is(std::uint64_t step) const {
   const auto* const words = reinterpret_cast<const std::uint64_t*>(memory_.data());
-  for (std::uint64_t i = 0; i < bytes_ / sizeof(std::uint64_t); ++i) {
+  for (std::uint64_t i = 0; i < bytes() / sizeof(std::uint64_t); ++i) {
     if (words[i] != WordAfter(i, step)) return false;
   }
   return true;
 }
-
-void TrainingState::Clear() { std::memset(memory_.data(), 0, bytes_); }
 
 }  // namespace cairn::bench

@@ -2,10 +2,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "base/bytes.h"
+#include "bench/strategies/device_state.h"
 #include "cairn/status.h"
 #include "device/buffer_pool.h"
 
@@ -16,14 +15,8 @@ namespace cairn::bench {
 ///
 /// What an optimizer step writes is one word in each sector of 512 bytes (the unit in which disks write), so that it
 /// costs little and a checkpoint that mixes two steps is found out. Not safe for concurrent use.
-class TrainingState {
+class TrainingState : public DeviceState {
  public:
-  struct Tensor {
-    std::string name;
-    std::uint64_t begin = 0;
-    std::uint64_t bytes = 0;
-  };
-
   /// All zeros: no step's. InvalidArgument unless bytes is a multiple of 4096 and each tensor gets a sector;
   /// ResourceExhausted.
   [[nodiscard]] static Result<std::unique_ptr<TrainingState>> Make(std::uint64_t bytes, std::uint64_t tensors);
@@ -32,22 +25,15 @@ class TrainingState {
   void Initialize();
   /// The optimizer step, of the state of another step: what the state is after `step`.
   void Update(std::uint64_t step);
-  /// Whether every byte is what the state was after `step`.
-  [[nodiscard]] bool Is(std::uint64_t step) const;
-  /// Overwrites everything, so that what a restore leaves out is missed.
-  void Clear();
+  [[nodiscard]] bool Is(std::uint64_t step) const override;
 
-  [[nodiscard]] MutableBytes memory() const { return {memory_.data(), bytes_}; }
-  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
-  [[nodiscard]] const std::vector<Tensor>& tensors() const { return tensors_; }
+  [[nodiscard]] MutableBytes memory() const { return {memory_.data(), bytes()}; }
 
  private:
   TrainingState(std::unique_ptr<BufferPool> pool, BufferPool::Chunk memory, std::uint64_t bytes, std::uint64_t tensors);
 
   const std::unique_ptr<BufferPool> pool_;
   const BufferPool::Chunk memory_;
-  const std::uint64_t bytes_;
-  std::vector<Tensor> tensors_;
 };
 
 }  // namespace cairn::bench

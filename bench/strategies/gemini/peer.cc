@@ -25,7 +25,7 @@ constexpr auto kGlance = std::chrono::milliseconds(10);
 class Checkpoints {
  public:
   static Result<Checkpoints> Make(std::uint64_t bytes) {
-    CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(2 * bytes, bytes));
+    CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(2 * AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
     return Checkpoints(std::move(pool), bytes);
   }
 
