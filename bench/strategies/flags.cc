@@ -1,8 +1,13 @@
 #include "bench/strategies/flags.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/status_macros.h"
@@ -10,8 +15,54 @@
 
 namespace cairn::bench {
 
+namespace {
+
+// The trainer brings its own state and pace: nothing of a shape applies.
+Status CheckTrainer(const Flags& flags) {
+  if (flags.model == "custom") {
+    return Error(StatusCode::kInvalidArgument, "--compute trainer: expected --model, one of cairn_train's");
+  }
+  if (flags.resume || flags.check || flags.scale != 1) {
+    return Error(StatusCode::kInvalidArgument, "--compute trainer: expected none of --resume, --check and --scale");
+  }
+  if (flags.every == 0 || flags.iterations % flags.every != 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--compute trainer: expected --iterations to be a multiple of --every (what is restored is compared "
+                 "with the state at the end), found {} and {}",
+                 flags.iterations, flags.every);
+  }
+  if (flags.batch == 0 || flags.sequence <= 0) {
+    return Error(StatusCode::kInvalidArgument, "--batch and --sequence: expected 1 or more, found {} and {}",
+                 flags.batch, flags.sequence);
+  }
+  return {};
+}
+
+Result<std::map<std::string, std::int64_t>> ParseSizes(const std::vector<std::string>& words) {
+  std::map<std::string, std::int64_t> sizes;
+  for (const std::string& word : words) {
+    const std::size_t equals = word.find('=');
+    const char* const begin = word.data() + std::min(equals, word.size() - 1) + 1;
+    const char* const end = word.data() + word.size();
+    std::int64_t value = 0;
+    const auto [parsed, error] = std::from_chars(begin, end, value);
+    if (equals == std::string::npos || error != std::errc() || parsed != end) {
+      return Error(StatusCode::kInvalidArgument, "--size: expected NAME=NUMBER, found \"{}\"", word);
+    }
+    sizes[word.substr(0, equals)] = value;
+  }
+  return sizes;
+}
+
+}  // namespace
+
 Result<Flags> Resolve(Flags flags) {
-  if (flags.model != "custom") {
+  if (flags.compute != "paced" && flags.compute != "trainer") {
+    return Error(StatusCode::kInvalidArgument, "--compute: expected paced or trainer, found \"{}\"", flags.compute);
+  }
+  const bool paced = flags.compute == "paced";
+  if (!paced) CAIRN_RETURN_IF_ERROR(CheckTrainer(flags));
+  if (paced && flags.model != "custom") {
     const std::optional<Shape> shape = FindShape(flags.model);
     if (!shape.has_value()) {
       return Error(StatusCode::kInvalidArgument, "unknown model \"{}\"; there are {}, or custom", flags.model,
@@ -82,6 +133,7 @@ Result<Flags> Resolve(Flags flags) {
   flags.state_bytes = AlignUp(static_cast<std::uint64_t>(std::ceil(scaled)), kBlock);
   flags.iteration_seconds *= flags.scale;
   const bool given = flags.host_memory_bytes != 0;
+  if (!paced && !given) return flags;  // Twice a state that is not known yet.
   flags.host_memory_bytes = given
                                 ? static_cast<std::uint64_t>(static_cast<double>(flags.host_memory_bytes) * flags.scale)
                                 : 2 * flags.state_bytes;
@@ -90,11 +142,18 @@ Result<Flags> Resolve(Flags flags) {
 
 Result<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
+  std::vector<std::string> sizes;
   CLI::App app("Trains at a set pace with one checkpointing strategy, and says what that cost");
   app.add_option("--strategy", flags.strategy, "none, sync, checkfreq, gpm, gemini, pccheck or cairn")->required();
   app.add_option("--dir", flags.directory, "where to write: a directory of the run's own is made in it")->required();
-  app.add_option("--model", flags.model, "a published training: " + ShapeNames() + "; its state, tensors and pace")
+  app.add_option("--compute", flags.compute, "paced: waits; or trainer: libtorch trains --model, on synthetic data")
       ->capture_default_str();
+  app.add_option("--model", flags.model,
+                 "a published training: " + ShapeNames() + "; its state, tensors and pace. Or one of cairn_train's")
+      ->capture_default_str();
+  app.add_option("--size", sizes, "trainer: a size that differs from the published model's, NAME=NUMBER");
+  app.add_option("--batch", flags.batch, "trainer: samples an iteration")->capture_default_str();
+  app.add_option("--sequence", flags.sequence, "trainer: tokens of a sample of text")->capture_default_str();
   app.add_option("--state-bytes", flags.state_bytes, "size of the state")->capture_default_str();
   app.add_option("--tensors", flags.tensors, "that it is cut into")->capture_default_str();
   app.add_option("--iteration-seconds", flags.iteration_seconds, "time of an iteration without checkpoints")
@@ -140,6 +199,7 @@ Result<Flags> ParseFlags(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error) == 0 ? 0 : 2);  // NOLINT(concurrency-mt-unsafe): no other threads yet.
   }
+  CAIRN_ASSIGN_OR_RETURN(flags.sizes, ParseSizes(sizes));
   return Resolve(flags);
 }
 

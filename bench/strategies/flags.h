@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "cairn/status.h"
@@ -12,7 +13,11 @@ namespace cairn::bench {
 struct Flags {
   std::string strategy;
   std::string directory;
-  std::string model = "custom";  ///< A shape's name, where it gave state, tensors and iteration time.
+  std::string compute = "paced";  ///< Or "trainer".
+  std::string model = "custom";  ///< A shape's name, where it gave state, tensors and iteration time; or the trainer's.
+  std::map<std::string, std::int64_t> sizes;  ///< The trainer's model's.
+  std::uint64_t batch = 4;
+  std::int64_t sequence = 64;
   std::string disk = "machine";  ///< Or "pd-ssd".
   std::uint64_t state_bytes = 1U << 30;
   std::uint64_t tensors = 597;

@@ -5,7 +5,8 @@
 //       [--in-flight N] [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
 //       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--pcie-bytes-per-second R]
 //       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--network namespaces|loopback]
-//       [--network-bytes-per-second R] [--resume] [--journal FILE] [--csv FILE]
+//       [--network-bytes-per-second R] [--compute paced|trainer] [--size NAME=N]... [--batch N] [--sequence N]
+//       [--resume] [--journal FILE] [--csv FILE]
 //
 // Peers: torch.save with fsync (sync), CheckFreq (FAST 2021), GPM (ASPLOS 2022), Gemini (SOSP 2023) and PCcheck (ASPLOS
 // 2025), each a file beside this one that says how it is set up, and no checkpoint at all (none). To compare them, one
@@ -23,6 +24,10 @@
 //   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state;
 //          it is given twice the time that this takes on an idle machine (update_seconds), and what it took beyond that
 //          is in the row (update_late_s).
+//          With --compute trainer it is neither: libtorch trains --model (one of cairn_train's) by AdamW on synthetic
+//          data, on the CPU that copies, checksums and writes are done by as well. Its iteration_seconds is the median
+//          of five iterations just before, without checkpoints; the state, tensor by tensor, is the model's and the
+//          optimizer's, compared at the end with a copy made when it was saved last.
 //   disk   real files and real fsyncs, always. With --disk-bytes-per-second nothing is said to be on the disk before a
 //          disk of that rate would have it, whoever writes; the machine's own must be faster. With --disk pd-ssd the
 //          kernel holds the process's writes to 480 MB/s (disk_profile.h).
@@ -83,18 +88,20 @@ CsvRow MakeRow(const Run& run) {
   row.Add("scale", flags.scale);
   row.Add("pcie_bytes_per_second", flags.pcie_bytes_per_second);
   row.Add("disk_bytes_per_second", flags.disk_bytes_per_second);
-  row.Add(
-      "emulated",
-      fmt::format("GPU (host memory; all copies by 2 streams on one link of {}), forward and backward (a deadline){}{}",
-                  flags.pcie_bytes_per_second > 0 ? "pcie_bytes_per_second" : "no set rate",
-                  flags.disk_bytes_per_second > 0 ? ", disk rate (real writes, held back)"
-                  : flags.disk == "pd-ssd"        ? ", disk rate (a cgroup's limit on this machine's)"
-                                                  : "",
-                  !run.kind.networked             ? ""
-                  : flags.network == "namespaces" ? ", network (two namespaces, a token bucket), peer (a process here)"
-                                                  : ", network (loopback, no set rate), peer (a process here)"));
+  row.Add("emulated", fmt::format("GPU (host memory; all copies by 2 streams on one link of {}){}{}{}",
+                                  flags.pcie_bytes_per_second > 0 ? "pcie_bytes_per_second" : "no set rate",
+                                  run.timed > 0 ? "" : ", forward and backward (a deadline)",
+                                  flags.disk_bytes_per_second > 0 ? ", disk rate (real writes, held back)"
+                                  : flags.disk == "pd-ssd"        ? ", disk rate (a cgroup's limit on this machine's)"
+                                                                  : "",
+                                  !run.kind.networked ? ""
+                                  : flags.network == "namespaces"
+                                      ? ", network (two namespaces, a token bucket), peer (a process here)"
+                                      : ", network (loopback, no set rate), peer (a process here)"));
   const std::optional<Shape> shape = FindShape(flags.model);
-  row.Add("pace", shape.has_value() ? shape->source : "as given");
+  row.Add("pace", run.timed > 0       ? fmt::format("trained; median of {} iterations before", run.timed)
+                  : shape.has_value() ? std::string(shape->source)
+                                      : "as given");
   row.Add("tuning", run.kind.tuning);
   row.Add("copy_bytes_per_second", fmt::format("{:.4g}", run.copy_rate));
   row.AddSeconds("update_seconds", run.loop.update_seconds);
@@ -119,6 +126,7 @@ CsvRow MakeRow(const Run& run) {
   row.Add("to_durable_each_s", each);
   row.Add("network_bytes_per_second", run.kind.networked ? flags.network_bytes_per_second : 0);
   row.Add("durable_means", run.kind.durable_means);
+  row.Add("compute", flags.compute);
   return row;
 }
 

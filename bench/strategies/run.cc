@@ -10,12 +10,15 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
+#include "bench/strategies/accounting.h"
 #include "bench/strategies/disk_profile.h"
 #include "bench/strategies/host_memory.h"
 #include "bench/strategies/journal.h"
 #include "bench/strategies/restore_check.h"
+#include "bench/strategies/trainer_compute.h"
 #include "bench/strategies/training_state.h"
 
 namespace cairn::bench {
@@ -80,6 +83,27 @@ Status CheckRoom(const Flags& flags, const StrategyKind& kind) {
                    free, flags.state_bytes, flags.scale);
 }
 
+// What an iteration of the trainer takes with nothing to save, and the optimizer step of it.
+Status MeasureTrainer(Run& run, TrainerCompute& trainer) {
+  constexpr int kWarmup = 2;
+  constexpr int kTimed = 5;
+  std::vector<double> iterations;
+  std::vector<double> updates;
+  for (int i = 0; i < kWarmup + kTimed; ++i) {
+    const LoopClock clock = RealClock();
+    CAIRN_RETURN_IF_ERROR(trainer.Forward(0));
+    const double updating = clock.now();
+    CAIRN_RETURN_IF_ERROR(trainer.Update(0));
+    if (i < kWarmup) continue;
+    updates.push_back(clock.now() - updating);
+    iterations.push_back(clock.now());
+  }
+  run.timed = kTimed;
+  run.loop.iteration_seconds = run.flags.iteration_seconds = Quantile(iterations, 0.5);
+  run.loop.update_seconds = Quantile(updates, 0.5);
+  return {};
+}
+
 // Has the state be that of the newest checkpoint, or of step 0 where there is none; returns which.
 Result<std::uint64_t> Begin(Strategy& strategy, TrainingState& state, bool resume) {
   const Result<std::uint64_t> restored = resume ? strategy.Restore() : Status(StatusCode::kNotFound, "");
@@ -93,7 +117,8 @@ Result<std::uint64_t> Begin(Strategy& strategy, TrainingState& state, bool resum
 }
 
 // The loop from here on: what is not measured has been done.
-Status Measure(Run& run, TrainingState& state, EmulatedGpu& gpu, Workplace& workplace, const Journal* journal) {
+// `trainer` is null where the training is paced, and has `paced` for its state; else that is null.
+Status Measure(Run& run, TrainingState* paced, TrainerCompute* trainer, Workplace& workplace, const Journal* journal) {
   LoopClock clock = RealClock();
   SaveLog log;
   workplace.durable = [&](std::uint64_t step) {
@@ -101,18 +126,26 @@ Status Measure(Run& run, TrainingState& state, EmulatedGpu& gpu, Workplace& work
     if (journal != nullptr) journal->Durable(step);
   };
   CAIRN_ASSIGN_OR_RETURN(const auto strategy, run.kind.open(workplace));
-  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t begun, Begin(*strategy, state, run.flags.resume));
-  run.loop.first = begun + 1;
-  if (run.loop.update_seconds == 0) {
-    CAIRN_ASSIGN_OR_RETURN(run.loop.update_seconds, MeasureUpdate(state, begun, run.flags.iteration_seconds));
+  std::uint64_t begun = 0;
+  if (trainer != nullptr) {
+    CAIRN_RETURN_IF_ERROR(MeasureTrainer(run, *trainer));
+  } else {
+    CAIRN_ASSIGN_OR_RETURN(begun, Begin(*strategy, *paced, run.flags.resume));
+    run.loop.first = begun + 1;
+    if (run.loop.update_seconds == 0) {
+      CAIRN_ASSIGN_OR_RETURN(run.loop.update_seconds, MeasureUpdate(*paced, begun, run.flags.iteration_seconds));
+    }
   }
   if (begun == 0) {
-    CAIRN_ASSIGN_OR_RETURN(run.copy_rate, MeasureCopies(state, gpu));
+    CAIRN_ASSIGN_OR_RETURN(run.copy_rate, MeasureCopies(workplace.state, workplace.gpu));
   }
   ResetPeak();
   const Usage before = UsageSoFar();
   clock = RealClock();
-  CAIRN_ASSIGN_OR_RETURN(run.record, RunLoop(run.loop, clock, state, *strategy, log, journal));
+  std::unique_ptr<Compute> pace;
+  if (paced != nullptr) pace = std::make_unique<PacedCompute>(run.loop, clock, *paced);
+  Compute& compute = trainer != nullptr ? *trainer : *pace;
+  CAIRN_ASSIGN_OR_RETURN(run.record, RunLoop(run.loop, clock, compute, *strategy, log, journal));
   run.used = UsageSoFar();
   run.used.bytes_written -= before.bytes_written;
   run.used.cpu_seconds -= before.cpu_seconds;
@@ -130,7 +163,16 @@ Result<Run> Train(const Flags& flags) {
   Run run;
   run.flags = flags;
   CAIRN_ASSIGN_OR_RETURN(run.kind, FindStrategy(flags.strategy));
-  if (!flags.resume) CAIRN_RETURN_IF_ERROR(CheckRoom(flags, run.kind));
+  std::unique_ptr<TrainerCompute> trainer;
+  if (flags.compute == "trainer") {
+    CAIRN_ASSIGN_OR_RETURN(
+        trainer,
+        OpenTrainer({.model = flags.model, .sizes = flags.sizes, .batch = flags.batch, .sequence = flags.sequence}));
+    run.flags.state_bytes = trainer->state().bytes();
+    run.flags.tensors = trainer->state().tensors().size();
+    if (flags.host_memory_bytes == 0) run.flags.host_memory_bytes = 2 * AlignUp(run.flags.state_bytes, kBlock);
+  }
+  if (!flags.resume) CAIRN_RETURN_IF_ERROR(CheckRoom(run.flags, run.kind));
   std::unique_ptr<Journal> journal;
   if (!flags.journal.empty()) {
     CAIRN_ASSIGN_OR_RETURN(journal, Journal::Open(flags.journal));
@@ -140,19 +182,22 @@ Result<Run> Train(const Flags& flags) {
     CAIRN_ASSIGN_OR_RETURN(limit, DiskLimit::Make(flags.directory, kPdSsdBytesPerSecond));
   }
   CAIRN_ASSIGN_OR_RETURN(const auto directory, RunDirectory::Make(flags.directory, flags.resume));
-  CAIRN_ASSIGN_OR_RETURN(const auto state, TrainingState::Make(flags.state_bytes, flags.tensors));
+  std::unique_ptr<TrainingState> paced;
+  if (trainer == nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(paced, TrainingState::Make(flags.state_bytes, flags.tensors));
+  }
   EmulatedGpu gpu(flags.pcie_bytes_per_second);
   run.loop = {.iteration_seconds = flags.iteration_seconds,
               .update_seconds = flags.update_seconds,
-              .every = run.kind.name == "none" ? 0 : flags.every,
+              .every = flags.strategy == "none" ? 0 : flags.every,
               .again = flags.again,
               .iterations = flags.iterations,
               .warmup = flags.warmup};
   Workplace workplace{.directory = directory->path(),
-                      .state = *state,
+                      .state = trainer != nullptr ? trainer->state() : *paced,
                       .gpu = gpu,
                       .in_flight = flags.in_flight,
-                      .host_memory_bytes = flags.host_memory_bytes,
+                      .host_memory_bytes = run.flags.host_memory_bytes,
                       .chunk_bytes = flags.chunk_bytes,
                       .writers = flags.writers,
                       .queue_depth = flags.queue_depth,
@@ -160,7 +205,9 @@ Result<Run> Train(const Flags& flags) {
                       .network_bytes_per_second = flags.network_bytes_per_second,
                       .durable = {}};
   if (flags.disk_bytes_per_second > 0) workplace.disk = RateLimitedDisk::Make(flags.disk_bytes_per_second);
-  CAIRN_RETURN_IF_ERROR(Measure(run, *state, gpu, workplace, journal.get()));
+  CAIRN_RETURN_IF_ERROR(Measure(run, paced.get(), trainer.get(), workplace, journal.get()));
+  // The last step was saved: the state is still as it was then.
+  if (trainer != nullptr) CAIRN_RETURN_IF_ERROR(trainer->Keep(flags.iterations));
 
   limit = nullptr;
   workplace.disk = nullptr;

@@ -14,6 +14,7 @@ namespace cairn::bench {
 struct Run {
   Flags flags;
   StrategyKind kind;
+  int timed = 0;         ///< Iterations of the trainer that iteration_seconds is the median of; 0: as given.
   double copy_rate = 0;  ///< Of the emulated link, as measured. Bytes per second; 0 after a restart.
   LoopSettings loop;
   LoopRecord record;

@@ -25,21 +25,32 @@ bool SavesAfter(const LoopSettings& settings, std::uint64_t step) {
   return past == 0 || past == settings.again;
 }
 
-Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock, TrainingState& state,
-                           Strategy& strategy, SaveLog& log, const Journal* journal) {
+Status PacedCompute::Forward(double began) {
+  clock_.wait_until(began + settings_.iteration_seconds - settings_.update_seconds);
+  return {};
+}
+
+Status PacedCompute::Update(std::uint64_t step) {
+  const double began = clock_.now();
+  state_.Update(step);
+  clock_.wait_until(began + settings_.update_seconds);
+  return {};
+}
+
+Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock, Compute& compute, Strategy& strategy,
+                           SaveLog& log, const Journal* journal) {
   LoopRecord record;
   if (journal != nullptr) journal->Begin(settings.first - 1);
   for (std::uint64_t step = settings.first; step <= settings.iterations; ++step) {
     const double began = clock.now();
     // The journal is kept while forward and backward would run.
     if (journal != nullptr && !record.stalls.empty()) journal->Iteration(step - 1, record.stalls.back());
-    clock.wait_until(began + settings.iteration_seconds - settings.update_seconds);
+    CAIRN_RETURN_IF_ERROR(compute.Forward(began));
 
     const double fenced = clock.now();
     CAIRN_RETURN_IF_ERROR(strategy.BeforeUpdate());
     const double updating = clock.now();
-    state.Update(step);
-    clock.wait_until(updating + settings.update_seconds);
+    CAIRN_RETURN_IF_ERROR(compute.Update(step));
     const double updated = clock.now();
     record.update_late += std::max(0.0, updated - updating - settings.update_seconds);
 

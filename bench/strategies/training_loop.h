@@ -43,14 +43,37 @@ struct LoopRecord {
 /// Whether the iteration is followed by a save.
 [[nodiscard]] bool SavesAfter(const LoopSettings& settings, std::uint64_t step);
 
-/// Trains: each iteration is paced (forward and backward, which only read the state, wait for a deadline), asks the
-/// strategy whether the state may be overwritten, and rewrites it for real. Then drains.
+/// What an iteration does. [interface]
+class Compute {
+ public:
+  virtual ~Compute() = default;
+  /// Forward and backward, of an iteration that began at this time: only read the state.
+  virtual Status Forward(double began) = 0;
+  /// The optimizer step: the state becomes that of `step`.
+  virtual Status Update(std::uint64_t step) = 0;
+};
+
+/// Forward and backward wait for a deadline, and the update rewrites the state for real. Deadlines count from where the
+/// iteration began, so that no stall is ever caught up with.
+class PacedCompute : public Compute {
+ public:
+  /// All of them outlive it.
+  PacedCompute(const LoopSettings& settings, const LoopClock& clock, TrainingState& state)
+      : settings_(settings), clock_(clock), state_(state) {}
+  Status Forward(double began) override;
+  Status Update(std::uint64_t step) override;
+
+ private:
+  const LoopSettings& settings_;
+  const LoopClock& clock_;
+  TrainingState& state_;
+};
+
+/// Trains: forward and backward, asks the strategy whether the state may be overwritten, and updates it. Then drains.
 ///
-/// Iteration n makes the state that of step n, from 1 on; it is saved after the update. Deadlines count from where the
-/// iteration began, so that no stall is ever caught up with. Returns the strategy's first error. `log` is what the
-/// strategy's durable steps are told to; its times are by the same clock.
-/// `journal` may be null.
-[[nodiscard]] Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock, TrainingState& state,
+/// Iteration n makes the state that of step n, from 1 on; it is saved after the update. Returns the first error. `log`
+/// is what the strategy's durable steps are told to; its times are by the same clock. `journal` may be null.
+[[nodiscard]] Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock, Compute& compute,
                                          Strategy& strategy, SaveLog& log, const Journal* journal = nullptr);
 
 }  // namespace cairn::bench

@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <string>
 
@@ -75,7 +76,7 @@ TEST(BenchTrainingTest, SaysWhereWhatNeedsLibtorchCanBeHad) {
   const Ended run = Shell(directory / "bench_training --strategy gemini --dir " + directory.path());
 
   EXPECT_EQ(run.code, 77);
-  EXPECT_THAT(run.output, HasSubstr("gemini needs libtorch"));
+  EXPECT_THAT(run.output, HasSubstr("--strategy gemini needs libtorch"));
   EXPECT_THAT(run.output, HasSubstr("scripts/build release bench_training_torch"));
 }
 
@@ -143,7 +144,7 @@ TEST(FlagsTest, AModelGivesItsShape) {
 }
 
 TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
-  const auto refused = [](void (*change)(Flags&)) {
+  const auto refused = [](const std::function<void(Flags&)>& change) {
     Flags flags;
     flags.strategy = "sync";
     change(flags);
@@ -165,6 +166,27 @@ TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
   EXPECT_THAT(refused([](Flags& f) { f.scale = 1e30; }), HasSubstr("--state-bytes"));
   EXPECT_THAT(refused([](Flags& f) { f.model = "gpt"; }), HasSubstr("unknown model \"gpt\"; there are vgg16, "));
   EXPECT_THAT(refused([](Flags& f) { f.disk = "floppy"; }), HasSubstr("--disk: expected machine or pd-ssd"));
+  EXPECT_THAT(refused([](Flags& f) { f.compute = "abacus"; }), HasSubstr("--compute: expected paced or trainer"));
+  EXPECT_THAT(refused([](Flags& f) { f.compute = "trainer"; }), HasSubstr("expected --model"));
+  const auto trainer = [](Flags& f) {
+    f.compute = "trainer";
+    f.model = "opt-125m";
+  };
+  EXPECT_THAT(refused([&](Flags& f) {
+                trainer(f);
+                f.resume = true;
+              }),
+              HasSubstr("none of --resume, --check and --scale"));
+  EXPECT_THAT(refused([&](Flags& f) {
+                trainer(f);
+                f.every = 3;
+              }),
+              HasSubstr("a multiple of --every"));
+  EXPECT_THAT(refused([&](Flags& f) {
+                trainer(f);
+                f.batch = 0;
+              }),
+              HasSubstr("--batch"));
   EXPECT_THAT(refused([](Flags& f) { f.network = "avian"; }), HasSubstr("--network: expected namespaces or loopback"));
   EXPECT_THAT(refused([](Flags& f) { f.network_bytes_per_second = 0; }), HasSubstr("--network-bytes-per-second"));
   EXPECT_THAT(refused([](Flags& f) { f.update_seconds = 1; }), HasSubstr("--update-seconds"));

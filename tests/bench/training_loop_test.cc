@@ -63,8 +63,10 @@ TEST(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
   const auto state = *TrainingState::Make(1U << 16, 2);
   state->Initialize();
   SlowStrategy strategy(time, *state, log);
+  const LoopClock clock = time.Clock();
+  PacedCompute compute(kSettings, clock, *state);
 
-  const Result<LoopRecord> record = RunLoop(kSettings, time.Clock(), *state, strategy, log);
+  const Result<LoopRecord> record = RunLoop(kSettings, clock, compute, strategy, log);
 
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_EQ(strategy.calls, (std::vector<std::string>{"update", "update", "save 2", "update", "update", "save 4"}));
@@ -106,8 +108,10 @@ TEST(TrainingLoopTest, AFailedSaveEndsTheRun) {
   state->Initialize();
   SlowStrategy strategy(time, *state, log);
   strategy.fails_at = 2;
+  const LoopClock clock = time.Clock();
+  PacedCompute compute(kSettings, clock, *state);
 
-  const Result<LoopRecord> record = RunLoop(kSettings, time.Clock(), *state, strategy, log);
+  const Result<LoopRecord> record = RunLoop(kSettings, clock, compute, strategy, log);
 
   EXPECT_EQ(record.status().code(), StatusCode::kIoError);
   EXPECT_EQ(strategy.calls.back(), "save 2");
