@@ -150,7 +150,7 @@ void AddRates(std::vector<Finding>& findings, const Measured& measured) {
                    measured.checksum.cpu_seconds_per_byte * 1e9));
   findings.push_back({.name = "commit",
                       .found = HumanSeconds(disk.commit_seconds),
-                      .cost = "each save, beside its bytes: five fsyncs, two pairs of them side by side, and a rename",
+                      .cost = "each save, beside its bytes: three fsyncs side by side, a rename, the root's fsync",
                       .value = disk.commit_seconds});
 }
 

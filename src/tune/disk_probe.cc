@@ -93,25 +93,27 @@ class ProbeAttempt {
   }
   Result<Pass> Overwrite(const IoShape& shape) { return Again(shape, IoOp::kWrite, O_WRONLY); }
   Result<Pass> Read(const IoShape& shape) { return Again(shape, IoOp::kRead, O_RDONLY); }
-  /// Seconds from the last byte to where a save would be durable.
+  /// Seconds from the last byte to where a save would be durable: as Attempt::SealAndCommit does it, all fsyncs but the
+  /// root's side by side.
   Result<double> Commit() {
     const auto begin = Clock::now();
     std::memset(memory_, 0, kBlock);
-    CAIRN_RETURN_IF_ERROR(Await([this](StatusDone done) { attempt_->Seal(Bytes(memory_, kBlock), std::move(done)); }));
     UniqueFd root;
-    UniqueFd folder;
     UniqueFd manifest;
     const std::string path = JoinPath(folder_, kManifestName);
     std::vector<IoStep> steps;
     steps.push_back(OpenDirectoryStep(root_, /*follow=*/true, root));
-    steps.push_back(OpenDirectoryStep(folder_, /*follow=*/false, folder));
     steps.push_back(CreateFileStep(path, 0, 0600, manifest));
     steps.push_back(WriteStep(manifest, path, 0, Bytes(memory_, kBlock / 8), /*alignment=*/1));
-    steps.push_back(
-        {.together = {{FsyncStep(manifest, path), CloseStep(manifest, path)}, {FsyncStep(folder, folder_)}}});
-    steps.push_back({.make = [this] { return IoRequest{.op = IoOp::kRename, .path = folder_, .path2 = retired_}; }});
-    steps.push_back(FsyncStep(root, root_));
     CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue_, std::move(steps)));
+    CAIRN_RETURN_IF_ERROR(
+        AwaitBoth([this](StatusDone done) { attempt_->Seal(Bytes(memory_, kBlock), std::move(done)); },
+                  [&](StatusDone done) {
+                    RunSteps(queue_, {FsyncStep(manifest, path), CloseStep(manifest, path)}, std::move(done));
+                  }));
+    CAIRN_RETURN_IF_ERROR(RunStepsBlocking(
+        queue_, {{.make = [this] { return IoRequest{.op = IoOp::kRename, .path = folder_, .path2 = retired_}; }},
+                 FsyncStep(root, root_)}));
     return SecondsSince(begin);
   }
   [[nodiscard]] bool direct() const { return attempt_->direct(); }
@@ -125,6 +127,23 @@ class ProbeAttempt {
     call([outcome](Status status) { *outcome = std::move(status); });
     while (!outcome->has_value()) CAIRN_RETURN_IF_ERROR(queue_.RunOnce(Deadline::Infinite()).status());
     return **outcome;
+  }
+
+  /// Both at once; the first error, when both have ended.
+  template <typename First, typename Second>
+  Status AwaitBoth(const First& first, const Second& second) {
+    struct Both {
+      int left = 2;
+      Status status;
+    };
+    return Await([&](const StatusDone& done) {
+      const auto ended = [both = std::make_shared<Both>(), done](Status status) {
+        if (both->status.ok()) both->status = std::move(status);
+        if (--both->left == 0) done(both->status);
+      };
+      first(ended);
+      second(ended);
+    });
   }
 
   /// Passes `bytes` through the queue, a shape's worth of them at once; less, where the time is over before. The first

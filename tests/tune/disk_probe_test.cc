@@ -80,7 +80,7 @@ TEST(DiskProbe, OverwritesReadsAndCommitsAsTheProtocolDoes) {
   EXPECT_GE(plan->Count({.op = IoOp::kRead}), 4U);
   const std::size_t attempts = plan->Count({.op = IoOp::kRename});
   EXPECT_EQ(plan->Count({.op = IoOp::kFallocate}), attempts);
-  EXPECT_EQ(plan->Count({.op = IoOp::kFsync}), 5 * attempts) << "shard, folder, manifest, folder, root";
+  EXPECT_EQ(plan->Count({.op = IoOp::kFsync}), 4 * attempts) << "shard, folder, manifest; root";
 }
 
 TEST(DiskProbe, AnErrorAnywhereIsToldAndNothingIsLeft) {
