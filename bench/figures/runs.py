@@ -5,13 +5,14 @@ import csv
 import datetime
 import io
 import os
-import platform
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+
+from machine_facts import commit, machine
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.path.join(ROOT, "build/release/bin/bench_training")
@@ -74,21 +75,6 @@ def numbers(kind=int, least=0):
     return convert
 
 
-def machine_facts(directory):
-    """What the figures depend on and no option says."""
-    with open("/proc/cpuinfo") as file:
-        cpu = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), platform.machine())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    filesystem = subprocess.run(["stat", "-f", "-c", "%T", directory], capture_output=True, text=True, check=True)
-    commit = subprocess.run(
-        ["git", "-C", ROOT, "describe", "--always", "--dirty"], check=False, capture_output=True, text=True
-    )
-    return (
-        f"{len(os.sched_getaffinity(0))} cores of {cpu}, {memory:.0f} GiB, Linux {platform.release()}, "
-        f"{filesystem.stdout.strip()}; commit {commit.stdout.strip() or 'unknown'}"
-    )
-
-
 class Table:
     """The figure's CSV. It is whole on disk after every row; what it lacks is said in its head.
 
@@ -100,7 +86,7 @@ class Table:
         self.path, self.runs, self.rows = path, runs, []
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
         command = shlex.join(["scripts/figures", *sys.argv[1:]]).replace(ROOT + "/", "")
-        self.head = [f"{now}; {command}", machine_facts(args.dir)]
+        self.head = [f"{now}; {command}", f"machine: {machine(args.dir)}; commit {commit()}"]
         self.notes = []
 
     def add(self, row):
