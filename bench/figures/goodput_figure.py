@@ -33,6 +33,7 @@ from runs import (
     grouped,
     measure,
     numbers,
+    own_in_flight,
     parser,
     positive,
     read_table,
@@ -65,7 +66,7 @@ def parse(arguments):
     )
     options.add_argument("--intervals", type=numbers(least=1), default=INTERVALS, help="iterations, by comma")
     options.add_argument("--strategies", type=some_of(("none", *STRATEGIES)), default=PUBLISHED, help="by comma")
-    options.add_argument("--in-flight", type=positive(int), default=2, help="for who can; default: 2")
+    options.add_argument("--in-flight", type=positive(int), help="for who can; default: each strategy's own")
     options.add_argument("--trace", default=spot_trace.SPOT_GPUS, help="default: bench/data/spot_gpus_trace.csv")
     options.add_argument(
         "--compress", type=positive(float), default=200, help="seconds of the trace in one; default: 200"
@@ -95,10 +96,11 @@ def plan(args):
     entries = []
     for repetition in range(args.repetitions):
         for every in args.intervals:
-            options = {"model": args.model, "scale": args.scale, "every": every, "in_flight": args.in_flight}
+            options = {"model": args.model, "scale": args.scale, "every": every, "iterations": every}
             for strategy in args.strategies[:: -1 if repetition % 2 else 1]:
+                in_flight = args.in_flight or own_in_flight(strategy, args.model)
                 labels = {"repetition": repetition, "interval": every}
-                entries.append({"strategy": strategy, "options": {**options, "iterations": every}, "labels": labels})
+                entries.append({"strategy": strategy, "options": {**options, "in_flight": in_flight}, "labels": labels})
     return entries
 
 
@@ -130,12 +132,12 @@ class Replays:
             outcome = goodput.replay(command, args.dir, self.failures, self.end)
         except goodput.Failed as reason:
             raise Refused(f"{entry['strategy']} every {every}: {reason}") from None
-        costs = goodput.costs(outcome, every, 1 / ideal["iterations_per_second"], args.in_flight)
+        costs = goodput.costs(outcome, every, 1 / ideal["iterations_per_second"], entry["options"]["in_flight"])
         row = {"strategy": entry["strategy"], **self.figures(entry["strategy"], outcome, costs)}
         tell(row)
         settings = {name: ideal[name] for name in ("model", "disk", "state_bytes", "scale", "iteration_seconds")}
         emulated = f"{ideal['emulated']}; {self.emulated}"
-        return {**row, **settings, "in_flight": args.in_flight, "emulated": emulated}
+        return {**row, **settings, "in_flight": entry["options"]["in_flight"], "emulated": emulated}
 
     def pace(self, args, entry):
         """The row of a training without checkpoints or failures, once for each repetition and interval."""

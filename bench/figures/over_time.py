@@ -17,6 +17,7 @@ from runs import (
     bench_training,
     grouped,
     measure,
+    own_in_flight,
     parser,
     positive,
     read_table,
@@ -30,7 +31,7 @@ def parse(arguments):
     options.add_argument("--strategies", type=some_of(STRATEGIES), default=list(STRATEGIES), help="by comma")
     options.add_argument("--interval", type=positive(int), default=25, help="iterations; default 25")
     options.add_argument("--iterations", type=positive(int), default=250, help="default 250")
-    options.add_argument("--in-flight", type=positive(int), default=2)
+    options.add_argument("--in-flight", type=positive(int), help="for who can; default: each strategy's own")
     options.add_argument("--scale", type=positive(float), default=1 / 4, help="of state, memory and time; default 1/4")
     args = options.parse_args(arguments)
     if args.interval > args.iterations:
@@ -55,11 +56,17 @@ def plan(args):
         "scale": args.scale,
         "every": args.interval,
         "iterations": args.iterations,
-        "in_flight": args.in_flight,
     }
     strategies = args.strategies if args.figure == "age" else ["none", *args.strategies]
-    return [{"strategy": strategy, "options": options, "labels": {"repetition": repetition}}
-            for repetition in range(args.repetitions) for strategy in strategies]  # fmt: skip
+    return [
+        {
+            "strategy": strategy,
+            "options": {**options, "in_flight": args.in_flight or own_in_flight(strategy, args.model)},
+            "labels": {"repetition": repetition},
+        }
+        for repetition in range(args.repetitions)
+        for strategy in strategies
+    ]
 
 
 def one(args, entry, series):

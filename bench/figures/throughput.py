@@ -1,7 +1,7 @@
 """Figure 8: iterations per second against the checkpoint interval, per model and strategy.
 
 For each model, interval and repetition one run without checkpoints and one of each strategy follow one another, so that
-a strategy is compared with its neighbour in time. The first checkpoints (as many as can be in flight) are not counted.
+a strategy is compared with its neighbour in time. The first checkpoints, four or one interval, are not counted.
 """
 
 import os
@@ -15,6 +15,7 @@ from runs import (
     measure,
     middle,
     numbers,
+    own_in_flight,
     parser,
     positive,
     read_table,
@@ -33,6 +34,7 @@ def parse(arguments):
     options.add_argument(
         "--scale", type=positive(float), default=1 / 16, help="of state, memory and time; default 1/16"
     )
+    options.add_argument("--in-flight", type=positive(int), help="for who can; default: each strategy's own")
     args = options.parse_args(arguments)
     args.output = args.output or os.path.join(ROOT, "bench/results/figure-8")
     return args
@@ -61,8 +63,11 @@ def plan(args):
                     "iterations": warmup + max(LEAST, 2 * interval),
                 }
                 for strategy in ("none", *args.strategies):
-                    labels = {"repetition": repetition, "interval": interval}
-                    entries.append({"strategy": strategy, "options": options, "labels": {**labels, "of": model}})
+                    in_flight = args.in_flight or own_in_flight(strategy, model)
+                    labels = {"repetition": repetition, "interval": interval, "of": model}
+                    entries.append(
+                        {"strategy": strategy, "options": {**options, "in_flight": in_flight}, "labels": labels}
+                    )
     return entries
 
 

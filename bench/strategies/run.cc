@@ -204,7 +204,10 @@ Result<Run> Train(const Flags& flags) {
                       .disk = nullptr,
                       .network_bytes_per_second = flags.network_bytes_per_second,
                       .durable = {}};
-  if (flags.disk_bytes_per_second > 0) workplace.disk = RateLimitedDisk::Make(flags.disk_bytes_per_second);
+  if (flags.disk_bytes_per_second > 0) {
+    // Of writes, as DiskPace is.
+    workplace.disk = RateLimitedDisk::Make(flags.disk_bytes_per_second, RateLimitedDisk::Limits::kWrites);
+  }
   CAIRN_RETURN_IF_ERROR(Measure(run, paced.get(), trainer.get(), workplace, journal.get()));
   // The last step was saved: the state is still as it was then.
   if (trainer != nullptr) CAIRN_RETURN_IF_ERROR(trainer->Keep(flags.iterations));

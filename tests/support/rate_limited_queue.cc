@@ -19,7 +19,8 @@ class RateLimitedQueue : public IoQueue {
 
   void Submit(IoRequest request, IoDone done) override {
     ++pending_;
-    const bool data = request.op == IoOp::kRead || request.op == IoOp::kWrite;
+    const bool data = request.op == IoOp::kWrite ||
+                      (request.op == IoOp::kRead && disk_->limits_ == RateLimitedDisk::Limits::kReadsAndWrites);
     const auto due = data ? disk_->Take(request.length) : Clock::time_point::min();
     inner_->Submit(std::move(request), [this, due, done = std::move(done)](std::int64_t result) mutable {
       finished_.emplace(due, Finished{std::move(done), result});

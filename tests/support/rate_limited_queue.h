@@ -10,15 +10,17 @@ namespace cairn {
 
 /// One disk of a given speed, shared by every queue made through it. Safe from any thread.
 ///
-/// Reads and writes pass one after the other, in the order of submission over all queues, each taking its length
-/// divided by the rate; the operation itself runs at once, and its completion is told no sooner. Other operations are
-/// not delayed.
+/// Reads and writes, or writes alone, pass one after the other, in the order of submission over all queues, each taking
+/// its length divided by the rate; the operation itself runs at once, and its completion is told no sooner. Other
+/// operations are not delayed.
 class RateLimitedDisk : public std::enable_shared_from_this<RateLimitedDisk> {
  public:
   using Clock = Deadline::Clock;
 
-  [[nodiscard]] static std::shared_ptr<RateLimitedDisk> Make(std::uint64_t bytes_per_second) {
-    return std::shared_ptr<RateLimitedDisk>(new RateLimitedDisk(bytes_per_second));
+  enum class Limits : std::uint8_t { kReadsAndWrites, kWrites };
+  [[nodiscard]] static std::shared_ptr<RateLimitedDisk> Make(std::uint64_t bytes_per_second,
+                                                             Limits limits = Limits::kReadsAndWrites) {
+    return std::shared_ptr<RateLimitedDisk>(new RateLimitedDisk(bytes_per_second, limits));
   }
 
   /// A factory of queues on this disk. For Wiring::wrap_queue: [disk](auto inner) { return disk->Wrap(inner); }
@@ -31,8 +33,10 @@ class RateLimitedDisk : public std::enable_shared_from_this<RateLimitedDisk> {
   [[nodiscard]] std::uint64_t bytes() const CAIRN_EXCLUDES(mutex_);
 
  private:
-  explicit RateLimitedDisk(std::uint64_t bytes_per_second) : rate_(bytes_per_second) {}
+  RateLimitedDisk(std::uint64_t bytes_per_second, Limits limits) : limits_(limits), rate_(bytes_per_second) {}
 
+  friend class RateLimitedQueue;
+  const Limits limits_;
   mutable Mutex mutex_;
   std::uint64_t rate_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t bytes_ CAIRN_GUARDED_BY(mutex_) = 0;
