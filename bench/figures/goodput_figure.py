@@ -25,15 +25,15 @@ import spot_trace
 from report import interval
 from runs import (
     PROGRAM,
-    ROOT,
     STRATEGIES,
     Refused,
     bench_training,
     flags_of,
     grouped,
-    measure,
+    measure_and_draw,
     numbers,
     own_in_flight,
+    parsed,
     parser,
     positive,
     read_table,
@@ -72,24 +72,17 @@ def parse(arguments):
         "--compress", type=positive(float), default=200, help="seconds of the trace in one; default: 200"
     )
     options.add_argument("--limit", type=positive(float), default=6741, help="seconds of the trace; default: its half")
-    args = options.parse_args(arguments)
-    args.output = args.output or os.path.join(ROOT, "bench/results/figure-9")
+    args = parsed(options, arguments)
     return args
 
 
 def run(args):
-    if not args.draw:
-        try:
-            trace = spot_trace.read(args.trace)
-            replays = Replays(args, trace)
-        except (spot_trace.BadTrace, Refused) as reason:
-            print(f"figures: {reason}", file=sys.stderr)
-            return 2
-        code = measure(args, plan(args), replays)
-        if code != 0:
-            return code
-    draw(args)
-    return 0
+    try:
+        replays = None if args.draw else Replays(args, spot_trace.read(args.trace))
+    except (spot_trace.BadTrace, Refused) as reason:
+        print(f"figures: {reason}", file=sys.stderr)
+        return 2
+    return measure_and_draw(args, plan(args), draw, replays)
 
 
 def plan(args):

@@ -10,16 +10,15 @@ Take it on an emulated disk (--disk-bytes-per-second): a figure of scheduling.
 """
 
 import math
-import os
 
 from runs import (
     MODELS,
-    ROOT,
     bench_training,
     grouped,
-    measure,
+    measure_and_draw,
     middle,
     numbers,
+    parsed,
     parser,
     positive,
     read_table,
@@ -39,19 +38,13 @@ def parse(arguments):
     options.add_argument("--intervals", type=numbers(least=1), default=INTERVALS, help="iterations, by comma")
     options.add_argument("--in-flight", type=numbers(least=1), default=IN_FLIGHT, help="by comma")
     options.add_argument("--scale", type=positive(float), default=1 / 4, help="of state, memory and time; default 1/4")
-    args = options.parse_args(arguments)
-    args.output = args.output or os.path.join(ROOT, "bench/results/figure-12")
+    args = parsed(options, arguments)
     return args
 
 
 def run(args):
-    if not args.draw:
-        alone = {}
-        code = measure(args, plan(args), lambda args, entry: one(args, entry, alone))
-        if code != 0:
-            return code
-    draw(args)
-    return 0
+    alone = {}
+    return measure_and_draw(args, plan(args), draw, lambda args, entry: one(args, entry, alone))
 
 
 def plan(args):

@@ -4,15 +4,12 @@ Nothing else is under way: each save has become durable before the next. The fir
 (first_to_durable_s); drawn is the median of the steady ones, with the range of the repetitions.
 """
 
-import os
-
 from runs import (
-    ROOT,
     STRATEGIES,
-    bench_training,
     grouped,
-    measure,
+    measure_and_draw,
     numbers,
+    parsed,
     parser,
     positive,
     read_table,
@@ -30,18 +27,12 @@ def parse(arguments):
     options.add_argument("--strategies", type=some_of(STRATEGIES), default=list(STRATEGIES), help="by comma")
     options.add_argument("--megabytes", type=numbers(least=1), default=SIZES, help="sizes of the state, by comma")
     options.add_argument("--scale", type=positive(float), default=1, help="of the sizes")
-    args = options.parse_args(arguments)
-    args.output = args.output or os.path.join(ROOT, "bench/results/figure-11")
+    args = parsed(options, arguments)
     return args
 
 
 def run(args):
-    if not args.draw:
-        code = measure(args, plan(args), one)
-        if code != 0:
-            return code
-    draw(args)
-    return 0
+    return measure_and_draw(args, plan(args), draw)
 
 
 def plan(args):
@@ -64,10 +55,6 @@ def plan(args):
                 entries.append({"strategy": strategy, "options": options,
                                 "labels": {"megabytes": size, "repetition": repetition}})  # fmt: skip
     return entries
-
-
-def one(args, entry):
-    return bench_training(args, entry["strategy"], **entry["options"])
 
 
 def draw(args):

@@ -12,12 +12,12 @@ import tempfile
 
 from runs import (
     MODELS,
-    ROOT,
     STRATEGIES,
     bench_training,
     grouped,
-    measure,
+    measure_and_draw,
     own_in_flight,
+    parsed,
     parser,
     positive,
     read_table,
@@ -33,21 +33,14 @@ def parse(arguments):
     options.add_argument("--iterations", type=positive(int), default=250, help="default 250")
     options.add_argument("--in-flight", type=positive(int), help="for who can; default: each strategy's own")
     options.add_argument("--scale", type=positive(float), default=1 / 4, help="of state, memory and time; default 1/4")
-    args = options.parse_args(arguments)
+    args = parsed(options, arguments)
     if args.interval > args.iterations:
         options.error(f"--interval {args.interval}: expected at most the {args.iterations} iterations")
-    args.output = args.output or os.path.join(ROOT, "bench/results/figure-" + args.figure)
     return args
 
 
 def run(args):
-    if not args.draw:
-        series = []
-        code = measure(args, plan(args), lambda args, entry: one(args, entry, series))
-        if code != 0:
-            return code
-    draw(args)
-    return 0
+    return measure_and_draw(args, plan(args), draw, one)
 
 
 def plan(args):
@@ -69,7 +62,7 @@ def plan(args):
     ]
 
 
-def one(args, entry, series):
+def one(args, entry):
     """The run's row, with its series in a cell: "time:value" by blanks."""
     with tempfile.TemporaryDirectory(prefix="figures-") as folder:
         journal = os.path.join(folder, "journal")

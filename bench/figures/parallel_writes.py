@@ -3,9 +3,16 @@
 Nothing else is under way. Cairn's line is drawn for each chunk size.
 """
 
-import os
-
-from runs import ROOT, bench_training, grouped, measure, middle, numbers, parser, positive, read_table
+from runs import (
+    grouped,
+    measure_and_draw,
+    middle,
+    numbers,
+    parsed,
+    parser,
+    positive,
+    read_table,
+)
 
 PARALLEL = [1, 2, 3, 4, 8, 16]
 CHUNKS = [1, 4, 16]
@@ -20,18 +27,12 @@ def parse(arguments):
     options.add_argument("--chunks", type=numbers(least=1), default=CHUNKS, help="of Cairn, in MiB, by comma")
     options.add_argument("--megabytes", type=positive(int), default=1000, help="size of the state; default 1000")
     options.add_argument("--scale", type=positive(float), default=1, help="of the size")
-    args = options.parse_args(arguments)
-    args.output = args.output or os.path.join(ROOT, "bench/results/figure-13")
+    args = parsed(options, arguments)
     return args
 
 
 def run(args):
-    if not args.draw:
-        code = measure(args, plan(args), one)
-        if code != 0:
-            return code
-    draw(args)
-    return 0
+    return measure_and_draw(args, plan(args), draw)
 
 
 def plan(args):
@@ -54,10 +55,6 @@ def plan(args):
                 entries.append({"strategy": "cairn", "labels": labels,
                                 "options": {**options, "queue_depth": parallel, "chunk_bytes": chunk << 20}})  # fmt: skip
     return entries
-
-
-def one(args, entry):
-    return bench_training(args, entry["strategy"], **entry["options"])
 
 
 def draw(args):

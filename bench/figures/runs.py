@@ -238,6 +238,25 @@ def measure(args, plan, one):
     return 0
 
 
+def parsed(options, arguments):
+    """The arguments, with where the figure's files go."""
+    args = options.parse_args(arguments)
+    args.output = args.output or os.path.join(ROOT, f"bench/results/figure-{args.figure}")
+    return args
+
+
+def one_run(args, entry):
+    return bench_training(args, entry["strategy"], **entry["options"])
+
+
+def measure_and_draw(args, plan, draw, one=one_run):
+    """A figure's command: the exit code. With --draw it measures nothing."""
+    code = 0 if args.draw else measure(args, plan, one)
+    if code == 0:
+        draw(args)
+    return code
+
+
 def middle(values):
     """(median, least, greatest): the error bars are the range of the repetitions."""
     ordered = sorted(values)

@@ -4,18 +4,15 @@ For each model, interval and repetition one run without checkpoints and one of e
 a strategy is compared with its neighbour in time. The first checkpoints, four or one interval, are not counted.
 """
 
-import os
-
 from runs import (
     MODELS,
-    ROOT,
     STRATEGIES,
-    bench_training,
     grouped,
-    measure,
+    measure_and_draw,
     middle,
     numbers,
     own_in_flight,
+    parsed,
     parser,
     positive,
     read_table,
@@ -35,18 +32,12 @@ def parse(arguments):
         "--scale", type=positive(float), default=1 / 16, help="of state, memory and time; default 1/16"
     )
     options.add_argument("--in-flight", type=positive(int), help="for who can; default: each strategy's own")
-    args = options.parse_args(arguments)
-    args.output = args.output or os.path.join(ROOT, "bench/results/figure-8")
+    args = parsed(options, arguments)
     return args
 
 
 def run(args):
-    if not args.draw:
-        code = measure(args, plan(args), one)
-        if code != 0:
-            return code
-    draw(args)
-    return 0
+    return measure_and_draw(args, plan(args), draw)
 
 
 def plan(args):
@@ -69,10 +60,6 @@ def plan(args):
                         {"strategy": strategy, "options": {**options, "in_flight": in_flight}, "labels": labels}
                     )
     return entries
-
-
-def one(args, entry):
-    return bench_training(args, entry["strategy"], **entry["options"])
 
 
 def slowdowns(rows):
