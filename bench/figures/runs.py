@@ -159,28 +159,40 @@ def bench_training(args, strategy, journal=None, **options):
         given = {"disk": args.disk, "pcie_bytes_per_second": args.pcie_bytes_per_second, **options}
         if args.disk_bytes_per_second:
             given["disk_bytes_per_second"] = args.disk_bytes_per_second
-        work = tempfile.mkdtemp(prefix="figures-", dir=args.dir)
-        command = [PROGRAM, "--strategy", strategy, "--dir", work, "--csv", path, *flags_of(given)]
-        process = subprocess.Popen(
-            command + (["--journal", journal] if journal else []),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            _, said = process.communicate()
-        except BaseException:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+        command = [PROGRAM, "--strategy", strategy, "--csv", path, *flags_of(given)]
+        process, said = _finished(command + (["--journal", journal] if journal else []), args.dir)
         if process.returncode == SKIPPED:
             raise Skipped(said.strip())
         if process.returncode != 0:
             raise Refused(f"{shlex.join(command[1:3])}: {said.strip() or f'ended with {process.returncode}'}")
         with open(path, newline="") as file:
             return {name: number(cell) for name, cell in next(csv.DictReader(file)).items()}
+
+
+def _finished(command, directory):
+    """The process that ran in a directory of its own, now gone, and what it said of errors.
+
+    An interrupt between what is made and the word of it would leave both behind: it waits until both can be undone.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        work = tempfile.mkdtemp(prefix="figures-", dir=directory)
+        try:
+            process = subprocess.Popen(
+                [*command, "--dir", work], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                _, said = process.communicate()
+            finally:
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                process.kill()
+                process.wait()
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process, said
 
 
 def check_room(args, strategy, **options):
