@@ -22,6 +22,7 @@ Result<std::unique_ptr<SteeredSaves>> SteeredSaves::Make(const SteeringOptions& 
 
 void SteeredSaves::Begun(const std::shared_ptr<SaveTask>& task) {
   MutexLock lock(mutex_);
+  TakeEnded(Steering::Time::clock::now());  // Here, too: a job may save without ever asking.
   steering_.SaveBegun(task->plan().step);
   in_flight_.push_back(task);
 }
@@ -29,6 +30,11 @@ void SteeredSaves::Begun(const std::shared_ptr<SaveTask>& task) {
 bool SteeredSaves::ShouldSave(std::uint64_t step) {
   const auto now = Steering::Time::clock::now();
   MutexLock lock(mutex_);
+  TakeEnded(now);
+  return steering_.ShouldSave(step, now);
+}
+
+void SteeredSaves::TakeEnded(Steering::Time now) {
   std::erase_if(in_flight_, [&](const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_) {
     const SaveStats stats = task->stats();
     if (stats.phase < SavePhase::kDurable) return false;
@@ -36,7 +42,6 @@ bool SteeredSaves::ShouldSave(std::uint64_t step) {
     steering_.SaveEnded(task->begun(), durable ? task->begun() + stats.durable : now, durable);
     return true;
   });
-  return steering_.ShouldSave(step, now);
 }
 
 void SteeredSaves::AddStats(CheckpointerStats& stats) const {

@@ -25,6 +25,8 @@ class SteeredSaves {
 
  private:
   explicit SteeredSaves(const TuneGoal& goal) : steering_(goal) {}
+  /// Tells the steering of the saves that have ended, and lets go of them.
+  void TakeEnded(Steering::Time now) CAIRN_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   Steering steering_ CAIRN_GUARDED_BY(mutex_);
