@@ -24,15 +24,16 @@ import goodput_model
 import spot_trace
 from report import interval
 from runs import (
+    IN_FLIGHT,
     PROGRAM,
     STRATEGIES,
     Refused,
     bench_training,
     flags_of,
     grouped,
+    machine_options,
     measure_and_draw,
     numbers,
-    own_in_flight,
     parsed,
     parser,
     positive,
@@ -66,7 +67,9 @@ def parse(arguments):
     )
     options.add_argument("--intervals", type=numbers(least=1), default=INTERVALS, help="iterations, by comma")
     options.add_argument("--strategies", type=some_of(("none", *STRATEGIES)), default=PUBLISHED, help="by comma")
-    options.add_argument("--in-flight", type=positive(int), help="for who can; default: each strategy's own")
+    options.add_argument(
+        "--in-flight", type=positive(int), default=IN_FLIGHT, help=f"for who can; default: {IN_FLIGHT}"
+    )
     options.add_argument("--trace", default=spot_trace.SPOT_GPUS, help="default: bench/data/spot_gpus_trace.csv")
     options.add_argument(
         "--compress", type=positive(float), default=200, help="seconds of the trace in one; default: 200"
@@ -89,11 +92,16 @@ def plan(args):
     entries = []
     for repetition in range(args.repetitions):
         for every in args.intervals:
-            options = {"model": args.model, "scale": args.scale, "every": every, "iterations": every}
+            options = {
+                "model": args.model,
+                "scale": args.scale,
+                "every": every,
+                "iterations": every,
+                "in_flight": args.in_flight,
+            }
             for strategy in args.strategies[:: -1 if repetition % 2 else 1]:
-                in_flight = args.in_flight or own_in_flight(strategy, args.model)
                 labels = {"repetition": repetition, "interval": every}
-                entries.append({"strategy": strategy, "options": {**options, "in_flight": in_flight}, "labels": labels})
+                entries.append({"strategy": strategy, "options": options, "labels": labels})
     return entries
 
 
@@ -117,9 +125,8 @@ class Replays:
         every = entry["options"]["every"]
         # More than can be reached.
         iterations = every + int(2 * self.end / ideal["iteration_seconds"])
-        given = {**entry["options"], "iterations": iterations, "update_seconds": self.update_seconds, "disk": args.disk}
-        given["pcie_bytes_per_second"] = args.pcie_bytes_per_second
-        given["disk_bytes_per_second"] = args.disk_bytes_per_second
+        given = {**entry["options"], "iterations": iterations, "update_seconds": self.update_seconds}
+        given |= machine_options(args)
         command = [PROGRAM, "--strategy", entry["strategy"], *flags_of(given)]
         try:
             outcome = goodput.replay(command, args.dir, self.failures, self.end)

@@ -23,7 +23,7 @@ POOL = 2 << 30  # Of pinned memory, for those that need not hold all of the stat
 
 
 def parse(arguments):
-    options = parser("11", __doc__, repetitions=3)
+    options = parser("11", __doc__, repetitions=3, dilation=1)
     options.add_argument("--strategies", type=some_of(STRATEGIES), default=list(STRATEGIES), help="by comma")
     options.add_argument("--megabytes", type=numbers(least=1), default=SIZES, help="sizes of the state, by comma")
     options.add_argument("--scale", type=positive(float), default=1, help="of the sizes")

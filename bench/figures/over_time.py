@@ -11,12 +11,12 @@ import os
 import tempfile
 
 from runs import (
+    IN_FLIGHT,
     MODELS,
     STRATEGIES,
     bench_training,
     grouped,
     measure_and_draw,
-    own_in_flight,
     parsed,
     parser,
     positive,
@@ -31,7 +31,9 @@ def parse(arguments):
     options.add_argument("--strategies", type=some_of(STRATEGIES), default=list(STRATEGIES), help="by comma")
     options.add_argument("--interval", type=positive(int), default=25, help="iterations; default 25")
     options.add_argument("--iterations", type=positive(int), default=250, help="default 250")
-    options.add_argument("--in-flight", type=positive(int), help="for who can; default: each strategy's own")
+    options.add_argument(
+        "--in-flight", type=positive(int), default=IN_FLIGHT, help=f"for who can; default: {IN_FLIGHT}"
+    )
     options.add_argument("--scale", type=positive(float), default=1 / 4, help="of state, memory and time; default 1/4")
     args = parsed(options, arguments)
     if args.interval > args.iterations:
@@ -49,12 +51,13 @@ def plan(args):
         "scale": args.scale,
         "every": args.interval,
         "iterations": args.iterations,
+        "in_flight": args.in_flight,
     }
     strategies = args.strategies if args.figure == "age" else ["none", *args.strategies]
     return [
         {
             "strategy": strategy,
-            "options": {**options, "in_flight": args.in_flight or own_in_flight(strategy, args.model)},
+            "options": options,
             "labels": {"repetition": repetition},
         }
         for repetition in range(args.repetitions)

@@ -22,7 +22,7 @@ POOL = 1 << 30
 
 
 def parse(arguments):
-    options = parser("13", __doc__, repetitions=3)
+    options = parser("13", __doc__, repetitions=3, dilation=1)
     options.add_argument("--parallel", type=numbers(least=1), default=PARALLEL, help="threads and depths, by comma")
     options.add_argument("--chunks", type=numbers(least=1), default=CHUNKS, help="of Cairn, in MiB, by comma")
     options.add_argument("--megabytes", type=positive(int), default=1000, help="size of the state; default 1000")

@@ -21,13 +21,10 @@ MODELS = ("vgg16", "transformer-xl", "bert", "opt-1.3b")
 SKIPPED = 77
 
 
-def own_in_flight(strategy, model):
-    """Checkpoints under way at once, as each strategy's authors would set it.
-
-    PCcheck's are its artifact's. Cairn's is what `cairn tune` chooses: where the disk holds the interval none overlap,
-    and where it does not a second one only waits, and grows older.
-    """
-    return (2 if model == "opt-1.3b" else 4) if strategy == "pccheck" else 1
+# Checkpoints under way at once. Of 1, 2 and 4 it is PCcheck's best here, where its checkpoints' page faults are in one
+# another's way (its artifact has 4, and 2 for OPT-1.3B); and it is what `cairn tune` chooses for Cairn: where the disk
+# holds the interval none overlap, and where it does not a second one only waits, and grows older.
+IN_FLIGHT = 1
 
 
 class Refused(Exception):
@@ -38,7 +35,7 @@ class Skipped(Exception):
     """This machine cannot do what was asked for; the message says what is missing."""
 
 
-def parser(name, about, repetitions=1):
+def parser(name, about, repetitions=1, dilation=4):
     """The options that all figures share."""
     made = argparse.ArgumentParser(
         prog=f"scripts/figures {name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -48,7 +45,9 @@ def parser(name, about, repetitions=1):
     made.add_argument("--repetitions", type=positive(int), default=repetitions, help=f"default: {repetitions}")
     made.add_argument("--disk", choices=["machine", "pd-ssd"], default="machine", help="pd-ssd: a cgroup's 480 MB/s")
     made.add_argument("--disk-bytes-per-second", type=positive(int), default=0, help="emulated disk; default: none")
-    made.add_argument("--pcie-bytes-per-second", type=positive(float), default=8e9, help="emulated link to the host")
+    made.add_argument("--pcie-bytes-per-second", type=positive(float), default=25e9, help="emulated link to the host")
+    made.add_argument("--dilation", type=positive(float), default=dilation,
+                      help=f"times that all takes longer, and all rates are lower; default: {dilation}")  # fmt: skip
     made.add_argument("--output", help="default: bench/results/figure-NAME, without .csv and .png")
     made.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
     return made
@@ -152,13 +151,17 @@ def flags_of(options):
     return flags
 
 
+def machine_options(args):
+    """What each process is told of the emulated machine."""
+    names = ("disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation")
+    return {name: getattr(args, name) for name in names}
+
+
 def bench_training(args, strategy, journal=None, **options):
     """One run's row. Interrupted, the run is over too, and what it wrote is gone."""
     with tempfile.TemporaryDirectory(prefix="figures-") as folder:
         path = os.path.join(folder, "row.csv")
-        given = {"disk": args.disk, "pcie_bytes_per_second": args.pcie_bytes_per_second, **options}
-        if args.disk_bytes_per_second:
-            given["disk_bytes_per_second"] = args.disk_bytes_per_second
+        given = {**machine_options(args), **options}
         command = [PROGRAM, "--strategy", strategy, "--csv", path, *flags_of(given)]
         process, said = _finished(command + (["--journal", journal] if journal else []), args.dir)
         if process.returncode == SKIPPED:

@@ -5,13 +5,13 @@ a strategy is compared with its neighbour in time. The first checkpoints, four o
 """
 
 from runs import (
+    IN_FLIGHT,
     MODELS,
     STRATEGIES,
     grouped,
     measure_and_draw,
     middle,
     numbers,
-    own_in_flight,
     parsed,
     parser,
     positive,
@@ -21,6 +21,7 @@ from runs import (
 
 INTERVALS = [1, 10, 25, 50, 75, 100]
 LEAST = 24  # Iterations that are counted, at least.
+SCALES = {"vgg16": 1 / 8, "transformer-xl": 1 / 32, "bert": 1 / 16, "opt-1.3b": 1 / 64}  # 84 to 253 MB.
 
 
 def parse(arguments):
@@ -29,9 +30,11 @@ def parse(arguments):
     options.add_argument("--strategies", type=some_of(STRATEGIES), default=list(STRATEGIES), help="by comma")
     options.add_argument("--intervals", type=numbers(least=1), default=INTERVALS, help="iterations, by comma")
     options.add_argument(
-        "--scale", type=positive(float), default=1 / 16, help="of state, memory and time; default 1/16"
+        "--scale", type=positive(float), help="of state, memory and time; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
     )
-    options.add_argument("--in-flight", type=positive(int), help="for who can; default: each strategy's own")
+    options.add_argument(
+        "--in-flight", type=positive(int), default=IN_FLIGHT, help=f"for who can; default: {IN_FLIGHT}"
+    )
     args = parsed(options, arguments)
     return args
 
@@ -48,17 +51,15 @@ def plan(args):
                 warmup = max(interval, 4)
                 options = {
                     "model": model,
-                    "scale": args.scale,
+                    "scale": args.scale or SCALES[model],
                     "every": interval,
+                    "in_flight": args.in_flight,
                     "warmup": warmup,
                     "iterations": warmup + max(LEAST, 2 * interval),
                 }
                 for strategy in ("none", *args.strategies):
-                    in_flight = args.in_flight or own_in_flight(strategy, model)
                     labels = {"repetition": repetition, "interval": interval, "of": model}
-                    entries.append(
-                        {"strategy": strategy, "options": {**options, "in_flight": in_flight}, "labels": labels}
-                    )
+                    entries.append({"strategy": strategy, "options": options, "labels": labels})
     return entries
 
 

@@ -46,7 +46,7 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
                   .keep_last = 1,
                   .max_in_flight = workplace.in_flight,
                   .host_memory_bytes = workplace.host_memory_bytes};
-  options.chunk_bytes = workplace.chunk_bytes;
+  if (workplace.chunk_bytes > 0) options.chunk_bytes = workplace.chunk_bytes;
   options.queue_depth = workplace.queue_depth;
   options.cuda_devices = {0};  // Set up at Open, as the others' memory is.
   options.on_event = [durable = workplace.durable](const Event& event) {

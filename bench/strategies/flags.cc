@@ -22,8 +22,9 @@ Status CheckTrainer(const Flags& flags) {
   if (flags.model == "custom") {
     return Error(StatusCode::kInvalidArgument, "--compute trainer: expected --model, one of cairn_train's");
   }
-  if (flags.resume || flags.check || flags.scale != 1) {
-    return Error(StatusCode::kInvalidArgument, "--compute trainer: expected none of --resume, --check and --scale");
+  if (flags.resume || flags.check || flags.scale != 1 || flags.dilation != 1) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--compute trainer: expected none of --resume, --check, --scale and --dilation");
   }
   if (flags.every == 0 || flags.iterations % flags.every != 0) {
     return Error(StatusCode::kInvalidArgument,
@@ -52,6 +53,12 @@ Result<std::map<std::string, std::int64_t>> ParseSizes(const std::vector<std::st
     sizes[word.substr(0, equals)] = value;
   }
   return sizes;
+}
+
+// A rate; 0 stays no limit.
+std::uint64_t Slowed(std::uint64_t bytes_per_second, double dilation) {
+  const double slowed = std::max(1.0, static_cast<double>(bytes_per_second) / dilation);
+  return bytes_per_second == 0 ? 0 : static_cast<std::uint64_t>(slowed);
 }
 
 }  // namespace
@@ -86,6 +93,7 @@ Result<Flags> Resolve(Flags flags) {
                : Error(StatusCode::kInvalidArgument, "{}: expected more than 0, found {}", flag, value);
   };
   CAIRN_RETURN_IF_ERROR(positive("--scale", flags.scale));
+  CAIRN_RETURN_IF_ERROR(positive("--dilation", flags.dilation));
   CAIRN_RETURN_IF_ERROR(positive("--state-bytes", static_cast<double>(flags.state_bytes)));
   CAIRN_RETURN_IF_ERROR(positive("--tensors", static_cast<double>(flags.tensors)));
   CAIRN_RETURN_IF_ERROR(positive("--iteration-seconds", flags.iteration_seconds));
@@ -98,9 +106,9 @@ Result<Flags> Resolve(Flags flags) {
                  flags.pcie_bytes_per_second);
   }
   if (!std::isfinite(flags.update_seconds) || flags.update_seconds < 0 ||
-      flags.update_seconds >= flags.iteration_seconds * flags.scale) {
+      flags.update_seconds >= flags.iteration_seconds * flags.scale * flags.dilation) {
     return Error(StatusCode::kInvalidArgument, "--update-seconds: expected 0 to the iteration's {}, found {}",
-                 flags.iteration_seconds * flags.scale, flags.update_seconds);
+                 flags.iteration_seconds * flags.scale * flags.dilation, flags.update_seconds);
   }
   if (flags.again != 0 && flags.again >= flags.every) {
     return Error(StatusCode::kInvalidArgument, "--again: expected less than the {} of --every, found {}", flags.every,
@@ -110,7 +118,7 @@ Result<Flags> Resolve(Flags flags) {
     return Error(StatusCode::kInvalidArgument, "--warmup: expected less than the {} iterations, found {}",
                  flags.iterations, flags.warmup);
   }
-  if (flags.chunk_bytes == 0 || flags.chunk_bytes % kBlock != 0) {
+  if (flags.chunk_bytes % kBlock != 0) {
     return Error(StatusCode::kInvalidArgument, "--chunk-bytes: expected a multiple of {}, found {}", kBlock,
                  flags.chunk_bytes);
   }
@@ -131,7 +139,10 @@ Result<Flags> Resolve(Flags flags) {
     return Error(StatusCode::kInvalidArgument, "--state-bytes: expected at most {}, found {}", kMost, scaled);
   }
   flags.state_bytes = AlignUp(static_cast<std::uint64_t>(std::ceil(scaled)), kBlock);
-  flags.iteration_seconds *= flags.scale;
+  flags.iteration_seconds *= flags.scale * flags.dilation;
+  flags.pcie_bytes_per_second /= flags.dilation;
+  flags.disk_bytes_per_second = Slowed(flags.disk_bytes_per_second, flags.dilation);
+  flags.network_bytes_per_second = Slowed(flags.network_bytes_per_second, flags.dilation);
   const bool given = flags.host_memory_bytes != 0;
   if (!paced && !given) return flags;  // Twice a state that is not known yet.
   flags.host_memory_bytes = given
@@ -169,17 +180,21 @@ Result<Flags> ParseFlags(int argc, char** argv) {
   app.add_option("--host-memory-bytes", flags.host_memory_bytes,
                  "pinned memory of pccheck and cairn; 0: twice the state")
       ->capture_default_str();
-  app.add_option("--chunk-bytes", flags.chunk_bytes, "of one copy and one write: pccheck, cairn")
+  app.add_option("--chunk-bytes", flags.chunk_bytes, "of one copy and one write: pccheck, cairn; 0: each one's own")
       ->capture_default_str();
   app.add_option("--writers", flags.writers, "threads a checkpoint: pccheck")->capture_default_str();
   app.add_option("--queue-depth", flags.queue_depth, "writes given to the disk at once: cairn")->capture_default_str();
   app.add_option("--scale", flags.scale, "of state, host memory and iteration time, which keeps the rates' ratios")
       ->capture_default_str();
+  app.add_option("--dilation", flags.dilation,
+                 "of all time: iterations take that many times as long, and link, emulated disk and network are that "
+                 "many times slower, which keeps their ratios on a machine that could not copy as fast as the link")
+      ->capture_default_str();
   app.add_option("--pcie-bytes-per-second", flags.pcie_bytes_per_second, "emulated link to the host; 0: no limit")
       ->capture_default_str();
   app.add_option("--disk-bytes-per-second", flags.disk_bytes_per_second, "emulated disk; 0: the machine's own")
       ->capture_default_str();
-  app.add_option("--disk", flags.disk, "machine, or pd-ssd: the machine's held to 480 MB/s by a cgroup")
+  app.add_option("--disk", flags.disk, "machine, or pd-ssd: the machine's held to 480 MB/s (dilated) by a cgroup")
       ->capture_default_str();
   app.add_option("--network", flags.network,
                  "gemini's, to its peer: namespaces (two, with a set rate; needs root), or loopback")

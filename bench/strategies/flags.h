@@ -28,11 +28,12 @@ struct Flags {
   std::uint64_t warmup = 0;  ///< Of the iterations; they are not counted.
   int in_flight = 2;
   std::uint64_t host_memory_bytes = 0;  ///< 0 was given: twice the state.
-  std::uint64_t chunk_bytes = 4U << 20;
-  int writers = 2;
+  std::uint64_t chunk_bytes = 0;        ///< 0: each strategy's own.
+  int writers = 1;
   int queue_depth = 8;
   double scale = 1;
-  double pcie_bytes_per_second = 10e9;
+  double dilation = 1;  ///< Applied to the times and rates below and above.
+  double pcie_bytes_per_second = 25e9;
   std::uint64_t disk_bytes_per_second = 0;
   std::string network = "namespaces";  ///< Or "loopback".
   std::uint64_t network_bytes_per_second = 1'875'000'000;

@@ -3,7 +3,7 @@
 //   build/release/bin/bench_training --strategy none|sync|checkfreq|gpm|gemini|pccheck|cairn --dir DIR
 //       [--state-bytes N] [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N]
 //       [--in-flight N] [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
-//       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--pcie-bytes-per-second R]
+//       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--dilation F] [--pcie-bytes-per-second R]
 //       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--network namespaces|loopback]
 //       [--network-bytes-per-second R] [--compute paced|trainer] [--size NAME=N]... [--batch N] [--sequence N]
 //       [--resume] [--journal FILE] [--csv FILE]
@@ -20,7 +20,8 @@
 //   GPU    its memory is the host's. Every copy to the host, of whichever strategy, passes two copy streams that share
 //          a link of --pcie-bytes-per-second. The row has the rate that the link then had (copy_bytes_per_second):
 //          where it is below what was asked for, the CPU copies no faster. A copy costs CPU time that a GPU's would
-//          not.
+//          not. --dilation stretches all time, so that a link of a real GPU's rate and its ratio to the iterations
+//          and to an emulated disk and network can be kept on a machine that copies more slowly.
 //   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state;
 //          it is given twice the time that this takes on an idle machine (update_seconds), and what it took beyond that
 //          is in the row (update_late_s).
@@ -86,6 +87,7 @@ CsvRow MakeRow(const Run& run) {
   row.Add("writers", flags.writers);
   row.Add("queue_depth", flags.queue_depth);
   row.Add("scale", flags.scale);
+  row.Add("dilation", flags.dilation);
   row.Add("pcie_bytes_per_second", flags.pcie_bytes_per_second);
   row.Add("disk_bytes_per_second", flags.disk_bytes_per_second);
   row.Add("emulated", fmt::format("GPU (host memory; all copies by 2 streams on one link of {}){}{}{}",

@@ -75,6 +75,10 @@ Result<double> MeasureUpdate(TrainingState& state, std::uint64_t step, double it
                iteration_seconds, state.bytes(), least, 2 * given);
 }
 
+std::uint64_t PdSsdRate(const Flags& flags) {
+  return static_cast<std::uint64_t>(static_cast<double>(kPdSsdBytesPerSecond) / flags.dilation);
+}
+
 Status CheckRoom(const Flags& flags, const StrategyKind& kind) {
   CAIRN_ASSIGN_OR_RETURN(const Resources free, FreeResources(flags.directory));
   const auto copies = static_cast<std::uint64_t>(kind.checkpoints_on_disk(flags.in_flight));
@@ -179,7 +183,7 @@ Result<Run> Train(const Flags& flags) {
   }
   std::unique_ptr<DiskLimit> limit;
   if (flags.disk == "pd-ssd") {
-    CAIRN_ASSIGN_OR_RETURN(limit, DiskLimit::Make(flags.directory, kPdSsdBytesPerSecond));
+    CAIRN_ASSIGN_OR_RETURN(limit, DiskLimit::Make(flags.directory, PdSsdRate(flags)));
   }
   CAIRN_ASSIGN_OR_RETURN(const auto directory, RunDirectory::Make(flags.directory, flags.resume));
   std::unique_ptr<TrainingState> paced;

@@ -37,7 +37,7 @@ struct Workplace {
   EmulatedGpu& gpu;
   int in_flight = 2;                           ///< For who can have several checkpoints under way.
   std::uint64_t host_memory_bytes = 0;         ///< For who asks the user how much he may have.
-  std::uint64_t chunk_bytes = 4U << 20;        ///< For who copies and writes in chunks: pccheck, cairn.
+  std::uint64_t chunk_bytes = 0;               ///< For who copies and writes in chunks: pccheck, cairn. 0: its own.
   int writers = 2;                             ///< Threads a checkpoint: pccheck.
   int queue_depth = 8;                         ///< Writes given to the disk at once: cairn.
   std::shared_ptr<RateLimitedDisk> disk;       ///< Null: the machine's own.

@@ -64,7 +64,7 @@ def arguments():
     if args.repetitions < 1:
         parser.error(f"--repetitions {args.repetitions}: expected at least 1")
     args.dir = os.path.abspath(args.dir or os.path.join(ROOT, "build/bench"))
-    args.disk, args.pcie_bytes_per_second = "machine", LINK
+    args.disk, args.pcie_bytes_per_second, args.dilation = "machine", LINK, 1
     return args
 
 

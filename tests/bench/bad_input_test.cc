@@ -143,6 +143,23 @@ TEST(FlagsTest, AModelGivesItsShape) {
   EXPECT_EQ(resolved->iteration_seconds, 0.85 / 8);
 }
 
+TEST(FlagsTest, DilationStretchesTimeAndKeepsTheRatios) {
+  Flags flags;
+  flags.strategy = "cairn";
+  flags.model = "opt-1.3b";
+  flags.dilation = 4;
+  flags.disk_bytes_per_second = 6'000'000'000;
+
+  const Result<Flags> resolved = Resolve(flags);
+
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->state_bytes, 16'200'003'584U);
+  EXPECT_EQ(resolved->iteration_seconds, 0.85 * 4);
+  EXPECT_EQ(resolved->pcie_bytes_per_second, 25e9 / 4);
+  EXPECT_EQ(resolved->disk_bytes_per_second, 1'500'000'000U);
+  EXPECT_EQ(resolved->network_bytes_per_second, 1'875'000'000U / 4);
+}
+
 TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
   const auto refused = [](const std::function<void(Flags&)>& change) {
     Flags flags;
@@ -163,6 +180,7 @@ TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
   EXPECT_THAT(refused([](Flags& f) { f.writers = 0; }), HasSubstr("--writers"));
   EXPECT_THAT(refused([](Flags& f) { f.in_flight = 0; }), HasSubstr("--in-flight"));
   EXPECT_THAT(refused([](Flags& f) { f.scale = 0; }), HasSubstr("--scale"));
+  EXPECT_THAT(refused([](Flags& f) { f.dilation = 0; }), HasSubstr("--dilation"));
   EXPECT_THAT(refused([](Flags& f) { f.scale = 1e30; }), HasSubstr("--state-bytes"));
   EXPECT_THAT(refused([](Flags& f) { f.model = "gpt"; }), HasSubstr("unknown model \"gpt\"; there are vgg16, "));
   EXPECT_THAT(refused([](Flags& f) { f.disk = "floppy"; }), HasSubstr("--disk: expected machine or pd-ssd"));
@@ -176,7 +194,7 @@ TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
                 trainer(f);
                 f.resume = true;
               }),
-              HasSubstr("none of --resume, --check and --scale"));
+              HasSubstr("none of --resume, --check, --scale and --dilation"));
   EXPECT_THAT(refused([&](Flags& f) {
                 trainer(f);
                 f.every = 3;
