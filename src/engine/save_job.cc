@@ -1,7 +1,6 @@
 #include "engine/save_job.h"
 
 #include <cassert>
-#include <cstring>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -112,7 +111,7 @@ void SaveJob::MakeHeader() {
 void SaveJob::OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header) {
   if (failing()) return FailIfQuiet();
   if (!header->ok()) return Fail(header->status());
-  header_ = **std::move(header);
+  header_ = *std::move(*header);
   attempt_ = Attempt::Make(*context_.queue, {.root = context_.parts.root,
                                              .step = task_->plan().step,
                                              .uuid = uuid_,
@@ -186,14 +185,7 @@ void SaveJob::SealIfWritten() {
   if (!task_->MarkCommitting()) return Fail(*task_->cancelled());
   sealing_ = true;
   if (context_.parts.options.checksums) header_->SetSums(capture_->sums());
-  const std::uint64_t size = header_->data_begin();
-  header_block_.reset(static_cast<std::byte*>(std::aligned_alloc(kBlock, size)));
-  if (header_block_ == nullptr) {
-    return Fail(
-        Error(StatusCode::kResourceExhausted, "step {}: no memory for a header of {} bytes", task_->plan().step, size));
-  }
-  std::memcpy(header_block_.get(), header_->bytes().data(), size);
-  const Bytes header(header_block_.get(), size);
+  const Bytes header = std::as_bytes(std::span(header_->bytes()));
   if (context_.parts.group->size() > 1) return attempt_->Seal(header, Later(&SaveJob::OnSealed));
   attempt_->SealAndCommit(header, MakeManifest({MyShard()}), task_->plan().replace, Later(&SaveJob::OnCommitted));
 }
@@ -351,7 +343,6 @@ void SaveJob::End(Status status) {
   // Handles may live long; what describes the tensors need not.
   capture_.reset();
   attempt_.reset();
-  header_block_.reset();
   header_.reset();
   task_->DropSnapshot();
   outcome_ = std::move(status);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -101,7 +100,6 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   std::shared_ptr<Capture> capture_;
   std::unique_ptr<Attempt> attempt_;
   std::optional<ShardHeaderWriter> header_;
-  std::unique_ptr<std::byte, decltype(&std::free)> header_block_{nullptr, &std::free};
   std::string uuid_;
   std::deque<FilledChunk> ready_;
   Status failure_;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -60,20 +62,23 @@ class ShardHeaderWriter {
   /// header: tensors and metadata alone. InvalidArgument, naming the tensor, for what readers would refuse: a header
   /// above kMaxHeaderBytes, naming its size; a tensor named __metadata__; names that are not UTF-8 or there twice;
   /// offsets that are not contiguous from 0; parts beyond their whole; aliases of nothing; values that are no JSON.
+  /// ResourceExhausted.
   [[nodiscard]] static Result<ShardHeaderWriter> Make(const ShardHeader& header);
 
   /// Where the data begins: the length of bytes(), a multiple of 4096.
-  [[nodiscard]] std::uint64_t data_begin() const { return bytes_.size(); }
+  [[nodiscard]] std::uint64_t data_begin() const { return size_; }
   [[nodiscard]] std::size_t sum_count() const { return sum_count_; }
   /// Fills the table in. `sums` has sum_count() entries. May be called again.
   void SetSums(std::span<const std::uint32_t> sums);
-  /// The length word, the JSON text and its padding: file offsets 0 to data_begin().
-  [[nodiscard]] const std::string& bytes() const { return bytes_; }
+  /// The length word, the JSON text and its padding: file offsets 0 to data_begin(). At an address that is a multiple
+  /// of 4096, to be written as it stands; lives as long as this.
+  [[nodiscard]] std::string_view bytes() const { return {block_.get(), size_}; }
   /// CRC32C of bytes(): goes into the manifest.
   [[nodiscard]] std::uint32_t digest() const;
 
  private:
-  std::string bytes_;
+  std::unique_ptr<char, decltype(&std::free)> block_{nullptr, &std::free};
+  std::uint64_t size_ = 0;
   std::size_t sums_at_ = 0;  // Where the table's first digit is.
   std::size_t sum_count_ = 0;
 };

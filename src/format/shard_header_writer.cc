@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/crc32c.h"
 #include "base/json_text.h"
@@ -215,7 +216,7 @@ Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
                  "that safetensors allows a header",
                  header.data_bytes(), kMaxHeaderBytes);
   }
-  std::string& out = writer.bytes_;
+  std::string out;
   out.reserve(kBlock + header.tensors.size() * 160 + writer.sum_count_ * kSumDigits);
   out.assign(kLengthWord, '\0');
   out += '{';
@@ -237,6 +238,12 @@ Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
                  header.tensors.size(), kMaxHeaderBytes);
   }
   for (std::size_t i = 0; i < kLengthWord; ++i) out[i] = static_cast<char>(length >> 8 * i & 0xff);
+  writer.size_ = out.size();
+  writer.block_.reset(static_cast<char*>(std::aligned_alloc(kBlock, out.size())));
+  if (writer.block_ == nullptr) {
+    return Error(StatusCode::kResourceExhausted, "no memory for a header of {} bytes", out.size());
+  }
+  std::copy(out.begin(), out.end(), writer.block_.get());
   return writer;
 }
 
@@ -244,9 +251,9 @@ void ShardHeaderWriter::SetSums(std::span<const std::uint32_t> sums) {
   std::string digits;
   digits.reserve(sum_count_ * kSumDigits);
   for (const std::uint32_t sum : sums.first(std::min(sums.size(), sum_count_))) AppendHex32(digits, sum);
-  std::copy(digits.begin(), digits.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(sums_at_));
+  std::copy(digits.begin(), digits.end(), block_.get() + sums_at_);
 }
 
-std::uint32_t ShardHeaderWriter::digest() const { return Crc32c(std::as_bytes(std::span(bytes_))); }
+std::uint32_t ShardHeaderWriter::digest() const { return Crc32c(std::as_bytes(std::span(bytes()))); }
 
 }  // namespace cairn

@@ -99,7 +99,7 @@ void ExpectSound(const ShardHeader& header, std::uint64_t file_bytes) {
 
 TEST(Mutation, ShardHeadersNeverCrashTheReader) {
   const ShardHeader header = RichHeader();
-  const std::string whole = ShardHeaderWriter::Make(header)->bytes().substr(8);
+  const std::string whole(ShardHeaderWriter::Make(header)->bytes().substr(8));
   const std::string json = whole.substr(0, whole.find_last_of('}') + 1);
   std::mt19937_64 random(20240607);
   int accepted = 0;

@@ -31,7 +31,7 @@ Result<ShardHeader> DecodeTensor(const std::string& dtype, const std::string& sh
 // The rich header with one piece of its text replaced by another of any length.
 Result<ShardHeader> DecodeEdited(const std::string& from, const std::string& to) {
   const ShardHeader header = RichHeader();
-  std::string json = ShardHeaderWriter::Make(header)->bytes().substr(8);
+  std::string json(ShardHeaderWriter::Make(header)->bytes().substr(8));
   json.erase(json.find_last_of('}') + 1);
   const auto at = json.find(from);
   EXPECT_NE(at, std::string::npos) << from;
@@ -67,7 +67,7 @@ TEST(ShardCorruption, LengthWordOtherThanTheBytes) {
 
 TEST(ShardCorruption, TruncatedAtEveryByte) {
   const ShardHeader header = RichHeader();
-  const std::string bytes = ShardHeaderWriter::Make(header)->bytes();
+  const std::string bytes(ShardHeaderWriter::Make(header)->bytes());
 
   for (std::size_t n = 0; n < bytes.size(); ++n) {
     EXPECT_FALSE(DecodeShardHeader(AsBytes(bytes).first(n), bytes.size() + header.data_bytes(), "x").ok());
@@ -308,7 +308,7 @@ TEST(ShardCorruption, TypedValues) {
 
 TEST(ShardCorruption, DataOfOursThatBeginsOffTheBlock) {
   const ShardHeader header = RichHeader();
-  std::string json = ShardHeaderWriter::Make(header)->bytes().substr(8);
+  std::string json(ShardHeaderWriter::Make(header)->bytes().substr(8));
   json += ' ';
   ExpectBroken(DecodeJson(json, header.data_bytes()), "expected the data to begin at a multiple of 4096, found 4097");
 }

@@ -18,7 +18,7 @@ std::string Encoded(const ShardHeader& header, std::span<const std::uint32_t> su
   auto writer = ShardHeaderWriter::Make(header);
   EXPECT_TRUE(writer.ok()) << writer.status();
   writer->SetSums(sums);
-  return writer->bytes();
+  return std::string(writer->bytes());
 }
 
 ShardHeader OneTensor(ShardTensor tensor) {
@@ -130,7 +130,7 @@ TEST(ShardHeader, OneSumForEachStartedBlock) {
 TEST(ShardHeader, SetSumsChangesNoLength) {
   auto writer = ShardHeaderWriter::Make(RichHeader());
   ASSERT_TRUE(writer.ok());
-  const std::string before = writer->bytes();
+  const std::string before(writer->bytes());
   const std::uint32_t digest_before = writer->digest();
 
   const std::vector<std::uint32_t> sums(writer->sum_count(), 0xdeadbeef);
@@ -144,7 +144,7 @@ TEST(ShardHeader, SetSumsChangesNoLength) {
 TEST(ShardHeader, EveryBitIsUnderTheDigest) {
   auto writer = ShardHeaderWriter::Make(RichHeader());
   ASSERT_TRUE(writer.ok());
-  std::string bytes = writer->bytes();
+  std::string bytes(writer->bytes());
 
   for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));

@@ -42,7 +42,7 @@ ManifestShard WriteShard(const std::string& folder, const CheckpointContent& con
   }
   writer->SetSums(sums);
   const std::string file = ShardName(number);
-  WriteWholeFile(folder + "/" + file, writer->bytes() + data);
+  WriteWholeFile(folder + "/" + file, std::string(writer->bytes()) + data);
   return {file, writer->bytes().size() + data.size(), writer->digest()};
 }
 
