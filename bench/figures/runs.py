@@ -46,6 +46,7 @@ def parser(name, about, repetitions=1, dilation=4):
     made.add_argument("--disk", choices=["machine", "pd-ssd"], default="machine", help="pd-ssd: a cgroup's 480 MB/s")
     made.add_argument("--disk-bytes-per-second", type=positive(int), default=0, help="emulated disk; default: none")
     made.add_argument("--pcie-bytes-per-second", type=positive(float), default=25e9, help="emulated link to the host")
+    made.add_argument("--device", choices=["emulated", "cuda"], default="emulated", help="cuda: its link, in real time")
     made.add_argument("--dilation", type=positive(float), default=dilation,
                       help=f"times that all takes longer, and all rates are lower; default: {dilation}")  # fmt: skip
     made.add_argument("--output", help="default: bench/results/figure-NAME, without .csv and .png")
@@ -153,7 +154,7 @@ def flags_of(options):
 
 def machine_options(args):
     """What each process is told of the emulated machine."""
-    names = ("disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation")
+    names = ("device", "disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation")
     return {name: getattr(args, name) for name in names}
 
 
@@ -256,6 +257,8 @@ def measure(args, plan, one):
 def parsed(options, arguments):
     """The arguments, with where the figure's files go."""
     args = options.parse_args(arguments)
+    if args.device == "cuda":
+        args.dilation = 1
     args.output = args.output or os.path.join(ROOT, f"bench/results/figure-{args.figure}")
     return args
 

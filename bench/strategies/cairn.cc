@@ -10,7 +10,7 @@
 namespace cairn::bench {
 namespace {
 
-/// Cairn, by its public API; only the emulated GPU and disk are put in place of the usual ones.
+/// Cairn, by its public API; only the run's GPU and emulated disk are put in place of the usual ones.
 class Cairn : public Strategy {
  public:
   Cairn(const Workplace& workplace, State state, std::unique_ptr<Checkpointer> checkpointer)
@@ -21,8 +21,7 @@ class Cairn : public Strategy {
   }
   Status BeforeUpdate() override {
     CAIRN_RETURN_IF_ERROR(checkpointer_->Fence(gpu_.stream()));
-    gpu_.Synchronize();  // The update is the host's: it waits for what the stream was told to wait for.
-    return {};
+    return gpu_.Synchronize();  // The update is the host's: it waits for what the stream was told to wait for.
   }
   Status Drain() override {
     CAIRN_RETURN_IF_ERROR(checkpointer_->Drain());
@@ -31,12 +30,12 @@ class Cairn : public Strategy {
   Result<std::uint64_t> Restore() override {
     CAIRN_ASSIGN_OR_RETURN(const Restored restored,
                            checkpointer_->Restore(Latest(), state_, {.names = {}, .streams = {gpu_.stream()}}));
-    gpu_.Synchronize();
+    CAIRN_RETURN_IF_ERROR(gpu_.Synchronize());
     return restored.step;
   }
 
  private:
-  EmulatedGpu& gpu_;
+  Gpu& gpu_;
   const State state_;
   const std::unique_ptr<Checkpointer> checkpointer_;
 };

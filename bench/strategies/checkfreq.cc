@@ -77,7 +77,7 @@ class CheckFreq : public Strategy {
 
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   const std::uint64_t bytes = workplace.state.bytes();
-  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
+  CAIRN_ASSIGN_OR_RETURN(auto pool, MakePinnedMemory(workplace.gpu, AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
   CAIRN_ASSIGN_OR_RETURN(auto file, CheckpointFile::Open(workplace.directory, bytes, workplace.disk));
   return std::unique_ptr<Strategy>(std::make_unique<CheckFreq>(workplace, std::move(pool), std::move(file)));
 }

@@ -57,12 +57,12 @@ Status CheckpointFile::Write(std::uint64_t step, Bytes bytes) {
   CAIRN_RETURN_IF_ERROR(WriteAt(file.get(), 0, std::as_bytes(std::span(&header, 1)), spare_));
   for (std::uint64_t at = 0; at < bytes.size(); at += kPiece) {
     const Bytes piece = bytes.subspan(at, std::min<std::uint64_t>(kPiece, bytes.size() - at));
-    // The emulated disk has it from now on: the best that early write-back can do.
-    pace.Begin(piece.size());
     CAIRN_RETURN_IF_ERROR(WriteAt(file.get(), kBlock + at, piece, spare_));
+    pace.Begin(piece.size());
+    StartWriteBack(file.get(), kBlock + at, piece.size());
   }
-  if (::fsync(file.get()) != 0) return ErrnoStatus(errno, "fsync of " + spare_);
   pace.End();
+  if (::fsync(file.get()) != 0) return ErrnoStatus(errno, "fsync of " + spare_);
   CAIRN_RETURN_IF_ERROR(Rename());
   return SyncDirectory(directory_);
 }

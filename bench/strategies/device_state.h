@@ -1,13 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/strided.h"
+#include "cairn/status.h"
 
 namespace cairn::bench {
 
@@ -32,14 +32,12 @@ class DeviceState {
   DeviceState& operator=(const DeviceState&) = delete;
 
   /// Whether every byte is what it was after `step`.
-  [[nodiscard]] virtual bool Is(std::uint64_t step) const = 0;
+  [[nodiscard]] virtual Result<bool> Is(std::uint64_t step) const = 0;
+  /// Overwrites everything, so that what a restore leaves out is missed.
+  [[nodiscard]] virtual Status Clear() const = 0;
 
   [[nodiscard]] const std::vector<Tensor>& tensors() const { return tensors_; }
   [[nodiscard]] std::uint64_t bytes() const { return tensors_.empty() ? 0 : tensors_.back().end(); }
-  /// Overwrites everything, so that what a restore leaves out is missed.
-  void Clear() const {
-    for (const Tensor& tensor : tensors_) std::memset(tensor.layout.base, 0, tensor.layout.bytes);
-  }
 
  protected:
   void Add(std::string name, MutableBytes memory) {

@@ -8,8 +8,9 @@
 namespace cairn::bench {
 
 /// The emulated disk, for who writes without a queue: Begin when bytes are given to the disk, End where they are said
-/// to be on it. The real writing is done in between, and End waits for what the emulated disk would take longer.
-/// Without a disk to emulate both return at once.
+/// to be on it. The real writing goes on in between (StartWriteBack), and End waits for what the emulated disk would
+/// take longer; the flush comes after it, as long as the real disk takes. Without a disk to emulate both return at
+/// once.
 class DiskPace {
  public:
   explicit DiskPace(std::shared_ptr<RateLimitedDisk> disk) : disk_(std::move(disk)) {}

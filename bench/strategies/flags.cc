@@ -26,6 +26,10 @@ Status CheckTrainer(const Flags& flags) {
     return Error(StatusCode::kInvalidArgument,
                  "--compute trainer: expected none of --resume, --check, --scale and --dilation");
   }
+  if (flags.device == "cuda") {
+    return Error(StatusCode::kInvalidArgument,
+                 "--compute trainer: expected --device emulated, as it trains on the CPU");
+  }
   if (flags.every == 0 || flags.iterations % flags.every != 0) {
     return Error(StatusCode::kInvalidArgument,
                  "--compute trainer: expected --iterations to be a multiple of --every (what is restored is compared "
@@ -78,6 +82,9 @@ Result<Flags> Resolve(Flags flags) {
     flags.state_bytes = shape->state_bytes;
     flags.tensors = shape->tensors;
     flags.iteration_seconds = shape->iteration_seconds;
+  }
+  if (flags.device != "auto" && flags.device != "cuda" && flags.device != "emulated") {
+    return Error(StatusCode::kInvalidArgument, "--device: expected auto, cuda or emulated, found \"{}\"", flags.device);
   }
   if (flags.disk != "machine" && flags.disk != "pd-ssd") {
     return Error(StatusCode::kInvalidArgument, "--disk: expected machine or pd-ssd, found \"{}\"", flags.disk);
@@ -144,6 +151,7 @@ Result<Flags> Resolve(Flags flags) {
   flags.disk_bytes_per_second = Slowed(flags.disk_bytes_per_second, flags.dilation);
   flags.network_bytes_per_second = Slowed(flags.network_bytes_per_second, flags.dilation);
   const bool given = flags.host_memory_bytes != 0;
+  if (!paced) flags.device = "emulated";
   if (!paced && !given) return flags;  // Twice a state that is not known yet.
   flags.host_memory_bytes = given
                                 ? static_cast<std::uint64_t>(static_cast<double>(flags.host_memory_bytes) * flags.scale)
@@ -157,6 +165,9 @@ Result<Flags> ParseFlags(int argc, char** argv) {
   CLI::App app("Trains at a set pace with one checkpointing strategy, and says what that cost");
   app.add_option("--strategy", flags.strategy, "none, sync, checkfreq, gpm, gemini, pccheck or cairn")->required();
   app.add_option("--dir", flags.directory, "where to write: a directory of the run's own is made in it")->required();
+  app.add_option("--device", flags.device,
+                 "where the state is: cuda, emulated (in the host's memory), or auto: cuda where there is one")
+      ->capture_default_str();
   app.add_option("--compute", flags.compute, "paced: waits; or trainer: libtorch trains --model, on synthetic data")
       ->capture_default_str();
   app.add_option("--model", flags.model,

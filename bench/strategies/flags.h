@@ -13,6 +13,7 @@ namespace cairn::bench {
 struct Flags {
   std::string strategy;
   std::string directory;
+  std::string device = "auto";    ///< Or "cuda", "emulated".
   std::string compute = "paced";  ///< Or "trainer".
   std::string model = "custom";  ///< A shape's name, where it gave state, tensors and iteration time; or the trainer's.
   std::map<std::string, std::int64_t> sizes;  ///< The trainer's model's.

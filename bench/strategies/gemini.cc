@@ -125,7 +125,7 @@ class Gemini : public Strategy {
 
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   const std::uint64_t bytes = workplace.state.bytes();
-  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
+  CAIRN_ASSIGN_OR_RETURN(auto pool, MakePinnedMemory(workplace.gpu, AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
   CAIRN_ASSIGN_OR_RETURN(auto peer, ConnectToPeer(workplace.directory, bytes, workplace.network_bytes_per_second));
   return std::unique_ptr<Strategy>(std::make_unique<Gemini>(workplace, std::move(pool), std::move(peer)));
 }

@@ -24,11 +24,11 @@ class Gpm : public Strategy {
     for (std::uint64_t at = 0; at < at_.state.bytes(); at += kPiece) {
       const std::uint64_t n = std::min(kPiece, at_.state.bytes() - at);
       CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(at_.state, at, file_->slot(slot).subspan(at, n)));
-      // The emulated disk has it from now on: the best that early write-back can do.
       pace.Begin(n);
+      file_->StartWriting(slot, at, n);
     }
-    CAIRN_RETURN_IF_ERROR(file_->Persist(slot));
     pace.End();
+    CAIRN_RETURN_IF_ERROR(file_->Persist(slot));
     CAIRN_RETURN_IF_ERROR(file_->Commit(slot, step).status());
     at_.durable(step);
     return {};
@@ -51,7 +51,9 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
 
 StrategyKind GpmKind() {
   return {.name = "gpm",
-          .tuning = "the GPU copies into a mapped, laid-out file of two slots, then one msync; the training waits",
+          .tuning =
+              "the GPU copies into a mapped, laid-out file of two slots, written back piece by piece, then one msync; "
+              "the training waits",
           .checkpoints_on_disk = [](int) { return kSlots; },
           .host_bytes = [](std::uint64_t, std::uint64_t) { return std::uint64_t{0}; },
           .open = Open};

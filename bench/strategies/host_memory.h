@@ -4,16 +4,24 @@
 #include <memory>
 
 #include "base/status_macros.h"
+#include "bench/strategies/gpu.h"
 #include "device/buffer_pool.h"
 
 namespace cairn::bench {
 
-/// Chunks in huge pages, every page touched: what pinned memory is to a strategy, had before anything is measured.
-/// `chunk_bytes` is a multiple of 4096.
+/// Chunks in huge pages, every page touched, had before anything is measured. `chunk_bytes` is a multiple of 4096.
 [[nodiscard]] inline Result<std::unique_ptr<BufferPool>> MakeHostMemory(std::uint64_t bytes,
                                                                         std::uint64_t chunk_bytes) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<BufferPool> pool, BufferPool::Make(bytes, chunk_bytes, 1));
   pool->Touch();
+  return pool;
+}
+
+/// The same, pinned for the GPU, which outlives it.
+[[nodiscard]] inline Result<std::unique_ptr<BufferPool>> MakePinnedMemory(const Gpu& gpu, std::uint64_t bytes,
+                                                                          std::uint64_t chunk_bytes) {
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<BufferPool> pool, MakeHostMemory(bytes, chunk_bytes));
+  CAIRN_RETURN_IF_ERROR(pool->PinWith(*gpu.device()));
   return pool;
 }
 

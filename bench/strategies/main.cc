@@ -4,6 +4,7 @@
 //       [--state-bytes N] [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N]
 //       [--in-flight N] [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
 //       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--dilation F] [--pcie-bytes-per-second R]
+//       [--device auto|cuda|emulated]
 //       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--network namespaces|loopback]
 //       [--network-bytes-per-second R] [--compute paced|trainer] [--size NAME=N]... [--batch N] [--sequence N]
 //       [--resume] [--journal FILE] [--csv FILE]
@@ -17,11 +18,13 @@
 //   done
 //
 // What is emulated, and what is not:
-//   GPU    its memory is the host's. Every copy to the host, of whichever strategy, passes two copy streams that share
-//          a link of --pcie-bytes-per-second. The row has the rate that the link then had (copy_bytes_per_second):
-//          where it is below what was asked for, the CPU copies no faster. A copy costs CPU time that a GPU's would
-//          not. --dilation stretches all time, so that a link of a real GPU's rate and its ratio to the iterations
-//          and to an emulated disk and network can be kept on a machine that copies more slowly.
+//   GPU    with --device cuda (or auto, where there is one) it is real, and so is its link; what an optimizer step
+//          writes comes from the host. Else its memory is the host's. Every copy to the host, of whichever strategy,
+//          passes two copy streams that share a link of --pcie-bytes-per-second. The row has the rate that the link
+//          then had (copy_bytes_per_second): where it is below what was asked for, the CPU copies no faster. A copy
+//          costs CPU time that a GPU's would not. --dilation stretches all time, so that a link of a real GPU's rate
+//          and its ratio to the iterations and to an emulated disk and network can be kept on a machine that copies
+//          more slowly.
 //   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state;
 //          it is given twice the time that this takes on an idle machine (update_seconds), and what it took beyond that
 //          is in the row (update_late_s).
@@ -43,6 +46,8 @@
 // to be the last one that was saved, and equal to the state of that step in every byte. Exit: 0; 1 where it is not, and
 // nothing is printed; 2 for bad input, too little disk or memory, or a failure; 77, with the reason, where --disk
 // pd-ssd, gemini's network or libtorch (which gemini needs) cannot be had.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -50,6 +55,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "bench/strategies/accounting.h"
@@ -63,6 +69,25 @@ namespace {
 
 constexpr int kSkipped = 77;
 
+// What of the run is not what it stands for.
+std::string Emulated(const Run& run) {
+  const Flags& flags = run.flags;
+  std::vector<std::string> parts;
+  if (flags.device == "emulated") {
+    parts.push_back(fmt::format("GPU (host memory; all copies by 2 streams on one link of {})",
+                                flags.pcie_bytes_per_second > 0 ? "pcie_bytes_per_second" : "no set rate"));
+  }
+  if (run.timed == 0) parts.emplace_back("forward and backward (a deadline)");
+  if (flags.disk_bytes_per_second > 0) parts.emplace_back("disk rate (real writes, held back)");
+  if (flags.disk == "pd-ssd") parts.emplace_back("disk rate (a cgroup's limit on this machine's)");
+  if (run.kind.networked) {
+    parts.emplace_back(flags.network == "namespaces" ? "network (two namespaces, a token bucket)"
+                                                     : "network (loopback, no set rate)");
+    parts.emplace_back("peer (a process here)");
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
 CsvRow MakeRow(const Run& run) {
   const Flags& flags = run.flags;
   const Accounts accounts = Account(run.record, run.loop);
@@ -73,6 +98,7 @@ CsvRow MakeRow(const Run& run) {
   CsvRow row;
   row.Add("strategy", run.kind.name);
   row.Add("model", flags.model);
+  row.Add("device", flags.device);
   row.Add("disk", flags.disk);
   row.Add("state_bytes", flags.state_bytes);
   row.Add("tensors", flags.tensors);
@@ -88,18 +114,9 @@ CsvRow MakeRow(const Run& run) {
   row.Add("queue_depth", flags.queue_depth);
   row.Add("scale", flags.scale);
   row.Add("dilation", flags.dilation);
-  row.Add("pcie_bytes_per_second", flags.pcie_bytes_per_second);
+  row.Add("pcie_bytes_per_second", flags.device == "cuda" ? 0 : flags.pcie_bytes_per_second);
   row.Add("disk_bytes_per_second", flags.disk_bytes_per_second);
-  row.Add("emulated", fmt::format("GPU (host memory; all copies by 2 streams on one link of {}){}{}{}",
-                                  flags.pcie_bytes_per_second > 0 ? "pcie_bytes_per_second" : "no set rate",
-                                  run.timed > 0 ? "" : ", forward and backward (a deadline)",
-                                  flags.disk_bytes_per_second > 0 ? ", disk rate (real writes, held back)"
-                                  : flags.disk == "pd-ssd"        ? ", disk rate (a cgroup's limit on this machine's)"
-                                                                  : "",
-                                  !run.kind.networked ? ""
-                                  : flags.network == "namespaces"
-                                      ? ", network (two namespaces, a token bucket), peer (a process here)"
-                                      : ", network (loopback, no set rate), peer (a process here)"));
+  row.Add("emulated", Emulated(run));
   const std::optional<Shape> shape = FindShape(flags.model);
   row.Add("pace", run.timed > 0       ? fmt::format("trained; median of {} iterations before", run.timed)
                   : shape.has_value() ? std::string(shape->source)

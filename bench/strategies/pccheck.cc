@@ -146,7 +146,8 @@ class PcCheck : public Strategy {
 };
 
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
-  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(workplace.host_memory_bytes, ChunkBytes(workplace)));
+  CAIRN_ASSIGN_OR_RETURN(auto pool,
+                         MakePinnedMemory(workplace.gpu, workplace.host_memory_bytes, ChunkBytes(workplace)));
   CAIRN_ASSIGN_OR_RETURN(
       auto file, SlotFile::Open(workplace.directory + "/slots", workplace.in_flight + 1, workplace.state.bytes()));
   return std::unique_ptr<Strategy>(std::make_unique<PcCheck>(workplace, std::move(pool), std::move(file)));

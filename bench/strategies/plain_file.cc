@@ -36,6 +36,10 @@ Status WriteAt(int fd, std::uint64_t offset, Bytes bytes, const std::string& pat
   return {};
 }
 
+void StartWriteBack(int fd, std::uint64_t offset, std::uint64_t bytes) {
+  ::sync_file_range(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
+}
+
 Status ReadAt(int fd, std::uint64_t offset, MutableBytes bytes, const std::string& path) {
   while (!bytes.empty()) {
     const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));

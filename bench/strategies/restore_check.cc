@@ -7,7 +7,7 @@ namespace cairn::bench {
 
 Status CheckRestored(const StrategyKind& kind, const Workplace& workplace, std::uint64_t step) {
   DropCache(workplace.directory);
-  workplace.state.Clear();
+  CAIRN_RETURN_IF_ERROR(workplace.state.Clear());
   const auto restore = [&]() -> Result<std::uint64_t> {
     CAIRN_ASSIGN_OR_RETURN(const auto strategy, kind.open(workplace));
     return strategy->Restore();
@@ -21,7 +21,8 @@ Status CheckRestored(const StrategyKind& kind, const Workplace& workplace, std::
     return Error(StatusCode::kCorrupt, "{}: expected step {} to be restored, found step {}", kind.name, step,
                  *restored);
   }
-  if (!workplace.state.Is(step)) {
+  CAIRN_ASSIGN_OR_RETURN(const bool same, workplace.state.Is(step));
+  if (!same) {
     return Error(StatusCode::kCorrupt, "{}: what was restored is not the state of step {}", kind.name, step);
   }
   return {};

@@ -48,9 +48,9 @@ class RunDirectory {
 };
 
 // Bytes per second of one copy of the whole state, buffer by buffer.
-Result<double> MeasureCopies(const DeviceState& state, EmulatedGpu& gpu) {
+Result<double> MeasureCopies(const DeviceState& state, Gpu& gpu) {
   const std::uint64_t bytes = std::min<std::uint64_t>(state.bytes(), 64U << 20);
-  CAIRN_ASSIGN_OR_RETURN(const auto pool, MakeHostMemory(bytes, bytes));
+  CAIRN_ASSIGN_OR_RETURN(const auto pool, MakePinnedMemory(gpu, bytes, bytes));
   const BufferPool::Chunk buffer = pool->TryAcquire(BufferPool::Priority::kSave);
   const LoopClock clock = RealClock();
   for (std::uint64_t at = 0; at < state.bytes(); at += bytes) {
@@ -65,7 +65,7 @@ Result<double> MeasureUpdate(TrainingState& state, std::uint64_t step, double it
   double least = std::numeric_limits<double>::max();
   for (int i = 0; i < 3; ++i) {
     const LoopClock clock = RealClock();
-    state.Update(step);
+    CAIRN_RETURN_IF_ERROR(state.Update(step));
     least = std::min(least, clock.now());
   }
   const double given = 2 * least;
@@ -77,6 +77,18 @@ Result<double> MeasureUpdate(TrainingState& state, std::uint64_t step, double it
 
 std::uint64_t PdSsdRate(const Flags& flags) {
   return static_cast<std::uint64_t>(static_cast<double>(kPdSsdBytesPerSecond) / flags.dilation);
+}
+
+Result<std::unique_ptr<Gpu>> MakeGpu(const Flags& flags) {
+  if (flags.device == "emulated") return EmulateGpu(flags.pcie_bytes_per_second);
+  Result<std::unique_ptr<Gpu>> opened = OpenCudaGpu();
+  const bool emulate = flags.device == "auto" && opened.status().code() == StatusCode::kUnsupported;
+  if (emulate) return EmulateGpu(flags.pcie_bytes_per_second);
+  if (opened.ok() && flags.dilation != 1) {
+    return Error(StatusCode::kInvalidArgument, "--dilation {}: expected 1, as a GPU's link keeps its rate",
+                 flags.dilation);
+  }
+  return opened;
 }
 
 Status CheckRoom(const Flags& flags, const StrategyKind& kind) {
@@ -112,11 +124,12 @@ Status MeasureTrainer(Run& run, TrainerCompute& trainer) {
 Result<std::uint64_t> Begin(Strategy& strategy, TrainingState& state, bool resume) {
   const Result<std::uint64_t> restored = resume ? strategy.Restore() : Status(StatusCode::kNotFound, "");
   if (restored.status().code() == StatusCode::kNotFound) {
-    state.Initialize();
+    CAIRN_RETURN_IF_ERROR(state.Initialize());
     return 0;
   }
   if (!restored.ok()) return restored.status();
-  if (state.Is(*restored)) return *restored;
+  CAIRN_ASSIGN_OR_RETURN(const bool same, state.Is(*restored));
+  if (same) return *restored;
   return Error(StatusCode::kCorrupt, "what was restored is not the state of step {}", *restored);
 }
 
@@ -186,11 +199,12 @@ Result<Run> Train(const Flags& flags) {
     CAIRN_ASSIGN_OR_RETURN(limit, DiskLimit::Make(flags.directory, PdSsdRate(flags)));
   }
   CAIRN_ASSIGN_OR_RETURN(const auto directory, RunDirectory::Make(flags.directory, flags.resume));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Gpu> gpu, MakeGpu(flags));
+  run.flags.device = gpu->emulated() ? "emulated" : "cuda";
   std::unique_ptr<TrainingState> paced;
   if (trainer == nullptr) {
-    CAIRN_ASSIGN_OR_RETURN(paced, TrainingState::Make(flags.state_bytes, flags.tensors));
+    CAIRN_ASSIGN_OR_RETURN(paced, TrainingState::Make(*gpu, flags.state_bytes, flags.tensors));
   }
-  EmulatedGpu gpu(flags.pcie_bytes_per_second);
   run.loop = {.iteration_seconds = flags.iteration_seconds,
               .update_seconds = flags.update_seconds,
               .every = flags.strategy == "none" ? 0 : flags.every,
@@ -199,7 +213,7 @@ Result<Run> Train(const Flags& flags) {
               .warmup = flags.warmup};
   Workplace workplace{.directory = directory->path(),
                       .state = trainer != nullptr ? trainer->state() : *paced,
-                      .gpu = gpu,
+                      .gpu = *gpu,
                       .in_flight = flags.in_flight,
                       .host_memory_bytes = run.flags.host_memory_bytes,
                       .chunk_bytes = flags.chunk_bytes,

@@ -98,8 +98,8 @@ MutableBytes SlotFile::slot(int slot) const {
 }
 
 void SlotFile::StartWriting(int slot, std::uint64_t begin, std::uint64_t bytes) const {
-  const auto offset = this->slot(slot).data() - mapping_.data() + static_cast<off_t>(begin);
-  ::sync_file_range(file_.get(), offset, static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
+  const auto slot_begin = static_cast<std::uint64_t>(this->slot(slot).data() - mapping_.data());
+  StartWriteBack(file_.get(), slot_begin + begin, bytes);
 }
 
 Status SlotFile::Persist(int slot) const { return Sync(this->slot(slot)); }

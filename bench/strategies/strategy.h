@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "bench/strategies/device_state.h"
-#include "bench/strategies/emulated_gpu.h"
+#include "bench/strategies/gpu.h"
 #include "cairn/status.h"
 #include "support/rate_limited_queue.h"
 
@@ -34,7 +34,7 @@ class Strategy {
 struct Workplace {
   std::string directory;
   DeviceState& state;
-  EmulatedGpu& gpu;
+  Gpu& gpu;
   int in_flight = 2;                           ///< For who can have several checkpoints under way.
   std::uint64_t host_memory_bytes = 0;         ///< For who asks the user how much he may have.
   std::uint64_t chunk_bytes = 0;               ///< For who copies and writes in chunks: pccheck, cairn. 0: its own.

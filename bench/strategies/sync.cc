@@ -42,7 +42,7 @@ class Sync : public Strategy {
 
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   const std::uint64_t bytes = workplace.state.bytes();
-  CAIRN_ASSIGN_OR_RETURN(auto pool, MakeHostMemory(AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
+  CAIRN_ASSIGN_OR_RETURN(auto pool, MakePinnedMemory(workplace.gpu, AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
   CAIRN_ASSIGN_OR_RETURN(auto file, CheckpointFile::Open(workplace.directory, bytes, workplace.disk));
   return std::unique_ptr<Strategy>(std::make_unique<Sync>(workplace, std::move(pool), std::move(file)));
 }
@@ -52,7 +52,8 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
 StrategyKind SyncKind() {
   return {.name = "sync",
           .tuning =
-              "as torch.save with fsync: copy to pinned memory, buffered write, fsync, rename, fsync of the "
+              "as torch.save with fsync: copy to pinned memory, buffered write with early write-back, fsync, rename, "
+              "fsync of the "
               "directory; over the file of the checkpoint before the last, in place",
           .checkpoints_on_disk = [](int) { return 2; },
           .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return state_bytes; },

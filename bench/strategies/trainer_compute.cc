@@ -73,12 +73,17 @@ class LibtorchTraining : public TrainerCompute, private DeviceState {
       kept_step_ = step;
     });
   }
-  [[nodiscard]] bool Is(std::uint64_t step) const override {
+  [[nodiscard]] Result<bool> Is(std::uint64_t step) const override {
     if (kept_step_ != step) return false;
     for (const Tensor& tensor : tensors()) {
       if (std::memcmp(kept_.data() + tensor.begin, tensor.layout.base, tensor.layout.bytes) != 0) return false;
     }
     return true;
+  }
+
+  [[nodiscard]] Status Clear() const override {
+    for (const Tensor& tensor : tensors()) std::memset(tensor.layout.base, 0, tensor.layout.bytes);
+    return {};
   }
 
  private:

@@ -32,7 +32,7 @@ Status PacedCompute::Forward(double began) {
 
 Status PacedCompute::Update(std::uint64_t step) {
   const double began = clock_.now();
-  state_.Update(step);
+  CAIRN_RETURN_IF_ERROR(state_.Update(step));
   clock_.wait_until(began + settings_.update_seconds);
   return {};
 }

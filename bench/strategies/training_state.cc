@@ -1,7 +1,9 @@
 #include "bench/strategies/training_state.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "bench/strategies/host_memory.h"
@@ -10,7 +12,8 @@ namespace cairn::bench {
 namespace {
 
 constexpr std::uint64_t kSector = 512;
-constexpr std::uint64_t kSectorWords = kSector / sizeof(std::uint64_t);
+constexpr std::uint64_t kCudaSector = 16U << 10;
+constexpr std::uint64_t kPiece = 16U << 20;
 
 // SplitMix64: no two words alike, and none that is zero for long.
 std::uint64_t Mix(std::uint64_t word, std::uint64_t step) {
@@ -20,14 +23,9 @@ std::uint64_t Mix(std::uint64_t word, std::uint64_t step) {
   return z ^ (z >> 31);
 }
 
-// What the word is after the step: the first of each sector changes with it.
-std::uint64_t WordAfter(std::uint64_t word, std::uint64_t step) {
-  return Mix(word, word % kSectorWords == 0 ? step + 1 : 0);
-}
-
 }  // namespace
 
-Result<std::unique_ptr<TrainingState>> TrainingState::Make(std::uint64_t bytes, std::uint64_t tensors) {
+Result<std::unique_ptr<TrainingState>> TrainingState::Make(Gpu& gpu, std::uint64_t bytes, std::uint64_t tensors) {
   if (bytes == 0 || bytes % kBlock != 0) {
     return Error(StatusCode::kInvalidArgument, "state: expected a multiple of {} bytes, found {}", kBlock, bytes);
   }
@@ -35,38 +33,90 @@ Result<std::unique_ptr<TrainingState>> TrainingState::Make(std::uint64_t bytes, 
     return Error(StatusCode::kInvalidArgument, "state: {} bytes are too few for {} tensors of {} bytes or more", bytes,
                  tensors, kSector);
   }
-  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<BufferPool> pool, MakeHostMemory(bytes, bytes));
-  BufferPool::Chunk memory = pool->TryAcquire(BufferPool::Priority::kSave);
-  return std::unique_ptr<TrainingState>(new TrainingState(std::move(pool), std::move(memory), bytes, tensors));
+  CAIRN_ASSIGN_OR_RETURN(const MutableBytes memory, gpu.Allocate(bytes));
+  std::unique_ptr<BufferPool> words;
+  if (!gpu.emulated()) {
+    const std::uint64_t room = AlignUp(DivideUp(bytes, kCudaSector) * sizeof(std::uint64_t), kBlock);
+    CAIRN_ASSIGN_OR_RETURN(words, MakePinnedMemory(gpu, room, room));
+  }
+  return std::unique_ptr<TrainingState>(new TrainingState(gpu, memory, tensors, std::move(words)));
 }
 
-TrainingState::TrainingState(std::unique_ptr<BufferPool> pool, BufferPool::Chunk memory, std::uint64_t bytes,
-                             std::uint64_t tensors)
-    : pool_(std::move(pool)), memory_(std::move(memory)) {
-  const std::uint64_t each = AlignDown(bytes / tensors, kSector);
+TrainingState::TrainingState(Gpu& gpu, MutableBytes memory, std::uint64_t tensors, std::unique_ptr<BufferPool> words)
+    : gpu_(gpu),
+      memory_(memory),
+      sector_words_((gpu.emulated() ? kSector : kCudaSector) / sizeof(std::uint64_t)),
+      words_(std::move(words)) {
+  const std::uint64_t each = AlignDown(memory.size() / tensors, kSector);
   for (std::uint64_t i = 0; i < tensors; ++i) {
     const std::uint64_t begin = i * each;
     Add("model.layers." + std::to_string(i) + ".weight",
-        {memory_.data() + begin, i + 1 == tensors ? bytes - begin : each});
+        memory.subspan(begin, i + 1 == tensors ? memory.size() - begin : each));
   }
 }
 
-void TrainingState::Initialize() {
-  auto* const words = reinterpret_cast<std::uint64_t*>(memory_.data());
-  for (std::uint64_t i = 0; i < bytes() / sizeof(std::uint64_t); ++i) words[i] = WordAfter(i, 0);
+// What the word is after the step: the first of each sector changes with it.
+std::uint64_t TrainingState::WordAfter(std::uint64_t word, std::uint64_t step) const {
+  return Mix(word, word % sector_words_ == 0 ? step + 1 : 0);
 }
 
-void TrainingState::Update(std::uint64_t step) {
-  auto* const words = reinterpret_cast<std::uint64_t*>(memory_.data());
-  for (std::uint64_t i = 0; i < bytes() / sizeof(std::uint64_t); i += kSectorWords) words[i] = WordAfter(i, step);
-}
+std::uint64_t TrainingState::sectors() const { return DivideUp(bytes(), sector_words_ * sizeof(std::uint64_t)); }
 
-bool TrainingState::Is(std::uint64_t step) const {
-  const auto* const words = reinterpret_cast<const std::uint64_t*>(memory_.data());
-  for (std::uint64_t i = 0; i < bytes() / sizeof(std::uint64_t); ++i) {
-    if (words[i] != WordAfter(i, step)) return false;
+Status TrainingState::Visit(Access access,
+                            const std::function<bool(std::uint64_t, std::span<std::uint64_t>)>& visit) const {
+  if (gpu_.emulated()) {
+    static_cast<void>(visit(0, {reinterpret_cast<std::uint64_t*>(memory_.data()), bytes() / sizeof(std::uint64_t)}));
+    return {};
   }
-  return true;
+  std::vector<std::uint64_t> piece(std::min(kPiece, bytes()) / sizeof(std::uint64_t));
+  for (std::uint64_t at = 0; at < bytes(); at += kPiece) {
+    const std::span<std::uint64_t> words =
+        std::span(piece).first(std::min(kPiece, bytes() - at) / sizeof(std::uint64_t));
+    if (access == Access::kRead) CAIRN_RETURN_IF_ERROR(gpu_.CopyToHost(*this, at, std::as_writable_bytes(words)));
+    if (!visit(at / sizeof(std::uint64_t), words)) return {};
+    if (access == Access::kWrite) CAIRN_RETURN_IF_ERROR(gpu_.CopyToDevice(std::as_bytes(words), *this, at));
+  }
+  return {};
+}
+
+Status TrainingState::Initialize() {
+  return Visit(Access::kWrite, [this](std::uint64_t first, std::span<std::uint64_t> words) {
+    for (std::uint64_t i = 0; i < words.size(); ++i) words[i] = WordAfter(first + i, 0);
+    return true;
+  });
+}
+
+Status TrainingState::Clear() const {
+  return Visit(Access::kWrite, [](std::uint64_t, std::span<std::uint64_t> words) {
+    std::fill(words.begin(), words.end(), 0);
+    return true;
+  });
+}
+
+Status TrainingState::Update(std::uint64_t step) {
+  if (gpu_.emulated()) {
+    auto* const words = reinterpret_cast<std::uint64_t*>(memory_.data());
+    for (std::uint64_t i = 0; i < sectors(); ++i) words[i * sector_words_] = WordAfter(i * sector_words_, step);
+    return {};
+  }
+  const BufferPool::Chunk chunk = words_->TryAcquire(BufferPool::Priority::kSave);
+  const std::span<std::uint64_t> words(reinterpret_cast<std::uint64_t*>(chunk.data()), sectors());
+  for (std::uint64_t i = 0; i < words.size(); ++i) words[i] = WordAfter(i * sector_words_, step);
+  const StridedLayout firsts{.base = memory_.data(),
+                             .row_bytes = sizeof(std::uint64_t),
+                             .outer = {{.size = static_cast<std::int64_t>(words.size()),
+                                        .stride = static_cast<std::int64_t>(sector_words_ * sizeof(std::uint64_t))}},
+                             .bytes = words.size_bytes()};
+  return gpu_.Write(std::as_bytes(words), firsts);
+}
+
+Result<bool> TrainingState::Is(std::uint64_t step) const {
+  bool same = true;
+  CAIRN_RETURN_IF_ERROR(Visit(Access::kRead, [&](std::uint64_t first, std::span<std::uint64_t> words) {
+    for (std::uint64_t i = 0; i < words.size() && same; ++i) same = words[i] == WordAfter(first + i, step);
+    return same;
+  }));
+  return same;
 }
 
 }  // namespace cairn::bench

@@ -64,7 +64,7 @@ def arguments():
     if args.repetitions < 1:
         parser.error(f"--repetitions {args.repetitions}: expected at least 1")
     args.dir = os.path.abspath(args.dir or os.path.join(ROOT, "build/bench"))
-    args.disk, args.pcie_bytes_per_second, args.dilation = "machine", LINK, 1
+    args.device, args.disk, args.pcie_bytes_per_second, args.dilation = "emulated", "machine", LINK, 1
     return args
 
 

@@ -43,13 +43,13 @@ TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
   const TempDir directory;
 
   const Ended run = BenchTraining(
-      "--strategy sync --state-bytes 5000000 --tensors 5 --iteration-seconds 0.05 --every 2 "
+      "--device emulated --strategy sync --state-bytes 5000000 --tensors 5 --iteration-seconds 0.05 --every 2 "
       "--iterations 5 --dir " +
       directory.path() + " --csv " + directory / "runs.csv");
 
   EXPECT_EQ(run.code, 0);
-  EXPECT_THAT(run.output, StartsWith("strategy,model,disk,state_bytes,"));
-  EXPECT_THAT(run.output, HasSubstr("\nsync,custom,machine,5001216,5,0.05,2,0,5,0,"));
+  EXPECT_THAT(run.output, StartsWith("strategy,model,device,disk,state_bytes,"));
+  EXPECT_THAT(run.output, HasSubstr("\nsync,custom,emulated,machine,5001216,5,0.05,2,0,5,0,"));
   EXPECT_THAT(run.output, HasSubstr(",4,0."));  // The restored step, and the saves' times.
   EXPECT_GT(std::filesystem::file_size(directory / "runs.csv"), 0U);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);  // Nothing else is left.
@@ -183,6 +183,7 @@ TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
   EXPECT_THAT(refused([](Flags& f) { f.dilation = 0; }), HasSubstr("--dilation"));
   EXPECT_THAT(refused([](Flags& f) { f.scale = 1e30; }), HasSubstr("--state-bytes"));
   EXPECT_THAT(refused([](Flags& f) { f.model = "gpt"; }), HasSubstr("unknown model \"gpt\"; there are vgg16, "));
+  EXPECT_THAT(refused([](Flags& f) { f.device = "tpu"; }), HasSubstr("--device: expected auto, cuda or emulated"));
   EXPECT_THAT(refused([](Flags& f) { f.disk = "floppy"; }), HasSubstr("--disk: expected machine or pd-ssd"));
   EXPECT_THAT(refused([](Flags& f) { f.compute = "abacus"; }), HasSubstr("--compute: expected paced or trainer"));
   EXPECT_THAT(refused([](Flags& f) { f.compute = "trainer"; }), HasSubstr("expected --model"));

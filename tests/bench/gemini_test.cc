@@ -153,7 +153,7 @@ TEST(GeminiTest, APeerOfAnotherStateIsRefused) {
   auto strategy = at.Open("gemini");
   ASSERT_NE(strategy, nullptr);
   strategy.reset();
-  const auto smaller = *TrainingState::Make(1U << 20, 1);
+  const auto smaller = *TrainingState::Make((*at).gpu, 1U << 20, 1);
   const Workplace other{.directory = directory.path(), .state = *smaller, .gpu = (*at).gpu};
 
   const Status refused = FindStrategy("gemini")->open(other).status();

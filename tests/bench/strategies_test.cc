@@ -31,7 +31,7 @@ TEST_P(StrategyTest, RestoresTheLastStepAfterItsStateWasOverwritten) {
   ASSERT_NE(strategy, nullptr);
   for (std::uint64_t step = 1; step <= 5; ++step) ASSERT_TRUE(TrainAndSave(*strategy, at.state(), step).ok());
   ASSERT_TRUE(strategy->BeforeUpdate().ok());
-  at.state().Update(6);
+  ASSERT_TRUE(at.state().Update(6).ok());
 
   ASSERT_TRUE(strategy->Drain().ok());
   strategy.reset();
@@ -118,19 +118,20 @@ TEST(RestoreCheckTest, FindsAnOlderStepAFlippedByteAndNoCheckpoint) {
 }
 
 TEST(TrainingStateTest, IsOfOneStepAlone) {
-  const auto state = *TrainingState::Make(1U << 20, 3);
-  state->Initialize();
-  EXPECT_TRUE(state->Is(0));
+  const auto gpu = EmulateGpu(0);
+  const auto state = *TrainingState::Make(*gpu, 1U << 20, 3);
+  ASSERT_TRUE(state->Initialize().ok());
+  EXPECT_TRUE(*state->Is(0));
 
-  state->Update(7);
+  ASSERT_TRUE(state->Update(7).ok());
 
-  EXPECT_TRUE(state->Is(7));
-  EXPECT_FALSE(state->Is(0));
-  EXPECT_FALSE(state->Is(8));
+  EXPECT_TRUE(*state->Is(7));
+  EXPECT_FALSE(*state->Is(0));
+  EXPECT_FALSE(*state->Is(8));
   state->memory()[(1U << 20) - 1] ^= std::byte{1};
-  EXPECT_FALSE(state->Is(7));
-  EXPECT_FALSE(TrainingState::Make(1000, 1).ok());
-  EXPECT_FALSE(TrainingState::Make(4096, 9).ok());
+  EXPECT_FALSE(*state->Is(7));
+  EXPECT_FALSE(TrainingState::Make(*gpu, 1000, 1).ok());
+  EXPECT_FALSE(TrainingState::Make(*gpu, 4096, 9).ok());
 }
 
 }  // namespace

@@ -29,10 +29,10 @@ class TrainerStrategyTest : public testing::TestWithParam<std::string> {};
 TEST_P(TrainerStrategyTest, RestoresARealModelAndItsOptimizer) {
   const TempDir directory;
   const auto trainer = *OpenTrainer(kSmall);
-  EmulatedGpu gpu(1e9);
+  const auto gpu = EmulateGpu(1e9);
   const Workplace at{.directory = directory.path(),
                      .state = trainer->state(),
-                     .gpu = gpu,
+                     .gpu = *gpu,
                      .host_memory_bytes = 64U << 20,
                      .chunk_bytes = 1U << 20,
                      .disk = nullptr,
@@ -53,7 +53,7 @@ TEST_P(TrainerStrategyTest, RestoresARealModelAndItsOptimizer) {
     ASSERT_TRUE(strategy->Drain().ok());
   }
 
-  ASSERT_FALSE(trainer->state().Is(3));
+  ASSERT_FALSE(*trainer->state().Is(3));
   EXPECT_EQ(CheckRestored(kind, at, 3), Status::Ok());
 }
 
@@ -67,14 +67,14 @@ TEST(TrainerComputeTest, AStateIsThatOfTheStepItWasKeptAtInEveryByte) {
 
   ASSERT_TRUE(trainer->Keep(1).ok());
 
-  EXPECT_TRUE(trainer->state().Is(1));
-  EXPECT_FALSE(trainer->state().Is(2));
+  EXPECT_TRUE(*trainer->state().Is(1));
+  EXPECT_FALSE(*trainer->state().Is(2));
   for (const DeviceState::Tensor& tensor : trainer->state().tensors()) {
     tensor.memory().back() ^= std::byte{1};
-    EXPECT_FALSE(trainer->state().Is(1)) << tensor.name;
+    EXPECT_FALSE(*trainer->state().Is(1)) << tensor.name;
     tensor.memory().back() ^= std::byte{1};
   }
-  EXPECT_TRUE(trainer->state().Is(1));
+  EXPECT_TRUE(*trainer->state().Is(1));
 }
 
 TEST(TrainerComputeTest, NamesWhatItDoesNotKnow) {

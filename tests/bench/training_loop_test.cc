@@ -25,7 +25,7 @@ class SlowStrategy : public Strategy {
   SlowStrategy(FakeTime& time, const TrainingState& state, SaveLog& log) : time_(time), state_(state), log_(log) {}
 
   Status Save(std::uint64_t step) override {
-    calls.push_back("save " + std::to_string(step) + (state_.Is(step) ? "" : " of another state"));
+    calls.push_back("save " + std::to_string(step) + (*state_.Is(step) ? "" : " of another state"));
     time_.now += 0.3;
     saved_ = step;
     return step == fails_at ? Status(StatusCode::kIoError, "as asked") : Status::Ok();
@@ -60,8 +60,9 @@ constexpr LoopSettings kSettings{.iteration_seconds = 1, .update_seconds = 0.25,
 TEST(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
   FakeTime time;
   SaveLog log;
-  const auto state = *TrainingState::Make(1U << 16, 2);
-  state->Initialize();
+  const auto gpu = EmulateGpu(0);
+  const auto state = *TrainingState::Make(*gpu, 1U << 16, 2);
+  ASSERT_TRUE(state->Initialize().ok());
   SlowStrategy strategy(time, *state, log);
   const LoopClock clock = time.Clock();
   PacedCompute compute(kSettings, clock, *state);
@@ -70,7 +71,7 @@ TEST(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
 
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_EQ(strategy.calls, (std::vector<std::string>{"update", "update", "save 2", "update", "update", "save 4"}));
-  EXPECT_TRUE(state->Is(4));
+  EXPECT_TRUE(*state->Is(4));
   ASSERT_EQ(record->stalls.size(), 4U);
   const std::vector<double> stalls{0, 0.3, 0.2, 0.3};
   for (std::size_t i = 0; i < stalls.size(); ++i) EXPECT_NEAR(record->stalls[i], stalls[i], 1e-9);
@@ -104,8 +105,9 @@ TEST(TrainingLoopTest, SavesAgainShortlyAfter) {
 TEST(TrainingLoopTest, AFailedSaveEndsTheRun) {
   FakeTime time;
   SaveLog log;
-  const auto state = *TrainingState::Make(1U << 16, 2);
-  state->Initialize();
+  const auto gpu = EmulateGpu(0);
+  const auto state = *TrainingState::Make(*gpu, 1U << 16, 2);
+  ASSERT_TRUE(state->Initialize().ok());
   SlowStrategy strategy(time, *state, log);
   strategy.fails_at = 2;
   const LoopClock clock = time.Clock();

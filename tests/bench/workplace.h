@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "bench/strategies/emulated_gpu.h"
+#include "bench/strategies/gpu.h"
 #include "bench/strategies/strategy.h"
 #include "bench/strategies/training_state.h"
 #include "support/temp_dir.h"
@@ -19,17 +19,17 @@ class SmallWorkplace {
  public:
   static constexpr std::uint64_t kBytes = 8U << 20;
 
-  explicit SmallWorkplace(const std::string& directory)
-      : state_(*TrainingState::Make(kBytes, 7)),
-        gpu_(1e9),
+  explicit SmallWorkplace(const std::string& directory, std::unique_ptr<Gpu> gpu = EmulateGpu(1e9))
+      : gpu_(std::move(gpu)),
+        state_(*TrainingState::Make(*gpu_, kBytes, 7)),
         workplace_{.directory = directory,
                    .state = *state_,
-                   .gpu = gpu_,
+                   .gpu = *gpu_,
                    .in_flight = 2,
                    .host_memory_bytes = 64U << 20,
                    .disk = nullptr,
                    .durable = [](std::uint64_t) {}} {
-    state_->Initialize();
+    EXPECT_EQ(state_->Initialize(), Status::Ok());
   }
 
   [[nodiscard]] TrainingState& state() { return *state_; }
@@ -45,15 +45,15 @@ class SmallWorkplace {
   }
 
  private:
+  std::unique_ptr<Gpu> gpu_;
   std::unique_ptr<TrainingState> state_;
-  EmulatedGpu gpu_;
   Workplace workplace_;
 };
 
 /// One iteration of a training that pauses for nothing: the update, as soon as it may be, and the save.
 inline Status TrainAndSave(Strategy& strategy, TrainingState& state, std::uint64_t step) {
   if (Status status = strategy.BeforeUpdate(); !status.ok()) return status;
-  state.Update(step);
+  if (Status status = state.Update(step); !status.ok()) return status;
   return strategy.Save(step);
 }
 
