@@ -39,7 +39,7 @@ def plan(args):
     options = {
         "state_bytes": args.megabytes * 1_000_000,
         "scale": args.scale,
-        "iteration_seconds": max(0.05, args.megabytes * args.scale / 250) / args.scale,
+        "iteration_seconds": max(0.05, args.megabytes * args.scale / 800) / args.scale,
         "host_memory_bytes": int(POOL / args.scale),
         "every": 1,
         "iterations": SAVES + 1,

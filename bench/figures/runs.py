@@ -44,7 +44,7 @@ def parser(name, about, repetitions=1, dilation=4):
     made.add_argument("--dir", help="where checkpoints are written; default: build/bench")
     made.add_argument("--repetitions", type=positive(int), default=repetitions, help=f"default: {repetitions}")
     made.add_argument("--disk", choices=["machine", "pd-ssd"], default="machine", help="pd-ssd: a cgroup's 480 MB/s")
-    made.add_argument("--disk-bytes-per-second", type=positive(int), default=0, help="emulated disk; default: none")
+    made.add_argument("--disk-bytes-per-second", type=positive(whole), default=0, help="emulated disk; default: none")
     made.add_argument("--pcie-bytes-per-second", type=positive(float), default=25e9, help="emulated link to the host")
     made.add_argument("--device", choices=["emulated", "cuda"], default="emulated", help="cuda: its link, in real time")
     made.add_argument("--dilation", type=positive(float), default=dilation,
@@ -62,6 +62,14 @@ def positive(kind):
         return value
 
     return convert
+
+
+def whole(text):
+    """A whole number, written as 7e9 as well."""
+    value = float(text)
+    if not value.is_integer():
+        raise ValueError
+    return int(value)
 
 
 def some_of(known):
