@@ -7,6 +7,16 @@
 #include "base/status_macros.h"
 
 namespace cairn {
+namespace {
+
+// Half of the pool's chunks are with the disk, at most: the others are being filled meanwhile.
+std::uint64_t ChunkFor(std::uint64_t pool_bytes, int queue_depth) {
+  constexpr std::uint64_t kLarge = 8U << 20;
+  constexpr std::uint64_t kSmall = 4U << 20;
+  return pool_bytes / kLarge >= 2 * static_cast<std::uint64_t>(queue_depth) ? kLarge : kSmall;
+}
+
+}  // namespace
 
 Result<Options> ResolveOptions(Options options) {
   const auto in_range = [](const char* field, auto value, auto least, auto most) {
@@ -20,6 +30,7 @@ Result<Options> ResolveOptions(Options options) {
   CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 1, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("worker_threads", options.worker_threads, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("copy_streams", options.copy_streams, 1, 16));
+  if (options.chunk_bytes == 0) options.chunk_bytes = ChunkFor(options.host_memory_bytes, options.queue_depth);
   CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
   if (options.chunk_bytes % kChecksumBlock != 0) {
     return Error(StatusCode::kInvalidArgument, "Options::chunk_bytes: expected a multiple of {}, found {}",

@@ -69,7 +69,7 @@ class Checkpointer:
         full_timeout: float = 3600.0,
         drain_timeout: float = 600.0,
         read_only: bool = False,
-        chunk: int | str = "4MiB",
+        chunk: int | str = 0,
         queue_depth: int = 8,
         workers: int = 0,
         copy_streams: int = 2,

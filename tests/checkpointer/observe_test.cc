@@ -155,6 +155,19 @@ TEST(Observe, FilesHaveTheModesAskedFor) {
   EXPECT_EQ(mode("run/step-00000000000000000001/shard-00000.safetensors"), 0640U);
 }
 
+TEST(Observe, ChunksAreSmallerWhereThePoolHoldsFew) {
+  const TempDir dir;
+  const auto chunk = [&](std::uint64_t pool, std::uint64_t asked) {
+    auto checkpointer =
+        Checkpointer::Open({.root = dir / "run", .host_memory_bytes = pool, .chunk_bytes = asked, .queue_depth = 8});
+    EXPECT_TRUE(checkpointer.ok()) << checkpointer.status();
+    return checkpointer.ok() ? (*checkpointer)->stats().chunk_bytes : 0;
+  };
+  EXPECT_EQ(chunk(128_MiB, 0), 8_MiB);
+  EXPECT_EQ(chunk(127_MiB, 0), 4_MiB);
+  EXPECT_EQ(chunk(128_MiB, 2_MiB), 2_MiB);
+}
+
 TEST(Observe, OptionsThatCannotWorkAreNamed) {
   const TempDir dir;
   const auto message = [&](const std::function<void(Options&)>& change) {
