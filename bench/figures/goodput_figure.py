@@ -43,6 +43,8 @@ from runs import (
 
 INTERVALS = [10, 25, 50, 100]
 PUBLISHED = ["sync", "checkfreq", "gpm", "pccheck", "cairn"]
+SETTINGS = ("model", "device", "disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation", "state_bytes", "scale",
+            "iteration_seconds")  # fmt: skip
 PACE_ITERATIONS = 300  # That tell how fast a training without checkpoints is.
 LEAST_RESTARTS = 5  # For which there should be time between two failures.
 MODELS = {  # Column: how it is drawn.
@@ -135,7 +137,7 @@ class Replays:
         costs = goodput.costs(outcome, every, 1 / ideal["iterations_per_second"], entry["options"]["in_flight"])
         row = {"strategy": entry["strategy"], **self.figures(entry["strategy"], outcome, costs)}
         tell(row)
-        settings = {name: ideal[name] for name in ("model", "disk", "state_bytes", "scale", "iteration_seconds")}
+        settings = {name: ideal[name] for name in SETTINGS}
         emulated = f"{ideal['emulated']}; {self.emulated}"
         return {**row, **settings, "in_flight": entry["options"]["in_flight"], "emulated": emulated}
 

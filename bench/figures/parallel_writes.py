@@ -42,6 +42,7 @@ def plan(args):
         "iteration_seconds": max(0.05, args.megabytes * args.scale / 800) / args.scale,
         "host_memory_bytes": int(POOL / args.scale),
         "every": 1,
+        "in_flight": 1,
         "iterations": SAVES + 1,
         "warmup": 1,
     }

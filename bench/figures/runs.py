@@ -47,8 +47,8 @@ def parser(name, about, repetitions=1, dilation=4):
     made.add_argument("--disk-bytes-per-second", type=positive(whole), default=0, help="emulated disk; default: none")
     made.add_argument("--pcie-bytes-per-second", type=positive(float), default=25e9, help="emulated link to the host")
     made.add_argument("--device", choices=["emulated", "cuda"], default="emulated", help="cuda: its link, in real time")
-    made.add_argument("--dilation", type=positive(float), default=dilation,
-                      help=f"times that all takes longer, and all rates are lower; default: {dilation}")  # fmt: skip
+    made.add_argument("--dilation", type=positive(float), help=f"times that all takes longer; default: {dilation}")
+    made.set_defaults(usual_dilation=dilation)
     made.add_argument("--output", help="default: bench/results/figure-NAME, without .csv and .png")
     made.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
     return made
@@ -265,8 +265,9 @@ def measure(args, plan, one):
 def parsed(options, arguments):
     """The arguments, with where the figure's files go."""
     args = options.parse_args(arguments)
-    if args.device == "cuda":
-        args.dilation = 1
+    if args.device == "cuda" and args.dilation not in (None, 1):
+        options.error(f"--dilation {args.dilation:g}: expected 1, as a GPU's link keeps its rate")
+    args.dilation = args.dilation or (1 if args.device == "cuda" else args.usual_dilation)
     args.output = args.output or os.path.join(ROOT, f"bench/results/figure-{args.figure}")
     return args
 

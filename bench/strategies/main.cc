@@ -25,7 +25,8 @@
 //          costs CPU time that a GPU's would not. --dilation stretches all time, so that a link of a real GPU's rate
 //          and its ratio to the iterations and to an emulated disk and network can be kept on a machine that copies
 //          more slowly.
-//   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state;
+//   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state
+//   (16 KiB on CUDA);
 //          it is given twice the time that this takes on an idle machine (update_seconds), and what it took beyond that
 //          is in the row (update_late_s).
 //          With --compute trainer it is neither: libtorch trains --model (one of cairn_train's) by AdamW on synthetic
@@ -34,7 +35,7 @@
 //          optimizer's, compared at the end with a copy made when it was saved last.
 //   disk   real files and real fsyncs, always. With --disk-bytes-per-second nothing is said to be on the disk before a
 //          disk of that rate would have it, whoever writes; the machine's own must be faster. With --disk pd-ssd the
-//          kernel holds the process's writes to 480 MB/s (disk_profile.h).
+//          kernel holds the process's writes to 480 MB/s, over --dilation (disk_profile.h).
 //   peer   gemini alone writes to no disk: its checkpoints are in the memory of another process, behind a network of
 //          --network-bytes-per-second between two network namespaces (gemini/network.h). Real bytes over real TCP, at
 //          most at that rate; that process takes its CPU time from this machine, and is not in cpu_s. Durable means
@@ -44,8 +45,8 @@
 // checkpoint there after it has been compared with the state of its step, and leaves all of it. At the end the strategy
 // is opened anew, as a restart would, the page cache of its files dropped, and its newest checkpoint restored: it has
 // to be the last one that was saved, and equal to the state of that step in every byte. Exit: 0; 1 where it is not, and
-// nothing is printed; 2 for bad input, too little disk or memory, or a failure; 77, with the reason, where --disk
-// pd-ssd, gemini's network or libtorch (which gemini needs) cannot be had.
+// nothing is printed; 2 for bad input, too little disk or memory, or a failure; 77, with the reason, where --device
+// cuda, --disk pd-ssd, gemini's network or libtorch (which gemini needs) cannot be had.
 #include <fmt/ranges.h>
 
 #include <algorithm>

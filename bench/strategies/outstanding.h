@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <utility>
 
 #include "base/mutex.h"
@@ -14,37 +15,41 @@ class Outstanding {
   explicit Outstanding(Device& device) : device_(device) {}
 
   /// Enqueues one more.
-  Status Copy(CopyBatch batch) CAIRN_EXCLUDES(mutex_) {
+  Status Copy(CopyBatch batch) {
     {
-      MutexLock lock(mutex_);
-      ++count_;
+      MutexLock lock(copies_->mutex);
+      ++copies_->count;
     }
-    Status asked = device_.Copy(std::move(batch), [this](const Status& status) { Done(status); });
-    if (!asked.ok()) Done(asked);
+    Status asked = device_.Copy(std::move(batch), [copies = copies_](const Status& status) { copies->Done(status); });
+    if (!asked.ok()) copies_->Done(asked);
     return asked;
   }
   /// Returns when all are done: the first failure, if any. After a sticky error of the device none of them will be.
-  Status Await() CAIRN_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    while (count_ > 0) {
-      if (none_.WaitUntil(mutex_, Deadline::In(std::chrono::seconds(1)))) continue;
+  Status Await() {
+    MutexLock lock(copies_->mutex);
+    while (copies_->count > 0) {
+      if (copies_->none.WaitUntil(copies_->mutex, Deadline::In(std::chrono::seconds(1)))) continue;
       if (Status sick = device_.Health(); !sick.ok()) return sick;
     }
-    return status_;
+    return copies_->status;
   }
 
  private:
-  void Done(const Status& status) CAIRN_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    if (status_.ok()) status_ = status;
-    if (--count_ == 0) none_.NotifyAll();
-  }
+  // What the device tells; it may do so after a sticky error has ended the wait.
+  struct Copies {
+    void Done(const Status& ended) CAIRN_EXCLUDES(mutex) {
+      MutexLock lock(mutex);
+      if (status.ok()) status = ended;
+      if (--count == 0) none.NotifyAll();
+    }
+    Mutex mutex;
+    CondVar none;
+    int count CAIRN_GUARDED_BY(mutex) = 0;
+    Status status CAIRN_GUARDED_BY(mutex);
+  };
 
   Device& device_;
-  Mutex mutex_;
-  CondVar none_;
-  int count_ CAIRN_GUARDED_BY(mutex_) = 0;
-  Status status_ CAIRN_GUARDED_BY(mutex_);
+  const std::shared_ptr<Copies> copies_ = std::make_shared<Copies>();
 };
 
 }  // namespace cairn::bench

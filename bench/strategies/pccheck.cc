@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -72,6 +73,7 @@ class PcCheck : public Strategy {
     Mutex mutex;
     CondVar changed;
     int chunks CAIRN_GUARDED_BY(mutex) = 0;
+    std::deque<DiskPace> with_disk CAIRN_GUARDED_BY(mutex);  // The newest chunks stored, as many as there are threads.
   };
 
   Status AwaitIdle() CAIRN_EXCLUDES(mutex_) {
@@ -91,6 +93,7 @@ class PcCheck : public Strategy {
     {
       MutexLock lock(progress.mutex);
       while (progress.chunks > 0) progress.changed.Wait(progress.mutex);
+      for (const DiskPace& pace : progress.with_disk) pace.End();
     }
     if (status.ok()) status = file_->Persist(slot);
     if (status.ok()) status = Commit(slot, step);
@@ -113,13 +116,23 @@ class PcCheck : public Strategy {
         ++progress.chunks;
       }
       saver.writers.Post([this, slot, at, n, chunk, &progress] {
-        DiskPace pace(at_.disk);
         std::memcpy(file_->slot(slot).data() + at, chunk->data(), n);
+        chunk->Reset();
+        // The emulated disk has one chunk of each thread while that stores the next: saves under way share it alike.
+        std::optional<DiskPace> earlier;
+        {
+          MutexLock lock(progress.mutex);
+          if (progress.with_disk.size() >= static_cast<std::size_t>(at_.writers)) {
+            earlier.emplace(progress.with_disk.front());
+            progress.with_disk.pop_front();
+          }
+        }
+        if (earlier) earlier->End();
+        DiskPace pace(at_.disk);
         pace.Begin(n);
         file_->StartWriting(slot, at, n);
-        pace.End();
-        chunk->Reset();
         MutexLock lock(progress.mutex);
+        progress.with_disk.push_back(pace);
         --progress.chunks;
         progress.changed.NotifyAll();
       });

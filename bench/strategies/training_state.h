@@ -17,7 +17,7 @@ namespace cairn::bench {
 ///
 /// What an optimizer step writes is one word in each sector, so that it costs little and a checkpoint that mixes two
 /// steps is found out: 512 bytes of an emulated GPU's memory (the unit in which disks write), 16 KiB of a CUDA one's,
-/// where the words come from the host. Not safe for concurrent use.
+/// where the words come from the host, and a smaller mixture is not. Not safe for concurrent use.
 class TrainingState : public DeviceState {
  public:
   /// No step's. InvalidArgument unless bytes is a multiple of 4096 and each tensor gets 512; ResourceExhausted. The GPU

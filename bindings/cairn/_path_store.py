@@ -134,7 +134,7 @@ class PathStore:
                 "can read it: Cairn unpickles nothing"
             )
         options = {key: value for key, value in self._options.items() if key not in ("staging", "trace_events")}
-        chunk, depth = parse_size(options.get("chunk", "4MiB")), options.get("queue_depth", 8)
+        chunk, depth = parse_size(options.get("chunk", 0)) or 8 << 20, options.get("queue_depth", 8)
         options["host_memory"] = min(parse_size(options.get("host_memory", "1GiB")), 2 * chunk * depth)
         with Checkpointer(os.path.dirname(path), read_only=True, **options) as reader:
             return reader.load(folder=path)

@@ -75,6 +75,13 @@ def test_each_path_holds_its_checkpoint(make: Make, tmp_path: Path) -> None:
     assert names(tmp_path) == {path.name for path in paths}
 
 
+def test_chunks_by_the_pool_are_read_back(make: Make, tmp_path: Path) -> None:
+    store = make(chunk=0, queue_depth=2)
+    store.save(tree(3), tmp_path / "a.ckpt").result()
+
+    assert store.load(tmp_path / "a.ckpt")["value"] == 3
+
+
 def test_a_checkpoint_may_be_copied_and_moved(make: Make, tmp_path: Path) -> None:
     store = make()
     store.save(tree(3), tmp_path / "a.ckpt").result()
