@@ -95,7 +95,8 @@ Status CheckRoom(const Flags& flags, const StrategyKind& kind) {
   CAIRN_ASSIGN_OR_RETURN(const Resources free, FreeResources(flags.directory));
   const auto copies = static_cast<std::uint64_t>(kind.checkpoints_on_disk(flags.in_flight));
   return CheckFits({.disk_bytes = copies * flags.state_bytes,
-                    .memory_bytes = (flags.device == "cuda" ? 0 : flags.state_bytes) + kind.host_bytes(flags.state_bytes, flags.host_memory_bytes)},
+                    .memory_bytes = (flags.device == "cuda" ? 0 : flags.state_bytes) +
+                                    kind.host_bytes(flags.state_bytes, flags.host_memory_bytes)},
                    free, flags.state_bytes, flags.scale);
 }
 
