@@ -230,7 +230,8 @@ def draw(args):
     first = rows[0]
     title = (
         f"Goodput under a spot cluster's failures, by real kills: {first['model']} at scale {first['scale']:.3g} "
-        f"({first['state_bytes'] / 1e6:.0f} MB, {1000 * first['iteration_seconds']:.3g} ms an iteration), emulated GPU"
+        f"({first['state_bytes'] / 1e6:.0f} MB, {1000 * first['iteration_seconds']:.3g} ms an iteration), "
+        f"{'CUDA' if first['device'] == 'cuda' else 'emulated'} GPU"
     )
     plots.save(figure, args.output + ".png", title, head)
 

@@ -17,11 +17,15 @@ class Cairn : public Strategy {
       : gpu_(workplace.gpu), state_(std::move(state)), checkpointer_(std::move(checkpointer)) {}
 
   Status Save(std::uint64_t step) override {
+    saved_ = true;
     return checkpointer_->Save(step, state_, {.streams = {gpu_.stream()}, .replicated = {}}).status();
   }
   Status BeforeUpdate() override {
     CAIRN_RETURN_IF_ERROR(checkpointer_->Fence(gpu_.stream()));
-    return gpu_.Synchronize();  // The update is the host's: it waits for what the stream was told to wait for.
+    // The update is the host's: it waits for what the stream was told to wait for, which is nothing where the last
+    // fence had it wait for every save.
+    if (!std::exchange(saved_, false)) return {};
+    return gpu_.Synchronize();
   }
   Status Drain() override {
     CAIRN_RETURN_IF_ERROR(checkpointer_->Drain());
@@ -38,6 +42,7 @@ class Cairn : public Strategy {
   Gpu& gpu_;
   const State state_;
   const std::unique_ptr<Checkpointer> checkpointer_;
+  bool saved_ = false;  // Since the last fence.
 };
 
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {

@@ -26,13 +26,12 @@
 //          and its ratio to the iterations and to an emulated disk and network can be kept on a machine that copies
 //          more slowly.
 //   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state
-//   (16 KiB on CUDA);
-//          it is given twice the time that this takes on an idle machine (update_seconds), and what it took beyond that
-//          is in the row (update_late_s).
-//          With --compute trainer it is neither: libtorch trains --model (one of cairn_train's) by AdamW on synthetic
-//          data, on the CPU that copies, checksums and writes are done by as well. Its iteration_seconds is the median
-//          of five iterations just before, without checkpoints; the state, tensor by tensor, is the model's and the
-//          optimizer's, compared at the end with a copy made when it was saved last.
+//          (16 KiB on CUDA); it is given twice the time that this takes on an idle machine (update_seconds), and what
+//          it took beyond that is in the row (update_late_s). With --compute trainer it is neither: libtorch trains
+//          --model (one of cairn_train's) by AdamW on synthetic data, on the CPU that copies, checksums and writes are
+//          done by as well. Its iteration_seconds is the median of five iterations just before, without checkpoints;
+//          the state, tensor by tensor, is the model's and the optimizer's, compared at the end with a copy made when
+//          it was saved last.
 //   disk   real files and real fsyncs, always. With --disk-bytes-per-second nothing is said to be on the disk before a
 //          disk of that rate would have it, whoever writes; the machine's own must be faster. With --disk pd-ssd the
 //          kernel holds the process's writes to 480 MB/s, over --dilation (disk_profile.h).

@@ -5,25 +5,25 @@ import os
 import subprocess
 
 LINE = (
-    "fio --name=fio --filename={file} --rw={rw} --bs=4M --iodepth=8 --ioengine=io_uring --direct=1 --size={bytes} "
+    "fio --name=fio --filename={file} --rw={rw} --bs={block} --iodepth=8 --ioengine=io_uring --direct=1 --size={bytes} "
     "--fallocate=native --end_fsync=1 --iomem={memory} --zero_buffers --output-format=json"
 )
 
 
 def hugepages():
-    """What fio's buffers lie in: huge pages where this machine lets us reserve 32 MiB of them."""
+    """What fio's buffers lie in: huge pages where this machine lets us reserve 96 MiB of them."""
     try:
         with open("/proc/sys/vm/nr_hugepages", "r+") as file:
-            if int(file.read()) < 32:
+            if int(file.read()) < 48:
                 file.seek(0)
-                file.write("32")
+                file.write("48")
         with open("/proc/sys/vm/nr_hugepages") as file:
-            return "shmhuge" if int(file.read()) >= 32 else "malloc"
+            return "shmhuge" if int(file.read()) >= 48 else "malloc"
     except OSError:
         return "malloc"
 
 
-def fio(file, rw, memory, size, keep=False):
+def fio(file, rw, memory, size, keep=False, block="4M"):
     """Bytes per second of one run over `size` bytes, its fsync included, and its CPU seconds.
 
     Each "write" lays out a fresh file, and removes it again unless it is to be kept; "overwrite" goes over the blocks of
@@ -32,8 +32,8 @@ def fio(file, rw, memory, size, keep=False):
     if rw == "write" and os.path.exists(file):
         os.unlink(file)
         os.sync()
-    command = LINE.format(file=file, rw="write" if rw == "overwrite" else rw, bytes=size, memory=memory).split()
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    command = LINE.format(file=file, rw="write" if rw == "overwrite" else rw, bytes=size, memory=memory, block=block)
+    output = subprocess.run(command.split(), check=True, capture_output=True, text=True).stdout
     job = json.loads(output[output.index("{") :])["jobs"][0]
     seconds = job["job_runtime"] / 1000
     cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * seconds

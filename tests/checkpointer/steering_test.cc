@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <memory>
+#include <vector>
 
 #include "cairn/cairn.h"
 #include "device/host_device.h"
 #include "device/rate_limit.h"
 #include "group/local_group.h"
+#include "steered_saves.h"
 #include "support/rate_limited_queue.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -92,6 +95,28 @@ TEST(SteeredSaves, StallOfCopiesThatOutlastAnIterationLengthensTheInterval) {
   const CheckpointerStats stats = (*checkpointer)->stats();
   EXPECT_GE(stats.save_interval, 1000U) << stats.save_interval_reason;
   EXPECT_THAT(stats.save_interval_reason, HasSubstr("from training"));
+}
+
+TEST(SteeredSaves, SavesThatHaveEndedAreNotKeptWhereNobodyAsks) {
+  const auto steered = SteeredSaves::Make({.mtbf = std::chrono::hours(1)}, /*ranks=*/1);
+  ASSERT_TRUE(steered.ok()) << steered.status();
+  const auto begin = [&](std::uint64_t step) {
+    auto task = std::make_shared<SaveTask>(SavePlan{.step = step}, nullptr, std::vector<DeviceEvents>{},
+                                           SaveTask::Clock::now(), std::make_shared<Inbox>());
+    (*steered)->Begun(task);
+    return task;
+  };
+  std::vector<std::weak_ptr<SaveTask>> ended;
+  auto under_way = begin(1);
+
+  for (std::uint64_t step = 2; step <= 20; ++step) {
+    under_way->Finish(step % 2 == 0 ? Status::Ok() : Status(StatusCode::kNoSpace, "the disk is full"));
+    ended.push_back(under_way);
+    under_way = begin(step);
+  }
+
+  for (const auto& task : ended) EXPECT_TRUE(task.expired());
+  under_way->Finish(Status::Ok());
 }
 
 TEST(SteeredSaves, ItIsOffByDefault) {

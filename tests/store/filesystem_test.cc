@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "base/unique_fd.h"
+#include "store/lease.h"
 #include "store/names.h"
 #include "store/root.h"
 #include "store_case.h"
@@ -155,6 +156,32 @@ void CheckWithoutDirectIo() {
   CheckLife(dir / "root", /*direct=*/false);
 }
 TEST(Filesystem, WithoutDirectIo) { WithOwnMounts(CheckWithoutDirectIo); }
+
+void CheckNothingIsRecycled() {
+  TempDir dir;
+  const Mount mount("ramfs", "ramfs", dir.path(), "");
+  if (!mount.problem().empty()) GTEST_SKIP() << mount.problem();
+  const auto queue = MakeQueue();
+  const std::string root = dir / "root";
+  fs::create_directory(root);
+  ASSERT_EQ(SaveTo(*queue, root, {.step = 1}), Status::Ok());
+  const UniqueFd shard(::open((root + "/" + StepName(1) + "/" + ShardName(0)).c_str(), O_WRONLY | O_CLOEXEC));
+  ASSERT_TRUE(shard.valid());
+
+  const Status lease = TakeLease(shard, "the shard");
+  std::string why;
+  const Status retired = Retire(*queue, root, 1, 1, &why);
+
+  EXPECT_EQ(lease.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(lease.message(), HasSubstr("the shard: its filesystem (0x858458f6) is not known to be local"));
+  EXPECT_EQ(retired, Status::Ok());
+  EXPECT_THAT(why, HasSubstr(ShardName(0)));
+  EXPECT_THAT(Names(root), IsEmpty());
+  const TestSave next{.step = 2, .recycle = true};
+  EXPECT_EQ(SaveTo(*queue, root, next), Status::Ok());
+  EXPECT_EQ(CheckContent(root, next), Status::Ok());
+}
+TEST(Filesystem, ThatIsNotKnownToWriteInPlaceIsNotRecycledOn) { WithOwnMounts(CheckNothingIsRecycled); }
 
 void CheckReadOnly() {
   TempDir dir;
