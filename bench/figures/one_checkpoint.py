@@ -12,12 +12,12 @@ from runs import (
     parsed,
     parser,
     positive,
+    rate_of_all,
     read_table,
     some_of,
 )
 
 SIZES = [10, 32, 100, 320, 1000, 3200, 10000]
-SLOWEST = 0.8e9  # Bytes per second: the pace leaves any strategy time enough.
 SAVES = 4
 POOL = 2 << 30  # Of pinned memory, for those that need not hold all of the state.
 
@@ -40,12 +40,11 @@ def plan(args):
     for size in sorted(args.megabytes, reverse=True):  # What does not fit is said first.
         for repetition in range(args.repetitions):
             state = size * 1e6 * args.scale
-            rate = min(SLOWEST, args.disk_bytes_per_second / 2 or SLOWEST)
             options = {
                 "state_bytes": int(size * 1e6),
                 "scale": args.scale,
                 "tensors": 597 if state > 1e6 else 1,
-                "iteration_seconds": max(0.05, state / rate) / args.scale,
+                "iteration_seconds": max(0.05, state / rate_of_all(args)) / args.scale,
                 "host_memory_bytes": int(min(2 * size * 1e6, POOL / args.scale)),
                 "every": 1,
                 "iterations": SAVES + 1,

@@ -11,6 +11,7 @@ from runs import (
     parsed,
     parser,
     positive,
+    rate_of_all,
     read_table,
 )
 
@@ -39,7 +40,7 @@ def plan(args):
     options = {
         "state_bytes": args.megabytes * 1_000_000,
         "scale": args.scale,
-        "iteration_seconds": max(0.05, args.megabytes * args.scale / 800) / args.scale,
+        "iteration_seconds": max(0.05, args.megabytes * 1e6 * args.scale / rate_of_all(args)) / args.scale,
         "host_memory_bytes": int(POOL / args.scale),
         "every": 1,
         "in_flight": 1,

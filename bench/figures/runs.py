@@ -17,6 +17,7 @@ from machine_facts import commit, machine
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.path.join(ROOT, "build/release/bin/bench_training")
 STRATEGIES = ("sync", "checkfreq", "gpm", "gemini", "pccheck", "cairn")
+PD_SSD = 480e6  # Bytes per second, disk_profile.h's.
 MODELS = ("vgg16", "transformer-xl", "bert", "opt-1.3b")
 SKIPPED = 77
 
@@ -270,6 +271,12 @@ def parsed(options, arguments):
     args.dilation = args.dilation or (1 if args.device == "cuda" else args.usual_dilation)
     args.output = args.output or os.path.join(ROOT, f"bench/results/figure-{args.figure}")
     return args
+
+
+def rate_of_all(args):
+    """Bytes per second that each strategy keeps up with, one save after the other, to be paced by."""
+    disk = PD_SSD if args.disk == "pd-ssd" else args.disk_bytes_per_second
+    return min(0.8e9, disk / 2 or 0.8e9)
 
 
 def one_run(args, entry):

@@ -3,8 +3,8 @@
     scripts/bench tuner [--dir DIR] [--repetitions N] [--only PROFILE,...]
 
 For each profile `cairn tune` measures and chooses; then bench_training runs the choice and, around it, every interval
-and number in flight of a grid, each beside a run without checkpoints. The goodput of each is Daly's, with the measured
-time from save to save and the measured write time in the place of the model's:
+and number in flight (where saves can meet) of a grid, each beside a run without checkpoints. The goodput of each is
+Daly's, with the measured time from save to save and the measured write time in the place of the model's:
 
     goodput = k t / M exp(-Tw / M) / (exp(T / M) - 1)
 
@@ -34,8 +34,8 @@ LINK = 4e9  # Bytes per second: an emulated link that this machine's copies keep
 # Bytes, seconds, bytes per second. A disk of 0 is the machine's own.
 PROFILES = {
     "small-state": {"state": 128e6, "iteration": 0.1, "memory": 512 << 20, "disk": 0, "mtbf": 120, "slowdown": 0.05},
-    "slow-disk": {"state": 512e6, "iteration": 0.1, "memory": 2 << 30, "disk": 400e6, "mtbf": 300, "slowdown": 0.05},
-    "small-pool": {"state": 256e6, "iteration": 0.25, "memory": 64 << 20, "disk": 400e6, "mtbf": 300, "slowdown": 0.2},
+    "slow-disk": {"state": 512e6, "iteration": 0.1, "memory": 2 << 30, "disk": 400e6, "mtbf": 60, "slowdown": 0.05},
+    "small-pool": {"state": 256e6, "iteration": 0.25, "memory": 64 << 20, "disk": 400e6, "mtbf": 60, "slowdown": 0.2},
     "long-iteration": {
         "state": 512e6,
         "iteration": 1.0,
@@ -48,6 +48,7 @@ PROFILES = {
 GRID = (0.25, 0.5, 0.7, 0.85, 1, 1.25, 1.6, 2.5, 4)  # Of the chosen interval.
 IN_FLIGHT = (1, 2)
 SAVES = 6
+FRESH = 2  # Saves until there is a retired file for the next one to be written over.
 LONGEST = 15  # Seconds from save to save that the grid goes to, where the choice is below.
 
 
@@ -101,9 +102,9 @@ def goodput(profile, interval, row):
 
 def run_at(args, profile, choice, interval, in_flight):
     """The run's row and its slowdown, to a neighbour without checkpoints."""
-    warmup = 3 * interval  # Until the first files are there to be written over.
+    warmup = FRESH * interval
     options = {"every": interval, "warmup": warmup, "iterations": warmup + max(SAVES * interval, 20)}
-    ideal = train(args, profile, "none", iterations=max(20, min(60, options["iterations"])))
+    ideal = train(args, profile, "none", iterations=min(60, options["iterations"]))
     row = train(
         args,
         profile,
@@ -127,8 +128,10 @@ def measure(args, report, name, repetition, found):
     intervals = sorted({max(1, round(choice["interval"] * share)) for share in GRID} | {choice["interval"]})
     longest = max(choice["interval"], LONGEST / profile["iteration"])
     points = {}
-    for interval in intervals:
-        for in_flight in IN_FLIGHT if interval <= longest else ():
+    for interval in filter(lambda one: one <= longest, intervals):
+        # Where a save has long been durable when the next one begins, two in flight are what one is.
+        alone = interval * profile["iteration"] > 2 * expected["write_seconds"]
+        for in_flight in (chosen[1],) if alone else IN_FLIGHT:
             row, slowdown = run_at(args, profile, choice, interval, in_flight)
             points[interval, in_flight] = goodput(profile, interval, row)
             for key, value in (("slowdown", slowdown), ("write s", row["to_durable_p50_s"]),
