@@ -21,7 +21,13 @@ def machine(directory):
 
 
 def commit():
-    """The commit that is checked out, and whether something was changed since."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=7"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return ran.stdout.strip() if ran.returncode == 0 else "no git checkout"
+    """The commit that is checked out, and whether something that is measured was changed since: no document or result."""
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    ran = git("describe", "--always", "--exclude=*", "--abbrev=7")
+    if ran.returncode != 0:
+        return "no git checkout"
+    changed = git("diff", "--quiet", "HEAD", "--", ".", ":!bench/results", ":!*.md").returncode != 0
+    return ran.stdout.strip() + ("-dirty" if changed else "")
