@@ -10,7 +10,7 @@ Daly's, with the measured time from save to save and the measured write time in 
 
 The choice's is divided by the best of the grid. Predicted and measured are compared as they stand: the time that
 training takes over that without checkpoints, and the write time of a save. Writes bench/results/tuner.{md,csv} where
-every profile was measured. About 12 minutes a repetition; 4 GB of disk, 3 GB of memory.
+every profile was measured. About 20 minutes a repetition; 4 GB of disk, 3 GB of memory.
 """
 
 import argparse
