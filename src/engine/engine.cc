@@ -72,7 +72,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
 void Engine::Loop() {
   auto checked = SaveTask::Clock::now();
   bool untouched = context_.parts.touch_pool;
-  while (!stopping_ || !jobs_.empty() || !removals_.empty()) {
+  while (!stopping_ || !jobs_.empty() || !removals_.empty() || retirement_due_) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
     // The pool is touched while there is nothing else to do; a save that comes first touches what it uses.
@@ -93,6 +93,7 @@ void Engine::Loop() {
     }
     Advance();
     ForgetEnded();
+    RetireIfDue();
   }
 }
 
@@ -121,7 +122,6 @@ void Engine::CheckDevices() {
 }
 
 void Engine::ForgetEnded() {
-  bool durable = false;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
     if (!(*job)->ended()) {
       ++job;
@@ -130,7 +130,7 @@ void Engine::ForgetEnded() {
     const std::shared_ptr<SaveTask>& task = (*job)->task();
     const Status& status = (*job)->outcome();
     const SaveStats stats = task->stats();
-    durable = durable || status.ok();
+    retirement_due_ = retirement_due_ || status.ok();
     {
       MutexLock lock(mutex_);
       std::erase(tasks_, task);
@@ -145,11 +145,30 @@ void Engine::ForgetEnded() {
     (*job)->TellWaiters();
     job = jobs_.erase(job);
   }
-  if (durable) Retire();
   changed_.NotifyAll();
 }
 
-void Engine::Retire() {
+void Engine::AddComing(int change) {
+  {
+    MutexLock lock(mutex_);
+    coming_ += change;
+    if (coming_ > 0 || !removing_) return;
+  }
+  context_.inbox->Wake();
+}
+
+bool Engine::RemovalsWait() {
+  const bool begins = std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->begins(); });
+  if (!begins) {
+    MutexLock lock(mutex_);
+    if (coming_ == 0) return false;
+  }
+  return recycles() && HasSpares(context_.parts.root);
+}
+
+void Engine::RetireIfDue() {
+  if (!retirement_due_ || RemovalsWait()) return;
+  retirement_due_ = false;
   const bool idle = removals_.empty();
   if (context_.parts.group->rank() == 0) {
     const std::vector<std::uint64_t> steps = context_.parts.ledger->Retire();
@@ -198,8 +217,13 @@ void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {
     MutexLock lock(mutex_);
     if (given_up.ok()) tasks_.push_back(task);  // The others take no place.
     ++started_;
+    ++coming_;
   }
   context_.inbox->Post([this, task, given_up = std::move(given_up)] {
+    {
+      MutexLock lock(mutex_);
+      --coming_;
+    }
     jobs_.push_back(std::make_shared<SaveJob>(context_, task));
     jobs_.back()->Start(given_up);
   });

@@ -28,6 +28,18 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  /// Tells the engine, as long as it lives, that a save is on its way: see RemovalsWait.
+  class Coming {
+   public:
+    explicit Coming(Engine& engine) : engine_(engine) { engine_.AddComing(1); }
+    ~Coming() { engine_.AddComing(-1); }
+    Coming(const Coming&) = delete;
+    Coming& operator=(const Coming&) = delete;
+
+   private:
+    Engine& engine_;
+  };
+
   /// Takes a save. `given_up` as SaveJob::Start has it. In the order of calls.
   void Submit(const std::shared_ptr<SaveTask>& task, Status given_up = {}) CAIRN_EXCLUDES(mutex_);
   /// A device that was set up after the start; before the first save that uses it.
@@ -52,13 +64,18 @@ class Engine {
   void Advance();
   void CheckDevices();
   void ForgetEnded() CAIRN_EXCLUDES(mutex_);
-  void Retire();
+  void AddComing(int change) CAIRN_EXCLUDES(mutex_);
+  /// While a save is on its way to the files that the checkpoint retired before has left, the next checkpoint's would
+  /// find no place, and be unlinked: which is slow, and the save after that would have none to be written over.
+  [[nodiscard]] bool RemovalsWait() CAIRN_EXCLUDES(mutex_);
+  void RetireIfDue() CAIRN_EXCLUDES(mutex_);
   void RemoveNext();
   [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
 
   EngineContext context_;                      // The thread's own, but for parts and inbox.
   std::deque<std::shared_ptr<SaveJob>> jobs_;  // The thread's own. Oldest first.
   std::deque<std::uint64_t> removals_;         // The thread's own; the first is under way.
+  bool retirement_due_ = false;                // The thread's own.
   bool stopping_ = false;                      // The thread's own.
   std::thread thread_;
 
@@ -66,6 +83,7 @@ class Engine {
   mutable CondVar changed_;
   std::vector<std::shared_ptr<SaveTask>> tasks_ CAIRN_GUARDED_BY(mutex_);
   bool removing_ CAIRN_GUARDED_BY(mutex_) = false;
+  int coming_ CAIRN_GUARDED_BY(mutex_) = 0;  // Calls of Save, and saves that have no job yet.
   Status last_failure_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t started_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;

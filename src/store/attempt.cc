@@ -31,7 +31,8 @@
 //    Where files are recycled, the ranks' shard files that nobody else has open, mapped or linked stay, if `.spare`
 //    holds none, and the folder is renamed to `.spare`: what is found under that name is retired durably, for every
 //    rank. It is one checkpoint at most, is unlinked where the disk is full and at the end, and swept at Open like all
-//    leftovers.
+//    leftovers. While a save is about to take it, the next checkpoint's retirement waits until it has, and then finds
+//    the place free (engine.cc).
 
 #include "store/attempt.h"
 

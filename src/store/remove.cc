@@ -62,7 +62,7 @@ void Removal::PickSpares() {
   std::set<std::string> wanted;
   for (std::uint64_t shard = 0; shard < wish.shards; ++shard) wanted.insert(ShardName(shard));
   if (wanted.empty()) return;
-  // One checkpoint's files are enough: an attempt takes them before the next checkpoint is retired.
+  // One checkpoint's files are enough: an attempt that is coming takes them before the next checkpoint is retired.
   if (const auto there = ListFolder(wish.folder); there.ok() && !there->empty()) return;
   std::erase_if(files, [&](const std::string& name) {
     if (!wanted.contains(name)) return false;
@@ -226,6 +226,11 @@ void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t ste
     done(Error(StatusCode::kIoError, "step {} is no longer a checkpoint, but not all of it could be removed: {}", step,
                fmt::join(*state->left, "; ")));
   });
+}
+
+bool HasSpares(const std::string& root) {
+  const auto there = ListFolder(JoinPath(root, kSpareName));
+  return there.ok() && !there->empty();
 }
 
 void RemoveSpares(IoQueue& queue, const std::string& root) {

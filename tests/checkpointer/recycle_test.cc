@@ -19,8 +19,10 @@
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
 #include "store/lease.h"
+#include "support/rate_limited_queue.h"
 #include "support/small_run.h"
 #include "support/temp_dir.h"
+#include "wiring.h"
 
 namespace cairn {
 namespace {
@@ -96,6 +98,28 @@ TEST_P(Recycle, SavesInFlightTogetherRecycleToo) {
   EXPECT_GT(checkpointer->stats().shards_recycled, 0U);
   EXPECT_LE(Shards(), 2);
   EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
+}
+
+TEST_P(Recycle, SavesThatWaitForTheOneBeforeRecycleAlways) {
+  // Slow enough that each call of Save waits for the save before; what it retires meets the one that begins.
+  const auto disk = RateLimitedDisk::Make(20'000'000);
+  Wiring wiring;
+  wiring.wrap_queue = [disk](IoQueueFactory inner) { return disk->Wrap(std::move(inner)); };
+  Options options = KeepingOne();
+  options.max_in_flight = 1;
+  const auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  const auto state = SmallState(1);
+
+  for (std::uint64_t step = 1; step <= 12; ++step) {
+    ASSERT_TRUE((*checkpointer)->Save(step, state->state()).ok());
+  }
+  ASSERT_EQ((*checkpointer)->Drain(Soon()), Status::Ok());
+
+  // One may begin before the first checkpoint that was retired has become a spare.
+  EXPECT_GE((*checkpointer)->stats().shards_recycled, 12U - 3U);
+  EXPECT_LE(Shards(), 2);
+  EXPECT_EQ((*checkpointer)->stats().not_recycled_reason, "");
 }
 
 TEST_P(Recycle, TurnedOffUnlinksWhatIsRetired) {
