@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "base/uuid.h"
+#include "store/lease.h"
 #include "store/names.h"
 #include "store/paths.h"
 
@@ -139,8 +140,9 @@ Result<Filesystem> TryFilesystem(const std::string& root) {
   }
 #endif
   found.preallocation = Outcome(::fallocate(fd.get(), 0, 0, static_cast<off_t>(kBlock)), "fallocate");
-  found.leases = Outcome(::fcntl(fd.get(), F_SETLEASE, F_WRLCK), "fcntl of F_SETLEASE");
-  if (found.leases.ok()) ::fcntl(fd.get(), F_SETLEASE, F_UNLCK);
+  // As a save asks before it writes over a file, which it opens with O_DIRECT.
+  found.leases = found.direct.ok() ? TakeLease(fd, "a file here") : found.direct;
+  if (found.leases.ok()) GiveBackLease(fd);
   fd.Reset();
   found.exchange = Outcome(::renameat2(AT_FDCWD, first, AT_FDCWD, second, RENAME_EXCHANGE), "rename with EXCHANGE");
   ::unlink(second);

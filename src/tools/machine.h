@@ -38,7 +38,7 @@ struct Filesystem {
   Status direct;            ///< Whether O_DIRECT opens, and why not.
   std::uint64_t alignment;  ///< Of O_DIRECT's offsets and addresses; 0: the kernel does not say.
   Status preallocation;     ///< fallocate.
-  Status leases;            ///< F_SETLEASE, without which no file is recycled.
+  Status leases;            ///< Whether a retired file is written over here.
   Status no_replace;        ///< RENAME_NOREPLACE.
   Status exchange;          ///< RENAME_EXCHANGE, which IfExists::kReplace needs.
 };

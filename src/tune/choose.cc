@@ -13,6 +13,10 @@ namespace {
 constexpr double kDiskMargin = 1.1;
 // A save this many times as long as modelled happens now and then; a second place bridges it.
 constexpr double kOutlier = 4;
+// Checkpoints that there is room for on the disk: one that is kept and one in flight; the same with two in flight, and
+// a retired one that is written over.
+constexpr std::uint64_t kLeastOnDisk = 2;
+constexpr std::uint64_t kTwoInFlightOnDisk = 4;
 // Steps are counted exactly by doubles up to here.
 constexpr double kMostIterations = 9007199254740992;  // 2^53
 
@@ -142,9 +146,12 @@ Status Check(const TuneInput& input, const Rates& rates) {
                  goal.iteration_seconds, input.update_seconds);
   }
   CAIRN_RETURN_IF_ERROR(CheckNumber("--training-cores", input.training_cores, 0, 1e6, " cores"));
-  if (input.state_bytes > input.free_bytes) {
-    return Error(StatusCode::kNoSpace, "--state-bytes: expected at most the {} bytes that are free, found {}",
-                 input.free_bytes, input.state_bytes);
+  if (input.state_bytes > input.free_bytes / kLeastOnDisk) {
+    return Error(
+        StatusCode::kNoSpace,
+        "--state-bytes: expected at most {}, as {} bytes are free and a checkpoint stays until the next one is "
+        "durable, found {}",
+        input.free_bytes / kLeastOnDisk, input.free_bytes, input.state_bytes);
   }
   bool measured = rates.copy > 0 && rates.checksum >= 0 && rates.slow_share > 0 && rates.slow_share <= 1 &&
                   rates.begin_seconds >= 0 && rates.commit_seconds >= 0 && rates.cpu_seconds_per_byte >= 0 &&
@@ -260,7 +267,7 @@ Result<TuneChoice> Choose(const TuneInput& input, const Rates& rates) {
       choice.interval.bound = Bound::kMemory;
     }
   }
-  const bool room = input.free_bytes / 2 >= input.state_bytes;
+  const bool room = input.free_bytes / kTwoInFlightOnDisk >= input.state_bytes;
   choice.max_in_flight = room && kOutlier * choice.cost.write_slow > choice.interval.period_seconds ? 2 : 1;
   choice.why = Explain(input.goal, choice.cost, choice.interval);
   if (choice.interval.bound == Bound::kMemory) choice.why += WhatMemoryWouldGive(input, choice);

@@ -118,7 +118,7 @@ struct TuneChoice {
 [[nodiscard]] SaveCost ModelCost(const TuneInput& input, const Rates& rates, const IoShape& shape,
                                  std::uint64_t pool_bytes);
 /// InvalidArgument for what is absurd, named as the command's flag, with what was expected and found; NoSpace for a
-/// state that the filesystem cannot hold once.
+/// state of which the filesystem cannot hold two.
 [[nodiscard]] Result<TuneChoice> Choose(const TuneInput& input, const Rates& rates);
 
 }  // namespace cairn

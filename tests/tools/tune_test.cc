@@ -82,7 +82,7 @@ TEST_F(TuneCommandTest, AbsurdInputsAreRefusedBeforeAnythingIsMeasured) {
   ExpectRefused({{"--state-bytes", "much"}}, "--state-bytes: expected a size such as 4294967296, 4GiB or 4GB");
   ExpectRefused({{"--state-bytes", "-4GB"}}, "found \"-4GB\"");
   ExpectRefused({{"--state-bytes", "1e30"}}, "--state-bytes: expected a size");
-  ExpectRefused({{"--state-bytes", "1000000TB"}}, "--state-bytes: expected at most the");
+  ExpectRefused({{"--state-bytes", "1000000TB"}}, "--state-bytes: expected at most");
   ExpectRefused({{"--iteration-time", "0"}}, "--iteration-time: expected 1e-06 to 1000000 s, found 0");
   ExpectRefused({{"--iteration-time", "nan"}}, "--iteration-time: expected");
   ExpectRefused({{"--iteration-time", "5 parsecs"}}, "--iteration-time: expected a time such as");

@@ -72,8 +72,11 @@ TEST(Choose, APlaceMoreIsOnlyForSavesThatMayReachIntoTheNext) {
 
   input.goal.iteration_seconds = 2;
   EXPECT_EQ(ChooseOrFail(input, SomeRates()).max_in_flight, 2);
-  input.free_bytes = input.state_bytes + 1;
-  EXPECT_EQ(ChooseOrFail(input, SomeRates()).max_in_flight, 1) << "no room for two";
+  input.free_bytes = 4 * input.state_bytes;
+  EXPECT_EQ(ChooseOrFail(input, SomeRates()).max_in_flight, 2);
+  input.free_bytes = 4 * input.state_bytes - 1;
+  EXPECT_EQ(ChooseOrFail(input, SomeRates()).max_in_flight, 1)
+      << "no room for one that is kept, two in flight, and one to be written over";
 }
 
 TEST(Choose, AScarcePoolBindsByMemoryAndSaysWhatWouldHelp) {
@@ -233,14 +236,14 @@ TEST(Choose, AbsurdInputsAreRefusedByFlagWithWhatWasExpectedAndFound) {
   EXPECT_THAT(message([](TuneInput& in) { in.memory_bytes = 0; }), HasSubstr("--memory"));
 }
 
-TEST(Choose, AStateLargerThanTheDiskIsNoSpace) {
+TEST(Choose, AStateOfWhichTheDiskHoldsNoTwoIsNoSpace) {
   TuneInput input = SomeInput();
-  input.free_bytes = input.state_bytes - 1;
+  input.free_bytes = 2 * input.state_bytes - 1;
 
   const Status status = Choose(input, SomeRates()).status();
 
   EXPECT_EQ(status.code(), StatusCode::kNoSpace);
-  EXPECT_THAT(status.message(), HasSubstr("--state-bytes: expected at most the 3999999999 bytes that are free"));
+  EXPECT_THAT(status.message(), HasSubstr("--state-bytes: expected at most 3999999999, as 7999999999 bytes are free"));
 }
 
 TEST(Choose, RatesThatWereNotMeasuredAreRefused) {
