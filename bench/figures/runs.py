@@ -22,9 +22,8 @@ MODELS = ("vgg16", "transformer-xl", "bert", "opt-1.3b")
 SKIPPED = 77
 
 
-# Checkpoints under way at once. Of 1, 2 and 4 it is PCcheck's best here, where its checkpoints' page faults are in one
-# another's way (its artifact has 4, and 2 for OPT-1.3B); and it is what `cairn tune` chooses for Cairn: where the disk
-# holds the interval none overlap, and where it does not a second one only waits, and grows older.
+# Checkpoints under way at once, for what counts the work that a failure takes: where the disk holds the interval none
+# overlap, and where it does not a second one waits, and grows older (PCcheck's artifact has 4, and 2 for OPT-1.3B).
 IN_FLIGHT = 1
 
 
