@@ -77,24 +77,26 @@ def main():
     load = os.getloadavg()[0]
     ratios = {name: [] for name in names}
     said = {}
-    for pair in range(args.pairs):
-        print(f"== pair {pair + 1} of {args.pairs}", flush=True)
-        for name in names:
-            counters, peer = measure(name, args.dir)
-            subject = "/".join(name.split("/")[:2])
-            said[name] = (f"{subject}: {peer}", counters["reach"])
-            ratios[name].append(counters["ratio"])
-            report.single(subject, pair, "cairn s", counters["cairn"])
-            report.single(subject, pair, "peer s", counters["peer"])
-            report.single(subject, pair, "ratio", counters["ratio"])
-            for key in sorted(set(counters) - OWN):
-                report.single(subject, pair, f"{key} s", counters[key])
+    facts = [f"commit {commit()}", f"machine: {machine(args.dir)}"]
+    with report.kept("micro", facts):
+        for pair in range(args.pairs):
+            print(f"== pair {pair + 1} of {args.pairs}", flush=True)
+            for name in names:
+                counters, peer = measure(name, args.dir)
+                subject = "/".join(name.split("/")[:2])
+                said[name] = (f"{subject}: {peer}", counters["reach"])
+                ratios[name].append(counters["ratio"])
+                report.single(subject, pair, "cairn s", counters["cairn"])
+                report.single(subject, pair, "peer s", counters["peer"])
+                report.single(subject, pair, "ratio", counters["ratio"])
+                for key in sorted(set(counters) - OWN):
+                    report.single(subject, pair, f"{key} s", counters[key])
     for name in names:
         report.figure(said[name][0], ratios[name], said[name][1], False)
     print(report.text())
     if args.subjects == list(SUBJECTS) and args.pairs >= PAIRS:
         busy = f"load: {load:.1f} before, {os.getloadavg()[0]:.1f} after, of which this run is 1"
-        facts = [f"commit {commit()}", f"machine: {machine(args.dir)}", busy]
+        facts.append(busy)
         report.write("micro", facts, "\n" + "".join(f"- {fact}\n" for fact in facts))
     else:
         print(f"(not written: that takes every subject and {PAIRS} pairs)")

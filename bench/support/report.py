@@ -1,5 +1,6 @@
 """Figures against goals: the median with a bootstrap 95 % interval, and whether a goal is met, missed, or not resolved."""
 
+import contextlib
 import csv
 import datetime
 import os
@@ -8,6 +9,7 @@ import statistics
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RESULTS = os.path.join(ROOT, "bench/results")
 
 
 def interval(values):
@@ -41,13 +43,29 @@ class Report:
 
     def write(self, name, notes, more=""):
         """bench/results/NAME.csv and NAME.md; `notes` head the CSV, `more` (markdown) follows the table."""
-        os.makedirs(os.path.join(ROOT, "bench/results"), exist_ok=True)
+        begun = self._write_csv(name, notes)
+        with open(os.path.join(RESULTS, f"{name}.md"), "w") as file:
+            file.write(f"{begun}\n\n{self.text()}\n{more}")
+
+    @contextlib.contextmanager
+    def kept(self, name, notes):
+        """What was measured until something ends the run is kept, as NAME.partial.csv."""
+        try:
+            yield
+        except BaseException as reason:
+            if self.rows:
+                why = "interrupted" if isinstance(reason, KeyboardInterrupt) else str(reason)
+                self._write_csv(f"{name}.partial", [*notes, f"partial: {why}".splitlines()[0]])
+                print(f"kept: bench/results/{name}.partial.csv", file=sys.stderr)
+            raise
+
+    def _write_csv(self, name, notes):
+        os.makedirs(RESULTS, exist_ok=True)
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
         command = " ".join(["scripts/bench"] + sys.argv[1:])
-        with open(os.path.join(ROOT, f"bench/results/{name}.csv"), "w", newline="") as file:
+        with open(os.path.join(RESULTS, f"{name}.csv"), "w", newline="") as file:
             file.write("".join(f"# {note}\n" for note in (f"{now}; {command}", *notes)))
             writer = csv.writer(file)
             writer.writerow(("measure", "pair", "name", "value"))
             writer.writerows(self.rows)
-        with open(os.path.join(ROOT, f"bench/results/{name}.md"), "w") as file:
-            file.write(f"{command}, {now}\n\n{self.text()}\n{more}")
+        return f"{command}, {now}"

@@ -155,10 +155,13 @@ def main():
     subprocess.run([os.path.join(ROOT, "scripts/build"), "release", "bench_training", "cairn_cli"], check=True)
     report = Report()
     found = {name: {"choice": [], "slowdown": [], "write": []} for name in args.profiles}
+    facts = [f"commit {commit()}", f"machine: {machine(args.dir)}",
+             "emulated: GPU (host memory, a link of 4 GB/s), forward and backward, disk rate but of small-state"]  # fmt: skip
     try:
-        for repetition in range(args.repetitions):
-            for name in args.profiles:
-                measure(args, report, name, repetition, found[name])
+        with report.kept("tuner", facts):
+            for repetition in range(args.repetitions):
+                for name in args.profiles:
+                    measure(args, report, name, repetition, found[name])
     except Refused as reason:
         sys.exit(f"bench tuner: {reason}")
     for name, values in found.items():
@@ -169,8 +172,6 @@ def main():
             print(f"     predicted over measured: {statistics.median(values[what]):.3f}")
     print(report.text())
     if args.profiles == list(PROFILES):
-        facts = [f"commit {commit()}", f"machine: {machine(args.dir)}",
-                 "emulated: GPU (host memory, a link of 4 GB/s), forward and backward, disk rate but of small-state"]  # fmt: skip
         report.write("tuner", facts, "\n" + "".join(f"- {fact}\n" for fact in facts))
 
 

@@ -1,0 +1,40 @@
+"""What scripts/bench keeps of a run that does not come to its end."""
+
+import os
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "bench/support"))
+
+import report as reports  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [(KeyboardInterrupt(), "interrupted"), (SystemExit("the disk\nis full"), "the disk")]
+)
+def test_an_interrupted_run_keeps_what_was_measured_and_is_marked(tmp_path, monkeypatch, reason, said):
+    monkeypatch.setattr(reports, "RESULTS", str(tmp_path))
+    report = reports.Report()
+
+    with pytest.raises(type(reason)), report.kept("roofline", ["commit abc"]):
+        report.single("write", 0, "fio bytes/s", 3e9)
+        raise reason
+
+    lines = (tmp_path / "roofline.partial.csv").read_text().splitlines()
+    assert lines[1:3] == ["# commit abc", f"# partial: {said}"]
+    assert lines[-1] == "write,0,fio bytes/s,3e+09"
+    assert os.listdir(tmp_path) == ["roofline.partial.csv"]
+
+
+def test_a_run_that_ends_or_has_measured_nothing_leaves_no_partial_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "RESULTS", str(tmp_path))
+    whole, empty = reports.Report(), reports.Report()
+
+    with whole.kept("roofline", []):
+        whole.single("write", 0, "fio bytes/s", 3e9)
+    with pytest.raises(KeyboardInterrupt), empty.kept("roofline", []):
+        raise KeyboardInterrupt
+
+    assert os.listdir(tmp_path) == []
