@@ -1,12 +1,14 @@
 """What scripts/bench keeps of a run that does not come to its end."""
 
+from __future__ import annotations
+
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "bench/support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench/support"))
 
 import report as reports  # noqa: E402
 
@@ -14,7 +16,9 @@ import report as reports  # noqa: E402
 @pytest.mark.parametrize(
     ("reason", "said"), [(KeyboardInterrupt(), "interrupted"), (SystemExit("the disk\nis full"), "the disk")]
 )
-def test_an_interrupted_run_keeps_what_was_measured_and_is_marked(tmp_path, monkeypatch, reason, said):
+def test_an_interrupted_run_keeps_what_was_measured_and_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: BaseException, said: str
+) -> None:
     monkeypatch.setattr(reports, "RESULTS", str(tmp_path))
     report = reports.Report()
 
@@ -28,7 +32,9 @@ def test_an_interrupted_run_keeps_what_was_measured_and_is_marked(tmp_path, monk
     assert os.listdir(tmp_path) == ["roofline.partial.csv"]
 
 
-def test_a_run_that_ends_or_has_measured_nothing_leaves_no_partial_file(tmp_path, monkeypatch):
+def test_a_run_that_ends_or_has_measured_nothing_leaves_no_partial_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reports, "RESULTS", str(tmp_path))
     whole, empty = reports.Report(), reports.Report()
 
