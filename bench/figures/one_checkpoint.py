@@ -19,7 +19,7 @@ from runs import (
 
 SIZES = [10, 32, 100, 320, 1000, 3200, 10000]
 SAVES = 4
-POOL = 2 << 30  # Of pinned memory, for those that need not hold all of the state.
+LEAST_POOL, POOL = 64 << 20, 2 << 30  # Of pinned memory, for those that need not hold all of the state.
 
 
 def parse(arguments):
@@ -45,7 +45,7 @@ def plan(args):
                 "scale": args.scale,
                 "tensors": 597 if state > 1e6 else 1,
                 "iteration_seconds": max(0.05, state / rate_of_all(args)) / args.scale,
-                "host_memory_bytes": int(min(2 * size * 1e6, POOL / args.scale)),
+                "host_memory_bytes": int(max(LEAST_POOL, min(2 * size * 1e6 * args.scale, POOL)) / args.scale),
                 "every": 1,
                 "iterations": SAVES + 1,
                 "warmup": 1,
