@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench/support"))
 
-import report as reports  # noqa: E402
+import report as reports
 
 
 @pytest.mark.parametrize(
