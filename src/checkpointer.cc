@@ -104,9 +104,6 @@ Status Checkpointer::Impl::OpenRoot() {
   if (not_made_yet) committed = std::vector<StoredCheckpoint>();
   CAIRN_RETURN_IF_ERROR(committed.status());
   ledger = std::make_unique<Ledger>(*std::move(committed), options.keep_last, options.keep_every);
-  for (const std::string& left : root->left_behind()) {
-    if (options.on_event) options.on_event({.severity = Severity::kWarning, .message = left});
-  }
   return Status::Ok();
 }
 

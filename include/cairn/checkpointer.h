@@ -172,7 +172,8 @@ struct CheckpointDetails {
 /// In a forked child every call fails with FailedPrecondition and the destructor does nothing.
 class Checkpointer {
  public:
-  /// Opens the root, takes the writer's lock, sweeps what a crash left, allocates and registers the pool.
+  /// Opens the root, takes the writer's lock, allocates and registers the pool. What a crash left is swept meanwhile
+  /// and afterwards; the first save's writes wait for that, its capture does not, and Drain does.
   ///
   /// FailedPrecondition where another process (or this one) has the root open for writing. InvalidArgument for options
   /// that cannot work, naming the least that would. Nothing on disk has changed on failure, but for the root's making.

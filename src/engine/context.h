@@ -43,6 +43,7 @@ struct EngineContext {
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
   std::unique_ptr<IoQueue> queue;
   int writes_under_way = 0;
+  bool sweeping = false;  ///< What a crash left is being removed; until then there is no room to count on.
   NotRecycled not_recycled;
 
   [[nodiscard]] Device* FindDevice(DeviceId id) const {

@@ -60,6 +60,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
   context_.queue = *std::move(queue);
   context_.inbox->Attach(context_.queue.get());
   context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
+  if (context_.parts.group->rank() == 0) SweepLeftovers();
   started(Status::Ok());
   Loop();
   // They are of use to nobody now, and as large as a checkpoint.
@@ -72,7 +73,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
 void Engine::Loop() {
   auto checked = SaveTask::Clock::now();
   bool untouched = context_.parts.touch_pool;
-  while (!stopping_ || !jobs_.empty() || !removals_.empty() || retirement_due_) {
+  while (!stopping_ || !jobs_.empty() || !removals_.empty() || retirement_due_ || context_.sweeping) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
     // The pool is touched while there is nothing else to do; a save that comes first touches what it uses.
@@ -166,6 +167,26 @@ bool Engine::RemovalsWait() {
   return recycles() && HasSpares(context_.parts.root);
 }
 
+SpareWish Engine::Spares() const {
+  return {.shards = recycles() ? static_cast<std::uint64_t>(context_.parts.group->size()) : 0,
+          .file_mode = context_.parts.options.file_mode,
+          .not_recycled = context_.not_recycled};
+}
+
+void Engine::SweepLeftovers() {
+  context_.sweeping = true;
+  {
+    MutexLock lock(mutex_);
+    removing_ = true;
+  }
+  Sweep(*context_.queue, context_.parts.root, Spares(), [this](const std::vector<std::string>& left) {
+    for (const std::string& why : left) context_.Tell({.severity = Severity::kWarning, .message = why});
+    context_.sweeping = false;
+    for (const auto& job : jobs_) job->NameAttempt();
+    RemoveNext();
+  });
+}
+
 void Engine::RetireIfDue() {
   if (!retirement_due_ || RemovalsWait()) return;
   retirement_due_ = false;
@@ -186,11 +207,7 @@ void Engine::RemoveNext() {
   }
   const std::uint64_t step = removals_.front();
   const std::string& root = context_.parts.root;
-  const RemovalOptions options{
-      .spare_shards = recycles() ? static_cast<std::uint64_t>(context_.parts.group->size()) : 0,
-      .file_mode = context_.parts.options.file_mode,
-      .not_recycled = context_.not_recycled};
-  RemoveCheckpoint(*context_.queue, root, step, options, [this, &root, step](const Status& status) {
+  RemoveCheckpoint(*context_.queue, root, step, {.spares = Spares()}, [this, &root, step](const Status& status) {
     removals_.pop_front();
     const bool gone = !HoldsStep(root, step);
     const bool pinned = !gone && IsPinned(root, step);

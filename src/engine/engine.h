@@ -50,7 +50,8 @@ class Engine {
   [[nodiscard]] std::vector<std::shared_ptr<SaveTask>> InFlight() const CAIRN_EXCLUDES(mutex_);
   /// Waits until fewer than `places` saves are in flight. False at the deadline.
   [[nodiscard]] bool WaitForPlace(int places, Deadline deadline) const CAIRN_EXCLUDES(mutex_);
-  /// Waits until no save is in flight and the removals that retention ordered are done. False at the deadline.
+  /// Waits until no save is in flight, what a crash left is swept, and the removals that retention ordered are done.
+  /// False at the deadline.
   [[nodiscard]] bool WaitIdle(Deadline deadline) const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status last_failure() const CAIRN_EXCLUDES(mutex_);
   /// The counters of CheckpointerStats.
@@ -69,7 +70,10 @@ class Engine {
   /// find no place, and be unlinked: which is slow, and the save after that would have none to be written over.
   [[nodiscard]] bool RemovalsWait() CAIRN_EXCLUDES(mutex_);
   void RetireIfDue() CAIRN_EXCLUDES(mutex_);
+  /// Beside the start of training: unlinking what is as large as a checkpoint takes as long as the disk likes.
+  void SweepLeftovers();
   void RemoveNext();
+  [[nodiscard]] SpareWish Spares() const;
   [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
 
   EngineContext context_;                      // The thread's own, but for parts and inbox.
@@ -82,8 +86,8 @@ class Engine {
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::vector<std::shared_ptr<SaveTask>> tasks_ CAIRN_GUARDED_BY(mutex_);
-  bool removing_ CAIRN_GUARDED_BY(mutex_) = false;
-  int coming_ CAIRN_GUARDED_BY(mutex_) = 0;  // Calls of Save, and saves that have no job yet.
+  bool removing_ CAIRN_GUARDED_BY(mutex_) = false;  // Or sweeping.
+  int coming_ CAIRN_GUARDED_BY(mutex_) = 0;         // Calls of Save, and saves that have no job yet.
   Status last_failure_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t started_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;

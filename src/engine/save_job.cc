@@ -40,7 +40,8 @@ void SaveJob::Tell(const std::string& key, std::string word) {
   context_.parts.group->AllGather(key, std::move(word), GroupDeadline(), [](const auto&) {});
 }
 
-void SaveJob::Start(Status given_up) {
+void SaveJob::NameAttempt() {
+  if (std::exchange(named_, true)) return;
   const SavePlan& plan = task_->plan();
   const AttemptWord word{.uuid = coordinator() ? MakeUuid() : std::string(),
                          .step = plan.step,
@@ -49,6 +50,10 @@ void SaveJob::Start(Status given_up) {
                          .admitted = plan.admitted,
                          .alike = plan.alike != nullptr ? DigestAlike(*plan.alike) : std::string()};
   Gather(fmt::format("attempt/{}", plan.sequence), EncodeAttemptWord(word), &SaveJob::OnAttemptNamed);
+}
+
+void SaveJob::Start(Status given_up) {
+  if (!context_.sweeping) NameAttempt();
   if (!given_up.ok()) return Fail(std::move(given_up));
   context_.parts.workers->Post([snapshot = &task_->snapshot(), done = Later(&SaveJob::OnLaidOut)] {
     snapshot->LayOut();
@@ -284,6 +289,7 @@ void SaveJob::Close() {
 
 void SaveJob::Fail(Status status) {
   assert(!failing());
+  NameAttempt();
   failure_ = std::move(status);
   ready_.clear();
   if (capture_ != nullptr) capture_->Stop();

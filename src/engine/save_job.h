@@ -28,6 +28,9 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
 
   /// Starts it; `given_up` is the reason for a save that must only take part in the ranks' agreement, as failed.
   void Start(Status given_up);
+  /// Gives the ranks the word that lets their attempts begin: at the start, or once the coordinator has swept, or where
+  /// there will be none.
+  void NameAttempt();
   /// Enqueues copies (chunks only where `chunks`). Returns at once.
   void Advance(bool chunks);
   /// Younger saves may use the devices: every copy that reads the caller's tensors is enqueued, or the save has failed.
@@ -110,6 +113,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   std::uint64_t written_ = 0;  // Stream bytes whose writes are complete.
   int under_way_ = 0;          // Continuations that will come.
   int awaited_ = 0;            // Words of other ranks that will come, by the group's deadline at the latest.
+  bool named_ = false;
   bool laid_out_ = false;
   bool begun_ = false;
   bool sealing_ = false;

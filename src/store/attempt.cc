@@ -2,7 +2,8 @@
 //
 // 0. Open (root.cc): make the root, fsync its parent; take the writer's lock, an fcntl lock on `.lock`; refuse a second
 //    writer of this process; fsync the root, so that every rename a crash left half done is on the disk, or is not
-//    there, before anything is removed or listed; the coordinator alone sweeps. Readers take no lock and never sweep.
+//    there, before anything is removed or listed. Then the coordinator alone sweeps, beside the start of training: it
+//    names no attempt before it has swept, and without a name no rank begins. Readers take no lock and never sweep.
 // 1. Begin: one attempt id for all ranks. Space is checked; then `.attempt-<uuid>/` is made, and this rank's shard file
 //    in it, its blocks laid out. The file is new, or this rank's spare (see 6), whose blocks count as free: it is
 //    opened and claimed (a regular file of ours with one name and a write lease on it: nobody else has it open or
@@ -30,9 +31,10 @@
 //    back. A checkpoint that somebody reads has a shared lock on its manifest, and stays. Then its files are unlinked.
 //    Where files are recycled, the ranks' shard files that nobody else has open, mapped or linked stay, if `.spare`
 //    holds none, and the folder is renamed to `.spare`: what is found under that name is retired durably, for every
-//    rank. It is one checkpoint at most, is unlinked where the disk is full and at the end, and swept at Open like all
-//    leftovers. While a save is about to take it, the next checkpoint's retirement waits until it has, and then finds
-//    the place free (engine.cc).
+//    rank. It is one checkpoint at most, and is unlinked where the disk is full and at the end. A sweep leaves it, and
+//    makes one, where there is none, of what a killed writer's attempt or removal left: no checkpoint's files either.
+//    Writes that the dead process has under way hold its file open, which the lease sees. While a save is about to take
+//    it, the next checkpoint's retirement waits until it has, and then finds the place free (engine.cc).
 
 #include "store/attempt.h"
 

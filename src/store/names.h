@@ -20,8 +20,7 @@ inline constexpr std::string_view kPinName = "pinned";
 [[nodiscard]] std::optional<std::uint64_t> ParseStepName(std::string_view name);
 [[nodiscard]] std::string AttemptName(std::string_view uuid);  ///< ".attempt-<uuid>"
 [[nodiscard]] std::string RetiredName(std::string_view uuid);  ///< ".retired-<uuid>"
-[[nodiscard]] bool IsLeftover(
-    std::string_view name);  ///< Whether a sweep removes it: an attempt, a retired folder, spares.
+[[nodiscard]] bool IsLeftover(std::string_view name);  ///< What a sweep looks at: an attempt, a retired folder, spares.
 [[nodiscard]] std::string ShardName(std::uint64_t shard);  ///< "shard-00000.safetensors"
 
 }  // namespace cairn

@@ -21,6 +21,7 @@ namespace {
 
 struct Removal {
   std::string folder;
+  std::string spare_folder;
   SpareWish wish;
   std::shared_ptr<Leftovers> left;
   std::vector<std::string> files;   // Still to be unlinked, from the back.
@@ -63,7 +64,8 @@ void Removal::PickSpares() {
   for (std::uint64_t shard = 0; shard < wish.shards; ++shard) wanted.insert(ShardName(shard));
   if (wanted.empty()) return;
   // One checkpoint's files are enough: an attempt that is coming takes them before the next checkpoint is retired.
-  if (const auto there = ListFolder(wish.folder); there.ok() && !there->empty()) return;
+  const auto there = ListFolder(spare_folder);
+  if (folder != spare_folder && there.ok() && !there->empty()) return;
   std::erase_if(files, [&](const std::string& name) {
     if (!wanted.contains(name)) return false;
     const Status status = CheckRecyclable(JoinPath(folder, name), wish.file_mode);
@@ -85,8 +87,9 @@ std::optional<IoRequest> Removal::NextUnlink() {
 std::optional<IoRequest> Removal::MakeSpare() {
   if (keep) UnlinkSpares();
   if (spares.empty()) return std::nullopt;
-  // An empty folder of that name is replaced, one that holds spares is not.
-  return IoRequest{.op = IoOp::kRename, .path = folder, .path2 = wish.folder, .rename = RenameMode::kPlain};
+  // (The spares' own folder is renamed to what it is called, which does nothing.) An empty folder of that name is
+  // replaced, one that holds spares is not.
+  return IoRequest{.op = IoOp::kRename, .path = folder, .path2 = spare_folder, .rename = RenameMode::kPlain};
 }
 
 IoStep UnlinkStep(const std::shared_ptr<Removal>& removal) {
@@ -104,16 +107,8 @@ IoStep UnlinkStep(const std::shared_ptr<Removal>& removal) {
               }};
 }
 
-}  // namespace
-
-void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, std::shared_ptr<Leftovers> left) {
-  AppendRetiredRemoval(steps, folder, {}, std::move(left));
-}
-
-void AppendRetiredRemoval(std::vector<IoStep>& steps, const std::string& folder, SpareWish wish,
-                          std::shared_ptr<Leftovers> left) {
-  const auto removal =
-      std::make_shared<Removal>(Removal{.folder = folder, .wish = std::move(wish), .left = std::move(left)});
+void AppendRemoval(std::vector<IoStep>& steps, Removal with) {
+  const auto removal = std::make_shared<Removal>(std::move(with));
   steps.push_back(UnlinkStep(removal));
   steps.push_back({.make = [removal] { return removal->MakeSpare(); },
                    .on_value =
@@ -136,6 +131,20 @@ void AppendRetiredRemoval(std::vector<IoStep>& steps, const std::string& folder,
                          if (error != ENOENT) removal->Keep(plain.message());
                          return Flow::kNext;
                        }});
+}
+
+}  // namespace
+
+void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, std::shared_ptr<Leftovers> left) {
+  AppendRemoval(steps, {.folder = folder, .left = std::move(left)});
+}
+
+void AppendRecyclingRemoval(std::vector<IoStep>& steps, const std::string& root, const std::string& name,
+                            SpareWish wish, std::shared_ptr<Leftovers> left) {
+  AppendRemoval(steps, {.folder = JoinPath(root, name),
+                        .spare_folder = JoinPath(root, kSpareName),
+                        .wish = std::move(wish),
+                        .left = std::move(left)});
 }
 
 void AppendReaderLockout(std::vector<IoStep>& steps, const std::string& folder, UniqueFd& manifest,
@@ -187,7 +196,8 @@ void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t ste
   };
   const auto state = std::make_shared<Work>();
   state->folder = JoinPath(root, StepName(step));
-  state->retired = JoinPath(root, RetiredName(MakeUuid()));
+  const std::string retired = RetiredName(MakeUuid());
+  state->retired = JoinPath(root, retired);
 
   std::vector<IoStep> steps;
   steps.push_back(OpenDirectoryStep(root, /*follow=*/true, state->root_fd));
@@ -215,12 +225,7 @@ void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t ste
                  plain.message());
   };
   steps.push_back(std::move(fsync));
-  AppendRetiredRemoval(steps, state->retired,
-                       {.folder = JoinPath(root, kSpareName),
-                        .shards = options.spare_shards,
-                        .file_mode = options.file_mode,
-                        .not_recycled = std::move(options.not_recycled)},
-                       state->left);
+  AppendRecyclingRemoval(steps, root, retired, std::move(options.spares), state->left);
   RunSteps(queue, std::move(steps), [state, step, done = std::move(done)](const Status& status) {
     if (!status.ok() || state->left->empty()) return done(status);
     done(Error(StatusCode::kIoError, "step {} is no longer a checkpoint, but not all of it could be removed: {}", step,

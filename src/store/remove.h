@@ -20,17 +20,10 @@ using Leftovers = std::vector<std::string>;
 /// left alone.
 void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, std::shared_ptr<Leftovers> left);
 
-/// What of a retired checkpoint becomes spares.
-struct SpareWish {
-  std::string folder;        ///< <root>/.spare
-  std::uint64_t shards = 0;  ///< The files of ranks below this.
-  unsigned file_mode = 0644;
-  NotRecycled not_recycled;
-};
-/// The same, but keeps the wished files that may be recycled: all else is removed, then the folder takes the spares'
-/// name, unless there are spares already.
-void AppendRetiredRemoval(std::vector<IoStep>& steps, const std::string& folder, SpareWish wish,
-                          std::shared_ptr<Leftovers> left);
+/// The same for the folder `name` in the root, but keeps the wished files that may be recycled: all else is removed,
+/// then the folder takes the spares' name, unless there are spares already. Of the spares' own folder they stay.
+void AppendRecyclingRemoval(std::vector<IoStep>& steps, const std::string& root, const std::string& name,
+                            SpareWish wish, std::shared_ptr<Leftovers> left);
 
 /// Appends the steps that keep readers (see ReadLock) out of a checkpoint's folder for as long as `lock` lives; they
 /// end the sequence with FailedPrecondition where one is reading. A folder without a manifest can have no readers.

@@ -94,40 +94,21 @@ Status CheckWritable(const std::string& path) {
   return ErrnoStatus(errno, "writing into " + path);
 }
 
-/// Removes what crashed saves and removals left, after an fsync of the root: a rename that was cut short by a kill may
-/// not be on the disk yet, and what it renamed must not be touched before it is.
-Result<Leftovers> Sweep(IoQueue& queue, const std::string& root) {
+/// A rename that was cut short by a kill may not be on the disk yet: what it renamed must not be listed, nor touched,
+/// before it is.
+Status FsyncRoot(IoQueue& queue, const std::string& root) {
   UniqueFd root_fd;
-  std::vector<IoStep> fsync;
-  fsync.push_back(OpenDirectoryStep(root, /*follow=*/true, root_fd));
-  fsync.push_back(FsyncStep(root_fd, root));
-  CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue, std::move(fsync)));
-
-  std::error_code error;
-  const std::string real = std::filesystem::canonical(root, error).string();
-  if (error) return ErrnoStatus(error.value(), "listing " + root);
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListFolder(real));
-  const auto left = std::make_shared<Leftovers>();
   std::vector<IoStep> steps;
-  for (const FolderEntry& entry : entries) {
-    if (!IsLeftover(entry.name)) continue;
-    if (entry.directory) {
-      AppendFolderRemoval(steps, JoinPath(root, entry.name), left);
-    } else {
-      left->push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
-    }
-  }
-  if (!steps.empty()) CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue, std::move(steps)));
-  return *left;
+  steps.push_back(OpenDirectoryStep(root, /*follow=*/true, root_fd));
+  steps.push_back(FsyncStep(root_fd, root));
+  return RunStepsBlocking(queue, std::move(steps));
 }
 
 class RootDirectory final : public Root {
  public:
-  RootDirectory(std::string path, std::optional<WriterLock> lock, Leftovers left)
-      : path_(std::move(path)), lock_(std::move(lock)), left_(std::move(left)) {}
+  RootDirectory(std::string path, std::optional<WriterLock> lock) : path_(std::move(path)), lock_(std::move(lock)) {}
 
   [[nodiscard]] const std::string& path() const override { return path_; }
-  [[nodiscard]] const std::vector<std::string>& left_behind() const override { return left_; }
   void ForgetAfterFork() override {
     if (lock_) lock_->ForgetAfterFork();
   }
@@ -135,7 +116,6 @@ class RootDirectory final : public Root {
  private:
   const std::string path_;
   std::optional<WriterLock> lock_;
-  const Leftovers left_;
 };
 
 }  // namespace
@@ -153,13 +133,37 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
       return Error(StatusCode::kNotFound, "{}: no such directory, and it is to be read only", path);
     }
     if (found == Found::kDirectory && !options.read_only) CAIRN_RETURN_IF_ERROR(CheckWritable(path));
-    return std::unique_ptr<Root>(std::make_unique<RootDirectory>(std::move(path), std::nullopt, Leftovers()));
+    return std::unique_ptr<Root>(std::make_unique<RootDirectory>(std::move(path), std::nullopt));
   }
   CAIRN_RETURN_IF_ERROR(MakeDirectories(queue, path, options.directory_mode));
   CAIRN_RETURN_IF_ERROR(CheckWritable(path));
   CAIRN_ASSIGN_OR_RETURN(WriterLock lock, WriterLock::Take(path, options.file_mode));
-  CAIRN_ASSIGN_OR_RETURN(Leftovers left, Sweep(queue, path));
-  return std::unique_ptr<Root>(std::make_unique<RootDirectory>(std::move(path), std::move(lock), std::move(left)));
+  CAIRN_RETURN_IF_ERROR(FsyncRoot(queue, path));
+  return std::unique_ptr<Root>(std::make_unique<RootDirectory>(std::move(path), std::move(lock)));
+}
+
+void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, SweepDone done) {
+  const auto left = std::make_shared<Leftovers>();
+  std::error_code error;
+  const std::string real = std::filesystem::canonical(root, error).string();
+  Result<std::vector<FolderEntry>> entries = error ? ErrnoStatus(error.value(), "listing " + root) : ListFolder(real);
+  if (!entries.ok()) left->push_back(entries.status().message());
+  std::vector<FolderEntry> found = entries.ok() ? *std::move(entries) : std::vector<FolderEntry>();
+  std::erase_if(found, [](const FolderEntry& entry) { return !IsLeftover(entry.name); });
+  // What is a spare already stays one.
+  std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return entry.name == kSpareName; });
+  std::vector<IoStep> steps;
+  for (const FolderEntry& entry : found) {
+    if (entry.directory) {
+      AppendRecyclingRemoval(steps, root, entry.name, spares, left);
+    } else {
+      left->push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
+    }
+  }
+  RunSteps(queue, std::move(steps), [left, done = std::move(done)](const Status& status) {
+    if (!status.ok()) left->push_back(status.message());
+    done(std::move(*left));
+  });
 }
 
 }  // namespace cairn

@@ -17,8 +17,8 @@ namespace cairn {
 
 struct RootOptions {
   std::string path;
-  bool read_only = false;   ///< No making, no lock, no sweep.
-  bool coordinator = true;  ///< Of several ranks only the coordinator makes, locks and sweeps.
+  bool read_only = false;   ///< No making, no lock.
+  bool coordinator = true;  ///< Of several ranks only the coordinator makes and locks.
   unsigned file_mode = 0644;
   unsigned directory_mode = 0755;
 };
@@ -26,7 +26,7 @@ struct RootOptions {
 /// A root directory held open by a writer: step 0 of the commit protocol. Destroying it gives the lock back.
 class Root {
  public:
-  /// Makes the root (and parents), fsyncs what it made, takes the lock, fsyncs the root, sweeps leftovers.
+  /// Makes the root (and parents), fsyncs what it made, takes the lock, fsyncs the root.
   /// FailedPrecondition, naming the holder's process, where another writer has it, in this process or another, and
   /// where the path cannot be made or written; InvalidArgument where it leads to a file; NotFound where it is missing
   /// and to be read only. A rank that does not coordinate needs no root yet: the coordinator makes it. Blocking; the
@@ -35,11 +35,16 @@ class Root {
   virtual ~Root() = default;
   /// The path, absolute.
   [[nodiscard]] virtual const std::string& path() const = 0;
-  /// What the sweep could not remove and why, a sentence each: worth a warning, in nobody's way.
-  [[nodiscard]] virtual const std::vector<std::string>& left_behind() const = 0;
   /// In a forked child: forget the lock without releasing the parent's.
   virtual void ForgetAfterFork() = 0;
 };
+
+/// What the sweep could not remove and why, a sentence each: worth a warning, in nobody's way.
+using SweepDone = std::function<void(std::vector<std::string> left)>;
+/// Removes what crashed saves and removals left in the root: attempts, retired folders, spares; of their files the
+/// wished ones become, or stay, spares. By the writer who holds the root open, before any rank makes an attempt. On
+/// the queue's thread; `done` comes once, never from within the call.
+void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, SweepDone done);
 
 /// A checkpoint found under a root.
 struct StoredCheckpoint {
@@ -73,16 +78,13 @@ struct StoredCheckpoint {
 enum class Pinned : std::uint8_t { kStays, kGoes };
 struct RemovalOptions {
   Pinned pinned = Pinned::kStays;  ///< kStays: a pinned one is FailedPrecondition as well, whoever pinned it.
-  /// Shard files below this number are not unlinked where they may become spares (see spare.h).
-  std::uint64_t spare_shards = 0;
-  unsigned file_mode = 0644;  ///< Spares' modes are no wider.
-  NotRecycled not_recycled;
+  SpareWish spares;
 };
 void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options,
                       StatusDone done);
 /// Whether a retired checkpoint's files lie there to be written over, by a look at the disk.
 [[nodiscard]] bool HasSpares(const std::string& root);
-/// Unlinks the spares. Blocking; the queue is the caller's alone. Best effort: a leftover is the next sweep's.
+/// Unlinks the spares. Blocking; the queue is the caller's alone. Best effort: what is left is the next writer's.
 void RemoveSpares(IoQueue& queue, const std::string& root);
 
 /// Whether there is a step-N, and whether it is pinned, by a look at the disk.

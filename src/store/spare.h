@@ -18,10 +18,17 @@ namespace cairn {
 /// Told why a retired shard file is not recycled.
 using NotRecycled = std::function<void(const std::string& why)>;
 
+/// Which shard files of a folder that is removed become spares.
+struct SpareWish {
+  std::uint64_t shards = 0;   ///< The files of ranks below this.
+  unsigned file_mode = 0644;  ///< Spares' modes are no wider.
+  NotRecycled not_recycled;
+};
+
 /// Ok where nobody but this writer can see what is written into the file, open for writing as `fd`: a regular file of
 /// this user with no wider mode than `file_mode`, one name, and a lease, which is held from then on.
 [[nodiscard]] Status ClaimForRecycling(const UniqueFd& fd, const std::string& path, unsigned file_mode);
-/// Whether a file that was just retired may become a spare: the same, and given back at once.
+/// Whether a file that is no checkpoint's any more may become a spare: the same, and given back at once.
 [[nodiscard]] Status CheckRecyclable(const std::string& path, unsigned file_mode);
 
 /// One rank's spare on its way into an attempt.

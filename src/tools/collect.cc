@@ -44,11 +44,19 @@ Result<Collected> ChooseAndRemove(const CollectOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, 1));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Root> lock, Root::Open(*queue, {.path = options.root}));
+  const auto run_until = [&queue](const auto& outcome) -> Status {
+    while (!outcome) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
+    return Status::Ok();
+  };
+  std::optional<std::vector<std::string>> left;
+  Sweep(*queue, options.root, {}, [&left](std::vector<std::string> found) { left = std::move(found); });
+  CAIRN_RETURN_IF_ERROR(run_until(left));
+  for (const std::string& why : *left) fmt::print(stderr, "{}\n", why);
   CAIRN_ASSIGN_OR_RETURN(Collected collected, Choose(options));
   for (const auto& [step, bytes] : collected.chosen) {
     std::optional<Status> outcome;
     RemoveCheckpoint(*queue, options.root, step, {}, [&outcome](Status status) { outcome = std::move(status); });
-    while (!outcome) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
+    CAIRN_RETURN_IF_ERROR(run_until(outcome));
     if (outcome->ok()) {
       collected.removed.emplace(step, bytes);
     } else if (collected.failure.ok()) {

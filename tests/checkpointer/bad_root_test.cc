@@ -15,6 +15,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/mutex.h"
 #include "cairn/cairn.h"
 #include "support/small_run.h"
 #include "support/temp_dir.h"
@@ -243,16 +244,22 @@ TEST(BadRoot, LeavesStrangersFilesAloneAndSaysSo) {
   std::filesystem::create_directories(dir / "run/notes");
   std::ofstream(dir / "run/step-12") << "not a folder, and not the name of one";
   std::ofstream(dir / "run/.attempt-0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11") << "a file";
+  Mutex mutex;
   std::vector<std::string> warnings;
   Options options = SmallOptions(dir / "run");
-  options.on_event = [&warnings](const Event& event) {
+  options.on_event = [&](const Event& event) {
+    MutexLock lock(mutex);
     if (event.severity == Severity::kWarning) warnings.push_back(event.message);
   };
 
   const auto checkpointer = OpenOrFail(options);
 
   ASSERT_NE(checkpointer, nullptr);
-  EXPECT_THAT(warnings, ElementsAre(HasSubstr(".attempt-0b9d6a52")));
+  ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  {
+    MutexLock lock(mutex);
+    EXPECT_THAT(warnings, ElementsAre(HasSubstr(".attempt-0b9d6a52")));
+  }
   EXPECT_TRUE(std::filesystem::exists(dir / "run/notes"));
   EXPECT_TRUE(std::filesystem::exists(dir / "run/step-12"));
   EXPECT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());

@@ -80,7 +80,6 @@ void CheckReopened(const std::string& root) {
   const auto queue = MakeQueue();
   const auto opened = OpenRoot(*queue, root);
   ASSERT_TRUE(opened.ok()) << opened.status();
-  EXPECT_THAT((*opened)->left_behind(), IsEmpty());
   for (const std::string& name : Names(root)) {
     EXPECT_TRUE(name == kLockName || ParseStepName(name).has_value()) << name;
   }
@@ -263,6 +262,33 @@ TEST(Kill, AtEveryOperationOfASweepCheckpointsStay) {
        .child = [](IoQueue& queue, const std::string& root, const Reports&) { return OpenRoot(queue, root).ok(); },
        .after = [&](const std::string& root,
                     const std::set<char>&) { EXPECT_EQ(CheckContent(root, save), Status::Ok()); }});
+}
+
+TEST(Kill, AtEveryOperationOfASweepThatMakesSparesAndOfASaveOverThemCheckpointsStay) {
+  const TestSave save{.step = 1};
+  const TestSave next{.step = 3, .shards = 2, .recycle = true};
+  KillEverywhere({.before =
+                      [&](IoQueue& queue, const std::string& root) {
+                        SaveBefore(queue, root, {save});
+                        TestRanks half(queue, root, {.step = 2, .shards = 2});
+                        ASSERT_EQ(half.Begin(), Status::Ok());
+                      },
+                  .child =
+                      [&](IoQueue& queue, const std::string& root, const Reports& reports) {
+                        const auto opened = OpenRoot(queue, root, {.shards = 2});
+                        if (!opened.ok() || !SaveTo(queue, root, next).ok()) return false;
+                        reports.Done('3');
+                        return true;
+                      },
+                  .after =
+                      [&](const std::string& root, const std::set<char>& reported) {
+                        EXPECT_EQ(CheckContent(root, save), Status::Ok());
+                        const bool found = fs::exists(root + "/" + StepName(3));
+                        EXPECT_TRUE(found || !reported.contains('3'));
+                        if (found) {
+                          EXPECT_EQ(CheckContent(root, next), Status::Ok());
+                        }
+                      }});
 }
 
 TEST(Kill, AtEveryOperationOfAPinTheCheckpointStays) {

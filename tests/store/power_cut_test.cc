@@ -42,8 +42,8 @@ class PowerCutTest : public ::testing::Test {
     ASSERT_EQ(SaveTo(*queue_, root_, save), Status::Ok());
     Promised(save);
   }
-  void OpenNow() {
-    const auto opened = OpenRoot(*queue_, root_);
+  void OpenNow(const SpareWish& spares = {}) {
+    const auto opened = OpenRoot(*queue_, root_, spares);
     ASSERT_TRUE(opened.ok()) << opened.status();
   }
 
@@ -180,6 +180,23 @@ TEST_F(PowerCutTest, SweepAfterAReplacementThatWasCutShortBreaksNothing) {
 
   OpenNow();
   Promised(fresh);
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, SavesIntoFilesOfASweptAttemptLoseNothing) {
+  OpenNow();
+  SaveNow({.step = 1, .shards = 2});
+  {
+    const TestSave half{.step = 2, .shards = 2};
+    TestRanks killed(*queue_, root_, half);
+    ASSERT_EQ(killed.Begin(), Status::Ok());
+    ASSERT_EQ(killed.Write(), Status::Ok());
+  }
+  OpenNow({.shards = 2});
+  if (!HasSpares(root_)) GTEST_SKIP() << "no file can be recycled here";
+  SaveNow({.step = 3, .shards = 2, .recycle = true});
+  ASSERT_EQ(TakeOvers(), 2U);
 
   CutEverywhere();
 }

@@ -9,7 +9,9 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -316,15 +318,85 @@ TEST_F(RecycleTest, ReplacementIsWrittenOverASpareToo) {
   EXPECT_TRUE(SaveNext({.step = 2, .seed = 7, .replace = true, .recycle = true}));
 }
 
-TEST_F(RecycleTest, SweepAndCloseRemoveSpares) {
+TEST_F(RecycleTest, CloseRemovesSpares) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   RemoveSpares(*queue_, root_.path());
   EXPECT_THAT(Names(root_.path()), IsEmpty());
+}
 
-  ASSERT_EQ(SaveTo(*queue_, root_.path(), old_), Status::Ok());
+// What a killed writer left.
+
+TEST_F(RecycleTest, SweepLeavesTheSpareWhereOneIsWishedFor) {
+  const ino_t inode = Inode(OldShard());
   ASSERT_EQ(RetireOld(), Status::Ok());
+
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.shards = 1}).ok());
+
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, kSpareName));
+  EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink, .path = ShardName(0)}), 0U);
+  EXPECT_TRUE(SaveNext());
+  EXPECT_EQ(Inode(NewShard()), inode);
+
+  ASSERT_EQ(Retire(*queue_, root_.path(), 2), Status::Ok());
   ASSERT_TRUE(OpenRoot(*queue_, root_.path()).ok());
   EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName));
+}
+
+TEST_F(RecycleTest, SweepMakesSparesOfAnAttempt) {
+  std::optional<TestRanks> killed(std::in_place, *queue_, root_.path(), TestSave{.step = 5, .shards = 3});
+  ASSERT_EQ(killed->Begin(), Status::Ok());
+  ASSERT_EQ(killed->Write(), Status::Ok());
+  const std::string attempt = root_ / AttemptName(killed->uuid()) + "/";
+  const std::vector<ino_t> inodes = {Inode(attempt + ShardName(0)), Inode(attempt + ShardName(1))};
+  killed.reset();  // Its files are closed, and stay.
+
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.shards = 2}).ok());
+
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, kSpareName, StepName(1)));
+  EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0), ShardName(1))) << "the third rank's is of no use";
+  EXPECT_TRUE(SaveNext({.step = 6, .shards = 2, .recycle = true}));
+  const std::string committed = root_ / StepName(6) + "/";
+  EXPECT_THAT((std::vector<ino_t>{Inode(committed + ShardName(0)), Inode(committed + ShardName(1))}), inodes);
+  EXPECT_EQ(CheckContent(root_.path(), old_), Status::Ok());
+}
+
+TEST_F(RecycleTest, SweepMakesSparesOfARemovalThatWasCutShort) {
+  fs::copy(root_ / StepName(1), root_ / RetiredName("x"), fs::copy_options::recursive);
+
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.shards = 1}).ok());
+
+  EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
+  EXPECT_TRUE(SaveNext());
+  EXPECT_EQ(CheckContent(root_.path(), old_), Status::Ok());
+}
+
+TEST_F(RecycleTest, SweepKeepsOneCheckpointsFilesAndNotMore) {
+  const ino_t retired = Inode(OldShard());
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  {
+    TestRanks killed(*queue_, root_.path(), {.step = 5});
+    ASSERT_EQ(killed.Begin(), Status::Ok());
+  }
+
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.shards = 1}).ok());
+
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, kSpareName));
+  EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
+  EXPECT_EQ(Inode(SpareFile()), retired);
+}
+
+TEST_F(RecycleTest, SweepUnlinksWhatADeadWriterMayStillBeWriting) {
+  // A ring's writes outlive the process for a moment, and hold the file open.
+  TestRanks killed(*queue_, root_.path(), {.step = 5});
+  ASSERT_EQ(killed.Begin(), Status::Ok());
+  std::string why;
+
+  ASSERT_TRUE(
+      OpenRoot(*queue_, root_.path(), {.shards = 1, .not_recycled = [&why](const std::string& told) { why = told; }})
+          .ok());
+
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, StepName(1)));
+  EXPECT_THAT(why, HasSubstr("somebody has it open or mapped"));
 }
 
 // Space.

@@ -1,5 +1,6 @@
 #include "store_case.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -195,12 +196,23 @@ Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::
     if (why != nullptr) *why = reason;
   };
   return WaitFor(queue, [&](StatusDone done) {
-    RemoveCheckpoint(queue, root, step, {.spare_shards = shards, .not_recycled = note}, std::move(done));
+    RemoveCheckpoint(queue, root, step, {.spares = {.shards = shards, .not_recycled = note}}, std::move(done));
   });
 }
 
-Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path) {
-  return Root::Open(queue, {.path = path});
+std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SpareWish& spares) {
+  std::optional<std::vector<std::string>> left;
+  Sweep(queue, root, spares, [&left](std::vector<std::string> found) { left = std::move(found); });
+  while (!left) EXPECT_TRUE(queue.RunOnce(Deadline::Infinite()).ok());
+  return *left;
+}
+
+Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path, const SpareWish& spares) {
+  Result<std::unique_ptr<Root>> root = Root::Open(queue, {.path = path});
+  if (root.ok()) {
+    EXPECT_THAT(SweepNow(queue, path, spares), ::testing::IsEmpty());
+  }
+  return root;
 }
 
 Status CheckContent(const std::string& root, const TestSave& save) {

@@ -99,8 +99,11 @@ Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step);
 Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards = 1,
               std::string* why = nullptr);
 
-/// Opens the root as its coordinator.
-[[nodiscard]] Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path);
+/// What the sweep of an open root had to leave.
+std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SpareWish& spares = {});
+/// Opens the root as its coordinator, and sweeps it; what that had to leave is a test failure.
+[[nodiscard]] Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path,
+                                                     const SpareWish& spares = {});
 
 /// Ok where the step is committed and every byte of its shards is as `save` wrote it.
 Status CheckContent(const std::string& root, const TestSave& save);
