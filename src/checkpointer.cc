@@ -220,7 +220,6 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   if (const Status status = CheckTensors(table); !status.ok()) return refuse(status);
   Result<Share> share = ShareOut(table, save_options.replicated, group->rank(), group->size());
   if (!share.ok()) return refuse(share.status());
-  const Engine::Coming coming(*engine);
   const auto waiting = SaveTask::Clock::now();
   if (const Status status = TakePlace(step, given_up); !status.ok()) return refuse(status);
   const auto stall = SaveTask::Clock::now() - waiting;

@@ -46,6 +46,10 @@ struct EngineContext {
   bool sweeping = false;  ///< What a crash left is being removed; until then there is no room to count on.
   NotRecycled not_recycled;
 
+  /// One for each save that may be in flight, and one for what is retired while all are.
+  [[nodiscard]] std::uint64_t spare_folders() const {
+    return parts.options.recycle ? static_cast<std::uint64_t>(parts.options.max_in_flight) + 1 : 0;
+  }
   [[nodiscard]] Device* FindDevice(DeviceId id) const {
     for (const auto& device : parts.devices) {
       if (device->id() == id) return device.get();

@@ -149,26 +149,11 @@ void Engine::ForgetEnded() {
   changed_.NotifyAll();
 }
 
-void Engine::AddComing(int change) {
-  {
-    MutexLock lock(mutex_);
-    coming_ += change;
-    if (coming_ > 0 || !removing_) return;
-  }
-  context_.inbox->Wake();
-}
-
-bool Engine::RemovalsWait() {
-  const bool begins = std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->begins(); });
-  if (!begins) {
-    MutexLock lock(mutex_);
-    if (coming_ == 0) return false;
-  }
-  return recycles() && HasSpares(context_.parts.root);
-}
-
 SpareWish Engine::Spares() const {
-  return {.shards = recycles() ? static_cast<std::uint64_t>(context_.parts.group->size()) : 0,
+  // With the files that saves in flight have it comes to one checkpoint more than those saves may take anyway.
+  const auto holding = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->has_file(); });
+  return {.folders = context_.spare_folders() - std::min(context_.spare_folders(), static_cast<std::uint64_t>(holding)),
+          .shards = recycles() ? static_cast<std::uint64_t>(context_.parts.group->size()) : 0,
           .file_mode = context_.parts.options.file_mode,
           .not_recycled = context_.not_recycled};
 }
@@ -188,7 +173,7 @@ void Engine::SweepLeftovers() {
 }
 
 void Engine::RetireIfDue() {
-  if (!retirement_due_ || RemovalsWait()) return;
+  if (!retirement_due_) return;
   retirement_due_ = false;
   const bool idle = removals_.empty();
   if (context_.parts.group->rank() == 0) {
@@ -234,13 +219,8 @@ void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {
     MutexLock lock(mutex_);
     if (given_up.ok()) tasks_.push_back(task);  // The others take no place.
     ++started_;
-    ++coming_;
   }
   context_.inbox->Post([this, task, given_up = std::move(given_up)] {
-    {
-      MutexLock lock(mutex_);
-      --coming_;
-    }
     jobs_.push_back(std::make_shared<SaveJob>(context_, task));
     jobs_.back()->Start(given_up);
   });

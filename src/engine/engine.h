@@ -28,18 +28,6 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Tells the engine, as long as it lives, that a save is on its way: see RemovalsWait.
-  class Coming {
-   public:
-    explicit Coming(Engine& engine) : engine_(engine) { engine_.AddComing(1); }
-    ~Coming() { engine_.AddComing(-1); }
-    Coming(const Coming&) = delete;
-    Coming& operator=(const Coming&) = delete;
-
-   private:
-    Engine& engine_;
-  };
-
   /// Takes a save. `given_up` as SaveJob::Start has it. In the order of calls.
   void Submit(const std::shared_ptr<SaveTask>& task, Status given_up = {}) CAIRN_EXCLUDES(mutex_);
   /// A device that was set up after the start; before the first save that uses it.
@@ -65,11 +53,7 @@ class Engine {
   void Advance();
   void CheckDevices();
   void ForgetEnded() CAIRN_EXCLUDES(mutex_);
-  void AddComing(int change) CAIRN_EXCLUDES(mutex_);
-  /// While a save is on its way to the files that the checkpoint retired before has left, the next checkpoint's would
-  /// find no place, and be unlinked: which is slow, and the save after that would have none to be written over.
-  [[nodiscard]] bool RemovalsWait() CAIRN_EXCLUDES(mutex_);
-  void RetireIfDue() CAIRN_EXCLUDES(mutex_);
+  void RetireIfDue();
   /// Beside the start of training: unlinking what is as large as a checkpoint takes as long as the disk likes.
   void SweepLeftovers();
   void RemoveNext();

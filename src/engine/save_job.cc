@@ -124,7 +124,7 @@ void SaveJob::OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header) {
                                              .file_bytes = header_->data_begin() + task_->snapshot().bytes(),
                                              .file_mode = context_.parts.options.file_mode,
                                              .directory_mode = context_.parts.options.directory_mode,
-                                             .recycle = context_.parts.options.recycle,
+                                             .spare_folders = context_.spare_folders(),
                                              .not_recycled = context_.not_recycled});
   attempt_->Begin(Later(&SaveJob::OnBegun));
 }

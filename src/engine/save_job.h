@@ -39,8 +39,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   [[nodiscard]] bool all_fed() const {
     return failing() || (capture_ != nullptr && capture_->enqueued() && capture_->all_fed());
   }
-  /// It may still take a spare.
-  [[nodiscard]] bool begins() const { return !begun_ && !failing() && !ended_; }
+  /// It has made, or taken, the file that it writes.
+  [[nodiscard]] bool has_file() const { return begun_ && !ended_; }
   [[nodiscard]] bool HasReadyWrite() const { return begun_ && !ready_.empty() && !failing(); }
   void SubmitWrite();
   /// Younger saves must not write yet: this one has writes to come, if only its header and manifest. Not so while it

@@ -5,7 +5,7 @@
 //    there, before anything is removed or listed. Then the coordinator alone sweeps, beside the start of training: it
 //    names no attempt before it has swept, and without a name no rank begins. Readers take no lock and never sweep.
 // 1. Begin: one attempt id for all ranks. Space is checked; then `.attempt-<uuid>/` is made, and this rank's shard file
-//    in it, its blocks laid out. The file is new, or this rank's spare (see 6), whose blocks count as free: it is
+//    in it, its blocks laid out. The file is new, or a spare of this rank (see 6), whose blocks count as free: it is
 //    opened and claimed (a regular file of ours with one name and a write lease on it: nobody else has it open or
 //    mapped), renamed into the attempt, looked at again, its first block zeroed, and the lease given back. Whatever
 //    refuses it, or has come for it meanwhile, has it unlinked and a new one made. Until the commit it is a file that
@@ -29,12 +29,12 @@
 // 6. Only now is the save durable, and only now may older ones go (remove.cc): step-N is renamed to `.retired-<uuid>`,
 //    the root fsynced; before that has returned nothing in the folder is touched, as a power cut would bring the name
 //    back. A checkpoint that somebody reads has a shared lock on its manifest, and stays. Then its files are unlinked.
-//    Where files are recycled, the ranks' shard files that nobody else has open, mapped or linked stay, if `.spare`
-//    holds none, and the folder is renamed to `.spare`: what is found under that name is retired durably, for every
-//    rank. It is one checkpoint at most, and is unlinked where the disk is full and at the end. A sweep leaves it, and
-//    makes one, where there is none, of what a killed writer's attempt or removal left: no checkpoint's files either.
-//    Writes that the dead process has under way hold its file open, which the lease sees. While a save is about to take
-//    it, the next checkpoint's retirement waits until it has, and then finds the place free (engine.cc).
+//    Where files are recycled, the ranks' shard files that nobody else has open, mapped or linked stay, and the folder
+//    is renamed to the first free one of `.spare-0`, `.spare-1` and so on: what is found under these names is no
+//    checkpoint's, durably, for every rank. There are so many that with the attempts in flight they come to one more
+//    than those may be, so that saves one behind the other always find one; they are unlinked where the disk is full,
+//    and at the end. A sweep leaves them, and makes more of what a killed writer's attempts and removals left: no
+//    checkpoint's files either. Writes that the dead process has under way hold its file open, which the lease sees.
 
 #include "store/attempt.h"
 
@@ -83,8 +83,10 @@ class ShardAttempt final : public Attempt {
         folder_(JoinPath(spec_.root, AttemptName(spec_.uuid))),
         shard_(JoinPath(folder_, ShardName(spec_.shard))),
         laid_out_(AlignUp(spec_.file_bytes, kBlock)) {
-    spare_.folder = JoinPath(spec_.root, kSpareName);
-    spare_.path = JoinPath(spare_.folder, ShardName(spec_.shard));
+    for (std::uint64_t number = 0; number < spec_.spare_folders; ++number) {
+      spare_.folders.push_back(JoinPath(spec_.root, SpareName(number)));
+    }
+    spare_.name = ShardName(spec_.shard);
     spare_.file_mode = spec_.file_mode;
     spare_.not_recycled = spec_.not_recycled;
   }
@@ -106,6 +108,8 @@ class ShardAttempt final : public Attempt {
   [[nodiscard]] Status CheckSpace() const;
   /// What the spare has already is not asked for.
   [[nodiscard]] Status CheckRoom() const;
+  /// Where there is none, the spares that were not claimed are unlinked.
+  void AppendMakingRoom(std::vector<IoStep>& steps) const;
   void Refuse(Status status, StatusDone done);
   void Run(std::vector<IoStep> steps, Stage then, StatusDone done);
   /// The first error is final; returns what the caller is told.
@@ -178,6 +182,17 @@ Status ShardAttempt::CheckRoom() const {
   return CheckFreeSpace(spec_.root, shard_, laid_out_ - (reuses ? std::min(spare_.allocated, laid_out_) : 0));
 }
 
+void ShardAttempt::AppendMakingRoom(std::vector<IoStep>& steps) const {
+  for (const std::string& path : spare_.paths()) {
+    steps.push_back({.make = [this, path]() -> std::optional<IoRequest> {
+                       const bool claimed = spare_.stage == Spare::Stage::kClaimed && path == spare_.path;
+                       if (claimed || CheckRoom().ok()) return std::nullopt;
+                       return IoRequest{.op = IoOp::kUnlink, .path = path};
+                     },
+                     .on_error = [](int, const Status&) { return Flow::kNext; }});
+  }
+}
+
 void ShardAttempt::AppendNewShard(std::vector<IoStep>& steps) {
   IoStep direct = CreateFileStep(shard_, O_DIRECT, spec_.file_mode, shard_fd_);
   direct.check = [this] {
@@ -222,7 +237,8 @@ void ShardAttempt::AppendNewShard(std::vector<IoStep>& steps) {
 void ShardAttempt::Begin(StatusDone done) {
   if (Status refusal = Admit(Stage::kNew, "Begin"); !refusal.ok()) return Refuse(std::move(refusal), std::move(done));
   std::vector<IoStep> steps;
-  if (spec_.recycle) AppendClaim(steps, spare_, shard_fd_);
+  AppendClaim(steps, spare_, shard_fd_);
+  AppendMakingRoom(steps);
   steps.push_back({.check = [this] { return CheckSpace(); }});
   steps.push_back({.make =
                        [this] {
@@ -238,7 +254,7 @@ void ShardAttempt::Begin(StatusDone done) {
     shard_made_ = spare_.stage == Spare::Stage::kClaimed;
     return Status::Ok();
   }});
-  if (spec_.recycle) AppendTakeOver(steps, spare_, shard_fd_, shard_);
+  AppendTakeOver(steps, spare_, shard_fd_, shard_);
   AppendNewShard(steps);
   steps.push_back(
       {.make = [this] { return IoRequest{.op = IoOp::kFallocate, .fd = shard_fd_.get(), .length = laid_out_}; },
@@ -250,7 +266,7 @@ void ShardAttempt::Begin(StatusDone done) {
          CAIRN_RETURN_IF_ERROR(CheckRoom());
          return plain;
        }});
-  if (spec_.recycle) FreeSpareWhenFull(steps, spare_.path);
+  FreeSparesWhenFull(steps, spare_.paths());
   Run(std::move(steps), Stage::kWriting, std::move(done));
 }
 
@@ -278,7 +294,7 @@ void ShardAttempt::Write(std::uint64_t offset, Bytes memory, StatusDone done) {
                          .op = IoOp::kSyncRange, .fd = shard_fd_.get(), .length = length, .offset = offset};
                    },
                    .name = shard_});
-  if (spec_.recycle) FreeSpareWhenFull(steps, spare_.path);
+  FreeSparesWhenFull(steps, spare_.paths());
   Run(std::move(steps), Stage::kWriting, [this, size = memory.size(), done = std::move(done)](Status status) {
     if (status.ok()) bytes_written_ += size;
     done(std::move(status));
@@ -291,7 +307,7 @@ std::vector<std::vector<IoStep>> ShardAttempt::SealSteps(Bytes header) {
   shard.push_back(
       {.make = [this] { return IoRequest{.op = IoOp::kFtruncate, .fd = shard_fd_.get(), .length = spec_.file_bytes}; },
        .name = shard_});
-  if (spec_.recycle) FreeSpareWhenFull(shard, spare_.path);
+  FreeSparesWhenFull(shard, spare_.paths());
   shard.push_back({.check = [this, size = header.size()] {
     bytes_written_ += size;
     return Status::Ok();
@@ -347,7 +363,7 @@ void ShardAttempt::RunCommit(const Manifest& manifest, bool replace, std::vector
                 .manifest = manifest,
                 .replace = replace,
                 .file_mode = spec_.file_mode,
-                .spare = spec_.recycle ? spare_.path : std::string(),
+                .spares = spare_.paths(),
                 .beside = std::move(beside)},
                [this, done = std::move(done)](Status status, bool in_place) {
                  in_place_ = in_place;

@@ -21,7 +21,7 @@ struct AttemptSpec {
   std::uint64_t file_bytes = 0;  ///< What the shard will be long, header included.
   unsigned file_mode = 0644;
   unsigned directory_mode = 0755;
-  bool recycle = false;  ///< Write over this rank's spare, where there is one.
+  std::uint64_t spare_folders = 0;  ///< Write over a spare of this rank, where one of so many folders holds one.
   NotRecycled not_recycled;
 };
 

@@ -148,7 +148,7 @@ void CommitFolder(IoQueue& queue, CommitSpec spec, CommitDone done) {
   AppendManifest(steps, *commit);
   AppendRename(steps, *commit);
   if (commit->spec.replace) AppendRemovalOfOld(steps, *commit);
-  if (!commit->spec.spare.empty()) FreeSpareWhenFull(steps, commit->spec.spare);
+  FreeSparesWhenFull(steps, commit->spec.spares);
   RunSteps(queue, std::move(steps),
            [commit, done = std::move(done)](Status status) { done(std::move(status), commit->in_place); });
 }

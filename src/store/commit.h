@@ -18,7 +18,7 @@ struct CommitSpec {
   Manifest manifest;
   bool replace = false;
   unsigned file_mode = 0644;
-  std::string spare;  ///< Unlinked where the disk is full. May be empty.
+  std::vector<std::string> spares;  ///< Unlinked where the disk is full.
   /// Sequences that run beside the manifest's: what else must have ended well before the rename.
   std::vector<std::vector<IoStep>> beside;
 };

@@ -10,6 +10,7 @@ namespace {
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kAttemptPrefix = ".attempt-";
 constexpr std::string_view kRetiredPrefix = ".retired-";
+constexpr std::string_view kSparePrefix = ".spare-";
 /// As many as the largest u64 has, so that names sort as their steps do.
 constexpr std::size_t kStepDigits = 20;
 
@@ -34,8 +35,11 @@ std::optional<std::uint64_t> ParseStepName(std::string_view name) {
 std::string AttemptName(std::string_view uuid) { return fmt::format("{}{}", kAttemptPrefix, uuid); }
 std::string RetiredName(std::string_view uuid) { return fmt::format("{}{}", kRetiredPrefix, uuid); }
 
+std::string SpareName(std::uint64_t number) { return fmt::format("{}{}", kSparePrefix, number); }
+bool IsSpareName(std::string_view name) { return HasSuffixAfter(name, kSparePrefix); }
+
 bool IsLeftover(std::string_view name) {
-  return HasSuffixAfter(name, kAttemptPrefix) || HasSuffixAfter(name, kRetiredPrefix) || name == kSpareName;
+  return HasSuffixAfter(name, kAttemptPrefix) || HasSuffixAfter(name, kRetiredPrefix) || IsSpareName(name);
 }
 
 std::string ShardName(std::uint64_t shard) { return fmt::format("shard-{:05}.safetensors", shard); }

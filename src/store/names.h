@@ -9,8 +9,6 @@ namespace cairn {
 
 // The names under a root. Everything else there is left alone.
 inline constexpr std::string_view kLockName = ".lock";
-/// Holds retired shard files that the next attempt may write over.
-inline constexpr std::string_view kSpareName = ".spare";
 /// In a checkpoint's folder: an empty file that keeps it from retention.
 inline constexpr std::string_view kPinName = "pinned";
 
@@ -20,6 +18,9 @@ inline constexpr std::string_view kPinName = "pinned";
 [[nodiscard]] std::optional<std::uint64_t> ParseStepName(std::string_view name);
 [[nodiscard]] std::string AttemptName(std::string_view uuid);  ///< ".attempt-<uuid>"
 [[nodiscard]] std::string RetiredName(std::string_view uuid);  ///< ".retired-<uuid>"
+/// ".spare-1": holds the shard files of one former checkpoint that the next attempts may write over.
+[[nodiscard]] std::string SpareName(std::uint64_t number);
+[[nodiscard]] bool IsSpareName(std::string_view name);
 [[nodiscard]] bool IsLeftover(std::string_view name);  ///< What a sweep looks at: an attempt, a retired folder, spares.
 [[nodiscard]] std::string ShardName(std::uint64_t shard);  ///< "shard-00000.safetensors"
 

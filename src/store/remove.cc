@@ -21,11 +21,12 @@ namespace {
 
 struct Removal {
   std::string folder;
-  std::string spare_folder;
+  std::string root;  // Where spares are wished for.
   SpareWish wish;
   std::shared_ptr<Leftovers> left;
   std::vector<std::string> files;   // Still to be unlinked, from the back.
-  std::vector<std::string> spares;  // To be kept, if all others could be unlinked.
+  std::vector<std::string> spares;  // To be kept, if all others could be unlinked,
+  std::string place;                // as this folder.
   bool listed = false;
   bool keep = false;  // Something in it stays, or it is not there.
 
@@ -34,6 +35,7 @@ struct Removal {
     keep = true;
   }
   void List();
+  [[nodiscard]] std::string FindPlace() const;
   void PickSpares();
   std::optional<IoRequest> NextUnlink();
   std::optional<IoRequest> MakeSpare();
@@ -59,13 +61,25 @@ void Removal::List() {
   if (!keep) PickSpares();
 }
 
+std::string Removal::FindPlace() const {
+  std::string free;
+  for (std::uint64_t number = 0; number < wish.folders; ++number) {
+    std::string one = JoinPath(root, SpareName(number));
+    if (one == folder) return one;
+    const auto there = ListFolder(one);
+    // An empty folder is replaced by a rename.
+    const bool taken = there.ok() ? !there->empty() : there.status().code() != StatusCode::kNotFound;
+    if (free.empty() && !taken) free = std::move(one);
+  }
+  return free;
+}
+
 void Removal::PickSpares() {
   std::set<std::string> wanted;
   for (std::uint64_t shard = 0; shard < wish.shards; ++shard) wanted.insert(ShardName(shard));
   if (wanted.empty()) return;
-  // One checkpoint's files are enough: an attempt that is coming takes them before the next checkpoint is retired.
-  const auto there = ListFolder(spare_folder);
-  if (folder != spare_folder && there.ok() && !there->empty()) return;
+  place = FindPlace();
+  if (place.empty()) return;
   std::erase_if(files, [&](const std::string& name) {
     if (!wanted.contains(name)) return false;
     const Status status = CheckRecyclable(JoinPath(folder, name), wish.file_mode);
@@ -87,9 +101,8 @@ std::optional<IoRequest> Removal::NextUnlink() {
 std::optional<IoRequest> Removal::MakeSpare() {
   if (keep) UnlinkSpares();
   if (spares.empty()) return std::nullopt;
-  // (The spares' own folder is renamed to what it is called, which does nothing.) An empty folder of that name is
-  // replaced, one that holds spares is not.
-  return IoRequest{.op = IoOp::kRename, .path = folder, .path2 = spare_folder, .rename = RenameMode::kPlain};
+  // Where it is one of the spares' already, to its own name, which does nothing.
+  return IoRequest{.op = IoOp::kRename, .path = folder, .path2 = place, .rename = RenameMode::kPlain};
 }
 
 IoStep UnlinkStep(const std::shared_ptr<Removal>& removal) {
@@ -141,10 +154,8 @@ void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, 
 
 void AppendRecyclingRemoval(std::vector<IoStep>& steps, const std::string& root, const std::string& name,
                             SpareWish wish, std::shared_ptr<Leftovers> left) {
-  AppendRemoval(steps, {.folder = JoinPath(root, name),
-                        .spare_folder = JoinPath(root, kSpareName),
-                        .wish = std::move(wish),
-                        .left = std::move(left)});
+  AppendRemoval(steps,
+                {.folder = JoinPath(root, name), .root = root, .wish = std::move(wish), .left = std::move(left)});
 }
 
 void AppendReaderLockout(std::vector<IoStep>& steps, const std::string& folder, UniqueFd& manifest,
@@ -233,14 +244,14 @@ void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t ste
   });
 }
 
-bool HasSpares(const std::string& root) {
-  const auto there = ListFolder(JoinPath(root, kSpareName));
-  return there.ok() && !there->empty();
-}
-
 void RemoveSpares(IoQueue& queue, const std::string& root) {
+  const auto entries = ListFolder(root);
+  if (!entries.ok()) return;
   std::vector<IoStep> steps;
-  AppendFolderRemoval(steps, JoinPath(root, kSpareName), std::make_shared<Leftovers>());
+  for (const FolderEntry& entry : *entries) {
+    if (!IsSpareName(entry.name)) continue;
+    AppendFolderRemoval(steps, JoinPath(root, entry.name), std::make_shared<Leftovers>());
+  }
   static_cast<void>(RunStepsBlocking(queue, std::move(steps)));
 }
 

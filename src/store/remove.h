@@ -21,7 +21,7 @@ using Leftovers = std::vector<std::string>;
 void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, std::shared_ptr<Leftovers> left);
 
 /// The same for the folder `name` in the root, but keeps the wished files that may be recycled: all else is removed,
-/// then the folder takes the spares' name, unless there are spares already. Of the spares' own folder they stay.
+/// then the folder takes the first of the wished names of spares that is free, or keeps its own if that is one of them.
 void AppendRecyclingRemoval(std::vector<IoStep>& steps, const std::string& root, const std::string& name,
                             SpareWish wish, std::shared_ptr<Leftovers> left);
 

@@ -150,8 +150,8 @@ void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, Swe
   if (!entries.ok()) left->push_back(entries.status().message());
   std::vector<FolderEntry> found = entries.ok() ? *std::move(entries) : std::vector<FolderEntry>();
   std::erase_if(found, [](const FolderEntry& entry) { return !IsLeftover(entry.name); });
-  // What is a spare already stays one.
-  std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return entry.name == kSpareName; });
+  // What is a spare already keeps its place.
+  std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return IsSpareName(entry.name); });
   std::vector<IoStep> steps;
   for (const FolderEntry& entry : found) {
     if (entry.directory) {

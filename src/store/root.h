@@ -82,8 +82,6 @@ struct RemovalOptions {
 };
 void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options,
                       StatusDone done);
-/// Whether a retired checkpoint's files lie there to be written over, by a look at the disk.
-[[nodiscard]] bool HasSpares(const std::string& root);
 /// Unlinks the spares. Blocking; the queue is the caller's alone. Best effort: what is left is the next writer's.
 void RemoveSpares(IoQueue& queue, const std::string& root);
 

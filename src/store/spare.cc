@@ -74,16 +74,36 @@ void Spare::Claim(const UniqueFd& fd) {
   stage = Stage::kClaimed;
 }
 
-void AppendClaim(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd) {
+void Spare::LookIn(const std::string& where) {
+  stage = Stage::kNone;
+  folder = where;
+  path = JoinPath(folder, name);
+  folder_fd.Reset();
+}
+
+std::vector<std::string> Spare::paths() const {
+  std::vector<std::string> all;
+  for (const std::string& one : folders) all.push_back(JoinPath(one, name));
+  return all;
+}
+
+namespace {
+
+void AppendClaimIn(std::vector<IoStep>& steps, const std::string& where, Spare& spare, UniqueFd& fd) {
   using Stage = Spare::Stage;
-  IoStep folder = OpenDirectoryStep(spare.folder, /*follow=*/false, spare.folder_fd);
+  IoStep folder = OpenDirectoryStep(where, /*follow=*/false, spare.folder_fd);
+  folder.make = [&spare, where, make = std::move(folder.make)]() -> std::optional<IoRequest> {
+    if (spare.stage == Stage::kClaimed) return std::nullopt;
+    spare.LookIn(where);
+    return make();
+  };
   folder.on_error = [&spare](int error, const Status& plain) {
     if (error != ENOENT) spare.Tell(plain);
     return Flow::kNext;
   };
   steps.push_back(std::move(folder));
   steps.push_back({.make = [&spare]() -> std::optional<IoRequest> {
-                     if (!spare.folder_fd.valid()) return std::nullopt;
+                     if (spare.stage == Stage::kClaimed || !spare.folder_fd.valid()) return std::nullopt;
                      return IoRequest{.op = IoOp::kOpen, .path = spare.path, .flags = kOpenFlags};
                    },
                    .on_value =
@@ -102,8 +122,16 @@ void AppendClaim(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd) {
                      if (spare.stage != Stage::kRefused) return std::nullopt;
                      return IoRequest{.op = IoOp::kUnlink, .path = spare.path};
                    },
-                   // What stays keeps the next checkpoint from becoming spares, until it can be removed.
+                   // What stays keeps another checkpoint's from being kept in its place, until it can be removed.
                    .on_error = [](int, const Status&) { return Flow::kNext; }});
+}
+
+}  // namespace
+
+void AppendClaim(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd) {
+  for (auto folder = spare.folders.rbegin(); folder != spare.folders.rend(); ++folder) {
+    AppendClaimIn(steps, *folder, spare, fd);
+  }
 }
 
 void AppendTakeOver(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd, const std::string& target) {
@@ -149,8 +177,9 @@ void AppendTakeOver(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd, cons
   }});
 }
 
-void FreeSpareWhenFull(std::vector<IoStep>& steps, const std::string& path) {
-  const auto freed = std::make_shared<bool>(false);
+void FreeSparesWhenFull(std::vector<IoStep>& steps, const std::vector<std::string>& paths) {
+  // What is still to be unlinked, from the back; none again once that was done.
+  const auto spares = std::make_shared<std::vector<std::string>>(paths);
   for (IoStep& step : steps) {
     if (!step.make) continue;
     struct Turn {
@@ -159,21 +188,26 @@ void FreeSpareWhenFull(std::vector<IoStep>& steps, const std::string& path) {
       bool freeing = false;
     };
     const auto turn = std::make_shared<Turn>(Turn{.step = step});
-    step.make = [turn, path]() -> std::optional<IoRequest> {
-      if (turn->freeing) return IoRequest{.op = IoOp::kUnlink, .path = path};
+    step.make = [turn, spares]() -> std::optional<IoRequest> {
+      if (turn->freeing) return IoRequest{.op = IoOp::kUnlink, .path = spares->back()};
       std::optional<IoRequest> request = turn->step.make();
       if (request) turn->op = request->op;
       return request;
     };
-    step.on_value = [turn](std::int64_t value) -> Result<Flow> {
-      if (std::exchange(turn->freeing, false)) return Flow::kAgain;
+    const auto freed = [turn, spares] {
+      spares->pop_back();
+      turn->freeing = !spares->empty();
+      return Flow::kAgain;
+    };
+    step.on_value = [turn, freed](std::int64_t value) -> Result<Flow> {
+      if (turn->freeing) return freed();
       return turn->step.on_value ? turn->step.on_value(value) : Flow::kNext;
     };
-    step.on_error = [turn, freed](int error, Status plain) -> Result<Flow> {
-      if (std::exchange(turn->freeing, false)) return Flow::kAgain;
+    step.on_error = [turn, spares, freed](int error, Status plain) -> Result<Flow> {
+      if (turn->freeing) return freed();
       // These alone ask for blocks and can be asked for again.
       const bool asks = turn->op == IoOp::kWrite || turn->op == IoOp::kFallocate;
-      if (error == ENOSPC && asks && !std::exchange(*freed, true)) {
+      if (error == ENOSPC && asks && !spares->empty()) {
         turn->freeing = true;
         return Flow::kAgain;
       }

@@ -20,7 +20,8 @@ using NotRecycled = std::function<void(const std::string& why)>;
 
 /// Which shard files of a folder that is removed become spares.
 struct SpareWish {
-  std::uint64_t shards = 0;   ///< The files of ranks below this.
+  std::uint64_t folders = 0;  ///< Those of so many checkpoints: SpareName(0) and so on.
+  std::uint64_t shards = 0;   ///< Of each the files of ranks below this.
   unsigned file_mode = 0644;  ///< Spares' modes are no wider.
   NotRecycled not_recycled;
 };
@@ -39,8 +40,10 @@ struct Spare {
     kClaimed,  ///< Open and claimed, under its own name.
     kTaken,    ///< The attempt's.
   };
-  std::string folder;  ///< <root>/.spare
-  std::string path;    ///< This rank's file in it.
+  std::vector<std::string> folders;  ///< Where one may be. The last first: so those in use are the first ones.
+  std::string name;                  ///< This rank's file in them.
+  std::string folder;                ///< The one that is looked at, or was taken from.
+  std::string path;                  ///< This rank's file in it.
   unsigned file_mode = 0644;
   NotRecycled not_recycled;
   Stage stage = Stage::kNone;
@@ -50,17 +53,20 @@ struct Spare {
   /// Looks at the file that was found, open as `fd`.
   void Claim(const UniqueFd& fd);
   void Refuse(const Status& why);
+  void LookIn(const std::string& where);
+  /// All paths of this rank's spares, in order.
+  [[nodiscard]] std::vector<std::string> paths() const;
   void Tell(const Status& why) const;
 };
 
-/// Appends the steps that open and claim the spare, into `fd`. They never end the sequence: a spare that is refused is
-/// unlinked. `spare` and `fd` outlive them.
+/// Appends the steps that open and claim a spare, into `fd`. They never end the sequence: one that is refused is
+/// unlinked, and the next looked at. `spare` and `fd` outlive them.
 void AppendClaim(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd);
 /// Appends the steps that rename a claimed spare to `target`, zero its first block and give the lease back. It is
 /// unlinked where somebody has come for it meanwhile, and `fd` then closed.
 void AppendTakeOver(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd, const std::string& target);
 
-/// Lets steps that find the disk full unlink the spare at `path`, once, and go on.
-void FreeSpareWhenFull(std::vector<IoStep>& steps, const std::string& path);
+/// Lets steps that find the disk full unlink the spares at `paths`, once, and go on.
+void FreeSparesWhenFull(std::vector<IoStep>& steps, const std::vector<std::string>& paths);
 
 }  // namespace cairn

@@ -200,6 +200,28 @@ TEST(FullDisk, FailsASaveThatFillsItOnTheWay) {
   EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
 }
 
+TEST(FullDisk, GivesUpSparesForASaveThatNeedsTheirRoom) {
+  const TempDir dir;
+  const SmallDisk disk(dir / "disk", "5m");
+  if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
+  const std::string root = dir / "disk/run";
+  for (const char* retired : {"/.retired-a", "/.retired-b"}) {
+    std::filesystem::create_directories(root + retired);
+    std::ofstream(root + retired + "/shard-00000.safetensors") << std::string(2U << 20, 'x');
+  }
+  const auto checkpointer = OpenOrFail(SmallOptions(root));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
+  ASSERT_THAT(Leftovers(root), ElementsAre(".spare-0", ".spare-1"));
+  Tensors large = Tensors::Many(1, (7U << 20) / 2 / sizeof(float));
+
+  const auto save = checkpointer->Save(1, large.state());
+  ASSERT_TRUE(save.ok()) << save.status();
+
+  EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
+  EXPECT_TRUE(save->stats().recycled) << checkpointer->stats().not_recycled_reason;
+}
+
 // Beyond the limit a buffered write would end the process.
 TEST(FullDisk, RefusesASaveBeyondRlimitFsize) {
   const TempDir dir;

@@ -8,9 +8,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -96,7 +99,7 @@ TEST_P(Recycle, SavesInFlightTogetherRecycleToo) {
 
   ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
   EXPECT_GT(checkpointer->stats().shards_recycled, 0U);
-  EXPECT_LE(Shards(), 2);
+  EXPECT_LE(Shards(), 1 + 3 + 1) << "keep_last, max_in_flight and one more";
   EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
 }
 
@@ -118,8 +121,34 @@ TEST_P(Recycle, SavesThatWaitForTheOneBeforeRecycleAlways) {
 
   // One may begin before the first checkpoint that was retired has become a spare.
   EXPECT_GE((*checkpointer)->stats().shards_recycled, 12U - 3U);
-  EXPECT_LE(Shards(), 2);
+  EXPECT_LE(Shards(), 1 + 1 + 1) << "keep_last, max_in_flight and one more";
   EXPECT_EQ((*checkpointer)->stats().not_recycled_reason, "");
+}
+
+TEST_P(Recycle, ManyRetiredAtOnceAreNotMoreSparesThanTheDiskWasToHold) {
+  std::atomic<int> removals{0};
+  std::promise<void> removed;
+  Options options = KeepingOne();
+  options.on_event = [&](const Event& event) {
+    if (event.kind == EventKind::kCheckpointRemoved && ++removals == 6) removed.set_value();
+  };
+  const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(options);
+  ASSERT_NE(checkpointer, nullptr);
+  for (std::uint64_t step = 1; step <= 6; ++step) {
+    ASSERT_EQ(SaveDurably(*checkpointer, step), Status::Ok());
+    ASSERT_EQ(checkpointer->Pin(step), Status::Ok());
+  }
+  for (std::uint64_t step = 1; step <= 6; ++step) ASSERT_EQ(checkpointer->Unpin(step), Status::Ok());
+  const auto state = SmallState(7);
+  const auto held = checkpointer->Save(7, state->state(), {.hold = std::chrono::minutes(10)});
+  ASSERT_TRUE(held.ok()) << held.status();
+
+  ASSERT_EQ(SaveDurably(*checkpointer, 8), Status::Ok());
+  removed.get_future().wait();
+
+  EXPECT_EQ(Shards(), 1 + 3 + 1) << "keep_last, max_in_flight (the held one among them) and one more";
+  held->Release();
+  EXPECT_EQ(held->WaitDurable(Soon()), Status::Ok());
 }
 
 TEST_P(Recycle, TurnedOffUnlinksWhatIsRetired) {
@@ -139,7 +168,7 @@ TEST_P(Recycle, ClosingLeavesNoSpares) {
   std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(KeepingOne());
   ASSERT_NE(checkpointer, nullptr);
   SaveOneByOne(*checkpointer, 1, 2);
-  ASSERT_THAT(Leftovers(root()), ElementsAre(".spare"));
+  ASSERT_THAT(Leftovers(root()), ElementsAre(".spare-0"));
 
   checkpointer.reset();
 
@@ -178,7 +207,7 @@ TEST_P(Recycle, FailedSaveIntoARecycledFileLeavesThePreviousOne) {
 
   EXPECT_EQ(SaveDurably(*checkpointer, 3).code(), StatusCode::kIoError);
 
-  EXPECT_EQ(plan->Count({.op = IoOp::kRename, .path = ".spare/"}), 1U);
+  EXPECT_EQ(plan->Count({.op = IoOp::kRename, .path = ".spare-0/"}), 1U);
   EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(2));
   EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
   EXPECT_EQ(Shards(), 1);

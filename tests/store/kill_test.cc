@@ -275,7 +275,7 @@ TEST(Kill, AtEveryOperationOfASweepThatMakesSparesAndOfASaveOverThemCheckpointsS
                       },
                   .child =
                       [&](IoQueue& queue, const std::string& root, const Reports& reports) {
-                        const auto opened = OpenRoot(queue, root, {.shards = 2});
+                        const auto opened = OpenRoot(queue, root, {.folders = 1, .shards = 2});
                         if (!opened.ok() || !SaveTo(queue, root, next).ok()) return false;
                         reports.Done('3');
                         return true;

@@ -37,12 +37,14 @@ TEST(Names, AnyOtherNameIsNoStep) {
   }
 }
 
-TEST(Names, OnlyAttemptsAndRetiredFoldersAreLeftovers) {
+TEST(Names, OnlyAttemptsRetiredFoldersAndSparesAreLeftovers) {
   EXPECT_TRUE(IsLeftover(AttemptName("0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11")));
   EXPECT_TRUE(IsLeftover(RetiredName("0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11")));
+  EXPECT_TRUE(IsLeftover(SpareName(0)));
+  EXPECT_EQ(SpareName(64), ".spare-64");
 
-  for (const char* name : {"", ".lock", ".attempt", ".attempt-", ".retired-", "attempt-1", "x.attempt-1", ".attempts-1",
-                           "step-00000000000000001000", "notes.txt", ".", ".."}) {
+  for (const char* name : {"", ".lock", ".attempt", ".attempt-", ".retired-", ".spare", ".spare-", "attempt-1",
+                           "x.attempt-1", ".attempts-1", "step-00000000000000001000", "notes.txt", ".", ".."}) {
     EXPECT_FALSE(IsLeftover(name)) << name;
   }
 }

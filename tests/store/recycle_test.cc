@@ -44,7 +44,7 @@ class RecycleTest : public ::testing::Test {
   [[nodiscard]] std::string OldShard() const { return root_ / StepName(1) + "/" + ShardName(0); }
   [[nodiscard]] std::string NewShard() const { return root_ / StepName(2) + "/" + ShardName(0); }
   [[nodiscard]] std::string SpareFile() const { return SpareFolder() + "/" + ShardName(0); }
-  [[nodiscard]] std::string SpareFolder() const { return root_ / std::string(kSpareName); }
+  [[nodiscard]] std::string SpareFolder() const { return root_ / SpareName(0); }
   [[nodiscard]] static ino_t Inode(const std::string& path) {
     struct stat found {};
     EXPECT_EQ(::stat(path.c_str(), &found), 0) << path;
@@ -72,7 +72,7 @@ TEST_F(RecycleTest, RetiredShardIsWrittenOverByTheNextSave) {
   const ino_t inode = Inode(OldShard());
 
   ASSERT_EQ(RetireOld(), Status::Ok());
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kSpareName));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(SpareName(0)));
   EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
   EXPECT_TRUE(SaveNext());
 
@@ -123,9 +123,39 @@ TEST_F(RecycleTest, OneCheckpointsFilesAreKeptAndNotMore) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   ASSERT_EQ(Retire(*queue_, root_.path(), 2), Status::Ok());
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kSpareName));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(SpareName(0)));
   EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
   EXPECT_EQ(Inode(SpareFile()), first);
+}
+
+TEST_F(RecycleTest, FilesOfTwoCheckpointsAreTakenTheLastFirst) {
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
+  const ino_t first = Inode(OldShard());
+  const ino_t second = Inode(NewShard());
+
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  ASSERT_EQ(Retire(*queue_, root_.path(), 2, 1, &why_, 2), Status::Ok());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(SpareName(0), SpareName(1)));
+
+  EXPECT_TRUE(SaveNext({.step = 3, .recycle = true}));
+  EXPECT_TRUE(SaveNext({.step = 4, .recycle = true}));
+  EXPECT_EQ(Inode(root_ / StepName(3) + "/" + ShardName(0)), second);
+  EXPECT_EQ(Inode(root_ / StepName(4) + "/" + ShardName(0)), first);
+  EXPECT_FALSE(SaveNext({.step = 5, .recycle = true}));
+}
+
+TEST_F(RecycleTest, SpareThatIsRefusedIsUnlinkedAndTheNextTaken) {
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
+  const ino_t first = Inode(OldShard());
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  ASSERT_EQ(Retire(*queue_, root_.path(), 2, 1, &why_, 2), Status::Ok());
+  const UniqueFd reader(::open((root_ / SpareName(1) + "/" + ShardName(0)).c_str(), O_RDONLY | O_CLOEXEC));
+
+  EXPECT_TRUE(SaveNext({.step = 3, .recycle = true}));
+
+  EXPECT_EQ(Inode(root_ / StepName(3) + "/" + ShardName(0)), first);
+  EXPECT_THAT(Names(root_ / SpareName(1)), IsEmpty());
+  EXPECT_THAT(why_, HasSubstr("somebody has it open or mapped"));
 }
 
 // Readers. Each of them had the file before it was retired, or is on its way to it.
@@ -178,7 +208,7 @@ TEST_F(RecycleTest, ReaderThatOpensTheSpareKeepsItsBytes) {
 TEST_F(RecycleTest, ReaderThatComesWhileTheSpareIsTakenHasItToItself) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   int refused = 0;
-  plan_->CallBefore({.op = IoOp::kRename, .path = std::string(kSpareName)}, [&](const SeenOperation&) {
+  plan_->CallBefore({.op = IoOp::kRename, .path = SpareName(0)}, [&](const SeenOperation&) {
     // A patient reader would sleep in this call until the lease is given back.
     if (::open(SpareFile().c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC) < 0) refused = errno;
   });
@@ -213,7 +243,7 @@ TEST_F(RecycleTest, HardLinkMadeOfTheSpareStaysWhole) {
 TEST_F(RecycleTest, HardLinkMadeWhileTheSpareIsTakenStaysWhole) {
   const std::string bytes = ReadAll(OldShard());
   ASSERT_EQ(RetireOld(), Status::Ok());
-  plan_->CallBefore({.op = IoOp::kRename, .path = std::string(kSpareName)},
+  plan_->CallBefore({.op = IoOp::kRename, .path = SpareName(0)},
                     [&](const SeenOperation&) { fs::create_hard_link(SpareFile(), root_ / "copy"); });
 
   EXPECT_FALSE(SaveNext());
@@ -306,7 +336,7 @@ TEST_F(RecycleTest, AbandonedSaveLeavesNothingOfTheSpare) {
 
   EXPECT_EQ(SaveTo(*queue_, root_.path(), {.step = 3, .recycle = true}).code(), StatusCode::kIoError);
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kSpareName, StepName(2)));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(SpareName(0), StepName(2)));
   EXPECT_THAT(Names(SpareFolder()), IsEmpty());
   EXPECT_EQ(CheckContent(root_.path(), {.step = 2}), Status::Ok());
 }
@@ -330,9 +360,9 @@ TEST_F(RecycleTest, SweepLeavesTheSpareWhereOneIsWishedFor) {
   const ino_t inode = Inode(OldShard());
   ASSERT_EQ(RetireOld(), Status::Ok());
 
-  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.shards = 1}).ok());
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 1, .shards = 1}).ok());
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, kSpareName));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0)));
   EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink, .path = ShardName(0)}), 0U);
   EXPECT_TRUE(SaveNext());
   EXPECT_EQ(Inode(NewShard()), inode);
@@ -350,9 +380,9 @@ TEST_F(RecycleTest, SweepMakesSparesOfAnAttempt) {
   const std::vector<ino_t> inodes = {Inode(attempt + ShardName(0)), Inode(attempt + ShardName(1))};
   killed.reset();  // Its files are closed, and stay.
 
-  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.shards = 2}).ok());
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 1, .shards = 2}).ok());
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, kSpareName, StepName(1)));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0), StepName(1)));
   EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0), ShardName(1))) << "the third rank's is of no use";
   EXPECT_TRUE(SaveNext({.step = 6, .shards = 2, .recycle = true}));
   const std::string committed = root_ / StepName(6) + "/";
@@ -363,7 +393,7 @@ TEST_F(RecycleTest, SweepMakesSparesOfAnAttempt) {
 TEST_F(RecycleTest, SweepMakesSparesOfARemovalThatWasCutShort) {
   fs::copy(root_ / StepName(1), root_ / RetiredName("x"), fs::copy_options::recursive);
 
-  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.shards = 1}).ok());
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 1, .shards = 1}).ok());
 
   EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
   EXPECT_TRUE(SaveNext());
@@ -378,11 +408,24 @@ TEST_F(RecycleTest, SweepKeepsOneCheckpointsFilesAndNotMore) {
     ASSERT_EQ(killed.Begin(), Status::Ok());
   }
 
-  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.shards = 1}).ok());
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 1, .shards = 1}).ok());
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, kSpareName));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0)));
   EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
   EXPECT_EQ(Inode(SpareFile()), retired);
+}
+
+TEST_F(RecycleTest, SweepKeepsAsManyAsAreWishedFor) {
+  ASSERT_EQ(RetireOld(), Status::Ok());
+  for (const std::uint64_t step : {5U, 6U}) {
+    TestRanks killed(*queue_, root_.path(), {.step = step});
+    ASSERT_EQ(killed.Begin(), Status::Ok());
+  }
+
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 2, .shards = 1}).ok());
+
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0), SpareName(1)));
+  EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink, .path = ShardName(0)}), 1U);
 }
 
 TEST_F(RecycleTest, SweepUnlinksWhatADeadWriterMayStillBeWriting) {
@@ -391,9 +434,9 @@ TEST_F(RecycleTest, SweepUnlinksWhatADeadWriterMayStillBeWriting) {
   ASSERT_EQ(killed.Begin(), Status::Ok());
   std::string why;
 
-  ASSERT_TRUE(
-      OpenRoot(*queue_, root_.path(), {.shards = 1, .not_recycled = [&why](const std::string& told) { why = told; }})
-          .ok());
+  ASSERT_TRUE(OpenRoot(*queue_, root_.path(),
+                       {.folders = 1, .shards = 1, .not_recycled = [&why](const std::string& told) { why = told; }})
+                  .ok());
 
   EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, StepName(1)));
   EXPECT_THAT(why, HasSubstr("somebody has it open or mapped"));

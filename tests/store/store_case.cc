@@ -105,7 +105,7 @@ TestRanks::TestRanks(IoQueue& queue, const std::string& root, const TestSave& sa
                               .uuid = uuid_,
                               .shard = shard,
                               .file_bytes = content.size(),
-                              .recycle = save.recycle,
+                              .spare_folders = save.recycle ? 2U : 0U,
                               .not_recycled = [this](const std::string& why) { not_recycled_ = why; }}));
   }
 }
@@ -191,12 +191,14 @@ Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step) {
       queue, [&](StatusDone done) { RemoveCheckpoint(queue, root, step, {.pinned = Pinned::kGoes}, std::move(done)); });
 }
 
-Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards, std::string* why) {
+Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards, std::string* why,
+              std::uint64_t folders) {
   const NotRecycled note = [why](const std::string& reason) {
     if (why != nullptr) *why = reason;
   };
   return WaitFor(queue, [&](StatusDone done) {
-    RemoveCheckpoint(queue, root, step, {.spares = {.shards = shards, .not_recycled = note}}, std::move(done));
+    RemoveCheckpoint(queue, root, step, {.spares = {.folders = folders, .shards = shards, .not_recycled = note}},
+                     std::move(done));
   });
 }
 

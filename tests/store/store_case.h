@@ -44,7 +44,7 @@ struct TestSave {
   std::uint64_t shards = 1;
   std::uint64_t generation = 0;
   bool replace = false;
-  bool recycle = false;
+  bool recycle = false;    ///< Over a spare of one of two folders, where there is one.
   std::uint64_t more = 0;  ///< So many blocks more in each shard.
 };
 [[nodiscard]] std::string ShardContent(const TestSave& save, std::uint64_t shard);
@@ -94,10 +94,10 @@ class TestRanks {
 
 Status SaveTo(IoQueue& queue, const std::string& root, const TestSave& save);
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step);
-/// Retention's removal, which keeps the files of so many ranks as spares where it can; `why` of the last that it did
-/// not keep.
+/// Retention's removal, which keeps the files of so many ranks as spares where it can, so many folders of them; `why`
+/// of the last that it did not keep.
 Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards = 1,
-              std::string* why = nullptr);
+              std::string* why = nullptr, std::uint64_t folders = 1);
 
 /// What the sweep of an open root had to leave.
 std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SpareWish& spares = {});
