@@ -71,7 +71,6 @@ class Engine {
   mutable CondVar changed_;
   std::vector<std::shared_ptr<SaveTask>> tasks_ CAIRN_GUARDED_BY(mutex_);
   bool removing_ CAIRN_GUARDED_BY(mutex_) = false;  // Or sweeping.
-  int coming_ CAIRN_GUARDED_BY(mutex_) = 0;         // Calls of Save, and saves that have no job yet.
   Status last_failure_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t started_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;
