@@ -172,8 +172,9 @@ struct CheckpointDetails {
 /// In a forked child every call fails with FailedPrecondition and the destructor does nothing.
 class Checkpointer {
  public:
-  /// Opens the root, takes the writer's lock, allocates and registers the pool. What a crash left is swept meanwhile
-  /// and afterwards; the first save's writes wait for that, its capture does not, and Drain does.
+  /// Opens the root, takes the writer's lock, allocates and registers the pool. What a crash left is swept
+  /// afterwards: saves write nothing before that is done, while their captures go on as far as the pool reaches; Drain
+  /// and the destructor wait for it.
   ///
   /// FailedPrecondition where another process (or this one) has the root open for writing. InvalidArgument for options
   /// that cannot work, naming the least that would. Nothing on disk has changed on failure, but for the root's making.

@@ -101,6 +101,11 @@ void Engine::Loop() {
 void Engine::Advance() {
   // Of all of them: the younger ones are not reached below while an older one is being enqueued.
   for (const auto& job : jobs_) job->TakeWord();
+  // One after the other: two at once would come for the same spare, and neither had it.
+  if (std::none_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->begins(); })) {
+    const auto next = std::find_if(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->may_begin(); });
+    if (next != jobs_.end()) (*next)->Begin();
+  }
   bool chunks = true;
   for (const auto& job : jobs_) {
     job->Advance(chunks);

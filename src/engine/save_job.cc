@@ -126,10 +126,15 @@ void SaveJob::OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header) {
                                              .directory_mode = context_.parts.options.directory_mode,
                                              .spare_folders = context_.spare_folders(),
                                              .not_recycled = context_.not_recycled});
+}
+
+void SaveJob::Begin() {
+  begins_ = true;
   attempt_->Begin(Later(&SaveJob::OnBegun));
 }
 
 void SaveJob::OnBegun(Status status) {
+  begins_ = false;
   if (failing()) return FailIfQuiet();
   if (!status.ok()) return Fail(std::move(status));
   begun_ = true;

@@ -39,7 +39,10 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   [[nodiscard]] bool all_fed() const {
     return failing() || (capture_ != nullptr && capture_->enqueued() && capture_->all_fed());
   }
-  /// It has made, or taken, the file that it writes.
+  /// It could make, or take, the file that it writes; is at it; has it.
+  [[nodiscard]] bool may_begin() const { return attempt_ != nullptr && !begins_ && !begun_ && !failing() && !ended_; }
+  void Begin();
+  [[nodiscard]] bool begins() const { return begins_; }
   [[nodiscard]] bool has_file() const { return begun_ && !ended_; }
   [[nodiscard]] bool HasReadyWrite() const { return begun_ && !ready_.empty() && !failing(); }
   void SubmitWrite();
@@ -115,6 +118,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   int awaited_ = 0;            // Words of other ranks that will come, by the group's deadline at the latest.
   bool named_ = false;
   bool laid_out_ = false;
+  bool begins_ = false;
   bool begun_ = false;
   bool sealing_ = false;
   bool agreed_ = false;  // This rank has given its word under prepared/.

@@ -3,7 +3,8 @@
 // 0. Open (root.cc): make the root, fsync its parent; take the writer's lock, an fcntl lock on `.lock`; refuse a second
 //    writer of this process; fsync the root, so that every rename a crash left half done is on the disk, or is not
 //    there, before anything is removed or listed. Then the coordinator alone sweeps, beside the start of training: it
-//    names no attempt before it has swept, and without a name no rank begins. Readers take no lock and never sweep.
+//    names no attempt that it may commit before it has swept, and without a name no rank begins. Readers take no lock
+//    and never sweep.
 // 1. Begin: one attempt id for all ranks. Space is checked; then `.attempt-<uuid>/` is made, and this rank's shard file
 //    in it, its blocks laid out. The file is new, or a spare of this rank (see 6), whose blocks count as free: it is
 //    opened and claimed (a regular file of ours with one name and a write lease on it: nobody else has it open or
@@ -42,6 +43,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -84,7 +86,9 @@ class ShardAttempt final : public Attempt {
         shard_(JoinPath(folder_, ShardName(spec_.shard))),
         laid_out_(AlignUp(spec_.file_bytes, kBlock)) {
     for (std::uint64_t number = 0; number < spec_.spare_folders; ++number) {
-      spare_.folders.push_back(JoinPath(spec_.root, SpareName(number)));
+      const std::string folder = JoinPath(spec_.root, SpareName(number));
+      std::error_code error;
+      if (!std::filesystem::is_symlink(folder, error)) spare_.folders.push_back(folder);  // Somebody's, if it is.
     }
     spare_.name = ShardName(spec_.shard);
     spare_.file_mode = spec_.file_mode;
@@ -105,7 +109,7 @@ class ShardAttempt final : public Attempt {
  private:
   [[nodiscard]] Status Admit(Stage wanted, const char* call) const;
   [[nodiscard]] Status CheckRange(std::uint64_t offset, Bytes memory) const;
-  [[nodiscard]] Status CheckSpace() const;
+  [[nodiscard]] Status CheckSize() const;
   /// What the spare has already is not asked for.
   [[nodiscard]] Status CheckRoom() const;
   /// Where there is none, the spares that were not claimed are unlinked.
@@ -168,13 +172,12 @@ void ShardAttempt::Run(std::vector<IoStep> steps, Stage then, StatusDone done) {
   });
 }
 
-Status ShardAttempt::CheckSpace() const {
+Status ShardAttempt::CheckSize() const {
   constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
   if (spec_.file_bytes == 0 || spec_.file_bytes > AlignDown(kLargest, kBlock)) {
     return Error(StatusCode::kInvalidArgument, "{}: a shard of {} bytes", shard_, spec_.file_bytes);
   }
-  CAIRN_RETURN_IF_ERROR(CheckFileSizeLimit(shard_, laid_out_));
-  return CheckRoom();
+  return CheckFileSizeLimit(shard_, laid_out_);
 }
 
 Status ShardAttempt::CheckRoom() const {
@@ -238,8 +241,9 @@ void ShardAttempt::Begin(StatusDone done) {
   if (Status refusal = Admit(Stage::kNew, "Begin"); !refusal.ok()) return Refuse(std::move(refusal), std::move(done));
   std::vector<IoStep> steps;
   AppendClaim(steps, spare_, shard_fd_);
+  steps.push_back({.check = [this] { return CheckSize(); }});
   AppendMakingRoom(steps);
-  steps.push_back({.check = [this] { return CheckSpace(); }});
+  steps.push_back({.check = [this] { return CheckRoom(); }});
   steps.push_back({.make =
                        [this] {
                          folder_made_ = true;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
@@ -245,8 +246,9 @@ void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t ste
 }
 
 void RemoveSpares(IoQueue& queue, const std::string& root) {
-  const auto entries = ListFolder(root);
-  if (!entries.ok()) return;
+  std::error_code error;
+  const auto entries = ListFolder(std::filesystem::canonical(root, error).string());
+  if (error || !entries.ok()) return;
   std::vector<IoStep> steps;
   for (const FolderEntry& entry : *entries) {
     if (!IsSpareName(entry.name)) continue;

@@ -42,8 +42,8 @@ class Root {
 /// What the sweep could not remove and why, a sentence each: worth a warning, in nobody's way.
 using SweepDone = std::function<void(std::vector<std::string> left)>;
 /// Removes what crashed saves and removals left in the root: attempts, retired folders, spares; of their files the
-/// wished ones become, or stay, spares. By the writer who holds the root open, before any rank makes an attempt. On
-/// the queue's thread; `done` comes once, never from within the call.
+/// wished ones become, or stay, spares. By the writer who holds the root open, before any rank makes an attempt that it
+/// may commit. On the queue's thread; `done` comes once, never from within the call.
 void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, SweepDone done);
 
 /// A checkpoint found under a root.

@@ -11,9 +11,9 @@
 
 namespace cairn {
 
-// Spares: the shard files of one retired checkpoint, kept in `<root>/.spare/` under their ranks' names for the next
-// attempt to write over, because overwriting blocks that are laid out is a quarter faster than laying out new ones. The
-// conditions are in the commit protocol (attempt.cc, 1 and 6).
+// Spares: the shard files of former checkpoints and attempts, kept in `<root>/.spare-<n>/` under their ranks' names for
+// the next attempts to write over, because overwriting blocks that are laid out is a quarter faster than laying out new
+// ones. The conditions are in the commit protocol (attempt.cc, 1 and 6).
 
 /// Told why a retired shard file is not recycled.
 using NotRecycled = std::function<void(const std::string& why)>;

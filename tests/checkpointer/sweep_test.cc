@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/mutex.h"
@@ -115,6 +116,26 @@ TEST_F(SweepTest, SaveThatTheCoordinatorGivesUpMeanwhileFailsOnAllRanksAtOnce) {
   gate.Release();
 }
 
+TEST_F(SweepTest, SaveThatIsAbandonedMeanwhileLeavesNothing) {
+  const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-x"});
+  Options options = NotRecycling();
+  options.drain_deadline = {};
+  auto checkpointer = OpenOrFail(options, Through(plan_));
+  ASSERT_NE(checkpointer, nullptr);
+  const auto state = SmallState(1);
+  const auto save = checkpointer->Save(1, state->state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  std::thread closer([&] { checkpointer.reset(); });
+  EXPECT_EQ(save->WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
+  gate.Release();
+  closer.join();
+
+  EXPECT_EQ(Attempts(), 0U);
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+}
+
 TEST_F(SweepTest, TellsWhatItHadToLeave) {
   Mutex mutex;
   std::vector<std::string> told;
@@ -134,18 +155,32 @@ TEST_F(SweepTest, TellsWhatItHadToLeave) {
   EXPECT_THAT(Leftovers(root()), ElementsAre(".retired-x"));
 }
 
-TEST_F(SweepTest, FirstSaveIsWrittenOverWhatItFound) {
+// All that waited for it begin at once then, and must not take one another's.
+TEST_F(SweepTest, FirstSavesAreWrittenOverWhatItFound) {
   const UniqueFd probe(::open((dir_ / "probe").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   if (const Status status = TakeLease(probe, "a file here"); !status.ok()) GTEST_SKIP() << status;
   Leave(".attempt-y");
-  const auto checkpointer = OpenOrFail(SmallOptions(root()));
+  Leave(".attempt-z");
+  std::ofstream(root() + "/.attempt-z/manifest.json") << "{";
+  const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".attempt-z"});
+  const auto checkpointer = OpenOrFail(SmallOptions(root()), Through(plan_));
   ASSERT_NE(checkpointer, nullptr);
-  const auto state = SmallState(1);
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+  std::vector<std::unique_ptr<Tensors>> states;
+  std::vector<SaveHandle> saves;
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    states.push_back(SmallState(step));
+    const auto save = checkpointer->Save(step, states.back()->state());
+    ASSERT_TRUE(save.ok()) << save.status();
+    saves.push_back(*save);
+  }
 
-  const auto save = checkpointer->Save(1, state->state());
-  ASSERT_TRUE(save.ok() && save->WaitDurable(Soon()).ok());
+  gate.Release();
 
-  EXPECT_TRUE(save->stats().recycled) << checkpointer->stats().not_recycled_reason;
+  for (const SaveHandle& save : saves) {
+    EXPECT_EQ(save.WaitDurable(Soon()), Status::Ok());
+    EXPECT_TRUE(save.stats().recycled) << checkpointer->stats().not_recycled_reason;
+  }
   EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
 }
 

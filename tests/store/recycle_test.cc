@@ -277,7 +277,8 @@ TEST_F(RecycleTest, LinkInTheSparesPlaceIsNotFollowed) {
   fs::create_directory_symlink(elsewhere.path(), SpareFolder());
 
   ASSERT_EQ(RetireOld(), Status::Ok());
-  EXPECT_FALSE(SaveNext());
+  plan_->Fail({.op = IoOp::kFallocate, .nth = 1}, ENOSPC);
+  EXPECT_FALSE(SaveNext()) << "nor is it what a full disk has to give";
 
   EXPECT_EQ(ReadAll(elsewhere / ShardName(0)), "mine");
 }
@@ -348,9 +349,15 @@ TEST_F(RecycleTest, ReplacementIsWrittenOverASpareToo) {
   EXPECT_TRUE(SaveNext({.step = 2, .seed = 7, .replace = true, .recycle = true}));
 }
 
-TEST_F(RecycleTest, CloseRemovesSpares) {
+TEST_F(RecycleTest, CloseRemovesSparesThroughALinkToo) {
+  TempDir elsewhere;
+  fs::create_directory_symlink(root_.path(), elsewhere / "link");
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
   ASSERT_EQ(RetireOld(), Status::Ok());
-  RemoveSpares(*queue_, root_.path());
+  ASSERT_EQ(Retire(*queue_, root_.path(), 2, 1, &why_, 2), Status::Ok());
+
+  RemoveSpares(*queue_, elsewhere / "link");
+
   EXPECT_THAT(Names(root_.path()), IsEmpty());
 }
 
