@@ -84,7 +84,7 @@ StrategyKind CairnKind() {
           .tuning =
               "default options but keep_last 1, max_in_flight, host_memory_bytes, chunk_bytes and queue_depth as "
               "given; checksums on",
-          // One more while a removal is under way.
+          // The one that is kept, and one more for the next saves to be written over.
           .checkpoints_on_disk = [](int in_flight) { return in_flight + 2; },
           .host_bytes = [](std::uint64_t, std::uint64_t host_memory_bytes) { return host_memory_bytes; },
           .open = Open};
