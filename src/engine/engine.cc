@@ -73,7 +73,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
 void Engine::Loop() {
   auto checked = SaveTask::Clock::now();
   bool untouched = context_.parts.touch_pool;
-  while (!stopping_ || !jobs_.empty() || !removals_.empty() || retirement_due_ || context_.sweeping) {
+  while (!stopping_ || !jobs_.empty() || !removals_.empty() || context_.sweeping) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
     // The pool is touched while there is nothing else to do; a save that comes first touches what it uses.
@@ -94,7 +94,6 @@ void Engine::Loop() {
     }
     Advance();
     ForgetEnded();
-    RetireIfDue();
   }
 }
 
@@ -128,6 +127,7 @@ void Engine::CheckDevices() {
 }
 
 void Engine::ForgetEnded() {
+  bool retires = false;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
     if (!(*job)->ended()) {
       ++job;
@@ -136,7 +136,7 @@ void Engine::ForgetEnded() {
     const std::shared_ptr<SaveTask>& task = (*job)->task();
     const Status& status = (*job)->outcome();
     const SaveStats stats = task->stats();
-    retirement_due_ = retirement_due_ || status.ok();
+    retires = retires || status.ok();
     {
       MutexLock lock(mutex_);
       std::erase(tasks_, task);
@@ -152,6 +152,7 @@ void Engine::ForgetEnded() {
     job = jobs_.erase(job);
   }
   changed_.NotifyAll();
+  if (retires) Retire();
 }
 
 SpareWish Engine::Spares() const {
@@ -177,9 +178,7 @@ void Engine::SweepLeftovers() {
   });
 }
 
-void Engine::RetireIfDue() {
-  if (!retirement_due_) return;
-  retirement_due_ = false;
+void Engine::Retire() {
   const bool idle = removals_.empty();
   if (context_.parts.group->rank() == 0) {
     const std::vector<std::uint64_t> steps = context_.parts.ledger->Retire();

@@ -53,7 +53,7 @@ class Engine {
   void Advance();
   void CheckDevices();
   void ForgetEnded() CAIRN_EXCLUDES(mutex_);
-  void RetireIfDue();
+  void Retire();
   /// Beside the start of training: unlinking what is as large as a checkpoint takes as long as the disk likes.
   void SweepLeftovers();
   void RemoveNext();
@@ -63,7 +63,6 @@ class Engine {
   EngineContext context_;                      // The thread's own, but for parts and inbox.
   std::deque<std::shared_ptr<SaveJob>> jobs_;  // The thread's own. Oldest first.
   std::deque<std::uint64_t> removals_;         // The thread's own; the first is under way.
-  bool retirement_due_ = false;                // The thread's own.
   bool stopping_ = false;                      // The thread's own.
   std::thread thread_;
 
