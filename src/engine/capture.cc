@@ -103,7 +103,7 @@ Status Capture::FeedChunk(BufferPool::Chunk buffer) {
     copies.lane = static_cast<int>(id % static_cast<std::uint64_t>(device.lanes()));
     if (by_device.size() == 1 && device.sums_while_copying() && !sums_.empty()) {
       copies.sums = &sums_[begin / kChecksumBlock];
-      batch.summed = true;
+      batch.chunk.summed = true;
     }
     CAIRN_RETURN_IF_ERROR(Launch(id, batch, device, std::move(copies)));
   }
@@ -171,30 +171,26 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   const std::uint64_t bytes = batch.chunk.end - batch.chunk.begin;
   std::memset(batch.chunk.buffer.data() + bytes, 0, AlignUp(bytes, kBlock) - bytes);
   NoteCaptured();
-  if (batch.summed || sums_.empty()) return Fill(std::move(batch));
-
-  ++sums_under_way_;
-  auto chunk = std::make_shared<Batch>(std::move(batch));
-  context_.parts.workers->Post([this, self = shared_from_this(), chunk, inbox = context_.inbox] {
-    const std::uint64_t size = chunk->chunk.end - chunk->chunk.begin;
-    for (std::uint64_t at = 0; at < size; at += kChecksumBlock) {
-      const Bytes block(chunk->chunk.buffer.data() + at, std::min(kChecksumBlock, size - at));
-      sums_[(chunk->chunk.begin + at) / kChecksumBlock] = Crc32c(block);
-    }
-    inbox->Post([self, chunk] {
-      --self->sums_under_way_;
-      if (self->stopped_) {
-        chunk->chunk.buffer.Reset();
-        return self->callbacks_.quiet();
-      }
-      self->Fill(std::move(*chunk));
-    });
-  });
+  if (all_fed() && batches_.empty()) ReleaseStaging();
+  callbacks_.filled(std::make_shared<FilledChunk>(std::move(batch.chunk)));
 }
 
-void Capture::Fill(Batch batch) {
-  if (all_fed() && batches_.empty()) ReleaseStaging();
-  callbacks_.filled(std::move(batch.chunk));
+void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
+  if (chunk->summed || sums_.empty()) return chunk->buffer.Reset();
+  ++sums_under_way_;
+  context_.parts.workers->Post(
+      [this, self = shared_from_this(), chunk = std::move(chunk), inbox = context_.inbox]() mutable {
+        const std::uint64_t size = chunk->end - chunk->begin;
+        for (std::uint64_t at = 0; at < size; at += kChecksumBlock) {
+          const Bytes block(chunk->buffer.data() + at, std::min(kChecksumBlock, size - at));
+          sums_[(chunk->begin + at) / kChecksumBlock] = Crc32c(block);
+        }
+        inbox->Post([self, chunk = std::move(chunk)] {
+          chunk->buffer.Reset();
+          if (--self->sums_under_way_ != 0) return;
+          self->stopped_ ? self->callbacks_.quiet() : self->callbacks_.summed();
+        });
+      });
 }
 
 void Capture::NoteCaptured() {

@@ -13,24 +13,26 @@
 
 namespace cairn {
 
-/// A stretch of the stream that has been copied and summed, on its way to the disk.
+/// A stretch of the stream that has been copied, on its way to the disk.
 struct FilledChunk {
   BufferPool::Chunk buffer;
   std::uint64_t begin = 0;  ///< In the stream.
   std::uint64_t end = 0;
+  bool summed = false;  ///< By a device, while it was copied.
 };
 
-/// The first half of a save: from the caller's tensors into chunks, with their checksums. Engine's thread alone.
+/// The first half of a save: from the caller's tensors into chunks, and their checksums. Engine's thread alone.
 ///
 /// Copies that a lost device never finishes are given up by OnDeviceLost; every other copy is waited for, so that the
 /// tensors' memory is never read after the save has ended.
 class Capture : public std::enable_shared_from_this<Capture> {
  public:
   struct Callbacks {
-    std::function<void(FilledChunk)> filled;  ///< In no particular order.
-    std::function<void(Status)> failed;       ///< Once at most; no chunk is filled afterwards.
-    std::function<void()> captured;           ///< The tensors may be overwritten.
-    std::function<void()> quiet;              ///< A copy ended after failure or Stop: ask idle().
+    std::function<void(std::shared_ptr<FilledChunk>)> filled;  ///< In no particular order.
+    std::function<void(Status)> failed;                        ///< Once at most; no chunk is filled afterwards.
+    std::function<void()> captured;                            ///< The tensors may be overwritten.
+    std::function<void()> summed;                              ///< No checksum is under way any more.
+    std::function<void()> quiet;                               ///< A copy ended after failure or Stop: ask idle().
   };
 
   Capture(EngineContext& context, SaveTask& task, Callbacks callbacks);
@@ -41,8 +43,11 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] bool enqueued() const { return enqueued_; }
   /// Every chunk of the stream has been given a buffer.
   [[nodiscard]] bool all_fed() const { return next_ == task_.snapshot().bytes(); }
+  /// Has a worker sum a chunk that no device has summed, and gives its buffer back.
+  void Sum(std::shared_ptr<FilledChunk> chunk);
+  [[nodiscard]] bool sums() const { return sums_under_way_ != 0; }
   /// No copy and no checksum is under way.
-  [[nodiscard]] bool idle() const { return copies_under_way_ == 0 && sums_under_way_ == 0; }
+  [[nodiscard]] bool idle() const { return copies_under_way_ == 0 && !sums(); }
   /// Whether copies are under way behind streams, so that only Device::Health tells of a lost device.
   [[nodiscard]] bool waits_for_device() const;
   /// No further copies; chunks that are under way are dropped as they end.
@@ -50,8 +55,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   void OnDeviceLost(const Device& device, const Status& status);
   /// Gives staging memory back. When idle, at the latest at the save's end.
   void ReleaseStaging();
-  /// One for each kChecksumBlock of the stream; complete once every chunk has been filled. Empty with checksums off.
-  [[nodiscard]] const std::vector<std::uint32_t>& sums() const { return sums_; }
+  /// One for each kChecksumBlock of the stream, once all chunks are summed. Empty with checksums off.
+  [[nodiscard]] const std::vector<std::uint32_t>& checksums() const { return sums_; }
 
  private:
   struct Copy {
@@ -63,7 +68,6 @@ class Capture : public std::enable_shared_from_this<Capture> {
     FilledChunk chunk;  // Without a buffer: staging.
     std::vector<Copy> copies;
     Status status;
-    bool summed = false;  // Some device sums while it copies.
     SaveTask::Clock::time_point begun;
   };
 
@@ -76,7 +80,6 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] Status Launch(std::uint64_t id, Batch& batch, Device& device, CopyBatch copies);
   void OnCopied(std::uint64_t id, std::size_t copy, Status status);
   void OnBatchCopied(std::uint64_t id);
-  void Fill(Batch batch);
   void Fail(Status status);
   void NoteCaptured();
 

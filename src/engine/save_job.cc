@@ -68,7 +68,7 @@ void SaveJob::OnLaidOut() {
   capture_ = std::make_shared<Capture>(
       context_, *task_,
       Capture::Callbacks{.filled =
-                             [this](FilledChunk chunk) {
+                             [this](std::shared_ptr<FilledChunk> chunk) {
                                if (!failing()) ready_.push_back(std::move(chunk));
                              },
                          .failed = [this](Status status) { Fail(std::move(status)); },
@@ -78,6 +78,7 @@ void SaveJob::OnLaidOut() {
                                context_.Tell({.kind = EventKind::kSaveCaptured, .step = task_->plan().step});
                                SealIfWritten();
                              },
+                         .summed = [this] { SealIfWritten(); },
                          .quiet = [this] { FailIfQuiet(); }});
   MakeHeader();
 }
@@ -159,33 +160,36 @@ void SaveJob::Advance(bool chunks) {
 }
 
 void SaveJob::SubmitWrite() {
-  // Shared, as completions are copyable functions and a chunk is not.
-  auto chunk = std::make_shared<FilledChunk>(std::move(ready_.front()));
+  std::shared_ptr<FilledChunk> chunk = std::move(ready_.front());
   ready_.pop_front();
-  const std::uint64_t bytes = chunk->end - chunk->begin;
   const auto begun = SaveTask::Clock::now();
   ++under_way_;
   ++context_.writes_under_way;
-  attempt_->Write(header_->data_begin() + chunk->begin, Bytes(chunk->buffer.data(), AlignUp(bytes, kBlock)),
-                  [this, self = shared_from_this(), chunk, bytes, begun](const Status& status) {
-                    --under_way_;
-                    --context_.writes_under_way;
-                    chunk->buffer.Reset();
-                    context_.parts.trace->Span("disk", "write", begun, SaveTask::Clock::now(), task_->plan().step,
-                                               bytes);
-                    OnChunkWritten(bytes, status);
-                  });
+  const std::uint64_t offset = header_->data_begin() + chunk->begin;
+  const Bytes memory(chunk->buffer.data(), AlignUp(chunk->end - chunk->begin, kBlock));
+  attempt_->Write(offset, memory, [this, self = shared_from_this(), chunk, begun](const Status& status) {
+    --under_way_;
+    --context_.writes_under_way;
+    context_.parts.trace->Span("disk", "write", begun, SaveTask::Clock::now(), task_->plan().step,
+                               chunk->end - chunk->begin);
+    OnChunkWritten(chunk, status);
+  });
 }
 
-void SaveJob::OnChunkWritten(std::uint64_t bytes, const Status& status) {
+void SaveJob::OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status) {
+  if (failing() || !status.ok()) chunk->buffer.Reset();
   if (failing()) return FailIfQuiet();
   if (!status.ok()) return Fail(status);
-  written_ += bytes;
+  written_ += chunk->end - chunk->begin;
+  // Only now: the sums stand in the header, which is written last, and the disk need not wait for them. What a core has
+  // just read also comes slower out of its cache than out of the memory, where another core does the disk's reading.
+  capture_->Sum(chunk);
   SealIfWritten();
 }
 
 void SaveJob::SealIfWritten() {
   if (sealing_ || !begun_ || failing() || !task_->captured() || written_ != task_->snapshot().bytes()) return;
+  if (capture_->sums()) return;
   if (!release_by_) task_->MarkWritten(attempt_->bytes_written(), attempt_->direct(), attempt_->recycled());
   if (task_->held()) {
     if (!release_by_) release_by_ = Deadline::In(task_->plan().hold);
@@ -194,7 +198,7 @@ void SaveJob::SealIfWritten() {
   release_by_.reset();
   if (!task_->MarkCommitting()) return Fail(*task_->cancelled());
   sealing_ = true;
-  if (context_.parts.options.checksums) header_->SetSums(capture_->sums());
+  if (context_.parts.options.checksums) header_->SetSums(capture_->checksums());
   const Bytes header = std::as_bytes(std::span(header_->bytes()));
   if (context_.parts.group->size() > 1) return attempt_->Seal(header, Later(&SaveJob::OnSealed));
   attempt_->SealAndCommit(header, MakeManifest({MyShard()}), task_->plan().replace, Later(&SaveJob::OnCommitted));

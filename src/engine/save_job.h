@@ -87,7 +87,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   void MakeHeader();
   void OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header);
   void OnBegun(Status status);
-  void OnChunkWritten(std::uint64_t bytes, const Status& status);
+  void OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status);
   void SealIfWritten();
   [[nodiscard]] ManifestShard MyShard() const;
   [[nodiscard]] Manifest MakeManifest(std::vector<ManifestShard> shards) const;
@@ -109,7 +109,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   std::unique_ptr<Attempt> attempt_;
   std::optional<ShardHeaderWriter> header_;
   std::string uuid_;
-  std::deque<FilledChunk> ready_;
+  std::deque<std::shared_ptr<FilledChunk>> ready_;
   Status failure_;
   Status outcome_;
   std::optional<Deadline> release_by_;
