@@ -29,7 +29,7 @@ RATIOS = {
     "micro": (Ratio(r".+/.+", "ratio", None, more_is_better=False),),
     "roofline": (
         Ratio(r"(write|restore).*", "cairn bytes/s", "fio bytes/s", more_is_better=True),
-        Ratio(r"8 MiB chunks.*", "8 MiB bytes/s", "4 MiB bytes/s", more_is_better=True),
+        Ratio(r"8 MiB chunks.*", "8 MiB of fio", "4 MiB of fio", more_is_better=True),
         Ratio(r"CPU s/GB.*", "cairn cpu s/GB", "fio cpu s/GB", more_is_better=False),
         Ratio(r"peak RSS.*", "ratio", None, more_is_better=False),
         Ratio(r"older of two", "older s", "alone s", more_is_better=False),

@@ -1,7 +1,7 @@
 // What saving and restoring cost, one measurement at a time; scripts/bench roofline drives it, in turns with fio.
 //
 //   build/release/bin/bench_roofline --root DIR [--bytes N] [--source pinned|cpu] [--checksums 0|1] [--queue
-//   uring|threads] [--recycle 0|1] [--chunk N] [--depth N]
+//   uring|threads] [--recycle 0|1] [--chunk N] [--depth N] [--pool N]
 //
 // Reads commands from standard input, one a line, and answers each with one line of JSON:
 //   write            one save to durable of --bytes in 597 tensors: seconds, cpu_seconds, bytes. With --recycle 1 it is
@@ -53,6 +53,7 @@ struct Settings {
   bool recycle = false;
   std::uint64_t chunk = Options().chunk_bytes;
   int depth = Options().queue_depth;
+  std::uint64_t pool = 512_MiB;
 };
 
 void Check(const Status& status) {
@@ -294,7 +295,7 @@ class Bench {
   }
   Checkpointer& Open() {
     if (checkpointer_ == nullptr) {
-      auto opened = Checkpointer::Open(MakeOptions(512_MiB), MakeWiring(settings_.source));
+      auto opened = Checkpointer::Open(MakeOptions(settings_.pool), MakeWiring(settings_.source));
       Check(opened.status());
       checkpointer_ = *std::move(opened);
     }
@@ -326,6 +327,7 @@ int Main(int argc, char** argv) {
   app.add_option("--recycle", settings.recycle, "keep one checkpoint, and write over the one before it");
   app.add_option("--chunk", settings.chunk, "bytes of one write");
   app.add_option("--depth", settings.depth, "writes under way at once");
+  app.add_option("--pool", settings.pool, "bytes of the pinned pool");
   CLI11_PARSE(app, argc, argv);
 
   Bench bench(settings);

@@ -5,7 +5,7 @@ import os
 import subprocess
 
 LINE = (
-    "fio --name=fio --filename={file} --rw={rw} --bs={block} --iodepth=8 --ioengine=io_uring --direct=1 --size={bytes} "
+    "fio --name=fio --filename={file} --rw={rw} --bs=4M --iodepth=8 --ioengine=io_uring --direct=1 --size={bytes} "
     "--fallocate=native --end_fsync=1 --iomem={memory} --zero_buffers --output-format=json"
 )
 
@@ -23,7 +23,7 @@ def hugepages():
         return "malloc"
 
 
-def fio(file, rw, memory, size, keep=False, block="4M"):
+def fio(file, rw, memory, size, keep=False):
     """Bytes per second of one run over `size` bytes, its fsync included, and its CPU seconds.
 
     Each "write" lays out a fresh file, and removes it again unless it is to be kept; "overwrite" goes over the blocks of
@@ -32,7 +32,7 @@ def fio(file, rw, memory, size, keep=False, block="4M"):
     if rw == "write" and os.path.exists(file):
         os.unlink(file)
         os.sync()
-    command = LINE.format(file=file, rw="write" if rw == "overwrite" else rw, bytes=size, memory=memory, block=block)
+    command = LINE.format(file=file, rw="write" if rw == "overwrite" else rw, bytes=size, memory=memory)
     output = subprocess.run(command.split(), check=True, capture_output=True, text=True).stdout
     job = json.loads(output[output.index("{") :])["jobs"][0]
     seconds = job["job_runtime"] / 1000
