@@ -43,8 +43,8 @@ struct SaveOptions {
   IfExists if_exists = IfExists::kFail;
   Replicated replicated;
   /// Above zero: captured and written as ever, but not committed before SaveHandle::Release, for a caller who learns
-  /// elsewhere whether this is to be a checkpoint. Not released within this time of its last write, the save fails with
-  /// DeadlineExceeded.
+  /// elsewhere whether this is to be a checkpoint. Not released within this time of its last write and checksum, the
+  /// save fails with DeadlineExceeded.
   std::chrono::nanoseconds hold{0};
 };
 

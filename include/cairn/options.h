@@ -95,9 +95,9 @@ struct Options {
   /// Hard cap of the pinned pool, in bytes. More lets captures run ahead of the disk; the state itself may be larger.
   /// At least queue_depth chunks. Memory that describes tensors (1 KiB and the name, each, per save) comes on top.
   std::uint64_t host_memory_bytes = 1ULL << 30;
-  /// Size of one copy and one write: a multiple of 1 MiB, up to 1 GiB. 0: 8 MiB, as fast as 4 MiB with a tenth
-  /// less CPU time (scripts/bench roofline --only chunks), or 4 MiB where the pool holds less than twice queue_depth of
-  /// those.
+  /// Size of one copy and one write: a multiple of 1 MiB, up to 1 GiB. 0: 8 MiB, not seen to be slower than 4 MiB
+  /// and a tenth less CPU time (scripts/bench roofline --only chunks), or 4 MiB where the pool holds less than twice
+  /// queue_depth of those.
   std::uint64_t chunk_bytes = 0;
   /// Writes (and reads) given to the disk at once.
   int queue_depth = 8;

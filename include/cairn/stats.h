@@ -31,7 +31,7 @@ struct SaveStats {
   std::chrono::nanoseconds stall{};     ///< Of it and of Fence: how long the caller was held up for this save.
   std::chrono::nanoseconds enqueued{};  ///< Every copy had been enqueued.
   std::chrono::nanoseconds captured{};
-  std::chrono::nanoseconds written{};  ///< Every data byte had been written.
+  std::chrono::nanoseconds written{};  ///< Every data byte had been written and summed.
   std::chrono::nanoseconds durable{};
   bool staged = false;    ///< The snapshot went through spare device memory.
   bool direct = false;    ///< The shard was written with O_DIRECT.

@@ -176,7 +176,7 @@ void Capture::OnBatchCopied(std::uint64_t id) {
 }
 
 void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
-  if (chunk->summed || sums_.empty()) return chunk->buffer.Reset();
+  if (chunk->summed || sums_.empty()) return;
   ++sums_under_way_;
   context_.parts.workers->Post(
       [this, self = shared_from_this(), chunk = std::move(chunk), inbox = context_.inbox]() mutable {
@@ -186,7 +186,6 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
           sums_[(chunk->begin + at) / kChecksumBlock] = Crc32c(block);
         }
         inbox->Post([self, chunk = std::move(chunk)] {
-          chunk->buffer.Reset();
           if (--self->sums_under_way_ != 0) return;
           self->stopped_ ? self->callbacks_.quiet() : self->callbacks_.summed();
         });

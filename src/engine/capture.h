@@ -13,7 +13,8 @@
 
 namespace cairn {
 
-/// A stretch of the stream that has been copied, on its way to the disk.
+/// A stretch of the stream that has been copied, on its way to the disk. Its buffer goes back to the pool with the last
+/// who shares it, its write or its checksum.
 struct FilledChunk {
   BufferPool::Chunk buffer;
   std::uint64_t begin = 0;  ///< In the stream.
@@ -32,7 +33,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
     std::function<void(Status)> failed;                        ///< Once at most; no chunk is filled afterwards.
     std::function<void()> captured;                            ///< The tensors may be overwritten.
     std::function<void()> summed;                              ///< No checksum is under way any more.
-    std::function<void()> quiet;                               ///< A copy ended after failure or Stop: ask idle().
+    std::function<void()> quiet;  ///< A copy or the last checksum ended after failure or Stop: ask idle().
   };
 
   Capture(EngineContext& context, SaveTask& task, Callbacks callbacks);
@@ -43,7 +44,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] bool enqueued() const { return enqueued_; }
   /// Every chunk of the stream has been given a buffer.
   [[nodiscard]] bool all_fed() const { return next_ == task_.snapshot().bytes(); }
-  /// Has a worker sum a chunk that no device has summed, and gives its buffer back.
+  /// Has a worker sum a chunk that no device has summed.
   void Sum(std::shared_ptr<FilledChunk> chunk);
   [[nodiscard]] bool sums() const { return sums_under_way_ != 0; }
   /// No copy and no checksum is under way.

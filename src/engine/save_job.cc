@@ -177,7 +177,6 @@ void SaveJob::SubmitWrite() {
 }
 
 void SaveJob::OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status) {
-  if (failing() || !status.ok()) chunk->buffer.Reset();
   if (failing()) return FailIfQuiet();
   if (!status.ok()) return Fail(status);
   written_ += chunk->end - chunk->begin;
