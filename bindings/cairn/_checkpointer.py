@@ -43,7 +43,8 @@ class Checkpointer:
       staging        device memory, for each device, that snapshots may be staged in
       checksums      CRC32C over every MiB; off, a flipped bit is not found
       recycle        write over the blocks of retired checkpoints that nobody else has open: a quarter faster than new
-                     ones. With them keep_last + max_in_flight + 1 checkpoints are on the disk at most
+                     ones. With them keep_last + max_in_flight + 1 checkpoints are on the disk at most, plus what
+                     keep_every and pins keep
       io             "auto", "io_uring" or "threads"
       group          the ranks that write one checkpoint together, each a shard of it: a torch.distributed ProcessGroup,
                      or a tuple (Store, rank, world). Every rank opens the root, saves the same steps in the same order,

@@ -112,8 +112,8 @@ struct Options {
   /// CRC32C over every MiB. Off: files are committed without a block table and restore cannot find a flipped bit.
   bool checksums = true;
   /// Write new checkpoints over the blocks of retired ones that nobody has open, mapped or linked: a quarter faster
-  /// than laying out new ones. With them keep_last + max_in_flight + 1 checkpoints are on the disk at most. Off: what
-  /// retention retires is unlinked.
+  /// than laying out new ones. With them keep_last + max_in_flight + 1 checkpoints are on the disk at most, plus what
+  /// keep_every and pins keep. Off: what retention retires is unlinked.
   bool recycle = true;
   IoQueueKind io_queue = IoQueueKind::kAuto;
   /// Events kept for WriteTrace. 0: tracing is off.
