@@ -101,6 +101,8 @@ TEST_F(Checksums, AreWaitedForByACancelledSave) {
   AwaitWrites();
 
   EXPECT_TRUE(save.Cancel());
+  // A worker will still read its chunks: it must not have ended, however long that takes.
+  EXPECT_EQ(save.WaitDurable(Deadline::In(milliseconds(50))).code(), StatusCode::kDeadlineExceeded);
   Unblock();
 
   EXPECT_EQ(save.WaitDurable(Soon()).code(), StatusCode::kCancelled);
