@@ -6,6 +6,20 @@
 #include <limits>
 
 namespace cairn {
+namespace {
+
+constexpr std::uint32_t kPolynomial = 0x82f63b78;  // Reflected, as all of these: the highest bit is x^0.
+
+std::uint32_t MultiplyModulo(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  for (std::uint32_t bit = 1U << 31; bit != 0; bit >>= 1) {
+    if ((a & bit) != 0) product ^= b;
+    b = (b >> 1) ^ ((b & 1) != 0 ? kPolynomial : 0);
+  }
+  return product;
+}
+
+}  // namespace
 
 std::uint32_t Crc32c(Bytes bytes, std::uint32_t crc) {
   crc = ~crc;
@@ -17,6 +31,17 @@ std::uint32_t Crc32c(Bytes bytes, std::uint32_t crc) {
     bytes = bytes.subspan(n);
   }
   return ~crc;
+}
+
+std::uint32_t Crc32cCombine(std::uint32_t crc_of_a, std::uint32_t crc_of_b, std::uint64_t bytes_of_b) {
+  // Each byte that follows multiplies by x^8.
+  std::uint32_t square = 1U << 23;
+  std::uint32_t shifted = crc_of_a;
+  for (; bytes_of_b != 0; bytes_of_b >>= 1) {
+    if ((bytes_of_b & 1) != 0) shifted = MultiplyModulo(shifted, square);
+    square = MultiplyModulo(square, square);
+  }
+  return shifted ^ crc_of_b;
 }
 
 }  // namespace cairn

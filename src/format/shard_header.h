@@ -73,14 +73,21 @@ class ShardHeaderWriter {
   /// The length word, the JSON text and its padding: file offsets 0 to data_begin(). At an address that is a multiple
   /// of 4096, to be written as it stands; lives as long as this.
   [[nodiscard]] std::string_view bytes() const { return {block_.get(), size_}; }
-  /// CRC32C of bytes(): goes into the manifest.
+  /// CRC32C of bytes(): goes into the manifest. Only the table is read for it.
   [[nodiscard]] std::uint32_t digest() const;
 
  private:
+  struct Parts {
+    Bytes before, table, behind;
+  };
+  [[nodiscard]] Parts Split() const;
+
   std::unique_ptr<char, decltype(&std::free)> block_{nullptr, &std::free};
   std::uint64_t size_ = 0;
   std::size_t sums_at_ = 0;  // Where the table's first digit is.
   std::size_t sum_count_ = 0;
+  std::uint32_t digest_before_ = 0;  // Of what stands in front of the table, and behind it.
+  std::uint32_t digest_behind_ = 0;
 };
 
 /// From the first 8 bytes of a file: how many bytes the header has in all, the length word included. Corrupt where it

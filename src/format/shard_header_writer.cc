@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,6 +19,16 @@ namespace {
 
 constexpr std::size_t kLengthWord = 8;
 constexpr std::size_t kSumDigits = 8;
+constexpr std::size_t kHugePage = 2U << 20;
+
+// To be freed. In huge pages where it is large: a write of it pins each page that it has.
+char* AlignedBlock(std::size_t bytes) {
+  if (bytes < kHugePage) return static_cast<char*>(std::aligned_alloc(kBlock, bytes));
+  const std::size_t length = AlignUp(bytes, kHugePage);
+  void* const block = std::aligned_alloc(kHugePage, length);
+  if (block != nullptr) ::madvise(block, length, MADV_HUGEPAGE);
+  return static_cast<char*>(block);
+}
 
 Status CheckTensors(const ShardHeader& header) {
   std::uint64_t end = 0;
@@ -239,12 +250,21 @@ Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
   }
   for (std::size_t i = 0; i < kLengthWord; ++i) out[i] = static_cast<char>(length >> 8 * i & 0xff);
   writer.size_ = out.size();
-  writer.block_.reset(static_cast<char*>(std::aligned_alloc(kBlock, out.size())));
+  writer.block_.reset(AlignedBlock(out.size()));
   if (writer.block_ == nullptr) {
     return Error(StatusCode::kResourceExhausted, "no memory for a header of {} bytes", out.size());
   }
   std::copy(out.begin(), out.end(), writer.block_.get());
+  const auto [before, table, behind] = writer.Split();
+  writer.digest_before_ = Crc32c(before);
+  writer.digest_behind_ = Crc32c(behind);
   return writer;
+}
+
+ShardHeaderWriter::Parts ShardHeaderWriter::Split() const {
+  const Bytes all = std::as_bytes(std::span(bytes()));
+  const std::size_t digits = sum_count_ * kSumDigits;
+  return {all.first(sums_at_), all.subspan(sums_at_, digits), all.subspan(sums_at_ + digits)};
 }
 
 void ShardHeaderWriter::SetSums(std::span<const std::uint32_t> sums) {
@@ -254,6 +274,9 @@ void ShardHeaderWriter::SetSums(std::span<const std::uint32_t> sums) {
   std::copy(digits.begin(), digits.end(), block_.get() + sums_at_);
 }
 
-std::uint32_t ShardHeaderWriter::digest() const { return Crc32c(std::as_bytes(std::span(bytes()))); }
+std::uint32_t ShardHeaderWriter::digest() const {
+  const auto [before, table, behind] = Split();
+  return Crc32cCombine(Crc32c(table, digest_before_), digest_behind_, behind.size());
+}
 
 }  // namespace cairn

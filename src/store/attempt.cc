@@ -21,8 +21,8 @@
 //    attempt's folder, and of the one that a spare was taken from: once the step is durable, no other name leads to it.
 //    The fsyncs run side by side.
 // 4. The ranks agree (not here): all are prepared, or one has failed. A rank that is alone knows, and does 3 and 5 in
-//    one: the manifest is written first, and all fsyncs before the rename run side by side. Nothing reads the attempt
-//    before the rename, so that it is no matter which of them a crash lets through.
+//    one: header and manifest are written, and fsynced, side by side, all before the rename. Nothing reads the attempt
+//    before that, so that it is no matter which of them a crash lets through.
 // 5. Commit (commit.cc), on the coordinator: the manifest is written, then it and the attempt's folder fsynced; the
 //    folder renamed to step-N without replacing (or exchanged with the old step-N); the root fsynced. If that fsync
 //    fails the outcome is unknown: the step is not acknowledged, and the folder is not removed. A rank that hears

@@ -17,6 +17,7 @@
 #include "store/remove.h"
 #include "store/root.h"
 #include "store/space.h"
+#include "store/spare.h"
 
 namespace cairn {
 namespace {
@@ -60,14 +61,20 @@ Result<Flow> Commit::JudgeRename(int error, Status plain) {
 }
 
 void AppendManifest(std::vector<IoStep>& steps, Commit& commit) {
-  steps.push_back({.check = [&commit] { return CheckFileSizeLimit(commit.path, commit.text.size()); }});
-  steps.push_back(CreateFileStep(commit.path, 0, commit.spec.file_mode, commit.manifest_fd));
-  steps.push_back(
+  std::vector<IoStep> manifest;
+  manifest.push_back({.check = [&commit] { return CheckFileSizeLimit(commit.path, commit.text.size()); }});
+  manifest.push_back(CreateFileStep(commit.path, 0, commit.spec.file_mode, commit.manifest_fd));
+  manifest.push_back(
       WriteStep(commit.manifest_fd, commit.path, 0, std::as_bytes(std::span(commit.text)), /*alignment=*/1));
+  FreeSparesWhenFull(manifest, commit.spec.spares);
+  // Only now does the folder hold all its names.
+  std::vector<std::vector<IoStep>> fsyncs;
+  fsyncs.push_back({FsyncStep(commit.manifest_fd, commit.path), CloseStep(commit.manifest_fd, commit.path)});
+  fsyncs.push_back({FsyncStep(*commit.spec.folder_fd, commit.spec.folder)});
+  manifest.push_back({.together = std::move(fsyncs)});
   // None of them waits for another, and a filesystem with a journal commits it once for all.
   std::vector<std::vector<IoStep>> together = std::move(commit.spec.beside);
-  together.push_back({FsyncStep(commit.manifest_fd, commit.path), CloseStep(commit.manifest_fd, commit.path)});
-  together.push_back({FsyncStep(*commit.spec.folder_fd, commit.spec.folder)});
+  together.push_back(std::move(manifest));
   steps.push_back({.together = std::move(together)});
 }
 

@@ -46,6 +46,29 @@ TEST(Crc32c, ContinuesFromWhatCameBefore) {
   }
 }
 
+TEST(Crc32c, OfTwoInOneComesFromThoseOfEach) {
+  std::mt19937 random(3);
+  std::string text(70'000, '\0');
+  for (char& c : text) c = static_cast<char>(random());
+  const std::string_view whole(text);
+
+  for (std::size_t cut = 0; cut <= text.size(); cut += 1 + cut / 7) {
+    const std::string_view behind = whole.substr(cut);
+    ASSERT_EQ(Crc32cCombine(Crc(whole.substr(0, cut)), Crc(behind), behind.size()), Crc(whole)) << cut;
+  }
+  EXPECT_EQ(Crc32cCombine(Crc(text), 0, 0), Crc(text));
+}
+
+TEST(Crc32c, OfMoreThanTwoInOneIsTheSameInAnyOrder) {
+  const std::uint64_t bytes_of_b = (1ULL << 40) + 12'345;
+  const std::uint64_t bytes_of_c = (1ULL << 33) + 7;
+
+  const std::uint32_t a_and_b = Crc32cCombine(1, 2, bytes_of_b);
+  const std::uint32_t b_and_c = Crc32cCombine(2, 3, bytes_of_c);
+
+  EXPECT_EQ(Crc32cCombine(a_and_b, 3, bytes_of_c), Crc32cCombine(1, b_and_c, bytes_of_b + bytes_of_c));
+}
+
 TEST(Crc32c, AgreesWithTheDefinitionAtAnyLengthAndAlignment) {
   std::mt19937 random(2);
   std::string text(3000, '\0');

@@ -141,6 +141,23 @@ TEST(ShardHeader, SetSumsChangesNoLength) {
   EXPECT_EQ(writer->digest(), Crc32c(AsBytes(writer->bytes())));
 }
 
+TEST(ShardHeader, TheDigestIsOfAllBytesWhereverTheTableIs) {
+  ShardHeader plain = OneTensor({.name = "t", .dtype = DType::kU8, .shape = {8}, .end = 8});
+  plain.cairn = false;
+  ShardHeader unsummed = RichHeader();
+  unsummed.checksums = false;
+  ShardHeader large = RichHeader();  // Its bytes lie in huge pages.
+  large.metadata["note"] = std::string(3 << 20, 'x');
+
+  for (const ShardHeader& header : {RichHeader(), plain, unsummed, large}) {
+    auto writer = ShardHeaderWriter::Make(header);
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    writer->SetSums(std::vector<std::uint32_t>(writer->sum_count(), 0x12345678));
+
+    EXPECT_EQ(writer->digest(), Crc32c(AsBytes(writer->bytes()))) << writer->bytes().size();
+  }
+}
+
 TEST(ShardHeader, EveryBitIsUnderTheDigest) {
   auto writer = ShardHeaderWriter::Make(RichHeader());
   ASSERT_TRUE(writer.ok());
