@@ -64,6 +64,9 @@ const std::vector<std::int64_t>& GlobalShape(const std::vector<std::int64_t>& sh
 // Every name of the shards, those of the rank's own shard first, then by shard: the order to choose in.
 std::vector<Candidate> ListNames(std::span<const SavedShard> shards, std::uint64_t rank) {
   std::vector<Candidate> names;
+  std::size_t count = 0;
+  for (const SavedShard& shard : shards) count += shard.header->tensors.size() + shard.header->aliases.size();
+  names.reserve(count);
   for (const bool own : {true, false}) {
     for (std::uint32_t s = 0; s < shards.size(); ++s) {
       const ShardHeader& header = *shards[s].header;
@@ -85,6 +88,7 @@ class ByEntry {
  public:
   ByEntry(const std::vector<Candidate>& names, const TensorTable& table) : begin_(table.size() + 1) {
     std::vector<std::optional<std::uint32_t>> entries;
+    entries.reserve(names.size());
     for (const Candidate& c : names) {
       entries.push_back(table.Find(c.name));
       if (entries.back()) ++begin_[*entries.back()];
@@ -202,17 +206,20 @@ void MarkSharedMemory(std::vector<std::vector<PlannedCopy>>& copies) {
     const StridedLayout* target;
   };
   std::vector<Extent> extents;
-  std::unordered_set<const StridedLayout*> seen;
   for (const auto& of_shard : copies) {
     for (const PlannedCopy& copy : of_shard) {
       if (!extents.empty() && extents.back().target == copy.target) continue;
-      if (!seen.insert(copy.target).second) continue;
       const auto [begin, end] = SpanOf(*copy.target);
       extents.push_back({copy.device, begin, end, copy.target});
     }
   }
-  std::sort(extents.begin(), extents.end(),
-            [](const Extent& a, const Extent& b) { return std::tie(a.device, a.begin) < std::tie(b.device, b.begin); });
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+    return std::tie(a.device, a.begin, a.target) < std::tie(b.device, b.begin, b.target);
+  });
+  // Several shards may have copies of one target.
+  extents.erase(std::unique(extents.begin(), extents.end(),
+                            [](const Extent& a, const Extent& b) { return a.target == b.target; }),
+                extents.end());
   std::unordered_set<const StridedLayout*> shared;
   const Extent* reach = nullptr;  // Of those so far on this device, the one that ends last.
   for (const Extent& extent : extents) {
@@ -266,8 +273,8 @@ class Matcher {
  private:
   // What is written into a piece of tied memory.
   struct Source {
-    std::uint32_t entry;
-    const ShardTensor* tensor;  // Null where it is put together.
+    std::uint32_t entry = TensorEntry::kNoAlias;  // None yet.
+    const ShardTensor* tensor = nullptr;          // Null where it is put together.
   };
 
   static std::string Describe(const TensorEntry& entry) { return DescribeTensor(entry.dtype, entry.shape, entry.part); }
@@ -283,13 +290,13 @@ class Matcher {
   // Whether the entry is to be written: of tied names one is enough.
   bool Claim(std::uint32_t i, const ShardTensor* tensor) {
     const TensorEntry& entry = table_[i];
-    const auto [it, first] = by_holder_.try_emplace(entry.is_alias() ? entry.alias_of : i, Source{i, tensor});
-    if (first) {
+    Source& other = by_holder_[entry.is_alias() ? entry.alias_of : i];
+    if (other.entry == TensorEntry::kNoAlias) {
+      other = {i, tensor};
       ++matched_.tensors;
       matched_.bytes += entry.bytes();
       return entry.bytes() != 0;
     }
-    const Source& other = it->second;
     const TensorEntry& tied = table_[other.entry];
     const bool same = tensor != nullptr && other.tensor != nullptr
                           ? tensor == other.tensor
@@ -355,7 +362,7 @@ class Matcher {
   const std::vector<Candidate> names_;
   const ByEntry named_{names_, table_};
   LogicalTensors logical_{names_};
-  std::unordered_map<std::uint32_t, Source> by_holder_;
+  std::vector<Source> by_holder_ = std::vector<Source>(table_.size());  // By entry.
   Mismatches mismatches_;
   MatchedTensors matched_;
 };

@@ -32,8 +32,16 @@ std::vector<PlannedRead> CutRanges(std::uint32_t shard, const ShardHeader& heade
 }
 
 void SortByBegin(std::vector<PlannedCopy>& copies) {
-  std::stable_sort(copies.begin(), copies.end(),
-                   [](const PlannedCopy& a, const PlannedCopy& b) { return a.begin < b.begin; });
+  // There may be a hundred thousand: what is moved about is as short as can be.
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> order;
+  order.reserve(copies.size());
+  for (const PlannedCopy& copy : copies) order.emplace_back(copy.begin, static_cast<std::uint32_t>(order.size()));
+  if (std::is_sorted(order.begin(), order.end())) return;
+  std::sort(order.begin(), order.end());
+  std::vector<PlannedCopy> sorted;
+  sorted.reserve(copies.size());
+  for (const auto& [begin, copy] : order) sorted.push_back(copies[copy]);
+  copies = std::move(sorted);
 }
 
 // Cuts copies where a read ends. Where the bytes of some are those of others too, a long one would else be the first of
