@@ -10,30 +10,31 @@ LINE = (
 )
 
 
-def hugepages():
-    """What fio's buffers lie in: huge pages where this machine lets us reserve 96 MiB of them."""
+def hugepages(megabytes=96):
+    """What fio's buffers lie in: huge pages where this machine lets us reserve this many MiB of them."""
+    pages = megabytes // 2
     try:
         with open("/proc/sys/vm/nr_hugepages", "r+") as file:
-            if int(file.read()) < 48:
+            if int(file.read()) < pages:
                 file.seek(0)
-                file.write("48")
+                file.write(str(pages))
         with open("/proc/sys/vm/nr_hugepages") as file:
-            return "shmhuge" if int(file.read()) >= 48 else "malloc"
+            return "shmhuge" if int(file.read()) >= pages else "malloc"
     except OSError:
         return "malloc"
 
 
-def fio(file, rw, memory, size, keep=False):
+def fio(file, rw, memory, size, keep=False, more=()):
     """Bytes per second of one run over `size` bytes, its fsync included, and its CPU seconds.
 
     Each "write" lays out a fresh file, and removes it again unless it is to be kept; "overwrite" goes over the blocks of
-    the file that is there.
+    the file that is there. `more` are options that take the place of LINE's.
     """
     if rw == "write" and os.path.exists(file):
         os.unlink(file)
         os.sync()
     command = LINE.format(file=file, rw="write" if rw == "overwrite" else rw, bytes=size, memory=memory)
-    output = subprocess.run(command.split(), check=True, capture_output=True, text=True).stdout
+    output = subprocess.run([*command.split(), *more], check=True, capture_output=True, text=True).stdout
     job = json.loads(output[output.index("{") :])["jobs"][0]
     seconds = job["job_runtime"] / 1000
     cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * seconds

@@ -55,6 +55,7 @@ Engine::~Engine() {
 }
 
 void Engine::Run(const std::function<void(Status)>& started) {
+  AskForShortSlices();
   Result<std::unique_ptr<IoQueue>> queue = context_.parts.queue();
   if (!queue.ok()) return started(queue.status());
   context_.queue = *std::move(queue);

@@ -2,8 +2,12 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): pthread_sigmask
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <latch>
 #include <set>
 
@@ -70,6 +74,28 @@ TEST(Thread, BlocksEverySignalAndHasItsName) {
   sigset_t own;
   pthread_sigmask(SIG_SETMASK, nullptr, &own);
   EXPECT_EQ(sigismember(&own, SIGTERM), 0) << "the caller's own mask is as it was";
+}
+
+// As sched_getattr gives it: size, policy; flags; nice, priority; and a runtime, which is the time slice.
+std::array<std::uint64_t, 6> Scheduling() {
+  std::array<std::uint64_t, 6> attributes{};
+  EXPECT_EQ(::syscall(SYS_sched_getattr, 0, attributes.data(), sizeof(attributes), 0), 0);
+  return attributes;
+}
+
+TEST(Thread, ShortSlicesChangeNothingButTheSlice) {
+  std::array<std::uint64_t, 6> before{};
+  std::array<std::uint64_t, 6> after{};
+  std::thread thread = StartThread("test", [&] {
+    before = Scheduling();
+    AskForShortSlices();
+    after = Scheduling();
+  });
+  thread.join();
+
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(after.at(i), before.at(i));
+  if (before.at(3) == 0) GTEST_SKIP() << "this kernel knows no time slices of single threads";
+  EXPECT_EQ(after.at(3), 100'000U);
 }
 
 TEST(CondVar, WaitUntilGivesUpAtItsDeadline) {
