@@ -211,11 +211,12 @@ ManifestShard SaveJob::MyShard() const {
 
 Manifest SaveJob::MakeManifest(std::vector<ManifestShard> shards) const {
   const SavePlan& plan = task_->plan();
+  const std::size_t world = shards.size();
   return {.step = plan.step,
           .generation = plan.generation,
           .attempt = uuid_,
           .parent = plan.parent,
-          .world = shards.size(),
+          .world = world,
           .shards = std::move(shards)};
 }
 

@@ -117,12 +117,14 @@ Result<IoShape> ChooseShape(const TuneInput& input, const Rates& rates) {
     return Error(StatusCode::kInvalidArgument, "--memory: expected at least {} bytes for the pool, found {}", least,
                  input.memory_bytes);
   }
-  const IoShape* best = nullptr;
+  IoShape best;
+  std::uint64_t fewest = std::numeric_limits<std::uint64_t>::max();
   for (const IoShape& shape : rates.shapes) {
-    if (bytes(shape) > input.memory_bytes || shape.write_rate < fastest * 0.95) continue;
-    if (best == nullptr || bytes(shape) < bytes(*best)) best = &shape;
+    if (bytes(shape) > input.memory_bytes || shape.write_rate < fastest * 0.95 || bytes(shape) >= fewest) continue;
+    best = shape;
+    fewest = bytes(shape);
   }
-  return *best;
+  return best;
 }
 
 Status CheckNumber(const char* flag, double found, double least, double most, const char* unit) {

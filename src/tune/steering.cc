@@ -1,6 +1,7 @@
 #include "tune/steering.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -19,7 +20,7 @@ void Keep(std::deque<double>& values, double value, std::size_t most) {
 double Quantile(const std::deque<double>& values, double share) {
   std::vector<double> sorted(values.begin(), values.end());
   std::sort(sorted.begin(), sorted.end());
-  return sorted[static_cast<std::size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5)];
+  return sorted[static_cast<std::size_t>(std::lround(share * static_cast<double>(sorted.size() - 1)))];
 }
 
 /// Without the highest and the lowest tenth: an evaluation now and then is no iteration.
