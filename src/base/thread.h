@@ -10,9 +10,9 @@ namespace cairn {
 /// named for debuggers (15 characters at most).
 [[nodiscard]] std::thread StartThread(const std::string& name, std::function<void()> body);
 
-/// Asks that the calling thread, which runs seldom and shortly, need not wait for the end of others' time slices when
-/// it wakes (Linux from 6.12 on; before, nothing happens). Threads that it starts, and the kernel's for its ring,
-/// inherit it.
+/// Asks that the calling thread, when it wakes, need not wait for the end of the time slices of those that run (Linux
+/// from 6.12 on; before, or where it is refused, nothing happens). Its share of a core stays the same. Threads that it
+/// starts, and the kernel's for its ring, inherit it.
 void AskForShortSlices();
 
 }  // namespace cairn

@@ -21,8 +21,8 @@
 //    attempt's folder, and of the one that a spare was taken from: once the step is durable, no other name leads to it.
 //    The fsyncs run side by side.
 // 4. The ranks agree (not here): all are prepared, or one has failed. A rank that is alone knows, and does 3 and 5 in
-//    one: header and manifest are written, and fsynced, side by side, all before the rename. Nothing reads the attempt
-//    before that, so that it is no matter which of them a crash lets through.
+//    one: header and manifest are written side by side, then all is fsynced side by side, then renamed. Nothing reads
+//    the attempt before the rename, so that it is no matter which of them a crash lets through.
 // 5. Commit (commit.cc), on the coordinator: the manifest is written, then it and the attempt's folder fsynced; the
 //    folder renamed to step-N without replacing (or exchanged with the old step-N); the root fsynced. If that fsync
 //    fails the outcome is unknown: the step is not acknowledged, and the folder is not removed. A rank that hears
@@ -119,10 +119,13 @@ class ShardAttempt final : public Attempt {
   /// The first error is final; returns what the caller is told.
   Status Settle(Status status);
   void AppendNewShard(std::vector<IoStep>& steps);
+  /// The header, and the tail's cut.
+  [[nodiscard]] std::vector<IoStep> HeaderSteps(Bytes header);
   /// Sequences that may run side by side: the shard's and, where there is one, that of the folder a spare came from.
-  [[nodiscard]] std::vector<std::vector<IoStep>> SealSteps(Bytes header);
+  [[nodiscard]] std::vector<std::vector<IoStep>> FsyncSequences();
   [[nodiscard]] Status CheckManifest(const Manifest& manifest) const;
-  void RunCommit(const Manifest& manifest, bool replace, std::vector<std::vector<IoStep>> beside, StatusDone done);
+  void RunCommit(CommitSpec spec, StatusDone done);
+  [[nodiscard]] CommitSpec SpecOfCommit(const Manifest& manifest, bool replace) const;
 
   IoQueue& queue_;
   const AttemptSpec spec_;
@@ -305,33 +308,35 @@ void ShardAttempt::Write(std::uint64_t offset, Bytes memory, StatusDone done) {
   });
 }
 
-std::vector<std::vector<IoStep>> ShardAttempt::SealSteps(Bytes header) {
-  std::vector<IoStep> shard;
-  shard.push_back(WriteStep(shard_fd_, shard_, 0, header, kBlock));
-  shard.push_back(
+std::vector<IoStep> ShardAttempt::HeaderSteps(Bytes header) {
+  std::vector<IoStep> steps;
+  steps.push_back(WriteStep(shard_fd_, shard_, 0, header, kBlock));
+  steps.push_back(
       {.make = [this] { return IoRequest{.op = IoOp::kFtruncate, .fd = shard_fd_.get(), .length = spec_.file_bytes}; },
        .name = shard_});
-  FreeSparesWhenFull(shard, spare_.paths());
-  shard.push_back({.check = [this, size = header.size()] {
+  FreeSparesWhenFull(steps, spare_.paths());
+  steps.push_back({.check = [this, size = header.size()] {
     bytes_written_ += size;
     return Status::Ok();
   }});
-  shard.push_back(FsyncStep(shard_fd_, shard_));
-  shard.push_back(CloseStep(shard_fd_, shard_));
-  std::vector<std::vector<IoStep>> together;
-  together.push_back(std::move(shard));
-  if (recycled()) together.push_back({FsyncStep(spare_.folder_fd, spare_.folder)});
-  return together;
+  return steps;
+}
+
+std::vector<std::vector<IoStep>> ShardAttempt::FsyncSequences() {
+  std::vector<std::vector<IoStep>> sequences;
+  sequences.push_back({FsyncStep(shard_fd_, shard_), CloseStep(shard_fd_, shard_)});
+  if (recycled()) sequences.push_back({FsyncStep(spare_.folder_fd, spare_.folder)});
+  return sequences;
 }
 
 void ShardAttempt::Seal(Bytes header, StatusDone done) {
   Status refusal = Admit(Stage::kWriting, "Seal");
   if (refusal.ok()) refusal = CheckRange(0, header);
   if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
-  std::vector<std::vector<IoStep>> together = SealSteps(header);
-  together.push_back({FsyncStep(folder_fd_, folder_)});
-  std::vector<IoStep> steps;
-  steps.push_back({.together = std::move(together)});
+  std::vector<IoStep> steps = HeaderSteps(header);
+  std::vector<std::vector<IoStep>> fsyncs = FsyncSequences();
+  fsyncs.push_back({FsyncStep(folder_fd_, folder_)});
+  steps.push_back({.together = std::move(fsyncs)});
   Run(std::move(steps), Stage::kSealed, std::move(done));
 }
 
@@ -345,7 +350,7 @@ void ShardAttempt::Commit(const Manifest& manifest, bool replace, StatusDone don
   Status refusal = Admit(Stage::kSealed, "Commit");
   if (refusal.ok()) refusal = CheckManifest(manifest);
   if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
-  RunCommit(manifest, replace, {}, std::move(done));
+  RunCommit(SpecOfCommit(manifest, replace), std::move(done));
 }
 
 void ShardAttempt::SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) {
@@ -353,27 +358,30 @@ void ShardAttempt::SealAndCommit(Bytes header, const Manifest& manifest, bool re
   if (refusal.ok()) refusal = CheckRange(0, header);
   if (refusal.ok()) refusal = CheckManifest(manifest);
   if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
-  RunCommit(manifest, replace, SealSteps(header), std::move(done));
+  CommitSpec spec = SpecOfCommit(manifest, replace);
+  spec.written_beside = HeaderSteps(header);
+  spec.fsynced_beside = FsyncSequences();
+  RunCommit(std::move(spec), std::move(done));
 }
 
-void ShardAttempt::RunCommit(const Manifest& manifest, bool replace, std::vector<std::vector<IoStep>> beside,
-                             StatusDone done) {
+CommitSpec ShardAttempt::SpecOfCommit(const Manifest& manifest, bool replace) const {
+  return {.root = spec_.root,
+          .folder = folder_,
+          .folder_fd = &folder_fd_,
+          .manifest = manifest,
+          .replace = replace,
+          .file_mode = spec_.file_mode,
+          .spares = spare_.paths()};
+}
+
+void ShardAttempt::RunCommit(CommitSpec spec, StatusDone done) {
   ++under_way_;
   manifest_made_ = true;
-  CommitFolder(queue_,
-               {.root = spec_.root,
-                .folder = folder_,
-                .folder_fd = &folder_fd_,
-                .manifest = manifest,
-                .replace = replace,
-                .file_mode = spec_.file_mode,
-                .spares = spare_.paths(),
-                .beside = std::move(beside)},
-               [this, done = std::move(done)](Status status, bool in_place) {
-                 in_place_ = in_place;
-                 if (status.ok()) stage_ = Stage::kCommitted;
-                 done(Settle(std::move(status)));
-               });
+  CommitFolder(queue_, std::move(spec), [this, done = std::move(done)](Status status, bool in_place) {
+    in_place_ = in_place;
+    if (status.ok()) stage_ = Stage::kCommitted;
+    done(Settle(std::move(status)));
+  });
 }
 
 void ShardAttempt::Abandon(StatusDone done) {

@@ -67,15 +67,15 @@ void AppendManifest(std::vector<IoStep>& steps, Commit& commit) {
   manifest.push_back(
       WriteStep(commit.manifest_fd, commit.path, 0, std::as_bytes(std::span(commit.text)), /*alignment=*/1));
   FreeSparesWhenFull(manifest, commit.spec.spares);
-  // Only now does the folder hold all its names.
-  std::vector<std::vector<IoStep>> fsyncs;
+  std::vector<std::vector<IoStep>> written;
+  written.push_back(std::move(manifest));
+  if (!commit.spec.written_beside.empty()) written.push_back(std::move(commit.spec.written_beside));
+  steps.push_back({.together = std::move(written)});
+  // Only now, when nothing is missing any more: a filesystem with a journal commits it once for all.
+  std::vector<std::vector<IoStep>> fsyncs = std::move(commit.spec.fsynced_beside);
   fsyncs.push_back({FsyncStep(commit.manifest_fd, commit.path), CloseStep(commit.manifest_fd, commit.path)});
   fsyncs.push_back({FsyncStep(*commit.spec.folder_fd, commit.spec.folder)});
-  manifest.push_back({.together = std::move(fsyncs)});
-  // None of them waits for another, and a filesystem with a journal commits it once for all.
-  std::vector<std::vector<IoStep>> together = std::move(commit.spec.beside);
-  together.push_back(std::move(manifest));
-  steps.push_back({.together = std::move(together)});
+  steps.push_back({.together = std::move(fsyncs)});
 }
 
 /// The old step-N, if there is one, is locked against readers; then, and not before, the rename is an exchange.

@@ -19,8 +19,10 @@ struct CommitSpec {
   bool replace = false;
   unsigned file_mode = 0644;
   std::vector<std::string> spares;  ///< Unlinked where the disk is full.
-  /// Sequences that run beside the manifest's: what else must have ended well before the rename.
-  std::vector<std::vector<IoStep>> beside;
+  /// What else must have ended well before the rename: a sequence that runs beside the manifest's writing, and
+  /// sequences that run beside its fsync.
+  std::vector<IoStep> written_beside;
+  std::vector<std::vector<IoStep>> fsynced_beside;
 };
 /// `in_place`: the folder may no longer be the attempt's, or certainly is not; nothing under its name may be removed.
 using CommitDone = std::function<void(Status, bool in_place)>;

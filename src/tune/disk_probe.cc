@@ -93,23 +93,23 @@ class ProbeAttempt {
   }
   Result<Pass> Overwrite(const IoShape& shape) { return Again(shape, IoOp::kWrite, O_WRONLY); }
   Result<Pass> Read(const IoShape& shape) { return Again(shape, IoOp::kRead, O_RDONLY); }
-  /// Seconds from the last byte to where a save would be durable: as Attempt::SealAndCommit does it, all fsyncs but the
-  /// root's side by side.
+  /// Seconds from the last byte to where a save would be durable: as Attempt::SealAndCommit does it, the shard's part
+  /// and the manifest's side by side.
   Result<double> Commit() {
     const auto begin = Clock::now();
     std::memset(memory_, 0, kBlock);
     UniqueFd root;
     UniqueFd manifest;
     const std::string path = JoinPath(folder_, kManifestName);
-    std::vector<IoStep> steps;
-    steps.push_back(OpenDirectoryStep(root_, /*follow=*/true, root));
-    steps.push_back(CreateFileStep(path, 0, 0600, manifest));
-    steps.push_back(WriteStep(manifest, path, 0, Bytes(memory_, kBlock / 8), /*alignment=*/1));
-    CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue_, std::move(steps)));
+    CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue_, {OpenDirectoryStep(root_, /*follow=*/true, root)}));
     CAIRN_RETURN_IF_ERROR(
         AwaitBoth([this](StatusDone done) { attempt_->Seal(Bytes(memory_, kBlock), std::move(done)); },
                   [&](StatusDone done) {
-                    RunSteps(queue_, {FsyncStep(manifest, path), CloseStep(manifest, path)}, std::move(done));
+                    RunSteps(queue_,
+                             {CreateFileStep(path, 0, 0600, manifest),
+                              WriteStep(manifest, path, 0, Bytes(memory_, kBlock / 8), /*alignment=*/1),
+                              FsyncStep(manifest, path), CloseStep(manifest, path)},
+                             std::move(done));
                   }));
     CAIRN_RETURN_IF_ERROR(RunStepsBlocking(
         queue_, {{.make = [this] { return IoRequest{.op = IoOp::kRename, .path = folder_, .path2 = retired_}; }},

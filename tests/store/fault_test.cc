@@ -49,13 +49,17 @@ class FaultTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
 };
 
-TEST_F(FaultTest, EveryFailedOperationFailsTheSaveAndLosesNothing) {
-  const std::size_t operations = CountOperations({.step = 3, .shards = 2});
+// One rank, which writes header and manifest side by side, and two.
+class FaultOfAnyOperation : public FaultTest, public ::testing::WithParamInterface<std::uint64_t> {};
+INSTANTIATE_TEST_SUITE_P(Shards, FaultOfAnyOperation, ::testing::Values(1, 2));
+
+TEST_P(FaultOfAnyOperation, FailsTheSaveAndLosesNothing) {
+  const std::size_t operations = CountOperations({.step = 3, .shards = GetParam()});
   std::uint64_t step = 100;
   for (const int error : kErrors) {
     for (std::size_t k = 1; k <= operations; ++k) {
       SCOPED_TRACE(std::string(std::strerror(error)) + " at operation " + std::to_string(k));
-      const TestSave save{.step = ++step, .shards = 2};
+      const TestSave save{.step = ++step, .shards = GetParam()};
       plan_->Clear();
       plan_->Fail({.nth = k}, error);
 
@@ -75,12 +79,12 @@ TEST_F(FaultTest, EveryFailedOperationFailsTheSaveAndLosesNothing) {
   Reopen();
 }
 
-TEST_F(FaultTest, OperationsThatWereDoneAndReportedAsFailedLoseNothingEither) {
-  const std::size_t operations = CountOperations({.step = 3, .shards = 2});
+TEST_P(FaultOfAnyOperation, LosesNothingWhereItWasDoneAllTheSame) {
+  const std::size_t operations = CountOperations({.step = 3, .shards = GetParam()});
   std::uint64_t step = 100;
   for (std::size_t k = 1; k <= operations; ++k) {
     SCOPED_TRACE("operation " + std::to_string(k));
-    const TestSave save{.step = ++step, .shards = 2};
+    const TestSave save{.step = ++step, .shards = GetParam()};
     plan_->Clear();
     plan_->FailAfter({.nth = k}, EIO);
 

@@ -139,6 +139,18 @@ TEST_F(PowerCutTest, SavesIntoRecycledFilesLoseNothing) {
   CutEverywhere();
 }
 
+TEST_F(PowerCutTest, SavesOfOneRankIntoRecycledFilesLoseNothing) {
+  OpenNow();
+  SaveNow({.step = 1});
+  SaveNow({.step = 2});
+  Released(1);
+  ASSERT_EQ(Retire(*queue_, root_, 1), Status::Ok());
+  SaveNow({.step = 3, .recycle = true, .more = 2});
+  ASSERT_EQ(TakeOvers(), 1U);
+
+  CutEverywhere();
+}
+
 TEST_F(PowerCutTest, RetirementThatMayBeUndoneGivesNoSpare) {
   OpenNow();
   SaveNow({.step = 1});
