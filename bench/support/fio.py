@@ -1,5 +1,6 @@
 """What the disk gives at this moment: one fio run, with the line that every benchmark here compares with."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,18 +11,36 @@ LINE = (
 )
 
 
+PAGES = "/proc/sys/vm/nr_hugepages"
+
+
 def hugepages(megabytes=96):
     """What fio's buffers lie in: huge pages where this machine lets us reserve this many MiB of them."""
     pages = megabytes // 2
     try:
-        with open("/proc/sys/vm/nr_hugepages", "r+") as file:
+        with open(PAGES, "r+") as file:
             if int(file.read()) < pages:
                 file.seek(0)
                 file.write(str(pages))
-        with open("/proc/sys/vm/nr_hugepages") as file:
+        with open(PAGES) as file:
             return "shmhuge" if int(file.read()) >= pages else "malloc"
     except OSError:
         return "malloc"
+
+
+@contextlib.contextmanager
+def many_hugepages(megabytes):
+    """The same, given back at the end; RuntimeError where they cannot be had."""
+    with open(PAGES) as file:
+        before = file.read()
+    try:
+        memory = hugepages(megabytes)
+        if memory == "malloc":
+            raise RuntimeError(f"expected {megabytes} MiB of huge pages for fio, found no leave or no room for them")
+        yield memory
+    finally:
+        with contextlib.suppress(OSError), open(PAGES, "w") as file:
+            file.write(before)
 
 
 def fio(file, rw, memory, size, keep=False, more=()):

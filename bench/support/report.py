@@ -37,6 +37,12 @@ class Report:
         self.table.append((measure, reach, f"{median:.4g}{unit}", f"{low:.4g} to {high:.4g}", len(values), word))
         print(f"  {measure}: {median:.4g}{unit} [{low:.4g}, {high:.4g}] {word}", flush=True)
 
+    def fact(self, measure, values):
+        """What nobody set a goal for."""
+        median, low, high = interval(values)
+        self.table.append((measure, "", f"{median:.4g}", f"{low:.4g} to {high:.4g}", len(values), ""))
+        print(f"  {measure}: {median:.4g} [{low:.4g}, {high:.4g}]", flush=True)
+
     def text(self):
         lines = ["| measure | reach | median | 95 % interval | n | |", "|---|---|---|---|---|---|"]
         return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in self.table])
