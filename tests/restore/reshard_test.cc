@@ -283,6 +283,21 @@ TEST_F(ReshardTest, RefusesTiedMemoryForLogicalTensorsThatWereSavedAsTwo) {
   EXPECT_EQ(Places(Match({.names = {"b"}})).size(), 1);
 }
 
+TEST_F(ReshardTest, MarksNoTargetsThatAreMerelyPutTogetherFromSeveralShards) {
+  Save({{PartOf("a", {8}, {0}, {4}), PartOf("b", {8}, {0}, {4})},
+        {PartOf("a", {8}, {4}, {4}), PartOf("b", {8}, {4}, {4})}});
+  Want("a", {8});
+  Want("b", {8});
+
+  const auto matched = Match();
+
+  ASSERT_TRUE(matched.ok()) << matched.status();
+  for (const auto& of_shard : matched->copies) {
+    EXPECT_EQ(of_shard.size(), 2U);
+    for (const PlannedCopy& copy : of_shard) EXPECT_FALSE(copy.shares_memory) << copy.name;
+  }
+}
+
 TEST_F(ReshardTest, MarksAllRunsOfTargetsThatOverlapAndNoneOfOneTarget) {
   const TensorPart left{"w", {4, 4}, {0, 0}};
   Save({{PartOf("w", {4, 4}, {0, 0}, {4, 4}), Floats("z", 4)}});
