@@ -13,10 +13,12 @@ failures, in iterations and in restarts, is printed and in the CSV, with a warni
 training could be started five times. --limit replays only the first part of the trace.
 
 The default is about 12 minutes for five strategies at four intervals. Error bars are bootstrap 95 % intervals of the
-medians of the repetitions.
+medians of the repetitions. In each of them the failures fall at other instants, the same for all strategies: anywhere in the
+63 s between the sample that shows one and the sample before.
 """
 
 import os
+import random
 import sys
 
 import goodput
@@ -115,11 +117,14 @@ class Replays:
     def __init__(self, args, trace):
         until = min(args.limit, trace.seconds[-1])
         self.end = until / args.compress
-        self.failures = [at / args.compress for at in spot_trace.failures(trace) if at < until]
-        if not self.failures:
+        count = sum(at < until for at in spot_trace.failures(trace))
+        if not count:
             raise Refused(f"--limit {args.limit:g}: expected a failure in these seconds of {args.trace}, found none")
+        drawn = [spot_trace.failures(trace, random.Random(seed))[:count] for seed in range(args.repetitions)]
+        self.failures = [[at / args.compress for at in failures] for failures in drawn]
         self.emulated = (
-            f"failures of {os.path.basename(args.trace)}: {len(self.failures)} in {until:g} s, which are {self.end:.4g}"
+            f"failures of {os.path.basename(args.trace)}: {count} in {until:g} s, which are {self.end:.4g}, "
+            "each anywhere in its sample period"
         )
         self.paces = {}
         self.update_seconds = None
@@ -131,13 +136,14 @@ class Replays:
         iterations = every + int(2 * self.end / ideal["iteration_seconds"])
         given = {**entry["options"], "iterations": iterations, "update_seconds": self.update_seconds}
         given |= machine_options(args)
+        failures = self.failures[entry["labels"]["repetition"]]
         command = [PROGRAM, "--strategy", entry["strategy"], *flags_of(given)]
         try:
-            outcome = goodput.replay(command, args.dir, self.failures, self.end)
+            outcome = goodput.replay(command, args.dir, failures, self.end)
         except goodput.Failed as reason:
             raise Refused(f"{entry['strategy']} every {every}: {reason}") from None
         costs = goodput.costs(outcome, every, 1 / ideal["iterations_per_second"], entry["options"]["in_flight"])
-        row = {"strategy": entry["strategy"], **self.figures(entry["strategy"], outcome, costs)}
+        row = {"strategy": entry["strategy"], **self.figures(entry["strategy"], failures, outcome, costs)}
         tell(row)
         settings = {name: ideal[name] for name in SETTINGS}
         emulated = f"{ideal['emulated']}; {self.emulated}"
@@ -152,11 +158,11 @@ class Replays:
             self.update_seconds = self.update_seconds or self.paces[neighbours]["update_seconds"]
         return self.paces[neighbours]
 
-    def figures(self, strategy, outcome, costs):
+    def figures(self, strategy, failures, outcome, costs):
         happened = costs, outcome.failures, outcome.seconds
         values = {
             "goodput": outcome.goodput,
-            "ideal": goodput_model.ideal(costs, self.failures, self.end),
+            "ideal": goodput_model.ideal(costs, failures, self.end),
             "published": goodput_model.published(strategy, *happened),
             "exact": goodput_model.exact(*happened),
             "walked": goodput_model.walked(*happened),

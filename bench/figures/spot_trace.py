@@ -41,9 +41,16 @@ def read(path):
     return Trace([time - times[0] for time in times], [gpus for _, gpus in samples])
 
 
-def failures(trace):
-    """When the cluster lost GPUs, in seconds since the first sample: each drop is one, whatever its size."""
-    return [at for at, before, now in zip(trace.seconds[1:], trace.gpus, trace.gpus[1:]) if now < before]
+def failures(trace, draw=None):
+    """When the cluster lost GPUs, in seconds since the first sample: each drop is one, whatever its size.
+
+    It is told at the sample that shows it. With `draw`, a random.Random, it falls anywhere between that and the one before:
+    the trace knows no more, and failures that all come at multiples of a period keep step with the checkpoints.
+    """
+    drops = [index for index in range(1, len(trace.gpus)) if trace.gpus[index] < trace.gpus[index - 1]]
+    if draw is None:
+        return [trace.seconds[index] for index in drops]
+    return [draw.uniform(trace.seconds[index - 1], trace.seconds[index]) for index in drops]
 
 
 def _bad(path, line, expected, found):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from pathlib import Path
@@ -35,6 +36,16 @@ def test_every_drop_is_one_failure_and_neither_the_first_sample_nor_growth_is_an
     assert trace.seconds == [0, 60, 120, 180, 240, 300]
     assert trace.gpus == [0, 56, 55, 55, 60, 0]
     assert spot_trace.failures(trace) == [120, 300]
+
+
+def test_a_failure_is_drawn_from_the_period_that_its_sample_ends(tmp_path: Path) -> None:
+    trace = spot_trace.read(a_trace(tmp_path, "0,0,9", "1,60,8", "2,120,7", "3,180,7", "4,240,1"))
+
+    draws = [spot_trace.failures(trace, random.Random(seed)) for seed in range(200)]
+
+    assert draws[0] == spot_trace.failures(trace, random.Random(0)) != draws[1]
+    for begin, drawn in zip([0, 60, 180], zip(*draws)):
+        assert begin <= min(drawn) < begin + 5 and begin + 55 < max(drawn) <= begin + 60
 
 
 def test_the_published_trace_has_the_failures_that_its_readme_tells() -> None:
