@@ -116,7 +116,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   const bool has_cpu =
       std::any_of(given.begin(), given.end(), [](const auto& device) { return device->id() == DeviceId{}; });
   if (!has_cpu) given.push_back(HostDevice::Make({.id = {}, .lanes = options.worker_threads}, workers));
-  devices = std::make_unique<Devices>(options, *pool, given);
+  devices = std::make_unique<Devices>(options, *pool, workers, given);
 
   EngineParts parts;
   for (const auto& device : given) {

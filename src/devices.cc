@@ -30,7 +30,7 @@ Result<Devices::Found> Devices::Get(DeviceId id) {
 Result<Devices::Found> Devices::SetUp(const std::shared_ptr<Device>& device) {
   Found found{.device = device, .fresh = true};
   if (device->has_streams()) {
-    pool_.Touch();  // Pinning would fault the pages in one by one, and small.
+    pool_.Touch(workers_);  // Pinning would fault the pages in one by one, and small.
     CAIRN_RETURN_IF_ERROR(pool_.PinWith(*device));
     if (options_.staging_bytes != 0) {
       CAIRN_ASSIGN_OR_RETURN(found.staging, device->AllocateStaging(options_.staging_bytes));

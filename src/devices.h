@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/worker_pool.h"
 #include "cairn/options.h"
 #include "device/buffer_pool.h"
 #include "device/device.h"
@@ -16,9 +17,10 @@ namespace cairn {
 /// thread.
 class Devices {
  public:
-  /// `given` are there from the start; `pool` is pinned with each (which is touched first where pinning would).
-  Devices(const Options& options, BufferPool& pool, std::vector<std::shared_ptr<Device>> given)
-      : options_(options), pool_(pool), devices_(std::move(given)) {}
+  /// `given` are there from the start; `pool` is pinned with each (which the workers touch first where
+  /// pinning would).
+  Devices(const Options& options, BufferPool& pool, WorkerPool& workers, std::vector<std::shared_ptr<Device>> given)
+      : options_(options), pool_(pool), workers_(workers), devices_(std::move(given)) {}
 
   struct Found {
     std::shared_ptr<Device> device;
@@ -33,6 +35,7 @@ class Devices {
 
   const Options& options_;
   BufferPool& pool_;
+  WorkerPool& workers_;
   Mutex mutex_;
   std::vector<std::shared_ptr<Device>> devices_ CAIRN_GUARDED_BY(mutex_);
   std::vector<const Device*> ready_ CAIRN_GUARDED_BY(mutex_);

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <charconv>
 #include <fstream>
+#include <latch>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -106,6 +107,18 @@ BufferPool::~BufferPool() {
 void BufferPool::Touch() {
   while (TouchNext()) {
   }
+}
+
+void BufferPool::Touch(WorkerPool& workers) {
+  std::latch done(workers.threads());
+  for (int i = 0; i < workers.threads(); ++i) {
+    workers.Post([this, &done] {
+      Touch();
+      done.count_down();
+    });
+  }
+  Touch();
+  done.wait();
 }
 
 bool BufferPool::TouchNext() {

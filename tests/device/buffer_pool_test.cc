@@ -105,6 +105,21 @@ TEST(BufferPool, TouchBacksThePoolAndKeepsContents) {
   }
 }
 
+TEST(BufferPool, TouchWithWorkersReturnsWhenAllIsBacked) {
+  WorkerPool workers("worker", 4);
+  for (int round = 0; round < 20; ++round) {
+    const auto pool = MakePool(36_MiB, 4_MiB);
+
+    pool->Touch(workers);
+
+    std::vector<unsigned char> resident(4_MiB / kBlock);
+    for (const BufferPool::Chunk& chunk : TakeAll(*pool)) {
+      ASSERT_EQ(::mincore(chunk.data(), 4_MiB, resident.data()), 0);
+      EXPECT_TRUE(std::all_of(resident.begin(), resident.end(), [](unsigned char r) { return (r & 1) != 0; }));
+    }
+  }
+}
+
 TEST(BufferPool, ATouchedPoolLiesInHugePages) {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string enabled;
