@@ -124,7 +124,7 @@ class Replays:
         self.failures = [[at / args.compress for at in failures] for failures in drawn]
         self.emulated = (
             f"failures of {os.path.basename(args.trace)}: {count} in {until:g} s, which are {self.end:.4g}, "
-            "each anywhere in its sample period"
+            "each anywhere in its sample period (seed: the repetition)"
         )
         self.paces = {}
         self.update_seconds = None

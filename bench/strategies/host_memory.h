@@ -1,9 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <thread>
 
 #include "base/status_macros.h"
+#include "base/worker_pool.h"
 #include "bench/strategies/gpu.h"
 #include "device/buffer_pool.h"
 
@@ -13,7 +16,8 @@ namespace cairn::bench {
 [[nodiscard]] inline Result<std::unique_ptr<BufferPool>> MakeHostMemory(std::uint64_t bytes,
                                                                         std::uint64_t chunk_bytes) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<BufferPool> pool, BufferPool::Make(bytes, chunk_bytes, 1));
-  pool->Touch();
+  WorkerPool workers("touch", static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+  pool->Touch(workers);  // As Cairn's pool is: a restart waits for it.
   return pool;
 }
 

@@ -110,13 +110,17 @@ void BufferPool::Touch() {
 }
 
 void BufferPool::Touch(WorkerPool& workers) {
+  if (touched_.load(std::memory_order_relaxed) >= total_bytes()) return;
   std::latch done(workers.threads());
-  for (int i = 0; i < workers.threads(); ++i) {
-    workers.Post([this, &done] {
-      Touch();
+  // Piece by piece: what saves under way want of the workers comes between.
+  const auto help = [this, &workers, &done](const auto& self) -> void {
+    if (TouchNext()) {
+      workers.Post([self] { self(self); });
+    } else {
       done.count_down();
-    });
-  }
+    }
+  };
+  for (int i = 0; i < workers.threads(); ++i) workers.Post([help] { help(help); });
   Touch();
   done.wait();
 }

@@ -58,7 +58,8 @@ class BufferPool {
   /// Touches every page, so that no save pays for it: on the calling thread, 2.5 s per GB at worst. Chunks may be in
   /// use meanwhile.
   void Touch();
-  /// The same with the workers' help, on one of whose threads the caller is not: all is touched when it returns.
+  /// The same with the workers' help, on one of whose threads the caller is not. When it returns all is touched but
+  /// what other threads have under way in TouchNext.
   void Touch(WorkerPool& workers);
   /// The same, a piece at a time: touches the next 4 MiB, and returns whether more is left. Together with Touch every
   /// page is touched once, whoever comes first.

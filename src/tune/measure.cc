@@ -166,7 +166,7 @@ Result<Measured> Measure(const MeasureOptions& options) {
     WorkerPool workers("cairn-probe", measured.worker_threads);
     CAIRN_ASSIGN_OR_RETURN(ProbedDevice probed, MakeDevice(options.device, workers));
     CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<BufferPool> pool, BufferPool::Make(kChunks * kChunk, kChunk, kChunks));
-    pool->Touch();
+    pool->Touch(workers);
     CAIRN_RETURN_IF_ERROR(pool->PinWith(*probed.device));
     measured.sums_while_copying = probed.device->sums_while_copying();
     CAIRN_ASSIGN_OR_RETURN(measured.copy, ProbeCopy(*probed.device, *pool, probed.tensor, kTime));

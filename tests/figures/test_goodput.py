@@ -126,7 +126,7 @@ def test_an_interrupt_ends_it_at_once_whenever_it_comes(tmp_path: Path) -> None:
 
 
 def figure(folder: Path, *more: str) -> list[str]:
-    """Figure 9 of two runs: 2.25 s each, with a failure after 1.5."""
+    """Figure 9 of two runs: 2.25 s each, with a failure between 0.75 and 1.5."""
     trace = folder / "trace.csv"
     trace.write_text(",Time,GPUs\n0,0,8\n1,60,8\n2,120,4\n3,180,4\n")
     (folder / "runs").mkdir()

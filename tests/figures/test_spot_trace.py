@@ -6,12 +6,14 @@ import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench/figures"))
+sys.path[:0] = [str(ROOT / "bench/figures"), str(ROOT / "bench/support")]
 
+import goodput_figure
 import spot_trace
 
 SPOT_GPUS = ROOT / "bench/data/spot_gpus_trace.csv"
@@ -46,6 +48,19 @@ def test_a_failure_is_drawn_from_the_period_that_its_sample_ends(tmp_path: Path)
     assert draws[0] == spot_trace.failures(trace, random.Random(0)) != draws[1]
     for begin, drawn in zip([0, 60, 180], zip(*draws)):
         assert begin <= min(drawn) < begin + 5 and begin + 55 < max(drawn) <= begin + 60
+
+
+def test_each_repetition_has_the_same_failures_at_instants_of_its_own() -> None:
+    trace = spot_trace.Trace([0, 60, 120, 180, 240], [9, 8, 7, 7, 1])
+    args = SimpleNamespace(limit=150, compress=2, repetitions=3, trace="trace.csv")
+
+    replays = goodput_figure.Replays(args, trace)
+    again = goodput_figure.Replays(args, trace)
+
+    assert replays.end == 75 and replays.failures == again.failures
+    assert len({tuple(failures) for failures in replays.failures}) == 3
+    assert all(0 < first <= 30 < second <= 60 for first, second in replays.failures)
+    assert "2 in 150 s" in replays.emulated
 
 
 def test_the_published_trace_has_the_failures_that_its_readme_tells() -> None:
