@@ -125,6 +125,16 @@ class PySave {
   std::shared_ptr<Watched> watched_;
 };
 
+/// Keeps a checkpoint where it is until it is released; see Chosen::hold.
+class PyHold {
+ public:
+  explicit PyHold(std::shared_ptr<const void> hold) : hold_(std::move(hold)) {}
+  void Release() { hold_.reset(); }
+
+ private:
+  std::shared_ptr<const void> hold_;
+};
+
 /// A Checkpointer and its events. Closed, it refuses every call.
 class PyCheckpointer {
  public:
@@ -211,8 +221,18 @@ class PyCheckpointer {
     for (const CheckpointInfo& info : ValueOrRaise(Unlocked([&] { return Get().List(); }))) all.append(FromInfo(info));
     return all;
   }
-  py::dict Inspect(std::optional<std::uint64_t> step, const std::string& folder) {
-    return FromDetails(ValueOrRaise(Unlocked([&] { return Get().Inspect(WhichFrom(step, folder, false)); })));
+  /// Everything but the tensors' bytes, with "passed_over" and "hold".
+  py::dict Choose(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back) {
+    const PyProgress none;
+    Asked asked(none);
+    Result<Chosen> chosen =
+        Unlocked([&] { return Get().Choose(WhichFrom(step, folder, fall_back), asked.callback()); });
+    asked.RethrowIfRaised();
+    RaiseIfError(chosen.status());
+    py::dict fields = FromDetails(chosen->details);
+    fields["passed_over"] = chosen->passed_over;
+    fields["hold"] = PyHold(std::move(chosen->hold));
+    return fields;
   }
   void Verify(std::optional<std::uint64_t> step, const std::string& folder, const PyProgress& progress) {
     Asked asked(progress);
@@ -233,7 +253,7 @@ class PyCheckpointer {
   py::dict Stats() {
     return FromStats(Unlocked([&] { return Get().stats(); }));
   }
-  /// (kind, severity, step, message) of what has happened since the last call.
+  /// (kind, severity, step or None, message) of what has happened since the last call.
   py::list TakeEvents() {
     py::list all;
     for (const Event& event : events_->Take()) {
@@ -337,6 +357,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
 
 PYBIND11_MODULE(_core, module) {
   using cairn::PyCheckpointer;
+  using cairn::PyHold;
   using cairn::PySave;
   using cairn::TorchReader;
   using cairn::TreeTensors;
@@ -351,6 +372,11 @@ PYBIND11_MODULE(_core, module) {
       .def("release", &PySave::Release)
       .def("wait_captured", &PySave::WaitCaptured, "timeout"_a)
       .def("wait_durable", &PySave::WaitDurable, "timeout"_a);
+
+  py::class_<PyHold>(module, "Hold")
+      .def("release", &PyHold::Release)
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](PyHold& self, const py::args&) { self.Release(); });
 
   py::class_<TorchReader, std::shared_ptr<TorchReader>>(module, "TorchReader")
       .def(py::init<py::type, py::type, const py::dict&, bool>(), "tensor"_a, "parameter"_a, "dtypes"_a, "dlpack"_a)
@@ -380,7 +406,7 @@ PYBIND11_MODULE(_core, module) {
       .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "fall_back"_a, "tensors"_a, "streams"_a,
            "resume"_a, "progress"_a)
       .def("checkpoints", &PyCheckpointer::List)
-      .def("inspect", &PyCheckpointer::Inspect, "step"_a, "folder"_a)
+      .def("choose", &PyCheckpointer::Choose, "step"_a, "folder"_a, "fall_back"_a)
       .def("verify", &PyCheckpointer::Verify, "step"_a, "folder"_a, "progress"_a)
       .def("pin", &PyCheckpointer::Pin, "step"_a, "pinned"_a)
       .def("remove", &PyCheckpointer::Remove, "step"_a)

@@ -19,7 +19,12 @@ Deadline Later(Deadline deadline, std::chrono::nanoseconds by) {
 }  // namespace
 
 StoreGroup::StoreGroup(int rank, int size) : process_(::getpid()), rank_(rank), size_(static_cast<std::size_t>(size)) {
-  watch_ = StartThread("cairn-group", [this] { WatchDeadlines(); });
+  Result<std::thread> watch = StartThread("cairn-group", [this] { WatchDeadlines(); });
+  if (watch.ok()) {
+    watch_ = *std::move(watch);
+  } else {
+    Fail(watch.status());  // Without it no deadline is kept: every gather answers why.
+  }
 }
 
 StoreGroup::~StoreGroup() {
@@ -29,7 +34,7 @@ StoreGroup::~StoreGroup() {
     return;
   }
   Stop();
-  watch_.join();
+  if (watch_.joinable()) watch_.join();
 }
 
 void StoreGroup::AllGather(const std::string& key, std::string bytes, Deadline deadline, Gathered done) {

@@ -18,10 +18,23 @@
 #include "resolve_options.h"
 #include "restore/reader.h"
 #include "steered_saves.h"
+#include "store/list.h"
+#include "store/pins.h"
+#include "store/remove.h"
 #include "store/root.h"
 #include "wiring.h"
 
 namespace cairn {
+namespace {
+
+Result<std::vector<CheckpointInfo>> ListInfos(const std::string& root) {
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
+  std::vector<CheckpointInfo> infos;
+  for (StoredCheckpoint& one : stored) infos.push_back(std::move(one.info));
+  return infos;
+}
+
+}  // namespace
 
 /// Members are destroyed from the last to the first: the engine goes before what it uses, the pool before the devices
 /// that it is pinned with, and these before the workers that copy for them.
@@ -53,7 +66,7 @@ class Checkpointer::Impl {
   Mutex save_mutex;
   std::uint64_t next_sequence CAIRN_GUARDED_BY(save_mutex) = 0;
   std::weak_ptr<const TensorTable> checked_table CAIRN_GUARDED_BY(save_mutex);
-  std::size_t checked_tensors CAIRN_GUARDED_BY(save_mutex) = 0;  // Of it; a table only grows.
+  std::optional<Sharing> sharing CAIRN_GUARDED_BY(save_mutex);  // Of this rank; made by the first save.
   Mutex device_mutex;
   Mutex fence_mutex;
   std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
@@ -71,7 +84,7 @@ class Checkpointer::Impl {
                                    const Status& why) CAIRN_REQUIRES(save_mutex);
   Status CheckTensors(const std::shared_ptr<const TensorTable>& table) CAIRN_REQUIRES(save_mutex);
   Result<SavePlan> Accept(std::uint64_t step, IfExists if_exists, Status& given_up) CAIRN_REQUIRES(save_mutex);
-  Status TakePlace(std::uint64_t step, Status& given_up) CAIRN_REQUIRES(save_mutex);
+  Status TakePlace(std::uint64_t step, Deadline deadline, Status& given_up) CAIRN_REQUIRES(save_mutex);
   Result<std::vector<DeviceEvents>> RecordStreams(const TensorTable& table, const std::vector<Stream>& streams);
   Status RefuseWhileCapturing(Stream stream) CAIRN_EXCLUDES(fence_mutex);
 };
@@ -97,11 +110,11 @@ Status Checkpointer::Impl::OpenRoot() {
                                                    .file_mode = options.file_mode,
                                                    .directory_mode = options.directory_mode}));
   root_path = root->path();
-  Result<std::vector<StoredCheckpoint>> committed = ListCheckpoints(root_path);
+  Result<std::vector<CheckpointInfo>> committed = ListInfos(root_path);
   // A rank may be here before the coordinator has made the root.
   const bool not_made_yet =
       committed.status().code() == StatusCode::kNotFound && group->rank() != 0 && !options.read_only;
-  if (not_made_yet) committed = std::vector<StoredCheckpoint>();
+  if (not_made_yet) committed = std::vector<CheckpointInfo>();
   CAIRN_RETURN_IF_ERROR(committed.status());
   ledger = std::make_unique<Ledger>(*std::move(committed), options.keep_last, options.keep_every);
   return Status::Ok();
@@ -146,13 +159,14 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options)
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {
   CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options));
   auto impl = std::make_unique<Impl>(std::move(resolved));
+  CAIRN_RETURN_IF_ERROR(impl->workers.status());
   CAIRN_ASSIGN_OR_RETURN(IoQueueChoice choice, ChooseIoQueue(impl->options.io_queue, impl->options.queue_depth));
   impl->queue_name = choice.name;
   impl->queue_reason = choice.reason;
   impl->queue_factory = wiring.wrap_queue ? wiring.wrap_queue(choice.factory) : choice.factory;
   impl->group = wiring.group != nullptr ? wiring.group : std::make_shared<SoloGroup>();
   if (impl->options.steering) {
-    CAIRN_ASSIGN_OR_RETURN(impl->steered, SteeredSaves::Make(*impl->options.steering, impl->group->size()));
+    CAIRN_ASSIGN_OR_RETURN(impl->steered, SteeredSaves::Make(*impl->options.steering, impl->group->size(), wiring.now));
   }
   CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
   CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));
@@ -168,7 +182,10 @@ Checkpointer::~Checkpointer() {
     static_cast<void>(impl_.release());
     return;
   }
-  if (impl_->engine != nullptr) static_cast<void>(impl_->engine->WaitIdle(Deadline::In(impl_->options.drain_deadline)));
+  if (impl_->engine == nullptr) return;
+  static_cast<void>(impl_->engine->WaitIdle(Deadline::In(impl_->options.drain_deadline)));
+  // The engine's thread, the kernel and the devices go on using what is in there.
+  if (!impl_->engine->Stop(Deadline::In(impl_->options.close_deadline))) static_cast<void>(impl_.release());
 }
 
 Result<std::shared_ptr<Device>> Checkpointer::Impl::GetDevice(DeviceId id) {
@@ -218,22 +235,17 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
 
   const std::shared_ptr<const TensorTable>& table = state.table();
   if (const Status status = CheckTensors(table); !status.ok()) return refuse(status);
-  Result<Share> share = ShareOut(table, save_options.replicated, group->rank(), group->size());
+  if (!sharing) sharing.emplace(group->rank(), group->size());
+  const Result<Share> share = sharing->Of(table, save_options.replicated);
   if (!share.ok()) return refuse(share.status());
   const auto waiting = SaveTask::Clock::now();
-  if (const Status status = TakePlace(step, given_up); !status.ok()) return refuse(status);
+  Result<SavePlan> plan = Accept(step, save_options.if_exists, given_up);
   const auto stall = SaveTask::Clock::now() - waiting;
-  if (!given_up.ok()) return SaveHandle(GiveUp(step, sequence, begun, given_up));
-
-  Result<SavePlan> plan = ledger->Admit(step, save_options.if_exists);
-  if (plan.status().code() == StatusCode::kAlreadyExists && ledger->Holds(step) && !HoldsStep(root_path, step)) {
-    ledger->Removed(step);  // By the coordinator, of which this rank has not heard.
-    plan = ledger->Admit(step, save_options.if_exists);
-  }
   if (!plan.ok()) return refuse(plan.status());
+  if (!given_up.ok()) return SaveHandle(GiveUp(step, sequence, begun, given_up));
   plan->sequence = sequence;
   plan->hold = save_options.hold;
-  if (group->size() > 1) plan->alike = std::make_shared<const std::vector<Alike>>(std::move(share->alike));
+  plan->alike = share->alike;
   // Where other ranks write all that is on a device, what its streams do is nothing to this save.
   std::vector<Stream> streams;
   for (const Stream& stream : save_options.streams) {
@@ -256,7 +268,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
 }
 
 Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>& table) {
-  if (table == checked_table.lock() && table->size() == checked_tensors) return Status::Ok();
+  if (table == checked_table.lock()) return Status::Ok();
   std::map<DeviceId, std::shared_ptr<Device>> found;
   for (const DeviceId id : table->devices()) {
     CAIRN_ASSIGN_OR_RETURN(found[id], GetDevice(id));
@@ -269,11 +281,22 @@ Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>
     }
   }
   checked_table = table;
-  checked_tensors = table->size();
   return Status::Ok();
 }
 
-Status Checkpointer::Impl::TakePlace(std::uint64_t step, Status& given_up) {
+Result<SavePlan> Checkpointer::Impl::Accept(std::uint64_t step, IfExists if_exists, Status& given_up) {
+  const Deadline deadline = Deadline::In(options.full_deadline);
+  CAIRN_RETURN_IF_ERROR(TakePlace(step, deadline, given_up));
+  if (!given_up.ok()) return SavePlan{};
+  Result<SavePlan> plan = ledger->Admit(step, if_exists, deadline);
+  if (plan.status().code() == StatusCode::kAlreadyExists && ledger->Holds(step) && !HoldsStep(root_path, step)) {
+    ledger->Removed(step);  // By the coordinator, of which this rank has not heard.
+    plan = ledger->Admit(step, if_exists, deadline);
+  }
+  return plan;
+}
+
+Status Checkpointer::Impl::TakePlace(std::uint64_t step, Deadline deadline, Status& given_up) {
   if (engine->WaitForPlace(options.max_in_flight, Deadline::In({}))) return Status::Ok();
   if (options.when_full == WhenFull::kSkip) {
     given_up = Error(StatusCode::kCancelled, "step {}: skipped, {} saves are in flight", step, options.max_in_flight);
@@ -288,7 +311,7 @@ Status Checkpointer::Impl::TakePlace(std::uint64_t step, Status& given_up) {
           Error(StatusCode::kCancelled, "step {}: replaced by step {}", (*youngest)->plan().step, step)));
     }
   }
-  if (engine->WaitForPlace(options.max_in_flight, Deadline::In(options.full_deadline))) return Status::Ok();
+  if (engine->WaitForPlace(options.max_in_flight, deadline)) return Status::Ok();
   return Error(StatusCode::kDeadlineExceeded,
                "step {}: {} saves were in flight until the deadline of Options::full_deadline", step,
                options.max_in_flight);
@@ -384,7 +407,9 @@ RestoreParts Checkpointer::Impl::Parts() {
             CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(id));
             return device.get();
           },
-          .queue_depth = options.queue_depth};
+          .queue_depth = options.queue_depth,
+          .memory_deadline = options.full_deadline,
+          .on_event = options.on_event};
 }
 
 Result<Restored> Checkpointer::Restore(const Which& which, const State& state, const RestoreOptions& options) {
@@ -397,15 +422,17 @@ Result<Restored> Checkpointer::Restore(const Which& which, const State& state, c
 
 Result<std::vector<CheckpointInfo>> Checkpointer::List() const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
-  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(impl_->root_path));
-  std::vector<CheckpointInfo> list;
-  for (StoredCheckpoint& one : stored) list.push_back(std::move(one.info));
-  return list;
+  return ListInfos(impl_->root_path);
 }
 
 Result<CheckpointDetails> Checkpointer::Inspect(const Which& which) const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
   return InspectWhich(impl_->root_path, which);
+}
+
+Result<Chosen> Checkpointer::Choose(const Which& which, const Progress& progress) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  return ChooseWhich(impl_->Parts(), impl_->root_path, which, progress);
 }
 
 Status Checkpointer::Verify(const Which& which, const Progress& progress) const {
@@ -436,14 +463,9 @@ Status Checkpointer::Remove(std::uint64_t step) {
   }
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
   CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
-  std::optional<Status> outcome;
-  Status status;
-  RemoveCheckpoint(*queue, impl_->root_path, step, {.pinned = Pinned::kGoes},
-                   [&outcome](Status done) { outcome = std::move(done); });
-  while (!outcome && status.ok()) status = queue->RunOnce(Deadline::Infinite()).status();
-  if (outcome) status = *outcome;
-  HoldsStep(impl_->root_path, step) ? impl_->ledger->KeepAfterAll(step) : impl_->ledger->Removed(step);
-  return status;
+  Removal removal = RemoveCheckpointBlocking(*queue, impl_->root_path, step, {.pinned = Pinned::kGoes});
+  removal.gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
+  return std::move(removal.status);
 }
 
 Status Checkpointer::LastFailure() const {

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "base/bytes.h"
+#include "base/memory_limit.h"
 #include "base/status_macros.h"
 
 namespace cairn {
@@ -14,6 +15,16 @@ std::uint64_t ChunkFor(std::uint64_t pool_bytes, int queue_depth) {
   constexpr std::uint64_t kLarge = 8U << 20;
   constexpr std::uint64_t kSmall = 4U << 20;
   return pool_bytes / kLarge >= 2 * static_cast<std::uint64_t>(queue_depth) ? kLarge : kSmall;
+}
+
+/// Beyond a control group's limit the kernel kills the process, at whichever page comes first.
+Status CheckMemoryLimit(std::uint64_t pool_bytes) {
+  const std::optional<MemoryLimit> limit = FindMemoryLimit();
+  if (!limit || pool_bytes <= limit->available) return Status::Ok();
+  return Error(StatusCode::kResourceExhausted,
+               "Options::host_memory_bytes: expected at most {} ({} allows {}, of which {} are in use and cannot be "
+               "reclaimed), found {}",
+               limit->available, limit->file, limit->bytes, limit->held, pool_bytes);
 }
 
 }  // namespace
@@ -50,6 +61,7 @@ Result<Options> ResolveOptions(Options options) {
     CAIRN_RETURN_IF_ERROR(in_range("steering.mtbf (s)", seconds(options.steering->mtbf), 1e-3, 1e9));
     CAIRN_RETURN_IF_ERROR(in_range("steering.restart (s)", seconds(options.steering->restart), 0.0, 1e9));
   }
+  CAIRN_RETURN_IF_ERROR(CheckMemoryLimit(options.host_memory_bytes));
   if (options.worker_threads == 0) {
     options.worker_threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
   }

@@ -1,12 +1,13 @@
 #include "steered_saves.h"
 
 #include <chrono>
+#include <utility>
 
 #include "base/status_macros.h"
 
 namespace cairn {
 
-Result<std::unique_ptr<SteeredSaves>> SteeredSaves::Make(const SteeringOptions& options, int ranks) {
+Result<std::unique_ptr<SteeredSaves>> SteeredSaves::Make(const SteeringOptions& options, int ranks, TimeSource now) {
   if (ranks != 1) {
     return Error(
         StatusCode::kInvalidArgument,
@@ -15,20 +16,20 @@ Result<std::unique_ptr<SteeredSaves>> SteeredSaves::Make(const SteeringOptions& 
         ranks);
   }
   const auto seconds = [](std::chrono::nanoseconds span) { return std::chrono::duration<double>(span).count(); };
-  return std::unique_ptr<SteeredSaves>(new SteeredSaves({.slowdown = options.slowdown,
-                                                         .mtbf_seconds = seconds(options.mtbf),
-                                                         .restart_seconds = seconds(options.restart)}));
+  const TuneGoal goal{
+      .slowdown = options.slowdown, .mtbf_seconds = seconds(options.mtbf), .restart_seconds = seconds(options.restart)};
+  return std::unique_ptr<SteeredSaves>(new SteeredSaves(goal, std::move(now)));
 }
 
 void SteeredSaves::Begun(const std::shared_ptr<SaveTask>& task) {
   MutexLock lock(mutex_);
-  TakeEnded(Steering::Time::clock::now());  // Here, too: a job may save without ever asking.
+  TakeEnded(now_());  // Here, too: a job may save without ever asking.
   steering_.SaveBegun(task->plan().step);
   in_flight_.push_back(task);
 }
 
 bool SteeredSaves::ShouldSave(std::uint64_t step) {
-  const auto now = Steering::Time::clock::now();
+  const auto now = now_();
   MutexLock lock(mutex_);
   TakeEnded(now);
   return steering_.ShouldSave(step, now);

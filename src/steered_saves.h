@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "base/modelled_time.h"
 #include "base/mutex.h"
 #include "cairn/options.h"
 #include "engine/save_task.h"
@@ -15,7 +17,9 @@ namespace cairn {
 class SteeredSaves {
  public:
   /// InvalidArgument for several ranks: each would choose by its own clock, and a save needs all of them.
-  [[nodiscard]] static Result<std::unique_ptr<SteeredSaves>> Make(const SteeringOptions& options, int ranks);
+  /// `now` times the iterations.
+  [[nodiscard]] static Result<std::unique_ptr<SteeredSaves>> Make(const SteeringOptions& options, int ranks,
+                                                                  TimeSource now = Steering::Time::clock::now);
 
   /// A save that was accepted just now.
   void Begun(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
@@ -24,10 +28,11 @@ class SteeredSaves {
   void AddStats(CheckpointerStats& stats) const CAIRN_EXCLUDES(mutex_);
 
  private:
-  explicit SteeredSaves(const TuneGoal& goal) : steering_(goal) {}
+  SteeredSaves(const TuneGoal& goal, TimeSource now) : now_(std::move(now)), steering_(goal) {}
   /// Tells the steering of the saves that have ended, and lets go of them.
   void TakeEnded(Steering::Time now) CAIRN_REQUIRES(mutex_);
 
+  const TimeSource now_;
   mutable Mutex mutex_;
   Steering steering_ CAIRN_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<SaveTask>> in_flight_ CAIRN_GUARDED_BY(mutex_);  // Oldest first.

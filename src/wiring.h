@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/modelled_time.h"
 #include "base/worker_pool.h"
 #include "device/device.h"
 #include "group/group.h"
@@ -19,6 +20,8 @@ struct Wiring {
   /// Wraps the factory of the chosen queue: faults, rate limits, recordings. Called for every queue that is made.
   std::function<IoQueueFactory(IoQueueFactory)> wrap_queue;
   std::shared_ptr<Group> group;
+  /// What Options::steering times iterations by.
+  TimeSource now = Deadline::Clock::now;
 };
 
 }  // namespace cairn

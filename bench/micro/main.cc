@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   cairn::bench::AddManifest(settings);
   cairn::bench::AddPool(settings);
   cairn::bench::AddPlanning(settings);
+  cairn::bench::AddEngine(settings);
   cairn::bench::AddCommit(settings);
   return benchmark::RunSpecifiedBenchmarks() > 0 ? 0 : 2;
 }

@@ -60,6 +60,7 @@ void AddHeader(const Settings& settings);
 void AddManifest(const Settings& settings);
 void AddPool(const Settings& settings);
 void AddPlanning(const Settings& settings);
+void AddEngine(const Settings& settings);
 void AddCommit(const Settings& settings);
 
 }  // namespace cairn::bench

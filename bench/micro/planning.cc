@@ -1,10 +1,13 @@
 // What a restore does between the headers and the first read, for 100,000 tensors in one shard: finds each wanted
-// tensor among the saved ones, and cuts what is to be read into reads.
+// tensor among the saved ones, and cuts what is to be read into reads. For one tensor in 100,000 parts: makes sure that
+// no two overlap, which no cut through the tensor shows.
 //
 //   build/release/bin/bench_micro --benchmark_filter=planning
 //
 // Peer: a hash table of the saved names, in which each wanted one is looked up: the least that bringing two lists of
-// names together takes. Comparing shapes, finding tensors that share memory and cutting the reads come on top.
+// names together takes. Comparing shapes, finding tensors that share memory and cutting the reads come on top. Of the
+// parts: a sort of where they begin, in each dimension.
+#include <algorithm>
 #include <memory>
 #include <string_view>
 #include <unordered_map>
@@ -12,6 +15,7 @@
 
 #include "bench/micro/pair.h"
 #include "bench/micro/tensors.h"
+#include "restore/overlap.h"
 #include "restore/plan.h"
 
 namespace cairn::bench {
@@ -63,12 +67,39 @@ Pair PlanBesideHash(std::size_t tensors) {
           .peer = Timed([wanted] { Hash(*wanted); })};
 }
 
+// Steps and risers, which along either dimension begin before the earlier ones end.
+std::vector<SavedPiece> Staircase(std::int64_t parts) {
+  std::vector<SavedPiece> pieces;
+  for (std::int64_t i = 0; i < parts / 2; ++i) {
+    pieces.push_back({.box = {{2 * i, 4 * i}, {parts, 4 * i + 2}}});
+    pieces.push_back({.box = {{2 * i + 1, 4 * i + 2}, {2 * i + 2, 2 * parts}}});
+  }
+  return pieces;
+}
+
+Pair OverlapBesideSort(std::int64_t parts) {
+  const auto pieces = std::make_shared<const std::vector<SavedPiece>>(Staircase(parts));
+  Expect(!FindOverlap(*pieces), "planning: the parts overlap");
+  const auto sort = [pieces] {
+    for (std::size_t d = 0; d < 2; ++d) {
+      std::vector<std::int64_t> begins;
+      for (const SavedPiece& piece : *pieces) begins.push_back(piece.box.begin[d]);
+      std::sort(begins.begin(), begins.end());
+      benchmark::DoNotOptimize(begins.data());
+    }
+  };
+  return {.cairn = Timed([pieces] { benchmark::DoNotOptimize(FindOverlap(*pieces)); }), .peer = Timed(sort)};
+}
+
 }  // namespace
 
 void AddPlanning(const Settings& settings) {
   const std::size_t tensors = settings.Sized(100'000, 100);
   AddPair(settings, "planning/restore_of_hash", "a hash table of the names, each looked up", 4, 10,
           [tensors] { return PlanBesideHash(tensors); });
+  const auto parts = static_cast<std::int64_t>(settings.Sized(100'000, 100));
+  AddPair(settings, "planning/overlap_of_sort", "a sort of the parts' begins in each dimension", 150, 5,
+          [parts] { return OverlapBesideSort(parts); });
 }
 
 }  // namespace cairn::bench

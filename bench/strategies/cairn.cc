@@ -54,7 +54,7 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   options.queue_depth = workplace.queue_depth;
   options.cuda_devices = {0};  // Set up at Open, as the others' memory is.
   options.on_event = [durable = workplace.durable](const Event& event) {
-    if (event.kind == EventKind::kSaveDurable) durable(event.step);
+    if (event.kind == EventKind::kSaveDurable) durable(*event.step);
   };
   Wiring wiring;
   wiring.devices = [device = workplace.gpu.device()](WorkerPool&) -> Result<std::vector<std::shared_ptr<Device>>> {

@@ -40,7 +40,7 @@ T Take(cairn::Result<T> result) {
 
 /// Comes from the engine's thread.
 void Tell(const cairn::Event& event) {
-  const std::string step = " step=" + std::to_string(event.step);
+  const std::string step = " step=" + std::to_string(event.step.value_or(0));
   if (event.kind == EventKind::kSaveDurable) Say("durable" + step);
   if (event.kind == EventKind::kSaveFailed) Complain("save failed" + step + ": " + event.status.ToString());
   if (event.kind == EventKind::kLog && event.severity != Severity::kInfo) Complain(event.message);

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _protect, _replicas, _tensors, _tree, _watch
-from ._errors import DeadlineExceeded, Error, InvalidArgument
+from ._errors import DeadlineExceeded, Error, InvalidArgument, NotFound
 from ._ranks import Ranks
 from ._reading import Reading
 from ._save import Checkpoint, Save, parse_size
@@ -138,7 +138,7 @@ class Checkpointer:
             raise
         # What the engine still reads: a save's tensors stay alive until it is captured, whatever the caller drops.
         self._held: deque[tuple[_core.Save, list[Any], set[int]]] = deque()  # With the CUDA devices they are on.
-        self._reading = Reading(self._core, self.root, self._ranks, self._replicated)
+        self._reading = Reading(self._core, self._ranks, self._replicated)
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
         try:
@@ -294,8 +294,10 @@ class Checkpointer:
 
         Names, shapes and dtypes are checked before the first byte is written; every byte is verified on the way. Tensors
         are filled in place; what an object with load_state_dict does not have yet is made. Returns the tree with the
-        checkpoint's plain values. Raises NotFound only where there is no such checkpoint, Corrupt where it is damaged
-        (`fall_back` permits an older one), InvalidArgument with both lists where tree and checkpoint differ.
+        checkpoint's plain values. Raises NotFound only where there is no such checkpoint (the newest stays there until it
+        is read, whatever retention does), Corrupt where it is damaged or the disk does not give it back (`fall_back`
+        permits an older one, logs what was passed over and why, and reads every byte before), InvalidArgument with both
+        lists where tree and checkpoint differ.
 
         In a group rank 0 chooses, each rank reads its own state and what is replicated, and all succeed or all raise.
         At another number of ranks than saved it only what is replicated can be read: leave the tree's other keys out.
@@ -342,10 +344,27 @@ class Checkpointer:
         """Steps of the committed checkpoints that are not damaged, oldest first."""
         return [one.step for one in self.checkpoints() if one.damage is None]
 
-    def latest(self) -> int | None:
-        """Step of the newest committed checkpoint; None where there is none."""
-        steps = self.steps()
-        return steps[-1] if steps else None
+    def latest(self, *, fall_back: bool = False) -> int | None:
+        """Step of the newest committed checkpoint, the one that `restore` reads; None where there is none.
+
+        Raises Corrupt, as `restore` does, where the newest checkpoint's manifest is damaged. With `fall_back` it is what
+        `restore(fall_back=True)` goes back to: every byte is read to find out.
+        """
+        if fall_back:
+            return self._newest(fall_back)
+        listed = self.checkpoints()
+        if not listed:
+            return None
+        # Of a damaged one nobody knows whether it is the newest; asking for that says what is wrong.
+        return listed[-1].step if listed[-1].damage is None else self._newest(fall_back)
+
+    def _newest(self, fall_back: bool) -> int | None:
+        try:
+            details = self._reading.choose(None, "", fall_back)
+        except NotFound:
+            return None
+        details["hold"].release()
+        return int(details["step"])
 
     def verify(self, step: int | None = None, *, progress: bool | Callable[[int, int], None] = False) -> None:
         """Reads every byte of a checkpoint and checks it; raises Corrupt. `progress=True` shows a bar (tqdm)."""
@@ -427,7 +446,8 @@ class Checkpointer:
         self._let_go()
         for _, severity, step, message in self._core.take_events():
             if message:
-                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "step %d: %s", step, message)
+                about = "" if step is None else f"step {step}: "
+                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s%s", about, message)
 
 
 _open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()

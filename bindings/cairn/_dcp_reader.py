@@ -59,14 +59,18 @@ class StorageReader(storage.StorageReader):
         return _dcp_items.is_step(checkpoint_id)
 
     def reset(self, checkpoint_id: Any = None) -> None:
+        self._let_go()
         if checkpoint_id is not None:
             self._step = _dcp_items.parse_step(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
         try:
-            self._details = self._checkpointer._core.inspect(self._step, "")
+            self._let_go()
+            # It stays there until its data is read, whatever retention does.
+            self._details = self._checkpointer._reading.choose(self._step, "", False)
             self._stock = stock = _dcp_items.take_stock(self._details)
         except Error as error:
+            self._let_go()
             return _Unread(error)
         metadata = {fqn: _metadata_of(stock, fqn) for fqn in stock.paths}
         return Metadata(metadata, planner_data=stock.paths, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
@@ -89,6 +93,16 @@ class StorageReader(storage.StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
+        try:
+            return self._read_data(plan, planner)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if hold := self._details.get("hold"):
+            hold.release()
+
+    def _read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
         assert self._stock is not None
         reads = _Reads(self._stock)
         landed = [

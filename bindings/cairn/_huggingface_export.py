@@ -28,6 +28,11 @@ def reader(root: str | os.PathLike[str]) -> Checkpointer:
 def read_model(checkpointer: Checkpointer, step: int | None) -> dict[str, Any]:
     """A checkpoint's tree with the model's tensors, on the CPU and tied as they were; None for all other tensors."""
     details = checkpointer._reading.choose(step, "", False)
+    with details["hold"]:
+        return _read_model(checkpointer, details)
+
+
+def _read_model(checkpointer: Checkpointer, details: dict[str, Any]) -> dict[str, Any]:
     text = tree_text(details)
     names = _tree.names(text)
     tree = _tree.build(text, dict.fromkeys(names))

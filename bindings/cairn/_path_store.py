@@ -26,6 +26,7 @@ import os
 import re
 import shutil
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ from ._save import Save, parse_size
 _log = logging.getLogger("cairn")
 _STAGING = ".cairn"
 _MANIFEST = "manifest.json"
+_POLL = 0.02  # Seconds between two looks at a lock.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -77,7 +79,8 @@ class PathStore:
         """Starts a save, as Checkpointer.save does; the future ends when `path` holds it, durably.
 
         A checkpoint that the path has already stays until then. AlreadyExists where something else is there. Waits, up
-        to full_timeout, while max_in_flight saves are on their way to their paths.
+        to full_timeout, while max_in_flight saves are on their way to their paths. The future fails with
+        DeadlineExceeded where somebody reads the path's checkpoint for longer than that.
         """
         path = local_path(path)
         if os.path.lexists(path) and not os.path.islink(path) and not is_checkpoint(path):
@@ -88,7 +91,7 @@ class PathStore:
             save = checkpointer.save(self._next, tree)
             staged = os.path.join(checkpointer.root, f"step-{self._next:020}")
             self._next += 1
-            self._saving.append(self._submit(path, True, lambda: _publish(save, staged, path)))
+            self._saving.append(self._submit(path, True, lambda: _publish(save, staged, path, self._full_timeout)))
             return self._saving[-1]
 
     def remove(self, path: str | os.PathLike[str]) -> Future[None]:
@@ -104,7 +107,7 @@ class PathStore:
             if displacer is not None and displacer.exception() is not None:
                 _log.warning("%s stays: the save that displaced it has failed", path)
             else:
-                _remove(path)
+                _remove(path, self._full_timeout)
 
         with self._calls:
             return self._submit(path, False, remove)
@@ -159,6 +162,10 @@ class PathStore:
             self._close()
         self.check()
 
+    @property
+    def _full_timeout(self) -> float:
+        return float(self._options.get("full_timeout", 3600.0))
+
     def _open(self, folder: str) -> Checkpointer:
         os.makedirs(folder, exist_ok=True)
         if self._checkpointer is not None:
@@ -178,11 +185,12 @@ class PathStore:
     def _wait_for_place(self) -> None:
         # The Checkpointer's places are free again before its checkpoints have their paths.
         while self._saving and (self._saving[0].done() or len(self._saving) >= self._options.get("max_in_flight", 2)):
-            timeout = self._options.get("full_timeout", 3600.0)
             try:
-                self._saving[0].exception(timeout)
+                self._saving[0].exception(self._full_timeout)
             except TimeoutError:
-                raise DeadlineExceeded(f"no save has ended for {timeout} s: is something reading its path?") from None
+                raise DeadlineExceeded(
+                    f"no save has ended for {self._full_timeout} s: is something reading its path?"
+                ) from None
             self._saving.popleft()
 
     def _close(self) -> None:
@@ -246,17 +254,17 @@ def is_checkpoint(path: str) -> bool:
     return os.path.isfile(os.path.join(path, _MANIFEST))
 
 
-def _publish(save: Save, staged: str, path: str) -> None:
+def _publish(save: Save, staged: str, path: str, timeout: float) -> None:
     save.wait()
     staging, parent = os.path.dirname(staged), os.path.dirname(path)
     replaces = os.path.lexists(path)
     try:
         if replaces:
-            with _unread(path):
+            with _unread(path, timeout):
                 _exchange(staged, path)
         else:
             os.rename(staged, path)
-    except (OSError, Unsupported):
+    except (OSError, Unsupported, DeadlineExceeded):
         _delete(staged, staging)  # It is nobody's now. Where an fsync fails, below, it may be what the path had before.
         raise
     _fsync(parent, staging)
@@ -264,12 +272,12 @@ def _publish(save: Save, staged: str, path: str) -> None:
         _delete(staged, staging)
 
 
-def _remove(path: str) -> None:
+def _remove(path: str, timeout: float) -> None:
     if os.path.islink(path):
         os.unlink(path)
         _fsync(os.path.dirname(path))
     elif is_checkpoint(path):
-        with _unread(path):
+        with _unread(path, timeout):
             staging = os.path.join(os.path.dirname(path), _STAGING)
             os.makedirs(staging, exist_ok=True)
             _delete(path, staging)
@@ -278,18 +286,44 @@ def _remove(path: str) -> None:
 
 
 @contextmanager
-def _unread(path: str) -> Iterator[None]:
-    """Holds the lock that readers share, by docs/format.md's rules; waits for those who read."""
+def _unread(path: str, timeout: float) -> Iterator[None]:
+    """Holds the lock that readers share, by docs/format.md's rules; waits for those who read, at most `timeout`."""
     if os.path.islink(path):
         yield
         return
     with open(os.path.join(path, _MANIFEST), "rb") as manifest:
-        fcntl.flock(manifest, fcntl.LOCK_EX)
+        _lock(manifest.fileno(), path, timeout)
         try:
             yield
         finally:
             # A forked child has the same open file, and would go on holding the lock.
             fcntl.flock(manifest, fcntl.LOCK_UN)
+
+
+def _lock(manifest: int, path: str, timeout: float) -> None:
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            return fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise DeadlineExceeded(
+                    f"{path} is to be replaced or removed, and was being read for {timeout} s by {_holders(manifest)}: "
+                    "it is left as it is"
+                ) from None
+        time.sleep(_POLL)
+
+
+def _holders(file: int) -> str:
+    """Who has a lock on an open file, as /proc/locks tells it."""
+    inode = os.fstat(file).st_ino
+    try:
+        with open("/proc/locks") as locks:
+            fields = [line.split() for line in locks]
+    except OSError:
+        fields = []
+    pids = {of[4] for of in fields if len(of) > 5 and of[1] == "FLOCK" and of[5].endswith(f":{inode}")}
+    return f"process {', '.join(sorted(pids))}" if pids else "a process that cannot be seen from here"
 
 
 def _delete(path: str, staging: str) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from . import _core, _replicas, _tensors, _tree
-from ._errors import Error, FailedPrecondition, NotFound
+from ._errors import FailedPrecondition, NotFound
 from ._ranks import Ranks
 from ._tensors import LazyTensor
 
@@ -20,14 +20,14 @@ _Progress = Callable[[int, int], None] | None
 class Reading:
     """See Checkpointer.restore and load. An empty `folder` is the root's checkpoint of that step."""
 
-    def __init__(self, core: _core.Checkpointer, root: str, ranks: Ranks, replicated: _replicas.Rules) -> None:
-        self._core, self._root, self._ranks, self._replicated = core, root, ranks, replicated
+    def __init__(self, core: _core.Checkpointer, ranks: Ranks, replicated: _replicas.Rules) -> None:
+        self._core, self._ranks, self._replicated = core, ranks, replicated
 
     def restore(self, tree: Any, step: int | None, folder: str, fall_back: bool, progress: _Progress) -> Any:
         details = self._ranks.agree(
             "choice",
             lambda: self.choose(step, folder, fall_back),
-            lambda chosen: self._core.inspect(None if folder else chosen, folder),
+            lambda chosen: self.choose(None if folder else chosen, folder, False),
         )
 
         def read() -> _tree.Plan:
@@ -36,12 +36,19 @@ class Reading:
             self._read(details, plan.tensors, folder, progress, True)
             return plan
 
-        return self._ranks.together("restore", read).finish()
+        with details["hold"]:
+            return self._ranks.together("restore", read).finish()
 
     def load(
         self, step: int | None, names: str | Sequence[str] | None, lazy: bool, folder: str, progress: _Progress
     ) -> Any:
         details = self.choose(step, folder, False)
+        with details["hold"]:
+            return self._load(details, names, lazy, folder, progress)
+
+    def _load(
+        self, details: dict[str, Any], names: str | Sequence[str] | None, lazy: bool, folder: str, progress: _Progress
+    ) -> Any:
         stored = [name for name, *_ in details["tensors"]]
         asked = () if names is None else _matching(stored, names, details["path"])
         view = self._view(details, wanted=asked)
@@ -70,18 +77,14 @@ class Reading:
         return tensors if names is not None else _tree.build(view.text, tensors)
 
     def choose(self, step: int | None, folder: str, fall_back: bool) -> dict[str, Any]:
-        if not fall_back:
-            return self._core.inspect(step, folder)
-        candidates = [one["step"] for one in reversed(self._core.checkpoints()) if step is None or one["step"] <= step]
-        first: Error | None = None
-        for candidate in candidates:
-            try:
-                self._core.verify(candidate, "", None)
-                return self._core.inspect(candidate, "")
-            except Error as error:
-                first = first or error
-                _log.warning("step %d passed over: %s", candidate, error)
-        raise first or NotFound(f"no checkpoint under {self._root}")
+        """What is to be read: all but its tensors' bytes, and "hold", until whose release it stays where it is.
+
+        With `fall_back` every byte is verified, and what is Corrupt is passed over.
+        """
+        details = self._core.choose(step, folder, fall_back)
+        for reason in details["passed_over"]:
+            _log.warning("passed over: %s", reason)
+        return details
 
     def _view(self, details: dict[str, Any], *, like: Any = None, wanted: Sequence[str] = ()) -> _replicas.View:
         ranks = self._ranks

@@ -34,6 +34,7 @@ struct Replicated {
   std::vector<std::string> by_rank_0;
   /// Names and texts of whatever else must be the same.
   std::vector<std::pair<std::string, std::string>> alike;
+  friend bool operator==(const Replicated&, const Replicated&) = default;
 };
 
 struct SaveOptions {
@@ -79,7 +80,8 @@ class SaveHandle {
 /// Which checkpoint to read.
 class Which {
  public:
-  /// Permits an older checkpoint where the chosen one does not verify; Restored::passed_over names what was skipped.
+  /// Permits an older checkpoint where the chosen one is Corrupt: damaged, or on a medium that does not give it back.
+  /// Restored::passed_over names what was skipped. No other error (of access, of memory or descriptors) is passed over.
   [[nodiscard]] Which FallBack() const {
     Which which = *this;
     which.fall_back_ = true;
@@ -167,6 +169,14 @@ struct CheckpointDetails {
   std::vector<Values> values;       ///< By rank.
 };
 
+/// A checkpoint that was looked at before it is read.
+struct Chosen {
+  CheckpointDetails details;
+  std::vector<std::string> passed_over;  ///< With FallBack: folder and reason of each that was skipped.
+  /// Keeps it from removal and replacement, by any process, until the last copy of this is gone.
+  std::shared_ptr<const void> hold;
+};
+
 /// Saves and restores checkpoints under one root. All calls are safe from any thread.
 ///
 /// In a forked child every call fails with FailedPrecondition and the destructor does nothing.
@@ -181,7 +191,8 @@ class Checkpointer {
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options);
   /// The same with the parts given: devices, queue, group. For ranks, experiments and tests.
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options, Wiring wiring);
-  /// Waits for saves in flight until Options::drain_deadline, then abandons them.
+  /// Waits for saves in flight until Options::drain_deadline, then abandons them; what the kernel has under way is
+  /// waited for until Options::close_deadline.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -229,8 +240,9 @@ class Checkpointer {
   /// this number, none where that saved none.
   ///
   /// Names, shapes, dtypes, headers and lengths are checked before the first byte of a target is written; after a later
-  /// error the targets' contents are unspecified. NotFound only where the root holds no checkpoint (or not that step);
-  /// Corrupt where one is damaged, naming the file and the place. The next saves continue from what was restored: from
+  /// error the targets' contents are unspecified. NotFound only where the root holds no checkpoint (or not that step):
+  /// one that retention removes before it can be read is chosen anew. Corrupt where one is damaged, naming the file and
+  /// the place. The next saves continue from what was restored: from
   /// an older step than the newest they start a new generation.
   Result<Restored> Restore(const Which& which, const State& state, const RestoreOptions& options = {});
 
@@ -238,6 +250,9 @@ class Checkpointer {
   [[nodiscard]] Result<std::vector<CheckpointInfo>> List() const;
   /// Everything about a checkpoint but the tensors' bytes.
   [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which) const;
+  /// Chooses a checkpoint as Restore does, and keeps it there for whoever must know what is in it before he reads it,
+  /// by its step or folder. Where `which` may fall back, every byte is verified first (`progress` is of that).
+  [[nodiscard]] Result<Chosen> Choose(const Which& which, const Progress& progress = {}) const;
   /// Reads every byte of a checkpoint and checks it.
   Status Verify(const Which& which, const Progress& progress = {}) const;
   /// Keeps a checkpoint from retention until Unpin. Durable on return.

@@ -75,10 +75,14 @@ struct Options {
   /// Saves between queued and durable at once, 1 to 64. Each may hold a copy of the state on disk.
   int max_in_flight = 2;
   WhenFull when_full = WhenFull::kWait;
-  /// How long WhenFull::kWait holds the caller before Save fails with DeadlineExceeded.
+  /// How long Save holds the caller before it fails with DeadlineExceeded: where every place is taken
+  /// (WhenFull::kWait), and while an old checkpoint of its step is being removed.
   std::chrono::nanoseconds full_deadline = std::chrono::hours(1);
   /// How long the destructor waits for saves in flight before it abandons them (they are reported as failed).
   std::chrono::nanoseconds drain_deadline = std::chrono::minutes(10);
+  /// How long it then waits for what the kernel and the devices have under way. What has not ended by then (a disk that
+  /// hangs) is left behind with what it uses: threads, the pool, the root's lock, until the process ends.
+  std::chrono::nanoseconds close_deadline = std::chrono::minutes(1);
   /// How long a rank waits for the others at each agreement of the commit.
   std::chrono::nanoseconds group_deadline = std::chrono::minutes(10);
   /// Permissions of the files and directories made, before the umask. A group's evaluation job wants 0640 and 0750.
@@ -93,7 +97,8 @@ struct Options {
   // Performance.
 
   /// Hard cap of the pinned pool, in bytes. More lets captures run ahead of the disk; the state itself may be larger.
-  /// At least queue_depth chunks. Memory that describes tensors (1 KiB and the name, each, per save) comes on top.
+  /// At least queue_depth chunks, and at most what the process's memory control group has left (Open refuses more).
+  /// Memory that describes tensors (1 KiB and the name, each, per save) comes on top.
   std::uint64_t host_memory_bytes = 1ULL << 30;
   /// Size of one copy and one write: a multiple of 1 MiB, up to 1 GiB. 0: 8 MiB, not seen to be slower than 4 MiB
   /// and a tenth less CPU time (scripts/bench roofline --only chunks), or 4 MiB where the pool holds less than twice

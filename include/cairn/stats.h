@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -61,12 +62,13 @@ enum class Severity : std::uint8_t { kInfo, kWarning, kError };
 
 enum class EventKind : std::uint8_t { kLog, kSaveCaptured, kSaveDurable, kSaveFailed, kCheckpointRemoved };
 
-/// Something that happened. Delivered from the engine's thread: return soon, and do not call Cairn from it.
+/// Something that happened. Delivered from the engine's thread, or from one that restores: return soon, and do not call
+/// Cairn from it.
 struct Event {
   EventKind kind = EventKind::kLog;
   Severity severity = Severity::kInfo;
-  std::uint64_t step = 0;  ///< Meaningful for every kind but kLog.
-  Status status;           ///< For kSaveFailed, and for warnings that have a cause.
+  std::optional<std::uint64_t> step;  ///< For every kind but kLog, which need not be about one.
+  Status status;                      ///< For kSaveFailed, and for warnings that have a cause.
   std::string message;
 };
 using EventCallback = std::function<void(const Event&)>;

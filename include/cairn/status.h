@@ -18,7 +18,7 @@ enum class StatusCode : std::uint8_t {
   kFailedPrecondition = 4,  ///< Right call, wrong moment: root locked, forked child, step below the newest.
   kResourceExhausted = 5,   ///< Memory, descriptors or pool: a bound that the caller set or the system sets.
   kNoSpace = 6,             ///< The filesystem (or RLIMIT_FSIZE, or a quota) has no room for the checkpoint.
-  kCorrupt = 7,             ///< Bytes on disk are not what was committed.
+  kCorrupt = 7,             ///< Bytes on disk are not what was committed, or the medium does not give them back.
   kIoError = 8,             ///< The kernel refused or failed an I/O operation.
   kDeviceError = 9,         ///< The GPU (or its driver) failed; the context may be lost.
   kDeadlineExceeded = 10,   ///< The deadline passed first. The operation itself goes on unless said otherwise.

@@ -118,8 +118,8 @@ class State {
   [[nodiscard]] std::uint64_t bytes() const;
   [[nodiscard]] const Values& values() const { return values_; }
 
-  /// For the library's own layers.
-  [[nodiscard]] const std::shared_ptr<const TensorTable>& table() const { return table_; }
+  /// For the library's own layers. What was handed out never changes: the next Add makes a new table.
+  [[nodiscard]] const std::shared_ptr<const TensorTable>& table() const;
 
  private:
   std::shared_ptr<const TensorTable> table_;

@@ -34,6 +34,16 @@ constexpr std::array<DTypeFacts, 17> kDTypes{{{"BOOL", 1},
                                               {"I64", 8},
                                               {"U64", 8}}};
 
+// What a state that was moved from has: one for all, which Add replaces.
+const std::shared_ptr<const TensorTable>& NoTensors() {
+  static const auto none = [] {
+    auto table = std::make_shared<const TensorTable>();
+    table->Share();
+    return table;
+  }();
+  return none;
+}
+
 }  // namespace
 
 std::size_t DTypeSize(DType dtype) { return kDTypes.at(static_cast<std::size_t>(dtype)).size; }
@@ -52,15 +62,30 @@ std::string ToString(DeviceId device) {
 
 State::State() : table_(std::make_shared<TensorTable>()) {}
 State::~State() = default;
-State::State(const State&) = default;
-State& State::operator=(const State&) = default;
-State::State(State&&) noexcept = default;
-State& State::operator=(State&&) noexcept = default;
+State::State(const State& other) : table_(other.table()), values_(other.values_) {}
+State& State::operator=(const State& other) {
+  table_ = other.table();
+  values_ = other.values_;
+  return *this;
+}
+State::State(State&& other) noexcept
+    : table_(std::exchange(other.table_, NoTensors())), values_(std::exchange(other.values_, {})) {}
+State& State::operator=(State&& other) noexcept {
+  State taken(std::move(other));
+  table_.swap(taken.table_);
+  values_.swap(taken.values_);
+  return *this;
+}
+
+const std::shared_ptr<const TensorTable>& State::table() const {
+  table_->Share();
+  return table_;
+}
 
 Status State::Add(std::string name, TensorView view) {
-  // Saves in flight hold the table: whoever shares it keeps the old one.
-  if (table_.use_count() != 1) table_ = std::make_shared<TensorTable>(*table_);
-  // Sole owner, and every table is made mutable above or in the constructor.
+  // Not use_count: that nobody else holds it any more says nothing of when its reads were done.
+  if (table_->shared()) table_ = std::make_shared<TensorTable>(*table_);
+  // Nobody else has ever had it, and every table is made mutable above or in the constructor.
   return const_cast<TensorTable&>(*table_).Add(std::move(name), std::move(view));
 }
 

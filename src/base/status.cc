@@ -65,6 +65,7 @@ Status ErrnoStatus(int error, const std::string& what) {
       case ENOMEM:
       case EMFILE:
       case ENFILE:
+      case ECANCELED:
         return StatusCode::kResourceExhausted;
       case EOPNOTSUPP:
       case ENOSYS:
@@ -78,7 +79,27 @@ Status ErrnoStatus(int error, const std::string& what) {
         return StatusCode::kIoError;
     }
   }();
-  return Error(code, "{}: {} (errno {})", what, std::generic_category().message(error), error);
+  // Nobody here cancels: io_uring's word for a thread of the kernel's that could not be started.
+  const char* const cause =
+      error == ECANCELED ? ": no thread could be started for it; see ulimit -u and pids.max of the control group" : "";
+  return Error(code, "{}: {} (errno {}){}", what, std::generic_category().message(error), error, cause);
+}
+
+Status ReadErrnoStatus(int error, const std::string& what) {
+  Status status = ErrnoStatus(error, what);
+  switch (error) {
+    case EIO:
+    case EUCLEAN:    // ext4 and XFS: damaged metadata.
+    case EBADMSG:    // ext4 and XFS: metadata with a wrong checksum.
+    case ENODATA:    // The block layer: a medium error.
+    case EREMOTEIO:  // The block layer: the target failed for good.
+    case EILSEQ:     // The block layer: protection information that does not fit; dm-integrity.
+      return {StatusCode::kCorrupt, status.message()};
+    case ESTALE:
+      return {StatusCode::kNotFound, status.message()};
+    default:
+      return status;
+  }
 }
 
 }  // namespace cairn

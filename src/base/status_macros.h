@@ -36,4 +36,8 @@ template <typename... Args>
 /// `what` says what was being done to which file: "writing /mnt/run7/.attempt-…/shard-00000.safetensors".
 [[nodiscard]] Status ErrnoStatus(int error, const std::string& what);
 
+/// The same for reading a checkpoint. Corrupt where the medium, or the filesystem's own checks, do not give the bytes
+/// back: EIO, EUCLEAN, EBADMSG, ENODATA, EREMOTEIO, EILSEQ. NotFound where the file was removed meanwhile (ESTALE too).
+[[nodiscard]] Status ReadErrnoStatus(int error, const std::string& what);
+
 }  // namespace cairn

@@ -106,6 +106,16 @@ StridedLayout MakeStridedLayout(void* base, std::size_t item, std::span<const st
   return layout;
 }
 
+std::optional<PlacedRows> PlaceRows(const StridedLayout& layout, const LogicalRows& rows) {
+  if (layout.contiguous()) return PlacedRows{layout.base + rows.begin, static_cast<std::int64_t>(rows.pitch)};
+  const std::uint64_t row = rows.begin / layout.row_bytes;
+  const std::uint64_t skip = rows.begin % layout.row_bytes;
+  if (layout.outer.size() > 1 || skip + rows.bytes > layout.row_bytes || rows.pitch % layout.row_bytes != 0) return {};
+  const std::int64_t stride = layout.outer[0].stride;
+  return PlacedRows{layout.base + static_cast<std::int64_t>(row) * stride + skip,
+                    static_cast<std::int64_t>(rows.pitch / layout.row_bytes) * stride};
+}
+
 void GatherBytes(const StridedLayout& from, std::uint64_t begin, std::uint64_t end, std::byte* to) {
   ForEachRows(from, begin, end,
               [to](const std::byte* address, std::int64_t stride, std::uint64_t row_bytes, std::uint64_t rows,
@@ -120,6 +130,26 @@ void ScatterBytes(const StridedLayout& to, std::uint64_t begin, std::uint64_t en
                      std::uint64_t offset) {
                 CopyRows(from + offset, static_cast<std::int64_t>(row_bytes), address, stride, row_bytes, rows);
               });
+}
+
+void GatherRows(const StridedLayout& from, const LogicalRows& rows, std::byte* to, std::uint64_t pitch) {
+  if (const auto placed = PlaceRows(from, rows)) {
+    return CopyRows(placed->address, placed->pitch, to, static_cast<std::int64_t>(pitch), rows.bytes, rows.rows);
+  }
+  for (std::uint64_t i = 0; i < rows.rows; ++i) {
+    const std::uint64_t begin = rows.begin + i * rows.pitch;
+    GatherBytes(from, begin, begin + rows.bytes, to + i * pitch);
+  }
+}
+
+void ScatterRows(const StridedLayout& to, const LogicalRows& rows, const std::byte* from, std::uint64_t pitch) {
+  if (const auto placed = PlaceRows(to, rows)) {
+    return CopyRows(from, static_cast<std::int64_t>(pitch), placed->address, placed->pitch, rows.bytes, rows.rows);
+  }
+  for (std::uint64_t i = 0; i < rows.rows; ++i) {
+    const std::uint64_t begin = rows.begin + i * rows.pitch;
+    ScatterBytes(to, begin, begin + rows.bytes, from + i * pitch);
+  }
 }
 
 }  // namespace cairn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <limits>
@@ -46,6 +47,10 @@ class TensorTable {
   TensorTable& operator=(const TensorTable&) = delete;
 
   Status Add(std::string name, TensorView view);
+  /// From now on others than its State may read it, whenever they like: it is not changed any more.
+  void Share() const { shared_.store(true, std::memory_order_relaxed); }
+  /// Asked by its State alone, which has called Share before anybody else could have the table: no order is needed.
+  [[nodiscard]] bool shared() const { return shared_.load(std::memory_order_relaxed); }
 
   [[nodiscard]] std::size_t size() const { return entries_.size(); }
   [[nodiscard]] const TensorEntry& operator[](std::size_t i) const { return entries_[i]; }
@@ -76,6 +81,7 @@ class TensorTable {
   std::uint64_t bytes_ = 0;
   std::uint64_t small_bytes_ = 0;
   std::uint64_t cpu_bytes_ = 0;
+  mutable std::atomic<bool> shared_ = false;  // Not copied: a copy is its maker's alone.
   mutable Mutex order_mutex_;
   mutable std::size_t ordered_ CAIRN_GUARDED_BY(order_mutex_) = 0;  // Entries that order_ was computed from.
   mutable std::vector<std::uint32_t> order_;                        // Written under the mutex, read by all.

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <system_error>
 #include <utility>
+
+#include "base/status_macros.h"
 
 namespace cairn {
 namespace {
@@ -24,20 +27,37 @@ struct SchedulingAttributes {
   std::uint64_t period = 0;
 };
 
+/// Blocks every signal on the calling thread while it lives.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
 }  // namespace
 
-std::thread StartThread(const std::string& name, std::function<void()> body) {
+Result<std::thread> StartThread(const std::string& name, std::function<void()> body) {
   // Blocked before the start: the new thread inherits the mask and never sees a moment without it.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread([name, body = std::move(body)] {
-    pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-    body();
-  });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
+  const SignalsBlocked blocked;
+  try {
+    return std::thread([name, body = std::move(body)] {
+      pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+      body();
+    });
+  } catch (const std::system_error& error) {
+    return Error(StatusCode::kResourceExhausted,
+                 "cannot start thread {}: {}; see ulimit -u and pids.max of the control group", name,
+                 error.code().message());
+  }
 }
 
 void AskForShortSlices() {

@@ -2,22 +2,34 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
 #include "base/thread.h"
 
 namespace cairn {
 
 WorkerPool::WorkerPool(const std::string& name, int threads) {
   threads_.reserve(static_cast<std::size_t>(threads));
-  for (int i = 0; i < threads; ++i) threads_.push_back(StartThread(name, [this] { Run(); }));
+  for (int i = 0; i < threads; ++i) {
+    Result<std::thread> thread = StartThread(name, [this] { Run(); });
+    if (!thread.ok()) {
+      Stop();
+      status_ = Error(thread.status().code(), "{} ({} of {} were started)", thread.status().message(), i, threads);
+      return;
+    }
+    threads_.push_back(*std::move(thread));
+  }
 }
 
-WorkerPool::~WorkerPool() {
+WorkerPool::~WorkerPool() { Stop(); }
+
+void WorkerPool::Stop() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 void WorkerPool::Post(std::function<void()> job) {

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <fstream>
 #include <latch>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -112,15 +113,23 @@ void BufferPool::Touch() {
 void BufferPool::Touch(WorkerPool& workers) {
   if (touched_.load(std::memory_order_relaxed) >= total_bytes()) return;
   std::latch done(workers.threads());
+  // A helper whose next job finds no memory ends: the others, and the caller, touch the rest.
+  const auto post = [&workers, &done](auto job) {
+    try {
+      workers.Post(std::move(job));
+    } catch (const std::bad_alloc&) {
+      done.count_down();
+    }
+  };
   // Piece by piece: what saves under way want of the workers comes between.
-  const auto help = [this, &workers, &done](const auto& self) -> void {
+  const auto help = [this, post, &done](const auto& self) -> void {
     if (TouchNext()) {
-      workers.Post([self] { self(self); });
+      post([self] { self(self); });
     } else {
       done.count_down();
     }
   };
-  for (int i = 0; i < workers.threads(); ++i) workers.Post([help] { help(help); });
+  for (int i = 0; i < workers.threads(); ++i) post([help] { help(help); });
   Touch();
   done.wait();
 }

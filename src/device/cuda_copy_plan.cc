@@ -20,6 +20,7 @@ class Planner {
 
   void Add(const CopyPiece& piece) {
     if (piece.begin >= piece.end) return;
+    if (piece.rows > 1) return AddRowsOf(piece);
     const StridedLayout& layout = *piece.tensor;
     if (layout.contiguous()) {
       AddRun(AddressOf(layout.base) + piece.begin, piece.memory, piece.end - piece.begin);
@@ -37,7 +38,12 @@ class Planner {
       row += stride;
     }
     const std::uint64_t whole_rows = left / layout.row_bytes;
-    AddRows(row, memory, stride, layout.row_bytes, whole_rows);
+    AddRows({.tensor = row,
+             .memory = memory,
+             .pitch = stride,
+             .memory_pitch = layout.row_bytes,
+             .width = layout.row_bytes,
+             .height = whole_rows});
     memory += whole_rows * layout.row_bytes;
     left -= whole_rows * layout.row_bytes;
     if (left != 0) AddRun(row + whole_rows * stride, memory, left);
@@ -52,12 +58,35 @@ class Planner {
     plan_.sizes.push_back(n);
   }
 
-  void AddRows(CudaAddress tensor, std::byte* memory, std::uint64_t stride, std::uint64_t width, std::uint64_t height) {
-    if (height >= 2 && stride <= max_pitch_) {
-      plan_.rows.push_back({.tensor = tensor, .memory = memory, .pitch = stride, .width = width, .height = height});
+  void AddRows(const CudaCopyPlan::Rows& rows) {
+    if (rows.height >= 2 && rows.pitch <= max_pitch_ && rows.memory_pitch <= max_pitch_) {
+      plan_.rows.push_back(rows);
       return;
     }
-    for (std::uint64_t i = 0; i < height; ++i) AddRun(tensor + i * stride, memory + i * width, width);
+    for (std::uint64_t i = 0; i < rows.height; ++i) {
+      AddRun(rows.tensor + i * rows.pitch, rows.memory + i * rows.memory_pitch, rows.width);
+    }
+  }
+
+  void AddRowsOf(const CopyPiece& piece) {
+    const std::uint64_t width = piece.end - piece.begin;
+    const auto placed = PlaceRows(
+        *piece.tensor, {.begin = piece.begin, .bytes = width, .rows = piece.rows, .pitch = piece.tensor_pitch});
+    if (placed) {
+      return AddRows({.tensor = AddressOf(placed->address),
+                      .memory = piece.memory,
+                      .pitch = static_cast<std::size_t>(placed->pitch),
+                      .memory_pitch = piece.memory_pitch,
+                      .width = width,
+                      .height = piece.rows});
+    }
+    for (std::uint64_t i = 0; i < piece.rows; ++i) {
+      const std::uint64_t begin = piece.begin + i * piece.tensor_pitch;
+      Add({.tensor = piece.tensor,
+           .begin = begin,
+           .end = begin + width,
+           .memory = piece.memory + i * piece.memory_pitch});
+    }
   }
 
   const bool into_tensor_;
@@ -74,9 +103,9 @@ Result<CudaCopyPlan> PlanCudaCopies(const CopyBatch& batch, std::uint64_t max_pi
       return Error(StatusCode::kInternal, "a tensor of {} strided dimensions was given to a GPU copy, which takes one",
                    piece.tensor->outer.size());
     }
-    if (piece.begin < piece.end && piece.end > piece.tensor->bytes) {
-      return Error(StatusCode::kInvalidArgument, "bytes {} to {} of a tensor that has {}", piece.begin, piece.end,
-                   piece.tensor->bytes);
+    if (piece.begin < piece.end && piece.tensor_end() > piece.tensor->bytes) {
+      return Error(StatusCode::kInvalidArgument, "bytes {} to {} of a tensor that has {}", piece.begin,
+                   piece.tensor_end(), piece.tensor->bytes);
     }
     planner.Add(piece);
   }

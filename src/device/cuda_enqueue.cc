@@ -46,7 +46,7 @@ Status EnqueueRows(const CudaContext& context, const CudaCopyPlan::Rows& rows, C
   if (direction == CopyDirection::kToDevice) {
     copy.srcMemoryType = memory_type;
     copy.srcHost = rows.memory;
-    copy.srcPitch = rows.width;
+    copy.srcPitch = rows.memory_pitch;
     copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
     copy.dstDevice = rows.tensor;
     copy.dstPitch = rows.pitch;
@@ -57,12 +57,12 @@ Status EnqueueRows(const CudaContext& context, const CudaCopyPlan::Rows& rows, C
     copy.dstMemoryType = memory_type;
     copy.dstHost = rows.memory;
     copy.dstDevice = reinterpret_cast<CUdeviceptr>(rows.memory);
-    copy.dstPitch = rows.width;
+    copy.dstPitch = rows.memory_pitch;
   }
   const CUresult result = context.driver().memcpy_2d_async(&copy, lane);
   if (result == CUDA_SUCCESS) return Status::Ok();
-  return context.Check(result,
-                       fmt::format("a copy of {} rows of {} bytes, {} apart", rows.height, rows.width, rows.pitch));
+  return context.Check(result, fmt::format("a copy of {} rows of {} bytes, {} apart on the GPU and {} in memory",
+                                           rows.height, rows.width, rows.pitch, rows.memory_pitch));
 }
 
 }  // namespace

@@ -12,12 +12,19 @@
 
 namespace cairn {
 
-/// A range of one tensor's logical bytes, and the contiguous memory on the other side of the copy.
+/// A range of one tensor's logical bytes, and the contiguous memory on the other side of the copy; or rows of them, as
+/// a cut through columns has them.
 struct CopyPiece {
   const StridedLayout* tensor = nullptr;
-  std::uint64_t begin = 0;
+  std::uint64_t begin = 0;  ///< Of the first row.
   std::uint64_t end = 0;
-  std::byte* memory = nullptr;  ///< Pinned host memory, or staging memory for kToStaging.
+  std::byte* memory = nullptr;     ///< Pinned host memory, or staging memory for kToStaging.
+  std::uint64_t rows = 1;          ///< At least 1.
+  std::uint64_t tensor_pitch = 0;  ///< Logical bytes from one row to the next; of several rows at least end - begin.
+  std::uint64_t memory_pitch = 0;  ///< The same in memory.
+
+  [[nodiscard]] std::uint64_t bytes() const { return (end - begin) * rows; }
+  [[nodiscard]] std::uint64_t tensor_end() const { return end + (rows - 1) * tensor_pitch; }
 };
 
 enum class CopyDirection : std::uint8_t {
@@ -30,8 +37,9 @@ struct CopyBatch {
   CopyDirection direction = CopyDirection::kToHost;
   int lane = 0;                   ///< Which copy stream: 0 to lanes() - 1.
   std::vector<CopyPiece> pieces;  ///< Their tensors' layouts live until the batch is done.
-  /// Where not null, and where the device sums_while_copying() and direction is kToHost: the pieces lie back to back in
-  /// memory, and CRC32Cs of their bytes, one for each kChecksumBlock from the first piece's start, are written here.
+  /// Where not null, and where the device sums_while_copying() and direction is kToHost: the pieces, of one row each,
+  /// lie back to back in memory, and CRC32Cs of their bytes, one for each kChecksumBlock from the first piece's start,
+  /// are written here.
   std::uint32_t* sums = nullptr;
 };
 

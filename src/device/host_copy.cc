@@ -15,14 +15,34 @@ namespace {
 constexpr std::uint64_t kSlice = 32U << 10;
 static_assert(kChecksumBlock % kSlice == 0);
 
-std::uint64_t Size(const CopyPiece& piece) { return piece.end - piece.begin; }
-
-void CopyPart(CopyDirection direction, const CopyPiece& piece, std::uint64_t skip, std::uint64_t n) {
-  const std::uint64_t begin = piece.begin + skip;
+void CopyRowsOf(CopyDirection direction, const CopyPiece& piece, const LogicalRows& rows, std::byte* memory) {
   if (direction == CopyDirection::kToDevice) {
-    ScatterBytes(*piece.tensor, begin, begin + n, piece.memory + skip);
+    ScatterRows(*piece.tensor, rows, memory, piece.memory_pitch);
   } else {
-    GatherBytes(*piece.tensor, begin, begin + n, piece.memory + skip);
+    GatherRows(*piece.tensor, rows, memory, piece.memory_pitch);
+  }
+}
+
+// Bytes [skip, skip + n) of the piece, counted over its rows.
+void CopyPart(CopyDirection direction, const CopyPiece& piece, std::uint64_t skip, std::uint64_t n) {
+  const std::uint64_t row_bytes = piece.end - piece.begin;
+  if (piece.rows == 1) {
+    const std::uint64_t begin = piece.begin + skip;
+    if (direction == CopyDirection::kToDevice)
+      return ScatterBytes(*piece.tensor, begin, begin + n, piece.memory + skip);
+    return GatherBytes(*piece.tensor, begin, begin + n, piece.memory + skip);
+  }
+  while (n > 0) {
+    const std::uint64_t row = skip / row_bytes;
+    const std::uint64_t within = skip % row_bytes;
+    const bool whole = within == 0 && n >= row_bytes;
+    const LogicalRows rows{.begin = piece.begin + row * piece.tensor_pitch + within,
+                           .bytes = whole ? row_bytes : std::min(row_bytes - within, n),
+                           .rows = whole ? n / row_bytes : 1,
+                           .pitch = piece.tensor_pitch};
+    CopyRowsOf(direction, piece, rows, piece.memory + row * piece.memory_pitch + within);
+    skip += rows.bytes * rows.rows;
+    n -= rows.bytes * rows.rows;
   }
 }
 
@@ -30,7 +50,7 @@ void CopyPart(CopyDirection direction, const CopyPiece& piece, std::uint64_t ski
 
 std::uint64_t BatchBytes(const CopyBatch& batch) {
   std::uint64_t bytes = 0;
-  for (const CopyPiece& piece : batch.pieces) bytes += Size(piece);
+  for (const CopyPiece& piece : batch.pieces) bytes += piece.bytes();
   return bytes;
 }
 
@@ -42,17 +62,21 @@ Status CheckBatch(const CopyBatch& batch, int lanes) {
   const std::byte* next = nullptr;
   for (std::size_t i = 0; i < batch.pieces.size(); ++i) {
     const CopyPiece& piece = batch.pieces[i];
-    if (piece.tensor == nullptr || piece.begin > piece.end || piece.end > piece.tensor->bytes) {
-      return Error(StatusCode::kInvalidArgument, "copy, piece {}: bytes {} to {} of a tensor of {}", i, piece.begin,
-                   piece.end, piece.tensor == nullptr ? 0 : piece.tensor->bytes);
+    if (piece.tensor == nullptr || piece.begin > piece.end || piece.rows == 0 ||
+        piece.tensor_end() > piece.tensor->bytes) {
+      return Error(StatusCode::kInvalidArgument, "copy, piece {}: bytes {} to {} in {} rows of a tensor of {}", i,
+                   piece.begin, piece.end, piece.rows, piece.tensor == nullptr ? 0 : piece.tensor->bytes);
     }
-    if (Size(piece) == 0) continue;
+    if (piece.bytes() == 0) continue;
     if (piece.memory == nullptr) return Error(StatusCode::kInvalidArgument, "copy, piece {}: no memory", i);
+    if (summed && piece.rows > 1) {
+      return Error(StatusCode::kInvalidArgument, "copy with sums, piece {}: has {} rows", i, piece.rows);
+    }
     if (summed && next != nullptr && piece.memory != next) {
       return Error(StatusCode::kInvalidArgument,
                    "copy with sums, piece {}: lies {} bytes from the end of the one before", i, piece.memory - next);
     }
-    next = piece.memory + Size(piece);
+    next = piece.memory + piece.bytes();
   }
   return Status::Ok();
 }
@@ -63,7 +87,7 @@ void CopyOnHost(const CopyBatch& batch, std::uint64_t begin, std::uint64_t end, 
   std::uint64_t skip = begin;
   // Leaves pieces that are done, and empty ones, so that (i, skip) is where the next byte lies.
   const auto settle = [&] {
-    while (i < batch.pieces.size() && skip >= Size(batch.pieces[i])) skip -= Size(batch.pieces[i++]);
+    while (i < batch.pieces.size() && skip >= batch.pieces[i].bytes()) skip -= batch.pieces[i++].bytes();
   };
   settle();
   std::uint32_t crc = 0;
@@ -71,7 +95,7 @@ void CopyOnHost(const CopyBatch& batch, std::uint64_t begin, std::uint64_t end, 
     const std::uint64_t slice = std::min(kSlice - at % kSlice, end - at);
     const std::byte* const memory = batch.pieces[i].memory + skip;
     for (std::uint64_t left = slice; left > 0;) {
-      const std::uint64_t n = std::min(left, Size(batch.pieces[i]) - skip);
+      const std::uint64_t n = std::min(left, batch.pieces[i].bytes() - skip);
       CopyPart(batch.direction, batch.pieces[i], skip, n);
       left -= n;
       skip += n;

@@ -3,99 +3,28 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <deque>
-#include <optional>
 #include <utility>
-#include <vector>
 
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "device/host_copy.h"
-#include "device/rate_limit.h"
 #include "device/stream_point.h"
 
 namespace cairn {
-namespace {
 
-struct FreeMemory {
-  void operator()(std::byte* memory) const { std::free(memory); }  // NOLINT(cppcoreguidelines-no-malloc)
+void HostDevice::FreeMemory::operator()(std::byte* memory) const {
+  std::free(memory);  // NOLINT(cppcoreguidelines-no-malloc)
+}
+
+struct HostDevice::Job {
+  CopyBatch batch;
+  CopyDone done;
+  std::uint64_t bytes = 0;
+  std::atomic<int> parts_left{1};
 };
 
-class HostDeviceImpl final : public HostDevice {
- public:
-  HostDeviceImpl(const HostDeviceOptions& options, WorkerPool& workers);
-  ~HostDeviceImpl() override;
-
-  [[nodiscard]] DeviceId id() const override { return options_.id; }
-  [[nodiscard]] int lanes() const override { return options_.lanes; }
-  [[nodiscard]] bool has_streams() const override { return options_.streams; }
-  [[nodiscard]] bool sums_while_copying() const override { return !options_.streams; }
-  [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override;
-
-  Status PinMemory(MutableBytes) override { return Status::Ok(); }
-  void UnpinMemory(MutableBytes) override {}
-  Result<std::byte*> AllocateStaging(std::uint64_t bytes) override CAIRN_EXCLUDES(mutex_);
-
-  Result<EventId> AcquireEvent() override CAIRN_EXCLUDES(mutex_);
-  void ReleaseEvent(EventId event) override CAIRN_EXCLUDES(mutex_);
-  Status RecordOnStream(Stream stream, EventId event) override CAIRN_EXCLUDES(mutex_);
-  Status StreamWait(Stream stream, EventId event) override CAIRN_EXCLUDES(mutex_);
-  Status RecordOnLane(int lane, EventId event) override CAIRN_EXCLUDES(mutex_);
-  Status LaneWait(int lane, EventId event) override CAIRN_EXCLUDES(mutex_);
-
-  Status Copy(CopyBatch batch, CopyDone done) override CAIRN_EXCLUDES(mutex_);
-  Status Health() override { return Status::Ok(); }
-
-  [[nodiscard]] Stream MakeStream() override CAIRN_EXCLUDES(mutex_);
-  void Launch(Stream stream, std::function<void()> work) override CAIRN_EXCLUDES(mutex_);
-  void Synchronize(Stream stream) override CAIRN_EXCLUDES(mutex_);
-
- private:
-  // A modelled stream is one thread that runs what it is given in order.
-  using Queue = WorkerPool;
-
-  struct Job {
-    CopyBatch batch;
-    CopyDone done;
-    std::uint64_t bytes = 0;
-    std::atomic<int> parts_left{1};
-  };
-  // Without streams: the batches of a lane, of which the first one is with the workers.
-  using Lane = std::deque<std::shared_ptr<Job>>;
-
-  [[nodiscard]] RateLimit* LinkFor(CopyDirection direction) {
-    return link_.has_value() && direction != CopyDirection::kToStaging ? &*link_ : nullptr;
-  }
-  void PostParts(const std::shared_ptr<Job>& job);
-  void FinishPart(Job& job) CAIRN_EXCLUDES(mutex_);
-
-  [[nodiscard]] Queue& StreamAt(std::uintptr_t handle) CAIRN_REQUIRES(mutex_);
-  [[nodiscard]] Result<Queue*> FindStream(Stream stream) CAIRN_REQUIRES(mutex_);
-  [[nodiscard]] Result<Queue*> FindLane(int lane);
-  Status Record(Queue& queue, EventId event) CAIRN_REQUIRES(mutex_);
-  Status Wait(Queue& queue, EventId event) CAIRN_REQUIRES(mutex_);
-  [[nodiscard]] Status CheckEvent(EventId event) const;
-
-  const HostDeviceOptions options_;
-  WorkerPool& workers_;
-  std::optional<RateLimit> link_;  // Synchronises itself.
-
-  Mutex mutex_;
-  CondVar idle_;
-  std::vector<Lane> jobs_ CAIRN_GUARDED_BY(mutex_);  // By lane.
-  int unfinished_ CAIRN_GUARDED_BY(mutex_) = 0;      // Jobs whose done has not returned.
-  std::unique_ptr<std::byte, FreeMemory> staging_ CAIRN_GUARDED_BY(mutex_);
-  std::vector<EventId> free_events_ CAIRN_GUARDED_BY(mutex_);
-  // By event: its latest record. A wait keeps the record that it was made for, whatever comes after.
-  std::vector<std::shared_ptr<StreamPoint>> records_ CAIRN_GUARDED_BY(mutex_);
-  // Last, so that their threads end before what they use. By handle; the default stream is made on its first use.
-  std::vector<std::unique_ptr<Queue>> streams_ CAIRN_GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<Queue>> lanes_;  // Constant after construction; with streams only.
-};
-
-HostDeviceImpl::HostDeviceImpl(const HostDeviceOptions& options, WorkerPool& workers)
+HostDevice::HostDevice(const HostDeviceOptions& options, WorkerPool& workers)
     : options_(options), workers_(workers), jobs_(static_cast<std::size_t>(options.lanes)), records_(kEvents + 1) {
-  if (options.bytes_per_second > 0) link_.emplace(options.bytes_per_second);
+  if (options.bytes_per_second > 0) link_.emplace(options.bytes_per_second, options.time);
   for (EventId event = kEvents; event >= 1; --event) free_events_.push_back(event);
   if (options.streams) {
     for (int lane = 0; lane < options.lanes; ++lane) lanes_.push_back(std::make_unique<Queue>("cairn-lane", 1));
@@ -103,12 +32,12 @@ HostDeviceImpl::HostDeviceImpl(const HostDeviceOptions& options, WorkerPool& wor
   streams_.emplace_back();
 }
 
-HostDeviceImpl::~HostDeviceImpl() {
+HostDevice::~HostDevice() {
   MutexLock lock(mutex_);
   while (unfinished_ > 0) idle_.Wait(mutex_);
 }
 
-Status HostDeviceImpl::CheckLayout(const StridedLayout& layout) const {
+Status HostDevice::CheckLayout(const StridedLayout& layout) const {
   if (layout.bytes > 0 && layout.base == nullptr) {
     return Error(StatusCode::kInvalidArgument, "expected memory for {} bytes on {}, found a null address", layout.bytes,
                  ToString(options_.id));
@@ -116,7 +45,7 @@ Status HostDeviceImpl::CheckLayout(const StridedLayout& layout) const {
   return Status::Ok();
 }
 
-Result<std::byte*> HostDeviceImpl::AllocateStaging(std::uint64_t bytes) {
+Result<std::byte*> HostDevice::AllocateStaging(std::uint64_t bytes) {
   MutexLock lock(mutex_);
   if (staging_ != nullptr) {
     return Error(StatusCode::kFailedPrecondition, "{} has its staging memory already", ToString(options_.id));
@@ -130,7 +59,7 @@ Result<std::byte*> HostDeviceImpl::AllocateStaging(std::uint64_t bytes) {
   return staging_.get();
 }
 
-Result<EventId> HostDeviceImpl::AcquireEvent() {
+Result<EventId> HostDevice::AcquireEvent() {
   MutexLock lock(mutex_);
   if (free_events_.empty()) {
     return Error(StatusCode::kResourceExhausted, "all {} events of {} are in use", kEvents, ToString(options_.id));
@@ -140,42 +69,42 @@ Result<EventId> HostDeviceImpl::AcquireEvent() {
   return event;
 }
 
-void HostDeviceImpl::ReleaseEvent(EventId event) {
+void HostDevice::ReleaseEvent(EventId event) {
   MutexLock lock(mutex_);
   if (event == 0) return;
   records_[event].reset();
   free_events_.push_back(event);
 }
 
-Status HostDeviceImpl::RecordOnStream(Stream stream, EventId event) {
+Status HostDevice::RecordOnStream(Stream stream, EventId event) {
   if (!options_.streams) return Status::Ok();
   MutexLock lock(mutex_);
   CAIRN_ASSIGN_OR_RETURN(Queue * queue, FindStream(stream));
   return Record(*queue, event);
 }
 
-Status HostDeviceImpl::StreamWait(Stream stream, EventId event) {
+Status HostDevice::StreamWait(Stream stream, EventId event) {
   if (!options_.streams) return Status::Ok();
   MutexLock lock(mutex_);
   CAIRN_ASSIGN_OR_RETURN(Queue * queue, FindStream(stream));
   return Wait(*queue, event);
 }
 
-Status HostDeviceImpl::RecordOnLane(int lane, EventId event) {
+Status HostDevice::RecordOnLane(int lane, EventId event) {
   if (!options_.streams) return Status::Ok();
   MutexLock lock(mutex_);
   CAIRN_ASSIGN_OR_RETURN(Queue * queue, FindLane(lane));
   return Record(*queue, event);
 }
 
-Status HostDeviceImpl::LaneWait(int lane, EventId event) {
+Status HostDevice::LaneWait(int lane, EventId event) {
   if (!options_.streams) return Status::Ok();
   MutexLock lock(mutex_);
   CAIRN_ASSIGN_OR_RETURN(Queue * queue, FindLane(lane));
   return Wait(*queue, event);
 }
 
-Status HostDeviceImpl::Copy(CopyBatch batch, CopyDone done) {
+Status HostDevice::Copy(CopyBatch batch, CopyDone done) {
   CAIRN_RETURN_IF_ERROR(CheckBatch(batch, options_.lanes));
   const auto lane = static_cast<std::size_t>(batch.lane);
   auto job = std::make_shared<Job>();
@@ -183,7 +112,8 @@ Status HostDeviceImpl::Copy(CopyBatch batch, CopyDone done) {
   job->batch = std::move(batch);
   job->done = std::move(done);
   if (options_.streams) {
-    lanes_[lane]->Post([this, job] {
+    CAIRN_ASSIGN_OR_RETURN(Queue * queue, FindLane(batch.lane));
+    queue->Post([this, job] {
       CopyOnHost(job->batch, 0, job->bytes, LinkFor(job->batch.direction));
       job->done(Status::Ok());
     });
@@ -199,7 +129,7 @@ Status HostDeviceImpl::Copy(CopyBatch batch, CopyDone done) {
   return Status::Ok();
 }
 
-void HostDeviceImpl::PostParts(const std::shared_ptr<Job>& job) {
+void HostDevice::PostParts(const std::shared_ptr<Job>& job) {
   const auto workers = static_cast<std::uint64_t>(workers_.threads());
   const std::uint64_t blocks = std::max<std::uint64_t>(1, DivideUp(job->bytes, kChecksumBlock));
   const std::uint64_t blocks_each = DivideUp(blocks, DivideUp(workers, static_cast<std::uint64_t>(options_.lanes)));
@@ -215,7 +145,7 @@ void HostDeviceImpl::PostParts(const std::shared_ptr<Job>& job) {
   }
 }
 
-void HostDeviceImpl::FinishPart(Job& job) {
+void HostDevice::FinishPart(Job& job) {
   if (--job.parts_left > 0) return;
   job.done(Status::Ok());
   std::shared_ptr<Job> next;
@@ -230,34 +160,34 @@ void HostDeviceImpl::FinishPart(Job& job) {
   if (next != nullptr) PostParts(next);
 }
 
-HostDeviceImpl::Queue& HostDeviceImpl::StreamAt(std::uintptr_t handle) {
+HostDevice::Queue& HostDevice::StreamAt(std::uintptr_t handle) {
   std::unique_ptr<Queue>& queue = streams_.at(handle);
   if (queue == nullptr) queue = std::make_unique<Queue>("cairn-stream", 1);
   return *queue;
 }
 
-Result<HostDeviceImpl::Queue*> HostDeviceImpl::FindStream(Stream stream) {
+Result<HostDevice::Queue*> HostDevice::FindStream(Stream stream) {
   if (stream.device != options_.id || stream.handle >= streams_.size()) {
     return Error(StatusCode::kInvalidArgument, "{} has no stream {} of {}", ToString(options_.id), stream.handle,
                  ToString(stream.device));
   }
-  return &StreamAt(stream.handle);
+  return Started(StreamAt(stream.handle));
 }
 
-Result<HostDeviceImpl::Queue*> HostDeviceImpl::FindLane(int lane) {
+Result<HostDevice::Queue*> HostDevice::FindLane(int lane) {
   if (lane < 0 || lane >= options_.lanes) {
     return Error(StatusCode::kInvalidArgument, "{} has lanes 0 to {}, not {}", ToString(options_.id),
                  options_.lanes - 1, lane);
   }
-  return lanes_[static_cast<std::size_t>(lane)].get();
+  return Started(*lanes_[static_cast<std::size_t>(lane)]);
 }
 
-Status HostDeviceImpl::CheckEvent(EventId event) const {
+Status HostDevice::CheckEvent(EventId event) const {
   if (event >= 1 && event <= kEvents) return Status::Ok();
   return Error(StatusCode::kInvalidArgument, "{} has events 1 to {}, not {}", ToString(options_.id), kEvents, event);
 }
 
-Status HostDeviceImpl::Record(Queue& queue, EventId event) {
+Status HostDevice::Record(Queue& queue, EventId event) {
   CAIRN_RETURN_IF_ERROR(CheckEvent(event));
   auto point = std::make_shared<StreamPoint>();
   records_[event] = point;
@@ -265,7 +195,7 @@ Status HostDeviceImpl::Record(Queue& queue, EventId event) {
   return Status::Ok();
 }
 
-Status HostDeviceImpl::Wait(Queue& queue, EventId event) {
+Status HostDevice::Wait(Queue& queue, EventId event) {
   CAIRN_RETURN_IF_ERROR(CheckEvent(event));
   if (records_[event] == nullptr) {
     return Error(StatusCode::kFailedPrecondition, "waiting for event {} of {}, which is not recorded yet", event,
@@ -275,27 +205,25 @@ Status HostDeviceImpl::Wait(Queue& queue, EventId event) {
   return Status::Ok();
 }
 
-Stream HostDeviceImpl::MakeStream() {
+Stream HostDevice::MakeStream() {
   MutexLock lock(mutex_);
   streams_.push_back(std::make_unique<Queue>("cairn-stream", 1));
   return {options_.id, streams_.size() - 1};
 }
 
-void HostDeviceImpl::Launch(Stream stream, std::function<void()> work) {
+void HostDevice::Launch(Stream stream, std::function<void()> work) {
   MutexLock lock(mutex_);
   StreamAt(stream.handle).Post(std::move(work));
 }
 
-void HostDeviceImpl::Synchronize(Stream stream) {
+void HostDevice::Synchronize(Stream stream) {
   auto point = std::make_shared<StreamPoint>();
   Launch(stream, [point] { point->Reach(); });
   point->Await();
 }
 
-}  // namespace
-
-std::unique_ptr<HostDevice> HostDevice::Make(const HostDeviceOptions& options, WorkerPool& workers) {
-  return std::make_unique<HostDeviceImpl>(options, workers);
+RateLimit* HostDevice::LinkFor(CopyDirection direction) {
+  return link_.has_value() && direction != CopyDirection::kToStaging ? &*link_ : nullptr;
 }
 
 }  // namespace cairn

@@ -15,19 +15,19 @@ Capture::Capture(EngineContext& context, SaveTask& task, Callbacks callbacks)
 }
 
 void Capture::Advance(bool chunks) {
-  if (stopped_) return;
-  if (!begun_) {
-    begun_ = true;
+  if (stopped()) return;
+  if (stage_ == CaptureStage::kWaiting) {
+    stage_.MoveTo(CaptureStage::kCopying);
     task_.MarkCapturing();
     if (const Status status = WaitForCallersStreams(); !status.ok()) return Fail(status);
     if (const Status status = Stage(); !status.ok()) return Fail(status);
   }
-  while (chunks && !all_fed() && !stopped_) {
+  while (chunks && !all_fed()) {
     BufferPool::Chunk buffer = context_.parts.pool->TryAcquire(BufferPool::Priority::kSave);
     if (!buffer) break;
     if (const Status status = FeedChunk(std::move(buffer)); !status.ok()) return Fail(status);
   }
-  if (!enqueued_ && (all_fed() || all_staged_)) {
+  if (stage_ == CaptureStage::kCopying && (all_fed() || all_staged_)) {
     if (const Status status = MarkEnqueued(); !status.ok()) return Fail(status);
   }
 }
@@ -140,7 +140,7 @@ Status Capture::MarkEnqueued() {
   if (!all_staged_) {
     for (DeviceEvents& one : task_.events()) CAIRN_RETURN_IF_ERROR(RecordLanes(one));
   }
-  enqueued_ = true;
+  stage_.MoveTo(CaptureStage::kEnqueued);
   task_.MarkEnqueued(all_staged_);
   NoteCaptured();
   return Status::Ok();
@@ -164,7 +164,7 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   context_.parts.trace->Span("copy", staging ? "stage" : "chunk", batch.begun, SaveTask::Clock::now(),
                              task_.plan().step, batch.chunk.end - batch.chunk.begin);
   if (staging) staging_copies_ -= batch.copies.size();
-  if (stopped_) return callbacks_.quiet();
+  if (stopped()) return callbacks_.quiet();
   if (!batch.status.ok()) return Fail(std::move(batch.status));
   if (staging) return NoteCaptured();
 
@@ -187,15 +187,15 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
         }
         inbox->Post([self, chunk = std::move(chunk)] {
           if (--self->sums_under_way_ != 0) return;
-          self->stopped_ ? self->callbacks_.quiet() : self->callbacks_.summed();
+          self->stopped() ? self->callbacks_.quiet() : self->callbacks_.summed();
         });
       });
 }
 
 void Capture::NoteCaptured() {
-  if (captured_ || !enqueued_ || stopped_) return;
+  if (stage_ != CaptureStage::kEnqueued) return;
   if (all_staged_ ? staging_copies_ != 0 : copies_under_way_ != 0) return;
-  captured_ = true;
+  stage_.MoveTo(CaptureStage::kCaptured);
   callbacks_.captured();
 }
 
@@ -222,7 +222,7 @@ void Capture::Fail(Status status) {
 }
 
 void Capture::Stop() {
-  stopped_ = true;
+  stage_.MoveTo(CaptureStage::kStopped);
   // A batch none of whose copies is under way (the failed launch) will not be called back.
   std::erase_if(batches_, [](const auto& entry) {
     return std::all_of(entry.second.copies.begin(), entry.second.copies.end(),

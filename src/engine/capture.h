@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/lifecycle.h"
 #include "device/buffer_pool.h"
 #include "engine/context.h"
 #include "engine/save_task.h"
@@ -21,6 +22,17 @@ struct FilledChunk {
   std::uint64_t end = 0;
   bool summed = false;  ///< By a device, while it was copied.
 };
+
+enum class CaptureStage : std::uint8_t {
+  kWaiting,   ///< For the older saves, and the caller's streams.
+  kCopying,   ///< Copies are being enqueued.
+  kEnqueued,  ///< All are that read the caller's tensors.
+  kCaptured,  ///< All of these are done.
+  kStopped,   ///< No further copies; those under way are dropped as they end.
+};
+[[nodiscard]] constexpr bool Follows(CaptureStage from, CaptureStage to) {
+  return to == CaptureStage::kStopped || static_cast<int>(to) == static_cast<int>(from) + 1;
+}
 
 /// The first half of a save: from the caller's tensors into chunks, and their checksums. Engine's thread alone.
 ///
@@ -41,7 +53,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   /// Enqueues what can be: staging where it fits, then chunk by chunk while the pool gives (if `chunks` permits).
   void Advance(bool chunks);
   /// Every copy that reads the caller's tensors is enqueued.
-  [[nodiscard]] bool enqueued() const { return enqueued_; }
+  [[nodiscard]] bool enqueued() const { return stage_ == CaptureStage::kEnqueued || stage_ == CaptureStage::kCaptured; }
   /// Every chunk of the stream has been given a buffer.
   [[nodiscard]] bool all_fed() const { return next_ == task_.snapshot().bytes(); }
   /// Has a worker sum a chunk that no device has summed.
@@ -72,6 +84,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
     SaveTask::Clock::time_point begun;
   };
 
+  [[nodiscard]] bool stopped() const { return stage_ == CaptureStage::kStopped; }
   [[nodiscard]] Status WaitForCallersStreams();
   [[nodiscard]] Status Stage();
   [[nodiscard]] Status StageOn(DeviceEvents& events, StagingArea& area);
@@ -95,11 +108,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   std::uint64_t staging_copies_ = 0;
   std::uint64_t copies_under_way_ = 0;
   std::uint64_t sums_under_way_ = 0;
-  bool begun_ = false;
-  bool enqueued_ = false;
+  Lifecycle<CaptureStage> stage_{CaptureStage::kWaiting};
   bool all_staged_ = false;  // The caller's tensors are read by staging copies alone.
-  bool captured_ = false;
-  bool stopped_ = false;
 };
 
 }  // namespace cairn

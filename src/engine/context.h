@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/trace.h"
 #include "base/worker_pool.h"
 #include "cairn/options.h"
@@ -36,8 +37,8 @@ struct EngineParts {
   bool touch_pool = false;  ///< The engine's thread touches the pool while it is idle.
 };
 
-/// What the engine's thread and its saves share; all of it for that thread alone, but for `parts` (constant) and
-/// `inbox`.
+/// What the engine's thread and its saves share; all of it for that thread alone, but for `parts` (constant), `inbox`
+/// and what tells events.
 struct EngineContext {
   EngineParts parts;
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
@@ -62,9 +63,18 @@ struct EngineContext {
     }
     return nullptr;
   }
-  void Tell(Event event) const {
-    if (parts.options.on_event) parts.options.on_event(event);
+  void Tell(const Event& event) const CAIRN_EXCLUDES(event_mutex) {
+    // Called with the lock, so that nothing is called any more once Silence has returned.
+    MutexLock lock(event_mutex);
+    if (!silent && parts.options.on_event) parts.options.on_event(event);
   }
+  void Silence() CAIRN_EXCLUDES(event_mutex) {
+    MutexLock lock(event_mutex);
+    silent = true;
+  }
+
+  mutable Mutex event_mutex;
+  bool silent CAIRN_GUARDED_BY(event_mutex) = false;
 };
 
 }  // namespace cairn

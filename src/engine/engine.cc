@@ -6,7 +6,7 @@
 
 #include "base/status_macros.h"
 #include "base/thread.h"
-#include "store/root.h"
+#include "store/remove.h"
 
 namespace cairn {
 namespace {
@@ -30,14 +30,19 @@ Result<std::unique_ptr<Engine>> Engine::Start(EngineParts parts) {
   CondVar changed;
   bool known = false;
   Status outcome;
-  engine->thread_ = StartThread("cairn-engine", [&, raw = engine.get()] {
+  Result<std::thread> thread = StartThread("cairn-engine", [&, raw = engine.get()] {
     raw->Run([&](Status status) {
       MutexLock lock(mutex);
       known = true;
       outcome = std::move(status);
       changed.NotifyAll();
     });
+    MutexLock lock(raw->mutex_);
+    raw->ended_ = true;
+    raw->changed_.NotifyAll();
   });
+  CAIRN_RETURN_IF_ERROR(thread.status());
+  engine->thread_ = *std::move(thread);
   {
     MutexLock lock(mutex);
     while (!known) changed.Wait(mutex);
@@ -47,11 +52,43 @@ Result<std::unique_ptr<Engine>> Engine::Start(EngineParts parts) {
 }
 
 Engine::~Engine() {
+  if (!thread_.joinable()) return;
+  static_cast<void>(Stop(Deadline::Infinite()));
+  thread_.join();
+}
+
+bool Engine::Stop(Deadline deadline) {
   context_.inbox->Post([this] {
     stopping_ = true;
     for (const auto& job : jobs_) job->Close();
   });
-  thread_.join();
+  std::vector<std::shared_ptr<SaveTask>> left;
+  {
+    MutexLock lock(mutex_);
+    while (!ended_ && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+    if (ended_) return true;
+    left = tasks_;
+  }
+  GiveUpOn(left);
+  return false;
+}
+
+void Engine::GiveUpOn(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
+  for (const std::shared_ptr<SaveTask>& task : tasks) {
+    const bool commits = task->stats().phase == SavePhase::kCommitting;
+    const Status status = Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
+                                "step {}: the disk did not answer before Options::close_deadline", task->plan().step);
+    {
+      MutexLock lock(mutex_);
+      last_failure_ = status;
+    }
+    task->Finish(status);
+  }
+  context_.Tell({.severity = Severity::kWarning,
+                 .message = fmt::format("{} does not answer: {} saves, the pool and the root's lock are left behind "
+                                        "until the process ends",
+                                        context_.parts.root, tasks.size())});
+  context_.Silence();  // The caller's callback may not outlive the checkpointer.
 }
 
 void Engine::Run(const std::function<void(Status)>& started) {
@@ -102,9 +139,14 @@ void Engine::Advance() {
   // Of all of them: the younger ones are not reached below while an older one is being enqueued.
   for (const auto& job : jobs_) job->TakeWord();
   // One after the other: two at once would come for the same spare, and neither had it.
-  if (std::none_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->begins(); })) {
-    const auto next = std::find_if(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->may_begin(); });
-    if (next != jobs_.end()) (*next)->Begin();
+  const auto writer_that = [this](bool (ShardWriter::*is)() const) -> ShardWriter* {
+    for (const auto& job : jobs_) {
+      if (job->writer() != nullptr && (job->writer()->*is)()) return job->writer();
+    }
+    return nullptr;
+  };
+  if (writer_that(&ShardWriter::begins) == nullptr) {
+    if (ShardWriter* next = writer_that(&ShardWriter::may_begin)) next->Begin();
   }
   bool chunks = true;
   for (const auto& job : jobs_) {
@@ -113,7 +155,11 @@ void Engine::Advance() {
     if (!job->enqueued()) break;
   }
   for (const auto& job : jobs_) {
-    while (context_.writes_under_way < context_.parts.options.queue_depth && job->HasReadyWrite()) job->SubmitWrite();
+    ShardWriter* writer = job->writer();
+    if (writer == nullptr) continue;
+    while (context_.writes_under_way < context_.parts.options.queue_depth && writer->HasReadyWrite()) {
+      writer->SubmitWrite();
+    }
     if (job->holds_disk()) break;
   }
 }
@@ -158,7 +204,9 @@ void Engine::ForgetEnded() {
 
 SpareWish Engine::Spares() const {
   // With the files that saves in flight have it comes to one checkpoint more than those saves may take anyway.
-  const auto holding = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->has_file(); });
+  const auto holding = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) {
+    return job->writer() != nullptr && job->writer()->has_file();
+  });
   return {.folders = context_.spare_folders() - std::min(context_.spare_folders(), static_cast<std::uint64_t>(holding)),
           .shards = recycles() ? static_cast<std::uint64_t>(context_.parts.group->size()) : 0,
           .file_mode = context_.parts.options.file_mode,
@@ -197,26 +245,31 @@ void Engine::RemoveNext() {
   }
   const std::uint64_t step = removals_.front();
   const std::string& root = context_.parts.root;
-  RemoveCheckpoint(*context_.queue, root, step, {.spares = Spares()}, [this, &root, step](const Status& status) {
+  RemoveCheckpoint(*context_.queue, root, step, {.spares = Spares()}, [this, step](const Removal& removal) {
     removals_.pop_front();
-    const bool gone = !HoldsStep(root, step);
-    const bool pinned = !gone && IsPinned(root, step);
-    if (gone) {
+    if (removal.gone) {
       context_.parts.ledger->Removed(step);
     } else {
-      context_.parts.ledger->SetPinned(step, pinned);
+      context_.parts.ledger->SetPinned(step, removal.pinned);
       context_.parts.ledger->KeepAfterAll(step);
     }
-    if (status.ok() || status.code() == StatusCode::kNotFound) {
-      context_.Tell({.kind = EventKind::kCheckpointRemoved, .step = step});
-    } else if (!pinned) {
-      context_.Tell(
-          {.severity = Severity::kWarning,
-           .status = status,
-           .message = fmt::format("step {} {}: {}", step, gone ? "is gone, but" : "stays for now", status.message())});
-    }
+    TellRemoval(step, removal);
     RemoveNext();
   });
+}
+
+void Engine::TellRemoval(std::uint64_t step, const Removal& removal) {
+  const Status& status = removal.status;
+  if (status.ok() || status.code() == StatusCode::kNotFound) {
+    return context_.Tell({.kind = EventKind::kCheckpointRemoved, .step = step});
+  }
+  if (removal.pinned) return;
+  // The filesystem's nature, which stays: once is enough.
+  if (status.code() == StatusCode::kUnsupported && std::exchange(told_unsupported_, true)) return;
+  context_.Tell({.severity = Severity::kWarning,
+                 .status = status,
+                 .message = fmt::format("step {} {}: {}", step, removal.gone ? "is gone, but" : "stays for now",
+                                        status.message())});
 }
 
 void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {

@@ -11,6 +11,7 @@
 #include "engine/context.h"
 #include "engine/save_job.h"
 #include "engine/save_task.h"
+#include "store/remove.h"
 
 namespace cairn {
 
@@ -23,10 +24,14 @@ class Engine {
  public:
   /// Starts the thread; fails where its queue cannot be made.
   [[nodiscard]] static Result<std::unique_ptr<Engine>> Start(EngineParts parts);
-  /// Abandons what is in flight (waits for what the kernel and the devices have under way), then joins.
+  /// Waits until Stop is done.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  /// Abandons what is in flight, and waits for what the kernel and the devices have under way. False at the deadline:
+  /// those who wait for saves have been told, and neither the engine nor what it uses may be destroyed any more.
+  [[nodiscard]] bool Stop(Deadline deadline) CAIRN_EXCLUDES(mutex_);
 
   /// Takes a save. `given_up` as SaveJob::Start has it. In the order of calls.
   void Submit(const std::shared_ptr<SaveTask>& task, Status given_up = {}) CAIRN_EXCLUDES(mutex_);
@@ -49,6 +54,7 @@ class Engine {
   explicit Engine(EngineParts parts);
 
   void Run(const std::function<void(Status)>& started);
+  void GiveUpOn(const std::vector<std::shared_ptr<SaveTask>>& tasks) CAIRN_EXCLUDES(mutex_);
   void Loop();
   void Advance();
   void CheckDevices();
@@ -57,6 +63,7 @@ class Engine {
   /// Beside the start of training: unlinking what is as large as a checkpoint takes as long as the disk likes.
   void SweepLeftovers();
   void RemoveNext();
+  void TellRemoval(std::uint64_t step, const Removal& removal);
   [[nodiscard]] SpareWish Spares() const;
   [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
 
@@ -64,12 +71,14 @@ class Engine {
   std::deque<std::shared_ptr<SaveJob>> jobs_;  // The thread's own. Oldest first.
   std::deque<std::uint64_t> removals_;         // The thread's own; the first is under way.
   bool stopping_ = false;                      // The thread's own.
+  bool told_unsupported_ = false;              // The thread's own.
   std::thread thread_;
 
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::vector<std::shared_ptr<SaveTask>> tasks_ CAIRN_GUARDED_BY(mutex_);
   bool removing_ CAIRN_GUARDED_BY(mutex_) = false;  // Or sweeping.
+  bool ended_ CAIRN_GUARDED_BY(mutex_) = false;     // The thread has.
   Status last_failure_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t started_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;

@@ -7,13 +7,13 @@
 
 namespace cairn {
 
-Ledger::Ledger(std::vector<StoredCheckpoint> committed, std::uint64_t keep_last, std::uint64_t keep_every)
+Ledger::Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every)
     : keep_last_(keep_last), keep_every_(keep_every) {
-  for (const StoredCheckpoint& one : committed) generation_ = std::max(generation_, one.info.generation);
-  for (StoredCheckpoint& one : committed) {
+  for (const CheckpointInfo& one : committed) generation_ = std::max(generation_, one.generation);
+  for (CheckpointInfo& one : committed) {
     // A damaged one's generation can't be known: it counts as of the newest line until that is left.
-    if (!one.info.status.ok()) one.info.generation = generation_;
-    committed_.emplace(one.info.step, std::move(one));
+    if (!one.status.ok()) one.generation = generation_;
+    committed_.emplace(one.step, std::move(one));
   }
 }
 
@@ -21,7 +21,7 @@ std::optional<std::uint64_t> Ledger::NewestOfLine() const {
   std::optional<std::uint64_t> newest = floor_;
   const auto count = [&newest](std::uint64_t step) { newest = newest ? std::max(*newest, step) : step; };
   for (const auto& [step, one] : committed_) {
-    if (one.info.generation == generation_) count(step);
+    if (one.generation == generation_) count(step);
   }
   for (const auto& [step, generation] : on_the_way_) {
     if (generation == generation_) count(step);
@@ -29,17 +29,22 @@ std::optional<std::uint64_t> Ledger::NewestOfLine() const {
   return newest;
 }
 
-Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists) {
+Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline deadline) {
   MutexLock lock(mutex_);
-  while (retiring_.contains(step)) removal_ended_.Wait(mutex_);
+  while (retiring_.contains(step)) {
+    if (removal_ended_.WaitUntil(mutex_, deadline) || !retiring_.contains(step)) continue;
+    return Error(StatusCode::kDeadlineExceeded, "step {}: its old checkpoint is still being removed", step);
+  }
   if (on_the_way_.contains(step)) {
     return Error(StatusCode::kAlreadyExists, "step {}: a save of this step is in flight", step);
   }
   const auto found = committed_.find(step);
   const bool exists = found != committed_.end();
-  const bool of_this_line = exists && found->second.info.generation == generation_;
+  const bool of_this_line = exists && found->second.generation == generation_;
   if (of_this_line && if_exists == IfExists::kFail) {
-    return Error(StatusCode::kAlreadyExists, "step {} is committed already, in {}", step, found->second.info.path);
+    const std::string& path = found->second.path;  // Known of what was there at Open.
+    return Error(StatusCode::kAlreadyExists, "step {} is committed already{}{}", step, path.empty() ? "" : ", in ",
+                 path);
   }
   const std::optional<std::uint64_t> newest = NewestOfLine();
   if (!of_this_line && newest && step < *newest) {
@@ -69,15 +74,12 @@ void Ledger::WithdrawUnknown(const SavePlan& plan) {
 }
 
 void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
-  StoredCheckpoint one;
-  one.info.step = plan.step;
-  one.info.generation = plan.generation;
-  one.info.attempt = attempt;
+  CheckpointInfo one{.step = plan.step, .generation = plan.generation, .attempt = attempt};
   MutexLock lock(mutex_);
   on_the_way_.erase(plan.step);
   unknown_.erase(plan.step);
   // A replaced step's pin is the new one's.
-  if (const auto old = committed_.find(plan.step); old != committed_.end()) one.info.pinned = old->second.info.pinned;
+  if (const auto old = committed_.find(plan.step); old != committed_.end()) one.pinned = old->second.pinned;
   committed_.insert_or_assign(plan.step, std::move(one));
 }
 
@@ -90,13 +92,13 @@ void Ledger::Restored(std::uint64_t step, std::uint64_t generation, const std::s
   if (!newest) floor_ = step;
 }
 
-std::vector<StoredCheckpoint> Ledger::InOrder() const {
-  std::vector<StoredCheckpoint> list;
+std::vector<const CheckpointInfo*> Ledger::InOrder() const {
+  std::vector<const CheckpointInfo*> list;
   for (const auto& [step, one] : committed_) {
-    if (!retiring_.contains(step)) list.push_back(one);
+    if (!retiring_.contains(step)) list.push_back(&one);
   }
-  std::sort(list.begin(), list.end(), [](const StoredCheckpoint& a, const StoredCheckpoint& b) {
-    return std::pair(a.info.generation, a.info.step) < std::pair(b.info.generation, b.info.step);
+  std::sort(list.begin(), list.end(), [](const CheckpointInfo* a, const CheckpointInfo* b) {
+    return std::pair(a->generation, a->step) < std::pair(b->generation, b->step);
   });
   return list;
 }
@@ -140,7 +142,7 @@ bool Ledger::Holds(std::uint64_t step) const {
 
 void Ledger::SetPinned(std::uint64_t step, bool pinned) {
   MutexLock lock(mutex_);
-  if (const auto found = committed_.find(step); found != committed_.end()) found->second.info.pinned = pinned;
+  if (const auto found = committed_.find(step); found != committed_.end()) found->second.pinned = pinned;
 }
 
 }  // namespace cairn

@@ -9,7 +9,7 @@
 #include "base/mutex.h"
 #include "cairn/checkpointer.h"
 #include "engine/save_task.h"
-#include "store/root.h"
+#include "store/list.h"
 
 namespace cairn {
 
@@ -18,11 +18,13 @@ namespace cairn {
 /// thread.
 class Ledger {
  public:
-  Ledger(std::vector<StoredCheckpoint> committed, std::uint64_t keep_last, std::uint64_t keep_every);
+  Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, std::uint64_t keep_every);
 
   /// Accepts a save: AlreadyExists, or FailedPrecondition for a step below the newest of this line. The step counts as
-  /// on its way until Committed or Withdraw. Where that very step is being removed, waits until it is gone.
-  Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists) CAIRN_EXCLUDES(mutex_);
+  /// on its way until Committed or Withdraw. Where that very step is being removed, waits until it is gone;
+  /// DeadlineExceeded, and not accepted, where it is not by then.
+  Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists, Deadline deadline = Deadline::Infinite())
+      CAIRN_EXCLUDES(mutex_);
   void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// Withdraws a save that may be on the disk all the same: it counts for nothing, and saving its step again replaces
   /// it.
@@ -45,14 +47,14 @@ class Ledger {
 
  private:
   [[nodiscard]] std::optional<std::uint64_t> NewestOfLine() const CAIRN_REQUIRES(mutex_);
-  [[nodiscard]] std::vector<StoredCheckpoint> InOrder() const CAIRN_REQUIRES(mutex_);
+  [[nodiscard]] std::vector<const CheckpointInfo*> InOrder() const CAIRN_REQUIRES(mutex_);
 
   const std::uint64_t keep_last_;
   const std::uint64_t keep_every_;
   mutable Mutex mutex_;
   CondVar removal_ended_;
-  std::map<std::uint64_t, StoredCheckpoint> committed_ CAIRN_GUARDED_BY(mutex_);  // By step.
-  std::map<std::uint64_t, std::uint64_t> on_the_way_ CAIRN_GUARDED_BY(mutex_);    // Step -> generation.
+  std::map<std::uint64_t, CheckpointInfo> committed_ CAIRN_GUARDED_BY(mutex_);  // By step.
+  std::map<std::uint64_t, std::uint64_t> on_the_way_ CAIRN_GUARDED_BY(mutex_);  // Step -> generation.
   std::set<std::uint64_t> retiring_ CAIRN_GUARDED_BY(mutex_);
   std::set<std::uint64_t> unknown_ CAIRN_GUARDED_BY(mutex_);  // May be on the disk, and were never acknowledged.
   std::uint64_t generation_ CAIRN_GUARDED_BY(mutex_) = 0;

@@ -39,8 +39,10 @@ struct Tied {
 
 Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated, int rank,
                        int world) {
-  Share share{.table = table, .alike = replicated.alike};
-  if (world == 1 || (replicated.tensors.empty() && replicated.by_rank_0.empty())) return share;
+  Share share{.table = table, .alike = nullptr};
+  if (world == 1) return share;
+  const auto values = std::make_shared<ReplicatedValues>(ReplicatedValues{.all = replicated.alike, .digest = {}});
+  share.alike = values;
   std::vector<bool> shared(table->size(), false);
   const auto mark = [&](const std::string& name) -> Status {
     const auto found = table->Find(name);
@@ -63,13 +65,15 @@ Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Re
     Tied& tied = all[holder];
     tied.bytes = entry.bytes();
     tied.entries.push_back(i);
-    share.alike.emplace_back(
+    values->all.emplace_back(
         entry.name, fmt::format("{} [{}]{}{}", DTypeName(entry.dtype), fmt::join(entry.shape, ", "),
                                 entry.part ? fmt::format(" at [{}] of \"{}\"", fmt::join(entry.part->offset, ", "),
                                                          entry.part->logical_name)
                                            : "",
                                 entry.is_alias() ? fmt::format(" tied to \"{}\"", (*table)[holder].name) : ""));
   }
+  values->digest = DigestAlike(values->all);
+  if (all.empty()) return share;
   for (const std::string& name : replicated.by_rank_0) {
     const std::uint32_t i = *table->Find(name);
     all[(*table)[i].is_alias() ? (*table)[i].alias_of : i].by_rank_0 = true;
@@ -105,6 +109,18 @@ Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Re
     loads.push(load);
   }
   share.table = table->Without(dropped);
+  return share;
+}
+
+Result<Share> Sharing::Of(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated) {
+  if (table != table_.lock() || replicated != replicated_) {
+    CAIRN_ASSIGN_OR_RETURN(share_, ShareOut(table, replicated, rank_, world_));
+    if (share_.table == table) share_.table = nullptr;
+    table_ = table;
+    replicated_ = replicated;
+  }
+  Share share = share_;
+  if (share.table == nullptr) share.table = table;
   return share;
 }
 

@@ -190,6 +190,7 @@ std::optional<Status> SaveTask::cancelled() const {
 
 void SaveTask::Finish(Status status) {
   MutexLock lock(mutex_);
+  if (Ended()) return;  // Given up on: see Engine::Stop.
   ReleaseEvents();
   status_ = std::move(status);
   if (status_.ok()) stats_.durable = SinceBegun();

@@ -29,7 +29,7 @@ struct SavePlan {
   bool admitted = false;             ///< By the ledger; not so for a save that was given up before.
   bool replace = false;              ///< The step is there already (of this or an older generation) and gives way.
   std::chrono::nanoseconds hold{0};  ///< How long it may wait for its release; zero: it needs none.
-  std::shared_ptr<const std::vector<Alike>> alike;  ///< What every rank must give alike; null for nothing.
+  std::shared_ptr<const ReplicatedValues> alike;  ///< What every rank must give alike; null for nothing.
 };
 
 /// What a save holds of one device with streams, from the call of Save until it is captured.
@@ -87,7 +87,7 @@ class SaveTask {
   void MarkWritten(std::uint64_t bytes_written, bool direct, bool recycled) CAIRN_EXCLUDES(mutex_);
   /// False where the save was cancelled first: then it must not commit.
   [[nodiscard]] bool MarkCommitting() CAIRN_EXCLUDES(mutex_);
-  /// The end: durable where `status` is ok.
+  /// The end: durable where `status` is ok. The first call counts.
   void Finish(Status status) CAIRN_EXCLUDES(mutex_);
   /// The save is failing and reads the tensors no more, but has not ended yet (other ranks may have to be told): nobody
   /// who waits for the capture is held up any longer. The first call counts.

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 62;
 constexpr std::size_t kLongestQuote = 200;
+constexpr std::size_t kLongestList = 16;
 
 }  // namespace
 
@@ -73,12 +74,12 @@ std::string PartProblem(DType dtype, std::span<const std::int64_t> shape, const 
   for (std::size_t d = 0; d < shape.size(); ++d) {
     std::int64_t end = 0;
     if (part.offset[d] < 0 || __builtin_add_overflow(part.offset[d], shape[d], &end) || end > part.global_shape[d]) {
-      return fmt::format("expected to lie within [{}], found offset [{}] and shape [{}]",
-                         fmt::join(part.global_shape, ", "), fmt::join(part.offset, ", "), fmt::join(shape, ", "));
+      return fmt::format("expected to lie within {}, found offset {} and shape {}", Listed(part.global_shape),
+                         Listed(part.offset), Listed(shape));
     }
   }
   if (!TensorBytes(dtype, part.global_shape)) {
-    return fmt::format("expected a whole of at most 2^62 bytes, found shape [{}]", fmt::join(part.global_shape, ", "));
+    return fmt::format("expected a whole of at most 2^62 bytes, found shape {}", Listed(part.global_shape));
   }
   return {};
 }
@@ -94,6 +95,11 @@ std::string Quoted(std::string_view name) {
   AppendJsonString(out, name);
   if (cut) out += "...";
   return out;
+}
+
+std::string Listed(std::span<const std::int64_t> numbers) {
+  const bool cut = numbers.size() > kLongestList;
+  return fmt::format("[{}{}]", fmt::join(cut ? numbers.first(kLongestList) : numbers, ", "), cut ? ", ..." : "");
 }
 
 }  // namespace cairn

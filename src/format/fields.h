@@ -33,5 +33,7 @@ void AppendDecimal(std::string& out, std::uint64_t value);
 
 /// A name out of a file, for messages: quoted, control characters escaped, cut where it is long.
 [[nodiscard]] std::string Quoted(std::string_view name);
+/// A shape or an offset out of a file, for messages: "[2, 3]", cut where it is long.
+[[nodiscard]] std::string Listed(std::span<const std::int64_t> numbers);
 
 }  // namespace cairn

@@ -243,7 +243,11 @@ bool ManifestReader::OnClose() {
   return true;
 }
 
-Status CheckFilesUnique(const std::vector<ManifestShard>& shards, const std::string& file) {
+Status CheckShards(const std::vector<ManifestShard>& shards, std::uint64_t world, const std::string& file) {
+  if (shards.size() != world) {
+    return Error(StatusCode::kCorrupt, "{}: shards: expected one for each of the world's {} ranks, found {}", file,
+                 world, shards.size());
+  }
   std::vector<std::string_view> names;
   names.reserve(shards.size());
   for (const ManifestShard& shard : shards) names.push_back(shard.file);
@@ -307,7 +311,7 @@ Result<Manifest> DecodeManifest(std::string_view text, const std::string& file) 
   }
   ManifestReader reader;
   CAIRN_RETURN_IF_ERROR(ReadJson(text, reader, file));
-  CAIRN_RETURN_IF_ERROR(CheckFilesUnique(reader.manifest.shards, file));
+  CAIRN_RETURN_IF_ERROR(CheckShards(reader.manifest.shards, reader.manifest.world, file));
   return std::move(reader.manifest);
 }
 

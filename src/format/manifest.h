@@ -37,7 +37,7 @@ struct Manifest {
   std::string attempt;
   std::optional<ManifestParent> parent;
   std::uint64_t world = 1;
-  std::vector<ManifestShard> shards;
+  std::vector<ManifestShard> shards;  ///< One a rank: `world` of them.
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 

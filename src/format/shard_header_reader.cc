@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -38,12 +37,12 @@ class HeaderReader final : public RecordsReader {
     }
     const auto bytes = TensorBytes(*dtype, shape);
     if (!bytes) {
-      return Fail("tensor {}: shape: expected extents of at most 2^62 bytes together, found [{}]", Quoted(record.name),
-                  fmt::join(shape, ", "));
+      return Fail("tensor {}: shape: expected extents of at most 2^62 bytes together, found {}", Quoted(record.name),
+                  Listed(shape));
     }
     if (offsets[1] < offsets[0] || static_cast<std::uint64_t>(offsets[1] - offsets[0]) != *bytes) {
-      return Fail("tensor {}: data_offsets: expected {} bytes for {} of shape [{}], found [{}, {}]",
-                  Quoted(record.name), *bytes, DTypeName(*dtype), fmt::join(shape, ", "), offsets[0], offsets[1]);
+      return Fail("tensor {}: data_offsets: expected {} bytes for {} of shape {}, found [{}, {}]", Quoted(record.name),
+                  *bytes, DTypeName(*dtype), Listed(shape), offsets[0], offsets[1]);
     }
     tensors.push_back({.name = record.name,
                        .dtype = *dtype,

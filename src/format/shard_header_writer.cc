@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -43,8 +42,7 @@ Status CheckTensors(const ShardHeader& header) {
     }
     const auto bytes = TensorBytes(tensor.dtype, tensor.shape);
     if (!bytes) {
-      return invalid(
-          fmt::format("expected extents of at most 2^62 bytes together, found [{}]", fmt::join(tensor.shape, ", ")));
+      return invalid("expected extents of at most 2^62 bytes together, found " + Listed(tensor.shape));
     }
     if (tensor.begin != end || tensor.end < tensor.begin || tensor.end - tensor.begin != *bytes) {
       return invalid(

@@ -19,7 +19,12 @@ namespace {
 class Hub {
  public:
   explicit Hub(int size) : size_(static_cast<std::size_t>(size)) {
-    watch_ = StartThread("cairn-group", [this] { WatchDeadlines(); });
+    Result<std::thread> watch = StartThread("cairn-group", [this] { WatchDeadlines(); });
+    if (watch.ok()) {
+      watch_ = *std::move(watch);
+    } else {
+      status_ = watch.status();
+    }
   }
 
   ~Hub() {
@@ -28,7 +33,7 @@ class Hub {
       stopping_ = true;
     }
     changed_.NotifyAll();
-    watch_.join();
+    if (watch_.joinable()) watch_.join();
   }
   Hub(const Hub&) = delete;
   Hub& operator=(const Hub&) = delete;
@@ -37,6 +42,7 @@ class Hub {
 
   void Give(int rank, const std::string& key, std::string bytes, Deadline deadline, Group::Gathered done)
       CAIRN_EXCLUDES(mutex_) {
+    if (!status_.ok()) return done(status_);
     std::vector<Group::Gathered> ready;
     std::vector<std::string> all;
     {
@@ -105,7 +111,9 @@ class Hub {
   CondVar changed_;
   std::map<std::string, Gather> gathers_ CAIRN_GUARDED_BY(mutex_);
   bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
-  std::thread watch_;  // Constant after construction.
+  // Constant after construction.
+  std::thread watch_;
+  Status status_;  // Why there is no watch, and so no gather.
 };
 
 class LocalGroup : public Group {

@@ -1,6 +1,7 @@
 #include "io/io_queue.h"
 
 #include <fmt/format.h>
+#include <sys/statvfs.h>
 
 #include <optional>
 #include <utility>
@@ -35,6 +36,8 @@ const char* IoOpName(IoOp op) {
       return "mkdir";
     case IoOp::kRmdir:
       return "rmdir";
+    case IoOp::kCall:
+      return "look";
   }
   return "?";
 }
@@ -54,18 +57,34 @@ std::string Describe(const IoRequest& request, const std::string& name) {
     case IoOp::kRename:
       if (request.rename == RenameMode::kExchange) return fmt::format("exchange of {} and {}", what, request.path2);
       return fmt::format("{} of {} to {}", op, what, request.path2);
+    case IoOp::kCall:
+      return fmt::format("{} at {}", op, what);
     default:
       return fmt::format("{} of {}", op, what);
   }
 }
 
-Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request) {
-  const std::string what = Describe(request);
+Status FailureOf(const IoRequest& request, const std::string& name, int error) {
+  Status status = ErrnoStatus(error, Describe(request, name));
+  const std::string& path = request.path.empty() ? name : request.path;
+  const std::size_t slash = path.rfind('/');
+  struct statvfs found {};
+  if (error != ENOSPC || slash == std::string::npos || ::statvfs(path.substr(0, slash + 1).c_str(), &found) != 0) {
+    return status;
+  }
+  // A full XFS refuses names and folders before the last blocks and inodes are gone: they are its own.
+  return Error(status.code(), "{}: {} bytes and {} inodes are free there, of {} and {}", status.message(),
+               std::uint64_t{found.f_bavail} * found.f_frsize, found.f_favail,
+               std::uint64_t{found.f_blocks} * found.f_frsize, found.f_files);
+}
+
+Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request, const std::string& name) {
+  const IoRequest asked = request;
   // Shared: where the queue breaks, the callback outlives this call.
   auto result = std::make_shared<std::optional<std::int64_t>>();
   queue.Submit(std::move(request), [result](std::int64_t value) { *result = value; });
   while (!result->has_value()) CAIRN_RETURN_IF_ERROR(queue.RunOnce(Deadline::Infinite()).status());
-  if (**result < 0) return ErrnoStatus(static_cast<int>(-**result), what);
+  if (**result < 0) return FailureOf(asked, name, static_cast<int>(-**result));
   return **result;
 }
 

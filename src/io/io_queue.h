@@ -25,6 +25,7 @@ enum class IoOp : std::uint8_t {
   kUnlink,     ///< path of a file.
   kMkdir,      ///< path, mode.
   kRmdir,      ///< path of an empty directory.
+  kCall,       ///< call, run on a thread of the queue's; path is what it looks at, for messages -> 0.
 };
 /// "open", "write", ...: for messages and traces.
 [[nodiscard]] const char* IoOpName(IoOp op);
@@ -43,6 +44,7 @@ struct IoRequest {
   int flags = 0;
   unsigned mode = 0;
   RenameMode rename = RenameMode::kPlain;
+  std::function<void()> call;
 };
 
 /// The operation's value, or -errno. Called from RunOnce, on the queue's thread, after the queue has forgotten the
@@ -51,6 +53,9 @@ using IoDone = std::function<void(std::int64_t result)>;
 
 /// The errno of operations in a queue that broke. No filesystem gives it.
 inline constexpr int kBrokenQueue = ENOTRECOVERABLE;
+
+/// So many EINTR and EAGAIN in a row are tried again before they count as a failure.
+inline constexpr int kMaxRetries = 16;
 
 /// Every durable operation of Cairn goes through one of these. [interface]
 ///
@@ -89,8 +94,13 @@ struct IoQueueChoice {
 [[nodiscard]] Result<IoQueueChoice> ChooseIoQueue(IoQueueKind kind, int depth);
 
 /// Submits one operation and runs the queue until it is done: for Open, listing, sweeping and tools, which own a queue
-/// that nothing else is using. The value, or the status that names the operation and the path.
-Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request);
+/// that nothing else is using. The value, or the status that names the operation and the path; `name` is the
+/// descriptor's.
+Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request, const std::string& name = {});
+
+/// The status of a request that failed with this errno: what it was doing and, where room ran out, what is left there.
+/// `name` as for Describe.
+[[nodiscard]] Status FailureOf(const IoRequest& request, const std::string& name, int error);
 
 /// What a request was doing, for messages: "fsync of <name>", "rename of a to b". `name` stands for the descriptor.
 [[nodiscard]] std::string Describe(const IoRequest& request, const std::string& name = {});

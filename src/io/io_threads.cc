@@ -1,7 +1,6 @@
 #include "io/io_threads.h"
 
 #include <iterator>
-#include <system_error>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -13,13 +12,12 @@ namespace cairn {
 Result<std::unique_ptr<IoThreads>> IoThreads::Start(int threads, std::function<void()> notify) {
   std::unique_ptr<IoThreads> made(new IoThreads(std::move(notify)));
   made->threads_.reserve(static_cast<std::size_t>(threads));
-  try {
-    for (int i = 0; i < threads; ++i) {
-      made->threads_.push_back(StartThread("cairn-io", [self = made.get()] { self->Run(); }));
+  for (int i = 0; i < threads; ++i) {
+    Result<std::thread> thread = StartThread("cairn-io", [self = made.get()] { self->Run(); });
+    if (!thread.ok()) {
+      return Error(thread.status().code(), "{} ({} of {} were started)", thread.status().message(), i, threads);
     }
-  } catch (const std::system_error& error) {
-    return Error(StatusCode::kResourceExhausted, "starting I/O thread {} of {}: {}", made->threads_.size() + 1, threads,
-                 error.what());
+    made->threads_.push_back(*std::move(thread));
   }
   return made;
 }

@@ -41,6 +41,9 @@ std::int64_t Call(const IoRequest& request) {
       return ::mkdir(request.path.c_str(), request.mode);
     case IoOp::kRmdir:
       return ::rmdir(request.path.c_str());
+    case IoOp::kCall:
+      request.call();
+      return 0;
   }
   errno = EINVAL;
   return -1;

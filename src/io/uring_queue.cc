@@ -25,6 +25,7 @@ constexpr std::size_t kExtraSlots = 16;
 // liburing 2.3 has no name for it; the kernel has it since 6.9.
 constexpr unsigned kOpcodeFtruncate = 55;
 
+// All but kCall, which is a thread's always.
 constexpr std::array kAllOps = {IoOp::kOpen,   IoOp::kClose,     IoOp::kRead,      IoOp::kWrite,
                                 IoOp::kFsync,  IoOp::kFallocate, IoOp::kFtruncate, IoOp::kSyncRange,
                                 IoOp::kRename, IoOp::kUnlink,    IoOp::kMkdir,     IoOp::kRmdir};
@@ -54,6 +55,8 @@ unsigned Opcode(IoOp op) {
       return IORING_OP_UNLINKAT;
     case IoOp::kMkdir:
       return IORING_OP_MKDIRAT;
+    case IoOp::kCall:
+      break;
   }
   return IORING_OP_NOP;
 }
@@ -90,6 +93,8 @@ void Fill(io_uring_sqe* sqe, const IoRequest& request) {
       return io_uring_prep_unlinkat(sqe, AT_FDCWD, request.path.c_str(), AT_REMOVEDIR);
     case IoOp::kMkdir:
       return io_uring_prep_mkdirat(sqe, AT_FDCWD, request.path.c_str(), request.mode);
+    case IoOp::kCall:
+      break;
   }
 }
 
@@ -113,7 +118,10 @@ class UringQueue : public IoQueue {
     IoDone done;
   };
 
-  [[nodiscard]] bool ByThread(IoOp op) const { return by_thread_.at(static_cast<std::size_t>(op)); }
+  [[nodiscard]] bool ByThread(IoOp op) const {
+    return op == IoOp::kCall || by_thread_.at(static_cast<std::size_t>(op));
+  }
+  void PostToThread(IoRequest request, IoDone done);
   void FillSubmissions();
   [[nodiscard]] Status Enter(Deadline deadline);
   void Reap(std::vector<IoCompletion>& into);
@@ -131,7 +139,8 @@ class UringQueue : public IoQueue {
   std::vector<std::size_t> free_slots_;
   std::deque<Slot> backlog_;  // Not in the kernel yet.
   std::size_t pending_ = 0;
-  std::unique_ptr<IoThreads> helper_;  // Only where an opcode is missing. Last: its worker uses wake_.
+  std::vector<IoCompletion> refused_;  // Answered by the next RunOnce.
+  std::unique_ptr<IoThreads> helper_;  // Where an opcode is missing, or a call has come. Last: its worker uses wake_.
 };
 
 UringQueue::~UringQueue() {
@@ -189,15 +198,25 @@ std::string UringQueue::Note() const {
 void UringQueue::Submit(IoRequest request, IoDone done) {
   ++pending_;
   if (ByThread(request.op)) {
-    if (::getpid() == owner_) helper_->Post(std::move(request), std::move(done));
+    if (::getpid() == owner_) PostToThread(std::move(request), std::move(done));
   } else {
     backlog_.push_back({std::move(request), std::move(done)});
   }
 }
 
+void UringQueue::PostToThread(IoRequest request, IoDone done) {
+  if (helper_ == nullptr) {
+    Result<std::unique_ptr<IoThreads>> started = IoThreads::Start(1, [this] { wake_.Nudge(); });
+    if (!started.ok()) return refused_.push_back({std::move(done), -EAGAIN});
+    helper_ = *std::move(started);
+  }
+  helper_->Post(std::move(request), std::move(done));
+}
+
 Result<std::size_t> UringQueue::RunOnce(Deadline deadline) {
   if (::getpid() != owner_) return Error(StatusCode::kFailedPrecondition, "I/O queue used in a forked child");
-  std::vector<IoCompletion> completions;
+  std::vector<IoCompletion> completions = std::exchange(refused_, {});
+  if (!completions.empty()) deadline = Deadline::In({});
   while (true) {
     if (!broken_) {
       FillSubmissions();

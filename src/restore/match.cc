@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <tuple>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "base/status_macros.h"
+#include "format/fields.h"
+#include "restore/mismatches.h"
 #include "restore/plan.h"
 #include "restore/reshard.h"
+#include "restore/select.h"
+#include "restore/shared_memory.h"
 
 namespace cairn {
 namespace {
@@ -22,31 +24,11 @@ struct Candidate {
   const ShardTensor* tensor = nullptr;
 };
 
-// The first few mismatches in full, the others counted: a state of another model has thousands.
-class Mismatches {
- public:
-  template <typename... Args>
-  void Add(fmt::format_string<Args...> format, Args&&... args) {
-    if (++count_ <= kListed) lines_.push_back(fmt::format(format, std::forward<Args>(args)...));
-  }
-  [[nodiscard]] bool empty() const { return count_ == 0; }
-  [[nodiscard]] Status ToStatus() const {
-    std::string text = fmt::format("{}", fmt::join(lines_, "; "));
-    if (count_ > kListed) text += fmt::format("; and {} more", count_ - kListed);
-    return {StatusCode::kInvalidArgument, std::move(text)};
-  }
-
- private:
-  static constexpr std::size_t kListed = 8;
-  std::size_t count_ = 0;
-  std::vector<std::string> lines_;
-};
-
 std::string DescribeTensor(DType dtype, const std::vector<std::int64_t>& shape, const std::optional<TensorPart>& part) {
-  std::string text = fmt::format("{} [{}]", DTypeName(dtype), fmt::join(shape, ", "));
+  std::string text = fmt::format("{} {}", DTypeName(dtype), Listed(shape));
   if (part) {
-    text += fmt::format(" at [{}] of \"{}\" [{}]", fmt::join(part->offset, ", "), part->logical_name,
-                        fmt::join(part->global_shape, ", "));
+    text +=
+        fmt::format(" at {} of {} {}", Listed(part->offset), Quoted(part->logical_name), Listed(part->global_shape));
   }
   return text;
 }
@@ -159,82 +141,6 @@ class LogicalTensors {
   std::unordered_map<std::string_view, Logical> logical_;
 };
 
-// Indices of the table's wanted entries, ascending.
-Result<std::vector<std::uint32_t>> SelectEntries(const TensorTable& table, const std::vector<std::string>& names) {
-  std::vector<bool> selected(table.size(), names.empty());
-  Mismatches mismatches;
-  for (const std::string& pattern : names) {
-    if (!IsUtf8(pattern)) {
-      mismatches.Add("the pattern {:?} is no UTF-8 text", std::string_view(pattern));
-      continue;
-    }
-    bool matched = false;
-    if (const auto exact = table.Find(pattern)) {
-      selected[*exact] = true;
-      matched = true;
-    }
-    if (pattern.find_first_of("*?") != std::string::npos) {
-      for (std::uint32_t i = 0; i < table.size(); ++i) {
-        if (!MatchesPattern(pattern, table[i].name)) continue;
-        selected[i] = true;
-        matched = true;
-      }
-    }
-    if (!matched) mismatches.Add("\"{}\" matches none of the state's {} tensors", pattern, table.size());
-  }
-  if (!mismatches.empty()) return mismatches.ToStatus();
-  std::vector<std::uint32_t> indices;
-  for (std::uint32_t i = 0; i < table.size(); ++i) {
-    if (selected[i]) indices.push_back(i);
-  }
-  return indices;
-}
-
-std::pair<const std::byte*, const std::byte*> SpanOf(const StridedLayout& layout) {
-  const std::byte* end = layout.base + layout.row_bytes;
-  for (const StridedLayout::Dimension& dimension : layout.outer) end += (dimension.size - 1) * dimension.stride;
-  return {layout.base, end};
-}
-
-// Marks the copies whose targets' memory may overlap another's: views of one buffer that are not the very same tensor.
-// The copies of one target write different elements of it.
-void MarkSharedMemory(std::vector<std::vector<PlannedCopy>>& copies) {
-  struct Extent {
-    DeviceId device;
-    const std::byte* begin;
-    const std::byte* end;
-    const StridedLayout* target;
-  };
-  std::vector<Extent> extents;
-  for (const auto& of_shard : copies) {
-    for (const PlannedCopy& copy : of_shard) {
-      if (!extents.empty() && extents.back().target == copy.target) continue;
-      const auto [begin, end] = SpanOf(*copy.target);
-      extents.push_back({copy.device, begin, end, copy.target});
-    }
-  }
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
-    return std::tie(a.device, a.begin, a.target) < std::tie(b.device, b.begin, b.target);
-  });
-  // Several shards may have copies of one target.
-  extents.erase(std::unique(extents.begin(), extents.end(),
-                            [](const Extent& a, const Extent& b) { return a.target == b.target; }),
-                extents.end());
-  std::unordered_set<const StridedLayout*> shared;
-  const Extent* reach = nullptr;  // Of those so far on this device, the one that ends last.
-  for (const Extent& extent : extents) {
-    if (reach != nullptr && reach->device == extent.device && extent.begin < reach->end) {
-      shared.insert(reach->target);
-      shared.insert(extent.target);
-    }
-    if (reach == nullptr || reach->device != extent.device || extent.end > reach->end) reach = &extent;
-  }
-  if (shared.empty()) return;
-  for (auto& of_shard : copies) {
-    for (PlannedCopy& copy : of_shard) copy.shares_memory = shared.contains(copy.target);
-  }
-}
-
 // Chooses, for one wanted entry after another, where its bytes come from.
 class Matcher {
  public:
@@ -323,8 +229,8 @@ class Matcher {
     if (const auto& overlap = logical.pieces->overlap()) {
       if (std::exchange(logical.reported, true)) return;
       const auto& [a, b] = *overlap;
-      mismatches_.Add("\"{}\" in {} and \"{}\" in {} overlap: {} and {}", a.tensor->name, shards_[a.shard].file,
-                      b.tensor->name, shards_[b.shard].file, Describe(*a.tensor), Describe(*b.tensor));
+      mismatches_.Add("{} in {} and {} in {} overlap: {} and {}", Quoted(a.tensor->name), shards_[a.shard].file,
+                      Quoted(b.tensor->name), shards_[b.shard].file, Describe(*a.tensor), Describe(*b.tensor));
       return;
     }
     const Box wanted = BoxOf(entry.shape, entry.part);
@@ -339,10 +245,41 @@ class Matcher {
     if (!Claim(i, nullptr)) return;
     const std::uint64_t item = DTypeSize(entry.dtype);
     for (const SavedPiece* piece : pieces) {
-      for (const ElementRun& run : SharedRuns(piece->box, wanted)) {
-        const std::uint64_t begin = piece->tensor->begin + run.from * item;
-        AddCopy(entry, piece->shard, begin, begin + run.count * item, run.to * item);
+      SharedRows rows = FindSharedRows(piece->box, wanted);
+      rows.shape.size *= item;
+      for (RowShape::Level& level : rows.shape.levels) {
+        level.from *= item;
+        level.to *= item;
       }
+      AddRows(entry, *piece, piece->tensor->begin + rows.from * item, rows.to * item, std::move(rows.shape));
+    }
+  }
+
+  // One copy for all rows, however many there are. Where blocks lie between them that need not be read, several.
+  void AddRows(const TensorEntry& entry, const SavedPiece& piece, std::uint64_t from, std::uint64_t to,
+               RowShape shape) {
+    std::size_t apart = 0;  // Levels outside of this one have such gaps.
+    std::uint64_t copies = 1;
+    while (apart < shape.levels.size() && shape.levels[apart].from - shape.Reach(apart + 1) >= kChecksumBlock) {
+      copies *= shape.levels[apart++].count;
+    }
+    const auto within = shape.levels.begin() + static_cast<std::ptrdiff_t>(apart);
+    const std::vector<RowShape::Level> outer(shape.levels.begin(), within);
+    shape.levels.erase(shape.levels.begin(), within);
+    const std::uint64_t reach = shape.Reach();
+    const RowShape* rows = nullptr;
+    if (!shape.levels.empty()) rows = &matched_.shapes.emplace_back(std::move(shape));
+    for (std::uint64_t i = 0; i < copies; ++i) {
+      std::uint64_t begin = from;
+      std::uint64_t target_begin = to;
+      std::uint64_t left = i;
+      for (auto level = outer.rbegin(); level != outer.rend(); ++level) {
+        begin += left % level->count * level->from;
+        target_begin += left % level->count * level->to;
+        left /= level->count;
+      }
+      AddCopy(entry, piece.shard, begin, begin + reach, target_begin);
+      matched_.copies[piece.shard].back().rows = rows;
     }
   }
 
@@ -368,35 +305,6 @@ class Matcher {
 };
 
 }  // namespace
-
-bool MatchesPattern(std::string_view pattern, std::string_view name) {
-  if (pattern == name) return true;
-  // Greedy with one point of return: the last * seen, and how much of the name it has swallowed.
-  std::size_t p = 0;
-  std::size_t n = 0;
-  std::size_t star = std::string_view::npos;
-  std::size_t swallowed = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      swallowed = n;
-    } else if (p < pattern.size() && pattern[p] == '?') {
-      ++p;
-      do ++n;
-      while (n < name.size() && (static_cast<unsigned char>(name[n]) & 0xc0) == 0x80);
-    } else if (p < pattern.size() && pattern[p] == name[n]) {
-      ++p;
-      ++n;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      n = ++swallowed;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
 
 Result<MatchedTensors> MatchTensors(std::span<const SavedShard> shards, std::uint64_t rank, const TensorTable& table,
                                     const RestoreOptions& options) {

@@ -4,7 +4,8 @@
 #include <vector>
 
 #include "restore/shard_file.h"
-#include "store/root.h"
+#include "store/list.h"
+#include "store/locks.h"
 
 namespace cairn {
 

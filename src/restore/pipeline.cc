@@ -6,6 +6,7 @@
 
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "restore/rows.h"
 
 namespace cairn {
 namespace {
@@ -20,6 +21,16 @@ Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block) {
   return Error(StatusCode::kCorrupt,
                "{}: CRC32C of data bytes {} to {} (file offset {}): expected {:08x}, found {:08x}", file.name, begin,
                begin + block.size(), file.header.data_begin + begin, expected, found);
+}
+
+// Data bytes [begin, end) of a shard to where the copy wants them; `data` holds those from `data_begin` on.
+void CopyToMemory(const PlannedCopy& copy, std::uint64_t begin, std::uint64_t end, const std::byte* data,
+                  std::uint64_t data_begin) {
+  RowCursor cursor(copy, begin, end);
+  while (const auto rows = cursor.Next()) {
+    ScatterRows(*copy.target, {.begin = rows->to, .bytes = rows->bytes, .rows = rows->rows, .pitch = rows->to_pitch},
+                data + (rows->from - data_begin), rows->from_pitch);
+  }
 }
 
 }  // namespace
@@ -70,9 +81,11 @@ Status Pipeline::Run(std::span<const Stream> streams, const Progress& progress) 
       continue;
     }
     // It fails in a forked child alone, and none restores.
-    static_cast<void>(queue_->RunOnce(copying_ > 0 ? next_health_check_ : Deadline::Infinite()));
+    const Deadline health = copying_ > 0 ? next_health_check_ : Deadline::Infinite();
+    static_cast<void>(queue_->RunOnce(slow_at_.when() < health.when() ? slow_at_ : health));
     HandleMessages(progress);
     CheckHealth();
+    TellSlowReads();
   }
   CAIRN_RETURN_IF_ERROR(status_);
   return devices_.HoldStreams(streams);
@@ -89,21 +102,26 @@ void Pipeline::FillQueue() {
 
 // Only with nothing under way: whoever holds a chunk moves on without a second one, so nobody waits for each other.
 Status Pipeline::WaitForChunk() {
-  CAIRN_ASSIGN_OR_RETURN(idle_slots_.back()->chunk,
-                         parts_.pool->Acquire(BufferPool::Priority::kRestore, Deadline::Infinite()));
+  Result<BufferPool::Chunk> chunk =
+      parts_.pool->Acquire(BufferPool::Priority::kRestore, Deadline::In(parts_.memory_deadline));
+  if (!chunk.ok()) {
+    return Error(chunk.status().code(), "restore: waited {} s while saves hold the pool: {}",
+                 std::chrono::duration<double>(parts_.memory_deadline).count(), chunk.status().message());
+  }
+  idle_slots_.back()->chunk = *std::move(chunk);
   return Status::Ok();
 }
 
 void Pipeline::StartRead(Slot& slot) {
   idle_slots_.pop_back();
   slot.read = &reads_[next_read_++];
-  ++reading_;
+  if (reading_++ == 0) slow_at_ = Deadline::In(parts_.slow_after);
   ReadAt(*queue_, files_[slot.read->shard], slot.chunk.data(), slot.read->file_begin, slot.read->file_bytes,
          [this, &slot](Status status) { ReadDone(slot, std::move(status)); });
 }
 
 void Pipeline::ReadDone(Slot& slot, Status status) {
-  --reading_;
+  slow_at_ = --reading_ == 0 ? Deadline::Infinite() : Deadline::In(parts_.slow_after);
   if (!status.ok()) Fail(std::move(status));
   if (!status_.ok()) return Finish(slot);
   ++working_;
@@ -135,15 +153,11 @@ Status Pipeline::VerifyAndCopy(const Slot& slot) {
       const PlannedCopy& copy = copies[i];
       // Done with an earlier block, and behind one that is not.
       if (copy.end <= begin || devices_.For(copy.device) != nullptr) continue;
-      const std::uint64_t from = std::max(begin, copy.begin);
-      const std::uint64_t to = std::min(end, copy.end);
-      const std::uint64_t at = copy.target_begin + (from - copy.begin);
-      const std::byte* const bytes = data + (from - read.begin);
       if (copy.shares_memory) {
         MutexLock lock(shared_memory_);
-        ScatterBytes(*copy.target, at, at + (to - from), bytes);
+        CopyToMemory(copy, begin, end, data, read.begin);
       } else {
-        ScatterBytes(*copy.target, at, at + (to - from), bytes);
+        CopyToMemory(copy, begin, end, data, read.begin);
       }
     }
     begin = end;
@@ -165,12 +179,17 @@ void Pipeline::CopyToDevices(Slot& slot) {
     const PlannedCopy& copy = copies[i];
     Device* const device = devices_.For(copy.device);
     if (device == nullptr) continue;
-    const std::uint64_t from = std::max(read.begin, copy.begin);
-    const std::uint64_t to = std::min(read.end, copy.end);
-    const std::uint64_t at = copy.target_begin + (from - copy.begin);
     Batch& batch = batches[device];
-    batch.pieces.push_back(
-        {.tensor = copy.target, .begin = at, .end = at + (to - from), .memory = data + (from - read.begin)});
+    RowCursor cursor(copy, read.begin, read.end);
+    while (const auto rows = cursor.Next()) {
+      batch.pieces.push_back({.tensor = copy.target,
+                              .begin = rows->to,
+                              .end = rows->to + rows->bytes,
+                              .memory = data + (rows->from - read.begin),
+                              .rows = rows->rows,
+                              .tensor_pitch = rows->to_pitch,
+                              .memory_pitch = rows->from_pitch});
+    }
     batch.shares_memory = batch.shares_memory || copy.shares_memory;
   }
   for (auto& [device, batch] : batches) {
@@ -225,6 +244,17 @@ void Pipeline::CheckHealth() {
     devices_lost_ = true;
     copying_ = 0;
   }
+}
+
+void Pipeline::TellSlowReads() {
+  if (!slow_at_.passed()) return;
+  slow_at_ = Deadline::Infinite();  // Until the disk has answered again.
+  const auto waits = std::find_if(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->read != nullptr; });
+  if (!parts_.on_event || waits == slots_.end()) return;
+  parts_.on_event({.severity = Severity::kWarning,
+                   .message = fmt::format("restore: {} reads, as of {}, wait for the disk for {} s or more", reading_,
+                                          files_[(*waits)->read->shard].name,
+                                          std::chrono::duration<double>(parts_.slow_after).count())});
 }
 
 void Pipeline::Fail(Status status) {

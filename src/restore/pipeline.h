@@ -60,6 +60,7 @@ class Pipeline {
   void Handle(const Message& message, const Progress& progress);
   void HandleMessages(const Progress& progress);
   void CheckHealth();
+  void TellSlowReads();
   void Fail(Status status);
   void Finish(Slot& slot);
   [[nodiscard]] bool idle() const { return reading_ + working_ + copying_ == 0; }
@@ -82,6 +83,7 @@ class Pipeline {
   int copying_ = 0;  // Slots, not batches.
   bool devices_lost_ = false;
   Deadline next_health_check_ = Deadline::Infinite();
+  Deadline slow_at_ = Deadline::Infinite();  // When the reads under way count as slow.
   std::uint64_t bytes_done_ = 0;
   std::uint64_t bytes_total_ = 0;
   std::vector<std::unique_ptr<Slot>> slots_;

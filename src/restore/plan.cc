@@ -55,7 +55,7 @@ void CutAtReads(std::vector<PlannedCopy>& copies, const std::vector<PlannedRead>
     for (; copy.end > read->end; ++read) {
       cut.push_back(copy);
       cut.back().end = read->end;
-      copy.target_begin += read->end - copy.begin;
+      (copy.rows == nullptr ? copy.target_begin : copy.skip) += read->end - copy.begin;
       copy.begin = read->end;
     }
     cut.push_back(copy);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include "base/tensor_table.h"
 #include "cairn/checkpointer.h"
 #include "format/shard_header.h"
+#include "restore/reshard.h"
 
 namespace cairn {
 
@@ -24,8 +26,9 @@ struct SavedShard {
   const ShardHeader* header = nullptr;
 };
 
-/// Data bytes [begin, end) of a shard, and the logical bytes of a target from `target_begin` on that they go to. A
-/// target may be put together by many of them, from several shards; no two write the same byte of it.
+/// Data bytes [begin, end) of a shard, and the logical bytes of a target from `target_begin` on that they go to; or the
+/// rows among them (see RowCursor). A target may be put together by many of them, from several shards; no two write the
+/// same byte of it.
 struct PlannedCopy {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -35,11 +38,16 @@ struct PlannedCopy {
   std::string_view name;  ///< For messages.
   /// The target's memory is another target's too, perhaps: the two must not be written at the same time.
   bool shares_memory = false;
+  /// Not null: of [begin, end) only the rows of this shape, in bytes, of which the first one begins at begin - skip and
+  /// goes to target_begin. Gaps between rows are shorter than kChecksumBlock.
+  const RowShape* rows = nullptr;
+  std::uint64_t skip = 0;
 };
 
 /// What a state wants of the shards.
 struct MatchedTensors {
   std::vector<std::vector<PlannedCopy>> copies;  ///< By shard; layouts point into the table.
+  std::deque<RowShape> shapes;                   ///< What copies' rows point to.
   std::vector<std::string> missing;              ///< Wanted and not saved; only with allow_missing.
   std::uint64_t tensors = 0;                     ///< Targets that will be written; tied ones count once.
   std::uint64_t bytes = 0;                       ///< Theirs.

@@ -1,6 +1,8 @@
 #include "restore/reader.h"
 
-#include <type_traits>
+#include <chrono>
+#include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,8 +15,11 @@
 namespace cairn {
 namespace {
 
-// How often a choice is made anew because its checkpoint was removed or replaced before it could be locked.
-constexpr int kMaxChoices = 4;
+// How often a choice is made anew because what was chosen was removed or replaced before it could be locked: first at
+// once, then after pauses, for whoever replaces it holds it locked through a few fsyncs.
+constexpr int kMaxChoices = 100;
+constexpr int kChoicesAtOnce = 10;
+constexpr std::chrono::milliseconds kChoicePause{50};
 
 std::vector<SavedShard> ShardsOf(const std::vector<ShardFile>& files) {
   std::vector<SavedShard> shards;
@@ -23,28 +28,60 @@ std::vector<SavedShard> ShardsOf(const std::vector<ShardFile>& files) {
   return shards;
 }
 
-// The one candidate of a choice that may not fall back.
-Result<StoredCheckpoint> ChooseOne(const std::string& root, const Which& which) {
-  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, which));
-  if (candidates.empty()) return Error(StatusCode::kNotFound, "no checkpoint under {}", root);
-  return std::move(candidates.front());
+using Use = std::function<Status(const StoredCheckpoint& checkpoint)>;
+
+// The first candidate that is not damaged, as `use` finds out; anything but Corrupt ends the search.
+Status UseFirstGood(const std::vector<StoredCheckpoint>& candidates, bool fall_back,
+                    std::vector<std::string>& passed_over, const Use& use) {
+  Status first;
+  for (const StoredCheckpoint& candidate : candidates) {
+    const Status status = use(candidate);
+    if (status.code() != StatusCode::kCorrupt || !fall_back) return status;
+    if (passed_over.empty()) first = status;
+    passed_over.push_back(fmt::format("{}: {}", candidate.info.path, status.message()));
+  }
+  return first;
 }
 
-// Calls `use` for the chosen checkpoint, anew where it vanished before it was locked.
-template <typename Use>
-auto UseOne(const std::string& root, const Which& which, const Use& use) -> decltype(use(StoredCheckpoint{})) {
-  for (int i = 1;; ++i) {
-    CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint chosen, ChooseOne(root, which));
-    auto result = use(chosen);
-    if (result.ok() || i == kMaxChoices) return result;
-    Status status;
-    if constexpr (std::is_same_v<decltype(result), Status>) {
-      status = result;
-    } else {
-      status = result.status();
-    }
-    if (status.code() != StatusCode::kNotFound) return result;
+// Calls `use` for the checkpoint that `which` means until it answers other than NotFound, by which it says that the
+// checkpoint is gone: the newest is another by then. NotFound only where there is none to choose.
+Status UseChosen(const std::string& root, const Which& which, bool fall_back, std::vector<std::string>& passed_over,
+                 const Use& use) {
+  Status status;
+  for (int i = 0; i < kMaxChoices; ++i) {
+    if (i >= kChoicesAtOnce) std::this_thread::sleep_for(kChoicePause);
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, which));
+    passed_over.clear();
+    status = UseFirstGood(candidates, fall_back, passed_over, use);
+    if (status.code() != StatusCode::kNotFound) return status;
   }
+  return Error(StatusCode::kFailedPrecondition,
+               "chosen {} times, and removed or replaced each time, or about to be: {}", kMaxChoices, status.message());
+}
+
+Status VerifyOpened(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, OpenedCheckpoint& opened,
+                    const Progress& progress) {
+  std::vector<PlannedRead> reads;
+  for (std::uint32_t s = 0; s < opened.files.size(); ++s) {
+    const auto of_shard = PlanWholeShard(s, opened.files[s].header, parts.pool->chunk_bytes());
+    reads.insert(reads.end(), of_shard.begin(), of_shard.end());
+  }
+  const std::vector<std::vector<PlannedCopy>> no_copies(opened.files.size());
+  DeviceCopies no_devices;
+  Pipeline pipeline(parts, std::move(queue), opened.files, reads, no_copies, no_devices);
+  return pipeline.Run({}, progress);
+}
+
+CheckpointDetails DetailsOf(const StoredCheckpoint& checkpoint, OpenedCheckpoint& opened) {
+  CheckpointDetails details{.info = checkpoint.info};
+  for (StoredTensor& tensor : ListTensors(opened.files, ShardNames(checkpoint))) {
+    details.tensors.push_back(std::move(tensor.info));
+  }
+  details.values.resize(opened.files.size());
+  for (ShardFile& file : opened.files) {
+    if (file.header.shard < details.values.size()) details.values[file.header.shard] = std::move(file.header.values);
+  }
+  return details;
 }
 
 }  // namespace
@@ -81,78 +118,63 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
 Status VerifyCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint, const Progress& progress) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
-  std::vector<PlannedRead> reads;
-  for (std::uint32_t s = 0; s < opened.files.size(); ++s) {
-    const auto of_shard = PlanWholeShard(s, opened.files[s].header, parts.pool->chunk_bytes());
-    reads.insert(reads.end(), of_shard.begin(), of_shard.end());
-  }
-  const std::vector<std::vector<PlannedCopy>> no_copies(opened.files.size());
-  DeviceCopies no_devices;
-  Pipeline pipeline(parts, std::move(queue), opened.files, reads, no_copies, no_devices);
-  return pipeline.Run({}, progress);
+  return VerifyOpened(parts, std::move(queue), opened, progress);
 }
 
 Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint) {
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kThreads, 1));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
-  CheckpointDetails details{.info = checkpoint.info};
-  for (StoredTensor& tensor : ListTensors(opened.files, ShardNames(checkpoint))) {
-    details.tensors.push_back(std::move(tensor.info));
-  }
-  details.values.resize(opened.files.size());
-  for (ShardFile& file : opened.files) {
-    if (file.header.shard < details.values.size()) details.values[file.header.shard] = std::move(file.header.values);
-  }
-  return details;
+  return DetailsOf(checkpoint, opened);
 }
-
-namespace {
-
-// The first candidate that is not damaged. NotFound as soon as one has vanished.
-Result<Restored> RestoreNewestGood(const RestoreParts& parts, const std::vector<StoredCheckpoint>& candidates, int rank,
-                                   const State& state, const RestoreOptions& options) {
-  Status first = Error(StatusCode::kNotFound, "no checkpoint");
-  std::vector<std::string> passed_over;
-  for (const StoredCheckpoint& candidate : candidates) {
-    Result<Restored> restored = RestoreCheckpoint(parts, candidate, rank, state, options);
-    if (restored.ok()) {
-      restored->passed_over = std::move(passed_over);
-      return restored;
-    }
-    const Status status = restored.status();
-    if (status.code() != StatusCode::kCorrupt) return status;
-    if (passed_over.empty()) first = status;
-    passed_over.push_back(fmt::format("{}: {}", candidate.info.path, status.message()));
-  }
-  return first;
-}
-
-}  // namespace
 
 Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which, int rank,
                               const State& state, const RestoreOptions& options) {
-  if (!which.fall_back()) {
-    return UseOne(root, which, [&](const StoredCheckpoint& chosen) {
-      return RestoreCheckpoint(parts, chosen, rank, state, options);
-    });
-  }
-  Result<Restored> restored = Error(StatusCode::kNotFound, "no checkpoint under {}", root);
-  for (int i = 0; i < kMaxChoices; ++i) {
-    CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, which));
-    restored = RestoreNewestGood(parts, candidates, rank, state, options);
-    // Not found is one that was removed or replaced since it was listed: the newest may be another by now.
-    if (restored.ok() || restored.status().code() != StatusCode::kNotFound) break;
-  }
+  Restored restored;
+  std::vector<std::string> passed_over;
+  const auto restore = [&](const StoredCheckpoint& chosen) -> Status {
+    CAIRN_ASSIGN_OR_RETURN(restored, RestoreCheckpoint(parts, chosen, rank, state, options));
+    return Status::Ok();
+  };
+  CAIRN_RETURN_IF_ERROR(UseChosen(root, which, which.fall_back(), passed_over, restore));
+  restored.passed_over = std::move(passed_over);
   return restored;
 }
 
 Status VerifyWhich(const RestoreParts& parts, const std::string& root, const Which& which, const Progress& progress) {
-  return UseOne(root, which, [&](const StoredCheckpoint& chosen) { return VerifyCheckpoint(parts, chosen, progress); });
+  std::vector<std::string> none;
+  const auto verify = [&](const StoredCheckpoint& chosen) { return VerifyCheckpoint(parts, chosen, progress); };
+  return UseChosen(root, which, /*fall_back=*/false, none, verify);
 }
 
 Result<CheckpointDetails> InspectWhich(const std::string& root, const Which& which) {
-  return UseOne(root, which, [](const StoredCheckpoint& chosen) { return InspectCheckpoint(chosen); });
+  CheckpointDetails details;
+  std::vector<std::string> none;
+  const auto inspect = [&](const StoredCheckpoint& chosen) -> Status {
+    CAIRN_ASSIGN_OR_RETURN(details, InspectCheckpoint(chosen));
+    return Status::Ok();
+  };
+  CAIRN_RETURN_IF_ERROR(UseChosen(root, which, /*fall_back=*/false, none, inspect));
+  return details;
+}
+
+Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, const Which& which,
+                           const Progress& progress) {
+  Chosen chosen;
+  std::vector<std::string> passed_over;
+  const auto look = [&](const StoredCheckpoint& checkpoint) -> Status {
+    CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
+    CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
+    if (which.fall_back()) {
+      CAIRN_RETURN_IF_ERROR(VerifyOpened(parts, std::move(queue), opened, progress));
+    }
+    chosen.details = DetailsOf(checkpoint, opened);
+    chosen.hold = std::make_shared<const ReadLock>(std::move(opened.lock));
+    return Status::Ok();
+  };
+  CAIRN_RETURN_IF_ERROR(UseChosen(root, which, which.fall_back(), passed_over, look));
+  chosen.passed_over = std::move(passed_over);
+  return chosen;
 }
 
 }  // namespace cairn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 
@@ -8,7 +9,8 @@
 #include "device/buffer_pool.h"
 #include "device/device.h"
 #include "io/io_queue.h"
-#include "store/root.h"
+#include "store/list.h"
+#include "store/locks.h"
 
 namespace cairn {
 
@@ -20,6 +22,12 @@ struct RestoreParts {
   /// The device of that id. May be empty where every target is CPU memory.
   std::function<Result<Device*>(DeviceId)> device;
   int queue_depth = 8;  ///< Reads under way at once.
+  /// How long to wait for a chunk of the pool while saves hold them all: then DeadlineExceeded.
+  std::chrono::nanoseconds memory_deadline = std::chrono::hours(1);
+  /// After how long without an answer from the disk that is told, once; the reads are waited for all the same, as the
+  /// kernel may yet write into the pool's memory.
+  std::chrono::nanoseconds slow_after = std::chrono::seconds(30);
+  EventCallback on_event;
 };
 
 /// Reads one checkpoint into the state's tensors, for this rank, verified on the way.
@@ -42,12 +50,16 @@ struct RestoreParts {
 [[nodiscard]] Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint);
 
 /// Restores the checkpoint under `root` that `which` means, by the rules of Checkpointer::Restore: where `which` may
-/// fall back, a Corrupt candidate is passed over (and named in Restored::passed_over) for the next older one.
+/// fall back, a Corrupt candidate is passed over (and named in Restored::passed_over) for the next older one. One that
+/// is removed or replaced before it is locked is chosen anew: NotFound says that there was none to choose,
+/// FailedPrecondition that each choice was gone again, for seconds.
 [[nodiscard]] Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which,
                                             int rank, const State& state, const RestoreOptions& options);
-/// The same choice for Checkpointer::Verify and Inspect, without falling back.
+/// The same choice for Checkpointer::Verify, Inspect and Choose.
 [[nodiscard]] Status VerifyWhich(const RestoreParts& parts, const std::string& root, const Which& which,
                                  const Progress& progress);
 [[nodiscard]] Result<CheckpointDetails> InspectWhich(const std::string& root, const Which& which);
+[[nodiscard]] Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, const Which& which,
+                                         const Progress& progress);
 
 }  // namespace cairn

@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "restore/overlap.h"
+
 namespace cairn {
 namespace {
 
@@ -56,44 +58,36 @@ Box Intersect(const Box& a, const Box& b) {
   return box;
 }
 
-std::vector<ElementRun> SharedRuns(const Box& from, const Box& to) {
+std::uint64_t RowShape::Reach(std::size_t level) const {
+  std::uint64_t reach = size;
+  for (; level < levels.size(); ++level) reach += (levels[level].count - 1) * levels[level].from;
+  return reach;
+}
+
+SharedRows FindSharedRows(const Box& from, const Box& to) {
   const Box shared = Intersect(from, to);
   if (shared.empty()) return {};
-  const std::size_t dimensions = shared.begin.size();
-  // Dimension k is the outermost whose inner ones are full in both boxes: up to there a run goes on without a gap.
-  ElementRun run{.count = 1};
-  std::size_t k = dimensions;
-  while (k > 0) {
-    --k;
-    run.count *= Extent(shared, k);
-    if (Extent(from, k) != Extent(shared, k) || Extent(to, k) != Extent(shared, k)) break;
-  }
-  // Elements from one index to the next, and where the first shared element is.
-  std::vector<ElementRun> steps(dimensions);
-  ElementRun step{.from = 1, .to = 1};
-  for (std::size_t d = dimensions; d-- > 0;) {
-    steps[d] = step;
-    run.from += step.from * static_cast<std::uint64_t>(shared.begin[d] - from.begin[d]);
-    run.to += step.to * static_cast<std::uint64_t>(shared.begin[d] - to.begin[d]);
+  SharedRows rows{.shape = {.size = 1, .levels = {}}};
+  std::vector<RowShape::Level> levels;  // Innermost first.
+  RowShape::Level step{.count = 1, .from = 1, .to = 1};
+  for (std::size_t d = shared.begin.size(); d-- > 0;) {
+    const std::uint64_t count = Extent(shared, d);
+    rows.from += step.from * static_cast<std::uint64_t>(shared.begin[d] - from.begin[d]);
+    rows.to += step.to * static_cast<std::uint64_t>(shared.begin[d] - to.begin[d]);
+    // What goes on without a gap is part of the row, or of the level within.
+    if (levels.empty() && step.from == rows.shape.size && step.to == rows.shape.size) {
+      rows.shape.size *= count;
+    } else if (!levels.empty() && step.from == levels.back().count * levels.back().from &&
+               step.to == levels.back().count * levels.back().to) {
+      levels.back().count *= count;
+    } else if (count > 1) {
+      levels.push_back({.count = count, .from = step.from, .to = step.to});
+    }
     step.from *= Extent(from, d);
     step.to *= Extent(to, d);
   }
-  std::vector<ElementRun> runs;
-  runs.reserve(shared.elements() / run.count);
-  std::vector<std::uint64_t> index(k, 0);
-  while (true) {
-    runs.push_back(run);
-    std::size_t d = k;
-    for (; d > 0; --d) {
-      run.from += steps[d - 1].from;
-      run.to += steps[d - 1].to;
-      if (++index[d - 1] < Extent(shared, d - 1)) break;
-      run.from -= steps[d - 1].from * Extent(shared, d - 1);
-      run.to -= steps[d - 1].to * Extent(shared, d - 1);
-      index[d - 1] = 0;
-    }
-    if (d == 0) return runs;
-  }
+  rows.shape.levels.assign(levels.rbegin(), levels.rend());
+  return rows;
 }
 
 PieceSet::PieceSet(std::vector<SavedPiece> pieces) : pieces_(std::move(pieces)) {
@@ -120,21 +114,7 @@ PieceSet::PieceSet(std::vector<SavedPiece> pieces) : pieces_(std::move(pieces)) 
     const std::int64_t end = piece.box.end[along_];
     reach_.push_back(reach_.empty() ? end : std::max(reach_.back(), end));
   }
-  FindOverlap();
-}
-
-// A sweep along the dimension with the most cuts: each piece meets those that have not ended where it begins.
-void PieceSet::FindOverlap() {
-  std::vector<const SavedPiece*> open;
-  for (const SavedPiece& piece : pieces_) {
-    std::erase_if(open, [&](const SavedPiece* p) { return p->box.end[along_] <= piece.box.begin[along_]; });
-    for (const SavedPiece* other : open) {
-      if (!Share(other->box, piece.box)) continue;
-      overlap_.emplace(*other, piece);
-      return;
-    }
-    open.push_back(&piece);
-  }
+  if (const auto overlap = FindOverlap(pieces_)) overlap_.emplace(pieces_[overlap->first], pieces_[overlap->second]);
 }
 
 std::vector<const SavedPiece*> PieceSet::Touching(const Box& box) const {

@@ -29,16 +29,30 @@ struct Box {
 /// What two boxes of one tensor share; empty where that is nothing.
 [[nodiscard]] Box Intersect(const Box& a, const Box& b);
 
-/// `count` elements that lie back to back in two boxes, each stored in row-major order: from element `from` of the one
-/// and from element `to` of the other on.
-struct ElementRun {
+/// Rows of elements (or of bytes) that lie back to back on two sides; the rows are repeated along each level, as a cut
+/// through inner dimensions leaves them.
+struct RowShape {
+  struct Level {
+    std::uint64_t count = 0;
+    std::uint64_t from = 0;  ///< From one to the next on the one side; beyond all that the levels within reach over.
+    std::uint64_t to = 0;    ///< The same on the other side.
+    friend bool operator==(const Level&, const Level&) = default;
+  };
+  std::uint64_t size = 0;     ///< Of a row.
+  std::vector<Level> levels;  ///< Outermost first.
+
+  /// From the first row's begin to the last one's end, on the side of `from`, along the levels from that one on.
+  [[nodiscard]] std::uint64_t Reach(std::size_t level = 0) const;
+  friend bool operator==(const RowShape&, const RowShape&) = default;
+};
+/// The elements that two boxes of one tensor share, each stored in row-major order: rows as long as they go, from
+/// element `from` of the one and from element `to` of the other on. Of size 0 where they share none.
+struct SharedRows {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
-  std::uint64_t count = 0;
-  friend bool operator==(const ElementRun&, const ElementRun&) = default;
+  RowShape shape;
 };
-/// The elements that two boxes of one tensor share, in runs as long as they go; ascending in both.
-[[nodiscard]] std::vector<ElementRun> SharedRuns(const Box& from, const Box& to);
+[[nodiscard]] SharedRows FindSharedRows(const Box& from, const Box& to);
 
 /// A saved tensor as a piece of a logical one.
 struct SavedPiece {
@@ -60,8 +74,6 @@ class PieceSet {
   [[nodiscard]] std::vector<const SavedPiece*> Touching(const Box& box) const;
 
  private:
-  void FindOverlap();
-
   std::vector<SavedPiece> pieces_;   // By where they begin in dimension along_.
   std::size_t along_ = 0;            // The dimension with the most cuts.
   std::vector<std::int64_t> reach_;  // How far the pieces up to each one go in that dimension.

@@ -16,9 +16,6 @@
 namespace cairn {
 namespace {
 
-// EINTR and EAGAIN in a row before they count as a failure.
-constexpr int kMaxRetries = 16;
-
 using AlignedBytes = std::shared_ptr<std::byte[]>;
 
 Result<AlignedBytes> AllocateAligned(std::uint64_t bytes, const std::string& what) {
@@ -79,8 +76,8 @@ void Completed(const std::shared_ptr<Read>& read, std::int64_t result) {
     }
   }
   if (result < 0) {
-    read->done(ErrnoStatus(static_cast<int>(-result),
-                           fmt::format("reading {} bytes at {} of {}", read->length, read->offset, read->file->name)));
+    read->done(ReadErrnoStatus(static_cast<int>(-result), fmt::format("reading {} bytes at {} of {}", read->length,
+                                                                      read->offset, read->file->name)));
     return;
   }
   read->retries = 0;
@@ -123,7 +120,7 @@ Result<std::int64_t> OpenDescriptor(IoQueue& queue, const std::string& path, int
 // Takes over a descriptor: regular files only, and reads of it may block again (io_uring answers EAGAIN otherwise).
 Status Adopt(ShardFile& file) {
   struct stat facts {};
-  if (::fstat(file.fd.get(), &facts) != 0) return ErrnoStatus(errno, "fstat of " + file.name);
+  if (::fstat(file.fd.get(), &facts) != 0) return ReadErrnoStatus(errno, "fstat of " + file.name);
   if (!S_ISREG(facts.st_mode)) {
     return Error(StatusCode::kCorrupt, "{}: expected a regular file, found file type {:#o}", file.name,
                  facts.st_mode & S_IFMT);
@@ -172,7 +169,7 @@ Result<ShardFile> OpenShard(IoQueue& queue, const StoredCheckpoint& checkpoint, 
   if (fd == -ELOOP) {
     return Error(StatusCode::kCorrupt, "{}: expected a regular file, found a symbolic link", file.name);
   }
-  if (fd < 0) return ErrnoStatus(static_cast<int>(-fd), "opening " + file.name);
+  if (fd < 0) return ReadErrnoStatus(static_cast<int>(-fd), "opening " + file.name);
   file.fd = UniqueFd(static_cast<int>(fd));
   CAIRN_RETURN_IF_ERROR(Adopt(file));
   if (file.length != shard.length) {
@@ -185,6 +182,10 @@ Result<ShardFile> OpenShard(IoQueue& queue, const StoredCheckpoint& checkpoint, 
     return Error(StatusCode::kCorrupt, "{}: expected {} of step {}, attempt {}; found {} of step {}, attempt {}",
                  file.name, shard.file, manifest.step, manifest.attempt, ShardName(header.shard), header.step,
                  header.attempt);
+  }
+  if (header.shard >= manifest.world) {
+    return Error(StatusCode::kCorrupt, "{}: expected a rank below its world of {}, found {}", file.name, manifest.world,
+                 header.shard);
   }
   return file;
 }
@@ -216,7 +217,7 @@ Result<ShardFile> OpenTensorFile(IoQueue& queue, const std::string& path) {
   ShardFile file;
   file.name = path;
   CAIRN_ASSIGN_OR_RETURN(const std::int64_t fd, OpenDescriptor(queue, path, 0, &file.direct));
-  if (fd < 0) return ErrnoStatus(static_cast<int>(-fd), "opening " + path);
+  if (fd < 0) return ReadErrnoStatus(static_cast<int>(-fd), "opening " + path);
   file.fd = UniqueFd(static_cast<int>(fd));
   CAIRN_RETURN_IF_ERROR(Adopt(file));
   CAIRN_RETURN_IF_ERROR(ReadHeader(queue, file, nullptr));

@@ -9,7 +9,7 @@
 #include "base/unique_fd.h"
 #include "format/shard_header.h"
 #include "io/io_queue.h"
-#include "store/root.h"
+#include "store/list.h"
 
 namespace cairn {
 
@@ -32,7 +32,7 @@ struct ShardFile {
 
 /// Reads file bytes [offset, offset + length) into `buffer`; for O_DIRECT all three are multiples of kBlock. A range
 /// that reaches beyond the file's end is filled up to it. `done` comes once, from RunOnce: Corrupt where the file ends
-/// before its length, IoError where the kernel fails the read. Short reads, EINTR and EAGAIN are tried again; where
+/// before its length, or the medium fails (see ReadErrnoStatus). Short reads, EINTR and EAGAIN are tried again; where
 /// O_DIRECT is refused the file goes on buffered. `file` and `buffer` live until then.
 void ReadAt(IoQueue& queue, ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length,
             std::function<void(Status)> done);

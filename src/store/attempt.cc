@@ -14,12 +14,13 @@
 //    new ones.
 // 2. Write: the chunks, each at its place. Every completion is checked, because an O_DIRECT write's error shows there
 //    alone: a later fsync returns success. The aligned remainder of a short write is resubmitted; any other error is
-//    final. Where the filesystem refuses O_DIRECT, writes are buffered, and each is followed by its write-back; that
-//    consumes the descriptor's write error, so its result is checked and final too, and the fsync uses the same
-//    descriptor.
+//    final. Where the filesystem refuses O_DIRECT, at the open or at the first write, writes are buffered, and each is
+//    followed by its write-back; that consumes the descriptor's write error, so its result is checked and final too,
+//    and the fsync uses the same descriptor.
 // 3. Seal: the header is written last; the padded tail is cut; one fsync of the shard, never tried again; fsync of the
 //    attempt's folder, and of the one that a spare was taken from: once the step is durable, no other name leads to it.
-//    The fsyncs run side by side.
+//    The fsyncs run side by side. Before the shard is closed a look: the folder must still hold this very file, as long
+//    as it should be.
 // 4. The ranks agree (not here): all are prepared, or one has failed. A rank that is alone knows, and does 3 and 5 in
 //    one: header and manifest are written side by side, then all is fsynced side by side, then renamed. Nothing reads
 //    the attempt before the rename, so that it is no matter which of them a crash lets through.
@@ -40,28 +41,41 @@
 #include "store/attempt.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <filesystem>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "base/status_macros.h"
 #include "store/commit.h"
-#include "store/io_steps.h"
+#include "store/locks.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/space.h"
-#include "store/spare.h"
 
 namespace cairn {
 namespace {
 
-enum class Stage : std::uint8_t { kNew, kWriting, kSealed, kCommitted, kAbandoned };
+alignas(kBlock) constexpr std::array<std::byte, kBlock> kZeros{};
 
-const char* StageName(Stage stage) {
+IoTask<Status> Refused(Status why) { co_return why; }
+
+}  // namespace
+
+Attempt::Attempt(IoQueue& queue, AttemptSpec spec)
+    : queue_(queue),
+      spec_(std::move(spec)),
+      folder_(JoinPath(spec_.root, AttemptName(spec_.uuid))),
+      shard_(JoinPath(folder_, ShardName(spec_.shard))),
+      laid_out_(AlignUp(spec_.file_bytes, kBlock)),
+      spare_(spec_.root, spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled) {}
+
+// Calls
+
+const char* Attempt::StageName(Stage stage) {
   switch (stage) {
     case Stage::kNew:
       return "new";
@@ -77,77 +91,7 @@ const char* StageName(Stage stage) {
   return "?";
 }
 
-class ShardAttempt final : public Attempt {
- public:
-  ShardAttempt(IoQueue& queue, AttemptSpec spec)
-      : queue_(queue),
-        spec_(std::move(spec)),
-        folder_(JoinPath(spec_.root, AttemptName(spec_.uuid))),
-        shard_(JoinPath(folder_, ShardName(spec_.shard))),
-        laid_out_(AlignUp(spec_.file_bytes, kBlock)) {
-    for (std::uint64_t number = 0; number < spec_.spare_folders; ++number) {
-      const std::string folder = JoinPath(spec_.root, SpareName(number));
-      std::error_code error;
-      if (!std::filesystem::is_symlink(folder, error)) spare_.folders.push_back(folder);  // Somebody's, if it is.
-    }
-    spare_.name = ShardName(spec_.shard);
-    spare_.file_mode = spec_.file_mode;
-    spare_.not_recycled = spec_.not_recycled;
-  }
-
-  void Begin(StatusDone done) override;
-  void Write(std::uint64_t offset, Bytes memory, StatusDone done) override;
-  void Seal(Bytes header, StatusDone done) override;
-  void Commit(const Manifest& manifest, bool replace, StatusDone done) override;
-  void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) override;
-  void Abandon(StatusDone done) override;
-
-  [[nodiscard]] bool direct() const override { return direct_; }
-  [[nodiscard]] bool recycled() const override { return spare_.stage == Spare::Stage::kTaken; }
-  [[nodiscard]] std::uint64_t bytes_written() const override { return bytes_written_; }
-
- private:
-  [[nodiscard]] Status Admit(Stage wanted, const char* call) const;
-  [[nodiscard]] Status CheckRange(std::uint64_t offset, Bytes memory) const;
-  [[nodiscard]] Status CheckSize() const;
-  /// What the spare has already is not asked for.
-  [[nodiscard]] Status CheckRoom() const;
-  /// Where there is none, the spares that were not claimed are unlinked.
-  void AppendMakingRoom(std::vector<IoStep>& steps) const;
-  void Refuse(Status status, StatusDone done);
-  void Run(std::vector<IoStep> steps, Stage then, StatusDone done);
-  /// The first error is final; returns what the caller is told.
-  Status Settle(Status status);
-  void AppendNewShard(std::vector<IoStep>& steps);
-  /// The header, and the tail's cut.
-  [[nodiscard]] std::vector<IoStep> HeaderSteps(Bytes header);
-  /// Sequences that may run side by side: the shard's and, where there is one, that of the folder a spare came from.
-  [[nodiscard]] std::vector<std::vector<IoStep>> FsyncSequences();
-  [[nodiscard]] Status CheckManifest(const Manifest& manifest) const;
-  void RunCommit(CommitSpec spec, StatusDone done);
-  [[nodiscard]] CommitSpec SpecOfCommit(const Manifest& manifest, bool replace) const;
-
-  IoQueue& queue_;
-  const AttemptSpec spec_;
-  const std::string folder_;
-  const std::string shard_;
-  const std::uint64_t laid_out_;  // The file's length until Seal cuts it.
-
-  Stage stage_ = Stage::kNew;
-  Status status_;      // The first error.
-  int under_way_ = 0;  // Calls whose callback has not come.
-  bool direct_ = true;
-  bool folder_made_ = false;  // May have been, as with the two below: an error need not mean that nothing happened.
-  bool shard_made_ = false;
-  bool manifest_made_ = false;
-  bool in_place_ = false;  // The folder has, or may have, another name now.
-  std::uint64_t bytes_written_ = 0;
-  UniqueFd folder_fd_;
-  UniqueFd shard_fd_;
-  Spare spare_;
-};
-
-Status ShardAttempt::Admit(Stage wanted, const char* call) const {
+Status Attempt::Admit(Stage wanted, const char* call) const {
   if (!status_.ok()) return status_;
   const bool many = wanted == Stage::kWriting && stage_ == Stage::kWriting && std::string_view(call) == "Write";
   if (stage_ == wanted && (under_way_ == 0 || many)) return Status::Ok();
@@ -155,27 +99,67 @@ Status ShardAttempt::Admit(Stage wanted, const char* call) const {
                spec_.step, StageName(stage_), under_way_);
 }
 
-void ShardAttempt::Refuse(Status status, StatusDone done) {
-  std::vector<IoStep> steps;
-  steps.push_back({.check = [status = std::move(status)] { return status; }});
-  RunSteps(queue_, std::move(steps), std::move(done));
-}
-
-Status ShardAttempt::Settle(Status status) {
-  --under_way_;
-  if (!status.ok() && status_.ok()) status_ = status;
-  return status;
-}
-
-void ShardAttempt::Run(std::vector<IoStep> steps, Stage then, StatusDone done) {
+void Attempt::Run(Status refusal, IoTask<Status> task, Stage then, StatusDone done) {
+  if (!refusal.ok()) return RunTask(queue_, Refused(std::move(refusal)), std::move(done));
   ++under_way_;
-  RunSteps(queue_, std::move(steps), [this, then, done = std::move(done)](Status status) {
+  RunTask(queue_, std::move(task), [this, then, done = std::move(done)](Status status) {
+    --under_way_;
     if (status.ok()) stage_ = then;
-    done(Settle(std::move(status)));
+    if (status_.ok()) status_ = status;
+    done(std::move(status));
   });
 }
 
-Status ShardAttempt::CheckSize() const {
+void Attempt::Begin(StatusDone done) {
+  Run(Admit(Stage::kNew, "Begin"), BeginTask(), Stage::kWriting, std::move(done));
+}
+
+void Attempt::Write(std::uint64_t offset, Bytes memory, StatusDone done) {
+  Status refusal = Admit(Stage::kWriting, "Write");
+  if (refusal.ok()) refusal = CheckRange(offset, memory);
+  Run(std::move(refusal), WriteTask(offset, memory), Stage::kWriting, std::move(done));
+}
+
+void Attempt::Seal(Bytes header, StatusDone done) {
+  Status refusal = Admit(Stage::kWriting, "Seal");
+  if (refusal.ok()) refusal = CheckRange(0, header);
+  Run(std::move(refusal), SealTask(header), Stage::kSealed, std::move(done));
+}
+
+void Attempt::Commit(const Manifest& manifest, bool replace, StatusDone done) {
+  Status refusal = Admit(Stage::kSealed, "Commit");
+  if (refusal.ok()) refusal = CheckManifest(manifest);
+  Run(std::move(refusal), CommitTask(manifest, replace, {}), Stage::kCommitted, std::move(done));
+}
+
+void Attempt::SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) {
+  Status refusal = Admit(Stage::kWriting, "SealAndCommit");
+  if (refusal.ok()) refusal = CheckRange(0, header);
+  if (refusal.ok()) refusal = CheckManifest(manifest);
+  Run(std::move(refusal), CommitTask(manifest, replace, header), Stage::kCommitted, std::move(done));
+}
+
+void Attempt::Abandon(StatusDone done) {
+  if (under_way_ != 0) {
+    return RunTask(
+        queue_,
+        Refused(Error(StatusCode::kInternal, "Abandon of step {} with {} calls under way", spec_.step, under_way_)),
+        std::move(done));
+  }
+  const Stage then = stage_ == Stage::kCommitted ? Stage::kCommitted : Stage::kAbandoned;
+  Status abandoned = Error(StatusCode::kCancelled, "step {} was abandoned", spec_.step);
+  if (status_.ok() && then == Stage::kAbandoned) status_ = std::move(abandoned);
+  ++under_way_;
+  RunTask(queue_, AbandonTask(), [this, then, done = std::move(done)](Status status) {
+    --under_way_;
+    stage_ = then;
+    done(std::move(status));
+  });
+}
+
+// Step 1
+
+Status Attempt::CheckSize() const {
   constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
   if (spec_.file_bytes == 0 || spec_.file_bytes > AlignDown(kLargest, kBlock)) {
     return Error(StatusCode::kInvalidArgument, "{}: a shard of {} bytes", shard_, spec_.file_bytes);
@@ -183,101 +167,63 @@ Status ShardAttempt::CheckSize() const {
   return CheckFileSizeLimit(shard_, laid_out_);
 }
 
-Status ShardAttempt::CheckRoom() const {
-  const bool reuses = spare_.stage == Spare::Stage::kClaimed || recycled();
-  return CheckFreeSpace(spec_.root, shard_, laid_out_ - (reuses ? std::min(spare_.allocated, laid_out_) : 0));
+Status Attempt::CheckRoom() const {
+  return CheckFreeSpace(spec_.root, shard_, laid_out_ - std::min(spare_.allocated(), laid_out_));
 }
 
-void ShardAttempt::AppendMakingRoom(std::vector<IoStep>& steps) const {
-  for (const std::string& path : spare_.paths()) {
-    steps.push_back({.make = [this, path]() -> std::optional<IoRequest> {
-                       const bool claimed = spare_.stage == Spare::Stage::kClaimed && path == spare_.path;
-                       if (claimed || CheckRoom().ok()) return std::nullopt;
-                       return IoRequest{.op = IoOp::kUnlink, .path = path};
-                     },
-                     .on_error = [](int, const Status&) { return Flow::kNext; }});
+IoTask<Status> Attempt::CheckRoomTask() {
+  return io::OnThread(spec_.root, [this] { return CheckRoom(); });
+}
+
+IoTask<Status> Attempt::MakeRoom() {
+  for (const std::string& path : spare_.room().paths) {
+    if ((co_await CheckRoomTask()).ok()) co_return Status::Ok();
+    if (!spare_.claimed() || path != spare_.path()) static_cast<void>(co_await io::Unlink(path));
   }
+  co_return co_await CheckRoomTask();
 }
 
-void ShardAttempt::AppendNewShard(std::vector<IoStep>& steps) {
-  IoStep direct = CreateFileStep(shard_, O_DIRECT, spec_.file_mode, shard_fd_);
-  direct.check = [this] {
-    shard_made_ = true;
-    return Status::Ok();
-  };
-  direct.on_error = [this](int error, Status plain) -> Result<Flow> {
-    if (error == EEXIST) {
-      shard_made_ = false;
-      return Error(StatusCode::kInternal, "{} is there already: two ranks write the same shard", shard_);
-    }
-    if (error != EINVAL) return plain;
-    direct_ = false;
-    return Flow::kNext;
-  };
-  std::vector<IoStep> making;
-  making.push_back(std::move(direct));
-  // The kernel makes the file first and refuses O_DIRECT afterwards.
-  making.push_back({.make = [this]() -> std::optional<IoRequest> {
-                      if (direct_) return std::nullopt;
-                      return IoRequest{.op = IoOp::kUnlink, .path = shard_};
-                    },
-                    .on_error = [](int error, Status plain) -> Result<Flow> {
-                      if (error == ENOENT) return Flow::kNext;
-                      return plain;
-                    }});
-  IoStep buffered = CreateFileStep(shard_, 0, spec_.file_mode, shard_fd_);
-  buffered.make = [this, make = std::move(buffered.make)]() -> std::optional<IoRequest> {
-    if (direct_) return std::nullopt;
-    return make();
-  };
-  making.push_back(std::move(buffered));
-  for (IoStep& step : making) {
-    step.make = [this, make = std::move(step.make)]() -> std::optional<IoRequest> {
-      if (recycled()) return std::nullopt;
-      return make();
-    };
-    steps.push_back(std::move(step));
+IoTask<Status> Attempt::BeginTask() {
+  CAIRN_CO_RETURN_IF_ERROR(co_await spare_.Claim(shard_fd_));
+  CAIRN_CO_RETURN_IF_ERROR(CheckSize());
+  CAIRN_CO_RETURN_IF_ERROR(co_await MakeRoom());
+  folder_made_ = true;
+  IoResult made = co_await io::MakeDirectory(folder_, spec_.directory_mode);
+  if (!made.ok() && made.error != EEXIST) co_return made.status;  // It is there where another rank was first.
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder_, /*follow=*/false, folder_fd_));
+  shard_made_ = spare_.claimed();
+  CAIRN_CO_RETURN_IF_ERROR(co_await spare_.TakeOver(shard_fd_, shard_));
+  if (recycled()) {
+    CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(0, kZeros));
+    GiveBackLease(shard_fd_);
+  } else {
+    CAIRN_CO_RETURN_IF_ERROR(co_await MakeShard());
   }
+  IoResult laid_out = co_await io::Allocate(shard_fd_, shard_, laid_out_, &spare_.room());
+  if (laid_out.ok() || laid_out.error == EOPNOTSUPP) co_return Status::Ok();
+  // Other writers may have been faster than the first look.
+  if (laid_out.error == ENOSPC) CAIRN_CO_RETURN_IF_ERROR(co_await CheckRoomTask());
+  co_return laid_out.status;
 }
 
-void ShardAttempt::Begin(StatusDone done) {
-  if (Status refusal = Admit(Stage::kNew, "Begin"); !refusal.ok()) return Refuse(std::move(refusal), std::move(done));
-  std::vector<IoStep> steps;
-  AppendClaim(steps, spare_, shard_fd_);
-  steps.push_back({.check = [this] { return CheckSize(); }});
-  AppendMakingRoom(steps);
-  steps.push_back({.check = [this] { return CheckRoom(); }});
-  steps.push_back({.make =
-                       [this] {
-                         folder_made_ = true;
-                         return IoRequest{.op = IoOp::kMkdir, .path = folder_, .mode = spec_.directory_mode};
-                       },
-                   .on_error = [](int error, Status plain) -> Result<Flow> {
-                     if (error == EEXIST) return Flow::kNext;  // Another rank was first.
-                     return plain;
-                   }});
-  steps.push_back(OpenDirectoryStep(folder_, /*follow=*/false, folder_fd_));
-  steps.push_back({.check = [this] {
-    shard_made_ = spare_.stage == Spare::Stage::kClaimed;
-    return Status::Ok();
-  }});
-  AppendTakeOver(steps, spare_, shard_fd_, shard_);
-  AppendNewShard(steps);
-  steps.push_back(
-      {.make = [this] { return IoRequest{.op = IoOp::kFallocate, .fd = shard_fd_.get(), .length = laid_out_}; },
-       .name = shard_,
-       .on_error = [this](int error, Status plain) -> Result<Flow> {
-         if (error == EOPNOTSUPP) return Flow::kNext;
-         if (error != ENOSPC) return plain;
-         // Other writers may have been faster than the first look.
-         CAIRN_RETURN_IF_ERROR(CheckRoom());
-         return plain;
-       }});
-  FreeSparesWhenFull(steps, spare_.paths());
-  Run(std::move(steps), Stage::kWriting, std::move(done));
+IoTask<Status> Attempt::MakeShard() {
+  shard_made_ = true;
+  IoResult made = co_await io::Create(shard_, O_DIRECT, spec_.file_mode, shard_fd_);
+  if (made.error == EINVAL) {
+    direct_ = Direct::kRefused;
+    // The kernel makes the file first and refuses O_DIRECT afterwards.
+    IoResult removed = co_await io::Unlink(shard_);
+    if (!removed.ok() && removed.error != ENOENT) co_return removed.status;
+    made = co_await io::Create(shard_, 0, spec_.file_mode, shard_fd_);
+  }
+  if (made.error != EEXIST) co_return made.status;
+  shard_made_ = false;
+  co_return Error(StatusCode::kInternal, "{} is there already: two ranks write the same shard", shard_);
 }
 
-Status ShardAttempt::CheckRange(std::uint64_t offset, Bytes memory) const {
+// Step 2
+
+Status Attempt::CheckRange(std::uint64_t offset, Bytes memory) const {
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
   if (offset % kBlock == 0 && memory.size() % kBlock == 0 && address % kBlock == 0 && !memory.empty() &&
       memory.size() <= laid_out_ && offset <= laid_out_ - memory.size()) {
@@ -287,144 +233,117 @@ Status ShardAttempt::CheckRange(std::uint64_t offset, Bytes memory) const {
                memory.size(), offset, address, shard_, kBlock, laid_out_);
 }
 
-void ShardAttempt::Write(std::uint64_t offset, Bytes memory, StatusDone done) {
-  Status refusal = Admit(Stage::kWriting, "Write");
-  if (refusal.ok()) refusal = CheckRange(offset, memory);
-  if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
-  std::vector<IoStep> steps;
-  steps.push_back(WriteStep(shard_fd_, shard_, offset, memory, kBlock));
+IoTask<Status> Attempt::WriteAt(std::uint64_t offset, Bytes memory) {
   // Remainders of an attempt that has failed meanwhile are not written.
-  steps.back().check = [this] { return status_; };
-  steps.push_back({.make = [this, offset, length = memory.size()]() -> std::optional<IoRequest> {
-                     if (direct_) return std::nullopt;
-                     return IoRequest{
-                         .op = IoOp::kSyncRange, .fd = shard_fd_.get(), .length = length, .offset = offset};
-                   },
-                   .name = shard_});
-  FreeSparesWhenFull(steps, spare_.paths());
-  Run(std::move(steps), Stage::kWriting, [this, size = memory.size(), done = std::move(done)](Status status) {
-    if (status.ok()) bytes_written_ += size;
-    done(std::move(status));
-  });
+  const io::WriteOptions options{.room = &spare_.room(), .stop = &status_};
+  const bool direct = this->direct();
+  IoResult written = co_await io::WriteAll(shard_fd_, shard_, offset, memory, kBlock, options);
+  if (written.ok() && direct && direct_ == Direct::kUntried) direct_ = Direct::kTaken;
+  if (written.error != EINVAL || !direct || direct_ == Direct::kTaken) co_return written.status;
+  // The filesystem opens files for O_DIRECT and refuses the writes; several may find out at once. A limit on the file's
+  // size says EINVAL too, and ends the process where a buffered write passes it.
+  CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(shard_, laid_out_));
+  direct_ = Direct::kRefused;
+  ::fcntl(shard_fd_.get(), F_SETFL, 0);
+  co_return co_await io::WriteAll(shard_fd_, shard_, offset, memory, kBlock, options);
 }
 
-std::vector<IoStep> ShardAttempt::HeaderSteps(Bytes header) {
-  std::vector<IoStep> steps;
-  steps.push_back(WriteStep(shard_fd_, shard_, 0, header, kBlock));
-  steps.push_back(
-      {.make = [this] { return IoRequest{.op = IoOp::kFtruncate, .fd = shard_fd_.get(), .length = spec_.file_bytes}; },
-       .name = shard_});
-  FreeSparesWhenFull(steps, spare_.paths());
-  steps.push_back({.check = [this, size = header.size()] {
-    bytes_written_ += size;
-    return Status::Ok();
-  }});
-  return steps;
+IoTask<Status> Attempt::WriteTask(std::uint64_t offset, Bytes memory) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(offset, memory));
+  if (!direct()) CAIRN_CO_RETURN_IF_ERROR(co_await io::SyncRange(shard_fd_, shard_, offset, memory.size()));
+  bytes_written_ += memory.size();
+  co_return Status::Ok();
 }
 
-std::vector<std::vector<IoStep>> ShardAttempt::FsyncSequences() {
-  std::vector<std::vector<IoStep>> sequences;
-  sequences.push_back({FsyncStep(shard_fd_, shard_), CloseStep(shard_fd_, shard_)});
-  if (recycled()) sequences.push_back({FsyncStep(spare_.folder_fd, spare_.folder)});
-  return sequences;
+// Step 3
+
+IoTask<Status> Attempt::WriteHeader(Bytes header) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(0, header));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Truncate(shard_fd_, shard_, spec_.file_bytes));
+  bytes_written_ += header.size();
+  co_return Status::Ok();
 }
 
-void ShardAttempt::Seal(Bytes header, StatusDone done) {
-  Status refusal = Admit(Stage::kWriting, "Seal");
-  if (refusal.ok()) refusal = CheckRange(0, header);
-  if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
-  std::vector<IoStep> steps = HeaderSteps(header);
-  std::vector<std::vector<IoStep>> fsyncs = FsyncSequences();
-  fsyncs.push_back({FsyncStep(folder_fd_, folder_)});
-  steps.push_back({.together = std::move(fsyncs)});
-  Run(std::move(steps), Stage::kSealed, std::move(done));
+Status Attempt::CheckShard() const {
+  struct stat written {};
+  struct stat named {};
+  if (::fstat(shard_fd_.get(), &written) != 0) return ErrnoStatus(errno, "stat of " + shard_);
+  const bool there = ::lstat(shard_.c_str(), &named) == 0;
+  if (!there && errno != ENOENT) return ErrnoStatus(errno, "stat of " + shard_);
+  if (!there || named.st_dev != written.st_dev || named.st_ino != written.st_ino) {
+    return Error(StatusCode::kCorrupt, "{}: {} while it was written", shard_, there ? "replaced" : "removed");
+  }
+  if (static_cast<std::uint64_t>(written.st_size) == spec_.file_bytes) return Status::Ok();
+  return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", shard_, spec_.file_bytes, written.st_size);
 }
 
-Status ShardAttempt::CheckManifest(const Manifest& manifest) const {
+IoTask<Status> Attempt::FsyncShard() {
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(shard_fd_, shard_));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(shard_, [this] { return CheckShard(); }));
+  co_return co_await io::Close(shard_fd_, shard_);
+}
+
+std::vector<IoTask<Status>> Attempt::FsyncTasks() {
+  std::vector<IoTask<Status>> tasks;
+  tasks.push_back(FsyncShard());
+  if (recycled()) tasks.push_back(io::FsyncTask(spare_.folder_fd(), spare_.folder()));
+  return tasks;
+}
+
+IoTask<Status> Attempt::SealTask(Bytes header) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await WriteHeader(header));
+  std::vector<IoTask<Status>> fsyncs = FsyncTasks();
+  fsyncs.push_back(io::FsyncTask(folder_fd_, folder_));
+  co_return co_await Together(std::move(fsyncs));
+}
+
+// Step 5
+
+Status Attempt::CheckManifest(const Manifest& manifest) const {
   if (manifest.step == spec_.step && manifest.attempt == spec_.uuid) return Status::Ok();
   return Error(StatusCode::kInternal, "manifest of step {}, attempt {}, in attempt {} at step {}", manifest.step,
                manifest.attempt, spec_.uuid, spec_.step);
 }
 
-void ShardAttempt::Commit(const Manifest& manifest, bool replace, StatusDone done) {
-  Status refusal = Admit(Stage::kSealed, "Commit");
-  if (refusal.ok()) refusal = CheckManifest(manifest);
-  if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
-  RunCommit(SpecOfCommit(manifest, replace), std::move(done));
-}
-
-void ShardAttempt::SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) {
-  Status refusal = Admit(Stage::kWriting, "SealAndCommit");
-  if (refusal.ok()) refusal = CheckRange(0, header);
-  if (refusal.ok()) refusal = CheckManifest(manifest);
-  if (!refusal.ok()) return Refuse(std::move(refusal), std::move(done));
-  CommitSpec spec = SpecOfCommit(manifest, replace);
-  spec.written_beside = HeaderSteps(header);
-  spec.fsynced_beside = FsyncSequences();
-  RunCommit(std::move(spec), std::move(done));
-}
-
-CommitSpec ShardAttempt::SpecOfCommit(const Manifest& manifest, bool replace) const {
-  return {.root = spec_.root,
-          .folder = folder_,
-          .folder_fd = &folder_fd_,
-          .manifest = manifest,
-          .replace = replace,
-          .file_mode = spec_.file_mode,
-          .spares = spare_.paths()};
-}
-
-void ShardAttempt::RunCommit(CommitSpec spec, StatusDone done) {
-  ++under_way_;
+IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header) {
+  FolderCommit commit({.root = spec_.root,
+                       .folder = folder_,
+                       .manifest = std::move(manifest),
+                       .replace = replace,
+                       .file_mode = spec_.file_mode,
+                       .room = &spare_.room()},
+                      folder_fd_, in_place_);
   manifest_made_ = true;
-  CommitFolder(queue_, std::move(spec), [this, done = std::move(done)](Status status, bool in_place) {
-    in_place_ = in_place;
-    if (status.ok()) stage_ = Stage::kCommitted;
-    done(Settle(std::move(status)));
-  });
+  CAIRN_CO_RETURN_IF_ERROR(co_await commit.Begin());
+  std::vector<IoTask<Status>> writes;
+  writes.push_back(commit.WriteManifest());
+  if (!header.empty()) writes.push_back(WriteHeader(header));
+  CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(writes)));
+  // Only now, when nothing is missing any more: a filesystem with a journal commits it once for all.
+  std::vector<IoTask<Status>> fsyncs;
+  if (!header.empty()) fsyncs = FsyncTasks();
+  fsyncs.push_back(commit.FsyncManifest());
+  fsyncs.push_back(io::FsyncTask(folder_fd_, folder_));
+  CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(fsyncs)));
+  CAIRN_CO_RETURN_IF_ERROR(co_await commit.RenameIntoPlace());
+  co_return co_await commit.RemoveOld();
 }
 
-void ShardAttempt::Abandon(StatusDone done) {
-  if (under_way_ != 0) {
-    return Refuse(Error(StatusCode::kInternal, "Abandon of step {} with {} calls under way", spec_.step, under_way_),
-                  std::move(done));
+IoTask<Status> Attempt::AbandonTask() {
+  Status first = co_await io::Close(shard_fd_, shard_);
+  folder_fd_.Reset();
+  if (in_place_ || stage_ == Stage::kCommitted) co_return first;
+  const auto note = [&first](const IoResult& removed) {
+    if (first.ok() && removed.error != ENOENT && removed.error != ENOTEMPTY) first = removed.status;
+  };
+  if (manifest_made_) {
+    note(co_await io::Unlink(JoinPath(folder_, kManifestName)));
+    note(co_await io::Unlink(JoinPath(folder_, kPinName)));
   }
-  const bool committed = stage_ == Stage::kCommitted;
-  if (status_.ok() && !committed) status_ = Error(StatusCode::kCancelled, "step {} was abandoned", spec_.step);
-  const auto first = std::make_shared<Status>();
-  std::vector<IoStep> steps;
-  steps.push_back(CloseStep(shard_fd_, shard_));
-  if (!in_place_ && !committed) {
-    const auto remove = [&steps](IoOp op, const std::string& path) {
-      steps.push_back({.make = [op, path] { return IoRequest{.op = op, .path = path}; }});
-    };
-    if (manifest_made_) {
-      remove(IoOp::kUnlink, JoinPath(folder_, kManifestName));
-      remove(IoOp::kUnlink, JoinPath(folder_, kPinName));
-    }
-    if (shard_made_) remove(IoOp::kUnlink, shard_);
-    // Where other ranks' shards are still in it, the last rank to abandon removes the folder.
-    if (folder_made_) remove(IoOp::kRmdir, folder_);
-  }
-  for (IoStep& step : steps) {
-    step.on_error = [first](int error, const Status& plain) {
-      if (first->ok() && error != ENOENT && error != ENOTEMPTY) *first = plain;
-      return Flow::kNext;
-    };
-  }
-  ++under_way_;
-  RunSteps(queue_, std::move(steps), [this, first, committed, done = std::move(done)](const Status& status) {
-    --under_way_;
-    folder_fd_.Reset();
-    if (!committed) stage_ = Stage::kAbandoned;
-    done(status.ok() ? *first : status);
-  });
-}
-
-}  // namespace
-
-std::unique_ptr<Attempt> Attempt::Make(IoQueue& queue, AttemptSpec spec) {
-  return std::make_unique<ShardAttempt>(queue, std::move(spec));
+  if (shard_made_) note(co_await io::Unlink(shard_));
+  // Where other ranks' shards are still in it, the last rank to abandon removes the folder.
+  if (folder_made_) note(co_await io::RemoveDirectory(folder_));
+  co_return first;
 }
 
 }  // namespace cairn

@@ -1,14 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "cairn/status.h"
 #include "format/manifest.h"
 #include "io/io_queue.h"
+#include "io/io_task.h"
 #include "store/spare.h"
 
 namespace cairn {
@@ -34,38 +34,86 @@ struct AttemptSpec {
 /// its folder for Abandon or the next sweep.
 class Attempt {
  public:
-  [[nodiscard]] static std::unique_ptr<Attempt> Make(IoQueue& queue, AttemptSpec spec);
-  virtual ~Attempt() = default;
+  Attempt(IoQueue& queue, AttemptSpec spec);
 
   /// Step 1: checks the space (NoSpace names needed and free; RLIMIT_FSIZE too), makes the folder (another rank may
   /// have), makes the shard file, O_DIRECT where the filesystem takes it, or takes the spare over, whose space counts
   /// as free; and lays out its blocks.
-  virtual void Begin(StatusDone done) = 0;
+  void Begin(StatusDone done);
   /// Step 2: writes memory at a 4096-aligned offset of the file; address and length 4096-aligned too, so the tail is
   /// padded by the caller. A short write's aligned remainder is resubmitted; any other error is final.
-  virtual void Write(std::uint64_t offset, Bytes memory, StatusDone done) = 0;
+  void Write(std::uint64_t offset, Bytes memory, StatusDone done);
   /// Step 3: writes the header (4096-aligned memory and length), cuts the file to file_bytes, fsyncs and closes it,
-  /// fsyncs the folder, and the one that a spare came from.
-  virtual void Seal(Bytes header, StatusDone done) = 0;
+  /// fsyncs the folder, and the one that a spare came from. Corrupt where the folder no longer holds this very file.
+  void Seal(Bytes header, StatusDone done);
   /// Step 5: manifest, fsync, fsync of the folder, rename to step-N, fsync of the root. With `replace` the old step-N
   /// is exchanged atomically and afterwards removed. AlreadyExists where step-N is there and `replace` is not set.
   ///
   /// UnknownOutcome where the rename was done and the root's fsync failed: the step is never acknowledged.
-  virtual void Commit(const Manifest& manifest, bool replace, StatusDone done) = 0;
+  void Commit(const Manifest& manifest, bool replace, StatusDone done);
   /// Seal and Commit in one, for a rank that has nobody to agree with: their fsyncs run side by side, and all of them
   /// have returned before the rename.
-  virtual void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) = 0;
+  void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done);
   /// Closes and removes what there is of the attempt. Best effort: a leftover is the next sweep's.
-  virtual void Abandon(StatusDone done) = 0;
+  void Abandon(StatusDone done);
 
-  [[nodiscard]] virtual bool direct() const = 0;
-  [[nodiscard]] virtual bool recycled() const = 0;
-  [[nodiscard]] virtual std::uint64_t bytes_written() const = 0;
+  [[nodiscard]] bool beginning() const { return stage_ == Stage::kNew && under_way_ != 0; }
+  /// It has its file.
+  [[nodiscard]] bool begun() const { return stage_ != Stage::kNew; }
+  [[nodiscard]] bool direct() const { return direct_ != Direct::kRefused; }
+  [[nodiscard]] bool recycled() const { return spare_.taken(); }
+  [[nodiscard]] std::uint64_t bytes_written() const { return bytes_written_; }
+
+ private:
+  enum class Stage : std::uint8_t { kNew, kWriting, kSealed, kCommitted, kAbandoned };
+  enum class Direct : std::uint8_t { kUntried, kTaken, kRefused };
+
+  [[nodiscard]] static const char* StageName(Stage stage);
+  [[nodiscard]] Status Admit(Stage wanted, const char* call) const;
+  void Run(Status refusal, IoTask<Status> task, Stage then, StatusDone done);
+
+  // The calls, as tasks.
+  IoTask<Status> BeginTask();
+  IoTask<Status> WriteTask(std::uint64_t offset, Bytes memory);
+  IoTask<Status> SealTask(Bytes header);
+  IoTask<Status> CommitTask(Manifest manifest, bool replace, Bytes header);
+  IoTask<Status> AbandonTask();
+
+  // Their parts.
+  IoTask<Status> MakeRoom();
+  IoTask<Status> MakeShard();
+  IoTask<Status> WriteAt(std::uint64_t offset, Bytes memory);
+  IoTask<Status> WriteHeader(Bytes header);
+  IoTask<Status> FsyncShard();
+  [[nodiscard]] std::vector<IoTask<Status>> FsyncTasks();
+  IoTask<Status> CheckRoomTask();
+
+  [[nodiscard]] Status CheckRange(std::uint64_t offset, Bytes memory) const;
+  [[nodiscard]] Status CheckSize() const;
+  /// What the spare has already is not asked for.
+  [[nodiscard]] Status CheckRoom() const;
+  [[nodiscard]] Status CheckManifest(const Manifest& manifest) const;
+  /// That the folder holds the file that was written, as long as it should be.
+  [[nodiscard]] Status CheckShard() const;
+
+  IoQueue& queue_;
+  const AttemptSpec spec_;
+  const std::string folder_;
+  const std::string shard_;
+  const std::uint64_t laid_out_;  // The file's length until Seal cuts it.
+
+  Stage stage_ = Stage::kNew;
+  Status status_;      // The first error.
+  int under_way_ = 0;  // Calls whose callback has not come.
+  Direct direct_ = Direct::kUntried;
+  bool folder_made_ = false;  // May have been, as with the two below: an error need not mean that nothing happened.
+  bool shard_made_ = false;
+  bool manifest_made_ = false;
+  bool in_place_ = false;  // The folder has, or may have, another name now.
+  std::uint64_t bytes_written_ = 0;
+  UniqueFd folder_fd_;
+  UniqueFd shard_fd_;
+  Spare spare_;
 };
-
-/// Step 5 of a rank that heard nothing: whether step-N holds the attempt `uuid`. If so the root is fsynced and done
-/// gets Ok; NotFound where step-N is not there or is another attempt's; UnknownOutcome where the disk can't be asked.
-void FindCommitted(IoQueue& queue, const std::string& root, std::uint64_t step, const std::string& uuid,
-                   StatusDone done);
 
 }  // namespace cairn

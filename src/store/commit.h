@@ -1,33 +1,61 @@
 #pragma once
 
-#include <functional>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "base/unique_fd.h"
 #include "format/manifest.h"
-#include "io/io_queue.h"
-#include "store/io_steps.h"
+#include "io/io_task.h"
+#include "store/locks.h"
 
 namespace cairn {
 
 struct CommitSpec {
   std::string root;
-  std::string folder;         ///< The attempt's, in the root.
-  const UniqueFd* folder_fd;  ///< The same, open; outlives the commit.
+  std::string folder;  ///< The attempt's, in the root.
   Manifest manifest;
   bool replace = false;
   unsigned file_mode = 0644;
-  std::vector<std::string> spares;  ///< Unlinked where the disk is full.
-  /// What else must have ended well before the rename: a sequence that runs beside the manifest's writing, and
-  /// sequences that run beside its fsync.
-  std::vector<IoStep> written_beside;
-  std::vector<std::vector<IoStep>> fsynced_beside;
+  Room* room = nullptr;  ///< Unlinked where the disk is full.
 };
-/// `in_place`: the folder may no longer be the attempt's, or certainly is not; nothing under its name may be removed.
-using CommitDone = std::function<void(Status, bool in_place)>;
 
-/// Step 5 of the commit protocol, what Attempt::Commit promises. `done` comes once, never from within the call.
-void CommitFolder(IoQueue& queue, CommitSpec spec, CommitDone done);
+/// Step 5 of the commit protocol (which heads attempt.cc), in its parts, in this order. Outlives the tasks.
+class FolderCommit {
+ public:
+  /// `folder` is the attempt's folder, open. `in_place` becomes true once the folder may no longer be the attempt's, or
+  /// certainly is not: nothing under its name may be removed.
+  FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_place);
+
+  /// Opens the root, so that nothing but its fsync can fail once the rename is done. Where a step is replaced, keeps
+  /// readers out of the old one and takes its pin over.
+  IoTask<Status> Begin();
+  IoTask<Status> WriteManifest();
+  /// And closes it.
+  IoTask<Status> FsyncManifest();
+  /// Renames the folder to step-N and fsyncs the root. UnknownOutcome where only the latter failed, or where nobody
+  /// knows.
+  IoTask<Status> RenameIntoPlace();
+  /// After an exchange the old checkpoint has the attempt's name. Never fails: what stays is the next sweep's.
+  IoTask<Status> RemoveOld();
+
+ private:
+  IoTask<Status> LockOld();
+
+  const CommitSpec spec_;
+  const UniqueFd& folder_fd_;
+  bool& in_place_;
+  const std::string target_;  // <root>/step-N
+  const std::string path_;    // The manifest's, in the attempt.
+  const std::string text_;
+  bool exchanges_ = false;
+  UniqueFd root_fd_;
+  UniqueFd manifest_fd_;
+  std::optional<Flock> old_lock_;
+};
+
+/// Step 5 of a rank that heard nothing: whether step-N holds the attempt `uuid`. If so the root is fsynced and done
+/// gets Ok; NotFound where step-N is not there or is another attempt's; UnknownOutcome where the disk can't be asked.
+void FindCommitted(IoQueue& queue, const std::string& root, std::uint64_t step, const std::string& uuid,
+                   StatusDone done);
 
 }  // namespace cairn

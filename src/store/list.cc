@@ -1,3 +1,5 @@
+#include "store/list.h"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -5,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <iterator>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -12,7 +15,6 @@
 #include "store/manifest_file.h"
 #include "store/names.h"
 #include "store/paths.h"
-#include "store/root.h"
 
 namespace cairn {
 namespace {
@@ -22,17 +24,18 @@ Result<std::string> ReadManifestFile(const UniqueFd& folder, const std::string& 
   const UniqueFd fd(
       ::openat(folder.get(), std::string(kManifestName).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!fd.valid()) {
-    if (errno != ENOENT && errno != ELOOP) return ErrnoStatus(errno, "opening " + path);
+    if (errno != ENOENT && errno != ELOOP) return ReadErrnoStatus(errno, "opening " + path);
     return Error(StatusCode::kCorrupt, "{}: expected a regular file, found {}", path,
                  errno == ELOOP ? "a link" : "none");
   }
   CAIRN_ASSIGN_OR_RETURN(const std::uint64_t size, ManifestFileSize(fd, path));
   std::string text(size, '\0');
   std::size_t filled = 0;
-  while (filled < text.size()) {
+  for (int retries = 0; filled < text.size();) {
     const ssize_t got = ::pread(fd.get(), text.data() + filled, text.size() - filled, static_cast<off_t>(filled));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus(errno, "reading " + path);
+    if (got < 0 && errno == EINTR && ++retries <= kMaxRetries) continue;
+    if (got < 0) return ReadErrnoStatus(errno, "reading " + path);
+    retries = 0;
     if (got == 0) return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", path, size, filled);
     filled += static_cast<std::size_t>(got);
   }
@@ -42,7 +45,7 @@ Result<std::string> ReadManifestFile(const UniqueFd& folder, const std::string& 
 Status CheckShard(const UniqueFd& folder, const std::string& path, const ManifestShard& shard) {
   struct stat found {};
   if (::fstatat(folder.get(), shard.file.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) {
-    if (errno != ENOENT) return ErrnoStatus(errno, "stat of " + path);
+    if (errno != ENOENT) return ReadErrnoStatus(errno, "stat of " + path);
     return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found no file", path, shard.length);
   }
   if (!S_ISREG(found.st_mode)) return Error(StatusCode::kCorrupt, "{}: expected a regular file", path);
@@ -56,7 +59,7 @@ Result<UniqueFd> OpenFolder(const std::string& folder, bool follow) {
   UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW)));
   if (fd.valid()) return fd;
   if (errno == ENOTDIR || errno == ELOOP) return Error(StatusCode::kCorrupt, "{}: expected a directory", folder);
-  return ErrnoStatus(errno, "opening " + folder);
+  return ReadErrnoStatus(errno, "opening " + folder);
 }
 
 /// What the open folder holds; `expected` is the step its name stands for.
@@ -81,7 +84,8 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const std::string& f
   info.attempt = manifest.attempt;
   if (manifest.parent) info.parent = manifest.parent->step;
   info.world = manifest.world;
-  info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+  // A pin that cannot be looked at counts as set.
+  info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
   info.path = folder;
   checkpoint.manifest = std::move(manifest);
   return checkpoint;
@@ -96,7 +100,7 @@ bool Older(const StoredCheckpoint& a, const StoredCheckpoint& b) {
 
 /// A step's folder as a list shows it; none where it vanished meanwhile.
 Result<std::optional<StoredCheckpoint>> ReadListed(const std::string& folder, std::uint64_t step) {
-  while (true) {
+  for (int tries = 1;; ++tries) {
     const Result<UniqueFd> fd = OpenFolder(folder, /*follow=*/false);
     if (!fd.ok() && fd.status().code() == StatusCode::kNotFound) return std::optional<StoredCheckpoint>();
     Result<StoredCheckpoint> read = fd.ok() ? ReadOpenFolder(*fd, folder, step) : fd.status();
@@ -104,7 +108,7 @@ Result<std::optional<StoredCheckpoint>> ReadListed(const std::string& folder, st
     // This process's own shortage says nothing about the checkpoint.
     if (read.status().code() == StatusCode::kResourceExhausted) return read.status();
     // Half of it may have gone while it was looked at: then the name leads elsewhere by now.
-    if (fd.ok() && !LeadsTo(folder, *fd)) continue;
+    if (fd.ok() && tries <= kMaxRetries && !LeadsTo(folder, *fd)) continue;
     StoredCheckpoint damaged;
     damaged.info.step = step;
     damaged.info.path = folder;
@@ -123,18 +127,22 @@ Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder) {
 }
 
 Result<std::vector<StoredCheckpoint>> ListCheckpoints(const std::string& root) {
-  // The root itself, unlike what is in it, may be a link.
-  std::error_code error;
-  const std::string real = std::filesystem::canonical(root, error).string();
-  if (error) return ErrnoStatus(error.value(), "listing " + root);
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListFolder(real));
-  std::vector<StoredCheckpoint> list;
-  for (const FolderEntry& entry : entries) {
-    const std::optional<std::uint64_t> step = ParseStepName(entry.name);
-    if (!step) continue;
-    CAIRN_ASSIGN_OR_RETURN(std::optional<StoredCheckpoint> checkpoint, ReadListed(JoinPath(root, entry.name), *step));
-    if (checkpoint) list.push_back(*std::move(checkpoint));
+  std::map<std::uint64_t, StoredCheckpoint> found;
+  bool vanished = true;
+  // What displaced a checkpoint that vanished may have come after its name was looked for.
+  for (int tries = 0; vanished && tries <= kMaxRetries; ++tries) {
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListRoot(root));
+    vanished = false;
+    for (const FolderEntry& entry : entries) {
+      const std::optional<std::uint64_t> step = ParseStepName(entry.name);
+      if (!step || found.contains(*step)) continue;
+      CAIRN_ASSIGN_OR_RETURN(std::optional<StoredCheckpoint> checkpoint, ReadListed(JoinPath(root, entry.name), *step));
+      vanished = vanished || !checkpoint;
+      if (checkpoint) found.emplace(*step, *std::move(checkpoint));
+    }
   }
+  std::vector<StoredCheckpoint> list;
+  for (auto& [step, checkpoint] : found) list.push_back(std::move(checkpoint));
   std::sort(list.begin(), list.end(), Older);
   return list;
 }
@@ -166,18 +174,16 @@ Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const std::string& root,
   return list;
 }
 
-std::vector<std::uint64_t> ChooseRetired(const std::vector<StoredCheckpoint>& list, std::uint64_t keep_last,
+std::vector<std::uint64_t> ChooseRetired(std::span<const CheckpointInfo* const> list, std::uint64_t keep_last,
                                          std::uint64_t keep_every) {
-  std::vector<const StoredCheckpoint*> verified;
-  for (const StoredCheckpoint& checkpoint : list) {
-    if (Verified(checkpoint)) verified.push_back(&checkpoint);
-  }
+  std::vector<const CheckpointInfo*> verified;
+  std::copy_if(list.begin(), list.end(), std::back_inserter(verified), [](const auto* c) { return c->status.ok(); });
   std::vector<std::uint64_t> retired;
   if (keep_last == 0 || verified.size() <= keep_last) return retired;
   verified.resize(verified.size() - keep_last);
-  for (const StoredCheckpoint* checkpoint : verified) {
-    const bool milestone = keep_every != 0 && checkpoint->info.step % keep_every == 0;
-    if (!checkpoint->info.pinned && !milestone) retired.push_back(checkpoint->info.step);
+  for (const CheckpointInfo* checkpoint : verified) {
+    const bool milestone = keep_every != 0 && checkpoint->step % keep_every == 0;
+    if (!checkpoint->pinned && !milestone) retired.push_back(checkpoint->step);
   }
   return retired;
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <memory>
 
 #include "base/status_macros.h"
@@ -52,11 +53,27 @@ Result<std::vector<FolderEntry>> ListFolder(const std::string& folder) {
   return entries;
 }
 
+Result<std::vector<FolderEntry>> ListRoot(const std::string& root) {
+  std::error_code error;
+  const std::string real = std::filesystem::canonical(root, error).string();
+  if (error) return ErrnoStatus(error.value(), "listing " + root);
+  return ListFolder(real);
+}
+
 bool LeadsTo(const std::string& path, const UniqueFd& fd) {
   struct stat by_path {};
   struct stat by_fd {};
   return ::lstat(path.c_str(), &by_path) == 0 && ::fstat(fd.get(), &by_fd) == 0 && by_path.st_dev == by_fd.st_dev &&
          by_path.st_ino == by_fd.st_ino;
+}
+
+IoTask<bool> StillLeadsTo(const std::string& path, const UniqueFd& fd) {
+  bool leads = false;
+  const Status asked = co_await io::OnThread(path, [&] {
+    leads = LeadsTo(path, fd);
+    return Status::Ok();
+  });
+  co_return asked.ok() && leads;
 }
 
 }  // namespace cairn

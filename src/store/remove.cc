@@ -1,12 +1,13 @@
+// Step 6 of the commit protocol, whose prose heads attempt.cc.
+
 #include "store/remove.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -15,58 +16,56 @@
 #include "format/manifest.h"
 #include "store/names.h"
 #include "store/paths.h"
-#include "store/root.h"
+#include "store/pins.h"
 
 namespace cairn {
 namespace {
 
-struct Removal {
-  std::string folder;
-  std::string root;  // Where spares are wished for.
-  SpareWish wish;
-  std::shared_ptr<Leftovers> left;
-  std::vector<std::string> files;   // Still to be unlinked, from the back.
-  std::vector<std::string> spares;  // To be kept, if all others could be unlinked,
-  std::string place;                // as this folder.
-  bool listed = false;
-  bool keep = false;  // Something in it stays, or it is not there.
+/// The removal of one folder.
+class FolderRemoval {
+ public:
+  FolderRemoval(std::string root, std::string folder, const SpareWish& wish, Leftovers& left)
+      : root_(std::move(root)), folder_(std::move(folder)), wish_(wish), left_(left) {}
 
-  void Keep(std::string why) {
-    left->push_back(std::move(why));
-    keep = true;
-  }
-  void List();
+  IoTask<Status> Run();
+
+ private:
+  [[nodiscard]] Status Look();
   [[nodiscard]] std::string FindPlace() const;
   void PickSpares();
-  std::optional<IoRequest> NextUnlink();
-  std::optional<IoRequest> MakeSpare();
-  void UnlinkSpares() { files = std::exchange(spares, {}); }
+  IoTask<Status> UnlinkFiles();
+
+  const std::string root_;  // Where spares are wished for.
+  const std::string folder_;
+  const SpareWish& wish_;
+  Leftovers& left_;
+  std::vector<std::string> files_;
+  std::vector<std::string> spares_;  // To be kept, if all others can be unlinked,
+  std::string place_;                // as this folder.
+  bool stays_ = false;               // Something in it does.
 };
 
-void Removal::List() {
-  listed = true;
-  Result<std::vector<FolderEntry>> entries = ListFolder(folder);
-  if (!entries.ok()) {
-    keep = true;
-    if (entries.status().code() != StatusCode::kNotFound) Keep(entries.status().message());
-    return;
-  }
-  for (FolderEntry& entry : *entries) {
-    if (entry.directory) {
-      Keep(fmt::format("{} is a directory that no checkpoint holds; it and {} were left alone",
-                       JoinPath(folder, entry.name), folder));
-    } else {
-      files.push_back(std::move(entry.name));
+Status FolderRemoval::Look() {
+  CAIRN_ASSIGN_OR_RETURN(std::vector<FolderEntry> entries, ListFolder(folder_));
+  for (FolderEntry& entry : entries) {
+    const std::string path = JoinPath(folder_, entry.name);
+    if (!entry.directory) {
+      files_.push_back(std::move(entry.name));
+      continue;
     }
+    left_.push_back(
+        fmt::format("{} is a directory that no checkpoint holds; it and {} were left alone", path, folder_));
+    stays_ = true;
   }
-  if (!keep) PickSpares();
+  if (!stays_) PickSpares();
+  return Status::Ok();
 }
 
-std::string Removal::FindPlace() const {
+std::string FolderRemoval::FindPlace() const {
   std::string free;
-  for (std::uint64_t number = 0; number < wish.folders; ++number) {
-    std::string one = JoinPath(root, SpareName(number));
-    if (one == folder) return one;
+  for (std::uint64_t number = 0; number < wish_.folders; ++number) {
+    std::string one = JoinPath(root_, SpareName(number));
+    if (one == folder_) return one;
     const auto there = ListFolder(one);
     // An empty folder is replaced by a rename.
     const bool taken = there.ok() ? !there->empty() : there.status().code() != StatusCode::kNotFound;
@@ -75,186 +74,198 @@ std::string Removal::FindPlace() const {
   return free;
 }
 
-void Removal::PickSpares() {
+void FolderRemoval::PickSpares() {
   std::set<std::string> wanted;
-  for (std::uint64_t shard = 0; shard < wish.shards; ++shard) wanted.insert(ShardName(shard));
+  for (std::uint64_t shard = 0; shard < wish_.shards; ++shard) wanted.insert(ShardName(shard));
   if (wanted.empty()) return;
-  place = FindPlace();
-  if (place.empty()) return;
-  std::erase_if(files, [&](const std::string& name) {
+  place_ = FindPlace();
+  if (place_.empty()) return;
+  std::erase_if(files_, [&](const std::string& name) {
     if (!wanted.contains(name)) return false;
-    const Status status = CheckRecyclable(JoinPath(folder, name), wish.file_mode);
+    const Status status = CheckRecyclable(JoinPath(folder_, name), wish_.file_mode);
     if (status.ok()) {
-      spares.push_back(name);
-    } else if (wish.not_recycled) {
-      wish.not_recycled(status.message());
+      spares_.push_back(name);
+    } else if (wish_.not_recycled) {
+      wish_.not_recycled(status.message());
     }
     return status.ok();
   });
 }
 
-std::optional<IoRequest> Removal::NextUnlink() {
-  if (!listed) List();
-  if (files.empty()) return std::nullopt;
-  return IoRequest{.op = IoOp::kUnlink, .path = JoinPath(folder, files.back())};
+IoTask<Status> FolderRemoval::UnlinkFiles() {
+  for (const std::string& name : std::exchange(files_, {})) {
+    IoResult unlinked = co_await io::Unlink(JoinPath(folder_, name));
+    if (unlinked.ok() || unlinked.error == ENOENT) continue;
+    left_.push_back(unlinked.status.message());
+    stays_ = true;
+  }
+  co_return Status::Ok();
 }
 
-std::optional<IoRequest> Removal::MakeSpare() {
-  if (keep) UnlinkSpares();
-  if (spares.empty()) return std::nullopt;
-  // Where it is one of the spares' already, to its own name, which does nothing.
-  return IoRequest{.op = IoOp::kRename, .path = folder, .path2 = place, .rename = RenameMode::kPlain};
+IoTask<Status> FolderRemoval::Run() {
+  const Status looked = co_await io::OnThread(folder_, [this] { return Look(); });
+  if (!looked.ok()) {
+    if (looked.code() != StatusCode::kNotFound) left_.push_back(looked.message());
+    co_return Status::Ok();
+  }
+  static_cast<void>(co_await UnlinkFiles());
+  if (!spares_.empty() && !stays_) {
+    // Where it is one of the spares' already, to its own name, which does nothing.
+    IoResult kept = co_await io::Rename(folder_, place_, RenameMode::kPlain);
+    if (kept.ok()) co_return Status::Ok();
+  }
+  files_ = std::move(spares_);
+  static_cast<void>(co_await UnlinkFiles());
+  if (stays_) co_return Status::Ok();
+  IoResult removed = co_await io::RemoveDirectory(folder_);
+  if (!removed.ok() && removed.error != ENOENT) left_.push_back(removed.status.message());
+  co_return Status::Ok();
 }
 
-IoStep UnlinkStep(const std::shared_ptr<Removal>& removal) {
-  return {.make = [removal] { return removal->NextUnlink(); },
-          .on_value =
-              [removal](std::int64_t) {
-                removal->files.pop_back();
-                return Flow::kAgain;
-              },
-          .on_error =
-              [removal](int error, const Status& plain) {
-                if (error != ENOENT) removal->Keep(plain.message());
-                removal->files.pop_back();
-                return Flow::kAgain;
-              }};
+IoTask<Status> List(const std::string& root, std::vector<FolderEntry>& found) {
+  co_return co_await io::OnThread(root, [&root, &found]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(found, ListRoot(root));
+    return Status::Ok();
+  });
 }
 
-void AppendRemoval(std::vector<IoStep>& steps, Removal with) {
-  const auto removal = std::make_shared<Removal>(std::move(with));
-  steps.push_back(UnlinkStep(removal));
-  steps.push_back({.make = [removal] { return removal->MakeSpare(); },
-                   .on_value =
-                       [removal](std::int64_t) {
-                         removal->keep = true;
-                         return Flow::kNext;
-                       },
-                   .on_error =
-                       [removal](int, const Status&) {
-                         removal->UnlinkSpares();
-                         return Flow::kNext;
-                       }});
-  steps.push_back(UnlinkStep(removal));
-  steps.push_back({.make = [removal]() -> std::optional<IoRequest> {
-                     if (removal->keep) return std::nullopt;
-                     return IoRequest{.op = IoOp::kRmdir, .path = removal->folder};
-                   },
-                   .on_error =
-                       [removal](int error, const Status& plain) {
-                         if (error != ENOENT) removal->Keep(plain.message());
-                         return Flow::kNext;
-                       }});
+IoTask<Status> SweepTask(std::string root, SpareWish spares, std::shared_ptr<Leftovers> left) {
+  std::vector<FolderEntry> found;
+  CAIRN_CO_RETURN_IF_ERROR(co_await List(root, found));
+  std::erase_if(found, [](const FolderEntry& entry) { return !IsLeftover(entry.name); });
+  // What is a spare already keeps its place.
+  std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return IsSpareName(entry.name); });
+  for (const FolderEntry& entry : found) {
+    if (entry.directory) {
+      static_cast<void>(co_await RemoveRecycling(root, entry.name, spares, *left));
+    } else {
+      left->push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
+    }
+  }
+  co_return Status::Ok();
+}
+
+IoTask<Status> RetireTask(std::string root, std::uint64_t step, RemovalOptions options) {
+  const std::string folder = JoinPath(root, StepName(step));
+  const std::string retired = RetiredName(MakeUuid());
+  UniqueFd root_fd;
+  UniqueFd folder_fd;
+  std::optional<Flock> lock;
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root, /*follow=*/true, root_fd));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder, /*follow=*/false, folder_fd));
+  CAIRN_CO_RETURN_IF_ERROR(co_await LockOutReaders(folder, lock));
+  // Whoever pins holds a reader's lock meanwhile: from here on nobody does.
+  if (options.pinned == Pinned::kStays) {
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder, [&root, step] {
+      if (!IsPinned(root, step)) return Status::Ok();
+      return Error(StatusCode::kFailedPrecondition, "step {} is pinned", step);
+    }));
+  }
+  IoResult renamed = co_await io::Rename(folder, JoinPath(root, retired), RenameMode::kPlain);
+  if (renamed.error == EXDEV) {
+    co_return Error(StatusCode::kUnsupported,
+                    "{}; the folder comes from a lower layer of an overlay, which cannot rename it: keep the root on a "
+                    "volume of its own, or mount the overlay with redirect_dir=on",
+                    renamed.status.message());
+  }
+  if (!renamed.ok()) {
+    // A broken queue may yet carry it out.
+    const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(folder, folder_fd);
+    if (still) co_return renamed.status;
+    co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}", step, renamed.status.message());
+  }
+  IoResult durable = co_await io::Fsync(root_fd, root);
+  if (!durable.ok()) {
+    // Until the rename is known to be on the disk a power cut may bring step-N back: nothing in it may be touched.
+    co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}; a power cut may bring it back", step,
+                    durable.status.message());
+  }
+  // No descriptor of ours stays in it: NFS would keep an open file under another name, and the folder with it.
+  lock.reset();
+  folder_fd.Reset();
+  Leftovers left;
+  static_cast<void>(co_await RemoveRecycling(root, retired, options.spares, left));
+  if (left.empty()) co_return Status::Ok();
+  co_return Error(StatusCode::kIoError, "step {} is no longer a checkpoint, but not all of it could be removed: {}",
+                  step, fmt::join(left, "; "));
+}
+
+IoTask<Status> RemovalTask(std::string root, std::uint64_t step, RemovalOptions options,
+                           std::shared_ptr<Removal> removal) {
+  removal->status = co_await RetireTask(root, step, std::move(options));
+  removal->gone = removal->status.ok();
+  if (removal->gone) co_return Status::Ok();
+  // What cannot be asked for counts as there, and as pinned.
+  static_cast<void>(co_await io::OnThread(root, [&root, step, &removal] {
+    removal->gone = !HoldsStep(root, step);
+    removal->pinned = !removal->gone && IsPinned(root, step);
+    return Status::Ok();
+  }));
+  co_return Status::Ok();
+}
+
+IoTask<Status> RemoveSparesTask(std::string root) {
+  std::vector<FolderEntry> entries;
+  CAIRN_CO_RETURN_IF_ERROR(co_await List(root, entries));
+  Leftovers left;
+  for (const FolderEntry& entry : entries) {
+    if (IsSpareName(entry.name)) static_cast<void>(co_await RemoveFolder(JoinPath(root, entry.name), left));
+  }
+  co_return Status::Ok();
 }
 
 }  // namespace
 
-void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, std::shared_ptr<Leftovers> left) {
-  AppendRemoval(steps, {.folder = folder, .left = std::move(left)});
+IoTask<Status> RemoveFolder(const std::string& folder, Leftovers& left) {
+  const SpareWish none;
+  FolderRemoval removal("", folder, none, left);
+  co_return co_await removal.Run();
 }
 
-void AppendRecyclingRemoval(std::vector<IoStep>& steps, const std::string& root, const std::string& name,
-                            SpareWish wish, std::shared_ptr<Leftovers> left) {
-  AppendRemoval(steps,
-                {.folder = JoinPath(root, name), .root = root, .wish = std::move(wish), .left = std::move(left)});
+IoTask<Status> RemoveRecycling(const std::string& root, const std::string& name, const SpareWish& wish,
+                               Leftovers& left) {
+  FolderRemoval removal(root, JoinPath(root, name), wish, left);
+  co_return co_await removal.Run();
 }
 
-void AppendReaderLockout(std::vector<IoStep>& steps, const std::string& folder, UniqueFd& manifest,
-                         std::optional<Flock>& lock) {
+IoTask<Status> LockOutReaders(const std::string& folder, std::optional<Flock>& lock) {
   const std::string path = JoinPath(folder, kManifestName);
+  UniqueFd manifest;
   // For writing where that is allowed: NFS grants exclusive locks on no other descriptors.
-  const auto access = std::make_shared<int>(O_RDWR);
-  steps.push_back({.make =
-                       [path, access] {
-                         return IoRequest{.op = IoOp::kOpen, .path = path, .flags = *access | O_NOFOLLOW | O_NONBLOCK};
-                       },
-                   .on_value =
-                       [&manifest](std::int64_t value) {
-                         manifest = UniqueFd(static_cast<int>(value));
-                         return Flow::kNext;
-                       },
-                   .on_error = [access](int error, Status plain) -> Result<Flow> {
-                     if (error == ENOENT || error == ELOOP || error == EISDIR) return Flow::kNext;
-                     if (error != EACCES || *access == O_RDONLY) return plain;
-                     *access = O_RDONLY;
-                     return Flow::kAgain;
-                   }});
-  steps.push_back({.check = [folder, &manifest, &lock] {
-    if (!manifest.valid()) return Status::Ok();
+  IoResult opened = co_await io::Open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK, manifest);
+  if (opened.error == EACCES) opened = co_await io::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, manifest);
+  if (opened.error == ENOENT || opened.error == ELOOP || opened.error == EISDIR) co_return Status::Ok();
+  CAIRN_CO_RETURN_IF_ERROR(std::move(opened));
+  co_return co_await io::OnThread(folder, [&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(lock, Flock::TryTake(std::move(manifest), Flock::Kind::kExclusive, folder));
     return Status::Ok();
-  }});
+  });
 }
 
-bool HoldsStep(const std::string& root, std::uint64_t step) {
-  return ::access(JoinPath(root, StepName(step)).c_str(), F_OK) == 0;
-}
-
-bool IsPinned(const std::string& root, std::uint64_t step) {
-  return ::access(JoinPath(JoinPath(root, StepName(step)), kPinName).c_str(), F_OK) == 0;
-}
-
-// Step 6 of the commit protocol, whose prose heads attempt.cc.
 void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options,
-                      StatusDone done) {
-  struct Work {
-    std::string folder;
-    std::string retired;
-    UniqueFd root_fd;
-    UniqueFd folder_fd;
-    UniqueFd manifest_fd;
-    std::optional<Flock> lock;
-    std::shared_ptr<Leftovers> left = std::make_shared<Leftovers>();
-  };
-  const auto state = std::make_shared<Work>();
-  state->folder = JoinPath(root, StepName(step));
-  const std::string retired = RetiredName(MakeUuid());
-  state->retired = JoinPath(root, retired);
+                      std::function<void(const Removal&)> done) {
+  const auto removal = std::make_shared<Removal>();
+  RunTask(queue, RemovalTask(root, step, std::move(options), removal),
+          [removal, done = std::move(done)](const Status&) { done(*removal); });
+}
 
-  std::vector<IoStep> steps;
-  steps.push_back(OpenDirectoryStep(root, /*follow=*/true, state->root_fd));
-  steps.push_back(OpenDirectoryStep(state->folder, /*follow=*/false, state->folder_fd));
-  AppendReaderLockout(steps, state->folder, state->manifest_fd, state->lock);
-  // Whoever pins holds a reader's lock meanwhile: from here on nobody does.
-  steps.push_back({.check = [root, step, pinned = options.pinned] {
-    if (pinned == Pinned::kGoes || !IsPinned(root, step)) return Status::Ok();
-    return Error(StatusCode::kFailedPrecondition, "step {} is pinned", step);
-  }});
-  steps.push_back(
-      {.make =
-           [state] {
-             return IoRequest{
-                 .op = IoOp::kRename, .path = state->folder, .path2 = state->retired, .rename = RenameMode::kPlain};
-           },
-       .on_error = [state, step](int, Status plain) -> Result<Flow> {
-         if (LeadsTo(state->folder, state->folder_fd)) return plain;
-         return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}", step, plain.message());
-       }});
-  IoStep fsync = FsyncStep(state->root_fd, root);
-  // Until the rename is known to be on the disk a power cut may bring step-N back: nothing in it may be touched.
-  fsync.on_error = [state, step](int, const Status& plain) -> Result<Flow> {
-    return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}; a power cut may bring it back", step,
-                 plain.message());
-  };
-  steps.push_back(std::move(fsync));
-  AppendRecyclingRemoval(steps, root, retired, std::move(options.spares), state->left);
-  RunSteps(queue, std::move(steps), [state, step, done = std::move(done)](const Status& status) {
-    if (!status.ok() || state->left->empty()) return done(status);
-    done(Error(StatusCode::kIoError, "step {} is no longer a checkpoint, but not all of it could be removed: {}", step,
-               fmt::join(*state->left, "; ")));
+Removal RemoveCheckpointBlocking(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options) {
+  const auto removal = std::make_shared<Removal>();
+  const Status ran = RunTaskBlocking(queue, RemovalTask(root, step, std::move(options), removal));
+  if (!ran.ok()) removal->status = ran;
+  return *removal;
+}
+
+void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, SweepDone done) {
+  const auto left = std::make_shared<Leftovers>();
+  RunTask(queue, SweepTask(root, spares, left), [left, done = std::move(done)](const Status& status) {
+    if (!status.ok()) left->push_back(status.message());
+    done(std::move(*left));
   });
 }
 
 void RemoveSpares(IoQueue& queue, const std::string& root) {
-  std::error_code error;
-  const auto entries = ListFolder(std::filesystem::canonical(root, error).string());
-  if (error || !entries.ok()) return;
-  std::vector<IoStep> steps;
-  for (const FolderEntry& entry : *entries) {
-    if (!IsSpareName(entry.name)) continue;
-    AppendFolderRemoval(steps, JoinPath(root, entry.name), std::make_shared<Leftovers>());
-  }
-  static_cast<void>(RunStepsBlocking(queue, std::move(steps)));
+  static_cast<void>(RunTaskBlocking(queue, RemoveSparesTask(root)));
 }
 
 }  // namespace cairn

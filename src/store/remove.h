@@ -1,13 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "store/flock.h"
-#include "store/io_steps.h"
+#include "io/io_task.h"
+#include "store/locks.h"
 #include "store/spare.h"
 
 namespace cairn {
@@ -15,19 +15,48 @@ namespace cairn {
 /// What a removal had to leave, one sentence each: files that could not be unlinked, directories that are not ours.
 using Leftovers = std::vector<std::string>;
 
-/// Appends the steps that remove a folder and the files in it. They never end the sequence: what cannot be removed
-/// stays and is told in `left`. Links are removed, not followed; a directory inside, which nobody here has made, is
-/// left alone.
-void AppendFolderRemoval(std::vector<IoStep>& steps, const std::string& folder, std::shared_ptr<Leftovers> left);
+/// Removes a folder and the files in it. Never fails: what cannot be removed stays and is told in `left`. Links are
+/// removed, not followed; a directory inside, which nobody here has made, is left alone.
+IoTask<Status> RemoveFolder(const std::string& folder, Leftovers& left);
 
 /// The same for the folder `name` in the root, but keeps the wished files that may be recycled: all else is removed,
 /// then the folder takes the first of the wished names of spares that is free, or keeps its own if that is one of them.
-void AppendRecyclingRemoval(std::vector<IoStep>& steps, const std::string& root, const std::string& name,
-                            SpareWish wish, std::shared_ptr<Leftovers> left);
+IoTask<Status> RemoveRecycling(const std::string& root, const std::string& name, const SpareWish& wish,
+                               Leftovers& left);
 
-/// Appends the steps that keep readers (see ReadLock) out of a checkpoint's folder for as long as `lock` lives; they
-/// end the sequence with FailedPrecondition where one is reading. A folder without a manifest can have no readers.
-void AppendReaderLockout(std::vector<IoStep>& steps, const std::string& folder, UniqueFd& manifest,
-                         std::optional<Flock>& lock);
+/// Keeps readers (see ReadLock) out of a checkpoint's folder for as long as `lock` lives. FailedPrecondition where one
+/// is reading. A folder without a manifest can have no readers.
+IoTask<Status> LockOutReaders(const std::string& folder, std::optional<Flock>& lock);
+
+enum class Pinned : std::uint8_t { kStays, kGoes };
+struct RemovalOptions {
+  Pinned pinned = Pinned::kStays;  ///< kStays: a pinned one is FailedPrecondition as well, whoever pinned it.
+  SpareWish spares;
+};
+struct Removal {
+  /// FailedPrecondition, and nothing changed, while somebody reads it (see ReadLock). Unsupported where its folder
+  /// cannot be renamed. UnknownOutcome where a power cut may bring it back. IoError where it is gone for good as a
+  /// checkpoint, but files of it are left for the next sweep.
+  Status status;
+  bool gone = false;    ///< There is no step-N any more.
+  bool pinned = false;  ///< It stays, pinned, or nobody can say whether it is.
+};
+/// Step 6: removes step-N: renames it to .retired-<uuid>, fsyncs the root, unlinks its files. All on the queue's
+/// thread; `done` comes once, never from within the call.
+void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options,
+                      std::function<void(const Removal&)> done);
+/// The same, running the queue, which is the caller's alone.
+[[nodiscard]] Removal RemoveCheckpointBlocking(IoQueue& queue, const std::string& root, std::uint64_t step,
+                                               RemovalOptions options);
+
+/// What the sweep could not remove and why, a sentence each: worth a warning, in nobody's way.
+using SweepDone = std::function<void(std::vector<std::string> left)>;
+/// Removes what crashed saves and removals left in the root: attempts, retired folders, spares; of their files the
+/// wished ones become, or stay, spares. By the writer who holds the root open, before any rank makes an attempt that it
+/// may commit. On the queue's thread; `done` comes once, never from within the call.
+void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, SweepDone done);
+
+/// Unlinks the spares. Blocking; the queue is the caller's alone. Best effort: what is left is the next writer's.
+void RemoveSpares(IoQueue& queue, const std::string& root);
 
 }  // namespace cairn

@@ -6,18 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <utility>
 
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "store/io_steps.h"
-#include "store/names.h"
-#include "store/paths.h"
-#include "store/remove.h"
-#include "store/writer_lock.h"
+#include "io/io_task.h"
 
 namespace cairn {
 namespace {
@@ -40,25 +35,21 @@ Result<Found> Look(const std::string& path) {
 std::string Parent(const std::string& path) { return std::filesystem::path(path).parent_path().string(); }
 
 /// Makes the entry of `path` in its parent durable.
-Status FsyncParent(IoQueue& queue, const std::string& path, bool made) {
-  const std::string parent = Parent(path);
-  // A parent that nothing was made in, and that may not be opened or cannot be synced, is none of ours.
-  const auto judge = [made](int error, Status plain) -> Result<Flow> {
-    const bool foreign = error == EACCES || error == EPERM || error == EROFS || error == EINVAL;
-    if (foreign && !made) return Flow::kNext;
-    return plain;
-  };
+IoTask<Status> FsyncParent(std::string parent, bool made) {
   UniqueFd fd;
-  std::vector<IoStep> steps;
-  steps.push_back(OpenDirectoryStep(parent, /*follow=*/true, fd));
-  steps.back().on_error = judge;
-  steps.push_back({.make = [&fd]() -> std::optional<IoRequest> {
-                     if (!fd.valid()) return std::nullopt;
-                     return IoRequest{.op = IoOp::kFsync, .fd = fd.get()};
-                   },
-                   .name = parent,
-                   .on_error = judge});
-  return RunStepsBlocking(queue, std::move(steps));
+  IoResult result = co_await io::OpenDirectory(parent, /*follow=*/true, fd);
+  if (result.ok()) result = co_await io::Fsync(fd, parent);
+  // A parent that nothing was made in, and that may not be opened or cannot be synced, is none of ours.
+  const bool foreign =
+      result.error == EACCES || result.error == EPERM || result.error == EROFS || result.error == EINVAL;
+  if (foreign && !made) co_return Status::Ok();
+  co_return result.status;
+}
+
+IoTask<Status> MakeDirectory(std::string path, unsigned mode) {
+  IoResult made = co_await io::MakeDirectory(path, mode);
+  if (!made.ok() && made.error != EEXIST) co_return made.status;  // It is there where another process was first.
+  co_return co_await FsyncParent(Parent(path), /*made=*/true);
 }
 
 /// Makes the directory and its missing parents, from the top, each durable before the next is made in it. What is there
@@ -72,17 +63,9 @@ Status MakeDirectories(IoQueue& queue, const std::string& path, unsigned mode) {
     missing.push_back(existing);
     existing = Parent(existing);
   }
-  CAIRN_RETURN_IF_ERROR(FsyncParent(queue, existing, /*made=*/false));
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, FsyncParent(Parent(existing), /*made=*/false)));
   for (auto directory = missing.rbegin(); directory != missing.rend(); ++directory) {
-    std::vector<IoStep> steps;
-    steps.push_back(
-        {.make = [directory, mode] { return IoRequest{.op = IoOp::kMkdir, .path = *directory, .mode = mode}; },
-         .on_error = [](int error, Status plain) -> Result<Flow> {
-           if (error == EEXIST) return Flow::kNext;  // Another process was first.
-           return plain;
-         }});
-    CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue, std::move(steps)));
-    CAIRN_RETURN_IF_ERROR(FsyncParent(queue, *directory, /*made=*/true));
+    CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, MakeDirectory(*directory, mode)));
   }
   CAIRN_ASSIGN_OR_RETURN(const Found found, Look(path));
   if (found == Found::kDirectory) return Status::Ok();
@@ -96,27 +79,11 @@ Status CheckWritable(const std::string& path) {
 
 /// A rename that was cut short by a kill may not be on the disk yet: what it renamed must not be listed, nor touched,
 /// before it is.
-Status FsyncRoot(IoQueue& queue, const std::string& root) {
-  UniqueFd root_fd;
-  std::vector<IoStep> steps;
-  steps.push_back(OpenDirectoryStep(root, /*follow=*/true, root_fd));
-  steps.push_back(FsyncStep(root_fd, root));
-  return RunStepsBlocking(queue, std::move(steps));
+IoTask<Status> FsyncRoot(std::string root) {
+  UniqueFd fd;
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root, /*follow=*/true, fd));
+  co_return co_await io::Fsync(fd, root);
 }
-
-class RootDirectory final : public Root {
- public:
-  RootDirectory(std::string path, std::optional<WriterLock> lock) : path_(std::move(path)), lock_(std::move(lock)) {}
-
-  [[nodiscard]] const std::string& path() const override { return path_; }
-  void ForgetAfterFork() override {
-    if (lock_) lock_->ForgetAfterFork();
-  }
-
- private:
-  const std::string path_;
-  std::optional<WriterLock> lock_;
-};
 
 }  // namespace
 
@@ -133,37 +100,13 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
       return Error(StatusCode::kNotFound, "{}: no such directory, and it is to be read only", path);
     }
     if (found == Found::kDirectory && !options.read_only) CAIRN_RETURN_IF_ERROR(CheckWritable(path));
-    return std::unique_ptr<Root>(std::make_unique<RootDirectory>(std::move(path), std::nullopt));
+    return std::unique_ptr<Root>(new Root(std::move(path), std::nullopt));
   }
   CAIRN_RETURN_IF_ERROR(MakeDirectories(queue, path, options.directory_mode));
   CAIRN_RETURN_IF_ERROR(CheckWritable(path));
   CAIRN_ASSIGN_OR_RETURN(WriterLock lock, WriterLock::Take(path, options.file_mode));
-  CAIRN_RETURN_IF_ERROR(FsyncRoot(queue, path));
-  return std::unique_ptr<Root>(std::make_unique<RootDirectory>(std::move(path), std::move(lock)));
-}
-
-void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, SweepDone done) {
-  const auto left = std::make_shared<Leftovers>();
-  std::error_code error;
-  const std::string real = std::filesystem::canonical(root, error).string();
-  Result<std::vector<FolderEntry>> entries = error ? ErrnoStatus(error.value(), "listing " + root) : ListFolder(real);
-  if (!entries.ok()) left->push_back(entries.status().message());
-  std::vector<FolderEntry> found = entries.ok() ? *std::move(entries) : std::vector<FolderEntry>();
-  std::erase_if(found, [](const FolderEntry& entry) { return !IsLeftover(entry.name); });
-  // What is a spare already keeps its place.
-  std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return IsSpareName(entry.name); });
-  std::vector<IoStep> steps;
-  for (const FolderEntry& entry : found) {
-    if (entry.directory) {
-      AppendRecyclingRemoval(steps, root, entry.name, spares, left);
-    } else {
-      left->push_back(fmt::format("{} is not a directory and was left alone", JoinPath(root, entry.name)));
-    }
-  }
-  RunSteps(queue, std::move(steps), [left, done = std::move(done)](const Status& status) {
-    if (!status.ok()) left->push_back(status.message());
-    done(std::move(*left));
-  });
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, FsyncRoot(path)));
+  return std::unique_ptr<Root>(new Root(std::move(path), std::move(lock)));
 }
 
 }  // namespace cairn

@@ -4,15 +4,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
-#include <memory>
-#include <optional>
+#include <filesystem>
 #include <utility>
 
-#include "base/bytes.h"
 #include "base/status_macros.h"
-#include "store/lease.h"
+#include "store/locks.h"
+#include "store/names.h"
 #include "store/paths.h"
 
 namespace cairn {
@@ -21,8 +19,6 @@ namespace {
 // O_NONBLOCK: against a FIFO in the file's place, and somebody else's lease.
 constexpr int kOpenFlags = O_WRONLY | O_DIRECT | O_NOFOLLOW | O_NONBLOCK;
 constexpr std::uint64_t kStatBlock = 512;  // The unit of st_blocks, on every filesystem.
-
-alignas(kBlock) constexpr std::array<std::byte, kBlock> kZeros{};
 
 Status CheckFile(const UniqueFd& fd, const std::string& path, unsigned file_mode) {
   struct stat found {};
@@ -43,178 +39,94 @@ Status CheckFile(const UniqueFd& fd, const std::string& path, unsigned file_mode
 
 }  // namespace
 
-Status ClaimForRecycling(const UniqueFd& fd, const std::string& path, unsigned file_mode) {
-  CAIRN_RETURN_IF_ERROR(CheckFile(fd, path, file_mode));
-  return TakeLease(fd, path);
-}
-
 Status CheckRecyclable(const std::string& path, unsigned file_mode) {
   const UniqueFd fd(::open(path.c_str(), kOpenFlags | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, "opening " + path);
-  return ClaimForRecycling(fd, path, file_mode);
+  CAIRN_RETURN_IF_ERROR(CheckFile(fd, path, file_mode));
+  return TakeLease(fd, path);  // Given back with the descriptor.
+}
+
+Spare::Spare(const std::string& root, std::uint64_t folders, std::string name, unsigned file_mode,
+             NotRecycled not_recycled)
+    : name_(std::move(name)), file_mode_(file_mode), not_recycled_(std::move(not_recycled)) {
+  // The last first: so those in use are the first ones.
+  for (std::uint64_t number = folders; number-- > 0;) folders_.push_back(JoinPath(root, SpareName(number)));
 }
 
 void Spare::Tell(const Status& why) const {
-  if (not_recycled) not_recycled(why.message());
+  if (not_recycled_) not_recycled_(why.message());
 }
 
-void Spare::Refuse(const Status& why) {
-  stage = Stage::kRefused;
-  Tell(why);
+Status Spare::FindFolders() {
+  std::error_code error;
+  // A link is somebody's.
+  std::erase_if(folders_, [&error](const std::string& folder) { return std::filesystem::is_symlink(folder, error); });
+  for (const std::string& folder : folders_) room_.paths.push_back(JoinPath(folder, name_));
+  return Status::Ok();
 }
 
-void Spare::Claim(const UniqueFd& fd) {
+Status Spare::LookAt(const UniqueFd& fd) {
   // While a file is in it the folder is not replaced by a later one; it was, if the file came between the two opens.
-  if (!LeadsTo(folder, folder_fd)) return;
-  if (const Status status = ClaimForRecycling(fd, path, file_mode); !status.ok()) return Refuse(status);
+  if (!LeadsTo(folder_, folder_fd_)) return Error(StatusCode::kNotFound, "{} was replaced", folder_);
+  CAIRN_RETURN_IF_ERROR(CheckFile(fd, path_, file_mode_));
+  CAIRN_RETURN_IF_ERROR(TakeLease(fd, path_));
   struct stat found {};
-  if (::fstat(fd.get(), &found) == 0) allocated = static_cast<std::uint64_t>(found.st_blocks) * kStatBlock;
+  if (::fstat(fd.get(), &found) == 0) allocated_ = static_cast<std::uint64_t>(found.st_blocks) * kStatBlock;
   // A ring would fail writes that it cannot start at once.
   ::fcntl(fd.get(), F_SETFL, O_DIRECT);
-  stage = Stage::kClaimed;
+  return Status::Ok();
 }
 
-void Spare::LookIn(const std::string& where) {
-  stage = Stage::kNone;
-  folder = where;
-  path = JoinPath(folder, name);
-  folder_fd.Reset();
-}
-
-std::vector<std::string> Spare::paths() const {
-  std::vector<std::string> all;
-  for (const std::string& one : folders) all.push_back(JoinPath(one, name));
-  return all;
-}
-
-namespace {
-
-void AppendClaimIn(std::vector<IoStep>& steps, const std::string& where, Spare& spare, UniqueFd& fd) {
-  using Stage = Spare::Stage;
-  IoStep folder = OpenDirectoryStep(where, /*follow=*/false, spare.folder_fd);
-  folder.make = [&spare, where, make = std::move(folder.make)]() -> std::optional<IoRequest> {
-    if (spare.stage == Stage::kClaimed) return std::nullopt;
-    spare.LookIn(where);
-    return make();
-  };
-  folder.on_error = [&spare](int error, const Status& plain) {
-    if (error != ENOENT) spare.Tell(plain);
-    return Flow::kNext;
-  };
-  steps.push_back(std::move(folder));
-  steps.push_back({.make = [&spare]() -> std::optional<IoRequest> {
-                     if (spare.stage == Stage::kClaimed || !spare.folder_fd.valid()) return std::nullopt;
-                     return IoRequest{.op = IoOp::kOpen, .path = spare.path, .flags = kOpenFlags};
-                   },
-                   .on_value =
-                       [&spare, &fd](std::int64_t value) {
-                         fd = UniqueFd(static_cast<int>(value));
-                         spare.Claim(fd);
-                         if (spare.stage != Stage::kClaimed) fd.Reset();
-                         return Flow::kNext;
-                       },
-                   .on_error =
-                       [&spare](int error, const Status& plain) {
-                         if (error != ENOENT) spare.Refuse(plain);
-                         return Flow::kNext;
-                       }});
-  steps.push_back({.make = [&spare]() -> std::optional<IoRequest> {
-                     if (spare.stage != Stage::kRefused) return std::nullopt;
-                     return IoRequest{.op = IoOp::kUnlink, .path = spare.path};
-                   },
-                   // What stays keeps another checkpoint's from being kept in its place, until it can be removed.
-                   .on_error = [](int, const Status&) { return Flow::kNext; }});
-}
-
-}  // namespace
-
-void AppendClaim(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd) {
-  for (auto folder = spare.folders.rbegin(); folder != spare.folders.rend(); ++folder) {
-    AppendClaimIn(steps, *folder, spare, fd);
-  }
-}
-
-void AppendTakeOver(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd, const std::string& target) {
-  using Stage = Spare::Stage;
-  steps.push_back({.make = [&spare, target]() -> std::optional<IoRequest> {
-                     if (spare.stage != Stage::kClaimed) return std::nullopt;
-                     return IoRequest{
-                         .op = IoOp::kRename, .path = spare.path, .path2 = target, .rename = RenameMode::kNoReplace};
-                   },
-                   .on_value =
-                       [&spare](std::int64_t) {
-                         spare.stage = Stage::kTaken;
-                         return Flow::kNext;
-                       },
-                   .on_error = [&spare, &fd](int error, Status plain) -> Result<Flow> {
-                     // Gone where another rank closes the root; what is there already, the new file's making tells.
-                     if (error != ENOENT && error != EEXIST) return plain;
-                     fd.Reset();
-                     spare.stage = Stage::kNone;
-                     return Flow::kNext;
-                   }});
-  // From here on no path leads to it but the attempt's. Who had followed the old one, or has linked it, came before.
-  steps.push_back({.make = [&spare, &fd, target]() -> std::optional<IoRequest> {
-    if (spare.stage != Stage::kTaken) return std::nullopt;
-    Status status = CheckFile(fd, target, spare.file_mode);
-    if (status.ok() && !HoldsLease(fd)) {
-      status = Error(StatusCode::kFailedPrecondition, "{}: somebody is waiting to open it", target);
+IoTask<Status> Spare::Claim(UniqueFd& fd) {
+  if (folders_.empty()) co_return Status::Ok();
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folders_.front(), [this] { return FindFolders(); }));
+  for (const std::string& folder : folders_) {
+    folder_ = folder;
+    path_ = JoinPath(folder, name_);
+    folder_fd_.Reset();
+    IoResult opened = co_await io::OpenDirectory(folder_, /*follow=*/false, folder_fd_);
+    if (!opened.ok()) {
+      if (opened.error != ENOENT) Tell(opened.status);
+      continue;
     }
-    if (status.ok()) return std::nullopt;
+    IoResult found = co_await io::Open(path_, kOpenFlags, fd);
+    if (found.error == ENOENT) continue;
+    Status claimed = std::move(found.status);
+    if (claimed.ok()) claimed = co_await io::OnThread(path_, [this, &fd] { return LookAt(fd); });
+    if (claimed.ok()) {
+      stage_ = Stage::kClaimed;
+      break;
+    }
     fd.Reset();
-    spare.Refuse(status);
-    return IoRequest{.op = IoOp::kUnlink, .path = target};
-  }});
-  IoStep zero = WriteStep(fd, target, 0, kZeros, kBlock);
-  zero.make = [&spare, make = std::move(zero.make)]() -> std::optional<IoRequest> {
-    if (spare.stage != Stage::kTaken) return std::nullopt;
-    return make();
-  };
-  steps.push_back(std::move(zero));
-  steps.push_back({.check = [&spare, &fd] {
-    if (spare.stage == Stage::kTaken) GiveBackLease(fd);
-    return Status::Ok();
-  }});
+    if (claimed.code() == StatusCode::kNotFound) continue;
+    Tell(claimed);
+    // What stays keeps another checkpoint's from being kept in its place, until it can be removed.
+    static_cast<void>(co_await io::Unlink(path_));
+  }
+  co_return Status::Ok();
 }
 
-void FreeSparesWhenFull(std::vector<IoStep>& steps, const std::vector<std::string>& paths) {
-  // What is still to be unlinked, from the back; none again once that was done.
-  const auto spares = std::make_shared<std::vector<std::string>>(paths);
-  for (IoStep& step : steps) {
-    if (!step.make) continue;
-    struct Turn {
-      IoStep step;
-      IoOp op = IoOp::kFsync;
-      bool freeing = false;
-    };
-    const auto turn = std::make_shared<Turn>(Turn{.step = step});
-    step.make = [turn, spares]() -> std::optional<IoRequest> {
-      if (turn->freeing) return IoRequest{.op = IoOp::kUnlink, .path = spares->back()};
-      std::optional<IoRequest> request = turn->step.make();
-      if (request) turn->op = request->op;
-      return request;
-    };
-    const auto freed = [turn, spares] {
-      spares->pop_back();
-      turn->freeing = !spares->empty();
-      return Flow::kAgain;
-    };
-    step.on_value = [turn, freed](std::int64_t value) -> Result<Flow> {
-      if (turn->freeing) return freed();
-      return turn->step.on_value ? turn->step.on_value(value) : Flow::kNext;
-    };
-    step.on_error = [turn, spares, freed](int error, Status plain) -> Result<Flow> {
-      if (turn->freeing) return freed();
-      // These alone ask for blocks and can be asked for again.
-      const bool asks = turn->op == IoOp::kWrite || turn->op == IoOp::kFallocate;
-      if (error == ENOSPC && asks && !spares->empty()) {
-        turn->freeing = true;
-        return Flow::kAgain;
-      }
-      if (!turn->step.on_error) return plain;
-      return turn->step.on_error(error, std::move(plain));
-    };
+IoTask<Status> Spare::TakeOver(UniqueFd& fd, const std::string& target) {
+  if (!claimed()) co_return Status::Ok();
+  IoResult renamed = co_await io::Rename(path_, target, RenameMode::kNoReplace);
+  stage_ = renamed.ok() ? Stage::kTaken : Stage::kNone;
+  if (!renamed.ok()) {
+    fd.Reset();
+    // Gone where another rank closes the root; what is there already, the new file's making tells.
+    if (renamed.error == ENOENT || renamed.error == EEXIST) co_return Status::Ok();
+    co_return renamed.status;
   }
+  // From here on no path leads to it but the attempt's. Who had followed the old one, or has linked it, came before.
+  const Status alone = co_await io::OnThread(target, [this, &fd, &target] {
+    CAIRN_RETURN_IF_ERROR(CheckFile(fd, target, file_mode_));
+    if (HoldsLease(fd)) return Status::Ok();
+    return Error(StatusCode::kFailedPrecondition, "{}: somebody is waiting to open it", target);
+  });
+  if (alone.ok()) co_return alone;
+  fd.Reset();
+  stage_ = Stage::kNone;
+  Tell(alone);
+  co_return co_await io::Unlink(target);
 }
 
 }  // namespace cairn

@@ -7,7 +7,7 @@
 
 #include "base/unique_fd.h"
 #include "cairn/status.h"
-#include "store/io_steps.h"
+#include "io/io_task.h"
 
 namespace cairn {
 
@@ -26,47 +26,52 @@ struct SpareWish {
   NotRecycled not_recycled;
 };
 
-/// Ok where nobody but this writer can see what is written into the file, open for writing as `fd`: a regular file of
-/// this user with no wider mode than `file_mode`, one name, and a lease, which is held from then on.
-[[nodiscard]] Status ClaimForRecycling(const UniqueFd& fd, const std::string& path, unsigned file_mode);
-/// Whether a file that is no checkpoint's any more may become a spare: the same, and given back at once.
+/// Whether a file that is no checkpoint's any more may become a spare: nobody but this writer can see what is written
+/// into it. A regular file of this user with no wider mode than `file_mode`, one name, and nobody who has it open.
 [[nodiscard]] Status CheckRecyclable(const std::string& path, unsigned file_mode);
 
-/// One rank's spare on its way into an attempt.
-struct Spare {
+/// One rank's spare on its way into an attempt. Outlives the tasks.
+class Spare {
+ public:
+  /// May be in so many folders of the root, under the rank's `name`.
+  Spare(const std::string& root, std::uint64_t folders, std::string name, unsigned file_mode, NotRecycled not_recycled);
+
+  /// Opens and claims one, into `fd`. Never fails: one that is refused is unlinked, and the next looked at.
+  IoTask<Status> Claim(UniqueFd& fd);
+  /// Renames a claimed one to `target`. Unlinked, and `fd` closed, where somebody has come for it meanwhile. The lease
+  /// is held on.
+  IoTask<Status> TakeOver(UniqueFd& fd, const std::string& target);
+
+  [[nodiscard]] bool claimed() const { return stage_ == Stage::kClaimed; }
+  [[nodiscard]] bool taken() const { return stage_ == Stage::kTaken; }
+  /// Of a claimed or a taken one: the bytes of its blocks, its path, and the folder it is, or was, in.
+  [[nodiscard]] std::uint64_t allocated() const { return claimed() || taken() ? allocated_ : 0; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& folder() const { return folder_; }
+  [[nodiscard]] const UniqueFd& folder_fd() const { return folder_fd_; }
+  /// All spares of this rank.
+  [[nodiscard]] Room& room() { return room_; }
+
+ private:
   enum class Stage : std::uint8_t {
     kNone,     ///< Not looked for, not there, or not to be had.
-    kRefused,  ///< There, and to be unlinked.
     kClaimed,  ///< Open and claimed, under its own name.
     kTaken,    ///< The attempt's.
   };
-  std::vector<std::string> folders;  ///< Where one may be. The last first: so those in use are the first ones.
-  std::string name;                  ///< This rank's file in them.
-  std::string folder;                ///< The one that is looked at, or was taken from.
-  std::string path;                  ///< This rank's file in it.
-  unsigned file_mode = 0644;
-  NotRecycled not_recycled;
-  Stage stage = Stage::kNone;
-  std::uint64_t allocated = 0;  ///< Bytes of its blocks, where claimed.
-  UniqueFd folder_fd;           ///< The folder that the name is taken from.
-
-  /// Looks at the file that was found, open as `fd`.
-  void Claim(const UniqueFd& fd);
-  void Refuse(const Status& why);
-  void LookIn(const std::string& where);
-  /// All paths of this rank's spares, in order.
-  [[nodiscard]] std::vector<std::string> paths() const;
   void Tell(const Status& why) const;
+  [[nodiscard]] Status FindFolders();
+  [[nodiscard]] Status LookAt(const UniqueFd& fd);
+
+  const std::string name_;
+  const unsigned file_mode_;
+  const NotRecycled not_recycled_;
+  std::vector<std::string> folders_;
+  Room room_;
+  Stage stage_ = Stage::kNone;
+  std::string folder_;
+  std::string path_;
+  std::uint64_t allocated_ = 0;
+  UniqueFd folder_fd_;
 };
-
-/// Appends the steps that open and claim a spare, into `fd`. They never end the sequence: one that is refused is
-/// unlinked, and the next looked at. `spare` and `fd` outlive them.
-void AppendClaim(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd);
-/// Appends the steps that rename a claimed spare to `target`, zero its first block and give the lease back. It is
-/// unlinked where somebody has come for it meanwhile, and `fd` then closed.
-void AppendTakeOver(std::vector<IoStep>& steps, Spare& spare, UniqueFd& fd, const std::string& target);
-
-/// Lets steps that find the disk full unlink the spares at `paths`, once, and go on.
-void FreeSparesWhenFull(std::vector<IoStep>& steps, const std::vector<std::string>& paths);
 
 }  // namespace cairn

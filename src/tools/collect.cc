@@ -6,6 +6,8 @@
 #include <optional>
 
 #include "base/status_macros.h"
+#include "store/list.h"
+#include "store/remove.h"
 #include "store/root.h"
 #include "tools/commands.h"
 #include "tools/output.h"
@@ -21,7 +23,9 @@ struct Collected {
 
 Result<Collected> Choose(const CollectOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> list, ListCheckpoints(options.root));
-  const std::vector<std::uint64_t> steps = ChooseRetired(list, options.keep_last, options.keep_every);
+  std::vector<const CheckpointInfo*> infos;
+  for (const StoredCheckpoint& checkpoint : list) infos.push_back(&checkpoint.info);
+  const std::vector<std::uint64_t> steps = ChooseRetired(infos, options.keep_last, options.keep_every);
   Collected collected;
   for (const StoredCheckpoint& checkpoint : list) {
     const CheckpointInfo& info = checkpoint.info;
@@ -44,23 +48,17 @@ Result<Collected> ChooseAndRemove(const CollectOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, 1));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Root> lock, Root::Open(*queue, {.path = options.root}));
-  const auto run_until = [&queue](const auto& outcome) -> Status {
-    while (!outcome) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
-    return Status::Ok();
-  };
   std::optional<std::vector<std::string>> left;
   Sweep(*queue, options.root, {}, [&left](std::vector<std::string> found) { left = std::move(found); });
-  CAIRN_RETURN_IF_ERROR(run_until(left));
+  while (!left) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
   for (const std::string& why : *left) fmt::print(stderr, "{}\n", why);
   CAIRN_ASSIGN_OR_RETURN(Collected collected, Choose(options));
   for (const auto& [step, bytes] : collected.chosen) {
-    std::optional<Status> outcome;
-    RemoveCheckpoint(*queue, options.root, step, {}, [&outcome](Status status) { outcome = std::move(status); });
-    CAIRN_RETURN_IF_ERROR(run_until(outcome));
-    if (outcome->ok()) {
+    const Status removed = RemoveCheckpointBlocking(*queue, options.root, step, {}).status;
+    if (removed.ok()) {
       collected.removed.emplace(step, bytes);
     } else if (collected.failure.ok()) {
-      collected.failure = *outcome;
+      collected.failure = removed;
     }
   }
   return collected;

@@ -36,6 +36,9 @@ std::string Bound(const std::optional<std::uint64_t>& limit) {
   return limit ? fmt::to_string(*limit) : std::string("unlimited");
 }
 
+/// The old default of ulimit -l: some rings of the default depth.
+constexpr std::uint64_t kLockedForRings = 64U << 10;
+
 json Number(const std::optional<std::uint64_t>& limit) { return limit ? json(*limit) : json(nullptr); }
 
 void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
@@ -55,8 +58,11 @@ void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
                       .value = hugepages});
   const Limits limits = FindLimits();
   findings.push_back({.name = "locked memory",
+                      .good = !limits.locked_memory || *limits.locked_memory >= kLockedForRings,
                       .found = Bound(limits.locked_memory),
-                      .cost = "nothing: buffers are not registered with the ring, which gains nothing",
+                      .cost = "kernels before 5.12, and again 6.18, count the rings (8 KiB and more each, for "
+                              "all processes of a user without CAP_IPC_LOCK): where it does not fit, threads do the "
+                              "writing; ulimit -l. Buffers are not counted: they are not registered with the ring",
                       .value = Number(limits.locked_memory)});
   findings.push_back({.name = "file size limit",
                       .good = !limits.file_size,

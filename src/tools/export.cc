@@ -89,13 +89,14 @@ Result<std::string> PlainHeader(const std::vector<const StoredTensor*>& tensors)
 
 Status WriteAll(IoQueue& queue, int fd, std::uint64_t offset, Bytes bytes, const std::string& path) {
   for (std::uint64_t done = 0; done < bytes.size();) {
-    CAIRN_ASSIGN_OR_RETURN(const std::int64_t n,
-                           RunBlocking(queue, {.op = IoOp::kWrite,
-                                               .fd = fd,
-                                               // Only read; requests have one kind of pointer.
-                                               .buffer = const_cast<std::byte*>(bytes.data() + done),
-                                               .length = bytes.size() - done,
-                                               .offset = offset + done}));
+    CAIRN_ASSIGN_OR_RETURN(const std::int64_t n, RunBlocking(queue,
+                                                             {.op = IoOp::kWrite,
+                                                              .fd = fd,
+                                                              // Only read; requests have one kind of pointer.
+                                                              .buffer = const_cast<std::byte*>(bytes.data() + done),
+                                                              .length = bytes.size() - done,
+                                                              .offset = offset + done},
+                                                             path));
     if (n <= 0)
       return Error(StatusCode::kIoError, "writing {} bytes at {} of {}: none written", bytes.size(), offset, path);
     done += static_cast<std::uint64_t>(n);
@@ -139,7 +140,7 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
   const auto write = [&]() -> Status {
     const UniqueFd file(static_cast<int>(fd));
     CAIRN_RETURN_IF_ERROR(WriteTensors(reading, source, tensors, *queue, file.get(), temporary));
-    CAIRN_RETURN_IF_ERROR(RunBlocking(*queue, {.op = IoOp::kFsync, .fd = file.get()}).status());
+    CAIRN_RETURN_IF_ERROR(RunBlocking(*queue, {.op = IoOp::kFsync, .fd = file.get()}, temporary).status());
     return RunBlocking(*queue, {.op = IoOp::kRename, .path = temporary, .path2 = out}).status();
   };
   if (Status status = write(); !status.ok()) {
@@ -150,7 +151,7 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
   CAIRN_ASSIGN_OR_RETURN(const std::int64_t directory,
                          RunBlocking(*queue, {.op = IoOp::kOpen, .path = folder, .flags = O_RDONLY | O_DIRECTORY}));
   const UniqueFd opened(static_cast<int>(directory));
-  return RunBlocking(*queue, {.op = IoOp::kFsync, .fd = opened.get()}).status();
+  return RunBlocking(*queue, {.op = IoOp::kFsync, .fd = opened.get()}, folder).status();
 }
 
 }  // namespace

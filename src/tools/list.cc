@@ -1,8 +1,9 @@
+#include "store/list.h"
+
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
-#include "store/root.h"
 #include "tools/commands.h"
 #include "tools/output.h"
 

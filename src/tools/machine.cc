@@ -15,10 +15,11 @@
 #include <sstream>
 
 #include "base/bytes.h"
+#include "base/memory_limit.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "base/uuid.h"
-#include "store/lease.h"
+#include "store/locks.h"
 #include "store/names.h"
 #include "store/paths.h"
 
@@ -85,6 +86,10 @@ Memory FindMemory() {
   for (std::string unit; file >> name >> kib && std::getline(file, unit);) {
     if (name == "MemTotal:") memory.total = kib * 1024;
     if (name == "MemAvailable:") memory.available = kib * 1024;
+  }
+  if (const auto limit = FindMemoryLimit()) {
+    memory.total = std::min(memory.total, limit->bytes);
+    memory.available = std::min(memory.available, limit->available);
   }
   return memory;
 }

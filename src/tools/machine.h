@@ -15,6 +15,7 @@ struct Memory {
   std::uint64_t total = 0;
   std::uint64_t available = 0;  ///< Without pushing anything out, as the kernel estimates.
 };
+/// Of the machine, or of the control group where that allows less.
 [[nodiscard]] Memory FindMemory();
 
 /// Bytes free to this user on the filesystem of a directory that is there.

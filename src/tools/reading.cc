@@ -24,6 +24,7 @@ Reading::Reading()
 
 Result<std::unique_ptr<Reading>> Reading::Make() {
   std::unique_ptr<Reading> reading(new Reading);
+  CAIRN_RETURN_IF_ERROR(reading->workers_.status());
   CAIRN_ASSIGN_OR_RETURN(IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, kQueueDepth));
   CAIRN_ASSIGN_OR_RETURN(reading->pool_, BufferPool::Make(2 * kQueueDepth * kChunkBytes, kChunkBytes, kQueueDepth));
   reading->parts_ = {.queue = std::move(choice.factory),

@@ -19,8 +19,8 @@
 #include "base/unique_fd.h"
 #include "base/uuid.h"
 #include "device/buffer_pool.h"
+#include "io/io_task.h"
 #include "store/attempt.h"
-#include "store/io_steps.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "tune/process_cpu.h"
@@ -38,7 +38,7 @@ constexpr int kRounds = 3;
 constexpr std::array<IoShape, 5> kShapes = {
     {{4 * kMiB, 8}, {4 * kMiB, 4}, {4 * kMiB, kProbeDepth}, {2 * kMiB, 8}, {8 * kMiB, 8}}};
 
-double SecondsSince(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double Seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
 
 /// The value that `share` of them do not exceed; there is at least one.
 double Quantile(std::vector<double> values, double share) {
@@ -77,11 +77,12 @@ class ProbeAttempt {
 
   /// Seconds until it can be written into.
   Result<double> Begin(std::uint64_t data_bytes) {
-    const auto begin = Clock::now();
-    attempt_ = Attempt::Make(queue_, {.root = root_, .uuid = uuid_, .file_bytes = kBlock + data_bytes});
+    const auto begin = limits_.now();
+    attempt_ =
+        std::make_unique<Attempt>(queue_, AttemptSpec{.root = root_, .uuid = uuid_, .file_bytes = kBlock + data_bytes});
     CAIRN_RETURN_IF_ERROR(Await([this](StatusDone done) { attempt_->Begin(std::move(done)); }));
     data_bytes_ = data_bytes;
-    return SecondsSince(begin);
+    return Seconds(limits_.now() - begin);
   }
   Result<Pass> WriteFresh(const IoShape& shape) {
     CAIRN_ASSIGN_OR_RETURN(const Pass pass,
@@ -96,30 +97,33 @@ class ProbeAttempt {
   /// Seconds from the last byte to where a save would be durable: as Attempt::SealAndCommit does it, the shard's part
   /// and the manifest's side by side.
   Result<double> Commit() {
-    const auto begin = Clock::now();
+    const auto begin = limits_.now();
     std::memset(memory_, 0, kBlock);
-    UniqueFd root;
-    UniqueFd manifest;
-    const std::string path = JoinPath(folder_, kManifestName);
-    CAIRN_RETURN_IF_ERROR(RunStepsBlocking(queue_, {OpenDirectoryStep(root_, /*follow=*/true, root)}));
     CAIRN_RETURN_IF_ERROR(
         AwaitBoth([this](StatusDone done) { attempt_->Seal(Bytes(memory_, kBlock), std::move(done)); },
-                  [&](StatusDone done) {
-                    RunSteps(queue_,
-                             {CreateFileStep(path, 0, 0600, manifest),
-                              WriteStep(manifest, path, 0, Bytes(memory_, kBlock / 8), /*alignment=*/1),
-                              FsyncStep(manifest, path), CloseStep(manifest, path)},
-                             std::move(done));
-                  }));
-    CAIRN_RETURN_IF_ERROR(RunStepsBlocking(
-        queue_, {{.make = [this] { return IoRequest{.op = IoOp::kRename, .path = folder_, .path2 = retired_}; }},
-                 FsyncStep(root, root_)}));
-    return SecondsSince(begin);
+                  [this](StatusDone done) { RunTask(queue_, WriteManifest(), std::move(done)); }));
+    CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue_, RenameAway()));
+    return Seconds(limits_.now() - begin);
   }
   [[nodiscard]] bool direct() const { return attempt_->direct(); }
 
  private:
   using Transfer = std::function<void(std::uint64_t at, Bytes piece, StatusDone done)>;
+
+  IoTask<Status> WriteManifest() {
+    const std::string path = JoinPath(folder_, kManifestName);
+    UniqueFd fd;
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(path, 0, 0600, fd));
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::WriteAll(fd, path, 0, Bytes(memory_, kBlock / 8), /*alignment=*/1));
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(fd, path));
+    co_return co_await io::Close(fd, path);
+  }
+  IoTask<Status> RenameAway() {
+    UniqueFd root;
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root_, /*follow=*/true, root));
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(folder_, retired_, RenameMode::kPlain));
+    co_return co_await io::Fsync(root, root_);
+  }
 
   template <typename Call>
   Status Await(const Call& call) {
@@ -160,10 +164,10 @@ class ProbeAttempt {
       flight->free.push_back(memory_ + static_cast<std::uint64_t>(i) * shape.chunk_bytes);
     }
     const auto depth = flight->free.size();
-    const auto begin = Clock::now();
+    const auto begin = limits_.now();
     bool over = false;
     for (std::uint64_t next = 0; flight->free.size() < depth || (next < bytes && !over && flight->status.ok());) {
-      over = over || (next >= shape.chunk_bytes * depth && Clock::now() >= end_);
+      over = over || (next >= shape.chunk_bytes * depth && limits_.now() >= end_);
       if (limits_.stopped && limits_.stopped() && flight->status.ok()) {
         flight->status = Error(StatusCode::kCancelled, "the probe of {} was stopped", root_);
       }
@@ -181,7 +185,7 @@ class ProbeAttempt {
       if (flight->free.size() < depth) CAIRN_RETURN_IF_ERROR(queue_.RunOnce(Deadline::Infinite()).status());
     }
     CAIRN_RETURN_IF_ERROR(flight->status);
-    return Pass{.seconds = SecondsSince(begin), .bytes = flight->done};
+    return Pass{.seconds = Seconds(limits_.now() - begin), .bytes = flight->done};
   }
 
   /// What has been written once more, through a descriptor of its own.
@@ -240,19 +244,19 @@ Result<std::uint64_t> FileBytes(const std::string& root, std::uint64_t most) {
 class DiskProbe {
  public:
   DiskProbe(IoQueue& queue, const ProbeLimits& limits, std::string root, std::byte* memory)
-      : queue_(queue), limits_(limits), root_(std::move(root)), memory_(memory), end_(Clock::now() + limits.time) {}
+      : queue_(queue), limits_(limits), root_(std::move(root)), memory_(memory), end_(limits.now() + limits.time) {}
 
   Result<DiskRates> Run(std::uint64_t most_bytes) {
     // The first pass only tells how large the others may be, and wakes the disk up.
     CAIRN_ASSIGN_OR_RETURN(const Pass first, Turn(0, std::min(most_bytes, kFirstFile), /*counts=*/false));
-    const double left = std::chrono::duration<double>(end_ - Clock::now()).count();
+    const double left = Seconds(end_ - limits_.now());
     const double each = first.rate() * std::max(left, 0.0) / (kRounds * static_cast<double>(kShapes.size() + 2));
     const auto wanted = AlignDown(static_cast<std::uint64_t>(std::min(each, static_cast<double>(most_bytes))), kMiB);
     const std::uint64_t bytes = std::min(std::max(wanted, kFirstFile), most_bytes);
     for (int round = 0; round < kRounds; ++round) {
       for (std::size_t shape = 0; shape < kShapes.size(); ++shape) {
         const bool needed = round == 0 && shape == 0;
-        if (!needed && Clock::now() >= end_) break;
+        if (!needed && limits_.now() >= end_) break;
         CAIRN_RETURN_IF_ERROR(Turn(shape, bytes, /*counts=*/true).status());
       }
     }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/modelled_time.h"
 #include "io/io_queue.h"
 #include "tune/choose.h"
 
@@ -17,6 +18,7 @@ struct ProbeLimits {
   std::chrono::nanoseconds time = std::chrono::seconds(6);
   std::uint64_t file_bytes = 256U << 20;  ///< Of the probe's file; a quarter of what is free, where that is less.
   std::function<bool()> stopped;          ///< Asked between operations: true ends the probe, Cancelled. May be empty.
+  TimeSource now = Deadline::Clock::now;
 };
 
 /// What a disk does for saves. Rates in bytes per second.

@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kTime{300};
 /// the time is over.
 class Rounds {
  public:
-  Rounds(BufferPool& pool, std::chrono::nanoseconds time) : end_(Clock::now() + time) {
+  Rounds(BufferPool& pool, std::chrono::nanoseconds time, TimeSource now) : now_(std::move(now)), end_(now_() + time) {
     while (BufferPool::Chunk chunk = pool.TryAcquire(BufferPool::Priority::kSave)) chunks_.push_back(std::move(chunk));
   }
 
@@ -45,10 +45,10 @@ class Rounds {
   template <typename Start>
   Result<CopyRate> Run(const Start& start) CAIRN_EXCLUDES(mutex_) {
     const double cpu = ProcessCpuSeconds();
-    const auto begin = Clock::now();
+    const auto begin = now_();
     for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) Begin(chunk, start);
     while (const std::optional<std::size_t> chunk = NextIdle()) Begin(*chunk, start);
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double seconds = std::chrono::duration<double>(now_() - begin).count();
     MutexLock lock(mutex_);
     CAIRN_RETURN_IF_ERROR(status_);
     const auto bytes = static_cast<double>(bytes_);
@@ -66,7 +66,7 @@ class Rounds {
   std::optional<std::size_t> NextIdle() CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (true) {
-      const bool over = Clock::now() >= end_ || !status_.ok();
+      const bool over = now_() >= end_ || !status_.ok();
       if (over && idle_.size() == chunks_.size()) return std::nullopt;
       if (!over && !idle_.empty()) {
         const std::size_t chunk = idle_.back();
@@ -77,6 +77,7 @@ class Rounds {
     }
   }
 
+  const TimeSource now_;
   const Clock::time_point end_;
   std::vector<BufferPool::Chunk> chunks_;
   Mutex mutex_;
@@ -108,13 +109,14 @@ Result<ProbedDevice> MakeDevice(DeviceId id, WorkerPool& workers) {
 
 }  // namespace
 
-Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor, std::chrono::nanoseconds time) {
+Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor, std::chrono::nanoseconds time,
+                           const TimeSource& now) {
   const StridedLayout layout{.base = tensor.data(), .row_bytes = tensor.size(), .outer = {}, .bytes = tensor.size()};
   const std::uint64_t chunk_bytes = pool.chunk_bytes();
   if (tensor.size() < chunk_bytes) return Error(StatusCode::kInternal, "a tensor of less than a chunk");
   CAIRN_RETURN_IF_ERROR(device.CheckLayout(layout));
   std::vector<std::uint32_t> sums(pool.chunk_count() * DivideUp(chunk_bytes, kChecksumBlock));
-  Rounds rounds(pool, time);
+  Rounds rounds(pool, time, now);
   std::uint64_t next = 0;
   return rounds.Run([&](std::size_t chunk) {
     if (next + chunk_bytes > tensor.size()) next = 0;
@@ -129,8 +131,9 @@ Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor
   });
 }
 
-Result<CopyRate> ProbeChecksum(WorkerPool& workers, BufferPool& pool, std::chrono::nanoseconds time) {
-  Rounds rounds(pool, time);
+Result<CopyRate> ProbeChecksum(WorkerPool& workers, BufferPool& pool, std::chrono::nanoseconds time,
+                               const TimeSource& now) {
+  Rounds rounds(pool, time, now);
   // Read by nobody, but kept, lest the sums be optimised away.
   std::vector<std::uint32_t> sums(pool.chunk_count());
   return rounds.Run([&](std::size_t chunk) {
@@ -164,6 +167,7 @@ Result<Measured> Measure(const MeasureOptions& options) {
                     .worker_threads = options.worker_threads != 0 ? options.worker_threads : cores};
   {
     WorkerPool workers("cairn-probe", measured.worker_threads);
+    CAIRN_RETURN_IF_ERROR(workers.status());
     CAIRN_ASSIGN_OR_RETURN(ProbedDevice probed, MakeDevice(options.device, workers));
     CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<BufferPool> pool, BufferPool::Make(kChunks * kChunk, kChunk, kChunks));
     pool->Touch(workers);

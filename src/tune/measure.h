@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/modelled_time.h"
 #include "base/worker_pool.h"
 #include "cairn/options.h"
 #include "device/buffer_pool.h"
@@ -19,9 +20,10 @@ struct CopyRate {
 /// Copies `tensor` to the pool's chunks, summed where the device does that, over and over for about `time`, as the
 /// engine does: all chunks at once, in the lanes by turns. The tensor is contiguous, of at least a chunk, and touched.
 [[nodiscard]] Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor,
-                                         std::chrono::nanoseconds time);
+                                         std::chrono::nanoseconds time, const TimeSource& now = Deadline::Clock::now);
 /// Sums the pool's chunks on the workers, all at once.
-[[nodiscard]] Result<CopyRate> ProbeChecksum(WorkerPool& workers, BufferPool& pool, std::chrono::nanoseconds time);
+[[nodiscard]] Result<CopyRate> ProbeChecksum(WorkerPool& workers, BufferPool& pool, std::chrono::nanoseconds time,
+                                             const TimeSource& now = Deadline::Clock::now);
 
 struct MeasureOptions {
   std::string root;

@@ -16,6 +16,8 @@
 #include "base/thread.h"
 #include "base/uuid.h"
 #include "base/worker_pool.h"
+#include "support/forked.h"
+#include "support/thread_limit.h"
 
 namespace cairn {
 namespace {
@@ -64,17 +66,55 @@ TEST(WorkerPool, JobsMayPostJobs) {
 TEST(Thread, BlocksEverySignalAndHasItsName) {
   sigset_t mask;
   char name[16] = {};
-  std::thread thread = StartThread("a name that is too long", [&] {
+  Result<std::thread> thread = StartThread("a name that is too long", [&] {
     pthread_sigmask(SIG_SETMASK, nullptr, &mask);
     pthread_getname_np(pthread_self(), name, sizeof(name));
   });
-  thread.join();
+  ASSERT_TRUE(thread.ok()) << thread.status();
+  thread->join();
 
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD, SIGHUP}) EXPECT_EQ(sigismember(&mask, signal), 1);
   EXPECT_STREQ(name, "a name that is ");
   sigset_t own;
   pthread_sigmask(SIG_SETMASK, nullptr, &own);
   EXPECT_EQ(sigismember(&own, SIGTERM), 0) << "the caller's own mask is as it was";
+}
+
+TEST(Thread, ThatCannotBeStartedIsAnErrorAndLeavesTheSignalMask) {
+  Forked child([](const Say& say) {
+    ThreadLimit limit;
+    if (!limit.Allow(0)) return kNoThreadLimit;
+    say(StartThread("cairn-test", [] {}).status().ToString());
+    return SignalsOpen() ? 0 : 1;
+  });
+  const Forked::End end = child.Wait(Deadline::In(std::chrono::seconds(60)));
+
+  if (end.value == kNoThreadLimit) GTEST_SKIP() << ThreadLimit::kSkipReason;
+  ASSERT_THAT(end.lines, ::testing::SizeIs(1));
+  EXPECT_THAT(end.lines.front(),
+              ::testing::AllOf(::testing::StartsWith("ResourceExhausted: cannot start thread cairn-test:"),
+                               ::testing::HasSubstr("ulimit -u")));
+  EXPECT_EQ(end.value, 0) << "signals stay blocked";
+}
+
+TEST(WorkerPool, ThatCannotStartAllItsThreadsHasNoneAndSaysHowFarItCame) {
+  Forked child([](const Say& say) {
+    ThreadLimit limit;
+    if (!limit.Allow(2)) return kNoThreadLimit;
+    {
+      const WorkerPool pool("cairn-test", 3);
+      say(pool.status().message());
+      say(std::to_string(pool.threads()));
+    }
+    return AloneAgain() ? 0 : 1;
+  });
+  const Forked::End end = child.Wait(Deadline::In(std::chrono::seconds(60)));
+
+  if (end.value == kNoThreadLimit) GTEST_SKIP() << ThreadLimit::kSkipReason;
+  ASSERT_THAT(end.lines, ::testing::SizeIs(2));
+  EXPECT_THAT(end.lines[0], ::testing::HasSubstr("2 of 3 were started"));
+  EXPECT_EQ(end.lines[1], "0");
+  EXPECT_EQ(end.value, 0) << "threads are left";
 }
 
 // As sched_getattr gives it: size, policy; flags; nice, priority; and a runtime, which is the time slice.
@@ -87,12 +127,13 @@ std::array<std::uint64_t, 6> Scheduling() {
 TEST(Thread, ShortSlicesChangeNothingButTheSlice) {
   std::array<std::uint64_t, 6> before{};
   std::array<std::uint64_t, 6> after{};
-  std::thread thread = StartThread("test", [&] {
+  Result<std::thread> thread = StartThread("test", [&] {
     before = Scheduling();
     AskForShortSlices();
     after = Scheduling();
   });
-  thread.join();
+  ASSERT_TRUE(thread.ok()) << thread.status();
+  thread->join();
 
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(after.at(i), before.at(i));
   const bool ordinary = before.at(0) >> 32 == SCHED_OTHER;

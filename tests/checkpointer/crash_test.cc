@@ -27,7 +27,7 @@ using RunInChild = std::function<int(const std::string& root, const std::shared_
 
 EventCallback SayDurable(const Say& say) {
   return [say](const Event& event) {
-    if (event.kind == EventKind::kSaveDurable) say("durable " + std::to_string(event.step));
+    if (event.kind == EventKind::kSaveDurable) say("durable " + std::to_string(*event.step));
   };
 }
 

@@ -11,6 +11,7 @@
 
 #include "cairn/cairn.h"
 #include "device/host_device.h"
+#include "device/stream_point.h"
 #include "support/faulty_device.h"
 #include "support/small_run.h"
 #include "support/temp_dir.h"
@@ -209,6 +210,47 @@ TEST_F(DeviceFault, StagesTheNextSaveWhereOneHasFailed) {
   const SaveHandle save = Start(100);
   EXPECT_EQ(save.WaitDurable(Soon()), Status::Ok());
   EXPECT_TRUE(save.stats().staged);
+}
+
+// One lane's copy out of the staging memory is held up while the other's is done: the memory is not the next save's.
+TEST_F(DeviceFault, KeepsStagingMemoryUntilEveryChunkHasBeenCopiedOutOfIt) {
+  constexpr std::size_t kSixChunks = 1'500'000;
+  Options options = SmallOptions(root());
+  options.staging_bytes = kSixChunks * 4;
+  Open(options);
+  Tensors first = Tensors::Many(1, kSixChunks, kGpu);
+  Tensors second = Tensors::Many(1, kSixChunks, kGpu);
+  first.Fill(1);
+  second.Fill(2);
+  const FaultGate fifth = plan_->Hold({.op = IoOp::kWrite, .path = "shard-", .nth = 5});
+  const FaultGate all = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});
+  const auto save = checkpointer_->Save(1, first.state(), {.streams = {stream_}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(all.WaitHeld(Soon()));
+  ASSERT_TRUE(device_->AwaitCopies(5, Soon()));  // Into staging memory, and four chunks: the pool has no more.
+
+  const auto held = std::make_shared<StreamPoint>();
+  const Stream blocked = host_->MakeStream();
+  host_->Launch(blocked, [held] { held->Await(); });
+  const Result<EventId> event = host_->AcquireEvent();
+  EXPECT_EQ(host_->RecordOnStream(blocked, *event), Status::Ok());
+  EXPECT_EQ(host_->LaneWait(1, *event), Status::Ok());
+  all.Release();
+  EXPECT_TRUE(fifth.WaitHeld(Soon()));  // The other lane's chunk has come out.
+  const auto next = checkpointer_->Save(2, second.state(), {.streams = {stream_}});
+  EXPECT_TRUE(device_->AwaitCopies(8, Soon()));
+  held->Reach();
+  fifth.Release();
+
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->WaitDurable(Soon()), Status::Ok());
+  EXPECT_TRUE(save->stats().staged);
+  EXPECT_FALSE(next->stats().staged);
+  for (const std::uint64_t step : {1, 2}) {
+    Tensors restored = Tensors::Many(1, kSixChunks, kGpu);
+    EXPECT_EQ(checkpointer_->Restore(Step(step), restored.state()).status(), Status::Ok());
+    EXPECT_TRUE(restored.Holds(step)) << "step " << step;
+  }
 }
 
 // The disk fails while copies are held behind a stream: nothing reads the tensors after the save has ended.

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -33,8 +35,13 @@ class Events {
   [[nodiscard]] std::vector<std::pair<EventKind, std::uint64_t>> Seen() const {
     MutexLock lock(mutex_);
     std::vector<std::pair<EventKind, std::uint64_t>> seen;
-    for (const Event& event : events_) seen.emplace_back(event.kind, event.step);
+    for (const Event& event : events_) seen.emplace_back(event.kind, *event.step);
     return seen;
+  }
+  [[nodiscard]] std::size_t Warnings() const {
+    MutexLock lock(mutex_);
+    return static_cast<std::size_t>(std::count_if(
+        events_.begin(), events_.end(), [](const Event& event) { return event.severity == Severity::kWarning; }));
   }
   [[nodiscard]] Event Last() const {
     MutexLock lock(mutex_);
@@ -182,6 +189,50 @@ TEST(Observe, OptionsThatCannotWorkAreNamed) {
   EXPECT_THAT(message([](Options& o) { o.chunk_bytes = 1_MiB + 1; }), HasSubstr("chunk_bytes"));
   EXPECT_THAT(message([](Options& o) { o.queue_depth = 0; }), HasSubstr("queue_depth"));
   EXPECT_THAT(message([](Options& o) { o.file_mode = 0444; }), HasSubstr("file_mode"));
+}
+
+TEST(Observe, OverlaysLowerLayerIsWarnedOfOnceAndSavesGoOn) {
+  const TempDir dir;
+  Events events;
+  const auto plan = FaultPlan::Make();
+  Wiring wiring;
+  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+  plan->Fail({.op = IoOp::kRename, .path = ".retired-"}, EXDEV);
+  auto checkpointer = Checkpointer::Open(
+      {.root = dir / "run", .keep_last = 1, .on_event = events.Callback(), .host_memory_bytes = 32_MiB},
+      std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(2, 1000);
+
+  for (const std::uint64_t step : {1, 2, 3, 4}) {
+    ASSERT_TRUE((*checkpointer)->Save(step, tensors.state())->WaitDurable(Deadline::In(kPatience)).ok());
+    ASSERT_TRUE((*checkpointer)->Drain(Deadline::In(kPatience)).ok());
+  }
+
+  EXPECT_EQ(events.Warnings(), 1U);
+  EXPECT_EQ((*checkpointer)->List()->size(), 4U);
+}
+
+TEST(Observe, LookAtTheDiskThatHangsHoldsUpItsSaveAndNotTheEnginesThread) {
+  const TempDir dir;
+  const auto plan = FaultPlan::Make();
+  Wiring wiring;
+  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+  auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB}, std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  ASSERT_TRUE((*checkpointer)->Drain(Deadline::In(kPatience)).ok());
+  Tensors tensors = Tensors::Many(2, 1000);
+  // The look for free space, before the save has a file.
+  const FaultGate gate = plan->Hold({.op = IoOp::kCall});
+
+  const auto save = (*checkpointer)->Save(1, tensors.state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(gate.WaitHeld(Deadline::In(kPatience)));
+
+  EXPECT_EQ(save->WaitCaptured(Deadline::In(kPatience)), Status::Ok()) << "the engine's thread goes on";
+  EXPECT_EQ(plan->Count({.op = IoOp::kMkdir, .path = ".attempt-"}), 0U);
+  gate.Release();
+  EXPECT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
 }
 
 }  // namespace

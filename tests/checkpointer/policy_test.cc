@@ -86,6 +86,22 @@ TEST_F(Policy, WaitGivesUpAtItsDeadlineAndLeavesTheStepFree) {
   EXPECT_TRUE(Save(2).WaitDurable(Deadline::In(kPatience)).ok());
 }
 
+TEST_F(Policy, GivesUpAtTheDeadlineWhereTheStepIsStillBeingRemoved) {
+  Open(WhenFull::kWait, 2, std::chrono::milliseconds(1));
+  ASSERT_TRUE(Save(1).WaitDurable(Deadline::In(kPatience)).ok());
+  const FaultGate removal = plan_->Hold({.op = IoOp::kRename, .path = ".retired-"});
+  auto removing = std::async(std::launch::async, [&] { return checkpointer_->Remove(1); });
+  ASSERT_TRUE(removal.WaitHeld(Deadline::In(kPatience)));
+
+  const Status status = checkpointer_->Save(1, tensors_.state()).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(status.message(), HasSubstr("step 1: its old checkpoint is still being removed"));
+  removal.Release();
+  EXPECT_TRUE(removing.get().ok());
+  EXPECT_TRUE(Save(1).WaitDurable(Deadline::In(kPatience)).ok());
+}
+
 TEST_F(Policy, SkipGivesTheNewSaveUp) {
   Open(WhenFull::kSkip, 1);
   const FaultGate disk = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});

@@ -54,7 +54,7 @@ class PowerCutTest : public Test {
     options.on_event = [this](const Event& event) {
       if (event.kind != EventKind::kSaveDurable) return;
       MutexLock lock(mutex_);
-      acknowledged_.push_back({event.step, variant_, recording_->size()});
+      acknowledged_.push_back({*event.step, variant_, recording_->size()});
     };
     return options;
   }

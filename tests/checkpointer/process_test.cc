@@ -285,6 +285,45 @@ TEST_F(Closing, AbandonsWhatIsNotDurableAtTheDeadlineAndReportsIt) {
   ExpectNothingLost(dir_ / "run", 1);
 }
 
+// In a child of its own: what the disk has not answered is left behind until the process ends.
+TEST_F(Closing, LeavesBehindWhatTheDiskDoesNotAnswerAndTellsWhoWaits) {
+  for (const auto& [hangs, expected] :
+       {std::pair(FaultMatch{.op = IoOp::kWrite, .path = "shard-"}, "DeadlineExceeded"),
+        std::pair(FaultMatch{.op = IoOp::kFsync, .path = "shard-"}, "UnknownOutcome")}) {
+    Forked child([&, match = hangs, expected = expected](const Say& say) {
+      const FaultGate gate = plan_->Hold(match);
+      {
+        std::string told;
+        Options options = SmallOptions(dir_ / expected);
+        options.drain_deadline = 0s;
+        options.close_deadline = 100ms;
+        options.on_event = [&told](const Event& event) { told = event.message; };
+        auto checkpointer = OpenOrFail(options, Through(plan_));
+        const auto state = SmallState(1);
+        const auto save = checkpointer->Save(1, state->state());
+        if (!save.ok() || !gate.WaitHeld(Soon())) return 1;
+
+        checkpointer.reset();
+
+        say(std::string(StatusCodeName(save->WaitDurable(Deadline::In({})).code())));
+        say(save->WaitCaptured(Deadline::In({})).ok() ? "captured" : "not captured");
+        say(told);
+        const auto second = Checkpointer::Open(options);
+        say(second.ok() ? "open" : second.status().message());
+      }
+      // The engine goes on behind the checkpointer's back, and calls nobody.
+      gate.Release();
+      return 0;
+    });
+
+    EXPECT_EQ(child.NextLine(Soon()), expected);
+    EXPECT_TRUE(child.NextLine(Soon()).has_value());
+    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("left behind until the process ends"));
+    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("open for writing already, in this process"));
+    EXPECT_EQ(child.Wait(Soon()).value, 0);
+  }
+}
+
 TEST_F(Closing, FinishesACommitThatHasBegun) {
   Options options = SmallOptions(dir_ / "run");
   options.drain_deadline = 0s;

@@ -23,6 +23,7 @@ namespace cairn {
 namespace {
 
 using ::testing::AnyOf;
+using ::testing::ContainsRegex;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -30,6 +31,7 @@ using ::testing::IsEmpty;
 using ::testing::Pair;
 
 constexpr int kRanks = 3;
+constexpr std::chrono::hours kNever{1};  // A group's deadline that a test alone makes pass.
 using Statuses = std::vector<Status>;
 
 MATCHER_P(HasCode, code, "") { return arg.code() == code; }
@@ -73,6 +75,12 @@ class Ranks : public testing::Test {
     Statuses statuses;
     for (const SaveHandle& save : saves) statuses.push_back(save.WaitDurable(Soon()));
     return statuses;
+  }
+  /// Where the coordinator's word is lost: the others hear nothing, and their deadline passes once it has ended.
+  Statuses WaitAllWithoutTheOutcome(const std::vector<SaveHandle>& saves) {
+    static_cast<void>(saves[0].WaitDurable(Soon()));
+    for (int of = 1; of < kRanks; ++of) group(of).Expire("outcome/");
+    return WaitAll(saves);
   }
   Statuses SaveAll(std::uint64_t step) { return WaitAll(StartAll(step)); }
 
@@ -294,7 +302,8 @@ TEST_F(Ranks, FailAtTheDeadlineWhereOneNeverComes) {
     // The group's deadline, not the test's.
     for (const SaveHandle& save : saves) EXPECT_EQ(save.stats().phase, SavePhase::kFailed);
     EXPECT_THAT(statuses, Each(HasCode(StatusCode::kDeadlineExceeded)));
-    EXPECT_THAT(statuses[0].message(), HasSubstr("nothing from rank " + std::to_string(absent)));
+    // On a busy machine another one may be late, too.
+    EXPECT_THAT(statuses[0].message(), ContainsRegex("nothing from rank .*" + std::to_string(absent)));
     EXPECT_EQ(rank((absent + 1) % kRanks).Fence(), Status::Ok());
     EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
     ranks_.clear();
@@ -307,11 +316,14 @@ TEST_F(Ranks, FailAtTheDeadlineWhereOneNeverComes) {
 TEST_F(Ranks, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
   for (int slow = 0; slow < kRanks; ++slow) {
     SCOPED_TRACE(testing::Message() << "rank " << slow);
-    OpenAll(std::chrono::milliseconds(300));
+    OpenAll(kNever);
     const FaultGate gate = plan(slow).Hold({.op = IoOp::kFsync, .path = "shard-"});
     const std::vector<SaveHandle> saves = StartAll(1);
     ASSERT_TRUE(gate.WaitHeld(Soon()));
 
+    for (int of = 0; of < kRanks; ++of) {
+      if (of != slow) group(of).Expire("prepared/");
+    }
     for (int of = 0; of < kRanks; ++of) {
       if (of == slow) continue;
       const Status status = saves[static_cast<std::size_t>(of)].WaitDurable(Soon());
@@ -319,6 +331,7 @@ TEST_F(Ranks, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
       EXPECT_THAT(status.code(), AnyOf(StatusCode::kDeadlineExceeded, StatusCode::kUnknownOutcome)) << status;
     }
     gate.Release();
+    if (slow != 0) group(slow).Expire("outcome/");
 
     const Status late = saves[static_cast<std::size_t>(slow)].WaitDurable(Soon());
     if (slow == 0) {
@@ -339,10 +352,10 @@ TEST_F(Ranks, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
 
 // The commit is done, and word of it does not arrive: the disk knows.
 TEST_F(Ranks, FindTheCommittedStepWhereTheCoordinatorsWordIsLost) {
-  OpenAll(std::chrono::milliseconds(500));
+  OpenAll(kNever);
   group(0).Lose("outcome/");
 
-  const Statuses statuses = SaveAll(1);
+  const Statuses statuses = WaitAllWithoutTheOutcome(StartAll(1));
 
   EXPECT_THAT(statuses, Each(Status::Ok()));
   for (int of = 1; of < kRanks; ++of) {
@@ -358,14 +371,14 @@ TEST_F(Ranks, FindTheCommittedStepWhereTheCoordinatorsWordIsLost) {
 }
 
 TEST_F(Ranks, SayUnknownWhereTheWordIsLostAndTheStepIsAnotherAttempts) {
-  OpenAll(std::chrono::milliseconds(500));
+  OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   group(0).Lose("outcome/");
   plan(0).Fail({.op = IoOp::kRename, .nth = 1}, EIO);
 
   std::vector<SaveHandle> saves;
   for (int of = 0; of < kRanks; ++of) saves.push_back(Start(of, 1, {.if_exists = IfExists::kReplace}));
-  const Statuses statuses = WaitAll(saves);
+  const Statuses statuses = WaitAllWithoutTheOutcome(saves);
 
   EXPECT_EQ(statuses[0].code(), StatusCode::kIoError) << statuses[0];
   EXPECT_EQ(statuses[1].code(), StatusCode::kUnknownOutcome) << statuses[1];
@@ -374,12 +387,12 @@ TEST_F(Ranks, SayUnknownWhereTheWordIsLostAndTheStepIsAnotherAttempts) {
 }
 
 TEST_F(Ranks, SayUnknownWhereTheWordIsLostAndTheDiskCannotBeAsked) {
-  OpenAll(std::chrono::milliseconds(500));
+  OpenAll(kNever);
   group(0).Lose("outcome/");
   plan(1).Fail({.op = IoOp::kRead}, EIO);
   plan(2).CallBefore({.op = IoOp::kRead}, [this](const SeenOperation&) { plan(2).Fail({.op = IoOp::kFsync}, EIO); });
 
-  const Statuses statuses = SaveAll(1);
+  const Statuses statuses = WaitAllWithoutTheOutcome(StartAll(1));
 
   EXPECT_EQ(statuses[0], Status::Ok());
   EXPECT_EQ(statuses[1].code(), StatusCode::kUnknownOutcome) << statuses[1];

@@ -21,7 +21,7 @@
 
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
-#include "store/lease.h"
+#include "store/locks.h"
 #include "support/rate_limited_queue.h"
 #include "support/small_run.h"
 #include "support/temp_dir.h"

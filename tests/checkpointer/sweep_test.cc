@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
-#include "store/lease.h"
+#include "store/locks.h"
 #include "support/small_run.h"
 #include "support/temp_dir.h"
 
@@ -142,7 +142,9 @@ TEST_F(SweepTest, TellsWhatItHadToLeave) {
   Options options = NotRecycling();
   options.on_event = [&](const Event& event) {
     MutexLock lock(mutex);
-    if (event.severity == Severity::kWarning) told.push_back(event.message);
+    if (event.severity != Severity::kWarning) return;
+    told.push_back(event.message);
+    EXPECT_FALSE(event.step.has_value()) << "it is about no step";
   };
   plan_->Fail({.op = IoOp::kUnlink, .path = ".retired-x"}, EIO);
 

@@ -25,7 +25,7 @@ void Execute(const CudaCopyPlan& plan, bool into_tensor) {
   for (const CudaCopyPlan::Rows& rows : plan.rows) {
     for (std::size_t row = 0; row < rows.height; ++row) {
       auto* const tensor = reinterpret_cast<std::byte*>(rows.tensor + row * rows.pitch);
-      std::byte* const memory = rows.memory + row * rows.width;
+      std::byte* const memory = rows.memory + row * rows.memory_pitch;
       std::memcpy(into_tensor ? tensor : memory, into_tensor ? memory : tensor, rows.width);
     }
   }
@@ -44,6 +44,40 @@ TEST(CudaCopyPlan, SplitsCutRowsFromTheBlockBetweenThem) {
   EXPECT_EQ(plan->rows[0].height, 7U);
   EXPECT_EQ(plan->rows[0].pitch, 50U);
   EXPECT_EQ(plan->rows[0].memory, memory.data() + 5);
+}
+
+// Rows of 8 bytes, of every 20 of the tensor's logical ones: a whole block where they lie evenly in its memory.
+TEST(CudaCopyPlan, RowsOfAPieceAreOneBlockWhereTheyLieEvenly) {
+  std::vector<std::byte> memory(1000);
+  for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<std::byte>(i * 7);
+  for (const bool even : {true, false}) {
+    std::vector<std::byte> tensor(2000);
+    std::vector<std::byte> expected(2000);
+    const StridedLayout layout = Rows(tensor.data(), even ? 10 : 11, 40, 33);
+    const StridedLayout other{
+        .base = expected.data(), .row_bytes = layout.row_bytes, .outer = layout.outer, .bytes = layout.bytes};
+    const CopyPiece piece{.tensor = &layout,
+                          .begin = 31,
+                          .end = 39,
+                          .memory = memory.data(),
+                          .rows = 15,
+                          .tensor_pitch = 20,
+                          .memory_pitch = 24};
+    ScatterRows(other, {.begin = 31, .bytes = 8, .rows = 15, .pitch = 20}, memory.data(), 24);
+
+    const auto plan = PlanCudaCopies({.direction = CopyDirection::kToDevice, .pieces = {piece}}, kMaxPitch);
+    const auto runs = PlanCudaCopies({.direction = CopyDirection::kToDevice, .pieces = {piece}}, 32);
+
+    ASSERT_TRUE(plan.ok() && runs.ok());
+    EXPECT_EQ(plan->rows.size(), even ? 1U : 0U);
+    EXPECT_EQ(plan->sizes.empty(), even);
+    EXPECT_TRUE(runs->rows.empty());
+    for (const auto* one : {&*plan, &*runs}) {
+      std::fill(tensor.begin(), tensor.end(), std::byte{0});
+      Execute(*one, /*into_tensor=*/true);
+      EXPECT_TRUE(tensor == expected);
+    }
+  }
 }
 
 TEST(CudaCopyPlan, EveryRangeCarriesTheBytesThatGatherBytesDoes) {

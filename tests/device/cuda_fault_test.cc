@@ -294,6 +294,16 @@ TEST_F(CudaFaults, AnyErrorOfAnIdleLaneIsSticky) {
   EXPECT_EQ(device().Health(), status);
 }
 
+TEST_F(CudaFaults, AnErrorOfTheLastLaneAloneIsFound) {
+  MakeDevice();
+  fake_cuda::Fail("cuStreamQuery", CUDA_ERROR_LAUNCH_FAILED, device().lanes() - 1);
+
+  const Status status = device().Health();
+
+  EXPECT_EQ(status.code(), StatusCode::kDeviceError);
+  EXPECT_THAT(status.message(), HasSubstr("CUDA_ERROR_LAUNCH_FAILED"));
+}
+
 TEST_F(CudaFaults, ADriverThatShutsDownFirstIsNoTroubleToTheDestructor) {
   Result<std::unique_ptr<Device>> made = MakeCudaDevice({});
   ASSERT_EQ(made.status(), Status::Ok());

@@ -124,6 +124,46 @@ TEST_P(DeviceContract, PartialRangesBeginAndEndWithinRows) {
   EXPECT_TRUE(std::equal(logical.begin(), logical.end(), chunk.begin()));
 }
 
+// Rows of 12 bytes: every 16 bytes of a chunk, from and to every 20 logical bytes of tensors.
+TEST_P(DeviceContract, RowsOfAPieceAreCopiedAndNothingBetweenThem) {
+  constexpr std::uint64_t kRows = 5000;
+  const std::vector<std::byte> contents = Pattern(kRows * 32, 8);
+  const MutableBytes chunk = under_test_->MakeHostMemory(kRows * 16);
+  // Contiguous; rows that the piece's lie evenly in; rows that it cuts.
+  for (const auto& [row_bytes, stride] : {std::pair<std::uint64_t, std::int64_t>{0, 0}, {20, 32}, {25, 40}}) {
+    std::byte* const at = under_test_->MakeTensor(contents);
+    const StridedLayout tensor = stride == 0
+                                     ? Contiguous(at, kRows * 20)
+                                     : Rows(at, row_bytes, static_cast<std::int64_t>(kRows * 20 / row_bytes), stride);
+    std::vector<std::byte> expected = contents;
+    StridedLayout host = tensor;
+    host.base = expected.data();
+    const std::vector<std::byte> source = Pattern(chunk.size(), 9);
+    std::copy(source.begin(), source.end(), chunk.begin());
+    ScatterRows(host, {.begin = 3, .bytes = 12, .rows = kRows, .pitch = 20}, source.data(), 16);
+    const CopyPiece piece{.tensor = &tensor,
+                          .begin = 3,
+                          .end = 15,
+                          .memory = chunk.data(),
+                          .rows = kRows,
+                          .tensor_pitch = 20,
+                          .memory_pitch = 16};
+
+    ASSERT_EQ(CopyAndWait(device(), {.direction = CopyDirection::kToDevice, .pieces = {piece}}), Status::Ok());
+
+    EXPECT_TRUE(under_test_->ReadTensor(at, expected.size()) == expected) << row_bytes;
+    std::fill(chunk.begin(), chunk.end(), std::byte{0});
+    std::vector<std::byte> back(chunk.size());
+    for (std::size_t i = 0; i < source.size(); ++i) back[i] = i % 16 < 12 ? source[i] : std::byte{0};
+    ASSERT_EQ(CopyAndWait(device(), {.pieces = {piece}}), Status::Ok());
+    EXPECT_TRUE(Copied(chunk) == back) << row_bytes;
+    CopyPiece beyond = piece;
+    ++beyond.rows;
+    EXPECT_EQ(device().Copy({.direction = CopyDirection::kToDevice, .pieces = {beyond}}, [](const Status&) {}).code(),
+              StatusCode::kInvalidArgument);
+  }
+}
+
 TEST_P(DeviceContract, EmptyBatchesAndTensorsOfNoBytesAreDone) {
   const StridedLayout nothing = Contiguous(nullptr, 0);
   const std::vector<std::byte> contents = Pattern(8, 6);

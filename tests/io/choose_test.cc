@@ -131,6 +131,8 @@ TEST(DescribeRequest, NamesOperationFileAndRange) {
   EXPECT_EQ(Describe({.op = IoOp::kFsync, .fd = 5}, "shard"), "fsync of shard");
   EXPECT_EQ(Describe({.op = IoOp::kFtruncate, .length = 7}, "shard"), "ftruncate of shard to 7 bytes");
   EXPECT_EQ(Describe({.op = IoOp::kOpen, .path = "a"}), "open of a");
+  EXPECT_EQ(FailureOf({.op = IoOp::kFsync, .fd = 5}, "shard", EIO).message(),
+            "fsync of shard: Input/output error (errno 5)");
 }
 
 }  // namespace

@@ -59,6 +59,27 @@ def being_read(path: Path) -> Iterator[None]:
         yield
 
 
+def test_a_path_that_is_read_without_end_is_named_with_its_reader(make: Make, tmp_path: Path) -> None:
+    store, path = make(full_timeout=0.1), tmp_path / "last.ckpt"
+    store.save(tree(1), path).result()
+    reader = f"process {os.getpid()}"
+
+    with being_read(path):
+        with pytest.raises(cairn.DeadlineExceeded, match=f"last.ckpt is to be replaced.* {reader}"):
+            store.save(tree(2), path).result(60)
+        with pytest.raises(cairn.DeadlineExceeded, match="last.ckpt"):
+            store.check()
+        with pytest.raises(cairn.DeadlineExceeded, match=f"last.ckpt is to be replaced or removed.* {reader}"):
+            store.remove(path).result(60)
+
+    assert value_at(path) == 1
+    with pytest.raises(cairn.DeadlineExceeded):
+        store.check()
+    store.save(tree(3), path).result()
+    assert value_at(path) == 3
+    assert not [name for name in os.listdir(tmp_path / ".cairn") if name.startswith(("step-", ".retired-"))]
+
+
 def names(folder: Path) -> set[str]:
     """Every name in the folder and in what is staged for it."""
     return {entry.name for root in (folder, folder / ".cairn") for entry in root.iterdir()} - {".cairn", ".lock"}

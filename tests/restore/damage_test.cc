@@ -163,6 +163,20 @@ TEST_F(DamageTest, RefusesAShardOfAnotherStepOrAttempt) {
   EXPECT_TRUE(TryRestore().ok());
 }
 
+TEST_F(DamageTest, RefusesAShardOfARankBeyondTheWorld) {
+  const TempDir other;
+  const std::string wider = WriteCheckpoint(other / "run", {.step = 9, .shards = {{}, {}, {.tensors = {second_}}}});
+  std::filesystem::copy_file(wider + "/shard-00002.safetensors", Path("shard-00002.safetensors"));
+  Rewrite([&](Manifest& changed) { changed.shards[1] = ReadManifest(wider).shards[2]; });
+
+  const Status restored = TryRestore();
+
+  EXPECT_EQ(restored.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(restored.message(), AllOf(HasSubstr("shard-00002.safetensors"), HasSubstr("world of 2, found 2")));
+  EXPECT_EQ(TryVerify(), restored);
+  EXPECT_TRUE(targets_.untouched());
+}
+
 TEST_F(DamageTest, RefusesPathsOutOfTheFolder) {
   const Manifest good = ReadManifest(folder_);
   for (const std::string path : {"../shard-00000.safetensors", "/etc/hostname", "..", ".", "", "a/b"}) {

@@ -1,5 +1,8 @@
+#include <algorithm>
 #include <future>
+#include <map>
 
+#include "base/mutex.h"
 #include "device/host_device.h"
 #include "restore_fixture.h"
 #include "support/faulty_device.h"
@@ -10,6 +13,68 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr DeviceId kGpu{DeviceKind::kCuda, 0};
+
+/// Does what its inner device does, and keeps in which order lanes and streams were given what.
+class RecordingDevice final : public Device {
+ public:
+  explicit RecordingDevice(Device& inner) : inner_(inner) {}
+
+  /// Whether the stream has been told to wait for each lane, as it was after its last copy.
+  [[nodiscard]] bool HoldsBehindEveryCopy(Stream stream) {
+    MutexLock lock(mutex_);
+    for (int lane = 0; lane < inner_.lanes(); ++lane) {
+      const bool held = std::any_of(waits_.begin(), waits_.end(), [&](const auto& wait) {
+        const auto recorded = recorded_.find(wait.second);
+        return wait.first == stream.handle && recorded != recorded_.end() && recorded->second.first == lane &&
+               recorded->second.second == copies_[lane];
+      });
+      if (!held) return false;
+    }
+    return true;
+  }
+  [[nodiscard]] int copies() {
+    MutexLock lock(mutex_);
+    int count = 0;
+    for (const auto& [lane, of_lane] : copies_) count += of_lane;
+    return count;
+  }
+
+  [[nodiscard]] DeviceId id() const override { return inner_.id(); }
+  [[nodiscard]] int lanes() const override { return inner_.lanes(); }
+  [[nodiscard]] bool has_streams() const override { return inner_.has_streams(); }
+  [[nodiscard]] bool sums_while_copying() const override { return inner_.sums_while_copying(); }
+  [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override { return inner_.CheckLayout(layout); }
+  Status PinMemory(MutableBytes memory) override { return inner_.PinMemory(memory); }
+  void UnpinMemory(MutableBytes memory) override { inner_.UnpinMemory(memory); }
+  Result<std::byte*> AllocateStaging(std::uint64_t bytes) override { return inner_.AllocateStaging(bytes); }
+  Result<EventId> AcquireEvent() override { return inner_.AcquireEvent(); }
+  void ReleaseEvent(EventId event) override { inner_.ReleaseEvent(event); }
+  Status RecordOnStream(Stream stream, EventId event) override { return inner_.RecordOnStream(stream, event); }
+  Status StreamWait(Stream stream, EventId event) override {
+    MutexLock lock(mutex_);
+    waits_.emplace_back(stream.handle, event);
+    return inner_.StreamWait(stream, event);
+  }
+  Status RecordOnLane(int lane, EventId event) override {
+    MutexLock lock(mutex_);
+    recorded_[event] = {lane, copies_[lane]};
+    return inner_.RecordOnLane(lane, event);
+  }
+  Status LaneWait(int lane, EventId event) override { return inner_.LaneWait(lane, event); }
+  Status Copy(CopyBatch batch, CopyDone done) override {
+    MutexLock lock(mutex_);
+    ++copies_[batch.lane];
+    return inner_.Copy(std::move(batch), std::move(done));
+  }
+  Status Health() override { return inner_.Health(); }
+
+ private:
+  Device& inner_;
+  Mutex mutex_;
+  std::map<int, int> copies_ CAIRN_GUARDED_BY(mutex_);                        // By lane.
+  std::map<EventId, std::pair<int, int>> recorded_ CAIRN_GUARDED_BY(mutex_);  // Lane, and its copies before.
+  std::vector<std::pair<std::uintptr_t, EventId>> waits_ CAIRN_GUARDED_BY(mutex_);
+};
 
 class DeviceRestoreTest : public RestoreTest {
  protected:
@@ -24,7 +89,7 @@ class DeviceRestoreTest : public RestoreTest {
   [[nodiscard]] Result<Restored> TryRestore(const RestoreOptions& options = {}) {
     RestoreParts parts = Parts();
     parts.device = [this](DeviceId id) -> Result<Device*> {
-      if (id == kGpu) return &faulty_;
+      if (id == kGpu) return recording_ != nullptr ? static_cast<Device*>(recording_.get()) : &faulty_;
       return cpu_.get();
     };
     return RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, options);
@@ -33,6 +98,7 @@ class DeviceRestoreTest : public RestoreTest {
   std::unique_ptr<HostDevice> cpu_ = HostDevice::Make({}, workers_);
   std::shared_ptr<HostDevice> gpu_ = HostDevice::Make({.id = kGpu, .lanes = 2, .streams = true}, workers_);
   FaultyDevice faulty_{gpu_};
+  std::unique_ptr<RecordingDevice> recording_;  // Used instead, where there is one.
   std::vector<SavedTensor> saved_;
   std::string folder_;
   Targets targets_;
@@ -63,6 +129,19 @@ TEST_F(DeviceRestoreTest, WritesOnlyAfterTheCallersStreamsAreDoneWithTheTargets)
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_TRUE(untouched_before);
   EXPECT_EQ(targets_["on.gpu"], saved_[0].bytes);
+}
+
+TEST_F(DeviceRestoreTest, HoldsTheCallersStreamsBehindTheLastCopyOfEachLane) {
+  recording_ = std::make_unique<RecordingDevice>(*gpu_);
+  const Stream stream = gpu_->MakeStream();
+  const Stream other = gpu_->MakeStream();
+
+  const auto restored = TryRestore({.streams = {stream, other}});
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_GT(recording_->copies(), gpu_->lanes());
+  EXPECT_TRUE(recording_->HoldsBehindEveryCopy(stream));
+  EXPECT_TRUE(recording_->HoldsBehindEveryCopy(other));
 }
 
 TEST_F(DeviceRestoreTest, NeverCopiesADamagedBlockToTheDevice) {

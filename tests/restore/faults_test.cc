@@ -1,12 +1,20 @@
 #include <cerrno>
+#include <chrono>
+#include <string>
+#include <vector>
 
+#include "base/status_macros.h"
 #include "restore_fixture.h"
+#include "store/remove.h"
 #include "support/faulty_queue.h"
 
 namespace cairn {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 /// A shard of several reads, behind a queue on which things go wrong.
 class RestoreFaultsTest : public RestoreTest {
@@ -35,26 +43,66 @@ class RestoreFaultsTest : public RestoreTest {
   std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
 };
 
-TEST_F(RestoreFaultsTest, AFailedReadIsAnIoErrorThatNamesTheFile) {
+TEST_F(RestoreFaultsTest, AReadThatTheMediumFailsIsCorruptAndNamesTheFile) {
   for (std::uint64_t nth = 1; nth <= 9; ++nth) {
     plan_->Clear();
     plan_->Fail({.op = IoOp::kRead, .nth = nth}, EIO);
 
     const Status restored = TryRestore();
 
-    EXPECT_EQ(restored.code(), StatusCode::kIoError) << nth << ": " << restored;
+    EXPECT_EQ(restored.code(), StatusCode::kCorrupt) << nth << ": " << restored;
     EXPECT_THAT(restored.message(), HasSubstr("shard-00000.safetensors"));
     EXPECT_TRUE(all_chunks_back());
   }
 }
 
-TEST_F(RestoreFaultsTest, AFailedOpenIsAnIoError) {
+TEST_F(RestoreFaultsTest, AnOpenThatTheMediumFailsIsCorrupt) {
   plan_->Fail({.op = IoOp::kOpen}, EIO);
 
   const Status restored = TryRestore();
 
-  EXPECT_EQ(restored.code(), StatusCode::kIoError) << restored;
+  EXPECT_EQ(restored.code(), StatusCode::kCorrupt) << restored;
   EXPECT_TRUE(targets_.untouched());
+}
+
+TEST_F(RestoreFaultsTest, FallBackPassesOverAMediumThatFailsAndNoOtherError) {
+  // One older, and one that is newer, on which it goes wrong at the open, in the header or in the data.
+  WriteCheckpoint(root(), {.step = 2, .shards = {{.tensors = {saved_}}}});
+  const auto fall_back = [this](IoOp op, std::uint64_t nth, int error) {
+    plan_->Clear();
+    plan_->Fail({.op = op, .path = "step-00000000000000000002", .nth = nth}, error);
+    RestoreParts parts = Parts();
+    parts.queue = plan_->Wrap(parts.queue);
+    return RestoreWhich(parts, root(), Latest().FallBack(), 0, targets_.state, {});
+  };
+  for (const auto& [op, nth] : {std::pair(IoOp::kOpen, 1), std::pair(IoOp::kRead, 1), std::pair(IoOp::kRead, 5)}) {
+    for (const int error : {EIO, EUCLEAN, EBADMSG, ENODATA, EREMOTEIO, EILSEQ}) {
+      const auto restored = fall_back(op, nth, error);
+      ASSERT_TRUE(restored.ok()) << error << ": " << restored.status();
+      EXPECT_EQ(restored->step, 1);
+      EXPECT_THAT(restored->passed_over,
+                  ElementsAre(AllOf(HasSubstr("step-00000000000000000002"), HasSubstr("shard-00000.safetensors"),
+                                    HasSubstr(fmt::format("(errno {})", error)))));
+      EXPECT_EQ(targets_["t"], saved_.bytes);
+    }
+    for (const int error : {EACCES, EPERM, EMFILE, ENFILE, ENOMEM, ENXIO, ETIMEDOUT}) {
+      const auto restored = fall_back(op, nth, error);
+      EXPECT_FALSE(restored.ok()) << error;
+      EXPECT_NE(restored.status().code(), StatusCode::kCorrupt) << restored.status();
+      EXPECT_NE(restored.status().code(), StatusCode::kNotFound) << restored.status();
+    }
+  }
+}
+
+TEST_F(RestoreFaultsTest, AStaleHandleIsOneThatWasRemovedAndChosenAnew) {
+  plan_->Fail({.op = IoOp::kRead, .path = "shard", .nth = 3}, ESTALE);
+  RestoreParts parts = Parts();
+  parts.queue = plan_->Wrap(parts.queue);
+
+  const auto restored = RestoreWhich(parts, root(), Latest(), 0, targets_.state, {});
+
+  EXPECT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(targets_["t"], saved_.bytes);
 }
 
 TEST_F(RestoreFaultsTest, InterruptedReadsAreTriedAgain) {
@@ -115,6 +163,106 @@ TEST_F(RestoreFaultsTest, KeepsAsManyReadsUnderWayAsItMay) {
   EXPECT_TRUE(TryRestore().ok());
   EXPECT_TRUE(others_were_read);
   EXPECT_EQ(targets_["t"], saved_.bytes);
+}
+
+TEST_F(RestoreFaultsTest, ReadsThatTheDiskDoesNotAnswerAreToldByNameAndWaitedFor) {
+  const FaultGate gate = plan_->Hold({.op = IoOp::kRead, .nth = 3});
+  RestoreParts parts = Parts();
+  parts.queue = plan_->Wrap(parts.queue);
+  parts.slow_after = std::chrono::milliseconds(1);
+  std::string told;
+  parts.on_event = [&](const Event& event) {
+    told = event.message;
+    gate.Release();
+  };
+
+  EXPECT_TRUE(RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, {}).ok());
+
+  EXPECT_THAT(told, AllOf(HasSubstr("shard-00000.safetensors"), HasSubstr("wait for the disk")));
+  EXPECT_EQ(targets_["t"], saved_.bytes);
+}
+
+TEST_F(RestoreFaultsTest, RestoreWhosePoolIsHeldByOthersEndsWithAWord) {
+  std::vector<BufferPool::Chunk> held;
+  while (BufferPool::Chunk chunk = pool_->TryAcquire(BufferPool::Priority::kRestore)) held.push_back(std::move(chunk));
+  RestoreParts parts = Parts();
+  parts.memory_deadline = {};
+
+  const Status restored = RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, {}).status();
+
+  EXPECT_EQ(restored.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(restored.message(), HasSubstr("while saves hold the pool"));
+}
+
+/// Parts by which the step that was chosen is removed before it is locked, so many times, and a newer one is there.
+class DisplacedTest : public RestoreFaultsTest {
+ protected:
+  [[nodiscard]] RestoreParts Displacing(int times) {
+    RestoreParts parts = Parts();
+    parts.queue = [this, times, make = parts.queue, gone = 0]() mutable -> Result<std::unique_ptr<IoQueue>> {
+      CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, make());
+      if (gone == times) return queue;
+      ++gone;
+      WriteCheckpoint(root(), {.step = ++newest_, .shards = {{.tensors = {saved_}}}});
+      CAIRN_RETURN_IF_ERROR(RemoveCheckpointBlocking(*queue, root(), newest_ - 1, {}).status);
+      return queue;
+    };
+    return parts;
+  }
+
+  std::uint64_t newest_ = 1;
+};
+
+TEST_F(DisplacedTest, NewestIsChosenAnewHoweverOftenRetentionIsFaster) {
+  constexpr int kTimes = 12;
+
+  const auto restored = RestoreWhich(Displacing(kTimes), root(), Latest(), 0, targets_.state, {});
+  const auto fallen_back = RestoreWhich(Displacing(kTimes), root(), Latest().FallBack(), 0, targets_.state, {});
+  auto chosen = ChooseWhich(Displacing(kTimes), root(), Latest(), {});
+  if (chosen.ok()) chosen->hold.reset();
+  const Status verified = VerifyWhich(Displacing(kTimes), root(), Latest(), {});
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->step, 1 + kTimes);
+  ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
+  EXPECT_EQ(fallen_back->step, 1 + 2 * kTimes);
+  EXPECT_THAT(fallen_back->passed_over, IsEmpty());
+  ASSERT_TRUE(chosen.ok()) << chosen.status();
+  EXPECT_EQ(chosen->details.info.step, 1 + 3 * kTimes);
+  EXPECT_TRUE(verified.ok()) << verified;
+}
+
+TEST_F(DisplacedTest, StepThatWasNamedIsNotFound) {
+  const auto restored = RestoreWhich(Displacing(1), root(), Step(1), 0, targets_.state, {});
+
+  EXPECT_EQ(restored.status().code(), StatusCode::kNotFound) << restored.status();
+}
+
+TEST_F(DisplacedTest, WhatWasChosenStaysUntilItIsLetGo) {
+  auto chosen = ChooseWhich(Parts(), root(), Latest(), {});
+  ASSERT_TRUE(chosen.ok()) << chosen.status();
+  const RestoreParts displacing = Displacing(1);
+
+  EXPECT_EQ(displacing.queue().status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(RestoreWhich(Parts(), root(), Step(1), 0, targets_.state, {}).ok());
+  chosen->hold.reset();
+
+  EXPECT_TRUE(Displacing(1).queue().ok());
+}
+
+TEST_F(DisplacedTest, FallBackOfAChoiceReadsEveryByteAndNamesWhatItPassedOver) {
+  const std::string newest = WriteCheckpoint(root(), {.step = 2, .shards = {{.tensors = {saved_}}}});
+  std::string shard = ReadWholeFile(newest + "/shard-00000.safetensors");
+  shard.back() = static_cast<char>(shard.back() ^ 1);
+  WriteWholeFile(newest + "/shard-00000.safetensors", shard);
+
+  const auto strict = ChooseWhich(Parts(), root(), Latest(), {});
+  const auto fallen_back = ChooseWhich(Parts(), root(), Latest().FallBack(), {});
+
+  EXPECT_EQ(strict->details.info.step, 2);  // Its headers are whole.
+  ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
+  EXPECT_EQ(fallen_back->details.info.step, 1);
+  EXPECT_THAT(fallen_back->passed_over, ElementsAre(AllOf(HasSubstr(newest), HasSubstr("CRC32C"))));
 }
 
 TEST_F(RestoreFaultsTest, SaysThatACheckpointReplacedMeanwhileWasReplaced) {

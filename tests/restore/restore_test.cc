@@ -115,6 +115,56 @@ TEST_F(RestoreTest, ResolvesTiedTensorsToTheHoldersBytes) {
   EXPECT_EQ(targets["embedding"], head.bytes);
 }
 
+TEST_F(RestoreTest, ResolvesTiedTensorsOfAnotherRanksShardToThatShardsBytes) {
+  // Both shards have a "head"; the name that is tied to the second one's is in that shard alone.
+  const SavedTensor mine = MakeTensor("head", DType::kF32, {1000}, 1);
+  const SavedTensor theirs = MakeTensor("head", DType::kF32, {1000}, 2);
+  const std::string folder = WriteCheckpoint(
+      root(), {.shards = {{.tensors = {mine}}, {.tensors = {theirs}, .aliases = {{"embedding", "head"}}}}});
+  Targets targets;
+  targets.Add(mine);
+  targets.Add("embedding", theirs);
+
+  const auto restored = Restore(folder, targets);
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(targets["head"], mine.bytes);
+  EXPECT_EQ(targets["embedding"], theirs.bytes);
+}
+
+TEST_F(RestoreTest, ReadsAndChecksTheLastByteAroundTheBoundaryOfAChecksumBlock) {
+  for (const std::int64_t bytes : {(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (2 << 20) + 1}) {
+    const SavedTensor saved = MakeTensor("t", DType::kU8, {bytes}, 1);
+    const std::string folder =
+        WriteCheckpoint(root(), {.step = static_cast<std::uint64_t>(bytes), .shards = {{.tensors = {saved}}}});
+    Targets targets;
+    targets.Add(saved);
+
+    const auto restored = Restore(folder, targets);
+
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(targets["t"], saved.bytes) << bytes;
+    std::string shard = ReadWholeFile(folder + "/shard-00000.safetensors");
+    shard.back() = static_cast<char>(shard.back() ^ 1);
+    WriteWholeFile(folder + "/shard-00000.safetensors", shard);
+    EXPECT_EQ(Restore(folder, targets).status().code(), StatusCode::kCorrupt) << bytes;
+  }
+}
+
+TEST_F(RestoreTest, ReadsTheBlockOfWhichATensorNeedsOneByte) {
+  // The first ends one byte past a MiB, so that its last byte is in the block of the second.
+  const SavedTensor first = MakeTensor("a", DType::kU8, {(1 << 20) + 1}, 1);
+  const SavedTensor second = MakeTensor("b", DType::kU8, {(1 << 20) - 1}, 2);
+  const std::string folder = WriteCheckpoint(root(), {.shards = {{.tensors = {first, second}}}});
+  Targets targets;
+  targets.Add(first);
+
+  const auto restored = Restore(folder, targets);
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(targets["a"], first.bytes);
+}
+
 TEST_F(RestoreTest, WritesOverlappingTargetsOneAtATime) {
   const SavedTensor flat = MakeTensor("flat", DType::kU8, {3 << 20}, 1);
   SavedTensor view = MakeTensor("view", DType::kU8, {1 << 20}, 2);

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "base/bytes.h"
+#include "store/commit.h"
 #include "store/names.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
@@ -79,7 +80,7 @@ TEST_F(AttemptTest, ModesAreAsSpecified) {
   AttemptSpec spec = Spec();
   spec.file_mode = 0640;
   spec.directory_mode = 0750;
-  const auto attempt = Attempt::Make(*queue_, spec);
+  const auto attempt = std::make_unique<Attempt>(*queue_, spec);
 
   const Status begun = WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); });
   ::umask(before);
@@ -237,7 +238,7 @@ TEST_F(AttemptTest, ManifestOfAnotherSaveIsRefused) {
 
 TEST_F(AttemptTest, UnalignedWritesAreRefused) {
   alignas(kBlock) std::byte memory[2 * kBlock] = {};
-  const auto attempt = Attempt::Make(*queue_, Spec());
+  const auto attempt = std::make_unique<Attempt>(*queue_, Spec());
   ASSERT_EQ(WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); }), Status::Ok());
   const auto write = [&](std::uint64_t offset, Bytes bytes) {
     return WaitFor(*queue_, [&](StatusDone done) { attempt->Write(offset, bytes, std::move(done)); }).code();
@@ -289,7 +290,7 @@ TEST_F(AttemptTest, WritesThatGetNoFurtherAreAnError) {
 }
 
 TEST_F(AttemptTest, SpaceIsCheckedBeforeTheFirstByte) {
-  const auto attempt = Attempt::Make(*queue_, Spec(std::uint64_t{1} << 60));
+  const auto attempt = std::make_unique<Attempt>(*queue_, Spec(std::uint64_t{1} << 60));
 
   const Status status = WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); });
 
@@ -301,7 +302,7 @@ TEST_F(AttemptTest, SpaceIsCheckedBeforeTheFirstByte) {
 
 TEST_F(AttemptTest, SizesThatNoFileHasAreRefused) {
   for (const std::uint64_t bytes : {std::uint64_t{0}, ~std::uint64_t{0}, ~std::uint64_t{0} / 2 + 1}) {
-    const auto attempt = Attempt::Make(*queue_, Spec(bytes));
+    const auto attempt = std::make_unique<Attempt>(*queue_, Spec(bytes));
 
     const Status status = WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); });
 
@@ -319,8 +320,8 @@ TEST_F(AttemptTest, SpaceThatOthersTookSinceIsNoSpace) {
 }
 
 TEST_F(AttemptTest, TwoRanksWithOneShardNumberAreToldAndTheFirstStays) {
-  const auto first = Attempt::Make(*queue_, Spec());
-  const auto second = Attempt::Make(*queue_, Spec());
+  const auto first = std::make_unique<Attempt>(*queue_, Spec());
+  const auto second = std::make_unique<Attempt>(*queue_, Spec());
   ASSERT_EQ(WaitFor(*queue_, [&](StatusDone done) { first->Begin(std::move(done)); }), Status::Ok());
 
   const Status status = WaitFor(*queue_, [&](StatusDone done) { second->Begin(std::move(done)); });
@@ -416,7 +417,73 @@ TEST_F(AttemptTest, ShardIsFsyncedOnceAfterAllItsWritesAndItsCut) {
   for (const SeenOperation& seen : plan_->Seen()) {
     if (seen.path.find("shard-") != std::string::npos) order += std::string(IoOpName(seen.op)) + " ";
   }
-  EXPECT_EQ(order, "open fallocate write write write ftruncate fsync close ");
+  EXPECT_EQ(order, "open fallocate write write write ftruncate fsync look close ");
+}
+
+TEST_F(AttemptTest, EachRankThatSealsFsyncsTheFolderWithItsShardsName) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 3});
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+  ASSERT_EQ(ranks.Write(), Status::Ok());
+  const FaultMatch fsync{.op = IoOp::kFsync, .path = ".attempt-"};
+  ASSERT_EQ(plan_->Count(fsync), 0U);
+
+  ASSERT_EQ(ranks.Seal(), Status::Ok());
+
+  EXPECT_EQ(plan_->Count(fsync), 6U) << "a shard and the folder each: the coordinator may be on another node";
+}
+
+TEST_F(AttemptTest, ShardThatIsRemovedOrReplacedWhileItIsWrittenFailsTheSave) {
+  for (const bool alone : {true, false}) {
+    for (const bool replaced : {true, false}) {
+      SCOPED_TRACE(std::to_string(alone) + std::to_string(replaced));
+      TestRanks ranks(*queue_, root_.path(), {.step = 7, .shards = alone ? 1U : 2U});
+      plan_->CallBefore({.op = IoOp::kFtruncate}, [replaced](const SeenOperation& seen) {
+        if (replaced) fs::copy_file(seen.path, seen.path + ".copy");
+        fs::remove(seen.path);
+        if (replaced) fs::rename(seen.path + ".copy", seen.path);
+      });
+
+      const Status status = ranks.Save();
+
+      EXPECT_EQ(status.code(), StatusCode::kCorrupt) << status;
+      EXPECT_THAT(status.message(), HasSubstr(replaced ? "replaced while it was written" : "removed while it was"));
+      EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
+      plan_->Clear();
+    }
+  }
+}
+
+TEST_F(AttemptTest, ShardThatIsCutWhileItIsWrittenFailsTheSave) {
+  plan_->CallAfter({.op = IoOp::kFtruncate}, [](const SeenOperation& seen) { fs::resize_file(seen.path, 4096); });
+
+  const Status status = SaveTo(*queue_, root_.path(), {.step = 7});
+
+  EXPECT_EQ(status.code(), StatusCode::kCorrupt) << status;
+  EXPECT_THAT(status.message(), HasSubstr("found 4096"));
+  EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
+}
+
+TEST_F(AttemptTest, DirectWritesThatAreRefusedFromTheFirstGoOnBuffered) {
+  const TestSave save{.step = 7, .more = 20};
+  TestRanks ranks(*queue_, root_.path(), save);
+  // The two chunks are under way at once.
+  plan_->Fail({.op = IoOp::kWrite, .nth = 1}, EINVAL);
+  plan_->Fail({.op = IoOp::kWrite, .nth = 2}, EINVAL);
+
+  ASSERT_EQ(ranks.Save(), Status::Ok());
+
+  EXPECT_FALSE(ranks.rank(0).direct());
+  EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
+  EXPECT_EQ(plan_->Count({.op = IoOp::kSyncRange}), 2U) << "each buffered write is followed by its write-back";
+}
+
+TEST_F(AttemptTest, DirectWriteThatIsRefusedLaterIsAnError) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 7});
+  plan_->Fail({.op = IoOp::kWrite, .path = "shard-", .nth = 3}, EINVAL);  // The header's.
+
+  EXPECT_EQ(ranks.Save().code(), StatusCode::kIoError);
+
+  EXPECT_TRUE(ranks.rank(0).direct());
 }
 
 TEST_F(AttemptTest, RankThatHeardNothingFindsItsAttemptAndFsyncsTheRoot) {

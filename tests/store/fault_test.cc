@@ -8,7 +8,6 @@
 #include <filesystem>
 
 #include "store/names.h"
-#include "store/root.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
 #include "support/temp_dir.h"

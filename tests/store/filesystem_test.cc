@@ -19,8 +19,9 @@
 #include <functional>
 #include <thread>
 
+#include "base/bytes.h"
 #include "base/unique_fd.h"
-#include "store/lease.h"
+#include "store/locks.h"
 #include "store/names.h"
 #include "store/root.h"
 #include "store_case.h"
@@ -117,7 +118,8 @@ void CheckLife(const std::string& root, bool direct) {
   EXPECT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
 }
 
-void CheckLifeOnLoop(const std::string& type, const std::string& make, std::uint64_t megabytes) {
+void OnLoop(const std::string& type, const std::string& make, std::uint64_t megabytes,
+            const std::function<void(const std::string& at)>& check) {
   TempDir dir;
   const std::string image = dir / "image";
   const std::string at = dir / "at";
@@ -131,7 +133,11 @@ void CheckLifeOnLoop(const std::string& type, const std::string& make, std::uint
   const Mount mount(loop.path(), type, at, "");
   if (!mount.problem().empty()) GTEST_SKIP() << mount.problem();
 
-  CheckLife(at + "/root", /*direct=*/true);
+  check(at);
+}
+
+void CheckLifeOnLoop(const std::string& type, const std::string& make, std::uint64_t megabytes) {
+  OnLoop(type, make, megabytes, [](const std::string& at) { CheckLife(at + "/root", /*direct=*/true); });
 }
 
 TEST(Filesystem, Xfs) {
@@ -228,6 +234,37 @@ void CheckFullBeforeTheSave() {
   EXPECT_THAT(Names(dir / "root"), ElementsAre(".lock", StepName(1)));
 }
 TEST(Filesystem, FullBeforeTheSave) { WithOwnMounts(CheckFullBeforeTheSave); }
+
+/// Lays out blocks for a file until there are none, and returns how much that was.
+std::uint64_t Fill(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  std::uint64_t end = 0;
+  for (std::uint64_t piece = 64U << 20; piece >= kBlock;) {
+    if (::fallocate(fd.get(), 0, static_cast<off_t>(end), static_cast<off_t>(piece)) == 0) {
+      end += piece;
+    } else {
+      piece /= 2;
+    }
+  }
+  return end;
+}
+
+// It keeps some blocks and inodes for itself: what cannot be made has no more to say than an errno otherwise.
+TEST(Filesystem, FullXfsSaysWhatIsFreeWhereAFolderCannotBeMade) {
+  WithOwnMounts([] {
+    OnLoop("xfs", "mkfs.xfs -q", 320, [](const std::string& at) {
+      ASSERT_GT(Fill(at + "/fill"), 100U << 20);
+      const auto queue = MakeQueue();
+
+      const Status status = RunBlocking(*queue, {.op = IoOp::kMkdir, .path = at + "/root", .mode = 0755}).status();
+
+      EXPECT_EQ(status.code(), StatusCode::kNoSpace) << status;
+      EXPECT_THAT(status.message(), ::testing::MatchesRegex("mkdir of " + at +
+                                                            "/root: No space left on device .errno 28.: [0-9]+ bytes "
+                                                            "and [0-9]+ inodes are free there, of [0-9]+ and [0-9]+"));
+    });
+  });
+}
 
 void CheckFullBeforeTheManifest() {
   TempDir dir;

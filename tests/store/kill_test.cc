@@ -13,8 +13,10 @@
 #include <set>
 #include <string>
 
+#include "store/list.h"
 #include "store/names.h"
-#include "store/root.h"
+#include "store/pins.h"
+#include "store/remove.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
 

@@ -1,3 +1,5 @@
+#include "store/list.h"
+
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +9,7 @@
 #include <functional>
 
 #include "store/names.h"
-#include "store/root.h"
+#include "store/pins.h"
 #include "store_case.h"
 #include "support/temp_dir.h"
 

@@ -9,8 +9,9 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "store/list.h"
 #include "store/names.h"
-#include "store/root.h"
+#include "store/pins.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
 #include "support/recording_queue.h"
@@ -88,7 +89,7 @@ class PowerCutTest : public ::testing::Test {
   MemoryDir base_;
   const std::string root_ = base_ / "a/root";
   const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
-  const std::shared_ptr<Recording> recording_ = Recording::Make(base_.path());
+  std::shared_ptr<Recording> recording_ = Recording::Make(base_.path());
   std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(recording_->Wrap(PlainFactory())));
   std::vector<TestSave> saves_;
   std::vector<Promise> promises_;
@@ -98,6 +99,27 @@ TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostFromTheFirstSaveEverOn) {
   OpenNow();
   SaveNow({.step = 1, .shards = 2});
   SaveNow({.step = 2, .shards = 2});
+
+  CutEverywhere();
+}
+
+// A process that was killed between the making of a folder and the fsync of its parent has left one that is there and
+// not durable.
+TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostInFoldersThatAKilledProcessMade) {
+  ASSERT_TRUE(RunBlocking(*queue_, {.op = IoOp::kMkdir, .path = base_ / "a", .mode = 0755}).ok());
+  OpenNow();
+  SaveNow({.step = 1});
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostInARootThatAKilledProcessMade) {
+  fs::create_directory(base_ / "a");
+  recording_ = Recording::Make(base_.path());  // What is there now is durable.
+  queue_ = MakeQueue(plan_->Wrap(recording_->Wrap(PlainFactory())));
+  ASSERT_TRUE(RunBlocking(*queue_, {.op = IoOp::kMkdir, .path = root_, .mode = 0755}).ok());
+  OpenNow();
+  SaveNow({.step = 1});
 
   CutEverywhere();
 }

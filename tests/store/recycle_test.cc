@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "store/lease.h"
+#include "store/locks.h"
 #include "store/names.h"
-#include "store/root.h"
+#include "store/remove.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
 #include "support/temp_dir.h"
@@ -452,14 +452,15 @@ TEST_F(RecycleTest, SweepUnlinksWhatADeadWriterMayStillBeWriting) {
 // Space.
 
 TEST_F(RecycleTest, DiskThatIsFullTakesTheSpareBeforeASaveFails) {
-  for (const IoOp op : {IoOp::kFallocate, IoOp::kWrite}) {
-    SCOPED_TRACE(IoOpName(op));
+  for (const auto& [op, full] : {std::pair(IoOp::kFallocate, ENOSPC), std::pair(IoOp::kWrite, ENOSPC),
+                                 std::pair(IoOp::kFallocate, EDQUOT), std::pair(IoOp::kWrite, EDQUOT)}) {
+    SCOPED_TRACE(IoOpName(op) + std::to_string(full));
     TestRanks ranks(*queue_, root_.path(), {.step = 2, .replace = true, .recycle = true});
     // Retired while the save was under way already.
-    plan_->CallAfter({.op = IoOp::kMkdir}, [&](const SeenOperation&) {
+    plan_->CallAfter({.op = IoOp::kMkdir}, [&, op = op, full = full](const SeenOperation&) {
       fs::create_directory(SpareFolder());
       WriteAll(SpareFile(), "spare");
-      plan_->Fail({.op = op, .nth = 1}, ENOSPC);
+      plan_->Fail({.op = op, .nth = 1}, full);
     });
 
     EXPECT_EQ(ranks.Save(), Status::Ok());

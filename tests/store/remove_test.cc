@@ -1,16 +1,26 @@
+#include "store/remove.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "store/list.h"
+#include "store/locks.h"
 #include "store/names.h"
-#include "store/root.h"
+#include "store/pins.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
+#include "support/forked.h"
 #include "support/temp_dir.h"
 
 namespace cairn {
@@ -195,6 +205,72 @@ TEST_F(RemoveTest, PinIsDurableShownAndTakenBack) {
 
   plan_->Fail({.op = IoOp::kFsync}, EIO);
   EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644).code(), StatusCode::kIoError);
+}
+
+TEST_F(RemoveTest, PinThatCannotBeAskedForCountsAsSetAndStepAsThere) {
+  Save({.step = 1});
+  ASSERT_EQ(::chmod(StepFolder(1).c_str(), 0), 0);
+  ASSERT_EQ(::chmod(root_.path().c_str(), 0755), 0);
+  const auto as_nobody = [&](const std::function<bool()>& ask) {
+    Forked child([&](const Say&) { return ::setgid(65534) == 0 && ::setuid(65534) == 0 ? (ask() ? 1 : 0) : 2; });
+    return child.Wait(Deadline::In(std::chrono::seconds(60))).value;
+  };
+  if (as_nobody([] { return true; }) == 2) GTEST_SKIP() << "another user's view needs root";
+
+  EXPECT_EQ(as_nobody([&] { return IsPinned(root_.path(), 1); }), 1);
+  EXPECT_EQ(as_nobody([&] { return IsPinned(root_.path(), 2); }), 0) << "there is no such step";
+
+  ASSERT_EQ(::chmod(root_.path().c_str(), 0), 0);
+  EXPECT_EQ(as_nobody([&] { return HoldsStep(root_.path(), 1); }), 1);
+  EXPECT_EQ(as_nobody([&] { return HoldsStep(root_.path(), 2); }), 1) << "nobody can say that it is gone";
+  ASSERT_EQ(::chmod(root_.path().c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(StepFolder(1).c_str(), 0755), 0);
+}
+
+TEST_F(RemoveTest, RetentionLeavesAStepWhosePinCannotBeAskedFor) {
+  Save({.step = 1});
+  // The looks of a removal: for a reader's lock, and for the pin.
+  for (const std::size_t nth : {1U, 2U}) {
+    plan_->Fail({.op = IoOp::kCall, .nth = nth}, EIO);
+
+    const Removal removal = RemoveCheckpointBlocking(*queue_, root_.path(), 1, {});
+
+    EXPECT_EQ(removal.status.code(), StatusCode::kIoError);
+    EXPECT_FALSE(removal.gone);
+    EXPECT_EQ(CheckContent(root_.path(), {.step = 1}), Status::Ok());
+    plan_->Clear();
+  }
+}
+
+// NFS keeps a file that somebody has open under another name, in the same folder, which then cannot be removed.
+TEST_F(RemoveTest, NothingInAFolderIsOpenWhenItsFilesAreUnlinked) {
+  Save({.step = 1});
+  Save({.step = 2});
+  std::vector<std::string> open;
+  plan_->CallBefore({.op = IoOp::kUnlink}, [&](const SeenOperation& seen) {
+    for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      const std::string target = fs::read_symlink(entry.path(), gone).string();
+      if (target.starts_with(fs::path(seen.path).parent_path().string())) open.push_back(target);
+    }
+  });
+
+  EXPECT_EQ(RemoveStep(1), Status::Ok());
+  Save({.step = 2, .seed = 1, .replace = true});
+
+  EXPECT_THAT(open, IsEmpty());
+  EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink}), 4U) << "two manifests, two shards";
+}
+
+TEST_F(RemoveTest, OverlaysLowerLayerIsToldWithItsCure) {
+  Save({.step = 1});
+  plan_->Fail({.op = IoOp::kRename}, EXDEV);
+
+  const Status status = RemoveStep(1);
+
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("redirect_dir=on"));
+  EXPECT_EQ(CheckContent(root_.path(), {.step = 1}), Status::Ok());
 }
 
 }  // namespace

@@ -99,14 +99,14 @@ TestRanks::TestRanks(IoQueue& queue, const std::string& root, const TestSave& sa
     std::fill_n(memory.bytes.get(), size, std::byte{0});
     std::copy_n(std::as_bytes(std::span(content)).begin(), content.size(), memory.bytes.get());
     memory_.push_back(std::move(memory));
-    attempts_.push_back(
-        Attempt::Make(queue, {.root = root,
-                              .step = save.step,
-                              .uuid = uuid_,
-                              .shard = shard,
-                              .file_bytes = content.size(),
-                              .spare_folders = save.recycle ? 2U : 0U,
-                              .not_recycled = [this](const std::string& why) { not_recycled_ = why; }}));
+    attempts_.push_back(std::make_unique<Attempt>(
+        queue, AttemptSpec{.root = root,
+                           .step = save.step,
+                           .uuid = uuid_,
+                           .shard = shard,
+                           .file_bytes = content.size(),
+                           .spare_folders = save.recycle ? 2U : 0U,
+                           .not_recycled = [this](const std::string& why) { not_recycled_ = why; }}));
   }
 }
 
@@ -187,8 +187,7 @@ Status SaveTo(IoQueue& queue, const std::string& root, const TestSave& save) {
 }
 
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step) {
-  return WaitFor(
-      queue, [&](StatusDone done) { RemoveCheckpoint(queue, root, step, {.pinned = Pinned::kGoes}, std::move(done)); });
+  return RemoveCheckpointBlocking(queue, root, step, {.pinned = Pinned::kGoes}).status;
 }
 
 Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards, std::string* why,
@@ -196,10 +195,8 @@ Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::
   const NotRecycled note = [why](const std::string& reason) {
     if (why != nullptr) *why = reason;
   };
-  return WaitFor(queue, [&](StatusDone done) {
-    RemoveCheckpoint(queue, root, step, {.spares = {.folders = folders, .shards = shards, .not_recycled = note}},
-                     std::move(done));
-  });
+  RemovalOptions options{.spares = {.folders = folders, .shards = shards, .not_recycled = note}};
+  return RemoveCheckpointBlocking(queue, root, step, std::move(options)).status;
 }
 
 std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SpareWish& spares) {

@@ -11,6 +11,9 @@
 #include "format/manifest.h"
 #include "io/io_queue.h"
 #include "store/attempt.h"
+#include "store/list.h"
+#include "store/pins.h"
+#include "store/remove.h"
 #include "store/root.h"
 
 namespace cairn {

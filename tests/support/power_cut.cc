@@ -130,6 +130,8 @@ class Model {
       case IoOp::kRmdir:
         if (const Place place = Find(operation.path); place.parent != nullptr) place.parent->names.erase(place.name);
         return;
+      case IoOp::kCall:
+        return;
       case IoOp::kMkdir:
         if (const Place place = Find(operation.path); place.parent != nullptr) {
           auto& node = place.parent->names[place.name];

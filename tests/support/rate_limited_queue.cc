@@ -28,6 +28,7 @@ class RateLimitedQueue : public IoQueue {
   }
 
   Result<std::size_t> RunOnce(Deadline deadline) override {
+    if (disk_->time_ != nullptr) return RunModelled(deadline);
     while (true) {
       const auto next = finished_.empty() ? Clock::time_point::max() : finished_.begin()->first;
       CAIRN_RETURN_IF_ERROR(inner_->RunOnce(Deadline::At(std::min(deadline.when(), next))).status());
@@ -51,8 +52,20 @@ class RateLimitedQueue : public IoQueue {
     std::int64_t result;
   };
 
+  // What is under way has taken its place on the disk: all of it completes, then time goes on to what is due first.
+  Result<std::size_t> RunModelled(Deadline deadline) {
+    do {
+      if (inner_->pending() == 0 && !finished_.empty()) {
+        disk_->time_->AdvanceTo(finished_.begin()->first);
+        return CallDue();
+      }
+      CAIRN_RETURN_IF_ERROR(inner_->RunOnce(deadline).status());
+    } while (!woken_.exchange(false) && !deadline.passed());
+    return CallDue();
+  }
+
   std::size_t CallDue() {
-    const auto end = finished_.upper_bound(Clock::now());
+    const auto end = finished_.upper_bound(disk_->Now());
     std::vector<Finished> due;
     for (auto it = finished_.begin(); it != end; ++it) due.push_back(std::move(it->second));
     finished_.erase(finished_.begin(), end);
@@ -91,7 +104,7 @@ std::uint64_t RateLimitedDisk::bytes() const {
 RateLimitedDisk::Clock::time_point RateLimitedDisk::Take(std::uint64_t bytes) {
   MutexLock lock(mutex_);
   const std::chrono::duration<double> taken(static_cast<double>(bytes) / static_cast<double>(rate_));
-  busy_until_ = std::max(busy_until_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(taken);
+  busy_until_ = std::max(busy_until_, Now()) + std::chrono::duration_cast<Clock::duration>(taken);
   bytes_ += bytes;
   return busy_until_;
 }

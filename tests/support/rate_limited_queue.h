@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
+#include "base/modelled_time.h"
 #include "base/mutex.h"
 #include "io/io_queue.h"
 
@@ -12,15 +14,17 @@ namespace cairn {
 ///
 /// Reads and writes, or writes alone, pass one after the other, in the order of submission over all queues, each taking
 /// its length divided by the rate; the operation itself runs at once, and its completion is told no sooner. Other
-/// operations are not delayed.
+/// operations are not delayed. With a modelled time nothing is: that time moves on by what the disk takes, and
+/// completions come in the order in which they are due.
 class RateLimitedDisk : public std::enable_shared_from_this<RateLimitedDisk> {
  public:
   using Clock = Deadline::Clock;
 
   enum class Limits : std::uint8_t { kReadsAndWrites, kWrites };
   [[nodiscard]] static std::shared_ptr<RateLimitedDisk> Make(std::uint64_t bytes_per_second,
-                                                             Limits limits = Limits::kReadsAndWrites) {
-    return std::shared_ptr<RateLimitedDisk>(new RateLimitedDisk(bytes_per_second, limits));
+                                                             Limits limits = Limits::kReadsAndWrites,
+                                                             std::shared_ptr<ModelledTime> time = nullptr) {
+    return std::shared_ptr<RateLimitedDisk>(new RateLimitedDisk(bytes_per_second, limits, std::move(time)));
   }
 
   /// A factory of queues on this disk. For Wiring::wrap_queue: [disk](auto inner) { return disk->Wrap(inner); }
@@ -33,10 +37,13 @@ class RateLimitedDisk : public std::enable_shared_from_this<RateLimitedDisk> {
   [[nodiscard]] std::uint64_t bytes() const CAIRN_EXCLUDES(mutex_);
 
  private:
-  RateLimitedDisk(std::uint64_t bytes_per_second, Limits limits) : limits_(limits), rate_(bytes_per_second) {}
+  RateLimitedDisk(std::uint64_t bytes_per_second, Limits limits, std::shared_ptr<ModelledTime> time)
+      : limits_(limits), time_(std::move(time)), rate_(bytes_per_second) {}
+  [[nodiscard]] Clock::time_point Now() const { return time_ != nullptr ? time_->Now() : Clock::now(); }
 
   friend class RateLimitedQueue;
   const Limits limits_;
+  const std::shared_ptr<ModelledTime> time_;  // Null: the real one.
   mutable Mutex mutex_;
   std::uint64_t rate_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t bytes_ CAIRN_GUARDED_BY(mutex_) = 0;

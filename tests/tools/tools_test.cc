@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/io_queue.h"
+#include "store/list.h"
 #include "store/names.h"
 #include "store/root.h"
 #include "support/checkpoint_writer.h"
@@ -202,6 +203,18 @@ TEST_F(ToolsTest, ExportLeavesNothingBehindWhereItFails) {
 
   EXPECT_EQ(damaged.code, 1);
   EXPECT_EQ(unmatched.code, 2);
+  EXPECT_TRUE(std::filesystem::is_empty(directory_ / "out"));
+}
+
+TEST_F(ToolsTest, ExportThatCannotBeWrittenNamesItsFile) {
+  std::filesystem::create_directory(directory_ / "out");
+  // No file can be written: what it says goes through the pipe.
+  const std::string limited = "trap \"\" XFSZ; ulimit -f 0; exec \"$0\" export \"$1\" --out \"$2\" 2>&1";
+
+  const Ran full = RunProgram("/bin/bash", {"-c", limited, CAIRN_CLI, root_, directory_ / "out/x.safetensors"});
+
+  EXPECT_EQ(full.code, 2);
+  EXPECT_THAT(full.out, AllOf(HasSubstr("write of "), HasSubstr(directory_ / "out/.x.safetensors.")));
   EXPECT_TRUE(std::filesystem::is_empty(directory_ / "out"));
 }
 

@@ -167,12 +167,13 @@ TEST_F(TuneCommandTest, DoctorTellsOfEveryThingThatSavesCareAbout) {
 }
 
 TEST_F(TuneCommandTest, DoctorMarksWhatIsMissing) {
-  const std::string limited = "ulimit -f 1000000; exec \"$0\" doctor \"$1\" --probe-time=100ms";
+  const std::string limited = "ulimit -f 1000000; ulimit -l 0; exec \"$0\" doctor \"$1\" --probe-time=100ms";
 
   const Ran ran = RunProgram("/bin/sh", {"-c", limited, CAIRN_CLI, root_.path()});
 
   ASSERT_EQ(ran.code, 0) << ran.err;
-  EXPECT_THAT(ran.out, AllOf(HasSubstr("! file size limit"), HasSubstr("ulimit -f"), HasSubstr("  kernel")));
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("! file size limit"), HasSubstr("ulimit -f"), HasSubstr("  kernel"),
+                             HasSubstr("! locked memory"), HasSubstr("ulimit -l")));
 }
 
 }  // namespace

@@ -1,0 +1,119 @@
+#include "base/memory_limit.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+namespace cairn {
+namespace {
+
+std::vector<std::string> Lines(const std::string& path) {
+  std::vector<std::string> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) lines.push_back(std::move(line));
+  return lines;
+}
+
+bool Lists(const std::string& comma_separated, const std::string& word) {
+  return ("," + comma_separated + ",").find("," + word + ",") != std::string::npos;
+}
+
+/// Where a hierarchy is mounted, and which of its groups the mount shows there.
+struct Mount {
+  std::string group;
+  std::string point;
+};
+
+/// "36 35 0:31 /docker/1 /sys/fs/cgroup/memory rw shared:5 - cgroup cgroup rw,memory".
+std::optional<Mount> FindMount(const std::vector<std::string>& mounts, bool version2) {
+  for (const std::string& line : mounts) {
+    const std::size_t dash = line.find(" - ");
+    if (dash == std::string::npos) continue;
+    std::istringstream before(line);
+    std::istringstream after(line.substr(dash + 3));
+    std::string skipped;
+    Mount mount;
+    std::string type;
+    std::string options;
+    before >> skipped >> skipped >> skipped >> mount.group >> mount.point;
+    after >> type >> skipped >> options;
+    if (version2 ? type == "cgroup2" : type == "cgroup" && Lists(options, "memory")) return mount;
+  }
+  return std::nullopt;
+}
+
+/// The group's folder below the mount and its parents. A group that the mount does not show (a container's, seen from
+/// within by its outer name) is taken for the mount's own.
+void AppendFolders(const Mount& mount, std::string group, std::vector<std::string>& folders) {
+  if (mount.group != "/") {
+    const bool shown = group == mount.group || group.starts_with(mount.group + "/");
+    group = shown ? group.substr(mount.group.size()) : std::string();
+  }
+  if (group.find("/..") != std::string::npos) group.clear();
+  for (; group.size() > 1; group.resize(group.rfind('/'))) folders.push_back(mount.point + group);
+  folders.push_back(mount.point);
+}
+
+std::optional<std::uint64_t> ReadNumber(const std::string& path) {
+  std::uint64_t number = 0;
+  // "max" is none.
+  return std::ifstream(path) >> number ? std::optional(number) : std::nullopt;
+}
+
+/// What the kernel gives back under pressure. Swap is not counted on.
+std::uint64_t Reclaimable(const std::string& folder, bool version2) {
+  std::uint64_t sum = 0;
+  std::ifstream file(folder + "/memory.stat");
+  std::string name;
+  for (std::uint64_t bytes = 0; file >> name >> bytes;) {
+    const std::string plain = version2 ? name : name.starts_with("total_") ? name.substr(6) : "";
+    if (plain == "active_file" || plain == "inactive_file" || plain == "slab_reclaimable") sum += bytes;
+  }
+  return sum;
+}
+
+std::optional<MemoryLimit> ReadLimit(const std::string& folder) {
+  for (const bool version2 : {true, false}) {
+    const std::string file = folder + (version2 ? "/memory.max" : "/memory.limit_in_bytes");
+    const std::optional<std::uint64_t> limit = ReadNumber(file);
+    // Version 1 has no word for none, but a number that no machine has.
+    if (!limit || *limit >= std::uint64_t{1} << 60) continue;
+    const std::uint64_t used =
+        ReadNumber(folder + (version2 ? "/memory.current" : "/memory.usage_in_bytes")).value_or(0);
+    const std::uint64_t held = used - std::min(used, Reclaimable(folder, version2));
+    return MemoryLimit{.file = file, .bytes = *limit, .held = held, .available = *limit - std::min(*limit, held)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<std::string> MemoryGroupFolders(const std::string& root) {
+  std::vector<std::string> folders;
+  const std::vector<std::string> mounts = Lines(root + "/proc/self/mountinfo");
+  for (const std::string& line : Lines(root + "/proc/self/cgroup")) {
+    // "4:memory:/docker/1" and, of version 2, "0::/user.slice".
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool version2 = line.starts_with("0::");
+    if (!version2 && !Lists(controllers, "memory")) continue;
+    if (const std::optional<Mount> mount = FindMount(mounts, version2)) {
+      AppendFolders({.group = mount->group, .point = root + mount->point}, line.substr(second + 1), folders);
+    }
+  }
+  return folders;
+}
+
+std::optional<MemoryLimit> FindMemoryLimit(const std::string& root) {
+  std::optional<MemoryLimit> tightest;
+  for (const std::string& folder : MemoryGroupFolders(root)) {
+    std::optional<MemoryLimit> limit = ReadLimit(folder);
+    if (limit && (!tightest || limit->available < tightest->available)) tightest = std::move(limit);
+  }
+  return tightest;
+}
+
+}  // namespace cairn

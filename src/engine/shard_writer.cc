@@ -1,0 +1,167 @@
+#include "engine/shard_writer.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+#include "store/names.h"
+
+namespace cairn {
+
+using Stage = WriterStage;
+
+ShardWriter::ShardWriter(EngineContext& context, SaveTask& task, Callbacks callbacks)
+    : context_(context), task_(task), callbacks_(std::move(callbacks)) {}
+
+template <typename... Args>
+std::function<void(Args...)> ShardWriter::Later(void (ShardWriter::*then)(Args...)) {
+  ++under_way_;
+  return [self = shared_from_this(), then, inbox = context_.inbox](Args... args) {
+    inbox->Post([self, then, ... args = std::move(args)]() mutable {
+      --self->under_way_;
+      ((*self).*then)(std::move(args)...);
+    });
+  };
+}
+
+bool ShardWriter::Ends(const Status& status) {
+  if (stage_ == Stage::kStopped) {
+    callbacks_.quiet();
+  } else if (!status.ok()) {
+    callbacks_.failed(status);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void ShardWriter::MakeHeader(const std::string& uuid) {
+  stage_.MoveTo(Stage::kPlanning);
+  uuid_ = uuid;
+  context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&ShardWriter::OnHeader)] {
+    done(std::make_shared<Result<ShardHeaderWriter>>(ShardHeaderWriter::Make(
+        task_.snapshot().Header(task_.plan().step, uuid_, static_cast<std::uint64_t>(context_.parts.group->rank()),
+                                context_.parts.options.checksums))));
+  });
+}
+
+void ShardWriter::OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header) {
+  if (Ends(header->status())) return;
+  stage_.MoveTo(Stage::kReady);
+  header_ = *std::move(*header);
+  AttemptSpec spec{.root = context_.parts.root,
+                   .step = task_.plan().step,
+                   .uuid = uuid_,
+                   .shard = static_cast<std::uint64_t>(context_.parts.group->rank()),
+                   .file_bytes = header_->data_begin() + task_.snapshot().bytes(),
+                   .file_mode = context_.parts.options.file_mode,
+                   .directory_mode = context_.parts.options.directory_mode,
+                   .spare_folders = context_.spare_folders(),
+                   .not_recycled = context_.not_recycled};
+  attempt_ = std::make_unique<Attempt>(*context_.queue, std::move(spec));
+}
+
+void ShardWriter::Begin() {
+  stage_.MoveTo(Stage::kBeginning);
+  attempt_->Begin(Later(&ShardWriter::OnBegun));
+}
+
+void ShardWriter::OnBegun(Status status) {
+  if (Ends(status)) return;
+  stage_.MoveTo(Stage::kWriting);
+  callbacks_.begun();
+}
+
+void ShardWriter::SubmitWrite() {
+  std::shared_ptr<FilledChunk> chunk = std::move(ready_.front());
+  ready_.pop_front();
+  const auto begun = SaveTask::Clock::now();
+  ++under_way_;
+  ++context_.writes_under_way;
+  const std::uint64_t offset = header_->data_begin() + chunk->begin;
+  const Bytes memory(chunk->buffer.data(), AlignUp(chunk->end - chunk->begin, kBlock));
+  attempt_->Write(offset, memory, [this, self = shared_from_this(), chunk, begun](const Status& status) {
+    --under_way_;
+    --context_.writes_under_way;
+    context_.parts.trace->Span("disk", "write", begun, SaveTask::Clock::now(), task_.plan().step,
+                               chunk->end - chunk->begin);
+    OnChunkWritten(chunk, status);
+  });
+}
+
+void ShardWriter::OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status) {
+  if (Ends(status)) return;
+  written_ += chunk->end - chunk->begin;
+  callbacks_.written(chunk);
+}
+
+std::optional<Deadline> ShardWriter::release_by() const {
+  if (stage_ == Stage::kHeld) return release_by_;
+  return std::nullopt;
+}
+
+void ShardWriter::SealIfWritten(const Capture& capture) {
+  if (stage_ == Stage::kWriting) {
+    if (!task_.captured() || written_ != task_.snapshot().bytes() || capture.sums()) return;
+    task_.MarkWritten(attempt_->bytes_written(), attempt_->direct(), attempt_->recycled());
+    if (task_.held()) {
+      stage_.MoveTo(Stage::kHeld);
+      release_by_ = Deadline::In(task_.plan().hold);
+    }
+  }
+  const bool released = stage_ == Stage::kWriting || (stage_ == Stage::kHeld && !task_.held());
+  if (!released) return;
+  if (!task_.MarkCommitting()) return callbacks_.failed(*task_.cancelled());
+  stage_.MoveTo(Stage::kSealing);
+  if (context_.parts.options.checksums) header_->SetSums(capture.checksums());
+  const Bytes header = std::as_bytes(std::span(header_->bytes()));
+  if (context_.parts.group->size() > 1) return attempt_->Seal(header, Later(&ShardWriter::OnSealed));
+  attempt_->SealAndCommit(header, MakeManifest({shard()}), task_.plan().replace, Later(&ShardWriter::OnCommitted));
+}
+
+void ShardWriter::OnSealed(Status status) {
+  if (Ends(status)) return;
+  stage_.MoveTo(Stage::kSealed);
+  callbacks_.sealed();
+}
+
+ManifestShard ShardWriter::shard() const {
+  return {.file = ShardName(static_cast<std::uint64_t>(context_.parts.group->rank())),
+          .length = header_->data_begin() + task_.snapshot().bytes(),
+          .header_digest = header_->digest()};
+}
+
+Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
+  const SavePlan& plan = task_.plan();
+  const std::size_t world = shards.size();
+  return {.step = plan.step,
+          .generation = plan.generation,
+          .attempt = uuid_,
+          .parent = plan.parent,
+          .world = world,
+          .shards = std::move(shards)};
+}
+
+void ShardWriter::Commit(std::vector<ManifestShard> shards) {
+  stage_.MoveTo(Stage::kCommitting);
+  attempt_->Commit(MakeManifest(std::move(shards)), task_.plan().replace, Later(&ShardWriter::OnCommitted));
+}
+
+void ShardWriter::OnCommitted(Status status) { callbacks_.committed(std::move(status)); }
+
+void ShardWriter::Stop() {
+  stage_.MoveTo(Stage::kStopped);
+  ready_.clear();
+}
+
+void ShardWriter::Abandon(StatusDone done) {
+  if (attempt_ == nullptr) return done(Status::Ok());
+  ++under_way_;
+  attempt_->Abandon([self = shared_from_this(), inbox = context_.inbox, done = std::move(done)](const Status& status) {
+    inbox->Post([self, done, status] {
+      --self->under_way_;
+      done(status);
+    });
+  });
+}
+
+}  // namespace cairn

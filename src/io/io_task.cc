@@ -1,0 +1,189 @@
+#include "io/io_task.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <memory>
+
+#include "base/status_macros.h"
+
+namespace cairn {
+namespace {
+
+const std::string kNoName;
+
+}  // namespace
+
+/// Held by the callbacks of the operations under way, and so dropped with them where the queue is destroyed.
+class IoRun : public std::enable_shared_from_this<IoRun> {
+ public:
+  IoRun(IoQueue& queue, IoTask<Status> task, StatusDone done)
+      : queue_(queue), task_(std::move(task)), done_(std::move(done)) {}
+
+  void Start() {
+    if (task_.Start(this, {})) return;
+    // `done` must come from RunOnce: the refused close of no descriptor carries it there.
+    queue_.Submit({.op = IoOp::kClose}, [self = shared_from_this()](std::int64_t) { self->done_(self->task_.Take()); });
+  }
+
+  void Submit(IoRequest request, std::coroutine_handle<> waiter, std::int64_t& result) {
+    queue_.Submit(std::move(request), [self = shared_from_this(), waiter, &result](std::int64_t value) {
+      result = value;
+      waiter.resume();
+      if (self->task_.ended()) self->done_(self->task_.Take());
+    });
+  }
+
+ private:
+  IoQueue& queue_;
+  IoTask<Status> task_;
+  StatusDone done_;
+};
+
+void RunTask(IoQueue& queue, IoTask<Status> task, StatusDone done) {
+  std::make_shared<IoRun>(queue, std::move(task), std::move(done))->Start();
+}
+
+Status RunTaskBlocking(IoQueue& queue, IoTask<Status> task) {
+  // Shared: a queue that broke may still hold the callback.
+  const auto outcome = std::make_shared<std::optional<Status>>();
+  RunTask(queue, std::move(task), [outcome](Status status) { *outcome = std::move(status); });
+  while (!outcome->has_value()) {
+    CAIRN_ASSIGN_OR_RETURN([[maybe_unused]] const std::size_t called, queue.RunOnce(Deadline::Infinite()));
+  }
+  return **outcome;
+}
+
+Status Together::await_resume() {
+  Status first;
+  for (IoTask<Status>& task : tasks_) {
+    if (Status status = task.Take(); first.ok()) first = std::move(status);
+  }
+  return first;
+}
+
+void IoOperation::Submit(IoRun* run, std::coroutine_handle<> waiter) { run->Submit(request_, waiter, result_); }
+
+IoResult IoOperation::await_resume() {
+  if (result_ >= 0) {
+    if (into_ != nullptr) *into_ = UniqueFd(static_cast<int>(result_));
+    return {.value = result_};
+  }
+  const int error = static_cast<int>(-result_);
+  return {.error = error, .status = FailureOf(request_, *name_, error)};
+}
+
+namespace io {
+namespace {
+
+/// Performs a request that asks for blocks; where there are none, once more when the room's files are gone.
+IoTask<IoResult> AskForBlocks(IoRequest request, const std::string& name, Room* room) {
+  const bool nothing = room == nullptr || room->paths.empty();
+  bool asked = false;
+  while (true) {
+    // What another operation is unlinking has lost its name already, but not its blocks.
+    const bool last = nothing || (asked && room->freeing == 0);
+    IoResult result = co_await IoOperation(request, name);
+    if (last || (result.error != ENOSPC && result.error != EDQUOT)) co_return result;
+    // Those who find the disk full meanwhile share the files out: each is unlinked once, and the last one's next try is
+    // its last.
+    if (room->freeing == 0) room->next = 0;
+    asked = true;
+    ++room->freeing;
+    // What cannot be unlinked makes no room, which the next try tells.
+    while (room->next < room->paths.size()) static_cast<void>(co_await Unlink(room->paths[room->next++]));
+    --room->freeing;
+  }
+}
+
+}  // namespace
+
+IoOperation Open(const std::string& path, int flags, UniqueFd& fd) {
+  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags}, path, &fd);
+}
+
+IoOperation OpenDirectory(const std::string& path, bool follow, UniqueFd& fd) {
+  return Open(path, O_RDONLY | O_DIRECTORY | (follow ? 0 : O_NOFOLLOW), fd);
+}
+
+IoOperation Create(const std::string& path, int more_flags, unsigned mode, UniqueFd& fd) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | more_flags;
+  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags, .mode = mode}, path, &fd);
+}
+
+IoOperation Fsync(const UniqueFd& fd, const std::string& name) {
+  return IoOperation({.op = IoOp::kFsync, .fd = fd.get()}, name);
+}
+
+IoOperation Read(const UniqueFd& fd, const std::string& name, std::string& into) {
+  return IoOperation({.op = IoOp::kRead, .fd = fd.get(), .buffer = into.data(), .length = into.size()}, name);
+}
+
+IoOperation Truncate(const UniqueFd& fd, const std::string& name, std::uint64_t length) {
+  return IoOperation({.op = IoOp::kFtruncate, .fd = fd.get(), .length = length}, name);
+}
+
+IoOperation SyncRange(const UniqueFd& fd, const std::string& name, std::uint64_t offset, std::uint64_t length) {
+  return IoOperation({.op = IoOp::kSyncRange, .fd = fd.get(), .length = length, .offset = offset}, name);
+}
+
+IoOperation Rename(const std::string& from, const std::string& to, RenameMode mode) {
+  return IoOperation({.op = IoOp::kRename, .path = from, .path2 = to, .rename = mode}, from);
+}
+
+IoOperation Unlink(const std::string& path) { return IoOperation({.op = IoOp::kUnlink, .path = path}, path); }
+
+IoOperation MakeDirectory(const std::string& path, unsigned mode) {
+  return IoOperation({.op = IoOp::kMkdir, .path = path, .mode = mode}, path);
+}
+
+IoOperation RemoveDirectory(const std::string& path) { return IoOperation({.op = IoOp::kRmdir, .path = path}, path); }
+
+IoTask<Status> OnThread(const std::string& name, std::function<Status()> call) {
+  Status outcome;
+  IoRequest request{.op = IoOp::kCall, .path = name};
+  request.call = [&outcome, call = std::move(call)] { outcome = call(); };
+  CAIRN_CO_RETURN_IF_ERROR(co_await IoOperation(std::move(request), name));
+  co_return outcome;
+}
+
+IoTask<Status> FsyncTask(const UniqueFd& fd, const std::string& name) { co_return co_await Fsync(fd, name); }
+
+IoTask<Status> Close(UniqueFd& fd, const std::string& name) {
+  if (!fd.valid()) co_return Status::Ok();
+  IoRequest close{.op = IoOp::kClose, .fd = fd.Release()};
+  co_return co_await IoOperation(std::move(close), name);
+}
+
+IoTask<IoResult> Allocate(const UniqueFd& fd, const std::string& name, std::uint64_t length, Room* room) {
+  IoRequest request{.op = IoOp::kFallocate, .fd = fd.get(), .length = length};
+  co_return co_await AskForBlocks(std::move(request), name, room);
+}
+
+IoTask<IoResult> WriteAll(const UniqueFd& fd, const std::string& name, std::uint64_t offset, Bytes memory,
+                          std::uint64_t alignment, WriteOptions options) {
+  bool stalled = false;  // The last write got no further.
+  while (true) {
+    if (options.stop != nullptr && !options.stop->ok()) co_return IoResult{.error = ECANCELED, .status = *options.stop};
+    IoRequest request{.op = IoOp::kWrite, .fd = fd.get()};
+    // The queue only reads it; requests have one buffer for both directions.
+    request.buffer = const_cast<std::byte*>(memory.data());
+    request.length = memory.size();
+    request.offset = offset;
+    IoResult result = co_await AskForBlocks(std::move(request), name, options.room);
+    const auto written = static_cast<std::uint64_t>(result.value);
+    if (!result.ok() || written == memory.size()) co_return result;
+    const std::uint64_t advance = AlignDown(written, alignment);
+    if (written == 0 || written > memory.size() || (advance == 0 && stalled)) {
+      co_return IoResult{.error = EIO,
+                         .status = Error(StatusCode::kIoError, "write of {} at {}: expected {} bytes, {} were written",
+                                         name, offset, memory.size(), written)};
+    }
+    stalled = advance == 0;
+    offset += advance;
+    memory = memory.subspan(advance);
+  }
+}
+
+}  // namespace io
+}  // namespace cairn

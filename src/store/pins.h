@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cairn/status.h"
+#include "io/io_queue.h"
+
+namespace cairn {
+
+/// Whether there is a step-N, and whether it is pinned, by a look at the disk. Where that cannot be asked: yes.
+[[nodiscard]] bool HoldsStep(const std::string& root, std::uint64_t step);
+[[nodiscard]] bool IsPinned(const std::string& root, std::uint64_t step);
+
+/// Makes (or removes) the pin, fsyncs the folder. Blocking; the queue is the caller's alone.
+[[nodiscard]] Status SetPin(IoQueue& queue, const std::string& root, std::uint64_t step, bool pinned,
+                            unsigned file_mode);
+
+}  // namespace cairn

@@ -1,0 +1,116 @@
+// A save whose outcome is unknown: its step may be saved again, whatever the disk holds of it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "store/names.h"
+#include "support/small_run.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Property;
+
+std::vector<Status> SaveOnAll(const std::vector<std::unique_ptr<Checkpointer>>& ranks, std::uint64_t step,
+                              std::uint64_t variant = 0) {
+  std::vector<std::unique_ptr<Tensors>> states;
+  std::vector<SaveHandle> saves;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    states.push_back(SmallState(step, static_cast<int>(rank), variant));
+    const auto save = ranks[rank]->Save(step, states.back()->state());
+    EXPECT_TRUE(save.ok()) << save.status();
+    saves.push_back(*save);
+  }
+  std::vector<Status> statuses;
+  for (const SaveHandle& save : saves) statuses.push_back(save.WaitDurable(Soon()));
+  return statuses;
+}
+
+class Unknown : public testing::Test {
+ protected:
+  Unknown() : checkpointer_(OpenOrFail(SmallOptions(root()), Through(plan_))) {}
+
+  [[nodiscard]] std::string root() const { return dir_ / "run"; }
+  /// The root's fsync behind the next rename to a step fails.
+  static void FailRootFsync(FaultPlan& plan) {
+    plan.CallAfter({.op = IoOp::kRename, .path = "step-", .nth = 1},
+                   [&plan](const SeenOperation&) { plan.Fail({.op = IoOp::kFsync, .nth = 1}, EIO); });
+  }
+
+  const TempDir dir_;
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+TEST_F(Unknown, StepThatWasToBeReplacedMayBeSavedAgainWithoutReplacing) {
+  ASSERT_EQ(SaveDurably(*checkpointer_, 1), Status::Ok());
+  FailRootFsync(*plan_);
+  ASSERT_EQ(SaveDurably(*checkpointer_, 1, {.if_exists = IfExists::kReplace}, 7).code(), StatusCode::kUnknownOutcome);
+  plan_->Clear();
+
+  EXPECT_EQ(SaveDurably(*checkpointer_, 1, {}, 8), Status::Ok());
+
+  EXPECT_EQ(RestoreAndCompare(*checkpointer_, Step(1), 8), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1));
+  EXPECT_EQ(SaveDurably(*checkpointer_, 1).code(), StatusCode::kAlreadyExists) << "its outcome is known now";
+}
+
+// As after a rename that the disk has lost.
+TEST_F(Unknown, StepThatIsNotOnTheDiskMayBeSavedAgain) {
+  FailRootFsync(*plan_);
+  ASSERT_EQ(SaveDurably(*checkpointer_, 1).code(), StatusCode::kUnknownOutcome);
+  plan_->Clear();
+  std::filesystem::remove_all(root() + "/" + StepName(1));
+
+  EXPECT_EQ(SaveDurably(*checkpointer_, 1, {}, 7), Status::Ok());
+
+  EXPECT_EQ(RestoreAndCompare(*checkpointer_, Step(1), 7), Status::Ok());
+}
+
+TEST_F(Unknown, StepOfSeveralRanksMayBeSavedAgain) {
+  checkpointer_.reset();
+  const auto ranks = OpenRanks(2, SmallOptions(root()), [this](std::shared_ptr<Group> group) {
+    return group->rank() == 0 ? Through(plan_, group) : Through(FaultPlan::Make(), group);
+  });
+  ASSERT_EQ(ranks.size(), 2U);
+  FailRootFsync(*plan_);
+  ASSERT_THAT(SaveOnAll(ranks, 1, 7), Each(Property(&Status::code, StatusCode::kUnknownOutcome)));
+  plan_->Clear();
+
+  EXPECT_THAT(SaveOnAll(ranks, 1, 8), Each(Status::Ok()));
+
+  const auto fresh = SmallState(0, 1);
+  ASSERT_TRUE(ranks[1]->Restore(Step(1), fresh->state()).ok());
+  EXPECT_TRUE(Holds(*fresh, 1, 1, 8));
+}
+
+// The generation is the same: nothing but the parent tells that one rank's tensors are no part of the others' line.
+TEST(RanksOfTwoLines, CommitNothingWhereOneHasRestoredNothing) {
+  const TempDir dir;
+  const auto ranks = OpenRanks(2, SmallOptions(dir / "run"));
+  ASSERT_EQ(ranks.size(), 2U);
+  ASSERT_THAT(SaveOnAll(ranks, 1), Each(Status::Ok()));
+  ASSERT_TRUE(ranks[0]->Restore(Step(1), SmallState(0, 0)->state()).ok());
+
+  const std::vector<Status> statuses = SaveOnAll(ranks, 2);
+
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("ranks continue different checkpoints: rank 0"));
+  }
+  EXPECT_THAT(ListedSteps(*ranks[0]), ElementsAre(1));
+  EXPECT_THAT(Leftovers(dir / "run"), testing::IsEmpty());
+}
+
+}  // namespace
+}  // namespace cairn
