@@ -173,7 +173,8 @@ class PathStore:
                 return self._checkpointer
             self._close()  # A rename does not lead to another filesystem.
         root = os.path.join(folder, _STAGING)
-        self._checkpointer = Checkpointer(root, keep_last=0, **self._options)
+        # Nothing retires here that later saves could be written over: what a crash left goes, instead of being kept.
+        self._checkpointer = Checkpointer(root, **{"keep_last": 0, "recycle": False, **self._options})
         self._next = 1
         for name in os.listdir(root):
             if match := re.fullmatch(r"step-(\d{20})", name):

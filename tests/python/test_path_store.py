@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -284,6 +285,9 @@ def test_what_a_crash_left_is_swept(make: Make, tmp_path: Path) -> None:
     with cairn.Checkpointer(tmp_path / ".cairn", **SMALL) as checkpointer:
         checkpointer.save(7, tree(7))
     shutil.copytree(tmp_path / "a.ckpt", tmp_path / ".cairn" / f"step-{9:020}")
+    # Two saves that were in flight: more than the next save could be written over.
+    for number in range(2):
+        shutil.copytree(tmp_path / "a.ckpt", tmp_path / ".cairn" / f".attempt-{uuid.UUID(int=number)}")
     second = make()
     second.save(tree(2), tmp_path / "b.ckpt").result()
     second.close()
