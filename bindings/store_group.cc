@@ -2,11 +2,7 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
-
-#include "base/status_macros.h"
-#include "base/thread.h"
 
 namespace cairn {
 namespace {
@@ -18,40 +14,27 @@ Deadline Later(Deadline deadline, std::chrono::nanoseconds by) {
 
 }  // namespace
 
-StoreGroup::StoreGroup(int rank, int size) : process_(::getpid()), rank_(rank), size_(static_cast<std::size_t>(size)) {
-  Result<std::thread> watch = StartThread("cairn-group", [this] { WatchDeadlines(); });
-  if (watch.ok()) {
-    watch_ = *std::move(watch);
-  } else {
-    Fail(watch.status());  // Without it no deadline is kept: every gather answers why.
-  }
+StoreGroup::StoreGroup(int rank, int size)
+    : process_(::getpid()), rank_(rank), size_(size), mailbox_(std::make_shared<Mailbox>(rank, size, watch_)) {}
+
+StoreGroup::~StoreGroup() { Stop(); }
+
+void StoreGroup::Send(const std::string& key, std::string word) {
+  if (rank_ != 0 && !mailbox_->has_left(0)) Give(key, std::move(word));
 }
 
-StoreGroup::~StoreGroup() {
-  if (::getpid() != process_) {
-    // The thread is the parent's; its handle may be neither joined nor destroyed.
-    static_cast<void>(new std::thread(std::move(watch_)));
-    return;
-  }
-  Stop();
-  if (watch_.joinable()) watch_.join();
+void StoreGroup::Announce(const std::string& key, std::string word) {
+  if (rank_ == 0 && size_ > 1) Give(key, std::move(word));
 }
 
-void StoreGroup::AllGather(const std::string& key, std::string bytes, Deadline deadline, Gathered done) {
-  Status refused;
-  {
-    MutexLock lock(mutex_);
-    refused = ended_;
-    if (refused.ok() && waiting_.contains(key)) {
-      refused = Error(StatusCode::kInternal, "the key \"{}\" was given twice", key);
-    }
-    if (refused.ok()) {
-      waiting_.emplace(key, Waiter{deadline, std::move(done)});
-      words_.push_back({key, std::move(bytes)});
-    }
-  }
-  if (!refused.ok()) return done(refused);
-  changed_.NotifyAll();
+void StoreGroup::Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) {
+  mailbox_->Collect(key, deadline, std::move(on_word), std::move(end));
+  TellListener();
+}
+
+void StoreGroup::Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) {
+  mailbox_->Await(key, Later(deadline, kGrace), std::move(on_announced));
+  TellListener();
 }
 
 Result<StoreGroup::Word> StoreGroup::TakeWord(Deadline deadline) {
@@ -66,89 +49,39 @@ Result<StoreGroup::Word> StoreGroup::TakeWord(Deadline deadline) {
   return word;
 }
 
-Result<Deadline> StoreGroup::WaitForGather(Deadline deadline) {
+Status StoreGroup::WaitUntilWanted(Deadline deadline) {
   MutexLock lock(mutex_);
-  while (waiting_.empty()) {
-    if (stopped_) return Status(StatusCode::kCancelled, "the group was closed");
-    if (deadline.passed()) return Status(StatusCode::kDeadlineExceeded, "no answer is wanted");
+  while (!stopped_) {
+    if (mailbox_->waiting()) return Status::Ok();
+    if (deadline.passed()) return {StatusCode::kDeadlineExceeded, "nothing is waited for"};
     changed_.WaitUntil(mutex_, deadline);
   }
-  return Earliest();
+  return {StatusCode::kCancelled, "the group was closed"};
 }
-
-std::vector<std::string> StoreGroup::Wanted(bool late) const {
-  MutexLock lock(mutex_);
-  std::vector<std::string> keys;
-  for (const auto& [key, waiter] : waiting_) {
-    if (!late || waiter.deadline.passed()) keys.push_back(key);
-  }
-  return keys;
-}
-
-void StoreGroup::Answer(const std::string& key, const Result<std::vector<std::string>>& words) {
-  Gathered done;
-  {
-    MutexLock lock(mutex_);
-    const auto it = waiting_.find(key);
-    if (it == waiting_.end()) return;
-    done = std::move(it->second.done);
-    waiting_.erase(it);
-  }
-  if (words.ok() && words->size() != size_) {
-    return done(
-        Error(StatusCode::kInternal, "gathering \"{}\": expected {} words, found {}", key, size_, words->size()));
-  }
-  done(words);
-}
-
-void StoreGroup::Fail(const Status& why) { EndAll(why); }
 
 void StoreGroup::Stop() {
   if (::getpid() != process_) return;
   {
     MutexLock lock(mutex_);
-    if (std::exchange(stopped_, true)) return;
-  }
-  EndAll(Status(StatusCode::kCancelled, "the group was closed"));
-}
-
-void StoreGroup::EndAll(const Status& why) {
-  std::map<std::string, Waiter> ended;
-  Status status;
-  {
-    MutexLock lock(mutex_);
-    if (ended_.ok()) ended_ = why;
-    status = ended_;
-    ended.swap(waiting_);
+    stopped_ = true;
   }
   changed_.NotifyAll();
-  for (auto& [key, waiter] : ended) waiter.done(status);
+  mailbox_->Close();
 }
 
-Deadline StoreGroup::Earliest() const {
-  Deadline next = Deadline::Infinite();
-  for (const auto& [key, waiter] : waiting_) {
-    if (waiter.deadline.when() < next.when()) next = waiter.deadline;
+void StoreGroup::Give(const std::string& key, std::string word) {
+  if (mailbox_->failed()) return;  // Stopped, or nobody takes it.
+  {
+    MutexLock lock(mutex_);
+    words_.push_back({key, std::move(word)});
   }
-  return next;
+  changed_.NotifyAll();
 }
 
-void StoreGroup::WatchDeadlines() {
-  while (true) {
-    std::vector<std::string> late;
-    {
-      MutexLock lock(mutex_);
-      if (stopped_) return;
-      for (const auto& [key, waiter] : waiting_) {
-        if (Later(waiter.deadline, kGrace).passed()) late.push_back(key);
-      }
-      if (late.empty()) changed_.WaitUntil(mutex_, Later(Earliest(), kGrace));
-    }
-    for (const std::string& key : late) {
-      Answer(key, Error(StatusCode::kDeadlineExceeded, "gathering \"{}\" from {} ranks: the store said nothing in time",
-                        key, size_));
-    }
-  }
+void StoreGroup::TellListener() {
+  // The listener either sees the new wait, or holds the lock no more when it is woken.
+  { const MutexLock lock(mutex_); }
+  changed_.NotifyAll();
 }
 
 }  // namespace cairn

@@ -1,14 +1,44 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "group/group.h"
+#include "cairn/group.h"
 
 namespace cairn {
 
-/// `size` ranks within one process, each with an end of its own. For tests and experiments. The ends may be used from
-/// any thread and outlive each other; a thread of the group's own watches the deadlines.
-[[nodiscard]] std::vector<std::shared_ptr<Group>> MakeLocalGroup(int size);
+/// One of several ranks within one process. For tests and experiments. The ends may be used from any thread and outlive
+/// each other; a thread of the group's own watches the deadlines. Where an end is destroyed its rank leaves, as
+/// `Leave` says; no end may be destroyed from within a callback.
+class LocalGroup : public Group {
+ public:
+  ~LocalGroup() override;
+  LocalGroup(const LocalGroup&) = delete;
+  LocalGroup& operator=(const LocalGroup&) = delete;
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override;
+  void Send(const std::string& key, std::string word) override;
+  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override;
+  void Announce(const std::string& key, std::string word) override;
+  void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override;
+
+  /// What a store that is lost does: ends every wait of every rank, now and later.
+  void Break(const Status& why);
+  /// What a rank that closes does: its own waits end Cancelled, and who waits for it hears so.
+  void Leave();
+
+ private:
+  struct Hub;
+  friend std::vector<std::shared_ptr<LocalGroup>> MakeLocalGroup(int size);
+  LocalGroup(std::shared_ptr<Hub> hub, int rank);
+
+  const std::shared_ptr<Hub> hub_;
+  const int rank_;
+};
+
+/// `size` ranks, each with an end of its own.
+[[nodiscard]] std::vector<std::shared_ptr<LocalGroup>> MakeLocalGroup(int size);
 
 }  // namespace cairn

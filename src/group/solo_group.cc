@@ -1,13 +1,19 @@
 #include "group/solo_group.h"
 
-#include <utility>
+#include "base/status_macros.h"
 
 namespace cairn {
 
-void SoloGroup::AllGather(const std::string& /*key*/, std::string bytes, Deadline /*deadline*/, Gathered done) {
-  std::vector<std::string> all;
-  all.push_back(std::move(bytes));
-  done(std::move(all));
+void SoloGroup::Send(const std::string& /*key*/, std::string /*word*/) {}
+
+void SoloGroup::Collect(const std::string& /*key*/, Deadline /*deadline*/, OnWord /*on_word*/, OnEnd end) {
+  end(Status::Ok());
+}
+
+void SoloGroup::Announce(const std::string& /*key*/, std::string /*word*/) {}
+
+void SoloGroup::Await(const std::string& key, Deadline /*deadline*/, OnAnnounced on_announced) {
+  on_announced(Error(StatusCode::kInternal, "\"{}\": the coordinator hears no other", key));
 }
 
 }  // namespace cairn

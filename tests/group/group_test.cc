@@ -1,12 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 #include <future>
+#include <optional>
 #include <thread>
 
+#include "group/heard.h"
 #include "group/local_group.h"
+#include "group/played_store.h"
 #include "group/solo_group.h"
 
 namespace cairn {
@@ -14,99 +16,384 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Pair;
 
-struct SoloFactory {
-  static std::vector<std::shared_ptr<Group>> Make() { return {std::make_shared<SoloGroup>()}; }
+constexpr std::chrono::milliseconds kSoon{20};
+
+/// The ranks of one process.
+class LocalRanks {
+ public:
+  static constexpr int kMany = 1000;
+  explicit LocalRanks(int size) : ends_(MakeLocalGroup(size)) {}
+  Group& operator[](int rank) { return *ends_[static_cast<std::size_t>(rank)]; }
+  void Break(const Status& why) { ends_.back()->Break(why); }
+  void Close(int rank) { ends_[static_cast<std::size_t>(rank)].reset(); }
+
+ private:
+  std::vector<std::shared_ptr<LocalGroup>> ends_;
 };
-struct LocalFactory {
-  static std::vector<std::shared_ptr<Group>> Make() { return MakeLocalGroup(3); }
+
+/// The ranks of a store, each with threads of its own.
+class StoreRanks {
+ public:
+  static constexpr int kMany = 100;
+  explicit StoreRanks(int size) : store_(size) {}
+  Group& operator[](int rank) { return store_.of(rank); }
+  void Break(const Status& why) {
+    for (int rank = 0; rank < store_.size(); ++rank) store_.of(rank).Fail(why);
+  }
+  void Close(int rank) { store_.of(rank).Stop(); }
+
+ private:
+  PlayedStore store_;
 };
 
 // What every Group promises.
-template <typename Factory>
+template <typename Ranks>
 class GroupContract : public testing::Test {
  protected:
-  using Answer = Result<std::vector<std::string>>;
-
-  std::future<Answer> Gather(Group& group, const std::string& key, std::string bytes,
-                             Deadline deadline = Deadline::Infinite()) {
-    auto promise = std::make_shared<std::promise<Answer>>();
-    group.AllGather(key, std::move(bytes), deadline,
-                    [promise](Answer answer) { promise->set_value(std::move(answer)); });
-    return promise->get_future();
+  void Open(int size) { ranks_.emplace(size); }
+  Group& operator[](int rank) { return (*ranks_)[rank]; }
+  // Everything that `rank` has said so far has arrived.
+  void Flush(int rank) {
+    const std::string key = "flushed " + std::to_string(flushed_++);
+    if (rank == 0) {
+      (*this)[0].Announce(key, "");
+      for (int other = 1; other < (*this)[0].size(); ++other) ASSERT_TRUE(Await((*this)[other], key).get().ok());
+      return;
+    }
+    auto collected = Collect((*this)[0], key);
+    for (int other = 1; other < (*this)[0].size(); ++other) (*this)[other].Send(key, "");
+    ASSERT_TRUE(collected.get().end.ok());
   }
 
-  std::vector<std::shared_ptr<Group>> ranks_ = Factory::Make();
+  std::optional<Ranks> ranks_;
+  int flushed_ = 0;
 };
-using Factories = testing::Types<SoloFactory, LocalFactory>;
-TYPED_TEST_SUITE(GroupContract, Factories);
+using Implementations = testing::Types<LocalRanks, StoreRanks>;
+TYPED_TEST_SUITE(GroupContract, Implementations);
 
 TYPED_TEST(GroupContract, RanksCountFromZeroAndKnowTheirNumber) {
-  for (std::size_t i = 0; i < this->ranks_.size(); ++i) {
-    EXPECT_EQ(this->ranks_[i]->rank(), static_cast<int>(i));
-    EXPECT_EQ(this->ranks_[i]->size(), static_cast<int>(this->ranks_.size()));
+  this->Open(3);
+
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ((*this)[rank].rank(), rank);
+    EXPECT_EQ((*this)[rank].size(), 3);
   }
 }
 
-TYPED_TEST(GroupContract, EveryRankHearsWhatEveryRankSaid) {
-  std::vector<std::future<Result<std::vector<std::string>>>> heard;
-  std::vector<std::string> expected;
-  for (const auto& rank : this->ranks_) {
-    expected.push_back("word of " + std::to_string(rank->rank()));
-    heard.push_back(this->Gather(*rank, "key", expected.back()));
-  }
+TYPED_TEST(GroupContract, CoordinatorHearsEveryOtherRank) {
+  this->Open(3);
+  auto collected = Collect((*this)[0], "key");
 
-  for (auto& one : heard) {
-    const auto answer = one.get();
-    ASSERT_TRUE(answer.ok()) << answer.status();
-    EXPECT_EQ(*answer, expected);
+  (*this)[1].Send("key", "one");
+  (*this)[2].Send("key", "two");
+
+  const Collected heard = collected.get();
+  EXPECT_TRUE(heard.end.ok()) << heard.end;
+  EXPECT_THAT(heard.by_rank(3), ElementsAre("", "one", "two"));
+}
+
+TYPED_TEST(GroupContract, EveryOtherRankHearsWhatIsAnnounced) {
+  this->Open(3);
+  auto one = Await((*this)[1], "key");
+  auto two = Await((*this)[2], "key");
+
+  (*this)[0].Announce("key", "all");
+
+  EXPECT_EQ(*one.get(), "all");
+  EXPECT_EQ(*two.get(), "all");
+}
+
+TYPED_TEST(GroupContract, EarlyWordsAreKeptUntilTheyAreAskedFor) {
+  this->Open(3);
+
+  (*this)[1].Send("sent", "one");
+  (*this)[2].Send("sent", "two");
+  this->Flush(1);
+  (*this)[0].Announce("announced", "all");
+  this->Flush(0);
+
+  EXPECT_THAT(Collect((*this)[0], "sent").get().by_rank(3), ElementsAre("", "one", "two"));
+  EXPECT_EQ(*Await((*this)[2], "announced").get(), "all");
+}
+
+TYPED_TEST(GroupContract, KeysMayBeUsedInDifferentOrders) {
+  this->Open(3);
+  auto a = Collect((*this)[0], "a");
+  auto b = Collect((*this)[0], "b");
+
+  for (const char* key : {"a", "b"}) (*this)[1].Send(key, key);
+  for (const char* key : {"b", "a"}) (*this)[2].Send(key, key);
+
+  EXPECT_THAT(b.get().by_rank(3), ElementsAre("", "b", "b"));
+  EXPECT_THAT(a.get().by_rank(3), ElementsAre("", "a", "a"));
+}
+
+TYPED_TEST(GroupContract, WordsOfAnySizeAndContentArrive) {
+  this->Open(2);
+  const std::string large(3 << 20, '\xff');
+  const std::string zeros(17, '\0');
+
+  (*this)[1].Send("large", large);
+  (*this)[0].Announce("zeros", zeros);
+
+  EXPECT_EQ(Collect((*this)[0], "large").get().words.at(0).second, large);
+  EXPECT_EQ(*Await((*this)[1], "zeros").get(), zeros);
+}
+
+TYPED_TEST(GroupContract, TheRanksThatWereNotHeardByTheDeadlineAreNamed) {
+  this->Open(5);
+  (*this)[1].Send("key", "one");
+  (*this)[3].Send("key", "three");
+  this->Flush(1);
+
+  const auto begun = Deadline::Clock::now();
+  const Collected heard = Collect((*this)[0], "key", Deadline::In(kSoon)).get();
+
+  EXPECT_GE(Deadline::Clock::now() - begun, kSoon);
+  EXPECT_EQ(heard.end.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(heard.end.message(), HasSubstr("\"key\" from 5 ranks: nothing from rank 2, 4"));
+  EXPECT_THAT(heard.by_rank(5), ElementsAre("", "one", "", "three", ""));
+}
+
+TYPED_TEST(GroupContract, WhoAwaitsWhatIsNeverAnnouncedHearsSoAfterTheDeadline) {
+  this->Open(2);
+
+  const Result<std::string> word = Await((*this)[1], "key", Deadline::In(kSoon)).get();
+
+  EXPECT_EQ(word.status().code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(word.status().message(), HasSubstr("\"key\": nothing from rank 0"));
+}
+
+TYPED_TEST(GroupContract, ADeadlineEndsItsOwnWaitAlone) {
+  this->Open(2);
+  auto later = Collect((*this)[0], "later", Deadline::In(std::chrono::hours(1)));
+  auto never = Collect((*this)[0], "never");
+
+  EXPECT_FALSE(Collect((*this)[0], "soon", Deadline::In(kSoon)).get().end.ok());
+
+  for (const char* key : {"later", "never"}) (*this)[1].Send(key, "word");
+  EXPECT_TRUE(later.get().end.ok());
+  EXPECT_TRUE(never.get().end.ok());
+}
+
+TYPED_TEST(GroupContract, WordsAfterTheDeadlineAreDropped) {
+  this->Open(2);
+  EXPECT_FALSE(Collect((*this)[0], "sent", Deadline::In(kSoon)).get().end.ok());
+  EXPECT_FALSE(Await((*this)[1], "announced", Deadline::In(kSoon)).get().ok());
+
+  (*this)[1].Send("sent", "late");
+  (*this)[0].Announce("announced", "late");
+  this->Flush(1);
+  this->Flush(0);
+
+  EXPECT_FALSE(Collect((*this)[0], "sent", Deadline::In(kSoon)).get().end.ok());
+  EXPECT_FALSE(Await((*this)[1], "announced", Deadline::In(kSoon)).get().ok());
+}
+
+TYPED_TEST(GroupContract, ARankThatLeavesEndsTheWaitsForIt) {
+  this->Open(4);
+  auto under_way = Collect((*this)[0], "under way");
+  (*this)[1].Send("under way", "one");
+  this->Flush(1);
+
+  this->ranks_->Close(2);
+
+  const Collected heard = under_way.get();
+  EXPECT_EQ(heard.end.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(heard.end.message(), HasSubstr("rank 2 has closed"));
+  EXPECT_THAT(heard.by_rank(4), ElementsAre("", "one", "", ""));
+  EXPECT_THAT(Collect((*this)[0], "after").get().end.message(), HasSubstr("rank 2 has closed"));
+}
+
+TYPED_TEST(GroupContract, WhatARankSaidBeforeItLeftCounts) {
+  this->Open(3);
+  (*this)[1].Send("key", "one");
+  (*this)[1].Send("other", "one");
+  this->ranks_->Close(1);
+  auto collected = Collect((*this)[0], "key");
+
+  (*this)[2].Send("key", "two");
+
+  const Collected heard = collected.get();
+  EXPECT_TRUE(heard.end.ok()) << heard.end;
+  EXPECT_THAT(heard.by_rank(3), ElementsAre("", "one", "two"));
+}
+
+TYPED_TEST(GroupContract, ACoordinatorThatLeavesEndsTheOthersWaits) {
+  this->Open(3);
+  auto under_way = Await((*this)[1], "under way");
+  (*this)[0].Announce("before", "word");
+
+  this->ranks_->Close(0);
+
+  EXPECT_EQ(under_way.get().status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Await((*this)[2], "after").get().status().message(), HasSubstr("rank 0 has closed"));
+  EXPECT_EQ(*Await((*this)[1], "before").get(), "word");
+}
+
+TYPED_TEST(GroupContract, ALostGroupEndsEveryWaitWithTheReason) {
+  this->Open(3);
+  auto collected = Collect((*this)[0], "sent");
+  auto awaited = Await((*this)[1], "announced");
+
+  this->ranks_->Break(Status(StatusCode::kIoError, "the store is gone"));
+
+  EXPECT_THAT(collected.get().end.message(), HasSubstr("the store is gone"));
+  EXPECT_THAT(awaited.get().status().message(), HasSubstr("the store is gone"));
+  (*this)[1].Send("later", "");
+  (*this)[0].Announce("later", "");
+  EXPECT_EQ(Collect((*this)[0], "later").get().end.code(), StatusCode::kIoError);
+  EXPECT_EQ(Await((*this)[2], "later").get().status().code(), StatusCode::kIoError);
+}
+
+TYPED_TEST(GroupContract, AKeyThatIsUsedTwiceIsRefused) {
+  this->Open(2);
+  auto first = Collect((*this)[0], "key");
+
+  EXPECT_EQ(Collect((*this)[0], "key").get().end.code(), StatusCode::kInternal);
+
+  (*this)[1].Send("key", "word");
+  EXPECT_TRUE(first.get().end.ok());
+}
+
+TYPED_TEST(GroupContract, CallbacksMayCallTheGroup) {
+  this->Open(2);
+  std::promise<Status> done;
+  Group& zero = (*this)[0];
+  Group& one = (*this)[1];
+
+  // A word is answered with an announcement, the announcement with a word, from within each other's callbacks.
+  zero.Collect(
+      "first", Deadline::Infinite(),
+      [&](int /*rank*/, const std::string& word) { zero.Announce("second", word + "2"); },
+      [&](const Status& end) {
+        EXPECT_TRUE(end.ok());
+        zero.Collect(
+            "third", Deadline::Infinite(), [&](int /*rank*/, const std::string& word) { EXPECT_EQ(word, "123"); },
+            [&](const Status& last) { done.set_value(last); });
+      });
+  one.Await("second", Deadline::Infinite(), [&](const Result<std::string>& word) { one.Send("third", *word + "3"); });
+  one.Send("first", "1");
+
+  EXPECT_TRUE(done.get_future().get().ok());
+}
+
+TYPED_TEST(GroupContract, WaitsUnderWayAtTheEndAreCancelled) {
+  this->Open(2);
+  auto collected = Collect((*this)[0], "sent");
+  auto awaited = Await((*this)[1], "announced", Deadline::In(std::chrono::hours(1)));
+
+  this->ranks_.reset();
+
+  EXPECT_THAT(collected.get().end.code(), testing::AnyOf(StatusCode::kCancelled, StatusCode::kFailedPrecondition));
+  EXPECT_THAT(awaited.get().status().code(), testing::AnyOf(StatusCode::kCancelled, StatusCode::kFailedPrecondition));
+}
+
+TYPED_TEST(GroupContract, NoCallbackComesAfterTheEnd) {
+  for (int round = 0; round < 50; ++round) {
+    this->Open(2);
+    auto alive = std::make_unique<int>(0);  // For the sanitizers.
+    for (int i = 0; i < 10; ++i) {
+      (*this)[0].Collect(
+          std::to_string(i), Deadline::In(std::chrono::microseconds(20 * i)), [](int /*rank*/, const std::string&) {},
+          [&alive](const Status& /*end*/) { ++*alive; });
+    }
+
+    this->ranks_->Close(0);
+
+    EXPECT_EQ(*alive, 10);
+    alive.reset();
   }
 }
 
-TYPED_TEST(GroupContract, KeysMayBeGivenInDifferentOrders) {
-  std::vector<std::future<Result<std::vector<std::string>>>> a;
-  std::vector<std::future<Result<std::vector<std::string>>>> b;
-  for (const auto& rank : this->ranks_) {
-    const bool first = rank->rank() % 2 == 0;
-    if (first) a.push_back(this->Gather(*rank, "a", "x"));
-    b.push_back(this->Gather(*rank, "b", "y"));
-    if (!first) a.push_back(this->Gather(*rank, "a", "x"));
+TYPED_TEST(GroupContract, EachOfManyRanksIsHeardOnceAndHearsTheAnswer) {
+  const int many = TypeParam::kMany;
+  this->Open(many);
+  auto collected = Collect((*this)[0], "key");
+  std::vector<std::future<Result<std::string>>> awaited;
+
+  for (int rank = 1; rank < many; ++rank) {
+    (*this)[rank].Send("key", std::to_string(rank));
+    awaited.push_back(Await((*this)[rank], "answer"));
   }
+  const Collected heard = collected.get();
+  (*this)[0].Announce("answer", "all");
 
-  for (auto& one : a) EXPECT_EQ(one.get()->front(), "x");
-  for (auto& one : b) EXPECT_EQ(one.get()->front(), "y");
+  ASSERT_EQ(heard.words.size(), static_cast<std::size_t>(many - 1));
+  const std::vector<std::string> words = heard.by_rank(many);
+  for (int rank = 1; rank < many; ++rank) EXPECT_EQ(words[static_cast<std::size_t>(rank)], std::to_string(rank));
+  for (auto& answer : awaited) EXPECT_EQ(*answer.get(), "all");
 }
 
-TEST(LocalGroup, NamesTheRanksThatWereNotHeardByTheDeadline) {
-  const auto ranks = MakeLocalGroup(3);
-  std::promise<Status> heard;
-
-  ranks[1]->AllGather("key", "here", Deadline::In(std::chrono::milliseconds(1)),
-                      [&heard](const auto& answer) { heard.set_value(answer.status()); });
-
-  const Status status = heard.get_future().get();
-  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(status.message(), HasSubstr("rank 0, 2"));
-}
-
-TEST(LocalGroup, GathersFromManyThreadsAtOnce) {
-  const auto ranks = MakeLocalGroup(4);
-  std::atomic<int> complete{0};
+TYPED_TEST(GroupContract, ThreadsMayCallAtOnce) {
+  constexpr int kRounds = 100;
+  this->Open(4);
   std::vector<std::thread> threads;
-  for (const auto& rank : ranks) {
-    threads.emplace_back([&rank, &complete] {
-      for (int i = 0; i < 100; ++i) {
-        rank->AllGather(std::to_string(i), std::to_string(rank->rank()), Deadline::Infinite(),
-                        [&complete](const auto& answer) {
-                          EXPECT_THAT(*answer, ElementsAre("0", "1", "2", "3"));
-                          ++complete;
-                        });
+  for (int rank = 1; rank < 4; ++rank) {
+    threads.emplace_back([this, rank] {
+      for (int i = 0; i < kRounds; ++i) {
+        (*this)[rank].Send("sent/" + std::to_string(i), std::to_string(rank));
+        EXPECT_EQ(*Await((*this)[rank], "announced/" + std::to_string(i)).get(), std::to_string(i));
       }
     });
   }
 
+  for (int i = 0; i < kRounds; ++i) {
+    EXPECT_THAT(Collect((*this)[0], "sent/" + std::to_string(i)).get().by_rank(4), ElementsAre("", "1", "2", "3"));
+    (*this)[0].Announce("announced/" + std::to_string(i), std::to_string(i));
+  }
+
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(complete, 400);
+}
+
+TEST(LocalGroup, WordsComeInTheOrderInWhichTheyWereSent) {
+  const auto ranks = MakeLocalGroup(4);
+  auto collected = Collect(*ranks[0], "key");
+
+  for (const int rank : {2, 3, 1}) ranks[static_cast<std::size_t>(rank)]->Send("key", "word");
+
+  EXPECT_THAT(collected.get().words, ElementsAre(Pair(2, "word"), Pair(3, "word"), Pair(1, "word")));
+}
+
+TEST(StoreGroup, WhatWasSaidBeforeItStoppedIsStillTaken) {
+  StoreGroup group(1, 2);
+  group.Send("key", "word");
+
+  group.Stop();
+  group.Send("key", "after");
+
+  const Result<StoreGroup::Word> word = group.TakeWord(Deadline::Infinite());
+  ASSERT_TRUE(word.ok()) << word.status();
+  EXPECT_EQ(word->text, "word");
+  EXPECT_EQ(group.TakeWord(Deadline::Infinite()).status().code(), StatusCode::kCancelled);
+}
+
+TEST(StoreGroup, TheStoreIsWantedWhileSomethingIsWaitedFor) {
+  StoreGroup group(1, 2);
+  EXPECT_EQ(group.WaitUntilWanted(Deadline::In(kSoon)).code(), StatusCode::kDeadlineExceeded);
+
+  auto wanted = std::async(std::launch::async, [&] { return group.WaitUntilWanted(Deadline::Infinite()); });
+  auto word = Await(group, "key");
+  EXPECT_TRUE(wanted.get().ok());
+  group.Hear(0, "key", "word");
+
+  EXPECT_EQ(*word.get(), "word");
+  EXPECT_EQ(group.WaitUntilWanted(Deadline::In(kSoon)).code(), StatusCode::kDeadlineExceeded);
+  group.Stop();
+  EXPECT_EQ(group.WaitUntilWanted(Deadline::Infinite()).code(), StatusCode::kCancelled);
+}
+
+TEST(SoloGroup, NobodyIsToBeHeard) {
+  SoloGroup solo;
+
+  solo.Announce("key", "word");
+
+  EXPECT_EQ(solo.rank(), 0);
+  EXPECT_EQ(solo.size(), 1);
+  EXPECT_TRUE(Collect(solo, "key").get().end.ok());
+  EXPECT_FALSE(Await(solo, "key").get().ok());
 }
 
 }  // namespace

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "base/mutex.h"
+
+namespace cairn {
+
+class Mailbox;
+
+/// A thread that wakes mailboxes when the earliest deadline of theirs has passed. Safe from any thread.
+///
+/// It must not be destroyed on its own thread, so by no callback of a mailbox. In a forked child it does nothing.
+class DeadlineWatch {
+ public:
+  using TimePoint = Deadline::Clock::time_point;
+
+  DeadlineWatch();
+  ~DeadlineWatch();
+  DeadlineWatch(const DeadlineWatch&) = delete;
+  DeadlineWatch& operator=(const DeadlineWatch&) = delete;
+
+  /// Why no deadline is kept, where the system gave no thread.
+  [[nodiscard]] const Status& status() const { return status_; }
+  /// The mailbox's EndLate is called once, at `when`, instead of at `before`, for which it was armed until now.
+  void Arm(const std::shared_ptr<Mailbox>& mailbox, TimePoint before, TimePoint when) CAIRN_EXCLUDES(mutex_);
+
+ private:
+  void Run() CAIRN_EXCLUDES(mutex_);
+
+  const pid_t process_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::pair<TimePoint, const Mailbox*>, std::weak_ptr<Mailbox>> armed_ CAIRN_GUARDED_BY(mutex_);
+  bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
+  // Constant after construction.
+  std::thread thread_;
+  Status status_;
+};
+
+}  // namespace cairn

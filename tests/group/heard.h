@@ -1,0 +1,45 @@
+#pragma once
+
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cairn/group.h"
+
+namespace cairn {
+
+/// What one Collect heard.
+struct Collected {
+  std::vector<std::pair<int, std::string>> words;  // In the order in which they came.
+  Status end;
+
+  // By rank; of the coordinator, and of who was not heard, "".
+  [[nodiscard]] std::vector<std::string> by_rank(int size) const {
+    std::vector<std::string> all(static_cast<std::size_t>(size));
+    for (const auto& [rank, word] : words) all[static_cast<std::size_t>(rank)] = word;
+    return all;
+  }
+};
+
+inline std::future<Collected> Collect(Group& group, const std::string& key, Deadline deadline = Deadline::Infinite()) {
+  auto heard = std::make_shared<Collected>();
+  auto promise = std::make_shared<std::promise<Collected>>();
+  group.Collect(
+      key, deadline, [heard](int rank, std::string word) { heard->words.emplace_back(rank, std::move(word)); },
+      [heard, promise](Status end) {
+        heard->end = std::move(end);
+        promise->set_value(*heard);
+      });
+  return promise->get_future();
+}
+
+inline std::future<Result<std::string>> Await(Group& group, const std::string& key,
+                                              Deadline deadline = Deadline::Infinite()) {
+  auto promise = std::make_shared<std::promise<Result<std::string>>>();
+  group.Await(key, deadline, [promise](Result<std::string> word) { promise->set_value(std::move(word)); });
+  return promise->get_future();
+}
+
+}  // namespace cairn

@@ -1,0 +1,111 @@
+#include "group/mailbox.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "group/heard.h"
+
+namespace cairn {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr std::chrono::milliseconds kSoon{20};
+
+/// A mailbox that speaks as a Group.
+class Boxed : public Group {
+ public:
+  Boxed(int rank, int size) : size_(size), box_(std::make_shared<Mailbox>(rank, size, watch_)) {}
+  ~Boxed() override { box_->Close(); }
+  Boxed(const Boxed&) = delete;
+  Boxed& operator=(const Boxed&) = delete;
+  [[nodiscard]] int rank() const override { return 0; }
+  [[nodiscard]] int size() const override { return size_; }
+  void Send(const std::string& /*key*/, std::string /*word*/) override {}
+  void Announce(const std::string& /*key*/, std::string /*word*/) override {}
+  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override {
+    box_->Collect(key, deadline, std::move(on_word), std::move(end));
+  }
+  void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override {
+    box_->Await(key, deadline, std::move(on_announced));
+  }
+  Mailbox* operator->() { return box_.get(); }
+
+ private:
+  DeadlineWatch watch_;
+  const int size_;
+  const std::shared_ptr<Mailbox> box_;
+};
+
+TEST(Mailbox, OfWordsNobodyAsksForTheOldestKeysGo) {
+  Boxed box(1, 2);
+  const std::size_t most = Mailbox::kEarlyWords + 2 * Mailbox::kEarlyWordsPerRank;
+  for (std::size_t i = 0; i < most + 2; ++i) box->Hear(0, std::to_string(i), "word");
+
+  EXPECT_FALSE(Await(box, "1", Deadline::In(kSoon)).get().ok());
+  EXPECT_EQ(*Await(box, "2").get(), "word");
+  EXPECT_EQ(*Await(box, std::to_string(most + 1)).get(), "word");
+}
+
+TEST(Mailbox, AWordThatComesTwiceCountsOnce) {
+  Boxed box(0, 3);
+  auto collected = Collect(box, "key", Deadline::In(kSoon));
+
+  box->Hear(1, "key", "first");
+  box->Hear(1, "key", "second");
+
+  const Collected heard = collected.get();
+  EXPECT_THAT(heard.by_rank(3), ElementsAre("", "first", ""));
+  EXPECT_THAT(heard.end.message(), HasSubstr("nothing from rank 2"));
+}
+
+TEST(Mailbox, WordsOfRanksThatAreNoPeersAreDropped) {
+  Boxed box(0, 3);
+  auto collected = Collect(box, "key", Deadline::In(kSoon));
+
+  for (const int from : {-1, 0, 3}) {
+    box->Hear(from, "key", "word");
+    box->Leave(from);
+  }
+
+  const Collected heard = collected.get();
+  EXPECT_TRUE(heard.words.empty());
+  EXPECT_THAT(heard.end.message(), HasSubstr("nothing from rank 1, 2"));
+}
+
+TEST(Mailbox, OfVeryManyMissingRanksSomeAreNamed) {
+  Boxed box(0, 4096);
+
+  const Status end = Collect(box, "key", Deadline::In(kSoon)).get().end;
+
+  EXPECT_THAT(end.message(), HasSubstr("nothing from rank 1, 2, 3,"));
+  EXPECT_THAT(end.message(), HasSubstr("64 and 4031 more"));
+}
+
+TEST(Mailbox, AWaitWithANearerDeadlineEndsFirst) {
+  Boxed box(0, 2);
+  auto far = Collect(box, "far", Deadline::In(std::chrono::hours(1)));
+  auto near = Collect(box, "near", Deadline::In(2 * kSoon));
+  auto nearer = Collect(box, "nearer", Deadline::In(kSoon));
+
+  EXPECT_EQ(nearer.get().end.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(near.get().end.code(), StatusCode::kDeadlineExceeded);
+
+  box->Hear(1, "far", "word");
+  EXPECT_TRUE(far.get().end.ok());
+}
+
+TEST(Mailbox, TheFirstReasonOfAFailureCounts) {
+  Boxed box(1, 2);
+
+  box->Fail(Status(StatusCode::kIoError, "first"));
+  box->Fail(Status(StatusCode::kIoError, "second"));
+
+  EXPECT_THAT(Await(box, "key").get().status().message(), HasSubstr("first"));
+}
+
+}  // namespace
+}  // namespace cairn

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "store_group.h"
+
+namespace cairn {
+
+/// StoreGroups of one group, and a thread for each that does what Python's does with a store: it takes the rank's words
+/// and brings them to whom they are for; a rank that has stopped leaves.
+class PlayedStore {
+ public:
+  explicit PlayedStore(int size) {
+    for (int rank = 0; rank < size; ++rank) ends_.push_back(std::make_shared<StoreGroup>(rank, size));
+    for (int rank = 0; rank < size; ++rank) threads_.emplace_back([this, rank] { Serve(rank); });
+  }
+  ~PlayedStore() {
+    for (const auto& end : ends_) end->Stop();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  PlayedStore(const PlayedStore&) = delete;
+  PlayedStore& operator=(const PlayedStore&) = delete;
+
+  [[nodiscard]] StoreGroup& of(int rank) const { return *ends_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] int size() const { return static_cast<int>(ends_.size()); }
+
+ private:
+  void Serve(int rank) {
+    const auto each_reader = [&](const auto& call) {
+      if (rank != 0) return call(of(0));
+      for (int reader = 1; reader < size(); ++reader) call(of(reader));
+    };
+    while (true) {
+      const Result<StoreGroup::Word> word = of(rank).TakeWord(Deadline::Infinite());
+      if (!word.ok()) break;
+      each_reader([&](StoreGroup& reader) { reader.Hear(rank, word->key, word->text); });
+    }
+    each_reader([&](StoreGroup& reader) { reader.Leave(rank); });
+  }
+
+  std::vector<std::shared_ptr<StoreGroup>> ends_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace cairn
