@@ -23,7 +23,6 @@
 #include "py_store_group.h"
 #include "tree_tensors.h"
 #include "watched.h"
-#include "wiring.h"
 
 namespace py = pybind11;
 
@@ -142,7 +141,8 @@ class PyCheckpointer {
       : drain_timeout_(drain_timeout), group_(group == nullptr ? nullptr : group->group()) {
     options.on_event = [events = events_](const Event& event) { events->Add(event); };
     options.drain_deadline = {};  // Close waits itself, so that it can be interrupted.
-    checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options, {.group = group_}); }));
+    options.group = group_;
+    checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options); }));
   }
   ~PyCheckpointer() {
     if (checkpointer_ == nullptr) return;

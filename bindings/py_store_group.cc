@@ -1,10 +1,10 @@
 #include "py_store_group.h"
 
-#include <pybind11/stl.h>
-
-#include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
+#include "base/mutex.h"
 #include "py_calls.h"
 
 namespace py = pybind11;
@@ -12,54 +12,60 @@ namespace py = pybind11;
 namespace cairn {
 namespace {
 
-/// What one gather heard.
+/// What one wait ended with.
+template <typename T>
 class Heard {
  public:
-  void Set(const Result<std::vector<std::string>>& words) CAIRN_EXCLUDES(mutex_) {
+  void Set(Result<T> result) CAIRN_EXCLUDES(mutex_) {
     {
       MutexLock lock(mutex_);
-      words_ = words;
+      result_ = std::move(result);
     }
     changed_.NotifyAll();
   }
-  Status Wait(Deadline deadline) CAIRN_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    while (!words_ && changed_.WaitUntil(mutex_, deadline)) continue;
-    return words_ ? Status::Ok() : Status(StatusCode::kDeadlineExceeded, "");
-  }
-  Result<std::vector<std::string>> Get() CAIRN_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    return *words_;
+  /// Somebody always answers, if only the deadline. A signal's exception ends it.
+  T Wait() CAIRN_EXCLUDES(mutex_) {
+    RaiseIfError(Interruptible(std::nullopt, [&](Deadline slice) { return WaitUntil(slice); }));
+    return ValueOrRaise(Get());
   }
 
  private:
+  Status WaitUntil(Deadline deadline) CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (!result_ && changed_.WaitUntil(mutex_, deadline)) continue;
+    return result_ ? Status::Ok() : Status(StatusCode::kDeadlineExceeded, "");
+  }
+  Result<T> Get() CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return *std::move(result_);
+  }
+
   Mutex mutex_;
   CondVar changed_;
-  std::optional<Result<std::vector<std::string>>> words_ CAIRN_GUARDED_BY(mutex_);
+  std::optional<Result<T>> result_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace
 
 PyStoreGroup::PyStoreGroup(int rank, int size) : group_(std::make_shared<StoreGroup>(rank, size)) {}
 
-py::object PyStoreGroup::TakeWord() {
-  Result<StoreGroup::Word> word = Unlocked([&] { return group_->TakeWord(Deadline::Infinite()); });
-  if (!word.ok()) return py::none();
-  return py::make_tuple(word->key, py::bytes(word->bytes));
+py::object PyStoreGroup::TakeWord(double timeout) {
+  Result<StoreGroup::Word> word = Unlocked([&] { return group_->TakeWord(DeadlineFrom(timeout)); });
+  if (word.status().code() == StatusCode::kCancelled) return py::none();
+  RaiseIfError(word.status());
+  return py::make_tuple(word->key, py::bytes(word->text));
 }
 
-std::optional<double> PyStoreGroup::WaitForGather() {
-  const Result<Deadline> next = Unlocked([&] { return group_->WaitForGather(Deadline::Infinite()); });
-  if (!next.ok()) return std::nullopt;
-  return std::clamp(InSeconds(next->when() - Deadline::Clock::now()), 0.0, 1e9);
+bool PyStoreGroup::WaitUntilWanted() {
+  return Unlocked([&] { return group_->WaitUntilWanted(Deadline::Infinite()); }).ok();
 }
 
-void PyStoreGroup::Answer(const std::string& key, const std::vector<std::string>& words) {
-  Unlocked([&] { group_->Answer(key, words); });
+void PyStoreGroup::Hear(int from, const std::string& key, std::string word) {
+  Unlocked([&] { group_->Hear(from, key, std::move(word)); });
 }
 
-void PyStoreGroup::AnswerError(const std::string& key, int code, const std::string& message) {
-  Unlocked([&] { group_->Answer(key, Status(static_cast<StatusCode>(code), message)); });
+void PyStoreGroup::Leave(int rank) {
+  Unlocked([&] { group_->Leave(rank); });
 }
 
 void PyStoreGroup::Fail(int code, const std::string& message) {
@@ -70,16 +76,36 @@ void PyStoreGroup::Stop() {
   Unlocked([&] { group_->Stop(); });
 }
 
-py::list PyStoreGroup::AllGather(const std::string& key, std::string bytes, double timeout) {
-  const auto heard = std::make_shared<Heard>();
+void PyStoreGroup::Send(const std::string& key, std::string word) {
+  Unlocked([&] { group_->Send(key, std::move(word)); });
+}
+
+void PyStoreGroup::Announce(const std::string& key, std::string word) {
+  Unlocked([&] { group_->Announce(key, std::move(word)); });
+}
+
+py::list PyStoreGroup::Collect(const std::string& key, double timeout) {
+  using Words = std::vector<std::string>;
+  const auto heard = std::make_shared<Heard<Words>>();
+  const auto words = std::make_shared<Words>(static_cast<std::size_t>(group_->size()));
   Unlocked([&] {
-    group_->AllGather(key, std::move(bytes), DeadlineFrom(timeout), [heard](const auto& words) { heard->Set(words); });
+    group_->Collect(
+        key, DeadlineFrom(timeout),
+        [words](int rank, std::string word) { (*words)[static_cast<std::size_t>(rank)] = std::move(word); },
+        [words, heard](Status end) { heard->Set(end.ok() ? Result<Words>(std::move(*words)) : std::move(end)); });
   });
-  // Somebody always answers, if only the deadline.
-  RaiseIfError(Interruptible(std::nullopt, [&](Deadline slice) { return heard->Wait(slice); }));
   py::list all;
-  for (const std::string& word : ValueOrRaise(heard->Get())) all.append(py::bytes(word));
+  const Words collected = heard->Wait();
+  for (std::size_t rank = 1; rank < collected.size(); ++rank) all.append(py::bytes(collected[rank]));
   return all;
+}
+
+py::bytes PyStoreGroup::Await(const std::string& key, double timeout) {
+  const auto heard = std::make_shared<Heard<std::string>>();
+  Unlocked([&] {
+    group_->Await(key, DeadlineFrom(timeout), [heard](Result<std::string> word) { heard->Set(std::move(word)); });
+  });
+  return {heard->Wait()};
 }
 
 void BindStoreGroup(py::module_& module) {
@@ -88,15 +114,17 @@ void BindStoreGroup(py::module_& module) {
       .def(py::init<int, int>(), "rank"_a, "size"_a)
       .def_property_readonly("rank", [](const PyStoreGroup& group) { return group.group()->rank(); })
       .def_property_readonly("size", [](const PyStoreGroup& group) { return group.group()->size(); })
-      .def("take_word", &PyStoreGroup::TakeWord)
-      .def("wait_for_gather", &PyStoreGroup::WaitForGather)
-      .def(
-          "wanted", [](const PyStoreGroup& group, bool late) { return group.group()->Wanted(late); }, "late"_a)
-      .def("answer", &PyStoreGroup::Answer, "key"_a, "words"_a)
-      .def("answer_error", &PyStoreGroup::AnswerError, "key"_a, "code"_a, "message"_a)
+      .def_property_readonly("wanted", [](const PyStoreGroup& group) { return group.group()->wanted(); })
+      .def("take_word", &PyStoreGroup::TakeWord, "timeout"_a)
+      .def("wait_until_wanted", &PyStoreGroup::WaitUntilWanted)
+      .def("hear", &PyStoreGroup::Hear, "rank"_a, "key"_a, "word"_a)
+      .def("leave", &PyStoreGroup::Leave, "rank"_a)
       .def("fail", &PyStoreGroup::Fail, "code"_a, "message"_a)
       .def("stop", &PyStoreGroup::Stop)
-      .def("all_gather", &PyStoreGroup::AllGather, "key"_a, "bytes"_a, "timeout"_a);
+      .def("send", &PyStoreGroup::Send, "key"_a, "word"_a)
+      .def("announce", &PyStoreGroup::Announce, "key"_a, "word"_a)
+      .def("collect", &PyStoreGroup::Collect, "key"_a, "timeout"_a)
+      .def("await_word", &PyStoreGroup::Await, "key"_a, "timeout"_a);
 }
 
 }  // namespace cairn

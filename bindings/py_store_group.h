@@ -3,9 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "store_group.h"
 
@@ -18,16 +16,25 @@ class PyStoreGroup {
   PyStoreGroup(int rank, int size);
 
   [[nodiscard]] const std::shared_ptr<StoreGroup>& group() const { return group_; }
-  /// (key, bytes) of the next word to send; None once it is closed.
-  pybind11::object TakeWord();
-  /// Seconds until the earliest deadline of an answer that is wanted; None once it is closed.
-  std::optional<double> WaitForGather();
-  void Answer(const std::string& key, const std::vector<std::string>& words);
-  void AnswerError(const std::string& key, int code, const std::string& message);
+
+  // For Python's threads: see StoreGroup.
+
+  /// (key, word) of the next word for the store; None once it is closed. Waits at most `timeout` seconds.
+  pybind11::object TakeWord(double timeout);
+  /// False once it is closed.
+  bool WaitUntilWanted();
+  void Hear(int from, const std::string& key, std::string word);
+  void Leave(int rank);
   void Fail(int code, const std::string& message);
   void Stop();
-  /// Waits for every rank's bytes under `key`, at most `timeout` seconds.
-  pybind11::list AllGather(const std::string& key, std::string bytes, double timeout);
+
+  // For words of Python's own: see Group.
+
+  void Send(const std::string& key, std::string word);
+  void Announce(const std::string& key, std::string word);
+  /// Waits for the words of ranks 1, 2, ..., at most `timeout` seconds.
+  pybind11::list Collect(const std::string& key, double timeout);
+  pybind11::bytes Await(const std::string& key, double timeout);
 
  private:
   const std::shared_ptr<StoreGroup> group_;

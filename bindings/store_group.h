@@ -48,6 +48,8 @@ class StoreGroup : public Group {
   /// The next word for the store: to the coordinator, or on rank 0 to all. DeadlineExceeded; Cancelled once it is
   /// stopped and every word is taken.
   Result<Word> TakeWord(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Whether anything is waited for.
+  [[nodiscard]] bool wanted() const { return mailbox_->waiting(); }
   /// Ok as soon as anything is waited for, and so the store to be listened to. DeadlineExceeded; Cancelled once
   /// stopped.
   Status WaitUntilWanted(Deadline deadline) CAIRN_EXCLUDES(mutex_);

@@ -1,17 +1,22 @@
 """The ranks of a job, spoken to through torch.distributed's c10d Store. torch is not imported here.
 
 Two daemon threads serve one `_core.StoreGroup`, each with a client connection of its own, so that nobody else's wait
-stalls them and they stall nobody: the sender puts this rank's words into the store, the listener waits for answers. The
-engine's threads never enter Python; deadlines are kept in C++ as well, should the store say nothing at all.
+stalls them and they stall nobody: the sender puts this rank's words into the store; the listener, while anything is
+waited for, blocks in the store until the next word comes. The engine's threads never enter Python; deadlines are kept in
+C++, whatever the store does.
 
 **Keys**, under `cairn/<digest of the root>/`. To open, rank r gives `hello/<r>` = a nonce; rank 0 takes it away and
 answers `welcome/<nonce>` = the session, a fresh id: a Checkpointer opened again never meets words of an earlier one.
 Under `<session>/`:
-  word/<key>/<r>   what rank r gave; count/<key>, how many have. Whoever is last gathers the words into the log, and
-                   removes these keys.
-  log, log/<i>     how many entries, and entry i: a gather with all its words, or that a rank has closed. Each rank reads
-                   every entry in order: one blocked wait, on the next entry, serves all gathers.
-  read/<i>         how many ranks have read it; the last removes both.
+  inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes it. One
+                     that was counted and does not come (its rank died) is filled by rank 0, so that it holds no other up,
+                     and stays; who comes late to it takes the next.
+  log/<i>            entry i: what rank 0 announces to all others, or that it has closed. Each reads them in order. A
+                     rank that closes while it waits for one puts an empty one there itself.
+  read/<i>           how many have; the last removes both. An entry says how many readers it has.
+  end                how far rank 0 had written and read when it left
+  left               how many ranks have left; the last removes what is left of all this.
+So a save costs a rank that is not rank 0 the same few calls and bytes however many there are.
 Before torch 2.8, `cairn/prefix` stays in a PrefixStore: see `reconnect`.
 """
 
@@ -20,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -29,12 +35,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import _core
-from ._errors import CODES, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, IoError
+from . import _core, _errors
+from ._errors import CODES, DeadlineExceeded, Error, InvalidArgument, IoError
 
 _log = logging.getLogger("cairn")
-_LONGEST_WAIT = 3600.0  # Seconds of one wait in the store, where nothing is due earlier.
+_LONGEST_WAIT = 3600.0  # Seconds of one wait in the store: c10d prints a warning after each.
+_GAP = 1.0  # How often rank 0 looks whether a word that was counted does not come.
 _JOIN = 5.0  # Seconds that closing waits for the last words to be sent.
+_BLOCKED = 0.05  # After that a listener that has not ended is woken.
+_AT_ONCE = 256  # Words that rank 0 reads in one call.
+_LEFTOVERS = 32  # Entries of the log that the last rank looks through: those written while others left.
 
 
 def resolve(group: Any) -> tuple[Any, int, int]:
@@ -73,17 +83,18 @@ def reconnect(store: Any) -> Any:
     return distributed.PrefixStore(f"cairn/{prefix}", own)
 
 
-def pack(key: str, words: Sequence[bytes]) -> bytes:
-    """One entry of the log: each part with its length in front."""
-    return b"".join(b"%d:%b" % (len(part), part) for part in (key.encode(), *words))
+def pack(kind: str, parts: Sequence[bytes]) -> bytes:
+    """One entry: each part with its length in front."""
+    return b"".join(b"%d:%b" % (len(part), part) for part in (kind.encode(), *parts))
 
 
 def unpack(entry: bytes) -> tuple[str, list[bytes]]:
     parts: list[bytes] = []
-    while entry:
-        length, _, rest = entry.partition(b":")
-        parts.append(rest[: int(length)])
-        entry = rest[int(length) :]
+    at = 0
+    while at < len(entry):
+        colon = entry.index(b":", at)
+        at = colon + 1 + int(entry[at:colon])
+        parts.append(entry[colon + 1 : at])
     return parts[0].decode(), parts[1:]
 
 
@@ -97,9 +108,12 @@ class StoreLink:
         self._root = os.path.abspath(root)
         self._base = f"cairn/{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
         self._session = ""
-        self._next = 1  # The log's entry that the listener waits for.
-        self._gone: set[int] = set()  # Ranks that have closed.
-        self._failed: set[str] = set()  # Gathers that ended without an entry: this rank's word may be there still.
+        self._next = 1  # The entry of the inbox, or the log, that the listener waits for.
+        self._missing = 0  # The entry of the inbox that had been counted and was not there when rank 0 last looked.
+        self._filled: list[int] = []  # Entries of the inbox that rank 0 filled.
+        self._written = 0  # The log's last entry, on rank 0.
+        self._readers = world - 1  # Of an entry of the log.
+        self._gone: set[int] = set()  # Ranks that have closed, as rank 0 has heard.
         self._calls: dict[str, int] = {}
         self._sender = threading.Thread(target=self._serve, args=(self._send,), name="cairn-send", daemon=True)
         self._listener = threading.Thread(target=self._serve, args=(self._listen,), name="cairn-listen", daemon=True)
@@ -108,7 +122,26 @@ class StoreLink:
     def gather(self, what: str, word: bytes, timeout: float | None = None) -> list[bytes]:
         """What every rank says under `what`; the n-th call here meets the n-th call there. Blocks, within `timeout`."""
         self._calls[what] = number = self._calls.get(what, 0) + 1
-        return self.core.all_gather(f"{what}/{number}", word, self._timeout if timeout is None else timeout)
+        return self.gather_key(f"{what}/{number}", word, self._timeout if timeout is None else timeout)
+
+    def gather_key(self, key: str, word: bytes, timeout: float) -> list[bytes]:
+        """The same by a key of the caller's own. Rank 0 hears all the others and tells them; so all hear what it met."""
+        if self._rank != 0:
+            self.core.send(key, word)
+            kind, parts = unpack(self.core.await_word(f"{key}/all", timeout))
+            if kind == "error":
+                name = parts[0].decode()
+                raise (getattr(_errors, name) if name in CODES else Error)(parts[1].decode())
+            return parts
+        try:
+            words = [word, *self.core.collect(key, timeout)]
+        except BaseException as error:
+            kind = type(error).__name__ if type(error).__name__ in CODES else Error.__name__
+            message = str(error) if isinstance(error, Error) else f"rank 0: {type(error).__name__}"
+            self.core.announce(f"{key}/all", pack("error", [kind.encode(), message.encode()]))
+            raise
+        self.core.announce(f"{key}/all", pack("words", words))
+        return words
 
     def close(self) -> None:
         """Sends what is still to be sent, and lets go; waits a few seconds at most."""
@@ -130,7 +163,14 @@ class StoreLink:
     def _send(self, store: Any) -> None:
         self._enter(store)
         self._listener.start()
-        while (word := self.core.take_word()) is not None:
+        while True:
+            try:
+                word = self.core.take_word(_GAP if self._rank == 0 else math.inf)
+            except DeadlineExceeded:
+                self._fill_gap(store)
+                continue
+            if word is None:
+                break
             self._give(store, *word)
         self._leave(store)
 
@@ -162,91 +202,110 @@ class StoreLink:
         return "/".join((self._session, *map(str, parts)))
 
     def _give(self, store: Any, key: str, word: bytes) -> None:
-        mine = [self._key("word", key, rank) for rank in range(self._world)]
-        store.set(mine[self._rank], word)
-        if store.add(self._key("count", key), 1) < self._world:
-            if self._gone:
-                self._give_up_waiting(store, [key])
-            return
-        self._append(store, pack("gather", [key.encode(), *store.multi_get(mine)]))
-        for name in (*mine, self._key("count", key)):
-            store.delete_key(name)
+        self._append(store, "word", [key.encode(), word])
 
-    def _append(self, store: Any, entry: bytes) -> None:
-        store.set(self._key("log", store.add(self._key("log"), 1)), entry)
+    def _append(self, store: Any, kind: str, parts: list[bytes]) -> None:
+        if self._rank != 0:
+            entry = pack(kind, [b"%d" % self._rank, *parts])
+            while not _put(store, self._key("inbox", store.add(self._key("inbox"), 1)), entry):
+                pass
+        elif self._readers:
+            entry = pack(kind, [b"%d" % self._readers, *parts])
+            self._written += 1
+            while not _put(store, self._key("log", self._written), entry):
+                self._written += 1
+
+    def _fill_gap(self, store: Any) -> None:
+        """A rank that died between counting a word and giving it holds nobody else's up."""
+        at = self._next
+        if self.core.wanted and store.add(self._key("inbox"), 0) >= at:
+            if at == self._missing:
+                _put(store, self._key("inbox", at), pack("filled", [b"0"]))
+            self._missing = at
+
+    def _listen(self, store: Any) -> None:
+        while self.core.wait_until_wanted():
+            if _wait(store, self._awaited(), _LONGEST_WAIT):
+                self._read_inbox(store) if self._rank == 0 else self._read_log(store)
+
+    def _awaited(self) -> str:
+        return self._key("inbox" if self._rank == 0 else "log", self._next)
+
+    def _read_log(self, store: Any) -> None:
+        """The next entry, which is there."""
+        number, self._next = self._next, self._next + 1
+        name, read = self._key("log", number), self._key("read", number)
+        kind, parts = self._unpack(name, store.get(name))
+        self._readers = int(parts[0])
+        if kind == "word":
+            self.core.hear(0, parts[1].decode(), parts[2])
+        elif kind == "closed":
+            self._gone.add(0)
+            self.core.leave(0)
+        if store.add(read, 1) == self._readers:
+            store.delete_key(name)
+            store.delete_key(read)
+
+    def _read_inbox(self, store: Any) -> None:
+        """The next entry, which is there, and those after it."""
+        count = store.add(self._key("inbox"), 0)
+        names = [self._key("inbox", n) for n in range(self._next, min(count + 1, self._next + _AT_ONCE))]
+        if len(names) < 2 or not store.check(names):
+            names = [self._key("inbox", self._next)]
+        for name, entry in zip(names, store.multi_get(names), strict=True):
+            kind, parts = self._unpack(name, entry)
+            if kind == "filled":
+                self._filled.append(self._next)
+            elif kind == "word":
+                self.core.hear(int(parts[0]), parts[1].decode(), parts[2])
+            else:
+                self._gone.add(int(parts[0]))
+                self._readers = self._world - 1 - len(self._gone)
+                self.core.leave(int(parts[0]))
+            self._next += 1
+            if kind != "filled":
+                store.delete_key(name)
+
+    def _unpack(self, name: str, entry: bytes) -> tuple[str, list[bytes]]:
+        with contextlib.suppress(ValueError, IndexError):
+            kind, parts = unpack(entry)
+            if len(parts) == {"word": 3, "closed": 1, "filled": 1}.get(kind) and parts[0].isdigit():
+                return kind, parts
+        raise IoError(f"{self._root}: torch.distributed's store holds no word of Cairn's under {name}")
 
     def _leave(self, store: Any) -> None:
-        for key in self._failed:
-            name = self._key("word", key, self._rank)
-            if store.check([name]):
-                store.delete_key(name)
-                if store.add(self._key("count", key), -1) == 0:
-                    store.delete_key(self._key("count", key))
-        # Wakes the listeners, this rank's own among them.
-        self._append(store, pack("closed", [b"%d" % self._rank]))
-        self._listener.join()
-        self._read_on(store)  # So that it is removed.
+        self._listener.join(_BLOCKED)
+        while self._listener.is_alive():
+            _put(store, self._awaited(), pack("filled", [b"%d" % self._readers]))
+            self._listener.join(_BLOCKED)
+        if self._rank == 0:
+            self._append(store, "closed", [])
+            while store.check([self._key("inbox", self._next)]):
+                self._read_inbox(store)
+            store.set(self._key("end"), " ".join(map(str, (self._written, self._next, *self._filled))))
+        else:
+            while store.check([self._key("log", self._next)]):
+                self._read_log(store)  # So that it is removed.
+            if 0 not in self._gone:
+                self._append(store, "closed", [])
         if store.add(self._key("left"), 1) == self._world:
             self._remove_rest(store)
 
-    def _listen(self, store: Any) -> None:
-        while (left := self.core.wait_for_gather()) is not None:
-            if _wait(store, self._key("log", self._next), min(left, _LONGEST_WAIT)):
-                self._read(store)
-            elif late := self.core.wanted(True):
-                self._look_once_more(store, late)
-
-    def _read(self, store: Any) -> None:
-        kind, parts = unpack(store.get(self._key("log", self._next)))
-        number, self._next = self._next, self._next + 1
-        if kind == "gather":
-            self.core.answer(parts[0].decode(), parts[1:])
-        else:
-            self._gone.add(int(parts[0]))
-            self._give_up_waiting(store, self.core.wanted(False))
-        if store.add(self._key("read", number), 1) == self._world:
+    def _remove_rest(self, store: Any) -> None:
+        """What was written for ranks that had left already."""
+        written, unread, *filled = map(int, store.get(self._key("end")).split())
+        for number in (*filled, *range(unread, store.add(self._key("inbox"), 0) + 1)):
+            store.delete_key(self._key("inbox", number))
+        for number in range(max(1, written - _LEFTOVERS), written + _LEFTOVERS):
             store.delete_key(self._key("log", number))
             store.delete_key(self._key("read", number))
+        for name in ("inbox", "end", "left"):
+            store.delete_key(self._key(name))
 
-    def _read_on(self, store: Any) -> None:
-        while store.check([self._key("log", self._next)]):
-            self._read(store)
 
-    def _look_once_more(self, store: Any, late: list[str]) -> None:
-        """Ends gathers whose deadline has passed, telling who is missing."""
-        found = {key: self._missing(store, key) for key in late}
-        self._read_on(store)  # Whoever was last may have moved the words into the log meanwhile.
-        for key in set(late).intersection(self.core.wanted(True)):
-            self._failed.add(key)
-            who = f"nothing from rank {', '.join(map(str, found[key]))}" if found[key] else "the last rank fell silent"
-            message = f'gathering "{key}" from {self._world} ranks: {who}'
-            self.core.answer_error(key, CODES[DeadlineExceeded.__name__], message)
-
-    def _give_up_waiting(self, store: Any, keys: list[str]) -> None:
-        """Ends gathers that wait for ranks that have closed."""
-        for key in keys:
-            if missing := sorted(self._gone.intersection(self._missing(store, key))):
-                self._failed.add(key)
-                message = f'gathering "{key}": rank {", ".join(map(str, missing))} has closed its Checkpointer'
-                self.core.answer_error(key, CODES[FailedPrecondition.__name__], message)
-
-    def _missing(self, store: Any, key: str) -> list[int]:
-        """Ranks that have not given their word; none where the gather is complete."""
-        missing = [rank for rank in range(self._world) if not store.check([self._key("word", key, rank)])]
-        # Complete: its words may be on their way into the log, and are removed before the count.
-        count = store.add(self._key("count", key), 0)
-        if count == 0:
-            store.delete_key(self._key("count", key))
-        return missing if 0 < count < self._world else []
-
-    def _remove_rest(self, store: Any) -> None:
-        """The last rank to leave removes what those that left earlier did not read."""
-        count = store.add(self._key("log"), 0)
-        for number in range(max(1, count - 2 * self._world), count + 1):
-            for name in (self._key("log", number), self._key("read", number)):
-                store.delete_key(name)
-        store.delete_key(self._key("log"))
-        store.delete_key(self._key("left"))
+def _put(store: Any, key: str, entry: bytes) -> bool:
+    """Sets the key unless it is there."""
+    return bool(store.compare_set(key, b"", entry) == entry)
 
 
 def _wait(store: Any, key: str, seconds: float) -> bool:

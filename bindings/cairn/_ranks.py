@@ -61,17 +61,22 @@ class Ranks:
         """Rank 0 chooses a checkpoint; the others look at the one of that step. All have the same attempt, or raise."""
         if self._link is None:
             return choose()
+        details: dict[str, Any] = {}
+        word = b"{}"
         if self.rank == 0:
             try:
                 details = choose()
             except Exception as error:
                 self._tell(what, error)
                 raise
-            self._link.gather(what, json.dumps({"step": details["step"], "attempt": details["attempt"]}).encode())
-            return details
-        word = self._link.gather(what, b"{}")[0]
-        _raise_if_error("rank 0: ", word)
-        chosen = json.loads(word)
+            word = json.dumps({"step": details["step"], "attempt": details["attempt"]}).encode()
+        chosen_word = self._link.gather(what, word)[0]
+        _raise_if_error("rank 0: ", chosen_word)
+        # A rank that finds another one, or none, says so: the others wait for it.
+        chosen = json.loads(chosen_word)
+        return self.together(f"{what} found", lambda: details if self.rank == 0 else self._same(chosen, follow))
+
+    def _same(self, chosen: dict[str, Any], follow: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
         details = follow(chosen["step"])
         if details["attempt"] != chosen["attempt"]:
             raise FailedPrecondition(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -52,7 +55,7 @@ def gather(link: StoreLink, key: str, word: str, timeout: float = 20) -> Future[
 
     def call() -> None:
         try:
-            future.set_result(link.core.all_gather(key, word.encode(), timeout))
+            future.set_result(link.gather_key(key, word.encode(), timeout))
         except Exception as error:  # noqa: BLE001
             future.set_exception(error)
 
@@ -91,17 +94,30 @@ def test_the_ranks_that_were_not_heard_are_named(links: Links) -> None:
         one.result()
 
     begun = time.monotonic()
-    with pytest.raises(cairn.DeadlineExceeded, match="nothing from rank 0, 2"):
-        group[1].core.all_gather("key", b"here", 0.3)
+    heard = [gather(group[rank], "key", "here", 0.3) for rank in (0, 1)]
+
+    for one in heard:
+        with pytest.raises(cairn.DeadlineExceeded, match='"key" from 3 ranks: nothing from rank 2'):
+            one.result()
     assert time.monotonic() - begun >= 0.3
 
 
-def test_a_late_rank_disturbs_nothing(links: Links) -> None:
+def test_who_waits_for_rank_zero_in_vain_hears_so(links: Links) -> None:
+    group = links(3)
+    for one in [gather(link, "all", "") for link in group]:
+        one.result()
+
+    with pytest.raises(cairn.DeadlineExceeded, match='"key/all": nothing from rank 0'):
+        gather(group[1], "key", "here", 0.3).result()
+
+
+def test_a_late_rank_hears_that_it_was_late_and_disturbs_nothing(links: Links) -> None:
     group = links(2)
-    with pytest.raises(cairn.DeadlineExceeded, match="rank 1"):
+    with pytest.raises(cairn.DeadlineExceeded, match="nothing from rank 1"):
         gather(group[0], "one", "0", 0.2).result()
 
-    assert gather(group[1], "one", "1").result() == [b"0", b"1"]
+    with pytest.raises(cairn.DeadlineExceeded, match="nothing from rank 1"):
+        gather(group[1], "one", "1").result()
     assert [one.result() for one in [gather(link, "two", "") for link in group]] == [[b"", b""]] * 2
 
 
@@ -109,7 +125,7 @@ def test_many_threads_gather_at_once(links: Links) -> None:
     group = links(4)
     with ThreadPoolExecutor(16) as pool:
         words = [
-            pool.submit(link.core.all_gather, str(i), str(rank).encode(), 20)
+            pool.submit(link.gather_key, str(i), str(rank).encode(), 20)
             for i in range(40)
             for rank, link in enumerate(group)
         ]
@@ -126,11 +142,27 @@ def test_who_waits_for_a_rank_that_has_closed_hears_so(links: Links) -> None:
 
     with pytest.raises(cairn.FailedPrecondition, match="rank 2 has closed"):
         waiting.result()
-    with pytest.raises(cairn.FailedPrecondition, match="rank 2 has closed"):
-        gather(group[1], "after", "").result()
+    after = [gather(link, "after", "") for link in group[:2]]
+    for one in after:
+        with pytest.raises(cairn.FailedPrecondition, match="rank 2 has closed"):
+            one.result()
 
 
-def test_no_keys_are_left(store: Any, links: Links) -> None:
+def test_who_waits_for_rank_zero_when_it_closes_hears_so(links: Links) -> None:
+    group = links(3)
+    for one in [gather(link, "all", "") for link in group]:
+        one.result()
+    waiting = gather(group[1], "before", "")
+
+    group[0].close()
+
+    for one in (waiting, gather(group[2], "after", "")):
+        with pytest.raises(cairn.FailedPrecondition, match="rank 0 has closed"):
+            one.result()
+
+
+@pytest.mark.parametrize("early", [-1, 0, 1], ids=["all at once", "rank 0 first", "rank 1 first"])
+def test_no_keys_are_left(store: Any, links: Links, early: int) -> None:
     _group.own_connection(store)  # That one key stays is said where it is made.
     before = store.num_keys()
     group = links(3)
@@ -138,7 +170,14 @@ def test_no_keys_are_left(store: Any, links: Links) -> None:
         for one in [gather(link, str(i), "word") for link in group]:
             one.result()
     with pytest.raises(cairn.DeadlineExceeded):
-        group[1].core.all_gather("alone", b"", 0.1)
+        group[1].gather_key("alone", b"", 0.1)
+    group[0].core.announce("unheard", b"word")
+    group[2].core.send("unheard", b"word")
+    if early >= 0:
+        group[early].close()
+        for link in group:
+            link.core.send("after", b"word")
+            link.core.announce("after", b"word")
 
     closing = [threading.Thread(target=link.close) for link in group]
     for thread in closing:
@@ -172,7 +211,7 @@ def test_a_rank_that_never_opens_is_named(store: Any) -> None:
     link = StoreLink(store, 0, 3, "/another/root", 0.3)
 
     with pytest.raises(cairn.DeadlineExceeded, match="not opened by rank 1, 2 within 0.3 s"):
-        link.core.all_gather("open", b"", 20)
+        link.gather_key("open", b"", 20)
     link.close()
 
 
@@ -180,32 +219,48 @@ def test_no_rank_zero(store: Any) -> None:
     link = StoreLink(store, 1, 2, "/another/root", 0.3)
 
     with pytest.raises(cairn.DeadlineExceeded, match="rank 0 did not open it within 0.3 s"):
-        link.core.all_gather("open", b"", 20)
+        link.gather_key("open", b"", 20)
     link.close()
 
 
-def test_a_store_that_is_lost_ends_every_gather_at_once() -> None:
-    class Lost(dist.Store):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = dist.HashStore()
-            self.lost = False
+class Wrapped(dist.Store):
+    """A store whose calls the test sees: `seen(name, arguments)` comes before each, and may raise."""
 
-        def clone(self) -> Any:
-            return self
+    CALLS = ("set", "get", "add", "wait", "check", "delete_key", "multi_get", "compare_set")
 
-        def __getattribute__(self, name: str) -> Any:
-            if name in ("set", "get", "add", "wait", "check", "delete_key", "multi_get"):
-                if self.lost:
-                    raise dist.DistNetworkError("the host is gone")
-                return getattr(self.inner, name)
+    def __init__(self, inner: Any, seen: Callable[[str, tuple[Any, ...]], None]) -> None:
+        super().__init__()
+        self.inner, self.seen, self.bytes_read = inner, seen, 0
+
+    def clone(self) -> Any:
+        return self
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in Wrapped.CALLS:
             return super().__getattribute__(name)
 
-    store = Lost()
+        def call(*arguments: Any) -> Any:
+            self.seen(name, arguments)
+            answer = getattr(self.inner, name)(*arguments)
+            if name in ("get", "multi_get"):
+                self.bytes_read += len(answer) if name == "get" else sum(map(len, answer))
+            return answer
+
+        return call
+
+
+def test_a_store_that_is_lost_ends_every_gather_at_once() -> None:
+    lost = threading.Event()
+
+    def seen(_name: str, _arguments: tuple[Any, ...]) -> None:
+        if lost.is_set():
+            raise dist.DistNetworkError("the host is gone")
+
+    store = Wrapped(dist.HashStore(), seen)
     link, other = (StoreLink(store, rank, 2, "/root", 20) for rank in range(2))
     for one in [gather(end, "all", "") for end in (link, other)]:
         one.result()
-    store.lost = True
+    lost.set()
 
     for key in ("a", "b"):
         with pytest.raises(cairn.IoError, match="the host is gone"):
@@ -214,16 +269,153 @@ def test_a_store_that_is_lost_ends_every_gather_at_once() -> None:
     other.close()
 
 
+def test_every_wait_ends_within_a_second_when_the_stores_server_dies() -> None:
+    code = "import torch.distributed as d; s = d.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)"
+    code += "; print(s.port, flush=True); input()"
+    server = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
+    stores = [dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False) for _ in range(3)]
+    group = [StoreLink(store, rank, 3, "/a/root", 60) for rank, store in enumerate(stores)]
+    for one in [gather(link, "all", "") for link in group]:
+        one.result()
+    waits = [gather(link, key, "", 60) for link in group[:2] for key in ("one", "two")]
+    for link in group[:2]:
+        assert link.core.wait_until_wanted()
+
+    server.kill()
+    begun = time.monotonic()
+    for wait in waits:
+        with pytest.raises(cairn.IoError, match="torch.distributed's store failed"):
+            wait.result()
+
+    assert time.monotonic() - begun < 1
+    server.wait()
+    for link in group:
+        link.close()
+
+
+def test_a_word_that_was_counted_and_never_given_holds_no_other_up(
+    store: Any, links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_group, "_GAP", 0.05)
+    group = links(3)
+    for one in [gather(link, "all", "") for link in group]:
+        one.result()
+    store, inbox = _group.own_connection(store), f"{group[0]._session}/inbox"
+
+    # As a rank does that dies in between; and one that goes on later, and finds its place filled.
+    store.add(inbox, 1)
+    late = store.add(inbox, 1)
+    heard = [gather(link, "key", str(rank)) for rank, link in enumerate(group)]
+
+    assert [one.result() for one in heard] == [[b"0", b"1", b"2"]] * 3
+    assert not _group._put(store, f"{inbox}/{late}", b"late")
+
+
+def test_closing_ends_a_listener_that_waits_in_the_store(links: Links) -> None:
+    group = links(3)
+    for one in [gather(link, "all", "") for link in group]:
+        one.result()
+    waits = [gather(group[rank], str(rank), "") for rank in (0, 1)]
+    for rank in (0, 1):
+        assert group[rank].core.wait_until_wanted()
+
+    for rank in (1, 0):
+        group[rank].close()
+
+    for rank, wait in enumerate(waits):
+        assert not group[rank]._listener.is_alive()
+        with pytest.raises(cairn.Error):
+            wait.result()
+    # The others go on reading where it was woken.
+    with pytest.raises(cairn.FailedPrecondition, match="rank 0 has closed"):
+        group[2].core.await_word("after", 20)
+
+
+def test_what_is_no_word_ends_every_gather(store: Any, links: Links) -> None:
+    store = _group.own_connection(store)
+    for rank, (name, entry) in enumerate([("inbox", b"9:x"), ("log", pack("word", [b"x", b"key", b"word"]))]):
+        group = links(2)
+        for one in [gather(link, "all", "") for link in group]:
+            one.result()
+        number = store.add(f"{group[0]._session}/inbox", 1) if name == "inbox" else group[0]._written + 1
+
+        store.set(f"{group[0]._session}/{name}/{number}", entry)
+
+        with pytest.raises(cairn.IoError, match=f"holds no word of Cairn's under .*/{name}/{number}"):
+            gather(group[rank], "key", "").result()
+
+
+@pytest.mark.parametrize("world", [2, 16])
+def test_what_a_save_costs_a_rank_does_not_grow_with_the_world(world: int) -> None:
+    saves = 5
+    inner = dist.HashStore()
+    calls: list[Counter[str]] = [Counter() for _ in range(world)]
+
+    def count(rank: int) -> Callable[[str, tuple[Any, ...]], None]:
+        return lambda name, _: calls[rank].update([name])
+
+    stores = [Wrapped(inner, count(rank)) for rank in range(world)]
+    group = [StoreLink(store, rank, world, "/a/root", 60) for rank, store in enumerate(stores)]
+    entries = [read_entries(link) for link in group]
+    for one in [gather(link, "all", "") for link in group]:
+        one.result()
+    for rank in range(1, world):
+        entries[rank].acquire()  # The gather's own.
+        calls[rank].clear()
+        stores[rank].bytes_read = 0
+
+    def save(rank: int) -> None:
+        core = group[rank].core
+        for number in range(saves):
+            if rank == 0:
+                core.announce(f"attempt/{number}", b"a" * 100)
+                assert core.collect(f"prepared/{number}", 60) == [b"p" * 200] * (world - 1)
+                core.announce(f"outcome/{number}", b"o" * 100)
+            else:
+                core.await_word(f"attempt/{number}", 60)
+                core.send(f"prepared/{number}", b"p" * 200)
+                core.await_word(f"outcome/{number}", 60)
+
+    with ThreadPoolExecutor(world) as pool:
+        list(pool.map(save, range(world)))
+
+    for rank in range(1, world):
+        for _ in range(2 * saves):
+            entries[rank].acquire()
+        del calls[rank]["delete_key"]  # Whoever reads last removes.
+        assert calls[rank] == {"wait": 2 * saves, "get": 2 * saves, "add": 3 * saves, "compare_set": saves}
+        assert stores[rank].bytes_read <= 2 * saves * 150
+    for link in group:
+        link.core.stop()
+    for link in group:
+        link.close()
+
+
+def read_entries(link: StoreLink) -> threading.Semaphore:
+    """Released for each entry of the log that this rank has read and counted."""
+    done, read = threading.Semaphore(0), link._read_log
+
+    def and_tell(store: Any) -> None:
+        read(store)
+        done.release()
+
+    link._read_log = and_tell  # type: ignore[method-assign]
+    return done
+
+
 def test_deadlines_are_kept_though_the_store_hangs() -> None:
     class Hanging:
         def clone(self) -> Any:
             threading.Event().wait()
 
-    link = StoreLink(Hanging(), 0, 2, "/root", 20)
+    for rank, who in ((0, "1"), (1, "0")):
+        link = StoreLink(Hanging(), rank, 2, "/root", 20)
 
-    with pytest.raises(cairn.DeadlineExceeded, match="the store said nothing in time"):
-        link.core.all_gather("key", b"", 0.2)
-    link.core.stop()
+        with pytest.raises(cairn.DeadlineExceeded, match=f"nothing from rank {who}"):
+            link.gather_key("key", b"", 0.2)
+        link.core.stop()
 
 
 @pytest.mark.parametrize("group", [7, (1, 2), ("store", 0, 1), (dist.HashStore(), 2, 2), (dist.HashStore(), -1, 2)])
