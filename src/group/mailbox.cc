@@ -45,8 +45,8 @@ void Mailbox::Await(const std::string& key, Deadline deadline, Group::OnAnnounce
 }
 
 void Mailbox::Expect(const std::string& key, Wait wait) {
-  wait.heard.resize(left_.size());
-  wait.missing = rank_ == 0 ? left_.size() - 1 : 1;
+  wait.heard.resize(static_cast<std::size_t>(size_));
+  wait.missing = rank_ == 0 ? wait.heard.size() - 1 : 1;
   {
     MutexLock lock(mutex_);
     Status refused = failure_;

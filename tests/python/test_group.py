@@ -178,6 +178,19 @@ def test_replicas_that_differ_fail_the_save_by_name(worlds: Worlds, root: Path) 
     expect_whole(root, 1)
 
 
+def test_a_rank_that_finds_no_checkpoint_tells_the_others(worlds: Worlds, root: Path) -> None:
+    world = worlds(3, timeout=600)
+    world.all("c.save(1, tree(1, rank)).wait()")
+    world[1].run("def lost(*_):\n    raise cairn.NotFound('not on this node')\nc._reading.choose = lost")
+
+    answers = world.answers("c.restore(blank(rank))")
+
+    assert [answer["error"] for answer in answers] == ["NotFound"] * 3
+    assert [answer["message"] for answer in answers] == [
+        "rank 1: not on this node", "not on this node", "rank 1: not on this node"
+    ]  # fmt: skip
+
+
 def test_ranks_that_save_different_steps_hear_so(worlds: Worlds, root: Path) -> None:
     world = worlds(2)
     for answer in world.answers("c.save(1 + rank, tree(1, rank)).wait()"):
@@ -218,11 +231,11 @@ def test_opening_fails_on_every_rank_where_it_fails_on_one(root: Path) -> None:
 
 
 # Deadlines are no shorter than what a slow name server takes from them (see ranks.py).
-# Ranks die. At each word of the commit, before it reaches the store: the victim, and what the survivors may hear.
-HELD = [(kind, victim) for kind in ("attempt", "prepared", "outcome") for victim in (0, 1)]
+# Ranks die. At each word of the commit, before it reaches the store: the rank that says it.
+WORDS = [("attempt", 0), ("prepared", 1), ("outcome", 0)]
 
 
-@pytest.mark.parametrize(("kind", "victim"), HELD, ids=str)
+@pytest.mark.parametrize(("kind", "victim"), WORDS, ids=str)
 def test_a_rank_that_dies_at_a_word(worlds: Worlds, root: Path, kind: str, victim: int) -> None:
     world = worlds(2, timeout=4)
     assert world.all("c.save(1, tree(1, rank)).result()") == [1, 1]
@@ -247,23 +260,24 @@ def test_a_rank_that_dies_at_a_word(worlds: Worlds, root: Path, kind: str, victi
         assert again.all("c.save(2, tree(2, rank)).result()") == [2, 2]
 
 
-@pytest.mark.parametrize("kind", ["attempt", "prepared", "outcome"])
-def test_the_store_dies_with_its_host(worlds: Worlds, root: Path, kind: str) -> None:
-    world = worlds(3, timeout=5, hosted_by=2)
+@pytest.mark.parametrize(("kind", "host"), WORDS, ids=str)
+def test_the_store_dies_with_its_host(worlds: Worlds, root: Path, kind: str, host: int) -> None:
+    world = worlds(3, timeout=5, hosted_by=host)
+    rest = [rank for rank in range(3) if rank != host]
     assert world.all("c.save(1, tree(1, rank)).result()") == [1] * 3
-    world[2].run(f"hold('{kind}')")
+    world[host].run(f"hold('{kind}')")
     world.all("s = c.save(2, tree(2, rank)); None")
-    assert world[2].run("reached()")
+    assert world[host].run("reached()")
 
-    world[2].kill()
-    answers = [world[rank].start("s.result()").answer() for rank in (0, 1)]
+    world[host].kill()
+    answers = [world[rank].start("s.result()").answer() for rank in rest]
 
     committed = kind == "outcome" and "value" in answers[0]
     for answer in answers:
         assert answer.get("value") == 2 or answer["error"] in ("IoError", "UnknownOutcome", "DeadlineExceeded"), answer
-    later = world[0].start("c.save(3, tree(3, rank)).result()").answer()
-    assert "store failed" in later["message"], later
-    for rank in (0, 1):
+    for rank in rest:
+        later = world[rank].start("c.save(3, tree(3, rank)).result()").answer()
+        assert "store failed" in later["message"], later
         assert world[rank].run("c.close()") is None
         world[rank].leave()
         assert world[rank].ended() == 0
