@@ -58,7 +58,7 @@ class Checkpointer::Impl {
   std::unique_ptr<Devices> devices;
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Root> root;
-  std::unique_ptr<Ledger> ledger;
+  std::unique_ptr<Ledger> ledger;         // The coordinator's; null on other ranks, which have `restored`.
   std::unique_ptr<SteeredSaves> steered;  // Null without Options::steering.
   std::unique_ptr<Engine> engine;
 
@@ -67,6 +67,8 @@ class Checkpointer::Impl {
   std::uint64_t next_sequence CAIRN_GUARDED_BY(save_mutex) = 0;
   std::weak_ptr<const TensorTable> checked_table CAIRN_GUARDED_BY(save_mutex);
   std::optional<Sharing> sharing CAIRN_GUARDED_BY(save_mutex);  // Of this rank; made by the first save.
+  Mutex restored_mutex;
+  std::optional<ManifestParent> restored CAIRN_GUARDED_BY(restored_mutex);  // What this rank's tensors are.
   Mutex device_mutex;
   Mutex fence_mutex;
   std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
@@ -83,7 +85,8 @@ class Checkpointer::Impl {
   std::shared_ptr<SaveTask> GiveUp(std::uint64_t step, std::uint64_t sequence, SaveTask::Clock::time_point begun,
                                    const Status& why) CAIRN_REQUIRES(save_mutex);
   Status CheckTensors(const std::shared_ptr<const TensorTable>& table) CAIRN_REQUIRES(save_mutex);
-  Result<SavePlan> Accept(std::uint64_t step, IfExists if_exists, Status& given_up) CAIRN_REQUIRES(save_mutex);
+  Result<SavePlan> Accept(std::uint64_t step, IfExists if_exists, Status& given_up) CAIRN_REQUIRES(save_mutex)
+      CAIRN_EXCLUDES(restored_mutex);
   Status TakePlace(std::uint64_t step, Deadline deadline, Status& given_up) CAIRN_REQUIRES(save_mutex);
   Result<std::vector<DeviceEvents>> RecordStreams(const TensorTable& table, const std::vector<Stream>& streams);
   Status RefuseWhileCapturing(Stream stream) CAIRN_EXCLUDES(fence_mutex);
@@ -116,6 +119,7 @@ Status Checkpointer::Impl::OpenRoot() {
       committed.status().code() == StatusCode::kNotFound && group->rank() != 0 && !options.read_only;
   if (not_made_yet) committed = std::vector<CheckpointInfo>();
   CAIRN_RETURN_IF_ERROR(committed.status());
+  if (group->rank() != 0) return Status::Ok();
   ledger = std::make_unique<Ledger>(*std::move(committed), options.keep_last, options.keep_every);
   return Status::Ok();
 }
@@ -164,7 +168,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options,
   impl->queue_name = choice.name;
   impl->queue_reason = choice.reason;
   impl->queue_factory = wiring.wrap_queue ? wiring.wrap_queue(choice.factory) : choice.factory;
-  impl->group = wiring.group != nullptr ? wiring.group : std::make_shared<SoloGroup>();
+  impl->group = impl->options.group != nullptr ? impl->options.group : std::make_shared<SoloGroup>();
   if (impl->options.steering) {
     CAIRN_ASSIGN_OR_RETURN(impl->steered, SteeredSaves::Make(*impl->options.steering, impl->group->size(), wiring.now));
   }
@@ -256,7 +260,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   }
   Result<std::vector<DeviceEvents>> events = RecordStreams(*share->table, streams);
   if (!events.ok()) {
-    ledger->Withdraw(*plan);
+    if (plan->admitted) ledger->Withdraw(*plan);
     return refuse(events.status());
   }
   auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(share->table, state.values()),
@@ -288,21 +292,22 @@ Result<SavePlan> Checkpointer::Impl::Accept(std::uint64_t step, IfExists if_exis
   const Deadline deadline = Deadline::In(options.full_deadline);
   CAIRN_RETURN_IF_ERROR(TakePlace(step, deadline, given_up));
   if (!given_up.ok()) return SavePlan{};
-  Result<SavePlan> plan = ledger->Admit(step, if_exists, deadline);
-  if (plan.status().code() == StatusCode::kAlreadyExists && ledger->Holds(step) && !HoldsStep(root_path, step)) {
-    ledger->Removed(step);  // By the coordinator, of which this rank has not heard.
-    plan = ledger->Admit(step, if_exists, deadline);
-  }
-  return plan;
+  if (ledger != nullptr) return ledger->Admit(step, if_exists, deadline);
+  MutexLock lock(restored_mutex);
+  return SavePlan{.step = step, .parent = restored};
 }
 
 Status Checkpointer::Impl::TakePlace(std::uint64_t step, Deadline deadline, Status& given_up) {
   if (engine->WaitForPlace(options.max_in_flight, Deadline::In({}))) return Status::Ok();
-  if (options.when_full == WhenFull::kSkip) {
+  int places = options.max_in_flight;
+  if (group->rank() != 0) {
+    // The coordinator decides. What it skips must hold nobody up: there is a place for a save whose refusal is on its
+    // way.
+    if (options.when_full == WhenFull::kSkip) ++places;
+  } else if (options.when_full == WhenFull::kSkip) {
     given_up = Error(StatusCode::kCancelled, "step {}: skipped, {} saves are in flight", step, options.max_in_flight);
     return Status::Ok();
-  }
-  if (options.when_full == WhenFull::kReplace) {
+  } else if (options.when_full == WhenFull::kReplace) {
     const std::vector<std::shared_ptr<SaveTask>> tasks = engine->InFlight();
     const auto youngest =
         std::find_if(tasks.rbegin(), tasks.rend(), [](const auto& task) { return !task->captured(); });
@@ -311,7 +316,7 @@ Status Checkpointer::Impl::TakePlace(std::uint64_t step, Deadline deadline, Stat
           Error(StatusCode::kCancelled, "step {}: replaced by step {}", (*youngest)->plan().step, step)));
     }
   }
-  if (engine->WaitForPlace(options.max_in_flight, deadline)) return Status::Ok();
+  if (engine->WaitForPlace(places, deadline)) return Status::Ok();
   return Error(StatusCode::kDeadlineExceeded,
                "step {}: {} saves were in flight until the deadline of Options::full_deadline", step,
                options.max_in_flight);
@@ -416,7 +421,10 @@ Result<Restored> Checkpointer::Restore(const Which& which, const State& state, c
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
   CAIRN_ASSIGN_OR_RETURN(Restored restored,
                          RestoreWhich(impl_->Parts(), impl_->root_path, which, impl_->group->rank(), state, options));
-  if (options.resume) impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
+  if (!options.resume) return restored;
+  if (impl_->ledger != nullptr) impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
+  MutexLock lock(impl_->restored_mutex);
+  impl_->restored = ManifestParent{restored.step, restored.attempt};
   return restored;
 }
 
@@ -444,7 +452,7 @@ Status Checkpointer::Pin(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
   CAIRN_RETURN_IF_ERROR(SetPin(*queue, impl_->root_path, step, true, impl_->options.file_mode));
-  impl_->ledger->SetPinned(step, true);
+  if (impl_->ledger != nullptr) impl_->ledger->SetPinned(step, true);
   return Status::Ok();
 }
 
@@ -452,7 +460,7 @@ Status Checkpointer::Unpin(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
   CAIRN_RETURN_IF_ERROR(SetPin(*queue, impl_->root_path, step, false, impl_->options.file_mode));
-  impl_->ledger->SetPinned(step, false);
+  if (impl_->ledger != nullptr) impl_->ledger->SetPinned(step, false);
   return Status::Ok();
 }
 

@@ -7,7 +7,6 @@
 #include "base/modelled_time.h"
 #include "base/worker_pool.h"
 #include "device/device.h"
-#include "group/group.h"
 #include "io/io_queue.h"
 
 namespace cairn {
@@ -19,7 +18,6 @@ struct Wiring {
   std::function<Result<std::vector<std::shared_ptr<Device>>>(WorkerPool&)> devices;
   /// Wraps the factory of the chosen queue: faults, rate limits, recordings. Called for every queue that is made.
   std::function<IoQueueFactory(IoQueueFactory)> wrap_queue;
-  std::shared_ptr<Group> group;
   /// What Options::steering times iterations by.
   TimeSource now = Deadline::Clock::now;
 };

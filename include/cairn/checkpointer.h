@@ -189,7 +189,7 @@ class Checkpointer {
   /// FailedPrecondition where another process (or this one) has the root open for writing. InvalidArgument for options
   /// that cannot work, naming the least that would. Nothing on disk has changed on failure, but for the root's making.
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options);
-  /// The same with the parts given: devices, queue, group. For ranks, experiments and tests.
+  /// The same with the parts given: devices, queue. For experiments and tests.
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options, Wiring wiring);
   /// Waits for saves in flight until Options::drain_deadline, then abandons them; what the kernel has under way is
   /// waited for until Options::close_deadline.
@@ -203,7 +203,8 @@ class Checkpointer {
   /// 64 KiB each (4 MiB in all), are copied in the call. Tensors must not be overwritten before the save is captured
   /// (see Fence) nor freed. A failure later on is on the handle, in LastFailure() and in the event callback.
   /// Errors at once: AlreadyExists; FailedPrecondition for a step below the newest without a restore; InvalidArgument
-  /// for a tensor that cannot be copied, by name; DeadlineExceeded by WhenFull::kWait.
+  /// for a tensor that cannot be copied, by name; DeadlineExceeded by WhenFull::kWait. In a group the first two are
+  /// rank 0's to find: the others' handles end with them.
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& options = {});
 
   /// Whether to save `step`, which training has just done: call it once after each step, before Save.

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "cairn/tensor.h"
 
 namespace cairn {
+
+class Group;
 
 inline namespace literals {
 constexpr std::uint64_t operator""_KiB(unsigned long long n) { return n << 10; }
@@ -74,6 +77,7 @@ struct Options {
   std::uint64_t keep_every = 0;
   /// Saves between queued and durable at once, 1 to 64. Each may hold a copy of the state on disk.
   int max_in_flight = 2;
+  /// In a group rank 0's saves decide.
   WhenFull when_full = WhenFull::kWait;
   /// How long Save holds the caller before it fails with DeadlineExceeded: where every place is taken
   /// (WhenFull::kWait), and while an old checkpoint of its step is being removed.
@@ -83,7 +87,11 @@ struct Options {
   /// How long it then waits for what the kernel and the devices have under way. What has not ended by then (a disk that
   /// hangs) is left behind with what it uses: threads, the pool, the root's lock, until the process ends.
   std::chrono::nanoseconds close_deadline = std::chrono::minutes(1);
-  /// How long a rank waits for the others at each agreement of the commit.
+  /// The ranks that write each checkpoint together, and this one among them; null: this process alone. All of them open
+  /// one root, and call Save alike: as often, and with the same steps. Rank 0 decides what becomes of each save.
+  std::shared_ptr<Group> group;
+  /// How long the coordinator waits, once its own shard is written, for those of the others; and they for its word that
+  /// a save begins. For the outcome they wait twice that, and then look on the disk.
   std::chrono::nanoseconds group_deadline = std::chrono::minutes(10);
   /// Permissions of the files and directories made, before the umask. A group's evaluation job wants 0640 and 0750.
   unsigned file_mode = 0644;

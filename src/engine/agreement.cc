@@ -1,118 +1,185 @@
 #include "engine/agreement.h"
 
+#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "base/status_macros.h"
+#include "format/fields.h"
+#include "format/json_reader.h"
+#include "store/names.h"
 
 namespace cairn {
 namespace {
 
-using Word = nlohmann::json;
+// Words are short, whatever a disk or a driver had to say.
+constexpr std::size_t kMaxMessage = 2000;
+constexpr std::size_t kMaxMembers = 16;
 
-Status NotAWord(std::size_t rank, const std::string& text) {
-  return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: \"{}\"", rank, text);
+/// The members of a flat JSON object.
+class WordReader final : public JsonEvents {
+ public:
+  bool OnScalar(const JsonScalar& value) override {
+    switch (value.kind) {
+      case JsonScalar::Kind::kNatural:
+        numbers_.emplace(key_, value.natural);
+        return true;
+      case JsonScalar::Kind::kText:
+        texts_.emplace(key_, value.text);
+        return true;
+      default:
+        return Fail("{}: expected a text or a natural number", key_);
+    }
+  }
+  bool OnKey(std::string_view key) override {
+    key_ = key;
+    const bool twice = numbers_.contains(key_) || texts_.contains(key_);
+    if (twice || numbers_.size() + texts_.size() == kMaxMembers) return Fail("{}: twice, or too much", key_);
+    return true;
+  }
+  bool OnOpen(char /*bracket*/) override {
+    return !std::exchange(open_, true) || Fail("{}: expected a text or a number", key_);
+  }
+  bool OnClose() override { return true; }
+
+  [[nodiscard]] bool Has(const std::string& key) const { return numbers_.contains(key) || texts_.contains(key); }
+  /// False where the member is missing or of another kind.
+  [[nodiscard]] bool Take(const std::string& key, std::uint64_t& to) const {
+    const auto found = numbers_.find(key);
+    if (found == numbers_.end()) return false;
+    to = found->second;
+    return true;
+  }
+  [[nodiscard]] bool Take(const std::string& key, std::string& to) const {
+    const auto found = texts_.find(key);
+    if (found == texts_.end()) return false;
+    to = found->second;
+    return true;
+  }
+  [[nodiscard]] bool Take(Status& to) const {
+    std::uint64_t code = 0;
+    std::string message;
+    if (!Take("code", code) || !Take("message", message) || code > static_cast<unsigned>(StatusCode::kInternal)) {
+      return false;
+    }
+    to = Status(static_cast<StatusCode>(code), std::move(message));
+    return true;
+  }
+
+ private:
+  std::string key_;
+  bool open_ = false;
+  std::map<std::string, std::uint64_t> numbers_;
+  std::map<std::string, std::string> texts_;
+};
+
+Status NotAWord(int rank, std::string_view text) {
+  return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: {}", rank, Quoted(text));
 }
 
-// An object, or null for anything else.
-Word Parse(const std::string& text) {
-  Word word = Word::parse(text, nullptr, false);
-  return word.is_object() ? word : Word();
+using Object = nlohmann::json;
+
+std::string Dump(const Object& word) { return word.dump(-1, ' ', false, Object::error_handler_t::replace); }
+
+Object FromStatus(const Status& status) {
+  return {{"code", static_cast<int>(status.code())}, {"message", status.message().substr(0, kMaxMessage)}};
 }
 
-Word FromStatus(const Status& status) {
-  return {{"code", static_cast<int>(status.code())}, {"message", status.message()}};
-}
-
-std::string Dump(const Word& word) { return word.dump(-1, ' ', false, Word::error_handler_t::replace); }
-
-Status ToStatus(const Word& word) {
-  return {static_cast<StatusCode>(word.value("code", static_cast<int>(StatusCode::kInternal))),
-          word.value("message", "")};
+std::string OrNothing(const std::string& restored) {
+  return restored.empty() ? std::string("from nothing restored") : fmt::format("from attempt \"{}\"", restored);
 }
 
 }  // namespace
 
-std::string EncodeAttemptWord(const AttemptWord& word) {
-  return Dump({{"uuid", word.uuid},
-               {"step", word.step},
-               {"generation", word.generation},
-               {"parent", word.parent},
-               {"admitted", word.admitted},
-               {"alike", word.alike}});
-}
-
-Result<std::string> AgreeOnAttempt(const std::vector<std::string>& texts) {
-  std::vector<AttemptWord> words;
-  std::optional<std::size_t> first;  // That continues a line of training.
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    const Word word = Parse(texts[rank]);
-    if (!word.contains("uuid") || !word.contains("step") || !word.contains("generation") || !word.contains("parent") ||
-        !word.contains("admitted")) {
-      return NotAWord(rank, texts[rank]);
-    }
-    words.push_back({.uuid = word["uuid"].get<std::string>(),
-                     .step = word["step"].get<std::uint64_t>(),
-                     .generation = word["generation"].get<std::uint64_t>(),
-                     .parent = word["parent"].get<std::string>(),
-                     .admitted = word["admitted"].get<bool>()});
-    const AttemptWord& mine = words.back();
-    if (mine.step != words.front().step) {
-      return Error(StatusCode::kFailedPrecondition, "ranks save different steps: rank 0 saves {}, rank {} saves {}",
-                   words.front().step, rank, mine.step);
-    }
-    if (!mine.admitted) continue;
-    if (!first) first = rank;
-    const AttemptWord& other = words[*first];
-    if (mine.generation != other.generation || mine.parent != other.parent) {
-      return Error(StatusCode::kFailedPrecondition,
-                   "step {}: ranks continue different checkpoints: rank {} generation {} from attempt \"{}\", rank {} "
-                   "generation {} from attempt \"{}\"",
-                   mine.step, *first, other.generation, other.parent, rank, mine.generation, mine.parent);
-    }
+std::string EncodeAttempt(const AttemptWord& word) {
+  if (!word.refusal.ok()) return Dump(FromStatus(word.refusal));
+  Object object = {{"attempt", word.uuid},
+                   {"step", word.step},
+                   {"generation", word.generation},
+                   {"replace", static_cast<int>(word.replace)},
+                   {"alike", word.alike}};
+  if (word.parent) {
+    object["parent"] = word.parent->attempt;
+    object["parent_step"] = word.parent->step;
   }
-  return words.empty() ? std::string() : words.front().uuid;
+  return Dump(object);
 }
 
-std::vector<std::string> AlikeDigests(const std::vector<std::string>& texts) {
-  std::vector<std::string> digests;
-  for (const std::string& text : texts) {
-    const Word word = Parse(text);
-    if (!word.value("admitted", false)) return {};
-    digests.push_back(word.value("alike", ""));
+Result<AttemptWord> DecodeAttempt(std::string_view text) {
+  AttemptWord word;
+  WordReader read;
+  if (!ReadJson(text, read, "attempt").ok()) return NotAWord(0, text);
+  if (read.Has("code")) {
+    if (!read.Take(word.refusal) || word.refusal.ok()) return NotAWord(0, text);
+    return word;
   }
-  return digests;
-}
-
-std::string EncodePrepared(const ManifestShard& shard) {
-  return Dump({{"file", shard.file}, {"length", shard.length}, {"digest", shard.header_digest}});
-}
-
-std::string EncodeFailure(const Status& status) { return Dump({{"failed", FromStatus(status)}}); }
-
-Result<std::vector<ManifestShard>> AgreeOnShards(const std::vector<std::string>& words) {
-  std::vector<ManifestShard> shards;
-  for (std::size_t rank = 0; rank < words.size(); ++rank) {
-    const Word word = Parse(words[rank]);
-    if (word.contains("failed")) {
-      const Status status = ToStatus(word["failed"]);
-      return words.size() == 1 ? status : Error(status.code(), "rank {}: {}", rank, status.message());
-    }
-    if (!word.contains("file") || !word.contains("length") || !word.contains("digest"))
-      return NotAWord(rank, words[rank]);
-    shards.push_back({.file = word["file"].get<std::string>(),
-                      .length = word["length"].get<std::uint64_t>(),
-                      .header_digest = word["digest"].get<std::uint32_t>()});
+  std::uint64_t replace = 0;
+  bool good = read.Take("attempt", word.uuid) && IsAttemptId(word.uuid) && read.Take("step", word.step) &&
+              read.Take("generation", word.generation) && read.Take("replace", replace) &&
+              read.Take("alike", word.alike);
+  if (read.Has("parent")) {
+    word.parent.emplace();
+    good = good && read.Take("parent", word.parent->attempt) && read.Take("parent_step", word.parent->step);
   }
-  return shards;
+  if (!good) return NotAWord(0, text);
+  word.replace = replace != 0;
+  return word;
 }
 
-std::string EncodeOutcome(const Status& status) { return Dump({{"outcome", FromStatus(status)}}); }
+std::string EncodePrepared(const PreparedWord& word) {
+  if (!word.failure.ok()) return Dump(FromStatus(word.failure));
+  if (word.bucket >= 0) return Dump({{"bucket", word.bucket}, {"texts", word.texts}});
+  return Dump({{"step", word.step},
+               {"restored", word.restored},
+               {"file", word.shard.file},
+               {"length", word.shard.length},
+               {"digest", word.shard.header_digest}});
+}
 
-Status DecodeOutcome(const std::string& text) {
-  const Word word = Parse(text);
-  return word.contains("outcome") ? ToStatus(word["outcome"]) : NotAWord(0, text);
+Result<PreparedWord> DecodePrepared(int rank, std::string_view text) {
+  PreparedWord word;
+  WordReader read;
+  if (!ReadJson(text, read, "prepared").ok()) return NotAWord(rank, text);
+  if (read.Has("code")) {
+    if (!read.Take(word.failure) || word.failure.ok()) return NotAWord(rank, text);
+    return word;
+  }
+  std::uint64_t number = 0;
+  if (read.Has("bucket")) {
+    if (!read.Take("bucket", number) || number > 0xffff || !read.Take("texts", word.texts)) return NotAWord(rank, text);
+    word.bucket = static_cast<int>(number);
+    return word;
+  }
+  const bool good = read.Take("step", word.step) && read.Take("restored", word.restored) &&
+                    read.Take("file", word.shard.file) && read.Take("length", word.shard.length) &&
+                    read.Take("digest", number) && number <= 0xffffffff &&
+                    word.shard.file == ShardName(static_cast<std::uint64_t>(rank));
+  if (!good) return NotAWord(rank, text);
+  word.shard.header_digest = static_cast<std::uint32_t>(number);
+  return word;
+}
+
+std::string EncodeOutcome(const Status& status) { return Dump(FromStatus(status)); }
+
+std::optional<Status> DecodeOutcome(std::string_view text) {
+  Status status;
+  WordReader read;
+  if (!ReadJson(text, read, "outcome").ok() || !read.Take(status)) return std::nullopt;
+  return status;
+}
+
+Status CheckSameLine(std::uint64_t step, const std::string& restored, int rank, std::uint64_t its_step,
+                     const std::string& its_restored) {
+  if (step != its_step) {
+    return Error(StatusCode::kFailedPrecondition, "ranks save different steps: rank 0 saves {}, rank {} saves {}", step,
+                 rank, its_step);
+  }
+  if (restored != its_restored) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "step {}: ranks continue different checkpoints: rank 0 {}, rank {} {}", step, OrNothing(restored),
+                 rank, OrNothing(its_restored));
+  }
+  return Status::Ok();
 }
 
 }  // namespace cairn

@@ -1,42 +1,58 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "cairn/status.h"
 #include "format/manifest.h"
 
 namespace cairn {
 
-// What ranks tell each other about one save: small texts, pure functions. InvalidArgument for text that is none of
-// these.
+// What ranks tell each other about one save: small JSON texts, pure functions. Text that is no such word is Internal,
+// and its message names the rank that gave it.
 
-/// attempt/: the coordinator's uuid (empty from the others), the step, and the line of training that it continues.
+/// attempt/, the coordinator's: the save as its ledger accepted it, or why there will be none.
 struct AttemptWord {
   std::string uuid;
   std::uint64_t step = 0;
   std::uint64_t generation = 0;
-  std::string parent;     ///< The attempt that this rank restored; empty where it has restored none.
-  bool admitted = false;  ///< False: this rank gives the save up, and its line says nothing.
-  std::string alike;      ///< Digests of what every rank must give alike (see replicas.h).
+  /// What the coordinator has restored; empty where it has restored none.
+  std::optional<ManifestParent> parent;
+  bool replace = false;
+  /// Digests of what every rank must give alike (see replicas.h).
+  std::string alike;
+  /// Not ok: the save is refused, and nothing else above counts.
+  Status refusal;
 };
-[[nodiscard]] std::string EncodeAttemptWord(const AttemptWord& word);
-/// The uuid that the coordinator named. FailedPrecondition where the ranks are not saving the same step, or have
-/// restored different checkpoints: what they would commit is a mixture.
-[[nodiscard]] Result<std::string> AgreeOnAttempt(const std::vector<std::string>& words);
-/// The digests by rank, of words that were agreed on. Empty where a rank gives the save up: then none count.
-[[nodiscard]] std::vector<std::string> AlikeDigests(const std::vector<std::string>& words);
+[[nodiscard]] std::string EncodeAttempt(const AttemptWord& word);
+[[nodiscard]] Result<AttemptWord> DecodeAttempt(std::string_view text);
 
-/// prepared/: this rank's shard, or its failure.
-[[nodiscard]] std::string EncodePrepared(const ManifestShard& shard);
-[[nodiscard]] std::string EncodeFailure(const Status& status);
-/// The shards by rank, or the failure of the lowest rank that failed, named.
-[[nodiscard]] Result<std::vector<ManifestShard>> AgreeOnShards(const std::vector<std::string>& words);
+/// prepared/, of every other rank: its shard, or its failure, or what it holds where its digests are not the
+/// coordinator's.
+struct PreparedWord {
+  std::uint64_t step = 0;
+  /// The attempt that this rank has restored; empty for none.
+  std::string restored;
+  ManifestShard shard;
+  /// Not ok: the rank fails, and nothing else counts.
+  Status failure;
+  /// 0 or above: the digests differ there, and `texts` is what this rank has (see EncodeBucket). There is no shard.
+  int bucket = -1;
+  std::string texts;
+};
+[[nodiscard]] std::string EncodePrepared(const PreparedWord& word);
+[[nodiscard]] Result<PreparedWord> DecodePrepared(int rank, std::string_view text);
 
-/// outcome/: what the coordinator did.
+/// outcome/, the coordinator's: committed, or why not.
 [[nodiscard]] std::string EncodeOutcome(const Status& status);
-[[nodiscard]] Status DecodeOutcome(const std::string& word);
+/// None where the text is no outcome.
+[[nodiscard]] std::optional<Status> DecodeOutcome(std::string_view text);
+
+/// FailedPrecondition, naming both, where a rank saves another step than the coordinator, or has restored another
+/// attempt: what they would commit is a mixture.
+[[nodiscard]] Status CheckSameLine(std::uint64_t step, const std::string& restored, int rank, std::uint64_t its_step,
+                                   const std::string& its_restored);
 
 }  // namespace cairn

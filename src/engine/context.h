@@ -10,13 +10,13 @@
 #include "base/mutex.h"
 #include "base/trace.h"
 #include "base/worker_pool.h"
+#include "cairn/group.h"
 #include "cairn/options.h"
 #include "device/buffer_pool.h"
 #include "device/device.h"
 #include "engine/inbox.h"
 #include "engine/ledger.h"
 #include "engine/staging.h"
-#include "group/group.h"
 #include "io/io_queue.h"
 #include "store/spare.h"
 
@@ -30,7 +30,7 @@ struct EngineParts {
   std::vector<StagingArea> staging;
   BufferPool* pool = nullptr;
   WorkerPool* workers = nullptr;
-  Ledger* ledger = nullptr;
+  Ledger* ledger = nullptr;  ///< The coordinator's; null on other ranks.
   Trace* trace = nullptr;
   IoQueueFactory queue;
   std::shared_ptr<Group> group;

@@ -1,133 +1,297 @@
 #include "engine/coordination.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "base/status_macros.h"
 #include "base/uuid.h"
-#include "engine/agreement.h"
+#include "engine/replicas.h"
 #include "store/commit.h"
 
 namespace cairn {
+namespace {
 
 using Stage = CoordinationStage;
 
-Coordination::Coordination(EngineContext& context, const SavePlan& plan, Callbacks callbacks)
-    : context_(context), plan_(plan), callbacks_(std::move(callbacks)) {}
+// Between two looks at the disk, where the words have stopped: doubled from the first to the last.
+constexpr std::chrono::milliseconds kFirstPause{50};
+constexpr std::chrono::seconds kLastPause{1};
+// No save takes longer, whatever its disk: a wait that nobody ends must not stay with the group for ever.
+constexpr std::chrono::hours kLongestSave{24};
+// Ranks that one message names.
+constexpr std::size_t kNamedRanks = 16;
 
-void Coordination::Gather(const std::string& key, std::string word, void (Coordination::*then)(Words)) {
-  ++awaited_;
-  context_.parts.group->AllGather(key, std::move(word), Deadline::In(context_.parts.options.group_deadline),
-                                  [self = shared_from_this(), then, inbox = context_.inbox](Words words) {
-                                    inbox->Post([self, then, words = std::move(words)]() mutable {
-                                      --self->awaited_;
-                                      if (*self->stage_ != Stage::kDetached) ((*self).*then)(std::move(words));
-                                    });
-                                  });
+std::chrono::nanoseconds Twice(std::chrono::nanoseconds span) {
+  return 2 * std::min(span, std::chrono::nanoseconds::max() / 2);
+}
+
+}  // namespace
+
+Coordination::Coordination(EngineContext& context, const SavePlan& plan, Callbacks callbacks)
+    : context_(context), plan_(plan), callbacks_(std::move(callbacks)), pause_(kFirstPause) {}
+
+std::string Coordination::Key(const char* kind) const { return fmt::format("{}/{}", kind, plan_.sequence); }
+
+std::string Coordination::Restored() const { return plan_.parent ? plan_.parent->attempt : std::string(); }
+
+template <typename... Args>
+std::function<void(Args...)> Coordination::Later(void (Coordination::*then)(Args...)) {
+  return [self = shared_from_this(), then, inbox = context_.inbox](Args... args) {
+    inbox->Post([self, then, ... args = std::move(args)]() mutable { ((*self).*then)(std::move(args)...); });
+  };
+}
+
+Deadline Coordination::WhileItWrites() const {
+  return Deadline::In(std::max<std::chrono::nanoseconds>(kLongestSave, Twice(context_.parts.options.group_deadline)));
 }
 
 bool Coordination::prepared() const {
-  return stage_ == Stage::kPrepared || stage_ == Stage::kDecided || stage_ == Stage::kLooking;
+  return stage_ == Stage::kPrepared || stage_ == Stage::kCommitting || stage_ == Stage::kLooking;
 }
 
-void Coordination::NameAttempt() {
+void Coordination::Begin() {
   if (*stage_ != Stage::kSilent) return;
-  stage_.MoveTo(Stage::kNaming);
-  const AttemptWord word{.uuid = coordinator() ? MakeUuid() : std::string(),
-                         .step = plan_.step,
-                         .generation = plan_.generation,
-                         .parent = plan_.parent ? plan_.parent->attempt : std::string(),
-                         .admitted = plan_.admitted,
-                         .alike = plan_.alike != nullptr ? plan_.alike->digest : std::string()};
-  Gather(fmt::format("attempt/{}", plan_.sequence), EncodeAttemptWord(word), &Coordination::OnNamed);
-}
-
-void Coordination::OnNamed(Words words) {
-  Result<std::string> uuid = words.ok() ? AgreeOnAttempt(*words) : Result<std::string>(words.status());
-  if (!uuid.ok()) return callbacks_.failed(uuid.status());
-  if (const int bucket = FirstDifference(AlikeDigests(*words)); bucket >= 0) {
-    // Every rank knows and none goes on; one that has failed already is still asked what it gave.
-    stage_.MoveTo(Stage::kComparing);
-    const std::string texts = EncodeBucket(plan_.alike != nullptr ? plan_.alike->all : std::vector<Alike>(), bucket);
-    return Gather("alike/" + *uuid, texts, &Coordination::OnCompared);
-  }
-  stage_.MoveTo(Stage::kNamed);
-  uuid_ = *std::move(uuid);
-  callbacks_.named();
-}
-
-void Coordination::OnCompared(Words words) {
-  callbacks_.failed(words.ok() ? CompareBuckets(plan_.step, *words) : words.status());
+  coordinator() ? AnnounceAttempt() : AwaitAttempt();
 }
 
 void Coordination::Prepare(const ManifestShard& shard) {
   stage_.MoveTo(Stage::kPrepared);
-  Gather("prepared/" + uuid_, EncodePrepared(shard), &Coordination::OnPrepared);
-}
-
-void Coordination::OnPrepared(Words words) {
-  if (stage_ == Stage::kLooking) return;
-  if (stage_ == Stage::kFailed) return callbacks_.quiet();
-  // The coordinator may have heard all the same: the disk knows, or nobody.
-  if (!words.ok() && !coordinator()) return LookUp();
-  Result<std::vector<ManifestShard>> shards =
-      words.ok() ? AgreeOnShards(*words) : Result<std::vector<ManifestShard>>(words.status());
-  if (!shards.ok()) {
-    // Others may have heard from all ranks and wait for the outcome.
-    if (!words.ok()) TellOutcome(shards.status());
-    return callbacks_.failed(shards.status());
+  const std::chrono::nanoseconds deadline = context_.parts.options.group_deadline;
+  if (coordinator()) {
+    wakes_at_ = Deadline::In(deadline);
+    shards_[0] = shard;
+    return CommitIfPrepared();
   }
-  stage_.MoveTo(Stage::kDecided);
-  if (coordinator()) return callbacks_.commit(*std::move(shards));
-  Gather("outcome/" + uuid_, "", &Coordination::OnOutcome);
-}
-
-void Coordination::TellOutcome(const Status& outcome) {
-  if (context_.parts.group->size() == 1) return;
-  context_.parts.group->AllGather("outcome/" + uuid_, EncodeOutcome(outcome),
-                                  Deadline::In(context_.parts.options.group_deadline), [](const auto&) {});
-}
-
-void Coordination::OnOutcome(Words words) {
-  if (stage_ == Stage::kLooking) return;
-  if (!words.ok()) return LookUp();
-  Status status = DecodeOutcome(words->front());
-  const bool known = !status.ok() && status.code() != StatusCode::kUnknownOutcome;
-  known ? callbacks_.failed(std::move(status)) : callbacks_.ended(std::move(status));
-}
-
-void Coordination::LookUp() {
-  stage_.MoveTo(Stage::kLooking);
-  ++awaited_;
-  FindCommitted(*context_.queue, context_.parts.root, plan_.step, uuid_,
-                [self = shared_from_this(), inbox = context_.inbox](const Status& status) {
-                  inbox->Post([self, status] {
-                    --self->awaited_;
-                    if (*self->stage_ != Stage::kDetached) self->OnLookedUp(status);
-                  });
-                });
-}
-
-void Coordination::OnLookedUp(const Status& status) {
-  if (status.ok()) return callbacks_.ended(status);
-  // Not there yet says nothing: the coordinator may be about to commit. The attempt's files are left to it.
-  callbacks_.ended(Error(StatusCode::kUnknownOutcome, "step {}: the coordinator was not heard in time, and on disk: {}",
-                         plan_.step, status.message()));
+  wakes_at_ = Deadline::In(Twice(deadline));
+  group().Send(Key("prepared"), EncodePrepared({.step = plan_.step, .restored = Restored(), .shard = shard}));
 }
 
 void Coordination::TellFailure(const Status& why) {
-  if (context_.parts.group->size() == 1 || *stage_ != Stage::kNamed) return;
-  stage_.MoveTo(Stage::kFailed);
-  Gather("prepared/" + uuid_, EncodeFailure(why), &Coordination::OnFailureTold);
+  switch (*stage_) {
+    case Stage::kFailed:
+    case Stage::kQuiet:
+    case Stage::kDetached:
+      return;
+    default:
+      break;
+  }
+  const bool writes = stage_ == Stage::kNamed;
+  const bool spoke = stage_ == Stage::kDiffers || prepared();
+  if (!coordinator() && !spoke) SendFailure(why);
+  if (coordinator() && !alone()) {
+    const Status named = Error(why.code(), "rank 0: {}", why.message());
+    stage_ == Stage::kSilent ? group().Announce(Key("attempt"), EncodeAttempt({.refusal = named}))
+                             : group().Announce(Key("outcome"), EncodeOutcome(named));
+  }
+  // Others may be making the attempt's folder: it is not removed under their hands, before they can know.
+  const bool waits = writes && !coordinator();
+  stage_.MoveTo(waits ? Stage::kFailed : Stage::kQuiet);
+  wakes_at_ = waits ? Deadline::In(context_.parts.options.group_deadline) : Deadline::Infinite();
 }
 
-void Coordination::OnFailureTold(Words /*words*/) { callbacks_.quiet(); }
-
 void Coordination::Close(const Status& why) {
-  if (idle() || (*stage_ != Stage::kPrepared && *stage_ != Stage::kDecided)) return;
-  if (!coordinator()) return LookUp();
-  TellOutcome(why);
-  stage_.MoveTo(Stage::kFailed);
+  if (coordinator()) {
+    if (stage_ == Stage::kPrepared) FailForAll(why);
+    return;
+  }
+  look_until_ = Deadline::In({});
+  const bool pauses = stage_ == Stage::kLooking && !wakes_at_.infinite();
+  if (stage_ == Stage::kPrepared || pauses) LookUp();
+}
+
+void Coordination::OnTime() {
+  if (!wakes_at_.passed()) return;
+  wakes_at_ = Deadline::Infinite();
+  switch (*stage_) {
+    case Stage::kPrepared:
+      if (coordinator()) return FailForAll(Missing());
+      [[fallthrough]];
+    case Stage::kDiffers:
+      return OnUnheard(Error(StatusCode::kDeadlineExceeded, "nothing from rank 0 by the group's deadline"));
+    case Stage::kLooking:
+      return LookUp();
+    case Stage::kFailed:
+      stage_.MoveTo(Stage::kQuiet);
+      return callbacks_.quiet();
+    default:
+      return;
+  }
+}
+
+// The coordinator
+
+void Coordination::AnnounceAttempt() {
+  uuid_ = MakeUuid();
+  stage_.MoveTo(Stage::kNamed);
+  shards_.resize(static_cast<std::size_t>(group().size()));
+  if (!alone()) {
+    group().Announce(Key("attempt"),
+                     EncodeAttempt({.uuid = uuid_,
+                                    .step = plan_.step,
+                                    .generation = plan_.generation,
+                                    .parent = plan_.parent,
+                                    .replace = plan_.replace,
+                                    .alike = plan_.alike != nullptr ? plan_.alike->digest : std::string()}));
+    group().Collect(Key("prepared"), WhileItWrites(), Later(&Coordination::OnWord), Later(&Coordination::OnAllHeard));
+  }
+  callbacks_.named();
+}
+
+void Coordination::OnWord(int rank, std::string text) {
+  if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
+  const Status taken = TakeWord(rank, text);
+  taken.ok() ? CommitIfPrepared() : FailForAll(taken);
+}
+
+Status Coordination::TakeWord(int rank, const std::string& text) {
+  CAIRN_ASSIGN_OR_RETURN(PreparedWord word, DecodePrepared(rank, text));
+  if (!word.failure.ok()) return Error(word.failure.code(), "rank {}: {}", rank, word.failure.message());
+  if (word.bucket >= 0) {
+    const std::vector<Alike> mine = plan_.alike != nullptr ? plan_.alike->all : std::vector<Alike>();
+    return CompareBuckets(plan_.step, EncodeBucket(mine, word.bucket), rank, word.texts);
+  }
+  CAIRN_RETURN_IF_ERROR(CheckSameLine(plan_.step, Restored(), rank, word.step, word.restored));
+  shards_[static_cast<std::size_t>(rank)] = std::move(word.shard);
+  return Status::Ok();
+}
+
+void Coordination::OnAllHeard(Status status) {
+  if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
+  if (!status.ok()) FailForAll(Error(status.code(), "step {}: {}", plan_.step, status.message()));
+}
+
+Status Coordination::Missing() const {
+  std::vector<std::size_t> missing;
+  for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
+    if (!shards_[rank]) missing.push_back(rank);
+  }
+  const std::size_t more = missing.size() - std::min(missing.size(), kNamedRanks);
+  missing.resize(missing.size() - more);
+  return Error(StatusCode::kDeadlineExceeded, "step {}: nothing from rank {}{} by the group's deadline", plan_.step,
+               fmt::join(missing, ", "), more == 0 ? "" : fmt::format(" and {} more", more));
+}
+
+void Coordination::FailForAll(const Status& why) {
+  group().Announce(Key("outcome"), EncodeOutcome(why));
+  stage_.MoveTo(Stage::kQuiet);
+  wakes_at_ = Deadline::Infinite();
   callbacks_.failed(why);
+}
+
+void Coordination::CommitIfPrepared() {
+  if (stage_ != Stage::kPrepared) return;
+  const bool all = std::all_of(shards_.begin(), shards_.end(), [](const auto& shard) { return shard.has_value(); });
+  if (!all) return;
+  stage_.MoveTo(Stage::kCommitting);
+  wakes_at_ = Deadline::Infinite();
+  std::vector<ManifestShard> shards;
+  for (std::optional<ManifestShard>& shard : shards_) shards.push_back(*std::move(shard));
+  callbacks_.commit(std::move(shards));
+}
+
+void Coordination::TellOutcome(const Status& outcome) {
+  if (!alone()) group().Announce(Key("outcome"), EncodeOutcome(outcome));
+  stage_.MoveTo(Stage::kQuiet);
+}
+
+// The other ranks
+
+void Coordination::AwaitAttempt() {
+  stage_.MoveTo(Stage::kNaming);
+  group().Await(Key("attempt"), Deadline::In(context_.parts.options.group_deadline), Later(&Coordination::OnAttempt));
+}
+
+void Coordination::OnAttempt(Heard heard) {
+  if (stage_ != Stage::kNaming) return;
+  if (!heard.ok()) {
+    return callbacks_.failed(Error(heard.status().code(), "step {}: nothing from rank 0, which announces each save: {}",
+                                   plan_.step, heard.status().message()));
+  }
+  const Result<AttemptWord> attempt = DecodeAttempt(*heard);
+  if (!attempt.ok()) return callbacks_.failed(attempt.status());
+  if (!attempt->refusal.ok()) {
+    stage_.MoveTo(Stage::kQuiet);  // Nobody collects words.
+    return callbacks_.failed(attempt->refusal);
+  }
+  const Status same = CheckSameLine(attempt->step, attempt->parent ? attempt->parent->attempt : std::string(),
+                                    group().rank(), plan_.step, Restored());
+  same.ok() ? Join(*attempt) : callbacks_.failed(same);
+}
+
+void Coordination::Join(const AttemptWord& attempt) {
+  group().Await(Key("outcome"), WhileItWrites(), Later(&Coordination::OnOutcome));
+  const ReplicatedValues mine = plan_.alike != nullptr ? *plan_.alike : ReplicatedValues();
+  if (const int bucket = FirstDifference(attempt.alike, mine.digest); bucket >= 0) {
+    stage_.MoveTo(Stage::kDiffers);
+    wakes_at_ = Deadline::In(context_.parts.options.group_deadline);
+    return group().Send(Key("prepared"), EncodePrepared({.bucket = bucket, .texts = EncodeBucket(mine.all, bucket)}));
+  }
+  stage_.MoveTo(Stage::kNamed);
+  uuid_ = attempt.uuid;
+  callbacks_.named();
+}
+
+void Coordination::SendFailure(const Status& why) { group().Send(Key("prepared"), EncodePrepared({.failure = why})); }
+
+void Coordination::OnOutcome(Heard heard) {
+  if (stage_ == Stage::kFailed) {
+    stage_.MoveTo(Stage::kQuiet);
+    wakes_at_ = Deadline::Infinite();
+    return callbacks_.quiet();
+  }
+  if (stage_ != Stage::kNamed && stage_ != Stage::kDiffers && stage_ != Stage::kPrepared) return;
+  if (!heard.ok()) return OnUnheard(heard.status());
+  const std::optional<Status> outcome = DecodeOutcome(*heard);
+  const bool may_be_committed = outcome && (outcome->ok() || outcome->code() == StatusCode::kUnknownOutcome);
+  if (!outcome || (may_be_committed && stage_ != Stage::kPrepared)) {
+    return OnUnheard(Error(StatusCode::kInternal, "rank 0 said what it cannot say here: {}", *heard));
+  }
+  if (may_be_committed) return callbacks_.ended(*outcome);
+  // Its one word, so that the coordinator need not wait for it any more.
+  if (stage_ == Stage::kNamed) SendFailure(*outcome);
+  stage_.MoveTo(Stage::kQuiet);
+  wakes_at_ = Deadline::Infinite();
+  callbacks_.failed(*outcome);
+}
+
+void Coordination::OnUnheard(const Status& why) {
+  if (stage_ == Stage::kPrepared) {
+    // The coordinator may have heard all the same: the disk knows, or nobody. Where the deadline has passed one look
+    // must do. A group that broke tells nothing of the coordinator: it may be about to commit.
+    const bool late = why.code() == StatusCode::kDeadlineExceeded;
+    look_until_ = Deadline::In(late ? std::chrono::nanoseconds(0) : context_.parts.options.group_deadline);
+    return LookUp();
+  }
+  const Status failure = Error(why.code(), "step {}: the outcome is not heard any more: {}", plan_.step, why.message());
+  if (stage_ == Stage::kNamed) SendFailure(failure);
+  stage_.MoveTo(Stage::kQuiet);
+  wakes_at_ = Deadline::Infinite();
+  callbacks_.failed(failure);
+}
+
+void Coordination::LookUp() {
+  if (stage_ != Stage::kLooking) stage_.MoveTo(Stage::kLooking);
+  wakes_at_ = Deadline::Infinite();
+  FindCommitted(*context_.queue, context_.parts.root, plan_.step, uuid_,
+                [then = Later(&Coordination::OnLookedUp)](const Status& found) { then(found); });
+}
+
+void Coordination::OnLookedUp(Status found) {
+  if (stage_ != Stage::kLooking) return;
+  if (found.ok()) return callbacks_.ended(std::move(found));
+  // Only where it is not there (yet): after an fsync that failed, another one would succeed and prove nothing.
+  if (found.code() == StatusCode::kNotFound && !look_until_.passed()) {
+    const Deadline next = Deadline::In(pause_);
+    wakes_at_ = next.when() < look_until_.when() ? next : look_until_;
+    pause_ = std::min<std::chrono::nanoseconds>(2 * pause_, kLastPause);
+    return;
+  }
+  // Not there yet says nothing: the coordinator may be about to commit. The attempt's files are left to it. (Here this
+  // rank may come to abort the attempt by renaming its folder: who wins that rename knows the outcome.)
+  callbacks_.ended(Error(StatusCode::kUnknownOutcome, "step {}: the coordinator was not heard in time, and on disk: {}",
+                         plan_.step, found.message()));
 }
 
 }  // namespace cairn

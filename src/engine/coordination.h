@@ -2,10 +2,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/lifecycle.h"
+#include "engine/agreement.h"
 #include "engine/context.h"
 #include "engine/save_task.h"
 #include "format/manifest.h"
@@ -14,15 +16,16 @@ namespace cairn {
 
 /// Where one rank stands in the agreement on one save.
 enum class CoordinationStage : std::uint8_t {
-  kSilent,     ///< It has given no word.
-  kNaming,     ///< Waits for the attempt's name.
-  kComparing,  ///< Some ranks give unlike what all must give alike: finds out what it is.
-  kNamed,      ///< The attempt has its name: this rank writes.
-  kPrepared,   ///< It has given its word, and waits for the others'.
-  kDecided,    ///< All are prepared: the coordinator commits, the others wait for the outcome.
-  kLooking,    ///< Looks on the disk for what the coordinator did: its word is not waited for any more.
-  kFailed,     ///< It has told the others that the save fails.
-  kDetached,   ///< The save has ended: words that come are dropped.
+  kSilent,      ///< Nothing is announced, and nothing awaited.
+  kNaming,      ///< Not on the coordinator: waits for the attempt.
+  kDiffers,     ///< Not on the coordinator: holds something else than it, has said so, and waits for the verdict.
+  kNamed,       ///< The attempt has its name: this rank writes.
+  kPrepared,    ///< Its shard is sealed: waits for the others' words, or for the outcome.
+  kCommitting,  ///< On the coordinator: all are prepared.
+  kLooking,     ///< Not on the coordinator: looks on the disk for what the coordinator did.
+  kFailed,      ///< Not on the coordinator: has said that it fails; the others may be writing still.
+  kQuiet,       ///< The save has failed, or is decided: nothing is waited for any more.
+  kDetached,    ///< The save has ended: words that come are dropped.
 };
 [[nodiscard]] constexpr bool Follows(CoordinationStage from, CoordinationStage to) {
   using Stage = CoordinationStage;
@@ -31,29 +34,32 @@ enum class CoordinationStage : std::uint8_t {
       return false;
     case Stage::kNaming:
       return from == Stage::kSilent;
-    case Stage::kComparing:
-    case Stage::kNamed:
+    case Stage::kDiffers:
       return from == Stage::kNaming;
+    case Stage::kNamed:
+      return from == Stage::kSilent || from == Stage::kNaming;
     case Stage::kPrepared:
-      return from == Stage::kNamed;
-    case Stage::kDecided:
-      return from == Stage::kPrepared;
-    case Stage::kLooking:
-      return from == Stage::kPrepared || from == Stage::kDecided;
     case Stage::kFailed:
-      return from == Stage::kNamed || from == Stage::kPrepared || from == Stage::kDecided;
+      return from == Stage::kNamed;
+    case Stage::kCommitting:
+    case Stage::kLooking:
+      return from == Stage::kPrepared;
+    case Stage::kQuiet:
     case Stage::kDetached:
-      return true;
+      return from != Stage::kDetached;
   }
   return false;
 }
 
-/// What the ranks agree on for one save: step 4 of the commit protocol (attempt.cc). Engine's thread alone. Each gather
-/// has the group's deadline:
-///   attempt/<n>      the coordinator names the attempt; all name their step, which must be one.
-///   alike/<uuid>     only where what all must give alike differs: each rank's texts, so that it can be named.
-///   prepared/<uuid>  each rank: its shard's length and header digest, or why it failed. One failure aborts all.
-///   outcome/<uuid>   the coordinator: committed, or why not. Who hears nothing looks on the disk, then says unknown.
+/// What the ranks agree on for one save, the n-th: steps 1 and 4 of the commit protocol (attempt.cc). Engine's thread
+/// alone. The coordinator decides, and waits for nobody before all have to be prepared:
+///   attempt/<n>   announced: the save as the coordinator's ledger accepted it, or its refusal.
+///   prepared/<n>  each other rank's only word: its shard's length and header digest; or why it fails, sent at once.
+///                 The first failure or mismatch fails the save for all.
+///   outcome/<n>   announced: committed, or failed; a failure comes as soon as it is known, and ends all writing.
+/// How long is waited: for the attempt the group's deadline; for the other ranks' words the same, from when the
+/// coordinator is prepared; for the outcome twice that from when a rank is prepared, so that the coordinator is the
+/// first to give up. Who then hears nothing, or whose group is broken, looks on the disk.
 class Coordination : public std::enable_shared_from_this<Coordination> {
  public:
   struct Callbacks {
@@ -61,49 +67,79 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
     std::function<void(std::vector<ManifestShard>)> commit;  ///< On the coordinator: all are prepared.
     std::function<void(Status)> failed;                      ///< The ranks do not agree, or one of them failed.
     std::function<void(Status)> ended;                       ///< Committed, or nobody knows.
-    std::function<void()> quiet;                             ///< A word came after this rank failed: ask idle().
+    std::function<void()> quiet;                             ///< After this rank failed: idle() has become true.
   };
   Coordination(EngineContext& context, const SavePlan& plan, Callbacks callbacks);
 
-  /// Gives the ranks the word that lets their attempts begin. The first call counts.
-  void NameAttempt();
+  /// Announces the attempt, or waits for it. The first call counts; none after a failure.
+  void Begin();
   [[nodiscard]] const std::string& uuid() const { return uuid_; }
   /// This rank is prepared.
   void Prepare(const ManifestShard& shard);
   /// On the coordinator: what became of the commit.
   void TellOutcome(const Status& outcome);
-  /// This rank fails: the others hear it, where they wait for its word.
+  /// This rank fails: the others hear it at once. Nothing where they know already.
   void TellFailure(const Status& why);
   /// The checkpointer closes: the other ranks are waited for no longer. Whether they have committed by then is looked
   /// up on the disk; on the coordinator, without whose commit they can do nothing, the save fails.
   void Close(const Status& why);
   /// No callback comes any more.
-  void Detach() { stage_.MoveTo(CoordinationStage::kDetached); }
+  void Detach() {
+    stage_.MoveTo(CoordinationStage::kDetached);
+    wakes_at_ = Deadline::Infinite();
+  }
 
-  /// It has given its word that it is prepared, or the ranks have got further.
+  /// When OnTime must be called, if nothing else wakes the engine.
+  [[nodiscard]] Deadline wakes_at() const { return wakes_at_; }
+  void OnTime();
+
+  /// This rank has written all, and waits for others.
   [[nodiscard]] bool prepared() const;
-  /// No word is awaited, and the disk is not asked.
-  [[nodiscard]] bool idle() const { return awaited_ == 0; }
+  /// After a failure: no rank begins any more, as far as is known, so that the attempt's files may go.
+  [[nodiscard]] bool idle() const { return stage_ == CoordinationStage::kQuiet; }
 
  private:
-  using Words = Result<std::vector<std::string>>;
-  [[nodiscard]] bool coordinator() const { return context_.parts.group->rank() == 0; }
-  /// Gives the ranks a word; `then` counts as awaited until it comes, and is dropped after Detach.
-  void Gather(const std::string& key, std::string word, void (Coordination::*then)(Words));
+  using Heard = Result<std::string>;
+  [[nodiscard]] Group& group() const { return *context_.parts.group; }
+  [[nodiscard]] bool coordinator() const { return group().rank() == 0; }
+  [[nodiscard]] bool alone() const { return group().size() == 1; }
+  [[nodiscard]] std::string Key(const char* kind) const;
+  [[nodiscard]] std::string Restored() const;
+  /// The group's deadline for waits that begin with the writing: wakes_at() comes first.
+  [[nodiscard]] Deadline WhileItWrites() const;
+  /// Wraps a continuation so that it runs as a message of the engine's.
+  template <typename... Args>
+  std::function<void(Args...)> Later(void (Coordination::*then)(Args...));
+
+  // The coordinator.
+  void AnnounceAttempt();
+  void OnWord(int rank, std::string text);
+  void OnAllHeard(Status status);
+  [[nodiscard]] Status TakeWord(int rank, const std::string& text);
+  [[nodiscard]] Status Missing() const;
+  void FailForAll(const Status& why);
+  void CommitIfPrepared();
+
+  // The other ranks.
+  void AwaitAttempt();
+  void OnAttempt(Heard heard);
+  void Join(const AttemptWord& attempt);
+  void SendFailure(const Status& why);
+  void OnOutcome(Heard heard);
+  void OnUnheard(const Status& why);
   void LookUp();
-  void OnNamed(Words words);
-  void OnCompared(Words words);
-  void OnPrepared(Words words);
-  void OnOutcome(Words words);
-  void OnFailureTold(Words words);
-  void OnLookedUp(const Status& status);
+  void OnLookedUp(Status found);
 
   EngineContext& context_;
   const SavePlan& plan_;
   const Callbacks callbacks_;
   Lifecycle<CoordinationStage> stage_{CoordinationStage::kSilent};
+  Deadline wakes_at_ = Deadline::Infinite();
   std::string uuid_;
-  int awaited_ = 0;  // Words that will come, by the group's deadline at the latest.
+  std::vector<std::optional<ManifestShard>> shards_;  // The coordinator's: by rank, of those that are prepared.
+  // Where the disk is looked at again and again: until when, and after which pause.
+  Deadline look_until_ = Deadline::Infinite();
+  std::chrono::nanoseconds pause_;
 };
 
 }  // namespace cairn

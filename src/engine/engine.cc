@@ -121,7 +121,7 @@ void Engine::Loop() {
                     : waits_for_device ? Deadline::In(kHealthInterval)
                                        : Deadline::Infinite();
     for (const auto& job : jobs_) {
-      if (job->release_by() && job->release_by()->when() < wake.when()) wake = *job->release_by();
+      if (job->wakes_at().when() < wake.when()) wake = job->wakes_at();
     }
     // It fails in a forked child alone, where this thread is not.
     static_cast<void>(context_.queue->RunOnce(wake));

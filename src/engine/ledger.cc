@@ -135,11 +135,6 @@ void Ledger::KeepAfterAll(std::uint64_t step) {
   removal_ended_.NotifyAll();
 }
 
-bool Ledger::Holds(std::uint64_t step) const {
-  MutexLock lock(mutex_);
-  return committed_.contains(step);
-}
-
 void Ledger::SetPinned(std::uint64_t step, bool pinned) {
   MutexLock lock(mutex_);
   if (const auto found = committed_.find(step); found != committed_.end()) found->second.pinned = pinned;

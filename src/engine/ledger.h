@@ -13,7 +13,7 @@
 
 namespace cairn {
 
-/// The checkpoints under the root as this writer knows them, the saves on their way, and the line of training they
+/// The checkpoints under the root as the coordinator knows them, the saves on their way, and the line of training they
 /// belong to: decides which steps may be saved, with which generation, and what retention removes. Safe from any
 /// thread.
 class Ledger {
@@ -41,8 +41,6 @@ class Ledger {
   void Removed(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
   /// A removal did not happen (somebody reads it): try again next time.
   void KeepAfterAll(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
-  /// Whether the step is committed, as far as is known.
-  [[nodiscard]] bool Holds(std::uint64_t step) const CAIRN_EXCLUDES(mutex_);
   void SetPinned(std::uint64_t step, bool pinned) CAIRN_EXCLUDES(mutex_);
 
  private:

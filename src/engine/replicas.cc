@@ -7,11 +7,13 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <queue>
 #include <utility>
 
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "format/fields.h"
 
 namespace cairn {
 namespace {
@@ -137,17 +139,14 @@ std::string DigestAlike(const std::vector<Alike>& alike) {
   return digest;
 }
 
-int FirstDifference(const std::vector<std::string>& digests) {
+int FirstDifference(const std::string& a, const std::string& b) {
   const std::string zeros(kBuckets * kDigits, '0');
-  for (std::size_t rank = 1; rank < digests.size(); ++rank) {
-    const std::string& a = digests[0].empty() ? zeros : digests[0];
-    const std::string& b = digests[rank].empty() ? zeros : digests[rank];
-    const auto [at, other] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-    if (at != a.end() || other != b.end())
-      return static_cast<int>(std::min<std::ptrdiff_t>(at - a.begin(), kBuckets * kDigits - 1) /
-                              static_cast<std::ptrdiff_t>(kDigits));
-  }
-  return -1;
+  const std::string& one = a.empty() ? zeros : a;
+  const std::string& other = b.empty() ? zeros : b;
+  const auto [at, there] = std::mismatch(one.begin(), one.end(), other.begin(), other.end());
+  if (at == one.end() && there == other.end()) return -1;
+  return static_cast<int>(std::min<std::ptrdiff_t>(at - one.begin(), kBuckets * kDigits - 1) /
+                          static_cast<std::ptrdiff_t>(kDigits));
 }
 
 std::string EncodeBucket(const std::vector<Alike>& alike, int bucket) {
@@ -158,38 +157,38 @@ std::string EncodeBucket(const std::vector<Alike>& alike, int bucket) {
   return items.dump(-1, ' ', false, Word::error_handler_t::replace);
 }
 
-Status CompareBuckets(std::uint64_t step, const std::vector<std::string>& words) {
-  std::vector<std::map<std::string, std::string>> buckets;
-  for (std::size_t rank = 0; rank < words.size(); ++rank) {
-    const Word items = Word::parse(words[rank], nullptr, false);
-    buckets.emplace_back();
-    if (!items.is_array()) {
-      return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: \"{}\"", rank, words[rank]);
-    }
+Status CompareBuckets(std::uint64_t step, const std::string& of_rank_0, int rank, const std::string& its) {
+  using Bucket = std::map<std::string, std::string>;
+  const auto read = [](const std::string& text) -> std::optional<Bucket> {
+    const Word items = Word::parse(text, nullptr, false);
+    if (!items.is_array()) return std::nullopt;
+    Bucket bucket;
     for (const Word& item : items) {
-      if (item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string()) {
-        buckets.back().emplace(item[0].get<std::string>(), item[1].get<std::string>());
-      }
+      if (!item.is_array() || item.size() != 2 || !item[0].is_string() || !item[1].is_string()) return std::nullopt;
+      bucket.emplace(item[0].get<std::string>(), item[1].get<std::string>());
     }
+    return bucket;
+  };
+  const std::optional<Bucket> first = read(of_rank_0);
+  const std::optional<Bucket> other = read(its);
+  if (!first || !other) {
+    return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: {}", rank, Quoted(its));
   }
+  const auto find = [](const Bucket& bucket, const std::string& name) {
+    const auto it = bucket.find(name);
+    return it == bucket.end() ? std::string("nothing") : it->second;
+  };
+  Bucket names = *first;
+  names.insert(other->begin(), other->end());
   std::vector<std::string> differ;
-  for (std::size_t rank = 1; rank < buckets.size() && differ.size() < kListed; ++rank) {
-    const auto find = [](const std::map<std::string, std::string>& bucket, const std::string& name) {
-      const auto it = bucket.find(name);
-      return it == bucket.end() ? std::string("nothing") : it->second;
-    };
-    std::map<std::string, std::string> names = buckets[0];
-    names.insert(buckets[rank].begin(), buckets[rank].end());
-    for (const auto& [name, text] : names) {
-      const std::string a = find(buckets[0], name);
-      const std::string b = find(buckets[rank], name);
-      if (a != b && differ.size() < kListed) {
-        differ.push_back(fmt::format("\"{}\": rank 0 has {}, rank {} has {}", name, a, rank, b));
-      }
-    }
+  for (const auto& [name, text] : names) {
+    const std::string a = find(*first, name);
+    const std::string b = find(*other, name);
+    if (a == b || differ.size() == kListed) continue;
+    differ.push_back(fmt::format("\"{}\": rank 0 has {}, rank {} has {}", name, a, rank, b));
   }
   return Error(StatusCode::kFailedPrecondition, "step {}: what is replicated differs: {}", step,
-               differ.empty() ? "by a digest" : fmt::format("{}", fmt::join(differ, "; ")));
+               differ.empty() ? fmt::format("rank {}'s digest", rank) : fmt::format("{}", fmt::join(differ, "; ")));
 }
 
 }  // namespace cairn

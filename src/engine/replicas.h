@@ -46,11 +46,11 @@ class Sharing {
 
 /// Digests of everything alike, in a few hundred bytes; empty for nothing. The same wherever it is alike, in any order.
 [[nodiscard]] std::string DigestAlike(const std::vector<Alike>& alike);
-/// Where the digests of two ranks differ: the bucket; -1 where they do not.
-[[nodiscard]] int FirstDifference(const std::vector<std::string>& digests);
+/// Where two digests differ: the bucket; -1 where they do not.
+[[nodiscard]] int FirstDifference(const std::string& a, const std::string& b);
 /// What lies in that bucket.
 [[nodiscard]] std::string EncodeBucket(const std::vector<Alike>& alike, int bucket);
-/// FailedPrecondition, naming what differs and between which ranks.
-[[nodiscard]] Status CompareBuckets(std::uint64_t step, const std::vector<std::string>& words);
+/// FailedPrecondition, naming what differs between rank 0's bucket and the same one of `rank`.
+[[nodiscard]] Status CompareBuckets(std::uint64_t step, const std::string& of_rank_0, int rank, const std::string& its);
 
 }  // namespace cairn

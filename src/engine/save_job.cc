@@ -57,8 +57,8 @@ Capture::Callbacks SaveJob::OfCapture() {
 }
 
 void SaveJob::Start(Status given_up) {
-  if (!context_.sweeping) NameAttempt();
   if (!given_up.ok()) return Fail(std::move(given_up));
+  if (!context_.sweeping) NameAttempt();
   laying_out_ = true;
   context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox] {
     self->task_->snapshot().LayOut();
@@ -77,7 +77,14 @@ void SaveJob::MakeHeaderIfNamed() {
   if (capture_ != nullptr && !coordination_->uuid().empty()) writer_->MakeHeader(coordination_->uuid());
 }
 
+Deadline SaveJob::wakes_at() const {
+  const std::optional<Deadline> release_by = running() ? writer_->release_by() : std::nullopt;
+  const Deadline words = coordination_->wakes_at();
+  return release_by && release_by->when() < words.when() ? *release_by : words;
+}
+
 void SaveJob::TakeWord() {
+  coordination_->OnTime();
   if (!running() || writer_->sealing()) return;
   if (const std::optional<Status> why = task_->cancelled()) return Fail(*why);
   const std::optional<Deadline> release_by = writer_->release_by();
@@ -130,8 +137,8 @@ void SaveJob::Close() {
 void SaveJob::Fail(Status status) {
   if (!running()) return FailIfQuiet();
   stage_.MoveTo(Stage::kFailing);
-  NameAttempt();
   failure_ = std::move(status);
+  coordination_->TellFailure(failure_);
   writer_->Stop();
   if (capture_ != nullptr) capture_->Stop();
   FailIfQuiet();
@@ -141,8 +148,6 @@ void SaveJob::FailIfQuiet() {
   if (stage_ != Stage::kFailing || (capture_ != nullptr && !capture_->idle())) return;
   task_->LetGo(failure_);
   if (laying_out_ || !writer_->idle()) return;
-  coordination_->TellFailure(failure_);
-  // The others may be making the attempt's folder still: it is not removed under their hands.
   if (coordination_->idle() || closing_) Abandon();
 }
 
@@ -164,7 +169,7 @@ void SaveJob::End(Status status) {
   if (capture_ != nullptr) capture_->ReleaseStaging();
   const SavePlan& plan = task_->plan();
   if (status.ok()) {
-    context_.parts.ledger->Committed(plan, coordination_->uuid());
+    if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->uuid());
     context_.Tell({.kind = EventKind::kSaveDurable, .step = plan.step});
   } else {
     if (plan.admitted && status.code() == StatusCode::kUnknownOutcome) {

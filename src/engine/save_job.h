@@ -28,9 +28,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
 
   /// Starts it; `given_up` is the reason for a save that must only take part in the ranks' agreement, as failed.
   void Start(Status given_up);
-  /// Gives the ranks the word that lets their attempts begin: at the start, or once the coordinator has swept, or where
-  /// there will be none.
-  void NameAttempt() { coordination_->NameAttempt(); }
+  /// Begins the ranks' agreement: at the start, on the coordinator once it has swept.
+  void NameAttempt() { coordination_->Begin(); }
   /// Enqueues copies (chunks only where `chunks`). Returns at once.
   void Advance(bool chunks);
   /// Younger saves may use the devices: every copy that reads the caller's tensors is enqueued, or the save has failed.
@@ -55,10 +54,10 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   /// Fails it, unless its commit has begun, at the end of the checkpointer: the other ranks are waited for no longer.
   /// Whether they have committed by then is looked up on the disk.
   void Close();
-  /// Takes note of SaveHandle::Cancel and Release, and of a release that did not come in time.
+  /// Takes note of SaveHandle::Cancel and Release, and of what has not come in time: a release, words of other ranks.
   void TakeWord();
-  /// When it fails unless it has been released; nothing while it waits for something else.
-  [[nodiscard]] std::optional<Deadline> release_by() const { return running() ? writer_->release_by() : std::nullopt; }
+  /// When TakeWord must be called, if nothing else wakes the engine.
+  [[nodiscard]] Deadline wakes_at() const;
 
  private:
   [[nodiscard]] bool running() const { return stage_ == JobStage::kRunning; }

@@ -20,15 +20,16 @@
 
 namespace cairn {
 
-/// Where a save stands in the line of checkpoints, fixed when it was accepted.
+/// Where a save stands in the line of checkpoints, fixed when it was accepted. Generation, `admitted` and `replace` are
+/// the coordinator's alone: its ledger decides.
 struct SavePlan {
   std::uint64_t step = 0;
   std::uint64_t sequence = 0;  ///< Number of the call of Save, alike on every rank.
   std::uint64_t generation = 0;
-  std::optional<ManifestParent> parent;
-  bool admitted = false;             ///< By the ledger; not so for a save that was given up before.
-  bool replace = false;              ///< The step is there already (of this or an older generation) and gives way.
-  std::chrono::nanoseconds hold{0};  ///< How long it may wait for its release; zero: it needs none.
+  std::optional<ManifestParent> parent;  ///< What this rank has restored.
+  bool admitted = false;                 ///< By the ledger; not so for a save that was given up before.
+  bool replace = false;                  ///< The step is there already (of this or an older generation) and gives way.
+  std::chrono::nanoseconds hold{0};      ///< How long it may wait for its release; zero: it needs none.
   std::shared_ptr<const ReplicatedValues> alike;  ///< What every rank must give alike; null for nothing.
 };
 

@@ -75,8 +75,9 @@ int RunRanks(const std::string& root, const std::shared_ptr<FaultPlan>& plan, co
   options.keep_last = 1;
   options.on_event = SayDurable(say);
   std::vector<std::unique_ptr<Checkpointer>> ranks;
-  for (const std::shared_ptr<Group>& group : MakeLocalGroup(3)) {
-    auto opened = Checkpointer::Open(options, Through(plan, group));
+  for (const auto& group : MakeLocalGroup(3)) {
+    options.group = group;
+    auto opened = Checkpointer::Open(options, Through(plan));
     if (!opened.ok()) return 2;
     ranks.push_back(*std::move(opened));
   }

@@ -43,10 +43,9 @@ class PowerCutTest : public Test {
 
   [[nodiscard]] std::string disk() const { return dir_ / "disk"; }
   [[nodiscard]] std::string root() const { return disk() + "/run"; }
-  [[nodiscard]] Wiring Recorded(std::shared_ptr<Group> group = nullptr) const {
+  [[nodiscard]] Wiring Recorded() const {
     Wiring wiring;
     wiring.wrap_queue = [recording = recording_](IoQueueFactory inner) { return recording->Wrap(std::move(inner)); };
-    wiring.group = std::move(group);
     return wiring;
   }
   [[nodiscard]] Options RecordedOptions() {
@@ -186,7 +185,7 @@ TEST_F(PowerCutTest, KeepsWhatThreeRanksAcknowledged) {
   {
     Options options = RecordedOptions();
     options.keep_last = 1;
-    const auto ranks = OpenRanks(3, options, [this](const auto& group) { return Recorded(group); });
+    const auto ranks = OpenRanks(3, options, [this](int /*rank*/) { return Recorded(); });
     ASSERT_EQ(ranks.size(), 3U);
     std::vector<std::unique_ptr<Tensors>> states;
     for (std::uint64_t step = 1; step <= 3; ++step) {

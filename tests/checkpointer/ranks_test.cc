@@ -15,9 +15,9 @@
 
 #include "cairn/cairn.h"
 #include "group/local_group.h"
-#include "support/held_group.h"
 #include "support/small_run.h"
 #include "support/temp_dir.h"
+#include "support/three_ranks.h"
 
 namespace cairn {
 namespace {
@@ -29,73 +29,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
-
-constexpr int kRanks = 3;
-constexpr std::chrono::hours kNever{1};  // A group's deadline that a test alone makes pass.
-using Statuses = std::vector<Status>;
-
-MATCHER_P(HasCode, code, "") { return arg.code() == code; }
-
-/// Three checkpointers on one root; rank r's queues follow plans_[r], its group is behind groups_[r].
-class Ranks : public testing::Test {
- protected:
-  void OpenAll(Options options) {
-    const auto local = MakeLocalGroup(kRanks);
-    for (int rank = 0; rank < kRanks; ++rank) {
-      plans_.push_back(FaultPlan::Make());
-      groups_.push_back(std::make_shared<HeldGroup>(local[static_cast<std::size_t>(rank)]));
-      ranks_.push_back(OpenOrFail(options, Through(plans_.back(), groups_.back())));
-      ASSERT_NE(ranks_.back(), nullptr);
-    }
-  }
-  void OpenAll() { OpenAll(SmallOptions(root())); }
-  void OpenAll(std::chrono::nanoseconds group_deadline) {
-    Options options = SmallOptions(root());
-    options.group_deadline = group_deadline;
-    OpenAll(options);
-  }
-
-  [[nodiscard]] std::string root() const { return dir_ / "run"; }
-  [[nodiscard]] Checkpointer& rank(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] FaultPlan& plan(int rank) { return *plans_[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] HeldGroup& group(int rank) { return *groups_[static_cast<std::size_t>(rank)]; }
-
-  SaveHandle Start(int of, std::uint64_t step, const SaveOptions& options = {}) {
-    states_.push_back(SmallState(step, of));
-    auto save = rank(of).Save(step, states_.back()->state(), options);
-    EXPECT_TRUE(save.ok()) << save.status();
-    return *save;
-  }
-  std::vector<SaveHandle> StartAll(std::uint64_t step) {
-    std::vector<SaveHandle> saves;
-    for (int of = 0; of < kRanks; ++of) saves.push_back(Start(of, step));
-    return saves;
-  }
-  static Statuses WaitAll(const std::vector<SaveHandle>& saves) {
-    Statuses statuses;
-    for (const SaveHandle& save : saves) statuses.push_back(save.WaitDurable(Soon()));
-    return statuses;
-  }
-  /// Where the coordinator's word is lost: the others hear nothing, and their deadline passes once it has ended.
-  Statuses WaitAllWithoutTheOutcome(const std::vector<SaveHandle>& saves) {
-    static_cast<void>(saves[0].WaitDurable(Soon()));
-    for (int of = 1; of < kRanks; ++of) group(of).Expire("outcome/");
-    return WaitAll(saves);
-  }
-  Statuses SaveAll(std::uint64_t step) { return WaitAll(StartAll(step)); }
-
-  void ExpectWorksFrom(std::uint64_t step) {
-    for (const auto& one : plans_) one->Clear();
-    EXPECT_THAT(SaveAll(step), Each(Status::Ok()));
-    EXPECT_THAT(ListedSteps(rank(0)), testing::Contains(step));
-  }
-
-  const TempDir dir_;
-  std::vector<std::unique_ptr<Tensors>> states_;  // Until every save is over.
-  std::vector<std::shared_ptr<FaultPlan>> plans_;
-  std::vector<std::shared_ptr<HeldGroup>> groups_;
-  std::vector<std::unique_ptr<Checkpointer>> ranks_;
-};
 
 TEST_F(Ranks, SaveAndRestoreOneCheckpoint) {
   OpenAll();
@@ -213,9 +146,9 @@ TEST_F(Ranks, ThatHoldSomethingElseFailTheSaveByName) {
 TEST_F(Ranks, OpenInAnyOrderOnARootThatIsMissing) {
   const auto local = MakeLocalGroup(kRanks);
   for (int of = kRanks - 1; of >= 0; --of) {
-    Wiring wiring;
-    wiring.group = local[static_cast<std::size_t>(of)];
-    ranks_.insert(ranks_.begin(), OpenOrFail(SmallOptions(root()), wiring));
+    Options options = SmallOptions(root());
+    options.group = local[static_cast<std::size_t>(of)];
+    ranks_.insert(ranks_.begin(), OpenOrFail(options));
     ASSERT_NE(ranks_.front(), nullptr);
   }
 
@@ -282,7 +215,10 @@ TEST_F(Ranks, AllFailWhereTheySaveDifferentSteps) {
   const Statuses statuses = WaitAll(saves);
 
   EXPECT_THAT(statuses, Each(HasCode(StatusCode::kFailedPrecondition)));
-  EXPECT_THAT(statuses[1].message(), HasSubstr("rank 2 saves 6"));
+  for (const Status& status : statuses) {
+    EXPECT_THAT(status.message(), HasSubstr("rank 0 saves 5, rank 2 saves 6"));
+  }
+  EXPECT_EQ(plan(2).Count({.op = IoOp::kWrite, .path = "shard-"}), 0U) << "it knew before it began";
   EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
   EXPECT_THAT(Leftovers(root()), IsEmpty());
   ExpectWorksFrom(7);
@@ -306,120 +242,27 @@ TEST_F(Ranks, FailAtTheDeadlineWhereOneNeverComes) {
     EXPECT_THAT(statuses[0].message(), ContainsRegex("nothing from rank .*" + std::to_string(absent)));
     EXPECT_EQ(rank((absent + 1) % kRanks).Fence(), Status::Ok());
     EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
-    ranks_.clear();
-    groups_.clear();
-    plans_.clear();
+    CloseAll();
   }
 }
 
-// One rank's disk hangs: its word never comes while the others wait for it.
-TEST_F(Ranks, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
-  for (int slow = 0; slow < kRanks; ++slow) {
-    SCOPED_TRACE(testing::Message() << "rank " << slow);
-    OpenAll(kNever);
-    const FaultGate gate = plan(slow).Hold({.op = IoOp::kFsync, .path = "shard-"});
-    const std::vector<SaveHandle> saves = StartAll(1);
-    ASSERT_TRUE(gate.WaitHeld(Soon()));
-
-    for (int of = 0; of < kRanks; ++of) {
-      if (of != slow) group(of).Expire("prepared/");
-    }
-    for (int of = 0; of < kRanks; ++of) {
-      if (of == slow) continue;
-      const Status status = saves[static_cast<std::size_t>(of)].WaitDurable(Soon());
-      EXPECT_EQ(saves[static_cast<std::size_t>(of)].stats().phase, SavePhase::kFailed);
-      EXPECT_THAT(status.code(), AnyOf(StatusCode::kDeadlineExceeded, StatusCode::kUnknownOutcome)) << status;
-    }
-    gate.Release();
-    if (slow != 0) group(slow).Expire("outcome/");
-
-    const Status late = saves[static_cast<std::size_t>(slow)].WaitDurable(Soon());
-    if (slow == 0) {
-      // The coordinator has all words by now and commits; the others have said that they don't know.
-      EXPECT_EQ(late, Status::Ok());
-      EXPECT_EQ(saves[1].status().code(), StatusCode::kUnknownOutcome);
-    } else {
-      EXPECT_EQ(saves[static_cast<std::size_t>(slow)].stats().phase, SavePhase::kFailed) << late;
-      EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
-    }
-    ranks_.clear();
-    groups_.clear();
-    plans_.clear();
-    ExpectNothingLost(root(), std::nullopt, kRanks);
-    std::filesystem::remove_all(root());
-  }
-}
-
-// The commit is done, and word of it does not arrive: the disk knows.
-TEST_F(Ranks, FindTheCommittedStepWhereTheCoordinatorsWordIsLost) {
-  OpenAll(kNever);
-  group(0).Lose("outcome/");
-
-  const Statuses statuses = WaitAllWithoutTheOutcome(StartAll(1));
-
-  EXPECT_THAT(statuses, Each(Status::Ok()));
-  for (int of = 1; of < kRanks; ++of) {
-    // Who has not heard fsyncs the root itself before it says so.
-    const std::vector<SeenOperation> seen = plan(of).Seen();
-    ASSERT_FALSE(seen.empty());
-    EXPECT_EQ(seen.back().op, IoOp::kFsync);
-    EXPECT_EQ(seen.back().path, root());
-  }
-  groups_.clear();
-  ranks_.clear();
-  ExpectNothingLost(root(), 1, kRanks);
-}
-
-TEST_F(Ranks, SayUnknownWhereTheWordIsLostAndTheStepIsAnotherAttempts) {
-  OpenAll(kNever);
-  ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
-  group(0).Lose("outcome/");
-  plan(0).Fail({.op = IoOp::kRename, .nth = 1}, EIO);
-
-  std::vector<SaveHandle> saves;
-  for (int of = 0; of < kRanks; ++of) saves.push_back(Start(of, 1, {.if_exists = IfExists::kReplace}));
-  const Statuses statuses = WaitAllWithoutTheOutcome(saves);
-
-  EXPECT_EQ(statuses[0].code(), StatusCode::kIoError) << statuses[0];
-  EXPECT_EQ(statuses[1].code(), StatusCode::kUnknownOutcome) << statuses[1];
-  EXPECT_EQ(statuses[2].code(), StatusCode::kUnknownOutcome) << statuses[2];
-  EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));
-}
-
-TEST_F(Ranks, SayUnknownWhereTheWordIsLostAndTheDiskCannotBeAsked) {
-  OpenAll(kNever);
-  group(0).Lose("outcome/");
-  plan(1).Fail({.op = IoOp::kRead}, EIO);
-  plan(2).CallBefore({.op = IoOp::kRead}, [this](const SeenOperation&) { plan(2).Fail({.op = IoOp::kFsync}, EIO); });
-
-  const Statuses statuses = WaitAllWithoutTheOutcome(StartAll(1));
-
-  EXPECT_EQ(statuses[0], Status::Ok());
-  EXPECT_EQ(statuses[1].code(), StatusCode::kUnknownOutcome) << statuses[1];
-  EXPECT_EQ(statuses[2].code(), StatusCode::kUnknownOutcome) << statuses[2];
-}
-
-TEST_F(Ranks, AllGiveUpASaveThatOneSkips) {
+// The coordinator alone decides, and what it skips holds nobody up.
+TEST_F(Ranks, AllGiveUpASaveThatTheCoordinatorSkips) {
   Options options = SmallOptions(root());
   options.max_in_flight = 1;
   options.when_full = WhenFull::kSkip;
+  options.full_deadline = kNever;
   OpenAll(options);
-  // Rank 1 alone has a save in flight when the second comes: the others' first is over, as far as they can tell.
-  group(1).Hold("outcome/");
+  const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
   const std::vector<SaveHandle> first = StartAll(1);
-  EXPECT_EQ(first[0].WaitDurable(Soon()), Status::Ok());
-  EXPECT_EQ(first[2].WaitDurable(Soon()), Status::Ok());
-  // A place is free once the engine has let go of the save, just after its end.
-  EXPECT_EQ(rank(0).Drain(Soon()), Status::Ok());
-  EXPECT_EQ(rank(2).Drain(Soon()), Status::Ok());
+  ASSERT_TRUE(commit.WaitHeld(Soon()));
 
-  const std::vector<SaveHandle> second = StartAll(2);
-  const Statuses statuses = WaitAll(second);
-  group(1).Release();
+  const Statuses statuses = WaitAll(StartAll(2));
+  commit.Release();
 
   EXPECT_THAT(statuses, Each(HasCode(StatusCode::kCancelled)));
-  EXPECT_THAT(statuses[0].message(), HasSubstr("rank 1"));
-  EXPECT_EQ(first[1].WaitDurable(Soon()), Status::Ok());
+  EXPECT_THAT(statuses[1].message(), HasSubstr("rank 0: step 2: skipped"));
+  EXPECT_THAT(WaitAll(first), Each(Status::Ok()));
   for (int of = 0; of < kRanks; ++of) {
     EXPECT_EQ(rank(of).Drain(Soon()), Status::Ok());
     EXPECT_EQ(rank(of).LastFailure(), Status::Ok());
@@ -461,16 +304,18 @@ TEST_F(Ranks, AllFailASaveThatOneRefuses) {
 // A rank whose save has failed may overwrite its tensors, whatever the others are doing.
 TEST_F(Ranks, FenceReturnsOnTheFailedRankWhileTheOthersStillWrite) {
   OpenAll();
-  const FaultGate others = plan(0).Hold({.op = IoOp::kFsync, .path = "shard-"});
-  plan(1).Fail({.op = IoOp::kFallocate}, EIO);
+  const FaultGate others = plan(0).Hold({.op = IoOp::kWrite, .path = "shard-"});
+  const FaultGate own = plan(1).Hold({.op = IoOp::kWrite, .path = "shard-"});
   const std::vector<SaveHandle> saves = StartAll(1);
-  ASSERT_TRUE(others.WaitHeld(Soon()));
+  ASSERT_TRUE(others.WaitHeld(Soon()) && own.WaitHeld(Soon()));
+
+  EXPECT_TRUE(saves[1].Cancel());
 
   EXPECT_EQ(rank(1).Fence(), Status::Ok());
   EXPECT_LT(saves[0].stats().phase, SavePhase::kDurable);
-
+  own.Release();
   others.Release();
-  EXPECT_THAT(WaitAll(saves), Each(HasCode(StatusCode::kIoError)));
+  EXPECT_THAT(WaitAll(saves), Each(HasCode(StatusCode::kCancelled)));
 }
 
 // The destructor of one rank does not wait for others beyond its own deadline.

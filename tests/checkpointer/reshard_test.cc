@@ -101,14 +101,12 @@ class Reshard : public testing::Test {
   [[nodiscard]] Ranks Open(int world) const {
     Ranks ranks;
     for (const auto& group : MakeLocalGroup(world)) {
-      Wiring wiring;
-      wiring.group = group;
       auto opened = Checkpointer::Open({.root = dir_ / "run",
+                                        .group = group,
                                         .host_memory_bytes = 4_MiB,
                                         .chunk_bytes = 1_MiB,
                                         .queue_depth = 2,
-                                        .worker_threads = 2},
-                                       wiring);
+                                        .worker_threads = 2});
       EXPECT_TRUE(opened.ok()) << opened.status();
       ranks.push_back(*std::move(opened));
     }

@@ -137,10 +137,10 @@ TEST(SteeredSaves, ItIsOffByDefault) {
 
 TEST(SteeredSaves, SeveralRanksAreRefusedAtOpen) {
   const TempDir dir;
-  Wiring wiring;
-  wiring.group = MakeLocalGroup(2).front();
+  Options options = Steered(dir / "run");
+  options.group = MakeLocalGroup(2).front();
 
-  const auto checkpointer = Checkpointer::Open(Steered(dir / "run"), std::move(wiring));
+  const auto checkpointer = Checkpointer::Open(options);
 
   EXPECT_EQ(checkpointer.status().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(checkpointer.status().message(), AllOf(HasSubstr("single rank, found 2"), HasSubstr("cairn tune")));

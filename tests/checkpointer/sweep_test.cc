@@ -85,7 +85,7 @@ TEST_F(SweepTest, EndsBeforeTheCheckpointerDoes) {
 
 TEST_F(SweepTest, OtherRanksBeginNothingBeforeItEither) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-x"});
-  const auto ranks = OpenRanks(2, NotRecycling(), [this](const std::shared_ptr<Group>&) { return Through(plan_); });
+  const auto ranks = OpenRanks(2, NotRecycling(), [this](int /*rank*/) { return Through(plan_); });
   ASSERT_EQ(ranks.size(), 2U);
   ASSERT_TRUE(gate.WaitHeld(Soon()));
   const auto first = SmallState(1, 0);
@@ -104,7 +104,7 @@ TEST_F(SweepTest, OtherRanksBeginNothingBeforeItEither) {
 
 TEST_F(SweepTest, SaveThatTheCoordinatorGivesUpMeanwhileFailsOnAllRanksAtOnce) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-x"});
-  const auto ranks = OpenRanks(2, NotRecycling(), [this](const std::shared_ptr<Group>&) { return Through(plan_); });
+  const auto ranks = OpenRanks(2, NotRecycling(), [this](int /*rank*/) { return Through(plan_); });
   ASSERT_EQ(ranks.size(), 2U);
   const auto state = SmallState(1, 1);
 

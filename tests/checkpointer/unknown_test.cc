@@ -79,9 +79,8 @@ TEST_F(Unknown, StepThatIsNotOnTheDiskMayBeSavedAgain) {
 
 TEST_F(Unknown, StepOfSeveralRanksMayBeSavedAgain) {
   checkpointer_.reset();
-  const auto ranks = OpenRanks(2, SmallOptions(root()), [this](std::shared_ptr<Group> group) {
-    return group->rank() == 0 ? Through(plan_, group) : Through(FaultPlan::Make(), group);
-  });
+  const auto ranks =
+      OpenRanks(2, SmallOptions(root()), [this](int rank) { return Through(rank == 0 ? plan_ : FaultPlan::Make()); });
   ASSERT_EQ(ranks.size(), 2U);
   FailRootFsync(*plan_);
   ASSERT_THAT(SaveOnAll(ranks, 1, 7), Each(Property(&Status::code, StatusCode::kUnknownOutcome)));

@@ -3,87 +3,160 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 namespace cairn {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
-const ManifestShard kShard{.file = "shard-00000.safetensors", .length = 1ULL << 40, .header_digest = 0xfedcba98};
-
-TEST(Agreement, TheAttemptIsTheCoordinators) {
-  const auto uuid = AgreeOnAttempt({EncodeAttemptWord({"the-uuid", 7}), EncodeAttemptWord({"", 7})});
-
-  ASSERT_TRUE(uuid.ok()) << uuid.status();
-  EXPECT_EQ(*uuid, "the-uuid");
+PreparedWord Prepared() {
+  return {.step = 7,
+          .restored = "the-parent",
+          .shard = {.file = "shard-00003.safetensors", .length = 1ULL << 40, .header_digest = 0xfedcba98}};
 }
 
-TEST(Agreement, RefusesRanksThatSaveDifferentSteps) {
-  const Status status = AgreeOnAttempt({EncodeAttemptWord({"u", 7}), EncodeAttemptWord({"", 8})}).status();
+TEST(Agreement, CarriesTheAttempt) {
+  const AttemptWord word{.uuid = "the-uuid",
+                         .step = ~0ULL,
+                         .generation = 3,
+                         .parent = ManifestParent{.step = 6, .attempt = "the-parent"},
+                         .replace = true,
+                         .alike = "00ff"};
 
-  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(status.message(), HasSubstr("rank 0 saves 7, rank 1 saves 8"));
+  const auto read = DecodeAttempt(EncodeAttempt(word));
+
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->refusal, Status::Ok());
+  EXPECT_EQ(read->uuid, word.uuid);
+  EXPECT_EQ(read->step, word.step);
+  EXPECT_EQ(read->generation, word.generation);
+  EXPECT_EQ(read->parent, word.parent);
+  EXPECT_EQ(read->replace, word.replace);
+  EXPECT_EQ(read->alike, word.alike);
 }
 
-// {uuid, step, generation, parent, admitted}, of a rank that takes part.
-std::string Continues(std::uint64_t generation, const std::string& parent) {
-  return EncodeAttemptWord({"", 7, generation, parent, true});
+TEST(Agreement, CarriesTheCoordinatorsRefusal) {
+  const Status refusal(StatusCode::kAlreadyExists, "step 7 is committed already");
+
+  const auto read = DecodeAttempt(EncodeAttempt({.refusal = refusal}));
+
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->refusal, refusal);
 }
 
-TEST(Agreement, RefusesRanksThatContinueDifferentCheckpoints) {
-  const auto status = [](const std::string& first, const std::string& other) {
-    return AgreeOnAttempt({first, other}).status();
-  };
+TEST(Agreement, CarriesAShard) {
+  const auto read = DecodePrepared(3, EncodePrepared(Prepared()));
 
-  EXPECT_EQ(status(Continues(1, "a"), Continues(1, "a")), Status::Ok());
-  for (const auto& [generation, parent] : std::vector<std::pair<int, std::string>>{{1, "b"}, {2, "a"}, {1, ""}}) {
-    const Status refused = status(Continues(1, "a"), Continues(static_cast<std::uint64_t>(generation), parent));
-    EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition) << generation << parent;
-    EXPECT_THAT(refused.message(), HasSubstr("rank 0 generation 1 from attempt \"a\", rank 1 generation " +
-                                             std::to_string(generation) + " from attempt \"" + parent + '"'));
-  }
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->failure, Status::Ok());
+  EXPECT_EQ(read->step, 7U);
+  EXPECT_EQ(read->restored, "the-parent");
+  EXPECT_EQ(read->shard, Prepared().shard);
+  EXPECT_LT(read->bucket, 0);
 }
 
-TEST(Agreement, ComparesTheCheckpointsOfThoseAloneWhoTakePart) {
-  const std::string gave_up = EncodeAttemptWord({"", 7, 9, "z", false});
-
-  EXPECT_EQ(AgreeOnAttempt({gave_up, Continues(1, "a"), gave_up, Continues(1, "a")}).status(), Status::Ok());
-  const Status refused = AgreeOnAttempt({gave_up, Continues(1, "a"), gave_up, Continues(1, "b")}).status();
-
-  EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), testing::AllOf(HasSubstr("rank 1 generation 1 from attempt \"a\""),
-                                                HasSubstr("rank 3 generation 1 from attempt \"b\"")));
-}
-
-TEST(Agreement, GathersTheShardsByRank) {
-  ManifestShard other = kShard;
-  other.file = "shard-00001.safetensors";
-
-  const auto shards = AgreeOnShards({EncodePrepared(kShard), EncodePrepared(other)});
-
-  ASSERT_TRUE(shards.ok()) << shards.status();
-  EXPECT_EQ(*shards, (std::vector<ManifestShard>{kShard, other}));
-}
-
-TEST(Agreement, OneFailureAbortsAllAndIsNamed) {
+TEST(Agreement, CarriesAFailureWhateverBytesItsMessageHas) {
   const Status failure(StatusCode::kNoSpace, "disk full at \"x\"\xff");
 
-  const Status status = AgreeOnShards({EncodePrepared(kShard), EncodeFailure(failure)}).status();
+  const auto read = DecodePrepared(3, EncodePrepared({.failure = failure}));
 
-  EXPECT_EQ(status.code(), StatusCode::kNoSpace);
-  EXPECT_THAT(status.message(), HasSubstr("rank 1: disk full at \"x\""));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->failure.code(), StatusCode::kNoSpace);
+  EXPECT_THAT(read->failure.message(), HasSubstr("disk full at \"x\""));
+}
+
+TEST(Agreement, CutsLongMessages) {
+  const Status failure(StatusCode::kIoError, std::string(100'000, 'x'));
+
+  EXPECT_LT(EncodeOutcome(failure).size(), 2'100U);
+  EXPECT_LT(EncodePrepared({.failure = failure}).size(), 2'100U);
+}
+
+TEST(Agreement, CarriesWhatDiffers) {
+  const auto read = DecodePrepared(3, EncodePrepared({.bucket = 63, .texts = R"([["lr","0.1"]])"}));
+
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->bucket, 63);
+  EXPECT_EQ(read->texts, R"([["lr","0.1"]])");
 }
 
 TEST(Agreement, CarriesTheOutcome) {
-  EXPECT_EQ(DecodeOutcome(EncodeOutcome(Status::Ok())), Status::Ok());
   const Status unknown(StatusCode::kUnknownOutcome, "fsync of the root failed");
+
+  EXPECT_EQ(DecodeOutcome(EncodeOutcome(Status::Ok())), Status::Ok());
   EXPECT_EQ(DecodeOutcome(EncodeOutcome(unknown)), unknown);
 }
 
-TEST(Agreement, RefusesWordsOfAnotherKind) {
-  for (const std::string word : {"", "{}", "[]", "no json", "{\"file\":1}"}) {
-    EXPECT_EQ(AgreeOnAttempt({word}).status().code(), StatusCode::kInternal) << word;
-    EXPECT_EQ(AgreeOnShards({word}).status().code(), StatusCode::kInternal) << word;
-    EXPECT_EQ(DecodeOutcome(word).code(), StatusCode::kInternal) << word;
+TEST(Agreement, RefusesRanksThatSaveDifferentSteps) {
+  const Status status = CheckSameLine(7, "", 2, 8, "");
+
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("rank 0 saves 7, rank 2 saves 8"));
+}
+
+TEST(Agreement, RefusesRanksThatContinueDifferentCheckpoints) {
+  EXPECT_EQ(CheckSameLine(7, "a", 2, 7, "a"), Status::Ok());
+  EXPECT_EQ(CheckSameLine(7, "", 2, 7, ""), Status::Ok());
+  for (const std::string other : {"b", ""}) {
+    const Status status = CheckSameLine(7, "a", 2, 7, other);
+
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("step 7"), HasSubstr("rank 0 from attempt \"a\", rank 2 from")));
+  }
+}
+
+TEST(Agreement, NamesTheRankWhoseWordIsNoWord) {
+  std::vector<std::string> bad = {"",
+                                  "{}",
+                                  "[]",
+                                  "no json",
+                                  "7",
+                                  R"({"code":0,"message":""})",
+                                  R"({"code":99,"message":""})",
+                                  R"({"code":1})",
+                                  R"({"bucket":-1,"texts":""})",
+                                  R"({"bucket":1})",
+                                  R"({"step":{"step":7}})"};
+  const std::string good = EncodePrepared(Prepared());
+  for (std::size_t cut = 1; cut < good.size(); ++cut) bad.push_back(good.substr(0, cut));
+  for (const auto& [from, to] :
+       std::vector<std::pair<std::string, std::string>>{{"\"step\":7", "\"step\":\"7\""},
+                                                        {"\"step\":7", "\"step\":-7"},
+                                                        {"\"step\":7", "\"step\":7,\"step\":7"},
+                                                        {"shard-00003", "shard-00002"},
+                                                        {"shard-00003", "../shard-00003"},
+                                                        {"4275878552", "42758785520"},
+                                                        {"\"restored\":", "\"restore\":"}}) {
+    ASSERT_THAT(good, HasSubstr(from));
+    std::string changed = good;
+    bad.push_back(changed.replace(changed.find(from), from.size(), to));
+  }
+  for (const std::string& word : bad) {
+    const Status status = DecodePrepared(3, word).status();
+
+    EXPECT_EQ(status.code(), StatusCode::kInternal) << word;
+    EXPECT_THAT(status.message(), HasSubstr("rank 3")) << word;
+  }
+}
+
+TEST(Agreement, RefusesAttemptsThatAreNone) {
+  for (const std::string word : {"", "{}", "[]", "no json", R"({"code":0,"message":""})",
+                                 R"({"attempt":"../x","step":1,"generation":0,"replace":0,"alike":""})",
+                                 R"({"attempt":"x","step":1,"generation":0,"replace":0,"alike":"","parent":"y"})",
+                                 R"({"attempt":"x","generation":0,"replace":0,"alike":""})"}) {
+    const Status status = DecodeAttempt(word).status();
+
+    EXPECT_EQ(status.code(), StatusCode::kInternal) << word;
+    EXPECT_THAT(status.message(), HasSubstr("rank 0")) << word;
+  }
+}
+
+TEST(Agreement, KnowsNoOutcomeInOtherWords) {
+  for (const std::string word : {"", "{}", "[]", "no json", R"({"code":"x","message":""})"}) {
+    EXPECT_EQ(DecodeOutcome(word), std::nullopt) << word;
   }
 }
 

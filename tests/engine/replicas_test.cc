@@ -157,9 +157,8 @@ TEST(Alikes, AreAlikeInAnyOrder) {
   const std::vector<Alike> one = Many();
   const std::vector<Alike> other(one.rbegin(), one.rend());
 
-  EXPECT_EQ(FirstDifference({DigestAlike(one), DigestAlike(other), DigestAlike(one)}), -1);
-  EXPECT_EQ(FirstDifference({DigestAlike({}), DigestAlike({})}), -1);
-  EXPECT_EQ(FirstDifference({}), -1);
+  EXPECT_EQ(FirstDifference(DigestAlike(one), DigestAlike(other)), -1);
+  EXPECT_EQ(FirstDifference(DigestAlike({}), DigestAlike({})), -1);
   EXPECT_THAT(DigestAlike({}), IsEmpty());
 }
 
@@ -174,11 +173,10 @@ TEST(Alikes, ThatDifferAreFoundAndNamed) {
     std::vector<Alike> exchanged = one;
     std::swap(exchanged[i].second, exchanged[i + 1].second);
     for (const auto& other : {changed, missing, exchanged}) {
-      const int bucket = FirstDifference({DigestAlike(one), DigestAlike(one), DigestAlike(other)});
+      const int bucket = FirstDifference(DigestAlike(one), DigestAlike(other));
       ASSERT_GE(bucket, 0);
 
-      const Status status =
-          CompareBuckets(7, {EncodeBucket(one, bucket), EncodeBucket(one, bucket), EncodeBucket(other, bucket)});
+      const Status status = CompareBuckets(7, EncodeBucket(one, bucket), 2, EncodeBucket(other, bucket));
 
       EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
       EXPECT_THAT(status.message(), HasSubstr("step 7"));
@@ -189,10 +187,14 @@ TEST(Alikes, ThatDifferAreFoundAndNamed) {
   }
 }
 
-TEST(Alikes, OfOneRankAloneDiffer) { EXPECT_GE(FirstDifference({DigestAlike({}), DigestAlike(Many())}), 0); }
+TEST(Alikes, OfOneRankAloneDiffer) { EXPECT_GE(FirstDifference(DigestAlike({}), DigestAlike(Many())), 0); }
 
 TEST(Alikes, AreNoWordsOfAnotherVersion) {
-  EXPECT_EQ(CompareBuckets(1, {"[]", "no json"}).code(), StatusCode::kInternal);
+  for (const char* text : {"no json", "{}", "[1]", R"([["a"]])", R"([["a", 1]])"}) {
+    const Status status = CompareBuckets(1, "[]", 3, text);
+    EXPECT_EQ(status.code(), StatusCode::kInternal) << text;
+    EXPECT_THAT(status.message(), HasSubstr("rank 3"));
+  }
 }
 
 }  // namespace

@@ -44,11 +44,9 @@ class Seeds {
     const TempDir root;
     std::vector<std::unique_ptr<Checkpointer>> ranks;
     for (const auto& group : MakeLocalGroup(world)) {
-      Wiring wiring;
-      wiring.group = group;
-      Options options{.root = root.path(), .host_memory_bytes = 8U << 20, .chunk_bytes = 1U << 20};
+      Options options{.root = root.path(), .group = group, .host_memory_bytes = 8U << 20, .chunk_bytes = 1U << 20};
       options.checksums = checksums;
-      auto opened = Checkpointer::Open(options, wiring);
+      auto opened = Checkpointer::Open(options);
       Check(opened.status());
       ranks.push_back(*std::move(opened));
     }

@@ -1,30 +1,38 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/mutex.h"
-#include "group/group.h"
+#include "cairn/group.h"
 
 namespace cairn {
 
-/// One rank's end of a group, whose words can be lost on the way out, and held back on the way in, and whose deadlines
-/// pass when a test says so. Safe from any thread.
+/// One rank's end of a group, whose words can be lost or changed on the way out, and held back on the way in, whose
+/// deadlines pass when a test says so, and that breaks. Safe from any thread.
 class HeldGroup final : public Group {
  public:
   explicit HeldGroup(std::shared_ptr<Group> inner) : inner_(std::move(inner)) {}
 
-  /// What this rank gives under keys that begin so never arrives anywhere. It hears nothing back either.
+  /// What this rank sends or announces under keys that begin so never arrives anywhere.
   void Lose(std::string prefix) {
     MutexLock lock(state_->mutex);
     state_->lost = std::move(prefix);
   }
-  /// What is gathered under keys that begin so is told to this rank at Release.
+  /// This rank says `word` in place of what it sends or announces under keys that begin so.
+  void Say(std::string prefix, std::string word) {
+    MutexLock lock(state_->mutex);
+    state_->said = {std::move(prefix), std::move(word)};
+  }
+  /// What comes under keys that begin so is told to this rank at Release.
   void Hold(std::string prefix) {
     MutexLock lock(state_->mutex);
     state_->held = std::move(prefix);
@@ -38,71 +46,132 @@ class HeldGroup final : public Group {
     }
     for (const auto& tell : waiting) tell();
   }
-
-  /// This rank waits no longer for what is gathered under keys that begin so, now and later, as if its deadline had
-  /// passed. What it gives still arrives.
-  void Expire(std::string prefix) {
-    std::vector<std::pair<std::string, Gathered>> late;
+  /// This rank waits no longer for what comes under keys that begin so, now and later, as if its deadline had passed.
+  void Expire(const std::string& prefix) { End(prefix, StatusCode::kDeadlineExceeded); }
+  /// As if the store that carries this rank's words were gone: every wait ends, now and later, and nothing it says
+  /// arrives.
+  void Break() {
     {
       MutexLock lock(state_->mutex);
-      state_->expired = prefix;
-      std::erase_if(state_->waits, [&](const auto& one) {
-        const bool expires = one.second.first.starts_with(prefix);
-        if (expires) late.push_back(one.second);
-        return expires;
-      });
+      state_->broken = true;
     }
-    for (const auto& [key, done] : late) done(Expired(key));
+    End("", StatusCode::kIoError);
   }
+
+  /// Waits until this rank has sent or announced something under a key that begins so.
+  [[nodiscard]] bool WaitSaid(const std::string& prefix, Deadline deadline) const {
+    const auto said = [&]() CAIRN_REQUIRES(state_->mutex) {
+      const auto next = state_->keys.lower_bound(prefix);
+      return next != state_->keys.end() && next->starts_with(prefix);
+    };
+    MutexLock lock(state_->mutex);
+    while (!said() && !deadline.passed()) state_->changed.WaitUntil(state_->mutex, deadline);
+    return said();
+  }
+  /// Bytes of keys and words that this rank was told so far.
+  [[nodiscard]] std::uint64_t bytes_heard() const { return state_->bytes_heard; }
 
   [[nodiscard]] int rank() const override { return inner_->rank(); }
   [[nodiscard]] int size() const override { return inner_->size(); }
-  void AllGather(const std::string& key, std::string bytes, Deadline deadline, Gathered done) override {
-    std::uint64_t id = 0;
-    bool expired = false;
-    {
-      MutexLock lock(state_->mutex);
-      if (!state_->lost.empty() && key.starts_with(state_->lost)) return;
-      expired = !state_->expired.empty() && key.starts_with(state_->expired);
-      id = ++state_->next;
-      if (!expired) state_->waits.emplace(id, std::pair(key, done));
-    }
-    inner_->AllGather(key, std::move(bytes), deadline, [state = state_, id](Result<std::vector<std::string>> gathered) {
-      Pass(*state, id, std::move(gathered));
+  void Send(const std::string& key, std::string word) override {
+    if (Passes(key, word)) inner_->Send(key, std::move(word));
+  }
+  void Announce(const std::string& key, std::string word) override {
+    if (Passes(key, word)) inner_->Announce(key, std::move(word));
+  }
+  void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override {
+    const std::uint64_t id = Register(key, on_announced);
+    if (id == 0) return;
+    inner_->Await(key, deadline, [state = state_, id, key, on_announced](Result<std::string> word) {
+      if (word.ok()) state->bytes_heard += key.size() + word->size();
+      Deliver(*state, id, true, [on_announced, word = std::move(word)] { on_announced(word); });
     });
-    if (expired) done(Expired(key));
+  }
+  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override {
+    const std::uint64_t id = Register(key, end);
+    if (id == 0) return;
+    inner_->Collect(
+        key, deadline,
+        [state = state_, id, key, on_word = std::move(on_word)](int rank, std::string word) {
+          state->bytes_heard += key.size() + word.size();
+          Deliver(*state, id, false, [on_word, rank, word = std::move(word)] { on_word(rank, word); });
+        },
+        [state = state_, id, end](Status status) {
+          Deliver(*state, id, true, [end, status = std::move(status)] { end(status); });
+        });
   }
 
  private:
+  struct Wait {
+    std::string key;
+    std::function<void(Status)> fail;
+  };
   struct State {
     Mutex mutex;
+    CondVar changed;
+    std::set<std::string> keys CAIRN_GUARDED_BY(mutex);  // That this rank has used.
     std::string lost CAIRN_GUARDED_BY(mutex);
+    std::pair<std::string, std::string> said CAIRN_GUARDED_BY(mutex);  // Prefix, word.
     std::string held CAIRN_GUARDED_BY(mutex);
-    std::string expired CAIRN_GUARDED_BY(mutex);
+    std::optional<std::string> ended CAIRN_GUARDED_BY(mutex);  // Prefix.
+    StatusCode why CAIRN_GUARDED_BY(mutex) = StatusCode::kOk;
+    bool broken CAIRN_GUARDED_BY(mutex) = false;
     std::uint64_t next CAIRN_GUARDED_BY(mutex) = 0;
-    // By number: those that are neither told nor expired.
-    std::map<std::uint64_t, std::pair<std::string, Gathered>> waits CAIRN_GUARDED_BY(mutex);
+    std::map<std::uint64_t, Wait> waits CAIRN_GUARDED_BY(mutex);  // By number: those that have not ended.
     std::vector<std::function<void()>> waiting CAIRN_GUARDED_BY(mutex);
+    std::atomic<std::uint64_t> bytes_heard = 0;
   };
 
-  static Status Expired(const std::string& key) {
-    return {StatusCode::kDeadlineExceeded, "gathering \"" + key + "\": the test's deadline passed"};
+  static Status Why(StatusCode code, const std::string& key) { return {code, "\"" + key + "\": ended by the test"}; }
+
+  bool Passes(const std::string& key, std::string& word) {
+    MutexLock lock(state_->mutex);
+    state_->keys.insert(key);
+    state_->changed.NotifyAll();
+    if (!state_->said.first.empty() && key.starts_with(state_->said.first)) word = state_->said.second;
+    return !state_->broken && (state_->lost.empty() || !key.starts_with(state_->lost));
   }
-  static void Pass(State& state, std::uint64_t id, Result<std::vector<std::string>> gathered) {
-    Gathered done;
+
+  /// 0 where the wait has ended at once.
+  std::uint64_t Register(const std::string& key, std::function<void(Status)> fail) {
+    StatusCode why = StatusCode::kOk;
+    {
+      MutexLock lock(state_->mutex);
+      if (!state_->ended || !key.starts_with(*state_->ended)) {
+        state_->waits.emplace(++state_->next, Wait{key, std::move(fail)});
+        return state_->next;
+      }
+      why = state_->why;
+    }
+    fail(Why(why, key));
+    return 0;
+  }
+
+  void End(const std::string& prefix, StatusCode why) {
+    std::vector<Wait> ended;
+    {
+      MutexLock lock(state_->mutex);
+      state_->ended = prefix;
+      state_->why = why;
+      std::erase_if(state_->waits, [&](const auto& one) {
+        const bool ends = one.second.key.starts_with(prefix);
+        if (ends) ended.push_back(one.second);
+        return ends;
+      });
+    }
+    for (const Wait& wait : ended) wait.fail(Why(why, wait.key));
+  }
+
+  static void Deliver(State& state, std::uint64_t id, bool last, std::function<void()> tell) {
     {
       MutexLock lock(state.mutex);
       const auto wait = state.waits.find(id);
       if (wait == state.waits.end()) return;
-      const auto [key, told] = std::move(wait->second);
-      state.waits.erase(wait);
-      done = told;
-      if (!state.held.empty() && key.starts_with(state.held)) {
-        state.waiting.push_back([done, gathered = std::move(gathered)] { done(gathered); });
-        return;
-      }
+      const bool held = !state.held.empty() && wait->second.key.starts_with(state.held);
+      if (last) state.waits.erase(wait);
+      if (held) return state.waiting.push_back(std::move(tell));
     }
-    done(std::move(gathered));
+    tell();
   }
 
   const std::shared_ptr<Group> inner_;

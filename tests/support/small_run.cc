@@ -43,10 +43,9 @@ Options SmallOptions(const std::string& root) {
           .worker_threads = 2};
 }
 
-Wiring Through(const std::shared_ptr<FaultPlan>& plan, std::shared_ptr<Group> group) {
+Wiring Through(const std::shared_ptr<FaultPlan>& plan) {
   Wiring wiring;
   wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
-  wiring.group = std::move(group);
   return wiring;
 }
 
@@ -89,14 +88,12 @@ Status RestoreAndCompare(Checkpointer& checkpointer, const Which& which, std::ui
   return Error(StatusCode::kCorrupt, "step {}: restored other bits than were saved", restored.step);
 }
 
-std::vector<std::unique_ptr<Checkpointer>> OpenRanks(int ranks, const Options& options,
-                                                     const std::function<Wiring(std::shared_ptr<Group>)>& wiring) {
+std::vector<std::unique_ptr<Checkpointer>> OpenRanks(int ranks, Options options,
+                                                     const std::function<Wiring(int rank)>& wiring) {
   std::vector<std::unique_ptr<Checkpointer>> opened;
-  for (const std::shared_ptr<Group>& group : MakeLocalGroup(ranks)) {
-    Wiring with;
-    if (wiring) with = wiring(group);
-    with.group = group;
-    opened.push_back(OpenOrFail(options, with));
+  for (const auto& group : MakeLocalGroup(ranks)) {
+    options.group = group;
+    opened.push_back(OpenOrFail(options, wiring ? wiring(group->rank()) : Wiring()));
     if (opened.back() == nullptr) return {};
   }
   return opened;

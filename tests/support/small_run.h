@@ -20,8 +20,8 @@ namespace cairn {
 
 /// A checkpointer as small as it goes: chunks of 1 MiB, two of them under way, a pool of four.
 [[nodiscard]] Options SmallOptions(const std::string& root);
-/// A wiring whose queues follow the plan; with `group`, of that rank.
-[[nodiscard]] Wiring Through(const std::shared_ptr<FaultPlan>& plan, std::shared_ptr<Group> group = nullptr);
+/// A wiring whose queues follow the plan.
+[[nodiscard]] Wiring Through(const std::shared_ptr<FaultPlan>& plan);
 /// Open; a failure is a test failure, and null.
 [[nodiscard]] std::unique_ptr<Checkpointer> OpenOrFail(const Options& options, const Wiring& wiring = {});
 
@@ -37,8 +37,8 @@ Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOpt
 Status RestoreAndCompare(Checkpointer& checkpointer, const Which& which, std::uint64_t variant = 0);
 
 /// Opens `ranks` checkpointers of one group on one root; a failure is a test failure, and an empty list.
-[[nodiscard]] std::vector<std::unique_ptr<Checkpointer>> OpenRanks(
-    int ranks, const Options& options, const std::function<Wiring(std::shared_ptr<Group>)>& wiring = {});
+[[nodiscard]] std::vector<std::unique_ptr<Checkpointer>> OpenRanks(int ranks, Options options,
+                                                                   const std::function<Wiring(int rank)>& wiring = {});
 
 /// What a root must be after anything: every checkpoint in it verifies and holds the bits of its step for each of the
 /// ranks, the newest is `acknowledged` or newer, nothing of a crash is left once it is open, and the next save works.

@@ -1,0 +1,377 @@
+// What ranks tell each other about a save: words that are lost, late, malformed or too many, and groups that break.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "engine/agreement.h"
+#include "store/names.h"
+#include "support/small_run.h"
+#include "support/temp_dir.h"
+#include "support/three_ranks.h"
+
+namespace cairn {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::uint64_t kMostBytesHeard = 4096;  // By a rank, of one save.
+
+class RanksWords : public Ranks {};
+
+TEST_F(RanksWords, TellTheCoordinatorsRefusal) {
+  OpenAll();
+  ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
+
+  const auto refused = rank(0).Save(1, SmallState(1, 0)->state());
+  const std::vector<SaveHandle> others = {Start(1, 1), Start(2, 1)};
+
+  EXPECT_EQ(refused.status().code(), StatusCode::kAlreadyExists);
+  for (const Status& status : WaitAll(others)) {
+    EXPECT_EQ(status.code(), StatusCode::kAlreadyExists);
+    EXPECT_THAT(status.message(), HasSubstr("rank 0: step 1 is committed already"));
+  }
+  EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));
+  ExpectWorksFrom(2);
+}
+
+TEST_F(RanksWords, OfARankThatWaitsForNothingAreHeardLater) {
+  OpenAll();
+
+  const SaveHandle early = Start(2, 1);
+  ASSERT_TRUE(rank(1).GiveUp(1, Status(StatusCode::kInvalidArgument, "no such thing")).ok());
+  const SaveHandle last = Start(0, 1);
+
+  EXPECT_THAT(early.WaitDurable(Soon()).message(), HasSubstr("rank 1: no such thing"));
+  EXPECT_THAT(last.WaitDurable(Soon()).message(), HasSubstr("rank 1: no such thing"));
+  ExpectWorksFrom(2);
+}
+
+// As long as its deadline is, a save that fails at its start costs the others what they had under way.
+TEST_F(RanksWords, OfOneThatFailsStopTheOthersWriting) {
+  OpenAll(kNever);
+  Tensors large;
+  large.Add("large", std::size_t{4} << 20);  // 16 chunks.
+  std::vector<FaultGate> gates;
+  for (int of = 0; of < kRanks; ++of) gates.push_back(plan(of).Hold({.op = IoOp::kWrite, .path = "shard-"}));
+  std::vector<SaveHandle> saves;
+  for (int of = 0; of < kRanks; ++of) {
+    const auto save = rank(of).Save(1, large.state());
+    ASSERT_TRUE(save.ok()) << save.status();
+    saves.push_back(*save);
+  }
+  for (const FaultGate& gate : gates) ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  EXPECT_TRUE(saves[1].Cancel());
+  for (const int of : {0, 2}) {
+    EXPECT_THAT(saves[static_cast<std::size_t>(of)].WaitCaptured(Soon()).message(),
+                HasSubstr("rank 1: step 1: cancel"));
+  }
+  for (const FaultGate& gate : gates) gate.Release();
+
+  EXPECT_THAT(WaitAll(saves), Each(HasCode(StatusCode::kCancelled)));
+  for (const int of : {0, 2}) {
+    EXPECT_LE(plan(of).Count({.op = IoOp::kWrite, .path = "shard-"}),
+              static_cast<std::size_t>(SmallOptions("").queue_depth));
+  }
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+}
+
+TEST_F(RanksWords, ThatAreNoneNameTheirRank) {
+  OpenAll(kNever);
+  std::uint64_t step = 1;
+  for (const std::string word : {"{]", "", R"({"code":1})", R"({"step":1})", "\xff\xfe"}) {
+    SCOPED_TRACE(word);
+    group(1).Say("prepared/", word);
+
+    const Statuses statuses = SaveAll(step++);
+
+    EXPECT_THAT(statuses, Each(HasCode(StatusCode::kInternal)));
+    for (const Status& status : statuses) EXPECT_THAT(status.message(), HasSubstr("rank 1 said"));
+    EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
+  }
+}
+
+TEST_F(RanksWords, OfAnotherStepOrCheckpointCommitNothing) {
+  OpenAll(kNever);
+  const ManifestShard shard{.file = ShardName(1), .length = 4096, .header_digest = 1};
+
+  group(1).Say("prepared/", EncodePrepared({.step = 8, .shard = shard}));
+  const Statuses steps = SaveAll(1);
+  group(1).Say("prepared/", EncodePrepared({.step = 2, .restored = "another", .shard = shard}));
+  const Statuses checkpoints = SaveAll(2);
+
+  for (const Status& status : steps) EXPECT_THAT(status.message(), HasSubstr("rank 1 saves 8"));
+  for (const Status& status : checkpoints) EXPECT_THAT(status.message(), HasSubstr("rank 1 from attempt \"another\""));
+  EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
+}
+
+TEST_F(RanksWords, OfTheCoordinatorThatAreNoneFailTheSave) {
+  OpenAll(kNever);
+  group(0).Say("attempt/", "{}");
+
+  const Statuses statuses = SaveAll(1);
+
+  EXPECT_THAT(statuses, Each(HasCode(StatusCode::kInternal)));
+  for (const Status& status : statuses) EXPECT_THAT(status.message(), HasSubstr("rank 0 said"));
+  EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
+}
+
+TEST_F(RanksWords, ThatTellNoOutcomeSendTheOthersToTheDisk) {
+  OpenAll(kNever);
+  const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
+  group(0).Say("outcome/", "what?");
+  const std::vector<SaveHandle> saves = StartAll(1);
+  ASSERT_TRUE(commit.WaitHeld(Soon()));
+
+  commit.Release();
+
+  EXPECT_THAT(WaitAll(saves), Each(Status::Ok()));
+}
+
+// The coordinator is dead after its rename, and the store with it.
+TEST_F(RanksWords, ThatEndWithTheGroupAfterTheCommitSendTheOthersToTheDiskAtOnce) {
+  OpenAll(kNever);
+  group(0).Lose("outcome/");
+  const std::vector<SaveHandle> saves = StartAll(1);
+  ASSERT_EQ(saves[0].WaitDurable(Soon()), Status::Ok());
+
+  for (int of = 1; of < kRanks; ++of) group(of).Break();
+
+  EXPECT_THAT(WaitAll(saves), Each(Status::Ok()));
+}
+
+TEST_F(RanksWords, ThatEndWithTheGroupBeforeTheCommitSendTheOthersToTheDiskAgainAndAgain) {
+  OpenAll(kNever);
+  std::vector<std::promise<void>> looked(kRanks);
+  for (int of = 1; of < kRanks; ++of) {
+    plan(of).CallAfter({.op = IoOp::kOpen, .path = StepName(1), .nth = 3},
+                       [&looked, of](const SeenOperation&) { looked[static_cast<std::size_t>(of)].set_value(); });
+  }
+  const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
+  const std::vector<SaveHandle> saves = StartAll(1);
+  ASSERT_TRUE(commit.WaitHeld(Soon()));
+
+  for (int of = 1; of < kRanks; ++of) group(of).Break();
+  for (std::size_t of = 1; of < kRanks; ++of) looked[of].get_future().wait();
+  commit.Release();
+
+  EXPECT_THAT(WaitAll(saves), Each(Status::Ok()));
+}
+
+TEST_F(RanksWords, ThatEndWithTheGroupLeaveTheOutcomeUnknownWhereNobodyCommits) {
+  OpenAll(std::chrono::milliseconds(300));
+  const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
+  const std::vector<SaveHandle> saves = StartAll(1);
+  ASSERT_TRUE(commit.WaitHeld(Soon()));
+
+  for (int of = 1; of < kRanks; ++of) group(of).Break();
+
+  for (std::size_t of = 1; of < kRanks; ++of) {
+    EXPECT_EQ(saves[of].WaitDurable(Soon()).code(), StatusCode::kUnknownOutcome);
+  }
+  commit.Release();
+  EXPECT_EQ(saves[0].WaitDurable(Soon()), Status::Ok());
+}
+
+TEST_F(RanksWords, ThatEndWithTheGroupBeforeARankIsPreparedFailTheSave) {
+  OpenAll(kNever);
+  const FaultGate gate = plan(1).Hold({.op = IoOp::kWrite, .path = "shard-"});
+  const std::vector<SaveHandle> saves = StartAll(1);
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  group(1).Break();
+  gate.Release();
+
+  EXPECT_EQ(saves[1].WaitDurable(Soon()).code(), StatusCode::kIoError);
+  // Nobody can hear of it: as for a rank that is gone.
+  group(0).Expire("prepared/");
+  EXPECT_EQ(saves[0].WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(saves[2].WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+}
+
+TEST_F(RanksWords, AreFewForWhoeverDoesNotCoordinate) {
+  OpenAll();
+
+  ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
+
+  EXPECT_LE(group(1).bytes_heard(), kMostBytesHeard);
+  EXPECT_GT(group(1).bytes_heard(), 0U);
+}
+
+TEST(ManyRanks, SaveAndRestoreTogether) {
+  constexpr int kMany = 64;
+  const TempDir dir;
+  Options options = SmallOptions(dir / "run");
+  options.worker_threads = 1;
+  const auto ranks = OpenRanks(kMany, options);
+  ASSERT_EQ(ranks.size(), static_cast<std::size_t>(kMany));
+  for (const std::uint64_t step : {1, 2}) {
+    std::vector<std::unique_ptr<Tensors>> states;
+    std::vector<SaveHandle> saves;
+    for (int of = kMany - 1; of >= 0; --of) {
+      states.push_back(SmallState(step, of));
+      const auto save = ranks[static_cast<std::size_t>(of)]->Save(step, states.back()->state());
+      ASSERT_TRUE(save.ok()) << save.status();
+      saves.push_back(*save);
+    }
+
+    for (const SaveHandle& save : saves) EXPECT_EQ(save.WaitDurable(Soon()), Status::Ok());
+  }
+
+  EXPECT_THAT(ListedSteps(*ranks[0]), ElementsAre(1, 2));
+  const auto fresh = SmallState(0, kMany - 1);
+  ASSERT_TRUE(ranks[kMany - 1]->Restore(Latest(), fresh->state()).ok());
+  EXPECT_TRUE(Holds(*fresh, 2, kMany - 1));
+}
+
+/// The coordinator's end of a group whose other ranks, all but `absent`, say that they are prepared as soon as they
+/// are asked; counts what each of them hears.
+class FakeRanks final : public Group {
+ public:
+  FakeRanks(int size, int absent) : size_(size), absent_(absent) {}
+  [[nodiscard]] int rank() const override { return 0; }
+  [[nodiscard]] int size() const override { return size_; }
+  void Send(const std::string& /*key*/, std::string /*word*/) override { ADD_FAILURE() << "the coordinator sends"; }
+  void Await(const std::string& /*key*/, Deadline /*deadline*/, OnAnnounced /*on_announced*/) override {
+    ADD_FAILURE() << "the coordinator awaits";
+  }
+  void Announce(const std::string& key, std::string word) override { bytes_ += key.size() + word.size(); }
+  void Collect(const std::string& /*key*/, Deadline /*deadline*/, OnWord on_word, OnEnd end) override {
+    for (int of = 1; of < size_; ++of) {
+      if (of == absent_) continue;
+      const ManifestShard shard{.file = ShardName(static_cast<std::uint64_t>(of)), .length = 4096, .header_digest = 1};
+      on_word(of, EncodePrepared({.step = 1, .shard = shard}));
+    }
+    if (absent_ == 0) end(Status::Ok());
+  }
+  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  const int size_;
+  const int absent_;
+  std::atomic<std::uint64_t> bytes_ = 0;
+};
+
+TEST(ManyRanks, HearLittleOfEachOther) {
+  constexpr int kMany = 4096;
+  const TempDir dir;
+  for (const int absent : {0, kMany - 1}) {
+    const auto group = std::make_shared<FakeRanks>(kMany, absent);
+    Options options = SmallOptions(dir / std::to_string(absent));
+    options.group = group;
+    options.group_deadline = absent == 0 ? kNever : std::chrono::milliseconds(100);
+    const auto checkpointer = OpenOrFail(options);
+    ASSERT_NE(checkpointer, nullptr);
+    SaveOptions save;
+    for (int i = 0; i < 1000; ++i) save.replicated.alike.emplace_back("value " + std::to_string(i), "1");
+
+    const Status status = SaveDurably(*checkpointer, 1, save);
+
+    EXPECT_EQ(status.code(), absent == 0 ? StatusCode::kOk : StatusCode::kDeadlineExceeded) << status;
+    EXPECT_LE(group->bytes(), kMostBytesHeard);
+    EXPECT_GT(group->bytes(), 0U);
+  }
+}
+
+// One rank's disk hangs: its word never comes while the others wait for it.
+TEST_F(RanksWords, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
+  for (int slow = 0; slow < kRanks; ++slow) {
+    SCOPED_TRACE(testing::Message() << "rank " << slow);
+    OpenAll(kNever);
+    const FaultGate gate = plan(slow).Hold({.op = IoOp::kFsync, .path = "shard-"});
+    const std::vector<SaveHandle> saves = StartAll(1);
+    ASSERT_TRUE(gate.WaitHeld(Soon()));
+    for (int of = 1; of < kRanks; ++of) ASSERT_TRUE(of == slow || group(of).WaitSaid("prepared/", Soon()));
+
+    if (slow != 0) group(0).Expire("prepared/");
+    for (int of = 1; of < kRanks && slow == 0; ++of) group(of).Expire("outcome/");
+    for (int of = 0; of < kRanks; ++of) {
+      if (of == slow) continue;
+      const Status status = saves[static_cast<std::size_t>(of)].WaitDurable(Soon());
+      EXPECT_EQ(saves[static_cast<std::size_t>(of)].stats().phase, SavePhase::kFailed);
+      EXPECT_THAT(status.code(), AnyOf(StatusCode::kDeadlineExceeded, StatusCode::kUnknownOutcome)) << status;
+    }
+    gate.Release();
+
+    const Status late = saves[static_cast<std::size_t>(slow)].WaitDurable(Soon());
+    if (slow == 0) {
+      // The coordinator has all words by now and commits; the others have said that they don't know.
+      EXPECT_EQ(late, Status::Ok());
+      EXPECT_EQ(saves[1].status().code(), StatusCode::kUnknownOutcome);
+    } else {
+      EXPECT_EQ(saves[static_cast<std::size_t>(slow)].stats().phase, SavePhase::kFailed) << late;
+      EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
+    }
+    CloseAll();
+    ExpectNothingLost(root(), std::nullopt, kRanks);
+    std::filesystem::remove_all(root());
+  }
+}
+
+// The commit is done, and word of it does not arrive: the disk knows.
+TEST_F(RanksWords, FindTheCommittedStepWhereTheCoordinatorsWordIsLost) {
+  OpenAll(kNever);
+  group(0).Lose("outcome/");
+
+  const Statuses statuses = WaitAllWithoutTheOutcome(StartAll(1));
+
+  EXPECT_THAT(statuses, Each(Status::Ok()));
+  for (int of = 1; of < kRanks; ++of) {
+    // Who has not heard fsyncs the root itself before it says so.
+    const std::vector<SeenOperation> seen = plan(of).Seen();
+    ASSERT_FALSE(seen.empty());
+    EXPECT_EQ(seen.back().op, IoOp::kFsync);
+    EXPECT_EQ(seen.back().path, root());
+  }
+  groups_.clear();
+  ranks_.clear();
+  ExpectNothingLost(root(), 1, kRanks);
+}
+
+TEST_F(RanksWords, SayUnknownWhereTheWordIsLostAndTheStepIsAnotherAttempts) {
+  OpenAll(kNever);
+  ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
+  group(0).Lose("outcome/");
+  plan(0).Fail({.op = IoOp::kRename, .nth = 1}, EIO);
+
+  std::vector<SaveHandle> saves;
+  for (int of = 0; of < kRanks; ++of) saves.push_back(Start(of, 1, {.if_exists = IfExists::kReplace}));
+  const Statuses statuses = WaitAllWithoutTheOutcome(saves);
+
+  EXPECT_EQ(statuses[0].code(), StatusCode::kIoError) << statuses[0];
+  EXPECT_EQ(statuses[1].code(), StatusCode::kUnknownOutcome) << statuses[1];
+  EXPECT_EQ(statuses[2].code(), StatusCode::kUnknownOutcome) << statuses[2];
+  EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));
+}
+
+TEST_F(RanksWords, SayUnknownWhereTheWordIsLostAndTheDiskCannotBeAsked) {
+  OpenAll(kNever);
+  group(0).Lose("outcome/");
+  plan(1).Fail({.op = IoOp::kRead}, EIO);
+  plan(2).CallBefore({.op = IoOp::kRead}, [this](const SeenOperation&) { plan(2).Fail({.op = IoOp::kFsync}, EIO); });
+
+  const Statuses statuses = WaitAllWithoutTheOutcome(StartAll(1));
+
+  EXPECT_EQ(statuses[0], Status::Ok());
+  EXPECT_EQ(statuses[1].code(), StatusCode::kUnknownOutcome) << statuses[1];
+  EXPECT_EQ(statuses[2].code(), StatusCode::kUnknownOutcome) << statuses[2];
+}
+
+}  // namespace
+}  // namespace cairn
