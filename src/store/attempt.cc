@@ -21,9 +21,11 @@
 //    attempt's folder, and of the one that a spare was taken from: once the step is durable, no other name leads to it.
 //    The fsyncs run side by side. Before the shard is closed a look: the folder must still hold this very file, as long
 //    as it should be.
-// 4. The ranks agree (not here): all are prepared, or one has failed. A rank that is alone knows, and does 3 and 5 in
-//    one: header and manifest are written side by side, then all is fsynced side by side, then renamed. Nothing reads
-//    the attempt before the rename, so that it is no matter which of them a crash lets through.
+// 4. The ranks agree (not here, but in src/engine/coordination.cc): each sends the coordinator one word, that it is
+//    prepared or that it fails, and the coordinator announces the attempt, and then the outcome or the first failure.
+//    Words only hint: who is prepared and hears nothing more looks on the disk. A rank that is alone knows, and does 3
+//    and 5 in one: header and manifest are written side by side, then all is fsynced side by side, then renamed.
+//    Nothing reads the attempt before the rename, so that it is no matter which of them a crash lets through.
 // 5. Commit (commit.cc), on the coordinator: the manifest is written, then it and the attempt's folder fsynced; the
 //    folder renamed to step-N without replacing (or exchanged with the old step-N); the root fsynced. If that fsync
 //    fails the outcome is unknown: the step is not acknowledged, and the folder is not removed. A rank that hears
