@@ -226,14 +226,21 @@ void Coordination::Join(const AttemptWord& attempt) {
   if (const int bucket = FirstDifference(attempt.alike, mine.digest); bucket >= 0) {
     stage_.MoveTo(Stage::kDiffers);
     wakes_at_ = Deadline::In(context_.parts.options.group_deadline);
-    return group().Send(Key("prepared"), EncodePrepared({.bucket = bucket, .texts = EncodeBucket(mine.all, bucket)}));
+    PreparedWord differs;
+    differs.bucket = bucket;
+    differs.texts = EncodeBucket(mine.all, bucket);
+    return group().Send(Key("prepared"), EncodePrepared(differs));
   }
   stage_.MoveTo(Stage::kNamed);
   uuid_ = attempt.uuid;
   callbacks_.named();
 }
 
-void Coordination::SendFailure(const Status& why) { group().Send(Key("prepared"), EncodePrepared({.failure = why})); }
+void Coordination::SendFailure(const Status& why) {
+  PreparedWord word;
+  word.failure = why;
+  group().Send(Key("prepared"), EncodePrepared(word));
+}
 
 void Coordination::OnOutcome(Heard heard) {
   if (stage_ == Stage::kFailed) {
