@@ -84,20 +84,32 @@ void PyStoreGroup::Announce(const std::string& key, std::string word) {
   Unlocked([&] { group_->Announce(key, std::move(word)); });
 }
 
-py::list PyStoreGroup::Collect(const std::string& key, double timeout) {
-  using Words = std::vector<std::string>;
-  const auto heard = std::make_shared<Heard<Words>>();
-  const auto words = std::make_shared<Words>(static_cast<std::size_t>(group_->size()));
+py::tuple PyStoreGroup::Collect(const std::string& key, double timeout) {
+  struct Collected {
+    std::vector<std::optional<std::string>> words;  // By rank.
+    Status end;
+  };
+  const auto heard = std::make_shared<Heard<Collected>>();
+  const auto all = std::make_shared<Collected>();
+  all->words.resize(static_cast<std::size_t>(group_->size()));
   Unlocked([&] {
     group_->Collect(
         key, DeadlineFrom(timeout),
-        [words](int rank, std::string word) { (*words)[static_cast<std::size_t>(rank)] = std::move(word); },
-        [words, heard](Status end) { heard->Set(end.ok() ? Result<Words>(std::move(*words)) : std::move(end)); });
+        [all](int rank, std::string word) { all->words[static_cast<std::size_t>(rank)] = std::move(word); },
+        [all, heard](Status end) {
+          all->end = std::move(end);
+          heard->Set(std::move(*all));
+        });
   });
-  py::list all;
-  const Words collected = heard->Wait();
-  for (std::size_t rank = 1; rank < collected.size(); ++rank) all.append(py::bytes(collected[rank]));
-  return all;
+  const Collected collected = heard->Wait();
+  py::list words;
+  for (std::size_t rank = 1; rank < collected.words.size(); ++rank) {
+    const std::optional<std::string>& word = collected.words[rank];
+    words.append(word ? py::object(py::bytes(*word)) : py::none());
+  }
+  if (collected.end.ok()) return py::make_tuple(words, py::none());
+  const std::string kind(StatusCodeName(collected.end.code()));
+  return py::make_tuple(words, py::module_::import("cairn._errors").attr(kind.c_str())(collected.end.message()));
 }
 
 py::bytes PyStoreGroup::Await(const std::string& key, double timeout) {

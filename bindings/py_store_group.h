@@ -32,8 +32,8 @@ class PyStoreGroup {
 
   void Send(const std::string& key, std::string word);
   void Announce(const std::string& key, std::string word);
-  /// Waits for the words of ranks 1, 2, ..., at most `timeout` seconds.
-  pybind11::list Collect(const std::string& key, double timeout);
+  /// Waits for the words of ranks 1, 2, ..., at most `timeout` seconds: (words, None where one is missing; the error).
+  pybind11::tuple Collect(const std::string& key, double timeout);
   pybind11::bytes Await(const std::string& key, double timeout);
 
  private:

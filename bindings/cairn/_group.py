@@ -129,19 +129,28 @@ class StoreLink:
         if self._rank != 0:
             self.core.send(key, word)
             kind, parts = unpack(self.core.await_word(f"{key}/all", timeout))
-            if kind == "error":
-                name = parts[0].decode()
-                raise (getattr(_errors, name) if name in CODES else Error)(parts[1].decode())
-            return parts
+            if kind == "words":
+                return parts
+            name, message, *heard = parts
+            if heard:
+                heard[self._rank] = b"=" + word
+                if all(heard):  # This rank alone was late.
+                    return [said[1:] for said in heard]
+            raise (getattr(_errors, name.decode()) if name.decode() in CODES else Error)(message.decode())
         try:
-            words = [word, *self.core.collect(key, timeout)]
-        except BaseException as error:
-            kind = type(error).__name__ if type(error).__name__ in CODES else Error.__name__
-            message = str(error) if isinstance(error, Error) else f"rank 0: {type(error).__name__}"
-            self.core.announce(f"{key}/all", pack("error", [kind.encode(), message.encode()]))
+            words, error = self.core.collect(key, timeout)
+        except BaseException as interrupt:
+            self.core.announce(f"{key}/all", pack("error", [b"", f"rank 0: {type(interrupt).__name__}".encode()]))
             raise
-        self.core.announce(f"{key}/all", pack("words", words))
-        return words
+        said = [word, *words]
+        if error is not None:
+            heard = [b"" if one is None else b"=" + one for one in said]
+            about = [type(error).__name__.encode(), str(error).encode()]
+            self.core.announce(f"{key}/all", pack("error", [*about, *heard]))
+            raise error
+        complete = [one for one in said if one is not None]
+        self.core.announce(f"{key}/all", pack("words", complete))
+        return complete
 
     def close(self) -> None:
         """Sends what is still to be sent, and lets go; waits a few seconds at most."""
