@@ -259,8 +259,11 @@ class StoreLink:
         """The next entry, which is there, and those after it."""
         count = store.add(self._key("inbox"), 0)
         names = [self._key("inbox", n) for n in range(self._next, min(count + 1, self._next + _AT_ONCE))]
-        if len(names) < 2 or not store.check(names):
-            names = [self._key("inbox", self._next)]
+        while len(names) > 1 and not store.check(names):  # The newest are on their way.
+            names = names[: len(names) // 2]
+        names = names or [
+            self._awaited()
+        ]  # A rank that closes wakes its own listener with an entry that is not counted.
         read = []
         for name, entry in zip(names, store.multi_get(names), strict=True):
             kind, parts = self._unpack(name, entry)
