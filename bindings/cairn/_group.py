@@ -261,9 +261,7 @@ class StoreLink:
         names = [self._key("inbox", n) for n in range(self._next, min(count + 1, self._next + _AT_ONCE))]
         while len(names) > 1 and not store.check(names):  # The newest are on their way.
             names = names[: len(names) // 2]
-        names = names or [
-            self._awaited()
-        ]  # A rank that closes wakes its own listener with an entry that is not counted.
+        names = names or [self._awaited()]  # Not counted: it woke this listener, to close.
         read = []
         for name, entry in zip(names, store.multi_get(names), strict=True):
             kind, parts = self._unpack(name, entry)
