@@ -167,7 +167,9 @@ TEST_F(RanksWords, ThatEndWithTheGroupBeforeTheCommitSendTheOthersToTheDiskAgain
   ASSERT_TRUE(commit.WaitHeld(Soon()));
 
   for (int of = 1; of < kRanks; ++of) group(of).Break();
-  for (std::size_t of = 1; of < kRanks; ++of) looked[of].get_future().wait();
+  for (std::size_t of = 1; of < kRanks; ++of) {
+    EXPECT_EQ(looked[of].get_future().wait_until(Soon().when()), std::future_status::ready);
+  }
   commit.Release();
 
   EXPECT_THAT(WaitAll(saves), Each(Status::Ok()));
