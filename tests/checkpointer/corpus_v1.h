@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/cairn.h"
+
+namespace cairn {
+
+/// The states of tests/format/corpus-v1: what its generator saved, and what every later reader must bring back.
+///
+/// The bytes of a tensor are a formula of its logical name, the step and their place in the whole tensor, so that a
+/// part of any cut knows its own. tests/python/corpus_v1.py has the same formula. None of this may change: the files
+/// do not.
+class CorpusState {
+ public:
+  void Add(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape,
+           std::optional<TensorPart> part = std::nullopt);
+  /// Gives the tensor `holder` a second name.
+  void Tie(const std::string& name, const std::string& holder);
+
+  /// Fills every tensor with its contents at `step`.
+  void Fill(std::uint64_t step);
+  /// Names of the tensors that do not hold, bit by bit, their contents at `step`.
+  [[nodiscard]] std::vector<std::string> Wrong(std::uint64_t step) const;
+  [[nodiscard]] State& state() { return state_; }
+
+ private:
+  struct Tensor {
+    std::string name;
+    TensorView view;
+    std::vector<std::byte> memory;
+  };
+
+  static std::vector<std::byte> Contents(const Tensor& tensor, std::uint64_t step);
+
+  std::vector<Tensor> tensors_;
+  State state_;
+};
+
+/// Every dtype as a scalar, empty and with two dimensions; a name that JSON escapes; tied tensors.
+[[nodiscard]] CorpusState CorpusSingle();
+[[nodiscard]] Values CorpusSingleValues(std::uint64_t step);
+
+constexpr int kCorpusRanks = 3;
+/// What rank `rank` of `world` holds: tensors cut by rows, columns and boxes (of rank 2 of 3 one has no rows), a tied
+/// part, replicated tensors, and tensors of single ranks. Saved by kCorpusRanks, restored by any number.
+[[nodiscard]] CorpusState CorpusRank(int rank, int world);
+[[nodiscard]] Replicated CorpusReplicated();
+[[nodiscard]] Values CorpusRankValues(int rank);
+
+/// Data of two checksum blocks, with a tensor that begins off a block's boundary and crosses it. Most bytes are zero.
+[[nodiscard]] CorpusState CorpusLarge();
+/// Two small tensors.
+[[nodiscard]] CorpusState CorpusUnchecked();
+
+}  // namespace cairn
