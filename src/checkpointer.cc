@@ -27,7 +27,7 @@
 namespace cairn {
 namespace {
 
-Result<std::vector<CheckpointInfo>> ListInfos(const std::string& root) {
+Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root) {
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
   std::vector<CheckpointInfo> infos;
   for (StoredCheckpoint& one : stored) infos.push_back(std::move(one.info));
@@ -74,6 +74,8 @@ class Checkpointer::Impl {
   std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
 
   [[nodiscard]] Status CheckUsable(bool writes) const;
+  /// For calls that read by the path.
+  [[nodiscard]] Status CheckReadable(const Which& which) const;
   [[nodiscard]] Status OpenRoot();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
   [[nodiscard]] RestoreParts Parts();
@@ -103,6 +105,11 @@ Status Checkpointer::Impl::CheckUsable(bool writes) const {
   return Status::Ok();
 }
 
+Status Checkpointer::Impl::CheckReadable(const Which& which) const {
+  CAIRN_RETURN_IF_ERROR(CheckUsable(false));
+  return which.folder().empty() ? root->CheckPath() : Status::Ok();
+}
+
 // Open
 
 Status Checkpointer::Impl::OpenRoot() {
@@ -110,10 +117,15 @@ Status Checkpointer::Impl::OpenRoot() {
   CAIRN_ASSIGN_OR_RETURN(root, Root::Open(*queue, {.path = options.root,
                                                    .read_only = options.read_only,
                                                    .coordinator = group->rank() == 0,
+                                                   .wait = options.open_deadline,
+                                                   .take_over = options.take_over,
                                                    .file_mode = options.file_mode,
                                                    .directory_mode = options.directory_mode}));
   root_path = root->path();
-  Result<std::vector<CheckpointInfo>> committed = ListInfos(root_path);
+  for (const std::string& note : root->notes()) {
+    if (options.on_event) options.on_event({.severity = Severity::kWarning, .message = note});
+  }
+  Result<std::vector<CheckpointInfo>> committed = ListInfos(root->at());
   // A rank may be here before the coordinator has made the root.
   const bool not_made_yet =
       committed.status().code() == StatusCode::kNotFound && group->rank() != 0 && !options.read_only;
@@ -144,7 +156,8 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.touch_pool = true;
   if (options.read_only) return Status::Ok();
   parts.options = options;
-  parts.root = root_path;
+  parts.root = root->at();
+  parts.still_writer = [this] { return root->CheckWriter(); };
   parts.pool = pool.get();
   parts.workers = &workers;
   parts.ledger = ledger.get();
@@ -182,7 +195,6 @@ Checkpointer::Checkpointer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) 
 Checkpointer::~Checkpointer() {
   if (::getpid() != impl_->process) {
     // The threads, the ring and the lock are the parent's; nothing here may be waited for or released.
-    impl_->root->ForgetAfterFork();
     static_cast<void>(impl_.release());
     return;
   }
@@ -418,7 +430,7 @@ RestoreParts Checkpointer::Impl::Parts() {
 }
 
 Result<Restored> Checkpointer::Restore(const Which& which, const State& state, const RestoreOptions& options) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
   CAIRN_ASSIGN_OR_RETURN(Restored restored,
                          RestoreWhich(impl_->Parts(), impl_->root_path, which, impl_->group->rank(), state, options));
   if (!options.resume) return restored;
@@ -429,29 +441,29 @@ Result<Restored> Checkpointer::Restore(const Which& which, const State& state, c
 }
 
 Result<std::vector<CheckpointInfo>> Checkpointer::List() const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(Latest()));
   return ListInfos(impl_->root_path);
 }
 
 Result<CheckpointDetails> Checkpointer::Inspect(const Which& which) const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
   return InspectWhich(impl_->root_path, which);
 }
 
 Result<Chosen> Checkpointer::Choose(const Which& which, const Progress& progress) const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
   return ChooseWhich(impl_->Parts(), impl_->root_path, which, progress);
 }
 
 Status Checkpointer::Verify(const Which& which, const Progress& progress) const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
   return VerifyWhich(impl_->Parts(), impl_->root_path, which, progress);
 }
 
 Status Checkpointer::Pin(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
-  CAIRN_RETURN_IF_ERROR(SetPin(*queue, impl_->root_path, step, true, impl_->options.file_mode));
+  CAIRN_RETURN_IF_ERROR(SetPin(*queue, impl_->root->at(), step, true, impl_->options.file_mode));
   if (impl_->ledger != nullptr) impl_->ledger->SetPinned(step, true);
   return Status::Ok();
 }
@@ -459,7 +471,7 @@ Status Checkpointer::Pin(std::uint64_t step) {
 Status Checkpointer::Unpin(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
-  CAIRN_RETURN_IF_ERROR(SetPin(*queue, impl_->root_path, step, false, impl_->options.file_mode));
+  CAIRN_RETURN_IF_ERROR(SetPin(*queue, impl_->root->at(), step, false, impl_->options.file_mode));
   if (impl_->ledger != nullptr) impl_->ledger->SetPinned(step, false);
   return Status::Ok();
 }
@@ -471,7 +483,9 @@ Status Checkpointer::Remove(std::uint64_t step) {
   }
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueue());
   CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
-  Removal removal = RemoveCheckpointBlocking(*queue, impl_->root_path, step, {.pinned = Pinned::kGoes});
+  Removal removal = RemoveCheckpointBlocking(
+      *queue, impl_->root->at(), step,
+      {.still_writer = [this] { return impl_->root->CheckWriter(); }, .pinned = Pinned::kGoes});
   removal.gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
   return std::move(removal.status);
 }

@@ -71,6 +71,12 @@ struct Options {
   std::string root;
   /// Take no lock, sweep nothing, refuse every call that writes; waits find nothing in flight.
   bool read_only = false;
+  /// How long Open waits for the lock of another writer before it fails and names that one: a job that is restarted may
+  /// meet its predecessor's end. One of this very process is not waited for.
+  std::chrono::nanoseconds open_deadline = std::chrono::seconds(10);
+  /// Takes the root over from a writer that holds the lock longer (a machine that hangs, and with it its lock). From
+  /// then on that one's saves fail, should it ever go on.
+  bool take_over = false;
   /// Committed checkpoints to keep, newest first by {generation, step}. 0 keeps all.
   std::uint64_t keep_last = 3;
   /// Also keep every step divisible by this. 0: none. Pinned checkpoints always stay.

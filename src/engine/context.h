@@ -19,13 +19,15 @@
 #include "engine/staging.h"
 #include "io/io_queue.h"
 #include "store/spare.h"
+#include "store/writer.h"
 
 namespace cairn {
 
 /// What the engine is made of. The pointed-to parts outlive it.
 struct EngineParts {
-  Options options;   ///< Checked, worker_threads and the like resolved.
-  std::string root;  ///< Absolute.
+  Options options;           ///< Checked, worker_threads and the like resolved.
+  PathAt root;               ///< The directory that is written.
+  WriterCheck still_writer;  ///< Whether it is still this process that writes it.
   std::vector<std::shared_ptr<Device>> devices;
   std::vector<StagingArea> staging;
   BufferPool* pool = nullptr;

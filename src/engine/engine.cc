@@ -102,7 +102,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
   started(Status::Ok());
   Loop();
   // They are of use to nobody now, and as large as a checkpoint.
-  if (recycles()) RemoveSpares(*context_.queue, context_.parts.root);
+  if (recycles()) RemoveSpares(*context_.queue, context_.parts.root, context_.parts.still_writer);
   context_.parts.pool->SetOnFree({});
   context_.inbox->Detach();
   context_.queue.reset();
@@ -244,8 +244,11 @@ void Engine::RemoveNext() {
     return;
   }
   const std::uint64_t step = removals_.front();
-  const std::string& root = context_.parts.root;
-  RemoveCheckpoint(*context_.queue, root, step, {.spares = Spares()}, [this, step](const Removal& removal) {
+  RemovalOptions options{.attempt = context_.parts.ledger->AttemptOf(step),
+                         .still_writer = context_.parts.still_writer,
+                         .spares = Spares()};
+  const PathAt& root = context_.parts.root;
+  RemoveCheckpoint(*context_.queue, root, step, std::move(options), [this, step](const Removal& removal) {
     removals_.pop_front();
     if (removal.gone) {
       context_.parts.ledger->Removed(step);

@@ -135,6 +135,12 @@ void Ledger::KeepAfterAll(std::uint64_t step) {
   removal_ended_.NotifyAll();
 }
 
+std::string Ledger::AttemptOf(std::uint64_t step) const {
+  MutexLock lock(mutex_);
+  const auto found = committed_.find(step);
+  return found == committed_.end() ? std::string() : found->second.attempt;
+}
+
 void Ledger::SetPinned(std::uint64_t step, bool pinned) {
   MutexLock lock(mutex_);
   if (const auto found = committed_.find(step); found != committed_.end()) found->second.pinned = pinned;

@@ -41,6 +41,8 @@ class Ledger {
   void Removed(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
   /// A removal did not happen (somebody reads it): try again next time.
   void KeepAfterAll(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
+  /// Of a committed step; empty where that is not known.
+  [[nodiscard]] std::string AttemptOf(std::uint64_t step) const CAIRN_EXCLUDES(mutex_);
   void SetPinned(std::uint64_t step, bool pinned) CAIRN_EXCLUDES(mutex_);
 
  private:

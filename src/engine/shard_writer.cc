@@ -55,6 +55,7 @@ void ShardWriter::OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header) {
                    .file_bytes = header_->data_begin() + task_.snapshot().bytes(),
                    .file_mode = context_.parts.options.file_mode,
                    .directory_mode = context_.parts.options.directory_mode,
+                   .still_writer = context_.parts.still_writer,
                    .spare_folders = context_.spare_folders(),
                    .not_recycled = context_.not_recycled};
   attempt_ = std::make_unique<Attempt>(*context_.queue, std::move(spec));

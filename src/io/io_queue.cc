@@ -44,7 +44,7 @@ const char* IoOpName(IoOp op) {
 
 std::string Describe(const IoRequest& request, const std::string& name) {
   const char* op = IoOpName(request.op);
-  std::string what = request.path.empty() ? name : request.path;
+  std::string what = request.path.empty() ? name : request.path.text();
   if (what.empty()) what = fmt::format("descriptor {}", request.fd);
   switch (request.op) {
     case IoOp::kRead:
@@ -66,7 +66,7 @@ std::string Describe(const IoRequest& request, const std::string& name) {
 
 Status FailureOf(const IoRequest& request, const std::string& name, int error) {
   Status status = ErrnoStatus(error, Describe(request, name));
-  const std::string& path = request.path.empty() ? name : request.path;
+  const std::string& path = request.path.empty() ? name : request.path.text();
   const std::size_t slash = path.rfind('/');
   struct statvfs found {};
   if (error != ENOSPC || slash == std::string::npos || ::statvfs(path.substr(0, slash + 1).c_str(), &found) != 0) {

@@ -9,6 +9,7 @@
 
 #include "cairn/options.h"
 #include "cairn/status.h"
+#include "io/path_at.h"
 
 namespace cairn {
 
@@ -39,8 +40,8 @@ struct IoRequest {
   void* buffer = nullptr;
   std::uint64_t length = 0;
   std::uint64_t offset = 0;
-  std::string path;
-  std::string path2;
+  PathAt path;
+  PathAt path2;
   int flags = 0;
   unsigned mode = 0;
   RenameMode rename = RenameMode::kPlain;

@@ -98,17 +98,17 @@ IoTask<IoResult> AskForBlocks(IoRequest request, const std::string& name, Room* 
 
 }  // namespace
 
-IoOperation Open(const std::string& path, int flags, UniqueFd& fd) {
-  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags}, path, &fd);
+IoOperation Open(const PathAt& path, int flags, UniqueFd& fd) {
+  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags}, path.text(), &fd);
 }
 
-IoOperation OpenDirectory(const std::string& path, bool follow, UniqueFd& fd) {
+IoOperation OpenDirectory(const PathAt& path, bool follow, UniqueFd& fd) {
   return Open(path, O_RDONLY | O_DIRECTORY | (follow ? 0 : O_NOFOLLOW), fd);
 }
 
-IoOperation Create(const std::string& path, int more_flags, unsigned mode, UniqueFd& fd) {
+IoOperation Create(const PathAt& path, int more_flags, unsigned mode, UniqueFd& fd) {
   const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | more_flags;
-  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags, .mode = mode}, path, &fd);
+  return IoOperation({.op = IoOp::kOpen, .path = path, .flags = flags, .mode = mode}, path.text(), &fd);
 }
 
 IoOperation Fsync(const UniqueFd& fd, const std::string& name) {
@@ -127,17 +127,17 @@ IoOperation SyncRange(const UniqueFd& fd, const std::string& name, std::uint64_t
   return IoOperation({.op = IoOp::kSyncRange, .fd = fd.get(), .length = length, .offset = offset}, name);
 }
 
-IoOperation Rename(const std::string& from, const std::string& to, RenameMode mode) {
-  return IoOperation({.op = IoOp::kRename, .path = from, .path2 = to, .rename = mode}, from);
+IoOperation Rename(const PathAt& from, const PathAt& to, RenameMode mode) {
+  return IoOperation({.op = IoOp::kRename, .path = from, .path2 = to, .rename = mode}, from.text());
 }
 
-IoOperation Unlink(const std::string& path) { return IoOperation({.op = IoOp::kUnlink, .path = path}, path); }
+IoOperation Unlink(const PathAt& path) { return IoOperation({.op = IoOp::kUnlink, .path = path}, path.text()); }
 
-IoOperation MakeDirectory(const std::string& path, unsigned mode) {
-  return IoOperation({.op = IoOp::kMkdir, .path = path, .mode = mode}, path);
+IoOperation MakeDirectory(const PathAt& path, unsigned mode) {
+  return IoOperation({.op = IoOp::kMkdir, .path = path, .mode = mode}, path.text());
 }
 
-IoOperation RemoveDirectory(const std::string& path) { return IoOperation({.op = IoOp::kRmdir, .path = path}, path); }
+IoOperation RemoveDirectory(const PathAt& path) { return IoOperation({.op = IoOp::kRmdir, .path = path}, path.text()); }
 
 IoTask<Status> OnThread(const std::string& name, std::function<Status()> call) {
   Status outcome;

@@ -166,7 +166,7 @@ class [[nodiscard]] IoOperation {
 
 /// Files that may be unlinked where the disk is full, to make room for what cannot be written otherwise.
 struct Room {
-  std::vector<std::string> paths;
+  std::vector<PathAt> paths;
   int freeing = 0;       ///< Operations that are unlinking them,
   std::size_t next = 0;  ///< this one next.
 };
@@ -174,19 +174,19 @@ struct Room {
 namespace io {
 
 /// Opens a directory; `follow` says whether the path may be a link to one.
-IoOperation OpenDirectory(const std::string& path, bool follow, UniqueFd& fd);
-IoOperation Open(const std::string& path, int flags, UniqueFd& fd);
+IoOperation OpenDirectory(const PathAt& path, bool follow, UniqueFd& fd);
+IoOperation Open(const PathAt& path, int flags, UniqueFd& fd);
 /// Opens `path` for writing, as a new file that nobody else has made.
-IoOperation Create(const std::string& path, int more_flags, unsigned mode, UniqueFd& fd);
+IoOperation Create(const PathAt& path, int more_flags, unsigned mode, UniqueFd& fd);
 /// Once, and final: an fsync that failed is never tried again, because the kernel has dropped the pages by then.
 IoOperation Fsync(const UniqueFd& fd, const std::string& name);
 IoOperation Read(const UniqueFd& fd, const std::string& name, std::string& into);
 IoOperation Truncate(const UniqueFd& fd, const std::string& name, std::uint64_t length);
 IoOperation SyncRange(const UniqueFd& fd, const std::string& name, std::uint64_t offset, std::uint64_t length);
-IoOperation Rename(const std::string& from, const std::string& to, RenameMode mode);
-IoOperation Unlink(const std::string& path);
-IoOperation MakeDirectory(const std::string& path, unsigned mode);
-IoOperation RemoveDirectory(const std::string& path);
+IoOperation Rename(const PathAt& from, const PathAt& to, RenameMode mode);
+IoOperation Unlink(const PathAt& path);
+IoOperation MakeDirectory(const PathAt& path, unsigned mode);
+IoOperation RemoveDirectory(const PathAt& path);
 /// Runs what may block (a look at the disk, a lock) on a thread of the queue's. `name` is what it looks at.
 IoTask<Status> OnThread(const std::string& name, std::function<Status()> call);
 /// An fsync as a task, for Together.

@@ -17,7 +17,7 @@ std::int64_t Call(const IoRequest& request) {
   const std::size_t transfer = std::min(request.length, kMaxTransfer);
   switch (request.op) {
     case IoOp::kOpen:
-      return ::open(request.path.c_str(), request.flags | O_CLOEXEC, request.mode);
+      return ::openat(request.path.directory(), request.path.c_str(), request.flags | O_CLOEXEC, request.mode);
     case IoOp::kClose:
       return ::close(request.fd);
     case IoOp::kRead:
@@ -34,13 +34,14 @@ std::int64_t Call(const IoRequest& request) {
       return ::sync_file_range(request.fd, offset, length,
                                SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
     case IoOp::kRename:
-      return ::renameat2(AT_FDCWD, request.path.c_str(), AT_FDCWD, request.path2.c_str(), RenameFlags(request.rename));
+      return ::renameat2(request.path.directory(), request.path.c_str(), request.path2.directory(),
+                         request.path2.c_str(), RenameFlags(request.rename));
     case IoOp::kUnlink:
-      return ::unlink(request.path.c_str());
+      return ::unlinkat(request.path.directory(), request.path.c_str(), 0);
     case IoOp::kMkdir:
-      return ::mkdir(request.path.c_str(), request.mode);
+      return ::mkdirat(request.path.directory(), request.path.c_str(), request.mode);
     case IoOp::kRmdir:
-      return ::rmdir(request.path.c_str());
+      return ::unlinkat(request.path.directory(), request.path.c_str(), AT_REMOVEDIR);
     case IoOp::kCall:
       request.call();
       return 0;

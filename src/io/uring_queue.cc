@@ -66,7 +66,8 @@ void Fill(io_uring_sqe* sqe, const IoRequest& request) {
   const auto offset = static_cast<off_t>(request.offset);
   switch (request.op) {
     case IoOp::kOpen:
-      return io_uring_prep_openat(sqe, AT_FDCWD, request.path.c_str(), request.flags | O_CLOEXEC, request.mode);
+      return io_uring_prep_openat(sqe, request.path.directory(), request.path.c_str(), request.flags | O_CLOEXEC,
+                                  request.mode);
     case IoOp::kClose:
       return io_uring_prep_close(sqe, request.fd);
     case IoOp::kRead:
@@ -85,14 +86,14 @@ void Fill(io_uring_sqe* sqe, const IoRequest& request) {
           sqe, request.fd, request.length > UINT32_MAX ? 0 : static_cast<unsigned>(request.length), request.offset,
           SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
     case IoOp::kRename:
-      return io_uring_prep_renameat(sqe, AT_FDCWD, request.path.c_str(), AT_FDCWD, request.path2.c_str(),
-                                    RenameFlags(request.rename));
+      return io_uring_prep_renameat(sqe, request.path.directory(), request.path.c_str(), request.path2.directory(),
+                                    request.path2.c_str(), RenameFlags(request.rename));
     case IoOp::kUnlink:
-      return io_uring_prep_unlinkat(sqe, AT_FDCWD, request.path.c_str(), 0);
+      return io_uring_prep_unlinkat(sqe, request.path.directory(), request.path.c_str(), 0);
     case IoOp::kRmdir:
-      return io_uring_prep_unlinkat(sqe, AT_FDCWD, request.path.c_str(), AT_REMOVEDIR);
+      return io_uring_prep_unlinkat(sqe, request.path.directory(), request.path.c_str(), AT_REMOVEDIR);
     case IoOp::kMkdir:
-      return io_uring_prep_mkdirat(sqe, AT_FDCWD, request.path.c_str(), request.mode);
+      return io_uring_prep_mkdirat(sqe, request.path.directory(), request.path.c_str(), request.mode);
     case IoOp::kCall:
       break;
   }

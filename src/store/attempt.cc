@@ -1,10 +1,14 @@
 // The commit protocol. What stands in front of a number happens before what stands behind it, on every rank.
 //
-// 0. Open (root.cc): make the root, fsync its parent; take the writer's lock, an fcntl lock on `.lock`; refuse a second
-//    writer of this process; fsync the root, so that every rename a crash left half done is on the disk, or is not
-//    there, before anything is removed or listed. Then the coordinator alone sweeps, beside the start of training: it
-//    names no attempt that it may commit before it has swept, and without a name no rank begins. Readers take no lock
-//    and never sweep.
+// 0. Open (root.cc): make the root, fsync its parent; hold a descriptor of the directory, to which everything below is
+//    relative, so that whoever moves it moves the writer with it; take the writer's lock, an open-file-description lock
+//    on `.lock`; name this writer in `.writer`, which a rename replaces; rename every attempt that is there away; fsync
+//    the root, so that every rename a crash left half done is on the disk, or is not there, before anything is removed
+//    or listed. Only then is it listed. The renames are the fence: a late commit of the writer before finds its attempt
+//    gone, or came before the list. Before its rename each commit, and before and behind its own each retirement, asks
+//    whether `.writer` and `.lock` are still this writer's; where they are not, it fails, and nothing is removed any
+//    more. Then the coordinator alone sweeps, beside the start of training: it names no attempt that it may commit
+//    before it has swept, and without a name no rank begins. Readers take no lock and never sweep.
 // 1. Begin: one attempt id for all ranks. Space is checked; then `.attempt-<uuid>/` is made, and this rank's shard file
 //    in it, its blocks laid out. The file is new, or a spare of this rank (see 6), whose blocks count as free: it is
 //    opened and claimed (a regular file of ours with one name and a write lease on it: nobody else has it open or
@@ -28,8 +32,10 @@
 //    Nothing reads the attempt before the rename, so that it is no matter which of them a crash lets through.
 // 5. Commit (commit.cc), on the coordinator: the manifest is written, then it and the attempt's folder fsynced; the
 //    folder renamed to step-N without replacing (or exchanged with the old step-N); the root fsynced. If that fsync
-//    fails the outcome is unknown: the step is not acknowledged, and the folder is not removed. A rank that hears
-//    nothing looks for step-N with its attempt id and fsyncs the root itself (FindCommitted).
+//    fails the outcome is unknown: the step is not acknowledged, and the folder is not removed. Where the rename fails
+//    and the attempt's name no longer leads to its folder, step-N is looked for: it is there, or another writer took
+//    the attempt away. A rank that hears nothing looks for step-N with its attempt id and fsyncs the root itself
+//    (FindCommitted).
 // 6. Only now is the save durable, and only now may older ones go (remove.cc): step-N is renamed to `.retired-<uuid>`,
 //    the root fsynced; before that has returned nothing in the folder is touched, as a power cut would bring the name
 //    back. A checkpoint that somebody reads has a shared lock on its manifest, and stays. Then its files are unlinked.
@@ -166,21 +172,21 @@ Status Attempt::CheckSize() const {
   if (spec_.file_bytes == 0 || spec_.file_bytes > AlignDown(kLargest, kBlock)) {
     return Error(StatusCode::kInvalidArgument, "{}: a shard of {} bytes", shard_, spec_.file_bytes);
   }
-  return CheckFileSizeLimit(shard_, laid_out_);
+  return CheckFileSizeLimit(shard_.text(), laid_out_);
 }
 
 Status Attempt::CheckRoom() const {
-  return CheckFreeSpace(spec_.root, shard_, laid_out_ - std::min(spare_.allocated(), laid_out_));
+  return CheckFreeSpace(spec_.root, shard_.text(), laid_out_ - std::min(spare_.allocated(), laid_out_));
 }
 
 IoTask<Status> Attempt::CheckRoomTask() {
-  return io::OnThread(spec_.root, [this] { return CheckRoom(); });
+  return io::OnThread(spec_.root.text(), [this] { return CheckRoom(); });
 }
 
 IoTask<Status> Attempt::MakeRoom() {
-  for (const std::string& path : spare_.room().paths) {
+  for (const PathAt& path : spare_.room().paths) {
     if ((co_await CheckRoomTask()).ok()) co_return Status::Ok();
-    if (!spare_.claimed() || path != spare_.path()) static_cast<void>(co_await io::Unlink(path));
+    if (!spare_.claimed() || !(path == spare_.path())) static_cast<void>(co_await io::Unlink(path));
   }
   co_return co_await CheckRoomTask();
 }
@@ -201,7 +207,7 @@ IoTask<Status> Attempt::BeginTask() {
   } else {
     CAIRN_CO_RETURN_IF_ERROR(co_await MakeShard());
   }
-  IoResult laid_out = co_await io::Allocate(shard_fd_, shard_, laid_out_, &spare_.room());
+  IoResult laid_out = co_await io::Allocate(shard_fd_, shard_.text(), laid_out_, &spare_.room());
   if (laid_out.ok() || laid_out.error == EOPNOTSUPP) co_return Status::Ok();
   // Other writers may have been faster than the first look.
   if (laid_out.error == ENOSPC) CAIRN_CO_RETURN_IF_ERROR(co_await CheckRoomTask());
@@ -239,20 +245,20 @@ IoTask<Status> Attempt::WriteAt(std::uint64_t offset, Bytes memory) {
   // Remainders of an attempt that has failed meanwhile are not written.
   const io::WriteOptions options{.room = &spare_.room(), .stop = &status_};
   const bool direct = this->direct();
-  IoResult written = co_await io::WriteAll(shard_fd_, shard_, offset, memory, kBlock, options);
+  IoResult written = co_await io::WriteAll(shard_fd_, shard_.text(), offset, memory, kBlock, options);
   if (written.ok() && direct && direct_ == Direct::kUntried) direct_ = Direct::kTaken;
   if (written.error != EINVAL || !direct || direct_ == Direct::kTaken) co_return written.status;
   // The filesystem opens files for O_DIRECT and refuses the writes; several may find out at once. A limit on the file's
   // size says EINVAL too, and ends the process where a buffered write passes it.
-  CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(shard_, laid_out_));
+  CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(shard_.text(), laid_out_));
   direct_ = Direct::kRefused;
   ::fcntl(shard_fd_.get(), F_SETFL, 0);
-  co_return co_await io::WriteAll(shard_fd_, shard_, offset, memory, kBlock, options);
+  co_return co_await io::WriteAll(shard_fd_, shard_.text(), offset, memory, kBlock, options);
 }
 
 IoTask<Status> Attempt::WriteTask(std::uint64_t offset, Bytes memory) {
   CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(offset, memory));
-  if (!direct()) CAIRN_CO_RETURN_IF_ERROR(co_await io::SyncRange(shard_fd_, shard_, offset, memory.size()));
+  if (!direct()) CAIRN_CO_RETURN_IF_ERROR(co_await io::SyncRange(shard_fd_, shard_.text(), offset, memory.size()));
   bytes_written_ += memory.size();
   co_return Status::Ok();
 }
@@ -261,7 +267,7 @@ IoTask<Status> Attempt::WriteTask(std::uint64_t offset, Bytes memory) {
 
 IoTask<Status> Attempt::WriteHeader(Bytes header) {
   CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(0, header));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Truncate(shard_fd_, shard_, spec_.file_bytes));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Truncate(shard_fd_, shard_.text(), spec_.file_bytes));
   bytes_written_ += header.size();
   co_return Status::Ok();
 }
@@ -269,9 +275,9 @@ IoTask<Status> Attempt::WriteHeader(Bytes header) {
 Status Attempt::CheckShard() const {
   struct stat written {};
   struct stat named {};
-  if (::fstat(shard_fd_.get(), &written) != 0) return ErrnoStatus(errno, "stat of " + shard_);
-  const bool there = ::lstat(shard_.c_str(), &named) == 0;
-  if (!there && errno != ENOENT) return ErrnoStatus(errno, "stat of " + shard_);
+  if (::fstat(shard_fd_.get(), &written) != 0) return ErrnoStatus(errno, "stat of " + shard_.text());
+  const bool there = ::fstatat(shard_.directory(), shard_.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0;
+  if (!there && errno != ENOENT) return ErrnoStatus(errno, "stat of " + shard_.text());
   if (!there || named.st_dev != written.st_dev || named.st_ino != written.st_ino) {
     return Error(StatusCode::kCorrupt, "{}: {} while it was written", shard_, there ? "replaced" : "removed");
   }
@@ -280,22 +286,22 @@ Status Attempt::CheckShard() const {
 }
 
 IoTask<Status> Attempt::FsyncShard() {
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(shard_fd_, shard_));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(shard_, [this] { return CheckShard(); }));
-  co_return co_await io::Close(shard_fd_, shard_);
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(shard_fd_, shard_.text()));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(shard_.text(), [this] { return CheckShard(); }));
+  co_return co_await io::Close(shard_fd_, shard_.text());
 }
 
 std::vector<IoTask<Status>> Attempt::FsyncTasks() {
   std::vector<IoTask<Status>> tasks;
   tasks.push_back(FsyncShard());
-  if (recycled()) tasks.push_back(io::FsyncTask(spare_.folder_fd(), spare_.folder()));
+  if (recycled()) tasks.push_back(io::FsyncTask(spare_.folder_fd(), spare_.folder().text()));
   return tasks;
 }
 
 IoTask<Status> Attempt::SealTask(Bytes header) {
   CAIRN_CO_RETURN_IF_ERROR(co_await WriteHeader(header));
   std::vector<IoTask<Status>> fsyncs = FsyncTasks();
-  fsyncs.push_back(io::FsyncTask(folder_fd_, folder_));
+  fsyncs.push_back(io::FsyncTask(folder_fd_, folder_.text()));
   co_return co_await Together(std::move(fsyncs));
 }
 
@@ -313,6 +319,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header
                        .manifest = std::move(manifest),
                        .replace = replace,
                        .file_mode = spec_.file_mode,
+                       .still_writer = spec_.still_writer,
                        .room = &spare_.room()},
                       folder_fd_, in_place_);
   manifest_made_ = true;
@@ -325,14 +332,14 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header
   std::vector<IoTask<Status>> fsyncs;
   if (!header.empty()) fsyncs = FsyncTasks();
   fsyncs.push_back(commit.FsyncManifest());
-  fsyncs.push_back(io::FsyncTask(folder_fd_, folder_));
+  fsyncs.push_back(io::FsyncTask(folder_fd_, folder_.text()));
   CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(fsyncs)));
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.RenameIntoPlace());
   co_return co_await commit.RemoveOld();
 }
 
 IoTask<Status> Attempt::AbandonTask() {
-  Status first = co_await io::Close(shard_fd_, shard_);
+  Status first = co_await io::Close(shard_fd_, shard_.text());
   folder_fd_.Reset();
   if (in_place_ || stage_ == Stage::kCommitted) co_return first;
   const auto note = [&first](const IoResult& removed) {

@@ -10,17 +10,19 @@
 #include "io/io_queue.h"
 #include "io/io_task.h"
 #include "store/spare.h"
+#include "store/writer.h"
 
 namespace cairn {
 
 struct AttemptSpec {
-  std::string root;
+  PathAt root;
   std::uint64_t step = 0;
   std::string uuid;
   std::uint64_t shard = 0;       ///< This rank's shard number.
   std::uint64_t file_bytes = 0;  ///< What the shard will be long, header included.
   unsigned file_mode = 0644;
   unsigned directory_mode = 0755;
+  WriterCheck still_writer = {};    ///< Asked before the commit.
   std::uint64_t spare_folders = 0;  ///< Write over a spare of this rank, where one of so many folders holds one.
   NotRecycled not_recycled;
 };
@@ -98,8 +100,8 @@ class Attempt {
 
   IoQueue& queue_;
   const AttemptSpec spec_;
-  const std::string folder_;
-  const std::string shard_;
+  const PathAt folder_;
+  const PathAt shard_;
   const std::uint64_t laid_out_;  // The file's length until Seal cuts it.
 
   Stage stage_ = Stage::kNew;

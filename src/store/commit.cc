@@ -1,6 +1,7 @@
 #include "store/commit.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <utility>
@@ -14,6 +15,57 @@
 #include "store/space.h"
 
 namespace cairn {
+namespace {
+
+/// A network filesystem may have noted that a name is not there: asked for the directory itself, it looks again.
+IoTask<Status> ForgetCachedNames(const UniqueFd& directory, const PathAt& path) {
+  return io::OnThread(path.text(), [&directory, &path] {
+    struct statx found {};
+    const int flags = AT_EMPTY_PATH | AT_STATX_FORCE_SYNC;
+    if (::statx(directory.get(), "", flags, STATX_MTIME, &found) == 0 || errno == ENOSYS) return Status::Ok();
+    return ErrnoStatus(errno, "stat of " + path.text());
+  });
+}
+
+IoTask<Status> FindTask(PathAt root, std::uint64_t step, std::string uuid) {
+  const auto unknown = [step, &uuid](const Status& why) {
+    return Error(StatusCode::kUnknownOutcome, "whether step {} of attempt {} is committed: {}", step, uuid,
+                 why.message());
+  };
+  const auto other = [step, &uuid](const std::string& found) {
+    return Error(StatusCode::kNotFound, "step {} of attempt {} is not committed: {}", step, uuid, found);
+  };
+  const PathAt path = JoinPath(JoinPath(root, StepName(step)), kManifestName);
+  UniqueFd root_fd;
+  UniqueFd manifest_fd;
+  IoResult opened = co_await io::OpenDirectory(root, /*follow=*/true, root_fd);
+  if (!opened.ok()) co_return unknown(opened.status);
+  const Status fresh = co_await ForgetCachedNames(root_fd, root);
+  if (!fresh.ok()) co_return unknown(fresh);
+  opened = co_await io::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, manifest_fd);
+  if (opened.error == ENOENT) co_return other(opened.status.message());
+  if (!opened.ok()) co_return unknown(opened.status);
+  std::string text;
+  const Status sized = co_await io::OnThread(path.text(), [&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t size, ManifestFileSize(manifest_fd, path.text()));
+    text.resize(size);
+    return Status::Ok();
+  });
+  if (!sized.ok()) co_return unknown(sized);
+  IoResult read = co_await io::Read(manifest_fd, path.text(), text);
+  if (!read.ok()) co_return unknown(read.status);
+  text.resize(static_cast<std::size_t>(read.value));
+  const Result<Manifest> manifest = DecodeManifest(text, path.text());
+  if (!manifest.ok()) co_return unknown(manifest.status());
+  if (manifest->attempt != uuid || manifest->step != step) {
+    co_return other(fmt::format("{} is attempt {}", path, manifest->attempt));
+  }
+  IoResult durable = co_await io::Fsync(root_fd, root.text());
+  if (!durable.ok()) co_return unknown(durable.status);
+  co_return Status::Ok();
+}
+
+}  // namespace
 
 FolderCommit::FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_place)
     : spec_(std::move(spec)),
@@ -38,31 +90,33 @@ IoTask<Status> FolderCommit::LockOld() {
   exchanges_ = true;
   // A pin is the step's, not the attempt's; nobody sets or takes it while the old one is locked.
   bool pinned = false;
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(target_, [this, &pinned] {
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(target_.text(), [this, &pinned] {
     pinned = IsPinned(spec_.root, spec_.manifest.step);
     return Status::Ok();
   }));
   if (!pinned) co_return Status::Ok();
-  const std::string path = JoinPath(spec_.folder, kPinName);
+  const PathAt path = JoinPath(spec_.folder, kPinName);
   UniqueFd pin;
   CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(path, 0, spec_.file_mode, pin));
-  co_return co_await io::Fsync(pin, path);
+  co_return co_await io::Fsync(pin, path.text());
 }
 
 IoTask<Status> FolderCommit::WriteManifest() {
-  CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(path_, text_.size()));
+  CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(path_.text(), text_.size()));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(path_, 0, spec_.file_mode, manifest_fd_));
   const io::WriteOptions options{.room = spec_.room};
-  co_return co_await io::WriteAll(manifest_fd_, path_, 0, std::as_bytes(std::span(text_)), /*alignment=*/1, options);
+  co_return co_await io::WriteAll(manifest_fd_, path_.text(), 0, std::as_bytes(std::span(text_)), /*alignment=*/1,
+                                  options);
 }
 
 IoTask<Status> FolderCommit::FsyncManifest() {
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(manifest_fd_, path_));
-  co_return co_await io::Close(manifest_fd_, path_);
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(manifest_fd_, path_.text()));
+  co_return co_await io::Close(manifest_fd_, path_.text());
 }
 
 IoTask<Status> FolderCommit::RenameIntoPlace() {
   const std::uint64_t step = spec_.manifest.step;
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(spec_.root, spec_.still_writer));
   const RenameMode mode = exchanges_ ? RenameMode::kExchange : RenameMode::kNoReplace;
   IoResult renamed = co_await io::Rename(spec_.folder, target_, mode);
   if (renamed.error == EINVAL || renamed.error == ENOSYS) {
@@ -83,13 +137,25 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
     const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(spec_.folder, folder_fd_);
     if (still) co_return renamed.status;
     in_place_ = true;
-    co_return Error(StatusCode::kUnknownOutcome, "step {}: {}", step, renamed.status.message());
+    co_return co_await LookForIt(std::move(renamed));
   }
   in_place_ = true;
-  IoResult durable = co_await io::Fsync(root_fd_, spec_.root);
+  IoResult durable = co_await io::Fsync(root_fd_, spec_.root.text());
   if (durable.ok()) co_return Status::Ok();
   co_return Error(StatusCode::kUnknownOutcome, "step {} was renamed into place, but {}", step,
                   durable.status.message());
+}
+
+// The attempt's name no longer leads to its folder.
+IoTask<Status> FolderCommit::LookForIt(IoResult renamed) {
+  const std::uint64_t step = spec_.manifest.step;
+  const Status found = co_await FindTask(spec_.root, step, spec_.manifest.attempt);
+  if (found.ok()) co_return found;  // A lost answer.
+  if (found.code() == StatusCode::kNotFound && renamed.error == ENOENT) {
+    co_return Error(StatusCode::kFailedPrecondition, "step {}: its attempt was taken away before it was committed: {}",
+                    step, renamed.status.message());
+  }
+  co_return Error(StatusCode::kUnknownOutcome, "step {}: {}", step, renamed.status.message());
 }
 
 IoTask<Status> FolderCommit::RemoveOld() {
@@ -100,48 +166,7 @@ IoTask<Status> FolderCommit::RemoveOld() {
   co_return Status::Ok();
 }
 
-namespace {
-
-IoTask<Status> FindTask(std::string root, std::uint64_t step, std::string uuid) {
-  const auto unknown = [step, &uuid](const Status& why) {
-    return Error(StatusCode::kUnknownOutcome, "whether step {} of attempt {} is committed: {}", step, uuid,
-                 why.message());
-  };
-  const auto other = [step, &uuid](const std::string& found) {
-    return Error(StatusCode::kNotFound, "step {} of attempt {} is not committed: {}", step, uuid, found);
-  };
-  const std::string path = JoinPath(JoinPath(root, StepName(step)), kManifestName);
-  UniqueFd root_fd;
-  UniqueFd manifest_fd;
-  IoResult opened = co_await io::OpenDirectory(root, /*follow=*/true, root_fd);
-  if (!opened.ok()) co_return unknown(opened.status);
-  opened = co_await io::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, manifest_fd);
-  if (opened.error == ENOENT) co_return other(opened.status.message());
-  if (!opened.ok()) co_return unknown(opened.status);
-  std::string text;
-  const Status sized = co_await io::OnThread(path, [&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t size, ManifestFileSize(manifest_fd, path));
-    text.resize(size);
-    return Status::Ok();
-  });
-  if (!sized.ok()) co_return unknown(sized);
-  IoResult read = co_await io::Read(manifest_fd, path, text);
-  if (!read.ok()) co_return unknown(read.status);
-  text.resize(static_cast<std::size_t>(read.value));
-  const Result<Manifest> manifest = DecodeManifest(text, path);
-  if (!manifest.ok()) co_return unknown(manifest.status());
-  if (manifest->attempt != uuid || manifest->step != step) {
-    co_return other(fmt::format("{} is attempt {}", path, manifest->attempt));
-  }
-  IoResult durable = co_await io::Fsync(root_fd, root);
-  if (!durable.ok()) co_return unknown(durable.status);
-  co_return Status::Ok();
-}
-
-}  // namespace
-
-void FindCommitted(IoQueue& queue, const std::string& root, std::uint64_t step, const std::string& uuid,
-                   StatusDone done) {
+void FindCommitted(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& uuid, StatusDone done) {
   RunTask(queue, FindTask(root, step, uuid), std::move(done));
 }
 

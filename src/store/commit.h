@@ -7,16 +7,18 @@
 #include "format/manifest.h"
 #include "io/io_task.h"
 #include "store/locks.h"
+#include "store/writer.h"
 
 namespace cairn {
 
 struct CommitSpec {
-  std::string root;
-  std::string folder;  ///< The attempt's, in the root.
+  PathAt root;
+  PathAt folder;  ///< The attempt's, in the root.
   Manifest manifest;
   bool replace = false;
   unsigned file_mode = 0644;
-  Room* room = nullptr;  ///< Unlinked where the disk is full.
+  WriterCheck still_writer = {};  ///< Asked before the rename.
+  Room* room = nullptr;           ///< Unlinked where the disk is full.
 };
 
 /// Step 5 of the commit protocol (which heads attempt.cc), in its parts, in this order. Outlives the tasks.
@@ -32,20 +34,21 @@ class FolderCommit {
   IoTask<Status> WriteManifest();
   /// And closes it.
   IoTask<Status> FsyncManifest();
-  /// Renames the folder to step-N and fsyncs the root. UnknownOutcome where only the latter failed, or where nobody
-  /// knows.
+  /// Renames the folder to step-N and fsyncs the root. FailedPrecondition where another writer has taken over, or has
+  /// taken the attempt away; UnknownOutcome where only the fsync failed, or where nobody knows.
   IoTask<Status> RenameIntoPlace();
   /// After an exchange the old checkpoint has the attempt's name. Never fails: what stays is the next sweep's.
   IoTask<Status> RemoveOld();
 
  private:
   IoTask<Status> LockOld();
+  IoTask<Status> LookForIt(IoResult renamed);
 
   const CommitSpec spec_;
   const UniqueFd& folder_fd_;
   bool& in_place_;
-  const std::string target_;  // <root>/step-N
-  const std::string path_;    // The manifest's, in the attempt.
+  const PathAt target_;  // <root>/step-N
+  const PathAt path_;    // The manifest's, in the attempt.
   const std::string text_;
   bool exchanges_ = false;
   UniqueFd root_fd_;
@@ -55,7 +58,6 @@ class FolderCommit {
 
 /// Step 5 of a rank that heard nothing: whether step-N holds the attempt `uuid`. If so the root is fsynced and done
 /// gets Ok; NotFound where step-N is not there or is another attempt's; UnknownOutcome where the disk can't be asked.
-void FindCommitted(IoQueue& queue, const std::string& root, std::uint64_t step, const std::string& uuid,
-                   StatusDone done);
+void FindCommitted(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& uuid, StatusDone done);
 
 }  // namespace cairn

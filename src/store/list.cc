@@ -55,28 +55,39 @@ Status CheckShard(const UniqueFd& folder, const std::string& path, const Manifes
   return Status::Ok();
 }
 
-Result<UniqueFd> OpenFolder(const std::string& folder, bool follow) {
-  UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW)));
+Result<UniqueFd> OpenFolder(const PathAt& folder, bool follow) {
+  UniqueFd fd(
+      ::openat(folder.directory(), folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW)));
   if (fd.valid()) return fd;
   if (errno == ENOTDIR || errno == ELOOP) return Error(StatusCode::kCorrupt, "{}: expected a directory", folder);
-  return ReadErrnoStatus(errno, "opening " + folder);
+  return ReadErrnoStatus(errno, "opening " + folder.text());
 }
 
+}  // namespace
+
+Result<Manifest> ReadManifest(const UniqueFd& folder, const std::string& path, std::uint64_t* bytes) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadManifestFile(folder, path));
+  if (bytes != nullptr) *bytes = text.size();
+  return DecodeManifest(text, path);
+}
+
+namespace {
+
 /// What the open folder holds; `expected` is the step its name stands for.
-Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const std::string& folder,
+Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder,
                                         std::optional<std::uint64_t> expected) {
-  const std::string path = JoinPath(folder, kManifestName);
-  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadManifestFile(fd, path));
-  CAIRN_ASSIGN_OR_RETURN(Manifest manifest, DecodeManifest(text, path));
+  const std::string path = JoinPath(folder, kManifestName).text();
+  std::uint64_t bytes = 0;
+  CAIRN_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fd, path, &bytes));
   if (expected && manifest.step != *expected) {
     return Error(StatusCode::kCorrupt, "{}: expected step {}, as the folder's name has it, found {}", path, *expected,
                  manifest.step);
   }
   StoredCheckpoint checkpoint;
   CheckpointInfo& info = checkpoint.info;
-  info.bytes = text.size();
+  info.bytes = bytes;
   for (const ManifestShard& shard : manifest.shards) {
-    CAIRN_RETURN_IF_ERROR(CheckShard(fd, JoinPath(folder, shard.file), shard));
+    CAIRN_RETURN_IF_ERROR(CheckShard(fd, JoinPath(folder, shard.file).text(), shard));
     info.bytes += shard.length;
   }
   info.step = manifest.step;
@@ -86,7 +97,7 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const std::string& f
   info.world = manifest.world;
   // A pin that cannot be looked at counts as set.
   info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
-  info.path = folder;
+  info.path = folder.text();
   checkpoint.manifest = std::move(manifest);
   return checkpoint;
 }
@@ -99,7 +110,7 @@ bool Older(const StoredCheckpoint& a, const StoredCheckpoint& b) {
 }
 
 /// A step's folder as a list shows it; none where it vanished meanwhile.
-Result<std::optional<StoredCheckpoint>> ReadListed(const std::string& folder, std::uint64_t step) {
+Result<std::optional<StoredCheckpoint>> ReadListed(const PathAt& folder, std::uint64_t step) {
   for (int tries = 1;; ++tries) {
     const Result<UniqueFd> fd = OpenFolder(folder, /*follow=*/false);
     if (!fd.ok() && fd.status().code() == StatusCode::kNotFound) return std::optional<StoredCheckpoint>();
@@ -111,7 +122,7 @@ Result<std::optional<StoredCheckpoint>> ReadListed(const std::string& folder, st
     if (fd.ok() && tries <= kMaxRetries && !LeadsTo(folder, *fd)) continue;
     StoredCheckpoint damaged;
     damaged.info.step = step;
-    damaged.info.path = folder;
+    damaged.info.path = folder.text();
     damaged.info.status = read.status();
     return std::optional(std::move(damaged));
   }
@@ -126,7 +137,7 @@ Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder) {
   return ReadOpenFolder(fd, path, ParseStepName(std::filesystem::path(path).filename().string()));
 }
 
-Result<std::vector<StoredCheckpoint>> ListCheckpoints(const std::string& root) {
+Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
   std::map<std::uint64_t, StoredCheckpoint> found;
   bool vanished = true;
   // What displaced a checkpoint that vanished may have come after its name was looked for.
@@ -147,7 +158,7 @@ Result<std::vector<StoredCheckpoint>> ListCheckpoints(const std::string& root) {
   return list;
 }
 
-Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const std::string& root, const Which& which) {
+Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Which& which) {
   if (!which.folder().empty()) {
     CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint checkpoint, ReadCheckpointFolder(which.folder()));
     return std::vector{std::move(checkpoint)};

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <pthread.h>
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): SIGURG
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -15,6 +16,7 @@
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/uuid.h"
 #include "format/manifest.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -25,88 +27,129 @@ namespace cairn {
 
 namespace {
 
-/// A root that a process has open for writing. The process is part of it because a forked child inherits the list.
-struct OpenRoot {
-  dev_t device;
-  ino_t inode;
-  pid_t process;
-  friend bool operator==(const OpenRoot&, const OpenRoot&) = default;
-};
-
-/// The roots that this process writes. There can be one list alone, as the locks it stands in for are the process's.
-class OpenRoots {
+/// The descriptors of locks that this process holds, for its forked children to close. There can be one list alone, as
+/// there is one handler of forks.
+class LockDescriptors {
  public:
-  [[nodiscard]] bool Add(const OpenRoot& root) CAIRN_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    if (std::find(roots_.begin(), roots_.end(), root) != roots_.end()) return false;
-    roots_.push_back(root);
-    return true;
+  static LockDescriptors& Get() {
+    static LockDescriptors* const list = [] {
+      auto* made = new LockDescriptors;  // For as long as the process may fork.
+      ::pthread_atfork([] { Get().BeforeFork(); }, [] { Get().InParent(); }, [] { Get().InChild(); });
+      return made;
+    }();
+    return *list;
   }
-  void Remove(const OpenRoot& root) CAIRN_EXCLUDES(mutex_) {
+  /// Under the mutex, as Close is, so that a child has a copy only of what is in its list.
+  Result<UniqueFd> Open(const PathAt& path, int more_flags, unsigned file_mode) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    std::erase(roots_, root);
+    constexpr int kFlags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    UniqueFd fd(::openat(path.directory(), path.c_str(), kFlags | more_flags, file_mode));
+    if (!fd.valid()) return ErrnoStatus(errno, "opening " + path.text());
+    fds_.push_back(fd.get());
+    return fd;
+  }
+  [[nodiscard]] bool Has(const PathAt& path) const CAIRN_EXCLUDES(mutex_) {
+    struct stat found {};
+    struct stat held {};
+    if (::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) return false;
+    MutexLock lock(mutex_);
+    return std::any_of(fds_.begin(), fds_.end(), [&](int fd) {
+      return ::fstat(fd, &held) == 0 && held.st_dev == found.st_dev && held.st_ino == found.st_ino;
+    });
+  }
+  void Close(UniqueFd& fd) CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    std::erase(fds_, fd.get());
+    fd.Reset();
   }
 
  private:
-  Mutex mutex_;
-  std::vector<OpenRoot> roots_ CAIRN_GUARDED_BY(mutex_);
+  void BeforeFork() CAIRN_ACQUIRE(mutex_) { mutex_.Lock(); }
+  void InParent() CAIRN_RELEASE(mutex_) { mutex_.Unlock(); }
+  void InChild() CAIRN_RELEASE(mutex_) {
+    for (const int fd : fds_) ::close(fd);
+    fds_.clear();
+    mutex_.Unlock();
+  }
+
+  mutable Mutex mutex_;
+  std::vector<int> fds_ CAIRN_GUARDED_BY(mutex_);
 };
 
-OpenRoots& Roots() {
-  static OpenRoots roots;
-  return roots;
-}
+enum class Taken : std::uint8_t { kYes, kNo, kNoLocks };
 
-/// "process 1234"; none where the lock was given back meanwhile.
-std::optional<std::string> Holder(int fd) {
-  struct flock asked {};
-  asked.l_type = F_WRLCK;
-  asked.l_whence = SEEK_SET;
-  if (::fcntl(fd, F_GETLK, &asked) != 0) return "another process";
-  if (asked.l_type == F_UNLCK) return std::nullopt;
-  if (asked.l_pid <= 0) return "a process of another machine or container";
-  return fmt::format("process {}", asked.l_pid);
+Result<Taken> TakeWhole(const UniqueFd& fd, const std::string& path) {
+  struct flock wanted {};
+  wanted.l_type = F_WRLCK;
+  wanted.l_whence = SEEK_SET;
+  while (::fcntl(fd.get(), F_OFD_SETLK, &wanted) != 0) {
+    switch (errno) {
+      case EINTR:
+        continue;
+      case EAGAIN:
+      case EACCES:
+        return Taken::kNo;
+      case ENOLCK:
+      case ENOSYS:
+      case EOPNOTSUPP:
+      case EINVAL:  // Some sandboxes know the older kind of lock alone.
+        return Taken::kNoLocks;
+      default:
+        return ErrnoStatus(errno, "locking " + path);
+    }
+  }
+  return Taken::kYes;
 }
 
 }  // namespace
 
-WriterLock::WriterLock(dev_t device, ino_t inode) : device_(device), inode_(inode), owner_(::getpid()) {}
-
-WriterLock::WriterLock(WriterLock&& other) noexcept
-    : device_(other.device_), inode_(other.inode_), owner_(std::exchange(other.owner_, 0)), fd_(std::move(other.fd_)) {}
-
-WriterLock::~WriterLock() {
-  if (owner_ == 0 || owner_ != ::getpid()) return;
-  // In this order: a second writer that came in between would lose its lock by this close.
-  fd_.Reset();
-  Roots().Remove({device_, inode_, owner_});
+Result<WriterLock> WriterLock::Open(const PathAt& path, int more_flags, unsigned file_mode) {
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, LockDescriptors::Get().Open(path, more_flags, file_mode));
+  return WriterLock(std::move(fd));
 }
 
-void WriterLock::ForgetAfterFork() { owner_ = 0; }
-
-Result<WriterLock> WriterLock::Take(const std::string& root, unsigned file_mode) {
-  struct stat found {};
-  if (::stat(root.c_str(), &found) != 0) return ErrnoStatus(errno, "looking for " + root);
-  if (!Roots().Add({found.st_dev, found.st_ino, ::getpid()})) {
-    return Error(StatusCode::kFailedPrecondition, "{} is open for writing already, in this process ({})", root,
-                 ::getpid());
+WriterLock::~WriterLock() {
+  if (!fd_.valid()) return;
+  if (owner_ == ::getpid()) {
+    LockDescriptors::Get().Close(fd_);
+  } else {
+    static_cast<void>(fd_.Release());  // Closed when this process was forked.
   }
-  WriterLock lock(found.st_dev, found.st_ino);
+}
 
-  const std::string path = JoinPath(root, kLockName);
-  lock.fd_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, file_mode));
-  if (!lock.fd_.valid()) return ErrnoStatus(errno, "opening " + path);
+Result<std::optional<WriterLock>> WriterLock::TryTake(const PathAt& root, unsigned file_mode) {
+  const PathAt path = JoinPath(root, kLockName);
   while (true) {
-    struct flock wanted {};
-    wanted.l_type = F_WRLCK;
-    wanted.l_whence = SEEK_SET;
-    if (::fcntl(lock.fd_.get(), F_SETLK, &wanted) == 0) return lock;
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EACCES) return ErrnoStatus(errno, "locking " + path);
-    if (const std::optional<std::string> holder = Holder(lock.fd_.get())) {
-      return Error(StatusCode::kFailedPrecondition, "{} is open for writing already, in {}", root, *holder);
-    }
+    CAIRN_ASSIGN_OR_RETURN(WriterLock lock, Open(path, 0, file_mode));
+    CAIRN_ASSIGN_OR_RETURN(const Taken taken, TakeWhole(lock.fd_, path.text()));
+    if (taken == Taken::kNo) return std::optional<WriterLock>();
+    lock.locks_ = taken == Taken::kYes;
+    // Between open and lock the file may have been replaced: then the lock is on the wrong one.
+    if (lock.Named(root)) return std::optional(std::move(lock));
   }
+}
+
+bool WriterLock::HeldHere(const PathAt& root) { return LockDescriptors::Get().Has(JoinPath(root, kLockName)); }
+
+Result<WriterLock> WriterLock::Replace(const PathAt& root, unsigned file_mode) {
+  const PathAt path = JoinPath(root, kLockName);
+  const PathAt draft = JoinPath(root, LockDraftName(MakeUuid()));
+  CAIRN_ASSIGN_OR_RETURN(WriterLock lock, Open(draft, O_EXCL, file_mode));
+  CAIRN_ASSIGN_OR_RETURN(const Taken taken, TakeWhole(lock.fd_, draft.text()));
+  lock.locks_ = taken == Taken::kYes;
+  if (::renameat(draft.directory(), draft.c_str(), path.directory(), path.c_str()) == 0) return lock;
+  const int error = errno;
+  ::unlinkat(draft.directory(), draft.c_str(), 0);
+  return ErrnoStatus(error, "taking over " + path.text());
+}
+
+bool WriterLock::Named(const PathAt& root) const { return LeadsTo(JoinPath(root, kLockName), fd_); }
+
+bool WriterLock::InPlace(const PathAt& root) const {
+  const PathAt path = JoinPath(root, kLockName);
+  struct stat found {};
+  const bool there = ::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
+  return !there || Named(root);
 }
 
 // Readers'
@@ -135,12 +178,13 @@ Result<Flock> Flock::TryTake(UniqueFd fd, Kind kind, const std::string& name) {
                kind == Kind::kShared ? "being removed" : "being read");
 }
 
-Result<ReadLock> ReadLock::Take(const std::string& folder) {
-  const std::string path = JoinPath(folder, kManifestName);
+Result<ReadLock> ReadLock::Take(const PathAt& folder) {
+  const PathAt at = JoinPath(folder, kManifestName);
+  const std::string& path = at.text();
   while (true) {
-    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    UniqueFd fd(::openat(at.directory(), at.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!fd.valid()) return ReadErrnoStatus(errno, "opening " + path);
-    Result<Flock> lock = Flock::TryTake(std::move(fd), Flock::Kind::kShared, folder);
+    Result<Flock> lock = Flock::TryTake(std::move(fd), Flock::Kind::kShared, folder.text());
     if (!lock.ok()) {
       if (lock.status().code() != StatusCode::kFailedPrecondition) return lock.status();
       return Error(StatusCode::kNotFound, "{}", lock.status().message());
@@ -149,7 +193,7 @@ Result<ReadLock> ReadLock::Take(const std::string& folder) {
     struct stat locked {};
     struct stat found {};
     if (::fstat(lock->fd(), &locked) != 0) return ReadErrnoStatus(errno, "stat of " + path);
-    if (::stat(path.c_str(), &found) != 0) return ReadErrnoStatus(errno, "stat of " + path);
+    if (::fstatat(at.directory(), at.c_str(), &found, 0) != 0) return ReadErrnoStatus(errno, "stat of " + path);
     if (locked.st_dev == found.st_dev && locked.st_ino == found.st_ino) return ReadLock(*std::move(lock));
   }
 }

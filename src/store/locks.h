@@ -1,40 +1,50 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/unique_fd.h"
 #include "cairn/status.h"
+#include "io/path_at.h"
 
 namespace cairn {
 
-/// The one writer of a root: an fcntl lock on `.lock`, and an entry in this process's list of roots.
+/// The lock of a root's writer, on `.lock`.
 ///
-/// An fcntl lock belongs to the process. That is what makes it right here: a forked data-loader worker that outlives
-/// the trainer does not keep it, as it would keep a flock. It is also why the list is needed: a second lock by the same
-/// process would be granted, and closing any descriptor of `.lock` would drop the first.
+/// It belongs to the open file, so that no close elsewhere in the process drops it, and to this process alone: forked
+/// children close their copies as they begin, so that no data-loader worker keeps it beyond the trainer's end.
 class WriterLock {
  public:
-  /// FailedPrecondition, naming the process, where there is a writer already.
-  [[nodiscard]] static Result<WriterLock> Take(const std::string& root, unsigned file_mode);
+  /// None where somebody else has it.
+  [[nodiscard]] static Result<std::optional<WriterLock>> TryTake(const PathAt& root, unsigned file_mode);
+  /// Puts a lock of its own in the place of one that somebody else has, and who still has it can see that.
+  [[nodiscard]] static Result<WriterLock> Replace(const PathAt& root, unsigned file_mode);
+  /// Whether it is this process that has it.
+  [[nodiscard]] static bool HeldHere(const PathAt& root);
   ~WriterLock();
-  WriterLock(WriterLock&& other) noexcept;
+  WriterLock(WriterLock&& other) noexcept = default;
   WriterLock& operator=(WriterLock&&) = delete;
   WriterLock(const WriterLock&) = delete;
   WriterLock& operator=(const WriterLock&) = delete;
 
-  /// In a forked child: there is nothing to give back. The parent's lock stays.
-  void ForgetAfterFork();
+  /// False where the filesystem knows no locks: then `.writer` alone tells writers apart.
+  [[nodiscard]] bool locks() const { return locks_; }
+  /// `.lock` is the file that is locked, or is not there.
+  [[nodiscard]] bool InPlace(const PathAt& root) const;
+  /// The same, and it is there.
+  [[nodiscard]] bool Named(const PathAt& root) const;
 
  private:
-  explicit WriterLock(dev_t device, ino_t inode);
+  explicit WriterLock(UniqueFd fd) : fd_(std::move(fd)), owner_(::getpid()) {}
+  [[nodiscard]] static Result<WriterLock> Open(const PathAt& path, int more_flags, unsigned file_mode);
 
-  dev_t device_;
-  ino_t inode_;
-  pid_t owner_;  // 0: there is nothing to give back.
   UniqueFd fd_;
+  bool locks_ = false;
+  pid_t owner_;
 };
 
 /// A flock on a whole file, shared by its readers or held by the one that removes it.
@@ -66,7 +76,7 @@ class Flock {
 class ReadLock {
  public:
   /// NotFound where the folder was removed meanwhile, or is being removed. Never waits.
-  [[nodiscard]] static Result<ReadLock> Take(const std::string& folder);
+  [[nodiscard]] static Result<ReadLock> Take(const PathAt& folder);
 
  private:
   explicit ReadLock(Flock lock) : lock_(std::move(lock)) {}

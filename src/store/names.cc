@@ -11,6 +11,8 @@ constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kAttemptPrefix = ".attempt-";
 constexpr std::string_view kRetiredPrefix = ".retired-";
 constexpr std::string_view kSparePrefix = ".spare-";
+constexpr std::string_view kWriterDraftPrefix = ".writer-";
+constexpr std::string_view kLockDraftPrefix = ".lock-";
 /// As many as the largest u64 has, so that names sort as their steps do.
 constexpr std::size_t kStepDigits = 20;
 
@@ -32,14 +34,21 @@ std::optional<std::uint64_t> ParseStepName(std::string_view name) {
   return step;
 }
 
+std::string WriterDraftName(std::string_view id) { return fmt::format("{}{}", kWriterDraftPrefix, id); }
+std::string LockDraftName(std::string_view id) { return fmt::format("{}{}", kLockDraftPrefix, id); }
+bool IsDraft(std::string_view name) {
+  return HasSuffixAfter(name, kWriterDraftPrefix) || HasSuffixAfter(name, kLockDraftPrefix);
+}
+
 std::string AttemptName(std::string_view uuid) { return fmt::format("{}{}", kAttemptPrefix, uuid); }
+bool IsAttemptName(std::string_view name) { return HasSuffixAfter(name, kAttemptPrefix); }
 std::string RetiredName(std::string_view uuid) { return fmt::format("{}{}", kRetiredPrefix, uuid); }
 
 std::string SpareName(std::uint64_t number) { return fmt::format("{}{}", kSparePrefix, number); }
 bool IsSpareName(std::string_view name) { return HasSuffixAfter(name, kSparePrefix); }
 
 bool IsLeftover(std::string_view name) {
-  return HasSuffixAfter(name, kAttemptPrefix) || HasSuffixAfter(name, kRetiredPrefix) || IsSpareName(name);
+  return IsAttemptName(name) || HasSuffixAfter(name, kRetiredPrefix) || IsSpareName(name);
 }
 
 std::string ShardName(std::uint64_t shard) { return fmt::format("shard-{:05}.safetensors", shard); }

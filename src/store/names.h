@@ -9,6 +9,8 @@ namespace cairn {
 
 // The names under a root. Everything else there is left alone.
 inline constexpr std::string_view kLockName = ".lock";
+/// Who holds the lock: see WriterRecord.
+inline constexpr std::string_view kWriterName = ".writer";
 /// In a checkpoint's folder: an empty file that keeps it from retention.
 inline constexpr std::string_view kPinName = "pinned";
 
@@ -16,7 +18,12 @@ inline constexpr std::string_view kPinName = "pinned";
 [[nodiscard]] std::string StepName(std::uint64_t step);
 /// The step of such a name; none for any other name, other digit counts and values beyond u64 included.
 [[nodiscard]] std::optional<std::uint64_t> ParseStepName(std::string_view name);
+/// ".writer-<id>", ".lock-<id>": on their way to the names without the id.
+[[nodiscard]] std::string WriterDraftName(std::string_view id);
+[[nodiscard]] std::string LockDraftName(std::string_view id);
+[[nodiscard]] bool IsDraft(std::string_view name);
 [[nodiscard]] std::string AttemptName(std::string_view uuid);  ///< ".attempt-<uuid>"
+[[nodiscard]] bool IsAttemptName(std::string_view name);
 [[nodiscard]] std::string RetiredName(std::string_view uuid);  ///< ".retired-<uuid>"
 /// ".spare-1": holds the shard files of one former checkpoint that the next attempts may write over.
 [[nodiscard]] std::string SpareName(std::uint64_t number);

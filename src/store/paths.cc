@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <memory>
 
 #include "base/status_macros.h"
@@ -18,22 +17,19 @@ struct CloseDir {
   void operator()(DIR* dir) const { ::closedir(dir); }
 };
 
-Result<bool> IsDirectory(int folder_fd, const std::string& folder, const dirent& entry) {
+Result<bool> IsDirectory(int folder_fd, const PathAt& folder, const dirent& entry) {
   if (entry.d_type != DT_UNKNOWN) return entry.d_type == DT_DIR;
   struct stat found {};
   if (::fstatat(folder_fd, entry.d_name, &found, AT_SYMLINK_NOFOLLOW) != 0) {
     if (errno == ENOENT) return false;
-    return ErrnoStatus(errno, "stat of " + JoinPath(folder, entry.d_name));
+    return ErrnoStatus(errno, "stat of " + JoinPath(folder, entry.d_name).text());
   }
   return S_ISDIR(found.st_mode);
 }
 
-}  // namespace
-
-std::string JoinPath(std::string_view folder, std::string_view name) { return fmt::format("{}/{}", folder, name); }
-
-Result<std::vector<FolderEntry>> ListFolder(const std::string& folder) {
-  UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+Result<std::vector<FolderEntry>> List(const PathAt& path, int flags) {
+  const std::string& folder = path.text();
+  UniqueFd fd(::openat(path.directory(), path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags));
   if (!fd.valid()) return ErrnoStatus(errno, "listing " + folder);
   const std::unique_ptr<DIR, CloseDir> dir(::fdopendir(fd.get()));
   if (dir == nullptr) return ErrnoStatus(errno, "listing " + folder);
@@ -45,7 +41,7 @@ Result<std::vector<FolderEntry>> ListFolder(const std::string& folder) {
     if (entry == nullptr) break;
     std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
-    CAIRN_ASSIGN_OR_RETURN(const bool directory, IsDirectory(folder_fd, folder, *entry));
+    CAIRN_ASSIGN_OR_RETURN(const bool directory, IsDirectory(folder_fd, path, *entry));
     entries.push_back({std::move(name), directory});
   }
   if (errno != 0) return ErrnoStatus(errno, "listing " + folder);
@@ -53,23 +49,22 @@ Result<std::vector<FolderEntry>> ListFolder(const std::string& folder) {
   return entries;
 }
 
-Result<std::vector<FolderEntry>> ListRoot(const std::string& root) {
-  std::error_code error;
-  const std::string real = std::filesystem::canonical(root, error).string();
-  if (error) return ErrnoStatus(error.value(), "listing " + root);
-  return ListFolder(real);
-}
+}  // namespace
 
-bool LeadsTo(const std::string& path, const UniqueFd& fd) {
+Result<std::vector<FolderEntry>> ListFolder(const PathAt& folder) { return List(folder, O_NOFOLLOW); }
+
+Result<std::vector<FolderEntry>> ListRoot(const PathAt& root) { return List(root, 0); }
+
+bool LeadsTo(const PathAt& path, const UniqueFd& fd) {
   struct stat by_path {};
   struct stat by_fd {};
-  return ::lstat(path.c_str(), &by_path) == 0 && ::fstat(fd.get(), &by_fd) == 0 && by_path.st_dev == by_fd.st_dev &&
-         by_path.st_ino == by_fd.st_ino;
+  return ::fstatat(path.directory(), path.c_str(), &by_path, AT_SYMLINK_NOFOLLOW) == 0 &&
+         ::fstat(fd.get(), &by_fd) == 0 && by_path.st_dev == by_fd.st_dev && by_path.st_ino == by_fd.st_ino;
 }
 
-IoTask<bool> StillLeadsTo(const std::string& path, const UniqueFd& fd) {
+IoTask<bool> StillLeadsTo(const PathAt& path, const UniqueFd& fd) {
   bool leads = false;
-  const Status asked = co_await io::OnThread(path, [&] {
+  const Status asked = co_await io::OnThread(path.text(), [&] {
     leads = LeadsTo(path, fd);
     return Status::Ok();
   });

@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/uuid.h"
 #include "format/manifest.h"
+#include "store/list.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/pins.h"
@@ -24,31 +25,31 @@ namespace {
 /// The removal of one folder.
 class FolderRemoval {
  public:
-  FolderRemoval(std::string root, std::string folder, const SpareWish& wish, Leftovers& left)
+  FolderRemoval(PathAt root, PathAt folder, const SpareWish& wish, Leftovers& left)
       : root_(std::move(root)), folder_(std::move(folder)), wish_(wish), left_(left) {}
 
   IoTask<Status> Run();
 
  private:
   [[nodiscard]] Status Look();
-  [[nodiscard]] std::string FindPlace() const;
+  [[nodiscard]] PathAt FindPlace() const;
   void PickSpares();
   IoTask<Status> UnlinkFiles();
 
-  const std::string root_;  // Where spares are wished for.
-  const std::string folder_;
+  const PathAt root_;  // Where spares are wished for.
+  const PathAt folder_;
   const SpareWish& wish_;
   Leftovers& left_;
   std::vector<std::string> files_;
   std::vector<std::string> spares_;  // To be kept, if all others can be unlinked,
-  std::string place_;                // as this folder.
+  PathAt place_;                     // as this folder.
   bool stays_ = false;               // Something in it does.
 };
 
 Status FolderRemoval::Look() {
   CAIRN_ASSIGN_OR_RETURN(std::vector<FolderEntry> entries, ListFolder(folder_));
   for (FolderEntry& entry : entries) {
-    const std::string path = JoinPath(folder_, entry.name);
+    const PathAt path = JoinPath(folder_, entry.name);
     if (!entry.directory) {
       files_.push_back(std::move(entry.name));
       continue;
@@ -61,10 +62,10 @@ Status FolderRemoval::Look() {
   return Status::Ok();
 }
 
-std::string FolderRemoval::FindPlace() const {
-  std::string free;
+PathAt FolderRemoval::FindPlace() const {
+  PathAt free;
   for (std::uint64_t number = 0; number < wish_.folders; ++number) {
-    std::string one = JoinPath(root_, SpareName(number));
+    PathAt one = JoinPath(root_, SpareName(number));
     if (one == folder_) return one;
     const auto there = ListFolder(one);
     // An empty folder is replaced by a rename.
@@ -103,7 +104,7 @@ IoTask<Status> FolderRemoval::UnlinkFiles() {
 }
 
 IoTask<Status> FolderRemoval::Run() {
-  const Status looked = co_await io::OnThread(folder_, [this] { return Look(); });
+  const Status looked = co_await io::OnThread(folder_.text(), [this] { return Look(); });
   if (!looked.ok()) {
     if (looked.code() != StatusCode::kNotFound) left_.push_back(looked.message());
     co_return Status::Ok();
@@ -122,20 +123,21 @@ IoTask<Status> FolderRemoval::Run() {
   co_return Status::Ok();
 }
 
-IoTask<Status> List(const std::string& root, std::vector<FolderEntry>& found) {
-  co_return co_await io::OnThread(root, [&root, &found]() -> Status {
+IoTask<Status> List(const PathAt& root, std::vector<FolderEntry>& found) {
+  co_return co_await io::OnThread(root.text(), [&root, &found]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(found, ListRoot(root));
     return Status::Ok();
   });
 }
 
-IoTask<Status> SweepTask(std::string root, SpareWish spares, std::shared_ptr<Leftovers> left) {
+IoTask<Status> SweepTask(PathAt root, SpareWish spares, std::shared_ptr<Leftovers> left) {
   std::vector<FolderEntry> found;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, found));
   std::erase_if(found, [](const FolderEntry& entry) { return !IsLeftover(entry.name); });
   // What is a spare already keeps its place.
   std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return IsSpareName(entry.name); });
   for (const FolderEntry& entry : found) {
+    if (entry.directory && IsAttemptName(entry.name)) continue;  // Of a save that is under way.
     if (entry.directory) {
       static_cast<void>(co_await RemoveRecycling(root, entry.name, spares, *left));
     } else {
@@ -145,23 +147,57 @@ IoTask<Status> SweepTask(std::string root, SpareWish spares, std::shared_ptr<Lef
   co_return Status::Ok();
 }
 
-IoTask<Status> RetireTask(std::string root, std::uint64_t step, RemovalOptions options) {
-  const std::string folder = JoinPath(root, StepName(step));
-  const std::string retired = RetiredName(MakeUuid());
-  UniqueFd root_fd;
-  UniqueFd folder_fd;
-  std::optional<Flock> lock;
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root, /*follow=*/true, root_fd));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder, /*follow=*/false, folder_fd));
-  CAIRN_CO_RETURN_IF_ERROR(co_await LockOutReaders(folder, lock));
-  // Whoever pins holds a reader's lock meanwhile: from here on nobody does.
-  if (options.pinned == Pinned::kStays) {
-    CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder, [&root, step] {
-      if (!IsPinned(root, step)) return Status::Ok();
-      return Error(StatusCode::kFailedPrecondition, "step {} is pinned", step);
-    }));
+/// The retirement of one step: step-N, as it was found and locked, becomes `.retired-<uuid>`, durably.
+class Retirement {
+ public:
+  Retirement(const PathAt& root, std::uint64_t step, const RemovalOptions& options)
+      : root_(root),
+        step_(step),
+        options_(options),
+        folder_(JoinPath(root, StepName(step))),
+        retired_(JoinPath(root, RetiredName(MakeUuid()))) {}
+
+  IoTask<Status> Run();
+  [[nodiscard]] const PathAt& retired() const { return retired_; }
+
+ private:
+  [[nodiscard]] Status CheckBefore() const;
+  [[nodiscard]] Status CheckBehind() const;
+  IoTask<Status> Rename();
+
+  const PathAt& root_;
+  const std::uint64_t step_;
+  const RemovalOptions& options_;
+  const PathAt folder_;
+  const PathAt retired_;
+  UniqueFd root_fd_;
+  UniqueFd folder_fd_;
+  std::optional<Flock> lock_;
+};
+
+// Under the lock that keeps readers out. Whoever pins holds a reader's lock meanwhile: from here on nobody does.
+Status Retirement::CheckBefore() const {
+  if (options_.still_writer) CAIRN_RETURN_IF_ERROR(options_.still_writer());
+  if (options_.pinned == Pinned::kStays && IsPinned(root_, step_)) {
+    return Error(StatusCode::kFailedPrecondition, "step {} is pinned", step_);
   }
-  IoResult renamed = co_await io::Rename(folder, JoinPath(root, retired), RenameMode::kPlain);
+  if (options_.attempt.empty()) return Status::Ok();
+  const std::string path = JoinPath(folder_, kManifestName).text();
+  CAIRN_ASSIGN_OR_RETURN(const Manifest found, ReadManifest(folder_fd_, path));
+  if (found.attempt == options_.attempt) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition, "{}: expected attempt {}, found {}, which this writer does not know",
+               path, options_.attempt, found.attempt);
+}
+
+// What was renamed must be what was checked, and no successor may have listed it meanwhile.
+Status Retirement::CheckBehind() const {
+  if (options_.still_writer) CAIRN_RETURN_IF_ERROR(options_.still_writer());
+  if (LeadsTo(retired_, folder_fd_)) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition, "{} was replaced while it was being retired", folder_);
+}
+
+IoTask<Status> Retirement::Rename() {
+  IoResult renamed = co_await io::Rename(folder_, retired_, RenameMode::kPlain);
   if (renamed.error == EXDEV) {
     co_return Error(StatusCode::kUnsupported,
                     "{}; the folder comes from a lower layer of an overlay, which cannot rename it: keep the root on a "
@@ -170,33 +206,53 @@ IoTask<Status> RetireTask(std::string root, std::uint64_t step, RemovalOptions o
   }
   if (!renamed.ok()) {
     // A broken queue may yet carry it out.
-    const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(folder, folder_fd);
+    const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(folder_, folder_fd_);
     if (still) co_return renamed.status;
-    co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}", step, renamed.status.message());
+    co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}", step_, renamed.status.message());
   }
-  IoResult durable = co_await io::Fsync(root_fd, root);
-  if (!durable.ok()) {
-    // Until the rename is known to be on the disk a power cut may bring step-N back: nothing in it may be touched.
-    co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}; a power cut may bring it back", step,
-                    durable.status.message());
+  const Status checked = co_await io::OnThread(folder_.text(), [this] { return CheckBehind(); });
+  if (checked.ok()) co_return checked;
+  IoResult undone = co_await io::Rename(retired_, folder_, RenameMode::kNoReplace);
+  if (undone.ok()) co_return checked;
+  co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}; {}", step_, checked.message(),
+                  undone.status.message());
+}
+
+IoTask<Status> Retirement::Run() {
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root_, /*follow=*/true, root_fd_));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder_, /*follow=*/false, folder_fd_));
+  CAIRN_CO_RETURN_IF_ERROR(co_await LockOutReaders(PathAt(folder_fd_.get(), folder_.text()), lock_));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder_.text(), [this] { return CheckBefore(); }));
+  CAIRN_CO_RETURN_IF_ERROR(co_await Rename());
+  IoResult durable = co_await io::Fsync(root_fd_, root_.text());
+  if (durable.ok()) co_return Status::Ok();
+  // Until the rename is known to be on the disk a power cut may bring step-N back: nothing in it may be touched.
+  co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}; a power cut may bring it back", step_,
+                  durable.status.message());
+}
+
+IoTask<Status> RetireTask(PathAt root, std::uint64_t step, RemovalOptions options) {
+  PathAt retired;
+  {
+    // No descriptor of ours stays in it: NFS would keep an open file under another name, and the folder with it.
+    Retirement retirement(root, step, options);
+    CAIRN_CO_RETURN_IF_ERROR(co_await retirement.Run());
+    retired = retirement.retired();
   }
-  // No descriptor of ours stays in it: NFS would keep an open file under another name, and the folder with it.
-  lock.reset();
-  folder_fd.Reset();
   Leftovers left;
-  static_cast<void>(co_await RemoveRecycling(root, retired, options.spares, left));
+  FolderRemoval removal(root, retired, options.spares, left);
+  static_cast<void>(co_await removal.Run());
   if (left.empty()) co_return Status::Ok();
   co_return Error(StatusCode::kIoError, "step {} is no longer a checkpoint, but not all of it could be removed: {}",
                   step, fmt::join(left, "; "));
 }
 
-IoTask<Status> RemovalTask(std::string root, std::uint64_t step, RemovalOptions options,
-                           std::shared_ptr<Removal> removal) {
+IoTask<Status> RemovalTask(PathAt root, std::uint64_t step, RemovalOptions options, std::shared_ptr<Removal> removal) {
   removal->status = co_await RetireTask(root, step, std::move(options));
   removal->gone = removal->status.ok();
   if (removal->gone) co_return Status::Ok();
   // What cannot be asked for counts as there, and as pinned.
-  static_cast<void>(co_await io::OnThread(root, [&root, step, &removal] {
+  static_cast<void>(co_await io::OnThread(root.text(), [&root, step, &removal] {
     removal->gone = !HoldsStep(root, step);
     removal->pinned = !removal->gone && IsPinned(root, step);
     return Status::Ok();
@@ -204,7 +260,8 @@ IoTask<Status> RemovalTask(std::string root, std::uint64_t step, RemovalOptions 
   co_return Status::Ok();
 }
 
-IoTask<Status> RemoveSparesTask(std::string root) {
+IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck still_writer) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, still_writer));
   std::vector<FolderEntry> entries;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, entries));
   Leftovers left;
@@ -216,47 +273,46 @@ IoTask<Status> RemoveSparesTask(std::string root) {
 
 }  // namespace
 
-IoTask<Status> RemoveFolder(const std::string& folder, Leftovers& left) {
+IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left) {
   const SpareWish none;
-  FolderRemoval removal("", folder, none, left);
+  FolderRemoval removal(PathAt(), folder, none, left);
   co_return co_await removal.Run();
 }
 
-IoTask<Status> RemoveRecycling(const std::string& root, const std::string& name, const SpareWish& wish,
-                               Leftovers& left) {
+IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SpareWish& wish, Leftovers& left) {
   FolderRemoval removal(root, JoinPath(root, name), wish, left);
   co_return co_await removal.Run();
 }
 
-IoTask<Status> LockOutReaders(const std::string& folder, std::optional<Flock>& lock) {
-  const std::string path = JoinPath(folder, kManifestName);
+IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock) {
+  const PathAt path = JoinPath(folder, kManifestName);
   UniqueFd manifest;
   // For writing where that is allowed: NFS grants exclusive locks on no other descriptors.
   IoResult opened = co_await io::Open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK, manifest);
   if (opened.error == EACCES) opened = co_await io::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, manifest);
   if (opened.error == ENOENT || opened.error == ELOOP || opened.error == EISDIR) co_return Status::Ok();
   CAIRN_CO_RETURN_IF_ERROR(std::move(opened));
-  co_return co_await io::OnThread(folder, [&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(lock, Flock::TryTake(std::move(manifest), Flock::Kind::kExclusive, folder));
+  co_return co_await io::OnThread(folder.text(), [&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(lock, Flock::TryTake(std::move(manifest), Flock::Kind::kExclusive, folder.text()));
     return Status::Ok();
   });
 }
 
-void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options,
+void RemoveCheckpoint(IoQueue& queue, const PathAt& root, std::uint64_t step, RemovalOptions options,
                       std::function<void(const Removal&)> done) {
   const auto removal = std::make_shared<Removal>();
   RunTask(queue, RemovalTask(root, step, std::move(options), removal),
           [removal, done = std::move(done)](const Status&) { done(*removal); });
 }
 
-Removal RemoveCheckpointBlocking(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options) {
+Removal RemoveCheckpointBlocking(IoQueue& queue, const PathAt& root, std::uint64_t step, RemovalOptions options) {
   const auto removal = std::make_shared<Removal>();
   const Status ran = RunTaskBlocking(queue, RemovalTask(root, step, std::move(options), removal));
   if (!ran.ok()) removal->status = ran;
   return *removal;
 }
 
-void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, SweepDone done) {
+void Sweep(IoQueue& queue, const PathAt& root, const SpareWish& spares, SweepDone done) {
   const auto left = std::make_shared<Leftovers>();
   RunTask(queue, SweepTask(root, spares, left), [left, done = std::move(done)](const Status& status) {
     if (!status.ok()) left->push_back(status.message());
@@ -264,8 +320,8 @@ void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, Swe
   });
 }
 
-void RemoveSpares(IoQueue& queue, const std::string& root) {
-  static_cast<void>(RunTaskBlocking(queue, RemoveSparesTask(root)));
+void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& still_writer) {
+  static_cast<void>(RunTaskBlocking(queue, RemoveSparesTask(root, still_writer)));
 }
 
 }  // namespace cairn

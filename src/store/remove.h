@@ -9,6 +9,7 @@
 #include "io/io_task.h"
 #include "store/locks.h"
 #include "store/spare.h"
+#include "store/writer.h"
 
 namespace cairn {
 
@@ -17,19 +18,20 @@ using Leftovers = std::vector<std::string>;
 
 /// Removes a folder and the files in it. Never fails: what cannot be removed stays and is told in `left`. Links are
 /// removed, not followed; a directory inside, which nobody here has made, is left alone.
-IoTask<Status> RemoveFolder(const std::string& folder, Leftovers& left);
+IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left);
 
 /// The same for the folder `name` in the root, but keeps the wished files that may be recycled: all else is removed,
 /// then the folder takes the first of the wished names of spares that is free, or keeps its own if that is one of them.
-IoTask<Status> RemoveRecycling(const std::string& root, const std::string& name, const SpareWish& wish,
-                               Leftovers& left);
+IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SpareWish& wish, Leftovers& left);
 
 /// Keeps readers (see ReadLock) out of a checkpoint's folder for as long as `lock` lives. FailedPrecondition where one
 /// is reading. A folder without a manifest can have no readers.
-IoTask<Status> LockOutReaders(const std::string& folder, std::optional<Flock>& lock);
+IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock);
 
 enum class Pinned : std::uint8_t { kStays, kGoes };
 struct RemovalOptions {
+  std::string attempt = {};        ///< What it must be, by its manifest: FailedPrecondition otherwise. Empty: anything.
+  WriterCheck still_writer = {};   ///< Asked before the rename, and again behind it.
   Pinned pinned = Pinned::kStays;  ///< kStays: a pinned one is FailedPrecondition as well, whoever pinned it.
   SpareWish spares;
 };
@@ -43,20 +45,21 @@ struct Removal {
 };
 /// Step 6: removes step-N: renames it to .retired-<uuid>, fsyncs the root, unlinks its files. All on the queue's
 /// thread; `done` comes once, never from within the call.
-void RemoveCheckpoint(IoQueue& queue, const std::string& root, std::uint64_t step, RemovalOptions options,
+void RemoveCheckpoint(IoQueue& queue, const PathAt& root, std::uint64_t step, RemovalOptions options,
                       std::function<void(const Removal&)> done);
 /// The same, running the queue, which is the caller's alone.
-[[nodiscard]] Removal RemoveCheckpointBlocking(IoQueue& queue, const std::string& root, std::uint64_t step,
+[[nodiscard]] Removal RemoveCheckpointBlocking(IoQueue& queue, const PathAt& root, std::uint64_t step,
                                                RemovalOptions options);
 
 /// What the sweep could not remove and why, a sentence each: worth a warning, in nobody's way.
 using SweepDone = std::function<void(std::vector<std::string> left)>;
-/// Removes what crashed saves and removals left in the root: attempts, retired folders, spares; of their files the
-/// wished ones become, or stay, spares. By the writer who holds the root open, before any rank makes an attempt that it
-/// may commit. On the queue's thread; `done` comes once, never from within the call.
-void Sweep(IoQueue& queue, const std::string& root, const SpareWish& spares, SweepDone done);
+/// Removes what crashed saves and removals left in the root: retired folders, as which Root::Open has renamed attempts,
+/// and spares; of their files the wished ones become, or stay, spares. By the writer who holds the root open. On the
+/// queue's thread; `done` comes once, never from within the call.
+void Sweep(IoQueue& queue, const PathAt& root, const SpareWish& spares, SweepDone done);
 
-/// Unlinks the spares. Blocking; the queue is the caller's alone. Best effort: what is left is the next writer's.
-void RemoveSpares(IoQueue& queue, const std::string& root);
+/// Unlinks the spares, where this process still is the writer. Blocking; the queue is the caller's alone. Best effort:
+/// what is left is the next writer's.
+void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& still_writer = {});
 
 }  // namespace cairn

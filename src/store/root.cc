@@ -6,13 +6,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <utility>
 
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
+#include "base/uuid.h"
 #include "io/io_task.h"
+#include "store/names.h"
+#include "store/paths.h"
 
 namespace cairn {
 namespace {
@@ -72,20 +75,100 @@ Status MakeDirectories(IoQueue& queue, const std::string& path, unsigned mode) {
   return Error(StatusCode::kFailedPrecondition, "{}: it was made and is not there", path);
 }
 
-Status CheckWritable(const std::string& path) {
-  if (::faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return Status::Ok();
-  return ErrnoStatus(errno, "writing into " + path);
+Status CheckWritable(const PathAt& path) {
+  if (::faccessat(path.directory(), path.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return Status::Ok();
+  return ErrnoStatus(errno, "writing into " + path.text());
 }
 
-/// A rename that was cut short by a kill may not be on the disk yet: what it renamed must not be listed, nor touched,
-/// before it is.
-IoTask<Status> FsyncRoot(std::string root) {
-  UniqueFd fd;
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root, /*follow=*/true, fd));
-  co_return co_await io::Fsync(fd, root);
+IoTask<Status> OpenTask(const std::string& path, UniqueFd& fd) {
+  co_return co_await io::OpenDirectory(path, /*follow=*/true, fd);
+}
+
+// So often a lock is asked for: nothing tells that it has been given back.
+constexpr std::chrono::milliseconds kLockInterval{20};
+
+/// Who wrote the root last, in words.
+std::string LastWriter(const PathAt& root) {
+  const Result<std::optional<WriterRecord>> writer = ReadWriter(root);
+  return writer.ok() && *writer ? (*writer)->Describe() : "another process";
 }
 
 }  // namespace
+
+Status Root::OpenDirectory(IoQueue& queue, const std::string& path) {
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, OpenTask(path, directory_)));
+  at_ = PathAt(directory_.get(), path);
+  return CheckWritable(at_);
+}
+
+Status Root::TakeLock(IoQueue& queue, const RootOptions& options) {
+  const Deadline deadline = Deadline::In(options.wait);
+  while (true) {
+    CAIRN_ASSIGN_OR_RETURN(std::optional<WriterLock> lock, WriterLock::TryTake(at_, options.file_mode));
+    if (lock) {
+      lock_.emplace(*std::move(lock));
+      break;
+    }
+    // This attempt at the lock has its descriptor closed by now.
+    const bool mine = WriterLock::HeldHere(at_);
+    const std::string holder = mine ? fmt::format("this process ({})", ::getpid()) : LastWriter(at_);
+    if (!options.take_over && (mine || deadline.passed())) {
+      return Error(StatusCode::kFailedPrecondition, "{} is open for writing already, in {}", path(), holder);
+    }
+    if (deadline.passed()) {
+      notes_.push_back(fmt::format("{} was taken over from {}, which still held its lock", path(), holder));
+      CAIRN_ASSIGN_OR_RETURN(WriterLock own, WriterLock::Replace(at_, options.file_mode));
+      lock_.emplace(std::move(own));
+      break;
+    }
+    const Deadline again = Deadline::At(std::min(Deadline::In(kLockInterval).when(), deadline.when()));
+    CAIRN_RETURN_IF_ERROR(queue.RunOnce(again).status());
+  }
+  if (!lock_->locks()) {
+    notes_.push_back(
+        fmt::format("{}: its filesystem knows no locks; a second writer is noticed by {} alone, and takes over", path(),
+                    kWriterName));
+  }
+  return Status::Ok();
+}
+
+IoTask<Status> Root::NameWriter(unsigned file_mode) {
+  // An unreadable record is replaced as any other is: what counts is that the new one differs.
+  const Result<std::optional<WriterRecord>> last = ReadWriter(at_);
+  writer_ = WriterRecord::Next(last.ok() ? *last : std::nullopt);
+  const std::string text = EncodeWriter(writer_);
+  const PathAt draft = JoinPath(at_, WriterDraftName(writer_.id));
+  const PathAt path = JoinPath(at_, kWriterName);
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(draft, 0, file_mode, writer_fd_));
+  CAIRN_CO_RETURN_IF_ERROR(
+      co_await io::WriteAll(writer_fd_, draft.text(), 0, std::as_bytes(std::span(text)), /*alignment=*/1));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(writer_fd_, draft.text()));
+  co_return co_await io::Rename(draft, path, RenameMode::kPlain);
+}
+
+IoTask<Status> Root::Fence() {
+  const Result<std::vector<FolderEntry>> entries = ListRoot(at_);
+  CAIRN_CO_RETURN_IF_ERROR(entries.status());
+  for (const FolderEntry& entry : *entries) {
+    const PathAt path = JoinPath(at_, entry.name);
+    if (!entry.directory && IsDraft(entry.name)) {
+      IoResult removed = co_await io::Unlink(path);
+      if (!removed.ok() && removed.error != ENOENT) co_return removed.status;
+    }
+    if (!entry.directory || !IsAttemptName(entry.name)) continue;
+    const PathAt retired = JoinPath(at_, RetiredName(MakeUuid()));
+    IoResult renamed = co_await io::Rename(path, retired, RenameMode::kPlain);
+    if (renamed.error == EXDEV) {
+      // Of a lower layer of an overlay, which nobody writes.
+      notes_.push_back(fmt::format("{} is left: {}", path.text(), renamed.status.message()));
+    } else if (!renamed.ok() && renamed.error != ENOENT) {
+      co_return renamed.status;
+    }
+  }
+  // What was renamed by a writer that was killed may not be on the disk yet either: nothing of it must be listed, nor
+  // touched, before it is.
+  co_return co_await io::Fsync(directory_, path());
+}
 
 Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& options) {
   if (options.path.empty()) return Error(StatusCode::kInvalidArgument, "the root's path is empty");
@@ -94,19 +177,49 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
   if (error) return ErrnoStatus(error.value(), "looking for " + options.path);
   while (path.size() > 1 && path.back() == '/') path.pop_back();
 
+  std::unique_ptr<Root> root(new Root);
+  root->at_ = path;
   if (options.read_only || !options.coordinator) {
     CAIRN_ASSIGN_OR_RETURN(const Found found, Look(path));
     if (found == Found::kNothing && options.read_only) {
       return Error(StatusCode::kNotFound, "{}: no such directory, and it is to be read only", path);
     }
-    if (found == Found::kDirectory && !options.read_only) CAIRN_RETURN_IF_ERROR(CheckWritable(path));
-    return std::unique_ptr<Root>(new Root(std::move(path), std::nullopt));
+    if (found == Found::kDirectory && !options.read_only) CAIRN_RETURN_IF_ERROR(root->OpenDirectory(queue, path));
+    return root;
   }
   CAIRN_RETURN_IF_ERROR(MakeDirectories(queue, path, options.directory_mode));
-  CAIRN_RETURN_IF_ERROR(CheckWritable(path));
-  CAIRN_ASSIGN_OR_RETURN(WriterLock lock, WriterLock::Take(path, options.file_mode));
-  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, FsyncRoot(path)));
-  return std::unique_ptr<Root>(new Root(std::move(path), std::move(lock)));
+  CAIRN_RETURN_IF_ERROR(root->OpenDirectory(queue, path));
+  CAIRN_RETURN_IF_ERROR(root->TakeLock(queue, options));
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, root->NameWriter(options.file_mode)));
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, root->Fence()));
+  return root;
+}
+
+Status Root::CheckWriter() const {
+  if (!lock_) return Status::Ok();
+  const PathAt path = JoinPath(at_, kWriterName);
+  const bool in_place = lock_->InPlace(at_);
+  if (in_place && LeadsTo(path, writer_fd_)) return Status::Ok();
+  const Result<std::optional<WriterRecord>> found = ReadWriter(at_);
+  if (!found.ok() && found.status().code() != StatusCode::kCorrupt) return found.status();
+  // Who takes over leaves a record: where somebody has removed it, the lock says enough, if there is one.
+  const bool gone = found.ok() && !*found;
+  const bool copied = found.ok() && *found && (*found)->id == writer_.id;
+  if (in_place && (copied || (gone && lock_->locks() && lock_->Named(at_)))) return Status::Ok();
+  const std::string who = found.ok() && *found && !copied ? (*found)->Describe() : "another process";
+  return Error(StatusCode::kFailedPrecondition,
+               "{} was taken over by {}: this writer, of epoch {}, commits and removes nothing there any more", at_,
+               who, writer_.epoch);
+}
+
+Status Root::CheckPath() const {
+  struct stat by_path {};
+  struct stat by_fd {};
+  if (!directory_.valid() || ::fstat(directory_.get(), &by_fd) != 0) return Status::Ok();
+  const bool there = ::stat(path().c_str(), &by_path) == 0;
+  if (there && by_path.st_dev == by_fd.st_dev && by_path.st_ino == by_fd.st_ino) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition, "{} {}: the directory that this process writes was moved or removed",
+               path(), there ? "is another directory by now" : "is no longer there");
 }
 
 }  // namespace cairn

@@ -16,9 +16,12 @@ Status CheckFileSizeLimit(const std::string& path, std::uint64_t bytes) {
   return Error(StatusCode::kNoSpace, "{} needs {} bytes, RLIMIT_FSIZE allows {} a file", path, bytes, limit.rlim_cur);
 }
 
-Status CheckFreeSpace(const std::string& root, const std::string& path, std::uint64_t bytes) {
+Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes) {
   struct statvfs found {};
-  if (::statvfs(root.c_str(), &found) != 0) return ErrnoStatus(errno, "asking for free space under " + root);
+  const bool open = root.directory() != AT_FDCWD;
+  if ((open ? ::fstatvfs(root.directory(), &found) : ::statvfs(root.c_str(), &found)) != 0) {
+    return ErrnoStatus(errno, "asking for free space under " + root.text());
+  }
   if (found.f_blocks == 0) return Status::Ok();  // The filesystem does not say.
   const std::uint64_t free = std::uint64_t{found.f_bavail} * found.f_frsize;
   if (bytes <= free) return Status::Ok();

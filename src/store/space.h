@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cairn/status.h"
+#include "io/path_at.h"
 
 namespace cairn {
 
@@ -11,6 +12,6 @@ namespace cairn {
 /// O_DIRECT says EINVAL, and a buffered write raises SIGXFSZ, which ends the process.
 [[nodiscard]] Status CheckFileSizeLimit(const std::string& path, std::uint64_t bytes);
 /// NoSpace where the filesystem of `root` has fewer bytes free than the file `path` will need.
-[[nodiscard]] Status CheckFreeSpace(const std::string& root, const std::string& path, std::uint64_t bytes);
+[[nodiscard]] Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes);
 
 }  // namespace cairn

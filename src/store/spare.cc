@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -39,15 +38,14 @@ Status CheckFile(const UniqueFd& fd, const std::string& path, unsigned file_mode
 
 }  // namespace
 
-Status CheckRecyclable(const std::string& path, unsigned file_mode) {
-  const UniqueFd fd(::open(path.c_str(), kOpenFlags | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus(errno, "opening " + path);
-  CAIRN_RETURN_IF_ERROR(CheckFile(fd, path, file_mode));
-  return TakeLease(fd, path);  // Given back with the descriptor.
+Status CheckRecyclable(const PathAt& path, unsigned file_mode) {
+  const UniqueFd fd(::openat(path.directory(), path.c_str(), kOpenFlags | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, "opening " + path.text());
+  CAIRN_RETURN_IF_ERROR(CheckFile(fd, path.text(), file_mode));
+  return TakeLease(fd, path.text());  // Given back with the descriptor.
 }
 
-Spare::Spare(const std::string& root, std::uint64_t folders, std::string name, unsigned file_mode,
-             NotRecycled not_recycled)
+Spare::Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, NotRecycled not_recycled)
     : name_(std::move(name)), file_mode_(file_mode), not_recycled_(std::move(not_recycled)) {
   // The last first: so those in use are the first ones.
   for (std::uint64_t number = folders; number-- > 0;) folders_.push_back(JoinPath(root, SpareName(number)));
@@ -58,18 +56,20 @@ void Spare::Tell(const Status& why) const {
 }
 
 Status Spare::FindFolders() {
-  std::error_code error;
   // A link is somebody's.
-  std::erase_if(folders_, [&error](const std::string& folder) { return std::filesystem::is_symlink(folder, error); });
-  for (const std::string& folder : folders_) room_.paths.push_back(JoinPath(folder, name_));
+  std::erase_if(folders_, [](const PathAt& folder) {
+    struct stat found {};
+    return ::fstatat(folder.directory(), folder.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode);
+  });
+  for (const PathAt& folder : folders_) room_.paths.push_back(JoinPath(folder, name_));
   return Status::Ok();
 }
 
 Status Spare::LookAt(const UniqueFd& fd) {
   // While a file is in it the folder is not replaced by a later one; it was, if the file came between the two opens.
   if (!LeadsTo(folder_, folder_fd_)) return Error(StatusCode::kNotFound, "{} was replaced", folder_);
-  CAIRN_RETURN_IF_ERROR(CheckFile(fd, path_, file_mode_));
-  CAIRN_RETURN_IF_ERROR(TakeLease(fd, path_));
+  CAIRN_RETURN_IF_ERROR(CheckFile(fd, path_.text(), file_mode_));
+  CAIRN_RETURN_IF_ERROR(TakeLease(fd, path_.text()));
   struct stat found {};
   if (::fstat(fd.get(), &found) == 0) allocated_ = static_cast<std::uint64_t>(found.st_blocks) * kStatBlock;
   // A ring would fail writes that it cannot start at once.
@@ -79,8 +79,8 @@ Status Spare::LookAt(const UniqueFd& fd) {
 
 IoTask<Status> Spare::Claim(UniqueFd& fd) {
   if (folders_.empty()) co_return Status::Ok();
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folders_.front(), [this] { return FindFolders(); }));
-  for (const std::string& folder : folders_) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folders_.front().text(), [this] { return FindFolders(); }));
+  for (const PathAt& folder : folders_) {
     folder_ = folder;
     path_ = JoinPath(folder, name_);
     folder_fd_.Reset();
@@ -92,7 +92,7 @@ IoTask<Status> Spare::Claim(UniqueFd& fd) {
     IoResult found = co_await io::Open(path_, kOpenFlags, fd);
     if (found.error == ENOENT) continue;
     Status claimed = std::move(found.status);
-    if (claimed.ok()) claimed = co_await io::OnThread(path_, [this, &fd] { return LookAt(fd); });
+    if (claimed.ok()) claimed = co_await io::OnThread(path_.text(), [this, &fd] { return LookAt(fd); });
     if (claimed.ok()) {
       stage_ = Stage::kClaimed;
       break;
@@ -106,7 +106,7 @@ IoTask<Status> Spare::Claim(UniqueFd& fd) {
   co_return Status::Ok();
 }
 
-IoTask<Status> Spare::TakeOver(UniqueFd& fd, const std::string& target) {
+IoTask<Status> Spare::TakeOver(UniqueFd& fd, const PathAt& target) {
   if (!claimed()) co_return Status::Ok();
   IoResult renamed = co_await io::Rename(path_, target, RenameMode::kNoReplace);
   stage_ = renamed.ok() ? Stage::kTaken : Stage::kNone;
@@ -117,8 +117,8 @@ IoTask<Status> Spare::TakeOver(UniqueFd& fd, const std::string& target) {
     co_return renamed.status;
   }
   // From here on no path leads to it but the attempt's. Who had followed the old one, or has linked it, came before.
-  const Status alone = co_await io::OnThread(target, [this, &fd, &target] {
-    CAIRN_RETURN_IF_ERROR(CheckFile(fd, target, file_mode_));
+  const Status alone = co_await io::OnThread(target.text(), [this, &fd, &target] {
+    CAIRN_RETURN_IF_ERROR(CheckFile(fd, target.text(), file_mode_));
     if (HoldsLease(fd)) return Status::Ok();
     return Error(StatusCode::kFailedPrecondition, "{}: somebody is waiting to open it", target);
   });

@@ -28,26 +28,26 @@ struct SpareWish {
 
 /// Whether a file that is no checkpoint's any more may become a spare: nobody but this writer can see what is written
 /// into it. A regular file of this user with no wider mode than `file_mode`, one name, and nobody who has it open.
-[[nodiscard]] Status CheckRecyclable(const std::string& path, unsigned file_mode);
+[[nodiscard]] Status CheckRecyclable(const PathAt& path, unsigned file_mode);
 
 /// One rank's spare on its way into an attempt. Outlives the tasks.
 class Spare {
  public:
   /// May be in so many folders of the root, under the rank's `name`.
-  Spare(const std::string& root, std::uint64_t folders, std::string name, unsigned file_mode, NotRecycled not_recycled);
+  Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, NotRecycled not_recycled);
 
   /// Opens and claims one, into `fd`. Never fails: one that is refused is unlinked, and the next looked at.
   IoTask<Status> Claim(UniqueFd& fd);
   /// Renames a claimed one to `target`. Unlinked, and `fd` closed, where somebody has come for it meanwhile. The lease
   /// is held on.
-  IoTask<Status> TakeOver(UniqueFd& fd, const std::string& target);
+  IoTask<Status> TakeOver(UniqueFd& fd, const PathAt& target);
 
   [[nodiscard]] bool claimed() const { return stage_ == Stage::kClaimed; }
   [[nodiscard]] bool taken() const { return stage_ == Stage::kTaken; }
   /// Of a claimed or a taken one: the bytes of its blocks, its path, and the folder it is, or was, in.
   [[nodiscard]] std::uint64_t allocated() const { return claimed() || taken() ? allocated_ : 0; }
-  [[nodiscard]] const std::string& path() const { return path_; }
-  [[nodiscard]] const std::string& folder() const { return folder_; }
+  [[nodiscard]] const PathAt& path() const { return path_; }
+  [[nodiscard]] const PathAt& folder() const { return folder_; }
   [[nodiscard]] const UniqueFd& folder_fd() const { return folder_fd_; }
   /// All spares of this rank.
   [[nodiscard]] Room& room() { return room_; }
@@ -65,11 +65,11 @@ class Spare {
   const std::string name_;
   const unsigned file_mode_;
   const NotRecycled not_recycled_;
-  std::vector<std::string> folders_;
+  std::vector<PathAt> folders_;
   Room room_;
   Stage stage_ = Stage::kNone;
-  std::string folder_;
-  std::string path_;
+  PathAt folder_;
+  PathAt path_;
   std::uint64_t allocated_ = 0;
   UniqueFd folder_fd_;
 };

@@ -47,14 +47,16 @@ Result<Collected> ChooseAndRemove(const CollectOptions& options) {
   CAIRN_RETURN_IF_ERROR(ListCheckpoints(options.root).status());
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, 1));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Root> lock, Root::Open(*queue, {.path = options.root}));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Root> root, Root::Open(*queue, {.path = options.root}));
+  const PathAt& at = root->at();
   std::optional<std::vector<std::string>> left;
-  Sweep(*queue, options.root, {}, [&left](std::vector<std::string> found) { left = std::move(found); });
+  Sweep(*queue, at, {}, [&left](std::vector<std::string> found) { left = std::move(found); });
   while (!left) CAIRN_RETURN_IF_ERROR(queue->RunOnce(Deadline::Infinite()).status());
   for (const std::string& why : *left) fmt::print(stderr, "{}\n", why);
   CAIRN_ASSIGN_OR_RETURN(Collected collected, Choose(options));
   for (const auto& [step, bytes] : collected.chosen) {
-    const Status removed = RemoveCheckpointBlocking(*queue, options.root, step, {}).status;
+    const Status removed =
+        RemoveCheckpointBlocking(*queue, at, step, {.still_writer = [&root] { return root->CheckWriter(); }}).status;
     if (removed.ok()) {
       collected.removed.emplace(step, bytes);
     } else if (collected.failure.ok()) {

@@ -48,9 +48,9 @@ Status Outcome(int result, const char* call) { return result == 0 ? Status::Ok()
 class Scratch {
  public:
   explicit Scratch(const std::string& root)
-      : folder_(JoinPath(root, AttemptName(MakeUuid()))),
-        first_(JoinPath(folder_, "first")),
-        second_(JoinPath(folder_, "second")) {}
+      : folder_(JoinPath(root, AttemptName(MakeUuid())).text()),
+        first_(JoinPath(folder_, "first").text()),
+        second_(JoinPath(folder_, "second").text()) {}
   ~Scratch() {
     ::unlink(first_.c_str());
     ::unlink(second_.c_str());

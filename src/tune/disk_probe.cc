@@ -61,8 +61,8 @@ class ProbeAttempt {
         limits_(limits),
         end_(end),
         root_(std::move(root)),
-        folder_(JoinPath(root_, AttemptName(uuid_))),
-        retired_(JoinPath(root_, RetiredName(uuid_))),
+        folder_(JoinPath(root_, AttemptName(uuid_)).text()),
+        retired_(JoinPath(root_, RetiredName(uuid_)).text()),
         memory_(memory) {}
   ~ProbeAttempt() {
     attempt_.reset();
@@ -111,12 +111,12 @@ class ProbeAttempt {
   using Transfer = std::function<void(std::uint64_t at, Bytes piece, StatusDone done)>;
 
   IoTask<Status> WriteManifest() {
-    const std::string path = JoinPath(folder_, kManifestName);
+    const PathAt path = JoinPath(folder_, kManifestName);
     UniqueFd fd;
     CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(path, 0, 0600, fd));
-    CAIRN_CO_RETURN_IF_ERROR(co_await io::WriteAll(fd, path, 0, Bytes(memory_, kBlock / 8), /*alignment=*/1));
-    CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(fd, path));
-    co_return co_await io::Close(fd, path);
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::WriteAll(fd, path.text(), 0, Bytes(memory_, kBlock / 8), /*alignment=*/1));
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(fd, path.text()));
+    co_return co_await io::Close(fd, path.text());
   }
   IoTask<Status> RenameAway() {
     UniqueFd root;
@@ -190,7 +190,7 @@ class ProbeAttempt {
 
   /// What has been written once more, through a descriptor of its own.
   Result<Pass> Again(const IoShape& shape, IoOp op, int access) {
-    const std::string path = JoinPath(folder_, ShardName(0));
+    const std::string path = JoinPath(folder_, ShardName(0)).text();
     CAIRN_ASSIGN_OR_RETURN(const std::int64_t opened,
                            RunBlocking(queue_, {.op = IoOp::kOpen,
                                                 .path = path,

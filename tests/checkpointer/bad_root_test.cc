@@ -244,20 +244,38 @@ TEST(FullDisk, RefusesASaveBeyondRlimitFsize) {
 }
 
 // A root that is taken away under a running trainer.
-TEST(BadRoot, FailsSavesWhereItHasVanishedAndWorksOnceItIsBack) {
+TEST(BadRoot, GoesOnInTheDirectoryThatItHasOpenedWhereThatIsMoved) {
   const TempDir dir;
   const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
   ASSERT_NE(checkpointer, nullptr);
   ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
   std::filesystem::rename(dir / "run", dir / "elsewhere");
+  std::filesystem::create_directory(dir / "run");
+
+  EXPECT_EQ(SaveDurably(*checkpointer, 2), Status::Ok());
+  const Status listed = checkpointer->List().status();
+  EXPECT_TRUE(std::filesystem::is_empty(dir / "run")) << "it is somebody else's";
+  std::filesystem::remove(dir / "run");
+  std::filesystem::rename(dir / "elsewhere", dir / "run");
+
+  EXPECT_EQ(listed.code(), StatusCode::kFailedPrecondition) << listed;
+  EXPECT_THAT(listed.message(), HasSubstr(dir / "run"));
+  EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2, 3));
+}
+
+TEST(BadRoot, FailsSavesWhereItWasRemovedAndMakesNoneAnew) {
+  const TempDir dir;
+  const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
+  ASSERT_NE(checkpointer, nullptr);
+  ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
+  std::filesystem::remove_all(dir / "run");
 
   const Status status = SaveDurably(*checkpointer, 2);
-  std::filesystem::rename(dir / "elsewhere", dir / "run");
 
   EXPECT_EQ(status.code(), StatusCode::kNotFound) << status;
   EXPECT_THAT(status.message(), HasSubstr(dir / "run"));
-  EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
-  EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 3));
+  EXPECT_FALSE(std::filesystem::exists(dir / "run"));
 }
 
 // What no checkpoint is, is left alone, and named.

@@ -82,7 +82,7 @@ TEST(Observe, AFailureIsOnTheHandleInLastFailureAndInTheCallbackAndTheNextSavePr
       {.root = dir / "run", .on_event = events.Callback(), .host_memory_bytes = 32_MiB}, std::move(wiring));
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   Tensors tensors = Tensors::Many(2, 1000);
-  plan->Fail({.op = IoOp::kWrite, .nth = 1}, EIO);
+  plan->Fail({.op = IoOp::kWrite, .path = "shard-", .nth = 1}, EIO);
 
   const auto save = (*checkpointer)->Save(1, tensors.state());
 

@@ -92,7 +92,7 @@ TEST(Pipeline, StagingFreesTheTensorsWhateverTheDiskDoes) {
   wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
   Options options = SmallOptions(dir);
   options.staging_bytes = 40_MiB;
-  const FaultGate disk = plan->Hold({.op = IoOp::kWrite});
+  const FaultGate disk = plan->Hold({.op = IoOp::kWrite, .path = "shard-"});
   auto checkpointer = Checkpointer::Open(options, std::move(wiring));
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   Tensors tensors = Tensors::Many(20, 1_MiB / sizeof(float), kModelGpu);

@@ -161,10 +161,10 @@ TEST_F(SweepTest, TellsWhatItHadToLeave) {
 TEST_F(SweepTest, FirstSavesAreWrittenOverWhatItFound) {
   const UniqueFd probe(::open((dir_ / "probe").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   if (const Status status = TakeLease(probe, "a file here"); !status.ok()) GTEST_SKIP() << status;
-  Leave(".attempt-y");
-  Leave(".attempt-z");
-  std::ofstream(root() + "/.attempt-z/manifest.json") << "{";
-  const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".attempt-z"});
+  Leave(".retired-y");
+  Leave(".retired-z");
+  std::ofstream(root() + "/.retired-z/manifest.json") << "{";
+  const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-z"});
   const auto checkpointer = OpenOrFail(SmallOptions(root()), Through(plan_));
   ASSERT_NE(checkpointer, nullptr);
   ASSERT_TRUE(gate.WaitHeld(Soon()));

@@ -81,6 +81,7 @@ TEST_P(FaultOfAnyOperation, FailsTheSaveAndLosesNothing) {
 TEST_P(FaultOfAnyOperation, LosesNothingWhereItWasDoneAllTheSame) {
   const std::size_t operations = CountOperations({.step = 3, .shards = GetParam()});
   std::uint64_t step = 100;
+  int successes = 0;
   for (std::size_t k = 1; k <= operations; ++k) {
     SCOPED_TRACE("operation " + std::to_string(k));
     const TestSave save{.step = ++step, .shards = GetParam()};
@@ -89,14 +90,15 @@ TEST_P(FaultOfAnyOperation, LosesNothingWhereItWasDoneAllTheSame) {
 
     const Status status = SaveTo(*queue_, root_.path(), save);
 
-    EXPECT_FALSE(status.ok());
     const bool listed = fs::exists(root_ / StepName(step));
-    EXPECT_EQ(listed, status.code() == StatusCode::kUnknownOutcome) << status;
+    successes += status.ok() ? 1 : 0;
+    EXPECT_EQ(listed, status.ok() || status.code() == StatusCode::kUnknownOutcome) << status;
     EXPECT_EQ(CheckContent(root_.path(), kept_), Status::Ok());
     if (listed) {
       EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
     }
   }
+  EXPECT_EQ(successes, 1) << "where the answer of the rename is lost, the step is looked for, and found";
   Reopen();
 }
 

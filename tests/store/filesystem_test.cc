@@ -113,7 +113,7 @@ void CheckLife(const std::string& root, bool direct) {
     EXPECT_EQ(CheckContent(root, again), Status::Ok());
     EXPECT_THAT(GoodSteps(root), ElementsAre(1, 2));
     EXPECT_EQ(Remove(*queue, root, 1), Status::Ok());
-    EXPECT_THAT(Names(root), ElementsAre(".lock", StepName(2)));
+    EXPECT_THAT(Names(root), ElementsAre(".lock", ".writer", StepName(2)));
   }
   EXPECT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
 }
@@ -231,7 +231,7 @@ void CheckFullBeforeTheSave() {
 
   EXPECT_EQ(status.code(), StatusCode::kNoSpace) << status;
   EXPECT_EQ(CheckContent(dir / "root", first), Status::Ok());
-  EXPECT_THAT(Names(dir / "root"), ElementsAre(".lock", StepName(1)));
+  EXPECT_THAT(Names(dir / "root"), ElementsAre(".lock", ".writer", StepName(1)));
 }
 TEST(Filesystem, FullBeforeTheSave) { WithOwnMounts(CheckFullBeforeTheSave); }
 

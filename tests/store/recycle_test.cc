@@ -369,14 +369,14 @@ TEST_F(RecycleTest, SweepLeavesTheSpareWhereOneIsWishedFor) {
 
   ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 1, .shards = 1}).ok());
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0)));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0), kWriterName));
   EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink, .path = ShardName(0)}), 0U);
   EXPECT_TRUE(SaveNext());
   EXPECT_EQ(Inode(NewShard()), inode);
 
   ASSERT_EQ(Retire(*queue_, root_.path(), 2), Status::Ok());
   ASSERT_TRUE(OpenRoot(*queue_, root_.path()).ok());
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, kWriterName));
 }
 
 TEST_F(RecycleTest, SweepMakesSparesOfAnAttempt) {
@@ -389,7 +389,7 @@ TEST_F(RecycleTest, SweepMakesSparesOfAnAttempt) {
 
   ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 1, .shards = 2}).ok());
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0), StepName(1)));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0), kWriterName, StepName(1)));
   EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0), ShardName(1))) << "the third rank's is of no use";
   EXPECT_TRUE(SaveNext({.step = 6, .shards = 2, .recycle = true}));
   const std::string committed = root_ / StepName(6) + "/";
@@ -417,7 +417,7 @@ TEST_F(RecycleTest, SweepKeepsOneCheckpointsFilesAndNotMore) {
 
   ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 1, .shards = 1}).ok());
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0)));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0), kWriterName));
   EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
   EXPECT_EQ(Inode(SpareFile()), retired);
 }
@@ -431,7 +431,7 @@ TEST_F(RecycleTest, SweepKeepsAsManyAsAreWishedFor) {
 
   ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 2, .shards = 1}).ok());
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0), SpareName(1)));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0), SpareName(1), kWriterName));
   EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink, .path = ShardName(0)}), 1U);
 }
 
@@ -445,7 +445,7 @@ TEST_F(RecycleTest, SweepUnlinksWhatADeadWriterMayStillBeWriting) {
                        {.folders = 1, .shards = 1, .not_recycled = [&why](const std::string& told) { why = told; }})
                   .ok());
 
-  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, StepName(1)));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, kWriterName, StepName(1)));
   EXPECT_THAT(why, HasSubstr("somebody has it open or mapped"));
 }
 
@@ -509,7 +509,8 @@ TEST_F(RecycleTest, FailedOperationsLoseNothing) {
 
         plan_->Clear();
         ASSERT_TRUE(OpenRoot(*queue_, root_.path()).ok());
-        EXPECT_THAT(Names(root_.path()), ::testing::Each(::testing::AnyOf(kLockName, ::testing::StartsWith("step-"))));
+        EXPECT_THAT(Names(root_.path()),
+                    ::testing::Each(::testing::AnyOf(kLockName, kWriterName, ::testing::StartsWith("step-"))));
         // The next round finds one checkpoint, and a spare.
         kept = {.step = save.step + 2, .recycle = true};
         ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = save.step + 1}), Status::Ok());

@@ -58,7 +58,7 @@ TEST_F(RootTest, MissingOneIsMadeWithItsParentsAndEveryParentIsFsynced) {
 
   ASSERT_TRUE(root.ok()) << root.status();
   EXPECT_EQ((*root)->path(), dir_ / "a/b/root");
-  EXPECT_THAT(Names(dir_ / "a/b/root"), ElementsAre(".lock"));
+  EXPECT_THAT(Names(dir_ / "a/b/root"), ElementsAre(".lock", ".writer"));
   EXPECT_THAT(Fsyncs(dir_.path()), SizeIs(1)) << ToString(plan_->Seen());
   EXPECT_THAT(Fsyncs(dir_ / "a"), SizeIs(1));
   EXPECT_THAT(Fsyncs(dir_ / "a/b"), SizeIs(1));
@@ -245,11 +245,10 @@ TEST_F(RootTest, ForkedChildNeitherReleasesNorReopensTheParentsRoot) {
   auto root = Open(root_);
   ASSERT_TRUE(root.ok()) << root.status();
 
-  for (const bool forget : {false, true}) {
+  for (const bool destroys : {false, true}) {
     const pid_t child = ::fork();
     if (child == 0) {
-      if (forget) (*root)->ForgetAfterFork();
-      (*root).reset();
+      if (destroys) (*root).reset();
       const auto queue = MakeQueue();
       ::_exit(OpenRoot(*queue, root_).status().message().find("in process " + std::to_string(::getppid())) ==
                       std::string::npos
@@ -258,7 +257,7 @@ TEST_F(RootTest, ForkedChildNeitherReleasesNorReopensTheParentsRoot) {
     }
     int status = 0;
     ::waitpid(child, &status, 0);
-    EXPECT_EQ(status, 0) << forget;
+    EXPECT_EQ(status, 0) << destroys;
   }
   EXPECT_EQ(OpenStatus({.path = root_}).code(), StatusCode::kFailedPrecondition);
 }
@@ -282,7 +281,8 @@ TEST_F(RootTest, SweepRemovesLeftoversAfterAnFsyncOfTheRootAndNothingElse) {
   EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink}), 0U) << "it may take long";
   const std::vector<std::string> left = SweepNow(*queue_, root_);
 
-  EXPECT_THAT(Names(root_), ElementsAre(".attempt-file", ".attempt-link", ".lock", "mine", "notes.txt", StepName(1)));
+  EXPECT_THAT(Names(root_),
+              ElementsAre(".attempt-file", ".attempt-link", ".lock", ".writer", "mine", "notes.txt", StepName(1)));
   EXPECT_EQ(ReadAll(dir_ / "elsewhere/precious"), "mine");
   EXPECT_TRUE(fs::exists(root_ + "/mine/.attempt-c"));
   EXPECT_EQ(CheckContent(root_, {.step = 1}), Status::Ok());
@@ -292,8 +292,8 @@ TEST_F(RootTest, SweepRemovesLeftoversAfterAnFsyncOfTheRootAndNothingElse) {
 }
 
 TEST_F(RootTest, SweepLeavesForeignDirectoriesAndWhatCannotBeRemovedAndSaysSo) {
-  fs::create_directories(root_ + "/.attempt-a/mine");
-  WriteAll(root_ + "/.attempt-a/mine/notes.txt", "mine");
+  fs::create_directories(root_ + "/.retired-a/mine");
+  WriteAll(root_ + "/.retired-a/mine/notes.txt", "mine");
   fs::create_directories(root_ + "/.retired-b");
   WriteAll(root_ + "/.retired-b/stuck", "");
   plan_->Fail({.op = IoOp::kUnlink, .path = "stuck"}, EIO);
@@ -301,7 +301,7 @@ TEST_F(RootTest, SweepLeavesForeignDirectoriesAndWhatCannotBeRemovedAndSaysSo) {
   const std::vector<std::string> left = SweepNow(*queue_, root_);
 
   EXPECT_THAT(left, ElementsAre(HasSubstr("mine is a directory that no checkpoint holds"), HasSubstr("stuck")));
-  EXPECT_EQ(ReadAll(root_ + "/.attempt-a/mine/notes.txt"), "mine");
+  EXPECT_EQ(ReadAll(root_ + "/.retired-a/mine/notes.txt"), "mine");
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ Manifest ManifestOf(const TestSave& save, const std::string& uuid) {
 
 void TestRanks::Free::operator()(std::byte* memory) const { std::free(memory); }
 
-TestRanks::TestRanks(IoQueue& queue, const std::string& root, const TestSave& save)
+TestRanks::TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& still_writer)
     : queue_(queue), save_(save), uuid_(MakeUuid()) {
   for (std::uint64_t shard = 0; shard < save.shards; ++shard) {
     const std::string content = ShardContent(save, shard);
@@ -105,6 +105,7 @@ TestRanks::TestRanks(IoQueue& queue, const std::string& root, const TestSave& sa
                            .uuid = uuid_,
                            .shard = shard,
                            .file_bytes = content.size(),
+                           .still_writer = still_writer,
                            .spare_folders = save.recycle ? 2U : 0U,
                            .not_recycled = [this](const std::string& why) { not_recycled_ = why; }}));
   }
@@ -182,8 +183,8 @@ Status TestRanks::Save() {
   return status;
 }
 
-Status SaveTo(IoQueue& queue, const std::string& root, const TestSave& save) {
-  return TestRanks(queue, root, save).Save();
+Status SaveTo(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& still_writer) {
+  return TestRanks(queue, root, save, still_writer).Save();
 }
 
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step) {

@@ -56,7 +56,7 @@ struct TestSave {
 /// The attempts of all ranks of a save, each with its own memory.
 class TestRanks {
  public:
-  TestRanks(IoQueue& queue, const std::string& root, const TestSave& save);
+  TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& still_writer = {});
 
   Status Begin();
   /// All chunks of all ranks at once.
@@ -95,7 +95,7 @@ class TestRanks {
   std::vector<std::unique_ptr<Attempt>> attempts_;
 };
 
-Status SaveTo(IoQueue& queue, const std::string& root, const TestSave& save);
+Status SaveTo(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& still_writer = {});
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step);
 /// Retention's removal, which keeps the files of so many ranks as spares where it can, so many folders of them; `why`
 /// of the last that it did not keep.

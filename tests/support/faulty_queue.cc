@@ -88,7 +88,7 @@ class FaultyQueue : public IoQueue {
     }
     if (request.op == IoOp::kClose) plan_->fds_.Closing(request.fd);
     const IoOp op = request.op;
-    const std::string path = request.path;
+    const std::string path = request.path.text();
     inner_->Submit(std::move(request),
                    [this, op, path, verdict = std::move(verdict), done = std::move(done)](std::int64_t result) mutable {
                      if (op == IoOp::kOpen && result >= 0) plan_->fds_.Opened(static_cast<int>(result), path);
@@ -210,10 +210,10 @@ void FaultPlan::Add(FaultMatch match, Action action) {
 }
 
 FaultPlan::Verdict FaultPlan::Judge(const IoRequest& request) {
-  const std::string path = request.path.empty() ? fds_.Find(request.fd) : request.path;
+  const std::string path = request.path.empty() ? fds_.Find(request.fd) : request.path.text();
   MutexLock lock(mutex_);
   Verdict verdict{.index = seen_.size(),
-                  .seen = {request.op, path, request.path2, request.offset, request.length, {}},
+                  .seen = {request.op, path, request.path2.text(), request.offset, request.length, {}},
                   .action = {}};
   seen_.push_back(verdict.seen);
   for (Rule& rule : rules_) {

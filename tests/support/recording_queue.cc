@@ -75,8 +75,8 @@ std::size_t Recording::size() const {
 RecordedOperation Recording::Begin(const IoRequest& request) {
   MutexLock lock(mutex_);
   RecordedOperation operation{.op = request.op,
-                              .path = request.path,
-                              .path2 = request.path2,
+                              .path = request.path.text(),
+                              .path2 = request.path2.text(),
                               .file = 0,
                               .offset = request.offset,
                               .length = request.length,

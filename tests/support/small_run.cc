@@ -35,6 +35,7 @@ Tensors Shaped(int rank) {
 
 Options SmallOptions(const std::string& root) {
   return {.root = root,
+          .open_deadline = std::chrono::seconds(0),
           .max_in_flight = 3,
           .group_deadline = std::chrono::seconds(30),
           .host_memory_bytes = 4_MiB,
@@ -115,7 +116,7 @@ std::vector<std::string> Leftovers(const std::string& root) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(root)) {
     const std::string name = entry.path().filename();
-    if (name.starts_with(".") && name != ".lock") names.push_back(name);
+    if (name.starts_with(".") && name != ".lock" && name != ".writer") names.push_back(name);
   }
   std::sort(names.begin(), names.end());
   return names;

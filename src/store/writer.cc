@@ -1,0 +1,86 @@
+#include "store/writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "base/uuid.h"
+#include "format/fields.h"
+#include "store/names.h"
+
+namespace cairn {
+namespace {
+
+constexpr std::size_t kMaxRecordBytes = 4096;
+
+std::string HostName() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+}  // namespace
+
+WriterRecord WriterRecord::Next(const std::optional<WriterRecord>& last) {
+  return {.epoch = last ? last->epoch + 1 : 1,
+          .id = MakeUuid(),
+          .host = HostName(),
+          .process = static_cast<std::uint64_t>(::getpid())};
+}
+
+bool WriterRecord::OfThisProcess() const {
+  return process == static_cast<std::uint64_t>(::getpid()) && host == HostName();
+}
+
+std::string WriterRecord::Describe() const {
+  if (OfThisProcess()) return fmt::format("this process ({})", process);
+  return host == HostName() ? fmt::format("process {}", process)
+                            : fmt::format("process {} on {}", process, Quoted(host));
+}
+
+IoTask<Status> CheckWriter(const PathAt& root, const WriterCheck& check) {
+  if (!check) co_return Status::Ok();
+  co_return co_await io::OnThread(root.text(), check);
+}
+
+std::string EncodeWriter(const WriterRecord& record) {
+  const nlohmann::json object = {
+      {"epoch", record.epoch}, {"id", record.id}, {"host", record.host}, {"process", record.process}};
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+Result<WriterRecord> DecodeWriter(std::string_view text, const std::string& file) {
+  using Object = nlohmann::json;
+  const Object object = Object::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto has = [&object](const char* name, auto is) { return object.contains(name) && (object[name].*is)(); };
+  if (!object.is_object() || !has("epoch", &Object::is_number_unsigned) || !has("id", &Object::is_string) ||
+      !has("host", &Object::is_string) || !has("process", &Object::is_number_unsigned)) {
+    return Error(StatusCode::kCorrupt, "{}: expected a writer's epoch, id, host and process, found {}", file,
+                 Quoted(text));
+  }
+  return WriterRecord{.epoch = object["epoch"].get<std::uint64_t>(),
+                      .id = object["id"].get<std::string>(),
+                      .host = object["host"].get<std::string>(),
+                      .process = object["process"].get<std::uint64_t>()};
+}
+
+Result<std::optional<WriterRecord>> ReadWriter(const PathAt& root) {
+  const PathAt path = JoinPath(root, kWriterName);
+  const UniqueFd fd(::openat(path.directory(), path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd.valid()) {
+    if (errno == ENOENT) return std::optional<WriterRecord>();
+    return ErrnoStatus(errno, "opening " + path.text());
+  }
+  std::array<char, kMaxRecordBytes> buffer{};
+  const ssize_t got = ::pread(fd.get(), buffer.data(), buffer.size(), 0);
+  if (got < 0) return ErrnoStatus(errno, "reading " + path.text());
+  Result<WriterRecord> record = DecodeWriter({buffer.data(), static_cast<std::size_t>(got)}, path.text());
+  if (!record.ok()) return record.status();
+  return std::optional(*std::move(record));
+}
+
+}  // namespace cairn

@@ -1,0 +1,376 @@
+// One writer a root: the lock, `.writer`, the fence at Open, and what a writer does that another one has displaced.
+
+#include "store/writer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "store/names.h"
+#include "store_case.h"
+#include "support/faulty_queue.h"
+#include "support/forked.h"
+#include "support/hooked_calls.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
+
+class WriterTest : public ::testing::Test {
+ protected:
+  using Opened = std::unique_ptr<Root>;
+
+  Opened Open(const RootOptions& options) {
+    Result<Opened> root = Root::Open(*queue_, options);
+    EXPECT_TRUE(root.ok()) << root.status();
+    return root.ok() ? *std::move(root) : nullptr;
+  }
+  Opened Open() { return Open({.path = root_}); }
+  /// By somebody else, who has a queue of his own.
+  Opened TakeOver() {
+    const auto queue = MakeQueue();
+    Result<Opened> root = Root::Open(*queue, {.path = root_, .take_over = true});
+    EXPECT_TRUE(root.ok()) << root.status();
+    return root.ok() ? *std::move(root) : nullptr;
+  }
+  static WriterCheck CheckOf(const Opened& root) {
+    return [raw = root.get()] { return raw->CheckWriter(); };
+  }
+  Status SaveBy(const Opened& root, const TestSave& save) { return SaveTo(*queue_, root->at(), save, CheckOf(root)); }
+  Status RetireBy(const Opened& root, std::uint64_t step, const std::string& attempt = {}) {
+    return RemoveCheckpointBlocking(*queue_, root->at(), step, {.attempt = attempt, .still_writer = CheckOf(root)})
+        .status;
+  }
+
+  TempDir dir_;
+  const std::string root_ = dir_ / "root";
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
+};
+
+// The record
+
+TEST_F(WriterTest, RecordNamesEachOpenWithTheNextEpoch) {
+  Open();
+  const auto first = ReadWriter(root_);
+  const Opened open = Open();
+  const auto second = ReadWriter(root_);
+
+  ASSERT_TRUE(first.ok() && *first && second.ok() && *second);
+  EXPECT_EQ((*first)->epoch, 1U);
+  EXPECT_EQ((*second)->epoch, 2U);
+  EXPECT_NE((*first)->id, (*second)->id);
+  EXPECT_EQ((*second)->Describe(), fmt::format("this process ({})", ::getpid()));
+  EXPECT_EQ((WriterRecord{.host = "far", .process = 7}.Describe()), "process 7 on \"far\"");
+}
+
+TEST_F(WriterTest, RecordThatIsNoneIsCorruptAndTheNextOpenWritesItAnew) {
+  const std::string good = EncodeWriter({.epoch = 3, .id = "i", .host = "h", .process = 1});
+  ASSERT_TRUE(DecodeWriter(good, "f").ok());
+  for (const char* bad : {"", "{}", "[]", "{\"epoch\":-1,\"id\":\"i\",\"host\":\"h\",\"process\":1}",
+                          "{\"epoch\":1,\"id\":1,\"host\":\"h\",\"process\":1}", "{\"epoch\":1,\"id\":\"i\""}) {
+    const Status status = DecodeWriter(bad, "the-file").status();
+    EXPECT_EQ(status.code(), StatusCode::kCorrupt) << bad;
+    EXPECT_THAT(status.message(), HasSubstr("the-file"));
+  }
+
+  fs::create_directory(root_);
+  WriteAll(root_ + "/.writer", "rubbish");
+  const Opened root = Open();
+
+  EXPECT_EQ(root->CheckWriter(), Status::Ok());
+  EXPECT_EQ((*ReadWriter(root_))->epoch, 1U);
+}
+
+// The lock
+
+TEST_F(WriterTest, LockOutlivesOtherDescriptorsOfItsFile) {
+  const Opened root = Open();
+
+  // A copy of the root opens and closes every file in it, from this process.
+  fs::copy(root_, dir_ / "copy", fs::copy_options::recursive);
+  EXPECT_EQ(ReadAll(root_ + "/.lock"), "");
+
+  Forked other([this](const Say&) {
+    const auto queue = MakeQueue();
+    return Root::Open(*queue, {.path = root_}).status().code() == StatusCode::kFailedPrecondition ? 0 : 1;
+  });
+  EXPECT_EQ(other.Wait(Deadline::In(std::chrono::minutes(1))).value, 0);
+  EXPECT_EQ(root->CheckWriter(), Status::Ok());
+}
+
+TEST_F(WriterTest, OpenWaitsForAWriterThatEnds) {
+  Forked before([this](const Say& say) {
+    const auto queue = MakeQueue();
+    const auto root = OpenRoot(*queue, root_);
+    say(root.ok() ? "open" : "not open");
+    ::pause();
+    return 0;
+  });
+  ASSERT_EQ(before.NextLine(Deadline::In(std::chrono::minutes(1))), "open");
+  // It ends once this Open has found the root locked, and looked for whom to name.
+  std::optional<Result<Opened>> opened;
+  bool killed = false;
+  const CallHook hook = [&](const seccomp_data& call) {
+    if (PathOf(call) == kWriterName && !std::exchange(killed, true)) before.Kill();
+    return 0;
+  };
+  if (!RunHooked(SYS_openat, hook, [&] {
+        const auto queue = MakeQueue();
+        opened = Root::Open(*queue, {.path = root_, .wait = std::chrono::minutes(1)});
+      })) {
+    GTEST_SKIP() << "system calls cannot be hooked here";
+  }
+
+  EXPECT_TRUE(killed);
+  EXPECT_TRUE(opened->ok()) << opened->status();
+}
+
+TEST_F(WriterTest, FilesystemWithoutLocksIsToldApartByTheRecordAlone) {
+  const auto without_locks = [this](Opened& into) {
+    const CallHook no_locks = [](const seccomp_data& call) { return call.args[1] == F_OFD_SETLK ? ENOLCK : 0; };
+    return RunHooked(SYS_fcntl, no_locks, [&] {
+      const auto queue = MakeQueue();
+      auto root = Root::Open(*queue, {.path = root_});
+      if (root.ok()) into = *std::move(root);
+    });
+  };
+  Opened first;
+  Opened second;
+  if (!without_locks(first)) GTEST_SKIP() << "system calls cannot be hooked here";
+  ASSERT_NE(first, nullptr);
+  EXPECT_THAT(first->notes(), ElementsAre(HasSubstr("knows no locks")));
+  EXPECT_EQ(SaveBy(first, {.step = 1}), Status::Ok());
+
+  ASSERT_TRUE(without_locks(second));
+
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(SaveBy(first, {.step = 2}).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(SaveBy(second, {.step = 3}), Status::Ok());
+  EXPECT_THAT(GoodSteps(root_), ElementsAre(1, 3));
+}
+
+TEST_F(WriterTest, RemovedLockIsNoTakeOverAndAnotherInItsPlaceIs) {
+  const Opened root = Open();
+  fs::remove(root_ + "/.lock");
+  EXPECT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
+
+  WriteAll(root_ + "/.lock", "");
+
+  const Status status = SaveBy(root, {.step = 2});
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(status.message(), HasSubstr("taken over by another process"));
+  EXPECT_EQ(RetireBy(root, 1).code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(GoodSteps(root_), ElementsAre(1));
+}
+
+TEST_F(WriterTest, RemovedOrCopiedRecordIsNoTakeOver) {
+  const Opened root = Open();
+  fs::copy(root_ + "/.writer", dir_ / "copy");
+  fs::remove(root_ + "/.writer");
+  EXPECT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
+  fs::copy(dir_ / "copy", root_ + "/.writer");
+  EXPECT_EQ(SaveBy(root, {.step = 2}), Status::Ok());
+  fs::remove(root_ + "/.writer");
+  fs::remove(root_ + "/.lock");
+  EXPECT_EQ(SaveBy(root, {.step = 3}).code(), StatusCode::kFailedPrecondition) << "nothing says that it is the writer";
+}
+
+// The directory
+
+TEST_F(WriterTest, MovedRootTakesItsWriterAlongAndWhatTookItsPathStaysUntouched) {
+  const Opened root = Open();
+  ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
+  const Opened other = Open({.path = dir_ / "other"});
+  ASSERT_EQ(SaveBy(other, {.step = 1, .seed = 1}), Status::Ok());
+
+  fs::rename(root_, dir_ / "moved");
+  fs::rename(dir_ / "other", root_);
+
+  EXPECT_EQ(SaveBy(root, {.step = 2}), Status::Ok());
+  EXPECT_EQ(RetireBy(root, 1), Status::Ok());
+  EXPECT_THAT(SweepNow(*queue_, root->path()), IsEmpty());
+  EXPECT_THAT(GoodSteps(dir_ / "moved"), ElementsAre(2));
+  EXPECT_THAT(GoodSteps(root_), ElementsAre(1));
+  EXPECT_EQ(CheckContent(root_, {.step = 1, .seed = 1}), Status::Ok());
+  EXPECT_EQ(root->CheckPath().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(root->CheckPath().message(), HasSubstr(root_ + " is another directory by now"));
+}
+
+TEST_F(WriterTest, RemovedRootFailsSavesAndMakesNothing) {
+  const Opened root = Open();
+  fs::remove_all(root_);
+
+  EXPECT_FALSE(SaveBy(root, {.step = 1}).ok());
+
+  EXPECT_FALSE(fs::exists(root_));
+  EXPECT_THAT(root->CheckPath().message(), HasSubstr("no longer there"));
+}
+
+// Taking over
+
+TEST_F(WriterTest, OpenTakesOverOnlyWhereItIsToldToAndSaysFromWhom) {
+  const Opened first = Open();
+  EXPECT_EQ(Root::Open(*queue_, {.path = root_}).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(first->CheckWriter(), Status::Ok());
+
+  const Opened second = TakeOver();
+
+  EXPECT_THAT(second->notes(), ElementsAre(HasSubstr("taken over from this process")));
+  EXPECT_EQ(second->CheckWriter(), Status::Ok());
+  const Status displaced = first->CheckWriter();
+  EXPECT_EQ(displaced.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(displaced.message(), HasSubstr("taken over by this process"));
+  // And the lock is the successor's.
+  EXPECT_EQ(Root::Open(*queue_, {.path = root_}).status().code(), StatusCode::kFailedPrecondition);
+}
+
+TEST_F(WriterTest, SaveThatIsTakenOverFromAtAnyPointIsListedAtOnceOrNever) {
+  std::size_t operations = 0;
+  {
+    const Opened root = Open();
+    const std::size_t before = plan_->Count({});
+    ASSERT_EQ(SaveBy(root, {.step = 1, .shards = 2}), Status::Ok());
+    operations = plan_->Count({}) - before;
+  }
+  int listed_ones = 0;
+  for (std::size_t k = 1; k <= operations; ++k) {
+    SCOPED_TRACE(testing::Message() << "before operation " << k << " of " << operations);
+    fs::remove_all(root_);
+    const Opened first = Open();
+    Opened second;
+    std::vector<std::uint64_t> listed;
+    plan_->Clear();
+    plan_->CallBefore({.nth = k}, [&](const SeenOperation&) {
+      second = TakeOver();
+      listed = GoodSteps(root_);
+    });
+
+    const Status status = SaveBy(first, {.step = 1, .shards = 2});
+    plan_->Clear();
+
+    EXPECT_EQ(GoodSteps(root_), listed) << "nothing comes after the list: " << status;
+    if (status.ok()) {
+      EXPECT_THAT(listed, ElementsAre(1)) << "what is acknowledged is listed";
+    }
+    listed_ones += listed.empty() ? 0 : 1;
+    EXPECT_EQ(SaveTo(*queue_, second->at(), {.step = 2}, CheckOf(second)), Status::Ok());
+    EXPECT_EQ(SaveBy(first, {.step = 3}).code(), StatusCode::kFailedPrecondition);
+  }
+  EXPECT_GT(listed_ones, 0);
+}
+
+TEST_F(WriterTest, RetirementThatIsTakenOverFromAtAnyPointLeavesWhatIsListed) {
+  std::size_t operations = 0;
+  {
+    const Opened root = Open();
+    ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
+    const std::size_t before = plan_->Count({});
+    ASSERT_EQ(RetireBy(root, 1), Status::Ok());
+    operations = plan_->Count({}) - before;
+  }
+  for (std::size_t k = 1; k <= operations; ++k) {
+    SCOPED_TRACE(testing::Message() << "before operation " << k << " of " << operations);
+    fs::remove_all(root_);
+    const Opened first = Open();
+    ASSERT_EQ(SaveBy(first, {.step = 1}), Status::Ok());
+    Opened second;
+    std::vector<std::uint64_t> listed;
+    plan_->Clear();
+    plan_->CallBefore({.nth = k}, [&](const SeenOperation&) {
+      second = TakeOver();
+      listed = GoodSteps(root_);
+    });
+
+    const Status status = RetireBy(first, 1);
+    plan_->Clear();
+
+    // Taken over from between its rename and the look behind it, it puts back what nobody has listed.
+    const std::vector<std::uint64_t> now = GoodSteps(root_);
+    EXPECT_TRUE(now == listed || (listed.empty() && !status.ok())) << status;
+    if (!now.empty()) {
+      EXPECT_EQ(CheckContent(root_, {.step = 1}), Status::Ok());
+    }
+  }
+}
+
+TEST_F(WriterTest, RetirementLeavesACheckpointOfAnotherAttempt) {
+  const Opened root = Open();
+  ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
+  const std::string attempt = ReadCheckpointFolder(root_ + "/" + StepName(1))->info.attempt;
+
+  const Status other = RetireBy(root, 1, "another-attempt");
+
+  EXPECT_EQ(other.code(), StatusCode::kFailedPrecondition) << other;
+  EXPECT_THAT(other.message(), HasSubstr("expected attempt another-attempt, found " + attempt));
+  EXPECT_THAT(GoodSteps(root_), ElementsAre(1));
+  EXPECT_EQ(RetireBy(root, 1, attempt), Status::Ok());
+}
+
+TEST_F(WriterTest, RetirementPutsBackWhatTookItsPlaceBeforeTheRename) {
+  const Opened root = Open();
+  ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
+  ASSERT_EQ(SaveTo(*queue_, PathAt(dir_ / "root"), {.step = 2}), Status::Ok());
+  plan_->CallBefore({.op = IoOp::kRename, .path = ".retired-", .nth = 1}, [&](const SeenOperation&) {
+    fs::rename(root_ + "/" + StepName(1), dir_ / "aside");
+    fs::rename(root_ + "/" + StepName(2), root_ + "/" + StepName(1));
+  });
+
+  const Status status = RetireBy(root, 1);
+
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+  EXPECT_TRUE(fs::exists(root_ + "/" + StepName(1) + "/manifest.json"));
+}
+
+TEST_F(WriterTest, DisplacedWriterLeavesTheSpares) {
+  const Opened first = Open();
+  fs::create_directory(root_ + "/.spare-0");
+  WriteAll(root_ + "/.spare-0/" + ShardName(0), "spare");
+  const Opened second = TakeOver();
+
+  RemoveSpares(*queue_, first->at(), CheckOf(first));
+  EXPECT_TRUE(fs::exists(root_ + "/.spare-0"));
+
+  RemoveSpares(*queue_, second->at(), CheckOf(second));
+  EXPECT_FALSE(fs::exists(root_ + "/.spare-0"));
+}
+
+TEST_F(WriterTest, FenceRenamesAttemptsAwayBeforeTheRootIsFsyncedAndClearsDrafts) {
+  fs::create_directories(root_ + "/.attempt-a");
+  WriteAll(root_ + "/.attempt-a/" + ShardName(0), "half");
+  WriteAll(root_ + "/.writer-old", "");
+  WriteAll(root_ + "/.lock-old", "");
+
+  const Opened root = Open();
+
+  const std::vector<SeenOperation> seen = plan_->Seen();
+  std::size_t named = seen.size();
+  std::size_t fenced = seen.size();
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    if (seen[i].op == IoOp::kRename && seen[i].path2 == root_ + "/.writer") named = i;
+    if (seen[i].op == IoOp::kRename && seen[i].path == root_ + "/.attempt-a") fenced = i;
+  }
+  EXPECT_LT(named, fenced) << "the successor must be named before it takes an attempt away";
+  EXPECT_EQ(seen.back().op, IoOp::kFsync);
+  EXPECT_EQ(seen.back().path, root_);
+  EXPECT_THAT(Names(root_), SizeIs(3));  // .lock, .writer, .retired-<uuid>
+  EXPECT_THAT(SweepNow(*queue_, root_), IsEmpty());
+  EXPECT_THAT(Names(root_), UnorderedElementsAre(kLockName, kWriterName));
+}
+
+}  // namespace
+}  // namespace cairn
