@@ -303,12 +303,12 @@ class PyCheckpointer {
 
 std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, std::uint64_t keep_last,
                                      std::uint64_t keep_every, int max_in_flight, const std::string& when_full,
-                                     double full_timeout, double drain_timeout, unsigned file_mode,
-                                     unsigned directory_mode, std::uint64_t host_memory, std::uint64_t chunk,
-                                     int queue_depth, int workers, int copy_streams, std::uint64_t staging,
-                                     std::vector<int> cuda_devices, bool checksums, bool recycle, const std::string& io,
-                                     std::size_t trace_events, const PyStoreGroup* group, double group_timeout,
-                                     std::optional<std::tuple<double, double, double>> steering) {
+                                     double full_timeout, double drain_timeout, double open_timeout, bool take_over,
+                                     unsigned file_mode, unsigned directory_mode, std::uint64_t host_memory,
+                                     std::uint64_t chunk, int queue_depth, int workers, int copy_streams,
+                                     std::uint64_t staging, std::vector<int> cuda_devices, bool checksums, bool recycle,
+                                     const std::string& io, std::size_t trace_events, const PyStoreGroup* group,
+                                     double group_timeout, std::optional<std::tuple<double, double, double>> steering) {
   const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
     std::string expected;
     for (const auto& [name, value] : choices) {
@@ -329,6 +329,8 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
   }
   return std::make_unique<PyCheckpointer>(Options{.root = root,
                                                   .read_only = read_only,
+                                                  .open_deadline = SpanFrom(open_timeout),
+                                                  .take_over = take_over,
                                                   .keep_last = keep_last,
                                                   .keep_every = keep_every,
                                                   .max_in_flight = max_in_flight,
@@ -393,9 +395,10 @@ PYBIND11_MODULE(_core, module) {
 
   py::class_<PyCheckpointer>(module, "Checkpointer")
       .def(py::init(&cairn::Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a,
-           "max_in_flight"_a, "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "file_mode"_a, "directory_mode"_a,
-           "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a, "copy_streams"_a, "staging"_a, "cuda_devices"_a,
-           "checksums"_a, "recycle"_a, "io"_a, "trace_events"_a, "group"_a, "group_timeout"_a, "steering"_a)
+           "max_in_flight"_a, "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "open_timeout"_a, "take_over"_a,
+           "file_mode"_a, "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a,
+           "copy_streams"_a, "staging"_a, "cuda_devices"_a, "checksums"_a, "recycle"_a, "io"_a, "trace_events"_a,
+           "group"_a, "group_timeout"_a, "steering"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "replace"_a, "replicas"_a,
            "hold"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)

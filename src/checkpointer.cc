@@ -34,6 +34,17 @@ Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root) {
   return infos;
 }
 
+/// Under this rank 0 announces, once, that it has opened the root, with the writer's id, or why it has not.
+constexpr const char* kRootKey = "root";
+constexpr char kOpened = '=';
+constexpr char kFailed = '!';
+
+void TellOthers(const Options& options, char what, const std::string& word) {
+  const std::shared_ptr<Group>& group = options.group;
+  if (group == nullptr || group->size() == 1 || group->rank() != 0 || options.read_only) return;
+  group->Announce(kRootKey, what + word);
+}
+
 }  // namespace
 
 /// Members are destroyed from the last to the first: the engine goes before what it uses, the pool before the devices
@@ -77,6 +88,7 @@ class Checkpointer::Impl {
   /// For calls that read by the path.
   [[nodiscard]] Status CheckReadable(const Which& which) const;
   [[nodiscard]] Status OpenRoot();
+  [[nodiscard]] Result<std::string> AwaitCoordinator() const;
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
   [[nodiscard]] RestoreParts Parts();
   Result<std::unique_ptr<IoQueue>> MakeQueue() const { return queue_factory(); }
@@ -112,8 +124,38 @@ Status Checkpointer::Impl::CheckReadable(const Which& which) const {
 
 // Open
 
+/// Waits until rank 0 has opened the root; its writer's id.
+Result<std::string> Checkpointer::Impl::AwaitCoordinator() const {
+  struct Answer {
+    Mutex mutex;
+    CondVar changed;
+    std::optional<Result<std::string>> word CAIRN_GUARDED_BY(mutex);
+  };
+  const auto answer = std::make_shared<Answer>();
+  group->Await(kRootKey, Deadline::In(options.group_deadline), [answer](Result<std::string> word) {
+    MutexLock lock(answer->mutex);
+    answer->word.emplace(std::move(word));
+    answer->changed.NotifyAll();
+  });
+  MutexLock lock(answer->mutex);
+  while (!answer->word) answer->changed.Wait(answer->mutex);
+  if (!answer->word->ok()) {
+    return Error(answer->word->status().code(), "{}: rank 0 was not heard to open it: {}", options.root,
+                 answer->word->status().message());
+  }
+  const std::string& word = **answer->word;
+  if (word.starts_with(kOpened)) return word.substr(1);
+  return Error(StatusCode::kFailedPrecondition, "rank 0 could not open {}: {}", options.root,
+               word.substr(std::min<std::size_t>(word.size(), 1)));
+}
+
 Status Checkpointer::Impl::OpenRoot() {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, MakeQueue());
+  const bool follows = group->rank() != 0 && !options.read_only;
+  std::string writer_id;
+  if (follows) {
+    CAIRN_ASSIGN_OR_RETURN(writer_id, AwaitCoordinator());
+  }
   CAIRN_ASSIGN_OR_RETURN(root, Root::Open(*queue, {.path = options.root,
                                                    .read_only = options.read_only,
                                                    .coordinator = group->rank() == 0,
@@ -125,14 +167,10 @@ Status Checkpointer::Impl::OpenRoot() {
   for (const std::string& note : root->notes()) {
     if (options.on_event) options.on_event({.severity = Severity::kWarning, .message = note});
   }
-  Result<std::vector<CheckpointInfo>> committed = ListInfos(root->at());
-  // A rank may be here before the coordinator has made the root.
-  const bool not_made_yet =
-      committed.status().code() == StatusCode::kNotFound && group->rank() != 0 && !options.read_only;
-  if (not_made_yet) committed = std::vector<CheckpointInfo>();
-  CAIRN_RETURN_IF_ERROR(committed.status());
+  if (follows) return root->CheckSeen(writer_id);
+  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
   if (group->rank() != 0) return Status::Ok();
-  ledger = std::make_unique<Ledger>(*std::move(committed), options.keep_last, options.keep_every);
+  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every);
   return Status::Ok();
 }
 
@@ -174,6 +212,13 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options) { return Open(options, Wiring()); }
 
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {
+  Result<std::unique_ptr<Checkpointer>> opened = Make(options, wiring);
+  opened.ok() ? TellOthers(options, kOpened, (*opened)->impl_->root->writer_id())
+              : TellOthers(options, kFailed, opened.status().message());
+  return opened;
+}
+
+Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options, const Wiring& wiring) {
   CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options));
   auto impl = std::make_unique<Impl>(std::move(resolved));
   CAIRN_RETURN_IF_ERROR(impl->workers.status());

@@ -40,6 +40,8 @@ class Checkpointer:
       keep_last      committed checkpoints to keep; 0 keeps all. keep_every also keeps each step divisible by it
       when_full      what `save` does when max_in_flight are on their way: "wait" (up to full_timeout), "skip" the new
                      one, "replace" the youngest that is not captured
+      open_timeout   how long opening waits for another writer to give the root's lock back, before it fails and names
+                     that one; with take_over the root is then taken from it, and its saves fail from there on
       staging        device memory, for each device, that snapshots may be staged in
       checksums      CRC32C over every MiB; off, a flipped bit is not found
       recycle        write over the blocks of retired checkpoints that nobody else has open: a quarter faster than new
@@ -69,6 +71,8 @@ class Checkpointer:
         when_full: str = "wait",
         full_timeout: float = 3600.0,
         drain_timeout: float = 600.0,
+        open_timeout: float = 10.0,
+        take_over: bool = False,
         read_only: bool = False,
         chunk: int | str = 0,
         queue_depth: int = 8,
@@ -106,6 +110,8 @@ class Checkpointer:
             max_in_flight=max_in_flight,
             when_full=when_full,
             full_timeout=full_timeout,
+            open_timeout=open_timeout,
+            take_over=take_over,
             drain_timeout=drain_timeout,
             file_mode=file_mode,
             directory_mode=directory_mode,

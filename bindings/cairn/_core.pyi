@@ -76,6 +76,8 @@ class Checkpointer:
         max_in_flight: int,
         when_full: str,
         full_timeout: float,
+        open_timeout: float,
+        take_over: bool,
         drain_timeout: float,
         file_mode: int,
         directory_mode: int,

@@ -271,6 +271,7 @@ class Checkpointer {
  private:
   class Impl;
   explicit Checkpointer(std::unique_ptr<Impl> impl);
+  [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Make(const Options& options, const Wiring& wiring);
   std::unique_ptr<Impl> impl_;
 };
 

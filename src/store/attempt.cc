@@ -30,12 +30,14 @@
 //    Words only hint: who is prepared and hears nothing more looks on the disk. A rank that is alone knows, and does 3
 //    and 5 in one: header and manifest are written side by side, then all is fsynced side by side, then renamed.
 //    Nothing reads the attempt before the rename, so that it is no matter which of them a crash lets through.
-// 5. Commit (commit.cc), on the coordinator: the manifest is written, then it and the attempt's folder fsynced; the
-//    folder renamed to step-N without replacing (or exchanged with the old step-N); the root fsynced. If that fsync
-//    fails the outcome is unknown: the step is not acknowledged, and the folder is not removed. Where the rename fails
-//    and the attempt's name no longer leads to its folder, step-N is looked for: it is there, or another writer took
-//    the attempt away. A rank that hears nothing looks for step-N with its attempt id and fsyncs the root itself
-//    (FindCommitted).
+// 5. Commit (commit.cc), on the coordinator: each rank's shard is looked for through its own descriptor of the
+// attempt's
+//    folder, and must have the length and the header's digest that its rank has told; then the manifest is written,
+//    then it and the attempt's folder fsynced; the folder renamed to step-N without replacing (or exchanged with the
+//    old step-N); the root fsynced. If that fsync fails the outcome is unknown: the step is not acknowledged, and the
+//    folder is not removed. Where the rename fails and the attempt's name no longer leads to its folder, step-N is
+//    looked for: it is there, or another writer took the attempt away. A rank that hears nothing looks for step-N with
+//    its attempt id and fsyncs the root itself (FindCommitted).
 // 6. Only now is the save durable, and only now may older ones go (remove.cc): step-N is renamed to `.retired-<uuid>`,
 //    the root fsynced; before that has returned nothing in the folder is touched, as a power cut would bring the name
 //    back. A checkpoint that somebody reads has a shared lock on its manifest, and stays. Then its files are unlinked.
@@ -62,6 +64,7 @@
 #include "store/locks.h"
 #include "store/names.h"
 #include "store/paths.h"
+#include "store/shard_check.h"
 #include "store/space.h"
 
 namespace cairn {
@@ -316,12 +319,13 @@ Status Attempt::CheckManifest(const Manifest& manifest) const {
 IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header) {
   FolderCommit commit({.root = spec_.root,
                        .folder = folder_,
-                       .manifest = std::move(manifest),
+                       .manifest = manifest,
                        .replace = replace,
                        .file_mode = spec_.file_mode,
                        .still_writer = spec_.still_writer,
                        .room = &spare_.room()},
                       folder_fd_, in_place_);
+  if (header.empty()) CAIRN_CO_RETURN_IF_ERROR(co_await CheckShards(folder_fd_, folder_, manifest));
   manifest_made_ = true;
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.Begin());
   std::vector<IoTask<Status>> writes;

@@ -212,6 +212,19 @@ Status Root::CheckWriter() const {
                who, writer_.epoch);
 }
 
+Status Root::CheckSeen(const std::string& writer_id) const {
+  struct statx fresh {};  // Of a network filesystem: what it has noted of the directory may be old.
+  static_cast<void>(::statx(at_.directory(), at_.c_str(), AT_STATX_FORCE_SYNC, STATX_MTIME, &fresh));
+  const Result<std::optional<WriterRecord>> found = ReadWriter(at_);
+  if (found.ok() && *found && (*found)->id == writer_id) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition,
+               "{} on {} is not the directory that rank 0 has opened ({}): is a mount missing, or the path another's?",
+               path(), WriterRecord::Next(std::nullopt).host,
+               !found.ok() ? found.status().message()
+               : *found    ? fmt::format("its writer is {}", (*found)->Describe())
+                           : "it has no writer");
+}
+
 Status Root::CheckPath() const {
   struct stat by_path {};
   struct stat by_fd {};

@@ -45,6 +45,11 @@ class Root {
   /// FailedPrecondition where another writer has taken over: `.writer` names another, or `.lock` is another file. May
   /// block; safe from any thread.
   [[nodiscard]] Status CheckWriter() const;
+  /// This Open's, as `.writer` has it.
+  [[nodiscard]] const std::string& writer_id() const { return writer_.id; }
+  /// On a rank that does not coordinate: FailedPrecondition, naming host and path, where this is not the directory that
+  /// the coordinator, whose writer_id() it is, has opened.
+  [[nodiscard]] Status CheckSeen(const std::string& writer_id) const;
   /// FailedPrecondition where the path leads to another directory than the one that is written: it was moved.
   [[nodiscard]] Status CheckPath() const;
   /// What the user should hear about how it was opened.

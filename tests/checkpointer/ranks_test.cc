@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -145,14 +146,55 @@ TEST_F(Ranks, ThatHoldSomethingElseFailTheSaveByName) {
 // Whichever rank comes first: the coordinator alone makes the root.
 TEST_F(Ranks, OpenInAnyOrderOnARootThatIsMissing) {
   const auto local = MakeLocalGroup(kRanks);
+  ranks_.resize(kRanks);
+  std::vector<std::thread> others;
   for (int of = kRanks - 1; of >= 0; --of) {
-    Options options = SmallOptions(root());
-    options.group = local[static_cast<std::size_t>(of)];
-    ranks_.insert(ranks_.begin(), OpenOrFail(options));
-    ASSERT_NE(ranks_.front(), nullptr);
+    const auto open = [this, of, group = local[static_cast<std::size_t>(of)]] {
+      Options options = SmallOptions(root());
+      options.group = group;
+      ranks_[static_cast<std::size_t>(of)] = OpenOrFail(options);
+    };
+    // The others wait for the coordinator, which comes last.
+    of == 0 ? open() : static_cast<void>(others.emplace_back(open));
   }
+  for (std::thread& other : others) other.join();
 
   EXPECT_THAT(SaveAll(1), Each(Status::Ok()));
+}
+
+TEST_F(Ranks, OpenFailsWhereTheRootIsAnotherDirectoryForOneOfThem) {
+  const auto local = MakeLocalGroup(2);
+  Options options = SmallOptions(root());
+  options.group = local[0];
+  const auto coordinator = OpenOrFail(options);
+  ASSERT_NE(coordinator, nullptr);
+  const std::string mount_point = root() + "-without-its-mount";
+  std::filesystem::create_directory(mount_point);
+  options.group = local[1];
+  options.root = mount_point;
+
+  const Status status = Checkpointer::Open(options).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(status.message(), HasSubstr(mount_point + " on "));
+  EXPECT_THAT(status.message(), HasSubstr("is not the directory that rank 0 has opened"));
+}
+
+TEST_F(Ranks, OpenFailsAtOnceWhereTheCoordinatorsFails) {
+  const auto local = MakeLocalGroup(2);
+  const auto writer = OpenOrFail(SmallOptions(root()));
+  ASSERT_NE(writer, nullptr);
+  Options options = SmallOptions(root());
+  options.group_deadline = std::chrono::hours(1);
+  options.group = local[0];
+  EXPECT_EQ(Checkpointer::Open(options).status().code(), StatusCode::kFailedPrecondition);
+  options.group = local[1];
+
+  const Status status = Checkpointer::Open(options).status();
+
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(status.message(), HasSubstr("rank 0 could not open"));
+  EXPECT_THAT(status.message(), HasSubstr("in this process"));
 }
 
 TEST_F(Ranks, AllFailWhereTheDiskOfOneFails) {

@@ -7,12 +7,14 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "cairn/cairn.h"
 #include "engine/agreement.h"
 #include "store/names.h"
@@ -207,6 +209,42 @@ TEST_F(RanksWords, ThatEndWithTheGroupBeforeARankIsPreparedFailTheSave) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
+// A mount that comes or goes on one node: what that rank has written and said is not where the coordinator looks.
+TEST_F(RanksWords, AreNotBelievedWhereTheCoordinatorDoesNotFindTheShard) {
+  OpenAll();
+  ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
+  const auto shard_of_rank_1 = [this] {
+    for (const std::string& name : Leftovers(root())) {
+      const std::string shard = root() + "/" + name + "/" + ShardName(1);
+      if (name.starts_with(".attempt-") && std::filesystem::exists(shard)) return shard;
+    }
+    return std::string();
+  };
+  for (const int number : {1, 2}) {
+    const bool gone = number == 1;
+    const std::string key = "prepared/" + std::to_string(number);
+    SCOPED_TRACE(key);
+    group(0).Hold(key);
+    const std::vector<SaveHandle> saves = StartAll(2);
+    for (int of = 1; of < kRanks; ++of) ASSERT_TRUE(group(of).WaitSaid(key, Soon()));
+    const std::string shard = shard_of_rank_1();
+    ASSERT_FALSE(shard.empty());
+    if (gone) {
+      std::filesystem::remove(shard);
+    } else {
+      std::fstream(shard, std::ios::in | std::ios::out | std::ios::binary).seekp(100).put('~');
+    }
+    group(0).Release();
+
+    for (const SaveHandle& save : saves) {
+      const Status status = save.WaitDurable(Soon());
+      EXPECT_EQ(status.code(), gone ? StatusCode::kFailedPrecondition : StatusCode::kCorrupt) << status;
+      EXPECT_THAT(status.message(), HasSubstr(gone ? "rank 1 has written" : "its header's digest: rank 1"));
+    }
+    EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));
+  }
+}
+
 TEST_F(RanksWords, AreFewForWhoeverDoesNotCoordinate) {
   OpenAll();
 
@@ -243,21 +281,35 @@ TEST(ManyRanks, SaveAndRestoreTogether) {
 }
 
 /// The coordinator's end of a group whose other ranks, all but `absent`, say that they are prepared as soon as they
-/// are asked; counts what each of them hears.
+/// are asked; counts what each of them hears. Their shards are one file with as many names.
 class FakeRanks final : public Group {
  public:
-  FakeRanks(int size, int absent) : size_(size), absent_(absent) {}
+  FakeRanks(int size, int absent, std::string root) : size_(size), absent_(absent), root_(std::move(root)) {}
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return size_; }
   void Send(const std::string& /*key*/, std::string /*word*/) override { ADD_FAILURE() << "the coordinator sends"; }
   void Await(const std::string& /*key*/, Deadline /*deadline*/, OnAnnounced /*on_announced*/) override {
     ADD_FAILURE() << "the coordinator awaits";
   }
-  void Announce(const std::string& key, std::string word) override { bytes_ += key.size() + word.size(); }
+  void Announce(const std::string& key, std::string word) override {
+    bytes_ += key.size() + word.size();
+    if (!key.starts_with("attempt/")) return;
+    const auto attempt = DecodeAttempt(word);
+    ASSERT_TRUE(attempt.ok()) << attempt.status();
+    uuid_ = attempt->uuid;
+  }
   void Collect(const std::string& /*key*/, Deadline /*deadline*/, OnWord on_word, OnEnd end) override {
+    std::string header(4096, '\0');
+    header[1] = 8;  // The length of what follows, 2,048 bytes.
+    const std::string file = root_ + "/file";
+    std::ofstream(file, std::ios::binary) << header;
+    const std::uint32_t digest = Crc32c(std::as_bytes(std::span(header)).first(8 + 2048));
+    std::filesystem::create_directory(root_ + "/" + AttemptName(uuid_));
     for (int of = 1; of < size_; ++of) {
       if (of == absent_) continue;
-      const ManifestShard shard{.file = ShardName(static_cast<std::uint64_t>(of)), .length = 4096, .header_digest = 1};
+      const std::string name = ShardName(static_cast<std::uint64_t>(of));
+      std::filesystem::create_hard_link(file, root_ + "/" + AttemptName(uuid_) + "/" + name);
+      const ManifestShard shard{.file = name, .length = 4096, .header_digest = digest};
       on_word(of, EncodePrepared({.step = 1, .shard = shard}));
     }
     if (absent_ == 0) end(Status::Ok());
@@ -267,6 +319,8 @@ class FakeRanks final : public Group {
  private:
   const int size_;
   const int absent_;
+  const std::string root_;
+  std::string uuid_;
   std::atomic<std::uint64_t> bytes_ = 0;
 };
 
@@ -274,7 +328,7 @@ TEST(ManyRanks, HearLittleOfEachOther) {
   constexpr int kMany = 4096;
   const TempDir dir;
   for (const int absent : {0, kMany - 1}) {
-    const auto group = std::make_shared<FakeRanks>(kMany, absent);
+    const auto group = std::make_shared<FakeRanks>(kMany, absent, dir / std::to_string(absent));
     Options options = SmallOptions(dir / std::to_string(absent));
     options.group = group;
     options.group_deadline = absent == 0 ? kNever : std::chrono::milliseconds(100);

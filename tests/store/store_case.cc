@@ -70,6 +70,8 @@ std::string ShardContent(const TestSave& save, std::uint64_t shard) {
     state = state * 6364136223846793005ULL + 1442695040888963407ULL;
     c = static_cast<char>(state >> 56);
   }
+  // The first block is the header, which begins with the length of the rest of it.
+  for (std::size_t i = 0; i < sizeof(std::uint64_t); ++i) content[i] = static_cast<char>((kBlock - 8) >> (8 * i));
   return content;
 }
 
