@@ -113,12 +113,20 @@ Status Attempt::Admit(Stage wanted, const char* call) const {
 void Attempt::Run(Status refusal, IoTask<Status> task, Stage then, StatusDone done) {
   if (!refusal.ok()) return RunTask(queue_, Refused(std::move(refusal)), std::move(done));
   ++under_way_;
-  RunTask(queue_, std::move(task), [this, then, done = std::move(done)](Status status) {
+  RunTask(queue_, Explain(std::move(task)), [this, then, done = std::move(done)](Status status) {
     --under_way_;
     if (status.ok()) stage_ = then;
     if (status_.ok()) status_ = status;
     done(std::move(status));
   });
+}
+
+IoTask<Status> Attempt::Explain(IoTask<Status> task) {
+  Status status = co_await task;
+  const bool vanished = status.code() == StatusCode::kNotFound || status.code() == StatusCode::kCorrupt;
+  if (!vanished) co_return status;
+  Status displaced = co_await CheckWriter(spec_.root, spec_.still_writer);
+  co_return displaced.ok() ? std::move(status) : std::move(displaced);
 }
 
 void Attempt::Begin(StatusDone done) {

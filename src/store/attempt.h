@@ -74,6 +74,9 @@ class Attempt {
   [[nodiscard]] Status Admit(Stage wanted, const char* call) const;
   void Run(Status refusal, IoTask<Status> task, Stage then, StatusDone done);
 
+  /// What was taken away from under the task, a writer that has taken over took.
+  IoTask<Status> Explain(IoTask<Status> task);
+
   // The calls, as tasks.
   IoTask<Status> BeginTask();
   IoTask<Status> WriteTask(std::uint64_t offset, Bytes memory);

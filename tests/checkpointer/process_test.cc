@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): kill
 #include <unistd.h>
 
 #include <array>
@@ -45,6 +46,46 @@ TEST(Process, IsRefusedARootThatAnotherProcessWritesAndToldWhich) {
   other.Kill();
   EXPECT_EQ(other.Wait(Soon()).how, Forked::How::kKilled);
   ExpectNothingLost(dir / "run", 1);
+}
+
+// As after a node that hung, and comes back when its job runs elsewhere.
+TEST(Process, ThatIsStoppedThroughATakeOverHasLostNothingAndCommitsNothingMore) {
+  for (std::uint64_t round = 1; round <= 5; ++round) {
+    SCOPED_TRACE(round);
+    const TempDir dir;
+    Options options = SmallOptions(dir / "run");
+    options.keep_last = 0;
+    Forked first([&](const Say& say) {
+      const auto checkpointer = Checkpointer::Open(options);
+      if (!checkpointer.ok()) return 2;
+      for (std::uint64_t step = 1;; ++step) {
+        const Status status = SaveDurably(**checkpointer, step);
+        say(status.ok() ? std::to_string(step) : std::string(StatusCodeName(status.code())));
+        if (!status.ok()) return 0;
+      }
+    });
+    std::vector<std::uint64_t> acknowledged;
+    while (acknowledged.size() < round) acknowledged.push_back(std::stoull(first.NextLine(Soon()).value()));
+    ASSERT_EQ(::kill(first.pid(), SIGSTOP), 0);
+
+    options.take_over = true;
+    const auto second = OpenOrFail(options);
+    ASSERT_NE(second, nullptr);
+    std::vector<std::uint64_t> listed = ListedSteps(*second);
+    EXPECT_EQ(SaveDurably(*second, 1000), Status::Ok());
+    ASSERT_EQ(::kill(first.pid(), SIGCONT), 0);
+
+    std::optional<std::string> line = first.NextLine(Soon());
+    for (; line && line->find_first_not_of("0123456789") == std::string::npos; line = first.NextLine(Soon())) {
+      acknowledged.push_back(std::stoull(*line));
+    }
+    EXPECT_EQ(line, "FailedPrecondition");
+    EXPECT_EQ(first.Wait(Soon()).how, Forked::How::kExited);
+    EXPECT_THAT(listed, ::testing::IsSupersetOf(acknowledged));
+    listed.push_back(1000);
+    EXPECT_EQ(ListedSteps(*second), listed) << "nothing may come or go after the list";
+    EXPECT_EQ(SaveDurably(*second, 1001), Status::Ok());
+  }
 }
 
 TEST(Process, IsRefusedASecondCheckpointerOnItsRoot) {
