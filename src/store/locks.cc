@@ -34,7 +34,7 @@ class LockDescriptors {
   static LockDescriptors& Get() {
     static LockDescriptors* const list = [] {
       auto* made = new LockDescriptors;  // For as long as the process may fork.
-      ::pthread_atfork([] { Get().BeforeFork(); }, [] { Get().InParent(); }, [] { Get().InChild(); });
+      ::pthread_atfork(BeforeFork, InParent, InChild);
       return made;
     }();
     return *list;
@@ -64,12 +64,13 @@ class LockDescriptors {
   }
 
  private:
-  void BeforeFork() CAIRN_ACQUIRE(mutex_) { mutex_.Lock(); }
-  void InParent() CAIRN_RELEASE(mutex_) { mutex_.Unlock(); }
-  void InChild() CAIRN_RELEASE(mutex_) {
-    for (const int fd : fds_) ::close(fd);
-    fds_.clear();
-    mutex_.Unlock();
+  // The mutex is held from before a fork until behind it, in both processes.
+  static void BeforeFork() CAIRN_NO_ANALYSIS { Get().mutex_.Lock(); }
+  static void InParent() CAIRN_NO_ANALYSIS { Get().mutex_.Unlock(); }
+  static void InChild() CAIRN_NO_ANALYSIS {
+    for (const int fd : Get().fds_) ::close(fd);
+    Get().fds_.clear();
+    Get().mutex_.Unlock();
   }
 
   mutable Mutex mutex_;

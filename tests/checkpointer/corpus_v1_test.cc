@@ -19,7 +19,6 @@
 #include "cairn/cairn.h"
 #include "group/local_group.h"
 #include "support/temp_dir.h"
-#include "wiring.h"
 
 namespace cairn {
 namespace {
@@ -40,15 +39,13 @@ const path kCorpus = CAIRN_CORPUS_V1;
 
 std::unique_ptr<Checkpointer> Open(const path& root, bool read_only = true,
                                    const std::shared_ptr<Group>& group = nullptr) {
-  Wiring wiring;
-  wiring.group = group;
   auto opened = Checkpointer::Open({.root = root,
                                     .read_only = read_only,
+                                    .group = group,
                                     .host_memory_bytes = 4_MiB,
                                     .chunk_bytes = 1_MiB,
                                     .queue_depth = 2,
-                                    .worker_threads = 2},
-                                   wiring);
+                                    .worker_threads = 2});
   if (!opened.ok()) throw std::runtime_error(opened.status().ToString());
   return *std::move(opened);
 }

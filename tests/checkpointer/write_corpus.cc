@@ -14,7 +14,6 @@
 #include "cairn/cairn.h"
 #include "checkpointer/corpus_v1.h"
 #include "group/local_group.h"
-#include "wiring.h"
 
 namespace cairn {
 namespace {
@@ -33,15 +32,13 @@ T Require(Result<T> result) {
 
 std::unique_ptr<Checkpointer> Open(const std::string& root, bool checksums = true,
                                    const std::shared_ptr<Group>& group = nullptr) {
-  Wiring wiring;
-  wiring.group = group;
   return Require(Checkpointer::Open({.root = root,
                                      .keep_last = 0,
+                                     .group = group,
                                      .host_memory_bytes = 4_MiB,
                                      .chunk_bytes = 1_MiB,
                                      .queue_depth = 2,
-                                     .checksums = checksums},
-                                    wiring));
+                                     .checksums = checksums}));
 }
 
 SaveHandle Start(Checkpointer& checkpointer, CorpusState& state, std::uint64_t step, const Values& values = {},
