@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <map>
 #include <utility>
@@ -38,6 +39,18 @@ Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root) {
 constexpr const char* kRootKey = "root";
 constexpr char kOpened = '=';
 constexpr char kFailed = '!';
+
+/// A failure's code and message as a word, and back.
+std::string EncodeFailure(const Status& status) {
+  return fmt::format("{}:{}", static_cast<int>(status.code()), status.message());
+}
+Status DecodeFailure(const std::string& word) {
+  int code = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), code);
+  const bool known = error == std::errc() && code > 0 && code <= static_cast<int>(StatusCode::kInternal);
+  return Error(known ? static_cast<StatusCode>(code) : StatusCode::kInternal, "rank 0: {}",
+               std::string_view(word).substr(std::min<std::size_t>(word.size(), end - word.data() + 1)));
+}
 
 void TellOthers(const Options& options, char what, const std::string& word) {
   const std::shared_ptr<Group>& group = options.group;
@@ -145,8 +158,7 @@ Result<std::string> Checkpointer::Impl::AwaitCoordinator() const {
   }
   const std::string& word = **answer->word;
   if (word.starts_with(kOpened)) return word.substr(1);
-  return Error(StatusCode::kFailedPrecondition, "rank 0 could not open {}: {}", options.root,
-               word.substr(std::min<std::size_t>(word.size(), 1)));
+  return DecodeFailure(word.substr(std::min<std::size_t>(word.size(), 1)));
 }
 
 Status Checkpointer::Impl::OpenRoot() {
@@ -214,7 +226,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options)
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {
   Result<std::unique_ptr<Checkpointer>> opened = Make(options, wiring);
   opened.ok() ? TellOthers(options, kOpened, (*opened)->impl_->root->writer_id())
-              : TellOthers(options, kFailed, opened.status().message());
+              : TellOthers(options, kFailed, EncodeFailure(opened.status()));
   return opened;
 }
 

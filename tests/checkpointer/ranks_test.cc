@@ -193,7 +193,7 @@ TEST_F(Ranks, OpenFailsAtOnceWhereTheCoordinatorsFails) {
   const Status status = Checkpointer::Open(options).status();
 
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(status.message(), HasSubstr("rank 0 could not open"));
+  EXPECT_THAT(status.message(), HasSubstr("rank 0: " + root()));
   EXPECT_THAT(status.message(), HasSubstr("in this process"));
 }
 

@@ -83,7 +83,11 @@ def test_a_path_that_is_read_without_end_is_named_with_its_reader(make: Make, tm
 
 def names(folder: Path) -> set[str]:
     """Every name in the folder and in what is staged for it."""
-    return {entry.name for root in (folder, folder / ".cairn") for entry in root.iterdir()} - {".cairn", ".lock", ".writer"}
+    return {entry.name for root in (folder, folder / ".cairn") for entry in root.iterdir()} - {
+        ".cairn",
+        ".lock",
+        ".writer",
+    }
 
 
 def test_each_path_holds_its_checkpoint(make: Make, tmp_path: Path) -> None:
