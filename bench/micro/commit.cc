@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/crc32c.h"
 #include "base/unique_fd.h"
 #include "base/uuid.h"
 #include "bench/micro/pair.h"
@@ -201,6 +203,8 @@ class StoreCommit {
     Result<std::unique_ptr<IoQueue>> queue = choice->factory();
     Check(queue.status());
     queue_ = std::make_unique<TimedQueue>(*std::move(queue));
+    const std::uint64_t behind_length = content_.header_bytes - sizeof(std::uint64_t);
+    std::memcpy(block_.get(), &behind_length, sizeof(behind_length));
   }
 
   double operator()() {
@@ -212,7 +216,8 @@ class StoreCommit {
     Wait([&](StatusDone done) {
       attempt->Write(content_.header_bytes, bytes.subspan(content_.header_bytes), std::move(done));
     });
-    manifest.shards.push_back({.file = ShardName(0), .length = bytes.size()});
+    manifest.shards.push_back(
+        {.file = ShardName(0), .length = bytes.size(), .header_digest = Crc32c(bytes.first(content_.header_bytes))});
     queue_->Begin();
     const auto begin = Clock::now();
     Wait([&](StatusDone done) { attempt->Seal(bytes.first(content_.header_bytes), std::move(done)); });

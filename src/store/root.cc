@@ -206,6 +206,10 @@ Status Root::CheckWriter() const {
   const bool gone = found.ok() && !*found;
   const bool copied = found.ok() && *found && (*found)->id == writer_.id;
   if (in_place && (copied || (gone && lock_->locks() && lock_->Named(at_)))) return Status::Ok();
+  struct stat directory {};
+  if (::fstat(directory_.get(), &directory) == 0 && directory.st_nlink == 0) {
+    return Error(StatusCode::kNotFound, "{} was removed under its writer", at_);
+  }
   const std::string who = found.ok() && *found && !copied ? (*found)->Describe() : "another process";
   return Error(StatusCode::kFailedPrecondition,
                "{} was taken over by {}: this writer, of epoch {}, commits and removes nothing there any more", at_,

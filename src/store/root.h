@@ -42,8 +42,8 @@ class Root {
   [[nodiscard]] const std::string& path() const { return at_.text(); }
   /// The directory itself for who writes; for others the path.
   [[nodiscard]] const PathAt& at() const { return at_; }
-  /// FailedPrecondition where another writer has taken over: `.writer` names another, or `.lock` is another file. May
-  /// block; safe from any thread.
+  /// FailedPrecondition where another writer has taken over: `.writer` names another, or `.lock` is another file, or
+  /// neither is there; NotFound where the directory itself was removed. May block; safe from any thread.
   [[nodiscard]] Status CheckWriter() const;
   /// This Open's, as `.writer` has it.
   [[nodiscard]] const std::string& writer_id() const { return writer_.id; }
