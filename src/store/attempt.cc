@@ -333,7 +333,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header
                        .still_writer = spec_.still_writer,
                        .room = &spare_.room()},
                       folder_fd_, in_place_);
-  if (header.empty()) CAIRN_CO_RETURN_IF_ERROR(co_await CheckShards(folder_fd_, folder_, manifest));
+  if (header.empty()) CAIRN_CO_RETURN_IF_ERROR(co_await CheckShards(folder_fd_, folder_, manifest, spec_.shard));
   manifest_made_ = true;
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.Begin());
   std::vector<IoTask<Status>> writes;

@@ -70,12 +70,14 @@ Status CheckShard(const UniqueFd& folder, const PathAt& path, std::size_t rank, 
 
 }  // namespace
 
-IoTask<Status> CheckShards(const UniqueFd& folder, const PathAt& path, const Manifest& manifest) {
+IoTask<Status> CheckShards(const UniqueFd& folder, const PathAt& path, const Manifest& manifest, std::size_t own) {
   std::vector<IoTask<Status>> lanes;
   const std::size_t shards = manifest.shards.size();
+  if (shards <= 1) co_return Status::Ok();
   for (std::size_t lane = 0; lane < std::min(kLanes, shards); ++lane) {
-    lanes.push_back(io::OnThread(path.text(), [&folder, &path, &manifest, lane, shards]() -> Status {
+    lanes.push_back(io::OnThread(path.text(), [&folder, &path, &manifest, own, lane, shards]() -> Status {
       for (std::size_t rank = lane; rank < shards; rank += kLanes) {
+        if (rank == own) continue;
         CAIRN_RETURN_IF_ERROR(CheckShard(folder, path, rank, manifest.shards[rank]));
       }
       return Status::Ok();
