@@ -30,9 +30,8 @@
 //    Words only hint: who is prepared and hears nothing more looks on the disk. A rank that is alone knows, and does 3
 //    and 5 in one: header and manifest are written side by side, then all is fsynced side by side, then renamed.
 //    Nothing reads the attempt before the rename, so that it is no matter which of them a crash lets through.
-// 5. Commit (commit.cc), on the coordinator: each rank's shard is looked for through its own descriptor of the
-// attempt's
-//    folder, and must have the length and the header's digest that its rank has told; then the manifest is written,
+// 5. Commit (commit.cc), on the coordinator: each rank's shard is looked for through its own descriptor of the folder,
+//    and must have the length and the header's digest that its rank has told; then the manifest is written,
 //    then it and the attempt's folder fsynced; the folder renamed to step-N without replacing (or exchanged with the
 //    old step-N); the root fsynced. If that fsync fails the outcome is unknown: the step is not acknowledged, and the
 //    folder is not removed. Where the rename fails and the attempt's name no longer leads to its folder, step-N is
