@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <map>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "base/worker_pool.h"
 #include "device/host_device.h"
 #include "devices.h"
+#include "engine/agreement.h"
 #include "engine/engine.h"
 #include "engine/replicas.h"
 #include "group/solo_group.h"
@@ -39,18 +39,6 @@ Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root) {
 constexpr const char* kRootKey = "root";
 constexpr char kOpened = '=';
 constexpr char kFailed = '!';
-
-/// A failure's code and message as a word, and back.
-std::string EncodeFailure(const Status& status) {
-  return fmt::format("{}:{}", static_cast<int>(status.code()), status.message());
-}
-Status DecodeFailure(const std::string& word) {
-  int code = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), code);
-  const bool known = error == std::errc() && code > 0 && code <= static_cast<int>(StatusCode::kInternal);
-  return Error(known ? static_cast<StatusCode>(code) : StatusCode::kInternal, "rank 0: {}",
-               std::string_view(word).substr(std::min<std::size_t>(word.size(), end - word.data() + 1)));
-}
 
 void TellOthers(const Options& options, char what, const std::string& word) {
   const std::shared_ptr<Group>& group = options.group;
@@ -158,7 +146,9 @@ Result<std::string> Checkpointer::Impl::AwaitCoordinator() const {
   }
   const std::string& word = **answer->word;
   if (word.starts_with(kOpened)) return word.substr(1);
-  return DecodeFailure(word.substr(std::min<std::size_t>(word.size(), 1)));
+  const std::optional<Status> failure = word.empty() ? std::nullopt : DecodeOutcome(std::string_view(word).substr(1));
+  if (failure && !failure->ok()) return Error(failure->code(), "rank 0: {}", failure->message());
+  return Error(StatusCode::kInternal, "rank 0 said what no rank of this version says: \"{}\"", word);
 }
 
 Status Checkpointer::Impl::OpenRoot() {
@@ -226,7 +216,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options)
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {
   Result<std::unique_ptr<Checkpointer>> opened = Make(options, wiring);
   opened.ok() ? TellOthers(options, kOpened, (*opened)->impl_->root->writer_id())
-              : TellOthers(options, kFailed, EncodeFailure(opened.status()));
+              : TellOthers(options, kFailed, EncodeOutcome(opened.status()));
   return opened;
 }
 
