@@ -211,7 +211,9 @@ class StoreCommit {
     Manifest manifest{.step = ++step_, .attempt = MakeUuid()};
     const Bytes bytes(block_.get(), content_.file_bytes());
     const auto attempt = std::make_unique<Attempt>(
-        *queue_, AttemptSpec{.root = root_, .step = step_, .uuid = manifest.attempt, .file_bytes = bytes.size()});
+        *queue_, AttemptSpec{.folder = std::make_shared<AttemptFolder>(root_, manifest.attempt, 0755),
+                             .step = step_,
+                             .file_bytes = bytes.size()});
     Wait([&](StatusDone done) { attempt->Begin(std::move(done)); });
     Wait([&](StatusDone done) {
       attempt->Write(content_.header_bytes, bytes.subspan(content_.header_bytes), std::move(done));

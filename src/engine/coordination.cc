@@ -53,7 +53,51 @@ bool Coordination::prepared() const {
 
 void Coordination::Begin() {
   if (*stage_ != Stage::kSilent) return;
-  coordinator() ? AnnounceAttempt() : AwaitAttempt();
+  if (!coordinator()) return AwaitAttempt();
+  shards_.resize(static_cast<std::size_t>(group().size()));
+  if (!alone()) return Enter(MakeUuid(), &AttemptFolder::Make);
+  // Nobody waits for the folder: it is made with the first file in it.
+  NameFolder(MakeUuid());
+  stage_.MoveTo(Stage::kNamed);
+  callbacks_.named();
+}
+
+void Coordination::NameFolder(const std::string& uuid) {
+  folder_ = std::make_shared<AttemptFolder>(context_.parts.root, uuid, context_.parts.options.directory_mode);
+}
+
+void Coordination::Enter(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)()) {
+  NameFolder(uuid);
+  stage_.MoveTo(Stage::kEntering);
+  RunTask(*context_.queue, (*folder_.*how)(),
+          [folder = folder_, then = Later(&Coordination::OnEntered)](const Status& status) { then(status); });
+}
+
+void Coordination::OnEntered(Status status) {
+  if (stage_ == Stage::kFailed) {
+    BeQuiet();
+    return callbacks_.quiet();
+  }
+  if (stage_ != Stage::kEntering) return;
+  if (!status.ok()) {
+    SayFailure(status);
+    BeQuiet();
+    return callbacks_.failed(std::move(status));
+  }
+  if (coordinator()) AnnounceAttempt();
+  stage_.MoveTo(Stage::kNamed);
+  callbacks_.named();
+}
+
+void Coordination::BeQuiet() {
+  stage_.MoveTo(Stage::kQuiet);
+  wakes_at_ = Deadline::Infinite();
+}
+
+void Coordination::Detach() {
+  stage_.MoveTo(Stage::kDetached);
+  wakes_at_ = Deadline::Infinite();
+  if (checks_ != nullptr) checks_->Stop();
 }
 
 void Coordination::Prepare(const ManifestShard& shard) {
@@ -61,7 +105,7 @@ void Coordination::Prepare(const ManifestShard& shard) {
   const std::chrono::nanoseconds deadline = context_.parts.options.group_deadline;
   if (coordinator()) {
     wakes_at_ = Deadline::In(deadline);
-    shards_[0] = shard;
+    shards_[0] = PreparedShard{.shard = shard, .checked = true};  // It has looked at its own when it sealed it.
     return CommitIfPrepared();
   }
   wakes_at_ = Deadline::In(Twice(deadline));
@@ -77,18 +121,23 @@ void Coordination::TellFailure(const Status& why) {
     default:
       break;
   }
-  const bool writes = stage_ == Stage::kNamed;
-  const bool spoke = stage_ == Stage::kDiffers || prepared();
-  if (!coordinator() && !spoke) SendFailure(why);
-  if (coordinator() && !alone()) {
-    const Status named = Error(why.code(), "rank 0: {}", why.message());
-    stage_ == Stage::kSilent ? group().Announce(Key("attempt"), EncodeAttempt({.refusal = named}))
-                             : group().Announce(Key("outcome"), EncodeOutcome(named));
+  SayFailure(why);
+  const bool making = coordinator() && stage_ == Stage::kEntering;
+  stage_.MoveTo(making ? Stage::kFailed : Stage::kQuiet);
+  wakes_at_ = Deadline::Infinite();
+}
+
+void Coordination::SayFailure(const Status& why) {
+  if (alone()) return;
+  if (!coordinator()) {
+    const bool spoke = stage_ == Stage::kDiffers || prepared();
+    if (!spoke) SendFailure(why);
+    return;
   }
-  // Others may be making the attempt's folder: it is not removed under their hands, before they can know.
-  const bool waits = writes && !coordinator();
-  stage_.MoveTo(waits ? Stage::kFailed : Stage::kQuiet);
-  wakes_at_ = waits ? Deadline::In(context_.parts.options.group_deadline) : Deadline::Infinite();
+  const Status named = Error(why.code(), "rank 0: {}", why.message());
+  const bool announced = stage_ != Stage::kSilent && stage_ != Stage::kEntering;
+  announced ? group().Announce(Key("outcome"), EncodeOutcome(named))
+            : group().Announce(Key("attempt"), EncodeAttempt({.refusal = named}));
 }
 
 void Coordination::Close(const Status& why) {
@@ -97,6 +146,7 @@ void Coordination::Close(const Status& why) {
     return;
   }
   look_until_ = Deadline::In({});
+  may_abort_ = false;
   const bool pauses = stage_ == Stage::kLooking && !wakes_at_.infinite();
   if (stage_ == Stage::kPrepared || pauses) LookUp();
 }
@@ -112,9 +162,6 @@ void Coordination::OnTime() {
       return OnUnheard(Error(StatusCode::kDeadlineExceeded, "nothing from rank 0 by the group's deadline"));
     case Stage::kLooking:
       return LookUp();
-    case Stage::kFailed:
-      stage_.MoveTo(Stage::kQuiet);
-      return callbacks_.quiet();
     default:
       return;
   }
@@ -123,26 +170,21 @@ void Coordination::OnTime() {
 // The coordinator
 
 void Coordination::AnnounceAttempt() {
-  uuid_ = MakeUuid();
-  stage_.MoveTo(Stage::kNamed);
-  shards_.resize(static_cast<std::size_t>(group().size()));
-  if (!alone()) {
-    group().Announce(Key("attempt"),
-                     EncodeAttempt({.uuid = uuid_,
-                                    .step = plan_.step,
-                                    .generation = plan_.generation,
-                                    .parent = plan_.parent,
-                                    .replace = plan_.replace,
-                                    .alike = plan_.alike != nullptr ? plan_.alike->digest : std::string()}));
-    group().Collect(Key("prepared"), WhileItWrites(), Later(&Coordination::OnWord), Later(&Coordination::OnAllHeard));
-  }
-  callbacks_.named();
+  checks_ = std::make_shared<ShardChecks>(*context_.queue, folder_);
+  group().Announce(Key("attempt"),
+                   EncodeAttempt({.uuid = folder_->uuid(),
+                                  .step = plan_.step,
+                                  .generation = plan_.generation,
+                                  .parent = plan_.parent,
+                                  .replace = plan_.replace,
+                                  .alike = plan_.alike != nullptr ? plan_.alike->digest : std::string()}));
+  group().Collect(Key("prepared"), WhileItWrites(), Later(&Coordination::OnWord), Later(&Coordination::OnAllHeard));
 }
 
 void Coordination::OnWord(int rank, std::string text) {
   if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
   const Status taken = TakeWord(rank, text);
-  taken.ok() ? CommitIfPrepared() : FailForAll(taken);
+  if (!taken.ok()) FailForAll(taken);
 }
 
 Status Coordination::TakeWord(int rank, const std::string& text) {
@@ -153,8 +195,18 @@ Status Coordination::TakeWord(int rank, const std::string& text) {
     return CompareBuckets(plan_.step, EncodeBucket(mine, word.bucket), rank, word.texts);
   }
   CAIRN_RETURN_IF_ERROR(CheckSameLine(plan_.step, Restored(), rank, word.step, word.restored));
-  shards_[static_cast<std::size_t>(rank)] = std::move(word.shard);
+  const auto index = static_cast<std::size_t>(rank);
+  shards_[index] = PreparedShard{.shard = word.shard};
+  checks_->Add(index, std::move(word.shard),
+               [index, then = Later(&Coordination::OnChecked)](const Status& status) { then(index, status); });
   return Status::Ok();
+}
+
+void Coordination::OnChecked(std::size_t rank, Status status) {
+  if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
+  if (!status.ok()) return FailForAll(Error(status.code(), "step {}: {}", plan_.step, status.message()));
+  shards_[rank]->checked = true;
+  CommitIfPrepared();
 }
 
 void Coordination::OnAllHeard(Status status) {
@@ -163,31 +215,33 @@ void Coordination::OnAllHeard(Status status) {
 }
 
 Status Coordination::Missing() const {
+  const bool heard = std::all_of(shards_.begin(), shards_.end(), [](const auto& shard) { return shard.has_value(); });
   std::vector<std::size_t> missing;
   for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
-    if (!shards_[rank]) missing.push_back(rank);
+    if (!shards_[rank] || (heard && !shards_[rank]->checked)) missing.push_back(rank);
   }
   const std::size_t more = missing.size() - std::min(missing.size(), kNamedRanks);
   missing.resize(missing.size() - more);
-  return Error(StatusCode::kDeadlineExceeded, "step {}: nothing from rank {}{} by the group's deadline", plan_.step,
-               fmt::join(missing, ", "), more == 0 ? "" : fmt::format(" and {} more", more));
+  return Error(StatusCode::kDeadlineExceeded, "step {}: {} rank {}{} by the group's deadline", plan_.step,
+               heard ? "rank 0 could not look at the shard of" : "nothing from", fmt::join(missing, ", "),
+               more == 0 ? "" : fmt::format(" and {} more", more));
 }
 
 void Coordination::FailForAll(const Status& why) {
   group().Announce(Key("outcome"), EncodeOutcome(why));
-  stage_.MoveTo(Stage::kQuiet);
-  wakes_at_ = Deadline::Infinite();
+  BeQuiet();
   callbacks_.failed(why);
 }
 
 void Coordination::CommitIfPrepared() {
   if (stage_ != Stage::kPrepared) return;
-  const bool all = std::all_of(shards_.begin(), shards_.end(), [](const auto& shard) { return shard.has_value(); });
+  const bool all =
+      std::all_of(shards_.begin(), shards_.end(), [](const auto& shard) { return shard && shard->checked; });
   if (!all) return;
   stage_.MoveTo(Stage::kCommitting);
   wakes_at_ = Deadline::Infinite();
   std::vector<ManifestShard> shards;
-  for (std::optional<ManifestShard>& shard : shards_) shards.push_back(*std::move(shard));
+  for (std::optional<PreparedShard>& shard : shards_) shards.push_back(std::move(shard->shard));
   callbacks_.commit(std::move(shards));
 }
 
@@ -231,9 +285,8 @@ void Coordination::Join(const AttemptWord& attempt) {
     differs.texts = EncodeBucket(mine.all, bucket);
     return group().Send(Key("prepared"), EncodePrepared(differs));
   }
-  stage_.MoveTo(Stage::kNamed);
-  uuid_ = attempt.uuid;
-  callbacks_.named();
+  generation_ = attempt.generation;
+  Enter(attempt.uuid, &AttemptFolder::Open);
 }
 
 void Coordination::SendFailure(const Status& why) {
@@ -243,12 +296,8 @@ void Coordination::SendFailure(const Status& why) {
 }
 
 void Coordination::OnOutcome(Heard heard) {
-  if (stage_ == Stage::kFailed) {
-    stage_.MoveTo(Stage::kQuiet);
-    wakes_at_ = Deadline::Infinite();
-    return callbacks_.quiet();
-  }
-  if (stage_ != Stage::kNamed && stage_ != Stage::kDiffers && stage_ != Stage::kPrepared) return;
+  const bool writes = stage_ == Stage::kEntering || stage_ == Stage::kNamed;
+  if (!writes && stage_ != Stage::kDiffers && stage_ != Stage::kPrepared) return;
   if (!heard.ok()) return OnUnheard(heard.status());
   const std::optional<Status> outcome = DecodeOutcome(*heard);
   const bool may_be_committed = outcome && (outcome->ok() || outcome->code() == StatusCode::kUnknownOutcome);
@@ -257,31 +306,29 @@ void Coordination::OnOutcome(Heard heard) {
   }
   if (may_be_committed) return callbacks_.ended(*outcome);
   // Its one word, so that the coordinator need not wait for it any more.
-  if (stage_ == Stage::kNamed) SendFailure(*outcome);
-  stage_.MoveTo(Stage::kQuiet);
-  wakes_at_ = Deadline::Infinite();
+  if (writes) SendFailure(*outcome);
+  BeQuiet();
   callbacks_.failed(*outcome);
 }
 
 void Coordination::OnUnheard(const Status& why) {
   if (stage_ == Stage::kPrepared) {
-    // The coordinator may have heard all the same: the disk knows, or nobody. Where the deadline has passed one look
-    // must do. A group that broke tells nothing of the coordinator: it may be about to commit.
+    // The coordinator may have heard all the same: the disk knows. Where the deadline has passed one look must do. A
+    // group that broke tells nothing of the coordinator: it may be about to commit.
     const bool late = why.code() == StatusCode::kDeadlineExceeded;
     look_until_ = Deadline::In(late ? std::chrono::nanoseconds(0) : context_.parts.options.group_deadline);
     return LookUp();
   }
   const Status failure = Error(why.code(), "step {}: the outcome is not heard any more: {}", plan_.step, why.message());
-  if (stage_ == Stage::kNamed) SendFailure(failure);
-  stage_.MoveTo(Stage::kQuiet);
-  wakes_at_ = Deadline::Infinite();
+  if (stage_ == Stage::kEntering || stage_ == Stage::kNamed) SendFailure(failure);
+  BeQuiet();
   callbacks_.failed(failure);
 }
 
 void Coordination::LookUp() {
   if (stage_ != Stage::kLooking) stage_.MoveTo(Stage::kLooking);
   wakes_at_ = Deadline::Infinite();
-  FindCommitted(*context_.queue, context_.parts.root, plan_.step, uuid_,
+  FindCommitted(*context_.queue, context_.parts.root, plan_.step, folder_->uuid(),
                 [then = Later(&Coordination::OnLookedUp)](const Status& found) { then(found); });
 }
 
@@ -295,10 +342,23 @@ void Coordination::OnLookedUp(Status found) {
     pause_ = std::min<std::chrono::nanoseconds>(2 * pause_, kLastPause);
     return;
   }
-  // Not there yet says nothing: the coordinator may be about to commit. The attempt's files are left to it. (Here this
-  // rank may come to abort the attempt by renaming its folder: who wins that rename knows the outcome.)
+  const bool late = found.code() == StatusCode::kNotFound && may_abort_;
+  if (!late) return OnAborted(std::move(found));
+  AbortAttempt(*context_.queue, folder_, plan_.step, generation_,
+               [then = Later(&Coordination::OnAborted)](const Status& outcome) { then(outcome); });
+}
+
+void Coordination::OnAborted(Status outcome) {
+  if (stage_ != Stage::kLooking) return;
+  if (outcome.ok()) return callbacks_.ended(std::move(outcome));
+  if (outcome.code() == StatusCode::kCancelled) {
+    BeQuiet();
+    return callbacks_.failed(Error(StatusCode::kDeadlineExceeded,
+                                   "step {}: the coordinator was not heard in time, and the attempt was given up: {}",
+                                   plan_.step, outcome.message()));
+  }
   callbacks_.ended(Error(StatusCode::kUnknownOutcome, "step {}: the coordinator was not heard in time, and on disk: {}",
-                         plan_.step, found.message()));
+                         plan_.step, outcome.message()));
 }
 
 }  // namespace cairn

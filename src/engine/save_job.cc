@@ -74,7 +74,7 @@ void SaveJob::OnLaidOut() {
 }
 
 void SaveJob::MakeHeaderIfNamed() {
-  if (capture_ != nullptr && !coordination_->uuid().empty()) writer_->MakeHeader(coordination_->uuid());
+  if (capture_ != nullptr && coordination_->named()) writer_->MakeHeader(coordination_->folder());
 }
 
 Deadline SaveJob::wakes_at() const {
@@ -153,7 +153,7 @@ void SaveJob::FailIfQuiet() {
 
 void SaveJob::Abandon() {
   stage_.MoveTo(Stage::kAbandoning);
-  writer_->Abandon([this, self = shared_from_this()](const Status& status) {
+  writer_->Abandon(coordination_->folder(), [this, self = shared_from_this()](const Status& status) {
     if (!status.ok()) {
       context_.Tell(
           {.severity = Severity::kWarning,
@@ -169,7 +169,7 @@ void SaveJob::End(Status status) {
   if (capture_ != nullptr) capture_->ReleaseStaging();
   const SavePlan& plan = task_->plan();
   if (status.ok()) {
-    if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->uuid());
+    if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->folder()->uuid());
     context_.Tell({.kind = EventKind::kSaveDurable, .step = plan.step});
   } else {
     if (plan.admitted && status.code() == StatusCode::kUnknownOutcome) {

@@ -34,13 +34,13 @@ bool ShardWriter::Ends(const Status& status) {
   return true;
 }
 
-void ShardWriter::MakeHeader(const std::string& uuid) {
+void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder) {
   stage_.MoveTo(Stage::kPlanning);
-  uuid_ = uuid;
+  folder_ = std::move(folder);
   context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&ShardWriter::OnHeader)] {
-    done(std::make_shared<Result<ShardHeaderWriter>>(ShardHeaderWriter::Make(
-        task_.snapshot().Header(task_.plan().step, uuid_, static_cast<std::uint64_t>(context_.parts.group->rank()),
-                                context_.parts.options.checksums))));
+    done(std::make_shared<Result<ShardHeaderWriter>>(ShardHeaderWriter::Make(task_.snapshot().Header(
+        task_.plan().step, folder_->uuid(), static_cast<std::uint64_t>(context_.parts.group->rank()),
+        context_.parts.options.checksums))));
   });
 }
 
@@ -48,13 +48,11 @@ void ShardWriter::OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header) {
   if (Ends(header->status())) return;
   stage_.MoveTo(Stage::kReady);
   header_ = *std::move(*header);
-  AttemptSpec spec{.root = context_.parts.root,
+  AttemptSpec spec{.folder = folder_,
                    .step = task_.plan().step,
-                   .uuid = uuid_,
                    .shard = static_cast<std::uint64_t>(context_.parts.group->rank()),
                    .file_bytes = header_->data_begin() + task_.snapshot().bytes(),
                    .file_mode = context_.parts.options.file_mode,
-                   .directory_mode = context_.parts.options.directory_mode,
                    .still_writer = context_.parts.still_writer,
                    .spare_folders = context_.spare_folders(),
                    .not_recycled = context_.not_recycled};
@@ -136,7 +134,7 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
   const std::size_t world = shards.size();
   return {.step = plan.step,
           .generation = plan.generation,
-          .attempt = uuid_,
+          .attempt = folder_->uuid(),
           .parent = plan.parent,
           .world = world,
           .shards = std::move(shards)};
@@ -154,15 +152,18 @@ void ShardWriter::Stop() {
   ready_.clear();
 }
 
-void ShardWriter::Abandon(StatusDone done) {
-  if (attempt_ == nullptr) return done(Status::Ok());
-  ++under_way_;
-  attempt_->Abandon([self = shared_from_this(), inbox = context_.inbox, done = std::move(done)](const Status& status) {
+void ShardWriter::Abandon(const std::shared_ptr<AttemptFolder>& folder, StatusDone done) {
+  const StatusDone later = [self = shared_from_this(), folder, inbox = context_.inbox,
+                            done = std::move(done)](const Status& status) {
     inbox->Post([self, done, status] {
       --self->under_way_;
       done(status);
     });
-  });
+  };
+  ++under_way_;
+  if (attempt_ != nullptr) return attempt_->Abandon(later);
+  if (folder != nullptr) return RunTask(*context_.queue, folder->Remove(), later);
+  later(Status::Ok());
 }
 
 }  // namespace cairn

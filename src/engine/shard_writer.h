@@ -51,7 +51,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   ShardWriter(EngineContext& context, SaveTask& task, Callbacks callbacks);
 
   /// The stream is laid out, and the attempt has its name.
-  void MakeHeader(const std::string& uuid);
+  void MakeHeader(std::shared_ptr<AttemptFolder> folder);
   [[nodiscard]] bool may_begin() const { return stage_ == WriterStage::kReady; }
   /// It makes, or takes, its file.
   void Begin();
@@ -77,8 +77,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void Stop();
   /// Nothing of it is under way.
   [[nodiscard]] bool idle() const { return under_way_ == 0; }
-  /// Removes what there is of the attempt, when idle.
-  void Abandon(StatusDone done);
+  /// Removes what there is of the attempt, when idle: `folder` too, if there is one and it was made here.
+  void Abandon(const std::shared_ptr<AttemptFolder>& folder, StatusDone done);
 
  private:
   /// Wraps a continuation so that it runs as a message of the engine's and counts as under way until then.
@@ -97,7 +97,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   SaveTask& task_;
   const Callbacks callbacks_;
   Lifecycle<WriterStage> stage_{WriterStage::kWaiting};
-  std::string uuid_;
+  std::shared_ptr<AttemptFolder> folder_;
   std::optional<ShardHeaderWriter> header_;
   std::unique_ptr<Attempt> attempt_;
   std::deque<std::shared_ptr<FilledChunk>> ready_;

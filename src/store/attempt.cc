@@ -2,20 +2,21 @@
 //
 // 0. Open (root.cc): make the root, fsync its parent; hold a descriptor of the directory, to which everything below is
 //    relative, so that whoever moves it moves the writer with it; take the writer's lock, an open-file-description lock
-//    on `.lock`; name this writer in `.writer`, which a rename replaces; rename every attempt that is there away; fsync
-//    the root, so that every rename a crash left half done is on the disk, or is not there, before anything is removed
-//    or listed. Only then is it listed. The renames are the fence: a late commit of the writer before finds its attempt
+//    on `.lock`; name this writer in `.writer`, which a rename replaces; rename every attempt that is there away; give
+//    each `.replaced-N-*` the name step-N back, where nothing has that, and retire the others; fsync the root, so that
+//    every rename a crash left half done is on the disk, or is not there, before anything is removed or listed. Only
+//    then is it listed. The renames are the fence: a late commit of the writer before finds its attempt
 //    gone, or came before the list. Before its rename each commit, and before and behind its own each retirement, asks
 //    whether `.writer` and `.lock` are still this writer's; where they are not, it fails, and nothing is removed any
 //    more. Then the coordinator alone sweeps, beside the start of training: it names no attempt that it may commit
 //    before it has swept, and without a name no rank begins. Readers take no lock and never sweep.
-// 1. Begin: one attempt id for all ranks. Space is checked; then `.attempt-<uuid>/` is made, and this rank's shard file
-//    in it, its blocks laid out. The file is new, or a spare of this rank (see 6), whose blocks count as free: it is
-//    opened and claimed (a regular file of ours with one name and a write lease on it: nobody else has it open or
-//    mapped), renamed into the attempt, looked at again, its first block zeroed, and the lease given back. Whatever
-//    refuses it, or has come for it meanwhile, has it unlinked and a new one made. Until the commit it is a file that
-//    is never read, as every other of an attempt: nothing is lost with its old bytes, and no old header stands before
-//    new ones.
+// 1. Begin: the coordinator makes `.attempt-<uuid>/` and only then announces it; the others open it, and where it is
+//    not there their root is another. Each checks the space; then it makes its shard file in it, its blocks laid out.
+//    The file is new, or a spare of this rank (see 6), whose blocks count as free: it is opened and claimed (a regular
+//    file of ours with one name and a write lease on it: nobody else has it open or mapped), renamed into the attempt,
+//    looked at again, its first block zeroed, and the lease given back. Whatever refuses it, or has come for it
+//    meanwhile, has it unlinked and a new one made. Until the commit it is a file that is never read, as every other of
+//    an attempt: nothing is lost with its old bytes, and no old header stands before new ones.
 // 2. Write: the chunks, each at its place. Every completion is checked, because an O_DIRECT write's error shows there
 //    alone: a later fsync returns success. The aligned remainder of a short write is resubmitted; any other error is
 //    final. Where the filesystem refuses O_DIRECT, at the open or at the first write, writes are buffered, and each is
@@ -27,21 +28,29 @@
 //    as it should be.
 // 4. The ranks agree (not here, but in src/engine/coordination.cc): each sends the coordinator one word, that it is
 //    prepared or that it fails, and the coordinator announces the attempt, and then the outcome or the first failure.
-//    Words only hint: who is prepared and hears nothing more looks on the disk. A rank that is alone knows, and does 3
-//    and 5 in one: header and manifest are written side by side, then all is fsynced side by side, then renamed.
-//    Nothing reads the attempt before the rename, so that it is no matter which of them a crash lets through.
-// 5. Commit (commit.cc), on the coordinator: each rank's shard is looked for through its own descriptor of the folder,
-//    and must have the length and the header's digest that its rank has told; then the manifest is written,
-//    then it and the attempt's folder fsynced; the folder renamed to step-N without replacing (or exchanged with the
-//    old step-N); the root fsynced. If that fsync fails the outcome is unknown: the step is not acknowledged, and the
-//    folder is not removed. Where the rename fails and the attempt's name no longer leads to its folder, step-N is
-//    looked for: it is there, or another writer took the attempt away. A rank that hears nothing looks for step-N with
-//    its attempt id and fsyncs the root itself (FindCommitted).
+//    As each word comes the coordinator looks for that rank's shard through its own descriptor of the folder
+//    (shard_check.cc): it must have the length and the header's digest that its rank has told. Words only hint: who is
+//    prepared and hears nothing more looks on the disk. A rank that is alone knows, and does 3 and 5 in one: header and
+//    manifest are written side by side, then all is fsynced side by side, then renamed. Nothing reads the attempt
+//    before the rename, so that it is no matter which of them a crash lets through.
+// 5. Commit (commit.cc), on the coordinator, only once every shard was found: the manifest is written, then it and the
+//    attempt's folder fsynced; the folder renamed to step-N without replacing; the root fsynced. An old step-N is
+//    exchanged for it. Where the filesystem exchanges no names the old one is first renamed to `.replaced-N-<attempt>`
+//    and the root fsynced, so that no power cut keeps the second rename and not the first; what an earlier replacement
+//    left under such a name is retired before. If the root's last fsync fails the outcome is unknown: the step is not
+//    acknowledged, and the folder is not removed. Where the rename fails and the attempt's name no longer leads to its
+//    folder, step-N is looked for: it is there, or somebody took the attempt away.
+//    A rank that hears nothing looks for step-N with its attempt id and fsyncs the root itself (FindCommitted). After
+//    the deadline it takes the attempt's name away, renaming it to `.retired-<uuid>`, and fsyncs the root
+//    (AbortAttempt). Commit and abort take the same name away, so one of them wins: who renamed the folder that it has
+//    open knows that the save has failed; who comes too late looks for step-N again. The coordinator gives a failed
+//    attempt up in the same way, with all that the others have written into it, and need not wait for them.
 // 6. Only now is the save durable, and only now may older ones go (remove.cc): step-N is renamed to `.retired-<uuid>`,
 //    the root fsynced; before that has returned nothing in the folder is touched, as a power cut would bring the name
-//    back. A checkpoint that somebody reads has a shared lock on its manifest, and stays. Then its files are unlinked.
-//    Where files are recycled, the ranks' shard files that nobody else has open, mapped or linked stay, and the folder
-//    is renamed to the first free one of `.spare-0`, `.spare-1` and so on: what is found under these names is no
+//    back. What step-N replaced is retired before, if it is still there: no opening writer may take it for step-N. A
+//    checkpoint that somebody reads has a shared lock on its manifest, and stays. Then its files are unlinked. Where
+//    files are recycled, the ranks' shard files that nobody else has open, mapped or linked stay, and the folder is
+//    renamed to the first free one of `.spare-0`, `.spare-1` and so on: what is found under these names is no
 //    checkpoint's, durably, for every rank. There are so many that with the attempts in flight they come to one more
 //    than those may be, so that saves one behind the other always find one; they are unlinked where the disk is full,
 //    and at the end. A sweep leaves them, and makes more of what a killed writer's attempts and removals left: no
@@ -63,7 +72,6 @@
 #include "store/locks.h"
 #include "store/names.h"
 #include "store/paths.h"
-#include "store/shard_check.h"
 #include "store/space.h"
 
 namespace cairn {
@@ -78,10 +86,9 @@ IoTask<Status> Refused(Status why) { co_return why; }
 Attempt::Attempt(IoQueue& queue, AttemptSpec spec)
     : queue_(queue),
       spec_(std::move(spec)),
-      folder_(JoinPath(spec_.root, AttemptName(spec_.uuid))),
-      shard_(JoinPath(folder_, ShardName(spec_.shard))),
+      shard_(JoinPath(folder().path(), ShardName(spec_.shard))),
       laid_out_(AlignUp(spec_.file_bytes, kBlock)),
-      spare_(spec_.root, spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled) {}
+      spare_(root(), spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled) {}
 
 // Calls
 
@@ -124,8 +131,9 @@ IoTask<Status> Attempt::Explain(IoTask<Status> task) {
   Status status = co_await task;
   const bool vanished = status.code() == StatusCode::kNotFound || status.code() == StatusCode::kCorrupt;
   if (!vanished) co_return status;
-  Status displaced = co_await CheckWriter(spec_.root, spec_.still_writer);
-  co_return displaced.ok() ? std::move(status) : std::move(displaced);
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root(), spec_.still_writer));
+  if (folder().open()) CAIRN_CO_RETURN_IF_ERROR(co_await spec_.folder->CheckThere(status));
+  co_return status;
 }
 
 void Attempt::Begin(StatusDone done) {
@@ -186,11 +194,11 @@ Status Attempt::CheckSize() const {
 }
 
 Status Attempt::CheckRoom() const {
-  return CheckFreeSpace(spec_.root, shard_.text(), laid_out_ - std::min(spare_.allocated(), laid_out_));
+  return CheckFreeSpace(root(), shard_.text(), laid_out_ - std::min(spare_.allocated(), laid_out_));
 }
 
 IoTask<Status> Attempt::CheckRoomTask() {
-  return io::OnThread(spec_.root.text(), [this] { return CheckRoom(); });
+  return io::OnThread(root().text(), [this] { return CheckRoom(); });
 }
 
 IoTask<Status> Attempt::MakeRoom() {
@@ -205,10 +213,7 @@ IoTask<Status> Attempt::BeginTask() {
   CAIRN_CO_RETURN_IF_ERROR(co_await spare_.Claim(shard_fd_));
   CAIRN_CO_RETURN_IF_ERROR(CheckSize());
   CAIRN_CO_RETURN_IF_ERROR(co_await MakeRoom());
-  folder_made_ = true;
-  IoResult made = co_await io::MakeDirectory(folder_, spec_.directory_mode);
-  if (!made.ok() && made.error != EEXIST) co_return made.status;  // It is there where another rank was first.
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder_, /*follow=*/false, folder_fd_));
+  CAIRN_CO_RETURN_IF_ERROR(co_await spec_.folder->Make());
   shard_made_ = spare_.claimed();
   CAIRN_CO_RETURN_IF_ERROR(co_await spare_.TakeOver(shard_fd_, shard_));
   if (recycled()) {
@@ -311,29 +316,27 @@ std::vector<IoTask<Status>> Attempt::FsyncTasks() {
 IoTask<Status> Attempt::SealTask(Bytes header) {
   CAIRN_CO_RETURN_IF_ERROR(co_await WriteHeader(header));
   std::vector<IoTask<Status>> fsyncs = FsyncTasks();
-  fsyncs.push_back(io::FsyncTask(folder_fd_, folder_.text()));
+  fsyncs.push_back(io::FsyncTask(folder().fd(), folder().path().text()));
   co_return co_await Together(std::move(fsyncs));
 }
 
 // Step 5
 
 Status Attempt::CheckManifest(const Manifest& manifest) const {
-  if (manifest.step == spec_.step && manifest.attempt == spec_.uuid) return Status::Ok();
+  if (manifest.step == spec_.step && manifest.attempt == folder().uuid()) return Status::Ok();
   return Error(StatusCode::kInternal, "manifest of step {}, attempt {}, in attempt {} at step {}", manifest.step,
-               manifest.attempt, spec_.uuid, spec_.step);
+               manifest.attempt, folder().uuid(), spec_.step);
 }
 
 IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header) {
-  FolderCommit commit({.root = spec_.root,
-                       .folder = folder_,
+  FolderCommit commit({.root = root(),
+                       .folder = folder().path(),
                        .manifest = manifest,
                        .replace = replace,
                        .file_mode = spec_.file_mode,
                        .still_writer = spec_.still_writer,
                        .room = &spare_.room()},
-                      folder_fd_, in_place_);
-  if (header.empty()) CAIRN_CO_RETURN_IF_ERROR(co_await CheckShards(folder_fd_, folder_, manifest, spec_.shard));
-  manifest_made_ = true;
+                      folder().fd(), in_place_);
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.Begin());
   std::vector<IoTask<Status>> writes;
   writes.push_back(commit.WriteManifest());
@@ -343,7 +346,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header
   std::vector<IoTask<Status>> fsyncs;
   if (!header.empty()) fsyncs = FsyncTasks();
   fsyncs.push_back(commit.FsyncManifest());
-  fsyncs.push_back(io::FsyncTask(folder_fd_, folder_.text()));
+  fsyncs.push_back(io::FsyncTask(folder().fd(), folder().path().text()));
   CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(fsyncs)));
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.RenameIntoPlace());
   co_return co_await commit.RemoveOld();
@@ -351,19 +354,13 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header
 
 IoTask<Status> Attempt::AbandonTask() {
   Status first = co_await io::Close(shard_fd_, shard_.text());
-  folder_fd_.Reset();
   if (in_place_ || stage_ == Stage::kCommitted) co_return first;
-  const auto note = [&first](const IoResult& removed) {
-    if (first.ok() && removed.error != ENOENT && removed.error != ENOTEMPTY) first = removed.status;
-  };
-  if (manifest_made_) {
-    note(co_await io::Unlink(JoinPath(folder_, kManifestName)));
-    note(co_await io::Unlink(JoinPath(folder_, kPinName)));
+  if (shard_made_) {
+    IoResult removed = co_await io::Unlink(shard_);
+    if (first.ok() && removed.error != ENOENT) first = removed.status;
   }
-  if (shard_made_) note(co_await io::Unlink(shard_));
-  // Where other ranks' shards are still in it, the last rank to abandon removes the folder.
-  if (folder_made_) note(co_await io::RemoveDirectory(folder_));
-  co_return first;
+  Status removed = co_await spec_.folder->Remove();
+  co_return first.ok() ? std::move(removed) : std::move(first);
 }
 
 }  // namespace cairn

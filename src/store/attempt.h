@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,19 +10,18 @@
 #include "format/manifest.h"
 #include "io/io_queue.h"
 #include "io/io_task.h"
+#include "store/attempt_folder.h"
 #include "store/spare.h"
 #include "store/writer.h"
 
 namespace cairn {
 
 struct AttemptSpec {
-  PathAt root;
+  std::shared_ptr<AttemptFolder> folder;  ///< Made by Begin, unless it is open already.
   std::uint64_t step = 0;
-  std::string uuid;
   std::uint64_t shard = 0;       ///< This rank's shard number.
   std::uint64_t file_bytes = 0;  ///< What the shard will be long, header included.
   unsigned file_mode = 0644;
-  unsigned directory_mode = 0755;
   WriterCheck still_writer = {};    ///< Asked before the commit.
   std::uint64_t spare_folders = 0;  ///< Write over a spare of this rank, where one of so many folders holds one.
   NotRecycled not_recycled;
@@ -38,9 +38,9 @@ class Attempt {
  public:
   Attempt(IoQueue& queue, AttemptSpec spec);
 
-  /// Step 1: checks the space (NoSpace names needed and free; RLIMIT_FSIZE too), makes the folder (another rank may
-  /// have), makes the shard file, O_DIRECT where the filesystem takes it, or takes the spare over, whose space counts
-  /// as free; and lays out its blocks.
+  /// Step 1: checks the space (NoSpace names needed and free; RLIMIT_FSIZE too), makes the shard file in the folder,
+  /// O_DIRECT where the filesystem takes it, or takes the spare over, whose space counts as free; and lays out its
+  /// blocks.
   void Begin(StatusDone done);
   /// Step 2: writes memory at a 4096-aligned offset of the file; address and length 4096-aligned too, so the tail is
   /// padded by the caller. A short write's aligned remainder is resubmitted; any other error is final.
@@ -56,7 +56,8 @@ class Attempt {
   /// Seal and Commit in one, for a rank that has nobody to agree with: their fsyncs run side by side, and all of them
   /// have returned before the rename.
   void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done);
-  /// Closes and removes what there is of the attempt. Best effort: a leftover is the next sweep's.
+  /// Closes and removes what there is of this rank's shard, and of the attempt, where its folder was made here. Best
+  /// effort: a leftover is the next sweep's.
   void Abandon(StatusDone done);
 
   [[nodiscard]] bool beginning() const { return stage_ == Stage::kNew && under_way_ != 0; }
@@ -70,11 +71,13 @@ class Attempt {
   enum class Stage : std::uint8_t { kNew, kWriting, kSealed, kCommitted, kAbandoned };
   enum class Direct : std::uint8_t { kUntried, kTaken, kRefused };
 
+  [[nodiscard]] const AttemptFolder& folder() const { return *spec_.folder; }
+  [[nodiscard]] const PathAt& root() const { return folder().root(); }
   [[nodiscard]] static const char* StageName(Stage stage);
   [[nodiscard]] Status Admit(Stage wanted, const char* call) const;
   void Run(Status refusal, IoTask<Status> task, Stage then, StatusDone done);
 
-  /// What was taken away from under the task, a writer that has taken over took.
+  /// What was taken away from under the task, a writer that has taken over took, or a rank that gave up.
   IoTask<Status> Explain(IoTask<Status> task);
 
   // The calls, as tasks.
@@ -103,7 +106,6 @@ class Attempt {
 
   IoQueue& queue_;
   const AttemptSpec spec_;
-  const PathAt folder_;
   const PathAt shard_;
   const std::uint64_t laid_out_;  // The file's length until Seal cuts it.
 
@@ -111,12 +113,9 @@ class Attempt {
   Status status_;      // The first error.
   int under_way_ = 0;  // Calls whose callback has not come.
   Direct direct_ = Direct::kUntried;
-  bool folder_made_ = false;  // May have been, as with the two below: an error need not mean that nothing happened.
-  bool shard_made_ = false;
-  bool manifest_made_ = false;
-  bool in_place_ = false;  // The folder has, or may have, another name now.
+  bool shard_made_ = false;  // May have been: an error need not mean that nothing happened.
+  bool in_place_ = false;    // The folder has, or may have, another name now.
   std::uint64_t bytes_written_ = 0;
-  UniqueFd folder_fd_;
   UniqueFd shard_fd_;
   Spare spare_;
 };

@@ -3,10 +3,14 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
+#include "base/uuid.h"
+#include "store/list.h"
 #include "store/manifest_file.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -27,11 +31,13 @@ IoTask<Status> ForgetCachedNames(const UniqueFd& directory, const PathAt& path) 
   });
 }
 
+Status UnknownCommit(std::uint64_t step, const std::string& uuid, const Status& why) {
+  return Error(StatusCode::kUnknownOutcome, "whether step {} of attempt {} is committed: {}", step, uuid,
+               why.message());
+}
+
 IoTask<Status> FindTask(PathAt root, std::uint64_t step, std::string uuid) {
-  const auto unknown = [step, &uuid](const Status& why) {
-    return Error(StatusCode::kUnknownOutcome, "whether step {} of attempt {} is committed: {}", step, uuid,
-                 why.message());
-  };
+  const auto unknown = [step, &uuid](const Status& why) { return UnknownCommit(step, uuid, why); };
   const auto other = [step, &uuid](const std::string& found) {
     return Error(StatusCode::kNotFound, "step {} of attempt {} is not committed: {}", step, uuid, found);
   };
@@ -65,6 +71,48 @@ IoTask<Status> FindTask(PathAt root, std::uint64_t step, std::string uuid) {
   co_return Status::Ok();
 }
 
+/// Whether the root lists a checkpoint that this one, if it was committed, may have made way for: of a later save, in
+/// its place too, or one that cannot be told.
+Result<bool> HasLater(const PathAt& root, std::uint64_t step, std::uint64_t generation) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
+  return std::any_of(stored.begin(), stored.end(), [&](const StoredCheckpoint& one) {
+    return !one.info.status.ok() || std::pair(one.info.generation, one.info.step) >= std::pair(generation, step);
+  });
+}
+
+IoTask<Status> AbortTask(std::shared_ptr<AttemptFolder> folder, std::uint64_t step, std::uint64_t generation) {
+  using Taken = AttemptFolder::Taken;
+  const PathAt& root = folder->root();
+  const std::string& uuid = folder->uuid();
+  const PathAt retired = JoinPath(root, RetiredName(MakeUuid()));
+  Status why;
+  const Taken taken = co_await folder->TakeAway(retired, why);
+  if (taken == Taken::kStays) co_return UnknownCommit(step, uuid, why);
+  if (taken == Taken::kGone) {
+    Status found = co_await FindTask(root, step, uuid);
+    if (found.code() != StatusCode::kNotFound) co_return found;
+    bool later = true;
+    const Status listed = co_await io::OnThread(root.text(), [&]() -> Status {
+      CAIRN_ASSIGN_OR_RETURN(later, HasLater(root, step, generation));
+      return Status::Ok();
+    });
+    if (!listed.ok() || later) {
+      co_return UnknownCommit(step, uuid,
+                              listed.ok() ? Error(found.code(), "{}; later ones are", found.message()) : listed);
+    }
+  }
+  // Whoever renamed it: no power cut may bring the name back while a coordinator that is slow is still to use it.
+  UniqueFd root_fd;
+  IoResult done = co_await io::OpenDirectory(root, /*follow=*/true, root_fd);
+  if (done.ok()) done = co_await io::Fsync(root_fd, root.text());
+  if (!done.ok()) co_return UnknownCommit(step, uuid, done.status);
+  Leftovers left;  // What stays is the next sweep's.
+  if (taken == Taken::kHere) static_cast<void>(co_await RemoveFolder(retired, left));
+  co_return Error(StatusCode::kCancelled, "step {}: attempt {} was given up before it was committed", step, uuid);
+}
+
+bool RefusesFlags(const IoResult& renamed) { return renamed.error == EINVAL || renamed.error == ENOSYS; }
+
 }  // namespace
 
 FolderCommit::FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_place)
@@ -72,6 +120,7 @@ FolderCommit::FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_pla
       folder_fd_(folder),
       in_place_(in_place),
       target_(JoinPath(spec_.root, StepName(spec_.manifest.step))),
+      aside_(JoinPath(spec_.root, ReplacedName(spec_.manifest.step, spec_.manifest.attempt))),
       path_(JoinPath(spec_.folder, kManifestName)),
       text_(EncodeManifest(spec_.manifest)) {}
 
@@ -87,7 +136,7 @@ IoTask<Status> FolderCommit::LockOld() {
   if (opened.error == ENOENT) co_return Status::Ok();
   CAIRN_CO_RETURN_IF_ERROR(std::move(opened));
   CAIRN_CO_RETURN_IF_ERROR(co_await LockOutReaders(target_, old_lock_));
-  exchanges_ = true;
+  old_ = Old::kThere;
   // A pin is the step's, not the attempt's; nobody sets or takes it while the old one is locked.
   bool pinned = false;
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(target_.text(), [this, &pinned] {
@@ -114,20 +163,26 @@ IoTask<Status> FolderCommit::FsyncManifest() {
   co_return co_await io::Close(manifest_fd_, path_.text());
 }
 
+/// NFS and some FUSE know no flags. The plain call does not replace a folder that holds anything either.
+IoTask<IoResult> FolderCommit::RenameToNew(const PathAt& from, const PathAt& to) {
+  IoResult renamed = co_await io::Rename(from, to, RenameMode::kNoReplace);
+  if (!RefusesFlags(renamed)) co_return renamed;
+  co_return co_await io::Rename(from, to, RenameMode::kPlain);
+}
+
 IoTask<Status> FolderCommit::RenameIntoPlace() {
   const std::uint64_t step = spec_.manifest.step;
   CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(spec_.root, spec_.still_writer));
-  const RenameMode mode = exchanges_ ? RenameMode::kExchange : RenameMode::kNoReplace;
-  IoResult renamed = co_await io::Rename(spec_.folder, target_, mode);
-  if (renamed.error == EINVAL || renamed.error == ENOSYS) {
-    if (exchanges_) {
-      co_return Error(StatusCode::kUnsupported,
-                      "step {} cannot be replaced: this filesystem does not exchange names ({})", step,
-                      renamed.status.message());
+  IoResult renamed;
+  if (old_ == Old::kThere) {
+    renamed = co_await io::Rename(spec_.folder, target_, RenameMode::kExchange);
+    if (!RefusesFlags(renamed)) {
+      old_ = Old::kExchanged;
+    } else {
+      CAIRN_CO_RETURN_IF_ERROR(co_await MoveOldAside());
     }
-    // NFS and some FUSE know no flags. The plain call does not replace a folder that holds anything either.
-    renamed = co_await io::Rename(spec_.folder, target_, RenameMode::kPlain);
   }
+  if (old_ != Old::kExchanged) renamed = co_await RenameToNew(spec_.folder, target_);
   if (renamed.error == EEXIST || renamed.error == ENOTEMPTY) {
     co_return Error(StatusCode::kAlreadyExists, "step {} is committed already, as {}", step, target_);
   }
@@ -135,7 +190,7 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
     // An error need not mean that nothing happened: a lost answer, an interrupted wait. Nor, from a broken queue, that
     // nothing will yet.
     const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(spec_.folder, folder_fd_);
-    if (still) co_return renamed.status;
+    if (still) co_return co_await PutOldBack(renamed.status);
     in_place_ = true;
     co_return co_await LookForIt(std::move(renamed));
   }
@@ -146,28 +201,57 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
                   durable.status.message());
 }
 
+// Between this and the rename that follows there is no step-N: whoever opens the root for writing puts it back. It is
+// durable before the new one takes the name, or a power cut could keep the second rename of the two alone.
+IoTask<Status> FolderCommit::MoveOldAside() {
+  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(spec_.root, spec_.manifest.step));
+  IoResult moved = co_await RenameToNew(target_, aside_);
+  old_ = Old::kAside;
+  if (!moved.ok()) co_return co_await PutOldBack(moved.status);
+  IoResult durable = co_await io::Fsync(root_fd_, spec_.root.text());
+  if (durable.ok()) co_return Status::Ok();
+  // Back it goes, but which of its names a power cut would leave, nobody knows: both are step-N's to an opening writer.
+  co_return co_await PutOldBack(durable.status);
+}
+
+IoTask<Status> FolderCommit::PutOldBack(Status why) {
+  if (old_ != Old::kAside) co_return why;
+  IoResult back = co_await RenameToNew(aside_, target_);
+  // Not there: it was never moved, or a writer that has taken over has put it back.
+  if (back.ok() || back.error == ENOENT) co_return why;
+  co_return Error(StatusCode::kUnknownOutcome, "step {}: {}; its old checkpoint waits as {}: {}", spec_.manifest.step,
+                  why.message(), aside_, back.status.message());
+}
+
 // The attempt's name no longer leads to its folder.
 IoTask<Status> FolderCommit::LookForIt(IoResult renamed) {
   const std::uint64_t step = spec_.manifest.step;
   const Status found = co_await FindTask(spec_.root, step, spec_.manifest.attempt);
   if (found.ok()) co_return found;  // A lost answer.
   if (found.code() == StatusCode::kNotFound && renamed.error == ENOENT) {
-    co_return Error(StatusCode::kFailedPrecondition, "step {}: its attempt was taken away before it was committed: {}",
-                    step, renamed.status.message());
+    Status gone =
+        Error(StatusCode::kFailedPrecondition, "step {}: its attempt was taken away before it was committed: {}", step,
+              renamed.status.message());
+    co_return co_await PutOldBack(std::move(gone));
   }
   co_return Error(StatusCode::kUnknownOutcome, "step {}: {}", step, renamed.status.message());
 }
 
 IoTask<Status> FolderCommit::RemoveOld() {
-  if (!exchanges_) co_return Status::Ok();
-  Leftovers left;
   old_lock_.reset();  // NFS would keep an open file under another name, and the folder with it.
-  static_cast<void>(co_await RemoveFolder(spec_.folder, left));
+  Leftovers left;
+  if (old_ == Old::kExchanged) static_cast<void>(co_await RemoveFolder(spec_.folder, left));
+  if (old_ == Old::kAside) static_cast<void>(co_await RemoveReplaced(spec_.root, spec_.manifest.step));
   co_return Status::Ok();
 }
 
 void FindCommitted(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& uuid, StatusDone done) {
   RunTask(queue, FindTask(root, step, uuid), std::move(done));
+}
+
+void AbortAttempt(IoQueue& queue, std::shared_ptr<AttemptFolder> folder, std::uint64_t step, std::uint64_t generation,
+                  StatusDone done) {
+  RunTask(queue, AbortTask(std::move(folder), step, generation), std::move(done));
 }
 
 }  // namespace cairn

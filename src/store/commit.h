@@ -1,11 +1,13 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "base/unique_fd.h"
 #include "format/manifest.h"
 #include "io/io_task.h"
+#include "store/attempt_folder.h"
 #include "store/locks.h"
 #include "store/writer.h"
 
@@ -34,23 +36,28 @@ class FolderCommit {
   IoTask<Status> WriteManifest();
   /// And closes it.
   IoTask<Status> FsyncManifest();
-  /// Renames the folder to step-N and fsyncs the root. FailedPrecondition where another writer has taken over, or has
-  /// taken the attempt away; UnknownOutcome where only the fsync failed, or where nobody knows.
+  /// Renames the folder to step-N and fsyncs the root; an old step-N is exchanged for it, or, where the filesystem
+  /// exchanges no names, waits as `.replaced-N-<attempt>`. FailedPrecondition where another writer has taken over, or
+  /// somebody has taken the attempt away; UnknownOutcome where only the fsync failed, or where nobody knows.
   IoTask<Status> RenameIntoPlace();
-  /// After an exchange the old checkpoint has the attempt's name. Never fails: what stays is the next sweep's.
+  /// Removes the old checkpoint, which has the attempt's name, or waits. Never fails: what stays is the next writer's.
   IoTask<Status> RemoveOld();
 
  private:
   IoTask<Status> LockOld();
+  IoTask<IoResult> RenameToNew(const PathAt& from, const PathAt& to);
+  IoTask<Status> MoveOldAside();
+  IoTask<Status> PutOldBack(Status why);
   IoTask<Status> LookForIt(IoResult renamed);
 
   const CommitSpec spec_;
   const UniqueFd& folder_fd_;
   bool& in_place_;
   const PathAt target_;  // <root>/step-N
+  const PathAt aside_;   // <root>/.replaced-N-<attempt>
   const PathAt path_;    // The manifest's, in the attempt.
   const std::string text_;
-  bool exchanges_ = false;
+  enum class Old : std::uint8_t { kNone, kThere, kExchanged, kAside } old_ = Old::kNone;
   UniqueFd root_fd_;
   UniqueFd manifest_fd_;
   std::optional<Flock> old_lock_;
@@ -59,5 +66,12 @@ class FolderCommit {
 /// Step 5 of a rank that heard nothing: whether step-N holds the attempt `uuid`. If so the root is fsynced and done
 /// gets Ok; NotFound where step-N is not there or is another attempt's; UnknownOutcome where the disk can't be asked.
 void FindCommitted(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& uuid, StatusDone done);
+
+/// Step 5 of a rank that has heard nothing for too long: takes the attempt's name away, so that it can no longer be
+/// committed, and removes what is in it. Cancelled where it is given up by this or by another rank, durably; Ok where
+/// it was committed before, durably; UnknownOutcome where the disk can't be asked, or where it is not there while later
+/// checkpoints are, for which it may have made way. `generation` is the attempt's.
+void AbortAttempt(IoQueue& queue, std::shared_ptr<AttemptFolder> folder, std::uint64_t step, std::uint64_t generation,
+                  StatusDone done);
 
 }  // namespace cairn

@@ -25,6 +25,10 @@ inline constexpr std::string_view kPinName = "pinned";
 [[nodiscard]] std::string AttemptName(std::string_view uuid);  ///< ".attempt-<uuid>"
 [[nodiscard]] bool IsAttemptName(std::string_view name);
 [[nodiscard]] std::string RetiredName(std::string_view uuid);  ///< ".retired-<uuid>"
+/// ".replaced-00000000000000001000-<uuid>": step-N while attempt <uuid> takes its name, where names are not exchanged.
+[[nodiscard]] std::string ReplacedName(std::uint64_t step, std::string_view uuid);
+/// The step of such a name.
+[[nodiscard]] std::optional<std::uint64_t> ParseReplacedName(std::string_view name);
 /// ".spare-1": holds the shard files of one former checkpoint that the next attempts may write over.
 [[nodiscard]] std::string SpareName(std::uint64_t number);
 [[nodiscard]] bool IsSpareName(std::string_view name);

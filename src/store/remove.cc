@@ -223,6 +223,7 @@ IoTask<Status> Retirement::Run() {
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder_, /*follow=*/false, folder_fd_));
   CAIRN_CO_RETURN_IF_ERROR(co_await LockOutReaders(PathAt(folder_fd_.get(), folder_.text()), lock_));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder_.text(), [this] { return CheckBefore(); }));
+  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_, step_));
   CAIRN_CO_RETURN_IF_ERROR(co_await Rename());
   IoResult durable = co_await io::Fsync(root_fd_, root_.text());
   if (durable.ok()) co_return Status::Ok();
@@ -282,6 +283,24 @@ IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left) {
 IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SpareWish& wish, Leftovers& left) {
   FolderRemoval removal(root, JoinPath(root, name), wish, left);
   co_return co_await removal.Run();
+}
+
+IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step) {
+  std::vector<FolderEntry> entries;
+  CAIRN_CO_RETURN_IF_ERROR(co_await List(root, entries));
+  std::vector<PathAt> retired;
+  for (const FolderEntry& entry : entries) {
+    if (!entry.directory || ParseReplacedName(entry.name) != step) continue;
+    retired.push_back(JoinPath(root, RetiredName(MakeUuid())));
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(JoinPath(root, entry.name), retired.back(), RenameMode::kPlain));
+  }
+  if (retired.empty()) co_return Status::Ok();
+  UniqueFd root_fd;
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root, /*follow=*/true, root_fd));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(root_fd, root.text()));
+  Leftovers left;  // What stays of them is the next sweep's.
+  for (const PathAt& folder : retired) static_cast<void>(co_await RemoveFolder(folder, left));
+  co_return Status::Ok();
 }
 
 IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock) {

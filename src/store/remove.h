@@ -24,6 +24,11 @@ IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left);
 /// then the folder takes the first of the wished names of spares that is free, or keeps its own if that is one of them.
 IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SpareWish& wish, Leftovers& left);
 
+/// Removes what replaced checkpoints of step N left under `.replaced-N-*`, durably not to be put back any more. While
+/// step-N is there, by the writer alone: before step-N goes, because an opening writer that finds no step-N puts them
+/// back. An error where one stays.
+IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step);
+
 /// Keeps readers (see ReadLock) out of a checkpoint's folder for as long as `lock` lives. FailedPrecondition where one
 /// is reading. A folder without a manifest can have no readers.
 IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock);

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -146,6 +148,17 @@ IoTask<Status> Root::NameWriter(unsigned file_mode) {
   co_return co_await io::Rename(draft, path, RenameMode::kPlain);
 }
 
+/// A folder of a lower layer of an overlay cannot be renamed; nobody writes it.
+IoTask<Status> Root::RenameAway(const PathAt& path, const PathAt& to) {
+  IoResult renamed = co_await io::Rename(path, to, RenameMode::kPlain);
+  if (renamed.error == EXDEV) {
+    notes_.push_back(fmt::format("{} is left: {}", path.text(), renamed.status.message()));
+  } else if (!renamed.ok() && renamed.error != ENOENT) {
+    co_return renamed.status;
+  }
+  co_return Status::Ok();
+}
+
 IoTask<Status> Root::Fence() {
   const Result<std::vector<FolderEntry>> entries = ListRoot(at_);
   CAIRN_CO_RETURN_IF_ERROR(entries.status());
@@ -156,18 +169,29 @@ IoTask<Status> Root::Fence() {
       if (!removed.ok() && removed.error != ENOENT) co_return removed.status;
     }
     if (!entry.directory || !IsAttemptName(entry.name)) continue;
-    const PathAt retired = JoinPath(at_, RetiredName(MakeUuid()));
-    IoResult renamed = co_await io::Rename(path, retired, RenameMode::kPlain);
-    if (renamed.error == EXDEV) {
-      // Of a lower layer of an overlay, which nobody writes.
-      notes_.push_back(fmt::format("{} is left: {}", path.text(), renamed.status.message()));
-    } else if (!renamed.ok() && renamed.error != ENOENT) {
-      co_return renamed.status;
-    }
+    CAIRN_CO_RETURN_IF_ERROR(co_await RenameAway(path, JoinPath(at_, RetiredName(MakeUuid()))));
   }
+  CAIRN_CO_RETURN_IF_ERROR(co_await PutBackReplaced());
   // What was renamed by a writer that was killed may not be on the disk yet either: nothing of it must be listed, nor
   // touched, before it is.
   co_return co_await io::Fsync(directory_, path());
+}
+
+// Only once no attempt can take their names any more.
+IoTask<Status> Root::PutBackReplaced() {
+  const Result<std::vector<FolderEntry>> entries = ListRoot(at_);
+  CAIRN_CO_RETURN_IF_ERROR(entries.status());
+  std::set<std::string> there;
+  for (const FolderEntry& entry : *entries) there.insert(entry.name);
+  for (const FolderEntry& entry : *entries) {
+    const std::optional<std::uint64_t> step = entry.directory ? ParseReplacedName(entry.name) : std::nullopt;
+    if (!step) continue;
+    const bool back = there.insert(StepName(*step)).second;
+    if (back) notes_.push_back(fmt::format("step {} is back: a save was replacing it when it was cut off", *step));
+    const PathAt to = JoinPath(at_, back ? StepName(*step) : RetiredName(MakeUuid()));
+    CAIRN_CO_RETURN_IF_ERROR(co_await RenameAway(JoinPath(at_, entry.name), to));
+  }
+  co_return Status::Ok();
 }
 
 Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& options) {

@@ -30,7 +30,8 @@ struct RootOptions {
 class Root {
  public:
   /// Makes the root (and parents), fsyncs what it made, takes the lock, names this writer in `.writer`, renames the
-  /// attempts of writers before away, fsyncs the root. From then on no earlier writer commits anything.
+  /// attempts of writers before away, gives what one of them was replacing its name back, fsyncs the root. From then on
+  /// no earlier writer commits anything.
   ///
   /// FailedPrecondition, naming the holder, where another writer has the lock at the end of the wait (at once where
   /// that is this process and may not be taken over from), and where the path cannot be made or written;
@@ -61,6 +62,8 @@ class Root {
   [[nodiscard]] Status TakeLock(IoQueue& queue, const RootOptions& options);
   IoTask<Status> NameWriter(unsigned file_mode);
   IoTask<Status> Fence();
+  IoTask<Status> RenameAway(const PathAt& path, const PathAt& to);
+  IoTask<Status> PutBackReplaced();
 
   PathAt at_;
   UniqueFd directory_;  // Open where this process writes.

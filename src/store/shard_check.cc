@@ -8,17 +8,20 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "format/shard_header.h"
+#include "io/path_at.h"
 
 namespace cairn {
 namespace {
 
-constexpr std::size_t kLanes = 8;  // So many threads may wait for the disk at once.
+constexpr int kLanes = 8;  // So many threads may wait for the disk at once.
 constexpr std::size_t kPiece = 64U << 10;
 constexpr std::size_t kLengthWord = 8;
 
@@ -47,9 +50,12 @@ Result<std::uint32_t> HeaderDigest(const UniqueFd& fd, const std::string& file, 
   return digest;
 }
 
-Status CheckShard(const UniqueFd& folder, const PathAt& path, std::size_t rank, const ManifestShard& shard) {
-  const std::string file = JoinPath(path, shard.file).text();
-  const UniqueFd fd(::openat(folder.get(), shard.file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+Status CheckShard(const AttemptFolder& folder, std::size_t rank, const ManifestShard& shard) {
+  const std::string file = JoinPath(folder.path(), shard.file).text();
+  // What a network filesystem has noted of the directory may be older than the rank's word.
+  struct statx fresh {};
+  static_cast<void>(::statx(folder.fd().get(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_MTIME, &fresh));
+  const UniqueFd fd(::openat(folder.fd().get(), shard.file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!fd.valid()) {
     if (errno != ENOENT) return ErrnoStatus(errno, "opening " + file);
     return Error(StatusCode::kFailedPrecondition,
@@ -68,22 +74,32 @@ Status CheckShard(const UniqueFd& folder, const PathAt& path, std::size_t rank, 
                rank, shard.header_digest, digest);
 }
 
+IoTask<Status> CheckTask(std::shared_ptr<const AttemptFolder> folder, std::size_t rank, ManifestShard shard) {
+  co_return co_await io::OnThread(folder->path().text(), [&] { return CheckShard(*folder, rank, shard); });
+}
+
 }  // namespace
 
-IoTask<Status> CheckShards(const UniqueFd& folder, const PathAt& path, const Manifest& manifest, std::size_t own) {
-  std::vector<IoTask<Status>> lanes;
-  const std::size_t shards = manifest.shards.size();
-  if (shards <= 1) co_return Status::Ok();
-  for (std::size_t lane = 0; lane < std::min(kLanes, shards); ++lane) {
-    lanes.push_back(io::OnThread(path.text(), [&folder, &path, &manifest, own, lane, shards]() -> Status {
-      for (std::size_t rank = lane; rank < shards; rank += kLanes) {
-        if (rank == own) continue;
-        CAIRN_RETURN_IF_ERROR(CheckShard(folder, path, rank, manifest.shards[rank]));
-      }
-      return Status::Ok();
-    }));
+ShardChecks::ShardChecks(IoQueue& queue, std::shared_ptr<const AttemptFolder> folder)
+    : queue_(queue), folder_(std::move(folder)) {}
+
+void ShardChecks::Add(std::size_t rank, ManifestShard shard, StatusDone done) {
+  waiting_.push_back({rank, std::move(shard), std::move(done)});
+  BeginWaiting();
+}
+
+void ShardChecks::BeginWaiting() {
+  while (under_way_ < kLanes && !waiting_.empty()) {
+    Check next = std::move(waiting_.front());
+    waiting_.pop_front();
+    ++under_way_;
+    RunTask(queue_, CheckTask(folder_, next.rank, std::move(next.shard)),
+            [self = shared_from_this(), done = std::move(next.done)](Status status) {
+              --self->under_way_;
+              done(std::move(status));
+              self->BeginWaiting();
+            });
   }
-  co_return co_await Together(std::move(lanes));
 }
 
 }  // namespace cairn

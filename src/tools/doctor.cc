@@ -129,7 +129,7 @@ void AddFilesystem(std::vector<Finding>& findings, const Filesystem& filesystem,
   findings.push_back({.name = "rename, exchange",
                       .good = filesystem.exchange.ok(),
                       .found = Answer(filesystem.exchange),
-                      .cost = "a committed step cannot be replaced",
+                      .cost = "a step is replaced in two renames: between them readers find none of it",
                       .value = filesystem.exchange.ok()});
 }
 

@@ -78,8 +78,9 @@ class ProbeAttempt {
   /// Seconds until it can be written into.
   Result<double> Begin(std::uint64_t data_bytes) {
     const auto begin = limits_.now();
-    attempt_ =
-        std::make_unique<Attempt>(queue_, AttemptSpec{.root = root_, .uuid = uuid_, .file_bytes = kBlock + data_bytes});
+    attempt_ = std::make_unique<Attempt>(
+        queue_,
+        AttemptSpec{.folder = std::make_shared<AttemptFolder>(root_, uuid_, 0755), .file_bytes = kBlock + data_bytes});
     CAIRN_RETURN_IF_ERROR(Await([this](StatusDone done) { attempt_->Begin(std::move(done)); }));
     data_bytes_ = data_bytes;
     return Seconds(limits_.now() - begin);

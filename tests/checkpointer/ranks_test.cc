@@ -203,6 +203,7 @@ TEST_F(Ranks, AllFailWhereTheDiskOfOneFails) {
   std::uint64_t step = 2;
   for (int broken = 0; broken < kRanks; ++broken) {
     for (const IoOp op : {IoOp::kMkdir, IoOp::kOpen, IoOp::kFallocate, IoOp::kWrite, IoOp::kFtruncate, IoOp::kFsync}) {
+      if (op == IoOp::kMkdir && broken != 0) continue;  // Rank 0 makes the folder.
       SCOPED_TRACE(testing::Message() << IoOpName(op) << " of rank " << broken);
       // Whether a spare can be opened is nobody's failure.
       plan(broken).Fail({.op = op, .path = ".attempt-", .nth = 1}, EIO);

@@ -177,7 +177,9 @@ TEST_F(RanksWords, ThatEndWithTheGroupBeforeTheCommitSendTheOthersToTheDiskAgain
   EXPECT_THAT(WaitAll(saves), Each(Status::Ok()));
 }
 
-TEST_F(RanksWords, ThatEndWithTheGroupLeaveTheOutcomeUnknownWhereNobodyCommits) {
+// The rank that takes the attempt's name away first has decided; the coordinator's commit, as late as it is, finds
+// none.
+TEST_F(RanksWords, ThatEndWithTheGroupHaveTheAttemptGivenUpWhereNobodyCommits) {
   OpenAll(std::chrono::milliseconds(300));
   const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
   const std::vector<SaveHandle> saves = StartAll(1);
@@ -186,10 +188,71 @@ TEST_F(RanksWords, ThatEndWithTheGroupLeaveTheOutcomeUnknownWhereNobodyCommits) 
   for (int of = 1; of < kRanks; ++of) group(of).Break();
 
   for (std::size_t of = 1; of < kRanks; ++of) {
-    EXPECT_EQ(saves[of].WaitDurable(Soon()).code(), StatusCode::kUnknownOutcome);
+    const Status status = saves[of].WaitDurable(Soon());
+    EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status;
+    EXPECT_THAT(status.message(), HasSubstr("was given up before it was committed"));
   }
   commit.Release();
+  const Status late = saves[0].WaitDurable(Soon());
+  EXPECT_EQ(late.code(), StatusCode::kFailedPrecondition) << late;
+  EXPECT_THAT(late.message(), HasSubstr("its attempt was taken away before it was committed"));
+  EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+}
+
+TEST_F(RanksWords, OfWhoGivesUpAfterTheRenameFindTheCommit) {
+  OpenAll(kNever);
+  group(0).Lose("outcome/");
+  const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
+  std::vector<FaultGate> aborts;
+  for (const int of : {1, 2}) aborts.push_back(plan(of).Hold({.op = IoOp::kRename, .path = ".retired-"}));
+  const std::vector<SaveHandle> saves = StartAll(1);
+  ASSERT_TRUE(commit.WaitHeld(Soon()));
+  for (const int of : {1, 2}) group(of).Expire("outcome/");
+  for (const FaultGate& abort : aborts) ASSERT_TRUE(abort.WaitHeld(Soon()));
+
+  commit.Release();
   EXPECT_EQ(saves[0].WaitDurable(Soon()), Status::Ok());
+  for (const FaultGate& abort : aborts) abort.Release();
+
+  EXPECT_THAT(WaitAll(saves), Each(Status::Ok()));
+  EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));
+}
+
+// Closing is no reason to fail what the others may be about to commit.
+TEST_F(RanksWords, OfARankThatClosesLeaveTheAttemptToTheCoordinator) {
+  Options options = SmallOptions(root());
+  options.group_deadline = kNever;
+  options.drain_deadline = std::chrono::nanoseconds(0);
+  OpenAll(options);
+  const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
+  const std::vector<SaveHandle> saves = StartAll(1);
+  ASSERT_TRUE(commit.WaitHeld(Soon()));
+
+  ranks_[1].reset();
+  commit.Release();
+
+  EXPECT_EQ(saves[1].WaitDurable(Soon()).code(), StatusCode::kUnknownOutcome);
+  EXPECT_EQ(saves[0].WaitDurable(Soon()), Status::Ok());
+  EXPECT_EQ(saves[2].WaitDurable(Soon()), Status::Ok());
+}
+
+TEST_F(RanksWords, OfARankThatHangsPastTheDeadlineLeaveNothingBehind) {
+  OpenAll(std::chrono::milliseconds(300));
+  const FaultGate gate = plan(2).Hold({.op = IoOp::kWrite, .path = "shard-"});
+  const std::vector<SaveHandle> saves = StartAll(1);
+  ASSERT_TRUE(gate.WaitHeld(Soon()));
+
+  for (const int of : {0, 1}) {
+    const Status status = saves[static_cast<std::size_t>(of)].WaitDurable(Soon());
+    EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status;
+    EXPECT_THAT(status.message(), HasSubstr("nothing from rank 2"));
+  }
+
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
+  gate.Release();
+  EXPECT_FALSE(saves[2].WaitDurable(Soon()).ok());
+  EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
 TEST_F(RanksWords, ThatEndWithTheGroupBeforeARankIsPreparedFailTheSave) {
@@ -361,19 +424,17 @@ TEST_F(RanksWords, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
       if (of == slow) continue;
       const Status status = saves[static_cast<std::size_t>(of)].WaitDurable(Soon());
       EXPECT_EQ(saves[static_cast<std::size_t>(of)].stats().phase, SavePhase::kFailed);
-      EXPECT_THAT(status.code(), AnyOf(StatusCode::kDeadlineExceeded, StatusCode::kUnknownOutcome)) << status;
+      EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status;
     }
     gate.Release();
 
     const Status late = saves[static_cast<std::size_t>(slow)].WaitDurable(Soon());
     if (slow == 0) {
-      // The coordinator has all words by now and commits; the others have said that they don't know.
-      EXPECT_EQ(late, Status::Ok());
-      EXPECT_EQ(saves[1].status().code(), StatusCode::kUnknownOutcome);
-    } else {
-      EXPECT_EQ(saves[static_cast<std::size_t>(slow)].stats().phase, SavePhase::kFailed) << late;
-      EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
+      // The others have given the attempt up: it has all their words by now, and cannot commit.
+      EXPECT_THAT(late.message(), HasSubstr("has given the attempt up"));
     }
+    EXPECT_EQ(saves[static_cast<std::size_t>(slow)].stats().phase, SavePhase::kFailed) << late;
+    EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
     CloseAll();
     ExpectNothingLost(root(), std::nullopt, kRanks);
     std::filesystem::remove_all(root());

@@ -27,7 +27,10 @@ using ::testing::SizeIs;
 class AttemptTest : public ::testing::Test {
  protected:
   [[nodiscard]] AttemptSpec Spec(std::uint64_t file_bytes = 3 * kBlock) const {
-    return {.root = root_.path(), .step = 1, .uuid = "u", .file_bytes = file_bytes};
+    return {.folder = Folder(), .step = 1, .file_bytes = file_bytes};
+  }
+  [[nodiscard]] std::shared_ptr<AttemptFolder> Folder(unsigned mode = 0755) const {
+    return std::make_shared<AttemptFolder>(root_.path(), "u", mode);
   }
   [[nodiscard]] std::string Sole(const std::string& part) const {
     for (const auto& entry : fs::recursive_directory_iterator(root_.path())) {
@@ -79,7 +82,7 @@ TEST_F(AttemptTest, ModesAreAsSpecified) {
   const mode_t before = ::umask(0);
   AttemptSpec spec = Spec();
   spec.file_mode = 0640;
-  spec.directory_mode = 0750;
+  spec.folder = Folder(0750);
   const auto attempt = std::make_unique<Attempt>(*queue_, spec);
 
   const Status begun = WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); });
@@ -131,16 +134,56 @@ TEST_F(AttemptTest, ReplacingADamagedStepNeedsNoManifestOfIt) {
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
 }
 
-TEST_F(AttemptTest, ReplacingWhereNamesCannotBeExchangedIsUnsupportedAndChangesNothing) {
+TEST_F(AttemptTest, ReplacingWhereNamesCannotBeExchangedKeepsTheOldOneAsideMeanwhile) {
   const TestSave first{.step = 5, .seed = 1};
   ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
-  plan_->Fail({.op = IoOp::kRename}, EINVAL);
+  const std::string pin = root_ / (StepName(5) + "/pinned");
+  ASSERT_EQ(SetPin(*queue_, root_.path(), 5, true, 0644), Status::Ok());
+  plan_->RefuseRenameFlags();
+  std::vector<std::string> between;
+  plan_->CallBefore({.op = IoOp::kRename, .path = ".attempt-", .rename = RenameMode::kPlain, .nth = 1},
+                    [&](const SeenOperation&) { between = Names(root_.path()); });
+  const TestSave second{.step = 5, .seed = 2, .shards = 2, .replace = true};
+  TestRanks ranks(*queue_, root_.path(), second);
+
+  EXPECT_EQ(ranks.Save(), Status::Ok());
+
+  EXPECT_THAT(between, ElementsAre(AttemptName(ranks.uuid()), ReplacedName(5, ranks.uuid())));
+  EXPECT_EQ(CheckContent(root_.path(), second), Status::Ok());
+  EXPECT_TRUE(fs::exists(pin));
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
+}
+
+TEST_F(AttemptTest, ReplacementInTwoRenamesThatCannotFinishPutsTheOldOneBack) {
+  const TestSave first{.step = 5, .seed = 1};
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
+  plan_->RefuseRenameFlags();
+  plan_->Fail({.op = IoOp::kRename, .path = ".attempt-", .rename = RenameMode::kPlain, .nth = 1}, EIO);
 
   const Status status = SaveTo(*queue_, root_.path(), {.step = 5, .seed = 2, .replace = true});
 
-  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(status.code(), StatusCode::kIoError) << status;
   EXPECT_EQ(CheckContent(root_.path(), first), Status::Ok());
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
+}
+
+// An opening writer that found no step-5 would put what it replaced back: step-5 goes after it, or not at all.
+TEST_F(AttemptTest, StepGoesAfterWhatItReplaced) {
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 5, .seed = 1}), Status::Ok());
+  plan_->RefuseRenameFlags();
+  plan_->Fail({.op = IoOp::kRename, .path = ".retired-", .nth = 1}, EIO);
+  ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 5, .seed = 2, .replace = true}), Status::Ok());
+  ASSERT_THAT(Names(root_.path()), SizeIs(2));
+  plan_->Clear();
+  plan_->Fail({.op = IoOp::kRename, .path = ".replaced-"}, EIO);
+
+  const Status stays = Remove(*queue_, root_.path(), 5);
+  plan_->Clear();
+  const Status goes = Remove(*queue_, root_.path(), 5);
+
+  EXPECT_EQ(stays.code(), StatusCode::kIoError) << stays;
+  EXPECT_EQ(goes, Status::Ok());
+  EXPECT_THAT(Names(root_.path()), IsEmpty());
 }
 
 TEST_F(AttemptTest, FilesystemWithoutNoReplaceIsServedByAPlainRename) {
@@ -321,8 +364,10 @@ TEST_F(AttemptTest, SpaceThatOthersTookSinceIsNoSpace) {
 
 TEST_F(AttemptTest, TwoRanksWithOneShardNumberAreToldAndTheFirstStays) {
   const auto first = std::make_unique<Attempt>(*queue_, Spec());
-  const auto second = std::make_unique<Attempt>(*queue_, Spec());
   ASSERT_EQ(WaitFor(*queue_, [&](StatusDone done) { first->Begin(std::move(done)); }), Status::Ok());
+  AttemptSpec spec = Spec();
+  ASSERT_EQ(RunTaskBlocking(*queue_, spec.folder->Open()), Status::Ok());
+  const auto second = std::make_unique<Attempt>(*queue_, spec);
 
   const Status status = WaitFor(*queue_, [&](StatusDone done) { second->Begin(std::move(done)); });
   EXPECT_EQ(WaitFor(*queue_, [&](StatusDone done) { second->Abandon(std::move(done)); }), Status::Ok());
@@ -348,18 +393,44 @@ TEST_F(AttemptTest, AbandonedAtAnyPointLeavesNothing) {
     EXPECT_EQ(ranks.Abandon(), Status::Ok());
 
     EXPECT_THAT(Names(root_.path()), IsEmpty()) << calls;
-    EXPECT_EQ(ranks.Begin().code(), StatusCode::kCancelled);
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      const Status again = WaitFor(*queue_, [&](StatusDone done) { ranks.rank(rank).Begin(std::move(done)); });
+      EXPECT_EQ(again.code(), StatusCode::kCancelled);
+    }
     EXPECT_EQ(ranks.Abandon(), Status::Ok());
   }
 }
 
-TEST_F(AttemptTest, OneRanksAbandonLeavesTheOthersShards) {
-  TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 2});
+TEST_F(AttemptTest, FolderThatIsNotThereForARankIsNamed) {
+  AttemptFolder folder(root_.path(), "u", 0755);
+
+  const Status status = RunTaskBlocking(*queue_, folder.Open());
+
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr(root_ / ".attempt-u, which rank 0 has made, is not there"));
+}
+
+TEST_F(AttemptTest, AbandonWhereTheFolderWasMadeTakesWhatOtherRanksHaveWritten) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 3});
   ASSERT_EQ(ranks.Begin(), Status::Ok());
+  ASSERT_EQ(ranks.Write(), Status::Ok());
+  const Bytes header = ranks.memory(1).first(kBlock);
 
   EXPECT_EQ(WaitFor(*queue_, [&](StatusDone done) { ranks.rank(0).Abandon(std::move(done)); }), Status::Ok());
 
-  EXPECT_THAT(Names(root_ / AttemptName(ranks.uuid())), ElementsAre(ShardName(1)));
+  EXPECT_THAT(Names(root_.path()), IsEmpty());
+  const Status late = WaitFor(*queue_, [&](StatusDone done) { ranks.rank(1).Seal(header, std::move(done)); });
+  EXPECT_EQ(late.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(late.message(), HasSubstr("has given the attempt up"));
+}
+
+TEST_F(AttemptTest, AbandonOfAnotherRankLeavesTheOthersShards) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 2});
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+
+  EXPECT_EQ(WaitFor(*queue_, [&](StatusDone done) { ranks.rank(1).Abandon(std::move(done)); }), Status::Ok());
+
+  EXPECT_THAT(Names(root_ / AttemptName(ranks.uuid())), ElementsAre(ShardName(0)));
 }
 
 TEST_F(AttemptTest, AbandonAfterTheCommitLeavesTheCheckpoint) {
@@ -406,7 +477,7 @@ TEST_F(AttemptTest, FailedFsyncOfTheShardIsFinal) {
   EXPECT_EQ(SaveTo(*queue_, root_.path(), {.step = 5}).code(), StatusCode::kIoError);
 
   EXPECT_EQ(plan_->Count({.op = IoOp::kFsync, .path = "shard-"}), 1U);
-  EXPECT_EQ(plan_->Count({.op = IoOp::kRename}), 0U);
+  EXPECT_EQ(plan_->Count({.op = IoOp::kRename, .path = "step-"}), 0U);
   EXPECT_THAT(Names(root_.path()), IsEmpty());
 }
 
@@ -424,6 +495,7 @@ TEST_F(AttemptTest, EachRankThatSealsFsyncsTheFolderWithItsShardsName) {
   TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 3});
   ASSERT_EQ(ranks.Begin(), Status::Ok());
   ASSERT_EQ(ranks.Write(), Status::Ok());
+  const Bytes header = ranks.memory(1).first(kBlock);
   const FaultMatch fsync{.op = IoOp::kFsync, .path = ".attempt-"};
   ASSERT_EQ(plan_->Count(fsync), 0U);
 

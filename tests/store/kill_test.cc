@@ -38,6 +38,7 @@ class Reports {
 };
 
 struct Story {
+  bool refuses_flags = false;  ///< The child's filesystem, of renames.
   /// Before the child. Not killed.
   std::function<void(IoQueue& queue, const std::string& root)> before;
   /// The child: false is a test failure.
@@ -102,6 +103,7 @@ void KillEverywhere(const Story& story) {
       }
       const auto plan = FaultPlan::Make();
       after ? plan->KillAfter({.nth = k}) : plan->KillBefore({.nth = k});
+      if (story.refuses_flags) plan->RefuseRenameFlags();
 
       const Outcome outcome = RunChild(story, root, plan);
       CheckReopened(root);
@@ -176,10 +178,11 @@ TEST(Kill, AtEveryOperationOfSavesInFlightTogetherEarlierCheckpointsStay) {
                       }});
 }
 
-TEST(Kill, AtEveryOperationOfAReplacementOneOfTheTwoIsThere) {
+void KillReplacements(bool refuses_flags) {
   const TestSave old{.step = 1, .seed = 1};
   const TestSave fresh{.step = 1, .seed = 2, .shards = 2, .replace = true};
-  KillEverywhere({.before = [&](IoQueue& queue, const std::string& root) { SaveBefore(queue, root, {old}); },
+  KillEverywhere({.refuses_flags = refuses_flags,
+                  .before = [&](IoQueue& queue, const std::string& root) { SaveBefore(queue, root, {old}); },
                   .child =
                       [&](IoQueue& queue, const std::string& root, const Reports& reports) {
                         const auto opened = OpenRoot(queue, root);
@@ -194,6 +197,10 @@ TEST(Kill, AtEveryOperationOfAReplacementOneOfTheTwoIsThere) {
                         EXPECT_TRUE(is_fresh || !reported.contains('f'));
                       }});
 }
+
+TEST(Kill, AtEveryOperationOfAReplacementOneOfTheTwoIsThere) { KillReplacements(/*refuses_flags=*/false); }
+
+TEST(Kill, AtEveryOperationOfAReplacementInTwoRenamesOneOfTheTwoIsThere) { KillReplacements(/*refuses_flags=*/true); }
 
 TEST(Kill, AtEveryOperationOfARemovalTheOthersStay) {
   const TestSave old{.step = 1, .shards = 2};

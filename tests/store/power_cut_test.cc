@@ -3,6 +3,7 @@
 #include "support/power_cut.h"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -81,6 +82,10 @@ class PowerCutTest : public ::testing::Test {
         const auto queue = MakeQueue();
         ASSERT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
         CheckNothingIsBroken(root);
+        for (const Promise& promise : kept_) {
+          if (promise.since > upto) continue;
+          EXPECT_THAT(GoodSteps(root), ::testing::Contains(promise.save.step));
+        }
         if (HasFailure()) return;
       }
     }
@@ -93,6 +98,7 @@ class PowerCutTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(recording_->Wrap(PlainFactory())));
   std::vector<TestSave> saves_;
   std::vector<Promise> promises_;
+  std::vector<Promise> kept_;  // Its step is never without a checkpoint, for whoever opens the root.
 };
 
 TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostFromTheFirstSaveEverOn) {
@@ -132,6 +138,41 @@ TEST_F(PowerCutTest, ReplacedStepIsTheOldOneOrTheNewOne) {
   SaveNow({.step = 1, .seed = 2, .replace = true});
 
   CutEverywhere();
+}
+
+TEST_F(PowerCutTest, StepThatIsReplacedInTwoRenamesIsTheOldOneOrTheNewOneAtTheNextOpen) {
+  plan_->RefuseRenameFlags();
+  OpenNow();
+  SaveNow({.step = 1, .seed = 1});
+  kept_ = promises_;
+  Released(1);
+  SaveNow({.step = 1, .seed = 2, .shards = 2, .replace = true});
+
+  CutEverywhere();
+}
+
+TEST_F(PowerCutTest, StepThatReplacedAnotherInTwoRenamesGoesForGood) {
+  plan_->RefuseRenameFlags();
+  OpenNow();
+  SaveNow({.step = 1, .seed = 1});
+  SaveNow({.step = 2});
+  Released(1);
+  SaveNow({.step = 1, .seed = 2, .replace = true});
+  Released(1);
+  ASSERT_EQ(Remove(*queue_, root_, 1), Status::Ok());
+  const std::size_t gone = recording_->size();
+  SaveNow({.step = 3});
+
+  CutEverywhere();
+  for (std::size_t upto = gone; upto <= recording_->size(); ++upto) {
+    MemoryDir after;
+    const std::string tree = after / "tree";
+    ASSERT_EQ(MaterializeAfterPowerCut(*recording_, upto, tree, {.entries = true}), Status::Ok());
+    const std::string root = tree + root_.substr(base_.path().size());
+    const auto queue = MakeQueue();
+    ASSERT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
+    EXPECT_THAT(GoodSteps(root), ::testing::Not(::testing::Contains(1))) << upto;
+  }
 }
 
 TEST_F(PowerCutTest, RemovedStepIsWholeOrNotThere) {

@@ -224,13 +224,17 @@ TEST_F(RootTest, ForkedWorkerThatOutlivesItsTrainerHoldsNothing) {
     held = OpenRoot(*queue, root_);
     if (::fork() == 0) {
       ::close(hold[1]);
-      char byte = 0;
+      char byte = 'w';
+      static_cast<void>(::write(alive[1], &byte, 1));
       static_cast<void>(::read(hold[0], &byte, 1));
       ::_exit(0);
     }
     ::close(alive[1]);
     return held.ok();
   });
+
+  char worker = 0;
+  ASSERT_EQ(::read(alive[0], &worker, 1), 1);
 
   // When the trainer alone is killed, then a new one may open the root while the worker is still there.
   trainer.Kill();
@@ -289,6 +293,25 @@ TEST_F(RootTest, SweepRemovesLeftoversAfterAnFsyncOfTheRootAndNothingElse) {
   EXPECT_LT(Fsyncs(root_).at(1), First({.op = IoOp::kUnlink, .path = "/."})) << ToString(plan_->Seen());
   EXPECT_THAT(
       left, ElementsAre(HasSubstr(".attempt-file is not a directory"), HasSubstr(".attempt-link is not a directory")));
+}
+
+TEST_F(RootTest, ReplacedStepIsPutBackWhereNothingHasTakenItsNameAndRetiredWhereSomethingHas) {
+  ASSERT_EQ(OpenStatus({.path = root_}), Status::Ok());
+  for (const std::uint64_t step : {1, 2}) {
+    ASSERT_EQ(SaveTo(*queue_, root_, {.step = step, .seed = step}), Status::Ok());
+    fs::rename(root_ + "/" + StepName(step), root_ + "/" + ReplacedName(step, "u"));
+  }
+  ASSERT_EQ(SaveTo(*queue_, root_, {.step = 2, .seed = 9}), Status::Ok());
+  fs::create_directory(root_ + "/.replaced-of-a-stranger");
+
+  const auto root = Open(root_);
+
+  ASSERT_TRUE(root.ok()) << root.status();
+  EXPECT_EQ(CheckContent(root_, {.step = 1, .seed = 1}), Status::Ok());
+  EXPECT_EQ(CheckContent(root_, {.step = 2, .seed = 9}), Status::Ok());
+  EXPECT_THAT((*root)->notes(), ElementsAre(HasSubstr("step 1 is back")));
+  EXPECT_TRUE(fs::exists(root_ + "/.replaced-of-a-stranger"));
+  EXPECT_FALSE(fs::exists(root_ + "/" + ReplacedName(2, "u")));
 }
 
 TEST_F(RootTest, SweepLeavesForeignDirectoriesAndWhatCannotBeRemovedAndSaysSo) {

@@ -101,10 +101,10 @@ TestRanks::TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, c
     std::fill_n(memory.bytes.get(), size, std::byte{0});
     std::copy_n(std::as_bytes(std::span(content)).begin(), content.size(), memory.bytes.get());
     memory_.push_back(std::move(memory));
+    folders_.push_back(std::make_shared<AttemptFolder>(root, uuid_, 0755));
     attempts_.push_back(std::make_unique<Attempt>(
-        queue, AttemptSpec{.root = root,
+        queue, AttemptSpec{.folder = folders_.back(),
                            .step = save.step,
-                           .uuid = uuid_,
                            .shard = shard,
                            .file_bytes = content.size(),
                            .still_writer = still_writer,
@@ -133,6 +133,12 @@ Status TestRanks::Each(const std::function<void(std::size_t rank, StatusDone don
 }
 
 Status TestRanks::Begin() {
+  if (folders_.size() > 1) {
+    if (Status made = RunTaskBlocking(queue_, folders_[0]->Make()); !made.ok()) return made;
+    for (std::size_t rank = 1; rank < folders_.size(); ++rank) {
+      if (Status opened = RunTaskBlocking(queue_, folders_[rank]->Open()); !opened.ok()) return opened;
+    }
+  }
   return Each([this](std::size_t rank, StatusDone done) { attempts_[rank]->Begin(std::move(done)); });
 }
 

@@ -71,6 +71,8 @@ class TestRanks {
 
   [[nodiscard]] Attempt& rank(std::size_t i) { return *attempts_[i]; }
   [[nodiscard]] const std::string& uuid() const { return uuid_; }
+  [[nodiscard]] const TestSave& save() const { return save_; }
+  [[nodiscard]] const std::shared_ptr<AttemptFolder>& folder(std::size_t rank) const { return folders_[rank]; }
   /// Why the last spare that was not taken was not.
   [[nodiscard]] const std::string& not_recycled() const { return not_recycled_; }
   /// 4096-aligned, a multiple of 4096 long; the header is the first block.
@@ -92,6 +94,7 @@ class TestRanks {
   const std::string uuid_;
   std::string not_recycled_;
   std::vector<Memory> memory_;
+  std::vector<std::shared_ptr<AttemptFolder>> folders_;
   std::vector<std::unique_ptr<Attempt>> attempts_;
 };
 

@@ -274,6 +274,31 @@ TEST_F(WriterTest, SaveThatIsTakenOverFromAtAnyPointIsListedAtOnceOrNever) {
   EXPECT_GT(listed_ones, 0);
 }
 
+TEST_F(WriterTest, ReplacementInTwoRenamesThatIsTakenOverFromAtAnyPointLosesNothing) {
+  const TestSave old{.step = 1, .seed = 1};
+  const TestSave fresh{.step = 1, .seed = 2, .replace = true};
+  std::size_t operations = 0;
+  for (std::size_t k = 0; k == 0 || k <= operations; ++k) {
+    SCOPED_TRACE(testing::Message() << "before operation " << k << " of " << operations);
+    fs::remove_all(root_);
+    const Opened first = Open();
+    ASSERT_EQ(SaveBy(first, old), Status::Ok());
+    Opened second;
+    plan_->Clear();
+    plan_->RefuseRenameFlags();
+    if (k != 0) plan_->CallBefore({.nth = k}, [&](const SeenOperation&) { second = TakeOver(); });
+    const std::size_t before = plan_->Count({});
+
+    const Status status = SaveBy(first, fresh);
+    plan_->Clear();
+    if (k == 0) operations = plan_->Count({}) - before;
+
+    const bool replaced = CheckContent(root_, fresh).ok();
+    EXPECT_TRUE(replaced || CheckContent(root_, old).ok()) << status;
+    EXPECT_TRUE(replaced || !status.ok());
+  }
+}
+
 TEST_F(WriterTest, RetirementThatIsTakenOverFromAtAnyPointLeavesWhatIsListed) {
   std::size_t operations = 0;
   {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "base/bytes.h"
@@ -13,6 +14,7 @@ namespace {
 
 bool Matches(const FaultMatch& match, const SeenOperation& seen) {
   if (match.op.has_value() && *match.op != seen.op) return false;
+  if (match.rename.has_value() && (seen.op != IoOp::kRename || *match.rename != seen.rename)) return false;
   return seen.path.find(match.path) != std::string::npos || seen.path2.find(match.path) != std::string::npos;
 }
 
@@ -167,6 +169,10 @@ IoQueueFactory FaultPlan::Wrap(IoQueueFactory inner) {
 }
 
 void FaultPlan::Fail(FaultMatch match, int error) { Add(std::move(match), {.kind = Kind::kFail, .error = error}); }
+void FaultPlan::RefuseRenameFlags() {
+  for (const RenameMode mode : {RenameMode::kNoReplace, RenameMode::kExchange})
+    Fail({.path = {}, .rename = mode}, EINVAL);
+}
 void FaultPlan::FailAfter(FaultMatch match, int error) {
   Add(std::move(match), {.kind = Kind::kFailAfter, .error = error});
 }
@@ -213,7 +219,7 @@ FaultPlan::Verdict FaultPlan::Judge(const IoRequest& request) {
   const std::string path = request.path.empty() ? fds_.Find(request.fd) : request.path.text();
   MutexLock lock(mutex_);
   Verdict verdict{.index = seen_.size(),
-                  .seen = {request.op, path, request.path2.text(), request.offset, request.length, {}},
+                  .seen = {request.op, path, request.path2.text(), request.offset, request.length, {}, request.rename},
                   .action = {}};
   seen_.push_back(verdict.seen);
   for (Rule& rule : rules_) {

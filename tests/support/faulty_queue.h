@@ -23,6 +23,7 @@ struct SeenOperation {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
   std::optional<std::int64_t> result;  ///< What the caller was told, once it was.
+  RenameMode rename = RenameMode::kPlain;
 };
 /// "fsync .attempt-…/shard-00000.safetensors", one a line: for failure messages.
 [[nodiscard]] std::string ToString(const std::vector<SeenOperation>& seen);
@@ -30,7 +31,8 @@ struct SeenOperation {
 /// Which operations a rule is for. Members left out match all.
 struct FaultMatch {
   std::optional<IoOp> op;
-  std::string path;       ///< A part of either path.
+  std::string path;                       ///< A part of either path.
+  std::optional<RenameMode> rename = {};  ///< Of renames, those of this mode.
   std::uint64_t nth = 0;  ///< Only the nth that matches the rest, counted from 1 since the rule was added; 0: each.
 };
 
@@ -71,6 +73,8 @@ class FaultPlan : public std::enable_shared_from_this<FaultPlan> {
 
   /// Answers -error instead of running the operation.
   void Fail(FaultMatch match, int error);
+  /// Refuses renames with flags, as NFS and some FUSE do.
+  void RefuseRenameFlags();
   /// Runs it, and answers -error all the same: the outcome is unknown to the caller.
   void FailAfter(FaultMatch match, int error);
   /// Reads or writes as if only the first `bytes` had been transferred. What lies behind them is unspecified.

@@ -1,0 +1,84 @@
+#include "store/attempt_folder.h"
+
+#include <fcntl.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/uuid.h"
+#include "store/names.h"
+#include "store/paths.h"
+#include "store/remove.h"
+
+namespace cairn {
+
+AttemptFolder::AttemptFolder(PathAt root, std::string uuid, unsigned mode)
+    : root_(std::move(root)), uuid_(std::move(uuid)), path_(JoinPath(root_, AttemptName(uuid_))), mode_(mode) {}
+
+IoTask<Status> AttemptFolder::Make() {
+  if (open()) co_return Status::Ok();
+  made_ = true;
+  IoResult made = co_await io::MakeDirectory(path_, mode_);
+  if (made.error == EEXIST) made_ = false;
+  CAIRN_CO_RETURN_IF_ERROR(std::move(made));
+  co_return co_await io::OpenDirectory(path_, /*follow=*/false, fd_);
+}
+
+IoTask<Status> AttemptFolder::Open() {
+  IoResult opened = co_await io::OpenDirectory(path_, /*follow=*/false, fd_);
+  if (opened.error != ENOENT) co_return opened.status;
+  co_return Error(StatusCode::kFailedPrecondition,
+                  "{}, which rank 0 has made, is not there for this rank: is the root the same directory for both, or "
+                  "was the attempt given up already?",
+                  path_);
+}
+
+Status AttemptFolder::LookWhere(bool& elsewhere) const {
+  struct stat named {};
+  struct stat held {};
+  if (::fstat(fd_.get(), &held) != 0) return ErrnoStatus(errno, "stat of " + path_.text());
+  const bool there = ::fstatat(path_.directory(), path_.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0;
+  if (!there && errno != ENOENT) return ErrnoStatus(errno, "stat of " + path_.text());
+  elsewhere = !there || named.st_dev != held.st_dev || named.st_ino != held.st_ino;
+  return Status::Ok();
+}
+
+IoTask<Status> AttemptFolder::CheckThere(const Status& found) {
+  bool elsewhere = false;
+  const Status looked = co_await io::OnThread(path_.text(), [&] { return LookWhere(elsewhere); });
+  if (!looked.ok() || !elsewhere) co_return Status::Ok();
+  co_return Error(StatusCode::kFailedPrecondition,
+                  "{} was taken away: another rank, or rank 0, has given the attempt up ({})", path_, found.message());
+}
+
+IoTask<AttemptFolder::Taken> AttemptFolder::TakeAway(const PathAt& retired, Status& why) {
+  // After an exchange the name is that of the checkpoint that was replaced.
+  bool elsewhere = false;
+  why = co_await io::OnThread(path_.text(), [&] { return LookWhere(elsewhere); });
+  if (!why.ok() || elsewhere) co_return why.ok() ? Taken::kGone : Taken::kStays;
+  IoResult renamed = co_await io::Rename(path_, retired, RenameMode::kPlain);
+  // Whatever the answer was: it may be a lost one.
+  if (co_await StillLeadsTo(retired, fd_)) co_return Taken::kHere;
+  if (renamed.ok() || renamed.error == ENOENT) co_return Taken::kGone;
+  why = renamed.status;
+  co_return Taken::kStays;
+}
+
+IoTask<Status> AttemptFolder::Remove() {
+  if (!made_) co_return Status::Ok();
+  // Under another name no rank that has not heard yet makes another file in it.
+  const PathAt retired = JoinPath(root_, RetiredName(MakeUuid()));
+  Status why;
+  const Taken taken = open() ? co_await TakeAway(retired, why) : Taken::kStays;
+  if (taken == Taken::kGone) co_return Status::Ok();
+  Leftovers left;
+  const PathAt& found = taken == Taken::kHere ? retired : path_;
+  static_cast<void>(co_await RemoveFolder(found, left));
+  if (left.empty()) co_return Status::Ok();
+  co_return Error(StatusCode::kIoError, "{}", fmt::join(left, "; "));
+}
+
+}  // namespace cairn
