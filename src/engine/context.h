@@ -46,7 +46,9 @@ struct EngineContext {
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
   std::unique_ptr<IoQueue> queue;
   int writes_under_way = 0;
-  bool sweeping = false;  ///< What a crash left is being removed; until then there is no room to count on.
+  /// What a crash left is being removed, or what the root holds after an unknown outcome listed: until then no attempt
+  /// begins and no checkpoint is retired.
+  bool settling = false;
   NotRecycled not_recycled;
 
   /// One for each save that may be in flight, and one for what is retired while all are.

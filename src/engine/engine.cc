@@ -6,6 +6,7 @@
 
 #include "base/status_macros.h"
 #include "base/thread.h"
+#include "store/list.h"
 #include "store/remove.h"
 
 namespace cairn {
@@ -13,6 +14,14 @@ namespace {
 
 // After a CUDA error no host function is called any more: while copies are behind streams, the sleep has this bound.
 constexpr std::chrono::seconds kHealthInterval{1};
+
+IoTask<Status> ListTask(PathAt root, std::shared_ptr<std::vector<CheckpointInfo>> found) {
+  co_return co_await io::OnThread(root.text(), [&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
+    for (StoredCheckpoint& one : stored) found->push_back(std::move(one.info));
+    return Status::Ok();
+  });
+}
 
 }  // namespace
 
@@ -111,7 +120,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
 void Engine::Loop() {
   auto checked = SaveTask::Clock::now();
   bool untouched = context_.parts.touch_pool;
-  while (!stopping_ || !jobs_.empty() || !removals_.empty() || context_.sweeping) {
+  while (!stopping_ || !jobs_.empty() || !removals_.empty() || context_.settling) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
     // The pool is touched while there is nothing else to do; a save that comes first touches what it uses.
@@ -175,6 +184,7 @@ void Engine::CheckDevices() {
 
 void Engine::ForgetEnded() {
   bool retires = false;
+  bool unknown = false;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
     if (!(*job)->ended()) {
       ++job;
@@ -184,6 +194,7 @@ void Engine::ForgetEnded() {
     const Status& status = (*job)->outcome();
     const SaveStats stats = task->stats();
     retires = retires || status.ok();
+    unknown = unknown || (task->plan().admitted && status.code() == StatusCode::kUnknownOutcome);
     {
       MutexLock lock(mutex_);
       std::erase(tasks_, task);
@@ -199,6 +210,7 @@ void Engine::ForgetEnded() {
     job = jobs_.erase(job);
   }
   changed_.NotifyAll();
+  if (unknown) Relist();
   if (retires) Retire();
 }
 
@@ -213,30 +225,50 @@ SpareWish Engine::Spares() const {
           .not_recycled = context_.not_recycled};
 }
 
+void Engine::Settle() {
+  context_.settling = true;
+  MutexLock lock(mutex_);
+  removing_ = true;
+}
+
+void Engine::OnSettled() {
+  context_.settling = false;
+  for (const auto& job : jobs_) job->NameAttempt();
+  RemoveNext();
+}
+
 void Engine::SweepLeftovers() {
-  context_.sweeping = true;
-  {
-    MutexLock lock(mutex_);
-    removing_ = true;
-  }
+  Settle();
   Sweep(*context_.queue, context_.parts.root, Spares(), [this](const std::vector<std::string>& left) {
     for (const std::string& why : left) context_.Tell({.severity = Severity::kWarning, .message = why});
-    context_.sweeping = false;
-    for (const auto& job : jobs_) job->NameAttempt();
-    RemoveNext();
+    OnSettled();
+  });
+}
+
+void Engine::Relist() {
+  if (context_.settling) return;
+  Settle();
+  const auto found = std::make_shared<std::vector<CheckpointInfo>>();
+  RunTask(*context_.queue, ListTask(context_.parts.root, found), [this, found](const Status& status) {
+    if (status.ok()) {
+      context_.parts.ledger->Relist(*found);
+    } else {
+      context_.Tell({.severity = Severity::kWarning, .status = status, .message = status.message()});
+    }
+    OnSettled();
   });
 }
 
 void Engine::Retire() {
-  const bool idle = removals_.empty();
   if (context_.parts.group->rank() == 0) {
     const std::vector<std::uint64_t> steps = context_.parts.ledger->Retire();
     removals_.insert(removals_.end(), steps.begin(), steps.end());
   }
-  if (idle) RemoveNext();
+  RemoveNext();
 }
 
 void Engine::RemoveNext() {
+  if (context_.settling || removal_under_way_) return;
   if (removals_.empty()) {
     MutexLock lock(mutex_);
     removing_ = false;
@@ -244,12 +276,14 @@ void Engine::RemoveNext() {
     return;
   }
   const std::uint64_t step = removals_.front();
+  removal_under_way_ = true;
   RemovalOptions options{.attempt = context_.parts.ledger->AttemptOf(step),
                          .still_writer = context_.parts.still_writer,
                          .spares = Spares()};
   const PathAt& root = context_.parts.root;
   RemoveCheckpoint(*context_.queue, root, step, std::move(options), [this, step](const Removal& removal) {
     removals_.pop_front();
+    removal_under_way_ = false;
     if (removal.gone) {
       context_.parts.ledger->Removed(step);
     } else {

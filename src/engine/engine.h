@@ -62,6 +62,10 @@ class Engine {
   void Retire();
   /// Beside the start of training: unlinking what is as large as a checkpoint takes as long as the disk likes.
   void SweepLeftovers();
+  /// The root once more, after an outcome that is unknown.
+  void Relist();
+  void Settle();
+  void OnSettled();
   void RemoveNext();
   void TellRemoval(std::uint64_t step, const Removal& removal);
   [[nodiscard]] SpareWish Spares() const;
@@ -69,7 +73,8 @@ class Engine {
 
   EngineContext context_;                      // The thread's own, but for parts and inbox.
   std::deque<std::shared_ptr<SaveJob>> jobs_;  // The thread's own. Oldest first.
-  std::deque<std::uint64_t> removals_;         // The thread's own; the first is under way.
+  std::deque<std::uint64_t> removals_;         // The thread's own.
+  bool removal_under_way_ = false;             // The thread's own: of the first.
   bool stopping_ = false;                      // The thread's own.
   bool told_unsupported_ = false;              // The thread's own.
   std::thread thread_;

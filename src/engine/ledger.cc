@@ -68,9 +68,28 @@ void Ledger::Withdraw(const SavePlan& plan) {
 void Ledger::WithdrawUnknown(const SavePlan& plan) {
   MutexLock lock(mutex_);
   on_the_way_.erase(plan.step);
-  // What it was to replace is gone, if it is there.
-  if (plan.replace) committed_.erase(plan.step);
-  unknown_.insert(plan.step);
+  Unknown unknown;
+  if (const auto old = committed_.find(plan.step); plan.replace && old != committed_.end()) {
+    unknown.before = std::move(old->second);
+    committed_.erase(old);
+  }
+  unknown_.insert_or_assign(plan.step, std::move(unknown));
+}
+
+void Ledger::Relist(const std::vector<CheckpointInfo>& found) {
+  MutexLock lock(mutex_);
+  std::map<std::uint64_t, Unknown> still;
+  for (auto& [step, unknown] : unknown_) {
+    const auto one = std::find_if(found.begin(), found.end(), [step](const auto& info) { return info.step == step; });
+    if (one == found.end()) continue;
+    if (unknown.before && unknown.before->attempt == one->attempt) {
+      committed_.emplace(step, *std::move(unknown.before));
+    } else {
+      unknown.found = *one;
+      still.emplace(step, std::move(unknown));
+    }
+  }
+  unknown_ = std::move(still);
 }
 
 void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
@@ -103,9 +122,24 @@ std::vector<const CheckpointInfo*> Ledger::InOrder() const {
   return list;
 }
 
+std::vector<std::uint64_t> Ledger::UnknownBelowKept() const {
+  std::vector<std::uint64_t> below;
+  const std::vector<const CheckpointInfo*> durable = InOrder();
+  if (keep_last_ == 0 || durable.size() < keep_last_) return below;
+  const CheckpointInfo& oldest = *durable[durable.size() - keep_last_];
+  for (const auto& [step, unknown] : unknown_) {
+    const bool kept = !unknown.found || unknown.found->pinned || (keep_every_ != 0 && step % keep_every_ == 0);
+    if (kept || retiring_.contains(step)) continue;
+    if (std::pair(unknown.found->generation, step) < std::pair(oldest.generation, oldest.step)) below.push_back(step);
+  }
+  return below;
+}
+
 std::vector<std::uint64_t> Ledger::Retire() {
   MutexLock lock(mutex_);
   std::vector<std::uint64_t> steps = ChooseRetired(InOrder(), keep_last_, keep_every_);
+  const std::vector<std::uint64_t> unknown = UnknownBelowKept();
+  steps.insert(steps.end(), unknown.begin(), unknown.end());
   // What a save is about to replace goes by that save's exchange, not by a removal beside it.
   std::erase_if(steps, [this](std::uint64_t step) CAIRN_REQUIRES(mutex_) { return on_the_way_.contains(step); });
   retiring_.insert(steps.begin(), steps.end());
@@ -126,6 +160,7 @@ void Ledger::Removed(std::uint64_t step) {
   MutexLock lock(mutex_);
   retiring_.erase(step);
   committed_.erase(step);
+  unknown_.erase(step);
   removal_ended_.NotifyAll();
 }
 
@@ -137,8 +172,9 @@ void Ledger::KeepAfterAll(std::uint64_t step) {
 
 std::string Ledger::AttemptOf(std::uint64_t step) const {
   MutexLock lock(mutex_);
-  const auto found = committed_.find(step);
-  return found == committed_.end() ? std::string() : found->second.attempt;
+  if (const auto found = committed_.find(step); found != committed_.end()) return found->second.attempt;
+  const auto unknown = unknown_.find(step);
+  return unknown != unknown_.end() && unknown->second.found ? unknown->second.found->attempt : std::string();
 }
 
 void Ledger::SetPinned(std::uint64_t step, bool pinned) {

@@ -27,8 +27,12 @@ class Ledger {
       CAIRN_EXCLUDES(mutex_);
   void Withdraw(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
   /// Withdraws a save that may be on the disk all the same: it counts for nothing, and saving its step again replaces
-  /// it.
+  /// it. Relist is due.
   void WithdrawUnknown(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
+  /// What the root holds after a save whose outcome is unknown. What that was to replace is there still, and counts; or
+  /// the save's checkpoint is, which is no more durable for that: it counts for nothing, and goes once so many newer
+  /// ones as are kept are durable; or neither.
+  void Relist(const std::vector<CheckpointInfo>& found) CAIRN_EXCLUDES(mutex_);
   /// The save is durable, as this attempt.
   void Committed(const SavePlan& plan, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
   /// The caller's tensors are now those of this checkpoint: saves go on from it.
@@ -48,6 +52,13 @@ class Ledger {
  private:
   [[nodiscard]] std::optional<std::uint64_t> NewestOfLine() const CAIRN_REQUIRES(mutex_);
   [[nodiscard]] std::vector<const CheckpointInfo*> InOrder() const CAIRN_REQUIRES(mutex_);
+  [[nodiscard]] std::vector<std::uint64_t> UnknownBelowKept() const CAIRN_REQUIRES(mutex_);
+
+  /// A step whose last save may be on the disk, and was never acknowledged.
+  struct Unknown {
+    std::optional<CheckpointInfo> before;  ///< What it was to replace.
+    std::optional<CheckpointInfo> found;   ///< By Relist.
+  };
 
   const std::uint64_t keep_last_;
   const std::uint64_t keep_every_;
@@ -56,7 +67,7 @@ class Ledger {
   std::map<std::uint64_t, CheckpointInfo> committed_ CAIRN_GUARDED_BY(mutex_);  // By step.
   std::map<std::uint64_t, std::uint64_t> on_the_way_ CAIRN_GUARDED_BY(mutex_);  // Step -> generation.
   std::set<std::uint64_t> retiring_ CAIRN_GUARDED_BY(mutex_);
-  std::set<std::uint64_t> unknown_ CAIRN_GUARDED_BY(mutex_);  // May be on the disk, and were never acknowledged.
+  std::map<std::uint64_t, Unknown> unknown_ CAIRN_GUARDED_BY(mutex_);  // By step.
   std::uint64_t generation_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::optional<ManifestParent> parent_ CAIRN_GUARDED_BY(mutex_);
   std::optional<std::uint64_t> floor_ CAIRN_GUARDED_BY(mutex_);  // The restored step, of a line that began there.

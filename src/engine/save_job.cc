@@ -58,7 +58,7 @@ Capture::Callbacks SaveJob::OfCapture() {
 
 void SaveJob::Start(Status given_up) {
   if (!given_up.ok()) return Fail(std::move(given_up));
-  if (!context_.sweeping) NameAttempt();
+  if (!context_.settling) NameAttempt();
   laying_out_ = true;
   context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox] {
     self->task_->snapshot().LayOut();

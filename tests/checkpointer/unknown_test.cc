@@ -65,6 +65,26 @@ TEST_F(Unknown, StepThatWasToBeReplacedMayBeSavedAgainWithoutReplacing) {
   EXPECT_EQ(SaveDurably(*checkpointer_, 1).code(), StatusCode::kAlreadyExists) << "its outcome is known now";
 }
 
+// The root is listed again: what is there, and may not be durable, is no reason to keep less, nor to keep it for ever.
+TEST_F(Unknown, StepThatIsThereGoesOnceAsManyNewerOnesAsAreKeptAreDurable) {
+  Options options = SmallOptions(root());
+  options.keep_last = 2;
+  checkpointer_.reset();
+  checkpointer_ = OpenOrFail(options, Through(plan_));
+  ASSERT_EQ(SaveDurably(*checkpointer_, 1), Status::Ok());
+  FailRootFsync(*plan_);
+  ASSERT_EQ(SaveDurably(*checkpointer_, 2).code(), StatusCode::kUnknownOutcome);
+  plan_->Clear();
+
+  ASSERT_EQ(SaveDurably(*checkpointer_, 3), Status::Ok());
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1, 2, 3)) << "2 is none of the two that are kept";
+  ASSERT_EQ(SaveDurably(*checkpointer_, 4), Status::Ok());
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(3, 4));
+}
+
 // As after a rename that the disk has lost.
 TEST_F(Unknown, StepThatIsNotOnTheDiskMayBeSavedAgain) {
   FailRootFsync(*plan_);

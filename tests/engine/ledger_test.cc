@@ -91,6 +91,42 @@ TEST(Ledger, CountsNothingForAStepWhoseReplacementIsUnknown) {
   EXPECT_TRUE(again->replace);
 }
 
+TEST(Ledger, KnowsAgainWhatAReplacementOfUnknownOutcomeHasNotReplaced) {
+  Ledger ledger({Stored(5), Stored(6), Stored(7)}, 2, 0);
+  ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kReplace));
+
+  ledger.Relist({Stored(5), Stored(6), Stored(7)});
+
+  EXPECT_THAT(ledger.Retire(), ElementsAre(5));
+  EXPECT_EQ(ledger.Admit(7, IfExists::kFail).status().code(), StatusCode::kAlreadyExists);
+}
+
+TEST(Ledger, ForgetsAStepOfUnknownOutcomeThatIsNotThere) {
+  Ledger ledger({}, 2, 0);
+  ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kFail));
+
+  ledger.Relist({});
+
+  EXPECT_FALSE(ledger.Admit(7, IfExists::kFail)->replace);
+}
+
+TEST(Ledger, RetiresAStepOfUnknownOutcomeOnceEnoughNewerOnesAreDurable) {
+  Ledger ledger({Stored(1)}, 2, 0);
+  ledger.WithdrawUnknown(*ledger.Admit(2, IfExists::kFail));
+  CheckpointInfo found = Stored(2);
+  found.attempt = "of the unknown one";
+  ledger.Relist({Stored(1), found});
+  const auto durable = [&ledger](std::uint64_t step) {
+    ledger.Committed(*ledger.Admit(step, IfExists::kFail), "attempt");
+    return ledger.Retire();
+  };
+
+  EXPECT_THAT(durable(3), IsEmpty()) << "1 and 3 are kept: 2 is none of the two";
+  EXPECT_THAT(durable(4), ElementsAre(1, 2));
+
+  EXPECT_EQ(ledger.AttemptOf(2), "of the unknown one");
+}
+
 TEST(Ledger, GoesOnInTheSameGenerationAfterRestoringTheNewest) {
   Ledger ledger({Stored(90, 2), Stored(100, 2)}, 3, 0);
 
