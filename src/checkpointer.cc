@@ -12,12 +12,12 @@
 #include "base/worker_pool.h"
 #include "device/host_device.h"
 #include "devices.h"
-#include "engine/agreement.h"
 #include "engine/engine.h"
 #include "engine/replicas.h"
 #include "group/solo_group.h"
 #include "resolve_options.h"
 #include "restore/reader.h"
+#include "shared_root.h"
 #include "steered_saves.h"
 #include "store/list.h"
 #include "store/pins.h"
@@ -33,17 +33,6 @@ Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root) {
   std::vector<CheckpointInfo> infos;
   for (StoredCheckpoint& one : stored) infos.push_back(std::move(one.info));
   return infos;
-}
-
-/// Under this rank 0 announces, once, that it has opened the root, with the writer's id, or why it has not.
-constexpr const char* kRootKey = "root";
-constexpr char kOpened = '=';
-constexpr char kFailed = '!';
-
-void TellOthers(const Options& options, char what, const std::string& word) {
-  const std::shared_ptr<Group>& group = options.group;
-  if (group == nullptr || group->size() == 1 || group->rank() != 0 || options.read_only) return;
-  group->Announce(kRootKey, what + word);
 }
 
 }  // namespace
@@ -89,7 +78,6 @@ class Checkpointer::Impl {
   /// For calls that read by the path.
   [[nodiscard]] Status CheckReadable(const Which& which) const;
   [[nodiscard]] Status OpenRoot();
-  [[nodiscard]] Result<std::string> AwaitCoordinator() const;
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
   [[nodiscard]] RestoreParts Parts();
   Result<std::unique_ptr<IoQueue>> MakeQueue() const { return queue_factory(); }
@@ -125,53 +113,15 @@ Status Checkpointer::Impl::CheckReadable(const Which& which) const {
 
 // Open
 
-/// Waits until rank 0 has opened the root; its writer's id.
-Result<std::string> Checkpointer::Impl::AwaitCoordinator() const {
-  struct Answer {
-    Mutex mutex;
-    CondVar changed;
-    std::optional<Result<std::string>> word CAIRN_GUARDED_BY(mutex);
-  };
-  const auto answer = std::make_shared<Answer>();
-  group->Await(kRootKey, Deadline::In(options.group_deadline), [answer](Result<std::string> word) {
-    MutexLock lock(answer->mutex);
-    answer->word.emplace(std::move(word));
-    answer->changed.NotifyAll();
-  });
-  MutexLock lock(answer->mutex);
-  while (!answer->word) answer->changed.Wait(answer->mutex);
-  if (!answer->word->ok()) {
-    return Error(answer->word->status().code(), "{}: rank 0 was not heard to open it: {}", options.root,
-                 answer->word->status().message());
-  }
-  const std::string& word = **answer->word;
-  if (word.starts_with(kOpened)) return word.substr(1);
-  const std::optional<Status> failure = word.empty() ? std::nullopt : DecodeOutcome(std::string_view(word).substr(1));
-  if (failure && !failure->ok()) return Error(failure->code(), "rank 0: {}", failure->message());
-  return Error(StatusCode::kInternal, "rank 0 said what no rank of this version says: \"{}\"", word);
-}
-
 Status Checkpointer::Impl::OpenRoot() {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, MakeQueue());
-  const bool follows = group->rank() != 0 && !options.read_only;
-  std::string writer_id;
-  if (follows) {
-    CAIRN_ASSIGN_OR_RETURN(writer_id, AwaitCoordinator());
-  }
-  CAIRN_ASSIGN_OR_RETURN(root, Root::Open(*queue, {.path = options.root,
-                                                   .read_only = options.read_only,
-                                                   .coordinator = group->rank() == 0,
-                                                   .wait = options.open_deadline,
-                                                   .take_over = options.take_over,
-                                                   .file_mode = options.file_mode,
-                                                   .directory_mode = options.directory_mode}));
+  CAIRN_ASSIGN_OR_RETURN(root, OpenSharedRoot(*queue, options, *group));
   root_path = root->path();
   for (const std::string& note : root->notes()) {
     if (options.on_event) options.on_event({.severity = Severity::kWarning, .message = note});
   }
-  if (follows) return root->CheckSeen(writer_id);
-  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
   if (group->rank() != 0) return Status::Ok();
+  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
   ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every);
   return Status::Ok();
 }
@@ -215,8 +165,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options)
 
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {
   Result<std::unique_ptr<Checkpointer>> opened = Make(options, wiring);
-  opened.ok() ? TellOthers(options, kOpened, (*opened)->impl_->root->writer_id())
-              : TellOthers(options, kFailed, EncodeOutcome(opened.status()));
+  AnnounceOpened(options, opened.ok() ? opened->get()->impl_->root->writer_id() : std::string(), opened.status());
   return opened;
 }
 

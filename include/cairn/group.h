@@ -16,7 +16,8 @@ namespace cairn {
 ///
 /// Each key is used once, by Send and Collect or by Announce and Await. Calls may come from any thread. Callbacks come
 /// from any thread, also from within the call, and never under a lock of the group's; after the group broke (a store
-/// that is gone) every wait, under way or new, ends at once with the reason.
+/// that is gone) every wait, under way or new, ends at once with the reason. Destroying a group ends every wait, as
+/// Cancelled, before the destructor returns; a checkpointer holds its group for as long as it waits.
 class Group {
  public:
   using OnWord = std::function<void(int rank, std::string word)>;

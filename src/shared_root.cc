@@ -1,0 +1,70 @@
+#include "shared_root.h"
+
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "engine/agreement.h"
+
+namespace cairn {
+namespace {
+
+constexpr const char* kRootKey = "root";
+// What the word begins with; the writer's id, or the outcome, follows.
+constexpr char kOpened = '=';
+constexpr char kFailed = '!';
+
+/// Waits until rank 0 has opened the root; its writer's id.
+Result<std::string> AwaitWriterId(const Options& options, Group& group) {
+  struct Answer {
+    Mutex mutex;
+    CondVar changed;
+    std::optional<Result<std::string>> word CAIRN_GUARDED_BY(mutex);
+  };
+  const auto answer = std::make_shared<Answer>();
+  group.Await(kRootKey, Deadline::In(options.group_deadline), [answer](Result<std::string> word) {
+    MutexLock lock(answer->mutex);
+    answer->word.emplace(std::move(word));
+    answer->changed.NotifyAll();
+  });
+  MutexLock lock(answer->mutex);
+  while (!answer->word) answer->changed.Wait(answer->mutex);
+  if (!answer->word->ok()) {
+    return Error(answer->word->status().code(), "{}: rank 0 was not heard to open it: {}", options.root,
+                 answer->word->status().message());
+  }
+  const std::string& word = **answer->word;
+  if (word.starts_with(kOpened)) return word.substr(1);
+  const std::optional<Status> failure = word.empty() ? std::nullopt : DecodeOutcome(std::string_view(word).substr(1));
+  if (failure && !failure->ok()) return Error(failure->code(), "rank 0: {}", failure->message());
+  return Error(StatusCode::kInternal, "rank 0 said what no rank of this version says: \"{}\"", word);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Root>> OpenSharedRoot(IoQueue& queue, const Options& options, Group& group) {
+  const bool follows = group.rank() != 0 && !options.read_only;
+  std::string writer_id;
+  if (follows) {
+    CAIRN_ASSIGN_OR_RETURN(writer_id, AwaitWriterId(options, group));
+  }
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Root> root, Root::Open(queue, {.path = options.root,
+                                                                        .read_only = options.read_only,
+                                                                        .coordinator = group.rank() == 0,
+                                                                        .wait = options.open_deadline,
+                                                                        .take_over = options.take_over,
+                                                                        .file_mode = options.file_mode,
+                                                                        .directory_mode = options.directory_mode}));
+  if (follows) CAIRN_RETURN_IF_ERROR(root->CheckSeen(writer_id));
+  return root;
+}
+
+void AnnounceOpened(const Options& options, const std::string& writer_id, const Status& status) {
+  Group* const group = options.group.get();
+  if (group == nullptr || group->size() == 1 || group->rank() != 0 || options.read_only) return;
+  group->Announce(kRootKey, status.ok() ? kOpened + writer_id : kFailed + EncodeOutcome(status));
+}
+
+}  // namespace cairn
