@@ -11,7 +11,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <vector>
 
 #include "base/mutex.h"
@@ -197,6 +200,24 @@ Result<ReadLock> ReadLock::Take(const PathAt& folder) {
     if (::fstatat(at.directory(), at.c_str(), &found, 0) != 0) return ReadErrnoStatus(errno, "stat of " + path);
     if (locked.st_dev == found.st_dev && locked.st_ino == found.st_ino) return ReadLock(*std::move(lock));
   }
+}
+
+std::string DescribeHolders(const PathAt& file) {
+  struct stat found {};
+  std::set<std::string> processes;
+  std::ifstream locks("/proc/locks");
+  if (::fstatat(file.directory(), file.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0) {
+    const std::string inode = fmt::format(":{}", found.st_ino);
+    for (std::string line; std::getline(locks, line);) {
+      std::istringstream fields(line);
+      std::string number, kind, advisory, access, process, place;
+      fields >> number >> kind >> advisory >> access >> process >> place;
+      // Of another namespace's process the number is 0 or -1.
+      if (kind == "FLOCK" && place.ends_with(inode) && process != "0" && process != "-1") processes.insert(process);
+    }
+  }
+  if (processes.empty()) return "a process that cannot be seen from here";
+  return fmt::format("process {}", fmt::join(processes, ", "));
 }
 
 // A spare's

@@ -83,6 +83,9 @@ class ReadLock {
   Flock lock_;
 };
 
+/// Who has a lock on the file, by the kernel's list: "process 12", or that none can be seen from here.
+[[nodiscard]] std::string DescribeHolders(const PathAt& file);
+
 // A write lease on a regular file: the kernel's word that nobody else has it open or mapped. It ends with the
 // descriptor. Who opens the file meanwhile waits until then, or for as long as the kernel lets a lease hold others up.
 

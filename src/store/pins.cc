@@ -41,9 +41,9 @@ IoTask<Status> SetPinTask(const PathAt& folder, bool pinned, unsigned file_mode)
 
 bool HoldsStep(const PathAt& root, std::uint64_t step) { return IsThere(JoinPath(root, StepName(step))); }
 
-bool IsPinned(const PathAt& root, std::uint64_t step) {
-  return IsThere(JoinPath(JoinPath(root, StepName(step)), kPinName));
-}
+bool IsPinned(const PathAt& root, std::uint64_t step) { return IsPinned(JoinPath(root, StepName(step))); }
+
+bool IsPinned(const PathAt& folder) { return IsThere(JoinPath(folder, kPinName)); }
 
 Status SetPin(IoQueue& queue, const PathAt& root, std::uint64_t step, bool pinned, unsigned file_mode) {
   const PathAt folder = JoinPath(root, StepName(step));

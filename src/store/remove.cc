@@ -147,14 +147,15 @@ IoTask<Status> SweepTask(PathAt root, SpareWish spares, std::shared_ptr<Leftover
   co_return Status::Ok();
 }
 
-/// The retirement of one step: step-N, as it was found and locked, becomes `.retired-<uuid>`, durably.
+/// The retirement of one folder: as it was found and locked it becomes `.retired-<uuid>` in the root, durably.
 class Retirement {
  public:
-  Retirement(const PathAt& root, std::uint64_t step, const RemovalOptions& options)
+  Retirement(const PathAt& root, const RemovalTarget& target, const RemovalOptions& options, HeldFolder held)
       : root_(root),
-        step_(step),
+        target_(target),
         options_(options),
-        folder_(JoinPath(root, StepName(step))),
+        folder_(JoinPath(target.parent, target.name)),
+        held_(std::move(held)),
         retired_(JoinPath(root, RetiredName(MakeUuid()))) {}
 
   IoTask<Status> Run();
@@ -164,26 +165,27 @@ class Retirement {
   [[nodiscard]] Status CheckBefore() const;
   [[nodiscard]] Status CheckBehind() const;
   IoTask<Status> Rename();
+  IoTask<Status> FsyncDirectories();
 
   const PathAt& root_;
-  const std::uint64_t step_;
+  const RemovalTarget& target_;
   const RemovalOptions& options_;
   const PathAt folder_;
+  HeldFolder held_;
   const PathAt retired_;
   UniqueFd root_fd_;
-  UniqueFd folder_fd_;
-  std::optional<Flock> lock_;
+  UniqueFd parent_fd_;
 };
 
 // Under the lock that keeps readers out. Whoever pins holds a reader's lock meanwhile: from here on nobody does.
 Status Retirement::CheckBefore() const {
   if (options_.still_writer) CAIRN_RETURN_IF_ERROR(options_.still_writer());
-  if (options_.pinned == Pinned::kStays && IsPinned(root_, step_)) {
-    return Error(StatusCode::kFailedPrecondition, "step {} is pinned", step_);
+  if (options_.pinned == Pinned::kStays && IsPinned(folder_)) {
+    return Error(StatusCode::kFailedPrecondition, "{} is pinned", target_.called);
   }
   if (options_.attempt.empty()) return Status::Ok();
   const std::string path = JoinPath(folder_, kManifestName).text();
-  CAIRN_ASSIGN_OR_RETURN(const Manifest found, ReadManifest(folder_fd_, path));
+  CAIRN_ASSIGN_OR_RETURN(const Manifest found, ReadManifest(held_.fd, path));
   if (found.attempt == options_.attempt) return Status::Ok();
   return Error(StatusCode::kFailedPrecondition, "{}: expected attempt {}, found {}, which this writer does not know",
                path, options_.attempt, found.attempt);
@@ -192,7 +194,7 @@ Status Retirement::CheckBefore() const {
 // What was renamed must be what was checked, and no successor may have listed it meanwhile.
 Status Retirement::CheckBehind() const {
   if (options_.still_writer) CAIRN_RETURN_IF_ERROR(options_.still_writer());
-  if (LeadsTo(retired_, folder_fd_)) return Status::Ok();
+  if (LeadsTo(retired_, held_.fd)) return Status::Ok();
   return Error(StatusCode::kFailedPrecondition, "{} was replaced while it was being retired", folder_);
 }
 
@@ -200,56 +202,58 @@ IoTask<Status> Retirement::Rename() {
   IoResult renamed = co_await io::Rename(folder_, retired_, RenameMode::kPlain);
   if (renamed.error == EXDEV) {
     co_return Error(StatusCode::kUnsupported,
-                    "{}; the folder comes from a lower layer of an overlay, which cannot rename it: keep the root on a "
-                    "volume of its own, or mount the overlay with redirect_dir=on",
-                    renamed.status.message());
+                    "{}; the folder is on another filesystem than {}, or comes from a lower layer of an overlay, which "
+                    "cannot rename it: keep the root on a volume of its own, or mount the overlay with redirect_dir=on",
+                    renamed.status.message(), root_);
   }
   if (!renamed.ok()) {
     // A broken queue may yet carry it out.
-    const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(folder_, folder_fd_);
+    const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(folder_, held_.fd);
     if (still) co_return renamed.status;
-    co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}", step_, renamed.status.message());
+    co_return Error(StatusCode::kUnknownOutcome, "removal of {}: {}", target_.called, renamed.status.message());
   }
   const Status checked = co_await io::OnThread(folder_.text(), [this] { return CheckBehind(); });
   if (checked.ok()) co_return checked;
   IoResult undone = co_await io::Rename(retired_, folder_, RenameMode::kNoReplace);
   if (undone.ok()) co_return checked;
-  co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}; {}", step_, checked.message(),
+  co_return Error(StatusCode::kUnknownOutcome, "removal of {}: {}; {}", target_.called, checked.message(),
                   undone.status.message());
+}
+
+IoTask<Status> Retirement::FsyncDirectories() {
+  // First the directory that has the new name: so no power cut leaves the folder in neither.
+  IoResult durable = co_await io::Fsync(root_fd_, root_.text());
+  if (durable.ok() && parent_fd_.valid()) durable = co_await io::Fsync(parent_fd_, target_.parent.text());
+  if (durable.ok()) co_return Status::Ok();
+  // Until the rename is known to be on the disk a power cut may bring the name back: nothing in it may be touched.
+  co_return Error(StatusCode::kUnknownOutcome, "removal of {}: {}; a power cut may bring it back", target_.called,
+                  durable.status.message());
 }
 
 IoTask<Status> Retirement::Run() {
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root_, /*follow=*/true, root_fd_));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder_, /*follow=*/false, folder_fd_));
-  CAIRN_CO_RETURN_IF_ERROR(co_await LockOutReaders(PathAt(folder_fd_.get(), folder_.text()), lock_));
+  if (target_.parent != root_) {
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(target_.parent, /*follow=*/true, parent_fd_));
+  }
+  if (!held_.fd.valid()) CAIRN_CO_RETURN_IF_ERROR(co_await HoldFolder(folder_, held_));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder_.text(), [this] { return CheckBefore(); }));
   CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_, step_));
   CAIRN_CO_RETURN_IF_ERROR(co_await Rename());
-  IoResult durable = co_await io::Fsync(root_fd_, root_.text());
-  if (durable.ok()) co_return Status::Ok();
-  // Until the rename is known to be on the disk a power cut may bring step-N back: nothing in it may be touched.
-  co_return Error(StatusCode::kUnknownOutcome, "removal of step {}: {}; a power cut may bring it back", step_,
-                  durable.status.message());
+  co_return co_await FsyncDirectories();
 }
 
-IoTask<Status> RetireTask(PathAt root, std::uint64_t step, RemovalOptions options) {
-  PathAt retired;
-  {
-    // No descriptor of ours stays in it: NFS would keep an open file under another name, and the folder with it.
-    Retirement retirement(root, step, options);
-    CAIRN_CO_RETURN_IF_ERROR(co_await retirement.Run());
-    retired = retirement.retired();
-  }
+IoTask<Status> RetireStep(PathAt root, std::uint64_t step, RemovalOptions options) {
+  const RemovalTarget target{.parent = root, .name = StepName(step), .called = fmt::format("step {}", step)};
+  HeldFolder held;
   Leftovers left;
-  FolderRemoval removal(root, retired, options.spares, left);
-  static_cast<void>(co_await removal.Run());
+  CAIRN_CO_RETURN_IF_ERROR(co_await RetireFolder(root, target, options, std::move(held), left));
   if (left.empty()) co_return Status::Ok();
   co_return Error(StatusCode::kIoError, "step {} is no longer a checkpoint, but not all of it could be removed: {}",
                   step, fmt::join(left, "; "));
 }
 
 IoTask<Status> RemovalTask(PathAt root, std::uint64_t step, RemovalOptions options, std::shared_ptr<Removal> removal) {
-  removal->status = co_await RetireTask(root, step, std::move(options));
+  removal->status = co_await RetireStep(root, step, std::move(options));
   removal->gone = removal->status.ok();
   if (removal->gone) co_return Status::Ok();
   // What cannot be asked for counts as there, and as pinned.
@@ -315,6 +319,24 @@ IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock) 
     CAIRN_ASSIGN_OR_RETURN(lock, Flock::TryTake(std::move(manifest), Flock::Kind::kExclusive, folder.text()));
     return Status::Ok();
   });
+}
+
+IoTask<Status> HoldFolder(const PathAt& folder, HeldFolder& held) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(folder, /*follow=*/false, held.fd));
+  co_return co_await LockOutReaders(PathAt(held.fd.get(), folder.text()), held.lock);
+}
+
+IoTask<Status> RetireFolder(const PathAt& root, const RemovalTarget& target, const RemovalOptions& options,
+                            HeldFolder held, Leftovers& left) {
+  PathAt retired;
+  {
+    // No descriptor of ours stays in it: NFS would keep an open file under another name, and the folder with it.
+    Retirement retirement(root, target, options, std::move(held));
+    CAIRN_CO_RETURN_IF_ERROR(co_await retirement.Run());
+    retired = retirement.retired();
+  }
+  FolderRemoval removal(root, retired, options.spares, left);
+  co_return co_await removal.Run();
 }
 
 void RemoveCheckpoint(IoQueue& queue, const PathAt& root, std::uint64_t step, RemovalOptions options,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "io/io_task.h"
 #include "store/locks.h"
 #include "store/spare.h"
@@ -33,6 +34,14 @@ IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step);
 /// is reading. A folder without a manifest can have no readers.
 IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock);
 
+/// A folder that is held open, its readers kept out.
+struct HeldFolder {
+  UniqueFd fd;
+  std::optional<Flock> lock;
+};
+/// Opens the folder and locks its readers out; errors are LockOutReaders'. A link to a folder is refused.
+IoTask<Status> HoldFolder(const PathAt& folder, HeldFolder& held);
+
 enum class Pinned : std::uint8_t { kStays, kGoes };
 struct RemovalOptions {
   std::string attempt = {};        ///< What it must be, by its manifest: FailedPrecondition otherwise. Empty: anything.
@@ -48,6 +57,17 @@ struct Removal {
   bool gone = false;    ///< There is no step-N any more.
   bool pinned = false;  ///< It stays, pinned, or nobody can say whether it is.
 };
+/// What is removed: `name` in the directory `parent`, which is on the root's filesystem.
+struct RemovalTarget {
+  PathAt parent;
+  std::string name;
+  std::string called;  ///< In messages.
+};
+/// Step 6 of any folder: renames it to .retired-<uuid> in the root, fsyncs both directories, and only then unlinks its
+/// files; what it had to leave of them is told in `left`. `held` is what HoldFolder gave, or nothing yet. Errors are
+/// Removal::status's.
+IoTask<Status> RetireFolder(const PathAt& root, const RemovalTarget& target, const RemovalOptions& options,
+                            HeldFolder held, Leftovers& left);
 /// Step 6: removes step-N: renames it to .retired-<uuid>, fsyncs the root, unlinks its files. All on the queue's
 /// thread; `done` comes once, never from within the call.
 void RemoveCheckpoint(IoQueue& queue, const PathAt& root, std::uint64_t step, RemovalOptions options,

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <string>
+#include <vector>
 
 namespace cairn {
 namespace {
@@ -34,6 +36,29 @@ TEST(Names, AnyOtherNameIsNoStep) {
         "step-00000000000000001000/", "Step-00000000000000001000", "step_00000000000000001000",
         ".step-00000000000000001000", "step-00000000000000001000.tmp", "step-0x000000000000000100"}) {
     EXPECT_EQ(ParseStepName(name), std::nullopt) << name;
+  }
+}
+
+TEST(Names, AnyPlaceComesBackFromTheNameOfItsAnnouncement) {
+  const std::string uuid = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
+  EXPECT_EQ(DisplacingName(uuid, "/a/b%.ckpt"), ".displacing-" + uuid + "-%2Fa%2Fb%25.ckpt");
+  for (const char* place : {"last.ckpt", "/a/b.ckpt", "100%", "%2F", "-", "epoch=3-step=900.ckpt"}) {
+    const auto found = ParseDisplacingName(DisplacingName(uuid, place));
+
+    ASSERT_TRUE(found) << place;
+    EXPECT_EQ(found->uuid, uuid);
+    EXPECT_EQ(found->place, place);
+  }
+
+  const std::vector<std::string> others = {".displacing-",
+                                           ".displacing-x-last.ckpt",
+                                           ".displacing-" + uuid,
+                                           ".displacing-" + uuid + "-",
+                                           ".displacing-" + uuid + "-%41",
+                                           DisplacedName(uuid)};
+  for (const std::string& other : others) {
+    EXPECT_FALSE(ParseDisplacingName(other)) << other;
+    EXPECT_FALSE(IsLeftover(other)) << other;
   }
 }
 

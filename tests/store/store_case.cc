@@ -224,7 +224,10 @@ Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path, 
 }
 
 Status CheckContent(const std::string& root, const TestSave& save) {
-  const std::string folder = root + "/" + StepName(save.step);
+  return CheckFolder(root + "/" + StepName(save.step), save);
+}
+
+Status CheckFolder(const std::string& folder, const TestSave& save) {
   CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint found, ReadCheckpointFolder(folder));
   if (found.manifest != ManifestOf(save, found.info.attempt)) {
     return Error(StatusCode::kCorrupt, "{}: the manifest is another's", folder);

@@ -113,6 +113,8 @@ std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const
 
 /// Ok where the step is committed and every byte of its shards is as `save` wrote it.
 Status CheckContent(const std::string& root, const TestSave& save);
+/// The same of a folder under any name.
+Status CheckFolder(const std::string& folder, const TestSave& save);
 /// The steps listed under a root, in the list's order. A damaged one is a test failure.
 [[nodiscard]] std::vector<std::uint64_t> GoodSteps(const std::string& root);
 /// All names under a folder, sorted.

@@ -1,0 +1,321 @@
+// Checkpoints that are known by a path. What stands in front of a number happens before what stands behind it.
+//
+// 1. Look: the path's directory is opened and held; everything below is relative to it and to the root's. The path has
+//    nothing, or a link, which stands for itself alone, or a checkpoint, which is opened and its manifest locked, so
+//    that nobody reads it (waited for up to the deadline), and which must still have the path then. Anything else is
+//    left as it is.
+// 2. Take: where the path has nothing, step-N is renamed to it without replacing; else the two exchange their names.
+//    The path's directory is fsynced, then the root. Only now is the checkpoint durable at its path.
+//    Where the filesystem exchanges no names, the old one first becomes `.displaced-<uuid>` in its own directory.
+//    Before that an empty folder `.displacing-<uuid>-<place>` is made in the root, and the root fsynced: <place> is the
+//    path's last name where the root stands beside it, else the whole path. It goes when the old one has gone. A writer
+//    that opens the root and finds it (PutBackDisplaced) fsyncs that directory, and gives the old one its path back
+//    where the path has nothing.
+// 3. Retire: what the path had is step-N now, or `.displaced-<uuid>`. It goes as any checkpoint does (step 6 in
+//    attempt.cc): renamed to `.retired-<uuid>` in the root, the directories fsynced, and only then its files unlinked.
+//    Until then it is locked. A link is unlinked.
+//
+// A removal is 1 and 3. What a crash leaves of step-N in the root has no path, or is what a path had before: the caller
+// who publishes all of its steps may remove them when it opens the root next. Opening has fsynced the directory that
+// the root stands in by then (see root.cc).
+
+#include "store/publish.h"
+
+#include <cerrno>
+#include <cstddef>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "base/uuid.h"
+#include "store/held_entry.h"
+#include "store/names.h"
+#include "store/paths.h"
+
+namespace cairn {
+namespace {
+
+constexpr std::size_t kMaxNameBytes = 255;
+constexpr unsigned kDirectoryMode = 0700;  // Of what is always empty.
+
+/// The root, held open.
+struct OpenRootDirectory {
+  UniqueFd fd;
+  PathAt at;
+
+  IoTask<Status> Open(const PathAt& root) {
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root, /*follow=*/true, fd));
+    at = PathAt(fd.get(), root.text());
+    co_return Status::Ok();
+  }
+};
+
+/// Opens the directory of a path that may not be in the root.
+IoTask<Status> OpenOutside(const PathAt& root, HeldEntry& entry) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await entry.Open());
+  co_return co_await io::OnThread(entry.at().text(), [&root, &entry] {
+    if (!LeadsTo(root, entry.fd())) return Status::Ok();
+    return Error(StatusCode::kInvalidArgument, "{}: expected a path outside the root, {}", entry.at(), root);
+  });
+}
+
+/// Step 3 for what is `target` by now.
+IoTask<Status> RetireOld(const PathAt& root, const RemovalTarget& target, HeldEntry& entry,
+                         const WriterCheck& still_writer, Leftovers& left) {
+  if (entry.kind() == EntryKind::kCheckpoint) {
+    const RemovalOptions options{.still_writer = still_writer, .pinned = Pinned::kGoes};
+    co_return co_await RetireFolder(root, target, options, entry.TakeOld(), left);
+  }
+  co_return co_await io::Unlink(JoinPath(target.parent, target.name));
+}
+
+class Publication {
+ public:
+  Publication(const PathAt& root, std::uint64_t step, HeldEntry entry, const PublishOptions& options)
+      : root_path_(root), step_name_(StepName(step)), entry_(std::move(entry)), options_(options) {}
+
+  [[nodiscard]] Status Run(IoQueue& queue, Leftovers& left);
+
+ private:
+  IoTask<Status> Begin();
+  [[nodiscard]] Status CheckPlace() const;
+  IoTask<Status> Take();
+  IoTask<Status> Rename();
+  IoTask<Status> RenameInTwoSteps();
+  IoTask<Status> Announce();
+  IoTask<Status> Displace();
+  IoTask<Status> PutBack(Status why);
+  IoTask<Status> Explain(IoResult renamed);
+  IoTask<Status> RetireOld(Leftovers& left);
+
+  const PathAt& root_path_;
+  const std::string step_name_;
+  HeldEntry entry_;
+  const PublishOptions& options_;
+  OpenRootDirectory root_;
+  PathAt staged_;  // step-N, below the open root.
+  UniqueFd staged_fd_;
+  PathAt displacing_;  // What announces the two steps, below the open root. Empty where it takes one.
+  RemovalTarget old_;  // What the path had, when it no longer has it.
+};
+
+Status Publication::Run(IoQueue& queue, Leftovers& left) {
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, Begin()));
+  CAIRN_RETURN_IF_ERROR(entry_.AwaitUnread(queue, options_.deadline));
+  CAIRN_RETURN_IF_ERROR(CheckPlace());
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, Take()));
+  if (entry_.kind() == EntryKind::kNothing) return Status::Ok();
+  // The new one is durable, whatever becomes of the old one.
+  if (const Status retired = RunTaskBlocking(queue, RetireOld(left)); !retired.ok()) left.push_back(retired.message());
+  return Status::Ok();
+}
+
+IoTask<Status> Publication::Begin() {
+  CAIRN_CO_RETURN_IF_ERROR(co_await root_.Open(root_path_));
+  staged_ = JoinPath(root_.at, step_name_);
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(staged_, /*follow=*/false, staged_fd_));
+  co_return co_await OpenOutside(root_path_, entry_);
+}
+
+Status Publication::CheckPlace() const {
+  if (entry_.kind() != EntryKind::kOther) return Status::Ok();
+  return Error(StatusCode::kAlreadyExists, "{} exists and is no checkpoint of Cairn; it is left as it is", entry_.at());
+}
+
+IoTask<Status> Publication::Take() {
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root_path_, options_.still_writer));
+  CAIRN_CO_RETURN_IF_ERROR(co_await Rename());
+  Status durable = co_await entry_.Fsync();
+  if (durable.ok()) durable = co_await io::Fsync(root_.fd, root_.at.text());
+  if (durable.ok()) co_return durable;
+  co_return Error(StatusCode::kUnknownOutcome, "{} was renamed to {}, but {}", staged_, entry_.at(), durable.message());
+}
+
+IoTask<Status> Publication::Rename() {
+  const bool replaces = entry_.kind() != EntryKind::kNothing;
+  IoResult renamed =
+      co_await io::Rename(staged_, entry_.at(), replaces ? RenameMode::kExchange : RenameMode::kNoReplace);
+  if (renamed.error == EINVAL || renamed.error == ENOSYS) {
+    if (replaces) co_return co_await RenameInTwoSteps();
+    // NFS and some FUSE know no flags. The plain call does not replace a folder that holds anything either.
+    renamed = co_await io::Rename(staged_, entry_.at(), RenameMode::kPlain);
+  }
+  if (!renamed.ok()) CAIRN_CO_RETURN_IF_ERROR(co_await Explain(std::move(renamed)));
+  if (!replaces) co_return Status::Ok();
+  old_.parent = root_path_;
+  old_.name = step_name_;
+  const bool as_found = co_await entry_.Has(staged_);
+  if (as_found) co_return Status::Ok();
+  const Status why = Error(StatusCode::kFailedPrecondition, "{} was replaced by something else meanwhile", entry_.at());
+  IoResult undone = co_await io::Rename(staged_, entry_.at(), RenameMode::kExchange);
+  if (undone.ok()) co_return why;
+  co_return Error(StatusCode::kUnknownOutcome, "{}; {}", why.message(), undone.status.message());
+}
+
+// A rename of step-N has failed, or its answer was lost: then it is Ok.
+IoTask<Status> Publication::Explain(IoResult renamed) {
+  const bool broken = renamed.error == kBrokenQueue;  // It may yet carry it out.
+  const bool still = !broken && co_await StillLeadsTo(staged_, staged_fd_);
+  if (still) {
+    switch (renamed.error) {
+      case EEXIST:
+      case ENOTEMPTY:
+      case ENOTDIR:
+        co_return Error(StatusCode::kAlreadyExists, "{} was taken by something else meanwhile", entry_.at());
+      case EXDEV:
+        co_return Error(StatusCode::kUnsupported, "{}: {} is on another filesystem, or a lower layer of an overlay",
+                        renamed.status.message(), entry_.at());
+      default:
+        co_return renamed.status;
+    }
+  }
+  const bool there = !broken && co_await StillLeadsTo(entry_.at(), staged_fd_);
+  if (there) co_return Status::Ok();
+  co_return Error(StatusCode::kUnknownOutcome, "{}: {}", entry_.at(), renamed.status.message());
+}
+
+IoTask<Status> Publication::RenameInTwoSteps() {
+  CAIRN_CO_RETURN_IF_ERROR(co_await Announce());
+  CAIRN_CO_RETURN_IF_ERROR(co_await Displace());
+  IoResult renamed = co_await io::Rename(staged_, entry_.at(), RenameMode::kPlain);
+  if (renamed.ok()) co_return Status::Ok();
+  const Status failed = co_await Explain(std::move(renamed));
+  if (failed.ok() || failed.code() == StatusCode::kUnknownOutcome) co_return failed;
+  co_return co_await PutBack(failed);
+}
+
+IoTask<Status> Publication::Announce() {
+  const bool beside = LeadsTo(JoinPath(root_.at, ".."), entry_.fd());
+  const std::string uuid = MakeUuid();
+  const std::string name = DisplacingName(uuid, beside ? entry_.name() : entry_.at().text());
+  if (name.size() > kMaxNameBytes) {
+    co_return Error(StatusCode::kUnsupported,
+                    "{} cannot be replaced: this filesystem does not exchange names, and {} is too long for a name",
+                    entry_.at(), name);
+  }
+  displacing_ = JoinPath(root_.at, name);
+  old_.parent = entry_.parent();
+  old_.name = DisplacedName(uuid);
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::MakeDirectory(displacing_, kDirectoryMode));
+  IoResult durable = co_await io::Fsync(root_.fd, root_.at.text());
+  if (!durable.ok()) static_cast<void>(co_await io::RemoveDirectory(displacing_));
+  co_return durable.status;
+}
+
+IoTask<Status> Publication::Displace() {
+  const PathAt displaced = JoinPath(old_.parent, old_.name);
+  IoResult renamed = co_await io::Rename(entry_.at(), displaced, RenameMode::kPlain);
+  const bool as_found = co_await entry_.Has(displaced);
+  if (!as_found) {
+    Status why = renamed.ok() ? Error(StatusCode::kFailedPrecondition, "{} was replaced by something else meanwhile",
+                                      entry_.at())
+                              : std::move(renamed.status);
+    co_return co_await PutBack(std::move(why));
+  }
+  Status durable = co_await entry_.Fsync();
+  if (durable.ok()) co_return durable;
+  co_return co_await PutBack(std::move(durable));
+}
+
+// Gives what was displaced its path back, if it was.
+IoTask<Status> Publication::PutBack(Status why) {
+  const PathAt displaced = JoinPath(old_.parent, old_.name);
+  IoResult undone = co_await io::Rename(displaced, entry_.at(), RenameMode::kPlain);
+  const bool back = undone.ok() || co_await entry_.Has(entry_.at());
+  if (back) {
+    static_cast<void>(co_await io::RemoveDirectory(displacing_));
+    co_return why;
+  }
+  co_return Error(StatusCode::kUnknownOutcome, "{}; what {} had is {}: {}", why.message(), entry_.at(), displaced,
+                  undone.status.message());
+}
+
+IoTask<Status> Publication::RetireOld(Leftovers& left) {
+  old_.called = fmt::format("what {} had before", entry_.at());
+  CAIRN_CO_RETURN_IF_ERROR(co_await cairn::RetireOld(root_path_, old_, entry_, options_.still_writer, left));
+  if (displacing_.empty()) co_return Status::Ok();
+  co_return co_await io::RemoveDirectory(displacing_);
+}
+
+IoTask<Status> RemoveTask(const PathAt& root, HeldEntry& entry, const WriterCheck& still_writer, Leftovers& left) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, still_writer));
+  const RemovalTarget target{.parent = entry.parent(), .name = entry.name(), .called = entry.at().text()};
+  CAIRN_CO_RETURN_IF_ERROR(co_await RetireOld(root, target, entry, still_writer, left));
+  if (entry.kind() != EntryKind::kLink) co_return Status::Ok();
+  const Status durable = co_await entry.Fsync();
+  if (durable.ok()) co_return durable;
+  co_return Error(StatusCode::kUnknownOutcome, "{} was unlinked, but {}", entry.at(), durable.message());
+}
+
+/// What the announcement `name` says that was displaced, and the entry that it had.
+IoTask<Status> PutBack(const PathAt& root, const std::string& name, const std::string& uuid, HeldEntry& entry,
+                       const WriterCheck& still_writer, Leftovers& left) {
+  // What a killed process has renamed there may not be on the disk yet.
+  CAIRN_CO_RETURN_IF_ERROR(co_await entry.Open());
+  CAIRN_CO_RETURN_IF_ERROR(co_await entry.Fsync());
+  CAIRN_CO_RETURN_IF_ERROR(co_await entry.Look());
+  const RemovalTarget target{.parent = entry.parent(), .name = DisplacedName(uuid), .called = DisplacedName(uuid)};
+  HeldEntry old(target.parent, target.name);
+  CAIRN_CO_RETURN_IF_ERROR(co_await old.Open());
+  CAIRN_CO_RETURN_IF_ERROR(co_await old.Look());
+  if (old.kind() != EntryKind::kNothing) {
+    switch (entry.kind()) {
+      case EntryKind::kNothing:
+        CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(old.at(), entry.at(), RenameMode::kPlain));
+        CAIRN_CO_RETURN_IF_ERROR(co_await entry.Fsync());
+        break;
+      case EntryKind::kCheckpoint:
+        CAIRN_CO_RETURN_IF_ERROR(co_await RetireOld(root, target, old, still_writer, left));
+        break;
+      default:
+        co_return Error(StatusCode::kFailedPrecondition, "{} stays, as {} is no checkpoint", old.at(), entry.at());
+    }
+  }
+  co_return co_await io::RemoveDirectory(JoinPath(root, name));
+}
+
+IoTask<Status> PutBackTask(const PathAt& root, const WriterCheck& still_writer, Leftovers& left) {
+  std::vector<FolderEntry> entries;
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(root.text(), [&root, &entries]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(entries, ListRoot(root));
+    return Status::Ok();
+  }));
+  for (const FolderEntry& found : entries) {
+    const std::optional<Displacing> says = ParseDisplacingName(found.name);
+    if (!says) continue;
+    const bool beside = says->place.find('/') == std::string::npos;
+    Result<HeldEntry> entry = beside ? HeldEntry(JoinPath(root, ".."), says->place) : EntryOf(says->place);
+    Status status = entry.status();
+    if (status.ok()) status = co_await PutBack(root, found.name, says->uuid, *entry, still_writer, left);
+    if (!status.ok()) left.push_back(fmt::format("{}: {}", JoinPath(root, found.name), status.message()));
+  }
+  co_return Status::Ok();
+}
+
+}  // namespace
+
+Status Publish(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& path,
+               const PublishOptions& options, Leftovers& left) {
+  CAIRN_ASSIGN_OR_RETURN(HeldEntry entry, EntryOf(path));
+  return Publication(root, step, std::move(entry), options).Run(queue, left);
+}
+
+Status RemovePublished(IoQueue& queue, const PathAt& root, const std::string& path, const PublishOptions& options,
+                       Leftovers& left) {
+  CAIRN_ASSIGN_OR_RETURN(HeldEntry entry, EntryOf(path));
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, OpenOutside(root, entry)));
+  CAIRN_RETURN_IF_ERROR(entry.AwaitUnread(queue, options.deadline));
+  if (entry.kind() == EntryKind::kNothing) return Error(StatusCode::kNotFound, "there is no checkpoint {}", path);
+  if (entry.kind() == EntryKind::kOther) {
+    return Error(StatusCode::kInvalidArgument, "{} is no checkpoint of Cairn; it is left as it is", path);
+  }
+  return RunTaskBlocking(queue, RemoveTask(root, entry, options.still_writer, left));
+}
+
+void PutBackDisplaced(IoQueue& queue, const PathAt& root, const WriterCheck& still_writer, Leftovers& left) {
+  const Status status = RunTaskBlocking(queue, PutBackTask(root, still_writer, left));
+  if (!status.ok()) left.push_back(status.message());
+}
+
+}  // namespace cairn

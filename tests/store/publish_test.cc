@@ -1,0 +1,255 @@
+// Checkpoints by path: what has a path afterwards, and what is refused.
+
+#include "store/publish.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <optional>
+
+#include "base/status_macros.h"
+#include "publish_case.h"
+#include "store/locks.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::chrono::milliseconds kShort{50};
+constexpr const char* kUuid = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
+
+class PublishTest : public PublishCase {
+ protected:
+  const TestSave first_{.step = 1, .shards = 2};
+  const TestSave second_{.step = 2};
+};
+INSTANTIATE_TEST_SUITE_P(Exchange, PublishTest, ::testing::Bool());
+
+TEST_P(PublishTest, PathThatHadNothingHasTheCheckpoint) {
+  Stage(first_);
+
+  EXPECT_EQ(PublishNow(1), Status::Ok());
+
+  EXPECT_EQ(CheckFolder(path_, first_), Status::Ok());
+  EXPECT_THAT(Staged(), IsEmpty());
+}
+
+TEST_P(PublishTest, WhatThePathHadIsReplacedAndGoes) {
+  StageAndPublish(first_);
+  Stage(second_);
+
+  EXPECT_EQ(PublishNow(2), Status::Ok());
+
+  EXPECT_EQ(CheckFolder(path_, second_), Status::Ok());
+  EXPECT_THAT(Staged(), IsEmpty());
+  EXPECT_THAT(left_, IsEmpty());
+}
+
+TEST_P(PublishTest, DirectoriesAreFsyncedBeforeAnythingIsUnlinked) {
+  StageAndPublish(first_);
+  Stage(second_);
+  std::size_t fsyncs = 0;
+  std::optional<std::size_t> before;
+  plan_->CallAfter({.op = IoOp::kRename}, [&](const SeenOperation&) { fsyncs = plan_->Count({.op = IoOp::kFsync}); });
+  plan_->CallBefore({.op = IoOp::kUnlink, .nth = 1},
+                    [&](const SeenOperation&) { before = plan_->Count({.op = IoOp::kFsync}) - fsyncs; });
+
+  EXPECT_EQ(RemoveNow(), Status::Ok());
+
+  EXPECT_EQ(before, 2U);
+}
+
+TEST_P(PublishTest, RemovedPathHasNothing) {
+  StageAndPublish(first_);
+
+  EXPECT_EQ(RemoveNow(), Status::Ok());
+
+  EXPECT_THAT(Names(folder_), ElementsAre(".cairn"));
+  EXPECT_THAT(Staged(), IsEmpty());
+  EXPECT_EQ(RemoveNow().code(), StatusCode::kNotFound);
+}
+
+TEST_P(PublishTest, LinkIsReplacedAndRemovedItself) {
+  Stage(first_);
+  const std::string target = folder_ + "/first.ckpt";
+  ASSERT_EQ(Publish(*queue_, root_, 1, target, {}, left_), Status::Ok());
+  fs::create_directory_symlink("first.ckpt", path_);
+  Stage(second_);
+
+  EXPECT_EQ(PublishNow(2), Status::Ok());
+
+  EXPECT_FALSE(fs::is_symlink(path_));
+  EXPECT_EQ(CheckFolder(path_, second_), Status::Ok());
+  EXPECT_EQ(CheckFolder(target, first_), Status::Ok());
+  EXPECT_THAT(Staged(), IsEmpty());
+  fs::create_directory_symlink("first.ckpt", folder_ + "/link");
+  EXPECT_EQ(RemovePublished(*queue_, root_, folder_ + "/link", {}, left_), Status::Ok());
+  EXPECT_THAT(Names(folder_), ElementsAre(".cairn", "first.ckpt", "last.ckpt"));
+}
+
+TEST_P(PublishTest, WhatIsNoCheckpointIsLeftAlone) {
+  Stage(first_);
+  const auto expect_left = [this] {
+    EXPECT_EQ(PublishNow(1).code(), StatusCode::kAlreadyExists);
+    EXPECT_EQ(RemoveNow().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(CheckContent(root_, first_), Status::Ok());
+  };
+
+  WriteAll(path_, "of torch.save");
+  expect_left();
+  EXPECT_EQ(ReadAll(path_), "of torch.save");
+
+  fs::remove(path_);
+  fs::create_directory(path_);
+  expect_left();
+
+  WriteAll(path_ + "/manifest.json", "{\"name\": \"a web page\", \"format_version\": 2}");
+  expect_left();
+  EXPECT_THAT(Names(path_), ElementsAre("manifest.json"));
+}
+
+TEST_P(PublishTest, DamagedCheckpointIsOneThatCanBeReplaced) {
+  StageAndPublish(first_);
+  const std::string manifest = ReadAll(path_ + "/manifest.json");
+  WriteAll(path_ + "/manifest.json", manifest.substr(0, manifest.size() / 2));
+  Stage(second_);
+
+  EXPECT_EQ(PublishNow(2), Status::Ok());
+
+  EXPECT_EQ(CheckFolder(path_, second_), Status::Ok());
+}
+
+TEST_P(PublishTest, ReaderIsWaitedForUntilTheDeadlineAndNamed) {
+  StageAndPublish(first_);
+  Stage(second_);
+  const auto reader = ReadLock::Take(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+
+  const Status published = PublishNow(2, Deadline::In(kShort));
+  const Status removed = RemoveNow(Deadline::In(kShort));
+
+  for (const Status& status : {published, removed}) {
+    EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(status.message(), HasSubstr("last.ckpt is to be replaced or removed"));
+    EXPECT_THAT(status.message(), HasSubstr("process " + std::to_string(::getpid())));
+  }
+  EXPECT_EQ(CheckFolder(path_, first_), Status::Ok());
+  EXPECT_EQ(CheckContent(root_, second_), Status::Ok());
+}
+
+TEST_P(PublishTest, ReaderThatEndsInTimeHoldsItUpAndNoMore) {
+  StageAndPublish(first_);
+  Stage(second_);
+  auto reader = std::make_optional(ReadLock::Take(path_));
+  ASSERT_TRUE(reader->ok()) << reader->status();
+  plan_->CallBefore({.op = IoOp::kOpen, .path = "manifest.json", .nth = 3}, [&](const SeenOperation&) {
+    EXPECT_EQ(CheckFolder(path_, first_), Status::Ok());
+    reader.reset();
+  });
+
+  EXPECT_EQ(PublishNow(2), Status::Ok());
+
+  EXPECT_EQ(CheckFolder(path_, second_), Status::Ok());
+}
+
+TEST_P(PublishTest, ReaderThatComesDuringAReplacementIsToldNotFound) {
+  StageAndPublish(first_);
+  Stage(second_);
+  std::optional<StatusCode> found;
+  plan_->CallBefore({.op = IoOp::kRename, .nth = 1},
+                    [&](const SeenOperation&) { found = ReadLock::Take(path_).status().code(); });
+
+  EXPECT_EQ(PublishNow(2), Status::Ok());
+
+  EXPECT_EQ(found, StatusCode::kNotFound);
+}
+
+TEST_P(PublishTest, WhatComesBetweenLookAndRenameIsNotTakenForTheOldOne) {
+  StageAndPublish(first_);
+  Stage(second_);
+  plan_->CallBefore({.op = IoOp::kRename, .nth = 1}, [&](const SeenOperation&) {
+    fs::rename(path_, folder_ + "/moved");
+    fs::create_directory(path_);
+    WriteAll(path_ + "/precious", "mine");
+  });
+
+  EXPECT_FALSE(PublishNow(2).ok());
+
+  EXPECT_EQ(ReadAll(path_ + "/precious"), "mine");
+  EXPECT_EQ(CheckFolder(folder_ + "/moved", first_), Status::Ok());
+  EXPECT_EQ(CheckContent(root_, second_), Status::Ok());
+}
+
+TEST_P(PublishTest, WriterThatWasTakenOverFromTouchesNothing) {
+  StageAndPublish(first_);
+  Stage(second_);
+  const WriterCheck taken_over = [] { return Error(StatusCode::kFailedPrecondition, "taken over"); };
+
+  const Status published = Publish(*queue_, root_, 2, path_, {.still_writer = taken_over}, left_);
+  const Status removed = RemovePublished(*queue_, root_, path_, {.still_writer = taken_over}, left_);
+
+  EXPECT_EQ(published.code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(removed.code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(CheckFolder(path_, first_), Status::Ok());
+  EXPECT_EQ(CheckContent(root_, second_), Status::Ok());
+}
+
+TEST_P(PublishTest, ImpossiblePathsAreRefused) {
+  Stage(first_);
+  const auto publish = [this](const std::string& path) { return Publish(*queue_, root_, 1, path, {}, left_).code(); };
+
+  EXPECT_EQ(publish("last.ckpt"), StatusCode::kInvalidArgument);
+  EXPECT_EQ(publish("/"), StatusCode::kInvalidArgument);
+  EXPECT_EQ(publish(folder_ + "/.."), StatusCode::kInvalidArgument);
+  EXPECT_EQ(publish(root_ + "/last.ckpt"), StatusCode::kInvalidArgument);
+  EXPECT_EQ(RemovePublished(*queue_, root_, root_ + "/" + StepName(1), {}, left_).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(publish(folder_ + "/none/last.ckpt"), StatusCode::kNotFound);
+  EXPECT_EQ(Publish(*queue_, root_, 7, path_, {}, left_).code(), StatusCode::kNotFound);
+
+  EXPECT_EQ(CheckContent(root_, first_), Status::Ok());
+}
+
+TEST_P(PublishTest, PathOnAnotherFilesystemIsUnsupported) {
+  TempDir elsewhere;
+  if (fs::space(elsewhere.path()).capacity == fs::space(folder_).capacity) GTEST_SKIP() << "there is one alone";
+  Stage(first_);
+
+  EXPECT_EQ(Publish(*queue_, root_, 1, elsewhere / "last.ckpt", {}, left_).code(), StatusCode::kUnsupported);
+
+  EXPECT_EQ(CheckContent(root_, first_), Status::Ok());
+}
+
+TEST_P(PublishTest, WhatWasDisplacedInAnotherFolderComesBack) {
+  const std::string other = folder_ + "/100%";
+  fs::create_directory(other);
+  Stage(first_);
+  ASSERT_EQ(Publish(*queue_, root_, 1, other + "/a.ckpt", {}, left_), Status::Ok());
+  fs::create_directory(root_ + "/" + DisplacingName(kUuid, other + "/a.ckpt"));
+  fs::rename(other + "/a.ckpt", other + "/" + DisplacedName(kUuid));
+
+  Open();
+
+  EXPECT_EQ(CheckFolder(other + "/a.ckpt", first_), Status::Ok());
+  EXPECT_THAT(Names(other), ElementsAre("a.ckpt"));
+  EXPECT_THAT(Staged(), IsEmpty());
+}
+
+TEST_P(PublishTest, DisplacedOneStaysWhereItsPathHasSomethingElse) {
+  StageAndPublish(first_);
+  fs::create_directory(root_ + "/" + DisplacingName(kUuid, "last.ckpt"));
+  fs::rename(path_, folder_ + "/" + DisplacedName(kUuid));
+  WriteAll(path_, "mine");
+
+  PutBackDisplaced(*queue_, root_, {}, left_);
+
+  EXPECT_THAT(left_, ElementsAre(HasSubstr("last.ckpt is no checkpoint")));
+  EXPECT_EQ(CheckFolder(folder_ + "/" + DisplacedName(kUuid), first_), Status::Ok());
+}
+
+}  // namespace
+}  // namespace cairn
