@@ -149,7 +149,7 @@ class PyCheckpointer {
     const Deadline end = DeadlineFrom(drain_timeout_);
     while (DrainFor(kSignalInterval).code() == StatusCode::kDeadlineExceeded && !end.passed()) {
     }
-    Unlocked([&] { LetGo(); });
+    LetGo();
     watcher_->Forget();
   }
   PyCheckpointer(const PyCheckpointer&) = delete;
@@ -246,6 +246,13 @@ class PyCheckpointer {
   void Remove(std::uint64_t step) {
     RaiseIfError(Unlocked([&] { return Get().Remove(step); }));
   }
+  /// Another thread may close meanwhile: what is under way goes on, and then lets go.
+  void Publish(std::uint64_t step, const std::string& path, std::optional<double> timeout) {
+    WithPath([&](Checkpointer& checkpointer) { return checkpointer.Publish(step, path, DeadlineFrom(timeout)); });
+  }
+  void RemovePublished(const std::string& path, std::optional<double> timeout) {
+    WithPath([&](Checkpointer& checkpointer) { return checkpointer.RemovePublished(path, DeadlineFrom(timeout)); });
+  }
   void RaiseLastFailure() { RaiseIfError(Get().LastFailure()); }
   void WriteTrace(const std::string& path) {
     RaiseIfError(Unlocked([&] { return Get().WriteTrace(path); }));
@@ -266,7 +273,7 @@ class PyCheckpointer {
   void Close(std::optional<double> timeout) {
     if (checkpointer_ == nullptr) return;
     const Status drained = Interruptible(timeout, [&](Deadline deadline) { return checkpointer_->Drain(deadline); });
-    Unlocked([&] { LetGo(); });
+    LetGo();
     watcher_->Forget();
     if (drained.code() == StatusCode::kDeadlineExceeded) Raise(drained);
   }
@@ -280,6 +287,17 @@ class PyCheckpointer {
     Raise(Status(StatusCode::kFailedPrecondition, "this Checkpointer is closed"));
   }
 
+  template <typename Call>
+  void WithPath(const Call& call) const {
+    Get();
+    std::shared_ptr<Checkpointer> open = checkpointer_;
+    RaiseIfError(Unlocked([&] {
+      Status status = call(*open);
+      open.reset();
+      return status;
+    }));
+  }
+
   /// Does the Watcher's part, too: its thread may be the one that this runs on, or have ended with the interpreter.
   Status DrainFor(std::chrono::nanoseconds span) {
     for (const std::shared_ptr<Watched>& save : watcher_->pending()) save->LookIfCaptured();
@@ -288,9 +306,12 @@ class PyCheckpointer {
 
   // Whoever speaks for the group ends with it.
   void LetGo() {
-    checkpointer_.reset();
-    watcher_->Stop();
-    if (group_ != nullptr) group_->Stop();
+    std::shared_ptr<Checkpointer> open = std::exchange(checkpointer_, nullptr);
+    Unlocked([&] {
+      open.reset();
+      watcher_->Stop();
+      if (group_ != nullptr) group_->Stop();
+    });
   }
 
   const double drain_timeout_;
@@ -298,7 +319,7 @@ class PyCheckpointer {
   const std::shared_ptr<StoreGroup> group_;
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
   const std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
-  std::unique_ptr<Checkpointer> checkpointer_;
+  std::shared_ptr<Checkpointer> checkpointer_;
 };
 
 std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, std::uint64_t keep_last,
@@ -413,6 +434,8 @@ PYBIND11_MODULE(_core, module) {
       .def("verify", &PyCheckpointer::Verify, "step"_a, "folder"_a, "progress"_a)
       .def("pin", &PyCheckpointer::Pin, "step"_a, "pinned"_a)
       .def("remove", &PyCheckpointer::Remove, "step"_a)
+      .def("publish", &PyCheckpointer::Publish, "step"_a, "path"_a, "timeout"_a)
+      .def("remove_published", &PyCheckpointer::RemovePublished, "path"_a, "timeout"_a)
       .def("raise_last_failure", &PyCheckpointer::RaiseLastFailure)
       .def("write_trace", &PyCheckpointer::WriteTrace, "path"_a)
       .def("stats", &PyCheckpointer::Stats)

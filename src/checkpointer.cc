@@ -15,6 +15,7 @@
 #include "engine/engine.h"
 #include "engine/replicas.h"
 #include "group/solo_group.h"
+#include "published_paths.h"
 #include "resolve_options.h"
 #include "restore/reader.h"
 #include "shared_root.h"
@@ -80,6 +81,7 @@ class Checkpointer::Impl {
   [[nodiscard]] Status OpenRoot();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
   [[nodiscard]] RestoreParts Parts();
+  [[nodiscard]] PathParts Paths() const { return {queue_factory, *root, ledger.get(), options.on_event}; }
   Result<std::unique_ptr<IoQueue>> MakeQueue() const { return queue_factory(); }
   Result<std::shared_ptr<Device>> GetDevice(DeviceId id) CAIRN_EXCLUDES(device_mutex);
 
@@ -122,6 +124,7 @@ Status Checkpointer::Impl::OpenRoot() {
   }
   if (group->rank() != 0) return Status::Ok();
   CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
+  if (!options.read_only) SettlePaths(*queue, *root, options.on_event);
   ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every);
   return Status::Ok();
 }
@@ -484,6 +487,16 @@ Status Checkpointer::Remove(std::uint64_t step) {
       {.still_writer = [this] { return impl_->root->CheckWriter(); }, .pinned = Pinned::kGoes});
   removal.gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
   return std::move(removal.status);
+}
+
+Status Checkpointer::Publish(std::uint64_t step, const std::string& path, Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  return PublishStep(impl_->Paths(), step, path, deadline);
+}
+
+Status Checkpointer::RemovePublished(const std::string& path, Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  return RemovePath(impl_->Paths(), path, deadline);
 }
 
 Status Checkpointer::LastFailure() const {

@@ -4,46 +4,34 @@
       last.ckpt/          a checkpoint: what Cairn commits as step-N, whole or not at all; may be copied and moved
       .cairn/             the root of the one Checkpointer that writes them all: step-N here is on its way to its path
 
-A path gets its checkpoint in this order, and loses it in this one; after a crash at any point a path holds a checkpoint
-whole, its earlier one or its later one:
+A path gets its checkpoint in this order; after a crash at any point it holds one whole, its earlier one or its later one:
   1. The Checkpointer makes `.cairn/step-N` durable. N only counts; it is not the training's step.
-  2. The folder takes the path's name: a rename, or where the path has a checkpoint already, an exchange of the two
-     names once nobody reads the old one. Both directories are fsynced. Only now is the save durable.
-  3. What the exchange left in `.cairn`, or a checkpoint that is removed, is renamed to `.retired-<uuid>`, the directories
-     are fsynced, and it is deleted. Whatever a crash leaves in `.cairn` is nobody's, and goes when it is next opened.
+  2. `Checkpointer.publish` gives it the path's name, and retires what had that name (src/store/publish.cc has the order).
+Whatever a crash leaves in `.cairn` is nobody's, and goes when it is next opened.
 
-One worker thread does 2 and 3, in the order of the calls. So a checkpoint that was removed because a newer one displaces
-it goes only when that one is durable; if that one fails, it stays.
+One worker thread does 2, and removals, in the order of the calls. So a checkpoint that was removed because a newer one
+displaces it goes only when that one is durable; if that one fails, it stays.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import fcntl
+import contextlib
 import logging
 import os
 import re
-import shutil
 import threading
-import time
-import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 from ._checkpointer import Checkpointer
-from ._errors import AlreadyExists, DeadlineExceeded, Error, InvalidArgument, NotFound, Unsupported
+from ._errors import AlreadyExists, DeadlineExceeded, Error, InvalidArgument, NotFound, UnknownOutcome, Unsupported
 from ._save import Save, parse_size
 
 _log = logging.getLogger("cairn")
 _STAGING = ".cairn"
 _MANIFEST = "manifest.json"
-_POLL = 0.02  # Seconds between two looks at a lock.
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 
 
 class PathStore:
@@ -89,9 +77,10 @@ class PathStore:
             checkpointer = self._open(os.path.dirname(path))
             self._wait_for_place()
             save = checkpointer.save(self._next, tree)
-            staged = os.path.join(checkpointer.root, f"step-{self._next:020}")
             self._next += 1
-            self._saving.append(self._submit(path, True, lambda: _publish(save, staged, path, self._full_timeout)))
+            self._saving.append(
+                self._submit(path, True, lambda: _publish(checkpointer, save, path, self._full_timeout))
+            )
             return self._saving[-1]
 
     def remove(self, path: str | os.PathLike[str]) -> Future[None]:
@@ -100,16 +89,20 @@ class PathStore:
         A save to this path that is still on its way is removed as well. Nothing there is no error.
         """
         path = local_path(path)
-        with self._mutex:
-            displacer = self._newest
-
-        def remove() -> None:
-            if displacer is not None and displacer.exception() is not None:
-                _log.warning("%s stays: the save that displaced it has failed", path)
-            else:
-                _remove(path, self._full_timeout)
-
         with self._calls:
+            with self._mutex:
+                displacer, planned = self._newest, path in self._planned
+            there = planned or os.path.islink(path) or is_checkpoint(path)
+            checkpointer = self._open(os.path.dirname(path)) if there else None
+
+            def remove() -> None:
+                if displacer is not None and displacer.exception() is not None:
+                    _log.warning("%s stays: the save that displaced it has failed", path)
+                elif checkpointer is not None:
+                    _remove(checkpointer, path, self._full_timeout)
+                elif os.path.lexists(path):
+                    _log.warning("%s stays: it is no checkpoint of Cairn", path)
+
             return self._submit(path, False, remove)
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
@@ -180,7 +173,10 @@ class PathStore:
             if match := re.fullmatch(r"step-(\d{20})", name):
                 # Nobody was told of it: a crash came before it had its path, or left what its path had before.
                 self._next = max(self._next, int(match[1]) + 1)
-                _delete(os.path.join(root, name), root)
+                if os.path.islink(os.path.join(root, name)):
+                    os.unlink(os.path.join(root, name))
+                else:
+                    self._checkpointer.remove(int(match[1]))
         return self._checkpointer
 
     def _wait_for_place(self) -> None:
@@ -255,109 +251,22 @@ def is_checkpoint(path: str) -> bool:
     return os.path.isfile(os.path.join(path, _MANIFEST))
 
 
-def _publish(save: Save, staged: str, path: str, timeout: float) -> None:
+def _publish(checkpointer: Checkpointer, save: Save, path: str, timeout: float) -> None:
     save.wait()
-    staging, parent = os.path.dirname(staged), os.path.dirname(path)
-    replaces = os.path.lexists(path)
     try:
-        if replaces:
-            with _unread(path, timeout):
-                _exchange(staged, path)
-        else:
-            os.rename(staged, path)
-    except (OSError, Unsupported, DeadlineExceeded):
-        _delete(staged, staging)  # It is nobody's now. Where an fsync fails, below, it may be what the path had before.
+        checkpointer.publish(save.step, path, timeout)
+    except UnknownOutcome:
+        raise  # Its name may be that of what the path had before.
+    except Error:
+        with contextlib.suppress(Error):
+            checkpointer.remove(save.step)  # It is nobody's now.
         raise
-    _fsync(parent, staging)
-    if replaces:
-        _delete(staged, staging)
 
 
-def _remove(path: str, timeout: float) -> None:
-    if os.path.islink(path):
-        os.unlink(path)
-        _fsync(os.path.dirname(path))
-    elif is_checkpoint(path):
-        with _unread(path, timeout):
-            staging = os.path.join(os.path.dirname(path), _STAGING)
-            os.makedirs(staging, exist_ok=True)
-            _delete(path, staging)
-    elif os.path.lexists(path):
-        _log.warning("%s stays: it is no checkpoint of Cairn", path)
-
-
-@contextmanager
-def _unread(path: str, timeout: float) -> Iterator[None]:
-    """Holds the lock that readers share, by docs/format.md's rules; waits for those who read, at most `timeout`."""
-    if os.path.islink(path):
-        yield
-        return
-    with open(os.path.join(path, _MANIFEST), "rb") as manifest:
-        _lock(manifest.fileno(), path, timeout)
-        try:
-            yield
-        finally:
-            # A forked child has the same open file, and would go on holding the lock.
-            fcntl.flock(manifest, fcntl.LOCK_UN)
-
-
-def _lock(manifest: int, path: str, timeout: float) -> None:
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            return fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise DeadlineExceeded(
-                    f"{path} is to be replaced or removed, and was being read for {timeout} s by {_holders(manifest)}: "
-                    "it is left as it is"
-                ) from None
-        time.sleep(_POLL)
-
-
-def _holders(file: int) -> str:
-    """Who has a lock on an open file, as /proc/locks tells it."""
-    inode = os.fstat(file).st_ino
+def _remove(checkpointer: Checkpointer, path: str, timeout: float) -> None:
     try:
-        with open("/proc/locks") as locks:
-            fields = [line.split() for line in locks]
-    except OSError:
-        fields = []
-    pids = {of[4] for of in fields if len(of) > 5 and of[1] == "FLOCK" and of[5].endswith(f":{inode}")}
-    return f"process {', '.join(sorted(pids))}" if pids else "a process that cannot be seen from here"
-
-
-def _delete(path: str, staging: str) -> None:
-    """`staging` on the same filesystem. Never follows a link."""
-    retired = os.path.join(staging, f".retired-{uuid.uuid4()}")
-    os.rename(path, retired)
-    _fsync(os.path.dirname(path), staging)
-    try:
-        os.unlink(retired) if os.path.islink(retired) else shutil.rmtree(retired)
-    except OSError as error:
-        _log.warning("%s is left for the next sweep: %s", retired, error)
-
-
-def _exchange(first: str, second: str) -> None:
-    """Gives each of two paths the other's name, in one atomic step."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2"):
-        raise Unsupported(f"{second} cannot be replaced: this C library has no renameat2")
-    names = [ctypes.c_char_p(os.fsencode(name)) for name in (first, second)]
-    if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
-        return
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS):
-        raise Unsupported(
-            f"{second} cannot be replaced: this filesystem does not exchange names; give each save a name of its own"
-        )
-    raise OSError(code, os.strerror(code), second)
-
-
-def _fsync(*directories: str) -> None:
-    for directory in dict.fromkeys(directories):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        checkpointer.remove_published(path, timeout)
+    except NotFound:
+        pass
+    except InvalidArgument as error:
+        _log.warning("%s", error)

@@ -262,6 +262,20 @@ class Checkpointer {
   /// Removes a checkpoint, pinned ones too. FailedPrecondition while it is being read.
   Status Remove(std::uint64_t step);
 
+  /// Moves a committed checkpoint to the absolute `path`, outside the root and on the same filesystem: it is no longer
+  /// a step of the root, and the root's retention no longer its own. What has the path, a checkpoint or a link (never
+  /// followed), goes; a crash at any point leaves the one or the other there, whole. Durable on return.
+  ///
+  /// A checkpoint that is being read is waited for until the deadline: then DeadlineExceeded, naming the readers.
+  /// AlreadyExists where the path has something else; NotFound where there is no such step, or no directory for the
+  /// path; Unsupported where the filesystem cannot do it; FailedPrecondition where another writer has taken over, and
+  /// on ranks other than 0. After all of these the step and what has the path are where they were. UnknownOutcome where
+  /// the disk may or may not have it: nothing was removed, and the next Open of the root settles what is half done.
+  Status Publish(std::uint64_t step, const std::string& path, Deadline deadline = Deadline::Infinite());
+  /// Removes the checkpoint (of any root), or the link, that has the absolute `path`, outside the root and on the same
+  /// filesystem. NotFound where there is nothing, InvalidArgument where it is something else; else as for Publish.
+  Status RemovePublished(const std::string& path, Deadline deadline = Deadline::Infinite());
+
   /// The newest failure of a save that was not cancelled, skipped or replaced; Ok where there was none.
   [[nodiscard]] Status LastFailure() const;
   [[nodiscard]] CheckpointerStats stats() const;

@@ -18,7 +18,6 @@ from typing import Any
 import cairn
 import pytest
 import torch
-from cairn import _path_store
 from cairn._path_store import PathStore
 
 SMALL: dict[str, Any] = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
@@ -265,22 +264,6 @@ def test_urls_are_refused(make: Make, tmp_path: Path) -> None:
     assert value_at(tmp_path / "a.ckpt") == 1
 
 
-def test_without_exchange_the_earlier_one_stays(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = make()
-    store.save(tree(1), tmp_path / "a.ckpt").result()
-
-    def refuse(_first: str, second: str) -> None:
-        raise cairn.Unsupported(second)
-
-    monkeypatch.setattr(_path_store, "_exchange", refuse)
-    store.save(tree(2), tmp_path / "a.ckpt")
-    with pytest.raises(cairn.Unsupported, match="a.ckpt"):
-        store.close()
-
-    assert value_at(tmp_path / "a.ckpt") == 1
-    assert names(tmp_path) == {"a.ckpt"}
-
-
 def test_what_a_crash_left_is_swept(make: Make, tmp_path: Path) -> None:
     first = make()
     first.save(tree(1), tmp_path / "a.ckpt").result()
@@ -289,6 +272,8 @@ def test_what_a_crash_left_is_swept(make: Make, tmp_path: Path) -> None:
     with cairn.Checkpointer(tmp_path / ".cairn", **SMALL) as checkpointer:
         checkpointer.save(7, tree(7))
     shutil.copytree(tmp_path / "a.ckpt", tmp_path / ".cairn" / f"step-{9:020}")
+    # A link that an exchange left.
+    (tmp_path / ".cairn" / f"step-{10:020}").symlink_to("../a.ckpt")
     # Two saves that were in flight: more than the next save could be written over.
     for number in range(2):
         shutil.copytree(tmp_path / "a.ckpt", tmp_path / ".cairn" / f".attempt-{uuid.UUID(int=number)}")
