@@ -26,7 +26,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ._checkpointer import Checkpointer
-from ._errors import AlreadyExists, DeadlineExceeded, Error, InvalidArgument, NotFound, UnknownOutcome, Unsupported
+from ._errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    Error,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    UnknownOutcome,
+    Unsupported,
+)
 from ._save import Save, parse_size
 
 _log = logging.getLogger("cairn")
@@ -122,6 +131,8 @@ class PathStore:
             planned = self._planned.get(path)
         if planned:
             planned[1].exception()
+        if not os.path.lexists(path):
+            self._settle(os.path.dirname(path))
         if not os.path.exists(path):
             raise NotFound(f"there is no checkpoint {path}")
         if not os.path.isdir(path):
@@ -178,6 +189,17 @@ class PathStore:
                 else:
                     self._checkpointer.remove(int(match[1]))
         return self._checkpointer
+
+    def _settle(self, folder: str) -> None:
+        # Where names cannot be exchanged a crash may leave a path empty: who opens the root brings the earlier one back.
+        root = os.path.join(folder, _STAGING)
+        if not os.path.isdir(root) or not any(name.startswith(".displacing-") for name in os.listdir(root)):
+            return
+        with self._calls, contextlib.suppress(FailedPrecondition):  # Somebody else has it open, and has settled it.
+            opened = self._checkpointer is None
+            self._open(folder)
+            if opened:
+                self._close()
 
     def _wait_for_place(self) -> None:
         # The Checkpointer's places are free again before its checkpoints have their paths.

@@ -285,6 +285,20 @@ def test_what_a_crash_left_is_swept(make: Make, tmp_path: Path) -> None:
     assert value_at(tmp_path / "a.ckpt") == 1 and value_at(tmp_path / "b.ckpt") == 2
 
 
+def test_what_a_crash_displaced_is_loaded(make: Make, tmp_path: Path) -> None:
+    # Given what a crash leaves of a replacement where names cannot be exchanged.
+    first = make()
+    first.save(tree(1), tmp_path / "a.ckpt").result()
+    first.close()
+    name = uuid.UUID(int=1)
+    (tmp_path / ".cairn" / f".displacing-{name}-a.ckpt").mkdir()
+    (tmp_path / "a.ckpt").rename(tmp_path / f".displaced-{name}")
+
+    assert value_at(tmp_path / "a.ckpt") == 1
+
+    assert names(tmp_path) == {"a.ckpt"}
+
+
 def test_one_store_may_serve_several_folders(make: Make, tmp_path: Path) -> None:
     store = make()
     for name in ("one", "two"):
