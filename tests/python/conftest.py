@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cairn
 import pytest
+from jobs import SHARED, TREE
+
+if TYPE_CHECKING:
+    from ranks import World
 
 
 @pytest.fixture
@@ -29,3 +33,21 @@ def make(root: Path) -> Iterator[Callable[..., cairn.Checkpointer]]:
     yield open_one
     for one in opened:
         one.close()
+
+
+@pytest.fixture
+def worlds(root: Path) -> Iterator[Callable[..., World]]:
+    """Opens jobs of several processes on the root, one after the other; ends what a test leaves."""
+    from ranks import World
+
+    made: list[World] = []
+
+    def make(world: int = 2, options: str = SHARED, timeout: float = 20, **how: Any) -> World:
+        made.append(World(world, root, **how))
+        made[-1].all(TREE)
+        made[-1].open(options, timeout)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()

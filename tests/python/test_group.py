@@ -5,48 +5,17 @@ from __future__ import annotations
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import cairn
 import pytest
 import safetensors
 import torch
+from jobs import SHARED, alone, expect_whole
 from ranks import World
 
 Worlds = Callable[..., World]
-TREE = """
-def tree(step, rank):
-    return {
-        "mine": torch.full((3 + rank, 1000), 10.0 * step + rank),
-        "shared": {f"w{i}": torch.full((500 * (i + 1),), 1.0 * step + i) for i in range(6)},
-        "rank": rank, "step": step,
-    }
-def blank(rank):
-    return {"mine": torch.zeros(3 + rank, 1000), "shared": {f"w{i}": torch.zeros(500 * (i + 1)) for i in range(6)},
-            "rank": None, "step": None}
-def same(a, b):
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-"""
-SHARED = 'replicated=["shared/*", "step"]'
-
-
-@pytest.fixture
-def worlds(root: Path) -> Iterator[Worlds]:
-    made: list[World] = []
-
-    def make(world: int = 2, options: str = SHARED, timeout: float = 20, **how: Any) -> World:
-        made.append(World(world, root, **how))
-        made[-1].all(TREE)
-        made[-1].open(options, timeout)
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
 
 
 def shards(root: Path, step: int) -> list[set[str]]:
@@ -56,19 +25,6 @@ def shards(root: Path, step: int) -> list[set[str]]:
         with safetensors.safe_open(file, "pt") as shard:
             found.append(set(shard.keys()))
     return found
-
-
-def alone(root: Path, **options: Any) -> cairn.Checkpointer:
-    return cairn.Checkpointer(root, host_memory="8MiB", chunk="1MiB", queue_depth=2, read_only=True, **options)
-
-
-def expect_whole(root: Path, *steps: int) -> None:
-    """These checkpoints, each good in every byte, and nothing else."""
-    with alone(root) as reader:
-        assert reader.steps() == list(steps)
-        for one in reader.checkpoints():
-            assert one.damage is None
-            reader.verify(one.step)
 
 
 def test_each_rank_has_its_own_and_what_is_replicated_is_written_once(worlds: Worlds, root: Path) -> None:

@@ -1,0 +1,39 @@
+"""What jobs of several ranks save in tests, and what must be on the disk afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cairn
+
+# Runs in a rank.
+TREE = """
+def tree(step, rank):
+    return {
+        "mine": torch.full((3 + rank, 1000), 10.0 * step + rank),
+        "shared": {f"w{i}": torch.full((500 * (i + 1),), 1.0 * step + i) for i in range(6)},
+        "rank": rank, "step": step,
+    }
+def blank(rank):
+    return {"mine": torch.zeros(3 + rank, 1000), "shared": {f"w{i}": torch.zeros(500 * (i + 1)) for i in range(6)},
+            "rank": None, "step": None}
+def same(a, b):
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+"""
+SHARED = 'replicated=["shared/*", "step"]'
+
+
+def alone(root: Path, **options: Any) -> cairn.Checkpointer:
+    return cairn.Checkpointer(root, host_memory="8MiB", chunk="1MiB", queue_depth=2, read_only=True, **options)
+
+
+def expect_whole(root: Path, *steps: int) -> None:
+    """These checkpoints, each good in every byte, and nothing else."""
+    with alone(root) as reader:
+        assert reader.steps() == list(steps)
+        for one in reader.checkpoints():
+            assert one.damage is None
+            reader.verify(one.step)
