@@ -1,7 +1,10 @@
 """Ranks as real processes, driven line by line: code goes in, what it evaluates to (or raised) comes back.
 
 A line is JSON {"code"} and is run in one namespace that lasts; the answer is JSON {"value"} or {"error", "message"}.
-`hold(kind)` in a rank stops its words of that kind ("attempt", "prepared", "outcome") before they reach the store.
+`hold(kind)` in a rank stops its words of that kind ("attempt", "prepared", "outcome") before they reach the store, until
+`release(kind)`. `die(key, when)` ends a rank by SIGKILL at the word of that key ("attempt/0": of the first save): when
+it is "said", before it reaches the store; "given", when the store has it; "heard", when it comes from another rank,
+before the engine has it.
 Ranks are forked off a process that has imported torch already, or, with `fresh`, are interpreters of their own.
 """
 
@@ -11,6 +14,7 @@ import ast
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -97,7 +101,8 @@ class Rank:
 
 
 class World:
-    """All ranks of a job. The store is hosted by the test, or by a rank."""
+    """All ranks of a job. The store is hosted by the test, by a rank, or (`hosted_by` is the world) by `store`, a process
+    of its own."""
 
     def __init__(self, world: int, root: Path, hosted_by: int | None = None, fresh: bool = False) -> None:
         import torch.distributed
@@ -108,8 +113,9 @@ class World:
             self.host = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
             port = self.host.port
         self.ranks = [Rank(rank, world, port, fresh) for rank in range(world)]
+        self.store = Rank(world, world, port, fresh) if hosted_by == world else None
         if hosted_by is not None:
-            port = self[hosted_by].run("serve()")
+            port = (self.store or self[hosted_by]).run("serve()")
         self.all(f"connect({port})")
 
     def __getitem__(self, rank: int) -> Rank:
@@ -129,7 +135,7 @@ class World:
         assert opened == [None] * len(self.ranks), opened
 
     def end(self) -> None:
-        for rank in self.ranks:
+        for rank in self.ranks + ([self.store] if self.store else []):
             rank.kill()
 
 
@@ -150,15 +156,29 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
     names: dict[str, Any] = {"torch": torch, "dist": dist, "cairn": cairn, "rank": rank, "world": world}
     held: dict[str, threading.Event] = {}
     reached = threading.Event()
-    give = _group.StoreLink._give
+    deadly: set[tuple[str, str]] = set()
+    give, unpack = _group.StoreLink._give, _group.StoreLink._unpack
+
+    def die_at(key: str, when: str) -> None:
+        if (key, when) in deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def held_give(self: Any, store: Any, key: str, word: bytes) -> None:
         if event := held.get(key.partition("/")[0]):
             reached.set()
             event.wait()
+        die_at(key, "said")
         give(self, store, key, word)
+        die_at(key, "given")
+
+    def deadly_unpack(self: Any, name: str, entry: bytes) -> tuple[str, list[bytes]]:
+        kind, parts = unpack(self, name, entry)
+        if kind == "word":
+            die_at(parts[1].decode(), "heard")
+        return kind, parts
 
     _group.StoreLink._give = held_give  # type: ignore[method-assign]
+    _group.StoreLink._unpack = deadly_unpack  # type: ignore[method-assign]
 
     def serve() -> int:
         names["store"] = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -177,7 +197,9 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
         "connect": connect,
         "open": open_one,
         "hold": lambda kind: held.update({kind: threading.Event()}),
+        "release": lambda kind: held.pop(kind).set(),
         "reached": lambda: reached.wait(30),
+        "die": lambda key, when: deadly.add((key, when)),
     }
     for line in commands:
         tree = ast.parse(json.loads(line)["code"])
