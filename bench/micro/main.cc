@@ -24,5 +24,6 @@ int main(int argc, char** argv) {
   cairn::bench::AddPlanning(settings);
   cairn::bench::AddEngine(settings);
   cairn::bench::AddCommit(settings);
+  cairn::bench::AddRanks(settings);
   return benchmark::RunSpecifiedBenchmarks() > 0 ? 0 : 2;
 }

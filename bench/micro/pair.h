@@ -62,5 +62,6 @@ void AddPool(const Settings& settings);
 void AddPlanning(const Settings& settings);
 void AddEngine(const Settings& settings);
 void AddCommit(const Settings& settings);
+void AddRanks(const Settings& settings);
 
 }  // namespace cairn::bench

@@ -1,0 +1,348 @@
+// What a save of many ranks waits for at its end: from the last rank's word that it is prepared to the step's rename.
+//
+//   build/release/bin/bench_micro --dir DIR --benchmark_filter=ranks
+//
+// Of 1,024 ranks with 1,000 tensors each rank 0 is the library's. The others are this file's: once the attempt has its
+// folder they write their shards into it, with headers as the library writes them and holes for data, and say that they
+// are prepared; the last one when everything else is done. The time is asked to be 0.2 s at most. The headers come out
+// of the page cache: how long a network filesystem takes for them is not in it.
+//
+// Peer: the same system calls in a row, over the shards of a step that is committed: each opened, its header read and
+// summed up; then a manifest as long as that step's, fsyncs, rename. Counters: until the manifest is made, which is
+// what is left to do for the headers, and from there to the rename.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/crc32c.h"
+#include "base/unique_fd.h"
+#include "bench/micro/pair.h"
+#include "bench/micro/tensors.h"
+#include "cairn/cairn.h"
+#include "cairn/group.h"
+#include "engine/agreement.h"
+#include "store/names.h"
+#include "support/temp_dir.h"
+#include "wiring.h"
+
+namespace cairn::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace literals;
+
+double Between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+// What rank 0's queues have done of the save under way. Safe from any thread.
+class Watch {
+ public:
+  void Forget() {
+    const std::lock_guard lock(mutex_);
+    folder_made_ = folder_synced_ = shard_closed_ = false;
+    shard_ = folder_ = -1;
+  }
+  void Submitted(const IoRequest& request) {
+    const std::lock_guard lock(mutex_);
+    ++under_way_;
+    const std::string& path = request.path.text();
+    if (request.op == IoOp::kOpen && InAttempt(path) && path.ends_with(kManifestName)) manifest_ = Clock::now();
+  }
+  void Completed(const IoRequest& request, std::int64_t result) {
+    const std::lock_guard lock(mutex_);
+    const std::string& path = request.path.text();
+    const auto fd = static_cast<int>(result);
+    const bool in_attempt = InAttempt(path);
+    if (request.op == IoOp::kMkdir && in_attempt) folder_made_ = true;
+    if (request.op == IoOp::kOpen && in_attempt && path.ends_with(ShardName(0))) shard_ = fd;
+    if (request.op == IoOp::kOpen && in_attempt && (request.flags & O_DIRECTORY) != 0) folder_ = fd;
+    if (request.op == IoOp::kFsync && request.fd == folder_) folder_synced_ = true;
+    if (request.op == IoOp::kClose && request.fd == shard_) shard_closed_ = true;
+    if (request.op == IoOp::kRename && request.path2.text().find("/step-") != std::string::npos)
+      renamed_ = Clock::now();
+  }
+  // By then it has submitted what comes next.
+  void CalledBack() {
+    const std::lock_guard lock(mutex_);
+    --under_way_;
+    changed_.notify_all();
+  }
+  void WaitForFolder() {
+    Wait([this] { return folder_made_; });
+  }
+  // Until rank 0 is prepared, and has nothing else to do.
+  void WaitPrepared() {
+    Wait([this] { return folder_synced_ && shard_closed_ && under_way_ == 0; });
+  }
+
+  [[nodiscard]] Clock::time_point manifest() const { return manifest_; }
+  [[nodiscard]] Clock::time_point renamed() const { return renamed_; }
+
+ private:
+  static bool InAttempt(const std::string& path) { return path.find("/.attempt-") != std::string::npos; }
+  template <typename Until>
+  void Wait(Until until) {
+    std::unique_lock lock(mutex_);
+    Expect(changed_.wait_for(lock, std::chrono::minutes(1), until), "ranks: rank 0 gets no further");
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool folder_made_ = false;
+  bool folder_synced_ = false;
+  bool shard_closed_ = false;
+  int shard_ = -1;
+  int folder_ = -1;
+  int under_way_ = 0;
+  Clock::time_point manifest_;
+  Clock::time_point renamed_;
+};
+
+class WatchedQueue final : public IoQueue {
+ public:
+  WatchedQueue(std::shared_ptr<Watch> watch, std::unique_ptr<IoQueue> inner)
+      : watch_(std::move(watch)), inner_(std::move(inner)) {}
+
+  void Submit(IoRequest request, IoDone done) override {
+    IoRequest seen = request;
+    watch_->Submitted(seen);
+    inner_->Submit(std::move(request), [watch = watch_, seen = std::move(seen), done = std::move(done)](auto result) {
+      watch->Completed(seen, result);
+      done(result);
+      watch->CalledBack();
+    });
+  }
+  Result<std::size_t> RunOnce(Deadline deadline) override { return inner_->RunOnce(deadline); }
+  void Wake() override { inner_->Wake(); }
+  [[nodiscard]] std::size_t pending() const override { return inner_->pending(); }
+  [[nodiscard]] std::string name() const override { return inner_->name(); }
+
+ private:
+  const std::shared_ptr<Watch> watch_;
+  const std::unique_ptr<IoQueue> inner_;
+};
+
+// All ranks but the first, at rank 0's end of their group.
+class OtherRanks final : public Group {
+ public:
+  OtherRanks(std::string root, int size, std::size_t tensors)
+      : root_(std::move(root)), size_(size), header_(HeaderOf(tensors)) {}
+
+  [[nodiscard]] int rank() const override { return 0; }
+  [[nodiscard]] int size() const override { return size_; }
+  void Send(const std::string& /*key*/, std::string /*word*/) override { Expect(false, "ranks: rank 0 sends"); }
+  void Await(const std::string& /*key*/, Deadline /*deadline*/, OnAnnounced /*on_announced*/) override {
+    Expect(false, "ranks: rank 0 awaits");
+  }
+  void Announce(const std::string& key, std::string word) override {
+    if (!key.starts_with("attempt/")) return;
+    const Result<AttemptWord> attempt = DecodeAttempt(word);
+    Check(attempt.status());
+    const std::lock_guard lock(mutex_);
+    header_.step = attempt->step;
+    header_.attempt = attempt->uuid;
+  }
+  void Collect(const std::string& /*key*/, Deadline /*deadline*/, OnWord on_word, OnEnd /*end*/) override {
+    const std::lock_guard lock(mutex_);
+    on_word_ = std::move(on_word);
+    changed_.notify_all();
+  }
+
+  // Once the attempt has its folder, and rank 0 listens: all are prepared, and all but the last say so. Returns the
+  // last one's word.
+  std::string Prepare() {
+    OnWord on_word;
+    {
+      std::unique_lock lock(mutex_);
+      Expect(changed_.wait_for(lock, std::chrono::minutes(1), [this] { return on_word_ != nullptr; }),
+             "ranks: rank 0 does not listen");
+      on_word = on_word_;
+    }
+    const std::string folder = root_ + "/" + AttemptName(header_.attempt);
+    std::string word;
+    for (int of = 1; of < size_; ++of) {
+      if (of > 1) on_word(of - 1, word);
+      word = WriteShard(folder, of);
+    }
+    const UniqueFd directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    Expect(::syncfs(directory.get()) == 0, "ranks: syncfs failed");
+    return word;
+  }
+  void SayLast(std::string word) { std::exchange(on_word_, nullptr)(size_ - 1, std::move(word)); }
+
+ private:
+  std::string WriteShard(const std::string& folder, int of) {
+    const auto number = static_cast<std::uint64_t>(of);
+    header_.shard = number;
+    Result<ShardHeaderWriter> writer = ShardHeaderWriter::Make(header_);
+    Check(writer.status());
+    writer->SetSums(header_.sums);
+    const std::string_view bytes = writer->bytes();
+    const std::string path = folder + "/" + ShardName(number);
+    const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+    Expect(file.valid(), "ranks: cannot make " + path);
+    const std::uint64_t length = bytes.size() + header_.data_bytes();
+    Expect(::pwrite(file.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
+           "ranks: a short write");
+    Expect(::ftruncate(file.get(), static_cast<off_t>(length)) == 0, "ranks: ftruncate failed");
+    const ManifestShard shard{.file = ShardName(number), .length = length, .header_digest = writer->digest()};
+    return EncodePrepared({.step = header_.step, .shard = shard});
+  }
+
+  const std::string root_;
+  const int size_;
+  std::mutex mutex_;  // Guards the rest until Prepare.
+  std::condition_variable changed_;
+  ShardHeader header_;
+  OnWord on_word_;
+};
+
+// Saves of all ranks on one root. What a turn commits goes with the next one's commit.
+class ManyRanks {
+ public:
+  ManyRanks(const std::string& root, int ranks, std::size_t tensors)
+      : root_(root), ranks_(std::make_shared<OtherRanks>(root, ranks, tensors)), memory_(tensors) {
+    Wiring wiring;
+    wiring.wrap_queue = [watch = watch_](IoQueueFactory inner) -> IoQueueFactory {
+      return [watch, inner = std::move(inner)]() -> Result<std::unique_ptr<IoQueue>> {
+        Result<std::unique_ptr<IoQueue>> queue = inner();
+        if (!queue.ok()) return queue.status();
+        return std::unique_ptr<IoQueue>(std::make_unique<WatchedQueue>(watch, *std::move(queue)));
+      };
+    };
+    const Options options{.root = root,
+                          .keep_last = 1,
+                          .group = ranks_,
+                          .host_memory_bytes = 8_MiB,
+                          .chunk_bytes = 1_MiB,
+                          .recycle = false};
+    Result<std::unique_ptr<Checkpointer>> opened = Checkpointer::Open(options, wiring);
+    Check(opened.status());
+    checkpointer_ = *std::move(opened);
+    for (std::size_t i = 0; i < tensors; ++i) {
+      Check(state_.Add("rank0." + TensorName(i), {.data = &memory_[i], .shape = {1}}));
+    }
+    operator()();
+    const auto list = checkpointer_->List();
+    Check(list.status());
+    Expect(list->size() == 1 && list->back().world == static_cast<std::uint64_t>(ranks), "ranks: not what was saved");
+  }
+
+  double operator()() {
+    watch_->Forget();
+    const auto save = checkpointer_->Save(++step_, state_);
+    Check(save.status());
+    watch_->WaitForFolder();
+    std::string last = ranks_->Prepare();
+    watch_->WaitPrepared();
+    const auto said = Clock::now();
+    ranks_->SayLast(std::move(last));
+    Check(save->WaitDurable());
+    Check(checkpointer_->Drain());
+    headers_.push_back(Between(said, watch_->manifest()));
+    manifests_.push_back(Between(watch_->manifest(), watch_->renamed()));
+    return Between(said, watch_->renamed());
+  }
+  void Report(benchmark::UserCounters& counters) const {
+    counters["cairn until the manifest"] = Median(headers_);
+    counters["cairn manifest to rename"] = Median(manifests_);
+  }
+  // The newest checkpoint.
+  [[nodiscard]] std::string folder() const { return root_ + "/" + StepName(step_); }
+
+ private:
+  const std::string root_;
+  const std::shared_ptr<Watch> watch_ = std::make_shared<Watch>();
+  const std::shared_ptr<OtherRanks> ranks_;
+  std::vector<float> memory_;
+  State state_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+  std::uint64_t step_ = 0;
+  std::vector<double> headers_;
+  std::vector<double> manifests_;
+};
+
+// The same in system calls, one after another.
+class InARow {
+ public:
+  InARow(std::string root, std::shared_ptr<const ManyRanks> of, int ranks)
+      : root_(std::move(root)), of_(std::move(of)), ranks_(ranks) {}
+
+  double operator()() {
+    const UniqueFd step = Open(of_->folder(), O_RDONLY | O_DIRECTORY);
+    struct stat manifest {};
+    Expect(::fstatat(step.get(), std::string(kManifestName).c_str(), &manifest, 0) == 0, "ranks: no manifest");
+    const std::string text(static_cast<std::size_t>(manifest.st_size), ' ');
+    const std::string attempt = root_ + "/attempt-" + std::to_string(++made_);
+    Expect(::mkdir(attempt.c_str(), 0755) == 0, "ranks: cannot make " + attempt);
+    const UniqueFd folder = Open(attempt, O_RDONLY | O_DIRECTORY);
+
+    const auto begin = Clock::now();
+    for (int of = 1; of < ranks_; ++of) SumUpHeader(step, ShardName(static_cast<std::uint64_t>(of)));
+    const UniqueFd file = Open(attempt + "/manifest.json", O_WRONLY | O_CREAT | O_EXCL);
+    Expect(::pwrite(file.get(), text.data(), text.size(), 0) == manifest.st_size, "ranks: a short write");
+    Expect(::fsync(file.get()) == 0 && ::fsync(folder.get()) == 0, "ranks: fsync failed");
+    const std::string target = root_ + "/" + std::to_string(made_);
+    Expect(::renameat2(AT_FDCWD, attempt.c_str(), AT_FDCWD, target.c_str(), RENAME_NOREPLACE) == 0,
+           "ranks: cannot rename " + attempt);
+    return Between(begin, Clock::now());
+  }
+
+ private:
+  static UniqueFd Open(const std::string& path, int flags) {
+    UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC, 0644));
+    Expect(fd.valid(), "ranks: cannot open " + path);
+    return fd;
+  }
+  void SumUpHeader(const UniqueFd& folder, const std::string& name) {
+    const UniqueFd file(::openat(folder.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat found {};
+    std::uint64_t json = 0;
+    Expect(file.valid() && ::fstat(file.get(), &found) == 0 && ::pread(file.get(), &json, 8, 0) == 8,
+           "ranks: cannot read " + name);
+    header_.resize(8 + json);
+    Expect(::pread(file.get(), header_.data(), header_.size(), 0) == static_cast<ssize_t>(header_.size()),
+           "ranks: a short read of " + name);
+    benchmark::DoNotOptimize(Crc32c(header_));
+  }
+
+  const std::string root_;
+  const std::shared_ptr<const ManyRanks> of_;
+  const int ranks_;
+  int made_ = 0;
+  std::vector<std::byte> header_;
+};
+
+Pair CommitBesideARow(const std::string& dir, int ranks, std::size_t tensors) {
+  ::sync();
+  const auto ours = std::make_shared<TempDir>(dir);
+  const auto theirs = std::make_shared<TempDir>(dir);
+  const auto commit = std::make_shared<ManyRanks>(ours->path(), ranks, tensors);
+  const auto peer = std::make_shared<InARow>(theirs->path(), commit, ranks);
+  return {.cairn = [ours, commit] { return (*commit)(); },
+          .peer = [theirs, peer] { return (*peer)(); },
+          .more = [commit](benchmark::UserCounters& counters) { commit->Report(counters); }};
+}
+
+}  // namespace
+
+void AddRanks(const Settings& settings) {
+  const auto ranks = static_cast<int>(settings.Sized(1024, 4));
+  const std::size_t tensors = settings.Sized(1000, 10);
+  AddPair(settings, "ranks/last_word_to_rename_of_same", "the same system calls in a row", 1.1, 5,
+          [dir = settings.dir, ranks, tensors] { return CommitBesideARow(dir, ranks, tensors); });
+}
+
+}  // namespace cairn::bench
