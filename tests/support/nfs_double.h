@@ -1,0 +1,61 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/unique_fd.h"
+#include "io/io_queue.h"
+
+namespace cairn {
+
+/// What an NFS client does otherwise than a local disk, for the queues that are made through it:
+///   renames with flags are refused (EINVAL);
+///   a file that this process has open is not unlinked, or replaced by a rename, but renamed to `.nfs...` in its folder
+///   (a silly rename), which therefore is not empty; it goes with the last close of the file, and cannot be removed
+///   before (EBUSY).
+/// A close is noticed at the next operation of any queue, or by Settle. Safe from any thread.
+class NfsDouble : public std::enable_shared_from_this<NfsDouble> {
+ public:
+  [[nodiscard]] static std::shared_ptr<NfsDouble> Make() { return std::shared_ptr<NfsDouble>(new NfsDouble); }
+
+  /// For Wiring::wrap_queue.
+  [[nodiscard]] IoQueueFactory Wrap(IoQueueFactory inner);
+
+  /// Removes the silly names of files that are closed by now.
+  void Settle() CAIRN_EXCLUDES(mutex_);
+  /// Renames that were refused, and files that got a silly name, so far.
+  [[nodiscard]] std::size_t refused() const CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] std::size_t silly() const CAIRN_EXCLUDES(mutex_);
+
+ private:
+  friend class NfsQueue;
+  struct File {
+    dev_t device = 0;
+    ino_t inode = 0;
+    [[nodiscard]] bool Open() const;
+  };
+  struct Silly {
+    File file;
+    UniqueFd folder;
+    std::string name;
+  };
+  enum class Answer : std::uint8_t { kRun, kDone, kBusy, kInvalid };
+
+  NfsDouble() = default;
+  /// What becomes of an operation that is about to run.
+  [[nodiscard]] Answer Judge(const IoRequest& request) CAIRN_EXCLUDES(mutex_);
+  /// Gives the file at that path a silly name if it is open. False where nothing needs that.
+  bool Hide(const PathAt& path) CAIRN_EXCLUDES(mutex_);
+
+  mutable Mutex mutex_;
+  std::vector<Silly> hidden_ CAIRN_GUARDED_BY(mutex_);
+  std::size_t refused_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::size_t silly_ CAIRN_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace cairn
