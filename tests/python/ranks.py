@@ -88,6 +88,11 @@ class Rank:
             self._fork.kill()
             self._fork.join()
 
+    def signal(self, number: signal.Signals) -> None:
+        pid = self._popen.pid if self._popen is not None else self._fork.pid
+        assert pid is not None
+        os.kill(pid, number)
+
     def leave(self) -> None:
         """Lets it come to its end by itself."""
         self._to.close()

@@ -1,4 +1,5 @@
-"""Ranks that end by SIGKILL at each point of the commit protocol, with the store alive and with it dead too."""
+"""Ranks that end by SIGKILL at each point of the commit protocol, with the store alive and with it dead too; and ranks
+that stand still longer than the others wait."""
 
 from __future__ import annotations
 
@@ -65,7 +66,12 @@ def job_that_loses(root: Path, victim: int, kind: str, when: str, store_too: boo
         answers = results(world, [rank for rank in range(RANKS) if rank != victim])
     finally:
         world.end()
+    expect_honest(root, answers)
+    return answers
 
+
+def expect_honest(root: Path, answers: list[dict[str, Any]]) -> None:
+    """What is called durable is there, what is called failed is not, and a later job goes on. Of the second save."""
     durable = [answer for answer in answers if answer.get("value") == 2]
     unknown = [answer for answer in answers if answer.get("error") == "UnknownOutcome"]
     with alone(root) as reader:
@@ -75,12 +81,7 @@ def job_that_loses(root: Path, victim: int, kind: str, when: str, store_too: boo
     assert steps in ([1], [1, 2]), steps
     assert not durable or steps == [1, 2], answers
     assert steps == [1] or len(durable) + len(unknown) == len(answers), f"told as failed, and is there: {answers}"
-    expect_goes_on(root, steps[-1])
-    return answers
-
-
-def expect_goes_on(root: Path, newest: int) -> None:
-    """A later job opens the root, restores what is the newest, and saves on."""
+    newest = steps[-1]
     world = World(RANKS, root)
     try:
         world.all(TREE)
@@ -114,6 +115,36 @@ def test_nobody_is_told_durable_what_is_not_and_a_later_job_goes_on(tmp_path: Pa
         else:
             wrong.append(f"{point}: {job.exception() or job.result()}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_stands_still_longer_than_the_others_wait(worlds: Worlds, root: Path, victim: int) -> None:
+    world = worlds(RANKS, timeout=DEADLINE / 2)
+    last = victim or 2  # Whose word is missing when the victim stops.
+    assert world.all("c.save(1, tree(1, rank)).result()") == [1] * RANKS
+    world[last].run("hold('prepared')")
+    world.all("s = c.save(2, tree(2, rank)); None")
+    assert world[last].run("reached()")
+    world[victim].signal(signal.SIGSTOP)
+
+    if victim == 0:
+        world[last].run("release('prepared')")
+    others = results(world, [rank for rank in range(RANKS) if rank != victim])
+    world[victim].signal(signal.SIGCONT)
+    if victim != 0:
+        world[last].run("release('prepared')")
+    late = results(world, [victim])
+
+    print([answer.get("value", answer.get("error")) for answer in (*others, *late)])
+    assert all(answer.get("error") in ("DeadlineExceeded", "UnknownOutcome") for answer in others), others
+    assert world.all("c.save(3, tree(3, rank)).result()") == [3] * RANKS
+    assert world.all("same(c.restore(blank(rank)), tree(3, rank))") == [True] * RANKS
+    with alone(root) as reader:
+        there = 2 in reader.steps()
+        for step in reader.steps():
+            reader.verify(step)
+    assert there or not any("value" in answer for answer in late), late
+    assert not there or all(answer.get("error", "UnknownOutcome") == "UnknownOutcome" for answer in others + late)
 
 
 def test_others_know_of_the_commit_though_a_rank_died_that_was_prepared(worlds: Worlds) -> None:
