@@ -111,8 +111,6 @@ IoTask<Status> AbortTask(std::shared_ptr<AttemptFolder> folder, std::uint64_t st
   co_return Error(StatusCode::kCancelled, "step {}: attempt {} was given up before it was committed", step, uuid);
 }
 
-bool RefusesFlags(const IoResult& renamed) { return renamed.error == EINVAL || renamed.error == ENOSYS; }
-
 }  // namespace
 
 FolderCommit::FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_place)
@@ -161,13 +159,6 @@ IoTask<Status> FolderCommit::WriteManifest() {
 IoTask<Status> FolderCommit::FsyncManifest() {
   CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(manifest_fd_, path_.text()));
   co_return co_await io::Close(manifest_fd_, path_.text());
-}
-
-/// NFS and some FUSE know no flags. The plain call does not replace a folder that holds anything either.
-IoTask<IoResult> FolderCommit::RenameToNew(const PathAt& from, const PathAt& to) {
-  IoResult renamed = co_await io::Rename(from, to, RenameMode::kNoReplace);
-  if (!RefusesFlags(renamed)) co_return renamed;
-  co_return co_await io::Rename(from, to, RenameMode::kPlain);
 }
 
 IoTask<Status> FolderCommit::RenameIntoPlace() {

@@ -45,7 +45,6 @@ class FolderCommit {
 
  private:
   IoTask<Status> LockOld();
-  IoTask<IoResult> RenameToNew(const PathAt& from, const PathAt& to);
   IoTask<Status> MoveOldAside();
   IoTask<Status> PutOldBack(Status why);
   IoTask<Status> LookForIt(IoResult renamed);

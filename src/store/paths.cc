@@ -71,4 +71,12 @@ IoTask<bool> StillLeadsTo(const PathAt& path, const UniqueFd& fd) {
   co_return asked.ok() && leads;
 }
 
+bool RefusesFlags(const IoResult& renamed) { return renamed.error == EINVAL || renamed.error == ENOSYS; }
+
+IoTask<IoResult> RenameToNew(PathAt from, PathAt to) {
+  IoResult renamed = co_await io::Rename(from, to, RenameMode::kNoReplace);
+  if (!RefusesFlags(renamed)) co_return renamed;
+  co_return co_await io::Rename(from, to, RenameMode::kPlain);
+}
+
 }  // namespace cairn

@@ -24,4 +24,10 @@ struct FolderEntry {
 /// The same, looked up on a thread. False as well where the disk cannot be asked.
 IoTask<bool> StillLeadsTo(const PathAt& path, const UniqueFd& fd);
 
+/// Whether a filesystem has refused a rename for its flags, as NFS and some FUSE do.
+[[nodiscard]] bool RefusesFlags(const IoResult& renamed);
+/// Renames a folder to a name that nothing has: EEXIST or ENOTEMPTY where something has it. Where the filesystem knows
+/// no flags the plain call is used, which does not replace a folder that holds anything either.
+IoTask<IoResult> RenameToNew(PathAt from, PathAt to);
+
 }  // namespace cairn

@@ -134,12 +134,12 @@ IoTask<Status> Publication::Take() {
 
 IoTask<Status> Publication::Rename() {
   const bool replaces = entry_.kind() != EntryKind::kNothing;
-  IoResult renamed =
-      co_await io::Rename(staged_, entry_.at(), replaces ? RenameMode::kExchange : RenameMode::kNoReplace);
-  if (renamed.error == EINVAL || renamed.error == ENOSYS) {
-    if (replaces) co_return co_await RenameInTwoSteps();
-    // NFS and some FUSE know no flags. The plain call does not replace a folder that holds anything either.
-    renamed = co_await io::Rename(staged_, entry_.at(), RenameMode::kPlain);
+  IoResult renamed;
+  if (replaces) {
+    renamed = co_await io::Rename(staged_, entry_.at(), RenameMode::kExchange);
+    if (RefusesFlags(renamed)) co_return co_await RenameInTwoSteps();
+  } else {
+    renamed = co_await RenameToNew(staged_, entry_.at());
   }
   if (!renamed.ok()) CAIRN_CO_RETURN_IF_ERROR(co_await Explain(std::move(renamed)));
   if (!replaces) co_return Status::Ok();

@@ -214,7 +214,7 @@ IoTask<Status> Retirement::Rename() {
   }
   const Status checked = co_await io::OnThread(folder_.text(), [this] { return CheckBehind(); });
   if (checked.ok()) co_return checked;
-  IoResult undone = co_await io::Rename(retired_, folder_, RenameMode::kNoReplace);
+  IoResult undone = co_await RenameToNew(retired_, folder_);
   if (undone.ok()) co_return checked;
   co_return Error(StatusCode::kUnknownOutcome, "removal of {}: {}; {}", target_.called, checked.message(),
                   undone.status.message());
@@ -237,7 +237,8 @@ IoTask<Status> Retirement::Run() {
   }
   if (!held_.fd.valid()) CAIRN_CO_RETURN_IF_ERROR(co_await HoldFolder(folder_, held_));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder_.text(), [this] { return CheckBefore(); }));
-  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_, step_));
+  const std::optional<std::uint64_t> step = target_.parent == root_ ? ParseStepName(target_.name) : std::nullopt;
+  if (step) CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_, *step));
   CAIRN_CO_RETURN_IF_ERROR(co_await Rename());
   co_return co_await FsyncDirectories();
 }

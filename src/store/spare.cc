@@ -114,7 +114,10 @@ IoTask<Status> Spare::TakeOver(UniqueFd& fd, const PathAt& target) {
     fd.Reset();
     // Gone where another rank closes the root; what is there already, the new file's making tells.
     if (renamed.error == ENOENT || renamed.error == EEXIST) co_return Status::Ok();
-    co_return renamed.status;
+    if (!RefusesFlags(renamed)) co_return renamed.status;
+    // Without the flag a file that is there would be replaced.
+    static_cast<void>(co_await io::Unlink(path_));
+    co_return Status::Ok();
   }
   // From here on no path leads to it but the attempt's. Who had followed the old one, or has linked it, came before.
   const Status alone = co_await io::OnThread(target.text(), [this, &fd, &target] {
