@@ -124,7 +124,6 @@ Status Checkpointer::Impl::OpenRoot() {
   }
   if (group->rank() != 0) return Status::Ok();
   CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
-  if (!options.read_only) SettlePaths(*queue, *root, options.on_event);
   ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every);
   return Status::Ok();
 }
@@ -226,6 +225,10 @@ Result<bool> Checkpointer::ShouldSave(std::uint64_t step) {
 
 Result<SaveHandle> Checkpointer::GiveUp(std::uint64_t step, const Status& why) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(true));
+  if (why.ok() || why.code() == StatusCode::kUnknownOutcome) {
+    return Error(StatusCode::kInvalidArgument, "GiveUp of step {}: expected why it fails, found {}", step,
+                 why.ok() ? "Ok" : "UnknownOutcome");
+  }
   MutexLock lock(impl_->save_mutex);
   return SaveHandle(impl_->GiveUp(step, impl_->next_sequence++, SaveTask::Clock::now(), why));
 }

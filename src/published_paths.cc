@@ -47,11 +47,4 @@ Status RemovePath(const PathParts& parts, const std::string& path, Deadline dead
   return removed;
 }
 
-void SettlePaths(IoQueue& queue, const Root& root, const EventCallback& on_event) {
-  Leftovers left;
-  PutBackDisplaced(
-      queue, root.at(), [&root] { return root.CheckWriter(); }, left);
-  Warn(on_event, left);
-}
-
 }  // namespace cairn

@@ -23,7 +23,4 @@ struct PathParts {
                                  Deadline deadline);
 [[nodiscard]] Status RemovePath(const PathParts& parts, const std::string& path, Deadline deadline);
 
-/// What a crash left of a replacement in a root that was just opened.
-void SettlePaths(IoQueue& queue, const Root& root, const EventCallback& on_event);
-
 }  // namespace cairn

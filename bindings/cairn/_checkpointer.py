@@ -404,12 +404,12 @@ class Checkpointer:
         A checkpoint (or link) that has the path goes, once nobody reads it: waits for that for `timeout` seconds, then
         raises DeadlineExceeded. AlreadyExists where the path has something else. A crash leaves the one or the other.
         """
-        self._core.publish(step, os.path.abspath(path), timeout)
+        self._core.publish(step, os.fsencode(os.path.abspath(path)), timeout)
 
     def remove_published(self, path: str | os.PathLike[str], timeout: float | None = None) -> None:
         """Removes the checkpoint (or link) that has the path. Raises NotFound where there is nothing, InvalidArgument
         where it is something else; waits for readers as `publish` does."""
-        self._core.remove_published(os.path.abspath(path), timeout)
+        self._core.remove_published(os.fsencode(os.path.abspath(path)), timeout)
 
     @property
     def stats(self) -> dict[str, Any]:

@@ -131,8 +131,6 @@ class PathStore:
             planned = self._planned.get(path)
         if planned:
             planned[1].exception()
-        if not os.path.lexists(path):
-            self._settle(os.path.dirname(path))
         if not os.path.exists(path):
             raise NotFound(f"there is no checkpoint {path}")
         if not os.path.isdir(path):
@@ -179,27 +177,16 @@ class PathStore:
         root = os.path.join(folder, _STAGING)
         # Nothing retires here that later saves could be written over: what a crash left goes, instead of being kept.
         self._checkpointer = Checkpointer(root, **{"keep_last": 0, "recycle": False, **self._options})
-        self._next = 1
-        for name in os.listdir(root):
-            if match := re.fullmatch(r"step-(\d{20})", name):
-                # Nobody was told of it: a crash came before it had its path, or left what its path had before.
-                self._next = max(self._next, int(match[1]) + 1)
-                if os.path.islink(os.path.join(root, name)):
-                    os.unlink(os.path.join(root, name))
-                else:
-                    self._checkpointer.remove(int(match[1]))
+        left = [int(found[1]) for name in os.listdir(root) if (found := re.fullmatch(r"step-(\d{20})", name))]
+        self._next = max(left, default=0) + 1
+        for step in left:
+            # Nobody was told of it: a crash came before it had its path, or left what its path had before.
+            name = os.path.join(root, f"step-{step:020}")
+            try:
+                os.unlink(name) if os.path.islink(name) else self._checkpointer.remove(step)
+            except (Error, OSError) as error:
+                _log.warning("%s is left: %s", name, error)
         return self._checkpointer
-
-    def _settle(self, folder: str) -> None:
-        # Where names cannot be exchanged a crash may leave a path empty: who opens the root brings the earlier one back.
-        root = os.path.join(folder, _STAGING)
-        if not os.path.isdir(root) or not any(name.startswith(".displacing-") for name in os.listdir(root)):
-            return
-        with self._calls, contextlib.suppress(FailedPrecondition):  # Somebody else has it open, and has settled it.
-            opened = self._checkpointer is None
-            self._open(folder)
-            if opened:
-                self._close()
 
     def _wait_for_place(self) -> None:
         # The Checkpointer's places are free again before its checkpoints have their paths.

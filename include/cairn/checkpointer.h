@@ -216,7 +216,8 @@ class Checkpointer {
   Result<bool> ShouldSave(std::uint64_t step);
 
   /// Tells the other ranks that this one cannot make the save of `step` that they wait for: in place of Save, where the
-  /// caller finds out before it calls. Counts as one call of Save, whose handle ends with `why`.
+  /// caller finds out before it calls. Counts as one call of Save, whose handle ends with `why`: InvalidArgument
+  /// where that is Ok or UnknownOutcome.
   Result<SaveHandle> GiveUp(std::uint64_t step, const Status& why);
 
   /// Orders all later work of `stream` after the capture of every save so far: call it before tensors are overwritten.
@@ -266,11 +267,15 @@ class Checkpointer {
   /// a step of the root, and the root's retention no longer its own. What has the path, a checkpoint or a link (never
   /// followed), goes; a crash at any point leaves the one or the other there, whole. Durable on return.
   ///
+  /// For a root whose steps are all published: a crash may leave what the path had before in it, as this step. Nobody
+  /// restores from such a root by step, and who opens it next removes the steps that it finds.
+  ///
   /// A checkpoint that is being read is waited for until the deadline: then DeadlineExceeded, naming the readers.
   /// AlreadyExists where the path has something else; NotFound where there is no such step, or no directory for the
-  /// path; Unsupported where the filesystem cannot do it; FailedPrecondition where another writer has taken over, and
-  /// on ranks other than 0. After all of these the step and what has the path are where they were. UnknownOutcome where
-  /// the disk may or may not have it: nothing was removed, and the next Open of the root settles what is half done.
+  /// path; Unsupported where the filesystem cannot do it (NFS and some FUSE replace no path); FailedPrecondition where
+  /// the step is being read or another writer has taken over, and on ranks other than 0. After all of these the step
+  /// and what has the path are where they were. UnknownOutcome where the disk may or may not have it: nothing was
+  /// removed.
   Status Publish(std::uint64_t step, const std::string& path, Deadline deadline = Deadline::Infinite());
   /// Removes the checkpoint (of any root), or the link, that has the absolute `path`, outside the root and on the same
   /// filesystem. NotFound where there is nothing, InvalidArgument where it is something else; else as for Publish.

@@ -98,6 +98,9 @@ void Coordination::Detach() {
   stage_.MoveTo(Stage::kDetached);
   wakes_at_ = Deadline::Infinite();
   if (checks_ != nullptr) checks_->Stop();
+  // A word that never comes keeps this alive for as long as the group does: not the folder's descriptor with it.
+  checks_.reset();
+  folder_.reset();
 }
 
 void Coordination::Prepare(const ManifestShard& shard) {
@@ -189,7 +192,11 @@ void Coordination::OnWord(int rank, std::string text) {
 
 Status Coordination::TakeWord(int rank, const std::string& text) {
   CAIRN_ASSIGN_OR_RETURN(PreparedWord word, DecodePrepared(rank, text));
-  if (!word.failure.ok()) return Error(word.failure.code(), "rank {}: {}", rank, word.failure.message());
+  if (!word.failure.ok()) {
+    // Whatever it does not know: nothing is committed.
+    const bool unknown = word.failure.code() == StatusCode::kUnknownOutcome;
+    return Error(unknown ? StatusCode::kInternal : word.failure.code(), "rank {}: {}", rank, word.failure.message());
+  }
   if (word.bucket >= 0) {
     const std::vector<Alike> mine = plan_.alike != nullptr ? plan_.alike->all : std::vector<Alike>();
     return CompareBuckets(plan_.step, EncodeBucket(mine, word.bucket), rank, word.texts);
@@ -285,7 +292,6 @@ void Coordination::Join(const AttemptWord& attempt) {
     differs.texts = EncodeBucket(mine.all, bucket);
     return group().Send(Key("prepared"), EncodePrepared(differs));
   }
-  generation_ = attempt.generation;
   Enter(attempt.uuid, &AttemptFolder::Open);
 }
 
@@ -344,7 +350,7 @@ void Coordination::OnLookedUp(Status found) {
   }
   const bool late = found.code() == StatusCode::kNotFound && may_abort_;
   if (!late) return OnAborted(std::move(found));
-  AbortAttempt(*context_.queue, folder_, plan_.step, generation_,
+  AbortAttempt(*context_.queue, folder_, plan_.step,
                [then = Later(&Coordination::OnAborted)](const Status& outcome) { then(outcome); });
 }
 

@@ -158,7 +158,6 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   Lifecycle<CoordinationStage> stage_{CoordinationStage::kSilent};
   Deadline wakes_at_ = Deadline::Infinite();
   std::shared_ptr<AttemptFolder> folder_;
-  std::uint64_t generation_ = 0;  // The attempt's, on other ranks.
   // The coordinator's: by rank, of those that are prepared.
   std::vector<std::optional<PreparedShard>> shards_;
   std::shared_ptr<ShardChecks> checks_;

@@ -210,7 +210,8 @@ void Engine::ForgetEnded() {
     job = jobs_.erase(job);
   }
   changed_.NotifyAll();
-  if (unknown) Relist();
+  relist_due_ = relist_due_ || unknown;
+  if (relist_due_) Relist();
   if (retires) Retire();
 }
 
@@ -233,6 +234,7 @@ void Engine::Settle() {
 
 void Engine::OnSettled() {
   context_.settling = false;
+  if (relist_due_) return Relist();
   for (const auto& job : jobs_) job->NameAttempt();
   RemoveNext();
 }
@@ -246,16 +248,18 @@ void Engine::SweepLeftovers() {
 }
 
 void Engine::Relist() {
-  if (context_.settling) return;
+  if (context_.settling) return;  // Due still, when that has ended.
   Settle();
+  relist_due_ = false;
+  if (!context_.parts.ledger->BeginRelist()) return OnSettled();
   const auto found = std::make_shared<std::vector<CheckpointInfo>>();
   RunTask(*context_.queue, ListTask(context_.parts.root, found), [this, found](const Status& status) {
-    if (status.ok()) {
-      context_.parts.ledger->Relist(*found);
-    } else {
+    const bool told = status.ok() && context_.parts.ledger->Relist(*found);
+    if (!status.ok()) {
       context_.Tell({.severity = Severity::kWarning, .status = status, .message = status.message()});
     }
     OnSettled();
+    relist_due_ = relist_due_ || !told;  // When the next save has ended.
   });
 }
 

@@ -74,6 +74,7 @@ class Engine {
   EngineContext context_;                      // The thread's own, but for parts and inbox.
   std::deque<std::shared_ptr<SaveJob>> jobs_;  // The thread's own. Oldest first.
   std::deque<std::uint64_t> removals_;         // The thread's own.
+  bool relist_due_ = false;                    // The thread's own.
   bool removal_under_way_ = false;             // The thread's own: of the first.
   bool stopping_ = false;                      // The thread's own.
   bool told_unsupported_ = false;              // The thread's own.

@@ -76,13 +76,23 @@ void Ledger::WithdrawUnknown(const SavePlan& plan) {
   unknown_.insert_or_assign(plan.step, std::move(unknown));
 }
 
-void Ledger::Relist(const std::vector<CheckpointInfo>& found) {
+bool Ledger::BeginRelist() {
+  MutexLock lock(mutex_);
+  for (auto& [step, unknown] : unknown_) unknown.listing = true;
+  return !unknown_.empty();
+}
+
+bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
   MutexLock lock(mutex_);
   std::map<std::uint64_t, Unknown> still;
+  bool told = true;
   for (auto& [step, unknown] : unknown_) {
     const auto one = std::find_if(found.begin(), found.end(), [step](const auto& info) { return info.step == step; });
-    if (one == found.end()) continue;
-    if (unknown.before && unknown.before->attempt == one->attempt) {
+    if (unknown.listing && one == found.end()) continue;
+    if (!unknown.listing || !one->status.ok()) {
+      told = false;
+      still.emplace(step, std::move(unknown));
+    } else if (unknown.before && unknown.before->attempt == one->attempt) {
       committed_.emplace(step, *std::move(unknown.before));
     } else {
       unknown.found = *one;
@@ -90,6 +100,7 @@ void Ledger::Relist(const std::vector<CheckpointInfo>& found) {
     }
   }
   unknown_ = std::move(still);
+  return told;
 }
 
 void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {

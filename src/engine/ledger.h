@@ -29,10 +29,14 @@ class Ledger {
   /// Withdraws a save that may be on the disk all the same: it counts for nothing, and saving its step again replaces
   /// it. Relist is due.
   void WithdrawUnknown(const SavePlan& plan) CAIRN_EXCLUDES(mutex_);
-  /// What the root holds after a save whose outcome is unknown. What that was to replace is there still, and counts; or
-  /// the save's checkpoint is, which is no more durable for that: it counts for nothing, and goes once so many newer
-  /// ones as are kept are durable; or neither.
-  void Relist(const std::vector<CheckpointInfo>& found) CAIRN_EXCLUDES(mutex_);
+  /// Saves of unknown outcome so far: those that a list of the root that begins now is about. False where there are
+  /// none.
+  [[nodiscard]] bool BeginRelist() CAIRN_EXCLUDES(mutex_);
+  /// What the root holds after saves whose outcome is unknown. What such a save was to replace is there still, and
+  /// counts; or the save's checkpoint is, which is no more durable for that: it counts for nothing, and goes once so
+  /// many newer ones as are kept are durable; or neither. What cannot be read tells
+  /// nothing: false, the root has to be listed once more.
+  bool Relist(const std::vector<CheckpointInfo>& found) CAIRN_EXCLUDES(mutex_);
   /// The save is durable, as this attempt.
   void Committed(const SavePlan& plan, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
   /// The caller's tensors are now those of this checkpoint: saves go on from it.
@@ -58,6 +62,7 @@ class Ledger {
   struct Unknown {
     std::optional<CheckpointInfo> before;  ///< What it was to replace.
     std::optional<CheckpointInfo> found;   ///< By Relist.
+    bool listing = false;                  ///< The list that is being made is about it.
   };
 
   const std::uint64_t keep_last_;

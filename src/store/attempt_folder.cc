@@ -8,15 +8,24 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "base/uuid.h"
 #include "store/names.h"
 #include "store/paths.h"
 #include "store/remove.h"
 
 namespace cairn {
+namespace {
+
+// The sticky bit, which says something about directories that several users write, and so of none of these.
+constexpr mode_t kGivenUp = S_ISVTX;
+
+}  // namespace
 
 AttemptFolder::AttemptFolder(PathAt root, std::string uuid, unsigned mode)
-    : root_(std::move(root)), uuid_(std::move(uuid)), path_(JoinPath(root_, AttemptName(uuid_))), mode_(mode) {}
+    : root_(std::move(root)),
+      uuid_(std::move(uuid)),
+      path_(JoinPath(root_, AttemptName(uuid_))),
+      retired_(JoinPath(root_, RetiredName(uuid_))),
+      mode_(mode) {}
 
 IoTask<Status> AttemptFolder::Make() {
   if (open()) co_return Status::Ok();
@@ -54,28 +63,47 @@ IoTask<Status> AttemptFolder::CheckThere(const Status& found) {
                   "{} was taken away: another rank, or rank 0, has given the attempt up ({})", path_, found.message());
 }
 
-IoTask<AttemptFolder::Taken> AttemptFolder::TakeAway(const PathAt& retired, Status& why) {
+IoTask<AttemptFolder::Taken> AttemptFolder::TakeAway(Status& why) {
   // After an exchange the name is that of the checkpoint that was replaced.
   bool elsewhere = false;
   why = co_await io::OnThread(path_.text(), [&] { return LookWhere(elsewhere); });
   if (!why.ok() || elsewhere) co_return why.ok() ? Taken::kGone : Taken::kStays;
-  IoResult renamed = co_await io::Rename(path_, retired, RenameMode::kPlain);
+  IoResult renamed = co_await io::Rename(path_, retired_, RenameMode::kPlain);
   // Whatever the answer was: it may be a lost one.
-  if (co_await StillLeadsTo(retired, fd_)) co_return Taken::kHere;
+  if (co_await StillLeadsTo(retired_, fd_)) co_return Taken::kHere;
   if (renamed.ok() || renamed.error == ENOENT) co_return Taken::kGone;
   why = renamed.status;
   co_return Taken::kStays;
 }
 
+IoTask<Status> AttemptFolder::MarkGivenUp() {
+  co_return co_await io::OnThread(path_.text(), [this] {
+    if (::fchmod(fd_.get(), mode_ | kGivenUp) == 0) return Status::Ok();
+    return ErrnoStatus(errno, "marking " + path_.text());
+  });
+}
+
+IoTask<bool> AttemptFolder::IsGivenUp() {
+  bool given_up = false;
+  static_cast<void>(co_await io::OnThread(path_.text(), [&] {
+    struct stat found {};
+    // In this order: it loses the name only once it has the mark.
+    given_up = LeadsTo(retired_, fd_) || (::fstat(fd_.get(), &found) == 0 && (found.st_mode & kGivenUp) != 0);
+    return Status::Ok();
+  }));
+  co_return given_up;
+}
+
 IoTask<Status> AttemptFolder::Remove() {
   if (!made_) co_return Status::Ok();
   // Under another name no rank that has not heard yet makes another file in it.
-  const PathAt retired = JoinPath(root_, RetiredName(MakeUuid()));
   Status why;
-  const Taken taken = open() ? co_await TakeAway(retired, why) : Taken::kStays;
+  const Taken taken = open() ? co_await TakeAway(why) : Taken::kStays;
   if (taken == Taken::kGone) co_return Status::Ok();
+  // Where its name could not be taken nothing but this rank's own commit, which is not to come, would take it.
+  if (open()) static_cast<void>(co_await MarkGivenUp());
   Leftovers left;
-  const PathAt& found = taken == Taken::kHere ? retired : path_;
+  const PathAt& found = taken == Taken::kHere ? retired_ : path_;
   static_cast<void>(co_await RemoveFolder(found, left));
   if (left.empty()) co_return Status::Ok();
   co_return Error(StatusCode::kIoError, "{}", fmt::join(left, "; "));

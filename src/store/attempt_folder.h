@@ -38,8 +38,14 @@ class AttemptFolder {
     kGone,   ///< It has another name, or none: committed, or given up.
     kStays,  ///< Neither is known.
   };
-  /// Renames it to `retired`, a name of retired folders, unless its name leads elsewhere by now. `why` is what kept it.
-  IoTask<Taken> TakeAway(const PathAt& retired, Status& why);
+  /// Renames it to retired(), unless its name leads elsewhere by now. `why` is what kept it.
+  IoTask<Taken> TakeAway(Status& why);
+  [[nodiscard]] const PathAt& retired() const { return retired_; }
+  /// Whoever has taken it away leaves a mark on the folder itself before he removes what is in it.
+  IoTask<Status> MarkGivenUp();
+  /// Whether it has that name or that mark: then it was never committed. Without them nothing follows: the mark is not
+  /// durable, and may not reach other nodes.
+  IoTask<bool> IsGivenUp();
   /// Gives up what Make has made, with all that any rank has written into it. Only while nothing of this attempt can
   /// have been renamed into place. Best effort: what stays is the next sweep's, and the status says why.
   IoTask<Status> Remove();
@@ -50,6 +56,7 @@ class AttemptFolder {
   const PathAt root_;
   const std::string uuid_;
   const PathAt path_;
+  const PathAt retired_;  // With the attempt's own id: nothing else gets this name.
   const unsigned mode_;
   bool made_ = false;  // Or may have been: an error need not mean that nothing happened.
   UniqueFd fd_;

@@ -3,14 +3,10 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
-#include <vector>
 
 #include "base/status_macros.h"
-#include "base/uuid.h"
-#include "store/list.h"
 #include "store/manifest_file.h"
 #include "store/names.h"
 #include "store/paths.h"
@@ -71,43 +67,33 @@ IoTask<Status> FindTask(PathAt root, std::uint64_t step, std::string uuid) {
   co_return Status::Ok();
 }
 
-/// Whether the root lists a checkpoint that this one, if it was committed, may have made way for: of a later save, in
-/// its place too, or one that cannot be told.
-Result<bool> HasLater(const PathAt& root, std::uint64_t step, std::uint64_t generation) {
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
-  return std::any_of(stored.begin(), stored.end(), [&](const StoredCheckpoint& one) {
-    return !one.info.status.ok() || std::pair(one.info.generation, one.info.step) >= std::pair(generation, step);
-  });
-}
-
-IoTask<Status> AbortTask(std::shared_ptr<AttemptFolder> folder, std::uint64_t step, std::uint64_t generation) {
+IoTask<Status> AbortTask(std::shared_ptr<AttemptFolder> folder, std::uint64_t step) {
   using Taken = AttemptFolder::Taken;
   const PathAt& root = folder->root();
   const std::string& uuid = folder->uuid();
-  const PathAt retired = JoinPath(root, RetiredName(MakeUuid()));
+  Leftovers left;  // What stays is the next sweep's.
   Status why;
-  const Taken taken = co_await folder->TakeAway(retired, why);
+  const Taken taken = co_await folder->TakeAway(why);
   if (taken == Taken::kStays) co_return UnknownCommit(step, uuid, why);
   if (taken == Taken::kGone) {
     Status found = co_await FindTask(root, step, uuid);
+    // The old one may have been renamed instead, where the commit has exchanged it meanwhile.
+    if (found.ok()) static_cast<void>(co_await RemoveFolder(folder->retired(), left));
     if (found.code() != StatusCode::kNotFound) co_return found;
-    bool later = true;
-    const Status listed = co_await io::OnThread(root.text(), [&]() -> Status {
-      CAIRN_ASSIGN_OR_RETURN(later, HasLater(root, step, generation));
-      return Status::Ok();
-    });
-    if (!listed.ok() || later) {
-      co_return UnknownCommit(step, uuid,
-                              listed.ok() ? Error(found.code(), "{}; later ones are", found.message()) : listed);
-    }
+    // It may have been committed and have made way since: for a later one, for a path. Only a mark tells that it was
+    // not.
+    const bool given_up = co_await folder->IsGivenUp();
+    if (!given_up) co_return UnknownCommit(step, uuid, found);
   }
   // Whoever renamed it: no power cut may bring the name back while a coordinator that is slow is still to use it.
   UniqueFd root_fd;
   IoResult done = co_await io::OpenDirectory(root, /*follow=*/true, root_fd);
   if (done.ok()) done = co_await io::Fsync(root_fd, root.text());
   if (!done.ok()) co_return UnknownCommit(step, uuid, done.status);
-  Leftovers left;  // What stays is the next sweep's.
-  if (taken == Taken::kHere) static_cast<void>(co_await RemoveFolder(retired, left));
+  if (taken == Taken::kHere) {
+    static_cast<void>(co_await folder->MarkGivenUp());
+    static_cast<void>(co_await RemoveFolder(folder->retired(), left));
+  }
   co_return Error(StatusCode::kCancelled, "step {}: attempt {} was given up before it was committed", step, uuid);
 }
 
@@ -195,7 +181,7 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
 // Between this and the rename that follows there is no step-N: whoever opens the root for writing puts it back. It is
 // durable before the new one takes the name, or a power cut could keep the second rename of the two alone.
 IoTask<Status> FolderCommit::MoveOldAside() {
-  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(spec_.root, spec_.manifest.step));
+  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(spec_.root, spec_.manifest.step, spec_.still_writer));
   IoResult moved = co_await RenameToNew(target_, aside_);
   old_ = Old::kAside;
   if (!moved.ok()) co_return co_await PutOldBack(moved.status);
@@ -232,7 +218,8 @@ IoTask<Status> FolderCommit::RemoveOld() {
   old_lock_.reset();  // NFS would keep an open file under another name, and the folder with it.
   Leftovers left;
   if (old_ == Old::kExchanged) static_cast<void>(co_await RemoveFolder(spec_.folder, left));
-  if (old_ == Old::kAside) static_cast<void>(co_await RemoveReplaced(spec_.root, spec_.manifest.step));
+  // Its own alone: a writer that has taken over may be replacing the step by now.
+  if (old_ == Old::kAside) static_cast<void>(co_await RemoveAside(spec_.root, aside_));
   co_return Status::Ok();
 }
 
@@ -240,9 +227,8 @@ void FindCommitted(IoQueue& queue, const PathAt& root, std::uint64_t step, const
   RunTask(queue, FindTask(root, step, uuid), std::move(done));
 }
 
-void AbortAttempt(IoQueue& queue, std::shared_ptr<AttemptFolder> folder, std::uint64_t step, std::uint64_t generation,
-                  StatusDone done) {
-  RunTask(queue, AbortTask(std::move(folder), step, generation), std::move(done));
+void AbortAttempt(IoQueue& queue, std::shared_ptr<AttemptFolder> folder, std::uint64_t step, StatusDone done) {
+  RunTask(queue, AbortTask(std::move(folder), step), std::move(done));
 }
 
 }  // namespace cairn

@@ -68,9 +68,8 @@ void FindCommitted(IoQueue& queue, const PathAt& root, std::uint64_t step, const
 
 /// Step 5 of a rank that has heard nothing for too long: takes the attempt's name away, so that it can no longer be
 /// committed, and removes what is in it. Cancelled where it is given up by this or by another rank, durably; Ok where
-/// it was committed before, durably; UnknownOutcome where the disk can't be asked, or where it is not there while later
-/// checkpoints are, for which it may have made way. `generation` is the attempt's.
-void AbortAttempt(IoQueue& queue, std::shared_ptr<AttemptFolder> folder, std::uint64_t step, std::uint64_t generation,
-                  StatusDone done);
+/// it was committed before, durably; UnknownOutcome where the disk can't be asked, or where the attempt is in neither
+/// place and nothing tells that it was given up: it may have been committed, and have made way since.
+void AbortAttempt(IoQueue& queue, std::shared_ptr<AttemptFolder> folder, std::uint64_t step, StatusDone done);
 
 }  // namespace cairn

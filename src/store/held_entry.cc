@@ -108,7 +108,8 @@ Result<HeldEntry> EntryOf(const std::string& path) {
   while (text.size() > 1 && text.ends_with('/')) text.remove_suffix(1);
   const std::size_t slash = text.rfind('/');
   const std::string name(text.substr(slash == std::string_view::npos ? 0 : slash + 1));
-  if (!text.starts_with('/') || name.empty() || name == "." || name == "..") {
+  const bool whole = text.starts_with('/') && text.find('\0') == std::string_view::npos;
+  if (!whole || name.empty() || name == "." || name == "..") {
     return Error(StatusCode::kInvalidArgument, "{}: expected an absolute path that ends in a name", path);
   }
   return HeldEntry(slash == 0 ? std::string("/") : std::string(text.substr(0, slash)), name);

@@ -12,8 +12,6 @@ constexpr std::string_view kAttemptPrefix = ".attempt-";
 constexpr std::string_view kRetiredPrefix = ".retired-";
 constexpr std::string_view kReplacedPrefix = ".replaced-";
 constexpr std::string_view kSparePrefix = ".spare-";
-constexpr std::string_view kDisplacingPrefix = ".displacing-";
-constexpr std::size_t kUuidLength = 36;
 constexpr std::string_view kWriterDraftPrefix = ".writer-";
 constexpr std::string_view kLockDraftPrefix = ".lock-";
 /// As many as the largest u64 has, so that names sort as their steps do.
@@ -66,34 +64,6 @@ bool IsSpareName(std::string_view name) { return HasSuffixAfter(name, kSparePref
 bool IsLeftover(std::string_view name) {
   return IsAttemptName(name) || HasSuffixAfter(name, kRetiredPrefix) || IsSpareName(name);
 }
-
-std::string DisplacingName(std::string_view uuid, std::string_view place) {
-  std::string name = fmt::format("{}{}-", kDisplacingPrefix, uuid);
-  for (const char c : place) {
-    if (c == '/' || c == '%') {
-      name += c == '/' ? "%2F" : "%25";
-    } else {
-      name += c;
-    }
-  }
-  return name;
-}
-
-std::optional<Displacing> ParseDisplacingName(std::string_view name) {
-  if (!HasSuffixAfter(name, kDisplacingPrefix)) return std::nullopt;
-  name.remove_prefix(kDisplacingPrefix.size());
-  if (name.size() <= kUuidLength + 1 || name[kUuidLength] != '-') return std::nullopt;
-  Displacing found{.uuid = std::string(name.substr(0, kUuidLength)), .place = {}};
-  for (name.remove_prefix(kUuidLength + 1); !name.empty(); name.remove_prefix(1)) {
-    const bool slash = name.starts_with("%2F");
-    if (name.front() == '%' && !slash && !name.starts_with("%25")) return std::nullopt;
-    found.place += slash ? '/' : name.front();
-    if (name.front() == '%') name.remove_prefix(2);
-  }
-  return found;
-}
-
-std::string DisplacedName(std::string_view uuid) { return fmt::format(".displaced-{}", uuid); }
 
 std::string ShardName(std::uint64_t shard) { return fmt::format("shard-{:05}.safetensors", shard); }
 

@@ -33,17 +33,6 @@ inline constexpr std::string_view kPinName = "pinned";
 [[nodiscard]] std::string SpareName(std::uint64_t number);
 [[nodiscard]] bool IsSpareName(std::string_view name);
 [[nodiscard]] bool IsLeftover(std::string_view name);  ///< What a sweep looks at: an attempt, a retired folder, spares.
-/// ".displacing-<uuid>-<place>": says that what has the path `place` may be ".displaced-<uuid>" in that directory. In
-/// it
-/// "/" is "%2F" and "%" is "%25".
-[[nodiscard]] std::string DisplacingName(std::string_view uuid, std::string_view place);
-struct Displacing {
-  std::string uuid;
-  std::string place;
-};
-/// What such a name says; none for any other name.
-[[nodiscard]] std::optional<Displacing> ParseDisplacingName(std::string_view name);
-[[nodiscard]] std::string DisplacedName(std::string_view uuid);  ///< ".displaced-<uuid>"
-[[nodiscard]] std::string ShardName(std::uint64_t shard);        ///< "shard-00000.safetensors"
+[[nodiscard]] std::string ShardName(std::uint64_t shard);  ///< "shard-00000.safetensors"
 
 }  // namespace cairn

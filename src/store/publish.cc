@@ -6,38 +6,30 @@
 //    left as it is.
 // 2. Take: where the path has nothing, step-N is renamed to it without replacing; else the two exchange their names.
 //    The path's directory is fsynced, then the root. Only now is the checkpoint durable at its path.
-//    Where the filesystem exchanges no names, the old one first becomes `.displaced-<uuid>` in its own directory.
-//    Before that an empty folder `.displacing-<uuid>-<place>` is made in the root, and the root fsynced: <place> is the
-//    path's last name where the root stands beside it, else the whole path. It goes when the old one has gone. A writer
-//    that opens the root and finds it (PutBackDisplaced) fsyncs that directory, and gives the old one its path back
-//    where the path has nothing.
-// 3. Retire: what the path had is step-N now, or `.displaced-<uuid>`. It goes as any checkpoint does (step 6 in
+//    Where the filesystem exchanges no names a path that has something is refused: two renames would leave a moment in
+//    which it has nothing, and whoever starts again then finds no checkpoint and begins at step 0.
+// 3. Retire: what the path had is step-N now. It goes as any checkpoint does (step 6 in
 //    attempt.cc): renamed to `.retired-<uuid>` in the root, the directories fsynced, and only then its files unlinked.
 //    Until then it is locked. A link is unlinked.
 //
-// A removal is 1 and 3. What a crash leaves of step-N in the root has no path, or is what a path had before: the caller
-// who publishes all of its steps may remove them when it opens the root next. Opening has fsynced the directory that
-// the root stands in by then (see root.cc).
+// A removal is 1 and 3. What a crash leaves of step-N in the root has no path, or is what a path had before, which may
+// be another step's: so nobody restores from a root whose steps are published, and who opens it next removes them.
+// Opening has fsynced the directory that the root stands in by then (see root.cc); that an exchange with a path in
+// another directory is durable with the fsync of either, ext4's and XFS's journals see to.
 
 #include "store/publish.h"
 
 #include <cerrno>
-#include <cstddef>
-#include <optional>
+#include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "base/status_macros.h"
-#include "base/uuid.h"
 #include "store/held_entry.h"
 #include "store/names.h"
 #include "store/paths.h"
 
 namespace cairn {
 namespace {
-
-constexpr std::size_t kMaxNameBytes = 255;
-constexpr unsigned kDirectoryMode = 0700;  // Of what is always empty.
 
 /// The root, held open.
 struct OpenRootDirectory {
@@ -73,7 +65,7 @@ IoTask<Status> RetireOld(const PathAt& root, const RemovalTarget& target, HeldEn
 class Publication {
  public:
   Publication(const PathAt& root, std::uint64_t step, HeldEntry entry, const PublishOptions& options)
-      : root_path_(root), step_name_(StepName(step)), entry_(std::move(entry)), options_(options) {}
+      : root_path_(root), step_(step), step_name_(StepName(step)), entry_(std::move(entry)), options_(options) {}
 
   [[nodiscard]] Status Run(IoQueue& queue, Leftovers& left);
 
@@ -82,21 +74,17 @@ class Publication {
   [[nodiscard]] Status CheckPlace() const;
   IoTask<Status> Take();
   IoTask<Status> Rename();
-  IoTask<Status> RenameInTwoSteps();
-  IoTask<Status> Announce();
-  IoTask<Status> Displace();
-  IoTask<Status> PutBack(Status why);
   IoTask<Status> Explain(IoResult renamed);
   IoTask<Status> RetireOld(Leftovers& left);
 
   const PathAt& root_path_;
+  const std::uint64_t step_;
   const std::string step_name_;
   HeldEntry entry_;
   const PublishOptions& options_;
   OpenRootDirectory root_;
-  PathAt staged_;  // step-N, below the open root.
-  UniqueFd staged_fd_;
-  PathAt displacing_;  // What announces the two steps, below the open root. Empty where it takes one.
+  PathAt staged_;      // step-N, below the open root.
+  HeldFolder held_;    // Nobody reads it.
   RemovalTarget old_;  // What the path had, when it no longer has it.
 };
 
@@ -114,7 +102,7 @@ Status Publication::Run(IoQueue& queue, Leftovers& left) {
 IoTask<Status> Publication::Begin() {
   CAIRN_CO_RETURN_IF_ERROR(co_await root_.Open(root_path_));
   staged_ = JoinPath(root_.at, step_name_);
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(staged_, /*follow=*/false, staged_fd_));
+  CAIRN_CO_RETURN_IF_ERROR(co_await HoldFolder(staged_, held_));
   co_return co_await OpenOutside(root_path_, entry_);
 }
 
@@ -125,6 +113,7 @@ Status Publication::CheckPlace() const {
 
 IoTask<Status> Publication::Take() {
   CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root_path_, options_.still_writer));
+  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_path_, step_, options_.still_writer));
   CAIRN_CO_RETURN_IF_ERROR(co_await Rename());
   Status durable = co_await entry_.Fsync();
   if (durable.ok()) durable = co_await io::Fsync(root_.fd, root_.at.text());
@@ -137,7 +126,12 @@ IoTask<Status> Publication::Rename() {
   IoResult renamed;
   if (replaces) {
     renamed = co_await io::Rename(staged_, entry_.at(), RenameMode::kExchange);
-    if (RefusesFlags(renamed)) co_return co_await RenameInTwoSteps();
+    if (RefusesFlags(renamed)) {
+      co_return Error(
+          StatusCode::kUnsupported,
+          "{} cannot be replaced: this filesystem does not exchange names; give each save a name of its own",
+          entry_.at());
+    }
   } else {
     renamed = co_await RenameToNew(staged_, entry_.at());
   }
@@ -156,7 +150,7 @@ IoTask<Status> Publication::Rename() {
 // A rename of step-N has failed, or its answer was lost: then it is Ok.
 IoTask<Status> Publication::Explain(IoResult renamed) {
   const bool broken = renamed.error == kBrokenQueue;  // It may yet carry it out.
-  const bool still = !broken && co_await StillLeadsTo(staged_, staged_fd_);
+  const bool still = !broken && co_await StillLeadsTo(staged_, held_.fd);
   if (still) {
     switch (renamed.error) {
       case EEXIST:
@@ -170,72 +164,14 @@ IoTask<Status> Publication::Explain(IoResult renamed) {
         co_return renamed.status;
     }
   }
-  const bool there = !broken && co_await StillLeadsTo(entry_.at(), staged_fd_);
+  const bool there = !broken && co_await StillLeadsTo(entry_.at(), held_.fd);
   if (there) co_return Status::Ok();
   co_return Error(StatusCode::kUnknownOutcome, "{}: {}", entry_.at(), renamed.status.message());
 }
 
-IoTask<Status> Publication::RenameInTwoSteps() {
-  CAIRN_CO_RETURN_IF_ERROR(co_await Announce());
-  CAIRN_CO_RETURN_IF_ERROR(co_await Displace());
-  IoResult renamed = co_await io::Rename(staged_, entry_.at(), RenameMode::kPlain);
-  if (renamed.ok()) co_return Status::Ok();
-  const Status failed = co_await Explain(std::move(renamed));
-  if (failed.ok() || failed.code() == StatusCode::kUnknownOutcome) co_return failed;
-  co_return co_await PutBack(failed);
-}
-
-IoTask<Status> Publication::Announce() {
-  const bool beside = LeadsTo(JoinPath(root_.at, ".."), entry_.fd());
-  const std::string uuid = MakeUuid();
-  const std::string name = DisplacingName(uuid, beside ? entry_.name() : entry_.at().text());
-  if (name.size() > kMaxNameBytes) {
-    co_return Error(StatusCode::kUnsupported,
-                    "{} cannot be replaced: this filesystem does not exchange names, and {} is too long for a name",
-                    entry_.at(), name);
-  }
-  displacing_ = JoinPath(root_.at, name);
-  old_.parent = entry_.parent();
-  old_.name = DisplacedName(uuid);
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::MakeDirectory(displacing_, kDirectoryMode));
-  IoResult durable = co_await io::Fsync(root_.fd, root_.at.text());
-  if (!durable.ok()) static_cast<void>(co_await io::RemoveDirectory(displacing_));
-  co_return durable.status;
-}
-
-IoTask<Status> Publication::Displace() {
-  const PathAt displaced = JoinPath(old_.parent, old_.name);
-  IoResult renamed = co_await io::Rename(entry_.at(), displaced, RenameMode::kPlain);
-  const bool as_found = co_await entry_.Has(displaced);
-  if (!as_found) {
-    Status why = renamed.ok() ? Error(StatusCode::kFailedPrecondition, "{} was replaced by something else meanwhile",
-                                      entry_.at())
-                              : std::move(renamed.status);
-    co_return co_await PutBack(std::move(why));
-  }
-  Status durable = co_await entry_.Fsync();
-  if (durable.ok()) co_return durable;
-  co_return co_await PutBack(std::move(durable));
-}
-
-// Gives what was displaced its path back, if it was.
-IoTask<Status> Publication::PutBack(Status why) {
-  const PathAt displaced = JoinPath(old_.parent, old_.name);
-  IoResult undone = co_await io::Rename(displaced, entry_.at(), RenameMode::kPlain);
-  const bool back = undone.ok() || co_await entry_.Has(entry_.at());
-  if (back) {
-    static_cast<void>(co_await io::RemoveDirectory(displacing_));
-    co_return why;
-  }
-  co_return Error(StatusCode::kUnknownOutcome, "{}; what {} had is {}: {}", why.message(), entry_.at(), displaced,
-                  undone.status.message());
-}
-
 IoTask<Status> Publication::RetireOld(Leftovers& left) {
   old_.called = fmt::format("what {} had before", entry_.at());
-  CAIRN_CO_RETURN_IF_ERROR(co_await cairn::RetireOld(root_path_, old_, entry_, options_.still_writer, left));
-  if (displacing_.empty()) co_return Status::Ok();
-  co_return co_await io::RemoveDirectory(displacing_);
+  co_return co_await cairn::RetireOld(root_path_, old_, entry_, options_.still_writer, left);
 }
 
 IoTask<Status> RemoveTask(const PathAt& root, HeldEntry& entry, const WriterCheck& still_writer, Leftovers& left) {
@@ -246,51 +182,6 @@ IoTask<Status> RemoveTask(const PathAt& root, HeldEntry& entry, const WriterChec
   const Status durable = co_await entry.Fsync();
   if (durable.ok()) co_return durable;
   co_return Error(StatusCode::kUnknownOutcome, "{} was unlinked, but {}", entry.at(), durable.message());
-}
-
-/// What the announcement `name` says that was displaced, and the entry that it had.
-IoTask<Status> PutBack(const PathAt& root, const std::string& name, const std::string& uuid, HeldEntry& entry,
-                       const WriterCheck& still_writer, Leftovers& left) {
-  // What a killed process has renamed there may not be on the disk yet.
-  CAIRN_CO_RETURN_IF_ERROR(co_await entry.Open());
-  CAIRN_CO_RETURN_IF_ERROR(co_await entry.Fsync());
-  CAIRN_CO_RETURN_IF_ERROR(co_await entry.Look());
-  const RemovalTarget target{.parent = entry.parent(), .name = DisplacedName(uuid), .called = DisplacedName(uuid)};
-  HeldEntry old(target.parent, target.name);
-  CAIRN_CO_RETURN_IF_ERROR(co_await old.Open());
-  CAIRN_CO_RETURN_IF_ERROR(co_await old.Look());
-  if (old.kind() != EntryKind::kNothing) {
-    switch (entry.kind()) {
-      case EntryKind::kNothing:
-        CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(old.at(), entry.at(), RenameMode::kPlain));
-        CAIRN_CO_RETURN_IF_ERROR(co_await entry.Fsync());
-        break;
-      case EntryKind::kCheckpoint:
-        CAIRN_CO_RETURN_IF_ERROR(co_await RetireOld(root, target, old, still_writer, left));
-        break;
-      default:
-        co_return Error(StatusCode::kFailedPrecondition, "{} stays, as {} is no checkpoint", old.at(), entry.at());
-    }
-  }
-  co_return co_await io::RemoveDirectory(JoinPath(root, name));
-}
-
-IoTask<Status> PutBackTask(const PathAt& root, const WriterCheck& still_writer, Leftovers& left) {
-  std::vector<FolderEntry> entries;
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(root.text(), [&root, &entries]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(entries, ListRoot(root));
-    return Status::Ok();
-  }));
-  for (const FolderEntry& found : entries) {
-    const std::optional<Displacing> says = ParseDisplacingName(found.name);
-    if (!says) continue;
-    const bool beside = says->place.find('/') == std::string::npos;
-    Result<HeldEntry> entry = beside ? HeldEntry(JoinPath(root, ".."), says->place) : EntryOf(says->place);
-    Status status = entry.status();
-    if (status.ok()) status = co_await PutBack(root, found.name, says->uuid, *entry, still_writer, left);
-    if (!status.ok()) left.push_back(fmt::format("{}: {}", JoinPath(root, found.name), status.message()));
-  }
-  co_return Status::Ok();
 }
 
 }  // namespace
@@ -311,11 +202,6 @@ Status RemovePublished(IoQueue& queue, const PathAt& root, const std::string& pa
     return Error(StatusCode::kInvalidArgument, "{} is no checkpoint of Cairn; it is left as it is", path);
   }
   return RunTaskBlocking(queue, RemoveTask(root, entry, options.still_writer, left));
-}
-
-void PutBackDisplaced(IoQueue& queue, const PathAt& root, const WriterCheck& still_writer, Leftovers& left) {
-  const Status status = RunTaskBlocking(queue, PutBackTask(root, still_writer, left));
-  if (!status.ok()) left.push_back(status.message());
 }
 
 }  // namespace cairn

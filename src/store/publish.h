@@ -19,8 +19,9 @@ struct PublishOptions {
 ///
 /// Ok: durably so. What of the old one had to stay is told in `left`, a sentence each. AlreadyExists where the path has
 /// something else; DeadlineExceeded, naming the readers, while its checkpoint is read; NotFound where there is no
-/// step-N, or no directory for the path; Unsupported where the filesystem cannot do it; FailedPrecondition where
-/// another writer has taken over. After all of these path and step are as they were. UnknownOutcome where a rename was
+/// step-N, or no directory for the path; Unsupported where the filesystem cannot do it: a path that has something is
+/// replaced by an exchange of names alone; FailedPrecondition where step-N is being read, or another writer has taken
+/// over. After all of these path and step are as they were. UnknownOutcome where a rename was
 /// made, or may have been, that a power cut may undo: nothing is removed. Blocking; the queue is the caller's alone.
 [[nodiscard]] Status Publish(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& path,
                              const PublishOptions& options, Leftovers& left);
@@ -30,10 +31,5 @@ struct PublishOptions {
 /// NotFound where there is nothing, InvalidArgument where there is something else; else as for Publish.
 [[nodiscard]] Status RemovePublished(IoQueue& queue, const PathAt& root, const std::string& path,
                                      const PublishOptions& options, Leftovers& left);
-
-/// What a crash between the two steps of a replacement left: gives a checkpoint that was displaced its path back where
-/// that has nothing, removes it where a checkpoint has the path. What has to stay is told in `left`. By the writer who
-/// has just opened the root. Blocking; the queue is the caller's alone.
-void PutBackDisplaced(IoQueue& queue, const PathAt& root, const WriterCheck& still_writer, Leftovers& left);
 
 }  // namespace cairn

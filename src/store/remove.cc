@@ -238,7 +238,7 @@ IoTask<Status> Retirement::Run() {
   if (!held_.fd.valid()) CAIRN_CO_RETURN_IF_ERROR(co_await HoldFolder(folder_, held_));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder_.text(), [this] { return CheckBefore(); }));
   const std::optional<std::uint64_t> step = target_.parent == root_ ? ParseStepName(target_.name) : std::nullopt;
-  if (step) CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_, *step));
+  if (step) CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_, *step, options_.still_writer));
   CAIRN_CO_RETURN_IF_ERROR(co_await Rename());
   co_return co_await FsyncDirectories();
 }
@@ -266,6 +266,15 @@ IoTask<Status> RemovalTask(PathAt root, std::uint64_t step, RemovalOptions optio
   co_return Status::Ok();
 }
 
+/// What stays is the next sweep's.
+IoTask<Status> RemoveRetired(const PathAt& root, const PathAt& retired) {
+  UniqueFd root_fd;
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root, /*follow=*/true, root_fd));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(root_fd, root.text()));
+  Leftovers left;
+  co_return co_await RemoveFolder(retired, left);
+}
+
 IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck still_writer) {
   CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, still_writer));
   std::vector<FolderEntry> entries;
@@ -290,22 +299,29 @@ IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, cons
   co_return co_await removal.Run();
 }
 
-IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step) {
+IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step, WriterCheck still_writer) {
   std::vector<FolderEntry> entries;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, entries));
-  std::vector<PathAt> retired;
   for (const FolderEntry& entry : entries) {
     if (!entry.directory || ParseReplacedName(entry.name) != step) continue;
-    retired.push_back(JoinPath(root, RetiredName(MakeUuid())));
-    CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(JoinPath(root, entry.name), retired.back(), RenameMode::kPlain));
+    const PathAt path = JoinPath(root, entry.name);
+    const PathAt retired = JoinPath(root, RetiredName(MakeUuid()));
+    CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, still_writer));
+    CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(path, retired, RenameMode::kPlain));
+    Status displaced = co_await CheckWriter(root, still_writer);
+    if (!displaced.ok()) {
+      static_cast<void>(co_await RenameToNew(retired, path));
+      co_return displaced;
+    }
+    CAIRN_CO_RETURN_IF_ERROR(co_await RemoveRetired(root, retired));
   }
-  if (retired.empty()) co_return Status::Ok();
-  UniqueFd root_fd;
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root, /*follow=*/true, root_fd));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(root_fd, root.text()));
-  Leftovers left;  // What stays of them is the next sweep's.
-  for (const PathAt& folder : retired) static_cast<void>(co_await RemoveFolder(folder, left));
   co_return Status::Ok();
+}
+
+IoTask<Status> RemoveAside(const PathAt& root, const PathAt& aside) {
+  const PathAt retired = JoinPath(root, RetiredName(MakeUuid()));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(aside, retired, RenameMode::kPlain));
+  co_return co_await RemoveRetired(root, retired);
 }
 
 IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock) {

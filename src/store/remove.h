@@ -26,9 +26,11 @@ IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left);
 IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SpareWish& wish, Leftovers& left);
 
 /// Removes what replaced checkpoints of step N left under `.replaced-N-*`, durably not to be put back any more. While
-/// step-N is there, by the writer alone: before step-N goes, because an opening writer that finds no step-N puts them
-/// back. An error where one stays.
-IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step);
+/// step-N is there, by the writer alone, who is asked before and behind each rename: before step-N goes, because an
+/// opening writer that finds no step-N puts them back. An error where one stays.
+IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step, WriterCheck still_writer);
+/// The same of the one that has this name, which only its maker has.
+IoTask<Status> RemoveAside(const PathAt& root, const PathAt& aside);
 
 /// Keeps readers (see ReadLock) out of a checkpoint's folder for as long as `lock` lives. FailedPrecondition where one
 /// is reading. A folder without a manifest can have no readers.

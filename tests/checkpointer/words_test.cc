@@ -63,6 +63,15 @@ TEST_F(RanksWords, OfARankThatWaitsForNothingAreHeardLater) {
   ExpectWorksFrom(2);
 }
 
+TEST_F(RanksWords, OfARankThatFailsForNoReasonAreRefused) {
+  OpenAll();
+
+  EXPECT_EQ(rank(1).GiveUp(1, Status::Ok()).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(rank(1).GiveUp(1, Status(StatusCode::kUnknownOutcome, "?")).status().code(), StatusCode::kInvalidArgument);
+
+  ExpectWorksFrom(1);
+}
+
 // As long as its deadline is, a save that fails at its start costs the others what they had under way.
 TEST_F(RanksWords, OfOneThatFailsStopTheOthersWriting) {
   OpenAll(kNever);
@@ -461,7 +470,7 @@ TEST_F(RanksWords, FindTheCommittedStepWhereTheCoordinatorsWordIsLost) {
   ExpectNothingLost(root(), 1, kRanks);
 }
 
-TEST_F(RanksWords, SayUnknownWhereTheWordIsLostAndTheStepIsAnotherAttempts) {
+TEST_F(RanksWords, SayThatItFailedWhereTheWordIsLostAndTheStepIsAnotherAttempts) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   group(0).Lose("outcome/");
@@ -472,8 +481,8 @@ TEST_F(RanksWords, SayUnknownWhereTheWordIsLostAndTheStepIsAnotherAttempts) {
   const Statuses statuses = WaitAllWithoutTheOutcome(saves);
 
   EXPECT_EQ(statuses[0].code(), StatusCode::kIoError) << statuses[0];
-  EXPECT_EQ(statuses[1].code(), StatusCode::kUnknownOutcome) << statuses[1];
-  EXPECT_EQ(statuses[2].code(), StatusCode::kUnknownOutcome) << statuses[2];
+  EXPECT_EQ(statuses[1].code(), StatusCode::kDeadlineExceeded) << statuses[1];
+  EXPECT_EQ(statuses[2].code(), StatusCode::kDeadlineExceeded) << statuses[2];
   EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));
 }
 

@@ -95,7 +95,8 @@ TEST(Ledger, KnowsAgainWhatAReplacementOfUnknownOutcomeHasNotReplaced) {
   Ledger ledger({Stored(5), Stored(6), Stored(7)}, 2, 0);
   ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kReplace));
 
-  ledger.Relist({Stored(5), Stored(6), Stored(7)});
+  EXPECT_TRUE(ledger.BeginRelist());
+  EXPECT_TRUE(ledger.Relist({Stored(5), Stored(6), Stored(7)}));
 
   EXPECT_THAT(ledger.Retire(), ElementsAre(5));
   EXPECT_EQ(ledger.Admit(7, IfExists::kFail).status().code(), StatusCode::kAlreadyExists);
@@ -105,7 +106,8 @@ TEST(Ledger, ForgetsAStepOfUnknownOutcomeThatIsNotThere) {
   Ledger ledger({}, 2, 0);
   ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kFail));
 
-  ledger.Relist({});
+  EXPECT_TRUE(ledger.BeginRelist());
+  EXPECT_TRUE(ledger.Relist({}));
 
   EXPECT_FALSE(ledger.Admit(7, IfExists::kFail)->replace);
 }
@@ -115,7 +117,8 @@ TEST(Ledger, RetiresAStepOfUnknownOutcomeOnceEnoughNewerOnesAreDurable) {
   ledger.WithdrawUnknown(*ledger.Admit(2, IfExists::kFail));
   CheckpointInfo found = Stored(2);
   found.attempt = "of the unknown one";
-  ledger.Relist({Stored(1), found});
+  EXPECT_TRUE(ledger.BeginRelist());
+  EXPECT_TRUE(ledger.Relist({Stored(1), found}));
   const auto durable = [&ledger](std::uint64_t step) {
     ledger.Committed(*ledger.Admit(step, IfExists::kFail), "attempt");
     return ledger.Retire();
@@ -125,6 +128,23 @@ TEST(Ledger, RetiresAStepOfUnknownOutcomeOnceEnoughNewerOnesAreDurable) {
   EXPECT_THAT(durable(4), ElementsAre(1, 2));
 
   EXPECT_EQ(ledger.AttemptOf(2), "of the unknown one");
+}
+
+TEST(Ledger, LearnsNothingOfAStepOfUnknownOutcomeFromAnOlderListOrOneThatCannotBeRead) {
+  Ledger ledger({Stored(9), Stored(10)}, 2, 0);
+  EXPECT_FALSE(ledger.BeginRelist());
+  ledger.WithdrawUnknown(*ledger.Admit(10, IfExists::kReplace));
+
+  EXPECT_FALSE(ledger.Relist({Stored(9)})) << "the list is older than the save's end";
+  EXPECT_TRUE(ledger.BeginRelist());
+  EXPECT_FALSE(ledger.Relist({Stored(9), Stored(10, 0, /*damaged=*/true)}));
+
+  const auto next = ledger.Admit(11, IfExists::kFail);
+  ledger.Committed(*next, "attempt");
+  EXPECT_THAT(ledger.Retire(), IsEmpty());
+  EXPECT_TRUE(ledger.BeginRelist());
+  EXPECT_TRUE(ledger.Relist({Stored(9), Stored(10)})) << "it can be read again";
+  EXPECT_THAT(ledger.Retire(), ElementsAre(9));
 }
 
 TEST(Ledger, GoesOnInTheSameGenerationAfterRestoringTheNewest) {

@@ -92,6 +92,8 @@ class Rank:
         pid = self._popen.pid if self._popen is not None else self._fork.pid
         assert pid is not None
         os.kill(pid, number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, pid, os.WSTOPPED)  # Until then its other threads run on.
 
     def leave(self) -> None:
         """Lets it come to its end by itself."""

@@ -285,18 +285,19 @@ def test_what_a_crash_left_is_swept(make: Make, tmp_path: Path) -> None:
     assert value_at(tmp_path / "a.ckpt") == 1 and value_at(tmp_path / "b.ckpt") == 2
 
 
-def test_what_a_crash_displaced_is_loaded(make: Make, tmp_path: Path) -> None:
-    # Given what a crash leaves of a replacement where names cannot be exchanged.
+def test_what_cannot_be_removed_of_a_crash_stops_no_save(make: Make, tmp_path: Path) -> None:
     first = make()
     first.save(tree(1), tmp_path / "a.ckpt").result()
     first.close()
-    name = uuid.UUID(int=1)
-    (tmp_path / ".cairn" / f".displacing-{name}-a.ckpt").mkdir()
-    (tmp_path / "a.ckpt").rename(tmp_path / f".displaced-{name}")
+    for step in (1, 2):
+        shutil.copytree(tmp_path / "a.ckpt", tmp_path / ".cairn" / f"step-{step:020}")
+    (tmp_path / ".cairn" / f"step-{1:020}" / "mine").mkdir()
+    second = make()
 
-    assert value_at(tmp_path / "a.ckpt") == 1
+    for name in ("b.ckpt", "c.ckpt"):
+        second.save(tree(2), tmp_path / name).result()
 
-    assert names(tmp_path) == {"a.ckpt"}
+    assert value_at(tmp_path / "b.ckpt") == 2 and value_at(tmp_path / "c.ckpt") == 2
 
 
 def test_one_store_may_serve_several_folders(make: Make, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class AbortTest : public ::testing::Test {
   /// By rank 1, on a queue of its own.
   Status Abort(TestRanks& ranks) {
     return WaitFor(*rank_1_, [&](StatusDone done) {
-      AbortAttempt(*rank_1_, ranks.folder(1), ranks.save().step, ranks.save().generation, std::move(done));
+      AbortAttempt(*rank_1_, ranks.folder(1), ranks.save().step, std::move(done));
     });
   }
   static void Prepare(TestRanks& ranks) {
@@ -93,11 +93,7 @@ class AbortRace : public AbortTest, public ::testing::WithParamInterface<std::pa
   void ExpectOneTruth(const Status& committed, const Status& aborted) {
     const bool there = CheckContent(root_.path(), fresh_).ok();
     EXPECT_EQ(committed.ok(), there) << committed;
-    if (replaces() && aborted.code() == StatusCode::kUnknownOutcome) {
-      EXPECT_FALSE(there);  // An older one of the same step may have come after it.
-    } else {
-      EXPECT_EQ(aborted.code(), there ? StatusCode::kOk : StatusCode::kCancelled) << aborted;
-    }
+    EXPECT_EQ(aborted.code(), there ? StatusCode::kOk : StatusCode::kCancelled) << aborted;
     if (replaces() && !there) {
       EXPECT_EQ(CheckContent(root_.path(), old_), Status::Ok());
     }
@@ -152,18 +148,53 @@ TEST_P(AbortRace, TheCommitAtAnyOperationOfTheAbortOneOfThemWins) {
   }
 }
 
-TEST_F(AbortTest, OfWhatMayHaveMadeWayForLaterOnesIsUnknown) {
-  TestRanks ranks(*rank_0_, root_.path(), {.step = 5, .shards = 2});
+// Whatever has become of a committed one since, it is never said to have failed.
+TEST_F(AbortTest, OfWhatWasCommittedAndHasMadeWaySinceIsUnknown) {
+  enum class Since : std::uint8_t { kRetired, kReplaced, kPublished, kBeingReplaced };
+  const TempDir elsewhere;
+  std::uint64_t step = 10;
+  for (const Since since : {Since::kRetired, Since::kReplaced, Since::kPublished, Since::kBeingReplaced}) {
+    SCOPED_TRACE(static_cast<int>(since));
+    TestRanks ranks(*rank_0_, root_.path(), {.step = ++step, .shards = 2});
+    Prepare(ranks);
+    ASSERT_EQ(ranks.Commit(), Status::Ok());
+    switch (since) {
+      case Since::kRetired:
+        ASSERT_EQ(Remove(*rank_0_, root_.path(), step), Status::Ok());
+        break;
+      case Since::kReplaced:
+        ASSERT_EQ(SaveTo(*rank_0_, root_.path(), {.step = step, .seed = 7, .replace = true}), Status::Ok());
+        break;
+      case Since::kPublished:
+        fs::rename(root_ / StepName(step), elsewhere / "last.ckpt");
+        break;
+      case Since::kBeingReplaced:
+        fs::rename(root_ / StepName(step), root_ / ReplacedName(step, "b"));
+        break;
+    }
+
+    const Status status = Abort(ranks);
+
+    EXPECT_EQ(status.code(), StatusCode::kUnknownOutcome) << status;
+  }
+}
+
+TEST_F(AbortTest, BehindAnExchangeLeavesTheReplacedOneToTheCommit) {
+  ASSERT_EQ(SaveTo(*rank_0_, root_.path(), {.step = 5, .seed = 1}), Status::Ok());
+  const TestSave fresh{.step = 5, .seed = 2, .shards = 2, .replace = true};
+  TestRanks ranks(*rank_0_, root_.path(), fresh);
   Prepare(ranks);
-  ASSERT_EQ(ranks.Commit(), Status::Ok());
-  ASSERT_EQ(SaveTo(*rank_0_, root_.path(), {.step = 6}), Status::Ok());
-  ASSERT_EQ(Remove(*rank_0_, root_.path(), 5), Status::Ok());
+  std::optional<Status> committed;
+  std::optional<Status> aborted;
+  commits_->CallAfter({.op = IoOp::kRename, .rename = RenameMode::kExchange},
+                      [&](const SeenOperation&) { aborted = Abort(ranks); });
 
-  const Status status = Abort(ranks);
+  committed = ranks.Commit();
 
-  EXPECT_EQ(status.code(), StatusCode::kUnknownOutcome) << status;
-  EXPECT_THAT(status.message(), HasSubstr("later ones are"));
-  EXPECT_THAT(GoodSteps(root_.path()), ElementsAre(6));
+  EXPECT_EQ(*committed, Status::Ok());
+  EXPECT_EQ(*aborted, Status::Ok());
+  EXPECT_EQ(CheckContent(root_.path(), fresh), Status::Ok());
+  EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
 }
 
 TEST_F(AbortTest, ThatFailsAtAnyOperationIsUnknownOrRight) {

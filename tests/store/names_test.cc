@@ -39,29 +39,6 @@ TEST(Names, AnyOtherNameIsNoStep) {
   }
 }
 
-TEST(Names, AnyPlaceComesBackFromTheNameOfItsAnnouncement) {
-  const std::string uuid = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
-  EXPECT_EQ(DisplacingName(uuid, "/a/b%.ckpt"), ".displacing-" + uuid + "-%2Fa%2Fb%25.ckpt");
-  for (const char* place : {"last.ckpt", "/a/b.ckpt", "100%", "%2F", "-", "epoch=3-step=900.ckpt"}) {
-    const auto found = ParseDisplacingName(DisplacingName(uuid, place));
-
-    ASSERT_TRUE(found) << place;
-    EXPECT_EQ(found->uuid, uuid);
-    EXPECT_EQ(found->place, place);
-  }
-
-  const std::vector<std::string> others = {".displacing-",
-                                           ".displacing-x-last.ckpt",
-                                           ".displacing-" + uuid,
-                                           ".displacing-" + uuid + "-",
-                                           ".displacing-" + uuid + "-%41",
-                                           DisplacedName(uuid)};
-  for (const std::string& other : others) {
-    EXPECT_FALSE(ParseDisplacingName(other)) << other;
-    EXPECT_FALSE(IsLeftover(other)) << other;
-  }
-}
-
 TEST(Names, OnlyAttemptsRetiredFoldersAndSparesAreLeftovers) {
   EXPECT_TRUE(IsLeftover(AttemptName("0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11")));
   EXPECT_TRUE(IsLeftover(RetiredName("0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11")));

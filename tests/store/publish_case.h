@@ -14,25 +14,23 @@
 #include "store/publish.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
-#include "support/plain_renames.h"
 #include "support/recording_queue.h"
 
 namespace cairn {
 
-/// A folder with paths, and the root of those who write them in it. With and without a filesystem that exchanges names.
-class PublishCase : public ::testing::TestWithParam<bool> {
+/// A folder with paths, and the root of those who write them in it.
+class PublishCase : public ::testing::Test {
  protected:
   PublishCase() {
     std::filesystem::create_directories(root_);
     StartRecording();
     Open();
   }
-  [[nodiscard]] static bool exchanges() { return GetParam(); }
 
   /// With what is there now on the disk.
   void StartRecording() {
     recording_ = Recording::Make(base_.path());
-    queue_ = MakeQueue(plan_->Wrap(recording_->Wrap(exchanges() ? PlainFactory() : PlainRenames(PlainFactory()))));
+    queue_ = MakeQueue(plan_->Wrap(recording_->Wrap(PlainFactory())));
   }
   void Stage(const TestSave& save) { ASSERT_EQ(SaveTo(*queue_, root_, save), Status::Ok()); }
   Status PublishNow(std::uint64_t step, Deadline deadline = Deadline::Infinite()) {
@@ -50,9 +48,6 @@ class PublishCase : public ::testing::TestWithParam<bool> {
   void Open() { OpenFolder(*queue_, root_); }
   static void OpenFolder(IoQueue& queue, const std::string& root) {
     ASSERT_EQ(OpenRoot(queue, root).status(), Status::Ok());
-    Leftovers left;
-    PutBackDisplaced(queue, root, {}, left);
-    EXPECT_THAT(left, ::testing::IsEmpty());
     for (const std::string& name : Names(root)) {
       const std::optional<std::uint64_t> step = ParseStepName(name);
       if (step) {

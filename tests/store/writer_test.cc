@@ -299,6 +299,35 @@ TEST_F(WriterTest, ReplacementInTwoRenamesThatIsTakenOverFromAtAnyPointLosesNoth
   }
 }
 
+// What its successor is replacing waits under a name that the fenced writer knows as well.
+TEST_F(WriterTest, WriterThatWasTakenOverFromRetiresNothingThatItsSuccessorIsReplacing) {
+  const Opened first = Open();
+  ASSERT_EQ(SaveBy(first, {.step = 1, .seed = 1}), Status::Ok());
+  const Opened second = TakeOver();
+  fs::rename(root_ + "/" + StepName(1), root_ + "/" + ReplacedName(1, "of-the-successor"));
+
+  const Status status = RunTaskBlocking(*queue_, RemoveReplaced(first->at(), 1, CheckOf(first)));
+
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(fs::exists(root_ + "/" + ReplacedName(1, "of-the-successor")));
+}
+
+TEST_F(WriterTest, ReplacementInTwoRenamesRemovesNoAsideButItsOwn) {
+  const Opened first = Open();
+  ASSERT_EQ(SaveBy(first, {.step = 1, .seed = 1}), Status::Ok());
+  Opened second;
+  plan_->RefuseRenameFlags();
+  // The successor comes behind the commit, and is replacing the step in its turn.
+  plan_->CallBefore({.op = IoOp::kRename, .path = ".retired-", .nth = 1}, [&](const SeenOperation&) {
+    second = TakeOver();
+    fs::rename(root_ + "/" + StepName(1), root_ + "/" + ReplacedName(1, "of-the-successor"));
+  });
+
+  ASSERT_EQ(SaveBy(first, {.step = 1, .seed = 2, .replace = true}), Status::Ok());
+
+  EXPECT_TRUE(fs::exists(root_ + "/" + ReplacedName(1, "of-the-successor")));
+}
+
 TEST_F(WriterTest, RetirementThatIsTakenOverFromAtAnyPointLeavesWhatIsListed) {
   std::size_t operations = 0;
   {
