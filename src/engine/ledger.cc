@@ -87,7 +87,8 @@ bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
   std::map<std::uint64_t, Unknown> still;
   bool told = true;
   for (auto& [step, unknown] : unknown_) {
-    const auto one = std::find_if(found.begin(), found.end(), [step](const auto& info) { return info.step == step; });
+    const auto one =
+        std::find_if(found.begin(), found.end(), [wanted = step](const auto& info) { return info.step == wanted; });
     if (unknown.listing && one == found.end()) continue;
     if (!unknown.listing || !one->status.ok()) {
       told = false;
