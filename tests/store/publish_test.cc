@@ -109,6 +109,10 @@ TEST_F(PublishTest, WhatIsNoCheckpointIsLeftAlone) {
   WriteAll(path_ + "/manifest.json", "{\"name\": \"a web page\", \"format_version\": 2}");
   expect_left();
   EXPECT_THAT(Names(path_), ElementsAre("manifest.json"));
+
+  fs::remove(path_ + "/manifest.json");
+  fs::create_symlink(root_ + "/" + StepName(1) + "/manifest.json", path_ + "/manifest.json");
+  expect_left();
 }
 
 TEST_F(PublishTest, DamagedCheckpointIsOneThatCanBeReplaced) {
