@@ -92,8 +92,9 @@ class Rank:
         pid = self._popen.pid if self._popen is not None else self._fork.pid
         assert pid is not None
         os.kill(pid, number)
-        if number == signal.SIGSTOP:
-            os.waitid(os.P_PID, pid, os.WSTOPPED)  # Until then its other threads run on.
+        # Each of its threads runs on until it has seen the signal. It may be the fork server's child: not to be waited for.
+        while number == signal.SIGSTOP and not all(_stands_still(task) for task in Path(f"/proc/{pid}/task").iterdir()):
+            os.sched_yield()
 
     def leave(self) -> None:
         """Lets it come to its end by itself."""
@@ -223,3 +224,8 @@ if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Torch 2.8 and 2.9 print "[Gloo] Rank 0 is connected" where the answers go.
     _serve(sys.stdin, answers)
+
+
+def _stands_still(task: Path) -> bool:
+    """Whether a thread is stopped, by its folder in /proc: its state stands behind its name in brackets."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
