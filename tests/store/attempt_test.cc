@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 
@@ -149,6 +150,18 @@ TEST_F(AttemptTest, ReplacingWhereNamesCannotBeExchangedKeepsTheOldOneAsideMeanw
   EXPECT_EQ(ranks.Save(), Status::Ok());
 
   EXPECT_THAT(between, ElementsAre(AttemptName(ranks.uuid()), ReplacedName(5, ranks.uuid())));
+  // The old one is aside durably before the new one takes its name.
+  std::vector<std::string> order;
+  for (const SeenOperation& seen : plan_->Seen()) {
+    const bool aside = seen.path2.find(".replaced-") != std::string::npos;
+    const bool taken =
+        seen.path.find(".attempt-") != std::string::npos && seen.path2.find("step-") != std::string::npos;
+    if (seen.result == 0 && seen.op == IoOp::kRename && (aside || taken)) order.emplace_back(aside ? "aside" : "taken");
+    if (seen.op == IoOp::kFsync && seen.path == root_.path()) order.emplace_back("fsync");
+  }
+  order.erase(order.begin(), std::find(order.begin(), order.end(), "aside"));
+  EXPECT_THAT(std::vector<std::string>(order.begin(), order.begin() + 4),
+              ElementsAre("aside", "fsync", "taken", "fsync"));
   EXPECT_EQ(CheckContent(root_.path(), second), Status::Ok());
   EXPECT_TRUE(fs::exists(pin));
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
