@@ -183,8 +183,8 @@ void Engine::CheckDevices() {
 }
 
 void Engine::ForgetEnded() {
+  bool ended = false;
   bool retires = false;
-  bool unknown = false;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
     if (!(*job)->ended()) {
       ++job;
@@ -194,7 +194,8 @@ void Engine::ForgetEnded() {
     const Status& status = (*job)->outcome();
     const SaveStats stats = task->stats();
     retires = retires || status.ok();
-    unknown = unknown || (task->plan().admitted && status.code() == StatusCode::kUnknownOutcome);
+    ended = true;
+    relist_due_ = relist_due_ || (task->plan().admitted && status.code() == StatusCode::kUnknownOutcome);
     {
       MutexLock lock(mutex_);
       std::erase(tasks_, task);
@@ -210,8 +211,8 @@ void Engine::ForgetEnded() {
     job = jobs_.erase(job);
   }
   changed_.NotifyAll();
-  relist_due_ = relist_due_ || unknown;
-  if (relist_due_) Relist();
+  // Not at each wake-up: what could not be told would be asked for without end.
+  if (ended && relist_due_) Relist();
   if (retires) Retire();
 }
 

@@ -85,6 +85,21 @@ TEST_F(Unknown, StepThatIsThereGoesOnceAsManyNewerOnesAsAreKeptAreDurable) {
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(3, 4));
 }
 
+// What a list cannot tell, the next one may: once a save has ended, not again and again.
+TEST_F(Unknown, StepThatCannotBeReadIsListedOnceForEachSaveThatEnds) {
+  plan_->CallAfter({.op = IoOp::kRename, .path = "step-", .nth = 1}, [this](const SeenOperation&) {
+    plan_->Fail({.op = IoOp::kFsync, .nth = 1}, EIO);
+    std::filesystem::resize_file(root() + "/" + StepName(1) + "/manifest.json", 1);
+  });
+  ASSERT_EQ(SaveDurably(*checkpointer_, 1).code(), StatusCode::kUnknownOutcome);
+  ASSERT_EQ(SaveDurably(*checkpointer_, 2), Status::Ok());
+  ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
+
+  checkpointer_.reset();
+
+  EXPECT_LE(plan_->Count({.op = IoOp::kCall, .path = root()}), 60U);
+}
+
 // As after a rename that the disk has lost.
 TEST_F(Unknown, StepThatIsNotOnTheDiskMayBeSavedAgain) {
   FailRootFsync(*plan_);
