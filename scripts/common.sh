@@ -31,6 +31,10 @@ pip_beside() {
   printf '%s\n' "$*" > "$stamp"
 }
 
+# What tests and lints the Python package.
+python_tools=build/python/test-tools
+python_test_tools() { pip_beside $python_tools pytest tqdm mypy ruff packaging typing-extensions fsspec PyYAML; }
+
 # What draws the figures; numpy is torch's.
 figure_tools() {
   pip_beside build/python/figure-tools --no-deps matplotlib==3.11.2 contourpy cycler fonttools kiwisolver packaging \

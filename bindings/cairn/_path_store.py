@@ -30,7 +30,6 @@ from ._errors import (
     AlreadyExists,
     DeadlineExceeded,
     Error,
-    FailedPrecondition,
     InvalidArgument,
     NotFound,
     UnknownOutcome,
