@@ -24,8 +24,8 @@
 //    and the fsync uses the same descriptor.
 // 3. Seal: the header is written last; the padded tail is cut; one fsync of the shard, never tried again; fsync of the
 //    attempt's folder, and of the one that a spare was taken from: once the step is durable, no other name leads to it.
-//    The fsyncs run side by side. Before the shard is closed a look: the folder must still hold this very file, as long
-//    as it should be.
+//    The fsyncs run side by side, and beside them a look: the folder must still hold this very file, as long as it
+//    should be.
 // 4. The ranks agree (not here, but in src/engine/coordination.cc): each sends the coordinator one word, that it is
 //    prepared or that it fails, and the coordinator announces the attempt, and then the outcome or the first failure.
 //    As each word comes the coordinator looks for that rank's shard through its own descriptor of the folder
@@ -301,8 +301,10 @@ Status Attempt::CheckShard() const {
 }
 
 IoTask<Status> Attempt::FsyncShard() {
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(shard_fd_, shard_.text()));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(shard_.text(), [this] { return CheckShard(); }));
+  std::vector<IoTask<Status>> tasks;
+  tasks.push_back(io::FsyncTask(shard_fd_, shard_.text()));
+  tasks.push_back(io::OnThread(shard_.text(), [this] { return CheckShard(); }));
+  CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(tasks)));
   co_return co_await io::Close(shard_fd_, shard_.text());
 }
 
