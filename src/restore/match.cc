@@ -47,10 +47,13 @@ const std::vector<std::int64_t>& GlobalShape(const std::vector<std::int64_t>& sh
 std::vector<Candidate> ListNames(std::span<const SavedShard> shards, std::uint64_t rank) {
   std::vector<Candidate> names;
   std::size_t count = 0;
-  for (const SavedShard& shard : shards) count += shard.header->tensors.size() + shard.header->aliases.size();
+  for (const SavedShard& shard : shards) {
+    if (shard.header != nullptr) count += shard.header->tensors.size() + shard.header->aliases.size();
+  }
   names.reserve(count);
   for (const bool own : {true, false}) {
     for (std::uint32_t s = 0; s < shards.size(); ++s) {
+      if (shards[s].header == nullptr) continue;
       const ShardHeader& header = *shards[s].header;
       if ((header.cairn && header.shard == rank) != own) continue;
       std::unordered_map<std::string_view, const ShardTensor*> holders;

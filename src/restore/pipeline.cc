@@ -51,12 +51,16 @@ Pipeline::Pipeline(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, st
       copies_(copies),
       devices_(devices),
       inbox_(std::make_shared<Inbox>()),
+      reads_left_(files.size()),
       queue_(std::move(queue)) {
   {
     MutexLock lock(inbox_->mutex);
     inbox_->queue = queue_.get();
   }
-  for (const PlannedRead& read : reads) bytes_total_ += read.end - read.begin;
+  for (const PlannedRead& read : reads) {
+    bytes_total_ += read.end - read.begin;
+    ++reads_left_[read.shard];
+  }
   // As many again as are being read may be in the workers' and the devices' hands.
   const auto slots = std::min<std::size_t>(reads.size(), 2 * static_cast<std::size_t>(parts.queue_depth));
   for (std::size_t i = 0; i < slots; ++i) {
@@ -93,6 +97,7 @@ Status Pipeline::Run(std::span<const Stream> streams, const Progress& progress) 
 
 void Pipeline::FillQueue() {
   while (status_.ok() && next_read_ < reads_.size() && reading_ < parts_.queue_depth && !idle_slots_.empty()) {
+    if (opening_ == &files_[reads_[next_read_].shard]) return;
     Slot& slot = *idle_slots_.back();
     if (!slot.chunk) slot.chunk = parts_.pool->TryAcquire(BufferPool::Priority::kRestore);
     if (!slot.chunk) return;
@@ -116,12 +121,24 @@ void Pipeline::StartRead(Slot& slot) {
   idle_slots_.pop_back();
   slot.read = &reads_[next_read_++];
   if (reading_++ == 0) slow_at_ = Deadline::In(parts_.slow_after);
-  ReadAt(*queue_, files_[slot.read->shard], slot.chunk.data(), slot.read->file_begin, slot.read->file_bytes,
-         [this, &slot](Status status) { ReadDone(slot, std::move(status)); });
+  RunTask(*queue_, ReadTask(slot), [this, &slot](Status status) { ReadDone(slot, std::move(status)); });
+}
+
+IoTask<Status> Pipeline::ReadTask(const Slot& slot) {
+  ShardFile& file = files_[slot.read->shard];
+  if (!file.fd.valid()) {
+    opening_ = &file;
+    Status opened = co_await OpenShardFile(file);
+    if (opening_ == &file) opening_ = nullptr;
+    CAIRN_CO_RETURN_IF_ERROR(std::move(opened));
+  }
+  co_return co_await ReadAt(file, slot.chunk.data(), slot.read->file_begin, slot.read->file_bytes);
 }
 
 void Pipeline::ReadDone(Slot& slot, Status status) {
   slow_at_ = --reading_ == 0 ? Deadline::Infinite() : Deadline::In(parts_.slow_after);
+  ShardFile& file = files_[slot.read->shard];
+  if (--reads_left_[slot.read->shard] == 0 && files_.size() > kOpenFiles) file.fd.Reset();
   if (!status.ok()) Fail(std::move(status));
   if (!status_.ok()) return Finish(slot);
   ++working_;

@@ -18,6 +18,8 @@ namespace cairn {
 /// Reads -> verification -> targets, through the pool: queue_depth reads are under way at once while workers verify
 /// what has come in and copy each block, still warm, to CPU memory; what is for a device follows from its chunk.
 ///
+/// A file that is closed is opened for its first read, and where there are many closed behind its last.
+///
 /// For one thread, which also owns the queue; runs once.
 class Pipeline {
  public:
@@ -54,6 +56,7 @@ class Pipeline {
   void FillQueue();
   Status WaitForChunk();
   void StartRead(Slot& slot);
+  IoTask<Status> ReadTask(const Slot& slot);
   void ReadDone(Slot& slot, Status status);
   Status VerifyAndCopy(const Slot& slot);
   void CopyToDevices(Slot& slot);
@@ -78,6 +81,8 @@ class Pipeline {
   // This thread's.
   Status status_;
   std::size_t next_read_ = 0;
+  std::vector<std::uint32_t> reads_left_;  // Of each file.
+  ShardFile* opening_ = nullptr;           // The file that the newest read waits for.
   int reading_ = 0;
   int working_ = 0;
   int copying_ = 0;  // Slots, not batches.

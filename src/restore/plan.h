@@ -20,9 +20,10 @@ namespace cairn {
 /// itself, whatever it contains.
 [[nodiscard]] bool MatchesPattern(std::string_view pattern, std::string_view name);
 
-/// One shard as the plan sees it; its header as DecodeShardHeader returns it.
+/// One shard as the plan sees it.
 struct SavedShard {
   std::string file;  ///< For messages.
+  /// As DecodeShardHeader returns it. Null where it was not read: then nothing of the shard is found.
   const ShardHeader* header = nullptr;
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "restore/locate.h"
 #include "restore/open.h"
 #include "restore/pipeline.h"
 #include "restore/plan.h"
@@ -20,13 +21,6 @@ namespace {
 constexpr int kMaxChoices = 100;
 constexpr int kChoicesAtOnce = 10;
 constexpr std::chrono::milliseconds kChoicePause{50};
-
-std::vector<SavedShard> ShardsOf(const std::vector<ShardFile>& files) {
-  std::vector<SavedShard> shards;
-  shards.reserve(files.size());
-  for (const ShardFile& file : files) shards.push_back({file.name, &file.header});
-  return shards;
-}
 
 using Use = std::function<Status(const StoredCheckpoint& checkpoint)>;
 
@@ -59,17 +53,24 @@ Status UseChosen(const std::string& root, const Which& which, bool fall_back, st
                "chosen {} times, and removed or replaced each time, or about to be: {}", kMaxChoices, status.message());
 }
 
-Status VerifyOpened(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, OpenedCheckpoint& opened,
-                    const Progress& progress) {
+// Some shards at a time, so that neither all headers nor all files are held at once.
+Status VerifyShards(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, const StoredCheckpoint& checkpoint,
+                    std::span<const std::uint32_t> shards, OpenedCheckpoint& opened, const Progress& progress) {
+  CAIRN_RETURN_IF_ERROR(ReadHeaders(*queue, checkpoint, shards, opened));
   std::vector<PlannedRead> reads;
-  for (std::uint32_t s = 0; s < opened.files.size(); ++s) {
+  for (const std::uint32_t s : shards) {
     const auto of_shard = PlanWholeShard(s, opened.files[s].header, parts.pool->chunk_bytes());
     reads.insert(reads.end(), of_shard.begin(), of_shard.end());
   }
   const std::vector<std::vector<PlannedCopy>> no_copies(opened.files.size());
   DeviceCopies no_devices;
   Pipeline pipeline(parts, std::move(queue), opened.files, reads, no_copies, no_devices);
-  return pipeline.Run({}, progress);
+  CAIRN_RETURN_IF_ERROR(pipeline.Run({}, progress));
+  for (const std::uint32_t s : shards) {
+    opened.files[s].fd.Reset();
+    opened.files[s].header = {};
+  }
+  return Status::Ok();
 }
 
 CheckpointDetails DetailsOf(const StoredCheckpoint& checkpoint, OpenedCheckpoint& opened) {
@@ -89,19 +90,23 @@ CheckpointDetails DetailsOf(const StoredCheckpoint& checkpoint, OpenedCheckpoint
 Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint, int rank,
                                    const State& state, const RestoreOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
-  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
+  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
   const auto own = static_cast<std::uint64_t>(rank);
-  CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched, MatchTensors(ShardsOf(opened.files), own, *state.table(), options));
+  CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched, LocateTensors(*queue, checkpoint, own, *state.table(), options,
+                                                               parts.on_event, opened));
 
   std::vector<PlannedRead> reads;
   for (std::uint32_t s = 0; s < opened.files.size(); ++s) {
+    if (matched.copies[s].empty()) continue;
     const auto of_shard = PlanReads(s, opened.files[s].header, matched.copies[s], parts.pool->chunk_bytes());
     reads.insert(reads.end(), of_shard.begin(), of_shard.end());
   }
   DeviceCopies devices;
   CAIRN_RETURN_IF_ERROR(devices.Prepare(matched.copies, parts.device));
   Pipeline pipeline(parts, std::move(queue), opened.files, reads, matched.copies, devices);
-  CAIRN_RETURN_IF_ERROR(pipeline.Run(options.streams, options.progress));
+  if (Status status = pipeline.Run(options.streams, options.progress); !status.ok()) {
+    return ExplainFailure(checkpoint, std::move(status));
+  }
 
   Restored restored{.step = checkpoint.manifest.step,
                     .generation = checkpoint.manifest.generation,
@@ -110,19 +115,40 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
                     .bytes = matched.bytes,
                     .missing = std::move(matched.missing)};
   for (ShardFile& file : opened.files) {
-    if (file.header.shard == own) restored.values = std::move(file.header.values);
+    if (file.has_header && file.header.shard == own) restored.values = std::move(file.header.values);
   }
   return restored;
 }
 
 Status VerifyCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint, const Progress& progress) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
-  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
-  return VerifyOpened(parts, std::move(queue), opened, progress);
+  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
+  std::uint64_t total = 0;
+  for (const ManifestShard& shard : checkpoint.manifest.shards) total += shard.length;
+  std::uint64_t done = 0;
+  std::vector<std::uint32_t> shards;
+  for (std::uint32_t s = 0; s < opened.files.size(); ++s) {
+    shards.push_back(s);
+    if (shards.size() < kHeaderReads && s + 1 < opened.files.size()) continue;
+    std::uint64_t bytes = 0;
+    for (const std::uint32_t one : shards) bytes += checkpoint.manifest.shards[one].length;
+    // The headers of these are read by the first call.
+    const auto tell = [&](std::uint64_t of_data, std::uint64_t data) {
+      return !progress || progress(done + (bytes - data) + of_data, total);
+    };
+    if (queue == nullptr) {
+      CAIRN_ASSIGN_OR_RETURN(queue, parts.queue());
+    }
+    Status status = VerifyShards(parts, std::move(queue), checkpoint, shards, opened, tell);
+    if (!status.ok()) return ExplainFailure(checkpoint, std::move(status));
+    done += bytes;
+    shards.clear();
+  }
+  return Status::Ok();
 }
 
 Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint) {
-  CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kThreads, 1));
+  CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kThreads, kHeaderReads));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
   return DetailsOf(checkpoint, opened);
@@ -163,11 +189,9 @@ Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, c
   Chosen chosen;
   std::vector<std::string> passed_over;
   const auto look = [&](const StoredCheckpoint& checkpoint) -> Status {
-    CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
+    CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
     CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
-    if (which.fall_back()) {
-      CAIRN_RETURN_IF_ERROR(VerifyOpened(parts, std::move(queue), opened, progress));
-    }
+    if (which.fall_back()) CAIRN_RETURN_IF_ERROR(VerifyCheckpoint(parts, checkpoint, progress));
     chosen.details = DetailsOf(checkpoint, opened);
     chosen.hold = std::make_shared<const ReadLock>(std::move(opened.lock));
     return Status::Ok();

@@ -24,97 +24,18 @@ Result<AlignedBytes> AllocateAligned(std::uint64_t bytes, const std::string& wha
   return memory;
 }
 
-// Unlike RunBlocking it keeps the errno apart: some mean damage, some another way of opening.
-Result<std::int64_t> RunRaw(IoQueue& queue, IoRequest request) {
-  bool finished = false;
-  std::int64_t value = 0;
-  queue.Submit(std::move(request), [&](std::int64_t result) {
-    value = result;
-    finished = true;
-  });
-  while (!finished) CAIRN_RETURN_IF_ERROR(queue.RunOnce(Deadline::Infinite()).status());
-  return value;
+/// The raw operation: some errors mean damage, some another way of opening or reading.
+IoOperation ReadSome(const ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length) {
+  return IoOperation({.op = IoOp::kRead, .fd = file.fd.get(), .buffer = buffer, .length = length, .offset = offset},
+                     file.name);
 }
 
-// Fills `memory`, which begins at the file's byte 0, from `offset` on. The callback holds the memory: where the queue
-// breaks, the kernel may still be writing to it.
-Status ReadBlocking(IoQueue& queue, ShardFile& file, const AlignedBytes& memory, std::uint64_t offset,
-                    std::uint64_t length) {
-  bool finished = false;
-  Status outcome;
-  ReadAt(queue, file, memory.get() + offset, offset, length, [&, memory](Status status) {
-    outcome = std::move(status);
-    finished = true;
-  });
-  while (!finished) CAIRN_RETURN_IF_ERROR(queue.RunOnce(Deadline::Infinite()).status());
-  return outcome;
-}
-
-struct Read {
-  IoQueue* queue;
-  ShardFile* file;
-  std::byte* buffer;
-  std::uint64_t offset;
-  std::uint64_t length;
-  std::uint64_t expected;  // Bytes until the file's end, where that comes first.
-  std::function<void(Status)> done;
-  std::uint64_t filled = 0;
-  int retries = 0;
-};
-
-void Continue(std::shared_ptr<Read> read);
-
-void Completed(const std::shared_ptr<Read>& read, std::int64_t result) {
-  if (result == -EINTR || result == -EAGAIN) {
-    if (++read->retries <= kMaxRetries) return Continue(read);
-  } else if (result == -EINVAL && read->file->direct) {
-    // A filesystem that takes the flag and then refuses the reads.
-    const int flags = ::fcntl(read->file->fd.get(), F_GETFL);
-    if (flags >= 0 && ::fcntl(read->file->fd.get(), F_SETFL, flags & ~O_DIRECT) == 0) {
-      read->file->direct = false;
-      return Continue(read);
-    }
-  }
-  if (result < 0) {
-    read->done(ReadErrnoStatus(static_cast<int>(-result), fmt::format("reading {} bytes at {} of {}", read->length,
-                                                                      read->offset, read->file->name)));
-    return;
-  }
-  read->retries = 0;
-  const std::uint64_t filled = read->filled + static_cast<std::uint64_t>(result);
-  if (filled >= read->expected) {
-    read->done(Status::Ok());
-    return;
-  }
-  // O_DIRECT goes on at a whole block only; one that comes back short of a block is the file's end.
-  const std::uint64_t resume = read->file->direct ? AlignDown(filled, kBlock) : filled;
-  if (resume <= read->filled) {
-    read->done(Error(StatusCode::kCorrupt, "{} is truncated: expected {} bytes, found the end at {}", read->file->name,
-                     read->file->length, read->offset + filled));
-    return;
-  }
-  read->filled = resume;
-  Continue(read);
-}
-
-void Continue(std::shared_ptr<Read> read) {
-  Read& r = *read;
-  IoRequest request{.op = IoOp::kRead,
-                    .fd = r.file->fd.get(),
-                    .buffer = r.buffer + r.filled,
-                    .length = r.length - r.filled,
-                    .offset = r.offset + r.filled};
-  r.queue->Submit(std::move(request), [read = std::move(read)](std::int64_t result) { Completed(read, result); });
-}
-
-// A result below zero is -errno. O_NONBLOCK: a FIFO in a shard's place must not hold the reader up.
-Result<std::int64_t> OpenDescriptor(IoQueue& queue, const std::string& path, int flags, bool* direct) {
-  IoRequest request{.op = IoOp::kOpen, .path = path, .flags = O_RDONLY | O_NONBLOCK | O_DIRECT | flags};
-  CAIRN_ASSIGN_OR_RETURN(const std::int64_t first, RunRaw(queue, request));
-  *direct = first >= 0;
-  if (first != -EINVAL) return first;
-  request.flags &= ~O_DIRECT;
-  return RunRaw(queue, std::move(request));
+// A filesystem that takes the flag at the open and refuses the reads.
+bool GoBuffered(ShardFile& file) {
+  const int flags = ::fcntl(file.fd.get(), F_GETFL);
+  if (flags < 0 || ::fcntl(file.fd.get(), F_SETFL, flags & ~O_DIRECT) != 0) return false;
+  file.direct = false;
+  return true;
 }
 
 // Takes over a descriptor: regular files only, and reads of it may block again (io_uring answers EAGAIN otherwise).
@@ -129,53 +50,60 @@ Status Adopt(ShardFile& file) {
   if (flags < 0 || ::fcntl(file.fd.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) {
     return ErrnoStatus(errno, "fcntl of " + file.name);
   }
-  file.length = static_cast<std::uint64_t>(facts.st_size);
+  const bool again = file.inode != 0;
+  const auto length = static_cast<std::uint64_t>(facts.st_size);
+  if (again && (file.device != facts.st_dev || file.inode != facts.st_ino || file.length != length)) {
+    return Error(StatusCode::kCorrupt, "{}: it was replaced while it was read", file.name);
+  }
+  file.device = facts.st_dev;
+  file.inode = facts.st_ino;
+  file.length = length;
   return Status::Ok();
+}
+
+// O_NONBLOCK: a FIFO in a shard's place must not hold the reader up.
+IoTask<IoResult> OpenDescriptor(ShardFile& file, int flags) {
+  const PathAt path(file.name);
+  const int wanted = O_RDONLY | O_NONBLOCK | flags;
+  file.direct = true;
+  IoResult opened = co_await io::Open(path, wanted | O_DIRECT, file.fd);
+  if (opened.error != EINVAL) co_return opened;
+  file.direct = false;
+  co_return co_await io::Open(path, wanted, file.fd);
 }
 
 // `digest` where a manifest says what the header's is.
-Status ReadHeader(IoQueue& queue, ShardFile& file, const std::uint32_t* digest) {
-  CAIRN_ASSIGN_OR_RETURN(AlignedBytes bytes, AllocateAligned(kBlock, file.name));
-  CAIRN_RETURN_IF_ERROR(ReadBlocking(queue, file, bytes, 0, kBlock));
+IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
+  Result<AlignedBytes> block = AllocateAligned(kBlock, file.name);
+  CAIRN_CO_RETURN_IF_ERROR(block.status());
+  AlignedBytes bytes = *std::move(block);
+  CAIRN_CO_RETURN_IF_ERROR(co_await ReadAt(file, bytes.get(), 0, kBlock));
   const auto first = std::min<std::uint64_t>(8, file.length);
-  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t length,
-                         ShardHeaderLength(Bytes(bytes.get(), first), file.length, file.name));
-  if (length > kBlock) {
-    CAIRN_ASSIGN_OR_RETURN(AlignedBytes whole, AllocateAligned(length, file.name));
-    std::copy_n(bytes.get(), kBlock, whole.get());
-    bytes = std::move(whole);
-    CAIRN_RETURN_IF_ERROR(ReadBlocking(queue, file, bytes, kBlock, AlignUp(length, kBlock) - kBlock));
+  const Result<std::uint64_t> length = ShardHeaderLength(Bytes(bytes.get(), first), file.length, file.name);
+  CAIRN_CO_RETURN_IF_ERROR(length.status());
+  if (*length > kBlock) {
+    Result<AlignedBytes> whole = AllocateAligned(*length, file.name);
+    CAIRN_CO_RETURN_IF_ERROR(whole.status());
+    std::copy_n(bytes.get(), kBlock, whole->get());
+    bytes = *std::move(whole);
+    CAIRN_CO_RETURN_IF_ERROR(co_await ReadAt(file, bytes.get() + kBlock, kBlock, AlignUp(*length, kBlock) - kBlock));
   }
-  const Bytes header(bytes.get(), length);
+  const Bytes header(bytes.get(), *length);
   if (digest != nullptr) {
     const std::uint32_t found = Crc32c(header);
     if (found != *digest) {
-      return Error(StatusCode::kCorrupt, "{}: its header's digest: expected {:08x}, found {:08x}", file.name, *digest,
-                   found);
+      co_return Error(StatusCode::kCorrupt, "{}: its header's digest: expected {:08x}, found {:08x}", file.name,
+                      *digest, found);
     }
   }
-  CAIRN_ASSIGN_OR_RETURN(file.header, DecodeShardHeader(header, file.length, file.name));
-  return Status::Ok();
+  Result<ShardHeader> decoded = DecodeShardHeader(header, file.length, file.name);
+  CAIRN_CO_RETURN_IF_ERROR(decoded.status());
+  file.header = *std::move(decoded);
+  file.has_header = true;
+  co_return Status::Ok();
 }
 
-Result<ShardFile> OpenShard(IoQueue& queue, const StoredCheckpoint& checkpoint, const ManifestShard& shard) {
-  const Manifest& manifest = checkpoint.manifest;
-  ShardFile file;
-  file.name = checkpoint.info.path + "/" + shard.file;
-  CAIRN_ASSIGN_OR_RETURN(const std::int64_t fd, OpenDescriptor(queue, file.name, O_NOFOLLOW, &file.direct));
-  if (fd == -ENOENT) {
-    return Error(StatusCode::kCorrupt, "{}: expected a file of {} bytes, found none", file.name, shard.length);
-  }
-  if (fd == -ELOOP) {
-    return Error(StatusCode::kCorrupt, "{}: expected a regular file, found a symbolic link", file.name);
-  }
-  if (fd < 0) return ReadErrnoStatus(static_cast<int>(-fd), "opening " + file.name);
-  file.fd = UniqueFd(static_cast<int>(fd));
-  CAIRN_RETURN_IF_ERROR(Adopt(file));
-  if (file.length != shard.length) {
-    return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", file.name, shard.length, file.length);
-  }
-  CAIRN_RETURN_IF_ERROR(ReadHeader(queue, file, &shard.header_digest));
+Status CheckPlace(const Manifest& manifest, const ManifestShard& shard, const ShardFile& file) {
   const ShardHeader& header = file.header;
   if (!header.cairn || header.step != manifest.step || header.attempt != manifest.attempt ||
       ShardName(header.shard) != shard.file) {
@@ -187,40 +115,70 @@ Result<ShardFile> OpenShard(IoQueue& queue, const StoredCheckpoint& checkpoint, 
     return Error(StatusCode::kCorrupt, "{}: expected a rank below its world of {}, found {}", file.name, manifest.world,
                  header.shard);
   }
-  return file;
+  return Status::Ok();
+}
+
+IoTask<Status> OpenTensorFileTask(ShardFile& file) {
+  IoResult opened = co_await OpenDescriptor(file, 0);
+  if (!opened.ok()) co_return ReadErrnoStatus(opened.error, "opening " + file.name);
+  CAIRN_CO_RETURN_IF_ERROR(Adopt(file));
+  co_return co_await ReadHeader(file, nullptr);
 }
 
 }  // namespace
 
-void ReadAt(IoQueue& queue, ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length,
-            std::function<void(Status)> done) {
-  Continue(std::make_shared<Read>(Read{.queue = &queue,
-                                       .file = &file,
-                                       .buffer = buffer,
-                                       .offset = offset,
-                                       .length = length,
-                                       .expected = std::min(length, file.length - std::min(file.length, offset)),
-                                       .done = std::move(done)}));
+IoTask<Status> ReadAt(ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length) {
+  // Until the file's end, where that comes first.
+  const std::uint64_t expected = std::min(length, file.length - std::min(file.length, offset));
+  std::uint64_t filled = 0;
+  int retries = 0;
+  while (true) {
+    IoResult read = co_await ReadSome(file, buffer + filled, offset + filled, length - filled);
+    const bool interrupted = read.error == EINTR || read.error == EAGAIN;
+    if (interrupted && ++retries <= kMaxRetries) continue;
+    if (read.error == EINVAL && file.direct && GoBuffered(file)) continue;
+    if (!read.ok()) {
+      co_return ReadErrnoStatus(read.error, fmt::format("reading {} bytes at {} of {}", length, offset, file.name));
+    }
+    retries = 0;
+    const std::uint64_t end = filled + static_cast<std::uint64_t>(read.value);
+    if (end >= expected) co_return Status::Ok();
+    // O_DIRECT goes on at a whole block only; one that comes back short of a block is the file's end.
+    const std::uint64_t resume = file.direct ? AlignDown(end, kBlock) : end;
+    if (resume <= filled) {
+      co_return Error(StatusCode::kCorrupt, "{} is truncated: expected {} bytes, found the end at {}", file.name,
+                      file.length, offset + end);
+    }
+    filled = resume;
+  }
 }
 
-Result<std::vector<ShardFile>> OpenShards(IoQueue& queue, const StoredCheckpoint& checkpoint) {
-  std::vector<ShardFile> files;
-  files.reserve(checkpoint.manifest.shards.size());
-  for (const ManifestShard& shard : checkpoint.manifest.shards) {
-    CAIRN_ASSIGN_OR_RETURN(ShardFile file, OpenShard(queue, checkpoint, shard));
-    files.push_back(std::move(file));
+IoTask<Status> OpenShardFile(ShardFile& file) {
+  if (file.fd.valid()) co_return Status::Ok();
+  IoResult opened = co_await OpenDescriptor(file, O_NOFOLLOW);
+  if (opened.error == ENOENT) {
+    co_return Error(StatusCode::kCorrupt, "{}: expected a file of {} bytes, found none", file.name, file.length);
   }
-  return files;
+  if (opened.error == ELOOP) {
+    co_return Error(StatusCode::kCorrupt, "{}: expected a regular file, found a symbolic link", file.name);
+  }
+  if (!opened.ok()) co_return ReadErrnoStatus(opened.error, "opening " + file.name);
+  co_return Adopt(file);
+}
+
+IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const ManifestShard& shard, ShardFile& file) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await OpenShardFile(file));
+  if (file.length != shard.length) {
+    co_return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", file.name, shard.length, file.length);
+  }
+  CAIRN_CO_RETURN_IF_ERROR(co_await ReadHeader(file, &shard.header_digest));
+  co_return CheckPlace(checkpoint.manifest, shard, file);
 }
 
 Result<ShardFile> OpenTensorFile(IoQueue& queue, const std::string& path) {
   ShardFile file;
   file.name = path;
-  CAIRN_ASSIGN_OR_RETURN(const std::int64_t fd, OpenDescriptor(queue, path, 0, &file.direct));
-  if (fd < 0) return ReadErrnoStatus(static_cast<int>(-fd), "opening " + path);
-  file.fd = UniqueFd(static_cast<int>(fd));
-  CAIRN_RETURN_IF_ERROR(Adopt(file));
-  CAIRN_RETURN_IF_ERROR(ReadHeader(queue, file, nullptr));
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, OpenTensorFileTask(file)));
   return file;
 }
 

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/tensor_table.h"
+#include "cairn/status.h"
+#include "io/io_queue.h"
+#include "store/list.h"
+
+namespace cairn {
+
+/// The shards (places in the manifest, ascending) that hold what these tensors want, by the checkpoint's index: of
+/// replicas the one in `own`, or else in a shard that is needed anyway. An error says why the index does not tell: there
+/// is none, it cannot be read, or it does not name one of the tensors. Blocking; the queue is the caller's alone.
+[[nodiscard]] Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
+                                                             std::optional<std::uint32_t> own,
+                                                             std::span<const TensorEntry* const> wanted);
+
+}  // namespace cairn

@@ -1,0 +1,83 @@
+#include "restore/locate.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "restore/index_lookup.h"
+#include "restore/select.h"
+#include "store/names.h"
+
+namespace cairn {
+namespace {
+
+std::optional<std::uint32_t> ShardOf(const Manifest& manifest, std::uint64_t rank) {
+  const std::string name = ShardName(rank);
+  for (std::uint32_t s = 0; s < manifest.shards.size(); ++s) {
+    if (manifest.shards[s].file == name) return s;
+  }
+  return std::nullopt;
+}
+
+// Those that the shard does not hold as they are wanted.
+std::vector<const TensorEntry*> NotIn(const ShardHeader* own, const TensorTable& table,
+                                      const std::vector<std::uint32_t>& wanted) {
+  std::unordered_map<std::string_view, const ShardTensor*> held;
+  if (own != nullptr) {
+    for (const ShardTensor& tensor : own->tensors) held.emplace(tensor.name, &tensor);
+    for (const auto& [alias, holder] : own->aliases) held.emplace(alias, held.at(holder));
+  }
+  std::vector<const TensorEntry*> missing;
+  for (const std::uint32_t i : wanted) {
+    const TensorEntry& entry = table[i];
+    const auto found = held.find(entry.name);
+    const bool same = found != held.end() && found->second->dtype == entry.dtype &&
+                      found->second->shape == entry.shape && found->second->part == entry.part;
+    if (!same) missing.push_back(&entry);
+  }
+  return missing;
+}
+
+}  // namespace
+
+Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& checkpoint, std::uint64_t rank,
+                                     const TensorTable& table, const RestoreOptions& options,
+                                     const EventCallback& on_event, OpenedCheckpoint& opened) {
+  // What matches no tensor of the state is wrong whatever was saved.
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> wanted, SelectEntries(table, options.names));
+  RestoreOptions all_found = options;
+  all_found.allow_missing = false;
+  const auto match = [&](const RestoreOptions& how) { return MatchTensors(SavedShards(opened), rank, table, how); };
+
+  const std::optional<std::uint32_t> own = ShardOf(checkpoint.manifest, rank);
+  if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened));
+  if (opened.files.size() > 1) {
+    const std::vector<const TensorEntry*> missing = NotIn(own ? &opened.files[*own].header : nullptr, table, wanted);
+    if (missing.empty()) return match(all_found);
+    Result<std::vector<std::uint32_t>> named = LookUpIndex(queue, checkpoint, own, missing);
+    Status why = named.status();
+    if (named.ok()) {
+      CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, *named, opened));
+      Result<MatchedTensors> matched = match(all_found);
+      if (matched.ok()) return matched;
+      why = matched.status();
+    }
+    if (on_event) {
+      on_event({.severity = Severity::kInfo,
+                .step = checkpoint.manifest.step,
+                .message = fmt::format("restore: the headers of all {} shards are read: {}", opened.files.size(),
+                                       why.message())});
+    }
+  }
+  std::vector<std::uint32_t> all(opened.files.size());
+  std::iota(all.begin(), all.end(), 0);
+  CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, all, opened));
+  return match(options);
+}
+
+}  // namespace cairn
