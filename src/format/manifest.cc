@@ -43,7 +43,7 @@ class ManifestReader final : public JsonEvents {
   Manifest manifest;
 
  private:
-  enum class At : std::uint8_t { kTop, kFeatures, kParent, kShards, kShard, kSkipped };
+  enum class At : std::uint8_t { kTop, kFeatures, kParent, kShards, kShard, kIndex, kSkipped };
   enum class Field : std::uint8_t {
     kUnknown,
     kVersion,
@@ -54,19 +54,24 @@ class ManifestReader final : public JsonEvents {
     kParent,
     kWorld,
     kShards,
+    kIndex,
     kDigest,
     kParentStep,
     kParentAttempt,
     kFile,
     kLength,
     kHeaderDigest,
+    kIndexFile,
+    kIndexLength,
+    kIndexHead,
+    kIndexDigest,
   };
   struct Known {
     At at;
     std::string_view name;
     Field field;
   };
-  static constexpr std::array<Known, 14> kKnown{{
+  static constexpr std::array<Known, 19> kKnown{{
       {At::kTop, "format_version", Field::kVersion},
       {At::kTop, "required_features", Field::kFeatures},
       {At::kTop, "step", Field::kStep},
@@ -75,19 +80,26 @@ class ManifestReader final : public JsonEvents {
       {At::kTop, "parent", Field::kParent},
       {At::kTop, "world", Field::kWorld},
       {At::kTop, "shards", Field::kShards},
+      {At::kTop, "index", Field::kIndex},
       {At::kTop, "digest", Field::kDigest},
       {At::kParent, "step", Field::kParentStep},
       {At::kParent, "attempt", Field::kParentAttempt},
       {At::kShard, "file", Field::kFile},
       {At::kShard, "length", Field::kLength},
       {At::kShard, "header_digest", Field::kHeaderDigest},
+      {At::kIndex, "file", Field::kIndexFile},
+      {At::kIndex, "length", Field::kIndexLength},
+      {At::kIndex, "head", Field::kIndexHead},
+      {At::kIndex, "digest", Field::kIndexDigest},
   }};
+  static constexpr unsigned kIndexMembers = 4;
   struct Level {
     At at;
     std::vector<std::string> keys;
   };
 
   bool OnMember(const JsonScalar& value);
+  void OnIndexMember(const JsonScalar& value);
   bool TakeNumber(const JsonScalar& value, std::uint64_t& to);
   bool TakeAttempt(const JsonScalar& value, std::string& to);
   [[nodiscard]] std::string Place(std::string_view key) const;
@@ -96,6 +108,7 @@ class ManifestReader final : public JsonEvents {
   }
 
   std::vector<Level> levels_;
+  unsigned index_members_ = 0;  // Of the index, those that are as they must be.
   std::string key_;
   Field field_ = Field::kUnknown;
 };
@@ -106,6 +119,8 @@ std::string ManifestReader::Place(std::string_view key) const {
       return fmt::format("parent.{}", key);
     case At::kShard:
       return fmt::format("shards[{}].{}", manifest.shards.size() - 1, key);
+    case At::kIndex:
+      return fmt::format("index.{}", key);
     default:
       return std::string(key);
   }
@@ -125,9 +140,38 @@ bool ManifestReader::TakeAttempt(const JsonScalar& value, std::string& to) {
   return true;
 }
 
+// What is wrong is left out, and the index then goes as a whole.
+void ManifestReader::OnIndexMember(const JsonScalar& value) {
+  ManifestIndex& index = *manifest.index;
+  const bool text = value.kind == JsonScalar::Kind::kText;
+  bool sound = value.kind == JsonScalar::Kind::kNatural;
+  switch (field_) {
+    case Field::kIndexFile:
+      sound = text && IsPlainFileName(value.text);
+      if (sound) index.file = value.text;
+      break;
+    case Field::kIndexLength:
+      index.length = value.natural;
+      break;
+    case Field::kIndexHead:
+      index.head = value.natural;
+      break;
+    case Field::kIndexDigest: {
+      const auto digest = text ? ParseHex32(value.text) : std::nullopt;
+      sound = digest.has_value();
+      index.digest = digest.value_or(0);
+      break;
+    }
+    default:
+      return;
+  }
+  index_members_ += sound ? 1 : 0;
+}
+
 bool ManifestReader::OnMember(const JsonScalar& value) {
   switch (field_) {
     case Field::kUnknown:
+    case Field::kIndex:
       return true;
     case Field::kVersion: {
       std::uint64_t version = 0;
@@ -169,6 +213,12 @@ bool ManifestReader::OnMember(const JsonScalar& value) {
       manifest.shards.back().header_digest = *digest;
       return true;
     }
+    case Field::kIndexFile:
+    case Field::kIndexLength:
+    case Field::kIndexHead:
+    case Field::kIndexDigest:
+      OnIndexMember(value);
+      return true;
   }
   return false;
 }
@@ -187,6 +237,7 @@ bool ManifestReader::OnScalar(const JsonScalar& value) {
     case At::kTop:
     case At::kParent:
     case At::kShard:
+    case At::kIndex:
       return OnMember(value);
   }
   return false;
@@ -211,7 +262,11 @@ bool ManifestReader::OnOpen(char bracket) {
   if (!levels_.empty()) {
     const At at = levels_.back().at;
     const bool array = bracket == '[';
-    if (at == At::kSkipped || (field_ == Field::kUnknown && at != At::kShards)) {
+    if (at == At::kTop && field_ == Field::kIndex && !array) {
+      next = At::kIndex;
+      manifest.index.emplace();
+    } else if (at == At::kSkipped || at == At::kIndex || field_ == Field::kIndex ||
+               (field_ == Field::kUnknown && at != At::kShards)) {
       next = At::kSkipped;
     } else if (at == At::kTop && field_ == Field::kFeatures && array) {
       next = At::kFeatures;
@@ -234,7 +289,9 @@ bool ManifestReader::OnOpen(char bracket) {
 
 bool ManifestReader::OnClose() {
   const Level& level = levels_.back();
+  if (level.at == At::kIndex && index_members_ != kIndexMembers) manifest.index.reset();
   for (const Known& known : kKnown) {
+    if (known.at == At::kIndex || known.field == Field::kIndex) continue;
     if (known.at == level.at && std::find(level.keys.begin(), level.keys.end(), known.name) == level.keys.end()) {
       return Fail("{}: expected it, found none", Place(known.name));
     }
@@ -255,6 +312,13 @@ Status CheckShards(const std::vector<ManifestShard>& shards, std::uint64_t world
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice == names.end()) return Status::Ok();
   return Error(StatusCode::kCorrupt, "{}: shards: expected each file once, found {} twice", file, Quoted(*twice));
+}
+
+// A lie about the index is none about the checkpoint.
+bool IsSound(const ManifestIndex& index, const std::vector<ManifestShard>& shards) {
+  return index.length <= kMaxIndexBytes && index.head <= std::min(index.length, kMaxIndexHeadBytes) &&
+         std::none_of(shards.begin(), shards.end(),
+                      [&](const ManifestShard& shard) { return shard.file == index.file; });
 }
 
 }  // namespace
@@ -287,6 +351,12 @@ std::string EncodeManifest(const Manifest& manifest) {
     out += "\"}";
   }
   out += ']';
+  if (manifest.index) {
+    out += ",\n \"index\":{\"file\":";
+    AppendJsonString(out, manifest.index->file);
+    out += fmt::format(",\"length\":{},\"head\":{},\"digest\":\"{:08x}\"}}", manifest.index->length,
+                       manifest.index->head, manifest.index->digest);
+  }
   const std::uint32_t digest = Digest(out);
   out += kTail;
   AppendHex32(out, digest);
@@ -312,6 +382,8 @@ Result<Manifest> DecodeManifest(std::string_view text, const std::string& file) 
   ManifestReader reader;
   CAIRN_RETURN_IF_ERROR(ReadJson(text, reader, file));
   CAIRN_RETURN_IF_ERROR(CheckShards(reader.manifest.shards, reader.manifest.world, file));
+  std::optional<ManifestIndex>& index = reader.manifest.index;
+  if (index && !IsSound(*index, reader.manifest.shards)) index.reset();
   return std::move(reader.manifest);
 }
 

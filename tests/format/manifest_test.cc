@@ -241,6 +241,98 @@ TEST(ManifestVersions, MembersThatLaterVersionsAddAreSkipped) {
   EXPECT_EQ(*in_shard, Rich());
 }
 
+Manifest Indexed() {
+  Manifest manifest = Rich();
+  manifest.index = ManifestIndex{.file = "index.cairn", .length = 70'000, .head = 500, .digest = 0x00c0ffee};
+  return manifest;
+}
+
+TEST(ManifestIndex, ComesBackAndStandsInFrontOfTheDigest) {
+  const std::string text = EncodeManifest(Indexed());
+
+  const auto decoded = DecodeManifest(text, "m");
+
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, Indexed());
+  EXPECT_THAT(text, HasSubstr("}],\n \"index\":{\"file\":\"index.cairn\",\"length\":70000,\"head\":500,"
+                              "\"digest\":\"00c0ffee\"},\n \"digest\":\""));
+}
+
+TEST(ManifestIndex, IsLeftOutWhereThereIsNone) { EXPECT_EQ(EncodeManifest(Rich()).find("index"), std::string::npos); }
+
+TEST(ManifestIndex, OneFlippedBitAnywhereIsFound) {
+  std::string text = EncodeManifest(Indexed());
+
+  for (std::size_t bit = text.find("\"index\"") * 8; bit < text.size() * 8; ++bit) {
+    text[bit / 8] = static_cast<char>(text[bit / 8] ^ (1 << bit % 8));
+    ASSERT_FALSE(DecodeManifest(text, "m").ok()) << "bit " << bit;
+    text[bit / 8] = static_cast<char>(text[bit / 8] ^ (1 << bit % 8));
+  }
+}
+
+// `from` of the index's member replaced: the checkpoint is what it was, without an index.
+void ExpectNoIndex(const std::string& from, const std::string& to) {
+  std::string text = EncodeManifest(Indexed());
+  const auto at = text.find(from, text.find("\"index\""));
+  ASSERT_NE(at, std::string::npos) << from;
+  const auto decoded = DecodeManifest(Sealed(text.replace(at, from.size(), to)), "m");
+  ASSERT_TRUE(decoded.ok()) << to << ": " << decoded.status();
+  EXPECT_EQ(*decoded, Rich()) << to;
+}
+
+TEST(ManifestIndex, OneThatCannotBeIsIgnored) {
+  for (const char* file : {"", "/etc/passwd", "../index", "a/b", ".hidden", "manifest.json", "a\\n",
+                           "shard-00000.safetensors", "shard-00001.safetensors"}) {
+    ExpectNoIndex("index.cairn", file);
+  }
+  ExpectNoIndex("\"index.cairn\"", "7");
+  ExpectNoIndex("\"file\":\"index.cairn\",", "");
+  for (const char* length : {"-1", "1e3", "\"70000\"", "null", "[70000]", "{\"a\":1}", "499", "268435457",
+                             "18446744073709551615", "18446744073709551616"}) {
+    ExpectNoIndex("70000", length);
+  }
+  ExpectNoIndex("\"length\":70000,", "");
+  for (const char* head : {"-1", "0.5", "\"500\"", "70001", "18446744073709551615"}) ExpectNoIndex("500", head);
+  ExpectNoIndex("70000,\"head\":500", "268435456,\"head\":16777217");
+  ExpectNoIndex(",\"head\":500", "");
+  for (const char* digest : {"\"00C0FFEE\"", "\"c0ffee\"", "12648430", "null"}) ExpectNoIndex("\"00c0ffee\"", digest);
+  ExpectNoIndex(",\"digest\":\"00c0ffee\"", "");
+  for (const char* index : {"null", "true", "7", "\"index.cairn\"", "[]", "{}", "[{\"file\":\"index.cairn\"}]"}) {
+    ExpectNoIndex("{\"file\":\"index.cairn\",\"length\":70000,\"head\":500,\"digest\":\"00c0ffee\"}", index);
+  }
+}
+
+TEST(ManifestIndex, TheLongestIsTaken) {
+  Manifest manifest = Indexed();
+  manifest.index->length = kMaxIndexBytes;
+  manifest.index->head = kMaxIndexHeadBytes;
+
+  const auto decoded = DecodeManifest(EncodeManifest(manifest), "m");
+
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, manifest);
+}
+
+TEST(ManifestIndex, MembersThatLaterVersionsAddAreSkipped) {
+  const std::string more = R"("sums":[1,{"file":2}],"more":{"length":-1,"head":null},)";
+  std::string text = EncodeManifest(Indexed());
+  text.insert(text.find("\"file\":\"index.cairn\""), more);
+
+  const auto decoded = DecodeManifest(Sealed(text), "m");
+
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, Indexed());
+}
+
+TEST(ManifestIndex, WhatIsWrongForEveryMemberIsWrongForThisOne) {
+  std::string twice = EncodeManifest(Indexed());
+  twice.insert(twice.find("\"file\":\"index.cairn\""), "\"file\":\"index.cairn\",");
+  ExpectBroken(Sealed(twice), "\"index.file\": expected it once, found it twice");
+  std::string again = EncodeManifest(Indexed());
+  again.insert(again.find("\"index\":"), "\"index\":null,");
+  ExpectBroken(Sealed(again), "\"index\": expected it once, found it twice");
+}
+
 TEST(Manifest, ALargerFileThanAllowedIsRefused) {
   ExpectBroken(std::string(kMaxManifestBytes + 1, ' '), "expected at most 67108864 bytes, found 67108865");
 }
