@@ -119,6 +119,16 @@ IoOperation Read(const UniqueFd& fd, const std::string& name, std::string& into)
   return IoOperation({.op = IoOp::kRead, .fd = fd.get(), .buffer = into.data(), .length = into.size()}, name);
 }
 
+IoOperation ReadAt(const UniqueFd& fd, const std::string& name, std::string& into, std::size_t filled,
+                   std::uint64_t offset) {
+  return IoOperation({.op = IoOp::kRead,
+                      .fd = fd.get(),
+                      .buffer = into.data() + filled,
+                      .length = into.size() - filled,
+                      .offset = offset},
+                     name);
+}
+
 IoOperation Truncate(const UniqueFd& fd, const std::string& name, std::uint64_t length) {
   return IoOperation({.op = IoOp::kFtruncate, .fd = fd.get(), .length = length}, name);
 }

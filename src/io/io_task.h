@@ -181,6 +181,9 @@ IoOperation Create(const PathAt& path, int more_flags, unsigned mode, UniqueFd& 
 /// Once, and final: an fsync that failed is never tried again, because the kernel has dropped the pages by then.
 IoOperation Fsync(const UniqueFd& fd, const std::string& name);
 IoOperation Read(const UniqueFd& fd, const std::string& name, std::string& into);
+/// Reads at the file's `offset` into what of the text lies behind `filled`.
+IoOperation ReadAt(const UniqueFd& fd, const std::string& name, std::string& into, std::size_t filled,
+                   std::uint64_t offset);
 IoOperation Truncate(const UniqueFd& fd, const std::string& name, std::uint64_t length);
 IoOperation SyncRange(const UniqueFd& fd, const std::string& name, std::uint64_t offset, std::uint64_t length);
 IoOperation Rename(const PathAt& from, const PathAt& to, RenameMode mode);

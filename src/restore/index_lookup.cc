@@ -1,13 +1,212 @@
 #include "restore/index_lookup.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/bytes.h"
 #include "base/status_macros.h"
+#include "format/fields.h"
+#include "format/index.h"
+#include "io/io_task.h"
+#include "restore/reshard.h"
 
 namespace cairn {
+namespace {
 
-Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& /*queue*/, const StoredCheckpoint& checkpoint,
-                                               std::optional<std::uint32_t> /*own*/,
-                                               std::span<const TensorEntry* const> /*wanted*/) {
-  return Error(StatusCode::kNotFound, "{} has no index", checkpoint.info.path);
+// So many blocks are being read at once.
+constexpr std::size_t kLanes = 8;
+// More pieces than these no index has that Cairn wrote; a hostile one must not take all memory.
+constexpr std::size_t kMaxPieces = 4U << 20;
+
+/// The first and last shard of a run of pieces that the box needs, as numbers of pieces: none where first > last.
+struct Span {
+  std::uint32_t first = 0;
+  std::uint32_t last = 0;
+};
+
+Span Touched(const IndexPieces& pieces, const Box& box) {
+  const Span all{0, pieces.count - 1};
+  const Span none{1, 0};
+  // A whole, or a tensor of other dimensions, which its shard's header tells of.
+  if (pieces.shape.empty() || pieces.shape.size() != box.begin.size()) return all;
+  for (std::size_t d = 0; d < box.begin.size(); ++d) {
+    const bool varies = pieces.count > 1 && pieces.offset_step > 0 && d == pieces.along;
+    if (!varies && (pieces.offset[d] >= box.end[d] || pieces.offset[d] + pieces.shape[d] <= box.begin[d])) return none;
+  }
+  if (pieces.count == 1 || pieces.offset_step == 0) return all;
+  // Piece k is [offset + k * step, offset + k * step + extent) in that dimension.
+  const std::int64_t offset = pieces.offset[pieces.along];
+  const std::int64_t end = offset + pieces.shape[pieces.along];
+  const std::int64_t before = box.begin[pieces.along] - end;  // Piece 0 ends so far in front of the box.
+  const std::int64_t until = box.end[pieces.along] - 1 - offset;
+  if (until < 0) return none;
+  const std::int64_t first = before < 0 ? 0 : before / pieces.offset_step + 1;
+  const std::int64_t last = std::min<std::int64_t>(until / pieces.offset_step, pieces.count - 1);
+  if (first > last) return none;
+  return {static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(last)};
+}
+
+/// The boxes that some tensors want, by logical name, and the pieces that were found for them.
+class Wishes {
+ public:
+  Wishes(std::optional<std::uint32_t> own, std::span<const TensorEntry* const> wanted) : own_(own) {
+    for (const TensorEntry* entry : wanted) {
+      Wish& wish = wishes_[entry->part ? std::string_view(entry->part->logical_name) : entry->name];
+      wish.boxes.push_back(BoxOf(entry->shape, entry->part));
+    }
+  }
+  [[nodiscard]] auto begin() const { return wishes_.begin(); }
+  [[nodiscard]] auto end() const { return wishes_.end(); }
+
+  /// False where there are too many.
+  bool Take(std::string_view name, const IndexPieces& pieces) {
+    const auto found = wishes_.find(name);
+    if (found == wishes_.end()) return true;
+    Wish& wish = found->second;
+    wish.named = true;
+    for (const Box& box : wish.boxes) {
+      const Span span = Touched(pieces, box);
+      for (std::uint32_t k = span.first; k <= span.last; ++k) {
+        Place place{pieces.offset, pieces.shape};
+        if (!pieces.shape.empty()) place.offset[pieces.along] += k * pieces.offset_step;
+        wish.holders[std::move(place)].insert(pieces.shard + k * pieces.shard_step);
+        if (++pieces_ > kMaxPieces) return false;
+      }
+    }
+    return true;
+  }
+
+  /// NotFound where the index does not name one of them at all.
+  [[nodiscard]] Result<std::vector<std::uint32_t>> Shards(const std::string& file) const {
+    std::set<std::uint32_t> shards;
+    std::vector<const std::set<std::uint32_t>*> replicas;
+    if (pieces_ > kMaxPieces) return Error(StatusCode::kCorrupt, "{} names more than {} pieces", file, kMaxPieces);
+    for (const auto& [name, wish] : wishes_) {
+      if (!wish.named) return Error(StatusCode::kNotFound, "{} does not name {}", file, Quoted(name));
+      for (const auto& [place, holders] : wish.holders) {
+        if (own_ && holders.contains(*own_)) continue;
+        holders.size() == 1 ? void(shards.insert(*holders.begin())) : replicas.push_back(&holders);
+      }
+    }
+    for (const std::set<std::uint32_t>* holders : replicas) {
+      const bool held = std::any_of(holders->begin(), holders->end(), [&](auto shard) { return shards.contains(shard); });
+      if (!held) shards.insert(*holders->begin());
+    }
+    return std::vector(shards.begin(), shards.end());
+  }
+
+ private:
+  struct Place {
+    std::vector<std::int64_t> offset, shape;
+    friend auto operator<=>(const Place&, const Place&) = default;
+  };
+  struct Wish {
+    std::vector<Box> boxes;
+    bool named = false;
+    std::map<Place, std::set<std::uint32_t>> holders;
+  };
+  const std::optional<std::uint32_t> own_;
+  std::map<std::string_view, Wish> wishes_;
+  std::size_t pieces_ = 0;
+};
+
+struct Lookup {
+  const StoredCheckpoint& checkpoint;
+  const ManifestIndex& index;
+  const PathAt path;
+  Wishes& wishes;
+  UniqueFd fd = {};
+  std::vector<IndexHead::Block> blocks = {};  // Those to read.
+  std::size_t next = 0;
+  Status failure = {};
+};
+
+IoTask<Status> ReadPart(Lookup& lookup, std::uint64_t offset, std::string& into) {
+  std::size_t filled = 0;
+  for (int retries = 0; filled < into.size();) {
+    IoResult read = co_await io::ReadAt(lookup.fd, lookup.path.text(), into, filled, offset + filled);
+    const bool interrupted = read.error == EINTR || read.error == EAGAIN;
+    if (interrupted && ++retries <= kMaxRetries) continue;
+    if (!read.ok()) co_return read.status;
+    if (read.value == 0) {
+      co_return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found its end at {}", lookup.path,
+                      lookup.index.length, offset + filled);
+    }
+    retries = 0;
+    filled += static_cast<std::size_t>(read.value);
+  }
+  co_return Status::Ok();
+}
+
+IoTask<Status> BlockLane(Lookup& lookup) {
+  std::string bytes;
+  while (lookup.next < lookup.blocks.size() && lookup.failure.ok()) {
+    const IndexHead::Block& block = lookup.blocks[lookup.next++];
+    bytes.resize(block.length);
+    Status status = co_await ReadPart(lookup, block.begin, bytes);
+    if (status.ok()) {
+      status = ReadIndexBlock(std::as_bytes(std::span(bytes)), block, lookup.checkpoint.manifest.shards.size(),
+                              lookup.path.text(), [&](std::string_view name, const IndexPieces& pieces) {
+                                return lookup.wishes.Take(name, pieces);
+                              });
+    }
+    if (!status.ok()) lookup.failure = std::move(status);
+  }
+  co_return Status::Ok();
+}
+
+Status CheckFile(const Lookup& lookup) {
+  struct stat found {};
+  if (::fstat(lookup.fd.get(), &found) != 0) return ReadErrnoStatus(errno, "stat of " + lookup.path.text());
+  if (S_ISREG(found.st_mode) && static_cast<std::uint64_t>(found.st_size) == lookup.index.length) return Status::Ok();
+  return Error(StatusCode::kCorrupt, "{}: expected a regular file of {} bytes, found {}", lookup.path,
+               lookup.index.length, found.st_size);
+}
+
+IoTask<Status> LookUpTask(Lookup& lookup) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Open(lookup.path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, lookup.fd));
+  CAIRN_CO_RETURN_IF_ERROR(CheckFile(lookup));
+  std::string bytes(lookup.index.head, '\0');
+  CAIRN_CO_RETURN_IF_ERROR(co_await ReadPart(lookup, lookup.index.length - lookup.index.head, bytes));
+  const Result<IndexHead> head =
+      IndexHead::Decode(std::as_bytes(std::span(bytes)), lookup.index, lookup.checkpoint.manifest.shards.size(),
+                        lookup.path.text());
+  CAIRN_CO_RETURN_IF_ERROR(head.status());
+  std::set<std::size_t> wanted;
+  for (const auto& [name, wish] : lookup.wishes) {
+    const auto [first, last] = head->Find(name);
+    for (std::size_t block = first; block < last; ++block) wanted.insert(block);
+  }
+  for (const std::size_t block : wanted) lookup.blocks.push_back(head->blocks()[block]);
+  std::vector<IoTask<Status>> lanes;
+  for (std::size_t i = 0; i < std::min(kLanes, lookup.blocks.size()); ++i) lanes.push_back(BlockLane(lookup));
+  CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(lanes)));
+  co_return lookup.failure;
+}
+
+}  // namespace
+
+Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
+                                               std::optional<std::uint32_t> own,
+                                               std::span<const TensorEntry* const> wanted) {
+  const std::optional<ManifestIndex>& index = checkpoint.manifest.index;
+  if (!index) return Error(StatusCode::kNotFound, "{} has no index", checkpoint.info.path);
+  Wishes wishes(own, wanted);
+  Lookup lookup{.checkpoint = checkpoint,
+                .index = *index,
+                .path = checkpoint.info.path + "/" + index->file,
+                .wishes = wishes};
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, LookUpTask(lookup)));
+  return wishes.Shards(lookup.path.text());
 }
 
 }  // namespace cairn

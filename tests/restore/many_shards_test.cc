@@ -3,8 +3,10 @@
 #include <sys/resource.h>
 
 #include <filesystem>
+#include <functional>
 #include <set>
 
+#include "format/index.h"
 #include "restore_fixture.h"
 #include "store/names.h"
 #include "support/faulty_queue.h"
@@ -70,6 +72,48 @@ class ManyShardsTest : public RestoreTest {
     return opened;
   }
 
+  /// Gives the checkpoint an index, made of what `header_of` says is in each shard.
+  using HeaderOf = std::function<ShardHeader(int rank)>;
+  void AddIndex(const HeaderOf& header_of) {
+    std::vector<std::string> runs;
+    for (int rank = 0; rank < kRanks; ++rank) runs.push_back(EncodeIndexRun(header_of(rank)));
+    const std::optional<BuiltIndex> built = BuildIndex(runs);
+    ASSERT_TRUE(built.has_value());
+    WriteWholeFile(folder_ + "/" + std::string(kIndexName), built->bytes);
+    Manifest manifest = ReadManifest(folder_);
+    manifest.index = ManifestIndex{.file = std::string(kIndexName),
+                                   .length = built->bytes.size(),
+                                   .head = built->head_bytes,
+                                   .digest = built->head_digest};
+    WriteManifest(folder_, manifest);
+  }
+  [[nodiscard]] ShardHeader HeaderOfRank(int rank) const {
+    const std::string bytes = ReadWholeFile(ShardPath(rank));
+    const auto all = std::as_bytes(std::span(bytes));
+    const auto length = ShardHeaderLength(all.first(8), bytes.size(), ShardPath(rank));
+    const auto header = DecodeShardHeader(all.first(*length), bytes.size(), ShardPath(rank));
+    EXPECT_TRUE(header.ok()) << header.status();
+    return *header;
+  }
+  void AddTrueIndex() {
+    AddIndex([this](int rank) { return HeaderOfRank(rank); });
+  }
+  /// What rank 3 of a smaller world wants: the rows of ranks 10 to 12, but for the first and the last one, and another
+  /// rank's tensor.
+  void WantOfOthers() {
+    SavedTensor rows = MakeTensor("some rows", DType::kF32, {kRows * 3 - 2, kColumns}, 0);
+    rows.part = TensorPart{"w", {kRanks * kRows, kColumns}, {10 * kRows + 1, 0}};
+    wanted_.Add(rows);
+    wanted_.Add(own_[150]);
+  }
+  void ExpectRestoredOfOthers(const Result<Restored>& restored) {
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    constexpr std::size_t kRowBytes = kColumns * 4;
+    EXPECT_EQ(wanted_["some rows"], whole_.substr((10 * kRows + 1) * kRowBytes, (3 * kRows - 2) * kRowBytes));
+    EXPECT_EQ(wanted_[OwnName(150)], own_[150].bytes);
+  }
+
+  Targets wanted_;
   const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
   std::vector<SavedTensor> own_;
   std::string whole_;
@@ -88,6 +132,139 @@ TEST_F(ManyShardsTest, OwnTensorsAreReadFromTheRanksOwnShardAlone) {
   EXPECT_EQ(std::get<std::int64_t>(restored->values.at("rank")), 7);
   EXPECT_EQ(OpenedShards(), std::set<std::string>{ShardPath(7)});
   EXPECT_EQ(plan_->Count({.op = IoOp::kOpen}), 1U);
+}
+
+TEST_F(ManyShardsTest, IndexLeadsToTheShardsThatHoldWantedBytesAndNoOther) {
+  AddTrueIndex();
+  WantOfOthers();
+
+  const Result<Restored> restored = RestoreAs(3, wanted_);
+
+  ExpectRestoredOfOthers(restored);
+  EXPECT_EQ(OpenedShards(),
+            (std::set<std::string>{ShardPath(3), ShardPath(10), ShardPath(11), ShardPath(12), ShardPath(150)}));
+  EXPECT_EQ(events_, std::vector<std::string>{});
+}
+
+TEST_F(ManyShardsTest, ReplicaIsReadFromAShardThatIsNeededAnyway) {
+  AddIndex([this](int rank) {
+    ShardHeader header = HeaderOfRank(rank);
+    // To an index these are two replicas; in truth rank 8 alone has it.
+    if (rank == 7) header.tensors[0].name = OwnName(8);
+    return header;
+  });
+  Targets targets;
+  targets.Add(own_[8]);
+  SavedTensor row = MakeTensor("row", DType::kF32, {1, kColumns}, 0);
+  row.part = TensorPart{"w", {kRanks * kRows, kColumns}, {8 * kRows, 0}};
+  targets.Add(row);
+
+  const Result<Restored> restored = RestoreAs(3, targets);
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(targets[OwnName(8)], own_[8].bytes);
+  EXPECT_EQ(OpenedShards(), (std::set<std::string>{ShardPath(3), ShardPath(8)}));
+}
+
+TEST_F(ManyShardsTest, WithoutAnIndexAllHeadersAreRead) {
+  WantOfOthers();
+
+  const Result<Restored> restored = RestoreAs(3, wanted_);
+
+  ExpectRestoredOfOthers(restored);
+  EXPECT_EQ(OpenedShards().size(), static_cast<std::size_t>(kRanks));
+  ASSERT_EQ(events_.size(), 1U);
+  EXPECT_THAT(events_[0], HasSubstr("has no index"));
+}
+
+TEST_F(ManyShardsTest, IndexThatLiesChangesNothing) {
+  WantOfOthers();
+  const std::vector<std::pair<std::string, HeaderOf>> lies = {
+      {"each shard's tensors in the next one", [this](int rank) { return HeaderOfRank((rank + 1) % kRanks); }},
+      {"a name left out",
+       [this](int rank) {
+         ShardHeader header = HeaderOfRank(rank);
+         if (rank == 150) std::erase_if(header.tensors, [](const ShardTensor& t) { return t.name == OwnName(150); });
+         return header;
+       }},
+      {"a piece left out",
+       [this](int rank) {
+         ShardHeader header = HeaderOfRank(rank);
+         if (rank == 11) std::erase_if(header.tensors, [](const ShardTensor& t) { return t.name == "w"; });
+         return header;
+       }},
+      {"a piece in another place", [this](int rank) {
+         ShardHeader header = HeaderOfRank(rank);
+         for (ShardTensor& tensor : header.tensors) {
+           if (rank == 11 && tensor.part) tensor.part->offset = {0, 0};
+         }
+         return header;
+       }}};
+  for (const auto& [what, header_of] : lies) {
+    SCOPED_TRACE(what);
+    AddIndex(header_of);
+    events_.clear();
+
+    const Result<Restored> restored = RestoreAs(3, wanted_);
+
+    ExpectRestoredOfOthers(restored);
+    EXPECT_EQ(events_.size(), 1U);
+  }
+}
+
+TEST_F(ManyShardsTest, DamagedIndexChangesNothing) {
+  AddTrueIndex();
+  WantOfOthers();
+  const std::string path = folder_ + "/" + std::string(kIndexName);
+  const std::string good = ReadWholeFile(path);
+  const auto spoil = [&](const std::string& what, const std::function<void()>& how) {
+    SCOPED_TRACE(what);
+    std::filesystem::remove_all(path);
+    WriteWholeFile(path, good);
+    how();
+    events_.clear();
+    ExpectRestoredOfOthers(RestoreAs(3, wanted_));
+    EXPECT_EQ(events_.size(), 1U);
+  };
+
+  for (const std::size_t at : {std::size_t{0}, good.size() / 2, good.size() - 1}) {
+    spoil("a flipped bit", [&] {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ 1);
+      WriteWholeFile(path, bad);
+    });
+  }
+  spoil("cut", [&] { std::filesystem::resize_file(path, good.size() - 1); });
+  spoil("empty", [&] { std::filesystem::resize_file(path, 0); });
+  spoil("missing", [&] { std::filesystem::remove(path); });
+  spoil("a folder", [&] {
+    std::filesystem::remove(path);
+    std::filesystem::create_directory(path);
+  });
+  spoil("a link", [&] {
+    std::filesystem::rename(path, path + ".real");
+    std::filesystem::create_symlink(path + ".real", path);
+  });
+  spoil("a disk that does not give it back", [&] { plan_->Fail({.op = IoOp::kRead, .path = kIndexName.data()}, EIO); });
+}
+
+TEST_F(ManyShardsTest, MissingTensorsAreMissingWhateverTheIndexSays) {
+  AddIndex([this](int rank) {
+    ShardHeader header = HeaderOfRank(rank);
+    if (rank == 150) std::erase_if(header.tensors, [](const ShardTensor& t) { return t.name == OwnName(150); });
+    return header;
+  });
+  WantOfOthers();
+  wanted_.Add(MakeTensor("nowhere", DType::kF32, {2}, 0));
+
+  const Result<Restored> refused = RestoreAs(3, wanted_);
+  EXPECT_TRUE(wanted_.untouched());
+  const Result<Restored> restored =
+      RestoreWhich(WatchedParts(), root(), Latest(), 3, wanted_.state, {.allow_missing = true});
+
+  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << refused.status();
+  ExpectRestoredOfOthers(restored);
+  EXPECT_EQ(restored->missing, std::vector<std::string>{"nowhere"});
 }
 
 TEST_F(ManyShardsTest, DamageElsewhereIsNoMatterToARankThatNeedsNothingThere) {
