@@ -223,7 +223,7 @@ class StoreCommit {
     queue_->Begin();
     const auto begin = Clock::now();
     Wait([&](StatusDone done) { attempt->Seal(bytes.first(content_.header_bytes), std::move(done)); });
-    Wait([&](StatusDone done) { attempt->Commit(manifest, /*replace=*/false, std::move(done)); });
+    Wait([&](StatusDone done) { attempt->Commit(manifest, /*index_runs=*/{}, /*replace=*/false, std::move(done)); });
     const double seconds = Since(begin);
     queue_->End();
     return seconds;

@@ -205,14 +205,15 @@ Status Coordination::TakeWord(int rank, const std::string& text) {
   const auto index = static_cast<std::size_t>(rank);
   shards_[index] = PreparedShard{.shard = word.shard};
   checks_->Add(index, std::move(word.shard),
-               [index, then = Later(&Coordination::OnChecked)](const Status& status) { then(index, status); });
+               [index, then = Later(&Coordination::OnChecked)](Result<std::string> run) { then(index, std::move(run)); });
   return Status::Ok();
 }
 
-void Coordination::OnChecked(std::size_t rank, Status status) {
+void Coordination::OnChecked(std::size_t rank, Result<std::string> run) {
   if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
-  if (!status.ok()) return FailForAll(Error(status.code(), "step {}: {}", plan_.step, status.message()));
+  if (!run.ok()) return FailForAll(Error(run.status().code(), "step {}: {}", plan_.step, run.status().message()));
   shards_[rank]->checked = true;
+  shards_[rank]->index_run = *std::move(run);
   CommitIfPrepared();
 }
 
@@ -247,9 +248,12 @@ void Coordination::CommitIfPrepared() {
   if (!all) return;
   stage_.MoveTo(Stage::kCommitting);
   wakes_at_ = Deadline::Infinite();
-  std::vector<ManifestShard> shards;
-  for (std::optional<PreparedShard>& shard : shards_) shards.push_back(std::move(shard->shard));
-  callbacks_.commit(std::move(shards));
+  PreparedShards prepared;
+  for (std::optional<PreparedShard>& shard : shards_) {
+    prepared.shards.push_back(std::move(shard->shard));
+    prepared.index_runs.push_back(std::move(shard->index_run));
+  }
+  callbacks_.commit(std::move(prepared));
 }
 
 void Coordination::TellOutcome(const Status& outcome) {

@@ -57,6 +57,12 @@ enum class CoordinationStage : std::uint8_t {
   return false;
 }
 
+/// All ranks' shards, and what each of the others adds to the index: by rank.
+struct PreparedShards {
+  std::vector<ManifestShard> shards;
+  std::vector<std::string> index_runs;
+};
+
 /// What the ranks agree on for one save, the n-th: steps 1 and 4 of the commit protocol (attempt.cc). Engine's thread
 /// alone. The coordinator decides, and waits for nobody before all have to be prepared:
 ///   attempt/<n>   announced: the save as the coordinator's ledger accepted it, or its refusal.
@@ -72,11 +78,11 @@ enum class CoordinationStage : std::uint8_t {
 class Coordination : public std::enable_shared_from_this<Coordination> {
  public:
   struct Callbacks {
-    std::function<void()> named;                             ///< The attempt's folder() is open.
-    std::function<void(std::vector<ManifestShard>)> commit;  ///< On the coordinator: all are prepared.
-    std::function<void(Status)> failed;                      ///< The ranks do not agree, or one of them failed.
-    std::function<void(Status)> ended;                       ///< Committed, or nobody knows.
-    std::function<void()> quiet;                             ///< After a failure: idle() has become true.
+    std::function<void()> named;                 ///< The attempt's folder() is open.
+    std::function<void(PreparedShards)> commit;  ///< On the coordinator: all are prepared.
+    std::function<void(Status)> failed;          ///< The ranks do not agree, or one of them failed.
+    std::function<void(Status)> ended;           ///< Committed, or nobody knows.
+    std::function<void()> quiet;                 ///< After a failure: idle() has become true.
   };
   Coordination(EngineContext& context, const SavePlan& plan, Callbacks callbacks);
 
@@ -131,7 +137,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   void OnWord(int rank, std::string text);
   void OnAllHeard(Status status);
   [[nodiscard]] Status TakeWord(int rank, const std::string& text);
-  void OnChecked(std::size_t rank, Status status);
+  void OnChecked(std::size_t rank, Result<std::string> run);
   [[nodiscard]] Status Missing() const;
   void FailForAll(const Status& why);
   void CommitIfPrepared();
@@ -150,6 +156,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   struct PreparedShard {
     ManifestShard shard;
     bool checked = false;
+    std::string index_run = {};
   };
 
   EngineContext& context_;

@@ -18,7 +18,7 @@ SaveJob::SaveJob(EngineContext& context, std::shared_ptr<SaveTask> task)
 
 Coordination::Callbacks SaveJob::OfRanks() {
   return {.named = [this] { running() ? MakeHeaderIfNamed() : FailIfQuiet(); },
-          .commit = [this](std::vector<ManifestShard> shards) { writer_->Commit(std::move(shards)); },
+          .commit = [this](PreparedShards all) { writer_->Commit(std::move(all.shards), std::move(all.index_runs)); },
           .failed = [this](Status status) { Fail(std::move(status)); },
           .ended = [this](Status status) { End(std::move(status)); },
           .quiet = [this] { FailIfQuiet(); }};

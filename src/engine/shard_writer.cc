@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "format/index.h"
 #include "store/names.h"
 
 namespace cairn {
@@ -38,16 +39,21 @@ void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder) {
   stage_.MoveTo(Stage::kPlanning);
   folder_ = std::move(folder);
   context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&ShardWriter::OnHeader)] {
-    done(std::make_shared<Result<ShardHeaderWriter>>(ShardHeaderWriter::Make(task_.snapshot().Header(
-        task_.plan().step, folder_->uuid(), static_cast<std::uint64_t>(context_.parts.group->rank()),
-        context_.parts.options.checksums))));
+    const Group& group = *context_.parts.group;
+    const ShardHeader header =
+        task_.snapshot().Header(task_.plan().step, folder_->uuid(), static_cast<std::uint64_t>(group.rank()),
+                                context_.parts.options.checksums);
+    const bool indexed = group.rank() == 0 && group.size() > 1;
+    done(std::make_shared<Planned>(
+        Planned{.header = ShardHeaderWriter::Make(header), .index_run = indexed ? EncodeIndexRun(header) : ""}));
   });
 }
 
-void ShardWriter::OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header) {
-  if (Ends(header->status())) return;
+void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
+  if (Ends(planned->header.status())) return;
   stage_.MoveTo(Stage::kReady);
-  header_ = *std::move(*header);
+  header_ = *std::move(planned->header);
+  index_run_ = std::move(planned->index_run);
   AttemptSpec spec{.folder = folder_,
                    .step = task_.plan().step,
                    .shard = static_cast<std::uint64_t>(context_.parts.group->rank()),
@@ -140,9 +146,10 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
           .shards = std::move(shards)};
 }
 
-void ShardWriter::Commit(std::vector<ManifestShard> shards) {
+void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs) {
   stage_.MoveTo(Stage::kCommitting);
-  attempt_->Commit(MakeManifest(std::move(shards)), task_.plan().replace, Later(&ShardWriter::OnCommitted));
+  index_runs.at(0) = std::move(index_run_);
+  attempt_->Commit(MakeManifest(std::move(shards)), std::move(index_runs), task_.plan().replace, Later(&ShardWriter::OnCommitted));
 }
 
 void ShardWriter::OnCommitted(Status status) { callbacks_.committed(std::move(status)); }

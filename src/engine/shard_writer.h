@@ -71,7 +71,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   [[nodiscard]] bool sealing() const { return *stage_ >= WriterStage::kSealing && *stage_ != WriterStage::kStopped; }
   /// This rank's shard, as its word and the manifest have it.
   [[nodiscard]] ManifestShard shard() const;
-  void Commit(std::vector<ManifestShard> shards);
+  /// All ranks' shards, and what the others add to the index; this rank's own run is added.
+  void Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs);
 
   /// Drops the chunks that are not under way.
   void Stop();
@@ -85,7 +86,11 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   template <typename... Args>
   std::function<void(Args...)> Later(void (ShardWriter::*then)(Args...));
   [[nodiscard]] Manifest MakeManifest(std::vector<ManifestShard> shards) const;
-  void OnHeader(std::shared_ptr<Result<ShardHeaderWriter>> header);
+  struct Planned {
+    Result<ShardHeaderWriter> header;
+    std::string index_run;
+  };
+  void OnHeader(std::shared_ptr<Planned> planned);
   void OnBegun(Status status);
   void OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status);
   void OnSealed(Status status);
@@ -99,6 +104,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   Lifecycle<WriterStage> stage_{WriterStage::kWaiting};
   std::shared_ptr<AttemptFolder> folder_;
   std::optional<ShardHeaderWriter> header_;
+  std::string index_run_;  // The coordinator's, of several ranks.
   std::unique_ptr<Attempt> attempt_;
   std::deque<std::shared_ptr<FilledChunk>> ready_;
   std::uint64_t written_ = 0;  // Stream bytes whose writes are complete.

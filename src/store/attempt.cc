@@ -29,12 +29,13 @@
 // 4. The ranks agree (not here, but in src/engine/coordination.cc): each sends the coordinator one word, that it is
 //    prepared or that it fails, and the coordinator announces the attempt, and then the outcome or the first failure.
 //    As each word comes the coordinator looks for that rank's shard through its own descriptor of the folder
-//    (shard_check.cc): it must have the length and the header's digest that its rank has told. Words only hint: who is
+//    (shard_check.cc): it must have the length and the header's digest that its rank has told; what is in the header
+//    goes into the index. Words only hint: who is
 //    prepared and hears nothing more looks on the disk. A rank that is alone knows, and does 3 and 5 in one: header and
 //    manifest are written side by side, then all is fsynced side by side, then renamed. Nothing reads the attempt
 //    before the rename, so that it is no matter which of them a crash lets through.
-// 5. Commit (commit.cc), on the coordinator, only once every shard was found: the manifest is written, then it and the
-//    attempt's folder fsynced; the folder renamed to step-N without replacing; the root fsynced. An old step-N is
+// 5. Commit (commit.cc), on the coordinator, only once every shard was found: the index is written, where there are
+//    several ranks, then the manifest, which names it; then both and the attempt's folder are fsynced; the folder renamed to step-N without replacing; the root fsynced. An old step-N is
 //    exchanged for it. Where the filesystem exchanges no names the old one is first renamed to `.replaced-N-<attempt>`
 //    and the root fsynced, so that no power cut keeps the second rename and not the first; what an earlier replacement
 //    left under such a name is retired before. If the root's last fsync fails the outcome is unknown: the step is not
@@ -152,17 +153,17 @@ void Attempt::Seal(Bytes header, StatusDone done) {
   Run(std::move(refusal), SealTask(header), Stage::kSealed, std::move(done));
 }
 
-void Attempt::Commit(const Manifest& manifest, bool replace, StatusDone done) {
+void Attempt::Commit(const Manifest& manifest, std::vector<std::string> index_runs, bool replace, StatusDone done) {
   Status refusal = Admit(Stage::kSealed, "Commit");
   if (refusal.ok()) refusal = CheckManifest(manifest);
-  Run(std::move(refusal), CommitTask(manifest, replace, {}), Stage::kCommitted, std::move(done));
+  Run(std::move(refusal), CommitTask(manifest, std::move(index_runs), replace, {}), Stage::kCommitted, std::move(done));
 }
 
 void Attempt::SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done) {
   Status refusal = Admit(Stage::kWriting, "SealAndCommit");
   if (refusal.ok()) refusal = CheckRange(0, header);
   if (refusal.ok()) refusal = CheckManifest(manifest);
-  Run(std::move(refusal), CommitTask(manifest, replace, header), Stage::kCommitted, std::move(done));
+  Run(std::move(refusal), CommitTask(manifest, {}, replace, header), Stage::kCommitted, std::move(done));
 }
 
 void Attempt::Abandon(StatusDone done) {
@@ -330,10 +331,12 @@ Status Attempt::CheckManifest(const Manifest& manifest) const {
                manifest.attempt, folder().uuid(), spec_.step);
 }
 
-IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header) {
+IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> index_runs, bool replace,
+                                   Bytes header) {
   FolderCommit commit({.root = root(),
                        .folder = folder().path(),
                        .manifest = manifest,
+                       .index_runs = std::move(index_runs),
                        .replace = replace,
                        .file_mode = spec_.file_mode,
                        .still_writer = spec_.still_writer,
@@ -347,6 +350,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, bool replace, Bytes header
   // Only now, when nothing is missing any more: a filesystem with a journal commits it once for all.
   std::vector<IoTask<Status>> fsyncs;
   if (!header.empty()) fsyncs = FsyncTasks();
+  fsyncs.push_back(commit.FsyncIndex());
   fsyncs.push_back(commit.FsyncManifest());
   fsyncs.push_back(io::FsyncTask(folder().fd(), folder().path().text()));
   CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(fsyncs)));

@@ -48,11 +48,12 @@ class Attempt {
   /// Step 3: writes the header (4096-aligned memory and length), cuts the file to file_bytes, fsyncs and closes it,
   /// fsyncs the folder, and the one that a spare came from. Corrupt where the folder no longer holds this very file.
   void Seal(Bytes header, StatusDone done);
-  /// Step 5: manifest, fsync, fsync of the folder, rename to step-N, fsync of the root. With `replace` the old step-N
+  /// Step 5: index (of `index_runs`, as CommitSpec has them) and manifest, their fsyncs and the folder's, rename to
+  /// step-N, fsync of the root. With `replace` the old step-N
   /// is exchanged atomically and afterwards removed. AlreadyExists where step-N is there and `replace` is not set.
   ///
   /// UnknownOutcome where the rename was done and the root's fsync failed: the step is never acknowledged.
-  void Commit(const Manifest& manifest, bool replace, StatusDone done);
+  void Commit(const Manifest& manifest, std::vector<std::string> index_runs, bool replace, StatusDone done);
   /// Seal and Commit in one, for a rank that has nobody to agree with: their fsyncs run side by side, and all of them
   /// have returned before the rename.
   void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done);
@@ -84,7 +85,7 @@ class Attempt {
   IoTask<Status> BeginTask();
   IoTask<Status> WriteTask(std::uint64_t offset, Bytes memory);
   IoTask<Status> SealTask(Bytes header);
-  IoTask<Status> CommitTask(Manifest manifest, bool replace, Bytes header);
+  IoTask<Status> CommitTask(Manifest manifest, std::vector<std::string> index_runs, bool replace, Bytes header);
   IoTask<Status> AbandonTask();
 
   // Their parts.

@@ -106,7 +106,7 @@ FolderCommit::FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_pla
       target_(JoinPath(spec_.root, StepName(spec_.manifest.step))),
       aside_(JoinPath(spec_.root, ReplacedName(spec_.manifest.step, spec_.manifest.attempt))),
       path_(JoinPath(spec_.folder, kManifestName)),
-      text_(EncodeManifest(spec_.manifest)) {}
+      index_path_(JoinPath(spec_.folder, kIndexName)) {}
 
 IoTask<Status> FolderCommit::Begin() {
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(spec_.root, /*follow=*/true, root_fd_));
@@ -134,12 +134,42 @@ IoTask<Status> FolderCommit::LockOld() {
   co_return co_await io::Fsync(pin, path.text());
 }
 
+// Where it cannot be made the checkpoint is as good without.
+IoTask<Status> FolderCommit::WriteIndex() {
+  std::optional<BuiltIndex> built;
+  const auto build = [this, &built] {
+    built = BuildIndex(spec_.index_runs);
+    return Status::Ok();
+  };
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(index_path_.text(), build));
+  spec_.index_runs.clear();
+  if (!built || !CheckFileSizeLimit(index_path_.text(), built->bytes.size()).ok()) co_return Status::Ok();
+  index_ = *std::move(built);
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(index_path_, 0, spec_.file_mode, index_fd_));
+  const io::WriteOptions options{.room = spec_.room};
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::WriteAll(index_fd_, index_path_.text(), 0,
+                                                 std::as_bytes(std::span(index_.bytes)), /*alignment=*/1, options));
+  spec_.manifest.index = ManifestIndex{.file = std::string(kIndexName),
+                                       .length = index_.bytes.size(),
+                                       .head = index_.head_bytes,
+                                       .digest = index_.head_digest};
+  co_return Status::Ok();
+}
+
 IoTask<Status> FolderCommit::WriteManifest() {
+  if (!spec_.index_runs.empty()) CAIRN_CO_RETURN_IF_ERROR(co_await WriteIndex());
+  text_ = EncodeManifest(spec_.manifest);
   CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(path_.text(), text_.size()));
   CAIRN_CO_RETURN_IF_ERROR(co_await io::Create(path_, 0, spec_.file_mode, manifest_fd_));
   const io::WriteOptions options{.room = spec_.room};
   co_return co_await io::WriteAll(manifest_fd_, path_.text(), 0, std::as_bytes(std::span(text_)), /*alignment=*/1,
                                   options);
+}
+
+IoTask<Status> FolderCommit::FsyncIndex() {
+  if (!index_fd_.valid()) co_return Status::Ok();
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Fsync(index_fd_, index_path_.text()));
+  co_return co_await io::Close(index_fd_, index_path_.text());
 }
 
 IoTask<Status> FolderCommit::FsyncManifest() {

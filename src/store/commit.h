@@ -3,8 +3,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/unique_fd.h"
+#include "format/index.h"
 #include "format/manifest.h"
 #include "io/io_task.h"
 #include "store/attempt_folder.h"
@@ -17,6 +19,8 @@ struct CommitSpec {
   PathAt root;
   PathAt folder;  ///< The attempt's, in the root.
   Manifest manifest;
+  /// By the manifest's shards, what each adds to the index (see BuildIndex); none where there is to be none.
+  std::vector<std::string> index_runs = {};
   bool replace = false;
   unsigned file_mode = 0644;
   WriterCheck still_writer = {};  ///< Asked before the rename.
@@ -33,8 +37,10 @@ class FolderCommit {
   /// Opens the root, so that nothing but its fsync can fail once the rename is done. Where a step is replaced, keeps
   /// readers out of the old one and takes its pin over.
   IoTask<Status> Begin();
+  /// And the index before it, which it names.
   IoTask<Status> WriteManifest();
-  /// And closes it.
+  /// And closes it; nothing where there is no index.
+  IoTask<Status> FsyncIndex();
   IoTask<Status> FsyncManifest();
   /// Renames the folder to step-N and fsyncs the root; an old step-N is exchanged for it, or, where the filesystem
   /// exchanges no names, waits as `.replaced-N-<attempt>`. FailedPrecondition where another writer has taken over, or
@@ -44,20 +50,24 @@ class FolderCommit {
   IoTask<Status> RemoveOld();
 
  private:
+  IoTask<Status> WriteIndex();
   IoTask<Status> LockOld();
   IoTask<Status> MoveOldAside();
   IoTask<Status> PutOldBack(Status why);
   IoTask<Status> LookForIt(IoResult renamed);
 
-  const CommitSpec spec_;
+  CommitSpec spec_;
   const UniqueFd& folder_fd_;
   bool& in_place_;
   const PathAt target_;  // <root>/step-N
   const PathAt aside_;   // <root>/.replaced-N-<attempt>
   const PathAt path_;    // The manifest's, in the attempt.
-  const std::string text_;
+  const PathAt index_path_;
+  BuiltIndex index_;
+  std::string text_;
   enum class Old : std::uint8_t { kNone, kThere, kExchanged, kAside } old_ = Old::kNone;
   UniqueFd root_fd_;
+  UniqueFd index_fd_;
   UniqueFd manifest_fd_;
   std::optional<Flock> old_lock_;
 };

@@ -15,6 +15,7 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "format/index.h"
 #include "format/shard_header.h"
 #include "io/path_at.h"
 
@@ -24,6 +25,8 @@ namespace {
 constexpr int kLanes = 8;  // So many threads may wait for the disk at once.
 constexpr std::size_t kPiece = 64U << 10;
 constexpr std::size_t kLengthWord = 8;
+// Above this a shard has a hundred thousand tensors: no index is made rather than eight such headers held at once.
+constexpr std::uint64_t kMaxIndexedHeader = 32U << 20;
 
 Status ReadExactly(const UniqueFd& fd, const std::string& file, std::span<std::byte> into, std::uint64_t offset) {
   for (int retries = 0; !into.empty();) {
@@ -37,20 +40,36 @@ Status ReadExactly(const UniqueFd& fd, const std::string& file, std::span<std::b
   return Status::Ok();
 }
 
-Result<std::uint32_t> HeaderDigest(const UniqueFd& fd, const std::string& file, std::uint64_t length) {
+struct Header {
+  std::uint32_t digest = 0;
+  /// Its bytes, where it is short enough to be kept.
+  std::vector<std::byte> bytes;
+};
+
+Result<Header> ReadHeader(const UniqueFd& fd, const std::string& file, std::uint64_t length) {
   std::vector<std::byte> piece(kPiece);
   CAIRN_RETURN_IF_ERROR(ReadExactly(fd, file, std::span(piece).first(kLengthWord), 0));
-  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t header, ShardHeaderLength(Bytes(piece.data(), kLengthWord), length, file));
-  std::uint32_t digest = 0;
-  for (std::uint64_t at = 0; at < header; at += kPiece) {
-    const auto part = std::span(piece).first(static_cast<std::size_t>(std::min<std::uint64_t>(kPiece, header - at)));
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t size, ShardHeaderLength(Bytes(piece.data(), kLengthWord), length, file));
+  Header header;
+  const bool kept = size <= kMaxIndexedHeader;
+  if (kept) header.bytes.resize(size);
+  for (std::uint64_t at = 0; at < size; at += kPiece) {
+    const std::uint64_t bytes = std::min<std::uint64_t>(kPiece, size - at);
+    const std::span<std::byte> part = kept ? std::span(header.bytes).subspan(at, bytes) : std::span(piece).first(bytes);
     CAIRN_RETURN_IF_ERROR(ReadExactly(fd, file, part, at));
-    digest = Crc32c(part, digest);
+    header.digest = Crc32c(part, header.digest);
   }
-  return digest;
+  return header;
 }
 
-Status CheckShard(const AttemptFolder& folder, std::size_t rank, const ManifestShard& shard) {
+// Of a header that is too long, or that this version does not read, there is none.
+std::string RunOf(const Header& header, std::uint64_t length, const std::string& file) {
+  if (header.bytes.empty()) return {};
+  const Result<ShardHeader> decoded = DecodeShardHeader(header.bytes, length, file);
+  return decoded.ok() ? EncodeIndexRun(*decoded) : std::string();
+}
+
+Result<std::string> CheckShard(const AttemptFolder& folder, std::size_t rank, const ManifestShard& shard) {
   const std::string file = JoinPath(folder.path(), shard.file).text();
   // What a network filesystem has noted of the directory may be older than the rank's word.
   struct statx fresh {};
@@ -68,14 +87,18 @@ Status CheckShard(const AttemptFolder& folder, std::size_t rank, const ManifestS
     return Error(StatusCode::kCorrupt, "{}: rank {} has written {} bytes, rank 0 finds {}", file, rank, shard.length,
                  found.st_size);
   }
-  CAIRN_ASSIGN_OR_RETURN(const std::uint32_t digest, HeaderDigest(fd, file, shard.length));
-  if (digest == shard.header_digest) return Status::Ok();
+  CAIRN_ASSIGN_OR_RETURN(const Header header, ReadHeader(fd, file, shard.length));
+  if (header.digest == shard.header_digest) return RunOf(header, shard.length, file);
   return Error(StatusCode::kCorrupt, "{}: its header's digest: rank {} has written {:08x}, rank 0 finds {:08x}", file,
-               rank, shard.header_digest, digest);
+               rank, shard.header_digest, header.digest);
 }
 
-IoTask<Status> CheckTask(std::shared_ptr<const AttemptFolder> folder, std::size_t rank, ManifestShard shard) {
-  co_return co_await io::OnThread(folder->path().text(), [&] { return CheckShard(*folder, rank, shard); });
+IoTask<Status> CheckTask(std::shared_ptr<const AttemptFolder> folder, std::size_t rank, ManifestShard shard,
+                         std::shared_ptr<std::string> run) {
+  co_return co_await io::OnThread(folder->path().text(), [&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(*run, CheckShard(*folder, rank, shard));
+    return Status::Ok();
+  });
 }
 
 }  // namespace
@@ -83,7 +106,7 @@ IoTask<Status> CheckTask(std::shared_ptr<const AttemptFolder> folder, std::size_
 ShardChecks::ShardChecks(IoQueue& queue, std::shared_ptr<const AttemptFolder> folder)
     : queue_(queue), folder_(std::move(folder)) {}
 
-void ShardChecks::Add(std::size_t rank, ManifestShard shard, StatusDone done) {
+void ShardChecks::Add(std::size_t rank, ManifestShard shard, Done done) {
   waiting_.push_back({rank, std::move(shard), std::move(done)});
   BeginWaiting();
 }
@@ -93,10 +116,11 @@ void ShardChecks::BeginWaiting() {
     Check next = std::move(waiting_.front());
     waiting_.pop_front();
     ++under_way_;
-    RunTask(queue_, CheckTask(folder_, next.rank, std::move(next.shard)),
-            [self = shared_from_this(), done = std::move(next.done)](Status status) {
+    const auto run = std::make_shared<std::string>();
+    RunTask(queue_, CheckTask(folder_, next.rank, std::move(next.shard), run),
+            [self = shared_from_this(), run, done = std::move(next.done)](Status status) {
               --self->under_way_;
-              done(std::move(status));
+              status.ok() ? done(std::move(*run)) : done(std::move(status));
               self->BeginWaiting();
             });
   }

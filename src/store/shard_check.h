@@ -2,7 +2,9 @@
 
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "cairn/status.h"
 #include "format/manifest.h"
@@ -16,12 +18,15 @@ namespace cairn {
 /// as its rank's word comes, a few at a time. On the queue's thread.
 class ShardChecks : public std::enable_shared_from_this<ShardChecks> {
  public:
+  /// What was found: the shard's run of the index (see EncodeIndexRun), empty where it has none.
+  using Done = std::function<void(Result<std::string> run)>;
+
   ShardChecks(IoQueue& queue, std::shared_ptr<const AttemptFolder> folder);
 
   /// Whether the shard is there as its rank has told it: a regular file of that length whose header has that digest.
   /// FailedPrecondition, naming rank and file, where it is not there; Corrupt where it is another. `done` comes once,
   /// never from within the call, unless Stop came before.
-  void Add(std::size_t rank, ManifestShard shard, StatusDone done);
+  void Add(std::size_t rank, ManifestShard shard, Done done);
   /// Drops what has not begun.
   void Stop() { waiting_.clear(); }
 
@@ -29,7 +34,7 @@ class ShardChecks : public std::enable_shared_from_this<ShardChecks> {
   struct Check {
     std::size_t rank;
     ManifestShard shard;
-    StatusDone done;
+    Done done;
   };
   void BeginWaiting();
 

@@ -16,6 +16,7 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/uuid.h"
+#include "format/index.h"
 #include "store/names.h"
 
 namespace cairn {
@@ -89,6 +90,31 @@ Manifest ManifestOf(const TestSave& save, const std::string& uuid) {
   }
   return manifest;
 }
+
+namespace {
+
+/// What each shard adds to the index: a tensor of its own. None for one shard.
+std::vector<std::string> IndexRunsOf(const TestSave& save) {
+  std::vector<std::string> runs;
+  for (std::uint64_t shard = 0; save.shards > 1 && shard < save.shards; ++shard) {
+    ShardHeader header;
+    header.tensors.push_back({.name = ShardName(shard), .shape = {1}, .end = 4});
+    runs.push_back(EncodeIndexRun(header));
+  }
+  return runs;
+}
+
+Status CheckIndex(const std::string& folder, const TestSave& save, const std::optional<ManifestIndex>& found) {
+  const std::vector<std::string> runs = IndexRunsOf(save);
+  const std::optional<BuiltIndex> expected = runs.empty() ? std::nullopt : BuildIndex(runs);
+  const bool same = expected.has_value() == found.has_value() &&
+                    (!found || (ReadAll(folder + "/" + found->file) == expected->bytes &&
+                                found->length == expected->bytes.size() && found->head == expected->head_bytes &&
+                                found->digest == expected->head_digest));
+  return same ? Status::Ok() : Error(StatusCode::kCorrupt, "{}: the index is another's", folder);
+}
+
+}  // namespace
 
 void TestRanks::Free::operator()(std::byte* memory) const { std::free(memory); }
 
@@ -164,7 +190,7 @@ Status TestRanks::Seal() {
 
 Status TestRanks::Commit() {
   return WaitFor(queue_, [this](StatusDone done) {
-    attempts_[0]->Commit(ManifestOf(save_, uuid_), save_.replace, std::move(done));
+    attempts_[0]->Commit(ManifestOf(save_, uuid_), IndexRunsOf(save_), save_.replace, std::move(done));
   });
 }
 
@@ -228,7 +254,8 @@ Status CheckContent(const std::string& root, const TestSave& save) {
 }
 
 Status CheckFolder(const std::string& folder, const TestSave& save) {
-  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint found, ReadCheckpointFolder(folder));
+  CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint found, ReadCheckpointFolder(folder));
+  CAIRN_RETURN_IF_ERROR(CheckIndex(folder, save, std::exchange(found.manifest.index, std::nullopt)));
   if (found.manifest != ManifestOf(save, found.info.attempt)) {
     return Error(StatusCode::kCorrupt, "{}: the manifest is another's", folder);
   }
