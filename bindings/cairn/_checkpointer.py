@@ -343,18 +343,22 @@ class Checkpointer:
     # Looking and keeping
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Committed checkpoints, oldest first; damaged ones last."""
+        """Committed checkpoints, oldest first; last those whose manifests are damaged.
+
+        Shards are not looked at: `verify`, `restore` and `load` find one that is missing or damaged.
+        """
         return [Checkpoint(**fields) for fields in self._core.checkpoints()]
 
     def steps(self) -> list[int]:
-        """Steps of the committed checkpoints that are not damaged, oldest first."""
+        """Steps of the committed checkpoints whose manifests are good, oldest first."""
         return [one.step for one in self.checkpoints() if one.damage is None]
 
     def latest(self, *, fall_back: bool = False) -> int | None:
         """Step of the newest committed checkpoint, the one that `restore` reads; None where there is none.
 
-        Raises Corrupt, as `restore` does, where the newest checkpoint's manifest is damaged. With `fall_back` it is what
-        `restore(fall_back=True)` goes back to: every byte is read to find out.
+        Raises Corrupt, as `restore` does, where the newest checkpoint's manifest is damaged; what the manifest says is
+        all that is looked at. With `fall_back` it is what `restore(fall_back=True)` goes back to: every byte is read to
+        find out.
         """
         if fall_back:
             return self._newest(fall_back)

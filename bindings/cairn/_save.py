@@ -41,7 +41,7 @@ class Checkpoint:
     bytes: int
     pinned: bool
     path: str
-    damage: str | None  # Why it cannot be read; None where its manifest is good.
+    damage: str | None  # Why its manifest cannot be read; None where that is good, whatever its shards are.
 
 
 class Save:

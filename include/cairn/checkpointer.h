@@ -146,11 +146,12 @@ struct CheckpointInfo {
   std::string attempt;
   std::optional<std::uint64_t> parent;  ///< The step that this line of training was restored from.
   std::uint64_t world = 0;              ///< Ranks that wrote it.
-  std::uint64_t bytes = 0;              ///< Of all its files.
+  std::uint64_t bytes = 0;              ///< Of all its files, as its manifest has them.
   bool pinned = false;
   std::string path;
-  Status
-      status;  ///< Corrupt where its manifest does not verify; the other fields are then empty but for step and path.
+  /// Corrupt where its manifest does not verify; the other fields are then empty but for step and path. Ok says nothing
+  /// of the shards: they are looked at by who opens them.
+  Status status;
 };
 
 struct TensorInfo {
@@ -248,7 +249,9 @@ class Checkpointer {
   /// an older step than the newest they start a new generation.
   Result<Restored> Restore(const Which& which, const State& state, const RestoreOptions& options = {});
 
-  /// Committed checkpoints, oldest first by {generation, step}; damaged ones are listed with their status, last.
+  /// Committed checkpoints, oldest first by {generation, step}, as their manifests have them; those whose manifests do
+  /// not verify are listed with their status, last. That a shard is missing, short or damaged is for Restore, Inspect,
+  /// Choose and Verify to find.
   [[nodiscard]] Result<std::vector<CheckpointInfo>> List() const;
   /// Everything about a checkpoint but the tensors' bytes.
   [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which) const;

@@ -4,20 +4,29 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <iterator>
+#include <limits>
 #include <map>
+#include <new>
+#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "base/status_macros.h"
+#include "base/thread.h"
 #include "store/manifest_file.h"
 #include "store/names.h"
 #include "store/paths.h"
 
 namespace cairn {
 namespace {
+
+// An open takes a network filesystem a millisecond, and many can wait for it at once; a short list starts no thread.
+constexpr std::size_t kLanes = 8;
+constexpr std::size_t kFoldersALane = 4;
 
 Result<std::string> ReadManifestFile(const UniqueFd& folder, const std::string& path) {
   // O_NONBLOCK: a pipe of that name would otherwise be waited for.
@@ -42,19 +51,6 @@ Result<std::string> ReadManifestFile(const UniqueFd& folder, const std::string& 
   return text;
 }
 
-Status CheckShard(const UniqueFd& folder, const std::string& path, const ManifestShard& shard) {
-  struct stat found {};
-  if (::fstatat(folder.get(), shard.file.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) {
-    if (errno != ENOENT) return ReadErrnoStatus(errno, "stat of " + path);
-    return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found no file", path, shard.length);
-  }
-  if (!S_ISREG(found.st_mode)) return Error(StatusCode::kCorrupt, "{}: expected a regular file", path);
-  if (static_cast<std::uint64_t>(found.st_size) != shard.length) {
-    return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", path, shard.length, found.st_size);
-  }
-  return Status::Ok();
-}
-
 Result<UniqueFd> OpenFolder(const PathAt& folder, bool follow) {
   UniqueFd fd(
       ::openat(folder.directory(), folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW)));
@@ -73,7 +69,12 @@ Result<Manifest> ReadManifest(const UniqueFd& folder, const std::string& path, s
 
 namespace {
 
-/// What the open folder holds; `expected` is the step its name stands for.
+// The lengths of a manifest are whatever its writer says.
+std::uint64_t SaturatingSum(std::uint64_t a, std::uint64_t b) {
+  return b > std::numeric_limits<std::uint64_t>::max() - a ? std::numeric_limits<std::uint64_t>::max() : a + b;
+}
+
+/// What the open folder's manifest says; `expected` is the step its name stands for.
 Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder,
                                         std::optional<std::uint64_t> expected) {
   const std::string path = JoinPath(folder, kManifestName).text();
@@ -86,10 +87,7 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   StoredCheckpoint checkpoint;
   CheckpointInfo& info = checkpoint.info;
   info.bytes = bytes;
-  for (const ManifestShard& shard : manifest.shards) {
-    CAIRN_RETURN_IF_ERROR(CheckShard(fd, JoinPath(folder, shard.file).text(), shard));
-    info.bytes += shard.length;
-  }
+  for (const ManifestShard& shard : manifest.shards) info.bytes = SaturatingSum(info.bytes, shard.length);
   info.step = manifest.step;
   info.generation = manifest.generation;
   info.attempt = manifest.attempt;
@@ -128,6 +126,51 @@ Result<std::optional<StoredCheckpoint>> ReadListed(const PathAt& folder, std::ui
   }
 }
 
+Status CheckShardFile(const UniqueFd& folder, const std::string& path, const ManifestShard& shard) {
+  struct stat found {};
+  if (::fstatat(folder.get(), shard.file.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno != ENOENT) return ReadErrnoStatus(errno, "stat of " + path);
+    return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found no file", path, shard.length);
+  }
+  if (!S_ISREG(found.st_mode)) return Error(StatusCode::kCorrupt, "{}: expected a regular file", path);
+  if (static_cast<std::uint64_t>(found.st_size) != shard.length) {
+    return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", path, shard.length, found.st_size);
+  }
+  return Status::Ok();
+}
+
+// A step that the root's list names.
+struct Listed {
+  std::uint64_t step = 0;
+  std::string name;
+  Result<std::optional<StoredCheckpoint>> read = std::optional<StoredCheckpoint>();
+};
+
+void ReadNext(const PathAt& root, std::vector<Listed>& all, std::atomic<std::size_t>& next) {
+  for (std::size_t i = next++; i < all.size(); i = next++) {
+    try {
+      all[i].read = ReadListed(JoinPath(root, all[i].name), all[i].step);
+    } catch (const std::bad_alloc&) {
+      // On a thread that was started here nobody else catches it.
+      all[i].read = Status(StatusCode::kResourceExhausted, all[i].name + ": no memory for its manifest");
+    }
+  }
+}
+
+void ReadAll(const PathAt& root, std::vector<Listed>& all) {
+  std::atomic<std::size_t> next = 0;
+  const std::size_t lanes = std::clamp(all.size() / kFoldersALane, std::size_t{1}, kLanes);
+  std::vector<std::thread> others;
+  others.reserve(lanes);
+  while (others.size() + 1 < lanes) {
+    Result<std::thread> thread = StartThread("cairn-list", [&] { ReadNext(root, all, next); });
+    if (!thread.ok()) break;  // With fewer it takes longer.
+    others.push_back(*std::move(thread));
+  }
+  ReadNext(root, all, next);
+  for (std::thread& other : others) other.join();
+}
+
 }  // namespace
 
 Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder) {
@@ -137,6 +180,15 @@ Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder) {
   return ReadOpenFolder(fd, path, ParseStepName(std::filesystem::path(path).filename().string()));
 }
 
+Status CheckShardFiles(const StoredCheckpoint& checkpoint) {
+  const PathAt path = checkpoint.info.path;
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd folder, OpenFolder(path, /*follow=*/true));
+  for (const ManifestShard& shard : checkpoint.manifest.shards) {
+    CAIRN_RETURN_IF_ERROR(CheckShardFile(folder, JoinPath(path, shard.file).text(), shard));
+  }
+  return Status::Ok();
+}
+
 Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
   std::map<std::uint64_t, StoredCheckpoint> found;
   bool vanished = true;
@@ -144,12 +196,16 @@ Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
   for (int tries = 0; vanished && tries <= kMaxRetries; ++tries) {
     CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListRoot(root));
     vanished = false;
+    std::vector<Listed> all;
     for (const FolderEntry& entry : entries) {
       const std::optional<std::uint64_t> step = ParseStepName(entry.name);
-      if (!step || found.contains(*step)) continue;
-      CAIRN_ASSIGN_OR_RETURN(std::optional<StoredCheckpoint> checkpoint, ReadListed(JoinPath(root, entry.name), *step));
+      if (step && !found.contains(*step)) all.push_back({.step = *step, .name = entry.name});
+    }
+    ReadAll(root, all);
+    for (Listed& one : all) {
+      CAIRN_ASSIGN_OR_RETURN(std::optional<StoredCheckpoint> checkpoint, std::move(one.read));
       vanished = vanished || !checkpoint;
-      if (checkpoint) found.emplace(*step, *std::move(checkpoint));
+      if (checkpoint) found.emplace(one.step, *std::move(checkpoint));
     }
   }
   std::vector<StoredCheckpoint> list;

@@ -21,8 +21,24 @@ struct Collected {
   Status failure;  // The first removal that failed; the others were tried all the same.
 };
 
+// Others are removed for the sake of those that stay: a manifest alone must not count as one of these.
+void CheckThoseThatCount(std::vector<StoredCheckpoint>& list, std::uint64_t keep_last) {
+  std::uint64_t good = 0;
+  for (auto newest = list.rbegin(); newest != list.rend() && good < keep_last; ++newest) {
+    CheckpointInfo& info = newest->info;
+    if (!info.status.ok()) continue;
+    info.status = CheckShardFiles(*newest);
+    if (info.status.ok()) {
+      ++good;
+    } else {
+      fmt::print(stderr, "step {} counts for nothing: {}\n", info.step, Printable(info.status.ToString()));
+    }
+  }
+}
+
 Result<Collected> Choose(const CollectOptions& options) {
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> list, ListCheckpoints(options.root));
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(options.root));
+  CheckThoseThatCount(list, options.keep_last);
   std::vector<const CheckpointInfo*> infos;
   for (const StoredCheckpoint& checkpoint : list) infos.push_back(&checkpoint.info);
   const std::vector<std::uint64_t> steps = ChooseRetired(infos, options.keep_last, options.keep_every);

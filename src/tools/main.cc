@@ -73,7 +73,8 @@ int Run(int argc, char** argv) {
   Arguments arguments;
   const std::string root_help = "A directory of checkpoints";
 
-  CLI::App* const list = AddCommand(app, "ls", "List a root's checkpoints, oldest first", arguments);
+  CLI::App* const list = AddCommand(
+      app, "ls", "List a root's checkpoints, oldest first, by their manifests; verify looks at the shards", arguments);
   list->add_option("root", arguments.path, root_help)->required();
 
   CLI::App* const show = AddCommand(app, "show", "Names, shapes and values; reads no tensor", arguments);

@@ -190,6 +190,21 @@ def test_latest_falls_back_as_restore_does_where_a_shard_is_damaged(make: Make, 
         checkpointer.restore({"t": torch.zeros(1000), "m": Meanwhile()})
 
 
+def test_a_shard_that_is_missing_is_found_by_who_reads_it(make: Make, root: Path) -> None:
+    checkpointer = make()
+    save(checkpointer, 1, 2)
+    shard = next(manifest_of(root, 2).parent.glob("shard-*"))
+    shard.unlink()
+    tree = {"t": torch.zeros(1000), "m": Meanwhile()}
+
+    assert checkpointer.steps() == [1, 2] and checkpointer.latest() == 2
+    for call in (lambda: checkpointer.restore(tree), checkpointer.load, checkpointer.verify):
+        with pytest.raises(cairn.Corrupt, match=shard.name):
+            call()
+    assert checkpointer.latest(fall_back=True) == 1
+    assert float(checkpointer.restore(tree, fall_back=True)["t"][0]) == 1
+
+
 def test_a_folder_that_is_named_is_read_with_fall_back_too(make: Make, root: Path, tmp_path: Path) -> None:
     checkpointer = make()
     save(checkpointer, 1, 2)

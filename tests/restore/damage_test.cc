@@ -112,13 +112,50 @@ TEST_F(DamageTest, NamesATruncatedOrExtendedShard) {
   EXPECT_TRUE(targets_.untouched());
 }
 
+// Its manifest is all that a list sees of it: the newest is chosen, and found to be damaged when it is opened.
 TEST_F(DamageTest, NamesAMissingShard) {
   std::filesystem::remove(Path(shard1_));
 
   const Status restored = TryRestore();
+  const Status verified = TryVerify();
+  const Status inspected = InspectWhich(root(), Latest()).status();
+  const Status chosen = ChooseWhich(Parts(), root(), Latest(), {}).status();
 
-  EXPECT_EQ(restored.code(), StatusCode::kCorrupt);
-  EXPECT_THAT(restored.message(), HasSubstr(shard1_));
+  for (const Status& status : {restored, verified, inspected, chosen}) {
+    EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+    EXPECT_THAT(status.message(), HasSubstr(Path(shard1_)));
+  }
+  EXPECT_TRUE(targets_.untouched());
+}
+
+TEST_F(DamageTest, OfAMissingOrShortShardMayBePassedOver) {
+  for (const bool missing : {true, false}) {
+    const std::string newest = WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {first_}}, {}}});
+    const std::string shard = newest + "/" + shard1_;
+    missing ? void(std::filesystem::remove(shard)) : WriteWholeFile(shard, "");
+
+    const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+    const auto chosen = ChooseWhich(Parts(), root(), Latest().FallBack(), {});
+
+    ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
+    EXPECT_EQ(fallen_back->step, 9);
+    EXPECT_THAT(fallen_back->passed_over, ElementsAre(HasSubstr(shard)));
+    ASSERT_TRUE(chosen.ok()) << chosen.status();
+    EXPECT_EQ(chosen->details.info.step, 9);
+    EXPECT_THAT(chosen->passed_over, ElementsAre(HasSubstr(shard)));
+    std::filesystem::remove_all(newest);
+  }
+}
+
+// An older one's damage is no reason to refuse the newest.
+TEST_F(DamageTest, OfAnOlderCheckpointsShardDoesNotHoldUpTheNewest) {
+  WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {first_, second_}}}});
+  std::filesystem::remove(Path(shard1_));
+
+  const auto restored = RestoreWhich(Parts(), root(), Latest(), 0, targets_.state, {});
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->step, 10);
 }
 
 TEST_F(DamageTest, RefusesSwappedShards) {

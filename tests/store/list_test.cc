@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "format/manifest.h"
 #include "store/names.h"
 #include "store/pins.h"
 #include "store_case.h"
@@ -17,6 +18,7 @@ namespace cairn {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -42,7 +44,7 @@ class ListTest : public ::testing::Test {
     EXPECT_TRUE(steps.ok()) << steps.status();
     return steps.ok() ? *steps : std::vector<std::uint64_t>();
   }
-  void Damage(std::uint64_t step) { fs::remove(Shard(step)); }
+  void Damage(std::uint64_t step) { fs::remove(ManifestPath(step)); }
 
   TempDir root_;
   std::unique_ptr<IoQueue> queue_ = MakeQueue();
@@ -111,62 +113,51 @@ TEST_F(ListTest, RootMayBeALink) {
 
 struct Harm {
   const char* name;
-  std::function<void(const std::string& folder, const std::string& manifest, const std::string& shard)> harm;
+  std::function<void(const std::string& folder, const std::string& file)> harm;
   const char* message;
 };
 
 TEST_F(ListTest, EveryKindOfDamageIsCorruptAndNamesTheFile) {
   const std::vector<Harm> harms = {
-      {"no manifest", [](auto&, auto& manifest, auto&) { fs::remove(manifest); }, "manifest.json"},
-      {"empty manifest", [](auto&, auto& manifest, auto&) { fs::resize_file(manifest, 0); }, "manifest.json"},
-      {"truncated manifest",
-       [](auto&, auto& manifest, auto&) { fs::resize_file(manifest, fs::file_size(manifest) - 1); }, "manifest.json"},
-      {"huge manifest", [](auto&, auto& manifest, auto&) { fs::resize_file(manifest, kMaxManifestBytes + 1); },
+      {"no manifest", [](auto&, auto& manifest) { fs::remove(manifest); }, "manifest.json"},
+      {"empty manifest", [](auto&, auto& manifest) { fs::resize_file(manifest, 0); }, "manifest.json"},
+      {"truncated manifest", [](auto&, auto& manifest) { fs::resize_file(manifest, fs::file_size(manifest) - 1); },
+       "manifest.json"},
+      {"huge manifest", [](auto&, auto& manifest) { fs::resize_file(manifest, kMaxManifestBytes + 1); },
        "expected at most"},
       {"flipped bit",
-       [](auto&, auto& manifest, auto&) {
+       [](auto&, auto& manifest) {
          std::string text = ReadAll(manifest);
          text[text.size() / 2] = static_cast<char>(text[text.size() / 2] ^ 1);
          WriteAll(manifest, text);
        },
        "manifest.json"},
       {"linked manifest",
-       [](auto& folder, auto& manifest, auto&) {
+       [](auto& folder, auto& manifest) {
          fs::rename(manifest, folder + "/other");
          fs::create_symlink("other", manifest);
        },
        "found a link"},
       {"piped manifest",
-       [](auto&, auto& manifest, auto&) {
+       [](auto&, auto& manifest) {
          fs::remove(manifest);
          ASSERT_EQ(::mkfifo(manifest.c_str(), 0600), 0);
        },
        "regular file"},
       {"folder for a manifest",
-       [](auto&, auto& manifest, auto&) {
+       [](auto&, auto& manifest) {
          fs::remove(manifest);
          fs::create_directory(manifest);
        },
        "regular file"},
-      {"missing shard", [](auto&, auto&, auto& shard) { fs::remove(shard); }, "found no file"},
-      {"short shard", [](auto&, auto&, auto& shard) { fs::resize_file(shard, fs::file_size(shard) - 1); },
-       "found 16483"},
-      {"long shard", [](auto&, auto&, auto& shard) { fs::resize_file(shard, fs::file_size(shard) + 1); },
-       "found 16485"},
-      {"linked shard",
-       [](auto& folder, auto&, auto& shard) {
-         fs::rename(shard, folder + "/other");
-         fs::create_symlink("other", shard);
-       },
-       "regular file"},
       {"file for a folder",
-       [](auto& folder, auto&, auto&) {
+       [](auto& folder, auto&) {
          fs::remove_all(folder);
          WriteAll(folder, "");
        },
        "expected a directory"},
       {"linked folder",
-       [](auto& folder, auto&, auto&) {
+       [](auto& folder, auto&) {
          fs::rename(folder, folder + "-moved");
          fs::create_directory_symlink(folder + "-moved", folder);
        },
@@ -175,7 +166,7 @@ TEST_F(ListTest, EveryKindOfDamageIsCorruptAndNamesTheFile) {
   std::uint64_t step = 100;
   for (const Harm& harm : harms) {
     Save({.step = ++step});
-    harm.harm(StepFolder(step), ManifestPath(step), Shard(step));
+    harm.harm(StepFolder(step), ManifestPath(step));
 
     const auto list = ListCheckpoints(root_.path());
 
@@ -186,6 +177,76 @@ TEST_F(ListTest, EveryKindOfDamageIsCorruptAndNamesTheFile) {
     EXPECT_THAT(status.message(), HasSubstr(harm.message)) << harm.name;
     EXPECT_THAT(status.message(), HasSubstr(StepName(step))) << harm.name;
   }
+}
+
+// A list of many checkpoints of many ranks would wait for each of their files.
+TEST_F(ListTest, ShardsAreNotLookedAtUnlessAskedFor) {
+  const std::vector<Harm> harms = {
+      {"missing", [](auto&, auto& shard) { fs::remove(shard); }, "expected 16484 bytes, found no file"},
+      {"short", [](auto&, auto& shard) { fs::resize_file(shard, fs::file_size(shard) - 1); }, "found 16483"},
+      {"long", [](auto&, auto& shard) { fs::resize_file(shard, fs::file_size(shard) + 1); }, "found 16485"},
+      {"linked",
+       [](auto& folder, auto& shard) {
+         fs::rename(shard, folder + "/other");
+         fs::create_symlink("other", shard);
+       },
+       "regular file"},
+  };
+  std::uint64_t step = 100;
+  for (const Harm& harm : harms) {
+    SCOPED_TRACE(harm.name);
+    Save({.step = ++step, .shards = 2});
+    const std::string shard = StepFolder(step) + "/" + ShardName(1);
+    harm.harm(StepFolder(step), shard);
+
+    const auto list = ListCheckpoints(root_.path());
+
+    ASSERT_TRUE(list.ok()) << list.status();
+    EXPECT_EQ(list->back().info.step, step);
+    EXPECT_EQ(list->back().info.status, Status::Ok());
+    const Status looked = CheckShardFiles(list->back());
+    EXPECT_EQ(looked.code(), StatusCode::kCorrupt) << looked;
+    EXPECT_THAT(looked.message(), AllOf(HasSubstr(shard), HasSubstr(harm.message)));
+  }
+}
+
+TEST_F(ListTest, ShardsThatAreThereAreFoundToBe) {
+  Save({.step = 1, .shards = 2});
+  const auto checkpoint = ReadCheckpointFolder(StepFolder(1));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+
+  EXPECT_EQ(CheckShardFiles(*checkpoint), Status::Ok());
+  fs::remove_all(StepFolder(1));
+  EXPECT_EQ(CheckShardFiles(*checkpoint).code(), StatusCode::kNotFound);
+}
+
+// Long enough for several threads: what it says does not depend on which of them reads what.
+TEST_F(ListTest, IsTheSameHoweverLongItIs) {
+  constexpr std::uint64_t kMany = 256;
+  Save({.step = kMany});
+  std::vector<std::uint64_t> expected;
+  std::vector<std::uint64_t> damaged;
+  for (std::uint64_t step = 0; step < kMany; ++step) {
+    fs::create_directory(StepFolder(step));
+    if (step % 10 == 7) {
+      damaged.push_back(step);
+      continue;
+    }
+    expected.push_back(step);
+    WriteAll(ManifestPath(step), EncodeManifest(ManifestOf({.step = step}, "uuid")));
+  }
+  expected.push_back(kMany);
+  expected.insert(expected.end(), damaged.begin(), damaged.end());
+
+  const auto list = ListCheckpoints(root_.path());
+
+  ASSERT_TRUE(list.ok()) << list.status();
+  std::vector<std::uint64_t> steps;
+  for (const StoredCheckpoint& checkpoint : *list) {
+    steps.push_back(checkpoint.info.step);
+    EXPECT_EQ(checkpoint.info.status.ok(), checkpoint.info.step % 10 != 7 || checkpoint.info.step == kMany);
+  }
+  EXPECT_EQ(steps, expected);
 }
 
 TEST_F(ListTest, FolderOfAnotherStepsNameIsCorruptAndOneOfAnyOtherNameIsRead) {

@@ -276,6 +276,7 @@ std::vector<std::uint64_t> GoodSteps(const std::string& root) {
   }
   for (const StoredCheckpoint& checkpoint : *list) {
     EXPECT_TRUE(checkpoint.info.status.ok()) << checkpoint.info.status;
+    EXPECT_EQ(CheckShardFiles(checkpoint), Status::Ok());
     steps.push_back(checkpoint.info.step);
   }
   return steps;

@@ -115,7 +115,7 @@ std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const
 Status CheckContent(const std::string& root, const TestSave& save);
 /// The same of a folder under any name.
 Status CheckFolder(const std::string& folder, const TestSave& save);
-/// The steps listed under a root, in the list's order. A damaged one is a test failure.
+/// The steps listed under a root, in the list's order. A damaged one, or one that lacks a shard, is a test failure.
 [[nodiscard]] std::vector<std::uint64_t> GoodSteps(const std::string& root);
 /// All names under a folder, sorted.
 [[nodiscard]] std::vector<std::string> Names(const std::string& folder);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "format/manifest.h"
 #include "store/list.h"
 #include "store/locks.h"
 #include "store/names.h"
@@ -21,6 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Le;
 
+constexpr std::uint64_t kListed = 100;
 constexpr std::array kMediumErrors = {EIO, EUCLEAN, EBADMSG, ENODATA, EREMOTEIO, EILSEQ};
 constexpr std::array kOtherErrors = {EACCES, EPERM, EMFILE, ENFILE, ENOMEM, ESTALE, ENXIO, ETIMEDOUT};
 
@@ -28,6 +30,13 @@ class UnreadableTest : public ::testing::Test {
  protected:
   void Save(const TestSave& save) { ASSERT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok()); }
   [[nodiscard]] std::string StepFolder(std::uint64_t step) const { return root_ / StepName(step); }
+  /// Of kListed checkpoints that have nothing else.
+  void MakeManifests() const {
+    for (std::uint64_t step = 0; step < kListed; ++step) {
+      std::filesystem::create_directory(StepFolder(step));
+      WriteAll(StepFolder(step) + "/manifest.json", EncodeManifest(ManifestOf({.step = step}, "uuid")));
+    }
+  }
   /// The steps that Latest() may mean, or the error, with `hook` between.
   Result<std::vector<std::uint64_t>> Choose(long call, const CallHook& hook, const Which& which) {
     Result<std::vector<StoredCheckpoint>> chosen = std::vector<StoredCheckpoint>();
@@ -111,6 +120,31 @@ TEST_F(UnreadableTest, PinThatCannotBeLookedAtCountsAsSet) {
   for (const int error : {EIO, EACCES, ESTALE, EMFILE}) EXPECT_TRUE(pinned_with(error)) << error;
   EXPECT_FALSE(pinned_with(ENOENT));
   EXPECT_FALSE(pinned_with(0));
+}
+
+TEST_F(UnreadableTest, ListTakesFewThreadsHoweverLongItIsAndDoesWithoutThem) {
+  MakeManifests();
+  for (const int error : {0, EAGAIN}) {
+    int threads = 0;
+
+    const auto chosen = Choose(
+        SYS_clone3, [&](const seccomp_data&) { return ++threads, error; }, Latest().FallBack());
+
+    ASSERT_TRUE(chosen.ok()) << chosen.status();
+    EXPECT_EQ(chosen->size(), kListed);
+    EXPECT_EQ(threads, error == 0 ? 7 : 1) << "beside the caller's";
+  }
+}
+
+TEST_F(UnreadableTest, ErrorThatIsNoDamageEndsALongListToo) {
+  MakeManifests();
+
+  const auto chosen = Choose(
+      SYS_openat, [&](const seccomp_data& call) { return PathOf(call) == StepFolder(50) ? EMFILE : 0; },
+      Latest().FallBack());
+
+  EXPECT_EQ(chosen.status().code(), StatusCode::kResourceExhausted) << chosen.status();
+  EXPECT_THAT(chosen.status().message(), HasSubstr(StepName(50)));
 }
 
 TEST_F(UnreadableTest, NewestIsFoundWhereItDisplacesTheOneThatWasListedBeforeThatIsOpened) {

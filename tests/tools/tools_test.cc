@@ -88,6 +88,22 @@ TEST_F(ToolsTest, LsAnswersOneWhereAManifestIsDamaged) {
   EXPECT_EQ(ran.parsed().back()["ok"], false);
 }
 
+TEST_F(ToolsTest, LsLeavesAMissingShardForVerifyToFind) {
+  std::filesystem::remove(StepFolder(2000) + "/shard-00001.safetensors");
+
+  const Ran list = Run({"ls", root_, "--json"});
+  const Ran verified = Run({"verify", root_, "--json"});
+  const Ran shown = Run({"show", root_});
+
+  EXPECT_EQ(list.code, 0) << list.err;
+  EXPECT_EQ(list.parsed()[1]["ok"], true);
+  for (const Ran& ran : {verified, shown}) {
+    EXPECT_EQ(ran.code, 1);
+    EXPECT_THAT(ran.err, AllOf(HasSubstr(StepFolder(2000) + "/shard-00001.safetensors"), HasSubstr("found none")));
+  }
+  EXPECT_EQ(verified.parsed()[0]["ok"], true);
+}
+
 TEST_F(ToolsTest, LsOfARootThatIsNotThereIsMisuse) { EXPECT_EQ(Run({"ls", directory_ / "absent"}).code, 2); }
 
 TEST_F(ToolsTest, ShowTellsNamesShapesAndValues) {
@@ -250,6 +266,19 @@ TEST_F(ToolsTest, GcSaysWhatItWouldRemoveAndRemovesIt) {
   EXPECT_THAT(after_dry, ElementsAre(1000, 2000, 3000));
   EXPECT_EQ(real.code, 0) << real.err;
   EXPECT_EQ(real.parsed()["removed"], (json{1000}));
+  EXPECT_THAT(StepsLeft(), ElementsAre(2000, 3000));
+}
+
+// The newest is no reason to remove the last one that can be read.
+TEST_F(ToolsTest, GcDoesNotCountACheckpointThatLacksAShard) {
+  Write(3000);
+  std::filesystem::remove(StepFolder(3000) + "/shard-00001.safetensors");
+
+  const Ran ran = Run({"gc", root_, "--keep-last", "1", "--json"});
+
+  EXPECT_EQ(ran.code, 0);
+  EXPECT_THAT(ran.err, AllOf(HasSubstr("step 3000 counts for nothing"), HasSubstr("shard-00001.safetensors")));
+  EXPECT_EQ(ran.parsed()["removed"], (json{1000}));
   EXPECT_THAT(StepsLeft(), ElementsAre(2000, 3000));
 }
 
