@@ -28,7 +28,8 @@ enum class IfExists : std::uint8_t {
 /// others fails the save on all of them, by name. The tensors' bytes are not compared, unless `alike` has their
 /// digests.
 struct Replicated {
-  /// Names of tensors of the state: each is written by one rank, chosen so that all write about as many bytes.
+  /// Names of tensors of the state: each is written by one rank. They are shared out by name, in sequence, to as few
+  /// ranks as balance allows: small states go to one, large ones to all in about equal bytes.
   std::vector<std::string> tensors;
   /// The same, for those that rank 0 must write.
   std::vector<std::string> by_rank_0;

@@ -21,7 +21,7 @@ struct AttemptWord {
   /// What the coordinator has restored; empty where it has restored none.
   std::optional<ManifestParent> parent;
   bool replace = false;
-  /// Digests of what every rank must give alike (see replicas.h).
+  /// Digests of what every rank must give alike, and of who writes what of it (see replicas.h).
   std::string alike;
   /// Not ok: the save is refused, and nothing else above counts.
   Status refusal;

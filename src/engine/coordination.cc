@@ -198,8 +198,8 @@ Status Coordination::TakeWord(int rank, const std::string& text) {
     return Error(unknown ? StatusCode::kInternal : word.failure.code(), "rank {}: {}", rank, word.failure.message());
   }
   if (word.bucket >= 0) {
-    const std::vector<Alike> mine = plan_.alike != nullptr ? plan_.alike->all : std::vector<Alike>();
-    return CompareBuckets(plan_.step, EncodeBucket(mine, word.bucket), rank, word.texts);
+    const std::string mine = EncodeBucket(plan_.alike != nullptr ? *plan_.alike : ReplicatedValues(), word.bucket);
+    return CompareBuckets(plan_.step, mine, rank, word.texts);
   }
   CAIRN_RETURN_IF_ERROR(CheckSameLine(plan_.step, Restored(), rank, word.step, word.restored));
   const auto index = static_cast<std::size_t>(rank);
@@ -287,13 +287,14 @@ void Coordination::OnAttempt(Heard heard) {
 
 void Coordination::Join(const AttemptWord& attempt) {
   group().Await(Key("outcome"), WhileItWrites(), Later(&Coordination::OnOutcome));
-  const ReplicatedValues mine = plan_.alike != nullptr ? *plan_.alike : ReplicatedValues();
+  const ReplicatedValues nothing;
+  const ReplicatedValues& mine = plan_.alike != nullptr ? *plan_.alike : nothing;
   if (const int bucket = FirstDifference(attempt.alike, mine.digest); bucket >= 0) {
     stage_.MoveTo(Stage::kDiffers);
     wakes_at_ = Deadline::In(context_.parts.options.group_deadline);
     PreparedWord differs;
     differs.bucket = bucket;
-    differs.texts = EncodeBucket(mine.all, bucket);
+    differs.texts = EncodeBucket(mine, bucket);
     return group().Send(Key("prepared"), EncodePrepared(differs));
   }
   Enter(attempt.uuid, &AttemptFolder::Open);

@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <queue>
 #include <utility>
 
 #include "base/crc32c.h"
@@ -35,82 +33,141 @@ struct Tied {
   std::uint64_t bytes = 0;
   bool by_rank_0 = false;
   std::vector<std::uint32_t> entries;
+  std::string_view name;  // The first of its names: memory's order is not the same everywhere.
 };
 
+std::string DescribeReplica(const TensorTable& table, const TensorEntry& entry) {
+  return fmt::format(
+      "{} [{}]{}{}", DTypeName(entry.dtype), fmt::join(entry.shape, ", "),
+      entry.part ? fmt::format(" at [{}] of \"{}\"", fmt::join(entry.part->offset, ", "), entry.part->logical_name)
+                 : "",
+      entry.is_alias() ? fmt::format(" tied to \"{}\"", table[entry.alias_of].name) : "");
+}
+
+// The replicated tensors by name; `values` gets what must be alike of them, in the table's order.
+Result<std::vector<Tied>> FindReplicated(const TensorTable& table, const Replicated& replicated,
+                                         ReplicatedValues& values) {
+  enum class Writer : char { kOwn, kAny, kRank0 };
+  std::vector<Writer> writers(table.size(), Writer::kOwn);
+  const auto mark = [&](const std::vector<std::string>& names, Writer writer) -> Status {
+    for (const std::string& name : names) {
+      const auto found = table.Find(name);
+      if (!found) return Error(StatusCode::kInvalidArgument, "replicated: no tensor \"{}\" in the state", name);
+      writers[*found] = writer;
+    }
+    return Status::Ok();
+  };
+  CAIRN_RETURN_IF_ERROR(mark(replicated.tensors, Writer::kAny));
+  CAIRN_RETURN_IF_ERROR(mark(replicated.by_rank_0, Writer::kRank0));
+
+  std::map<std::uint32_t, Tied> all;  // By the entry that holds the memory.
+  for (std::uint32_t i = 0; i < table.size(); ++i) {
+    const TensorEntry& entry = table[i];
+    const std::uint32_t holder = entry.is_alias() ? entry.alias_of : i;
+    if ((writers[i] == Writer::kOwn) != (writers[holder] == Writer::kOwn)) {
+      return Error(StatusCode::kInvalidArgument, "tensors \"{}\" and \"{}\" share memory: replicate both, or neither",
+                   entry.name, table[holder].name);
+    }
+    if (writers[i] == Writer::kOwn) continue;
+    Tied& tied = all[holder];
+    tied.bytes = entry.bytes();
+    tied.by_rank_0 = tied.by_rank_0 || writers[i] == Writer::kRank0;
+    tied.name = tied.entries.empty() ? entry.name : std::min<std::string_view>(tied.name, entry.name);
+    tied.entries.push_back(i);
+    values.all.emplace_back(entry.name, DescribeReplica(table, entry));
+  }
+  std::vector<Tied> sorted;
+  sorted.reserve(all.size());
+  for (auto& [holder, tied] : all) sorted.push_back(std::move(tied));
+  std::sort(sorted.begin(), sorted.end(), [](const Tied& a, const Tied& b) { return a.name < b.name; });
+  return sorted;
+}
+
+// Lets the ranks take tensors in turn, each up to `most` bytes. Returns how many ranks it takes; one more than there
+// are where they cannot hold all.
+template <typename Give>
+int TakeInTurn(std::span<const std::uint64_t> sizes, std::uint64_t of_rank_0, int world, std::uint64_t most,
+               const Give& give) {
+  const auto room = [&](int turn) { return turn < world - 1 ? most : most - std::min(most, of_rank_0); };
+  int turn = 0;
+  std::uint64_t taken = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    while (turn < world && sizes[i] > room(turn) - taken) {
+      ++turn;
+      taken = 0;
+    }
+    if (turn == world) break;
+    taken += sizes[i];
+    give(i, (turn + 1) % world);
+  }
+  return turn + 1;
+}
+
+std::uint64_t PerRank(std::uint64_t bytes, int ranks) {
+  const auto n = static_cast<std::uint64_t>(ranks);
+  return bytes / n + (bytes % n != 0 ? 1 : 0);
+}
+
 }  // namespace
+
+std::vector<int> ChooseWriters(std::span<const std::uint64_t> sizes, std::uint64_t of_rank_0, int world) {
+  std::uint64_t total = 0;
+  std::uint64_t largest = 0;
+  for (const std::uint64_t bytes : sizes) {
+    total += bytes;
+    largest = std::max(largest, bytes);
+  }
+  std::uint64_t average = PerRank(total + of_rank_0, world);
+  if (of_rank_0 > average) average = PerRank(total, world - 1);
+  const auto count = [&](std::uint64_t most) {
+    return TakeInTurn(sizes, of_rank_0, world, most, [](std::size_t, int) {});
+  };
+  const std::uint64_t share = std::max({average, kLeastShare, largest});
+  const int ranks = std::min(count(share), world);
+  std::uint64_t low = largest;
+  // Fits: each rank that had to pass a tensor on has more than the average.
+  std::uint64_t most = std::max(share, average + largest);
+  while (low < most) {
+    const std::uint64_t middle = low + (most - low) / 2;
+    count(middle) <= ranks ? most = middle : low = middle + 1;
+  }
+  std::vector<int> writers(sizes.size());
+  TakeInTurn(sizes, of_rank_0, world, most, [&writers](std::size_t i, int rank) { writers[i] = rank; });
+  return writers;
+}
 
 Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated, int rank,
                        int world) {
   Share share{.table = table, .alike = nullptr};
   if (world == 1) return share;
-  const auto values = std::make_shared<ReplicatedValues>(ReplicatedValues{.all = replicated.alike, .digest = {}});
+  const auto values = std::make_shared<ReplicatedValues>(ReplicatedValues{.all = replicated.alike});
   share.alike = values;
-  std::vector<bool> shared(table->size(), false);
-  const auto mark = [&](const std::string& name) -> Status {
-    const auto found = table->Find(name);
-    if (!found) return Error(StatusCode::kInvalidArgument, "replicated: no tensor \"{}\" in the state", name);
-    shared[*found] = true;
-    return Status::Ok();
-  };
-  for (const std::string& name : replicated.tensors) CAIRN_RETURN_IF_ERROR(mark(name));
-  for (const std::string& name : replicated.by_rank_0) CAIRN_RETURN_IF_ERROR(mark(name));
-
-  std::map<std::uint32_t, Tied> all;  // By the entry that holds the memory.
-  for (std::uint32_t i = 0; i < table->size(); ++i) {
-    const TensorEntry& entry = (*table)[i];
-    const std::uint32_t holder = entry.is_alias() ? entry.alias_of : i;
-    if (shared[i] != shared[holder]) {
-      return Error(StatusCode::kInvalidArgument, "tensors \"{}\" and \"{}\" share memory: replicate both, or neither",
-                   entry.name, (*table)[holder].name);
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<Tied> all, FindReplicated(*table, replicated, *values));
+  std::vector<std::uint64_t> sizes;  // Of those that any rank may write.
+  std::uint64_t of_rank_0 = 0;
+  for (const Tied& tied : all) {
+    if (tied.by_rank_0) {
+      of_rank_0 += tied.bytes;
+    } else {
+      sizes.push_back(tied.bytes);
     }
-    if (!shared[i]) continue;
-    Tied& tied = all[holder];
-    tied.bytes = entry.bytes();
-    tied.entries.push_back(i);
-    values->all.emplace_back(
-        entry.name, fmt::format("{} [{}]{}{}", DTypeName(entry.dtype), fmt::join(entry.shape, ", "),
-                                entry.part ? fmt::format(" at [{}] of \"{}\"", fmt::join(entry.part->offset, ", "),
-                                                         entry.part->logical_name)
-                                           : "",
-                                entry.is_alias() ? fmt::format(" tied to \"{}\"", (*table)[holder].name) : ""));
   }
-  values->digest = DigestAlike(values->all);
-  if (all.empty()) return share;
-  for (const std::string& name : replicated.by_rank_0) {
-    const std::uint32_t i = *table->Find(name);
-    all[(*table)[i].is_alias() ? (*table)[i].alias_of : i].by_rank_0 = true;
+  const std::vector<int> writers = ChooseWriters(sizes, of_rank_0, world);
+  constexpr int kOwn = -1;
+  std::vector<int> writer_of(table->size(), kOwn);
+  auto next = writers.begin();
+  for (const Tied& tied : all) {
+    const int writer = tied.by_rank_0 ? 0 : *next++;
+    for (const std::uint32_t i : tied.entries) writer_of[i] = writer;
   }
-
-  // The largest first, each to the rank that has least. Names break ties: memory's order is not the same everywhere.
-  std::vector<const Tied*> order;
-  for (const auto& [holder, tied] : all) order.push_back(&tied);
-  const auto name = [&](const Tied* tied) -> const std::string& { return (*table)[tied->entries.front()].name; };
-  std::sort(order.begin(), order.end(), [&](const Tied* a, const Tied* b) {
-    if (a->by_rank_0 != b->by_rank_0) return a->by_rank_0;
-    return a->bytes != b->bytes ? a->bytes > b->bytes : name(a) < name(b);
-  });
-  using Load = std::pair<std::uint64_t, int>;  // Bytes, rank.
-  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-  Load first{0, 0};
   std::vector<bool> dropped(table->size(), false);
-  const auto give = [&](const Tied& tied, int to) {
-    for (const std::uint32_t i : tied.entries) dropped[i] = to != rank;
-  };
-  auto it = order.begin();
-  for (; it != order.end() && (*it)->by_rank_0; ++it) {
-    give(**it, 0);
-    first.first += (*it)->bytes;
+  for (std::size_t i = 0; i < writer_of.size(); ++i) {
+    if (writer_of[i] == kOwn) continue;
+    values->writers.push_back(writer_of[i]);
+    dropped[i] = writer_of[i] != rank;
   }
-  loads.push(first);
-  for (int other = 1; other < world; ++other) loads.emplace(0, other);
-  for (; it != order.end(); ++it) {
-    Load load = loads.top();
-    loads.pop();
-    give(**it, load.second);
-    load.first += (*it)->bytes;
-    loads.push(load);
-  }
-  share.table = table->Without(dropped);
+  values->digest = DigestReplicated(*values);
+  if (!all.empty()) share.table = table->Without(dropped);
   return share;
 }
 
@@ -126,33 +183,47 @@ Result<Share> Sharing::Of(const std::shared_ptr<const TensorTable>& table, const
   return share;
 }
 
-std::string DigestAlike(const std::vector<Alike>& alike) {
-  if (alike.empty()) return "";
-  std::array<std::uint32_t, kBuckets> sums{};
-  for (const auto& [name, text] : alike) {
+std::string DigestReplicated(const ReplicatedValues& values) {
+  if (values.all.empty()) return "";
+  const std::size_t tensors = values.all.size() - values.writers.size();  // From there on.
+  std::array<std::uint32_t, 2 * kBuckets> sums{};
+  for (std::size_t i = 0; i < values.all.size(); ++i) {
+    const auto& [name, text] = values.all[i];
     const std::uint32_t of_name = Sum(name);
-    // A sum, as the order is nobody's business; one up, as CRCs of two different texts may be 0.
-    sums[of_name % kBuckets] += Sum(text, Sum(std::string_view("\0", 1), of_name)) + 1;
+    const std::uint32_t ended = Sum(std::string_view("\0", 1), of_name);
+    // Sums, as order must not matter; one up, as CRCs of two different texts may be 0.
+    sums[of_name % kBuckets] += Sum(text, ended) + 1;
+    if (i >= tensors) {
+      sums[kBuckets + of_name % kBuckets] += Sum(std::to_string(values.writers[i - tensors]), ended) + 1;
+    }
   }
   std::string digest;
-  for (const std::uint32_t sum : sums) digest += fmt::format("{:08x}", sum);
+  for (const std::uint32_t sum : std::span(sums).first(values.writers.empty() ? kBuckets : 2 * kBuckets)) {
+    digest += fmt::format("{:08x}", sum);
+  }
   return digest;
 }
 
 int FirstDifference(const std::string& a, const std::string& b) {
-  const std::string zeros(kBuckets * kDigits, '0');
-  const std::string& one = a.empty() ? zeros : a;
-  const std::string& other = b.empty() ? zeros : b;
-  const auto [at, there] = std::mismatch(one.begin(), one.end(), other.begin(), other.end());
-  if (at == one.end() && there == other.end()) return -1;
-  return static_cast<int>(std::min<std::ptrdiff_t>(at - one.begin(), kBuckets * kDigits - 1) /
-                          static_cast<std::ptrdiff_t>(kDigits));
+  // What one of them has nothing of is zeros.
+  const std::size_t length = std::max(a.size(), b.size());
+  const std::string one = a + std::string(length - a.size(), '0');
+  const std::string other = b + std::string(length - b.size(), '0');
+  const auto [at, there] = std::mismatch(one.begin(), one.end(), other.begin());
+  if (at == one.end()) return -1;
+  return static_cast<int>(
+      std::min<std::size_t>(static_cast<std::size_t>(at - one.begin()) / kDigits, 2 * kBuckets - 1));
 }
 
-std::string EncodeBucket(const std::vector<Alike>& alike, int bucket) {
+std::string EncodeBucket(const ReplicatedValues& values, int bucket) {
+  const auto index = static_cast<std::size_t>(bucket);
+  const bool of_writers = index >= kBuckets;
+  const std::size_t tensors = values.all.size() - values.writers.size();
   Word items = Word::array();
-  for (const auto& [name, text] : alike) {
-    if (BucketOf(name) == static_cast<std::size_t>(bucket)) items.push_back({name, text});
+  for (std::size_t i = of_writers ? tensors : 0; i < values.all.size(); ++i) {
+    const auto& [name, text] = values.all[i];
+    if (BucketOf(name) != index % kBuckets) continue;
+    items.push_back({name, of_writers ? fmt::format("rank {} as its writer", values.writers[i - tensors]) : text});
   }
   return items.dump(-1, ' ', false, Word::error_handler_t::replace);
 }

@@ -143,6 +143,31 @@ TEST_F(Ranks, ThatHoldSomethingElseFailTheSaveByName) {
   ExpectWorksFrom(2);
 }
 
+// One reckons that another writes "c", and that one that it does: nobody would.
+TEST_F(Ranks, ThatChooseOtherWritersFailTheSaveByName) {
+  OpenAll();
+  std::vector<float> same(30, 1.5F);
+  State state;
+  for (const char* name : {"a", "b", "c"}) {
+    ASSERT_TRUE(state.Add(name, {.data = &same[static_cast<std::size_t>(name[0] - 'a') * 10], .shape = {10}}).ok());
+  }
+  std::vector<SaveHandle> saves;
+  for (int of = 0; of < kRanks; ++of) {
+    Replicated replicated{.tensors = {"a", "b", "c"}};
+    if (of == 2) replicated.by_rank_0 = {"c"};
+    const auto save = rank(of).Save(1, state, {.replicated = replicated});
+    ASSERT_TRUE(save.ok()) << save.status();
+    saves.push_back(*save);
+  }
+
+  for (const Status& status : WaitAll(saves)) {
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("\"c\": rank 0 has rank 1 as its writer, rank 2 has rank 0 as its writer"));
+  }
+  EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
+  ExpectWorksFrom(2);
+}
+
 // Whichever rank comes first: the coordinator alone makes the root.
 TEST_F(Ranks, OpenInAnyOrderOnARootThatIsMissing) {
   const auto local = MakeLocalGroup(kRanks);

@@ -319,8 +319,21 @@ TEST_F(RanksWords, AreNotBelievedWhereTheCoordinatorDoesNotFindTheShard) {
 
 TEST_F(RanksWords, AreFewForWhoeverDoesNotCoordinate) {
   OpenAll();
+  std::vector<float> same(2000, 1.5F);
+  State state;
+  Replicated replicated{.alike = {{"lr", "0.1"}}};
+  for (float& element : same) {
+    replicated.tensors.push_back("a name of some length " + std::to_string(replicated.tensors.size()));
+    ASSERT_TRUE(state.Add(replicated.tensors.back(), {.data = &element, .shape = {1}}).ok());
+  }
+  std::vector<SaveHandle> saves;
+  for (int of = 0; of < kRanks; ++of) {
+    const auto save = rank(of).Save(1, state, {.replicated = replicated});
+    ASSERT_TRUE(save.ok()) << save.status();
+    saves.push_back(*save);
+  }
 
-  ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
+  ASSERT_THAT(WaitAll(saves), Each(Status::Ok()));
 
   EXPECT_LE(group(1).bytes_heard(), kMostBytesHeard);
   EXPECT_GT(group(1).bytes_heard(), 0U);

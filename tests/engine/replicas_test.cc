@@ -3,9 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <map>
+#include <numeric>
+#include <random>
+#include <set>
+#include <utility>
 
 namespace cairn {
 namespace {
@@ -21,6 +26,17 @@ class Shares : public testing::Test {
     const Status status = state_.Add(name, {.data = &memory_.at(at), .dtype = DType::kU8, .shape = {bytes}});
     ASSERT_TRUE(status.ok()) << status;
   }
+  /// One that has an address, and no memory.
+  void AddLarge(const std::string& name, std::uint64_t bytes) {
+    addresses_[name] = {&memory_[addresses_.size()], bytes};
+    AddTied(name, name);
+  }
+  void AddTied(const std::string& name, const std::string& to) {
+    const auto& [address, bytes] = addresses_.at(to);
+    const Status status =
+        state_.Add(name, {.data = address, .dtype = DType::kU8, .shape = {static_cast<std::int64_t>(bytes)}});
+    ASSERT_TRUE(status.ok()) << status;
+  }
   /// Names by rank, of what each writes.
   [[nodiscard]] std::vector<std::vector<std::string>> WrittenBy(int world, const Replicated& replicated) const {
     std::vector<std::vector<std::string>> written;
@@ -34,41 +50,53 @@ class Shares : public testing::Test {
   }
 
   std::array<std::byte, 1000> memory_{};
+  std::map<std::string, std::pair<std::byte*, std::uint64_t>> addresses_;
   State state_;
 };
 
-TEST_F(Shares, AreBalancedByBytes) {
+TEST_F(Shares, ThatAreSmallStayTogetherAndOffRankZero) {
   Add("a", 10, 0);
   Add("b", 30, 100);
   Add("c", 20, 200);
   Add("mine", 5, 300);
 
-  const auto written = WrittenBy(2, {.tensors = {"c", "b", "a"}});
+  const auto written = WrittenBy(3, {.tensors = {"c", "b", "a"}});
 
-  EXPECT_THAT(written, ElementsAre(ElementsAre("b", "mine"), ElementsAre("a", "c", "mine")));
+  EXPECT_THAT(written, ElementsAre(ElementsAre("mine"), ElementsAre("a", "b", "c", "mine"), ElementsAre("mine")));
+}
+
+TEST_F(Shares, GoByNameWhateverOrderTheyWereAddedIn) {
+  for (const char* name : {"layer.2", "embedding", "layer.1", "head"}) AddLarge(name, 2 * kLeastShare);
+
+  const auto written = WrittenBy(4, {.tensors = {"layer.2", "embedding", "layer.1", "head"}});
+
+  EXPECT_THAT(written, ElementsAre(ElementsAre("layer.2"), ElementsAre("embedding"), ElementsAre("head"),
+                                   ElementsAre("layer.1")));
 }
 
 TEST_F(Shares, KeepTiedTensorsTogether) {
-  Add("embedding", 30, 0);
-  Add("other", 30, 100);
-  Add("head", 30, 0);
+  AddLarge("embedding", kLeastShare);
+  AddLarge("other", kLeastShare);
+  AddTied("head", "embedding");
 
   const auto written = WrittenBy(2, {.tensors = {"embedding", "head", "other"}});
 
-  EXPECT_THAT(written, ElementsAre(ElementsAre("embedding", "head"), ElementsAre("other")));
-  const auto share = ShareOut(state_.table(), {.tensors = {"embedding", "head", "other"}}, 0, 2);
+  EXPECT_THAT(written, ElementsAre(ElementsAre("other"), ElementsAre("embedding", "head")));
+  const auto share = ShareOut(state_.table(), {.tensors = {"embedding", "head", "other"}}, 1, 2);
   EXPECT_EQ((*share->table)[1].alias_of, 0U);
-  EXPECT_EQ(share->table->bytes(), 30U);
+  EXPECT_EQ(share->table->bytes(), kLeastShare);
 }
 
-TEST_F(Shares, OfRankZeroStayThere) {
-  Add("big", 100, 0);
-  Add("buffer", 60, 200);
-  Add("small", 50, 300);
+TEST_F(Shares, OfRankZeroStayThereAndCountAsItsLoad) {
+  AddLarge("big", 2 * kLeastShare);
+  AddLarge("buffer", 2 * kLeastShare);
+  AddLarge("small", kLeastShare);
 
-  const auto written = WrittenBy(2, {.tensors = {"big", "small"}, .by_rank_0 = {"buffer"}});
+  const auto beside = WrittenBy(2, {.tensors = {"big", "small"}, .by_rank_0 = {"buffer"}});
+  const auto more = WrittenBy(3, {.tensors = {"big", "small"}, .by_rank_0 = {"buffer"}});
 
-  EXPECT_THAT(written, ElementsAre(ElementsAre("buffer", "small"), ElementsAre("big")));
+  EXPECT_THAT(beside, ElementsAre(ElementsAre("buffer"), ElementsAre("big", "small")));
+  EXPECT_THAT(more, ElementsAre(ElementsAre("buffer"), ElementsAre("big"), ElementsAre("small")));
 }
 
 TEST_F(Shares, OfOneRankAreEverything) {
@@ -94,14 +122,14 @@ TEST_F(Shares, AreKeptUntilTheTableOrWhatIsReplicatedChanges) {
   Add("a", 10, 0);
   Add("b", 10, 20);
   const Replicated both{.tensors = {"a", "b"}, .alike = {{"lr", "0.1"}}};
-  Sharing sharing(0, 2);
+  Sharing sharing(1, 2);
   const Share first = *sharing.Of(state_.table(), both);
 
   const Share again = *sharing.Of(state_.table(), Replicated(both));
 
   EXPECT_EQ(again.table, first.table);
   EXPECT_EQ(again.alike, first.alike);
-  EXPECT_EQ(first.alike->digest, DigestAlike(first.alike->all));
+  EXPECT_EQ(first.alike->digest, DigestReplicated(*first.alike));
   EXPECT_NE(sharing.Of(state_.table(), {.tensors = {"a", "b"}, .alike = {{"lr", "0.2"}}})->alike->digest,
             first.alike->digest);
   EXPECT_EQ(sharing.Of(state_.table(), {.tensors = {"b"}})->table->size(), 2U);
@@ -147,19 +175,122 @@ TEST_F(Shares, SayWhichPartOfAWholeATensorIs) {
   EXPECT_THAT(share->alike->all, ElementsAre(Alike{"w", "U8 [1] at [2] of \"w\""}));
 }
 
+/// What each rank writes of these, in bytes.
+std::vector<std::uint64_t> LoadsOf(const std::vector<std::uint64_t>& sizes, const std::vector<int>& writers,
+                                   std::uint64_t of_rank_0, int world) {
+  std::vector<std::uint64_t> loads(static_cast<std::size_t>(world), 0);
+  loads[0] = of_rank_0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) loads[static_cast<std::size_t>(writers[i])] += sizes[i];
+  return loads;
+}
+
+std::uint64_t Heaviest(const std::vector<std::uint64_t>& loads) { return *std::ranges::max_element(loads); }
+
+std::uint64_t Sum(const std::vector<std::uint64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0});
+}
+
+// 24 layers of a transformer, with Adam's moments beside each weight, in the order of names.
+std::vector<std::uint64_t> Transformer(std::uint64_t width) {
+  std::vector<std::uint64_t> sizes(3, 4 * 50'000 * width);
+  for (int layer = 0; layer < 24; ++layer) {
+    for (const std::uint64_t elements :
+         {4 * width * width, width, 4 * width * width, width * width, width, 2 * width}) {
+      sizes.insert(sizes.end(), 3, 4 * elements);
+    }
+  }
+  return sizes;
+}
+
+TEST(Writers, OfASmallStateAreOneRank) {
+  const std::vector<std::uint64_t> sizes(1000, kLeastShare / 1000);
+
+  const std::vector<int> writers = ChooseWriters(sizes, 0, 1000);
+
+  EXPECT_THAT(writers, testing::Each(1));
+}
+
+TEST(Writers, AreAsFewAsASharesSizeAllows) {
+  const std::vector<std::uint64_t> sizes(1000, kLeastShare / 100);
+
+  const std::vector<int> writers = ChooseWriters(sizes, 0, 1000);
+
+  EXPECT_EQ(std::set(writers.begin(), writers.end()).size(), 10U);
+  EXPECT_LE(Heaviest(LoadsOf(sizes, writers, 0, 1000)), kLeastShare);
+}
+
+TEST(Writers, TakeWhatComesInSequence) {
+  const std::vector<std::uint64_t> sizes = Transformer(4096);
+
+  const std::vector<int> writers = ChooseWriters(sizes, 0, 8);
+
+  std::vector<int> taken = writers;
+  taken.erase(std::unique(taken.begin(), taken.end()), taken.end());
+  EXPECT_THAT(taken, ElementsAre(1, 2, 3, 4, 5, 6, 7, 0));
+}
+
+TEST(Writers, AreBalancedWhereTensorsAreSmallAgainstAShare) {
+  const std::vector<std::uint64_t> sizes(20'000, 1U << 20);
+  for (const int world : {2, 3, 8, 64, 200}) {
+    for (const std::uint64_t of_rank_0 : {std::uint64_t{0}, std::uint64_t{50} << 20}) {
+      const std::vector<int> writers = ChooseWriters(sizes, of_rank_0, world);
+
+      const double ideal = static_cast<double>(Sum(sizes) + of_rank_0) / world;
+      EXPECT_LE(static_cast<double>(Heaviest(LoadsOf(sizes, writers, of_rank_0, world))), 1.1 * ideal) << world;
+    }
+  }
+}
+
+TEST(Writers, OfOneLargeTensorAmongOthersPutFewBesideIt) {
+  std::vector<std::uint64_t> sizes(2000, 1U << 20);
+  sizes[700] = 1000U << 20;
+
+  const std::vector<int> writers = ChooseWriters(sizes, 0, 8);
+
+  EXPECT_EQ(Heaviest(LoadsOf(sizes, writers, 0, 8)), sizes[700]);
+}
+
+// Whatever the sizes: the bound that the function promises, and no fewer ranks at work than would be fair to them.
+TEST(Writers, NeverTakeMoreThanAShareAndTheLargestTensor) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 2000; ++round) {
+    const int world = 2 + static_cast<int>(random() % 40);
+    std::vector<std::uint64_t> sizes(random() % 200);
+    const int most_bits = 1 + static_cast<int>(random() % 34);
+    for (std::uint64_t& size : sizes) size = random() % (1ULL << (1 + random() % most_bits));
+    const std::uint64_t of_rank_0 = random() % 2 == 0 ? 0 : random() % (1ULL << most_bits);
+
+    const std::vector<int> writers = ChooseWriters(sizes, of_rank_0, world);
+
+    const std::uint64_t largest = sizes.empty() ? 0 : *std::ranges::max_element(sizes);
+    const auto ranks = static_cast<std::uint64_t>(world);
+    const std::uint64_t average =
+        std::max((Sum(sizes) + of_rank_0 + ranks - 1) / ranks,
+                 of_rank_0 * ranks > Sum(sizes) + of_rank_0 ? Sum(sizes) / (ranks - 1) + 1 : 0);
+    const std::vector<std::uint64_t> loads = LoadsOf(sizes, writers, of_rank_0, world);
+    EXPECT_LE(Heaviest(loads), std::max({kLeastShare, average + largest, of_rank_0})) << "round " << round;
+    EXPECT_EQ(Sum(loads), Sum(sizes) + of_rank_0);
+    if (HasFailure()) return;
+  }
+}
+
 std::vector<Alike> Many() {
   std::vector<Alike> all;
   for (int i = 0; i < 500; ++i) all.emplace_back("name " + std::to_string(i), std::to_string(i));
   return all;
 }
 
+std::string DigestOf(const std::vector<Alike>& alike) { return DigestReplicated({.all = alike}); }
+
+std::string BucketOf(const std::vector<Alike>& alike, int bucket) { return EncodeBucket({.all = alike}, bucket); }
+
 TEST(Alikes, AreAlikeInAnyOrder) {
   const std::vector<Alike> one = Many();
   const std::vector<Alike> other(one.rbegin(), one.rend());
 
-  EXPECT_EQ(FirstDifference(DigestAlike(one), DigestAlike(other)), -1);
-  EXPECT_EQ(FirstDifference(DigestAlike({}), DigestAlike({})), -1);
-  EXPECT_THAT(DigestAlike({}), IsEmpty());
+  EXPECT_EQ(FirstDifference(DigestOf(one), DigestOf(other)), -1);
+  EXPECT_EQ(FirstDifference(DigestOf({}), DigestOf({})), -1);
+  EXPECT_THAT(DigestOf({}), IsEmpty());
 }
 
 // Each name in turn: changed, missing, and exchanged with its neighbour.
@@ -173,10 +304,10 @@ TEST(Alikes, ThatDifferAreFoundAndNamed) {
     std::vector<Alike> exchanged = one;
     std::swap(exchanged[i].second, exchanged[i + 1].second);
     for (const auto& other : {changed, missing, exchanged}) {
-      const int bucket = FirstDifference(DigestAlike(one), DigestAlike(other));
+      const int bucket = FirstDifference(DigestOf(one), DigestOf(other));
       ASSERT_GE(bucket, 0);
 
-      const Status status = CompareBuckets(7, EncodeBucket(one, bucket), 2, EncodeBucket(other, bucket));
+      const Status status = CompareBuckets(7, BucketOf(one, bucket), 2, BucketOf(other, bucket));
 
       EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
       EXPECT_THAT(status.message(), HasSubstr("step 7"));
@@ -187,7 +318,36 @@ TEST(Alikes, ThatDifferAreFoundAndNamed) {
   }
 }
 
-TEST(Alikes, OfOneRankAloneDiffer) { EXPECT_GE(FirstDifference(DigestAlike({}), DigestAlike(Many())), 0); }
+TEST(Alikes, OfOneRankAloneDiffer) { EXPECT_GE(FirstDifference(DigestOf({}), DigestOf(Many())), 0); }
+
+// Another version of the library, say.
+TEST(Alikes, WithAnotherWriterAreFoundAndNamed) {
+  const ReplicatedValues one{.all = Many(), .writers = std::vector<int>(300, 1)};
+  for (std::size_t i = 0; i < one.writers.size(); i += 7) {
+    ReplicatedValues other = one;
+    other.writers[i] = 0;
+    const int bucket = FirstDifference(DigestReplicated(one), DigestReplicated(other));
+    ASSERT_GE(bucket, 0);
+
+    const Status status = CompareBuckets(7, EncodeBucket(one, bucket), 2, EncodeBucket(other, bucket));
+
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("\"" + one.all[200 + i].first +
+                                            "\": rank 0 has rank 1 as its writer, rank 2 has rank 0 as its writer"));
+  }
+}
+
+TEST(Alikes, ThatDifferAreNamedBeforeTheirWriters) {
+  const ReplicatedValues one{.all = Many(), .writers = std::vector<int>(500, 1)};
+  ReplicatedValues other = one;
+  for (int& writer : other.writers) writer = 2;
+  other.all[300].second = "else";
+
+  const int bucket = FirstDifference(DigestReplicated(one), DigestReplicated(other));
+
+  const Status status = CompareBuckets(7, EncodeBucket(one, bucket), 2, EncodeBucket(other, bucket));
+  EXPECT_THAT(status.message(), HasSubstr("\"name 300\": rank 0 has 300, rank 2 has else"));
+}
 
 TEST(Alikes, AreNoWordsOfAnotherVersion) {
   for (const char* text : {"no json", "{}", "[1]", R"([["a"]])", R"([["a", 1]])"}) {
