@@ -26,5 +26,6 @@ int main(int argc, char** argv) {
   cairn::bench::AddEngine(settings);
   cairn::bench::AddCommit(settings);
   cairn::bench::AddRanks(settings);
+  cairn::bench::AddRestore(settings);
   return benchmark::RunSpecifiedBenchmarks() > 0 ? 0 : 2;
 }

@@ -64,5 +64,6 @@ void AddPlanning(const Settings& settings);
 void AddEngine(const Settings& settings);
 void AddCommit(const Settings& settings);
 void AddRanks(const Settings& settings);
+void AddRestore(const Settings& settings);
 
 }  // namespace cairn::bench

@@ -204,8 +204,9 @@ Status Coordination::TakeWord(int rank, const std::string& text) {
   CAIRN_RETURN_IF_ERROR(CheckSameLine(plan_.step, Restored(), rank, word.step, word.restored));
   const auto index = static_cast<std::size_t>(rank);
   shards_[index] = PreparedShard{.shard = word.shard};
-  checks_->Add(index, std::move(word.shard),
-               [index, then = Later(&Coordination::OnChecked)](Result<std::string> run) { then(index, std::move(run)); });
+  checks_->Add(index, std::move(word.shard), [index, then = Later(&Coordination::OnChecked)](Result<std::string> run) {
+    then(index, std::move(run));
+  });
   return Status::Ok();
 }
 

@@ -40,9 +40,8 @@ void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder) {
   folder_ = std::move(folder);
   context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&ShardWriter::OnHeader)] {
     const Group& group = *context_.parts.group;
-    const ShardHeader header =
-        task_.snapshot().Header(task_.plan().step, folder_->uuid(), static_cast<std::uint64_t>(group.rank()),
-                                context_.parts.options.checksums);
+    const ShardHeader header = task_.snapshot().Header(
+        task_.plan().step, folder_->uuid(), static_cast<std::uint64_t>(group.rank()), context_.parts.options.checksums);
     const bool indexed = group.rank() == 0 && group.size() > 1;
     done(std::make_shared<Planned>(
         Planned{.header = ShardHeaderWriter::Make(header), .index_run = indexed ? EncodeIndexRun(header) : ""}));
@@ -149,7 +148,8 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
 void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs) {
   stage_.MoveTo(Stage::kCommitting);
   index_runs.at(0) = std::move(index_run_);
-  attempt_->Commit(MakeManifest(std::move(shards)), std::move(index_runs), task_.plan().replace, Later(&ShardWriter::OnCommitted));
+  attempt_->Commit(MakeManifest(std::move(shards)), std::move(index_runs), task_.plan().replace,
+                   Later(&ShardWriter::OnCommitted));
 }
 
 void ShardWriter::OnCommitted(Status status) { callbacks_.committed(std::move(status)); }

@@ -98,7 +98,8 @@ class Wishes {
       }
     }
     for (const std::set<std::uint32_t>* holders : replicas) {
-      const bool held = std::any_of(holders->begin(), holders->end(), [&](auto shard) { return shards.contains(shard); });
+      const bool held =
+          std::any_of(holders->begin(), holders->end(), [&](auto shard) { return shards.contains(shard); });
       if (!held) shards.insert(*holders->begin());
     }
     return std::vector(shards.begin(), shards.end());
@@ -154,10 +155,9 @@ IoTask<Status> BlockLane(Lookup& lookup) {
     bytes.resize(block.length);
     Status status = co_await ReadPart(lookup, block.begin, bytes);
     if (status.ok()) {
-      status = ReadIndexBlock(std::as_bytes(std::span(bytes)), block, lookup.checkpoint.manifest.shards.size(),
-                              lookup.path.text(), [&](std::string_view name, const IndexPieces& pieces) {
-                                return lookup.wishes.Take(name, pieces);
-                              });
+      status = ReadIndexBlock(
+          std::as_bytes(std::span(bytes)), block, lookup.checkpoint.manifest.shards.size(), lookup.path.text(),
+          [&](std::string_view name, const IndexPieces& pieces) { return lookup.wishes.Take(name, pieces); });
     }
     if (!status.ok()) lookup.failure = std::move(status);
   }
@@ -177,9 +177,8 @@ IoTask<Status> LookUpTask(Lookup& lookup) {
   CAIRN_CO_RETURN_IF_ERROR(CheckFile(lookup));
   std::string bytes(lookup.index.head, '\0');
   CAIRN_CO_RETURN_IF_ERROR(co_await ReadPart(lookup, lookup.index.length - lookup.index.head, bytes));
-  const Result<IndexHead> head =
-      IndexHead::Decode(std::as_bytes(std::span(bytes)), lookup.index, lookup.checkpoint.manifest.shards.size(),
-                        lookup.path.text());
+  const Result<IndexHead> head = IndexHead::Decode(std::as_bytes(std::span(bytes)), lookup.index,
+                                                   lookup.checkpoint.manifest.shards.size(), lookup.path.text());
   CAIRN_CO_RETURN_IF_ERROR(head.status());
   std::set<std::size_t> wanted;
   for (const auto& [name, wish] : lookup.wishes) {
@@ -201,10 +200,8 @@ Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheck
   const std::optional<ManifestIndex>& index = checkpoint.manifest.index;
   if (!index) return Error(StatusCode::kNotFound, "{} has no index", checkpoint.info.path);
   Wishes wishes(own, wanted);
-  Lookup lookup{.checkpoint = checkpoint,
-                .index = *index,
-                .path = checkpoint.info.path + "/" + index->file,
-                .wishes = wishes};
+  Lookup lookup{
+      .checkpoint = checkpoint, .index = *index, .path = checkpoint.info.path + "/" + index->file, .wishes = wishes};
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, LookUpTask(lookup)));
   return wishes.Shards(lookup.path.text());
 }

@@ -92,8 +92,8 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
   const auto own = static_cast<std::uint64_t>(rank);
-  CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched, LocateTensors(*queue, checkpoint, own, *state.table(), options,
-                                                               parts.on_event, opened));
+  CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched,
+                         LocateTensors(*queue, checkpoint, own, *state.table(), options, parts.on_event, opened));
 
   std::vector<PlannedRead> reads;
   for (std::uint32_t s = 0; s < opened.files.size(); ++s) {

@@ -45,9 +45,9 @@ IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const Manifes
 [[nodiscard]] Result<ShardFile> OpenTensorFile(IoQueue& queue, const std::string& path);
 
 /// Reads file bytes [offset, offset + length) of an open file into `buffer`; for O_DIRECT all three are multiples of
-/// kBlock. A range that reaches beyond the file's end is filled up to it. Corrupt where the file ends before its length,
-/// or the medium fails (see ReadErrnoStatus). Short reads, EINTR and EAGAIN are tried again; where O_DIRECT is refused
-/// the file goes on buffered. `file` and `buffer` live until the end.
+/// kBlock. A range that reaches beyond the file's end is filled up to it. Corrupt where the file ends before its
+/// length, or the medium fails (see ReadErrnoStatus). Short reads, EINTR and EAGAIN are tried again; where O_DIRECT is
+/// refused the file goes on buffered. `file` and `buffer` live until the end.
 IoTask<Status> ReadAt(ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length);
 
 }  // namespace cairn

@@ -35,17 +35,18 @@
 //    manifest are written side by side, then all is fsynced side by side, then renamed. Nothing reads the attempt
 //    before the rename, so that it is no matter which of them a crash lets through.
 // 5. Commit (commit.cc), on the coordinator, only once every shard was found: the index is written, where there are
-//    several ranks, then the manifest, which names it; then both and the attempt's folder are fsynced; the folder renamed to step-N without replacing; the root fsynced. An old step-N is
-//    exchanged for it. Where the filesystem exchanges no names the old one is first renamed to `.replaced-N-<attempt>`
-//    and the root fsynced, so that no power cut keeps the second rename and not the first; what an earlier replacement
-//    left under such a name is retired before. If the root's last fsync fails the outcome is unknown: the step is not
-//    acknowledged, and the folder is not removed. Where the rename fails and the attempt's name no longer leads to its
-//    folder, step-N is looked for: it is there, or somebody took the attempt away.
-//    A rank that hears nothing looks for step-N with its attempt id and fsyncs the root itself (FindCommitted). After
-//    the deadline it takes the attempt's name away, renaming it to `.retired-<uuid>`, and fsyncs the root
-//    (AbortAttempt). Commit and abort take the same name away, so one of them wins: who renamed the folder that it has
-//    open knows that the save has failed; who comes too late looks for step-N again. The coordinator gives a failed
-//    attempt up in the same way, with all that the others have written into it, and need not wait for them.
+//    several ranks, then the manifest, which names it; then both and the attempt's folder are fsynced; the folder
+//    renamed to step-N without replacing; the root fsynced. An old step-N is exchanged for it. Where the filesystem
+//    exchanges no names the old one is first renamed to `.replaced-N-<attempt>` and the root fsynced, so that no power
+//    cut keeps the second rename and not the first; what an earlier replacement left under such a name is retired
+//    before. If the root's last fsync fails the outcome is unknown: the step is not acknowledged, and the folder is not
+//    removed. Where the rename fails and the attempt's name no longer leads to its folder, step-N is looked for: it is
+//    there, or somebody took the attempt away. A rank that hears nothing looks for step-N with its attempt id and
+//    fsyncs the root itself (FindCommitted). After the deadline it takes the attempt's name away, renaming it to
+//    `.retired-<uuid>`, and fsyncs the root (AbortAttempt). Commit and abort take the same name away, so one of them
+//    wins: who renamed the folder that it has open knows that the save has failed; who comes too late looks for step-N
+//    again. The coordinator gives a failed attempt up in the same way, with all that the others have written into it,
+//    and need not wait for them.
 // 6. Only now is the save durable, and only now may older ones go (remove.cc): step-N is renamed to `.retired-<uuid>`,
 //    the root fsynced; before that has returned nothing in the folder is touched, as a power cut would bring the name
 //    back. What step-N replaced is retired before, if it is still there: no opening writer may take it for step-N. A
@@ -331,8 +332,7 @@ Status Attempt::CheckManifest(const Manifest& manifest) const {
                manifest.attempt, folder().uuid(), spec_.step);
 }
 
-IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> index_runs, bool replace,
-                                   Bytes header) {
+IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> index_runs, bool replace, Bytes header) {
   FolderCommit commit({.root = root(),
                        .folder = folder().path(),
                        .manifest = manifest,

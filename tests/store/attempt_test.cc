@@ -60,7 +60,8 @@ TEST_F(AttemptTest, CommittedStepHoldsEveryRanksBytesAndNothingElseIsLeft) {
 
   EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(42)));
-  EXPECT_THAT(Names(root_ / StepName(42)), ElementsAre(kIndexName, kManifestName, ShardName(0), ShardName(1), ShardName(2)));
+  EXPECT_THAT(Names(root_ / StepName(42)),
+              ElementsAre(kIndexName, kManifestName, ShardName(0), ShardName(1), ShardName(2)));
   EXPECT_EQ(ranks.rank(0).bytes_written(), ranks.memory(0).size());
   EXPECT_TRUE(ranks.rank(0).direct());
 }
@@ -286,7 +287,8 @@ TEST_F(AttemptTest, ManifestOfAnotherSaveIsRefused) {
   ASSERT_EQ(ranks.Seal(), Status::Ok());
   const Manifest other = ManifestOf({.step = 6}, ranks.uuid());
 
-  const Status status = WaitFor(*queue_, [&](StatusDone done) { ranks.rank(0).Commit(other, {}, false, std::move(done)); });
+  const Status status =
+      WaitFor(*queue_, [&](StatusDone done) { ranks.rank(0).Commit(other, {}, false, std::move(done)); });
 
   EXPECT_EQ(status.code(), StatusCode::kInternal);
   EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());

@@ -107,10 +107,10 @@ std::vector<std::string> IndexRunsOf(const TestSave& save) {
 Status CheckIndex(const std::string& folder, const TestSave& save, const std::optional<ManifestIndex>& found) {
   const std::vector<std::string> runs = IndexRunsOf(save);
   const std::optional<BuiltIndex> expected = runs.empty() ? std::nullopt : BuildIndex(runs);
-  const bool same = expected.has_value() == found.has_value() &&
-                    (!found || (ReadAll(folder + "/" + found->file) == expected->bytes &&
-                                found->length == expected->bytes.size() && found->head == expected->head_bytes &&
-                                found->digest == expected->head_digest));
+  const bool same =
+      expected.has_value() == found.has_value() &&
+      (!found || (ReadAll(folder + "/" + found->file) == expected->bytes && found->length == expected->bytes.size() &&
+                  found->head == expected->head_bytes && found->digest == expected->head_digest));
   return same ? Status::Ok() : Error(StatusCode::kCorrupt, "{}: the index is another's", folder);
 }
 
