@@ -80,6 +80,7 @@ Status TensorSource::Read(const RestoreParts& parts, std::span<const Piece> piec
   }
   std::vector<PlannedRead> reads;
   for (std::uint32_t s = 0; s < files_.size(); ++s) {
+    if (copies[s].empty()) continue;
     const auto of_shard = PlanReads(s, files_[s].header, copies[s], parts.pool->chunk_bytes());
     reads.insert(reads.end(), of_shard.begin(), of_shard.end());
   }
