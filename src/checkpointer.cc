@@ -428,7 +428,11 @@ RestoreParts Checkpointer::Impl::Parts() {
           },
           .queue_depth = options.queue_depth,
           .memory_deadline = options.full_deadline,
-          .on_event = options.on_event};
+          .on_event = options.on_event,
+          .on_damaged =
+              [this](const CheckpointInfo& info) {
+                if (ledger != nullptr) ledger->FoundDamaged(info.step, info.attempt);
+              }};
 }
 
 Result<Restored> Checkpointer::Restore(const Which& which, const State& state, const RestoreOptions& options) {

@@ -158,6 +158,13 @@ std::vector<std::uint64_t> Ledger::Retire() {
   return steps;
 }
 
+void Ledger::FoundDamaged(std::uint64_t step, const std::string& attempt) {
+  MutexLock lock(mutex_);
+  const auto found = committed_.find(step);
+  if (found == committed_.end() || found->second.attempt != attempt) return;
+  found->second.status = Error(StatusCode::kCorrupt, "step {} was found damaged", step);
+}
+
 Status Ledger::BeginRemoval(std::uint64_t step) {
   MutexLock lock(mutex_);
   if (on_the_way_.contains(step))

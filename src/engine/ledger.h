@@ -51,6 +51,8 @@ class Ledger {
   void KeepAfterAll(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
   /// Of a committed step; empty where that is not known.
   [[nodiscard]] std::string AttemptOf(std::uint64_t step) const CAIRN_EXCLUDES(mutex_);
+  /// A committed step was found damaged as it was read: it counts for nothing from now on, and is not removed.
+  void FoundDamaged(std::uint64_t step, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
   void SetPinned(std::uint64_t step, bool pinned) CAIRN_EXCLUDES(mutex_);
 
  private:

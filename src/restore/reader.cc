@@ -25,11 +25,12 @@ constexpr std::chrono::milliseconds kChoicePause{50};
 using Use = std::function<Status(const StoredCheckpoint& checkpoint)>;
 
 // The first candidate that is not damaged, as `use` finds out; anything but Corrupt ends the search.
-Status UseFirstGood(const std::vector<StoredCheckpoint>& candidates, bool fall_back,
+Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoint>& candidates, bool fall_back,
                     std::vector<std::string>& passed_over, const Use& use) {
   Status first;
   for (const StoredCheckpoint& candidate : candidates) {
     const Status status = use(candidate);
+    if (status.code() == StatusCode::kCorrupt && parts.on_damaged) parts.on_damaged(candidate.info);
     if (status.code() != StatusCode::kCorrupt || !fall_back) return status;
     if (passed_over.empty()) first = status;
     passed_over.push_back(fmt::format("{}: {}", candidate.info.path, status.message()));
@@ -39,14 +40,14 @@ Status UseFirstGood(const std::vector<StoredCheckpoint>& candidates, bool fall_b
 
 // Calls `use` for the checkpoint that `which` means until it answers other than NotFound, by which it says that the
 // checkpoint is gone: the newest is another by then. NotFound only where there is none to choose.
-Status UseChosen(const std::string& root, const Which& which, bool fall_back, std::vector<std::string>& passed_over,
+Status UseChosen(const RestoreParts& parts, const std::string& root, const Which& which, bool fall_back, std::vector<std::string>& passed_over,
                  const Use& use) {
   Status status;
   for (int i = 0; i < kMaxChoices; ++i) {
     if (i >= kChoicesAtOnce) std::this_thread::sleep_for(kChoicePause);
     CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, which));
     passed_over.clear();
-    status = UseFirstGood(candidates, fall_back, passed_over, use);
+    status = UseFirstGood(parts, candidates, fall_back, passed_over, use);
     if (status.code() != StatusCode::kNotFound) return status;
   }
   return Error(StatusCode::kFailedPrecondition,
@@ -162,7 +163,7 @@ Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root
     CAIRN_ASSIGN_OR_RETURN(restored, RestoreCheckpoint(parts, chosen, rank, state, options));
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(UseChosen(root, which, which.fall_back(), passed_over, restore));
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, which, which.fall_back(), passed_over, restore));
   restored.passed_over = std::move(passed_over);
   return restored;
 }
@@ -170,7 +171,7 @@ Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root
 Status VerifyWhich(const RestoreParts& parts, const std::string& root, const Which& which, const Progress& progress) {
   std::vector<std::string> none;
   const auto verify = [&](const StoredCheckpoint& chosen) { return VerifyCheckpoint(parts, chosen, progress); };
-  return UseChosen(root, which, /*fall_back=*/false, none, verify);
+  return UseChosen(parts, root, which, /*fall_back=*/false, none, verify);
 }
 
 Result<CheckpointDetails> InspectWhich(const std::string& root, const Which& which) {
@@ -180,7 +181,7 @@ Result<CheckpointDetails> InspectWhich(const std::string& root, const Which& whi
     CAIRN_ASSIGN_OR_RETURN(details, InspectCheckpoint(chosen));
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(UseChosen(root, which, /*fall_back=*/false, none, inspect));
+  CAIRN_RETURN_IF_ERROR(UseChosen({}, root, which, /*fall_back=*/false, none, inspect));
   return details;
 }
 
@@ -196,7 +197,7 @@ Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, c
     chosen.hold = std::make_shared<const ReadLock>(std::move(opened.lock));
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(UseChosen(root, which, which.fall_back(), passed_over, look));
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, which, which.fall_back(), passed_over, look));
   chosen.passed_over = std::move(passed_over);
   return chosen;
 }

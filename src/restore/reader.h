@@ -28,6 +28,8 @@ struct RestoreParts {
   /// kernel may yet write into the pool's memory.
   std::chrono::nanoseconds slow_after = std::chrono::seconds(30);
   EventCallback on_event;
+  /// Told of each checkpoint that is found damaged as it is read, whether or not an older one is read then.
+  std::function<void(const CheckpointInfo&)> on_damaged;
 };
 
 /// Reads one checkpoint into the state's tensors, for this rank, verified on the way.

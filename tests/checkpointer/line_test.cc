@@ -197,6 +197,21 @@ TEST_F(Line, TheNewestThatDoesNotVerifyIsCorruptAndFallBackNamesIt) {
   EXPECT_EQ(checkpointer_->Restore(Latest(), tensors_.state())->step, 20U);
 }
 
+TEST_F(Line, RetentionDoesNotCountWhatARestoreFoundDamaged) {
+  Open(/*keep_last=*/2);
+  for (const std::uint64_t step : {10, 20}) ASSERT_TRUE(Save(step, step).ok());
+  std::filesystem::resize_file(checkpointer_->List()->back().path + "/shard-00000.safetensors", 10);
+  ASSERT_EQ(checkpointer_->Restore(Latest().FallBack(), tensors_.state())->step, 10U);
+
+  ASSERT_TRUE(Save(30, 30).ok());
+  const std::vector<std::uint64_t> with_one_newer = Steps();
+  ASSERT_TRUE(Save(40, 40).ok());
+  const std::vector<std::uint64_t> with_two_newer = Steps();
+
+  EXPECT_EQ(with_one_newer, (std::vector<std::uint64_t>{10, 20, 30}));
+  EXPECT_EQ(with_two_newer, (std::vector<std::uint64_t>{20, 30, 40}));
+}
+
 TEST_F(Line, AFolderCopiedElsewhereRestores) {
   ASSERT_TRUE(Save(10, 10).ok());
   std::filesystem::copy(checkpointer_->List()->front().path, dir_ / "elsewhere",

@@ -171,6 +171,20 @@ TEST(Ledger, StartsANewGenerationAfterRestoringAnOlderStep) {
   EXPECT_EQ(again->parent, (ManifestParent{50, "attempt-of-50"}));
 }
 
+TEST(Ledger, CountsNothingThatWasFoundDamagedAndLeavesIt) {
+  Ledger ledger({Stored(1), Stored(2), Stored(3)}, 2, 0);
+  ledger.FoundDamaged(2, "another-attempt");
+  ledger.FoundDamaged(3, "attempt-of-3");
+
+  const std::vector<std::uint64_t> before = ledger.Retire();
+  const auto plan = ledger.Admit(4, IfExists::kFail);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ledger.Committed(*plan, "attempt-of-4");
+
+  EXPECT_THAT(before, IsEmpty());
+  EXPECT_THAT(ledger.Retire(), ElementsAre(1));
+}
+
 TEST(Ledger, DoesNotTakeADamagedNewestForTheEndOfTheRestoredLine) {
   Ledger ledger({Stored(50), Stored(100, 0, true)}, 0, 0);
 
