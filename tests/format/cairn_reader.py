@@ -77,3 +77,113 @@ def read_shard(folder, entry):
         tensors[name] = tensors[target]
     values = {name: _value(value) for name, value in parse(own.get("cairn.values", "{}")).items()}
     return own, tensors, parse(own.get("cairn.parts", "{}")), values
+
+
+class _Numbers:
+    """Hostile bytes, read from the left."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def more(self):
+        return self.at < len(self.data)
+
+    def take(self, length):
+        assert length <= len(self.data) - self.at, "ends early"
+        self.at += length
+        return self.data[self.at - length : self.at]
+
+    def number(self, most=2**64 - 1):
+        value = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        assert byte != 0 or shift == 7, "a longer spelling than needed"
+        assert value <= most, (value, most)
+        return value
+
+
+class Index:
+    """Which shards hold what. Reads the head at once, blocks as they are needed."""
+
+    def __init__(self, folder, manifest):
+        member = manifest["index"]
+        self._path = os.path.join(folder, member["file"])
+        self._shards = len(manifest["shards"])
+        assert os.path.getsize(self._path) == member["length"] and member["head"] <= member["length"]
+        head = self._read(member["length"] - member["head"], member["head"])
+        assert crc32c(head) == int(member["digest"], 16), "head"
+        numbers = _Numbers(head)
+        assert numbers.number() == 1, "version"
+        assert numbers.number() == self._shards
+        self.blocks, begin = [], 0
+        for _ in range(numbers.number()):
+            first = numbers.take(numbers.number(4096))
+            length = numbers.number(2**20)
+            assert length > 0 and (not self.blocks or (first >= self.blocks[-1][0] and self.blocks[-1][2] >= 4096))
+            self.blocks.append((first, begin, length, struct.unpack("<I", numbers.take(4))[0]))
+            begin += length
+        assert not numbers.more() and begin + member["head"] == member["length"]
+
+    def _read(self, begin, length):
+        with open(self._path, "rb") as file:
+            file.seek(begin)
+            return file.read(length)
+
+    def find(self, name):
+        """Pieces (shard, offset, shape) of the tensor, from the blocks that may have some."""
+        name = name.encode()
+        same = [i for i, block in enumerate(self.blocks) if block[0] == name]
+        lower = [i for i, block in enumerate(self.blocks) if block[0] < name]
+        return [piece for i in lower[-1:] + same for found, piece in self._pieces(i) if found == name]
+
+    def pieces(self):
+        """All pieces: (name, (shard, offset, shape))."""
+        return [(name.decode(), piece) for i in range(len(self.blocks)) for name, piece in self._pieces(i)]
+
+    def _pieces(self, i):
+        first, begin, length, digest = self.blocks[i]
+        data = self._read(begin, length)
+        assert crc32c(data) == digest, "block"
+        numbers, name, pieces = _Numbers(data), b"", []
+        while numbers.more():
+            shared = numbers.number(len(name))
+            rest = numbers.take(numbers.number(4096 - shared))
+            assert shared == len(name) or (rest and rest[0] > name[shared]), "order"
+            name = name[:shared] + rest
+            assert pieces or name == first
+            pieces += [(name, piece) for piece in self._entry(numbers)]
+        return pieces
+
+    def _entry(self, numbers):
+        dimensions, several = divmod(numbers.number(129), 2)
+        shard, count, shard_step, along, offset_step = numbers.number(), 1, 0, 0, 0
+        if several:
+            count, shard_step = numbers.number(), numbers.number()
+            assert count >= 2 and shard_step >= 1
+            if dimensions:
+                along, offset_step = numbers.number(dimensions - 1), numbers.number()
+        assert shard + (count - 1) * shard_step < self._shards
+        offset = [numbers.number() for _ in range(dimensions)]
+        shape = [numbers.number() for _ in range(dimensions)]
+        for k in range(count):
+            begin = [n + k * offset_step if d == along else n for d, n in enumerate(offset)]
+            assert all(a + b <= 2**62 for a, b in zip(begin, shape))
+            yield shard + k * shard_step, tuple(begin), tuple(shape)
+
+
+def pieces_of_headers(folder, manifest):
+    """The same from the shards' headers."""
+    found = set()
+    for shard, entry in enumerate(manifest["shards"]):
+        own, tensors, parts, _ = read_shard(folder, entry)
+        boxes = {name: ((), ()) for name in tensors}
+        for name, part in parts.items():
+            boxes[name] = (tuple(part["offset"]), tuple(tensors[name][1]))
+        for name, target in parse(own.get("cairn.aliases", "{}")).items():
+            boxes[name] = boxes[target]
+        found |= {(parts[name]["name"] if name in parts else name, (shard, *box)) for name, box in boxes.items()}
+    return found

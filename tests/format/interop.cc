@@ -1,6 +1,6 @@
-// The C++ half of interop_test.py: `write FOLDER` makes a checkpoint of one shard and says what is in it, `read FILE`
-// says what is in any safetensors file. One line a tensor: name, dtype, shape, bytes; name and bytes as hexadecimal
-// digits.
+// The C++ half of interop_test.py: `write FOLDER` makes a checkpoint of one shard and says what is in it, `ranks
+// FOLDER` makes one of six shards, `read FILE` says what is in any safetensors file. One line a tensor: name, dtype,
+// shape, bytes; name and bytes as hexadecimal digits.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "base/crc32c.h"
+#include "format/index.h"
 #include "format/manifest.h"
 #include "format/shard_bytes.h"
 #include "format/shard_header.h"
@@ -67,6 +68,74 @@ ShardHeader Sample() {
   return header;
 }
 
+// Six ranks that share tensors in all ways, and have some thousand of their own.
+std::vector<ShardHeader> Ranks() {
+  constexpr std::int64_t kRanks = 6;
+  std::vector<ShardHeader> headers;
+  for (std::int64_t rank = 0; rank < kRanks; ++rank) {
+    ShardHeader header;
+    header.step = 1000;
+    header.attempt = "0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11";
+    header.shard = static_cast<std::uint64_t>(rank);
+    const auto add = [&](const std::string& name, std::vector<std::int64_t> shape,
+                         std::optional<TensorPart> part = {}) {
+      const std::uint64_t begin = header.data_bytes();
+      std::uint64_t bytes = 1;
+      for (const std::int64_t extent : shape) bytes *= static_cast<std::uint64_t>(extent);
+      header.tensors.push_back({.name = name,
+                                .dtype = DType::kU8,
+                                .shape = std::move(shape),
+                                .begin = begin,
+                                .end = begin + bytes,
+                                .part = std::move(part)});
+    };
+    add("rows", {4, 2}, TensorPart{"rows", {4 * kRanks, 2}, {4 * rank, 0}});
+    add("grid." + std::to_string(rank), {2, 3}, TensorPart{"grid", {4, 9}, {rank / 3 * 2, rank % 3 * 3}});
+    add("uneven", {rank, 1}, TensorPart{"uneven", {15, 1}, {rank * (rank - 1) / 2, 0}});
+    add("step", {});
+    add("empty", {0, 7});
+    for (int i = 0; i < 2500; ++i) add(fmt::format("expert {}.{} of \xc3\xa9", i, rank), {1});
+    header.aliases = {{"tied", "rows"}};
+    headers.push_back(std::move(header));
+  }
+  return headers;
+}
+
+// Fills in what the header says of the data, and writes both. What the manifest says of the file.
+Result<ManifestShard> WriteShard(const std::string& folder, const ShardHeader& header, std::string_view data) {
+  auto writer = ShardHeaderWriter::Make(header);
+  if (!writer.ok()) return writer.status();
+  std::vector<std::uint32_t> sums;
+  for (std::size_t at = 0; at < data.size(); at += kChecksumBlock) {
+    sums.push_back(Crc32c(AsBytes(data.substr(at, kChecksumBlock))));
+  }
+  writer->SetSums(sums);
+  const std::string file = fmt::format("shard-{:05}.safetensors", header.shard);
+  std::ofstream(folder + "/" + file, std::ios::binary) << writer->bytes() << data;
+  return ManifestShard{.file = file, .length = writer->data_begin() + data.size(), .header_digest = writer->digest()};
+}
+
+Status WriteManifest(const std::string& folder, std::span<const ShardHeader> headers,
+                     std::vector<ManifestShard> shards) {
+  std::vector<std::string> runs;
+  for (const ShardHeader& header : headers) runs.push_back(EncodeIndexRun(header));
+  const auto built = BuildIndex(runs);
+  if (!built) return {StatusCode::kInternal, "no index"};
+  std::ofstream(folder + "/" + std::string(kIndexName), std::ios::binary) << built->bytes;
+
+  Manifest manifest;
+  manifest.step = headers[0].step;
+  manifest.attempt = headers[0].attempt;
+  manifest.world = shards.size();
+  manifest.shards = std::move(shards);
+  manifest.index = ManifestIndex{.file = std::string(kIndexName),
+                                 .length = built->bytes.size(),
+                                 .head = built->head_bytes,
+                                 .digest = built->head_digest};
+  std::ofstream(folder + "/manifest.json", std::ios::binary) << EncodeManifest(manifest);
+  return Status::Ok();
+}
+
 Status Write(const std::string& folder) {
   const ShardHeader header = Sample();
   std::string data(header.data_bytes(), '\0');
@@ -76,24 +145,21 @@ Status Write(const std::string& folder) {
     if (tensor.dtype != DType::kBool) continue;
     for (std::uint64_t i = tensor.begin; i < tensor.end; ++i) data[i] = static_cast<char>(data[i] & 1);
   }
-
-  auto writer = ShardHeaderWriter::Make(header);
-  if (!writer.ok()) return writer.status();
-  std::vector<std::uint32_t> sums;
-  for (std::size_t at = 0; at < data.size(); at += kChecksumBlock) {
-    sums.push_back(Crc32c(AsBytes(std::string_view(data).substr(at, kChecksumBlock))));
-  }
-  writer->SetSums(sums);
-  Manifest manifest;
-  manifest.step = header.step;
-  manifest.attempt = header.attempt;
-  manifest.shards = {{.file = "shard-00003.safetensors",
-                      .length = writer->data_begin() + data.size(),
-                      .header_digest = writer->digest()}};
-  std::ofstream(folder + "/shard-00003.safetensors", std::ios::binary) << writer->bytes() << data;
-  std::ofstream(folder + "/manifest.json", std::ios::binary) << EncodeManifest(manifest);
+  const auto shard = WriteShard(folder, header, data);
+  if (!shard.ok()) return shard.status();
   for (const ShardTensor& tensor : header.tensors) Describe(tensor, data);
-  return Status::Ok();
+  return WriteManifest(folder, {&header, 1}, {*shard});
+}
+
+Status WriteRanks(const std::string& folder) {
+  const std::vector<ShardHeader> headers = Ranks();
+  std::vector<ManifestShard> shards;
+  for (const ShardHeader& header : headers) {
+    const auto shard = WriteShard(folder, header, std::string(header.data_bytes(), 'x'));
+    if (!shard.ok()) return shard.status();
+    shards.push_back(*shard);
+  }
+  return WriteManifest(folder, headers, std::move(shards));
 }
 
 Status Read(const std::string& path) {
@@ -113,11 +179,13 @@ Status Read(const std::string& path) {
 
 int main(int argc, char** argv) {
   const std::string_view command = argc == 3 ? argv[1] : "";
-  if (command != "write" && command != "read") {
-    std::cerr << "usage: format_interop write FOLDER | read FILE\n";
+  if (command != "write" && command != "ranks" && command != "read") {
+    std::cerr << "usage: format_interop write FOLDER | ranks FOLDER | read FILE\n";
     return 2;
   }
-  const cairn::Status status = command == "write" ? cairn::Write(argv[2]) : cairn::Read(argv[2]);
+  const cairn::Status status = command == "write"   ? cairn::Write(argv[2])
+                               : command == "ranks" ? cairn::WriteRanks(argv[2])
+                                                    : cairn::Read(argv[2]);
   if (!status.ok()) std::cerr << status << '\n';
   return status.ok() ? 0 : 1;
 }

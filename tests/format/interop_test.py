@@ -131,6 +131,59 @@ def check_we_read_theirs(folder):
     assert parse_lines(run("read", path)) == {"a": ("F32", [], b"\1\2\3\4"), "b": ("F16", [1], b"\5\6")}
 
 
+def check_index(folder):
+    """A checkpoint of several shards, and one that is a single shard."""
+    manifest = cairn_reader.read_manifest(folder)
+    index = cairn_reader.Index(folder, manifest)
+    pieces = index.pieces()
+    assert len(set(pieces)) == len(pieces)
+    assert set(pieces) == cairn_reader.pieces_of_headers(folder, manifest)
+    assert [name.encode() for name, _ in pieces] == sorted(name.encode() for name, _ in pieces)
+    for name, piece in pieces[:: max(1, len(pieces) // 50)]:
+        assert piece in index.find(name), name
+    assert index.find("no such tensor") == []
+    return pieces, index
+
+
+def check_indexed_ranks(folder):
+    run("ranks", folder)
+    pieces, index = check_index(folder)
+    assert len(index.blocks) > 2
+    by_name = {}
+    for name, piece in pieces:
+        by_name.setdefault(name, []).append(piece)
+    assert by_name["rows"] == [(shard, (4 * shard, 0), (4, 2)) for shard in range(6)]
+    assert by_name["step"] == [(shard, (), ()) for shard in range(6)]
+    assert len(by_name["grid"]) == len(by_name["uneven"]) == 6
+    assert by_name["tied"] == [(shard, (4 * shard, 0), (4, 2)) for shard in range(6)]
+    # One flipped bit in a block, and in the head.
+    path = os.path.join(folder, "index.cairn")
+    with open(path, "rb") as file:
+        good = file.read()
+    for at in 1000, len(good) - 5:
+        with open(path, "wb") as file:
+            file.write(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        try:
+            check_index(folder)
+        except AssertionError:
+            continue
+        raise AssertionError(f"a flipped bit at {at} was not found")
+
+
+def check_documented_index(folder):
+    page = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "format.md")
+    with open(page, encoding="utf-8") as file:
+        text = file.read()
+    lines = text.split("```text\n")[1].split("```")[0].splitlines()
+    member = next(block for block in text.split("```json\n") if block.startswith(' "index":')).split("```")[0]
+    with open(os.path.join(folder, "index.cairn"), "wb") as file:
+        file.write(b"".join(bytes.fromhex(line.split("   ")[0]) for line in lines))
+    manifest = {"shards": [{}] * 4, **json.loads("{" + member.strip().rstrip(",") + "}")}
+    index = cairn_reader.Index(folder, manifest)
+    assert index.find("bias") == [(0, (), ())]
+    assert index.find("weight") == [(shard, (2 * shard, 0), (2, 3)) for shard in range(4)]
+
+
 def check_documented_example(folder):
     page = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "format.md")
     with open(page, encoding="utf-8") as file:
@@ -153,8 +206,13 @@ def main():
         assert len(wanted) == 17 * 6
         check_safetensors_reads_ours(os.path.join(folder, "shard-00003.safetensors"), wanted)
         check_second_reader(folder, wanted)
+        pieces, _ = check_index(folder)
+        assert len(pieces) == len(wanted) + 1
         check_we_read_theirs(folder)
         check_documented_example(folder)
+    for check in check_indexed_ranks, check_documented_index:
+        with tempfile.TemporaryDirectory() as folder:
+            check(folder)
 
 
 if __name__ == "__main__":
