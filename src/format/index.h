@@ -54,8 +54,10 @@ class IndexHead {
  public:
   struct Block {
     std::string first_name;
-    std::uint64_t begin = 0;   ///< In the file.
-    std::uint64_t length = 0;  ///< At most 1 MiB.
+    /// In the file.
+    std::uint64_t begin = 0;
+    /// At most 1 MiB.
+    std::uint64_t length = 0;
     std::uint32_t digest = 0;
   };
 
