@@ -7,8 +7,10 @@
 #include <functional>
 #include <iostream>
 #include <iterator>
+#include <span>
 
 #include "cairn/checkpointer.h"
+#include "format/index.h"
 #include "group/local_group.h"
 #include "support/temp_dir.h"
 #include "wiring.h"
@@ -34,7 +36,8 @@ std::string ReadFile(const fs::path& path) {
 class Seeds {
  public:
   explicit Seeds(fs::path corpus) : corpus_(std::move(corpus)) {
-    for (const char* target : {"manifest", "shard_header", "restore"}) fs::create_directories(corpus_ / target);
+    for (const char* target : {"manifest", "shard_header", "index", "restore"})
+      fs::create_directories(corpus_ / target);
   }
 
   using Fill = std::function<void(State& state, int rank, SaveOptions& options)>;
@@ -83,16 +86,40 @@ class Seeds {
     Write("manifest", name + (info.parent ? "-child" : ""), manifest);
     if (info.parent) return;
     std::string sections = manifest.substr(0, manifest.size() - kDigestBytes);
+    std::vector<std::string> runs;
     for (std::uint64_t rank = 0; rank < info.world; ++rank) {
       const std::string number = std::to_string(rank);
       const std::string shard = ReadFile(folder / ("shard-0000" + number + ".safetensors"));
       const std::string json = shard.substr(8, shard.find_last_of('}', shard.find("  ", 8)) - 7);
       Write("shard_header", name + "-" + number, json);
       sections += std::string(kSeparator) + json;
+      runs.push_back(RunOf(shard));
     }
+    WriteIndex(name, runs);
     for (const auto& [plan, bytes] : plans) {
       Write("restore", name + "-" + plan, bytes + std::string(kSeparator) + sections);
     }
+  }
+
+  static std::string RunOf(const std::string& shard) {
+    const cairn::Bytes file = std::as_bytes(std::span(shard));
+    const auto length = ShardHeaderLength(file.first(8), file.size(), "seed");
+    Check(length.status());
+    const auto header = DecodeShardHeader(file.first(*length), file.size(), "seed");
+    Check(header.status());
+    return EncodeIndexRun(*header);
+  }
+
+  // What one consists of: the ranks' runs, the blocks and the head.
+  void WriteIndex(const std::string& name, const std::vector<std::string>& runs) const {
+    const auto built = BuildIndex(runs);
+    if (!built) throw std::runtime_error(name + ": no index");
+    std::string sections;
+    for (const std::string& run : runs) sections += (sections.empty() ? "" : std::string(kSeparator)) + run;
+    Write("index", name + "-runs", sections);
+    const std::size_t blocks = built->bytes.size() - built->head_bytes;
+    Write("index", name + "-blocks", built->bytes.substr(0, blocks));
+    Write("index", name + "-head", built->bytes.substr(blocks));
   }
 
   fs::path corpus_;
@@ -166,8 +193,18 @@ void WriteHostileHeaders(const Seeds& seeds) {
                          R"(7],"data_offsets":[0,28]}})");
 }
 
+// Three blocks, one name in two of them; pieces that reach as far as they may.
+void WriteLargeIndexes(const Seeds& seeds) {
+  seeds.Write("index", "three-blocks-head",
+              Bytes({1, 4, 3, 1, 'a', 128, 32, 1, 2, 3, 4, 1, 'b', 128, 128, 4, 1, 2, 3, 4, 1, 'b', 9, 1, 2, 3, 4}));
+  const std::string most = std::string(8, '\xff') + '\x3f';  // 2^62 - 1
+  seeds.Write("index", "far-block",
+              Bytes({0, 1, 'a', 5, 0, 172, 2, 1, 1, 1, 0, 0, 2, 0, 1, 1, 'b', 3, 1, 2, 1, 0, 0}) + most + Bytes({0}));
+}
+
 void Make(const fs::path& corpus) {
   Seeds seeds(corpus);
+  WriteLargeIndexes(seeds);
   WriteHostileHeaders(seeds);
   seeds.Save("one", 1, FillOne,
              {{"as-saved", Bytes({0})},

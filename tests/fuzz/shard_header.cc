@@ -3,11 +3,13 @@
 #include "format/shard_header.h"
 
 #include <algorithm>
+#include <set>
 #include <span>
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "format/fields.h"
+#include "format/index.h"
 #include "fuzz/check.h"
 #include "fuzz/repair.h"
 
@@ -48,12 +50,40 @@ void RequireRoundTrip(ShardHeader header, const std::string& file) {
   Require(EncodeValues(again->values) == EncodeValues(header.values), "values come back bit by bit");
 }
 
+// Where the index can hold the shard at all, each name of it is there.
+void RequireIndexed(const ShardHeader& header, const std::string& file) {
+  const std::vector<std::string> runs{EncodeIndexRun(header)};
+  const auto built = BuildIndex(runs);
+  Require(built.has_value() == !runs[0].empty(), "a shard that gives a run can be indexed");
+  if (!built) return;
+  const Bytes bytes = AsBytes(built->bytes);
+  const ManifestIndex index{.length = bytes.size(), .head = built->head_bytes, .digest = built->head_digest};
+  const Result<IndexHead> head = IndexHead::Decode(bytes.last(index.head), index, runs.size(), file);
+  Require(head.ok(), "an index that was built can be read", head.status().message());
+  std::set<std::string, std::less<>> names;
+  for (const IndexHead::Block& block : head->blocks()) {
+    const Status read = ReadIndexBlock(bytes.subspan(block.begin, block.length), block, runs.size(), file,
+                                       [&names](std::string_view name, const IndexPieces&) {
+                                         names.emplace(name);
+                                         return true;
+                                       });
+    Require(read.ok(), "an index that was built can be read", read.message());
+  }
+  for (const ShardTensor& tensor : header.tensors) {
+    Require(names.contains(tensor.part ? tensor.part->logical_name : tensor.name), "every tensor is in the index",
+            tensor.name);
+  }
+  for (const auto& [alias, holder] : header.aliases)
+    Require(names.contains(alias), "every alias is in the index", alias);
+}
+
 void Read(Bytes bytes, std::uint64_t data_bytes) {
   const std::string file = "step/shard-00000.safetensors";
   const Result<ShardHeader> read = DecodeShardHeader(bytes, bytes.size() + data_bytes, file);
   if (!read.ok()) return RequireRefusal(read.status(), file);
   RequireSound(*read, bytes.size() + data_bytes);
   RequireRoundTrip(*read, file);
+  RequireIndexed(*read, file);
 }
 
 // As restore meets it: a file whose length word says how much of it is header.
