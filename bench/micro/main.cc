@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   cairn::bench::AddChecksum(settings);
   cairn::bench::AddHeader(settings);
   cairn::bench::AddManifest(settings);
+  cairn::bench::AddIndex(settings);
   cairn::bench::AddList(settings);
   cairn::bench::AddPool(settings);
   cairn::bench::AddPlanning(settings);

@@ -58,6 +58,7 @@ void Expect(bool condition, const std::string& what);
 void AddChecksum(const Settings& settings);
 void AddHeader(const Settings& settings);
 void AddManifest(const Settings& settings);
+void AddIndex(const Settings& settings);
 void AddList(const Settings& settings);
 void AddPool(const Settings& settings);
 void AddPlanning(const Settings& settings);

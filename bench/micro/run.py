@@ -2,8 +2,8 @@
 
     scripts/bench micro [--dir DIR] [--pairs N] [--only SUBJECT,...]
 
-Subjects are the files of bench/micro: checksum, header, manifest, list, pool, planning, engine,
-commit, ranks, restore. Each pair is a process of its
+Subjects are the files of bench/micro: checksum, header, manifest, index, list, pool, planning, engine, commit, ranks,
+restore. Each pair is a process of its
 own in which Cairn and the peer work in turns; its figure is the median of the turns' ratios, time over time: below 1
 Cairn is the faster. Every benchmark comes once before the first comes again, so that none has the machine's good minutes
 to itself. Writes bench/results/micro.{md,csv} where every subject was measured. About three minutes on two cores; 200 MB
@@ -24,7 +24,19 @@ from machine_facts import commit, machine
 from report import Report
 
 PROGRAM = os.path.join(ROOT, "build/release/bin/bench_micro")
-SUBJECTS = ("checksum", "header", "manifest", "list", "pool", "planning", "engine", "commit", "ranks", "restore")
+SUBJECTS = (
+    "checksum",
+    "header",
+    "manifest",
+    "index",
+    "list",
+    "pool",
+    "planning",
+    "engine",
+    "commit",
+    "ranks",
+    "restore",
+)
 PAIRS = 15  # At least what a result that is written comes from.
 
 
@@ -91,7 +103,7 @@ def main():
                 report.single(subject, pair, "peer s", counters["peer"])
                 report.single(subject, pair, "ratio", counters["ratio"])
                 for key in sorted(set(counters) - OWN):
-                    report.single(subject, pair, f"{key} s", counters[key])
+                    report.single(subject, pair, key if key == "bytes" else f"{key} s", counters[key])
     for name in names:
         report.figure(said[name][0], ratios[name], said[name][1], False)
     print(report.text())
