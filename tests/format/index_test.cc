@@ -136,6 +136,16 @@ TEST(Index, IrregularPartsAllComeBack) {
   }));
 }
 
+TEST(Index, ADiagonalIsAnEntryForEachPiece) {
+  std::vector<ShardHeader> shards(4);
+  for (std::int64_t rank = 0; rank < 4; ++rank) AddPart(shards[rank], "w", {8, 12}, {rank * 2, rank * 3}, {2, 3});
+
+  const auto entries = EntriesOf(shards);
+
+  EXPECT_THAT(entries, SizeIs(4));
+  EXPECT_EQ(PiecesOf(entries), PiecesOf(shards));
+}
+
 TEST(Index, PartsGoBackwards) {
   std::vector<ShardHeader> shards(4);
   for (std::int64_t rank = 0; rank < 4; ++rank) AddPart(shards[rank], "w", {8}, {6 - 2 * rank}, {2});
