@@ -232,8 +232,9 @@ TEST(Index, EveryNameIsFoundOverManyBlocks) {
   for (const Piece& piece : PiecesOf(shards)) by_name[std::get<0>(piece)].insert(piece);
   int nth = 0;
   for (const auto& [name, pieces] : by_name) {
-    const bool begins_a_block = std::any_of(head->blocks().begin(), head->blocks().end(),
-                                            [&](const IndexHead::Block& block) { return block.first_name == name; });
+    const bool begins_a_block =
+        std::any_of(head->blocks().begin(), head->blocks().end(),
+                    [&wanted = name](const IndexHead::Block& block) { return block.first_name == wanted; });
     if (++nth % 199 != 0 && !begins_a_block) continue;
     const auto [first, last] = head->Find(name);
     ASSERT_LE(last - first, 2U) << name;
