@@ -243,6 +243,10 @@ class Checkpointer {
   /// that do not cover it, or that overlap without being the same, are InvalidArgument. Values are those of the rank of
   /// this number, none where that saved none.
   ///
+  /// Of a checkpoint of many ranks as few shards as can be are opened: this rank's own, and those that the index of the
+  /// checkpoint names for what is not in that; all where there is no good index. What damage the others have is not
+  /// seen: Verify reads everything.
+  ///
   /// Names, shapes, dtypes, headers and lengths are checked before the first byte of a target is written; after a later
   /// error the targets' contents are unspecified. NotFound only where the root holds no checkpoint (or not that step):
   /// one that retention removes before it can be read is chosen anew. Corrupt where one is damaged, naming the file and

@@ -88,6 +88,7 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   CheckpointInfo& info = checkpoint.info;
   info.bytes = bytes;
   for (const ManifestShard& shard : manifest.shards) info.bytes = SaturatingSum(info.bytes, shard.length);
+  if (manifest.index) info.bytes = SaturatingSum(info.bytes, manifest.index->length);
   info.step = manifest.step;
   info.generation = manifest.generation;
   info.attempt = manifest.attempt;
