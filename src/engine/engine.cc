@@ -23,6 +23,28 @@ IoTask<Status> ListTask(PathAt root, std::shared_ptr<std::vector<CheckpointInfo>
   });
 }
 
+/// Looks for the shards of the newest checkpoints, until as many are whole as are kept. The first damage that it finds.
+Status LookAtNewest(Ledger& ledger, std::uint64_t keep_last) {
+  Status first;
+  std::uint64_t whole = 0;
+  for (const CheckpointInfo& info : ledger.NewestFirst()) {
+    if (whole == keep_last) break;
+    const Result<StoredCheckpoint> found = ReadCheckpointFolder(info.path);
+    Status status = found.ok() ? CheckShardFiles(*found) : found.status();
+    if (status.code() != StatusCode::kCorrupt) {
+      ++whole;
+      continue;
+    }
+    ledger.FoundDamaged(info.step, info.attempt);
+    if (first.ok()) first = std::move(status);
+  }
+  return first;
+}
+
+IoTask<Status> LookTask(PathAt root, Ledger& ledger, std::uint64_t keep_last) {
+  co_return co_await io::OnThread(root.text(), [&] { return LookAtNewest(ledger, keep_last); });
+}
+
 }  // namespace
 
 Engine::Engine(EngineParts parts) {
@@ -244,8 +266,21 @@ void Engine::SweepLeftovers() {
   Settle();
   Sweep(*context_.queue, context_.parts.root, Spares(), [this](const std::vector<std::string>& left) {
     for (const std::string& why : left) context_.Tell({.severity = Severity::kWarning, .message = why});
-    OnSettled();
+    LookAtKept();
   });
+}
+
+// Lists go by manifests alone; before anything is removed for the sake of newer ones, these are looked at.
+void Engine::LookAtKept() {
+  const std::uint64_t keep_last = context_.parts.options.keep_last;
+  if (keep_last == 0) return OnSettled();
+  RunTask(*context_.queue, LookTask(context_.parts.root, *context_.parts.ledger, keep_last),
+          [this](const Status& status) {
+            if (!status.ok()) {
+              context_.Tell({.severity = Severity::kWarning, .status = status, .message = status.message()});
+            }
+            OnSettled();
+          });
 }
 
 void Engine::Relist() {

@@ -65,6 +65,7 @@ class Engine {
   /// The root once more, after an outcome that is unknown.
   void Relist();
   void Settle();
+  void LookAtKept();
   void OnSettled();
   void RemoveNext();
   void TellRemoval(std::uint64_t step, const Removal& removal);

@@ -134,9 +134,15 @@ std::vector<const CheckpointInfo*> Ledger::InOrder() const {
   return list;
 }
 
+std::vector<const CheckpointInfo*> Ledger::Counted() const {
+  std::vector<const CheckpointInfo*> list = InOrder();
+  std::erase_if(list, [](const CheckpointInfo* one) { return !one->status.ok(); });
+  return list;
+}
+
 std::vector<std::uint64_t> Ledger::UnknownBelowKept() const {
   std::vector<std::uint64_t> below;
-  const std::vector<const CheckpointInfo*> durable = InOrder();
+  const std::vector<const CheckpointInfo*> durable = Counted();
   if (keep_last_ == 0 || durable.size() < keep_last_) return below;
   const CheckpointInfo& oldest = *durable[durable.size() - keep_last_];
   for (const auto& [step, unknown] : unknown_) {
@@ -156,6 +162,14 @@ std::vector<std::uint64_t> Ledger::Retire() {
   std::erase_if(steps, [this](std::uint64_t step) CAIRN_REQUIRES(mutex_) { return on_the_way_.contains(step); });
   retiring_.insert(steps.begin(), steps.end());
   return steps;
+}
+
+std::vector<CheckpointInfo> Ledger::NewestFirst() const {
+  MutexLock lock(mutex_);
+  std::vector<CheckpointInfo> list;
+  for (const CheckpointInfo* one : Counted()) list.push_back(*one);
+  std::reverse(list.begin(), list.end());
+  return list;
 }
 
 void Ledger::FoundDamaged(std::uint64_t step, const std::string& attempt) {

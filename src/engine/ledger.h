@@ -51,6 +51,8 @@ class Ledger {
   void KeepAfterAll(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
   /// Of a committed step; empty where that is not known.
   [[nodiscard]] std::string AttemptOf(std::uint64_t step) const CAIRN_EXCLUDES(mutex_);
+  /// The committed steps that are not known to be damaged, newest first.
+  [[nodiscard]] std::vector<CheckpointInfo> NewestFirst() const CAIRN_EXCLUDES(mutex_);
   /// A committed step was found damaged as it was read: it counts for nothing from now on, and is not removed.
   void FoundDamaged(std::uint64_t step, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
   void SetPinned(std::uint64_t step, bool pinned) CAIRN_EXCLUDES(mutex_);
@@ -58,6 +60,8 @@ class Ledger {
  private:
   [[nodiscard]] std::optional<std::uint64_t> NewestOfLine() const CAIRN_REQUIRES(mutex_);
   [[nodiscard]] std::vector<const CheckpointInfo*> InOrder() const CAIRN_REQUIRES(mutex_);
+  /// Those of them that are not damaged.
+  [[nodiscard]] std::vector<const CheckpointInfo*> Counted() const CAIRN_REQUIRES(mutex_);
   [[nodiscard]] std::vector<std::uint64_t> UnknownBelowKept() const CAIRN_REQUIRES(mutex_);
 
   /// A step whose last save may be on the disk, and was never acknowledged.

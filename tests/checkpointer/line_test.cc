@@ -212,6 +212,20 @@ TEST_F(Line, RetentionDoesNotCountWhatARestoreFoundDamaged) {
   EXPECT_EQ(with_two_newer, (std::vector<std::uint64_t>{20, 30, 40}));
 }
 
+TEST_F(Line, RetentionDoesNotCountWhatLacksAShardAtOpen) {
+  Open(/*keep_last=*/2);
+  for (const std::uint64_t step : {10, 20}) ASSERT_TRUE(Save(step, step).ok());
+  std::filesystem::resize_file(checkpointer_->List()->back().path + "/shard-00000.safetensors", 10);
+
+  Open(/*keep_last=*/2);
+  ASSERT_TRUE(Save(30, 30).ok());
+  const std::vector<std::uint64_t> with_one_newer = Steps();
+  ASSERT_TRUE(Save(40, 40).ok());
+
+  EXPECT_EQ(with_one_newer, (std::vector<std::uint64_t>{10, 20, 30}));
+  EXPECT_EQ(Steps(), (std::vector<std::uint64_t>{20, 30, 40}));
+}
+
 TEST_F(Line, AFolderCopiedElsewhereRestores) {
   ASSERT_TRUE(Save(10, 10).ok());
   std::filesystem::copy(checkpointer_->List()->front().path, dir_ / "elsewhere",

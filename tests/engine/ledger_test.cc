@@ -185,6 +185,23 @@ TEST(Ledger, CountsNothingThatWasFoundDamagedAndLeavesIt) {
   EXPECT_THAT(ledger.Retire(), ElementsAre(1));
 }
 
+TEST(Ledger, KeepsAnUnknownOneUntilAsManySoundOnesAreNewer) {
+  Ledger ledger({}, 2, 0);
+  const auto unknown = ledger.Admit(1, IfExists::kFail);
+  ASSERT_TRUE(unknown.ok()) << unknown.status();
+  ledger.WithdrawUnknown(*unknown);
+  ASSERT_TRUE(ledger.BeginRelist());
+  ASSERT_TRUE(ledger.Relist({Stored(1)}));
+  for (const std::uint64_t step : {2, 3}) {
+    const auto plan = ledger.Admit(step, IfExists::kFail);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ledger.Committed(*plan, "attempt-of-" + std::to_string(step));
+    if (step == 2) ledger.FoundDamaged(2, "attempt-of-2");
+  }
+
+  EXPECT_THAT(ledger.Retire(), IsEmpty());
+}
+
 TEST(Ledger, DoesNotTakeADamagedNewestForTheEndOfTheRestoredLine) {
   Ledger ledger({Stored(50), Stored(100, 0, true)}, 0, 0);
 
