@@ -40,8 +40,8 @@ Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoin
 
 // Calls `use` for the checkpoint that `which` means until it answers other than NotFound, by which it says that the
 // checkpoint is gone: the newest is another by then. NotFound only where there is none to choose.
-Status UseChosen(const RestoreParts& parts, const std::string& root, const Which& which, bool fall_back, std::vector<std::string>& passed_over,
-                 const Use& use) {
+Status UseChosen(const RestoreParts& parts, const std::string& root, const Which& which, bool fall_back,
+                 std::vector<std::string>& passed_over, const Use& use) {
   Status status;
   for (int i = 0; i < kMaxChoices; ++i) {
     if (i >= kChoicesAtOnce) std::this_thread::sleep_for(kChoicePause);
@@ -141,9 +141,11 @@ Status VerifyCheckpoint(const RestoreParts& parts, const StoredCheckpoint& check
       CAIRN_ASSIGN_OR_RETURN(queue, parts.queue());
     }
     Status status = VerifyShards(parts, std::move(queue), checkpoint, shards, opened, tell);
-    if (!status.ok()) return ExplainFailure(checkpoint, std::move(status));
+    if (!status.ok() && status.code() != StatusCode::kCancelled) return ExplainFailure(checkpoint, std::move(status));
     done += bytes;
     shards.clear();
+    const bool goes_on = status.ok() && (!progress || progress(done, total));
+    if (!goes_on) return Error(StatusCode::kCancelled, "verifying {} was given up", checkpoint.info.path);
   }
   return Status::Ok();
 }
