@@ -214,7 +214,9 @@ void Coordination::OnChecked(std::size_t rank, Result<std::string> run) {
   if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
   if (!run.ok()) return FailForAll(Error(run.status().code(), "step {}: {}", plan_.step, run.status().message()));
   shards_[rank]->checked = true;
-  shards_[rank]->index_run = *std::move(run);
+  index_bytes_ += run->size();
+  // With more there would be no index: the run is not kept, and none is made.
+  if (index_bytes_ <= kMaxIndexBytes) shards_[rank]->index_run = *std::move(run);
   CommitIfPrepared();
 }
 

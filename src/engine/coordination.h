@@ -167,6 +167,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   std::shared_ptr<AttemptFolder> folder_;
   // The coordinator's: by rank, of those that are prepared.
   std::vector<std::optional<PreparedShard>> shards_;
+  std::uint64_t index_bytes_ = 0;  // What the runs take.
   std::shared_ptr<ShardChecks> checks_;
   // Where the disk is looked at again and again: until when, and after which pause; then the attempt is given up,
   // unless this rank is closing and so may know less than the others.

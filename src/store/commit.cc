@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <new>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -138,7 +139,11 @@ IoTask<Status> FolderCommit::LockOld() {
 IoTask<Status> FolderCommit::WriteIndex() {
   std::optional<BuiltIndex> built;
   const auto build = [this, &built] {
-    built = BuildIndex(spec_.index_runs);
+    try {
+      built = BuildIndex(spec_.index_runs);
+    } catch (const std::bad_alloc&) {  // Of what grows with the world; training must not end for it.
+      built.reset();
+    }
     return Status::Ok();
   };
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(index_path_.text(), build));

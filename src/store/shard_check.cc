@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,8 +66,12 @@ Result<Header> ReadHeader(const UniqueFd& fd, const std::string& file, std::uint
 // Of a header that is too long, or that this version does not read, there is none.
 std::string RunOf(const Header& header, std::uint64_t length, const std::string& file) {
   if (header.bytes.empty()) return {};
-  const Result<ShardHeader> decoded = DecodeShardHeader(header.bytes, length, file);
-  return decoded.ok() ? EncodeIndexRun(*decoded) : std::string();
+  try {
+    const Result<ShardHeader> decoded = DecodeShardHeader(header.bytes, length, file);
+    return decoded.ok() ? EncodeIndexRun(*decoded) : std::string();
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
 }
 
 Result<std::string> CheckShard(const AttemptFolder& folder, std::size_t rank, const ManifestShard& shard) {
