@@ -80,9 +80,8 @@ State StateFrom(const py::list& tensors) {
   return state;
 }
 
-Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back) {
-  const Which which = !folder.empty() ? Folder(folder) : step ? Step(*step) : Latest();
-  return fall_back ? which.FallBack() : which;
+Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder) {
+  return !folder.empty() ? Folder(folder) : step ? Step(*step) : Latest();
 }
 
 py::dict FromInfo(const CheckpointInfo& info) {
@@ -161,7 +160,6 @@ py::dict FromRestored(const Restored& restored) {
   fields["generation"] = restored.generation;
   fields["attempt"] = restored.attempt;
   fields["bytes"] = restored.bytes;
-  fields["passed_over"] = restored.passed_over;
   return fields;
 }
 

@@ -25,7 +25,7 @@ using StreamArguments = std::vector<std::pair<int, std::uintptr_t>>;
 /// From a list of (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address), each with
 /// its part behind it where it has one.
 [[nodiscard]] State StateFrom(const pybind11::list& tensors);
-[[nodiscard]] Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back);
+[[nodiscard]] Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder);
 
 [[nodiscard]] pybind11::dict FromInfo(const CheckpointInfo& info);
 /// FromInfo's, and "tensors": (name, dtype, shape, bytes, file, alias of, part or None), "values": a dict a rank.

@@ -205,12 +205,12 @@ class PyCheckpointer {
   void Drain(std::optional<double> timeout) {
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().Drain(deadline); }));
   }
-  py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back,
-                   const py::list& tensors, const StreamArguments& streams, bool resume, const PyProgress& progress) {
+  py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, const py::list& tensors,
+                   const StreamArguments& streams, bool resume, const PyProgress& progress) {
     const State state = StateFrom(tensors);
     Asked asked(progress);
     Result<Restored> result = Unlocked([&] {
-      return Get().Restore(WhichFrom(step, folder, fall_back), state,
+      return Get().Restore(WhichFrom(step, folder), state,
                            {.resume = resume, .streams = StreamsFrom(streams), .progress = asked.callback()});
     });
     asked.RethrowIfRaised();
@@ -221,22 +221,29 @@ class PyCheckpointer {
     for (const CheckpointInfo& info : ValueOrRaise(Unlocked([&] { return Get().List(); }))) all.append(FromInfo(info));
     return all;
   }
-  /// Everything but the tensors' bytes, with "passed_over" and "hold".
-  py::dict Choose(std::optional<std::uint64_t> step, const std::string& folder, bool fall_back) {
-    const PyProgress none;
-    Asked asked(none);
-    Result<Chosen> chosen =
-        Unlocked([&] { return Get().Choose(WhichFrom(step, folder, fall_back), asked.callback()); });
-    asked.RethrowIfRaised();
+  /// What the manifest says, with "passed_over" and "hold". `damaged` is None where nothing may be passed over.
+  py::dict Choose(std::optional<std::uint64_t> step, const std::string& folder,
+                  const std::optional<std::vector<std::string>>& damaged) {
+    Result<Chosen> chosen = Unlocked([&] {
+      const Which which = WhichFrom(step, folder);
+      return Get().Choose(damaged ? which.FallBack(*damaged) : which);
+    });
     RaiseIfError(chosen.status());
-    py::dict fields = FromDetails(chosen->details);
+    py::dict fields = FromInfo(chosen->info);
     fields["passed_over"] = chosen->passed_over;
     fields["hold"] = PyHold(std::move(chosen->hold));
     return fields;
   }
+  py::dict Inspect(const std::string& folder) {
+    return FromDetails(ValueOrRaise(Unlocked([&] { return Get().Inspect(Folder(folder)); })));
+  }
+  py::dict InspectPartOf(const std::string& folder, std::optional<std::uint64_t> rank, std::vector<std::string> names) {
+    return FromDetails(ValueOrRaise(
+        Unlocked([&] { return Get().Inspect(Folder(folder), {.rank = rank, .names = std::move(names)}); })));
+  }
   void Verify(std::optional<std::uint64_t> step, const std::string& folder, const PyProgress& progress) {
     Asked asked(progress);
-    const Status status = Unlocked([&] { return Get().Verify(WhichFrom(step, folder, false), asked.callback()); });
+    const Status status = Unlocked([&] { return Get().Verify(WhichFrom(step, folder), asked.callback()); });
     asked.RethrowIfRaised();
     RaiseIfError(status);
   }
@@ -427,10 +434,12 @@ PYBIND11_MODULE(_core, module) {
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)
-      .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "fall_back"_a, "tensors"_a, "streams"_a,
-           "resume"_a, "progress"_a)
+      .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "tensors"_a, "streams"_a, "resume"_a,
+           "progress"_a)
       .def("checkpoints", &PyCheckpointer::List)
-      .def("choose", &PyCheckpointer::Choose, "step"_a, "folder"_a, "fall_back"_a)
+      .def("choose", &PyCheckpointer::Choose, "step"_a, "folder"_a, "damaged"_a)
+      .def("inspect", &PyCheckpointer::Inspect, "folder"_a)
+      .def("inspect_part", &PyCheckpointer::InspectPartOf, "folder"_a, "rank"_a, "names"_a)
       .def("verify", &PyCheckpointer::Verify, "step"_a, "folder"_a, "progress"_a)
       .def("pin", &PyCheckpointer::Pin, "step"_a, "pinned"_a)
       .def("remove", &PyCheckpointer::Remove, "step"_a)

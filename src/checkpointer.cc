@@ -456,9 +456,14 @@ Result<CheckpointDetails> Checkpointer::Inspect(const Which& which) const {
   return InspectWhich(impl_->root_path, which);
 }
 
-Result<Chosen> Checkpointer::Choose(const Which& which, const Progress& progress) const {
+Result<CheckpointDetails> Checkpointer::Inspect(const Which& which, const InspectPart& part) const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
-  return ChooseWhich(impl_->Parts(), impl_->root_path, which, progress);
+  return InspectWhich(impl_->Parts(), impl_->root_path, which, part);
+}
+
+Result<Chosen> Checkpointer::Choose(const Which& which) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
+  return ChooseWhich(impl_->Parts(), impl_->root_path, which);
 }
 
 Status Checkpointer::Verify(const Which& which, const Progress& progress) const {

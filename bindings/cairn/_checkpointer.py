@@ -301,12 +301,15 @@ class Checkpointer:
         Names, shapes and dtypes are checked before the first byte is written; every byte is verified on the way. Tensors
         are filled in place; what an object with load_state_dict does not have yet is made. Returns the tree with the
         checkpoint's plain values. Raises NotFound only where there is no such checkpoint (the newest stays there until it
-        is read, whatever retention does), Corrupt where it is damaged or the disk does not give it back (`fall_back`
-        permits an older one, logs what was passed over and why, and reads every byte before), InvalidArgument with both
-        lists where tree and checkpoint differ.
+        is read, whatever retention does), Corrupt where it is damaged or the disk does not give it back, InvalidArgument
+        with both lists where tree and checkpoint differ. After Corrupt the tensors' contents are unspecified.
 
-        In a group rank 0 chooses, each rank reads its own state and what is replicated, and all succeed or all raise.
-        At another number of ranks than saved it only what is replicated can be read: leave the tree's other keys out.
+        `fall_back` permits an older one where what is read turns out to be Corrupt, and logs what was passed over and
+        why. Nothing is read before to find out; what nobody reads is not verified: `verify` reads all.
+
+        In a group rank 0 chooses, each rank reads its own state and what is replicated, and all succeed or all raise;
+        what is Corrupt on one rank all of them pass over. At another number of ranks than saved it only what is
+        replicated can be read: leave the tree's other keys out.
         """
         self._tell()
         return self._reading.restore(tree, step, os.fspath(folder), fall_back, progress)
@@ -357,20 +360,19 @@ class Checkpointer:
         """Step of the newest committed checkpoint, the one that `restore` reads; None where there is none.
 
         Raises Corrupt, as `restore` does, where the newest checkpoint's manifest is damaged; what the manifest says is
-        all that is looked at. With `fall_back` it is what `restore(fall_back=True)` goes back to: every byte is read to
-        find out.
+        all that is looked at. With `fall_back` it is the newest one of which every byte is good: all are read to find
+        out.
         """
         if fall_back:
-            return self._newest(fall_back)
+            return self._reading.newest_undamaged()
         listed = self.checkpoints()
         if not listed:
             return None
         # Of a damaged one nobody knows whether it is the newest; asking for that says what is wrong.
-        return listed[-1].step if listed[-1].damage is None else self._newest(fall_back)
-
-    def _newest(self, fall_back: bool) -> int | None:
+        if listed[-1].damage is None:
+            return listed[-1].step
         try:
-            details = self._reading.choose(None, "", fall_back)
+            details = self._reading.choose(None)
         except NotFound:
             return None
         details["hold"].release()

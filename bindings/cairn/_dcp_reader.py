@@ -67,7 +67,7 @@ class StorageReader(storage.StorageReader):
         try:
             self._let_go()
             # It stays there until its data is read, whatever retention does.
-            self._details = self._checkpointer._reading.choose(self._step, "", False)
+            self._details = self._checkpointer._reading.look_at_all(self._step)
             self._stock = stock = _dcp_items.take_stock(self._details)
         except Error as error:
             self._let_go()

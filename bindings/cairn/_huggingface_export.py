@@ -27,9 +27,9 @@ def reader(root: str | os.PathLike[str]) -> Checkpointer:
 
 def read_model(checkpointer: Checkpointer, step: int | None) -> dict[str, Any]:
     """A checkpoint's tree with the model's tensors, on the CPU and tied as they were; None for all other tensors."""
-    details = checkpointer._reading.choose(step, "", False)
+    details = checkpointer._reading.choose(step)
     with details["hold"]:
-        return _read_model(checkpointer, details)
+        return _read_model(checkpointer, details | checkpointer._core.inspect_part(details["path"], 0, []))
 
 
 def _read_model(checkpointer: Checkpointer, details: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from . import _core, _errors, _group
-from ._errors import Error, FailedPrecondition
+from ._errors import Error
 
 T = TypeVar("T")
 
@@ -31,16 +31,34 @@ class Ranks:
 
     def together(self, what: str, call: Callable[[], T]) -> T:
         """Returns what the call returns once it has succeeded on every rank; else raises its error, or another rank's."""
-        if self._link is None:
-            return call()
+        result, errors = self.outcomes(what, call)
+        for error in [errors[self.rank]] if self.rank in errors else errors.values():
+            raise error
+        return cast(T, result)
+
+    def outcomes(self, what: str, call: Callable[[], T]) -> tuple[T | None, dict[int, Exception]]:
+        """What the call returns here, and what it raises on each rank where it does: every rank has the same of these.
+        Another rank's begins with its number. Raises where the ranks do not hear each other; then its own error first."""
+        result: T | None = None
+        errors: dict[int, Exception] = {}
+        word = b"{}"
         try:
             result = call()
-        except Exception as error:
-            self._tell(what, error)
+        except Exception as error:  # noqa: BLE001 (every rank raises it)
+            errors[self.rank] = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+            word = _word_of(error)
+        if self._link is None:
+            return result, errors
+        try:
+            words = self._link.gather(what, word)
+        except Error:
+            for own in errors.values():
+                raise own from None
             raise
-        for rank, word in enumerate(self._link.gather(what, b"{}")):
-            _raise_if_error(f"rank {rank}: ", word)
-        return result
+        for rank, said in enumerate(words):
+            if rank != self.rank and (theirs := _error_in(f"rank {rank}: ", said)):
+                errors[rank] = theirs
+        return result, errors
 
     def exchange(self, what: str, word: bytes) -> list[bytes]:
         """What every rank gives, by rank. Where one gives up instead (see `give_up`), its error."""
@@ -57,47 +75,44 @@ class Ranks:
         if self._link is not None:
             self._tell(what, error)
 
-    def agree(self, what: str, choose: Callable[[], dict[str, Any]], follow: Callable[[int], dict[str, Any]]) -> Any:
-        """Rank 0 chooses a checkpoint; the others look at the one of that step. All have the same attempt, or raise."""
+    def agree(self, what: str, choose: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What rank 0 chooses, as JSON keeps it, or its error: the others' `choose` is not called."""
         if self._link is None:
             return choose()
-        details: dict[str, Any] = {}
         word = b"{}"
         if self.rank == 0:
             try:
-                details = choose()
+                word = json.dumps(choose()).encode()
             except Exception as error:
                 self._tell(what, error)
                 raise
-            word = json.dumps({"step": details["step"], "attempt": details["attempt"]}).encode()
-        chosen_word = self._link.gather(what, word)[0]
-        _raise_if_error("rank 0: ", chosen_word)
-        # A rank that finds another one, or none, says so: the others wait for it.
-        chosen = json.loads(chosen_word)
-        return self.together(f"{what} found", lambda: details if self.rank == 0 else self._same(chosen, follow))
-
-    def _same(self, chosen: dict[str, Any], follow: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-        details = follow(chosen["step"])
-        if details["attempt"] != chosen["attempt"]:
-            raise FailedPrecondition(
-                f"step {chosen['step']}: rank 0 found attempt {chosen['attempt']}, rank {self.rank} found "
-                f"{details['attempt']} in {details['path']}"
-            )
-        return details
+        said = self._link.gather(what, word)[0]
+        _raise_if_error("rank 0: ", said)
+        return cast("dict[str, Any]", json.loads(said))
 
     def _tell(self, what: str, error: BaseException) -> None:
         """The caller's own error counts, whatever becomes of this."""
         assert self._link is not None
         with contextlib.suppress(Error):
-            self._link.gather(what, json.dumps({"error": type(error).__name__, "message": str(error)}).encode())
+            self._link.gather(what, _word_of(error))
 
     def close(self) -> None:
         if self._link is not None:
             self._link.close()
 
 
-def _raise_if_error(who: str, word: bytes) -> None:
+def _word_of(error: BaseException) -> bytes:
+    return json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
+
+
+def _error_in(who: str, word: bytes) -> Error | None:
     said = json.loads(word)
-    if "error" in said:
-        kind = getattr(_errors, said["error"]) if said["error"] in _errors.CODES else Error
-        raise kind(who + said["message"])
+    if "error" not in said:
+        return None
+    kind: type[Error] = getattr(_errors, said["error"]) if said["error"] in _errors.CODES else Error
+    return kind(who + said["message"])
+
+
+def _raise_if_error(who: str, word: bytes) -> None:
+    if error := _error_in(who, word):
+        raise error

@@ -11,13 +11,13 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from ._errors import Corrupt, InvalidArgument
-from ._tree import Stored
+from ._tree import Stored, names
 from ._tree_paths import join, part_of
 from ._tree_reader import key_of
 
@@ -248,34 +248,63 @@ def tree_text(details: dict[str, Any], rank: int = 0) -> str:
     return text
 
 
+Find = Callable[[list[str]], list[Any]]  # Names -> the tensors of them that there are, as in details["tensors"].
+
+
+def own_shard(details: dict[str, Any], rank: int, world: int) -> int:
+    """The rank whose state a rank of this world reads."""
+    return 0 if details["world"] != world else rank
+
+
 def view(
-    details: dict[str, Any], rank: int, world: int, declared: Rules, *, like: Any = None, wanted: Sequence[str] = ()
+    details: dict[str, Any],
+    rank: int,
+    world: int,
+    declared: Rules,
+    *,
+    like: Any = None,
+    wanted: Sequence[str] = (),
+    find: Find | None = None,
 ) -> View:
     """What rank `rank` of `world` reads of a checkpoint: its own state, and what is replicated.
 
     At another world size than it was saved with only what is replicated can be read (of a checkpoint of one rank, also
     what the reader declares so). Then a dict `like` may lack keys that lead to other state; InvalidArgument names what
-    is left of it. `wanted`: only these names are asked for.
+    is left of it. `wanted`: only these names are asked for. `find`: `details` is of the rank's own shard, and this tells
+    of tensors that others hold.
     """
     resized = details["world"] != world
-    own = 0 if resized else rank
+    own = own_shard(details, rank, world)
     values = details["values"][own] if own < len(details["values"]) else {}
     rules = Rules.parse(values["replicas"]) if "replicas" in values else Rules()
     if details["world"] == 1:
         rules |= declared
+    text = tree_text(details, own)
+    if resized:
+        text = _readable(details, world, text, rules, like, wanted)
     mine: dict[str, Stored] = {}
     others: dict[str, Stored] = {}
     tied: dict[str, str] = {}
-    for name, dtype, shape, _, file, target, _ in details["tensors"]:
-        number = _SHARD.match(file)
-        holds = mine if details["world"] == 1 or (number and int(number[1]) == own) else others
-        holds[name] = Stored(dtype, tuple(shape))
-        if target and (holds is mine or name not in mine):
-            tied[name] = target
+
+    def take(tensors: list[Any]) -> None:
+        for name, dtype, shape, _, file, target, _ in tensors:
+            number = _SHARD.match(file)
+            holds = mine if details["world"] == 1 or (number and int(number[1]) == own) else others
+            holds[name] = Stored(dtype, tuple(shape))
+            if target and (holds is mine or name not in mine):
+                tied[name] = target
+
+    take(details["tensors"])
+    if find is not None and rules and details["world"] > 1:
+        take(find([name for name in names(text) if name not in mine and rules.cover(name)]))
     saved = {name: of for name, of in others.items() if rules and rules.cover(name)} | mine
-    if not resized:
-        return View(tree_text(details, own), saved, tied)
-    text = tree_text(details, own)
+    if resized:
+        saved = {name: of for name, of in saved.items() if rules.cover(name)}
+    return View(text, saved, tied)
+
+
+def _readable(details: dict[str, Any], world: int, text: str, rules: Rules, like: Any, wanted: Sequence[str]) -> str:
+    """A tree's text without what `like` leaves out; InvalidArgument where there is still more than what is replicated."""
     root = tree_of(text)
     if isinstance(root, dict) and isinstance(like, dict):
         left_out = [key for key in root if key not in like and _own_of(leaves(root[key], part_of(key, "")), rules)]
@@ -292,7 +321,7 @@ def view(
             f"{details['path']} was saved by {details['world']} ranks and is read by {world}: only what was replicated "
             f"can be read then, but each rank has its own {listed}{more}"
         )
-    return View(text, {name: of for name, of in saved.items() if rules.cover(name)}, tied)
+    return text
 
 
 def _own_of(found: list[tuple[str, Any]], rules: Rules) -> list[str]:

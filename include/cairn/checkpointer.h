@@ -83,14 +83,18 @@ class Which {
  public:
   /// Permits an older checkpoint where the chosen one is Corrupt: damaged, or on a medium that does not give it back.
   /// Restored::passed_over names what was skipped. No other error (of access, of memory or descriptors) is passed over.
-  [[nodiscard]] Which FallBack() const {
+  ///
+  /// `damaged`: attempts that somebody has found to be so (another rank, say); they are passed over unread, unnamed.
+  [[nodiscard]] Which FallBack(std::vector<std::string> damaged = {}) const {
     Which which = *this;
     which.fall_back_ = true;
+    which.damaged_ = std::move(damaged);
     return which;
   }
   [[nodiscard]] const std::optional<std::uint64_t>& step() const { return step_; }
   [[nodiscard]] const std::string& folder() const { return folder_; }
   [[nodiscard]] bool fall_back() const { return fall_back_; }
+  [[nodiscard]] const std::vector<std::string>& damaged() const { return damaged_; }
 
  private:
   friend Which Latest();
@@ -99,6 +103,7 @@ class Which {
   std::optional<std::uint64_t> step_;
   std::string folder_;
   bool fall_back_ = false;
+  std::vector<std::string> damaged_;
 };
 /// The newest committed checkpoint by {generation, step}.
 [[nodiscard]] inline Which Latest() { return {}; }
@@ -171,9 +176,17 @@ struct CheckpointDetails {
   std::vector<Values> values;       ///< By rank.
 };
 
-/// A checkpoint that was looked at before it is read.
+/// What one rank wants to know of a checkpoint.
+struct InspectPart {
+  /// All tensors of this rank's own shard, and its values; none where it has no shard.
+  std::optional<std::uint64_t> rank;
+  /// And tensors of these names, each as at least one shard holds it; left out where none does.
+  std::vector<std::string> names;
+};
+
+/// A checkpoint that was chosen before it is read.
 struct Chosen {
-  CheckpointDetails details;
+  CheckpointInfo info;
   std::vector<std::string> passed_over;  ///< With FallBack: folder and reason of each that was skipped.
   /// Keeps it from removal and replacement, by any process, until the last copy of this is gone.
   std::shared_ptr<const void> hold;
@@ -260,9 +273,13 @@ class Checkpointer {
   [[nodiscard]] Result<std::vector<CheckpointInfo>> List() const;
   /// Everything about a checkpoint but the tensors' bytes.
   [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which) const;
-  /// Chooses a checkpoint as Restore does, and keeps it there for whoever must know what is in it before he reads it,
-  /// by its step or folder. Where `which` may fall back, every byte is verified first (`progress` is of that).
-  [[nodiscard]] Result<Chosen> Choose(const Which& which, const Progress& progress = {}) const;
+  /// The same of one part, for whoever is to read no more than that: only the shards that hold it are looked at, by the
+  /// checkpoint's index where it has one. `values` has the one rank's, at its number, and none of the others'.
+  [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which, const InspectPart& part) const;
+  /// Chooses a checkpoint as Restore does, by manifests alone, and keeps it there for whoever must know what is in it
+  /// before he reads it, by its step or folder. Of shards it says nothing: where `which` may fall back, manifests that
+  /// do not verify are passed over. Corrupt where none is left.
+  [[nodiscard]] Result<Chosen> Choose(const Which& which) const;
   /// Reads every byte of a checkpoint and checks it.
   Status Verify(const Which& which, const Progress& progress = {}) const;
   /// Keeps a checkpoint from retention until Unpin. Durable on return.

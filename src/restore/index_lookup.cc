@@ -55,9 +55,13 @@ Span Touched(const IndexPieces& pieces, const Box& box) {
   return {static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(last)};
 }
 
-/// The boxes that some tensors want, by logical name, and the pieces that were found for them.
+/// The boxes that some tensors want, by logical name, and the pieces that were found for them. Of a name without a box
+/// any piece will do.
 class Wishes {
  public:
+  explicit Wishes(std::span<const std::string_view> names) {
+    for (const std::string_view name : names) wishes_[name];
+  }
   Wishes(std::optional<std::uint32_t> own, std::span<const TensorEntry* const> wanted) : own_(own) {
     for (const TensorEntry* entry : wanted) {
       Wish& wish = wishes_[entry->part ? std::string_view(entry->part->logical_name) : entry->name];
@@ -73,6 +77,7 @@ class Wishes {
     if (found == wishes_.end()) return true;
     Wish& wish = found->second;
     wish.named = true;
+    if (wish.boxes.empty()) wish.holders[{}].insert(pieces.shard);
     for (const Box& box : wish.boxes) {
       const Span span = Touched(pieces, box);
       for (std::uint32_t k = span.first; k <= span.last; ++k) {
@@ -115,7 +120,7 @@ class Wishes {
     bool named = false;
     std::map<Place, std::set<std::uint32_t>> holders;
   };
-  const std::optional<std::uint32_t> own_;
+  const std::optional<std::uint32_t> own_ = std::nullopt;
   std::map<std::string_view, Wish> wishes_;
   std::size_t pieces_ = 0;
 };
@@ -192,18 +197,26 @@ IoTask<Status> LookUpTask(Lookup& lookup) {
   co_return lookup.failure;
 }
 
+Result<std::vector<std::uint32_t>> LookUp(IoQueue& queue, const StoredCheckpoint& checkpoint, Wishes wishes) {
+  const std::optional<ManifestIndex>& index = checkpoint.manifest.index;
+  if (!index) return Error(StatusCode::kNotFound, "{} has no index", checkpoint.info.path);
+  Lookup lookup{
+      .checkpoint = checkpoint, .index = *index, .path = checkpoint.info.path + "/" + index->file, .wishes = wishes};
+  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, LookUpTask(lookup)));
+  return wishes.Shards(lookup.path.text());
+}
+
 }  // namespace
 
 Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
                                                std::optional<std::uint32_t> own,
                                                std::span<const TensorEntry* const> wanted) {
-  const std::optional<ManifestIndex>& index = checkpoint.manifest.index;
-  if (!index) return Error(StatusCode::kNotFound, "{} has no index", checkpoint.info.path);
-  Wishes wishes(own, wanted);
-  Lookup lookup{
-      .checkpoint = checkpoint, .index = *index, .path = checkpoint.info.path + "/" + index->file, .wishes = wishes};
-  CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, LookUpTask(lookup)));
-  return wishes.Shards(lookup.path.text());
+  return LookUp(queue, checkpoint, Wishes(own, wanted));
+}
+
+Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
+                                               std::span<const std::string_view> names) {
+  return LookUp(queue, checkpoint, Wishes(names));
 }
 
 }  // namespace cairn

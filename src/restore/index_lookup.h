@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/tensor_table.h"
@@ -18,5 +19,9 @@ namespace cairn {
 [[nodiscard]] Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
                                                              std::optional<std::uint32_t> own,
                                                              std::span<const TensorEntry* const> wanted);
+
+/// The same for whole tensors of these names: of the shards that hold one, any.
+[[nodiscard]] Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
+                                                             std::span<const std::string_view> names);
 
 }  // namespace cairn

@@ -5,10 +5,12 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "base/status_macros.h"
+#include "format/fields.h"
 #include "restore/index_lookup.h"
 #include "restore/select.h"
 #include "store/names.h"
@@ -43,6 +45,31 @@ std::vector<const TensorEntry*> NotIn(const ShardHeader* own, const TensorTable&
   return missing;
 }
 
+// Those that no header that was read has.
+std::vector<std::string_view> NotHeld(const OpenedCheckpoint& opened, std::vector<std::string_view> names) {
+  std::unordered_set<std::string_view> held;
+  for (const ShardFile& file : opened.files) {
+    for (const ShardTensor& tensor : file.header.tensors) held.insert(tensor.name);
+    for (const auto& [alias, holder] : file.header.aliases) held.insert(alias);
+  }
+  std::erase_if(names, [&held](std::string_view name) { return held.contains(name); });
+  return names;
+}
+
+Status ReadAllHeaders(IoQueue& queue, const StoredCheckpoint& checkpoint, OpenedCheckpoint& opened) {
+  std::vector<std::uint32_t> all(opened.files.size());
+  std::iota(all.begin(), all.end(), 0);
+  return ReadHeaders(queue, checkpoint, all, opened);
+}
+
+void TellAllAreRead(const EventCallback& on_event, const StoredCheckpoint& checkpoint, const Status& why) {
+  if (!on_event) return;
+  on_event({.severity = Severity::kInfo,
+            .step = checkpoint.manifest.step,
+            .message = fmt::format("restore: the headers of all {} shards are read: {}",
+                                   checkpoint.manifest.shards.size(), why.message())});
+}
+
 }  // namespace
 
 Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& checkpoint, std::uint64_t rank,
@@ -67,17 +94,30 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
       if (matched.ok()) return matched;
       why = matched.status();
     }
-    if (on_event) {
-      on_event({.severity = Severity::kInfo,
-                .step = checkpoint.manifest.step,
-                .message = fmt::format("restore: the headers of all {} shards are read: {}", opened.files.size(),
-                                       why.message())});
-    }
+    TellAllAreRead(on_event, checkpoint, why);
   }
-  std::vector<std::uint32_t> all(opened.files.size());
-  std::iota(all.begin(), all.end(), 0);
-  CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, all, opened));
+  CAIRN_RETURN_IF_ERROR(ReadAllHeaders(queue, checkpoint, opened));
   return match(options);
+}
+
+Status LocatePart(IoQueue& queue, const StoredCheckpoint& checkpoint, const InspectPart& part,
+                  const EventCallback& on_event, OpenedCheckpoint& opened) {
+  const auto own = part.rank ? ShardOf(checkpoint.manifest, *part.rank) : std::nullopt;
+  if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened));
+  std::vector<std::string_view> missing = NotHeld(opened, {part.names.begin(), part.names.end()});
+  if (missing.empty()) return Status::Ok();
+  if (opened.files.size() > 1) {
+    const Result<std::vector<std::uint32_t>> named = LookUpIndex(queue, checkpoint, missing);
+    Status why = named.status();
+    if (named.ok()) {
+      CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, *named, opened));
+      missing = NotHeld(opened, std::move(missing));
+      if (missing.empty()) return Status::Ok();
+      why = Error(StatusCode::kNotFound, "{} is not where the index has it", Quoted(missing.front()));
+    }
+    TellAllAreRead(on_event, checkpoint, why);
+  }
+  return ReadAllHeaders(queue, checkpoint, opened);
 }
 
 }  // namespace cairn

@@ -21,4 +21,9 @@ namespace cairn {
                                                    const RestoreOptions& options, const EventCallback& on_event,
                                                    OpenedCheckpoint& opened);
 
+/// The same for a part: `opened` then has the header of the rank's shard, and of shards that hold tensors of those
+/// names, as far as there are any.
+[[nodiscard]] Status LocatePart(IoQueue& queue, const StoredCheckpoint& checkpoint, const InspectPart& part,
+                                const EventCallback& on_event, OpenedCheckpoint& opened);
+
 }  // namespace cairn

@@ -1,7 +1,10 @@
 #include "restore/reader.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <set>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,6 +15,7 @@
 #include "restore/pipeline.h"
 #include "restore/plan.h"
 #include "restore/source.h"
+#include "store/names.h"
 
 namespace cairn {
 namespace {
@@ -24,13 +28,22 @@ constexpr std::chrono::milliseconds kChoicePause{50};
 
 using Use = std::function<Status(const StoredCheckpoint& checkpoint)>;
 
+bool KnownDamaged(const Which& which, const StoredCheckpoint& checkpoint) {
+  const std::vector<std::string>& damaged = which.damaged();
+  return checkpoint.info.status.ok() &&
+         std::find(damaged.begin(), damaged.end(), checkpoint.info.attempt) != damaged.end();
+}
+
 // The first candidate that is not damaged, as `use` finds out; anything but Corrupt ends the search.
-Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoint>& candidates, bool fall_back,
-                    std::vector<std::string>& passed_over, const Use& use) {
-  Status first;
+Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoint>& candidates, const Which& which,
+                    bool fall_back, std::vector<std::string>& passed_over, const Use& use) {
+  Status first =
+      Error(StatusCode::kCorrupt, "{}: known to be damaged, and there is no older one", candidates.front().info.path);
   for (const StoredCheckpoint& candidate : candidates) {
-    const Status status = use(candidate);
+    const bool known = KnownDamaged(which, candidate);
+    const Status status = known ? first : use(candidate);
     if (status.code() == StatusCode::kCorrupt && parts.on_damaged) parts.on_damaged(candidate.info);
+    if (known) continue;
     if (status.code() != StatusCode::kCorrupt || !fall_back) return status;
     if (passed_over.empty()) first = status;
     passed_over.push_back(fmt::format("{}: {}", candidate.info.path, status.message()));
@@ -47,7 +60,7 @@ Status UseChosen(const RestoreParts& parts, const std::string& root, const Which
     if (i >= kChoicesAtOnce) std::this_thread::sleep_for(kChoicePause);
     CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, which));
     passed_over.clear();
-    status = UseFirstGood(parts, candidates, fall_back, passed_over, use);
+    status = UseFirstGood(parts, candidates, which, fall_back, passed_over, use);
     if (status.code() != StatusCode::kNotFound) return status;
   }
   return Error(StatusCode::kFailedPrecondition,
@@ -81,7 +94,8 @@ CheckpointDetails DetailsOf(const StoredCheckpoint& checkpoint, OpenedCheckpoint
   }
   details.values.resize(opened.files.size());
   for (ShardFile& file : opened.files) {
-    if (file.header.shard < details.values.size()) details.values[file.header.shard] = std::move(file.header.values);
+    if (!file.has_header || file.header.shard >= details.values.size()) continue;
+    details.values[file.header.shard] = std::move(file.header.values);
   }
   return details;
 }
@@ -157,6 +171,22 @@ Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint) 
   return DetailsOf(checkpoint, opened);
 }
 
+Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint,
+                                            const InspectPart& part) {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
+  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
+  CAIRN_RETURN_IF_ERROR(LocatePart(*queue, checkpoint, part, parts.on_event, opened));
+  CheckpointDetails details = DetailsOf(checkpoint, opened);
+  for (std::size_t rank = 0; rank < details.values.size(); ++rank) {
+    if (rank != part.rank) details.values[rank].clear();
+  }
+  const std::string own = part.rank ? ShardName(*part.rank) : "";
+  const std::set<std::string_view> names(part.names.begin(), part.names.end());
+  std::erase_if(details.tensors,
+                [&](const TensorInfo& tensor) { return tensor.file != own && !names.contains(tensor.name); });
+  return details;
+}
+
 Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which, int rank,
                               const State& state, const RestoreOptions& options) {
   Restored restored;
@@ -187,19 +217,29 @@ Result<CheckpointDetails> InspectWhich(const std::string& root, const Which& whi
   return details;
 }
 
-Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, const Which& which,
-                           const Progress& progress) {
-  Chosen chosen;
-  std::vector<std::string> passed_over;
-  const auto look = [&](const StoredCheckpoint& checkpoint) -> Status {
-    CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
-    CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenCheckpoint(*queue, checkpoint));
-    if (which.fall_back()) CAIRN_RETURN_IF_ERROR(VerifyCheckpoint(parts, checkpoint, progress));
-    chosen.details = DetailsOf(checkpoint, opened);
-    chosen.hold = std::make_shared<const ReadLock>(std::move(opened.lock));
+Result<CheckpointDetails> InspectWhich(const RestoreParts& parts, const std::string& root, const Which& which,
+                                       const InspectPart& part) {
+  CheckpointDetails details;
+  std::vector<std::string> none;
+  const auto inspect = [&](const StoredCheckpoint& chosen) -> Status {
+    CAIRN_ASSIGN_OR_RETURN(details, InspectCheckpoint(parts, chosen, part));
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, which, which.fall_back(), passed_over, look));
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, which, /*fall_back=*/false, none, inspect));
+  return details;
+}
+
+Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, const Which& which) {
+  Chosen chosen;
+  std::vector<std::string> passed_over;
+  const auto hold = [&](const StoredCheckpoint& checkpoint) -> Status {
+    CAIRN_RETURN_IF_ERROR(checkpoint.info.status);
+    CAIRN_ASSIGN_OR_RETURN(ReadLock lock, ReadLock::Take(checkpoint.info.path));
+    chosen.info = checkpoint.info;
+    chosen.hold = std::make_shared<const ReadLock>(std::move(lock));
+    return Status::Ok();
+  };
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, which, which.fall_back(), passed_over, hold));
   chosen.passed_over = std::move(passed_over);
   return chosen;
 }

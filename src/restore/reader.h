@@ -28,7 +28,8 @@ struct RestoreParts {
   /// kernel may yet write into the pool's memory.
   std::chrono::nanoseconds slow_after = std::chrono::seconds(30);
   EventCallback on_event;
-  /// Told of each checkpoint that is found damaged as it is read, whether or not an older one is read then.
+  /// Told of each checkpoint that is found damaged as it is read, or known to be, whether or not an older one is read
+  /// then.
   std::function<void(const CheckpointInfo&)> on_damaged;
 };
 
@@ -50,6 +51,9 @@ struct RestoreParts {
 
 /// Everything that the headers say. Reads with a queue of its own; touches no tensor data.
 [[nodiscard]] Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint);
+/// What the headers say of one part, from as few of them as it takes, as in RestoreCheckpoint.
+[[nodiscard]] Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint,
+                                                          const InspectPart& part);
 
 /// Restores the checkpoint under `root` that `which` means, by the rules of Checkpointer::Restore: where `which` may
 /// fall back, a Corrupt candidate is passed over (and named in Restored::passed_over) for the next older one. One that
@@ -61,7 +65,8 @@ struct RestoreParts {
 [[nodiscard]] Status VerifyWhich(const RestoreParts& parts, const std::string& root, const Which& which,
                                  const Progress& progress);
 [[nodiscard]] Result<CheckpointDetails> InspectWhich(const std::string& root, const Which& which);
-[[nodiscard]] Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, const Which& which,
-                                         const Progress& progress);
+[[nodiscard]] Result<CheckpointDetails> InspectWhich(const RestoreParts& parts, const std::string& root,
+                                                     const Which& which, const InspectPart& part);
+[[nodiscard]] Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, const Which& which);
 
 }  // namespace cairn

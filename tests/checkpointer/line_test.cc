@@ -226,6 +226,22 @@ TEST_F(Line, RetentionDoesNotCountWhatLacksAShardAtOpen) {
   EXPECT_EQ(Steps(), (std::vector<std::uint64_t>{20, 30, 40}));
 }
 
+TEST_F(Line, RetentionDoesNotCountWhatAnotherRankFoundDamaged) {
+  Open(/*keep_last=*/1);
+  ASSERT_TRUE(Save(10, 10).ok());
+  ASSERT_TRUE(checkpointer_->Pin(10).ok());
+  ASSERT_TRUE(Save(20, 20).ok());
+  const std::string damaged = checkpointer_->List()->back().attempt;
+
+  const auto chosen = checkpointer_->Choose(Latest().FallBack({damaged}));
+  ASSERT_TRUE(checkpointer_->Restore(Step(10), tensors_.state()).ok());
+  ASSERT_TRUE(Save(30, 30).ok());
+
+  ASSERT_TRUE(chosen.ok()) << chosen.status();
+  EXPECT_EQ(chosen->info.step, 10U);
+  EXPECT_EQ(Steps(), (std::vector<std::uint64_t>{10, 20, 30}));  // Damaged ones are not removed either.
+}
+
 TEST_F(Line, AFolderCopiedElsewhereRestores) {
   ASSERT_TRUE(Save(10, 10).ok());
   std::filesystem::copy(checkpointer_->List()->front().path, dir_ / "elsewhere",

@@ -1,5 +1,6 @@
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -218,8 +219,7 @@ TEST_F(DisplacedTest, NewestIsChosenAnewHoweverOftenRetentionIsFaster) {
 
   const auto restored = RestoreWhich(Displacing(kTimes), root(), Latest(), 0, targets_.state, {});
   const auto fallen_back = RestoreWhich(Displacing(kTimes), root(), Latest().FallBack(), 0, targets_.state, {});
-  auto chosen = ChooseWhich(Displacing(kTimes), root(), Latest(), {});
-  if (chosen.ok()) chosen->hold.reset();
+  const auto inspected = InspectWhich(Displacing(kTimes), root(), Latest(), InspectPart{});
   const Status verified = VerifyWhich(Displacing(kTimes), root(), Latest(), {});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
@@ -227,8 +227,8 @@ TEST_F(DisplacedTest, NewestIsChosenAnewHoweverOftenRetentionIsFaster) {
   ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
   EXPECT_EQ(fallen_back->step, 1 + 2 * kTimes);
   EXPECT_THAT(fallen_back->passed_over, IsEmpty());
-  ASSERT_TRUE(chosen.ok()) << chosen.status();
-  EXPECT_EQ(chosen->details.info.step, 1 + 3 * kTimes);
+  ASSERT_TRUE(inspected.ok()) << inspected.status();
+  EXPECT_EQ(inspected->info.step, 1 + 3 * kTimes);
   EXPECT_TRUE(verified.ok()) << verified;
 }
 
@@ -239,7 +239,7 @@ TEST_F(DisplacedTest, StepThatWasNamedIsNotFound) {
 }
 
 TEST_F(DisplacedTest, WhatWasChosenStaysUntilItIsLetGo) {
-  auto chosen = ChooseWhich(Parts(), root(), Latest(), {});
+  auto chosen = ChooseWhich(Parts(), root(), Latest());
   ASSERT_TRUE(chosen.ok()) << chosen.status();
   const RestoreParts displacing = Displacing(1);
 
@@ -250,19 +250,40 @@ TEST_F(DisplacedTest, WhatWasChosenStaysUntilItIsLetGo) {
   EXPECT_TRUE(Displacing(1).queue().ok());
 }
 
-TEST_F(DisplacedTest, FallBackOfAChoiceReadsEveryByteAndNamesWhatItPassedOver) {
-  const std::string newest = WriteCheckpoint(root(), {.step = 2, .shards = {{.tensors = {saved_}}}});
-  std::string shard = ReadWholeFile(newest + "/shard-00000.safetensors");
-  shard.back() = static_cast<char>(shard.back() ^ 1);
-  WriteWholeFile(newest + "/shard-00000.safetensors", shard);
+TEST_F(DisplacedTest, AChoiceGoesByManifestsAndByWhatIsKnownOfTheRest) {
+  const std::string attempt = "11111111-2222-4333-8444-555555555555";
+  const std::string known = WriteCheckpoint(root(), {.step = 2, .attempt = attempt, .shards = {{.tensors = {saved_}}}});
+  std::filesystem::remove(known + "/shard-00000.safetensors");
+  const std::string newest = WriteCheckpoint(root(), {.step = 3, .shards = {{.tensors = {saved_}}}});
+  WriteWholeFile(newest + "/manifest.json", "{}");
 
-  const auto strict = ChooseWhich(Parts(), root(), Latest(), {});
-  const auto fallen_back = ChooseWhich(Parts(), root(), Latest().FallBack(), {});
+  const auto strict = ChooseWhich(Parts(), root(), Step(2));
+  const auto fallen_back = ChooseWhich(Parts(), root(), Latest().FallBack());
+  const auto further = ChooseWhich(Parts(), root(), Latest().FallBack({attempt}));
+  const auto restored = RestoreWhich(Parts(), root(), Latest().FallBack({attempt}), 0, targets_.state, {});
 
-  EXPECT_EQ(strict->details.info.step, 2);  // Its headers are whole.
-  ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
-  EXPECT_EQ(fallen_back->details.info.step, 1);
-  EXPECT_THAT(fallen_back->passed_over, ElementsAre(AllOf(HasSubstr(newest), HasSubstr("CRC32C"))));
+  for (const auto* one : {&strict, &fallen_back}) {
+    ASSERT_TRUE(one->ok()) << one->status();
+    EXPECT_EQ((*one)->info.step, 2);
+  }
+  ASSERT_TRUE(further.ok()) << further.status();
+  EXPECT_EQ(further->info.step, 1);
+  EXPECT_THAT(further->passed_over, ElementsAre(HasSubstr(newest + "/manifest.json")));
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->step, 1);
+  EXPECT_EQ(restored->passed_over, further->passed_over);
+}
+
+TEST_F(DisplacedTest, NothingIsChosenWhereAllIsKnownToBeDamaged) {
+  const std::string attempt = Read(folder_).info.attempt;
+
+  const auto chosen = ChooseWhich(Parts(), root(), Latest().FallBack({attempt}));
+  const auto restored = RestoreWhich(Parts(), root(), Step(1).FallBack({attempt}), 0, targets_.state, {});
+
+  for (const Status& status : {chosen.status(), restored.status()}) {
+    EXPECT_EQ(status.code(), StatusCode::kCorrupt) << status;
+    EXPECT_THAT(status.message(), HasSubstr(folder_));
+  }
 }
 
 TEST_F(RestoreFaultsTest, SaysThatACheckpointReplacedMeanwhileWasReplaced) {

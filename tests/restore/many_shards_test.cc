@@ -64,6 +64,14 @@ class ManyShardsTest : public RestoreTest {
   [[nodiscard]] Result<Restored> RestoreAs(int rank, const Targets& targets) {
     return RestoreWhich(WatchedParts(), root(), Latest(), rank, targets.state, {});
   }
+  [[nodiscard]] Result<CheckpointDetails> Inspect(const InspectPart& part) {
+    return InspectWhich(WatchedParts(), root(), Latest(), part);
+  }
+  static std::vector<std::string> NamesOf(const CheckpointDetails& details) {
+    std::vector<std::string> names;
+    for (const TensorInfo& tensor : details.tensors) names.push_back(tensor.name);
+    return names;
+  }
   [[nodiscard]] std::set<std::string> OpenedShards() const {
     std::set<std::string> opened;
     for (const SeenOperation& one : plan_->Seen()) {
@@ -281,6 +289,78 @@ TEST_F(ManyShardsTest, DamageElsewhereIsNoMatterToARankThatNeedsNothingThere) {
   EXPECT_EQ(damaged.status().code(), StatusCode::kCorrupt) << damaged.status();
   EXPECT_THAT(damaged.status().message(), HasSubstr(ShardPath(8)));
   EXPECT_TRUE(its.untouched());
+}
+
+TEST_F(ManyShardsTest, AreInspectedByTheRanksOwnPartAlone) {
+  std::set<std::string> opened;
+  for (const int rank : {0, 7, kRanks - 1}) {
+    const auto details = Inspect({.rank = rank});
+
+    ASSERT_TRUE(details.ok()) << details.status();
+    EXPECT_EQ(details->info.world, static_cast<std::uint64_t>(kRanks));
+    EXPECT_EQ(NamesOf(*details), (std::vector<std::string>{OwnName(rank), "w"}));
+    EXPECT_EQ(std::get<std::int64_t>(details->values.at(static_cast<std::size_t>(rank)).at("rank")), rank);
+    opened.insert(ShardPath(rank));
+    EXPECT_EQ(OpenedShards(), opened);
+  }
+}
+
+TEST_F(ManyShardsTest, TensorsOfOtherRanksAreInspectedByTheIndex) {
+  AddTrueIndex();
+
+  const auto details = Inspect({.rank = 3, .names = {OwnName(150), OwnName(3)}});
+
+  ASSERT_TRUE(details.ok()) << details.status();
+  EXPECT_EQ(NamesOf(*details), (std::vector<std::string>{OwnName(150), OwnName(3), "w"}));
+  EXPECT_EQ(details->tensors[0].shape, std::vector<std::int64_t>{5});
+  EXPECT_EQ(details->tensors[0].file, ShardName(150));
+  EXPECT_TRUE(details->values.at(150).empty());
+  EXPECT_EQ(OpenedShards(), (std::set<std::string>{ShardPath(3), ShardPath(150)}));
+  EXPECT_EQ(events_, std::vector<std::string>{});
+}
+
+TEST_F(ManyShardsTest, ANameThatManyShardsHoldIsInspectedInOne) {
+  AddTrueIndex();
+
+  const auto details = Inspect({.rank = {}, .names = {"w"}});
+
+  ASSERT_TRUE(details.ok()) << details.status();
+  EXPECT_EQ(NamesOf(*details), std::vector<std::string>{"w"});
+  EXPECT_EQ(OpenedShards().size(), 1U);
+}
+
+TEST_F(ManyShardsTest, AllAreInspectedWhereTheIndexDoesNotTell) {
+  const InspectPart part{.rank = 3, .names = {OwnName(150), "nowhere"}};
+  const auto expect_found = [&](const std::string& what, const std::string& why) {
+    SCOPED_TRACE(what);
+    events_.clear();
+    const auto details = Inspect(part);
+    ASSERT_TRUE(details.ok()) << details.status();
+    EXPECT_EQ(NamesOf(*details), (std::vector<std::string>{OwnName(150), OwnName(3), "w"}));
+    ASSERT_EQ(events_.size(), 1U);
+    EXPECT_THAT(events_[0], HasSubstr(why));
+  };
+
+  expect_found("none", "has no index");
+  AddTrueIndex();
+  expect_found("a name that is nowhere", "does not name \"nowhere\"");
+  AddIndex([this](int rank) {
+    ShardHeader header = HeaderOfRank((rank + 1) % kRanks);
+    if (rank == 0) header.tensors[0].name = "nowhere";
+    return header;
+  });
+  expect_found("a lie", "is not where the index has it");
+}
+
+TEST_F(ManyShardsTest, DamageElsewhereIsNoMatterToAnInspectedPart) {
+  std::filesystem::resize_file(ShardPath(8), 10);
+
+  const auto mine = Inspect({.rank = 7});
+  const auto its = Inspect({.rank = 8});
+
+  EXPECT_TRUE(mine.ok()) << mine.status();
+  EXPECT_EQ(its.status().code(), StatusCode::kCorrupt) << its.status();
+  EXPECT_THAT(its.status().message(), HasSubstr(ShardPath(8)));
 }
 
 TEST_F(ManyShardsTest, PassThroughFewDescriptors) {
