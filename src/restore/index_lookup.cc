@@ -24,10 +24,11 @@ namespace {
 
 // So many blocks are being read at once.
 constexpr std::size_t kLanes = 8;
-// More pieces than these no index has that Cairn wrote; a hostile one must not take all memory.
-constexpr std::size_t kMaxPieces = 4U << 20;
+// What the pieces that were found may take, in bytes: a hostile index must not take all memory, and whoever wants more
+// reads all headers.
+constexpr std::size_t kMaxFoundBytes = 256U << 20;
 
-/// The first and last shard of a run of pieces that the box needs, as numbers of pieces: none where first > last.
+/// The first and the last of the pieces that the box needs; none where first > last.
 struct Span {
   std::uint32_t first = 0;
   std::uint32_t last = 0;
@@ -36,8 +37,7 @@ struct Span {
 Span Touched(const IndexPieces& pieces, const Box& box) {
   const Span all{0, pieces.count - 1};
   const Span none{1, 0};
-  // A whole, or a tensor of other dimensions, which its shard's header tells of.
-  if (pieces.shape.empty() || pieces.shape.size() != box.begin.size()) return all;
+  if (pieces.shape.empty()) return all;
   for (std::size_t d = 0; d < box.begin.size(); ++d) {
     const bool varies = pieces.count > 1 && pieces.offset_step > 0 && d == pieces.along;
     if (!varies && (pieces.offset[d] >= box.end[d] || pieces.offset[d] + pieces.shape[d] <= box.begin[d])) return none;
@@ -71,20 +71,35 @@ class Wishes {
   [[nodiscard]] auto begin() const { return wishes_.begin(); }
   [[nodiscard]] auto end() const { return wishes_.end(); }
 
-  /// False where there are too many.
+  /// False where the index is of no use.
   bool Take(std::string_view name, const IndexPieces& pieces) {
     const auto found = wishes_.find(name);
     if (found == wishes_.end()) return true;
     Wish& wish = found->second;
     wish.named = true;
-    if (wish.boxes.empty()) wish.holders[{}].insert(pieces.shard);
+    if (wish.boxes.empty()) Found(wish, {}, pieces, 0, 1);
     for (const Box& box : wish.boxes) {
+      if (!pieces.shape.empty() && pieces.shape.size() != box.begin.size()) {
+        refusal_ = "a piece of other dimensions than wanted";
+        return false;
+      }
+      if (box.empty()) {
+        Found(wish, {}, pieces, 0, 1);  // Any piece tells that there is such a tensor.
+        continue;
+      }
       const Span span = Touched(pieces, box);
+      if (pieces.offset_step == 0) {
+        if (span.first <= span.last) Found(wish, {pieces.offset, pieces.shape}, pieces, 0, pieces.count);
+        continue;
+      }
       for (std::uint32_t k = span.first; k <= span.last; ++k) {
         Place place{pieces.offset, pieces.shape};
-        if (!pieces.shape.empty()) place.offset[pieces.along] += k * pieces.offset_step;
-        wish.holders[std::move(place)].insert(pieces.shard + k * pieces.shard_step);
-        if (++pieces_ > kMaxPieces) return false;
+        place.offset[pieces.along] += k * pieces.offset_step;
+        Found(wish, std::move(place), pieces, k, 1);
+        if (found_bytes_ > kMaxFoundBytes) {
+          refusal_ = "more pieces than memory is set aside for";
+          return false;
+        }
       }
     }
     return true;
@@ -93,19 +108,12 @@ class Wishes {
   /// NotFound where the index does not name one of them at all.
   [[nodiscard]] Result<std::vector<std::uint32_t>> Shards(const std::string& file) const {
     std::set<std::uint32_t> shards;
-    std::vector<const std::set<std::uint32_t>*> replicas;
-    if (pieces_ > kMaxPieces) return Error(StatusCode::kCorrupt, "{} names more than {} pieces", file, kMaxPieces);
+    if (refusal_ != nullptr) return Error(StatusCode::kUnsupported, "{}: found {}", file, refusal_);
     for (const auto& [name, wish] : wishes_) {
       if (!wish.named) return Error(StatusCode::kNotFound, "{} does not name {}", file, Quoted(name));
-      for (const auto& [place, holders] : wish.holders) {
-        if (own_ && holders.contains(*own_)) continue;
-        holders.size() == 1 ? void(shards.insert(*holders.begin())) : replicas.push_back(&holders);
+      for (const auto& [place, holder] : wish.holders) {
+        if (!holder.own) shards.insert(holder.lowest);
       }
-    }
-    for (const std::set<std::uint32_t>* holders : replicas) {
-      const bool held =
-          std::any_of(holders->begin(), holders->end(), [&](auto shard) { return shards.contains(shard); });
-      if (!held) shards.insert(*holders->begin());
     }
     return std::vector(shards.begin(), shards.end());
   }
@@ -115,14 +123,34 @@ class Wishes {
     std::vector<std::int64_t> offset, shape;
     friend auto operator<=>(const Place&, const Place&) = default;
   };
+  /// Of replicas one is read: this rank's own, or else the lowest shard's, as all headers would have it.
+  struct Holder {
+    bool own = false;
+    std::uint32_t lowest = std::numeric_limits<std::uint32_t>::max();
+  };
   struct Wish {
     std::vector<Box> boxes;
     bool named = false;
-    std::map<Place, std::set<std::uint32_t>> holders;
+    std::map<Place, Holder> holders;
   };
+
+  /// The pieces [first, first + count) are replicas in that place.
+  void Found(Wish& wish, Place place, const IndexPieces& pieces, std::uint32_t first, std::uint32_t count) {
+    const std::size_t bytes = sizeof(Place) + sizeof(Holder) + 2 * place.shape.size() * sizeof(std::int64_t);
+    const auto [at, fresh] = wish.holders.try_emplace(std::move(place));
+    if (fresh) found_bytes_ += bytes;
+    const std::uint32_t shard = pieces.shard + first * pieces.shard_step;
+    at->second.lowest = std::min(at->second.lowest, shard);
+    if (!own_ || *own_ < shard) return;
+    const std::uint32_t behind = *own_ - shard;
+    const bool own = count == 1 ? behind == 0 : behind % pieces.shard_step == 0 && behind / pieces.shard_step < count;
+    at->second.own = at->second.own || own;
+  }
+
   const std::optional<std::uint32_t> own_ = std::nullopt;
   std::map<std::string_view, Wish> wishes_;
-  std::size_t pieces_ = 0;
+  std::size_t found_bytes_ = 0;
+  const char* refusal_ = nullptr;
 };
 
 struct Lookup {
@@ -172,7 +200,12 @@ IoTask<Status> BlockLane(Lookup& lookup) {
 Status CheckFile(const Lookup& lookup) {
   struct stat found {};
   if (::fstat(lookup.fd.get(), &found) != 0) return ReadErrnoStatus(errno, "stat of " + lookup.path.text());
-  if (S_ISREG(found.st_mode) && static_cast<std::uint64_t>(found.st_size) == lookup.index.length) return Status::Ok();
+  if (S_ISREG(found.st_mode) && static_cast<std::uint64_t>(found.st_size) == lookup.index.length) {
+    // Else io_uring may answer EAGAIN for what is not in the page cache.
+    const int flags = ::fcntl(lookup.fd.get(), F_GETFL);
+    if (flags >= 0 && ::fcntl(lookup.fd.get(), F_SETFL, flags & ~O_NONBLOCK) == 0) return Status::Ok();
+    return ErrnoStatus(errno, "fcntl of " + lookup.path.text());
+  }
   return Error(StatusCode::kCorrupt, "{}: expected a regular file of {} bytes, found {}", lookup.path,
                lookup.index.length, found.st_size);
 }

@@ -14,8 +14,9 @@
 namespace cairn {
 
 /// The shards (places in the manifest, ascending) that hold what these tensors want, by the checkpoint's index: of
-/// replicas the one in `own`, or else in a shard that is needed anyway. An error says why the index does not tell:
-/// there is none, it cannot be read, or it does not name one of the tensors. Blocking; the queue is the caller's alone.
+/// replicas the one in `own`, or else in the lowest shard, which is what all headers would give. An error says why the
+/// index does not tell: there is none, it cannot be read, or it does not name one of the tensors. Blocking; the queue
+/// is the caller's alone.
 [[nodiscard]] Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
                                                              std::optional<std::uint32_t> own,
                                                              std::span<const TensorEntry* const> wanted);

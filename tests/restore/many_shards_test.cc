@@ -154,24 +154,69 @@ TEST_F(ManyShardsTest, IndexLeadsToTheShardsThatHoldWantedBytesAndNoOther) {
   EXPECT_EQ(events_, std::vector<std::string>{});
 }
 
-TEST_F(ManyShardsTest, ReplicaIsReadFromAShardThatIsNeededAnyway) {
-  AddIndex([this](int rank) {
-    ShardHeader header = HeaderOfRank(rank);
-    // To an index these are two replicas; in truth rank 8 alone has it.
-    if (rank == 7) header.tensors[0].name = OwnName(8);
-    return header;
-  });
-  Targets targets;
-  targets.Add(own_[8]);
-  SavedTensor row = MakeTensor("row", DType::kF32, {1, kColumns}, 0);
-  row.part = TensorPart{"w", {kRanks * kRows, kColumns}, {8 * kRows, 0}};
-  targets.Add(row);
+// Nobody says that tensors of one name are alike: without an index the lowest shard's is read, too.
+TEST_F(ManyShardsTest, OfTensorsOfOneNameTheLowestShardsIsReadWithAnIndexOrWithout) {
+  std::vector<SavedShardContent> shards;
+  std::vector<SavedTensor> states;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    states.push_back(MakeTensor("rng", DType::kF32, {4}, 500U + static_cast<std::uint32_t>(rank)));
+    shards.push_back({.tensors = {own_[rank], states.back()}});
+  }
+  folder_ = WriteCheckpoint(root(), {.step = 9, .shards = std::move(shards)});
+  Targets beyond;
+  beyond.Add(states[0]);
+  beyond.Add(own_[150]);
+  Targets own;
+  own.Add(states[0]);
+  own.Add(own_[150]);
 
-  const Result<Restored> restored = RestoreAs(3, targets);
+  const Result<Restored> without = RestoreAs(kRanks + 3, beyond);
+  const std::string found_without = beyond["rng"];
+  AddTrueIndex();
+  const Result<Restored> with = RestoreAs(kRanks + 3, beyond);
+  const Result<Restored> by_rank_3 = RestoreAs(3, own);
+
+  ASSERT_TRUE(without.ok() && with.ok() && by_rank_3.ok()) << with.status();
+  EXPECT_EQ(found_without, states[0].bytes);
+  EXPECT_EQ(beyond["rng"], states[0].bytes);
+  EXPECT_EQ(own["rng"], states[3].bytes);
+  EXPECT_EQ(events_.size(), 1U);
+}
+
+TEST_F(ManyShardsTest, EmptyPartOfATensorElsewhereNeedsNoMoreThanTheIndex) {
+  AddTrueIndex();
+  SavedTensor none = MakeTensor("none of w", DType::kF32, {0, kColumns}, 0);
+  none.part = TensorPart{"w", {kRanks * kRows, kColumns}, {kRanks * kRows, 0}};
+  Targets targets;
+  targets.Add(none);
+  targets.Add(own_[150]);
+
+  const Result<Restored> restored = RestoreAs(kRanks + 3, targets);
 
   ASSERT_TRUE(restored.ok()) << restored.status();
-  EXPECT_EQ(targets[OwnName(8)], own_[8].bytes);
-  EXPECT_EQ(OpenedShards(), (std::set<std::string>{ShardPath(3), ShardPath(8)}));
+  EXPECT_EQ(OpenedShards(), (std::set<std::string>{ShardPath(0), ShardPath(150)}));
+  EXPECT_EQ(events_, std::vector<std::string>{});
+}
+
+// 64 dimensions, thousands of entries of all shards each: what they would take is bounded.
+TEST_F(ManyShardsTest, HostileIndexOfManyPiecesIsLeft) {
+  AddIndex([this](int rank) {
+    ShardHeader header = HeaderOfRank(rank);
+    for (std::int64_t i = 0; i < 200; ++i) {
+      ShardTensor tensor{.name = "x" + std::to_string(i), .shape = std::vector<std::int64_t>(60, 1)};
+      tensor.part = TensorPart{OwnName(150), std::vector<std::int64_t>(60, 1000000), std::vector<std::int64_t>(60, i)};
+      tensor.part->offset[0] = rank;
+      header.tensors.push_back(std::move(tensor));
+    }
+    return header;
+  });
+  WantOfOthers();
+
+  const Result<Restored> restored = RestoreAs(3, wanted_);
+
+  ExpectRestoredOfOthers(restored);
+  ASSERT_EQ(events_.size(), 1U);
+  EXPECT_THAT(events_[0], HasSubstr("other dimensions"));
 }
 
 TEST_F(ManyShardsTest, WithoutAnIndexAllHeadersAreRead) {
