@@ -85,7 +85,8 @@ TEST_F(ListTest, InfoTellsWhatTheManifestAndTheFolderHold) {
   EXPECT_EQ(info.world, 2U);
   EXPECT_TRUE(info.pinned);
   EXPECT_EQ(info.path, StepFolder(7));
-  EXPECT_EQ(info.bytes, fs::file_size(ManifestPath(7)) + 2 * fs::file_size(Shard(7)));
+  EXPECT_EQ(info.bytes, fs::file_size(ManifestPath(7)) + 2 * fs::file_size(Shard(7)) +
+                            fs::file_size(fs::path(StepFolder(7)) / kIndexName));
   EXPECT_EQ(info.attempt, list->front().manifest.attempt);
 }
 
