@@ -1,7 +1,6 @@
 #include "restore/locate.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -56,12 +55,6 @@ std::vector<std::string_view> NotHeld(const OpenedCheckpoint& opened, std::vecto
   return names;
 }
 
-Status ReadAllHeaders(IoQueue& queue, const StoredCheckpoint& checkpoint, OpenedCheckpoint& opened) {
-  std::vector<std::uint32_t> all(opened.files.size());
-  std::iota(all.begin(), all.end(), 0);
-  return ReadHeaders(queue, checkpoint, all, opened);
-}
-
 void TellAllAreRead(const EventCallback& on_event, const StoredCheckpoint& checkpoint, const Status& why) {
   if (!on_event) return;
   on_event({.severity = Severity::kInfo,
@@ -82,42 +75,42 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
   const auto match = [&](const RestoreOptions& how) { return MatchTensors(SavedShards(opened), rank, table, how); };
 
   const std::optional<std::uint32_t> own = ShardOf(checkpoint.manifest, rank);
-  if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened));
+  if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
   if (opened.files.size() > 1) {
     const std::vector<const TensorEntry*> missing = NotIn(own ? &opened.files[*own].header : nullptr, table, wanted);
     if (missing.empty()) return match(all_found);
     Result<std::vector<std::uint32_t>> named = LookUpIndex(queue, checkpoint, own, missing);
     Status why = named.status();
     if (named.ok()) {
-      CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, *named, opened));
+      CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, *named, opened.files));
       Result<MatchedTensors> matched = match(all_found);
       if (matched.ok()) return matched;
       why = matched.status();
     }
     TellAllAreRead(on_event, checkpoint, why);
   }
-  CAIRN_RETURN_IF_ERROR(ReadAllHeaders(queue, checkpoint, opened));
+  CAIRN_RETURN_IF_ERROR(ReadAllHeaders(queue, checkpoint, opened.files));
   return match(options);
 }
 
 Status LocatePart(IoQueue& queue, const StoredCheckpoint& checkpoint, const InspectPart& part,
                   const EventCallback& on_event, OpenedCheckpoint& opened) {
   const auto own = part.rank ? ShardOf(checkpoint.manifest, *part.rank) : std::nullopt;
-  if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened));
+  if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
   std::vector<std::string_view> missing = NotHeld(opened, {part.names.begin(), part.names.end()});
   if (missing.empty()) return Status::Ok();
   if (opened.files.size() > 1) {
     const Result<std::vector<std::uint32_t>> named = LookUpIndex(queue, checkpoint, missing);
     Status why = named.status();
     if (named.ok()) {
-      CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, *named, opened));
+      CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, *named, opened.files));
       missing = NotHeld(opened, std::move(missing));
       if (missing.empty()) return Status::Ok();
       why = Error(StatusCode::kNotFound, "{} is not where the index has it", Quoted(missing.front()));
     }
     TellAllAreRead(on_event, checkpoint, why);
   }
-  return ReadAllHeaders(queue, checkpoint, opened);
+  return ReadAllHeaders(queue, checkpoint, opened.files);
 }
 
 }  // namespace cairn

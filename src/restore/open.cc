@@ -63,17 +63,21 @@ Result<OpenedCheckpoint> LockCheckpoint(const StoredCheckpoint& checkpoint) {
 }
 
 Status ReadHeaders(IoQueue& queue, const StoredCheckpoint& checkpoint, std::span<const std::uint32_t> shards,
-                   OpenedCheckpoint& opened) {
-  HeaderReads reads{.checkpoint = checkpoint, .files = opened.files, .shards = shards, .failure = {}};
+                   std::vector<ShardFile>& files) {
+  HeaderReads reads{.checkpoint = checkpoint, .files = files, .shards = shards, .failure = {}};
   Status status = RunTaskBlocking(queue, ReadAllLanes(reads));
   return status.ok() ? status : ExplainFailure(checkpoint, std::move(status));
 }
 
+Status ReadAllHeaders(IoQueue& queue, const StoredCheckpoint& checkpoint, std::vector<ShardFile>& files) {
+  std::vector<std::uint32_t> all(files.size());
+  std::iota(all.begin(), all.end(), 0U);
+  return ReadHeaders(queue, checkpoint, all, files);
+}
+
 Result<OpenedCheckpoint> OpenCheckpoint(IoQueue& queue, const StoredCheckpoint& checkpoint) {
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
-  std::vector<std::uint32_t> all(opened.files.size());
-  std::iota(all.begin(), all.end(), 0);
-  CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, all, opened));
+  CAIRN_RETURN_IF_ERROR(ReadAllHeaders(queue, checkpoint, opened.files));
   return opened;
 }
 

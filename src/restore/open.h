@@ -29,7 +29,8 @@ inline constexpr int kHeaderReads = 16;
 /// Reads the headers of these shards (places in the manifest) that were not read yet, several at a time. Blocking; the
 /// queue is the caller's alone. Corrupt as for ReadShardHeader, of the first one in the order given.
 [[nodiscard]] Status ReadHeaders(IoQueue& queue, const StoredCheckpoint& checkpoint,
-                                 std::span<const std::uint32_t> shards, OpenedCheckpoint& opened);
+                                 std::span<const std::uint32_t> shards, std::vector<ShardFile>& files);
+[[nodiscard]] Status ReadAllHeaders(IoQueue& queue, const StoredCheckpoint& checkpoint, std::vector<ShardFile>& files);
 /// Locks it and reads every header.
 [[nodiscard]] Result<OpenedCheckpoint> OpenCheckpoint(IoQueue& queue, const StoredCheckpoint& checkpoint);
 

@@ -70,7 +70,7 @@ Status UseChosen(const RestoreParts& parts, const std::string& root, const Which
 // Some shards at a time, so that neither all headers nor all files are held at once.
 Status VerifyShards(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, const StoredCheckpoint& checkpoint,
                     std::span<const std::uint32_t> shards, OpenedCheckpoint& opened, const Progress& progress) {
-  CAIRN_RETURN_IF_ERROR(ReadHeaders(*queue, checkpoint, shards, opened));
+  CAIRN_RETURN_IF_ERROR(ReadHeaders(*queue, checkpoint, shards, opened.files));
   std::vector<PlannedRead> reads;
   for (const std::uint32_t s : shards) {
     const auto of_shard = PlanWholeShard(s, opened.files[s].header, parts.pool->chunk_bytes());
@@ -81,8 +81,7 @@ Status VerifyShards(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, c
   Pipeline pipeline(parts, std::move(queue), opened.files, reads, no_copies, no_devices);
   CAIRN_RETURN_IF_ERROR(pipeline.Run({}, progress));
   for (const std::uint32_t s : shards) {
-    opened.files[s].fd.Reset();
-    opened.files[s].header = {};
+    Forget(opened.files[s]);
   }
   return Status::Ok();
 }

@@ -127,6 +127,12 @@ IoTask<Status> OpenTensorFileTask(ShardFile& file) {
 
 }  // namespace
 
+void Forget(ShardFile& file) {
+  file.fd.Reset();
+  file.header = {};
+  file.has_header = false;
+}
+
 IoTask<Status> ReadAt(ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length) {
   // Until the file's end, where that comes first.
   const std::uint64_t expected = std::min(length, file.length - std::min(file.length, offset));

@@ -32,6 +32,9 @@ struct ShardFile {
   ShardHeader header;
 };
 
+/// Closes it and drops its header.
+void Forget(ShardFile& file);
+
 /// Opens the file where it is closed. Corrupt where it is missing, no regular file, or no longer the same one.
 IoTask<Status> OpenShardFile(ShardFile& file);
 

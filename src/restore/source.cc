@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -16,6 +17,7 @@ namespace cairn {
 std::vector<StoredTensor> ListTensors(std::span<const ShardFile> files, std::span<const std::string> names) {
   std::vector<StoredTensor> list;
   for (std::uint32_t s = 0; s < files.size(); ++s) {
+    if (!files[s].has_header) continue;
     const ShardHeader& header = files[s].header;
     const auto stored = [&](const ShardTensor& tensor) {
       return StoredTensor{.info = {.name = tensor.name,
@@ -44,13 +46,13 @@ std::vector<StoredTensor> ListTensors(std::span<const ShardFile> files, std::spa
   return list;
 }
 
-Result<TensorSource> TensorSource::OpenCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint) {
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
-  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, cairn::OpenCheckpoint(*queue, checkpoint));
+Result<TensorSource> TensorSource::OpenCheckpoint(const StoredCheckpoint& checkpoint) {
+  CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
   TensorSource source;
+  source.checkpoint_ = checkpoint;
   source.lock_ = std::move(opened.lock);
   source.files_ = std::move(opened.files);
-  source.tensors_ = ListTensors(source.files_, ShardNames(checkpoint));
+  source.names_ = ShardNames(checkpoint);
   return source;
 }
 
@@ -60,9 +62,26 @@ Result<TensorSource> TensorSource::OpenFile(const RestoreParts& parts, const std
   TensorSource source;
   source.metadata_ = file.header.metadata;
   source.files_.push_back(std::move(file));
-  const std::string name = std::filesystem::path(path).filename().string();
-  source.tensors_ = ListTensors(source.files_, std::span(&name, 1));
+  source.names_.push_back(std::filesystem::path(path).filename().string());
+  source.tensors_ = ListTensors(source.files_, source.names_);
   return source;
+}
+
+Status TensorSource::Select(const RestoreParts& parts, std::span<const std::uint32_t> files) {
+  tensors_.clear();
+  if (checkpoint_) {
+    for (ShardFile& file : files_) Forget(file);
+    CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, parts.queue());
+    CAIRN_RETURN_IF_ERROR(ReadHeaders(*queue, *checkpoint_, files, files_));
+  }
+  if (!files.empty()) tensors_ = ListTensors(files_, names_);
+  return Status::Ok();
+}
+
+Status TensorSource::SelectAll(const RestoreParts& parts) {
+  std::vector<std::uint32_t> all(files_.size());
+  std::iota(all.begin(), all.end(), 0U);
+  return Select(parts, all);
 }
 
 Status TensorSource::Read(const RestoreParts& parts, std::span<const Piece> pieces) {
@@ -87,7 +106,8 @@ Status TensorSource::Read(const RestoreParts& parts, std::span<const Piece> piec
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
   DeviceCopies no_devices;
   Pipeline pipeline(parts, std::move(queue), files_, reads, copies, no_devices);
-  return pipeline.Run({}, {});
+  Status status = pipeline.Run({}, {});
+  return checkpoint_ && !status.ok() ? ExplainFailure(*checkpoint_, std::move(status)) : status;
 }
 
 }  // namespace cairn

@@ -10,6 +10,7 @@
 
 #include "restore/reader.h"
 #include "restore/shard_file.h"
+#include "store/list.h"
 
 namespace cairn {
 
@@ -19,7 +20,8 @@ struct StoredTensor {
   std::uint32_t shard = 0;  ///< Index of the file.
   std::uint64_t begin = 0;  ///< Its first data byte.
 };
-/// All tensors of the files, tied names too, by name and then by file. `names[i]` stands for files[i].
+/// All tensors of the files whose headers were read, tied names too, by name and then by file. `names[i]` stands for
+/// files[i].
 [[nodiscard]] std::vector<StoredTensor> ListTensors(std::span<const ShardFile> files,
                                                     std::span<const std::string> names);
 
@@ -27,13 +29,23 @@ struct StoredTensor {
 /// than memory holds. For one thread.
 class TensorSource {
  public:
-  /// Keeps the checkpoint from removal while it lives. Errors as for RestoreCheckpoint.
-  [[nodiscard]] static Result<TensorSource> OpenCheckpoint(const RestoreParts& parts,
-                                                           const StoredCheckpoint& checkpoint);
-  /// One file: a plain safetensors file of anybody's, or a shard on its own (then its checksums are checked).
+  /// Keeps the checkpoint from removal while it lives. Selects none of its shards. Errors as for LockCheckpoint.
+  [[nodiscard]] static Result<TensorSource> OpenCheckpoint(const StoredCheckpoint& checkpoint);
+  /// One file, selected: a plain safetensors file of anybody's, or a shard on its own (then its checksums are checked).
   [[nodiscard]] static Result<TensorSource> OpenFile(const RestoreParts& parts, const std::string& path);
 
+  /// How many files it has.
+  [[nodiscard]] std::uint32_t files() const { return static_cast<std::uint32_t>(files_.size()); }
+  /// The length of one of them.
+  [[nodiscard]] std::uint64_t file_bytes(std::uint32_t file) const { return files_[file].length; }
+  /// Reads the headers of these files, several at once, and forgets those of all others. Errors as for ReadHeaders.
+  Status Select(const RestoreParts& parts, std::span<const std::uint32_t> files);
+  Status SelectAll(const RestoreParts& parts);
+
+  /// Of the selected files, by name and then by file.
   [[nodiscard]] const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  /// Of a selected file.
+  [[nodiscard]] const ShardHeader& header(std::uint32_t file) const { return files_[file].header; }
   /// The file's foreign __metadata__; empty for a checkpoint.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
@@ -45,14 +57,17 @@ class TensorSource {
     std::uint64_t end = 0;
     std::byte* to = nullptr;
   };
-  /// Reads and verifies; the memory of different pieces is apart. Errors as for RestoreCheckpoint.
+  /// Reads pieces of selected files, and verifies; the memory of different pieces is apart. Errors as for
+  /// RestoreCheckpoint.
   Status Read(const RestoreParts& parts, std::span<const Piece> pieces);
 
  private:
   TensorSource() = default;
 
+  std::optional<StoredCheckpoint> checkpoint_;
   std::optional<ReadLock> lock_;
   std::vector<ShardFile> files_;
+  std::vector<std::string> names_;
   std::vector<StoredTensor> tensors_;
   std::map<std::string, std::string> metadata_;
 };

@@ -161,6 +161,7 @@ int Export(const ExportOptions& options) {
   if (!reading.ok()) return Complain(reading.status());
   Result<TensorSource> source = OpenSource(**reading, options.path, options.step);
   if (!source.ok()) return Complain(source.status());
+  if (const Status all = source->SelectAll((*reading)->parts()); !all.ok()) return Complain(all);
   const Result<Selection> selection = Select(*source, options);
   if (!selection.ok()) return Complain(selection.status());
   const Status written = WriteFile(**reading, *source, selection->tensors, options.out);

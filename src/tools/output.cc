@@ -59,6 +59,10 @@ std::string DescribeType(const TensorInfo& tensor) {
 
 void PrintTable(const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths;
+  PrintTable(rows, widths);
+}
+
+void PrintTable(const std::vector<std::vector<std::string>>& rows, std::vector<std::size_t>& widths) {
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
@@ -76,6 +80,8 @@ void PrintJson(const json& value) {
   // Paths need not be UTF-8.
   fmt::print("{}\n", value.dump(2, ' ', false, json::error_handler_t::replace));
 }
+
+std::string JsonLine(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 json ToJson(const CheckpointInfo& info) {
   json out{{"step", info.step}, {"path", info.path}, {"ok", info.status.ok()}};

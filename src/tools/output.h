@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -26,9 +27,13 @@ int Complain(const Status& status);
 /// "F32 [3, 4]", with the place of a part.
 [[nodiscard]] std::string DescribeType(const TensorInfo& tensor);
 
-/// Rows in columns as wide as they need; the first row is the head.
+/// Rows in columns as wide as they need, and no narrower than `widths`, which it widens, so that a table may come in
+/// several goes. The first row of a table is its head.
+void PrintTable(const std::vector<std::vector<std::string>>& rows, std::vector<std::size_t>& widths);
 void PrintTable(const std::vector<std::vector<std::string>>& rows);
 void PrintJson(const nlohmann::json& json);
+/// On one line.
+[[nodiscard]] std::string JsonLine(const nlohmann::json& json);
 [[nodiscard]] nlohmann::json ToJson(const CheckpointInfo& info);
 [[nodiscard]] nlohmann::json ToJson(const TensorInfo& tensor);
 [[nodiscard]] nlohmann::json ToJson(const Values& values);

@@ -64,7 +64,7 @@ Result<TensorSource> OpenSource(const Reading& reading, const std::string& path,
   CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
   if (kind == PathKind::kTensorFile && !step) return TensorSource::OpenFile(reading.parts(), path);
   CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint checkpoint, FindCheckpoint(path, step));
-  return TensorSource::OpenCheckpoint(reading.parts(), checkpoint);
+  return TensorSource::OpenCheckpoint(checkpoint);
 }
 
 }  // namespace cairn::tools

@@ -34,7 +34,8 @@ enum class PathKind : std::uint8_t { kRoot, kCheckpoint, kTensorFile };
 [[nodiscard]] Result<StoredCheckpoint> FindCheckpoint(const std::string& path,
                                                       const std::optional<std::uint64_t>& step);
 
-/// The tensors of a root's checkpoint, of a checkpoint's folder or of one safetensors file.
+/// The tensors of a root's checkpoint or of a checkpoint's folder (none of its shards is selected yet), or of one
+/// safetensors file.
 [[nodiscard]] Result<TensorSource> OpenSource(const Reading& reading, const std::string& path,
                                               const std::optional<std::uint64_t>& step);
 

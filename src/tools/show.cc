@@ -1,7 +1,16 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "base/status_macros.h"
+#include "restore/open.h"
 #include "tools/commands.h"
 #include "tools/output.h"
 #include "tools/reading.h"
@@ -9,35 +18,107 @@
 namespace cairn::tools {
 namespace {
 
-void PrintTensors(const std::vector<TensorInfo>& tensors) {
-  std::vector<std::vector<std::string>> rows{{"NAME", "TYPE", "BYTES", "FILE"}};
-  for (const TensorInfo& tensor : tensors) {
-    rows.push_back({Printable(tensor.name), DescribeType(tensor), std::to_string(tensor.bytes),
-                    tensor.alias_of.empty() ? Printable(tensor.file) : "tied to " + Printable(tensor.alias_of)});
-  }
-  PrintTable(rows);
-}
+using Files = std::span<const std::uint32_t>;
 
-nlohmann::json TensorsToJson(const std::vector<TensorInfo>& tensors) {
-  nlohmann::json out = nlohmann::json::array();
-  for (const TensorInfo& tensor : tensors) out.push_back(ToJson(tensor));
-  return out;
-}
+// Both print as they are given what they print, and nothing before.
+
+/// One object: the head's members, a list of the tensors, a line each, and for a checkpoint the values of each rank.
+class JsonText {
+ public:
+  JsonText(nlohmann::json head, bool has_values) : head_(std::move(head)), has_values_(has_values) {}
+  void Add(const TensorSource& source, Files files) {
+    if (!head_.empty()) Begin();
+    for (const StoredTensor& tensor : source.tensors()) {
+      fmt::print("{}\n    {}", any_ ? "," : "", JsonLine(ToJson(tensor.info)));
+      any_ = true;
+    }
+    for (const std::uint32_t file : files) values_.push_back(JsonLine(ToJson(source.header(file).values)));
+  }
+  void End() {
+    if (!head_.empty()) Begin();
+    fmt::print("\n  ]");
+    if (has_values_) fmt::print(",\n  \"values\": [\n    {}\n  ]", fmt::join(values_, ",\n    "));
+    fmt::print("\n}}\n");
+  }
+
+ private:
+  void Begin() {
+    fmt::print("{{\n");
+    for (const auto& [key, value] : head_.items()) fmt::print("  \"{}\": {},\n", key, JsonLine(value));
+    fmt::print("  \"tensors\": [");
+    head_.clear();
+  }
+
+  nlohmann::json head_;
+  const bool has_values_;
+  bool any_ = false;
+  std::vector<std::string> values_;
+};
+
+/// The head, and then values and tensors in the order of the files.
+class PlainText {
+ public:
+  explicit PlainText(std::string head) : head_(std::move(head)) {}
+  void Add(const TensorSource& source, Files files) {
+    fmt::print("{}", std::exchange(head_, ""));
+    for (const std::uint32_t file : files) {
+      const ShardHeader& header = source.header(file);
+      const nlohmann::json values = ToJson(header.values);
+      for (const auto& [name, value] : values.items()) {
+        fmt::print("rank {}: {} = {}\n", header.shard, Printable(name), JsonLine(value));
+      }
+    }
+    std::vector<std::vector<std::string>> rows;
+    if (widths_.empty()) rows.push_back({"NAME", "TYPE", "BYTES", "FILE"});
+    for (const StoredTensor& tensor : source.tensors()) {
+      const TensorInfo& info = tensor.info;
+      rows.push_back({Printable(info.name), DescribeType(info), std::to_string(info.bytes),
+                      info.alias_of.empty() ? Printable(info.file) : "tied to " + Printable(info.alias_of)});
+    }
+    PrintTable(rows, widths_);
+  }
+
+ private:
+  std::string head_;
+  std::vector<std::size_t> widths_;
+};
 
 int ShowFile(const std::string& path, bool json) {
   const Result<std::unique_ptr<Reading>> reading = Reading::Make();
   if (!reading.ok()) return Complain(reading.status());
   const Result<TensorSource> source = TensorSource::OpenFile((*reading)->parts(), path);
   if (!source.ok()) return Complain(source.status());
-  std::vector<TensorInfo> tensors;
-  for (const StoredTensor& tensor : source->tensors()) tensors.push_back(tensor.info);
   if (json) {
-    PrintJson({{"path", path}, {"metadata", source->metadata()}, {"tensors", TensorsToJson(tensors)}});
+    JsonText text({{"path", path}, {"metadata", source->metadata()}}, /*has_values=*/false);
+    text.Add(*source, {});
+    text.End();
     return kGood;
   }
-  for (const auto& [key, value] : source->metadata()) fmt::print("{}: {}\n", Printable(key), Printable(value));
-  PrintTensors(tensors);
+  std::string head;
+  for (const auto& [key, value] : source->metadata()) head += fmt::format("{}: {}\n", Printable(key), Printable(value));
+  PlainText(head).Add(*source, {});
   return kGood;
+}
+
+std::string Describe(const CheckpointInfo& info) {
+  std::string text =
+      fmt::format("step {}  generation {}  world {}  {}{}\nattempt {}\n", info.step, info.generation, info.world,
+                  HumanBytes(info.bytes), info.pinned ? "  pinned" : "", Printable(info.attempt));
+  if (info.parent) text += fmt::format("restored from step {}\n", *info.parent);
+  return text;
+}
+
+// Some shards at a time, so that a checkpoint of any number of them fits into memory.
+template <typename Text>
+Status Print(const Reading& reading, TensorSource& source, Text& text) {
+  for (std::uint32_t done = 0; done < source.files();) {
+    std::vector<std::uint32_t> files(std::min<std::uint32_t>(kHeaderReads, source.files() - done));
+    std::iota(files.begin(), files.end(), done);
+    CAIRN_RETURN_IF_ERROR(source.Select(reading.parts(), files));
+    text.Add(source, files);
+    done += static_cast<std::uint32_t>(files.size());
+  }
+  return Status::Ok();
 }
 
 }  // namespace
@@ -48,30 +129,20 @@ int Show(const std::string& path, const std::optional<std::uint64_t>& step, bool
   if (*kind == PathKind::kTensorFile && !step) return ShowFile(path, json);
   const Result<StoredCheckpoint> checkpoint = FindCheckpoint(path, step);
   if (!checkpoint.ok()) return Complain(checkpoint.status());
-  const Result<CheckpointDetails> details = InspectCheckpoint(*checkpoint);
-  if (!details.ok()) return Complain(details.status());
-
+  const Result<std::unique_ptr<Reading>> reading = Reading::Make();
+  if (!reading.ok()) return Complain(reading.status());
+  Result<TensorSource> source = TensorSource::OpenCheckpoint(*checkpoint);
+  if (!source.ok()) return Complain(source.status());
+  Status status;
   if (json) {
-    nlohmann::json out = ToJson(details->info);
-    out["tensors"] = TensorsToJson(details->tensors);
-    out["values"] = nlohmann::json::array();
-    for (const Values& values : details->values) out["values"].push_back(ToJson(values));
-    PrintJson(out);
-    return kGood;
+    JsonText text(ToJson(checkpoint->info), /*has_values=*/true);
+    status = Print(**reading, *source, text);
+    if (status.ok()) text.End();
+  } else {
+    PlainText text(Describe(checkpoint->info));
+    status = Print(**reading, *source, text);
   }
-  const CheckpointInfo& info = details->info;
-  fmt::print("step {}  generation {}  world {}  {}{}\nattempt {}\n", info.step, info.generation, info.world,
-             HumanBytes(info.bytes), info.pinned ? "  pinned" : "", Printable(info.attempt));
-  if (info.parent) fmt::print("restored from step {}\n", *info.parent);
-  for (std::size_t rank = 0; rank < details->values.size(); ++rank) {
-    const nlohmann::json values = ToJson(details->values[rank]);
-    for (const auto& [name, value] : values.items()) {
-      fmt::print("rank {}: {} = {}\n", rank, Printable(name),
-                 value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-    }
-  }
-  PrintTensors(details->tensors);
-  return kGood;
+  return status.ok() ? kGood : Complain(status);
 }
 
 }  // namespace cairn::tools

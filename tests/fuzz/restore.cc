@@ -100,8 +100,9 @@ class Reading {
 
   // All of them, into memory of exactly their sizes.
   void ReadTensors(const StoredCheckpoint& stored, const Status& verified) {
-    Result<TensorSource> source = TensorSource::OpenCheckpoint(Parts(), stored);
-    if (!source.ok()) return RequireRefusal(source.status(), folder_.path());
+    Result<TensorSource> source = TensorSource::OpenCheckpoint(stored);
+    const Status selected = source.ok() ? source->SelectAll(Parts()) : source.status();
+    if (!selected.ok()) return RequireRefusal(selected, folder_.path());
     std::vector<std::vector<std::byte>> memory;
     std::vector<TensorSource::Piece> pieces;
     for (const StoredTensor& tensor : source->tensors()) {

@@ -1,0 +1,147 @@
+// The real command on checkpoints of more ranks than it holds headers of, or files open, at once.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "store/names.h"
+#include "support/checkpoint_writer.h"
+#include "support/run_program.h"
+#include "support/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int kRanks = 40;
+
+/// Each rank has its part of "w", a tensor of its own, and its number as a value.
+class ManyRanksTest : public ::testing::Test {
+ protected:
+  ManyRanksTest() { std::filesystem::create_directory(root_); }
+
+  static std::vector<SavedShardContent> Shards(int ranks = kRanks) {
+    std::vector<SavedShardContent> shards;
+    for (int rank = 0; rank < ranks; ++rank) {
+      SavedTensor part = MakeTensor("w", DType::kF32, {3, 5}, static_cast<std::uint32_t>(rank));
+      part.part = TensorPart{"w", {3 * kRanks, 5}, {3 * rank, 0}};
+      shards.push_back({.tensors = {part, MakeTensor("own-" + std::to_string(rank), DType::kU8, {9}, 7)}});
+      shards.back().values.emplace("number", std::int64_t{rank});
+    }
+    return shards;
+  }
+  std::string Write(std::uint64_t step, std::vector<SavedShardContent> shards) {
+    return WriteCheckpoint(root_, {.step = step, .shards = std::move(shards)});
+  }
+  /// Of descriptors it has few more than it needs.
+  [[nodiscard]] static Ran Run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"--nofile=64:64", CAIRN_CLI});
+    return RunProgram("/usr/bin/prlimit", arguments);
+  }
+  static std::string In(int rank) { return " (" + ShardName(static_cast<std::uint64_t>(rank)) + ")"; }
+
+  TempDir directory_;
+  const std::string root_ = directory_ / "run";
+};
+
+TEST_F(ManyRanksTest, ShowPrintsTheRanksInTheirOrder) {
+  Write(1, Shards());
+
+  const Ran text = Run({"show", root_});
+  const Ran as_json = Run({"show", root_, "--json"});
+
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("rank 39: number = 39"));
+  EXPECT_EQ(as_json.code, 0) << as_json.err;
+  const json shown = as_json.parsed();
+  EXPECT_EQ(shown["world"], kRanks);
+  ASSERT_EQ(shown["tensors"].size(), 2 * kRanks);
+  ASSERT_EQ(shown["values"].size(), kRanks);
+  EXPECT_EQ(shown["values"][39]["number"], 39);
+  std::vector<std::string> files;
+  for (const json& tensor : shown["tensors"]) {
+    if (tensor["name"] == "w") files.push_back(tensor["file"]);
+  }
+  EXPECT_EQ(files.size(), kRanks);
+  EXPECT_TRUE(std::is_sorted(files.begin(), files.end()));
+}
+
+TEST_F(ManyRanksTest, ShowOfADamagedShardPrintsNoWholeObject) {
+  const std::string folder = Write(1, Shards());
+  WriteWholeFile(folder + "/" + ShardName(30), "short");
+
+  const Ran shown = Run({"show", root_, "--json"});
+
+  EXPECT_EQ(shown.code, 1);
+  EXPECT_THAT(shown.err, HasSubstr(ShardName(30)));
+  EXPECT_TRUE(json::parse(shown.out, nullptr, /*allow_exceptions=*/false).is_discarded());
+}
+
+TEST_F(ManyRanksTest, DiffNamesTheFileOfATensorThatSeveralHave) {
+  const std::string a = Write(1, Shards());
+  std::vector<SavedShardContent> changed = Shards();
+  changed[37].tensors[0].bytes[4] = static_cast<char>(changed[37].tensors[0].bytes[4] ^ 1);
+  changed[5].tensors[0].dtype = DType::kI32;
+  changed[8].tensors[1].bytes[0] = static_cast<char>(changed[8].tensors[1].bytes[0] ^ 1);
+  const std::string b = Write(2, std::move(changed));
+
+  const Ran ran = Run({"diff", a, b, "--json"});
+
+  EXPECT_EQ(ran.code, 1) << ran.err;
+  const json found = ran.parsed();
+  EXPECT_EQ(found["identical"], 2 * kRanks - 3);
+  ASSERT_EQ(found["types_differ"].size(), 1);
+  EXPECT_EQ(found["types_differ"][0]["name"], "w" + In(5));
+  ASSERT_EQ(found["bytes_differ"].size(), 2);
+  EXPECT_EQ(found["bytes_differ"][0]["name"], "own-8");
+  EXPECT_EQ(found["bytes_differ"][1]["name"], "w" + In(37));
+  EXPECT_EQ(found["bytes_differ"][1]["differing_elements"], 1);
+  EXPECT_THAT(found["only_in_a"], IsEmpty());
+  EXPECT_THAT(found["only_in_b"], IsEmpty());
+}
+
+TEST_F(ManyRanksTest, DiffFindsATensorThatAnotherRankHolds) {
+  const SavedTensor same = MakeTensor("replicated.same", DType::kF32, {100}, 1);
+  const SavedTensor before = MakeTensor("replicated.other", DType::kF32, {100}, 2);
+  const SavedTensor after = MakeTensor("replicated.other", DType::kF32, {100}, 3);
+  std::vector<SavedShardContent> of_a = Shards();
+  of_a[2].tensors.push_back(same);
+  of_a[31].tensors.push_back(before);
+  std::vector<SavedShardContent> of_b = Shards(20);
+  of_b[19].tensors.push_back(same);
+  of_b[2].tensors.push_back(after);
+  const std::string a = Write(1, std::move(of_a));
+  const std::string b = Write(2, std::move(of_b));
+
+  const json found = Run({"diff", a, b, "--json"}).parsed();
+
+  EXPECT_EQ(found["identical"], 2 * 20 + 1);
+  ASSERT_EQ(found["bytes_differ"].size(), 1);
+  EXPECT_EQ(found["bytes_differ"][0]["name"], "replicated.other");
+  EXPECT_EQ(found["only_in_a"].size(), 2 * 20);
+  EXPECT_EQ(found["only_in_a"][0], "own-20");
+  EXPECT_EQ(found["only_in_a"][20], "w" + In(20));
+  EXPECT_THAT(found["only_in_b"], IsEmpty());
+  EXPECT_EQ(Run({"diff", b, a, "--json"}).parsed()["only_in_b"], found["only_in_a"]);
+}
+
+TEST_F(ManyRanksTest, DiffOfAFileFindsItsTensorsInWhicheverShard) {
+  const std::string folder = Write(1, Shards());
+  const std::string out = directory_ / "one.safetensors";
+  ASSERT_EQ(Run({"export", folder, "--out", out, "--names", "own-33", "--names", "own-2"}).code, 0);
+
+  const json found = Run({"diff", out, folder, "--json"}).parsed();
+
+  EXPECT_EQ(found["identical"], 2);
+  EXPECT_THAT(found["only_in_a"], IsEmpty());
+  EXPECT_EQ(found["only_in_b"].size(), 2 * kRanks - 2);
+}
+
+}  // namespace
+}  // namespace cairn
