@@ -41,9 +41,9 @@ struct Replicated {
 struct SaveOptions {
   /// Streams whose work so far the snapshot must see: one or more for each device that holds tensors.
   /// None for a CUDA device means its legacy default stream.
-  std::vector<Stream> streams;
+  std::vector<Stream> streams = {};
   IfExists if_exists = IfExists::kFail;
-  Replicated replicated;
+  Replicated replicated = {};
   /// Above zero: captured and written as ever, but not committed before SaveHandle::Release, for a caller who learns
   /// elsewhere whether this is to be a checkpoint. Not released within this time of its last write and checksum, the
   /// save fails with DeadlineExceeded.
@@ -125,14 +125,14 @@ using Progress = std::function<bool(std::uint64_t done, std::uint64_t total)>;
 
 struct RestoreOptions {
   /// Restore only these of the state's tensors: exact names or patterns with * and ?. Empty: all of them.
-  std::vector<std::string> names;
+  std::vector<std::string> names = {};
   /// Accept a checkpoint that lacks some of the wanted tensors (they stay untouched, Restored::missing names them).
   bool allow_missing = false;
   /// Training goes on from what is restored: the next save continues it. False for a look at a checkpoint.
   bool resume = true;
   /// Work of these streams on the target tensors is finished before they are written, and later work sees the result.
-  std::vector<Stream> streams;
-  Progress progress;
+  std::vector<Stream> streams = {};
+  Progress progress = nullptr;
 };
 
 struct Restored {

@@ -95,7 +95,7 @@ struct Options {
   std::chrono::nanoseconds close_deadline = std::chrono::minutes(1);
   /// The ranks that write each checkpoint together, and this one among them; null: this process alone. All of them open
   /// one root, and call Save alike: as often, and with the same steps. Rank 0 decides what becomes of each save.
-  std::shared_ptr<Group> group;
+  std::shared_ptr<Group> group = nullptr;
   /// How long the coordinator waits, once its own shard is written, for those of the others; and they for its word that
   /// a save begins. For the outcome they wait twice that, and then look on the disk.
   std::chrono::nanoseconds group_deadline = std::chrono::minutes(10);
@@ -104,9 +104,9 @@ struct Options {
   unsigned directory_mode = 0755;
   /// Lets Checkpointer::ShouldSave choose when to save, by what saves are seen to cost. Without it that call is
   /// refused; with several ranks it is refused at Open.
-  std::optional<SteeringOptions> steering;
+  std::optional<SteeringOptions> steering = std::nullopt;
   /// Everything worth telling; the library prints nothing. May be empty.
-  EventCallback on_event;
+  EventCallback on_event = nullptr;
 
   // Performance.
 
@@ -127,7 +127,7 @@ struct Options {
   /// Device memory, in bytes a device, that snapshots may be staged in. 0: none. Taken at Open.
   std::uint64_t staging_bytes = 0;
   /// CUDA devices that saves will use. Empty: found from the first state's tensors, which then pays for their setup.
-  std::vector<int> cuda_devices;
+  std::vector<int> cuda_devices = {};
   /// CRC32C over every MiB. Off: files are committed without a block table and restore cannot find a flipped bit.
   bool checksums = true;
   /// Write new checkpoints over the blocks of retired ones that nobody has open, mapped or linked: a quarter faster

@@ -70,12 +70,12 @@ struct TensorPart {
 struct TensorView {
   void* data = nullptr;  ///< First element. May be null only where the tensor has no elements.
   DType dtype = DType::kF32;
-  std::vector<std::int64_t> shape;    ///< In elements; empty for a scalar.
-  std::vector<std::int64_t> strides;  ///< In elements, none negative; empty means contiguous, row-major.
+  std::vector<std::int64_t> shape;         ///< In elements; empty for a scalar.
+  std::vector<std::int64_t> strides = {};  ///< In elements, none negative; empty means contiguous, row-major.
   DeviceId device;
   std::uint64_t bytes =
       0;  ///< Size of the memory at `data`; 0 means unknown. Where known, views beyond it are refused.
-  std::optional<TensorPart> part;
+  std::optional<TensorPart> part = std::nullopt;
 };
 
 /// JSON text, kept as given (it is parsed once, to refuse what is no JSON).
