@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-/// One thing that saves care about. Figures in `cost` are those that this project has measured (README.md).
+/// One thing that saves care about. Figures in `cost` are those that this project has measured (docs/results.md).
 struct Finding {
   std::string name;
   bool good = true;
@@ -72,7 +72,7 @@ void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
   findings.push_back({.name = "open files",
                       .good = !limits.open_files || *limits.open_files >= 256,
                       .found = Bound(limits.open_files),
-                      .cost = "a save holds three and a ring, a restore one for each shard: ulimit -n",
+                      .cost = "a save holds three and a ring, a restore up to 16 shards: ulimit -n",
                       .value = Number(limits.open_files)});
   const Status gpu = CudaAvailable();
   findings.push_back({.name = "GPU",

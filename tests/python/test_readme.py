@@ -1,4 +1,4 @@
-"""The README's Python works as printed."""
+"""The README is short, its Python works as printed, and no link of the documentation leads nowhere."""
 
 import re
 import textwrap
@@ -7,11 +7,13 @@ from pathlib import Path
 import cairn
 import torch
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
 
 def code_under(heading: str) -> str:
-    section = README.read_text().split(f"\n### {heading}\n", 1)[1].split("\n### ", 1)[0]
+    section = README.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 1, f"expected one block of Python under {heading}, found {len(blocks)}"
     return textwrap.dedent(blocks[0])
@@ -59,3 +61,25 @@ def test_the_first_use_trains_and_goes_on_from_where_it_was(tmp_path: Path) -> N
 
 def test_its_first_use_is_ten_lines_or_so() -> None:
     assert len([line for line in code_under("Python").splitlines() if line.strip()]) <= 12
+
+
+def test_it_ends_within_150_lines() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_each_page_s_links_lead_somewhere() -> None:
+    dead = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            path, _, anchor = link.partition("#")
+            if "://" in link:
+                continue
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                dead.append(f"{page.relative_to(ROOT)}: {link}")
+    assert dead == []

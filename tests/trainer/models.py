@@ -60,11 +60,12 @@ def write_tokens(folder: Path, count: int, vocabulary: int, first: int = 0, **mo
     (folder / "data.json").write_text(json.dumps(about | {"checksum": f"crc32:{zlib.crc32(tokens):08x}"}))
 
 
-def run_readmes_lines(pattern: str, here: dict[str, object], behind: str) -> list[str]:
-    """Runs those of README.md's lines on the trainer that match, with what it names replaced and more flags at the end
-    of a training. Returns them."""
-    section = (ROOT / "README.md").read_text().split("\n## The trainer\n", 1)[1].split("\n## ", 1)[0]
-    lines = [line for line in section.split("```")[1].splitlines() if re.search(pattern, line)]
+def run_docs_lines(pattern: str, here: dict[str, object], behind: str) -> list[str]:
+    """Runs those of docs/trainer.md's lines that match, with what it names replaced and more flags at the end of a
+    training. Returns them."""
+    lines = [
+        line for line in (ROOT / "docs/trainer.md").read_text().split("```")[1].splitlines() if re.search(pattern, line)
+    ]
     script = "\n".join(line.split("  #")[0] + (behind if "cairn_train" in line else "") for line in lines)
     for printed, replaced in {"build/release/bin": BIN, **here}.items():
         assert printed in script

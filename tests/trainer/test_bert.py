@@ -19,7 +19,7 @@ from models import (
     refused,
     relative_error,
     run,
-    run_readmes_lines,
+    run_docs_lines,
     save,
     write_tokens,
 )
@@ -338,7 +338,7 @@ def test_a_config_that_the_model_does_not_know_is_refused(
     refused(f"{path}: {field}: expected {expected}, found", "--init-from", tmp_path / "model", *flags(text))
 
 
-def test_the_readmes_lines_train_on_questions(tmp_path: Path) -> None:
+def test_the_docs_lines_train_on_questions(tmp_path: Path) -> None:
     # In place of what must be downloaded: a model, its tokenizer, and questions on a licence.
     a_bert(tmp_path / "model", vocab_size=8192, max_position_embeddings=512)
     prepare = [ROOT / "scripts/prepare-data", "text", "/usr/share/common-licenses", tmp_path / "pieces"]
@@ -356,9 +356,7 @@ def test_the_readmes_lines_train_on_questions(tmp_path: Path) -> None:
         "bert-base-uncased": tmp_path / "model",
     }
 
-    lines = run_readmes_lines(
-        "/data/squad", here, f" --steps 2 --host-memory 64MiB --report {tmp_path / 'report.json'}"
-    )
+    lines = run_docs_lines("/data/squad", here, f" --steps 2 --host-memory 64MiB --report {tmp_path / 'report.json'}")
 
     assert len(lines) == 2 and "--init-from" in lines[1]
     assert len(json.loads((tmp_path / "report.json").read_text())["steps"]) == 2

@@ -1,4 +1,4 @@
-"""The README's lines for training on text do what they say."""
+"""The lines of docs/trainer.md for training on text do what they say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from models import run_readmes_lines
+from models import run_docs_lines
 
 DATA_AND_SIZES = {  # Of the model, what makes it small.
     "opt-125m": ("/data/licences", "hidden=48 heads=4 ffn=96 vocabulary=8192"),
@@ -17,11 +17,11 @@ DATA_AND_SIZES = {  # Of the model, what makes it small.
 
 
 @pytest.mark.parametrize("model", DATA_AND_SIZES)
-def test_the_readmes_lines_train_on_real_text(tmp_path: Path, model: str) -> None:
+def test_the_docs_lines_train_on_real_text(tmp_path: Path, model: str) -> None:
     data, sizes = DATA_AND_SIZES[model]
     small = f" --steps 60 --size layers=1 {sizes} --host-memory 64MiB --report {tmp_path / 'report.json'}"
 
-    lines = run_readmes_lines(
+    lines = run_docs_lines(
         f"prepare-data text .* {data}( |$)|--model {model} --data {data} ",
         {"/data": tmp_path, "/mnt/nvme": tmp_path},
         small,
