@@ -8,6 +8,8 @@ install(TARGETS cairn_headers ${cairn_layers} EXPORT cairn-targets ARCHIVE DESTI
 install(EXPORT cairn-targets NAMESPACE cairn:: DESTINATION ${cairn_package_dir})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/cairn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
 
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/cairn-config.cmake.in
   ${PROJECT_BINARY_DIR}/cairn-config.cmake INSTALL_DESTINATION ${cairn_package_dir} NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/cairn-config-version.cmake COMPATIBILITY SameMinorVersion)

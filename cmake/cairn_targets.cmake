@@ -1,6 +1,6 @@
 # What every target of the project shares: warnings, sanitizers, and the three kinds of target.
 add_library(cairn_flags INTERFACE)
-target_compile_options(cairn_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror
+target_compile_options(cairn_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
   -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   target_compile_options(cairn_flags INTERFACE -Wthread-safety)

@@ -69,6 +69,7 @@ int Run(int argc, char** argv) {
       "Looks at Cairn checkpoints, and at the machine that is to write them. Exit codes: 0 good, 1 damaged or "
       "different, 2 misuse or I/O error.",
       "cairn");
+  app.set_version_flag("--version", std::string("cairn ") + CAIRN_VERSION);
   app.require_subcommand(1);
   Arguments arguments;
   const std::string root_help = "A directory of checkpoints";

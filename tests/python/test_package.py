@@ -32,6 +32,16 @@ def test_it_needs_nothing_but_the_c_and_cpp_runtime() -> None:
     assert needed(FOLDER / "libisal.so.2") <= SYSTEM
 
 
+def test_package_command_and_sources_are_of_one_version() -> None:
+    root = Path(__file__).parents[2]
+    of_cmake = re.search(r"project\(cairn VERSION (\S+)", (root / "CMakeLists.txt").read_text())
+    of_pip = re.search(r'^version = "(\S+)"', (root / "pyproject.toml").read_text(), re.MULTILINE)
+    of_command = subprocess.run([COMMAND, "--version"], check=True, capture_output=True, text=True).stdout
+    assert of_cmake and of_pip
+    assert cairn.__version__ == of_cmake[1] == of_pip[1]
+    assert of_command == f"cairn {cairn.__version__}\n"
+
+
 def test_isal_is_its_own_also_where_the_system_has_one() -> None:
     assert loaded_isal(Path("/proc/self/maps").read_text()) == {str((FOLDER / "libisal.so.2").resolve())}
 
