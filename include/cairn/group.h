@@ -8,16 +8,17 @@
 
 namespace cairn {
 
-/// The ranks that write one checkpoint together, and how they speak. [interface]
+/// The ranks that write one checkpoint together, and how they exchange messages ("words"). [interface]
 ///
-/// Rank 0 coordinates: the others send it words, and it announces words to them; no rank hears the others' words, so
-/// that a save costs each rank O(1) words. Nothing blocks. Words are hints that hurry: the filesystem decides what is
-/// committed, so a word that is lost, or a group that breaks, delays a save or fails it, and never loses a checkpoint.
+/// Rank 0 is the coordinator. The other ranks send words to it, and it announces words to all of them. The other ranks
+/// do not hear each other, so a save costs each of them O(1) words. No call blocks. Words only save time: the
+/// filesystem decides what is committed. A lost word or a broken group can delay a save or fail it, but never loses a
+/// checkpoint.
 ///
-/// Each key is used once, by Send and Collect or by Announce and Await. Calls may come from any thread. Callbacks come
-/// from any thread, also from within the call, and never under a lock of the group's; after the group broke (a store
-/// that is gone) every wait, under way or new, ends at once with the reason. Destroying a group ends every wait, as
-/// Cancelled, before the destructor returns; a checkpointer holds its group for as long as it waits.
+/// Each key is used once, either by Send and Collect or by Announce and Await. Any thread may call. Callbacks may come
+/// from any thread, also from inside the call itself, but never while the group holds a lock. Once the group is broken
+/// (its store is gone, for example), every current and later wait ends at once with the reason. The destructor ends
+/// every wait with Cancelled before it returns. A checkpointer keeps its group alive while it waits.
 class Group {
  public:
   using OnWord = std::function<void(int rank, std::string word)>;
@@ -28,16 +29,16 @@ class Group {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
-  /// On every rank but the coordinator: gives it this rank's word under `key`. A failure shows in what is awaited.
+  /// Not on the coordinator: sends it this rank's word under `key`. A failure is reported by a later Await.
   virtual void Send(const std::string& key, std::string word) = 0;
-  /// On the coordinator: hears the word of every other rank, each as it comes (early ones are kept until asked for);
-  /// then `end`, once: Ok after the last word; DeadlineExceeded naming the ranks that are missing; FailedPrecondition
-  /// as soon as a rank whose word is missing has left. Words that come later are dropped.
+  /// On the coordinator: calls `on_word` with the word of each other rank, as it arrives. Words that arrived before the
+  /// call were kept. Then calls `end`, once: Ok after the last word; DeadlineExceeded, naming the ranks whose words are
+  /// missing; or FailedPrecondition as soon as one of these ranks has left. Later words are dropped.
   virtual void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) = 0;
-  /// On the coordinator: tells every other rank.
+  /// On the coordinator: sends the word to every other rank.
   virtual void Announce(const std::string& key, std::string word) = 0;
-  /// On every rank but the coordinator: hears, once, what is announced under `key` (also what was announced earlier),
-  /// or DeadlineExceeded, or FailedPrecondition where the coordinator has left.
+  /// Not on the coordinator: calls `on_announced`, once, with the word announced under `key`, even if that came before
+  /// this call; with DeadlineExceeded; or with FailedPrecondition if the coordinator has left.
   virtual void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) = 0;
 };
 

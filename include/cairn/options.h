@@ -27,7 +27,7 @@ class Deadline {
   using Clock = std::chrono::steady_clock;
   [[nodiscard]] static Deadline Infinite() { return Deadline(Clock::time_point::max()); }
   [[nodiscard]] static Deadline At(Clock::time_point when) { return Deadline(when); }
-  /// Saturates: a span too long to be added is for ever.
+  /// After `span` from now. Infinite where that is beyond the clock's range.
   [[nodiscard]] static Deadline In(std::chrono::nanoseconds span) {
     const auto now = Clock::now();
     return span >= Clock::time_point::max() - now ? Infinite() : Deadline(now + span);
@@ -41,101 +41,102 @@ class Deadline {
   Clock::time_point when_;
 };
 
-/// What Save does when Options::max_in_flight saves are on their way already.
+/// What Save does when Options::max_in_flight saves are already in flight.
 enum class WhenFull : std::uint8_t {
-  kWait,     ///< Hold the caller up, until Options::full_deadline; the time counts as stall.
-  kSkip,     ///< Give this save up; its handle ends Cancelled.
-  kReplace,  ///< Give up the youngest save that is not captured, or wait where every one is.
+  kWait,     ///< Block the caller, at most Options::full_deadline. The time counts as stall.
+  kSkip,     ///< Skip this save. Its handle ends Cancelled.
+  kReplace,  ///< Cancel the youngest save that is not captured yet. If all are captured, wait.
 };
 
 enum class IoQueueKind : std::uint8_t {
-  kAuto,     ///< io_uring where the kernel and its sandbox allow it, else threads.
-  kUring,    ///< io_uring, or Open fails with the reason.
+  kAuto,     ///< io_uring if the kernel and its sandbox allow it, otherwise threads.
+  kUring,    ///< io_uring. If it is unavailable, Open fails with the reason.
   kThreads,  ///< pread/pwrite threads.
 };
 
-/// What Checkpointer::ShouldSave keeps to.
+/// The goals of Checkpointer::ShouldSave.
 struct SteeringOptions {
-  /// How much longer training may take for its saves, above 0 up to 1: 0.01 is one per cent.
+  /// How much saves may slow training down: above 0, at most 1. 0.01 is one per cent.
   double slowdown = 0.01;
-  /// Running time from one failure of the whole job to the next, on average.
+  /// Mean time between failures of the whole job.
   std::chrono::nanoseconds mtbf = std::chrono::hours(24);
-  /// From a failure until training goes on.
+  /// Time from a failure until training continues.
   std::chrono::nanoseconds restart{0};
 };
 
 struct Options {
   // Behaviour.
 
-  /// Directory of the run's checkpoints; made, with its parents, where missing. One writer a root.
+  /// Directory of the run's checkpoints. Created, with its parents, if missing. It has one writer at a time.
   std::string root;
-  /// Take no lock, sweep nothing, refuse every call that writes; waits find nothing in flight.
+  /// Only read: no lock is taken, nothing is removed, and every call that writes is refused.
   bool read_only = false;
-  /// How long Open waits for the lock of another writer before it fails and names that one: a job that is restarted may
-  /// meet its predecessor's end. One of this very process is not waited for.
+  /// How long Open waits while another process writes the root, before it fails and names that process. A restarted job
+  /// may overlap with the end of the previous one. Open does not wait for a writer in the same process.
   std::chrono::nanoseconds open_deadline = std::chrono::seconds(10);
-  /// Takes the root over from a writer that holds the lock longer (a machine that hangs, and with it its lock). From
-  /// then on that one's saves fail, should it ever go on.
+  /// If the other writer still holds the root after open_deadline, take the root from it (its machine may hang). All
+  /// its later saves fail, even if it continues.
   bool take_over = false;
   /// Committed checkpoints to keep, newest first by {generation, step}. 0 keeps all.
   std::uint64_t keep_last = 3;
   /// Also keep every step divisible by this. 0: none. Pinned checkpoints always stay.
   std::uint64_t keep_every = 0;
-  /// Saves between queued and durable at once, 1 to 64. Each may hold a copy of the state on disk.
+  /// How many saves may be between queued and durable at once: 1 to 64. Each may hold a copy of the state on disk.
   int max_in_flight = 2;
-  /// In a group rank 0's saves decide.
+  /// What to do at that limit. In a group rank 0 decides for all.
   WhenFull when_full = WhenFull::kWait;
-  /// How long Save holds the caller before it fails with DeadlineExceeded: where every place is taken
-  /// (WhenFull::kWait), and while an old checkpoint of its step is being removed.
+  /// How long Save blocks the caller before it fails with DeadlineExceeded. It blocks at the limit of saves in flight
+  /// (WhenFull::kWait), and while an old checkpoint of the same step is being removed.
   std::chrono::nanoseconds full_deadline = std::chrono::hours(1);
-  /// How long the destructor waits for saves in flight before it abandons them (they are reported as failed).
+  /// How long the destructor waits for saves in flight. After that it abandons them, and they are reported as failed.
   std::chrono::nanoseconds drain_deadline = std::chrono::minutes(10);
-  /// How long it then waits for what the kernel and the devices have under way. What has not ended by then (a disk that
-  /// hangs) is left behind with what it uses: threads, the pool, the root's lock, until the process ends.
+  /// How long the destructor then waits for the kernel and the devices to finish their requests. If a disk hangs
+  /// longer, the requests stay behind until the process ends, with the threads, the pool and the lock that they use.
   std::chrono::nanoseconds close_deadline = std::chrono::minutes(1);
-  /// The ranks that write each checkpoint together, and this one among them; null: this process alone. All of them open
-  /// one root, and call Save alike: as often, and with the same steps. Rank 0 decides what becomes of each save.
+  /// The ranks that write each checkpoint together, this one included. Null: this process alone. All ranks open the
+  /// same root, and make the same calls of Save, with the same steps. Rank 0 decides what becomes of each save.
   std::shared_ptr<Group> group = nullptr;
-  /// How long the coordinator waits, once its own shard is written, for those of the others; and they for its word that
-  /// a save begins. For the outcome they wait twice that, and then look on the disk.
+  /// How long rank 0 waits for the other ranks' shards, once its own is written, and how long the others wait for rank
+  /// 0 to begin the save. For the outcome the others wait twice as long, and then look on the disk.
   std::chrono::nanoseconds group_deadline = std::chrono::minutes(10);
-  /// Permissions of the files and directories made, before the umask. A group's evaluation job wants 0640 and 0750.
+  /// Permissions of new files and directories, before the umask. Use 0640 and 0750 if another user of the same group,
+  /// such as an evaluation job, reads the checkpoints.
   unsigned file_mode = 0644;
   unsigned directory_mode = 0755;
-  /// Lets Checkpointer::ShouldSave choose when to save, by what saves are seen to cost. Without it that call is
-  /// refused; with several ranks it is refused at Open.
+  /// Lets Checkpointer::ShouldSave choose when to save, from the measured cost of saves. Without it ShouldSave fails.
+  /// With several ranks Open refuses it.
   std::optional<SteeringOptions> steering = std::nullopt;
-  /// Everything worth telling; the library prints nothing. May be empty.
+  /// Receives everything worth reporting; the library prints nothing. May be empty.
   EventCallback on_event = nullptr;
 
   // Performance.
 
-  /// Hard cap of the pinned pool, in bytes. More lets captures run ahead of the disk; the state itself may be larger.
-  /// At least queue_depth chunks, and at most what the process's memory control group has left (Open refuses more).
-  /// Memory that describes tensors (1 KiB and the name, each, per save) comes on top.
+  /// Hard limit of the pinned pool, in bytes. A larger pool lets captures run ahead of the disk. The state itself may
+  /// be larger than the pool. Minimum: queue_depth chunks. Maximum: what the process's memory control group has left
+  /// (Open refuses more). Descriptions of tensors, 1 KiB and the name for each tensor of each save, are not counted.
   std::uint64_t host_memory_bytes = 1ULL << 30;
-  /// Size of one copy and one write: a multiple of 1 MiB, up to 1 GiB. 0: 8 MiB, not seen to be slower than 4 MiB
-  /// and a tenth less CPU time (scripts/bench roofline --only chunks), or 4 MiB where the pool holds less than twice
-  /// queue_depth of those.
+  /// Size of one copy and one write, in bytes: a multiple of 1 MiB, at most 1 GiB. 0 means 8 MiB, or 4 MiB if the pool
+  /// holds fewer than 2 * queue_depth chunks of 8 MiB. 8 MiB is as fast and takes a tenth less CPU time
+  /// (scripts/bench roofline --only chunks).
   std::uint64_t chunk_bytes = 0;
-  /// Writes (and reads) given to the disk at once.
+  /// How many writes (and reads) the disk has at once.
   int queue_depth = 8;
-  /// Threads that checksum, and that copy CPU tensors. 0: up to 4, by the machine's cores.
+  /// Threads that compute checksums and copy CPU tensors. 0: one for each core, at most 4.
   int worker_threads = 0;
-  /// CUDA copy streams a device.
+  /// CUDA copy streams for each device.
   int copy_streams = 2;
-  /// Device memory, in bytes a device, that snapshots may be staged in. 0: none. Taken at Open.
+  /// Device memory in which snapshots may be staged, in bytes for each device. Allocated at Open. 0: none.
   std::uint64_t staging_bytes = 0;
-  /// CUDA devices that saves will use. Empty: found from the first state's tensors, which then pays for their setup.
+  /// CUDA devices that saves will use, set up at Open. Empty: those of the first state's tensors, set up at that save.
   std::vector<int> cuda_devices = {};
-  /// CRC32C over every MiB. Off: files are committed without a block table and restore cannot find a flipped bit.
+  /// Compute a CRC32C over every MiB. Without it a restore cannot find a flipped bit.
   bool checksums = true;
-  /// Write new checkpoints over the blocks of retired ones that nobody has open, mapped or linked: a quarter faster
-  /// than laying out new ones. With them keep_last + max_in_flight + 1 checkpoints are on the disk at most, plus what
-  /// keep_every and pins keep. Off: what retention retires is unlinked.
+  /// Write new checkpoints over the blocks of retired ones, if nobody has those open, mapped or linked. This is a
+  /// quarter faster than allocating new blocks. At most keep_last + max_in_flight + 1 checkpoints are then on the disk,
+  /// plus those that keep_every and pins keep. Off: retired checkpoints are unlinked.
   bool recycle = true;
   IoQueueKind io_queue = IoQueueKind::kAuto;
-  /// Events kept for WriteTrace. 0: tracing is off.
+  /// How many events to keep for WriteTrace. 0: tracing is off.
   std::size_t trace_events = 0;
 };
 

@@ -9,21 +9,21 @@
 
 namespace cairn {
 
-/// What kind of failure a Status tells of. The numbers are stable: bindings and logs rely on them.
+/// The kind of a failure. The numbers are stable: bindings and logs rely on them.
 enum class StatusCode : std::uint8_t {
   kOk = 0,
   kInvalidArgument = 1,     ///< The caller's input is wrong: a shape, a name, an option.
   kNotFound = 2,            ///< No such checkpoint, tensor or file.
   kAlreadyExists = 3,       ///< The step is committed already; nothing was written.
-  kFailedPrecondition = 4,  ///< Right call, wrong moment: root locked, forked child, step below the newest.
-  kResourceExhausted = 5,   ///< Memory, descriptors or pool: a bound that the caller set or the system sets.
+  kFailedPrecondition = 4,  ///< The call is right, the moment is wrong: locked root, forked child.
+  kResourceExhausted = 5,   ///< A limit on memory or descriptors, set by the caller or the system.
   kNoSpace = 6,             ///< The filesystem (or RLIMIT_FSIZE, or a quota) has no room for the checkpoint.
-  kCorrupt = 7,             ///< Bytes on disk are not what was committed, or the medium does not give them back.
+  kCorrupt = 7,             ///< Bytes on disk are not what was committed, or cannot be read.
   kIoError = 8,             ///< The kernel refused or failed an I/O operation.
   kDeviceError = 9,         ///< The GPU (or its driver) failed; the context may be lost.
-  kDeadlineExceeded = 10,   ///< The deadline passed first. The operation itself goes on unless said otherwise.
+  kDeadlineExceeded = 10,   ///< The deadline passed. Unless said otherwise the operation continues.
   kCancelled = 11,          ///< Cancelled, skipped by policy, or replaced by a younger save.
-  kUnknownOutcome = 12,     ///< It may or may not have become durable; nobody could be asked in time.
+  kUnknownOutcome = 12,     ///< It may or may not be durable; this could not be found out in time.
   kUnsupported = 13,        ///< This build, kernel, driver or filesystem cannot do it.
   kInternal = 14,           ///< A bug in Cairn.
 };
@@ -31,7 +31,7 @@ enum class StatusCode : std::uint8_t {
 /// The code's name as messages print it, "NotFound" for kNotFound.
 [[nodiscard]] std::string_view StatusCodeName(StatusCode code);
 
-/// Success, or a code with a message for a person. The message names what was expected and what was found.
+/// Success, or a code and a message for people. The message says what was expected and what was found.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -53,7 +53,7 @@ class [[nodiscard]] Status {
 
 std::ostream& operator<<(std::ostream& out, const Status& status);
 
-/// A value, or the Status that says why there is none. Reading the value of a failed Result is undefined.
+/// A value, or the Status that says why there is none. Reading the value of a failed Result is undefined behaviour.
 template <typename T>
 class [[nodiscard]] Result {
  public:

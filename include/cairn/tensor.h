@@ -51,42 +51,43 @@ struct DeviceId {
 /// "cpu", "cuda:0".
 [[nodiscard]] std::string ToString(DeviceId device);
 
-/// A queue of the caller's on one device: a CUstream / cudaStream_t for kCuda (0 is the legacy default stream).
+/// A stream of the caller on one device: a CUstream or cudaStream_t for kCuda (0 is the legacy default stream).
 struct Stream {
   DeviceId device;
   std::uintptr_t handle = 0;
 };
 
-/// Where a tensor sits in a larger one of which every rank holds a part. Left out for whole tensors. A restore fills it
-/// from the saved parts of that logical tensor, however that was cut.
+/// The place of a tensor that is one rank's part of a larger, logical tensor. Not set for whole tensors. A restore
+/// fills the part from the saved parts of the logical tensor, however it was cut when it was saved.
 struct TensorPart {
-  std::string logical_name;                ///< The name of the whole; several parts share it.
-  std::vector<std::int64_t> global_shape;  ///< Shape of the whole, in elements.
+  std::string logical_name;                ///< Name of the logical tensor; its parts share it.
+  std::vector<std::int64_t> global_shape;  ///< Shape of the logical tensor, in elements.
   std::vector<std::int64_t> offset;        ///< This part's first element in each dimension.
   friend bool operator==(const TensorPart&, const TensorPart&) = default;
 };
 
 /// Memory that holds a tensor; not owned.
 struct TensorView {
-  void* data = nullptr;  ///< First element. May be null only where the tensor has no elements.
+  void* data = nullptr;  ///< The first element. Null only if the tensor has no elements.
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;         ///< In elements; empty for a scalar.
   std::vector<std::int64_t> strides = {};  ///< In elements, none negative; empty means contiguous, row-major.
   DeviceId device;
-  std::uint64_t bytes =
-      0;  ///< Size of the memory at `data`; 0 means unknown. Where known, views beyond it are refused.
+  /// Size of the memory at `data`; 0 means unknown. If it is known, a view that reaches beyond it is refused.
+  std::uint64_t bytes = 0;
   std::optional<TensorPart> part = std::nullopt;
 };
 
-/// JSON text, kept as given (it is parsed once, to refuse what is no JSON).
+/// JSON text, kept as given. It is parsed once, to refuse invalid JSON.
 struct Json {
   std::string text;
-  /// The caller vouches that it is JSON in UTF-8, and spares the parse. Where that is wrong, no reader gets the values.
+  /// The caller guarantees that it is JSON in UTF-8, and it is not parsed. If it is not, nobody can read the values.
   bool vouched = false;
   friend bool operator==(const Json& a, const Json& b) { return a.text == b.text; }
 };
 
-/// A typed value beside the tensors: learning rate, epoch, data position. Doubles are finite; use Json for the rest.
+/// A typed value next to the tensors: learning rate, epoch, data position. Doubles must be finite; for the rest use
+/// Json.
 using Value = std::variant<std::nullptr_t, bool, std::int64_t, double, std::string, Json>;
 using Values = std::map<std::string, Value>;
 
@@ -94,9 +95,9 @@ class TensorTable;
 
 /// What a checkpoint holds: names -> tensor views, plus typed values. Build it once, save it many times.
 ///
-/// Copies are cheap and independent: the tensor table is shared until one of them is changed. A State may be changed or
-/// destroyed while a save of it is in flight; the tensors' memory may not be freed before that save is captured.
-/// Not safe for concurrent use.
+/// Copies are cheap and independent: they share the tensor table until one of them is changed. A State may be changed
+/// or destroyed while a save of it is in flight, but the tensors' memory must not be freed before that save is
+/// captured. Not safe for concurrent use.
 class State {
  public:
   State();
@@ -106,11 +107,11 @@ class State {
   State(State&&) noexcept;
   State& operator=(State&&) noexcept;
 
-  /// Adds a tensor. InvalidArgument, and no change, for a name that is empty, not UTF-8, "__metadata__" or taken, and
-  /// for a view that is inconsistent (ranks of shape and strides, negative extents, overlapping elements, null data).
+  /// Adds a tensor. InvalidArgument, and no change, if the name is empty, not UTF-8, "__metadata__" or already used, or
+  /// if the view is inconsistent: shape and strides of different lengths, negative extents, overlapping elements, null
+  /// data.
   Status Add(std::string name, TensorView view);
-  /// Sets or replaces a value. InvalidArgument for names that are not UTF-8, non-finite doubles and text that is no
-  /// JSON.
+  /// Sets or replaces a value. InvalidArgument if the name is not UTF-8, a double is not finite, or a text is not JSON.
   Status Set(std::string name, Value value);
 
   [[nodiscard]] std::size_t tensor_count() const;
@@ -118,7 +119,7 @@ class State {
   [[nodiscard]] std::uint64_t bytes() const;
   [[nodiscard]] const Values& values() const { return values_; }
 
-  /// For the library's own layers. What was handed out never changes: the next Add makes a new table.
+  /// For the library itself. A table never changes after this returned it: the next Add makes a new one.
   [[nodiscard]] const std::shared_ptr<const TensorTable>& table() const;
 
  private:
