@@ -206,12 +206,12 @@ class PyCheckpointer {
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().Drain(deadline); }));
   }
   py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, const py::list& tensors,
-                   const StreamArguments& streams, bool resume, const PyProgress& progress) {
+                   const StreamArguments& streams, bool resume, bool own, const PyProgress& progress) {
     const State state = StateFrom(tensors);
     Asked asked(progress);
     Result<Restored> result = Unlocked([&] {
       return Get().Restore(WhichFrom(step, folder), state,
-                           {.resume = resume, .streams = StreamsFrom(streams), .progress = asked.callback()});
+                           {.resume = resume, .own = own, .streams = StreamsFrom(streams), .progress = asked.callback()});
     });
     asked.RethrowIfRaised();
     return FromRestored(ValueOrRaise(std::move(result)));
@@ -434,7 +434,7 @@ PYBIND11_MODULE(_core, module) {
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)
-      .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "tensors"_a, "streams"_a, "resume"_a,
+      .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "tensors"_a, "streams"_a, "resume"_a, "own"_a,
            "progress"_a)
       .def("checkpoints", &PyCheckpointer::List)
       .def("choose", &PyCheckpointer::Choose, "step"_a, "folder"_a, "damaged"_a)

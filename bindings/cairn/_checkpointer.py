@@ -307,8 +307,9 @@ class Checkpointer:
         `fall_back` permits an older one where what is read turns out to be Corrupt, and logs what was passed over and
         why. Nothing is read before to find out; what nobody reads is not verified: `verify` reads all.
 
-        In a group rank 0 chooses, each rank reads its own state and what is replicated, and all succeed or all raise;
-        what is Corrupt on one rank all of them pass over. At another number of ranks than saved it only what is
+        In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each rank
+        reads its own state and what is replicated, and all succeed or all raise. What is Corrupt on one rank is passed over
+        by all. FailedPrecondition where a rank does not find what rank 0 has chosen, however often. At another number of ranks than saved it only what is
         replicated can be read: leave the tree's other keys out.
         """
         self._tell()

@@ -118,6 +118,7 @@ class Checkpointer:
         tensors: Sequence[Tensor | TensorPart],
         streams: Streams,
         resume: bool,
+        own: bool,
         progress: Callable[[int, int], None] | None,
     ) -> dict[str, Any]: ...
     def checkpoints(self) -> list[dict[str, Any]]: ...

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from . import _core, _errors, _group
-from ._errors import Error
+from ._errors import Corrupt, Error, NotFound
 
 T = TypeVar("T")
 
@@ -38,7 +38,8 @@ class Ranks:
 
     def outcomes(self, what: str, call: Callable[[], T]) -> tuple[T | None, dict[int, Exception]]:
         """What the call returns here, and what it raises on each rank where it does: every rank has the same of these.
-        Another rank's begins with its number. Raises where the ranks do not hear each other; then its own error first."""
+        Another rank's begins with its number. Raises where the ranks do not hear each other: its own error, if
+        that is one which ends the call whatever the others say."""
         result: T | None = None
         errors: dict[int, Exception] = {}
         word = b"{}"
@@ -51,9 +52,12 @@ class Ranks:
             return result, errors
         try:
             words = self._link.gather(what, word)
-        except Error:
+        except Error as unheard:
+            # Damage, or what is gone, may not be the end where others answer: it is why this rank stood there, no more.
             for own in errors.values():
-                raise own from None
+                if isinstance(own, (Corrupt, NotFound)):
+                    raise type(unheard)(f"{unheard} (on this rank: {own})") from own
+                raise own from unheard
             raise
         for rank, said in enumerate(words):
             if rank != self.rank and (theirs := _error_in(f"rank {rank}: ", said)):

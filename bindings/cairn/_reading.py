@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from . import _core, _replicas, _tensors, _tree
-from ._errors import Corrupt, Error, FailedPrecondition, NotFound
+from ._errors import Corrupt, Error, FailedPrecondition, InvalidArgument, NotFound
 from ._ranks import Ranks
 from ._tensors import LazyTensor
 
@@ -58,12 +58,16 @@ class Reading:
         while True:
             with contextlib.ExitStack() as holds:
                 chosen, mine = self._choose_together(step, folder, passed_over, holds)
-                plan, errors = self._restore_chosen(chosen, mine, folder, tree, progress, holds)
+                asked = _asked(step, folder, fall_back)
+                plan, errors = self._restore_chosen(chosen, mine, asked, folder, tree, progress, holds)
             if plan is not None and not errors:
                 return plan.finish()
             rank, error = min(errors.items(), key=lambda at: (_weight(at[1]), at[0]))
-            if isinstance(error, NotFound) and gone < _CHOICES:
+            if isinstance(error, NotFound):
                 gone += 1
+                if gone > _CHOICES:
+                    del errors
+                    raise FailedPrecondition(f"chosen {gone} times, and not found each time: {error}") from error
             elif isinstance(error, Corrupt) and passed_over is not None:
                 who = self._who(rank) if rank == self._ranks.rank else ""  # Another's begins with it.
                 passed_over.add(f"{chosen['path']}: {who}{error}", error, chosen["attempt"])
@@ -76,19 +80,19 @@ class Reading:
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Rank 0's choice, and what rank 0 itself has of it: it holds it from here on."""
         mine: dict[str, Any] | None = None
+        asked = _asked(step, folder, passed_over is not None)
 
         def choose() -> dict[str, Any]:
             nonlocal mine
             mine = self.choose(step, folder, None if passed_over is None else passed_over.attempts)
             holds.enter_context(mine["hold"])
-            return {key: mine[key] for key in ("step", "attempt", "path", "passed_over")}
+            return {key: mine[key] for key in ("step", "attempt", "path", "passed_over")} | {"asked": asked}
 
         try:
             chosen = self._ranks.agree("choice", choose)
         except Corrupt as error:
             raise (passed_over and passed_over.first) or error from None
-        for reason in chosen["passed_over"]:
-            assert passed_over is not None
+        for reason in chosen["passed_over"] if passed_over is not None else []:
             passed_over.add(self._who(0) + reason, Corrupt(reason))
         return chosen, mine
 
@@ -96,6 +100,7 @@ class Reading:
         self,
         chosen: dict[str, Any],
         mine: dict[str, Any] | None,
+        asked: str,
         folder: str,
         tree: Any,
         progress: _Progress,
@@ -105,6 +110,8 @@ class Reading:
 
         def look() -> tuple[dict[str, Any], _tree.Plan, list[_core.Tensor]]:
             details = mine
+            if chosen["asked"] != asked:
+                raise InvalidArgument(f"restore: expected {chosen['asked']}, as on rank 0; found {asked}")
             if details is None:
                 details = self.choose(None if folder else chosen["step"], folder)
                 holds.enter_context(details["hold"])
@@ -252,14 +259,21 @@ class Reading:
         progress: _Progress,
     ) -> dict[str, Any]:
         streams = _tensors.current_streams({view[5] for view in views if view[5] >= 0})
-        return self._core.restore(None if folder else details["step"], folder, views, streams, resume, progress)
+        own = details["world"] == self._ranks.world
+        return self._core.restore(None if folder else details["step"], folder, views, streams, resume, own, progress)
+
+
+def _asked(step: int | None, folder: str, fall_back: bool) -> str:
+    what = "a folder" if folder else "the newest" if step is None else f"step {step}"
+    return what + (" with fall_back" if fall_back else "")
 
 
 def _expect_same(chosen: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """What was found, if it is of the attempt that was chosen; else that one is gone."""
     if found["attempt"] != chosen["attempt"]:
         raise NotFound(
-            f"{chosen['path']}: expected attempt {chosen['attempt']}, found {found['attempt']}: it was replaced meanwhile"
+            f"{found.get('path', chosen['path'])}: expected attempt {chosen['attempt']}, found {found['attempt']}: replaced meanwhile, or another"
+            " checkpoint's copy"
         )
     return found
 

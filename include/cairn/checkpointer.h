@@ -130,6 +130,9 @@ struct RestoreOptions {
   bool allow_missing = false;
   /// Training goes on from what is restored: the next save continues it. False for a look at a checkpoint.
   bool resume = true;
+  /// Reads what the rank of this number saved first, and returns its values. False where another number of ranks saved
+  /// the checkpoint: that shard is then opened only if it holds a tensor that is wanted, and no values are returned.
+  bool own = true;
   /// Work of these streams on the target tensors is finished before they are written, and later work sees the result.
   std::vector<Stream> streams = {};
   Progress progress = nullptr;

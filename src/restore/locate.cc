@@ -74,7 +74,7 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
   all_found.allow_missing = false;
   const auto match = [&](const RestoreOptions& how) { return MatchTensors(SavedShards(opened), rank, table, how); };
 
-  const std::optional<std::uint32_t> own = ShardOf(checkpoint.manifest, rank);
+  const std::optional<std::uint32_t> own = options.own ? ShardOf(checkpoint.manifest, rank) : std::nullopt;
   if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
   if (opened.files.size() > 1) {
     const std::vector<const TensorEntry*> missing = NotIn(own ? &opened.files[*own].header : nullptr, table, wanted);

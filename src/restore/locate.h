@@ -10,10 +10,10 @@
 
 namespace cairn {
 
-/// MatchTensors with the headers of as few shards as it takes: this rank's own first; for what is not in that, of the
-/// shards that the checkpoint's index names; only where that is not enough, of all. The index is a hint: where it is
-/// missing or wrong, which is told by an event, more is read and the result is the same. Blocking; the queue is the
-/// caller's alone.
+/// MatchTensors with the headers of as few shards as it takes: this rank's own first (RestoreOptions::own); for what is
+/// not in that, of the shards that the checkpoint's index names; only where that is not enough, of all. The index is a
+/// hint: where it is missing or wrong, which is told by an event, more is read and the result is the same. Blocking;
+/// the queue is the caller's alone.
 ///
 /// Errors as for ReadHeaders and MatchTensors. InvalidArgument is said only once all headers were read.
 [[nodiscard]] Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& checkpoint,

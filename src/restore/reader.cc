@@ -129,7 +129,7 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
                     .bytes = matched.bytes,
                     .missing = std::move(matched.missing)};
   for (ShardFile& file : opened.files) {
-    if (file.has_header && file.header.shard == own) restored.values = std::move(file.header.values);
+    if (options.own && file.has_header && file.header.shard == own) restored.values = std::move(file.header.values);
   }
   return restored;
 }

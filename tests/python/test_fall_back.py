@@ -175,7 +175,8 @@ def test_a_rank_that_dies_in_mid_read_is_missed_within_the_deadline(worlds: Worl
 
     assert world[1].ended() == -signal.SIGKILL
     for rank in (0, 2):
-        assert answers[rank].get("error") in ("DeadlineExceeded", "Corrupt"), answers
+        assert answers[rank].get("error") == "DeadlineExceeded", answers
+    assert "on this rank: " in answers[2]["message"] and str(shard_of(root, 2, 2)) in answers[2]["message"]
     assert "rank 1" in answers[0]["message"]
     assert timeout / 2 < seconds < 4 * timeout, seconds
 
@@ -227,7 +228,7 @@ def test_a_choice_that_is_always_gone_is_given_up(worlds: Worlds, root: Path) ->
 
     answers = world.answers("restore()")
 
-    assert [answer.get("error") for answer in answers] == ["NotFound"] * RANKS, answers
+    assert [answer.get("error") for answer in answers] == ["FailedPrecondition"] * RANKS, answers
     assert "rank 1: gone again" in answers[0]["message"]
     assert 1 < world[1].run("times") < 100
 
@@ -316,3 +317,43 @@ def test_what_is_replicated_is_restored_from_the_shards_that_hold_it(worlds: Wor
         assert torch.equal(tree["shared"]["w"], torch.full((8,), 7.0))
         with pytest.raises(cairn.Corrupt):
             reader.load(names="shared/*")  # It looks at all.
+
+
+def test_a_copy_of_another_checkpoint_is_no_reason_to_start_anew(worlds: Worlds, root: Path, tmp_path: Path) -> None:
+    """Which NotFound would be, to who catches it."""
+    world = saved(worlds, 1, 2)
+    for rank in range(RANKS):
+        shutil.copytree(shard_of(root, 1 if rank == 2 else 2, 0).parent, tmp_path / f"copy{rank}")
+
+    answers = world.answers(f"restore(folder={str(tmp_path)!r} + f'/copy{{rank}}')")
+
+    assert [answer.get("error") for answer in answers] == ["FailedPrecondition"] * RANKS, answers
+    assert "rank 2: " in answers[0]["message"] and str(tmp_path / "copy2") in answers[0]["message"]
+
+
+@pytest.mark.parametrize("other", ["step=1", "fall_back=True"])
+def test_ranks_that_ask_for_different_things_are_told(worlds: Worlds, root: Path, other: str) -> None:
+    world = saved(worlds, 1, 2)
+    world.all(f"how = dict({other}) if rank == 1 else dict()")
+
+    answers = world.answers("restore(**how)")
+
+    assert [answer.get("error") for answer in answers] == ["InvalidArgument"] * RANKS, answers
+    assert "expected the newest, as on rank 0; found" in answers[0]["message"]
+
+
+def test_at_another_number_of_ranks_a_shard_that_nobody_wants_costs_nothing(worlds: Worlds, root: Path) -> None:
+    world = saved(worlds, options=SHARED)
+    world.all(ONE_SHARED)
+    for step in (1, 2):
+        world.all(f"c.save({step}, one_shared({step})).wait()")
+    world.all("c.close()")
+    for rank in {1, 2} - {held_by(root)}:
+        shard_of(root, 2, rank).unlink()
+
+    four = worlds(4, SHARED, 20)
+    four.all(LISTEN)
+    found = four.all("c.restore({'shared': {'w': torch.zeros(8)}, 'step': 0}, fall_back=True)['shared']['w'].tolist()")
+
+    assert found == [[14.0] * 8] * 4
+    assert four.all("told") == [[]] * 4
