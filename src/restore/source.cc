@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -78,10 +77,25 @@ Status TensorSource::Select(const RestoreParts& parts, std::span<const std::uint
   return Status::Ok();
 }
 
-Status TensorSource::SelectAll(const RestoreParts& parts) {
-  std::vector<std::uint32_t> all(files_.size());
-  std::iota(all.begin(), all.end(), 0U);
-  return Select(parts, all);
+Result<std::vector<const StoredTensor*>> TensorSource::Find(const RestoreParts& parts,
+                                                            std::span<const TensorPlace> places) {
+  std::vector<std::uint32_t> files;
+  for (const TensorPlace& place : places) files.push_back(place.file);
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  CAIRN_RETURN_IF_ERROR(Select(parts, files));
+  std::vector<const StoredTensor*> found;
+  const auto before = [](const StoredTensor& tensor, const TensorPlace& place) {
+    return std::tie(tensor.info.name, tensor.shard) < std::tie(place.name, place.file);
+  };
+  for (const TensorPlace& place : places) {
+    const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), place, before);
+    if (at == tensors_.end() || at->info.name != place.name || at->shard != place.file) {
+      return Error(StatusCode::kInternal, "{}: \"{}\" is no longer in it", names_[place.file], place.name);
+    }
+    found.push_back(&*at);
+  }
+  return found;
 }
 
 Status TensorSource::Read(const RestoreParts& parts, std::span<const Piece> pieces) {

@@ -20,6 +20,12 @@ struct StoredTensor {
   std::uint32_t shard = 0;  ///< Index of the file.
   std::uint64_t begin = 0;  ///< Its first data byte.
 };
+/// Where a tensor of some name is: the index of its file.
+struct TensorPlace {
+  std::string name;
+  std::uint32_t file = 0;
+  friend auto operator<=>(const TensorPlace& a, const TensorPlace& b) = default;
+};
 /// All tensors of the files whose headers were read, tied names too, by name and then by file. `names[i]` stands for
 /// files[i].
 [[nodiscard]] std::vector<StoredTensor> ListTensors(std::span<const ShardFile> files,
@@ -36,16 +42,21 @@ class TensorSource {
 
   /// How many files it has.
   [[nodiscard]] std::uint32_t files() const { return static_cast<std::uint32_t>(files_.size()); }
+  [[nodiscard]] const std::string& file_name(std::uint32_t file) const { return names_[file]; }
   /// The length of one of them.
   [[nodiscard]] std::uint64_t file_bytes(std::uint32_t file) const { return files_[file].length; }
   /// Reads the headers of these files, several at once, and forgets those of all others. Errors as for ReadHeaders.
   Status Select(const RestoreParts& parts, std::span<const std::uint32_t> files);
-  Status SelectAll(const RestoreParts& parts);
+  /// Selects the files of these tensors, which were seen there before, and returns the tensors, in their order.
+  [[nodiscard]] Result<std::vector<const StoredTensor*>> Find(const RestoreParts& parts,
+                                                              std::span<const TensorPlace> places);
 
   /// Of the selected files, by name and then by file.
   [[nodiscard]] const std::vector<StoredTensor>& tensors() const { return tensors_; }
   /// Of a selected file.
   [[nodiscard]] const ShardHeader& header(std::uint32_t file) const { return files_[file].header; }
+  /// Null for a file on its own.
+  [[nodiscard]] const StoredCheckpoint* checkpoint() const { return checkpoint_ ? &*checkpoint_ : nullptr; }
   /// The file's foreign __metadata__; empty for a checkpoint.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
 

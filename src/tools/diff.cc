@@ -5,6 +5,8 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
+#include <span>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -47,19 +49,12 @@ struct Differences {
   [[nodiscard]] bool none() const { return only_in_a.empty() && only_in_b.empty() && types.empty() && bytes.empty(); }
 };
 
-/// A tensor of one side that the other side's file of that number does not have.
-struct Unmatched {
-  std::string name;
-  std::uint32_t file = 0;
-  std::string file_name;
-  friend auto operator<=>(const Unmatched& a, const Unmatched& b) = default;
-};
-
 /// One side: what is compared, and what was seen of it so far.
 struct Side {
   TensorSource& source;
   std::vector<std::size_t> names{};  // Of every tensor, by their hashes.
-  std::vector<Unmatched> unmatched{};
+  /// What the other side's file of that number does not have.
+  std::vector<TensorPlace> unmatched{};
 
   /// Sorts what was seen.
   void Sort() {
@@ -90,7 +85,7 @@ Counts CountDiffering(const std::byte* a, const std::byte* b, std::uint64_t byte
 class Comparison {
  public:
   Comparison(const RestoreParts& parts, TensorSource& a, TensorSource& b)
-      : parts_(parts), a_{a}, b_{b}, memory_a_(kWindowBytes), memory_b_(kWindowBytes), bar_("comparing") {
+      : parts_(parts), a_{a}, b_{b}, bar_("comparing") {
     for (std::uint32_t file = 0; file < a.files(); ++file) total_ += a.file_bytes(file);
   }
 
@@ -102,8 +97,8 @@ class Comparison {
     a_.Sort();
     b_.Sort();
     CAIRN_RETURN_IF_ERROR(CompareMoved());
-    for (const Unmatched& one : a_.unmatched) out_.only_in_a.push_back(Label(one.name, one.file_name));
-    for (const Unmatched& one : b_.unmatched) out_.only_in_b.push_back(Label(one.name, one.file_name));
+    for (const TensorPlace& one : a_.unmatched) out_.only_in_a.push_back(Label(a_, one));
+    for (const TensorPlace& one : b_.unmatched) out_.only_in_b.push_back(Label(b_, one));
     for (std::vector<Difference>* list : {&out_.types, &out_.bytes}) {
       for (Difference& one : *list) one.name = Label(one.name, one.a.file);
       std::sort(list->begin(), list->end(), [](const Difference& x, const Difference& y) { return x.name < y.name; });
@@ -114,6 +109,10 @@ class Comparison {
  private:
   [[nodiscard]] std::string Label(const std::string& name, const std::string& file) const {
     return a_.HasSeveral(name) || b_.HasSeveral(name) ? fmt::format("{} ({})", name, file) : name;
+  }
+
+  [[nodiscard]] std::string Label(const Side& side, const TensorPlace& place) const {
+    return Label(place.name, side.source.file_name(place.file));
   }
 
   Status SelectFiles(Side& side, std::uint32_t first, std::uint32_t end) {
@@ -132,7 +131,7 @@ class Comparison {
     std::vector<Pair> pairs;
     const auto key = [](const StoredTensor& tensor) { return std::tie(tensor.info.name, tensor.shard); };
     const auto left = [](Side& side, const StoredTensor& tensor) {
-      side.unmatched.push_back({tensor.info.name, tensor.shard, tensor.info.file});
+      side.unmatched.push_back({tensor.info.name, tensor.shard});
     };
     auto a = a_.source.tensors().begin();
     auto b = b_.source.tensors().begin();
@@ -157,44 +156,45 @@ class Comparison {
 
   // Tensors that another file holds in the other: replicated ones, or those of another number of ranks.
   Status CompareMoved() {
-    std::vector<Unmatched> moved_a;
-    std::vector<Unmatched> moved_b;
-    std::vector<Unmatched> only_in_a;
-    const auto same_name = [](const Unmatched& x, const Unmatched& y) { return x.name < y.name; };
-    for (Unmatched& one : a_.unmatched) {
+    std::vector<std::pair<TensorPlace, TensorPlace>> moved;
+    std::vector<TensorPlace> only_in_a;
+    std::set<std::string_view> names;
+    const auto same_name = [](const TensorPlace& x, const TensorPlace& y) { return x.name < y.name; };
+    for (TensorPlace& one : a_.unmatched) {
       const auto other = std::lower_bound(b_.unmatched.begin(), b_.unmatched.end(), one, same_name);
-      const bool moved = other != b_.unmatched.end() && other->name == one.name && !a_.HasSeveral(one.name) &&
-                         !b_.HasSeveral(one.name);
-      if (moved) moved_b.push_back(*other);
-      (moved ? moved_a : only_in_a).push_back(std::move(one));
+      if (other == b_.unmatched.end() || other->name != one.name || a_.HasSeveral(one.name) ||
+          b_.HasSeveral(one.name)) {
+        only_in_a.push_back(std::move(one));
+      } else {
+        moved.emplace_back(std::move(one), *other);
+      }
     }
     a_.unmatched = std::move(only_in_a);
-    if (moved_a.empty()) return Status::Ok();
-    std::erase_if(b_.unmatched,
-                  [&](const Unmatched& one) { return std::binary_search(moved_b.begin(), moved_b.end(), one); });
-    CAIRN_ASSIGN_OR_RETURN(const std::vector<const StoredTensor*> in_a, SelectTensors(a_.source, moved_a));
-    CAIRN_ASSIGN_OR_RETURN(const std::vector<const StoredTensor*> in_b, SelectTensors(b_.source, moved_b));
-    std::vector<Pair> pairs;
-    for (std::size_t i = 0; i < in_a.size(); ++i) pairs.push_back({in_a[i], in_b[i], {}});
-    return ComparePairs(pairs);
+    for (const auto& [in_a, in_b] : moved) names.insert(in_b.name);
+    std::erase_if(b_.unmatched, [&names](const TensorPlace& one) { return names.contains(one.name); });
+    // Some of a's files at a time.
+    std::sort(moved.begin(), moved.end(), [](const auto& x, const auto& y) { return x.first.file < y.first.file; });
+    for (auto first = moved.begin(); first != moved.end();) {
+      const std::uint32_t end = first->first.file + kHeaderReads;
+      const auto last = std::find_if(first, moved.end(), [end](const auto& one) { return one.first.file >= end; });
+      CAIRN_RETURN_IF_ERROR(CompareMoved(std::span(first, last)));
+      first = last;
+    }
+    return Status::Ok();
   }
 
-  Result<std::vector<const StoredTensor*>> SelectTensors(TensorSource& source, const std::vector<Unmatched>& wanted) {
-    std::vector<std::uint32_t> files;
-    for (const Unmatched& one : wanted) files.push_back(one.file);
-    std::sort(files.begin(), files.end());
-    files.erase(std::unique(files.begin(), files.end()), files.end());
-    CAIRN_RETURN_IF_ERROR(source.Select(parts_, files));
-    std::vector<const StoredTensor*> found;
-    for (const Unmatched& one : wanted) {
-      const auto at =
-          std::lower_bound(source.tensors().begin(), source.tensors().end(), one,
-                           [](const StoredTensor& tensor, const Unmatched& sought) {
-                             return std::tie(tensor.info.name, tensor.shard) < std::tie(sought.name, sought.file);
-                           });
-      found.push_back(&*at);  // It was there, and the checkpoint is held.
+  Status CompareMoved(std::span<const std::pair<TensorPlace, TensorPlace>> moved) {
+    std::vector<TensorPlace> places_a;
+    std::vector<TensorPlace> places_b;
+    for (const auto& [in_a, in_b] : moved) {
+      places_a.push_back(in_a);
+      places_b.push_back(in_b);
     }
-    return found;
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<const StoredTensor*> of_a, a_.source.Find(parts_, places_a));
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<const StoredTensor*> of_b, b_.source.Find(parts_, places_b));
+    std::vector<Pair> pairs;
+    for (std::size_t i = 0; i < of_a.size(); ++i) pairs.push_back({of_a[i], of_b[i], {}});
+    return ComparePairs(pairs);
   }
 
   Status ComparePairs(std::vector<Pair>& pairs) {
@@ -220,37 +220,26 @@ class Comparison {
   }
 
   Status CompareBytes(std::vector<Pair>& pairs) {
-    std::vector<std::uint64_t> sizes;
     std::vector<const StoredTensor*> of_a;
     std::vector<const StoredTensor*> of_b;
     for (const Pair& pair : pairs) {
-      sizes.push_back(pair.a->info.bytes);
       of_a.push_back(pair.a);
       of_b.push_back(pair.b);
     }
     std::uint64_t read = 0;
-    // A window is a multiple of every element's size, so elements are never cut: tensors begin and end at whole ones.
-    for (const std::vector<Stretch>& window : CutWindows(sizes, kWindowBytes)) {
-      CAIRN_RETURN_IF_ERROR(ReadWindow(parts_, a_.source, of_a, window, memory_a_.data()));
-      CAIRN_RETURN_IF_ERROR(ReadWindow(parts_, b_.source, of_b, window, memory_b_.data()));
-      for (const Stretch& stretch : window) {
-        Pair& pair = pairs[stretch.tensor];
-        const Counts counts = CountDiffering(memory_a_.data() + stretch.at, memory_b_.data() + stretch.at,
-                                             stretch.end - stretch.begin, DTypeSize(pair.a->info.dtype));
-        pair.differing.bytes += counts.bytes;
-        pair.differing.elements += counts.elements;
-        read += stretch.end - stretch.begin;
-      }
+    const auto compare = [&](std::size_t i, const std::byte* a, const std::byte* b, std::uint64_t bytes) {
+      const Counts counts = CountDiffering(a, b, bytes, DTypeSize(pairs[i].a->info.dtype));
+      pairs[i].differing.bytes += counts.bytes;
+      pairs[i].differing.elements += counts.elements;
+      read += bytes;
       bar_.Update(std::min(done_ + read, total_), total_);
-    }
-    return Status::Ok();
+    };
+    return ReadPairs(parts_, a_.source, of_a, b_.source, of_b, compare);
   }
 
   const RestoreParts& parts_;
   Side a_;
   Side b_;
-  std::vector<std::byte> memory_a_;
-  std::vector<std::byte> memory_b_;
   ProgressBar bar_;
   std::uint64_t done_ = 0;  // Of a's files.
   std::uint64_t total_ = 0;

@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -11,8 +14,10 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "base/uuid.h"
+#include "restore/open.h"
 #include "restore/plan.h"
 #include "tools/commands.h"
+#include "tools/interruption.h"
 #include "tools/output.h"
 #include "tools/reading.h"
 #include "tools/windows.h"
@@ -25,27 +30,77 @@ struct Selection {
   std::vector<std::string> left_out;         // Tied names whose bytes are there under another name.
 };
 
-Result<Selection> Select(const TensorSource& source, const ExportOptions& options) {
-  std::vector<const StoredTensor*> wanted;
-  std::set<std::string_view> names;
+// Where the wanted tensors are, by name and then by file. A few files at a time, whatever they hold.
+Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource& source,
+                                            const ExportOptions& options) {
+  std::vector<TensorPlace> wanted;
   std::vector<bool> used(options.names.size());
-  for (const StoredTensor& tensor : source.tensors()) {
-    bool selected = options.names.empty();
-    for (std::size_t i = 0; i < options.names.size(); ++i) {
-      if (!MatchesPattern(options.names[i], tensor.info.name)) continue;
-      selected = used[i] = true;
+  for (std::uint32_t first = 0; first < source.files(); first += kHeaderReads) {
+    std::vector<std::uint32_t> files(std::min<std::uint32_t>(kHeaderReads, source.files() - first));
+    std::iota(files.begin(), files.end(), first);
+    CAIRN_RETURN_IF_ERROR(source.Select(reading.parts(), files));
+    for (const StoredTensor& tensor : source.tensors()) {
+      bool selected = options.names.empty();
+      for (std::size_t i = 0; i < options.names.size(); ++i) {
+        if (!MatchesPattern(options.names[i], tensor.info.name)) continue;
+        selected = used[i] = true;
+      }
+      if (!selected) continue;
+      if (tensor.info.part) {
+        return Error(StatusCode::kUnsupported, "tensor \"{}\" is a part: {}; a plain file holds whole tensors",
+                     tensor.info.name, DescribeType(tensor.info));
+      }
+      wanted.push_back({tensor.info.name, tensor.shard});
     }
-    if (!selected) continue;
-    if (tensor.info.part) {
-      return Error(StatusCode::kUnsupported, "tensor \"{}\" is a part: {}; a plain file holds whole tensors",
-                   tensor.info.name, DescribeType(tensor.info));
-    }
-    // Ranks that hold a name alike wrote it each: the lowest shard's comes first.
-    if (names.insert(tensor.info.name).second) wanted.push_back(&tensor);
   }
   for (std::size_t i = 0; i < used.size(); ++i) {
     if (!used[i]) return Error(StatusCode::kNotFound, "\"{}\" matches no tensor of {}", options.names[i], options.path);
   }
+  std::sort(wanted.begin(), wanted.end());
+  return wanted;
+}
+
+Status NotAlike(const StoredTensor& a, const StoredTensor& b, const std::string& how) {
+  return Error(
+      StatusCode::kUnsupported,
+      "tensor \"{}\" is another one in {} than in {} ({}); a plain file holds one of that name: export it from "
+      "one of these files, or leave it out",
+      a.info.name, a.info.file, b.info.file, how);
+}
+
+// Leaves the first of each name, once the others were seen to be the same. Ranks that hold a tensor alike may each have
+// written it; but a rank's own state has the same names as another's, too.
+Status LeaveOneOfEach(const Reading& reading, TensorSource& source, std::vector<const StoredTensor*>& tensors) {
+  std::vector<const StoredTensor*> firsts;
+  std::vector<const StoredTensor*> of_a;
+  std::vector<const StoredTensor*> of_b;
+  for (const StoredTensor* tensor : tensors) {
+    if (firsts.empty() || firsts.back()->info.name != tensor->info.name) {
+      firsts.push_back(tensor);
+      continue;
+    }
+    const TensorInfo& a = firsts.back()->info;
+    const TensorInfo& b = tensor->info;
+    if (a.dtype != b.dtype || a.shape != b.shape) {
+      return NotAlike(*firsts.back(), *tensor, DescribeType(a) + " against " + DescribeType(b));
+    }
+    of_a.push_back(firsts.back());
+    of_b.push_back(tensor);
+  }
+  std::optional<std::size_t> differs;
+  const auto compare = [&](std::size_t pair, const std::byte* a, const std::byte* b, std::uint64_t bytes) {
+    if (!differs && std::memcmp(a, b, bytes) != 0) differs = pair;
+  };
+  CAIRN_RETURN_IF_ERROR(ReadPairs(reading.parts(), source, of_a, source, of_b, compare));
+  if (differs) return NotAlike(*of_a[*differs], *of_b[*differs], "other bytes");
+  tensors = std::move(firsts);
+  return Status::Ok();
+}
+
+Result<Selection> Select(const Reading& reading, TensorSource& source, const ExportOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<TensorPlace> places, FindWanted(reading, source, options));
+  CAIRN_ASSIGN_OR_RETURN(std::vector<const StoredTensor*> wanted, source.Find(reading.parts(), places));
+  CAIRN_RETURN_IF_ERROR(LeaveOneOfEach(reading, source, wanted));
   Selection selection;
   // Holders before the names tied to them, so that what stays is the holder's name where that is wanted too.
   std::stable_sort(wanted.begin(), wanted.end(), [](const StoredTensor* a, const StoredTensor* b) {
@@ -106,6 +161,7 @@ Status WriteAll(IoQueue& queue, int fd, std::uint64_t offset, Bytes bytes, const
 
 Status WriteTensors(const Reading& reading, TensorSource& source, const std::vector<const StoredTensor*>& tensors,
                     IoQueue& queue, int fd, const std::string& path) {
+  const std::function<bool()> interrupted = CatchInterruptions();
   CAIRN_ASSIGN_OR_RETURN(const std::string header, PlainHeader(tensors));
   CAIRN_RETURN_IF_ERROR(WriteAll(queue, fd, 0, std::as_bytes(std::span(header)), path));
   std::vector<std::uint64_t> sizes;
@@ -118,6 +174,7 @@ Status WriteTensors(const Reading& reading, TensorSource& source, const std::vec
   ProgressBar bar("exporting");
   std::uint64_t done = 0;
   for (const std::vector<Stretch>& window : CutWindows(sizes, kWindowBytes)) {
+    if (interrupted()) return Error(StatusCode::kCancelled, "interrupted: nothing is written");
     CAIRN_RETURN_IF_ERROR(ReadWindow(reading.parts(), source, tensors, window, memory.data()));
     const std::uint64_t bytes = window.back().at + (window.back().end - window.back().begin);
     CAIRN_RETURN_IF_ERROR(WriteAll(queue, fd, header.size() + done, Bytes(memory.data(), bytes), path));
@@ -161,8 +218,7 @@ int Export(const ExportOptions& options) {
   if (!reading.ok()) return Complain(reading.status());
   Result<TensorSource> source = OpenSource(**reading, options.path, options.step);
   if (!source.ok()) return Complain(source.status());
-  if (const Status all = source->SelectAll((*reading)->parts()); !all.ok()) return Complain(all);
-  const Result<Selection> selection = Select(*source, options);
+  const Result<Selection> selection = Select(**reading, *source, options);
   if (!selection.ok()) return Complain(selection.status());
   const Status written = WriteFile(**reading, *source, selection->tensors, options.out);
   if (!written.ok()) return Complain(written);

@@ -10,7 +10,12 @@ volatile std::sig_atomic_t interrupted = 0;
 }  // namespace
 
 std::function<bool()> CatchInterruptions() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, [](int) { interrupted = 1; });
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    std::signal(signal, [](int caught) {
+      interrupted = 1;
+      std::signal(caught, SIG_DFL);
+    });
+  }
   return [] { return interrupted != 0; };
 }
 

@@ -4,8 +4,8 @@
 
 namespace cairn::tools {
 
-/// From now on SIGINT, SIGTERM and SIGHUP end nothing: what is returned tells of them, for work that has something to
-/// clean up first. A second call returns the same.
+/// From now on the first SIGINT, SIGTERM or SIGHUP ends nothing: what is returned tells of it, for work that has
+/// something to clean up first. The next one of the same kind ends the process. A second call returns the same.
 [[nodiscard]] std::function<bool()> CatchInterruptions();
 
 }  // namespace cairn::tools

@@ -1,5 +1,10 @@
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <string>
@@ -147,7 +152,11 @@ int Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return cairn::tools::Run(argc, argv);
+    const int code = cairn::tools::Run(argc, argv);
+    errno = 0;
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    return cairn::tools::Complain(
+        {cairn::StatusCode::kIoError, fmt::format("writing to the standard output: {}", std::strerror(errno))});
   } catch (const std::exception& error) {
     return cairn::tools::Complain({cairn::StatusCode::kInternal, error.what()});
   }

@@ -9,24 +9,23 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/json_text.h"
+
 namespace cairn::tools {
 namespace {
 
 using nlohmann::json;
 
-struct ValueToJson {
-  json operator()(std::nullptr_t) const { return nullptr; }
-  json operator()(const Json& value) const {
-    json parsed = json::parse(value.text, nullptr, /*allow_exceptions=*/false);
-    return parsed.is_discarded() ? json(value.text) : parsed;
-  }
-  json operator()(const auto& value) const { return value; }
+struct PrintValue {
+  std::string operator()(std::nullptr_t) const { return "null"; }
+  std::string operator()(const Json& value) const { return IsJson(value.text) ? value.text : JsonLine(value.text); }
+  std::string operator()(const auto& value) const { return JsonLine(value); }
 };
 
 }  // namespace
 
 int Complain(const Status& status) {
-  fmt::print(stderr, "cairn: {}\n", status.ToString());
+  fmt::print(stderr, "cairn: {}\n", Printable(status.ToString()));
   return status.code() == StatusCode::kCorrupt ? kDamagedOrDifferent : kFailed;
 }
 
@@ -112,10 +111,14 @@ json ToJson(const TensorInfo& tensor) {
   return out;
 }
 
-json ToJson(const Values& values) {
-  json out = json::object();
-  for (const auto& [name, value] : values) out[name] = std::visit(ValueToJson(), value);
-  return out;
+std::string ValueText(const Value& value) { return std::visit(PrintValue(), value); }
+
+std::string ValuesText(const Values& values) {
+  std::string text = "{";
+  for (const auto& [name, value] : values) {
+    text += fmt::format("{}{}: {}", text.size() == 1 ? "" : ", ", JsonLine(name), ValueText(value));
+  }
+  return text + "}";
 }
 
 ProgressBar::ProgressBar(std::string label) : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) == 1) {}

@@ -36,7 +36,10 @@ void PrintJson(const nlohmann::json& json);
 [[nodiscard]] std::string JsonLine(const nlohmann::json& json);
 [[nodiscard]] nlohmann::json ToJson(const CheckpointInfo& info);
 [[nodiscard]] nlohmann::json ToJson(const TensorInfo& tensor);
-[[nodiscard]] nlohmann::json ToJson(const Values& values);
+/// As JSON; JSON text as it was given, however deep, long its numbers, or often a key.
+[[nodiscard]] std::string ValueText(const Value& value);
+/// One object.
+[[nodiscard]] std::string ValuesText(const Values& values);
 
 /// A bar on stderr, where that is a terminal; else nothing.
 class ProgressBar {

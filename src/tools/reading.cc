@@ -63,8 +63,13 @@ Result<TensorSource> OpenSource(const Reading& reading, const std::string& path,
                                 const std::optional<std::uint64_t>& step) {
   CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
   if (kind == PathKind::kTensorFile && !step) return TensorSource::OpenFile(reading.parts(), path);
-  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint checkpoint, FindCheckpoint(path, step));
-  return TensorSource::OpenCheckpoint(checkpoint);
+  // What retention takes away between the look at the root and the lock is no longer the newest.
+  constexpr int kMaxChoices = 10;
+  for (int i = 1;; ++i) {
+    CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint checkpoint, FindCheckpoint(path, step));
+    Result<TensorSource> source = TensorSource::OpenCheckpoint(checkpoint);
+    if (source.status().code() != StatusCode::kNotFound || kind != PathKind::kRoot || i == kMaxChoices) return source;
+  }
 }
 
 }  // namespace cairn::tools

@@ -32,7 +32,7 @@ class JsonText {
       fmt::print("{}\n    {}", any_ ? "," : "", JsonLine(ToJson(tensor.info)));
       any_ = true;
     }
-    for (const std::uint32_t file : files) values_.push_back(JsonLine(ToJson(source.header(file).values)));
+    for (const std::uint32_t file : files) values_.push_back(ValuesText(source.header(file).values));
   }
   void End() {
     if (!head_.empty()) Begin();
@@ -63,9 +63,8 @@ class PlainText {
     fmt::print("{}", std::exchange(head_, ""));
     for (const std::uint32_t file : files) {
       const ShardHeader& header = source.header(file);
-      const nlohmann::json values = ToJson(header.values);
-      for (const auto& [name, value] : values.items()) {
-        fmt::print("rank {}: {} = {}\n", header.shard, Printable(name), JsonLine(value));
+      for (const auto& [name, value] : header.values) {
+        fmt::print("rank {}: {} = {}\n", header.shard, Printable(name), ValueText(value));
       }
     }
     std::vector<std::vector<std::string>> rows;
@@ -83,21 +82,16 @@ class PlainText {
   std::vector<std::size_t> widths_;
 };
 
-int ShowFile(const std::string& path, bool json) {
-  const Result<std::unique_ptr<Reading>> reading = Reading::Make();
-  if (!reading.ok()) return Complain(reading.status());
-  const Result<TensorSource> source = TensorSource::OpenFile((*reading)->parts(), path);
-  if (!source.ok()) return Complain(source.status());
+void ShowFile(const std::string& path, const TensorSource& source, bool json) {
   if (json) {
-    JsonText text({{"path", path}, {"metadata", source->metadata()}}, /*has_values=*/false);
-    text.Add(*source, {});
+    JsonText text({{"path", path}, {"metadata", source.metadata()}}, /*has_values=*/false);
+    text.Add(source, {});
     text.End();
-    return kGood;
+    return;
   }
   std::string head;
-  for (const auto& [key, value] : source->metadata()) head += fmt::format("{}: {}\n", Printable(key), Printable(value));
-  PlainText(head).Add(*source, {});
-  return kGood;
+  for (const auto& [key, value] : source.metadata()) head += fmt::format("{}: {}\n", Printable(key), Printable(value));
+  PlainText(head).Add(source, {});
 }
 
 std::string Describe(const CheckpointInfo& info) {
@@ -124,22 +118,22 @@ Status Print(const Reading& reading, TensorSource& source, Text& text) {
 }  // namespace
 
 int Show(const std::string& path, const std::optional<std::uint64_t>& step, bool json) {
-  const Result<PathKind> kind = KindOf(path);
-  if (!kind.ok()) return Complain(kind.status());
-  if (*kind == PathKind::kTensorFile && !step) return ShowFile(path, json);
-  const Result<StoredCheckpoint> checkpoint = FindCheckpoint(path, step);
-  if (!checkpoint.ok()) return Complain(checkpoint.status());
   const Result<std::unique_ptr<Reading>> reading = Reading::Make();
   if (!reading.ok()) return Complain(reading.status());
-  Result<TensorSource> source = TensorSource::OpenCheckpoint(*checkpoint);
+  Result<TensorSource> source = OpenSource(**reading, path, step);
   if (!source.ok()) return Complain(source.status());
+  if (source->checkpoint() == nullptr) {
+    ShowFile(path, *source, json);
+    return kGood;
+  }
+  const CheckpointInfo& info = source->checkpoint()->info;
   Status status;
   if (json) {
-    JsonText text(ToJson(checkpoint->info), /*has_values=*/true);
+    JsonText text(ToJson(info), /*has_values=*/true);
     status = Print(**reading, *source, text);
     if (status.ok()) text.End();
   } else {
-    PlainText text(Describe(checkpoint->info));
+    PlainText text(Describe(info));
     status = Print(**reading, *source, text);
   }
   return status.ok() ? kGood : Complain(status);

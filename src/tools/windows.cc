@@ -1,6 +1,9 @@
 #include "tools/windows.h"
 
 #include <algorithm>
+#include <memory>
+
+#include "base/status_macros.h"
 
 namespace cairn::tools {
 
@@ -20,6 +23,23 @@ std::vector<std::vector<Stretch>> CutWindows(std::span<const std::uint64_t> size
     }
   }
   return windows;
+}
+
+Status ReadPairs(const RestoreParts& parts, TensorSource& a, std::span<const StoredTensor* const> of_a, TensorSource& b,
+                 std::span<const StoredTensor* const> of_b, const CompareStretch& compare) {
+  std::vector<std::uint64_t> sizes;
+  for (const StoredTensor* tensor : of_a) sizes.push_back(tensor->info.bytes);
+  const auto memory_a = std::make_unique_for_overwrite<std::byte[]>(kWindowBytes);
+  const auto memory_b = std::make_unique_for_overwrite<std::byte[]>(kWindowBytes);
+  // A window is a multiple of every element's size, so elements are never cut: tensors begin and end at whole ones.
+  for (const std::vector<Stretch>& window : CutWindows(sizes, kWindowBytes)) {
+    CAIRN_RETURN_IF_ERROR(ReadWindow(parts, a, of_a, window, memory_a.get()));
+    CAIRN_RETURN_IF_ERROR(ReadWindow(parts, b, of_b, window, memory_b.get()));
+    for (const Stretch& stretch : window) {
+      compare(stretch.tensor, memory_a.get() + stretch.at, memory_b.get() + stretch.at, stretch.end - stretch.begin);
+    }
+  }
+  return Status::Ok();
 }
 
 Status ReadWindow(const RestoreParts& parts, TensorSource& source, std::span<const StoredTensor* const> tensors,

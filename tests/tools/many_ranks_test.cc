@@ -16,8 +16,10 @@ namespace cairn {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 constexpr int kRanks = 40;
 
@@ -141,6 +143,63 @@ TEST_F(ManyRanksTest, DiffOfAFileFindsItsTensorsInWhicheverShard) {
   EXPECT_EQ(found["identical"], 2);
   EXPECT_THAT(found["only_in_a"], IsEmpty());
   EXPECT_EQ(found["only_in_b"].size(), 2 * kRanks - 2);
+}
+
+TEST_F(ManyRanksTest, ExportRefusesANameThatRanksHoldEachOfTheirOwn) {
+  const std::string own = "rng";
+  std::vector<SavedShardContent> shards(3);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    shards[rank].tensors = {MakeTensor(own, DType::kU8, {9}, rank), MakeTensor("same", DType::kF32, {50}, 1)};
+  }
+  const std::string folder = Write(1, std::move(shards));
+  const std::string out = directory_ / "out.safetensors";
+
+  const Ran refused = Run({"export", root_, "--out", out});
+  const bool written = std::filesystem::exists(out);
+  const Ran alike = Run({"export", root_, "--out", out, "--names", "same"});
+  const Ran of_one = Run({"export", folder + "/" + ShardName(2), "--out", out});
+
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("\"rng\""), HasSubstr(ShardName(0)), HasSubstr(ShardName(1))));
+  EXPECT_FALSE(written);
+  EXPECT_EQ(alike.code, 0) << alike.err;
+  EXPECT_EQ(of_one.code, 0) << of_one.err;
+}
+
+TEST_F(ManyRanksTest, ShowPrintsJsonValuesAsTheyWereGiven) {
+  const int depth = 200'000;
+  const std::string deep = std::string(depth, '[') + std::string(depth, ']');
+  const std::string large = R"({"n": 123456789012345678901234567890, "n": 2})";
+  std::vector<SavedShardContent> shards(1);
+  shards[0].values = {{"deep", Json{deep}}, {"large", Json{large}}, {"text", std::string("a \"b\"")}};
+  Write(1, std::move(shards));
+
+  const Ran text = Run({"show", root_});
+  const Ran as_json = Run({"show", root_, "--json"});
+
+  for (const Ran& ran : {text, as_json}) {
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    EXPECT_THAT(ran.out, AllOf(HasSubstr(deep), HasSubstr(large), HasSubstr(R"("a \"b\"")")));
+  }
+  EXPECT_TRUE(json::accept(as_json.out));
+}
+
+TEST_F(ManyRanksTest, OutputThatIsLostIsAFailure) {
+  Write(1, Shards());
+
+  for (const std::string command : {"ls", "show", "verify"}) {
+    const Ran ran = RunProgram("/bin/sh", {"-c", "\"$0\" \"$@\" >/dev/full", CAIRN_CLI, command, root_});
+
+    EXPECT_EQ(ran.code, 2) << command;
+    EXPECT_THAT(ran.err, HasSubstr("No space left on device")) << command;
+  }
+}
+
+TEST_F(ManyRanksTest, ErrorsKeepWhatWouldSteerATerminalFromIt) {
+  const Ran ran = Run({"show", directory_ / "x\x1b[31m"});
+
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, Not(HasSubstr("\x1b")));
 }
 
 }  // namespace
