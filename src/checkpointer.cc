@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <map>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "published_paths.h"
 #include "resolve_options.h"
 #include "restore/reader.h"
+#include "shared_restore.h"
 #include "shared_root.h"
 #include "steered_saves.h"
 #include "store/list.h"
@@ -63,6 +65,7 @@ class Checkpointer::Impl {
   std::unique_ptr<Ledger> ledger;         // The coordinator's; null on other ranks, which have `restored`.
   std::unique_ptr<SteeredSaves> steered;  // Null without Options::steering.
   std::unique_ptr<Engine> engine;
+  std::atomic<std::uint64_t> shared_restores = 0;  // Begun so far.
 
   // Held through a call of Save: saves are numbered in the order in which the engine gets them.
   Mutex save_mutex;
@@ -81,6 +84,7 @@ class Checkpointer::Impl {
   [[nodiscard]] Status OpenRoot();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
   [[nodiscard]] RestoreParts Parts();
+  [[nodiscard]] Result<Restored> Restore(const Which& which, const State& state, const RestoreOptions& restore_options);
   [[nodiscard]] PathParts Paths() const { return {queue_factory, *root, ledger.get(), options.on_event}; }
   Result<std::unique_ptr<IoQueue>> MakeQueue() const { return queue_factory(); }
   Result<std::shared_ptr<Device>> GetDevice(DeviceId id) CAIRN_EXCLUDES(device_mutex);
@@ -435,10 +439,28 @@ RestoreParts Checkpointer::Impl::Parts() {
               }};
 }
 
+Result<Restored> Checkpointer::Impl::Restore(const Which& which, const State& state,
+                                             const RestoreOptions& restore_options) {
+  const RestoreParts parts = Parts();
+  if (which.fall_back() && group->size() > 1) {
+    // Not read at once: the others are to hear of it.
+    return RestoreTogether({.parts = parts,
+                            .root = root_path,
+                            .which = which,
+                            .state = state,
+                            .options = restore_options,
+                            .group = *group,
+                            .group_deadline = options.group_deadline,
+                            .number = shared_restores++,
+                            .readable = CheckReadable(which)});
+  }
+  CAIRN_RETURN_IF_ERROR(CheckReadable(which));
+  return RestoreWhich(parts, root_path, which, group->rank(), state, restore_options);
+}
+
 Result<Restored> Checkpointer::Restore(const Which& which, const State& state, const RestoreOptions& options) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
-  CAIRN_ASSIGN_OR_RETURN(Restored restored,
-                         RestoreWhich(impl_->Parts(), impl_->root_path, which, impl_->group->rank(), state, options));
+  CAIRN_RETURN_IF_ERROR(impl_->CheckUsable(false));
+  CAIRN_ASSIGN_OR_RETURN(Restored restored, impl_->Restore(which, state, options));
   if (!options.resume) return restored;
   if (impl_->ledger != nullptr) impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
   MutexLock lock(impl_->restored_mutex);

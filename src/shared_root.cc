@@ -4,9 +4,9 @@
 #include <string_view>
 #include <utility>
 
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "engine/agreement.h"
+#include "group/blocking.h"
 
 namespace cairn {
 namespace {
@@ -18,28 +18,16 @@ constexpr char kFailed = '!';
 
 /// Waits until rank 0 has opened the root; its writer's id.
 Result<std::string> AwaitWriterId(const Options& options, Group& group) {
-  struct Answer {
-    Mutex mutex;
-    CondVar changed;
-    std::optional<Result<std::string>> word CAIRN_GUARDED_BY(mutex);
-  };
-  const auto answer = std::make_shared<Answer>();
-  group.Await(kRootKey, Deadline::In(options.group_deadline), [answer](Result<std::string> word) {
-    MutexLock lock(answer->mutex);
-    answer->word.emplace(std::move(word));
-    answer->changed.NotifyAll();
-  });
-  MutexLock lock(answer->mutex);
-  while (!answer->word) answer->changed.Wait(answer->mutex);
-  if (!answer->word->ok()) {
-    return Error(answer->word->status().code(), "{}: rank 0 was not heard to open it: {}", options.root,
-                 answer->word->status().message());
+  const Result<std::string> heard = AwaitWord(group, kRootKey, Deadline::In(options.group_deadline));
+  if (!heard.ok()) {
+    return Error(heard.status().code(), "{}: rank 0 was not heard to open it: {}", options.root,
+                 heard.status().message());
   }
-  const std::string& word = **answer->word;
+  const std::string& word = *heard;
   if (word.starts_with(kOpened)) return word.substr(1);
   const std::optional<Status> failure = word.empty() ? std::nullopt : DecodeOutcome(std::string_view(word).substr(1));
   if (failure && !failure->ok()) return Error(failure->code(), "rank 0: {}", failure->message());
-  return Error(StatusCode::kInternal, "rank 0 said what no rank of this version says: \"{}\"", word);
+  return NotAWord(0, word);
 }
 
 }  // namespace

@@ -7,9 +7,9 @@
 // are prepared; the last one when everything else is done. The time is asked to be 0.2 s at most. The headers come out
 // of the page cache: how long a network filesystem takes for them is not in it.
 //
-// Peer: the same system calls in a row, over the shards of a step that is committed: each opened, its header read and
-// summed up; then a manifest as long as that step's, fsyncs, rename. Counters: until the manifest is made, which is
-// what is left to do for the headers, and from there to the rename.
+// Peer: the same in a row, over the shards of a step that is committed: each opened, its header read, summed up and
+// decoded; then the index made of all and written, a manifest as long as that step's, fsyncs, rename. Counters: until
+// the manifest is made, which is what is left to do for the headers and the index, and from there to the rename.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,6 +20,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,7 @@
 #include "cairn/cairn.h"
 #include "cairn/group.h"
 #include "engine/agreement.h"
+#include "format/index.h"
 #include "store/names.h"
 #include "support/temp_dir.h"
 #include "wiring.h"
@@ -274,7 +276,7 @@ class ManyRanks {
   std::vector<double> manifests_;
 };
 
-// The same in system calls, one after another.
+// The same, one after another.
 class InARow {
  public:
   InARow(std::string root, std::shared_ptr<const ManyRanks> of, int ranks)
@@ -290,7 +292,15 @@ class InARow {
     const UniqueFd folder = Open(attempt, O_RDONLY | O_DIRECTORY);
 
     const auto begin = Clock::now();
-    for (int of = 1; of < ranks_; ++of) SumUpHeader(step, ShardName(static_cast<std::uint64_t>(of)));
+    std::vector<std::string> runs;
+    for (int of = 0; of < ranks_; ++of) runs.push_back(RunOf(step, ShardName(static_cast<std::uint64_t>(of))));
+    const std::optional<BuiltIndex> index = BuildIndex(runs);
+    Expect(index.has_value(), "ranks: no index");
+    const UniqueFd index_file = Open(attempt + "/index.cairn", O_WRONLY | O_CREAT | O_EXCL);
+    Expect(::pwrite(index_file.get(), index->bytes.data(), index->bytes.size(), 0) ==
+               static_cast<ssize_t>(index->bytes.size()),
+           "ranks: a short write");
+    Expect(::fsync(index_file.get()) == 0, "ranks: fsync failed");
     const UniqueFd file = Open(attempt + "/manifest.json", O_WRONLY | O_CREAT | O_EXCL);
     Expect(::pwrite(file.get(), text.data(), text.size(), 0) == manifest.st_size, "ranks: a short write");
     Expect(::fsync(file.get()) == 0 && ::fsync(folder.get()) == 0, "ranks: fsync failed");
@@ -306,7 +316,8 @@ class InARow {
     Expect(fd.valid(), "ranks: cannot open " + path);
     return fd;
   }
-  void SumUpHeader(const UniqueFd& folder, const std::string& name) {
+  // What a shard adds to the index, by its header.
+  std::string RunOf(const UniqueFd& folder, const std::string& name) {
     const UniqueFd file(::openat(folder.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
     struct stat found {};
     std::uint64_t json = 0;
@@ -316,6 +327,9 @@ class InARow {
     Expect(::pread(file.get(), header_.data(), header_.size(), 0) == static_cast<ssize_t>(header_.size()),
            "ranks: a short read of " + name);
     benchmark::DoNotOptimize(Crc32c(header_));
+    const Result<ShardHeader> header = DecodeShardHeader(header_, static_cast<std::uint64_t>(found.st_size), name);
+    Check(header.status());
+    return EncodeIndexRun(*header);
   }
 
   const std::string root_;
@@ -341,7 +355,7 @@ Pair CommitBesideARow(const std::string& dir, int ranks, std::size_t tensors) {
 void AddRanks(const Settings& settings) {
   const auto ranks = static_cast<int>(settings.Sized(1024, 4));
   const std::size_t tensors = settings.Sized(1000, 10);
-  AddPair(settings, "ranks/last_word_to_rename_of_same", "the same system calls in a row", 1.1, 5,
+  AddPair(settings, "ranks/last_word_to_rename_of_same", "the same in a row, from the first header on", 1.1, 5,
           [dir = settings.dir, ranks, tensors] { return CommitBesideARow(dir, ranks, tensors); });
 }
 

@@ -200,88 +200,98 @@ struct Chosen {
 /// In a forked child every call fails with FailedPrecondition and the destructor does nothing.
 class Checkpointer {
  public:
-  /// Opens the root, takes the writer's lock, allocates and registers the pool. What a crash left is swept
-  /// afterwards: saves write nothing before that is done, while their captures go on as far as the pool reaches; Drain
-  /// and the destructor wait for it.
+  /// Opens the root, takes the writer's lock, allocates and registers the pool. What a crash left is removed after the
+  /// call returns. Until then saves write nothing, but they capture as much as the pool holds. Drain and the destructor
+  /// wait for it.
   ///
-  /// FailedPrecondition where another process (or this one) has the root open for writing. InvalidArgument for options
-  /// that cannot work, naming the least that would. Nothing on disk has changed on failure, but for the root's making.
+  /// FailedPrecondition if another process (or this one) has the root open for writing. InvalidArgument for options
+  /// that cannot work, naming the minimum that would. After a failure nothing on disk has changed, except that the root
+  /// exists.
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options);
   /// The same with the parts given: devices, queue. For experiments and tests.
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options, Wiring wiring);
-  /// Waits for saves in flight until Options::drain_deadline, then abandons them; what the kernel has under way is
-  /// waited for until Options::close_deadline.
+  /// Waits for saves in flight until Options::drain_deadline, then abandons them. Waits for the kernel's outstanding
+  /// requests until Options::close_deadline.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// Starts a save of the state and returns before any byte of tensor data has moved.
   ///
-  /// What the caller's streams have been given so far is what the snapshot sees. Typed values, and CPU tensors up to
-  /// 64 KiB each (4 MiB in all), are copied in the call. Tensors must not be overwritten before the save is captured
-  /// (see Fence) nor freed. A failure later on is on the handle, in LastFailure() and in the event callback.
-  /// Errors at once: AlreadyExists; FailedPrecondition for a step below the newest without a restore; InvalidArgument
-  /// for a tensor that cannot be copied, by name; DeadlineExceeded by WhenFull::kWait. In a group the first two are
-  /// rank 0's to find: the others' handles end with them.
+  /// The snapshot sees all work that the caller's streams were given before the call. Typed values, and CPU tensors up
+  /// to 64 KiB each (4 MiB in all), are copied inside the call. Tensors must be neither overwritten nor freed before
+  /// the save is captured (see Fence). Later failures are reported by the handle, by LastFailure() and to the event
+  /// callback. Immediate errors: AlreadyExists; FailedPrecondition for a step below the newest without a restore;
+  /// InvalidArgument for a tensor that cannot be copied, by name; DeadlineExceeded with WhenFull::kWait. In a group
+  /// rank 0 finds the first two, and the other ranks' handles end with them.
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& options = {});
 
-  /// Whether to save `step`, which training has just done: call it once after each step, before Save.
+  /// Whether to save `step`, which training has just finished. Call it once after each step, before Save.
   ///
-  /// The first calls answer false: they time training's own iterations. Then one save is measured, and from then on the
-  /// answer follows the interval of the best goodput within Options::steering and what the disk can hold, kept up to
-  /// date by what each save costs; CheckpointerStats says it and why. Saves made without asking count as well. Reads
-  /// the clock and no more. FailedPrecondition without Options::steering.
+  /// The first calls return false while training's iterations are timed. Then one save is measured. From then on the
+  /// answer follows the interval with the best goodput that Options::steering and the disk allow, updated by the cost
+  /// of each save. CheckpointerStats has the interval and its reason. Saves made without asking count as well. The call
+  /// only reads the clock. FailedPrecondition without Options::steering.
   Result<bool> ShouldSave(std::uint64_t step);
 
-  /// Tells the other ranks that this one cannot make the save of `step` that they wait for: in place of Save, where the
-  /// caller finds out before it calls. Counts as one call of Save, whose handle ends with `why`: InvalidArgument
-  /// where that is Ok or UnknownOutcome.
+  /// Tells the other ranks that this one cannot make the save of `step` that they wait for. Call it instead of Save, if
+  /// the caller finds out before Save. It counts as one call of Save, and the handle ends with `why`. InvalidArgument
+  /// if `why` is Ok or UnknownOutcome.
   Result<SaveHandle> GiveUp(std::uint64_t step, const Status& why);
 
-  /// Orders all later work of `stream` after the capture of every save so far: call it before tensors are overwritten.
+  /// Makes all later work of `stream` wait for the capture of every save so far. Call it before tensors are
+  /// overwritten.
   ///
-  /// Where every copy is enqueued already the host does not wait; else it waits until they are (which counts as stall).
-  /// CPU tensors make it wait until they are captured. FailedPrecondition under CUDA graph capture: call it before the
-  /// replay instead. A failed save holds nobody up; its failure is not reported here. DeadlineExceeded where the host
-  /// had to wait that long: the tensors may not be overwritten, and another call waits on.
+  /// If all copies are enqueued already, the host does not wait. Otherwise it waits until they are; this counts as
+  /// stall. For CPU tensors it waits until they are captured. FailedPrecondition during CUDA graph capture: call it
+  /// before the replay instead. Failed saves are not waited for, and their failures are not reported here.
+  /// DeadlineExceeded if the host had to wait that long: the tensors must not be overwritten yet; call it again to
+  /// continue waiting.
   Status Fence(Stream stream = {}, Deadline deadline = Deadline::Infinite());
 
-  /// Waits until a save would find a place in flight free, whatever Options::when_full says. DeadlineExceeded.
+  /// Waits until fewer than Options::max_in_flight saves are in flight, or returns DeadlineExceeded.
   Status WaitForPlace(Deadline deadline = Deadline::Infinite()) const;
 
-  /// Waits until no save is in flight. Returns the first failure among them, DeadlineExceeded at the deadline.
+  /// Waits until no save is in flight. Returns the first failure among those it waited for, or DeadlineExceeded.
   Status Drain(Deadline deadline = Deadline::Infinite());
 
   /// Reads a checkpoint into the state's tensors, in place, verified on the way.
   ///
-  /// A tensor with a part, or one that was saved in parts alone, is put together from the saved parts of its logical
-  /// tensor, whichever ranks wrote them: the number of ranks and the cutting may differ from those of the save. Parts
-  /// that do not cover it, or that overlap without being the same, are InvalidArgument. Values are those of the rank of
-  /// this number, none where that saved none.
+  /// A tensor with a part, or one that was saved only in parts, is assembled from the saved parts of its logical
+  /// tensor, whichever ranks wrote them: the number of ranks and the cuts may differ from those of the save.
+  /// InvalidArgument if the parts do not cover it, or overlap with different contents. Values are those that the rank
+  /// of this number saved.
   ///
-  /// Of a checkpoint of many ranks as few shards as can be are opened: this rank's own, and those that the index of the
-  /// checkpoint names for what is not in that; all where there is no good index. What damage the others have is not
-  /// seen: Verify reads everything.
+  /// Of a checkpoint of many ranks as few shards as possible are opened: this rank's own, and those that the
+  /// checkpoint's index names for the rest; all shards if there is no good index. Damage in other shards is not seen:
+  /// Verify reads everything.
   ///
-  /// Names, shapes, dtypes, headers and lengths are checked before the first byte of a target is written; after a later
-  /// error the targets' contents are unspecified. NotFound only where the root holds no checkpoint (or not that step):
-  /// one that retention removes before it can be read is chosen anew. Corrupt where one is damaged, naming the file and
-  /// the place. The next saves continue from what was restored: from
-  /// an older step than the newest they start a new generation.
+  /// Names, shapes, dtypes, headers and lengths are checked before the first byte of a target is written. After a later
+  /// error the targets' contents are unspecified. NotFound only if the root holds no checkpoint (or not that step): if
+  /// retention removes the chosen one before it is read, another one is chosen. Corrupt if it is damaged, naming the
+  /// file and the place. The next saves continue from what was restored; after an older step than the newest they start
+  /// a new generation.
+  ///
+  /// In a group of several ranks each rank restores on its own, except with FallBack: then every rank must make the
+  /// call, and either all of them restore the same attempt, or all of them fail. Rank 0 chooses. A checkpoint that is
+  /// Corrupt on one rank is passed over by all; any other error on one rank ends the restore on all, with "rank R: "
+  /// before the message. DeadlineExceeded, naming the missing ranks, where others are not heard: rank 0 waits
+  /// Options::group_deadline once it has read its own part, the others as long for rank 0's choice and twice as long
+  /// for its verdict.
   Result<Restored> Restore(const Which& which, const State& state, const RestoreOptions& options = {});
 
-  /// Committed checkpoints, oldest first by {generation, step}, as their manifests have them; those whose manifests do
-  /// not verify are listed with their status, last. That a shard is missing, short or damaged is for Restore, Inspect,
-  /// Choose and Verify to find.
+  /// Committed checkpoints, oldest first by {generation, step}, from their manifests alone. Those whose manifests do
+  /// not verify come last, with their status. A missing, short or damaged shard is found by Restore, Inspect and
+  /// Verify.
   [[nodiscard]] Result<std::vector<CheckpointInfo>> List() const;
   /// Everything about a checkpoint but the tensors' bytes.
   [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which) const;
-  /// The same of one part, for whoever is to read no more than that: only the shards that hold it are looked at, by the
-  /// checkpoint's index where it has one. `values` has the one rank's, at its number, and none of the others'.
+  /// The same for one part of it. Only the shards that hold the part are opened, by the checkpoint's index if it has
+  /// one. `values` has that rank's values, at its number, and no others.
   [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which, const InspectPart& part) const;
-  /// Chooses a checkpoint as Restore does, by manifests alone, and keeps it there for whoever must know what is in it
-  /// before he reads it, by its step or folder. Of shards it says nothing: where `which` may fall back, manifests that
-  /// do not verify are passed over. Corrupt where none is left.
+  /// Chooses a checkpoint as Restore does, from manifests alone, and protects it from removal while Chosen::hold lives.
+  /// For callers who must know what is in it before they read it. Shards are not checked. If `which` may fall back,
+  /// manifests that do not verify are passed over; Corrupt if none is left.
   [[nodiscard]] Result<Chosen> Choose(const Which& which) const;
   /// Reads every byte of a checkpoint and checks it.
   Status Verify(const Which& which, const Progress& progress = {}) const;
@@ -291,25 +301,25 @@ class Checkpointer {
   /// Removes a checkpoint, pinned ones too. FailedPrecondition while it is being read.
   Status Remove(std::uint64_t step);
 
-  /// Moves a committed checkpoint to the absolute `path`, outside the root and on the same filesystem: it is no longer
-  /// a step of the root, and the root's retention no longer its own. What has the path, a checkpoint or a link (never
-  /// followed), goes; a crash at any point leaves the one or the other there, whole. Durable on return.
+  /// Moves a committed checkpoint to the absolute `path`, outside the root and on the same filesystem. It is then no
+  /// longer a step of the root, and the root's retention does not touch it. A checkpoint or link (never followed) that
+  /// was at the path is removed. A crash at any point leaves the old one or the new one there, whole. Durable on
+  /// return.
   ///
-  /// For a root whose steps are all published: a crash may leave what the path had before in it, as this step. Nobody
-  /// restores from such a root by step, and who opens it next removes the steps that it finds.
+  /// For roots of which every step is published: a crash may leave the path's old checkpoint in the root, as this step.
+  /// Do not restore from such a root by step; who opens it next removes the steps that it finds.
   ///
-  /// A checkpoint that is being read is waited for until the deadline: then DeadlineExceeded, naming the readers.
-  /// AlreadyExists where the path has something else; NotFound where there is no such step, or no directory for the
-  /// path; Unsupported where the filesystem cannot do it (NFS and some FUSE replace no path); FailedPrecondition where
-  /// the step is being read or another writer has taken over, and on ranks other than 0. After all of these the step
-  /// and what has the path are where they were. UnknownOutcome where the disk may or may not have it: nothing was
-  /// removed.
+  /// Waits until the deadline for readers of the path's checkpoint: then DeadlineExceeded, naming them. AlreadyExists
+  /// if the path has something else. NotFound if there is no such step, or no directory for the path. Unsupported if
+  /// the filesystem cannot replace a path (NFS, some FUSE). FailedPrecondition if the step is being read, if another
+  /// writer has taken over, and on ranks other than 0. After all of these nothing has moved. UnknownOutcome if the disk
+  /// may or may not have done it: nothing was removed.
   Status Publish(std::uint64_t step, const std::string& path, Deadline deadline = Deadline::Infinite());
-  /// Removes the checkpoint (of any root), or the link, that has the absolute `path`, outside the root and on the same
-  /// filesystem. NotFound where there is nothing, InvalidArgument where it is something else; else as for Publish.
+  /// Removes the checkpoint (of any root), or the link, at the absolute `path`, outside the root and on the same
+  /// filesystem. NotFound if there is nothing, InvalidArgument if it is something else; otherwise as for Publish.
   Status RemovePublished(const std::string& path, Deadline deadline = Deadline::Infinite());
 
-  /// The newest failure of a save that was not cancelled, skipped or replaced; Ok where there was none.
+  /// The newest failure of a save that was not cancelled, skipped or replaced. Ok if there was none.
   [[nodiscard]] Status LastFailure() const;
   [[nodiscard]] CheckpointerStats stats() const;
   /// Writes the last Options::trace_events events as Chrome trace JSON (opens in Perfetto).

@@ -1,5 +1,6 @@
 #include "engine/agreement.h"
 
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -73,10 +74,6 @@ class WordReader final : public JsonEvents {
   std::map<std::string, std::string> texts_;
 };
 
-Status NotAWord(int rank, std::string_view text) {
-  return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: {}", rank, Quoted(text));
-}
-
 using Object = nlohmann::json;
 
 std::string Dump(const Object& word) { return word.dump(-1, ' ', false, Object::error_handler_t::replace); }
@@ -90,6 +87,10 @@ std::string OrNothing(const std::string& restored) {
 }
 
 }  // namespace
+
+Status NotAWord(int rank, std::string_view text) {
+  return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: {}", rank, Quoted(text));
+}
 
 std::string EncodeAttempt(const AttemptWord& word) {
   if (!word.refusal.ok()) return Dump(FromStatus(word.refusal));
@@ -166,6 +167,47 @@ std::optional<Status> DecodeOutcome(std::string_view text) {
   WordReader read;
   if (!ReadJson(text, read, "outcome").ok() || !read.Take(status)) return std::nullopt;
   return status;
+}
+
+std::string EncodeChoice(const ChoiceWord& word) {
+  if (!word.end.ok()) return Dump(FromStatus(word.end));
+  Object object = word.damage.ok() ? Object{{"attempt", word.attempt}} : FromStatus(word.damage);
+  object["step"] = word.step;
+  object["path"] = word.path;
+  return Dump(object);
+}
+
+Result<ChoiceWord> DecodeChoice(std::string_view text) {
+  ChoiceWord word;
+  WordReader read;
+  if (!ReadJson(text, read, "choice").ok()) return NotAWord(0, text);
+  if (!read.Has("path")) {
+    if (!read.Take(word.end) || word.end.ok()) return NotAWord(0, text);
+    return word;
+  }
+  const bool good =
+      read.Take("step", word.step) && read.Take("path", word.path) &&
+      (read.Has("code") ? read.Take(word.damage) && !word.damage.ok() : read.Take("attempt", word.attempt));
+  if (!good) return NotAWord(0, text);
+  return word;
+}
+
+std::string EncodeVerdict(const VerdictWord& word) {
+  Object object = FromStatus(word.status);
+  object["rank"] = word.rank;
+  return Dump(object);
+}
+
+Result<VerdictWord> DecodeVerdict(std::string_view text) {
+  VerdictWord word;
+  WordReader read;
+  std::uint64_t rank = 0;
+  if (!ReadJson(text, read, "verdict").ok() || !read.Take(word.status) || !read.Take("rank", rank) ||
+      rank > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
+    return NotAWord(0, text);
+  }
+  word.rank = static_cast<int>(rank);
+  return word;
 }
 
 Status CheckSameLine(std::uint64_t step, const std::string& restored, int rank, std::uint64_t its_step,

@@ -10,8 +10,8 @@
 
 namespace cairn {
 
-// What ranks tell each other about one save: small JSON texts, pure functions. Text that is no such word is Internal,
-// and its message names the rank that gave it.
+// What ranks tell each other about one save or one restore: small JSON texts, pure functions. Text that is no such word
+// is Internal, and its message names the rank that gave it.
 
 /// attempt/, the coordinator's: the save as its ledger accepted it, or why there will be none.
 struct AttemptWord {
@@ -45,10 +45,33 @@ struct PreparedWord {
 [[nodiscard]] std::string EncodePrepared(const PreparedWord& word);
 [[nodiscard]] Result<PreparedWord> DecodePrepared(int rank, std::string_view text);
 
-/// outcome/, the coordinator's: committed, or why not.
+/// outcome/, the coordinator's: committed, or why not. read/, of every other rank: its part is read, or why not.
 [[nodiscard]] std::string EncodeOutcome(const Status& status);
 /// None where the text is no outcome.
 [[nodiscard]] std::optional<Status> DecodeOutcome(std::string_view text);
+[[nodiscard]] Status NotAWord(int rank, std::string_view text);
+
+/// choice/, the coordinator's: the checkpoint that all are to read, or why there is none.
+struct ChoiceWord {
+  std::uint64_t step = 0;
+  std::string attempt;
+  /// As the coordinator sees it, for messages.
+  std::string path;
+  /// Not ok: its manifest does not verify (there is no attempt), and it is passed over unread.
+  Status damage;
+  /// Not ok: the restore ends, and nothing else counts.
+  Status end;
+};
+[[nodiscard]] std::string EncodeChoice(const ChoiceWord& word);
+[[nodiscard]] Result<ChoiceWord> DecodeChoice(std::string_view text);
+
+/// verdict/, the coordinator's: Ok where the choice is restored on all ranks; else the status of one of them, for all.
+struct VerdictWord {
+  int rank = 0;
+  Status status;
+};
+[[nodiscard]] std::string EncodeVerdict(const VerdictWord& word);
+[[nodiscard]] Result<VerdictWord> DecodeVerdict(std::string_view text);
 
 /// FailedPrecondition, naming both, where a rank saves another step than the coordinator, or has restored another
 /// attempt: what they would commit is a mixture.

@@ -56,15 +56,13 @@ Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoin
 Status UseChosen(const RestoreParts& parts, const std::string& root, const Which& which, bool fall_back,
                  std::vector<std::string>& passed_over, const Use& use) {
   Status status;
-  for (int i = 0; i < kMaxChoices; ++i) {
-    if (i >= kChoicesAtOnce) std::this_thread::sleep_for(kChoicePause);
+  for (int times = 0;; ++times) {
+    CAIRN_RETURN_IF_ERROR(PauseBeforeChoice(times, status));
     CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, which));
     passed_over.clear();
     status = UseFirstGood(parts, candidates, which, fall_back, passed_over, use);
     if (status.code() != StatusCode::kNotFound) return status;
   }
-  return Error(StatusCode::kFailedPrecondition,
-               "chosen {} times, and removed or replaced each time, or about to be: {}", kMaxChoices, status.message());
 }
 
 // Some shards at a time, so that neither all headers nor all files are held at once.
@@ -184,6 +182,15 @@ Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const Sto
   std::erase_if(details.tensors,
                 [&](const TensorInfo& tensor) { return tensor.file != own && !names.contains(tensor.name); });
   return details;
+}
+
+Status PauseBeforeChoice(int times, const Status& gone) {
+  if (times == kMaxChoices) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "chosen {} times, and removed or replaced each time, or about to be: {}", times, gone.message());
+  }
+  if (times >= kChoicesAtOnce) std::this_thread::sleep_for(kChoicePause);
+  return Status::Ok();
 }
 
 Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which, int rank,

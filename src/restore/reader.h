@@ -55,6 +55,11 @@ struct RestoreParts {
 [[nodiscard]] Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint,
                                                           const InspectPart& part);
 
+/// Before a choice is made for the `times`th time, counted from 0, since what was chosen before was `gone` (removed or
+/// replaced) when it was to be read: waits a little after the first few. FailedPrecondition, with the reason of the
+/// last, once that has been tried for seconds.
+[[nodiscard]] Status PauseBeforeChoice(int times, const Status& gone);
+
 /// Restores the checkpoint under `root` that `which` means, by the rules of Checkpointer::Restore: where `which` may
 /// fall back, a Corrupt candidate is passed over (and named in Restored::passed_over) for the next older one. One that
 /// is removed or replaced before it is locked is chosen anew: NotFound says that there was none to choose,
