@@ -210,8 +210,9 @@ class PyCheckpointer {
     const State state = StateFrom(tensors);
     Asked asked(progress);
     Result<Restored> result = Unlocked([&] {
-      return Get().Restore(WhichFrom(step, folder), state,
-                           {.resume = resume, .own = own, .streams = StreamsFrom(streams), .progress = asked.callback()});
+      return Get().Restore(
+          WhichFrom(step, folder), state,
+          {.resume = resume, .own = own, .streams = StreamsFrom(streams), .progress = asked.callback()});
     });
     asked.RethrowIfRaised();
     return FromRestored(ValueOrRaise(std::move(result)));
