@@ -92,8 +92,9 @@ class Reading:
             chosen = self._ranks.agree("choice", choose)
         except Corrupt as error:
             raise (passed_over and passed_over.first) or error from None
-        for reason in chosen["passed_over"] if passed_over is not None else []:
-            passed_over.add(self._who(0) + reason, Corrupt(reason))
+        if passed_over is not None:
+            for reason in chosen["passed_over"]:
+                passed_over.add(self._who(0) + reason, Corrupt(reason))
         return chosen, mine
 
     def _restore_chosen(
