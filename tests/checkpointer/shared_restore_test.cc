@@ -238,14 +238,14 @@ TEST_F(RanksRestore, EndsAtTheDeadlineWhereOneNeverCalls) {
 
 // The deadline is for the others' words: how long a rank reads is nobody's concern.
 TEST_F(RanksRestore, WaitsWhileRankZeroReads) {
-  OpenAll(std::chrono::milliseconds(300));
+  OpenAll(std::chrono::milliseconds(1500));
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   const FaultGate reading = plan(0).Hold({.op = IoOp::kRead, .path = ShardName(0), .nth = 1});
   Pending pending = Begin(Latest().FallBack());
   ASSERT_TRUE(reading.WaitHeld(Soon()));
   ASSERT_TRUE(group(1).WaitSaid("read/", Soon()) && group(2).WaitSaid("read/", Soon()));
   // More than the group's deadline, less than twice that.
-  ASSERT_EQ(pending.at(0).wait_for(std::chrono::milliseconds(400)), std::future_status::timeout);
+  ASSERT_EQ(pending.at(0).wait_for(std::chrono::milliseconds(1700)), std::future_status::timeout);
 
   reading.Release();
 

@@ -154,6 +154,44 @@ TEST(Agreement, RefusesAttemptsThatAreNone) {
   }
 }
 
+TEST(Agreement, CarriesTheChoice) {
+  const auto chosen = DecodeChoice(EncodeChoice({.step = ~0ULL, .attempt = "the-uuid", .path = "/root/step-1"}));
+  const Status damage(StatusCode::kCorrupt, "manifest.json is empty");
+  const auto passed_over = DecodeChoice(EncodeChoice({.step = 7, .path = "/root/step-7", .damage = damage}));
+  const Status end(StatusCode::kNotFound, "there is no checkpoint");
+  const auto ended = DecodeChoice(EncodeChoice({.end = end}));
+
+  ASSERT_TRUE(chosen.ok() && passed_over.ok() && ended.ok());
+  EXPECT_EQ(chosen->step, ~0ULL);
+  EXPECT_EQ(chosen->attempt, "the-uuid");
+  EXPECT_EQ(chosen->path, "/root/step-1");
+  EXPECT_TRUE(chosen->damage.ok() && chosen->end.ok());
+  EXPECT_EQ(passed_over->damage, damage);
+  EXPECT_EQ(passed_over->path, "/root/step-7");
+  EXPECT_EQ(ended->end, end);
+}
+
+TEST(Agreement, CarriesTheVerdict) {
+  const Status damage(StatusCode::kCorrupt, "shard-00003.safetensors: CRC32C");
+
+  const auto damaged = DecodeVerdict(EncodeVerdict({.rank = 3, .status = damage}));
+  const auto good = DecodeVerdict(EncodeVerdict({}));
+
+  ASSERT_TRUE(damaged.ok() && good.ok());
+  EXPECT_EQ(damaged->rank, 3);
+  EXPECT_EQ(damaged->status, damage);
+  EXPECT_EQ(good->status, Status::Ok());
+}
+
+TEST(Agreement, KnowsNoChoiceAndNoVerdictInOtherWords) {
+  for (const std::string word : {"", "[]", "{}", R"({"step": 1})", R"({"path": "/root"})", R"({"code": "Ok"})"}) {
+    for (const Status& status : {DecodeChoice(word).status(), DecodeVerdict(word).status()}) {
+      EXPECT_EQ(status.code(), StatusCode::kInternal) << word;
+      EXPECT_THAT(status.message(), HasSubstr("rank 0")) << word;
+    }
+  }
+}
+
 TEST(Agreement, KnowsNoOutcomeInOtherWords) {
   for (const std::string word : {"", "{}", "[]", "no json", R"({"code":"x","message":""})"}) {
     EXPECT_EQ(DecodeOutcome(word), std::nullopt) << word;
