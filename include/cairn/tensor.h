@@ -72,7 +72,7 @@ struct TensorView {
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;         ///< In elements; empty for a scalar.
   std::vector<std::int64_t> strides = {};  ///< In elements, none negative; empty means contiguous, row-major.
-  DeviceId device;
+  DeviceId device = {};
   /// Size of the memory at `data`; 0 means unknown. If it is known, a view that reaches beyond it is refused.
   std::uint64_t bytes = 0;
   std::optional<TensorPart> part = std::nullopt;
