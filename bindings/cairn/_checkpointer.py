@@ -309,8 +309,8 @@ class Checkpointer:
 
         In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each rank
         reads its own state and what is replicated, and all succeed or all raise. What is Corrupt on one rank is passed over
-        by all. FailedPrecondition where a rank does not find what rank 0 has chosen, however often. At another number of ranks than saved it only what is
-        replicated can be read: leave the tree's other keys out.
+        by all. FailedPrecondition where a rank does not find what rank 0 has chosen, however often. At another number of
+        ranks than saved it only what is replicated can be read: leave the tree's other keys out.
         """
         self._tell()
         return self._reading.restore(tree, step, os.fspath(folder), fall_back, progress)

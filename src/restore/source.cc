@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -75,6 +76,13 @@ Status TensorSource::Select(const RestoreParts& parts, std::span<const std::uint
   }
   if (!files.empty()) tensors_ = ListTensors(files_, names_);
   return Status::Ok();
+}
+
+Status TensorSource::SelectRange(const RestoreParts& parts, std::uint32_t first, std::uint32_t end) {
+  end = std::min(end, files());
+  std::vector<std::uint32_t> range(end - std::min(first, end));
+  std::iota(range.begin(), range.end(), first);
+  return Select(parts, range);
 }
 
 Result<std::vector<const StoredTensor*>> TensorSource::Find(const RestoreParts& parts,

@@ -47,6 +47,8 @@ class TensorSource {
   [[nodiscard]] std::uint64_t file_bytes(std::uint32_t file) const { return files_[file].length; }
   /// Reads the headers of these files, several at once, and forgets those of all others. Errors as for ReadHeaders.
   Status Select(const RestoreParts& parts, std::span<const std::uint32_t> files);
+  /// The same for files [first, end), as far as there are any.
+  Status SelectRange(const RestoreParts& parts, std::uint32_t first, std::uint32_t end);
   /// Selects the files of these tensors, which were seen there before, and returns the tensors, in their order.
   [[nodiscard]] Result<std::vector<const StoredTensor*>> Find(const RestoreParts& parts,
                                                               std::span<const TensorPlace> places);

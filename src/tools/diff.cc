@@ -4,7 +4,6 @@
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 #include <span>
 #include <string_view>
@@ -116,9 +115,7 @@ class Comparison {
   }
 
   Status SelectFiles(Side& side, std::uint32_t first, std::uint32_t end) {
-    std::vector<std::uint32_t> files(std::min(end, side.source.files()) - std::min(first, side.source.files()));
-    std::iota(files.begin(), files.end(), first);
-    CAIRN_RETURN_IF_ERROR(side.source.Select(parts_, files));
+    CAIRN_RETURN_IF_ERROR(side.source.SelectRange(parts_, first, end));
     for (const StoredTensor& tensor : side.source.tensors()) {
       side.names.push_back(std::hash<std::string_view>()(tensor.info.name));
     }

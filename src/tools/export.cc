@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -36,9 +35,7 @@ Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource
   std::vector<TensorPlace> wanted;
   std::vector<bool> used(options.names.size());
   for (std::uint32_t first = 0; first < source.files(); first += kHeaderReads) {
-    std::vector<std::uint32_t> files(std::min<std::uint32_t>(kHeaderReads, source.files() - first));
-    std::iota(files.begin(), files.end(), first);
-    CAIRN_RETURN_IF_ERROR(source.Select(reading.parts(), files));
+    CAIRN_RETURN_IF_ERROR(source.SelectRange(reading.parts(), first, first + kHeaderReads));
     for (const StoredTensor& tensor : source.tensors()) {
       bool selected = options.names.empty();
       for (std::size_t i = 0; i < options.names.size(); ++i) {

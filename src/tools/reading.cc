@@ -64,11 +64,13 @@ Result<TensorSource> OpenSource(const Reading& reading, const std::string& path,
   CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
   if (kind == PathKind::kTensorFile && !step) return TensorSource::OpenFile(reading.parts(), path);
   // What retention takes away between the look at the root and the lock is no longer the newest.
-  constexpr int kMaxChoices = 10;
-  for (int i = 1;; ++i) {
+  Status gone;
+  for (int times = 0;; ++times) {
+    CAIRN_RETURN_IF_ERROR(PauseBeforeChoice(times, gone));
     CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint checkpoint, FindCheckpoint(path, step));
     Result<TensorSource> source = TensorSource::OpenCheckpoint(checkpoint);
-    if (source.status().code() != StatusCode::kNotFound || kind != PathKind::kRoot || i == kMaxChoices) return source;
+    if (source.status().code() != StatusCode::kNotFound || kind != PathKind::kRoot) return source;
+    gone = source.status();
   }
 }
 

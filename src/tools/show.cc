@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,21 +16,19 @@
 namespace cairn::tools {
 namespace {
 
-using Files = std::span<const std::uint32_t>;
-
-// Both print as they are given what they print, and nothing before.
+// Both print as they are given what they print, files [first, end) of a source, and nothing before.
 
 /// One object: the head's members, a list of the tensors, a line each, and for a checkpoint the values of each rank.
 class JsonText {
  public:
   JsonText(nlohmann::json head, bool has_values) : head_(std::move(head)), has_values_(has_values) {}
-  void Add(const TensorSource& source, Files files) {
+  void Add(const TensorSource& source, std::uint32_t first, std::uint32_t end) {
     if (!head_.empty()) Begin();
     for (const StoredTensor& tensor : source.tensors()) {
       fmt::print("{}\n    {}", any_ ? "," : "", JsonLine(ToJson(tensor.info)));
       any_ = true;
     }
-    for (const std::uint32_t file : files) values_.push_back(ValuesText(source.header(file).values));
+    for (std::uint32_t file = first; file < end; ++file) values_.push_back(ValuesText(source.header(file).values));
   }
   void End() {
     if (!head_.empty()) Begin();
@@ -59,9 +55,9 @@ class JsonText {
 class PlainText {
  public:
   explicit PlainText(std::string head) : head_(std::move(head)) {}
-  void Add(const TensorSource& source, Files files) {
+  void Add(const TensorSource& source, std::uint32_t first, std::uint32_t end) {
     fmt::print("{}", std::exchange(head_, ""));
-    for (const std::uint32_t file : files) {
+    for (std::uint32_t file = first; file < end; ++file) {
       const ShardHeader& header = source.header(file);
       for (const auto& [name, value] : header.values) {
         fmt::print("rank {}: {} = {}\n", header.shard, Printable(name), ValueText(value));
@@ -85,13 +81,13 @@ class PlainText {
 void ShowFile(const std::string& path, const TensorSource& source, bool json) {
   if (json) {
     JsonText text({{"path", path}, {"metadata", source.metadata()}}, /*has_values=*/false);
-    text.Add(source, {});
+    text.Add(source, 0, 0);
     text.End();
     return;
   }
   std::string head;
   for (const auto& [key, value] : source.metadata()) head += fmt::format("{}: {}\n", Printable(key), Printable(value));
-  PlainText(head).Add(source, {});
+  PlainText(head).Add(source, 0, 0);
 }
 
 std::string Describe(const CheckpointInfo& info) {
@@ -105,12 +101,10 @@ std::string Describe(const CheckpointInfo& info) {
 // Some shards at a time, so that a checkpoint of any number of them fits into memory.
 template <typename Text>
 Status Print(const Reading& reading, TensorSource& source, Text& text) {
-  for (std::uint32_t done = 0; done < source.files();) {
-    std::vector<std::uint32_t> files(std::min<std::uint32_t>(kHeaderReads, source.files() - done));
-    std::iota(files.begin(), files.end(), done);
-    CAIRN_RETURN_IF_ERROR(source.Select(reading.parts(), files));
-    text.Add(source, files);
-    done += static_cast<std::uint32_t>(files.size());
+  for (std::uint32_t first = 0; first < source.files(); first += kHeaderReads) {
+    const std::uint32_t end = std::min(first + static_cast<std::uint32_t>(kHeaderReads), source.files());
+    CAIRN_RETURN_IF_ERROR(source.SelectRange(reading.parts(), first, end));
+    text.Add(source, first, end);
   }
   return Status::Ok();
 }

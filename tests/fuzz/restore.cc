@@ -2,7 +2,6 @@
 // what of an input is what.
 
 #include <algorithm>
-#include <numeric>
 
 #include "device/host_device.h"
 #include "fuzz/check.h"
@@ -102,9 +101,7 @@ class Reading {
   // All of them, into memory of exactly their sizes.
   void ReadTensors(const StoredCheckpoint& stored, const Status& verified) {
     Result<TensorSource> source = TensorSource::OpenCheckpoint(stored);
-    std::vector<std::uint32_t> all(stored.manifest.shards.size());
-    std::iota(all.begin(), all.end(), 0U);
-    const Status selected = source.ok() ? source->Select(Parts(), all) : source.status();
+    const Status selected = source.ok() ? source->SelectRange(Parts(), 0, source->files()) : source.status();
     if (!selected.ok()) return RequireRefusal(selected, folder_.path());
     std::vector<std::vector<std::byte>> memory;
     std::vector<TensorSource::Piece> pieces;

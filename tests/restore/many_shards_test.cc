@@ -467,5 +467,20 @@ TEST_F(ManyShardsTest, OneThatIsRemovedInMidReadIsChosenAnew) {
   EXPECT_EQ(targets["w"], other.bytes);
 }
 
+TEST_F(ManyShardsTest, ASmallerOrLargerWorldNeedsNoShardOfItsRanksNumber) {
+  AddTrueIndex();
+  std::filesystem::remove(ShardPath(7));
+  Targets wanted;
+  wanted.Add(own_[150]);
+
+  const auto of_the_rank = RestoreAs(7, wanted);
+  const auto of_another_world = RestoreWhich(WatchedParts(), root(), Latest(), 7, wanted.state, {.own = false});
+
+  EXPECT_EQ(of_the_rank.status().code(), StatusCode::kCorrupt) << of_the_rank.status();
+  ASSERT_TRUE(of_another_world.ok()) << of_another_world.status();
+  EXPECT_EQ(wanted["own-150"], own_[150].bytes);
+  EXPECT_TRUE(of_another_world->values.empty());
+}
+
 }  // namespace
 }  // namespace cairn
