@@ -39,9 +39,7 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
       "--init-from", flags.init_from,
       "Start from the weights in this folder, and with the sizes of its config.json, as Hugging Face has them");
   app.add_option("--data", flags.data,
-                 "\"digits\", \"synthetic\" (noise in the model's shapes), a folder of pictures in the ImageNet "
-                 "layout, or what "
-                 "scripts/prepare-data made")
+                 "\"digits\", \"synthetic\" (noise in the model's shapes), or a folder that scripts/prepare-data made")
       ->capture_default_str();
   app.add_option("--sequence", flags.sequence, "Of text: tokens in a sample")
       ->check(CLI::Range(2, 1 << 20))

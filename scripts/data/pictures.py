@@ -1,10 +1,10 @@
-"""Packs pictures in the ImageNet layout, FOLDER/CLASS/PICTURE.JPEG, into two files. Each must decode.
+"""Packs pictures in the ImageNet layout, FOLDER/CLASS/PICTURE.JPEG, into two files of pixels. Each must decode.
 
-pictures.bin    the JPEG files as they are, one behind the other
-index.bin       for each of them, little-endian: where it ends in pictures.bin (8 bytes), its CRC-32 as zlib has it
-                (4 bytes), its class (4 bytes)
-data.json       what is in it: kind ("pictures"), pictures and classes (how many), class_names, in their order, checksum
-                (CRC-32 of index.bin), source
+pictures.bin    the pictures one behind the other, 224 rows of 224 pixels, red, green and blue: the shorter side scaled
+                to 256, the middle cut out
+index.bin       for each of them, little-endian: the CRC-32 of its pixels as zlib computes it (4 bytes), its class (4)
+data.json       what is in it: kind ("pictures"), side (224), pictures and classes (how many), class_names, in their
+                order, checksum (CRC-32 of index.bin), source
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 from PIL import Image
 from sources import Refused, printable
 
-MOST_PIXELS = 64_000_000  # As cairn_train decodes at most.
-ENTRY = struct.Struct("<QII")
+MOST_PIXELS = 64_000_000
+RESIZED, SIDE = 256, 224
+ENTRY = struct.Struct("<II")
 
 
 def sorted_entries(folder: Path) -> list[Path]:
-    """As cairn_train sorts them, so that a picture's number is the same in the folder and in what is made of it."""
+    """By the bytes of their names: a directory's own order differs between machines, a picture's number must not."""
     return sorted(folder.iterdir(), key=lambda path: os.fsencode(path.name))
 
 
@@ -45,31 +46,33 @@ def pictures_of(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
     return [printable(path.name) for path in classes], pictures
 
 
-def read_picture(path: Path) -> bytes:
-    content = path.read_bytes()
+def read_pixels(path: Path) -> bytes:
     try:
-        with Image.open(io.BytesIO(content), formats=["JPEG"]) as picture:
+        with Image.open(io.BytesIO(path.read_bytes()), formats=["JPEG"]) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"more than {MOST_PIXELS} pixels")
-            picture.load()
+            scale = RESIZED / min(picture.size)
+            size = [max(RESIZED, int(length * scale)) for length in picture.size]
+            scaled = picture.convert("RGB").resize((size[0], size[1]), Image.Resampling.BILINEAR)
+            left, top = ((length - SIDE) // 2 for length in size)
+            return scaled.crop((left, top, left + SIDE, top + SIDE)).tobytes()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise Refused(f"{path}: not a sound JPEG picture: {error}") from None
-    return content
 
 
 def pack(folder: Path, classes: list[str], pictures: list[tuple[Path, int]], out: Path) -> str:
     """Writes the files to `out`. Returns what to say of them."""
-    end = checksum = 0
+    checksum = 0
     with open(out / "pictures.bin", "wb") as packed, open(out / "index.bin", "wb") as index:
         for path, label in pictures:
-            content = read_picture(path)
-            packed.write(content)
-            end += len(content)
-            entry = ENTRY.pack(end, zlib.crc32(content), label)
+            pixels = read_pixels(path)
+            packed.write(pixels)
+            entry = ENTRY.pack(zlib.crc32(pixels), label)
             index.write(entry)
             checksum = zlib.crc32(entry, checksum)
     about = {
         "kind": "pictures",
+        "side": SIDE,
         "pictures": len(pictures),
         "classes": len(classes),
         "class_names": classes,

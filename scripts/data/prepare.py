@@ -194,7 +194,7 @@ def parse() -> argparse.Namespace:
         "--stride", type=int, default=128, help="tokens that features of one context share (default: 128)"
     )
     questions.set_defaults(prepare=prepare_squad)
-    packed = kinds.add_parser("pictures", help="JPEG pictures in the ImageNet layout, packed into two files")
+    packed = kinds.add_parser("pictures", help="JPEG pictures in the ImageNet layout, to two files of pixels")
     packed.add_argument("source", type=Path, help="the folder with one of each class in it, or in its train")
     packed.set_defaults(prepare=prepare_pictures)
     for one in (text, wikitext, questions, packed):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from models import ROOT, run
 
@@ -36,19 +37,52 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "imagenet"
 
 
-def losses(data: Path) -> list[str]:
-    ran = run("cairn_train", "--model", "vgg16", "--size", "width=1", "--data", data, "--batch", 2, "--steps", 5)
-    assert ran.returncode == 0, ran.stderr
-    return [word for line in ran.stdout.splitlines() for word in line.split() if word.startswith("loss=")]
+def train(data: Path, *flags: object, batch: int = 2) -> subprocess.CompletedProcess[str]:
+    return run("cairn_train", "--model", "vgg16", "--size", "width=1", "--data", data, "--batch", batch, *flags)
 
 
-def test_the_trainer_learns_from_them_as_from_the_folder(folder: Path, tmp_path: Path) -> None:
+def test_the_trainer_learns_from_them(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert prepare(folder, out).stdout == f"{out}: 7 pictures of 3 classes\n"
 
     assert json.loads((out / "data.json").read_text())["class_names"] == ["n1", "n2", "n3"]
     assert sorted(path.name for path in out.iterdir()) == ["data.json", "index.bin", "pictures.bin"]
-    assert losses(out) == losses(folder)
+    ran = train(out, "--steps", 5)
+    assert ran.returncode == 0 and ran.stdout.count("loss=") == 5, ran.stderr
+
+
+def test_a_picture_is_scaled_and_its_middle_cut_out(tmp_path: Path) -> None:
+    path = tmp_path / "in/n1/a.jpeg"
+    path.parent.mkdir(parents=True)
+    wide = Image.new("RGB", (1024, 512), (250, 0, 0))
+    wide.paste((0, 250, 0), (512 - 220, 0, 512 + 220, 512))  # What is left of it: 448 of 1024 pixels, from 288 on.
+    wide.save(path, "JPEG", quality=100)
+    Image.new("L", (60, 40), 128).save(path.with_name("b.jpeg"), "JPEG", quality=100)
+
+    assert prepare(tmp_path / "in", tmp_path / "out").returncode == 0
+
+    first, second = np.fromfile(tmp_path / "out/pictures.bin", np.uint8).reshape(2, 224, 224, 3).astype(int)
+    assert abs(first[:, 4:220] - (0, 250, 0)).max() < 8 and abs(first[:, [0, 223]] - (250, 0, 0)).max() < 8
+    assert abs(second - 128).max() < 3
+
+
+def test_a_run_goes_on_with_the_same_pictures_alone(folder: Path, tmp_path: Path) -> None:
+    resuming = ("--checkpoint-dir", tmp_path / "run", "--resume")
+    prepare(folder, tmp_path / "a")
+    assert train(tmp_path / "a", "--steps", 1, *resuming).returncode == 0
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert train(tmp_path / "b", "--steps", 2, *resuming).returncode == 0
+
+    (folder / "train/n2/x.JPEG").rename(folder / "train/n1/x.JPEG")
+    prepare(folder, tmp_path / "c")
+
+    ran = train(tmp_path / "c", "--steps", 3, *resuming)
+    assert ran.returncode == 1 and 'the checkpoint\'s data is "pictures crc32:' in ran.stderr, ran.stderr
+
+
+def test_pictures_that_are_not_packed_are_refused(folder: Path) -> None:
+    ran = train(folder, "--steps", 1)
+    assert ran.returncode == 1 and "or a folder that scripts/prepare-data made, found no data.json in it" in ran.stderr
 
 
 def test_they_may_be_packed_beside_their_classes(folder: Path) -> None:
@@ -78,17 +112,18 @@ def test_what_is_no_picture_is_refused_by_its_name(folder: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda at: (at / "pictures.bin").write_bytes(b"x"), "pictures.bin: expected the "),
-        (lambda at: flip(at / "pictures.bin"), "pictures.bin: picture 0: expected the checksum of index.bin"),
+        (lambda at: (at / "pictures.bin").write_bytes(b"x"), "pictures.bin: expected 7 pictures of 150528 bytes"),
+        (lambda at: flip(at / "pictures.bin"), "pictures.bin: picture 0: its checksum differs from index.bin's"),
         (lambda at: flip(at / "index.bin"), "data.json: checksum: expected crc32:"),
-        (lambda at: (at / "index.bin").write_bytes(bytes(15)), "index.bin: expected the 7 pictures of 16 bytes"),
+        (lambda at: (at / "index.bin").write_bytes(bytes(15)), "index.bin: expected 7 pictures of 8 bytes"),
         (lambda at: (at / "index.bin").unlink(), "index.bin: cannot be read"),
         (lambda at: about(at, classes=2), "index.bin: "),
-        (lambda at: about(at, pictures=8), "index.bin: expected the 8 pictures of 16 bytes"),
+        (lambda at: about(at, side=32), "data.json: side: expected 224, found 32"),
+        (lambda at: about(at, pictures=8), "index.bin: expected 8 pictures of 8 bytes"),
         (lambda at: about(at, pictures=0), "data.json: pictures: expected at least 1, found 0"),
         (lambda at: about(at, classes=(1 << 64) - 1), "data.json: classes: expected at most 2147483647, found 1844674"),
     ],
-    ids=["cut", "damaged", "index-damaged", "index-cut", "index-gone", "classes", "count", "none", "many-classes"],
+    ids=["cut", "damaged", "index-damaged", "index-cut", "index-gone", "classes", "side", "count", "none", "many-classes"],
 )
 def test_files_that_do_not_fit_are_refused(
     folder: Path, tmp_path: Path, change: Callable[[Path], None], why: str
@@ -97,7 +132,7 @@ def test_files_that_do_not_fit_are_refused(
     prepare(folder, out)
     change(out)
 
-    ran = run("cairn_train", "--model", "vgg16", "--data", out, "--batch", 7, "--steps", 1)
+    ran = train(out, "--steps", 1, batch=7)
 
     assert ran.returncode == 1 and str(out) in ran.stderr and why in ran.stderr, ran.stderr
     assert "step=" not in ran.stdout

@@ -2,13 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cairn/cairn.h"
 #include "support/temp_dir.h"
-#include "trainer/encode_jpeg.h"
 #include "trainer/training_process.h"
 
 namespace cairn::trainer {
@@ -210,54 +208,6 @@ TEST(Trainer, SaysThatAModelDoesNotFitIntoMemory) {
   EXPECT_EQ(training.Finish(), 1);
   EXPECT_THAT(training.output(), HasSubstr("can't allocate memory: you tried to allocate"));
   EXPECT_THAT(training.output(), Not(HasSubstr("frame #")));
-}
-
-void WriteFile(const std::string& path, const std::vector<std::uint8_t>& bytes) {
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-}
-
-TEST(Trainer, TrainsOnAFolderOfPictures) {
-  const TempDir folder;
-  WriteFile(folder / "train/n01440764/a.JPEG", EncodeJpeg(300, 240, {200, 10, 10}));
-  WriteFile(folder / "train/n01440764/b.jpg", EncodeJpeg(100, 400, {210, 20, 20}));
-  WriteFile(folder / "train/n01443537/a.JPEG", EncodeJpeg(256, 256, {90}));
-
-  TrainingProcess training({"--data", folder.path(), "--steps", "2"});
-
-  EXPECT_EQ(training.Finish(), 0) << training.output();
-  EXPECT_EQ(training.losses().size(), 2U);
-}
-
-TEST(Trainer, GoesOnWithTheSamePicturesAlone) {
-  const TempDir root;
-  WriteFile(root / "a/n1/a.JPEG", EncodeJpeg(300, 240, {200, 10, 10}));
-  WriteFile(root / "a/n2/b.JPEG", EncodeJpeg(256, 256, {90}));
-  const auto resuming = [&](const std::string& data, const std::string& steps) {
-    return std::vector<std::string>{"--data", data, "--steps", steps, "--checkpoint-dir", root / "run", "--resume"};
-  };
-  TrainingProcess first(resuming(root / "a", "1"));
-  ASSERT_EQ(first.Finish(), 0) << first.output();
-
-  std::filesystem::rename(root / "a", root / "b");
-  TrainingProcess elsewhere(resuming(root / "b", "2"));
-  EXPECT_EQ(elsewhere.Finish(), 0) << elsewhere.output();
-
-  std::filesystem::rename(root / "b/n2/b.JPEG", root / "b/n2/c.JPEG");
-  ExpectRefused(resuming(root / "b", "3"), "the checkpoint's data is \"picture folder crc32:");
-}
-
-TEST(Trainer, NamesThePictureThatDoesNotDecode) {
-  const TempDir folder;
-  auto cut = EncodeJpeg(300, 240, {200, 10, 10});
-  cut.resize(cut.size() / 2);
-  WriteFile(folder / "n01440764/broken.JPEG", cut);
-
-  TrainingProcess training({"--data", folder.path(), "--steps", "1"});
-
-  EXPECT_EQ(training.Finish(), 1);
-  EXPECT_THAT(training.output(), HasSubstr("n01440764/broken.JPEG: not a sound JPEG picture"));
 }
 
 }  // namespace

@@ -9,8 +9,6 @@
 namespace cairn::trainer {
 namespace {
 
-bool IsPrepared(const std::string& what) { return std::filesystem::exists(what + "/data.json"); }
-
 /// What --data must hold for it.
 std::string SourceOf(DataKind kind) {
   if (kind == DataKind::kPictures) return "pictures";
@@ -25,11 +23,10 @@ std::string SourceOf(std::span<const DataKind> kinds) {
 
 std::string SourceAt(const std::string& what) {
   if (what == "digits") return "pictures";
-  if (IsPrepared(what)) return JsonFile(what + "/data.json").Text("kind");
-  if (std::filesystem::is_directory(what)) return "pictures";
+  if (std::filesystem::exists(what + "/data.json")) return JsonFile(what + "/data.json").Text("kind");
   throw std::runtime_error("--data " + what +
-                           ": expected \"digits\", \"synthetic\", or a folder of pictures or of what "
-                           "scripts/prepare-data made, and there is no such folder");
+                           ": expected \"digits\", \"synthetic\", or a folder that scripts/prepare-data made, found " +
+                           (std::filesystem::exists(what) ? "no data.json in it" : "no such folder"));
 }
 
 DataKind KindAt(const DataRequest& request) {
@@ -58,8 +55,7 @@ Dataset OpenDataset(const DataRequest& request) {
       return QuestionsDataset(what);
     case DataKind::kPictures:
       if (synthetic) return SyntheticPictures();
-      if (what == "digits") return DigitsDataset();
-      return IsPrepared(what) ? PreparedPictures(what) : ImageFolderDataset(what);
+      return what == "digits" ? DigitsDataset() : PicturesDataset(what);
   }
   throw std::logic_error("no such kind of data");
 }

@@ -51,16 +51,14 @@ struct DataRequest {
   std::uint64_t batch = 1;          ///< Samples that are read at once.
 };
 
-/// "digits", "synthetic" (of the first kind), a folder in the ImageNet layout, or one that scripts/prepare-data made.
+/// "digits", "synthetic" (of the first kind), or a folder that scripts/prepare-data made.
 /// Throws std::runtime_error that names what was looked for and found.
 Dataset OpenDataset(const DataRequest& request);
 
 /// The handwritten digits: "image" [n, 3, 32, 32], "label" [n].
 Dataset DigitsDataset();
-/// FOLDER/CLASS/PICTURE.JPEG, or the same under FOLDER/train: classes are numbered by name. "image" [n, 3, 224, 224].
-Dataset ImageFolderDataset(const std::string& folder);
-/// What `scripts/prepare-data pictures` made of such a folder: the same batches.
-Dataset PreparedPictures(const std::string& folder);
+/// What `scripts/prepare-data pictures` made: "image" [n, 3, 224, 224], "label" [n].
+Dataset PicturesDataset(const std::string& folder);
 /// Noise in ImageNet's shapes: "image" [n, 3, 224, 224], "label" [n], 1000 classes.
 Dataset SyntheticPictures();
 /// "input_ids" [n, sequence]. Tokens after the last whole sample are left out.

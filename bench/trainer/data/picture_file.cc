@@ -18,46 +18,39 @@ PictureFile::PictureFile(const std::string& folder, const JsonFile& about)
       index_file_(folder + "/index.bin"),
       classes_(about.Count("classes")),
       checksum_(about.Text("checksum")) {
-  const std::string path = folder + "/index.bin";
+  if (about.Count("side") != kSide) about.Refuse("side", std::to_string(kSide));
   const auto bytes = index_file_.bytes();
   const std::uint64_t count = about.Count("pictures");
   if (count == 0) about.Refuse("pictures", "at least 1");
   if (classes_ > std::numeric_limits<std::int32_t>::max()) about.Refuse("classes", "at most 2147483647");
-  if (bytes.size() % sizeof(Entry) != 0 || bytes.size() / sizeof(Entry) != count) {
-    throw std::runtime_error(path + ": expected the " + std::to_string(count) + " pictures of " +
-                             std::to_string(sizeof(Entry)) + " bytes that data.json tells of, found " +
-                             std::to_string(bytes.size()) + " bytes");
-  }
+  const auto expect_bytes = [&](const std::string& path, std::size_t found, std::size_t each) {
+    if (found % each == 0 && found / each == count) return;
+    throw std::runtime_error(path + ": expected " + std::to_string(count) + " pictures of " + std::to_string(each) +
+                             " bytes, as in data.json, found " + std::to_string(found) + " bytes");
+  };
+  expect_bytes(folder + "/index.bin", bytes.size(), sizeof(Entry));
+  expect_bytes(path_, pictures_.bytes().size(), kBytes);
   if (const std::string found = index_file_.Checksum(); found != checksum_) {
     about.Refuse("checksum", found + ", which index.bin has");
   }
   index_ = {reinterpret_cast<const Entry*>(bytes.data()), count};
-  std::uint64_t end = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
-    if (index_[i].end <= end) throw std::runtime_error(path + ": " + Name(i) + ": expected it to end after it begins");
     if (index_[i].label >= classes_) {
-      throw std::runtime_error(path + ": " + Name(i) + ": expected a class below data.json's " +
-                               std::to_string(classes_) + ", found " + std::to_string(index_[i].label));
+      throw std::runtime_error(folder + "/index.bin: picture " + std::to_string(i) +
+                               ": expected a class below data.json's " + std::to_string(classes_) + ", found " +
+                               std::to_string(index_[i].label));
     }
-    end = index_[i].end;
-  }
-  if (end != pictures_.bytes().size()) {
-    throw std::runtime_error(path_ + ": expected the " + std::to_string(end) + " bytes of index.bin, found " +
-                             std::to_string(pictures_.bytes().size()));
   }
 }
 
-std::string PictureFile::Name(std::uint64_t picture) const { return path_ + ": picture " + std::to_string(picture); }
-
 std::span<const std::uint8_t> PictureFile::Read(std::uint64_t picture) const {
-  const std::uint64_t begin = Begin(picture);
-  const auto bytes = pictures_.bytes().subspan(begin, index_[picture].end - begin);
-  const std::span file(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
-  if (crc32_gzip_refl(0, file.data(), file.size()) != index_[picture].crc32) {
-    throw std::runtime_error(Name(picture) +
-                             ": expected the checksum of index.bin, found another: the file is damaged");
+  const auto bytes = pictures_.bytes().subspan(picture * kBytes, kBytes);
+  const std::span pixels(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+  if (crc32_gzip_refl(0, pixels.data(), pixels.size()) != index_[picture].crc32) {
+    throw std::runtime_error(path_ + ": picture " + std::to_string(picture) +
+                             ": its checksum differs from index.bin's: the file is damaged");
   }
-  return file;
+  return pixels;
 }
 
 }  // namespace cairn::trainer
