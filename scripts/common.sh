@@ -33,7 +33,7 @@ pip_beside() {
 
 # What tests and lints the Python package.
 python_tools=build/python/test-tools
-python_test_tools() { pip_beside $python_tools pytest tqdm mypy ruff packaging typing-extensions fsspec PyYAML; }
+python_test_tools() { pip_beside $python_tools pytest pytest-xdist tqdm mypy ruff packaging typing-extensions fsspec PyYAML; }
 
 # What draws the figures; numpy is torch's.
 figure_tools() {
