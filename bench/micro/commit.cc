@@ -33,7 +33,8 @@
 #include "cairn/cairn.h"
 #include "store/attempt.h"
 #include "store/names.h"
-#include "support/temp_dir.h"
+#include "testing/forwarding_queue.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::bench {
 namespace {
@@ -158,9 +159,9 @@ class BareCommit {
 };
 
 // Notes how long each operation between Begin and End took, from Submit to its completion: the n-th of its kind.
-class TimedQueue final : public IoQueue {
+class TimedQueue final : public ForwardingQueue {
  public:
-  explicit TimedQueue(std::unique_ptr<IoQueue> inner) : inner_(std::move(inner)) {}
+  using ForwardingQueue::ForwardingQueue;
 
   void Begin() {
     timing_ = true;
@@ -181,13 +182,8 @@ class TimedQueue final : public IoQueue {
                      done(result);
                    });
   }
-  Result<std::size_t> RunOnce(Deadline deadline) override { return inner_->RunOnce(deadline); }
-  void Wake() override { inner_->Wake(); }
-  [[nodiscard]] std::size_t pending() const override { return inner_->pending(); }
-  [[nodiscard]] std::string name() const override { return inner_->name(); }
 
  private:
-  const std::unique_ptr<IoQueue> inner_;
   bool timing_ = false;
   std::map<std::string, int> counts_;
   std::map<std::string, std::vector<double>> seconds_;

@@ -23,7 +23,7 @@
 #include "bench/micro/pair.h"
 #include "format/manifest.h"
 #include "store/names.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::bench {
 namespace {

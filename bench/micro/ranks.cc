@@ -35,7 +35,8 @@
 #include "engine/agreement.h"
 #include "format/index.h"
 #include "store/names.h"
-#include "support/temp_dir.h"
+#include "testing/forwarding_queue.h"
+#include "testing/temp_dir.h"
 #include "wiring.h"
 
 namespace cairn::bench {
@@ -112,10 +113,10 @@ class Watch {
   Clock::time_point renamed_;
 };
 
-class WatchedQueue final : public IoQueue {
+class WatchedQueue final : public ForwardingQueue {
  public:
   WatchedQueue(std::shared_ptr<Watch> watch, std::unique_ptr<IoQueue> inner)
-      : watch_(std::move(watch)), inner_(std::move(inner)) {}
+      : ForwardingQueue(std::move(inner)), watch_(std::move(watch)) {}
 
   void Submit(IoRequest request, IoDone done) override {
     IoRequest seen = request;
@@ -126,14 +127,9 @@ class WatchedQueue final : public IoQueue {
       watch->CalledBack();
     });
   }
-  Result<std::size_t> RunOnce(Deadline deadline) override { return inner_->RunOnce(deadline); }
-  void Wake() override { inner_->Wake(); }
-  [[nodiscard]] std::size_t pending() const override { return inner_->pending(); }
-  [[nodiscard]] std::string name() const override { return inner_->name(); }
 
  private:
   const std::shared_ptr<Watch> watch_;
-  const std::unique_ptr<IoQueue> inner_;
 };
 
 // All ranks but the first, at rank 0's end of their group.
@@ -217,12 +213,8 @@ class ManyRanks {
   ManyRanks(const std::string& root, int ranks, std::size_t tensors)
       : root_(root), ranks_(std::make_shared<OtherRanks>(root, ranks, tensors)), memory_(tensors) {
     Wiring wiring;
-    wiring.wrap_queue = [watch = watch_](IoQueueFactory inner) -> IoQueueFactory {
-      return [watch, inner = std::move(inner)]() -> Result<std::unique_ptr<IoQueue>> {
-        Result<std::unique_ptr<IoQueue>> queue = inner();
-        if (!queue.ok()) return queue.status();
-        return std::unique_ptr<IoQueue>(std::make_unique<WatchedQueue>(watch, *std::move(queue)));
-      };
+    wiring.wrap_queue = [watch = watch_](IoQueueFactory inner) {
+      return WrapQueues<WatchedQueue>(watch, std::move(inner));
     };
     const Options options{.root = root,
                           .keep_last = 1,

@@ -33,7 +33,8 @@
 #include "format/manifest.h"
 #include "restore/reader.h"
 #include "store/names.h"
-#include "support/temp_dir.h"
+#include "testing/forwarding_queue.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::bench {
 namespace {
@@ -52,10 +53,10 @@ struct Asked {
 };
 
 // Opens take a millisecond, on a thread of the queue's.
-class FarQueue final : public IoQueue {
+class FarQueue final : public ForwardingQueue {
  public:
   FarQueue(std::shared_ptr<Asked> asked, std::unique_ptr<IoQueue> inner)
-      : asked_(std::move(asked)), inner_(std::move(inner)) {}
+      : ForwardingQueue(std::move(inner)), asked_(std::move(asked)) {}
 
   void Submit(IoRequest request, IoDone done) override {
     if (request.op == IoOp::kRead) {
@@ -75,14 +76,9 @@ class FarQueue final : public IoQueue {
     };
     inner_->Submit(std::move(call), [fd, done = std::move(done)](std::int64_t /*called*/) { done(*fd); });
   }
-  Result<std::size_t> RunOnce(Deadline deadline) override { return inner_->RunOnce(deadline); }
-  void Wake() override { inner_->Wake(); }
-  [[nodiscard]] std::size_t pending() const override { return inner_->pending(); }
-  [[nodiscard]] std::string name() const override { return inner_->name(); }
 
  private:
   const std::shared_ptr<Asked> asked_;
-  const std::unique_ptr<IoQueue> inner_;
 };
 
 // A checkpoint as so many ranks leave it.
@@ -181,11 +177,7 @@ class OneRank {
 
   double operator()() {
     *asked_ = {};
-    RestoreParts parts{.queue = [this]() -> Result<std::unique_ptr<IoQueue>> {
-                         Result<std::unique_ptr<IoQueue>> queue = choice_.factory();
-                         if (!queue.ok()) return queue.status();
-                         return std::unique_ptr<IoQueue>(std::make_unique<FarQueue>(asked_, *std::move(queue)));
-                       },
+    RestoreParts parts{.queue = WrapQueues<FarQueue>(asked_, choice_.factory),
                        .pool = pool_.get(),
                        .workers = &workers_,
                        .on_event = [](const Event& event) { Expect(false, "restore: " + event.message); }};

@@ -33,7 +33,7 @@
 
 #include "bench/roofline/pinned_device.h"
 #include "cairn/cairn.h"
-#include "support/rate_limited_queue.h"
+#include "testing/rate_limited_queue.h"
 #include "wiring.h"
 
 namespace cairn::bench {

@@ -6,7 +6,7 @@
 
 #include "base/bytes.h"
 #include "cairn/status.h"
-#include "support/rate_limited_queue.h"
+#include "testing/rate_limited_queue.h"
 
 namespace cairn::bench {
 

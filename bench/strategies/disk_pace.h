@@ -3,7 +3,7 @@
 #include <memory>
 #include <thread>
 
-#include "support/rate_limited_queue.h"
+#include "testing/rate_limited_queue.h"
 
 namespace cairn::bench {
 

@@ -9,7 +9,7 @@
 #include "bench/strategies/device_state.h"
 #include "bench/strategies/gpu.h"
 #include "cairn/status.h"
-#include "support/rate_limited_queue.h"
+#include "testing/rate_limited_queue.h"
 
 namespace cairn::bench {
 

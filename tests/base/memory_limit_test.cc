@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "cairn/options.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

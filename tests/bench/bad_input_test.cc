@@ -13,7 +13,7 @@
 #include "bench/strategies/csv_row.h"
 #include "bench/strategies/flags.h"
 #include "bench/strategies/resources.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::bench {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "bench/strategies/restore_check.h"
 #include "bench/workplace.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::bench {
 namespace {

@@ -14,7 +14,7 @@
 #include "bench/strategies/disk_profile.h"
 #include "bench/strategies/resources.h"
 #include "bench/strategy_suite.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::bench {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "bench/strategies/restore_check.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::bench {
 namespace {

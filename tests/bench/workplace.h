@@ -9,7 +9,7 @@
 #include "bench/strategies/gpu.h"
 #include "bench/strategies/strategy.h"
 #include "bench/strategies/training_state.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::bench {
 

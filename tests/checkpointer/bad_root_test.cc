@@ -18,7 +18,7 @@
 #include "base/mutex.h"
 #include "cairn/cairn.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "cairn/cairn.h"
-#include "support/model_gpu.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
+#include "testing/model_gpu.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

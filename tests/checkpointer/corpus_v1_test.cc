@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "cairn/cairn.h"
-#include "group/local_group.h"
-#include "support/temp_dir.h"
+#include "testing/local_group.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "cairn/cairn.h"
-#include "group/local_group.h"
 #include "support/forked.h"
 #include "support/sanitizer.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
+#include "testing/local_group.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -14,7 +14,7 @@
 #include "device/stream_point.h"
 #include "support/faulty_device.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

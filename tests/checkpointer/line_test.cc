@@ -5,8 +5,8 @@
 #include <fstream>
 
 #include "cairn/cairn.h"
-#include "support/temp_dir.h"
 #include "support/tensors.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -14,7 +14,7 @@
 #include "support/forked.h"
 #include "support/sanitizer.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

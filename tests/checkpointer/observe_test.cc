@@ -10,8 +10,8 @@
 #include "base/mutex.h"
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
-#include "support/temp_dir.h"
 #include "support/tensors.h"
+#include "testing/temp_dir.h"
 #include "wiring.h"
 
 namespace cairn {

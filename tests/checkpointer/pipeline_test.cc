@@ -7,9 +7,9 @@
 
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
-#include "support/model_gpu.h"
-#include "support/temp_dir.h"
 #include "support/tensors.h"
+#include "testing/model_gpu.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

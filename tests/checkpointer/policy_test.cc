@@ -7,8 +7,8 @@
 
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
-#include "support/temp_dir.h"
 #include "support/tensors.h"
+#include "testing/temp_dir.h"
 #include "wiring.h"
 
 namespace cairn {

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "cairn/cairn.h"
-#include "group/local_group.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
 #include "support/three_ranks.h"
+#include "testing/local_group.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

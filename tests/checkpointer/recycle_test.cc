@@ -22,9 +22,9 @@
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
 #include "store/locks.h"
-#include "support/rate_limited_queue.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
+#include "testing/rate_limited_queue.h"
+#include "testing/temp_dir.h"
 #include "wiring.h"
 
 namespace cairn {

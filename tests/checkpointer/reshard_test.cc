@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "cairn/cairn.h"
-#include "group/local_group.h"
-#include "support/temp_dir.h"
+#include "testing/local_group.h"
+#include "testing/temp_dir.h"
 #include "wiring.h"
 
 namespace cairn {

@@ -8,11 +8,11 @@
 #include "base/modelled_time.h"
 #include "cairn/cairn.h"
 #include "device/host_device.h"
-#include "group/local_group.h"
 #include "steered_saves.h"
-#include "support/rate_limited_queue.h"
-#include "support/temp_dir.h"
 #include "support/tensors.h"
+#include "testing/local_group.h"
+#include "testing/rate_limited_queue.h"
+#include "testing/temp_dir.h"
 #include "wiring.h"
 
 namespace cairn {

@@ -10,7 +10,7 @@
 #include "cairn/cairn.h"
 #include "support/forked.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

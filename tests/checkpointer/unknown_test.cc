@@ -11,7 +11,7 @@
 #include "cairn/cairn.h"
 #include "store/names.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

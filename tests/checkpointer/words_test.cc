@@ -19,8 +19,8 @@
 #include "engine/agreement.h"
 #include "store/names.h"
 #include "support/small_run.h"
-#include "support/temp_dir.h"
 #include "support/three_ranks.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

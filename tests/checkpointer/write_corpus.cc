@@ -13,7 +13,7 @@
 
 #include "cairn/cairn.h"
 #include "checkpointer/corpus_v1.h"
-#include "group/local_group.h"
+#include "testing/local_group.h"
 
 namespace cairn {
 namespace {

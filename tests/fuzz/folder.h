@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "format/shard_header.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 

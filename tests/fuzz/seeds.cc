@@ -11,8 +11,8 @@
 
 #include "cairn/checkpointer.h"
 #include "format/index.h"
-#include "group/local_group.h"
-#include "support/temp_dir.h"
+#include "testing/local_group.h"
+#include "testing/temp_dir.h"
 #include "wiring.h"
 
 namespace cairn {

@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "group/heard.h"
-#include "group/local_group.h"
 #include "group/played_store.h"
 #include "group/solo_group.h"
+#include "testing/local_group.h"
 
 namespace cairn {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "io/io_queue.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "io/thread_queue.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "io/thread_queue.h"
 #include "support/faulty_queue.h"
-#include "support/recording_queue.h"
-#include "support/temp_dir.h"
+#include "testing/recording_queue.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

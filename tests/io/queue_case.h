@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "io/io_queue.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 

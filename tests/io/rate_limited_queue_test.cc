@@ -1,4 +1,4 @@
-#include "support/rate_limited_queue.h"
+#include "testing/rate_limited_queue.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 #include "cairn/options.h"
 #include "io/thread_queue.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

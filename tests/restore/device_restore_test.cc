@@ -6,6 +6,7 @@
 #include "device/host_device.h"
 #include "restore_fixture.h"
 #include "support/faulty_device.h"
+#include "testing/forwarding_device.h"
 
 namespace cairn {
 namespace {
@@ -15,14 +16,14 @@ using ::testing::HasSubstr;
 constexpr DeviceId kGpu{DeviceKind::kCuda, 0};
 
 /// Does what its inner device does, and keeps in which order lanes and streams were given what.
-class RecordingDevice final : public Device {
+class RecordingDevice final : public ForwardingDevice {
  public:
-  explicit RecordingDevice(Device& inner) : inner_(inner) {}
+  using ForwardingDevice::ForwardingDevice;
 
   /// Whether the stream has been told to wait for each lane, as it was after its last copy.
   [[nodiscard]] bool HoldsBehindEveryCopy(Stream stream) {
     MutexLock lock(mutex_);
-    for (int lane = 0; lane < inner_.lanes(); ++lane) {
+    for (int lane = 0; lane < inner_->lanes(); ++lane) {
       const bool held = std::any_of(waits_.begin(), waits_.end(), [&](const auto& wait) {
         const auto recorded = recorded_.find(wait.second);
         return wait.first == stream.handle && recorded != recorded_.end() && recorded->second.first == lane &&
@@ -39,37 +40,23 @@ class RecordingDevice final : public Device {
     return count;
   }
 
-  [[nodiscard]] DeviceId id() const override { return inner_.id(); }
-  [[nodiscard]] int lanes() const override { return inner_.lanes(); }
-  [[nodiscard]] bool has_streams() const override { return inner_.has_streams(); }
-  [[nodiscard]] bool sums_while_copying() const override { return inner_.sums_while_copying(); }
-  [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override { return inner_.CheckLayout(layout); }
-  Status PinMemory(MutableBytes memory) override { return inner_.PinMemory(memory); }
-  void UnpinMemory(MutableBytes memory) override { inner_.UnpinMemory(memory); }
-  Result<std::byte*> AllocateStaging(std::uint64_t bytes) override { return inner_.AllocateStaging(bytes); }
-  Result<EventId> AcquireEvent() override { return inner_.AcquireEvent(); }
-  void ReleaseEvent(EventId event) override { inner_.ReleaseEvent(event); }
-  Status RecordOnStream(Stream stream, EventId event) override { return inner_.RecordOnStream(stream, event); }
   Status StreamWait(Stream stream, EventId event) override {
     MutexLock lock(mutex_);
     waits_.emplace_back(stream.handle, event);
-    return inner_.StreamWait(stream, event);
+    return inner_->StreamWait(stream, event);
   }
   Status RecordOnLane(int lane, EventId event) override {
     MutexLock lock(mutex_);
     recorded_[event] = {lane, copies_[lane]};
-    return inner_.RecordOnLane(lane, event);
+    return inner_->RecordOnLane(lane, event);
   }
-  Status LaneWait(int lane, EventId event) override { return inner_.LaneWait(lane, event); }
   Status Copy(CopyBatch batch, CopyDone done) override {
     MutexLock lock(mutex_);
     ++copies_[batch.lane];
-    return inner_.Copy(std::move(batch), std::move(done));
+    return inner_->Copy(std::move(batch), std::move(done));
   }
-  Status Health() override { return inner_.Health(); }
 
  private:
-  Device& inner_;
   Mutex mutex_;
   std::map<int, int> copies_ CAIRN_GUARDED_BY(mutex_);                        // By lane.
   std::map<EventId, std::pair<int, int>> recorded_ CAIRN_GUARDED_BY(mutex_);  // Lane, and its copies before.
@@ -132,7 +119,7 @@ TEST_F(DeviceRestoreTest, WritesOnlyAfterTheCallersStreamsAreDoneWithTheTargets)
 }
 
 TEST_F(DeviceRestoreTest, HoldsTheCallersStreamsBehindTheLastCopyOfEachLane) {
-  recording_ = std::make_unique<RecordingDevice>(*gpu_);
+  recording_ = std::make_unique<RecordingDevice>(gpu_);
   const Stream stream = gpu_->MakeStream();
   const Stream other = gpu_->MakeStream();
 

@@ -9,7 +9,7 @@
 
 #include "restore/reader.h"
 #include "support/checkpoint_writer.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 

@@ -10,7 +10,7 @@
 #include "store/names.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -25,7 +25,7 @@
 #include "store/names.h"
 #include "store/root.h"
 #include "store_case.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -12,7 +12,7 @@
 #include "store/names.h"
 #include "store/pins.h"
 #include "store_case.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

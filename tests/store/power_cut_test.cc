@@ -15,7 +15,7 @@
 #include "store/pins.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
-#include "support/recording_queue.h"
+#include "testing/recording_queue.h"
 
 namespace cairn {
 namespace {

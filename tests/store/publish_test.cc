@@ -10,7 +10,7 @@
 #include "base/status_macros.h"
 #include "publish_case.h"
 #include "store/locks.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -20,7 +20,7 @@
 #include "store/remove.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

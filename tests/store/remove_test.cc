@@ -21,7 +21,7 @@
 #include "store_case.h"
 #include "support/faulty_queue.h"
 #include "support/forked.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

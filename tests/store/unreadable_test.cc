@@ -13,7 +13,7 @@
 #include "store/names.h"
 #include "store_case.h"
 #include "support/hooked_calls.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

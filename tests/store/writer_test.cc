@@ -18,7 +18,7 @@
 #include "support/faulty_queue.h"
 #include "support/forked.h"
 #include "support/hooked_calls.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

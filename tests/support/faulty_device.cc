@@ -35,10 +35,6 @@ struct FaultyDevice::State {
   std::vector<Held> held CAIRN_GUARDED_BY(mutex);
   std::shared_ptr<StreamPoint> gate CAIRN_GUARDED_BY(mutex);
 
-  Status Error() const CAIRN_EXCLUDES(mutex) {
-    MutexLock lock(mutex);
-    return sticky ? StickyError() : Status::Ok();
-  }
   static Status StickyError() {
     return {StatusCode::kDeviceError, "injected sticky device error: an illegal memory access was encountered"};
   }
@@ -60,7 +56,7 @@ struct FaultyDevice::State {
 };
 
 FaultyDevice::FaultyDevice(std::shared_ptr<Device> inner)
-    : inner_(std::move(inner)), state_(std::make_shared<State>()) {}
+    : ForwardingDevice(std::move(inner)), state_(std::make_shared<State>()) {}
 
 FaultyDevice::~FaultyDevice() { ReleaseCopies(); }
 
@@ -140,44 +136,9 @@ bool FaultyDevice::AwaitCopies(int count, Deadline deadline) {
   return true;
 }
 
-Status FaultyDevice::CheckLayout(const StridedLayout& layout) const {
-  CAIRN_RETURN_IF_ERROR(state_->Error());
-  return inner_->CheckLayout(layout);
-}
-
-Status FaultyDevice::PinMemory(MutableBytes memory) {
-  CAIRN_RETURN_IF_ERROR(state_->Error());
-  return inner_->PinMemory(memory);
-}
-
-Result<std::byte*> FaultyDevice::AllocateStaging(std::uint64_t bytes) {
-  CAIRN_RETURN_IF_ERROR(state_->Error());
-  return inner_->AllocateStaging(bytes);
-}
-
-Result<EventId> FaultyDevice::AcquireEvent() {
-  CAIRN_RETURN_IF_ERROR(state_->Error());
-  return inner_->AcquireEvent();
-}
-
-Status FaultyDevice::RecordOnStream(Stream stream, EventId event) {
-  CAIRN_RETURN_IF_ERROR(state_->Error());
-  return inner_->RecordOnStream(stream, event);
-}
-
-Status FaultyDevice::StreamWait(Stream stream, EventId event) {
-  CAIRN_RETURN_IF_ERROR(state_->Error());
-  return inner_->StreamWait(stream, event);
-}
-
-Status FaultyDevice::RecordOnLane(int lane, EventId event) {
-  CAIRN_RETURN_IF_ERROR(state_->Error());
-  return inner_->RecordOnLane(lane, event);
-}
-
-Status FaultyDevice::LaneWait(int lane, EventId event) {
-  CAIRN_RETURN_IF_ERROR(state_->Error());
-  return inner_->LaneWait(lane, event);
+Status FaultyDevice::Failure() const {
+  MutexLock lock(state_->mutex);
+  return state_->sticky ? State::StickyError() : Status::Ok();
 }
 
 Status FaultyDevice::Copy(CopyBatch batch, CopyDone done) {
@@ -218,11 +179,6 @@ Status FaultyDevice::Enqueue(CopyBatch batch, CopyDone done) {
   });
   if (!status.ok()) state_->End(done);
   return status;
-}
-
-Status FaultyDevice::Health() {
-  CAIRN_RETURN_IF_ERROR(state_->Error());
-  return inner_->Health();
 }
 
 }  // namespace cairn

@@ -6,13 +6,14 @@
 
 #include "cairn/options.h"
 #include "device/device.h"
+#include "testing/forwarding_device.h"
 
 namespace cairn {
 
 /// A Device that does what its inner one does, until it is told to fail. Safe from any thread.
 ///
 /// Calls of Copy are counted from 1. A fault may be set before or while the device is in use.
-class FaultyDevice final : public Device {
+class FaultyDevice final : public ForwardingDevice {
  public:
   explicit FaultyDevice(std::shared_ptr<Device> inner);
   /// Releases what is held.
@@ -39,27 +40,12 @@ class FaultyDevice final : public Device {
   /// Waits until Copy has been called `count` times; false where the deadline passes first.
   bool AwaitCopies(int count, Deadline deadline = Deadline::Infinite());
 
-  [[nodiscard]] DeviceId id() const override { return inner_->id(); }
-  [[nodiscard]] int lanes() const override { return inner_->lanes(); }
-  [[nodiscard]] bool has_streams() const override { return inner_->has_streams(); }
-  [[nodiscard]] bool sums_while_copying() const override { return inner_->sums_while_copying(); }
-  [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override;
-  Status PinMemory(MutableBytes memory) override;
-  void UnpinMemory(MutableBytes memory) override { inner_->UnpinMemory(memory); }
-  Result<std::byte*> AllocateStaging(std::uint64_t bytes) override;
-  Result<EventId> AcquireEvent() override;
-  void ReleaseEvent(EventId event) override { inner_->ReleaseEvent(event); }
-  Status RecordOnStream(Stream stream, EventId event) override;
-  Status StreamWait(Stream stream, EventId event) override;
-  Status RecordOnLane(int lane, EventId event) override;
-  Status LaneWait(int lane, EventId event) override;
   Status Copy(CopyBatch batch, CopyDone done) override;
-  Status Health() override;
 
  private:
   struct State;
+  [[nodiscard]] Status Failure() const override;
   Status Enqueue(CopyBatch batch, CopyDone done);
-  const std::shared_ptr<Device> inner_;
   const std::shared_ptr<State> state_;  // Shared with batches under way, which may outlive this.
 };
 

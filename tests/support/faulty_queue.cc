@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "testing/forwarding_queue.h"
 
 namespace cairn {
 namespace {
@@ -23,10 +24,10 @@ void KillThisProcess() { ::kill(::getpid(), SIGKILL); }
 }  // namespace
 
 /// One queue under a plan: judges each operation as it is submitted.
-class FaultyQueue : public IoQueue {
+class FaultyQueue : public ForwardingQueue {
  public:
   FaultyQueue(std::shared_ptr<FaultPlan> plan, std::unique_ptr<IoQueue> inner)
-      : plan_(std::move(plan)), inner_(std::move(inner)) {
+      : ForwardingQueue(std::move(inner)), plan_(std::move(plan)) {
     MutexLock lock(plan_->mutex_);
     plan_->queues_.insert(inner_.get());
   }
@@ -66,9 +67,7 @@ class FaultyQueue : public IoQueue {
     return called_;
   }
 
-  void Wake() override { inner_->Wake(); }
   [[nodiscard]] std::size_t pending() const override { return pending_; }
-  [[nodiscard]] std::string name() const override { return inner_->name(); }
 
  private:
   struct Failed {
@@ -129,7 +128,6 @@ class FaultyQueue : public IoQueue {
   }
 
   const std::shared_ptr<FaultPlan> plan_;
-  const std::unique_ptr<IoQueue> inner_;
   std::vector<Failed> failed_;  // Answered by the next RunOnce.
   std::deque<Held> held_;
   std::size_t pending_ = 0;
@@ -161,11 +159,7 @@ void FaultGate::Release() const {
 }
 
 IoQueueFactory FaultPlan::Wrap(IoQueueFactory inner) {
-  return [plan = shared_from_this(), inner = std::move(inner)]() -> Result<std::unique_ptr<IoQueue>> {
-    auto queue = inner();
-    if (!queue.ok()) return queue.status();
-    return std::unique_ptr<IoQueue>(std::make_unique<FaultyQueue>(plan, *std::move(queue)));
-  };
+  return WrapQueues<FaultyQueue>(shared_from_this(), std::move(inner));
 }
 
 void FaultPlan::Fail(FaultMatch match, int error) { Add(std::move(match), {.kind = Kind::kFail, .error = error}); }

@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "testing/forwarding_queue.h"
+
 namespace cairn {
 namespace {
 
@@ -21,10 +23,10 @@ std::string FileName(const PathAt& path) { return std::filesystem::path(path.tex
 }  // namespace
 
 /// Asks the double before each operation.
-class NfsQueue final : public IoQueue {
+class NfsQueue final : public ForwardingQueue {
  public:
   NfsQueue(std::shared_ptr<NfsDouble> nfs, std::unique_ptr<IoQueue> inner)
-      : nfs_(std::move(nfs)), inner_(std::move(inner)) {}
+      : ForwardingQueue(std::move(inner)), nfs_(std::move(nfs)) {}
 
   void Submit(IoRequest request, IoDone done) override {
     switch (nfs_->Judge(request)) {
@@ -45,9 +47,7 @@ class NfsQueue final : public IoQueue {
     if (!ran.ok()) return ran;
     return *ran + answers.size();
   }
-  void Wake() override { inner_->Wake(); }
   [[nodiscard]] std::size_t pending() const override { return inner_->pending() + answers_.size(); }
-  [[nodiscard]] std::string name() const override { return inner_->name(); }
 
  private:
   struct Answered {
@@ -55,16 +55,11 @@ class NfsQueue final : public IoQueue {
     IoDone done;
   };
   const std::shared_ptr<NfsDouble> nfs_;
-  const std::unique_ptr<IoQueue> inner_;
   std::vector<Answered> answers_;  // For the next RunOnce.
 };
 
 IoQueueFactory NfsDouble::Wrap(IoQueueFactory inner) {
-  return [nfs = shared_from_this(), inner = std::move(inner)]() -> Result<std::unique_ptr<IoQueue>> {
-    auto queue = inner();
-    if (!queue.ok()) return queue.status();
-    return std::unique_ptr<IoQueue>(std::make_unique<NfsQueue>(nfs, *std::move(queue)));
-  };
+  return WrapQueues<NfsQueue>(shared_from_this(), std::move(inner));
 }
 
 bool NfsDouble::File::Open() const {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "group/local_group.h"
+#include "testing/local_group.h"
 
 namespace cairn {
 

@@ -10,7 +10,7 @@
 #include "store/names.h"
 #include "support/checkpoint_writer.h"
 #include "support/run_program.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

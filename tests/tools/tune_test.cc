@@ -8,7 +8,7 @@
 #include <map>
 
 #include "support/run_program.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

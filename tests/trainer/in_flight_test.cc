@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cairn/cairn.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 #include "trainer/training_process.h"
 
 namespace cairn::trainer {

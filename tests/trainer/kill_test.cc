@@ -7,7 +7,7 @@
 #include <set>
 
 #include "cairn/cairn.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 #include "trainer/training_process.h"
 #include "trainer/write_text.h"
 

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <stdexcept>
 
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::trainer {
 namespace {

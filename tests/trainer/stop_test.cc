@@ -8,7 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 #include "trainer/training_process.h"
 
 namespace cairn::trainer {

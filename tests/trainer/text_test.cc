@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cairn/cairn.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 #include "trainer/training_process.h"
 #include "trainer/write_text.h"
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 #include "trainer/write_text.h"
 
 namespace cairn::trainer {

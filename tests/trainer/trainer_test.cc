@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cairn/cairn.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 #include "trainer/training_process.h"
 
 namespace cairn::trainer {

@@ -9,8 +9,8 @@
 #include <fstream>
 
 #include "support/faulty_queue.h"
-#include "support/rate_limited_queue.h"
-#include "support/temp_dir.h"
+#include "testing/rate_limited_queue.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

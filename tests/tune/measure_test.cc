@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "device/host_device.h"
-#include "support/temp_dir.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {

@@ -1,9 +1,11 @@
-#include "support/recording_queue.h"
+#include "testing/recording_queue.h"
 
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <utility>
+
+#include "testing/forwarding_queue.h"
 
 namespace cairn {
 namespace {
@@ -25,10 +27,10 @@ std::vector<Recording::Entry> ReadTree(const std::string& base) {
 }  // namespace
 
 /// Notes each operation as it completes, before its callback.
-class RecordingQueue : public IoQueue {
+class RecordingQueue : public ForwardingQueue {
  public:
   RecordingQueue(std::shared_ptr<Recording> recording, std::unique_ptr<IoQueue> inner)
-      : recording_(std::move(recording)), inner_(std::move(inner)) {}
+      : ForwardingQueue(std::move(inner)), recording_(std::move(recording)) {}
 
   void Submit(IoRequest request, IoDone done) override {
     RecordedOperation operation = recording_->Begin(request);
@@ -40,14 +42,8 @@ class RecordingQueue : public IoQueue {
     });
   }
 
-  Result<std::size_t> RunOnce(Deadline deadline) override { return inner_->RunOnce(deadline); }
-  void Wake() override { inner_->Wake(); }
-  [[nodiscard]] std::size_t pending() const override { return inner_->pending(); }
-  [[nodiscard]] std::string name() const override { return inner_->name(); }
-
  private:
   const std::shared_ptr<Recording> recording_;
-  const std::unique_ptr<IoQueue> inner_;
 };
 
 std::shared_ptr<Recording> Recording::Make(const std::string& base) {
@@ -55,11 +51,7 @@ std::shared_ptr<Recording> Recording::Make(const std::string& base) {
 }
 
 IoQueueFactory Recording::Wrap(IoQueueFactory inner) {
-  return [recording = shared_from_this(), inner = std::move(inner)]() -> Result<std::unique_ptr<IoQueue>> {
-    auto queue = inner();
-    if (!queue.ok()) return queue.status();
-    return std::unique_ptr<IoQueue>(std::make_unique<RecordingQueue>(recording, *std::move(queue)));
-  };
+  return WrapQueues<RecordingQueue>(shared_from_this(), std::move(inner));
 }
 
 std::vector<RecordedOperation> Recording::operations() const {

@@ -1,4 +1,4 @@
-#include "support/rate_limited_queue.h"
+#include "testing/rate_limited_queue.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,14 +8,15 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "testing/forwarding_queue.h"
 
 namespace cairn {
 
 /// Keeps what is complete until the disk would have been done with it.
-class RateLimitedQueue : public IoQueue {
+class RateLimitedQueue : public ForwardingQueue {
  public:
   RateLimitedQueue(std::shared_ptr<RateLimitedDisk> disk, std::unique_ptr<IoQueue> inner)
-      : disk_(std::move(disk)), inner_(std::move(inner)) {}
+      : ForwardingQueue(std::move(inner)), disk_(std::move(disk)) {}
 
   void Submit(IoRequest request, IoDone done) override {
     ++pending_;
@@ -43,7 +44,6 @@ class RateLimitedQueue : public IoQueue {
     inner_->Wake();
   }
   [[nodiscard]] std::size_t pending() const override { return pending_; }
-  [[nodiscard]] std::string name() const override { return inner_->name(); }
 
  private:
   using Clock = RateLimitedDisk::Clock;
@@ -80,15 +80,10 @@ class RateLimitedQueue : public IoQueue {
   std::multimap<Clock::time_point, Finished> finished_;
   std::atomic<bool> woken_ = false;
   std::size_t pending_ = 0;
-  const std::unique_ptr<IoQueue> inner_;
 };
 
 IoQueueFactory RateLimitedDisk::Wrap(IoQueueFactory inner) {
-  return [disk = shared_from_this(), inner = std::move(inner)]() -> Result<std::unique_ptr<IoQueue>> {
-    auto queue = inner();
-    if (!queue.ok()) return queue.status();
-    return std::unique_ptr<IoQueue>(std::make_unique<RateLimitedQueue>(disk, *std::move(queue)));
-  };
+  return WrapQueues<RateLimitedQueue>(shared_from_this(), std::move(inner));
 }
 
 void RateLimitedDisk::SetRate(std::uint64_t bytes_per_second) {

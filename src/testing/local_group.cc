@@ -1,4 +1,4 @@
-#include "group/local_group.h"
+#include "testing/local_group.h"
 
 #include <cstddef>
 #include <utility>

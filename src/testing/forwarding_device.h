@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "device/device.h"
+
+namespace cairn {
+
+/// Passes every call on to the device inside. A base for devices that change some of the calls.
+class ForwardingDevice : public Device {
+ public:
+  explicit ForwardingDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
+
+  [[nodiscard]] DeviceId id() const override { return inner_->id(); }
+  [[nodiscard]] int lanes() const override { return inner_->lanes(); }
+  [[nodiscard]] bool has_streams() const override { return inner_->has_streams(); }
+  [[nodiscard]] bool sums_while_copying() const override { return inner_->sums_while_copying(); }
+  [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override {
+    return Forward([&] { return inner_->CheckLayout(layout); });
+  }
+  Status PinMemory(MutableBytes memory) override {
+    return Forward([&] { return inner_->PinMemory(memory); });
+  }
+  void UnpinMemory(MutableBytes memory) override { inner_->UnpinMemory(memory); }
+  Result<std::byte*> AllocateStaging(std::uint64_t bytes) override {
+    return Forward([&] { return inner_->AllocateStaging(bytes); });
+  }
+  Result<EventId> AcquireEvent() override {
+    return Forward([&] { return inner_->AcquireEvent(); });
+  }
+  void ReleaseEvent(EventId event) override { inner_->ReleaseEvent(event); }
+  Status RecordOnStream(Stream stream, EventId event) override {
+    return Forward([&] { return inner_->RecordOnStream(stream, event); });
+  }
+  Status StreamWait(Stream stream, EventId event) override {
+    return Forward([&] { return inner_->StreamWait(stream, event); });
+  }
+  Status RecordOnLane(int lane, EventId event) override {
+    return Forward([&] { return inner_->RecordOnLane(lane, event); });
+  }
+  Status LaneWait(int lane, EventId event) override {
+    return Forward([&] { return inner_->LaneWait(lane, event); });
+  }
+  Status Copy(CopyBatch batch, CopyDone done) override {
+    return Forward([&] { return inner_->Copy(std::move(batch), std::move(done)); });
+  }
+  Status Health() override {
+    return Forward([&] { return inner_->Health(); });
+  }
+
+ protected:
+  /// Not Ok: what every call that can fail returns instead of being passed on.
+  [[nodiscard]] virtual Status Failure() const { return {}; }
+
+  const std::shared_ptr<Device> inner_;
+
+ private:
+  template <typename Call>
+  auto Forward(Call call) const -> decltype(call()) {
+    if (Status failure = Failure(); !failure.ok()) return failure;
+    return call();
+  }
+};
+
+}  // namespace cairn
