@@ -9,8 +9,8 @@
 
 namespace cairn {
 
-/// A fresh directory under TMPDIR (or /tmp), or under `parent`, removed with all it holds. Throws where it cannot be
-/// made: tests only.
+/// A fresh directory under TMPDIR (or /tmp), or under `parent`, removed with all it holds. Throws
+/// std::system_error where it cannot be made.
 class TempDir {
  public:
   TempDir() : TempDir(std::filesystem::temp_directory_path()) {}

@@ -43,16 +43,8 @@ std::unique_ptr<IoQueue> MakeQueue(const IoQueueFactory& factory) {
   return queue.ok() ? *std::move(queue) : NoQueue(queue.status());
 }
 
-MemoryDir::MemoryDir() {
-  const bool memory = ::access("/dev/shm", W_OK | X_OK) == 0;
-  path_ = (memory ? std::string("/dev/shm") : std::filesystem::temp_directory_path().string()) + "/cairn-XXXXXX";
-  EXPECT_NE(::mkdtemp(path_.data()), nullptr) << path_;
-}
-
-MemoryDir::~MemoryDir() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
+MemoryDir::MemoryDir()
+    : TempDir(::access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : std::filesystem::temp_directory_path()) {}
 
 Status WaitFor(IoQueue& queue, const std::function<void(StatusDone)>& start) {
   std::optional<Status> outcome;

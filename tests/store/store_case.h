@@ -15,6 +15,7 @@
 #include "store/pins.h"
 #include "store/remove.h"
 #include "store/root.h"
+#include "testing/temp_dir.h"
 
 namespace cairn {
 
@@ -22,19 +23,11 @@ namespace cairn {
 [[nodiscard]] IoQueueFactory PlainFactory();
 [[nodiscard]] std::unique_ptr<IoQueue> MakeQueue(const IoQueueFactory& factory = PlainFactory());
 
-/// A directory in memory, where the machine has such: for tests that run the same few files through thousands of fsyncs
+/// A directory in memory, where the machine has one: for tests that run the same few files through thousands of fsyncs
 /// and look at the operations' order alone.
-class MemoryDir {
+class MemoryDir : public TempDir {
  public:
   MemoryDir();
-  ~MemoryDir();
-  MemoryDir(const MemoryDir&) = delete;
-  MemoryDir& operator=(const MemoryDir&) = delete;
-  [[nodiscard]] const std::string& path() const { return path_; }
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
 };
 
 /// Starts an asynchronous call and runs the queue until its callback has come.

@@ -23,11 +23,9 @@ struct Ran {
   [[nodiscard]] nlohmann::json parsed() const { return nlohmann::json::parse(out); }
 };
 
-/// Runs it, without input, to its end. Arguments hold no apostrophe.
-[[nodiscard]] inline Ran RunProgram(const std::string& program, const std::vector<std::string>& arguments) {
+/// Runs the shell's command, without input, to its end.
+[[nodiscard]] inline Ran RunShell(const std::string& command) {
   const TempDir directory;
-  std::string command = "'" + program + "'";
-  for (const std::string& argument : arguments) command += " '" + argument + "'";
   const std::string errors = directory / "stderr";
   FILE* const pipe = ::popen((command + " 2>'" + errors + "' </dev/null").c_str(), "r");
   EXPECT_NE(pipe, nullptr);
@@ -40,6 +38,13 @@ struct Ran {
   text << std::ifstream(errors).rdbuf();
   ran.err = text.str();
   return ran;
+}
+
+/// The same of a program. Arguments hold no apostrophe.
+[[nodiscard]] inline Ran RunProgram(const std::string& program, const std::vector<std::string>& arguments) {
+  std::string command = "'" + program + "'";
+  for (const std::string& argument : arguments) command += " '" + argument + "'";
+  return RunShell(command);
 }
 
 }  // namespace cairn
