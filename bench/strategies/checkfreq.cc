@@ -3,8 +3,8 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/worker_pool.h"
+#include "bench/emulation/host_memory.h"
 #include "bench/strategies/checkpoint_file.h"
-#include "bench/strategies/host_memory.h"
 #include "bench/strategies/strategy.h"
 
 namespace cairn::bench {

@@ -12,7 +12,7 @@
 
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "bench/strategies/disk_pace.h"
+#include "bench/emulation/disk_pace.h"
 #include "bench/strategies/plain_file.h"
 
 namespace cairn::bench {

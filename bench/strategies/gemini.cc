@@ -4,8 +4,8 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/worker_pool.h"
-#include "bench/strategies/gemini/peer.h"
-#include "bench/strategies/host_memory.h"
+#include "bench/emulation/host_memory.h"
+#include "bench/gemini/peer.h"
 #include "bench/strategies/strategy.h"
 
 namespace cairn::bench {

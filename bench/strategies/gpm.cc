@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "bench/strategies/disk_pace.h"
+#include "bench/emulation/disk_pace.h"
 #include "bench/strategies/slot_file.h"
 #include "bench/strategies/strategy.h"
 

@@ -8,8 +8,8 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/worker_pool.h"
-#include "bench/strategies/disk_pace.h"
-#include "bench/strategies/host_memory.h"
+#include "bench/emulation/disk_pace.h"
+#include "bench/emulation/host_memory.h"
 #include "bench/strategies/slot_file.h"
 #include "bench/strategies/strategy.h"
 
@@ -118,7 +118,8 @@ class PcCheck : public Strategy {
       saver.writers.Post([this, slot, at, n, chunk, &progress] {
         std::memcpy(file_->slot(slot).data() + at, chunk->data(), n);
         chunk->Reset();
-        // The emulated disk has one chunk of each thread while that stores the next: saves under way share it alike.
+        // The emulated disk has one chunk of each thread while that stores the next, so saves under way share it
+        // equally.
         std::optional<DiskPace> earlier;
         {
           MutexLock lock(progress.mutex);

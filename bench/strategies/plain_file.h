@@ -9,8 +9,8 @@
 
 namespace cairn::bench {
 
-/// Makes a file of `bytes` zeros, durably, and opens it. What overwrites it meets blocks that are laid out and pages
-/// that the kernel holds already: a run measures no first touch of either.
+/// Makes a file of `bytes` zeros, durably, and opens it. Its blocks are then laid out and its pages in memory, so that
+/// a run does not measure the first touch of either.
 [[nodiscard]] Result<UniqueFd> LayOut(const std::string& path, std::uint64_t bytes);
 /// Writes all of `bytes` at `offset`. `path` is for the message.
 Status WriteAt(int fd, std::uint64_t offset, Bytes bytes, const std::string& path);

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "bench/strategies/device_state.h"
-#include "bench/strategies/gpu.h"
+#include "bench/emulation/device_state.h"
+#include "bench/emulation/gpu.h"
 #include "cairn/status.h"
 #include "testing/rate_limited_queue.h"
 

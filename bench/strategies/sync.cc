@@ -1,8 +1,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "bench/emulation/host_memory.h"
 #include "bench/strategies/checkpoint_file.h"
-#include "bench/strategies/host_memory.h"
 #include "bench/strategies/strategy.h"
 
 namespace cairn::bench {

@@ -1,18 +1,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdio.h>  // NOLINT(modernize-deprecated-headers): popen
-#include <sys/wait.h>
 
-#include <array>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <string>
 
-#include "bench/strategies/csv_row.h"
-#include "bench/strategies/flags.h"
-#include "bench/strategies/resources.h"
+#include "bench/harness/csv_row.h"
+#include "bench/harness/flags.h"
+#include "bench/harness/resources.h"
+#include "support/run_program.h"
 #include "testing/temp_dir.h"
 
 namespace cairn::bench {
@@ -21,36 +19,20 @@ namespace {
 using testing::HasSubstr;
 using testing::StartsWith;
 
-struct Ended {
-  int code = -1;
-  std::string output;  // Standard output and error.
-};
-
-Ended Shell(const std::string& command) {
-  FILE* const pipe = ::popen((command + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return {};
-  Ended ended;
-  std::array<char, 4096> buffer{};
-  while (const std::size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) ended.output.append(buffer.data(), n);
-  const int status = ::pclose(pipe);
-  if (WIFEXITED(status)) ended.code = WEXITSTATUS(status);
-  return ended;
-}
-
-Ended BenchTraining(const std::string& flags) { return Shell(std::string(BENCH_TRAINING) + " " + flags); }
+Ran BenchTraining(const std::string& flags) { return RunShell(std::string(BENCH_TRAINING) + " " + flags); }
 
 TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
   const TempDir directory;
 
-  const Ended run = BenchTraining(
+  const Ran run = BenchTraining(
       "--device emulated --strategy sync --state-bytes 5000000 --tensors 5 --iteration-seconds 0.05 --every 2 "
       "--iterations 5 --dir " +
       directory.path() + " --csv " + directory / "runs.csv");
 
   EXPECT_EQ(run.code, 0);
-  EXPECT_THAT(run.output, StartsWith("strategy,model,device,disk,state_bytes,"));
-  EXPECT_THAT(run.output, HasSubstr("\nsync,custom,emulated,machine,5001216,5,0.05,2,0,5,0,"));
-  EXPECT_THAT(run.output, HasSubstr(",4,0."));  // The restored step, and the saves' times.
+  EXPECT_THAT(run.out, StartsWith("strategy,model,device,disk,state_bytes,"));
+  EXPECT_THAT(run.out, HasSubstr("\nsync,custom,emulated,machine,5001216,5,0.05,2,0,5,0,"));
+  EXPECT_THAT(run.out, HasSubstr(",4,0."));  // The restored step, and the saves' times.
   EXPECT_GT(std::filesystem::file_size(directory / "runs.csv"), 0U);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);  // Nothing else is left.
 }
@@ -58,14 +40,14 @@ TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
 TEST(BenchTrainingTest, RefusesWhatItDoesNotKnow) {
   const TempDir directory;
 
-  const Ended strategy = BenchTraining("--strategy tape --dir " + directory.path());
-  const Ended folder = BenchTraining("--strategy sync --dir " + directory / "missing");
-  const Ended flag = BenchTraining("--strategie sync --dir " + directory.path());
+  const Ran strategy = BenchTraining("--strategy tape --dir " + directory.path());
+  const Ran folder = BenchTraining("--strategy sync --dir " + directory / "missing");
+  const Ran flag = BenchTraining("--strategie sync --dir " + directory.path());
 
   EXPECT_EQ(strategy.code, 2);
-  EXPECT_THAT(strategy.output, HasSubstr("unknown strategy \"tape\"; there are none, sync"));
+  EXPECT_THAT(strategy.err, HasSubstr("unknown strategy \"tape\"; there are none, sync"));
   EXPECT_EQ(folder.code, 2);
-  EXPECT_THAT(folder.output, HasSubstr("missing"));
+  EXPECT_THAT(folder.err, HasSubstr("missing"));
   EXPECT_EQ(flag.code, 2);
 }
 
@@ -73,32 +55,32 @@ TEST(BenchTrainingTest, SaysWhereWhatNeedsLibtorchCanBeHad) {
   const TempDir directory;
   std::filesystem::copy_file(BENCH_TRAINING, directory / "bench_training");  // With no other build beside it.
 
-  const Ended run = Shell(directory / "bench_training --strategy gemini --dir " + directory.path());
+  const Ran run = RunShell(directory / "bench_training --strategy gemini --dir " + directory.path());
 
   EXPECT_EQ(run.code, 77);
-  EXPECT_THAT(run.output, HasSubstr("--strategy gemini needs libtorch"));
-  EXPECT_THAT(run.output, HasSubstr("scripts/build release bench_training_torch"));
+  EXPECT_THAT(run.err, HasSubstr("--strategy gemini needs libtorch"));
+  EXPECT_THAT(run.err, HasSubstr("scripts/build release bench_training_torch"));
 }
 
 TEST(BenchTrainingTest, AddsNoRowToAnotherTable) {
   const TempDir directory;
   std::ofstream(directory / "runs.csv") << "year,rainfall\n";
 
-  const Ended run =
+  const Ran run =
       BenchTraining("--strategy none --state-bytes 5000000 --tensors 5 --iteration-seconds 0.05 --iterations 1 --dir " +
                     directory.path() + " --csv " + directory / "runs.csv");
 
   EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.output, HasSubstr("found year,rainfall"));
+  EXPECT_THAT(run.err, HasSubstr("found year,rainfall"));
 }
 
 TEST(BenchTrainingTest, SaysBeforehandWhatWouldFit) {
   const TempDir directory;
 
-  const Ended run = BenchTraining("--strategy pccheck --state-bytes 100000000000000 --dir " + directory.path());
+  const Ran run = BenchTraining("--strategy pccheck --state-bytes 100000000000000 --dir " + directory.path());
 
   EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.output, HasSubstr("would fit"));
+  EXPECT_THAT(run.err, HasSubstr("would fit"));
 }
 
 TEST(ResourcesTest, TheScaleThatFitsDoesFit) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "bench/strategies/restore_check.h"
+#include "bench/harness/restore_check.h"
 #include "bench/workplace.h"
 #include "testing/temp_dir.h"
 

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "base/unique_fd.h"
-#include "bench/strategies/gemini/network.h"
-#include "bench/strategies/restore_check.h"
+#include "bench/gemini/network.h"
+#include "bench/harness/restore_check.h"
 #include "bench/strategy_suite.h"
 #include "bench/workplace.h"
 #include "support/forked.h"

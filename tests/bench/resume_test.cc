@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/strategies/disk_profile.h"
-#include "bench/strategies/resources.h"
+#include "bench/emulation/disk_profile.h"
+#include "bench/harness/resources.h"
 #include "bench/strategy_suite.h"
 #include "testing/temp_dir.h"
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/bytes.h"
-#include "bench/strategies/restore_check.h"
+#include "bench/harness/restore_check.h"
 #include "bench/workplace.h"
 #include "support/forked.h"
 

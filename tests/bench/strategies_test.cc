@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/mutex.h"
-#include "bench/strategies/restore_check.h"
+#include "bench/harness/restore_check.h"
 #include "bench/strategy_suite.h"
 #include "bench/workplace.h"
 

@@ -1,11 +1,11 @@
-#include "bench/strategies/trainer_compute.h"
+#include "bench/harness/trainer_compute.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "bench/strategies/restore_check.h"
+#include "bench/harness/restore_check.h"
 #include "testing/temp_dir.h"
 
 namespace cairn::bench {

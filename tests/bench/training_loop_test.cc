@@ -1,4 +1,4 @@
-#include "bench/strategies/training_loop.h"
+#include "bench/harness/training_loop.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/strategies/accounting.h"
+#include "bench/harness/accounting.h"
 
 namespace cairn::bench {
 namespace {

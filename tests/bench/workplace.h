@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "bench/strategies/gpu.h"
+#include "bench/emulation/gpu.h"
+#include "bench/harness/training_state.h"
 #include "bench/strategies/strategy.h"
-#include "bench/strategies/training_state.h"
 #include "testing/temp_dir.h"
 
 namespace cairn::bench {

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/status_macros.h"
+#include "bench/gemini/gloo_pair.h"
+#include "cairn/status.h"
+
+namespace cairn::bench {
+
+/// What a training and its peer say to each other, before and after the bytes of a checkpoint.
+struct PeerMessage {
+  enum class Kind : std::uint64_t {
+    kSave = 1,     ///< Bytes follow; answered with kHolds once all of them are there.
+    kRestore = 2,  ///< Answered with kHolds or kNothing; after kHolds bytes follow.
+    kHolds = 3,    ///< The step, complete in the peer's memory.
+    kNothing = 4,
+  };
+  Kind kind = Kind::kRestore;
+  std::uint64_t step = 0;
+  std::uint64_t bytes = 0;        ///< Of the checkpoint.
+  std::uint64_t piece_bytes = 0;  ///< Of each message that it comes in.
+};
+inline Status SendMessage(GlooPair& pair, const PeerMessage& message) {
+  CAIRN_RETURN_IF_ERROR(pair.Send(std::as_bytes(std::span(&message, 1)), sizeof(message)));
+  return pair.Flush();
+}
+[[nodiscard]] inline Result<PeerMessage> ReceiveMessage(GlooPair& pair) {
+  PeerMessage message;
+  CAIRN_RETURN_IF_ERROR(pair.Receive(std::as_writable_bytes(std::span(&message, 1)), sizeof(message)));
+  return message;
+}
+
+/// The peer of a directory's training: a process that keeps the training's checkpoints in its memory, two buffers, of
+/// which one has the newest complete checkpoint.
+///
+/// It outlives the training, however that ends, and takes its next life. It ends soon after the directory is gone,
+/// or when no training has come for ten minutes. The file "gemini-peer" in the directory says where it is; its lock
+/// (fcntl) says that it is alive. What it has to complain of is in "gemini-peer.log".
+///
+/// A connection to it, started first where there is none. `bytes_per_second` 0: over the loopback interface.
+/// FailedPrecondition where there is one for another size of state; Unsupported as PeerNetwork::Make.
+[[nodiscard]] Result<std::unique_ptr<GlooPair>> ConnectToPeer(const std::string& directory, std::uint64_t state_bytes,
+                                                              std::uint64_t bytes_per_second);
+
+/// How the peer's process is called: bench_gemini_peer DIRECTORY STATE_BYTES ADDRESS TRAINING_ADDRESS, with these two
+/// descriptors.
+inline constexpr int kPeerReadyFd = 3;    ///< To write "ready" to, or why there will be no peer.
+inline constexpr int kPeerNetworkFd = 4;  ///< The training's network namespace, where the addresses differ.
+/// Its body; returns when it is to end.
+Status RunPeer(const std::string& directory, std::uint64_t state_bytes, const std::string& address,
+               const std::string& training_address);
+
+}  // namespace cairn::bench

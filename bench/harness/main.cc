@@ -1,0 +1,204 @@
+// One run of a paced training with one checkpointing strategy: a row of CSV that says what the checkpoints cost.
+//
+//   build/release/bin/bench_training --strategy none|sync|checkfreq|gpm|gemini|pccheck|cairn --dir DIR
+//       [--state-bytes N] [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N]
+//       [--in-flight N] [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
+//       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--dilation F] [--pcie-bytes-per-second R]
+//       [--device auto|cuda|emulated]
+//       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--network namespaces|loopback]
+//       [--network-bytes-per-second R] [--compute paced|trainer] [--size NAME=N]... [--batch N] [--sequence N]
+//       [--resume] [--journal FILE] [--csv FILE]
+//
+// Peers: torch.save with fsync (sync), CheckFreq (FAST 2021), GPM (ASPLOS 2022), Gemini (SOSP 2023) and PCcheck (ASPLOS
+// 2025), each a file beside this one that says how it is set up, and no checkpoint at all (none). To compare them, one
+// after the other:
+//
+//   for s in none sync checkfreq gpm gemini pccheck cairn; do
+//     build/release/bin/bench_training --strategy $s --dir /mnt/nvme --csv runs.csv
+//   done
+//
+// What is emulated, and what is not:
+//   GPU    with --device cuda (or auto, where there is one) it is real, and so is its link; what an optimizer step
+//          writes comes from the host. Else its memory is the host's. Every copy to the host, of whichever strategy,
+//          passes two copy streams that share a link of --pcie-bytes-per-second. The row has the rate that the link
+//          then had (copy_bytes_per_second): where it is below what was asked for, the CPU copies no faster. A copy
+//          costs CPU time that a GPU's would not. --dilation stretches all time, so that a link of a real GPU's rate
+//          and its ratio to the iterations and to an emulated disk and network can be kept on a machine that copies
+//          more slowly.
+//   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state
+//          (16 KiB on CUDA); it is given twice the time that this takes on an idle machine (update_seconds), and what
+//          it took beyond that is in the row (update_late_s). With --compute trainer it is neither: libtorch trains
+//          --model (one of cairn_train's) by AdamW on synthetic data, on the CPU that copies, checksums and writes are
+//          done by as well. Its iteration_seconds is the median of five iterations just before, without checkpoints;
+//          the state, tensor by tensor, is the model's and the optimizer's, compared at the end with a copy made when
+//          it was saved last.
+//   disk   real files and real fsyncs, always. With --disk-bytes-per-second nothing is said to be on the disk before a
+//          disk of that rate would have it, whoever writes; the machine's own must be faster. With --disk pd-ssd the
+//          kernel holds the process's writes to 480 MB/s, over --dilation (disk_profile.h).
+//   peer   gemini alone writes to no disk: its checkpoints are in the memory of another process, behind a network of
+//          --network-bytes-per-second between two network namespaces (gemini/network.h). Real bytes over real TCP, at
+//          most at that rate; that process takes its CPU time from this machine, and is not in cpu_s. Durable means
+//          there: whole in the peer's memory (durable_means).
+//
+// Each run makes a directory of its own and removes it. --resume works in --dir itself: it compares the newest
+// checkpoint there with the state of its step, continues from it, and leaves everything there. At the end the page
+// cache of the files is dropped, the strategy is opened anew, as after a restart, and its newest checkpoint is
+// restored: it must be the last one that was saved, and equal to the state of that step in every byte. Exit: 0; 1 if it
+// is not, and nothing is printed; 2 for bad input, too little disk or memory, or a failure; 77, with the reason, if
+// --device cuda, --disk pd-ssd, gemini's network or libtorch (which gemini needs) is unavailable.
+#include <fmt/ranges.h>
+#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): setenv
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "bench/harness/accounting.h"
+#include "bench/harness/csv_row.h"
+#include "bench/harness/run.h"
+#include "bench/harness/shapes.h"
+
+namespace cairn::bench {
+namespace {
+
+constexpr int kSkipped = 77;
+constexpr const char* kTorchBinary = "bench_training_torch";
+
+// What of the run is not what it stands for.
+std::string Emulated(const Run& run) {
+  const Flags& flags = run.flags;
+  std::vector<std::string> parts;
+  if (flags.device == "emulated") {
+    parts.push_back(fmt::format("GPU (host memory; all copies by 2 streams on one link of {})",
+                                flags.pcie_bytes_per_second > 0 ? "pcie_bytes_per_second" : "no set rate"));
+  }
+  if (run.timed == 0) parts.emplace_back("forward and backward (a deadline)");
+  if (flags.disk_bytes_per_second > 0) parts.emplace_back("disk rate (real writes, held back)");
+  if (flags.disk == "pd-ssd") parts.emplace_back("disk rate (a cgroup's limit on this machine's)");
+  if (run.kind.networked) {
+    parts.emplace_back(flags.network == "namespaces" ? "network (two namespaces, a token bucket)"
+                                                     : "network (loopback, no set rate)");
+    parts.emplace_back("peer (a process here)");
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+CsvRow MakeRow(const Run& run) {
+  const Flags& flags = run.flags;
+  const Accounts accounts = Account(run.record, run.loop);
+  std::string each;
+  for (const double seconds : accounts.to_durable) {
+    each += (each.empty() ? "" : ";") + (seconds < 0 ? "overtaken" : fmt::format("{:.4f}", seconds));
+  }
+  CsvRow row;
+  row.Add("strategy", run.kind.name);
+  row.Add("model", flags.model);
+  row.Add("device", flags.device);
+  row.Add("disk", flags.disk);
+  row.Add("state_bytes", flags.state_bytes);
+  row.Add("tensors", flags.tensors);
+  row.Add("iteration_seconds", flags.iteration_seconds);
+  row.Add("every", flags.every);
+  row.Add("again", flags.again);
+  row.Add("iterations", flags.iterations);
+  row.Add("warmup", flags.warmup);
+  row.Add("in_flight", flags.in_flight);
+  row.Add("host_memory_bytes", flags.host_memory_bytes);
+  row.Add("chunk_bytes", flags.chunk_bytes);
+  row.Add("writers", flags.writers);
+  row.Add("queue_depth", flags.queue_depth);
+  row.Add("scale", flags.scale);
+  row.Add("dilation", flags.dilation);
+  row.Add("pcie_bytes_per_second", flags.device == "cuda" ? 0 : flags.pcie_bytes_per_second);
+  row.Add("disk_bytes_per_second", flags.disk_bytes_per_second);
+  row.Add("emulated", Emulated(run));
+  const std::optional<Shape> shape = FindShape(flags.model);
+  row.Add("pace", run.timed > 0       ? fmt::format("trained; median of {} iterations before", run.timed)
+                  : shape.has_value() ? std::string(shape->source)
+                                      : "as given");
+  row.Add("tuning", run.kind.tuning);
+  row.Add("copy_bytes_per_second", fmt::format("{:.4g}", run.copy_rate));
+  row.AddSeconds("update_seconds", run.loop.update_seconds);
+  row.AddSeconds("iterations_per_second", accounts.iterations_per_second);
+  row.AddSeconds("slowdown", accounts.slowdown);
+  row.AddSeconds("stall_p50_s", accounts.stall_p50);
+  row.AddSeconds("stall_p99_s", accounts.stall_p99);
+  row.AddSeconds("stall_max_s", accounts.stall_max);
+  row.AddSeconds("stall_total_s", accounts.stall_total);
+  row.AddSeconds("update_late_s", run.record.update_late);
+  row.Add("saves", run.record.saves.size());
+  row.Add("durable", accounts.durable);
+  row.AddSeconds("first_to_durable_s", accounts.first_to_durable);
+  row.AddSeconds("to_durable_p50_s", accounts.to_durable_p50);
+  row.AddSeconds("to_durable_max_s", accounts.to_durable_max);
+  row.AddSeconds("age_max_s", accounts.age_max);
+  row.AddSeconds("drain_s", accounts.drain);
+  row.Add("bytes_written", run.used.bytes_written);
+  row.Add("peak_rss_bytes", run.used.peak_rss);
+  row.AddSeconds("cpu_s", run.used.cpu_seconds);
+  row.Add("restored_step", run.record.saves.empty() ? "none" : std::to_string(run.restored));
+  row.Add("to_durable_each_s", each);
+  row.Add("network_bytes_per_second", run.kind.networked ? flags.network_bytes_per_second : 0);
+  row.Add("durable_means", run.kind.durable_means);
+  row.Add("compute", flags.compute);
+  return row;
+}
+
+Status Print(const CsvRow& row, const std::string& csv) {
+  std::cout << row.names() << '\n' << row.values() << '\n';
+  if (csv.empty()) return {};
+  std::error_code ignored;
+  std::string found;
+  std::getline(std::ifstream(csv) >> std::ws, found);
+  if (!found.empty() && found != row.names()) {
+    return Error(StatusCode::kInvalidArgument, "--csv {}: expected the columns {}, found {}", csv, row.names(), found);
+  }
+  const bool fresh = !std::filesystem::exists(csv, ignored) || std::filesystem::file_size(csv, ignored) == 0;
+  std::ofstream file(csv, std::ios::app);
+  if (fresh) file << row.names() << '\n';
+  file << row.values() << '\n';
+  file.close();
+  return file.good() ? Status::Ok() : Error(StatusCode::kIoError, "could not write {}", csv);
+}
+
+// Two binaries are built of this file. Where the run needs libtorch, goes on in the one that has it, by exec.
+// Unsupported where there is none.
+Status EnterTorchBuild(const Flags& flags, char** argv) {
+  if (flags.strategy != "gemini" && flags.compute != "trainer") return {};
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (self.filename() == kTorchBinary) return {};
+  ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", 0);  // It warns of names that a network of its own cannot resolve.
+  ::execv((self.parent_path() / kTorchBinary).c_str(), argv);
+  return Error(StatusCode::kUnsupported,
+               "{} needs libtorch, which this build lacks: \"scripts/build release {}\" makes one that has it",
+               flags.strategy == "gemini" ? "--strategy gemini" : "--compute trainer", kTorchBinary);
+}
+
+Status TrainAndPrint(const Flags& flags) {
+  CAIRN_ASSIGN_OR_RETURN(const Run run, Train(flags));
+  return Print(MakeRow(run), flags.csv);
+}
+
+int Main(int argc, char** argv) {
+  const Result<Flags> flags = ParseFlags(argc, argv);
+  Status status = flags.status();
+  if (status.ok()) status = EnterTorchBuild(*flags, argv);
+  if (status.ok()) status = flags->check ? CheckRoom(*flags) : TrainAndPrint(*flags);
+  if (status.ok()) return 0;
+  const bool skipped = status.code() == StatusCode::kUnsupported;
+  std::cerr << "bench_training: " << (skipped ? "skipped: " : "") << status << '\n';
+  return skipped ? kSkipped : status.code() == StatusCode::kCorrupt ? 1 : 2;
+}
+
+}  // namespace
+}  // namespace cairn::bench
+
+int main(int argc, char** argv) { return cairn::bench::Main(argc, argv); }

@@ -1,0 +1,227 @@
+#include "bench/harness/run.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "bench/emulation/disk_profile.h"
+#include "bench/emulation/host_memory.h"
+#include "bench/harness/accounting.h"
+#include "bench/harness/journal.h"
+#include "bench/harness/restore_check.h"
+#include "bench/harness/trainer_compute.h"
+#include "bench/harness/training_state.h"
+#include "testing/temp_dir.h"
+
+namespace cairn::bench {
+namespace {
+
+// A directory of the run's own, removed with all it holds. Null where it resumes in the given one.
+Result<std::unique_ptr<TempDir>> MakeDirectory(const Flags& flags) {
+  try {
+    return flags.resume ? nullptr : std::make_unique<TempDir>(flags.directory);
+  } catch (const std::system_error& error) {
+    return ErrnoStatus(error.code().value(), "making a directory in " + flags.directory);
+  }
+}
+
+// Bytes per second of one copy of the whole state, buffer by buffer.
+Result<double> MeasureCopies(const DeviceState& state, Gpu& gpu) {
+  const std::uint64_t bytes = std::min<std::uint64_t>(state.bytes(), 64U << 20);
+  CAIRN_ASSIGN_OR_RETURN(const auto pool, MakePinnedMemory(gpu, bytes, bytes));
+  const BufferPool::Chunk buffer = pool->TryAcquire(BufferPool::Priority::kSave);
+  const LoopClock clock = RealClock();
+  for (std::uint64_t at = 0; at < state.bytes(); at += bytes) {
+    const std::uint64_t n = std::min(bytes, state.bytes() - at);
+    CAIRN_RETURN_IF_ERROR(gpu.CopyToHost(state, at, {buffer.data(), n}));
+  }
+  return static_cast<double>(state.bytes()) / clock.now();
+}
+
+// The time that the optimizer step is given.
+Result<double> MeasureUpdate(TrainingState& state, std::uint64_t step, double iteration_seconds) {
+  double least = std::numeric_limits<double>::max();
+  for (int i = 0; i < 3; ++i) {
+    const LoopClock clock = RealClock();
+    CAIRN_RETURN_IF_ERROR(state.Update(step));
+    least = std::min(least, clock.now());
+  }
+  const double given = 2 * least;
+  if (given <= iteration_seconds / 2) return given;
+  return Error(StatusCode::kInvalidArgument,
+               "--iteration-seconds {}: rewriting {} bytes takes {:.4f} s of it; expected at least {:.4f}",
+               iteration_seconds, state.bytes(), least, 2 * given);
+}
+
+std::uint64_t PdSsdRate(const Flags& flags) {
+  return static_cast<std::uint64_t>(static_cast<double>(kPdSsdBytesPerSecond) / flags.dilation);
+}
+
+Result<std::unique_ptr<Gpu>> MakeGpu(const Flags& flags) {
+  if (flags.device == "emulated") return EmulateGpu(flags.pcie_bytes_per_second);
+  Result<std::unique_ptr<Gpu>> opened = OpenCudaGpu();
+  const bool emulate = flags.device == "auto" && opened.status().code() == StatusCode::kUnsupported;
+  if (emulate) return EmulateGpu(flags.pcie_bytes_per_second);
+  if (opened.ok() && flags.dilation != 1) {
+    return Error(StatusCode::kInvalidArgument, "--dilation {}: expected 1, as a GPU's link keeps its rate",
+                 flags.dilation);
+  }
+  return opened;
+}
+
+Status CheckRoom(const Flags& flags, const StrategyKind& kind) {
+  CAIRN_ASSIGN_OR_RETURN(const Resources free, FreeResources(flags.directory));
+  const auto copies = static_cast<std::uint64_t>(kind.checkpoints_on_disk(flags.in_flight));
+  return CheckFits({.disk_bytes = copies * flags.state_bytes,
+                    .memory_bytes = (flags.device == "cuda" ? 0 : flags.state_bytes) +
+                                    kind.host_bytes(flags.state_bytes, flags.host_memory_bytes)},
+                   free, flags.state_bytes, flags.scale);
+}
+
+// What an iteration of the trainer takes with nothing to save, and the optimizer step of it.
+Status MeasureTrainer(Run& run, TrainerCompute& trainer) {
+  constexpr int kWarmup = 2;
+  constexpr int kTimed = 5;
+  std::vector<double> iterations;
+  std::vector<double> updates;
+  for (int i = 0; i < kWarmup + kTimed; ++i) {
+    const LoopClock clock = RealClock();
+    CAIRN_RETURN_IF_ERROR(trainer.Forward(0));
+    const double updating = clock.now();
+    CAIRN_RETURN_IF_ERROR(trainer.Update(0));
+    if (i < kWarmup) continue;
+    updates.push_back(clock.now() - updating);
+    iterations.push_back(clock.now());
+  }
+  run.timed = kTimed;
+  run.loop.iteration_seconds = run.flags.iteration_seconds = Quantile(iterations, 0.5);
+  run.loop.update_seconds = Quantile(updates, 0.5);
+  return {};
+}
+
+// Has the state be that of the newest checkpoint, or of step 0 where there is none; returns which.
+Result<std::uint64_t> Begin(Strategy& strategy, TrainingState& state, bool resume) {
+  const Result<std::uint64_t> restored = resume ? strategy.Restore() : Status(StatusCode::kNotFound, "");
+  if (restored.status().code() == StatusCode::kNotFound) {
+    CAIRN_RETURN_IF_ERROR(state.Initialize());
+    return 0;
+  }
+  if (!restored.ok()) return restored.status();
+  CAIRN_ASSIGN_OR_RETURN(const bool same, state.Is(*restored));
+  if (same) return *restored;
+  return Error(StatusCode::kCorrupt, "what was restored is not the state of step {}", *restored);
+}
+
+// Prepares what is not measured, then runs the loop. Either `trainer` or `paced`, the state of a paced training, is
+// null.
+Status Measure(Run& run, TrainingState* paced, TrainerCompute* trainer, Workplace& workplace, const Journal* journal) {
+  LoopClock clock = RealClock();
+  SaveLog log;
+  workplace.durable = [&](std::uint64_t step) {
+    log.Durable(step, clock.now());
+    if (journal != nullptr) journal->Durable(step);
+  };
+  CAIRN_ASSIGN_OR_RETURN(const auto strategy, run.kind.open(workplace));
+  std::uint64_t begun = 0;
+  if (trainer != nullptr) {
+    CAIRN_RETURN_IF_ERROR(MeasureTrainer(run, *trainer));
+  } else {
+    CAIRN_ASSIGN_OR_RETURN(begun, Begin(*strategy, *paced, run.flags.resume));
+    run.loop.first = begun + 1;
+    if (run.loop.update_seconds == 0) {
+      CAIRN_ASSIGN_OR_RETURN(run.loop.update_seconds, MeasureUpdate(*paced, begun, run.flags.iteration_seconds));
+    }
+  }
+  if (begun == 0) {
+    CAIRN_ASSIGN_OR_RETURN(run.copy_rate, MeasureCopies(workplace.state, workplace.gpu));
+  }
+  ResetPeak();
+  const Usage before = UsageSoFar();
+  clock = RealClock();
+  std::unique_ptr<Compute> pace;
+  if (paced != nullptr) pace = std::make_unique<PacedCompute>(run.loop, clock, *paced);
+  Compute& compute = trainer != nullptr ? *trainer : *pace;
+  CAIRN_ASSIGN_OR_RETURN(run.record, RunLoop(run.loop, clock, compute, *strategy, log, journal));
+  run.used = UsageSoFar();
+  run.used.bytes_written -= before.bytes_written;
+  run.used.cpu_seconds -= before.cpu_seconds;
+  return {};
+}
+
+}  // namespace
+
+Status CheckRoom(const Flags& flags) {
+  CAIRN_ASSIGN_OR_RETURN(const StrategyKind kind, FindStrategy(flags.strategy));
+  return CheckRoom(flags, kind);
+}
+
+Result<Run> Train(const Flags& flags) {
+  Run run;
+  run.flags = flags;
+  CAIRN_ASSIGN_OR_RETURN(run.kind, FindStrategy(flags.strategy));
+  std::unique_ptr<TrainerCompute> trainer;
+  if (flags.compute == "trainer") {
+    CAIRN_ASSIGN_OR_RETURN(
+        trainer,
+        OpenTrainer({.model = flags.model, .sizes = flags.sizes, .batch = flags.batch, .sequence = flags.sequence}));
+    run.flags.state_bytes = trainer->state().bytes();
+    run.flags.tensors = trainer->state().tensors().size();
+    if (flags.host_memory_bytes == 0) run.flags.host_memory_bytes = 2 * AlignUp(run.flags.state_bytes, kBlock);
+  }
+  if (!flags.resume) CAIRN_RETURN_IF_ERROR(CheckRoom(run.flags, run.kind));
+  std::unique_ptr<Journal> journal;
+  if (!flags.journal.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(journal, Journal::Open(flags.journal));
+  }
+  std::unique_ptr<DiskLimit> limit;
+  if (flags.disk == "pd-ssd") {
+    CAIRN_ASSIGN_OR_RETURN(limit, DiskLimit::Make(flags.directory, PdSsdRate(flags)));
+  }
+  CAIRN_ASSIGN_OR_RETURN(const auto directory, MakeDirectory(flags));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Gpu> gpu, MakeGpu(flags));
+  run.flags.device = gpu->emulated() ? "emulated" : "cuda";
+  std::unique_ptr<TrainingState> paced;
+  if (trainer == nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(paced, TrainingState::Make(*gpu, flags.state_bytes, flags.tensors));
+  }
+  run.loop = {.iteration_seconds = flags.iteration_seconds,
+              .update_seconds = flags.update_seconds,
+              .every = flags.strategy == "none" ? 0 : flags.every,
+              .again = flags.again,
+              .iterations = flags.iterations,
+              .warmup = flags.warmup};
+  Workplace workplace{.directory = flags.resume ? flags.directory : directory->path(),
+                      .state = trainer != nullptr ? trainer->state() : *paced,
+                      .gpu = *gpu,
+                      .in_flight = flags.in_flight,
+                      .host_memory_bytes = run.flags.host_memory_bytes,
+                      .chunk_bytes = flags.chunk_bytes,
+                      .writers = flags.writers,
+                      .queue_depth = flags.queue_depth,
+                      .disk = nullptr,
+                      .network_bytes_per_second = flags.network_bytes_per_second,
+                      .durable = {}};
+  if (flags.disk_bytes_per_second > 0) {
+    // Of writes, as DiskPace is.
+    workplace.disk = RateLimitedDisk::Make(flags.disk_bytes_per_second, RateLimitedDisk::Limits::kWrites);
+  }
+  CAIRN_RETURN_IF_ERROR(Measure(run, paced.get(), trainer.get(), workplace, journal.get()));
+  // The last step was saved: the state is still as it was then.
+  if (trainer != nullptr) CAIRN_RETURN_IF_ERROR(trainer->Keep(flags.iterations));
+
+  limit = nullptr;
+  workplace.disk = nullptr;
+  workplace.durable = [](std::uint64_t) {};
+  if (!run.record.saves.empty()) {
+    run.restored = run.record.saves.back().step;
+    CAIRN_RETURN_IF_ERROR(CheckRestored(run.kind, workplace, run.restored));
+  }
+  return run;
+}
+
+}  // namespace cairn::bench

@@ -1,0 +1,19 @@
+// What needs libtorch, in builds without it.
+#include "bench/gemini/peer.h"
+#include "bench/harness/trainer_compute.h"
+
+namespace cairn::bench {
+namespace {
+
+Status NoTorch() { return {StatusCode::kUnsupported, "this build has no libtorch"}; }
+
+}  // namespace
+
+Result<std::unique_ptr<TrainerCompute>> OpenTrainer(const TrainerSettings& /*settings*/) { return NoTorch(); }
+
+Result<std::unique_ptr<GlooPair>> ConnectToPeer(const std::string& /*directory*/, std::uint64_t /*state_bytes*/,
+                                                std::uint64_t /*bytes_per_second*/) {
+  return NoTorch();
+}
+
+}  // namespace cairn::bench

@@ -1,3 +1,0 @@
-#pragma once
-
-#include "bench/strategies/gemini/gloo/context.h"

@@ -1,9 +1,0 @@
-#pragma once
-
-namespace gloo::transport {
-
-// See context.h.
-class Device;
-class UnboundBuffer;
-
-}  // namespace gloo::transport
