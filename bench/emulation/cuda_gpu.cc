@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kLanes = 2;  // Options::copy_streams.
 
-/// The training's stream is the legacy one, torch's default. What it does is done by a lane of a device of its own,
-/// which waits for the stream, and the stream for it: the Device interface has copies in lanes alone.
+/// The training's stream is the legacy one, torch's default. Its copies run in a lane of a second device, which waits
+/// for the stream, and the stream for it: the Device interface has copies only in lanes.
 class CudaGpu : public Gpu {
  public:
   static Result<std::unique_ptr<Gpu>> Open() {

@@ -11,7 +11,7 @@
 
 namespace cairn::bench {
 
-/// What a training has on its device, and strategies checkpoint: tensors, each with memory of its own. [interface]
+/// What a training has on its device and strategies checkpoint: tensors, each with its own memory. [interface]
 ///
 /// A checkpoint holds their bytes one tensor after the other; `begin` is a tensor's place in that. Tensors stay where
 /// they are as long as the state lives.
@@ -33,7 +33,7 @@ class DeviceState {
 
   /// Whether every byte is what it was after `step`.
   [[nodiscard]] virtual Result<bool> Is(std::uint64_t step) const = 0;
-  /// Overwrites everything, so that what a restore leaves out is missed.
+  /// Overwrites everything, so that what a restore leaves out is noticed.
   [[nodiscard]] virtual Status Clear() const = 0;
 
   [[nodiscard]] const std::vector<Tensor>& tensors() const { return tensors_; }

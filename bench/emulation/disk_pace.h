@@ -7,9 +7,9 @@
 
 namespace cairn::bench {
 
-/// The emulated disk, for who writes without a queue: Begin when bytes are given to the disk, End where they are said
-/// to be on it. The real writing goes on in between (StartWriteBack), and End waits for what the emulated disk would
-/// take longer; the flush comes after it, as long as the real disk takes. Without a disk to emulate both return at
+/// The emulated disk, for writers without a queue: Begin when bytes are given to the disk, End before they are reported
+/// as written. The real writing goes on in between (StartWriteBack), and End waits until the emulated disk would be
+/// done; the flush comes after it and takes as long as the real disk does. Without an emulated disk both return at
 /// once.
 class DiskPace {
  public:

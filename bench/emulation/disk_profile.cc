@@ -65,21 +65,21 @@ Result<std::string> CurrentGroup(const Hierarchy& hierarchy) {
                hierarchy.root);
 }
 
-// "major:minor" of the whole disk that the directory is on: no partition has limits of its own.
+// "major:minor" of the whole disk that the directory is on: a partition cannot have a limit.
 Result<std::string> DiskOf(const std::string& directory) {
   struct stat found {};
   if (::stat(directory.c_str(), &found) != 0) return ErrnoStatus(errno, "looking at " + directory);
   const std::string name = fmt::format("{}:{}", major(found.st_dev), minor(found.st_dev));
   std::error_code error;
   const fs::path device = fs::canonical("/sys/dev/block/" + name, error);
-  if (error) return Error(StatusCode::kUnsupported, "{} is on no disk of its own (device {})", directory, name);
+  if (error) return Error(StatusCode::kUnsupported, "{} is on no block device (device {})", directory, name);
   if (!fs::exists(device / "partition", error)) return name;
   std::string disk;
   std::ifstream(device.parent_path() / "dev") >> disk;
   return disk;
 }
 
-// A run that was killed leaves its group, empty.
+// A killed run leaves its group behind, empty.
 void RemoveEmptyGroups(const std::string& root) {
   std::error_code ignored;
   std::vector<std::string> groups;

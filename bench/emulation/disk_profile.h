@@ -12,9 +12,9 @@ namespace cairn::bench {
 /// What Google's pd-ssd of 1 TB writes, the disk of PCcheck's evaluation: 0.48 MB/s a GB.
 inline constexpr std::uint64_t kPdSsdBytesPerSecond = 480'000'000;
 
-/// Holds this process's writes to a disk at a rate, by a cgroup of its own (v2's io.max, or v1's blkio.throttle), until
-/// destroyed: the machine's disk as a slower one. Under v1 the kernel's own flusher escapes it, which favours those who
-/// write through the page cache.
+/// Limits the rate of this process's writes to a disk, by a cgroup of its own (v2's io.max, or v1's blkio.throttle),
+/// until destroyed: the machine's disk behaves as a slower one. Under v1 the kernel's own flusher escapes the limit,
+/// which favours strategies that write through the page cache.
 class DiskLimit {
  public:
   /// For the disk under `directory`. Unsupported, with the reason, where no cgroup can be made or none limits writes.

@@ -14,8 +14,8 @@ namespace cairn::bench {
 
 /// The GPU of a run: one of CUDA, or an emulated one. [interface]
 ///
-/// Every strategy's every byte goes to the host by its two copy streams, Cairn's too (which is given the device
-/// itself): a copy costs each of them the same time and the same CPU. Safe from any thread.
+/// All bytes of all strategies go to the host by its two copy streams (Cairn is given the device itself), so a copy
+/// costs each strategy the same time and the same CPU. Safe from any thread.
 class Gpu {
  public:
   virtual ~Gpu() = default;
@@ -29,12 +29,12 @@ class Gpu {
   /// The training's own stream, and a wait until it is idle.
   [[nodiscard]] virtual Stream stream() const = 0;
   virtual Status Synchronize() = 0;
-  /// For who brings copies of his own.
+  /// For strategies that make their own copies.
   [[nodiscard]] virtual const std::shared_ptr<Device>& device() const = 0;
 
-  /// Copies as many bytes of a state as there is room for, from `begin` on (device_state.h says how they are counted),
-  /// tensor by tensor, small ones in one batch, and waits for it. The host's side may be any memory, a mapped file's
-  /// too.
+  /// Copies as many bytes of a state as `to` has room for, from `begin` on (device_state.h says how they are counted),
+  /// tensor by tensor, small ones in one batch, and waits for it. The host's side may be any memory, including a mapped
+  /// file's.
   Status CopyToHost(const DeviceState& from, std::uint64_t begin, MutableBytes to);
   /// The way back.
   Status CopyToDevice(Bytes from, const DeviceState& to, std::uint64_t begin = 0);
@@ -43,7 +43,7 @@ class Gpu {
   Status Copy(CopyDirection direction, const DeviceState& state, std::uint64_t begin, MutableBytes memory);
 };
 
-/// Of memory of the host's, with two copy streams that share one link of `bytes_per_second`; 0: as fast as the CPU
+/// A GPU in host memory, with two copy streams that share one link of `bytes_per_second`; 0: as fast as the CPU
 /// copies.
 [[nodiscard]] std::unique_ptr<Gpu> EmulateGpu(double bytes_per_second);
 /// CUDA's GPU 0. Unsupported where there is none, or no driver.

@@ -12,7 +12,7 @@
 
 namespace cairn::bench {
 
-/// Chunks in huge pages, every page touched, had before anything is measured. `chunk_bytes` is a multiple of 4096.
+/// Chunks in huge pages, every page touched before anything is measured. `chunk_bytes` is a multiple of 4096.
 [[nodiscard]] inline Result<std::unique_ptr<BufferPool>> MakeHostMemory(std::uint64_t bytes,
                                                                         std::uint64_t chunk_bytes) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<BufferPool> pool, BufferPool::Make(bytes, chunk_bytes, 1));

@@ -9,7 +9,7 @@
 
 namespace cairn::bench {
 
-/// Copies that one call asked a device for and waits for.
+/// Copies that one call enqueues and waits for.
 class Outstanding {
  public:
   explicit Outstanding(Device& device) : device_(device) {}
@@ -35,7 +35,7 @@ class Outstanding {
   }
 
  private:
-  // What the device tells; it may do so after a sticky error has ended the wait.
+  // Filled in by the device, possibly after a sticky error has ended the wait.
   struct Copies {
     void Done(const Status& ended) CAIRN_EXCLUDES(mutex) {
       MutexLock lock(mutex);

@@ -25,9 +25,9 @@ using Store = c10::intrusive_ptr<c10d::Store>;
 using Work = c10::intrusive_ptr<c10d::Work>;
 
 constexpr const char* kAsked = "asked";  // How many have asked so far.
-constexpr std::size_t kUnderWay = 8;     // Messages: enough that no end waits for the other to say that it is ready.
-constexpr auto kJoin = 10s;              // For who has asked to be there.
-constexpr auto kWait = 24h;              // A training may be silent for long; that it is gone is heard at once.
+constexpr std::size_t kUnderWay = 8;     // Messages: enough that neither end waits for the other to be ready.
+constexpr auto kJoin = 10s;              // For the other end, which has asked, to come.
+constexpr auto kWait = 24h;              // A training may be silent for long; its end is noticed at once.
 constexpr int kAttempts = 6;
 
 // torch's errors carry a stack trace behind their first line. Not by Error(): torch's headers bring an fmt of their
@@ -41,8 +41,8 @@ at::Tensor Wrap(Bytes bytes) {
   return at::from_blob(const_cast<std::byte*>(bytes.data()), {static_cast<std::int64_t>(bytes.size())}, at::kByte);
 }
 
-/// That the other end is gone is heard by a thread that waits for a message which is never sent: gloo tells it to every
-/// operation that has not begun, and forgets the one that it is in the middle of, which would wait for ever.
+/// A thread that waits for a message that is never sent notices when the other end is gone: gloo fails every operation
+/// that has not begun, but forgets the one that it is in the middle of, which would wait for ever.
 class TwoRanks : public GlooPair {
  public:
   TwoRanks(const Store& store, int rank, const std::string& address) : other_(1 - rank) {
@@ -122,7 +122,7 @@ class TwoRanks : public GlooPair {
   void Listen() CAIRN_EXCLUDES(mutex_) {
     try {
       lifeline_->wait(kWait);
-    } catch (const std::exception&) {  // What there is to say, the operations say.
+    } catch (const std::exception&) {  // The operations report it.
     }
     MutexLock lock(mutex_);
     gone_ = true;
@@ -145,7 +145,7 @@ class TwoRanks : public GlooPair {
   std::thread listener_;
 };
 
-// The addresses of each pair under names of their own: whoever was killed leaves his behind.
+// Each pair has names of its own in the store: a killed process leaves its addresses behind.
 Result<std::unique_ptr<GlooPair>> Join(const Store& store, std::int64_t number, int rank, const std::string& address) {
   try {
     const Store pair = c10::make_intrusive<c10d::PrefixStore>("pair-" + std::to_string(number), store);
@@ -170,14 +170,14 @@ class StoreMeeting : public GlooMeeting {
     try {
       return store_->add(kAsked, 0) > served_;
     } catch (const std::exception& error) {
-      return Failed("looking who asks", error);
+      return Failed("reading who asks", error);
     }
   }
   Result<std::unique_ptr<GlooPair>> Accept() override {
     try {
       served_ = store_->add(kAsked, 0);
     } catch (const std::exception& error) {
-      return Failed("looking who asks", error);
+      return Failed("reading who asks", error);
     }
     return Join(store_, served_, 1, address_);
   }
@@ -205,7 +205,7 @@ Result<std::unique_ptr<GlooPair>> Connect(const std::string& own_address, const 
     options.waitWorkers = false;
     const Store store = c10::make_intrusive<c10d::TCPStore>(address, options);
     Result<std::unique_ptr<GlooPair>> pair = Status(StatusCode::kIoError, "");
-    // The owner may still be waiting for one that was killed before it came.
+    // The owner may still be waiting for a training that was killed before it connected.
     for (int i = 0; i < kAttempts && !pair.ok(); ++i) pair = Join(store, store->add(kAsked, 1), 0, own_address);
     return pair;
   } catch (const std::exception& error) {

@@ -26,7 +26,7 @@ class GlooPair {
   virtual Status Receive(MutableBytes bytes, std::uint64_t piece_bytes) = 0;
 };
 
-/// Where others find the end that stays: a torch.distributed TCPStore, which outlives them.
+/// Where trainings find the peer: a torch.distributed TCPStore, which outlives them.
 class GlooMeeting {
  public:
   virtual ~GlooMeeting() = default;
@@ -35,11 +35,11 @@ class GlooMeeting {
   [[nodiscard]] virtual int port() const = 0;
   /// Whether anybody has asked to be connected since the last Accept.
   virtual Result<bool> Asked() = 0;
-  /// Connects to who asked last: who asked before that is gone. IoError where that one is gone as well.
+  /// Connects to the end that asked last; earlier ones are gone. IoError if that one is gone as well.
   virtual Result<std::unique_ptr<GlooPair>> Accept() = 0;
 };
 
-/// Asks to be connected to a meeting's owner; `own_address` is this end's. The connection stays in the network
+/// Asks the owner of a meeting for a connection; `own_address` is this end's. The connection stays in the network
 /// namespace of the calling thread.
 [[nodiscard]] Result<std::unique_ptr<GlooPair>> Connect(const std::string& own_address, const std::string& address,
                                                         int port);

@@ -15,7 +15,7 @@
 namespace cairn::bench {
 namespace {
 
-// What tbf may send at once: more than a segment that the kernel has not cut yet, and than what comes due in a tick.
+// What tbf may send at once: more than one unsegmented packet, and more than the rate allows in one timer tick.
 constexpr const char* kBurst = "4mb";
 
 Status Unsupported(const std::string& what, int error) {
@@ -35,7 +35,7 @@ Status Command(const std::string& command) {
                said.substr(0, said.find('\n')));
 }
 
-// The thread's own, from now on; the descriptor keeps it.
+// The calling thread moves into it; the descriptor keeps it alive.
 Result<UniqueFd> NewNamespace() {
   if (::unshare(CLONE_NEWNET) != 0) return Unsupported("making a network namespace (needs root)", errno);
   UniqueFd made(::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));

@@ -29,7 +29,7 @@ class Checkpoints {
     return Checkpoints(std::move(pool), bytes);
   }
 
-  /// Serves one life of the training, until it is gone.
+  /// Serves one training until it is gone.
   Status Serve(GlooPair& training) {
     for (;;) {
       CAIRN_ASSIGN_OR_RETURN(const PeerMessage asked, ReceiveMessage(training));
@@ -52,7 +52,7 @@ class Checkpoints {
     return {.kind = PeerMessage::Kind::kHolds, .step = *step_, .bytes = bytes_};
   }
 
-  // The buffer of the newest is not touched: a training that is killed in mid-save loses what it was sending alone.
+  // The buffer of the newest is not touched: a training that is killed during a save loses only what it was sending.
   Status Take(GlooPair& training, const PeerMessage& asked) {
     if (asked.bytes != bytes_ || asked.piece_bytes == 0) {
       return Error(StatusCode::kInvalidArgument, "step {}: expected {} bytes, found {}", asked.step, bytes_,
@@ -107,7 +107,7 @@ Status RunPeer(const std::string& directory, std::uint64_t state_bytes, const st
       continue;
     }
     const Result<std::unique_ptr<GlooPair>> training = meeting->Accept();
-    // It always ends in an error: the training is gone, by itself or killed.
+    // It always ends in an error: the training has ended or was killed.
     const Status ended = training.ok() ? checkpoints.Serve(**training) : training.status();
     fmt::print(stderr, "a training has gone: {}\n", ended.ToString());
     last = Clock::now();

@@ -11,7 +11,7 @@
 
 namespace cairn::bench {
 
-/// What a training and its peer say to each other, before and after the bytes of a checkpoint.
+/// What a training and its peer send each other before and after the bytes of a checkpoint.
 struct PeerMessage {
   enum class Kind : std::uint64_t {
     kSave = 1,     ///< Bytes follow; answered with kHolds once all of them are there.
@@ -37,18 +37,18 @@ inline Status SendMessage(GlooPair& pair, const PeerMessage& message) {
 /// The peer of a directory's training: a process that keeps the training's checkpoints in its memory, two buffers, of
 /// which one has the newest complete checkpoint.
 ///
-/// It outlives the training, however that ends, and takes its next life. It ends soon after the directory is gone,
-/// or when no training has come for ten minutes. The file "gemini-peer" in the directory says where it is; its lock
-/// (fcntl) says that it is alive. What it has to complain of is in "gemini-peer.log".
+/// It outlives the training, however that ends, and serves the one that is started next. It ends soon after the
+/// directory is gone, or when no training has come for ten minutes. The file "gemini-peer" in the directory holds its
+/// address; the file's lock (fcntl) shows that it is alive. Its errors are in "gemini-peer.log".
 ///
-/// A connection to it, started first where there is none. `bytes_per_second` 0: over the loopback interface.
-/// FailedPrecondition where there is one for another size of state; Unsupported as PeerNetwork::Make.
+/// Connects to it, and starts it first if there is none. `bytes_per_second` 0: over the loopback interface.
+/// FailedPrecondition if there is one for another size of state; Unsupported as PeerNetwork::Make.
 [[nodiscard]] Result<std::unique_ptr<GlooPair>> ConnectToPeer(const std::string& directory, std::uint64_t state_bytes,
                                                               std::uint64_t bytes_per_second);
 
-/// How the peer's process is called: bench_gemini_peer DIRECTORY STATE_BYTES ADDRESS TRAINING_ADDRESS, with these two
+/// How the peer's process is started: bench_gemini_peer DIRECTORY STATE_BYTES ADDRESS TRAINING_ADDRESS, with these two
 /// descriptors.
-inline constexpr int kPeerReadyFd = 3;    ///< To write "ready" to, or why there will be no peer.
+inline constexpr int kPeerReadyFd = 3;    ///< It writes "ready" here, or why there will be no peer.
 inline constexpr int kPeerNetworkFd = 4;  ///< The training's network namespace, where the addresses differ.
 /// Its body; returns when it is to end.
 Status RunPeer(const std::string& directory, std::uint64_t state_bytes, const std::string& address,

@@ -19,8 +19,8 @@ struct PeerAddress {
   std::uint64_t state_bytes = 0;
 };
 
-/// A peer's word that it is there, which holds as long as it lives: the file has its lock (fcntl) from the moment on
-/// that it can be seen. Another peer's file replaces it.
+/// Announces a peer as long as it lives: the file is locked (fcntl) from the moment that others can see it. Another
+/// peer's file replaces it.
 class PeerNotice {
  public:
   [[nodiscard]] static Result<PeerNotice> Publish(const std::string& directory, const PeerAddress& address);
@@ -33,7 +33,7 @@ class PeerNotice {
   std::string path_;
   UniqueFd file_;
 };
-/// The peer that there is; none where it is not alive.
+/// The directory's peer; none if it is not alive.
 [[nodiscard]] Result<std::optional<PeerAddress>> FindPeer(const std::string& directory);
 
 }  // namespace cairn::bench

@@ -22,7 +22,7 @@ namespace {
 constexpr const char* kLoopback = "127.0.0.1";
 constexpr const char* kBinary = "bench_gemini_peer";  // Beside this process's own.
 
-// How the child's descriptors are to be. None of the parent's but these: a pipe that its reader waits on, say.
+// The child's descriptors: these and no other of the parent's, such as a pipe that a reader waits on.
 class ChildFiles {
  public:
   ChildFiles() { ::posix_spawn_file_actions_init(&actions_); }
@@ -35,7 +35,7 @@ class ChildFiles {
     ::posix_spawn_file_actions_addopen(&actions_, 1, path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     ::posix_spawn_file_actions_adddup2(&actions_, 1, 2);
   }
-  // A descriptor above all that are given out, so that none is overwritten before it is its turn.
+  // Duplicated above all numbers that the child gets, so that none is overwritten before its turn.
   Status Give(const UniqueFd& fd, int as) {
     UniqueFd high(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 16));
     if (!high.valid()) return ErrnoStatus(errno, "duplicating a descriptor");
@@ -51,7 +51,7 @@ class ChildFiles {
   std::vector<UniqueFd> kept_;
 };
 
-// In the calling thread's network namespace, and in a session of its own: what ends the training's does not end it.
+// In the calling thread's network namespace, and in a session of its own, so that it outlives the training's.
 Status Spawn(std::vector<std::string> arguments, const ChildFiles& files) {
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());

@@ -17,7 +17,7 @@ namespace cairn::bench {
 
 namespace {
 
-// The trainer brings its own state and pace: nothing of a shape applies.
+// The trainer has its own state and pace, so no shape applies.
 Status CheckTrainer(const Flags& flags) {
   if (flags.model == "custom") {
     return Error(StatusCode::kInvalidArgument, "--compute trainer: expected --model, one of cairn_train's");
@@ -152,7 +152,7 @@ Result<Flags> Resolve(Flags flags) {
   flags.network_bytes_per_second = Slowed(flags.network_bytes_per_second, flags.dilation);
   const bool given = flags.host_memory_bytes != 0;
   if (!paced) flags.device = "emulated";
-  if (!paced && !given) return flags;  // Twice a state that is not known yet.
+  if (!paced && !given) return flags;  // Its default is twice the state, which is not known yet.
   flags.host_memory_bytes = given
                                 ? static_cast<std::uint64_t>(static_cast<double>(flags.host_memory_bytes) * flags.scale)
                                 : 2 * flags.state_bytes;
@@ -162,64 +162,65 @@ Result<Flags> Resolve(Flags flags) {
 Result<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
   std::vector<std::string> sizes;
-  CLI::App app("Trains at a set pace with one checkpointing strategy, and says what that cost");
+  CLI::App app("Trains at a set pace with one checkpointing strategy, and reports what the checkpoints cost");
   app.add_option("--strategy", flags.strategy, "none, sync, checkfreq, gpm, gemini, pccheck or cairn")->required();
-  app.add_option("--dir", flags.directory, "where to write: a directory of the run's own is made in it")->required();
+  app.add_option("--dir", flags.directory, "where to write: the run makes a directory in it")->required();
   app.add_option("--device", flags.device,
-                 "where the state is: cuda, emulated (in the host's memory), or auto: cuda where there is one")
+                 "where the state is: cuda, emulated (in host memory), or auto: cuda if there is a GPU")
       ->capture_default_str();
   app.add_option("--compute", flags.compute, "paced: waits; or trainer: libtorch trains --model, on synthetic data")
       ->capture_default_str();
   app.add_option("--model", flags.model,
                  "a published training: " + ShapeNames() + "; its state, tensors and pace. Or one of cairn_train's")
       ->capture_default_str();
-  app.add_option("--size", sizes, "trainer: a size that differs from the published model's, NAME=NUMBER");
-  app.add_option("--batch", flags.batch, "trainer: samples an iteration")->capture_default_str();
-  app.add_option("--sequence", flags.sequence, "trainer: tokens of a sample of text")->capture_default_str();
+  app.add_option("--size", sizes, "trainer: a size that differs from the published model, NAME=NUMBER");
+  app.add_option("--batch", flags.batch, "trainer: samples per iteration")->capture_default_str();
+  app.add_option("--sequence", flags.sequence, "trainer: tokens per sample of text")->capture_default_str();
   app.add_option("--state-bytes", flags.state_bytes, "size of the state")->capture_default_str();
-  app.add_option("--tensors", flags.tensors, "that it is cut into")->capture_default_str();
+  app.add_option("--tensors", flags.tensors, "tensors in the state")->capture_default_str();
   app.add_option("--iteration-seconds", flags.iteration_seconds, "time of an iteration without checkpoints")
       ->capture_default_str();
   app.add_option("--every", flags.every, "iterations between checkpoints")->capture_default_str();
   app.add_option("--again", flags.again, "a second checkpoint so many iterations after each; 0: none")
       ->capture_default_str();
   app.add_option("--iterations", flags.iterations)->capture_default_str();
-  app.add_option("--warmup", flags.warmup, "iterations of these that come first and are not counted")
-      ->capture_default_str();
-  app.add_option("--in-flight", flags.in_flight, "checkpoints under way at once: pccheck, cairn")
-      ->capture_default_str();
+  app.add_option("--warmup", flags.warmup, "first iterations, which are not counted")->capture_default_str();
+  app.add_option("--in-flight", flags.in_flight, "checkpoints in flight: pccheck, cairn")->capture_default_str();
   app.add_option("--host-memory-bytes", flags.host_memory_bytes,
                  "pinned memory of pccheck and cairn; 0: twice the state")
       ->capture_default_str();
-  app.add_option("--chunk-bytes", flags.chunk_bytes, "of one copy and one write: pccheck, cairn; 0: each one's own")
+  app.add_option("--chunk-bytes", flags.chunk_bytes,
+                 "bytes of one copy and one write: pccheck, cairn; 0: the strategy's default")
       ->capture_default_str();
-  app.add_option("--writers", flags.writers, "threads a checkpoint: pccheck")->capture_default_str();
-  app.add_option("--queue-depth", flags.queue_depth, "writes given to the disk at once: cairn")->capture_default_str();
-  app.add_option("--scale", flags.scale, "of state, host memory and iteration time, which keeps the rates' ratios")
+  app.add_option("--writers", flags.writers, "threads per checkpoint: pccheck")->capture_default_str();
+  app.add_option("--queue-depth", flags.queue_depth, "writes in flight to the disk: cairn")->capture_default_str();
+  app.add_option("--scale", flags.scale,
+                 "factor of state, host memory and iteration time; keeps the ratios of the rates")
       ->capture_default_str();
   app.add_option("--dilation", flags.dilation,
-                 "of all time: iterations take that many times as long, and link, emulated disk and network are that "
-                 "many times slower, which keeps their ratios on a machine that could not copy as fast as the link")
+                 "factor of all time: iterations take that many times as long, and link, emulated disk and network are "
+                 "that many times slower; keeps their ratios on a machine that copies more slowly than the link")
       ->capture_default_str();
   app.add_option("--pcie-bytes-per-second", flags.pcie_bytes_per_second, "emulated link to the host; 0: no limit")
       ->capture_default_str();
   app.add_option("--disk-bytes-per-second", flags.disk_bytes_per_second, "emulated disk; 0: the machine's own")
       ->capture_default_str();
-  app.add_option("--disk", flags.disk, "machine, or pd-ssd: the machine's held to 480 MB/s (dilated) by a cgroup")
+  app.add_option("--disk", flags.disk,
+                 "machine, or pd-ssd: the machine's disk, limited to 480 MB/s (dilated) by a cgroup")
       ->capture_default_str();
   app.add_option("--network", flags.network,
-                 "gemini's, to its peer: namespaces (two, with a set rate; needs root), or loopback")
+                 "gemini's network to its peer: namespaces (two, with a set rate; needs root), or loopback")
       ->capture_default_str();
   app.add_option("--network-bytes-per-second", flags.network_bytes_per_second,
-                 "gemini's; what PCcheck's authors measured between two a2-highgpu-1g unless given")
+                 "gemini's network; the default is what PCcheck's authors measured between two a2-highgpu-1g")
       ->capture_default_str();
-  app.add_flag("--check", flags.check, "only say whether there is enough disk and memory");
+  app.add_flag("--check", flags.check, "only check whether there is enough disk and memory");
   app.add_flag("--resume", flags.resume,
-               "work in --dir itself, go on from the newest checkpoint there, and leave everything there");
-  app.add_option("--update-seconds", flags.update_seconds, "time of the optimizer step, scaled already; 0: measured")
+               "work in --dir itself, continue from the newest checkpoint there, and leave everything there");
+  app.add_option("--update-seconds", flags.update_seconds, "time of the optimizer step, after scaling; 0: measured")
       ->capture_default_str();
-  app.add_option("--journal", flags.journal, "a file that every iteration and save is added to as it happens");
-  app.add_option("--csv", flags.csv, "a file that the row is added to");
+  app.add_option("--journal", flags.journal, "a file to which every iteration and save is appended as it happens");
+  app.add_option("--csv", flags.csv, "a file to which the row is appended");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

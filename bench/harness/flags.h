@@ -8,14 +8,13 @@
 
 namespace cairn::bench {
 
-/// What bench_training was asked for; after ParseFlags with the model's shape and `scale` applied and
-/// defaults filled in.
+/// The flags of bench_training; after ParseFlags with the model's shape and `scale` applied and defaults filled in.
 struct Flags {
   std::string strategy;
   std::string directory;
   std::string device = "auto";    ///< Or "cuda", "emulated".
   std::string compute = "paced";  ///< Or "trainer".
-  std::string model = "custom";  ///< A shape's name, where it gave state, tensors and iteration time; or the trainer's.
+  std::string model = "custom";   ///< A shape, which sets state, tensors and iteration time; or the trainer's.
   std::map<std::string, std::int64_t> sizes;  ///< The trainer's model's.
   std::uint64_t batch = 4;
   std::int64_t sequence = 64;

@@ -39,7 +39,7 @@ void Journal::Iteration(std::uint64_t step, double stall) const {
 void Journal::Write(const std::string& event, const std::string& more) const {
   const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   const std::string line = fmt::format("{{\"at\": {:.6f}, \"event\": \"{}\", {}}}\n", now, event, more);
-  // A line that the disk has no room for is left out: the figures that want it will miss it.
+  // A line that a full disk refuses is lost: the figures that need it lack it.
   static_cast<void>(::write(file_.get(), line.data(), line.size()) < 0);
 }
 

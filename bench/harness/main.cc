@@ -1,4 +1,4 @@
-// One run of a paced training with one checkpointing strategy: a row of CSV that says what the checkpoints cost.
+// One run of a paced training with one checkpointing strategy; prints a CSV row of what the checkpoints cost.
 //
 //   build/release/bin/bench_training --strategy none|sync|checkfreq|gpm|gemini|pccheck|cairn --dir DIR
 //       [--state-bytes N] [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N]
@@ -10,35 +10,34 @@
 //       [--resume] [--journal FILE] [--csv FILE]
 //
 // Peers: torch.save with fsync (sync), CheckFreq (FAST 2021), GPM (ASPLOS 2022), Gemini (SOSP 2023) and PCcheck (ASPLOS
-// 2025), each a file beside this one that says how it is set up, and no checkpoint at all (none). To compare them, one
-// after the other:
+// 2025), each a file in bench/strategies that says how it is set up, and no checkpoint at all (none). To compare them,
+// one after the other:
 //
 //   for s in none sync checkfreq gpm gemini pccheck cairn; do
 //     build/release/bin/bench_training --strategy $s --dir /mnt/nvme --csv runs.csv
 //   done
 //
 // What is emulated, and what is not:
-//   GPU    with --device cuda (or auto, where there is one) it is real, and so is its link; what an optimizer step
-//          writes comes from the host. Else its memory is the host's. Every copy to the host, of whichever strategy,
-//          passes two copy streams that share a link of --pcie-bytes-per-second. The row has the rate that the link
-//          then had (copy_bytes_per_second): where it is below what was asked for, the CPU copies no faster. A copy
-//          costs CPU time that a GPU's would not. --dilation stretches all time, so that a link of a real GPU's rate
-//          and its ratio to the iterations and to an emulated disk and network can be kept on a machine that copies
-//          more slowly.
+//   GPU    with --device cuda (or auto, if there is one) it is real, and so is its link; what an optimizer step writes
+//          comes from the host. Otherwise its memory is the host's, and every strategy's copies to the host pass two
+//          copy streams that share a link of --pcie-bytes-per-second. The row has the rate that the link really had
+//          (copy_bytes_per_second): if it is below what was asked for, the CPU copies no faster. A copy costs CPU time
+//          that a GPU's would not. --dilation stretches all time, so that the link keeps a real GPU's ratio to the
+//          iterations and to an emulated disk and network on a machine that copies more slowly.
 //   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state
 //          (16 KiB on CUDA); it is given twice the time that this takes on an idle machine (update_seconds), and what
-//          it took beyond that is in the row (update_late_s). With --compute trainer it is neither: libtorch trains
-//          --model (one of cairn_train's) by AdamW on synthetic data, on the CPU that copies, checksums and writes are
-//          done by as well. Its iteration_seconds is the median of five iterations just before, without checkpoints;
-//          the state, tensor by tensor, is the model's and the optimizer's, compared at the end with a copy made when
-//          it was saved last.
-//   disk   real files and real fsyncs, always. With --disk-bytes-per-second nothing is said to be on the disk before a
-//          disk of that rate would have it, whoever writes; the machine's own must be faster. With --disk pd-ssd the
-//          kernel holds the process's writes to 480 MB/s, over --dilation (disk_profile.h).
-//   peer   gemini alone writes to no disk: its checkpoints are in the memory of another process, behind a network of
+//          it took beyond that is in the row (update_late_s). With --compute trainer neither is emulated: libtorch
+//          trains --model (one of cairn_train's) by AdamW on synthetic data, on the same CPU that copies, checksums and
+//          writes. Its iteration_seconds is the median of five iterations just before, without checkpoints; the state,
+//          tensor by tensor, is the model's and the optimizer's. At the end it is compared with a copy made at the last
+//          save.
+//   disk   always real files and real fsyncs. With --disk-bytes-per-second no strategy's write completes before a disk
+//          of that rate would have it; the machine's own must be faster. With --disk pd-ssd the kernel limits the
+//          process's writes to 480 MB/s, divided by --dilation (emulation/disk_profile.h).
+//   peer   only gemini writes to no disk: its checkpoints are in the memory of another process, behind a network of
 //          --network-bytes-per-second between two network namespaces (gemini/network.h). Real bytes over real TCP, at
-//          most at that rate; that process takes its CPU time from this machine, and is not in cpu_s. Durable means
-//          there: whole in the peer's memory (durable_means).
+//          most at that rate; that process takes CPU time from this machine, which is not in cpu_s. For gemini, durable
+//          means: whole in the peer's memory (durable_means).
 //
 // Each run makes a directory of its own and removes it. --resume works in --dir itself: it compares the newest
 // checkpoint there with the state of its step, continues from it, and leaves everything there. At the end the page
@@ -71,7 +70,7 @@ namespace {
 constexpr int kSkipped = 77;
 constexpr const char* kTorchBinary = "bench_training_torch";
 
-// What of the run is not what it stands for.
+// The parts of the run that are emulated.
 std::string Emulated(const Run& run) {
   const Flags& flags = run.flags;
   std::vector<std::string> parts;
@@ -175,7 +174,7 @@ Status EnterTorchBuild(const Flags& flags, char** argv) {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (self.filename() == kTorchBinary) return {};
-  ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", 0);  // It warns of names that a network of its own cannot resolve.
+  ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", 0);  // It warns of names that gemini's network cannot resolve.
   ::execv((self.parent_path() / kTorchBinary).c_str(), argv);
   return Error(StatusCode::kUnsupported,
                "{} needs libtorch, which this build lacks: \"scripts/build release {}\" makes one that has it",

@@ -20,7 +20,7 @@
 namespace cairn::bench {
 namespace {
 
-// The number behind `field` in a file of such lines; none where there is no such line.
+// The number after `field` in a file of such lines; none if no line has the field.
 std::optional<std::uint64_t> Field(const std::string& path, const std::string& field) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

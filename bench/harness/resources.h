@@ -12,7 +12,7 @@ struct Resources {
   std::uint64_t memory_bytes = 0;
 };
 
-/// What is free: under the directory, and for this process (by /proc/meminfo and its cgroup).
+/// Free disk space under the directory, and free memory for this process (by /proc/meminfo and its cgroup).
 [[nodiscard]] Result<Resources> FreeResources(const std::string& directory);
 /// NoSpace or ResourceExhausted where a run needs more than there is, with the scale and the state that would fit.
 /// A twentieth is left free. `need` grows with the state; `scale` is what it was scaled by already.
@@ -36,7 +36,7 @@ struct HostMemory {
 };
 [[nodiscard]] HostMemory HostMemoryNow();
 
-/// Has the kernel forget the file contents under the directory that it holds clean in memory.
+/// Makes the kernel drop the clean pages of the files under the directory from its cache.
 void DropCache(const std::string& directory);
 
 }  // namespace cairn::bench

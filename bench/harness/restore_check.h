@@ -8,8 +8,7 @@
 namespace cairn::bench {
 
 /// Whether a strategy that is opened now, as after a restart, restores exactly the state of `step`: read from the disk
-/// (clean pages of its files are dropped first), every byte compared. Whatever is in the way is Corrupt. Overwrites the
-/// state.
+/// (clean pages of its files are dropped first), every byte compared. Any failure is Corrupt. Overwrites the state.
 Status CheckRestored(const StrategyKind& kind, const Workplace& workplace, std::uint64_t step);
 
 }  // namespace cairn::bench

@@ -83,7 +83,7 @@ Status CheckRoom(const Flags& flags, const StrategyKind& kind) {
                    free, flags.state_bytes, flags.scale);
 }
 
-// What an iteration of the trainer takes with nothing to save, and the optimizer step of it.
+// Measures an iteration of the trainer without saves, and its optimizer step.
 Status MeasureTrainer(Run& run, TrainerCompute& trainer) {
   constexpr int kWarmup = 2;
   constexpr int kTimed = 5;
@@ -104,7 +104,7 @@ Status MeasureTrainer(Run& run, TrainerCompute& trainer) {
   return {};
 }
 
-// Has the state be that of the newest checkpoint, or of step 0 where there is none; returns which.
+// Sets the state to that of the newest checkpoint, or of step 0 if there is none; returns the step.
 Result<std::uint64_t> Begin(Strategy& strategy, TrainingState& state, bool resume) {
   const Result<std::uint64_t> restored = resume ? strategy.Restore() : Status(StatusCode::kNotFound, "");
   if (restored.status().code() == StatusCode::kNotFound) {

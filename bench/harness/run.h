@@ -10,7 +10,7 @@
 
 namespace cairn::bench {
 
-/// One training, and what it came to.
+/// One training and its results.
 struct Run {
   Flags flags;
   StrategyKind kind;
@@ -24,9 +24,9 @@ struct Run {
 
 /// NoSpace or ResourceExhausted, with the scale that fits, where a run needs more than there is.
 Status CheckRoom(const Flags& flags);
-/// Trains as asked, restores what was saved last, and compares. Corrupt where that is not what was saved; NoSpace and
-/// ResourceExhausted before anything is done, with the scale that fits; Unsupported where the disk profile cannot be
-/// had.
+/// Trains as asked, restores what was saved last, and compares. Corrupt if that is not what was saved; NoSpace and
+/// ResourceExhausted before anything is done, with the scale that fits; Unsupported if the disk profile is
+/// unavailable.
 [[nodiscard]] Result<Run> Train(const Flags& flags);
 
 }  // namespace cairn::bench

@@ -14,7 +14,7 @@ struct SaveRecord {
   std::uint64_t step = 0;
   double started = 0;             ///< Save was called: the state is this old.
   double returned = 0;            ///< Save returned.
-  std::optional<double> durable;  ///< None where a newer one overtook it, or it failed.
+  std::optional<double> durable;  ///< None if a newer one overtook it, or it failed.
 };
 
 /// When each save began and ended. Safe from any thread.

@@ -14,7 +14,7 @@ namespace cairn::bench {
 /// What the libtorch trainer is to train: a model of bench/trainer on synthetic data, with AdamW.
 struct TrainerSettings {
   std::string model;
-  std::map<std::string, std::int64_t> sizes;  ///< That differ from the published ones.
+  std::map<std::string, std::int64_t> sizes;  ///< Those that differ from the published ones.
   std::uint64_t batch = 4;
   std::int64_t sequence = 64;  ///< Of text.
 };
@@ -27,7 +27,7 @@ class TrainerCompute : public Compute {
   /// Keeps a copy of the state as it is, that of `step`: what state().Is compares with.
   virtual Status Keep(std::uint64_t step) = 0;
 };
-/// InvalidArgument for a model or size that there is not. Unsupported in a build without libtorch.
+/// InvalidArgument for an unknown model or size. Unsupported in a build without libtorch.
 [[nodiscard]] Result<std::unique_ptr<TrainerCompute>> OpenTrainer(const TrainerSettings& settings);
 
 }  // namespace cairn::bench

@@ -12,7 +12,7 @@
 
 namespace cairn::bench {
 
-/// The loop's clock, in seconds since it began. Tests have one of their own.
+/// The loop's clock, in seconds since it began. Tests pass another one.
 struct LoopClock {
   std::function<double()> now;
   std::function<void(double)> wait_until;
@@ -21,13 +21,13 @@ struct LoopClock {
 [[nodiscard]] LoopClock RealClock();
 
 struct LoopSettings {
-  double iteration_seconds = 0;  ///< Of one iteration that nothing holds up.
-  double update_seconds = 0;     ///< Of it, the optimizer step: the state is being written.
-  std::uint64_t every = 0;       ///< A save after each iteration that this divides. 0: none.
-  std::uint64_t again = 0;       ///< And one so many iterations after each of these. 0: none.
+  double iteration_seconds = 0;  ///< Of one iteration without delays.
+  double update_seconds = 0;     ///< Its part that is the optimizer step, which writes the state.
+  std::uint64_t every = 0;       ///< A save after each iteration that is a multiple of it. 0: none.
+  std::uint64_t again = 0;       ///< One more save so many iterations after each of those. 0: none.
   std::uint64_t iterations = 0;  ///< The last one.
-  std::uint64_t warmup = 0;      ///< How many come first that Account leaves out.
-  std::uint64_t first = 1;       ///< More than 1 where a restart goes on.
+  std::uint64_t warmup = 0;      ///< How many of the first ones Account leaves out.
+  std::uint64_t first = 1;       ///< More than 1 after a restart.
 };
 
 /// What happened, iteration by iteration. Seconds.
@@ -72,7 +72,7 @@ class PacedCompute : public Compute {
 /// Trains: forward and backward, asks the strategy whether the state may be overwritten, and updates it. Then drains.
 ///
 /// Iteration n makes the state that of step n, from 1 on; it is saved after the update. Returns the first error. `log`
-/// is what the strategy's durable steps are told to; its times are by the same clock. `journal` may be null.
+/// also gets the strategy's durable steps; its times are by the same clock. `journal` may be null.
 [[nodiscard]] Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock, Compute& compute,
                                          Strategy& strategy, SaveLog& log, const Journal* journal = nullptr);
 

@@ -15,12 +15,12 @@ namespace cairn::bench {
 
 /// The state of a training: one block of the GPU's memory, cut into tensors, whose every byte follows from the step.
 ///
-/// What an optimizer step writes is one word in each sector, so that it costs little and a checkpoint that mixes two
-/// steps is found out: 512 bytes of an emulated GPU's memory (the unit in which disks write), 16 KiB of a CUDA one's,
+/// An optimizer step writes one word in each sector, so that it costs little and a checkpoint that mixes two steps is
+/// detected: 512 bytes of an emulated GPU's memory (the unit in which disks write), 16 KiB of a CUDA one's,
 /// where the words come from the host, and a smaller mixture is not. Not safe for concurrent use.
 class TrainingState : public DeviceState {
  public:
-  /// No step's. InvalidArgument unless bytes is a multiple of 4096 and each tensor gets 512;
+  /// The state of no step. InvalidArgument unless bytes is a multiple of 4096 and each tensor gets 512;
   /// ResourceExhausted. The GPU outlives it.
   [[nodiscard]] static Result<std::unique_ptr<TrainingState>> Make(Gpu& gpu, std::uint64_t bytes,
                                                                    std::uint64_t tensors);
@@ -47,7 +47,7 @@ class TrainingState : public DeviceState {
   Gpu& gpu_;
   const MutableBytes memory_;
   const std::uint64_t sector_words_;
-  const std::unique_ptr<BufferPool> words_;  // What an update writes; none where the CPU writes it in place.
+  const std::unique_ptr<BufferPool> words_;  // What an update writes; null if the CPU writes it in place.
 };
 
 }  // namespace cairn::bench

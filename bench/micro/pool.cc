@@ -2,8 +2,8 @@
 //
 //   build/release/bin/bench_micro --benchmark_filter=pool
 //
-// Peers: malloc and free of as much, whose pages nobody touches; mmap, a byte written in each page, and munmap, which
-// is what memory costs that nobody kept; for the whole pool, what must be done at least: mmap, MADV_HUGEPAGE, touch.
+// Peers: malloc and free of the same size, without touching pages; mmap, a byte written in each page, and munmap, the
+// cost of memory that is not kept; for the whole pool, the least that must be done: mmap, MADV_HUGEPAGE, touch.
 #include <sys/mman.h>
 
 #include <cstdlib>

@@ -10,7 +10,7 @@
 namespace cairn::bench {
 namespace {
 
-/// Cairn, by its public API; only the run's GPU and emulated disk are put in place of the usual ones.
+/// Cairn, by its public API; only the run's GPU and emulated disk replace the usual ones.
 class Cairn : public Strategy {
  public:
   Cairn(const Workplace& workplace, State state, std::unique_ptr<Checkpointer> checkpointer)
@@ -22,8 +22,8 @@ class Cairn : public Strategy {
   }
   Status BeforeUpdate() override {
     CAIRN_RETURN_IF_ERROR(checkpointer_->Fence(gpu_.stream()));
-    // The update is the host's: it waits for what the stream was told to wait for, which is nothing where the last
-    // fence had it wait for every save.
+    // The host makes the update, so it waits for what the stream waits for: nothing if the last fence already waited
+    // for every save.
     if (!std::exchange(saved_, false)) return {};
     return gpu_.Synchronize();
   }
@@ -52,7 +52,7 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
                   .host_memory_bytes = workplace.host_memory_bytes};
   if (workplace.chunk_bytes > 0) options.chunk_bytes = workplace.chunk_bytes;
   options.queue_depth = workplace.queue_depth;
-  options.cuda_devices = {0};  // Set up at Open, as the others' memory is.
+  options.cuda_devices = {0};  // Set up at Open, as the other strategies' memory is.
   options.on_event = [durable = workplace.durable](const Event& event) {
     if (event.kind == EventKind::kSaveDurable) durable(*event.step);
   };

@@ -10,8 +10,8 @@
 namespace cairn::bench {
 namespace {
 
-/// CheckFreq's two phases: the snapshot runs beside forward and backward, and the update waits for it; the persisting
-/// runs beside whatever follows, and the next save waits for it. One checkpoint at a time.
+/// CheckFreq's two phases: the snapshot runs beside forward and backward, and the update waits for it; the write runs
+/// beside whatever follows, and the next save waits for it. One checkpoint at a time.
 class CheckFreq : public Strategy {
  public:
   CheckFreq(const Workplace& workplace, std::unique_ptr<BufferPool> pool, std::unique_ptr<CheckpointFile> file)

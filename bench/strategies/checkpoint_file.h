@@ -13,12 +13,12 @@ namespace cairn::bench {
 /// The one checkpoint of a directory, as a careful user of torch.save keeps it: written through the page cache into a
 /// spare file, fsync, renamed to the checkpoint's name, fsync of the directory.
 ///
-/// Kinder than torch.save in one thing: the spare is the file of the checkpoint before the last, overwritten in place,
-/// whose blocks and pages are there (1.65 GB/s here; a new file 0.28, where its pages had to come from the machine's
-/// host first).
+/// One thing is faster than with torch.save: the spare is the file of the checkpoint before the last, overwritten in
+/// place, with blocks and pages that exist (1.65 GB/s here; a new file 0.28 GB/s, where the virtual machine had to get
+/// its pages from the host first).
 class CheckpointFile {
  public:
-  /// Lays out what is not there yet, for a state of `bytes`. A null disk is the machine's own.
+  /// Lays out the files that do not exist yet, for a state of `bytes`. A null disk is the machine's own.
   [[nodiscard]] static Result<std::unique_ptr<CheckpointFile>> Open(const std::string& directory, std::uint64_t bytes,
                                                                     std::shared_ptr<RateLimitedDisk> disk);
 
@@ -32,7 +32,7 @@ class CheckpointFile {
   Status Rename() const;
 
   const std::string directory_;
-  const std::string path_;   // The checkpoint: whole, wherever it is there.
+  const std::string path_;   // The checkpoint: whole wherever it exists.
   const std::string spare_;  // What the next one is written to.
   const std::string later_;  // The spare after that, until the first checkpoint.
   const std::shared_ptr<RateLimitedDisk> disk_;

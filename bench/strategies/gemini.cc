@@ -14,8 +14,8 @@ namespace {
 constexpr std::uint64_t kPiece = 4U << 20;
 
 /// Gemini's remote replica: the state is copied to pinned memory piece by piece, each piece goes over the network to
-/// the peer's memory as soon as it is there, beside forward and backward, and the update waits for the copies alone.
-/// One checkpoint at a time. A step is safe when the peer has said that it is complete in its memory.
+/// the peer's memory as soon as it is there, beside forward and backward, and the update waits only for the copies.
+/// One checkpoint at a time. A step is safe once the peer has confirmed that its memory holds all of it.
 class Gemini : public Strategy {
  public:
   Gemini(const Workplace& workplace, std::unique_ptr<BufferPool> pool, std::unique_ptr<GlooPair> peer)

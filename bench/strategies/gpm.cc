@@ -13,7 +13,7 @@ constexpr int kSlots = 2;  // GPM's double buffer.
 constexpr std::uint64_t kPiece = 64U << 20;
 
 /// GPM on a disk, as PCcheck's authors ported it: the GPU copies straight into a mapped file, then msync, and the
-/// training waits for both. No memory of its own.
+/// training waits for both. It needs no host memory.
 class Gpm : public Strategy {
  public:
   Gpm(const Workplace& workplace, std::unique_ptr<SlotFile> file) : at_(workplace), file_(std::move(file)) {}

@@ -25,8 +25,8 @@ std::uint64_t ChunkBytes(const Workplace& workplace) {
 /// after the other, p threads a checkpoint store each in the slot as soon as it is there, then one msync; the newest
 /// complete one wins.
 ///
-/// The one msync is the authors' own code's. One for each chunk came to 0.7 s a GiB in place of 0.55, and to 1.7 with
-/// chunks of 4 MiB: each of them also has the disk flush its cache.
+/// The authors' own code has one msync, too. One for each chunk took 0.7 s a GiB instead of 0.55, and 1.7 with chunks
+/// of 4 MiB: each of them also makes the disk flush its cache.
 class PcCheck : public Strategy {
  public:
   PcCheck(const Workplace& workplace, std::unique_ptr<BufferPool> pool, std::unique_ptr<SlotFile> file)

@@ -14,7 +14,7 @@ namespace cairn::bench {
 [[nodiscard]] Result<UniqueFd> LayOut(const std::string& path, std::uint64_t bytes);
 /// Writes all of `bytes` at `offset`. `path` is for the message.
 Status WriteAt(int fd, std::uint64_t offset, Bytes bytes, const std::string& path);
-/// Has the kernel give what was written there to the disk, without a wait.
+/// Makes the kernel start writing that range to the disk, without waiting.
 void StartWriteBack(int fd, std::uint64_t offset, std::uint64_t bytes);
 /// Corrupt where the file ends too soon.
 Status ReadAt(int fd, std::uint64_t offset, MutableBytes bytes, const std::string& path);

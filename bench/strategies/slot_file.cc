@@ -15,7 +15,7 @@
 
 namespace cairn::bench {
 
-// A sector: written whole or not at all by most disks, and found out by its checksum on the others.
+// A sector: most disks write it whole or not at all; on others the checksum detects a torn one.
 struct SlotFile::Record {
   std::uint64_t number = 0;
   std::uint64_t step = 0;

@@ -13,17 +13,17 @@
 
 namespace cairn::bench {
 
-/// A mapped file of equal slots, each for one checkpoint, and a root that says which of them holds the newest: what GPM
-/// and PCcheck keep their checkpoints in. Safe from any thread, each slot's memory with its own user.
+/// A mapped file of equal slots, each for one checkpoint, and a root that names the slot of the newest: where GPM and
+/// PCcheck keep their checkpoints. Safe from any thread; each slot's memory has one user at a time.
 ///
-/// How a checkpoint gets in:
-/// 1. Take hands out a slot that the root does not name, and nobody else has, mapped anew: stores to pages that an
-///    msync has write-protected fault one by one, which costs 2 s a GiB here (Linux 6.18), those to fresh mappings by
+/// How a checkpoint is written:
+/// 1. Take returns a slot that the root does not name and nobody else has, mapped anew: stores to pages that an msync
+///    has write-protected fault one by one, which costs 2 s a GiB here (Linux 6.18); those to fresh mappings fault by
 ///    the hundred.
 /// 2. The slot is filled, and made durable with Persist.
 /// 3. Commit writes a root record with the next number, a checksum over it, into the one of two blocks that does not
 ///    hold the current record, and makes that durable. A torn record leaves the current one.
-/// 4. Only then is the slot before free again. One that a crash leaves half filled is named by no record.
+/// 4. Only then is the previous slot free again. No record names a slot that a crash leaves half filled.
 class SlotFile {
  public:
   struct Newest {
@@ -31,7 +31,7 @@ class SlotFile {
     std::uint64_t step = 0;
   };
 
-  /// Opens the file, or lays out one of that many slots for `bytes` each. Corrupt where the file is of another shape.
+  /// Opens the file, or lays out one with that many slots of `bytes` each. Corrupt if the file has another shape.
   [[nodiscard]] static Result<std::unique_ptr<SlotFile>> Open(const std::string& path, int slots, std::uint64_t bytes);
   ~SlotFile();
   SlotFile(const SlotFile&) = delete;
@@ -40,12 +40,12 @@ class SlotFile {
   /// Waits until a slot is free.
   [[nodiscard]] Result<int> Take() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] MutableBytes slot(int slot) const;
-  /// Has the kernel begin to write bytes [begin, begin + bytes) of the slot, and does not wait. Persist finds errors.
+  /// Makes the kernel start writing bytes [begin, begin + bytes) of the slot, without waiting. Persist reports errors.
   void StartWriting(int slot, std::uint64_t begin, std::uint64_t bytes) const;
   /// Makes what was stored in the slot durable: msync.
   Status Persist(int slot) const;
-  /// Makes the slot the newest checkpoint, and frees the one before. Where a younger one is there already it is the
-  /// slot itself that is freed, and false is returned.
+  /// Makes the slot the newest checkpoint, and frees the previous one. If a newer one is there already, frees this slot
+  /// instead and returns false.
   Result<bool> Commit(int slot, std::uint64_t step) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] std::optional<Newest> newest() const CAIRN_EXCLUDES(mutex_);
 

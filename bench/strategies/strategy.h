@@ -13,14 +13,14 @@
 
 namespace cairn::bench {
 
-/// A way to checkpoint a training: what the loop calls, and nothing of how it is done. [interface]
+/// A way to checkpoint a training, as the training loop calls it. [interface]
 ///
 /// All calls come from the training's one thread. Time spent in Save and BeforeUpdate is the training's stall.
 class Strategy {
  public:
   virtual ~Strategy() = default;
-  /// Starts a checkpoint of the state, which is that of `step`, or makes it. A failure in the background is returned by
-  /// a later Save, or by Drain.
+  /// Starts a checkpoint of the state, which is that of `step`, or makes a whole one. A failure in the background is
+  /// returned by a later Save, or by Drain.
   virtual Status Save(std::uint64_t step) = 0;
   /// Returns when the state may be overwritten.
   virtual Status BeforeUpdate() = 0;
@@ -30,26 +30,26 @@ class Strategy {
   virtual Result<std::uint64_t> Restore() = 0;
 };
 
-/// What a strategy works with. All that is referred to outlives it.
+/// What a strategy works with. Everything it refers to outlives it.
 struct Workplace {
   std::string directory;
   DeviceState& state;
   Gpu& gpu;
-  int in_flight = 2;                           ///< For who can have several checkpoints under way.
-  std::uint64_t host_memory_bytes = 0;         ///< For who asks the user how much he may have.
-  std::uint64_t chunk_bytes = 0;               ///< For who copies and writes in chunks: pccheck, cairn. 0: its own.
+  int in_flight = 2;                           ///< For strategies with several checkpoints under way.
+  std::uint64_t host_memory_bytes = 0;         ///< For strategies whose user sets a limit.
+  std::uint64_t chunk_bytes = 0;               ///< Of one copy and one write: pccheck, cairn. 0: the default.
   int writers = 2;                             ///< Threads a checkpoint: pccheck.
   int queue_depth = 8;                         ///< Writes given to the disk at once: cairn.
   std::shared_ptr<RateLimitedDisk> disk;       ///< Null: the machine's own.
   std::uint64_t network_bytes_per_second = 0;  ///< To a peer, both ways; 0: over the loopback interface.
-  std::function<void(std::uint64_t)> durable;  ///< Told of each step that a crash can no longer lose. From any thread.
+  std::function<void(std::uint64_t)> durable;  ///< Called for each step that a crash can no longer lose. On any thread.
 };
 
-/// What a strategy is called, what it needs, and how it is made. Opening one where another has worked continues what
-/// that left, as a restart would.
+/// A strategy's name, what it needs, and how to open it. Opening it where it has worked before continues from what is
+/// there, as a restart would.
 struct StrategyKind {
   std::string_view name;
-  std::string_view tuning;  ///< How it is set up, for who reads the figures.
+  std::string_view tuning;  ///< How it is set up, for readers of the figures.
   std::string_view durable_means = "on the disk";
   bool networked = false;  ///< Its checkpoints go to a peer.
   int (*checkpoints_on_disk)(int in_flight) = nullptr;
@@ -63,7 +63,7 @@ struct StrategyKind {
 [[nodiscard]] StrategyKind GeminiKind();
 [[nodiscard]] StrategyKind PcCheckKind();
 [[nodiscard]] StrategyKind CairnKind();
-/// InvalidArgument for any other name, with those that there are.
+/// InvalidArgument for an unknown name, with a list of the known ones.
 [[nodiscard]] Result<StrategyKind> FindStrategy(std::string_view name);
 
 }  // namespace cairn::bench

@@ -8,9 +8,9 @@
 
 namespace cairn {
 
-/// One of several ranks within one process. For tests and experiments. The ends may be used from any thread and outlive
-/// each other; a thread of the group's own watches the deadlines. Where an end is destroyed its rank leaves, as
-/// `Leave` says; no end may be destroyed from within a callback.
+/// One of several ranks within one process. For tests and experiments. The ends may be used from any thread and may
+/// outlive each other; a thread of the group watches the deadlines. Destroying an end makes its rank leave, as `Leave`
+/// does; no end may be destroyed from within a callback.
 class LocalGroup : public Group {
  public:
   ~LocalGroup() override;
@@ -24,9 +24,9 @@ class LocalGroup : public Group {
   void Announce(const std::string& key, std::string word) override;
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override;
 
-  /// What a store that is lost does: ends every wait of every rank, now and later.
+  /// Ends every wait of every rank, now and later, as the loss of a store does.
   void Break(const Status& why);
-  /// What a rank that closes does: its own waits end Cancelled, and who waits for it hears so.
+  /// As a rank does that closes: its own waits end Cancelled, and ranks that wait for it are notified.
   void Leave();
 
  private:

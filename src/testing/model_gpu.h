@@ -9,7 +9,7 @@ namespace cairn {
 
 inline constexpr DeviceId kModelGpu{DeviceKind::kCuda, 0};
 
-/// Ordinary memory behind streams, in the place of GPU 0: what a GPU would do to the engine, testable anywhere.
+/// Host memory behind streams that stands in for GPU 0: shows the engine what a GPU would, on any machine.
 class ModelGpu {
  public:
   explicit ModelGpu(double bytes_per_second = 0, int lanes = 2) : bytes_per_second_(bytes_per_second), lanes_(lanes) {}

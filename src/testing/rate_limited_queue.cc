@@ -12,7 +12,7 @@
 
 namespace cairn {
 
-/// Keeps what is complete until the disk would have been done with it.
+/// Holds back each completion until the disk would have finished the operation.
 class RateLimitedQueue : public ForwardingQueue {
  public:
   RateLimitedQueue(std::shared_ptr<RateLimitedDisk> disk, std::unique_ptr<IoQueue> inner)

@@ -12,10 +12,10 @@ namespace cairn {
 
 /// One disk of a given speed, shared by every queue made through it. Safe from any thread.
 ///
-/// Reads and writes, or writes alone, pass one after the other, in the order of submission over all queues, each taking
-/// its length divided by the rate; the operation itself runs at once, and its completion is told no sooner. Other
-/// operations are not delayed. With a modelled time nothing is: that time moves on by what the disk takes, and
-/// completions come in the order in which they are due.
+/// Reads and writes, or writes alone, pass one after the other, in the order of submission over all queues; each takes
+/// its length divided by the rate. The operation itself runs at once, but its completion is reported only after that
+/// time. Other operations are not delayed. With a modelled time nothing waits: that time advances by what the disk
+/// takes, and completions come in the order in which they are due.
 class RateLimitedDisk : public std::enable_shared_from_this<RateLimitedDisk> {
  public:
   using Clock = Deadline::Clock;
@@ -31,7 +31,7 @@ class RateLimitedDisk : public std::enable_shared_from_this<RateLimitedDisk> {
   [[nodiscard]] IoQueueFactory Wrap(IoQueueFactory inner);
   /// For what is submitted from now on. At least 1.
   void SetRate(std::uint64_t bytes_per_second) CAIRN_EXCLUDES(mutex_);
-  /// When the disk is done with `bytes` that are given to it now: for writers that are no queue.
+  /// When the disk is done with `bytes` that are given to it now: for writers without a queue.
   [[nodiscard]] Clock::time_point Take(std::uint64_t bytes) CAIRN_EXCLUDES(mutex_);
   /// Bytes asked of the disk so far.
   [[nodiscard]] std::uint64_t bytes() const CAIRN_EXCLUDES(mutex_);

@@ -12,7 +12,7 @@
 
 namespace cairn {
 
-/// A completed operation. All of its outcome: what was asked, what was written, what was answered.
+/// A completed operation: what was requested, what was written, and the result.
 struct RecordedOperation {
   IoOp op = IoOp::kFsync;
   std::string path;
@@ -28,7 +28,7 @@ struct RecordedOperation {
 };
 
 /// What the queues made through it have done, in the order of completion, and how the directory looked before: enough
-/// to tell what a power cut at any moment may leave. Safe from any thread.
+/// to know what a power cut at any moment may leave. Safe from any thread.
 class Recording : public std::enable_shared_from_this<Recording> {
  public:
   /// `base` is the directory that power cuts are modelled for; what is in it now counts as durable. Operations on other

@@ -110,7 +110,7 @@ void FaultyDevice::ReleaseCopies() {
       MutexLock lock(state_->mutex);
       if (state_->gate != nullptr) std::exchange(state_->gate, nullptr)->Reach();
       held = std::exchange(state_->held, {});
-      // Copies go straight through again only once none is before them.
+      // Copies pass straight through again only once no earlier one is held.
       if (held.empty()) {
         state_->holding = false;
         return;

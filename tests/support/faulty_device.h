@@ -10,7 +10,7 @@
 
 namespace cairn {
 
-/// A Device that does what its inner one does, until it is told to fail. Safe from any thread.
+/// Does what the device inside does, until it is told to fail. Safe from any thread.
 ///
 /// Calls of Copy are counted from 1. A fault may be set before or while the device is in use.
 class FaultyDevice final : public ForwardingDevice {
@@ -23,9 +23,9 @@ class FaultyDevice final : public ForwardingDevice {
   void FailCopy(int nth, Status status);
   /// The nth Copy is enqueued, copies nothing, and its done gets `status`.
   void FailCopyLater(int nth, Status status);
-  /// From the nth Copy on (which still returns Ok) no done is called any more, older batches' neither; Health and every
-  /// later call return a DeviceError. As a GPU is after an illegal access: no copy runs then, so this releases what is
-  /// held and waits for what is under way, which must not depend on the caller.
+  /// From the nth Copy on (which still returns Ok) no done is called any more, not even of older batches; Health and
+  /// every later call return a DeviceError. A GPU behaves so after an illegal access: no copy runs any more, so this
+  /// releases what is held and waits for what is under way, which must not depend on the caller.
   void BecomeStickyAt(int nth);
   /// The same, now.
   void BecomeSticky();

@@ -83,7 +83,7 @@ class FaultyQueue : public ForwardingQueue {
 
   void Pass(FaultPlan::Verdict verdict, IoRequest request, IoDone done) {
     if (verdict.action.kind == FaultPlan::Kind::kShorten) {
-      // The request stays a lawful one for O_DIRECT; the caller is told of less.
+      // The request stays valid for O_DIRECT; the caller gets a smaller count.
       const std::uint64_t bytes = std::min(verdict.action.bytes, request.length);
       request.length = std::min(AlignUp(bytes, kBlock), request.length);
     }
@@ -128,7 +128,7 @@ class FaultyQueue : public ForwardingQueue {
   }
 
   const std::shared_ptr<FaultPlan> plan_;
-  std::vector<Failed> failed_;  // Answered by the next RunOnce.
+  std::vector<Failed> failed_;  // Called back by the next RunOnce.
   std::deque<Held> held_;
   std::size_t pending_ = 0;
   std::size_t called_ = 0;

@@ -22,13 +22,13 @@ struct SeenOperation {
   std::string path2;  ///< A rename's target.
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
-  std::optional<std::int64_t> result;  ///< What the caller was told, once it was.
+  std::optional<std::int64_t> result;  ///< What the caller got; none until then.
   RenameMode rename = RenameMode::kPlain;
 };
 /// "fsync .attempt-…/shard-00000.safetensors", one a line: for failure messages.
 [[nodiscard]] std::string ToString(const std::vector<SeenOperation>& seen);
 
-/// Which operations a rule is for. Members left out match all.
+/// Which operations a rule applies to. Members left out match all.
 struct FaultMatch {
   std::optional<IoOp> op;
   std::string path;                       ///< A part of either path.
@@ -43,7 +43,7 @@ class FaultGate {
  public:
   /// Waits until an operation is held here, or has been. False once the deadline has passed.
   [[nodiscard]] bool WaitHeld(Deadline deadline = Deadline::Infinite()) const;
-  /// Lets go of what is held, and of what comes later.
+  /// Releases what is held, and lets later operations pass.
   void Release() const;
 
  private:
@@ -60,9 +60,9 @@ class FaultGate {
   std::shared_ptr<State> state_;  // Guarded by the plan's mutex.
 };
 
-/// What is to go wrong on the queues made through it, and what they have done. Safe from any thread.
+/// Faults for the queues made through it, and a record of their operations. Safe from any thread.
 ///
-/// Of several rules that match, the one added first acts. Every rule counts each operation that matches it.
+/// If several rules match, the one added first acts. Every rule counts each operation that matches it.
 class FaultPlan : public std::enable_shared_from_this<FaultPlan> {
  public:
   [[nodiscard]] static std::shared_ptr<FaultPlan> Make() { return std::shared_ptr<FaultPlan>(new FaultPlan); }
@@ -71,13 +71,13 @@ class FaultPlan : public std::enable_shared_from_this<FaultPlan> {
   /// }
   [[nodiscard]] IoQueueFactory Wrap(IoQueueFactory inner);
 
-  /// Answers -error instead of running the operation.
+  /// Returns -error instead of running the operation.
   void Fail(FaultMatch match, int error);
   /// Refuses renames with flags, as NFS and some FUSE do.
   void RefuseRenameFlags();
-  /// Runs it, and answers -error all the same: the outcome is unknown to the caller.
+  /// Runs it, but returns -error: the caller does not know the outcome.
   void FailAfter(FaultMatch match, int error);
-  /// Reads or writes as if only the first `bytes` had been transferred. What lies behind them is unspecified.
+  /// Reads or writes as if only the first `bytes` had been transferred. The bytes after them are unspecified.
   void Shorten(FaultMatch match, std::uint64_t bytes);
   /// SIGKILL to this process, before or after the operation.
   void KillBefore(FaultMatch match);

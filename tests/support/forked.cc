@@ -83,7 +83,7 @@ std::optional<std::string> Forked::NextLine(Deadline deadline) {
 Forked::End Forked::Wait(Deadline deadline) {
   End end;
   while (std::optional<std::string> line = NextLine(deadline)) end.lines.push_back(*std::move(line));
-  // The pipe's end tells of the child's; at the deadline it is made to come.
+  // The pipe ends when the child does; at the deadline the child is killed.
   const bool late = deadline.passed();
   if (late) Kill();
   int status = 0;

@@ -15,9 +15,9 @@ namespace cairn {
 /// The child's end of a Forked: each call gives the parent one line, whole, before it returns. Safe from any thread.
 using Say = std::function<void(const std::string& line)>;
 
-/// A forked child that runs a function and says lines to its parent. Killed and reaped by the destructor.
+/// A forked child that runs a function and sends lines to its parent. Killed and reaped by the destructor.
 ///
-/// The parent should have no other threads where the child is to start some: sanitizers insist on it.
+/// The parent should have no other threads where the child is to start some: sanitizers require it.
 class Forked {
  public:
   /// The child ends with _exit(body(say)): no destructor of the parent's objects runs in it. It dies with its parent.

@@ -16,23 +16,23 @@
 
 namespace cairn {
 
-/// One rank's end of a group, whose words can be lost or changed on the way out, and held back on the way in, whose
-/// deadlines pass when a test says so, and that breaks. Safe from any thread.
+/// One rank's end of a group. A test can lose or change the words that it sends, hold back those that it receives,
+/// expire its waits, and break it. Safe from any thread.
 class HeldGroup final : public Group {
  public:
   explicit HeldGroup(std::shared_ptr<Group> inner) : inner_(std::move(inner)) {}
 
-  /// What this rank sends or announces under keys that begin so never arrives anywhere.
+  /// What this rank sends or announces under keys with this prefix never arrives anywhere.
   void Lose(std::string prefix) {
     MutexLock lock(state_->mutex);
     state_->lost = std::move(prefix);
   }
-  /// This rank says `word` in place of what it sends or announces under keys that begin so.
+  /// This rank says `word` instead of what it sends or announces under keys with this prefix.
   void Say(std::string prefix, std::string word) {
     MutexLock lock(state_->mutex);
     state_->said = {std::move(prefix), std::move(word)};
   }
-  /// What comes under keys that begin so is told to this rank at Release.
+  /// What arrives under keys with this prefix is delivered to this rank at Release.
   void Hold(std::string prefix) {
     MutexLock lock(state_->mutex);
     state_->held = std::move(prefix);
@@ -46,10 +46,10 @@ class HeldGroup final : public Group {
     }
     for (const auto& tell : waiting) tell();
   }
-  /// This rank waits no longer for what comes under keys that begin so, now and later, as if its deadline had passed.
+  /// Ends this rank's waits under keys with this prefix, now and later, as if their deadline had passed.
   void Expire(const std::string& prefix) { End(prefix, StatusCode::kDeadlineExceeded); }
-  /// As if the store that carries this rank's words were gone: every wait ends, now and later, and nothing it says
-  /// arrives.
+  /// As if the store that carries this rank's words were lost: every wait ends, now and later, and nothing that it
+  /// says arrives.
   void Break() {
     {
       MutexLock lock(state_->mutex);
@@ -68,7 +68,7 @@ class HeldGroup final : public Group {
     while (!said() && !deadline.passed()) state_->changed.WaitUntil(state_->mutex, deadline);
     return said();
   }
-  /// Bytes of keys and words that this rank was told so far.
+  /// Bytes of keys and words delivered to this rank so far.
   [[nodiscard]] std::uint64_t bytes_heard() const { return state_->bytes_heard; }
 
   [[nodiscard]] int rank() const override { return inner_->rank(); }

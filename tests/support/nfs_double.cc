@@ -65,7 +65,7 @@ IoQueueFactory NfsDouble::Wrap(IoQueueFactory inner) {
 bool NfsDouble::File::Open() const {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     struct stat found {};
-    // Also those that only name it (O_PATH) are no reason to keep it, but nobody here has any of a file.
+    // A descriptor that only names it (O_PATH) would not keep it, but nothing here opens a file so.
     if (::fstat(std::stoi(entry.path().filename()), &found) != 0) continue;
     if (found.st_dev == device && found.st_ino == inode) return true;
   }
@@ -118,7 +118,7 @@ bool NfsDouble::Hide(const PathAt& path) {
   if (::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(found.st_mode)) {
     return false;
   }
-  // Other names of it keep their bytes: the server unlinks this one alone.
+  // A file with other names keeps its bytes: the server unlinks only this one.
   const File file{.device = found.st_dev, .inode = found.st_ino};
   if (found.st_nlink != 1 || !file.Open()) return false;
   const std::string folder = std::filesystem::path(path.c_str()).parent_path();

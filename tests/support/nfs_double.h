@@ -13,11 +13,11 @@
 
 namespace cairn {
 
-/// What an NFS client does otherwise than a local disk, for the queues that are made through it:
+/// Where an NFS client differs from a local disk, for the queues made through it:
 ///   renames with flags are refused (EINVAL);
 ///   a file that this process has open is not unlinked, or replaced by a rename, but renamed to `.nfs...` in its folder
-///   (a silly rename), which therefore is not empty; it goes with the last close of the file, and cannot be removed
-///   before (EBUSY).
+///   (a silly rename), so that the folder is not empty; that name disappears with the file's last close, and cannot be
+///   removed before (EBUSY).
 /// A close is noticed at the next operation of any queue, or by Settle. Safe from any thread.
 class NfsDouble : public std::enable_shared_from_this<NfsDouble> {
  public:
@@ -47,7 +47,7 @@ class NfsDouble : public std::enable_shared_from_this<NfsDouble> {
   enum class Answer : std::uint8_t { kRun, kDone, kBusy, kInvalid };
 
   NfsDouble() = default;
-  /// What becomes of an operation that is about to run.
+  /// What to do with an operation that is about to run.
   [[nodiscard]] Answer Judge(const IoRequest& request) CAIRN_EXCLUDES(mutex_);
   /// Gives the file at that path a silly name if it is open. False where nothing needs that.
   bool Hide(const PathAt& path) CAIRN_EXCLUDES(mutex_);

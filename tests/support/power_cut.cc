@@ -21,7 +21,7 @@ using Names = std::map<std::string, std::shared_ptr<Node>>;
 // Shared between a file and its durable state until one of them changes.
 using Content = std::shared_ptr<std::string>;
 
-// A file or directory: as programs see it, and as the disk would give it back.
+// A file or directory: as programs see it, and as the disk would return it after a power cut.
 struct Node {
   bool directory = false;
   Content data = std::make_shared<std::string>();
@@ -59,7 +59,7 @@ class Model {
     for (std::size_t i = 0; i < upto; ++i) {
       const auto [first, last] = fsyncs.equal_range(i);
       for (auto it = first; it != last; ++it) Capture(it->second, operations[it->second].file);
-      // Whose mkdir was too late has seen the folder; the one that made it may be another queue's, and noted later.
+      // A mkdir that was too late has seen the folder; the queue that made it may record that later.
       const bool there = operations[i].op == IoOp::kMkdir && operations[i].result == -EEXIST;
       if (operations[i].result >= 0 || there) Apply(operations[i], i);
     }
@@ -69,7 +69,7 @@ class Model {
 
  private:
   struct Place {
-    Node* parent = nullptr;  // Null where the path is none of the base's.
+    Node* parent = nullptr;  // Null if the path is not below the base.
     std::string name;
   };
   struct Captured {
@@ -77,7 +77,7 @@ class Model {
     Names names;
   };
 
-  // Where a path's name stands, in the tree as programs see it. The base itself has no name.
+  // The parent and name of a path, in the tree as programs see it. The base itself has no name.
   [[nodiscard]] Place Find(const std::string& path) const {
     const std::filesystem::path below = std::filesystem::path(path).lexically_normal().lexically_relative(base_);
     if (below.empty() || *below.begin() == "..") return {};

@@ -8,10 +8,9 @@
 
 namespace cairn {
 
-/// What of the work that no fsync covers reached the disk all the same. A disk is free to do either, so code that is
-/// safe must be safe under all four. The default is the most pessimistic for what was promised; `data` without
-/// `entries` is what punishes writing to a file whose removal is not durable yet, `entries` without `data` renaming
-/// before the fsync.
+/// Which work that no fsync covers reached the disk anyway. A disk may do either, so code must be safe under all four
+/// combinations. The default is the most pessimistic for what was promised. `data` without `entries` exposes a write to
+/// a file whose removal is not durable yet; `entries` without `data` exposes a rename before the fsync.
 struct PowerCut {
   bool data = false;     ///< Files' bytes and sizes.
   bool entries = false;  ///< Directories' names: creations, renames, removals.

@@ -18,7 +18,7 @@ namespace cairn {
 /// A wait of a test: long enough for any machine, and a failure instead of a hang.
 [[nodiscard]] inline Deadline Soon() { return Deadline::In(std::chrono::seconds(60)); }
 
-/// A checkpointer as small as it goes: chunks of 1 MiB, two of them under way, a pool of four.
+/// The smallest checkpointer: chunks of 1 MiB, two of them under way, a pool of four.
 [[nodiscard]] Options SmallOptions(const std::string& root);
 /// A wiring whose queues follow the plan.
 [[nodiscard]] Wiring Through(const std::shared_ptr<FaultPlan>& plan);
