@@ -29,14 +29,7 @@ class CudaGpuTest : public testing::Test {
 TEST_F(CudaGpuTest, AStateIsOfOneStepAlone) {
   ASSERT_FALSE(gpu_->emulated());
   const auto state = *TrainingState::Make(*gpu_, (20U << 20) + 4096, 3);
-  ASSERT_TRUE(state->Initialize().ok());
-  EXPECT_TRUE(*state->Is(0));
-
-  ASSERT_TRUE(state->Update(7).ok());
-
-  EXPECT_TRUE(*state->Is(7));
-  EXPECT_FALSE(*state->Is(0));
-  EXPECT_FALSE(*state->Is(8));
+  ExpectOfOneStepAlone(*state);
   ASSERT_TRUE(state->Clear().ok());
   EXPECT_FALSE(*state->Is(7));
 }

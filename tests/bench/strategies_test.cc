@@ -120,14 +120,7 @@ TEST(RestoreCheckTest, FindsAnOlderStepAFlippedByteAndNoCheckpoint) {
 TEST(TrainingStateTest, IsOfOneStepAlone) {
   const auto gpu = EmulateGpu(0);
   const auto state = *TrainingState::Make(*gpu, 1U << 20, 3);
-  ASSERT_TRUE(state->Initialize().ok());
-  EXPECT_TRUE(*state->Is(0));
-
-  ASSERT_TRUE(state->Update(7).ok());
-
-  EXPECT_TRUE(*state->Is(7));
-  EXPECT_FALSE(*state->Is(0));
-  EXPECT_FALSE(*state->Is(8));
+  ExpectOfOneStepAlone(*state);
   state->memory()[(1U << 20) - 1] ^= std::byte{1};
   EXPECT_FALSE(*state->Is(7));
   EXPECT_FALSE(TrainingState::Make(*gpu, 1000, 1).ok());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -57,21 +58,26 @@ class SlowStrategy : public Strategy {
 
 constexpr LoopSettings kSettings{.iteration_seconds = 1, .update_seconds = 0.25, .every = 2, .iterations = 4};
 
-TEST(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
-  FakeTime time;
-  SaveLog log;
-  const auto gpu = EmulateGpu(0);
-  const auto state = *TrainingState::Make(*gpu, 1U << 16, 2);
-  ASSERT_TRUE(state->Initialize().ok());
-  SlowStrategy strategy(time, *state, log);
-  const LoopClock clock = time.Clock();
-  PacedCompute compute(kSettings, clock, *state);
+class TrainingLoopTest : public testing::Test {
+ protected:
+  TrainingLoopTest() { EXPECT_TRUE(state_->Initialize().ok()); }
+  Result<LoopRecord> Run() { return RunLoop(kSettings, clock_, compute_, strategy_, log_); }
 
-  const Result<LoopRecord> record = RunLoop(kSettings, clock, compute, strategy, log);
+  FakeTime time_;
+  SaveLog log_;
+  const std::unique_ptr<Gpu> gpu_ = EmulateGpu(0);
+  const std::unique_ptr<TrainingState> state_ = *TrainingState::Make(*gpu_, 1U << 16, 2);
+  SlowStrategy strategy_{time_, *state_, log_};
+  const LoopClock clock_ = time_.Clock();
+  PacedCompute compute_{kSettings, clock_, *state_};
+};
+
+TEST_F(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
+  const Result<LoopRecord> record = Run();
 
   ASSERT_TRUE(record.ok()) << record.status();
-  EXPECT_EQ(strategy.calls, (std::vector<std::string>{"update", "update", "save 2", "update", "update", "save 4"}));
-  EXPECT_TRUE(*state->Is(4));
+  EXPECT_EQ(strategy_.calls, (std::vector<std::string>{"update", "update", "save 2", "update", "update", "save 4"}));
+  EXPECT_TRUE(*state_->Is(4));
   ASSERT_EQ(record->stalls.size(), 4U);
   const std::vector<double> stalls{0, 0.3, 0.2, 0.3};
   for (std::size_t i = 0; i < stalls.size(); ++i) EXPECT_NEAR(record->stalls[i], stalls[i], 1e-9);
@@ -90,7 +96,7 @@ TEST(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
   EXPECT_NEAR(accounts.age_max, 3.25, 1e-9);
 }
 
-TEST(TrainingLoopTest, SavesAgainShortlyAfter) {
+TEST_F(TrainingLoopTest, SavesAgainShortlyAfter) {
   const LoopSettings settings{.every = 5, .again = 2};
   std::vector<std::uint64_t> saved;
 
@@ -102,21 +108,13 @@ TEST(TrainingLoopTest, SavesAgainShortlyAfter) {
   EXPECT_FALSE(SavesAfter({.every = 0}, 3));
 }
 
-TEST(TrainingLoopTest, AFailedSaveEndsTheRun) {
-  FakeTime time;
-  SaveLog log;
-  const auto gpu = EmulateGpu(0);
-  const auto state = *TrainingState::Make(*gpu, 1U << 16, 2);
-  ASSERT_TRUE(state->Initialize().ok());
-  SlowStrategy strategy(time, *state, log);
-  strategy.fails_at = 2;
-  const LoopClock clock = time.Clock();
-  PacedCompute compute(kSettings, clock, *state);
+TEST_F(TrainingLoopTest, AFailedSaveEndsTheRun) {
+  strategy_.fails_at = 2;
 
-  const Result<LoopRecord> record = RunLoop(kSettings, clock, compute, strategy, log);
+  const Result<LoopRecord> record = Run();
 
   EXPECT_EQ(record.status().code(), StatusCode::kIoError);
-  EXPECT_EQ(strategy.calls.back(), "save 2");
+  EXPECT_EQ(strategy_.calls.back(), "save 2");
 }
 
 TEST(AccountingTest, QuantilesAreOfTheNearestRank) {

@@ -50,6 +50,16 @@ class SmallWorkplace {
   Workplace workplace_;
 };
 
+/// The state must know its step from every other.
+inline void ExpectOfOneStepAlone(TrainingState& state) {
+  ASSERT_TRUE(state.Initialize().ok());
+  EXPECT_TRUE(*state.Is(0));
+  ASSERT_TRUE(state.Update(7).ok());
+  EXPECT_TRUE(*state.Is(7));
+  EXPECT_FALSE(*state.Is(0));
+  EXPECT_FALSE(*state.Is(8));
+}
+
 /// One iteration of a training that pauses for nothing: the update, as soon as it may be, and the save.
 inline Status TrainAndSave(Strategy& strategy, TrainingState& state, std::uint64_t step) {
   if (Status status = strategy.BeforeUpdate(); !status.ok()) return status;
