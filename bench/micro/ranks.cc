@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/wiring.h"
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/unique_fd.h"
@@ -37,7 +38,6 @@
 #include "store/names.h"
 #include "testing/forwarding_queue.h"
 #include "testing/temp_dir.h"
-#include "wiring.h"
 
 namespace cairn::bench {
 namespace {

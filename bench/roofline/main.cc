@@ -31,10 +31,10 @@
 #include <thread>
 #include <vector>
 
+#include "api/wiring.h"
 #include "bench/roofline/pinned_device.h"
 #include "cairn/cairn.h"
 #include "testing/rate_limited_queue.h"
-#include "wiring.h"
 
 namespace cairn::bench {
 namespace {

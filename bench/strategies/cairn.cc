@@ -3,9 +3,9 @@
 #include <utility>
 #include <vector>
 
+#include "api/wiring.h"
 #include "base/status_macros.h"
 #include "bench/strategies/strategy.h"
-#include "wiring.h"
 
 namespace cairn::bench {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <memory>
 
+#include "api/wiring.h"
 #include "device/host_device.h"
-#include "wiring.h"
 
 namespace cairn {
 

@@ -7,12 +7,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "api/wiring.h"
 #include "base/mutex.h"
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
 #include "support/tensors.h"
 #include "testing/temp_dir.h"
-#include "wiring.h"
 
 namespace cairn {
 namespace {

@@ -5,11 +5,11 @@
 #include <future>
 #include <thread>
 
+#include "api/wiring.h"
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
 #include "support/tensors.h"
 #include "testing/temp_dir.h"
-#include "wiring.h"
 
 namespace cairn {
 namespace {

@@ -19,13 +19,13 @@
 #include <string>
 #include <vector>
 
+#include "api/wiring.h"
 #include "base/unique_fd.h"
 #include "cairn/cairn.h"
 #include "store/locks.h"
 #include "support/small_run.h"
 #include "testing/rate_limited_queue.h"
 #include "testing/temp_dir.h"
-#include "wiring.h"
 
 namespace cairn {
 namespace {

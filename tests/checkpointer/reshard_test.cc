@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "api/wiring.h"
 #include "cairn/cairn.h"
 #include "testing/local_group.h"
 #include "testing/temp_dir.h"
-#include "wiring.h"
 
 namespace cairn {
 namespace {

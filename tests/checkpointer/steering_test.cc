@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "api/steered_saves.h"
+#include "api/wiring.h"
 #include "base/modelled_time.h"
 #include "cairn/cairn.h"
 #include "device/host_device.h"
@@ -13,7 +15,6 @@
 #include "testing/local_group.h"
 #include "testing/rate_limited_queue.h"
 #include "testing/temp_dir.h"
-#include "wiring.h"
 
 namespace cairn {
 namespace {

@@ -9,11 +9,11 @@
 #include <iterator>
 #include <span>
 
+#include "api/wiring.h"
 #include "cairn/checkpointer.h"
 #include "format/index.h"
 #include "testing/local_group.h"
 #include "testing/temp_dir.h"
-#include "wiring.h"
 
 namespace cairn {
 namespace {

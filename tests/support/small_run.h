@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "api/wiring.h"
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
 #include "support/tensors.h"
-#include "wiring.h"
 
 namespace cairn {
 

@@ -8,25 +8,25 @@
 #include <map>
 #include <utility>
 
+#include "api/devices.h"
+#include "api/published_paths.h"
+#include "api/resolve_options.h"
+#include "api/shared_restore.h"
+#include "api/shared_root.h"
+#include "api/steered_saves.h"
+#include "api/wiring.h"
 #include "base/status_macros.h"
 #include "base/trace.h"
 #include "base/worker_pool.h"
 #include "device/host_device.h"
-#include "devices.h"
 #include "engine/engine.h"
 #include "engine/replicas.h"
 #include "group/solo_group.h"
-#include "published_paths.h"
-#include "resolve_options.h"
 #include "restore/reader.h"
-#include "shared_restore.h"
-#include "shared_root.h"
-#include "steered_saves.h"
 #include "store/list.h"
 #include "store/pins.h"
 #include "store/remove.h"
 #include "store/root.h"
-#include "wiring.h"
 
 namespace cairn {
 namespace {

@@ -1,4 +1,4 @@
-#include "published_paths.h"
+#include "api/published_paths.h"
 
 #include <memory>
 

@@ -1,4 +1,4 @@
-#include "devices.h"
+#include "api/devices.h"
 
 #include <algorithm>
 #include <utility>

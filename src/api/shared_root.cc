@@ -1,4 +1,4 @@
-#include "shared_root.h"
+#include "api/shared_root.h"
 
 #include <optional>
 #include <string_view>

@@ -1,4 +1,4 @@
-#include "steered_saves.h"
+#include "api/steered_saves.h"
 
 #include <chrono>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "resolve_options.h"
+#include "api/resolve_options.h"
 
 #include <algorithm>
 #include <thread>

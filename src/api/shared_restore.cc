@@ -1,4 +1,4 @@
-#include "shared_restore.h"
+#include "api/shared_restore.h"
 
 #include <algorithm>
 #include <optional>
