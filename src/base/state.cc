@@ -6,6 +6,7 @@
 
 #include "base/json_text.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "base/tensor_table.h"
 #include "cairn/tensor.h"
 

@@ -17,9 +17,6 @@
 
 namespace cairn {
 
-/// Whether `text` is well-formed UTF-8 (no surrogates, no overlong forms, nothing above U+10FFFF).
-[[nodiscard]] bool IsUtf8(std::string_view text);
-
 /// CPU tensors up to this size are copied within the call of Save, up to kSmallTensorsTotal in all.
 inline constexpr std::uint64_t kSmallTensorBytes = 64U << 10;
 inline constexpr std::uint64_t kSmallTensorsTotal = 4U << 20;

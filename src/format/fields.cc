@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/json_text.h"
+#include "base/utf8.h"
 
 namespace cairn {
 namespace {
@@ -88,7 +89,7 @@ std::string Quoted(std::string_view name) {
   const bool cut = name.size() > kLongestQuote;
   if (cut) {
     std::size_t end = kLongestQuote;
-    while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xc0) == 0x80) --end;
+    while (end > 0 && ContinuesCharacter(name[end])) --end;
     name = name.substr(0, end);
   }
   std::string out;

@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "base/json_text.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "format/fields.h"
 #include "format/json_reader.h"
 
@@ -29,8 +30,7 @@ std::uint32_t Digest(std::string_view text) { return Crc32c(std::as_bytes(std::s
 
 bool IsPlainFileName(std::string_view name) {
   return !name.empty() && name.size() <= 255 && name[0] != '.' && name != kManifestName &&
-         std::none_of(name.begin(), name.end(),
-                      [](char c) { return c == '/' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+         std::none_of(name.begin(), name.end(), [](char c) { return c == '/' || IsControl(c); });
 }
 
 class ManifestReader final : public JsonEvents {

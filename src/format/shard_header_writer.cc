@@ -8,6 +8,7 @@
 #include "base/json_text.h"
 #include "base/status_macros.h"
 #include "base/tensor_table.h"
+#include "base/utf8.h"
 #include "format/fields.h"
 #include "format/name_index.h"
 #include "format/shard_header.h"

@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "base/utf8.h"
 #include "restore/mismatches.h"
 #include "restore/plan.h"
 
@@ -21,7 +22,7 @@ bool MatchesPattern(std::string_view pattern, std::string_view name) {
     } else if (p < pattern.size() && pattern[p] == '?') {
       ++p;
       do ++n;
-      while (n < name.size() && (static_cast<unsigned char>(name[n]) & 0xc0) == 0x80);
+      while (n < name.size() && ContinuesCharacter(name[n]));
     } else if (p < pattern.size() && pattern[p] == name[n]) {
       ++p;
       ++n;

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "base/json_text.h"
+#include "base/utf8.h"
 
 namespace cairn::tools {
 namespace {
@@ -42,9 +42,7 @@ std::string HumanBytes(std::uint64_t bytes) {
 }
 
 std::string Printable(std::string_view text) {
-  const bool plain =
-      std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; });
-  return plain ? std::string(text) : fmt::format("{:?}", text);
+  return std::none_of(text.begin(), text.end(), IsControl) ? std::string(text) : fmt::format("{:?}", text);
 }
 
 std::string DescribeType(const TensorInfo& tensor) {
