@@ -17,8 +17,7 @@ constexpr std::chrono::seconds kHealthInterval{1};
 
 IoTask<Status> ListTask(PathAt root, std::shared_ptr<std::vector<CheckpointInfo>> found) {
   co_return co_await io::OnThread(root.text(), [&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
-    for (StoredCheckpoint& one : stored) found->push_back(std::move(one.info));
+    CAIRN_ASSIGN_OR_RETURN(*found, ListInfos(root));
     return Status::Ok();
   });
 }

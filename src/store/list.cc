@@ -215,6 +215,13 @@ Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
   return list;
 }
 
+Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root) {
+  CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> stored, ListCheckpoints(root));
+  std::vector<CheckpointInfo> infos;
+  for (StoredCheckpoint& one : stored) infos.push_back(std::move(one.info));
+  return infos;
+}
+
 Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Which& which) {
   if (!which.folder().empty()) {
     CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint checkpoint, ReadCheckpointFolder(which.folder()));

@@ -23,6 +23,8 @@ struct StoredCheckpoint {
 /// no lock, writes nothing; reads long lists on a few threads at once. NotFound where the root itself is missing;
 /// folders that vanish meanwhile (retention) are left out.
 [[nodiscard]] Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root);
+/// The same without the manifests.
+[[nodiscard]] Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root);
 /// One folder, wherever it is; an error where its manifest does not verify, or is of another step than the folder's
 /// name has it.
 [[nodiscard]] Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder);

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/devices.h"
+#include "api/steered_saves.h"
+#include "api/wiring.h"
+#include "base/mutex.h"
+#include "base/trace.h"
+#include "base/worker_pool.h"
+#include "cairn/checkpointer.h"
+#include "engine/engine.h"
+#include "engine/replicas.h"
+#include "restore/reader.h"
+#include "store/root.h"
+
+namespace cairn {
+
+/// What the calls of one Checkpointer share. open.cc makes it; the calls are in save.cc, fence.cc, read.cc,
+/// retention.cc and observe.cc.
+///
+/// Members are destroyed from the last to the first: the engine goes before what it uses, the pool before the devices
+/// that it is pinned with, and these before the workers that copy for them.
+class Checkpointer::Impl {
+ public:
+  explicit Impl(Options resolved)
+      : options(std::move(resolved)), workers("cairn-worker", options.worker_threads), trace(options.trace_events) {}
+
+  // Constant after Open.
+  const pid_t process = ::getpid();
+  const Options options;
+  std::string root_path;
+  std::string queue_name;
+  std::string queue_reason;
+  IoQueueFactory make_queue;
+  std::shared_ptr<Group> group;
+
+  // Each synchronises itself.
+  WorkerPool workers;
+  Trace trace;
+  std::unique_ptr<Devices> devices;
+  std::unique_ptr<BufferPool> pool;
+  std::unique_ptr<Root> root;
+  std::unique_ptr<Ledger> ledger;                  // Rank 0's; null on other ranks, which have `restored`.
+  std::unique_ptr<SteeredSaves> steered;           // Null without Options::steering.
+  std::unique_ptr<Engine> engine;                  // Null if the root was opened read-only.
+  std::atomic<std::uint64_t> shared_restores = 0;  // Begun so far.
+
+  // Held through a call of Save: saves are numbered in the order in which the engine gets them.
+  Mutex save_mutex;
+  std::uint64_t next_sequence CAIRN_GUARDED_BY(save_mutex) = 0;
+  std::weak_ptr<const TensorTable> checked_table CAIRN_GUARDED_BY(save_mutex);
+  std::optional<Sharing> sharing CAIRN_GUARDED_BY(save_mutex);  // This rank's; made by the first save.
+  Mutex restored_mutex;
+  std::optional<ManifestParent> restored CAIRN_GUARDED_BY(restored_mutex);  // What this rank restored last.
+  Mutex device_mutex;
+  Mutex fence_mutex;
+  std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
+
+  // Open.
+  [[nodiscard]] Status OpenRoot();
+  [[nodiscard]] Status StartEngine(const Wiring& wiring);
+
+  /// FailedPrecondition in a forked child.
+  [[nodiscard]] Status CheckProcess() const;
+  /// The same, and if the root was opened read-only.
+  [[nodiscard]] Status CheckWritable() const;
+  /// For calls that read by the path.
+  [[nodiscard]] Status CheckReadable(const Which& which) const;
+  Result<std::shared_ptr<Device>> GetDevice(DeviceId id) CAIRN_EXCLUDES(device_mutex);
+
+  // Save.
+  Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options)
+      CAIRN_EXCLUDES(save_mutex);
+  /// Submits a save that ends with `why`, so that the ranks that wait for it hear of it.
+  std::shared_ptr<SaveTask> SubmitFailed(std::uint64_t step, std::uint64_t sequence, SaveTask::Clock::time_point begun,
+                                         const Status& why) CAIRN_REQUIRES(save_mutex);
+  Status CheckTensors(const std::shared_ptr<const TensorTable>& table) CAIRN_REQUIRES(save_mutex);
+  /// Waits for a free place and accepts the save. Cancelled if WhenFull::kSkip skips it.
+  Result<SavePlan> Admit(std::uint64_t step, IfExists if_exists) CAIRN_REQUIRES(save_mutex)
+      CAIRN_EXCLUDES(restored_mutex);
+  Status ApplyWhenFull(std::uint64_t step, Deadline deadline) CAIRN_REQUIRES(save_mutex);
+  /// Records the caller's streams on each device of `written`, the part of `table` that this rank writes.
+  Result<std::vector<DeviceEvents>> RecordStreams(const TensorTable& table, const TensorTable& written,
+                                                  const std::vector<Stream>& streams);
+
+  // Fence.
+  Status RefuseWhileCapturing(Stream stream) CAIRN_EXCLUDES(fence_mutex);
+
+  // Read.
+  [[nodiscard]] RestoreParts MakeRestoreParts();
+  [[nodiscard]] Result<Restored> Restore(const Which& which, const State& state, const RestoreOptions& restore_options);
+
+  // Retention.
+  [[nodiscard]] Status SetPinned(std::uint64_t step, bool pinned);
+  /// FailedPrecondition, beginning with `what`, on ranks other than 0.
+  [[nodiscard]] Status CheckRank0(const std::string& what) const;
+  void Warn(const std::vector<std::string>& messages) const;
+};
+
+}  // namespace cairn

@@ -1,0 +1,48 @@
+// The calls that wait for saves in flight.
+#include "api/checkpointer_impl.h"
+#include "base/status_macros.h"
+
+namespace cairn {
+
+Status Checkpointer::Fence(Stream stream, Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
+  if (impl_->engine == nullptr) return Status::Ok();
+  if (stream.device.kind != DeviceKind::kCpu) CAIRN_RETURN_IF_ERROR(impl_->RefuseWhileCapturing(stream));
+  for (const std::shared_ptr<SaveTask>& task : impl_->engine->InFlight()) {
+    CAIRN_RETURN_IF_ERROR(task->Fence(stream, deadline));
+  }
+  return Status::Ok();
+}
+
+Status Checkpointer::Impl::RefuseWhileCapturing(Stream stream) {
+  // If nothing is in flight, a fence captured into a CUDA graph would order nothing at replay. To record an event is an
+  // error during capture, so this is found at once.
+  CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(stream.device));
+  if (!device->has_streams()) return Status::Ok();
+  MutexLock lock(fence_mutex);
+  EventId& event = fence_events[device.get()];
+  if (event == 0) {
+    CAIRN_ASSIGN_OR_RETURN(event, device->AcquireEvent());
+  }
+  return device->RecordOnStream(stream, event);
+}
+
+Status Checkpointer::WaitForPlace(Deadline deadline) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
+  if (impl_->engine->WaitForPlace(impl_->options.max_in_flight, deadline)) return Status::Ok();
+  return Error(StatusCode::kDeadlineExceeded, "{} saves are in flight", impl_->options.max_in_flight);
+}
+
+Status Checkpointer::Drain(Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
+  if (impl_->engine == nullptr) return Status::Ok();
+  const std::vector<std::shared_ptr<SaveTask>> tasks = impl_->engine->InFlight();
+  if (!impl_->engine->WaitIdle(deadline)) {
+    return Error(StatusCode::kDeadlineExceeded, "{} saves are still in flight", impl_->engine->InFlight().size());
+  }
+  // None is in flight any more, so each of them gets its final status at any moment.
+  for (const std::shared_ptr<SaveTask>& task : tasks) CAIRN_RETURN_IF_ERROR(task->WaitDurable(deadline));
+  return Status::Ok();
+}
+
+}  // namespace cairn

@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <utility>
+
+#include "api/checkpointer_impl.h"
+#include "api/resolve_options.h"
+#include "api/shared_root.h"
+#include "base/status_macros.h"
+#include "device/host_device.h"
+#include "group/solo_group.h"
+#include "store/list.h"
+
+namespace cairn {
+
+Status Checkpointer::Impl::CheckProcess() const {
+  if (::getpid() == process) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition, "this is a forked child: the Checkpointer of {} is its parent's",
+               root_path);
+}
+
+Status Checkpointer::Impl::CheckWritable() const {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
+  if (!options.read_only) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition, "the Checkpointer of {} was opened read-only", root_path);
+}
+
+Status Checkpointer::Impl::OpenRoot() {
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, make_queue());
+  CAIRN_ASSIGN_OR_RETURN(root, OpenSharedRoot(*queue, options, *group));
+  root_path = root->path();
+  Warn(root->notes());
+  if (group->rank() != 0) return Status::Ok();
+  CAIRN_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> committed, ListInfos(root->at()));
+  ledger = std::make_unique<Ledger>(std::move(committed), options.keep_last, options.keep_every);
+  return Status::Ok();
+}
+
+Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
+  CAIRN_ASSIGN_OR_RETURN(pool, BufferPool::Make(options.host_memory_bytes, options.chunk_bytes, options.queue_depth));
+  std::vector<std::shared_ptr<Device>> given;
+  if (wiring.devices) {
+    CAIRN_ASSIGN_OR_RETURN(given, wiring.devices(workers));
+  }
+  const bool has_cpu =
+      std::any_of(given.begin(), given.end(), [](const auto& device) { return device->id() == DeviceId{}; });
+  if (!has_cpu) given.push_back(HostDevice::Make({.id = {}, .lanes = options.worker_threads}, workers));
+  devices = std::make_unique<Devices>(options, *pool, workers, given);
+
+  EngineParts parts;
+  for (const auto& device : given) {
+    CAIRN_ASSIGN_OR_RETURN(const Devices::Found found, devices->Get(device->id()));
+    parts.devices.push_back(found.device);
+    if (found.staging != nullptr) parts.staging.emplace_back(device.get(), found.staging, options.staging_bytes);
+  }
+  parts.touch_pool = true;
+  if (options.read_only) return Status::Ok();
+  parts.options = options;
+  parts.root = root->at();
+  parts.still_writer = [this] { return root->CheckWriter(); };
+  parts.pool = pool.get();
+  parts.workers = &workers;
+  parts.ledger = ledger.get();
+  parts.trace = &trace;
+  parts.queue = make_queue;
+  parts.group = group;
+  CAIRN_ASSIGN_OR_RETURN(engine, Engine::Start(std::move(parts)));
+  for (const int index : options.cuda_devices) {
+    CAIRN_RETURN_IF_ERROR(GetDevice({DeviceKind::kCuda, index}).status());
+  }
+  return Status::Ok();
+}
+
+Result<std::shared_ptr<Device>> Checkpointer::Impl::GetDevice(DeviceId id) {
+  // Held until the engine has the device: nobody may find it set up before that.
+  MutexLock lock(device_mutex);
+  CAIRN_ASSIGN_OR_RETURN(Devices::Found found, devices->Get(id));
+  if (found.fresh && engine != nullptr) engine->AddDevice(found.device, found.staging);
+  return found.device;
+}
+
+Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options) { return Open(options, Wiring()); }
+
+Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options, Wiring wiring) {
+  Result<std::unique_ptr<Checkpointer>> opened = Make(options, wiring);
+  AnnounceOpened(options, opened.ok() ? opened->get()->impl_->root->writer_id() : std::string(), opened.status());
+  return opened;
+}
+
+Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options, const Wiring& wiring) {
+  CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options));
+  auto impl = std::make_unique<Impl>(std::move(resolved));
+  CAIRN_RETURN_IF_ERROR(impl->workers.status());
+  CAIRN_ASSIGN_OR_RETURN(IoQueueChoice choice, ChooseIoQueue(impl->options.io_queue, impl->options.queue_depth));
+  impl->queue_name = choice.name;
+  impl->queue_reason = choice.reason;
+  impl->make_queue = wiring.wrap_queue ? wiring.wrap_queue(choice.factory) : choice.factory;
+  impl->group = impl->options.group != nullptr ? impl->options.group : std::make_shared<SoloGroup>();
+  if (impl->options.steering) {
+    CAIRN_ASSIGN_OR_RETURN(impl->steered, SteeredSaves::Make(*impl->options.steering, impl->group->size(), wiring.now));
+  }
+  CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
+  CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));
+  return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
+}
+
+Checkpointer::Checkpointer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Checkpointer::~Checkpointer() {
+  if (::getpid() != impl_->process) {
+    // The threads, the ring and the lock are the parent's; nothing here may be waited for or released.
+    static_cast<void>(impl_.release());
+    return;
+  }
+  if (impl_->engine == nullptr) return;
+  static_cast<void>(impl_->engine->WaitIdle(Deadline::In(impl_->options.drain_deadline)));
+  // Leaked if the engine does not stop: its thread, the kernel and the devices go on using it.
+  if (!impl_->engine->Stop(Deadline::In(impl_->options.close_deadline))) static_cast<void>(impl_.release());
+}
+
+}  // namespace cairn

@@ -1,0 +1,84 @@
+#include "api/checkpointer_impl.h"
+#include "api/shared_restore.h"
+#include "base/status_macros.h"
+#include "store/list.h"
+
+namespace cairn {
+
+Status Checkpointer::Impl::CheckReadable(const Which& which) const {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
+  return which.folder().empty() ? root->CheckPath() : Status::Ok();
+}
+
+RestoreParts Checkpointer::Impl::MakeRestoreParts() {
+  return {.queue = make_queue,
+          .pool = pool.get(),
+          .workers = &workers,
+          .device = [this](DeviceId id) -> Result<Device*> {
+            CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(id));
+            return device.get();
+          },
+          .queue_depth = options.queue_depth,
+          .memory_deadline = options.full_deadline,
+          .on_event = options.on_event,
+          .on_damaged =
+              [this](const CheckpointInfo& info) {
+                if (ledger != nullptr) ledger->FoundDamaged(info.step, info.attempt);
+              }};
+}
+
+Result<Restored> Checkpointer::Impl::Restore(const Which& which, const State& state,
+                                             const RestoreOptions& restore_options) {
+  const RestoreParts parts = MakeRestoreParts();
+  if (which.fall_back() && group->size() > 1) {
+    // Also if the root is not readable here: the other ranks must hear of it.
+    return RestoreTogether({.parts = parts,
+                            .root = root_path,
+                            .which = which,
+                            .state = state,
+                            .options = restore_options,
+                            .group = *group,
+                            .group_deadline = options.group_deadline,
+                            .number = shared_restores++,
+                            .readable = CheckReadable(which)});
+  }
+  CAIRN_RETURN_IF_ERROR(CheckReadable(which));
+  return RestoreWhich(parts, root_path, which, group->rank(), state, restore_options);
+}
+
+Result<Restored> Checkpointer::Restore(const Which& which, const State& state, const RestoreOptions& options) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
+  CAIRN_ASSIGN_OR_RETURN(Restored restored, impl_->Restore(which, state, options));
+  if (!options.resume) return restored;
+  if (impl_->ledger != nullptr) impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
+  MutexLock lock(impl_->restored_mutex);
+  impl_->restored = ManifestParent{restored.step, restored.attempt};
+  return restored;
+}
+
+Result<std::vector<CheckpointInfo>> Checkpointer::List() const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(Latest()));
+  return ListInfos(impl_->root_path);
+}
+
+Result<CheckpointDetails> Checkpointer::Inspect(const Which& which) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
+  return InspectWhich(impl_->root_path, which);
+}
+
+Result<CheckpointDetails> Checkpointer::Inspect(const Which& which, const InspectPart& part) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
+  return InspectWhich(impl_->MakeRestoreParts(), impl_->root_path, which, part);
+}
+
+Result<Chosen> Checkpointer::Choose(const Which& which) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
+  return ChooseWhich(impl_->MakeRestoreParts(), impl_->root_path, which);
+}
+
+Status Checkpointer::Verify(const Which& which, const Progress& progress) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
+  return VerifyWhich(impl_->MakeRestoreParts(), impl_->root_path, which, progress);
+}
+
+}  // namespace cairn

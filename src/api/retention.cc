@@ -1,0 +1,73 @@
+// The calls that keep a checkpoint, remove it, or move it out of the root.
+#include "api/checkpointer_impl.h"
+#include "base/status_macros.h"
+#include "store/pins.h"
+#include "store/publish.h"
+#include "store/remove.h"
+
+namespace cairn {
+
+Status Checkpointer::Impl::SetPinned(std::uint64_t step, bool pinned) {
+  CAIRN_RETURN_IF_ERROR(CheckWritable());
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, make_queue());
+  CAIRN_RETURN_IF_ERROR(SetPin(*queue, root->at(), step, pinned, options.file_mode));
+  if (ledger != nullptr) ledger->SetPinned(step, pinned);
+  return Status::Ok();
+}
+
+Status Checkpointer::Impl::CheckRank0(const std::string& what) const {
+  if (group->rank() == 0) return Status::Ok();
+  return Error(StatusCode::kFailedPrecondition, "{}: only rank 0 publishes and removes checkpoints", what);
+}
+
+void Checkpointer::Impl::Warn(const std::vector<std::string>& messages) const {
+  if (!options.on_event) return;
+  for (const std::string& message : messages) options.on_event({.severity = Severity::kWarning, .message = message});
+}
+
+Status Checkpointer::Pin(std::uint64_t step) { return impl_->SetPinned(step, true); }
+
+Status Checkpointer::Unpin(std::uint64_t step) { return impl_->SetPinned(step, false); }
+
+Status Checkpointer::Remove(std::uint64_t step) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
+  CAIRN_RETURN_IF_ERROR(impl_->CheckRank0(fmt::format("step {}", step)));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->make_queue());
+  CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
+  Removal removal = RemoveCheckpointBlocking(
+      *queue, impl_->root->at(), step,
+      {.still_writer = [this] { return impl_->root->CheckWriter(); }, .pinned = Pinned::kGoes});
+  removal.gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
+  return std::move(removal.status);
+}
+
+Status Checkpointer::Publish(std::uint64_t step, const std::string& path, Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
+  CAIRN_RETURN_IF_ERROR(impl_->CheckRank0(path));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->make_queue());
+  CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
+  const Root& root = *impl_->root;
+  Leftovers left;
+  Status published =
+      cairn::Publish(*queue, root.at(), step, path,
+                     {.deadline = deadline, .still_writer = [&root] { return root.CheckWriter(); }}, left);
+  // Publish exchanges the names of step and path. If the outcome is unknown, the step may be what the path was.
+  const bool gone = published.ok() || !HoldsStep(root.at(), step);
+  gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
+  impl_->Warn(left);
+  return published;
+}
+
+Status Checkpointer::RemovePublished(const std::string& path, Deadline deadline) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
+  CAIRN_RETURN_IF_ERROR(impl_->CheckRank0(path));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->make_queue());
+  const Root& root = *impl_->root;
+  Leftovers left;
+  Status removed = cairn::RemovePublished(
+      *queue, root.at(), path, {.deadline = deadline, .still_writer = [&root] { return root.CheckWriter(); }}, left);
+  impl_->Warn(left);
+  return removed;
+}
+
+}  // namespace cairn

@@ -1,0 +1,163 @@
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "api/checkpointer_impl.h"
+#include "base/status_macros.h"
+
+namespace cairn {
+
+Result<SaveHandle> Checkpointer::Save(std::uint64_t step, const State& state, const SaveOptions& options) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
+  return impl_->Save(step, state, options);
+}
+
+Result<bool> Checkpointer::ShouldSave(std::uint64_t step) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
+  if (impl_->steered != nullptr) return impl_->steered->ShouldSave(step);
+  return Error(StatusCode::kFailedPrecondition, "ShouldSave of step {}: Options::steering is not set", step);
+}
+
+Result<SaveHandle> Checkpointer::GiveUp(std::uint64_t step, const Status& why) {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
+  if (why.ok() || why.code() == StatusCode::kUnknownOutcome) {
+    return Error(StatusCode::kInvalidArgument, "GiveUp of step {}: expected why it fails, found {}", step,
+                 why.ok() ? "Ok" : "UnknownOutcome");
+  }
+  MutexLock lock(impl_->save_mutex);
+  return SaveHandle(impl_->SubmitFailed(step, impl_->next_sequence++, SaveTask::Clock::now(), why));
+}
+
+std::shared_ptr<SaveTask> Checkpointer::Impl::SubmitFailed(std::uint64_t step, std::uint64_t sequence,
+                                                           SaveTask::Clock::time_point begun, const Status& why) {
+  auto task = std::make_shared<SaveTask>(SavePlan{.step = step, .sequence = sequence}, nullptr,
+                                         std::vector<DeviceEvents>(), begun, engine->inbox());
+  engine->Submit(task, why);
+  return task;
+}
+
+Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& state, const SaveOptions& save_options) {
+  const auto begun = SaveTask::Clock::now();
+  MutexLock lock(save_mutex);
+  const std::uint64_t sequence = next_sequence++;
+  const auto refuse = [&](const Status& why) CAIRN_REQUIRES(save_mutex) {
+    if (group->size() > 1) SubmitFailed(step, sequence, begun, why);
+    return why;
+  };
+
+  const std::shared_ptr<const TensorTable>& table = state.table();
+  if (const Status status = CheckTensors(table); !status.ok()) return refuse(status);
+  if (!sharing) sharing.emplace(group->rank(), group->size());
+  const Result<Share> share = sharing->Of(table, save_options.replicated);
+  if (!share.ok()) return refuse(share.status());
+  const auto waiting = SaveTask::Clock::now();
+  Result<SavePlan> plan = Admit(step, save_options.if_exists);
+  const auto stall = SaveTask::Clock::now() - waiting;
+  if (plan.status().code() == StatusCode::kCancelled) {
+    return SaveHandle(SubmitFailed(step, sequence, begun, plan.status()));
+  }
+  if (!plan.ok()) return refuse(plan.status());
+  plan->sequence = sequence;
+  plan->hold = save_options.hold;
+  plan->alike = share->alike;
+  Result<std::vector<DeviceEvents>> events = RecordStreams(*table, *share->table, save_options.streams);
+  if (!events.ok()) {
+    if (plan->admitted) ledger->Withdraw(*plan);
+    return refuse(events.status());
+  }
+  auto task = std::make_shared<SaveTask>(*plan, std::make_unique<Snapshot>(share->table, state.values()),
+                                         *std::move(events), begun, engine->inbox());
+  task->SetCallTimes(SaveTask::Clock::now() - begun, stall);
+  engine->Submit(task);
+  if (steered != nullptr) steered->Begun(task);
+  return SaveHandle(std::move(task));
+}
+
+Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>& table) {
+  if (table == checked_table.lock()) return Status::Ok();
+  std::map<DeviceId, std::shared_ptr<Device>> found;
+  for (const DeviceId id : table->devices()) {
+    CAIRN_ASSIGN_OR_RETURN(found[id], GetDevice(id));
+  }
+  for (std::size_t i = 0; i < table->size(); ++i) {
+    const TensorEntry& entry = (*table)[i];
+    if (entry.bytes() == 0) continue;
+    if (const Status status = found[entry.device]->CheckLayout(entry.layout); !status.ok()) {
+      return Error(status.code(), "tensor \"{}\" on {}: {}", entry.name, ToString(entry.device), status.message());
+    }
+  }
+  checked_table = table;
+  return Status::Ok();
+}
+
+Result<SavePlan> Checkpointer::Impl::Admit(std::uint64_t step, IfExists if_exists) {
+  const Deadline deadline = Deadline::In(options.full_deadline);
+  CAIRN_RETURN_IF_ERROR(ApplyWhenFull(step, deadline));
+  if (ledger != nullptr) return ledger->Admit(step, if_exists, deadline);
+  MutexLock lock(restored_mutex);
+  return SavePlan{.step = step, .parent = restored};
+}
+
+Status Checkpointer::Impl::ApplyWhenFull(std::uint64_t step, Deadline deadline) {
+  if (engine->WaitForPlace(options.max_in_flight, Deadline::In({}))) return Status::Ok();
+  int places = options.max_in_flight;
+  if (group->rank() != 0) {
+    // Rank 0 decides. If it skips a save, nobody waits here: there is one more place, for the save whose refusal is on
+    // its way.
+    if (options.when_full == WhenFull::kSkip) ++places;
+  } else if (options.when_full == WhenFull::kSkip) {
+    return Error(StatusCode::kCancelled, "step {}: skipped, {} saves are in flight", step, options.max_in_flight);
+  } else if (options.when_full == WhenFull::kReplace) {
+    const std::vector<std::shared_ptr<SaveTask>> tasks = engine->InFlight();
+    const auto youngest =
+        std::find_if(tasks.rbegin(), tasks.rend(), [](const auto& task) { return !task->captured(); });
+    if (youngest != tasks.rend()) {
+      static_cast<void>((*youngest)->RequestCancel(
+          Error(StatusCode::kCancelled, "step {}: replaced by step {}", (*youngest)->plan().step, step)));
+    }
+  }
+  if (engine->WaitForPlace(places, deadline)) return Status::Ok();
+  return Error(StatusCode::kDeadlineExceeded,
+               "step {}: {} saves were in flight until the deadline of Options::full_deadline", step,
+               options.max_in_flight);
+}
+
+Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const TensorTable& table,
+                                                                    const TensorTable& written,
+                                                                    const std::vector<Stream>& streams) {
+  for (const Stream& stream : streams) {
+    const std::vector<DeviceId>& used = table.devices();
+    if (std::find(used.begin(), used.end(), stream.device) != used.end()) continue;
+    return Error(StatusCode::kInvalidArgument, "a stream of {}, but no tensor of the state is on this device",
+                 ToString(stream.device));
+  }
+  std::vector<DeviceEvents> all;
+  const auto record = [&]() -> Status {
+    for (const DeviceId id : written.devices()) {
+      CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(id));
+      if (!device->has_streams()) continue;
+      DeviceEvents& events = all.emplace_back(DeviceEvents{.device = device.get()});
+      const auto record_on = [&](Stream stream) -> Status {
+        CAIRN_ASSIGN_OR_RETURN(const EventId event, device->AcquireEvent());
+        events.streams.push_back(event);
+        return device->RecordOnStream(stream, event);
+      };
+      for (const Stream& stream : streams) {
+        if (stream.device == id) CAIRN_RETURN_IF_ERROR(record_on(stream));
+      }
+      if (events.streams.empty()) CAIRN_RETURN_IF_ERROR(record_on({.device = id}));
+      for (int lane = 0; lane < device->lanes(); ++lane) {
+        CAIRN_ASSIGN_OR_RETURN(const EventId event, device->AcquireEvent());
+        events.lanes.push_back(event);
+      }
+    }
+    return Status::Ok();
+  };
+  if (const Status status = record(); !status.ok()) {
+    for (const DeviceEvents& events : all) events.ReleaseAll();
+    return status;
+  }
+  return all;
+}
+
+}  // namespace cairn
