@@ -19,7 +19,7 @@ Result<Devices::Found> Devices::Get(DeviceId id) {
   if (id.kind != DeviceKind::kCuda) {
     return Error(StatusCode::kInvalidArgument, "there is no device {}", ToString(id));
   }
-  // For every save in flight, and one being accepted: an event for each lane, and room for the caller's streams.
+  // For every save in flight, and one being accepted: an event for each lane, and for up to 8 streams of the caller.
   const int events = (options_.max_in_flight + 1) * (options_.copy_streams + 8);
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
                          MakeCudaDevice({.index = id.index, .lanes = options_.copy_streams, .events = events}));
@@ -30,7 +30,7 @@ Result<Devices::Found> Devices::Get(DeviceId id) {
 Result<Devices::Found> Devices::SetUp(const std::shared_ptr<Device>& device) {
   Found found{.device = device, .fresh = true};
   if (device->has_streams()) {
-    pool_.Touch(workers_);  // Pinning would fault the pages in one by one, and small.
+    pool_.Touch(workers_);  // Pinning would fault the pages in one by one, as small pages.
     CAIRN_RETURN_IF_ERROR(pool_.PinWith(*device));
     if (options_.staging_bytes != 0) {
       CAIRN_ASSIGN_OR_RETURN(found.staging, device->AllocateStaging(options_.staging_bytes));

@@ -13,12 +13,12 @@
 
 namespace cairn {
 
-/// The devices of one Checkpointer. CUDA devices that Options did not name are set up when first met. Safe from any
+/// The devices of one Checkpointer. A CUDA device that Options did not name is set up on its first use. Safe from any
 /// thread.
 class Devices {
  public:
-  /// `given` are there from the start; `pool` is pinned with each (which the workers touch first where
-  /// pinning would).
+  /// `given` exist from the start. `pool` is pinned with every device that has streams; `workers` touch its pages
+  /// first.
   Devices(const Options& options, BufferPool& pool, WorkerPool& workers, std::vector<std::shared_ptr<Device>> given)
       : options_(options), pool_(pool), workers_(workers), devices_(std::move(given)) {}
 
@@ -27,7 +27,7 @@ class Devices {
     std::byte* staging = nullptr;  ///< Options::staging_bytes of it, or null.
     bool fresh = false;            ///< Set up by this call.
   };
-  /// The device, set up where need be: events, pinned pool, staging memory.
+  /// Finds the device, and sets it up if that was not done yet: events, pinned pool, staging memory.
   Result<Found> Get(DeviceId id) CAIRN_EXCLUDES(mutex_);
 
  private:

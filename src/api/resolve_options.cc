@@ -10,14 +10,14 @@
 namespace cairn {
 namespace {
 
-// Half of the pool's chunks are with the disk, at most: the others are being filled meanwhile.
-std::uint64_t ChunkFor(std::uint64_t pool_bytes, int queue_depth) {
+// At most half of the pool's chunks are being written: the others are filled meanwhile.
+std::uint64_t ChooseChunkBytes(std::uint64_t pool_bytes, int queue_depth) {
   constexpr std::uint64_t kLarge = 8U << 20;
   constexpr std::uint64_t kSmall = 4U << 20;
   return pool_bytes / kLarge >= 2 * static_cast<std::uint64_t>(queue_depth) ? kLarge : kSmall;
 }
 
-/// Beyond a control group's limit the kernel kills the process, at whichever page comes first.
+/// Beyond a control group's limit the kernel kills the process, whichever page it touches next.
 Status CheckMemoryLimit(std::uint64_t pool_bytes) {
   const std::optional<MemoryLimit> limit = FindMemoryLimit();
   if (!limit || pool_bytes <= limit->available) return Status::Ok();
@@ -41,7 +41,7 @@ Result<Options> ResolveOptions(Options options) {
   CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 1, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("worker_threads", options.worker_threads, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("copy_streams", options.copy_streams, 1, 16));
-  if (options.chunk_bytes == 0) options.chunk_bytes = ChunkFor(options.host_memory_bytes, options.queue_depth);
+  if (options.chunk_bytes == 0) options.chunk_bytes = ChooseChunkBytes(options.host_memory_bytes, options.queue_depth);
   CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
   if (options.chunk_bytes % kChecksumBlock != 0) {
     return Error(StatusCode::kInvalidArgument, "Options::chunk_bytes: expected a multiple of {}, found {}",
@@ -49,7 +49,7 @@ Result<Options> ResolveOptions(Options options) {
   }
   CAIRN_RETURN_IF_ERROR(in_range("file_mode", options.file_mode, 0U, 0777U));
   CAIRN_RETURN_IF_ERROR(in_range("directory_mode", options.directory_mode, 0U, 0777U));
-  // The writer itself must get at what it made.
+  // The writer itself must be able to read and write its files.
   if ((options.file_mode & 0600) != 0600 || (options.directory_mode & 0700) != 0700) {
     return Error(StatusCode::kInvalidArgument,
                  "Options::file_mode, directory_mode: expected at least 0600 and 0700, found {:#o} and {:#o}",

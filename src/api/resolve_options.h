@@ -4,8 +4,9 @@
 
 namespace cairn {
 
-/// Checks what a user set and fills in what was left to the machine (worker_threads). InvalidArgument names the field,
-/// the value found and what would do; ResourceExhausted a pool that the process's memory control group cannot hold.
+/// Checks the user's options, and fills in those that were left to Cairn (chunk_bytes, worker_threads).
+/// InvalidArgument names the field, the value found and the values allowed. ResourceExhausted if the process's memory
+/// control group cannot hold the pool.
 [[nodiscard]] Result<Options> ResolveOptions(Options options);
 
 }  // namespace cairn

@@ -14,19 +14,19 @@
 namespace cairn {
 namespace {
 
-/// Which of several ranks' statuses counts: that of the least weight.
-enum class Weight : std::uint8_t { kEnds, kGone, kDamaged, kRead };
+/// What a status means for the restore. Of several ranks' statuses the first in this order is the verdict.
+enum class Verdict : std::uint8_t { kFailed, kGone, kDamaged, kRead };
 
-Weight WeightOf(const Status& status) {
+Verdict VerdictOf(const Status& status) {
   switch (status.code()) {
     case StatusCode::kOk:
-      return Weight::kRead;
+      return Verdict::kRead;
     case StatusCode::kCorrupt:
-      return Weight::kDamaged;
+      return Verdict::kDamaged;
     case StatusCode::kNotFound:
-      return Weight::kGone;
+      return Verdict::kGone;
     default:
-      return Weight::kEnds;
+      return Verdict::kFailed;
   }
 }
 
@@ -40,12 +40,12 @@ class Search {
   // On rank 0.
   [[nodiscard]] Result<ChoiceWord> Choose();
   [[nodiscard]] Result<ChoiceWord> ChooseNext();
-  void ChooseAnew(const Status& gone);
+  void ChooseAgain(const Status& gone);
   [[nodiscard]] bool KnownDamaged(const StoredCheckpoint& checkpoint) const;
   [[nodiscard]] Result<VerdictWord> Judge(const ChoiceWord& choice, const Status& own);
-  // On the others.
-  [[nodiscard]] Result<ChoiceWord> HearChoice();
-  [[nodiscard]] Result<VerdictWord> HearVerdict(const ChoiceWord& choice, const Status& own);
+  // On the other ranks.
+  [[nodiscard]] Result<ChoiceWord> AwaitChoice();
+  [[nodiscard]] Result<VerdictWord> AwaitVerdict(const ChoiceWord& choice, const Status& own);
 
   [[nodiscard]] Result<StoredCheckpoint> Find(const ChoiceWord& choice) const;
   [[nodiscard]] Result<Restored> Read(const ChoiceWord& choice) const;
@@ -53,16 +53,17 @@ class Search {
 
   [[nodiscard]] bool chooses() const { return call_.group.rank() == 0; }
   [[nodiscard]] std::string Key(const char* kind) const { return fmt::format("{}/{}/{}", kind, call_.number, round_); }
-  [[nodiscard]] Status Named(const VerdictWord& verdict) const;
+  /// The status, beginning with "rank R: " if it is another rank's.
+  [[nodiscard]] Status WithRank(const VerdictWord& verdict) const;
 
   const SharedRestore& call_;
   std::uint64_t round_ = 0;
   std::vector<std::string> damaged_;        // Attempts.
-  std::vector<std::string> damaged_paths_;  // Of those whose manifests do not tell.
+  std::vector<std::string> damaged_paths_;  // Of those whose manifests do not verify.
   std::vector<std::string> passed_over_;
-  std::optional<Status> first_;  // Why the first was passed over.
+  std::optional<Status> first_failure_;  // Why the first was passed over.
 
-  // Rank 0's: what is to be tried, from `next_` on. Empty before the first choice, and where it is to be made anew.
+  // On rank 0: the candidates, tried from `next_` on. Empty before the first choice, and before choosing again.
   std::vector<StoredCheckpoint> candidates_;
   std::size_t next_ = 0;
   int times_chosen_ = 0;
@@ -71,24 +72,24 @@ class Search {
 
 Result<Restored> Search::Run() {
   for (;; ++round_) {
-    CAIRN_ASSIGN_OR_RETURN(const ChoiceWord choice, chooses() ? Choose() : HearChoice());
+    CAIRN_ASSIGN_OR_RETURN(const ChoiceWord choice, chooses() ? Choose() : AwaitChoice());
     if (!choice.damage.ok()) {
       PassOver(choice, {.rank = 0, .status = choice.damage});
       continue;
     }
     Result<Restored> own = Read(choice);
     CAIRN_ASSIGN_OR_RETURN(const VerdictWord verdict,
-                           chooses() ? Judge(choice, own.status()) : HearVerdict(choice, own.status()));
-    switch (WeightOf(verdict.status)) {
-      case Weight::kEnds:
-        return Named(verdict);
-      case Weight::kDamaged:
+                           chooses() ? Judge(choice, own.status()) : AwaitVerdict(choice, own.status()));
+    switch (VerdictOf(verdict.status)) {
+      case Verdict::kFailed:
+        return WithRank(verdict);
+      case Verdict::kDamaged:
         PassOver(choice, verdict);
         break;
-      case Weight::kGone:
-        ChooseAnew(Named(verdict));
+      case Verdict::kGone:
+        ChooseAgain(WithRank(verdict));
         break;
-      case Weight::kRead:
+      case Verdict::kRead:
         if (own.ok()) own->passed_over = std::move(passed_over_);
         return own;
     }
@@ -99,7 +100,7 @@ Result<ChoiceWord> Search::Choose() {
   const Result<ChoiceWord> chosen = ChooseNext();
   const std::string word = EncodeChoice(chosen.ok() ? *chosen : ChoiceWord{.end = chosen.status()});
   call_.group.Announce(Key("choice"), word);
-  // What it says itself it takes as the others do: cut where a message is long.
+  // Decoded again, so that rank 0 acts on the same message as the others: long texts are cut.
   return chosen.ok() ? DecodeChoice(word) : chosen;
 }
 
@@ -118,23 +119,23 @@ Result<ChoiceWord> Search::ChooseNext() {
       if (call_.parts.on_damaged) call_.parts.on_damaged(info);
       continue;
     }
-    switch (WeightOf(info.status)) {
-      case Weight::kEnds:
+    switch (VerdictOf(info.status)) {
+      case Verdict::kFailed:
         return info.status;
-      case Weight::kGone:
-        ChooseAnew(info.status);
+      case Verdict::kGone:
+        ChooseAgain(info.status);
         break;
-      case Weight::kDamaged:
-      case Weight::kRead:
+      case Verdict::kDamaged:
+      case Verdict::kRead:
         return ChoiceWord{.step = info.step, .attempt = info.attempt, .path = info.path, .damage = info.status};
     }
   }
-  if (first_) return *first_;
-  return Error(StatusCode::kCorrupt, "{}: known to be damaged, and there is no older one",
+  if (first_failure_) return *first_failure_;
+  return Error(StatusCode::kCorrupt, "{}: it is known to be damaged, and there is no older checkpoint",
                candidates_.front().info.path);
 }
 
-void Search::ChooseAnew(const Status& gone) {
+void Search::ChooseAgain(const Status& gone) {
   gone_ = gone;
   candidates_.clear();
 }
@@ -153,9 +154,9 @@ Result<VerdictWord> Search::Judge(const ChoiceWord& choice, const Status& own) {
   for (const auto& [rank, word] : said.words) {
     const std::optional<Status> status = DecodeOutcome(word);
     const VerdictWord its{.rank = status ? rank : 0, .status = status ? *status : NotAWord(rank, word)};
-    if (WeightOf(its.status) < WeightOf(verdict.status)) verdict = its;
+    if (VerdictOf(its.status) < VerdictOf(verdict.status)) verdict = its;
   }
-  if (!said.end.ok() && WeightOf(verdict.status) != Weight::kEnds) {
+  if (!said.end.ok() && VerdictOf(verdict.status) != Verdict::kFailed) {
     verdict = {.rank = 0,
                .status = Error(said.end.code(), "{}: not every rank has said whether it could read it: {}", choice.path,
                                said.end.message())};
@@ -165,10 +166,10 @@ Result<VerdictWord> Search::Judge(const ChoiceWord& choice, const Status& own) {
   return DecodeVerdict(word);
 }
 
-Result<ChoiceWord> Search::HearChoice() {
+Result<ChoiceWord> Search::AwaitChoice() {
   const Result<std::string> heard = AwaitWord(call_.group, Key("choice"), Deadline::In(call_.group_deadline));
   if (!heard.ok()) {
-    return Error(heard.status().code(), "{}: rank 0 was not heard to choose a checkpoint: {}", call_.root,
+    return Error(heard.status().code(), "{}: rank 0 did not say which checkpoint it chose: {}", call_.root,
                  heard.status().message());
   }
   Result<ChoiceWord> choice = DecodeChoice(*heard);
@@ -177,17 +178,17 @@ Result<ChoiceWord> Search::HearChoice() {
     return choice;
   }
   if (choice->end.ok()) return choice;
-  if (choice->end.code() == StatusCode::kCorrupt && first_) return *first_;
-  return Named({.rank = 0, .status = choice->end});
+  if (choice->end.code() == StatusCode::kCorrupt && first_failure_) return *first_failure_;
+  return WithRank({.rank = 0, .status = choice->end});
 }
 
-Result<VerdictWord> Search::HearVerdict(const ChoiceWord& choice, const Status& own) {
+Result<VerdictWord> Search::AwaitVerdict(const ChoiceWord& choice, const Status& own) {
   call_.group.Send(Key("read"), EncodeOutcome(own));
   const std::chrono::nanoseconds twice = 2 * std::min(call_.group_deadline, std::chrono::nanoseconds::max() / 2);
   const Result<std::string> heard = AwaitWord(call_.group, Key("verdict"), Deadline::In(twice));
   if (heard.ok()) return DecodeVerdict(*heard);
-  return Error(heard.status().code(), "{}: rank 0 was not heard to say whether every rank could read it: {}",
-               choice.path, heard.status().message());
+  return Error(heard.status().code(), "{}: rank 0 did not say whether every rank could read it: {}", choice.path,
+               heard.status().message());
 }
 
 Result<StoredCheckpoint> Search::Find(const ChoiceWord& choice) const {
@@ -196,8 +197,8 @@ Result<StoredCheckpoint> Search::Find(const ChoiceWord& choice) const {
   CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint found,
                          ReadCheckpointFolder(folder.empty() ? call_.root + "/" + StepName(choice.step) : folder));
   if (found.info.attempt == choice.attempt) return found;
-  return Error(StatusCode::kNotFound, "{}: expected attempt {}, found {}: it was replaced meanwhile", found.info.path,
-               choice.attempt, found.info.attempt);
+  return Error(StatusCode::kNotFound, "{}: expected attempt {}, found {}: it was replaced in the meantime",
+               found.info.path, choice.attempt, found.info.attempt);
 }
 
 Result<Restored> Search::Read(const ChoiceWord& choice) const {
@@ -209,13 +210,13 @@ Result<Restored> Search::Read(const ChoiceWord& choice) const {
 void Search::PassOver(const ChoiceWord& choice, const VerdictWord& verdict) {
   choice.damage.ok() ? damaged_.push_back(choice.attempt) : damaged_paths_.push_back(choice.path);
   passed_over_.push_back(fmt::format("{}: rank {}: {}", choice.path, verdict.rank, verdict.status.message()));
-  if (!first_) first_ = Named(verdict);
+  if (!first_failure_) first_failure_ = WithRank(verdict);
   if (!call_.parts.on_damaged) return;
   call_.parts.on_damaged(
       {.step = choice.step, .attempt = choice.attempt, .path = choice.path, .status = choice.damage});
 }
 
-Status Search::Named(const VerdictWord& verdict) const {
+Status Search::WithRank(const VerdictWord& verdict) const {
   if (verdict.rank == call_.group.rank()) return verdict.status;
   return Error(verdict.status.code(), "rank {}: {}", verdict.rank, verdict.status.message());
 }

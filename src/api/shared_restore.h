@@ -9,31 +9,33 @@
 
 namespace cairn {
 
-/// A restore that all ranks of a group make together, as one rank calls it. Everything outlives the call.
+/// One rank's arguments of a restore that all ranks of a group make together. Everything outlives the call.
 struct SharedRestore {
   const RestoreParts& parts;
   const std::string& root;  ///< As this rank sees it.
-  const Which& which;       ///< Rank 0's counts; but a folder is where each rank's own has it.
+  const Which& which;       ///< Rank 0's counts, except a folder: each rank uses its own path to it.
   const State& state;
   const RestoreOptions& options;
   Group& group;
   std::chrono::nanoseconds group_deadline{};
-  /// How many such restores this rank has made before: what tells their words apart.
+  /// How many such restores this rank has made before. It tells the messages of one restore from those of another.
   std::uint64_t number = 0;
-  /// Not ok: this rank can read nothing, and the restore ends with that on all of them.
+  /// If it is not ok, this rank cannot read, and the restore ends with this status on all ranks.
   Status readable;
 };
 
-/// Ends on every rank with the same attempt restored, or with an error. Blocking.
+/// Every rank restores the same attempt, or every rank fails. Blocking.
 ///
-/// Round by round:
-///  1. Rank 0 chooses by manifests, less what was found damaged so far, and announces the attempt, or why there is none
-///     (choice/). A manifest that does not verify is announced as passed over, and the round is over.
-///  2. Each rank locks that very attempt and reads its own part, verified; NotFound where another one, or none, is in
-///     its place. The others tell rank 0 how that went (read/).
-///  3. Rank 0 waits for them until the group's deadline, and announces what that comes to (verdict/): Ok, restored on
-///     all; Corrupt, passed over by all; NotFound, chosen anew; any other error ends it. Of several the last kind
-///     counts first, then NotFound, then Corrupt, which may come of its being removed; of one kind the lowest rank's.
+/// It goes in rounds:
+///  1. Rank 0 chooses by manifests, without those that were found damaged so far, and announces the attempt, or why
+///     there is none (choice/). If a manifest does not verify, rank 0 announces that it is passed over, and the round
+///     ends.
+///  2. Each rank locks exactly this attempt, reads its own part, and verifies it; NotFound if another attempt, or none,
+///     is in its place. The other ranks send their result to rank 0 (read/).
+///  3. Rank 0 waits for them until the group's deadline, and announces the verdict (verdict/). Ok: restored on all.
+///     Corrupt: passed over by all. NotFound: rank 0 chooses again. Any other error ends the restore. If results
+///     differ, any other error comes first, then NotFound, then Corrupt (a removal can look like damage); among equals,
+///     the lowest rank's.
 /// Nothing counts as restored before the verdict. Another rank's error begins with "rank R: ".
 [[nodiscard]] Result<Restored> RestoreTogether(const SharedRestore& call);
 

@@ -12,15 +12,15 @@ namespace cairn {
 namespace {
 
 constexpr const char* kRootKey = "root";
-// What the word begins with; the writer's id, or the outcome, follows.
+// The first character of the message; the writer's id, or the outcome, follows.
 constexpr char kOpened = '=';
 constexpr char kFailed = '!';
 
-/// Waits until rank 0 has opened the root; its writer's id.
+/// Waits until rank 0 has opened the root. Returns its writer's id.
 Result<std::string> AwaitWriterId(const Options& options, Group& group) {
   const Result<std::string> heard = AwaitWord(group, kRootKey, Deadline::In(options.group_deadline));
   if (!heard.ok()) {
-    return Error(heard.status().code(), "{}: rank 0 was not heard to open it: {}", options.root,
+    return Error(heard.status().code(), "{}: rank 0 did not say that it opened the root: {}", options.root,
                  heard.status().message());
   }
   const std::string& word = *heard;

@@ -10,16 +10,16 @@
 
 namespace cairn {
 
-// The root as the ranks of a group open it: rank 0 first; the others wait for its word, and make sure that they see the
-// same directory.
+// How the ranks of a group open one root: rank 0 first. The others wait for its message, and then make sure that they
+// see the same directory.
 
-/// Opens it for this rank. On other ranks than 0 an error where rank 0 has failed to open it or is not heard in time,
-/// and FailedPrecondition, naming host and path, where it has opened another directory. Blocking; the queue is the
-/// caller's alone.
+/// Opens the root for this rank. On other ranks it fails if rank 0 failed to open the root, or sent no message in time;
+/// FailedPrecondition, naming host and path, if rank 0 opened another directory. Blocking; no other thread may use the
+/// queue.
 [[nodiscard]] Result<std::unique_ptr<Root>> OpenSharedRoot(IoQueue& queue, const Options& options, Group& group);
 
-/// On rank 0, once: tells the others that the root is open for the writer of that id, or why nothing was opened.
-/// Nothing on other ranks, alone, or read-only.
+/// Call it on rank 0, once: tells the other ranks that the root is open for the writer of this id, or why Open failed.
+/// Does nothing on other ranks, in a group of one, or for a read-only root.
 void AnnounceOpened(const Options& options, const std::string& writer_id, const Status& status);
 
 }  // namespace cairn

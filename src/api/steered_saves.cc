@@ -23,7 +23,7 @@ Result<std::unique_ptr<SteeredSaves>> SteeredSaves::Make(const SteeringOptions& 
 
 void SteeredSaves::Begun(const std::shared_ptr<SaveTask>& task) {
   MutexLock lock(mutex_);
-  TakeEnded(now_());  // Here, too: a job may save without ever asking.
+  ReportEnded(now_());  // Here too: a job may save without ever calling ShouldSave.
   steering_.SaveBegun(task->plan().step);
   in_flight_.push_back(task);
 }
@@ -31,11 +31,11 @@ void SteeredSaves::Begun(const std::shared_ptr<SaveTask>& task) {
 bool SteeredSaves::ShouldSave(std::uint64_t step) {
   const auto now = now_();
   MutexLock lock(mutex_);
-  TakeEnded(now);
+  ReportEnded(now);
   return steering_.ShouldSave(step, now);
 }
 
-void SteeredSaves::TakeEnded(Steering::Time now) {
+void SteeredSaves::ReportEnded(Steering::Time now) {
   std::erase_if(in_flight_, [&](const std::shared_ptr<SaveTask>& task) CAIRN_REQUIRES(mutex_) {
     const SaveStats stats = task->stats();
     if (stats.phase < SavePhase::kDurable) return false;

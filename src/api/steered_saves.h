@@ -13,15 +13,15 @@
 
 namespace cairn {
 
-/// Steering by the saves of one Checkpointer. Safe from any thread.
+/// Feeds the saves of one Checkpointer to Steering, and asks it when to save. Safe from any thread.
 class SteeredSaves {
  public:
-  /// InvalidArgument for several ranks: each would choose by its own clock, and a save needs all of them.
-  /// `now` times the iterations.
+  /// InvalidArgument for several ranks: each would choose by its own clock, but all of them must make the same saves.
+  /// `now` is the clock by which iterations are timed.
   [[nodiscard]] static Result<std::unique_ptr<SteeredSaves>> Make(const SteeringOptions& options, int ranks,
                                                                   TimeSource now = Steering::Time::clock::now);
 
-  /// A save that was accepted just now.
+  /// Call it for each save, when it has just been accepted.
   void Begun(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool ShouldSave(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
   /// The interval and its reason.
@@ -29,8 +29,8 @@ class SteeredSaves {
 
  private:
   SteeredSaves(const TuneGoal& goal, TimeSource now) : now_(std::move(now)), steering_(goal) {}
-  /// Tells the steering of the saves that have ended, and lets go of them.
-  void TakeEnded(Steering::Time now) CAIRN_REQUIRES(mutex_);
+  /// Reports the saves that have ended to `steering_`, and forgets them.
+  void ReportEnded(Steering::Time now) CAIRN_REQUIRES(mutex_);
 
   const TimeSource now_;
   mutable Mutex mutex_;

@@ -11,14 +11,13 @@
 
 namespace cairn {
 
-/// The parts of a Checkpointer that experiments and tests put in place of the usual ones. Empty members: the usual
-/// ones.
+/// Parts of a Checkpointer that experiments and tests replace. An empty member means the usual part.
 struct Wiring {
-  /// Makes the devices; the CPU's is added where none has its id.
+  /// Makes the devices. The CPU's device is added if none of them has its id.
   std::function<Result<std::vector<std::shared_ptr<Device>>>(WorkerPool&)> devices;
   /// Wraps the factory of the chosen queue: faults, rate limits, recordings. Called for every queue that is made.
   std::function<IoQueueFactory(IoQueueFactory)> wrap_queue;
-  /// What Options::steering times iterations by.
+  /// The clock by which Options::steering times iterations.
   TimeSource now = Deadline::Clock::now;
 };
 

@@ -389,7 +389,7 @@ TEST_F(RanksRestore, ThatLosesTheVerdictCountsForNoneOfThoseThatDidNotHearIt) {
   EXPECT_TRUE(outcomes.at(0).ok()) << outcomes.at(0).status();
   for (int of = 1; of < kRanks; ++of) {
     EXPECT_EQ(outcomes.at(of).status().code(), StatusCode::kDeadlineExceeded) << outcomes.at(of).status();
-    EXPECT_THAT(outcomes.at(of).status().message(), HasSubstr("rank 0 was not heard"));
+    EXPECT_THAT(outcomes.at(of).status().message(), HasSubstr("rank 0 did not say"));
   }
   const Statuses statuses = SaveAll(3);
   EXPECT_THAT(statuses, Each(HasCode(StatusCode::kFailedPrecondition)));
