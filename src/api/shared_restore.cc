@@ -131,7 +131,7 @@ Result<ChoiceWord> Search::ChooseNext() {
     }
   }
   if (first_failure_) return *first_failure_;
-  return Error(StatusCode::kCorrupt, "{}: it is known to be damaged, and there is no older checkpoint",
+  return Error(StatusCode::kCorrupt, "{}: known to be damaged, and there is no older one",
                candidates_.front().info.path);
 }
 

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -54,6 +53,13 @@ Result<std::vector<FolderEntry>> List(const PathAt& path, int flags) {
 Result<std::vector<FolderEntry>> ListFolder(const PathAt& folder) { return List(folder, O_NOFOLLOW); }
 
 Result<std::vector<FolderEntry>> ListRoot(const PathAt& root) { return List(root, 0); }
+
+Result<struct stat> StatDirectory(const std::string& path) {
+  struct stat found {};
+  if (::stat(path.c_str(), &found) != 0) return ErrnoStatus(errno, path);
+  if (S_ISDIR(found.st_mode)) return found;
+  return Error(StatusCode::kInvalidArgument, "{}: expected a directory, found a file", path);
+}
 
 bool LeadsTo(const PathAt& path, const UniqueFd& fd) {
   struct stat by_path {};

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/stat.h>
+
 #include <string>
 #include <vector>
 
@@ -18,6 +20,9 @@ struct FolderEntry {
 
 /// The same for a root, which, unlike what is in it, may be a link.
 [[nodiscard]] Result<std::vector<FolderEntry>> ListRoot(const PathAt& root);
+
+/// What stat(2) says of a directory, or of a link to one. InvalidArgument if it is something else.
+[[nodiscard]] Result<struct stat> StatDirectory(const std::string& path);
 
 /// Whether `path` itself, not what it links to, is what the descriptor has open.
 [[nodiscard]] bool LeadsTo(const PathAt& path, const UniqueFd& fd);

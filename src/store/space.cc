@@ -16,16 +16,20 @@ Status CheckFileSizeLimit(const std::string& path, std::uint64_t bytes) {
   return Error(StatusCode::kNoSpace, "{} needs {} bytes, RLIMIT_FSIZE allows {} a file", path, bytes, limit.rlim_cur);
 }
 
-Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes) {
+Result<std::optional<std::uint64_t>> FindFreeSpace(const PathAt& root) {
   struct statvfs found {};
   const bool open = root.directory() != AT_FDCWD;
   if ((open ? ::fstatvfs(root.directory(), &found) : ::statvfs(root.c_str(), &found)) != 0) {
     return ErrnoStatus(errno, "asking for free space under " + root.text());
   }
-  if (found.f_blocks == 0) return Status::Ok();  // The filesystem does not say.
-  const std::uint64_t free = std::uint64_t{found.f_bavail} * found.f_frsize;
-  if (bytes <= free) return Status::Ok();
-  return Error(StatusCode::kNoSpace, "{} needs {} bytes, {} are free under {}", path, bytes, free, root);
+  if (found.f_blocks == 0) return std::optional<std::uint64_t>();
+  return std::optional<std::uint64_t>(std::uint64_t{found.f_bavail} * found.f_frsize);
+}
+
+Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes) {
+  CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(root));
+  if (!free || bytes <= *free) return Status::Ok();
+  return Error(StatusCode::kNoSpace, "{} needs {} bytes, {} are free under {}", path, bytes, *free, root);
 }
 
 }  // namespace cairn

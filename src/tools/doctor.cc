@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/status_macros.h"
 #include "device/cuda_device.h"
+#include "store/space.h"
 #include "tools/commands.h"
 #include "tools/interruption.h"
 #include "tools/machine.h"
@@ -164,12 +165,12 @@ Status Run(const DoctorOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::chrono::nanoseconds time, ParseProbeTime(options.probe_time));
   const std::function<bool()> interrupted = CatchInterruptions();
   CAIRN_ASSIGN_OR_RETURN(const Filesystem filesystem, TryFilesystem(options.root));
-  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t free, FindFreeSpace(options.root));
+  CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(options.root));
   CAIRN_ASSIGN_OR_RETURN(const Measured measured,
                          Measure({.root = options.root, .disk = {.time = time, .stopped = interrupted}}));
   std::vector<Finding> findings;
   AddMachine(findings, measured);
-  AddFilesystem(findings, filesystem, free);
+  AddFilesystem(findings, filesystem, free.value_or(0));
   AddRates(findings, measured);
   if (options.json) {
     json out = json::array();

@@ -4,7 +4,6 @@
 #include <stdio.h>  // NOLINT(modernize-deprecated-headers): renameat2
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -94,12 +93,6 @@ Memory FindMemory() {
   return memory;
 }
 
-Result<std::uint64_t> FindFreeSpace(const std::string& root) {
-  struct statvfs found {};
-  if (::statvfs(root.c_str(), &found) != 0) return ErrnoStatus(errno, root);
-  return std::uint64_t{found.f_bavail} * found.f_frsize;
-}
-
 std::string FindHugepages() {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   for (std::string word; file >> word;) {
@@ -123,11 +116,7 @@ Limits FindLimits() {
 }
 
 Result<Filesystem> TryFilesystem(const std::string& root) {
-  struct stat facts {};
-  if (::stat(root.c_str(), &facts) != 0) return ErrnoStatus(errno, root);
-  if (!S_ISDIR(facts.st_mode)) {
-    return Error(StatusCode::kInvalidArgument, "{}: expected a directory, found a file", root);
-  }
+  CAIRN_ASSIGN_OR_RETURN(const struct stat facts, StatDirectory(root));
   Scratch scratch(root);
   CAIRN_RETURN_IF_ERROR(scratch.Make());
   const char* const first = scratch.first().c_str();

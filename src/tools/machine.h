@@ -18,9 +18,6 @@ struct Memory {
 /// Of the machine, or of the control group where that allows less.
 [[nodiscard]] Memory FindMemory();
 
-/// Bytes free to this user on the filesystem of a directory that is there.
-[[nodiscard]] Result<std::uint64_t> FindFreeSpace(const std::string& root);
-
 /// "always", "madvise" or "never"; "unknown" where the kernel does not say.
 [[nodiscard]] std::string FindHugepages();
 

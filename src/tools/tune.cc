@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/status_macros.h"
+#include "store/space.h"
 #include "tools/commands.h"
 #include "tools/interruption.h"
 #include "tools/machine.h"
@@ -56,7 +57,8 @@ Result<Asked> Parse(const TuneOptions& options) {
   asked.measure = {.root = options.root,
                    .device = {cuda ? DeviceKind::kCuda : DeviceKind::kCpu, 0},
                    .disk = {.time = time, .stopped = CatchInterruptions()}};
-  CAIRN_ASSIGN_OR_RETURN(input.free_bytes, FindFreeSpace(options.root));
+  CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(options.root));
+  input.free_bytes = free.value_or(0);
   return asked;
 }
 

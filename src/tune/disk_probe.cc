@@ -1,8 +1,6 @@
 #include "tune/disk_probe.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +21,7 @@
 #include "store/attempt.h"
 #include "store/names.h"
 #include "store/paths.h"
+#include "store/space.h"
 #include "tune/process_cpu.h"
 
 namespace cairn {
@@ -227,19 +226,13 @@ class ProbeAttempt {
 
 /// A whole number of MiB that a probe may lay out under `root`.
 Result<std::uint64_t> FileBytes(const std::string& root, std::uint64_t most) {
-  struct stat facts {};
-  if (::stat(root.c_str(), &facts) != 0) return ErrnoStatus(errno, root);
-  if (!S_ISDIR(facts.st_mode)) {
-    return Error(StatusCode::kInvalidArgument, "{}: expected a directory, found a file", root);
-  }
-  struct statvfs space {};
-  if (::statvfs(root.c_str(), &space) != 0) return ErrnoStatus(errno, "asking for free space under " + root);
-  const std::uint64_t free = std::uint64_t{space.f_bavail} * space.f_frsize;
-  const std::uint64_t bytes = AlignDown(space.f_blocks == 0 ? most : std::min(most, free / 4), kMiB);
+  CAIRN_RETURN_IF_ERROR(StatDirectory(root).status());
+  CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(root));
+  const std::uint64_t bytes = AlignDown(free ? std::min(most, *free / 4) : most, kMiB);
   if (bytes >= kLeastFile) return bytes;
   return Error(StatusCode::kNoSpace,
                "{}: a probe needs a file of {} bytes, at most a quarter of what is free; found {}", root, kLeastFile,
-               free);
+               free.value_or(0));
 }
 
 class DiskProbe {
