@@ -19,7 +19,6 @@ class Trace {
   /// short.
   void Span(const std::string& row, const std::string& name, Clock::time_point begin, Clock::time_point end,
             std::uint64_t step, std::uint64_t bytes) CAIRN_EXCLUDES(mutex_);
-  [[nodiscard]] bool enabled() const { return capacity_ != 0; }
   [[nodiscard]] std::string ToJson() const CAIRN_EXCLUDES(mutex_);
 
  private:

@@ -8,11 +8,6 @@
 #include "base/status_macros.h"
 
 namespace cairn {
-namespace {
-
-const std::string kNoName;
-
-}  // namespace
 
 /// Held by the callbacks of the operations under way, and so dropped with them where the queue is destroyed.
 class IoRun : public std::enable_shared_from_this<IoRun> {
