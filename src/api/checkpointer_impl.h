@@ -24,8 +24,8 @@
 
 namespace cairn {
 
-/// What the calls of one Checkpointer share. open.cc makes it; the calls are in save.cc, fence.cc, read.cc,
-/// retention.cc and observe.cc.
+/// What the calls of one Checkpointer share. open.cc makes it; the calls are in save.cc, fence.cc, read.cc and
+/// retention.cc.
 ///
 /// Members are destroyed from the last to the first: the engine goes before what it uses, the pool before the devices
 /// that it is pinned with, and these before the workers that copy for them.
@@ -49,6 +49,7 @@ class Checkpointer::Impl {
   std::unique_ptr<Devices> devices;
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Root> root;
+  const WriterCheck still_writer = [this] { return root->CheckWriter(); };
   std::unique_ptr<Ledger> ledger;                  // Rank 0's; null on other ranks, which have `restored`.
   std::unique_ptr<SteeredSaves> steered;           // Null without Options::steering.
   std::unique_ptr<Engine> engine;                  // Null if the root was opened read-only.
@@ -101,8 +102,8 @@ class Checkpointer::Impl {
 
   // Retention.
   [[nodiscard]] Status SetPinned(std::uint64_t step, bool pinned);
-  /// FailedPrecondition, beginning with `what`, on ranks other than 0.
-  [[nodiscard]] Status CheckRank0(const std::string& what) const;
+  /// A queue for a call that only rank 0 may make. On other ranks FailedPrecondition, beginning with `what`.
+  [[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeQueueOnRank0(const std::string& what) const;
   void Warn(const std::vector<std::string>& messages) const;
 };
 

@@ -15,8 +15,9 @@ Status Checkpointer::Impl::SetPinned(std::uint64_t step, bool pinned) {
   return Status::Ok();
 }
 
-Status Checkpointer::Impl::CheckRank0(const std::string& what) const {
-  if (group->rank() == 0) return Status::Ok();
+Result<std::unique_ptr<IoQueue>> Checkpointer::Impl::MakeQueueOnRank0(const std::string& what) const {
+  CAIRN_RETURN_IF_ERROR(CheckWritable());
+  if (group->rank() == 0) return make_queue();
   return Error(StatusCode::kFailedPrecondition, "{}: only rank 0 publishes and removes checkpoints", what);
 }
 
@@ -30,42 +31,33 @@ Status Checkpointer::Pin(std::uint64_t step) { return impl_->SetPinned(step, tru
 Status Checkpointer::Unpin(std::uint64_t step) { return impl_->SetPinned(step, false); }
 
 Status Checkpointer::Remove(std::uint64_t step) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
-  CAIRN_RETURN_IF_ERROR(impl_->CheckRank0(fmt::format("step {}", step)));
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->make_queue());
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueueOnRank0(fmt::format("step {}", step)));
   CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
-  Removal removal = RemoveCheckpointBlocking(
-      *queue, impl_->root->at(), step,
-      {.still_writer = [this] { return impl_->root->CheckWriter(); }, .pinned = Pinned::kGoes});
+  Removal removal = RemoveCheckpointBlocking(*queue, impl_->root->at(), step,
+                                             {.still_writer = impl_->still_writer, .pinned = Pinned::kGoes});
   removal.gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
   return std::move(removal.status);
 }
 
 Status Checkpointer::Publish(std::uint64_t step, const std::string& path, Deadline deadline) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
-  CAIRN_RETURN_IF_ERROR(impl_->CheckRank0(path));
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->make_queue());
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueueOnRank0(path));
   CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
-  const Root& root = *impl_->root;
+  const PathAt& root = impl_->root->at();
   Leftovers left;
   Status published =
-      cairn::Publish(*queue, root.at(), step, path,
-                     {.deadline = deadline, .still_writer = [&root] { return root.CheckWriter(); }}, left);
+      cairn::Publish(*queue, root, step, path, {.deadline = deadline, .still_writer = impl_->still_writer}, left);
   // Publish exchanges the names of step and path. If the outcome is unknown, the step may be what the path was.
-  const bool gone = published.ok() || !HoldsStep(root.at(), step);
+  const bool gone = published.ok() || !HoldsStep(root, step);
   gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
   impl_->Warn(left);
   return published;
 }
 
 Status Checkpointer::RemovePublished(const std::string& path, Deadline deadline) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
-  CAIRN_RETURN_IF_ERROR(impl_->CheckRank0(path));
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->make_queue());
-  const Root& root = *impl_->root;
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueueOnRank0(path));
   Leftovers left;
-  Status removed = cairn::RemovePublished(
-      *queue, root.at(), path, {.deadline = deadline, .still_writer = [&root] { return root.CheckWriter(); }}, left);
+  Status removed = cairn::RemovePublished(*queue, impl_->root->at(), path,
+                                          {.deadline = deadline, .still_writer = impl_->still_writer}, left);
   impl_->Warn(left);
   return removed;
 }
