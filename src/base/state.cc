@@ -6,8 +6,8 @@
 
 #include "base/json_text.h"
 #include "base/status_macros.h"
-#include "base/utf8.h"
 #include "base/tensor_table.h"
+#include "base/utf8.h"
 #include "cairn/tensor.h"
 
 namespace cairn {
