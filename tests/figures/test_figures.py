@@ -1,4 +1,4 @@
-"""scripts/figures: what it refuses, what an interrupted one leaves, and a small figure whole."""
+"""scripts/bench figure: what it refuses, what an interrupted one leaves, and a small figure whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "bench/figures/main.py"
+BENCH = ROOT / "bench"
 SMALL = ("--scale", "0.01", "--models", "bert", "--strategies", "sync,cairn", "--intervals", "5")
 
 pytest.importorskip("matplotlib")
@@ -18,25 +18,25 @@ pytestmark = pytest.mark.skipif(not (ROOT / "build/release/bin/bench_training").
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-B", str(PROGRAM), *map(str, arguments)]
+    return [sys.executable, "-B", "-m", "cairn_bench", "figure", *map(str, arguments)]
 
 
 def figures(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), check=False, text=True, capture_output=True)
+    return subprocess.run(command(*arguments), check=False, text=True, capture_output=True, cwd=BENCH)
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("10",), 'unknown figure "10"; there are 8, 9, 11, 12, 13, age, stalls, memory'),
-        ((), "which figure?"),
+        (("10",), "invalid choice: '10' (choose from "),
+        ((), "the following arguments are required: NAME"),
         (("8", "--strategies", "cairn,slow"), "unknown slow; there are sync, checkfreq, gpm, gemini, pccheck, cairn"),
         (("8", "--models", "gpt"), "unknown gpt; there are vgg16"),
         (("8", "--intervals", "0,10"), "expected numbers of at least 1, found 0,10"),
         (("8", "--scale", "-1"), "expected more than 0, found -1"),
         (("8", "--repetitions", "0"), "expected more than 0, found 0"),
         (("age", "--interval", "300"), "--interval 300: expected at most the 250 iterations"),
-        (("8", "--draw", "--output", "nowhere/figure"), "there is no such file"),
+        (("8", "--draw", "--output", "nowhere/figure"), "nowhere/figure.csv: No such file or directory"),
     ],
 )
 def test_bad_input_is_refused_by_name(arguments: tuple[str, ...], why: str) -> None:
@@ -54,7 +54,8 @@ def test_too_large_a_scale_is_refused_before_any_run_with_one_that_fits(tmp_path
 def test_an_interrupted_figure_keeps_its_rows_and_says_so(tmp_path: Path) -> None:
     output = tmp_path / "figure"
     arguments = ("8", *SMALL, "--repetitions", 9, "--dir", tmp_path, "--output", output)
-    with subprocess.Popen(command(*arguments), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command(*arguments), text=True, stdout=pipe, stderr=pipe, cwd=BENCH) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("3/27"):
@@ -76,7 +77,7 @@ def test_a_figure_is_a_table_that_says_what_is_emulated_and_a_picture(tmp_path: 
     assert ran.returncode == 0, ran.stderr
     head = [line for line in (tmp_path / "figure.csv").read_text().splitlines() if line.startswith("#")]
     assert head[-1] == "# complete" and any("emulated: GPU (host memory" in line for line in head)
-    assert "scripts/figures 8" in head[0] and "commit" in head[1] and str(ROOT) not in "".join(head)
+    assert "scripts/bench figure 8" in head[0] and "commit" in head[1] and str(ROOT) not in "".join(head)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "cairn      slowdown" in ran.stdout
 

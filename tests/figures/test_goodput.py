@@ -15,15 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn_bench.figures import goodput, goodput_model
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench/figures"))
-
-import goodput
-import goodput_model
-
 PROGRAM = ROOT / "build/release/bin/bench_training"
-FIGURES = ROOT / "bench/figures/main.py"
 STATE = ["--state-bytes", "16777216", "--tensors", "5", "--pcie-bytes-per-second", "1e9"]
 PACE = ["--iteration-seconds", "0.01", "--update-seconds", "0.002"]
 EVERY = 5
@@ -131,7 +126,7 @@ def figure(folder: Path, *more: str) -> list[str]:
     (folder / "runs").mkdir()
     what = ["9", "--model", "transformer-xl", "--scale", "0.0078125", "--intervals", "25", "--strategies", "sync,cairn"]
     where = ["--trace", str(trace), "--dir", str(folder / "runs"), "--output", str(folder / "figure-9")]
-    return [sys.executable, "-B", str(FIGURES), *what, *where, "--compress", "80", *more]
+    return [sys.executable, "-B", "-m", "cairn_bench", "figure", *what, *where, "--compress", "80", *more]
 
 
 def lines_of(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
@@ -142,7 +137,7 @@ def lines_of(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
 
 def test_figure_9_has_what_was_measured_and_what_the_models_say(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    ran = subprocess.run(figure(tmp_path), check=False, text=True, capture_output=True)
+    ran = subprocess.run(figure(tmp_path), check=False, text=True, capture_output=True, cwd=ROOT / "bench")
 
     assert ran.returncode == 0, ran.stderr
     head, rows = lines_of(tmp_path)
@@ -159,7 +154,8 @@ def test_figure_9_has_what_was_measured_and_what_the_models_say(tmp_path: Path) 
 
 
 def test_an_interrupted_figure_9_keeps_its_whole_runs_and_says_that_it_is_partial(tmp_path: Path) -> None:
-    with subprocess.Popen(figure(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(figure(tmp_path), stdout=pipe, stderr=pipe, text=True, cwd=ROOT / "bench") as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("2/2"):
@@ -187,7 +183,7 @@ def test_an_interrupted_figure_9_keeps_its_whole_runs_and_says_that_it_is_partia
 def test_what_figure_9_cannot_measure_is_refused_before_anything_runs(
     tmp_path: Path, more: list[str], why: str
 ) -> None:
-    ran = subprocess.run(figure(tmp_path, *more), check=False, text=True, capture_output=True)
+    ran = subprocess.run(figure(tmp_path, *more), check=False, text=True, capture_output=True, cwd=ROOT / "bench")
 
     assert ran.returncode == 2 and re.search(why, ran.stderr), ran.stderr
     assert not (tmp_path / "figure-9.csv").exists() and list((tmp_path / "runs").iterdir()) == []

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench/figures"))
-
-import goodput_model as model
+from cairn_bench.figures import goodput_model as model
 
 # An iteration in 0.5 s, 0.8 s with checkpoints: one every 8 s (5 s without); 3 s to write, 2 of them after Save's return.
 COSTS = model.Costs(every=10, ideal_iteration=0.5, iteration=0.8, write=3, exposed=2, restart=1, in_flight=4)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cairn_bench.figures import goodput_figure, spot_trace
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "bench/figures"), str(ROOT / "bench/support")]
-
-import goodput_figure
-import spot_trace
-
-SPOT_GPUS = ROOT / "bench/data/spot_gpus_trace.csv"
+SPOT_GPUS = Path(spot_trace.SPOT_GPUS)
 
 
 def a_trace(folder: Path, *rows: str, header: str = ",Time,GPUs") -> Path:

@@ -1,0 +1,1 @@
+"""Cairn's benchmarks: what `scripts/bench` runs."""

@@ -1,0 +1,42 @@
+"""Cairn's benchmarks. Each has a --help of its own that says what it measures, needs and writes."""
+
+import argparse
+import os
+import sys
+
+from . import compare, figures, micro, results, roofline, training, tuner
+from .python import fall_back
+from .python import run as python
+from .shared.options import add_command, check
+
+WHAT = {
+    "roofline": (roofline, "saves and restores beside fio on the same disk"),
+    "micro": (micro, "small operations, each beside a peer that does the same work"),
+    "python": (python, "the Python API beside torch.save, safetensors, DCP, torchsnapshot and others"),
+    "training": (training, "what saving costs real training on the CPU"),
+    "tuner": (tuner, "what `cairn tune` chooses and predicts, beside a sweep"),
+    "fall-back": (fall_back, "what a group pays to fall back over a damaged checkpoint"),
+    "compare": (compare, "a new run beside the committed one: better, worse, or not resolved"),
+    "figure": (figures, "a figure of the evaluation: strategies in a training loop"),
+    "results": (results, "the tables in the documents, made from the files in bench/results"),
+}
+
+
+def main(arguments):
+    only_check = arguments[:1] == ["--check-arguments"]  # scripts/bench asks for this before it builds and installs.
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    for name, (module, about) in WHAT.items():
+        add_command(commands, name, about, module)
+    args = parser.parse_args(arguments[only_check:])
+    what, _ = WHAT[args.what]
+    check(what, args)
+    if only_check:
+        return 0
+    if "dir" in args:
+        os.makedirs(args.dir, exist_ok=True)
+    return what.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

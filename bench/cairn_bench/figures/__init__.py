@@ -1,0 +1,34 @@
+"""Measures a figure of the evaluation with bench_training and draws it: bench/results/figure-NAME.{csv,png}.
+
+A figure that is interrupted keeps what it measured in its CSV, and says so there. With --draw it is only drawn again.
+"""
+
+from ..shared import options
+from . import goodput_figure, in_flight, one_checkpoint, over_time, parallel_writes, throughput
+from .arguments import settle
+
+FIGURES = {
+    "8": (throughput, "throughput against the checkpoint interval, per model and strategy"),
+    "9": (goodput_figure, "goodput against the interval, by real kills on a spot cluster's trace"),
+    "11": (one_checkpoint, "time of one checkpoint against its size"),
+    "12": (in_flight, "slowdown and age against checkpoints in flight and interval"),
+    "13": (parallel_writes, "time of one checkpoint against writer threads or queue depth"),
+    "age": (over_time, "age of the newest durable checkpoint over time: the work at risk"),
+    "stalls": (over_time, "stall of each step, as a distribution"),
+    "memory": (over_time, "host memory over time"),
+}
+
+
+def add_arguments(parser):
+    names = parser.add_subparsers(dest="figure", metavar="NAME", required=True)
+    for name, (module, about) in FIGURES.items():
+        options.add_command(names, name, about, module)
+
+
+def check(args):
+    settle(args)
+    options.check(FIGURES[args.figure][0], args)
+
+
+def run(args):
+    return FIGURES[args.figure][0].run(args)

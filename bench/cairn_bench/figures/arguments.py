@@ -1,0 +1,50 @@
+"""The options that all figures share."""
+
+import os
+
+from ..shared import RESULTS
+from ..shared.options import add_directory, add_repetitions, numbers, positive, some_of, whole
+
+STRATEGIES = ("sync", "checkfreq", "gpm", "gemini", "pccheck", "cairn")
+MODELS = ("vgg16", "transformer-xl", "bert", "opt-1.3b")
+# Checkpoints under way at once, for what counts the work that a failure takes: if the disk keeps up none overlap, and if
+# it does not a second one waits and grows older (PCcheck's artifact has 4, and 2 for OPT-1.3B).
+IN_FLIGHT = 1
+
+
+def add_common(parser, repetitions=1, dilation=4):
+    add_directory(parser)
+    add_repetitions(parser, repetitions)
+    parser.add_argument("--disk", choices=["machine", "pd-ssd"], default="machine", help="pd-ssd: a cgroup's 480 MB/s")
+    parser.add_argument("--disk-bytes-per-second", type=positive(whole), default=0, help="emulated disk; default: none")
+    parser.add_argument("--pcie-bytes-per-second", type=positive(float), default=25e9, help="emulated link to the host")
+    parser.add_argument("--device", choices=["emulated", "cuda"], default="emulated", help="cuda: in real time")
+    parser.add_argument("--dilation", type=positive(float), help=f"times that all takes longer; default: {dilation}")
+    parser.set_defaults(usual_dilation=dilation)
+    parser.add_argument("--output", help="default: bench/results/figure-NAME, without .csv and .png")
+    parser.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
+
+
+def add_strategies(parser, known=STRATEGIES, default=None):
+    parser.add_argument("--strategies", type=some_of(known), default=list(default or known), help="by comma")
+
+
+def add_intervals(parser, default):
+    parser.add_argument("--intervals", type=numbers(least=1), default=default, help="iterations, by comma")
+
+
+def add_scale(parser, default, what="state, memory and time"):
+    parser.add_argument("--scale", type=positive(float), default=default, help=f"of {what}; default: {default:g}")
+
+
+def add_in_flight(parser, default=IN_FLIGHT):
+    about = f"checkpoints in flight, of strategies that can have several; default: {default}"
+    parser.add_argument("--in-flight", type=positive(int), default=default, help=about)
+
+
+def settle(args):
+    """Fills in what depends on other options."""
+    if args.device == "cuda" and args.dilation not in (None, 1):
+        args.error(f"--dilation {args.dilation:g}: expected 1, as a GPU's link keeps its rate")
+    args.dilation = args.dilation or (1 if args.device == "cuda" else args.usual_dilation)
+    args.output = args.output or os.path.join(RESULTS, f"figure-{args.figure}")

@@ -1,0 +1,96 @@
+"""Figure 8: iterations per second against the checkpoint interval, per model and strategy.
+
+For each model, interval and repetition one run without checkpoints and one of each strategy follow one another, so that
+a strategy is compared with its neighbour in time. The first three intervals are not counted, for which Cairn lays out
+files that later saves are written over; then whole intervals are.
+"""
+
+import math
+
+from ..shared.options import positive, some_of
+from .arguments import MODELS, add_common, add_in_flight, add_intervals, add_strategies
+from .runs import grouped, measure_and_draw, middle, planned, read_table
+
+INTERVALS = [1, 10, 25, 50, 75, 100]
+IN_FLIGHT = 2  # A second one hides the copy and the flush of the first where the disk does not hold the interval.
+LEAST = 24  # Iterations that are counted, at least.
+FRESH = 3  # Intervals until every strategy writes over what it has laid out.
+SCALES = {"vgg16": 1 / 8, "transformer-xl": 1 / 24, "bert": 1 / 16, "opt-1.3b": 1 / 64}  # 113 to 253 MB.
+
+
+def add_arguments(parser):
+    add_common(parser)
+    parser.add_argument("--models", type=some_of(MODELS), default=list(MODELS), help="by comma")
+    add_strategies(parser)
+    add_intervals(parser, INTERVALS)
+    about = "of state, memory and time; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
+    parser.add_argument("--scale", type=positive(float), help=about)
+    add_in_flight(parser, IN_FLIGHT)
+
+
+def run(args):
+    return measure_and_draw(args, plan(args), draw)
+
+
+def plan(args):
+    entries = []
+    for model in args.models:
+        for repetition in range(args.repetitions):
+            for interval in args.intervals:
+                warmup = FRESH * interval
+                options = {
+                    "model": model,
+                    "scale": args.scale or SCALES[model],
+                    "every": interval,
+                    "in_flight": args.in_flight,
+                    "warmup": warmup,
+                    "iterations": warmup + interval * math.ceil(LEAST / interval),
+                }
+                for strategy in ("none", *args.strategies):
+                    entries.append(planned(strategy, options, repetition=repetition, interval=interval, of=model))
+    return entries
+
+
+def slowdowns(rows):
+    """{(model, interval, strategy): [...]}: of each run, to its neighbour without checkpoints."""
+    found = {}
+    for neighbours in grouped(rows, "model", "interval", "repetition").values():
+        ideal = next(row["iterations_per_second"] for row in neighbours if row["strategy"] == "none")
+        for row in neighbours:
+            key = row["model"], row["interval"], row["strategy"]
+            found.setdefault(key, []).append(ideal / row["iterations_per_second"])
+    return found
+
+
+def draw(args):
+    from . import plots  # Here, so that the rest runs without matplotlib.
+
+    head, rows = read_table(args.output + ".csv")
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    figure, panels = plots.pyplot.subplots(
+        -(-len(models) // 2), min(2, len(models)), figsize=(8, 2.9 * -(-len(models) // 2) + 1), squeeze=False
+    )
+    for axes, model in zip(panels.flat, models):
+        mine = [row for row in rows if row["model"] == model]
+        state, seconds = mine[0]["state_bytes"] / 1e9, mine[0]["iteration_seconds"]
+        for (strategy,), group in grouped(mine, "strategy").items():
+            points = {}
+            for row in group:
+                points.setdefault(row["interval"], []).append(row["iterations_per_second"])
+            plots.strategy_line(axes, strategy, points)
+        axes.set_title(f"{model}: {state:.2f} GB, {1000 * seconds:.0f} ms an iteration")
+        axes.set_xlabel("checkpoint interval (iterations)")
+        axes.set_ylabel("throughput (iterations/s)")
+        axes.set_xscale("log")
+        axes.set_xticks(sorted({row["interval"] for row in mine}))
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.xaxis.set_minor_locator(plots.matplotlib.ticker.NullLocator())
+        axes.set_ylim(bottom=0)
+    for axes in list(panels.flat)[len(models) :]:
+        axes.axis("off")
+    plots.save(figure, args.output + ".png", "Throughput against checkpoint interval", head)
+    for (model, interval, strategy), values in sorted(slowdowns(rows).items(), key=str):
+        if strategy != "none":
+            median, low, high = middle(values)
+            print(f"{model:15} every {interval:3.0f} {strategy:10} slowdown {100 * (median - 1):8.2f} % "
+                  f"[{100 * (low - 1):.2f}, {100 * (high - 1):.2f}]")  # fmt: skip

@@ -1,0 +1,1 @@
+"""The benchmark of the Python API: Cairn beside its peers."""

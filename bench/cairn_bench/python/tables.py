@@ -1,0 +1,64 @@
+"""Cairn and its peers side by side, in markdown."""
+
+import statistics
+
+from ..shared.report import spread, table
+
+_EXPLANATION = """
+Each figure is the median of the repetitions (least to greatest). A first save is that of a fresh process; the others are
+steady. Before each, as much free memory is touched as it needs (for staging and the page cache), since the machine may
+have given it back to its host. *Blocked* is the time of the call that saves. *Free*: the tensors may change again.
+*Finished*: the system says so. *Durable*: every file and folder has been fsynced too; (+) marks systems that leave this
+to the benchmark. *Of fio* is the rate to durable over that of fio on a fresh file just before; for loads, over fio's read
+rate. CPU is that of all processes until durable, without the kernel's write-back, which direct writes do not need. *Peak*
+is memory above the state's. A load is cold, into the state's tensors. *Lost* is the share of their speed that two busy
+training loops lose for each GB/s saved beside them; after the slash, the CPU share of the saving itself.
+"""
+
+
+# Title, measure, factor.
+_COLUMNS = (
+    ("blocked first ms", "first blocked s", 1e3),
+    ("blocked ms", "steady blocked s", 1e3),
+    ("free first s", "first free s", 1),
+    ("free s", "steady free s", 1),
+    ("finished s", "steady finished s", 1),
+    ("durable first s", "first durable s", 1),
+    ("durable s", "steady durable s", 1),
+    ("of fio", "steady durable of fio", 1),
+    ("CPU s/GB", "steady cpu s/GB", 1),
+    ("peak GB", "peak bytes", 1e-9),
+    ("load s", "load s", 1),
+    ("load of fio", "load of fio", 1),
+)
+
+
+def _cell(values, factor=1):
+    return spread(values, factor) if values else ""
+
+
+def _busy(samples, system):
+    lost = samples.of(system, "busy lost per GB/s")
+    if not lost:
+        return ""
+    share = samples.of(system, "busy cpu share per GB/s")
+    rate = statistics.median(samples.of(system, "busy GB/s"))
+    return f"{_cell(lost, 100)} / {statistics.median(share) * 100:.3g} at {rate:.2g} GB/s"
+
+
+def tables(samples, systems):
+    """`systems` are catalogue entries. One that failed has the reason instead of figures."""
+    facts = list(samples.facts.values())
+    size = f": {facts[0]['tensors']:,} tensors, {facts[0]['bytes'] / 1e9:.2f} GB" if facts else ""
+    rows = []
+    for entry in systems:
+        fact, reason = samples.facts.get(entry.name), samples.failures.get(entry.name)
+        if fact is None and reason is None:
+            continue
+        cells = [_cell(samples.of(entry.name, measure), factor) for _, measure, factor in _COLUMNS]
+        if reason:
+            cells[0] = f"failed: {reason.replace('|', '/')} {cells[0]}".strip()
+        name = entry.name + (" +" if entry.fsync_added else "") + (f" {fact['version']}" if fact else "")
+        rows.append((name, *cells, _busy(samples, entry.name)))
+    titles = ("system", *(title for title, _, _ in _COLUMNS), "lost % per GB/s")
+    return f"{_EXPLANATION}\n## State {samples.state}{size}\n\n{table(titles, rows)}\n"

@@ -1,0 +1,56 @@
+"""The machine: what a result was measured on, and its memory brought into the same condition before each measurement."""
+
+import ctypes
+import mmap
+import os
+import platform
+import subprocess
+
+from . import ROOT
+
+
+def machine(directory):
+    """Cores, processor, kernel, and the filesystem that `directory` is on, in one line."""
+    with open("/proc/cpuinfo") as file:
+        models = {line.split(":", 1)[1].strip() for line in file if line.startswith("model name")}
+    model = " and ".join(sorted(models)) or platform.machine()
+    device = os.stat(directory).st_dev
+    with open("/proc/self/mountinfo") as file:
+        mounts = [line.split() for line in file]
+    here = f"{os.major(device)}:{os.minor(device)}"
+    filesystem = next((mount[mount.index("-") + 1] for mount in mounts if mount[2] == here), "an unknown filesystem")
+    return f"{len(os.sched_getaffinity(0))} cores, {model}; Linux {platform.release()}; {filesystem}"
+
+
+def commit():
+    """The commit that is checked out; "-dirty" if anything that is measured has changed since. Documents do not count."""
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    ran = git("describe", "--always", "--exclude=*", "--abbrev=7")
+    if ran.returncode != 0:
+        return "unknown (no git checkout)"
+    changed = git("diff", "--quiet", "HEAD", "--", ".", ":!bench/results", ":!*.md").returncode != 0
+    return ran.stdout.strip() + ("-dirty" if changed else "")
+
+
+def drop_caches():
+    """Drops the page cache. Needs root."""
+    with open("/proc/sys/vm/drop_caches", "w") as file:
+        file.write("3")
+
+
+def touch(size):
+    """Touches that much fresh memory and frees it, so that the next user of memory, the page cache included, finds it.
+
+    A virtual machine may have given free memory back to its host. To get it again takes seconds per GB.
+    """
+    with open("/proc/meminfo") as file:
+        available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    size = min(size, available // 2)
+    block = mmap.mmap(-1, size)
+    first = ctypes.c_char.from_buffer(block)
+    ctypes.memset(ctypes.addressof(first), 1, size)
+    del first
+    block.close()

@@ -1,0 +1,93 @@
+"""Figures against goals: the median with a bootstrap 95 % interval, and whether a goal is met, missed, or not resolved."""
+
+import contextlib
+import os
+import random
+import statistics
+import sys
+
+from . import RESULTS, files
+from .measures import COLUMNS, Values
+
+TITLES = ("measure", "goal", "median", "95 % interval", "n", "")
+
+
+def interval(values):
+    """Median and its bootstrap 95 % interval."""
+    rng = random.Random(1)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(4000))
+    return statistics.median(values), medians[100], medians[3899]
+
+
+def spread(values, factor=1):
+    """The median, with the least and the greatest value where they differ."""
+    median, least, most = (factor * of(values) for of in (statistics.median, min, max))
+    return f"{median:.3g} ({least:.3g} to {most:.3g})" if least < most else f"{median:.3g}"
+
+
+def table(titles, rows):
+    """In markdown, without the columns that are empty in every row."""
+    kept = [at for at in range(len(titles)) if at == 0 or any(str(row[at]) for row in rows)]
+
+    def line(cells):
+        return "| " + " | ".join(str(cells[at]) for at in kept) + " |"
+
+    return "\n".join([line(titles), "|" + "---|" * len(kept), *map(line, rows)])
+
+
+class Report:
+    """Every single value, for a CSV, and a table of the figures made of them, for a markdown file beside it."""
+
+    def __init__(self, values=None):
+        self.quiet = values is not None  # They were measured before.
+        self.values = Values(values or {})
+        self.rows = []
+        self.titles = set()
+
+    def single(self, measure, pair, name, value):
+        self.values[measure, pair, name] = value
+
+    def judge(self, measures, name="this run"):
+        """Adds the figures that can be made by now and are not in the table yet."""
+        for measure in measures:
+            for title, values in self.values.samples(measure, name).items():
+                if title not in self.titles:
+                    self.figure(title, values, measure.goal, measure.more_is_better, measure.unit)
+
+    def figure(self, title, values, goal=None, more_is_better=False, unit=""):
+        """Without a goal it is a fact that is neither met nor missed."""
+        median, low, high = interval(values)
+        word = reach = ""
+        if goal is not None:
+            met = (low >= goal, high < goal) if more_is_better else (high <= goal, low > goal)
+            word = "met" if met[0] else "missed" if met[1] else "not resolved"
+            reach = f"{'>=' if more_is_better else '<='} {goal:g}{unit}"
+        self.titles.add(title)
+        self.rows.append((title, reach, f"{median:.4g}{unit}", f"{low:.4g} to {high:.4g}", len(values), word))
+        if not self.quiet:
+            print(f"  {title}: {median:.4g}{unit} [{low:.4g}, {high:.4g}] {word}", flush=True)
+
+    def text(self):
+        return table(TITLES, self.rows)
+
+    def write(self, name, head, more=""):
+        """bench/results/NAME.csv and NAME.md; `more` (markdown) follows the table."""
+        self._write_csv(name, head)
+        with open(os.path.join(RESULTS, f"{name}.md"), "w") as file:
+            file.write(f"{head[0]}\n\n{self.text()}\n{more}")
+
+    @contextlib.contextmanager
+    def kept(self, name, head):
+        """If anything ends the run, what was measured by then is kept as NAME.partial.csv."""
+        try:
+            yield
+        except BaseException as reason:
+            if self.values:
+                why = "interrupted" if isinstance(reason, KeyboardInterrupt) else str(reason)
+                self._write_csv(f"{name}.partial", [*head, f"partial: {why}".splitlines()[0]])
+                print(f"kept: bench/results/{name}.partial.csv", file=sys.stderr)
+            raise
+
+    def _write_csv(self, name, head):
+        rows = [(*key, f"{value:.6g}") for key, value in self.values.items()]
+        files.write(os.path.join(RESULTS, f"{name}.csv"), head, COLUMNS, rows)

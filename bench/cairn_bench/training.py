@@ -1,0 +1,187 @@
+"""Measures what checkpointing costs the libtorch trainer, beside training that saves nothing, in one run.
+
+Each repetition is, for each model, one fio run and three fresh cairn_train processes on the same text: one saves
+nothing, one saves every 10 steps, one saves every step; two saves in flight, the pool larger than the state. All three
+must end with the same weights, and the checkpoints that are left must verify. The first 20 steps are not counted: memory
+and files are laid out in them. Writes bench/results/training.{md,csv} if every model was measured. Takes about 15 minutes
+a model on two cores with five repetitions; 12 GB of disk, 10 GB of memory.
+
+A step cannot be slowed down by less than its bound, the largest of three times, each over the steps from one save to the
+next: the CPU time that Cairn's threads take for a save, over the cores; the time that the disk takes for a save's bytes,
+less the time between two saves; and the time in which a save is captured, less forward and backward. This machine's
+speed drifts by more than 1 % from one process to the next. So the slowdown against the same process's own steps without
+a save in flight is reported too.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from .shared import ROOT, program
+from .shared.files import begun
+from .shared.fio import LINE, fio, hugepages
+from .shared.machine import touch
+from .shared.options import add_directory, add_only, add_repetitions, positive
+from .shared.report import Report, spread, table
+
+TEXT = "/usr/share/common-licenses"
+MODELS = {"bert-base": "wordpiece", "opt-125m": "bpe"}  # And the tokens that they learn from.
+SHAPE = ("--sequence", "32", "--batch", "2", "--optimizer", "adamw")
+NEVER, RARELY, ALWAYS = 0, 10, 1
+WARM = 20
+STEPS, REPETITIONS = 60, 5  # A result that is written comes from at least as many.
+POOL = 3 << 30  # Bytes: more than two saves of either model.
+TOUCHED = POOL + (3 << 30)  # And what training takes.
+CORES = len(os.sched_getaffinity(0))
+OWN = "slowdown against its own steps without a save %"
+
+
+def add_arguments(parser):
+    add_directory(parser)
+    add_repetitions(parser, REPETITIONS)
+    parser.add_argument("--steps", type=positive(int), default=STEPS, help=f"default: {STEPS}")
+    add_only(parser, "models", MODELS)
+
+
+def prepare(directory, model):
+    out = os.path.join(directory, f"text-{model}")
+    command = [os.path.join(ROOT, "scripts/prepare-data"), "text", TEXT, out, "--kind", MODELS[model]]
+    subprocess.run(command, check=True)
+    return out
+
+
+def train(directory, model, text, every, steps):
+    """What a training reports of itself, after its checkpoints were verified."""
+    touch(TOUCHED)
+    root, report = os.path.join(directory, "run"), os.path.join(directory, "report.json")
+    command = [program("cairn_train"), "--model", model, "--data", text, *SHAPE]
+    command += ["--steps", str(steps), "--report", report]
+    if every:
+        command += ["--checkpoint-dir", root, "--every", str(every), "--in-flight", "2", "--host-memory", str(POOL)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    if ran.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit status {ran.returncode}\n{ran.stderr}")
+    if every:
+        subprocess.run([program("cairn"), "verify", root], check=True, stdout=subprocess.DEVNULL)
+        shutil.rmtree(root)
+        os.sync()
+    with open(report) as file:
+        return json.load(file)
+
+
+def steady(run):
+    return run["steps"][WARM:]
+
+
+def mean(steps, key):
+    return statistics.mean(step[key] for step in steps)
+
+
+def percentile99(values):
+    return sorted(values)[int(0.99 * (len(values) - 1) + 0.5)]
+
+
+class Model:
+    """The figures of one model, a repetition at a time."""
+
+    def __init__(self, name, report):
+        self.name, self.report = name, report
+        self.losses = ()
+        self.bytes = 0
+
+    def cell(self, every):
+        return f"{self.name}, every {every}" if every else self.name
+
+    def of(self, every, name):
+        return self.report.values.of(self.cell(every), name)
+
+    def add(self, pair, runs, rate):
+        def single(every, name, value):
+            self.report.single(self.cell(every), pair, name, value)
+
+        quiet = steady(runs[NEVER])
+        step = mean(quiet, "seconds")
+        self.losses = runs[NEVER]["first_loss"], runs[NEVER]["last_loss"]
+        single(NEVER, "step s", step)
+        single(NEVER, "forward and backward s", mean(quiet, "model_seconds"))
+        single(NEVER, "fio bytes/s", rate)
+        # The difference of two runs: what both take once, such as touching the pool, belongs to no save.
+        rare, always = runs[RARELY], runs[ALWAYS]
+        more = len(always["saves"]) - len(rare["saves"])
+        cpu = (always["engine_cpu_seconds"] - rare["engine_cpu_seconds"]) / more
+        single(ALWAYS, "CPU s a save", cpu)
+        for every in (RARELY, ALWAYS):
+            run = runs[every]
+            saves = [save for save in run["saves"] if save["step"] >= WARM]
+            self.bytes = saves[0]["bytes"]
+            captured = statistics.median(save["captured_seconds"] for save in saves)
+            costs = {
+                "CPU": cpu / CORES,
+                "disk": self.bytes / rate - every * step,
+                "capture": captured - mean(quiet, "model_seconds"),
+            }
+            bound = 100 * max(costs.values()) / (every * step)
+            slowdown = 100 * (mean(steady(run), "seconds") / step - 1)
+            fences = [one["fence_seconds"] for one in steady(run) if one["saves_in_flight"] > 0]
+            for name, seconds in costs.items():
+                single(every, f"bound by {name} s", seconds)
+            single(every, "captured s", captured)
+            single(every, "durable s", statistics.median(save["durable_seconds"] for save in saves))
+            single(every, "bound %", bound)
+            single(every, "slowdown %", slowdown)
+            if alone := [one for one in steady(run) if one["saves_in_flight"] == 0]:
+                single(every, OWN, 100 * (mean(steady(run), "seconds") / mean(alone, "seconds") - 1))
+            single(every, "slowdown less bound %", slowdown - bound)
+            single(every, "fence p99 of a step %", 100 * percentile99(fences) / step if fences else 0.0)
+
+    def judge(self):
+        for every in (RARELY, ALWAYS):
+            what = f"{self.name}, every {every} step{'s' if every > 1 else ''}"
+            less = self.of(every, "slowdown less bound %")
+            self.report.figure(f"{what}: slowdown less its bound", less, 1, unit=" %")
+            if statistics.median(self.of(every, "bound by capture s")) <= 0:  # Else the fence must wait.
+                fences = self.of(every, "fence p99 of a step %")
+                self.report.figure(f"{what}: stall of the fence, p99", fences, 1, unit=" %")
+
+    def text(self):
+        """What the figures come from: medians, and the least and greatest values."""
+        cells = {self.cell(every): every for every in (NEVER, RARELY, ALWAYS)}
+        names = dict.fromkeys(name for cell, _, name in self.report.values if cell in cells)
+        rows = [[name, *(spread(self.of(every, name)) if self.of(every, name) else "" for every in cells.values())]
+                for name in names]  # fmt: skip
+        first, last = self.losses
+        about = f"**{self.name}**, {self.bytes / 1e9:.2f} GB a checkpoint; first loss {first:.3f}, last {last:.3f}"
+        return f"\n{about}\n\n{table(('', 'saves nothing', 'every 10 steps', 'every step'), rows)}\n"
+
+
+def check(args):
+    if args.steps < WARM + RARELY:
+        args.error(f"--steps {args.steps}: expected at least {WARM + RARELY}")
+
+
+def run(args):
+    memory = hugepages()
+    report = Report()
+    head = [*begun(args.dir), LINE, f"{TEXT}; {' '.join(SHAPE)}"]
+    with tempfile.TemporaryDirectory(prefix="training-", dir=args.dir) as directory:
+        models = [Model(name, report) for name in args.only or MODELS]
+        texts = {model: prepare(directory, model.name) for model in models}
+        for pair in range(args.repetitions):
+            for model in models:
+                rate, _ = fio(os.path.join(directory, "fio.data"), "write", memory, 2 << 30)
+                order = (RARELY, NEVER, ALWAYS) if pair % 2 == 0 else (ALWAYS, NEVER, RARELY)
+                runs = {every: train(directory, model.name, texts[model], every, args.steps) for every in order}
+                if len({run["weights_crc64"] for run in runs.values()}) != 1:
+                    sys.exit(f"{model.name}: training that saves ended with other weights")
+                model.add(pair, runs, rate)
+                print(f"{model.name}: repetition {pair + 1} of {args.repetitions}", flush=True)
+    for model in models:
+        model.judge()
+    details = "".join(model.text() for model in models)
+    print(report.text(), details, sep="\n")
+    if not args.only and args.steps == STEPS and args.repetitions >= REPETITIONS:
+        report.write("training", head, details)
