@@ -69,9 +69,15 @@ def one(args, entry, alone):
     return row
 
 
-def in_pairs(rows, alone):
+def times_alone(rows):
+    """Tw, by strategy."""
+    groups = grouped([row for row in rows if row["what"] == ALONE], "strategy")
+    return {strategy: middle([row["to_durable_p50_s"] for row in of])[0] for (strategy,), of in groups.items()}
+
+
+def in_pairs(rows):
     """Greatest age over Tw and the longer of the two intervals, by strategy."""
-    found = {}
+    found, alone = {}, times_alone(rows)
     for row in rows:
         if row["what"] == PAIRS:
             interval = (row["every"] - row["again"]) / row["iterations_per_second"]
@@ -84,8 +90,7 @@ def draw(args):
 
     head, rows = read_table(args.output + ".csv")
     strategies = [name for name in STRATEGIES if any(row["strategy"] == name for row in rows)]
-    alone = {name: middle([row["to_durable_p50_s"] for row in rows if (row["strategy"], row["what"]) == (name, ALONE)])[0]
-             for name in strategies}  # fmt: skip
+    alone = times_alone(rows)
     figure = plots.pyplot.figure(figsize=(8, 8.2))
     grid = figure.add_gridspec(3, 2, height_ratios=[1, 1, 0.8])
     for column, strategy in enumerate(strategies):
@@ -95,7 +100,7 @@ def draw(args):
         draw_intervals(slow, old, mine, ideals(rows), alone[strategy])
         slow.set_title(f"{plots.LABELS[strategy]}; alone {alone[strategy]:.2f} s")
     bars = figure.add_subplot(grid[2, :])
-    for index, (strategy, values) in enumerate(in_pairs(rows, alone).items()):
+    for index, (strategy, values) in enumerate(in_pairs(rows).items()):
         median, low, high = middle(values)
         bars.barh(index, median, color=plots.LOOKS[strategy]["color"], xerr=[[median - low], [high - median]])
         print(f"{strategy:8} pairs, 2 in flight: age / (Tw + interval) {median:.3f} [{low:.3f}, {high:.3f}]")

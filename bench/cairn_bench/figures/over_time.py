@@ -92,18 +92,21 @@ def memory(events, state_bytes):
 SERIES = {"age": ages, "stalls": stalls, "memory": memory}
 
 
+def points_of(row):
+    """The series in a row's cell: [(time, value)]."""
+    return [tuple(map(float, point.split(":"))) for point in row["series"].split()]
+
+
 def draw(args):
     from . import plots  # Here, so that the rest runs without matplotlib.
 
     head, rows = read_table(args.output + ".csv")
     figure, axes = plots.pyplot.subplots(figsize=(7, 4.2))
     for (strategy,), group in grouped(rows, "strategy").items():
-        points = [tuple(map(float, point.split(":"))) for point in group[0]["series"].split()]
+        points = points_of(group[0])
         look = {**plots.LOOKS[strategy], "label": plots.LABELS[strategy]}
         if args.figure == "stalls":
-            values = sorted(
-                (float(point.split(":")[1]) for row in group for point in row["series"].split()), reverse=True
-            )
+            values = sorted((value for row in group for _, value in points_of(row)), reverse=True)
             shares = [(index + 1) / len(values) for index in range(len(values))]
             axes.step([max(value, 1e-6) for value in values], shares, where="post", **{**look, "marker": ""})
         else:

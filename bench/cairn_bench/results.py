@@ -1,6 +1,0 @@
-def add_arguments(parser):
-    pass
-
-
-def run(args):
-    pass

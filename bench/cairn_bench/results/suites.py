@@ -1,0 +1,114 @@
+"""The tables of the other benchmarks, in markdown, from the single values in their CSVs."""
+
+import re
+
+from ..python.catalogue import PEERS, SYSTEMS
+from ..roofline import MEASURES
+from ..shared.measures import Measure
+from ..shared.report import Report, table
+from ..training import ALWAYS, MODELS, OWN, RARELY
+from .words import SYSTEM_NAMES, short, span
+
+PYTHON = (  # Title, measure, factor.
+    ("save blocks, ms", "steady blocked s", 1e3),
+    ("free, s", "steady free s", 1),
+    ("to durable, of fio's rate", "steady durable of fio", 1),
+    ("CPU s/GB", "steady cpu s/GB", 1),
+    ("cold load, of fio's rate", "load of fio", 1),
+    ("memory above the state, GB", "peak bytes", 1e-9),
+)
+
+
+def judged(values, measures):
+    report = Report(values)
+    report.judge(measures)
+    return report.text()
+
+
+def roofline(values):
+    return judged(values, MEASURES)
+
+
+def micro(values):
+    return judged(values, [Measure(".+/.+", "ratio")])
+
+
+def python(values):
+    lines = []
+    for system in dict.fromkeys(cell.split(" ", 1)[1] for cell, _, _ in values):
+        cells = [values.of(f"A {system}", measure) for _, measure, _ in PYTHON]
+        if all(cells):
+            added = " +" if SYSTEMS[system].fsync_added else ""
+            medians = [
+                span([factor * value for value in of], short) for of, (*_, factor) in zip(cells, PYTHON, strict=True)
+            ]
+            lines.append([SYSTEM_NAMES.get(system, system) + added, *medians])
+    return table(("", *(title for title, _, _ in PYTHON)), lines)
+
+
+def training(values):
+    lines = []
+    for model in MODELS:
+        for every in (RARELY, ALWAYS):
+            cell = f"{model}, every {every}"
+            names = ("slowdown %", OWN, "bound %", "fence p99 of a step %", "durable s")
+            found = [values.of(cell, name) for name in names]
+            lines.append(
+                [cell, span(values.of(model, "step s"), short), *(span(of, short) if of else "-" for of in found)]
+            )
+    return table(("saves", "a step without saves, s", "slowdown, %", "the same, against its own steps without a save, %",
+                  "least possible, %", "fence p99, % of a step", "durable after, s"), lines)  # fmt: skip
+
+
+def tuner(values):
+    profiles = dict.fromkeys(cell.removesuffix(", chosen") for cell, _, _ in values if cell.endswith(", chosen"))
+    lines = []
+    for profile in profiles:
+        chosen = {name: values.median(f"{profile}, chosen", name)
+                  for name in ("interval", "best interval", "predicted slowdown", "predicted write s")}  # fmt: skip
+        swept = {cell for cell, _, _ in values if re.match(rf"{profile}, every \d", cell)}
+        here = [cell for cell in swept if cell.startswith(f"{profile}, every {chosen['interval']:.0f},")]
+        best = max(values.median(cell, "goodput") for cell in swept)
+        worst = min(values.median(cell, "goodput") for cell in here)
+        slowdowns = [100 * (values.median(cell, "slowdown") - 1) for cell in here]
+        writes = [values.median(cell, "write s") for cell in here]
+        lines.append([
+            profile, f"{chosen['interval']:.0f}", f"{chosen['best interval']:.0f}", f"{worst / best:.4f}",
+            f"{100 * (chosen['predicted slowdown'] - 1):.2f}", between(slowdowns, "{:.2f}".format),
+            f"{chosen['predicted write s']:.3f}", between(writes, "{:.3f}".format),
+        ])  # fmt: skip
+    return table(("profile", "interval chosen", "best of the sweep", "goodput there, of the best's", "slowdown predicted, %",
+                  "measured, %", "write predicted, s", "measured, s"), lines)  # fmt: skip
+
+
+def between(values, form):
+    """Of one and of two in flight, where both were measured."""
+    return " to ".join(dict.fromkeys((form(min(values)), form(max(values)))))
+
+
+def headline(python_a, trained):
+    """README's table: Cairn beside the best peer of each row."""
+    (head, values), (training_head, training_values) = python_a, trained
+    date = head.run[:10]
+
+    def row(title, system, measure, form, best, peers_note=""):
+        found = {
+            peer: values.median(f"A {peer.name}", measure) for peer in PEERS if values.of(f"A {peer.name}", measure)
+        }
+        peer = best(found, key=found.get)
+        note = peers_note if peer.fsync_added or "fsync" not in peers_note else ""
+        name = SYSTEM_NAMES.get(peer.name, peer.name) + note
+        return [title, form(values.median(f"A {system}", measure)), f"{form(found[peer])} ({name})", date]
+
+    cell = f"opt-125m, every {RARELY}"
+    slowdown, bound = training_values.median(cell, OWN), training_values.median(cell, "bound %")
+    seconds, two = "{:.2f} s".format, "{:.2f}".format
+    lines = [
+        row("2.1 GB of fp32 may be overwritten again after (pool of its size)", "cairn-whole", "steady free s", seconds, min),
+        row("save to durable, of fio's write rate", "cairn", "steady durable of fio", two, max, " + fsync"),
+        row("CPU seconds per GB saved", "cairn", "steady cpu s/GB", two, min, " + fsync"),
+        row("cold load, verified, of fio's read rate", "cairn", "load of fio", two, max, ", not verified"),
+        ["a step's slowdown, OPT-125m, saves at every 10 steps", f"{slowdown:.1f} %",
+         f"the CPU that a save takes bounds it at {bound:.1f} %", training_head.run[:10]],
+    ]  # fmt: skip
+    return table(("Two cores, CPU tensors, ext4 on a virtual disk", "Cairn", "the next best", "date"), lines)
