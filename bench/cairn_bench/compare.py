@@ -1,8 +1,8 @@
 """Compares the ratios of a new run with the committed ones, and says what got worse.
 
-A RESULT is a file of bench/results without its .csv: micro, roofline, training, python-A, ... The new run is what is there
-now, as scripts/bench wrote it, or NEW.csv. The committed one is that of COMMIT. Without a RESULT: every one that differs
-from the committed one. A ratio (Cairn over its peer, in adjacent pairs) got worse or better if the bootstrap 95 %
+A RESULT is a file of bench/results without its .csv: micro, roofline, training, python-A, ... The new run is what is
+there now, as scripts/bench wrote it, or NEW.csv. The committed one is that of COMMIT. Without a RESULT: every one that
+differs from the committed one. A ratio (Cairn over its peer, in adjacent pairs) is worse or better if the 95 % bootstrap
 intervals of the two medians do not overlap and the medians differ by more than 2 %; otherwise it is not resolved.
 Exit code: 0 nothing got worse, 1 something did, 2 there is nothing to compare.
 """

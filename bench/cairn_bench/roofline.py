@@ -1,8 +1,9 @@
 """Measures Cairn against fio on the same disk, in one run, in adjacent pairs.
 
 Prints a table: the median of the pairs' ratios with a bootstrap 95 % interval, and whether the goal is met, missed, or
-not resolved. Without --only it also writes the table and every single value to bench/results/roofline.{md,csv}. Restores
-drop the page cache, and `peers` reserves 640 MiB of huge pages: both need root. Needs 16 GiB of disk and 7 GiB of memory.
+not resolved. Without --only it also writes the table and every single value to bench/results/roofline.{md,csv}.
+Restores drop the page cache, and `peers` reserves 640 MiB of huge pages: both need root. Needs 16 GiB of disk and 7 GiB
+of memory.
 """
 
 import contextlib
@@ -31,8 +32,8 @@ CHUNKS = "8 MiB chunks, recycled files, of 4 MiB chunks"
 PINNED_CPU, TENSORS_CPU = (f"CPU s/GB, {what}" for what in (
     "pinned, recycled files, checksums off", "CPU tensors, recycled files, checksums on"))  # fmt: skip
 RESTORE = "restore, verified, cold, of fio read"
-# Some disks read a working set that a cache holds faster. So Cairn is given the host memory that fio's 8 blocks of 4 MiB
-# take, and fio that of Cairn's pool, which it uses in full with as many blocks under way.
+# Some disks read a working set that a cache holds faster. So Cairn gets the host memory of fio's 8 blocks of 4 MiB, and
+# fio that of Cairn's pool, which it uses in full with as many blocks under way.
 AS_FIO = ("--chunk", str(4 << 20), "--pool", str(32 << 20))
 AS_THE_POOL = ("--bs=8M", "--iodepth=64")
 
@@ -51,7 +52,8 @@ MEASURES = (
     Measure("Save call, 1000 tensors", "us", goal=200, unit=" us"),
     Measure("Save call, 100000 tensors", "us", goal=20_000, unit=" us"),
     Measure("peak RSS over the cap", "ratio", goal=1.05, title="peak RSS less RSS before Open, of the cap"),
-    Measure("older of two", "older s", "alone s", goal=1.02, title="older of two saves on a rate-limited queue, of alone"),
+    Measure("older of two", "older s", "alone s", goal=1.02,
+            title="older of two saves on a rate-limited queue, of alone"),
     Measure("thread_queue of uring_queue", "threads bytes/s", "uring bytes/s", goal=0.9, more_is_better=True,
             title="thread_queue against uring_queue"),
     *(Measure(f"busy loops, {source}", "lost", minus="cpu_share", goal=2, factor=100, unit=" %",

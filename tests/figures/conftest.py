@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is started finds the benchmarks' package."""
+    path = [str(Path(__file__).parents[2] / "bench"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BENCH = ROOT / "bench"
 SMALL = ("--scale", "0.01", "--models", "bert", "--strategies", "sync,cairn", "--intervals", "5")
 
 pytest.importorskip("matplotlib")
@@ -22,7 +21,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def figures(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), check=False, text=True, capture_output=True, cwd=BENCH)
+    return subprocess.run(command(*arguments), check=False, text=True, capture_output=True)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_an_interrupted_figure_keeps_its_rows_and_says_so(tmp_path: Path) -> Non
     output = tmp_path / "figure"
     arguments = ("8", *SMALL, "--repetitions", 9, "--dir", tmp_path, "--output", output)
     pipe = subprocess.PIPE
-    with subprocess.Popen(command(*arguments), text=True, stdout=pipe, stderr=pipe, cwd=BENCH) as process:
+    with subprocess.Popen(command(*arguments), text=True, stdout=pipe, stderr=pipe) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("3/27"):

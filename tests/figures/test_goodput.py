@@ -137,7 +137,7 @@ def lines_of(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
 
 def test_figure_9_has_what_was_measured_and_what_the_models_say(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    ran = subprocess.run(figure(tmp_path), check=False, text=True, capture_output=True, cwd=ROOT / "bench")
+    ran = subprocess.run(figure(tmp_path), check=False, text=True, capture_output=True)
 
     assert ran.returncode == 0, ran.stderr
     head, rows = lines_of(tmp_path)
@@ -155,7 +155,7 @@ def test_figure_9_has_what_was_measured_and_what_the_models_say(tmp_path: Path) 
 
 def test_an_interrupted_figure_9_keeps_its_whole_runs_and_says_that_it_is_partial(tmp_path: Path) -> None:
     pipe = subprocess.PIPE
-    with subprocess.Popen(figure(tmp_path), stdout=pipe, stderr=pipe, text=True, cwd=ROOT / "bench") as process:
+    with subprocess.Popen(figure(tmp_path), stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("2/2"):
@@ -183,7 +183,7 @@ def test_an_interrupted_figure_9_keeps_its_whole_runs_and_says_that_it_is_partia
 def test_what_figure_9_cannot_measure_is_refused_before_anything_runs(
     tmp_path: Path, more: list[str], why: str
 ) -> None:
-    ran = subprocess.run(figure(tmp_path, *more), check=False, text=True, capture_output=True, cwd=ROOT / "bench")
+    ran = subprocess.run(figure(tmp_path, *more), check=False, text=True, capture_output=True)
 
     assert ran.returncode == 2 and re.search(why, ran.stderr), ran.stderr
     assert not (tmp_path / "figure-9.csv").exists() and list((tmp_path / "runs").iterdir()) == []

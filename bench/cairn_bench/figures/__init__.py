@@ -3,8 +3,10 @@
 A figure that is interrupted keeps what it measured in its CSV, and says so there. With --draw it is only drawn again.
 """
 
-from ..shared import options
-from . import goodput_figure, in_flight, one_checkpoint, over_time, parallel_writes, throughput
+import sys
+
+from ..shared import files, options
+from . import goodput_figure, in_flight, one_checkpoint, over_time, parallel_writes, runs, throughput
 from .arguments import settle
 
 FIGURES = {
@@ -31,4 +33,22 @@ def check(args):
 
 
 def run(args):
-    return FIGURES[args.figure][0].run(args)
+    """A figure's module has plan(args), the list of runs, and draw(plots, args, rows), which returns picture and title.
+
+    If a run is more than one bench_training, runner(args) returns the function that makes a run's row.
+    """
+    figure = FIGURES[args.figure][0]
+    try:
+        if not args.draw:
+            one = figure.runner(args) if hasattr(figure, "runner") else runs.one_run
+            if code := runs.measure(args, figure.plan(args), one):
+                return code
+        from . import plots  # Here, so that the rest runs without matplotlib.
+
+        head, rows = runs.read_table(args.output + ".csv")
+        picture, title = figure.draw(plots, args, rows)
+        plots.save(picture, args.output + ".png", title, head)
+    except (files.BadResult, runs.Refused) as reason:
+        print(f"scripts/bench figure: {reason}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,12 +1,12 @@
-"""A training that is killed for real, at given instants, and starts again at once: what became of its work.
+"""A training that is really killed, at given instants, and starts again at once.
 
-Each life is a process of bench_training --resume in one directory, with a journal of its own. SIGKILL ends it; the page
-cache of its files is dropped, for a new machine has none of it; the next process begins in the same moment, and if the
-next failure comes before that one trains, it is killed as it starts. The clock begins with the first iteration of the
-first process, so that what came before (memory, files that are laid out) is no part of it.
+Each life is a process of bench_training --resume in one directory, with its own journal. SIGKILL ends it. The page
+cache of its files is dropped, as a new machine has none of them. The next process starts at that moment; if the next
+failure comes before it trains, it is killed as it starts. The clock begins with the first iteration of the first
+process, so that what comes before (memory, files that are laid out) does not count.
 
-Useful are the iterations that the last process can look back on: the step that it has reached when time is up, over the
-time. What was lost and computed again is not in it, nor is what was lost and is still missing.
+Useful are the iterations that the last process can look back on: the step that it has reached at the end, over the
+time. Steps that were lost do not count, whether they were computed again or not.
 """
 
 import itertools
@@ -27,22 +27,22 @@ START_SECONDS = 300  # That a first process may take until it trains.
 
 
 class Failed(Exception):
-    """No figure can be had from this training: it ended by itself, or lost what it had said was durable."""
+    """This training gives no figure: it ended by itself, or lost what it had reported as durable."""
 
 
 class Life(NamedTuple):
-    """What one process wrote of itself. Times are of CLOCK_MONOTONIC, by step."""
+    """What one process wrote in its journal. Times are of CLOCK_MONOTONIC, by step."""
 
     killed: float
-    began: float  # Its first iteration. Infinite where it was killed before.
-    first: int  # The step that it went on from.
+    began: float  # Its first iteration. Infinite if it was killed before.
+    first: int  # The step that it resumed from.
     iterations: dict[int, float]
     saves: dict[int, float]
     durable: dict[int, float]
 
     @property
     def reached(self):
-        """The last step whose update was done. A save tells it sooner than the iteration's own end."""
+        """The last step whose update was done. A save shows it earlier than the end of the iteration."""
         return max([self.first, *self.iterations, *self.saves])
 
 
@@ -51,10 +51,10 @@ class Outcome(NamedTuple):
 
     seconds: float
     reached: int
-    failures: list[float]  # When they came, as seconds from the begin.
-    lost: list[int]  # By failure that met a training: steps that had to be computed again.
-    restarts: list[float]  # By restart that came to train: from the kill to the begin of its first iteration.
-    killed_starting: int  # Failures that met a process which did not train yet.
+    failures: list[float]  # When they came, in seconds from the begin.
+    lost: list[int]  # Steps to be computed again, for each failure of a process that trained.
+    restarts: list[float]  # From the kill to the first iteration, for each restart that came to train.
+    killed_starting: int  # Failures of a process that did not train yet.
     lives: list[Life]
 
     @property
@@ -63,9 +63,9 @@ class Outcome(NamedTuple):
 
 
 def replay(command, directory, failures, end):
-    """Trains by `command` (its arguments but --dir, --resume and --journal) in a new directory under `directory`.
+    """Trains by `command` (without --dir, --resume and --journal) in a new directory under `directory`.
 
-    `failures` and `end` are seconds from the first iteration. Failed where no figure can be had. Whatever happens, no
+    `failures` and `end` are seconds from the first iteration. Raises Failed if there is no figure. Whatever happens, no
     process and no file is left.
     """
     with _Interrupts() as interrupts:
@@ -77,7 +77,7 @@ def replay(command, directory, failures, end):
 
 
 def costs(outcome, every, ideal_iteration, in_flight):
-    """What the models want to know of it."""
+    """What the models need to know of it."""
     cycles, write, exposed = [], [], []
     for life in outcome.lives:
         begins = [life.began, *(at for step, at in life.iterations.items() if step % every == 0)]
@@ -87,7 +87,7 @@ def costs(outcome, every, ideal_iteration, in_flight):
             exposed.append(max(0.0, at - life.iterations.get(step, at)))
     trained = [life for life in outcome.lives if life.iterations]
     computed = sum(len(life.iterations) for life in trained)
-    # Whole intervals, where there are any: what is left of one has less than its share of stalls.
+    # Whole intervals if there are any: a part of one has less than its share of stalls.
     iteration = statistics.mean(cycles) / every if cycles else _trained_seconds(trained) / max(1, computed)
     return Costs(
         every=every,
@@ -119,9 +119,9 @@ def _lives(command, work, failures, end, interrupts):
 
 
 class _Interrupts:
-    """Inside, SIGINT and SIGTERM are KeyboardInterrupt where we wait, or at the end, and nowhere else.
+    """Inside, SIGINT and SIGTERM raise KeyboardInterrupt only where we wait, and at the end.
 
-    Anywhere else it would come between what was just started or made and the word of it.
+    Anywhere else it could come after something was started or made, and before anyone knows of it.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -144,13 +144,13 @@ class _Interrupts:
 
 
 class _Process:
-    """One process of the training; gone at the end of the `with`, however that comes."""
+    """One process of the training. It is gone at the end of the `with`, however that ends."""
 
     def __init__(self, command, work, journal, interrupts):
         directory = os.path.join(work, "run")
         os.makedirs(directory, exist_ok=True)
         self.journal, self.interrupts = journal, interrupts
-        # A session of its own: a SIGINT from the terminal is for us alone.
+        # In its own session, so that only we get a SIGINT from the terminal.
         self.process = subprocess.Popen(
             [*command, "--dir", directory, "--resume", "--journal", journal],
             stdout=subprocess.DEVNULL,
@@ -169,7 +169,7 @@ class _Process:
         self.process.stderr.close()
 
     def await_training(self, deadline):
-        """When it began its first iteration."""
+        """Returns when it began its first iteration."""
         while time.monotonic() < deadline:
             if (began := _read(self.journal, 0).began) < float("inf"):
                 return began
@@ -177,7 +177,7 @@ class _Process:
         raise Failed(f"no iteration within {START_SECONDS} s")
 
     def await_end(self, until):
-        """Returns at that time. Failed if the process ends before: it should train on."""
+        """Returns at that time. Raises Failed if the process ends before."""
         came = select.select([self.ended, self.interrupts.came], [], [], max(0.0, until - time.monotonic()))[0]
         if self.interrupts.came in came:
             raise KeyboardInterrupt
@@ -186,7 +186,7 @@ class _Process:
             raise Failed(f"ended by itself with {self.process.wait()}: {said}")
 
     def kill(self):
-        """Returns when that was, once all of it is gone."""
+        """Waits until the process is gone. Returns when it was killed."""
         at = time.monotonic()
         self.process.kill()
         self.process.wait()
@@ -201,7 +201,7 @@ def _read(journal, killed):
     with open(journal) as file:
         for line in file:
             if not line.endswith("\n"):
-                continue  # Being written.
+                continue  # Still being written.
             event = json.loads(line)
             if event["event"] == "begin":
                 began, first = event["at"], event["step"]
@@ -211,7 +211,7 @@ def _read(journal, killed):
 
 
 def _drop_cache(directory):
-    """Of what is on the disk already; what is not cannot be of a checkpoint that counts."""
+    """Drops the pages that are on the disk. Those that are not cannot belong to a durable checkpoint."""
     for folder, _, names in os.walk(directory):
         for name in names:
             file = os.open(os.path.join(folder, name), os.O_RDONLY)
@@ -228,8 +228,7 @@ def _account(lives):
         durable = max([durable, *before.durable])
         if not durable <= after.first <= before.reached:
             raise Failed(
-                f"went on from step {after.first}; expected {durable}, which was durable, to {before.reached}, which was "
-                "the last"
+                f"went on from step {after.first}; expected {durable}, which was durable, to {before.reached}, the last"
             )
         lost.append(before.reached - after.first)
     for before, after in itertools.pairwise(lives):
@@ -238,7 +237,7 @@ def _account(lives):
     last = lives[-1]
     return Outcome(
         seconds=last.killed - begin,
-        # One that is still starting when time is up looks back on what it will find.
+        # One that is still starting at the end has reached what it would find.
         reached=last.reached if last is trained[-1] else max([durable, *trained[-1].durable]),
         failures=[life.killed - begin for life in killed],
         lost=lost,

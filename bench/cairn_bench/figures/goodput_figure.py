@@ -1,25 +1,23 @@
 """Figure 9: goodput against the checkpoint interval, with the failures of a spot cluster's trace, by real kills.
 
-Each run replays the trace, compressed in time: bench_training is killed with SIGKILL at each failure and started again at
-once (goodput.py). For each repetition and interval the strategies follow one another, in the opposite order every other
-time, so that each is compared with its neighbour in time; before them comes a training that neither saves nor dies, which
-tells what an iteration takes. Beside what was measured stands what the models make of the same run's iteration time, write time,
-restart time and failures (goodput_model.py): PCcheck's published one, the exact one, and the exact one walked failure by
-failure.
+Each run replays the trace, compressed in time: bench_training is killed with SIGKILL at each failure and started again
+at once. For each repetition and interval the strategies run one after the other, in the opposite order every other
+time, so that each is compared with its neighbour in time. Before them runs a training that neither saves nor dies; it
+measures an iteration. Beside what was measured the figure has what three models say of the same run: PCcheck's
+published one, the exact one, and the exact one failure by failure (goodput_model.py).
 
---scale shrinks state and iteration time alike, and with them all but what a restart takes beyond reading the state;
---compress shrinks the time between failures. What counts is how the three stand to one another. The mean time between
-failures, in iterations and in restarts, is printed and in the CSV, with a warning where failures come faster than a
-training could be started five times. --limit replays only the first part of the trace.
+--scale shrinks state and iteration time, and with them everything but what a restart takes beyond reading the state.
+--compress shrinks the time between failures. What counts is how the three compare. The mean time between failures, in
+iterations and in restarts, is printed and in the CSV. There is a warning if it is shorter than five restarts. --limit
+replays only the first part of the trace.
 
-The default is about 12 minutes for five strategies at four intervals. Error bars are bootstrap 95 % intervals of the
-medians of the repetitions. In each of them the failures fall at other instants, the same for all strategies: anywhere in the
-63 s between the sample that shows one and the sample before.
+The default takes about 12 minutes for five strategies at four intervals. Error bars are bootstrap 95 % intervals of the
+medians of the repetitions. In each repetition the failures fall at other instants, the same for all strategies:
+anywhere in the 63 s between the sample that shows one and the sample before.
 """
 
 import os
 import random
-import sys
 
 from ..shared.options import positive
 from ..shared.report import interval
@@ -29,28 +27,27 @@ from .runs import (
     PROGRAM,
     Refused,
     bench_training,
+    by,
     flags_of,
-    grouped,
     machine_options,
-    measure_and_draw,
     planned,
-    read_table,
+    series,
 )
 
 INTERVALS = [10, 25, 50, 100]
-# What the best goodput is had with, of 1 and 2. Cairn finishes the older first: a second one hides the first's copy and
-# commit and does not delay it. PCcheck shares the disk between them, which leaves more to be lost.
+# The better of 1 and 2. Cairn finishes the older first: a second one hides the first's copy and commit, and does not
+# delay it. PCcheck shares the disk between them, so that a failure loses more.
 IN_FLIGHT = {"cairn": 2, "pccheck": 1}
 PUBLISHED = ["sync", "checkfreq", "gpm", "pccheck", "cairn"]
-SETTINGS = ("model", "device", "disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation", "state_bytes", "scale",
-            "iteration_seconds")  # fmt: skip
-PACE_ITERATIONS = 300  # That tell how fast a training without checkpoints is.
-LEAST_RESTARTS = 5  # For which there should be time between two failures.
+SETTINGS = ("model", "device", "disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation", "state_bytes",
+            "scale", "iteration_seconds")  # fmt: skip
+PACE_ITERATIONS = 300  # Of the training without checkpoints that measures an iteration.
+LEAST_RESTARTS = 5  # That should fit between two failures.
 MODELS = {  # Column: how it is drawn.
-    "ideal": {"color": "#9a9a9a", "linestyle": ":", "label": "ideal: checkpoints and restarts for nothing"},
+    "ideal": {"color": "#9a9a9a", "linestyle": ":", "label": "ideal: checkpoints and restarts take no time"},
     "published": {"color": "#555555", "linestyle": "--", "label": "model as published by PCcheck"},
     "exact": {"color": "#000000", "linestyle": "-", "label": "exact model"},
-    "walked": {"color": "#000000", "linestyle": "", "marker": "_", "label": "exact, failure by failure"},
+    "walked": {"color": "#000000", "linestyle": "", "marker": "_", "markersize": 9, "label": "exact, each failure"},
 }
 MEASURED = {"color": "#8b0000", "linestyle": "", "marker": "o"}
 
@@ -68,13 +65,11 @@ def add_arguments(parser):
     parser.add_argument("--limit", type=positive(float), default=6741, help="seconds of the trace; default: its half")
 
 
-def run(args):
+def runner(args):
     try:
-        replays = None if args.draw else Replays(args, spot_trace.read(args.trace))
-    except (spot_trace.BadTrace, Refused) as reason:
-        print(f"scripts/bench figure: {reason}", file=sys.stderr)
-        return 2
-    return measure_and_draw(args, plan(args), draw, replays)
+        return Replays(args, spot_trace.read(args.trace))
+    except spot_trace.BadTrace as reason:
+        raise Refused(str(reason)) from None
 
 
 def plan(args):
@@ -94,7 +89,7 @@ def plan(args):
 
 
 class Replays:
-    """Makes the rows. The first training without checkpoints measures what an update takes, for all processes."""
+    """Makes the rows. The first training without checkpoints measures what an update takes in all processes."""
 
     def __init__(self, args, trace):
         until = min(args.limit, trace.seconds[-1])
@@ -114,8 +109,7 @@ class Replays:
     def __call__(self, args, entry):
         ideal = self.pace(args, entry)
         every = entry["options"]["every"]
-        # More than can be reached.
-        iterations = every + int(2 * self.end / ideal["iteration_seconds"])
+        iterations = every + int(2 * self.end / ideal["iteration_seconds"])  # More than can be reached.
         given = {**entry["options"], "iterations": iterations, "update_seconds": self.update_seconds}
         given |= machine_options(args)
         failures = self.failures[entry["labels"]["repetition"]]
@@ -167,9 +161,9 @@ class Replays:
 def tell(row):
     print(
         f"  {row['goodput']:.2f} iterations/s; exact {row['exact']:.2f}, walked {row['walked']:.2f}, ideal "
-        f"{row['ideal']:.2f}; an iteration {1000 * row['iteration_s']:.2f} ms, exposed {row['exposed_s']:.3f} s, restart "
-        f"{row['restart_s']:.3f} s; a failure in {row['iterations_between']:.0f} iterations, {row['restarts_between']:.1f} "
-        "restarts",
+        f"{row['ideal']:.2f}; an iteration {1000 * row['iteration_s']:.2f} ms, exposed {row['exposed_s']:.3f} s, "
+        f"restart {row['restart_s']:.3f} s; a failure in {row['iterations_between']:.0f} iterations, "
+        f"{row['restarts_between']:.1f} restarts",
         flush=True,
     )
     if row["restarts_between"] < LEAST_RESTARTS:
@@ -180,41 +174,33 @@ def tell(row):
         )
 
 
-def draw(args):
-    """A panel for each strategy, with its models, one that compares them, and the same in words."""
-    from . import plots  # Here, so that the rest runs without matplotlib.
-
-    head, rows = read_table(args.output + ".csv")
+def draw(plots, _, rows):
+    """A panel for each strategy with its models, and one that compares the strategies. Prints the comparison, too."""
     compare(rows)
-    strategies = list(dict.fromkeys(row["strategy"] for row in rows))
+    strategies = by(rows, "strategy")
     across = min(3, len(strategies) + 1)
     down = -(-(len(strategies) + 1) // across)
     figure, axes = plots.pyplot.subplots(down, across, figsize=(3.7 * across, 2.9 * down + 1.2), squeeze=False)
     panels = list(axes.flat)
     tallest = max(max(row["goodput"], row["ideal"]) for row in rows)
-    for panel, strategy in zip(panels, strategies):
-        mine = [row for row in rows if row["strategy"] == strategy]
+    for panel, (strategy, mine) in zip(panels, strategies.items()):
         for column, look in MODELS.items():
-            points = by_interval(mine, column)
+            points = series(mine, "interval", column)
             panel.plot(points.keys(), [interval(values)[0] for values in points.values()], **look)
-        plots.line(panel, by_interval(mine, "goodput"), "measured", MEASURED, interval)
+        plots.line(panel, series(mine, "interval", "goodput"), "measured", MEASURED, interval)
         panel.set_title(plots.LABELS[strategy])
         panel.set_ylabel("goodput (iterations/s)")
         panel.set_ylim(0, 1.05 * tallest)
     shares = panels[len(strategies)]
-    for strategy in strategies:
-        mine = [{**row, "share": 100 * row["goodput"] / row["ideal"]} for row in rows if row["strategy"] == strategy]
-        plots.line(shares, by_interval(mine, "share"), plots.LABELS[strategy], plots.LOOKS[strategy], interval)
+    for strategy, group in strategies.items():
+        mine = [{**row, "share": 100 * row["goodput"] / row["ideal"]} for row in group]
+        plots.strategy_line(shares, strategy, series(mine, "interval", "share"), interval)
     shares.set_title("all, measured")
     shares.set_ylabel("goodput (% of ideal)")
     shares.set_ylim(bottom=0)
     shares.legend(fontsize=7)
     for panel in panels[: len(strategies) + 1]:
-        panel.set_xscale("log")
-        panel.set_xticks(sorted({row["interval"] for row in rows}))
-        panel.xaxis.set_major_formatter("{x:.0f}")
-        panel.xaxis.set_minor_locator(plots.matplotlib.ticker.NullLocator())
-        panel.set_xlabel("checkpoint interval (iterations)")
+        plots.interval_axis(panel, rows)
     for panel in panels[len(strategies) + 1 :]:
         panel.axis("off")
     first = rows[0]
@@ -223,23 +209,14 @@ def draw(args):
         f"({first['state_bytes'] / 1e6:.0f} MB, {1000 * first['iteration_seconds']:.3g} ms an iteration), "
         f"{'CUDA' if first['device'] == 'cuda' else 'emulated'} GPU"
     )
-    plots.save(figure, args.output + ".png", title, head)
-
-
-def by_interval(rows, column):
-    """{interval: values of the repetitions}, in order, without what a model has no word on."""
-    points = {}
-    for row in sorted(rows, key=lambda row: row["interval"]):
-        if isinstance(row[column], float):
-            points.setdefault(row["interval"], []).append(row[column])
-    return points
+    return figure, title
 
 
 def compare(rows):
-    """Prints how each strategy stands to the ideal, to the exact model, and Cairn to it, in neighbouring pairs."""
-    for every, of_interval in sorted(by_key(rows, "interval").items()):
+    """Prints each strategy over the ideal and over the exact model, and Cairn over it, in neighbouring pairs."""
+    for every, of_interval in sorted(by(rows, "interval").items()):
         cairn = {row["repetition"]: row["goodput"] for row in of_interval if row["strategy"] == "cairn"}
-        for strategy, mine in by_key(of_interval, "strategy").items():
+        for strategy, mine in by(of_interval, "strategy").items():
             words = [
                 told("of ideal", [row["goodput"] / row["ideal"] for row in mine]),
                 told("of exact", [row["goodput"] / row["exact"] for row in mine if row["exact"]]),
@@ -248,10 +225,6 @@ def compare(rows):
                 pairs = [cairn[row["repetition"]] / row["goodput"] for row in mine if row["repetition"] in cairn]
                 words.append(told("Cairn's of it", pairs))
             print(f"every {every:3.0f} {strategy:10}", "; ".join(filter(None, words)))
-
-
-def by_key(rows, name):
-    return {value: group for (value,), group in grouped(rows, name).items()}
 
 
 def told(name, values):

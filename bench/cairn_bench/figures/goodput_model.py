@@ -1,26 +1,26 @@
-"""What goodput should come to: useful iterations a second of wall time, failures and restarts included.
+"""What goodput should be: useful iterations a second of wall time, failures and restarts included.
 
-Two models and a ruler. All of them are given what was measured (Costs), and say what follows from it.
+Two models and an exact count. All of them are given what was measured (Costs) and compute the goodput.
 
 published   PCcheck's own (artifact_evaluation/evaluation/throughput/run_goodput_model.py). Each failure costs what has
-            to be done again, per strategy, with f iterations between checkpoints, t the time of one without
-            checkpoints, Tw the time to write one, N in flight, and the time to load one:
+            to be done again. By strategy, with f iterations between checkpoints, t the time of one without checkpoints,
+            Tw the time to write one, N in flight, and the time to load one:
                 CheckFreq, Gemini   f t + load
                 GPM                 f t / 2 + load
                 PCcheck             f t / 2 + load + t min(Tw / t, f N) / 2
-            sync waits as GPM does and is given its line, Cairn is given PCcheck's. CheckFreq's is the worst case, the
-            others' a mean; half of Tw is none of both: the state that is being written helps nobody until it is there.
+            sync waits as GPM does and gets its line; Cairn gets PCcheck's. CheckFreq's is the worst case, the others'
+            are means. Half of Tw is neither: a state that is being written is of no use until it is durable.
 
 exact       Each failure costs tau / 2 + exposed + restart.
 
-    Let tau = f t' be the wall time from one checkpoint to the next, with t' the measured time of an iteration, all
-    stalls in it. A run that starts from the state of step s starts where Save(s) would have returned. It is at s + f
-    when Save(s + f) returns, tau later, at s + n f at n tau; and that state is durable `exposed` later: Tw less what of
-    it the training stood still in Save. A failure after the time L thus finds the newest durable step
+    Let tau = f t' be the wall time from one checkpoint to the next, with t' the measured time of an iteration, stalls
+    included. A run that starts from the state of step s starts where Save(s) would have returned. It is at s + f when
+    Save(s + f) returns, tau later, and at s + n f after n tau. That state is durable `exposed` later: Tw less the time
+    that training stood still in Save. So a failure after the time L finds the newest durable step
         s + f floor((L - exposed) / tau),
-    L / t' iterations were computed, and if L falls anywhere between two checkpoints alike, the mean of what is lost is
+    and L / t' iterations were computed. If L is equally likely anywhere between two checkpoints, the mean loss is
         exposed + tau / 2
-    in wall time at the rate 1 / t'. Then the restart: from the failure to the begin of the first iteration.
+    in wall time at the rate 1 / t'. Then comes the restart, from the failure to the begin of the first iteration.
 
     sync, gpm   Save returns when the state is durable: exposed = 0. The stall is in tau, and a failure during it loses
                 the whole interval before, which is what the mean over tau says.
@@ -30,11 +30,11 @@ exact       Each failure costs tau / 2 + exposed + restart.
     cairn       Save returns at once: exposed = Tw.
     none        nothing is ever durable: exposed is infinite.
 
-    No failure can cost more than the time since the one before it, which then was for nothing; and no restart that is
-    itself interrupted more than it took. The work after the last failure is not lost.
+    No failure can cost more than the time since the one before it, and no interrupted restart more than it took. The
+    work after the last failure is not lost.
 
-walked      The same derivation without its mean: the floor above, for each of the trace's failures. Where few intervals
-            fit between two failures it tells more than the mean does, and it is not smooth.
+walked The same without the mean: the floor above, for each of the trace's failures. If few intervals fit between two
+failures it is more precise than the mean. It is not smooth.
 """
 
 import math
@@ -42,19 +42,19 @@ from typing import NamedTuple
 
 
 class Costs(NamedTuple):
-    """What was measured of one strategy at one interval. Seconds."""
+    """What was measured of one strategy at one interval, in seconds."""
 
     every: int  # Iterations between checkpoints.
     ideal_iteration: float  # Without checkpoints.
-    iteration: float  # With them, all stalls in it.
-    write: float  # From the call of Save until the state is durable. Infinite where none ever was.
+    iteration: float  # With them, stalls included.
+    write: float  # From the call of Save until the state is durable. Infinite if none ever was.
     exposed: float  # From Save's return until then.
     restart: float  # From a failure until the first iteration begins.
     in_flight: int = 1
 
 
 def published(strategy, costs, failures, end):
-    """Iterations a second by PCcheck's model, with `failures` (their times) in `end` seconds. None: it has no line."""
+    """Iterations a second by PCcheck's model, with `failures` (times) in `end` seconds. None if it has no line."""
     interval = costs.every * costs.ideal_iteration
     redo = {
         "checkfreq": interval,
@@ -90,6 +90,6 @@ def ideal(costs, failures, end):
 
 
 def _lives(costs, failures, end):
-    """How long each process trains: until each failure, and until the end. The first one starts for nothing."""
+    """How long each process trains: until each failure, and until the end. The first start takes no time."""
     begins = [0.0, *(at + costs.restart for at in failures)]
     return [max(0.0, until - begin) for begin, until in zip(begins, [*failures, end])]

@@ -1,19 +1,20 @@
-"""Figure 12: slowdown and age against checkpoints in flight and interval, for who can have several under way.
+"""Figure 12: slowdown and age against checkpoints in flight and interval, for strategies that can have several.
 
-Cairn finishes the oldest first, PCcheck shares the disk alike among all. The age is that of the newest durable
-checkpoint at its worst, in units of the time Tw that one checkpoint takes alone and the interval as it came out. Where
-the disk cannot hold the interval every checkpoint queues behind those before it, whoever writes: at least 2 Tw, and the
-training waits. Where it can, two overlap only when one is asked for sooner than usual: the bars below are of pairs, half
-of Tw apart, every 2.2 Tw, two in flight. The goal there: never older than 1.02 Tw and the longer interval.
+Cairn finishes the oldest first; PCcheck shares the disk among all. The age is the greatest age of the newest durable
+checkpoint, over Tw (the time that one checkpoint takes alone) and the interval as it came out. If the disk is too slow
+for the interval, every checkpoint queues behind those before it: the age is at least 2 Tw, and training waits. If it is
+fast enough, two overlap only when one is asked for early. The bars show that: pairs half of Tw apart, every 2.2 Tw, two
+in flight. The goal there is an age of at most 1.02 (Tw + the longer interval).
 
-Take it on an emulated disk (--disk-bytes-per-second): a figure of scheduling.
+Run it on an emulated disk (--disk-bytes-per-second): it is a figure of scheduling.
 """
 
 import math
 
 from ..shared.options import numbers
+from ..shared.report import middle
 from .arguments import MODELS, add_common, add_intervals, add_scale, add_strategies
-from .runs import bench_training, grouped, measure_and_draw, middle, planned, read_table
+from .runs import bench_training, by, planned
 
 STRATEGIES = ("pccheck", "cairn")
 INTERVALS = [1, 5, 10, 15, 20, 25, 30]
@@ -30,9 +31,9 @@ def add_arguments(parser):
     add_scale(parser, 1 / 4)
 
 
-def run(args):
+def runner(_):
     alone = {}
-    return measure_and_draw(args, plan(args), draw, lambda args, entry: one(args, entry, alone))
+    return lambda args, entry: one(args, entry, alone)
 
 
 def plan(args):
@@ -71,8 +72,8 @@ def one(args, entry, alone):
 
 def times_alone(rows):
     """Tw, by strategy."""
-    groups = grouped([row for row in rows if row["what"] == ALONE], "strategy")
-    return {strategy: middle([row["to_durable_p50_s"] for row in of])[0] for (strategy,), of in groups.items()}
+    groups = by([row for row in rows if row["what"] == ALONE], "strategy")
+    return {strategy: middle([row["to_durable_p50_s"] for row in of])[0] for strategy, of in groups.items()}
 
 
 def in_pairs(rows):
@@ -85,10 +86,7 @@ def in_pairs(rows):
     return found
 
 
-def draw(args):
-    from . import plots  # Here, so that the rest runs without matplotlib.
-
-    head, rows = read_table(args.output + ".csv")
+def draw(plots, _, rows):
     strategies = [name for name in STRATEGIES if any(row["strategy"] == name for row in rows)]
     alone = times_alone(rows)
     figure = plots.pyplot.figure(figsize=(8, 8.2))
@@ -108,7 +106,7 @@ def draw(args):
     bars.axvline(1.02, color="black", linestyle=":", linewidth=1)
     bars.set_xlabel("pairs half of Tw apart, two in flight: greatest age / (Tw + longer interval)")
     model, state = rows[0]["model"], rows[0]["state_bytes"] / 1e9
-    plots.save(figure, args.output + ".png", f"Checkpoints in flight: {model}, {state:.2f} GB", head)
+    return figure, f"Checkpoints in flight: {model}, {state:.2f} GB"
 
 
 def ideals(rows):
@@ -118,7 +116,7 @@ def ideals(rows):
 
 def draw_intervals(slow, old, rows, ideal, alone):
     strategy = rows[0]["strategy"]
-    for index, ((in_flight,), group) in enumerate(sorted(grouped(rows, "in_flight").items())):
+    for index, (in_flight, group) in enumerate(sorted(by(rows, "in_flight").items())):
         slowdowns, ages = {}, {}
         for row in group:
             rate = row["iterations_per_second"]
@@ -128,8 +126,9 @@ def draw_intervals(slow, old, rows, ideal, alone):
         for axes, points in ((slow, slowdowns), (old, ages)):
             axes.plot(sorted(points), [middle(points[x])[0] for x in sorted(points)], **look)
         for interval in sorted(ages):
-            print(f"{strategy:8} {in_flight:.0f} in flight, every {interval:3.0f}: slowdown "
-                  f"{middle(slowdowns[interval])[0]:.3f}, age / (Tw + interval) {middle(ages[interval])[0]:.3f}")  # fmt: skip
+            slowdown, age = middle(slowdowns[interval])[0], middle(ages[interval])[0]
+            print(f"{strategy:8} {in_flight:.0f} in flight, every {interval:3.0f}: slowdown {slowdown:.3f}, "
+                  f"age / (Tw + interval) {age:.3f}")  # fmt: skip
     slow.set_ylabel("slowdown (times)")
     slow.set_ylim(bottom=0)
     old.set_ylabel("greatest age / (Tw + interval)")

@@ -1,16 +1,16 @@
 """Figure 11: time of one checkpoint, from the call of Save until a crash can no longer lose it, against its size.
 
-Nothing else is under way: each save has become durable before the next. The first one is told apart in the CSV
-(first_to_durable_s); drawn is the median of the steady ones, with the range of the repetitions.
+Nothing else is under way: each save is durable before the next one begins. The first one has its own column in the CSV
+(first_to_durable_s). The picture has the median of the others, with the range of the repetitions.
 """
 
 from ..shared.options import numbers
 from .arguments import add_common, add_scale, add_strategies
-from .runs import grouped, measure_and_draw, planned, rate_of_all, read_table
+from .runs import by, planned, rate_of_all, series
 
 SIZES = [10, 32, 100, 320, 1000, 3200, 10000]
 SAVES = 4
-LEAST_POOL, POOL = 64 << 20, 2 << 30  # Of pinned memory, for those that need not hold all of the state.
+LEAST_POOL, POOL = 64 << 20, 2 << 30  # Pinned memory of strategies that need not hold the whole state.
 
 
 def add_arguments(parser):
@@ -20,13 +20,9 @@ def add_arguments(parser):
     add_scale(parser, 1, "the sizes")
 
 
-def run(args):
-    return measure_and_draw(args, plan(args), draw)
-
-
 def plan(args):
     entries = []
-    for size in sorted(args.megabytes, reverse=True):  # What does not fit is said first.
+    for size in sorted(args.megabytes, reverse=True):  # The largest first: if it does not fit, that is reported first.
         for repetition in range(args.repetitions):
             state = size * 1e6 * args.scale
             options = {
@@ -44,23 +40,24 @@ def plan(args):
     return entries
 
 
-def draw(args):
-    from . import plots  # Here, so that the rest runs without matplotlib.
+def with_rates(rows):
+    """The rows with two more columns: state, and state over time to durable."""
+    return [
+        {**row, "MB": row["state_bytes"] / 1e6, "GB/s": row["state_bytes"] / row["to_durable_p50_s"] / 1e9}
+        for row in rows
+    ]
 
-    head, rows = read_table(args.output + ".csv")
+
+def draw(plots, _, rows):
+    rows = with_rates(rows)
     figure, (times, rates) = plots.pyplot.subplots(1, 2, figsize=(8, 3.9))
-    for (strategy,), group in grouped(rows, "strategy").items():
-        seconds, speeds = {}, {}
-        for row in group:
-            megabytes = row["state_bytes"] / 1e6
-            seconds.setdefault(megabytes, []).append(row["to_durable_p50_s"])
-            speeds.setdefault(megabytes, []).append(row["state_bytes"] / row["to_durable_p50_s"] / 1e9)
-        plots.strategy_line(times, strategy, seconds)
-        plots.strategy_line(rates, strategy, speeds)
+    for strategy, group in by(rows, "strategy").items():
+        plots.strategy_line(times, strategy, series(group, "MB", "to_durable_p50_s"))
+        plots.strategy_line(rates, strategy, series(group, "MB", "GB/s"))
     for axes, name in ((times, "time to durable (s)"), (rates, "state / time to durable (GB/s)")):
         axes.set_xscale("log")
         axes.set_xlabel("size of the checkpoint (MB)")
         axes.set_ylabel(name)
     times.set_yscale("log")
     rates.set_ylim(bottom=0)
-    plots.save(figure, args.output + ".png", "Time of one checkpoint", head)
+    return figure, "Time of one checkpoint"

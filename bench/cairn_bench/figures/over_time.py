@@ -1,9 +1,9 @@
-"""Figures age, stalls and memory: what one training goes through with each strategy, iteration by iteration.
+"""Figures age, stalls and memory: one training with each strategy, iteration by iteration.
 
 age     how old the newest durable checkpoint is: the work that a failure at that moment would cost
 stalls  the share of iterations that were held up for at least so long
-memory  what the process holds on the host beyond the emulated GPU's state: its own, mapped files, and the machine's dirty
-        pages beyond those at its begin
+memory  host memory beyond the emulated GPU's state: the process's own, its mapped files, and the machine's dirty pages
+        beyond those at the begin
 """
 
 import json
@@ -12,7 +12,7 @@ import tempfile
 
 from ..shared.options import positive
 from .arguments import MODELS, add_common, add_in_flight, add_scale, add_strategies
-from .runs import bench_training, grouped, measure_and_draw, planned, read_table
+from .runs import bench_training, by, planned
 
 
 def add_arguments(parser):
@@ -30,8 +30,8 @@ def check(args):
         args.error(f"--interval {args.interval}: expected at most the {args.iterations} iterations")
 
 
-def run(args):
-    return measure_and_draw(args, plan(args), draw, one)
+def runner(_):
+    return one
 
 
 def plan(args):
@@ -48,7 +48,7 @@ def plan(args):
 
 
 def one(args, entry):
-    """The run's row, with its series in a cell: "time:value" by blanks."""
+    """The run's row, with its series in one cell: "time:value", separated by blanks."""
     with tempfile.TemporaryDirectory(prefix="figures-") as folder:
         journal = os.path.join(folder, "journal")
         row = bench_training(args, entry["strategy"], journal, **entry["options"])
@@ -59,7 +59,7 @@ def one(args, entry):
 
 
 def ages(events, _):
-    """Age at each moment when it changes its course: just before and just after a checkpoint became durable."""
+    """Age just before and just after each checkpoint became durable; in between it grows with time."""
     begin = next(event["at"] for event in events if event["event"] == "begin")
     end = next(event["at"] for event in events if event["event"] == "end")
     saved, newest, points = {}, begin, [(0, 0)]
@@ -97,12 +97,9 @@ def points_of(row):
     return [tuple(map(float, point.split(":"))) for point in row["series"].split()]
 
 
-def draw(args):
-    from . import plots  # Here, so that the rest runs without matplotlib.
-
-    head, rows = read_table(args.output + ".csv")
+def draw(plots, args, rows):
     figure, axes = plots.pyplot.subplots(figsize=(7, 4.2))
-    for (strategy,), group in grouped(rows, "strategy").items():
+    for strategy, group in by(rows, "strategy").items():
         points = points_of(group[0])
         look = {**plots.LOOKS[strategy], "label": plots.LABELS[strategy]}
         if args.figure == "stalls":
@@ -114,8 +111,8 @@ def draw(args):
             axes.plot([x for x, _ in points], [y * scale for _, y in points],
                       **{**look, "markevery": max(1, len(points) // 12)})  # fmt: skip
     row = rows[0]
-    about = (f"{row['model']}, {row['state_bytes'] / 1e9:.2f} GB, {1000 * row['iteration_seconds']:.0f} ms an iteration, "
-             f"every {row['every']:.0f}")  # fmt: skip
+    pace = f"{1000 * row['iteration_seconds']:.0f} ms an iteration, every {row['every']:.0f}"
+    about = f"{row['model']}, {row['state_bytes'] / 1e9:.2f} GB, {pace}"
     if args.figure == "stalls":
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -127,4 +124,4 @@ def draw(args):
         axes.set_ylim(bottom=0)
         axes.set_ylabel("age of the newest durable checkpoint (s)" if args.figure == "age" else "host memory (GB)")
         title = "Work at risk" if args.figure == "age" else "Host memory"
-    plots.save(figure, args.output + ".png", f"{title}: {about}", head)
+    return figure, f"{title}: {about}"

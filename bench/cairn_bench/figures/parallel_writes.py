@@ -1,11 +1,11 @@
-"""Figure 13: time of one checkpoint against what writes it: PCcheck's threads a checkpoint, Cairn's queue depth and chunk.
+"""Figure 13: time of one checkpoint against how it is written: PCcheck's threads, Cairn's queue depth and chunk size.
 
-Nothing else is under way. Cairn's line is drawn for each chunk size.
+Nothing else is under way. Cairn has one line for each chunk size.
 """
 
 from ..shared.options import numbers, positive
 from .arguments import add_common, add_scale
-from .runs import grouped, measure_and_draw, planned, rate_of_all, read_table
+from .runs import grouped, planned, rate_of_all
 
 PARALLEL = [1, 2, 3, 4, 8, 16]
 CHUNKS = [1, 4, 16]
@@ -20,10 +20,6 @@ def add_arguments(parser):
     parser.add_argument("--chunks", type=numbers(least=1), default=CHUNKS, help="of Cairn, in MiB, by comma")
     parser.add_argument("--megabytes", type=positive(int), default=1000, help="size of the state; default: 1000")
     add_scale(parser, 1, "the size")
-
-
-def run(args):
-    return measure_and_draw(args, plan(args), draw)
 
 
 def plan(args):
@@ -48,10 +44,7 @@ def plan(args):
     return entries
 
 
-def draw(args):
-    from . import plots  # Here, so that the rest runs without matplotlib.
-
-    head, rows = read_table(args.output + ".csv")
+def draw(plots, _, rows):
     figure, axes = plots.pyplot.subplots(figsize=(6, 3.9))
     for (strategy, chunk), group in sorted(grouped(rows, "strategy", "chunk_bytes").items()):
         points = {}
@@ -70,4 +63,4 @@ def draw(args):
     axes.set_ylim(bottom=0)
     axes.set_xlabel("threads, or writes given to the disk at once")
     axes.set_ylabel("time to durable (s)")
-    plots.save(figure, args.output + ".png", f"One checkpoint of {rows[0]['state_bytes'] / 1e9:.2f} GB", head)
+    return figure, f"One checkpoint of {rows[0]['state_bytes'] / 1e9:.2f} GB"

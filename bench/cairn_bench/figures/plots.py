@@ -1,4 +1,4 @@
-"""How the figures look: readable in grey, with units, and with what was measured under them."""
+"""How the figures look: readable in grey, with units, and with the head of the CSV under them."""
 
 import os
 import textwrap
@@ -8,9 +8,10 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from .runs import middle
+from ..shared.report import middle
+from .arguments import LABELS
 
-# Each strategy has a marker, a line and a grey of its own, whatever is drawn with it; colour only helps.
+# Each strategy always has the same marker, line and grey; colour only helps.
 LOOKS = {
     "none": {"color": "#000000", "marker": "", "linestyle": ":"},
     "sync": {"color": "#b5b5b5", "marker": "s", "linestyle": "-"},
@@ -20,15 +21,13 @@ LOOKS = {
     "pccheck": {"color": "#4d8f4d", "marker": "D", "linestyle": (0, (5, 2))},
     "cairn": {"color": "#8b0000", "marker": "o", "linestyle": "-", "linewidth": 2.4, "zorder": 5},
 }
-LABELS = {"none": "no checkpoints", "sync": "sync (torch.save + fsync)", "checkfreq": "CheckFreq", "gpm": "GPM",
-          "gemini": "Gemini", "pccheck": "PCcheck", "cairn": "Cairn"}  # fmt: skip
 
 pyplot.rcParams.update({"font.size": 9, "axes.grid": True, "grid.color": "#e2e2e2", "axes.axisbelow": True,
                         "lines.linewidth": 1.4, "lines.markersize": 5, "errorbar.capsize": 3})  # fmt: skip
 
 
-def strategy_line(axes, strategy, points):
-    line(axes, points, LABELS[strategy], LOOKS[strategy])
+def strategy_line(axes, strategy, points, spread=middle):
+    line(axes, points, LABELS[strategy], LOOKS[strategy], spread)
 
 
 def line(axes, points, label, looks, spread=middle):
@@ -39,8 +38,16 @@ def line(axes, points, label, looks, spread=middle):
     axes.errorbar(xs, [m for m, _, _ in found], ranges if any(map(any, ranges)) else None, label=label, **looks)
 
 
+def interval_axis(axes, rows):
+    axes.set_xlabel("checkpoint interval (iterations)")
+    axes.set_xscale("log")
+    axes.set_xticks(sorted({row["interval"] for row in rows}))
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+
+
 def save(figure, path, title, head):
-    """Writes the picture, under it the head of its CSV."""
+    """Writes the picture, with the head of its CSV under it."""
     figure.suptitle(title)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if labels:

@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,25 +25,15 @@ class Skipped(Exception):
 
 
 class Table:
-    """The figure's CSV. It is whole on disk after every row; its head ends with "complete", or "partial: n of m runs"."""
+    """The figure's CSV. It is whole after every row. Its head ends with "complete" or "partial: n of m runs"."""
 
-    def __init__(self, path, args, runs):
-        self.path, self.runs, self.rows = path, runs, []
-        self.head = files.begun(args.dir)
-        self.notes = []
+    def __init__(self, path, args):
+        self.path, self.head = path, files.begun(args.dir)
+        self.rows, self.notes = [], []
 
-    def add(self, row):
+    def add(self, row, left):
         self.rows.append(row)
-        self.write(f"partial: {len(self.rows)} of {self.runs} runs" if len(self.rows) < self.runs else "complete")
-
-    def note(self, text):
-        """For what could not be measured, once."""
-        if text not in self.notes:
-            print(f"  {text}", flush=True)
-            self.notes.append(text)
-
-    def leave_out(self, runs):
-        self.runs -= runs
+        self.write(f"partial: {len(self.rows)} of {len(self.rows) + left} runs" if left else "complete")
 
     def write(self, state):
         emulated = sorted({row["emulated"] for row in self.rows if row.get("emulated")})
@@ -75,13 +64,13 @@ def flags_of(options):
 
 
 def machine_options(args):
-    """What each process is told of the emulated machine."""
+    """The options of bench_training that say what machine it emulates."""
     names = ("device", "disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation")
     return {name: getattr(args, name) for name in names}
 
 
 def bench_training(args, strategy, journal=None, **options):
-    """One run's row. Interrupted, the run is over too, and what it wrote is gone."""
+    """One run's row. An interrupt ends the run, too, and removes what it wrote."""
     with tempfile.TemporaryDirectory(prefix="figures-") as folder:
         path = os.path.join(folder, "row.csv")
         given = {**machine_options(args), **options}
@@ -96,9 +85,9 @@ def bench_training(args, strategy, journal=None, **options):
 
 
 def _finished(command, directory):
-    """The process that ran in a directory of its own, now gone, and what it said of errors.
+    """The process, which ran in a directory that is removed again, and its standard error.
 
-    An interrupt between what is made and the word of it would leave both behind: it waits until both can be undone.
+    An interrupt is held back while something is made and not yet known to a `finally`, so that nothing is left behind.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -122,7 +111,7 @@ def _finished(command, directory):
 
 
 def check_room(args, strategy, **options):
-    """Refused where a run needs more disk or memory than there is, with the scale that fits."""
+    """Refused if a run needs more disk or memory than there is. Says which scale would fit."""
     command = [PROGRAM, "--check", "--strategy", strategy, "--dir", args.dir, *flags_of(options)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode == SKIPPED:
@@ -132,42 +121,45 @@ def check_room(args, strategy, **options):
 
 
 def measure(args, plan, one):
-    """Makes every run of the plan (a list of what `one` takes: it returns a row) and returns the exit code.
+    """Makes every run of the plan (`one` takes an entry and returns a row) and returns the exit code.
 
-    Checks first that there is room for all of them. A run that this machine cannot make is left out with its reason in
-    the table's head; one that fails ends the figure.
+    Checks first that there is room for all of them. A run that this machine cannot make is left out, with its reason in
+    the table's head. One that fails ends the figure.
     """
-    table = Table(args.output + ".csv", args, len(plan))
-    without = {}
+    table = Table(args.output + ".csv", args)
+    left = list(plan)
+
+    def leave_out(strategy, reason):
+        print(f"  without {strategy}: {reason}", flush=True)
+        table.notes.append(f"without {strategy}: {reason}")
+        left[:] = [entry for entry in left if entry["strategy"] != strategy]
+
     try:
         for entry in plan:
-            if entry["strategy"] in without:
-                continue
-            try:
-                check_room(args, entry["strategy"], **entry["options"])
-            except Skipped as reason:
-                without[entry["strategy"]] = str(reason)
-                table.note(f"without {entry['strategy']}: {reason}")
-        kept = [entry for entry in plan if entry["strategy"] not in without]
-        table.leave_out(len(plan) - len(kept))
-        for done, entry in enumerate(kept):
-            if entry["strategy"] in without:
-                continue
+            if entry in left:
+                try:
+                    check_room(args, entry["strategy"], **entry["options"])
+                except Skipped as reason:
+                    leave_out(entry["strategy"], reason)
+        while left:
+            entry, done = left[0], len(table.rows)
             labels = " ".join(f"{name} {value}" for name, value in entry["labels"].items())
-            print(f"{done + 1}/{len(kept)} {entry['strategy']} {labels}", flush=True)
+            print(f"{done + 1}/{done + len(left)} {entry['strategy']} {labels}", flush=True)
             try:
-                table.add({**entry["labels"], **one(args, entry)})
+                row = one(args, entry)
             except Skipped as reason:
                 if args.disk == "pd-ssd" and "cgroup" in str(reason):
                     raise Refused(str(reason)) from None
-                without[entry["strategy"]] = str(reason)
-                table.note(f"without {entry['strategy']}: {reason}")
-                table.leave_out(sum(later["strategy"] == entry["strategy"] for later in kept[done:]))
+                leave_out(entry["strategy"], reason)
+            else:
+                del left[0]
+                table.add({**entry["labels"], **row}, len(left))
     except Refused as reason:
         print(f"scripts/bench figure: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"scripts/bench figure: interrupted after {len(table.rows)} of {table.runs} runs", file=sys.stderr)
+        done = len(table.rows)
+        print(f"scripts/bench figure: interrupted after {done} of {done + len(left)} runs", file=sys.stderr)
         return 130
     if table.rows:
         table.write("complete")
@@ -175,7 +167,7 @@ def measure(args, plan, one):
 
 
 def rate_of_all(args):
-    """Bytes per second that each strategy keeps up with, one save after the other, to be paced by."""
+    """Bytes per second at which every strategy can save one checkpoint after the other; sets the pace."""
     disk = PD_SSD if args.disk == "pd-ssd" else args.disk_bytes_per_second
     return min(0.8e9, disk / 2 or 0.8e9)
 
@@ -189,26 +181,20 @@ def one_run(args, entry):
     return bench_training(args, entry["strategy"], **entry["options"])
 
 
-def measure_and_draw(args, plan, draw, one=one_run):
-    """A figure's command: the exit code. With --draw it measures nothing."""
-    code = 0 if args.draw else measure(args, plan, one)
-    try:
-        if code == 0:
-            draw(args)
-    except files.BadResult as reason:
-        print(f"scripts/bench figure: {reason}", file=sys.stderr)
-        return 2
-    return code
-
-
-def middle(values):
-    """(median, least, greatest): the error bars are the range of the repetitions."""
-    return statistics.median(values), min(values), max(values)
-
-
 def grouped(rows, *names):
     """Rows by the values of some columns."""
     groups = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return groups
+
+
+def by(rows, name):
+    """{value: rows} of one column."""
+    return {value: group for (value,), group in grouped(rows, name).items()}
+
+
+def series(rows, x, y):
+    """{x: [values of y]} in the order of x, without empty cells."""
+    groups = by([row for row in rows if isinstance(row[y], float)], x)
+    return {at: [row[y] for row in groups[at]] for at in sorted(groups)}

@@ -1,4 +1,4 @@
-"""A spot cluster's trace: how many GPUs it had, at regular times. bench/data/README.md says what counts as a failure."""
+"""A spot cluster's trace: how many GPUs it had, at regular times. bench/data/README.md says what a failure is."""
 
 import csv
 import itertools
@@ -48,8 +48,9 @@ def read(path):
 def failures(trace, draw=None):
     """When the cluster lost GPUs, in seconds since the first sample: each drop is one, whatever its size.
 
-    Its time is that of the sample that shows it. With `draw`, a random.Random, it is anywhere between that sample and the
-    one before. The trace does not say more, and failures at multiples of a period would keep step with the checkpoints.
+    Its time is that of the sample that shows it. With `draw`, a random.Random, it is anywhere between that sample and
+    the one before. The trace does not say more, and failures at multiples of a period would keep step with the
+    checkpoints.
     """
     drops = [index for index in range(1, len(trace.gpus)) if trace.gpus[index] < trace.gpus[index - 1]]
     if draw is None:

@@ -1,20 +1,21 @@
 """Figure 8: iterations per second against the checkpoint interval, per model and strategy.
 
-For each model, interval and repetition one run without checkpoints and one of each strategy follow one another, so that
-a strategy is compared with its neighbour in time. The first three intervals are not counted, for which Cairn lays out
-files that later saves are written over; then whole intervals are.
+For each model, interval and repetition, one run without checkpoints and one of each strategy run one after the other,
+so that a strategy is compared with its neighbour in time. The first three intervals are not counted: in them Cairn lays
+out files that later saves overwrite. Whole intervals are counted.
 """
 
 import math
 
 from ..shared.options import positive, some_of
+from ..shared.report import middle
 from .arguments import MODELS, add_common, add_in_flight, add_intervals, add_strategies
-from .runs import grouped, measure_and_draw, middle, planned, read_table
+from .runs import by, grouped, planned, series
 
 INTERVALS = [1, 10, 25, 50, 75, 100]
-IN_FLIGHT = 2  # A second one hides the copy and the flush of the first where the disk does not hold the interval.
-LEAST = 24  # Iterations that are counted, at least.
-FRESH = 3  # Intervals until every strategy writes over what it has laid out.
+IN_FLIGHT = 2  # A second one hides the copy and the flush of the first if the disk is too slow for the interval.
+LEAST = 24  # Iterations that are counted at least.
+FRESH = 3  # Intervals until every strategy overwrites what it has laid out.
 SCALES = {"vgg16": 1 / 8, "transformer-xl": 1 / 24, "bert": 1 / 16, "opt-1.3b": 1 / 64}  # 113 to 253 MB.
 
 
@@ -26,10 +27,6 @@ def add_arguments(parser):
     about = "of state, memory and time; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
     parser.add_argument("--scale", type=positive(float), help=about)
     add_in_flight(parser, IN_FLIGHT)
-
-
-def run(args):
-    return measure_and_draw(args, plan(args), draw)
 
 
 def plan(args):
@@ -62,35 +59,24 @@ def slowdowns(rows):
     return found
 
 
-def draw(args):
-    from . import plots  # Here, so that the rest runs without matplotlib.
-
-    head, rows = read_table(args.output + ".csv")
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, panels = plots.pyplot.subplots(
-        -(-len(models) // 2), min(2, len(models)), figsize=(8, 2.9 * -(-len(models) // 2) + 1), squeeze=False
-    )
-    for axes, model in zip(panels.flat, models):
-        mine = [row for row in rows if row["model"] == model]
+def draw(plots, _, rows):
+    models = by(rows, "model")
+    down = -(-len(models) // 2)
+    size = {"figsize": (8, 2.9 * down + 1), "squeeze": False}
+    figure, panels = plots.pyplot.subplots(down, min(2, len(models)), **size)
+    for axes, (model, mine) in zip(panels.flat, models.items()):
         state, seconds = mine[0]["state_bytes"] / 1e9, mine[0]["iteration_seconds"]
-        for (strategy,), group in grouped(mine, "strategy").items():
-            points = {}
-            for row in group:
-                points.setdefault(row["interval"], []).append(row["iterations_per_second"])
-            plots.strategy_line(axes, strategy, points)
+        for strategy, group in by(mine, "strategy").items():
+            plots.strategy_line(axes, strategy, series(group, "interval", "iterations_per_second"))
         axes.set_title(f"{model}: {state:.2f} GB, {1000 * seconds:.0f} ms an iteration")
-        axes.set_xlabel("checkpoint interval (iterations)")
+        plots.interval_axis(axes, mine)
         axes.set_ylabel("throughput (iterations/s)")
-        axes.set_xscale("log")
-        axes.set_xticks(sorted({row["interval"] for row in mine}))
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.xaxis.set_minor_locator(plots.matplotlib.ticker.NullLocator())
         axes.set_ylim(bottom=0)
     for axes in list(panels.flat)[len(models) :]:
         axes.axis("off")
-    plots.save(figure, args.output + ".png", "Throughput against checkpoint interval", head)
     for (model, interval, strategy), values in sorted(slowdowns(rows).items(), key=str):
         if strategy != "none":
             median, low, high = middle(values)
             print(f"{model:15} every {interval:3.0f} {strategy:10} slowdown {100 * (median - 1):8.2f} % "
                   f"[{100 * (low - 1):.2f}, {100 * (high - 1):.2f}]")  # fmt: skip
+    return figure, "Throughput against checkpoint interval"

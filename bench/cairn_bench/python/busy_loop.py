@@ -1,7 +1,7 @@
 """A training loop that keeps one core busy: a small network that fits the caches, with Adam, on one thread.
 
-It counts its steps in the first 8 bytes of the file that it is given. While the flag in the next 8 bytes is down it waits
-for the next line of standard input.
+It counts its steps in the first 8 bytes of the file that it is given. While the flag in the next 8 bytes is down it
+waits for the next line of standard input.
 """
 
 import mmap

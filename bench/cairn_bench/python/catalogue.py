@@ -1,4 +1,4 @@
-"""The systems that can be measured: where each is found, and what it needs from PyPI."""
+"""The systems that can be measured: where their code is, and what they need from PyPI."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,13 @@ class Entry:
     module: str  # Under systems/.
     kind: str
     needs: tuple[str, ...] = ()  # Packages beside torch, numpy and safetensors.
-    processes: bool = False  # Works in processes of its own as well.
+    processes: bool = False  # Starts other processes.
     fsync_added: bool = False
-    fresh: float = 2  # Memory for staging and the page cache, of the state's size: touched before each save and load.
+    fresh: float = 2  # Memory for staging and the page cache, over the state's size: touched before each save and load.
+
+    @property
+    def title(self):
+        return self.name + (" +" if self.fsync_added else "")
 
 
 _SNAPSHOT = ("torchsnapshot", "aiofiles", "importlib-metadata<9", "zipp", "nest-asyncio", "psutil", "PyYAML")

@@ -3,8 +3,9 @@
 from ..shared.measures import Measure
 
 GOALS = (
-    Measure("A cairn", "steady blocked s", goal=0.15, factor=1e3, unit=" ms", title="caller blocked by `save`, 597 tensors"),
-    Measure("C cairn", "steady blocked s", goal=40, factor=1e3, unit=" ms", title="caller blocked by `save`, 100,000 tensors"),
+    *(Measure(f"{state} cairn", "steady blocked s", goal=goal, factor=1e3, unit=" ms",
+              title=f"caller blocked by `save`, {tensors} tensors")
+      for state, goal, tensors in (("A", 0.15, "597"), ("C", 40, "100,000"))),
     Measure("A cairn-whole", "first free s", goal=0.5, unit=" s",
             title="tensors free again, first save, cap at the state's size"),
     Measure("A cairn-whole", "steady free s", goal=0.24, unit=" s",

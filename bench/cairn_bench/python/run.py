@@ -2,11 +2,11 @@
 
 Installs the peers (build/bench/tools, beside the user's torch). Then takes each state, repetition and system in turn,
 every time in a fresh process: a first save, steady saves in adjacent pairs with fio, peak memory, saves beside busy
-training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition, a peer one. If a system fails, the
-table says why, and build/bench/logs says more. A state that is measured whole, with its peers (B and C with some of
+training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition, a peer one. If a system fails,
+the table says why, and build/bench/logs says more. A state that is measured whole, with its peers (B and C with some of
 them), is written to bench/results/python-STATE.{md,csv}; --only A measures one state. Two hours for all on two cores
-with five repetitions. Without root the page cache cannot be dropped, and there are no loads. Needs 17 GB of disk and
-14 GB of memory.
+with five repetitions. Without root the page cache cannot be dropped, and there are no loads. Needs 17 GB of disk and 14
+GB of memory.
 
 States: A is 597 tensors of 2.1 GB, B BERT-large with AdamW (4.0 GB), C 100,000 tensors of 1 KiB.
 """
@@ -30,7 +30,7 @@ from .tools import install
 STATES = ("A", "B", "C")
 MEASURES = ("save", "memory", "busy", "load")
 CAIRN_PAIRS = 3
-# Peers for B and C, which take most of the others a minute and more each time. (A pool of the default cap holds all of C.)
+# Peers for B and C, which take most of the others a minute and more. (A pool of the default cap holds all of C.)
 LARGE = ("torch.save", "safetensors", "dcp.save", "dcp.async_save")
 MANY = ("torch.save", "safetensors", "dcp.async_save", "torch_checkpointing", "torch_checkpointing-buffered")
 OPENED = 6 << 30  # Bytes that a state and Cairn's pool, which is laid out at the start, take at most.

@@ -1,4 +1,4 @@
-"""The states that are saved: of CPU tensors, all of their memory touched before anything is measured.
+"""The states that are saved. They are CPU tensors, whose memory is touched before anything is measured.
 
 A  597 fp32 tensors, 2.1 GB: the parameters of a multilingual BERT-base and both moments of Adam, in one flat dict
 B  BERT-large and its `AdamW.state_dict()` as it is, 1,564 tensors, 4.0 GB: 391 of them 0-dim steps

@@ -5,19 +5,20 @@ import statistics
 from ..shared.report import spread, table
 
 _EXPLANATION = """
-Each figure is the median of the repetitions (least to greatest). A first save is that of a fresh process; the others are
-steady. Before each, as much free memory is touched as it needs (for staging and the page cache), since the machine may
-have given it back to its host. *Blocked* is the time of the call that saves. *Free*: the tensors may change again.
-*Finished*: the system says so. *Durable*: every file and folder has been fsynced too; (+) marks systems that leave this
-to the benchmark. *Of fio* is the rate to durable over that of fio on a fresh file just before; for loads, over fio's read
-rate. CPU is that of all processes until durable, without the kernel's write-back, which direct writes do not need. *Peak*
-is memory above the state's. A load is cold, into the state's tensors. *Lost* is the share of their speed that two busy
-training loops lose for each GB/s saved beside them; after the slash, the CPU share of the saving itself.
+Each figure is the median of the repetitions (least to greatest). A first save is that of a fresh process; the
+others are steady. Before each, as much free memory is touched as it needs (for staging and the page cache), since the
+machine may have given it back to its host. *Blocked* is the time of the call that saves. *Free*: the tensors may change
+again. *Finished*: the system says so. *Durable*: every file and folder has been fsynced too; (+) marks systems that
+leave this to the benchmark. *Of fio* is the rate to durable over that of fio on a fresh file just before; for loads,
+over fio's read rate. CPU is that of all processes until durable, without the kernel's write-back, which direct writes
+do not need. *Peak* is memory above the state's. A load is cold, into the state's tensors. *Lost* is the share of their
+speed that two busy training loops lose for each GB/s saved beside them; after the slash, the CPU share of the saving
+itself.
 """
 
 
 # Title, measure, factor.
-_COLUMNS = (
+COLUMNS = (
     ("blocked first ms", "first blocked s", 1e3),
     ("blocked ms", "steady blocked s", 1e3),
     ("free first s", "first free s", 1),
@@ -33,17 +34,19 @@ _COLUMNS = (
 )
 
 
-def _cell(values, factor=1):
-    return spread(values, factor) if values else ""
+def cells(values, cell, columns):
+    """The medians of a system, whose measures the CSV has under `cell`."""
+    found = [[factor * value for value in values.of(cell, measure)] for _, measure, factor in columns]
+    return [spread(of) if of else "" for of in found]
 
 
 def _busy(samples, system):
     lost = samples.of(system, "busy lost per GB/s")
     if not lost:
         return ""
-    share = samples.of(system, "busy cpu share per GB/s")
+    share = statistics.median(samples.of(system, "busy cpu share per GB/s"))
     rate = statistics.median(samples.of(system, "busy GB/s"))
-    return f"{_cell(lost, 100)} / {statistics.median(share) * 100:.3g} at {rate:.2g} GB/s"
+    return f"{spread([100 * value for value in lost])} / {100 * share:.3g} at {rate:.2g} GB/s"
 
 
 def tables(samples, systems):
@@ -55,10 +58,10 @@ def tables(samples, systems):
         fact, reason = samples.facts.get(entry.name), samples.failures.get(entry.name)
         if fact is None and reason is None:
             continue
-        cells = [_cell(samples.of(entry.name, measure), factor) for _, measure, factor in _COLUMNS]
+        row = cells(samples.report.values, f"{samples.state} {entry.name}", COLUMNS)
         if reason:
-            cells[0] = f"failed: {reason.replace('|', '/')} {cells[0]}".strip()
-        name = entry.name + (" +" if entry.fsync_added else "") + (f" {fact['version']}" if fact else "")
-        rows.append((name, *cells, _busy(samples, entry.name)))
-    titles = ("system", *(title for title, _, _ in _COLUMNS), "lost % per GB/s")
+            row[0] = f"failed: {reason.replace('|', '/')} {row[0]}".strip()
+        version = f" {fact['version']}" if fact else ""
+        rows.append((entry.title + version, *row, _busy(samples, entry.name)))
+    titles = ("system", *(title for title, *_ in COLUMNS), "lost % per GB/s")
     return f"{_EXPLANATION}\n## State {samples.state}{size}\n\n{table(titles, rows)}\n"

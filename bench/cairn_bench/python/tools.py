@@ -1,4 +1,4 @@
-"""Installs the peers' packages beside the user's torch: in one folder, without dependencies that bring a second torch."""
+"""Installs the peers' packages in one folder, without dependencies, as these would bring a second torch."""
 
 import os
 import subprocess

@@ -117,7 +117,7 @@ def main():
     parser.add_argument("--tools", required=True)
     args = parser.parse_args()
 
-    # Answers have a descriptor of their own, as peers print too. The peers' packages come last, and replace none of the user's.
+    # Answers have their own descriptor, as peers print too. The peers' packages come last: replacing none of the user's.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.append(args.tools)

@@ -1,8 +1,8 @@
 """Makes the tables of docs/results.md and README.md from the files in bench/results.
 
 A block of a document between <!-- begin NAME --> and <!-- end NAME --> is generated; what is around it is written by
-hand. Without --check every block is written again. With --check nothing is written: the exit code is 1 if a block differs
-from the files, and each such block is named.
+hand. Without --check every block is written again. With --check nothing is written: the exit code is 1 if a block
+differs from the files, and each such block is named.
 """
 
 import os

@@ -1,21 +1,20 @@
 """The tables of the figures, in markdown, from the rows of their CSVs."""
 
+from ..figures.arguments import LABELS
 from ..figures.in_flight import in_pairs, times_alone
+from ..figures.one_checkpoint import with_rates
 from ..figures.over_time import points_of
-from ..figures.runs import grouped, middle
+from ..figures.runs import by, grouped, series
 from ..figures.throughput import slowdowns
-from ..shared.report import table
-from .words import STRATEGIES, percent, short, span
+from ..shared.report import middle, short, spread, table
+
+tenths = "{:.1f}".format
 
 
 def by_strategy(rows):
-    """[(name, rows)] in the order in which the tables have them."""
-    groups = {strategy: group for (strategy,), group in grouped(rows, "strategy").items()}
-    return [(name, groups[strategy]) for strategy, name in STRATEGIES.items() if strategy in groups]
-
-
-def median_of(rows, column):
-    return middle([row[column] for row in rows])[0]
+    """[(name, rows)] in the order of the tables."""
+    groups = by(rows, "strategy")
+    return [(name, groups[strategy]) for strategy, name in LABELS.items() if strategy in groups]
 
 
 def throughput(rows):
@@ -24,24 +23,25 @@ def throughput(rows):
     models = list(dict.fromkeys(row["model"] for row in rows))
     lines = []
     for every in (1, 10):
-        for strategy, name in STRATEGIES.items():
+        for strategy, name in list(LABELS.items())[:-1]:
             values = [found[model, every, strategy] for model in models]
-            lines.append([every, name, *(percent(middle(of)[0] - 1) for of in values)])
+            lines.append([every, name, *(short(100 * (middle(of)[0] - 1)) for of in values)])
     return table(("% lost, every", "", *models), lines)
 
 
 def goodput(rows):
     """Iterations a second that count."""
-    intervals = sorted({row["interval"] for row in rows})
+    intervals = sorted(by(rows, "interval"))
     lines = []
     for name, mine in by_strategy(rows):
-        values = [[row["goodput"] for row in mine if row["interval"] == every] for every in intervals]
-        lines.append([name, *map(span, values), f"{median_of(mine, 'restart_s'):.2f}"])
+        restart = middle([row["restart_s"] for row in mine])[0]
+        values = series(mine, "interval", "goodput").values()
+        lines.append([name, *(spread(of, tenths) for of in values), f"{restart:.2f}"])
     leads = {every: [] for every in intervals}
     for (every, _), runs in grouped(rows, "interval", "repetition").items():
         others = max(row["goodput"] for row in runs if row["strategy"] != "cairn")
         leads[every] += [row["goodput"] / others for row in runs if row["strategy"] == "cairn"]
-    lines.append(["Cairn over the best other", *(span(of, "{:.2f}".format) for of in leads.values()), ""])
+    lines.append(["Cairn over the best other", *(spread(of, "{:.2f}".format) for of in leads.values()), ""])
     off = max(abs(row["goodput"] / row["exact"] - 1) for row in rows)
     titles = ("iterations a second, every", *(f"{every:.0f}" for every in intervals), "a restart takes, s")
     return f"{table(titles, lines)}\n\nNo run is further than {100 * off:.1f} % from what the exact model says."
@@ -49,19 +49,18 @@ def goodput(rows):
 
 def one_checkpoint(rows):
     """State over time to durable."""
-    sizes = sorted({row["megabytes"] for row in rows})
+    sizes = sorted(by(rows, "megabytes"))
     lines = []
-    for name, mine in by_strategy(rows):
-        rates = {size: [row["state_bytes"] / row["to_durable_p50_s"] / 1e9 for row in of]
-                 for (size,), of in grouped(mine, "megabytes").items()}  # fmt: skip
-        lines.append([name, *(span(rates[size]) if size in rates else "-" for size in sizes)])
+    for name, mine in by_strategy(with_rates(rows)):
+        rates = series(mine, "megabytes", "GB/s")
+        lines.append([name, *(spread(rates[size], tenths) if size in rates else "-" for size in sizes)])
     return table(("GB/s", *(f"{size:.0f} MB" if size < 1000 else f"{size / 1000:g} GB" for size in sizes)), lines)
 
 
 def in_flight(rows):
     alone, ages = times_alone(rows), in_pairs(rows)
     lines = [
-        [name, f"{alone[key]:.2f}", span(ages[key], "{:.3f}".format)] for key, name in STRATEGIES.items() if key in ages
+        [name, f"{alone[key]:.2f}", spread(ages[key], "{:.3f}".format)] for key, name in LABELS.items() if key in ages
     ]
     return table(("", "one checkpoint alone takes, s", "greatest age / (write time + interval)"), lines)
 
@@ -87,7 +86,7 @@ def over_time(ages, stalls, memory):
     for name, mine in by_strategy(ages):
         (age,), (stall,), (held,) = mine, dict(by_strategy(stalls))[name], dict(by_strategy(memory))[name]
         most = max(value for _, value in points_of(held))
-        lines.append([name, f"{age['age_max_s']:.1f}", *(short(1000 * stall[f"stall_{what}_s"]) for what in ("p99", "max")),
-                      f"{most / 1e6:.0f}"])  # fmt: skip
+        held_up = [short(1000 * stall[column]) for column in ("stall_p99_s", "stall_max_s")]
+        lines.append([name, f"{age['age_max_s']:.1f}", *held_up, f"{most / 1e6:.0f}"])
     titles = ("", "greatest age, s", "stall p99, ms", "longest stall, ms", "most host memory, MB")
     return table(titles, lines)

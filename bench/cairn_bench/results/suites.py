@@ -1,22 +1,21 @@
 """The tables of the other benchmarks, in markdown, from the single values in their CSVs."""
 
+import itertools
 import re
+import statistics
 
 from ..python.catalogue import PEERS, SYSTEMS
+from ..python.tables import COLUMNS, cells
 from ..roofline import MEASURES
 from ..shared.measures import Measure
-from ..shared.report import Report, table
+from ..shared.report import Report, spread, table
 from ..training import ALWAYS, MODELS, OWN, RARELY
-from .words import SYSTEM_NAMES, short, span
 
-PYTHON = (  # Title, measure, factor.
-    ("save blocks, ms", "steady blocked s", 1e3),
-    ("free, s", "steady free s", 1),
-    ("to durable, of fio's rate", "steady durable of fio", 1),
-    ("CPU s/GB", "steady cpu s/GB", 1),
-    ("cold load, of fio's rate", "load of fio", 1),
-    ("memory above the state, GB", "peak bytes", 1e-9),
-)
+PYTHON = [
+    column
+    for column in COLUMNS
+    if column[0] in ("blocked ms", "free s", "of fio", "CPU s/GB", "load of fio", "peak GB")
+]
 
 
 def judged(values, measures):
@@ -34,30 +33,18 @@ def micro(values):
 
 
 def python(values):
-    lines = []
-    for system in dict.fromkeys(cell.split(" ", 1)[1] for cell, _, _ in values):
-        cells = [values.of(f"A {system}", measure) for _, measure, _ in PYTHON]
-        if all(cells):
-            added = " +" if SYSTEMS[system].fsync_added else ""
-            medians = [
-                span([factor * value for value in of], short) for of, (*_, factor) in zip(cells, PYTHON, strict=True)
-            ]
-            lines.append([SYSTEM_NAMES.get(system, system) + added, *medians])
-    return table(("", *(title for title, _, _ in PYTHON)), lines)
+    rows = [[entry.title, *cells(values, f"A {entry.name}", PYTHON)] for entry in SYSTEMS.values()]
+    return table(("", *(title for title, *_ in PYTHON)), [row for row in rows if all(row)])
 
 
 def training(values):
-    lines = []
-    for model in MODELS:
-        for every in (RARELY, ALWAYS):
-            cell = f"{model}, every {every}"
-            names = ("slowdown %", OWN, "bound %", "fence p99 of a step %", "durable s")
-            found = [values.of(cell, name) for name in names]
-            lines.append(
-                [cell, span(values.of(model, "step s"), short), *(span(of, short) if of else "-" for of in found)]
-            )
-    return table(("saves", "a step without saves, s", "slowdown, %", "the same, against its own steps without a save, %",
-                  "least possible, %", "fence p99, % of a step", "durable after, s"), lines)  # fmt: skip
+    rows = []
+    for model, every in itertools.product(MODELS, (RARELY, ALWAYS)):
+        names = ("slowdown %", OWN, "bound %", "fence p99 of a step %", "durable s")
+        found = [values.of(model, "step s"), *(values.of(f"{model}, every {every}", name) for name in names)]
+        rows.append([f"{model}, every {every}", *(spread(of) if of else "-" for of in found)])
+    return table(("saves", "a step without saves, s", "slowdown, %", "against its own steps without a save, %",
+                  "least possible, %", "fence p99, % of a step", "durable after, s"), rows)  # fmt: skip
 
 
 def tuner(values):
@@ -77,8 +64,8 @@ def tuner(values):
             f"{100 * (chosen['predicted slowdown'] - 1):.2f}", between(slowdowns, "{:.2f}".format),
             f"{chosen['predicted write s']:.3f}", between(writes, "{:.3f}".format),
         ])  # fmt: skip
-    return table(("profile", "interval chosen", "best of the sweep", "goodput there, of the best's", "slowdown predicted, %",
-                  "measured, %", "write predicted, s", "measured, s"), lines)  # fmt: skip
+    return table(("profile", "interval chosen", "best of the sweep", "goodput there, of the best's",
+                  "slowdown predicted, %", "measured, %", "write predicted, s", "measured, s"), lines)  # fmt: skip
 
 
 def between(values, form):
@@ -92,19 +79,16 @@ def headline(python_a, trained):
     date = head.run[:10]
 
     def row(title, system, measure, form, best, peers_note=""):
-        found = {
-            peer: values.median(f"A {peer.name}", measure) for peer in PEERS if values.of(f"A {peer.name}", measure)
-        }
+        found = {peer: statistics.median(of) for peer in PEERS if (of := values.of(f"A {peer.name}", measure))}
         peer = best(found, key=found.get)
         note = peers_note if peer.fsync_added or "fsync" not in peers_note else ""
-        name = SYSTEM_NAMES.get(peer.name, peer.name) + note
-        return [title, form(values.median(f"A {system}", measure)), f"{form(found[peer])} ({name})", date]
+        return [title, form(values.median(f"A {system}", measure)), f"{form(found[peer])} ({peer.name}{note})", date]
 
     cell = f"opt-125m, every {RARELY}"
     slowdown, bound = training_values.median(cell, OWN), training_values.median(cell, "bound %")
     seconds, two = "{:.2f} s".format, "{:.2f}".format
     lines = [
-        row("2.1 GB of fp32 may be overwritten again after (pool of its size)", "cairn-whole", "steady free s", seconds, min),
+        row("2.1 GB of fp32 may be overwritten after (pool of its size)", "cairn-whole", "steady free s", seconds, min),
         row("save to durable, of fio's write rate", "cairn", "steady durable of fio", two, max, " + fsync"),
         row("CPU seconds per GB saved", "cairn", "steady cpu s/GB", two, min, " + fsync"),
         row("cold load, verified, of fio's read rate", "cairn", "load of fio", two, max, ", not verified"),

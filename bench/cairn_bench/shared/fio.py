@@ -44,8 +44,8 @@ def many_hugepages(megabytes):
 def fio(file, rw, memory, size, keep=False, more=()):
     """Bytes per second of one run over `size` bytes, its fsync included, and its CPU seconds.
 
-    A "write" lays out a fresh file, and removes it again without `keep`; "overwrite" writes over the blocks of the file that
-    is there. `more` are options that replace those of LINE.
+    A "write" lays out a fresh file, and removes it again without `keep`; "overwrite" writes over the blocks of the file
+    that is there. `more` are options that replace those of LINE.
     """
     if rw == "write" and os.path.exists(file):
         os.unlink(file)

@@ -1,4 +1,4 @@
-"""The machine: what a result was measured on, and its memory brought into the same condition before each measurement."""
+"""The machine: what a result was measured on, and how its memory is made ready before each measurement."""
 
 import ctypes
 import mmap
@@ -23,7 +23,7 @@ def machine(directory):
 
 
 def commit():
-    """The commit that is checked out; "-dirty" if anything that is measured has changed since. Documents do not count."""
+    """The commit that is checked out; "-dirty" if anything but documents and results has changed since."""
 
     def git(*words):
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ COLUMNS = ["measure", "pair", "name", "value"]
 
 @dataclass(frozen=True)
 class Measure:
-    """One value a pair, of every measure that matches: `ours`, over `peer` or less `minus` of the same pair if there is one."""
+    """One value for each pair of every measure that matches: `ours`, over `peer` or less `minus` if they are set."""
 
     rows: str  # A pattern of the whole name.
     ours: str

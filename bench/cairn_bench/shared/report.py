@@ -1,4 +1,4 @@
-"""Figures against goals: the median with a bootstrap 95 % interval, and whether a goal is met, missed, or not resolved."""
+"""Figures against goals: the median with a bootstrap 95 % interval, and whether it is met, missed or not resolved."""
 
 import contextlib
 import os
@@ -19,10 +19,21 @@ def interval(values):
     return statistics.median(values), medians[100], medians[3899]
 
 
-def spread(values, factor=1):
-    """The median, with the least and the greatest value where they differ."""
-    median, least, most = (factor * of(values) for of in (statistics.median, min, max))
-    return f"{median:.3g} ({least:.3g} to {most:.3g})" if least < most else f"{median:.3g}"
+def middle(values):
+    """(median, least, greatest)."""
+    return statistics.median(values), min(values), max(values)
+
+
+def short(value):
+    """Two or three digits, and no exponent."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 1 else 2
+    return f"{value:.{digits}f}" if abs(value) >= 0.1 else f"{value:.2g}"
+
+
+def spread(values, form=short):
+    """The median, with the least and the greatest where they differ."""
+    median, least, most = map(form, middle(values))
+    return median if least == most else f"{median} ({least} to {most})"
 
 
 def table(titles, rows):

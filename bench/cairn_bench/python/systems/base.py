@@ -22,8 +22,8 @@ class Pending:
 class System:
     """One system, open on a folder, with the state that it saves.
 
-    `durable`: whether it calls a save finished only after fsync. If it does not, the benchmark fsyncs every file and folder
-    of the checkpoint after the save.
+    `durable`: whether it calls a save finished only after fsync. If it does not, the benchmark fsyncs every file and
+    folder of the checkpoint after the save.
     """
 
     durable = False
