@@ -32,10 +32,6 @@ class Head(list):
         return self._found(r"machine: (.*?)(; commit .*)?") or "not recorded"
 
     @property
-    def commit(self):
-        return self._found(r"(?:machine: .*; )?commit (\S+)") or "not recorded"
-
-    @property
     def load(self):
         return self._found(r"(load: .*)")
 
