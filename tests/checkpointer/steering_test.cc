@@ -10,7 +10,6 @@
 #include "base/modelled_time.h"
 #include "cairn/cairn.h"
 #include "device/host_device.h"
-#include "steered_saves.h"
 #include "support/tensors.h"
 #include "testing/local_group.h"
 #include "testing/rate_limited_queue.h"
