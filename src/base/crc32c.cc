@@ -8,7 +8,7 @@
 namespace cairn {
 namespace {
 
-constexpr std::uint32_t kPolynomial = 0x82f63b78;  // Reflected, as all of these: the highest bit is x^0.
+constexpr std::uint32_t kPolynomial = 0x82f63b78;  // Reflected: the highest bit is x^0.
 
 std::uint32_t MultiplyModulo(std::uint32_t a, std::uint32_t b) {
   std::uint32_t product = 0;
@@ -34,7 +34,7 @@ std::uint32_t Crc32c(Bytes bytes, std::uint32_t crc) {
 }
 
 std::uint32_t Crc32cCombine(std::uint32_t crc_of_a, std::uint32_t crc_of_b, std::uint64_t bytes_of_b) {
-  // Each byte that follows multiplies by x^8.
+  // Each byte of B multiplies A's CRC by x^8.
   std::uint32_t square = 1U << 23;
   std::uint32_t shifted = crc_of_a;
   for (; bytes_of_b != 0; bytes_of_b >>= 1) {

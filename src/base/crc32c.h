@@ -6,10 +6,10 @@
 
 namespace cairn {
 
-/// CRC32C (Castagnoli) of `bytes`, continuing from `crc`, the value for what came before (0 at the start).
+/// CRC32C (Castagnoli) of `bytes`, continued from `crc`, the CRC of the bytes before (0 at the start).
 [[nodiscard]] std::uint32_t Crc32c(Bytes bytes, std::uint32_t crc = 0);
 
-/// CRC32C of A and B in one, from those of each and the length of B alone.
+/// CRC32C of A followed by B, computed from both CRCs and B's length alone.
 [[nodiscard]] std::uint32_t Crc32cCombine(std::uint32_t crc_of_a, std::uint32_t crc_of_b, std::uint64_t bytes_of_b);
 
 }  // namespace cairn

@@ -7,7 +7,7 @@ namespace cairn {
 void AppendJsonString(std::string& out, std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
   out += '"';
-  std::size_t plain = 0;  // Where the bytes begin that need no escape and are not appended yet.
+  std::size_t plain = 0;  // Start of the bytes that need no escape and are not appended yet.
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto c = static_cast<unsigned char>(text[i]);
     if (c >= 0x20 && c != '"' && c != '\\') continue;
@@ -39,7 +39,7 @@ void AppendJsonString(std::string& out, std::string_view text) {
 }
 
 bool IsJson(std::string_view text) {
-  // The parser takes a zero byte for the end of its input, and skips a byte order mark: neither is JSON.
+  // The parser stops at a zero byte and skips a byte order mark, but neither is valid JSON.
   if (text.find('\0') != std::string_view::npos || text.starts_with("\xef\xbb\xbf")) return false;
   return nlohmann::json::accept(text.begin(), text.end());
 }

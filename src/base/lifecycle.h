@@ -4,7 +4,7 @@
 
 namespace cairn {
 
-/// A lifecycle's state. It moves only where Follows(from, to), which is declared beside the enum, allows it.
+/// A lifecycle's state. Every transition must satisfy Follows(from, to), which is declared beside the enum.
 template <typename Stage>
 class Lifecycle {
  public:

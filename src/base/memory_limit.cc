@@ -15,11 +15,11 @@ std::vector<std::string> Lines(const std::string& path) {
   return lines;
 }
 
-bool Lists(const std::string& comma_separated, const std::string& word) {
+bool ContainsItem(const std::string& comma_separated, const std::string& word) {
   return ("," + comma_separated + ",").find("," + word + ",") != std::string::npos;
 }
 
-/// Where a hierarchy is mounted, and which of its groups the mount shows there.
+/// Where a hierarchy is mounted, and the group at the root of that mount.
 struct Mount {
   std::string group;
   std::string point;
@@ -38,13 +38,13 @@ std::optional<Mount> FindMount(const std::vector<std::string>& mounts, bool vers
     std::string options;
     before >> skipped >> skipped >> skipped >> mount.group >> mount.point;
     after >> type >> skipped >> options;
-    if (version2 ? type == "cgroup2" : type == "cgroup" && Lists(options, "memory")) return mount;
+    if (version2 ? type == "cgroup2" : type == "cgroup" && ContainsItem(options, "memory")) return mount;
   }
   return std::nullopt;
 }
 
-/// The group's folder below the mount and its parents. A group that the mount does not show (a container's, seen from
-/// within by its outer name) is taken for the mount's own.
+/// The group's folder below the mount, and its parents. If the mount does not contain the group (in a container /proc
+/// names it as the host does), the mount's root is the group.
 void AppendFolders(const Mount& mount, std::string group, std::vector<std::string>& folders) {
   if (mount.group != "/") {
     const bool shown = group == mount.group || group.starts_with(mount.group + "/");
@@ -57,11 +57,11 @@ void AppendFolders(const Mount& mount, std::string group, std::vector<std::strin
 
 std::optional<std::uint64_t> ReadNumber(const std::string& path) {
   std::uint64_t number = 0;
-  // "max" is none.
+  // "max", which is not a number, means no limit.
   return std::ifstream(path) >> number ? std::optional(number) : std::nullopt;
 }
 
-/// What the kernel gives back under pressure. Swap is not counted on.
+/// What the kernel can reclaim under pressure. Swap is not counted.
 std::uint64_t Reclaimable(const std::string& folder, bool version2) {
   std::uint64_t sum = 0;
   std::ifstream file(folder + "/memory.stat");
@@ -77,7 +77,7 @@ std::optional<MemoryLimit> ReadLimit(const std::string& folder) {
   for (const bool version2 : {true, false}) {
     const std::string file = folder + (version2 ? "/memory.max" : "/memory.limit_in_bytes");
     const std::optional<std::uint64_t> limit = ReadNumber(file);
-    // Version 1 has no word for none, but a number that no machine has.
+    // Version 1 expresses no limit as a number larger than any machine's memory.
     if (!limit || *limit >= std::uint64_t{1} << 60) continue;
     const std::uint64_t used =
         ReadNumber(folder + (version2 ? "/memory.current" : "/memory.usage_in_bytes")).value_or(0);
@@ -99,7 +99,7 @@ std::vector<std::string> MemoryGroupFolders(const std::string& root) {
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool version2 = line.starts_with("0::");
-    if (!version2 && !Lists(controllers, "memory")) continue;
+    if (!version2 && !ContainsItem(controllers, "memory")) continue;
     if (const std::optional<Mount> mount = FindMount(mounts, version2)) {
       AppendFolders({.group = mount->group, .point = root + mount->point}, line.substr(second + 1), folders);
     }

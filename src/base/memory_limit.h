@@ -7,19 +7,21 @@
 
 namespace cairn {
 
-// Memory control groups (cgroup v1 and v2). `root` is the folder that stands for "/": tests have trees of their own.
+// Memory control groups (cgroup v1 and v2). `root` replaces "/" in tests.
 
-/// The folders of this process's memory control group and of its parents as far as they are visible, innermost first.
+/// The folders of this process's memory control group and of its visible parents, innermost first.
 [[nodiscard]] std::vector<std::string> MemoryGroupFolders(const std::string& root = {});
 
 /// What the tightest of these groups allows.
 struct MemoryLimit {
-  std::string file;             ///< Where the limit stands.
-  std::uint64_t bytes = 0;      ///< The limit.
-  std::uint64_t held = 0;       ///< In use by whoever is in the group, and not to be had back: the page cache is.
-  std::uint64_t available = 0;  ///< The rest.
+  /// The file that sets the limit.
+  std::string file;
+  std::uint64_t bytes = 0;
+  /// In use by the group and not reclaimable; the page cache is reclaimable.
+  std::uint64_t held = 0;
+  std::uint64_t available = 0;
 };
-/// None where nothing is limited, or nothing is said.
+/// None if there is no limit, or none can be read.
 [[nodiscard]] std::optional<MemoryLimit> FindMemoryLimit(const std::string& root = {});
 
 }  // namespace cairn

@@ -9,11 +9,11 @@
 
 namespace cairn {
 
-/// What a measurement reads the time from.
+/// The clock that a measurement reads.
 using TimeSource = std::function<Deadline::Clock::time_point()>;
 
-/// A clock that stands still until it is moved. Modelled links and disks move it by what they would have taken, so that
-/// what is measured by it does not depend on the machine. Safe from any thread.
+/// A clock that stands still until it is advanced. Modelled links and disks advance it by the time that a transfer
+/// would take, so that measurements do not depend on the machine. Safe from any thread.
 class ModelledTime {
  public:
   using Clock = Deadline::Clock;
@@ -22,12 +22,12 @@ class ModelledTime {
     MutexLock lock(mutex_);
     return now_;
   }
-  /// Never back.
+  /// Never moves the clock back.
   void AdvanceTo(Clock::time_point when) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     now_ = std::max(now_, when);
   }
-  /// Reads this time, and keeps it alive.
+  /// A source that reads `time` and keeps it alive.
   [[nodiscard]] static TimeSource Source(std::shared_ptr<const ModelledTime> time) {
     return [time = std::move(time)] { return time->Now(); };
   }

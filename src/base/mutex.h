@@ -43,7 +43,7 @@ class CAIRN_SCOPED_CAPABILITY MutexLock {
   Mutex& mutex_;
 };
 
-/// A condition variable for Mutex. Callers loop over their own predicate, as the analysis wants it written out.
+/// A condition variable for Mutex. Callers loop over their predicate themselves, so that the analysis can check it.
 class CondVar {
  public:
   void Wait(Mutex& mutex) CAIRN_REQUIRES(mutex) {
@@ -51,7 +51,7 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  /// False once the deadline has passed.
+  /// False on timeout.
   bool WaitUntil(Mutex& mutex, Deadline deadline) CAIRN_REQUIRES(mutex) {
     if (deadline.infinite()) {
       Wait(mutex);

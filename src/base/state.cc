@@ -35,7 +35,7 @@ constexpr std::array<DTypeFacts, 17> kDTypes{{{"BOOL", 1},
                                               {"I64", 8},
                                               {"U64", 8}}};
 
-// What a state that was moved from has: one for all, which Add replaces.
+// The table of every moved-from state. It counts as shared, so that Add replaces it.
 const std::shared_ptr<const TensorTable>& NoTensors() {
   static const auto none = [] {
     auto table = std::make_shared<const TensorTable>();
@@ -84,22 +84,22 @@ const std::shared_ptr<const TensorTable>& State::table() const {
 }
 
 Status State::Add(std::string name, TensorView view) {
-  // Not use_count: that nobody else holds it any more says nothing of when its reads were done.
+  // Not use_count: it does not order the last reads of other owners before this write.
   if (table_->shared()) table_ = std::make_shared<TensorTable>(*table_);
-  // Nobody else has ever had it, and every table is made mutable above or in the constructor.
+  // The cast is safe: this table was never shared, and was created mutable above or in the constructor.
   return const_cast<TensorTable&>(*table_).Add(std::move(name), std::move(view));
 }
 
 Status State::Set(std::string name, Value value) {
-  if (!IsUtf8(name)) return Error(StatusCode::kInvalidArgument, "a value's name is no UTF-8 text");
+  if (!IsUtf8(name)) return Error(StatusCode::kInvalidArgument, "a value's name is not valid UTF-8");
   if (const auto* number = std::get_if<double>(&value); number != nullptr && !std::isfinite(*number)) {
     return Error(StatusCode::kInvalidArgument, "value \"{}\": expected a finite number, found {}", name, *number);
   }
   if (const auto* text = std::get_if<std::string>(&value); text != nullptr && !IsUtf8(*text)) {
-    return Error(StatusCode::kInvalidArgument, "value \"{}\" is no UTF-8 text", name);
+    return Error(StatusCode::kInvalidArgument, "value \"{}\" is not valid UTF-8", name);
   }
   if (const auto* json = std::get_if<Json>(&value); json != nullptr && !json->vouched && !IsJson(json->text)) {
-    return Error(StatusCode::kInvalidArgument, "value \"{}\" is no JSON text", name);
+    return Error(StatusCode::kInvalidArgument, "value \"{}\" is not valid JSON", name);
   }
   values_.insert_or_assign(std::move(name), std::move(value));
   return Status::Ok();

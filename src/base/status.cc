@@ -79,9 +79,10 @@ Status ErrnoStatus(int error, const std::string& what) {
         return StatusCode::kIoError;
     }
   }();
-  // Nobody here cancels: io_uring's word for a thread of the kernel's that could not be started.
+  // Cairn cancels nothing: this is how io_uring reports a kernel thread that could not be started.
   const char* const cause =
-      error == ECANCELED ? ": no thread could be started for it; see ulimit -u and pids.max of the control group" : "";
+      error == ECANCELED ? ": the kernel could not start a thread; see ulimit -u and pids.max of the control group"
+                         : "";
   return Error(code, "{}: {} (errno {}){}", what, std::generic_category().message(error), error, cause);
 }
 
@@ -92,8 +93,8 @@ Status ReadErrnoStatus(int error, const std::string& what) {
     case EUCLEAN:    // ext4 and XFS: damaged metadata.
     case EBADMSG:    // ext4 and XFS: metadata with a wrong checksum.
     case ENODATA:    // The block layer: a medium error.
-    case EREMOTEIO:  // The block layer: the target failed for good.
-    case EILSEQ:     // The block layer: protection information that does not fit; dm-integrity.
+    case EREMOTEIO:  // The block layer: the target failed permanently.
+    case EILSEQ:     // The block layer: wrong protection information (dm-integrity).
       return {StatusCode::kCorrupt, status.message()};
     case ESTALE:
       return {StatusCode::kNotFound, status.message()};

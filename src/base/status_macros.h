@@ -6,7 +6,7 @@
 
 #include "cairn/status.h"
 
-/// Leaves the function with the status where it is not ok.
+/// Returns the status from the function if it is not ok.
 #define CAIRN_RETURN_IF_ERROR(expression)                                  \
   do {                                                                     \
     if (::cairn::Status cairn_status = (expression); !cairn_status.ok()) { \
@@ -16,7 +16,7 @@
 
 #define CAIRN_CONCAT_INNER(a, b) a##b
 #define CAIRN_CONCAT(a, b) CAIRN_CONCAT_INNER(a, b)
-/// CAIRN_ASSIGN_OR_RETURN(auto x, F()): x = the value of F(), or leaves the function with its status.
+/// CAIRN_ASSIGN_OR_RETURN(auto x, F()): sets x to the value of F(), or returns its status.
 #define CAIRN_ASSIGN_OR_RETURN(lhs, expression)              \
   auto CAIRN_CONCAT(cairn_result_, __LINE__) = (expression); \
   if (!CAIRN_CONCAT(cairn_result_, __LINE__).ok()) {         \
@@ -33,11 +33,11 @@ template <typename... Args>
 }
 
 /// The status for a failed system call: ENOSPC and EDQUOT become NoSpace, ENOENT NotFound, EEXIST AlreadyExists, ...
-/// `what` says what was being done to which file: "writing /mnt/run7/.attempt-…/shard-00000.safetensors".
+/// `what` names the operation and the file: "writing /mnt/run7/.attempt-…/shard-00000.safetensors".
 [[nodiscard]] Status ErrnoStatus(int error, const std::string& what);
 
-/// The same for reading a checkpoint. Corrupt where the medium, or the filesystem's own checks, do not give the bytes
-/// back: EIO, EUCLEAN, EBADMSG, ENODATA, EREMOTEIO, EILSEQ. NotFound where the file was removed meanwhile (ESTALE too).
+/// The same for reading a checkpoint. Corrupt if the medium or the filesystem's checks cannot return the bytes: EIO,
+/// EUCLEAN, EBADMSG, ENODATA, EREMOTEIO, EILSEQ. NotFound if the file was removed meanwhile (also ESTALE).
 [[nodiscard]] Status ReadErrnoStatus(int error, const std::string& what);
 
 }  // namespace cairn

@@ -6,8 +6,8 @@
 namespace cairn {
 namespace {
 
-// Calls visit(address, stride, row_bytes, rows, offset) for each set of rows that lie `stride` bytes apart and make up
-// logical bytes of [begin, end); offset counts from begin. A set is as large as the innermost dimension lets it be.
+// Calls visit(address, stride, row_bytes, rows, offset) for each set of rows, `stride` bytes apart, that hold logical
+// bytes of [begin, end). `offset` counts from begin. A set is as large as the innermost dimension allows.
 template <typename Visit>
 void ForEachRows(const StridedLayout& layout, std::uint64_t begin, std::uint64_t end, const Visit& visit) {
   if (begin >= end) return;
@@ -88,7 +88,7 @@ StridedLayout MakeStridedLayout(void* base, std::size_t item, std::span<const st
   layout.row_bytes = layout.bytes;
   if (strides.empty() || layout.bytes == 0) return layout;
 
-  // From the innermost out: dimensions that continue the run, or the dimension inside them, are merged into it.
+  // From the innermost dimension outwards: merge each that continues the run, or the dimension inside it.
   layout.row_bytes = item;
   std::vector<StridedLayout::Dimension> inner_first;
   for (std::size_t d = shape.size(); d-- > 0;) {

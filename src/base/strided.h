@@ -10,19 +10,23 @@
 
 namespace cairn {
 
-/// A tensor's memory, its dimensions merged as far as they go: rows of contiguous bytes, repeated along outer strides.
+/// A tensor's memory, its dimensions merged where possible: rows of contiguous bytes, repeated along outer strides.
 ///
 /// The tensor's logical bytes are its elements in row-major order, as a safetensors file holds them.
 struct StridedLayout {
   struct Dimension {
     std::int64_t size = 0;
-    std::int64_t stride = 0;  ///< In bytes.
+    /// In bytes.
+    std::int64_t stride = 0;
     friend bool operator==(const Dimension&, const Dimension&) = default;
   };
   std::byte* base = nullptr;
-  std::uint64_t row_bytes = 0;   ///< Contiguous bytes of the innermost run.
-  std::vector<Dimension> outer;  ///< Outermost first; empty for contiguous memory.
-  std::uint64_t bytes = 0;       ///< row_bytes times all outer sizes: the tensor's logical size.
+  /// The length of the innermost contiguous run.
+  std::uint64_t row_bytes = 0;
+  /// Outermost first; empty for contiguous memory.
+  std::vector<Dimension> outer;
+  /// The tensor's logical size: row_bytes times all outer sizes.
+  std::uint64_t bytes = 0;
 
   [[nodiscard]] bool contiguous() const { return outer.empty(); }
   friend bool operator==(const StridedLayout&, const StridedLayout&) = default;
@@ -32,15 +36,15 @@ struct StridedLayout {
 [[nodiscard]] StridedLayout MakeStridedLayout(void* base, std::size_t item, std::span<const std::int64_t> shape,
                                               std::span<const std::int64_t> strides);
 
-/// Rows of a tensor's logical bytes: [begin, begin + bytes), and the same number of them every `pitch` bytes.
+/// Rows of a tensor's logical bytes: [begin, begin + bytes), then the next row after every `pitch` bytes.
 struct LogicalRows {
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
   std::uint64_t rows = 1;
   std::uint64_t pitch = 0;
 };
-/// Where the rows lie in the tensor's memory: the first one's address, and how many bytes the next one is further. None
-/// where they are not contiguous there, or not evenly apart.
+/// Where the rows lie in the tensor's memory: the first row's address, and the distance to the next. None if a row is
+/// not contiguous there, or the rows are not evenly spaced.
 struct PlacedRows {
   std::byte* address = nullptr;
   std::int64_t pitch = 0;
@@ -51,7 +55,7 @@ struct PlacedRows {
 void GatherBytes(const StridedLayout& from, std::uint64_t begin, std::uint64_t end, std::byte* to);
 /// Copies `from` to logical bytes [begin, end) of the tensor.
 void ScatterBytes(const StridedLayout& to, std::uint64_t begin, std::uint64_t end, const std::byte* from);
-/// The same of rows; those in `to` and `from` are `pitch` bytes apart.
+/// The same for rows, which are `pitch` bytes apart in `to` and `from`.
 void GatherRows(const StridedLayout& from, const LogicalRows& rows, std::byte* to, std::uint64_t pitch);
 void ScatterRows(const StridedLayout& to, const LogicalRows& rows, const std::byte* from, std::uint64_t pitch);
 

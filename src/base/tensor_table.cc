@@ -11,14 +11,14 @@
 namespace cairn {
 namespace {
 
-// Sizes and strides up to here multiply without overflow checks of their own (signed arithmetic on offsets).
+// Up to this size, signed arithmetic on sizes, strides and offsets cannot overflow.
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 62;
 
 bool MultiplyInto(std::uint64_t& product, std::uint64_t factor) {
   return !__builtin_mul_overflow(product, factor, &product) && product <= kMaxBytes;
 }
 
-// Sufficient for "no two elements share memory": sorted by stride, each dimension steps over all inside it.
+// Conservative: sorted by stride, each dimension must step over all those inside it.
 bool Overlaps(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
   std::vector<std::pair<std::int64_t, std::int64_t>> dimensions;  // {stride, size}
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -43,14 +43,14 @@ Status CheckView(const std::string& name, const TensorView& view) {
                                fmt::join(view.shape, ", "), view.strides.size()));
   }
   std::uint64_t bytes = DTypeSize(view.dtype);
-  std::uint64_t span = bytes;  // From the first element to behind the last.
+  std::uint64_t span = bytes;  // From the first element to the end of the last.
   bool empty = false;
   for (std::size_t d = 0; d < view.shape.size(); ++d) {
     if (view.shape[d] < 0) return invalid(fmt::format("negative extent in shape [{}]", fmt::join(view.shape, ", ")));
     empty = empty || view.shape[d] == 0;
   }
   for (std::size_t d = 0; d < view.shape.size(); ++d) {
-    // From the left and with zeros among them: readers refuse a product that overflows on its way to zero.
+    // From the left and with zeros among them: readers refuse a product that overflows before it becomes zero.
     if (!MultiplyInto(bytes, static_cast<std::uint64_t>(view.shape[d]))) {
       return invalid(fmt::format("shape [{}] has more than 2^62 bytes", fmt::join(view.shape, ", ")));
     }
@@ -59,13 +59,13 @@ Status CheckView(const std::string& name, const TensorView& view) {
     auto step = static_cast<std::uint64_t>(view.shape[d] - 1);
     if (!MultiplyInto(step, static_cast<std::uint64_t>(view.strides[d])) ||
         !MultiplyInto(step, DTypeSize(view.dtype)) || __builtin_add_overflow(span, step, &span) || span > kMaxBytes) {
-      return invalid(fmt::format("strides [{}] reach beyond 2^62 bytes", fmt::join(view.strides, ", ")));
+      return invalid(fmt::format("strides [{}] span more than 2^62 bytes", fmt::join(view.strides, ", ")));
     }
   }
   if (!empty && view.data == nullptr) return invalid("address is null");
   if (!empty && view.strides.empty()) span = bytes;
   if (!empty && view.bytes != 0 && span > view.bytes) {
-    return invalid(fmt::format("the view reaches over {} bytes, its memory holds {}", span, view.bytes));
+    return invalid(fmt::format("the view spans {} bytes, but its memory holds {}", span, view.bytes));
   }
   if (!empty && !view.strides.empty() && Overlaps(view.shape, view.strides)) {
     return invalid(fmt::format("elements overlap: shape [{}], strides [{}]; make it contiguous first",
@@ -74,23 +74,22 @@ Status CheckView(const std::string& name, const TensorView& view) {
   if (view.part) {
     const TensorPart& part = *view.part;
     if (part.logical_name.empty() || !IsUtf8(part.logical_name))
-      return invalid("the part's logical name is no UTF-8 text");
+      return invalid("its part's logical name is empty or not valid UTF-8");
     if (part.global_shape.size() != view.shape.size() || part.offset.size() != view.shape.size()) {
-      return invalid(fmt::format("its part has {} global dimensions and {} offsets, expected {}",
-                                 part.global_shape.size(), part.offset.size(), view.shape.size()));
+      return invalid(fmt::format("expected {} global dimensions and offsets of its part, found {} and {}",
+                                 view.shape.size(), part.global_shape.size(), part.offset.size()));
     }
     std::uint64_t whole = DTypeSize(view.dtype);
     for (std::size_t d = 0; d < view.shape.size(); ++d) {
       std::int64_t end = 0;
       if (part.offset[d] < 0 || __builtin_add_overflow(part.offset[d], view.shape[d], &end) ||
           end > part.global_shape[d]) {
-        return invalid(fmt::format("part at [{}] with shape [{}] does not lie within [{}]",
-                                   fmt::join(part.offset, ", "), fmt::join(view.shape, ", "),
-                                   fmt::join(part.global_shape, ", ")));
+        return invalid(fmt::format("part at [{}] with shape [{}] is not within [{}]", fmt::join(part.offset, ", "),
+                                   fmt::join(view.shape, ", "), fmt::join(part.global_shape, ", ")));
       }
       if (!MultiplyInto(whole, static_cast<std::uint64_t>(part.global_shape[d]))) {
         return invalid(
-            fmt::format("its whole of shape [{}] has more than 2^62 bytes", fmt::join(part.global_shape, ", ")));
+            fmt::format("its global shape [{}] has more than 2^62 bytes", fmt::join(part.global_shape, ", ")));
       }
     }
   }
@@ -114,11 +113,11 @@ TensorTable::TensorTable(const TensorTable& other)
 Status TensorTable::Add(std::string name, TensorView view) {
   if (name.empty()) return Error(StatusCode::kInvalidArgument, "a tensor's name is empty");
   if (!IsUtf8(name))
-    return Error(StatusCode::kInvalidArgument, "a tensor's name is no UTF-8 text: {:?}", std::string_view(name));
+    return Error(StatusCode::kInvalidArgument, "a tensor's name is not valid UTF-8: {:?}", std::string_view(name));
   if (name == "__metadata__") {
-    return Error(StatusCode::kInvalidArgument, "tensor \"__metadata__\": safetensors keeps this name for itself");
+    return Error(StatusCode::kInvalidArgument, "tensor \"__metadata__\": safetensors reserves this name");
   }
-  if (index_.contains(name)) return Error(StatusCode::kInvalidArgument, "tensor \"{}\" was added already", name);
+  if (index_.contains(name)) return Error(StatusCode::kInvalidArgument, "tensor \"{}\" was already added", name);
   CAIRN_RETURN_IF_ERROR(CheckView(name, view));
 
   TensorEntry entry{.name = std::move(name),
@@ -138,11 +137,11 @@ Status TensorTable::Add(std::string name, TensorView view) {
       }
     }
   }
-  Keep(std::move(entry));
+  Append(std::move(entry));
   return Status::Ok();
 }
 
-void TensorTable::Keep(TensorEntry entry) {
+void TensorTable::Append(TensorEntry entry) {
   const auto id = static_cast<std::uint32_t>(entries_.size());
   if (!entry.is_alias() && entry.bytes() != 0) {
     by_address_.emplace(entry.layout.base, id);
@@ -167,7 +166,7 @@ std::shared_ptr<const TensorTable> TensorTable::Without(const std::vector<bool>&
     moved[i] = static_cast<std::uint32_t>(rest->size());
     TensorEntry entry = entries_[i];
     if (entry.is_alias()) entry.alias_of = moved[entry.alias_of];
-    rest->Keep(std::move(entry));
+    rest->Append(std::move(entry));
   }
   return rest;
 }

@@ -17,7 +17,7 @@
 
 namespace cairn {
 
-/// CPU tensors up to this size are copied within the call of Save, up to kSmallTensorsTotal in all.
+/// CPU tensors up to this size are copied within the call of Save, up to kSmallTensorsTotal in total.
 inline constexpr std::uint64_t kSmallTensorBytes = 64U << 10;
 inline constexpr std::uint64_t kSmallTensorsTotal = 4U << 20;
 
@@ -27,7 +27,8 @@ struct TensorEntry {
   std::string name;
   DType dtype = DType::kF32;
   DeviceId device;
-  std::uint32_t alias_of = kNoAlias;  ///< Index of the entry with the very same memory, dtype and shape.
+  /// Index of the entry with the same memory, dtype and shape.
+  std::uint32_t alias_of = kNoAlias;
   std::vector<std::int64_t> shape;
   StridedLayout layout;
   std::optional<TensorPart> part;
@@ -44,33 +45,34 @@ class TensorTable {
   TensorTable& operator=(const TensorTable&) = delete;
 
   Status Add(std::string name, TensorView view);
-  /// From now on others than its State may read it, whenever they like: it is not changed any more.
+  /// From now on others may read the table at any time, so it never changes again.
   void Share() const { shared_.store(true, std::memory_order_relaxed); }
-  /// Asked by its State alone, which has called Share before anybody else could have the table: no order is needed.
+  /// Only its State asks, which calls Share before it hands the table out: no memory order is needed.
   [[nodiscard]] bool shared() const { return shared_.load(std::memory_order_relaxed); }
 
   [[nodiscard]] std::size_t size() const { return entries_.size(); }
   [[nodiscard]] const TensorEntry& operator[](std::size_t i) const { return entries_[i]; }
   [[nodiscard]] std::optional<std::uint32_t> Find(std::string_view name) const;
-  /// Sum over entries that are no alias.
+  /// Sum over entries that are not aliases.
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
-  /// Entries copied in the call of Save, and their sum in bytes.
+  /// Entries that are copied in the call of Save, and their total size.
   [[nodiscard]] const std::vector<std::uint32_t>& small() const { return small_; }
   [[nodiscard]] std::uint64_t small_bytes() const { return small_bytes_; }
   /// Sum over entries in CPU memory, the small ones included.
   [[nodiscard]] std::uint64_t cpu_bytes() const { return cpu_bytes_; }
-  /// Each device that holds an entry with bytes, once.
+  /// Each device that holds a non-empty entry, once.
   [[nodiscard]] const std::vector<DeviceId>& devices() const { return devices_; }
-  /// Entries that are no alias, in the order of a shard's bytes: dtype rank descending, then name. Computed on the
+  /// Entries that are not aliases, in the order of a shard's bytes: dtype rank descending, then name. Computed on the
   /// first use after an Add.
   [[nodiscard]] const std::vector<std::uint32_t>& StoreOrder() const;
-  /// The same table without the entries for which `dropped` is true: of tied names all, or none.
+  /// A copy without the entries for which `dropped` is true. Tied names must be dropped together.
   [[nodiscard]] std::shared_ptr<const TensorTable> Without(const std::vector<bool>& dropped) const;
 
  private:
-  void Keep(TensorEntry entry);
+  void Append(TensorEntry entry);
 
-  std::deque<TensorEntry> entries_;  // Stable addresses: the index's keys point into it.
+  // Addresses must be stable: the index's keys point into it.
+  std::deque<TensorEntry> entries_;
   std::unordered_map<std::string_view, std::uint32_t> index_;
   std::unordered_multimap<const void*, std::uint32_t> by_address_;
   std::vector<std::uint32_t> small_;
@@ -78,10 +80,13 @@ class TensorTable {
   std::uint64_t bytes_ = 0;
   std::uint64_t small_bytes_ = 0;
   std::uint64_t cpu_bytes_ = 0;
-  mutable std::atomic<bool> shared_ = false;  // Not copied: a copy is its maker's alone.
+  // Not copied: nobody else has the copy yet.
+  mutable std::atomic<bool> shared_ = false;
   mutable Mutex order_mutex_;
-  mutable std::size_t ordered_ CAIRN_GUARDED_BY(order_mutex_) = 0;  // Entries that order_ was computed from.
-  mutable std::vector<std::uint32_t> order_;                        // Written under the mutex, read by all.
+  // How many entries order_ was computed from.
+  mutable std::size_t ordered_ CAIRN_GUARDED_BY(order_mutex_) = 0;
+  // Written under the mutex, then read without it.
+  mutable std::vector<std::uint32_t> order_;
 };
 
 }  // namespace cairn

@@ -15,7 +15,7 @@
 namespace cairn {
 namespace {
 
-// The kernel's struct sched_attr in its first form: old C libraries have none, and new ones refuse the kernel's header.
+// The first version of the kernel's sched_attr: old C libraries lack it, and new ones conflict with its header.
 struct SchedulingAttributes {
   std::uint32_t size = sizeof(SchedulingAttributes);
   std::uint32_t policy = 0;
@@ -28,16 +28,16 @@ struct SchedulingAttributes {
 };
 
 /// Blocks every signal on the calling thread while it lives.
-class SignalsBlocked {
+class ScopedSignalBlock {
  public:
-  SignalsBlocked() {
+  ScopedSignalBlock() {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  ~ScopedSignalBlock() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ScopedSignalBlock(const ScopedSignalBlock&) = delete;
+  ScopedSignalBlock& operator=(const ScopedSignalBlock&) = delete;
 
  private:
   sigset_t before_{};
@@ -46,8 +46,8 @@ class SignalsBlocked {
 }  // namespace
 
 Result<std::thread> StartThread(const std::string& name, std::function<void()> body) {
-  // Blocked before the start: the new thread inherits the mask and never sees a moment without it.
-  const SignalsBlocked blocked;
+  // Blocked before the start, so that the new thread inherits the mask.
+  const ScopedSignalBlock blocked;
   try {
     return std::thread([name, body = std::move(body)] {
       pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
@@ -60,8 +60,8 @@ Result<std::thread> StartThread(const std::string& name, std::function<void()> b
   }
 }
 
-void AskForShortSlices() {
-  constexpr std::uint64_t kShortest = 100'000;  // Nanoseconds; the kernel grants no less.
+void RequestShortSlices() {
+  constexpr std::uint64_t kShortest = 100'000;  // Nanoseconds; the kernel's minimum.
   SchedulingAttributes attributes;
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof(attributes), 0) != 0) return;
   if (attributes.policy != SCHED_OTHER) return;

@@ -8,14 +8,14 @@
 
 namespace cairn {
 
-/// Starts a library thread: every signal blocked, so that the program's handlers run on the program's own threads;
-/// named for debuggers (15 characters at most). ResourceExhausted where the system allows no more threads. The caller's
-/// signal mask is as it was, either way.
+/// Starts a library thread. It blocks every signal, so that the program's handlers run on the program's threads;
+/// debuggers show its name (at most 15 characters). ResourceExhausted if the system allows no more threads. The
+/// caller's signal mask stays as it is.
 [[nodiscard]] Result<std::thread> StartThread(const std::string& name, std::function<void()> body);
 
-/// Asks that the calling thread, when it wakes, need not wait for the end of the time slices of those that run (Linux
-/// from 6.12 on; before, or where it is refused, nothing happens). Its share of a core stays the same. Threads that it
-/// starts, and the kernel's for its ring, inherit it.
-void AskForShortSlices();
+/// Requests the shortest time slice for the calling thread, so that it runs sooner after it wakes; its share of a core
+/// stays the same. Threads that it starts inherit this, and so do the kernel's threads for its ring. Does nothing
+/// before Linux 6.12 or where the kernel refuses.
+void RequestShortSlices();
 
 }  // namespace cairn

@@ -6,7 +6,7 @@
 
 namespace cairn {
 
-/// The one owner of a file descriptor. For what needs no durability: writers' files are closed through IoQueue too.
+/// The only owner of a file descriptor. It ignores errors of close: durable files are closed through IoQueue instead.
 class UniqueFd {
  public:
   UniqueFd() = default;

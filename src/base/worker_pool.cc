@@ -13,7 +13,8 @@ WorkerPool::WorkerPool(const std::string& name, int threads) {
     Result<std::thread> thread = StartThread(name, [this] { Run(); });
     if (!thread.ok()) {
       Stop();
-      status_ = Error(thread.status().code(), "{} ({} of {} were started)", thread.status().message(), i, threads);
+      status_ =
+          Error(thread.status().code(), "{} ({} of {} threads were started)", thread.status().message(), i, threads);
       return;
     }
     threads_.push_back(*std::move(thread));

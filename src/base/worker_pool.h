@@ -14,16 +14,16 @@ namespace cairn {
 /// A fixed number of threads that run jobs in the order given. For checksums, CPU copies and headers.
 class WorkerPool {
  public:
-  /// `name` is the threads' name; `threads` at least 1. Look at status() before the first Post.
+  /// `name` is the threads' name; `threads` at least 1. Check status() before the first Post.
   WorkerPool(const std::string& name, int threads);
-  /// Runs what was posted, then joins.
+  /// Runs all posted jobs, then joins the threads.
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// ResourceExhausted where one of the threads could not be started: then there are none, and no job ever runs.
+  /// ResourceExhausted if a thread could not be started: the pool then has no threads and runs no jobs.
   [[nodiscard]] const Status& status() const { return status_; }
-  /// Safe from any thread, a job's too. Jobs must not throw.
+  /// Safe from any thread, also from a job. Jobs must not throw.
   void Post(std::function<void()> job) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] int threads() const { return static_cast<int>(threads_.size()); }
 
@@ -35,7 +35,8 @@ class WorkerPool {
   CondVar wake_;
   std::deque<std::function<void()>> jobs_ CAIRN_GUARDED_BY(mutex_);
   bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;  // Constant after construction, as is status_.
+  // Constant after construction.
+  std::vector<std::thread> threads_;
   Status status_;
 };
 

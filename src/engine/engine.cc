@@ -122,7 +122,7 @@ void Engine::GiveUpOn(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
 }
 
 void Engine::Run(const std::function<void(Status)>& started) {
-  AskForShortSlices();
+  RequestShortSlices();
   Result<std::unique_ptr<IoQueue>> queue = context_.parts.queue();
   if (!queue.ok()) return started(queue.status());
   context_.queue = *std::move(queue);

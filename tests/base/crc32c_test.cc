@@ -12,7 +12,7 @@ namespace {
 
 std::uint32_t Crc(std::string_view text, std::uint32_t crc = 0) { return Crc32c(std::as_bytes(std::span(text)), crc); }
 
-// Bit by bit, as the polynomial is defined.
+// Bit by bit, from the polynomial's definition.
 std::uint32_t Naive(std::string_view text) {
   std::uint32_t crc = ~0U;
   for (const char c : text) {
@@ -35,7 +35,7 @@ TEST(Crc32c, KnownVectors) {
   EXPECT_EQ(Crc(std::string(up.rbegin(), up.rend())), 0x113fdb5cU);
 }
 
-TEST(Crc32c, ContinuesFromWhatCameBefore) {
+TEST(Crc32c, ContinuesFromAPreviousCrc) {
   std::mt19937 random(1);
   std::string text(5000, '\0');
   for (char& c : text) c = static_cast<char>(random());
@@ -46,7 +46,7 @@ TEST(Crc32c, ContinuesFromWhatCameBefore) {
   }
 }
 
-TEST(Crc32c, OfTwoInOneComesFromThoseOfEach) {
+TEST(Crc32c, CombinedCrcIsThatOfTheConcatenation) {
   std::mt19937 random(3);
   std::string text(70'000, '\0');
   for (char& c : text) c = static_cast<char>(random());
@@ -59,7 +59,7 @@ TEST(Crc32c, OfTwoInOneComesFromThoseOfEach) {
   EXPECT_EQ(Crc32cCombine(Crc(text), 0, 0), Crc(text));
 }
 
-TEST(Crc32c, OfMoreThanTwoInOneIsTheSameInAnyOrder) {
+TEST(Crc32c, CombiningIsAssociative) {
   const std::uint64_t bytes_of_b = (1ULL << 40) + 12'345;
   const std::uint64_t bytes_of_c = (1ULL << 33) + 7;
 
@@ -82,8 +82,8 @@ TEST(Crc32c, AgreesWithTheDefinitionAtAnyLengthAndAlignment) {
   }
 }
 
-TEST(Crc32c, LengthsBeyondAnIntAreWhole) {
-  // ISA-L takes an int: more goes in pieces. Zeros, never touched, cost no memory.
+TEST(Crc32c, LengthsBeyondIntAreSummedCompletely) {
+  // ISA-L takes an int, so longer input is split. Untouched zeros cost no memory.
   const std::size_t n = (std::size_t{1} << 31) + 17;
   const std::size_t half = n / 2;
   std::unique_ptr<std::byte, void (*)(void*)> zeros(static_cast<std::byte*>(std::calloc(n, 1)), std::free);

@@ -21,7 +21,7 @@ constexpr const char* kVersion1 =
     "35 31 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
     "36 31 0:33 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n";
 
-// A machine's files, as far as they matter here.
+// The files of /proc and /sys that describe a machine's groups.
 class Groups : public testing::Test {
  protected:
   void Write(const std::string& path, const std::string& text) {
@@ -37,7 +37,7 @@ class Groups : public testing::Test {
   const TempDir root_;
 };
 
-TEST_F(Groups, NoneAreNoLimit) {
+TEST_F(Groups, NoGroupsMeanNoLimit) {
   EXPECT_FALSE(Find().has_value());
   Describe(kVersion2, "0::/\n");
   EXPECT_FALSE(Find().has_value());
@@ -47,7 +47,7 @@ TEST_F(Groups, NoneAreNoLimit) {
   EXPECT_FALSE(Find().has_value());
 }
 
-TEST_F(Groups, LimitIsLessWhatIsInUseAndCannotBeReclaimed) {
+TEST_F(Groups, AvailableIsTheLimitMinusUnreclaimableMemory) {
   Describe(kVersion2, "0::/user.slice/run.scope\n");
   Write("sys/fs/cgroup/user.slice/run.scope/memory.max", "1000000\n");
   Write("sys/fs/cgroup/user.slice/run.scope/memory.current", "700000\n");
@@ -63,7 +63,7 @@ TEST_F(Groups, LimitIsLessWhatIsInUseAndCannotBeReclaimed) {
   EXPECT_THAT(limit->file, EndsWith("/sys/fs/cgroup/user.slice/run.scope/memory.max"));
 }
 
-TEST_F(Groups, AParentThatAllowsLessDecides) {
+TEST_F(Groups, TightestParentDecides) {
   Describe(kVersion2, "0::/a/b\n");
   Write("sys/fs/cgroup/a/b/memory.max", "1000000\n");
   Write("sys/fs/cgroup/a/memory.max", "500000\n");
@@ -77,7 +77,7 @@ TEST_F(Groups, AParentThatAllowsLessDecides) {
   EXPECT_THAT(limit->file, EndsWith("/a/memory.max"));
 }
 
-TEST_F(Groups, VersionOneHasFilesAndNumbersOfItsOwn) {
+TEST_F(Groups, ReadsCgroupVersionOne) {
   Describe(kVersion1, "5:cpu:/x\n4:memory:/job\n0::/y\n");
   Write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "2000000\n");
   Write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "900000\n");
@@ -91,7 +91,7 @@ TEST_F(Groups, VersionOneHasFilesAndNumbersOfItsOwn) {
   EXPECT_EQ(limit->available, 1'400'000U);
 }
 
-TEST_F(Groups, AContainersMountIsItsOwnGroup) {
+TEST_F(Groups, ContainersMountRootIsItsGroup) {
   const std::string mount = "36 31 0:33 /docker/1 /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
   Describe(mount, "4:memory:/docker/1/inner\n");
   const std::string at = root_ / "sys/fs/cgroup/memory";

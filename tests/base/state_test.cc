@@ -33,9 +33,9 @@ TEST(State, CopiesShareUntilOneChanges) {
   EXPECT_EQ(copy.bytes(), 16U);
 }
 
-// The reader's end is seen by the count of owners alone, which orders nothing: ThreadSanitizer tells of a table that is
-// changed where it was read.
-TEST(State, NeverChangesATableThatWasHandedOutEvenOnceItsReaderIsGone) {
+// Only the owner count shows that the reader is gone, and it orders nothing: ThreadSanitizer reports a table that is
+// changed while it may still be read.
+TEST(State, SharedTableNeverChangesEvenAfterItsReaderIsGone) {
   double a = 0;
   double b = 0;
   State state;
@@ -56,7 +56,7 @@ TEST(State, NeverChangesATableThatWasHandedOutEvenOnceItsReaderIsGone) {
   EXPECT_EQ(read, 8U);
 }
 
-TEST(State, ARefusedTensorChangesNothing) {
+TEST(State, RefusedTensorChangesNothing) {
   double a = 0;
   State state;
   ASSERT_TRUE(state.Add("a", Scalar(&a)).ok());
@@ -77,7 +77,7 @@ TEST(State, SetReplacesValues) {
   EXPECT_EQ(state.values(), (Values{{"", nullptr}, {"epoch", 2.5}, {"plan", Json{R"({"a":[1,null]})"}}}));
 }
 
-TEST(State, SetRefusesWhatNoReaderWouldTake) {
+TEST(State, SetRefusesInvalidValues) {
   State state;
   const auto refused = [&state](std::string name, Value value, const char* words) {
     const Status status = state.Set(std::move(name), std::move(value));
@@ -110,14 +110,14 @@ TEST(DType, NamesAndSizesAreThoseOfSafetensors) {
   EXPECT_EQ(DTypeFromName(""), std::nullopt);
 }
 
-TEST(JsonText, EscapesWhatJsonMust) {
+TEST(JsonText, EscapesSpecialCharacters) {
   std::string out;
   AppendJsonString(out, std::string_view("a\"b\\c\n\r\t\0\x1f\x7f/\xc3\xa9\xf0\x9f\x90\xa7", 18));
   EXPECT_EQ(out, "\"a\\\"b\\\\c\\n\\r\\t\\u0000\\u001f\x7f/\xc3\xa9\xf0\x9f\x90\xa7\"");
   EXPECT_TRUE(IsJson(out));
 }
 
-TEST(State, ThatWasMovedFromIsEmptyAndCanBeCopiedAndFilled) {
+TEST(State, MovedFromStateIsEmptyAndReusable) {
   float memory[4] = {};
   State from;
   ASSERT_TRUE(from.Add("a", {.data = memory, .shape = {4}}).ok());

@@ -13,7 +13,7 @@
 namespace cairn {
 namespace {
 
-TEST(Status, SaysItsCodeAndMessage) {
+TEST(Status, PrintsCodeAndMessage) {
   EXPECT_TRUE(Status().ok());
   EXPECT_EQ(Status::Ok().ToString(), "Ok");
   const Status status = Error(StatusCode::kNotFound, "no step {} under {}", 7, "/r");
@@ -23,7 +23,7 @@ TEST(Status, SaysItsCodeAndMessage) {
   EXPECT_EQ(out.str(), "NotFound: no step 7 under /r");
 }
 
-TEST(Status, CodesHaveNamesOfTheirOwn) {
+TEST(Status, CodesHaveUniqueNames) {
   std::set<std::string_view> names;
   for (int code = 0; code <= static_cast<int>(StatusCode::kInternal); ++code) {
     names.insert(StatusCodeName(static_cast<StatusCode>(code)));
@@ -32,7 +32,7 @@ TEST(Status, CodesHaveNamesOfTheirOwn) {
   EXPECT_FALSE(names.contains("?"));
 }
 
-TEST(Status, OfASystemCallNamesWhatAndWhy) {
+TEST(Status, SystemCallErrorNamesOperationAndErrno) {
   const auto code = [](int error) { return ErrnoStatus(error, "writing x").code(); };
   EXPECT_EQ(code(ENOSPC), StatusCode::kNoSpace);
   EXPECT_EQ(code(EDQUOT), StatusCode::kNoSpace);
@@ -74,13 +74,13 @@ Result<int> Quarter(int n) {
   return Half(half);
 }
 
-TEST(StatusMacros, LeaveWithTheFirstError) {
+TEST(StatusMacros, ReturnTheFirstError) {
   EXPECT_EQ(*Quarter(12), 3);
   EXPECT_EQ(Quarter(7).status().message(), "7 is odd");
   EXPECT_EQ(Quarter(6).status().message(), "3 is odd");
 }
 
-TEST(Deadline, LongSpansAreForEver) {
+TEST(Deadline, LongSpansAreInfinite) {
   EXPECT_TRUE(Deadline::In(std::chrono::nanoseconds::max()).infinite());
   EXPECT_FALSE(Deadline::Infinite().passed());
   EXPECT_TRUE(Deadline::In(std::chrono::nanoseconds(-1)).passed());

@@ -16,10 +16,11 @@ struct Case {
   std::size_t item = 1;
   Dims shape;
   Dims strides;
-  std::size_t memory = 0;  // In bytes.
+  // In bytes.
+  std::size_t memory = 0;
 };
 
-// Dimensions laid out in a random order with random gaps: never overlapping, of any permutation.
+// Dimensions in random order with random gaps, never overlapping.
 Case RandomCase(std::mt19937& random) {
   const auto below = [&random](int n) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(n)); };
   Case c;
@@ -34,7 +35,7 @@ Case RandomCase(std::mt19937& random) {
   for (std::size_t i = rank; i-- > 0;) {
     const std::size_t d = order[i];
     if (below(3) == 0) stride += below(3);
-    // Where there is one element or none, the stride means nothing: anything goes.
+    // The stride of a dimension of one element or none does not matter.
     c.strides[d] = c.shape[d] <= 1 && below(2) == 0 ? below(100) : stride;
     stride *= std::max<std::int64_t>(c.shape[d], 1);
   }
@@ -83,7 +84,7 @@ TEST(Strided, GatherAndScatterAgreeWithANaiveLoop) {
       ASSERT_EQ(gathered[i - begin], before[offsets[i]]) << "round " << round << " byte " << i;
       expected[offsets[i]] = fresh[i - begin];
     }
-    EXPECT_EQ(gathered.back(), std::byte{0x5a}) << "wrote behind the end";
+    EXPECT_EQ(gathered.back(), std::byte{0x5a}) << "wrote beyond the end";
     ASSERT_EQ(memory, expected) << "round " << round;
   }
 }
@@ -99,8 +100,8 @@ TEST(Strided, ContiguousMemoryIsOneRow) {
   }
 }
 
-TEST(Strided, DimensionsAreMergedAsFarAsTheyGo) {
-  // [8, 4, 6] out of rows of 10: one outer dimension of 32 rows, whatever the number of dimensions says.
+TEST(Strided, MergesDimensionsWherePossible) {
+  // [8, 4, 6] cut from rows of 10 is one outer dimension of 32 rows.
   const StridedLayout rows = MakeStridedLayout(nullptr, 4, Dims{8, 4, 6}, Dims{40, 10, 1});
   EXPECT_EQ(rows.row_bytes, 24U);
   EXPECT_EQ(rows.outer, (std::vector<StridedLayout::Dimension>{{32, 40}}));

@@ -49,11 +49,11 @@ TEST_F(TensorTableTest, RefusesNames) {
   ExpectRefused("a\xc0\x80", View(DType::kU8, {1}), "UTF-8");
   ExpectRefused("__metadata__", View(DType::kU8, {1}), "__metadata__");
   ASSERT_TRUE(table_.Add("w", View(DType::kU8, {1})).ok());
-  EXPECT_THAT(table_.Add("w", View(DType::kU8, {1})).message(), HasSubstr("\"w\" was added already"));
+  EXPECT_THAT(table_.Add("w", View(DType::kU8, {1})).message(), HasSubstr("\"w\" was already added"));
   EXPECT_EQ(table_.size(), 1U);
 }
 
-TEST_F(TensorTableTest, RefusesViewsThatContradictThemselves) {
+TEST_F(TensorTableTest, RefusesInconsistentViews) {
   ExpectRefused("w", View(DType::kU8, {2, 2}, {1}), "expected 2 strides");
   ExpectRefused("w", View(DType::kU8, {2, -1}), "negative extent");
   ExpectRefused("w", View(DType::kU8, {2, 2}, {-2, 1}), "negative stride");
@@ -68,7 +68,7 @@ TEST_F(TensorTableTest, RefusesSizesThatOverflow) {
   ExpectRefused("w", View(DType::kU8, {kBig, kBig}), "2^62");
   ExpectRefused("w", View(DType::kU8, {kBig, kBig}, {1, 1}), "2^62");
   ExpectRefused("w", View(DType::kU8, {2, 2}, {std::int64_t{1} << 62, 1}), "2^62");
-  // safetensors multiplies from the left, and refuses what overflows on the way to zero.
+  // safetensors multiplies from the left, and refuses an overflow before the zero.
   ExpectRefused("w", View(DType::kU8, {kBig, kBig, 0}), "2^62");
 }
 
@@ -84,7 +84,7 @@ TEST_F(TensorTableTest, RefusesElementsThatOverlap) {
 TEST_F(TensorTableTest, RefusesViewsBeyondTheirMemory) {
   TensorView view = View(DType::kF32, {2, 3}, {4, 1});
   view.bytes = 27;
-  ExpectRefused("w", view, "reaches over 28 bytes, its memory holds 27");
+  ExpectRefused("w", view, "spans 28 bytes, but its memory holds 27");
   view.bytes = 28;
   EXPECT_TRUE(table_.Add("w", view).ok());
 }
@@ -96,9 +96,9 @@ TEST_F(TensorTableTest, RefusesPartsThatDoNotFit) {
     return view;
   };
   ExpectRefused("w", with({.logical_name = "", .global_shape = {4, 2}, .offset = {0, 0}}), "logical name");
-  ExpectRefused("w", with({.logical_name = "v", .global_shape = {4}, .offset = {0, 0}}), "1 global dimensions");
-  ExpectRefused("w", with({.logical_name = "v", .global_shape = {4, 2}, .offset = {3, 0}}), "does not lie within");
-  ExpectRefused("w", with({.logical_name = "v", .global_shape = {4, 2}, .offset = {-1, 0}}), "does not lie within");
+  ExpectRefused("w", with({.logical_name = "v", .global_shape = {4}, .offset = {0, 0}}), "found 1 and 2");
+  ExpectRefused("w", with({.logical_name = "v", .global_shape = {4, 2}, .offset = {3, 0}}), "is not within");
+  ExpectRefused("w", with({.logical_name = "v", .global_shape = {4, 2}, .offset = {-1, 0}}), "is not within");
   ExpectRefused("w", with({.logical_name = "v", .global_shape = {1LL << 62, 2}, .offset = {0, 0}}), "2^62");
   EXPECT_TRUE(table_.Add("w", with({.logical_name = "v", .global_shape = {4, 2}, .offset = {2, 0}})).ok());
 }
@@ -118,7 +118,7 @@ TEST_F(TensorTableTest, TheSameMemoryIsStoredOnce) {
   EXPECT_THAT(table_.StoreOrder(), ElementsAre(0U, 2U, 3U));
 }
 
-// An alias has its holder's part on disk: with a part of its own it would lose it.
+// On disk an alias has the part of the tensor that it is tied to, so a different part would be lost.
 TEST_F(TensorTableTest, TheSameMemoryAsAnotherPartIsStoredTwice) {
   const auto part = [this](const std::optional<TensorPart>& of) {
     TensorView view = View(DType::kF32, {2, 3});
@@ -168,7 +168,7 @@ TEST_F(TensorTableTest, SmallCpuTensorsAreThoseWithinBothBounds) {
   EXPECT_THAT(table_.devices(), ElementsAre(DeviceId{}, DeviceId{DeviceKind::kCuda, 0}));
 }
 
-TEST_F(TensorTableTest, ACopyStandsAlone) {
+TEST_F(TensorTableTest, CopyIsIndependent) {
   ASSERT_TRUE(table_.Add("w", View(DType::kU8, {4})).ok());
   ASSERT_THAT(table_.StoreOrder(), ElementsAre(0U));
 

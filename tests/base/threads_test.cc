@@ -22,7 +22,7 @@
 namespace cairn {
 namespace {
 
-TEST(WorkerPool, RunsEveryJobBeforeItsEnd) {
+TEST(WorkerPool, DestructorRunsAllJobs) {
   std::atomic<int> done = 0;
   {
     WorkerPool pool("test", 3);
@@ -41,7 +41,7 @@ TEST(WorkerPool, OneThreadRunsJobsInOrder) {
 }
 
 TEST(WorkerPool, ThreadsWorkAtTheSameTime) {
-  // Each job waits for the other: with one thread this would never end.
+  // Each job waits for the other, so one thread would never finish.
   std::latch both(2);
   WorkerPool pool("test", 2);
   for (int i = 0; i < 2; ++i) pool.Post([&both] { both.arrive_and_wait(); });
@@ -77,10 +77,10 @@ TEST(Thread, BlocksEverySignalAndHasItsName) {
   EXPECT_STREQ(name, "a name that is ");
   sigset_t own;
   pthread_sigmask(SIG_SETMASK, nullptr, &own);
-  EXPECT_EQ(sigismember(&own, SIGTERM), 0) << "the caller's own mask is as it was";
+  EXPECT_EQ(sigismember(&own, SIGTERM), 0) << "the caller's mask has changed";
 }
 
-TEST(Thread, ThatCannotBeStartedIsAnErrorAndLeavesTheSignalMask) {
+TEST(Thread, FailedStartIsAnErrorAndKeepsTheSignalMask) {
   Forked child([](const Say& say) {
     ThreadLimit limit;
     if (!limit.Allow(0)) return kNoThreadLimit;
@@ -97,7 +97,7 @@ TEST(Thread, ThatCannotBeStartedIsAnErrorAndLeavesTheSignalMask) {
   EXPECT_EQ(end.value, 0) << "signals stay blocked";
 }
 
-TEST(WorkerPool, ThatCannotStartAllItsThreadsHasNoneAndSaysHowFarItCame) {
+TEST(WorkerPool, FailedStartLeavesNoThreadsAndReportsTheCount) {
   Forked child([](const Say& say) {
     ThreadLimit limit;
     if (!limit.Allow(2)) return kNoThreadLimit;
@@ -112,24 +112,24 @@ TEST(WorkerPool, ThatCannotStartAllItsThreadsHasNoneAndSaysHowFarItCame) {
 
   if (end.value == kNoThreadLimit) GTEST_SKIP() << ThreadLimit::kSkipReason;
   ASSERT_THAT(end.lines, ::testing::SizeIs(2));
-  EXPECT_THAT(end.lines[0], ::testing::HasSubstr("2 of 3 were started"));
+  EXPECT_THAT(end.lines[0], ::testing::HasSubstr("2 of 3 threads were started"));
   EXPECT_EQ(end.lines[1], "0");
   EXPECT_EQ(end.value, 0) << "threads are left";
 }
 
-// As sched_getattr gives it: size, policy; flags; nice, priority; and a runtime, which is the time slice.
+// From sched_getattr: size, policy; flags; nice, priority; and runtime, which is the time slice.
 std::array<std::uint64_t, 6> Scheduling() {
   std::array<std::uint64_t, 6> attributes{};
   if (::syscall(SYS_sched_getattr, 0, attributes.data(), sizeof(attributes), 0) != 0) attributes = {};
   return attributes;
 }
 
-TEST(Thread, ShortSlicesChangeNothingButTheSlice) {
+TEST(Thread, ShortSlicesChangeOnlyTheSlice) {
   std::array<std::uint64_t, 6> before{};
   std::array<std::uint64_t, 6> after{};
   Result<std::thread> thread = StartThread("test", [&] {
     before = Scheduling();
-    AskForShortSlices();
+    RequestShortSlices();
     after = Scheduling();
   });
   ASSERT_TRUE(thread.ok()) << thread.status();
@@ -137,7 +137,7 @@ TEST(Thread, ShortSlicesChangeNothingButTheSlice) {
 
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(after.at(i), before.at(i));
   const bool ordinary = before.at(0) >> 32 == SCHED_OTHER;
-  if (before.at(3) == 0 || !ordinary) GTEST_SKIP() << "no time slices of single threads here";
+  if (before.at(3) == 0 || !ordinary) GTEST_SKIP() << "this kernel has no per-thread time slices";
   EXPECT_EQ(after.at(3), 100'000U);
 }
 

@@ -58,7 +58,7 @@ TEST(Trace, KeepsTheNewestEvents) {
   EXPECT_EQ(steps, (std::vector<std::uint64_t>{5, 6, 7}));
 }
 
-TEST(Trace, EmptyOrOffIsStillATrace) {
+TEST(Trace, EmptyOrDisabledTraceIsValidJson) {
   Trace off(0);
   const auto now = Trace::Clock::now();
   off.Span("row", "e", now, now, 1, 0);
