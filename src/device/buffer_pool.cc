@@ -24,7 +24,7 @@ std::byte* At(std::uintptr_t address) {
   return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr): the kernel gave it as a number.
 }
 
-// Address space of `bytes` aligned to a huge page with one inaccessible page on either side: the mapping with them.
+// Maps `bytes`, aligned to a huge page, with an inaccessible page on either side. Returns the mapping with those pages.
 Result<MutableBytes> MapBetweenGuards(std::uint64_t bytes) {
   const std::uint64_t reserved = bytes + kHugepage + 2 * kBlock;
   void* const at = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -43,7 +43,7 @@ Result<MutableBytes> MapBetweenGuards(std::uint64_t bytes) {
   return mapping;
 }
 
-// The number after "0x"-less hexadecimal `text`'s start; moves `text` behind it.
+// Parses the hexadecimal number, without "0x", that `text` starts with, and removes it from `text`.
 bool TakeHex(std::string_view& text, std::uintptr_t& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
@@ -65,29 +65,29 @@ BufferPool::Chunk& BufferPool::Chunk::operator=(Chunk&& other) noexcept {
 }
 
 void BufferPool::Chunk::Reset() {
-  if (data_ != nullptr) std::exchange(pool_, nullptr)->GiveBack(std::exchange(data_, nullptr));
+  if (data_ != nullptr) std::exchange(pool_, nullptr)->Return(std::exchange(data_, nullptr));
 }
 
 Result<std::unique_ptr<BufferPool>> BufferPool::Make(std::uint64_t cap_bytes, std::uint64_t chunk_bytes,
-                                                     int least_chunks) {
+                                                     int min_chunks) {
   if (chunk_bytes == 0 || chunk_bytes % kBlock != 0) {
-    return Error(StatusCode::kInvalidArgument, "expected chunks of a multiple of {} bytes, found {}", kBlock,
+    return Error(StatusCode::kInvalidArgument, "chunk size: expected a multiple of {} bytes, found {}", kBlock,
                  chunk_bytes);
   }
   const std::uint64_t count = cap_bytes / chunk_bytes;
-  const auto least = static_cast<std::uint64_t>(std::max(1, least_chunks));
+  const auto least = static_cast<std::uint64_t>(std::max(1, min_chunks));
   if (count < least) {
     return Error(StatusCode::kInvalidArgument,
-                 "host memory of {} bytes is too little: expected at least {} ({} chunks of {} bytes)", cap_bytes,
-                 least * chunk_bytes, least, chunk_bytes);
+                 "host memory: expected at least {} bytes ({} chunks of {} bytes), found {}", least * chunk_bytes,
+                 least, chunk_bytes, cap_bytes);
   }
   CAIRN_ASSIGN_OR_RETURN(const MutableBytes mapping, MapBetweenGuards(count * chunk_bytes));
   std::byte* const chunks = mapping.data() + kBlock;
   std::unique_ptr<BufferPool> pool(new BufferPool(mapping, chunks, chunk_bytes, count));
-  // A kernel without huge pages refuses the first: the pool works, and HugepageBytes tells.
+  // A kernel without huge pages refuses the first call. The pool works without; HugepageBytes shows it.
   ::madvise(chunks, pool->total_bytes(), MADV_HUGEPAGE);
   if (::madvise(mapping.data(), mapping.size(), MADV_DONTFORK) != 0) {
-    return ErrnoStatus(errno, "keeping the pool from forked children (MADV_DONTFORK)");
+    return ErrnoStatus(errno, "excluding the pool from forked children (MADV_DONTFORK)");
   }
   return pool;
 }
@@ -99,7 +99,7 @@ BufferPool::BufferPool(MutableBytes mapping, std::byte* chunks, std::uint64_t ch
 }
 
 BufferPool::~BufferPool() {
-  // A forked child has no such mapping; something else of its own may lie there.
+  // A forked child lacks this mapping and may have mapped something else there.
   if (::getpid() != owner_) return;
   for (Device* device : pinned_with_) device->UnpinMemory({chunks_, total_bytes()});
   ::munmap(mapping_.data(), mapping_.size());
@@ -113,7 +113,7 @@ void BufferPool::Touch() {
 void BufferPool::Touch(WorkerPool& workers) {
   if (touched_.load(std::memory_order_relaxed) >= total_bytes()) return;
   std::latch done(workers.threads());
-  // A helper whose next job finds no memory ends: the others, and the caller, touch the rest.
+  // Without memory for its next job a helper stops; the others and the caller touch the rest.
   const auto post = [&workers, &done](auto job) {
     try {
       workers.Post(std::move(job));
@@ -121,7 +121,7 @@ void BufferPool::Touch(WorkerPool& workers) {
       done.count_down();
     }
   };
-  // Piece by piece: what saves under way want of the workers comes between.
+  // One piece a job, so that the workers also serve saves in flight.
   const auto help = [this, post, &done](const auto& self) -> void {
     if (TouchNext()) {
       post([self] { self(self); });
@@ -135,7 +135,7 @@ void BufferPool::Touch(WorkerPool& workers) {
 }
 
 bool BufferPool::TouchNext() {
-  // In pieces: the kernel holds the address space's lock meanwhile. Populating leaves contents as they are.
+  // In pieces, because the kernel holds the address space's lock meanwhile. Populating keeps the contents.
   constexpr std::uint64_t kPiece = 2 * kHugepage;
   const std::uint64_t at = touched_.fetch_add(kPiece, std::memory_order_relaxed);
   if (at >= total_bytes()) return false;
@@ -145,7 +145,7 @@ bool BufferPool::TouchNext() {
     failed = ::madvise(chunks_ + at, n, MADV_POPULATE_WRITE);
   } while (failed != 0 && (errno == EINTR || errno == EAGAIN));
   if (failed != 0 && errno == EINVAL) {
-    // Too old a kernel (or one that imitates it). An atomic no-change does no harm to who writes there.
+    // The kernel (or an emulation of it) is too old. An atomic or with 0 does not disturb concurrent writers.
     for (std::uint64_t page = at; page < at + n; page += kBlock) {
       __atomic_fetch_or(reinterpret_cast<unsigned char*>(chunks_ + page), 0, __ATOMIC_RELAXED);
     }
@@ -171,20 +171,20 @@ BufferPool::Chunk BufferPool::Take() {
   return {this, data};
 }
 
-std::function<void()> BufferPool::Wake() {
+std::function<void()> BufferPool::NotifyWaiter() {
   if (free_.empty()) return {};
   if (restores_waiting_ > 0) {
     restore_may_take_.NotifyOne();
     return {};
   }
   save_may_take_.NotifyOne();
-  return std::exchange(found_none_, false) ? on_free_ : std::function<void()>();
+  return std::exchange(acquire_failed_, false) ? on_free_ : std::function<void()>();
 }
 
 BufferPool::Chunk BufferPool::TryAcquire(Priority priority) {
   MutexLock lock(mutex_);
   if (CanTake(priority)) return Take();
-  found_none_ = true;
+  acquire_failed_ = true;
   return {};
 }
 
@@ -200,13 +200,14 @@ Result<BufferPool::Chunk> BufferPool::Acquire(Priority priority, Deadline deadli
     }
     restores_waiting_ -= restore ? 1 : 0;
     if (CanTake(priority)) chunk = Take();
-    // Whoever leaves passes the word on: others may have been held back by it, or the wake-up was meant for one.
-    on_free = Wake();
+    // Notify again: this waiter may have held others back, or consumed a wake-up meant for another.
+    on_free = NotifyWaiter();
   }
   if (on_free) on_free();
   if (!chunk) {
-    return Error(StatusCode::kDeadlineExceeded, "none of the pool's {} chunks of {} bytes became free in time",
-                 chunk_count_, chunk_bytes_);
+    return Error(StatusCode::kDeadlineExceeded,
+                 "none of the pool's {} chunks of {} bytes became free before the deadline", chunk_count_,
+                 chunk_bytes_);
   }
   return chunk;
 }
@@ -216,12 +217,12 @@ void BufferPool::SetOnFree(std::function<void()> on_free) {
   on_free_ = std::move(on_free);
 }
 
-void BufferPool::GiveBack(std::byte* data) {
+void BufferPool::Return(std::byte* data) {
   std::function<void()> on_free;
   {
     MutexLock lock(mutex_);
     free_.push_back(data);
-    on_free = Wake();
+    on_free = NotifyWaiter();
   }
   if (on_free) on_free();
 }
@@ -246,7 +247,7 @@ std::uint64_t BufferPool::HugepageBytes() const {
     std::string_view text = line;
     std::uintptr_t from = 0;
     std::uintptr_t to = 0;
-    // A mapping's first line: "7f1c00000000-7f1c40000000 rw-p ...". The guards keep ours from being merged with others.
+    // A mapping's first line: "7f1c00000000-7f1c40000000 rw-p ...". The guards prevent merging with neighbours.
     if (TakeHex(text, from) && text.starts_with('-') && (text.remove_prefix(1), TakeHex(text, to))) {
       ours = from >= begin && to <= begin + total_bytes();
     } else if (ours && line.starts_with(kField)) {

@@ -19,14 +19,14 @@ namespace cairn {
 
 /// The bounded pool of pinned chunks that every byte passes through. Chunks are 4096-aligned and of one size.
 ///
-/// Order of making: 2 MiB-aligned mmap, MADV_HUGEPAGE, MADV_DONTFORK, touch, pin with each device. An inaccessible page
-/// lies before and behind the chunks: an overrun faults. Safe from any thread. In a forked child there is no memory
-/// behind the chunks, and the destructor does nothing.
+/// Set-up order: 2 MiB-aligned mmap, MADV_HUGEPAGE, MADV_DONTFORK, touch, pin with each device. An inaccessible page
+/// before and after the chunks makes an overrun fault. Safe from any thread. In a forked child the chunks have no
+/// memory, and the destructor does nothing.
 class BufferPool {
  public:
   enum class Priority : std::uint8_t { kSave, kRestore };
 
-  /// A chunk on loan; gives itself back.
+  /// A chunk in use. Its destructor returns it to the pool.
   class Chunk {
    public:
     Chunk() = default;
@@ -46,68 +46,68 @@ class BufferPool {
     std::byte* data_ = nullptr;
   };
 
-  /// Maps floor(cap_bytes / chunk_bytes) chunks. InvalidArgument where that is fewer than `least_chunks` (the message
-  /// names the least cap); ResourceExhausted where the system has no such memory.
+  /// Maps floor(cap_bytes / chunk_bytes) chunks. InvalidArgument if that is fewer than `min_chunks` (the message names
+  /// the smallest cap); ResourceExhausted if the system lacks the memory.
   [[nodiscard]] static Result<std::unique_ptr<BufferPool>> Make(std::uint64_t cap_bytes, std::uint64_t chunk_bytes,
-                                                                int least_chunks);
-  /// All chunks are back; unpins and unmaps.
+                                                                int min_chunks);
+  /// Unpins and unmaps. All chunks must have been returned.
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// Touches every page, so that no save pays for it: on the calling thread, 2.5 s per GB at worst. Chunks may be in
-  /// use meanwhile.
+  /// Touches every page on the calling thread, so that no save pays for it: up to 2.5 s per GB. Chunks may be in use.
   void Touch();
-  /// The same with the workers' help, on one of whose threads the caller is not. When it returns all is touched but
-  /// what other threads have under way in TouchNext.
+  /// The same, helped by the workers; the caller must not be one of them. On return every page is touched, except those
+  /// that other threads are touching in TouchNext.
   void Touch(WorkerPool& workers);
-  /// The same, a piece at a time: touches the next 4 MiB, and returns whether more is left. Together with Touch every
-  /// page is touched once, whoever comes first.
+  /// Touches the next 4 MiB and returns whether more is left. Touch and TouchNext together touch every page once.
   bool TouchNext();
-  /// Pins the whole pool with the device, which outlives the pool. Before chunks go to it; once for each device.
+  /// Pins the whole pool with the device, which outlives the pool. Once for each device, before it uses chunks.
   Status PinWith(Device& device) CAIRN_EXCLUDES(mutex_);
 
-  /// A free chunk, or an empty one where there is none (or where a restore is waiting in Acquire and `priority` is
-  /// kSave).
+  /// A free chunk; an empty one if none is free, or if `priority` is kSave and a restore waits in Acquire.
   [[nodiscard]] Chunk TryAcquire(Priority priority) CAIRN_EXCLUDES(mutex_);
-  /// Sleeps until a chunk is free. DeadlineExceeded. Restores go before saves.
+  /// Sleeps until a chunk is free, or fails with DeadlineExceeded. Restores go before saves.
   [[nodiscard]] Result<Chunk> Acquire(Priority priority, Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// Called, without a lock, by whoever gives a chunk back (or ends its wait in Acquire), each time one can be had
-  /// after TryAcquire found none. Set once, at Open.
+  /// Called without a lock, by the thread that returns a chunk (or ends its wait in Acquire), when a chunk becomes free
+  /// after TryAcquire failed. Set once, at Open.
   void SetOnFree(std::function<void()> on_free) CAIRN_EXCLUDES(mutex_);
 
   [[nodiscard]] std::uint64_t chunk_bytes() const { return chunk_bytes_; }
   [[nodiscard]] std::uint64_t total_bytes() const { return chunk_bytes_ * chunk_count_; }
   [[nodiscard]] std::uint64_t chunk_count() const { return chunk_count_; }
-  /// The most that was ever on loan at once, in bytes.
+  /// The most that was ever in use at once, in bytes.
   [[nodiscard]] std::uint64_t peak_bytes() const CAIRN_EXCLUDES(mutex_);
-  /// Restores that sleep in Acquire now.
+  /// How many restores sleep in Acquire now.
   [[nodiscard]] int restores_waiting() const CAIRN_EXCLUDES(mutex_);
   /// Bytes of the pool backed by huge pages, from /proc/self/smaps. Slow.
   [[nodiscard]] std::uint64_t HugepageBytes() const;
 
  private:
   BufferPool(MutableBytes mapping, std::byte* chunks, std::uint64_t chunk_bytes, std::uint64_t chunk_count);
-  void GiveBack(std::byte* data) CAIRN_EXCLUDES(mutex_);
+  void Return(std::byte* data) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool CanTake(Priority priority) const CAIRN_REQUIRES(mutex_);
   [[nodiscard]] Chunk Take() CAIRN_REQUIRES(mutex_);
-  // Wakes who may take a chunk now. Returns what to call once the lock is released; may be empty.
-  [[nodiscard]] std::function<void()> Wake() CAIRN_REQUIRES(mutex_);
+  // Wakes a waiter that can take a chunk now. Returns a callback, maybe empty, to call after the lock is released.
+  [[nodiscard]] std::function<void()> NotifyWaiter() CAIRN_REQUIRES(mutex_);
 
-  const MutableBytes mapping_;  // The chunks and a page on either side.
+  // The chunks and a guard page on either side.
+  const MutableBytes mapping_;
   std::byte* const chunks_;
   const std::uint64_t chunk_bytes_;
   const std::uint64_t chunk_count_;
   const pid_t owner_;
-  std::atomic<std::uint64_t> touched_{0};  // Bytes from the first chunk on.
+  // How many of the chunks' bytes, from the first on.
+  std::atomic<std::uint64_t> touched_{0};
 
   mutable Mutex mutex_;
   CondVar restore_may_take_;
   CondVar save_may_take_;
   std::vector<Device*> pinned_with_ CAIRN_GUARDED_BY(mutex_);
-  std::vector<std::byte*> free_ CAIRN_GUARDED_BY(mutex_);  // The last one back goes out first: it is warm.
+  // Last in, first out: the latest is still in the cache.
+  std::vector<std::byte*> free_ CAIRN_GUARDED_BY(mutex_);
   std::function<void()> on_free_ CAIRN_GUARDED_BY(mutex_);
-  bool found_none_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool acquire_failed_ CAIRN_GUARDED_BY(mutex_) = false;
   int restores_waiting_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t peak_chunks_ CAIRN_GUARDED_BY(mutex_) = 0;
 };

@@ -1,6 +1,6 @@
-# Which CUDA sources this build gets. The headers (cuda.h and cudaTypedefs.h; no toolkit, no library) are looked for once;
-# without them cuda_stub.cc says so at run time. Sets CAIRN_CUDA_SOURCES and CAIRN_CUDA_LIBRARIES; the target
-# cairn_cuda_headers is there where the headers are.
+# Selects the CUDA sources of this build. It needs cuda.h and cudaTypedefs.h, but no toolkit and no library; without
+# them cuda_stub.cc reports Unsupported at run time. Sets CAIRN_CUDA_SOURCES and CAIRN_CUDA_LIBRARIES. The target
+# cairn_cuda_headers exists if the headers do.
 set(CAIRN_CUDA AUTO CACHE STRING "CUDA GPUs: AUTO (where cuda.h is found), ON (cuda.h is required) or OFF")
 set_property(CACHE CAIRN_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(cairn_cuda_oldest 12000)

@@ -13,7 +13,8 @@ struct CudaCompletions::Shared {
 
 struct CudaCompletions::Ticket {
   std::shared_ptr<Shared> shared;
-  CopyDone done;  // Guarded by shared->mutex once the ticket is with the driver.
+  // Guarded by shared->mutex once the driver has the ticket.
+  CopyDone done;
 };
 
 CudaCompletions::CudaCompletions() : shared_(std::make_shared<Shared>()) {}
@@ -44,7 +45,7 @@ void CudaCompletions::HostFunction(void* ticket) {
     ++shared.running;
   }
   done(Status::Ok());
-  done = nullptr;  // What it captured goes before Close returns.
+  done = nullptr;  // Destroys what it captured before Close returns.
   const MutexLock lock(shared.mutex);
   if (--shared.running == 0) shared.idle.NotifyAll();
 }

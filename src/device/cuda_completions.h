@@ -8,10 +8,10 @@
 
 namespace cairn {
 
-/// The callbacks of copies under way, on their way through the driver as the argument of a host function.
+/// The callbacks of copies in flight. The driver holds each as the argument of a host function.
 ///
-/// The driver calls a host function once, or never: it drops them when the context has failed. Until called, a Ticket
-/// belongs to the driver; Close makes those that are left harmless. Safe from any thread.
+/// The driver calls a host function once, or never if the context failed. A Ticket belongs to the driver until it is
+/// called; Close disarms the others. Safe from any thread.
 class CudaCompletions {
  public:
   struct Ticket;
@@ -23,13 +23,13 @@ class CudaCompletions {
 
   /// A ticket for HostFunction's argument.
   [[nodiscard]] Ticket* Add(CopyDone done);
-  /// Takes back a ticket that the driver has refused.
+  /// Frees a ticket that the driver refused.
   void Cancel(Ticket* ticket);
-  /// What the driver calls, with a Ticket*: calls done(Ok) unless closed, and frees the ticket.
+  /// The driver calls this with a Ticket*. Calls done(Ok) unless closed, and frees the ticket.
   static void HostFunction(void* ticket);
 
-  /// Waits for callbacks that are running, and drops the rest: no callback runs afterwards. The dropped tickets
-  /// themselves stay allocated, as the driver of a failed context may yet hold on to them.
+  /// Waits for running callbacks and drops the others: no callback runs afterwards. Dropped tickets stay allocated,
+  /// because the driver of a failed context may still hold them.
   void Close();
 
  private:

@@ -5,7 +5,7 @@
 namespace cairn {
 namespace {
 
-// By number where older headers lack the name.
+// Numbers stand for names that older headers lack.
 bool IsSticky(CUresult result) {
   switch (static_cast<int>(result)) {
     case CUDA_ERROR_DEINITIALIZED:
@@ -35,8 +35,8 @@ bool IsSticky(CUresult result) {
 
 }  // namespace
 
-// A capture elsewhere in the process (torch's are of the global mode) would be invalidated by calls that the driver
-// deems unsafe beside one, a stream query among them. Ours never touch a capturing stream, so the mode is relaxed.
+// Calls that the driver considers unsafe during a capture, such as a stream query, would invalidate a global capture
+// elsewhere in the process (torch captures in this mode). Ours never touch a capturing stream, so the mode is relaxed.
 CudaContext::Scope::Scope(const CudaContext& context)
     : driver_(*context.driver_), result_(driver_.ctx_push_current(context.context_)) {
   if (result_ == CUDA_SUCCESS) (void)driver_.thread_exchange_capture_mode(&capture_mode_);
@@ -57,7 +57,7 @@ Status CudaContext::Retain() {
   int count = 0;
   CAIRN_RETURN_IF_ERROR(Check(driver_->device_get_count(&count), "counting the GPUs"));
   if (index_ < 0 || index_ >= count) {
-    return Error(StatusCode::kInvalidArgument, "cuda:{}: no such GPU, the driver shows {} (CUDA_VISIBLE_DEVICES?)",
+    return Error(StatusCode::kInvalidArgument, "cuda:{}: no such GPU: the driver shows {} (check CUDA_VISIBLE_DEVICES)",
                  index_, count);
   }
   CAIRN_RETURN_IF_ERROR(Check(driver_->device_get(&device_, index_), "finding the GPU"));
@@ -72,17 +72,17 @@ Status CudaContext::sticky() const {
   return sticky_;
 }
 
-Status CudaContext::Stick(CUresult result, std::string_view what) const {
+Status CudaContext::SetSticky(CUresult result, std::string_view what) const {
   const MutexLock lock(mutex_);
   if (sticky_.ok()) {
-    sticky_ = Error(StatusCode::kDeviceError, "cuda:{}: {}: {}; this GPU's context is of no more use to the process",
+    sticky_ = Error(StatusCode::kDeviceError, "cuda:{}: {}: {}; this process cannot use the GPU's context any more",
                     index_, what, driver_->Describe(result));
   }
   return sticky_;
 }
 
 Status CudaContext::Fail(CUresult result, std::string_view what) const {
-  if (IsSticky(result)) return Stick(result, what);
+  if (IsSticky(result)) return SetSticky(result, what);
   if (Status sticky = this->sticky(); !sticky.ok()) return sticky;
   const StatusCode code =
       result == CUDA_ERROR_OUT_OF_MEMORY ? StatusCode::kResourceExhausted : StatusCode::kDeviceError;

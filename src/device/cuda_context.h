@@ -9,7 +9,7 @@
 
 namespace cairn {
 
-/// One GPU's primary context, retained while this lives, and what has become of it. Safe from any thread.
+/// One GPU's primary context, retained for this object's lifetime, and its sticky error. Safe from any thread.
 class CudaContext {
  public:
   CudaContext(std::shared_ptr<const CudaDriver> driver, int index) : driver_(std::move(driver)), index_(index) {}
@@ -17,10 +17,10 @@ class CudaContext {
   CudaContext(const CudaContext&) = delete;
   CudaContext& operator=(const CudaContext&) = delete;
 
-  /// Once, before all else. InvalidArgument where there is no such GPU.
+  /// Called first, once. InvalidArgument if there is no such GPU.
   Status Retain();
 
-  /// Makes the context current on the calling thread while it lives, and puts back what was current before.
+  /// Makes the context current on the calling thread for its lifetime, then restores the previous one.
   class Scope {
    public:
     explicit Scope(const CudaContext& context);
@@ -35,23 +35,23 @@ class CudaContext {
     CUstreamCaptureMode capture_mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
   };
 
-  /// Calls body(), which returns a Status, with the context current. After a sticky error: returns that instead.
+  /// Calls body(), which returns a Status, with the context current. After a sticky error, returns that error instead.
   template <typename Body>
   Status Run(const Body& body) const {
     if (Status sticky = this->sticky(); !sticky.ok()) return sticky;
     const Scope scope(*this);
-    // Nothing that the caller did can make this fail: the context itself is gone.
-    if (scope.result() != CUDA_SUCCESS) return Stick(scope.result(), "entering the primary context");
+    // No caller's mistake can make this fail: the context itself is lost.
+    if (scope.result() != CUDA_SUCCESS) return SetSticky(scope.result(), "entering the primary context");
     return body();
   }
 
-  /// Ok for CUDA_SUCCESS; else an error that says what was being done. Those after which the context is of no more use
-  /// stick; after that, the sticky error is returned whatever the result was.
+  /// Ok for CUDA_SUCCESS; otherwise an error that names the operation. Errors that make the context unusable are
+  /// sticky: from then on every failure returns the first of them.
   Status Check(CUresult result, std::string_view what) const {
     return result == CUDA_SUCCESS ? Status::Ok() : Fail(result, what);
   }
-  /// Makes the error sticky, of whatever kind it is, where none is yet. Returns the sticky error.
-  Status Stick(CUresult result, std::string_view what) const CAIRN_EXCLUDES(mutex_);
+  /// Makes this error, of any kind, the sticky one unless there is one already. Returns the sticky error.
+  Status SetSticky(CUresult result, std::string_view what) const CAIRN_EXCLUDES(mutex_);
   /// Ok, or the sticky error.
   [[nodiscard]] Status sticky() const CAIRN_EXCLUDES(mutex_);
 
@@ -64,8 +64,9 @@ class CudaContext {
 
   const std::shared_ptr<const CudaDriver> driver_;
   const int index_;
-  CUdevice device_ = 0;          // Set by Retain.
-  CUcontext context_ = nullptr;  // Set by Retain.
+  // Set by Retain.
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
 
   mutable Mutex mutex_;
   mutable Status sticky_ CAIRN_GUARDED_BY(mutex_);

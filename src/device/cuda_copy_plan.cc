@@ -100,11 +100,11 @@ Result<CudaCopyPlan> PlanCudaCopies(const CopyBatch& batch, std::uint64_t max_pi
   Planner planner(batch.direction, max_pitch, batch.pieces.size());
   for (const CopyPiece& piece : batch.pieces) {
     if (piece.tensor->outer.size() > 1) {
-      return Error(StatusCode::kInternal, "a tensor of {} strided dimensions was given to a GPU copy, which takes one",
+      return Error(StatusCode::kInternal, "a GPU copy takes at most one strided dimension, found {}",
                    piece.tensor->outer.size());
     }
     if (piece.begin < piece.end && piece.tensor_end() > piece.tensor->bytes) {
-      return Error(StatusCode::kInvalidArgument, "bytes {} to {} of a tensor that has {}", piece.begin,
+      return Error(StatusCode::kInvalidArgument, "copy of bytes {} to {} of a tensor of {} bytes", piece.begin,
                    piece.tensor_end(), piece.tensor->bytes);
     }
     planner.Add(piece);

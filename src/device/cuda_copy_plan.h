@@ -8,12 +8,12 @@
 
 namespace cairn {
 
-/// An address as the CUDA driver takes it (CUdeviceptr); host memory's are the same numbers under unified addressing.
+/// An address as the CUDA driver takes it (CUdeviceptr). With unified addressing, host addresses are valid too.
 using CudaAddress = unsigned long long;
 
-/// What a CopyBatch comes to in the driver's terms. The arrays of one length are what a batch copy takes.
+/// A CopyBatch in the driver's terms. `to`, `from` and `sizes` are the parallel arrays of a batch copy.
 struct CudaCopyPlan {
-  /// `height` rows of `width` bytes, `pitch` bytes apart in the tensor and `memory_pitch` in `memory`.
+  /// `height` rows of `width` bytes, `pitch` bytes apart in the tensor and `memory_pitch` bytes apart in `memory`.
   struct Rows {
     CudaAddress tensor = 0;
     std::byte* memory = nullptr;
@@ -24,13 +24,14 @@ struct CudaCopyPlan {
   };
   std::vector<CudaAddress> to;
   std::vector<CudaAddress> from;
-  std::vector<std::size_t> sizes;  ///< None is 0.
+  /// None of them is 0.
+  std::vector<std::size_t> sizes;
   std::vector<Rows> rows;
 };
 
-/// Splits the pieces into runs of bytes and blocks of at least two rows; a row of the tensor that a piece cuts is a
-/// run. Rows further apart than `max_pitch` become runs of their own. Internal for more than one strided dimension,
-/// which Device::CheckLayout refuses; InvalidArgument for a piece beyond its tensor's end.
+/// Splits the pieces into contiguous runs and blocks of at least two rows. A row that a piece cuts becomes a run, and
+/// so do rows further apart than `max_pitch`. Internal for more than one strided dimension, which Device::CheckLayout
+/// refuses; InvalidArgument for a piece beyond its tensor's end.
 [[nodiscard]] Result<CudaCopyPlan> PlanCudaCopies(const CopyBatch& batch, std::uint64_t max_pitch);
 
 }  // namespace cairn

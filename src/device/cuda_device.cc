@@ -26,7 +26,7 @@ class CudaDevice final : public Device {
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
-  // Once, before all else; on failure the destructor undoes what was done.
+  // Called first, once. If it fails, the destructor undoes the completed part.
   Status Open(const CudaDeviceOptions& options);
 
   DeviceId id() const override { return {DeviceKind::kCuda, context_.index()}; }
@@ -55,7 +55,8 @@ class CudaDevice final : public Device {
   Status CreateLanesAndEvents(const CudaDeviceOptions& options);
   Status Record(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
   Status Wait(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
-  // The driver's name for a caller's stream, once it is clear that work may be enqueued there. Within context_.Run.
+  // The driver's handle of a caller's stream, after checking that work may be enqueued there. Call it within
+  // context_.Run.
   Result<CUstream> CallerStream(Stream stream) const;
   Status CaptureError(Stream stream) const;
   Result<CUstream> Lane(int lane) const;
@@ -68,20 +69,22 @@ class CudaDevice final : public Device {
   CudaCompletions completions_;
   // Constant after Open.
   std::vector<CUstream> lanes_;
-  std::vector<CUevent> events_;  // Event n is at n - 1.
+  // Event n is at index n - 1.
+  std::vector<CUevent> events_;
   std::uint64_t max_pitch_ = 0;
 
   mutable Mutex mutex_;
   std::vector<EventState> event_states_ CAIRN_GUARDED_BY(mutex_);
   std::vector<EventId> free_events_ CAIRN_GUARDED_BY(mutex_);
   CUdeviceptr staging_ CAIRN_GUARDED_BY(mutex_) = 0;
-  std::set<std::byte*> pinned_ CAIRN_GUARDED_BY(mutex_);  // Registered by this device, not by another for it.
+  // Registered by this device, not by that of another GPU.
+  std::set<std::byte*> pinned_ CAIRN_GUARDED_BY(mutex_);
 };
 
 CudaDevice::~CudaDevice() {
   if (context_.sticky().ok()) {
     const CudaContext::Scope scope(context_);
-    // Where entering fails the driver is shutting down or the context was reset: all this is gone already.
+    // If entering fails, the driver is shutting down or the context was reset, and all this is gone already.
     if (scope.result() == CUDA_SUCCESS) {
       for (CUstream lane : lanes_) {
         (void)driver().stream_synchronize(lane);
@@ -97,9 +100,8 @@ CudaDevice::~CudaDevice() {
 
 Status CudaDevice::Open(const CudaDeviceOptions& options) {
   if (options.lanes < 1 || options.events < 0) {
-    return Error(StatusCode::kInvalidArgument,
-                 "cuda:{}: at least one lane and no negative number of events, found {}, {}", options.index,
-                 options.lanes, options.events);
+    return Error(StatusCode::kInvalidArgument, "cuda:{}: expected at least 1 lane and 0 events, found {} and {}",
+                 options.index, options.lanes, options.events);
   }
   CAIRN_RETURN_IF_ERROR(context_.Retain());
   return context_.Run([&] { return CreateLanesAndEvents(options); });
@@ -109,7 +111,7 @@ Status CudaDevice::CreateLanesAndEvents(const CudaDeviceOptions& options) {
   int max_pitch = 0;
   CAIRN_RETURN_IF_ERROR(
       context_.Check(driver().device_get_attribute(&max_pitch, CU_DEVICE_ATTRIBUTE_MAX_PITCH, context_.device()),
-                     "asking for limits"));
+                     "reading the maximum pitch"));
   max_pitch_ = static_cast<std::uint64_t>(std::max(max_pitch, 0));
   lanes_.reserve(static_cast<std::size_t>(options.lanes));
   for (int i = 0; i < options.lanes; ++i) {
@@ -135,11 +137,11 @@ Status CudaDevice::CheckLayout(const StridedLayout& layout) const {
   if (layout.outer.size() > 1) {
     return Error(
         StatusCode::kInvalidArgument,
-        "{} strided dimensions after merging, a GPU copies at most one over contiguous rows: make it contiguous",
+        "expected at most 1 strided dimension over contiguous rows on a GPU, found {}: make it contiguous first",
         layout.outer.size());
   }
   return context_.Run([&] {
-    // A pointer that CUDA does not know leaves these as they are, or zero.
+    // CUDA leaves these as they are, or zero, for a pointer that it does not know.
     unsigned int memory_type = 0;
     unsigned int managed = 0;
     int ordinal = -1;
@@ -148,7 +150,7 @@ Status CudaDevice::CheckLayout(const StridedLayout& layout) const {
     std::array<void*, 3> values = {&memory_type, &managed, &ordinal};
     CAIRN_RETURN_IF_ERROR(context_.Check(driver().pointer_get_attributes(attributes.size(), attributes.data(),
                                                                          values.data(), DevicePointer(layout.base)),
-                                         "asking whose memory a tensor is in"));
+                                         "finding the owner of a tensor's memory"));
     const auto* const address = static_cast<const void*>(layout.base);
     if (managed == 0 && memory_type != CU_MEMORYTYPE_DEVICE) {
       return Error(StatusCode::kInvalidArgument, "expected memory of cuda:{} at {}, found {}", context_.index(),
@@ -166,7 +168,7 @@ Status CudaDevice::PinMemory(MutableBytes memory) {
   if (memory.empty()) return context_.sticky();
   return context_.Run([&] {
     const CUresult result = driver().mem_host_register(memory.data(), memory.size(), CU_MEMHOSTREGISTER_PORTABLE);
-    // Another GPU's device has registered the pool: portable, so for this one too.
+    // Another GPU's device has registered the pool, as portable, so it is pinned for this one too.
     if (result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) return CheckPinned(memory);
     CAIRN_RETURN_IF_ERROR(context_.Check(result, fmt::format("pinning {} bytes of host memory", memory.size())));
     const MutexLock lock(mutex_);
@@ -181,10 +183,11 @@ Status CudaDevice::CheckPinned(MutableBytes memory) const {
     CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     void* value = &memory_type;
     CAIRN_RETURN_IF_ERROR(context_.Check(driver().pointer_get_attributes(1, &attribute, &value, DevicePointer(at)),
-                                         "asking whether memory is pinned"));
+                                         "checking whether memory is pinned"));
     if (memory_type != CU_MEMORYTYPE_HOST) {
-      return Error(StatusCode::kFailedPrecondition, "cuda:{}: a part of the {} bytes at {} was pinned by somebody else",
-                   context_.index(), memory.size(), fmt::ptr(memory.data()));
+      return Error(StatusCode::kFailedPrecondition,
+                   "cuda:{}: part of the {} bytes at {} is already pinned by other code", context_.index(),
+                   memory.size(), fmt::ptr(memory.data()));
     }
   }
   return Status::Ok();
@@ -195,21 +198,23 @@ void CudaDevice::UnpinMemory(MutableBytes memory) {
     const MutexLock lock(mutex_);
     if (pinned_.erase(memory.data()) == 0) return;
   }
-  // A failed context's memory too: it must not stay page-locked longer than it is mapped.
+  // Also after the context failed: memory must not stay page-locked after it is unmapped.
   const CudaContext::Scope scope(context_);
   if (scope.result() == CUDA_SUCCESS) (void)driver().mem_host_unregister(memory.data());
 }
 
 Result<std::byte*> CudaDevice::AllocateStaging(std::uint64_t bytes) {
   const MutexLock lock(mutex_);
-  if (staging_ != 0) return Error(StatusCode::kFailedPrecondition, "cuda:{}: has its staging memory", context_.index());
+  if (staging_ != 0)
+    return Error(StatusCode::kFailedPrecondition, "cuda:{}: staging memory is already allocated", context_.index());
   CUdeviceptr memory = 0;
   CAIRN_RETURN_IF_ERROR(context_.Run([&] {
     std::size_t free = 0;
     std::size_t total = 0;
     if (driver().mem_get_info(&free, &total) != CUDA_SUCCESS) free = 0;
-    return context_.Check(driver().mem_alloc(&memory, bytes),
-                          fmt::format("allocating {} bytes of staging memory ({} of {} are free)", bytes, free, total));
+    return context_.Check(
+        driver().mem_alloc(&memory, bytes),
+        fmt::format("allocating {} bytes of staging memory ({} of {} bytes are free)", bytes, free, total));
   }));
   staging_ = memory;
   return reinterpret_cast<std::byte*>(memory);  // NOLINT(performance-no-int-to-ptr): addresses are numbers to CUDA
@@ -238,10 +243,10 @@ Result<CUevent> CudaDevice::Event(EventId event, EventState at_least) const {
   const MutexLock lock(mutex_);
   const EventState state = event == 0 || event > event_states_.size() ? EventState::kFree : event_states_[event - 1];
   if (state == EventState::kFree) {
-    return Error(StatusCode::kInvalidArgument, "cuda:{}: event {} is none of those acquired", context_.index(), event);
+    return Error(StatusCode::kInvalidArgument, "cuda:{}: event {} was not acquired", context_.index(), event);
   }
   if (state < at_least) {
-    return Error(StatusCode::kFailedPrecondition, "cuda:{}: event {} was not recorded before it was waited for",
+    return Error(StatusCode::kFailedPrecondition, "cuda:{}: wait for event {}, which was not recorded",
                  context_.index(), event);
   }
   return events_[event - 1];
@@ -262,7 +267,8 @@ Status CudaDevice::Wait(CUstream stream, EventId event) {
 
 Result<CUstream> CudaDevice::Lane(int lane) const {
   if (lane < 0 || lane >= lanes()) {
-    return Error(StatusCode::kInvalidArgument, "cuda:{}: lane {} of {}", context_.index(), lane, lanes());
+    return Error(StatusCode::kInvalidArgument, "cuda:{}: lane {}: expected less than {}", context_.index(), lane,
+                 lanes());
   }
   return lanes_[static_cast<std::size_t>(lane)];
 }
@@ -270,8 +276,8 @@ Result<CUstream> CudaDevice::Lane(int lane) const {
 Status CudaDevice::CaptureError(Stream stream) const {
   return Error(
       StatusCode::kFailedPrecondition,
-      "cuda:{}: the stream ({:#x}) is being captured into a CUDA graph, and Save and Fence cannot be captured: "
-      "call it before the graph's replay",
+      "cuda:{}: stream {:#x} is being captured into a CUDA graph, but Save and Fence cannot be captured: call them "
+      "before the graph's replay",
       context_.index(), stream.handle);
 }
 
@@ -280,15 +286,15 @@ Result<CUstream> CudaDevice::CallerStream(Stream stream) const {
     return Error(StatusCode::kInvalidArgument, "expected a stream of {}, found one of {}", ToString(id()),
                  ToString(stream.device));
   }
-  // 1 and 2 are the legacy and the per-thread stream by CUDA's own spelling; 0 is one of them, as its user was
+  // In CUDA 1 and 2 are the legacy and the per-thread default stream. 0 is either, depending on how its user was
   // compiled.
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): cairn::Stream knows handles as numbers
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): cairn::Stream holds handles as numbers
   CUstream handle = stream.handle == 0 ? CU_STREAM_LEGACY : reinterpret_cast<CUstream>(stream.handle);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = driver().stream_is_capturing(handle, &status);
-  // The legacy stream while a blocking stream of the context is being captured.
+  // The result for the legacy stream while a blocking stream of the context is being captured.
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return CaptureError(stream);
-  CAIRN_RETURN_IF_ERROR(context_.Check(result, "asking whether a stream is being captured"));
+  CAIRN_RETURN_IF_ERROR(context_.Check(result, "checking whether a stream is being captured"));
   if (status != CU_STREAM_CAPTURE_STATUS_NONE) return CaptureError(stream);
   return handle;
 }
@@ -335,9 +341,9 @@ Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
       if (status.ok()) return status;
       completions_.Cancel(ticket);
     }
-    // The copies enqueued before the one that failed still write: the caller may have its memory back only after them.
+    // Copies enqueued before the failed one still write, so wait for them before the caller may reuse its memory.
     if (const CUresult result = driver().stream_synchronize(lane); result != CUDA_SUCCESS) {
-      return context_.Stick(result, "waiting for the copies before one that failed");
+      return context_.SetSticky(result, "waiting for the copies before the one that failed");
     }
     return status;
   });
@@ -346,9 +352,10 @@ Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
 Status CudaDevice::Health() {
   return context_.Run([&] {
     for (CUstream lane : lanes_) {
-      // An error of our own idle or busy stream is the context's, whatever it is called: no completion will come.
+      // Any error of our own stream is the context's: no completion will come.
       const CUresult result = driver().stream_query(lane);
-      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) return context_.Stick(result, "work on the GPU");
+      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
+        return context_.SetSticky(result, "work on the GPU");
     }
     return Status::Ok();
   });

@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
 
-// Fills a CudaDriver, function by function; the first that is missing ends it.
+// Fills a CudaDriver, function by function, up to the first missing one.
 class Loader {
  public:
   Loader(PFN_cuGetProcAddress_v11030 get, int driver_version) : get_(get), driver_version_(driver_version) {}
@@ -19,20 +19,20 @@ class Loader {
     if (!status_.ok()) return;
     if (const CUresult result = Find(name, since, function); *function == nullptr) {
       status_ =
-          Error(StatusCode::kDeviceError, "the CUDA {} driver ({}) has no {} of CUDA {} (cuGetProcAddress: {})",
+          Error(StatusCode::kDeviceError, "the CUDA {} driver ({}) lacks {} of CUDA {} (cuGetProcAddress: {})",
                 CudaVersionName(driver_version_), kLibrary, name, CudaVersionName(since), static_cast<int>(result));
     }
   }
 
   template <typename Function>
-  void LoadWhereThere(const char* name, int since, Function* function) {
+  void LoadOptional(const char* name, int since, Function* function) {
     if (since <= driver_version_) (void)Find(name, since, function);
   }
 
   [[nodiscard]] const Status& status() const { return status_; }
 
  private:
-  // Legacy: a null stream means the legacy one, however this library's user was compiled.
+  // Legacy: a null stream always means the legacy one, however this library's user was compiled.
   template <typename Function>
   CUresult Find(const char* name, int since, Function* function) {
     void* address = nullptr;
@@ -68,8 +68,8 @@ Status LoadFunctions(PFN_cuGetProcAddress_v11030 get, CudaDriver& driver) {
   loader.Load("cuMemcpyAsync", 4000, &driver.memcpy_async);
   loader.Load("cuMemcpy2DAsync", 3020, &driver.memcpy_2d_async);
 #if CUDA_VERSION >= 12080
-  // CUDA 13.0 gave it another signature, without the failed copy's index; asked for 12.8's, newer drivers give that.
-  loader.LoadWhereThere("cuMemcpyBatchAsync", 12080, &driver.memcpy_batch_async);
+  // CUDA 13.0 changed the signature and dropped the failed copy's index. Newer drivers still have that of 12.8.
+  loader.LoadOptional("cuMemcpyBatchAsync", 12080, &driver.memcpy_batch_async);
 #endif
   loader.Load("cuStreamCreate", 2000, &driver.stream_create);
   loader.Load("cuStreamDestroy", 4000, &driver.stream_destroy);
@@ -99,11 +99,11 @@ std::string CudaDriver::Describe(CUresult result) const {
 }
 
 Result<std::shared_ptr<const CudaDriver>> CudaDriver::Load() {
-  // Never closed: others in the process use the driver too, and it does not survive being unloaded.
+  // Never closed: other code in the process uses the driver too, and it must not be unloaded.
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
     const char* why = dlerror();
-    return Error(StatusCode::kUnsupported, "no CUDA driver: {} does not load ({})", kLibrary,
+    return Error(StatusCode::kUnsupported, "no CUDA driver: cannot load {} ({})", kLibrary,
                  why == nullptr ? "no reason given" : why);
   }
   auto driver = std::make_shared<CudaDriver>();
@@ -112,14 +112,14 @@ Result<std::shared_ptr<const CudaDriver>> CudaDriver::Load() {
   if (const CUresult result = get_version(&driver->version); result == CUDA_ERROR_STUB_LIBRARY) {
     return Error(StatusCode::kUnsupported, "no CUDA driver: the {} found is the toolkit's stub", kLibrary);
   } else if (result != CUDA_SUCCESS) {
-    return Error(StatusCode::kDeviceError, "{} does not tell its version: CUDA error {}", kLibrary,
+    return Error(StatusCode::kDeviceError, "cannot read the version of {}: CUDA error {}", kLibrary,
                  static_cast<int>(result));
   }
-  // By its first signature, which has no suffix, as every driver since has it.
+  // The first signature, without a suffix: every driver since has it.
   const auto get = reinterpret_cast<PFN_cuGetProcAddress_v11030>(dlsym(library, "cuGetProcAddress"));
   if (driver->version < kOldestVersion || get == nullptr) {
-    return Error(StatusCode::kDeviceError, "the CUDA driver is too old: found CUDA {}, needed {} or newer",
-                 CudaVersionName(driver->version), CudaVersionName(kOldestVersion));
+    return Error(StatusCode::kDeviceError, "the CUDA driver is too old: expected CUDA {} or newer, found {}",
+                 CudaVersionName(kOldestVersion), CudaVersionName(driver->version));
   }
   CAIRN_RETURN_IF_ERROR(LoadFunctions(get, *driver));
 
@@ -127,11 +127,11 @@ Result<std::shared_ptr<const CudaDriver>> CudaDriver::Load() {
   CUresult result = driver->init(0);
   if (result == CUDA_SUCCESS) result = driver->device_get_count(&gpus);
   if (result == CUDA_ERROR_NO_DEVICE || (result == CUDA_SUCCESS && gpus == 0)) {
-    return Error(StatusCode::kUnsupported, "the CUDA {} driver shows no GPU (CUDA_VISIBLE_DEVICES may hide them)",
+    return Error(StatusCode::kUnsupported, "the CUDA {} driver shows no GPU (check CUDA_VISIBLE_DEVICES)",
                  CudaVersionName(driver->version));
   }
   if (result != CUDA_SUCCESS) {
-    return Error(StatusCode::kDeviceError, "the CUDA {} driver does not start: {}", CudaVersionName(driver->version),
+    return Error(StatusCode::kDeviceError, "the CUDA {} driver failed to start: {}", CudaVersionName(driver->version),
                  driver->Describe(result));
   }
   return std::shared_ptr<const CudaDriver>(std::move(driver));

@@ -10,20 +10,21 @@
 
 namespace cairn {
 
-/// The driver's functions that Cairn calls, of libcuda.so.1 as found at run time. The suffix of each type is the CUDA
-/// version whose signature it is; newer drivers keep serving it.
+/// The driver's functions that Cairn calls, from libcuda.so.1, found at run time. Each type's suffix is the CUDA
+/// version of its signature, which newer drivers still have.
 struct CudaDriver {
-  /// The oldest driver served: the first with cuGetProcAddress.
+  /// The oldest supported driver: the first with cuGetProcAddress.
   static constexpr int kOldestVersion = 11030;
 
-  /// Loads and initialises the driver. Unsupported where there is none, or no GPU; DeviceError where it is too old (the
-  /// message names both versions), incomplete, or does not start.
+  /// Loads and initialises the driver. Unsupported if there is no driver or no GPU; DeviceError if the driver is too
+  /// old (the message names both versions), lacks a function, or does not start.
   [[nodiscard]] static Result<std::shared_ptr<const CudaDriver>> Load();
 
   /// "CUDA_ERROR_INVALID_VALUE (invalid argument)".
   [[nodiscard]] std::string Describe(CUresult result) const;
 
-  int version = 0;  ///< 1000 * major + 10 * minor.
+  /// 1000 * major + 10 * minor.
+  int version = 0;
 
   PFN_cuGetErrorName_v6000 get_error_name = nullptr;
   PFN_cuGetErrorString_v6000 get_error_string = nullptr;
@@ -46,7 +47,8 @@ struct CudaDriver {
   PFN_cuMemcpyAsync_v4000 memcpy_async = nullptr;
   PFN_cuMemcpy2DAsync_v3020 memcpy_2d_async = nullptr;
 #if CUDA_VERSION >= 12080
-  PFN_cuMemcpyBatchAsync_v12080 memcpy_batch_async = nullptr;  ///< Null before CUDA 12.8.
+  /// Null before CUDA 12.8.
+  PFN_cuMemcpyBatchAsync_v12080 memcpy_batch_async = nullptr;
 #endif
 
   PFN_cuStreamCreate_v2000 stream_create = nullptr;

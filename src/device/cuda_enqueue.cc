@@ -11,8 +11,8 @@ Status EnqueueRuns(const CudaContext& context, CudaCopyPlan& plan, CUstream lane
   const std::size_t count = plan.sizes.size();
 #if CUDA_VERSION >= 12080
   if (count > 1 && context.driver().memcpy_batch_async != nullptr) {
-    // Without PREFER_OVERLAP_WITH_COMPUTE, which costs bandwidth. The sources are tensors that the caller's stream
-    // writes, or chunks that are filled already: stream order holds for both.
+    // No PREFER_OVERLAP_WITH_COMPUTE, which costs bandwidth. Sources are tensors that the caller's stream writes, or
+    // chunks that are already filled: stream order is right for both.
     CUmemcpyAttributes attributes{};
     attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
     std::size_t first = 0;

@@ -5,8 +5,8 @@
 
 namespace cairn {
 
-/// Enqueues the plan's copies in a stream of the context, which is current: in one batch where the driver takes
-/// batches. The driver may change the plan's arrays. On failure, some of the copies may be under way.
+/// Enqueues the plan's copies in a stream of the context, which must be current; in one batch if the driver supports
+/// it. The driver may change the plan's arrays. On failure some of the copies may be in flight.
 [[nodiscard]] Status EnqueueCopies(const CudaContext& context, CudaCopyPlan& plan, CopyDirection direction,
                                    CUstream lane);
 

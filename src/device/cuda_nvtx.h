@@ -1,6 +1,6 @@
 #pragma once
 
-// Header-only; without the header, or without a profiler, a range costs nothing.
+// Header-only. Without the header or a profiler, a range costs nothing.
 #if defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #define CAIRN_HAS_NVTX 1

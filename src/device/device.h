@@ -12,16 +12,19 @@
 
 namespace cairn {
 
-/// A range of one tensor's logical bytes, and the contiguous memory on the other side of the copy; or rows of them, as
-/// a cut through columns has them.
+/// A range of one tensor's logical bytes and the contiguous memory on the other side of the copy; or several rows of
+/// both, for a cut through columns.
 struct CopyPiece {
   const StridedLayout* tensor = nullptr;
-  std::uint64_t begin = 0;  ///< Of the first row.
+  /// [begin, end) is the first row.
+  std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  std::byte* memory = nullptr;     ///< Pinned host memory, or staging memory for kToStaging.
-  std::uint64_t rows = 1;          ///< At least 1.
-  std::uint64_t tensor_pitch = 0;  ///< Logical bytes from one row to the next; of several rows at least end - begin.
-  std::uint64_t memory_pitch = 0;  ///< The same in memory.
+  /// Pinned host memory; staging memory for kToStaging.
+  std::byte* memory = nullptr;
+  std::uint64_t rows = 1;
+  /// Logical bytes from one row to the next: at least end - begin.
+  std::uint64_t tensor_pitch = 0;
+  std::uint64_t memory_pitch = 0;
 
   [[nodiscard]] std::uint64_t bytes() const { return (end - begin) * rows; }
   [[nodiscard]] std::uint64_t tensor_end() const { return end + (rows - 1) * tensor_pitch; }
@@ -35,59 +38,60 @@ enum class CopyDirection : std::uint8_t {
 
 struct CopyBatch {
   CopyDirection direction = CopyDirection::kToHost;
-  int lane = 0;                   ///< Which copy stream: 0 to lanes() - 1.
-  std::vector<CopyPiece> pieces;  ///< Their tensors' layouts live until the batch is done.
-  /// Where not null, and where the device sums_while_copying() and direction is kToHost: the pieces, of one row each,
-  /// lie back to back in memory, and CRC32Cs of their bytes, one for each kChecksumBlock from the first piece's start,
-  /// are written here.
+  /// The copy stream: 0 to lanes() - 1.
+  int lane = 0;
+  /// Their tensors' layouts must live until the batch is done.
+  std::vector<CopyPiece> pieces;
+  /// If not null, the device sums_while_copying() and the direction is kToHost: receives the CRC32C of each
+  /// kChecksumBlock, counted from the first piece's start. The pieces must then have one row each and lie back to back
+  /// in memory.
   std::uint32_t* sums = nullptr;
 };
 
-/// Called once, from any thread, soon after the batch is done; it may only note that and wake somebody. It is not
-/// called after a sticky device error: Device::Health then tells.
+/// Called once, from any thread, soon after the batch is done. It may only record that and wake a thread. It is not
+/// called after a sticky device error, which Device::Health returns.
 using CopyDone = std::function<void(Status)>;
 
-/// A point in a stream's order. Small, made at Open; 0 is none.
+/// A point in a stream's order, created at Open. 0 is no event.
 using EventId = std::uint32_t;
 
 /// One GPU, or the CPU: streams, events, batched copies, pinned memory. [interface]
 ///
-/// A lane is a copy stream of the device's own: batches in a lane run in order, lanes run beside each other and beside
-/// the caller's streams. Calls return as soon as the work is enqueued. Safe from any thread unless said otherwise.
-/// After a sticky error every call returns that error.
+/// A lane is one of the device's own copy streams. Batches of one lane run in order; lanes run in parallel with each
+/// other and with the caller's streams. Calls return once the work is enqueued. Safe from any thread unless stated
+/// otherwise. After a sticky error every call returns that error.
 class Device {
  public:
   virtual ~Device() = default;
 
   [[nodiscard]] virtual DeviceId id() const = 0;
   [[nodiscard]] virtual int lanes() const = 0;
-  /// Whether copies happen behind streams (a GPU), so that fences are stream waits; else whoever fences waits for done.
+  /// Whether streams order the copies (a GPU): a fence is then a stream wait, otherwise it waits for `done`.
   [[nodiscard]] virtual bool has_streams() const = 0;
   /// Whether kToHost batches fill CopyBatch::sums.
   [[nodiscard]] virtual bool sums_while_copying() const = 0;
-  /// InvalidArgument, for a message that names the tensor, where this layout cannot be copied: memory of another
-  /// device, strides beyond what the device can do.
+  /// InvalidArgument, to which the caller adds the tensor's name, for another device's memory or unsupported strides.
   [[nodiscard]] virtual Status CheckLayout(const StridedLayout& layout) const = 0;
 
-  /// Page-locks and unlocks host memory for fast copies. Slow; at Open.
+  /// Page-locks and unlocks host memory for fast copies. Slow: only at Open.
   virtual Status PinMemory(MutableBytes memory) = 0;
   virtual void UnpinMemory(MutableBytes memory) = 0;
-  /// Device memory that snapshots are staged in. Slow; at Open, once. ResourceExhausted where there is not enough.
+  /// Device memory for staging snapshots. Slow: once, at Open. ResourceExhausted if there is not enough.
   virtual Result<std::byte*> AllocateStaging(std::uint64_t bytes) = 0;
 
-  /// Events from a stock made at Open; ResourceExhausted when it is used up.
+  /// Events are created at Open. ResourceExhausted if all are in use.
   virtual Result<EventId> AcquireEvent() = 0;
   virtual void ReleaseEvent(EventId event) = 0;
-  /// The event stands for all that the caller's stream was given so far. FailedPrecondition under graph capture.
+  /// The event stands for all work in the caller's stream so far. FailedPrecondition during a graph capture.
   virtual Status RecordOnStream(Stream stream, EventId event) = 0;
-  /// Later work of the caller's stream waits for the event (which has been recorded). FailedPrecondition under capture.
+  /// Later work in the caller's stream waits for the recorded event. FailedPrecondition during a graph capture.
   virtual Status StreamWait(Stream stream, EventId event) = 0;
   virtual Status RecordOnLane(int lane, EventId event) = 0;
   virtual Status LaneWait(int lane, EventId event) = 0;
 
   /// Enqueues the batch in its lane.
   virtual Status Copy(CopyBatch batch, CopyDone done) = 0;
-  /// Ok, or the sticky error: asks the driver (a query of the lanes, no wait).
+  /// Ok, or the sticky error. Queries the lanes without waiting.
   virtual Status Health() = 0;
 };
 

@@ -9,9 +9,9 @@
 namespace cairn {
 namespace {
 
-// What is copied, then summed: small enough to stay in a first-level cache. Copy and sum of contiguous memory, CPU s
-// per GB by slice (Zen 5): 4 KiB 0.085, 16 KiB 0.064, 32 KiB 0.058, 64 KiB 0.062, 256 KiB 0.063, 1 MiB 0.071; copy
-// alone 0.050. Non-temporal stores gave 0.052 at best, which is not worth a code path for each instruction set.
+// Copied, then summed while it is in the first-level cache. CPU s per GB of contiguous memory, by slice (Zen 5): 4 KiB
+// 0.085, 16 KiB 0.064, 32 KiB 0.058, 64 KiB 0.062, 256 KiB 0.063, 1 MiB 0.071; copy alone 0.050. Non-temporal stores
+// reach 0.052 at best: not worth a code path for each instruction set.
 constexpr std::uint64_t kSlice = 32U << 10;
 static_assert(kChecksumBlock % kSlice == 0);
 
@@ -23,7 +23,7 @@ void CopyRowsOf(CopyDirection direction, const CopyPiece& piece, const LogicalRo
   }
 }
 
-// Bytes [skip, skip + n) of the piece, counted over its rows.
+// Copies bytes [skip, skip + n) of the piece, counted over its rows.
 void CopyPart(CopyDirection direction, const CopyPiece& piece, std::uint64_t skip, std::uint64_t n) {
   const std::uint64_t row_bytes = piece.end - piece.begin;
   if (piece.rows == 1) {
@@ -56,7 +56,7 @@ std::uint64_t BatchBytes(const CopyBatch& batch) {
 
 Status CheckBatch(const CopyBatch& batch, int lanes) {
   if (batch.lane < 0 || batch.lane >= lanes) {
-    return Error(StatusCode::kInvalidArgument, "copy in lane {}: the device has lanes 0 to {}", batch.lane, lanes - 1);
+    return Error(StatusCode::kInvalidArgument, "copy: lane: expected 0 to {}, found {}", lanes - 1, batch.lane);
   }
   const bool summed = batch.sums != nullptr && batch.direction == CopyDirection::kToHost;
   const std::byte* next = nullptr;
@@ -64,17 +64,19 @@ Status CheckBatch(const CopyBatch& batch, int lanes) {
     const CopyPiece& piece = batch.pieces[i];
     if (piece.tensor == nullptr || piece.begin > piece.end || piece.rows == 0 ||
         piece.tensor_end() > piece.tensor->bytes) {
-      return Error(StatusCode::kInvalidArgument, "copy, piece {}: bytes {} to {} in {} rows of a tensor of {}", i,
+      return Error(StatusCode::kInvalidArgument, "copy, piece {}: bytes {} to {} in {} rows of a tensor of {} bytes", i,
                    piece.begin, piece.end, piece.rows, piece.tensor == nullptr ? 0 : piece.tensor->bytes);
     }
     if (piece.bytes() == 0) continue;
     if (piece.memory == nullptr) return Error(StatusCode::kInvalidArgument, "copy, piece {}: no memory", i);
     if (summed && piece.rows > 1) {
-      return Error(StatusCode::kInvalidArgument, "copy with sums, piece {}: has {} rows", i, piece.rows);
+      return Error(StatusCode::kInvalidArgument, "copy with checksums, piece {}: expected 1 row, found {}", i,
+                   piece.rows);
     }
     if (summed && next != nullptr && piece.memory != next) {
       return Error(StatusCode::kInvalidArgument,
-                   "copy with sums, piece {}: lies {} bytes from the end of the one before", i, piece.memory - next);
+                   "copy with checksums, piece {}: starts {} bytes from the end of the previous piece", i,
+                   piece.memory - next);
     }
     next = piece.memory + piece.bytes();
   }
@@ -85,11 +87,11 @@ void CopyOnHost(const CopyBatch& batch, std::uint64_t begin, std::uint64_t end, 
   const bool summed = batch.sums != nullptr && batch.direction == CopyDirection::kToHost;
   std::size_t i = 0;
   std::uint64_t skip = begin;
-  // Leaves pieces that are done, and empty ones, so that (i, skip) is where the next byte lies.
-  const auto settle = [&] {
+  // Skips finished and empty pieces, so that (i, skip) is the next byte's position.
+  const auto skip_finished = [&] {
     while (i < batch.pieces.size() && skip >= batch.pieces[i].bytes()) skip -= batch.pieces[i++].bytes();
   };
-  settle();
+  skip_finished();
   std::uint32_t crc = 0;
   for (std::uint64_t at = begin; at < end;) {
     const std::uint64_t slice = std::min(kSlice - at % kSlice, end - at);
@@ -99,7 +101,7 @@ void CopyOnHost(const CopyBatch& batch, std::uint64_t begin, std::uint64_t end, 
       CopyPart(batch.direction, batch.pieces[i], skip, n);
       left -= n;
       skip += n;
-      settle();
+      skip_finished();
     }
     at += slice;
     if (summed) {

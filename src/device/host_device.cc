@@ -39,7 +39,7 @@ HostDevice::~HostDevice() {
 
 Status HostDevice::CheckLayout(const StridedLayout& layout) const {
   if (layout.bytes > 0 && layout.base == nullptr) {
-    return Error(StatusCode::kInvalidArgument, "expected memory for {} bytes on {}, found a null address", layout.bytes,
+    return Error(StatusCode::kInvalidArgument, "expected memory of {} bytes on {}, found a null address", layout.bytes,
                  ToString(options_.id));
   }
   return Status::Ok();
@@ -48,13 +48,12 @@ Status HostDevice::CheckLayout(const StridedLayout& layout) const {
 Result<std::byte*> HostDevice::AllocateStaging(std::uint64_t bytes) {
   MutexLock lock(mutex_);
   if (staging_ != nullptr) {
-    return Error(StatusCode::kFailedPrecondition, "{} has its staging memory already", ToString(options_.id));
+    return Error(StatusCode::kFailedPrecondition, "{}: staging memory is already allocated", ToString(options_.id));
   }
-  // NOLINTNEXTLINE(cppcoreguidelines-no-malloc): aligned, and null instead of an exception where there is none.
+  // NOLINTNEXTLINE(cppcoreguidelines-no-malloc): aligned, and null instead of an exception.
   staging_.reset(static_cast<std::byte*>(std::aligned_alloc(kBlock, AlignUp(std::max(bytes, kBlock), kBlock))));
   if (staging_ == nullptr) {
-    return Error(StatusCode::kResourceExhausted, "no memory for {} bytes of staging on {}", bytes,
-                 ToString(options_.id));
+    return Error(StatusCode::kResourceExhausted, "{}: no memory for {} bytes of staging", ToString(options_.id), bytes);
   }
   return staging_.get();
 }
@@ -62,7 +61,7 @@ Result<std::byte*> HostDevice::AllocateStaging(std::uint64_t bytes) {
 Result<EventId> HostDevice::AcquireEvent() {
   MutexLock lock(mutex_);
   if (free_events_.empty()) {
-    return Error(StatusCode::kResourceExhausted, "all {} events of {} are in use", kEvents, ToString(options_.id));
+    return Error(StatusCode::kResourceExhausted, "{}: all {} events are in use", ToString(options_.id), kEvents);
   }
   const EventId event = free_events_.back();
   free_events_.pop_back();
@@ -154,7 +153,7 @@ void HostDevice::FinishPart(Job& job) {
     Lane& lane = jobs_[static_cast<std::size_t>(job.batch.lane)];
     lane.pop_front();
     if (!lane.empty()) next = lane.front();
-    // Notified under the lock: once it is free, the destructor may be through.
+    // Notify under the lock: once it is released, the destructor may finish.
     if (--unfinished_ == 0) idle_.NotifyAll();
   }
   if (next != nullptr) PostParts(next);
@@ -168,23 +167,24 @@ HostDevice::Queue& HostDevice::StreamAt(std::uintptr_t handle) {
 
 Result<HostDevice::Queue*> HostDevice::FindStream(Stream stream) {
   if (stream.device != options_.id || stream.handle >= streams_.size()) {
-    return Error(StatusCode::kInvalidArgument, "{} has no stream {} of {}", ToString(options_.id), stream.handle,
+    return Error(StatusCode::kInvalidArgument, "{}: no stream {} of {}", ToString(options_.id), stream.handle,
                  ToString(stream.device));
   }
-  return Started(StreamAt(stream.handle));
+  return CheckStarted(StreamAt(stream.handle));
 }
 
 Result<HostDevice::Queue*> HostDevice::FindLane(int lane) {
   if (lane < 0 || lane >= options_.lanes) {
-    return Error(StatusCode::kInvalidArgument, "{} has lanes 0 to {}, not {}", ToString(options_.id),
+    return Error(StatusCode::kInvalidArgument, "{}: lane: expected 0 to {}, found {}", ToString(options_.id),
                  options_.lanes - 1, lane);
   }
-  return Started(*lanes_[static_cast<std::size_t>(lane)]);
+  return CheckStarted(*lanes_[static_cast<std::size_t>(lane)]);
 }
 
 Status HostDevice::CheckEvent(EventId event) const {
   if (event >= 1 && event <= kEvents) return Status::Ok();
-  return Error(StatusCode::kInvalidArgument, "{} has events 1 to {}, not {}", ToString(options_.id), kEvents, event);
+  return Error(StatusCode::kInvalidArgument, "{}: event: expected 1 to {}, found {}", ToString(options_.id), kEvents,
+               event);
 }
 
 Status HostDevice::Record(Queue& queue, EventId event) {
@@ -198,8 +198,8 @@ Status HostDevice::Record(Queue& queue, EventId event) {
 Status HostDevice::Wait(Queue& queue, EventId event) {
   CAIRN_RETURN_IF_ERROR(CheckEvent(event));
   if (records_[event] == nullptr) {
-    return Error(StatusCode::kFailedPrecondition, "waiting for event {} of {}, which is not recorded yet", event,
-                 ToString(options_.id));
+    return Error(StatusCode::kFailedPrecondition, "{}: wait for event {}, which was not recorded",
+                 ToString(options_.id), event);
   }
   queue.Post([point = records_[event]] { point->Await(); });
   return Status::Ok();

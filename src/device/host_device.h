@@ -19,28 +19,27 @@ namespace cairn {
 class StreamPoint;
 
 struct HostDeviceOptions {
-  /// kCpu for the real thing; kCuda{n} to stand in for a GPU whose memory is ordinary memory.
+  /// kCpu for production; kCuda{n} to emulate a GPU in ordinary memory.
   DeviceId id;
-  /// Batches of one lane are copied one after the other. Without streams, a batch is split among the workers that the
-  /// lanes leave (workers / lanes): as many lanes as workers costs least, where batches are spread over the lanes.
+  /// Batches of one lane are copied one after the other. Without streams a batch is split among workers / lanes
+  /// workers. As many lanes as workers is cheapest if the batches are spread over the lanes.
   int lanes = 1;
-  /// Model streams: lanes and the caller's streams (HostDevice::MakeStream) queue copies, work and fences in order,
-  /// each on a thread of its own, as a GPU would; batches are not summed. Off: batches go to the workers and are
-  /// summed, and RecordOnStream, StreamWait, RecordOnLane and LaneWait are for no one.
+  /// Emulates a GPU's streams: each lane and each caller's stream (HostDevice::MakeStream) runs copies, work and fences
+  /// in order on its own thread; batches are not summed. If false, the workers copy and sum batches, and
+  /// RecordOnStream, StreamWait, RecordOnLane and LaneWait do nothing.
   bool streams = false;
-  /// Copies of kToHost and kToDevice together run no faster than this, in bytes per second. 0: as fast as they can.
-  /// Without streams a worker that copies sleeps meanwhile.
+  /// Limits copies of kToHost and kToDevice together, in bytes per second. 0: no limit. Without streams the workers
+  /// sleep.
   double bytes_per_second = 0;
-  /// What such copies move on instead of taking real time. Null: they take it.
+  /// If set, such copies advance this clock instead of sleeping.
   std::shared_ptr<ModelledTime> time = nullptr;
 };
 
-/// Tensors in CPU memory, copied (and summed in the same pass, a cache-sized piece at a time) by worker threads.
+/// Tensors in CPU memory. Worker threads copy them and sum each cache-sized piece in the same pass.
 ///
-/// The destructor finishes what is queued.
+/// The destructor finishes all queued work.
 class HostDevice final : public Device {
  public:
-  /// Events in stock.
   static constexpr EventId kEvents = 4096;
 
   /// `workers` outlives the device.
@@ -72,11 +71,10 @@ class HostDevice final : public Device {
   Status Copy(CopyBatch batch, CopyDone done) override CAIRN_EXCLUDES(mutex_);
   Status Health() override { return Status::Ok(); }
 
-  /// A modelled stream of the caller's: its handle goes into cairn::Stream. Lives as long as the device. Handle 0 is
-  /// the default stream, which is always there.
+  /// An emulated stream for the caller, with its handle. It lives as long as the device. Handle 0 is the default
+  /// stream, which always exists.
   [[nodiscard]] Stream MakeStream() CAIRN_EXCLUDES(mutex_);
-  /// Enqueues work in a modelled stream of this device, as a kernel launch would be; it runs on the stream's own
-  /// thread.
+  /// Enqueues work in an emulated stream, like a kernel launch. It runs on the stream's thread.
   void Launch(Stream stream, std::function<void()> work) CAIRN_EXCLUDES(mutex_);
   /// Waits until the stream is idle, as cudaStreamSynchronize does.
   void Synchronize(Stream stream) CAIRN_EXCLUDES(mutex_);
@@ -85,17 +83,17 @@ class HostDevice final : public Device {
   struct FreeMemory {
     void operator()(std::byte* memory) const;
   };
-  // A modelled stream is one thread that runs what it is given in order.
+  // An emulated stream: one thread that runs jobs in order.
   using Queue = WorkerPool;
   struct Job;
-  // Without streams: the batches of a lane, of which the first one is with the workers.
+  // Without streams: the batches of a lane. The workers are copying the first.
   using Lane = std::deque<std::shared_ptr<Job>>;
 
   [[nodiscard]] RateLimit* LinkFor(CopyDirection direction);
   void PostParts(const std::shared_ptr<Job>& job);
   void FinishPart(Job& job) CAIRN_EXCLUDES(mutex_);
 
-  [[nodiscard]] static Result<Queue*> Started(Queue& queue) {
+  [[nodiscard]] static Result<Queue*> CheckStarted(Queue& queue) {
     return queue.status().ok() ? Result<Queue*>(&queue) : queue.status();
   }
   [[nodiscard]] Queue& StreamAt(std::uintptr_t handle) CAIRN_REQUIRES(mutex_);
@@ -107,19 +105,22 @@ class HostDevice final : public Device {
 
   const HostDeviceOptions options_;
   WorkerPool& workers_;
-  std::optional<RateLimit> link_;  // Synchronises itself.
+  std::optional<RateLimit> link_;
 
   Mutex mutex_;
   CondVar idle_;
-  std::vector<Lane> jobs_ CAIRN_GUARDED_BY(mutex_);  // By lane.
-  int unfinished_ CAIRN_GUARDED_BY(mutex_) = 0;      // Jobs whose done has not returned.
+  // By lane.
+  std::vector<Lane> jobs_ CAIRN_GUARDED_BY(mutex_);
+  // Jobs whose `done` has not returned.
+  int unfinished_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<std::byte, FreeMemory> staging_ CAIRN_GUARDED_BY(mutex_);
   std::vector<EventId> free_events_ CAIRN_GUARDED_BY(mutex_);
-  // By event: its latest record. A wait keeps the record that it was made for, whatever comes after.
+  // By event: its latest record. A wait keeps the record that was current when it began.
   std::vector<std::shared_ptr<StreamPoint>> records_ CAIRN_GUARDED_BY(mutex_);
-  // Last, so that their threads end before what they use. By handle; the default stream is made on its first use.
+  // Last, so that their threads end before what they use. By handle; the default stream is created on first use.
   std::vector<std::unique_ptr<Queue>> streams_ CAIRN_GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<Queue>> lanes_;  // Constant after construction; with streams only.
+  // Constant after construction; empty without streams.
+  std::vector<std::unique_ptr<Queue>> lanes_;
 };
 
 }  // namespace cairn

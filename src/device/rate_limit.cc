@@ -6,7 +6,7 @@
 namespace cairn {
 namespace {
 
-// A sleeper wakes late by the timer's slack. What it lost may be made up for, but no idle time beyond that.
+// Timers wake sleepers late. So much lost time may be made up for, but no idle time beyond it.
 constexpr std::chrono::milliseconds kBurst{1};
 
 }  // namespace

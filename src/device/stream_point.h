@@ -4,7 +4,7 @@
 
 namespace cairn {
 
-/// A moment in one modelled stream's order, for which other streams and the host wait. Safe from any thread.
+/// A point in an emulated stream's order that other streams and the host can wait for. Safe from any thread.
 class StreamPoint {
  public:
   void Reach() CAIRN_EXCLUDES(mutex_) {

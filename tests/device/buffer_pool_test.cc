@@ -43,7 +43,7 @@ void AwaitWaitingRestore(BufferPool& pool) {
   while (pool.restores_waiting() == 0) std::this_thread::yield();
 }
 
-TEST(BufferPool, HoldsAsManyChunksAsFitTheCap) {
+TEST(BufferPool, HoldsAsManyChunksAsTheCapAllows) {
   const auto pool = MakePool(11_MiB, 2_MiB);
 
   const std::vector<BufferPool::Chunk> chunks = TakeAll(*pool);
@@ -70,7 +70,7 @@ TEST(BufferPool, ChunksOfOneMebibyteAreAlignedToBlocks) {
   }
 }
 
-TEST(BufferPool, TooSmallACapNamesTheLeast) {
+TEST(BufferPool, TooSmallACapNamesTheMinimum) {
   const auto pool = BufferPool::Make(31_MiB, 4_MiB, 8);
 
   EXPECT_EQ(pool.status().code(), StatusCode::kInvalidArgument);
@@ -79,13 +79,13 @@ TEST(BufferPool, TooSmallACapNamesTheLeast) {
   EXPECT_TRUE(BufferPool::Make(32_MiB, 4_MiB, 8).ok());
 }
 
-TEST(BufferPool, ChunksOfOddSizeAreRefused) {
+TEST(BufferPool, RefusesUnalignedChunkSizes) {
   EXPECT_EQ(BufferPool::Make(1_MiB, 0, 1).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(BufferPool::Make(1_MiB, 1000, 1).status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST(BufferPool, MoreMemoryThanThereIsIsResourceExhausted) {
-  // 64 TiB: within the address space, beyond any memory.
+TEST(BufferPool, TooMuchMemoryIsResourceExhausted) {
+  // 64 TiB fits the address space, but no memory.
   const auto pool = BufferPool::Make(64ULL << 40, 1ULL << 30, 1);
   if (pool.ok()) GTEST_SKIP() << "this kernel promises any amount of memory (vm.overcommit_memory = 1)";
 
@@ -109,7 +109,7 @@ TEST(BufferPool, TouchBacksThePoolAndKeepsContents) {
   }
 }
 
-TEST(BufferPool, TouchWithWorkersReturnsWhenAllIsBacked) {
+TEST(BufferPool, TouchWithWorkersBacksTheWholePool) {
   WorkerPool workers("worker", 4);
   for (int round = 0; round < 20; ++round) {
     const auto pool = MakePool(36_MiB, 4_MiB);
@@ -124,7 +124,7 @@ TEST(BufferPool, TouchWithWorkersReturnsWhenAllIsBacked) {
   }
 }
 
-// Takes what malloc still has, for good.
+// Allocates all remaining memory and never frees it.
 void ExhaustMemory() {
   std::size_t mapped = 0;
   std::ifstream("/proc/self/statm") >> mapped;
@@ -132,14 +132,14 @@ void ExhaustMemory() {
   ::setrlimit(RLIMIT_AS, &limit);
   void* last = nullptr;
   for (std::size_t size = 1_MiB; size >= 16; size = size > 1_KiB ? size / 2 : size - 8) {
-    while (void* const taken = std::malloc(size)) {  // NOLINT(cppcoreguidelines-no-malloc): it must not throw
+    while (void* const taken = std::malloc(size)) {  // NOLINT(cppcoreguidelines-no-malloc): must not throw
       *static_cast<void**>(taken) = std::exchange(last, taken);
     }
   }
 }
 
-TEST(BufferPool, TouchesAllByItselfWhereNoMemoryIsLeftForTheWorkersJobs) {
-  if (kSanitized) GTEST_SKIP() << "sanitizers need address space without a limit";
+TEST(BufferPool, TouchesAllPagesWhenNoMemoryIsLeftForJobs) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers need unlimited address space";
   Forked child([](const Say&) {
     WorkerPool workers("worker", 4);
     const auto pool = MakePool(36_MiB, 36_MiB);
@@ -151,7 +151,7 @@ TEST(BufferPool, TouchesAllByItselfWhereNoMemoryIsLeftForTheWorkersJobs) {
 
     if (::mincore(chunk.data(), 36_MiB, resident.data()) != 0) return 2;
     const bool whole = std::all_of(resident.begin(), resident.end(), [](unsigned char r) { return (r & 1) != 0; });
-    ::_exit(whole ? 0 : 3);  // The rest of the child has no memory to end with.
+    ::_exit(whole ? 0 : 3);  // The child has no memory left for a normal exit.
   });
 
   const Forked::End end = child.Wait(Deadline::In(std::chrono::seconds(60)));
@@ -159,7 +159,7 @@ TEST(BufferPool, TouchesAllByItselfWhereNoMemoryIsLeftForTheWorkersJobs) {
   EXPECT_EQ(end.value, 0);
 }
 
-TEST(BufferPool, ATouchedPoolLiesInHugePages) {
+TEST(BufferPool, TouchedPoolIsBackedByHugePages) {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string enabled;
   std::getline(file, enabled);
@@ -173,12 +173,12 @@ TEST(BufferPool, ATouchedPoolLiesInHugePages) {
   pool->Touch();
   neighbour->Touch();
 
-  // Under memory pressure the kernel may lack a few; the neighbour's are never counted.
+  // Under memory pressure a few may be missing. Those of the neighbour are never counted.
   EXPECT_GE(pool->HugepageBytes(), 32_MiB);
   EXPECT_LE(pool->HugepageBytes(), 64_MiB);
 }
 
-TEST(BufferPool, PeakIsTheMostThatWasOnLoan) {
+TEST(BufferPool, PeakIsTheMostInUseAtOnce) {
   const auto pool = MakePool(8_MiB, 1_MiB);
   EXPECT_EQ(pool->peak_bytes(), 0U);
 
@@ -194,7 +194,7 @@ TEST(BufferPool, PeakIsTheMostThatWasOnLoan) {
   EXPECT_EQ(pool->peak_bytes(), 2_MiB);
 }
 
-TEST(BufferPool, AChunkBelongsToOneOwner) {
+TEST(BufferPool, ChunkHasOneOwner) {
   const auto pool = MakePool(1_MiB, 1_MiB);
   BufferPool::Chunk chunk = pool->TryAcquire(Priority::kSave);
   std::byte* const data = chunk.data();
@@ -210,7 +210,7 @@ TEST(BufferPool, AChunkBelongsToOneOwner) {
   EXPECT_EQ(pool->TryAcquire(Priority::kSave).data(), data);
 }
 
-TEST(BufferPool, AcquireSleepsUntilAChunkComesBack) {
+TEST(BufferPool, AcquireSleepsUntilAChunkIsReturned) {
   const auto pool = MakePool(1_MiB, 1_MiB);
   BufferPool::Chunk held = pool->TryAcquire(Priority::kSave);
   std::byte* const data = held.data();
@@ -256,7 +256,7 @@ TEST(BufferPool, RestoresGoBeforeSaves) {
   EXPECT_TRUE(save.get());
 }
 
-TEST(BufferPool, ASaveGetsNothingWhileARestoreWaits) {
+TEST(BufferPool, SavesGetNothingWhileARestoreWaits) {
   const auto pool = MakePool(2_MiB, 1_MiB);
   std::atomic<int> free_calls = 0;
   pool->SetOnFree([&] { ++free_calls; });
@@ -271,20 +271,21 @@ TEST(BufferPool, ASaveGetsNothingWhileARestoreWaits) {
 
   Result<BufferPool::Chunk> chunk = restore.get();
   ASSERT_TRUE(chunk.ok());
-  // One of the two chunks was left over for the save, and it was told so.
+  // The second chunk was left for the save, which was notified.
   EXPECT_EQ(free_calls, 1);
   EXPECT_TRUE(pool->TryAcquire(Priority::kSave));
 }
 
-TEST(BufferPool, OnFreeIsCalledOnceForEachTimeNoneWasFound) {
+TEST(BufferPool, OnFreeIsCalledOncePerFailedAcquire) {
   const auto pool = MakePool(2_MiB, 1_MiB);
   int calls = 0;
-  // Would deadlock if it were called under the pool's lock.
+  // Would deadlock under the pool's lock.
   pool->SetOnFree([&] {
     ++calls;
     EXPECT_TRUE(pool->TryAcquire(Priority::kSave));
   });
-  std::vector<BufferPool::Chunk> held = TakeAll(*pool);  // Its last try finds none.
+  // The last attempt fails.
+  std::vector<BufferPool::Chunk> held = TakeAll(*pool);
 
   held.pop_back();
   EXPECT_EQ(calls, 1);
@@ -296,7 +297,7 @@ TEST(BufferPool, OnFreeIsCalledOnceForEachTimeNoneWasFound) {
   EXPECT_EQ(calls, 2);
 }
 
-TEST(BufferPool, ARestoreThatGivesUpLetsSavesGoOn) {
+TEST(BufferPool, RestoreThatTimesOutUnblocksSaves) {
   const auto pool = MakePool(1_MiB, 1_MiB);
   BufferPool::Chunk held = pool->TryAcquire(Priority::kSave);
   auto save = std::async(std::launch::async, [&] { return pool->Acquire(Priority::kSave, Deadline::Infinite()).ok(); });
@@ -308,9 +309,9 @@ TEST(BufferPool, ARestoreThatGivesUpLetsSavesGoOn) {
   EXPECT_TRUE(save.get());
 }
 
-TEST(BufferPool, AForkedChildHasNoPool) {
+TEST(BufferPool, ForkedChildHasNoPool) {
 #ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer maps memory of its own into a forked child, where the pool was";
+  GTEST_SKIP() << "ThreadSanitizer maps its own memory where the pool was in a forked child";
 #endif
   auto pool = MakePool(2_MiB, 1_MiB);
   pool->Touch();
@@ -320,7 +321,7 @@ TEST(BufferPool, AForkedChildHasNoPool) {
   if (child == 0) {
     unsigned char resident = 0;
     const bool unmapped = ::mincore(chunk.data(), kBlock, &resident) != 0 && errno == ENOMEM;
-    // What the child maps there itself outlives the pool's destructor.
+    // The pool's destructor must not unmap what the child maps there.
     void* const own =
         ::mmap(chunk.data(), kBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     pool.reset();
@@ -351,7 +352,7 @@ TEST(BufferPool, ManyThreadsNeverShareAChunk) {
         BufferPool::Chunk chunk = pool->TryAcquire(priority);
         if (!chunk) chunk = *pool->Acquire(priority, Deadline::Infinite());
         if (++on_loan > 4) ++wrong;
-        // A plain write: the thread sanitizer would see a chunk that two hold.
+        // A plain write, so that ThreadSanitizer reports a chunk with two owners.
         std::memset(chunk.data(), t, 64);
         if (chunk.data()[63] != static_cast<std::byte>(t)) ++wrong;
         --on_loan;
@@ -365,7 +366,7 @@ TEST(BufferPool, ManyThreadsNeverShareAChunk) {
   EXPECT_EQ(TakeAll(*pool).size(), 4U);
 }
 
-TEST(BufferPool, PinsItsChunksWithADeviceUntilTheEnd) {
+TEST(BufferPool, PinsItsChunksUntilDestruction) {
   WorkerPool workers("workers", 1);
   const auto device = HostDevice::Make({}, workers);
   auto pool = MakePool(2_MiB, 1_MiB);

@@ -6,7 +6,7 @@
 namespace cairn {
 namespace {
 
-TEST(CudaAvailable, WhereNoGpuIsTheReasonIsNamedAndMakingADeviceGivesItToo) {
+TEST(CudaAvailable, WithoutGpuTheReasonIsNamedByBothFunctions) {
   const Status available = CudaAvailable();
   if (available.ok()) GTEST_SKIP() << "this machine has a GPU";
 

@@ -17,7 +17,7 @@ StridedLayout Rows(std::byte* at, std::uint64_t row_bytes, std::int64_t rows, st
           .bytes = row_bytes * static_cast<std::uint64_t>(rows)};
 }
 
-// Does on the host what the driver would do with the plan.
+// Executes the plan on the host as the driver would.
 void Execute(const CudaCopyPlan& plan, bool into_tensor) {
   for (std::size_t i = 0; i < plan.sizes.size(); ++i) {
     std::memcpy(reinterpret_cast<void*>(plan.to[i]), reinterpret_cast<const void*>(plan.from[i]), plan.sizes[i]);
@@ -31,7 +31,7 @@ void Execute(const CudaCopyPlan& plan, bool into_tensor) {
   }
 }
 
-TEST(CudaCopyPlan, SplitsCutRowsFromTheBlockBetweenThem) {
+TEST(CudaCopyPlan, SplitsPartialRowsFromTheBlockBetweenThem) {
   std::vector<std::byte> tensor(1000);
   std::vector<std::byte> memory(1000);
   const StridedLayout layout = Rows(tensor.data(), 10, 20, 50);
@@ -46,8 +46,8 @@ TEST(CudaCopyPlan, SplitsCutRowsFromTheBlockBetweenThem) {
   EXPECT_EQ(plan->rows[0].memory, memory.data() + 5);
 }
 
-// Rows of 8 bytes, of every 20 of the tensor's logical ones: a whole block where they lie evenly in its memory.
-TEST(CudaCopyPlan, RowsOfAPieceAreOneBlockWhereTheyLieEvenly) {
+// 8 of every 20 logical bytes: a single block if the rows are evenly spaced in the tensor's memory.
+TEST(CudaCopyPlan, EvenlySpacedRowsOfAPieceAreOneBlock) {
   std::vector<std::byte> memory(1000);
   for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<std::byte>(i * 7);
   for (const bool even : {true, false}) {
@@ -80,7 +80,7 @@ TEST(CudaCopyPlan, RowsOfAPieceAreOneBlockWhereTheyLieEvenly) {
   }
 }
 
-TEST(CudaCopyPlan, EveryRangeCarriesTheBytesThatGatherBytesDoes) {
+TEST(CudaCopyPlan, EveryRangeCopiesTheSameBytesAsGatherBytes) {
   std::mt19937 random(7);
   std::vector<std::byte> tensor(20 * 33);
   for (std::byte& byte : tensor) byte = static_cast<std::byte>(random());
@@ -118,7 +118,7 @@ TEST(CudaCopyPlan, RestoresWhatItGathered) {
   EXPECT_EQ(tensor, expected);
 }
 
-TEST(CudaCopyPlan, LeavesOutEmptyPieces) {
+TEST(CudaCopyPlan, SkipsEmptyPieces) {
   std::vector<std::byte> tensor(100);
   const StridedLayout contiguous{.base = tensor.data(), .row_bytes = 100, .bytes = 100};
   const StridedLayout empty;

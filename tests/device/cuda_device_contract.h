@@ -4,7 +4,7 @@
 
 namespace cairn {
 
-/// What CudaDevice promises beyond DeviceContract. Its cases make a CudaUnderTest.
+/// CudaDevice's contract beyond DeviceContract. Its cases create a CudaUnderTest.
 class CudaDeviceContract : public DeviceContract {
  protected:
   [[nodiscard]] CudaUnderTest& cuda() { return static_cast<CudaUnderTest&>(*under_test_); }

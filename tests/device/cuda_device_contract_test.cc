@@ -1,4 +1,4 @@
-// What CudaDevice promises beyond the contract of every device; on a GPU and on the driver's test double alike.
+// CudaDevice's contract beyond that of every device, on a GPU and on the driver's test double.
 #include "device/cuda_device_contract.h"
 
 #include <gmock/gmock.h>
@@ -45,7 +45,7 @@ TEST_P(CudaDeviceContract, LeavesNoContextCurrentOnTheCallersThread) {
   EXPECT_EQ(current, nullptr);
 }
 
-TEST_P(CudaDeviceContract, RefusesAStreamThatIsBeingCaptured) {
+TEST_P(CudaDeviceContract, RefusesACapturedStream) {
   const Stream stream = under_test_->MakeStream();
   const EventId event = Acquire(device());
   ASSERT_EQ(device().RecordOnLane(0, event), Status::Ok());
@@ -55,14 +55,14 @@ TEST_P(CudaDeviceContract, RefusesAStreamThatIsBeingCaptured) {
   const Status waited = device().StreamWait(stream, event);
 
   EXPECT_EQ(recorded.code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(recorded.message(), HasSubstr("call it before the graph's replay"));
+  EXPECT_THAT(recorded.message(), HasSubstr("call them before the graph's replay"));
   EXPECT_EQ(waited.code(), StatusCode::kFailedPrecondition);
-  // The capture is none the worse for it, and the stream good again afterwards.
+  // The capture is still valid, and the stream works again afterwards.
   EXPECT_EQ(EndCapture(stream), CUDA_SUCCESS);
   EXPECT_EQ(device().RecordOnStream(stream, event), Status::Ok());
 }
 
-TEST_P(CudaDeviceContract, RefusesTheLegacyStreamBesideACapturedBlockingOne) {
+TEST_P(CudaDeviceContract, RefusesTheLegacyStreamDuringABlockingCapture) {
   const Stream captured = cuda().MakeStream(CU_STREAM_DEFAULT);
   const EventId event = Acquire(device());
   ASSERT_EQ(BeginCapture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
@@ -74,8 +74,8 @@ TEST_P(CudaDeviceContract, RefusesTheLegacyStreamBesideACapturedBlockingOne) {
   EXPECT_EQ(EndCapture(captured), CUDA_SUCCESS);
 }
 
-// torch captures in the global mode, in which another thread's stream query is enough to spoil the graph.
-TEST_P(CudaDeviceContract, GoesOnBesideACaptureWithoutSpoilingIt) {
+// torch captures in the global mode, in which another thread's stream query invalidates the graph.
+TEST_P(CudaDeviceContract, WorksDuringACaptureWithoutInvalidatingIt) {
   const StridedLayout tensor = Contiguous(under_test_->MakeTensor(Pattern(5000, 1)), 5000);
   const MutableBytes chunk = under_test_->MakeHostMemory(5000);
   const MutableBytes more = cuda().MakePlainMemory(4096);
@@ -94,7 +94,7 @@ TEST_P(CudaDeviceContract, GoesOnBesideACaptureWithoutSpoilingIt) {
   EXPECT_EQ(EndCapture(captured), CUDA_SUCCESS);
 }
 
-TEST_P(CudaDeviceContract, TakesTheDefaultStreamsAsCudaSpellsThem) {
+TEST_P(CudaDeviceContract, AcceptsCudasDefaultStreamHandles) {
   const EventId event = Acquire(device());
   for (const std::uintptr_t handle : {0, 1, 2}) {
     const Stream stream{{DeviceKind::kCuda, 0}, handle};
@@ -105,7 +105,7 @@ TEST_P(CudaDeviceContract, TakesTheDefaultStreamsAsCudaSpellsThem) {
   EXPECT_EQ(CopyAndWait(device(), {}), Status::Ok());
 }
 
-TEST_P(CudaDeviceContract, ChecksWhoseMemoryATensorIsIn) {
+TEST_P(CudaDeviceContract, ChecksTheOwnerOfATensorsMemory) {
   const MutableBytes plain = cuda().MakePlainMemory(4096);
   const MutableBytes pinned = under_test_->MakeHostMemory(4096);
   std::byte* const gpu = under_test_->MakeTensor(Pattern(4096, 1));
@@ -122,7 +122,7 @@ TEST_P(CudaDeviceContract, ChecksWhoseMemoryATensorIsIn) {
   EXPECT_EQ(device().CheckLayout({}), Status::Ok());
 }
 
-TEST_P(CudaDeviceContract, RefusesTwoStridedDimensionsAndSaysWhatToDo) {
+TEST_P(CudaDeviceContract, RefusesTwoStridedDimensionsWithAdvice) {
   StridedLayout layout = Rows(under_test_->MakeTensor(Pattern(4096, 1)), 4, 8, 16);
   layout.outer.insert(layout.outer.begin(), {4, 1024});
   layout.bytes *= 4;
@@ -157,7 +157,7 @@ TEST_P(CudaDeviceContract, StagesStridedTensors) {
   EXPECT_EQ(device().AllocateStaging(1).status().code(), StatusCode::kFailedPrecondition);
 }
 
-TEST_P(CudaDeviceContract, StagingThatDoesNotFitIsRefusedWithWhatIsFree) {
+TEST_P(CudaDeviceContract, StagingThatDoesNotFitIsRefusedWithTheFreeBytes) {
   Result<std::byte*> staging = device().AllocateStaging(std::uint64_t{1} << 50);
 
   EXPECT_EQ(staging.status().code(), StatusCode::kResourceExhausted);

@@ -1,4 +1,4 @@
-// What CudaDevice does when the driver fails, which only the driver's test double does on demand.
+// CudaDevice's behaviour when the driver fails. Only the driver's test double fails on demand.
 #include <gmock/gmock.h>
 
 #include <future>
@@ -31,7 +31,7 @@ class CudaFaults : public testing::Test {
     chunk_ = cuda_->MakeHostMemory(kTensors * kBytes);
   }
 
-  // All the tensors, into the chunk.
+  // Copies all tensors to the chunk.
   CopyBatch Batch() {
     CopyBatch batch;
     for (std::size_t i = 0; i < kTensors; ++i) batch.pieces.push_back({&tensors_[i], 0, kBytes, &chunk_[i * kBytes]});
@@ -55,16 +55,16 @@ CopyDone NeverCalled() {
   return [](const Status&) { ADD_FAILURE() << "done was called"; };
 }
 
-TEST_F(CudaFaults, ADriverThatIsTooOldIsAnErrorThatNamesBothVersions) {
+TEST_F(CudaFaults, TooOldADriverIsAnErrorThatNamesBothVersions) {
   fake_cuda::SetDriverVersion(11020);
 
   const Status status = CudaAvailable();
 
   EXPECT_EQ(status.code(), StatusCode::kDeviceError);
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("found CUDA 11.2"), HasSubstr("needed 11.3")));
+  EXPECT_THAT(status.message(), HasSubstr("expected CUDA 11.3 or newer, found 11.2"));
 }
 
-TEST_F(CudaFaults, ADriverWithoutAFunctionIsAnErrorThatNamesIt) {
+TEST_F(CudaFaults, MissingFunctionIsAnErrorThatNamesIt) {
   fake_cuda::Hide("cuLaunchHostFunc");
 
   const Status status = MakeCudaDevice({}).status();
@@ -73,7 +73,7 @@ TEST_F(CudaFaults, ADriverWithoutAFunctionIsAnErrorThatNamesIt) {
   EXPECT_THAT(status.message(), HasSubstr("cuLaunchHostFunc"));
 }
 
-TEST_F(CudaFaults, NoGpuIsUnsupportedAndADriverThatDoesNotStartAnError) {
+TEST_F(CudaFaults, NoGpuIsUnsupportedButAFailedStartIsAnError) {
   fake_cuda::SetGpus(0);
   EXPECT_EQ(CudaAvailable().code(), StatusCode::kUnsupported);
 
@@ -84,14 +84,14 @@ TEST_F(CudaFaults, NoGpuIsUnsupportedAndADriverThatDoesNotStartAnError) {
   EXPECT_THAT(status.message(), HasSubstr("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"));
 }
 
-TEST_F(CudaFaults, AnIndexBeyondTheLastGpuIsRefused) {
+TEST_F(CudaFaults, IndexBeyondTheLastGpuIsRefused) {
   const Status status = MakeCudaDevice({.index = 2}).status();
 
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:2"), HasSubstr("shows 2")));
 }
 
-TEST_F(CudaFaults, AFailedOpenLeavesNothingBehind) {
+TEST_F(CudaFaults, FailedOpenLeavesNothingBehind) {
   for (const char* function :
        {"cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuDeviceGetAttribute", "cuStreamCreate", "cuEventCreate"}) {
     fake_cuda::Fail(function, CUDA_ERROR_OUT_OF_MEMORY, function == std::string("cuEventCreate") ? 10 : 0);
@@ -101,7 +101,7 @@ TEST_F(CudaFaults, AFailedOpenLeavesNothingBehind) {
   }
 }
 
-TEST_F(CudaFaults, AClosedDeviceLeavesNothingBehind) {
+TEST_F(CudaFaults, ClosedDeviceLeavesNothingBehind) {
   {
     Result<std::unique_ptr<Device>> made = MakeCudaDevice({.index = 1, .lanes = 3});
     ASSERT_EQ(made.status(), Status::Ok());
@@ -111,7 +111,7 @@ TEST_F(CudaFaults, AClosedDeviceLeavesNothingBehind) {
   EXPECT_EQ(fake_cuda::LiveObjects(), 0);
 }
 
-TEST_F(CudaFaults, MemoryOfAnotherGpuIsNamedAsSuch) {
+TEST_F(CudaFaults, MemoryOfAnotherGpuIsReported) {
   MakeDevice();
   Result<std::unique_ptr<Device>> other = MakeCudaDevice({.index = 1});
   ASSERT_EQ(other.status(), Status::Ok());
@@ -140,7 +140,7 @@ TEST_F(CudaFaults, AllGpusPinTheSamePoolAndOneUnpinsIt) {
   EXPECT_EQ(fake_cuda::LiveObjects(), before);
 }
 
-TEST_F(CudaFaults, MemoryThatIsPinnedInPartIsRefused) {
+TEST_F(CudaFaults, PartlyPinnedMemoryIsRefused) {
   MakeDevice();
   const MutableBytes memory = cuda_->MakePlainMemory(8192);
   ASSERT_EQ(device().PinMemory(memory.first(4096)), Status::Ok());
@@ -149,7 +149,7 @@ TEST_F(CudaFaults, MemoryThatIsPinnedInPartIsRefused) {
   device().UnpinMemory(memory.first(4096));
 }
 
-TEST_F(CudaFaults, PinningMoreThanThereIsExhaustsAResource) {
+TEST_F(CudaFaults, PinningTooMuchIsResourceExhausted) {
   MakeDevice();
   fake_cuda::Fail("cuMemHostRegister", CUDA_ERROR_OUT_OF_MEMORY);
 
@@ -157,7 +157,7 @@ TEST_F(CudaFaults, PinningMoreThanThereIsExhaustsAResource) {
   EXPECT_EQ(device().Health(), Status::Ok());
 }
 
-TEST_F(CudaFaults, ManyTensorsAreOneCallOfTheDriverWhereItTakesBatches) {
+TEST_F(CudaFaults, ManyTensorsAreOneBatchWhereSupported) {
   MakeDevice();
   const int before = fake_cuda::Calls("cuMemcpyAsync");
 
@@ -168,7 +168,7 @@ TEST_F(CudaFaults, ManyTensorsAreOneCallOfTheDriverWhereItTakesBatches) {
   ExpectCopied(kTensors);
 }
 
-TEST_F(CudaFaults, OlderDriversGetOneCallATensor) {
+TEST_F(CudaFaults, OlderDriversGetOneCallPerTensor) {
   MakeDevice(12070);
   const int before = fake_cuda::Calls("cuMemcpyAsync");
 
@@ -179,7 +179,7 @@ TEST_F(CudaFaults, OlderDriversGetOneCallATensor) {
   ExpectCopied(kTensors);
 }
 
-TEST_F(CudaFaults, APlatformThatRefusesBatchesGetsOneCallATensor) {
+TEST_F(CudaFaults, PlatformWithoutBatchesGetsOneCallPerTensor) {
   MakeDevice();
   fake_cuda::Fail("cuMemcpyBatchAsync", CUDA_ERROR_NOT_SUPPORTED);
 
@@ -188,7 +188,7 @@ TEST_F(CudaFaults, APlatformThatRefusesBatchesGetsOneCallATensor) {
   ExpectCopied(kTensors);
 }
 
-TEST_F(CudaFaults, AnErrorOfOneBatchIsThatBatchesAlone) {
+TEST_F(CudaFaults, ErrorOfOneBatchLeavesOthersAlone) {
   MakeDevice();
   fake_cuda::Fail("cuMemcpyBatchAsync", CUDA_ERROR_INVALID_VALUE);
 
@@ -202,7 +202,7 @@ TEST_F(CudaFaults, AnErrorOfOneBatchIsThatBatchesAlone) {
   ExpectCopied(kTensors);
 }
 
-TEST_F(CudaFaults, CopiesBeforeTheOneThatFailedAreOverWhenTheErrorIsReturned) {
+TEST_F(CudaFaults, CopiesBeforeAFailedOneEndBeforeTheErrorReturns) {
   MakeDevice(12040);
   fake_cuda::Fail("cuMemcpyAsync", CUDA_ERROR_INVALID_VALUE, 3);
 
@@ -214,7 +214,7 @@ TEST_F(CudaFaults, CopiesBeforeTheOneThatFailedAreOverWhenTheErrorIsReturned) {
   EXPECT_EQ(device().Health(), Status::Ok());
 }
 
-TEST_F(CudaFaults, ACompletionThatIsRefusedFailsTheBatchOnceItsCopiesAreOver) {
+TEST_F(CudaFaults, RefusedCompletionFailsTheBatchAfterItsCopies) {
   MakeDevice();
   fake_cuda::Fail("cuLaunchHostFunc", CUDA_ERROR_NOT_SUPPORTED);
 
@@ -223,7 +223,7 @@ TEST_F(CudaFaults, ACompletionThatIsRefusedFailsTheBatchOnceItsCopiesAreOver) {
   ExpectCopied(kTensors);
 }
 
-TEST_F(CudaFaults, AStickyErrorIsWhatEveryLaterCallReturnsAndNoCompletionComes) {
+TEST_F(CudaFaults, StickyErrorFailsLaterCallsAndStopsCompletions) {
   MakeDevice();
   const EventId event = *device().AcquireEvent();
   const Stream stream = cuda_->MakeStream();
@@ -234,7 +234,7 @@ TEST_F(CudaFaults, AStickyErrorIsWhatEveryLaterCallReturnsAndNoCompletionComes) 
   auto token = std::make_shared<int>(0);
   ASSERT_EQ(device().Copy(Batch(), [token](const Status&) { ADD_FAILURE(); }), Status::Ok());
 
-  fake_cuda::Stick(CUDA_ERROR_ECC_UNCORRECTABLE);
+  fake_cuda::SetSticky(CUDA_ERROR_ECC_UNCORRECTABLE);
   release.set_value();
   const Status sticky = device().Health();
 
@@ -250,15 +250,15 @@ TEST_F(CudaFaults, AStickyErrorIsWhatEveryLaterCallReturnsAndNoCompletionComes) 
   EXPECT_EQ(device().CheckLayout(tensors_[0]), sticky);
   EXPECT_EQ(device().PinMemory(cuda_->MakePlainMemory(4096)), sticky);
   device().ReleaseEvent(event);
-  // What the callback held is let go with the device.
+  // The device's destructor also destroys the callback.
   cuda_->DestroyDevice();
   EXPECT_EQ(token.use_count(), 1);
 }
 
-TEST_F(CudaFaults, ACopyOfBadMemoryEndsInHealthNotInAHang) {
+TEST_F(CudaFaults, CopyOfBadMemoryIsReportedByHealth) {
   MakeDevice();
   const StridedLayout beyond = Contiguous(tensors_[0].base + 1, kBytes);
-  // The lane is held until all of the batch is enqueued.
+  // The lane waits until the whole batch is enqueued.
   const EventId event = *device().AcquireEvent();
   const Stream stream = cuda_->MakeStream();
   std::promise<void> release;
@@ -274,7 +274,7 @@ TEST_F(CudaFaults, ACopyOfBadMemoryEndsInHealthNotInAHang) {
   EXPECT_THAT(health.message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
 }
 
-TEST_F(CudaFaults, AStickyErrorInTheMiddleOfABatchIsTheBatchesToo) {
+TEST_F(CudaFaults, StickyErrorWithinABatchFailsTheBatch) {
   MakeDevice(12040);
   fake_cuda::Fail("cuMemcpyAsync", CUDA_ERROR_LAUNCH_FAILED, 2);
 
@@ -294,7 +294,7 @@ TEST_F(CudaFaults, AnyErrorOfAnIdleLaneIsSticky) {
   EXPECT_EQ(device().Health(), status);
 }
 
-TEST_F(CudaFaults, AnErrorOfTheLastLaneAloneIsFound) {
+TEST_F(CudaFaults, ErrorOfTheLastLaneIsFound) {
   MakeDevice();
   fake_cuda::Fail("cuStreamQuery", CUDA_ERROR_LAUNCH_FAILED, device().lanes() - 1);
 
@@ -304,7 +304,7 @@ TEST_F(CudaFaults, AnErrorOfTheLastLaneAloneIsFound) {
   EXPECT_THAT(status.message(), HasSubstr("CUDA_ERROR_LAUNCH_FAILED"));
 }
 
-TEST_F(CudaFaults, ADriverThatShutsDownFirstIsNoTroubleToTheDestructor) {
+TEST_F(CudaFaults, DestructorSurvivesADriverThatShutDownFirst) {
   Result<std::unique_ptr<Device>> made = MakeCudaDevice({});
   ASSERT_EQ(made.status(), Status::Ok());
   fake_cuda::Fail("cuCtxPushCurrent", CUDA_ERROR_DEINITIALIZED);

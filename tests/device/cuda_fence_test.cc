@@ -1,6 +1,6 @@
-// What a fence costs the host on a GPU with a long queue before it and behind it. Times are recorded, not judged: a
-// test fails where the host waited for the queue, or where the order was not kept. Under CTest it runs a second time
-// with CUDA_DEVICE_MAX_CONNECTIONS=1, where streams may share a hardware queue.
+// The host's cost of a fence on a GPU with a long queue before and after it. Times are only recorded: a test fails if
+// the host waited for the queue or the order was not kept. CTest runs it again with CUDA_DEVICE_MAX_CONNECTIONS=1,
+// where streams may share a hardware queue.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -41,7 +41,7 @@ class CudaFence : public testing::Test {
     });
   }
 
-  // A save as the engine makes it, with `kLaunches` before it in the caller's stream and as many behind its fence.
+  // A save as the engine makes it, with `kLaunches` in the caller's stream before it and after its fence.
   void SaveAndFence(Stream stream) {
     Device& device = cuda_->device();
     const StridedLayout tensor = Contiguous(cuda_->MakeTensor(std::vector<std::byte>(kTensorBytes)), kTensorBytes);
@@ -78,11 +78,11 @@ class CudaFence : public testing::Test {
   std::unique_ptr<CudaUnderTest> cuda_;
 };
 
-TEST_F(CudaFence, TheHostRunsAheadOfALongQueue) { SaveAndFence(cuda_->MakeStream()); }
+TEST_F(CudaFence, HostRunsAheadOfALongQueue) { SaveAndFence(cuda_->MakeStream()); }
 
-TEST_F(CudaFence, TheHostRunsAheadOnABlockingStream) { SaveAndFence(cuda_->MakeStream(CU_STREAM_DEFAULT)); }
+TEST_F(CudaFence, HostRunsAheadOnABlockingStream) { SaveAndFence(cuda_->MakeStream(CU_STREAM_DEFAULT)); }
 
-TEST_F(CudaFence, TheHostRunsAheadOnTheLegacyStream) { SaveAndFence({{DeviceKind::kCuda, 0}, 0}); }
+TEST_F(CudaFence, HostRunsAheadOnTheLegacyStream) { SaveAndFence({{DeviceKind::kCuda, 0}, 0}); }
 
 }  // namespace
 }  // namespace cairn

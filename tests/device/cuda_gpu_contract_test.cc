@@ -1,4 +1,4 @@
-// The contract suites on this machine's GPU, where it has one.
+// The contract suites on this machine's GPU, if there is one.
 #include "device/cuda_device_contract.h"
 
 namespace cairn {

@@ -43,8 +43,10 @@ CUdeviceptr Address(const std::byte* memory) { return reinterpret_cast<CUdevicep
 }  // namespace
 
 struct CudaUnderTest::Launch {
-  std::promise<bool> reached;  // True: the stream has come to it. False: it never will.
-  bool answered = false;       // Guarded by mutex.
+  // True: the stream reached it. False: it never will.
+  std::promise<bool> reached;
+  // Guarded by mutex.
+  bool answered = false;
   std::mutex mutex;
   std::thread thread;
 
@@ -84,7 +86,7 @@ Status CudaUnderTest::SetUp() {
   return Status::Ok();
 }
 
-// A failed context refuses most of this; what it held goes when it is released.
+// A failed context refuses most of this, but frees everything when it is released.
 CudaUnderTest::~CudaUnderTest() {
   {
     const CudaContext::Scope scope(context_);
@@ -181,7 +183,7 @@ void CudaUnderTest::LaunchOnHost(Stream stream, std::function<void()> work) {
 }
 
 void CudaUnderTest::LaunchWrite(Stream stream, std::byte* at, std::vector<std::byte> contents) {
-  // Pinned: from other memory the call itself would wait for the stream.
+  // Pinned, or the call itself would wait for the stream.
   const MutableBytes source = MakeHostMemory(contents.size());
   std::copy(contents.begin(), contents.end(), source.begin());
   EXPECT_EQ(context_.Run([&] {

@@ -9,7 +9,7 @@
 
 namespace cairn {
 
-/// What the tests call of the driver beyond CudaDriver.
+/// Functions of the driver that only tests call.
 struct CudaTestFunctions {
   PFN_cuCtxGetCurrent_v4000 ctx_get_current = nullptr;
   PFN_cuStreamBeginCapture_v10010 stream_begin_capture = nullptr;
@@ -20,10 +20,10 @@ struct CudaTestFunctions {
   PFN_cuMemsetD8Async_v3020 memset_async = nullptr;
 };
 
-/// GPU 0 through MakeCudaDevice, with memory and streams from the same driver: a GPU's, or its test double's.
+/// GPU 0 through MakeCudaDevice, with memory and streams of the same driver, a real one or its test double.
 class CudaUnderTest final : public DeviceUnderTest {
  public:
-  /// Null where there is no GPU (or no device could be made), and the reason.
+  /// Null, with the reason, if there is no GPU or no device could be created.
   [[nodiscard]] static std::unique_ptr<CudaUnderTest> Make(std::string& why_not);
   ~CudaUnderTest() override;
 
@@ -38,11 +38,11 @@ class CudaUnderTest final : public DeviceUnderTest {
 
   Stream MakeStream(unsigned int flags);
   [[nodiscard]] static CUstream Handle(Stream stream) { return reinterpret_cast<CUstream>(stream.handle); }
-  /// Host memory that nobody pinned; lives as long as this.
+  /// Unpinned host memory; lives as long as this.
   MutableBytes MakePlainMemory(std::uint64_t bytes);
   const CudaContext& context() { return context_; }
   const CudaTestFunctions& functions() { return functions_; }
-  /// Ends the device's life before the rest's.
+  /// Destroys the device before the other members.
   void DestroyDevice();
 
  private:
@@ -58,8 +58,8 @@ class CudaUnderTest final : public DeviceUnderTest {
   std::vector<MutableBytes> mapped_;
   std::vector<MutableBytes> pinned_;
 
-  // Work of LaunchOnHost runs on a thread of its own while its stream waits for a flag: a host function that waits
-  // would hold up those of other streams, which the driver may run one after the other.
+  // LaunchOnHost runs its work on a separate thread while the stream waits for a flag. A host function that waits would
+  // delay those of other streams, because the driver may run them one at a time.
   struct Launch;
   std::vector<std::unique_ptr<Launch>> launches_;
   MutableBytes flags_;

@@ -15,7 +15,7 @@
 
 namespace cairn {
 
-/// A device with what the contract suite needs around it: memory for tensors, and the caller's streams.
+/// A device with what the contract suite needs: memory for tensors, and the caller's streams.
 class DeviceUnderTest {
  public:
   virtual ~DeviceUnderTest() = default;
@@ -23,14 +23,14 @@ class DeviceUnderTest {
   virtual Device& device() = 0;
   /// Device memory that holds `contents`; lives as long as this.
   virtual std::byte* MakeTensor(Bytes contents) = 0;
-  /// What device memory holds once the caller's streams and the lanes are idle.
+  /// The contents of device memory once the caller's streams and the lanes are idle.
   virtual std::vector<std::byte> ReadTensor(const std::byte* at, std::uint64_t bytes) = 0;
-  /// Host memory as the pool's: 4096-aligned, pinned; lives as long as this. Zeroed.
+  /// Host memory like the pool's: 4096-aligned, pinned and zeroed; lives as long as this.
   virtual MutableBytes MakeHostMemory(std::uint64_t bytes) = 0;
 
-  // The rest is called only where device().has_streams().
+  // The rest is called only if device().has_streams().
   virtual Stream MakeStream() = 0;
-  /// Enqueues work of the caller's stream on the host: no device calls in it. It may wait: the stream is held up then.
+  /// Enqueues host work in the caller's stream. It makes no device calls; if it waits, the stream waits.
   virtual void LaunchOnHost(Stream stream, std::function<void()> work) = 0;
   /// Enqueues, in the caller's stream, a write of `contents` to device memory.
   virtual void LaunchWrite(Stream stream, std::byte* at, std::vector<std::byte> contents) = 0;
@@ -39,15 +39,14 @@ class DeviceUnderTest {
 
 struct DeviceCase {
   std::string name;
-  /// Null, and the reason in `why_not`, where this machine has no such device. At least two lanes.
+  /// Null, with the reason in `why_not`, if this machine has no such device. At least two lanes.
   std::function<std::unique_ptr<DeviceUnderTest>(std::string& why_not)> make;
 
   friend std::ostream& operator<<(std::ostream& out, const DeviceCase& device_case) { return out << device_case.name; }
 };
 
-/// What every Device promises. Each implementation's file instantiates the suite with its DeviceCase:
-///   INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract, testing::Values(DeviceCase{"one_gpu", MakeCudaUnderTest}),
-///   CaseName);
+/// The contract of every Device. Each implementation's test instantiates the suite with its DeviceCase:
+/// INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract, testing::Values(DeviceCase{"one_gpu", MakeCudaUnderTest}), CaseName);
 class DeviceContract : public testing::TestWithParam<DeviceCase> {
  protected:
   void SetUp() override;
@@ -56,15 +55,14 @@ class DeviceContract : public testing::TestWithParam<DeviceCase> {
   std::unique_ptr<DeviceUnderTest> under_test_;
 };
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that differ by position and by seed.
 [[nodiscard]] std::vector<std::byte> Pattern(std::uint64_t bytes, std::uint32_t seed);
 [[nodiscard]] StridedLayout Contiguous(std::byte* at, std::uint64_t bytes);
 [[nodiscard]] StridedLayout Rows(std::byte* at, std::uint64_t row_bytes, std::int64_t rows, std::int64_t stride);
 [[nodiscard]] std::vector<std::byte> Copied(Bytes bytes);
-/// Enqueues a batch and waits for its done.
+/// Enqueues a batch and waits until it is done.
 Status CopyAndWait(Device& device, CopyBatch batch);
 
-/// For INSTANTIATE_TEST_SUITE_P.
 [[nodiscard]] inline std::string CaseName(const testing::TestParamInfo<DeviceCase>& info) { return info.param.name; }
 
 }  // namespace cairn

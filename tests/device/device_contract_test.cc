@@ -10,7 +10,7 @@
 
 namespace cairn {
 
-TEST_P(DeviceContract, ManySmallTensorsGoToOneChunkAndBack) {
+TEST_P(DeviceContract, CopiesManySmallTensorsToOneChunkAndBack) {
   constexpr std::uint64_t kTensors = 300;
   std::vector<StridedLayout> layouts;
   std::vector<std::byte> expected;
@@ -43,8 +43,8 @@ TEST_P(DeviceContract, ManySmallTensorsGoToOneChunkAndBack) {
   EXPECT_EQ(found, changed);
 }
 
-TEST_P(DeviceContract, StridedTensorsTravelInRowMajorOrder) {
-  // 3 of every 5 columns, of 4 bytes each, in 70,000 rows; then the transpose of a matrix: rows of one element.
+TEST_P(DeviceContract, CopiesStridedTensorsInRowMajorOrder) {
+  // 3 of every 5 columns of 4 bytes in 70,000 rows; then a transposed matrix: rows of one element.
   constexpr std::int64_t kRows = 70'000;
   const std::vector<std::byte> wide = Pattern(kRows * 20, 1);
   const std::vector<std::byte> square = Pattern(64 * 48 * 2, 2);
@@ -65,7 +65,7 @@ TEST_P(DeviceContract, StridedTensorsTravelInRowMajorOrder) {
   const MutableBytes chunk = under_test_->MakeHostMemory(expected.size());
   CopyBatch batch{.pieces = {{&columns, 0, columns.bytes, chunk.data()},
                              {&transposed, 0, transposed.bytes, chunk.data() + columns.bytes}}};
-  // More than one strided dimension may be more than the device can do.
+  // Devices need not support more than one strided dimension.
   if (const Status taken = device().CheckLayout(transposed); !taken.ok()) {
     ASSERT_EQ(taken.code(), StatusCode::kInvalidArgument);
     batch.pieces.pop_back();
@@ -83,7 +83,7 @@ TEST_P(DeviceContract, StridedTensorsTravelInRowMajorOrder) {
   std::fill(chunk.begin(), chunk.end(), std::byte{0});
   ASSERT_EQ(CopyAndWait(device(), std::move(batch)), Status::Ok());
   EXPECT_TRUE(Copied(chunk.first(expected.size())) == changed);
-  // The columns between stay as they were.
+  // The columns between are unchanged.
   const std::vector<std::byte> after = under_test_->ReadTensor(columns.base, wide.size());
   for (std::int64_t row = 0; row + 1 < kRows; ++row) {
     ASSERT_TRUE(std::equal(wide.begin() + row * 20 + 12, wide.begin() + row * 20 + 20, after.begin() + row * 20 + 12));
@@ -99,7 +99,7 @@ TEST_P(DeviceContract, PartialRangesBeginAndEndWithinRows) {
   for (int row = 0; row < 100; ++row) {
     logical.insert(logical.end(), contents.begin() + row * 16, contents.begin() + row * 16 + 10);
   }
-  // Within one row; over many, from and to the middle; whole rows; the last byte.
+  // Within one row; from the middle of one row to the middle of another; whole rows; the last byte.
   const std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges = {{13, 17}, {25, 777}, {100, 300}, {999, 1000}};
   const MutableBytes chunk = under_test_->MakeHostMemory(4096);
 
@@ -124,12 +124,12 @@ TEST_P(DeviceContract, PartialRangesBeginAndEndWithinRows) {
   EXPECT_TRUE(std::equal(logical.begin(), logical.end(), chunk.begin()));
 }
 
-// Rows of 12 bytes: every 16 bytes of a chunk, from and to every 20 logical bytes of tensors.
-TEST_P(DeviceContract, RowsOfAPieceAreCopiedAndNothingBetweenThem) {
+// Rows of 12 bytes: one every 16 bytes of a chunk, from and to every 20 logical bytes of tensors.
+TEST_P(DeviceContract, CopiesOnlyTheRowsOfAPiece) {
   constexpr std::uint64_t kRows = 5000;
   const std::vector<std::byte> contents = Pattern(kRows * 32, 8);
   const MutableBytes chunk = under_test_->MakeHostMemory(kRows * 16);
-  // Contiguous; rows that the piece's lie evenly in; rows that it cuts.
+  // Contiguous; with evenly spaced rows; with rows that the piece cuts.
   for (const auto& [row_bytes, stride] : {std::pair<std::uint64_t, std::int64_t>{0, 0}, {20, 32}, {25, 40}}) {
     std::byte* const at = under_test_->MakeTensor(contents);
     const StridedLayout tensor = stride == 0
@@ -209,7 +209,7 @@ TEST_P(DeviceContract, BatchesOfOneLaneRunInOrder) {
   for (int i = 0; i < kRounds; ++i) EXPECT_TRUE(std::equal(in[i].begin(), in[i].end(), out[i].begin())) << i;
 }
 
-TEST_P(DeviceContract, DoneIsCalledOnceAndNotWithinCopy) {
+TEST_P(DeviceContract, DoneIsCalledOnceAndNeverWithinCopy) {
   constexpr int kBatches = 200;
   const std::vector<std::byte> contents = Pattern(5000, 7);
   const StridedLayout tensor = Contiguous(under_test_->MakeTensor(contents), contents.size());
@@ -219,7 +219,7 @@ TEST_P(DeviceContract, DoneIsCalledOnceAndNotWithinCopy) {
   int calls = 0;
 
   {
-    // Held by the caller of Copy: a done called within it would never get it.
+    // Locked around Copy: a `done` called within Copy would deadlock.
     MutexLock lock(mutex);
     for (int i = 0; i < kBatches; ++i) {
       std::byte* const to = chunk.data() + (i % 2) * AlignUp(contents.size(), kBlock);
@@ -241,9 +241,9 @@ TEST_P(DeviceContract, DoneIsCalledOnceAndNotWithinCopy) {
   EXPECT_EQ(calls, kBatches);
 }
 
-TEST_P(DeviceContract, SumsAreOfEachBlockFromTheBatchesStart) {
+TEST_P(DeviceContract, SumsCoverBlocksFromTheBatchStart) {
   if (!device().sums_while_copying()) GTEST_SKIP() << "this device does not sum while copying";
-  // Pieces of odd sizes over three and a half blocks; blocks begin within pieces, and one piece spans two.
+  // Pieces of odd sizes over three and a half blocks: blocks begin within pieces, and one piece spans two.
   const std::vector<std::uint64_t> sizes = {1, 70'001, 0, 3, 2 * kChecksumBlock + 17, 4096, 1'400'000};
   std::vector<StridedLayout> layouts;
   std::vector<std::byte> expected;
@@ -287,7 +287,7 @@ TEST_P(DeviceContract, RefusesWhatCannotBeCopied) {
   EXPECT_EQ(device().Health(), Status::Ok());
 }
 
-TEST_P(DeviceContract, StagedBytesAreDrainedAsTheyWere) {
+TEST_P(DeviceContract, StagedBytesAreDrainedUnchanged) {
   constexpr std::uint64_t kBytes = 2 * kChecksumBlock;
   const std::vector<std::byte> contents = Pattern(kBytes, 9);
   const StridedLayout tensor = Contiguous(under_test_->MakeTensor(contents), kBytes);
@@ -300,7 +300,7 @@ TEST_P(DeviceContract, StagedBytesAreDrainedAsTheyWere) {
       CopyAndWait(device(), {.direction = CopyDirection::kToStaging,
                              .pieces = {{&tensor, 0, kBytes, *staging}, {&rows, 0, rows.bytes, *staging + kBytes}}}),
       Status::Ok());
-  // The caller overwrites its tensor; what was staged stays.
+  // The caller overwrites its tensor; the staged bytes stay.
   std::fill(chunk.begin(), chunk.end(), std::byte{1});
   ASSERT_EQ(
       CopyAndWait(device(), {.direction = CopyDirection::kToDevice, .pieces = {{&tensor, 0, kBytes, chunk.data()}}}),
@@ -328,7 +328,7 @@ TEST_P(DeviceContract, PinsAndUnpinsHostMemory) {
   EXPECT_EQ(Copied({memory.get(), 16 * kBlock}), contents);
 }
 
-TEST_P(DeviceContract, EventsComeFromAStockThatEnds) {
+TEST_P(DeviceContract, EventsAreLimited) {
   std::vector<EventId> events;
   Status last;
   while (events.size() < 1'000'000) {
@@ -350,7 +350,7 @@ TEST_P(DeviceContract, EventsComeFromAStockThatEnds) {
   for (const EventId event : events) device().ReleaseEvent(event);
 }
 
-TEST_P(DeviceContract, WithoutStreamsFencesAreOkAtOnce) {
+TEST_P(DeviceContract, FencesWithoutStreamsReturnOkAtOnce) {
   if (device().has_streams()) GTEST_SKIP() << "this device has streams";
   const Result<EventId> event = device().AcquireEvent();
   ASSERT_TRUE(event.ok());

@@ -1,4 +1,4 @@
-// The part of the contract suite for devices that have streams: what waits for what.
+// The contract of devices that have streams: what waits for what.
 #include <atomic>
 #include <future>
 #include <utility>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kBytes = 100'000;
 
-// Holds a stream until it is opened; opens at the end of the test at the latest.
+// Blocks a stream until it is opened, at the latest at the end of the test.
 class Gate {
  public:
   Gate(DeviceUnderTest& under_test, Stream stream) {
@@ -39,7 +39,7 @@ EventId Acquire(Device& device) {
 
 }  // namespace
 
-TEST_P(DeviceContract, ACopyBehindAnEventSeesWhatTheCallersStreamWrote) {
+TEST_P(DeviceContract, CopyAfterAnEventSeesTheCallersWrites) {
   SKIP_WITHOUT_STREAMS();
   const StridedLayout tensor = Contiguous(under_test_->MakeTensor(Pattern(kBytes, 1)), kBytes);
   const MutableBytes chunk = under_test_->MakeHostMemory(kBytes);
@@ -56,7 +56,7 @@ TEST_P(DeviceContract, ACopyBehindAnEventSeesWhatTheCallersStreamWrote) {
   ASSERT_EQ(device().Copy({.pieces = {{&tensor, 0, kBytes, chunk.data()}}},
                           [&](const Status& status) { copied_after_opening.set_value(status.ok() && opened); }),
             Status::Ok());
-  // A lane that waits for nobody goes on meanwhile.
+  // A lane that waits for nothing continues meanwhile.
   ASSERT_EQ(CopyAndWait(device(), {.lane = 1}), Status::Ok());
   opened = true;
   gate.Open();
@@ -66,7 +66,7 @@ TEST_P(DeviceContract, ACopyBehindAnEventSeesWhatTheCallersStreamWrote) {
   device().ReleaseEvent(event);
 }
 
-TEST_P(DeviceContract, LaterWorkOfTheCallersStreamWaitsForTheLanesEvent) {
+TEST_P(DeviceContract, CallersStreamWaitsForTheLanesEvent) {
   SKIP_WITHOUT_STREAMS();
   const std::vector<std::byte> before = Pattern(kBytes, 3);
   const std::vector<std::byte> after = Pattern(kBytes, 4);
@@ -98,7 +98,7 @@ TEST_P(DeviceContract, LaterWorkOfTheCallersStreamWaitsForTheLanesEvent) {
   device().ReleaseEvent(captured);
 }
 
-TEST_P(DeviceContract, AWaitIsForTheLatestRecordAtItsTime) {
+TEST_P(DeviceContract, WaitUsesTheLatestRecordAtItsTime) {
   SKIP_WITHOUT_STREAMS();
   const Stream held = under_test_->MakeStream();
   const Stream idle = under_test_->MakeStream();
@@ -116,7 +116,7 @@ TEST_P(DeviceContract, AWaitIsForTheLatestRecordAtItsTime) {
   under_test_->LaunchOnHost(waits_for_held, [&] { ran_after_opening.set_value(opened); });
   ASSERT_EQ(device().RecordOnStream(idle, event), Status::Ok());
 
-  // Returns although the event was recorded on the held stream later.
+  // Returns although the event was later recorded on the blocked stream.
   under_test_->Synchronize(waits_for_idle);
   opened = true;
   gate.Open();
@@ -124,7 +124,7 @@ TEST_P(DeviceContract, AWaitIsForTheLatestRecordAtItsTime) {
   device().ReleaseEvent(event);
 }
 
-TEST_P(DeviceContract, WaitingForAnEventThatWasNeverRecordedIsRefused) {
+TEST_P(DeviceContract, WaitingForAnUnrecordedEventIsRefused) {
   SKIP_WITHOUT_STREAMS();
   const Stream stream = under_test_->MakeStream();
   const EventId event = Acquire(device());
@@ -132,7 +132,7 @@ TEST_P(DeviceContract, WaitingForAnEventThatWasNeverRecordedIsRefused) {
   EXPECT_EQ(device().StreamWait(stream, event).code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(device().LaneWait(0, event).code(), StatusCode::kFailedPrecondition);
 
-  // Nothing waits, and the device is as good as before.
+  // Nothing waits, and the device still works.
   under_test_->Synchronize(stream);
   EXPECT_EQ(CopyAndWait(device(), {}), Status::Ok());
   EXPECT_EQ(device().Health(), Status::Ok());

@@ -1,7 +1,7 @@
-// A test double of the CUDA driver, libcuda.so.1: the entry points that Cairn calls, over host memory, with one thread
-// a stream. It is no GPU: it checks what the driver's documentation says of arguments, order, contexts and captures, so
-// that CudaDevice's own code (batches, events, completions, error paths) runs where no GPU is. What a real driver makes
-// of that code only the same tests on a GPU can show.
+// A test double of the CUDA driver, libcuda.so.1: the entry points that Cairn calls, on host memory, with one thread
+// for each stream. It checks what the driver's documentation requires of arguments, order, contexts and captures, so
+// that CudaDevice's code (batches, events, completions, error paths) runs without a GPU. Only the same tests on a GPU
+// show how a real driver treats that code.
 #include "device/fake_cuda.h"
 
 #include <algorithm>
@@ -24,8 +24,10 @@ constexpr std::size_t kGpuBytes = 256U << 20;
 constexpr int kMaxPitch = 0x7fffffff;
 
 struct Operation {
-  std::function<bool()> ready;  // Under the lock.
-  std::function<void()> run;    // Without it.
+  // Called under the lock.
+  std::function<bool()> ready;
+  // Called without the lock.
+  std::function<void()> run;
   void* host_argument = nullptr;
 };
 
@@ -43,7 +45,7 @@ struct FakeStream {
   std::thread thread;
 };
 
-// A point in a stream: passed once its stream has completed so many operations.
+// A point in a stream: reached when the stream has completed this many operations.
 struct FakeEvent {
   std::shared_ptr<std::uint64_t> completed;
   std::uint64_t at = 0;
@@ -52,7 +54,8 @@ struct FakeEvent {
 struct Context {
   int gpu = 0;
   int retained = 0;
-  std::set<FakeStream*> streams;  // The legacy stream among them.
+  // Includes the legacy stream.
+  std::set<FakeStream*> streams;
   FakeStream* legacy = nullptr;
 };
 
@@ -79,11 +82,12 @@ struct Driver {
   std::set<FakeEvent*> events;
   std::map<CUdeviceptr, Range> allocations;
   std::map<CUdeviceptr, Range> registered;
-  std::vector<void*> dropped;  // Arguments of host functions that are never called; a driver holds on to them, too.
+  // Arguments of host functions that are never called. A driver keeps them too.
+  std::vector<void*> dropped;
 };
 
 Driver& driver() {
-  // Never destroyed, as a driver is not: a leak checker finds what it holds on to.
+  // Never destroyed, like a real driver, so that a leak checker still reaches what it holds.
   static Driver& instance = *new Driver;
   return instance;
 }
@@ -101,7 +105,7 @@ void DropQueued(FakeStream& stream) {
   stream.queue.clear();
 }
 
-void StickLocked(CUresult result) {
+void SetStickyLocked(CUresult result) {
   Driver& d = driver();
   if (d.sticky == CUDA_SUCCESS) d.sticky = result;
   for (auto& [gpu, context] : d.contexts) {
@@ -166,7 +170,7 @@ bool GlobalCaptureUnderWay(CUstreamCaptureStatus becomes) {
   return found;
 }
 
-// What every entry point begins with: counting, faults, the sticky error, the current context, captures elsewhere.
+// Every entry point begins with this: counts the call, injects faults, checks the sticky error, context and captures.
 CUresult Enter(const std::string& name, unsigned needs) {
   Driver& d = driver();
   ++d.calls[name];
@@ -191,7 +195,7 @@ CUresult Enter(const std::string& name, unsigned needs) {
   Lock lock(d.mutex);      \
   if (const CUresult entered = Enter(name, needs); entered != CUDA_SUCCESS) return entered
 
-// The stream that a handle means in the current context; null where it is none of it.
+// The handle's stream in the current context; null if there is none.
 FakeStream* FindStream(CUstream handle) {
   Context& context = *current_contexts.back();
   if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) return context.legacy;
@@ -206,7 +210,7 @@ bool LegacyIsBlocked(const FakeStream& stream) {
   });
 }
 
-// As FindStream, for enqueueing: using a stream that is being captured for anything but kernels spoils the capture.
+// As FindStream, for enqueueing: anything but a kernel in a captured stream invalidates the capture.
 CUresult FindForWork(CUstream handle, FakeStream** found) {
   *found = FindStream(handle);
   if (*found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
@@ -243,7 +247,7 @@ void CopyBytes(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   {
     const Lock lock(driver().mutex);
     if (LeavesAllocation(to, bytes, false) || LeavesAllocation(from, bytes, false)) {
-      StickLocked(CUDA_ERROR_ILLEGAL_ADDRESS);
+      SetStickyLocked(CUDA_ERROR_ILLEGAL_ADDRESS);
       return;
     }
   }
@@ -422,7 +426,7 @@ CUresult MemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstre
   return CUDA_SUCCESS;
 }
 
-// The signature of CUDA 12.8; that of 13.0, without `failed`, is not served.
+// The signature of CUDA 12.8. That of 13.0, without `failed`, is not supported.
 CUresult MemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes, std::size_t count,
                           CUmemcpyAttributes* attributes, std::size_t* first, std::size_t attribute_count,
                           std::size_t* failed, CUstream handle) {
@@ -439,7 +443,7 @@ CUresult MemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes
     if (failed != nullptr) *failed = i;
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // A copy of the arrays: the caller's are free as soon as the call returns. In reverse: their order is not promised.
+  // Copies the arrays, which the caller may free after the call. Runs in reverse, as no order is guaranteed.
   std::vector<CUdeviceptr> all_to(to, to + count);
   std::vector<CUdeviceptr> all_from(from, from + count);
   std::vector<std::size_t> all_sizes(sizes, sizes + count);
@@ -476,7 +480,7 @@ CUresult Memcpy2DAsync(const CUDA_MEMCPY2D* given, CUstream handle) {
         const Lock execution(driver().mutex);
         if (LeavesAllocation(row_from, copy.WidthInBytes, from_gpu) ||
             LeavesAllocation(row_to, copy.WidthInBytes, to_gpu)) {
-          StickLocked(CUDA_ERROR_ILLEGAL_ADDRESS);
+          SetStickyLocked(CUDA_ERROR_ILLEGAL_ADDRESS);
           return;
         }
       }
@@ -612,7 +616,8 @@ CUresult EventRecord(CUevent handle, CUstream handle_of_stream) {
 
 struct Entry {
   int since = 0;
-  int until = 0;  // The version that gave the name another signature; 0 for none.
+  // The version that changed this name's signature; 0 for none.
+  int until = 0;
   void* function = nullptr;
 };
 
@@ -674,7 +679,7 @@ CUresult cuDriverGetVersion(int* version) {
   return CUDA_SUCCESS;
 }
 
-// cuda.h knows the name for a later signature only.
+// cuda.h defines this name only for a later signature.
 #undef cuGetProcAddress
 __attribute__((visibility("default"))) CUresult cuGetProcAddress(const char* name, void** function, int version,
                                                                  cuuint64_t flags);
@@ -704,7 +709,7 @@ void Reset() {
   d.faults.clear();
   d.calls.clear();
   d.hidden.clear();
-  // What a failed context did not take back.
+  // What a failed context did not free.
   for (FakeEvent* event : d.events) delete event;
   d.events.clear();
   for (const auto& [at, range] : d.allocations) std::free(reinterpret_cast<void*>(at));
@@ -732,9 +737,9 @@ void Fail(const std::string& function, CUresult result, int after) {
   driver().faults[function] = {result, after};
 }
 
-void Stick(CUresult result) {
+void SetSticky(CUresult result) {
   const Lock lock(driver().mutex);
-  StickLocked(result);
+  SetStickyLocked(result);
 }
 
 int Calls(const std::string& function) {

@@ -1,5 +1,4 @@
-// The contract suites over the driver's test double: as a driver of CUDA 13.0, and of 12.4, which knows no batch
-// copies.
+// The contract suites on the driver's test double, as CUDA 13.0 and as 12.4, which has no batch copies.
 #include "device/cuda_device_contract.h"
 #include "device/fake_cuda.h"
 

@@ -31,7 +31,7 @@ class FaultyDeviceTest : public testing::TestWithParam<bool> {
   std::unique_ptr<FaultyDevice> device_;
 };
 
-TEST_P(FaultyDeviceTest, CopiesUntilTheNthFailsAndGoesOnAfterIt) {
+TEST_P(FaultyDeviceTest, FailsOnlyTheNthCopy) {
   const Status failure(StatusCode::kDeviceError, "injected");
   device_->FailCopy(2, failure);
   device_->FailCopyLater(3, failure);
@@ -39,8 +39,9 @@ TEST_P(FaultyDeviceTest, CopiesUntilTheNthFailsAndGoesOnAfterIt) {
   EXPECT_EQ(CopyAndWait(*device_, Batch()), Status::Ok());
   EXPECT_EQ(memory_, contents_);
   memory_.assign(64, std::byte{0});
-  EXPECT_EQ(device_->Copy(Batch(), [](const Status&) { ADD_FAILURE() << "done of a copy that failed at once"; }),
-            failure);
+  EXPECT_EQ(
+      device_->Copy(Batch(), [](const Status&) { ADD_FAILURE() << "`done` of a copy that failed at once was called"; }),
+      failure);
   std::promise<Status> done;
   EXPECT_EQ(device_->Copy(Batch(), [&](Status status) { done.set_value(std::move(status)); }), Status::Ok());
   EXPECT_EQ(done.get_future().get(), failure);
@@ -52,7 +53,7 @@ TEST_P(FaultyDeviceTest, CopiesUntilTheNthFailsAndGoesOnAfterIt) {
   EXPECT_EQ(device_->Health(), Status::Ok());
 }
 
-TEST_P(FaultyDeviceTest, AStickyErrorSilencesEveryDoneAndFailsEveryCall) {
+TEST_P(FaultyDeviceTest, StickyErrorSilencesDoneAndFailsEveryCall) {
   const Result<EventId> event = device_->AcquireEvent();
   ASSERT_TRUE(event.ok());
   ASSERT_EQ(device_->HoldCopies(), Status::Ok());
@@ -78,9 +79,9 @@ TEST_P(FaultyDeviceTest, AStickyErrorSilencesEveryDoneAndFailsEveryCall) {
   EXPECT_EQ(calls, 0);
 }
 
-TEST_P(FaultyDeviceTest, HeldCopiesRunOnceReleasedInTheirOrder) {
+TEST_P(FaultyDeviceTest, HeldCopiesRunInOrderOnceReleased) {
   ASSERT_EQ(device_->HoldCopies(), Status::Ok());
-  std::vector<int> order;  // Of one lane: one at a time.
+  std::vector<int> order;  // One lane, so one at a time.
   std::promise<void> all;
   std::atomic<bool> released = false;
 

@@ -44,7 +44,8 @@ class HostUnderTest final : public DeviceUnderTest {
     return memory_.back().get();
   }
 
-  std::vector<std::unique_ptr<std::byte, Unmap>> memory_;  // Outlives the device's threads.
+  // Outlives the device's threads.
+  std::vector<std::unique_ptr<std::byte, Unmap>> memory_;
   WorkerPool workers_;
   std::unique_ptr<HostDevice> device_;
 };

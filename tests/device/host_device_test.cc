@@ -20,7 +20,6 @@ namespace {
 
 using Clock = Deadline::Clock;
 
-// A tensor and the chunk that it is copied to.
 struct Buffers {
   explicit Buffers(std::uint64_t bytes) : contents(Pattern(bytes, 1)), memory(bytes) {}
   [[nodiscard]] std::vector<CopyPiece> Pieces() { return {{&tensor, 0, tensor.bytes, memory.data()}}; }
@@ -30,7 +29,7 @@ struct Buffers {
   StridedLayout tensor = Contiguous(contents.data(), contents.size());
 };
 
-TEST(HostDevice, SumsAreTheSameHoweverABatchIsSplit) {
+TEST(HostDevice, SumsDoNotDependOnTheSplit) {
   Buffers buffers(5_MiB + 12345);
   std::vector<std::uint32_t> expected;
   for (std::uint64_t at = 0; at < buffers.contents.size(); at += kChecksumBlock) {
@@ -54,7 +53,7 @@ TEST(HostDevice, SumsAreTheSameHoweverABatchIsSplit) {
   }
 }
 
-TEST(HostDevice, SumsOfPiecesThatDoNotLieBackToBackAreRefused) {
+TEST(HostDevice, SumsOfScatteredPiecesAreRefused) {
   WorkerPool workers("workers", 1);
   const auto device = HostDevice::Make({}, workers);
   Buffers buffers(64);
@@ -86,7 +85,8 @@ TEST_P(HostDeviceBandwidth, IsSharedByAllLanes) {
   first.get_future().get();
   const auto took = Clock::now() - begin;
 
-  // 2 MB at 100 MB/s, less the millisecond that a sleeper may make up for. No upper bound: the machine may be busy.
+  // 2 MB at 100 MB/s, less the millisecond that a late sleeper may make up for. No upper bound, as the machine may be
+  // busy.
   EXPECT_GE(took, std::chrono::microseconds(18'900));
   EXPECT_EQ(buffers.memory, buffers.contents);
 }
@@ -99,7 +99,7 @@ TEST_P(HostDeviceBandwidth, DoesNotLimitStaging) {
   const Result<std::byte*> staging = device->AllocateStaging(1'000'000);
   ASSERT_TRUE(staging.ok());
 
-  // At one byte a second this would outlast the test's time limit.
+  // One byte a second would exceed the test's time limit.
   EXPECT_EQ(CopyAndWait(*device, {.direction = CopyDirection::kToStaging,
                                   .pieces = {{&buffers.tensor, 0, 1'000'000, *staging}}}),
             Status::Ok());
@@ -108,7 +108,7 @@ TEST_P(HostDeviceBandwidth, DoesNotLimitStaging) {
 INSTANTIATE_TEST_SUITE_P(Of, HostDeviceBandwidth, testing::Bool(),
                          [](const auto& of) { return of.param ? "streams" : "plain"; });
 
-TEST(HostDevice, DestructionFinishesWhatIsQueued) {
+TEST(HostDevice, DestructorFinishesQueuedWork) {
   for (const bool streams : {false, true}) {
     WorkerPool workers("workers", 2);
     auto device = HostDevice::Make({.lanes = 2, .streams = streams}, workers);
@@ -127,7 +127,7 @@ TEST(HostDevice, DestructionFinishesWhatIsQueued) {
   }
 }
 
-TEST(HostDevice, StagingIsMadeOnceAndAlignedToBlocks) {
+TEST(HostDevice, StagingIsAllocatedOnceAndAligned) {
   WorkerPool workers("workers", 1);
   const auto device = HostDevice::Make({}, workers);
 
@@ -138,7 +138,7 @@ TEST(HostDevice, StagingIsMadeOnceAndAlignedToBlocks) {
   EXPECT_EQ(device->AllocateStaging(10'000).status().code(), StatusCode::kFailedPrecondition);
 }
 
-TEST(HostDevice, WorkOfAModelledStreamRunsInOrderOnItsOwnThread) {
+TEST(HostDevice, EmulatedStreamRunsWorkInOrderOnItsThread) {
   WorkerPool workers("workers", 1);
   const auto device = HostDevice::Make({.id = {DeviceKind::kCuda, 1}, .streams = true}, workers);
   const Stream stream = device->MakeStream();
@@ -166,7 +166,7 @@ TEST(HostDevice, WorkOfAModelledStreamRunsInOrderOnItsOwnThread) {
   EXPECT_TRUE(ran);
 }
 
-TEST(HostDevice, AnEventStandsForWhatItsStreamWasGivenBefore) {
+TEST(HostDevice, EventCoversEarlierWorkInItsStream) {
   WorkerPool workers("workers", 1);
   const auto device = HostDevice::Make({.id = {DeviceKind::kCuda, 0}, .streams = true}, workers);
   const Stream stream = device->MakeStream();
@@ -180,11 +180,11 @@ TEST(HostDevice, AnEventStandsForWhatItsStreamWasGivenBefore) {
   device->Launch(stream, [opened = gate.get_future().share()] { opened.wait(); });
   ASSERT_EQ(device->StreamWait(waiting, *event), Status::Ok());
 
-  // Not held up by what came after the record.
+  // Not delayed by work after the record.
   device->Synchronize(waiting);
   EXPECT_TRUE(before);
   gate.set_value();
-  // A released event is a new one: what it stood for is gone.
+  // A released event forgets its record.
   device->ReleaseEvent(*event);
   const Result<EventId> again = device->AcquireEvent();
   EXPECT_EQ(device->StreamWait(waiting, *again).code(), StatusCode::kFailedPrecondition);
