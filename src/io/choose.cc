@@ -24,15 +24,16 @@ Result<IoQueueChoice> ChooseIoQueue(IoQueueKind kind, int depth) {
   if (depth < 1 || depth > kMaxDepth) {
     return Error(StatusCode::kInvalidArgument, "I/O queue depth: expected 1 to {}, found {}", kMaxDepth, depth);
   }
-  if (kind == IoQueueKind::kThreads) return Threads(depth, "asked for by the options");
+  if (kind == IoQueueKind::kThreads) return Threads(depth, "requested by the options");
   const Result<std::string> probe = ProbeUring(depth);
   if (kind == IoQueueKind::kUring) {
     if (!probe.ok()) {
-      return Error(probe.status().code(), "io_uring was asked for and is not to be had: {}", probe.status().message());
+      return Error(probe.status().code(), "the options require io_uring, which is unavailable: {}",
+                   probe.status().message());
     }
-    return Uring(depth, fmt::format("asked for by the options; {}", *probe));
+    return Uring(depth, fmt::format("requested by the options; {}", *probe));
   }
-  if (!probe.ok()) return Threads(depth, fmt::format("no io_uring: {}", probe.status().message()));
+  if (!probe.ok()) return Threads(depth, fmt::format("io_uring is unavailable: {}", probe.status().message()));
   return Uring(depth, *probe);
 }
 

@@ -37,7 +37,7 @@ const char* IoOpName(IoOp op) {
     case IoOp::kRmdir:
       return "rmdir";
     case IoOp::kCall:
-      return "look";
+      return "check";
   }
   return "?";
 }
@@ -57,8 +57,6 @@ std::string Describe(const IoRequest& request, const std::string& name) {
     case IoOp::kRename:
       if (request.rename == RenameMode::kExchange) return fmt::format("exchange of {} and {}", what, request.path2);
       return fmt::format("{} of {} to {}", op, what, request.path2);
-    case IoOp::kCall:
-      return fmt::format("{} at {}", op, what);
     default:
       return fmt::format("{} of {}", op, what);
   }
@@ -72,15 +70,15 @@ Status FailureOf(const IoRequest& request, const std::string& name, int error) {
   if (error != ENOSPC || slash == std::string::npos || ::statvfs(path.substr(0, slash + 1).c_str(), &found) != 0) {
     return status;
   }
-  // A full XFS refuses names and folders before the last blocks and inodes are gone: they are its own.
-  return Error(status.code(), "{}: {} bytes and {} inodes are free there, of {} and {}", status.message(),
-               std::uint64_t{found.f_bavail} * found.f_frsize, found.f_favail,
-               std::uint64_t{found.f_blocks} * found.f_frsize, found.f_files);
+  // A full XFS refuses names and folders early: it reserves the last blocks and inodes.
+  return Error(status.code(), "{}: free: {} of {} bytes, {} of {} inodes", status.message(),
+               std::uint64_t{found.f_bavail} * found.f_frsize, std::uint64_t{found.f_blocks} * found.f_frsize,
+               found.f_favail, found.f_files);
 }
 
 Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request, const std::string& name) {
   const IoRequest asked = request;
-  // Shared: where the queue breaks, the callback outlives this call.
+  // Shared: if the queue breaks, the callback outlives this call.
   auto result = std::make_shared<std::optional<std::int64_t>>();
   queue.Submit(std::move(request), [result](std::int64_t value) { *result = value; });
   while (!result->has_value()) CAIRN_RETURN_IF_ERROR(queue.RunOnce(Deadline::Infinite()).status());

@@ -26,14 +26,14 @@ enum class IoOp : std::uint8_t {
   kUnlink,     ///< path of a file.
   kMkdir,      ///< path, mode.
   kRmdir,      ///< path of an empty directory.
-  kCall,       ///< call, run on a thread of the queue's; path is what it looks at, for messages -> 0.
+  kCall,       ///< call, run on a thread of the queue; path is for messages -> 0.
 };
 /// "open", "write", ...: for messages and traces.
 [[nodiscard]] const char* IoOpName(IoOp op);
 
 enum class RenameMode : std::uint8_t { kPlain, kNoReplace, kExchange };
 
-/// One operation. What a field means is at IoOp; the rest is ignored. `buffer` stays the caller's until completion.
+/// One operation. IoOp says which fields it uses. The caller keeps `buffer` alive until completion.
 struct IoRequest {
   IoOp op = IoOp::kFsync;
   int fd = -1;
@@ -48,62 +48,62 @@ struct IoRequest {
   std::function<void()> call;
 };
 
-/// The operation's value, or -errno. Called from RunOnce, on the queue's thread, after the queue has forgotten the
-/// operation: it may submit more.
+/// Takes the operation's value or -errno. RunOnce calls it on the queue's thread after removing the operation, so that
+/// it may submit more.
 using IoDone = std::function<void(std::int64_t result)>;
 
-/// The errno of operations in a queue that broke. No filesystem gives it.
+/// The errno of operations in a broken queue. No filesystem returns it.
 inline constexpr int kBrokenQueue = ENOTRECOVERABLE;
 
-/// So many EINTR and EAGAIN in a row are tried again before they count as a failure.
+/// How often EINTR and EAGAIN in a row are retried before they count as a failure.
 inline constexpr int kMaxRetries = 16;
 
 /// Every durable operation of Cairn goes through one of these. [interface]
 ///
-/// One thread owns a queue: the one that makes it, which must be the one that submits, runs and destroys it. Operations
-/// submitted together run in any order and at the same time; who needs an order waits for completions. Nothing is
-/// retried inside: EINTR, EAGAIN and short transfers are the caller's to see. Destroying a queue waits for what is
-/// under way and drops its callbacks. A queue that breaks (somebody closed its descriptors) answers -kBrokenQueue to
-/// what is under way, which the kernel may yet carry out, and to all that comes.
+/// The thread that creates a queue owns it: only that thread may submit, run and destroy it. Operations run
+/// concurrently in any order; wait for completions to enforce one. The queue retries nothing: callers handle EINTR,
+/// EAGAIN and short transfers. Destroying a queue waits for operations in flight and drops their callbacks. If a queue
+/// breaks (someone closed its descriptors), it completes every present and future operation with -kBrokenQueue; the
+/// kernel may still carry out those in flight.
 class IoQueue {
  public:
   virtual ~IoQueue() = default;
 
-  /// Takes the operation; `done` is called exactly once, never from within Submit.
+  /// Accepts the operation. `done` is called exactly once, never from within Submit.
   virtual void Submit(IoRequest request, IoDone done) = 0;
-  /// Hands submitted operations to the kernel, sleeps until at least one completion, a Wake or the deadline, and calls
-  /// what is done. Returns the number of callbacks called. FailedPrecondition in a forked child, the only error.
+  /// Passes submitted operations to the kernel, sleeps until a completion, a Wake or the deadline, and calls the
+  /// callbacks of completed operations. Returns their number. Its only error is FailedPrecondition in a forked child.
   virtual Result<std::size_t> RunOnce(Deadline deadline) = 0;
-  /// Makes the current or the next RunOnce return. Safe from any thread, and async-signal-safe.
+  /// Makes the current RunOnce return, or the next one. Safe from any thread, and async-signal-safe.
   virtual void Wake() = 0;
-  /// Operations submitted and not yet called back.
+  /// Operations whose callbacks have not been called.
   [[nodiscard]] virtual std::size_t pending() const = 0;
   /// "io_uring", "threads".
   [[nodiscard]] virtual std::string name() const = 0;
 };
 
-/// Makes a queue on the calling thread, or says why it can't.
+/// Makes a queue on the calling thread.
 using IoQueueFactory = std::function<Result<std::unique_ptr<IoQueue>>()>;
 
 struct IoQueueChoice {
   IoQueueFactory factory;
   std::string name;
-  std::string reason;  ///< Why this one: "io_uring_setup: Operation not permitted (seccomp?)".
+  /// Why this one was chosen: "io_uring_setup: Operation not permitted (seccomp?)".
+  std::string reason;
 };
-/// Probes the kernel and picks. `depth` is how many data operations will be under way at once (more may be submitted).
-/// Fails only where `kind` insists on what is not to be had.
+/// Probes the kernel and chooses. `depth` is how many data operations run at once; more may be submitted. Fails only if
+/// `kind` requires a backend that is unavailable.
 [[nodiscard]] Result<IoQueueChoice> ChooseIoQueue(IoQueueKind kind, int depth);
 
-/// Submits one operation and runs the queue until it is done: for Open, listing, sweeping and tools, which own a queue
-/// that nothing else is using. The value, or the status that names the operation and the path; `name` is the
-/// descriptor's.
+/// Submits one operation and runs the queue, which nothing else may be using, until it completes. Returns its value, or
+/// a status that names the operation and the path. `name` stands for the descriptor.
 Result<std::int64_t> RunBlocking(IoQueue& queue, IoRequest request, const std::string& name = {});
 
-/// The status of a request that failed with this errno: what it was doing and, where room ran out, what is left there.
-/// `name` as for Describe.
+/// The status of a request that failed with this errno. It names the operation and, if the disk is full, the free
+/// space. `name` as for Describe.
 [[nodiscard]] Status FailureOf(const IoRequest& request, const std::string& name, int error);
 
-/// What a request was doing, for messages: "fsync of <name>", "rename of a to b". `name` stands for the descriptor.
+/// The request, for messages: "fsync of <name>", "rename of a to b". `name` stands for the descriptor.
 [[nodiscard]] std::string Describe(const IoRequest& request, const std::string& name = {});
 
 }  // namespace cairn

@@ -9,7 +9,7 @@
 
 namespace cairn {
 
-/// Held by the callbacks of the operations under way, and so dropped with them where the queue is destroyed.
+/// Owned by the callbacks of operations in flight, so destroying the queue destroys it too.
 class IoRun : public std::enable_shared_from_this<IoRun> {
  public:
   IoRun(IoQueue& queue, IoTask<Status> task, StatusDone done)
@@ -17,7 +17,7 @@ class IoRun : public std::enable_shared_from_this<IoRun> {
 
   void Start() {
     if (task_.Start(this, {})) return;
-    // `done` must come from RunOnce: the refused close of no descriptor carries it there.
+    // `done` must be called from RunOnce: closing an invalid descriptor is an operation that gets there.
     queue_.Submit({.op = IoOp::kClose}, [self = shared_from_this()](std::int64_t) { self->done_(self->task_.Take()); });
   }
 
@@ -40,7 +40,7 @@ void RunTask(IoQueue& queue, IoTask<Status> task, StatusDone done) {
 }
 
 Status RunTaskBlocking(IoQueue& queue, IoTask<Status> task) {
-  // Shared: a queue that broke may still hold the callback.
+  // Shared: a broken queue may still hold the callback.
   const auto outcome = std::make_shared<std::optional<Status>>();
   RunTask(queue, std::move(task), [outcome](Status status) { *outcome = std::move(status); });
   while (!outcome->has_value()) {
@@ -71,21 +71,21 @@ IoResult IoOperation::await_resume() {
 namespace io {
 namespace {
 
-/// Performs a request that asks for blocks; where there are none, once more when the room's files are gone.
-IoTask<IoResult> AskForBlocks(IoRequest request, const std::string& name, Room* room) {
-  const bool nothing = room == nullptr || room->paths.empty();
+/// Performs a request that needs disk blocks. If the disk is full, unlinks the reclaimable files and tries again.
+IoTask<IoResult> RunReclaiming(IoRequest request, const std::string& name, Room* room) {
+  const bool none = room == nullptr || room->paths.empty();
   bool asked = false;
   while (true) {
-    // What another operation is unlinking has lost its name already, but not its blocks.
-    const bool last = nothing || (asked && room->freeing == 0);
+    // Files that another operation is unlinking have lost their names but maybe not yet their blocks.
+    const bool last = none || (asked && room->freeing == 0);
     IoResult result = co_await IoOperation(request, name);
     if (last || (result.error != ENOSPC && result.error != EDQUOT)) co_return result;
-    // Those who find the disk full meanwhile share the files out: each is unlinked once, and the last one's next try is
-    // its last.
+    // Operations that find the disk full at the same time share the files: each file is unlinked once, and the
+    // operation that finishes last tries once more.
     if (room->freeing == 0) room->next = 0;
     asked = true;
     ++room->freeing;
-    // What cannot be unlinked makes no room, which the next try tells.
+    // A file that cannot be unlinked frees nothing: the next try fails.
     while (room->next < room->paths.size()) static_cast<void>(co_await Unlink(room->paths[room->next++]));
     --room->freeing;
   }
@@ -162,27 +162,28 @@ IoTask<Status> Close(UniqueFd& fd, const std::string& name) {
 
 IoTask<IoResult> Allocate(const UniqueFd& fd, const std::string& name, std::uint64_t length, Room* room) {
   IoRequest request{.op = IoOp::kFallocate, .fd = fd.get(), .length = length};
-  co_return co_await AskForBlocks(std::move(request), name, room);
+  co_return co_await RunReclaiming(std::move(request), name, room);
 }
 
 IoTask<IoResult> WriteAll(const UniqueFd& fd, const std::string& name, std::uint64_t offset, Bytes memory,
                           std::uint64_t alignment, WriteOptions options) {
-  bool stalled = false;  // The last write got no further.
+  // The last write made no progress.
+  bool stalled = false;
   while (true) {
     if (options.stop != nullptr && !options.stop->ok()) co_return IoResult{.error = ECANCELED, .status = *options.stop};
     IoRequest request{.op = IoOp::kWrite, .fd = fd.get()};
-    // The queue only reads it; requests have one buffer for both directions.
+    // The queue only reads it: requests use one buffer field for both directions.
     request.buffer = const_cast<std::byte*>(memory.data());
     request.length = memory.size();
     request.offset = offset;
-    IoResult result = co_await AskForBlocks(std::move(request), name, options.room);
+    IoResult result = co_await RunReclaiming(std::move(request), name, options.room);
     const auto written = static_cast<std::uint64_t>(result.value);
     if (!result.ok() || written == memory.size()) co_return result;
     const std::uint64_t advance = AlignDown(written, alignment);
     if (written == 0 || written > memory.size() || (advance == 0 && stalled)) {
       co_return IoResult{.error = EIO,
-                         .status = Error(StatusCode::kIoError, "write of {} at {}: expected {} bytes, {} were written",
-                                         name, offset, memory.size(), written)};
+                         .status = Error(StatusCode::kIoError, "write of {} at {}: expected {} bytes, wrote {}", name,
+                                         offset, memory.size(), written)};
     }
     stalled = advance == 0;
     offset += advance;

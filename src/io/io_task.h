@@ -25,19 +25,21 @@ namespace cairn {
 //     co_return co_await io::Fsync(fd, path);
 //   }
 //
-// All of it on the queue's thread. A task owns its frame, and so the frames of the tasks that it waits for; where the
-// queue is destroyed, the frames go with the operations under way. What a reference among the arguments refers to must
-// live until the task has ended. A lambda is no task: its captures would die before it.
+// All of it runs on the queue's thread. A task owns its frame, and so the frames of the tasks that it awaits.
+// Destroying the queue destroys the frames of operations in flight. Arguments passed by reference must outlive the
+// task. Never make a lambda a task: its captures would die first.
 
 using StatusDone = std::function<void(Status)>;
 
 class IoRun;  // A task and the queue that it runs on.
 
-/// What every task's frame holds.
+/// The part of a task's frame that does not depend on its type.
 struct IoPromise {
   IoRun* run = nullptr;
-  std::coroutine_handle<> waiter;  // Resumed at the end, unless the task ended before it was waited for.
-  std::size_t* missing = nullptr;  // Of the tasks that the waiter waits for: the last one resumes it.
+  // Resumed at the end, unless the task ended before anyone awaited it.
+  std::coroutine_handle<> waiter;
+  // Counts the unfinished tasks that the waiter awaits. The last one resumes it.
+  std::size_t* missing = nullptr;
 
   struct AtEnd {
     [[nodiscard]] static bool await_ready() noexcept { return false; }
@@ -56,7 +58,7 @@ struct IoPromise {
   [[noreturn]] static void unhandled_exception() { throw; }
 };
 
-/// A coroutine that awaits operations and other tasks. It begins when it is awaited, or by RunTask.
+/// A coroutine that awaits operations and other tasks. It starts when it is awaited, or by RunTask.
 template <typename T>
 class [[nodiscard]] IoTask {
  public:
@@ -77,8 +79,8 @@ class [[nodiscard]] IoTask {
     if (frame_) frame_.destroy();
   }
 
-  /// Runs up to the first operation. False where it has ended by then; else `waiter` is resumed at the end, by the last
-  /// of the `missing`.
+  /// Runs up to the first operation. False if the task has ended by then. Otherwise the last of the `missing` tasks
+  /// resumes `waiter` at its end.
   bool Start(IoRun* run, std::coroutine_handle<> waiter, std::size_t* missing = nullptr) {
     frame_.promise().run = run;
     frame_.resume();
@@ -88,7 +90,7 @@ class [[nodiscard]] IoTask {
     return true;
   }
   [[nodiscard]] bool ended() const { return frame_.done(); }
-  /// Of a task that has ended, once.
+  /// The result of a task that has ended. Call it once.
   [[nodiscard]] T Take() { return *std::move(frame_.promise().value); }
 
   [[nodiscard]] static bool await_ready() noexcept { return false; }
@@ -103,13 +105,12 @@ class [[nodiscard]] IoTask {
   std::coroutine_handle<promise_type> frame_;
 };
 
-/// Runs the task. `done` is called once, from RunOnce and never from within this call, even where the task has no
-/// operation.
+/// Runs the task. `done` is called once, from RunOnce, never from within this call, even if the task has no operation.
 void RunTask(IoQueue& queue, IoTask<Status> task, StatusDone done);
-/// The same, running the queue (which nothing else is using) until the end.
+/// The same, and runs the queue, which nothing else may be using, until the task ends.
 [[nodiscard]] Status RunTaskBlocking(IoQueue& queue, IoTask<Status> task);
 
-/// Awaits several tasks that run side by side, until all have ended. Gives the first error in their order.
+/// Awaits several concurrent tasks until all have ended. Gives the first error in their order.
 class [[nodiscard]] Together {
  public:
   explicit Together(std::vector<IoTask<Status>> tasks) : tasks_(std::move(tasks)) {}
@@ -130,11 +131,14 @@ class [[nodiscard]] Together {
   std::size_t missing_ = 0;
 };
 
-/// What an operation gave.
+/// An operation's result.
 struct [[nodiscard]] IoResult {
-  std::int64_t value = 0;  ///< 0 or more, where it went well.
-  int error = 0;           ///< Its errno, where it did not.
-  Status status;           ///< The same in words, with the operation and its file.
+  /// At least 0 on success.
+  std::int64_t value = 0;
+  /// The errno on failure.
+  int error = 0;
+  /// The error, with the operation and its file.
+  Status status;
 
   operator Status() && { return std::move(status); }  // NOLINT(google-explicit-constructor): CAIRN_CO_RETURN_IF_ERROR
   [[nodiscard]] bool ok() const { return error == 0; }
@@ -143,8 +147,8 @@ struct [[nodiscard]] IoResult {
 /// Awaits one operation.
 class [[nodiscard]] IoOperation {
  public:
-  /// `name`, which outlives it, is what the descriptor stands for in messages. A descriptor that the operation gives
-  /// goes `into`.
+  /// `name`, which must outlive this, stands for the descriptor in messages. `into` receives a descriptor that the
+  /// operation opens.
   explicit IoOperation(IoRequest request, const std::string& name, UniqueFd* into = nullptr)
       : request_(std::move(request)), name_(&name), into_(into) {}
 
@@ -164,24 +168,26 @@ class [[nodiscard]] IoOperation {
   std::int64_t result_ = 0;
 };
 
-/// Files that may be unlinked where the disk is full, to make room for what cannot be written otherwise.
+/// Files that may be unlinked if the disk is full.
 struct Room {
   std::vector<PathAt> paths;
-  int freeing = 0;       ///< Operations that are unlinking them,
-  std::size_t next = 0;  ///< this one next.
+  /// How many operations are unlinking them.
+  int freeing = 0;
+  /// The next one to unlink.
+  std::size_t next = 0;
 };
 
 namespace io {
 
-/// Opens a directory; `follow` says whether the path may be a link to one.
+/// Opens a directory. `follow` permits a symbolic link to one.
 IoOperation OpenDirectory(const PathAt& path, bool follow, UniqueFd& fd);
 IoOperation Open(const PathAt& path, int flags, UniqueFd& fd);
-/// Opens `path` for writing, as a new file that nobody else has made.
+/// Creates `path` for writing. Fails if it exists.
 IoOperation Create(const PathAt& path, int more_flags, unsigned mode, UniqueFd& fd);
-/// Once, and final: an fsync that failed is never tried again, because the kernel has dropped the pages by then.
+/// Never retried: after a failed fsync the kernel has dropped the dirty pages.
 IoOperation Fsync(const UniqueFd& fd, const std::string& name);
 IoOperation Read(const UniqueFd& fd, const std::string& name, std::string& into);
-/// Reads at the file's `offset` into what of the text lies behind `filled`.
+/// Reads from the file's `offset` into the text after its first `filled` bytes.
 IoOperation ReadAt(const UniqueFd& fd, const std::string& name, std::string& into, std::size_t filled,
                    std::uint64_t offset);
 IoOperation Truncate(const UniqueFd& fd, const std::string& name, std::uint64_t length);
@@ -190,28 +196,30 @@ IoOperation Rename(const PathAt& from, const PathAt& to, RenameMode mode);
 IoOperation Unlink(const PathAt& path);
 IoOperation MakeDirectory(const PathAt& path, unsigned mode);
 IoOperation RemoveDirectory(const PathAt& path);
-/// Runs what may block (a look at the disk, a lock) on a thread of the queue's. `name` is what it looks at.
+/// Runs a blocking `call` (a disk check, a lock) on a thread of the queue. `name` is for messages.
 IoTask<Status> OnThread(const std::string& name, std::function<Status()> call);
 /// An fsync as a task, for Together.
 IoTask<Status> FsyncTask(const UniqueFd& fd, const std::string& name);
-/// Closes `fd` where it is open. It is given away before the result is known: a failed close has closed it too.
+/// Closes `fd` if it is open. `fd` is released first, because a failed close has closed it too.
 IoTask<Status> Close(UniqueFd& fd, const std::string& name);
 
-/// Lays blocks out from the file's begin on. Where the disk or the quota is full, what `room` holds goes first.
+/// Allocates blocks from the start of the file. If the disk or the quota is full, unlinks the files in `room` first.
 IoTask<IoResult> Allocate(const UniqueFd& fd, const std::string& name, std::uint64_t length, Room* room);
 
 struct WriteOptions {
-  Room* room = nullptr;          ///< What goes first where the disk or the quota is full.
-  const Status* stop = nullptr;  ///< No longer ok: nothing more is written, and this is the outcome.
+  /// Files to unlink if the disk or the quota is full.
+  Room* room = nullptr;
+  /// Once it is not ok, nothing more is written and this is the outcome.
+  const Status* stop = nullptr;
 };
-/// Writes all of `memory`, resubmitting what a short write left, from a multiple of `alignment` on. A write of nothing
-/// is an error, and so is a second one in a row that gets no further.
+/// Writes all of `memory`. After a short write, continues at a multiple of `alignment`. A write of 0 bytes is an error,
+/// and so are two in a row without progress.
 IoTask<IoResult> WriteAll(const UniqueFd& fd, const std::string& name, std::uint64_t offset, Bytes memory,
                           std::uint64_t alignment, WriteOptions options = {});
 
 }  // namespace io
 
-/// Leaves the task with the status where it is not ok.
+/// Returns the status from the task if it is not ok.
 #define CAIRN_CO_RETURN_IF_ERROR(expression)                               \
   do {                                                                     \
     if (::cairn::Status cairn_status = (expression); !cairn_status.ok()) { \

@@ -15,7 +15,7 @@ Result<std::unique_ptr<IoThreads>> IoThreads::Start(int threads, std::function<v
   for (int i = 0; i < threads; ++i) {
     Result<std::thread> thread = StartThread("cairn-io", [self = made.get()] { self->Run(); });
     if (!thread.ok()) {
-      return Error(thread.status().code(), "{} ({} of {} were started)", thread.status().message(), i, threads);
+      return Error(thread.status().code(), "{} ({} of {} threads were started)", thread.status().message(), i, threads);
     }
     made->threads_.push_back(*std::move(thread));
   }

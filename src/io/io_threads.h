@@ -17,18 +17,18 @@ struct IoCompletion {
   std::int64_t result = 0;
 };
 
-/// Threads that run operations by their system calls, and the list of what they have done.
+/// Threads that run operations as system calls, and the list of completions.
 class IoThreads {
  public:
-  /// `notify` is called on a worker whenever the list of completions stops being empty.
+  /// A worker calls `notify` when the list of completions becomes non-empty.
   [[nodiscard]] static Result<std::unique_ptr<IoThreads>> Start(int threads, std::function<void()> notify);
-  /// Drops what no thread has begun, waits for the rest, drops the callbacks.
+  /// Drops operations that have not started, waits for the others, and drops all callbacks.
   ~IoThreads() CAIRN_EXCLUDES(mutex_);
   IoThreads(const IoThreads&) = delete;
   IoThreads& operator=(const IoThreads&) = delete;
 
   void Post(IoRequest request, IoDone done) CAIRN_EXCLUDES(mutex_);
-  /// Appends what is complete.
+  /// Appends the completions and clears the list.
   void Take(std::vector<IoCompletion>& into) CAIRN_EXCLUDES(mutex_);
 
  private:
@@ -41,7 +41,8 @@ class IoThreads {
   void Run() CAIRN_EXCLUDES(mutex_);
 
   const std::function<void()> notify_;
-  std::vector<std::thread> threads_;  // Constant once started.
+  // Constant after Start.
+  std::vector<std::thread> threads_;
   Mutex mutex_;
   CondVar posted_;
   std::deque<Job> jobs_ CAIRN_GUARDED_BY(mutex_);

@@ -10,23 +10,23 @@
 
 namespace cairn {
 
-/// A path as the kernel and messages have it: a plain one, or one below a directory that is held open. The latter means
-/// that very directory, whatever its path leads to by now.
+/// A path for the kernel and for messages: a plain one, or one relative to an open directory. The latter stays in that
+/// directory even if its path now leads elsewhere.
 class PathAt {
  public:
   PathAt() = default;
-  PathAt(std::string path) : text_(std::move(path)) {}  // NOLINT(google-explicit-constructor): a path is one
+  PathAt(std::string path) : text_(std::move(path)) {}  // NOLINT(google-explicit-constructor): implicit by design
   PathAt(const char* path) : text_(path) {}             // NOLINT(google-explicit-constructor): the same
-  /// The directory that `fd`, which outlives this, has open; messages call it `path`.
+  /// The directory open as `fd`, which must outlive this. Messages call it `path`.
   PathAt(int fd, std::string path) : directory_(fd), text_(std::move(path)), skip_(text_.size() + 1) {}
 
-  /// What openat(2) and its like are given.
+  /// The arguments of openat(2) and the like.
   [[nodiscard]] int directory() const { return directory_; }
   [[nodiscard]] const char* c_str() const {
     if (directory_ == AT_FDCWD) return text_.c_str();
     return skip_ < text_.size() ? text_.c_str() + skip_ : ".";
   }
-  /// For messages: from the root, with what the directory was called when it was opened.
+  /// For messages: the whole path, with the directory's name from when it was opened.
   [[nodiscard]] const std::string& text() const { return text_; }
   [[nodiscard]] bool empty() const { return text_.empty(); }
 
@@ -37,7 +37,8 @@ class PathAt {
 
   int directory_ = AT_FDCWD;
   std::string text_;
-  std::size_t skip_ = 0;  // What of the text is the open directory's.
+  // How much of the text is the open directory's path.
+  std::size_t skip_ = 0;
 };
 
 [[nodiscard]] inline PathAt JoinPath(const PathAt& folder, std::string_view name) {

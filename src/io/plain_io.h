@@ -6,11 +6,10 @@
 
 namespace cairn {
 
-/// What one read or write asks of the kernel at most, as it would cut it anyway; the rest comes back as a short
-/// transfer.
+/// The kernel's limit for one read or write. The rest of a longer one appears as a short transfer.
 inline constexpr std::uint64_t kMaxTransfer = 0x7ffff000;
 
-/// Runs the operation by its system call on this thread, and blocks as long as that does. The value, or -errno.
+/// Runs the operation's system call on this thread, blocking. Returns its value or -errno.
 [[nodiscard]] std::int64_t RunPlain(const IoRequest& request);
 
 /// The flags of renameat2(2).

@@ -13,14 +13,14 @@
 namespace cairn {
 namespace {
 
-// More threads than this only queue up in the kernel.
+// More threads would only queue in the kernel.
 constexpr int kMaxThreads = 64;
 
 class ThreadQueue : public IoQueue {
  public:
   ~ThreadQueue() override {
     if (::getpid() == owner_) return;
-    // A forked child has none of the threads, and the locks as they happened to be.
+    // A forked child has no threads, and its locks are in an arbitrary state.
     (void)threads_.release();
     wake_.Forget();
   }
@@ -37,7 +37,8 @@ class ThreadQueue : public IoQueue {
   }
 
   Result<std::size_t> RunOnce(Deadline deadline) override {
-    if (::getpid() != owner_) return Error(StatusCode::kFailedPrecondition, "I/O queue used in a forked child");
+    if (::getpid() != owner_)
+      return Error(StatusCode::kFailedPrecondition, "the I/O queue cannot be used in a forked child");
     std::vector<IoCompletion> completions;
     while (true) {
       threads_->Take(completions);
@@ -60,7 +61,8 @@ class ThreadQueue : public IoQueue {
   const pid_t owner_ = ::getpid();
   WakeSignal wake_;
   std::size_t pending_ = 0;
-  std::unique_ptr<IoThreads> threads_;  // Last: its workers use wake_.
+  // Last: its workers use wake_.
+  std::unique_ptr<IoThreads> threads_;
 };
 
 }  // namespace

@@ -6,9 +6,9 @@
 
 namespace cairn {
 
-/// A queue over threads that call pread, pwrite, fsync, ...: for kernels and containers without io_uring.
+/// A queue of threads that call pread, pwrite, fsync, ..., for kernels and containers without io_uring.
 ///
-/// `depth` data operations run at once, and two more threads keep an fsync or a rename from waiting behind them.
+/// `depth` data operations run at once. Two more threads prevent an fsync or a rename from waiting for them.
 [[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeThreadQueue(int depth);
 
 }  // namespace cairn

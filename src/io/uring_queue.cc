@@ -20,12 +20,12 @@
 namespace cairn {
 namespace {
 
-// Given to the kernel besides data: fsyncs, renames and the like of several saves.
+// For operations besides data: fsyncs, renames and the like of several saves.
 constexpr std::size_t kExtraSlots = 16;
-// liburing 2.3 has no name for it; the kernel has it since 6.9.
+// In the kernel since 6.9, but without a name in liburing 2.3.
 constexpr unsigned kOpcodeFtruncate = 55;
 
-// All but kCall, which is a thread's always.
+// All but kCall, which always runs on a thread.
 constexpr std::array kAllOps = {IoOp::kOpen,   IoOp::kClose,     IoOp::kRead,      IoOp::kWrite,
                                 IoOp::kFsync,  IoOp::kFallocate, IoOp::kFtruncate, IoOp::kSyncRange,
                                 IoOp::kRename, IoOp::kUnlink,    IoOp::kMkdir,     IoOp::kRmdir};
@@ -81,7 +81,7 @@ void Fill(io_uring_sqe* sqe, const IoRequest& request) {
     case IoOp::kFtruncate:
       return io_uring_prep_rw(kOpcodeFtruncate, sqe, request.fd, nullptr, 0, request.length);
     case IoOp::kSyncRange:
-      // The field has 32 bits; 0 means up to the end of the file, which covers any longer range.
+      // The field has 32 bits. 0 means up to the end of the file, which includes any longer range.
       return io_uring_prep_sync_file_range(
           sqe, request.fd, request.length > UINT32_MAX ? 0 : static_cast<unsigned>(request.length), request.offset,
           SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
@@ -103,7 +103,7 @@ class UringQueue : public IoQueue {
  public:
   ~UringQueue() override;
   [[nodiscard]] Status Start(int depth, const UringLimits& limits);
-  /// For a person: which operations are run by system calls instead.
+  /// For people: which operations run as system calls instead.
   [[nodiscard]] std::string Note() const;
 
   void Submit(IoRequest request, IoDone done) override;
@@ -113,41 +113,47 @@ class UringQueue : public IoQueue {
   [[nodiscard]] std::string name() const override { return "io_uring"; }
 
  private:
-  // An operation in the kernel's hands; its paths must not move meanwhile.
+  // An operation in the kernel. Its paths must not move.
   struct Slot {
     IoRequest request;
     IoDone done;
   };
 
-  [[nodiscard]] bool ByThread(IoOp op) const {
-    return op == IoOp::kCall || by_thread_.at(static_cast<std::size_t>(op));
+  [[nodiscard]] bool RunsOnThread(IoOp op) const {
+    return op == IoOp::kCall || on_thread_.at(static_cast<std::size_t>(op));
   }
   void PostToThread(IoRequest request, IoDone done);
   void FillSubmissions();
   [[nodiscard]] Status Enter(Deadline deadline);
   void Reap(std::vector<IoCompletion>& into);
-  void AnswerAll(std::vector<IoCompletion>& into);
+  void FailAll(std::vector<IoCompletion>& into);
 
   const pid_t owner_ = ::getpid();
-  std::array<bool, kAllOps.size()> by_thread_{};
+  std::array<bool, kAllOps.size()> on_thread_{};
   std::unique_ptr<UringRing> ring_;
   WakeSignal wake_;
-  std::uint64_t wake_count_ = 0;  // Where the kernel puts what it read from the eventfd.
+  // Receives what the kernel reads from the eventfd.
+  std::uint64_t wake_count_ = 0;
   bool wake_armed_ = false;
-  bool wake_lost_ = false;  // Somebody closed the eventfd: sleeps are short instead.
-  bool broken_ = false;     // The ring is not entered any more.
+  // Someone closed the eventfd, so sleeps are short.
+  bool wake_lost_ = false;
+  // The ring is no longer entered.
+  bool broken_ = false;
   std::vector<Slot> slots_;
   std::vector<std::size_t> free_slots_;
-  std::deque<Slot> backlog_;  // Not in the kernel yet.
+  // Not yet in the kernel.
+  std::deque<Slot> backlog_;
   std::size_t pending_ = 0;
-  std::vector<IoCompletion> refused_;  // Answered by the next RunOnce.
-  std::unique_ptr<IoThreads> helper_;  // Where an opcode is missing, or a call has come. Last: its worker uses wake_.
+  // Completed by the next RunOnce.
+  std::vector<IoCompletion> refused_;
+  // For missing opcodes and calls; created on demand. Last: its worker uses wake_.
+  std::unique_ptr<IoThreads> helper_;
 };
 
 UringQueue::~UringQueue() {
   if (ring_ == nullptr) return;
   if (::getpid() != owner_) {
-    // A forked child has neither the ring's memory nor the thread.
+    // A forked child has neither the ring's memory nor its thread.
     ring_->Forget();
     wake_.Forget();
     (void)helper_.release();
@@ -156,7 +162,7 @@ UringQueue::~UringQueue() {
   helper_.reset();
   backlog_.clear();
   std::vector<IoCompletion> dropped;
-  // The eventfd's read too: it would write into this object.
+  // End the read of the eventfd too, which would write into this object.
   if (wake_armed_) wake_.Wake();
   while (free_slots_.size() < slots_.size() || wake_armed_) {
     const bool entered = Enter(Deadline::Infinite()).ok();
@@ -167,8 +173,8 @@ UringQueue::~UringQueue() {
 
 Status UringQueue::Start(int depth, const UringLimits& limits) {
   const std::size_t slots = static_cast<std::size_t>(depth) + kExtraSlots;
-  CAIRN_RETURN_IF_ERROR(wake_.Open(0));  // Blocking: a ring's read of it waits, instead of failing with EAGAIN.
-  // One more for the eventfd.
+  CAIRN_RETURN_IF_ERROR(wake_.Open(0));  // Blocking, so that the ring's read waits instead of failing with EAGAIN.
+  // One more entry for the eventfd.
   CAIRN_ASSIGN_OR_RETURN(ring_, UringRing::Make(static_cast<unsigned>(slots + 1), !limits.without_setup_flags));
   slots_.resize(slots);
   for (std::size_t i = slots; i-- > 0;) free_slots_.push_back(i);
@@ -177,7 +183,7 @@ Status UringQueue::Start(int depth, const UringLimits& limits) {
     const bool missing =
         !ring_->Has(Opcode(op)) ||
         std::find(limits.without_opcodes.begin(), limits.without_opcodes.end(), op) != limits.without_opcodes.end();
-    by_thread_.at(static_cast<std::size_t>(op)) = missing;
+    on_thread_.at(static_cast<std::size_t>(op)) = missing;
     any = any || missing;
   }
   if (any) {
@@ -189,16 +195,16 @@ Status UringQueue::Start(int depth, const UringLimits& limits) {
 std::string UringQueue::Note() const {
   std::string missing;
   for (const IoOp op : kAllOps) {
-    if (ByThread(op)) missing += (missing.empty() ? "" : ", ") + std::string(IoOpName(op));
+    if (RunsOnThread(op)) missing += (missing.empty() ? "" : ", ") + std::string(IoOpName(op));
   }
-  if (missing.empty()) return "io_uring takes all operations";
-  return fmt::format("io_uring takes all operations but {}, for which this kernel has no opcode: a thread runs them",
+  if (missing.empty()) return "io_uring runs all operations";
+  return fmt::format("io_uring runs all operations but {}: this kernel has no opcode for them, so a thread runs them",
                      missing);
 }
 
 void UringQueue::Submit(IoRequest request, IoDone done) {
   ++pending_;
-  if (ByThread(request.op)) {
+  if (RunsOnThread(request.op)) {
     if (::getpid() == owner_) PostToThread(std::move(request), std::move(done));
   } else {
     backlog_.push_back({std::move(request), std::move(done)});
@@ -215,7 +221,8 @@ void UringQueue::PostToThread(IoRequest request, IoDone done) {
 }
 
 Result<std::size_t> UringQueue::RunOnce(Deadline deadline) {
-  if (::getpid() != owner_) return Error(StatusCode::kFailedPrecondition, "I/O queue used in a forked child");
+  if (::getpid() != owner_)
+    return Error(StatusCode::kFailedPrecondition, "the I/O queue cannot be used in a forked child");
   std::vector<IoCompletion> completions = std::exchange(refused_, {});
   if (!completions.empty()) deadline = Deadline::In({});
   while (true) {
@@ -226,11 +233,11 @@ Result<std::size_t> UringQueue::RunOnce(Deadline deadline) {
       Reap(completions);
       broken_ = !entered;
     }
-    if (broken_) AnswerAll(completions);
+    if (broken_) FailAll(completions);
     if (helper_ != nullptr) helper_->Take(completions);
     const bool woken = wake_.Take();
     if (!completions.empty() || woken || deadline.passed()) break;
-    if (broken_) WakeSignal::Doze(deadline);  // The eventfd is read by the ring, if by anybody.
+    if (broken_) WakeSignal::SleepBriefly(deadline);  // Only the ring may read the eventfd.
   }
   for (IoCompletion& completion : completions) {
     --pending_;
@@ -239,8 +246,8 @@ Result<std::size_t> UringQueue::RunOnce(Deadline deadline) {
   return completions.size();
 }
 
-// Of a broken ring, in which nothing is ever found.
-void UringQueue::AnswerAll(std::vector<IoCompletion>& into) {
+// For a broken ring, which yields no completions.
+void UringQueue::FailAll(std::vector<IoCompletion>& into) {
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
     if (!slots_[slot].done) continue;
     into.push_back({std::move(slots_[slot].done), -kBrokenQueue});
@@ -272,7 +279,7 @@ void UringQueue::FillSubmissions() {
   }
 }
 
-// Submits and sleeps until there is a completion, the deadline has passed or a signal came.
+// Submits, then sleeps until a completion, the deadline or a signal.
 Status UringQueue::Enter(Deadline deadline) {
   int outcome = 0;
   if (deadline.passed()) {
@@ -290,12 +297,12 @@ Status UringQueue::Enter(Deadline deadline) {
         io_uring_submit_and_wait_timeout(ring_->get(), &first, 1, deadline.infinite() ? nullptr : &timeout, nullptr);
   }
   if (outcome == -EAGAIN) {
-    // The kernel is short of memory for more requests: those that it has may give some back.
+    // The kernel lacks memory for more requests; pending ones may free some.
     __kernel_timespec pause{.tv_sec = 0, .tv_nsec = 10'000'000};
     io_uring_cqe* first = nullptr;
     outcome = io_uring_wait_cqe_timeout(ring_->get(), &first, &pause);
   }
-  // EBUSY: completions must be taken first, which comes next.
+  // EBUSY: completions must be reaped first, which happens next.
   if (outcome >= 0 || outcome == -ETIME || outcome == -EINTR || outcome == -EBUSY) return {};
   return ErrnoStatus(-outcome, "io_uring_enter");
 }

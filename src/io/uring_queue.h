@@ -8,19 +8,21 @@
 
 namespace cairn {
 
-/// What an older kernel lacks. Tests set these to meet such kernels on a newer one.
+/// What an older kernel lacks. Tests use it to emulate one.
 struct UringLimits {
-  std::vector<IoOp> without_opcodes;  ///< Run by their system calls on a helper thread. Not reads, writes and fsyncs.
-  bool without_setup_flags = false;   ///< None of those that came after kernel 5.15.
+  /// A helper thread runs their system calls. Not for reads, writes and fsyncs.
+  std::vector<IoOp> without_opcodes;
+  /// Uses no setup flag that is newer than kernel 5.15.
+  bool without_setup_flags = false;
 };
 
-/// A queue over one io_uring, set up for the calling thread. Not more than about `depth` + 16 operations are given to
-/// the kernel at once; the rest wait in the queue.
+/// A queue on one io_uring, for the calling thread. At most `depth` + 16 operations are in the kernel at once; the
+/// others wait in the queue.
 ///
-/// Unsupported, with the failed call and its likely cause, where the kernel or its sandbox has no io_uring for us.
+/// Unsupported, with the failed call and its likely cause, if the kernel or the sandbox offers no io_uring.
 [[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeUringQueue(int depth, const UringLimits& limits = {});
 
-/// Makes such a queue and closes it again. For a person: what of it works, "all operations" or which go the slow way.
+/// Makes such a queue and closes it. Returns, for people, whether it runs all operations, or which a thread runs.
 [[nodiscard]] Result<std::string> ProbeUring(int depth);
 
 }  // namespace cairn

@@ -11,15 +11,15 @@
 namespace cairn {
 namespace {
 
-// What usually stands behind the errors of io_uring_setup(2); most people meet them in containers.
+// The usual causes of errors of io_uring_setup(2), most of them in containers.
 std::string LikelyCause(int error) {
-  if (error == ENOSYS) return "this kernel, or the sandbox in its place, has no io_uring";
+  if (error == ENOSYS) return "this kernel or its sandbox has no io_uring";
   if (error == ENOMEM) return "locked memory is limited (ulimit -l)";
   if (error != EPERM && error != EACCES) return "an unusual kernel or sandbox";
   int disabled = 0;
   std::ifstream("/proc/sys/kernel/io_uring_disabled") >> disabled;
   if (disabled != 0) return fmt::format("kernel.io_uring_disabled is {}", disabled);
-  return "forbidden by a seccomp filter, as containers have it, or by a security module";
+  return "forbidden by a seccomp filter (usual in containers) or a security module";
 }
 
 Status Refused(const char* call, int error) {
@@ -33,7 +33,7 @@ Result<std::unique_ptr<UringRing>> UringRing::Make(unsigned entries, bool newer_
   std::unique_ptr<UringRing> ring(new UringRing);
   CAIRN_RETURN_IF_ERROR(ring->Setup(entries, newer_flags));
   CAIRN_RETURN_IF_ERROR(ring->ReadOpcodes());
-  CAIRN_RETURN_IF_ERROR(ring->TryOut());
+  CAIRN_RETURN_IF_ERROR(ring->SubmitNop());
   return ring;
 }
 
@@ -42,8 +42,8 @@ UringRing::~UringRing() {
 }
 
 Status UringRing::Setup(unsigned entries, bool newer_flags) {
-  // Completions are worked off when the owner asks for them, instead of interrupting it: 6.1 has the first set, 5.19
-  // the second. An older kernel answers EINVAL.
+  // Completions are processed when the owner asks, instead of interrupting it. Kernel 6.1 has the first set of flags,
+  // 5.19 the second; an older one returns EINVAL.
   constexpr std::array<unsigned, 3> kFlags = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
                                               IORING_SETUP_COOP_TASKRUN, 0};
   int outcome = -EINVAL;
@@ -55,11 +55,11 @@ Status UringRing::Setup(unsigned entries, bool newer_flags) {
   if (outcome < 0) return Refused("io_uring_setup", -outcome);
   open_ = true;
   if ((ring_.features & IORING_FEAT_EXT_ARG) == 0 || (ring_.features & IORING_FEAT_NODROP) == 0) {
-    return Error(StatusCode::kUnsupported, "io_uring of this kernel is too old: expected 5.15 or later");
+    return Error(StatusCode::kUnsupported, "this kernel's io_uring is too old: expected kernel 5.15 or newer");
   }
   if (const int error = io_uring_ring_dontfork(&ring_); error < 0) return Refused("madvise of the ring", -error);
-  // The kernel's own bound is four workers a core: on a small machine an fsync would wait behind a younger save's
-  // writes. Where it can't be raised, things are slower, no more.
+  // The kernel's default of four workers a core would make an fsync wait for a younger save's writes on a small
+  // machine. If it cannot be raised, saves are only slower.
   std::array<unsigned, 2> workers = {entries, 0};
   (void)io_uring_register_iowq_max_workers(&ring_, workers.data());
   return {};
@@ -73,12 +73,12 @@ Status UringRing::ReadOpcodes() {
     opcodes_.set(op, io_uring_opcode_supported(probe.get(), static_cast<int>(op)) != 0);
   }
   for (const auto needed : {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_FSYNC}) {
-    if (!Has(needed)) return Error(StatusCode::kUnsupported, "io_uring of this kernel lacks opcode {}", int{needed});
+    if (!Has(needed)) return Error(StatusCode::kUnsupported, "this kernel's io_uring lacks opcode {}", int{needed});
   }
   return {};
 }
 
-Status UringRing::TryOut() {
+Status UringRing::SubmitNop() {
   io_uring_prep_nop(io_uring_get_sqe(&ring_));
   if (const int outcome = io_uring_submit_and_wait(&ring_, 1); outcome < 0) {
     return Refused("io_uring_enter", -outcome);

@@ -17,11 +17,10 @@
 
 namespace cairn {
 
-/// What a queue's thread sleeps on besides its ring: an eventfd, and whether a person asked or a helper thread
-/// finished.
+/// Wakes a queue's thread by an eventfd. Tells a Wake by the user from a helper thread's nudge.
 class WakeSignal {
  public:
-  /// `flags` of eventfd(2) besides EFD_CLOEXEC.
+  /// `flags` of eventfd(2) in addition to EFD_CLOEXEC.
   [[nodiscard]] Status Open(int flags) {
     fd_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | flags));
     return fd_.valid() ? Status() : ErrnoStatus(errno, "eventfd of an I/O queue");
@@ -37,23 +36,23 @@ class WakeSignal {
   void Nudge() {
     const int before = errno;
     const std::uint64_t one = 1;
-    // It fails only when the counter is full, and then the sleeper is awake already.
+    // Fails only if the counter is full, and then the sleeper is already awake.
     [[maybe_unused]] const ssize_t written = ::write(fd_.get(), &one, sizeof one);
     errno = before;
   }
-  /// Sleeps until it is nudged or the deadline has passed; or, where the descriptor was closed by somebody, for a
-  /// moment. For descriptors opened with EFD_NONBLOCK.
+  /// Sleeps until a nudge or the deadline; only briefly if someone closed the descriptor. Requires EFD_NONBLOCK.
   void Sleep(Deadline deadline) const {
     pollfd entry{.fd = fd_.get(), .events = POLLIN, .revents = 0};
     std::uint64_t count = 0;
-    if (Poll(&entry, 1, deadline) > 0 && ::read(fd_.get(), &count, sizeof count) < 0 && errno == EBADF) Doze(deadline);
+    if (Poll(&entry, 1, deadline) > 0 && ::read(fd_.get(), &count, sizeof count) < 0 && errno == EBADF)
+      SleepBriefly(deadline);
   }
-  /// Sleeps for a moment, at most until the deadline, whatever happens meanwhile.
-  static void Doze(Deadline deadline) {
+  /// Sleeps for 10 ms, or until the deadline if that is sooner.
+  static void SleepBriefly(Deadline deadline) {
     const Deadline moment = Deadline::In(std::chrono::milliseconds(10));
     Poll(nullptr, 0, deadline.when() < moment.when() ? deadline : moment);
   }
-  /// Whether Wake was called since the last time this was.
+  /// Whether Wake was called since the last Take.
   [[nodiscard]] bool Take() { return woken_.exchange(false, std::memory_order_acq_rel); }
   /// In a forked child: leaves the descriptor alone.
   void Forget() { (void)fd_.Release(); }

@@ -22,7 +22,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// As container runtimes do it: the call answers EPERM from now on, for this process and its children.
+// As container runtimes do: from now on the call fails with EPERM in this process and its children.
 bool Forbid(unsigned call) {
   std::array<sock_filter, 4> filter = {{
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -34,7 +34,7 @@ bool Forbid(unsigned call) {
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// Runs `say` in a child that must not make the call. What it returned.
+// Runs `say` in a child for which the call is forbidden. Returns its result.
 template <typename Say>
 std::string SayWithout(unsigned call, Say say) {
   std::array<int, 2> ends{};
@@ -60,30 +60,30 @@ std::string Choose(IoQueueKind kind) {
   return choice.ok() ? choice->name + " because " + choice->reason : choice.status().ToString();
 }
 
-TEST(ChooseIoQueue, TakesThreadsWhereAskedTo) {
+TEST(ChooseIoQueue, UsesThreadsIfRequested) {
   const auto choice = ChooseIoQueue(IoQueueKind::kThreads, 8);
 
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_EQ(choice->name, "threads");
-  EXPECT_EQ(choice->reason, "asked for by the options");
+  EXPECT_EQ(choice->reason, "requested by the options");
   const auto queue = choice->factory();
   ASSERT_TRUE(queue.ok()) << queue.status();
   EXPECT_EQ((*queue)->name(), "threads");
 }
 
-TEST(ChooseIoQueue, PrefersIoUringAndSaysWhatOfItWorks) {
+TEST(ChooseIoQueue, PrefersIoUringAndReportsWhichOperationsItRuns) {
   const auto choice = ChooseIoQueue(IoQueueKind::kAuto, 8);
   ASSERT_TRUE(choice.ok()) << choice.status();
   if (choice->name != "io_uring") GTEST_SKIP() << choice->reason;
 
   const auto queue = choice->factory();
 
-  EXPECT_THAT(choice->reason, HasSubstr("io_uring takes all operations"));
+  EXPECT_THAT(choice->reason, HasSubstr("io_uring runs all operations"));
   ASSERT_TRUE(queue.ok()) << queue.status();
   EXPECT_EQ((*queue)->name(), "io_uring");
 }
 
-TEST(ChooseIoQueue, RefusesADepthOfNothing) {
+TEST(ChooseIoQueue, RefusesADepthOfZero) {
   const auto choice = ChooseIoQueue(IoQueueKind::kAuto, 0);
 
   EXPECT_EQ(choice.status().code(), StatusCode::kInvalidArgument);
@@ -102,21 +102,23 @@ TEST(ChooseIoQueue, FallsBackToThreadsUnderSeccomp) {
     return choice->name + " because " + choice->reason + "; " + made.status().ToString();
   });
 
-  EXPECT_THAT(said, AllOf(HasSubstr("threads because no io_uring: io_uring_setup: Operation not permitted (errno 1)"),
-                          HasSubstr("seccomp"), HasSubstr("; Ok")));
+  EXPECT_THAT(
+      said,
+      AllOf(HasSubstr("threads because io_uring is unavailable: io_uring_setup: Operation not permitted (errno 1)"),
+            HasSubstr("seccomp"), HasSubstr("; Ok")));
 }
 
-TEST(ChooseIoQueue, InsistingOnIoUringFailsUnderSeccompWithTheCause) {
+TEST(ChooseIoQueue, RequiredIoUringFailsUnderSeccompWithTheCause) {
   const std::string said = SayWithout(__NR_io_uring_setup, [] { return Choose(IoQueueKind::kUring); });
 
-  EXPECT_THAT(said, AllOf(HasSubstr("Unsupported: io_uring was asked for and is not to be had: io_uring_setup"),
+  EXPECT_THAT(said, AllOf(HasSubstr("Unsupported: the options require io_uring, which is unavailable: io_uring_setup"),
                           HasSubstr("Operation not permitted")));
 }
 
-TEST(ChooseIoQueue, FallsBackWhereARingCanBeMadeButNotEntered) {
+TEST(ChooseIoQueue, FallsBackIfARingCannotBeEntered) {
   const std::string said = SayWithout(__NR_io_uring_enter, [] { return Choose(IoQueueKind::kAuto); });
 
-  EXPECT_THAT(said, HasSubstr("threads because no io_uring: io_uring_enter: Operation not permitted"));
+  EXPECT_THAT(said, HasSubstr("threads because io_uring is unavailable: io_uring_enter: Operation not permitted"));
 }
 
 TEST(DescribeRequest, NamesOperationFileAndRange) {

@@ -64,7 +64,7 @@ TEST_F(FaultyQueues, FailsAfterRunning) {
   EXPECT_TRUE(Exists("a"));
 }
 
-TEST_F(FaultyQueues, NthCountsOverAllQueuesOfThePlan) {
+TEST_F(FaultyQueues, CountsOperationsOverAllQueuesOfThePlan) {
   plan_->Fail({.op = IoOp::kMkdir, .nth = 3}, EIO);
 
   EXPECT_EQ(Mkdir("a"), 0);
@@ -76,7 +76,7 @@ TEST_F(FaultyQueues, NthCountsOverAllQueuesOfThePlan) {
   EXPECT_FALSE(Exists("c"));
 }
 
-TEST_F(FaultyQueues, DescriptorsGoByThePathTheyWereOpenedWith) {
+TEST_F(FaultyQueues, MatchesDescriptorsByTheirPath) {
   const int fd = OpenFile();
   plan_->Fail({.op = IoOp::kFsync, .path = "shard"}, EIO);
 
@@ -116,7 +116,7 @@ TEST_F(FaultyQueues, HeldOperationRunsOnlyAfterRelease) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kMkdir, .path = "held"});
   std::optional<std::int64_t> result;
 
-  // The test's own thread sees the operation arrive while the queue's thread sleeps in RunOnce.
+  // The test's thread sees the operation arrive while the queue's thread sleeps in RunOnce.
   bool existed_while_held = true;
   std::thread other([&] {
     EXPECT_TRUE(gate.WaitHeld());
@@ -164,7 +164,7 @@ TEST_F(FaultyQueues, HooksSeeTheOperationBeforeAndAfter) {
 }
 
 TEST_F(FaultyQueues, KillsBeforeOrAfterTheOperation) {
-  queue_.reset();  // A child of a process with threads could not start its own under ThreadSanitizer.
+  queue_.reset();  // Under ThreadSanitizer a child of a process with threads cannot start threads.
   for (const bool before : {true, false}) {
     const std::string name = before ? "before" : "after";
     const pid_t child = ::fork();
@@ -190,7 +190,7 @@ TEST_F(FaultyQueues, KillsBeforeOrAfterTheOperation) {
   }
 }
 
-TEST_F(FaultyQueues, SeenOperationsAreListedWithTheirResults) {
+TEST_F(FaultyQueues, RecordsOperationsWithTheirResults) {
   plan_->Fail({.op = IoOp::kRename}, EXDEV);
   Mkdir("a");
   Run({.op = IoOp::kRename, .path = dir_ / "a", .path2 = dir_ / "b"});

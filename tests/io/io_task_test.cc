@@ -21,7 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using IoTasks = IoQueueContract;
 
-// Tasks take their arguments by value where the caller's may die first.
+// Tasks take arguments by value if the caller's may die first.
 
 IoTask<Status> Nothing(Status outcome) { co_return outcome; }
 
@@ -48,7 +48,7 @@ IoTask<Status> Beside(std::vector<int>& order, std::string base) {
   co_return status;
 }
 
-/// Counts the frames that are alive.
+/// Counts the live frames.
 struct Alive {
   explicit Alive(int& number) : count(&number) { ++*count; }
   ~Alive() { --*count; }
@@ -94,7 +94,7 @@ TEST_P(IoTasks, FirstErrorEndsTheTaskAndNamesTheFile) {
   EXPECT_THAT(status.message(), HasSubstr("open of " + path));
 }
 
-TEST_P(IoTasks, DoneComesFromRunOnceOnlyEvenWithoutAnOperation) {
+TEST_P(IoTasks, DoneIsCalledFromRunOnceEvenWithoutAnOperation) {
   bool done = false;
 
   RunTask(*queue_, Nothing(Error(StatusCode::kCancelled, "no")), [&done](const Status& status) {
@@ -107,7 +107,7 @@ TEST_P(IoTasks, DoneComesFromRunOnceOnlyEvenWithoutAnOperation) {
   EXPECT_TRUE(done);
 }
 
-TEST_P(IoTasks, TasksTogetherRunSideBySideAndAreAwaitedAll) {
+TEST_P(IoTasks, ConcurrentTasksAreAllAwaited) {
   std::vector<int> order;
 
   ASSERT_EQ(RunTaskBlocking(*queue_, Beside(order, dir_.path())), Status::Ok());
@@ -117,7 +117,7 @@ TEST_P(IoTasks, TasksTogetherRunSideBySideAndAreAwaitedAll) {
   EXPECT_EQ(order.back(), 9);
 }
 
-TEST_P(IoTasks, OneFailureOfTasksTogetherIsTheOutcomeAndAllHaveEnded) {
+TEST_P(IoTasks, OneFailureOfConcurrentTasksIsTheOutcomeOfAll) {
   std::vector<int> order;
   std::filesystem::create_directory(dir_ / "2");
 
@@ -126,7 +126,7 @@ TEST_P(IoTasks, OneFailureOfTasksTogetherIsTheOutcomeAndAllHaveEnded) {
   EXPECT_EQ(order.size(), 7U);
 }
 
-TEST_P(IoTasks, FramesGoWithAQueueThatIsDestroyed) {
+TEST_P(IoTasks, DestroyingTheQueueFreesFrames) {
   int alive = 0;
   bool done = false;
   RunTask(*queue_, Outer(alive, dir_.path()), [&done](const Status&) { done = true; });
@@ -138,17 +138,17 @@ TEST_P(IoTasks, FramesGoWithAQueueThatIsDestroyed) {
   EXPECT_FALSE(done);
 }
 
-TEST_P(IoTasks, FramesOfATaskThatIsNeverRunAreFreed) {
+TEST_P(IoTasks, FramesOfATaskThatNeverRunsAreFreed) {
   int alive = 0;
   { [[maybe_unused]] const IoTask<Status> task = Outer(alive, dir_.path()); }
   EXPECT_EQ(alive, 0);
 }
 
-TEST_P(IoTasks, TasksThatEndAtOnceTakeNoStack) {
+TEST_P(IoTasks, TasksThatEndAtOnceUseNoStack) {
   EXPECT_EQ(RunTaskBlocking(*queue_, ManyThatEndAtOnce(1'000'000)), Status::Ok());
 }
 
-TEST_P(IoTasks, CallRunsOnAnotherThreadAndGivesItsStatus) {
+TEST_P(IoTasks, CallRunsOnAnotherThreadAndReturnsItsStatus) {
   const std::thread::id mine = std::this_thread::get_id();
   std::thread::id theirs = mine;
   const std::string name = "the disk";
@@ -185,7 +185,7 @@ IoTask<Status> WriteWithRoom(const UniqueFd& fd, const std::string& name, Bytes 
   co_return co_await io::WriteAll(fd, name, 0, text, 1, {.room = room});
 }
 
-TEST(FullDiskTest, WritesThatFindItFullOneAfterTheOtherAllEnd) {
+TEST(FullDiskTest, ConcurrentWritesToAFullDiskAllEnd) {
   for (const int apart : {0, 1, 2, 3}) {
     FullDisk disk;
     const UniqueFd fd;

@@ -53,7 +53,7 @@ TEST_P(IoOperations, ReadIsShortAtTheEndOfTheFile) {
   Close(fd);
 }
 
-TEST_P(IoOperations, FallocateGrowsAndFtruncateCuts) {
+TEST_P(IoOperations, FallocateGrowsAndFtruncateShrinks) {
   const int fd = Open(dir_ / "file", O_RDWR | O_CREAT);
 
   const std::int64_t laid_out = Run({.op = IoOp::kFallocate, .fd = fd, .length = 1 << 20, .offset = 0});
@@ -67,7 +67,7 @@ TEST_P(IoOperations, FallocateGrowsAndFtruncateCuts) {
   Close(fd);
 }
 
-TEST_P(IoOperations, FtruncateTakesLengthsBeyond32Bits) {
+TEST_P(IoOperations, FtruncateAcceptsLengthsBeyond32Bits) {
   const int fd = Open(dir_ / "file", O_RDWR | O_CREAT);
 
   const std::int64_t result = Run({.op = IoOp::kFtruncate, .fd = fd, .length = 5ULL << 30});
@@ -116,7 +116,7 @@ TEST_P(IoOperations, PlainRenameReplaces) {
   EXPECT_FALSE(std::filesystem::exists(dir_ / "a"));
 }
 
-TEST_P(IoOperations, RenameWithoutReplacingLeavesWhatIsThere) {
+TEST_P(IoOperations, RenameWithoutReplacingKeepsTheTarget) {
   MakeFile("a", "new");
   MakeFile("b", "old");
 

@@ -66,7 +66,7 @@ class PowerCuts : public testing::Test {
     Run({.op = IoOp::kRename, .path = base_ + "/" + from, .path2 = base_ + "/" + to, .rename = mode});
   }
 
-  // What is there after a power cut, now or after `upto` operations.
+  // The tree after a power cut, now or after `upto` operations.
   Tree Cut(PowerCut cut = {}, std::optional<std::size_t> upto = {}) {
     const std::string target = dir_ / ("cut" + std::to_string(++cuts_));
     const Status status = MaterializeAfterPowerCut(*recording_, upto.value_or(recording_->size()), target, cut);
@@ -86,7 +86,7 @@ class PowerCuts : public testing::Test {
   int cuts_ = 0;
 };
 
-TEST_F(PowerCuts, WhatWasThereBeforeStays) { EXPECT_EQ(Cut(), OldAnd({})); }
+TEST_F(PowerCuts, OlderFilesSurvive) { EXPECT_EQ(Cut(), OldAnd({})); }
 
 TEST_F(PowerCuts, NewFileNeedsItsDirectorysFsync) {
   const int fd = Open("new");
@@ -100,7 +100,7 @@ TEST_F(PowerCuts, NewFileNeedsItsDirectorysFsync) {
   Close(fd);
 }
 
-TEST_F(PowerCuts, DataAndSizeAreThoseOfTheLastFsync) {
+TEST_F(PowerCuts, DataAndSizeAreFromTheLastFsync) {
   const int fd = Open("new");
   FsyncDirectory(".");
   EXPECT_EQ(Cut(), OldAnd({{"new", ""}}));
@@ -127,7 +127,7 @@ TEST_F(PowerCuts, OverwrittenAndTruncatedFilesKeepTheirOldBytes) {
   Close(fd);
 }
 
-TEST_F(PowerCuts, FsyncCoversOnlyWhatWasCompleteWhenItWasSubmitted) {
+TEST_F(PowerCuts, FsyncCoversOnlyOperationsCompletedBeforeIt) {
   const int fd = Open("new");
   FsyncDirectory(".");
   Write(fd, "first");
@@ -172,7 +172,7 @@ TEST_F(PowerCuts, RenameIsLostUntilItsDirectoryIsSynced) {
   EXPECT_EQ(Cut(), OldAnd({{"step", "/"}, {"step/shard", "data"}}));
 }
 
-TEST_F(PowerCuts, RenamedDirectoryMayBeEmptyWhereItWasNotSyncedItself) {
+TEST_F(PowerCuts, RenamedDirectoryMayBeEmptyUnlessSynced) {
   Mkdir("attempt");
   const int fd = Open("attempt/shard");
   Write(fd, "data");
@@ -220,7 +220,7 @@ TEST_F(PowerCuts, RemovalsAreLostUntilTheirDirectoriesAreSynced) {
   EXPECT_EQ(Cut(), Tree{});
 }
 
-TEST_F(PowerCuts, EveryMomentOfTheRecordingCanBeAsked) {
+TEST_F(PowerCuts, CanReplayUpToAnyOperation) {
   const int fd = Open("new");
   Write(fd, "data");
   Fsync(fd);
@@ -237,7 +237,7 @@ TEST_F(PowerCuts, EveryMomentOfTheRecordingCanBeAsked) {
   Close(fd);
 }
 
-TEST_F(PowerCuts, EverythingKeptIsWhatProgramsSaw) {
+TEST_F(PowerCuts, KeepingEverythingGivesTheFinalTree) {
   Mkdir("attempt");
   const int fd = Open("attempt/shard");
   Write(fd, "0123456789");
@@ -250,7 +250,7 @@ TEST_F(PowerCuts, EverythingKeptIsWhatProgramsSaw) {
   EXPECT_EQ(Cut({.data = true, .entries = true}), ReadTree(base_));
 }
 
-TEST_F(PowerCuts, OperationsElsewhereAreLeftOut) {
+TEST_F(PowerCuts, IgnoresOperationsElsewhere) {
   const int fd = Open("../outside");
   Write(fd, "data");
   Fsync(fd);

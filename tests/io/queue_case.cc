@@ -19,7 +19,7 @@ std::vector<QueueCase> AllQueues() {
                                          IoOp::kSyncRange, IoOp::kFallocate, IoOp::kOpen, IoOp::kClose},
                      .without_setup_flags = true});
   };
-  // The directory that it models is its own: the contract is about the queue.
+  // It models another directory: the contract is only about the queue.
   const auto recorded = [](const IoQueueFactory& inner) -> IoQueueFactory {
     return [inner] {
       const TempDir base;

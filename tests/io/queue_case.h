@@ -26,7 +26,7 @@ struct QueueCase {
 };
 [[nodiscard]] inline std::string CaseName(const testing::TestParamInfo<QueueCase>& info) { return info.param.name; }
 inline std::ostream& operator<<(std::ostream& out, const QueueCase& value) { return out << value.name; }
-/// Every implementation, and every wrapper with nothing to do.
+/// Every implementation, and every wrapper without faults.
 [[nodiscard]] std::vector<QueueCase> AllQueues();
 
 inline constexpr int kTestDepth = 4;
@@ -76,7 +76,7 @@ class IoQueueContract : public testing::TestWithParam<QueueCase> {
   std::unique_ptr<IoQueue> queue_;
 };
 
-/// Memory as O_DIRECT wants it.
+/// Memory aligned for O_DIRECT.
 class AlignedBuffer {
  public:
   explicit AlignedBuffer(std::size_t bytes)

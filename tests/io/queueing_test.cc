@@ -25,13 +25,13 @@ std::vector<int> OpenDescriptors() {
   std::vector<int> open;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::stoi(entry.path().filename());
-    // The listing's own is gone by now.
+    // Omits the descriptor of the listing itself, which is closed by now.
     if (::fcntl(fd, F_GETFD) >= 0) open.push_back(fd);
   }
   return open;
 }
 
-TEST_P(IoQueueing, CallbackComesFromRunOnceOnly) {
+TEST_P(IoQueueing, CallbacksAreCalledOnlyFromRunOnce) {
   MakeFile("file", "x");
   bool called = false;
 
@@ -46,7 +46,7 @@ TEST_P(IoQueueing, CallbackComesFromRunOnceOnly) {
   EXPECT_EQ(queue_->pending(), 0U);
 }
 
-TEST_P(IoQueueing, CallbackFindsItsOwnOperationForgotten) {
+TEST_P(IoQueueing, CallbackFindsItsOperationRemoved) {
   std::size_t pending = 99;
 
   queue_->Submit({.op = IoOp::kFsync}, [&](std::int64_t) { pending = queue_->pending(); });
@@ -55,7 +55,7 @@ TEST_P(IoQueueing, CallbackFindsItsOwnOperationForgotten) {
   EXPECT_EQ(pending, 0U);
 }
 
-TEST_P(IoQueueing, ManyMoreOperationsThanDepthAllComplete) {
+TEST_P(IoQueueing, MoreOperationsThanDepthAllComplete) {
   constexpr int kCount = 500;
   const int fd = Open(dir_ / "file", O_RDWR | O_CREAT);
   std::vector<std::uint64_t> values(kCount);
@@ -94,7 +94,7 @@ TEST_P(IoQueueing, CallbacksMaySubmitMore) {
   Close(fd);
 }
 
-TEST_P(IoQueueing, DescriptorsTakenAwayAreErrorsAndNoHang) {
+TEST_P(IoQueueing, ClosedDescriptorsAreErrorsAndNoHang) {
   const std::vector<int> before = OpenDescriptors();
   auto queue = *GetParam().make();
   int pipe_ends[2];
@@ -105,7 +105,7 @@ TEST_P(IoQueueing, DescriptorsTakenAwayAreErrorsAndNoHang) {
   queue->Submit({.op = IoOp::kRead, .fd = pipe_ends[0], .buffer = &byte, .length = 1}, done);
   ASSERT_TRUE(queue->RunOnce(Deadline::In(0ms)).ok());
 
-  // A program that makes a daemon of itself closes whatever is open.
+  // A program that becomes a daemon closes all descriptors.
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (const int fd : OpenDescriptors()) {
     const bool of_queue = std::find(before.begin(), before.end(), fd) == before.end() && fd != nothing;
@@ -115,7 +115,7 @@ TEST_P(IoQueueing, DescriptorsTakenAwayAreErrorsAndNoHang) {
   ASSERT_EQ(::write(pipe_ends[1], "x", 1), 1);
   while (queue->pending() > 0) ASSERT_TRUE(queue->RunOnce(Deadline::Infinite()).ok());
 
-  EXPECT_EQ(results.size(), 2U);  // Errors, or what was carried out all the same.
+  EXPECT_EQ(results.size(), 2U);  // Errors, or values of operations that ran anyway.
   queue->Wake();
   EXPECT_TRUE(queue->RunOnce(Deadline::Infinite()).ok());
   queue.reset();
@@ -132,7 +132,7 @@ TEST_P(IoQueueing, RunOnceReturnsAtTheDeadlineWithNothingToDo) {
   EXPECT_GE(Deadline::Clock::now() - begin, 20ms);
 }
 
-TEST_P(IoQueueing, PassedDeadlineStillHandsOperationsOver) {
+TEST_P(IoQueueing, PassedDeadlineStillSubmitsOperations) {
   std::optional<std::int64_t> result;
   queue_->Submit({.op = IoOp::kFsync, .fd = -1}, [&](std::int64_t value) { result = value; });
 
@@ -168,7 +168,7 @@ TEST_P(IoQueueing, EarlierWakeEndsTheNextSleepOnce) {
 }
 
 TEST_P(IoQueueing, EveryWakeIsSeenWhileOperationsComplete) {
-  // What the waker says before each Wake is seen after some RunOnce that the Wake ended, however completions fall.
+  // What the waker writes before each Wake is visible after a RunOnce that the Wake ended, whenever completions come.
   constexpr int kRounds = 300;
   std::atomic<int> said = 0;
   std::atomic<int> seen = 0;
@@ -207,7 +207,7 @@ TEST_P(IoQueueing, WakeWorksFromASignalHandler) {
   ::sigaction(SIGUSR1, &before, nullptr);
 }
 
-TEST_P(IoQueueing, DestroyingWaitsForWhatIsUnderWayAndDropsItsCallbacks) {
+TEST_P(IoQueueing, DestroyingWaitsForOperationsAndDropsCallbacks) {
   const int fd = Open(dir_ / "file", O_RDWR | O_CREAT);
   auto alive = std::make_shared<int>(0);
   {
@@ -228,7 +228,7 @@ TEST_P(IoQueueing, DestroyingWaitsForWhatIsUnderWayAndDropsItsCallbacks) {
   ::close(fd);
 }
 
-TEST_P(IoQueueing, ForkedChildIsRefusedAndTheParentGoesOn) {
+TEST_P(IoQueueing, ForkedChildIsRefusedAndTheParentContinues) {
   MakeFile("file", "x");
   const pid_t child = ::fork();
   if (child == 0) {

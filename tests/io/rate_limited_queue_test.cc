@@ -38,7 +38,7 @@ class RateLimitedQueues : public testing::Test {
   std::shared_ptr<RateLimitedDisk> disk_ = RateLimitedDisk::Make(10'000'000);  // 10 ms for each write.
 };
 
-TEST_F(RateLimitedQueues, WritesTakeTheDisksTimeOneAfterTheOther) {
+TEST_F(RateLimitedQueues, WritesTakeTurnsOnTheDisk) {
   const auto queue = MakeQueue();
   const auto begin = Clock::now();
   std::vector<Clock::duration> ends;
@@ -65,7 +65,7 @@ TEST_F(RateLimitedQueues, QueuesShareTheDisk) {
   Drain(*mine);
   other.join();
 
-  // Its own 10 ms, and what was left of the first write's when it was submitted.
+  // Its own 10 ms, and the rest of the first write's.
   EXPECT_GE(others, 10ms);
   EXPECT_EQ(disk_->bytes(), 200'000U);
 }

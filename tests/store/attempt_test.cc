@@ -342,7 +342,7 @@ TEST_F(AttemptTest, WritesThatGetNoFurtherAreAnError) {
     const Status status = SaveTo(*queue_, root_.path(), {.step = 5});
 
     EXPECT_EQ(status.code(), StatusCode::kIoError) << bytes;
-    EXPECT_THAT(status.message(), HasSubstr("were written")) << bytes;
+    EXPECT_THAT(status.message(), HasSubstr(" bytes, wrote ")) << bytes;
     EXPECT_THAT(Names(root_.path()), IsEmpty()) << bytes;
   }
 }
