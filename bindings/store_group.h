@@ -54,7 +54,7 @@ class StoreGroup : public Group {
   /// stopped.
   Status WaitUntilWanted(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// What came from the store, and who closed: see Mailbox.
-  void Hear(int from, const std::string& key, std::string word) { mailbox_->Hear(from, key, std::move(word)); }
+  void Hear(int from, const std::string& key, std::string word) { mailbox_->Receive(from, key, std::move(word)); }
   void Leave(int peer) { mailbox_->Leave(peer); }
   /// The store is lost: ends every wait, and all to come. The first call counts.
   void Fail(const Status& why) { mailbox_->Fail(why); }

@@ -9,14 +9,16 @@
 
 namespace cairn {
 
-// A group's waits for threads that may block. Never to be called from within a callback of the group's.
+// Blocking forms of a group's waits. Never call them from a callback of the group.
 
 /// Group::Await, until it ends.
 [[nodiscard]] Result<std::string> AwaitWord(Group& group, const std::string& key, Deadline deadline);
 
 struct CollectedWords {
-  std::map<int, std::string> words;  ///< By rank: those that came.
-  Status end;                        ///< Not ok where some did not come.
+  /// By rank, those that arrived.
+  std::map<int, std::string> words;
+  /// Not ok if some are missing.
+  Status end;
 };
 /// Group::Collect, until it ends.
 [[nodiscard]] CollectedWords CollectWords(Group& group, const std::string& key, Deadline deadline);

@@ -20,7 +20,7 @@ DeadlineWatch::DeadlineWatch() : process_(::getpid()) {
 
 DeadlineWatch::~DeadlineWatch() {
   if (::getpid() != process_) {
-    // The thread is the parent's; its handle may be neither joined nor destroyed.
+    // The thread is the parent's: its handle may be neither joined nor destroyed here.
     static_cast<void>(new std::thread(std::move(thread_)));
     return;
   }
@@ -56,7 +56,7 @@ void DeadlineWatch::Run() {
       }
     }
     for (const std::weak_ptr<Mailbox>& one : due) {
-      if (const std::shared_ptr<Mailbox> mailbox = one.lock()) mailbox->EndLate();
+      if (const std::shared_ptr<Mailbox> mailbox = one.lock()) mailbox->EndOverdue();
     }
   }
 }

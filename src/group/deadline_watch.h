@@ -13,9 +13,9 @@ namespace cairn {
 
 class Mailbox;
 
-/// A thread that wakes mailboxes when the earliest deadline of theirs has passed. Safe from any thread.
+/// A thread that calls mailboxes when their earliest deadline has passed. Safe from any thread.
 ///
-/// It must not be destroyed on its own thread, so by no callback of a mailbox. In a forked child it does nothing.
+/// It must not be destroyed on its own thread, so never by a mailbox's callback. In a forked child it does nothing.
 class DeadlineWatch {
  public:
   using TimePoint = Deadline::Clock::time_point;
@@ -25,9 +25,9 @@ class DeadlineWatch {
   DeadlineWatch(const DeadlineWatch&) = delete;
   DeadlineWatch& operator=(const DeadlineWatch&) = delete;
 
-  /// Why no deadline is kept, where the system gave no thread.
+  /// Not ok if the system started no thread: then no deadline is watched.
   [[nodiscard]] const Status& status() const { return status_; }
-  /// The mailbox's EndLate is called once, at `when`, instead of at `before`, for which it was armed until now.
+  /// Calls the mailbox's EndOverdue once, at `when`. Replaces the call at `before`, if there is one.
   void Arm(const std::shared_ptr<Mailbox>& mailbox, TimePoint before, TimePoint when) CAIRN_EXCLUDES(mutex_);
 
  private:

@@ -10,11 +10,13 @@
 namespace cairn {
 namespace {
 
-constexpr std::size_t kMostNamed = 64;  // Ranks in a message.
+constexpr std::size_t kMaxNamedRanks = 64;
 
-std::string Names(const std::vector<std::size_t>& ranks) {
-  const std::size_t named = std::min(ranks.size(), kMostNamed);
-  std::string names = fmt::format("{}", fmt::join(ranks.begin(), ranks.begin() + static_cast<long>(named), ", "));
+/// "rank 2", "ranks 2, 4".
+std::string RankNames(const std::vector<std::size_t>& ranks) {
+  const auto named = std::min(ranks.size(), kMaxNamedRanks);
+  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
+  names += fmt::format("{}", fmt::join(ranks.begin(), ranks.begin() + static_cast<long>(named), ", "));
   if (named < ranks.size()) names += fmt::format(" and {} more", ranks.size() - named);
   return names;
 }
@@ -27,56 +29,56 @@ Mailbox::Mailbox(int rank, int size, DeadlineWatch& watch)
 }
 
 void Mailbox::Collect(const std::string& key, Deadline deadline, Group::OnWord on_word, Group::OnEnd end) {
-  if (rank_ != 0) return end(Error(StatusCode::kInternal, "\"{}\": rank {} does not coordinate", key, rank_));
+  if (rank_ != 0) return end(Error(StatusCode::kInternal, "\"{}\": rank {} is not the coordinator", key, rank_));
   Expect(key, {deadline, std::move(on_word), std::move(end), {}, 0});
 }
 
 void Mailbox::Await(const std::string& key, Deadline deadline, Group::OnAnnounced on_announced) {
-  if (rank_ == 0) return on_announced(Error(StatusCode::kInternal, "\"{}\": the coordinator hears no other", key));
-  // Callbacks come one at a time: the end finds the word.
+  if (rank_ == 0) return on_announced(Error(StatusCode::kInternal, "\"{}\": rank 0 cannot await", key));
+  // Callbacks run one at a time: at the end the word is there.
   const auto word = std::make_shared<std::string>();
   Expect(key, {deadline,
                [word](int, std::string said) { *word = std::move(said); },
-               [word, tell = std::move(on_announced)](Status status) {
-                 status.ok() ? tell(std::move(*word)) : tell(std::move(status));
+               [word, call = std::move(on_announced)](Status status) {
+                 status.ok() ? call(std::move(*word)) : call(std::move(status));
                },
                {},
                0});
 }
 
 void Mailbox::Expect(const std::string& key, Wait wait) {
-  wait.heard.resize(static_cast<std::size_t>(size_));
-  wait.missing = rank_ == 0 ? wait.heard.size() - 1 : 1;
+  wait.received.resize(static_cast<std::size_t>(size_));
+  wait.missing = rank_ == 0 ? wait.received.size() - 1 : 1;
   {
     MutexLock lock(mutex_);
     Status refused = failure_;
     if (refused.ok() && waits_.contains(key)) {
-      refused = Error(StatusCode::kInternal, "the key \"{}\" was used twice", key);
+      refused = Error(StatusCode::kInternal, "key \"{}\" is used twice", key);
     }
     if (!refused.ok()) {
-      ready_.emplace_back([end = std::move(wait.end), refused] { end(refused); });
+      callbacks_.emplace_back([end = std::move(wait.end), refused] { end(refused); });
     } else {
       const auto it = waits_.emplace(key, std::move(wait)).first;
       Early early = TakeEarly(key);
-      for (auto& [from, word] : early.words) Take(it->second, from, std::move(word));
-      if (!EndIfDecided(it)) Arm(it->second.deadline);
+      for (auto& [from, word] : early.words) Deliver(it->second, from, std::move(word));
+      if (!EndIfComplete(it)) Arm(it->second.deadline);
     }
   }
-  RunReady();
+  RunCallbacks();
 }
 
-void Mailbox::Hear(int from, const std::string& key, std::string word) {
+void Mailbox::Receive(int from, const std::string& key, std::string word) {
   {
     MutexLock lock(mutex_);
     if (!is_peer(from) || left_[static_cast<std::size_t>(from)] || !failure_.ok() || ended_.contains(key)) return;
     if (const auto it = waits_.find(key); it != waits_.end()) {
-      Take(it->second, from, std::move(word));
-      EndIfDecided(it);
+      Deliver(it->second, from, std::move(word));
+      EndIfComplete(it);
     } else {
-      Keep(key, from, std::move(word));
+      KeepEarly(key, from, std::move(word));
     }
   }
-  RunReady();
+  RunCallbacks();
 }
 
 void Mailbox::Leave(int peer) {
@@ -85,9 +87,9 @@ void Mailbox::Leave(int peer) {
     if (!is_peer(peer)) return;
     left_[static_cast<std::size_t>(peer)] = true;
     any_left_ = true;
-    for (auto it = waits_.begin(); it != waits_.end();) EndIfDecided(it++);
+    for (auto it = waits_.begin(); it != waits_.end();) EndIfComplete(it++);
   }
-  RunReady();
+  RunCallbacks();
 }
 
 void Mailbox::Fail(const Status& why) {
@@ -99,13 +101,13 @@ void Mailbox::Fail(const Status& why) {
     early_keys_.clear();
     early_words_ = 0;
   }
-  RunReady();
+  RunCallbacks();
 }
 
 void Mailbox::Close() {
   Fail(Status(StatusCode::kCancelled, "the group was closed"));
   MutexLock lock(mutex_);
-  while (runs_ready_ != std::thread::id() && runs_ready_ != std::this_thread::get_id()) ran_.Wait(mutex_);
+  while (callback_thread_ != std::thread::id() && callback_thread_ != std::this_thread::get_id()) idle_.Wait(mutex_);
 }
 
 bool Mailbox::waiting() const {
@@ -123,14 +125,14 @@ bool Mailbox::has_left(int peer) const {
   return is_peer(peer) && left_[static_cast<std::size_t>(peer)];
 }
 
-void Mailbox::EndLate() {
+void Mailbox::EndOverdue() {
   {
     MutexLock lock(mutex_);
     armed_ = DeadlineWatch::TimePoint::max();
     Deadline next = Deadline::Infinite();
     for (auto it = waits_.begin(); it != waits_.end();) {
       if (it->second.deadline.passed()) {
-        it = End(it, Late(it->first, it->second));
+        it = End(it, DeadlineError(it->first, it->second));
       } else {
         if (it->second.deadline.when() < next.when()) next = it->second.deadline;
         ++it;
@@ -138,18 +140,18 @@ void Mailbox::EndLate() {
     }
     Arm(next);
   }
-  RunReady();
+  RunCallbacks();
 }
 
-void Mailbox::Take(Wait& wait, int from, std::string word) {
-  if (wait.heard[static_cast<std::size_t>(from)]) return;
-  wait.heard[static_cast<std::size_t>(from)] = true;
+void Mailbox::Deliver(Wait& wait, int from, std::string word) {
+  if (wait.received[static_cast<std::size_t>(from)]) return;
+  wait.received[static_cast<std::size_t>(from)] = true;
   --wait.missing;
-  ready_.emplace_back(
+  callbacks_.emplace_back(
       [on_word = wait.on_word, from, word = std::move(word)]() mutable { on_word(from, std::move(word)); });
 }
 
-void Mailbox::Keep(const std::string& key, int from, std::string word) {
+void Mailbox::KeepEarly(const std::string& key, int from, std::string word) {
   const auto [it, fresh] = early_.try_emplace(key);
   if (fresh) {
     it->second.arrival = arrivals_++;
@@ -179,12 +181,12 @@ Mailbox::Waits::iterator Mailbox::End(Waits::iterator wait, Status status) {
       ended_keys_.pop_front();
     }
   }
-  ready_.emplace_back(
+  callbacks_.emplace_back(
       [end = std::move(wait->second.end), status = std::move(status)]() mutable { end(std::move(status)); });
   return waits_.erase(wait);
 }
 
-bool Mailbox::EndIfDecided(Waits::iterator wait) {
+bool Mailbox::EndIfComplete(Waits::iterator wait) {
   if (wait->second.missing == 0) {
     End(wait, Status::Ok());
     return true;
@@ -192,11 +194,10 @@ bool Mailbox::EndIfDecided(Waits::iterator wait) {
   if (!any_left_) return false;
   std::vector<std::size_t> gone;
   for (std::size_t rank = 0; rank < left_.size(); ++rank) {
-    if (left_[rank] && !wait->second.heard[rank]) gone.push_back(rank);
+    if (left_[rank] && !wait->second.received[rank]) gone.push_back(rank);
   }
   if (gone.empty()) return false;
-  End(wait,
-      Error(StatusCode::kFailedPrecondition, "\"{}\": rank {} has closed its Checkpointer", wait->first, Names(gone)));
+  End(wait, Error(StatusCode::kFailedPrecondition, "\"{}\": {} closed the Checkpointer", wait->first, RankNames(gone)));
   return true;
 }
 
@@ -206,34 +207,34 @@ void Mailbox::Arm(Deadline deadline) {
   armed_ = deadline.when();
 }
 
-void Mailbox::RunReady() {
+void Mailbox::RunCallbacks() {
   mutex_.Lock();
-  if (runs_ready_ == std::thread::id()) {
-    runs_ready_ = std::this_thread::get_id();
-    while (!ready_.empty()) {
-      std::function<void()> call = std::move(ready_.front());
-      ready_.pop_front();
+  if (callback_thread_ == std::thread::id()) {
+    callback_thread_ = std::this_thread::get_id();
+    while (!callbacks_.empty()) {
+      std::function<void()> call = std::move(callbacks_.front());
+      callbacks_.pop_front();
       mutex_.Unlock();
       call();
-      call = nullptr;  // What it holds may end with it, and call back.
+      call = nullptr;  // Its captures may be destroyed here, and call back.
       mutex_.Lock();
     }
-    runs_ready_ = std::thread::id();
-    ran_.NotifyAll();
+    callback_thread_ = std::thread::id();
+    idle_.NotifyAll();
   }
   mutex_.Unlock();
 }
 
 bool Mailbox::is_peer(int rank) const { return rank_ == 0 ? rank > 0 && rank < size_ : rank == 0; }
 
-Status Mailbox::Late(const std::string& key, const Wait& wait) const {
+Status Mailbox::DeadlineError(const std::string& key, const Wait& wait) const {
   if (rank_ != 0) return Error(StatusCode::kDeadlineExceeded, "waiting for \"{}\": nothing from rank 0 in time", key);
   std::vector<std::size_t> missing;
-  for (std::size_t rank = 1; rank < wait.heard.size(); ++rank) {
-    if (!wait.heard[rank]) missing.push_back(rank);
+  for (std::size_t rank = 1; rank < wait.received.size(); ++rank) {
+    if (!wait.received[rank]) missing.push_back(rank);
   }
-  return Error(StatusCode::kDeadlineExceeded, "gathering \"{}\" from {} ranks: nothing from rank {}", key, size_,
-               Names(missing));
+  return Error(StatusCode::kDeadlineExceeded, "collecting \"{}\" from {} ranks: nothing from {}", key, size_,
+               RankNames(missing));
 }
 
 }  // namespace cairn

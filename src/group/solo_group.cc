@@ -13,7 +13,7 @@ void SoloGroup::Collect(const std::string& /*key*/, Deadline /*deadline*/, OnWor
 void SoloGroup::Announce(const std::string& /*key*/, std::string /*word*/) {}
 
 void SoloGroup::Await(const std::string& key, Deadline /*deadline*/, OnAnnounced on_announced) {
-  on_announced(Error(StatusCode::kInternal, "\"{}\": the coordinator hears no other", key));
+  on_announced(Error(StatusCode::kInternal, "\"{}\": rank 0 cannot await", key));
 }
 
 }  // namespace cairn

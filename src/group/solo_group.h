@@ -6,7 +6,7 @@
 
 namespace cairn {
 
-/// One rank alone: it coordinates, and nobody is to be heard.
+/// A group of one rank, which is the coordinator and has no peers.
 class SoloGroup : public Group {
  public:
   [[nodiscard]] int rank() const override { return 0; }

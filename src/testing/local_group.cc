@@ -11,7 +11,8 @@ namespace cairn {
 /// What the ranks share.
 struct LocalGroup::Hub {
   DeadlineWatch watch;
-  std::vector<std::shared_ptr<Mailbox>> boxes;  // By rank; all closed when the watch ends.
+  // By rank. All are closed before the watch ends.
+  std::vector<std::shared_ptr<Mailbox>> boxes;
 
   [[nodiscard]] Mailbox& of(int rank) const { return *boxes[static_cast<std::size_t>(rank)]; }
 };
@@ -23,7 +24,7 @@ LocalGroup::~LocalGroup() { Leave(); }
 int LocalGroup::size() const { return static_cast<int>(hub_->boxes.size()); }
 
 void LocalGroup::Send(const std::string& key, std::string word) {
-  if (!hub_->of(rank_).failed()) hub_->of(0).Hear(rank_, key, std::move(word));
+  if (!hub_->of(rank_).failed()) hub_->of(0).Receive(rank_, key, std::move(word));
 }
 
 void LocalGroup::Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) {
@@ -32,7 +33,7 @@ void LocalGroup::Collect(const std::string& key, Deadline deadline, OnWord on_wo
 
 void LocalGroup::Announce(const std::string& key, std::string word) {
   if (rank_ != 0 || hub_->of(0).failed()) return;
-  for (int rank = 1; rank < size(); ++rank) hub_->of(rank).Hear(0, key, word);
+  for (int rank = 1; rank < size(); ++rank) hub_->of(rank).Receive(0, key, word);
 }
 
 void LocalGroup::Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) {

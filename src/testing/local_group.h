@@ -8,9 +8,8 @@
 
 namespace cairn {
 
-/// One of several ranks within one process. For tests and experiments. The ends may be used from any thread and may
-/// outlive each other; a thread of the group watches the deadlines. Destroying an end makes its rank leave, as `Leave`
-/// does; no end may be destroyed from within a callback.
+/// One of several ranks in one process, for tests and experiments. Safe from any thread. A thread of the group watches
+/// the deadlines. The destructor does what `Leave` does, and must not run within a callback.
 class LocalGroup : public Group {
  public:
   ~LocalGroup() override;
@@ -24,9 +23,9 @@ class LocalGroup : public Group {
   void Announce(const std::string& key, std::string word) override;
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override;
 
-  /// Ends every wait of every rank, now and later, as the loss of a store does.
+  /// Simulates a lost store: ends every wait of every rank, now and later.
   void Break(const Status& why);
-  /// As a rank does that closes: its own waits end Cancelled, and ranks that wait for it are notified.
+  /// Simulates a rank that closes: its waits end with Cancelled, and waits for it end with FailedPrecondition.
   void Leave();
 
  private:
@@ -38,7 +37,7 @@ class LocalGroup : public Group {
   const int rank_;
 };
 
-/// `size` ranks, each with an end of its own.
+/// One LocalGroup for each of `size` ranks.
 [[nodiscard]] std::vector<std::shared_ptr<LocalGroup>> MakeLocalGroup(int size);
 
 }  // namespace cairn

@@ -6,6 +6,8 @@
 #include <optional>
 #include <thread>
 
+#include "group/fake_store.h"
+#include "group/group_futures.h"
 #include "group/heard.h"
 #include "group/played_store.h"
 #include "group/solo_group.h"
@@ -20,7 +22,7 @@ using testing::Pair;
 
 constexpr std::chrono::milliseconds kSoon{20};
 
-/// The ranks of one process.
+/// Ranks in one process.
 class LocalRanks {
  public:
   static constexpr int kMany = 1000;
@@ -33,7 +35,7 @@ class LocalRanks {
   std::vector<std::shared_ptr<LocalGroup>> ends_;
 };
 
-/// The ranks of a store, each with threads of its own.
+/// Ranks that use a store, each with its own threads.
 class StoreRanks {
  public:
   static constexpr int kMany = 100;
@@ -45,16 +47,16 @@ class StoreRanks {
   void Close(int rank) { store_.of(rank).Stop(); }
 
  private:
-  PlayedStore store_;
+  FakeStore store_;
 };
 
-// What every Group promises.
+// The contract of every Group.
 template <typename Ranks>
 class GroupContract : public testing::Test {
  protected:
   void Open(int size) { ranks_.emplace(size); }
   Group& operator[](int rank) { return (*ranks_)[rank]; }
-  // Everything that `rank` has said so far has arrived.
+  // Waits until everything that `rank` has sent has arrived.
   void Flush(int rank) {
     const std::string key = "flushed " + std::to_string(flushed_++);
     if (rank == 0) {
@@ -73,7 +75,7 @@ class GroupContract : public testing::Test {
 using Implementations = testing::Types<LocalRanks, StoreRanks>;
 TYPED_TEST_SUITE(GroupContract, Implementations);
 
-TYPED_TEST(GroupContract, RanksCountFromZeroAndKnowTheirNumber) {
+TYPED_TEST(GroupContract, RanksCountFromZeroAndKnowTheGroupSize) {
   this->Open(3);
 
   for (int rank = 0; rank < 3; ++rank) {
@@ -82,19 +84,19 @@ TYPED_TEST(GroupContract, RanksCountFromZeroAndKnowTheirNumber) {
   }
 }
 
-TYPED_TEST(GroupContract, CoordinatorHearsEveryOtherRank) {
+TYPED_TEST(GroupContract, CoordinatorCollectsFromEveryOtherRank) {
   this->Open(3);
   auto collected = Collect((*this)[0], "key");
 
   (*this)[1].Send("key", "one");
   (*this)[2].Send("key", "two");
 
-  const Collected heard = collected.get();
-  EXPECT_TRUE(heard.end.ok()) << heard.end;
-  EXPECT_THAT(heard.by_rank(3), ElementsAre("", "one", "two"));
+  const Collected result = collected.get();
+  EXPECT_TRUE(result.end.ok()) << result.end;
+  EXPECT_THAT(result.by_rank(3), ElementsAre("", "one", "two"));
 }
 
-TYPED_TEST(GroupContract, EveryOtherRankHearsWhatIsAnnounced) {
+TYPED_TEST(GroupContract, EveryOtherRankReceivesAnnouncements) {
   this->Open(3);
   auto one = Await((*this)[1], "key");
   auto two = Await((*this)[2], "key");
@@ -105,7 +107,7 @@ TYPED_TEST(GroupContract, EveryOtherRankHearsWhatIsAnnounced) {
   EXPECT_EQ(*two.get(), "all");
 }
 
-TYPED_TEST(GroupContract, EarlyWordsAreKeptUntilTheyAreAskedFor) {
+TYPED_TEST(GroupContract, EarlyWordsAreKeptUntilAwaited) {
   this->Open(3);
 
   (*this)[1].Send("sent", "one");
@@ -142,22 +144,22 @@ TYPED_TEST(GroupContract, WordsOfAnySizeAndContentArrive) {
   EXPECT_EQ(*Await((*this)[1], "zeros").get(), zeros);
 }
 
-TYPED_TEST(GroupContract, TheRanksThatWereNotHeardByTheDeadlineAreNamed) {
+TYPED_TEST(GroupContract, RanksMissingAtTheDeadlineAreNamed) {
   this->Open(5);
   (*this)[1].Send("key", "one");
   (*this)[3].Send("key", "three");
   this->Flush(1);
 
   const auto begun = Deadline::Clock::now();
-  const Collected heard = Collect((*this)[0], "key", Deadline::In(kSoon)).get();
+  const Collected result = Collect((*this)[0], "key", Deadline::In(kSoon)).get();
 
   EXPECT_GE(Deadline::Clock::now() - begun, kSoon);
-  EXPECT_EQ(heard.end.code(), StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(heard.end.message(), HasSubstr("\"key\" from 5 ranks: nothing from rank 2, 4"));
-  EXPECT_THAT(heard.by_rank(5), ElementsAre("", "one", "", "three", ""));
+  EXPECT_EQ(result.end.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(result.end.message(), HasSubstr("\"key\" from 5 ranks: nothing from ranks 2, 4"));
+  EXPECT_THAT(result.by_rank(5), ElementsAre("", "one", "", "three", ""));
 }
 
-TYPED_TEST(GroupContract, WhoAwaitsWhatIsNeverAnnouncedHearsSoAfterTheDeadline) {
+TYPED_TEST(GroupContract, MissingAnnouncementIsAnErrorAfterTheDeadline) {
   this->Open(2);
 
   const Result<std::string> word = Await((*this)[1], "key", Deadline::In(kSoon)).get();
@@ -166,7 +168,7 @@ TYPED_TEST(GroupContract, WhoAwaitsWhatIsNeverAnnouncedHearsSoAfterTheDeadline) 
   EXPECT_THAT(word.status().message(), HasSubstr("\"key\": nothing from rank 0"));
 }
 
-TYPED_TEST(GroupContract, ADeadlineEndsItsOwnWaitAlone) {
+TYPED_TEST(GroupContract, DeadlineEndsOnlyItsWait) {
   this->Open(2);
   auto later = Collect((*this)[0], "later", Deadline::In(std::chrono::hours(1)));
   auto never = Collect((*this)[0], "never");
@@ -192,7 +194,7 @@ TYPED_TEST(GroupContract, WordsAfterTheDeadlineAreDropped) {
   EXPECT_FALSE(Await((*this)[1], "announced", Deadline::In(kSoon)).get().ok());
 }
 
-TYPED_TEST(GroupContract, ARankThatLeavesEndsTheWaitsForIt) {
+TYPED_TEST(GroupContract, LeavingRankEndsWaitsForIt) {
   this->Open(4);
   auto under_way = Collect((*this)[0], "under way");
   (*this)[1].Send("under way", "one");
@@ -200,14 +202,14 @@ TYPED_TEST(GroupContract, ARankThatLeavesEndsTheWaitsForIt) {
 
   this->ranks_->Close(2);
 
-  const Collected heard = under_way.get();
-  EXPECT_EQ(heard.end.code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(heard.end.message(), HasSubstr("rank 2 has closed"));
-  EXPECT_THAT(heard.by_rank(4), ElementsAre("", "one", "", ""));
-  EXPECT_THAT(Collect((*this)[0], "after").get().end.message(), HasSubstr("rank 2 has closed"));
+  const Collected result = under_way.get();
+  EXPECT_EQ(result.end.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(result.end.message(), HasSubstr("rank 2 closed"));
+  EXPECT_THAT(result.by_rank(4), ElementsAre("", "one", "", ""));
+  EXPECT_THAT(Collect((*this)[0], "after").get().end.message(), HasSubstr("rank 2 closed"));
 }
 
-TYPED_TEST(GroupContract, WhatARankSaidBeforeItLeftCounts) {
+TYPED_TEST(GroupContract, WordsSentBeforeLeavingCount) {
   this->Open(3);
   (*this)[1].Send("key", "one");
   (*this)[1].Send("other", "one");
@@ -216,12 +218,12 @@ TYPED_TEST(GroupContract, WhatARankSaidBeforeItLeftCounts) {
 
   (*this)[2].Send("key", "two");
 
-  const Collected heard = collected.get();
-  EXPECT_TRUE(heard.end.ok()) << heard.end;
-  EXPECT_THAT(heard.by_rank(3), ElementsAre("", "one", "two"));
+  const Collected result = collected.get();
+  EXPECT_TRUE(result.end.ok()) << result.end;
+  EXPECT_THAT(result.by_rank(3), ElementsAre("", "one", "two"));
 }
 
-TYPED_TEST(GroupContract, ACoordinatorThatLeavesEndsTheOthersWaits) {
+TYPED_TEST(GroupContract, LeavingCoordinatorEndsTheOthersWaits) {
   this->Open(3);
   auto under_way = Await((*this)[1], "under way");
   (*this)[0].Announce("before", "word");
@@ -229,11 +231,11 @@ TYPED_TEST(GroupContract, ACoordinatorThatLeavesEndsTheOthersWaits) {
   this->ranks_->Close(0);
 
   EXPECT_EQ(under_way.get().status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(Await((*this)[2], "after").get().status().message(), HasSubstr("rank 0 has closed"));
+  EXPECT_THAT(Await((*this)[2], "after").get().status().message(), HasSubstr("rank 0 closed"));
   EXPECT_EQ(*Await((*this)[1], "before").get(), "word");
 }
 
-TYPED_TEST(GroupContract, ALostGroupEndsEveryWaitWithTheReason) {
+TYPED_TEST(GroupContract, BrokenGroupEndsEveryWaitWithTheReason) {
   this->Open(3);
   auto collected = Collect((*this)[0], "sent");
   auto awaited = Await((*this)[1], "announced");
@@ -248,7 +250,7 @@ TYPED_TEST(GroupContract, ALostGroupEndsEveryWaitWithTheReason) {
   EXPECT_EQ(Await((*this)[2], "later").get().status().code(), StatusCode::kIoError);
 }
 
-TYPED_TEST(GroupContract, AKeyThatIsUsedTwiceIsRefused) {
+TYPED_TEST(GroupContract, KeyUsedTwiceIsRefused) {
   this->Open(2);
   auto first = Collect((*this)[0], "key");
 
@@ -264,7 +266,7 @@ TYPED_TEST(GroupContract, CallbacksMayCallTheGroup) {
   Group& zero = (*this)[0];
   Group& one = (*this)[1];
 
-  // A word is answered with an announcement, the announcement with a word, from within each other's callbacks.
+  // Callbacks answer a word with an announcement, and the announcement with a word.
   zero.Collect(
       "first", Deadline::Infinite(),
       [&](int /*rank*/, const std::string& word) { zero.Announce("second", word + "2"); },
@@ -280,7 +282,7 @@ TYPED_TEST(GroupContract, CallbacksMayCallTheGroup) {
   EXPECT_TRUE(done.get_future().get().ok());
 }
 
-TYPED_TEST(GroupContract, WaitsUnderWayAtTheEndAreCancelled) {
+TYPED_TEST(GroupContract, DestructorCancelsWaits) {
   this->Open(2);
   auto collected = Collect((*this)[0], "sent");
   auto awaited = Await((*this)[1], "announced", Deadline::In(std::chrono::hours(1)));
@@ -291,10 +293,10 @@ TYPED_TEST(GroupContract, WaitsUnderWayAtTheEndAreCancelled) {
   EXPECT_THAT(awaited.get().status().code(), testing::AnyOf(StatusCode::kCancelled, StatusCode::kFailedPrecondition));
 }
 
-TYPED_TEST(GroupContract, NoCallbackComesAfterTheEnd) {
+TYPED_TEST(GroupContract, NoCallbackRunsAfterDestruction) {
   for (int round = 0; round < 50; ++round) {
     this->Open(2);
-    auto alive = std::make_unique<int>(0);  // For the sanitizers.
+    auto alive = std::make_unique<int>(0);  // Lets sanitizers detect a late callback.
     for (int i = 0; i < 10; ++i) {
       (*this)[0].Collect(
           std::to_string(i), Deadline::In(std::chrono::microseconds(20 * i)), [](int /*rank*/, const std::string&) {},
@@ -308,7 +310,7 @@ TYPED_TEST(GroupContract, NoCallbackComesAfterTheEnd) {
   }
 }
 
-TYPED_TEST(GroupContract, EachOfManyRanksIsHeardOnceAndHearsTheAnswer) {
+TYPED_TEST(GroupContract, EachOfManyRanksIsCollectedOnceAndReceivesTheAnswer) {
   const int many = TypeParam::kMany;
   this->Open(many);
   auto collected = Collect((*this)[0], "key");
@@ -318,11 +320,11 @@ TYPED_TEST(GroupContract, EachOfManyRanksIsHeardOnceAndHearsTheAnswer) {
     (*this)[rank].Send("key", std::to_string(rank));
     awaited.push_back(Await((*this)[rank], "answer"));
   }
-  const Collected heard = collected.get();
+  const Collected result = collected.get();
   (*this)[0].Announce("answer", "all");
 
-  ASSERT_EQ(heard.words.size(), static_cast<std::size_t>(many - 1));
-  const std::vector<std::string> words = heard.by_rank(many);
+  ASSERT_EQ(result.words.size(), static_cast<std::size_t>(many - 1));
+  const std::vector<std::string> words = result.by_rank(many);
   for (int rank = 1; rank < many; ++rank) EXPECT_EQ(words[static_cast<std::size_t>(rank)], std::to_string(rank));
   for (auto& answer : awaited) EXPECT_EQ(*answer.get(), "all");
 }
@@ -348,7 +350,7 @@ TYPED_TEST(GroupContract, ThreadsMayCallAtOnce) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(LocalGroup, WordsComeInTheOrderInWhichTheyWereSent) {
+TEST(LocalGroup, WordsArriveInOrder) {
   const auto ranks = MakeLocalGroup(4);
   auto collected = Collect(*ranks[0], "key");
 
@@ -357,7 +359,7 @@ TEST(LocalGroup, WordsComeInTheOrderInWhichTheyWereSent) {
   EXPECT_THAT(collected.get().words, ElementsAre(Pair(2, "word"), Pair(3, "word"), Pair(1, "word")));
 }
 
-TEST(StoreGroup, WhatWasSaidBeforeItStoppedIsStillTaken) {
+TEST(StoreGroup, WordsSentBeforeStopAreDelivered) {
   StoreGroup group(1, 2);
   group.Send("key", "word");
 
@@ -370,7 +372,7 @@ TEST(StoreGroup, WhatWasSaidBeforeItStoppedIsStillTaken) {
   EXPECT_EQ(group.TakeWord(Deadline::Infinite()).status().code(), StatusCode::kCancelled);
 }
 
-TEST(StoreGroup, TheStoreIsWantedWhileSomethingIsWaitedFor) {
+TEST(StoreGroup, StoreIsPolledOnlyDuringAWait) {
   StoreGroup group(1, 2);
   EXPECT_EQ(group.WaitUntilWanted(Deadline::In(kSoon)).code(), StatusCode::kDeadlineExceeded);
 
@@ -385,7 +387,7 @@ TEST(StoreGroup, TheStoreIsWantedWhileSomethingIsWaitedFor) {
   EXPECT_EQ(group.WaitUntilWanted(Deadline::Infinite()).code(), StatusCode::kCancelled);
 }
 
-TEST(SoloGroup, NobodyIsToBeHeard) {
+TEST(SoloGroup, CollectsNothing) {
   SoloGroup solo;
 
   solo.Announce("key", "word");

@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-#include "group/heard.h"
+#include "group/group_futures.h"
 
 namespace cairn {
 namespace {
@@ -15,13 +15,13 @@ using testing::HasSubstr;
 
 constexpr std::chrono::milliseconds kSoon{20};
 
-/// A mailbox that speaks as a Group.
-class Boxed : public Group {
+/// A mailbox as a Group.
+class MailboxGroup : public Group {
  public:
-  Boxed(int rank, int size) : size_(size), box_(std::make_shared<Mailbox>(rank, size, watch_)) {}
-  ~Boxed() override { box_->Close(); }
-  Boxed(const Boxed&) = delete;
-  Boxed& operator=(const Boxed&) = delete;
+  MailboxGroup(int rank, int size) : size_(size), box_(std::make_shared<Mailbox>(rank, size, watch_)) {}
+  ~MailboxGroup() override { box_->Close(); }
+  MailboxGroup(const MailboxGroup&) = delete;
+  MailboxGroup& operator=(const MailboxGroup&) = delete;
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return size_; }
   void Send(const std::string& /*key*/, std::string /*word*/) override {}
@@ -40,53 +40,53 @@ class Boxed : public Group {
   const std::shared_ptr<Mailbox> box_;
 };
 
-TEST(Mailbox, OfWordsNobodyAsksForTheOldestKeysGo) {
-  Boxed box(1, 2);
+TEST(Mailbox, OldestUnawaitedKeysAreDropped) {
+  MailboxGroup box(1, 2);
   const std::size_t most = Mailbox::kEarlyWords + 2 * Mailbox::kEarlyWordsPerRank;
-  for (std::size_t i = 0; i < most + 2; ++i) box->Hear(0, std::to_string(i), "word");
+  for (std::size_t i = 0; i < most + 2; ++i) box->Receive(0, std::to_string(i), "word");
 
   EXPECT_FALSE(Await(box, "1", Deadline::In(kSoon)).get().ok());
   EXPECT_EQ(*Await(box, "2").get(), "word");
   EXPECT_EQ(*Await(box, std::to_string(most + 1)).get(), "word");
 }
 
-TEST(Mailbox, AWordThatComesTwiceCountsOnce) {
-  Boxed box(0, 3);
+TEST(Mailbox, DuplicateWordCountsOnce) {
+  MailboxGroup box(0, 3);
   auto collected = Collect(box, "key", Deadline::In(kSoon));
 
-  box->Hear(1, "key", "first");
-  box->Hear(1, "key", "second");
+  box->Receive(1, "key", "first");
+  box->Receive(1, "key", "second");
 
-  const Collected heard = collected.get();
-  EXPECT_THAT(heard.by_rank(3), ElementsAre("", "first", ""));
-  EXPECT_THAT(heard.end.message(), HasSubstr("nothing from rank 2"));
+  const Collected result = collected.get();
+  EXPECT_THAT(result.by_rank(3), ElementsAre("", "first", ""));
+  EXPECT_THAT(result.end.message(), HasSubstr("nothing from rank 2"));
 }
 
-TEST(Mailbox, WordsOfRanksThatAreNoPeersAreDropped) {
-  Boxed box(0, 3);
+TEST(Mailbox, WordsFromNonPeersAreDropped) {
+  MailboxGroup box(0, 3);
   auto collected = Collect(box, "key", Deadline::In(kSoon));
 
   for (const int from : {-1, 0, 3}) {
-    box->Hear(from, "key", "word");
+    box->Receive(from, "key", "word");
     box->Leave(from);
   }
 
-  const Collected heard = collected.get();
-  EXPECT_TRUE(heard.words.empty());
-  EXPECT_THAT(heard.end.message(), HasSubstr("nothing from rank 1, 2"));
+  const Collected result = collected.get();
+  EXPECT_TRUE(result.words.empty());
+  EXPECT_THAT(result.end.message(), HasSubstr("nothing from ranks 1, 2"));
 }
 
-TEST(Mailbox, OfVeryManyMissingRanksSomeAreNamed) {
-  Boxed box(0, 4096);
+TEST(Mailbox, OnlySomeOfManyMissingRanksAreNamed) {
+  MailboxGroup box(0, 4096);
 
   const Status end = Collect(box, "key", Deadline::In(kSoon)).get().end;
 
-  EXPECT_THAT(end.message(), HasSubstr("nothing from rank 1, 2, 3,"));
+  EXPECT_THAT(end.message(), HasSubstr("nothing from ranks 1, 2, 3,"));
   EXPECT_THAT(end.message(), HasSubstr("64 and 4031 more"));
 }
 
-TEST(Mailbox, AWaitWithANearerDeadlineEndsFirst) {
-  Boxed box(0, 2);
+TEST(Mailbox, NearerDeadlineEndsFirst) {
+  MailboxGroup box(0, 2);
   auto far = Collect(box, "far", Deadline::In(std::chrono::hours(1)));
   auto near = Collect(box, "near", Deadline::In(2 * kSoon));
   auto nearer = Collect(box, "nearer", Deadline::In(kSoon));
@@ -94,12 +94,12 @@ TEST(Mailbox, AWaitWithANearerDeadlineEndsFirst) {
   EXPECT_EQ(nearer.get().end.code(), StatusCode::kDeadlineExceeded);
   EXPECT_EQ(near.get().end.code(), StatusCode::kDeadlineExceeded);
 
-  box->Hear(1, "far", "word");
+  box->Receive(1, "far", "word");
   EXPECT_TRUE(far.get().end.ok());
 }
 
-TEST(Mailbox, TheFirstReasonOfAFailureCounts) {
-  Boxed box(1, 2);
+TEST(Mailbox, FirstFailureReasonIsKept) {
+  MailboxGroup box(1, 2);
 
   box->Fail(Status(StatusCode::kIoError, "first"));
   box->Fail(Status(StatusCode::kIoError, "second"));

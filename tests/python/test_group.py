@@ -285,5 +285,5 @@ def test_closing_one_rank_ends_the_others_waits(worlds: Worlds, root: Path) -> N
 
     answer = world[0].start("c.save(1, tree(1, rank)).wait()").answer()
 
-    assert "rank 1 has closed its Checkpointer" in answer["message"]
+    assert "rank 1 closed the Checkpointer" in answer["message"]
     assert world[0].run("c.close()") is None

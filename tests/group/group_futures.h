@@ -10,12 +10,13 @@
 
 namespace cairn {
 
-/// What one Collect heard.
+/// The result of one Collect.
 struct Collected {
-  std::vector<std::pair<int, std::string>> words;  // In the order in which they came.
+  // In order of arrival.
+  std::vector<std::pair<int, std::string>> words;
   Status end;
 
-  // By rank; of the coordinator, and of who was not heard, "".
+  // By rank; "" for the coordinator and for missing words.
   [[nodiscard]] std::vector<std::string> by_rank(int size) const {
     std::vector<std::string> all(static_cast<std::size_t>(size));
     for (const auto& [rank, word] : words) all[static_cast<std::size_t>(rank)] = word;
@@ -24,13 +25,13 @@ struct Collected {
 };
 
 inline std::future<Collected> Collect(Group& group, const std::string& key, Deadline deadline = Deadline::Infinite()) {
-  auto heard = std::make_shared<Collected>();
+  auto result = std::make_shared<Collected>();
   auto promise = std::make_shared<std::promise<Collected>>();
   group.Collect(
-      key, deadline, [heard](int rank, std::string word) { heard->words.emplace_back(rank, std::move(word)); },
-      [heard, promise](Status end) {
-        heard->end = std::move(end);
-        promise->set_value(*heard);
+      key, deadline, [result](int rank, std::string word) { result->words.emplace_back(rank, std::move(word)); },
+      [result, promise](Status end) {
+        result->end = std::move(end);
+        promise->set_value(*result);
       });
   return promise->get_future();
 }

@@ -9,20 +9,20 @@
 
 namespace cairn {
 
-/// StoreGroups of one group, and a thread for each that does what Python's does with a store: it takes the rank's words
-/// and brings them to whom they are for; a rank that has stopped leaves.
-class PlayedStore {
+/// StoreGroups of one group, with a thread for each that does what Python's thread does with a store: it delivers the
+/// rank's words to their readers. A rank that has stopped leaves.
+class FakeStore {
  public:
-  explicit PlayedStore(int size) {
+  explicit FakeStore(int size) {
     for (int rank = 0; rank < size; ++rank) ends_.push_back(std::make_shared<StoreGroup>(rank, size));
     for (int rank = 0; rank < size; ++rank) threads_.emplace_back([this, rank] { Serve(rank); });
   }
-  ~PlayedStore() {
+  ~FakeStore() {
     for (const auto& end : ends_) end->Stop();
     for (std::thread& thread : threads_) thread.join();
   }
-  PlayedStore(const PlayedStore&) = delete;
-  PlayedStore& operator=(const PlayedStore&) = delete;
+  FakeStore(const FakeStore&) = delete;
+  FakeStore& operator=(const FakeStore&) = delete;
 
   [[nodiscard]] StoreGroup& of(int rank) const { return *ends_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] int size() const { return static_cast<int>(ends_.size()); }
