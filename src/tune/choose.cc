@@ -11,23 +11,22 @@ namespace cairn {
 namespace {
 
 constexpr double kDiskMargin = 1.1;
-// A save this many times as long as modelled happens now and then; a second place bridges it.
-constexpr double kOutlier = 4;
-// Checkpoints that there is room for on the disk: one that is kept and one in flight; the same with two in flight, and
-// a retired one that is written over.
-constexpr std::uint64_t kLeastOnDisk = 2;
+// Some saves take this many times the modelled time. A second save in flight bridges them.
+constexpr double kOutlierFactor = 4;
+// How many checkpoints must fit on the disk: one kept and one in flight; or one kept, two in flight and a retired one
+// that is overwritten.
+constexpr std::uint64_t kOneInFlightOnDisk = 2;
 constexpr std::uint64_t kTwoInFlightOnDisk = 4;
-// Steps are counted exactly by doubles up to here.
-constexpr double kMostIterations = 9007199254740992;  // 2^53
+constexpr double kMaxIterations = 9007199254740992;  // 2^53: doubles count exactly up to here.
 
 std::uint64_t Iterations(double wanted) {
-  return static_cast<std::uint64_t>(std::clamp(std::ceil(wanted * (1 - 1e-12)), 1.0, kMostIterations));
+  return static_cast<std::uint64_t>(std::clamp(std::ceil(wanted * (1 - 1e-12)), 1.0, kMaxIterations));
 }
 
 /// 1 - x / (exp(x) - 1), which is x/2 for small x.
 double LostShare(double x) { return x < 1e-4 ? x / 2 - x * x / 12 : 1 - x / std::expm1(x); }
 
-/// T/M of the best goodput: the root of exp(x) (1 - x + a) = 1 beyond a, where the left side falls.
+/// T/M for the best goodput: the root of exp(x) (1 - x + a) = 1 above a, where the left side decreases.
 double BestPeriod(double a) {
   double low = a;
   double high = a + 1;
@@ -40,7 +39,7 @@ double BestPeriod(double a) {
 }
 
 std::uint64_t BestForFailures(const TuneGoal& goal, const SaveCost& cost) {
-  // Beyond this no run ever reaches a save, whatever its interval.
+  // Above this no run ever reaches a save, at any interval.
   const double a = std::min(cost.stall / goal.mtbf_seconds, 500.0);
   const double wanted = (BestPeriod(a) * goal.mtbf_seconds - cost.stall) / goal.iteration_seconds;
   const std::uint64_t above = Iterations(wanted);
@@ -55,12 +54,16 @@ std::string DecimalBytes(double bytes) {
   return fmt::format("{:.0f} B", bytes);
 }
 
-/// What the model says of one shape's chunks.
+/// The model's figures for the chunks of one shape.
 struct Stages {
-  double chunk = 0;     // Bytes.
-  double copy_one = 0;  // Seconds to copy a chunk.
-  double front = 0;     // Until the first chunk can be written.
-  double drain = 0;     // Bytes per second out of the pool.
+  // Bytes.
+  double chunk = 0;
+  // Seconds to copy a chunk.
+  double copy_one = 0;
+  // Seconds until the first chunk can be written.
+  double front = 0;
+  // Bytes per second out of the pool.
+  double drain = 0;
 };
 
 Stages StagesOf(const TuneInput& input, const Rates& rates, const IoShape& shape, double write_rate) {
@@ -87,8 +90,8 @@ double WriteSeconds(const TuneInput& input, const Rates& rates, const IoShape& s
   return stages.front + rest / std::min(rates.copy, stages.drain) + stages.chunk / stages.drain + rates.commit_seconds;
 }
 
-/// The least pool through which a save stalls no longer than its copies take anyway, be the disk slow; as much of it as
-/// the memory allows, and enough for chunks to be copied while others are written.
+/// The smallest pool with which a save, on a slow disk, stalls no longer than its copies take; at most what the memory
+/// allows, and enough to copy chunks while others are written.
 std::uint64_t PoolBytes(const TuneInput& input, const Rates& rates, const IoShape& shape) {
   const auto state = static_cast<double>(input.state_bytes);
   const Stages stages = StagesOf(input, rates, shape, shape.write_rate * rates.slow_share);
@@ -102,7 +105,7 @@ std::uint64_t PoolBytes(const TuneInput& input, const Rates& rates, const IoShap
   return std::clamp(std::min(pool, whole), least, AlignDown(input.memory_bytes, shape.chunk_bytes));
 }
 
-/// The fewest bytes in flight that write within a twentieth of the fastest, of the shapes that fit the memory.
+/// Of the shapes that fit the memory and write within 5 % of the fastest, the one with the fewest bytes in flight.
 Result<IoShape> ChooseShape(const TuneInput& input, const Rates& rates) {
   const auto bytes = [](const IoShape& shape) {
     return shape.chunk_bytes * static_cast<std::uint64_t>(shape.queue_depth);
@@ -128,7 +131,7 @@ Result<IoShape> ChooseShape(const TuneInput& input, const Rates& rates) {
 }
 
 Status CheckNumber(const char* flag, double found, double least, double most, const char* unit) {
-  if (found >= least && found <= most) return Status::Ok();  // Not so for NaN.
+  if (found >= least && found <= most) return Status::Ok();  // False for NaN.
   return Error(StatusCode::kInvalidArgument, "{}: expected {} to {}{}, found {}", flag, least, most, unit, found);
 }
 
@@ -148,12 +151,12 @@ Status Check(const TuneInput& input, const Rates& rates) {
                  goal.iteration_seconds, input.update_seconds);
   }
   CAIRN_RETURN_IF_ERROR(CheckNumber("--training-cores", input.training_cores, 0, 1e6, " cores"));
-  if (input.state_bytes > input.free_bytes / kLeastOnDisk) {
+  if (input.state_bytes > input.free_bytes / kOneInFlightOnDisk) {
     return Error(
         StatusCode::kNoSpace,
-        "--state-bytes: expected at most {}, as {} bytes are free and a checkpoint stays until the next one is "
-        "durable, found {}",
-        input.free_bytes / kLeastOnDisk, input.free_bytes, input.state_bytes);
+        "--state-bytes: expected at most {}, found {}: {} bytes are free, and a checkpoint stays until the next one is "
+        "durable",
+        input.free_bytes / kOneInFlightOnDisk, input.state_bytes, input.free_bytes);
   }
   bool measured = rates.copy > 0 && rates.checksum >= 0 && rates.slow_share > 0 && rates.slow_share <= 1 &&
                   rates.begin_seconds >= 0 && rates.commit_seconds >= 0 && rates.cpu_seconds_per_byte >= 0 &&
@@ -161,11 +164,11 @@ Status Check(const TuneInput& input, const Rates& rates) {
   for (const IoShape& shape : rates.shapes) {
     measured = measured && shape.write_rate > 0 && shape.chunk_bytes > 0 && shape.queue_depth > 0;
   }
-  return measured ? Status::Ok() : Error(StatusCode::kInternal, "rates to choose by that were not measured");
+  return measured ? Status::Ok() : Error(StatusCode::kInternal, "expected measured rates, found unset ones");
 }
 
-std::string WhatMemoryWouldGive(const TuneInput& input, const TuneChoice& choice) {
-  return fmt::format("; through {} of pool, {} take {:.3g} s to capture: --memory above {} would shorten it",
+std::string MemoryAdvice(const TuneInput& input, const TuneChoice& choice) {
+  return fmt::format("; with a pool of {}, capturing {} takes {:.3g} s: --memory above {} would shorten it",
                      DecimalBytes(static_cast<double>(choice.pool_bytes)),
                      DecimalBytes(static_cast<double>(input.state_bytes)), choice.captured_seconds,
                      DecimalBytes(static_cast<double>(input.memory_bytes)));
@@ -222,25 +225,25 @@ std::string Explain(const TuneGoal& goal, const SaveCost& cost, const IntervalCh
   switch (choice.bound) {
     case Bound::kNothing:
       return fmt::format(
-          "every iteration: a save takes {:.3g} s to be durable and {:.3g} s from training, within an "
-          "iteration's {:.3g} s",
+          "every iteration: a save is durable after {:.3g} s and costs training {:.3g} s, within an iteration's "
+          "{:.3g} s",
           cost.write, cost.stall, goal.iteration_seconds);
     case Bound::kDisk:
       return fmt::format(
-          "the disk: a save takes {:.3g} s to be durable ({:.3g} s when the disk is slow), an iteration "
-          "{:.3g} s; stall would allow more saves",
+          "the disk: a save is durable after {:.3g} s ({:.3g} s when the disk is slow), an iteration takes {:.3g} s; "
+          "the "
+          "stall would allow more saves",
           cost.write, cost.write_slow, goal.iteration_seconds);
     case Bound::kSlowdown:
-      return fmt::format(
-          "the allowed slowdown: a save takes {:.3g} s from training, {:.3g} of whose time saves may take", cost.stall,
-          goal.slowdown);
+      return fmt::format("the allowed slowdown: a save costs training {:.3g} s, and saves may cost {:.3g} of its time",
+                         cost.stall, goal.slowdown);
     case Bound::kFailures:
       return fmt::format(
-          "failures (Young, Daly): a save takes {:.3g} s from training, and failures every {:.3g} s are "
-          "worth no more of them",
+          "failures (Young, Daly): a save costs training {:.3g} s; with failures every {:.3g} s, more saves cost more "
+          "than they gain",
           cost.stall, goal.mtbf_seconds);
     case Bound::kMemory:
-      return fmt::format("memory: a save takes {:.3g} s from training", cost.stall);
+      return fmt::format("memory: a save costs training {:.3g} s", cost.stall);
   }
   return {};
 }
@@ -270,9 +273,9 @@ Result<TuneChoice> Choose(const TuneInput& input, const Rates& rates) {
     }
   }
   const bool room = input.free_bytes / kTwoInFlightOnDisk >= input.state_bytes;
-  choice.max_in_flight = room && kOutlier * choice.cost.write_slow > choice.interval.period_seconds ? 2 : 1;
+  choice.max_in_flight = room && kOutlierFactor * choice.cost.write_slow > choice.interval.period_seconds ? 2 : 1;
   choice.why = Explain(input.goal, choice.cost, choice.interval);
-  if (choice.interval.bound == Bound::kMemory) choice.why += WhatMemoryWouldGive(input, choice);
+  if (choice.interval.bound == Bound::kMemory) choice.why += MemoryAdvice(input, choice);
   return choice;
 }
 

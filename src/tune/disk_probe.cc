@@ -30,29 +30,29 @@ namespace {
 using Clock = Deadline::Clock;
 
 constexpr std::uint64_t kMiB = 1U << 20;
-constexpr std::uint64_t kMemory = 64 * kMiB;  // What the deepest, and the largest, of the shapes have in flight.
-constexpr std::uint64_t kLeastFile = 4 * kMiB;
-constexpr std::uint64_t kFirstFile = 32 * kMiB;
+constexpr std::uint64_t kMemory = 64 * kMiB;  // In flight with the deepest and with the largest shape.
+constexpr std::uint64_t kMinFileBytes = 4 * kMiB;
+constexpr std::uint64_t kFirstFileBytes = 32 * kMiB;
 constexpr int kRounds = 3;
 constexpr std::array<IoShape, 5> kShapes = {
     {{4 * kMiB, 8}, {4 * kMiB, 4}, {4 * kMiB, kProbeDepth}, {2 * kMiB, 8}, {8 * kMiB, 8}}};
 
 double Seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
 
-/// The value that `share` of them do not exceed; there is at least one.
+/// The value that `share` of the values do not exceed. `values` is not empty.
 double Quantile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
   return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
 }
 
-/// How long something took over how many bytes.
+/// The time and size of one transfer.
 struct Pass {
   double seconds = 0;
   std::uint64_t bytes = 0;
   [[nodiscard]] double rate() const { return static_cast<double>(bytes) / std::max(seconds, 1e-9); }
 };
 
-/// One attempt at a checkpoint that never becomes one. Takes back what it has made.
+/// An attempt that never becomes a checkpoint. The destructor removes its files.
 class ProbeAttempt {
  public:
   ProbeAttempt(IoQueue& queue, const ProbeLimits& limits, Clock::time_point end, std::string root, std::byte* memory)
@@ -74,7 +74,7 @@ class ProbeAttempt {
   ProbeAttempt(const ProbeAttempt&) = delete;
   ProbeAttempt& operator=(const ProbeAttempt&) = delete;
 
-  /// Seconds until it can be written into.
+  /// Seconds until it can be written to.
   Result<double> Begin(std::uint64_t data_bytes) {
     const auto begin = limits_.now();
     attempt_ = std::make_unique<Attempt>(
@@ -92,10 +92,10 @@ class ProbeAttempt {
     written_ = pass.bytes;
     return pass;
   }
-  Result<Pass> Overwrite(const IoShape& shape) { return Again(shape, IoOp::kWrite, O_WRONLY); }
-  Result<Pass> Read(const IoShape& shape) { return Again(shape, IoOp::kRead, O_RDONLY); }
-  /// Seconds from the last byte to where a save would be durable: as Attempt::SealAndCommit does it, the shard's part
-  /// and the manifest's side by side.
+  Result<Pass> Overwrite(const IoShape& shape) { return TransferAgain(shape, IoOp::kWrite, O_WRONLY); }
+  Result<Pass> Read(const IoShape& shape) { return TransferAgain(shape, IoOp::kRead, O_RDONLY); }
+  /// Seconds from the last byte to durable. Like Attempt::SealAndCommit, writes the shard and the manifest
+  /// concurrently.
   Result<double> Commit() {
     const auto begin = limits_.now();
     std::memset(memory_, 0, kBlock);
@@ -133,7 +133,7 @@ class ProbeAttempt {
     return **outcome;
   }
 
-  /// Both at once; the first error, when both have ended.
+  /// Runs both at once. Returns the first error after both have ended.
   template <typename First, typename Second>
   Status AwaitBoth(const First& first, const Second& second) {
     struct Both {
@@ -150,15 +150,15 @@ class ProbeAttempt {
     });
   }
 
-  /// Passes `bytes` through the queue, a shape's worth of them at once; less, where the time is over before. The first
-  /// queueful is always passed.
+  /// Transfers `bytes` through the queue, keeping the shape's depth, or fewer if the time ends. The first queueful is
+  /// always transferred.
   Result<Pass> Stream(const IoShape& shape, std::uint64_t bytes, const Transfer& transfer) {
     struct Flight {
       std::vector<std::byte*> free;
       std::uint64_t done = 0;
       Status status;
     };
-    // Shared: a queue that breaks may keep callbacks beyond this call.
+    // Shared: a broken queue may keep callbacks beyond this call.
     const auto flight = std::make_shared<Flight>();
     for (int i = 0; i < shape.queue_depth; ++i) {
       flight->free.push_back(memory_ + static_cast<std::uint64_t>(i) * shape.chunk_bytes);
@@ -188,8 +188,8 @@ class ProbeAttempt {
     return Pass{.seconds = Seconds(limits_.now() - begin), .bytes = flight->done};
   }
 
-  /// What has been written once more, through a descriptor of its own.
-  Result<Pass> Again(const IoShape& shape, IoOp op, int access) {
+  /// Transfers the written bytes once more, through a new descriptor.
+  Result<Pass> TransferAgain(const IoShape& shape, IoOp op, int access) {
     const std::string path = JoinPath(folder_, ShardName(0)).text();
     CAIRN_ASSIGN_OR_RETURN(const std::int64_t opened,
                            RunBlocking(queue_, {.op = IoOp::kOpen,
@@ -224,15 +224,14 @@ class ProbeAttempt {
   std::uint64_t written_ = 0;
 };
 
-/// A whole number of MiB that a probe may lay out under `root`.
+/// How many bytes, in whole MiB, a probe may allocate under `root`.
 Result<std::uint64_t> FileBytes(const std::string& root, std::uint64_t most) {
   CAIRN_RETURN_IF_ERROR(StatDirectory(root).status());
   CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(root));
   const std::uint64_t bytes = AlignDown(free ? std::min(most, *free / 4) : most, kMiB);
-  if (bytes >= kLeastFile) return bytes;
-  return Error(StatusCode::kNoSpace,
-               "{}: a probe needs a file of {} bytes, at most a quarter of what is free; found {}", root, kLeastFile,
-               free.value_or(0));
+  if (bytes >= kMinFileBytes) return bytes;
+  return Error(StatusCode::kNoSpace, "{}: expected at least {} free bytes for a probe's file of {}, found {}", root,
+               4 * kMinFileBytes, kMinFileBytes, free.value_or(0));
 }
 
 class DiskProbe {
@@ -241,38 +240,38 @@ class DiskProbe {
       : queue_(queue), limits_(limits), root_(std::move(root)), memory_(memory), end_(limits.now() + limits.time) {}
 
   Result<DiskRates> Run(std::uint64_t most_bytes) {
-    // The first pass only tells how large the others may be, and wakes the disk up.
-    CAIRN_ASSIGN_OR_RETURN(const Pass first, Turn(0, std::min(most_bytes, kFirstFile), /*counts=*/false));
+    // The first pass only wakes the disk and determines the size of the others.
+    CAIRN_ASSIGN_OR_RETURN(const Pass first, MeasurePass(0, std::min(most_bytes, kFirstFileBytes), /*record=*/false));
     const double left = Seconds(end_ - limits_.now());
     const double each = first.rate() * std::max(left, 0.0) / (kRounds * static_cast<double>(kShapes.size() + 2));
     const auto wanted = AlignDown(static_cast<std::uint64_t>(std::min(each, static_cast<double>(most_bytes))), kMiB);
-    const std::uint64_t bytes = std::min(std::max(wanted, kFirstFile), most_bytes);
+    const std::uint64_t bytes = std::min(std::max(wanted, kFirstFileBytes), most_bytes);
     for (int round = 0; round < kRounds; ++round) {
       for (std::size_t shape = 0; shape < kShapes.size(); ++shape) {
         const bool needed = round == 0 && shape == 0;
         if (!needed && limits_.now() >= end_) break;
-        CAIRN_RETURN_IF_ERROR(Turn(shape, bytes, /*counts=*/true).status());
+        CAIRN_RETURN_IF_ERROR(MeasurePass(shape, bytes, /*record=*/true).status());
       }
     }
-    return Sum();
+    return Summary();
   }
 
  private:
-  Result<Pass> Turn(std::size_t shape, std::uint64_t bytes, bool counts) {
+  Result<Pass> MeasurePass(std::size_t shape, std::uint64_t bytes, bool record) {
     ProbeAttempt probe(queue_, limits_, end_, root_, memory_);
     CAIRN_ASSIGN_OR_RETURN(const double begin, probe.Begin(bytes));
     const double cpu = ProcessCpuSeconds();
     CAIRN_ASSIGN_OR_RETURN(const Pass pass, probe.WriteFresh(kShapes.at(shape)));
     const double cpu_taken = ProcessCpuSeconds() - cpu;
     direct_ = probe.direct();
-    if (counts && shape == 0) {
+    if (record && shape == 0) {
       CAIRN_ASSIGN_OR_RETURN(const Pass over, probe.Overwrite(kShapes[0]));
       CAIRN_ASSIGN_OR_RETURN(const Pass read, probe.Read(kShapes[0]));
       overwrite_.push_back(over.rate());
       read_.push_back(read.rate());
     }
     CAIRN_ASSIGN_OR_RETURN(const double commit, probe.Commit());
-    if (!counts) return pass;
+    if (!record) return pass;
     rates_.at(shape).push_back(pass.rate());
     begin_.push_back(begin);
     commit_.push_back(commit);
@@ -280,7 +279,7 @@ class DiskProbe {
     return pass;
   }
 
-  [[nodiscard]] DiskRates Sum() const {
+  [[nodiscard]] DiskRates Summary() const {
     DiskRates sum{.overwrite = Quantile(overwrite_, 0.5),
                   .read = Quantile(read_, 0.5),
                   .begin_seconds = Quantile(begin_, 0.5),
@@ -317,10 +316,10 @@ class DiskProbe {
 
 Result<DiskRates> ProbeDisk(const IoQueueFactory& factory, const std::string& root, const ProbeLimits& limits) {
   CAIRN_ASSIGN_OR_RETURN(const std::uint64_t most, FileBytes(root, limits.file_bytes));
-  // Before the queue: what is under way when that goes still writes from here.
+  // Before the queue: operations in flight use this memory until the queue is destroyed.
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<BufferPool> pool, BufferPool::Make(kMemory, kMemory, 1));
   const BufferPool::Chunk memory = pool->TryAcquire(BufferPool::Priority::kSave);
-  // A disk that compresses must not find zeroes.
+  // Random, because a disk may compress zeroes.
   std::mt19937_64 random(1);
   for (std::uint64_t at = 0; at < kMemory; at += sizeof(std::uint64_t)) {
     const std::uint64_t word = random();

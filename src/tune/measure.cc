@@ -21,18 +21,17 @@ using Clock = Deadline::Clock;
 
 constexpr std::uint64_t kChunk = 4U << 20;
 constexpr int kChunks = 8;
-constexpr std::uint64_t kTensorBytes = 128U << 20;  // Beyond any cache.
+constexpr std::uint64_t kTensorBytes = 128U << 20;  // Larger than any cache.
 constexpr std::chrono::milliseconds kTime{300};
 
-/// Chunks that others work on, and what they have done with them. Each chunk's work begins again where it ends, until
-/// the time is over.
+/// Keeps work in flight on every chunk until the time is over, and counts the bytes.
 class Rounds {
  public:
   Rounds(BufferPool& pool, std::chrono::nanoseconds time, TimeSource now) : now_(std::move(now)), end_(now_() + time) {
     while (BufferPool::Chunk chunk = pool.TryAcquire(BufferPool::Priority::kSave)) chunks_.push_back(std::move(chunk));
   }
 
-  /// Any thread.
+  /// Safe from any thread.
   void Finished(std::size_t chunk, Status status, std::uint64_t bytes) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     idle_.push_back(chunk);
@@ -41,7 +40,7 @@ class Rounds {
     changed_.NotifyAll();
   }
 
-  /// `start` begins the work on a chunk, and Finished is called for it unless that fails.
+  /// `start` begins the work on a chunk. Unless it fails, Finished must be called for that chunk.
   template <typename Start>
   Result<CopyRate> Run(const Start& start) CAIRN_EXCLUDES(mutex_) {
     const double cpu = ProcessCpuSeconds();
@@ -62,7 +61,7 @@ class Rounds {
   void Begin(std::size_t chunk, const Start& start) CAIRN_EXCLUDES(mutex_) {
     if (Status status = start(chunk); !status.ok()) Finished(chunk, std::move(status), 0);
   }
-  /// Waits for a chunk; none once the time is over and every chunk is back.
+  /// Waits for an idle chunk. None once the time is over and all chunks are idle.
   std::optional<std::size_t> NextIdle() CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (true) {
@@ -89,7 +88,8 @@ class Rounds {
 
 struct ProbedDevice {
   std::unique_ptr<Device> device;
-  std::vector<std::byte> host;  // The tensor, where the device's memory is the CPU's.
+  // The tensor, if the device uses the CPU's memory.
+  std::vector<std::byte> host;
   MutableBytes tensor;
 };
 
@@ -113,7 +113,8 @@ Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor
                            const TimeSource& now) {
   const StridedLayout layout{.base = tensor.data(), .row_bytes = tensor.size(), .outer = {}, .bytes = tensor.size()};
   const std::uint64_t chunk_bytes = pool.chunk_bytes();
-  if (tensor.size() < chunk_bytes) return Error(StatusCode::kInternal, "a tensor of less than a chunk");
+  if (tensor.size() < chunk_bytes)
+    return Error(StatusCode::kInternal, "expected a tensor of at least {} bytes, found {}", chunk_bytes, tensor.size());
   CAIRN_RETURN_IF_ERROR(device.CheckLayout(layout));
   std::vector<std::uint32_t> sums(pool.chunk_count() * DivideUp(chunk_bytes, kChecksumBlock));
   Rounds rounds(pool, time, now);
@@ -134,7 +135,7 @@ Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor
 Result<CopyRate> ProbeChecksum(WorkerPool& workers, BufferPool& pool, std::chrono::nanoseconds time,
                                const TimeSource& now) {
   Rounds rounds(pool, time, now);
-  // Read by nobody, but kept, lest the sums be optimised away.
+  // Never read, but stored so that the compiler keeps the computation.
   std::vector<std::uint32_t> sums(pool.chunk_count());
   return rounds.Run([&](std::size_t chunk) {
     workers.Post([&, chunk] {

@@ -14,21 +14,25 @@ namespace cairn {
 
 struct CopyRate {
   double bytes_per_second = 0;
-  double cpu_seconds_per_byte = 0;  ///< Of the whole process.
+  /// Of the whole process.
+  double cpu_seconds_per_byte = 0;
 };
 
-/// Copies `tensor` to the pool's chunks, summed where the device does that, over and over for about `time`, as the
-/// engine does: all chunks at once, in the lanes by turns. The tensor is contiguous, of at least a chunk, and touched.
+/// Copies `tensor` to the pool's chunks repeatedly for about `time`, as the engine does: all chunks at once,
+/// alternating lanes, with checksums if the device computes them. The tensor is contiguous, touched, and at least one
+/// chunk long.
 [[nodiscard]] Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor,
                                          std::chrono::nanoseconds time, const TimeSource& now = Deadline::Clock::now);
-/// Sums the pool's chunks on the workers, all at once.
+/// Sums the pool's chunks on the workers, all chunks at once.
 [[nodiscard]] Result<CopyRate> ProbeChecksum(WorkerPool& workers, BufferPool& pool, std::chrono::nanoseconds time,
                                              const TimeSource& now = Deadline::Clock::now);
 
 struct MeasureOptions {
   std::string root;
-  DeviceId device;         ///< Where the tensors are.
-  int worker_threads = 0;  ///< As in Options.
+  /// The tensors' device.
+  DeviceId device;
+  /// As in Options.
+  int worker_threads = 0;
   IoQueueKind io_queue = IoQueueKind::kAuto;
   ProbeLimits disk;
 };
@@ -42,13 +46,13 @@ struct Measured {
   std::string io_queue_reason;
   int worker_threads = 0;
 
-  /// What Choose goes by. `recycled`: saves are written over retired ones' blocks, as they are by default once
-  /// retention has something to retire; what that gains in the default shape it gains in all.
+  /// The input for Choose. `recycled`: saves overwrite the blocks of retired ones, as by default once retention retires
+  /// some. The gain in the default shape is assumed for all shapes.
   [[nodiscard]] Rates rates(bool recycled) const;
 };
 
-/// Probes copy, checksum and disk of this machine, in this order, none while another runs. Errors as ProbeDisk and
-/// MakeCudaDevice have them.
+/// Probes copying, checksums and disk of this machine, one after the other. Errors as from ProbeDisk and
+/// MakeCudaDevice.
 [[nodiscard]] Result<Measured> Measure(const MeasureOptions& options);
 
 }  // namespace cairn

@@ -4,7 +4,7 @@
 
 namespace cairn {
 
-/// CPU time of all threads of this process so far, the kernel's on their behalf included.
+/// CPU time of all threads of this process so far, including kernel time.
 [[nodiscard]] inline double ProcessCpuSeconds() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);

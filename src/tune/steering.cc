@@ -23,7 +23,7 @@ double Quantile(const std::deque<double>& values, double share) {
   return sorted[static_cast<std::size_t>(std::lround(share * static_cast<double>(sorted.size() - 1)))];
 }
 
-/// Without the highest and the lowest tenth: an evaluation now and then is no iteration.
+/// Without the highest and the lowest tenth, so that an occasional evaluation does not count.
 double TrimmedMean(const std::deque<double>& values) {
   std::vector<double> sorted(values.begin(), values.end());
   std::sort(sorted.begin(), sorted.end());
@@ -36,21 +36,21 @@ double TrimmedMean(const std::deque<double>& values) {
 }  // namespace
 
 bool Steering::ShouldSave(std::uint64_t step, Time now) {
-  Account(step, now);
+  RecordStep(step, now);
   if (!saved_step_) return clean_iterations_.size() >= kIterationsFirst;
   if (!choice_) return in_flight_ == 0;
   return step >= *saved_step_ && step - *saved_step_ >= choice_->iterations;
 }
 
-void Steering::Account(std::uint64_t step, Time now) {
+void Steering::RecordStep(std::uint64_t step, Time now) {
   if (step_ && step == *step_) return;
   const bool forward = step_ && step > *step_;
-  // The first iteration ever pays for what is made once.
-  const bool first = !step_ || (clean_iterations_.empty() && !saved_step_ && touched_);
+  // The very first iteration includes one-time work.
+  const bool first = !step_ || (clean_iterations_.empty() && !saved_step_ && disturbed_);
   if (forward && !first) {
     const double seconds = std::chrono::duration<double>(now - time_).count();
     const auto iterations = static_cast<double>(step - *step_);
-    if (!touched_) {
+    if (!disturbed_) {
       Keep(clean_iterations_, std::max(seconds / iterations, 1e-9), kIterationsKept);
       goal_.iteration_seconds = TrimmedMean(clean_iterations_);
     } else if (excess_) {
@@ -58,27 +58,27 @@ void Steering::Account(std::uint64_t step, Time now) {
     }
   }
   if (step_ && !forward) {
-    // What came between was a restore.
+    // The time since then was a restore.
     saved_step_ = saved_step_ ? std::optional(step) : std::nullopt;
     excess_.reset();
   }
-  touched_ = in_flight_ > 0 || !step_ || !forward;
+  disturbed_ = in_flight_ > 0 || !step_ || !forward;
   step_ = step;
   time_ = now;
-  if (in_flight_ == 0) CloseSave();
+  if (in_flight_ == 0) RecordStall();
 }
 
 void Steering::SaveBegun(std::uint64_t step) {
-  CloseSave();
+  RecordStall();
   saved_step_ = step;
   excess_ = 0;
-  touched_ = true;
+  disturbed_ = true;
   ++in_flight_;
 }
 
 void Steering::SaveEnded(Time begun, Time ended, bool durable) {
   --in_flight_;
-  touched_ = true;
+  disturbed_ = true;
   if (!durable) {
     if (in_flight_ == 0) excess_.reset();
     return;
@@ -87,7 +87,7 @@ void Steering::SaveEnded(Time begun, Time ended, bool durable) {
   disk_free_ = ended;
 }
 
-void Steering::CloseSave() {
+void Steering::RecordStall() {
   if (!excess_ || goal_.iteration_seconds <= 0) return;
   Keep(stalls_, std::max(*excess_, 0.0), kSavesKept);
   excess_.reset();
@@ -102,8 +102,8 @@ void Steering::Choose() {
 
 std::string Steering::why() const {
   if (choice_) return Explain(goal_, cost_, *choice_);
-  if (!saved_step_) return "iterations are timed before the first save";
-  return in_flight_ > 0 ? "the first save is being measured" : "no save has become durable yet";
+  if (!saved_step_) return "timing iterations before the first save";
+  return in_flight_ > 0 ? "measuring the first save" : "no save has become durable yet";
 }
 
 }  // namespace cairn

@@ -16,7 +16,7 @@ constexpr std::uint64_t kChunk = 4U << 20;
 
 struct Profile {
   std::string name;
-  double state = 0;  // Bytes.
+  double state = 0;
   double copy = 0;
   double write = 0;
   double pool = 0;
@@ -63,7 +63,7 @@ const std::vector<Profile> kProfiles = {
     {"iterations shorter than a commit", 8.4e6, 10e9, 2e9, 64e6, 0.002, 0},
 };
 
-TEST(ChooseModel, StallSlowdownAndWriteTimeAreWhatTheEventsOfAPipelineGive) {
+TEST(ChooseModel, StallSlowdownAndWriteTimeMatchASimulation) {
   for (const Profile& profile : kProfiles) {
     SCOPED_TRACE(profile.name);
     const TuneInput input = InputOf(profile);
@@ -83,7 +83,7 @@ TEST(ChooseModel, StallSlowdownAndWriteTimeAreWhatTheEventsOfAPipelineGive) {
   }
 }
 
-TEST(ChooseModel, PredictHoldsAtEveryIntervalAndNumberOfPlacesBeyondTheDisksReachToo) {
+TEST(ChooseModel, PredictMatchesASimulationAtEveryInterval) {
   for (const Profile& profile : kProfiles) {
     const TuneInput input = InputOf(profile);
     const Rates rates = RatesOf(profile);
@@ -96,14 +96,14 @@ TEST(ChooseModel, PredictHoldsAtEveryIntervalAndNumberOfPlacesBeyondTheDisksReac
 
         const IntervalChoice predicted = Predict(input.goal, cost, every);
 
-        // A second place may begin its attempt while the first one commits, which the model leaves out.
+        // A second save may begin its attempt while the first commits, which the model ignores.
         EXPECT_NEAR(predicted.period_seconds, run.period, run.period * 0.03 + rates.begin_seconds);
       }
     }
   }
 }
 
-TEST(ChooseModel, GoodputAndLostWorkAreWhatRandomFailuresGive) {
+TEST(ChooseModel, GoodputAndLostWorkMatchRandomFailures) {
   const SaveCost cost{.stall = 0.2, .write = 7, .write_slow = 7};
   for (const double mtbf : {20.0, 100.0, 1000.0}) {
     for (const std::uint64_t iterations : {10, 30}) {
@@ -131,7 +131,7 @@ TEST(ChooseModel, GoodputAndLostWorkAreWhatRandomFailuresGive) {
   }
 }
 
-TEST(ChooseModel, HalfAnIntervalAWriteAndARestartAreLostWhereFailuresAreRare) {
+TEST(ChooseModel, RareFailuresLoseHalfAnIntervalAWriteAndARestart) {
   const TuneGoal goal{.iteration_seconds = 1, .slowdown = 0.1, .mtbf_seconds = 1e7, .restart_seconds = 60};
   const SaveCost cost{.stall = 0, .write = 8, .write_slow = 8};
 
@@ -141,7 +141,7 @@ TEST(ChooseModel, HalfAnIntervalAWriteAndARestartAreLostWhereFailuresAreRare) {
   EXPECT_NEAR(predicted.goodput, 1 - (30.0 / 2 + 8 + 60) / 1e7, 1e-9);
 }
 
-TEST(ChooseModel, YoungsOptimumIsMetWhereStallIsShort) {
+TEST(ChooseModel, ShortStallsGiveYoungsOptimum) {
   const TuneGoal goal{.iteration_seconds = 0.01, .slowdown = 1, .mtbf_seconds = 10000};
   const SaveCost cost{.stall = 0.5, .write = 0.001, .write_slow = 0.001};
 
@@ -151,7 +151,7 @@ TEST(ChooseModel, YoungsOptimumIsMetWhereStallIsShort) {
   EXPECT_NEAR(choice.period_seconds, std::sqrt(2 * 0.5 * 10000), 0.5);
 }
 
-TEST(ChooseModel, NoIntervalWithinReachHasABetterGoodput) {
+TEST(ChooseModel, ChosenIntervalHasTheBestGoodput) {
   std::mt19937_64 random(7);
   const auto any = [&random](double least, double most) {
     return least * std::pow(most / least, std::uniform_real_distribution<>(0, 1)(random));

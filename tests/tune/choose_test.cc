@@ -42,18 +42,18 @@ TuneChoice ChooseOrFail(const TuneInput& input, const Rates& rates) {
   return choice.ok() ? *choice : TuneChoice();
 }
 
-TEST(Choose, StallThatIsNothingLeavesTheDiskAsTheBound) {
+TEST(Choose, WithoutStallTheDiskIsTheBound) {
   const TuneChoice choice = ChooseOrFail(SomeInput(), SomeRates());
 
   EXPECT_EQ(choice.interval.bound, Bound::kDisk);
   EXPECT_EQ(choice.cost.stall, 0);
   EXPECT_NEAR(choice.cost.write, 1.61, 0.02);
-  EXPECT_EQ(choice.interval.iterations, 9U) << "1.61 s and a tenth in iterations of 0.2 s";
+  EXPECT_EQ(choice.interval.iterations, 9U) << "1.61 s plus a tenth, in iterations of 0.2 s";
   EXPECT_EQ(choice.max_in_flight, 2);
   EXPECT_THAT(choice.why, HasSubstr("the disk"));
 }
 
-TEST(Choose, ASaveThatFitsAnIterationIsMadeInEvery) {
+TEST(Choose, SaveThatFitsAnIterationIsMadeInEveryIteration) {
   TuneInput input = SomeInput();
   input.state_bytes = 100'000'000;
 
@@ -64,7 +64,7 @@ TEST(Choose, ASaveThatFitsAnIterationIsMadeInEvery) {
   EXPECT_THAT(choice.why, HasSubstr("every iteration"));
 }
 
-TEST(Choose, APlaceMoreIsOnlyForSavesThatMayReachIntoTheNext) {
+TEST(Choose, SecondSaveInFlightIsOnlyForSlowSaves) {
   TuneInput input = SomeInput();
   input.goal.iteration_seconds = 100;
 
@@ -76,10 +76,10 @@ TEST(Choose, APlaceMoreIsOnlyForSavesThatMayReachIntoTheNext) {
   EXPECT_EQ(ChooseOrFail(input, SomeRates()).max_in_flight, 2);
   input.free_bytes = 4 * input.state_bytes - 1;
   EXPECT_EQ(ChooseOrFail(input, SomeRates()).max_in_flight, 1)
-      << "no room for one that is kept, two in flight, and one to be written over";
+      << "no space for one kept, two in flight and one to overwrite";
 }
 
-TEST(Choose, AScarcePoolBindsByMemoryAndSaysWhatWouldHelp) {
+TEST(Choose, SmallPoolBindsByMemoryWithAdvice) {
   TuneInput input = SomeInput();
   input.memory_bytes = 256_MiB;
 
@@ -92,7 +92,7 @@ TEST(Choose, AScarcePoolBindsByMemoryAndSaysWhatWouldHelp) {
   EXPECT_THAT(choice.why, AllOf(HasSubstr("memory"), HasSubstr("--memory above")));
 }
 
-TEST(Choose, CopiesThatOutlastTheIterationBindBySlowdownOrFailures) {
+TEST(Choose, LongCopiesBindBySlowdownOrFailures) {
   TuneInput input = SomeInput();
   Rates rates = SomeRates();
   rates.copy = 2e9;
@@ -106,7 +106,7 @@ TEST(Choose, CopiesThatOutlastTheIterationBindBySlowdownOrFailures) {
   EXPECT_THAT(choice.why, HasSubstr("Young"));
 }
 
-TEST(Choose, TrainingOnTheCpuPaysForTheSavesThreads) {
+TEST(Choose, CpuTrainingPaysForTheSavesThreads) {
   TuneInput input = SomeInput();
   input.training_cores = 2;
   input.goal.mtbf_seconds = 500;
@@ -118,7 +118,7 @@ TEST(Choose, TrainingOnTheCpuPaysForTheSavesThreads) {
   EXPECT_EQ(choice.interval.iterations, 70U);
 }
 
-TEST(Choose, ThePoolIsTheLeastThatStallsNoLonger) {
+TEST(Choose, PoolIsTheSmallestWithoutMoreStall) {
   const TuneInput input = SomeInput();
   const TuneChoice choice = ChooseOrFail(input, SomeRates());
   Rates slow = SomeRates();
@@ -126,11 +126,11 @@ TEST(Choose, ThePoolIsTheLeastThatStallsNoLonger) {
 
   const IoShape& shape = slow.shapes[1];
   EXPECT_EQ(choice.shape.queue_depth, 8);
-  EXPECT_EQ(ModelCost(input, slow, shape, choice.pool_bytes).stall, 0) << "while the disk is slow";
+  EXPECT_EQ(ModelCost(input, slow, shape, choice.pool_bytes).stall, 0) << "no stall even while the disk is slow";
   EXPECT_GT(ModelCost(input, slow, shape, choice.pool_bytes - 3 * shape.chunk_bytes).stall, 0);
 }
 
-TEST(Choose, ASmallStateTakesNoMoreThanThePoolThatTheEngineNeeds) {
+TEST(Choose, SmallStateTakesTheMinimumPool) {
   TuneInput input = SomeInput();
   input.state_bytes = 1;
 
@@ -139,7 +139,7 @@ TEST(Choose, ASmallStateTakesNoMoreThanThePoolThatTheEngineNeeds) {
   EXPECT_EQ(choice.pool_bytes, choice.shape.chunk_bytes * static_cast<std::uint64_t>(choice.shape.queue_depth));
 }
 
-TEST(Choose, TheShapeIsTheSmallestOfThoseThatWriteFastAndFitTheMemory) {
+TEST(Choose, ShapeIsTheSmallestFastOneThatFitsTheMemory) {
   TuneInput input = SomeInput();
   Rates rates = SomeRates();
 
@@ -150,14 +150,14 @@ TEST(Choose, TheShapeIsTheSmallestOfThoseThatWriteFastAndFitTheMemory) {
   EXPECT_EQ(ChooseOrFail(input, rates).shape.queue_depth, 4);
 }
 
-TEST(Choose, ChecksumsOfTheirOwnBoundTheWriteTime) {
+TEST(Choose, SeparateChecksumsLimitTheWriteRate) {
   Rates rates = SomeRates();
   rates.checksum = 1e9;
 
   EXPECT_NEAR(ChooseOrFail(SomeInput(), rates).cost.write, 4.0, 0.05);
 }
 
-TEST(Choose, MoreOfAnythingGoodNeverMakesAWorseChoice) {
+TEST(Choose, BetterResourcesNeverGiveAWorseChoice) {
   const TuneInput input = SomeInput();
   double goodput = 0;
   for (std::uint64_t memory = 64_MiB; memory <= 8_GiB; memory *= 2) {
@@ -169,7 +169,7 @@ TEST(Choose, MoreOfAnythingGoodNeverMakesAWorseChoice) {
   }
 }
 
-TEST(Choose, ExtremeInputsThatAreLegalGiveFiniteSensibleChoices) {
+TEST(Choose, ExtremeInputsGiveFiniteChoices) {
   for (const double state : {1.0, 1e6, 1e12, 1e18}) {
     for (const double iteration : {1e-6, 1.0, 1e6}) {
       for (const double slowdown : {1e-9, 1.0}) {
@@ -205,7 +205,7 @@ TEST(Choose, ExtremeInputsThatAreLegalGiveFiniteSensibleChoices) {
   }
 }
 
-TEST(Choose, AbsurdInputsAreRefusedByFlagWithWhatWasExpectedAndFound) {
+TEST(Choose, InvalidInputsAreRefusedByFlagWithExpectedAndFound) {
   const auto message = [](const std::function<void(TuneInput&)>& change) {
     TuneInput input = SomeInput();
     change(input);
@@ -236,17 +236,18 @@ TEST(Choose, AbsurdInputsAreRefusedByFlagWithWhatWasExpectedAndFound) {
   EXPECT_THAT(message([](TuneInput& in) { in.memory_bytes = 0; }), HasSubstr("--memory"));
 }
 
-TEST(Choose, AStateOfWhichTheDiskHoldsNoTwoIsNoSpace) {
+TEST(Choose, StateThatFitsTheDiskOnlyOnceIsNoSpace) {
   TuneInput input = SomeInput();
   input.free_bytes = 2 * input.state_bytes - 1;
 
   const Status status = Choose(input, SomeRates()).status();
 
   EXPECT_EQ(status.code(), StatusCode::kNoSpace);
-  EXPECT_THAT(status.message(), HasSubstr("--state-bytes: expected at most 3999999999, as 7999999999 bytes are free"));
+  EXPECT_THAT(status.message(),
+              HasSubstr("--state-bytes: expected at most 3999999999, found 4000000000: 7999999999 bytes"));
 }
 
-TEST(Choose, RatesThatWereNotMeasuredAreRefused) {
+TEST(Choose, UnmeasuredRatesAreRefused) {
   for (const std::function<void(Rates&)>& spoil : std::vector<std::function<void(Rates&)>>{
            [](Rates& rates) { rates.copy = 0; }, [](Rates& rates) { rates.shapes.clear(); },
            [](Rates& rates) { rates.shapes[0].write_rate = kNan; }, [](Rates& rates) { rates.slow_share = 0; },

@@ -20,14 +20,14 @@ using ::testing::IsEmpty;
 
 constexpr std::uint64_t kMiB = 1U << 20;
 
-/// A disk in a time of its own: whatever else the machine does, it has its rate.
+/// A disk with its own clock, so that its rate does not depend on the machine.
 struct ModelledDisk {
   explicit ModelledDisk(std::uint64_t bytes_per_second = 400'000'000)
       : disk(RateLimitedDisk::Make(bytes_per_second, RateLimitedDisk::Limits::kReadsAndWrites, time)) {}
   [[nodiscard]] ProbeLimits For(std::chrono::nanoseconds span) const {
     return {.time = span, .now = ModelledTime::Source(time)};
   }
-  /// Some passes over a small file.
+  /// Limits for some passes over a small file.
   [[nodiscard]] ProbeLimits Short() const {
     ProbeLimits limits = For(std::chrono::milliseconds(500));
     limits.file_bytes = 16 * kMiB;
@@ -48,7 +48,7 @@ std::vector<std::string> Names(const std::string& folder) {
   return names;
 }
 
-TEST(DiskProbe, FindsTheRateOfALimitedDiskAndLeavesNothing) {
+TEST(DiskProbe, FindsTheRateOfALimitedDiskAndLeavesNoFiles) {
   const TempDir dir;
   const ModelledDisk modelled(400'000'000);
   ProbeLimits limits = modelled.For(std::chrono::seconds(3));
@@ -64,25 +64,25 @@ TEST(DiskProbe, FindsTheRateOfALimitedDiskAndLeavesNothing) {
   EXPECT_THAT(rates->overwrite, About(4e8));
   EXPECT_THAT(rates->read, About(4e8));
   EXPECT_THAT(rates->slow_share, About(1));
-  EXPECT_EQ(rates->begin_seconds, 0) << "nothing but transfers takes modelled time";
+  EXPECT_EQ(rates->begin_seconds, 0) << "only transfers take modelled time";
   EXPECT_GT(rates->commit_seconds, 0) << "the header is a transfer";
   EXPECT_GT(rates->cpu_seconds_per_byte, 0);
   EXPECT_THAT(Names(dir.path()), IsEmpty());
 }
 
-TEST(DiskProbe, ASlowDiskIsMeasuredByFewBytesWithinTheTime) {
+TEST(DiskProbe, SlowDiskIsMeasuredWithFewBytesInTime) {
   const TempDir dir;
   const ModelledDisk modelled(40'000'000);
 
   const auto rates = ProbeDisk(modelled.disk->Wrap(Queue()), dir.path(), modelled.For(std::chrono::milliseconds(200)));
 
   ASSERT_TRUE(rates.ok()) << rates.status();
-  EXPECT_EQ(rates->shapes.size(), 1U) << "the default shape at least, and no other";
+  EXPECT_EQ(rates->shapes.size(), 1U) << "only the default shape";
   EXPECT_THAT(rates->shapes[0].write_rate, About(4e7));
-  EXPECT_LE(modelled.disk->bytes(), 200 * kMiB) << "two passes, one of them written over and read";
+  EXPECT_LE(modelled.disk->bytes(), 200 * kMiB) << "two passes, one of them overwritten and read";
 }
 
-TEST(DiskProbe, OverwritesReadsAndCommitsAsTheProtocolDoes) {
+TEST(DiskProbe, OverwritesReadsAndCommitsLikeTheProtocol) {
   const TempDir dir;
   const ModelledDisk modelled;
   const auto plan = FaultPlan::Make();
@@ -96,7 +96,7 @@ TEST(DiskProbe, OverwritesReadsAndCommitsAsTheProtocolDoes) {
   EXPECT_EQ(plan->Count({.op = IoOp::kFsync}), 4 * attempts) << "shard, folder, manifest; root";
 }
 
-TEST(DiskProbe, AnErrorAnywhereIsToldAndNothingIsLeft) {
+TEST(DiskProbe, AnyErrorIsReturnedAndNoFilesAreLeft) {
   for (const IoOp op : {IoOp::kMkdir, IoOp::kOpen, IoOp::kFallocate, IoOp::kWrite, IoOp::kRead, IoOp::kFtruncate,
                         IoOp::kFsync, IoOp::kRename}) {
     for (const std::uint64_t nth : {1, 2, 3}) {
@@ -114,7 +114,7 @@ TEST(DiskProbe, AnErrorAnywhereIsToldAndNothingIsLeft) {
   }
 }
 
-TEST(DiskProbe, AShortTransferIsAnErrorOfTheRead) {
+TEST(DiskProbe, ShortReadIsAnError) {
   const TempDir dir;
   const ModelledDisk modelled;
   const auto plan = FaultPlan::Make();
@@ -126,7 +126,7 @@ TEST(DiskProbe, AShortTransferIsAnErrorOfTheRead) {
   EXPECT_THAT(Names(dir.path()), IsEmpty());
 }
 
-TEST(DiskProbe, StoppedItEndsCancelledAndLeavesNothing) {
+TEST(DiskProbe, StoppedProbeIsCancelledAndLeavesNoFiles) {
   const TempDir dir;
   const ModelledDisk modelled;
   const auto plan = FaultPlan::Make();
@@ -141,7 +141,7 @@ TEST(DiskProbe, StoppedItEndsCancelledAndLeavesNothing) {
   EXPECT_THAT(Names(dir.path()), IsEmpty());
 }
 
-TEST(DiskProbe, RootsThatAreNoneAreRefused) {
+TEST(DiskProbe, InvalidRootsAreRefused) {
   const TempDir dir;
   std::ofstream(dir / "file") << "x";
 
@@ -149,14 +149,14 @@ TEST(DiskProbe, RootsThatAreNoneAreRefused) {
   EXPECT_EQ(ProbeDisk(Queue(), dir / "file", {}).status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST(DiskProbe, TooLittleSpaceIsSaidBeforeAnythingIsWritten) {
+TEST(DiskProbe, TooLittleSpaceIsAnErrorBeforeAnyWrite) {
   const TempDir dir;
   const auto plan = FaultPlan::Make();
 
   const Status status = ProbeDisk(plan->Wrap(Queue()), dir.path(), {.file_bytes = kMiB}).status();
 
   EXPECT_EQ(status.code(), StatusCode::kNoSpace);
-  EXPECT_THAT(status.message(), HasSubstr("a probe needs a file of 4194304 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("16777216 free bytes for a probe's file of 4194304"));
   EXPECT_THAT(plan->Seen(), IsEmpty());
 }
 

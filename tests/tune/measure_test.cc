@@ -38,7 +38,7 @@ TEST_F(MeasureTest, CopiesOfALimitedDeviceHaveItsRate) {
   }
 }
 
-TEST_F(MeasureTest, ATensorOfLessThanAChunkIsRefused) {
+TEST_F(MeasureTest, TensorSmallerThanAChunkIsRefused) {
   const auto device = HostDevice::Make({}, workers_);
 
   EXPECT_EQ(ProbeCopy(*device, *pool_, MutableBytes(tensor_).first(kMiB - 1), kTime).status().code(),
@@ -53,7 +53,7 @@ TEST_F(MeasureTest, ChecksumsHaveARate) {
   EXPECT_GT(rate->cpu_seconds_per_byte, 0);
 }
 
-TEST(Measure, GivesRatesThatAChoiceCanBeMadeBy) {
+TEST(Measure, GivesRatesThatChooseAccepts) {
   const TempDir dir;
 
   const auto measured =
@@ -61,7 +61,7 @@ TEST(Measure, GivesRatesThatAChoiceCanBeMadeBy) {
 
   ASSERT_TRUE(measured.ok()) << measured.status();
   EXPECT_TRUE(measured->sums_while_copying);
-  EXPECT_EQ(measured->rates(false).checksum, 0) << "the copy has it already";
+  EXPECT_EQ(measured->rates(false).checksum, 0) << "the copy includes it";
   EXPECT_FALSE(measured->io_queue_reason.empty());
   const auto choice = Choose({.goal = {.iteration_seconds = 1, .slowdown = 0.01, .mtbf_seconds = 3600},
                               .state_bytes = 100 * kMiB,
@@ -72,7 +72,7 @@ TEST(Measure, GivesRatesThatAChoiceCanBeMadeBy) {
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
-TEST(Measure, RecycledFilesAreWrittenAtTheRateOfExistingBlocks) {
+TEST(Measure, RecycledFilesHaveTheRateOfExistingBlocks) {
   const Measured measured{.disk = {.shapes = {{4 * kMiB, 8, 2e9}, {4 * kMiB, 16, 2.2e9}}, .overwrite = 3e9}};
 
   EXPECT_EQ(measured.rates(false).shapes[0].write_rate, 2e9);
@@ -80,7 +80,7 @@ TEST(Measure, RecycledFilesAreWrittenAtTheRateOfExistingBlocks) {
   EXPECT_NEAR(measured.rates(true).shapes[1].write_rate, 3.3e9, 1);
 }
 
-TEST(Measure, ADeviceThatIsNotThereIsAnErrorAndNotTheCpuInstead) {
+TEST(Measure, MissingDeviceIsAnError) {
   const TempDir dir;
 
   const auto measured = Measure({.root = dir.path(), .device = {DeviceKind::kCuda, 4000}});

@@ -9,17 +9,17 @@
 namespace cairn {
 
 SimulatedRun Simulate(const SimulatedJob& job, std::uint64_t saves) {
-  // When the buffers of the pool come free, soonest first.
+  // When the pool's buffers become free, soonest first.
   std::priority_queue<double, std::vector<double>, std::greater<>> buffers;
   for (std::uint64_t i = 0; i < job.pool_chunks; ++i) buffers.push(0);
   double copier_free = 0;
   double disk_free = 0;
-  std::deque<double> durable_at;  // Of the saves so far.
+  std::deque<double> durable_at;  // For each save so far.
   double now = 0;
-  double settled = 0;  // The call of the save in the middle.
+  double settled = 0;  // When the middle save was called.
   SimulatedRun run;
   for (std::uint64_t save = 0; save < saves; ++save) {
-    now += static_cast<double>(job.every - 1) * job.iteration;  // Those without a save.
+    now += static_cast<double>(job.every - 1) * job.iteration;  // Iterations without a save.
     if (durable_at.size() >= job.places) now = std::max(now, durable_at[durable_at.size() - job.places]);
     const double called = now;
     const double writable = called + job.begin;
@@ -32,7 +32,7 @@ SimulatedRun Simulate(const SimulatedJob& job, std::uint64_t saves) {
     }
     disk_free += job.commit;
     durable_at.push_back(disk_free);
-    // The save's own iteration: forward and backward only read, then the optimizer waits for the last copy.
+    // The save's iteration: forward and backward only read, then the optimizer waits for the last copy.
     now = std::max(called + job.iteration - job.update, copier_free) + job.update;
     if (save == saves / 2) settled = called;
     run = {.period = (called - settled) / static_cast<double>(std::max<std::uint64_t>(save - saves / 2, 1)),

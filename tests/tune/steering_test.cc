@@ -13,8 +13,8 @@ using ::testing::HasSubstr;
 
 using Seconds = std::chrono::duration<double>;
 
-/// A job whose time passes as it is told: each step takes `iteration`, the first step of each save `stall` more, and a
-/// save is durable `write` after it was begun.
+/// A job with simulated time: each step takes `iteration`, the first step of each save `stall` more, and a save is
+/// durable `write` after its begin.
 class Job {
  public:
   explicit Job(const TuneGoal& goal) : steering_(goal) {}
@@ -66,7 +66,7 @@ class Job {
 
 TuneGoal SomeGoal() { return {.slowdown = 0.01, .mtbf_seconds = 7200, .restart_seconds = 30}; }
 
-TEST(Steering, ItTimesIterationsThenMeasuresOneSaveThenSavesAsOftenAsTheDiskCan) {
+TEST(Steering, TimesIterationsThenMeasuresOneSaveThenSavesAsTheDiskPermits) {
   Job job(SomeGoal());
   job.write = 0.95;
   EXPECT_THAT(job.steering().why(), HasSubstr("timed"));
@@ -74,16 +74,16 @@ TEST(Steering, ItTimesIterationsThenMeasuresOneSaveThenSavesAsOftenAsTheDiskCan)
   const std::vector<std::uint64_t> saved = job.Run(100);
 
   ASSERT_GE(saved.size(), 3U);
-  EXPECT_EQ(saved[0], 7U) << "one to begin with, one that pays for the start, five that are timed";
-  EXPECT_GT(saved[1] - saved[0], 9U) << "not before the first is durable";
-  EXPECT_EQ(job.interval(), 11U) << "0.95 s and a tenth, in iterations of 0.1 s";
+  EXPECT_EQ(saved[0], 7U) << "one to begin with, one with one-time work, five that are timed";
+  EXPECT_GT(saved[1] - saved[0], 9U) << "not before the first save is durable";
+  EXPECT_EQ(job.interval(), 11U) << "0.95 s plus a tenth, in iterations of 0.1 s";
   for (std::size_t i = 2; i < saved.size(); ++i) EXPECT_EQ(saved[i] - saved[i - 1], 11U);
   EXPECT_NEAR(job.steering().goal().iteration_seconds, 0.1, 1e-6);
   EXPECT_EQ(job.steering().choice()->bound, Bound::kDisk);
   EXPECT_THAT(job.steering().why(), HasSubstr("the disk"));
 }
 
-TEST(Steering, ASaveThatCostsNothingIsMadeInEveryIteration) {
+TEST(Steering, FreeSavesAreMadeInEveryIteration) {
   Job job(SomeGoal());
 
   static_cast<void>(job.Run(20));
@@ -92,7 +92,7 @@ TEST(Steering, ASaveThatCostsNothingIsMadeInEveryIteration) {
   EXPECT_EQ(job.Run(50).size(), 50U);
 }
 
-TEST(Steering, StallIsMeasuredByWhatIterationsTakeAndKeptWithinWhatIsAllowed) {
+TEST(Steering, StallIsMeasuredAndKeptWithinTheAllowedSlowdown) {
   Job job(SomeGoal());
   job.stall = 0.02;
 
@@ -103,7 +103,7 @@ TEST(Steering, StallIsMeasuredByWhatIterationsTakeAndKeptWithinWhatIsAllowed) {
   EXPECT_LE(job.steering().choice()->slowdown, 0.01);
 }
 
-TEST(Steering, AStallThatAppearsLengthensTheIntervalAndOneThatGoesShortensItAgain) {
+TEST(Steering, IntervalFollowsAChangingStall) {
   Job job({.slowdown = 0.01, .mtbf_seconds = 60});
   static_cast<void>(job.Run(100));
   EXPECT_EQ(job.interval(), 1U);
@@ -117,7 +117,7 @@ TEST(Steering, AStallThatAppearsLengthensTheIntervalAndOneThatGoesShortensItAgai
   EXPECT_EQ(job.interval(), 1U);
 }
 
-TEST(Steering, ADiskThatSlowsDownIsFollowed) {
+TEST(Steering, IntervalFollowsASlowingDisk) {
   Job job(SomeGoal());
   job.write = 0.2;
   static_cast<void>(job.Run(300));
@@ -129,7 +129,7 @@ TEST(Steering, ADiskThatSlowsDownIsFollowed) {
   EXPECT_EQ(job.interval(), 22U);
 }
 
-TEST(Steering, AnEvaluationNowAndThenCountsForNothing) {
+TEST(Steering, OccasionalEvaluationsDoNotCount) {
   Job job(SomeGoal());
   job.write = 0.95;
   job.jitter = [](std::uint64_t step) { return step % 50 == 0 ? 30.0 : 0.0; };
@@ -141,7 +141,7 @@ TEST(Steering, AnEvaluationNowAndThenCountsForNothing) {
   EXPECT_EQ(job.interval(), 11U);
 }
 
-TEST(Steering, AFailedSaveTeachesNothingAndIsTriedAgain) {
+TEST(Steering, FailedSaveIsNotMeasuredAndRetried) {
   Job job(SomeGoal());
   job.fails = true;
 
@@ -154,7 +154,7 @@ TEST(Steering, AFailedSaveTeachesNothingAndIsTriedAgain) {
   EXPECT_EQ(job.interval(), 1U);
 }
 
-TEST(Steering, TheSameStepAskedTwiceIsAnsweredAlikeAndCountedOnce) {
+TEST(Steering, RepeatedStepGetsTheSameAnswerAndCountsOnce) {
   Steering steering(SomeGoal());
   Steering::Time now{std::chrono::hours(1)};
   for (std::uint64_t step = 1; step <= 7; ++step) {
@@ -165,7 +165,7 @@ TEST(Steering, TheSameStepAskedTwiceIsAnsweredAlikeAndCountedOnce) {
   EXPECT_NEAR(steering.goal().iteration_seconds, 0.1, 1e-9);
 }
 
-TEST(Steering, CallsForEveryFewStepsCountTheSteps) {
+TEST(Steering, CallsEveryFewStepsCountTheSteps) {
   Steering steering(SomeGoal());
   Steering::Time now{std::chrono::hours(1)};
   for (std::uint64_t step = 10; step <= 100; step += 10) {
@@ -176,7 +176,7 @@ TEST(Steering, CallsForEveryFewStepsCountTheSteps) {
   EXPECT_NEAR(steering.goal().iteration_seconds, 0.1, 1e-9);
 }
 
-TEST(Steering, AfterARestoreOfAnOlderStepTheIntervalCountsFromThere) {
+TEST(Steering, AfterARestoreTheIntervalCountsFromItsStep) {
   Job job(SomeGoal());
   job.write = 0.95;
   static_cast<void>(job.Run(100));
@@ -187,11 +187,11 @@ TEST(Steering, AfterARestoreOfAnOlderStepTheIntervalCountsFromThere) {
   const std::vector<std::uint64_t> saved = job.Run(30);
 
   ASSERT_FALSE(saved.empty());
-  EXPECT_EQ(saved[0], 52U) << "eleven after the first step that it is asked about";
+  EXPECT_EQ(saved[0], 52U) << "eleven after the first step after the restore";
   EXPECT_NEAR(job.steering().cost().stall, 0, 1e-9) << "the restore is no stall";
 }
 
-TEST(Steering, ASaveOfTheCallersOwnCounts) {
+TEST(Steering, SavesMadeByTheCallerCount) {
   Job job(SomeGoal());
   job.write = 0.95;
   static_cast<void>(job.Run(100));
