@@ -69,18 +69,18 @@ std::optional<std::uint64_t> TensorBytes(DType dtype, std::span<const std::int64
 
 std::string PartProblem(DType dtype, std::span<const std::int64_t> shape, const TensorPart& part) {
   if (part.global_shape.size() != shape.size() || part.offset.size() != shape.size()) {
-    return fmt::format("expected {} dimensions as in its shape, found a whole of {} and an offset of {}", shape.size(),
-                       part.global_shape.size(), part.offset.size());
+    return fmt::format("expected {} dimensions as in its shape, found {} in the global shape and {} in the offset",
+                       shape.size(), part.global_shape.size(), part.offset.size());
   }
   for (std::size_t d = 0; d < shape.size(); ++d) {
     std::int64_t end = 0;
     if (part.offset[d] < 0 || __builtin_add_overflow(part.offset[d], shape[d], &end) || end > part.global_shape[d]) {
-      return fmt::format("expected to lie within {}, found offset {} and shape {}", Listed(part.global_shape),
+      return fmt::format("expected a part within {}, found offset {} and shape {}", Listed(part.global_shape),
                          Listed(part.offset), Listed(shape));
     }
   }
   if (!TensorBytes(dtype, part.global_shape)) {
-    return fmt::format("expected a whole of at most 2^62 bytes, found shape {}", Listed(part.global_shape));
+    return fmt::format("expected a global shape of at most 2^62 bytes, found {}", Listed(part.global_shape));
   }
   return {};
 }

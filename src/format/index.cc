@@ -11,10 +11,10 @@
 namespace cairn {
 namespace {
 
-// A block's length word, first name and digest: at least so many bytes of the head.
-constexpr std::size_t kLeastHeadEntry = 6;
+// The smallest size in the head of a block's entry: first name, length and digest.
+constexpr std::size_t kMinHeadEntryBytes = 6;
 
-// Reads one block's entries. Every function returns whether to go on; status() says why not.
+// Reads one block's entries. Every function returns whether to continue; if not, status() has the error.
 class BlockReader {
  public:
   BlockReader(Bytes block, const IndexHead::Block& which, std::uint64_t shards, const std::string& file)
@@ -27,12 +27,11 @@ class BlockReader {
 
   bool Next() {
     if (!ReadNextName(bytes_, name_)) {
-      return Fail("name",
-                  fmt::format("one of at most {} bytes that comes behind {}", kMaxIndexNameBytes, Quoted(name_)),
-                  "another");
+      return Fail("name", fmt::format("at most {} bytes that sort after {}", kMaxIndexNameBytes, Quoted(name_)),
+                  "other bytes");
     }
     if (entry_ == 0 && name_ != which_.first_name) {
-      return Fail("name", Quoted(which_.first_name) + " as the head says", Quoted(name_));
+      return Fail("name", Quoted(which_.first_name) + " as in the head", Quoted(name_));
     }
     if (!TakePieces()) return false;
     ++entry_;
@@ -70,7 +69,7 @@ class BlockReader {
     // Both are below 2^32.
     if ((count - 1) * step > shards_ - 1 - shard) {
       return Fail("count", fmt::format("shards below {}", shards_),
-                  fmt::format("{} of them from {} on in steps of {}", count, shard, step));
+                  fmt::format("{} of them from {} in steps of {}", count, shard, step));
     }
     pieces_.count = static_cast<std::uint32_t>(count);
     pieces_.shard_step = static_cast<std::uint32_t>(step);
@@ -93,15 +92,14 @@ class BlockReader {
     return true;
   }
 
-  // The first piece's box and the last one's: those between them lie between them.
+  // Checks the boxes of the first and the last piece, which enclose the others.
   bool CheckBoxes() {
     if (const auto problem = BoxProblem(pieces_.offset, pieces_.shape); !problem.empty()) return Fail(problem);
     if (pieces_.offset_step == 0) return true;
     const auto end = static_cast<std::uint64_t>(pieces_.offset[pieces_.along] + pieces_.shape[pieces_.along]);
     if (static_cast<std::uint64_t>(pieces_.offset_step) > (kMaxIndexExtent - end) / (pieces_.count - 1)) {
-      return Fail(
-          "offset step", "pieces that end at 2^62 or before",
-          fmt::format("{} in steps of {} from {} on", pieces_.count, pieces_.offset_step, Listed(pieces_.offset)));
+      return Fail("offset step", "pieces that end at most at 2^62",
+                  fmt::format("{} in steps of {} from {}", pieces_.count, pieces_.offset_step, Listed(pieces_.offset)));
     }
     return true;
   }
@@ -122,7 +120,7 @@ class BlockReader {
     return false;
   }
 
-  IndexBytes bytes_;
+  IndexByteReader bytes_;
   const IndexHead::Block& which_;
   const std::uint64_t shards_;
   const std::string& file_;
@@ -137,28 +135,27 @@ Status CheckDigest(Bytes bytes, std::uint64_t length, std::uint32_t digest, cons
     return Error(StatusCode::kCorrupt, "{}: expected {} bytes, found {}", where, length, bytes.size());
   }
   if (const std::uint32_t found = Crc32c(bytes); found != digest) {
-    return Error(StatusCode::kCorrupt, "{}: digest: expected {:08x}, found {:08x} over its bytes", where, digest,
-                 found);
+    return Error(StatusCode::kCorrupt, "{}: digest: expected {:08x}, computed {:08x}", where, digest, found);
   }
   return Status::Ok();
 }
 
-Status ReadBlocks(IndexBytes& bytes, std::uint64_t count, std::vector<IndexHead::Block>& blocks,
+Status ReadBlocks(IndexByteReader& bytes, std::uint64_t count, std::vector<IndexHead::Block>& blocks,
                   const std::string& file) {
   std::uint64_t begin = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
     const auto name_length = bytes.Number();
     const auto name = name_length && *name_length <= kMaxIndexNameBytes ? bytes.Text(*name_length) : std::nullopt;
     if (!name) {
-      return Error(StatusCode::kCorrupt, "{}: head: block {}: name: expected at most {} bytes, found none", file, i,
+      return Error(StatusCode::kCorrupt, "{}: head: block {}: expected a name of at most {} bytes, found none", file, i,
                    kMaxIndexNameBytes);
     }
     if (i != 0 && *name < blocks.back().first_name) {
-      return Error(StatusCode::kCorrupt, "{}: head: block {}: name: expected {} or one behind it, found {}", file, i,
+      return Error(StatusCode::kCorrupt, "{}: head: block {}: name: expected {} or a later one, found {}", file, i,
                    Quoted(blocks.back().first_name), Quoted(*name));
     }
     const auto length = bytes.Number();
-    const std::uint64_t least = i + 1 == count ? 1 : kLeastIndexBlockBytes;
+    const std::uint64_t least = i + 1 == count ? 1 : kMinIndexBlockBytes;
     if (!length || *length < least || *length > kMaxIndexBlockBytes) {
       return Error(StatusCode::kCorrupt, "{}: head: block {}: length: expected {} to {}, found {}", file, i, least,
                    kMaxIndexBlockBytes, length ? std::to_string(*length) : "none");
@@ -177,7 +174,7 @@ Status ReadBlocks(IndexBytes& bytes, std::uint64_t count, std::vector<IndexHead:
 Result<IndexHead> IndexHead::Decode(Bytes head, const ManifestIndex& index, std::uint64_t shards,
                                     const std::string& file) {
   CAIRN_RETURN_IF_ERROR(CheckDigest(head, index.head, index.digest, file + ": head"));
-  IndexBytes bytes(head);
+  IndexByteReader bytes(head);
   if (const auto version = bytes.Number(); version != kIndexVersion) {
     return Error(StatusCode::kUnsupported, "{}: version: expected {}, found {}", file, kIndexVersion,
                  version ? std::to_string(*version) : "none");
@@ -188,7 +185,7 @@ Result<IndexHead> IndexHead::Decode(Bytes head, const ManifestIndex& index, std:
   }
   const auto count = bytes.Number();
   const std::uint64_t most =
-      std::min<std::uint64_t>(head.size() / kLeastHeadEntry, index.length / kLeastIndexBlockBytes + 1);
+      std::min<std::uint64_t>(head.size() / kMinHeadEntryBytes, index.length / kMinIndexBlockBytes + 1);
   if (!count || *count > most) {
     return Error(StatusCode::kCorrupt, "{}: head: blocks: expected at most {}, found {}", file, most,
                  count ? std::to_string(*count) : "none");
@@ -197,11 +194,11 @@ Result<IndexHead> IndexHead::Decode(Bytes head, const ManifestIndex& index, std:
   decoded.blocks_.reserve(*count);
   CAIRN_RETURN_IF_ERROR(ReadBlocks(bytes, *count, decoded.blocks_, file));
   if (!bytes.empty()) {
-    return Error(StatusCode::kCorrupt, "{}: head: expected its end behind {} blocks, found more", file, *count);
+    return Error(StatusCode::kCorrupt, "{}: head: expected its end after the last block, found more bytes", file);
   }
   const std::uint64_t blocks_end = *count == 0 ? 0 : decoded.blocks_.back().begin + decoded.blocks_.back().length;
   if (blocks_end + head.size() != index.length) {
-    return Error(StatusCode::kCorrupt, "{}: expected {} bytes in blocks and head, as in the manifest, found {}", file,
+    return Error(StatusCode::kCorrupt, "{}: blocks and head: expected {} bytes as in the manifest, found {}", file,
                  index.length, blocks_end + head.size());
   }
   return decoded;
@@ -209,11 +206,11 @@ Result<IndexHead> IndexHead::Decode(Bytes head, const ManifestIndex& index, std:
 
 std::pair<std::size_t, std::size_t> IndexHead::Find(std::string_view name) const {
   const auto before = [](const Block& block, std::string_view n) { return block.first_name < n; };
-  const auto behind = [](std::string_view n, const Block& block) { return n < block.first_name; };
+  const auto after = [](std::string_view n, const Block& block) { return n < block.first_name; };
   const auto first = std::lower_bound(blocks_.begin(), blocks_.end(), name, before);
-  const auto last = std::upper_bound(first, blocks_.end(), name, behind);
+  const auto last = std::upper_bound(first, blocks_.end(), name, after);
   const auto at = static_cast<std::size_t>(first - blocks_.begin());
-  // The block before may end with pieces of that name.
+  // The previous block may end with pieces of that name.
   return {at == 0 ? 0 : at - 1, static_cast<std::size_t>(last - blocks_.begin())};
 }
 

@@ -16,13 +16,13 @@
 
 namespace cairn {
 
-// The index of a checkpoint: which shards hold pieces of which logical tensor. It is a hint. Whoever uses it opens the
-// shards that it names, and their headers decide; where it is missing, damaged or wrong, all headers do.
+// The index of a checkpoint: which shards hold pieces of which logical tensor. It is only a hint: readers open the
+// shards that it names and trust their headers. If it is missing, damaged or wrong, they read all headers.
 
-/// Pieces of one logical tensor at regular distances: piece k (of `count`) is in shard `shard + k * shard_step`
-/// (position in the manifest's shards), and begins at `offset` with k * `offset_step` added in dimension `along`. A
-/// whole tensor has no dimensions here. Steps are 0 where there is one piece; `shard_step` is at least 1 where there
-/// are more, `offset_step` is never negative, and 0 for replicas.
+/// Pieces of one logical tensor at regular distances. Piece k (of `count`) is in shard `shard + k * shard_step`
+/// (position in the manifest's shards) and begins at `offset` with k * `offset_step` added in dimension `along`. A
+/// whole tensor has no dimensions here. A single piece has steps of 0. With more pieces, `shard_step` is at least 1,
+/// and `offset_step` is 0 for replicas and never negative.
 struct IndexPieces {
   std::uint32_t shard = 0;
   std::uint32_t count = 1;
@@ -33,41 +33,39 @@ struct IndexPieces {
   friend bool operator==(const IndexPieces&, const IndexPieces&) = default;
 };
 
-/// What one shard adds: its names and pieces, sorted, compact. A tensor that is a part counts under the name of its
-/// whole, any other under its own; an alias under its own, with the box of the tensor that it stands for. A shard that
-/// an index cannot hold (a name above 4,096 bytes, more than 64 dimensions, a part that ends beyond 2^62) gives an
-/// empty run, of which BuildIndex makes none.
+/// One shard's sorted names and pieces. A part is listed under its logical name, any other tensor under its own name,
+/// and an alias under its own name with the box of the tensor that it is tied to. A shard that an index cannot hold (a
+/// name above 4,096 bytes, more than 64 dimensions, a part that ends beyond 2^62) gives an empty run, from which
+/// BuildIndex makes no index.
 [[nodiscard]] std::string EncodeIndexRun(const ShardHeader& header);
 
-/// The file is `bytes`; the other two go into the manifest.
+/// `bytes` is the file's contents. The other two go into the manifest.
 struct BuiltIndex {
   std::string bytes;
   std::uint64_t head_bytes = 0;
   std::uint32_t head_digest = 0;
 };
-/// `runs[i]` is the run of the manifest's shard i. None where the index would pass kMaxIndexBytes, and where a run is
-/// not one that EncodeIndexRun makes. Takes memory for the index and one name a run.
+/// `runs[i]` is the run of the manifest's shard i. None if the index would exceed kMaxIndexBytes, or if a run is not
+/// one of EncodeIndexRun. Needs memory for the index and one name for each run.
 [[nodiscard]] std::optional<BuiltIndex> BuildIndex(std::span<const std::string> runs);
 
-/// The end of the file: what its blocks begin with, where they lie, and their sums.
+/// The end of the file: each block's first name, position and checksum.
 class IndexHead {
  public:
   struct Block {
     std::string first_name;
-    /// In the file.
     std::uint64_t begin = 0;
-    /// At most 1 MiB.
     std::uint64_t length = 0;
     std::uint32_t digest = 0;
   };
 
-  /// Hostile input: the last `index.head` bytes of the file. `shards` is how many the manifest has. Corrupt names the
-  /// file, the field, the expected and the found; Unsupported an unknown version. Takes memory for the head's bytes and
-  /// 64 for each 4 KiB of the file.
+  /// Decodes the last `index.head` bytes of the file, which may be hostile. `shards` is how many the manifest has.
+  /// Corrupt names the file, the field, the expected and the found value; Unsupported names an unknown version. Needs
+  /// memory for the head and 64 bytes for each 4 KiB of the file.
   [[nodiscard]] static Result<IndexHead> Decode(Bytes head, const ManifestIndex& index, std::uint64_t shards,
                                                 const std::string& file);
 
-  /// [first, last) of the blocks that may hold pieces of that name. A name's pieces may go over several blocks.
+  /// The range [first, last) of blocks that may hold pieces of that name, which may span several blocks.
   [[nodiscard]] std::pair<std::size_t, std::size_t> Find(std::string_view name) const;
   [[nodiscard]] const std::vector<Block>& blocks() const { return blocks_; }
 
@@ -75,12 +73,12 @@ class IndexHead {
   std::vector<Block> blocks_;
 };
 
-/// Calls `use` for every entry of the block in order; it returns false to stop. Names come sorted; one that has several
-/// entries comes again for each. Views and pieces are valid during the call.
+/// Calls `use` for every entry of the block in order, until it returns false. Names are sorted, and repeated for each
+/// entry of a name. Views and pieces are valid during the call.
 ///
-/// Hostile input: every shard that pieces name is below `shards`, and no box of theirs ends beyond 2^62 or has more
-/// than 2^62 elements. Corrupt names the file, the block, the entry, the expected and the found; entries before that
-/// one may have been used.
+/// The block may be hostile: every entry is checked to have shards below `shards`, and boxes that end at most at 2^62
+/// and have at most 2^62 elements. Corrupt names the file, the block, the entry, the expected and the found value;
+/// `use` may have been called for earlier entries.
 [[nodiscard]] Status ReadIndexBlock(Bytes block, const IndexHead::Block& which, std::uint64_t shards,
                                     const std::string& file,
                                     const std::function<bool(std::string_view name, const IndexPieces& pieces)>& use);

@@ -12,7 +12,7 @@
 namespace cairn {
 namespace {
 
-// A name's pieces that become one entry: positions [first, first + count) in their order.
+// Pieces of a name that become one entry: [first, first + count) in their order.
 struct Sequence {
   std::size_t first = 0;
   std::size_t count = 1;
@@ -21,7 +21,7 @@ struct Sequence {
   std::int64_t offset_step = 0;
 };
 
-// The pieces of one name, as the runs give them.
+// The pieces of one name, in the order of the runs.
 class NamePieces {
  public:
   void Begin(std::string_view name, std::size_t shared) {
@@ -38,18 +38,18 @@ class NamePieces {
 
   [[nodiscard]] bool empty() const { return pieces_.empty(); }
   [[nodiscard]] const std::string& name() const { return name_; }
-  // How many bytes of the name the name before it has.
+  // How many leading bytes the name shares with the previous one.
   [[nodiscard]] std::size_t shared() const { return shared_; }
 
-  // As few as there are by one of two orders, by place and then shard in the end.
+  // The fewest sequences of two orders, by shard and by position; sorted by position, then shard.
   std::vector<Sequence>& MakeSequences() {
-    sequences_ = Cut();
+    sequences_ = SplitIntoSequences();
     if (sequences_.size() > 1) {
-      // They came by shard. Where each shard holds a row of a grid that is another order than by place.
+      // They are ordered by shard, which for the rows of a grid is not the order by position.
       std::vector<Piece> by_shard = pieces_;
       std::stable_sort(pieces_.begin(), pieces_.end(), [this](const Piece& a, const Piece& b) { return Before(a, b); });
-      if (std::vector<Sequence> by_place = Cut(); by_place.size() <= sequences_.size()) {
-        sequences_ = std::move(by_place);
+      if (std::vector<Sequence> by_position = SplitIntoSequences(); by_position.size() <= sequences_.size()) {
+        sequences_ = std::move(by_position);
       } else {
         pieces_ = std::move(by_shard);
       }
@@ -80,7 +80,8 @@ class NamePieces {
   struct Piece {
     std::uint32_t shard = 0;
     std::uint32_t dimensions = 0;
-    std::size_t at = 0;  // In numbers_: offset, then shape.
+    // Index in numbers_: offset, then shape.
+    std::size_t at = 0;
   };
 
   [[nodiscard]] std::span<const std::int64_t> Box(const Piece& piece) const {
@@ -102,19 +103,19 @@ class NamePieces {
     return *i < *j;
   }
 
-  // Pieces behind each other that go on at the same distance.
-  [[nodiscard]] std::vector<Sequence> Cut() const {
-    std::vector<Sequence> cut;
-    for (std::size_t i = 0; i < pieces_.size(); i += cut.back().count) {
+  // Splits the pieces into sequences of equal distance.
+  [[nodiscard]] std::vector<Sequence> SplitIntoSequences() const {
+    std::vector<Sequence> sequences;
+    for (std::size_t i = 0; i < pieces_.size(); i += sequences.back().count) {
       Sequence sequence{.first = i};
-      while (i + sequence.count < pieces_.size() && GoesOn(sequence)) ++sequence.count;
-      cut.push_back(sequence);
+      while (i + sequence.count < pieces_.size() && Extends(sequence)) ++sequence.count;
+      sequences.push_back(sequence);
     }
-    return cut;
+    return sequences;
   }
 
-  // Whether the piece behind the sequence belongs to it. The second one sets its steps.
-  bool GoesOn(Sequence& sequence) const {
+  // Whether the piece after the sequence extends it. The second piece sets the steps.
+  bool Extends(Sequence& sequence) const {
     const Piece& a = pieces_[sequence.first + sequence.count - 1];
     const Piece& b = pieces_[sequence.first + sequence.count];
     if (a.dimensions != b.dimensions || b.shard <= a.shard) return false;
@@ -145,10 +146,10 @@ class NamePieces {
   std::vector<Sequence> sequences_;
 };
 
-// The file as it grows: closed blocks, the open one, and what the head will say of the closed ones.
+// The file so far: closed blocks, the open one, and the head's entries for the closed ones.
 class FileWriter {
  public:
-  // False where the file would be too long.
+  // False if the file would be too long.
   bool Add(NamePieces& pieces) {
     std::size_t shared = pieces.shared();
     for (const Sequence& sequence : pieces.MakeSequences()) {
@@ -193,7 +194,8 @@ class FileWriter {
   std::size_t block_begin_ = 0;
   std::string first_name_;
   std::uint64_t blocks_ = 0;
-  std::string entries_;  // The head's.
+  // The head's.
+  std::string entries_;
 };
 
 }  // namespace

@@ -11,17 +11,17 @@
 
 namespace cairn {
 
-// How an index spells numbers, names and boxes; docs/format.md describes it byte by byte. Each has one spelling.
+// The encoding of numbers, names and boxes in an index, as docs/format.md describes it. Each has one encoding.
 
 inline constexpr std::uint64_t kIndexVersion = 1;
 inline constexpr std::size_t kMaxIndexNameBytes = 4096;
 inline constexpr std::size_t kMaxIndexDimensions = 64;
-/// Where a box may end in each dimension, and how many elements it may have.
+/// The maximum of a box's end in each dimension, and of its number of elements.
 inline constexpr std::uint64_t kMaxIndexExtent = std::uint64_t{1} << 62;
-/// The writer begins a new block where one has reached this length.
+/// The writer begins a new block once one has reached this length.
 inline constexpr std::size_t kIndexBlockBytes = 64U << 10;
-/// What readers take: each block up to the most, and each but the last from the least on.
-inline constexpr std::uint64_t kLeastIndexBlockBytes = 4096;
+/// The limits that readers enforce. The last block may be shorter than the minimum.
+inline constexpr std::uint64_t kMinIndexBlockBytes = 4096;
 inline constexpr std::uint64_t kMaxIndexBlockBytes = 1U << 20;
 
 /// Seven bits a byte, the lowest first; each byte but the last has its highest bit set.
@@ -30,13 +30,13 @@ inline void AppendVarint(std::string& out, std::uint64_t value) {
   out += static_cast<char>(value);
 }
 
-/// Reads hostile bytes from the left.
-class IndexBytes {
+/// Reads bytes that may be hostile, from the left.
+class IndexByteReader {
  public:
-  explicit IndexBytes(Bytes bytes) : bytes_(bytes) {}
+  explicit IndexByteReader(Bytes bytes) : bytes_(bytes) {}
 
   [[nodiscard]] bool empty() const { return bytes_.empty(); }
-  /// None where the bytes end early, it passes 2^64 - 1, or fewer bytes would do.
+  /// None if the bytes end early, the number exceeds 2^64 - 1, or its encoding is not the shortest.
   [[nodiscard]] std::optional<std::uint64_t> Number();
   /// Four bytes, little-endian.
   [[nodiscard]] std::optional<std::uint32_t> Word();
@@ -46,15 +46,15 @@ class IndexBytes {
   Bytes bytes_;
 };
 
-/// Makes `name` the name that follows it in a sorted list: the bytes that both share, counted, then the rest of the new
-/// one. Returns how many both share; all of `name` and nothing more means the same name again. None, and `name` as it
-/// was, where the bytes end early, the new name is longer than kMaxIndexNameBytes or comes before `name`, or both share
-/// more than is counted.
-[[nodiscard]] std::optional<std::size_t> ReadNextName(IndexBytes& bytes, std::string& name);
-/// Writes `name`, of whose bytes the name before shares `shared`, as ReadNextName takes it.
+/// Replaces `name` by the next name of a sorted list, which is encoded as the number of leading bytes that both share
+/// and the rest. Returns that number; all of `name` without a rest repeats the name. None, with `name` unchanged, if
+/// the bytes end early, the new name is longer than kMaxIndexNameBytes or sorts before `name`, or the names share more
+/// bytes than that.
+[[nodiscard]] std::optional<std::size_t> ReadNextName(IndexByteReader& bytes, std::string& name);
+/// Encodes `name`, which shares its first `shared` bytes with the previous name, for ReadNextName.
 void AppendNextName(std::string& out, std::string_view name, std::size_t shared);
 
-/// What is wrong with a box, in words; empty where an index takes it. Both lists have the same length.
+/// The error in a box, for messages; empty if an index can hold the box. Both lists have the same length.
 [[nodiscard]] std::string BoxProblem(std::span<const std::int64_t> offset, std::span<const std::int64_t> shape);
 
 }  // namespace cairn

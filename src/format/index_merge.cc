@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kRunVersion = 1;
 
-// What an entry of a run is made from.
+// The contents of a run's entry.
 struct RunPiece {
   std::string_view name;
   std::span<const std::int64_t> offset, shape;
@@ -25,13 +25,13 @@ struct RunPiece {
   [[nodiscard]] bool fits() const { return name.size() <= kMaxIndexNameBytes && BoxProblem(offset, shape).empty(); }
 };
 
-bool ComesBefore(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
+bool Precedes(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
   return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
 }
 
-bool ComesBefore(const RunPiece& a, const RunPiece& b) {
+bool Precedes(const RunPiece& a, const RunPiece& b) {
   if (const int order = a.name.compare(b.name); order != 0) return order < 0;
-  return ComesBefore(a.offset, b.offset) || (!ComesBefore(b.offset, a.offset) && ComesBefore(a.shape, b.shape));
+  return Precedes(a.offset, b.offset) || (!Precedes(b.offset, a.offset) && Precedes(a.shape, b.shape));
 }
 
 std::vector<RunPiece> PiecesOf(const ShardHeader& header) {
@@ -50,12 +50,13 @@ std::vector<RunPiece> PiecesOf(const ShardHeader& header) {
 
 std::string EncodeIndexRun(const ShardHeader& header) {
   std::vector<RunPiece> pieces = PiecesOf(header);
-  std::sort(pieces.begin(), pieces.end(), [](const RunPiece& a, const RunPiece& b) { return ComesBefore(a, b); });
+  std::sort(pieces.begin(), pieces.end(), [](const RunPiece& a, const RunPiece& b) { return Precedes(a, b); });
   std::string run(1, kRunVersion);
   const RunPiece* before = nullptr;
   for (const RunPiece& piece : pieces) {
     if (!piece.fits()) return {};
-    if (before != nullptr && !ComesBefore(*before, piece)) continue;  // The same piece under two names of its own.
+    if (before != nullptr && !Precedes(*before, piece))
+      continue;  // A duplicate: the same piece under two stored names.
     const std::string_view previous = before == nullptr ? std::string_view() : before->name;
     const auto differs = std::mismatch(previous.begin(), previous.end(), piece.name.begin(), piece.name.end()).first;
     AppendNextName(run, piece.name, static_cast<std::size_t>(differs - previous.begin()));
@@ -129,7 +130,7 @@ void IndexMerge::Play(Player& winner, Player& loser) const {
   const IndexRun& b = runs_[loser.run];
   if (b.at_end()) return;
   if (a.at_end()) return std::swap(winner, loser);
-  // Who shares more with the name taken last comes next; both come behind that one.
+  // Both names sort after the last one taken, so the one that shares more bytes with it comes first.
   if (winner.shared != loser.shared) {
     if (loser.shared > winner.shared) std::swap(winner, loser);
     return;

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-// The parser's own SAX interface: names and signatures are nlohmann's.
+// The parser's SAX interface: names and signatures are nlohmann's.
 class Adapter {
  public:
   explicit Adapter(JsonEvents& events) : events_(events) {}
@@ -34,13 +34,13 @@ class Adapter {
   bool end_object() { return Close(); }
   bool end_array() { return Close(); }
   bool parse_error(std::size_t position, const std::string& /*token*/, const json::exception& /*error*/) {
-    // The exception's own text quotes the input at any length and in any encoding.
-    broken_at_ = position;
+    // The exception's message would quote the input, however long and in any encoding.
+    error_at_ = position;
     return false;
   }
 
   [[nodiscard]] bool too_deep() const { return depth_ > kMaxJsonDepth; }
-  [[nodiscard]] std::size_t broken_at() const { return broken_at_; }
+  [[nodiscard]] std::size_t error_at() const { return error_at_; }
 
  private:
   bool Open(char bracket) { return ++depth_ <= kMaxJsonDepth && events_.OnOpen(bracket); }
@@ -51,7 +51,7 @@ class Adapter {
 
   JsonEvents& events_;
   int depth_ = 0;
-  std::size_t broken_at_ = 0;
+  std::size_t error_at_ = 0;
 };
 
 }  // namespace
@@ -76,10 +76,10 @@ std::string JsonScalar::Describe() const {
 
 Status ReadJson(std::string_view text, JsonEvents& events, const std::string& where) {
   if (!text.starts_with('{'))
-    return Error(StatusCode::kCorrupt, "{}: expected a JSON object, beginning with '{{'", where);
-  // The parser would take a zero byte for the end of its input.
+    return Error(StatusCode::kCorrupt, "{}: expected a JSON object that begins with '{{'", where);
+  // The parser would stop at a zero byte.
   if (const auto zero = text.find('\0'); zero != std::string_view::npos) {
-    return Error(StatusCode::kCorrupt, "{}: expected JSON text, found a zero byte at {}", where, zero);
+    return Error(StatusCode::kCorrupt, "{}: expected JSON, found a zero byte at {}", where, zero);
   }
   Adapter adapter(events);
   try {
@@ -91,7 +91,7 @@ Status ReadJson(std::string_view text, JsonEvents& events, const std::string& wh
   if (adapter.too_deep()) {
     return Error(StatusCode::kCorrupt, "{}: expected JSON of at most {} levels, found more", where, kMaxJsonDepth);
   }
-  return Error(StatusCode::kCorrupt, "{}: expected JSON text, found none at byte {} of {}", where, adapter.broken_at(),
+  return Error(StatusCode::kCorrupt, "{}: expected JSON, found an error at byte {} of {}", where, adapter.error_at(),
                text.size());
 }
 

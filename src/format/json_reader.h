@@ -16,9 +16,9 @@ struct JsonScalar {
   enum class Kind : std::uint8_t {
     kNull,
     kBool,
-    kNatural,   ///< An integer without sign, up to 2^64 - 1.
+    kNatural,   ///< An integer without a sign, up to 2^64 - 1.
     kNegative,  ///< An integer written with a minus sign, down to -2^63. Minus zero too.
-    kReal,      ///< Every other number, integers beyond the two ranges too.
+    kReal,      ///< Every other number, including integers beyond these ranges.
     kText,
   };
   Kind kind = Kind::kNull;
@@ -26,16 +26,16 @@ struct JsonScalar {
   std::uint64_t natural = 0;
   std::int64_t negative = 0;
   double real = 0;
-  std::string_view text;  ///< kText: the string. kReal: the number as it was written.
+  /// kText: the string. kReal: the number as written.
+  std::string_view text;
 
   /// "the text \"F33\"", "the number -1": for messages.
   [[nodiscard]] std::string Describe() const;
 };
 
-/// Receives a JSON text piece by piece. Every function returns whether to go on; Fail() says why not.
+/// Receives a JSON text piece by piece. Every function returns whether to continue; Fail() sets the error.
 ///
-/// Views are valid during the call. The text is well-formed as far as it has come: keys only in objects, brackets
-/// match.
+/// Views are valid during the call. The text so far is well-formed: keys only in objects, matching brackets.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;
@@ -69,10 +69,10 @@ class JsonEvents {
 /// Deeper nesting is refused.
 inline constexpr int kMaxJsonDepth = 32;
 
-/// Reads one JSON object as hostile input. Memory beyond what `events` keeps: the longest string in it.
+/// Reads one JSON object that may be hostile. Needs memory for its longest string, and what `events` keeps.
 ///
-/// Corrupt where it is no JSON object in UTF-8, ends early or goes on behind its end; else the status of `events`.
-/// Messages begin with `where`. Nothing is thrown.
+/// Corrupt if it is not exactly one JSON object in UTF-8; otherwise the status of `events`. Messages begin with
+/// `where`. Nothing is thrown.
 [[nodiscard]] Status ReadJson(std::string_view text, JsonEvents& events, const std::string& where);
 
 }  // namespace cairn

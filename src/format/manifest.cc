@@ -19,11 +19,11 @@ namespace cairn {
 namespace {
 
 constexpr std::uint64_t kManifestVersion = 1;
-// The file's end: these, with the 8 digits between them.
+// The file ends with these and 8 digits between them.
 constexpr std::string_view kTail = ",\n \"digest\":\"";
 constexpr std::string_view kEnd = "\"\n}\n";
 constexpr std::size_t kTailBytes = kTail.size() + 8 + kEnd.size();
-// Known members and what later versions may add. Bounds the memory that finding duplicates takes.
+// Known members and those of later versions. Limits the memory for finding duplicates.
 constexpr std::size_t kMaxMembers = 64;
 
 std::uint32_t Digest(std::string_view text) { return Crc32c(std::as_bytes(std::span(text))); }
@@ -108,7 +108,8 @@ class ManifestReader final : public JsonEvents {
   }
 
   std::vector<Level> levels_;
-  unsigned index_members_ = 0;  // Of the index, those that are as they must be.
+  // How many members of the index are valid.
+  unsigned index_members_ = 0;
   std::string key_;
   Field field_ = Field::kUnknown;
 };
@@ -140,7 +141,7 @@ bool ManifestReader::TakeAttempt(const JsonScalar& value, std::string& to) {
   return true;
 }
 
-// What is wrong is left out, and the index then goes as a whole.
+// An invalid member does not count, and OnClose then drops the index.
 void ManifestReader::OnIndexMember(const JsonScalar& value) {
   ManifestIndex& index = *manifest.index;
   const bool text = value.kind == JsonScalar::Kind::kText;
@@ -230,8 +231,8 @@ bool ManifestReader::OnScalar(const JsonScalar& value) {
     case At::kFeatures:
       // This version has none yet.
       if (value.kind != JsonScalar::Kind::kText) return FailExpected("strings", value.Describe());
-      return Fail(StatusCode::kUnsupported,
-                  "required_features: expected none that this version does not know, found {}", Quoted(value.text));
+      return Fail(StatusCode::kUnsupported, "required_features: expected none, as this version knows none, found {}",
+                  Quoted(value.text));
     case At::kShards:
       return FailExpected("objects", value.Describe());
     case At::kTop:
@@ -247,7 +248,7 @@ bool ManifestReader::OnKey(std::string_view key) {
   Level& level = levels_.back();
   if (level.at != At::kSkipped) key_ = key;
   if (std::find(level.keys.begin(), level.keys.end(), key) != level.keys.end()) {
-    return Fail("{}: expected it once, found it twice", Quoted(Place(key)));
+    return Fail("{}: expected once, found twice", Quoted(Place(key)));
   }
   if (level.keys.size() == kMaxMembers) return Fail("expected objects of at most {} members, found more", kMaxMembers);
   level.keys.emplace_back(key);
@@ -279,7 +280,7 @@ bool ManifestReader::OnOpen(char bracket) {
       next = At::kShard;
       manifest.shards.emplace_back();
     } else {
-      return FailExpected("another type of value", array ? "an array" : "an object");
+      return FailExpected("another type", array ? "an array" : "an object");
     }
   }
   levels_.push_back({.at = next});
@@ -293,7 +294,7 @@ bool ManifestReader::OnClose() {
   for (const Known& known : kKnown) {
     if (known.at == At::kIndex || known.field == Field::kIndex) continue;
     if (known.at == level.at && std::find(level.keys.begin(), level.keys.end(), known.name) == level.keys.end()) {
-      return Fail("{}: expected it, found none", Place(known.name));
+      return Fail("{}: missing", Place(known.name));
     }
   }
   levels_.pop_back();
@@ -302,19 +303,19 @@ bool ManifestReader::OnClose() {
 
 Status CheckShards(const std::vector<ManifestShard>& shards, std::uint64_t world, const std::string& file) {
   if (shards.size() != world) {
-    return Error(StatusCode::kCorrupt, "{}: shards: expected one for each of the world's {} ranks, found {}", file,
-                 world, shards.size());
+    return Error(StatusCode::kCorrupt, "{}: shards: expected one for each of {} ranks, found {}", file, world,
+                 shards.size());
   }
   std::vector<std::string_view> names;
   names.reserve(shards.size());
   for (const ManifestShard& shard : shards) names.push_back(shard.file);
   std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice == names.end()) return Status::Ok();
-  return Error(StatusCode::kCorrupt, "{}: shards: expected each file once, found {} twice", file, Quoted(*twice));
+  const auto duplicate = std::adjacent_find(names.begin(), names.end());
+  if (duplicate == names.end()) return Status::Ok();
+  return Error(StatusCode::kCorrupt, "{}: shards: expected each file once, found {} twice", file, Quoted(*duplicate));
 }
 
-// A lie about the index is none about the checkpoint.
+// An invalid index does not make the checkpoint invalid.
 bool IsSound(const ManifestIndex& index, const std::vector<ManifestShard>& shards) {
   return index.length <= kMaxIndexBytes && index.head <= std::min(index.length, kMaxIndexHeadBytes) &&
          std::none_of(shards.begin(), shards.end(),
@@ -372,12 +373,10 @@ Result<Manifest> DecodeManifest(std::string_view text, const std::string& file) 
   const std::string_view tail = text.substr(covered);
   const auto stored = tail.size() == kTailBytes ? ParseHex32(tail.substr(kTail.size(), 8)) : std::nullopt;
   if (!stored || !tail.starts_with(kTail) || !tail.ends_with(kEnd)) {
-    return Error(StatusCode::kCorrupt, "{}: digest: expected the file's last member to be one of 8 digits, found none",
-                 file);
+    return Error(StatusCode::kCorrupt, "{}: digest: expected 8 digits in the last member, found none", file);
   }
   if (const std::uint32_t digest = Digest(text.substr(0, covered)); digest != *stored) {
-    return Error(StatusCode::kCorrupt, "{}: digest: expected {:08x} as it says, found {:08x} over its bytes", file,
-                 *stored, digest);
+    return Error(StatusCode::kCorrupt, "{}: digest: expected {:08x}, computed {:08x}", file, *stored, digest);
   }
   ManifestReader reader;
   CAIRN_RETURN_IF_ERROR(ReadJson(text, reader, file));

@@ -11,17 +11,17 @@
 namespace cairn {
 
 inline constexpr std::string_view kManifestName = "manifest.json";
-/// A manifest is small at any world size; a larger file is refused unread.
+/// A manifest is small at any world size. Readers refuse a larger file without reading it.
 inline constexpr std::uint64_t kMaxManifestBytes = 64U << 20;
 
 inline constexpr std::string_view kIndexName = "index.cairn";
-/// The longest index, and the longest head of one. A manifest that names a longer one is read as if it named none.
+/// The maximum sizes of an index and of its head. A larger index in a manifest is ignored.
 inline constexpr std::uint64_t kMaxIndexBytes = 256U << 20;
 inline constexpr std::uint64_t kMaxIndexHeadBytes = 16U << 20;
 
 struct ManifestShard {
-  std::string
-      file;  ///< A plain file name in the checkpoint's folder: no slash, no dot in front, no control characters.
+  /// A plain file name in the checkpoint's folder: no slash, no leading dot, no control characters.
+  std::string file;
   std::uint64_t length = 0;
   std::uint32_t header_digest = 0;
   friend bool operator==(const ManifestShard&, const ManifestShard&) = default;
@@ -35,36 +35,37 @@ struct ManifestParent {
 
 /// Where the checkpoint's index is (see index.h).
 struct ManifestIndex {
-  /// A plain file name, as a shard's; no shard has it.
+  /// A plain file name that no shard has.
   std::string file;
   std::uint64_t length = 0;
-  /// How many bytes of it, the last ones, are its head; and their CRC32C.
+  /// The size of its head, which is its end; and the head's CRC32C.
   std::uint64_t head = 0;
   std::uint32_t digest = 0;
   friend bool operator==(const ManifestIndex&, const ManifestIndex&) = default;
 };
 
-/// What makes a folder a checkpoint.
+/// The file that makes a folder a checkpoint.
 struct Manifest {
-  /// A reader that does not know one of them refuses the checkpoint. This version has none.
+  /// A reader must refuse a checkpoint with a feature that it does not know. This version has none.
   std::vector<std::string> required_features;
   std::uint64_t step = 0;
   std::uint64_t generation = 0;
   std::string attempt;
   std::optional<ManifestParent> parent;
   std::uint64_t world = 1;
-  std::vector<ManifestShard> shards;  ///< One a rank: `world` of them.
-  /// None where there is none, and where what the text says of it cannot be: the checkpoint is as good without.
+  /// One for each rank.
+  std::vector<ManifestShard> shards;
+  /// None if there is none or its member is invalid: the checkpoint is valid without it.
   std::optional<ManifestIndex> index;
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
-/// The file's text: one JSON object whose last member is the CRC32C of all that stands before it. Names and ids must be
-/// as DecodeManifest takes them: plain file names, each once, the index's too; attempts of 1 to 64 letters, digits, '-'
+/// The file's text: one JSON object whose last member is the CRC32C of everything before it. Names and ids must be
+/// valid for DecodeManifest: unique plain file names, including the index's; attempts of 1 to 64 letters, digits, '-'
 /// or '_'; UTF-8.
 [[nodiscard]] std::string EncodeManifest(const Manifest& manifest);
-/// Hostile input. Corrupt names the file, the field, the expected and the found; Unsupported an unknown version or
-/// feature.
+/// The text may be hostile. Corrupt names the file, the field, the expected and the found value; Unsupported names an
+/// unknown version or feature.
 [[nodiscard]] Result<Manifest> DecodeManifest(std::string_view text, const std::string& file);
 
 }  // namespace cairn

@@ -12,10 +12,10 @@ NameIndex::NameIndex(const std::vector<ShardTensor>& tensors) : tensors_(tensors
   std::sort(entries_.begin(), entries_.end(), [&tensors](const auto& a, const auto& b) {
     return a.first != b.first ? a.first < b.first : tensors[a.second].name < tensors[b.second].name;
   });
-  const auto twin = std::adjacent_find(entries_.begin(), entries_.end(), [&tensors](const auto& a, const auto& b) {
+  const auto equal = std::adjacent_find(entries_.begin(), entries_.end(), [&tensors](const auto& a, const auto& b) {
     return a.first == b.first && tensors[a.second].name == tensors[b.second].name;
   });
-  if (twin != entries_.end()) duplicate_ = twin->second;
+  if (equal != entries_.end()) duplicate_ = equal->second;
 }
 
 std::optional<std::size_t> NameIndex::Find(std::string_view name) const {

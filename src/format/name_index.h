@@ -10,19 +10,20 @@
 
 namespace cairn {
 
-/// Finds a shard's tensors by name. Sorted by hash and name: hostile names cost no more than others.
+/// Finds a shard's tensors by name. Sorted by hash, then name, so that hostile names cost no more than others.
 class NameIndex {
  public:
-  /// `tensors` must stay as they are while the index is used.
+  /// `tensors` must not change while the index is used.
   explicit NameIndex(const std::vector<ShardTensor>& tensors);
 
   [[nodiscard]] std::optional<std::size_t> Find(std::string_view name) const;
-  /// A tensor whose name another one has too.
+  /// A tensor whose name is not unique.
   [[nodiscard]] std::optional<std::size_t> duplicate() const { return duplicate_; }
 
  private:
   const std::vector<ShardTensor>& tensors_;
-  std::vector<std::pair<std::size_t, std::size_t>> entries_;  // {hash of the name, index}
+  // {hash of the name, index}
+  std::vector<std::pair<std::size_t, std::size_t>> entries_;
   std::optional<std::size_t> duplicate_;
 };
 

@@ -31,7 +31,7 @@ bool RecordsReader::OnScalar(const JsonScalar& value) {
       return FailExpected("an object", value.Describe());
     case At::kStrings:
       if (value.kind != JsonScalar::Kind::kText) return FailExpected("a string", value.Describe());
-      if (!strings_.emplace(string_name_, value.text).second) return FailExpected("it once", "it twice");
+      if (!strings_.emplace(string_name_, value.text).second) return FailExpected("once", "twice");
       return true;
     case At::kRecord:
       if (field_ != 0) return FailExpected("an array", value.Describe());
@@ -64,10 +64,10 @@ bool RecordsReader::OnKey(std::string_view key) {
   } else if (key == fields_.lists[1]) {
     field_ = 2;
   } else {
-    return Fail("tensor {}: expected {}, {} and {} alone, found {}", Quoted(record_.name), fields_.text,
+    return Fail("tensor {}: expected only {}, {} and {}, found {}", Quoted(record_.name), fields_.text,
                 fields_.lists[0], fields_.lists[1], Quoted(key));
   }
-  if ((seen_ & 1U << field_) != 0) return FailExpected("it once", "it twice");
+  if ((seen_ & 1U << field_) != 0) return FailExpected("once", "twice");
   seen_ |= 1U << field_;
   return true;
 }
@@ -80,7 +80,7 @@ bool RecordsReader::OnOpen(char bracket) {
     case At::kTop:
       if (bracket != '{') return FailExpected("an object", "an array");
       if (!strings_name_.empty() && record_.name == strings_name_) {
-        if (strings_seen_) return FailExpected("it once", "it twice");
+        if (strings_seen_) return FailExpected("once", "twice");
         strings_seen_ = true;
         at_ = At::kStrings;
         return true;
@@ -121,7 +121,7 @@ bool RecordsReader::OnClose() {
   at_ = At::kTop;
   for (unsigned field = 0; field < 3; ++field) {
     if ((seen_ & 1U << field) == 0) {
-      return Fail("tensor {}: expected {}, found none", Quoted(record_.name),
+      return Fail("tensor {}: {}: missing", Quoted(record_.name),
                   field == 0 ? fields_.text : fields_.lists.at(field - 1));
     }
   }

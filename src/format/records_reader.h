@@ -11,10 +11,10 @@
 
 namespace cairn {
 
-/// {name: {text field, list field, list field}, ...}: the form of a safetensors header and of cairn.parts.
+/// Reads {name: {text field, list field, list field}, ...}: a safetensors header or cairn.parts.
 ///
-/// Each record has all three fields, each once, and no others; the lists hold natural numbers below 2^63. Whether the
-/// records' names are unique is for the derived class to see. One name may stand for a table of strings instead.
+/// Each record has exactly these three fields; the lists hold natural numbers below 2^63. The derived class checks that
+/// the records' names are unique. The member of one name may be a table of strings instead.
 class RecordsReader : public JsonEvents {
  public:
   bool OnScalar(const JsonScalar& value) final;
@@ -27,10 +27,10 @@ class RecordsReader : public JsonEvents {
     std::string_view text;
     std::array<std::string_view, 2> lists;
   };
-  /// `strings` is the name of the member that is a table of strings; empty: there is none.
+  /// `strings` is the name of the member that is a table of strings, or empty.
   RecordsReader(Fields fields, std::string_view strings) : fields_(fields), strings_name_(strings) {}
 
-  /// The members are valid during the call.
+  /// Valid during the call.
   struct Record {
     std::string name;
     std::string text;
@@ -50,8 +50,10 @@ class RecordsReader : public JsonEvents {
   const std::string_view strings_name_;
   At at_ = At::kOutside;
   Record record_;
-  unsigned seen_ = 0;   // Bit 0: the text; bits 1 and 2: the lists.
-  unsigned field_ = 0;  // The field whose value comes next; 0 text, 1 and 2 lists.
+  // Bit 0: the text; bits 1 and 2: the lists.
+  unsigned seen_ = 0;
+  // The field whose value comes next, numbered in the same way.
+  unsigned field_ = 0;
   std::string string_name_;
   bool strings_seen_ = false;
 };

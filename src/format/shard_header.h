@@ -19,34 +19,39 @@ inline constexpr int kFormatVersion = 1;
 /// The safetensors limit on a header's length, in bytes.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
-/// One tensor of a shard; offsets count from the first data byte.
+/// One tensor of a shard. `begin` and `end` count from the first data byte.
 struct ShardTensor {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  std::optional<TensorPart> part;  ///< Absent: a whole tensor.
+  /// None for a whole tensor.
+  std::optional<TensorPart> part;
   friend bool operator==(const ShardTensor&, const ShardTensor&) = default;
 };
 
-/// All that a shard's header says. A plain safetensors file, written by others, decodes with cairn == false.
+/// The contents of a shard's header. A safetensors file of other software decodes with cairn == false.
 struct ShardHeader {
-  bool cairn = true;  ///< Whether the cairn.* keys are there; the fields below `tensors` mean nothing where not.
-  std::vector<ShardTensor> tensors;  ///< In the order of their bytes; contiguous, no holes, begin of the first is 0.
+  /// Whether the cairn.* keys are there. Otherwise the fields after `tensors` mean nothing.
+  bool cairn = true;
+  /// In the order of their bytes: contiguous from 0, without holes.
+  std::vector<ShardTensor> tensors;
 
   std::uint64_t step = 0;
   std::string attempt;
   std::uint64_t shard = 0;
-  std::map<std::string, std::string> aliases;  ///< Tied tensors: name -> the name in `tensors` that holds its bytes.
+  /// Tied tensors: a name -> the name in `tensors` that holds its bytes.
+  std::map<std::string, std::string> aliases;
   Values values;
-  std::vector<std::uint32_t> sums;  ///< CRC32C of each kChecksumBlock of data; empty where checksums were off.
+  /// CRC32C of each kChecksumBlock of data; empty without checksums.
+  std::vector<std::uint32_t> sums;
   bool checksums = true;
 
-  /// The __metadata__ entries that this version does not know: others' keys, and cairn.* keys that later versions add.
-  /// Writers may set others' keys alone.
+  /// The __metadata__ entries that this version does not know: other software's keys and cairn.* keys of later
+  /// versions. Writers may not set cairn.* keys.
   std::map<std::string, std::string> metadata;
-  /// File offset of the first data byte. A multiple of 4096 for Cairn's files. Set by decode and by ShardHeaderWriter.
+  /// File offset of the first data byte; in Cairn's files a multiple of 4096. Set by DecodeShardHeader.
   std::uint64_t data_begin = 0;
 
   [[nodiscard]] std::uint64_t data_bytes() const { return tensors.empty() ? 0 : tensors.back().end; }
@@ -54,53 +59,55 @@ struct ShardHeader {
   friend bool operator==(const ShardHeader&, const ShardHeader&) = default;
 };
 
-/// The bytes in front of a shard's data, made in two goes: its length is fixed by the tensors, its checksums come last.
+/// Makes the bytes before a shard's data in two steps: the tensors determine their length, and the checksums come last.
 class ShardHeaderWriter {
  public:
-  /// Lays the header out, with zeros for sums (header.sums is ignored; there will be one for each started
-  /// kChecksumBlock of data, none where header.checksums is off). Where header.cairn is off, a plain safetensors file's
-  /// header: tensors and metadata alone. InvalidArgument, naming the tensor, for what readers would refuse: a header
-  /// above kMaxHeaderBytes, naming its size; a tensor named __metadata__; names that are not UTF-8 or there twice;
-  /// offsets that are not contiguous from 0; parts beyond their whole; aliases of nothing; values that are no JSON.
-  /// ResourceExhausted.
+  /// Lays out the header, with zeros for the checksums: one for each started kChecksumBlock of data, or none if
+  /// header.checksums is false. Ignores header.sums. If header.cairn is false, makes a plain safetensors header of
+  /// tensors and metadata. InvalidArgument, naming the tensor, for what readers would refuse: a header above
+  /// kMaxHeaderBytes (names its size); a tensor named __metadata__; names that are duplicate or not UTF-8; offsets that
+  /// are not contiguous from 0; parts beyond their global shape; aliases of unknown tensors; invalid values.
+  /// ResourceExhausted without memory.
   [[nodiscard]] static Result<ShardHeaderWriter> Make(const ShardHeader& header);
 
-  /// Where the data begins: the length of bytes(), a multiple of 4096.
+  /// The offset of the data: the length of bytes(), a multiple of 4096.
   [[nodiscard]] std::uint64_t data_begin() const { return size_; }
   [[nodiscard]] std::size_t sum_count() const { return sum_count_; }
-  /// Fills the table in. `sums` has sum_count() entries. May be called again.
+  /// Fills in the checksums. `sums` has sum_count() entries. May be called again.
   void SetSums(std::span<const std::uint32_t> sums);
-  /// The length word, the JSON text and its padding: file offsets 0 to data_begin(). At an address that is a multiple
-  /// of 4096, to be written as it stands; lives as long as this.
+  /// The length word, the JSON text and its padding: file offsets 0 to data_begin(). Aligned to 4096, so that it can be
+  /// written directly. Valid as long as this.
   [[nodiscard]] std::string_view bytes() const { return {block_.get(), size_}; }
-  /// CRC32C of bytes(): goes into the manifest. Only the table is read for it.
+  /// CRC32C of bytes(), for the manifest. Reads only the table of checksums.
   [[nodiscard]] std::uint32_t digest() const;
 
  private:
   struct Parts {
-    Bytes before, table, behind;
+    Bytes before, table, after;
   };
   [[nodiscard]] Parts Split() const;
 
   std::unique_ptr<char, decltype(&std::free)> block_{nullptr, &std::free};
   std::uint64_t size_ = 0;
-  std::size_t sums_at_ = 0;  // Where the table's first digit is.
+  // The offset of the table's first digit.
+  std::size_t sums_at_ = 0;
   std::size_t sum_count_ = 0;
-  std::uint32_t digest_before_ = 0;  // Of what stands in front of the table, and behind it.
-  std::uint32_t digest_behind_ = 0;
+  // Of the bytes before and after the table.
+  std::uint32_t digest_before_ = 0;
+  std::uint32_t digest_after_ = 0;
 };
 
-/// From the first 8 bytes of a file: how many bytes the header has in all, the length word included. Corrupt where it
-/// is above the limit or beyond the file. `file` is for messages.
+/// The header's total size, including the length word, from the first 8 bytes of a file. Corrupt if it exceeds the
+/// limit or the file. `file` is for messages.
 [[nodiscard]] Result<std::uint64_t> ShardHeaderLength(Bytes first8, std::uint64_t file_bytes, const std::string& file);
 
-/// Reads a header as hostile input. `bytes` is the length word and the whole JSON text; `file_bytes` the file's size.
-/// Corrupt, naming the file, the tensor, what was expected and what was found; Unsupported for an unknown format
+/// Decodes a header, which may be hostile. `bytes` is the length word and the whole JSON text, `file_bytes` the file's
+/// size. Corrupt names the file, the tensor, the expected and the found value; Unsupported names an unknown format
 /// version.
 [[nodiscard]] Result<ShardHeader> DecodeShardHeader(Bytes bytes, std::uint64_t file_bytes, const std::string& file);
 
-/// Typed values <-> JSON text of one object. Every value comes back with its type and its bits. What is encoded must be
-/// as State::Set takes it; decoding takes hostile input (Corrupt, beginning with `file`).
+/// Converts typed values to and from a JSON object, preserving types and bits. EncodeValues needs values that
+/// State::Set accepts; DecodeValues may get hostile input (Corrupt; the message begins with `file`).
 [[nodiscard]] std::string EncodeValues(const Values& values);
 [[nodiscard]] Result<Values> DecodeValues(std::string_view json, const std::string& file);
 

@@ -37,8 +37,7 @@ class HeaderReader final : public RecordsReader {
     }
     const auto bytes = TensorBytes(*dtype, shape);
     if (!bytes) {
-      return Fail("tensor {}: shape: expected extents of at most 2^62 bytes together, found {}", Quoted(record.name),
-                  Listed(shape));
+      return Fail("tensor {}: shape: expected at most 2^62 bytes, found {}", Quoted(record.name), Listed(shape));
     }
     if (offsets[1] < offsets[0] || static_cast<std::uint64_t>(offsets[1] - offsets[0]) != *bytes) {
       return Fail("tensor {}: data_offsets: expected {} bytes for {} of shape {}, found [{}, {}]", Quoted(record.name),
@@ -61,9 +60,9 @@ class PartsReader final : public RecordsReader {
  private:
   bool OnRecord(const Record& record) override {
     const auto found = index_.Find(record.name);
-    if (!found) return Fail("tensor {}: expected it in the shard, found none of the name", Quoted(record.name));
+    if (!found) return Fail("tensor {}: not in the shard", Quoted(record.name));
     ShardTensor& tensor = tensors_[*found];
-    if (tensor.part) return Fail("tensor {}: expected it once, found it twice", Quoted(record.name));
+    if (tensor.part) return Fail("tensor {}: expected once, found twice", Quoted(record.name));
     tensor.part = {.logical_name = record.text, .global_shape = record.lists[0], .offset = record.lists[1]};
     if (const auto problem = PartProblem(tensor.dtype, tensor.shape, *tensor.part); !problem.empty()) {
       return Fail("tensor {}: {}", Quoted(record.name), problem);
@@ -86,10 +85,10 @@ class AliasesReader final : public JsonEvents {
       return Fail("alias {}: expected the name of a tensor in the shard, found {}", Quoted(name_), value.Describe());
     }
     if (name_ == kMetadata || index_.Find(name_)) {
-      return Fail("alias {}: expected a name of its own, found a tensor of that name", Quoted(name_));
+      return Fail("alias {}: expected a new name, found that of a tensor", Quoted(name_));
     }
     if (!aliases.emplace(name_, value.text).second) {
-      return Fail("alias {}: expected it once, found it twice", Quoted(name_));
+      return Fail("alias {}: expected once, found twice", Quoted(name_));
     }
     return true;
   }
@@ -111,7 +110,7 @@ class AliasesReader final : public JsonEvents {
   bool open_ = false;
 };
 
-// Contiguous from 0 to the last byte of the file, whatever the order in the JSON.
+// Sorts the tensors by offset and checks that they are contiguous from 0 to the end of the file.
 Status PlaceTensors(std::vector<ShardTensor>& tensors, std::uint64_t data_bytes, const std::string& file) {
   const auto before = [](const ShardTensor& a, const ShardTensor& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
@@ -126,16 +125,15 @@ Status PlaceTensors(std::vector<ShardTensor>& tensors, std::uint64_t data_bytes,
     end = tensor.end;
   }
   if (end != data_bytes) {
-    return Error(StatusCode::kCorrupt, "{}: expected {} bytes of data for its tensors, found {}", file, end,
-                 data_bytes);
+    return Error(StatusCode::kCorrupt, "{}: data of the tensors: expected {} bytes, found {}", file, end, data_bytes);
   }
   return Status::Ok();
 }
 
-// A member of __metadata__ that is taken out once it is understood.
+// Removes a member of __metadata__ and returns it.
 Result<std::string> TakeText(Strings& metadata, std::string_view key, const std::string& file) {
   const auto found = metadata.find(std::string(key));
-  if (found == metadata.end()) return Error(StatusCode::kCorrupt, "{}: {}: expected it, found none", file, key);
+  if (found == metadata.end()) return Error(StatusCode::kCorrupt, "{}: {}: missing", file, key);
   std::string text = std::move(found->second);
   metadata.erase(found);
   return text;
@@ -168,7 +166,7 @@ Status TakeSums(Strings& metadata, ShardHeader& header, const std::string& file)
   for (std::size_t i = 0; i < digits.size(); i += 8) {
     const auto sum = ParseHex32(std::string_view(digits).substr(i, 8));
     if (!sum) {
-      return Error(StatusCode::kCorrupt, "{}: {}: expected lower-case hexadecimal digits for block {}, found {}", file,
+      return Error(StatusCode::kCorrupt, "{}: {}: block {}: expected 8 lower-case hexadecimal digits, found {}", file,
                    kSumsKey, i / 8, Quoted(std::string_view(digits).substr(i, 8)));
     }
     header.sums.push_back(*sum);
@@ -176,7 +174,7 @@ Status TakeSums(Strings& metadata, ShardHeader& header, const std::string& file)
   return Status::Ok();
 }
 
-// The tables that are JSON within a string, each left out where it is empty.
+// The tables that are JSON in a string. Empty ones are omitted.
 Status TakeTables(Strings& metadata, ShardHeader& header, const NameIndex& index, const std::string& file) {
   const auto where = [&file](std::string_view key) { return fmt::format("{}: {}", file, key); };
   if (metadata.contains(std::string(kPartsKey))) {
@@ -197,8 +195,8 @@ Status TakeTables(Strings& metadata, ShardHeader& header, const NameIndex& index
   return Status::Ok();
 }
 
-Status TakeOwn(Strings& metadata, ShardHeader& header, const NameIndex& index, const std::string& file) {
-  // First of all, because another version may mean something else by every other key.
+Status TakeCairnKeys(Strings& metadata, ShardHeader& header, const NameIndex& index, const std::string& file) {
+  // First, because in another version all other keys may have another meaning.
   CAIRN_ASSIGN_OR_RETURN(const std::uint64_t version, TakeNumber(metadata, kVersionKey, file));
   if (version != kFormatVersion) {
     return Error(StatusCode::kUnsupported, "{}: {}: expected {}, found {}", file, kVersionKey, kFormatVersion, version);
@@ -211,7 +209,7 @@ Status TakeOwn(Strings& metadata, ShardHeader& header, const NameIndex& index, c
   }
   CAIRN_ASSIGN_OR_RETURN(header.shard, TakeNumber(metadata, kShardKey, file));
   if (header.data_begin % kBlock != 0) {
-    return Error(StatusCode::kCorrupt, "{}: expected the data to begin at a multiple of {}, found {}", file, kBlock,
+    return Error(StatusCode::kCorrupt, "{}: start of the data: expected a multiple of {}, found {}", file, kBlock,
                  header.data_begin);
   }
   CAIRN_RETURN_IF_ERROR(TakeSums(metadata, header, file));
@@ -252,15 +250,15 @@ Result<ShardHeader> DecodeShardHeader(Bytes bytes, std::uint64_t file_bytes, con
   header.tensors = std::move(reader.tensors);
   CAIRN_RETURN_IF_ERROR(PlaceTensors(header.tensors, file_bytes - length, file));
   const NameIndex index(header.tensors);
-  if (const auto twice = index.duplicate()) {
-    return Error(StatusCode::kCorrupt, "{}: tensor {}: expected it once, found it twice", file,
-                 Quoted(header.tensors[*twice].name));
+  if (const auto duplicate = index.duplicate()) {
+    return Error(StatusCode::kCorrupt, "{}: tensor {}: expected once, found twice", file,
+                 Quoted(header.tensors[*duplicate].name));
   }
   Strings metadata = reader.TakeMetadata();
-  const auto own = metadata.lower_bound(std::string(kOwnPrefix));
-  header.cairn = own != metadata.end() && own->first.starts_with(kOwnPrefix);
+  const auto own = metadata.lower_bound(std::string(kCairnPrefix));
+  header.cairn = own != metadata.end() && own->first.starts_with(kCairnPrefix);
   if (header.cairn) {
-    CAIRN_RETURN_IF_ERROR(TakeOwn(metadata, header, index, file));
+    CAIRN_RETURN_IF_ERROR(TakeCairnKeys(metadata, header, index, file));
   } else {
     header.checksums = false;
   }

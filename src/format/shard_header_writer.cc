@@ -21,7 +21,7 @@ constexpr std::size_t kLengthWord = 8;
 constexpr std::size_t kSumDigits = 8;
 constexpr std::size_t kHugePage = 2U << 20;
 
-// To be freed. In huge pages where it is large: a write of it pins each page that it has.
+// Free it with std::free. A large block uses huge pages, because a write pins each of its pages.
 char* AlignedBlock(std::size_t bytes) {
   if (bytes < kHugePage) return static_cast<char*>(std::aligned_alloc(kBlock, bytes));
   const std::size_t length = AlignUp(bytes, kHugePage);
@@ -36,22 +36,22 @@ Status CheckTensors(const ShardHeader& header) {
     const auto invalid = [&tensor](const std::string& what) {
       return Error(StatusCode::kInvalidArgument, "tensor {}: {}", Quoted(tensor.name), what);
     };
-    if (tensor.name == kMetadata) return invalid("safetensors keeps this name for itself");
+    if (tensor.name == kMetadata) return invalid("safetensors reserves this name");
     if (!IsUtf8(tensor.name)) {
-      return Error(StatusCode::kInvalidArgument, "a tensor's name is no UTF-8 text: {:?}",
+      return Error(StatusCode::kInvalidArgument, "a tensor's name is not valid UTF-8: {:?}",
                    std::string_view(tensor.name));
     }
     const auto bytes = TensorBytes(tensor.dtype, tensor.shape);
     if (!bytes) {
-      return invalid("expected extents of at most 2^62 bytes together, found " + Listed(tensor.shape));
+      return invalid("expected at most 2^62 bytes, found " + Listed(tensor.shape));
     }
     if (tensor.begin != end || tensor.end < tensor.begin || tensor.end - tensor.begin != *bytes) {
       return invalid(
-          fmt::format("expected {} bytes from {} on, found offsets [{}, {}]", *bytes, end, tensor.begin, tensor.end));
+          fmt::format("expected {} bytes from {}, found offsets [{}, {}]", *bytes, end, tensor.begin, tensor.end));
     }
     end = tensor.end;
     if (!tensor.part) continue;
-    if (!IsUtf8(tensor.part->logical_name)) return invalid("its whole's name is no UTF-8 text");
+    if (!IsUtf8(tensor.part->logical_name)) return invalid("its logical name is not valid UTF-8");
     if (const auto problem = PartProblem(tensor.dtype, tensor.shape, *tensor.part); !problem.empty()) {
       return invalid("part: " + problem);
     }
@@ -61,19 +61,20 @@ Status CheckTensors(const ShardHeader& header) {
 
 Status CheckNames(const ShardHeader& header) {
   const NameIndex index(header.tensors);
-  if (const auto twice = index.duplicate()) {
-    return Error(StatusCode::kInvalidArgument, "tensor {}: the name is there twice",
-                 Quoted(header.tensors[*twice].name));
+  if (const auto duplicate = index.duplicate()) {
+    return Error(StatusCode::kInvalidArgument, "tensor {}: expected once, found twice",
+                 Quoted(header.tensors[*duplicate].name));
   }
   for (const auto& [name, target] : header.aliases) {
     if (!IsUtf8(name)) {
-      return Error(StatusCode::kInvalidArgument, "an alias's name is no UTF-8 text: {:?}", std::string_view(name));
+      return Error(StatusCode::kInvalidArgument, "an alias's name is not valid UTF-8: {:?}", std::string_view(name));
     }
     if (name == kMetadata || index.Find(name)) {
-      return Error(StatusCode::kInvalidArgument, "alias {}: the name is taken", Quoted(name));
+      return Error(StatusCode::kInvalidArgument, "alias {}: expected a new name, found that of a tensor", Quoted(name));
     }
     if (!index.Find(target)) {
-      return Error(StatusCode::kInvalidArgument, "alias {}: no tensor {}", Quoted(name), Quoted(target));
+      return Error(StatusCode::kInvalidArgument, "alias {}: expected the name of a tensor in the shard, found {}",
+                   Quoted(name), Quoted(target));
     }
   }
   return Status::Ok();
@@ -82,10 +83,10 @@ Status CheckNames(const ShardHeader& header) {
 Status CheckMetadata(const ShardHeader& header) {
   for (const auto& [key, value] : header.metadata) {
     if (!IsUtf8(key) || !IsUtf8(value)) {
-      return Error(StatusCode::kInvalidArgument, "metadata {:?} is no UTF-8 text", std::string_view(key));
+      return Error(StatusCode::kInvalidArgument, "metadata {:?}: not valid UTF-8", std::string_view(key));
     }
-    if (key.starts_with(kOwnPrefix)) {
-      return Error(StatusCode::kInvalidArgument, "metadata {}: keys with cairn. are Cairn's own", Quoted(key));
+    if (key.starts_with(kCairnPrefix)) {
+      return Error(StatusCode::kInvalidArgument, "metadata {}: keys that begin with cairn. are reserved", Quoted(key));
     }
   }
   if (header.cairn && !IsAttemptId(header.attempt)) {
@@ -134,7 +135,7 @@ std::string AliasesJson(const std::map<std::string, std::string>& aliases) {
   return out;
 }
 
-// The name in front is written already.
+// Appends a tensor without its name.
 void AppendTensor(std::string& out, const ShardTensor& tensor) {
   out += "{\"dtype\":\"";
   out += DTypeName(tensor.dtype);
@@ -147,7 +148,7 @@ void AppendTensor(std::string& out, const ShardTensor& tensor) {
   out += "]}";
 }
 
-// Appends members to a JSON object whose bracket is open already.
+// Appends members to a JSON object that is already open.
 class Members {
  public:
   explicit Members(std::string& out) : out_(out) {}
@@ -173,7 +174,7 @@ class Members {
   bool first_ = true;
 };
 
-// What readers would refuse is refused here: not finite, not UTF-8, no JSON.
+// Refuses what readers would refuse: values that are not finite, not UTF-8 or invalid JSON.
 Result<std::string> ValuesJson(const Values& values) {
   std::string json = EncodeValues(values);
   if (const auto read = DecodeValues(json, "values"); !read.ok()) {
@@ -182,7 +183,7 @@ Result<std::string> ValuesJson(const Values& values) {
   return json;
 }
 
-// Returns where the first digit of the checksums' table is; 0 where there is none.
+// Returns the offset of the checksum table's first digit; 0 if there is none.
 std::size_t AppendMetadata(std::string& out, const ShardHeader& header, const std::string& values,
                            std::size_t sum_count) {
   std::size_t sums_at = 0;
@@ -222,8 +223,7 @@ Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
   if (header.cairn && header.checksums) writer.sum_count_ = DivideUp(header.data_bytes(), kChecksumBlock);
   if (writer.sum_count_ > kMaxHeaderBytes / kSumDigits) {
     return Error(StatusCode::kInvalidArgument,
-                 "{} bytes in one shard: their checksums alone take more than the {} bytes "
-                 "that safetensors allows a header",
+                 "a shard of {} bytes: its checksums need more than the {} bytes that safetensors allows for a header",
                  header.data_bytes(), kMaxHeaderBytes);
   }
   std::string out;
@@ -244,8 +244,8 @@ Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
 
   const std::uint64_t length = out.size() - kLengthWord;
   if (length > kMaxHeaderBytes) {
-    return Error(StatusCode::kInvalidArgument, "a header of {} bytes for {} tensors: safetensors allows {}", length,
-                 header.tensors.size(), kMaxHeaderBytes);
+    return Error(StatusCode::kInvalidArgument, "a header for {} tensors: expected at most {} bytes, found {}",
+                 header.tensors.size(), kMaxHeaderBytes, length);
   }
   for (std::size_t i = 0; i < kLengthWord; ++i) out[i] = static_cast<char>(length >> 8 * i & 0xff);
   writer.size_ = out.size();
@@ -254,9 +254,9 @@ Result<ShardHeaderWriter> ShardHeaderWriter::Make(const ShardHeader& header) {
     return Error(StatusCode::kResourceExhausted, "no memory for a header of {} bytes", out.size());
   }
   std::copy(out.begin(), out.end(), writer.block_.get());
-  const auto [before, table, behind] = writer.Split();
+  const auto [before, table, after] = writer.Split();
   writer.digest_before_ = Crc32c(before);
-  writer.digest_behind_ = Crc32c(behind);
+  writer.digest_after_ = Crc32c(after);
   return writer;
 }
 
@@ -274,8 +274,8 @@ void ShardHeaderWriter::SetSums(std::span<const std::uint32_t> sums) {
 }
 
 std::uint32_t ShardHeaderWriter::digest() const {
-  const auto [before, table, behind] = Split();
-  return Crc32cCombine(Crc32c(table, digest_before_), digest_behind_, behind.size());
+  const auto [before, table, after] = Split();
+  return Crc32cCombine(Crc32c(table, digest_before_), digest_after_, after.size());
 }
 
 }  // namespace cairn

@@ -4,10 +4,10 @@
 
 namespace cairn {
 
-// The keys in a shard's __metadata__, as docs/format.md describes them. A key that was ever released is never given
-// another meaning; what a reader of this version does not know it leaves alone.
+// The keys in a shard's __metadata__, as docs/format.md describes them. A released key never changes its meaning.
+// Readers ignore keys that they do not know.
 inline constexpr std::string_view kMetadata = "__metadata__";
-inline constexpr std::string_view kOwnPrefix = "cairn.";
+inline constexpr std::string_view kCairnPrefix = "cairn.";
 inline constexpr std::string_view kVersionKey = "cairn.format_version";
 inline constexpr std::string_view kStepKey = "cairn.step";
 inline constexpr std::string_view kAttemptKey = "cairn.attempt";

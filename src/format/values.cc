@@ -20,7 +20,7 @@ struct ValueWriter {
   void operator()(bool value) const { out += value ? "true" : "false"; }
   void operator()(std::int64_t value) const { fmt::format_to(std::back_inserter(out), "{}", value); }
   void operator()(double value) const {
-    const std::string text = fmt::format("{}", value);  // The shortest that reads back as the same bits.
+    const std::string text = fmt::format("{}", value);  // The shortest text that parses to the same bits.
     out += text;
     if (text.find_first_of(".e") == std::string::npos) out += ".0";
   }
@@ -36,23 +36,23 @@ class ValuesReader final : public JsonEvents {
  public:
   bool OnScalar(const JsonScalar& value) override {
     if (depth_ == 1) return Store(value);
-    if (value.kind != JsonScalar::Kind::kText) return FailTagged("JSON text in a string", value.Describe());
-    if (!IsJson(value.text)) return FailTagged("JSON text in a string", value.Describe());
+    if (value.kind != JsonScalar::Kind::kText) return FailTagged("JSON in a string", value.Describe());
+    if (!IsJson(value.text)) return FailTagged("JSON in a string", value.Describe());
     return Insert(Json{std::string(value.text)});
   }
   bool OnKey(std::string_view key) override {
     if (depth_ == 1) {
       name_ = key;
-      if (values.contains(name_)) return Fail("value {}: expected it once, found it twice", Quoted(name_));
+      if (values.contains(name_)) return Fail("value {}: expected once, found twice", Quoted(name_));
       return true;
     }
-    if (key != kJsonTag) return FailTagged("the key \"json\" alone", Quoted(key));
-    if (values.contains(name_)) return FailTagged("the key \"json\" once", "it twice");
+    if (key != kJsonTag) return FailTagged("only the key \"json\"", Quoted(key));
+    if (values.contains(name_)) return FailTagged("the key \"json\" once", "two");
     return true;
   }
   bool OnOpen(char bracket) override {
-    if (depth_ != 0 && bracket == '[') return FailTagged("no array", "one");
-    if (depth_ == 2) return FailTagged("JSON text in a string", "an object");
+    if (depth_ != 0 && bracket == '[') return FailTagged("no array", "an array");
+    if (depth_ == 2) return FailTagged("JSON in a string", "an object");
     ++depth_;
     return true;
   }
@@ -79,7 +79,7 @@ class ValuesReader final : public JsonEvents {
       case JsonScalar::Kind::kNegative:
         return Insert(value.negative);
       case JsonScalar::Kind::kReal:
-        // The parser turns integers that are too large into doubles: that would change the value.
+        // The parser converts integers that are too large to doubles, which would change the value.
         if (value.text.find_first_of(".eE") == std::string_view::npos) return FailInteger(value);
         return Insert(value.real);
     }

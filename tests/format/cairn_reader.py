@@ -1,4 +1,4 @@
-"""A second reader of Cairn's files, written from docs/format.md alone. It checks what that says a reader must check."""
+"""A second reader of Cairn's files, written only from docs/format.md. It checks what a reader must check."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def crc32c(data):
 
 def _unique(pairs):
     members = dict(pairs)
-    assert len(members) == len(pairs), "a name twice"
+    assert len(members) == len(pairs), "duplicate name"
     return members
 
 
@@ -80,7 +80,7 @@ def read_shard(folder, entry):
 
 
 class _Numbers:
-    """Hostile bytes, read from the left."""
+    """Reads hostile bytes from the left."""
 
     def __init__(self, data):
         self.data, self.at = data, 0
@@ -89,7 +89,7 @@ class _Numbers:
         return self.at < len(self.data)
 
     def take(self, length):
-        assert length <= len(self.data) - self.at, "ends early"
+        assert length <= len(self.data) - self.at, "truncated"
         self.at += length
         return self.data[self.at - length : self.at]
 
@@ -101,13 +101,13 @@ class _Numbers:
             shift += 7
             if byte < 0x80:
                 break
-        assert byte != 0 or shift == 7, "a longer spelling than needed"
+        assert byte != 0 or shift == 7, "not the shortest encoding"
         assert value <= most, (value, most)
         return value
 
 
 class Index:
-    """Which shards hold what. Reads the head at once, blocks as they are needed."""
+    """Which shards hold what. Reads the head at once, and blocks on demand."""
 
     def __init__(self, folder, manifest):
         member = manifest["index"]
@@ -134,7 +134,7 @@ class Index:
             return file.read(length)
 
     def find(self, name):
-        """Pieces (shard, offset, shape) of the tensor, from the blocks that may have some."""
+        """The tensor's pieces (shard, offset, shape), from the blocks that may hold some."""
         name = name.encode()
         same = [i for i, block in enumerate(self.blocks) if block[0] == name]
         lower = [i for i, block in enumerate(self.blocks) if block[0] < name]
@@ -176,7 +176,7 @@ class Index:
 
 
 def pieces_of_headers(folder, manifest):
-    """The same from the shards' headers."""
+    """All pieces, from the shards' headers."""
     found = set()
     for shard, entry in enumerate(manifest["shards"]):
         own, tensors, parts, _ = read_shard(folder, entry)

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 constexpr std::uint64_t kShards = 16;
 constexpr std::uint64_t kFar = std::uint64_t{1} << 62;
 
-// A block of such bytes, which begins with that name, at byte 100 of the file; its digest is right.
+// Reads these bytes as a block at byte 100 of the file, with a valid digest.
 Status ReadBlock(const std::string& bytes, const std::string& first_name = "w", std::uint64_t shards = kShards) {
   const IndexHead::Block which{
       .first_name = first_name, .begin = 100, .length = bytes.size(), .digest = Crc32c(AsBytes(bytes))};
@@ -29,7 +29,7 @@ std::string Numbers(std::initializer_list<std::uint64_t> numbers) {
   return bytes;
 }
 
-// An entry "w", of which the numbers are given.
+// An entry "w" with these numbers.
 std::string W(std::initializer_list<std::uint64_t> numbers) { return std::string("\0\1w", 3) + Numbers(numbers); }
 
 void ExpectBroken(const Status& status, const std::string& words, StatusCode code = StatusCode::kCorrupt) {
@@ -41,7 +41,7 @@ void ExpectBrokenEntry(const std::string& bytes, const std::string& words, int e
   ExpectBroken(ReadBlock(bytes), "block at 100: entry " + std::to_string(entry) + ": " + words);
 }
 
-TEST(IndexBlockCorruption, SoundOnesAreTaken) {
+TEST(IndexBlockCorruption, ValidBlocksAreAccepted) {
   for (const std::string& bytes : {W({0, 15}), W({1, 0, 16, 1}), W({1, 1, 8, 2}), W({4, 0, 1, 2, 3, 4}),
                                    W({5, 0, 4, 1, 1, 2, 0, 0, 7, 2}), W({5, 0, 2, 1, 0, kFar - 2, 1, 0, 1, 0}),
                                    W({2, 0, kFar, 0}), W({2, 0, 0, kFar}), W({4, 0, 0, 0, kFar / 4, 4})}) {
@@ -50,7 +50,7 @@ TEST(IndexBlockCorruption, SoundOnesAreTaken) {
   }
 }
 
-TEST(IndexBlockCorruption, OneFlippedBitAnywhereIsFound) {
+TEST(IndexBlockCorruption, AnyFlippedBitIsDetected) {
   const auto built = Build(DocumentedIndex());
   ASSERT_TRUE(built);
   const auto head = DecodeHead(*built, 4);
@@ -81,24 +81,24 @@ TEST(IndexBlockCorruption, EndsEarlyAtEveryByte) {
 }
 
 TEST(IndexBlockCorruption, Name) {
-  const std::string expected = "name: expected one of at most 4096 bytes that comes behind ";
+  const std::string expected = "name: expected at most 4096 bytes that sort after ";
   const std::string first = W({0, 0});
-  ExpectBroken(ReadBlock(first, "v"), "block at 100: entry 0: name: expected \"v\" as the head says, found \"w\"");
-  // Shares more than there is.
+  ExpectBroken(ReadBlock(first, "v"), "block at 100: entry 0: name: expected \"v\" as in the head, found \"w\"");
+  // Shares more bytes than the previous name has.
   ExpectBrokenEntry(std::string("\1\0", 2) + Numbers({0, 0}), expected + "\"\"");
   ExpectBrokenEntry(first + std::string("\2\0", 2) + Numbers({0, 0}), expected + "\"w\"", 1);
-  // Comes before; is the same name in another spelling; shares more than it says.
+  // Sorts before; has another encoding of the same name; shares more bytes than it counts.
   ExpectBrokenEntry(first + std::string("\0\1v", 3) + Numbers({0, 0}), expected + "\"w\"", 1);
   ExpectBrokenEntry(first + W({0, 1}), expected + "\"w\"", 1);
   ExpectBrokenEntry(first + std::string("\0\2wx", 4) + Numbers({0, 0}), expected + "\"w\"", 1);
   ExpectBrokenEntry(first + std::string("\0\0", 2) + Numbers({0, 0}), expected + "\"w\"", 1);
-  // Longer than the block, and than any name.
+  // Longer than the block, or than any name.
   ExpectBrokenEntry(first + std::string("\1\x7f", 2) + Numbers({0, 0}), expected + "\"w\"", 1);
   ExpectBrokenEntry(first + Numbers({1, 4096}) + std::string(4096, 'x') + Numbers({0, 0}), expected + "\"w\"", 1);
   ExpectBrokenEntry(first + Numbers({1, ~0ULL}) + Numbers({0, 0}), expected + "\"w\"", 1);
 }
 
-TEST(IndexBlockCorruption, NamesAboveAsciiComeBehind) {
+TEST(IndexBlockCorruption, NonAsciiNamesSortLast) {
   const std::string bytes = W({0, 0}) + std::string("\0\1\xff", 3) + Numbers({0, 0});
 
   EXPECT_TRUE(ReadBlock(bytes).ok());
@@ -120,9 +120,9 @@ TEST(IndexBlockCorruption, Shard) {
 TEST(IndexBlockCorruption, Count) {
   ExpectBrokenEntry(W({1, 0, 0, 1}), "count: expected at least 2, found 0");
   ExpectBrokenEntry(W({1, 0, 1, 1}), "count: expected at least 2, found 1");
-  ExpectBrokenEntry(W({1, 0, 17, 1}), "count: expected shards below 16, found 17 of them from 0 on in steps of 1");
-  ExpectBrokenEntry(W({1, 1, 16, 1}), "count: expected shards below 16, found 16 of them from 1 on in steps of 1");
-  ExpectBrokenEntry(W({1, 0, 9, 2}), "count: expected shards below 16, found 9 of them from 0 on in steps of 2");
+  ExpectBrokenEntry(W({1, 0, 17, 1}), "count: expected shards below 16, found 17 of them from 0 in steps of 1");
+  ExpectBrokenEntry(W({1, 1, 16, 1}), "count: expected shards below 16, found 16 of them from 1 in steps of 1");
+  ExpectBrokenEntry(W({1, 0, 9, 2}), "count: expected shards below 16, found 9 of them from 0 in steps of 2");
   ExpectBrokenEntry(W({1, 0, 1ULL << 32, 1}), "count: expected at most 4294967295");
   ExpectBrokenEntry(W({1, 0, 0xffffffff, 0xffffffff}), "count: expected shards below 16");
 }
@@ -139,25 +139,25 @@ TEST(IndexBlockCorruption, Along) {
 TEST(IndexBlockCorruption, OffsetStep) {
   ExpectBrokenEntry(W({3, 0, 2, 1, 0, kFar + 1, 0, 1}), "offset step: expected at most 4611686018427387904");
   ExpectBrokenEntry(W({3, 0, 2, 1, 0, kFar, 0, 1}),
-                    "offset step: expected pieces that end at 2^62 or before, found 2 in steps of 4611686018427387904 "
-                    "from [0] on");
-  ExpectBrokenEntry(W({3, 0, 16, 1, 0, kFar / 15, 0, 15}), "offset step: expected pieces that end at 2^62");
+                    "offset step: expected pieces that end at most at 2^62, found 2 in steps of 4611686018427387904 "
+                    "from [0]");
+  ExpectBrokenEntry(W({3, 0, 16, 1, 0, kFar / 15, 0, 15}), "offset step: expected pieces that end at most at 2^62");
 }
 
 TEST(IndexBlockCorruption, Box) {
   ExpectBrokenEntry(W({2, 0, kFar + 1, 0}), "offset: expected at most 4611686018427387904");
   ExpectBrokenEntry(W({2, 0, 0, ~0ULL}), "shape: expected at most 4611686018427387904");
-  ExpectBrokenEntry(W({2, 0, kFar, 1}), "expected to end at 2^62 or before, found offset [4611686018427387904]");
+  ExpectBrokenEntry(W({2, 0, kFar, 1}), "expected an end of at most 2^62, found offset [4611686018427387904]");
   ExpectBrokenEntry(W({4, 0, 0, 0, 1ULL << 32, 1ULL << 32}), "expected at most 2^62 elements, found shape");
 }
 
-TEST(IndexBlockCorruption, NumbersInOtherSpellings) {
+TEST(IndexBlockCorruption, NumbersWithOtherEncodings) {
   ExpectBrokenEntry(std::string("\0\1w\0\x81\0", 6), "shard: expected a number, found none");
   ExpectBrokenEntry(std::string("\0\1w\0", 4) + std::string(9, '\xff') + '\2', "shard: expected a number, found none");
   ExpectBrokenEntry(std::string("\0\1w\0", 4) + std::string(20, '\xff'), "shard: expected a number, found none");
 }
 
-// Of two blocks, of 4,096 and 10 bytes.
+// The head of two blocks of 4,096 and 10 bytes.
 struct Head {
   std::uint64_t version = 1;
   std::uint64_t shards = kShards;
@@ -165,7 +165,8 @@ struct Head {
   std::string names[2] = {"a", "b"};
   std::uint64_t lengths[2] = {4096, 10};
   std::string more;
-  std::uint64_t off_by = 0;  // What the manifest's length says too much.
+  // How much too large the manifest's length is.
+  std::uint64_t off_by = 0;
 
   [[nodiscard]] std::string Bytes() const {
     std::string bytes = Numbers({version, shards, blocks});
@@ -191,7 +192,7 @@ void ExpectBroken(const Head& head, const std::string& words, StatusCode code = 
   ExpectBroken(decoded.status(), words, code);
 }
 
-TEST(IndexHeadCorruption, ASoundOneIsTaken) {
+TEST(IndexHeadCorruption, ValidHeadIsAccepted) {
   const auto head = Head().Decode();
 
   ASSERT_TRUE(head.ok()) << head.status();
@@ -202,7 +203,7 @@ TEST(IndexHeadCorruption, ASoundOneIsTaken) {
   EXPECT_EQ(head->blocks()[1].digest, 0x12345678U);
 }
 
-TEST(IndexHeadCorruption, OneFlippedBitAnywhereIsFound) {
+TEST(IndexHeadCorruption, AnyFlippedBitIsDetected) {
   const auto built = Build(ManyNames(4, 3000));
   ASSERT_TRUE(built);
   std::string head = built->bytes.substr(built->bytes.size() - built->head_bytes);
@@ -250,18 +251,18 @@ TEST(IndexHeadCorruption, Shards) {
 TEST(IndexHeadCorruption, Blocks) {
   ExpectBroken(Head{.blocks = 3}, "head: blocks: expected at most 2, found 3");
   ExpectBroken(Head{.blocks = ~0ULL}, "head: blocks: expected at most 2, found 18446744073709551615");
-  ExpectBroken(Head{.blocks = 1}, "head: expected its end behind 1 blocks, found more");
-  ExpectBroken(Head{.more = "x"}, "head: expected its end behind 2 blocks, found more");
+  ExpectBroken(Head{.blocks = 1}, "head: expected its end after the last block, found more bytes");
+  ExpectBroken(Head{.more = "x"}, "head: expected its end after the last block, found more bytes");
 }
 
 TEST(IndexHeadCorruption, BlocksOfALongFile) {
-  // The file would have room for so many, the head has not.
+  // The file could hold this many blocks, but the head could not.
   ExpectBroken(Head{.blocks = 100, .off_by = 1U << 20}, "head: blocks: expected at most 3, found 100");
 }
 
 TEST(IndexHeadCorruption, FirstName) {
-  ExpectBroken(Head{.names = {"b", "a"}}, "head: block 1: name: expected \"b\" or one behind it, found \"a\"");
-  ExpectBroken(Head{.names = {"a", std::string(4097, 'x')}}, "head: block 1: name: expected at most 4096 bytes");
+  ExpectBroken(Head{.names = {"b", "a"}}, "head: block 1: name: expected \"b\" or a later one, found \"a\"");
+  ExpectBroken(Head{.names = {"a", std::string(4097, 'x')}}, "head: block 1: expected a name of at most 4096 bytes");
   EXPECT_TRUE((Head{.names = {"a", "a"}}.Decode().ok()));
   EXPECT_TRUE((Head{.names = {"a", std::string(4096, 'x')}}.Decode().ok()));
 }
@@ -275,8 +276,8 @@ TEST(IndexHeadCorruption, BlockLength) {
 }
 
 TEST(IndexHeadCorruption, BlocksThatDoNotFillTheFile) {
-  ExpectBroken(Head{.off_by = 1}, "expected 4125 bytes in blocks and head, as in the manifest, found 4124");
-  ExpectBroken(Head{.off_by = ~0ULL}, "expected 4123 bytes in blocks and head, as in the manifest, found 4124");
+  ExpectBroken(Head{.off_by = 1}, "blocks and head: expected 4125 bytes as in the manifest, found 4124");
+  ExpectBroken(Head{.off_by = ~0ULL}, "blocks and head: expected 4123 bytes as in the manifest, found 4124");
 }
 
 TEST(IndexRunCorruption, GivesNoIndex) {
@@ -284,7 +285,7 @@ TEST(IndexRunCorruption, GivesNoIndex) {
   ASSERT_TRUE(BuildIndex(std::vector{sound, sound}));
 
   for (std::size_t n = 0; n < sound.size(); ++n) {
-    // A cut between two entries leaves a shorter run that is as sound.
+    // A cut between two entries leaves a shorter valid run.
     const bool between = n == 1 || n == sound.size() - 13;
     EXPECT_EQ(BuildIndex(std::vector{sound, sound.substr(0, n)}).has_value(), between) << n;
   }

@@ -17,7 +17,7 @@
 
 namespace cairn {
 
-// Shards to index, and what an index says of them, spelled out.
+// Sample shards, and helpers that expand their index.
 
 inline void AddTensor(ShardHeader& header, ShardTensor tensor) {
   tensor.begin = header.data_bytes();
@@ -29,7 +29,7 @@ inline void AddWhole(ShardHeader& header, std::string name, std::vector<std::int
   AddTensor(header, {.name = std::move(name), .shape = std::move(shape)});
 }
 
-/// `stored` is the tensor's own name where it is not its whole's.
+/// `stored` is the tensor's own name if it differs from the logical name.
 inline void AddPart(ShardHeader& header, const std::string& name, std::vector<std::int64_t> whole,
                     std::vector<std::int64_t> offset, std::vector<std::int64_t> shape, const std::string& stored = {}) {
   AddTensor(header, {.name = stored.empty() ? name : stored,
@@ -37,7 +37,7 @@ inline void AddPart(ShardHeader& header, const std::string& name, std::vector<st
                      .part = TensorPart{name, std::move(whole), std::move(offset)}});
 }
 
-/// Four shards: "bias" whole in the first, "weight" of 8 rows in all.
+/// Four shards: all of "bias" in the first, and "weight" of 8 rows split over all.
 inline std::vector<ShardHeader> DocumentedIndex() {
   std::vector<ShardHeader> shards(4);
   AddWhole(shards[0], "bias", {3});
@@ -49,7 +49,7 @@ inline std::string LayerName(std::size_t i) {
   return fmt::format("model.layers.{}.mlp.{}_proj.weight", i / 3, i % 3 == 0 ? "down" : i % 3 == 1 ? "gate" : "up");
 }
 
-/// Every tensor cut along its rows, a part for each shard.
+/// Every tensor is split along its rows into one part for each shard.
 inline std::vector<ShardHeader> EvenlyCut(std::size_t shards, std::size_t tensors) {
   std::vector<ShardHeader> headers(shards);
   for (std::size_t s = 0; s < shards; ++s) {
@@ -61,7 +61,7 @@ inline std::vector<ShardHeader> EvenlyCut(std::size_t shards, std::size_t tensor
   return headers;
 }
 
-/// No name twice. Those of the shards stand between each other in their order.
+/// Unique names. Sorted, the shards' names interleave.
 inline std::vector<ShardHeader> ManyNames(std::size_t shards, std::size_t tensors) {
   std::vector<ShardHeader> headers(shards);
   for (std::size_t s = 0; s < shards; ++s) {
@@ -103,7 +103,7 @@ inline std::vector<Entry> EntriesOfBlock(const BuiltIndex& built, const IndexHea
   return entries;
 }
 
-/// All entries of the index of these shards, in their order.
+/// All entries of these shards' index, in order.
 inline std::vector<Entry> EntriesOf(const std::vector<ShardHeader>& shards) {
   std::vector<Entry> entries;
   const auto built = Build(shards);
@@ -121,7 +121,7 @@ inline std::vector<Entry> EntriesOf(const std::vector<ShardHeader>& shards) {
 /// Name, shard, offset, shape.
 using Piece = std::tuple<std::string, std::uint32_t, std::vector<std::int64_t>, std::vector<std::int64_t>>;
 
-/// Each piece of each sequence. No piece is there twice.
+/// Each piece of each sequence. Fails on duplicates.
 inline std::set<Piece> PiecesOf(const std::vector<Entry>& entries) {
   std::set<Piece> pieces;
   for (const auto& [name, sequence] : entries) {
@@ -135,7 +135,7 @@ inline std::set<Piece> PiecesOf(const std::vector<Entry>& entries) {
   return pieces;
 }
 
-/// What the shards' headers say.
+/// The pieces that the shards' headers list.
 inline std::set<Piece> PiecesOf(const std::vector<ShardHeader>& shards) {
   std::set<Piece> pieces;
   for (std::uint32_t s = 0; s < shards.size(); ++s) {

@@ -22,7 +22,7 @@ using ::testing::SizeIs;
 IndexPieces Whole(std::uint32_t shard) { return {.shard = shard}; }
 
 TEST(Index, BytesAreAsDocumented) {
-  // The very bytes of docs/format.md: a file of this version reads the same for ever.
+  // The exact bytes of docs/format.md: files of this version stay readable forever.
   const std::vector<ShardHeader> shards = DocumentedIndex();
 
   const auto built = Build(shards);
@@ -36,7 +36,7 @@ TEST(Index, BytesAreAsDocumented) {
   EXPECT_EQ(built->head_digest, 0x26773be7U);
 }
 
-TEST(Index, NoShardsAndNoTensorsGiveNoBlocks) {
+TEST(Index, NothingToIndexGivesNoBlocks) {
   const std::vector<std::string> empty_runs(3, EncodeIndexRun(ShardHeader()));
 
   for (const std::vector<std::string>& runs : {std::vector<std::string>(), empty_runs}) {
@@ -64,8 +64,8 @@ TEST(Index, EvenPartsAreOneEntry) {
                                                           .shape = {2, 8}}}));
 }
 
-TEST(Index, AnUnevenEndIsAnEntryOfItsOwn) {
-  // As torch cuts 10 rows for 6 ranks: 2, 2, 2, 2, 2 and none.
+TEST(Index, UnevenEndIsASeparateEntry) {
+  // As torch splits 10 rows over 6 ranks: 2, 2, 2, 2, 2 and none.
   std::vector<ShardHeader> shards(6);
   for (std::int64_t rank = 0; rank < 5; ++rank) AddPart(shards[rank], "w", {10, 3}, {2 * rank, 0}, {2, 3});
   AddPart(shards[5], "w", {10, 3}, {10, 0}, {0, 3});
@@ -88,8 +88,8 @@ TEST(Index, ReplicasAreOneEntry) {
                                    Entry{"w", IndexPieces{.count = 2, .shard_step = 2, .offset = {4}, .shape = {4}}}));
 }
 
-TEST(Index, ReplicatedPartsAreAnEntryForEachReplica) {
-  // Two replicas of four parts each: rank = replica * 4 + part, as HSDP has them.
+TEST(Index, ReplicatedPartsAreOneEntryPerReplica) {
+  // Two replicas of four parts each, as in HSDP: rank = replica * 4 + part.
   std::vector<ShardHeader> shards(8);
   for (std::int64_t rank = 0; rank < 8; ++rank) AddPart(shards[rank], "w", {8}, {rank % 4 * 2}, {2});
 
@@ -103,8 +103,8 @@ TEST(Index, ReplicatedPartsAreAnEntryForEachReplica) {
   }
 }
 
-TEST(Index, AGridIsAnEntryForEachRowOrColumn) {
-  // Four rows and two columns; the ranks go down the columns, and along the rows.
+TEST(Index, GridIsOneEntryPerRowOrColumn) {
+  // Four rows and two columns, with ranks in column order and in row order.
   for (const bool down : {true, false}) {
     std::vector<ShardHeader> shards(8);
     for (std::int64_t row = 0; row < 4; ++row) {
@@ -120,7 +120,7 @@ TEST(Index, AGridIsAnEntryForEachRowOrColumn) {
   }
 }
 
-TEST(Index, IrregularPartsAllComeBack) {
+TEST(Index, IrregularPartsRoundTrip) {
   std::vector<ShardHeader> shards(7);
   const std::vector<std::int64_t> begins{0, 1, 3, 4, 9, 10, 11, 20};
   const std::vector<std::size_t> order{3, 0, 6, 5, 1, 4, 2};
@@ -136,7 +136,7 @@ TEST(Index, IrregularPartsAllComeBack) {
   }));
 }
 
-TEST(Index, ADiagonalIsAnEntryForEachPiece) {
+TEST(Index, DiagonalIsOneEntryPerPiece) {
   std::vector<ShardHeader> shards(4);
   for (std::int64_t rank = 0; rank < 4; ++rank) AddPart(shards[rank], "w", {8, 12}, {rank * 2, rank * 3}, {2, 3});
 
@@ -146,7 +146,7 @@ TEST(Index, ADiagonalIsAnEntryForEachPiece) {
   EXPECT_EQ(PiecesOf(entries), PiecesOf(shards));
 }
 
-TEST(Index, PartsGoBackwards) {
+TEST(Index, PartsInReverseOrder) {
   std::vector<ShardHeader> shards(4);
   for (std::int64_t rank = 0; rank < 4; ++rank) AddPart(shards[rank], "w", {8}, {6 - 2 * rank}, {2});
 
@@ -163,7 +163,7 @@ TEST(Index, SeveralPartsInOneShardAreSeveralEntries) {
   for (const auto& [name, pieces] : entries) EXPECT_EQ(name, "w");
 }
 
-TEST(Index, ANameThatIsWholeHereAndAPartThere) {
+TEST(Index, NameThatIsWholeInOneShardAndAPartInAnother) {
   std::vector<ShardHeader> shards(3);
   AddPart(shards[0], "w", {4}, {0}, {4});
   AddWhole(shards[1], "w", {4});
@@ -176,7 +176,7 @@ TEST(Index, ANameThatIsWholeHereAndAPartThere) {
                                    Entry{"w", IndexPieces{.shard = 2, .offset = {0, 0}, .shape = {4, 1}}}));
 }
 
-TEST(Index, AnAliasHasTheBoxOfWhatItStandsFor) {
+TEST(Index, AliasHasTheBoxOfItsTensor) {
   std::vector<ShardHeader> shards(2);
   AddPart(shards[0], "embed", {8, 4}, {2, 0}, {2, 4});
   AddWhole(shards[1], "norm", {4});
@@ -190,7 +190,7 @@ TEST(Index, AnAliasHasTheBoxOfWhatItStandsFor) {
                                    Entry{"norm", Whole(1)}, Entry{"z", Whole(1)}));
 }
 
-TEST(Index, TheSamePieceTwiceInOneShardIsOneEntry) {
+TEST(Index, DuplicatePieceInOneShardIsOneEntry) {
   std::vector<ShardHeader> shards(1);
   AddPart(shards[0], "w", {8}, {0}, {2}, "one");
   AddPart(shards[0], "w", {8}, {0}, {2}, "two");
@@ -198,7 +198,7 @@ TEST(Index, TheSamePieceTwiceInOneShardIsOneEntry) {
   EXPECT_THAT(EntriesOf(shards), SizeIs(1));
 }
 
-TEST(Index, EmptyTensorsAndScalarsAreThere) {
+TEST(Index, EmptyTensorsAndScalarsAreIndexed) {
   std::vector<ShardHeader> shards(1);
   AddWhole(shards[0], "empty", {0, 4});
   AddWhole(shards[0], "scalar", {});
@@ -248,7 +248,7 @@ TEST(Index, EveryNameIsFoundOverManyBlocks) {
   }
 }
 
-TEST(Index, ANameMayGoOverSeveralBlocks) {
+TEST(Index, NameMaySpanSeveralBlocks) {
   // 40,000 pieces that fit no sequence.
   std::vector<ShardHeader> shards(20);
   std::int64_t begin = 0;
@@ -272,7 +272,7 @@ TEST(Index, ANameMayGoOverSeveralBlocks) {
   EXPECT_EQ(PiecesOf(EntriesOf(shards)), PiecesOf(shards));
 }
 
-TEST(Index, FindsNoBlockForANameBeforeAll) {
+TEST(Index, FindsNoBlockForANameBeforeTheFirst) {
   const std::vector<ShardHeader> shards = ManyNames(2, 10);
   const auto built = Build(shards);
   ASSERT_TRUE(built);
@@ -283,7 +283,7 @@ TEST(Index, FindsNoBlockForANameBeforeAll) {
   EXPECT_EQ(head->Find("\xff"), std::pair(std::size_t{0}, std::size_t{1}));
 }
 
-TEST(Index, ReadingStopsWhereToldTo) {
+TEST(Index, ReadingStopsOnRequest) {
   const std::vector<ShardHeader> shards = ManyNames(2, 10);
   const auto built = Build(shards);
   ASSERT_TRUE(built);
@@ -298,7 +298,7 @@ TEST(Index, ReadingStopsWhereToldTo) {
   EXPECT_EQ(calls, 3);
 }
 
-TEST(Index, WhatItCannotHoldGivesNone) {
+TEST(Index, ShardsBeyondItsLimitsGiveNoIndex) {
   std::vector<ShardHeader> long_name(1);
   AddWhole(long_name[0], std::string(4097, 'n'), {1});
   std::vector<ShardHeader> many_dimensions(1);
@@ -314,7 +314,7 @@ TEST(Index, WhatItCannotHoldGivesNone) {
   }
 }
 
-TEST(Index, WhatItCanJustHoldComesBack) {
+TEST(Index, ShardsAtItsLimitsRoundTrip) {
   std::vector<ShardHeader> shards(1);
   const std::vector<std::int64_t> ones(64, 1);
   const std::int64_t most = std::int64_t{1} << 62;
@@ -325,7 +325,7 @@ TEST(Index, WhatItCanJustHoldComesBack) {
   EXPECT_EQ(PiecesOf(EntriesOf(shards)), PiecesOf(shards));
 }
 
-TEST(Index, ALongerOneThanAllowedIsNotBuilt) {
+TEST(Index, TooLongAnIndexIsNotBuilt) {
   // Names of 4,096 bytes that share nothing but their first bytes.
   std::string run(1, '\1');
   const std::string rest(4092, 'n');
@@ -340,7 +340,7 @@ TEST(Index, ALongerOneThanAllowedIsNotBuilt) {
   EXPECT_FALSE(BuildIndex(std::vector{run}));
 }
 
-TEST(Index, OfAThousandRanksIsSmall) {
+TEST(Index, IndexOfAThousandRanksIsSmall) {
   const auto even = Build(EvenlyCut(1024, 100));
   const auto different = Build(ManyNames(1024, 100));
 

@@ -1,6 +1,6 @@
-// The C++ half of interop_test.py: `write FOLDER` makes a checkpoint of one shard and says what is in it, `ranks
-// FOLDER` makes one of six shards, `read FILE` says what is in any safetensors file. One line a tensor: name, dtype,
-// shape, bytes; name and bytes as hexadecimal digits.
+// The C++ half of interop_test.py: `write FOLDER` makes a checkpoint of one shard and prints its contents, `ranks
+// FOLDER` makes one of six shards, `read FILE` prints any safetensors file. One line for each tensor: name, dtype,
+// shape, bytes; name and bytes are hexadecimal.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -29,7 +29,7 @@ void Describe(const ShardTensor& tensor, std::string_view data) {
                            Hex(data.substr(tensor.begin, tensor.end - tensor.begin)));
 }
 
-// Every dtype with every shape, under names that JSON has to escape.
+// Every dtype with every shape, under names that JSON must escape.
 ShardHeader Sample() {
   ShardHeader header = RichHeader();
   header.tensors.clear();
@@ -68,7 +68,7 @@ ShardHeader Sample() {
   return header;
 }
 
-// Six ranks that share tensors in all ways, and have some thousand of their own.
+// Six ranks that share tensors in every way and have thousands of separate ones.
 std::vector<ShardHeader> Ranks() {
   constexpr std::int64_t kRanks = 6;
   std::vector<ShardHeader> headers;
@@ -101,7 +101,7 @@ std::vector<ShardHeader> Ranks() {
   return headers;
 }
 
-// Fills in what the header says of the data, and writes both. What the manifest says of the file.
+// Fills in the header's checksums and writes header and data. Returns the manifest's entry for the file.
 Result<ManifestShard> WriteShard(const std::string& folder, const ShardHeader& header, std::string_view data) {
   auto writer = ShardHeaderWriter::Make(header);
   if (!writer.ok()) return writer.status();

@@ -58,7 +58,7 @@ def check_safetensors_reads_ours(path, wanted):
     for name, view in raw:
         assert (view["dtype"], list(view["shape"]), bytes(view["data"])) == wanted[name], name
     if torch is None:
-        print("no torch: bf16 and fp8 compared as raw bytes alone")
+        print("no torch: bf16 and fp8 are only compared as raw bytes")
         return
     with safetensors.safe_open(path, framework="pt") as file:
         for name, (dtype, shape, data) in wanted.items():
@@ -124,7 +124,7 @@ def check_we_read_theirs(folder):
         read = parse_lines(run("read", path))
         assert {name: read[name][0] for name in names} == dict(zip(names, ["BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0"]))
         assert all(read[name][2] == bytes(range(24)) for name in names)
-    # As the rules allow but the library does not write: no padding, the offsets in another order than the names.
+    # Allowed by the rules, but never written by the library: no padding, and offsets not in the order of names.
     text = b'{"b":{"data_offsets":[4,6],"shape":[1],"dtype":"F16"},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}'
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + b"\1\2\3\4\5\6")
@@ -156,7 +156,7 @@ def check_indexed_ranks(folder):
     assert by_name["step"] == [(shard, (), ()) for shard in range(6)]
     assert len(by_name["grid"]) == len(by_name["uneven"]) == 6
     assert by_name["tied"] == [(shard, (4 * shard, 0), (4, 2)) for shard in range(6)]
-    # One flipped bit in a block, and in the head.
+    # One flipped bit in a block and in the head.
     path = os.path.join(folder, "index.cairn")
     with open(path, "rb") as file:
         good = file.read()

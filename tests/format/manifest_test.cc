@@ -24,7 +24,7 @@ Manifest Rich() {
   return manifest;
 }
 
-// `text` with its digest made right again: a writer's lie, not the disk's.
+// `text` with a valid digest: an error of the writer, not of the disk.
 std::string Sealed(std::string text) {
   const std::string tail = ",\n \"digest\":\"";
   const auto at = text.rfind(tail);
@@ -49,7 +49,7 @@ void ExpectBroken(const std::string& text, const std::string& words, StatusCode 
   EXPECT_THAT(decoded.status().message(), HasSubstr("step/manifest.json: " + words));
 }
 
-TEST(Manifest, EveryFieldComesBack) {
+TEST(Manifest, EveryFieldRoundTrips) {
   for (const Manifest& manifest : {Rich(), Manifest{.attempt = "a", .shards = {{.file = "s"}}}}) {
     const auto decoded = DecodeManifest(EncodeManifest(manifest), "m");
     ASSERT_TRUE(decoded.ok()) << decoded.status();
@@ -58,7 +58,7 @@ TEST(Manifest, EveryFieldComesBack) {
 }
 
 TEST(Manifest, TextIsAsDocumented) {
-  // The very bytes of docs/format.md: a file of this version reads the same for ever.
+  // The exact bytes of docs/format.md: files of this version stay readable forever.
   Manifest manifest = Rich();
   manifest.step = 1000;
   manifest.world = 1;
@@ -78,7 +78,7 @@ TEST(Manifest, TextIsAsDocumented) {
 )");
 }
 
-TEST(Manifest, OneFlippedBitAnywhereIsFound) {
+TEST(Manifest, AnyFlippedBitIsDetected) {
   std::string text = EncodeManifest(Rich());
 
   for (std::size_t bit = 0; bit < text.size() * 8; ++bit) {
@@ -90,7 +90,7 @@ TEST(Manifest, OneFlippedBitAnywhereIsFound) {
   }
 }
 
-TEST(Manifest, TruncatedOrProlongedAtEveryByteIsFound) {
+TEST(Manifest, TruncationOrExtensionIsDetected) {
   const std::string text = EncodeManifest(Rich());
 
   for (std::size_t n = 0; n < text.size(); ++n) EXPECT_FALSE(DecodeManifest(text.substr(0, n), "m").ok()) << n;
@@ -104,7 +104,7 @@ TEST(ManifestCorruption, Digest) {
   const auto at = text.find("\"step\":1") + 7;
   text[at] = '2';
   ExpectBroken(text, "digest: expected ");
-  ExpectBroken(EncodeManifest(Rich()) + "\n", "digest: expected the file's last member");
+  ExpectBroken(EncodeManifest(Rich()) + "\n", "digest: expected 8 digits in the last member");
 }
 
 TEST(ManifestCorruption, DigestInUpperCase) {
@@ -123,64 +123,62 @@ TEST(ManifestCorruption, FormatVersion) {
                StatusCode::kUnsupported);
   ExpectBroken(Edited("\"format_version\":1", "\"format_version\":1.0"), "format_version: expected an integer");
   ExpectBroken(Edited("\"format_version\":1", "\"format_version\":\"1\""), "format_version: expected an integer");
-  ExpectBroken(Edited("\"format_version\":1,", ""), "format_version: expected it, found none");
+  ExpectBroken(Edited("\"format_version\":1,", ""), "format_version: missing");
 }
 
 TEST(ManifestCorruption, RequiredFeatures) {
   Manifest manifest = Rich();
   manifest.required_features = {"zstd"};
-  ExpectBroken(EncodeManifest(manifest),
-               "required_features: expected none that this version does not know, found \"zstd\"",
+  ExpectBroken(EncodeManifest(manifest), "required_features: expected none, as this version knows none, found \"zstd\"",
                StatusCode::kUnsupported);
   ExpectBroken(Edited("features\":[]", "features\":[1]"), "required_features: expected strings, found the number 1");
-  ExpectBroken(Edited("features\":[]", "features\":{}"), "required_features: expected another type of value");
+  ExpectBroken(Edited("features\":[]", "features\":{}"), "required_features: expected another type");
   ExpectBroken(Edited("features\":[]", "features\":null"), "required_features: expected an array, found null");
-  ExpectBroken(Edited("\"required_features\":[],", ""), "required_features: expected it, found none");
+  ExpectBroken(Edited("\"required_features\":[],", ""), "required_features: missing");
 }
 
 TEST(ManifestCorruption, Step) {
   ExpectBroken(Edited("\"step\":18446744073709551615", "\"step\":18446744073709551616"), "step: expected an integer");
   ExpectBroken(Edited("\"step\":18446744073709551615", "\"step\":-1"), "step: expected an integer");
   ExpectBroken(Edited("\"step\":18446744073709551615", "\"step\":1e3"), "step: expected an integer");
-  ExpectBroken(Edited("\"step\":18446744073709551615,", ""), "step: expected it, found none");
+  ExpectBroken(Edited("\"step\":18446744073709551615,", ""), "step: missing");
 }
 
 TEST(ManifestCorruption, Generation) {
   ExpectBroken(Edited("\"generation\":2", "\"generation\":true"), "generation: expected an integer");
-  ExpectBroken(Edited("\"generation\":2,", ""), "generation: expected it, found none");
+  ExpectBroken(Edited("\"generation\":2,", ""), "generation: missing");
 }
 
 TEST(ManifestCorruption, Attempt) {
   ExpectBroken(Edited("0b9d6a52", "../"), "attempt: expected 1 to 64 letters");
   ExpectBroken(Edited("\"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11\"", "7"), "attempt: expected 1 to 64 letters");
-  ExpectBroken(Edited("\"attempt\":\"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11\",", ""), "attempt: expected it, found none");
+  ExpectBroken(Edited("\"attempt\":\"0b9d6a52-3c0e-4f7e-9a53-6c1f0e7d2b11\",", ""), "attempt: missing");
 }
 
 TEST(ManifestCorruption, Parent) {
   ExpectBroken(Edited("\"step\":900", "\"step\":-900"), "parent.step: expected an integer");
-  ExpectBroken(Edited("\"step\":900,", ""), "parent.step: expected it, found none");
+  ExpectBroken(Edited("\"step\":900,", ""), "parent.step: missing");
   ExpectBroken(Edited("5f2b7c1e", "/"), "parent.attempt: expected 1 to 64 letters");
   ExpectBroken(Edited("\"parent\":{", "\"parent\":5,\"x\":{"),
                "parent: expected an object or null, found the number 5");
-  ExpectBroken(Edited("\"parent\":{", "\"parent\":[],\"x\":{"),
-               "parent: expected another type of value, found an array");
-  ExpectBroken(Edited("\"parent\":{", "\"patent\":{"), "parent: expected it, found none");
+  ExpectBroken(Edited("\"parent\":{", "\"parent\":[],\"x\":{"), "parent: expected another type, found an array");
+  ExpectBroken(Edited("\"parent\":{", "\"patent\":{"), "parent: missing");
 }
 
 TEST(ManifestCorruption, World) {
   ExpectBroken(Edited("\"world\":2", "\"world\":0"), "world: expected at least 1");
   ExpectBroken(Edited("\"world\":2", "\"world\":null"), "world: expected an integer");
-  ExpectBroken(Edited("\"world\":2,", ""), "world: expected it, found none");
+  ExpectBroken(Edited("\"world\":2,", ""), "world: missing");
 }
 
 TEST(ManifestCorruption, WorldThatDisagreesWithTheShards) {
   for (const std::string world : {"1", "3", "18446744073709551615"}) {
     ExpectBroken(Edited("\"world\":2", "\"world\":" + world),
-                 "shards: expected one for each of the world's " + world + " ranks, found 2");
+                 "shards: expected one for each of " + world + " ranks, found 2");
   }
   Manifest none = Rich();
   none.shards.clear();
-  ExpectBroken(EncodeManifest(none), "shards: expected one for each of the world's 2 ranks, found 0");
+  ExpectBroken(EncodeManifest(none), "shards: expected one for each of 2 ranks, found 0");
 }
 
 TEST(ManifestCorruption, ShardFile) {
@@ -192,33 +190,33 @@ TEST(ManifestCorruption, ShardFile) {
   ExpectBroken(Edited(file, std::string(256, 'a')), "shards[1].file: expected a plain file name");
   ExpectBroken(Edited(file, "shard-00000.safetensors"),
                "shards: expected each file once, found \"shard-00000.safetensors\"");
-  ExpectBroken(Edited("\"file\":\"" + file + "\",", ""), "shards[1].file: expected it, found none");
+  ExpectBroken(Edited("\"file\":\"" + file + "\",", ""), "shards[1].file: missing");
 }
 
 TEST(ManifestCorruption, ShardLength) {
   ExpectBroken(Edited("\"length\":4096", "\"length\":4096.5"), "shards[0].length: expected an integer");
-  ExpectBroken(Edited("\"length\":4096,", ""), "shards[0].length: expected it, found none");
+  ExpectBroken(Edited("\"length\":4096,", ""), "shards[0].length: missing");
 }
 
 TEST(ManifestCorruption, ShardHeaderDigest) {
   for (const char* digest : {"\"00C0FFEE\"", "\"c0ffee\"", "\"00c0ffee0\"", "\"0xc0ffee\"", "12648430", "null"}) {
     ExpectBroken(Edited("\"00c0ffee\"", digest), "shards[0].header_digest: expected 8 lower-case hexadecimal digits");
   }
-  ExpectBroken(Edited(",\"header_digest\":\"00c0ffee\"", ""), "shards[0].header_digest: expected it, found none");
+  ExpectBroken(Edited(",\"header_digest\":\"00c0ffee\"", ""), "shards[0].header_digest: missing");
 }
 
 TEST(ManifestCorruption, Shards) {
   ExpectBroken(Edited("\"shards\":[", "\"shards\":[7,"), "shards: expected objects, found the number 7");
-  ExpectBroken(Edited("\"shards\":[", "\"shards\":[[],"), "shards: expected another type of value, found an array");
-  ExpectBroken(Edited("\"shards\":[", "\"sharks\":["), "shards: expected it, found none");
+  ExpectBroken(Edited("\"shards\":[", "\"shards\":[[],"), "shards: expected another type, found an array");
+  ExpectBroken(Edited("\"shards\":[", "\"sharks\":["), "shards: missing");
 }
 
 TEST(ManifestCorruption, DuplicatesAtEveryLevel) {
-  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"world\":2"), "\"world\": expected it once, found it twice");
-  ExpectBroken(Edited("\"step\":900", "\"step\":900,\"step\":900"), "\"parent.step\": expected it once");
-  ExpectBroken(Edited("\"length\":4096", "\"length\":4096,\"length\":1"), "\"shards[0].length\": expected it once");
-  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"x\":{\"y\":[{\"z\":1,\"z\":1}]}"), "\"z\": expected it once");
-  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"digest\":\"\""), "\"digest\": expected it once");
+  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"world\":2"), "\"world\": expected once, found twice");
+  ExpectBroken(Edited("\"step\":900", "\"step\":900,\"step\":900"), "\"parent.step\": expected once");
+  ExpectBroken(Edited("\"length\":4096", "\"length\":4096,\"length\":1"), "\"shards[0].length\": expected once");
+  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"x\":{\"y\":[{\"z\":1,\"z\":1}]}"), "\"z\": expected once");
+  ExpectBroken(Edited("\"world\":2", "\"world\":2,\"digest\":\"\""), "\"digest\": expected once");
 }
 
 TEST(ManifestCorruption, DepthAndWidth) {
@@ -247,7 +245,7 @@ Manifest Indexed() {
   return manifest;
 }
 
-TEST(ManifestIndex, ComesBackAndStandsInFrontOfTheDigest) {
+TEST(ManifestIndex, RoundTripsAndPrecedesTheDigest) {
   const std::string text = EncodeManifest(Indexed());
 
   const auto decoded = DecodeManifest(text, "m");
@@ -258,9 +256,9 @@ TEST(ManifestIndex, ComesBackAndStandsInFrontOfTheDigest) {
                               "\"digest\":\"00c0ffee\"},\n \"digest\":\""));
 }
 
-TEST(ManifestIndex, IsLeftOutWhereThereIsNone) { EXPECT_EQ(EncodeManifest(Rich()).find("index"), std::string::npos); }
+TEST(ManifestIndex, IsOmittedIfAbsent) { EXPECT_EQ(EncodeManifest(Rich()).find("index"), std::string::npos); }
 
-TEST(ManifestIndex, OneFlippedBitAnywhereIsFound) {
+TEST(ManifestIndex, AnyFlippedBitIsDetected) {
   std::string text = EncodeManifest(Indexed());
 
   for (std::size_t bit = text.find("\"index\"") * 8; bit < text.size() * 8; ++bit) {
@@ -270,7 +268,7 @@ TEST(ManifestIndex, OneFlippedBitAnywhereIsFound) {
   }
 }
 
-// `from` of the index's member replaced: the checkpoint is what it was, without an index.
+// With `from` replaced in the index's member, the checkpoint is valid but has no index.
 void ExpectNoIndex(const std::string& from, const std::string& to) {
   std::string text = EncodeManifest(Indexed());
   const auto at = text.find(from, text.find("\"index\""));
@@ -280,7 +278,7 @@ void ExpectNoIndex(const std::string& from, const std::string& to) {
   EXPECT_EQ(*decoded, Rich()) << to;
 }
 
-TEST(ManifestIndex, OneThatCannotBeIsIgnored) {
+TEST(ManifestIndex, InvalidIndexIsIgnored) {
   for (const char* file : {"", "/etc/passwd", "../index", "a/b", ".hidden", "manifest.json", "a\\n",
                            "shard-00000.safetensors", "shard-00001.safetensors"}) {
     ExpectNoIndex("index.cairn", file);
@@ -302,7 +300,7 @@ TEST(ManifestIndex, OneThatCannotBeIsIgnored) {
   }
 }
 
-TEST(ManifestIndex, TheLongestIsTaken) {
+TEST(ManifestIndex, LongestIndexIsAccepted) {
   Manifest manifest = Indexed();
   manifest.index->length = kMaxIndexBytes;
   manifest.index->head = kMaxIndexHeadBytes;
@@ -324,20 +322,20 @@ TEST(ManifestIndex, MembersThatLaterVersionsAddAreSkipped) {
   EXPECT_EQ(*decoded, Indexed());
 }
 
-TEST(ManifestIndex, WhatIsWrongForEveryMemberIsWrongForThisOne) {
+TEST(ManifestIndex, DuplicateMembersAreRefusedHereToo) {
   std::string twice = EncodeManifest(Indexed());
   twice.insert(twice.find("\"file\":\"index.cairn\""), "\"file\":\"index.cairn\",");
-  ExpectBroken(Sealed(twice), "\"index.file\": expected it once, found it twice");
+  ExpectBroken(Sealed(twice), "\"index.file\": expected once, found twice");
   std::string again = EncodeManifest(Indexed());
   again.insert(again.find("\"index\":"), "\"index\":null,");
-  ExpectBroken(Sealed(again), "\"index\": expected it once, found it twice");
+  ExpectBroken(Sealed(again), "\"index\": expected once, found twice");
 }
 
-TEST(Manifest, ALargerFileThanAllowedIsRefused) {
+TEST(Manifest, TooLargeAFileIsRefused) {
   ExpectBroken(std::string(kMaxManifestBytes + 1, ' '), "expected at most 67108864 bytes, found 67108865");
 }
 
-TEST(Manifest, ManyShardsStayQuick) {
+TEST(Manifest, ManyShardsStayFast) {
   Manifest manifest = Rich();
   manifest.shards.clear();
   manifest.world = 20'000;

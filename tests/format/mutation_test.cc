@@ -7,13 +7,13 @@
 #include "format/manifest.h"
 #include "format/shard_bytes.h"
 
-// Random damage with a fixed seed: the readers may accept or refuse, but never crash (run under sanitizers), and what
-// they accept holds by the rules.
+// Random damage with a fixed seed: readers may accept or refuse it, but never crash (run under sanitizers), and what
+// they accept follows the rules.
 
 namespace cairn {
 namespace {
 
-// Pieces that steer a parser; bytes at random alone hardly get past the first bracket.
+// Pieces that get deep into a parser: purely random bytes rarely pass the first bracket.
 const std::vector<std::string>& Pieces() {
   static const std::vector<std::string> pieces{"{",
                                                "}",
@@ -117,7 +117,7 @@ TEST(Mutation, ShardHeadersNeverCrashTheReader) {
     if (HasFatalFailure()) return;
   }
 
-  EXPECT_GT(accepted, 0) << "the damage is too coarse to test anything behind the parser";
+  EXPECT_GT(accepted, 0) << "the damage is too coarse to test more than the parser";
 }
 
 TEST(Mutation, ManifestsNeverCrashTheReader) {

@@ -9,7 +9,7 @@
 
 namespace cairn {
 
-/// The length word in front of `json`.
+/// `json` after its length word.
 inline std::string WithLength(std::string_view json) {
   std::string bytes;
   for (int shift = 0; shift < 64; shift += 8) {
@@ -20,13 +20,13 @@ inline std::string WithLength(std::string_view json) {
 
 inline Bytes AsBytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-/// Decodes a header whose JSON is `json`, of a file with `data_bytes` behind it.
+/// Decodes a header with this JSON, of a file with `data_bytes` of data.
 inline Result<ShardHeader> DecodeJson(std::string_view json, std::uint64_t data_bytes) {
   const std::string bytes = WithLength(json);
   return DecodeShardHeader(AsBytes(bytes), bytes.size() + data_bytes, "x.safetensors");
 }
 
-/// A header with every field in use: dtypes, parts, an alias, values, sums of two blocks.
+/// A header that uses every field: dtypes, parts, an alias, values, checksums.
 inline ShardHeader RichHeader() {
   ShardHeader header;
   header.step = 1000;

@@ -89,28 +89,28 @@ TEST(Values, IntegersThatDoNotFitAreRefused) {
 }
 
 TEST(Values, NumbersThatAreNotFiniteAreRefused) {
-  ExpectCorrupt(R"({"n":1e999})", "JSON text");
-  ExpectCorrupt(R"({"n":NaN})", "JSON text");
-  ExpectCorrupt(R"({"n":Infinity})", "JSON text");
+  ExpectCorrupt(R"({"n":1e999})", "expected JSON, found");
+  ExpectCorrupt(R"({"n":NaN})", "expected JSON, found");
+  ExpectCorrupt(R"({"n":Infinity})", "expected JSON, found");
 }
 
-TEST(Values, NamesTwiceAreRefused) {
-  ExpectCorrupt(R"({"a":1,"a":1})", "value \"a\": expected it once, found it twice");
-  ExpectCorrupt(R"({"a":{"json":"1"},"a":{"json":"1"}})", "value \"a\": expected it once");
+TEST(Values, DuplicateNamesAreRefused) {
+  ExpectCorrupt(R"({"a":1,"a":1})", "value \"a\": expected once, found twice");
+  ExpectCorrupt(R"({"a":{"json":"1"},"a":{"json":"1"}})", "value \"a\": expected once");
   ExpectCorrupt(R"({"a":{"json":"1","json":"1"}})", "value \"a\": expected the key \"json\" once");
 }
 
 TEST(Values, JsonIsTaggedAndItsTextIsJson) {
   ExpectCorrupt(R"({"a":{}})", "expected the key \"json\", found none");
   ExpectCorrupt(R"({"a":{"jsno":"1"}})", "found \"jsno\"");
-  ExpectCorrupt(R"({"a":{"json":1}})", "JSON text in a string, found the number 1");
-  ExpectCorrupt(R"({"a":{"json":{}}})", "JSON text in a string, found an object");
-  ExpectCorrupt(R"({"a":{"json":"[1,"}})", "JSON text in a string");
-  ExpectCorrupt(R"({"a":{"json":"1\u0000"}})", "JSON text in a string");
+  ExpectCorrupt(R"({"a":{"json":1}})", "JSON in a string, found the number 1");
+  ExpectCorrupt(R"({"a":{"json":{}}})", "JSON in a string, found an object");
+  ExpectCorrupt(R"({"a":{"json":"[1,"}})", "JSON in a string");
+  ExpectCorrupt(R"({"a":{"json":"1\u0000"}})", "JSON in a string");
   ExpectCorrupt(R"({"a":[1]})", "expected no array");
 }
 
-TEST(Values, OtherThanOneObjectIsRefused) {
+TEST(Values, OnlyOneObjectIsAccepted) {
   ExpectCorrupt("", "JSON object");
   ExpectCorrupt("[]", "JSON object");
   ExpectCorrupt("\xef\xbb\xbf{}", "JSON object");

@@ -7,7 +7,7 @@
 namespace cairn {
 namespace {
 
-// Names are cut at 200 bytes, and a message has a few of them.
+// A message has a few names, each cut at 200 bytes.
 constexpr std::size_t kLongestMessage = 4000;
 
 }  // namespace

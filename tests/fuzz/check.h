@@ -8,13 +8,13 @@
 
 namespace cairn {
 
-/// Says what does not hold and aborts: for libFuzzer that is a finding.
+/// Prints the broken promise and aborts, which libFuzzer reports.
 void Require(bool holds, std::string_view promise, std::string_view detail = {});
 
-/// A refusal says why in a message of bounded length that names `file`, and means the input: Corrupt, or Unsupported.
+/// A refusal must be Corrupt or Unsupported, with a message of bounded length that names `file`.
 void RequireRefusal(const Status& status, std::string_view file);
 
 }  // namespace cairn
 
-/// libFuzzer's entry.
+/// libFuzzer's entry point.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);

@@ -18,7 +18,7 @@
 namespace cairn {
 namespace {
 
-constexpr std::size_t kShift = 4099;  // From one shard's pattern to the next's.
+constexpr std::size_t kShift = 4099;  // Distance between the patterns of two shards.
 
 void Append(const UniqueFd& fd, std::string_view bytes) {
   while (!bytes.empty()) {

@@ -11,41 +11,48 @@
 
 namespace cairn {
 
-/// What the first section of an input says is to be done with the folder: its bytes in this order, missing ones zero.
+/// The first section of an input: what to do with the folder. Its bytes in this order; missing ones are zero.
 struct Plan {
-  bool flip = false;            ///< Flip a bit of a shard once its digests are made.
-  bool cut = false;             ///< Cut a shard short.
-  bool manifest_as_is = false;  ///< The manifest's lengths and digests of headers stay.
-  bool headers_as_are = false;  ///< Offsets and sums stay.
+  /// Flip a bit of a shard after its digests are made.
+  bool flip = false;
+  /// Truncate a shard.
+  bool cut = false;
+  /// Keep the manifest's lengths and header digests.
+  bool manifest_as_is = false;
+  /// Keep offsets and checksums.
+  bool headers_as_are = false;
   bool allow_missing = false;
-  bool inspect = false;  ///< Also by the calls that tools use.
+  /// Also read with the calls of tools.
+  bool inspect = false;
   std::uint32_t place = 0;
   std::uint8_t rank = 0;
-  std::string_view targets;  ///< Three bytes each.
+  /// Three bytes for each target.
+  std::string_view targets;
 };
 [[nodiscard]] Plan ReadPlan(std::string_view bytes);
 
 /// One file of the folder.
 struct FuzzedShard {
   std::string name;
-  std::string header;          ///< The file's first bytes.
-  const char* data = nullptr;  ///< Behind them; as written, before a bit was flipped.
+  std::string header;
+  /// The bytes after the header, before a bit was flipped.
+  const char* data = nullptr;
   std::uint64_t data_bytes = 0;
-  std::optional<std::uint64_t> flipped;  ///< The file's byte whose lowest bit was flipped.
+  /// The offset of the byte whose lowest bit was flipped.
+  std::optional<std::uint64_t> flipped;
   bool cut = false;
   [[nodiscard]] std::uint64_t file_bytes() const { return header.size() + data_bytes; }
 };
 
-/// A checkpoint's folder made of hostile text: plan, manifest, headers. The files' data is a pattern in which no shard
-/// has what another has at the same place.
+/// A checkpoint's folder made from hostile text: plan, manifest, headers. The shards' data differ at every position.
 class FuzzedFolder {
  public:
   static constexpr std::size_t kMostShards = 4;
   static constexpr std::uint64_t kMostData = 2 * kChecksumBlock + 4096;
 
-  /// Under TMPDIR, best where files are memory. Its name is no step's: the manifest may name any.
+  /// Under TMPDIR, ideally in memory. Its name is not a step's, because the manifest may name any.
   FuzzedFolder();
-  /// Replaces what was there.
+  /// Replaces the folder's contents.
   void Write(std::string_view input);
 
   [[nodiscard]] const std::string& path() const { return path_; }

@@ -1,5 +1,5 @@
-// The index's readers on hostile bytes: as a head, as a block, and as ranks' runs that one is built from. The digests
-// are made right, and so are the lengths where a head is spelled out as far.
+// Feeds hostile bytes to the index's readers: as a head, as a block, and as ranks' runs to build one from. Digests are
+// made valid, and so are lengths if the head can be read that far.
 
 #include "format/index.h"
 
@@ -21,9 +21,9 @@ constexpr std::uint64_t kShards = 300;
 
 Bytes AsBytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-// What the head says of its blocks' lengths, as far as it can be read.
+// The sum of the blocks' lengths in the head, as far as it can be read.
 std::uint64_t BlockLengths(Bytes head) {
-  IndexBytes bytes(head);
+  IndexByteReader bytes(head);
   std::uint64_t sum = 0;
   if (!bytes.Number() || !bytes.Number()) return sum;
   for (std::uint64_t left = bytes.Number().value_or(0); left > 0; --left) {
@@ -38,7 +38,7 @@ std::uint64_t BlockLengths(Bytes head) {
 
 void RequireFinds(const IndexHead& head, std::string_view name) {
   const auto [first, last] = head.Find(name);
-  Require(first <= last && last <= head.blocks().size(), "blocks that may hold a name are there");
+  Require(first <= last && last <= head.blocks().size(), "blocks that may hold a name exist");
   for (std::size_t i = 0; i < head.blocks().size(); ++i) {
     const bool behind_its_begin = head.blocks()[i].first_name <= name;
     const bool before_the_next = i + 1 == head.blocks().size() || name <= head.blocks()[i + 1].first_name;
@@ -48,8 +48,8 @@ void RequireFinds(const IndexHead& head, std::string_view name) {
 }
 
 void ReadHead(Bytes bytes) {
-  // As many shards as it says, which comes behind the version.
-  IndexBytes numbers(bytes);
+  // The number of shards follows the version.
+  IndexByteReader numbers(bytes);
   const std::uint64_t shards = numbers.Number() ? numbers.Number().value_or(0) : 0;
   const ManifestIndex index{
       .length = bytes.size() + BlockLengths(bytes), .head = bytes.size(), .digest = Crc32c(bytes)};
@@ -71,11 +71,11 @@ void ReadHead(Bytes bytes) {
 
 void RequireSound(const IndexPieces& pieces, std::uint64_t shards) {
   Require(pieces.count >= 1 && (pieces.count == 1) == (pieces.shard_step == 0), "several pieces have a step");
-  Require(pieces.shard + std::uint64_t{pieces.count - 1} * pieces.shard_step < shards, "every shard is there");
+  Require(pieces.shard + std::uint64_t{pieces.count - 1} * pieces.shard_step < shards, "every shard exists");
   Require(pieces.offset.size() == pieces.shape.size() && pieces.shape.size() <= kMaxIndexDimensions,
           "dimensions are bounded");
   Require(pieces.offset_step >= 0 && (pieces.offset_step == 0 || pieces.along < pieces.shape.size()),
-          "pieces go on along a dimension that they have");
+          "pieces advance along an existing dimension");
   for (std::size_t d = 0; d < pieces.shape.size(); ++d) {
     Require(pieces.offset[d] >= 0 && pieces.shape[d] >= 0, "boxes have no negative numbers");
     std::int64_t end = 0;
@@ -83,12 +83,12 @@ void RequireSound(const IndexPieces& pieces, std::uint64_t shards) {
     const bool fits = !__builtin_mul_overflow(d == pieces.along ? pieces.offset_step : 0, pieces.count - 1, &reach) &&
                       !__builtin_add_overflow(reach, pieces.offset[d], &end) &&
                       !__builtin_add_overflow(end, pieces.shape[d], &end);
-    Require(fits && static_cast<std::uint64_t>(end) <= kMaxIndexExtent, "every piece ends where it may");
+    Require(fits && static_cast<std::uint64_t>(end) <= kMaxIndexExtent, "every piece ends within the limit");
   }
   Require(TensorBytes(DType::kU8, pieces.shape).has_value(), "a piece's elements can be counted");
 }
 
-// Whether the block was read to its end.
+// Whether the block could be read to its end.
 bool ReadBlock(Bytes bytes, const IndexHead::Block& which, std::uint64_t shards) {
   std::string before;
   const Status read =
@@ -104,7 +104,7 @@ bool ReadBlock(Bytes bytes, const IndexHead::Block& which, std::uint64_t shards)
 
 void ReadBlockOfAnyName(Bytes bytes, std::uint64_t shards) {
   IndexHead::Block which{.begin = 4096, .length = bytes.size(), .digest = Crc32c(bytes)};
-  IndexBytes first(bytes);
+  IndexByteReader first(bytes);
   static_cast<void>(ReadNextName(first, which.first_name));
   ReadBlock(bytes, which, shards);
 }

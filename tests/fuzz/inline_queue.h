@@ -13,7 +13,7 @@
 
 namespace cairn {
 
-/// Runs each operation by its system call within RunOnce, in the order given: an input takes the same way every time.
+/// Runs each operation's system call within RunOnce, in order, so that an input always takes the same path.
 class InlineQueue final : public IoQueue {
  public:
   [[nodiscard]] static Result<std::unique_ptr<IoQueue>> Make() {

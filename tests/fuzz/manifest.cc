@@ -1,4 +1,4 @@
-// The manifest's reader on hostile text: as it is, and with its digest made right.
+// Feeds hostile text to the manifest's reader: unchanged, and with a valid digest.
 
 #include "format/manifest.h"
 
@@ -14,13 +14,13 @@ void Read(std::string_view text) {
   if (!read.ok()) return RequireRefusal(read.status(), file);
 
   Require(read->required_features.empty(), "this version knows no feature");
-  Require(read->shards.size() == read->world, "one shard a rank");
+  Require(read->shards.size() == read->world, "one shard for each rank");
   for (const ManifestShard& shard : read->shards) {
     Require(!shard.file.empty() && shard.file[0] != '.' && shard.file.find('/') == std::string::npos,
-            "a shard's file is a plain name", shard.file);
+            "a shard's file has a plain name", shard.file);
   }
   const Result<Manifest> again = DecodeManifest(EncodeManifest(*read), file);
-  Require(again.ok() && *again == *read, "what was accepted comes back", again.status().message());
+  Require(again.ok() && *again == *read, "accepted input round-trips", again.status().message());
 }
 
 }  // namespace

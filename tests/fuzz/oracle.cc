@@ -10,8 +10,8 @@ namespace cairn {
 namespace {
 
 constexpr std::byte kUntouched{0x5a};
-constexpr std::uint64_t kMostBytes = 3 * kChecksumBlock;  // Of all targets together.
-constexpr std::uint64_t kMostRows = 8192;                 // Of one.
+constexpr std::uint64_t kMaxBytes = 3 * kChecksumBlock;  // Of all targets together.
+constexpr std::uint64_t kMaxRows = 8192;                 // Of one.
 constexpr std::size_t kMostTargets = 32;
 constexpr std::int64_t kMostStride = 1 << 22;
 
@@ -33,7 +33,7 @@ Extents RowMajor(const Extents& shape) {
   return strides;
 }
 
-// With gaps between rows, and with the order of the dimensions reversed where wished.
+// With gaps between rows, and optionally with the dimensions reversed.
 Extents Spread(const Extents& shape, std::int64_t gap, bool reversed) {
   Extents strides(shape.size(), 1);
   std::int64_t stride = 1;
@@ -66,15 +66,17 @@ void ForEachRow(const Extents& shape, const Extents& strides, const Visit& visit
 
 }  // namespace
 
-struct Wanted::Target {
+struct RestoreTargets::Target {
   std::string name;
   TensorView view;
   Extents strides;
-  std::vector<std::byte> memory;  // Empty where it is another target's.
+  // Empty if it is another target's.
+  std::vector<std::byte> memory;
   bool tied = false;
 };
 
-Wanted::Wanted(const FuzzedFolder& folder, std::span<const ShardHeader> headers) : folder_(folder), headers_(headers) {
+RestoreTargets::RestoreTargets(const FuzzedFolder& folder, std::span<const ShardHeader> headers)
+    : folder_(folder), headers_(headers) {
   for (std::size_t s = 0; s < headers.size(); ++s) {
     for (const ShardTensor& tensor : headers[s].tensors) {
       saved_.push_back({tensor.name, s, &tensor});
@@ -90,15 +92,15 @@ Wanted::Wanted(const FuzzedFolder& folder, std::span<const ShardHeader> headers)
   }
 }
 
-Wanted::~Wanted() = default;
+RestoreTargets::~RestoreTargets() = default;
 
-void Wanted::AddAsSaved() {
+void RestoreTargets::AddAsSaved() {
   for (const SavedName& saved : saved_) {
     Add(saved.name, {.dtype = saved.tensor->dtype, .shape = saved.tensor->shape, .part = saved.tensor->part});
   }
 }
 
-void Wanted::AddByPlan(std::string_view bytes) {
+void RestoreTargets::AddByPlan(std::string_view bytes) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(bytes[i]); };
   for (std::size_t i = 0; i + 3 <= bytes.size() && !saved_.empty(); i += 3) {
     const SavedName& saved = saved_[byte(i) % saved_.size()];
@@ -114,7 +116,7 @@ void Wanted::AddByPlan(std::string_view bytes) {
         view.shape = global;
         view.part.reset();
         break;
-      case 2: {  // A part that is cut in another way.
+      case 2: {  // A differently cut part.
         const std::string logical = LogicalOf(saved.name, tensor.part);
         view.shape = global;
         view.part = TensorPart{logical, global, Extents(global.size(), 0)};
@@ -138,7 +140,7 @@ void Wanted::AddByPlan(std::string_view bytes) {
       default:
         break;
     }
-    if ((how & 8U) != 0 && TensorBytes(view.dtype, view.shape).value_or(kMostBytes) < kMostBytes) {
+    if ((how & 8U) != 0 && TensorBytes(view.dtype, view.shape).value_or(kMaxBytes) < kMaxBytes) {
       view.strides = Spread(view.shape, more % 5, (how & 16U) != 0);
     }
     if ((how & 32U) != 0) view.device = {.kind = DeviceKind::kCuda};
@@ -147,11 +149,11 @@ void Wanted::AddByPlan(std::string_view bytes) {
   }
 }
 
-void Wanted::Add(std::string name, TensorView view, Target* tied) {
+void RestoreTargets::Add(std::string name, TensorView view, Target* tied) {
   const auto bytes = TensorBytes(view.dtype, view.shape);
-  if (targets_.size() == kMostTargets || !bytes || *bytes > kMostBytes) return;
+  if (targets_.size() == kMostTargets || !bytes || *bytes > kMaxBytes) return;
   const std::uint64_t item = DTypeSize(view.dtype);
-  if (*bytes != 0 && !view.shape.empty() && *bytes / item / static_cast<std::uint64_t>(view.shape.back()) > kMostRows) {
+  if (*bytes != 0 && !view.shape.empty() && *bytes / item / static_cast<std::uint64_t>(view.shape.back()) > kMaxRows) {
     return;
   }
   Target target{.name = std::move(name), .view = std::move(view)};
@@ -165,7 +167,7 @@ void Wanted::Add(std::string name, TensorView view, Target* tied) {
     for (std::size_t d = 0; d < target.strides.size(); ++d) {
       span += item * static_cast<std::uint64_t>((target.view.shape[d] - 1) * target.strides[d]);
     }
-    if (bytes_ + span > kMostBytes) return;
+    if (bytes_ + span > kMaxBytes) return;
     target.memory.assign(span, kUntouched);
     target.view.data = target.memory.data();
     target.view.bytes = span;
@@ -175,17 +177,17 @@ void Wanted::Add(std::string name, TensorView view, Target* tied) {
           added.message());
   if (!added.ok()) return;
   bytes_ += target.memory.size();
-  targets_.push_back(std::move(target));  // The memory stays where it is.
+  targets_.push_back(std::move(target));  // The memory does not move.
 }
 
-void Wanted::RequireUntouched() const {
+void RestoreTargets::RequireUntouched() const {
   for (const Target& target : targets_) {
     Require(std::all_of(target.memory.begin(), target.memory.end(), [](std::byte b) { return b == kUntouched; }),
-            "what a restore refuses beforehand is not written", target.name);
+            "a restore that is refused in advance writes nothing", target.name);
   }
 }
 
-void Wanted::RequireRestored(const Restored& restored) const {
+void RestoreTargets::RequireRestored(const Restored& restored) const {
   for (const Target& target : targets_) {
     const bool missing =
         std::find(restored.missing.begin(), restored.missing.end(), target.name) != restored.missing.end();
@@ -194,12 +196,12 @@ void Wanted::RequireRestored(const Restored& restored) const {
     } else if (!target.tied) {
       Require(std::count(target.memory.begin(), target.memory.end(), kUntouched) ==
                   static_cast<std::ptrdiff_t>(target.memory.size()),
-              "what is missing stays untouched", target.name);
+              "a missing tensor stays untouched", target.name);
     }
   }
 }
 
-void Wanted::RequireElements(const Target& target) const {
+void RestoreTargets::RequireElements(const Target& target) const {
   const Extents& shape = target.view.shape;
   const std::uint64_t item = DTypeSize(target.view.dtype);
   const std::int64_t length = shape.empty() ? 1 : shape.back();
@@ -212,7 +214,7 @@ void Wanted::RequireElements(const Target& target) const {
       if (!at.empty()) at.back() = x;
       const std::byte* const found = base + (offset + x * step) * static_cast<std::int64_t>(item);
       const std::int64_t run = FindRun(target, at, found, step == 1 || length == 1 ? length - x : 1);
-      Require(run > 0, "every element restored is one that a shard holds for it", target.name);
+      Require(run > 0, "every restored element is in a shard", target.name);
       x += run;
     }
     for (std::int64_t x = 0; x < length && !written.empty(); ++x) {
@@ -225,7 +227,8 @@ void Wanted::RequireElements(const Target& target) const {
   }
 }
 
-std::int64_t Wanted::FindRun(const Target& target, const Extents& at, const std::byte* found, std::int64_t most) const {
+std::int64_t RestoreTargets::FindRun(const Target& target, const Extents& at, const std::byte* found,
+                                     std::int64_t most) const {
   const TensorView& view = target.view;
   const Extents offset = OffsetOf(view.shape, view.part);
   const std::size_t rank = view.shape.size();
@@ -254,13 +257,14 @@ std::int64_t Wanted::FindRun(const Target& target, const Extents& at, const std:
   return 0;
 }
 
-bool Wanted::Same(const SavedName& saved, std::uint64_t element, const std::byte* found, std::uint64_t count) const {
+bool RestoreTargets::Same(const SavedName& saved, std::uint64_t element, const std::byte* found,
+                          std::uint64_t count) const {
   const FuzzedShard& shard = folder_.shards()[saved.shard];
   const std::uint64_t item = DTypeSize(saved.tensor->dtype);
   const std::uint64_t begin = saved.tensor->begin + element * item;
   const std::uint64_t bytes = count * item;
   if (std::memcmp(shard.data + begin, found, bytes) == 0) return true;
-  // Without checksums a flipped bit is what the shard holds.
+  // Without checksums a flipped bit is valid content.
   if (!shard.flipped || headers_[saved.shard].checksums || *shard.flipped < shard.header.size() + begin) return false;
   const std::uint64_t at = *shard.flipped - shard.header.size() - begin;
   if (at >= bytes) return false;

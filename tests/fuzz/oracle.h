@@ -16,24 +16,24 @@
 
 namespace cairn {
 
-/// A tensor as some header has it, under its own name or a tied one.
+/// A tensor of some header, under its own name or a tied one.
 struct SavedName {
   std::string name;
   std::size_t shard = 0;
   const ShardTensor* tensor = nullptr;
 };
 
-/// What a restore of a fuzzed folder wants, and what it may be given: each element must be one that some shard holds
-/// for it, everything around the views must stay as it was.
-class Wanted {
+/// The targets of a restore of a fuzzed folder, and the check of its result: each element must be in some shard, and
+/// everything around the views must be unchanged.
+class RestoreTargets {
  public:
-  /// Headers as they were decoded, in the order of the folder's shards; all outlive this. Targets by `plan`, every
-  /// saved tensor as it is where that names none.
-  Wanted(const FuzzedFolder& folder, std::span<const ShardHeader> headers);
-  ~Wanted();
+  /// `headers` are the decoded ones, in the order of the folder's shards. Both must outlive this. Adds the plan's
+  /// targets, or every saved tensor if it has none.
+  RestoreTargets(const FuzzedFolder& folder, std::span<const ShardHeader> headers);
+  ~RestoreTargets();
 
   [[nodiscard]] const State& state() const { return state_; }
-  /// Aborts where a target has other bytes than the shards, or something that is no target was written.
+  /// Aborts if a target differs from the shards, or if anything else was written.
   void RequireRestored(const Restored& restored) const;
   void RequireUntouched() const;
 
@@ -44,7 +44,7 @@ class Wanted {
   void AddByPlan(std::string_view bytes);
   void Add(std::string name, TensorView view, Target* tied = nullptr);
   void RequireElements(const Target& target) const;
-  // How many elements from `at` on are the bytes `found`: as many as one shard holds there, at most `most`; 0: none.
+  // How many elements from `at` match `found`: up to `most` of one shard; 0 if none match.
   [[nodiscard]] std::int64_t FindRun(const Target& target, const std::vector<std::int64_t>& at, const std::byte* found,
                                      std::int64_t most) const;
   [[nodiscard]] bool Same(const SavedName& saved, std::uint64_t element, const std::byte* found,

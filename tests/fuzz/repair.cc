@@ -17,7 +17,7 @@ constexpr std::string_view kTail = ",\n \"digest\":\"";
 constexpr std::string_view kEnd = "\"\n}\n";
 constexpr std::size_t kTailBytes = kTail.size() + 8 + kEnd.size();
 
-// Reads a text from the left; what does not match stays where it is.
+// Reads a text from the left. Text that does not match is not consumed.
 class Scanner {
  public:
   Scanner(std::string_view text, std::size_t at) : text_(text), at_(at) {}
@@ -33,7 +33,7 @@ class Scanner {
     at_ = stop;
     return found;
   }
-  // Numbers with commas between them.
+  // Numbers separated by commas.
   std::vector<std::int64_t> Numbers() {
     std::vector<std::int64_t> numbers;
     do {

@@ -1,5 +1,4 @@
-// A whole checkpoint's folder of hostile text, read as restore, verify and the tools read it. tests/fuzz/folder.h says
-// what of an input is what.
+// Reads a whole checkpoint of hostile text by restore, verify and the tools. tests/fuzz/folder.h describes the input.
 
 #include <algorithm>
 
@@ -27,7 +26,7 @@ class Reading {
     const Result<StoredCheckpoint> stored = ReadCheckpointFolder(folder_.path());
     if (!stored.ok()) return RequireRefusal(stored.status(), folder_.path());
     if (!DecodeHeaders(stored->manifest)) {
-      // By the same reader: what it refuses alone must not be read as a part of a checkpoint.
+      // The same reader: a header that it refuses must make the checkpoint fail.
       Require(!VerifyCheckpoint(Parts(), *stored, {}).ok(), "a header that is refused fails the checkpoint");
     }
     const Status verified = Verify(*stored);
@@ -35,7 +34,7 @@ class Reading {
     if (!folder_.plan().inspect) return;
     const Result<CheckpointDetails> details = InspectCheckpoint(*stored);
     if (!details.ok()) RequireRefusal(details.status(), folder_.path());
-    Require(details.ok() || !verified.ok(), "what verifies can be listed");
+    Require(details.ok() || !verified.ok(), "a verified checkpoint can be listed");
     ReadTensors(*stored, verified);
   }
 
@@ -50,7 +49,7 @@ class Reading {
             .queue_depth = 2};
   }
 
-  // Those of the shards that the manifest names; the others stay empty. False where one is refused.
+  // Reads the headers of the manifest's shards; the others stay empty. False if one is refused.
   bool DecodeHeaders(const Manifest& manifest) {
     const std::vector<FuzzedShard>& shards = folder_.shards();
     headers_.assign(shards.size(), {});
@@ -75,16 +74,16 @@ class Reading {
     for (std::size_t i = 0; i < headers_.size() && verified.ok(); ++i) {
       const FuzzedShard& shard = folder_.shards()[i];
       if (!Names(stored.manifest, shard)) continue;
-      Require(!shard.cut, "a shard that was cut is found", shard.name);
+      Require(!shard.cut, "a truncated shard is detected", shard.name);
       Require(!shard.flipped || (*shard.flipped >= shard.header.size() && !headers_[i].checksums),
-              "a flipped bit is found", shard.name);
+              "a flipped bit is detected", shard.name);
     }
     return verified;
   }
 
   void Restore(const StoredCheckpoint& stored, const Status& verified) {
     const Plan& plan = folder_.plan();
-    const Wanted wanted(folder_, headers_);
+    const RestoreTargets wanted(folder_, headers_);
     const RestoreOptions options{.allow_missing = plan.allow_missing};
     const Result<Restored> restored = RestoreCheckpoint(Parts(), stored, plan.rank, wanted.state(), options);
     if (restored.ok()) {
@@ -95,10 +94,10 @@ class Reading {
     }
     if (restored.status().code() == StatusCode::kInvalidArgument) return wanted.RequireUntouched();
     RequireRefusal(restored.status(), folder_.path());
-    Require(!verified.ok(), "what verifies can be restored", restored.status().message());
+    Require(!verified.ok(), "a verified checkpoint can be restored", restored.status().message());
   }
 
-  // All of them, into memory of exactly their sizes.
+  // Reads all tensors into memory of exactly their sizes.
   void ReadTensors(const StoredCheckpoint& stored, const Status& verified) {
     Result<TensorSource> source = TensorSource::OpenCheckpoint(stored);
     const Status selected = source.ok() ? source->SelectRange(Parts(), 0, source->files()) : source.status();
@@ -111,7 +110,7 @@ class Reading {
     }
     const Status read = source->Read(Parts(), pieces);
     if (!read.ok()) RequireRefusal(read, folder_.path());
-    Require(read.ok() || !verified.ok(), "what verifies can be read", read.message());
+    Require(read.ok() || !verified.ok(), "a verified checkpoint can be read", read.message());
     for (std::size_t i = 0; i < pieces.size() && read.ok(); ++i) {
       const FuzzedShard& shard = *std::find_if(folder_.shards().begin(), folder_.shards().end(),
                                                [&](const auto& s) { return s.name == pieces[i].tensor->info.file; });
@@ -123,7 +122,8 @@ class Reading {
   }
 
   FuzzedFolder folder_;
-  std::vector<ShardHeader> headers_;  // By the folder's shards.
+  // In the order of the folder's shards.
+  std::vector<ShardHeader> headers_;
   WorkerPool workers_{"fuzz", 1};
   std::unique_ptr<BufferPool> pool_;
   std::unique_ptr<HostDevice> device_ = HostDevice::Make({.id = {.kind = DeviceKind::kCuda}}, workers_);

@@ -1,6 +1,6 @@
-// Makes the committed corpus anew from checkpoints that the engine saves: fuzz_seeds tests/fuzz/corpus
+// Regenerates the committed corpus from checkpoints that the engine saves: fuzz_seeds tests/fuzz/corpus
 //
-// Attempts' ids are random, so the files are not the same twice.
+// Attempt ids are random, so the files differ each time.
 
 #include <filesystem>
 #include <fstream>
@@ -32,7 +32,7 @@ std::string ReadFile(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// One checkpoint after another is saved into a root, and cut into seeds.
+// Saves checkpoints into a root and cuts them into seeds.
 class Seeds {
  public:
   explicit Seeds(fs::path corpus) : corpus_(std::move(corpus)) {
@@ -41,7 +41,7 @@ class Seeds {
   }
 
   using Fill = std::function<void(State& state, int rank, SaveOptions& options)>;
-  /// `plans` by name: what the restore target does with the folder.
+  /// `plans`, by name: plans for the restore target.
   void Save(const std::string& name, int world, const Fill& fill, const std::map<std::string, std::string>& plans,
             bool checksums = true, bool second = false) {
     const TempDir root;
@@ -110,7 +110,7 @@ class Seeds {
     return EncodeIndexRun(*header);
   }
 
-  // What one consists of: the ranks' runs, the blocks and the head.
+  // An index's parts: the ranks' runs, the blocks and the head.
   void WriteIndex(const std::string& name, const std::vector<std::string>& runs) const {
     const auto built = BuildIndex(runs);
     if (!built) throw std::runtime_error(name + ": no index");
@@ -125,7 +125,7 @@ class Seeds {
   fs::path corpus_;
 };
 
-std::vector<char> memory(4U << 20, 'x');  // NOLINT: all tensors' bytes; what they are does not matter.
+std::vector<char> memory(4U << 20, 'x');  // NOLINT: the bytes of all tensors; their contents do not matter.
 
 void Add(State& state, const std::string& name, DType dtype, std::vector<std::int64_t> shape, std::size_t at = 0,
          std::optional<TensorPart> part = {}) {
@@ -154,7 +154,7 @@ void FillOne(State& state, int /*rank*/, SaveOptions& /*options*/) {
   Check(state.Set("tree", Json{R"({"a":[1,2.5,null]})"}));
 }
 
-// Rows of `rows`, columns of `columns`, all of `own`; `shared` is written by one of them.
+// Each rank has rows of `rows`, columns of `columns` and all of `own`; one rank writes `shared`.
 void FillParts(State& state, int rank, SaveOptions& options) {
   const std::int64_t n = rank;
   const auto at = static_cast<std::size_t>(rank) * 8192;
@@ -172,7 +172,7 @@ void FillLarge(State& state, int rank, SaveOptions& /*options*/) {
   Add(state, "small", DType::kC64, {2, 2, 2}, 3U << 20);
 }
 
-// Lies that take more than one change to a sound header.
+// Errors that need more than one change to a valid header.
 void WriteHostileHeaders(const Seeds& seeds) {
   const auto write = [&](const std::string& name, const std::string& json) {
     seeds.Write("shard_header", "hostile-" + name, json);
@@ -193,7 +193,7 @@ void WriteHostileHeaders(const Seeds& seeds) {
                          R"(7],"data_offsets":[0,28]}})");
 }
 
-// Three blocks, one name in two of them; pieces that reach as far as they may.
+// Three blocks, one name in two of them, and pieces of the maximum extent.
 void WriteLargeIndexes(const Seeds& seeds) {
   seeds.Write("index", "three-blocks-head",
               Bytes({1, 4, 3, 1, 'a', 128, 32, 1, 2, 3, 4, 1, 'b', 128, 128, 4, 1, 2, 3, 4, 1, 'b', 9, 1, 2, 3, 4}));

@@ -1,4 +1,5 @@
-// The reader of shard headers on hostile bytes: as a file, as the text of a header, and with offsets and sums to match.
+// Feeds hostile bytes to the reader of shard headers: as a file, as a header's text, and with matching offsets and
+// checksums.
 
 #include "format/shard_header.h"
 
@@ -24,33 +25,34 @@ void RequireSound(const ShardHeader& header, std::uint64_t file_bytes) {
   std::uint64_t end = 0;
   for (const ShardTensor& tensor : header.tensors) {
     Require(tensor.begin == end, "tensors lie back to back", tensor.name);
-    Require(TensorBytes(tensor.dtype, tensor.shape) == tensor.end - tensor.begin, "a size is its shape's", tensor.name);
-    Require(!tensor.part || PartProblem(tensor.dtype, tensor.shape, *tensor.part).empty(), "a part lies in its whole",
+    Require(TensorBytes(tensor.dtype, tensor.shape) == tensor.end - tensor.begin, "the size matches the shape",
             tensor.name);
+    Require(!tensor.part || PartProblem(tensor.dtype, tensor.shape, *tensor.part).empty(),
+            "a part is within its global shape", tensor.name);
     end = tensor.end;
   }
   Require(header.file_bytes() == file_bytes, "the last tensor ends where the file does");
   const bool summed = header.cairn && header.checksums;
-  Require(header.sums.size() == (summed ? DivideUp(end, kChecksumBlock) : 0), "one sum a block");
+  Require(header.sums.size() == (summed ? DivideUp(end, kChecksumBlock) : 0), "one checksum for each block");
 }
 
 void RequireRoundTrip(ShardHeader header, const std::string& file) {
-  // Of keys that later versions add a writer of this one knows nothing.
+  // This version's writer does not know keys of later versions.
   std::erase_if(header.metadata, [](const auto& entry) { return entry.first.starts_with("cairn."); });
   Result<ShardHeaderWriter> writer = ShardHeaderWriter::Make(header);
-  Require(writer.ok(), "what was accepted can be written", writer.status().message());
-  Require(writer->sum_count() == header.sums.size(), "a place for each sum");
+  Require(writer.ok(), "accepted input can be written", writer.status().message());
+  Require(writer->sum_count() == header.sums.size(), "a place for each checksum");
   writer->SetSums(header.sums);
   const Bytes bytes = AsBytes(writer->bytes());
   Require(writer->digest() == Crc32c(bytes), "the digest is that of all bytes");
   header.data_begin = writer->data_begin();
   const Result<ShardHeader> again = DecodeShardHeader(bytes, header.file_bytes(), file);
-  Require(again.ok() && *again == header, "what was accepted comes back", again.status().message());
-  // Minus zero equals zero; their bits do not.
-  Require(EncodeValues(again->values) == EncodeValues(header.values), "values come back bit by bit");
+  Require(again.ok() && *again == header, "accepted input round-trips", again.status().message());
+  // Minus zero equals zero, but the bits differ.
+  Require(EncodeValues(again->values) == EncodeValues(header.values), "values keep their bits");
 }
 
-// Where the index can hold the shard at all, each name of it is there.
+// If an index can hold the shard, it must have each of its names.
 void RequireIndexed(const ShardHeader& header, const std::string& file) {
   const std::vector<std::string> runs{EncodeIndexRun(header)};
   const auto built = BuildIndex(runs);
@@ -86,7 +88,7 @@ void Read(Bytes bytes, std::uint64_t data_bytes) {
   RequireIndexed(*read, file);
 }
 
-// As restore meets it: a file whose length word says how much of it is header.
+// Like restore: a file whose length word gives the header's size.
 void ReadFile(Bytes bytes) {
   const std::string file = "x.safetensors";
   const Result<std::uint64_t> length = ShardHeaderLength(bytes, bytes.size(), file);
