@@ -6,32 +6,22 @@ namespace cairn {
 
 void AppendJsonString(std::string& out, std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
+  constexpr std::string_view kEscaped = "\"\\\n\r\t";
+  constexpr std::string_view kLetters = "\"\\nrt";
   out += '"';
   std::size_t plain = 0;  // Start of the bytes that need no escape and are not appended yet.
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const auto c = static_cast<unsigned char>(text[at]);
     if (c >= 0x20 && c != '"' && c != '\\') continue;
-    out.append(text, plain, i - plain);
-    plain = i + 1;
+    out.append(text, plain, at - plain);
+    plain = at + 1;
     out += '\\';
-    switch (c) {
-      case '"':
-      case '\\':
-        out += text[i];
-        break;
-      case '\n':
-        out += 'n';
-        break;
-      case '\r':
-        out += 'r';
-        break;
-      case '\t':
-        out += 't';
-        break;
-      default:
-        out += "u00";
-        out += kHex[c >> 4];
-        out += kHex[c & 15];
+    if (const std::size_t i = kEscaped.find(text[at]); i != std::string_view::npos) {
+      out += kLetters[i];
+    } else {
+      out += "u00";
+      out += kHex[c >> 4];
+      out += kHex[c & 15];
     }
   }
   out.append(text, plain);

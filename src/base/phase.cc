@@ -1,23 +1,14 @@
+#include <array>
+
 #include "cairn/stats.h"
 
 namespace cairn {
 
 std::string_view SavePhaseName(SavePhase phase) {
-  switch (phase) {
-    case SavePhase::kQueued:
-      return "queued";
-    case SavePhase::kCapturing:
-      return "capturing";
-    case SavePhase::kCaptured:
-      return "captured";
-    case SavePhase::kCommitting:
-      return "committing";
-    case SavePhase::kDurable:
-      return "durable";
-    case SavePhase::kFailed:
-      return "failed";
-  }
-  return "?";
+  constexpr std::array<std::string_view, 6> kNames = {"queued",     "capturing", "captured",
+                                                      "committing", "durable",   "failed"};
+  const auto i = static_cast<std::size_t>(phase);
+  return i < kNames.size() ? kNames.at(i) : "?";
 }
 
 }  // namespace cairn

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <utility>
@@ -13,27 +14,10 @@
 namespace cairn {
 namespace {
 
-struct DTypeFacts {
-  std::string_view name;
-  std::size_t size;
-};
-constexpr std::array<DTypeFacts, 17> kDTypes{{{"BOOL", 1},
-                                              {"U8", 1},
-                                              {"I8", 1},
-                                              {"F8_E5M2", 1},
-                                              {"F8_E4M3", 1},
-                                              {"F8_E8M0", 1},
-                                              {"I16", 2},
-                                              {"U16", 2},
-                                              {"F16", 2},
-                                              {"BF16", 2},
-                                              {"I32", 4},
-                                              {"U32", 4},
-                                              {"F32", 4},
-                                              {"C64", 8},
-                                              {"F64", 8},
-                                              {"I64", 8},
-                                              {"U64", 8}}};
+constexpr std::array<std::string_view, 17> kDTypeNames = {"BOOL", "U8",  "I8",  "F8_E5M2", "F8_E4M3", "F8_E8M0",
+                                                          "I16",  "U16", "F16", "BF16",    "I32",     "U32",
+                                                          "F32",  "C64", "F64", "I64",     "U64"};
+constexpr std::array<std::size_t, 17> kDTypeSizes = {1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8, 8};
 
 // The table of every moved-from state. It counts as shared, so that Add replaces it.
 const std::shared_ptr<const TensorTable>& NoTensors() {
@@ -47,14 +31,13 @@ const std::shared_ptr<const TensorTable>& NoTensors() {
 
 }  // namespace
 
-std::size_t DTypeSize(DType dtype) { return kDTypes.at(static_cast<std::size_t>(dtype)).size; }
-std::string_view DTypeName(DType dtype) { return kDTypes.at(static_cast<std::size_t>(dtype)).name; }
+std::size_t DTypeSize(DType dtype) { return kDTypeSizes.at(static_cast<std::size_t>(dtype)); }
+std::string_view DTypeName(DType dtype) { return kDTypeNames.at(static_cast<std::size_t>(dtype)); }
 
 std::optional<DType> DTypeFromName(std::string_view name) {
-  for (std::size_t i = 0; i < kDTypes.size(); ++i) {
-    if (kDTypes[i].name == name) return static_cast<DType>(i);
-  }
-  return std::nullopt;
+  const auto* const found = std::find(kDTypeNames.begin(), kDTypeNames.end(), name);
+  if (found == kDTypeNames.end()) return std::nullopt;
+  return static_cast<DType>(found - kDTypeNames.begin());
 }
 
 std::string ToString(DeviceId device) {

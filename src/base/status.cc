@@ -1,5 +1,6 @@
 #include "cairn/status.h"
 
+#include <array>
 #include <cerrno>
 #include <system_error>
 
@@ -8,39 +9,24 @@
 namespace cairn {
 
 std::string_view StatusCodeName(StatusCode code) {
-  switch (code) {
-    case StatusCode::kOk:
-      return "Ok";
-    case StatusCode::kInvalidArgument:
-      return "InvalidArgument";
-    case StatusCode::kNotFound:
-      return "NotFound";
-    case StatusCode::kAlreadyExists:
-      return "AlreadyExists";
-    case StatusCode::kFailedPrecondition:
-      return "FailedPrecondition";
-    case StatusCode::kResourceExhausted:
-      return "ResourceExhausted";
-    case StatusCode::kNoSpace:
-      return "NoSpace";
-    case StatusCode::kCorrupt:
-      return "Corrupt";
-    case StatusCode::kIoError:
-      return "IoError";
-    case StatusCode::kDeviceError:
-      return "DeviceError";
-    case StatusCode::kDeadlineExceeded:
-      return "DeadlineExceeded";
-    case StatusCode::kCancelled:
-      return "Cancelled";
-    case StatusCode::kUnknownOutcome:
-      return "UnknownOutcome";
-    case StatusCode::kUnsupported:
-      return "Unsupported";
-    case StatusCode::kInternal:
-      return "Internal";
-  }
-  return "?";
+  // By number.
+  constexpr std::array<std::string_view, 15> kNames = {"Ok",
+                                                       "InvalidArgument",
+                                                       "NotFound",
+                                                       "AlreadyExists",
+                                                       "FailedPrecondition",
+                                                       "ResourceExhausted",
+                                                       "NoSpace",
+                                                       "Corrupt",
+                                                       "IoError",
+                                                       "DeviceError",
+                                                       "DeadlineExceeded",
+                                                       "Cancelled",
+                                                       "UnknownOutcome",
+                                                       "Unsupported",
+                                                       "Internal"};
+  const auto i = static_cast<std::size_t>(code);
+  return i < kNames.size() ? kNames.at(i) : "?";
 }
 
 std::string Status::ToString() const {

@@ -109,7 +109,6 @@ class HostDevice final : public Device {
 
   Mutex mutex_;
   CondVar idle_;
-  // By lane.
   std::vector<Lane> jobs_ CAIRN_GUARDED_BY(mutex_);
   // Jobs whose `done` has not returned.
   int unfinished_ CAIRN_GUARDED_BY(mutex_) = 0;

@@ -1,7 +1,7 @@
 #include "group/blocking.h"
 
+#include <future>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "base/mutex.h"
@@ -9,20 +9,9 @@
 namespace cairn {
 
 Result<std::string> AwaitWord(Group& group, const std::string& key, Deadline deadline) {
-  struct Answer {
-    Mutex mutex;
-    CondVar changed;
-    std::optional<Result<std::string>> word CAIRN_GUARDED_BY(mutex);
-  };
-  const auto answer = std::make_shared<Answer>();
-  group.Await(key, deadline, [answer](Result<std::string> word) {
-    MutexLock lock(answer->mutex);
-    answer->word.emplace(std::move(word));
-    answer->changed.NotifyAll();
-  });
-  MutexLock lock(answer->mutex);
-  while (!answer->word) answer->changed.Wait(answer->mutex);
-  return *std::move(answer->word);
+  const auto answer = std::make_shared<std::promise<Result<std::string>>>();
+  group.Await(key, deadline, [answer](Result<std::string> word) { answer->set_value(std::move(word)); });
+  return answer->get_future().get();
 }
 
 CollectedWords CollectWords(Group& group, const std::string& key, Deadline deadline) {

@@ -14,10 +14,9 @@ namespace cairn {
 /// Group::Await, until it ends.
 [[nodiscard]] Result<std::string> AwaitWord(Group& group, const std::string& key, Deadline deadline);
 
+/// The words that arrived, by rank. `end` is not ok if some are missing.
 struct CollectedWords {
-  /// By rank, those that arrived.
   std::map<int, std::string> words;
-  /// Not ok if some are missing.
   Status end;
 };
 /// Group::Collect, until it ends.

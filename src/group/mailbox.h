@@ -93,7 +93,6 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   const int size_;
   DeadlineWatch& watch_;
   mutable Mutex mutex_;
-  // By key.
   Waits waits_ CAIRN_GUARDED_BY(mutex_);
   std::map<std::string, Early> early_ CAIRN_GUARDED_BY(mutex_);
   // By arrival.

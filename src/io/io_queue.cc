@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/statvfs.h>
 
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -11,35 +12,11 @@
 namespace cairn {
 
 const char* IoOpName(IoOp op) {
-  switch (op) {
-    case IoOp::kOpen:
-      return "open";
-    case IoOp::kClose:
-      return "close";
-    case IoOp::kRead:
-      return "read";
-    case IoOp::kWrite:
-      return "write";
-    case IoOp::kFsync:
-      return "fsync";
-    case IoOp::kFallocate:
-      return "fallocate";
-    case IoOp::kFtruncate:
-      return "ftruncate";
-    case IoOp::kSyncRange:
-      return "sync_file_range";
-    case IoOp::kRename:
-      return "rename";
-    case IoOp::kUnlink:
-      return "unlink";
-    case IoOp::kMkdir:
-      return "mkdir";
-    case IoOp::kRmdir:
-      return "rmdir";
-    case IoOp::kCall:
-      return "check";
-  }
-  return "?";
+  constexpr std::array kNames = {"open",      "close",           "read",   "write",  "fsync", "fallocate",
+                                 "ftruncate", "sync_file_range", "rename", "unlink", "mkdir", "rmdir",
+                                 "check"};
+  const auto i = static_cast<std::size_t>(op);
+  return i < kNames.size() ? kNames.at(i) : "?";
 }
 
 std::string Describe(const IoRequest& request, const std::string& name) {

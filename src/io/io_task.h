@@ -171,9 +171,8 @@ class [[nodiscard]] IoOperation {
 /// Files that may be unlinked if the disk is full.
 struct Room {
   std::vector<PathAt> paths;
-  /// How many operations are unlinking them.
+  /// How many operations are unlinking them, and the next file.
   int freeing = 0;
-  /// The next one to unlink.
   std::size_t next = 0;
 };
 

@@ -58,15 +58,8 @@ std::int64_t RunPlain(const IoRequest& request) {
 }
 
 unsigned RenameFlags(RenameMode mode) {
-  switch (mode) {
-    case RenameMode::kPlain:
-      return 0;
-    case RenameMode::kNoReplace:
-      return RENAME_NOREPLACE;
-    case RenameMode::kExchange:
-      return RENAME_EXCHANGE;
-  }
-  return 0;
+  if (mode == RenameMode::kNoReplace) return RENAME_NOREPLACE;
+  return mode == RenameMode::kExchange ? RENAME_EXCHANGE : 0;
 }
 
 }  // namespace cairn

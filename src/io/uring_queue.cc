@@ -31,34 +31,11 @@ constexpr std::array kAllOps = {IoOp::kOpen,   IoOp::kClose,     IoOp::kRead,   
                                 IoOp::kRename, IoOp::kUnlink,    IoOp::kMkdir,     IoOp::kRmdir};
 
 unsigned Opcode(IoOp op) {
-  switch (op) {
-    case IoOp::kOpen:
-      return IORING_OP_OPENAT;
-    case IoOp::kClose:
-      return IORING_OP_CLOSE;
-    case IoOp::kRead:
-      return IORING_OP_READ;
-    case IoOp::kWrite:
-      return IORING_OP_WRITE;
-    case IoOp::kFsync:
-      return IORING_OP_FSYNC;
-    case IoOp::kFallocate:
-      return IORING_OP_FALLOCATE;
-    case IoOp::kFtruncate:
-      return kOpcodeFtruncate;
-    case IoOp::kSyncRange:
-      return IORING_OP_SYNC_FILE_RANGE;
-    case IoOp::kRename:
-      return IORING_OP_RENAMEAT;
-    case IoOp::kUnlink:
-    case IoOp::kRmdir:
-      return IORING_OP_UNLINKAT;
-    case IoOp::kMkdir:
-      return IORING_OP_MKDIRAT;
-    case IoOp::kCall:
-      break;
-  }
-  return IORING_OP_NOP;
+  constexpr std::array<unsigned, kAllOps.size()> kOpcodes = {
+      IORING_OP_OPENAT,   IORING_OP_CLOSE,     IORING_OP_READ,    IORING_OP_WRITE,
+      IORING_OP_FSYNC,    IORING_OP_FALLOCATE, kOpcodeFtruncate,  IORING_OP_SYNC_FILE_RANGE,
+      IORING_OP_RENAMEAT, IORING_OP_UNLINKAT,  IORING_OP_MKDIRAT, IORING_OP_UNLINKAT};
+  return kOpcodes.at(static_cast<std::size_t>(op));
 }
 
 void Fill(io_uring_sqe* sqe, const IoRequest& request) {
@@ -287,10 +264,8 @@ Status UringQueue::Enter(Deadline deadline) {
   } else {
     __kernel_timespec timeout{};
     if (!deadline.infinite()) {
-      const auto left = std::max(std::chrono::nanoseconds(deadline.when() - Deadline::Clock::now()),
-                                 std::chrono::nanoseconds::zero());
-      timeout.tv_sec = left.count() / 1'000'000'000;
-      timeout.tv_nsec = left.count() % 1'000'000'000;
+      const timespec left = WakeSignal::TimeLeft(deadline);
+      timeout = {.tv_sec = left.tv_sec, .tv_nsec = left.tv_nsec};
     }
     io_uring_cqe* first = nullptr;
     outcome =

@@ -54,16 +54,20 @@ class WakeSignal {
   }
   /// Whether Wake was called since the last Take.
   [[nodiscard]] bool Take() { return woken_.exchange(false, std::memory_order_acq_rel); }
+  /// For a finite deadline; zero once it has passed.
+  [[nodiscard]] static timespec TimeLeft(Deadline deadline) {
+    const std::chrono::nanoseconds left =
+        std::max(deadline.when() - Deadline::Clock::now(), Deadline::Clock::duration::zero());
+    return {.tv_sec = static_cast<time_t>(left.count() / 1'000'000'000),
+            .tv_nsec = static_cast<long>(left.count() % 1'000'000'000)};
+  }
   /// In a forked child: leaves the descriptor alone.
   void Forget() { (void)fd_.Release(); }
 
  private:
   static int Poll(pollfd* entries, nfds_t count, Deadline deadline) {
     if (deadline.infinite()) return ::ppoll(entries, count, nullptr, nullptr);
-    const auto left =
-        std::max(std::chrono::nanoseconds(deadline.when() - Deadline::Clock::now()), std::chrono::nanoseconds::zero());
-    const timespec timeout{.tv_sec = static_cast<time_t>(left.count() / 1'000'000'000),
-                           .tv_nsec = static_cast<long>(left.count() % 1'000'000'000)};
+    const timespec timeout = TimeLeft(deadline);
     return ::ppoll(entries, count, &timeout, nullptr);
   }
 

@@ -1,6 +1,7 @@
 #include "tune/choose.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -177,19 +178,8 @@ std::string MemoryAdvice(const TuneInput& input, const TuneChoice& choice) {
 }  // namespace
 
 std::string_view BoundName(Bound bound) {
-  switch (bound) {
-    case Bound::kNothing:
-      return "nothing";
-    case Bound::kDisk:
-      return "disk";
-    case Bound::kSlowdown:
-      return "slowdown";
-    case Bound::kFailures:
-      return "failures";
-    case Bound::kMemory:
-      return "memory";
-  }
-  return "?";
+  constexpr std::array<std::string_view, 5> kNames = {"nothing", "disk", "slowdown", "failures", "memory"};
+  return kNames.at(static_cast<std::size_t>(bound));
 }
 
 IntervalChoice Predict(const TuneGoal& goal, const SaveCost& cost, std::uint64_t iterations) {

@@ -68,7 +68,6 @@ enum class Bound : std::uint8_t {
 struct IntervalChoice {
   std::uint64_t iterations = 1;
   Bound bound = Bound::kNothing;
-  /// T of the model.
   double period_seconds = 0;
   /// Expected, relative to training without saves.
   double slowdown = 0;
@@ -99,13 +98,11 @@ struct Rates {
   double copy = 0;
   /// 0 if `copy` includes it.
   double checksum = 0;
-  /// At least one.
   std::vector<IoShape> shapes;
   /// The share of `write_rate` that the disk reaches in its slowest quarter of the time.
   double slow_share = 1;
-  /// Until an attempt can be written to.
+  /// Until an attempt can be written to, and from its last byte to durable.
   double begin_seconds = 0;
-  /// From the attempt's last byte to durable.
   double commit_seconds = 0;
   /// Of all of Cairn's threads.
   double cpu_seconds_per_byte = 0;
@@ -131,7 +128,6 @@ struct TuneChoice {
   int max_in_flight = 1;
   std::uint64_t pool_bytes = 0;
   IoShape shape;
-  /// Which bound binds, with figures.
   std::string why;
 };
 

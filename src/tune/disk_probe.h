@@ -29,9 +29,8 @@ struct DiskRates {
   std::vector<IoShape> shapes;
   /// The share of its shape's median that the slowest quarter of the passes reached.
   double slow_share = 1;
-  /// Overwriting written blocks, in the default shape.
+  /// Overwriting written blocks, and reading them, in the default shape.
   double overwrite = 0;
-  /// Reading the same blocks.
   double read = 0;
   /// Steps 0 and 1 of the commit protocol: space, folder, file, blocks.
   double begin_seconds = 0;

@@ -14,7 +14,6 @@ namespace cairn {
 
 struct CopyRate {
   double bytes_per_second = 0;
-  /// Of the whole process.
   double cpu_seconds_per_byte = 0;
 };
 
@@ -29,9 +28,7 @@ struct CopyRate {
 
 struct MeasureOptions {
   std::string root;
-  /// The tensors' device.
   DeviceId device;
-  /// As in Options.
   int worker_threads = 0;
   IoQueueKind io_queue = IoQueueKind::kAuto;
   ProbeLimits disk;

@@ -45,7 +45,6 @@ CUdeviceptr Address(const std::byte* memory) { return reinterpret_cast<CUdevicep
 struct CudaUnderTest::Launch {
   // True: the stream reached it. False: it never will.
   std::promise<bool> reached;
-  // Guarded by mutex.
   bool answered = false;
   std::mutex mutex;
   std::thread thread;

@@ -13,13 +13,11 @@ namespace cairn {
 
 /// The first section of an input: what to do with the folder. Its bytes in this order; missing ones are zero.
 struct Plan {
-  /// Flip a bit of a shard after its digests are made.
+  /// Damage a shard after its digests are made: flip a bit, or truncate it.
   bool flip = false;
-  /// Truncate a shard.
   bool cut = false;
-  /// Keep the manifest's lengths and header digests.
+  /// Keep the manifest's lengths and digests, and the headers' offsets and checksums.
   bool manifest_as_is = false;
-  /// Keep offsets and checksums.
   bool headers_as_are = false;
   bool allow_missing = false;
   /// Also read with the calls of tools.

@@ -6,7 +6,6 @@ namespace cairn {
 
 /// Simulates a run of saves event by event, without the tuner's formulas. Times in seconds.
 struct SimulatedJob {
-  /// Of the state.
   std::uint64_t chunks = 1;
   std::uint64_t pool_chunks = 1;
   /// Copies, and writes, of a chunk run one at a time.
