@@ -1,5 +1,5 @@
-# The CUDA part of the device tests. test_cuda runs on this machine's GPU, and skips where there is none; test_fake_cuda
-# runs the same suites, and what only a failing driver shows, over a test double of the driver.
+# The CUDA part of the device tests. test_cuda runs on this machine's GPU and skips without one. test_fake_cuda runs the
+# same suites, and tests of driver failures, on a test double of the driver.
 if(NOT TARGET cairn_cuda_headers)
   cairn_test(test_cuda SOURCES cuda_available_test.cc cuda_copy_plan_test.cc LIBRARIES cairn_device)
   return()
@@ -13,8 +13,8 @@ cairn_test(test_cuda
 gtest_discover_tests(test_cuda TEST_FILTER "CudaFence.*" TEST_PREFIX "MaxConnections1." DISCOVERY_TIMEOUT 60
   PROPERTIES TIMEOUT 120 ENVIRONMENT "CUDA_DEVICE_MAX_CONNECTIONS=1")
 
-# Its file is libcuda.so.1, which the driver's loader then finds loaded. By RPATH, as LD_LIBRARY_PATH comes before RUNPATH
-# and may name the folder of a real one.
+# Named libcuda.so.1, so that the driver's loader finds it already loaded. Found by RPATH, because LD_LIBRARY_PATH
+# precedes RUNPATH and may contain a real driver.
 add_library(fake_cuda SHARED fake_cuda.cc)
 set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME cuda VERSION 1 SOVERSION 1
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fake_cuda)
