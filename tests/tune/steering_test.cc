@@ -69,7 +69,7 @@ TuneGoal SomeGoal() { return {.slowdown = 0.01, .mtbf_seconds = 7200, .restart_s
 TEST(Steering, TimesIterationsThenMeasuresOneSaveThenSavesAsTheDiskPermits) {
   Job job(SomeGoal());
   job.write = 0.95;
-  EXPECT_THAT(job.steering().why(), HasSubstr("timed"));
+  EXPECT_THAT(job.steering().why(), HasSubstr("timing iterations"));
 
   const std::vector<std::uint64_t> saved = job.Run(100);
 
