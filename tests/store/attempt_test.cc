@@ -503,7 +503,7 @@ TEST_F(AttemptTest, ShardIsFsyncedOnceAfterAllItsWritesAndItsCut) {
   for (const SeenOperation& seen : plan_->Seen()) {
     if (seen.path.find("shard-") != std::string::npos) order += std::string(IoOpName(seen.op)) + " ";
   }
-  EXPECT_EQ(order, "open fallocate write write write ftruncate fsync look close ");
+  EXPECT_EQ(order, "open fallocate write write write ftruncate fsync check close ");
 }
 
 TEST_F(AttemptTest, EachRankThatSealsFsyncsTheFolderWithItsShardsName) {
