@@ -8,8 +8,6 @@
 
 #include "group/fake_store.h"
 #include "group/group_futures.h"
-#include "group/heard.h"
-#include "group/played_store.h"
 #include "group/solo_group.h"
 #include "testing/local_group.h"
 
