@@ -13,7 +13,7 @@
 namespace cairn {
 namespace {
 
-// Words are short, whatever a disk or a driver had to say.
+// Messages stay short, however long the text of an error.
 constexpr std::size_t kMaxMessage = 2000;
 constexpr std::size_t kMaxMembers = 16;
 
@@ -35,7 +35,8 @@ class WordReader final : public JsonEvents {
   bool OnKey(std::string_view key) override {
     key_ = key;
     const bool twice = numbers_.contains(key_) || texts_.contains(key_);
-    if (twice || numbers_.size() + texts_.size() == kMaxMembers) return Fail("{}: twice, or too much", key_);
+    if (twice || numbers_.size() + texts_.size() == kMaxMembers)
+      return Fail("{}: duplicate, or too many members", key_);
     return true;
   }
   bool OnOpen(char /*bracket*/) override {
@@ -44,7 +45,7 @@ class WordReader final : public JsonEvents {
   bool OnClose() override { return true; }
 
   [[nodiscard]] bool Has(const std::string& key) const { return numbers_.contains(key) || texts_.contains(key); }
-  /// False where the member is missing or of another kind.
+  /// False if the member is missing or has another type.
   [[nodiscard]] bool Take(const std::string& key, std::uint64_t& to) const {
     const auto found = numbers_.find(key);
     if (found == numbers_.end()) return false;
@@ -83,13 +84,13 @@ Object FromStatus(const Status& status) {
 }
 
 std::string OrNothing(const std::string& restored) {
-  return restored.empty() ? std::string("from nothing restored") : fmt::format("from attempt \"{}\"", restored);
+  return restored.empty() ? std::string("from no checkpoint") : fmt::format("from attempt \"{}\"", restored);
 }
 
 }  // namespace
 
 Status NotAWord(int rank, std::string_view text) {
-  return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: {}", rank, Quoted(text));
+  return Error(StatusCode::kInternal, "rank {} sent an invalid message: {}", rank, Quoted(text));
 }
 
 std::string EncodeAttempt(const AttemptWord& word) {

@@ -10,62 +10,63 @@
 
 namespace cairn {
 
-// What ranks tell each other about one save or one restore: small JSON texts, pure functions. Text that is no such word
-// is Internal, and its message names the rank that gave it.
+// The messages of the ranks about one save or one restore: small JSON texts, pure functions. An invalid message gives
+// Internal, naming the rank that sent it.
 
-/// attempt/, the coordinator's: the save as its ledger accepted it, or why there will be none.
+/// attempt/, from the coordinator: the save as its ledger accepted it, or why it is refused.
 struct AttemptWord {
   std::string uuid;
   std::uint64_t step = 0;
   std::uint64_t generation = 0;
-  /// What the coordinator has restored; empty where it has restored none.
+  /// What the coordinator has restored, if anything.
   std::optional<ManifestParent> parent;
   bool replace = false;
-  /// Digests of what every rank must give alike, and of who writes what of it (see replicas.h).
+  /// Digests of the replicated values and of which rank writes which (see replicas.h).
   std::string alike;
-  /// Not ok: the save is refused, and nothing else above counts.
+  /// Not ok: the save is refused, and all other fields are ignored.
   Status refusal;
 };
 [[nodiscard]] std::string EncodeAttempt(const AttemptWord& word);
 [[nodiscard]] Result<AttemptWord> DecodeAttempt(std::string_view text);
 
-/// prepared/, of every other rank: its shard, or its failure, or what it holds where its digests are not the
-/// coordinator's.
+/// prepared/, from each other rank: its shard, its failure, or, if its digests differ from the coordinator's, its
+/// values.
 struct PreparedWord {
   std::uint64_t step = 0;
-  /// The attempt that this rank has restored; empty for none.
+  /// The attempt that this rank has restored; empty if none.
   std::string restored;
   ManifestShard shard;
-  /// Not ok: the rank fails, and nothing else counts.
+  /// Not ok: the rank fails, and all other fields are ignored.
   Status failure;
-  /// 0 or above: the digests differ there, and `texts` is what this rank has (see EncodeBucket). There is no shard.
+  /// If not negative: the digests differ in this bucket, `texts` holds this rank's values (see EncodeBucket), and there
+  /// is no shard.
   int bucket = -1;
   std::string texts;
 };
 [[nodiscard]] std::string EncodePrepared(const PreparedWord& word);
 [[nodiscard]] Result<PreparedWord> DecodePrepared(int rank, std::string_view text);
 
-/// outcome/, the coordinator's: committed, or why not. read/, of every other rank: its part is read, or why not.
+/// outcome/, from the coordinator: committed, or why not. read/, from each other rank: its part is read, or why not.
 [[nodiscard]] std::string EncodeOutcome(const Status& status);
-/// None where the text is no outcome.
+/// None if the text is invalid.
 [[nodiscard]] std::optional<Status> DecodeOutcome(std::string_view text);
 [[nodiscard]] Status NotAWord(int rank, std::string_view text);
 
-/// choice/, the coordinator's: the checkpoint that all are to read, or why there is none.
+/// choice/, from the coordinator: the checkpoint that all ranks read, or why there is none.
 struct ChoiceWord {
   std::uint64_t step = 0;
   std::string attempt;
-  /// As the coordinator sees it, for messages.
+  /// The coordinator's path, for messages.
   std::string path;
-  /// Not ok: its manifest does not verify (there is no attempt), and it is passed over unread.
+  /// Not ok: the manifest does not verify, so there is no attempt, and the checkpoint is skipped unread.
   Status damage;
-  /// Not ok: the restore ends, and nothing else counts.
+  /// Not ok: the restore ends, and all other fields are ignored.
   Status end;
 };
 [[nodiscard]] std::string EncodeChoice(const ChoiceWord& word);
 [[nodiscard]] Result<ChoiceWord> DecodeChoice(std::string_view text);
 
-/// verdict/, the coordinator's: Ok where the choice is restored on all ranks; else the status of one of them, for all.
+/// verdict/, from the coordinator: Ok if all ranks have restored the choice; otherwise one rank's status.
 struct VerdictWord {
   int rank = 0;
   Status status;
@@ -73,8 +74,8 @@ struct VerdictWord {
 [[nodiscard]] std::string EncodeVerdict(const VerdictWord& word);
 [[nodiscard]] Result<VerdictWord> DecodeVerdict(std::string_view text);
 
-/// FailedPrecondition, naming both, where a rank saves another step than the coordinator, or has restored another
-/// attempt: what they would commit is a mixture.
+/// FailedPrecondition, naming both, if a rank saves another step than the coordinator or has restored another attempt:
+/// the checkpoint would mix them.
 [[nodiscard]] Status CheckSameLine(std::uint64_t step, const std::string& restored, int rank, std::uint64_t its_step,
                                    const std::string& its_restored);
 

@@ -58,7 +58,7 @@ Status Capture::StageOn(DeviceEvents& events, StagingArea& area) {
   Device& device = *events.device;
   const std::uint64_t bytes = task_.snapshot().StagingBytes(device.id());
   std::byte* const memory = area.Acquire(bytes);
-  if (memory == nullptr) return Status::Ok();  // No room now: this save goes straight through the pool.
+  if (memory == nullptr) return Status::Ok();  // No room now: this save goes directly through the pool.
   staged_.emplace_back(&area, memory);
 
   const std::vector<CopyPiece> pieces = task_.snapshot().StageAt(device.id(), memory);
@@ -76,7 +76,7 @@ Status Capture::StageOn(DeviceEvents& events, StagingArea& area) {
     ++staging_copies_;
     CAIRN_RETURN_IF_ERROR(Launch(id, batch, device, std::move(copies)));
   }
-  // The lanes' events stand behind the staging copies: fences wait for these, and so does every lane that drains.
+  // Record the lanes' events after the staging copies: fences wait for them, and so does every lane before it drains.
   CAIRN_RETURN_IF_ERROR(RecordLanes(events));
   for (int lane = 0; lane < device.lanes(); ++lane) {
     for (const EventId event : events.lanes) CAIRN_RETURN_IF_ERROR(device.LaneWait(lane, event));
@@ -114,7 +114,7 @@ Status Capture::Launch(std::uint64_t id, Batch& batch, Device& device, CopyBatch
   const std::size_t copy = batch.copies.size();
   batch.copies.push_back({&device, false});
   ++copies_under_way_;
-  // The closures hold this capture, and through the inbox nothing of a dead engine is reached.
+  // The closure holds no reference that keeps the capture alive, and after the engine's end the inbox drops it.
   Status status =
       device.Copy(std::move(copies), [inbox = context_.inbox, self = weak_from_this(), id, copy](Status done) {
         inbox->Post([self, id, copy, done = std::move(done)] {
@@ -148,7 +148,7 @@ Status Capture::MarkEnqueued() {
 
 void Capture::OnCopied(std::uint64_t id, std::size_t copy, Status status) {
   const auto found = batches_.find(id);
-  if (found == batches_.end() || found->second.copies[copy].done) return;  // Given up with its device.
+  if (found == batches_.end() || found->second.copies[copy].done) return;  // Given up with a lost device.
   Batch& batch = found->second;
   batch.copies[copy].done = true;
   --copies_under_way_;
@@ -223,7 +223,7 @@ void Capture::Fail(Status status) {
 
 void Capture::Stop() {
   stage_.MoveTo(CaptureStage::kStopped);
-  // A batch none of whose copies is under way (the failed launch) will not be called back.
+  // No callback will come for a batch without copies in flight, such as a failed launch.
   std::erase_if(batches_, [](const auto& entry) {
     return std::all_of(entry.second.copies.begin(), entry.second.copies.end(),
                        [](const Copy& one) { return one.done; });

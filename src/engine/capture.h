@@ -14,61 +14,74 @@
 
 namespace cairn {
 
-/// A stretch of the stream that has been copied, on its way to the disk. Its buffer goes back to the pool with the last
-/// who shares it, its write or its checksum.
+/// A part of the stream that has been copied and waits for its write and its checksum. The buffer returns to the pool
+/// after both.
 struct FilledChunk {
   BufferPool::Chunk buffer;
-  std::uint64_t begin = 0;  ///< In the stream.
+  /// Offsets in the stream.
+  std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  bool summed = false;  ///< By a device, while it was copied.
+  /// The device computed its checksums during the copy.
+  bool summed = false;
 };
 
 enum class CaptureStage : std::uint8_t {
-  kWaiting,   ///< For the older saves, and the caller's streams.
-  kCopying,   ///< Copies are being enqueued.
-  kEnqueued,  ///< All are that read the caller's tensors.
-  kCaptured,  ///< All of these are done.
-  kStopped,   ///< No further copies; those under way are dropped as they end.
+  /// For older saves and the caller's streams.
+  kWaiting,
+  /// Copies are being enqueued.
+  kCopying,
+  /// All copies that read the caller's tensors are enqueued.
+  kEnqueued,
+  /// All of these are done.
+  kCaptured,
+  /// No further copies; those in flight are dropped as they end.
+  kStopped,
 };
 [[nodiscard]] constexpr bool Follows(CaptureStage from, CaptureStage to) {
   return to == CaptureStage::kStopped || static_cast<int>(to) == static_cast<int>(from) + 1;
 }
 
-/// The first half of a save: from the caller's tensors into chunks, and their checksums. Engine's thread alone.
+/// The first half of a save: copies the caller's tensors into chunks and computes their checksums. For the engine's
+/// thread.
 ///
-/// Copies that a lost device never finishes are given up by OnDeviceLost; every other copy is waited for, so that the
-/// tensors' memory is never read after the save has ended.
+/// OnDeviceLost gives up copies that a lost device never finishes. Every other copy is waited for, so that tensor
+/// memory is never read after the save has ended.
 class Capture : public std::enable_shared_from_this<Capture> {
  public:
   struct Callbacks {
-    std::function<void(std::shared_ptr<FilledChunk>)> filled;  ///< In no particular order.
-    std::function<void(Status)> failed;                        ///< Once at most; no chunk is filled afterwards.
-    std::function<void()> captured;                            ///< The tensors may be overwritten.
-    std::function<void()> summed;                              ///< No checksum is under way any more.
-    std::function<void()> quiet;  ///< A copy or the last checksum ended after failure or Stop: ask idle().
+    /// Chunks come in no particular order.
+    std::function<void(std::shared_ptr<FilledChunk>)> filled;
+    /// At most once; no chunk is filled afterwards.
+    std::function<void(Status)> failed;
+    /// The tensors may be overwritten.
+    std::function<void()> captured;
+    /// No checksum is in flight any more.
+    std::function<void()> summed;
+    /// A copy or the last checksum ended after a failure or Stop: check idle().
+    std::function<void()> quiet;
   };
 
   Capture(EngineContext& context, SaveTask& task, Callbacks callbacks);
 
-  /// Enqueues what can be: staging where it fits, then chunk by chunk while the pool gives (if `chunks` permits).
+  /// Enqueues what it can: staging if it fits, then chunks while the pool has buffers (only with `chunks`).
   void Advance(bool chunks);
   /// Every copy that reads the caller's tensors is enqueued.
   [[nodiscard]] bool enqueued() const { return stage_ == CaptureStage::kEnqueued || stage_ == CaptureStage::kCaptured; }
   /// Every chunk of the stream has been given a buffer.
   [[nodiscard]] bool all_fed() const { return next_ == task_.snapshot().bytes(); }
-  /// Has a worker sum a chunk that no device has summed.
+  /// Has a worker compute the checksums of a chunk, unless a device has.
   void Sum(std::shared_ptr<FilledChunk> chunk);
   [[nodiscard]] bool sums() const { return sums_under_way_ != 0; }
-  /// No copy and no checksum is under way.
+  /// No copy and no checksum is in flight.
   [[nodiscard]] bool idle() const { return copies_under_way_ == 0 && !sums(); }
-  /// Whether copies are under way behind streams, so that only Device::Health tells of a lost device.
+  /// Whether copies on streams are in flight: then only Device::Health reports a lost device.
   [[nodiscard]] bool waits_for_device() const;
-  /// No further copies; chunks that are under way are dropped as they end.
+  /// Starts no further copies; drops chunks in flight as they end.
   void Stop();
   void OnDeviceLost(const Device& device, const Status& status);
-  /// Gives staging memory back. When idle, at the latest at the save's end.
+  /// Returns staging memory. Call it when idle, at the latest when the save ends.
   void ReleaseStaging();
-  /// One for each kChecksumBlock of the stream, once all chunks are summed. Empty with checksums off.
+  /// One for each kChecksumBlock of the stream, once all chunks are done. Empty if checksums are off.
   [[nodiscard]] const std::vector<std::uint32_t>& checksums() const { return sums_; }
 
  private:
@@ -76,9 +89,10 @@ class Capture : public std::enable_shared_from_this<Capture> {
     Device* device = nullptr;
     bool done = false;
   };
-  // A set of copies that end together: one chunk, or the staging of one device.
+  // Copies that end together: one chunk, or the staging of one device.
   struct Batch {
-    FilledChunk chunk;  // Without a buffer: staging.
+    // Without a buffer when staging.
+    FilledChunk chunk;
     std::vector<Copy> copies;
     Status status;
     SaveTask::Clock::time_point begun;
@@ -103,13 +117,15 @@ class Capture : public std::enable_shared_from_this<Capture> {
   std::vector<std::uint32_t> sums_;
   std::map<std::uint64_t, Batch> batches_;
   std::vector<std::pair<StagingArea*, std::byte*>> staged_;
-  std::uint64_t next_ = 0;  // First stream byte that has no buffer yet.
+  // The first stream byte without a buffer.
+  std::uint64_t next_ = 0;
   std::uint64_t next_batch_ = 0;
   std::uint64_t staging_copies_ = 0;
   std::uint64_t copies_under_way_ = 0;
   std::uint64_t sums_under_way_ = 0;
   Lifecycle<CaptureStage> stage_{CaptureStage::kWaiting};
-  bool all_staged_ = false;  // The caller's tensors are read by staging copies alone.
+  // Only staging copies read the caller's tensors.
+  bool all_staged_ = false;
 };
 
 }  // namespace cairn

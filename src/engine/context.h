@@ -23,35 +23,38 @@
 
 namespace cairn {
 
-/// What the engine is made of. The pointed-to parts outlive it.
+/// The parts of the engine. Pointers outlive it.
 struct EngineParts {
-  Options options;           ///< Checked, worker_threads and the like resolved.
-  PathAt root;               ///< The directory that is written.
-  WriterCheck still_writer;  ///< Whether it is still this process that writes it.
+  /// Checked; defaults such as worker_threads resolved.
+  Options options;
+  PathAt root;
+  WriterCheck still_writer;
   std::vector<std::shared_ptr<Device>> devices;
   std::vector<StagingArea> staging;
   BufferPool* pool = nullptr;
   WorkerPool* workers = nullptr;
-  Ledger* ledger = nullptr;  ///< The coordinator's; null on other ranks.
+  /// Null except on the coordinator.
+  Ledger* ledger = nullptr;
   Trace* trace = nullptr;
   IoQueueFactory queue;
   std::shared_ptr<Group> group;
-  bool touch_pool = false;  ///< The engine's thread touches the pool while it is idle.
+  /// The engine's thread touches the pool's pages while idle.
+  bool touch_pool = false;
 };
 
-/// What the engine's thread and its saves share; all of it for that thread alone, but for `parts` (constant), `inbox`
-/// and what tells events.
+/// State shared by the engine's thread and its saves. Only for that thread, except `parts` (constant), `inbox`, Tell
+/// and Silence.
 struct EngineContext {
   EngineParts parts;
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
   std::unique_ptr<IoQueue> queue;
   int writes_under_way = 0;
-  /// What a crash left is being removed, or what the root holds after an unknown outcome listed: until then no attempt
-  /// begins and no checkpoint is retired.
+  /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
+  /// is retired.
   bool settling = false;
   NotRecycled not_recycled;
 
-  /// One for each save that may be in flight, and one for what is retired while all are.
+  /// One for each save that may be in flight, and one for a checkpoint retired meanwhile.
   [[nodiscard]] std::uint64_t spare_folders() const {
     return parts.options.recycle ? static_cast<std::uint64_t>(parts.options.max_in_flight) + 1 : 0;
   }
@@ -68,7 +71,7 @@ struct EngineContext {
     return nullptr;
   }
   void Tell(const Event& event) const CAIRN_EXCLUDES(event_mutex) {
-    // Called with the lock, so that nothing is called any more once Silence has returned.
+    // Called under the lock, so that no callback runs after Silence has returned.
     MutexLock lock(event_mutex);
     if (!silent && parts.options.on_event) parts.options.on_event(event);
   }

@@ -15,12 +15,12 @@ namespace {
 
 using Stage = CoordinationStage;
 
-// Between two looks at the disk, where the words have stopped: doubled from the first to the last.
+// The pause between two looks at the disk when messages have stopped; doubled each time.
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::seconds kLastPause{1};
-// No save takes longer, whatever its disk: a wait that nobody ends must not stay with the group for ever.
+// No save takes longer, whatever the disk: a wait that nobody ends must not stay in the group for ever.
 constexpr std::chrono::hours kLongestSave{24};
-// Ranks that one message names.
+// How many ranks one message names.
 constexpr std::size_t kNamedRanks = 16;
 
 std::chrono::nanoseconds Twice(std::chrono::nanoseconds span) {
@@ -56,7 +56,7 @@ void Coordination::Begin() {
   if (!coordinator()) return AwaitAttempt();
   shards_.resize(static_cast<std::size_t>(group().size()));
   if (!alone()) return Enter(MakeUuid(), &AttemptFolder::Make);
-  // Nobody waits for the folder: it is made with the first file in it.
+  // No other rank waits for the folder: it is made together with the first file.
   NameFolder(MakeUuid());
   stage_.MoveTo(Stage::kNamed);
   callbacks_.named();
@@ -98,7 +98,7 @@ void Coordination::Detach() {
   stage_.MoveTo(Stage::kDetached);
   wakes_at_ = Deadline::Infinite();
   if (checks_ != nullptr) checks_->Stop();
-  // A word that never comes keeps this alive for as long as the group does: not the folder's descriptor with it.
+  // A message that never comes keeps this object alive as long as the group. Do not keep the folder's descriptor too.
   checks_.reset();
   folder_.reset();
 }
@@ -108,7 +108,7 @@ void Coordination::Prepare(const ManifestShard& shard) {
   const std::chrono::nanoseconds deadline = context_.parts.options.group_deadline;
   if (coordinator()) {
     wakes_at_ = Deadline::In(deadline);
-    shards_[0] = PreparedShard{.shard = shard, .checked = true};  // It has looked at its own when it sealed it.
+    shards_[0] = PreparedShard{.shard = shard, .checked = true};  // Sealing has checked it.
     return CommitIfPrepared();
   }
   wakes_at_ = Deadline::In(Twice(deadline));
@@ -170,7 +170,7 @@ void Coordination::OnTime() {
   }
 }
 
-// The coordinator
+// The coordinator.
 
 void Coordination::AnnounceAttempt() {
   checks_ = std::make_shared<ShardChecks>(*context_.queue, folder_);
@@ -193,7 +193,7 @@ void Coordination::OnWord(int rank, std::string text) {
 Status Coordination::TakeWord(int rank, const std::string& text) {
   CAIRN_ASSIGN_OR_RETURN(PreparedWord word, DecodePrepared(rank, text));
   if (!word.failure.ok()) {
-    // Whatever it does not know: nothing is committed.
+    // An unknown outcome on that rank is none here: nothing is committed.
     const bool unknown = word.failure.code() == StatusCode::kUnknownOutcome;
     return Error(unknown ? StatusCode::kInternal : word.failure.code(), "rank {}: {}", rank, word.failure.message());
   }
@@ -215,7 +215,7 @@ void Coordination::OnChecked(std::size_t rank, Result<std::string> run) {
   if (!run.ok()) return FailForAll(Error(run.status().code(), "step {}: {}", plan_.step, run.status().message()));
   shards_[rank]->checked = true;
   index_bytes_ += run->size();
-  // With more there would be no index: the run is not kept, and none is made.
+  // A larger index is not made, so drop the run.
   if (index_bytes_ <= kMaxIndexBytes) shards_[rank]->index_run = *std::move(run);
   CommitIfPrepared();
 }
@@ -234,7 +234,7 @@ Status Coordination::Missing() const {
   const std::size_t more = missing.size() - std::min(missing.size(), kNamedRanks);
   missing.resize(missing.size() - more);
   return Error(StatusCode::kDeadlineExceeded, "step {}: {} rank {}{} by the group's deadline", plan_.step,
-               heard ? "rank 0 could not look at the shard of" : "nothing from", fmt::join(missing, ", "),
+               heard ? "rank 0 could not check the shard of" : "nothing from", fmt::join(missing, ", "),
                more == 0 ? "" : fmt::format(" and {} more", more));
 }
 
@@ -264,7 +264,7 @@ void Coordination::TellOutcome(const Status& outcome) {
   stage_.MoveTo(Stage::kQuiet);
 }
 
-// The other ranks
+// The other ranks.
 
 void Coordination::AwaitAttempt() {
   stage_.MoveTo(Stage::kNaming);
@@ -274,13 +274,13 @@ void Coordination::AwaitAttempt() {
 void Coordination::OnAttempt(Heard heard) {
   if (stage_ != Stage::kNaming) return;
   if (!heard.ok()) {
-    return callbacks_.failed(Error(heard.status().code(), "step {}: nothing from rank 0, which announces each save: {}",
+    return callbacks_.failed(Error(heard.status().code(), "step {}: no announcement of this save from rank 0: {}",
                                    plan_.step, heard.status().message()));
   }
   const Result<AttemptWord> attempt = DecodeAttempt(*heard);
   if (!attempt.ok()) return callbacks_.failed(attempt.status());
   if (!attempt->refusal.ok()) {
-    stage_.MoveTo(Stage::kQuiet);  // Nobody collects words.
+    stage_.MoveTo(Stage::kQuiet);  // The coordinator collects no messages.
     return callbacks_.failed(attempt->refusal);
   }
   const Status same = CheckSameLine(attempt->step, attempt->parent ? attempt->parent->attempt : std::string(),
@@ -316,10 +316,10 @@ void Coordination::OnOutcome(Heard heard) {
   const std::optional<Status> outcome = DecodeOutcome(*heard);
   const bool may_be_committed = outcome && (outcome->ok() || outcome->code() == StatusCode::kUnknownOutcome);
   if (!outcome || (may_be_committed && stage_ != Stage::kPrepared)) {
-    return OnUnheard(Error(StatusCode::kInternal, "rank 0 said what it cannot say here: {}", *heard));
+    return OnUnheard(Error(StatusCode::kInternal, "unexpected outcome from rank 0: {}", *heard));
   }
   if (may_be_committed) return callbacks_.ended(*outcome);
-  // Its one word, so that the coordinator need not wait for it any more.
+  // Its only message, so that the coordinator need not wait for it any more.
   if (writes) SendFailure(*outcome);
   BeQuiet();
   callbacks_.failed(*outcome);
@@ -327,13 +327,13 @@ void Coordination::OnOutcome(Heard heard) {
 
 void Coordination::OnUnheard(const Status& why) {
   if (stage_ == Stage::kPrepared) {
-    // The coordinator may have heard all the same: the disk knows. Where the deadline has passed one look must do. A
-    // group that broke tells nothing of the coordinator: it may be about to commit.
+    // The coordinator may have received the message anyway, so look at the disk. After the deadline, look once. If the
+    // group broke, the coordinator may be about to commit, so keep looking.
     const bool late = why.code() == StatusCode::kDeadlineExceeded;
     look_until_ = Deadline::In(late ? std::chrono::nanoseconds(0) : context_.parts.options.group_deadline);
     return LookUp();
   }
-  const Status failure = Error(why.code(), "step {}: the outcome is not heard any more: {}", plan_.step, why.message());
+  const Status failure = Error(why.code(), "step {}: cannot receive the outcome: {}", plan_.step, why.message());
   if (stage_ == Stage::kEntering || stage_ == Stage::kNamed) SendFailure(failure);
   BeQuiet();
   callbacks_.failed(failure);
@@ -349,7 +349,7 @@ void Coordination::LookUp() {
 void Coordination::OnLookedUp(Status found) {
   if (stage_ != Stage::kLooking) return;
   if (found.ok()) return callbacks_.ended(std::move(found));
-  // Only where it is not there (yet): after an fsync that failed, another one would succeed and prove nothing.
+  // Repeat only if it is not there: after a failed fsync, another one would succeed and prove nothing.
   if (found.code() == StatusCode::kNotFound && !look_until_.passed()) {
     const Deadline next = Deadline::In(pause_);
     wakes_at_ = next.when() < look_until_.when() ? next : look_until_;
@@ -368,11 +368,12 @@ void Coordination::OnAborted(Status outcome) {
   if (outcome.code() == StatusCode::kCancelled) {
     BeQuiet();
     return callbacks_.failed(Error(StatusCode::kDeadlineExceeded,
-                                   "step {}: the coordinator was not heard in time, and the attempt was given up: {}",
+                                   "step {}: no outcome from the coordinator in time, so the attempt was given up: {}",
                                    plan_.step, outcome.message()));
   }
-  callbacks_.ended(Error(StatusCode::kUnknownOutcome, "step {}: the coordinator was not heard in time, and on disk: {}",
-                         plan_.step, outcome.message()));
+  callbacks_.ended(Error(StatusCode::kUnknownOutcome,
+                         "step {}: no outcome from the coordinator in time; on the disk: {}", plan_.step,
+                         outcome.message()));
 }
 
 }  // namespace cairn

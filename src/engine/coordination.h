@@ -16,19 +16,30 @@
 
 namespace cairn {
 
-/// Where one rank stands in the agreement on one save.
+/// One rank's state in the agreement on one save.
 enum class CoordinationStage : std::uint8_t {
-  kSilent,      ///< Nothing is announced, and nothing awaited.
-  kNaming,      ///< Not on the coordinator: waits for the attempt.
-  kDiffers,     ///< Not on the coordinator: holds something else than it, has said so, and waits for the verdict.
-  kEntering,    ///< The coordinator makes the attempt's folder, another rank opens it.
-  kNamed,       ///< The attempt is announced: this rank writes.
-  kPrepared,    ///< Its shard is sealed: waits for the others' words, or for the outcome.
-  kCommitting,  ///< On the coordinator: all are prepared.
-  kLooking,     ///< Not on the coordinator: looks on the disk for what the coordinator did, or gives the attempt up.
-  kFailed,      ///< On the coordinator: has said that it fails; the attempt's folder is still being made.
-  kQuiet,       ///< The save has failed, or is decided: nothing is waited for any more.
-  kDetached,    ///< The save has ended: words that come are dropped.
+  /// Nothing announced or awaited yet.
+  kSilent,
+  /// Other ranks: waiting for the attempt.
+  kNaming,
+  /// Other ranks: has reported values that differ from the coordinator's, and waits for the outcome.
+  kDiffers,
+  /// The coordinator creates the attempt's folder; another rank opens it.
+  kEntering,
+  /// The attempt is announced; this rank writes.
+  kNamed,
+  /// The shard is sealed; waiting for the others' messages or for the outcome.
+  kPrepared,
+  /// Coordinator: all ranks are prepared.
+  kCommitting,
+  /// Other ranks: reads the outcome from the disk, or gives the attempt up.
+  kLooking,
+  /// Coordinator: has announced its failure while the attempt's folder is still being created.
+  kFailed,
+  /// The save has failed or is decided; nothing is awaited any more.
+  kQuiet,
+  /// The save has ended; messages are dropped.
+  kDetached,
 };
 [[nodiscard]] constexpr bool Follows(CoordinationStage from, CoordinationStage to) {
   using Stage = CoordinationStage;
@@ -57,60 +68,67 @@ enum class CoordinationStage : std::uint8_t {
   return false;
 }
 
-/// All ranks' shards, and what each of the others adds to the index: by rank.
+/// All ranks' shards and their runs of the index, by rank.
 struct PreparedShards {
   std::vector<ManifestShard> shards;
   std::vector<std::string> index_runs;
 };
 
-/// What the ranks agree on for one save, the n-th: steps 1 and 4 of the commit protocol (attempt.cc). Engine's thread
-/// alone. The coordinator decides, and waits for nobody before all have to be prepared:
+/// The ranks' agreement on the n-th save: steps 1 and 4 of the commit protocol (attempt.cc). For the engine's thread.
+///
+/// The coordinator decides, and waits for nobody until all must be prepared:
 ///   attempt/<n>   announced: the save as the coordinator's ledger accepted it, or its refusal.
-///   prepared/<n>  each other rank's only word: its shard's length and header digest; or why it fails, sent at once.
-///                 The first failure or mismatch fails the save for all.
-///   outcome/<n>   announced: committed, or failed; a failure comes as soon as it is known, and ends all writing.
-/// The coordinator makes the attempt's folder before it announces it; the others open it. Each shard is looked at
-/// through the coordinator's descriptor as its rank's word comes.
-/// How long is waited: for the attempt the group's deadline; for the other ranks' words, and the looks at their shards,
-/// the same, from when the coordinator is prepared; for the outcome twice that from when a rank is prepared, so that
-/// the coordinator is the first to give up. Whose group is broken looks on the disk until then; who has heard nothing
-/// then takes the attempt's name away, which tells for certain what became of it.
+///   prepared/<n>  the only message of each other rank: its shard's length and header digest, or, at once, why it
+///                 fails. The first failure or mismatch fails the save for all.
+///   outcome/<n>   announced: committed, or failed. A failure is announced at once and ends all writing.
+/// The coordinator creates the attempt's folder before it announces it; the others open it. The coordinator checks each
+/// shard through its own descriptor when the rank's message arrives.
+///
+/// Deadlines: the group's deadline for the attempt; the same for the other ranks' messages and the checks of their
+/// shards, counted from when the coordinator is prepared; twice that for the outcome, counted from when a rank is
+/// prepared, so that the coordinator gives up first. If the group breaks, a rank watches the disk until then. A rank
+/// that knows no outcome by then renames the attempt away, which decides it.
 class Coordination : public std::enable_shared_from_this<Coordination> {
  public:
   struct Callbacks {
-    std::function<void()> named;                 ///< The attempt's folder() is open.
-    std::function<void(PreparedShards)> commit;  ///< On the coordinator: all are prepared.
-    std::function<void(Status)> failed;          ///< The ranks do not agree, or one of them failed.
-    std::function<void(Status)> ended;           ///< Committed, or nobody knows.
-    std::function<void()> quiet;                 ///< After a failure: idle() has become true.
+    /// The attempt's folder() is open.
+    std::function<void()> named;
+    /// Coordinator: all ranks are prepared.
+    std::function<void(PreparedShards)> commit;
+    /// The ranks do not agree, or one of them failed.
+    std::function<void(Status)> failed;
+    /// Committed, or the outcome is unknown.
+    std::function<void(Status)> ended;
+    /// After a failure: idle() has become true.
+    std::function<void()> quiet;
   };
   Coordination(EngineContext& context, const SavePlan& plan, Callbacks callbacks);
 
-  /// Announces the attempt, or waits for it. The first call counts; none after a failure.
+  /// Announces the attempt, or waits for it. Only the first call has an effect. Not after a failure.
   void Begin();
-  /// The attempt's; null before Begin, and on other ranks before the attempt is announced.
+  /// Null before Begin, and on other ranks before the attempt is announced.
   [[nodiscard]] const std::shared_ptr<AttemptFolder>& folder() const { return folder_; }
-  /// This rank may write, and has not written all.
+  /// This rank may write and has not finished.
   [[nodiscard]] bool named() const { return stage_ == CoordinationStage::kNamed; }
   /// This rank is prepared.
   void Prepare(const ManifestShard& shard);
-  /// On the coordinator: what became of the commit.
+  /// Coordinator: announces the commit's outcome.
   void TellOutcome(const Status& outcome);
-  /// This rank fails: the others hear it at once. Nothing where they know already.
+  /// This rank fails. Notifies the other ranks at once, unless they know.
   void TellFailure(const Status& why);
-  /// The checkpointer closes: the other ranks are waited for no longer. Whether they have committed by then is looked
-  /// up on the disk; on the coordinator, without whose commit they can do nothing, the save fails.
+  /// The checkpointer closes: stops waiting for other ranks. Reads from the disk whether they have committed. On the
+  /// coordinator the save fails, because nobody else commits it.
   void Close(const Status& why);
-  /// No callback comes any more.
+  /// Ends all callbacks.
   void Detach();
 
-  /// When OnTime must be called, if nothing else wakes the engine.
+  /// When OnTime must be called.
   [[nodiscard]] Deadline wakes_at() const { return wakes_at_; }
   void OnTime();
 
-  /// This rank has written all, and waits for others.
+  /// This rank has written everything and waits for others.
   [[nodiscard]] bool prepared() const;
-  /// After a failure: the attempt's folder is made, or never will be, so that it may go.
+  /// After a failure: the creation of the attempt's folder is over, so it may be removed.
   [[nodiscard]] bool idle() const { return stage_ == CoordinationStage::kQuiet; }
 
  private:
@@ -120,19 +138,19 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   [[nodiscard]] bool alone() const { return group().size() == 1; }
   [[nodiscard]] std::string Key(const char* kind) const;
   [[nodiscard]] std::string Restored() const;
-  /// The group's deadline for waits that begin with the writing: wakes_at() comes first.
+  /// A group deadline for waits that begin before writing; wakes_at() comes first.
   [[nodiscard]] Deadline WhileItWrites() const;
-  /// Wraps a continuation so that it runs as a message of the engine's.
+  /// Wraps a continuation so that it runs on the engine's thread.
   template <typename... Args>
   std::function<void(Args...)> Later(void (Coordination::*then)(Args...));
   void NameFolder(const std::string& uuid);
   void Enter(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)());
   void OnEntered(Status status);
-  /// What this rank says of its failure, if it has not spoken, or nobody would hear.
+  /// Notifies the other ranks of a failure, unless this rank has already sent its message.
   void SayFailure(const Status& why);
   void BeQuiet();
 
-  // The coordinator.
+  // On the coordinator.
   void AnnounceAttempt();
   void OnWord(int rank, std::string text);
   void OnAllHeard(Status status);
@@ -142,7 +160,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   void FailForAll(const Status& why);
   void CommitIfPrepared();
 
-  // The other ranks.
+  // On the other ranks.
   void AwaitAttempt();
   void OnAttempt(Heard heard);
   void Join(const AttemptWord& attempt);
@@ -165,12 +183,13 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   Lifecycle<CoordinationStage> stage_{CoordinationStage::kSilent};
   Deadline wakes_at_ = Deadline::Infinite();
   std::shared_ptr<AttemptFolder> folder_;
-  // The coordinator's: by rank, of those that are prepared.
+  // Coordinator: by rank, once prepared.
   std::vector<std::optional<PreparedShard>> shards_;
-  std::uint64_t index_bytes_ = 0;  // What the runs take.
+  // Total size of the index runs.
+  std::uint64_t index_bytes_ = 0;
   std::shared_ptr<ShardChecks> checks_;
-  // Where the disk is looked at again and again: until when, and after which pause; then the attempt is given up,
-  // unless this rank is closing and so may know less than the others.
+  // How long and how often to look at the disk. Then the attempt is given up, unless this rank is closing: it may have
+  // missed messages.
   Deadline look_until_ = Deadline::Infinite();
   std::chrono::nanoseconds pause_;
   bool may_abort_ = true;

@@ -12,7 +12,7 @@
 namespace cairn {
 namespace {
 
-// After a CUDA error no host function is called any more: while copies are behind streams, the sleep has this bound.
+// After a CUDA error no host functions are called: while copies on streams are in flight, the sleep has this limit.
 constexpr std::chrono::seconds kHealthInterval{1};
 
 IoTask<Status> ListTask(PathAt root, std::shared_ptr<std::vector<CheckpointInfo>> found) {
@@ -22,7 +22,7 @@ IoTask<Status> ListTask(PathAt root, std::shared_ptr<std::vector<CheckpointInfo>
   });
 }
 
-/// Looks for the shards of the newest checkpoints, until as many are whole as are kept. The first damage that it finds.
+/// Checks the shards of the newest checkpoints until `keep_last` are whole. Returns the first damage found.
 Status LookAtNewest(Ledger& ledger, std::uint64_t keep_last) {
   Status first;
   std::uint64_t whole = 0;
@@ -107,7 +107,7 @@ void Engine::GiveUpOn(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
   for (const std::shared_ptr<SaveTask>& task : tasks) {
     const bool commits = task->stats().phase == SavePhase::kCommitting;
     const Status status = Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
-                                "step {}: the disk did not answer before Options::close_deadline", task->plan().step);
+                                "step {}: the disk did not respond before Options::close_deadline", task->plan().step);
     {
       MutexLock lock(mutex_);
       last_failure_ = status;
@@ -115,10 +115,10 @@ void Engine::GiveUpOn(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
     task->Finish(status);
   }
   context_.Tell({.severity = Severity::kWarning,
-                 .message = fmt::format("{} does not answer: {} saves, the pool and the root's lock are left behind "
-                                        "until the process ends",
+                 .message = fmt::format("{} does not respond: {} saves, the pool and the root's lock remain until the "
+                                        "process exits",
                                         context_.parts.root, tasks.size())});
-  context_.Silence();  // The caller's callback may not outlive the checkpointer.
+  context_.Silence();  // The callback must not be called after the checkpointer is gone.
 }
 
 void Engine::Run(const std::function<void(Status)>& started) {
@@ -131,7 +131,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
   if (context_.parts.group->rank() == 0) SweepLeftovers();
   started(Status::Ok());
   Loop();
-  // They are of use to nobody now, and as large as a checkpoint.
+  // Nobody needs the spares now, and they are as large as a checkpoint.
   if (recycles()) RemoveSpares(*context_.queue, context_.parts.root, context_.parts.still_writer);
   context_.parts.pool->SetOnFree({});
   context_.inbox->Detach();
@@ -144,7 +144,7 @@ void Engine::Loop() {
   while (!stopping_ || !jobs_.empty() || !removals_.empty() || context_.settling) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
-    // The pool is touched while there is nothing else to do; a save that comes first touches what it uses.
+    // Touch the pool's pages only while idle; a save touches the pages that it uses.
     untouched = untouched && (!jobs_.empty() || context_.parts.pool->TouchNext());
     const bool touches_on = untouched && jobs_.empty();
     Deadline wake = touches_on         ? Deadline::In({})
@@ -153,7 +153,7 @@ void Engine::Loop() {
     for (const auto& job : jobs_) {
       if (job->wakes_at().when() < wake.when()) wake = job->wakes_at();
     }
-    // It fails in a forked child alone, where this thread is not.
+    // Fails only in a forked child, where this thread does not exist.
     static_cast<void>(context_.queue->RunOnce(wake));
     for (const Inbox::Message& message : context_.inbox->Take()) message();
     if (waits_for_device && SaveTask::Clock::now() - checked >= kHealthInterval) {
@@ -166,9 +166,9 @@ void Engine::Loop() {
 }
 
 void Engine::Advance() {
-  // Of all of them: the younger ones are not reached below while an older one is being enqueued.
+  // For all jobs: the loops below may stop before the younger ones.
   for (const auto& job : jobs_) job->TakeWord();
-  // One after the other: two at once would come for the same spare, and neither had it.
+  // Begin one at a time: two at once would compete for the same spare.
   const auto writer_that = [this](bool (ShardWriter::*is)() const) -> ShardWriter* {
     for (const auto& job : jobs_) {
       if (job->writer() != nullptr && (job->writer()->*is)()) return job->writer();
@@ -224,21 +224,21 @@ void Engine::ForgetEnded() {
       bytes_written_ += stats.bytes_written;
       recycled_ += stats.recycled ? 1 : 0;
       if (!status.ok() && status.code() != StatusCode::kCancelled) last_failure_ = status;
-      // Set before the place is given back: whoever waits for idle waits for what this save retires, too.
+      // Set before the slot is free: whoever waits for idle also waits for what this save retires.
       removing_ = removing_ || status.ok();
     }
-    // Last: who has heard of the end finds the place free, and the failure in last_failure().
+    // Notify waiters last, so that they see the slot free and last_failure() up to date.
     (*job)->TellWaiters();
     job = jobs_.erase(job);
   }
   changed_.NotifyAll();
-  // Not at each wake-up: what could not be told would be asked for without end.
+  // Only after a save has ended: otherwise a root that cannot be read would be listed endlessly.
   if (ended && relist_due_) Relist();
   if (retires) Retire();
 }
 
 SpareWish Engine::Spares() const {
-  // With the files that saves in flight have it comes to one checkpoint more than those saves may take anyway.
+  // Together with the files of saves in flight, one checkpoint more than those saves may use.
   const auto holding = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) {
     return job->writer() != nullptr && job->writer()->has_file();
   });
@@ -269,7 +269,7 @@ void Engine::SweepLeftovers() {
   });
 }
 
-// Lists go by manifests alone; before anything is removed for the sake of newer ones, these are looked at.
+// Lists trust manifests. Before newer checkpoints justify removing older ones, their shards are checked.
 void Engine::LookAtKept() {
   const std::uint64_t keep_last = context_.parts.options.keep_last;
   if (keep_last == 0) return OnSettled();
@@ -283,7 +283,7 @@ void Engine::LookAtKept() {
 }
 
 void Engine::Relist() {
-  if (context_.settling) return;  // Due still, when that has ended.
+  if (context_.settling) return;  // Still due when that has ended.
   Settle();
   relist_due_ = false;
   if (!context_.parts.ledger->BeginRelist()) return OnSettled();
@@ -294,7 +294,7 @@ void Engine::Relist() {
       context_.Tell({.severity = Severity::kWarning, .status = status, .message = status.message()});
     }
     OnSettled();
-    relist_due_ = relist_due_ || !told;  // When the next save has ended.
+    relist_due_ = relist_due_ || !told;  // Tried again after the next save.
   });
 }
 
@@ -340,18 +340,18 @@ void Engine::TellRemoval(std::uint64_t step, const Removal& removal) {
     return context_.Tell({.kind = EventKind::kCheckpointRemoved, .step = step});
   }
   if (removal.pinned) return;
-  // The filesystem's nature, which stays: once is enough.
+  // A property of the filesystem, so report it once.
   if (status.code() == StatusCode::kUnsupported && std::exchange(told_unsupported_, true)) return;
   context_.Tell({.severity = Severity::kWarning,
                  .status = status,
-                 .message = fmt::format("step {} {}: {}", step, removal.gone ? "is gone, but" : "stays for now",
+                 .message = fmt::format("step {} {}: {}", step, removal.gone ? "is removed, but" : "is kept for now",
                                         status.message())});
 }
 
 void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {
   {
     MutexLock lock(mutex_);
-    if (given_up.ok()) tasks_.push_back(task);  // The others take no place.
+    if (given_up.ok()) tasks_.push_back(task);  // Given-up saves take no slot.
     ++started_;
   }
   context_.inbox->Post([this, task, given_up = std::move(given_up)] {

@@ -17,25 +17,25 @@ namespace cairn {
 
 /// The engine's thread: it owns the queue, sleeps in it, and only submits and completes.
 ///
-/// Oldest first: no buffer and no device work goes to a save until every copy of every older one has been enqueued (or
-/// that save has ended); then a younger save fills what the older ones leave. No data of it is written
-/// before the older one has committed: that one's header and manifest would wait behind it in the disk's queue.
+/// Oldest first: a save gets buffers and device work only when every copy of all older saves has been enqueued (or they
+/// have ended). Then it uses what they leave. Its data is written only after the older save has committed: otherwise
+/// the older save's header and manifest would wait behind it in the disk's queue.
 class Engine {
  public:
-  /// Starts the thread; fails where its queue cannot be made.
+  /// Starts the thread. Fails if the queue cannot be made.
   [[nodiscard]] static Result<std::unique_ptr<Engine>> Start(EngineParts parts);
-  /// Waits until Stop is done.
+  /// Waits until Stop has finished.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Abandons what is in flight, and waits for what the kernel and the devices have under way. False at the deadline:
-  /// those who wait for saves have been told, and neither the engine nor what it uses may be destroyed any more.
+  /// Abandons saves in flight and waits for pending kernel and device work. False at the deadline: waiters of saves are
+  /// notified, and neither the engine nor what it uses may be destroyed.
   [[nodiscard]] bool Stop(Deadline deadline) CAIRN_EXCLUDES(mutex_);
 
-  /// Takes a save. `given_up` as SaveJob::Start has it. In the order of calls.
+  /// Takes a save. `given_up` as in SaveJob::Start. Saves run in the order of calls.
   void Submit(const std::shared_ptr<SaveTask>& task, Status given_up = {}) CAIRN_EXCLUDES(mutex_);
-  /// A device that was set up after the start; before the first save that uses it.
+  /// Adds a device after the start, before the first save that uses it.
   void AddDevice(const std::shared_ptr<Device>& device, std::byte* staging);
   [[nodiscard]] const std::shared_ptr<Inbox>& inbox() const { return context_.inbox; }
 
@@ -43,11 +43,10 @@ class Engine {
   [[nodiscard]] std::vector<std::shared_ptr<SaveTask>> InFlight() const CAIRN_EXCLUDES(mutex_);
   /// Waits until fewer than `places` saves are in flight. False at the deadline.
   [[nodiscard]] bool WaitForPlace(int places, Deadline deadline) const CAIRN_EXCLUDES(mutex_);
-  /// Waits until no save is in flight, what a crash left is swept, and the removals that retention ordered are done.
-  /// False at the deadline.
+  /// Waits until no save, sweep or removal by retention is in progress. False at the deadline.
   [[nodiscard]] bool WaitIdle(Deadline deadline) const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status last_failure() const CAIRN_EXCLUDES(mutex_);
-  /// The counters of CheckpointerStats.
+  /// Fills in the engine's counters.
   void AddStats(CheckpointerStats& stats) const CAIRN_EXCLUDES(mutex_);
 
  private:
@@ -60,9 +59,9 @@ class Engine {
   void CheckDevices();
   void ForgetEnded() CAIRN_EXCLUDES(mutex_);
   void Retire();
-  /// Beside the start of training: unlinking what is as large as a checkpoint takes as long as the disk likes.
+  /// Runs while training starts, because unlinking a file as large as a checkpoint may take long.
   void SweepLeftovers();
-  /// The root once more, after an outcome that is unknown.
+  /// Lists the root again after an unknown outcome.
   void Relist();
   void Settle();
   void LookAtKept();
@@ -72,20 +71,23 @@ class Engine {
   [[nodiscard]] SpareWish Spares() const;
   [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
 
-  EngineContext context_;                      // The thread's own, but for parts and inbox.
-  std::deque<std::shared_ptr<SaveJob>> jobs_;  // The thread's own. Oldest first.
-  std::deque<std::uint64_t> removals_;         // The thread's own.
-  bool relist_due_ = false;                    // The thread's own.
-  bool removal_under_way_ = false;             // The thread's own: of the first.
-  bool stopping_ = false;                      // The thread's own.
-  bool told_unsupported_ = false;              // The thread's own.
+  // For the engine's thread, except context_.parts and context_.inbox. Jobs are oldest first.
+  EngineContext context_;
+  std::deque<std::shared_ptr<SaveJob>> jobs_;
+  std::deque<std::uint64_t> removals_;
+  bool relist_due_ = false;
+  bool removal_under_way_ = false;
+  bool stopping_ = false;
+  bool told_unsupported_ = false;
   std::thread thread_;
 
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::vector<std::shared_ptr<SaveTask>> tasks_ CAIRN_GUARDED_BY(mutex_);
-  bool removing_ CAIRN_GUARDED_BY(mutex_) = false;  // Or sweeping.
-  bool ended_ CAIRN_GUARDED_BY(mutex_) = false;     // The thread has.
+  // Also while sweeping.
+  bool removing_ CAIRN_GUARDED_BY(mutex_) = false;
+  // The thread has ended.
+  bool ended_ CAIRN_GUARDED_BY(mutex_) = false;
   Status last_failure_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t started_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;

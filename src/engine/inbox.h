@@ -9,19 +9,19 @@
 
 namespace cairn {
 
-/// How other threads reach the engine's thread: closures it runs, and the wake-up of the queue it sleeps in. Outlives
-/// both, held by whoever may still call: what comes after the engine's end is dropped.
+/// Closures from other threads for the engine's thread, and the wake-up of its queue. Shared by all who may post, and
+/// outlives the engine; closures posted after the engine's end are dropped.
 class Inbox {
  public:
   using Message = std::function<void()>;
 
-  /// The engine's thread, while it runs.
+  /// For the engine's thread.
   void Attach(IoQueue* queue) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     queue_ = queue;
   }
   void Detach() CAIRN_EXCLUDES(mutex_) {
-    std::vector<Message> dropped;  // Destroyed without the lock: they may own what posts.
+    std::vector<Message> dropped;  // Destroyed without the lock: they may own an object that posts.
     MutexLock lock(mutex_);
     queue_ = nullptr;
     dropped.swap(messages_);

@@ -11,7 +11,7 @@ Ledger::Ledger(std::vector<CheckpointInfo> committed, std::uint64_t keep_last, s
     : keep_last_(keep_last), keep_every_(keep_every) {
   for (const CheckpointInfo& one : committed) generation_ = std::max(generation_, one.generation);
   for (CheckpointInfo& one : committed) {
-    // A damaged one's generation can't be known: it counts as of the newest line until that is left.
+    // A damaged checkpoint's generation is unknown: assume the newest.
     if (!one.status.ok()) one.generation = generation_;
     committed_.emplace(one.step, std::move(one));
   }
@@ -42,14 +42,14 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
   const bool exists = found != committed_.end();
   const bool of_this_line = exists && found->second.generation == generation_;
   if (of_this_line && if_exists == IfExists::kFail) {
-    const std::string& path = found->second.path;  // Known of what was there at Open.
+    const std::string& path = found->second.path;  // Known only for checkpoints that existed at Open.
     return Error(StatusCode::kAlreadyExists, "step {} is committed already{}{}", step, path.empty() ? "" : ", in ",
                  path);
   }
   const std::optional<std::uint64_t> newest = NewestOfLine();
   if (!of_this_line && newest && step < *newest) {
     return Error(StatusCode::kFailedPrecondition,
-                 "step {} is below the newest one, {}: restore the step that training goes on from first", step,
+                 "step {} is below the newest one, {}: first restore the step that training continues from", step,
                  *newest);
   }
   on_the_way_.emplace(step, generation_);
@@ -109,7 +109,7 @@ void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
   MutexLock lock(mutex_);
   on_the_way_.erase(plan.step);
   unknown_.erase(plan.step);
-  // A replaced step's pin is the new one's.
+  // The new checkpoint of a step inherits the pin.
   if (const auto old = committed_.find(plan.step); old != committed_.end()) one.pinned = old->second.pinned;
   committed_.insert_or_assign(plan.step, std::move(one));
 }
@@ -158,7 +158,7 @@ std::vector<std::uint64_t> Ledger::Retire() {
   std::vector<std::uint64_t> steps = ChooseRetired(InOrder(), keep_last_, keep_every_);
   const std::vector<std::uint64_t> unknown = UnknownBelowKept();
   steps.insert(steps.end(), unknown.begin(), unknown.end());
-  // What a save is about to replace goes by that save's exchange, not by a removal beside it.
+  // A checkpoint that a save is about to replace is removed by that save's exchange.
   std::erase_if(steps, [this](std::uint64_t step) CAIRN_REQUIRES(mutex_) { return on_the_way_.contains(step); });
   retiring_.insert(steps.begin(), steps.end());
   return steps;

@@ -28,12 +28,13 @@ std::uint32_t Sum(std::string_view text, std::uint32_t before = 0) {
 
 std::size_t BucketOf(const std::string& name) { return Sum(name) % kBuckets; }
 
-// Tensors that share memory are written together.
+// Tensors that share memory, so they are written together.
 struct Tied {
   std::uint64_t bytes = 0;
   bool by_rank_0 = false;
   std::vector<std::uint32_t> entries;
-  std::string_view name;  // The first of its names: memory's order is not the same everywhere.
+  // The smallest of its names, because the order in memory differs between ranks.
+  std::string_view name;
 };
 
 std::string DescribeReplica(const TensorTable& table, const TensorEntry& entry) {
@@ -44,7 +45,7 @@ std::string DescribeReplica(const TensorTable& table, const TensorEntry& entry) 
       entry.is_alias() ? fmt::format(" tied to \"{}\"", table[entry.alias_of].name) : "");
 }
 
-// The replicated tensors by name; `values` gets what must be alike of them, in the table's order.
+// The replicated tensors by name. Adds their descriptions to `values`, in the table's order.
 Result<std::vector<Tied>> FindReplicated(const TensorTable& table, const Replicated& replicated,
                                          ReplicatedValues& values) {
   enum class Writer : char { kOwn, kAny, kRank0 };
@@ -83,8 +84,8 @@ Result<std::vector<Tied>> FindReplicated(const TensorTable& table, const Replica
   return sorted;
 }
 
-// Lets the ranks take tensors in turn, each up to `most` bytes. Returns how many ranks it takes; one more than there
-// are where they cannot hold all.
+// Assigns tensors to ranks in turn, each up to `most` bytes. Returns the number of ranks used, or one more than there
+// are if they cannot hold all.
 template <typename Give>
 int TakeInTurn(std::span<const std::uint64_t> sizes, std::uint64_t of_rank_0, int world, std::uint64_t most,
                const Give& give) {
@@ -125,7 +126,7 @@ std::vector<int> ChooseWriters(std::span<const std::uint64_t> sizes, std::uint64
   const std::uint64_t share = std::max({average, kLeastShare, largest});
   const int ranks = std::min(count(share), world);
   std::uint64_t low = largest;
-  // Fits: each rank that had to pass a tensor on has more than the average.
+  // This is enough: each rank that had to pass a tensor on then has more than the average.
   std::uint64_t most = std::max(share, average + largest);
   while (low < most) {
     const std::uint64_t middle = low + (most - low) / 2;
@@ -143,7 +144,8 @@ Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Re
   const auto values = std::make_shared<ReplicatedValues>(ReplicatedValues{.all = replicated.alike});
   share.alike = values;
   CAIRN_ASSIGN_OR_RETURN(const std::vector<Tied> all, FindReplicated(*table, replicated, *values));
-  std::vector<std::uint64_t> sizes;  // Of those that any rank may write.
+  // Of tensors that any rank may write.
+  std::vector<std::uint64_t> sizes;
   std::uint64_t of_rank_0 = 0;
   for (const Tied& tied : all) {
     if (tied.by_rank_0) {
@@ -185,13 +187,13 @@ Result<Share> Sharing::Of(const std::shared_ptr<const TensorTable>& table, const
 
 std::string DigestReplicated(const ReplicatedValues& values) {
   if (values.all.empty()) return "";
-  const std::size_t tensors = values.all.size() - values.writers.size();  // From there on.
+  const std::size_t tensors = values.all.size() - values.writers.size();  // Index of the first tensor.
   std::array<std::uint32_t, 2 * kBuckets> sums{};
   for (std::size_t i = 0; i < values.all.size(); ++i) {
     const auto& [name, text] = values.all[i];
     const std::uint32_t of_name = Sum(name);
     const std::uint32_t ended = Sum(std::string_view("\0", 1), of_name);
-    // Sums, as order must not matter; one up, as CRCs of two different texts may be 0.
+    // A sum, because order must not matter; plus one, because a CRC may be 0.
     sums[of_name % kBuckets] += Sum(text, ended) + 1;
     if (i >= tensors) {
       sums[kBuckets + of_name % kBuckets] += Sum(std::to_string(values.writers[i - tensors]), ended) + 1;
@@ -205,7 +207,7 @@ std::string DigestReplicated(const ReplicatedValues& values) {
 }
 
 int FirstDifference(const std::string& a, const std::string& b) {
-  // What one of them has nothing of is zeros.
+  // Pad with zeros: a missing part counts as empty buckets.
   const std::size_t length = std::max(a.size(), b.size());
   const std::string one = a + std::string(length - a.size(), '0');
   const std::string other = b + std::string(length - b.size(), '0');
@@ -243,7 +245,7 @@ Status CompareBuckets(std::uint64_t step, const std::string& of_rank_0, int rank
   const std::optional<Bucket> first = read(of_rank_0);
   const std::optional<Bucket> other = read(its);
   if (!first || !other) {
-    return Error(StatusCode::kInternal, "rank {} said what no rank of this version says: {}", rank, Quoted(its));
+    return Error(StatusCode::kInternal, "rank {} sent an invalid message: {}", rank, Quoted(its));
   }
   const auto find = [](const Bucket& bucket, const std::string& name) {
     const auto it = bucket.find(name);
@@ -258,7 +260,7 @@ Status CompareBuckets(std::uint64_t step, const std::string& of_rank_0, int rank
     if (a == b || differ.size() == kListed) continue;
     differ.push_back(fmt::format("\"{}\": rank 0 has {}, rank {} has {}", name, a, rank, b));
   }
-  return Error(StatusCode::kFailedPrecondition, "step {}: what is replicated differs: {}", step,
+  return Error(StatusCode::kFailedPrecondition, "step {}: replicated values differ: {}", step,
                differ.empty() ? fmt::format("rank {}'s digest", rank) : fmt::format("{}", fmt::join(differ, "; ")));
 }
 

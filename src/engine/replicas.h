@@ -12,41 +12,45 @@
 
 namespace cairn {
 
-// What several ranks give alike: who writes it, and whether it is alike. Pure functions.
+// Replicated values, which several ranks give: which rank writes them, and whether they are equal. Pure functions.
 
-/// A name, and what must be the same everywhere: "F32 [3, 4]" of a tensor, the caller's text of anything else.
+/// A name, and what must be equal on all ranks: "F32 [3, 4]" for a tensor, the caller's text for anything else.
 using Alike = std::pair<std::string, std::string>;
 
-/// All that a rank must give alike.
+/// All replicated values of a rank.
 struct ReplicatedValues {
-  std::vector<Alike> all;  ///< The replicated tensors last.
-  /// The ranks that write these tensors: other ranks that reckon otherwise would leave one out, or write it twice.
+  /// Tensors last.
+  std::vector<Alike> all;
+  /// The rank that writes each of these tensors. Ranks that disagree would leave one out or write it twice.
   std::vector<int> writers;
-  std::string digest;  ///< Of both.
+  /// Of both.
+  std::string digest;
 };
 
 struct Share {
-  std::shared_ptr<const TensorTable> table;       ///< What this rank writes: its own, and its part of the replicated.
-  std::shared_ptr<const ReplicatedValues> alike;  ///< Null where there is one rank.
+  /// What this rank writes: tensors that only it has, and its part of the replicated ones.
+  std::shared_ptr<const TensorTable> table;
+  /// Null with a single rank.
+  std::shared_ptr<const ReplicatedValues> alike;
 };
-/// So much of what is replicated one rank writes before another one does.
+/// A rank writes at least this much of the replicated tensors before another rank is used.
 inline constexpr std::uint64_t kLeastShare = 64U << 20;
 
-/// Which rank writes each tensor of a sequence of sizes. Neighbours, which are restored together, go to one rank as far
-/// as balance allows: ranks 1, 2 and so on take what comes next in turn, and rank 0, which has the most to do besides,
-/// takes the rest. `of_rank_0` is what that writes of other replicated tensors.
+/// Chooses the writing rank of each tensor in a sequence of sizes. Neighbours, which are restored together, go to one
+/// rank as far as balance allows: ranks 1, 2 and so on take tensors in order, and rank 0, which has the most other
+/// work, takes the rest. `of_rank_0` is what rank 0 writes of other replicated tensors.
 ///
-/// As few ranks as can hold all at a share each: the greatest of the average over the world, kLeastShare and the
-/// largest tensor. The cuts between them are where the most that one of them writes is least: never more than the
-/// greater of kLeastShare and the average plus the largest tensor. `world` is at least 2.
+/// Uses as few ranks as can hold everything if each takes the maximum of the average per rank, kLeastShare and the
+/// largest tensor. The cuts minimise the largest part: never more than the maximum of kLeastShare and the average plus
+/// the largest tensor. `world` is at least 2.
 [[nodiscard]] std::vector<int> ChooseWriters(std::span<const std::uint64_t> sizes, std::uint64_t of_rank_0, int world);
 
-/// Shares the replicated tensors out, by name: the same way on every rank that gives the same. InvalidArgument for a
-/// name that is not in the table, and for a replicated tensor that is tied to one that is not.
+/// Divides the replicated tensors among the ranks by name, identically on all ranks with equal input. InvalidArgument
+/// for a name that is not in the table, or a replicated tensor that shares memory with one that is not.
 [[nodiscard]] Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated,
                                      int rank, int world);
 
-/// ShareOut for save after save: does its work again only where the table or what is replicated has changed.
+/// Caches ShareOut between saves: recomputes it only if the table or the replicated values have changed.
 class Sharing {
  public:
   Sharing(int rank, int world) : rank_(rank), world_(world) {}
@@ -57,18 +61,19 @@ class Sharing {
   const int world_;
   std::weak_ptr<const TensorTable> table_;
   Replicated replicated_;
-  Share share_;  // Its table is null where it is the caller's own, which is not kept alive here.
+  // Its table is null if it is the caller's, which this must not keep alive.
+  Share share_;
 };
 
-/// Digests of everything alike and of the writers, in a kilobyte; empty for nothing. The same wherever they are alike,
-/// in any order.
+/// Digests of all replicated values and of the writers, about a kilobyte; empty if there are none. Independent of
+/// order.
 [[nodiscard]] std::string DigestReplicated(const ReplicatedValues& values);
-/// Where two digests differ: the bucket; -1 where they do not. The writers' buckets come last: who gives something else
-/// often chooses other writers too.
+/// The first bucket in which two digests differ; -1 if none. Buckets of writers come last, because ranks with different
+/// values often choose different writers too.
 [[nodiscard]] int FirstDifference(const std::string& a, const std::string& b);
-/// What lies in that bucket.
+/// The contents of that bucket.
 [[nodiscard]] std::string EncodeBucket(const ReplicatedValues& values, int bucket);
-/// FailedPrecondition, naming what differs between rank 0's bucket and the same one of `rank`.
+/// FailedPrecondition, naming the differences between rank 0's bucket and that of `rank`.
 [[nodiscard]] Status CompareBuckets(std::uint64_t step, const std::string& of_rank_0, int rank, const std::string& its);
 
 }  // namespace cairn

@@ -8,7 +8,7 @@ namespace cairn {
 
 using Stage = JobStage;
 
-// The parts call back on this thread, and only while this job is alive and holds them.
+// The parts call back on this thread, and only while this job holds them.
 
 SaveJob::SaveJob(EngineContext& context, std::shared_ptr<SaveTask> task)
     : context_(context),
@@ -27,9 +27,9 @@ Coordination::Callbacks SaveJob::OfRanks() {
 ShardWriter::Callbacks SaveJob::OfWriter() {
   return {.written =
               [this](std::shared_ptr<FilledChunk> chunk) {
-                // Only now: the sums stand in the header, which is written last, and the disk need not wait for them.
-                // What a core has just read also comes slower out of its cache than out of the memory, where another
-                // core does the disk's reading.
+                // Only after the write: the header, which holds the checksums, is written last, so the disk need not
+                // wait for them. And data that one core has just copied is slower to read from its cache than from
+                // memory.
                 capture_->Sum(std::move(chunk));
                 SealIfWritten();
               },
@@ -91,13 +91,13 @@ void SaveJob::TakeWord() {
   if (!release_by) return;
   if (!task_->held()) return SealIfWritten();
   if (release_by->passed()) {
-    Fail(Error(StatusCode::kDeadlineExceeded, "step {}: written, but not released to be committed within {} s",
+    Fail(Error(StatusCode::kDeadlineExceeded, "step {}: written, but its commit was not released within {} s",
                task_->plan().step, std::chrono::duration<double>(task_->plan().hold).count()));
   }
 }
 
 void SaveJob::Advance(bool chunks) {
-  // Held here: a failure may end the save, and let go of its capture, from within.
+  // Keeps the capture alive: a failure inside may end the save and release it.
   const std::shared_ptr<Capture> capture = capture_;
   if (running() && capture != nullptr) capture->Advance(chunks);
 }
@@ -123,14 +123,14 @@ void SaveJob::OnDeviceLost(const Device& device, const Status& status) {
 }
 
 Status SaveJob::Closed() const {
-  return Error(StatusCode::kDeadlineExceeded, "step {}: abandoned, the checkpointer was closed before it was durable",
+  return Error(StatusCode::kDeadlineExceeded, "step {}: abandoned: the checkpointer was closed before it was durable",
                task_->plan().step);
 }
 
 void SaveJob::Close() {
   if (ended() || std::exchange(closing_, true)) return;
   if (!running()) return FailIfQuiet();
-  // Before it has given its word the save can fail yet (see OnSealed), and once the commit runs it will end.
+  // Until it has sent its message the save can still fail (see OnSealed); a commit in progress ends by itself.
   writer_->sealing() ? coordination_->Close(Closed()) : Fail(Closed());
 }
 
@@ -158,7 +158,7 @@ void SaveJob::Abandon() {
       context_.Tell(
           {.severity = Severity::kWarning,
            .status = status,
-           .message = fmt::format("step {}: its abandoned attempt is left for the next sweep", task_->plan().step)});
+           .message = fmt::format("step {}: its abandoned attempt remains until the next sweep", task_->plan().step)});
     }
     End(failure_);
   });
@@ -188,7 +188,7 @@ void SaveJob::End(Status status) {
   context_.parts.trace->Span("saves", status.ok() ? "durable" : "failed", task_->begun(), now, plan.step,
                              task_->stats().bytes);
   outcome_ = std::move(status);
-  // Handles may live long; what describes the tensors need not.
+  // Handles may live long; free what they do not need.
   capture_.reset();
   writer_.reset();
   coordination_->Detach();

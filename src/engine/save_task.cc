@@ -30,7 +30,7 @@ SaveTask::~SaveTask() { assert(!CheckProcess().ok() || ended()); }
 
 Status SaveTask::CheckProcess() const {
   if (::getpid() == process_) return Status::Ok();
-  return Error(StatusCode::kFailedPrecondition, "step {}: this is a forked child, and the save its parent's",
+  return Error(StatusCode::kFailedPrecondition, "step {}: the save belongs to the parent process of this forked child",
                plan_.step);
 }
 
@@ -63,7 +63,7 @@ Status SaveTask::WaitDurable(Deadline deadline) {
 Status SaveTask::Fence(Stream stream, Deadline deadline) {
   const Clock::time_point begin = Clock::now();
   MutexLock lock(mutex_);
-  // A stream's order says nothing about another device's copies.
+  // Ordering this stream says nothing about copies on other devices.
   const bool elsewhere = std::any_of(events_.begin(), events_.end(),
                                      [&](const DeviceEvents& one) { return one.device->id() != stream.device; });
   const bool host_waits = reads_cpu_ || elsewhere || stream.device.kind == DeviceKind::kCpu;
@@ -75,7 +75,7 @@ Status SaveTask::Fence(Stream stream, Deadline deadline) {
                  SavePhaseName(stats_.phase));
   }
   if (TensorsFree()) return Status::Ok();
-  // Not captured, so the events are still this save's: they are given back under this same lock.
+  // Not captured yet, so the events still exist: they are released under this lock.
   for (const DeviceEvents& one : events_) {
     for (const EventId lane : one.lanes) CAIRN_RETURN_IF_ERROR(one.device->StreamWait(stream, lane));
   }
@@ -190,7 +190,7 @@ std::optional<Status> SaveTask::cancelled() const {
 
 void SaveTask::Finish(Status status) {
   MutexLock lock(mutex_);
-  if (Ended()) return;  // Given up on: see Engine::Stop.
+  if (Ended()) return;  // Given up by Engine::Stop.
   ReleaseEvents();
   status_ = std::move(status);
   if (status_.ok()) stats_.durable = SinceBegun();

@@ -18,16 +18,26 @@
 namespace cairn {
 
 enum class WriterStage : std::uint8_t {
-  kWaiting,     ///< The attempt has no name yet, or the stream no layout.
-  kPlanning,    ///< A worker makes the header.
-  kReady,       ///< It may make, or take, its file.
-  kBeginning,   ///< It is at it.
-  kWriting,     ///< Chunks, as they come.
-  kHeld,        ///< All is written; the caller has not released the commit.
-  kSealing,     ///< Header, fsyncs; without other ranks the commit too.
-  kSealed,      ///< The other ranks are waited for.
-  kCommitting,  ///< On the coordinator, when all are prepared.
-  kStopped,     ///< The save has failed: nothing more is written.
+  /// For the attempt's name and the stream's layout.
+  kWaiting,
+  /// A worker makes the header.
+  kPlanning,
+  /// It may begin its file.
+  kReady,
+  /// It creates its file, or takes over a spare.
+  kBeginning,
+  /// Writes chunks as they come.
+  kWriting,
+  /// Everything is written; the caller has not released the commit.
+  kHeld,
+  /// Header and fsyncs; with a single rank the commit too.
+  kSealing,
+  /// Waits for the other ranks.
+  kSealed,
+  /// Coordinator: all ranks are prepared.
+  kCommitting,
+  /// The save has failed: nothing more is written.
+  kStopped,
 };
 [[nodiscard]] constexpr bool Follows(WriterStage from, WriterStage to) {
   if (from == WriterStage::kStopped) return false;
@@ -36,53 +46,58 @@ enum class WriterStage : std::uint8_t {
   return to != WriterStage::kWaiting && static_cast<int>(to) == static_cast<int>(from) + 1;
 }
 
-/// The second half of a save: this rank's shard, from its first chunk to its seal, and the commit. Engine's thread
-/// alone.
+/// The second half of a save: this rank's shard, from the first chunk to the seal, and the commit. For the engine's
+/// thread.
 class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
  public:
   struct Callbacks {
-    std::function<void(std::shared_ptr<FilledChunk>)> written;  ///< Sum it; then SealIfWritten.
-    std::function<void()> begun;                                ///< Nothing may be left to write: SealIfWritten.
-    std::function<void()> sealed;                               ///< shard() is this rank's word.
-    std::function<void(Status)> committed;                      ///< Or why it was not.
-    std::function<void(Status)> failed;                         ///< Stop it.
-    std::function<void()> quiet;                                ///< Something has ended after Stop: ask idle().
+    /// The chunk is written: compute its checksum, then call SealIfWritten.
+    std::function<void(std::shared_ptr<FilledChunk>)> written;
+    /// Call SealIfWritten: there may be nothing to write.
+    std::function<void()> begun;
+    /// shard() is ready for this rank's message.
+    std::function<void()> sealed;
+    /// With Ok, or why it was not committed.
+    std::function<void(Status)> committed;
+    /// Call Stop.
+    std::function<void(Status)> failed;
+    /// An operation ended after Stop: check idle().
+    std::function<void()> quiet;
   };
   ShardWriter(EngineContext& context, SaveTask& task, Callbacks callbacks);
 
-  /// The stream is laid out, and the attempt has its name.
+  /// Call it when the stream is laid out and the attempt has its name.
   void MakeHeader(std::shared_ptr<AttemptFolder> folder);
   [[nodiscard]] bool may_begin() const { return stage_ == WriterStage::kReady; }
-  /// It makes, or takes, its file.
+  /// Creates its file, or takes over a spare.
   void Begin();
-  /// It is at it, if only because it cannot be stopped.
+  /// Begin is in progress, even if the save has failed meanwhile.
   [[nodiscard]] bool begins() const { return attempt_ != nullptr && attempt_->beginning(); }
   [[nodiscard]] bool has_file() const { return attempt_ != nullptr && attempt_->begun(); }
 
-  /// Takes a chunk to be written.
   void Add(std::shared_ptr<FilledChunk> chunk) { ready_.push_back(std::move(chunk)); }
   [[nodiscard]] bool HasReadyWrite() const { return stage_ == WriterStage::kWriting && !ready_.empty(); }
   void SubmitWrite();
-  /// Goes on where all is captured, written, summed and released. Cancelled where the caller was faster.
+  /// Continues once everything is captured, written, checksummed and released. Fails if the caller has cancelled.
   void SealIfWritten(const Capture& capture);
-  /// Until when it waits for its release.
+  /// The deadline of its release, while it waits for that.
   [[nodiscard]] std::optional<Deadline> release_by() const;
-  /// It takes no word of the caller's any more.
+  /// The caller can no longer cancel or release it.
   [[nodiscard]] bool sealing() const { return *stage_ >= WriterStage::kSealing && *stage_ != WriterStage::kStopped; }
-  /// This rank's shard, as its word and the manifest have it.
+  /// This rank's shard, for its message and the manifest.
   [[nodiscard]] ManifestShard shard() const;
-  /// All ranks' shards, and what the others add to the index; this rank's own run is added.
+  /// Takes all ranks' shards and the others' index runs; adds this rank's run.
   void Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs);
 
-  /// Drops the chunks that are not under way.
+  /// Drops chunks that are not being written.
   void Stop();
-  /// Nothing of it is under way.
+  /// Nothing is in flight.
   [[nodiscard]] bool idle() const { return under_way_ == 0; }
-  /// Removes what there is of the attempt, when idle: `folder` too, if there is one and it was made here.
+  /// Removes the attempt, when idle: also `folder`, if it was made here.
   void Abandon(const std::shared_ptr<AttemptFolder>& folder, StatusDone done);
 
  private:
-  /// Wraps a continuation so that it runs as a message of the engine's and counts as under way until then.
+  /// Wraps a continuation so that it runs on the engine's thread and counts as in flight until then.
   template <typename... Args>
   std::function<void(Args...)> Later(void (ShardWriter::*then)(Args...));
   [[nodiscard]] Manifest MakeManifest(std::vector<ManifestShard> shards) const;
@@ -95,7 +110,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void OnChunkWritten(const std::shared_ptr<FilledChunk>& chunk, const Status& status);
   void OnSealed(Status status);
   void OnCommitted(Status status);
-  /// Ends a continuation: true where it is of no use any more, or has failed, which the job has been told.
+  /// True if a continuation must stop: the writer is stopped, or the status is an error, which it reports.
   [[nodiscard]] bool Ends(const Status& status);
 
   EngineContext& context_;
@@ -104,12 +119,15 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   Lifecycle<WriterStage> stage_{WriterStage::kWaiting};
   std::shared_ptr<AttemptFolder> folder_;
   std::optional<ShardHeaderWriter> header_;
-  std::string index_run_;  // The coordinator's, of several ranks.
+  // Only on the coordinator of several ranks.
+  std::string index_run_;
   std::unique_ptr<Attempt> attempt_;
   std::deque<std::shared_ptr<FilledChunk>> ready_;
-  std::uint64_t written_ = 0;  // Stream bytes whose writes are complete.
+  // Stream bytes whose writes are complete.
+  std::uint64_t written_ = 0;
   Deadline release_by_ = Deadline::Infinite();
-  int under_way_ = 0;  // Continuations that will come.
+  // Pending continuations.
+  int under_way_ = 0;
 };
 
 }  // namespace cairn

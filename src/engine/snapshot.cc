@@ -19,7 +19,7 @@ Snapshot::Snapshot(std::shared_ptr<const TensorTable> table, Values values)
   std::byte* to = small_.get();
   const std::vector<std::uint32_t>& small = table_->small();
   for (std::size_t i = 0; i < small.size(); ++i) {
-    // They are short and lie anywhere: no hardware foresees where the next one begins.
+    // They are short and scattered, so the hardware cannot prefetch them.
     if (i + 2 < small.size()) __builtin_prefetch((*table_)[small[i + 2]].layout.base);
     const StridedLayout& layout = (*table_)[small[i]].layout;
     GatherBytes(layout, 0, layout.bytes, to);

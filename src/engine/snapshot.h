@@ -12,49 +12,52 @@
 
 namespace cairn {
 
-/// What a save will write: views of the caller's tensors as one byte stream, in the order of the shard.
+/// What a save writes: views of the caller's tensors as one byte stream, in the shard's order.
 ///
-/// Made in the call of Save (small CPU tensors are copied there), laid out later on a worker. Immutable after LayOut.
+/// Made during the call of Save, which copies small CPU tensors; laid out later on a worker. Immutable after LayOut.
 class Snapshot {
  public:
-  /// Copies what is copied in the call. The table's tensors stay the caller's.
+  /// Copies the small CPU tensors. The other tensors stay the caller's.
   explicit Snapshot(std::shared_ptr<const TensorTable> table, Values values);
 
-  /// Computes the order and the offsets. Once, before anything below is asked.
+  /// Computes the order and the offsets. Call it once, before the functions below.
   void LayOut();
 
   /// Length of the byte stream.
   [[nodiscard]] std::uint64_t bytes() const { return offsets_.back(); }
-  /// The copies that fill stream bytes [begin, end), in the stream's order; `memory` is where `begin` goes. Small CPU
-  /// tensors are read from their copies, staged ones from staging.
+  /// The copies that fill stream bytes [begin, end), in stream order; `memory` is the target of `begin`. Reads small
+  /// CPU tensors from their copies and staged ones from staging.
   struct Piece {
     DeviceId device;
     CopyPiece copy;
   };
   [[nodiscard]] std::vector<Piece> Pieces(std::uint64_t begin, std::uint64_t end, std::byte* memory) const;
 
-  /// Bytes that the tensors of `device` take in its staging memory.
+  /// Size of `device`'s tensors in its staging memory.
   [[nodiscard]] std::uint64_t StagingBytes(DeviceId device) const;
-  /// The copies that stage `device`'s tensors at `staging`; afterwards Pieces reads them from there.
+  /// The copies that stage `device`'s tensors at `staging`. Afterwards Pieces reads them from there.
   [[nodiscard]] std::vector<CopyPiece> StageAt(DeviceId device, std::byte* staging);
 
-  /// Whether CPU memory beyond the small tensors must be read after the call of Save.
+  /// Whether CPU memory other than the small tensors is read after the call of Save.
   [[nodiscard]] bool reads_cpu() const { return reads_cpu_; }
   [[nodiscard]] const TensorTable& table() const { return *table_; }
-  /// The shard's header without its sums.
+  /// The shard's header without checksums.
   [[nodiscard]] ShardHeader Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard,
                                    bool checksums) const;
 
  private:
   const std::shared_ptr<const TensorTable> table_;
   const Values values_;
-  const std::unique_ptr<std::byte[]> small_;  // Copies of table().small(), back to back.
+  // Copies of table().small(), back to back.
+  const std::unique_ptr<std::byte[]> small_;
   bool reads_cpu_ = false;
 
-  // By place in StoreOrder(), from LayOut on.
-  std::vector<std::uint64_t> offsets_{0};     // Where the tensor begins in the stream; one more at the end.
-  std::vector<const StridedLayout*> source_;  // Where its bytes are read from.
-  std::deque<StridedLayout> moved_;           // Sources that are not the caller's memory.
+  // In StoreOrder(), from LayOut on: each tensor's offset in the stream (and one more at the end), and where its bytes
+  // are read from.
+  std::vector<std::uint64_t> offsets_{0};
+  std::vector<const StridedLayout*> source_;
+  // Sources that are not the caller's memory.
+  std::deque<StridedLayout> moved_;
 };
 
 }  // namespace cairn

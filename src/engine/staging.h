@@ -9,13 +9,13 @@
 
 namespace cairn {
 
-/// The byte budget of one device's staging memory, lent out in contiguous pieces. For the engine's thread alone.
+/// One device's staging memory, lent out in contiguous pieces. For the engine's thread.
 class StagingArea {
  public:
   StagingArea(Device* device, std::byte* base, std::uint64_t bytes) : device_(device), base_(base), bytes_(bytes) {}
 
   [[nodiscard]] Device* device() const { return device_; }
-  /// The first gap that is large enough, 4096-aligned; null where there is none now.
+  /// The first gap that is large enough, 4096-aligned; null if there is none now.
   [[nodiscard]] std::byte* Acquire(std::uint64_t bytes) {
     std::uint64_t at = 0;
     for (const auto& [begin, size] : lent_) {
@@ -32,7 +32,8 @@ class StagingArea {
   Device* const device_;
   std::byte* const base_;
   const std::uint64_t bytes_;
-  std::map<std::uint64_t, std::uint64_t> lent_;  // Offset -> size.
+  // Offset -> size.
+  std::map<std::uint64_t, std::uint64_t> lent_;
 };
 
 }  // namespace cairn

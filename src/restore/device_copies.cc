@@ -14,7 +14,7 @@ DeviceCopies::~DeviceCopies() {
 }
 
 Status DeviceCopies::Prepare(std::span<const std::vector<PlannedCopy>> copies, const FindDevice& find) {
-  std::unordered_set<const StridedLayout*> checked;  // A target may be put together by very many copies.
+  std::unordered_set<const StridedLayout*> checked;  // Many copies may have the same target.
   for (const auto& of_shard : copies) {
     for (const PlannedCopy& copy : of_shard) {
       if (!checked.insert(copy.target).second) continue;

@@ -12,27 +12,27 @@
 
 namespace cairn {
 
-/// The devices that one restore writes to: which lane a copy takes, and the order against the caller's streams.
-/// For one thread.
+/// The devices that one restore writes to: assigns copies to lanes and orders them with the caller's streams. For one
+/// thread.
 class DeviceCopies {
  public:
   using FindDevice = std::function<Result<Device*>(DeviceId)>;
 
   DeviceCopies() = default;
-  /// Gives the events back.
+  /// Releases the events.
   ~DeviceCopies();
   DeviceCopies(const DeviceCopies&) = delete;
   DeviceCopies& operator=(const DeviceCopies&) = delete;
 
-  /// Finds each target's device and has it check the layout. Ordinary CPU memory needs none.
+  /// Finds each target's device and has it check the layout. Plain CPU memory needs no device.
   Status Prepare(std::span<const std::vector<PlannedCopy>> copies, const FindDevice& find);
-  /// All lanes wait for what the caller's streams were given so far (a CUDA device without one: its default stream).
+  /// All lanes wait for the work queued on the caller's streams (on CUDA without one: its default stream).
   Status WaitForStreams(std::span<const Stream> streams);
   /// The device whose copy engine writes the target; null for ordinary CPU memory.
   [[nodiscard]] Device* For(DeviceId id) const;
-  /// Enqueues a batch for one device. Batches take lanes in turn, those that share memory with others always the first.
+  /// Enqueues a batch for one device. Batches take lanes in turn; those that share memory always use the first.
   Status Copy(Device& device, std::vector<CopyPiece> pieces, bool shares_memory, CopyDone done);
-  /// The caller's streams wait for every copy so far.
+  /// Makes the caller's streams wait for every copy so far.
   Status HoldStreams(std::span<const Stream> streams);
   /// The first device's sticky error, or Ok.
   Status Health();

@@ -22,13 +22,13 @@
 namespace cairn {
 namespace {
 
-// So many blocks are being read at once.
+// How many blocks are read at once.
 constexpr std::size_t kLanes = 8;
-// What the pieces that were found may take, in bytes: a hostile index must not take all memory, and whoever wants more
-// reads all headers.
+// Memory limit for the pieces found, so that a hostile index cannot use up all memory. If more is needed, all headers
+// are read instead.
 constexpr std::size_t kMaxFoundBytes = 256U << 20;
 
-/// The first and the last of the pieces that the box needs; none where first > last.
+/// The range of pieces that the box needs; empty if first > last.
 struct Span {
   std::uint32_t first = 0;
   std::uint32_t last = 0;
@@ -43,10 +43,10 @@ Span Touched(const IndexPieces& pieces, const Box& box) {
     if (!varies && (pieces.offset[d] >= box.end[d] || pieces.offset[d] + pieces.shape[d] <= box.begin[d])) return none;
   }
   if (pieces.count == 1 || pieces.offset_step == 0) return all;
-  // Piece k is [offset + k * step, offset + k * step + extent) in that dimension.
+  // Piece k covers [offset + k * step, offset + k * step + extent) in that dimension.
   const std::int64_t offset = pieces.offset[pieces.along];
   const std::int64_t end = offset + pieces.shape[pieces.along];
-  const std::int64_t before = box.begin[pieces.along] - end;  // Piece 0 ends so far in front of the box.
+  const std::int64_t before = box.begin[pieces.along] - end;  // Distance from the end of piece 0 to the box.
   const std::int64_t until = box.end[pieces.along] - 1 - offset;
   if (until < 0) return none;
   const std::int64_t first = before < 0 ? 0 : before / pieces.offset_step + 1;
@@ -55,8 +55,7 @@ Span Touched(const IndexPieces& pieces, const Box& box) {
   return {static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(last)};
 }
 
-/// The boxes that some tensors want, by logical name, and the pieces that were found for them. Of a name without a box
-/// any piece will do.
+/// The boxes that are wanted of each logical name, and the pieces found for them. A name without a box takes any piece.
 class Wishes {
  public:
   explicit Wishes(std::span<const std::string_view> names) {
@@ -71,7 +70,7 @@ class Wishes {
   [[nodiscard]] auto begin() const { return wishes_.begin(); }
   [[nodiscard]] auto end() const { return wishes_.end(); }
 
-  /// False where the index is of no use.
+  /// False if the index cannot be used.
   bool Take(std::string_view name, const IndexPieces& pieces) {
     const auto found = wishes_.find(name);
     if (found == wishes_.end()) return true;
@@ -80,11 +79,11 @@ class Wishes {
     if (wish.boxes.empty()) Found(wish, {}, pieces, 0, 1);
     for (const Box& box : wish.boxes) {
       if (!pieces.shape.empty() && pieces.shape.size() != box.begin.size()) {
-        refusal_ = "a piece of other dimensions than wanted";
+        refusal_ = "a piece with other dimensions than wanted";
         return false;
       }
       if (box.empty()) {
-        Found(wish, {}, pieces, 0, 1);  // Any piece tells that there is such a tensor.
+        Found(wish, {}, pieces, 0, 1);  // Any piece shows that the tensor exists.
         continue;
       }
       const Span span = Touched(pieces, box);
@@ -97,7 +96,7 @@ class Wishes {
         place.offset[pieces.along] += k * pieces.offset_step;
         Found(wish, std::move(place), pieces, k, 1);
         if (found_bytes_ > kMaxFoundBytes) {
-          refusal_ = "more pieces than memory is set aside for";
+          refusal_ = "more pieces than the memory limit allows";
           return false;
         }
       }
@@ -105,7 +104,7 @@ class Wishes {
     return true;
   }
 
-  /// NotFound where the index does not name one of them at all.
+  /// NotFound if the index does not contain one of the names.
   [[nodiscard]] Result<std::vector<std::uint32_t>> Shards(const std::string& file) const {
     std::set<std::uint32_t> shards;
     if (refusal_ != nullptr) return Error(StatusCode::kUnsupported, "{}: found {}", file, refusal_);
@@ -123,7 +122,7 @@ class Wishes {
     std::vector<std::int64_t> offset, shape;
     friend auto operator<=>(const Place&, const Place&) = default;
   };
-  /// Of replicas one is read: this rank's own, or else the lowest shard's, as all headers would have it.
+  /// Of replicas, this rank's own is read, or else the lowest shard's, like a restore with all headers.
   struct Holder {
     bool own = false;
     std::uint32_t lowest = std::numeric_limits<std::uint32_t>::max();
@@ -134,7 +133,7 @@ class Wishes {
     std::map<Place, Holder> holders;
   };
 
-  /// The pieces [first, first + count) are replicas in that place.
+  /// The pieces [first, first + count) are replicas at that place.
   void Found(Wish& wish, Place place, const IndexPieces& pieces, std::uint32_t first, std::uint32_t count) {
     const std::size_t bytes = sizeof(Place) + sizeof(Holder) + 2 * place.shape.size() * sizeof(std::int64_t);
     const auto [at, fresh] = wish.holders.try_emplace(std::move(place));
@@ -159,7 +158,7 @@ struct Lookup {
   const PathAt path;
   Wishes& wishes;
   UniqueFd fd = {};
-  std::vector<IndexHead::Block> blocks = {};  // Those to read.
+  std::vector<IndexHead::Block> blocks = {};
   std::size_t next = 0;
   Status failure = {};
 };
@@ -201,7 +200,7 @@ Status CheckFile(const Lookup& lookup) {
   struct stat found {};
   if (::fstat(lookup.fd.get(), &found) != 0) return ReadErrnoStatus(errno, "stat of " + lookup.path.text());
   if (S_ISREG(found.st_mode) && static_cast<std::uint64_t>(found.st_size) == lookup.index.length) {
-    // Else io_uring may answer EAGAIN for what is not in the page cache.
+    // Otherwise io_uring may return EAGAIN for data outside the page cache.
     const int flags = ::fcntl(lookup.fd.get(), F_GETFL);
     if (flags >= 0 && ::fcntl(lookup.fd.get(), F_SETFL, flags & ~O_NONBLOCK) == 0) return Status::Ok();
     return ErrnoStatus(errno, "fcntl of " + lookup.path.text());

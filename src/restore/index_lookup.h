@@ -13,15 +13,14 @@
 
 namespace cairn {
 
-/// The shards (places in the manifest, ascending) that hold what these tensors want, by the checkpoint's index: of
-/// replicas the one in `own`, or else in the lowest shard, which is what all headers would give. An error says why the
-/// index does not tell: there is none, it cannot be read, or it does not name one of the tensors. Blocking; the queue
-/// is the caller's alone.
+/// Looks up in the checkpoint's index which shards (indices in the manifest, ascending) hold these tensors. Of replicas
+/// it takes the one in `own`, or else in the lowest shard, like a restore with all headers. An error says why the index
+/// is no help: there is none, it cannot be read, or a tensor is not in it. Blocking; needs exclusive use of the queue.
 [[nodiscard]] Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
                                                              std::optional<std::uint32_t> own,
                                                              std::span<const TensorEntry* const> wanted);
 
-/// The same for whole tensors of these names: of the shards that hold one, any.
+/// The same for whole tensors of these names, in any shard that holds one.
 [[nodiscard]] Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
                                                              std::span<const std::string_view> names);
 

@@ -25,7 +25,7 @@ std::optional<std::uint32_t> ShardOf(const Manifest& manifest, std::uint64_t ran
   return std::nullopt;
 }
 
-// Those that the shard does not hold as they are wanted.
+// Wanted tensors that the shard does not hold in this form.
 std::vector<const TensorEntry*> NotIn(const ShardHeader* own, const TensorTable& table,
                                       const std::vector<std::uint32_t>& wanted) {
   std::unordered_map<std::string_view, const ShardTensor*> held;
@@ -44,7 +44,7 @@ std::vector<const TensorEntry*> NotIn(const ShardHeader* own, const TensorTable&
   return missing;
 }
 
-// Those that no header that was read has.
+// Names that are in no header read so far.
 std::vector<std::string_view> NotHeld(const OpenedCheckpoint& opened, std::vector<std::string_view> names) {
   std::unordered_set<std::string_view> held;
   for (const ShardFile& file : opened.files) {
@@ -59,7 +59,7 @@ void TellAllAreRead(const EventCallback& on_event, const StoredCheckpoint& check
   if (!on_event) return;
   on_event({.severity = Severity::kInfo,
             .step = checkpoint.manifest.step,
-            .message = fmt::format("restore: the headers of all {} shards are read: {}",
+            .message = fmt::format("restore: reading the headers of all {} shards: {}",
                                    checkpoint.manifest.shards.size(), why.message())});
 }
 
@@ -68,7 +68,7 @@ void TellAllAreRead(const EventCallback& on_event, const StoredCheckpoint& check
 Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& checkpoint, std::uint64_t rank,
                                      const TensorTable& table, const RestoreOptions& options,
                                      const EventCallback& on_event, OpenedCheckpoint& opened) {
-  // What matches no tensor of the state is wrong whatever was saved.
+  // A pattern that matches no tensor of the state is an error, whatever was saved.
   CAIRN_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> wanted, SelectEntries(table, options.names));
   RestoreOptions all_found = options;
   all_found.allow_missing = false;
@@ -106,7 +106,7 @@ Status LocatePart(IoQueue& queue, const StoredCheckpoint& checkpoint, const Insp
       CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, *named, opened.files));
       missing = NotHeld(opened, std::move(missing));
       if (missing.empty()) return Status::Ok();
-      why = Error(StatusCode::kNotFound, "{} is not where the index has it", Quoted(missing.front()));
+      why = Error(StatusCode::kNotFound, "{} is not in the shard that the index names", Quoted(missing.front()));
     }
     TellAllAreRead(on_event, checkpoint, why);
   }

@@ -17,7 +17,7 @@
 namespace cairn {
 namespace {
 
-// Where a name's bytes are.
+// A saved name and where its bytes are.
 struct Candidate {
   std::string_view name;
   std::uint32_t shard = 0;
@@ -33,7 +33,7 @@ std::string DescribeTensor(DType dtype, const std::vector<std::int64_t>& shape, 
   return text;
 }
 
-// A tensor's name among all shards: of a part its whole's.
+// The name of the whole tensor for a part, otherwise the tensor's name.
 std::string_view LogicalName(std::string_view name, const std::optional<TensorPart>& part) {
   return part ? std::string_view(part->logical_name) : name;
 }
@@ -43,7 +43,7 @@ const std::vector<std::int64_t>& GlobalShape(const std::vector<std::int64_t>& sh
   return part ? part->global_shape : shape;
 }
 
-// Every name of the shards, those of the rank's own shard first, then by shard: the order to choose in.
+// All names in the shards in order of preference: the rank's own shard first, then by shard.
 std::vector<Candidate> ListNames(std::span<const SavedShard> shards, std::uint64_t rank) {
   std::vector<Candidate> names;
   std::size_t count = 0;
@@ -67,8 +67,8 @@ std::vector<Candidate> ListNames(std::span<const SavedShard> shards, std::uint64
   return names;
 }
 
-// Of each entry of the table the candidates of its name, in the list's order. Grouped by counting: to sort the names
-// and search among them for each entry took longer than all the rest of the matching.
+// The candidates of each table entry by name, in the list's order. Grouped by counting: sorting the names and searching
+// for each entry took longer than the rest of the matching.
 class ByEntry {
  public:
   ByEntry(const std::vector<Candidate>& names, const TensorTable& table) : begin_(table.size() + 1) {
@@ -90,18 +90,23 @@ class ByEntry {
   }
 
  private:
-  std::vector<std::size_t> begin_;  // Each entry's first, and the end.
+  // The first candidate of each entry, and the end.
+  std::vector<std::size_t> begin_;
   std::vector<Candidate> candidates_;
 };
 
-// Logical tensors as the shards hold them, in pieces; each is put together when the first entry wants it.
+// Logical tensors and their saved pieces; each is built when an entry first needs it.
 class LogicalTensors {
  public:
   struct Logical {
-    const Candidate* first = nullptr;  // Null where there is no piece of the name.
-    const Candidate* odd = nullptr;    // A piece with another dtype or global shape than the first.
-    std::optional<PieceSet> pieces;    // Where there is no odd one.
-    bool reported = false;             // Its overlap is among the mismatches.
+    // Null if no piece has the name.
+    const Candidate* first = nullptr;
+    // A piece with another dtype or global shape than the first.
+    const Candidate* odd = nullptr;
+    // Set if there is no odd one.
+    std::optional<PieceSet> pieces;
+    // Its overlap is among the mismatches.
+    bool reported = false;
   };
 
   explicit LogicalTensors(const std::vector<Candidate>& names) : names_(names) {}
@@ -140,11 +145,12 @@ class LogicalTensors {
   }
 
   const std::vector<Candidate>& names_;
-  std::vector<Candidate> index_;  // By logical name.
+  // By logical name.
+  std::vector<Candidate> index_;
   std::unordered_map<std::string_view, Logical> logical_;
 };
 
-// Chooses, for one wanted entry after another, where its bytes come from.
+// Chooses the source of each wanted entry, one after another.
 class Matcher {
  public:
   Matcher(std::span<const SavedShard> shards, std::uint64_t rank, const TensorTable& table, bool allow_missing)
@@ -160,7 +166,7 @@ class Matcher {
     if (same_part != named.end()) {
       const ShardTensor& tensor = *same_part->tensor;
       if (tensor.dtype == entry.dtype && tensor.shape == entry.shape) return Take(i, *same_part);
-      // A part that begins where the wanted one does may be another cutting's.
+      // A part that begins at the same place may come from another cut.
       if (!entry.part || tensor.dtype != entry.dtype) return AddMismatch(entry, *same_part);
     }
     LogicalTensors::Logical& logical = logical_.Find(LogicalName(entry.name, entry.part));
@@ -170,7 +176,7 @@ class Matcher {
       matched_.missing.push_back(entry.name);
       return;
     }
-    mismatches_.Add("tensor \"{}\": expected {}, found none of that name", entry.name, Describe(entry));
+    mismatches_.Add("tensor \"{}\": expected {}, found none with that name", entry.name, Describe(entry));
   }
 
   Result<MatchedTensors> Finish() && {
@@ -180,10 +186,11 @@ class Matcher {
   }
 
  private:
-  // What is written into a piece of tied memory.
+  // The source of tied memory.
   struct Source {
-    std::uint32_t entry = TensorEntry::kNoAlias;  // None yet.
-    const ShardTensor* tensor = nullptr;          // Null where it is put together.
+    std::uint32_t entry = TensorEntry::kNoAlias;
+    // Null if it is assembled.
+    const ShardTensor* tensor = nullptr;
   };
 
   static std::string Describe(const TensorEntry& entry) { return DescribeTensor(entry.dtype, entry.shape, entry.part); }
@@ -196,7 +203,7 @@ class Matcher {
                     shards_[found.shard].file);
   }
 
-  // Whether the entry is to be written: of tied names one is enough.
+  // Whether the entry must be written: of tied names one is enough.
   bool Claim(std::uint32_t i, const ShardTensor* tensor) {
     const TensorEntry& entry = table_[i];
     Source& other = by_holder_[entry.is_alias() ? entry.alias_of : i];
@@ -211,7 +218,7 @@ class Matcher {
                           ? tensor == other.tensor
                           : LogicalName(tied.name, tied.part) == LogicalName(entry.name, entry.part);
     if (!same) {
-      mismatches_.Add("tensors \"{}\" and \"{}\" share memory, but were saved as two; restore one of them by name",
+      mismatches_.Add("tensors \"{}\" and \"{}\" share memory but were saved separately; restore one of them by name",
                       tied.name, entry.name);
     }
     return false;
@@ -258,10 +265,10 @@ class Matcher {
     }
   }
 
-  // One copy for all rows, however many there are. Where blocks lie between them that need not be read, several.
+  // One copy for all rows; several if blocks lie between them that need not be read.
   void AddRows(const TensorEntry& entry, const SavedPiece& piece, std::uint64_t from, std::uint64_t to,
                RowShape shape) {
-    std::size_t apart = 0;  // Levels outside of this one have such gaps.
+    std::size_t apart = 0;  // The number of outer levels with such gaps.
     std::uint64_t copies = 1;
     while (apart < shape.levels.size() && shape.levels[apart].from - shape.Reach(apart + 1) >= kChecksumBlock) {
       copies *= shape.levels[apart++].count;
@@ -302,7 +309,7 @@ class Matcher {
   const std::vector<Candidate> names_;
   const ByEntry named_{names_, table_};
   LogicalTensors logical_{names_};
-  std::vector<Source> by_holder_ = std::vector<Source>(table_.size());  // By entry.
+  std::vector<Source> by_holder_ = std::vector<Source>(table_.size());
   Mismatches mismatches_;
   MatchedTensors matched_;
 };

@@ -11,8 +11,8 @@
 
 namespace cairn {
 
-/// What a state and the shards disagree on: the first few in full, the others counted, as a state of another model has
-/// thousands.
+/// Differences between a state and the shards. Lists the first few in full and counts the others: a state of another
+/// model has thousands.
 class Mismatches {
  public:
   template <typename... Args>

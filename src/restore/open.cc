@@ -19,7 +19,7 @@ struct HeaderReads {
   std::vector<ShardFile>& files;
   std::span<const std::uint32_t> shards;
   std::size_t next = 0;
-  std::size_t failed_at = shards.size();  // The first in their order.
+  std::size_t failed_at = shards.size();  // The first in the given order.
   Status failure;
 };
 
@@ -89,7 +89,7 @@ Status ExplainFailure(const StoredCheckpoint& checkpoint, Status status) {
                  checkpoint.manifest.attempt, now->manifest.attempt);
   }
   if (!now.ok() && now.status().code() == StatusCode::kNotFound) {
-    return Error(StatusCode::kNotFound, "{}: it was removed while it was read", checkpoint.info.path);
+    return Error(StatusCode::kNotFound, "{}: removed while it was being read", checkpoint.info.path);
   }
   return status;
 }

@@ -11,23 +11,24 @@ namespace {
 using Ids = std::vector<std::uint32_t>;
 using Pair = std::pair<std::uint32_t, std::uint32_t>;
 
-constexpr std::size_t kFew = 8;  // Are compared one by one.
+constexpr std::size_t kFew = 8;  // So few boxes are compared in pairs.
 
-// Where a box lies along one dimension: its place in the order of all begins, and how many begin before its end. No two
-// begin at one place, so of two boxes that overlap here exactly one begins within the other.
+// A box along one dimension: its rank among all begins, and how many boxes begin before its end. No two boxes have the
+// same rank, so of two that overlap here exactly one begins within the other.
 struct Interval {
   std::uint32_t begin = 0;
   std::uint32_t end = 0;
 };
 
-// The boxes along one dimension, and in which order they begin there.
+// The boxes along one dimension, and the order of their begins.
 struct Dimension {
   std::vector<Interval> intervals;
   Ids order;
-  std::uint64_t overlaps = 0;  // Pairs that overlap here.
+  // The number of pairs that overlap here.
+  std::uint64_t overlaps = 0;
 };
 
-// A box's begin in one dimension, and where among those looked at the box is.
+// A box's begin in one dimension, and its index among the boxes considered.
 using Begin = std::pair<std::int64_t, std::uint32_t>;
 
 std::vector<Begin> SortedBegins(std::span<const SavedPiece> pieces, const Ids& ids, std::size_t d) {
@@ -40,8 +41,8 @@ std::vector<Begin> SortedBegins(std::span<const SavedPiece> pieces, const Ids& i
   return begins;
 }
 
-// Streamed segment trees, one within another, a dimension each: A. Zomorodian and H. Edelsbrunner, Fast Software for
-// Box Intersections (2002). Boxes are numbered in the order in which they begin in dimension 0.
+// Streamed segment trees, nested, one for each dimension: A. Zomorodian and H. Edelsbrunner, Fast Software for Box
+// Intersections (2002). Boxes are numbered by their begin in dimension 0.
 class Search {
  public:
   explicit Search(std::vector<std::vector<Interval>> dimensions)
@@ -55,16 +56,16 @@ class Search {
   [[nodiscard]] std::uint64_t steps() const { return steps_; }
 
  private:
-  // A box of `outer` and one of `inner` that begins within it in dimension d, where it begins within `range`, and that
-  // overlaps it in those before d. In those behind d all overlap.
+  // Finds a box of `outer` and one of `inner` that begins within it in dimension d, at a begin in `range`, and that
+  // overlaps it in the dimensions before d. In the dimensions after d all boxes overlap.
   std::optional<Pair> Find(const Ids& outer, const Ids& inner, Interval range, std::size_t d) {
     if (outer.empty() || inner.empty()) return {};
     if (d == 0) return Scan(outer, inner);
     if (std::min(outer.size(), inner.size()) <= kFew) return CompareAll(outer, inner, d);
     steps_ += outer.size() + inner.size();
     const std::vector<Interval>& intervals = dimensions_[d];
-    Ids across;  // They reach over the whole range.
-    Ids within;  // Over a part of it.
+    Ids across;  // Spans the whole range.
+    Ids within;  // Spans part of it.
     for (const std::uint32_t i : outer) {
       const auto [begin, end] = intervals[i];
       if (begin < range.begin && end >= range.end) {
@@ -121,7 +122,8 @@ class Search {
     return true;
   }
 
-  const std::vector<std::vector<Interval>> dimensions_;  // By dimension, by box.
+  // By dimension, then by box.
+  const std::vector<std::vector<Interval>> dimensions_;
   const std::uint32_t count_;
   std::uint64_t steps_ = 0;
 };
@@ -131,8 +133,8 @@ class Finder {
   explicit Finder(std::span<const SavedPiece> pieces)
       : pieces_(pieces), splits_left_(kSplits * pieces.size() * (pieces[0].box.begin.size() + 1)) {}
 
-  // Splits the boxes wherever a cut through the tensor goes through none of them, again and again: those of real
-  // checkpoints fall apart. What does not is searched.
+  // Splits the boxes recursively at cuts that go through none of them: boxes of real checkpoints fall apart. Searches
+  // those that do not.
   std::optional<Pair> Find(const Ids& ids) {
     if (ids.size() <= kFew) return CompareAll(ids);
     for (std::size_t d = 0; d < pieces_[0].box.begin.size() && splits_left_ >= ids.size(); ++d) {
@@ -150,13 +152,13 @@ class Finder {
   [[nodiscard]] std::uint64_t steps() const { return steps_; }
 
  private:
-  // How often a box may be among those that are split, in each dimension: a few levels are enough where halves fall
-  // apart, and hostile ones lose a box at a time.
+  // How often, on average, a box may take part in a split in each dimension. A few levels are enough if halves fall
+  // apart; hostile boxes split off one at a time.
   static constexpr std::uint64_t kSplits = 32;
 
   [[nodiscard]] std::vector<Ids> Split(const Ids& ids, std::size_t d) const {
     std::vector<Ids> groups;
-    std::int64_t reach = std::numeric_limits<std::int64_t>::min();  // How far those so far go.
+    std::int64_t reach = std::numeric_limits<std::int64_t>::min();  // The largest end so far.
     for (const auto& [begin, k] : SortedBegins(pieces_, ids, d)) {
       if (begin >= reach) groups.emplace_back();
       groups.back().push_back(ids[k]);
@@ -177,13 +179,13 @@ class Finder {
 
   std::optional<Pair> SearchAmong(const Ids& ids) {
     const std::uint64_t pairs = std::uint64_t{ids.size()} * (ids.size() - 1) / 2;
-    std::vector<Dimension> cut;  // Where all overlap nothing is to be found out.
+    std::vector<Dimension> cut;  // Dimensions in which all boxes overlap are useless.
     for (std::size_t d = 0; d < pieces_[0].box.begin.size(); ++d) {
       Dimension dimension = RankAlong(ids, d);
       if (dimension.overlaps < pairs) cut.push_back(std::move(dimension));
     }
     if (cut.empty()) return Pair(ids[0], ids[1]);
-    // The last one is looked at first: where fewest overlap, least is left for the others.
+    // The search begins with the last: it has the fewest overlaps and leaves the least for the others.
     std::sort(cut.begin(), cut.end(), [](const Dimension& a, const Dimension& b) { return a.overlaps > b.overlaps; });
     const Ids numbered = std::move(cut[0].order);
     std::vector<std::vector<Interval>> dimensions(cut.size());

@@ -10,9 +10,9 @@
 
 namespace cairn {
 
-/// Two pieces that share some elements, by index, the lower first. The boxes have elements, are of one tensor, and no
-/// two are the same. n pieces cut in d dimensions take n log^d n steps, whatever their boxes: headers may be hostile.
-/// `steps` (may be null) is told how many there were.
+/// Two pieces that share elements, by index, the lower first. All boxes are non-empty, of one tensor, and different.
+/// Takes n log^d n steps for n pieces cut in d dimensions, whatever the boxes: headers are untrusted. `steps` (may be
+/// null) receives their number.
 [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> FindOverlap(std::span<const SavedPiece> pieces,
                                                                              std::uint64_t* steps = nullptr);
 

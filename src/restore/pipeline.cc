@@ -11,7 +11,7 @@
 namespace cairn {
 namespace {
 
-// After a sticky device error no callback comes any more: while copies are outstanding the device is asked this often.
+// After a sticky device error no callback comes: while copies are in flight, the device is checked this often.
 constexpr std::chrono::seconds kHealthInterval{1};
 
 Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block) {
@@ -23,7 +23,7 @@ Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block) {
                begin + block.size(), file.header.data_begin + begin, expected, found);
 }
 
-// Data bytes [begin, end) of a shard to where the copy wants them; `data` holds those from `data_begin` on.
+// Copies data bytes [begin, end) of a shard to the copy's target; `data` points to the bytes from `data_begin` on.
 void CopyToMemory(const PlannedCopy& copy, std::uint64_t begin, std::uint64_t end, const std::byte* data,
                   std::uint64_t data_begin) {
   RowCursor cursor(copy, begin, end);
@@ -38,7 +38,7 @@ void CopyToMemory(const PlannedCopy& copy, std::uint64_t begin, std::uint64_t en
 void Pipeline::Inbox::Push(Message message) {
   MutexLock lock(mutex);
   messages.push_back(std::move(message));
-  // Under the lock, which is what keeps the queue alive for stragglers.
+  // Under the lock, which keeps the queue alive for late messages.
   if (queue != nullptr) queue->Wake();
 }
 
@@ -61,7 +61,7 @@ Pipeline::Pipeline(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, st
     bytes_total_ += read.end - read.begin;
     ++reads_left_[read.shard];
   }
-  // As many again as are being read may be in the workers' and the devices' hands.
+  // Workers and devices may hold as many chunks as are being read.
   const auto slots = std::min<std::size_t>(reads.size(), 2 * static_cast<std::size_t>(parts.queue_depth));
   for (std::size_t i = 0; i < slots; ++i) {
     slots_.push_back(std::make_unique<Slot>());
@@ -84,7 +84,7 @@ Status Pipeline::Run(std::span<const Stream> streams, const Progress& progress) 
       if (Status status = WaitForChunk(); !status.ok()) Fail(std::move(status));
       continue;
     }
-    // It fails in a forked child alone, and none restores.
+    // Fails only in a forked child, where no restore runs.
     const Deadline health = copying_ > 0 ? next_health_check_ : Deadline::Infinite();
     static_cast<void>(queue_->RunOnce(slow_at_.when() < health.when() ? slow_at_ : health));
     HandleMessages(progress);
@@ -105,12 +105,12 @@ void Pipeline::FillQueue() {
   }
 }
 
-// Only with nothing under way: whoever holds a chunk moves on without a second one, so nobody waits for each other.
+// Called only when nothing is in flight: no slot holds a chunk while it waits for another, so there is no deadlock.
 Status Pipeline::WaitForChunk() {
   Result<BufferPool::Chunk> chunk =
       parts_.pool->Acquire(BufferPool::Priority::kRestore, Deadline::In(parts_.memory_deadline));
   if (!chunk.ok()) {
-    return Error(chunk.status().code(), "restore: waited {} s while saves hold the pool: {}",
+    return Error(chunk.status().code(), "restore: waited {} s for a chunk while saves hold the pool: {}",
                  std::chrono::duration<double>(parts_.memory_deadline).count(), chunk.status().message());
   }
   idle_slots_.back()->chunk = *std::move(chunk);
@@ -153,7 +153,7 @@ const std::byte* Pipeline::DataOf(const Slot& slot) const {
   return slot.chunk.data() + (files_[read.shard].header.data_begin + read.begin - read.file_begin);
 }
 
-// On a worker. A block is copied only after it was verified, and while it is in the cache.
+// On a worker. Copies each block right after its verification, while it is in the cache.
 Status Pipeline::VerifyAndCopy(const Slot& slot) {
   const PlannedRead& read = *slot.read;
   const ShardFile& file = files_[read.shard];
@@ -168,7 +168,7 @@ Status Pipeline::VerifyAndCopy(const Slot& slot) {
     while (first < copies.size() && copies[first].end <= begin) ++first;
     for (std::size_t i = first; i < copies.size() && copies[i].begin < end; ++i) {
       const PlannedCopy& copy = copies[i];
-      // Done with an earlier block, and behind one that is not.
+      // Already done with an earlier block; `first` cannot pass an unfinished copy before it.
       if (copy.end <= begin || devices_.For(copy.device) != nullptr) continue;
       if (copy.shares_memory) {
         MutexLock lock(shared_memory_);
@@ -190,7 +190,7 @@ void Pipeline::CopyToDevices(Slot& slot) {
     bool shares_memory = false;
   };
   std::map<Device*, Batch> batches;
-  // Only read here: the devices take what a chunk holds from where it is.
+  // Devices only read from this memory.
   auto* const data = const_cast<std::byte*>(DataOf(slot));
   for (std::size_t i = read.first_copy; i < copies.size() && copies[i].begin < read.end; ++i) {
     const PlannedCopy& copy = copies[i];
@@ -227,7 +227,7 @@ void Pipeline::CopyToDevices(Slot& slot) {
 void Pipeline::Handle(const Message& message, const Progress& progress) {
   Slot& slot = *message.slot;
   if (message.copied) {
-    if (devices_lost_) return;  // A straggler: its slot was given up.
+    if (devices_lost_) return;  // Too late: its slot was given up.
     if (!message.status.ok()) Fail(message.status);
     if (--slot.copies > 0) return;
     --copying_;
@@ -238,7 +238,7 @@ void Pipeline::Handle(const Message& message, const Progress& progress) {
   if (!status_.ok()) return Finish(slot);
   bytes_done_ += slot.read->end - slot.read->begin;
   if (progress && !progress(bytes_done_, bytes_total_)) {
-    Fail(Error(StatusCode::kCancelled, "given up after {} of {} bytes", bytes_done_, bytes_total_));
+    Fail(Error(StatusCode::kCancelled, "cancelled after {} of {} bytes", bytes_done_, bytes_total_));
     return Finish(slot);
   }
   CopyToDevices(slot);
@@ -265,12 +265,12 @@ void Pipeline::CheckHealth() {
 
 void Pipeline::TellSlowReads() {
   if (!slow_at_.passed()) return;
-  slow_at_ = Deadline::Infinite();  // Until the disk has answered again.
+  slow_at_ = Deadline::Infinite();  // Until the disk responds again.
   const auto waits = std::find_if(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->read != nullptr; });
   if (!parts_.on_event || waits == slots_.end()) return;
   parts_.on_event({.severity = Severity::kWarning,
-                   .message = fmt::format("restore: {} reads, as of {}, wait for the disk for {} s or more", reading_,
-                                          files_[(*waits)->read->shard].name,
+                   .message = fmt::format("restore: {} reads, one of them of {}, have waited for the disk for {} s",
+                                          reading_, files_[(*waits)->read->shard].name,
                                           std::chrono::duration<double>(parts_.slow_after).count())});
 }
 

@@ -15,35 +15,37 @@
 
 namespace cairn {
 
-/// Reads -> verification -> targets, through the pool: queue_depth reads are under way at once while workers verify
-/// what has come in and copy each block, still warm, to CPU memory; what is for a device follows from its chunk.
+/// Reads -> verification -> targets, through the pool. queue_depth reads are in flight while workers verify what has
+/// arrived and copy each block to CPU memory while it is in the cache; devices then copy from the chunk.
 ///
-/// A file that is closed is opened for its first read, and where there are many closed behind its last.
+/// A closed file is opened for its first read, and, if there are many, closed after its last.
 ///
 /// For one thread, which also owns the queue; runs once.
 class Pipeline {
  public:
-  /// `copies` by shard, as PlanReads sorted them; `files`, `reads`, `copies` and `devices` outlive the pipeline.
+  /// `copies` by shard, as sorted by PlanReads. `files`, `reads`, `copies` and `devices` outlive the pipeline.
   Pipeline(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, std::span<ShardFile> files,
            std::span<const PlannedRead> reads, std::span<const std::vector<PlannedCopy>> copies, DeviceCopies& devices);
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  /// Blocks until every read has reached its targets, or until the first error and all that was under way with it.
+  /// Blocks until every read has reached its targets, or until the first error and the end of all work in flight.
   Status Run(std::span<const Stream> streams, const Progress& progress);
 
  private:
-  // A chunk and what is in it: reading -> working -> copying -> idle.
+  // A chunk and its state: reading -> working -> copying -> idle.
   struct Slot {
     BufferPool::Chunk chunk;
     const PlannedRead* read = nullptr;
-    int copies = 0;  // Batches of it that a device has under way.
+    // Device batches in flight.
+    int copies = 0;
   };
-  // What worker and device threads tell this one. They may outlive the pipeline after a sticky device error.
+  // Sent by worker and device threads. May arrive after the pipeline's end, after a sticky device error.
   struct Message {
     Slot* slot = nullptr;
-    bool copied = false;  // By a device; else verified, by a worker.
+    // By a device; otherwise verified by a worker.
+    bool copied = false;
     Status status;
   };
   struct Inbox {
@@ -75,25 +77,32 @@ class Pipeline {
   const std::span<const std::vector<PlannedCopy>> copies_;
   DeviceCopies& devices_;
   const std::shared_ptr<Inbox> inbox_;
-  Mutex shared_memory_;              // Held while a target is written that shares memory with another.
-  std::atomic<bool> failed_{false};  // Jobs that have not begun need not.
+  // Held while a target is written that shares memory with another.
+  Mutex shared_memory_;
+  // Jobs that have not begun are skipped.
+  std::atomic<bool> failed_{false};
 
-  // This thread's.
+  // For this thread.
   Status status_;
   std::size_t next_read_ = 0;
-  std::vector<std::uint32_t> reads_left_;  // Of each file.
-  ShardFile* opening_ = nullptr;           // The file that the newest read waits for.
+  // By file.
+  std::vector<std::uint32_t> reads_left_;
+  // The file that the newest read waits for.
+  ShardFile* opening_ = nullptr;
   int reading_ = 0;
   int working_ = 0;
-  int copying_ = 0;  // Slots, not batches.
+  // Slots, not batches.
+  int copying_ = 0;
   bool devices_lost_ = false;
   Deadline next_health_check_ = Deadline::Infinite();
-  Deadline slow_at_ = Deadline::Infinite();  // When the reads under way count as slow.
+  // When the reads in flight count as slow.
+  Deadline slow_at_ = Deadline::Infinite();
   std::uint64_t bytes_done_ = 0;
   std::uint64_t bytes_total_ = 0;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<Slot*> idle_slots_;
-  std::unique_ptr<IoQueue> queue_;  // Goes first: it waits for what the kernel does with the chunks.
+  // Destroyed first: it waits until the kernel has finished with the chunks.
+  std::unique_ptr<IoQueue> queue_;
 };
 
 }  // namespace cairn

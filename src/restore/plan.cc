@@ -11,8 +11,8 @@ struct Range {
   std::uint64_t end;
 };
 
-// Cuts needed data ranges (ascending, apart) at chunk size; the cuts are made in the file's offsets, where O_DIRECT's
-// alignment counts. With checksums both alignments fall together: the data begins at a kBlock.
+// Cuts data ranges (ascending, disjoint) at chunk size. Cuts are at file offsets, to which O_DIRECT's alignment
+// applies. With checksums both alignments coincide, because the data begins at a multiple of kBlock.
 std::vector<PlannedRead> CutRanges(std::uint32_t shard, const ShardHeader& header, const std::vector<Range>& ranges,
                                    std::uint64_t chunk_bytes) {
   std::vector<PlannedRead> reads;
@@ -32,7 +32,7 @@ std::vector<PlannedRead> CutRanges(std::uint32_t shard, const ShardHeader& heade
 }
 
 void SortByBegin(std::vector<PlannedCopy>& copies) {
-  // There may be a hundred thousand: what is moved about is as short as can be.
+  // There may be a hundred thousand, so sort small items.
   std::vector<std::pair<std::uint64_t, std::uint32_t>> order;
   order.reserve(copies.size());
   for (const PlannedCopy& copy : copies) order.emplace_back(copy.begin, static_cast<std::uint32_t>(order.size()));
@@ -44,8 +44,8 @@ void SortByBegin(std::vector<PlannedCopy>& copies) {
   copies = std::move(sorted);
 }
 
-// Cuts copies where a read ends. Where the bytes of some are those of others too, a long one would else be the first of
-// every read that it reaches into, and all short ones behind it be looked at for each of them.
+// Cuts copies at the ends of reads. When copies overlap, a long one would otherwise be the first of every read that it
+// overlaps, and all short ones after it would be visited for each of these reads.
 void CutAtReads(std::vector<PlannedCopy>& copies, const std::vector<PlannedRead>& reads) {
   std::vector<PlannedCopy> cut;
   cut.reserve(copies.size());
@@ -71,7 +71,7 @@ std::vector<PlannedRead> PlanReads(std::uint32_t shard, const ShardHeader& heade
   SortByBegin(copies);
   bool overlap = false;
   std::uint64_t reach = 0;
-  // Without checksums any bytes can be read alone, but a gap shorter than a block is cheaper to read than to leave out.
+  // Without checksums any bytes can be read alone, but reading a gap shorter than a block is cheaper than skipping it.
   const std::uint64_t unit = header.sums.empty() ? 1 : kChecksumBlock;
   const std::uint64_t skip = header.sums.empty() ? kChecksumBlock : 0;
   std::vector<Range> ranges;

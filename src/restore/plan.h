@@ -14,76 +14,82 @@
 
 namespace cairn {
 
-// What to read, as pure functions: saved shards' headers x wanted tensors -> copies -> reads.
+// What to read, as pure functions: headers of saved shards x wanted tensors -> copies -> reads.
 
-/// Whether `name` matches `pattern`: * stands for any text, ? for one character (a UTF-8 code point). A name matches
-/// itself, whatever it contains.
+/// Whether `name` matches `pattern`: * is any text, ? one character (a UTF-8 code point). A name always matches itself.
 [[nodiscard]] bool MatchesPattern(std::string_view pattern, std::string_view name);
 
-/// One shard as the plan sees it.
+/// One shard in the plan.
 struct SavedShard {
-  std::string file;  ///< For messages.
-  /// As DecodeShardHeader returns it. Null where it was not read: then nothing of the shard is found.
+  /// For messages.
+  std::string file;
+  /// From DecodeShardHeader. Null if not read: then the shard's tensors are not found.
   const ShardHeader* header = nullptr;
 };
 
-/// Data bytes [begin, end) of a shard, and the logical bytes of a target from `target_begin` on that they go to; or the
-/// rows among them (see RowCursor). A target may be put together by many of them, from several shards; no two write the
-/// same byte of it.
+/// Data bytes [begin, end) of a shard, or the rows among them (see RowCursor), and the target's logical bytes from
+/// `target_begin` on that receive them. A target may be filled by many copies from several shards; no two write the
+/// same byte.
 struct PlannedCopy {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   const StridedLayout* target = nullptr;
   std::uint64_t target_begin = 0;
   DeviceId device;
-  std::string_view name;  ///< For messages.
-  /// The target's memory is another target's too, perhaps: the two must not be written at the same time.
+  /// For messages.
+  std::string_view name;
+  /// The target may share memory with another: the two must not be written at the same time.
   bool shares_memory = false;
-  /// Not null: of [begin, end) only the rows of this shape, in bytes, of which the first one begins at begin - skip and
+  /// Not null: only the rows of this shape (in bytes) within [begin, end). The first row begins at begin - skip and
   /// goes to target_begin. Gaps between rows are shorter than kChecksumBlock.
   const RowShape* rows = nullptr;
   std::uint64_t skip = 0;
 };
 
-/// What a state wants of the shards.
+/// What a state needs from the shards.
 struct MatchedTensors {
-  std::vector<std::vector<PlannedCopy>> copies;  ///< By shard; layouts point into the table.
-  std::deque<RowShape> shapes;                   ///< What copies' rows point to.
-  std::vector<std::string> missing;              ///< Wanted and not saved; only with allow_missing.
-  std::uint64_t tensors = 0;                     ///< Targets that will be written; tied ones count once.
-  std::uint64_t bytes = 0;                       ///< Theirs.
+  /// By shard; layouts point into the table.
+  std::vector<std::vector<PlannedCopy>> copies;
+  /// The copies' rows point here.
+  std::deque<RowShape> shapes;
+  /// Wanted but not saved; only with allow_missing.
+  std::vector<std::string> missing;
+  /// Targets to write, and their bytes; tied ones count once.
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;
 };
 
-/// Finds each wanted tensor (options.names of the table) in the shards, through aliases too.
+/// Finds each wanted tensor (options.names of the table) in the shards, also through aliases.
 ///
-/// First by the same name, dtype, shape and part. Of several shards that hold it, this rank's own comes first, then the
-/// lowest. Otherwise a part, and a whole tensor of a name that was not saved whole, is put together from the saved
-/// pieces of its logical tensor, in however many shards and however that was cut: every part of that logical name, and
-/// every whole tensor of that name. Of pieces with the same place and shape one is taken, chosen as above. The name
-/// under which a part is wanted does not matter then.
+/// First by the same name, dtype, shape and part. If several shards hold it, this rank's own is preferred, then the
+/// lowest. Otherwise a part, or a whole tensor that was not saved whole, is assembled from the saved pieces of its
+/// logical tensor, in any number of shards and however it was cut: every part of that logical name, and every whole
+/// tensor of that name. Of pieces with the same position and shape one is taken, preferred as above. The name of a
+/// wanted part does not matter then.
 ///
-/// InvalidArgument names each mismatch with what was expected and found (the first few, and how many more): a piece
-/// whose dtype or global shape is not the wanted one; pieces that overlap without being the same; a region that they do
-/// not cover, with allow_missing too; a pattern that matches nothing; names tied in the table that were saved as
-/// different tensors.
+/// InvalidArgument lists the mismatches with expected and found values (the first few, and how many more): a piece with
+/// another dtype or global shape; pieces that overlap without being equal; a region that no piece covers, even with
+/// allow_missing; a pattern that matches nothing; names tied in the table but saved as different tensors.
 [[nodiscard]] Result<MatchedTensors> MatchTensors(std::span<const SavedShard> shards, std::uint64_t rank,
                                                   const TensorTable& table, const RestoreOptions& options);
 
-/// One read: data bytes [begin, end) of a shard, at most as many as a chunk holds once widened to whole kBlocks of the
-/// file. Where the shard has checksums, begin is a multiple of kChecksumBlock, and so is end but for the data's end.
-/// The copies from the first on that begin before its end all reach into it.
+/// One read: data bytes [begin, end) of a shard; widened to whole kBlocks of the file they fit in a chunk. If the shard
+/// has checksums, begin is a multiple of kChecksumBlock, and so is end, except at the data's end. Of the copies from
+/// the first on, all that begin before its end overlap it.
 struct PlannedRead {
   std::uint32_t shard = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  std::uint32_t first_copy = 0;  ///< The first of the shard's copies that reaches into it.
-  std::uint64_t file_begin = 0;  ///< What to read of the file, a multiple of kBlock: holds [begin, end).
-  std::uint64_t file_bytes = 0;  ///< Multiple of kBlock; may reach beyond the file's end.
+  /// The first of the shard's copies that overlaps it.
+  std::uint32_t first_copy = 0;
+  /// The range of the file to read, multiples of kBlock: holds [begin, end) and may reach beyond the file's end.
+  std::uint64_t file_begin = 0;
+  std::uint64_t file_bytes = 0;
   friend bool operator==(const PlannedRead&, const PlannedRead&) = default;
 };
 
-/// Cuts what the copies need into reads, in the order of the file; sorts `copies` by begin, and cuts them at the reads'
-/// ends where they overlap. `chunk_bytes` is a multiple of kChecksumBlock.
+/// Divides what the copies need into reads, in file order. Sorts `copies` by begin, and splits overlapping ones at the
+/// ends of reads. `chunk_bytes` is a multiple of kChecksumBlock.
 [[nodiscard]] std::vector<PlannedRead> PlanReads(std::uint32_t shard, const ShardHeader& header,
                                                  std::vector<PlannedCopy>& copies, std::uint64_t chunk_bytes);
 /// The same for every data byte of the shard.

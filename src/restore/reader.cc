@@ -20,8 +20,8 @@
 namespace cairn {
 namespace {
 
-// How often a choice is made anew because what was chosen was removed or replaced before it could be locked: first at
-// once, then after pauses, for whoever replaces it holds it locked through a few fsyncs.
+// How often to choose again because the choice was removed or replaced before it could be locked: first at once, then
+// after pauses, because a replacement keeps the lock for a few fsyncs.
 constexpr int kMaxChoices = 100;
 constexpr int kChoicesAtOnce = 10;
 constexpr std::chrono::milliseconds kChoicePause{50};
@@ -34,11 +34,11 @@ bool KnownDamaged(const Which& which, const StoredCheckpoint& checkpoint) {
          std::find(damaged.begin(), damaged.end(), checkpoint.info.attempt) != damaged.end();
 }
 
-// The first candidate that is not damaged, as `use` finds out; anything but Corrupt ends the search.
+// Uses the first candidate that `use` does not find damaged. Any error but Corrupt ends the search.
 Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoint>& candidates, const Which& which,
                     bool fall_back, std::vector<std::string>& passed_over, const Use& use) {
   Status first =
-      Error(StatusCode::kCorrupt, "{}: known to be damaged, and there is no older one", candidates.front().info.path);
+      Error(StatusCode::kCorrupt, "{}: known to be damaged, and no older one exists", candidates.front().info.path);
   for (const StoredCheckpoint& candidate : candidates) {
     const bool known = KnownDamaged(which, candidate);
     const Status status = known ? first : use(candidate);
@@ -51,8 +51,8 @@ Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoin
   return first;
 }
 
-// Calls `use` for the checkpoint that `which` means until it answers other than NotFound, by which it says that the
-// checkpoint is gone: the newest is another by then. NotFound only where there is none to choose.
+// Calls `use` for the checkpoint that `which` selects. If it returns NotFound, the checkpoint is gone: chooses again.
+// Returns NotFound only if there is none to choose.
 Status UseChosen(const RestoreParts& parts, const std::string& root, const Which& which, bool fall_back,
                  std::vector<std::string>& passed_over, const Use& use) {
   Status status;
@@ -65,7 +65,7 @@ Status UseChosen(const RestoreParts& parts, const std::string& root, const Which
   }
 }
 
-// Some shards at a time, so that neither all headers nor all files are held at once.
+// A few shards at a time, to limit headers in memory and open files.
 Status VerifyShards(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, const StoredCheckpoint& checkpoint,
                     std::span<const std::uint32_t> shards, OpenedCheckpoint& opened, const Progress& progress) {
   CAIRN_RETURN_IF_ERROR(ReadHeaders(*queue, checkpoint, shards, opened.files));
@@ -144,7 +144,7 @@ Status VerifyCheckpoint(const RestoreParts& parts, const StoredCheckpoint& check
     if (shards.size() < kHeaderReads && s + 1 < opened.files.size()) continue;
     std::uint64_t bytes = 0;
     for (const std::uint32_t one : shards) bytes += checkpoint.manifest.shards[one].length;
-    // The headers of these are read by the first call.
+    // The first call has read these shards' headers.
     const auto tell = [&](std::uint64_t of_data, std::uint64_t data) {
       return !progress || progress(done + (bytes - data) + of_data, total);
     };
@@ -156,7 +156,7 @@ Status VerifyCheckpoint(const RestoreParts& parts, const StoredCheckpoint& check
     done += bytes;
     shards.clear();
     const bool goes_on = status.ok() && (!progress || progress(done, total));
-    if (!goes_on) return Error(StatusCode::kCancelled, "verifying {} was given up", checkpoint.info.path);
+    if (!goes_on) return Error(StatusCode::kCancelled, "verifying {} was cancelled", checkpoint.info.path);
   }
   return Status::Ok();
 }
@@ -187,7 +187,8 @@ Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const Sto
 Status PauseBeforeChoice(int times, const Status& gone) {
   if (times == kMaxChoices) {
     return Error(StatusCode::kFailedPrecondition,
-                 "chosen {} times, and removed or replaced each time, or about to be: {}", times, gone.message());
+                 "chosen {} times, but each time it was gone or about to be removed or replaced: {}", times,
+                 gone.message());
   }
   if (times >= kChoicesAtOnce) std::this_thread::sleep_for(kChoicePause);
   return Status::Ok();

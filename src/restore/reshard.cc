@@ -18,7 +18,7 @@ bool Share(const Box& a, const Box& b) {
   return true;
 }
 
-// In how many places along a dimension pieces begin.
+// The number of different begins along a dimension.
 std::size_t CountCuts(const std::vector<SavedPiece>& pieces, std::size_t d) {
   std::vector<std::int64_t> begins;
   begins.reserve(pieces.size());
@@ -74,7 +74,7 @@ SharedRows FindSharedRows(const Box& from, const Box& to) {
     const std::uint64_t count = Extent(shared, d);
     rows.from += step.from * static_cast<std::uint64_t>(shared.begin[d] - from.begin[d]);
     rows.to += step.to * static_cast<std::uint64_t>(shared.begin[d] - to.begin[d]);
-    // What goes on without a gap is part of the row, or of the level within.
+    // A contiguous continuation extends the row or the inner level.
     if (levels.empty() && step.from == rows.shape.size && step.to == rows.shape.size) {
       rows.shape.size *= count;
     } else if (!levels.empty() && step.from == levels.back().count * levels.back().from &&
@@ -120,7 +120,7 @@ PieceSet::PieceSet(std::vector<SavedPiece> pieces) : pieces_(std::move(pieces)) 
 std::vector<const SavedPiece*> PieceSet::Touching(const Box& box) const {
   std::vector<const SavedPiece*> touching;
   if (box.empty()) return touching;
-  if (reach_.empty()) {  // No dimensions: at most one piece, the whole.
+  if (reach_.empty()) {  // A scalar: at most one piece.
     for (const SavedPiece& piece : pieces_) touching.push_back(&piece);
     return touching;
   }

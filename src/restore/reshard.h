@@ -12,41 +12,45 @@
 
 namespace cairn {
 
-// Wholes from parts that were cut in another way, as pure functions: boxes of elements -> contiguous runs.
+// Assembling tensors from parts that were cut differently, as pure functions: boxes of elements -> contiguous runs.
 
 /// Elements [begin, end) of a logical tensor, in each dimension.
 struct Box {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
   [[nodiscard]] bool empty() const;
-  /// How many there are. Of a tensor that its table or header accepted: below 2^62.
+  /// Below 2^62 for a tensor that its table or header accepted.
   [[nodiscard]] std::uint64_t elements() const;
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// Where a tensor of that shape sits in its whole; without a part it is the whole.
+/// The position of a tensor of that shape in its logical tensor; without a part it is the whole.
 [[nodiscard]] Box BoxOf(const std::vector<std::int64_t>& shape, const std::optional<TensorPart>& part);
-/// What two boxes of one tensor share; empty where that is nothing.
+/// The elements in both boxes of one tensor; may be empty.
 [[nodiscard]] Box Intersect(const Box& a, const Box& b);
 
-/// Rows of elements (or of bytes) that lie back to back on two sides; the rows are repeated along each level, as a cut
-/// through inner dimensions leaves them.
+/// Rows of elements (or bytes) that are contiguous on both sides, repeated along each level, as cuts through inner
+/// dimensions leave them.
 struct RowShape {
   struct Level {
     std::uint64_t count = 0;
-    std::uint64_t from = 0;  ///< From one to the next on the one side; beyond all that the levels within reach over.
-    std::uint64_t to = 0;    ///< The same on the other side.
+    /// Distance between repetitions on the source side; more than the inner levels span.
+    std::uint64_t from = 0;
+    /// The same on the target side.
+    std::uint64_t to = 0;
     friend bool operator==(const Level&, const Level&) = default;
   };
-  std::uint64_t size = 0;     ///< Of a row.
-  std::vector<Level> levels;  ///< Outermost first.
+  /// Of one row.
+  std::uint64_t size = 0;
+  /// Outermost first.
+  std::vector<Level> levels;
 
-  /// From the first row's begin to the last one's end, on the side of `from`, along the levels from that one on.
+  /// From the begin of the first row to the end of the last, on the source side, for the levels from `level` on.
   [[nodiscard]] std::uint64_t Reach(std::size_t level = 0) const;
   friend bool operator==(const RowShape&, const RowShape&) = default;
 };
-/// The elements that two boxes of one tensor share, each stored in row-major order: rows as long as they go, from
-/// element `from` of the one and from element `to` of the other on. Of size 0 where they share none.
+/// The elements in both of two row-major boxes of one tensor, as rows of maximal length: from element `from` of the one
+/// and element `to` of the other on. Of size 0 if there are none.
 struct SharedRows {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
@@ -54,29 +58,31 @@ struct SharedRows {
 };
 [[nodiscard]] SharedRows FindSharedRows(const Box& from, const Box& to);
 
-/// A saved tensor as a piece of a logical one.
+/// A saved tensor as a piece of a logical tensor.
 struct SavedPiece {
   Box box;
   std::uint32_t shard = 0;
   const ShardTensor* tensor = nullptr;
 };
 
-/// The pieces of one logical tensor, none twice, none overlapping another. Finds those that a box needs without a walk
-/// over all of them.
+/// The pieces of one logical tensor, without replicas or overlaps. Finds the pieces for a box without visiting all.
 class PieceSet {
  public:
-  /// Takes all saved pieces; of those with the same box (replicas) it keeps the first. Pieces without elements go.
+  /// Takes all saved pieces. Of those with the same box (replicas) it keeps the first; it drops pieces without
+  /// elements.
   explicit PieceSet(std::vector<SavedPiece> pieces);
 
-  /// Two pieces that share some elements and are no replicas; where there are any, nothing else here means anything.
+  /// Two pieces that overlap and are not replicas. If there are any, nothing else here is meaningful.
   [[nodiscard]] const std::optional<std::pair<SavedPiece, SavedPiece>>& overlap() const { return overlap_; }
   /// The pieces that share elements with the box.
   [[nodiscard]] std::vector<const SavedPiece*> Touching(const Box& box) const;
 
  private:
-  std::vector<SavedPiece> pieces_;   // By where they begin in dimension along_.
-  std::size_t along_ = 0;            // The dimension with the most cuts.
-  std::vector<std::int64_t> reach_;  // How far the pieces up to each one go in that dimension.
+  // Sorted by their begin in dimension along_, which has the most cuts.
+  std::vector<SavedPiece> pieces_;
+  std::size_t along_ = 0;
+  // The largest end in that dimension of the pieces up to each one.
+  std::vector<std::int64_t> reach_;
   std::optional<std::pair<SavedPiece, SavedPiece>> overlap_;
 };
 

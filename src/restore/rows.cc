@@ -15,7 +15,7 @@ RowCursor::RowCursor(const PlannedCopy& copy, std::uint64_t begin, std::uint64_t
     to_ += i * level.to;
     skip_ -= i * level.from;
   }
-  if (skip_ >= copy.rows->size) Advance(1);  // In the gap behind the row.
+  if (skip_ >= copy.rows->size) Advance(1);  // It begins in the gap after the row.
 }
 
 std::optional<PlannedRows> RowCursor::Next() {
@@ -41,7 +41,7 @@ std::optional<PlannedRows> RowCursor::Next() {
   return rows;
 }
 
-// To the row so many further along the innermost level, which has them.
+// Moves forward by so many rows of the innermost level, which must have them.
 void RowCursor::Advance(std::uint64_t rows) {
   skip_ = 0;
   const std::vector<RowShape::Level>& levels = copy_.rows->levels;

@@ -10,7 +10,7 @@ namespace cairn {
 
 bool MatchesPattern(std::string_view pattern, std::string_view name) {
   if (pattern == name) return true;
-  // Greedy with one point of return: the last * seen, and how much of the name it has swallowed.
+  // Greedy, with one backtracking point: the last *, and how much of the name it has matched.
   std::size_t p = 0;
   std::size_t n = 0;
   std::size_t star = std::string_view::npos;
@@ -42,7 +42,7 @@ Result<std::vector<std::uint32_t>> SelectEntries(const TensorTable& table, const
   Mismatches mismatches;
   for (const std::string& pattern : names) {
     if (!IsUtf8(pattern)) {
-      mismatches.Add("the pattern {:?} is no UTF-8 text", std::string_view(pattern));
+      mismatches.Add("the pattern {:?} is not valid UTF-8", std::string_view(pattern));
       continue;
     }
     bool matched = false;

@@ -9,8 +9,8 @@
 
 namespace cairn {
 
-/// Indices of the table's wanted entries, ascending: those that a name or pattern of `names` matches, all where there
-/// is none. InvalidArgument for one that matches nothing, or is no text.
+/// Indices of the table's entries that match a name or pattern of `names`, ascending; all if `names` is empty.
+/// InvalidArgument for a pattern that matches nothing or is not valid UTF-8.
 [[nodiscard]] Result<std::vector<std::uint32_t>> SelectEntries(const TensorTable& table,
                                                                const std::vector<std::string>& names);
 

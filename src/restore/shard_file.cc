@@ -20,17 +20,17 @@ using AlignedBytes = std::shared_ptr<std::byte[]>;
 
 Result<AlignedBytes> AllocateAligned(std::uint64_t bytes, const std::string& what) {
   AlignedBytes memory(static_cast<std::byte*>(std::aligned_alloc(kBlock, AlignUp(bytes, kBlock))), std::free);
-  if (memory == nullptr) return Error(StatusCode::kResourceExhausted, "no {} bytes for the header of {}", bytes, what);
+  if (memory == nullptr) return Error(StatusCode::kResourceExhausted, "{}: no {} bytes for its header", what, bytes);
   return memory;
 }
 
-/// The raw operation: some errors mean damage, some another way of opening or reading.
+/// The raw operation, because its caller handles some errors itself.
 IoOperation ReadSome(const ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length) {
   return IoOperation({.op = IoOp::kRead, .fd = file.fd.get(), .buffer = buffer, .length = length, .offset = offset},
                      file.name);
 }
 
-// A filesystem that takes the flag at the open and refuses the reads.
+// For a filesystem that accepts O_DIRECT at open but rejects the reads.
 bool GoBuffered(ShardFile& file) {
   const int flags = ::fcntl(file.fd.get(), F_GETFL);
   if (flags < 0 || ::fcntl(file.fd.get(), F_SETFL, flags & ~O_DIRECT) != 0) return false;
@@ -38,7 +38,7 @@ bool GoBuffered(ShardFile& file) {
   return true;
 }
 
-// Takes over a descriptor: regular files only, and reads of it may block again (io_uring answers EAGAIN otherwise).
+// Accepts only a regular file, and clears O_NONBLOCK (with it io_uring returns EAGAIN).
 Status Adopt(ShardFile& file) {
   struct stat facts {};
   if (::fstat(file.fd.get(), &facts) != 0) return ReadErrnoStatus(errno, "fstat of " + file.name);
@@ -53,7 +53,7 @@ Status Adopt(ShardFile& file) {
   const bool again = file.inode != 0;
   const auto length = static_cast<std::uint64_t>(facts.st_size);
   if (again && (file.device != facts.st_dev || file.inode != facts.st_ino || file.length != length)) {
-    return Error(StatusCode::kCorrupt, "{}: it was replaced while it was read", file.name);
+    return Error(StatusCode::kCorrupt, "{}: replaced while it was being read", file.name);
   }
   file.device = facts.st_dev;
   file.inode = facts.st_ino;
@@ -61,7 +61,7 @@ Status Adopt(ShardFile& file) {
   return Status::Ok();
 }
 
-// O_NONBLOCK: a FIFO in a shard's place must not hold the reader up.
+// O_NONBLOCK, so that a FIFO in a shard's place does not block.
 IoTask<IoResult> OpenDescriptor(ShardFile& file, int flags) {
   const PathAt path(file.name);
   const int wanted = O_RDONLY | O_NONBLOCK | flags;
@@ -72,7 +72,7 @@ IoTask<IoResult> OpenDescriptor(ShardFile& file, int flags) {
   co_return co_await io::Open(path, wanted, file.fd);
 }
 
-// `digest` where a manifest says what the header's is.
+// `digest` is the manifest's, or null.
 IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
   Result<AlignedBytes> block = AllocateAligned(kBlock, file.name);
   CAIRN_CO_RETURN_IF_ERROR(block.status());
@@ -92,8 +92,8 @@ IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
   if (digest != nullptr) {
     const std::uint32_t found = Crc32c(header);
     if (found != *digest) {
-      co_return Error(StatusCode::kCorrupt, "{}: its header's digest: expected {:08x}, found {:08x}", file.name,
-                      *digest, found);
+      co_return Error(StatusCode::kCorrupt, "{}: header digest: expected {:08x}, found {:08x}", file.name, *digest,
+                      found);
     }
   }
   Result<ShardHeader> decoded = DecodeShardHeader(header, file.length, file.name);
@@ -112,8 +112,8 @@ Status CheckPlace(const Manifest& manifest, const ManifestShard& shard, const Sh
                  header.attempt);
   }
   if (header.shard >= manifest.world) {
-    return Error(StatusCode::kCorrupt, "{}: expected a rank below its world of {}, found {}", file.name, manifest.world,
-                 header.shard);
+    return Error(StatusCode::kCorrupt, "{}: expected a rank below the world size {}, found {}", file.name,
+                 manifest.world, header.shard);
   }
   return Status::Ok();
 }
@@ -134,7 +134,7 @@ void Forget(ShardFile& file) {
 }
 
 IoTask<Status> ReadAt(ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length) {
-  // Until the file's end, where that comes first.
+  // Less at the file's end.
   const std::uint64_t expected = std::min(length, file.length - std::min(file.length, offset));
   std::uint64_t filled = 0;
   int retries = 0;
@@ -149,7 +149,7 @@ IoTask<Status> ReadAt(ShardFile& file, std::byte* buffer, std::uint64_t offset, 
     retries = 0;
     const std::uint64_t end = filled + static_cast<std::uint64_t>(read.value);
     if (end >= expected) co_return Status::Ok();
-    // O_DIRECT goes on at a whole block only; one that comes back short of a block is the file's end.
+    // O_DIRECT can continue only at a whole block; a read that ends within a block is the file's end.
     const std::uint64_t resume = file.direct ? AlignDown(end, kBlock) : end;
     if (resume <= filled) {
       co_return Error(StatusCode::kCorrupt, "{} is truncated: expected {} bytes, found the end at {}", file.name,

@@ -11,22 +11,20 @@
 
 namespace cairn {
 
-/// Of more shards than these each file is open only while something is read from it.
+/// With more shards than this, each file is open only while it is read.
 inline constexpr std::size_t kOpenFiles = 16;
 
-/// A safetensors file to read; it may be closed between reads. Only ever a regular file, and each time the same one.
+/// A safetensors file to read, which may be closed between reads. Always a regular file, and always the same one.
 struct ShardFile {
-  /// Its path.
   std::string name;
-  /// Where it is open.
   UniqueFd fd;
   /// Reads bypass the page cache.
   bool direct = false;
   /// Its header was read and checked.
   bool has_header = false;
-  /// As the manifest has it, until it was opened; then the file's.
+  /// The manifest's length until it is opened; then the file's.
   std::uint64_t length = 0;
-  /// Which file it is; 0 until it was opened.
+  /// Identify the file; 0 until it is opened.
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
   ShardHeader header;
@@ -35,22 +33,22 @@ struct ShardFile {
 /// Closes it and drops its header.
 void Forget(ShardFile& file);
 
-/// Opens the file where it is closed. Corrupt where it is missing, no regular file, or no longer the same one.
+/// Opens the file if it is closed. Corrupt if it is missing, not a regular file, or no longer the same one.
 IoTask<Status> OpenShardFile(ShardFile& file);
 
-/// Opens a shard of the checkpoint and reads its header. Corrupt where the file is missing, no regular file, not of the
-/// manifest's length, its header not of the manifest's digest, or the header does not belong to this step, attempt and
-/// place. All arguments outlive the task.
+/// Opens a shard of the checkpoint and reads its header. Corrupt if the file is missing, is not a regular file, or has
+/// another length or header digest than in the manifest, or if the header belongs to another step, attempt or shard.
+/// All arguments outlive the task.
 IoTask<Status> ReadShardHeader(const StoredCheckpoint& checkpoint, const ManifestShard& shard, ShardFile& file);
 
-/// Opens one safetensors file, a plain one or a shard on its own. NotFound where there is none. Blocking; the queue is
-/// the caller's alone.
+/// Opens one safetensors file: a plain one, or a single shard. NotFound if there is none. Blocking; needs exclusive use
+/// of the queue.
 [[nodiscard]] Result<ShardFile> OpenTensorFile(IoQueue& queue, const std::string& path);
 
 /// Reads file bytes [offset, offset + length) of an open file into `buffer`; for O_DIRECT all three are multiples of
-/// kBlock. A range that reaches beyond the file's end is filled up to it. Corrupt where the file ends before its
-/// length, or the medium fails (see ReadErrnoStatus). Short reads, EINTR and EAGAIN are tried again; where O_DIRECT is
-/// refused the file goes on buffered. `file` and `buffer` live until the end.
+/// kBlock. A range that reaches beyond the file's end is filled up to it. Corrupt if the file is truncated or the
+/// medium fails (see ReadErrnoStatus). Short reads, EINTR and EAGAIN are retried; if O_DIRECT is rejected, reads are
+/// buffered. `file` and `buffer` outlive the task.
 IoTask<Status> ReadAt(ShardFile& file, std::byte* buffer, std::uint64_t offset, std::uint64_t length);
 
 }  // namespace cairn

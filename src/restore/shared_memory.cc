@@ -34,12 +34,12 @@ void MarkSharedMemory(std::vector<std::vector<PlannedCopy>>& copies) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.device, a.begin, a.target) < std::tie(b.device, b.begin, b.target);
   });
-  // Several shards may have copies of one target.
+  // Copies of one target may be in several shards.
   extents.erase(std::unique(extents.begin(), extents.end(),
                             [](const Extent& a, const Extent& b) { return a.target == b.target; }),
                 extents.end());
   std::unordered_set<const StridedLayout*> shared;
-  const Extent* reach = nullptr;  // Of those so far on this device, the one that ends last.
+  const Extent* reach = nullptr;  // The one with the largest end so far on this device.
   for (const Extent& extent : extents) {
     if (reach != nullptr && reach->device == extent.device && extent.begin < reach->end) {
       shared.insert(reach->target);

@@ -6,8 +6,8 @@
 
 namespace cairn {
 
-/// Marks the copies whose targets' memory may overlap another's: views of one buffer that are not the very same tensor.
-/// The copies of one target write different elements of it.
+/// Marks the copies whose targets may overlap another target in memory, such as views of one buffer. Copies of the same
+/// target write different elements and need no mark.
 void MarkSharedMemory(std::vector<std::vector<PlannedCopy>>& copies);
 
 }  // namespace cairn

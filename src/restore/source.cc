@@ -99,7 +99,7 @@ Result<std::vector<const StoredTensor*>> TensorSource::Find(const RestoreParts& 
   for (const TensorPlace& place : places) {
     const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), place, before);
     if (at == tensors_.end() || at->info.name != place.name || at->shard != place.file) {
-      return Error(StatusCode::kInternal, "{}: \"{}\" is no longer in it", names_[place.file], place.name);
+      return Error(StatusCode::kInternal, "{}: \"{}\" is no longer in this file", names_[place.file], place.name);
     }
     found.push_back(&*at);
   }

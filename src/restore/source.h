@@ -14,42 +14,43 @@
 
 namespace cairn {
 
-/// A tensor of some shard, as its header has it.
+/// A tensor of some shard, from its header.
 struct StoredTensor {
   TensorInfo info;
-  std::uint32_t shard = 0;  ///< Index of the file.
-  std::uint64_t begin = 0;  ///< Its first data byte.
+  /// Index of the file.
+  std::uint32_t shard = 0;
+  /// Its first data byte.
+  std::uint64_t begin = 0;
 };
-/// Where a tensor of some name is: the index of its file.
+/// A tensor's name and the index of its file.
 struct TensorPlace {
   std::string name;
   std::uint32_t file = 0;
   friend auto operator<=>(const TensorPlace& a, const TensorPlace& b) = default;
 };
-/// All tensors of the files whose headers were read, tied names too, by name and then by file. `names[i]` stands for
-/// files[i].
+/// All tensors of the files whose headers were read, also tied names, by name and then by file. `names[i]` is the name
+/// of files[i].
 [[nodiscard]] std::vector<StoredTensor> ListTensors(std::span<const ShardFile> files,
                                                     std::span<const std::string> names);
 
-/// The tensors of a checkpoint, or of one safetensors file, to be read piece by piece: for tools that see more tensors
-/// than memory holds. For one thread.
+/// The tensors of a checkpoint or of one safetensors file, read piece by piece: for tools whose tensors may not fit in
+/// memory. For one thread.
 class TensorSource {
  public:
-  /// Keeps the checkpoint from removal while it lives. Selects none of its shards. Errors as for LockCheckpoint.
+  /// Protects the checkpoint from removal while it lives. Selects no shards. Errors as for LockCheckpoint.
   [[nodiscard]] static Result<TensorSource> OpenCheckpoint(const StoredCheckpoint& checkpoint);
-  /// One file, selected: a plain safetensors file of anybody's, or a shard on its own (then its checksums are checked).
+  /// One selected file: any plain safetensors file, or a single shard (then its checksums are verified).
   [[nodiscard]] static Result<TensorSource> OpenFile(const RestoreParts& parts, const std::string& path);
 
-  /// How many files it has.
+  /// The number of files.
   [[nodiscard]] std::uint32_t files() const { return static_cast<std::uint32_t>(files_.size()); }
   [[nodiscard]] const std::string& file_name(std::uint32_t file) const { return names_[file]; }
-  /// The length of one of them.
   [[nodiscard]] std::uint64_t file_bytes(std::uint32_t file) const { return files_[file].length; }
-  /// Reads the headers of these files, several at once, and forgets those of all others. Errors as for ReadHeaders.
+  /// Reads the headers of these files, several at once, and drops all others. Errors as for ReadHeaders.
   Status Select(const RestoreParts& parts, std::span<const std::uint32_t> files);
-  /// The same for files [first, end), as far as there are any.
+  /// The same for files [first, end), if they exist.
   Status SelectRange(const RestoreParts& parts, std::uint32_t first, std::uint32_t end);
-  /// Selects the files of these tensors, which were seen there before, and returns the tensors, in their order.
+  /// Selects the files of these tensors, which an earlier listing has found there, and returns the tensors in order.
   [[nodiscard]] Result<std::vector<const StoredTensor*>> Find(const RestoreParts& parts,
                                                               std::span<const TensorPlace> places);
 
@@ -57,20 +58,20 @@ class TensorSource {
   [[nodiscard]] const std::vector<StoredTensor>& tensors() const { return tensors_; }
   /// Of a selected file.
   [[nodiscard]] const ShardHeader& header(std::uint32_t file) const { return files_[file].header; }
-  /// Null for a file on its own.
+  /// Null for a single file.
   [[nodiscard]] const StoredCheckpoint* checkpoint() const { return checkpoint_ ? &*checkpoint_ : nullptr; }
   /// The file's foreign __metadata__; empty for a checkpoint.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-  /// Bytes [begin, end) of a tensor, and where they go: `to` has room for them all. Two pieces have the same bytes of a
-  /// tensor, or none in common.
+  /// Bytes [begin, end) of a tensor and their target, which has room for them. Two pieces hold the same bytes of a
+  /// tensor or have none in common.
   struct Piece {
     const StoredTensor* tensor = nullptr;
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
     std::byte* to = nullptr;
   };
-  /// Reads pieces of selected files, and verifies; the memory of different pieces is apart. Errors as for
+  /// Reads and verifies pieces of selected files. Targets of different pieces do not overlap. Errors as for
   /// RestoreCheckpoint.
   Status Read(const RestoreParts& parts, std::span<const Piece> pieces);
 

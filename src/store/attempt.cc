@@ -1,62 +1,61 @@
-// The commit protocol. What stands in front of a number happens before what stands behind it, on every rank.
+// The commit protocol. On every rank, each numbered step completes before the next begins.
 //
-// 0. Open (root.cc): make the root, fsync its parent; hold a descriptor of the directory, to which everything below is
-//    relative, so that whoever moves it moves the writer with it; take the writer's lock, an open-file-description lock
-//    on `.lock`; name this writer in `.writer`, which a rename replaces; rename every attempt that is there away; give
-//    each `.replaced-N-*` the name step-N back, where nothing has that, and retire the others; fsync the root, so that
-//    every rename a crash left half done is on the disk, or is not there, before anything is removed or listed. Only
-//    then is it listed. The renames are the fence: a late commit of the writer before finds its attempt
-//    gone, or came before the list. Before its rename each commit, and before and behind its own each retirement, asks
-//    whether `.writer` and `.lock` are still this writer's; where they are not, it fails, and nothing is removed any
-//    more. Then the coordinator alone sweeps, beside the start of training: it names no attempt that it may commit
+// 0. Open (root.cc). Create the root and fsync its parent. Hold a descriptor of the directory: everything below is
+//    relative to it, so that moving the directory moves the writer with it. Take the writer's lock, an
+//    open-file-description lock on `.lock`. Name this writer in `.writer`, which a rename replaces. Rename every
+//    existing attempt away. Rename each `.replaced-N-*` back to step-N if there is no step-N, and retire the others.
+//    Fsync the root, so that every rename that a crash left half done is either on the disk or undone before anything
+//    is removed or listed. Only then list it. The renames are the fence: a late commit of an earlier writer either
+//    finds its attempt gone or came before the list. Each commit checks before its rename, and each retirement before
+//    and after its rename, that `.writer` and `.lock` are still this writer's. If they are not, it fails, and nothing
+//    is removed any more. Then only the coordinator sweeps, while training starts: it names no attempt for a commit
 //    before it has swept, and without a name no rank begins. Readers take no lock and never sweep.
-// 1. Begin: the coordinator makes `.attempt-<uuid>/` and only then announces it; the others open it, and where it is
-//    not there their root is another. Each checks the space; then it makes its shard file in it, its blocks laid out.
-//    The file is new, or a spare of this rank (see 6), whose blocks count as free: it is opened and claimed (a regular
-//    file of ours with one name and a write lease on it: nobody else has it open or mapped), renamed into the attempt,
-//    looked at again, its first block zeroed, and the lease given back. Whatever refuses it, or has come for it
-//    meanwhile, has it unlinked and a new one made. Until the commit it is a file that is never read, as every other of
-//    an attempt: nothing is lost with its old bytes, and no old header stands before new ones.
-// 2. Write: the chunks, each at its place. Every completion is checked, because an O_DIRECT write's error shows there
-//    alone: a later fsync returns success. The aligned remainder of a short write is resubmitted; any other error is
-//    final. Where the filesystem refuses O_DIRECT, at the open or at the first write, writes are buffered, and each is
-//    followed by its write-back; that consumes the descriptor's write error, so its result is checked and final too,
-//    and the fsync uses the same descriptor.
-// 3. Seal: the header is written last; the padded tail is cut; one fsync of the shard, never tried again; fsync of the
-//    attempt's folder, and of the one that a spare was taken from: once the step is durable, no other name leads to it.
-//    The fsyncs run side by side, and beside them a look: the folder must still hold this very file, as long as it
-//    should be.
-// 4. The ranks agree (not here, but in src/engine/coordination.cc): each sends the coordinator one word, that it is
-//    prepared or that it fails, and the coordinator announces the attempt, and then the outcome or the first failure.
-//    As each word comes the coordinator looks for that rank's shard through its own descriptor of the folder
-//    (shard_check.cc): it must have the length and the header's digest that its rank has told; what is in the header
-//    goes into the index. Words only hint: who is
-//    prepared and hears nothing more looks on the disk. A rank that is alone knows, and does 3 and 5 in one: header and
-//    manifest are written side by side, then all is fsynced side by side, then renamed. Nothing reads the attempt
-//    before the rename, so that it is no matter which of them a crash lets through.
-// 5. Commit (commit.cc), on the coordinator, only once every shard was found: the index is written, where there are
-//    several ranks, then the manifest, which names it; then both and the attempt's folder are fsynced; the folder
-//    renamed to step-N without replacing; the root fsynced. An old step-N is exchanged for it. Where the filesystem
-//    exchanges no names the old one is first renamed to `.replaced-N-<attempt>` and the root fsynced, so that no power
-//    cut keeps the second rename and not the first; what an earlier replacement left under such a name is retired
-//    before. If the root's last fsync fails the outcome is unknown: the step is not acknowledged, and the folder is not
-//    removed. Where the rename fails and the attempt's name no longer leads to its folder, step-N is looked for: it is
-//    there, or somebody took the attempt away. A rank that hears nothing looks for step-N with its attempt id and
-//    fsyncs the root itself (FindCommitted). After the deadline it takes the attempt's name away, renaming it to
-//    `.retired-<uuid>`, and fsyncs the root (AbortAttempt). Commit and abort take the same name away, so one of them
-//    wins: who renamed the folder that it has open knows that the save has failed; who comes too late looks for step-N
-//    again. The coordinator gives a failed attempt up in the same way, with all that the others have written into it,
-//    and need not wait for them.
-// 6. Only now is the save durable, and only now may older ones go (remove.cc): step-N is renamed to `.retired-<uuid>`,
-//    the root fsynced; before that has returned nothing in the folder is touched, as a power cut would bring the name
-//    back. What step-N replaced is retired before, if it is still there: no opening writer may take it for step-N. A
-//    checkpoint that somebody reads has a shared lock on its manifest, and stays. Then its files are unlinked. Where
-//    files are recycled, the ranks' shard files that nobody else has open, mapped or linked stay, and the folder is
-//    renamed to the first free one of `.spare-0`, `.spare-1` and so on: what is found under these names is no
-//    checkpoint's, durably, for every rank. There are so many that with the attempts in flight they come to one more
-//    than those may be, so that saves one behind the other always find one; they are unlinked where the disk is full,
-//    and at the end. A sweep leaves them, and makes more of what a killed writer's attempts and removals left: no
-//    checkpoint's files either. Writes that the dead process has under way hold its file open, which the lease sees.
+// 1. Begin. The coordinator creates `.attempt-<uuid>/` and only then announces it. The others open it; if it is not
+//    there, their root is a different directory. Each rank checks the free space, then creates its shard file in the
+//    folder and allocates its blocks. The file is new, or a spare of this rank (see 6), whose blocks count as free. A
+//    spare is opened and claimed (a regular file of this user with one name and a write lease on it, so nobody else has
+//    it open or mapped), renamed into the attempt, and checked again; then its first block is zeroed and the lease
+//    released. If a check fails, or somebody opened it meanwhile, it is unlinked and a new file created. Until the
+//    commit nobody reads it, like every file of an attempt: its old bytes are no loss, and no old header precedes new
+//    data.
+// 2. Write the chunks, each at its offset. Check every completion, because an O_DIRECT write reports its error only
+//    there: a later fsync succeeds. The aligned rest of a short write is resubmitted; any other error is final. If the
+//    filesystem rejects O_DIRECT, at the open or at the first write, writes are buffered, and each is followed by its
+//    write-back. That consumes the descriptor's write error, so its result is checked and final too, and the fsync uses
+//    the same descriptor.
+// 3. Seal. Write the header last; truncate the padded tail; fsync the shard once, never retried; fsync the attempt's
+//    folder, and the folder that a spare was taken from: once the step is durable, no other name refers to the file.
+//    The fsyncs run in parallel, together with a check that the folder still holds this very file at its full length.
+// 4. The ranks agree (in src/engine/coordination.cc). Each sends the coordinator one message: prepared or failed. The
+//    coordinator announces the attempt, and then the outcome or the first failure. As each message arrives, the
+//    coordinator checks that rank's shard through its own descriptor of the folder (shard_check.cc): it must have the
+//    length and the header digest that its rank reported; the header's contents go into the index. Messages are only
+//    hints: a rank that is prepared and hears nothing more looks at the disk. A single rank needs no messages and does
+//    3 and 5 in one: header and manifest are written in parallel, then everything is fsynced in parallel, then renamed.
+//    Nothing reads the attempt before the rename, so it does not matter which of the writes survive a crash.
+// 5. Commit (commit.cc), on the coordinator, only after every shard was found. With several ranks the index is written
+//    first, then the manifest, which names it. Both and the attempt's folder are fsynced; the folder is renamed to
+//    step-N without replacing; the root is fsynced. An old step-N is exchanged for it. If the filesystem cannot
+//    exchange names, the old one is first renamed to `.replaced-N-<attempt>` and the root fsynced, so that no power cut
+//    keeps the second rename without the first; leftovers of earlier replacements of the step are retired before. If
+//    the root's last fsync fails, the outcome is unknown: the step is not acknowledged, and the folder is not removed.
+//    If the rename fails and the attempt's name no longer refers to its folder, the coordinator looks for step-N:
+//    either it is there, or somebody took the attempt away. A rank that hears nothing looks for step-N with its attempt
+//    id and fsyncs the root itself (FindCommitted). After the deadline it renames the attempt to `.retired-<uuid>` and
+//    fsyncs the root (AbortAttempt). Commit and abort rename the same name, so one of them wins: a rank that has
+//    renamed the folder that it has open knows that the save has failed; one that comes too late looks for step-N
+//    again. The coordinator gives up a failed attempt in the same way, with everything that the others have written
+//    into it, without waiting for them.
+// 6. Retire (remove.cc). Only now is the save durable, and only now may older checkpoints go. Rename step-N to
+//    `.retired-<uuid>` and fsync the root. Until that returns, nothing in the folder is touched, because a power cut
+//    could bring the name back. What step-N replaced is retired before it, if it still exists, so that no opening
+//    writer takes it for step-N. A checkpoint that is being read has a shared lock on its manifest, and stays. Then
+//    unlink its files. With recycling, shard files that nobody else has open, mapped or linked are kept, and the folder
+//    is renamed to the first free of `.spare-0`, `.spare-1` and so on: for every rank, files under these names belong
+//    durably to no checkpoint. Spares and attempts in flight together are one more than the attempts that may be in
+//    flight, so that consecutive saves always find a spare. Spares are unlinked when the disk is full, and at the end.
+//    A sweep keeps them and makes more from the attempts and removals that a killed writer left, which belong to no
+//    checkpoint either. Writes that the dead process still has in flight keep its file open, which the lease detects.
 
 #include "store/attempt.h"
 
@@ -91,8 +90,6 @@ Attempt::Attempt(IoQueue& queue, AttemptSpec spec)
       shard_(JoinPath(folder().path(), ShardName(spec_.shard))),
       laid_out_(AlignUp(spec_.file_bytes, kBlock)),
       spare_(root(), spec_.spare_folders, ShardName(spec_.shard), spec_.file_mode, spec_.not_recycled) {}
-
-// Calls
 
 const char* Attempt::StageName(Stage stage) {
   switch (stage) {
@@ -226,7 +223,7 @@ IoTask<Status> Attempt::BeginTask() {
   }
   IoResult laid_out = co_await io::Allocate(shard_fd_, shard_.text(), laid_out_, &spare_.room());
   if (laid_out.ok() || laid_out.error == EOPNOTSUPP) co_return Status::Ok();
-  // Other writers may have been faster than the first look.
+  // Other writers may have used the space since the first check.
   if (laid_out.error == ENOSPC) CAIRN_CO_RETURN_IF_ERROR(co_await CheckRoomTask());
   co_return laid_out.status;
 }
@@ -236,7 +233,7 @@ IoTask<Status> Attempt::MakeShard() {
   IoResult made = co_await io::Create(shard_, O_DIRECT, spec_.file_mode, shard_fd_);
   if (made.error == EINVAL) {
     direct_ = Direct::kRefused;
-    // The kernel makes the file first and refuses O_DIRECT afterwards.
+    // The kernel creates the file before it rejects O_DIRECT.
     IoResult removed = co_await io::Unlink(shard_);
     if (!removed.ok() && removed.error != ENOENT) co_return removed.status;
     made = co_await io::Create(shard_, 0, spec_.file_mode, shard_fd_);
@@ -259,14 +256,14 @@ Status Attempt::CheckRange(std::uint64_t offset, Bytes memory) const {
 }
 
 IoTask<Status> Attempt::WriteAt(std::uint64_t offset, Bytes memory) {
-  // Remainders of an attempt that has failed meanwhile are not written.
+  // A short write of an attempt that has failed meanwhile is not resumed.
   const io::WriteOptions options{.room = &spare_.room(), .stop = &status_};
   const bool direct = this->direct();
   IoResult written = co_await io::WriteAll(shard_fd_, shard_.text(), offset, memory, kBlock, options);
   if (written.ok() && direct && direct_ == Direct::kUntried) direct_ = Direct::kTaken;
   if (written.error != EINVAL || !direct || direct_ == Direct::kTaken) co_return written.status;
-  // The filesystem opens files for O_DIRECT and refuses the writes; several may find out at once. A limit on the file's
-  // size says EINVAL too, and ends the process where a buffered write passes it.
+  // The filesystem accepts O_DIRECT at open but rejects the writes; several writes may find out at once. A file size
+  // limit also gives EINVAL, and kills the process if a buffered write exceeds it.
   CAIRN_CO_RETURN_IF_ERROR(CheckFileSizeLimit(shard_.text(), laid_out_));
   direct_ = Direct::kRefused;
   ::fcntl(shard_fd_.get(), F_SETFL, 0);
@@ -347,7 +344,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
   writes.push_back(commit.WriteManifest());
   if (!header.empty()) writes.push_back(WriteHeader(header));
   CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(writes)));
-  // Only now, when nothing is missing any more: a filesystem with a journal commits it once for all.
+  // Only after all writes: a journaling filesystem then commits its journal once for all fsyncs.
   std::vector<IoTask<Status>> fsyncs;
   if (!header.empty()) fsyncs = FsyncTasks();
   fsyncs.push_back(commit.FsyncIndex());

@@ -17,52 +17,57 @@
 namespace cairn {
 
 struct AttemptSpec {
-  std::shared_ptr<AttemptFolder> folder;  ///< Made by Begin, unless it is open already.
+  /// Begin makes it, unless it is already open.
+  std::shared_ptr<AttemptFolder> folder;
   std::uint64_t step = 0;
-  std::uint64_t shard = 0;       ///< This rank's shard number.
-  std::uint64_t file_bytes = 0;  ///< What the shard will be long, header included.
+  /// This rank's shard number.
+  std::uint64_t shard = 0;
+  /// The shard's final length, header included.
+  std::uint64_t file_bytes = 0;
   unsigned file_mode = 0644;
-  WriterCheck still_writer = {};    ///< Asked before the commit.
-  std::uint64_t spare_folders = 0;  ///< Write over a spare of this rank, where one of so many folders holds one.
+  /// Called before the commit.
+  WriterCheck still_writer = {};
+  /// How many spare folders to search for a file of this rank to overwrite.
+  std::uint64_t spare_folders = 0;
   NotRecycled not_recycled;
 };
 
-/// One rank's part of one attempt at a checkpoint: steps 1 to 3 and 5 of the commit protocol (which heads attempt.cc).
+/// One rank's part of one attempt at a checkpoint: steps 1 to 3 and 5 of the commit protocol (see attempt.cc).
 ///
-/// A lifecycle in this order: Begin, Write (many at once), Seal, and on the coordinator Commit, or both as
-/// SealAndCommit; Abandon at any point where no call is under way. All calls, and all callbacks, on the queue's thread;
-/// each callback comes once, never from within the call. The first error is final: later calls return it without
-/// touching the disk. Destroying an attempt with a call under way is a bug; destroying one that is not committed leaves
-/// its folder for Abandon or the next sweep.
+/// Call in this order: Begin, Write (many at once), Seal, and on the coordinator Commit, or SealAndCommit for both;
+/// Abandon whenever no call is in flight. All calls and callbacks run on the queue's thread; each callback comes once,
+/// never from within the call. The first error is final: later calls return it without touching the disk. Destroying an
+/// attempt with a call in flight is a bug. Destroying an uncommitted one leaves its folder to Abandon or the next
+/// sweep.
 class Attempt {
  public:
   Attempt(IoQueue& queue, AttemptSpec spec);
 
-  /// Step 1: checks the space (NoSpace names needed and free; RLIMIT_FSIZE too), makes the shard file in the folder,
-  /// O_DIRECT where the filesystem takes it, or takes the spare over, whose space counts as free; and lays out its
-  /// blocks.
+  /// Step 1: checks the free space (NoSpace names what is needed and what is free; RLIMIT_FSIZE too), creates the shard
+  /// file, with O_DIRECT if the filesystem supports it, or takes over a spare, whose space counts as free; then
+  /// allocates its blocks.
   void Begin(StatusDone done);
-  /// Step 2: writes memory at a 4096-aligned offset of the file; address and length 4096-aligned too, so the tail is
-  /// padded by the caller. A short write's aligned remainder is resubmitted; any other error is final.
+  /// Step 2: writes memory at an offset of the file. Address, length and offset are 4096-aligned; the caller pads the
+  /// tail. The aligned rest of a short write is resubmitted; any other error is final.
   void Write(std::uint64_t offset, Bytes memory, StatusDone done);
-  /// Step 3: writes the header (4096-aligned memory and length), cuts the file to file_bytes, fsyncs and closes it,
-  /// fsyncs the folder, and the one that a spare came from. Corrupt where the folder no longer holds this very file.
+  /// Step 3: writes the header (4096-aligned memory and length), truncates the file to file_bytes, fsyncs and closes
+  /// it, fsyncs the folder, and the folder that a spare came from. Corrupt if the folder no longer holds this very
+  /// file.
   void Seal(Bytes header, StatusDone done);
-  /// Step 5: index (of `index_runs`, as CommitSpec has them) and manifest, their fsyncs and the folder's, rename to
-  /// step-N, fsync of the root. With `replace` the old step-N
-  /// is exchanged atomically and afterwards removed. AlreadyExists where step-N is there and `replace` is not set.
+  /// Step 5: writes and fsyncs the index (from `index_runs`, see CommitSpec) and the manifest, fsyncs the folder,
+  /// renames it to step-N, fsyncs the root. With `replace`, exchanges the old step-N atomically and then removes it.
+  /// Without it, AlreadyExists if there is a step-N.
   ///
-  /// UnknownOutcome where the rename was done and the root's fsync failed: the step is never acknowledged.
+  /// UnknownOutcome if the rename succeeded but the root's fsync failed: the step is never acknowledged.
   void Commit(const Manifest& manifest, std::vector<std::string> index_runs, bool replace, StatusDone done);
-  /// Seal and Commit in one, for a rank that has nobody to agree with: their fsyncs run side by side, and all of them
-  /// have returned before the rename.
+  /// Seal and Commit in one, for a single rank: their fsyncs run in parallel, and all complete before the rename.
   void SealAndCommit(Bytes header, const Manifest& manifest, bool replace, StatusDone done);
-  /// Closes and removes what there is of this rank's shard, and of the attempt, where its folder was made here. Best
-  /// effort: a leftover is the next sweep's.
+  /// Closes and removes this rank's shard, and the attempt if its folder was made here. Best effort: the next sweep
+  /// removes the rest.
   void Abandon(StatusDone done);
 
   [[nodiscard]] bool beginning() const { return stage_ == Stage::kNew && under_way_ != 0; }
-  /// It has its file.
+  /// The shard file exists.
   [[nodiscard]] bool begun() const { return stage_ != Stage::kNew; }
   [[nodiscard]] bool direct() const { return direct_ != Direct::kRefused; }
   [[nodiscard]] bool recycled() const { return spare_.taken(); }
@@ -78,17 +83,15 @@ class Attempt {
   [[nodiscard]] Status Admit(Stage wanted, const char* call) const;
   void Run(Status refusal, IoTask<Status> task, Stage then, StatusDone done);
 
-  /// What was taken away from under the task, a writer that has taken over took, or a rank that gave up.
+  /// Replaces an error caused by a missing file with its reason: another writer took over, or a rank gave up.
   IoTask<Status> Explain(IoTask<Status> task);
 
-  // The calls, as tasks.
   IoTask<Status> BeginTask();
   IoTask<Status> WriteTask(std::uint64_t offset, Bytes memory);
   IoTask<Status> SealTask(Bytes header);
   IoTask<Status> CommitTask(Manifest manifest, std::vector<std::string> index_runs, bool replace, Bytes header);
   IoTask<Status> AbandonTask();
 
-  // Their parts.
   IoTask<Status> MakeRoom();
   IoTask<Status> MakeShard();
   IoTask<Status> WriteAt(std::uint64_t offset, Bytes memory);
@@ -99,23 +102,27 @@ class Attempt {
 
   [[nodiscard]] Status CheckRange(std::uint64_t offset, Bytes memory) const;
   [[nodiscard]] Status CheckSize() const;
-  /// What the spare has already is not asked for.
+  /// Blocks that the spare already has need no space.
   [[nodiscard]] Status CheckRoom() const;
   [[nodiscard]] Status CheckManifest(const Manifest& manifest) const;
-  /// That the folder holds the file that was written, as long as it should be.
+  /// Checks that the folder still holds the file that was written, at its full length.
   [[nodiscard]] Status CheckShard() const;
 
   IoQueue& queue_;
   const AttemptSpec spec_;
   const PathAt shard_;
-  const std::uint64_t laid_out_;  // The file's length until Seal cuts it.
+  // The file's length until Seal truncates it.
+  const std::uint64_t laid_out_;
 
   Stage stage_ = Stage::kNew;
-  Status status_;      // The first error.
-  int under_way_ = 0;  // Calls whose callback has not come.
+  // The first error.
+  Status status_;
+  int under_way_ = 0;
   Direct direct_ = Direct::kUntried;
-  bool shard_made_ = false;  // May have been: an error need not mean that nothing happened.
-  bool in_place_ = false;    // The folder has, or may have, another name now.
+  // Also set if the file may exist: an operation that failed may still have taken effect.
+  bool shard_made_ = false;
+  // The folder has, or may have, another name.
+  bool in_place_ = false;
   std::uint64_t bytes_written_ = 0;
   UniqueFd shard_fd_;
   Spare spare_;

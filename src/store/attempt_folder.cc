@@ -15,7 +15,7 @@
 namespace cairn {
 namespace {
 
-// The sticky bit, which says something about directories that several users write, and so of none of these.
+// The sticky bit: it has a meaning only for directories that several users write.
 constexpr mode_t kGivenUp = S_ISVTX;
 
 }  // namespace
@@ -40,8 +40,8 @@ IoTask<Status> AttemptFolder::Open() {
   IoResult opened = co_await io::OpenDirectory(path_, /*follow=*/false, fd_);
   if (opened.error != ENOENT) co_return opened.status;
   co_return Error(StatusCode::kFailedPrecondition,
-                  "{}, which rank 0 has made, is not there for this rank: is the root the same directory for both, or "
-                  "was the attempt given up already?",
+                  "{}, which rank 0 has made, is missing on this rank: is the root the same directory for both, or was "
+                  "the attempt given up already?",
                   path_);
 }
 
@@ -59,17 +59,17 @@ IoTask<Status> AttemptFolder::CheckThere(const Status& found) {
   bool elsewhere = false;
   const Status looked = co_await io::OnThread(path_.text(), [&] { return LookWhere(elsewhere); });
   if (!looked.ok() || !elsewhere) co_return Status::Ok();
-  co_return Error(StatusCode::kFailedPrecondition,
-                  "{} was taken away: another rank, or rank 0, has given the attempt up ({})", path_, found.message());
+  co_return Error(StatusCode::kFailedPrecondition, "{} is gone: rank 0 or another rank has given the attempt up ({})",
+                  path_, found.message());
 }
 
 IoTask<AttemptFolder::Taken> AttemptFolder::TakeAway(Status& why) {
-  // After an exchange the name is that of the checkpoint that was replaced.
+  // After an exchange, the name is that of the replaced checkpoint.
   bool elsewhere = false;
   why = co_await io::OnThread(path_.text(), [&] { return LookWhere(elsewhere); });
   if (!why.ok() || elsewhere) co_return why.ok() ? Taken::kGone : Taken::kStays;
   IoResult renamed = co_await io::Rename(path_, retired_, RenameMode::kPlain);
-  // Whatever the answer was: it may be a lost one.
+  // Check even after an error: the reply may have been lost.
   if (co_await StillLeadsTo(retired_, fd_)) co_return Taken::kHere;
   if (renamed.ok() || renamed.error == ENOENT) co_return Taken::kGone;
   why = renamed.status;
@@ -87,7 +87,7 @@ IoTask<bool> AttemptFolder::IsGivenUp() {
   bool given_up = false;
   static_cast<void>(co_await io::OnThread(path_.text(), [&] {
     struct stat found {};
-    // In this order: it loses the name only once it has the mark.
+    // In this order: the folder loses the name only after it has the mark.
     given_up = LeadsTo(retired_, fd_) || (::fstat(fd_.get(), &found) == 0 && (found.st_mode & kGivenUp) != 0);
     return Status::Ok();
   }));
@@ -96,11 +96,11 @@ IoTask<bool> AttemptFolder::IsGivenUp() {
 
 IoTask<Status> AttemptFolder::Remove() {
   if (!made_) co_return Status::Ok();
-  // Under another name no rank that has not heard yet makes another file in it.
+  // Renamed, so that no rank that has not heard of the failure creates another file in it.
   Status why;
   const Taken taken = open() ? co_await TakeAway(why) : Taken::kStays;
   if (taken == Taken::kGone) co_return Status::Ok();
-  // Where its name could not be taken nothing but this rank's own commit, which is not to come, would take it.
+  // If it could not be renamed: only this rank's own commit could still rename it, and that does not happen any more.
   if (open()) static_cast<void>(co_await MarkGivenUp());
   Leftovers left;
   const PathAt& found = taken == Taken::kHere ? retired_ : path_;

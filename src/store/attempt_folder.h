@@ -9,45 +9,46 @@
 
 namespace cairn {
 
-/// The folder of one attempt, `.attempt-<uuid>`, held open: rank 0 makes it before it announces the attempt, the other
-/// ranks open it once they have heard of it. Who has renamed it away knows that the attempt is never committed.
+/// The folder of one attempt, `.attempt-<uuid>`, held open. Rank 0 makes it before it announces the attempt; the other
+/// ranks open it after that. A rank that has renamed it away knows that the attempt will never be committed.
 ///
-/// On the queue's thread; outlives its tasks. Destroying it leaves the folder as it is.
+/// For the queue's thread. Outlives its tasks. Destroying it leaves the folder on the disk.
 class AttemptFolder {
  public:
   AttemptFolder(PathAt root, std::string uuid, unsigned mode);
 
   [[nodiscard]] const PathAt& root() const { return root_; }
   [[nodiscard]] const std::string& uuid() const { return uuid_; }
-  /// By its name.
   [[nodiscard]] const PathAt& path() const { return path_; }
   [[nodiscard]] const UniqueFd& fd() const { return fd_; }
   [[nodiscard]] bool open() const { return fd_.valid(); }
 
-  /// Makes and opens it, where that has not been done.
+  /// Makes and opens it, unless it is open.
   IoTask<Status> Make();
-  /// Opens what rank 0 has made; FailedPrecondition where it is not there.
+  /// Opens what rank 0 has made. FailedPrecondition if it is not there.
   IoTask<Status> Open();
 
-  /// FailedPrecondition, with what was found of it, where its name no longer leads to it: somebody has given the
-  /// attempt up.
+  /// FailedPrecondition, quoting `found`, if the name no longer refers to this folder: a rank gave the attempt up.
   IoTask<Status> CheckThere(const Status& found);
 
   enum class Taken : std::uint8_t {
-    kHere,   ///< By this call: the attempt fails, durably once the root is fsynced.
-    kGone,   ///< It has another name, or none: committed, or given up.
-    kStays,  ///< Neither is known.
+    /// This call renamed it: the attempt has failed, durably once the root is fsynced.
+    kHere,
+    /// It has another name, or none: it was committed or given up.
+    kGone,
+    /// Neither is known.
+    kStays,
   };
-  /// Renames it to retired(), unless its name leads elsewhere by now. `why` is what kept it.
+  /// Renames it to retired(), unless its name already refers to something else. `why` is the reason for kStays.
   IoTask<Taken> TakeAway(Status& why);
   [[nodiscard]] const PathAt& retired() const { return retired_; }
-  /// Whoever has taken it away leaves a mark on the folder itself before he removes what is in it.
+  /// Marks the folder itself as given up. Done after TakeAway and before its files are removed.
   IoTask<Status> MarkGivenUp();
-  /// Whether it has that name or that mark: then it was never committed. Without them nothing follows: the mark is not
-  /// durable, and may not reach other nodes.
+  /// Whether it has the retired name or the mark. If so, it was never committed. If not, nothing is known: the mark is
+  /// not durable and may not reach other nodes.
   IoTask<bool> IsGivenUp();
-  /// Gives up what Make has made, with all that any rank has written into it. Only while nothing of this attempt can
-  /// have been renamed into place. Best effort: what stays is the next sweep's, and the status says why.
+  /// Gives up a folder that Make has made, with all that any rank has written into it. Call only while nothing of this
+  /// attempt can have been renamed into place. Best effort: the next sweep removes the rest, and the status says why.
   IoTask<Status> Remove();
 
  private:
@@ -56,9 +57,11 @@ class AttemptFolder {
   const PathAt root_;
   const std::string uuid_;
   const PathAt path_;
-  const PathAt retired_;  // With the attempt's own id: nothing else gets this name.
+  // Holds the attempt's id, so nothing else gets this name.
+  const PathAt retired_;
   const unsigned mode_;
-  bool made_ = false;  // Or may have been: an error need not mean that nothing happened.
+  // Also set if the folder may exist: an operation that failed may still have taken effect.
+  bool made_ = false;
   UniqueFd fd_;
 };
 

@@ -18,7 +18,7 @@
 namespace cairn {
 namespace {
 
-/// A network filesystem may have noted that a name is not there: asked for the directory itself, it looks again.
+/// A network filesystem may have cached that a name does not exist. A stat of the directory makes it look again.
 IoTask<Status> ForgetCachedNames(const UniqueFd& directory, const PathAt& path) {
   return io::OnThread(path.text(), [&directory, &path] {
     struct statx found {};
@@ -29,7 +29,7 @@ IoTask<Status> ForgetCachedNames(const UniqueFd& directory, const PathAt& path) 
 }
 
 Status UnknownCommit(std::uint64_t step, const std::string& uuid, const Status& why) {
-  return Error(StatusCode::kUnknownOutcome, "whether step {} of attempt {} is committed: {}", step, uuid,
+  return Error(StatusCode::kUnknownOutcome, "cannot tell whether step {} of attempt {} is committed: {}", step, uuid,
                why.message());
 }
 
@@ -72,21 +72,20 @@ IoTask<Status> AbortTask(std::shared_ptr<AttemptFolder> folder, std::uint64_t st
   using Taken = AttemptFolder::Taken;
   const PathAt& root = folder->root();
   const std::string& uuid = folder->uuid();
-  Leftovers left;  // What stays is the next sweep's.
+  Leftovers left;  // The next sweep removes them.
   Status why;
   const Taken taken = co_await folder->TakeAway(why);
   if (taken == Taken::kStays) co_return UnknownCommit(step, uuid, why);
   if (taken == Taken::kGone) {
     Status found = co_await FindTask(root, step, uuid);
-    // The old one may have been renamed instead, where the commit has exchanged it meanwhile.
+    // If the commit exchanged the names meanwhile, TakeAway may have renamed the old checkpoint instead.
     if (found.ok()) static_cast<void>(co_await RemoveFolder(folder->retired(), left));
     if (found.code() != StatusCode::kNotFound) co_return found;
-    // It may have been committed and have made way since: for a later one, for a path. Only a mark tells that it was
-    // not.
+    // It may have been committed and then removed by retention, or published. Only the mark proves that it was not.
     const bool given_up = co_await folder->IsGivenUp();
     if (!given_up) co_return UnknownCommit(step, uuid, found);
   }
-  // Whoever renamed it: no power cut may bring the name back while a coordinator that is slow is still to use it.
+  // Whoever renamed it: no power cut may restore the name while a slow coordinator could still use it.
   UniqueFd root_fd;
   IoResult done = co_await io::OpenDirectory(root, /*follow=*/true, root_fd);
   if (done.ok()) done = co_await io::Fsync(root_fd, root.text());
@@ -122,7 +121,7 @@ IoTask<Status> FolderCommit::LockOld() {
   CAIRN_CO_RETURN_IF_ERROR(std::move(opened));
   CAIRN_CO_RETURN_IF_ERROR(co_await LockOutReaders(target_, old_lock_));
   old_ = Old::kThere;
-  // A pin is the step's, not the attempt's; nobody sets or takes it while the old one is locked.
+  // A pin belongs to the step, not to the attempt. Nobody can change it while the old one is locked.
   bool pinned = false;
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(target_.text(), [this, &pinned] {
     pinned = IsPinned(spec_.root, spec_.manifest.step);
@@ -135,13 +134,13 @@ IoTask<Status> FolderCommit::LockOld() {
   co_return co_await io::Fsync(pin, path.text());
 }
 
-// Where it cannot be made the checkpoint is as good without.
+// A checkpoint without an index is just as good, so a failure to build it is ignored.
 IoTask<Status> FolderCommit::WriteIndex() {
   std::optional<BuiltIndex> built;
   const auto build = [this, &built] {
     try {
       built = BuildIndex(spec_.index_runs);
-    } catch (const std::bad_alloc&) {  // Of what grows with the world; training must not end for it.
+    } catch (const std::bad_alloc&) {  // The index grows with the number of ranks; training must not end for it.
       built.reset();
     }
     return Status::Ok();
@@ -199,8 +198,8 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
     co_return Error(StatusCode::kAlreadyExists, "step {} is committed already, as {}", step, target_);
   }
   if (!renamed.ok()) {
-    // An error need not mean that nothing happened: a lost answer, an interrupted wait. Nor, from a broken queue, that
-    // nothing will yet.
+    // The rename may have happened anyway: a lost reply, an interrupted wait. A broken queue may even carry it out
+    // later.
     const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(spec_.folder, folder_fd_);
     if (still) co_return co_await PutOldBack(renamed.status);
     in_place_ = true;
@@ -213,8 +212,8 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
                   durable.status.message());
 }
 
-// Between this and the rename that follows there is no step-N: whoever opens the root for writing puts it back. It is
-// durable before the new one takes the name, or a power cut could keep the second rename of the two alone.
+// Until the next rename there is no step-N; an opening writer would put the old one back. The fsync comes before the
+// new one takes the name: otherwise a power cut could keep only the second rename.
 IoTask<Status> FolderCommit::MoveOldAside() {
   CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(spec_.root, spec_.manifest.step, spec_.still_writer));
   IoResult moved = co_await RenameToNew(target_, aside_);
@@ -222,27 +221,27 @@ IoTask<Status> FolderCommit::MoveOldAside() {
   if (!moved.ok()) co_return co_await PutOldBack(moved.status);
   IoResult durable = co_await io::Fsync(root_fd_, spec_.root.text());
   if (durable.ok()) co_return Status::Ok();
-  // Back it goes, but which of its names a power cut would leave, nobody knows: both are step-N's to an opening writer.
+  // A power cut may leave it under either name; an opening writer takes both for step-N.
   co_return co_await PutOldBack(durable.status);
 }
 
 IoTask<Status> FolderCommit::PutOldBack(Status why) {
   if (old_ != Old::kAside) co_return why;
   IoResult back = co_await RenameToNew(aside_, target_);
-  // Not there: it was never moved, or a writer that has taken over has put it back.
+  // ENOENT: it was never moved, or a writer that took over has put it back.
   if (back.ok() || back.error == ENOENT) co_return why;
-  co_return Error(StatusCode::kUnknownOutcome, "step {}: {}; its old checkpoint waits as {}: {}", spec_.manifest.step,
+  co_return Error(StatusCode::kUnknownOutcome, "step {}: {}; its old checkpoint remains as {}: {}", spec_.manifest.step,
                   why.message(), aside_, back.status.message());
 }
 
-// The attempt's name no longer leads to its folder.
+// The attempt's name no longer refers to its folder.
 IoTask<Status> FolderCommit::LookForIt(IoResult renamed) {
   const std::uint64_t step = spec_.manifest.step;
   const Status found = co_await FindTask(spec_.root, step, spec_.manifest.attempt);
-  if (found.ok()) co_return found;  // A lost answer.
+  if (found.ok()) co_return found;  // The reply was lost.
   if (found.code() == StatusCode::kNotFound && renamed.error == ENOENT) {
     Status gone =
-        Error(StatusCode::kFailedPrecondition, "step {}: its attempt was taken away before it was committed: {}", step,
+        Error(StatusCode::kFailedPrecondition, "step {}: its attempt was given up before it was committed: {}", step,
               renamed.status.message());
     co_return co_await PutOldBack(std::move(gone));
   }
@@ -250,10 +249,10 @@ IoTask<Status> FolderCommit::LookForIt(IoResult renamed) {
 }
 
 IoTask<Status> FolderCommit::RemoveOld() {
-  old_lock_.reset();  // NFS would keep an open file under another name, and the folder with it.
+  old_lock_.reset();  // NFS would rename an open file instead of removing it, and keep the folder.
   Leftovers left;
   if (old_ == Old::kExchanged) static_cast<void>(co_await RemoveFolder(spec_.folder, left));
-  // Its own alone: a writer that has taken over may be replacing the step by now.
+  // Only this commit's: a writer that has taken over may be replacing the step again.
   if (old_ == Old::kAside) static_cast<void>(co_await RemoveAside(spec_.root, aside_));
   co_return Status::Ok();
 }

@@ -17,36 +17,39 @@ namespace cairn {
 
 struct CommitSpec {
   PathAt root;
-  PathAt folder;  ///< The attempt's, in the root.
+  /// The attempt's folder, in the root.
+  PathAt folder;
   Manifest manifest;
-  /// By the manifest's shards, what each adds to the index (see BuildIndex); none where there is to be none.
+  /// One for each shard of the manifest, for the index (see BuildIndex). Empty: no index.
   std::vector<std::string> index_runs = {};
   bool replace = false;
   unsigned file_mode = 0644;
-  WriterCheck still_writer = {};  ///< Asked before the rename.
-  Room* room = nullptr;           ///< Unlinked where the disk is full.
+  /// Called before the rename.
+  WriterCheck still_writer = {};
+  /// Files to unlink if the disk is full.
+  Room* room = nullptr;
 };
 
-/// Step 5 of the commit protocol (which heads attempt.cc), in its parts, in this order. Outlives the tasks.
+/// The parts of step 5 of the commit protocol (see attempt.cc), in call order. Outlives the tasks.
 class FolderCommit {
  public:
-  /// `folder` is the attempt's folder, open. `in_place` becomes true once the folder may no longer be the attempt's, or
-  /// certainly is not: nothing under its name may be removed.
+  /// `folder` is the open folder of the attempt. `in_place` becomes true once the folder is, or may be, renamed:
+  /// nothing under its old name may be removed then.
   FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_place);
 
-  /// Opens the root, so that nothing but its fsync can fail once the rename is done. Where a step is replaced, keeps
-  /// readers out of the old one and takes its pin over.
+  /// Opens the root now, so that after the rename only its fsync can fail. When replacing a step, locks readers out of
+  /// the old one and copies its pin.
   IoTask<Status> Begin();
-  /// And the index before it, which it names.
+  /// Writes the index first, because the manifest names it.
   IoTask<Status> WriteManifest();
-  /// And closes it; nothing where there is no index.
+  /// Fsyncs and closes the index, if there is one.
   IoTask<Status> FsyncIndex();
   IoTask<Status> FsyncManifest();
-  /// Renames the folder to step-N and fsyncs the root; an old step-N is exchanged for it, or, where the filesystem
-  /// exchanges no names, waits as `.replaced-N-<attempt>`. FailedPrecondition where another writer has taken over, or
-  /// somebody has taken the attempt away; UnknownOutcome where only the fsync failed, or where nobody knows.
+  /// Renames the folder to step-N and fsyncs the root. An old step-N is exchanged for it; if the filesystem cannot
+  /// exchange names, the old one is kept as `.replaced-N-<attempt>`. FailedPrecondition if another writer has taken
+  /// over or the attempt was given up; UnknownOutcome if only the fsync failed, or the rename's outcome is unknown.
   IoTask<Status> RenameIntoPlace();
-  /// Removes the old checkpoint, which has the attempt's name, or waits. Never fails: what stays is the next writer's.
+  /// Removes the old checkpoint. Never fails: the next writer removes what is left.
   IoTask<Status> RemoveOld();
 
  private:
@@ -59,9 +62,12 @@ class FolderCommit {
   CommitSpec spec_;
   const UniqueFd& folder_fd_;
   bool& in_place_;
-  const PathAt target_;  // <root>/step-N
-  const PathAt aside_;   // <root>/.replaced-N-<attempt>
-  const PathAt path_;    // The manifest's, in the attempt.
+  // <root>/step-N
+  const PathAt target_;
+  // <root>/.replaced-N-<attempt>
+  const PathAt aside_;
+  // The manifest's path in the attempt.
+  const PathAt path_;
   const PathAt index_path_;
   BuiltIndex index_;
   std::string text_;
@@ -72,14 +78,14 @@ class FolderCommit {
   std::optional<Flock> old_lock_;
 };
 
-/// Step 5 of a rank that heard nothing: whether step-N holds the attempt `uuid`. If so the root is fsynced and done
-/// gets Ok; NotFound where step-N is not there or is another attempt's; UnknownOutcome where the disk can't be asked.
+/// Step 5 on a rank that received no outcome: does step-N hold the attempt `uuid`? If so, fsyncs the root and returns
+/// Ok. NotFound if there is no step-N or it is another attempt's. UnknownOutcome if the disk cannot be read.
 void FindCommitted(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& uuid, StatusDone done);
 
-/// Step 5 of a rank that has heard nothing for too long: takes the attempt's name away, so that it can no longer be
-/// committed, and removes what is in it. Cancelled where it is given up by this or by another rank, durably; Ok where
-/// it was committed before, durably; UnknownOutcome where the disk can't be asked, or where the attempt is in neither
-/// place and nothing tells that it was given up: it may have been committed, and have made way since.
+/// Step 5 on a rank that received no outcome by its deadline: renames the attempt away, so that it can no longer be
+/// committed, and removes its files. Cancelled if this or another rank has given it up, durably; Ok if it was already
+/// committed, durably. UnknownOutcome if the disk cannot be read, or if the attempt is in neither place and is not
+/// marked as given up: it may have been committed and later removed or published.
 void AbortAttempt(IoQueue& queue, std::shared_ptr<AttemptFolder> folder, std::uint64_t step, StatusDone done);
 
 }  // namespace cairn

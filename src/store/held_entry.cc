@@ -18,10 +18,10 @@
 namespace cairn {
 namespace {
 
-// So often a lock is asked for: nothing tells that it has been given back.
+// Polled, because nothing signals that a lock was released.
 constexpr std::chrono::milliseconds kLockInterval{20};
 
-/// Whether the open folder has a manifest of Cairn's, damaged or not: every version writes its number first.
+/// Whether the open folder has a manifest of Cairn, damaged or not: every version starts with format_version.
 bool HoldsCheckpoint(const UniqueFd& folder) {
   const UniqueFd manifest(
       ::openat(folder.get(), std::string(kManifestName).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -81,8 +81,8 @@ Status HeldEntry::AwaitUnread(IoQueue& queue, Deadline deadline) {
     if (deadline.passed()) {
       const std::chrono::duration<double> waited = Deadline::Clock::now() - begun;
       return Error(StatusCode::kDeadlineExceeded,
-                   "{} is to be replaced or removed, and was being read for {:.3g} s by {}: it is left as it is", at_,
-                   waited.count(), DescribeHolders(JoinPath(at_, kManifestName)));
+                   "{} cannot be replaced or removed: it was still being read after {:.3g} s by {}; it is unchanged",
+                   at_, waited.count(), DescribeHolders(JoinPath(at_, kManifestName)));
     }
     const Deadline again = Deadline::At(std::min(Deadline::In(kLockInterval).when(), deadline.when()));
     CAIRN_RETURN_IF_ERROR(queue.RunOnce(again).status());

@@ -13,22 +13,23 @@ namespace cairn {
 
 enum class EntryKind : std::uint8_t { kNothing, kLink, kCheckpoint, kOther };
 
-/// A name in a directory that is held open, and what has that name. Its calls are in this order.
+/// A name in an open directory, and what has that name. Call its functions in this order.
 class HeldEntry {
  public:
   HeldEntry(const PathAt& directory, std::string name) : directory_(directory), name_(std::move(name)) {}
 
   IoTask<Status> Open();
-  /// Looks what is there. A checkpoint is held: FailedPrecondition while it is being read.
+  /// Finds what is there. A checkpoint is locked: FailedPrecondition while it is being read.
   IoTask<Status> Look();
-  /// Look, again and again until nobody reads it.
+  /// Repeats Look until nobody reads the checkpoint.
   [[nodiscard]] Status AwaitUnread(IoQueue& queue, Deadline deadline);
-  /// Whether `path` is what Look has found: a link cannot be told from another.
+  /// Whether `path` is what Look has found. Any link counts as the same link.
   IoTask<bool> Has(const PathAt& path) const;
   IoTask<Status> Fsync() const;
   [[nodiscard]] HeldFolder TakeOld() { return std::exchange(old_, {}); }
 
-  [[nodiscard]] const PathAt& at() const { return at_; }  ///< The name, below the open directory.
+  /// The name, relative to the open directory.
+  [[nodiscard]] const PathAt& at() const { return at_; }
   [[nodiscard]] const PathAt& parent() const { return parent_; }
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const UniqueFd& fd() const { return fd_; }
@@ -46,7 +47,7 @@ class HeldEntry {
   HeldFolder old_;
 };
 
-/// The entry of an absolute path. InvalidArgument for any other.
+/// The entry of an absolute path. InvalidArgument for a relative one.
 [[nodiscard]] Result<HeldEntry> EntryOf(const std::string& path);
 
 }  // namespace cairn

@@ -24,12 +24,13 @@
 namespace cairn {
 namespace {
 
-// An open takes a network filesystem a millisecond, and many can wait for it at once; a short list starts no thread.
+// Opening a file takes a network filesystem about a millisecond, so several threads wait at once. A short list needs
+// none.
 constexpr std::size_t kLanes = 8;
 constexpr std::size_t kFoldersALane = 4;
 
 Result<std::string> ReadManifestFile(const UniqueFd& folder, const std::string& path) {
-  // O_NONBLOCK: a pipe of that name would otherwise be waited for.
+  // O_NONBLOCK, so that a FIFO of that name does not block.
   const UniqueFd fd(
       ::openat(folder.get(), std::string(kManifestName).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!fd.valid()) {
@@ -69,19 +70,19 @@ Result<Manifest> ReadManifest(const UniqueFd& folder, const std::string& path, s
 
 namespace {
 
-// The lengths of a manifest are whatever its writer says.
+// A manifest may hold any lengths.
 std::uint64_t SaturatingSum(std::uint64_t a, std::uint64_t b) {
   return b > std::numeric_limits<std::uint64_t>::max() - a ? std::numeric_limits<std::uint64_t>::max() : a + b;
 }
 
-/// What the open folder's manifest says; `expected` is the step its name stands for.
+/// Reads the manifest of an open folder. `expected` is the step in the folder's name.
 Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder,
                                         std::optional<std::uint64_t> expected) {
   const std::string path = JoinPath(folder, kManifestName).text();
   std::uint64_t bytes = 0;
   CAIRN_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fd, path, &bytes));
   if (expected && manifest.step != *expected) {
-    return Error(StatusCode::kCorrupt, "{}: expected step {}, as the folder's name has it, found {}", path, *expected,
+    return Error(StatusCode::kCorrupt, "{}: expected step {}, as in the folder's name, found {}", path, *expected,
                  manifest.step);
   }
   StoredCheckpoint checkpoint;
@@ -94,7 +95,7 @@ Result<StoredCheckpoint> ReadOpenFolder(const UniqueFd& fd, const PathAt& folder
   info.attempt = manifest.attempt;
   if (manifest.parent) info.parent = manifest.parent->step;
   info.world = manifest.world;
-  // A pin that cannot be looked at counts as set.
+  // If the pin cannot be checked, it counts as set.
   info.pinned = ::faccessat(fd.get(), std::string(kPinName).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
   info.path = folder.text();
   checkpoint.manifest = std::move(manifest);
@@ -108,16 +109,16 @@ bool Older(const StoredCheckpoint& a, const StoredCheckpoint& b) {
   return rank(a) < rank(b);
 }
 
-/// A step's folder as a list shows it; none where it vanished meanwhile.
+/// A step's folder for a list; none if it vanished meanwhile.
 Result<std::optional<StoredCheckpoint>> ReadListed(const PathAt& folder, std::uint64_t step) {
   for (int tries = 1;; ++tries) {
     const Result<UniqueFd> fd = OpenFolder(folder, /*follow=*/false);
     if (!fd.ok() && fd.status().code() == StatusCode::kNotFound) return std::optional<StoredCheckpoint>();
     Result<StoredCheckpoint> read = fd.ok() ? ReadOpenFolder(*fd, folder, step) : fd.status();
     if (read.ok()) return std::optional(*std::move(read));
-    // This process's own shortage says nothing about the checkpoint.
+    // A shortage in this process says nothing about the checkpoint.
     if (read.status().code() == StatusCode::kResourceExhausted) return read.status();
-    // Half of it may have gone while it was looked at: then the name leads elsewhere by now.
+    // Part of it may have been removed during the read: then the name no longer refers to this folder.
     if (fd.ok() && tries <= kMaxRetries && !LeadsTo(folder, *fd)) continue;
     StoredCheckpoint damaged;
     damaged.info.step = step;
@@ -140,7 +141,6 @@ Status CheckShardFile(const UniqueFd& folder, const std::string& path, const Man
   return Status::Ok();
 }
 
-// A step that the root's list names.
 struct Listed {
   std::uint64_t step = 0;
   std::string name;
@@ -152,8 +152,8 @@ void ReadNext(const PathAt& root, std::vector<Listed>& all, std::atomic<std::siz
     try {
       all[i].read = ReadListed(JoinPath(root, all[i].name), all[i].step);
     } catch (const std::bad_alloc&) {
-      // On a thread that was started here nobody else catches it.
-      all[i].read = Status(StatusCode::kResourceExhausted, all[i].name + ": no memory for its manifest");
+      // Nothing else would catch it on a thread started here.
+      all[i].read = Status(StatusCode::kResourceExhausted, all[i].name + ": out of memory for its manifest");
     }
   }
 }
@@ -165,7 +165,7 @@ void ReadAll(const PathAt& root, std::vector<Listed>& all) {
   others.reserve(lanes);
   while (others.size() + 1 < lanes) {
     Result<std::thread> thread = StartThread("cairn-list", [&] { ReadNext(root, all, next); });
-    if (!thread.ok()) break;  // With fewer it takes longer.
+    if (!thread.ok()) break;  // Fewer threads are only slower.
     others.push_back(*std::move(thread));
   }
   ReadNext(root, all, next);
@@ -193,7 +193,7 @@ Status CheckShardFiles(const StoredCheckpoint& checkpoint) {
 Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root) {
   std::map<std::uint64_t, StoredCheckpoint> found;
   bool vanished = true;
-  // What displaced a checkpoint that vanished may have come after its name was looked for.
+  // If a checkpoint vanished, the one that replaced it may have come too late for this listing.
   for (int tries = 0; vanished && tries <= kMaxRetries; ++tries) {
     CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListRoot(root));
     vanished = false;
@@ -227,7 +227,7 @@ Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, cons
     CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint checkpoint, ReadCheckpointFolder(which.folder()));
     return std::vector{std::move(checkpoint)};
   }
-  // Newest first, with the damaged ones, which may be newer still, before the others.
+  // Newest first. Damaged ones come before the others: they may be newer.
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(root));
   std::reverse(list.begin(), list.end());
   if (list.empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", root);
@@ -236,7 +236,7 @@ Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, cons
     const auto wanted =
         std::find_if(list.begin(), list.end(), [step](const StoredCheckpoint& c) { return c.info.step == step; });
     if (wanted == list.end()) return Error(StatusCode::kNotFound, "there is no step {} under {}", step, root);
-    // Of a damaged checkpoint only the step is known, so by that it is compared.
+    // Only the step of a damaged checkpoint is known, so compare by step.
     const StoredCheckpoint first = *wanted;
     std::erase_if(list, [&first](const StoredCheckpoint& c) {
       return Verified(c) && Verified(first) ? !Older(c, first) : c.info.step >= first.info.step;

@@ -12,38 +12,40 @@
 
 namespace cairn {
 
-/// A checkpoint found under a root, as its manifest has it. Its shards are not looked at: who opens one to read it
-/// finds out whether it is there, and whole.
+/// A checkpoint under a root, as its manifest describes it. Its shards are not checked: that happens when they are
+/// read.
 struct StoredCheckpoint {
-  CheckpointInfo info;  ///< info.status is Corrupt where the manifest does not verify.
-  Manifest manifest;    ///< Empty where it does not.
+  /// info.status is Corrupt if the manifest does not verify.
+  CheckpointInfo info;
+  /// Empty if it does not verify.
+  Manifest manifest;
 };
 
-/// Lists step-*: those whose manifests verify by {generation, step}, oldest first, then the damaged ones by step. Takes
-/// no lock, writes nothing; reads long lists on a few threads at once. NotFound where the root itself is missing;
-/// folders that vanish meanwhile (retention) are left out.
+/// Lists step-*: checkpoints whose manifests verify by {generation, step}, oldest first, then damaged ones by step.
+/// Takes no lock and writes nothing; reads long lists on several threads. NotFound if the root is missing. Skips
+/// folders that retention removes meanwhile.
 [[nodiscard]] Result<std::vector<StoredCheckpoint>> ListCheckpoints(const PathAt& root);
 /// The same without the manifests.
 [[nodiscard]] Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root);
-/// One folder, wherever it is; an error where its manifest does not verify, or is of another step than the folder's
-/// name has it.
+/// One folder, anywhere. An error if its manifest does not verify or its step differs from the one in the folder's
+/// name.
 [[nodiscard]] Result<StoredCheckpoint> ReadCheckpointFolder(const std::string& folder);
-/// Whether each shard is there with the manifest's length, which for many shards takes long: for who removes other
-/// checkpoints because there is this one. Corrupt names the first that is not, NotFound the folder.
+/// Checks that each shard exists with the manifest's length. Slow for many shards: use it before other checkpoints are
+/// removed in favour of this one. Corrupt names the first bad shard, NotFound the folder.
 [[nodiscard]] Status CheckShardFiles(const StoredCheckpoint& checkpoint);
-/// The manifest alone of a folder that is open, whatever else is there; `path` is the file's, for messages.
+/// Reads only the manifest of an open folder. `path` is the manifest's, for messages.
 [[nodiscard]] Result<Manifest> ReadManifest(const UniqueFd& folder, const std::string& path,
                                             std::uint64_t* bytes = nullptr);
-/// The checkpoint that `which` means, by the rules of Checkpointer::Restore, as far as manifests go: candidates in the
-/// order in which to try them. A damaged manifest counts as the newest: it can't be known.
+/// The checkpoints that `which` selects, by the rules of Checkpointer::Restore, as far as manifests tell: candidates in
+/// the order to try. A damaged manifest counts as the newest, because its generation is unknown.
 ///
-/// One verified candidate, or an error, unless it may fall back: then damaged ones are among the candidates, to be
-/// named as passed over, with info.status saying why. From a given step only older ones are fallen back to.
+/// Without fallback: one verified candidate or an error. With fallback: damaged checkpoints are listed too, to be
+/// reported as skipped; info.status says why. From a given step, only older ones are candidates.
 [[nodiscard]] Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Which& which);
 
-/// Which of the unpinned checkpoints whose status is Ok retention removes. Pure. `list` in the order of
-/// ListCheckpoints, less what was never acknowledged; damaged ones are neither counted nor removed, pinned ones are
-/// counted. keep_last 0 removes nothing.
+/// The steps that retention removes: unpinned checkpoints with status Ok. Pure. `list` is in the order of
+/// ListCheckpoints, without unacknowledged ones. Damaged ones are neither counted nor removed; pinned ones are counted.
+/// keep_last 0 removes nothing.
 [[nodiscard]] std::vector<std::uint64_t> ChooseRetired(std::span<const CheckpointInfo* const> list,
                                                        std::uint64_t keep_last, std::uint64_t keep_every);
 

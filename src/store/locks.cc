@@ -26,23 +26,20 @@
 
 namespace cairn {
 
-// The writer's
-
 namespace {
 
-/// The descriptors of locks that this process holds, for its forked children to close. There can be one list alone, as
-/// there is one handler of forks.
+/// The descriptors of locks that this process holds, for forked children to close. Global, because the fork handler is.
 class LockDescriptors {
  public:
   static LockDescriptors& Get() {
     static LockDescriptors* const list = [] {
-      auto* made = new LockDescriptors;  // For as long as the process may fork.
+      auto* made = new LockDescriptors;  // Never freed: the process may fork at any time.
       ::pthread_atfork(BeforeFork, InParent, InChild);
       return made;
     }();
     return *list;
   }
-  /// Under the mutex, as Close is, so that a child has a copy only of what is in its list.
+  /// Locked, like Close, so that a forked child has no copy that is missing from its list.
   Result<UniqueFd> Open(const PathAt& path, int more_flags, unsigned file_mode) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     constexpr int kFlags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
@@ -67,7 +64,7 @@ class LockDescriptors {
   }
 
  private:
-  // The mutex is held from before a fork until behind it, in both processes.
+  // Held during a fork, and released in both processes afterwards.
   static void BeforeFork() CAIRN_NO_ANALYSIS { Get().mutex_.Lock(); }
   static void InParent() CAIRN_NO_ANALYSIS { Get().mutex_.Unlock(); }
   static void InChild() CAIRN_NO_ANALYSIS {
@@ -96,7 +93,7 @@ Result<Taken> TakeWhole(const UniqueFd& fd, const std::string& path) {
       case ENOLCK:
       case ENOSYS:
       case EOPNOTSUPP:
-      case EINVAL:  // Some sandboxes know the older kind of lock alone.
+      case EINVAL:  // Some sandboxes support only the older locks.
         return Taken::kNoLocks;
       default:
         return ErrnoStatus(errno, "locking " + path);
@@ -117,7 +114,7 @@ WriterLock::~WriterLock() {
   if (owner_ == ::getpid()) {
     LockDescriptors::Get().Close(fd_);
   } else {
-    static_cast<void>(fd_.Release());  // Closed when this process was forked.
+    static_cast<void>(fd_.Release());  // Closed by the fork handler.
   }
 }
 
@@ -128,7 +125,7 @@ Result<std::optional<WriterLock>> WriterLock::TryTake(const PathAt& root, unsign
     CAIRN_ASSIGN_OR_RETURN(const Taken taken, TakeWhole(lock.fd_, path.text()));
     if (taken == Taken::kNo) return std::optional<WriterLock>();
     lock.locks_ = taken == Taken::kYes;
-    // Between open and lock the file may have been replaced: then the lock is on the wrong one.
+    // If the file was replaced between open and lock, the lock is on the wrong file.
     if (lock.Named(root)) return std::optional(std::move(lock));
   }
 }
@@ -155,8 +152,6 @@ bool WriterLock::InPlace(const PathAt& root) const {
   const bool there = ::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
   return !there || Named(root);
 }
-
-// Readers'
 
 Flock::Flock(UniqueFd fd) : fd_(std::move(fd)), owner_(::getpid()) {}
 
@@ -193,7 +188,7 @@ Result<ReadLock> ReadLock::Take(const PathAt& folder) {
       if (lock.status().code() != StatusCode::kFailedPrecondition) return lock.status();
       return Error(StatusCode::kNotFound, "{}", lock.status().message());
     }
-    // Between open and lock the folder may have been retired, or replaced: then the lock is on the wrong file.
+    // If the folder was retired or replaced between open and lock, the lock is on the wrong file.
     struct stat locked {};
     struct stat found {};
     if (::fstat(lock->fd(), &locked) != 0) return ReadErrnoStatus(errno, "stat of " + path);
@@ -212,22 +207,20 @@ std::string DescribeHolders(const PathAt& file) {
       std::istringstream fields(line);
       std::string number, kind, advisory, access, process, place;
       fields >> number >> kind >> advisory >> access >> process >> place;
-      // Of another namespace's process the number is 0 or -1.
+      // 0 or -1: a process of another namespace.
       if (kind == "FLOCK" && place.ends_with(inode) && process != "0" && process != "-1") processes.insert(process);
     }
   }
-  if (processes.empty()) return "a process that cannot be seen from here";
+  if (processes.empty()) return "a process that is not visible from here";
   return fmt::format("process {}", fmt::join(processes, ", "));
 }
 
-// A spare's
-
 namespace {
 
-constexpr long kXfsMagic = 0x58465342;  // No header of the kernel's has it.
+constexpr long kXfsMagic = 0x58465342;  // No kernel header defines it.
 
-/// Local, so that a lease knows of every opener, and no copy-on-write, so that there is something to be gained. An
-/// overlay stands for the filesystem below it.
+/// Leases need a local filesystem, to see every opener. Recycling gains nothing with copy-on-write. An overlay counts
+/// as the filesystem below it.
 Status CheckFilesystem(const UniqueFd& fd, const std::string& name) {
   struct statfs found {};
   if (::fstatfs(fd.get(), &found) != 0) return ErrnoStatus(errno, "asking for the filesystem of " + name);
@@ -239,7 +232,7 @@ Status CheckFilesystem(const UniqueFd& fd, const std::string& name) {
       return Status::Ok();
     default:
       return Error(StatusCode::kUnsupported,
-                   "{}: its filesystem ({:#x}) is not known to be local and to write in place", name, found.f_type);
+                   "{}: its filesystem ({:#x}) is not known to be local and to overwrite in place", name, found.f_type);
   }
 }
 
@@ -247,18 +240,18 @@ Status CheckFilesystem(const UniqueFd& fd, const std::string& name) {
 
 Status TakeLease(const UniqueFd& fd, const std::string& name) {
   CAIRN_RETURN_IF_ERROR(CheckFilesystem(fd, name));
-  // Who wants the file open is told to the holder by a signal, SIGIO, which ends a process that does not expect it.
-  // It goes to this thread alone (the engine's blocks all signals), and as one that is ignored by default.
+  // The kernel signals the holder when somebody opens the file. The default SIGIO would kill the process, so use
+  // SIGURG, which is ignored by default, and send it to this thread only (the engine's blocks all signals).
   f_owner_ex owner{.type = F_OWNER_TID, .pid = ::gettid()};
   if (::fcntl(fd.get(), F_SETOWN_EX, &owner) != 0 || ::fcntl(fd.get(), F_SETSIG, SIGURG) != 0) {
     return ErrnoStatus(errno, "preparing a lease on " + name);
   }
   if (::fcntl(fd.get(), F_SETLEASE, F_WRLCK) == 0) return Status::Ok();
   if (errno == EAGAIN) {
-    return Error(StatusCode::kFailedPrecondition, "{}: somebody has it open or mapped", name);
+    return Error(StatusCode::kFailedPrecondition, "{}: it is open or mapped elsewhere", name);
   }
   if (errno == EINVAL || errno == EOPNOTSUPP) {
-    return Error(StatusCode::kUnsupported, "{}: its filesystem gives no leases", name);
+    return Error(StatusCode::kUnsupported, "{}: its filesystem does not support leases", name);
   }
   return ErrnoStatus(errno, "taking a lease on " + name);
 }

@@ -15,15 +15,15 @@ namespace cairn {
 
 /// The lock of a root's writer, on `.lock`.
 ///
-/// It belongs to the open file, so that no close elsewhere in the process drops it, and to this process alone: forked
-/// children close their copies as they begin, so that no data-loader worker keeps it beyond the trainer's end.
+/// It belongs to the open file, so closing another descriptor does not drop it. It belongs to this process only: forked
+/// children close their copies at once, so that no data-loader worker holds it after the trainer has ended.
 class WriterLock {
  public:
-  /// None where somebody else has it.
+  /// None if another process has it.
   [[nodiscard]] static Result<std::optional<WriterLock>> TryTake(const PathAt& root, unsigned file_mode);
-  /// Puts a lock of its own in the place of one that somebody else has, and who still has it can see that.
+  /// Replaces the lock that another writer holds. That writer can detect this.
   [[nodiscard]] static Result<WriterLock> Replace(const PathAt& root, unsigned file_mode);
-  /// Whether it is this process that has it.
+  /// Whether this process holds it.
   [[nodiscard]] static bool HeldHere(const PathAt& root);
   ~WriterLock();
   WriterLock(WriterLock&& other) noexcept = default;
@@ -31,11 +31,11 @@ class WriterLock {
   WriterLock(const WriterLock&) = delete;
   WriterLock& operator=(const WriterLock&) = delete;
 
-  /// False where the filesystem knows no locks: then `.writer` alone tells writers apart.
+  /// False if the filesystem does not support locks: then only `.writer` tells writers apart.
   [[nodiscard]] bool locks() const { return locks_; }
-  /// `.lock` is the file that is locked, or is not there.
+  /// `.lock` is the locked file, or does not exist.
   [[nodiscard]] bool InPlace(const PathAt& root) const;
-  /// The same, and it is there.
+  /// `.lock` is the locked file.
   [[nodiscard]] bool Named(const PathAt& root) const;
 
  private:
@@ -47,14 +47,14 @@ class WriterLock {
   pid_t owner_;
 };
 
-/// A flock on a whole file, shared by its readers or held by the one that removes it.
+/// A flock on a whole file: shared by readers, exclusive for the one that removes it.
 ///
-/// It is given back explicitly: a forked child has the same open file, and the lock would otherwise last until the
-/// child has closed it too. For the same reason a child's copy never gives it back.
+/// Released explicitly: a forked child shares the open file, and the lock would otherwise last until the child closes
+/// it too. For the same reason the child's copy never releases it.
 class Flock {
  public:
   enum class Kind : bool { kShared, kExclusive };
-  /// Never waits. FailedPrecondition where somebody holds it the other way.
+  /// Never waits. FailedPrecondition if a conflicting lock is held.
   [[nodiscard]] static Result<Flock> TryTake(UniqueFd fd, Kind kind, const std::string& name);
   ~Flock();
   Flock(Flock&&) noexcept = default;
@@ -72,10 +72,10 @@ class Flock {
   pid_t owner_;
 };
 
-/// Keeps a checkpoint from removal and replacement while it lives: a shared lock on its manifest, across processes.
+/// Protects a checkpoint from removal and replacement while it lives: a shared lock on its manifest, across processes.
 class ReadLock {
  public:
-  /// NotFound where the folder was removed meanwhile, or is being removed. Never waits.
+  /// NotFound if the folder was removed or is being removed. Never waits.
   [[nodiscard]] static Result<ReadLock> Take(const PathAt& folder);
 
  private:
@@ -83,15 +83,16 @@ class ReadLock {
   Flock lock_;
 };
 
-/// Who has a lock on the file, by the kernel's list: "process 12", or that none can be seen from here.
+/// The processes that lock the file, from /proc/locks: "process 12", or a note that none is visible.
 [[nodiscard]] std::string DescribeHolders(const PathAt& file);
 
-// A write lease on a regular file: the kernel's word that nobody else has it open or mapped. It ends with the
-// descriptor. Who opens the file meanwhile waits until then, or for as long as the kernel lets a lease hold others up.
+// A write lease on a regular file: the kernel guarantees that nobody else has it open or mapped. It ends with the
+// descriptor. Whoever opens the file meanwhile waits until then, or until the kernel breaks the lease.
 
-/// FailedPrecondition where somebody has the file open or mapped. Unsupported where the filesystem gives no leases,
-/// cannot know who has the file open elsewhere, or would not write it in place.
+/// FailedPrecondition if the file is open or mapped elsewhere. Unsupported if the filesystem has no leases, cannot see
+/// openers on other nodes, or does not write in place.
 [[nodiscard]] Status TakeLease(const UniqueFd& fd, const std::string& name);
+/// Whether it is still held and nobody is waiting for it.
 /// Whether it is held still and nobody is waiting for it.
 [[nodiscard]] bool HoldsLease(const UniqueFd& fd);
 void GiveBackLease(const UniqueFd& fd);

@@ -8,7 +8,7 @@
 
 namespace cairn {
 
-/// The length of an open manifest. Corrupt where it is no regular file or longer than a manifest may be.
+/// The length of an open manifest. Corrupt if it is not a regular file or is too long.
 [[nodiscard]] Result<std::uint64_t> ManifestFileSize(const UniqueFd& fd, const std::string& path);
 
 }  // namespace cairn

@@ -14,7 +14,7 @@ constexpr std::string_view kReplacedPrefix = ".replaced-";
 constexpr std::string_view kSparePrefix = ".spare-";
 constexpr std::string_view kWriterDraftPrefix = ".writer-";
 constexpr std::string_view kLockDraftPrefix = ".lock-";
-/// As many as the largest u64 has, so that names sort as their steps do.
+/// As many as the largest u64 has, so that names sort by step.
 constexpr std::size_t kStepDigits = 20;
 
 bool HasSuffixAfter(std::string_view name, std::string_view prefix) {

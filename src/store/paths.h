@@ -13,26 +13,27 @@ namespace cairn {
 
 struct FolderEntry {
   std::string name;
-  bool directory = false;  ///< A link to a directory is not one.
+  /// False for a link to a directory.
+  bool directory = false;
 };
-/// What a folder holds, sorted by name. NotFound where it is not there; a link to a folder is refused.
+/// A folder's entries, sorted by name. NotFound if it does not exist; an error if it is a link.
 [[nodiscard]] Result<std::vector<FolderEntry>> ListFolder(const PathAt& folder);
 
-/// The same for a root, which, unlike what is in it, may be a link.
+/// The same for a root, which may be a link.
 [[nodiscard]] Result<std::vector<FolderEntry>> ListRoot(const PathAt& root);
 
 /// What stat(2) says of a directory, or of a link to one. InvalidArgument if it is something else.
 [[nodiscard]] Result<struct stat> StatDirectory(const std::string& path);
 
-/// Whether `path` itself, not what it links to, is what the descriptor has open.
+/// Whether `path` itself, not the target of a link, is the file that the descriptor has open.
 [[nodiscard]] bool LeadsTo(const PathAt& path, const UniqueFd& fd);
-/// The same, looked up on a thread. False as well where the disk cannot be asked.
+/// The same, looked up on another thread. Also false if the lookup fails.
 IoTask<bool> StillLeadsTo(const PathAt& path, const UniqueFd& fd);
 
-/// Whether a filesystem has refused a rename for its flags, as NFS and some FUSE do.
+/// Whether a filesystem rejected a rename because of its flags, as NFS and some FUSE filesystems do.
 [[nodiscard]] bool RefusesFlags(const IoResult& renamed);
-/// Renames a folder to a name that nothing has: EEXIST or ENOTEMPTY where something has it. Where the filesystem knows
-/// no flags the plain call is used, which does not replace a folder that holds anything either.
+/// Renames a folder to an unused name. EEXIST or ENOTEMPTY if the name is in use. Filesystems without rename flags get
+/// a plain rename, which does not replace a non-empty folder either.
 IoTask<IoResult> RenameToNew(PathAt from, PathAt to);
 
 }  // namespace cairn

@@ -9,12 +9,12 @@
 
 namespace cairn {
 
-/// Whether there is a step-N, and whether it is pinned, by a look at the disk. Where that cannot be asked: yes.
+/// Whether step-N exists, and whether it is pinned, according to the disk. True if the disk cannot be read.
 [[nodiscard]] bool HoldsStep(const PathAt& root, std::uint64_t step);
 [[nodiscard]] bool IsPinned(const PathAt& root, std::uint64_t step);
 [[nodiscard]] bool IsPinned(const PathAt& folder);
 
-/// Makes (or removes) the pin, fsyncs the folder. Blocking; the queue is the caller's alone.
+/// Creates or removes the pin and fsyncs the folder. Blocking; needs exclusive use of the queue.
 [[nodiscard]] Status SetPin(IoQueue& queue, const PathAt& root, std::uint64_t step, bool pinned, unsigned file_mode);
 
 }  // namespace cairn

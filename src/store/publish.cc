@@ -1,21 +1,21 @@
-// Checkpoints that are known by a path. What stands in front of a number happens before what stands behind it.
+// Publishing: moving a checkpoint to a path outside the root. Each numbered step completes before the next begins.
 //
-// 1. Look: the path's directory is opened and held; everything below is relative to it and to the root's. The path has
-//    nothing, or a link, which stands for itself alone, or a checkpoint, which is opened and its manifest locked, so
-//    that nobody reads it (waited for up to the deadline), and which must still have the path then. Anything else is
+// 1. Look. Open and hold the path's directory: everything below is relative to it and to the root's directory. The path
+//    has nothing; or a link, which is never followed; or a checkpoint, which is opened and its manifest locked, so that
+//    nobody reads it (wait for that up to the deadline), and which must then still be at the path. Anything else is
 //    left as it is.
-// 2. Take: where the path has nothing, step-N is renamed to it without replacing; else the two exchange their names.
-//    The path's directory is fsynced, then the root. Only now is the checkpoint durable at its path.
-//    Where the filesystem exchanges no names a path that has something is refused: two renames would leave a moment in
-//    which it has nothing, and whoever starts again then finds no checkpoint and begins at step 0.
-// 3. Retire: what the path had is step-N now. It goes as any checkpoint does (step 6 in
-//    attempt.cc): renamed to `.retired-<uuid>` in the root, the directories fsynced, and only then its files unlinked.
-//    Until then it is locked. A link is unlinked.
+// 2. Take. If the path has nothing, rename step-N to it without replacing; else exchange the two names. Fsync the
+//    path's directory, then the root. Only now is the checkpoint durable at its path. If the filesystem cannot exchange
+//    names, an occupied path is an error: between two renames the path would have nothing, and a job restarted then
+//    would find no checkpoint and begin at step 0.
+// 3. Retire. What the path had is now step-N. It goes like any checkpoint (step 6 in attempt.cc): rename it to
+//    `.retired-<uuid>` in the root, fsync the directories, and only then unlink its files. It stays locked until then.
+//    A link is unlinked.
 //
-// A removal is 1 and 3. What a crash leaves of step-N in the root has no path, or is what a path had before, which may
-// be another step's: so nobody restores from a root whose steps are published, and who opens it next removes them.
-// Opening has fsynced the directory that the root stands in by then (see root.cc); that an exchange with a path in
-// another directory is durable with the fsync of either, ext4's and XFS's journals see to.
+// A removal is 1 and 3. After a crash, step-N in the root either has no path or is what a path had before, which may be
+// another step. So nobody restores from a root whose steps are published, and the next writer removes such steps.
+// Opening has already fsynced the root's parent directory (see root.cc). An exchange with a path in another directory
+// is durable after the fsync of either: the journals of ext4 and XFS guarantee that.
 
 #include "store/publish.h"
 
@@ -31,7 +31,7 @@
 namespace cairn {
 namespace {
 
-/// The root, held open.
+/// The open root.
 struct OpenRootDirectory {
   UniqueFd fd;
   PathAt at;
@@ -43,7 +43,7 @@ struct OpenRootDirectory {
   }
 };
 
-/// Opens the directory of a path that may not be in the root.
+/// Opens the directory of a path that must be outside the root.
 IoTask<Status> OpenOutside(const PathAt& root, HeldEntry& entry) {
   CAIRN_CO_RETURN_IF_ERROR(co_await entry.Open());
   co_return co_await io::OnThread(entry.at().text(), [&root, &entry] {
@@ -52,7 +52,7 @@ IoTask<Status> OpenOutside(const PathAt& root, HeldEntry& entry) {
   });
 }
 
-/// Step 3 for what is `target` by now.
+/// Step 3 for the old entry, which now is `target`.
 IoTask<Status> RetireOld(const PathAt& root, const RemovalTarget& target, HeldEntry& entry,
                          const WriterCheck& still_writer, Leftovers& left) {
   if (entry.kind() == EntryKind::kCheckpoint) {
@@ -83,9 +83,12 @@ class Publication {
   HeldEntry entry_;
   const PublishOptions& options_;
   OpenRootDirectory root_;
-  PathAt staged_;      // step-N, below the open root.
-  HeldFolder held_;    // Nobody reads it.
-  RemovalTarget old_;  // What the path had, when it no longer has it.
+  // step-N, relative to the open root.
+  PathAt staged_;
+  // Locked against readers.
+  HeldFolder held_;
+  // What the path had, once it has been replaced.
+  RemovalTarget old_;
 };
 
 Status Publication::Run(IoQueue& queue, Leftovers& left) {
@@ -94,7 +97,7 @@ Status Publication::Run(IoQueue& queue, Leftovers& left) {
   CAIRN_RETURN_IF_ERROR(CheckPlace());
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, Take()));
   if (entry_.kind() == EntryKind::kNothing) return Status::Ok();
-  // The new one is durable, whatever becomes of the old one.
+  // The new checkpoint is durable, so a failure here is only a leftover.
   if (const Status retired = RunTaskBlocking(queue, RetireOld(left)); !retired.ok()) left.push_back(retired.message());
   return Status::Ok();
 }
@@ -108,7 +111,7 @@ IoTask<Status> Publication::Begin() {
 
 Status Publication::CheckPlace() const {
   if (entry_.kind() != EntryKind::kOther) return Status::Ok();
-  return Error(StatusCode::kAlreadyExists, "{} exists and is no checkpoint of Cairn; it is left as it is", entry_.at());
+  return Error(StatusCode::kAlreadyExists, "{} exists and is not a Cairn checkpoint; it is unchanged", entry_.at());
 }
 
 IoTask<Status> Publication::Take() {
@@ -127,10 +130,9 @@ IoTask<Status> Publication::Rename() {
   if (replaces) {
     renamed = co_await io::Rename(staged_, entry_.at(), RenameMode::kExchange);
     if (RefusesFlags(renamed)) {
-      co_return Error(
-          StatusCode::kUnsupported,
-          "{} cannot be replaced: this filesystem does not exchange names; give each save a name of its own",
-          entry_.at());
+      co_return Error(StatusCode::kUnsupported,
+                      "{} cannot be replaced: this filesystem cannot exchange names; give each save a different name",
+                      entry_.at());
     }
   } else {
     renamed = co_await RenameToNew(staged_, entry_.at());
@@ -147,9 +149,9 @@ IoTask<Status> Publication::Rename() {
   co_return Error(StatusCode::kUnknownOutcome, "{}; {}", why.message(), undone.status.message());
 }
 
-// A rename of step-N has failed, or its answer was lost: then it is Ok.
+// A rename of step-N failed, or its reply was lost; in that case Ok.
 IoTask<Status> Publication::Explain(IoResult renamed) {
-  const bool broken = renamed.error == kBrokenQueue;  // It may yet carry it out.
+  const bool broken = renamed.error == kBrokenQueue;  // It may still carry the rename out.
   const bool still = !broken && co_await StillLeadsTo(staged_, held_.fd);
   if (still) {
     switch (renamed.error) {
@@ -197,9 +199,9 @@ Status RemovePublished(IoQueue& queue, const PathAt& root, const std::string& pa
   CAIRN_ASSIGN_OR_RETURN(HeldEntry entry, EntryOf(path));
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, OpenOutside(root, entry)));
   CAIRN_RETURN_IF_ERROR(entry.AwaitUnread(queue, options.deadline));
-  if (entry.kind() == EntryKind::kNothing) return Error(StatusCode::kNotFound, "there is no checkpoint {}", path);
+  if (entry.kind() == EntryKind::kNothing) return Error(StatusCode::kNotFound, "{}: no checkpoint there", path);
   if (entry.kind() == EntryKind::kOther) {
-    return Error(StatusCode::kInvalidArgument, "{} is no checkpoint of Cairn; it is left as it is", path);
+    return Error(StatusCode::kInvalidArgument, "{} is not a Cairn checkpoint; it is unchanged", path);
   }
   return RunTaskBlocking(queue, RemoveTask(root, entry, options.still_writer, left));
 }

@@ -10,25 +10,27 @@
 namespace cairn {
 
 struct PublishOptions {
-  Deadline deadline = Deadline::Infinite();  ///< For those who read what the path has.
-  WriterCheck still_writer = {};             ///< Asked before each first rename.
+  /// How long to wait for readers of what the path has.
+  Deadline deadline = Deadline::Infinite();
+  /// Called before each first rename.
+  WriterCheck still_writer = {};
 };
 
-/// Gives step-N of the root, which is durable, the absolute `path`, outside the root and on the same filesystem. What
-/// had the path, a checkpoint or a link (never followed), goes.
+/// Moves the durable step-N of the root to the absolute `path`, outside the root and on the same filesystem. Removes
+/// what the path had: a checkpoint, or a link (never followed).
 ///
-/// Ok: durably so. What of the old one had to stay is told in `left`, a sentence each. AlreadyExists where the path has
-/// something else; DeadlineExceeded, naming the readers, while its checkpoint is read; NotFound where there is no
-/// step-N, or no directory for the path; Unsupported where the filesystem cannot do it: a path that has something is
-/// replaced by an exchange of names alone; FailedPrecondition where step-N is being read, or another writer has taken
-/// over. After all of these path and step are as they were. UnknownOutcome where a rename was
-/// made, or may have been, that a power cut may undo: nothing is removed. Blocking; the queue is the caller's alone.
+/// Ok: durable there. `left` lists what of the old one could not be removed, one sentence each. AlreadyExists if the
+/// path has something else; DeadlineExceeded, naming the readers, if its checkpoint is being read; NotFound without
+/// step-N or without the path's directory; Unsupported if the filesystem cannot do it (an existing path is replaced
+/// only by an exchange of names); FailedPrecondition if step-N is being read or another writer has taken over. After
+/// all of these, path and step are unchanged. UnknownOutcome if a rename was made, or may have been, that a power cut
+/// may undo: nothing is removed. Blocking; needs exclusive use of the queue.
 [[nodiscard]] Status Publish(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& path,
                              const PublishOptions& options, Leftovers& left);
 
-/// Removes the checkpoint, or the link, that has the absolute `path`, through a `.retired-<uuid>` in the root.
+/// Removes the checkpoint or link at the absolute `path`, through a `.retired-<uuid>` in the root.
 ///
-/// NotFound where there is nothing, InvalidArgument where there is something else; else as for Publish.
+/// NotFound if nothing is there, InvalidArgument if something else is; otherwise as for Publish.
 [[nodiscard]] Status RemovePublished(IoQueue& queue, const PathAt& root, const std::string& path,
                                      const PublishOptions& options, Leftovers& left);
 

@@ -1,4 +1,4 @@
-// Step 6 of the commit protocol, whose prose heads attempt.cc.
+// Step 6 of the commit protocol (see attempt.cc).
 
 #include "store/remove.h"
 
@@ -22,7 +22,6 @@
 namespace cairn {
 namespace {
 
-/// The removal of one folder.
 class FolderRemoval {
  public:
   FolderRemoval(PathAt root, PathAt folder, const SpareWish& wish, Leftovers& left)
@@ -36,14 +35,17 @@ class FolderRemoval {
   void PickSpares();
   IoTask<Status> UnlinkFiles();
 
-  const PathAt root_;  // Where spares are wished for.
+  const PathAt root_;  // Empty without spares.
   const PathAt folder_;
   const SpareWish& wish_;
   Leftovers& left_;
   std::vector<std::string> files_;
-  std::vector<std::string> spares_;  // To be kept, if all others can be unlinked,
-  PathAt place_;                     // as this folder.
-  bool stays_ = false;               // Something in it does.
+  // Files to keep, if all others can be unlinked.
+  std::vector<std::string> spares_;
+  // The spare folder that this folder becomes.
+  PathAt place_;
+  // Something in the folder cannot be removed.
+  bool stays_ = false;
 };
 
 Status FolderRemoval::Look() {
@@ -55,7 +57,7 @@ Status FolderRemoval::Look() {
       continue;
     }
     left_.push_back(
-        fmt::format("{} is a directory that no checkpoint holds; it and {} were left alone", path, folder_));
+        fmt::format("{} is a directory that is not part of a checkpoint; it and {} were left alone", path, folder_));
     stays_ = true;
   }
   if (!stays_) PickSpares();
@@ -68,7 +70,7 @@ PathAt FolderRemoval::FindPlace() const {
     PathAt one = JoinPath(root_, SpareName(number));
     if (one == folder_) return one;
     const auto there = ListFolder(one);
-    // An empty folder is replaced by a rename.
+    // A rename replaces an empty folder.
     const bool taken = there.ok() ? !there->empty() : there.status().code() != StatusCode::kNotFound;
     if (free.empty() && !taken) free = std::move(one);
   }
@@ -111,7 +113,7 @@ IoTask<Status> FolderRemoval::Run() {
   }
   static_cast<void>(co_await UnlinkFiles());
   if (!spares_.empty() && !stays_) {
-    // Where it is one of the spares' already, to its own name, which does nothing.
+    // If it already is that spare folder, this renames it to itself and does nothing.
     IoResult kept = co_await io::Rename(folder_, place_, RenameMode::kPlain);
     if (kept.ok()) co_return Status::Ok();
   }
@@ -134,10 +136,10 @@ IoTask<Status> SweepTask(PathAt root, SpareWish spares, std::shared_ptr<Leftover
   std::vector<FolderEntry> found;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, found));
   std::erase_if(found, [](const FolderEntry& entry) { return !IsLeftover(entry.name); });
-  // What is a spare already keeps its place.
+  // Spares first, so that they keep their folders.
   std::stable_partition(found.begin(), found.end(), [](const FolderEntry& entry) { return IsSpareName(entry.name); });
   for (const FolderEntry& entry : found) {
-    if (entry.directory && IsAttemptName(entry.name)) continue;  // Of a save that is under way.
+    if (entry.directory && IsAttemptName(entry.name)) continue;  // Of a save in flight.
     if (entry.directory) {
       static_cast<void>(co_await RemoveRecycling(root, entry.name, spares, *left));
     } else {
@@ -147,7 +149,7 @@ IoTask<Status> SweepTask(PathAt root, SpareWish spares, std::shared_ptr<Leftover
   co_return Status::Ok();
 }
 
-/// The retirement of one folder: as it was found and locked it becomes `.retired-<uuid>` in the root, durably.
+/// Renames one folder, as it was found and locked, to `.retired-<uuid>` in the root, durably.
 class Retirement {
  public:
   Retirement(const PathAt& root, const RemovalTarget& target, const RemovalOptions& options, HeldFolder held)
@@ -177,7 +179,7 @@ class Retirement {
   UniqueFd parent_fd_;
 };
 
-// Under the lock that keeps readers out. Whoever pins holds a reader's lock meanwhile: from here on nobody does.
+// Readers are locked out, and pinning takes a reader's lock, so nobody pins it from here on.
 Status Retirement::CheckBefore() const {
   if (options_.still_writer) CAIRN_RETURN_IF_ERROR(options_.still_writer());
   if (options_.pinned == Pinned::kStays && IsPinned(folder_)) {
@@ -191,7 +193,7 @@ Status Retirement::CheckBefore() const {
                path, options_.attempt, found.attempt);
 }
 
-// What was renamed must be what was checked, and no successor may have listed it meanwhile.
+// The renamed folder must be the one that was checked, and no new writer may have listed it meanwhile.
 Status Retirement::CheckBehind() const {
   if (options_.still_writer) CAIRN_RETURN_IF_ERROR(options_.still_writer());
   if (LeadsTo(retired_, held_.fd)) return Status::Ok();
@@ -202,12 +204,12 @@ IoTask<Status> Retirement::Rename() {
   IoResult renamed = co_await io::Rename(folder_, retired_, RenameMode::kPlain);
   if (renamed.error == EXDEV) {
     co_return Error(StatusCode::kUnsupported,
-                    "{}; the folder is on another filesystem than {}, or comes from a lower layer of an overlay, which "
-                    "cannot rename it: keep the root on a volume of its own, or mount the overlay with redirect_dir=on",
+                    "{}; the folder is on another filesystem than {}, or in a lower layer of an overlay, which cannot "
+                    "rename it: put the root on its own volume, or mount the overlay with redirect_dir=on",
                     renamed.status.message(), root_);
   }
   if (!renamed.ok()) {
-    // A broken queue may yet carry it out.
+    // A broken queue may still carry it out.
     const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(folder_, held_.fd);
     if (still) co_return renamed.status;
     co_return Error(StatusCode::kUnknownOutcome, "removal of {}: {}", target_.called, renamed.status.message());
@@ -221,11 +223,11 @@ IoTask<Status> Retirement::Rename() {
 }
 
 IoTask<Status> Retirement::FsyncDirectories() {
-  // First the directory that has the new name: so no power cut leaves the folder in neither.
+  // The directory with the new name first, so that no power cut leaves the folder in neither.
   IoResult durable = co_await io::Fsync(root_fd_, root_.text());
   if (durable.ok() && parent_fd_.valid()) durable = co_await io::Fsync(parent_fd_, target_.parent.text());
   if (durable.ok()) co_return Status::Ok();
-  // Until the rename is known to be on the disk a power cut may bring the name back: nothing in it may be touched.
+  // Until the rename is on the disk, a power cut may bring the name back: nothing in the folder may be touched.
   co_return Error(StatusCode::kUnknownOutcome, "removal of {}: {}; a power cut may bring it back", target_.called,
                   durable.status.message());
 }
@@ -249,15 +251,15 @@ IoTask<Status> RetireStep(PathAt root, std::uint64_t step, RemovalOptions option
   Leftovers left;
   CAIRN_CO_RETURN_IF_ERROR(co_await RetireFolder(root, target, options, std::move(held), left));
   if (left.empty()) co_return Status::Ok();
-  co_return Error(StatusCode::kIoError, "step {} is no longer a checkpoint, but not all of it could be removed: {}",
-                  step, fmt::join(left, "; "));
+  co_return Error(StatusCode::kIoError, "step {} is removed, but some of its files are left: {}", step,
+                  fmt::join(left, "; "));
 }
 
 IoTask<Status> RemovalTask(PathAt root, std::uint64_t step, RemovalOptions options, std::shared_ptr<Removal> removal) {
   removal->status = co_await RetireStep(root, step, std::move(options));
   removal->gone = removal->status.ok();
   if (removal->gone) co_return Status::Ok();
-  // What cannot be asked for counts as there, and as pinned.
+  // If the disk cannot be read, it counts as present and pinned.
   static_cast<void>(co_await io::OnThread(root.text(), [&root, step, &removal] {
     removal->gone = !HoldsStep(root, step);
     removal->pinned = !removal->gone && IsPinned(root, step);
@@ -266,7 +268,7 @@ IoTask<Status> RemovalTask(PathAt root, std::uint64_t step, RemovalOptions optio
   co_return Status::Ok();
 }
 
-/// What stays is the next sweep's.
+/// The next sweep removes what is left.
 IoTask<Status> RemoveRetired(const PathAt& root, const PathAt& retired) {
   UniqueFd root_fd;
   CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(root, /*follow=*/true, root_fd));
@@ -327,7 +329,7 @@ IoTask<Status> RemoveAside(const PathAt& root, const PathAt& aside) {
 IoTask<Status> LockOutReaders(const PathAt& folder, std::optional<Flock>& lock) {
   const PathAt path = JoinPath(folder, kManifestName);
   UniqueFd manifest;
-  // For writing where that is allowed: NFS grants exclusive locks on no other descriptors.
+  // Read-write if permitted: NFS grants an exclusive lock only on such descriptors.
   IoResult opened = co_await io::Open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK, manifest);
   if (opened.error == EACCES) opened = co_await io::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, manifest);
   if (opened.error == ENOENT || opened.error == ELOOP || opened.error == EISDIR) co_return Status::Ok();
@@ -347,7 +349,7 @@ IoTask<Status> RetireFolder(const PathAt& root, const RemovalTarget& target, con
                             HeldFolder held, Leftovers& left) {
   PathAt retired;
   {
-    // No descriptor of ours stays in it: NFS would keep an open file under another name, and the folder with it.
+    // Close the descriptors first: NFS would rename an open file instead of removing it, and keep the folder.
     Retirement retirement(root, target, options, std::move(held));
     CAIRN_CO_RETURN_IF_ERROR(co_await retirement.Run());
     retired = retirement.retired();

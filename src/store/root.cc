@@ -1,4 +1,4 @@
-// Step 0 of the commit protocol, whose prose heads attempt.cc.
+// Step 0 of the commit protocol (see attempt.cc).
 
 #include "store/root.h"
 
@@ -39,12 +39,12 @@ Result<Found> Look(const std::string& path) {
 
 std::string Parent(const std::string& path) { return std::filesystem::path(path).parent_path().string(); }
 
-/// Makes the entry of `path` in its parent durable.
+/// Makes the directory entry in `parent` durable.
 IoTask<Status> FsyncParent(std::string parent, bool made) {
   UniqueFd fd;
   IoResult result = co_await io::OpenDirectory(parent, /*follow=*/true, fd);
   if (result.ok()) result = co_await io::Fsync(fd, parent);
-  // A parent that nothing was made in, and that may not be opened or cannot be synced, is none of ours.
+  // If nothing was made in this parent, and it cannot be opened or synced, it is somebody else's.
   const bool foreign =
       result.error == EACCES || result.error == EPERM || result.error == EROFS || result.error == EINVAL;
   if (foreign && !made) co_return Status::Ok();
@@ -53,12 +53,12 @@ IoTask<Status> FsyncParent(std::string parent, bool made) {
 
 IoTask<Status> MakeDirectory(std::string path, unsigned mode) {
   IoResult made = co_await io::MakeDirectory(path, mode);
-  if (!made.ok() && made.error != EEXIST) co_return made.status;  // It is there where another process was first.
+  if (!made.ok() && made.error != EEXIST) co_return made.status;  // EEXIST: another process was faster.
   co_return co_await FsyncParent(Parent(path), /*made=*/true);
 }
 
-/// Makes the directory and its missing parents, from the top, each durable before the next is made in it. What is there
-/// already may be from a process that was killed between making it and its fsync: its parent is fsynced too.
+/// Makes the directory and its missing parents from the top, each durable before the next. An existing one may come
+/// from a process that was killed before its fsync, so its parent is fsynced too.
 Status MakeDirectories(IoQueue& queue, const std::string& path, unsigned mode) {
   std::vector<std::string> missing;
   std::string existing = path;
@@ -74,7 +74,7 @@ Status MakeDirectories(IoQueue& queue, const std::string& path, unsigned mode) {
   }
   CAIRN_ASSIGN_OR_RETURN(const Found found, Look(path));
   if (found == Found::kDirectory) return Status::Ok();
-  return Error(StatusCode::kFailedPrecondition, "{}: it was made and is not there", path);
+  return Error(StatusCode::kFailedPrecondition, "{}: it was created but is missing now", path);
 }
 
 Status CheckWritable(const PathAt& path) {
@@ -86,10 +86,10 @@ IoTask<Status> OpenTask(const std::string& path, UniqueFd& fd) {
   co_return co_await io::OpenDirectory(path, /*follow=*/true, fd);
 }
 
-// So often a lock is asked for: nothing tells that it has been given back.
+// Polled, because nothing signals that a lock was released.
 constexpr std::chrono::milliseconds kLockInterval{20};
 
-/// Who wrote the root last, in words.
+/// The last writer of the root, for messages.
 std::string LastWriter(const PathAt& root) {
   const Result<std::optional<WriterRecord>> writer = ReadWriter(root);
   return writer.ok() && *writer ? (*writer)->Describe() : "another process";
@@ -111,11 +111,11 @@ Status Root::TakeLock(IoQueue& queue, const RootOptions& options) {
       lock_.emplace(*std::move(lock));
       break;
     }
-    // This attempt at the lock has its descriptor closed by now.
+    // The descriptor of this failed try is closed, so a hit is another lock of this process.
     const bool mine = WriterLock::HeldHere(at_);
     const std::string holder = mine ? fmt::format("this process ({})", ::getpid()) : LastWriter(at_);
     if (!options.take_over && (mine || deadline.passed())) {
-      return Error(StatusCode::kFailedPrecondition, "{} is open for writing already, in {}", path(), holder);
+      return Error(StatusCode::kFailedPrecondition, "{} is already open for writing in {}", path(), holder);
     }
     if (deadline.passed()) {
       notes_.push_back(fmt::format("{} was taken over from {}, which still held its lock", path(), holder));
@@ -128,14 +128,14 @@ Status Root::TakeLock(IoQueue& queue, const RootOptions& options) {
   }
   if (!lock_->locks()) {
     notes_.push_back(
-        fmt::format("{}: its filesystem knows no locks; a second writer is noticed by {} alone, and takes over", path(),
-                    kWriterName));
+        fmt::format("{}: its filesystem does not support locks; only {} shows a second writer, which takes over",
+                    path(), kWriterName));
   }
   return Status::Ok();
 }
 
 IoTask<Status> Root::NameWriter(unsigned file_mode) {
-  // An unreadable record is replaced as any other is: what counts is that the new one differs.
+  // An unreadable record is replaced too: it only matters that the new one differs.
   const Result<std::optional<WriterRecord>> last = ReadWriter(at_);
   writer_ = WriterRecord::Next(last.ok() ? *last : std::nullopt);
   const std::string text = EncodeWriter(writer_);
@@ -148,11 +148,11 @@ IoTask<Status> Root::NameWriter(unsigned file_mode) {
   co_return co_await io::Rename(draft, path, RenameMode::kPlain);
 }
 
-/// A folder of a lower layer of an overlay cannot be renamed; nobody writes it.
+/// Skips a folder that cannot be renamed because it is in a lower layer of an overlay: nobody writes it.
 IoTask<Status> Root::RenameAway(const PathAt& path, const PathAt& to) {
   IoResult renamed = co_await io::Rename(path, to, RenameMode::kPlain);
   if (renamed.error == EXDEV) {
-    notes_.push_back(fmt::format("{} is left: {}", path.text(), renamed.status.message()));
+    notes_.push_back(fmt::format("{} is left alone: {}", path.text(), renamed.status.message()));
   } else if (!renamed.ok() && renamed.error != ENOENT) {
     co_return renamed.status;
   }
@@ -172,12 +172,11 @@ IoTask<Status> Root::Fence() {
     CAIRN_CO_RETURN_IF_ERROR(co_await RenameAway(path, JoinPath(at_, RetiredName(MakeUuid()))));
   }
   CAIRN_CO_RETURN_IF_ERROR(co_await PutBackReplaced());
-  // What was renamed by a writer that was killed may not be on the disk yet either: nothing of it must be listed, nor
-  // touched, before it is.
+  // Renames of a killed writer may not be on the disk yet. They must be before anything is listed or touched.
   co_return co_await io::Fsync(directory_, path());
 }
 
-// Only once no attempt can take their names any more.
+// Call it only when no attempt can take these names any more.
 IoTask<Status> Root::PutBackReplaced() {
   const Result<std::vector<FolderEntry>> entries = ListRoot(at_);
   CAIRN_CO_RETURN_IF_ERROR(entries.status());
@@ -187,7 +186,7 @@ IoTask<Status> Root::PutBackReplaced() {
     const std::optional<std::uint64_t> step = entry.directory ? ParseReplacedName(entry.name) : std::nullopt;
     if (!step) continue;
     const bool back = there.insert(StepName(*step)).second;
-    if (back) notes_.push_back(fmt::format("step {} is back: a save was replacing it when it was cut off", *step));
+    if (back) notes_.push_back(fmt::format("step {} is restored: a save that was replacing it was cut off", *step));
     const PathAt to = JoinPath(at_, back ? StepName(*step) : RetiredName(MakeUuid()));
     CAIRN_CO_RETURN_IF_ERROR(co_await RenameAway(JoinPath(at_, entry.name), to));
   }
@@ -206,7 +205,7 @@ Result<std::unique_ptr<Root>> Root::Open(IoQueue& queue, const RootOptions& opti
   if (options.read_only || !options.coordinator) {
     CAIRN_ASSIGN_OR_RETURN(const Found found, Look(path));
     if (found == Found::kNothing && options.read_only) {
-      return Error(StatusCode::kNotFound, "{}: no such directory, and it is to be read only", path);
+      return Error(StatusCode::kNotFound, "{}: no such directory, and the root is opened read-only", path);
     }
     if (found == Found::kDirectory && !options.read_only) CAIRN_RETURN_IF_ERROR(root->OpenDirectory(queue, path));
     return root;
@@ -226,27 +225,27 @@ Status Root::CheckWriter() const {
   if (in_place && LeadsTo(path, writer_fd_)) return Status::Ok();
   const Result<std::optional<WriterRecord>> found = ReadWriter(at_);
   if (!found.ok() && found.status().code() != StatusCode::kCorrupt) return found.status();
-  // Who takes over leaves a record: where somebody has removed it, the lock says enough, if there is one.
+  // A new writer leaves a record. If somebody has removed it, the lock is enough, if locks are supported.
   const bool gone = found.ok() && !*found;
   const bool copied = found.ok() && *found && (*found)->id == writer_.id;
   if (in_place && (copied || (gone && lock_->locks() && lock_->Named(at_)))) return Status::Ok();
   struct stat directory {};
   if (::fstat(directory_.get(), &directory) == 0 && directory.st_nlink == 0) {
-    return Error(StatusCode::kNotFound, "{} was removed under its writer", at_);
+    return Error(StatusCode::kNotFound, "{} was removed while it was open for writing", at_);
   }
   const std::string who = found.ok() && *found && !copied ? (*found)->Describe() : "another process";
   return Error(StatusCode::kFailedPrecondition,
-               "{} was taken over by {}: this writer, of epoch {}, commits and removes nothing there any more", at_,
+               "{} was taken over by {}: this writer, of epoch {}, no longer commits or removes anything there", at_,
                who, writer_.epoch);
 }
 
 Status Root::CheckSeen(const std::string& writer_id) const {
-  struct statx fresh {};  // Of a network filesystem: what it has noted of the directory may be old.
+  struct statx fresh {};  // A network filesystem may have cached the directory.
   static_cast<void>(::statx(at_.directory(), at_.c_str(), AT_STATX_FORCE_SYNC, STATX_MTIME, &fresh));
   const Result<std::optional<WriterRecord>> found = ReadWriter(at_);
   if (found.ok() && *found && (*found)->id == writer_id) return Status::Ok();
   return Error(StatusCode::kFailedPrecondition,
-               "{} on {} is not the directory that rank 0 has opened ({}): is a mount missing, or the path another's?",
+               "{} on {} is not the directory that rank 0 has opened ({}): is a mount missing, or the path wrong?",
                path(), WriterRecord::Next(std::nullopt).host,
                !found.ok() ? found.status().message()
                : *found    ? fmt::format("its writer is {}", (*found)->Describe())
@@ -259,8 +258,8 @@ Status Root::CheckPath() const {
   if (!directory_.valid() || ::fstat(directory_.get(), &by_fd) != 0) return Status::Ok();
   const bool there = ::stat(path().c_str(), &by_path) == 0;
   if (there && by_path.st_dev == by_fd.st_dev && by_path.st_ino == by_fd.st_ino) return Status::Ok();
-  return Error(StatusCode::kFailedPrecondition, "{} {}: the directory that this process writes was moved or removed",
-               path(), there ? "is another directory by now" : "is no longer there");
+  return Error(StatusCode::kFailedPrecondition, "{} {}: the directory that this process writes to was moved or removed",
+               path(), there ? "is another directory now" : "no longer exists");
 }
 
 }  // namespace cairn

@@ -17,43 +17,48 @@ namespace cairn {
 
 struct RootOptions {
   std::string path;
-  bool read_only = false;            ///< No making, no lock.
-  bool coordinator = true;           ///< Of several ranks only the coordinator makes, locks and fences.
-  std::chrono::nanoseconds wait{0};  ///< For the lock of another writer.
-  bool take_over = false;            ///< From a writer that holds the lock longer than that.
+  /// Do not create or lock anything.
+  bool read_only = false;
+  /// Of several ranks, only the coordinator creates, locks and fences.
+  bool coordinator = true;
+  /// How long to wait for another writer's lock.
+  std::chrono::nanoseconds wait{0};
+  /// Take the root over from a writer that still holds the lock after that.
+  bool take_over = false;
   unsigned file_mode = 0644;
   unsigned directory_mode = 0755;
 };
 
-/// A root directory held open: step 0 of the commit protocol. What its writer does to it is relative to `at()`.
-/// Destroying it gives the lock back; in a forked child it does nothing.
+/// An open root directory: step 0 of the commit protocol. The writer's operations are relative to `at()`. Destroying it
+/// releases the lock; in a forked child it does nothing.
 class Root {
  public:
-  /// Makes the root (and parents), fsyncs what it made, takes the lock, names this writer in `.writer`, renames the
-  /// attempts of writers before away, gives what one of them was replacing its name back, fsyncs the root. From then on
-  /// no earlier writer commits anything.
+  /// Creates the root and its parents, fsyncs them, takes the lock, names this writer in `.writer`, renames earlier
+  /// writers' attempts away, restores the name of a step whose replacement was cut off, and fsyncs the root. After that
+  /// no earlier writer can commit.
   ///
-  /// FailedPrecondition, naming the holder, where another writer has the lock at the end of the wait (at once where
-  /// that is this process and may not be taken over from), and where the path cannot be made or written;
-  /// InvalidArgument where it leads to a file; NotFound where it is missing and to be read only. A rank that does not
-  /// coordinate needs no root yet: the coordinator makes it. Blocking; the queue is the caller's alone.
+  /// FailedPrecondition, naming the holder, if another writer still has the lock after the wait (at once if this
+  /// process has it and take_over is off), or if the path cannot be created or written. InvalidArgument if it is a
+  /// file. NotFound if it is missing and read_only is set. A rank that is not the coordinator accepts a missing root:
+  /// the coordinator creates it. Blocking; needs exclusive use of the queue.
   [[nodiscard]] static Result<std::unique_ptr<Root>> Open(IoQueue& queue, const RootOptions& options);
 
   /// The path, absolute.
   [[nodiscard]] const std::string& path() const { return at_.text(); }
-  /// The directory itself for who writes; for others the path.
+  /// The directory itself when writing; otherwise the path.
   [[nodiscard]] const PathAt& at() const { return at_; }
-  /// FailedPrecondition where another writer has taken over: `.writer` names another, or `.lock` is another file, or
-  /// neither is there; NotFound where the directory itself was removed. May block; safe from any thread.
+  /// FailedPrecondition if another writer has taken over: `.writer` names another, or `.lock` is another file, or both
+  /// are missing. NotFound if the directory was removed. May block; safe from any thread.
   [[nodiscard]] Status CheckWriter() const;
+  /// The id of this Open in `.writer`.
   /// This Open's, as `.writer` has it.
   [[nodiscard]] const std::string& writer_id() const { return writer_.id; }
-  /// On a rank that does not coordinate: FailedPrecondition, naming host and path, where this is not the directory that
-  /// the coordinator, whose writer_id() it is, has opened.
+  /// For ranks other than the coordinator: FailedPrecondition, naming host and path, if this is not the directory that
+  /// the coordinator has opened. `writer_id` is the coordinator's.
   [[nodiscard]] Status CheckSeen(const std::string& writer_id) const;
-  /// FailedPrecondition where the path leads to another directory than the one that is written: it was moved.
+  /// FailedPrecondition if the path no longer refers to the open directory: it was moved.
   [[nodiscard]] Status CheckPath() const;
-  /// What the user should hear about how it was opened.
+  /// Warnings about how it was opened, for the user.
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
 
  private:
@@ -66,10 +71,12 @@ class Root {
   IoTask<Status> PutBackReplaced();
 
   PathAt at_;
-  UniqueFd directory_;  // Open where this process writes.
+  // Open only in the writer.
+  UniqueFd directory_;
   std::optional<WriterLock> lock_;
   WriterRecord writer_;
-  UniqueFd writer_fd_;  // Of `.writer`, so that no other file gets its inode.
+  // The open `.writer`, so that no other file gets its inode.
+  UniqueFd writer_fd_;
   std::vector<std::string> notes_;
 };
 

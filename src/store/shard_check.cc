@@ -23,10 +23,10 @@
 namespace cairn {
 namespace {
 
-constexpr int kLanes = 8;  // So many threads may wait for the disk at once.
+constexpr int kLanes = 8;  // Threads that may wait for the disk at once.
 constexpr std::size_t kPiece = 64U << 10;
 constexpr std::size_t kLengthWord = 8;
-// Above this a shard has a hundred thousand tensors: no index is made rather than eight such headers held at once.
+// A larger header has over a hundred thousand tensors. It gets no index, so that eight of them need not fit in memory.
 constexpr std::uint64_t kMaxIndexedHeader = 32U << 20;
 
 Status ReadExactly(const UniqueFd& fd, const std::string& file, std::span<std::byte> into, std::uint64_t offset) {
@@ -34,7 +34,7 @@ Status ReadExactly(const UniqueFd& fd, const std::string& file, std::span<std::b
     const ssize_t got = ::pread(fd.get(), into.data(), into.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR && ++retries <= kMaxRetries) continue;
     if (got < 0) return ReadErrnoStatus(errno, "reading " + file);
-    if (got == 0) return Error(StatusCode::kCorrupt, "{}: it ends at byte {}", file, offset);
+    if (got == 0) return Error(StatusCode::kCorrupt, "{}: unexpected end of file at byte {}", file, offset);
     into = into.subspan(static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
   }
@@ -43,7 +43,7 @@ Status ReadExactly(const UniqueFd& fd, const std::string& file, std::span<std::b
 
 struct Header {
   std::uint32_t digest = 0;
-  /// Its bytes, where it is short enough to be kept.
+  /// Empty if the header is too long.
   std::vector<std::byte> bytes;
 };
 
@@ -63,7 +63,7 @@ Result<Header> ReadHeader(const UniqueFd& fd, const std::string& file, std::uint
   return header;
 }
 
-// Of a header that is too long, or that this version does not read, there is none.
+// Empty for a header that is too long or that this version cannot read.
 std::string RunOf(const Header& header, std::uint64_t length, const std::string& file) {
   if (header.bytes.empty()) return {};
   try {
@@ -76,26 +76,26 @@ std::string RunOf(const Header& header, std::uint64_t length, const std::string&
 
 Result<std::string> CheckShard(const AttemptFolder& folder, std::size_t rank, const ManifestShard& shard) {
   const std::string file = JoinPath(folder.path(), shard.file).text();
-  // What a network filesystem has noted of the directory may be older than the rank's word.
+  // A network filesystem may have cached the directory before the rank's message.
   struct statx fresh {};
   static_cast<void>(::statx(folder.fd().get(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_MTIME, &fresh));
   const UniqueFd fd(::openat(folder.fd().get(), shard.file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!fd.valid()) {
     if (errno != ENOENT) return ErrnoStatus(errno, "opening " + file);
     return Error(StatusCode::kFailedPrecondition,
-                 "rank {} has written {}, which is not there for rank 0: is the root the same directory for both?",
-                 rank, file);
+                 "rank {} has written {}, which is missing on rank 0: is the root the same directory for both?", rank,
+                 file);
   }
   struct stat found {};
   if (::fstat(fd.get(), &found) != 0) return ErrnoStatus(errno, "stat of " + file);
   if (!S_ISREG(found.st_mode) || static_cast<std::uint64_t>(found.st_size) != shard.length) {
-    return Error(StatusCode::kCorrupt, "{}: rank {} has written {} bytes, rank 0 finds {}", file, rank, shard.length,
+    return Error(StatusCode::kCorrupt, "{}: rank {} has written {} bytes, rank 0 found {}", file, rank, shard.length,
                  found.st_size);
   }
   CAIRN_ASSIGN_OR_RETURN(const Header header, ReadHeader(fd, file, shard.length));
   if (header.digest == shard.header_digest) return RunOf(header, shard.length, file);
-  return Error(StatusCode::kCorrupt, "{}: its header's digest: rank {} has written {:08x}, rank 0 finds {:08x}", file,
-               rank, shard.header_digest, header.digest);
+  return Error(StatusCode::kCorrupt, "{}: rank {} has written header digest {:08x}, rank 0 found {:08x}", file, rank,
+               shard.header_digest, header.digest);
 }
 
 IoTask<Status> CheckTask(std::shared_ptr<const AttemptFolder> folder, std::size_t rank, ManifestShard shard,

@@ -13,21 +13,21 @@
 
 namespace cairn {
 
-/// The coordinator's looks at the other ranks' shards, through its own descriptor of the attempt's folder: a rank may
-/// have written elsewhere, into another directory of that path, on a node where the mount is missing. Each is looked at
-/// as its rank's word comes, a few at a time. On the queue's thread.
+/// The coordinator's checks of the other ranks' shards, through its own descriptor of the attempt's folder: a rank may
+/// have written into another directory at the same path, for example if a mount is missing on its node. Each shard is
+/// checked when its rank's message arrives, a few at a time. On the queue's thread.
 class ShardChecks : public std::enable_shared_from_this<ShardChecks> {
  public:
-  /// What was found: the shard's run of the index (see EncodeIndexRun), empty where it has none.
+  /// Receives the shard's run of the index (see EncodeIndexRun), empty if it has none.
   using Done = std::function<void(Result<std::string> run)>;
 
   ShardChecks(IoQueue& queue, std::shared_ptr<const AttemptFolder> folder);
 
-  /// Whether the shard is there as its rank has told it: a regular file of that length whose header has that digest.
-  /// FailedPrecondition, naming rank and file, where it is not there; Corrupt where it is another. `done` comes once,
-  /// never from within the call, unless Stop came before.
+  /// Checks that the shard is as its rank reported it: a regular file of that length with that header digest.
+  /// FailedPrecondition, naming rank and file, if it is missing; Corrupt if it differs. `done` comes once, never from
+  /// within the call, unless Stop comes first.
   void Add(std::size_t rank, ManifestShard shard, Done done);
-  /// Drops what has not begun.
+  /// Drops checks that have not begun.
   void Stop() { waiting_.clear(); }
 
  private:

@@ -13,7 +13,7 @@ Status CheckFileSizeLimit(const std::string& path, std::uint64_t bytes) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0) return ErrnoStatus(errno, "reading RLIMIT_FSIZE");
   if (limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) return Status::Ok();
-  return Error(StatusCode::kNoSpace, "{} needs {} bytes, RLIMIT_FSIZE allows {} a file", path, bytes, limit.rlim_cur);
+  return Error(StatusCode::kNoSpace, "{} needs {} bytes, RLIMIT_FSIZE allows {} per file", path, bytes, limit.rlim_cur);
 }
 
 Result<std::optional<std::uint64_t>> FindFreeSpace(const PathAt& root) {

@@ -9,12 +9,12 @@
 
 namespace cairn {
 
-/// NoSpace where RLIMIT_FSIZE forbids a file of that many bytes. Asked before the first write: beyond the limit
-/// O_DIRECT says EINVAL, and a buffered write raises SIGXFSZ, which ends the process.
+/// NoSpace if RLIMIT_FSIZE forbids a file of that many bytes. Call it before the first write: beyond the limit O_DIRECT
+/// fails with EINVAL, and a buffered write raises SIGXFSZ, which kills the process.
 [[nodiscard]] Status CheckFileSizeLimit(const std::string& path, std::uint64_t bytes);
 /// Bytes free on the filesystem of `root`; nothing if it does not say.
 [[nodiscard]] Result<std::optional<std::uint64_t>> FindFreeSpace(const PathAt& root);
-/// NoSpace where the filesystem of `root` has fewer bytes free than the file `path` will need.
+/// NoSpace if the filesystem of `root` has fewer bytes free than the file `path` needs.
 [[nodiscard]] Status CheckFreeSpace(const PathAt& root, const std::string& path, std::uint64_t bytes);
 
 }  // namespace cairn

@@ -15,7 +15,7 @@
 namespace cairn {
 namespace {
 
-// O_NONBLOCK: against a FIFO in the file's place, and somebody else's lease.
+// O_NONBLOCK: neither a FIFO nor somebody else's lease may block the open.
 constexpr int kOpenFlags = O_WRONLY | O_DIRECT | O_NOFOLLOW | O_NONBLOCK;
 constexpr std::uint64_t kStatBlock = 512;  // The unit of st_blocks, on every filesystem.
 
@@ -47,7 +47,7 @@ Status CheckRecyclable(const PathAt& path, unsigned file_mode) {
 
 Spare::Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, NotRecycled not_recycled)
     : name_(std::move(name)), file_mode_(file_mode), not_recycled_(std::move(not_recycled)) {
-  // The last first: so those in use are the first ones.
+  // Removals fill the first folders first, so search from the last.
   for (std::uint64_t number = folders; number-- > 0;) folders_.push_back(JoinPath(root, SpareName(number)));
 }
 
@@ -56,7 +56,7 @@ void Spare::Tell(const Status& why) const {
 }
 
 Status Spare::FindFolders() {
-  // A link is somebody's.
+  // Never follow a link.
   std::erase_if(folders_, [](const PathAt& folder) {
     struct stat found {};
     return ::fstatat(folder.directory(), folder.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode);
@@ -66,13 +66,13 @@ Status Spare::FindFolders() {
 }
 
 Status Spare::LookAt(const UniqueFd& fd) {
-  // While a file is in it the folder is not replaced by a later one; it was, if the file came between the two opens.
+  // A folder with a file in it is not replaced; but it may have been between the two opens.
   if (!LeadsTo(folder_, folder_fd_)) return Error(StatusCode::kNotFound, "{} was replaced", folder_);
   CAIRN_RETURN_IF_ERROR(CheckFile(fd, path_.text(), file_mode_));
   CAIRN_RETURN_IF_ERROR(TakeLease(fd, path_.text()));
   struct stat found {};
   if (::fstat(fd.get(), &found) == 0) allocated_ = static_cast<std::uint64_t>(found.st_blocks) * kStatBlock;
-  // A ring would fail writes that it cannot start at once.
+  // Clear O_NONBLOCK: with it a ring fails writes that it cannot start at once.
   ::fcntl(fd.get(), F_SETFL, O_DIRECT);
   return Status::Ok();
 }
@@ -100,7 +100,7 @@ IoTask<Status> Spare::Claim(UniqueFd& fd) {
     fd.Reset();
     if (claimed.code() == StatusCode::kNotFound) continue;
     Tell(claimed);
-    // What stays keeps another checkpoint's from being kept in its place, until it can be removed.
+    // If it stayed, it would block the place of another checkpoint's file.
     static_cast<void>(co_await io::Unlink(path_));
   }
   co_return Status::Ok();
@@ -112,18 +112,19 @@ IoTask<Status> Spare::TakeOver(UniqueFd& fd, const PathAt& target) {
   stage_ = renamed.ok() ? Stage::kTaken : Stage::kNone;
   if (!renamed.ok()) {
     fd.Reset();
-    // Gone where another rank closes the root; what is there already, the new file's making tells.
+    // ENOENT: another rank is closing the root. EEXIST: creating the new file reports it.
     if (renamed.error == ENOENT || renamed.error == EEXIST) co_return Status::Ok();
     if (!RefusesFlags(renamed)) co_return renamed.status;
-    // Without the flag a file that is there would be replaced.
+    // Without the flag, the rename would replace an existing file.
     static_cast<void>(co_await io::Unlink(path_));
     co_return Status::Ok();
   }
-  // From here on no path leads to it but the attempt's. Who had followed the old one, or has linked it, came before.
+  // From here on only the attempt's path leads to it. Anyone who opened or linked the old path did so before this
+  // check.
   const Status alone = co_await io::OnThread(target.text(), [this, &fd, &target] {
     CAIRN_RETURN_IF_ERROR(CheckFile(fd, target.text(), file_mode_));
     if (HoldsLease(fd)) return Status::Ok();
-    return Error(StatusCode::kFailedPrecondition, "{}: somebody is waiting to open it", target);
+    return Error(StatusCode::kFailedPrecondition, "{}: another process is waiting to open it", target);
   });
   if (alone.ok()) co_return alone;
   fd.Reset();

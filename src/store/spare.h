@@ -11,52 +11,58 @@
 
 namespace cairn {
 
-// Spares: the shard files of former checkpoints and attempts, kept in `<root>/.spare-<n>/` under their ranks' names for
-// the next attempts to write over, because overwriting blocks that are laid out is a quarter faster than laying out new
-// ones. The conditions are in the commit protocol (attempt.cc, 1 and 6).
+// Spares: shard files of former checkpoints and attempts, kept in `<root>/.spare-<n>/` under their ranks' names for the
+// next attempts to overwrite, because overwriting allocated blocks is a quarter faster than allocating new ones. The
+// conditions are in the commit protocol (attempt.cc, 1 and 6).
 
-/// Told why a retired shard file is not recycled.
+/// Receives the reason why a retired shard file is not recycled.
 using NotRecycled = std::function<void(const std::string& why)>;
 
-/// Which shard files of a folder that is removed become spares.
+/// Which shard files of a removed folder become spares.
 struct SpareWish {
-  std::uint64_t folders = 0;  ///< Those of so many checkpoints: SpareName(0) and so on.
-  std::uint64_t shards = 0;   ///< Of each the files of ranks below this.
-  unsigned file_mode = 0644;  ///< Spares' modes are no wider.
+  /// How many spare folders there may be: SpareName(0) and so on.
+  std::uint64_t folders = 0;
+  /// Keep the files of ranks below this.
+  std::uint64_t shards = 0;
+  /// A spare may not have more permissions than this.
+  unsigned file_mode = 0644;
   NotRecycled not_recycled;
 };
 
-/// Whether a file that is no checkpoint's any more may become a spare: nobody but this writer can see what is written
-/// into it. A regular file of this user with no wider mode than `file_mode`, one name, and nobody who has it open.
+/// Whether a file that no checkpoint uses may become a spare, that is, only this writer can see what is written into
+/// it: a regular file of this user, no permissions beyond `file_mode`, one name, and open nowhere else.
 [[nodiscard]] Status CheckRecyclable(const PathAt& path, unsigned file_mode);
 
-/// One rank's spare on its way into an attempt. Outlives the tasks.
+/// One rank's spare while it is taken into an attempt. Outlives the tasks.
 class Spare {
  public:
-  /// May be in so many folders of the root, under the rank's `name`.
+  /// Searches the first `folders` spare folders of the root for the rank's `name`.
   Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, NotRecycled not_recycled);
 
-  /// Opens and claims one, into `fd`. Never fails: one that is refused is unlinked, and the next looked at.
+  /// Opens and claims one, into `fd`. Never fails: a rejected one is unlinked, and the next is tried.
   IoTask<Status> Claim(UniqueFd& fd);
-  /// Renames a claimed one to `target`. Unlinked, and `fd` closed, where somebody has come for it meanwhile. The lease
-  /// is held on.
+  /// Renames a claimed one to `target` and keeps the lease. If somebody else has opened it meanwhile, unlinks it and
+  /// closes `fd`.
   IoTask<Status> TakeOver(UniqueFd& fd, const PathAt& target);
 
   [[nodiscard]] bool claimed() const { return stage_ == Stage::kClaimed; }
   [[nodiscard]] bool taken() const { return stage_ == Stage::kTaken; }
-  /// Of a claimed or a taken one: the bytes of its blocks, its path, and the folder it is, or was, in.
+  /// Of a claimed or taken one: its allocated bytes, its path, and the folder that it is or was in.
   [[nodiscard]] std::uint64_t allocated() const { return claimed() || taken() ? allocated_ : 0; }
   [[nodiscard]] const PathAt& path() const { return path_; }
   [[nodiscard]] const PathAt& folder() const { return folder_; }
   [[nodiscard]] const UniqueFd& folder_fd() const { return folder_fd_; }
-  /// All spares of this rank.
+  /// All spares of this rank, which may be unlinked for space.
   [[nodiscard]] Room& room() { return room_; }
 
  private:
   enum class Stage : std::uint8_t {
-    kNone,     ///< Not looked for, not there, or not to be had.
-    kClaimed,  ///< Open and claimed, under its own name.
-    kTaken,    ///< The attempt's.
+    /// Not searched for, or none found.
+    kNone,
+    /// Open and claimed, under its old name.
+    kClaimed,
+    /// Part of the attempt.
+    kTaken,
   };
   void Tell(const Status& why) const;
   [[nodiscard]] Status FindFolders();

@@ -12,32 +12,34 @@
 
 namespace cairn {
 
-/// Whether this process still is the root's writer: FailedPrecondition, naming the other, where it is not. A look at
-/// the disk that may block. Empty where there is nothing to ask.
+/// FailedPrecondition, naming the other writer, if this process is no longer the root's writer. Reads the disk and may
+/// block. Empty: no check.
 using WriterCheck = std::function<Status()>;
 
-/// Who writes a root, as `.writer` has it. Each Open for writing leaves a new one.
+/// The writer of a root, as stored in `.writer`. Each Open for writing stores a new one.
 struct WriterRecord {
-  std::uint64_t epoch = 0;  ///< One more than the writer's before.
-  std::string id;           ///< Of this Open.
+  /// One more than the previous writer's.
+  std::uint64_t epoch = 0;
+  /// Unique to this Open.
+  std::string id;
   std::string host;
   std::uint64_t process = 0;
 
-  /// Of this process, after the `last` one.
+  /// For this process; `last` is the previous record.
   [[nodiscard]] static WriterRecord Next(const std::optional<WriterRecord>& last);
   [[nodiscard]] bool OfThisProcess() const;
   /// "process 12 on host-a", "this process (12)".
   [[nodiscard]] std::string Describe() const;
 };
 
-/// Asks on a thread of the queue's; Ok where there is nothing to ask.
+/// Runs the check on a thread of the queue; Ok without a check.
 IoTask<Status> CheckWriter(const PathAt& root, const WriterCheck& check);
 
-/// One JSON object and a line's end.
+/// One JSON object and a newline.
 [[nodiscard]] std::string EncodeWriter(const WriterRecord& record);
-/// Hostile input; Corrupt names the file.
+/// Accepts untrusted input; Corrupt names the file.
 [[nodiscard]] Result<WriterRecord> DecodeWriter(std::string_view text, const std::string& file);
-/// The root's `.writer`; none where there is none. Corrupt where it is no such record. Blocking.
+/// The root's `.writer`; none if missing, Corrupt if invalid. Blocking.
 [[nodiscard]] Result<std::optional<WriterRecord>> ReadWriter(const PathAt& root);
 
 }  // namespace cairn

@@ -67,7 +67,7 @@ TEST_F(Hold, FailsWhatIsNotReleasedInTimeAndLeavesNothing) {
   const Status status = Save(2, milliseconds(1)).WaitDurable(Soon());
 
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(status.message(), HasSubstr("step 2: written, but not released to be committed within 0.001 s"));
+  EXPECT_THAT(status.message(), HasSubstr("step 2: written, but its commit was not released within 0.001 s"));
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1));
   EXPECT_THAT(Leftovers(root()), IsEmpty());
   EXPECT_TRUE(Save(2, {}).WaitDurable(Soon()).ok());
@@ -127,7 +127,7 @@ TEST_F(Hold, OfOneRankIsAllRanksHold) {
   EXPECT_EQ(never.WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
   const Status heard = released.WaitDurable(Soon());
   EXPECT_FALSE(heard.ok());
-  EXPECT_THAT(heard.message(), HasSubstr("rank 0: step 1: written, but not released"));
+  EXPECT_THAT(heard.message(), HasSubstr("rank 0: step 1: written, but its commit was not released"));
   EXPECT_THAT(ListedSteps(*ranks[0]), IsEmpty());
 
   const SaveHandle a = save(2, 0, minutes(10));

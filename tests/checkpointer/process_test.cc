@@ -326,7 +326,7 @@ TEST_F(Closing, AbandonsWhatIsNotDurableAtTheDeadlineAndReportsIt) {
   ExpectNothingLost(dir_ / "run", 1);
 }
 
-// In a child of its own: what the disk has not answered is left behind until the process ends.
+// In a child of its own: what the disk has not answered is remain until the process exits.
 TEST_F(Closing, LeavesBehindWhatTheDiskDoesNotAnswerAndTellsWhoWaits) {
   for (const auto& [hangs, expected] :
        {std::pair(FaultMatch{.op = IoOp::kWrite, .path = "shard-"}, "DeadlineExceeded"),
@@ -359,8 +359,8 @@ TEST_F(Closing, LeavesBehindWhatTheDiskDoesNotAnswerAndTellsWhoWaits) {
 
     EXPECT_EQ(child.NextLine(Soon()), expected);
     EXPECT_TRUE(child.NextLine(Soon()).has_value());
-    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("left behind until the process ends"));
-    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("open for writing already, in this process"));
+    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("remain until the process exits"));
+    EXPECT_THAT(*child.NextLine(Soon()), HasSubstr("already open for writing in this process"));
     EXPECT_EQ(child.Wait(Soon()).value, 0);
   }
 }

@@ -90,7 +90,7 @@ TEST_F(PublishedPaths, TellWhatHadToStayOfTheEarlierOne) {
   EXPECT_EQ(checkpointer->RemovePublished(path(), Soon()), Status::Ok());
 
   MutexLock lock(mutex);
-  EXPECT_THAT(warnings, Contains(HasSubstr("mine is a directory that no checkpoint holds")).Times(2));
+  EXPECT_THAT(warnings, Contains(HasSubstr("mine is a directory that is not part of a checkpoint")).Times(2));
 }
 
 }  // namespace

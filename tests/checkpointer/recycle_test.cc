@@ -192,7 +192,7 @@ TEST_P(Recycle, ReaderThatMapsAnOldShardKeepsItsBytes) {
   SaveOneByOne(*checkpointer, 4, 8);
 
   EXPECT_EQ(std::string(static_cast<const char*>(mapped), bytes.size()), bytes);
-  EXPECT_THAT(checkpointer->stats().not_recycled_reason, HasSubstr("somebody has it open or mapped"));
+  EXPECT_THAT(checkpointer->stats().not_recycled_reason, HasSubstr("it is open or mapped elsewhere"));
   EXPECT_EQ(checkpointer->stats().shards_recycled, 5U) << "of the saves 3 to 8 all but 5";
   ::munmap(mapped, bytes.size());
 }

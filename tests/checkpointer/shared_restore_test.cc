@@ -367,7 +367,7 @@ TEST_F(RanksRestore, IsInternalWhereAWordIsNone) {
     for (const auto& [of, outcome] : outcomes) {
       if (of == 0 && key == "verdict/") continue;  // It knows what it wanted to say.
       EXPECT_EQ(outcome.status().code(), StatusCode::kInternal) << outcome.status();
-      EXPECT_THAT(outcome.status().message(), HasSubstr("rank " + std::to_string(by) + " said what no rank"));
+      EXPECT_THAT(outcome.status().message(), HasSubstr("rank " + std::to_string(by) + " sent an invalid message"));
     }
     CloseAll();
   }

@@ -93,7 +93,7 @@ def test_saves_go_on_in_the_directory_that_was_opened(worlds: Worlds, world: Wor
     # What is found by the path is another directory's there: nothing is restored then, on any rank.
     for answer in restoring:
         assert answer.get("error") == "FailedPrecondition", answer
-        assert f"{root} is another directory by now" in answer["message"]
+        assert f"{root} is another directory now" in answer["message"]
     assert list(other.iterdir()) == []
     assert len(list(root.glob("step-*3/shard-*"))) == 3
     expect_whole(root, 1, 2, 3)

@@ -65,11 +65,11 @@ def test_a_path_that_is_read_without_end_is_named_with_its_reader(make: Make, tm
     reader = f"process {os.getpid()}"
 
     with being_read(path):
-        with pytest.raises(cairn.DeadlineExceeded, match=f"last.ckpt is to be replaced.* {reader}"):
+        with pytest.raises(cairn.DeadlineExceeded, match=f"last.ckpt cannot be replaced.* {reader}"):
             store.save(tree(2), path).result(60)
         with pytest.raises(cairn.DeadlineExceeded, match="last.ckpt"):
             store.check()
-        with pytest.raises(cairn.DeadlineExceeded, match=f"last.ckpt is to be replaced or removed.* {reader}"):
+        with pytest.raises(cairn.DeadlineExceeded, match=f"last.ckpt cannot be replaced or removed.* {reader}"):
             store.remove(path).result(60)
 
     assert value_at(path) == 1

@@ -205,7 +205,7 @@ TEST_F(DamageTest, RefusesAShardOfARankBeyondTheWorld) {
   const Status restored = TryRestore();
 
   EXPECT_EQ(restored.code(), StatusCode::kCorrupt);
-  EXPECT_THAT(restored.message(), AllOf(HasSubstr("shard-00002.safetensors"), HasSubstr("world of 2, found 2")));
+  EXPECT_THAT(restored.message(), AllOf(HasSubstr("shard-00002.safetensors"), HasSubstr("world size 2, found 2")));
   EXPECT_EQ(TryVerify(), restored);
   EXPECT_TRUE(targets_.untouched());
 }

@@ -394,7 +394,7 @@ TEST_F(ManyShardsTest, AllAreInspectedWhereTheIndexDoesNotTell) {
     if (rank == 0) header.tensors[0].name = "nowhere";
     return header;
   });
-  expect_found("a lie", "is not where the index has it");
+  expect_found("a lie", "is not in the shard that the index names");
 }
 
 TEST_F(ManyShardsTest, DamageElsewhereIsNoMatterToAnInspectedPart) {
@@ -448,7 +448,7 @@ TEST_F(ManyShardsTest, AFileThatIsAnotherWhenItIsOpenedAgainIsNotRead) {
   const Result<Restored> restored = RestoreAs(0, targets);
 
   EXPECT_EQ(restored.status().code(), StatusCode::kCorrupt) << restored.status();
-  EXPECT_THAT(restored.status().message(), HasSubstr("replaced while it was read"));
+  EXPECT_THAT(restored.status().message(), HasSubstr("replaced while it was being read"));
 }
 
 // Where no lock keeps it there: a filesystem without locks, or somebody's rm.

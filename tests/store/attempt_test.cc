@@ -422,7 +422,7 @@ TEST_F(AttemptTest, FolderThatIsNotThereForARankIsNamed) {
   const Status status = RunTaskBlocking(*queue_, folder.Open());
 
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(status.message(), HasSubstr(root_ / ".attempt-u, which rank 0 has made, is not there"));
+  EXPECT_THAT(status.message(), HasSubstr(root_ / ".attempt-u, which rank 0 has made, is missing"));
 }
 
 TEST_F(AttemptTest, AbandonWhereTheFolderWasMadeTakesWhatOtherRanksHaveWritten) {

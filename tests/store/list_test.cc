@@ -259,7 +259,7 @@ TEST_F(ListTest, FolderOfAnotherStepsNameIsCorruptAndOneOfAnyOtherNameIsRead) {
   const auto copied = ReadCheckpointFolder(root_ / "best/");
 
   EXPECT_EQ(renamed.status().code(), StatusCode::kCorrupt);
-  EXPECT_THAT(renamed.status().message(), HasSubstr("expected step 2, as the folder's name has it, found 1"));
+  EXPECT_THAT(renamed.status().message(), HasSubstr("expected step 2, as in the folder's name, found 1"));
   ASSERT_TRUE(copied.ok()) << copied.status();
   EXPECT_EQ(copied->info.step, 1U);
   EXPECT_EQ(ReadCheckpointFolder(root_ / "nowhere").status().code(), StatusCode::kNotFound);

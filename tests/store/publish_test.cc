@@ -137,7 +137,7 @@ TEST_F(PublishTest, ReaderIsWaitedForUntilTheDeadlineAndNamed) {
 
   for (const Status& status : {published, removed}) {
     EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(status.message(), HasSubstr("last.ckpt is to be replaced or removed"));
+    EXPECT_THAT(status.message(), HasSubstr("last.ckpt cannot be replaced or removed"));
     EXPECT_THAT(status.message(), HasSubstr("process " + std::to_string(::getpid())));
   }
   EXPECT_EQ(CheckFolder(path_, first_), Status::Ok());
@@ -237,7 +237,7 @@ TEST_F(PublishTest, WithoutAnExchangeOfNamesAPathThatHasSomethingIsLeftAsItIs) {
   const Status status = PublishNow(second_.step);
 
   EXPECT_EQ(status.code(), StatusCode::kUnsupported) << status;
-  EXPECT_THAT(status.message(), HasSubstr("does not exchange names"));
+  EXPECT_THAT(status.message(), HasSubstr("cannot exchange names"));
   EXPECT_EQ(CheckFolder(path_, first_), Status::Ok());
   EXPECT_EQ(CheckContent(root_, second_), Status::Ok());
 }

@@ -155,7 +155,7 @@ TEST_F(RecycleTest, SpareThatIsRefusedIsUnlinkedAndTheNextTaken) {
 
   EXPECT_EQ(Inode(root_ / StepName(3) + "/" + ShardName(0)), first);
   EXPECT_THAT(Names(root_ / SpareName(1)), IsEmpty());
-  EXPECT_THAT(why_, HasSubstr("somebody has it open or mapped"));
+  EXPECT_THAT(why_, HasSubstr("it is open or mapped elsewhere"));
 }
 
 // Readers. Each of them had the file before it was retired, or is on its way to it.
@@ -173,7 +173,7 @@ TEST_F(RecycleTest, ReaderThatMapsAnOldShardKeepsItsBytes) {
   EXPECT_FALSE(SaveNext());
 
   EXPECT_EQ(std::string(static_cast<const char*>(mapped), bytes.size()), bytes);
-  EXPECT_THAT(why_, HasSubstr("somebody has it open or mapped"));
+  EXPECT_THAT(why_, HasSubstr("it is open or mapped elsewhere"));
   ::munmap(mapped, bytes.size());
 }
 
@@ -188,7 +188,7 @@ TEST_F(RecycleTest, ReaderThatHasAnOldShardOpenKeepsItsBytes) {
   std::string read(bytes.size(), '\0');
   EXPECT_EQ(::pread(fd.get(), read.data(), read.size(), 0), static_cast<ssize_t>(read.size()));
   EXPECT_EQ(read, bytes);
-  EXPECT_THAT(why_, HasSubstr("somebody has it open or mapped"));
+  EXPECT_THAT(why_, HasSubstr("it is open or mapped elsewhere"));
 }
 
 TEST_F(RecycleTest, ReaderThatOpensTheSpareKeepsItsBytes) {
@@ -202,7 +202,7 @@ TEST_F(RecycleTest, ReaderThatOpensTheSpareKeepsItsBytes) {
   EXPECT_EQ(::pread(fd.get(), read.data(), read.size(), 0), static_cast<ssize_t>(read.size()));
   EXPECT_EQ(read, bytes);
   EXPECT_THAT(Names(SpareFolder()), IsEmpty());
-  EXPECT_THAT(why_, HasSubstr("somebody has it open or mapped"));
+  EXPECT_THAT(why_, HasSubstr("it is open or mapped elsewhere"));
 }
 
 TEST_F(RecycleTest, ReaderThatComesWhileTheSpareIsTakenHasItToItself) {
@@ -216,7 +216,7 @@ TEST_F(RecycleTest, ReaderThatComesWhileTheSpareIsTakenHasItToItself) {
   EXPECT_FALSE(SaveNext());
 
   EXPECT_EQ(refused, EWOULDBLOCK);
-  EXPECT_THAT(why_, HasSubstr("somebody is waiting to open it"));
+  EXPECT_THAT(why_, HasSubstr("another process is waiting to open it"));
 }
 
 TEST_F(RecycleTest, HardLinkedCopyStaysWhole) {
@@ -446,7 +446,7 @@ TEST_F(RecycleTest, SweepUnlinksWhatADeadWriterMayStillBeWriting) {
                   .ok());
 
   EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, kWriterName, StepName(1)));
-  EXPECT_THAT(why, HasSubstr("somebody has it open or mapped"));
+  EXPECT_THAT(why, HasSubstr("it is open or mapped elsewhere"));
 }
 
 // Space.

@@ -99,7 +99,7 @@ TEST_F(RemoveTest, FileThatCannotBeUnlinkedIsToldAndTheRestGoes) {
   const Status status = RemoveStep(1);
 
   EXPECT_EQ(status.code(), StatusCode::kIoError);
-  EXPECT_THAT(status.message(), HasSubstr("step 1 is no longer a checkpoint"));
+  EXPECT_THAT(status.message(), HasSubstr("step 1 is removed, but some of its files are left"));
   EXPECT_THAT(status.message(), HasSubstr(ShardName(1)));
   EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
   EXPECT_THAT(Names(root_ / Names(root_.path()).front()), ElementsAre(ShardName(1)));
@@ -115,7 +115,7 @@ TEST_F(RemoveTest, DirectoryInsideIsLeftAloneAndLinksAreNotFollowed) {
 
   const Status status = RemoveStep(1);
 
-  EXPECT_THAT(status.message(), HasSubstr("tokenizer is a directory that no checkpoint holds"));
+  EXPECT_THAT(status.message(), HasSubstr("tokenizer is a directory that is not part of a checkpoint"));
   EXPECT_EQ(ReadAll(root_ / Names(root_.path()).front() + "/tokenizer/vocabulary"), "mine");
   EXPECT_THAT(Names(root_ / Names(root_.path()).front()), ElementsAre("tokenizer"));
   EXPECT_EQ(ReadAll(elsewhere / "precious"), "mine");

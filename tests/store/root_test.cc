@@ -309,7 +309,7 @@ TEST_F(RootTest, ReplacedStepIsPutBackWhereNothingHasTakenItsNameAndRetiredWhere
   ASSERT_TRUE(root.ok()) << root.status();
   EXPECT_EQ(CheckContent(root_, {.step = 1, .seed = 1}), Status::Ok());
   EXPECT_EQ(CheckContent(root_, {.step = 2, .seed = 9}), Status::Ok());
-  EXPECT_THAT((*root)->notes(), ElementsAre(HasSubstr("step 1 is back")));
+  EXPECT_THAT((*root)->notes(), ElementsAre(HasSubstr("step 1 is restored")));
   EXPECT_TRUE(fs::exists(root_ + "/.replaced-of-a-stranger"));
   EXPECT_FALSE(fs::exists(root_ + "/" + ReplacedName(2, "u")));
 }
@@ -323,7 +323,7 @@ TEST_F(RootTest, SweepLeavesForeignDirectoriesAndWhatCannotBeRemovedAndSaysSo) {
 
   const std::vector<std::string> left = SweepNow(*queue_, root_);
 
-  EXPECT_THAT(left, ElementsAre(HasSubstr("mine is a directory that no checkpoint holds"), HasSubstr("stuck")));
+  EXPECT_THAT(left, ElementsAre(HasSubstr("mine is a directory that is not part of a checkpoint"), HasSubstr("stuck")));
   EXPECT_EQ(ReadAll(root_ + "/.retired-a/mine/notes.txt"), "mine");
 }
 

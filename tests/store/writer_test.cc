@@ -153,7 +153,7 @@ TEST_F(WriterTest, FilesystemWithoutLocksIsToldApartByTheRecordAlone) {
   Opened second;
   if (!without_locks(first)) GTEST_SKIP() << "system calls cannot be hooked here";
   ASSERT_NE(first, nullptr);
-  EXPECT_THAT(first->notes(), ElementsAre(HasSubstr("knows no locks")));
+  EXPECT_THAT(first->notes(), ElementsAre(HasSubstr("does not support locks")));
   EXPECT_EQ(SaveBy(first, {.step = 1}), Status::Ok());
 
   ASSERT_TRUE(without_locks(second));
@@ -208,7 +208,7 @@ TEST_F(WriterTest, MovedRootTakesItsWriterAlongAndWhatTookItsPathStaysUntouched)
   EXPECT_THAT(GoodSteps(root_), ElementsAre(1));
   EXPECT_EQ(CheckContent(root_, {.step = 1, .seed = 1}), Status::Ok());
   EXPECT_EQ(root->CheckPath().code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(root->CheckPath().message(), HasSubstr(root_ + " is another directory by now"));
+  EXPECT_THAT(root->CheckPath().message(), HasSubstr(root_ + " is another directory now"));
 }
 
 TEST_F(WriterTest, RemovedRootFailsSavesAndMakesNothing) {
@@ -218,7 +218,7 @@ TEST_F(WriterTest, RemovedRootFailsSavesAndMakesNothing) {
   EXPECT_FALSE(SaveBy(root, {.step = 1}).ok());
 
   EXPECT_FALSE(fs::exists(root_));
-  EXPECT_THAT(root->CheckPath().message(), HasSubstr("no longer there"));
+  EXPECT_THAT(root->CheckPath().message(), HasSubstr("no longer exists"));
 }
 
 // Taking over
