@@ -175,7 +175,7 @@ TEST_P(Recycle, ClosingLeavesNoSpares) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_P(Recycle, ReaderThatMapsAnOldShardKeepsItsBytes) {
+TEST_P(Recycle, MappedOldShardKeepsItsBytes) {
   const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(KeepingOne());
   ASSERT_NE(checkpointer, nullptr);
   SaveOneByOne(*checkpointer, 1, 3);

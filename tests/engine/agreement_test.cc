@@ -18,7 +18,7 @@ PreparedWord Prepared() {
           .shard = {.file = "shard-00003.safetensors", .length = 1ULL << 40, .header_digest = 0xfedcba98}};
 }
 
-TEST(Agreement, CarriesTheAttempt) {
+TEST(Agreement, EncodesTheAttempt) {
   const AttemptWord word{.uuid = "the-uuid",
                          .step = ~0ULL,
                          .generation = 3,
@@ -38,7 +38,7 @@ TEST(Agreement, CarriesTheAttempt) {
   EXPECT_EQ(read->alike, word.alike);
 }
 
-TEST(Agreement, CarriesTheCoordinatorsRefusal) {
+TEST(Agreement, EncodesARefusal) {
   const Status refusal(StatusCode::kAlreadyExists, "step 7 is committed already");
 
   const auto read = DecodeAttempt(EncodeAttempt({.refusal = refusal}));
@@ -47,7 +47,7 @@ TEST(Agreement, CarriesTheCoordinatorsRefusal) {
   EXPECT_EQ(read->refusal, refusal);
 }
 
-TEST(Agreement, CarriesAShard) {
+TEST(Agreement, EncodesAShard) {
   const auto read = DecodePrepared(3, EncodePrepared(Prepared()));
 
   ASSERT_TRUE(read.ok()) << read.status();
@@ -58,7 +58,7 @@ TEST(Agreement, CarriesAShard) {
   EXPECT_LT(read->bucket, 0);
 }
 
-TEST(Agreement, CarriesAFailureWhateverBytesItsMessageHas) {
+TEST(Agreement, EncodesAFailureWithAnyBytes) {
   const Status failure(StatusCode::kNoSpace, "disk full at \"x\"\xff");
 
   const auto read = DecodePrepared(3, EncodePrepared({.failure = failure}));
@@ -68,14 +68,14 @@ TEST(Agreement, CarriesAFailureWhateverBytesItsMessageHas) {
   EXPECT_THAT(read->failure.message(), HasSubstr("disk full at \"x\""));
 }
 
-TEST(Agreement, CutsLongMessages) {
+TEST(Agreement, TruncatesLongMessages) {
   const Status failure(StatusCode::kIoError, std::string(100'000, 'x'));
 
   EXPECT_LT(EncodeOutcome(failure).size(), 2'100U);
   EXPECT_LT(EncodePrepared({.failure = failure}).size(), 2'100U);
 }
 
-TEST(Agreement, CarriesWhatDiffers) {
+TEST(Agreement, EncodesDifferingValues) {
   const auto read = DecodePrepared(3, EncodePrepared({.bucket = 63, .texts = R"([["lr","0.1"]])"}));
 
   ASSERT_TRUE(read.ok()) << read.status();
@@ -83,21 +83,21 @@ TEST(Agreement, CarriesWhatDiffers) {
   EXPECT_EQ(read->texts, R"([["lr","0.1"]])");
 }
 
-TEST(Agreement, CarriesTheOutcome) {
+TEST(Agreement, EncodesTheOutcome) {
   const Status unknown(StatusCode::kUnknownOutcome, "fsync of the root failed");
 
   EXPECT_EQ(DecodeOutcome(EncodeOutcome(Status::Ok())), Status::Ok());
   EXPECT_EQ(DecodeOutcome(EncodeOutcome(unknown)), unknown);
 }
 
-TEST(Agreement, RefusesRanksThatSaveDifferentSteps) {
+TEST(Agreement, RejectsRanksThatSaveDifferentSteps) {
   const Status status = CheckSameLine(7, "", 2, 8, "");
 
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("rank 0 saves 7, rank 2 saves 8"));
 }
 
-TEST(Agreement, RefusesRanksThatContinueDifferentCheckpoints) {
+TEST(Agreement, RejectsRanksThatContinueDifferentCheckpoints) {
   EXPECT_EQ(CheckSameLine(7, "a", 2, 7, "a"), Status::Ok());
   EXPECT_EQ(CheckSameLine(7, "", 2, 7, ""), Status::Ok());
   for (const std::string other : {"b", ""}) {
@@ -108,7 +108,7 @@ TEST(Agreement, RefusesRanksThatContinueDifferentCheckpoints) {
   }
 }
 
-TEST(Agreement, NamesTheRankWhoseWordIsNoWord) {
+TEST(Agreement, NamesTheRankOfAnInvalidMessage) {
   std::vector<std::string> bad = {"",
                                   "{}",
                                   "[]",
@@ -142,7 +142,7 @@ TEST(Agreement, NamesTheRankWhoseWordIsNoWord) {
   }
 }
 
-TEST(Agreement, RefusesAttemptsThatAreNone) {
+TEST(Agreement, RejectsInvalidAttempts) {
   for (const std::string word : {"", "{}", "[]", "no json", R"({"code":0,"message":""})",
                                  R"({"attempt":"../x","step":1,"generation":0,"replace":0,"alike":""})",
                                  R"({"attempt":"x","step":1,"generation":0,"replace":0,"alike":"","parent":"y"})",
@@ -154,7 +154,7 @@ TEST(Agreement, RefusesAttemptsThatAreNone) {
   }
 }
 
-TEST(Agreement, CarriesTheChoice) {
+TEST(Agreement, EncodesTheChoice) {
   const auto chosen = DecodeChoice(EncodeChoice({.step = ~0ULL, .attempt = "the-uuid", .path = "/root/step-1"}));
   const Status damage(StatusCode::kCorrupt, "manifest.json is empty");
   const auto passed_over = DecodeChoice(EncodeChoice({.step = 7, .path = "/root/step-7", .damage = damage}));
@@ -171,7 +171,7 @@ TEST(Agreement, CarriesTheChoice) {
   EXPECT_EQ(ended->end, end);
 }
 
-TEST(Agreement, CarriesTheVerdict) {
+TEST(Agreement, EncodesTheVerdict) {
   const Status damage(StatusCode::kCorrupt, "shard-00003.safetensors: CRC32C");
 
   const auto damaged = DecodeVerdict(EncodeVerdict({.rank = 3, .status = damage}));
@@ -183,7 +183,7 @@ TEST(Agreement, CarriesTheVerdict) {
   EXPECT_EQ(good->status, Status::Ok());
 }
 
-TEST(Agreement, KnowsNoChoiceAndNoVerdictInOtherWords) {
+TEST(Agreement, RejectsInvalidChoicesAndVerdicts) {
   for (const std::string word : {"", "[]", "{}", R"({"step": 1})", R"({"path": "/root"})", R"({"code": "Ok"})"}) {
     for (const Status& status : {DecodeChoice(word).status(), DecodeVerdict(word).status()}) {
       EXPECT_EQ(status.code(), StatusCode::kInternal) << word;
@@ -192,7 +192,7 @@ TEST(Agreement, KnowsNoChoiceAndNoVerdictInOtherWords) {
   }
 }
 
-TEST(Agreement, KnowsNoOutcomeInOtherWords) {
+TEST(Agreement, RejectsInvalidOutcomes) {
   for (const std::string word : {"", "{}", "[]", "no json", R"({"code":"x","message":""})"}) {
     EXPECT_EQ(DecodeOutcome(word), std::nullopt) << word;
   }

@@ -20,7 +20,7 @@ CheckpointInfo Stored(std::uint64_t step, std::uint64_t generation = 0, bool dam
   return one;
 }
 
-TEST(Ledger, RefusesAStepThatIsThereAlreadyUnlessItIsReplaced) {
+TEST(Ledger, RejectsAnExistingStepUnlessReplacing) {
   Ledger ledger({Stored(100)}, 3, 0);
 
   const auto refused = ledger.Admit(100, IfExists::kFail);
@@ -31,7 +31,7 @@ TEST(Ledger, RefusesAStepThatIsThereAlreadyUnlessItIsReplaced) {
   EXPECT_TRUE(replacing->replace);
 }
 
-TEST(Ledger, NamesTheFolderOfACommittedStepWhereItKnowsIt) {
+TEST(Ledger, NamesTheFolderOfACommittedStepIfKnown) {
   Ledger ledger({Stored(100)}, 3, 0);
   const auto plan = ledger.Admit(200, IfExists::kFail);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -41,14 +41,14 @@ TEST(Ledger, NamesTheFolderOfACommittedStepWhereItKnowsIt) {
   EXPECT_EQ(ledger.Admit(200, IfExists::kFail).status().message(), "step 200 is committed already");
 }
 
-TEST(Ledger, RefusesAStepThatIsInFlight) {
+TEST(Ledger, RejectsAStepInFlight) {
   Ledger ledger({}, 3, 0);
   ASSERT_TRUE(ledger.Admit(7, IfExists::kFail).ok());
 
   EXPECT_EQ(ledger.Admit(7, IfExists::kReplace).status().code(), StatusCode::kAlreadyExists);
 }
 
-TEST(Ledger, RefusesAStepBelowTheNewestWithoutARestore) {
+TEST(Ledger, RejectsAStepBelowTheNewestWithoutARestore) {
   Ledger ledger({Stored(100)}, 3, 0);
 
   const Status status = ledger.Admit(99, IfExists::kFail).status();
@@ -57,7 +57,7 @@ TEST(Ledger, RefusesAStepBelowTheNewestWithoutARestore) {
   EXPECT_THAT(status.message(), HasSubstr("step 99 is below the newest one, 100"));
 }
 
-TEST(Ledger, CountsSavesInFlightAsTheNewest) {
+TEST(Ledger, CountsSavesInFlight) {
   Ledger ledger({}, 3, 0);
   const auto plan = ledger.Admit(50, IfExists::kFail);
 
@@ -66,7 +66,7 @@ TEST(Ledger, CountsSavesInFlightAsTheNewest) {
   EXPECT_TRUE(ledger.Admit(49, IfExists::kFail).ok());
 }
 
-TEST(Ledger, ReplacesAStepWhoseOutcomeIsUnknownUntilItIsCommitted) {
+TEST(Ledger, ReplacesAStepOfUnknownOutcomeUntilCommitted) {
   Ledger ledger({}, 3, 0);
   ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kFail));
 
@@ -75,23 +75,23 @@ TEST(Ledger, ReplacesAStepWhoseOutcomeIsUnknownUntilItIsCommitted) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(again->replace);
   ledger.Withdraw(*again);
-  EXPECT_TRUE(ledger.Admit(7, IfExists::kFail)->replace) << "a failure in between tells nothing new";
+  EXPECT_TRUE(ledger.Admit(7, IfExists::kFail)->replace) << "a failure in between changes nothing";
   ledger.Committed(*again, "again");
   EXPECT_EQ(ledger.Admit(7, IfExists::kFail).status().code(), StatusCode::kAlreadyExists);
 }
 
-TEST(Ledger, CountsNothingForAStepWhoseReplacementIsUnknown) {
+TEST(Ledger, DoesNotCountAStepOfUnknownReplacement) {
   Ledger ledger({Stored(5), Stored(6), Stored(7)}, 2, 0);
 
   ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kReplace));
 
-  EXPECT_THAT(ledger.Retire(), IsEmpty()) << "7 is none of the two that are kept";
+  EXPECT_THAT(ledger.Retire(), IsEmpty()) << "7 does not count as one of the two to keep";
   const auto again = ledger.Admit(7, IfExists::kFail);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(again->replace);
 }
 
-TEST(Ledger, KnowsAgainWhatAReplacementOfUnknownOutcomeHasNotReplaced) {
+TEST(Ledger, RelistRestoresAStepThatWasNotReplaced) {
   Ledger ledger({Stored(5), Stored(6), Stored(7)}, 2, 0);
   ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kReplace));
 
@@ -102,7 +102,7 @@ TEST(Ledger, KnowsAgainWhatAReplacementOfUnknownOutcomeHasNotReplaced) {
   EXPECT_EQ(ledger.Admit(7, IfExists::kFail).status().code(), StatusCode::kAlreadyExists);
 }
 
-TEST(Ledger, ForgetsAStepOfUnknownOutcomeThatIsNotThere) {
+TEST(Ledger, RelistDropsAMissingStepOfUnknownOutcome) {
   Ledger ledger({}, 2, 0);
   ledger.WithdrawUnknown(*ledger.Admit(7, IfExists::kFail));
 
@@ -112,7 +112,7 @@ TEST(Ledger, ForgetsAStepOfUnknownOutcomeThatIsNotThere) {
   EXPECT_FALSE(ledger.Admit(7, IfExists::kFail)->replace);
 }
 
-TEST(Ledger, RetiresAStepOfUnknownOutcomeOnceEnoughNewerOnesAreDurable) {
+TEST(Ledger, RetiresAnUnknownStepOnceEnoughNewerOnesAreDurable) {
   Ledger ledger({Stored(1)}, 2, 0);
   ledger.WithdrawUnknown(*ledger.Admit(2, IfExists::kFail));
   CheckpointInfo found = Stored(2);
@@ -124,18 +124,18 @@ TEST(Ledger, RetiresAStepOfUnknownOutcomeOnceEnoughNewerOnesAreDurable) {
     return ledger.Retire();
   };
 
-  EXPECT_THAT(durable(3), IsEmpty()) << "1 and 3 are kept: 2 is none of the two";
+  EXPECT_THAT(durable(3), IsEmpty()) << "1 and 3 are kept; 2 does not count";
   EXPECT_THAT(durable(4), ElementsAre(1, 2));
 
   EXPECT_EQ(ledger.AttemptOf(2), "of the unknown one");
 }
 
-TEST(Ledger, LearnsNothingOfAStepOfUnknownOutcomeFromAnOlderListOrOneThatCannotBeRead) {
+TEST(Ledger, RelistIgnoresOlderAndUnreadableListings) {
   Ledger ledger({Stored(9), Stored(10)}, 2, 0);
   EXPECT_FALSE(ledger.BeginRelist());
   ledger.WithdrawUnknown(*ledger.Admit(10, IfExists::kReplace));
 
-  EXPECT_FALSE(ledger.Relist({Stored(9)})) << "the list is older than the save's end";
+  EXPECT_FALSE(ledger.Relist({Stored(9)})) << "the listing is older than the save's end";
   EXPECT_TRUE(ledger.BeginRelist());
   EXPECT_FALSE(ledger.Relist({Stored(9), Stored(10, 0, /*damaged=*/true)}));
 
@@ -143,11 +143,11 @@ TEST(Ledger, LearnsNothingOfAStepOfUnknownOutcomeFromAnOlderListOrOneThatCannotB
   ledger.Committed(*next, "attempt");
   EXPECT_THAT(ledger.Retire(), IsEmpty());
   EXPECT_TRUE(ledger.BeginRelist());
-  EXPECT_TRUE(ledger.Relist({Stored(9), Stored(10)})) << "it can be read again";
+  EXPECT_TRUE(ledger.Relist({Stored(9), Stored(10)})) << "it is readable again";
   EXPECT_THAT(ledger.Retire(), ElementsAre(9));
 }
 
-TEST(Ledger, GoesOnInTheSameGenerationAfterRestoringTheNewest) {
+TEST(Ledger, KeepsTheGenerationAfterRestoringTheNewest) {
   Ledger ledger({Stored(90, 2), Stored(100, 2)}, 3, 0);
 
   ledger.Restored(100, 2, "attempt-of-100");
@@ -171,7 +171,7 @@ TEST(Ledger, StartsANewGenerationAfterRestoringAnOlderStep) {
   EXPECT_EQ(again->parent, (ManifestParent{50, "attempt-of-50"}));
 }
 
-TEST(Ledger, CountsNothingThatWasFoundDamagedAndLeavesIt) {
+TEST(Ledger, DoesNotCountOrRetireADamagedStep) {
   Ledger ledger({Stored(1), Stored(2), Stored(3)}, 2, 0);
   ledger.FoundDamaged(2, "another-attempt");
   ledger.FoundDamaged(3, "attempt-of-3");
@@ -185,7 +185,7 @@ TEST(Ledger, CountsNothingThatWasFoundDamagedAndLeavesIt) {
   EXPECT_THAT(ledger.Retire(), ElementsAre(1));
 }
 
-TEST(Ledger, KeepsAnUnknownOneUntilAsManySoundOnesAreNewer) {
+TEST(Ledger, KeepsAnUnknownStepUntilEnoughIntactOnesAreNewer) {
   Ledger ledger({}, 2, 0);
   const auto unknown = ledger.Admit(1, IfExists::kFail);
   ASSERT_TRUE(unknown.ok()) << unknown.status();
@@ -202,10 +202,10 @@ TEST(Ledger, KeepsAnUnknownOneUntilAsManySoundOnesAreNewer) {
   EXPECT_THAT(ledger.Retire(), IsEmpty());
 }
 
-TEST(Ledger, DoesNotTakeADamagedNewestForTheEndOfTheRestoredLine) {
+TEST(Ledger, DamagedNewestDoesNotEndTheRestoredLine) {
   Ledger ledger({Stored(50), Stored(100, 0, true)}, 0, 0);
 
-  ledger.Restored(50, 0, "attempt-of-50");  // By falling back.
+  ledger.Restored(50, 0, "attempt-of-50");  // By fallback.
 
   const auto plan = ledger.Admit(100, IfExists::kFail);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -213,7 +213,7 @@ TEST(Ledger, DoesNotTakeADamagedNewestForTheEndOfTheRestoredLine) {
   EXPECT_TRUE(plan->replace);
 }
 
-TEST(Ledger, RetiresTheOldestBeyondWhatIsKeptAndOnlyOnce) {
+TEST(Ledger, RetiresTheOldestOnce) {
   Ledger ledger({Stored(10), Stored(20)}, 2, 0);
   const auto plan = ledger.Admit(30, IfExists::kFail);
   ledger.Committed(*plan, "new");
@@ -233,17 +233,17 @@ TEST(Ledger, KeepsPinnedStepsAndEveryKth) {
   EXPECT_THAT(ledger.Retire(), ElementsAre(10));
 }
 
-TEST(Ledger, CountsTheNewLineAsNewerWhateverItsSteps) {
+TEST(Ledger, CountsTheNewLineAsNewer) {
   Ledger ledger({Stored(50), Stored(100), Stored(200)}, 2, 0);
   ledger.Restored(50, 0, "attempt-of-50");
   const auto plan = ledger.Admit(60, IfExists::kFail);
   ledger.Committed(*plan, "new");
 
-  // Of {0, 50}, {0, 100}, {0, 200}, {1, 60} the last two stay.
+  // Of {0, 50}, {0, 100}, {0, 200}, {1, 60} the last two are kept.
   EXPECT_THAT(ledger.Retire(), ElementsAre(50, 100));
 }
 
-TEST(Ledger, LeavesAStepToTheSaveThatReplacesIt) {
+TEST(Ledger, DoesNotRetireAStepBeingReplaced) {
   Ledger ledger({Stored(50), Stored(100), Stored(200)}, 1, 0);
   ledger.Restored(50, 0, "attempt-of-50");
   ASSERT_TRUE(ledger.Admit(100, IfExists::kFail).ok());
@@ -252,7 +252,7 @@ TEST(Ledger, LeavesAStepToTheSaveThatReplacesIt) {
   EXPECT_EQ(ledger.BeginRemoval(100).code(), StatusCode::kFailedPrecondition);
 }
 
-TEST(Ledger, GivesASaveUpAtItsDeadlineWhereTheStepIsStillBeingRemoved) {
+TEST(Ledger, AdmitTimesOutWhileTheStepIsBeingRemoved) {
   Ledger ledger({Stored(100)}, 0, 0);
   ASSERT_TRUE(ledger.BeginRemoval(100).ok());
 
@@ -264,7 +264,7 @@ TEST(Ledger, GivesASaveUpAtItsDeadlineWhereTheStepIsStillBeingRemoved) {
   EXPECT_TRUE(ledger.Admit(100, IfExists::kFail, Deadline::In({})).ok());
 }
 
-TEST(Ledger, HoldsASaveOfAStepUntilItsRemovalHasEnded) {
+TEST(Ledger, AdmitWaitsForARemovalOfTheStep) {
   Ledger ledger({Stored(100)}, 0, 0);
   ASSERT_TRUE(ledger.BeginRemoval(100).ok());
   std::thread saver([&ledger] { EXPECT_FALSE(ledger.Admit(100, IfExists::kFail)->replace); });

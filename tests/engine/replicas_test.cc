@@ -19,14 +19,14 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-/// Tensors of bytes in one memory; tied where they begin at one place.
+/// Tensors of bytes in one memory block; tied if they begin at the same place.
 class Shares : public testing::Test {
  protected:
   void Add(const std::string& name, std::int64_t bytes, std::size_t at) {
     const Status status = state_.Add(name, {.data = &memory_.at(at), .dtype = DType::kU8, .shape = {bytes}});
     ASSERT_TRUE(status.ok()) << status;
   }
-  /// One that has an address, and no memory.
+  /// One with an address but no memory.
   void AddLarge(const std::string& name, std::uint64_t bytes) {
     addresses_[name] = {&memory_[addresses_.size()], bytes};
     AddTied(name, name);
@@ -37,7 +37,7 @@ class Shares : public testing::Test {
         state_.Add(name, {.data = address, .dtype = DType::kU8, .shape = {static_cast<std::int64_t>(bytes)}});
     ASSERT_TRUE(status.ok()) << status;
   }
-  /// Names by rank, of what each writes.
+  /// The names that each rank writes.
   [[nodiscard]] std::vector<std::vector<std::string>> WrittenBy(int world, const Replicated& replicated) const {
     std::vector<std::vector<std::string>> written;
     for (int rank = 0; rank < world; ++rank) {
@@ -54,7 +54,7 @@ class Shares : public testing::Test {
   State state_;
 };
 
-TEST_F(Shares, ThatAreSmallStayTogetherAndOffRankZero) {
+TEST_F(Shares, GivesSmallTensorsToOneOtherRank) {
   Add("a", 10, 0);
   Add("b", 30, 100);
   Add("c", 20, 200);
@@ -65,7 +65,7 @@ TEST_F(Shares, ThatAreSmallStayTogetherAndOffRankZero) {
   EXPECT_THAT(written, ElementsAre(ElementsAre("mine"), ElementsAre("a", "b", "c", "mine"), ElementsAre("mine")));
 }
 
-TEST_F(Shares, GoByNameWhateverOrderTheyWereAddedIn) {
+TEST_F(Shares, AssignsByNameInAnyOrder) {
   for (const char* name : {"layer.2", "embedding", "layer.1", "head"}) AddLarge(name, 2 * kLeastShare);
 
   const auto written = WrittenBy(4, {.tensors = {"layer.2", "embedding", "layer.1", "head"}});
@@ -74,7 +74,7 @@ TEST_F(Shares, GoByNameWhateverOrderTheyWereAddedIn) {
                                    ElementsAre("layer.1")));
 }
 
-TEST_F(Shares, KeepTiedTensorsTogether) {
+TEST_F(Shares, KeepsTiedTensorsTogether) {
   AddLarge("embedding", kLeastShare);
   AddLarge("other", kLeastShare);
   AddTied("head", "embedding");
@@ -87,7 +87,7 @@ TEST_F(Shares, KeepTiedTensorsTogether) {
   EXPECT_EQ(share->table->bytes(), kLeastShare);
 }
 
-TEST_F(Shares, OfRankZeroStayThereAndCountAsItsLoad) {
+TEST_F(Shares, CountsTensorsOfRankZeroAsItsLoad) {
   AddLarge("big", 2 * kLeastShare);
   AddLarge("buffer", 2 * kLeastShare);
   AddLarge("small", kLeastShare);
@@ -99,13 +99,13 @@ TEST_F(Shares, OfRankZeroStayThereAndCountAsItsLoad) {
   EXPECT_THAT(more, ElementsAre(ElementsAre("buffer"), ElementsAre("big"), ElementsAre("small")));
 }
 
-TEST_F(Shares, OfOneRankAreEverything) {
+TEST_F(Shares, AssignsEverythingToASingleRank) {
   Add("a", 10, 0);
 
   EXPECT_THAT(WrittenBy(1, {.tensors = {"a"}}), ElementsAre(ElementsAre("a")));
 }
 
-TEST_F(Shares, RefuseWhatIsNotThereAndWhatIsTiedToARanksOwn) {
+TEST_F(Shares, RejectsMissingAndPartlyReplicatedTensors) {
   Add("a", 10, 0);
   Add("tied", 10, 0);
 
@@ -118,7 +118,7 @@ TEST_F(Shares, RefuseWhatIsNotThereAndWhatIsTiedToARanksOwn) {
   EXPECT_THAT(half.status().message(), HasSubstr("\"tied\" and \"a\" share memory"));
 }
 
-TEST_F(Shares, AreKeptUntilTheTableOrWhatIsReplicatedChanges) {
+TEST_F(Shares, CachesUntilTheInputChanges) {
   Add("a", 10, 0);
   Add("b", 10, 20);
   const Replicated both{.tensors = {"a", "b"}, .alike = {{"lr", "0.1"}}};
@@ -140,7 +140,7 @@ TEST_F(Shares, AreKeptUntilTheTableOrWhatIsReplicatedChanges) {
   EXPECT_EQ(sharing.Of(other.table(), {})->table, other.table());
 }
 
-TEST_F(Shares, DoNotHoldTheCallersOwnTable) {
+TEST_F(Shares, DoesNotKeepTheCallersTableAlive) {
   Add("a", 10, 0);
   Sharing sharing(0, 2);
   ASSERT_TRUE(sharing.Of(state_.table(), {}).ok());
@@ -148,10 +148,10 @@ TEST_F(Shares, DoNotHoldTheCallersOwnTable) {
 
   state_ = State();
 
-  EXPECT_TRUE(before.expired()) << "it lives on for the next save's sake";
+  EXPECT_TRUE(before.expired()) << "the cache keeps it alive";
 }
 
-TEST_F(Shares, SayDTypeAndShape) {
+TEST_F(Shares, DescribesDTypeAndShape) {
   Add("a", 10, 0);
   Add("b", 10, 0);
 
@@ -161,7 +161,7 @@ TEST_F(Shares, SayDTypeAndShape) {
               ElementsAre(Alike{"lr", "0.1"}, Alike{"a", "U8 [10]"}, Alike{"b", "U8 [10] tied to \"a\""}));
 }
 
-TEST_F(Shares, SayWhichPartOfAWholeATensorIs) {
+TEST_F(Shares, DescribesThePartOfATensor) {
   std::byte memory{};
   ASSERT_TRUE(state_
                   .Add("w", {.data = &memory,
@@ -175,7 +175,7 @@ TEST_F(Shares, SayWhichPartOfAWholeATensorIs) {
   EXPECT_THAT(share->alike->all, ElementsAre(Alike{"w", "U8 [1] at [2] of \"w\""}));
 }
 
-/// What each rank writes of these, in bytes.
+/// What each rank writes, in bytes.
 std::vector<std::uint64_t> LoadsOf(const std::vector<std::uint64_t>& sizes, const std::vector<int>& writers,
                                    std::uint64_t of_rank_0, int world) {
   std::vector<std::uint64_t> loads(static_cast<std::size_t>(world), 0);
@@ -190,7 +190,7 @@ std::uint64_t Sum(const std::vector<std::uint64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0});
 }
 
-// 24 layers of a transformer, with Adam's moments beside each weight, in the order of names.
+// 24 layers of a transformer, each weight with Adam's moments, in name order.
 std::vector<std::uint64_t> Transformer(std::uint64_t width) {
   std::vector<std::uint64_t> sizes(3, 4 * 50'000 * width);
   for (int layer = 0; layer < 24; ++layer) {
@@ -202,7 +202,7 @@ std::vector<std::uint64_t> Transformer(std::uint64_t width) {
   return sizes;
 }
 
-TEST(Writers, OfASmallStateAreOneRank) {
+TEST(Writers, AreOneRankForASmallState) {
   const std::vector<std::uint64_t> sizes(1000, kLeastShare / 1000);
 
   const std::vector<int> writers = ChooseWriters(sizes, 0, 1000);
@@ -210,7 +210,7 @@ TEST(Writers, OfASmallStateAreOneRank) {
   EXPECT_THAT(writers, testing::Each(1));
 }
 
-TEST(Writers, AreAsFewAsASharesSizeAllows) {
+TEST(Writers, AreAsFewAsPossible) {
   const std::vector<std::uint64_t> sizes(1000, kLeastShare / 100);
 
   const std::vector<int> writers = ChooseWriters(sizes, 0, 1000);
@@ -219,7 +219,7 @@ TEST(Writers, AreAsFewAsASharesSizeAllows) {
   EXPECT_LE(Heaviest(LoadsOf(sizes, writers, 0, 1000)), kLeastShare);
 }
 
-TEST(Writers, TakeWhatComesInSequence) {
+TEST(Writers, TakeTensorsInSequence) {
   const std::vector<std::uint64_t> sizes = Transformer(4096);
 
   const std::vector<int> writers = ChooseWriters(sizes, 0, 8);
@@ -229,7 +229,7 @@ TEST(Writers, TakeWhatComesInSequence) {
   EXPECT_THAT(taken, ElementsAre(1, 2, 3, 4, 5, 6, 7, 0));
 }
 
-TEST(Writers, AreBalancedWhereTensorsAreSmallAgainstAShare) {
+TEST(Writers, AreBalancedForSmallTensors) {
   const std::vector<std::uint64_t> sizes(20'000, 1U << 20);
   for (const int world : {2, 3, 8, 64, 200}) {
     for (const std::uint64_t of_rank_0 : {std::uint64_t{0}, std::uint64_t{50} << 20}) {
@@ -241,7 +241,7 @@ TEST(Writers, AreBalancedWhereTensorsAreSmallAgainstAShare) {
   }
 }
 
-TEST(Writers, OfOneLargeTensorAmongOthersPutFewBesideIt) {
+TEST(Writers, GetLittleBesidesALargeTensor) {
   std::vector<std::uint64_t> sizes(2000, 1U << 20);
   sizes[700] = 1000U << 20;
 
@@ -250,8 +250,8 @@ TEST(Writers, OfOneLargeTensorAmongOthersPutFewBesideIt) {
   EXPECT_EQ(Heaviest(LoadsOf(sizes, writers, 0, 8)), sizes[700]);
 }
 
-// Whatever the sizes: the bound that the function promises, and no fewer ranks at work than would be fair to them.
-TEST(Writers, NeverTakeMoreThanAShareAndTheLargestTensor) {
+// Random sizes: the bound that the function promises.
+TEST(Writers, NeverExceedTheLoadBound) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 2000; ++round) {
     const int world = 2 + static_cast<int>(random() % 40);
@@ -284,7 +284,7 @@ std::string DigestOf(const std::vector<Alike>& alike) { return DigestReplicated(
 
 std::string BucketOf(const std::vector<Alike>& alike, int bucket) { return EncodeBucket({.all = alike}, bucket); }
 
-TEST(Alikes, AreAlikeInAnyOrder) {
+TEST(Alikes, AreEqualInAnyOrder) {
   const std::vector<Alike> one = Many();
   const std::vector<Alike> other(one.rbegin(), one.rend());
 
@@ -293,8 +293,8 @@ TEST(Alikes, AreAlikeInAnyOrder) {
   EXPECT_THAT(DigestOf({}), IsEmpty());
 }
 
-// Each name in turn: changed, missing, and exchanged with its neighbour.
-TEST(Alikes, ThatDifferAreFoundAndNamed) {
+// Each name in turn is changed, missing, or swapped with its neighbour.
+TEST(Alikes, DifferencesAreNamed) {
   const std::vector<Alike> one = Many();
   for (std::size_t i = 0; i + 1 < one.size(); i += 7) {
     std::vector<Alike> changed = one;
@@ -318,10 +318,10 @@ TEST(Alikes, ThatDifferAreFoundAndNamed) {
   }
 }
 
-TEST(Alikes, OfOneRankAloneDiffer) { EXPECT_GE(FirstDifference(DigestOf({}), DigestOf(Many())), 0); }
+TEST(Alikes, OfOnlyOneRankDiffer) { EXPECT_GE(FirstDifference(DigestOf({}), DigestOf(Many())), 0); }
 
-// Another version of the library, say.
-TEST(Alikes, WithAnotherWriterAreFoundAndNamed) {
+// For example with another version of the library.
+TEST(Alikes, DifferentWritersAreNamed) {
   const ReplicatedValues one{.all = Many(), .writers = std::vector<int>(300, 1)};
   for (std::size_t i = 0; i < one.writers.size(); i += 7) {
     ReplicatedValues other = one;
@@ -337,7 +337,7 @@ TEST(Alikes, WithAnotherWriterAreFoundAndNamed) {
   }
 }
 
-TEST(Alikes, ThatDifferAreNamedBeforeTheirWriters) {
+TEST(Alikes, DifferencesAreNamedBeforeWriters) {
   const ReplicatedValues one{.all = Many(), .writers = std::vector<int>(500, 1)};
   ReplicatedValues other = one;
   for (int& writer : other.writers) writer = 2;
@@ -349,7 +349,7 @@ TEST(Alikes, ThatDifferAreNamedBeforeTheirWriters) {
   EXPECT_THAT(status.message(), HasSubstr("\"name 300\": rank 0 has 300, rank 2 has else"));
 }
 
-TEST(Alikes, AreNoWordsOfAnotherVersion) {
+TEST(Alikes, RejectOtherMessages) {
   for (const char* text : {"no json", "{}", "[1]", R"([["a"]])", R"([["a", 1]])"}) {
     const Status status = CompareBuckets(1, "[]", 3, text);
     EXPECT_EQ(status.code(), StatusCode::kInternal) << text;

@@ -7,14 +7,14 @@
 namespace cairn {
 namespace {
 
-// The stream as the engine would write it, `chunk` bytes at a time.
+// Reads the stream as the engine does, `chunk` bytes at a time.
 std::vector<std::byte> ReadStream(const Snapshot& snapshot, std::uint64_t chunk) {
   std::vector<std::byte> stream(snapshot.bytes());
   for (std::uint64_t begin = 0; begin < stream.size(); begin += chunk) {
     const std::uint64_t end = std::min<std::uint64_t>(begin + chunk, stream.size());
     std::byte* expected = stream.data() + begin;
     for (const Snapshot::Piece& piece : snapshot.Pieces(begin, end, stream.data() + begin)) {
-      EXPECT_EQ(piece.copy.memory, expected) << "pieces lie back to back";
+      EXPECT_EQ(piece.copy.memory, expected) << "pieces are contiguous";
       GatherBytes(*piece.copy.tensor, piece.copy.begin, piece.copy.end, piece.copy.memory);
       expected += piece.copy.end - piece.copy.begin;
     }
@@ -23,7 +23,7 @@ std::vector<std::byte> ReadStream(const Snapshot& snapshot, std::uint64_t chunk)
   return stream;
 }
 
-TEST(Snapshot, StreamsTensorsByDTypeRankThenName) {
+TEST(Snapshot, StreamsTensorsByDTypeThenName) {
   Tensors tensors;
   tensors.Add("b", 1000, DType::kF32);
   tensors.Add("a", 70'000, DType::kF32);
@@ -47,7 +47,7 @@ TEST(Snapshot, StreamsTensorsByDTypeRankThenName) {
   EXPECT_EQ(header.tensors[1].end, header.tensors[2].begin);
 }
 
-TEST(Snapshot, CopiesSmallCpuTensorsWhenMade) {
+TEST(Snapshot, CopiesSmallCpuTensorsAtOnce) {
   Tensors tensors;
   tensors.Add("small", kSmallTensorBytes, DType::kU8);
   tensors.Fill(1);
@@ -61,7 +61,7 @@ TEST(Snapshot, CopiesSmallCpuTensorsWhenMade) {
   EXPECT_EQ(ReadStream(snapshot, 4096), before);
 }
 
-TEST(Snapshot, CopiesNoMoreThanTheLimitInAll) {
+TEST(Snapshot, CopiesUpToTheTotalLimit) {
   Tensors tensors = Tensors::Many(kSmallTensorsTotal / kSmallTensorBytes + 1, kSmallTensorBytes / sizeof(float));
   const Snapshot snapshot(tensors.state().table(), {});
 

@@ -1,4 +1,4 @@
-// A rank that heard nothing gives the attempt up, while the coordinator may be about to commit it.
+// A rank without an outcome gives the attempt up while the coordinator may be about to commit it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 
 class AbortTest : public ::testing::Test {
  protected:
-  /// By rank 1, on a queue of its own.
+  /// By rank 1, on its own queue.
   Status Abort(TestRanks& ranks) {
     return WaitFor(*rank_1_, [&](StatusDone done) {
       AbortAttempt(*rank_1_, ranks.folder(1), ranks.save().step, std::move(done));
@@ -49,7 +49,7 @@ class AbortTest : public ::testing::Test {
   std::unique_ptr<IoQueue> rank_1_ = MakeQueue(aborts_->Wrap(PlainFactory()));
 };
 
-TEST_F(AbortTest, TakesTheNameAwayDurablyAndWhatIsInItBeforeItSaysSo) {
+TEST_F(AbortTest, RenamesDurablyAndRemovesBeforeItReturns) {
   TestRanks ranks(*rank_0_, root_.path(), {.step = 5, .shards = 2});
   Prepare(ranks);
 
@@ -65,7 +65,7 @@ TEST_F(AbortTest, TakesTheNameAwayDurablyAndWhatIsInItBeforeItSaysSo) {
   EXPECT_LT(fsynced, First({.op = IoOp::kUnlink, .path = ".retired-"}));
 }
 
-TEST_F(AbortTest, OfWhatTheCoordinatorHasGivenUpIsCertainToo) {
+TEST_F(AbortTest, IsCancelledAfterTheCoordinatorGaveUp) {
   TestRanks ranks(*rank_0_, root_.path(), {.step = 5, .shards = 2});
   Prepare(ranks);
   ASSERT_EQ(ranks.Abandon(), Status::Ok());
@@ -75,7 +75,7 @@ TEST_F(AbortTest, OfWhatTheCoordinatorHasGivenUpIsCertainToo) {
   EXPECT_LT(First({.op = IoOp::kFsync, .path = root_.path()}), aborts_->Seen().size());
 }
 
-/// With names exchanged, and on a filesystem that refuses that.
+/// With and without support for exchanging names.
 class AbortRace : public AbortTest, public ::testing::WithParamInterface<std::pair<bool, bool>> {
  protected:
   [[nodiscard]] bool replaces() const { return GetParam().first; }
@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(ReplacesAndFlagsRefused, AbortRace,
                          ::testing::Values(std::pair(false, false), std::pair(false, true), std::pair(true, false),
                                            std::pair(true, true)));
 
-TEST_P(AbortRace, AtAnyOperationOfTheCommitOneOfThemWins) {
+TEST_P(AbortRace, HasOneWinnerAtAnyOperationOfTheCommit) {
   std::size_t operations = 0;
   int commits = 0;
   for (std::size_t k = 0; k == 0 || k <= operations; ++k) {
@@ -129,7 +129,7 @@ TEST_P(AbortRace, AtAnyOperationOfTheCommitOneOfThemWins) {
   EXPECT_GT(commits, 1);
 }
 
-TEST_P(AbortRace, TheCommitAtAnyOperationOfTheAbortOneOfThemWins) {
+TEST_P(AbortRace, HasOneWinnerAtAnyOperationOfTheAbort) {
   std::size_t operations = 1;
   for (std::size_t k = 1; k <= operations; ++k) {
     SCOPED_TRACE(testing::Message() << "commit before operation " << k << " of the abort");
@@ -148,8 +148,8 @@ TEST_P(AbortRace, TheCommitAtAnyOperationOfTheAbortOneOfThemWins) {
   }
 }
 
-// Whatever has become of a committed one since, it is never said to have failed.
-TEST_F(AbortTest, OfWhatWasCommittedAndHasMadeWaySinceIsUnknown) {
+// Whatever became of a committed step, it is never reported as failed.
+TEST_F(AbortTest, IsUnknownOnceACommittedStepIsGone) {
   enum class Since : std::uint8_t { kRetired, kReplaced, kPublished, kBeingReplaced };
   const TempDir elsewhere;
   std::uint64_t step = 10;
@@ -179,7 +179,7 @@ TEST_F(AbortTest, OfWhatWasCommittedAndHasMadeWaySinceIsUnknown) {
   }
 }
 
-TEST_F(AbortTest, BehindAnExchangeLeavesTheReplacedOneToTheCommit) {
+TEST_F(AbortTest, LeavesTheReplacedCheckpointToTheCommit) {
   ASSERT_EQ(SaveTo(*rank_0_, root_.path(), {.step = 5, .seed = 1}), Status::Ok());
   const TestSave fresh{.step = 5, .seed = 2, .shards = 2, .replace = true};
   TestRanks ranks(*rank_0_, root_.path(), fresh);
@@ -197,7 +197,7 @@ TEST_F(AbortTest, BehindAnExchangeLeavesTheReplacedOneToTheCommit) {
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
 }
 
-TEST_F(AbortTest, ThatFailsAtAnyOperationIsUnknownOrRight) {
+TEST_F(AbortTest, IsRightOrUnknownWhenAnyOperationFails) {
   std::size_t operations = 1;
   for (std::size_t k = 1; k <= operations; ++k) {
     for (const bool after : {false, true}) {

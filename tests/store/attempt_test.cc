@@ -52,7 +52,7 @@ class AttemptTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
 };
 
-TEST_F(AttemptTest, CommittedStepHoldsEveryRanksBytesAndNothingElseIsLeft) {
+TEST_F(AttemptTest, CommittedStepHoldsExactlyEveryRanksBytes) {
   const TestSave save{.step = 42, .shards = 3};
   TestRanks ranks(*queue_, root_.path(), save);
 
@@ -80,7 +80,7 @@ TEST_F(AttemptTest, NothingIsListedBeforeTheRename) {
   EXPECT_THAT(GoodSteps(root_.path()), ElementsAre(1));
 }
 
-TEST_F(AttemptTest, ModesAreAsSpecified) {
+TEST_F(AttemptTest, UsesTheSpecifiedModes) {
   const mode_t before = ::umask(0);
   AttemptSpec spec = Spec();
   spec.file_mode = 0640;
@@ -95,7 +95,7 @@ TEST_F(AttemptTest, ModesAreAsSpecified) {
   EXPECT_EQ(fs::status(Sole("shard-00000")).permissions(), fs::perms(0640));
 }
 
-TEST_F(AttemptTest, SavingAStepTwiceIsAlreadyExistsAndLeavesTheFirst) {
+TEST_F(AttemptTest, SavingAStepTwiceFailsAndKeepsTheFirst) {
   const TestSave first{.step = 5, .seed = 1};
   ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
 
@@ -107,7 +107,7 @@ TEST_F(AttemptTest, SavingAStepTwiceIsAlreadyExistsAndLeavesTheFirst) {
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
 }
 
-TEST_F(AttemptTest, ReplacingPutsTheNewOneInTheOldOnesPlace) {
+TEST_F(AttemptTest, ReplacingExchangesOldAndNew) {
   const TestSave second{.step = 5, .seed = 2, .shards = 2, .replace = true};
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 5, .seed = 1}), Status::Ok());
 
@@ -117,7 +117,7 @@ TEST_F(AttemptTest, ReplacingPutsTheNewOneInTheOldOnesPlace) {
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
 }
 
-TEST_F(AttemptTest, ReplacingAStepThatIsNotThereSavesIt) {
+TEST_F(AttemptTest, ReplacingAMissingStepSavesIt) {
   const TestSave save{.step = 5, .replace = true};
 
   EXPECT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
@@ -125,7 +125,7 @@ TEST_F(AttemptTest, ReplacingAStepThatIsNotThereSavesIt) {
   EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
 }
 
-TEST_F(AttemptTest, ReplacingADamagedStepNeedsNoManifestOfIt) {
+TEST_F(AttemptTest, ReplacingADamagedStepNeedsNoManifest) {
   const TestSave second{.step = 5, .seed = 2, .replace = true};
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 5, .seed = 1}), Status::Ok());
   fs::remove(Sole("manifest.json"));
@@ -136,7 +136,7 @@ TEST_F(AttemptTest, ReplacingADamagedStepNeedsNoManifestOfIt) {
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
 }
 
-TEST_F(AttemptTest, ReplacingWhereNamesCannotBeExchangedKeepsTheOldOneAsideMeanwhile) {
+TEST_F(AttemptTest, ReplacingWithoutExchangeKeepsTheOldOneAside) {
   const TestSave first{.step = 5, .seed = 1};
   ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
   const std::string pin = root_ / (StepName(5) + "/pinned");
@@ -151,7 +151,7 @@ TEST_F(AttemptTest, ReplacingWhereNamesCannotBeExchangedKeepsTheOldOneAsideMeanw
   EXPECT_EQ(ranks.Save(), Status::Ok());
 
   EXPECT_THAT(between, ElementsAre(AttemptName(ranks.uuid()), ReplacedName(5, ranks.uuid())));
-  // The old one is aside durably before the new one takes its name.
+  // Moving the old one aside is durable before the new one takes its name.
   std::vector<std::string> order;
   for (const SeenOperation& seen : plan_->Seen()) {
     const bool aside = seen.path2.find(".replaced-") != std::string::npos;
@@ -168,7 +168,7 @@ TEST_F(AttemptTest, ReplacingWhereNamesCannotBeExchangedKeepsTheOldOneAsideMeanw
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
 }
 
-TEST_F(AttemptTest, ReplacementInTwoRenamesThatCannotFinishPutsTheOldOneBack) {
+TEST_F(AttemptTest, FailedReplacementInTwoRenamesRestoresTheOldOne) {
   const TestSave first{.step = 5, .seed = 1};
   ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
   plan_->RefuseRenameFlags();
@@ -181,8 +181,8 @@ TEST_F(AttemptTest, ReplacementInTwoRenamesThatCannotFinishPutsTheOldOneBack) {
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(5)));
 }
 
-// An opening writer that found no step-5 would put what it replaced back: step-5 goes after it, or not at all.
-TEST_F(AttemptTest, StepGoesAfterWhatItReplaced) {
+// An opening writer that found no step-5 would restore what it had replaced, so that is removed first.
+TEST_F(AttemptTest, StepIsRemovedAfterWhatItReplaced) {
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 5, .seed = 1}), Status::Ok());
   plan_->RefuseRenameFlags();
   plan_->Fail({.op = IoOp::kRename, .path = ".retired-", .nth = 1}, EIO);
@@ -200,7 +200,7 @@ TEST_F(AttemptTest, StepGoesAfterWhatItReplaced) {
   EXPECT_THAT(Names(root_.path()), IsEmpty());
 }
 
-TEST_F(AttemptTest, FilesystemWithoutNoReplaceIsServedByAPlainRename) {
+TEST_F(AttemptTest, UsesAPlainRenameWithoutNoReplace) {
   const TestSave save{.step = 5};
   plan_->Fail({.op = IoOp::kRename, .nth = 1}, EINVAL);
   EXPECT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
@@ -214,7 +214,7 @@ TEST_F(AttemptTest, FilesystemWithoutNoReplaceIsServedByAPlainRename) {
   EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
 }
 
-TEST_F(AttemptTest, RefusedDirectIoIsBufferedWithWriteBackOfEveryWrite) {
+TEST_F(AttemptTest, RejectedDirectIoIsBufferedWithWriteBack) {
   const TestSave save{.step = 5};
   plan_->Fail({.op = IoOp::kOpen, .path = "shard-", .nth = 1}, EINVAL);
   TestRanks ranks(*queue_, root_.path(), save);
@@ -226,8 +226,8 @@ TEST_F(AttemptTest, RefusedDirectIoIsBufferedWithWriteBackOfEveryWrite) {
   EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
 }
 
-TEST_F(AttemptTest, FileThatARefusedDirectOpenHasMadeIsMadeAgain) {
-  // As the kernel does where a filesystem has no O_DIRECT.
+TEST_F(AttemptTest, FileOfARejectedDirectOpenIsMadeAgain) {
+  // Like the kernel on a filesystem without O_DIRECT.
   const TestSave save{.step = 5};
   plan_->FailAfter({.op = IoOp::kOpen, .path = "shard-", .nth = 1}, EINVAL);
 
@@ -246,13 +246,13 @@ TEST_F(AttemptTest, FailedWriteBackIsFinal) {
   EXPECT_EQ(ranks.Seal().code(), StatusCode::kIoError);
 }
 
-TEST_F(AttemptTest, FilesystemWithoutFallocateIsServed) {
+TEST_F(AttemptTest, WorksWithoutFallocate) {
   plan_->Fail({.op = IoOp::kFallocate}, EOPNOTSUPP);
 
   EXPECT_EQ(SaveTo(*queue_, root_.path(), {.step = 5}), Status::Ok());
 }
 
-TEST_F(AttemptTest, FirstErrorIsFinalAndLaterCallsLeaveTheDiskAlone) {
+TEST_F(AttemptTest, FirstErrorIsFinalAndLaterCallsDoNothing) {
   plan_->Fail({.op = IoOp::kWrite, .nth = 1}, EIO);
   TestRanks ranks(*queue_, root_.path(), {.step = 5});
   ASSERT_EQ(ranks.Begin(), Status::Ok());
@@ -269,7 +269,7 @@ TEST_F(AttemptTest, FirstErrorIsFinalAndLaterCallsLeaveTheDiskAlone) {
   EXPECT_EQ(plan_->Count({}) - plan_->Count({.op = IoOp::kClose}), before);
 }
 
-TEST_F(AttemptTest, CallsOutOfOrderAreRefused) {
+TEST_F(AttemptTest, CallsOutOfOrderAreRejected) {
   TestRanks ranks(*queue_, root_.path(), {.step = 5});
 
   EXPECT_EQ(ranks.Seal().code(), StatusCode::kInternal);
@@ -280,7 +280,7 @@ TEST_F(AttemptTest, CallsOutOfOrderAreRefused) {
   EXPECT_EQ(ranks.Commit().code(), StatusCode::kInternal);
 }
 
-TEST_F(AttemptTest, ManifestOfAnotherSaveIsRefused) {
+TEST_F(AttemptTest, ManifestOfAnotherSaveIsRejected) {
   TestRanks ranks(*queue_, root_.path(), {.step = 5});
   ASSERT_EQ(ranks.Begin(), Status::Ok());
   ASSERT_EQ(ranks.Write(), Status::Ok());
@@ -294,7 +294,7 @@ TEST_F(AttemptTest, ManifestOfAnotherSaveIsRefused) {
   EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
 }
 
-TEST_F(AttemptTest, UnalignedWritesAreRefused) {
+TEST_F(AttemptTest, UnalignedWritesAreRejected) {
   alignas(kBlock) std::byte memory[2 * kBlock] = {};
   const auto attempt = std::make_unique<Attempt>(*queue_, Spec());
   ASSERT_EQ(WaitFor(*queue_, [&](StatusDone done) { attempt->Begin(std::move(done)); }), Status::Ok());
@@ -312,7 +312,7 @@ TEST_F(AttemptTest, UnalignedWritesAreRefused) {
   EXPECT_EQ(plan_->Count({.op = IoOp::kWrite}), 0U);
 }
 
-TEST_F(AttemptTest, ShortWritesAreResubmittedFromTheBlockTheyEndedIn) {
+TEST_F(AttemptTest, ShortWritesResumeAtTheirLastBlock) {
   for (const std::uint64_t bytes : {std::uint64_t{1}, kBlock - 1, kBlock, kBlock + 1, 2 * kBlock - 1}) {
     const TestSave save{.step = 100 + bytes};
     plan_->Clear();
@@ -324,7 +324,7 @@ TEST_F(AttemptTest, ShortWritesAreResubmittedFromTheBlockTheyEndedIn) {
   }
 }
 
-TEST_F(AttemptTest, ShortWriteOfTheManifestGoesOnWhereItEnded) {
+TEST_F(AttemptTest, ShortWriteOfTheManifestIsResumed) {
   const TestSave save{.step = 5};
   plan_->Shorten({.op = IoOp::kWrite, .path = "manifest", .nth = 1}, 10);
   plan_->Shorten({.op = IoOp::kWrite, .path = "manifest", .nth = 2}, 1);
@@ -334,7 +334,7 @@ TEST_F(AttemptTest, ShortWriteOfTheManifestGoesOnWhereItEnded) {
   EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
 }
 
-TEST_F(AttemptTest, WritesThatGetNoFurtherAreAnError) {
+TEST_F(AttemptTest, WritesWithoutProgressAreAnError) {
   for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, kBlock - 1}) {
     plan_->Clear();
     plan_->Shorten({.op = IoOp::kWrite, .path = "shard-"}, bytes);
@@ -358,7 +358,7 @@ TEST_F(AttemptTest, SpaceIsCheckedBeforeTheFirstByte) {
   EXPECT_THAT(Names(root_.path()), IsEmpty());
 }
 
-TEST_F(AttemptTest, SizesThatNoFileHasAreRefused) {
+TEST_F(AttemptTest, ImpossibleFileSizesAreRejected) {
   for (const std::uint64_t bytes : {std::uint64_t{0}, ~std::uint64_t{0}, ~std::uint64_t{0} / 2 + 1}) {
     const auto attempt = std::make_unique<Attempt>(*queue_, Spec(bytes));
 
@@ -368,7 +368,7 @@ TEST_F(AttemptTest, SizesThatNoFileHasAreRefused) {
   }
 }
 
-TEST_F(AttemptTest, SpaceThatOthersTookSinceIsNoSpace) {
+TEST_F(AttemptTest, SpaceUsedByOthersMeanwhileIsNoSpace) {
   plan_->Fail({.op = IoOp::kFallocate}, ENOSPC);
 
   const Status status = SaveTo(*queue_, root_.path(), {.step = 5});
@@ -377,7 +377,7 @@ TEST_F(AttemptTest, SpaceThatOthersTookSinceIsNoSpace) {
   EXPECT_THAT(Names(root_.path()), IsEmpty());
 }
 
-TEST_F(AttemptTest, TwoRanksWithOneShardNumberAreToldAndTheFirstStays) {
+TEST_F(AttemptTest, TwoRanksWithOneShardNumberAreAnError) {
   const auto first = std::make_unique<Attempt>(*queue_, Spec());
   ASSERT_EQ(WaitFor(*queue_, [&](StatusDone done) { first->Begin(std::move(done)); }), Status::Ok());
   AttemptSpec spec = Spec();
@@ -416,7 +416,7 @@ TEST_F(AttemptTest, AbandonedAtAnyPointLeavesNothing) {
   }
 }
 
-TEST_F(AttemptTest, FolderThatIsNotThereForARankIsNamed) {
+TEST_F(AttemptTest, MissingFolderIsNamed) {
   AttemptFolder folder(root_.path(), "u", 0755);
 
   const Status status = RunTaskBlocking(*queue_, folder.Open());
@@ -425,7 +425,7 @@ TEST_F(AttemptTest, FolderThatIsNotThereForARankIsNamed) {
   EXPECT_THAT(status.message(), HasSubstr(root_ / ".attempt-u, which rank 0 has made, is missing"));
 }
 
-TEST_F(AttemptTest, AbandonWhereTheFolderWasMadeTakesWhatOtherRanksHaveWritten) {
+TEST_F(AttemptTest, AbandonByTheMakerRemovesAllRanksShards) {
   TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 3});
   ASSERT_EQ(ranks.Begin(), Status::Ok());
   ASSERT_EQ(ranks.Write(), Status::Ok());
@@ -439,7 +439,7 @@ TEST_F(AttemptTest, AbandonWhereTheFolderWasMadeTakesWhatOtherRanksHaveWritten) 
   EXPECT_THAT(late.message(), HasSubstr("has given the attempt up"));
 }
 
-TEST_F(AttemptTest, AbandonOfAnotherRankLeavesTheOthersShards) {
+TEST_F(AttemptTest, AbandonByAnotherRankKeepsTheOthersShards) {
   TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 2});
   ASSERT_EQ(ranks.Begin(), Status::Ok());
 
@@ -448,7 +448,7 @@ TEST_F(AttemptTest, AbandonOfAnotherRankLeavesTheOthersShards) {
   EXPECT_THAT(Names(root_ / AttemptName(ranks.uuid())), ElementsAre(ShardName(0)));
 }
 
-TEST_F(AttemptTest, AbandonAfterTheCommitLeavesTheCheckpoint) {
+TEST_F(AttemptTest, AbandonAfterTheCommitKeepsTheCheckpoint) {
   const TestSave save{.step = 5};
   TestRanks ranks(*queue_, root_.path(), save);
   ASSERT_EQ(ranks.Save(), Status::Ok());
@@ -458,7 +458,7 @@ TEST_F(AttemptTest, AbandonAfterTheCommitLeavesTheCheckpoint) {
   EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
 }
 
-TEST_F(AttemptTest, RenameThatWasDoneAndReportedAsFailedIsLookedForAndCommitted) {
+TEST_F(AttemptTest, RenameReportedAsFailedIsFoundCommitted) {
   const TestSave save{.step = 5};
   plan_->FailAfter({.op = IoOp::kRename}, EIO);
 
@@ -467,7 +467,7 @@ TEST_F(AttemptTest, RenameThatWasDoneAndReportedAsFailedIsLookedForAndCommitted)
   EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
 }
 
-TEST_F(AttemptTest, FailedFsyncOfTheRootIsUnknownNeverRetriedAndNothingIsRemoved) {
+TEST_F(AttemptTest, FailedFsyncOfTheRootIsUnknownAndNotRetried) {
   const TestSave first{.step = 5, .seed = 1};
   const TestSave second{.step = 5, .seed = 2, .replace = true};
   ASSERT_EQ(SaveTo(*queue_, root_.path(), first), Status::Ok());
@@ -481,7 +481,7 @@ TEST_F(AttemptTest, FailedFsyncOfTheRootIsUnknownNeverRetriedAndNothingIsRemoved
   EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink}), 0U) << ToString(plan_->Seen());
   const std::size_t renamed = IndexOfLast(IoOp::kRename);
   EXPECT_EQ(IndexOfLast(IoOp::kFsync), renamed + 1) << ToString(plan_->Seen());
-  // The old one may be what a power cut leaves under the step's name: it has to be whole under the attempt's.
+  // After a power cut the old one may have the step's name, so it must be complete.
   EXPECT_THAT(Names(root_ / AttemptName(ranks.uuid())), SizeIs(2));
   EXPECT_EQ(CheckContent(root_.path(), second), Status::Ok());
 }
@@ -496,7 +496,7 @@ TEST_F(AttemptTest, FailedFsyncOfTheShardIsFinal) {
   EXPECT_THAT(Names(root_.path()), IsEmpty());
 }
 
-TEST_F(AttemptTest, ShardIsFsyncedOnceAfterAllItsWritesAndItsCut) {
+TEST_F(AttemptTest, ShardIsFsyncedOnceAfterWritesAndTruncate) {
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 5}), Status::Ok());
 
   std::string order;
@@ -506,7 +506,7 @@ TEST_F(AttemptTest, ShardIsFsyncedOnceAfterAllItsWritesAndItsCut) {
   EXPECT_EQ(order, "open fallocate write write write ftruncate fsync check close ");
 }
 
-TEST_F(AttemptTest, EachRankThatSealsFsyncsTheFolderWithItsShardsName) {
+TEST_F(AttemptTest, EachRankFsyncsTheFolderWhenItSeals) {
   TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 3});
   ASSERT_EQ(ranks.Begin(), Status::Ok());
   ASSERT_EQ(ranks.Write(), Status::Ok());
@@ -519,7 +519,7 @@ TEST_F(AttemptTest, EachRankThatSealsFsyncsTheFolderWithItsShardsName) {
   EXPECT_EQ(plan_->Count(fsync), 6U) << "a shard and the folder each: the coordinator may be on another node";
 }
 
-TEST_F(AttemptTest, ShardThatIsRemovedOrReplacedWhileItIsWrittenFailsTheSave) {
+TEST_F(AttemptTest, ShardRemovedOrReplacedMeanwhileFailsTheSave) {
   for (const bool alone : {true, false}) {
     for (const bool replaced : {true, false}) {
       SCOPED_TRACE(std::to_string(alone) + std::to_string(replaced));
@@ -540,7 +540,7 @@ TEST_F(AttemptTest, ShardThatIsRemovedOrReplacedWhileItIsWrittenFailsTheSave) {
   }
 }
 
-TEST_F(AttemptTest, ShardThatIsCutWhileItIsWrittenFailsTheSave) {
+TEST_F(AttemptTest, ShardTruncatedMeanwhileFailsTheSave) {
   plan_->CallAfter({.op = IoOp::kFtruncate}, [](const SeenOperation& seen) { fs::resize_file(seen.path, 4096); });
 
   const Status status = SaveTo(*queue_, root_.path(), {.step = 7});
@@ -550,10 +550,10 @@ TEST_F(AttemptTest, ShardThatIsCutWhileItIsWrittenFailsTheSave) {
   EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
 }
 
-TEST_F(AttemptTest, DirectWritesThatAreRefusedFromTheFirstGoOnBuffered) {
+TEST_F(AttemptTest, FirstRejectedDirectWriteSwitchesToBuffered) {
   const TestSave save{.step = 7, .more = 20};
   TestRanks ranks(*queue_, root_.path(), save);
-  // The two chunks are under way at once.
+  // The two chunks are in flight at once.
   plan_->Fail({.op = IoOp::kWrite, .nth = 1}, EINVAL);
   plan_->Fail({.op = IoOp::kWrite, .nth = 2}, EINVAL);
 
@@ -564,16 +564,16 @@ TEST_F(AttemptTest, DirectWritesThatAreRefusedFromTheFirstGoOnBuffered) {
   EXPECT_EQ(plan_->Count({.op = IoOp::kSyncRange}), 2U) << "each buffered write is followed by its write-back";
 }
 
-TEST_F(AttemptTest, DirectWriteThatIsRefusedLaterIsAnError) {
+TEST_F(AttemptTest, LaterRejectedDirectWriteIsAnError) {
   TestRanks ranks(*queue_, root_.path(), {.step = 7});
-  plan_->Fail({.op = IoOp::kWrite, .path = "shard-", .nth = 3}, EINVAL);  // The header's.
+  plan_->Fail({.op = IoOp::kWrite, .path = "shard-", .nth = 3}, EINVAL);  // The header.
 
   EXPECT_EQ(ranks.Save().code(), StatusCode::kIoError);
 
   EXPECT_TRUE(ranks.rank(0).direct());
 }
 
-TEST_F(AttemptTest, RankThatHeardNothingFindsItsAttemptAndFsyncsTheRoot) {
+TEST_F(AttemptTest, RankWithoutOutcomeFindsItsCommittedAttempt) {
   TestRanks ranks(*queue_, root_.path(), {.step = 5});
   ASSERT_EQ(ranks.Save(), Status::Ok());
   const auto find = [&](std::uint64_t step, const std::string& uuid) {
@@ -589,7 +589,7 @@ TEST_F(AttemptTest, RankThatHeardNothingFindsItsAttemptAndFsyncsTheRoot) {
   EXPECT_EQ(find(5, "another").code(), StatusCode::kNotFound);
 }
 
-TEST_F(AttemptTest, RankThatCannotAskTheDiskSaysUnknown) {
+TEST_F(AttemptTest, RankThatCannotReadTheDiskReturnsUnknown) {
   TestRanks ranks(*queue_, root_.path(), {.step = 5});
   ASSERT_EQ(ranks.Save(), Status::Ok());
   const auto find = [&](const std::string& root) {

@@ -1,4 +1,4 @@
-// Lets each operation of a save, a replacement and a removal fail in each way, and looks at what is left.
+// Lets each operation of a save, a replacement and a removal fail in each way, and checks what is left.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,14 +27,14 @@ class FaultTest : public ::testing::Test {
     EXPECT_EQ(SaveTo(*queue_, root_.path(), old_), Status::Ok());
   }
 
-  /// The operations of a save of step 2 (which is there already where it is a replacement), less the close of nothing.
+  /// Counts the operations of a save.
   std::size_t CountOperations(const TestSave& save) {
     plan_->Clear();
     const std::size_t before = plan_->Count({});
     EXPECT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok());
     return plan_->Count({}) - before;
   }
-  /// What a trainer that starts again finds.
+  /// Opens the root like a restarted trainer.
   void Reopen() {
     plan_->Clear();
     const auto opened = OpenRoot(*queue_, root_.path());
@@ -48,7 +48,7 @@ class FaultTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
 };
 
-// One rank, which writes header and manifest side by side, and two.
+// One rank, which writes header and manifest in parallel, and two ranks.
 class FaultOfAnyOperation : public FaultTest, public ::testing::WithParamInterface<std::uint64_t> {};
 INSTANTIATE_TEST_SUITE_P(Shards, FaultOfAnyOperation, ::testing::Values(1, 2));
 
@@ -78,7 +78,7 @@ TEST_P(FaultOfAnyOperation, FailsTheSaveAndLosesNothing) {
   Reopen();
 }
 
-TEST_P(FaultOfAnyOperation, LosesNothingWhereItWasDoneAllTheSame) {
+TEST_P(FaultOfAnyOperation, LosesNothingIfTheOperationTookEffect) {
   const std::size_t operations = CountOperations({.step = 3, .shards = GetParam()});
   std::uint64_t step = 100;
   int successes = 0;
@@ -98,11 +98,11 @@ TEST_P(FaultOfAnyOperation, LosesNothingWhereItWasDoneAllTheSame) {
       EXPECT_EQ(CheckContent(root_.path(), save), Status::Ok());
     }
   }
-  EXPECT_EQ(successes, 1) << "where the answer of the rename is lost, the step is looked for, and found";
+  EXPECT_EQ(successes, 1) << "if the reply to the rename is lost, the step is looked for and found";
   Reopen();
 }
 
-TEST_F(FaultTest, ShortWritesAreMadeGoodWhicheverItIs) {
+TEST_F(FaultTest, AnyShortWriteIsResumed) {
   const std::size_t before = plan_->Count({.op = IoOp::kWrite});
   static_cast<void>(CountOperations({.step = 3, .shards = 2}));
   const std::size_t writes = plan_->Count({.op = IoOp::kWrite}) - before;
@@ -121,7 +121,7 @@ TEST_F(FaultTest, ShortWritesAreMadeGoodWhicheverItIs) {
   }
 }
 
-/// With names exchanged, and on a filesystem that refuses that.
+/// With and without support for exchanging names.
 class FaultOfAReplacement : public FaultTest, public ::testing::WithParamInterface<bool> {
  protected:
   void Refuse() {
@@ -131,7 +131,7 @@ class FaultOfAReplacement : public FaultTest, public ::testing::WithParamInterfa
 };
 INSTANTIATE_TEST_SUITE_P(FlagsRefused, FaultOfAReplacement, ::testing::Bool());
 
-TEST_P(FaultOfAReplacement, LeavesTheOldOneOrTheNewOneWhole) {
+TEST_P(FaultOfAReplacement, LeavesTheOldOrTheNewCheckpointWhole) {
   Refuse();
   const std::size_t begun = plan_->Count({});
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2, .seed = 2, .shards = 2, .replace = true}), Status::Ok());
@@ -165,7 +165,7 @@ TEST_P(FaultOfAReplacement, LeavesTheOldOneOrTheNewOneWhole) {
   }
 }
 
-TEST_F(FaultTest, FailedRemovalLeavesTheCheckpointOrNothingOfIt) {
+TEST_F(FaultTest, FailedRemovalLeavesTheCheckpointOrNothing) {
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 3}), Status::Ok());
   const std::size_t before = plan_->Count({});
   ASSERT_EQ(Remove(*queue_, root_.path(), 3), Status::Ok());

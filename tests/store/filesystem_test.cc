@@ -1,4 +1,4 @@
-// Filesystems as they are: mounted here where that is allowed, skipped with the reason where not.
+// Real filesystems: mounted here if permitted, otherwise skipped with the reason.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -35,8 +35,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// Runs the body on a thread with a mount namespace of its own: what it mounts is gone with it, whatever becomes of it.
-/// A thread of its own also because the kernel's workers for io_uring stay in the namespace that they were started in.
+/// Runs the body on a thread with its own mount namespace, so that its mounts always disappear. A separate thread also
+/// because the kernel's io_uring workers stay in the namespace in which they were started.
 void WithOwnMounts(const std::function<void()>& body) {
   std::thread([&body] {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) {
@@ -46,7 +46,7 @@ void WithOwnMounts(const std::function<void()>& body) {
   }).join();
 }
 
-/// A mount in such a namespace.
+/// A mount in that namespace.
 class Mount {
  public:
   Mount(const std::string& source, const std::string& type, const std::string& target, const std::string& data,
@@ -62,7 +62,7 @@ class Mount {
   }
   Mount(const Mount&) = delete;
   Mount& operator=(const Mount&) = delete;
-  /// Empty where it is mounted.
+  /// Empty if it is mounted.
   [[nodiscard]] const std::string& problem() const { return problem_; }
 
  private:
@@ -70,7 +70,7 @@ class Mount {
   std::string problem_;
 };
 
-/// A file with a filesystem in it as a block device. Given back when it is closed and no longer mounted.
+/// A file as a block device. Released when it is closed and unmounted.
 class LoopDevice {
  public:
   explicit LoopDevice(const std::string& file) {
@@ -95,7 +95,7 @@ class LoopDevice {
   std::string problem_;
 };
 
-/// Save, replace, save again, list, read, remove: all that a run does.
+/// Save, replace, save again, list, read, remove: everything a run does.
 void CheckLife(const std::string& root, bool direct) {
   const auto queue = MakeQueue();
   {
@@ -155,8 +155,8 @@ void CheckWithoutDirectIo() {
   const Mount mount("ramfs", "ramfs", dir.path(), "");
   if (!mount.problem().empty()) GTEST_SKIP() << mount.problem();
   const UniqueFd probe(::open((dir / "probe").c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600));
-  if (probe.valid()) GTEST_SKIP() << "this kernel's ramfs takes O_DIRECT";
-  // The kernel has made the file that it refused to open: what Begin has to reckon with.
+  if (probe.valid()) GTEST_SKIP() << "ramfs supports O_DIRECT in this kernel";
+  // The kernel has created the file although the open failed; Begin must handle that.
   EXPECT_TRUE(fs::exists(dir / "probe"));
 
   CheckLife(dir / "root", /*direct=*/false);
@@ -187,7 +187,7 @@ void CheckNothingIsRecycled() {
   EXPECT_EQ(SaveTo(*queue, root, next), Status::Ok());
   EXPECT_EQ(CheckContent(root, next), Status::Ok());
 }
-TEST(Filesystem, ThatIsNotKnownToWriteInPlaceIsNotRecycledOn) { WithOwnMounts(CheckNothingIsRecycled); }
+TEST(Filesystem, WithoutInPlaceWritesIsNotRecycled) { WithOwnMounts(CheckNothingIsRecycled); }
 
 void CheckReadOnly() {
   TempDir dir;
@@ -235,7 +235,7 @@ void CheckFullBeforeTheSave() {
 }
 TEST(Filesystem, FullBeforeTheSave) { WithOwnMounts(CheckFullBeforeTheSave); }
 
-/// Lays out blocks for a file until there are none, and returns how much that was.
+/// Allocates blocks for a file until the disk is full. Returns how much that was.
 std::uint64_t Fill(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   std::uint64_t end = 0;
@@ -249,8 +249,8 @@ std::uint64_t Fill(const std::string& path) {
   return end;
 }
 
-// It keeps some blocks and inodes for itself: what cannot be made has no more to say than an errno otherwise.
-TEST(Filesystem, FullXfsSaysWhatIsFreeWhereAFolderCannotBeMade) {
+// XFS reserves some blocks and inodes, so the message must say more than the errno.
+TEST(Filesystem, FullXfsReportsFreeSpaceIfMkdirFails) {
   WithOwnMounts([] {
     OnLoop("xfs", "mkfs.xfs -q", 320, [](const std::string& at) {
       ASSERT_GT(Fill(at + "/fill"), 100U << 20);
@@ -281,7 +281,7 @@ void CheckFullBeforeTheManifest() {
   ASSERT_EQ(::statvfs(root.c_str(), &space), 0);
   WriteAll(dir / "filler", std::string(space.f_bavail * space.f_frsize, 'x'));
 
-  // The shard's blocks were laid out at the beginning, so only the manifest finds no room.
+  // The shard's blocks were allocated at the beginning, so only the manifest does not fit.
   EXPECT_EQ(ranks.Write(), Status::Ok());
   EXPECT_EQ(ranks.Seal(), Status::Ok());
   const Status status = ranks.Commit();
@@ -293,7 +293,7 @@ void CheckFullBeforeTheManifest() {
 }
 TEST(Filesystem, FullBeforeTheManifest) { WithOwnMounts(CheckFullBeforeTheManifest); }
 
-/// Runs `body` in a child under that RLIMIT_FSIZE. A signal fails it.
+/// Runs `body` in a child with that RLIMIT_FSIZE. A signal is a test failure.
 void WithFileSizeLimit(rlim_t bytes, const std::function<bool()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {

@@ -1,5 +1,4 @@
-// Kills a process with SIGKILL before and after each operation of everything that the store does, and looks at what the
-// next process finds.
+// Kills a process with SIGKILL before and after each operation of the store, and checks what the next process finds.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +26,7 @@ namespace fs = std::filesystem;
 using ::testing::Contains;
 using ::testing::IsEmpty;
 
-/// Where a child reports, a byte each, what it holds to be durable.
+/// The child reports what is durable, one byte each.
 class Reports {
  public:
   explicit Reports(int fd) : fd_(fd) {}
@@ -38,12 +37,13 @@ class Reports {
 };
 
 struct Story {
-  bool refuses_flags = false;  ///< The child's filesystem, of renames.
-  /// Before the child. Not killed.
+  /// The child's filesystem rejects rename flags.
+  bool refuses_flags = false;
+  /// Runs before the child and is not killed.
   std::function<void(IoQueue& queue, const std::string& root)> before;
-  /// The child: false is a test failure.
+  /// Runs in the child. False is a test failure.
   std::function<bool(IoQueue& queue, const std::string& root, const Reports& reports)> child;
-  /// After the next process has opened the root.
+  /// Runs after the next process has opened the root.
   std::function<void(const std::string& root, const std::set<char>& reported)> after;
 };
 
@@ -78,7 +78,7 @@ Outcome RunChild(const Story& story, const std::string& root, const std::shared_
   return outcome;
 }
 
-/// No leftovers, nothing damaged, nothing that the sweep had to leave.
+/// Checks that there are no leftovers and no damage.
 void CheckReopened(const std::string& root) {
   const auto queue = MakeQueue();
   const auto opened = OpenRoot(*queue, root);
@@ -89,7 +89,7 @@ void CheckReopened(const std::string& root) {
   static_cast<void>(GoodSteps(root));
 }
 
-/// Tells the story once for each operation of the child, killed at it, and once unharmed.
+/// Runs the story once for each operation of the child, killed at it, and once unharmed.
 void KillEverywhere(const Story& story) {
   std::size_t runs = 0;
   for (const bool after : {false, true}) {
@@ -126,7 +126,7 @@ void SaveBefore(IoQueue& queue, const std::string& root, const std::vector<TestS
   for (const TestSave& save : saves) ASSERT_EQ(SaveTo(queue, root, save), Status::Ok());
 }
 
-TEST(Kill, AtEveryOperationOfTheFirstSaveEver) {
+TEST(Kill, AtEveryOperationOfTheFirstSave) {
   const TestSave save{.step = 1, .shards = 3};
   KillEverywhere({.before = nullptr,
                   .child =
@@ -146,7 +146,7 @@ TEST(Kill, AtEveryOperationOfTheFirstSaveEver) {
                       }});
 }
 
-TEST(Kill, AtEveryOperationOfSavesInFlightTogetherEarlierCheckpointsStay) {
+TEST(Kill, AtEveryOperationOfConcurrentSaves) {
   const TestSave first{.step = 1};
   const TestSave second{.step = 2, .shards = 2};
   const TestSave third{.step = 3, .shards = 2};
@@ -198,11 +198,11 @@ void KillReplacements(bool refuses_flags) {
                       }});
 }
 
-TEST(Kill, AtEveryOperationOfAReplacementOneOfTheTwoIsThere) { KillReplacements(/*refuses_flags=*/false); }
+TEST(Kill, AtEveryOperationOfAReplacement) { KillReplacements(/*refuses_flags=*/false); }
 
-TEST(Kill, AtEveryOperationOfAReplacementInTwoRenamesOneOfTheTwoIsThere) { KillReplacements(/*refuses_flags=*/true); }
+TEST(Kill, AtEveryOperationOfAReplacementInTwoRenames) { KillReplacements(/*refuses_flags=*/true); }
 
-TEST(Kill, AtEveryOperationOfARemovalTheOthersStay) {
+TEST(Kill, AtEveryOperationOfARemoval) {
   const TestSave old{.step = 1, .shards = 2};
   const TestSave fresh{.step = 2};
   KillEverywhere({.before =
@@ -227,7 +227,7 @@ TEST(Kill, AtEveryOperationOfARemovalTheOthersStay) {
                       }});
 }
 
-TEST(Kill, AtEveryOperationOfASaveIntoARecycledFileTheOthersStay) {
+TEST(Kill, AtEveryOperationOfASaveIntoARecycledFile) {
   const TestSave first{.step = 1, .shards = 2};
   const TestSave second{.step = 2, .shards = 2};
   const TestSave third{.step = 3, .shards = 2, .recycle = true};
@@ -258,7 +258,7 @@ TEST(Kill, AtEveryOperationOfASaveIntoARecycledFileTheOthersStay) {
                       }});
 }
 
-TEST(Kill, AtEveryOperationOfASweepCheckpointsStay) {
+TEST(Kill, AtEveryOperationOfASweep) {
   const TestSave save{.step = 1};
   KillEverywhere(
       {.before =
@@ -273,7 +273,7 @@ TEST(Kill, AtEveryOperationOfASweepCheckpointsStay) {
                     const std::set<char>&) { EXPECT_EQ(CheckContent(root, save), Status::Ok()); }});
 }
 
-TEST(Kill, AtEveryOperationOfASweepThatMakesSparesAndOfASaveOverThemCheckpointsStay) {
+TEST(Kill, AtEveryOperationOfASweepThatMakesSparesAndASave) {
   const TestSave save{.step = 1};
   const TestSave next{.step = 3, .shards = 2, .recycle = true};
   KillEverywhere({.before =
@@ -300,7 +300,7 @@ TEST(Kill, AtEveryOperationOfASweepThatMakesSparesAndOfASaveOverThemCheckpointsS
                       }});
 }
 
-TEST(Kill, AtEveryOperationOfAPinTheCheckpointStays) {
+TEST(Kill, AtEveryOperationOfAPin) {
   const TestSave save{.step = 1};
   KillEverywhere({.before = [&](IoQueue& queue, const std::string& root) { SaveBefore(queue, root, {save}); },
                   .child =

@@ -50,7 +50,7 @@ class ListTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue();
 };
 
-TEST_F(ListTest, OldestFirstByGenerationAndStepAndDamagedLast) {
+TEST_F(ListTest, SortsByGenerationAndStepWithDamagedLast) {
   Save({.step = 100});
   Save({.step = 20});
   Save({.step = 60, .generation = 1});
@@ -71,7 +71,7 @@ TEST_F(ListTest, OldestFirstByGenerationAndStepAndDamagedLast) {
   EXPECT_TRUE((*list)[3].manifest.shards.empty());
 }
 
-TEST_F(ListTest, InfoTellsWhatTheManifestAndTheFolderHold) {
+TEST_F(ListTest, InfoDescribesManifestAndFolder) {
   Save({.step = 7, .shards = 2, .generation = 3});
   ASSERT_EQ(SetPin(*queue_, root_.path(), 7, true, 0644), Status::Ok());
 
@@ -90,7 +90,7 @@ TEST_F(ListTest, InfoTellsWhatTheManifestAndTheFolderHold) {
   EXPECT_EQ(info.attempt, list->front().manifest.attempt);
 }
 
-TEST_F(ListTest, OtherNamesAreNoneOfItsBusiness) {
+TEST_F(ListTest, IgnoresOtherNames) {
   Save({.step = 1});
   fs::create_directory(root_ / ".attempt-x");
   fs::create_directory(root_ / "step-2");
@@ -99,7 +99,7 @@ TEST_F(ListTest, OtherNamesAreNoneOfItsBusiness) {
   EXPECT_THAT(GoodSteps(root_.path()), ElementsAre(1));
 }
 
-TEST_F(ListTest, RootThatIsMissingIsNotFoundAndAnEmptyOneIsEmpty) {
+TEST_F(ListTest, MissingRootIsNotFoundAndEmptyRootIsEmpty) {
   EXPECT_EQ(ListCheckpoints(root_ / "nowhere").status().code(), StatusCode::kNotFound);
   EXPECT_THAT(GoodSteps(root_.path()), IsEmpty());
 }
@@ -180,8 +180,8 @@ TEST_F(ListTest, EveryKindOfDamageIsCorruptAndNamesTheFile) {
   }
 }
 
-// A list of many checkpoints of many ranks would wait for each of their files.
-TEST_F(ListTest, ShardsAreNotLookedAtUnlessAskedFor) {
+// Checking shards would make long lists of many ranks slow.
+TEST_F(ListTest, ShardsAreCheckedOnlyOnRequest) {
   const std::vector<Harm> harms = {
       {"missing", [](auto&, auto& shard) { fs::remove(shard); }, "expected 16484 bytes, found no file"},
       {"short", [](auto&, auto& shard) { fs::resize_file(shard, fs::file_size(shard) - 1); }, "found 16483"},
@@ -211,7 +211,7 @@ TEST_F(ListTest, ShardsAreNotLookedAtUnlessAskedFor) {
   }
 }
 
-TEST_F(ListTest, ShardsThatAreThereAreFoundToBe) {
+TEST_F(ListTest, CheckFindsCompleteShards) {
   Save({.step = 1, .shards = 2});
   const auto checkpoint = ReadCheckpointFolder(StepFolder(1));
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -221,8 +221,8 @@ TEST_F(ListTest, ShardsThatAreThereAreFoundToBe) {
   EXPECT_EQ(CheckShardFiles(*checkpoint).code(), StatusCode::kNotFound);
 }
 
-// Long enough for several threads: what it says does not depend on which of them reads what.
-TEST_F(ListTest, IsTheSameHoweverLongItIs) {
+// Long enough for several threads.
+TEST_F(ListTest, IsTheSameForALongList) {
   constexpr std::uint64_t kMany = 256;
   Save({.step = kMany});
   std::vector<std::uint64_t> expected;
@@ -250,7 +250,7 @@ TEST_F(ListTest, IsTheSameHoweverLongItIs) {
   EXPECT_EQ(steps, expected);
 }
 
-TEST_F(ListTest, FolderOfAnotherStepsNameIsCorruptAndOneOfAnyOtherNameIsRead) {
+TEST_F(ListTest, FolderNamedForAnotherStepIsCorrupt) {
   Save({.step = 1});
   fs::copy(StepFolder(1), StepFolder(2));
   fs::copy(StepFolder(1), root_ / "best");
@@ -276,7 +276,7 @@ TEST_F(ListTest, LatestIsTheHighestGenerationThenStep) {
   EXPECT_THAT(Chosen(Step(50).FallBack()), ElementsAre(50, 40));
 }
 
-TEST_F(ListTest, NotFoundMeansThatThereIsNoSuchCheckpoint) {
+TEST_F(ListTest, NotFoundMeansNoSuchCheckpoint) {
   EXPECT_EQ(Choose(Latest()).status().code(), StatusCode::kNotFound);
   EXPECT_EQ(Choose(Latest().FallBack()).status().code(), StatusCode::kNotFound);
   Save({.step = 1});
@@ -299,7 +299,7 @@ TEST_F(ListTest, DamagedOneCountsAsTheNewest) {
   EXPECT_THAT(Chosen(Step(20).FallBack()), ElementsAre(20, 10));
 }
 
-TEST_F(ListTest, FolderIsChosenWhereverItIs) {
+TEST_F(ListTest, FolderIsChosenAnywhere) {
   Save({.step = 10});
   TempDir elsewhere;
   fs::copy(StepFolder(10), elsewhere / "copy");

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kLargest = std::numeric_limits<std::uint64_t>::max();
 
-TEST(Names, StepsOfAnySizeComeBackFromTheirNames) {
+TEST(Names, StepsRoundTripThroughNames) {
   for (const std::uint64_t step : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1000}, kLargest - 1, kLargest}) {
     const std::string name = StepName(step);
 
@@ -22,13 +22,13 @@ TEST(Names, StepsOfAnySizeComeBackFromTheirNames) {
   EXPECT_EQ(StepName(kLargest), "step-18446744073709551615");
 }
 
-TEST(Names, StepNamesSortAsTheirSteps) {
+TEST(Names, StepNamesSortByStep) {
   EXPECT_LT(StepName(9), StepName(10));
   EXPECT_LT(StepName(999'999'999), StepName(1'000'000'000));
   EXPECT_LT(StepName(kLargest - 1), StepName(kLargest));
 }
 
-TEST(Names, AnyOtherNameIsNoStep) {
+TEST(Names, OtherNamesAreNotSteps) {
   for (const char* name :
        {"", "step-", "step", "step-1000", "step-0000000000000001000", "step-000000000000000001000",
         "step-18446744073709551616", "step-99999999999999999999", "step-+0000000000000001000",
@@ -51,7 +51,7 @@ TEST(Names, OnlyAttemptsRetiredFoldersAndSparesAreLeftovers) {
   }
 }
 
-TEST(Names, ShardNumbersMayOutgrowTheirPadding) {
+TEST(Names, ShardNumbersMayExceedTheirPadding) {
   EXPECT_EQ(ShardName(0), "shard-00000.safetensors");
   EXPECT_EQ(ShardName(123456), "shard-123456.safetensors");
 }

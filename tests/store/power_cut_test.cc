@@ -1,4 +1,4 @@
-// Replays what a power cut after each operation may leave on a disk that kept no more, or no less, than it promised.
+// Replays what each operation may leave after a power cut, on a disk that kept exactly what it promised.
 
 #include "support/power_cut.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What has to be there from a moment on, until another.
+/// A checkpoint that must exist from one moment until another.
 struct Promise {
   std::size_t since;
   TestSave save;
@@ -33,7 +33,7 @@ class PowerCutTest : public ::testing::Test {
  protected:
   /// The step is durable from now on.
   void Promised(const TestSave& save) { promises_.push_back({recording_->size(), save}); }
-  /// From the next operation on another may take its place, or nothing.
+  /// From the next operation on it may be replaced or removed.
   void Released(std::uint64_t step) {
     for (Promise& promise : promises_) {
       if (promise.save.step == step) promise.until = std::min(promise.until, recording_->size());
@@ -49,7 +49,7 @@ class PowerCutTest : public ::testing::Test {
     ASSERT_TRUE(opened.ok()) << opened.status();
   }
 
-  /// Every step that is listed is one of the saves, whole.
+  /// Every listed step is one of the saves, complete.
   void CheckNothingIsBroken(const std::string& root) const {
     if (!fs::exists(root)) return;
     for (const std::uint64_t step : GoodSteps(root)) {
@@ -78,7 +78,7 @@ class PowerCutTest : public ::testing::Test {
           if (promise.since > upto || promise.until < upto) continue;
           EXPECT_EQ(CheckContent(root, promise.save), Status::Ok());
         }
-        // And so it is after the sweep of whoever comes next.
+        // The same after the next writer's sweep.
         const auto queue = MakeQueue();
         ASSERT_EQ(OpenRoot(*queue, root).status(), Status::Ok());
         CheckNothingIsBroken(root);
@@ -98,10 +98,11 @@ class PowerCutTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(recording_->Wrap(PlainFactory())));
   std::vector<TestSave> saves_;
   std::vector<Promise> promises_;
-  std::vector<Promise> kept_;  // Its step is never without a checkpoint, for whoever opens the root.
+  // Whoever opens the root finds a checkpoint of these steps.
+  std::vector<Promise> kept_;
 };
 
-TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostFromTheFirstSaveEverOn) {
+TEST_F(PowerCutTest, NoAcknowledgedSaveIsLost) {
   OpenNow();
   SaveNow({.step = 1, .shards = 2});
   SaveNow({.step = 2, .shards = 2});
@@ -109,9 +110,8 @@ TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostFromTheFirstSaveEverOn) {
   CutEverywhere();
 }
 
-// A process that was killed between the making of a folder and the fsync of its parent has left one that is there and
-// not durable.
-TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostInFoldersThatAKilledProcessMade) {
+// A process killed between mkdir and the fsync of the parent leaves a folder that exists but is not durable.
+TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostInFoldersOfAKilledProcess) {
   ASSERT_TRUE(RunBlocking(*queue_, {.op = IoOp::kMkdir, .path = base_ / "a", .mode = 0755}).ok());
   OpenNow();
   SaveNow({.step = 1});
@@ -119,9 +119,9 @@ TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostInFoldersThatAKilledProcessMade) {
   CutEverywhere();
 }
 
-TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostInARootThatAKilledProcessMade) {
+TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostInARootOfAKilledProcess) {
   fs::create_directory(base_ / "a");
-  recording_ = Recording::Make(base_.path());  // What is there now is durable.
+  recording_ = Recording::Make(base_.path());  // What exists now is durable.
   queue_ = MakeQueue(plan_->Wrap(recording_->Wrap(PlainFactory())));
   ASSERT_TRUE(RunBlocking(*queue_, {.op = IoOp::kMkdir, .path = root_, .mode = 0755}).ok());
   OpenNow();
@@ -130,7 +130,7 @@ TEST_F(PowerCutTest, NoAcknowledgedSaveIsLostInARootThatAKilledProcessMade) {
   CutEverywhere();
 }
 
-TEST_F(PowerCutTest, ReplacedStepIsTheOldOneOrTheNewOne) {
+TEST_F(PowerCutTest, ReplacedStepIsOldOrNew) {
   OpenNow();
   SaveNow({.step = 1, .seed = 1});
   SaveNow({.step = 2});
@@ -140,7 +140,7 @@ TEST_F(PowerCutTest, ReplacedStepIsTheOldOneOrTheNewOne) {
   CutEverywhere();
 }
 
-TEST_F(PowerCutTest, StepThatIsReplacedInTwoRenamesIsTheOldOneOrTheNewOneAtTheNextOpen) {
+TEST_F(PowerCutTest, StepReplacedInTwoRenamesIsOldOrNewAtTheNextOpen) {
   plan_->RefuseRenameFlags();
   OpenNow();
   SaveNow({.step = 1, .seed = 1});
@@ -151,7 +151,7 @@ TEST_F(PowerCutTest, StepThatIsReplacedInTwoRenamesIsTheOldOneOrTheNewOneAtTheNe
   CutEverywhere();
 }
 
-TEST_F(PowerCutTest, StepThatReplacedAnotherInTwoRenamesGoesForGood) {
+TEST_F(PowerCutTest, StepThatReplacedAnotherStaysRemoved) {
   plan_->RefuseRenameFlags();
   OpenNow();
   SaveNow({.step = 1, .seed = 1});
@@ -175,7 +175,7 @@ TEST_F(PowerCutTest, StepThatReplacedAnotherInTwoRenamesGoesForGood) {
   }
 }
 
-TEST_F(PowerCutTest, RemovedStepIsWholeOrNotThere) {
+TEST_F(PowerCutTest, RemovedStepIsWholeOrAbsent) {
   OpenNow();
   SaveNow({.step = 1, .shards = 2});
   SaveNow({.step = 2});
@@ -214,7 +214,7 @@ TEST_F(PowerCutTest, SavesOfOneRankIntoRecycledFilesLoseNothing) {
   CutEverywhere();
 }
 
-TEST_F(PowerCutTest, RetirementThatMayBeUndoneGivesNoSpare) {
+TEST_F(PowerCutTest, RetirementOfUnknownOutcomeMakesNoSpare) {
   OpenNow();
   SaveNow({.step = 1});
   SaveNow({.step = 2});
@@ -228,8 +228,8 @@ TEST_F(PowerCutTest, RetirementThatMayBeUndoneGivesNoSpare) {
   CutEverywhere();
 }
 
-TEST_F(PowerCutTest, SweepAfterARemovalThatWasCutShortBreaksNothing) {
-  // Given a removal that ended between its rename and the fsync of the root.
+TEST_F(PowerCutTest, SweepAfterAnInterruptedRemovalBreaksNothing) {
+  // Given a removal that was interrupted between its rename and the fsync of the root.
   OpenNow();
   SaveNow({.step = 1, .shards = 2});
   SaveNow({.step = 2});
@@ -243,7 +243,7 @@ TEST_F(PowerCutTest, SweepAfterARemovalThatWasCutShortBreaksNothing) {
   CutEverywhere();
 }
 
-TEST_F(PowerCutTest, SweepAfterAReplacementThatWasCutShortBreaksNothing) {
+TEST_F(PowerCutTest, SweepAfterAnInterruptedReplacementBreaksNothing) {
   OpenNow();
   SaveNow({.step = 1, .seed = 1});
   Released(1);
@@ -276,7 +276,7 @@ TEST_F(PowerCutTest, SavesIntoFilesOfASweptAttemptLoseNothing) {
   CutEverywhere();
 }
 
-TEST_F(PowerCutTest, PinIsThereOnceItWasSet) {
+TEST_F(PowerCutTest, PinIsDurableOnceSet) {
   OpenNow();
   SaveNow({.step = 1});
   ASSERT_EQ(SetPin(*queue_, root_, 1, true, 0644), Status::Ok());

@@ -18,7 +18,7 @@
 
 namespace cairn {
 
-/// A folder with paths, and the root of those who write them in it.
+/// A folder with published paths, and the writer's root in it.
 class PublishCase : public ::testing::Test {
  protected:
   PublishCase() {
@@ -27,7 +27,7 @@ class PublishCase : public ::testing::Test {
     Open();
   }
 
-  /// With what is there now on the disk.
+  /// What exists now counts as durable.
   void StartRecording() {
     recording_ = Recording::Make(base_.path());
     queue_ = MakeQueue(plan_->Wrap(recording_->Wrap(PlainFactory())));
@@ -44,7 +44,7 @@ class PublishCase : public ::testing::Test {
     ASSERT_EQ(PublishNow(save.step), Status::Ok());
   }
 
-  /// Opens the root as the next writer, who publishes every step: what is left of them in the root is nobody's.
+  /// Opens the root as the next writer, which publishes every step and so removes steps left in the root.
   void Open() { OpenFolder(*queue_, root_); }
   static void OpenFolder(IoQueue& queue, const std::string& root) {
     ASSERT_EQ(OpenRoot(queue, root).status(), Status::Ok());
@@ -56,17 +56,17 @@ class PublishCase : public ::testing::Test {
     }
   }
 
-  /// The step of the save that a path holds, whole; 0 where it has nothing.
+  /// The step of the save at a path, if complete; 0 if nothing is there.
   [[nodiscard]] static std::uint64_t StepAt(const std::string& path, const std::vector<TestSave>& saves) {
     if (!std::filesystem::exists(path)) return 0;
-    // Most often it is one of the newest.
+    // Usually one of the newest.
     const auto found = std::find_if(saves.rbegin(), saves.rend(),
                                     [&path](const TestSave& save) { return CheckFolder(path, save).ok(); });
     if (found != saves.rend()) return found->step;
-    ADD_FAILURE() << path << " holds none of the saves whole";
+    ADD_FAILURE() << path << " holds none of the saves completely";
     return 0;
   }
-  /// What the root holds but for its writer's files.
+  /// The root's entries except the writer's files.
   [[nodiscard]] std::vector<std::string> Staged() const {
     std::vector<std::string> names = Names(root_);
     std::erase_if(names, [](const std::string& name) { return name == kLockName || name == kWriterName; });

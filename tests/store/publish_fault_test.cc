@@ -1,4 +1,4 @@
-// Lets each operation of a publication, a replacement and a removal fail, and cuts the power behind each.
+// Lets each operation of a publication, a replacement and a removal fail, and cuts the power after each.
 
 #include <fmt/format.h>
 
@@ -27,12 +27,12 @@ class PublishFaultTest : public PublishCase {
     saves_.push_back({.step = ++step_, .shards = step_ % 2 + 1});
     return saves_.back();
   }
-  /// From here on, and with what is there on the disk.
+  /// Records from here on; what exists now is durable.
   void Record() {
     periods_.clear();
     StartRecording();
   }
-  /// From now on the path holds one of these.
+  /// From now on the path must hold one of these.
   void Allow(std::vector<std::uint64_t> steps) { periods_.push_back({recording_->size(), std::move(steps)}); }
   [[nodiscard]] std::size_t CountOperations(const std::function<void()>& run) const {
     const std::size_t before = plan_->Count({});
@@ -84,7 +84,7 @@ class PublishFaultTest : public PublishCase {
   std::vector<Period> periods_{{0, {0}}};
 };
 
-TEST_F(PublishFaultTest, FailedReplacementLeavesTheOldOneOrTheNewOneWhole) {
+TEST_F(PublishFaultTest, FailedReplacementLeavesTheOldOrTheNewCheckpointWhole) {
   StageAndPublish(Save());
   Stage(Save());
   const std::size_t operations = CountOperations([this] { ASSERT_EQ(PublishNow(step_), Status::Ok()); });
@@ -119,7 +119,7 @@ TEST_F(PublishFaultTest, FailedReplacementLeavesTheOldOneOrTheNewOneWhole) {
   }
 }
 
-TEST_F(PublishFaultTest, FailedRemovalLeavesTheCheckpointOrNothingOfIt) {
+TEST_F(PublishFaultTest, FailedRemovalLeavesTheCheckpointOrNothing) {
   StageAndPublish(Save());
   const std::size_t operations = CountOperations([this] { ASSERT_EQ(RemoveNow(), Status::Ok()); });
   for (const bool after : {false, true}) {
@@ -142,7 +142,7 @@ TEST_F(PublishFaultTest, FailedRemovalLeavesTheCheckpointOrNothingOfIt) {
   }
 }
 
-TEST_F(PublishFaultTest, NoPowerCutLosesWhatWasPublished) {
+TEST_F(PublishFaultTest, NoPowerCutLosesAPublishedCheckpoint) {
   Replace();
   Replace();
   Replace();
@@ -153,13 +153,13 @@ TEST_F(PublishFaultTest, NoPowerCutLosesWhatWasPublished) {
   CutEverywhere();
 }
 
-// What a killed process leaves is not on the disk: who opens the root next must not build on it.
-TEST_F(PublishFaultTest, NoPowerCutLosesWhatAKilledProcessWasReplacing) {
+// Renames of a killed process may not be on the disk: the next writer must not rely on them.
+TEST_F(PublishFaultTest, NoPowerCutLosesTheCheckpointAKilledProcessReplaced) {
   StageAndPublish(Save());
   Stage(Save());
   const std::size_t operations = CountOperations([this] { ASSERT_EQ(PublishNow(step_), Status::Ok()); });
   for (std::size_t k = 1; k <= operations; ++k) {
-    SCOPED_TRACE(fmt::format("killed behind operation {} of {}", k, operations));
+    SCOPED_TRACE(fmt::format("killed after operation {} of {}", k, operations));
     const std::uint64_t old = StepAt(path_, saves_);
     const TestSave fresh = Save();
     Stage(fresh);

@@ -1,4 +1,4 @@
-// Checkpoints by path: what has a path afterwards, and what is refused.
+// Checkpoints by path: what a path has afterwards, and what is rejected.
 
 #include "store/publish.h"
 
@@ -28,7 +28,7 @@ class PublishTest : public PublishCase {
   const TestSave second_{.step = 2};
 };
 
-TEST_F(PublishTest, PathThatHadNothingHasTheCheckpoint) {
+TEST_F(PublishTest, PublishesToAnUnusedPath) {
   Stage(first_);
 
   EXPECT_EQ(PublishNow(1), Status::Ok());
@@ -37,7 +37,7 @@ TEST_F(PublishTest, PathThatHadNothingHasTheCheckpoint) {
   EXPECT_THAT(Staged(), IsEmpty());
 }
 
-TEST_F(PublishTest, WhatThePathHadIsReplacedAndGoes) {
+TEST_F(PublishTest, ReplacesAndRemovesTheOldCheckpoint) {
   StageAndPublish(first_);
   Stage(second_);
 
@@ -72,7 +72,7 @@ TEST_F(PublishTest, RemovedPathHasNothing) {
   EXPECT_EQ(RemoveNow().code(), StatusCode::kNotFound);
 }
 
-TEST_F(PublishTest, LinkIsReplacedAndRemovedItself) {
+TEST_F(PublishTest, LinkItselfIsReplacedOrRemoved) {
   Stage(first_);
   const std::string target = folder_ + "/first.ckpt";
   ASSERT_EQ(Publish(*queue_, root_, 1, target, {}, left_), Status::Ok());
@@ -90,7 +90,7 @@ TEST_F(PublishTest, LinkIsReplacedAndRemovedItself) {
   EXPECT_THAT(Names(folder_), ElementsAre(".cairn", "first.ckpt", "last.ckpt"));
 }
 
-TEST_F(PublishTest, WhatIsNoCheckpointIsLeftAlone) {
+TEST_F(PublishTest, OtherFilesAreLeftAlone) {
   Stage(first_);
   const auto expect_left = [this] {
     EXPECT_EQ(PublishNow(1).code(), StatusCode::kAlreadyExists);
@@ -115,7 +115,7 @@ TEST_F(PublishTest, WhatIsNoCheckpointIsLeftAlone) {
   expect_left();
 }
 
-TEST_F(PublishTest, DamagedCheckpointIsOneThatCanBeReplaced) {
+TEST_F(PublishTest, DamagedCheckpointCanBeReplaced) {
   StageAndPublish(first_);
   const std::string manifest = ReadAll(path_ + "/manifest.json");
   WriteAll(path_ + "/manifest.json", manifest.substr(0, manifest.size() / 2));
@@ -126,7 +126,7 @@ TEST_F(PublishTest, DamagedCheckpointIsOneThatCanBeReplaced) {
   EXPECT_EQ(CheckFolder(path_, second_), Status::Ok());
 }
 
-TEST_F(PublishTest, ReaderIsWaitedForUntilTheDeadlineAndNamed) {
+TEST_F(PublishTest, WaitsForAReaderAndNamesItAtTheDeadline) {
   StageAndPublish(first_);
   Stage(second_);
   const auto reader = ReadLock::Take(path_);
@@ -144,7 +144,7 @@ TEST_F(PublishTest, ReaderIsWaitedForUntilTheDeadlineAndNamed) {
   EXPECT_EQ(CheckContent(root_, second_), Status::Ok());
 }
 
-TEST_F(PublishTest, ReaderThatEndsInTimeHoldsItUpAndNoMore) {
+TEST_F(PublishTest, ReaderThatEndsInTimeOnlyDelays) {
   StageAndPublish(first_);
   Stage(second_);
   auto reader = std::make_optional(ReadLock::Take(path_));
@@ -159,7 +159,7 @@ TEST_F(PublishTest, ReaderThatEndsInTimeHoldsItUpAndNoMore) {
   EXPECT_EQ(CheckFolder(path_, second_), Status::Ok());
 }
 
-TEST_F(PublishTest, ReaderThatComesDuringAReplacementIsToldNotFound) {
+TEST_F(PublishTest, ReaderDuringAReplacementGetsNotFound) {
   StageAndPublish(first_);
   Stage(second_);
   std::optional<StatusCode> found;
@@ -171,7 +171,7 @@ TEST_F(PublishTest, ReaderThatComesDuringAReplacementIsToldNotFound) {
   EXPECT_EQ(found, StatusCode::kNotFound);
 }
 
-TEST_F(PublishTest, WhatComesBetweenLookAndRenameIsNotTakenForTheOldOne) {
+TEST_F(PublishTest, EntryMadeBetweenLookAndRenameIsNotReplaced) {
   StageAndPublish(first_);
   Stage(second_);
   plan_->CallBefore({.op = IoOp::kRename, .nth = 1}, [&](const SeenOperation&) {
@@ -187,7 +187,7 @@ TEST_F(PublishTest, WhatComesBetweenLookAndRenameIsNotTakenForTheOldOne) {
   EXPECT_EQ(CheckContent(root_, second_), Status::Ok());
 }
 
-TEST_F(PublishTest, WriterThatWasTakenOverFromTouchesNothing) {
+TEST_F(PublishTest, DisplacedWriterTouchesNothing) {
   StageAndPublish(first_);
   Stage(second_);
   const WriterCheck taken_over = [] { return Error(StatusCode::kFailedPrecondition, "taken over"); };
@@ -201,7 +201,7 @@ TEST_F(PublishTest, WriterThatWasTakenOverFromTouchesNothing) {
   EXPECT_EQ(CheckContent(root_, second_), Status::Ok());
 }
 
-TEST_F(PublishTest, ImpossiblePathsAreRefused) {
+TEST_F(PublishTest, ImpossiblePathsAreRejected) {
   Stage(first_);
   const auto publish = [this](const std::string& path) { return Publish(*queue_, root_, 1, path, {}, left_).code(); };
 
@@ -219,7 +219,8 @@ TEST_F(PublishTest, ImpossiblePathsAreRefused) {
 
 TEST_F(PublishTest, PathOnAnotherFilesystemIsUnsupported) {
   TempDir elsewhere;
-  if (fs::space(elsewhere.path()).capacity == fs::space(folder_).capacity) GTEST_SKIP() << "there is one alone";
+  if (fs::space(elsewhere.path()).capacity == fs::space(folder_).capacity)
+    GTEST_SKIP() << "there is only one filesystem";
   Stage(first_);
 
   EXPECT_EQ(Publish(*queue_, root_, 1, elsewhere / "last.ckpt", {}, left_).code(), StatusCode::kUnsupported);
@@ -227,7 +228,7 @@ TEST_F(PublishTest, PathOnAnotherFilesystemIsUnsupported) {
   EXPECT_EQ(CheckContent(root_, first_), Status::Ok());
 }
 
-TEST_F(PublishTest, WithoutAnExchangeOfNamesAPathThatHasSomethingIsLeftAsItIs) {
+TEST_F(PublishTest, WithoutExchangeAUsedPathIsUnchanged) {
   queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
   plan_->RefuseRenameFlags();
   Stage(first_);
@@ -242,7 +243,7 @@ TEST_F(PublishTest, WithoutAnExchangeOfNamesAPathThatHasSomethingIsLeftAsItIs) {
   EXPECT_EQ(CheckContent(root_, second_), Status::Ok());
 }
 
-TEST_F(PublishTest, StepThatIsBeingReadStaysAStep) {
+TEST_F(PublishTest, StepThatIsBeingReadIsNotPublished) {
   Stage(first_);
   std::optional<ReadLock> reader = *ReadLock::Take(JoinPath(root_, StepName(first_.step)));
 

@@ -1,4 +1,4 @@
-// Retired shard files that the next attempt writes over, and everybody who must not notice.
+// Retired shard files that the next attempt overwrites, and everyone who must not notice.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -35,7 +35,7 @@ class RecycleTest : public ::testing::Test {
   RecycleTest() { EXPECT_EQ(SaveTo(*queue_, root_.path(), old_), Status::Ok()); }
 
   void SetUp() override {
-    // The machine's disk need not be one whose files can be recycled.
+    // This machine's disk may not support recycling.
     const UniqueFd probe(::open((root_ / "probe").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     if (const Status status = TakeLease(probe, "a file here"); !status.ok()) GTEST_SKIP() << status;
     fs::remove(root_ / "probe");
@@ -51,7 +51,7 @@ class RecycleTest : public ::testing::Test {
     return found.st_ino;
   }
   Status RetireOld() { return Retire(*queue_, root_.path(), 1, 1, &why_); }
-  /// Saves step 2, which must work out, and returns whether it was written over the spare.
+  /// Saves step 2, which must succeed. Returns whether it overwrote the spare.
   bool SaveNext(TestSave save = {.step = 2, .recycle = true}) {
     TestRanks ranks(*queue_, root_.path(), save);
     EXPECT_EQ(ranks.Save(), Status::Ok());
@@ -68,7 +68,7 @@ class RecycleTest : public ::testing::Test {
   std::string why_;
 };
 
-TEST_F(RecycleTest, RetiredShardIsWrittenOverByTheNextSave) {
+TEST_F(RecycleTest, NextSaveOverwritesARetiredShard) {
   const ino_t inode = Inode(OldShard());
 
   ASSERT_EQ(RetireOld(), Status::Ok());
@@ -81,7 +81,7 @@ TEST_F(RecycleTest, RetiredShardIsWrittenOverByTheNextSave) {
   EXPECT_EQ(why_, "");
 }
 
-TEST_F(RecycleTest, SmallerAndLargerStatesAreWrittenOverItToo) {
+TEST_F(RecycleTest, SmallerAndLargerStatesOverwriteItToo) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   EXPECT_TRUE(SaveNext({.step = 2, .recycle = true, .more = 3}));
 
@@ -93,7 +93,7 @@ TEST_F(RecycleTest, SmallerAndLargerStatesAreWrittenOverItToo) {
   EXPECT_LE(static_cast<std::uint64_t>(found.st_blocks) * 512, 5 * kBlock) << "the longer file's blocks were kept";
 }
 
-TEST_F(RecycleTest, WithoutTheOptionTheSpareStaysAndTheFileIsNew) {
+TEST_F(RecycleTest, WithoutTheOptionTheSpareStays) {
   ASSERT_EQ(RetireOld(), Status::Ok());
 
   EXPECT_FALSE(SaveNext({.step = 2}));
@@ -101,7 +101,7 @@ TEST_F(RecycleTest, WithoutTheOptionTheSpareStaysAndTheFileIsNew) {
   EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0)));
 }
 
-TEST_F(RecycleTest, EachRankTakesItsOwnFileAndThoseBeyondTheWorldGo) {
+TEST_F(RecycleTest, EachRankTakesItsFileAndExtraFilesAreRemoved) {
   const TestSave wide{.step = 3, .shards = 3};
   const TestSave next{.step = 4, .shards = 2, .recycle = true};
   ASSERT_EQ(SaveTo(*queue_, root_.path(), wide), Status::Ok());
@@ -116,7 +116,7 @@ TEST_F(RecycleTest, EachRankTakesItsOwnFileAndThoseBeyondTheWorldGo) {
   EXPECT_THAT((std::vector<ino_t>{Inode(committed + ShardName(0)), Inode(committed + ShardName(1))}), inodes);
 }
 
-TEST_F(RecycleTest, OneCheckpointsFilesAreKeptAndNotMore) {
+TEST_F(RecycleTest, KeepsFilesOfOneCheckpointOnly) {
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
   const ino_t first = Inode(OldShard());
 
@@ -128,7 +128,7 @@ TEST_F(RecycleTest, OneCheckpointsFilesAreKeptAndNotMore) {
   EXPECT_EQ(Inode(SpareFile()), first);
 }
 
-TEST_F(RecycleTest, FilesOfTwoCheckpointsAreTakenTheLastFirst) {
+TEST_F(RecycleTest, FilesOfTwoCheckpointsAreTakenLastFirst) {
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
   const ino_t first = Inode(OldShard());
   const ino_t second = Inode(NewShard());
@@ -144,7 +144,7 @@ TEST_F(RecycleTest, FilesOfTwoCheckpointsAreTakenTheLastFirst) {
   EXPECT_FALSE(SaveNext({.step = 5, .recycle = true}));
 }
 
-TEST_F(RecycleTest, SpareThatIsRefusedIsUnlinkedAndTheNextTaken) {
+TEST_F(RecycleTest, RejectedSpareIsUnlinkedAndTheNextTaken) {
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
   const ino_t first = Inode(OldShard());
   ASSERT_EQ(RetireOld(), Status::Ok());
@@ -158,9 +158,9 @@ TEST_F(RecycleTest, SpareThatIsRefusedIsUnlinkedAndTheNextTaken) {
   EXPECT_THAT(why_, HasSubstr("it is open or mapped elsewhere"));
 }
 
-// Readers. Each of them had the file before it was retired, or is on its way to it.
+// Readers that had the file before it was retired, or are about to open it.
 
-TEST_F(RecycleTest, ReaderThatMapsAnOldShardKeepsItsBytes) {
+TEST_F(RecycleTest, MappedOldShardKeepsItsBytes) {
   const std::string bytes = ReadAll(OldShard());
   void* mapped = nullptr;
   {
@@ -177,12 +177,12 @@ TEST_F(RecycleTest, ReaderThatMapsAnOldShardKeepsItsBytes) {
   ::munmap(mapped, bytes.size());
 }
 
-TEST_F(RecycleTest, ReaderThatHasAnOldShardOpenKeepsItsBytes) {
+TEST_F(RecycleTest, OpenOldShardKeepsItsBytes) {
   const std::string bytes = ReadAll(OldShard());
   const UniqueFd fd(::open(OldShard().c_str(), O_RDONLY | O_CLOEXEC));
 
   ASSERT_EQ(RetireOld(), Status::Ok());
-  EXPECT_THAT(Names(root_.path()), IsEmpty()) << "what is refused is unlinked";
+  EXPECT_THAT(Names(root_.path()), IsEmpty()) << "a rejected spare is unlinked";
   EXPECT_FALSE(SaveNext());
 
   std::string read(bytes.size(), '\0');
@@ -191,7 +191,7 @@ TEST_F(RecycleTest, ReaderThatHasAnOldShardOpenKeepsItsBytes) {
   EXPECT_THAT(why_, HasSubstr("it is open or mapped elsewhere"));
 }
 
-TEST_F(RecycleTest, ReaderThatOpensTheSpareKeepsItsBytes) {
+TEST_F(RecycleTest, OpenSpareKeepsItsBytes) {
   const std::string bytes = ReadAll(OldShard());
   ASSERT_EQ(RetireOld(), Status::Ok());
   const UniqueFd fd(::open(SpareFile().c_str(), O_RDONLY | O_CLOEXEC));
@@ -205,11 +205,11 @@ TEST_F(RecycleTest, ReaderThatOpensTheSpareKeepsItsBytes) {
   EXPECT_THAT(why_, HasSubstr("it is open or mapped elsewhere"));
 }
 
-TEST_F(RecycleTest, ReaderThatComesWhileTheSpareIsTakenHasItToItself) {
+TEST_F(RecycleTest, ReaderThatOpensTheSpareMeanwhileGetsIt) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   int refused = 0;
   plan_->CallBefore({.op = IoOp::kRename, .path = SpareName(0)}, [&](const SeenOperation&) {
-    // A patient reader would sleep in this call until the lease is given back.
+    // A blocking open would sleep here until the lease is released.
     if (::open(SpareFile().c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC) < 0) refused = errno;
   });
 
@@ -219,7 +219,7 @@ TEST_F(RecycleTest, ReaderThatComesWhileTheSpareIsTakenHasItToItself) {
   EXPECT_THAT(why_, HasSubstr("another process is waiting to open it"));
 }
 
-TEST_F(RecycleTest, HardLinkedCopyStaysWhole) {
+TEST_F(RecycleTest, HardLinkedCopyStaysIntact) {
   const std::string bytes = ReadAll(OldShard());
   fs::create_hard_link(OldShard(), root_ / "copy");
 
@@ -230,7 +230,7 @@ TEST_F(RecycleTest, HardLinkedCopyStaysWhole) {
   EXPECT_THAT(why_, HasSubstr("it has 2 names"));
 }
 
-TEST_F(RecycleTest, HardLinkMadeOfTheSpareStaysWhole) {
+TEST_F(RecycleTest, HardLinkToTheSpareStaysIntact) {
   const std::string bytes = ReadAll(OldShard());
   ASSERT_EQ(RetireOld(), Status::Ok());
   fs::create_hard_link(SpareFile(), root_ / "copy");
@@ -240,7 +240,7 @@ TEST_F(RecycleTest, HardLinkMadeOfTheSpareStaysWhole) {
   EXPECT_EQ(ReadAll(root_ / "copy"), bytes);
 }
 
-TEST_F(RecycleTest, HardLinkMadeWhileTheSpareIsTakenStaysWhole) {
+TEST_F(RecycleTest, HardLinkMadeDuringTheTakeOverStaysIntact) {
   const std::string bytes = ReadAll(OldShard());
   ASSERT_EQ(RetireOld(), Status::Ok());
   plan_->CallBefore({.op = IoOp::kRename, .path = SpareName(0)},
@@ -271,14 +271,14 @@ TEST_F(RecycleTest, FileWithAWiderModeIsUnlinked) {
   EXPECT_THAT(why_, HasSubstr("its mode is 0664, wider than 0644"));
 }
 
-TEST_F(RecycleTest, LinkInTheSparesPlaceIsNotFollowed) {
+TEST_F(RecycleTest, LinkInPlaceOfASpareIsNotFollowed) {
   TempDir elsewhere;
   WriteAll(elsewhere / ShardName(0), "mine");
   fs::create_directory_symlink(elsewhere.path(), SpareFolder());
 
   ASSERT_EQ(RetireOld(), Status::Ok());
   plan_->Fail({.op = IoOp::kFallocate, .nth = 1}, ENOSPC);
-  EXPECT_FALSE(SaveNext()) << "nor is it what a full disk has to give";
+  EXPECT_FALSE(SaveNext()) << "nor is it unlinked when the disk is full";
 
   EXPECT_EQ(ReadAll(elsewhere / ShardName(0)), "mine");
 }
@@ -295,7 +295,7 @@ TEST_F(RecycleTest, NothingIsKeptBeforeTheRootsFsyncHasReturned) {
   EXPECT_FALSE(SaveNext());
 }
 
-TEST_F(RecycleTest, BothFoldersAreFsyncedBetweenTheTakeOverAndTheCommit) {
+TEST_F(RecycleTest, BothFoldersAreFsyncedBeforeTheCommit) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   const std::size_t before = plan_->Seen().size();
   TestRanks ranks(*queue_, root_.path(), next_);
@@ -309,7 +309,7 @@ TEST_F(RecycleTest, BothFoldersAreFsyncedBetweenTheTakeOverAndTheCommit) {
     return from;
   };
   const std::size_t rename = find(IoOp::kRename, SpareFile(), before);
-  const std::size_t zero = find(IoOp::kWrite, SpareFile(), rename);  // As it was opened.
+  const std::size_t zero = find(IoOp::kWrite, SpareFile(), rename);  // Under its old name.
   const std::size_t commit = find(IoOp::kRename, attempt, zero);
   ASSERT_LT(commit, seen.size()) << ToString(seen);
   EXPECT_EQ(seen[zero].offset, 0U);
@@ -318,7 +318,7 @@ TEST_F(RecycleTest, BothFoldersAreFsyncedBetweenTheTakeOverAndTheCommit) {
   EXPECT_LT(find(IoOp::kFsync, attempt, zero), commit) << ToString(seen);
 }
 
-TEST_F(RecycleTest, AttemptHasNoOldHeaderOnceItIsWritten) {
+TEST_F(RecycleTest, AttemptHasNoOldHeaderWhileItIsWritten) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   TestRanks ranks(*queue_, root_.path(), next_);
 
@@ -330,10 +330,10 @@ TEST_F(RecycleTest, AttemptHasNoOldHeaderOnceItIsWritten) {
   EXPECT_EQ(ranks.Abandon(), Status::Ok());
 }
 
-TEST_F(RecycleTest, AbandonedSaveLeavesNothingOfTheSpare) {
+TEST_F(RecycleTest, AbandonedSaveRemovesItsSpare) {
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
   ASSERT_EQ(RetireOld(), Status::Ok());
-  plan_->Fail({.op = IoOp::kWrite, .nth = 3}, EIO);  // The zeros, a chunk, and this one.
+  plan_->Fail({.op = IoOp::kWrite, .nth = 3}, EIO);  // After the zeros and a chunk.
 
   EXPECT_EQ(SaveTo(*queue_, root_.path(), {.step = 3, .recycle = true}).code(), StatusCode::kIoError);
 
@@ -342,14 +342,14 @@ TEST_F(RecycleTest, AbandonedSaveLeavesNothingOfTheSpare) {
   EXPECT_EQ(CheckContent(root_.path(), {.step = 2}), Status::Ok());
 }
 
-TEST_F(RecycleTest, ReplacementIsWrittenOverASpareToo) {
+TEST_F(RecycleTest, ReplacementOverwritesASpareToo) {
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
   ASSERT_EQ(RetireOld(), Status::Ok());
 
   EXPECT_TRUE(SaveNext({.step = 2, .seed = 7, .replace = true, .recycle = true}));
 }
 
-TEST_F(RecycleTest, CloseRemovesSparesThroughALinkToo) {
+TEST_F(RecycleTest, CloseRemovesSparesThroughALink) {
   TempDir elsewhere;
   fs::create_directory_symlink(root_.path(), elsewhere / "link");
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
@@ -361,9 +361,9 @@ TEST_F(RecycleTest, CloseRemovesSparesThroughALinkToo) {
   EXPECT_THAT(Names(root_.path()), IsEmpty());
 }
 
-// What a killed writer left.
+// Leftovers of a killed writer.
 
-TEST_F(RecycleTest, SweepLeavesTheSpareWhereOneIsWishedFor) {
+TEST_F(RecycleTest, SweepKeepsTheSpareByPolicy) {
   const ino_t inode = Inode(OldShard());
   ASSERT_EQ(RetireOld(), Status::Ok());
 
@@ -385,19 +385,19 @@ TEST_F(RecycleTest, SweepMakesSparesOfAnAttempt) {
   ASSERT_EQ(killed->Write(), Status::Ok());
   const std::string attempt = root_ / AttemptName(killed->uuid()) + "/";
   const std::vector<ino_t> inodes = {Inode(attempt + ShardName(0)), Inode(attempt + ShardName(1))};
-  killed.reset();  // Its files are closed, and stay.
+  killed.reset();  // Closes its files but leaves them.
 
   ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 1, .shards = 2}).ok());
 
   EXPECT_THAT(Names(root_.path()), ElementsAre(kLockName, SpareName(0), kWriterName, StepName(1)));
-  EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0), ShardName(1))) << "the third rank's is of no use";
+  EXPECT_THAT(Names(SpareFolder()), ElementsAre(ShardName(0), ShardName(1))) << "the third rank's is not needed";
   EXPECT_TRUE(SaveNext({.step = 6, .shards = 2, .recycle = true}));
   const std::string committed = root_ / StepName(6) + "/";
   EXPECT_THAT((std::vector<ino_t>{Inode(committed + ShardName(0)), Inode(committed + ShardName(1))}), inodes);
   EXPECT_EQ(CheckContent(root_.path(), old_), Status::Ok());
 }
 
-TEST_F(RecycleTest, SweepMakesSparesOfARemovalThatWasCutShort) {
+TEST_F(RecycleTest, SweepMakesSparesOfAnInterruptedRemoval) {
   fs::copy(root_ / StepName(1), root_ / RetiredName("x"), fs::copy_options::recursive);
 
   ASSERT_TRUE(OpenRoot(*queue_, root_.path(), {.folders = 1, .shards = 1}).ok());
@@ -407,7 +407,7 @@ TEST_F(RecycleTest, SweepMakesSparesOfARemovalThatWasCutShort) {
   EXPECT_EQ(CheckContent(root_.path(), old_), Status::Ok());
 }
 
-TEST_F(RecycleTest, SweepKeepsOneCheckpointsFilesAndNotMore) {
+TEST_F(RecycleTest, SweepKeepsFilesOfOneCheckpointOnly) {
   const ino_t retired = Inode(OldShard());
   ASSERT_EQ(RetireOld(), Status::Ok());
   {
@@ -422,7 +422,7 @@ TEST_F(RecycleTest, SweepKeepsOneCheckpointsFilesAndNotMore) {
   EXPECT_EQ(Inode(SpareFile()), retired);
 }
 
-TEST_F(RecycleTest, SweepKeepsAsManyAsAreWishedFor) {
+TEST_F(RecycleTest, SweepKeepsAsManyAsThePolicyAllows) {
   ASSERT_EQ(RetireOld(), Status::Ok());
   for (const std::uint64_t step : {5U, 6U}) {
     TestRanks killed(*queue_, root_.path(), {.step = step});
@@ -435,8 +435,8 @@ TEST_F(RecycleTest, SweepKeepsAsManyAsAreWishedFor) {
   EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink, .path = ShardName(0)}), 1U);
 }
 
-TEST_F(RecycleTest, SweepUnlinksWhatADeadWriterMayStillBeWriting) {
-  // A ring's writes outlive the process for a moment, and hold the file open.
+TEST_F(RecycleTest, SweepUnlinksFilesADeadWriterMayStillWrite) {
+  // A ring's writes may outlive the process for a moment and keep the file open.
   TestRanks killed(*queue_, root_.path(), {.step = 5});
   ASSERT_EQ(killed.Begin(), Status::Ok());
   std::string why;
@@ -451,12 +451,12 @@ TEST_F(RecycleTest, SweepUnlinksWhatADeadWriterMayStillBeWriting) {
 
 // Space.
 
-TEST_F(RecycleTest, DiskThatIsFullTakesTheSpareBeforeASaveFails) {
+TEST_F(RecycleTest, FullDiskUsesUpTheSpareBeforeASaveFails) {
   for (const auto& [op, full] : {std::pair(IoOp::kFallocate, ENOSPC), std::pair(IoOp::kWrite, ENOSPC),
                                  std::pair(IoOp::kFallocate, EDQUOT), std::pair(IoOp::kWrite, EDQUOT)}) {
     SCOPED_TRACE(IoOpName(op) + std::to_string(full));
     TestRanks ranks(*queue_, root_.path(), {.step = 2, .replace = true, .recycle = true});
-    // Retired while the save was under way already.
+    // Retired while the save was already in flight.
     plan_->CallAfter({.op = IoOp::kMkdir}, [&, op = op, full = full](const SeenOperation&) {
       fs::create_directory(SpareFolder());
       WriteAll(SpareFile(), "spare");
@@ -476,12 +476,12 @@ TEST_F(RecycleTest, DiskThatStaysFullFailsTheSave) {
 
   EXPECT_EQ(SaveTo(*queue_, root_.path(), next_).code(), StatusCode::kNoSpace);
 
-  EXPECT_EQ(plan_->Count({.op = IoOp::kFallocate}), 3U) << "the old one's, and two of this one";
+  EXPECT_EQ(plan_->Count({.op = IoOp::kFallocate}), 3U) << "one of the old save, two of this one";
   EXPECT_THAT(Names(root_.path()), ElementsAre(StepName(1)));
 }
 
-// Each operation of the retirement and of the take-over fails: the save goes on with another file or fails, and what is
-// there is whole.
+// Each operation of the retirement and the take-over fails: the save continues with another file or fails, and all
+// checkpoints are intact.
 TEST_F(RecycleTest, FailedOperationsLoseNothing) {
   ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = 2}), Status::Ok());
   ASSERT_EQ(RetireOld(), Status::Ok());
@@ -511,7 +511,7 @@ TEST_F(RecycleTest, FailedOperationsLoseNothing) {
         ASSERT_TRUE(OpenRoot(*queue_, root_.path()).ok());
         EXPECT_THAT(Names(root_.path()),
                     ::testing::Each(::testing::AnyOf(kLockName, kWriterName, ::testing::StartsWith("step-"))));
-        // The next round finds one checkpoint, and a spare.
+        // Give the next round one checkpoint and a spare.
         kept = {.step = save.step + 2, .recycle = true};
         ASSERT_EQ(SaveTo(*queue_, root_.path(), {.step = save.step + 1}), Status::Ok());
         ASSERT_EQ(SaveTo(*queue_, root_.path(), kept), Status::Ok());

@@ -44,7 +44,7 @@ class RemoveTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
 };
 
-TEST_F(RemoveTest, RemovesTheFolderAndNothingElse) {
+TEST_F(RemoveTest, RemovesOnlyTheFolder) {
   Save({.step = 1, .shards = 2});
   Save({.step = 2});
   ASSERT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644), Status::Ok());
@@ -55,12 +55,12 @@ TEST_F(RemoveTest, RemovesTheFolderAndNothingElse) {
   EXPECT_EQ(CheckContent(root_.path(), {.step = 2}), Status::Ok());
 }
 
-TEST_F(RemoveTest, StepThatIsNotThereIsNotFound) {
+TEST_F(RemoveTest, MissingStepIsNotFound) {
   EXPECT_EQ(RemoveStep(1).code(), StatusCode::kNotFound);
   EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644).code(), StatusCode::kNotFound);
 }
 
-TEST_F(RemoveTest, DamagedOneWithoutAManifestCanBeRemoved) {
+TEST_F(RemoveTest, StepWithoutAManifestCanBeRemoved) {
   Save({.step = 1});
   fs::remove(StepFolder(1) + "/manifest.json");
 
@@ -92,7 +92,7 @@ TEST_F(RemoveTest, FailedRenameLeavesTheCheckpoint) {
   EXPECT_EQ(CheckContent(root_.path(), {.step = 1}), Status::Ok());
 }
 
-TEST_F(RemoveTest, FileThatCannotBeUnlinkedIsToldAndTheRestGoes) {
+TEST_F(RemoveTest, FileThatCannotBeUnlinkedIsReported) {
   Save({.step = 1, .shards = 2});
   plan_->Fail({.op = IoOp::kUnlink, .path = ShardName(1)}, EIO);
 
@@ -121,7 +121,7 @@ TEST_F(RemoveTest, DirectoryInsideIsLeftAloneAndLinksAreNotFollowed) {
   EXPECT_EQ(ReadAll(elsewhere / "precious"), "mine");
 }
 
-TEST_F(RemoveTest, CheckpointThatIsBeingReadStays) {
+TEST_F(RemoveTest, CheckpointBeingReadStays) {
   Save({.step = 1});
   {
     const auto first = ReadLock::Take(StepFolder(1));
@@ -141,7 +141,7 @@ TEST_F(RemoveTest, CheckpointThatIsBeingReadStays) {
   EXPECT_EQ(ReadLock::Take(StepFolder(1)).status().code(), StatusCode::kNotFound);
 }
 
-TEST_F(RemoveTest, ReaderThatComesDuringARemovalIsToldNotFound) {
+TEST_F(RemoveTest, ReaderDuringARemovalGetsNotFound) {
   Save({.step = 1});
   std::optional<StatusCode> found;
   plan_->CallBefore({.op = IoOp::kRename},
@@ -152,7 +152,7 @@ TEST_F(RemoveTest, ReaderThatComesDuringARemovalIsToldNotFound) {
   EXPECT_EQ(found, StatusCode::kNotFound);
 }
 
-TEST_F(RemoveTest, ForkedChildKeepsNothingLockedWhenTheReaderIsDone) {
+TEST_F(RemoveTest, ForkedChildDoesNotKeepAReadersLock) {
   Save({.step = 1});
   int wait[2];
   ASSERT_EQ(::pipe(wait), 0);
@@ -174,7 +174,7 @@ TEST_F(RemoveTest, ForkedChildKeepsNothingLockedWhenTheReaderIsDone) {
   ::waitpid(child, nullptr, 0);
 }
 
-TEST_F(RemoveTest, ForkedChildsCopyOfALockIsNotTheReaders) {
+TEST_F(RemoveTest, ForkedChildCannotReleaseAReadersLock) {
   Save({.step = 1});
   auto lock = std::make_optional(ReadLock::Take(StepFolder(1)));
   ASSERT_TRUE(lock->ok()) << lock->status();
@@ -189,7 +189,7 @@ TEST_F(RemoveTest, ForkedChildsCopyOfALockIsNotTheReaders) {
   EXPECT_EQ(RemoveStep(1).code(), StatusCode::kFailedPrecondition);
 }
 
-TEST_F(RemoveTest, PinIsDurableShownAndTakenBack) {
+TEST_F(RemoveTest, PinIsDurableListedAndRemovable) {
   Save({.step = 1});
   const auto pinned = [&] { return ReadCheckpointFolder(StepFolder(1))->info.pinned; };
 
@@ -207,7 +207,7 @@ TEST_F(RemoveTest, PinIsDurableShownAndTakenBack) {
   EXPECT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644).code(), StatusCode::kIoError);
 }
 
-TEST_F(RemoveTest, PinThatCannotBeAskedForCountsAsSetAndStepAsThere) {
+TEST_F(RemoveTest, UnreadablePinAndStepCountAsPresent) {
   Save({.step = 1});
   ASSERT_EQ(::chmod(StepFolder(1).c_str(), 0), 0);
   ASSERT_EQ(::chmod(root_.path().c_str(), 0755), 0);
@@ -222,14 +222,14 @@ TEST_F(RemoveTest, PinThatCannotBeAskedForCountsAsSetAndStepAsThere) {
 
   ASSERT_EQ(::chmod(root_.path().c_str(), 0), 0);
   EXPECT_EQ(as_nobody([&] { return HoldsStep(root_.path(), 1); }), 1);
-  EXPECT_EQ(as_nobody([&] { return HoldsStep(root_.path(), 2); }), 1) << "nobody can say that it is gone";
+  EXPECT_EQ(as_nobody([&] { return HoldsStep(root_.path(), 2); }), 1) << "unknown counts as present";
   ASSERT_EQ(::chmod(root_.path().c_str(), 0755), 0);
   ASSERT_EQ(::chmod(StepFolder(1).c_str(), 0755), 0);
 }
 
-TEST_F(RemoveTest, RetentionLeavesAStepWhosePinCannotBeAskedFor) {
+TEST_F(RemoveTest, RetentionKeepsAStepWithUnreadablePin) {
   Save({.step = 1});
-  // The looks of a removal: for a reader's lock, and for the pin.
+  // A removal's checks of the reader's lock and of the pin.
   for (const std::size_t nth : {1U, 2U}) {
     plan_->Fail({.op = IoOp::kCall, .nth = nth}, EIO);
 
@@ -242,7 +242,7 @@ TEST_F(RemoveTest, RetentionLeavesAStepWhosePinCannotBeAskedFor) {
   }
 }
 
-// NFS keeps a file that somebody has open under another name, in the same folder, which then cannot be removed.
+// NFS renames an open file instead of removing it, and the folder cannot be removed then.
 TEST_F(RemoveTest, NothingInAFolderIsOpenWhenItsFilesAreUnlinked) {
   Save({.step = 1});
   Save({.step = 2});
@@ -262,7 +262,7 @@ TEST_F(RemoveTest, NothingInAFolderIsOpenWhenItsFilesAreUnlinked) {
   EXPECT_EQ(plan_->Count({.op = IoOp::kUnlink}), 4U) << "two manifests, two shards";
 }
 
-TEST_F(RemoveTest, OverlaysLowerLayerIsToldWithItsCure) {
+TEST_F(RemoveTest, OverlaysLowerLayerIsReportedWithARemedy) {
   Save({.step = 1});
   plan_->Fail({.op = IoOp::kRename}, EXDEV);
 

@@ -32,14 +32,14 @@ std::vector<std::uint64_t> Retired(const std::vector<CheckpointInfo>& list, std:
   return ChooseRetired(infos, keep_last, keep_every);
 }
 
-TEST(Retention, NewestStayAndOlderOnesGo) {
+TEST(Retention, KeepsTheNewest) {
   const std::vector<CheckpointInfo> list = {Stored(10), Stored(20), Stored(30), Stored(40), Stored(50)};
 
   EXPECT_THAT(Retired(list, 3, 0), ElementsAre(10, 20));
   EXPECT_THAT(Retired(list, 1, 0), ElementsAre(10, 20, 30, 40));
 }
 
-TEST(Retention, NothingGoesUntilThereAreMoreThanKept) {
+TEST(Retention, RemovesNothingUpToKeepLast) {
   const std::vector<CheckpointInfo> list = {Stored(10), Stored(20)};
 
   EXPECT_THAT(Retired(list, 2, 0), IsEmpty());
@@ -48,29 +48,29 @@ TEST(Retention, NothingGoesUntilThereAreMoreThanKept) {
   EXPECT_THAT(Retired({}, 1, 0), IsEmpty());
 }
 
-TEST(Retention, KeepingNoneMeansKeepingAll) {
+TEST(Retention, KeepLastZeroKeepsAll) {
   const std::vector<CheckpointInfo> list = {Stored(10), Stored(20), Stored(30)};
 
   EXPECT_THAT(Retired(list, 0, 0), IsEmpty());
   EXPECT_THAT(Retired(list, 0, 7), IsEmpty());
 }
 
-TEST(Retention, EveryKthStays) {
+TEST(Retention, KeepsEveryKth) {
   const std::vector<CheckpointInfo> list = {Stored(0), Stored(50), Stored(100), Stored(150), Stored(200), Stored(250)};
 
   EXPECT_THAT(Retired(list, 1, 100), ElementsAre(50, 150));
   EXPECT_THAT(Retired(list, 1, 1), IsEmpty());
 }
 
-TEST(Retention, PinnedOnesStayAndAreCounted) {
+TEST(Retention, KeepsAndCountsPinnedOnes) {
   const std::vector<CheckpointInfo> list = {Stored(10), Stored(20, 0, true), Stored(30), Stored(40, 0, true)};
 
   EXPECT_THAT(Retired(list, 1, 0), ElementsAre(10, 30));
   EXPECT_THAT(Retired(list, 2, 0), ElementsAre(10));
 }
 
-TEST(Retention, AnAbandonedLineIsOlderWhateverItsSteps) {
-  // Given a run that went to 50, was rolled back to 20 and has saved 30 again since.
+TEST(Retention, AbandonedLineIsOlderWhateverItsSteps) {
+  // Given a run that went to 50, was restored from 20 and has saved 30 again.
   const std::vector<CheckpointInfo> list = {Stored(10), Stored(20), Stored(40), Stored(50), Stored(30, 1)};
 
   EXPECT_THAT(Retired(list, 1, 0), ElementsAre(10, 20, 40, 50));

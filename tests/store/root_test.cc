@@ -30,7 +30,7 @@ class RootTest : public ::testing::Test {
     return Root::Open(*queue_, {.path = path});
   }
   [[nodiscard]] Status OpenStatus(const RootOptions& options) { return Root::Open(*queue_, options).status(); }
-  /// The indices of the fsyncs of that very path among all operations.
+  /// The indices of the fsyncs of that path among all operations.
   [[nodiscard]] std::vector<std::size_t> Fsyncs(const std::string& path) const {
     std::vector<std::size_t> found;
     const std::vector<SeenOperation> seen = plan_->Seen();
@@ -53,7 +53,7 @@ class RootTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
 };
 
-TEST_F(RootTest, MissingOneIsMadeWithItsParentsAndEveryParentIsFsynced) {
+TEST_F(RootTest, MakesMissingParentsAndFsyncsEach) {
   const auto root = Open(dir_ / "a/b/root/");
 
   ASSERT_TRUE(root.ok()) << root.status();
@@ -65,7 +65,7 @@ TEST_F(RootTest, MissingOneIsMadeWithItsParentsAndEveryParentIsFsynced) {
   EXPECT_THAT(Fsyncs(dir_ / "a/b/root"), SizeIs(1));
 }
 
-TEST_F(RootTest, PathThatLeadsToAFileIsRefused) {
+TEST_F(RootTest, PathOfAFileIsRejected) {
   WriteAll(root_, "");
 
   for (const bool read_only : {false, true}) {
@@ -77,13 +77,13 @@ TEST_F(RootTest, PathThatLeadsToAFileIsRefused) {
   EXPECT_EQ(OpenStatus({.path = ""}).code(), StatusCode::kInvalidArgument);
 }
 
-TEST_F(RootTest, DanglingLinkIsRefused) {
+TEST_F(RootTest, DanglingLinkIsRejected) {
   fs::create_symlink("nowhere", root_);
 
   EXPECT_EQ(OpenStatus({.path = root_}).code(), StatusCode::kFailedPrecondition);
 }
 
-TEST_F(RootTest, ReadOnlyMakesLocksAndSweepsNothing) {
+TEST_F(RootTest, ReadOnlyChangesNothing) {
   EXPECT_EQ(OpenStatus({.path = root_, .read_only = true}).code(), StatusCode::kNotFound);
   EXPECT_FALSE(fs::exists(root_));
   fs::create_directories(root_ + "/.attempt-x");
@@ -95,7 +95,7 @@ TEST_F(RootTest, ReadOnlyMakesLocksAndSweepsNothing) {
   EXPECT_EQ(plan_->Count({}), 0U);
 }
 
-TEST_F(RootTest, RankThatDoesNotCoordinateMakesLocksAndSweepsNothing) {
+TEST_F(RootTest, OtherRanksChangeNothing) {
   const auto coordinator = Open(root_);
   fs::create_directory(root_ + "/.attempt-x");
 
@@ -107,7 +107,7 @@ TEST_F(RootTest, RankThatDoesNotCoordinateMakesLocksAndSweepsNothing) {
   EXPECT_FALSE(fs::exists(dir_ / "later"));
 }
 
-TEST_F(RootTest, FailedOperationsOfOpenFailItAndGiveTheLockBack) {
+TEST_F(RootTest, FailedOpenReleasesTheLock) {
   ASSERT_TRUE(Open(root_).ok());
   const std::size_t operations = plan_->Count({});
   for (std::size_t k = 1; k <= operations; ++k) {
@@ -122,7 +122,7 @@ TEST_F(RootTest, FailedOperationsOfOpenFailItAndGiveTheLockBack) {
   }
 }
 
-TEST_F(RootTest, SecondWriterInThisProcessIsRefusedAndTheFirstKeepsItsLock) {
+TEST_F(RootTest, SecondWriterInThisProcessFails) {
   auto first = Open(root_);
   ASSERT_TRUE(first.ok()) << first.status();
   fs::create_directory_symlink(root_, dir_ / "link");
@@ -133,7 +133,7 @@ TEST_F(RootTest, SecondWriterInThisProcessIsRefusedAndTheFirstKeepsItsLock) {
     EXPECT_EQ(second.code(), StatusCode::kFailedPrecondition) << second;
     EXPECT_THAT(second.message(), HasSubstr("in this process"));
   }
-  // A refused open must not have closed `.lock`, as that would give the lock away.
+  // The failed open must not have closed `.lock`, which would release the lock.
   const pid_t child = ::fork();
   if (child == 0) {
     const auto queue = MakeQueue();
@@ -147,7 +147,7 @@ TEST_F(RootTest, SecondWriterInThisProcessIsRefusedAndTheFirstKeepsItsLock) {
   EXPECT_EQ(OpenStatus({.path = root_}), Status::Ok());
 }
 
-/// A child process that runs `body` and then waits to be told to go.
+/// A child process that runs `body` and then waits to be killed.
 class Child {
  public:
   explicit Child(const std::function<bool()>& body) {
@@ -190,7 +190,7 @@ class Child {
   int go_ = -1;
 };
 
-TEST_F(RootTest, WriterInAnotherProcessIsNamedAndItsDeathGivesTheRootFree) {
+TEST_F(RootTest, WriterInAnotherProcessIsNamedUntilItDies) {
   std::unique_ptr<IoQueue> queue;
   Result<std::unique_ptr<Root>> held = Status(StatusCode::kInternal, "not opened");
   Child writer([&] {
@@ -204,14 +204,14 @@ TEST_F(RootTest, WriterInAnotherProcessIsNamedAndItsDeathGivesTheRootFree) {
   const Status refused = OpenStatus({.path = root_});
   EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(refused.message(), HasSubstr("in process " + std::to_string(writer.pid())));
-  EXPECT_TRUE(fs::exists(root_ + "/.attempt-of-the-writer")) << "whoever is refused must not sweep";
+  EXPECT_TRUE(fs::exists(root_ + "/.attempt-of-the-writer")) << "a rejected open must not sweep";
 
   writer.Kill();
   EXPECT_EQ(OpenRoot(*queue_, root_).status(), Status::Ok());
   EXPECT_FALSE(fs::exists(root_ + "/.attempt-of-the-writer"));
 }
 
-TEST_F(RootTest, ForkedWorkerThatOutlivesItsTrainerHoldsNothing) {
+TEST_F(RootTest, ForkedWorkerDoesNotKeepTheLock) {
   // Given a trainer that has opened the root and forked a worker, which ends when `hold` is closed.
   int hold[2];
   ASSERT_EQ(::pipe(hold), 0);
@@ -236,7 +236,7 @@ TEST_F(RootTest, ForkedWorkerThatOutlivesItsTrainerHoldsNothing) {
   char worker = 0;
   ASSERT_EQ(::read(alive[0], &worker, 1), 1);
 
-  // When the trainer alone is killed, then a new one may open the root while the worker is still there.
+  // Once the trainer is killed, a new one may open the root although the worker is alive.
   trainer.Kill();
   EXPECT_EQ(OpenStatus({.path = root_}), Status::Ok());
   ::close(hold[0]);
@@ -266,7 +266,7 @@ TEST_F(RootTest, ForkedChildNeitherReleasesNorReopensTheParentsRoot) {
   EXPECT_EQ(OpenStatus({.path = root_}).code(), StatusCode::kFailedPrecondition);
 }
 
-TEST_F(RootTest, SweepRemovesLeftoversAfterAnFsyncOfTheRootAndNothingElse) {
+TEST_F(RootTest, SweepRemovesOnlyLeftoversAfterAnFsync) {
   fs::create_directories(root_);
   ASSERT_EQ(SaveTo(*queue_, root_, {.step = 1}), Status::Ok());
   fs::create_directories(root_ + "/.attempt-a");
@@ -295,7 +295,7 @@ TEST_F(RootTest, SweepRemovesLeftoversAfterAnFsyncOfTheRootAndNothingElse) {
       left, ElementsAre(HasSubstr(".attempt-file is not a directory"), HasSubstr(".attempt-link is not a directory")));
 }
 
-TEST_F(RootTest, ReplacedStepIsPutBackWhereNothingHasTakenItsNameAndRetiredWhereSomethingHas) {
+TEST_F(RootTest, ReplacedStepIsRestoredOrRetired) {
   ASSERT_EQ(OpenStatus({.path = root_}), Status::Ok());
   for (const std::uint64_t step : {1, 2}) {
     ASSERT_EQ(SaveTo(*queue_, root_, {.step = step, .seed = step}), Status::Ok());
@@ -314,7 +314,7 @@ TEST_F(RootTest, ReplacedStepIsPutBackWhereNothingHasTakenItsNameAndRetiredWhere
   EXPECT_FALSE(fs::exists(root_ + "/" + ReplacedName(2, "u")));
 }
 
-TEST_F(RootTest, SweepLeavesForeignDirectoriesAndWhatCannotBeRemovedAndSaysSo) {
+TEST_F(RootTest, SweepReportsWhatItLeaves) {
   fs::create_directories(root_ + "/.retired-a/mine");
   WriteAll(root_ + "/.retired-a/mine/notes.txt", "mine");
   fs::create_directories(root_ + "/.retired-b");

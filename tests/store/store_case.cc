@@ -23,7 +23,8 @@ namespace cairn {
 namespace {
 
 constexpr std::size_t kChunk = 2 * kBlock;
-constexpr std::size_t kShardBytes = kBlock + kChunk + kBlock + 100;  // Header, a chunk, a chunk with a tail.
+// The header, one chunk, and one chunk with a tail.
+constexpr std::size_t kShardBytes = kBlock + kChunk + kBlock + 100;
 
 std::unique_ptr<IoQueue> NoQueue(const Status& status) {
   ADD_FAILURE() << status;
@@ -49,7 +50,7 @@ MemoryDir::MemoryDir()
 Status WaitFor(IoQueue& queue, const std::function<void(StatusDone)>& start) {
   std::optional<Status> outcome;
   start([&outcome](Status status) { outcome = std::move(status); });
-  EXPECT_FALSE(outcome.has_value()) << "called back from within the call";
+  EXPECT_FALSE(outcome.has_value()) << "the callback ran within the call";
   while (!outcome.has_value()) {
     CAIRN_ASSIGN_OR_RETURN([[maybe_unused]] const std::size_t called, queue.RunOnce(Deadline::Infinite()));
   }
@@ -63,7 +64,7 @@ std::string ShardContent(const TestSave& save, std::uint64_t shard) {
     state = state * 6364136223846793005ULL + 1442695040888963407ULL;
     c = static_cast<char>(state >> 56);
   }
-  // The first block is the header, which begins with the length of the rest of it.
+  // The first block is the header, which begins with the length of the rest.
   for (std::size_t i = 0; i < sizeof(std::uint64_t); ++i) content[i] = static_cast<char>((kBlock - 8) >> (8 * i));
   return content;
 }
@@ -85,7 +86,7 @@ Manifest ManifestOf(const TestSave& save, const std::string& uuid) {
 
 namespace {
 
-/// What each shard adds to the index: a tensor of its own. None for one shard.
+/// Each shard's run of the index: one tensor. None for a single shard.
 std::vector<std::string> IndexRunsOf(const TestSave& save) {
   std::vector<std::string> runs;
   for (std::uint64_t shard = 0; save.shards > 1 && shard < save.shards; ++shard) {
@@ -103,7 +104,7 @@ Status CheckIndex(const std::string& folder, const TestSave& save, const std::op
       expected.has_value() == found.has_value() &&
       (!found || (ReadAll(folder + "/" + found->file) == expected->bytes && found->length == expected->bytes.size() &&
                   found->head == expected->head_bytes && found->digest == expected->head_digest));
-  return same ? Status::Ok() : Error(StatusCode::kCorrupt, "{}: the index is another's", folder);
+  return same ? Status::Ok() : Error(StatusCode::kCorrupt, "{}: the index differs", folder);
 }
 
 }  // namespace
@@ -204,7 +205,7 @@ Status TestRanks::Save() {
   Status status = Begin();
   if (status.ok()) status = Write();
   if (status.ok()) status = SealAndCommit();
-  // What cannot be removed is the next sweep's, so its status is of no interest here.
+  // The next sweep removes what is left, so the status does not matter here.
   if (!status.ok()) static_cast<void>(Abandon());
   return status;
 }
@@ -249,7 +250,7 @@ Status CheckFolder(const std::string& folder, const TestSave& save) {
   CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint found, ReadCheckpointFolder(folder));
   CAIRN_RETURN_IF_ERROR(CheckIndex(folder, save, std::exchange(found.manifest.index, std::nullopt)));
   if (found.manifest != ManifestOf(save, found.info.attempt)) {
-    return Error(StatusCode::kCorrupt, "{}: the manifest is another's", folder);
+    return Error(StatusCode::kCorrupt, "{}: the manifest differs", folder);
   }
   for (std::uint64_t shard = 0; shard < save.shards; ++shard) {
     if (ReadAll(folder + "/" + ShardName(shard)) != ShardContent(save, shard)) {

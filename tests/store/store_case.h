@@ -19,12 +19,12 @@
 
 namespace cairn {
 
-/// The queue that this machine would get. A machine that gives none is a test failure.
+/// The default queue of this machine. None is a test failure.
 [[nodiscard]] IoQueueFactory PlainFactory();
 [[nodiscard]] std::unique_ptr<IoQueue> MakeQueue(const IoQueueFactory& factory = PlainFactory());
 
-/// A directory in memory, where the machine has one: for tests that run the same few files through thousands of fsyncs
-/// and look at the operations' order alone.
+/// A directory in memory if possible, for tests that run a few files through thousands of fsyncs and only check the
+/// order of operations.
 class MemoryDir : public TempDir {
  public:
   MemoryDir();
@@ -33,15 +33,18 @@ class MemoryDir : public TempDir {
 /// Starts an asynchronous call and runs the queue until its callback has come.
 Status WaitFor(IoQueue& queue, const std::function<void(StatusDone)>& start);
 
-/// A small checkpoint, whose bytes follow from its members: two chunks a shard and a tail that is no whole block.
+/// A small checkpoint with content derived from its members: two chunks for each shard, the last one not a whole block.
 struct TestSave {
   std::uint64_t step = 1;
-  std::uint64_t seed = 0;  ///< Tells two saves of one step apart.
+  /// Distinguishes saves of one step.
+  std::uint64_t seed = 0;
   std::uint64_t shards = 1;
   std::uint64_t generation = 0;
   bool replace = false;
-  bool recycle = false;    ///< Over a spare of one of two folders, where there is one.
-  std::uint64_t more = 0;  ///< So many blocks more in each shard.
+  /// Uses a spare from one of two folders, if there is one.
+  bool recycle = false;
+  /// Additional blocks in each shard.
+  std::uint64_t more = 0;
 };
 [[nodiscard]] std::string ShardContent(const TestSave& save, std::uint64_t shard);
 [[nodiscard]] Manifest ManifestOf(const TestSave& save, const std::string& uuid);
@@ -56,19 +59,19 @@ class TestRanks {
   Status Write();
   Status Seal();
   Status Commit();
-  /// In one where there is one rank, as the engine does.
+  /// As one call for a single rank, like the engine.
   Status SealAndCommit();
   Status Abandon();
-  /// All of it; abandons after an error, and returns that error.
+  /// All steps. Abandons after an error and returns it.
   Status Save();
 
   [[nodiscard]] Attempt& rank(std::size_t i) { return *attempts_[i]; }
   [[nodiscard]] const std::string& uuid() const { return uuid_; }
   [[nodiscard]] const TestSave& save() const { return save_; }
   [[nodiscard]] const std::shared_ptr<AttemptFolder>& folder(std::size_t rank) const { return folders_[rank]; }
-  /// Why the last spare that was not taken was not.
+  /// Why the last spare was rejected.
   [[nodiscard]] const std::string& not_recycled() const { return not_recycled_; }
-  /// 4096-aligned, a multiple of 4096 long; the header is the first block.
+  /// 4096-aligned in address and length; the header is the first block.
   [[nodiscard]] Bytes memory(std::size_t rank) const;
 
  private:
@@ -79,7 +82,7 @@ class TestRanks {
     std::unique_ptr<std::byte, Free> bytes;
     std::size_t size = 0;
   };
-  /// Calls every rank, waits for all, returns the first error.
+  /// Calls `call` for every rank, waits for all, returns the first error.
   Status Each(const std::function<void(std::size_t rank, StatusDone done)>& call);
 
   IoQueue& queue_;
@@ -93,22 +96,22 @@ class TestRanks {
 
 Status SaveTo(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& still_writer = {});
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step);
-/// Retention's removal, which keeps the files of so many ranks as spares where it can, so many folders of them; `why`
-/// of the last that it did not keep.
+/// Removal by retention: keeps the files of the first `shards` ranks as spares, in up to `folders` folders. `why`
+/// receives the last reason for not keeping a file.
 Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards = 1,
               std::string* why = nullptr, std::uint64_t folders = 1);
 
-/// What the sweep of an open root had to leave.
+/// Returns what the sweep of an open root had to leave.
 std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SpareWish& spares = {});
-/// Opens the root as its coordinator, and sweeps it; what that had to leave is a test failure.
+/// Opens the root as coordinator and sweeps it. Leftovers are a test failure.
 [[nodiscard]] Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path,
                                                      const SpareWish& spares = {});
 
-/// Ok where the step is committed and every byte of its shards is as `save` wrote it.
+/// Ok if the step is committed and every byte of its shards is as `save` wrote it.
 Status CheckContent(const std::string& root, const TestSave& save);
-/// The same of a folder under any name.
+/// The same for a folder of any name.
 Status CheckFolder(const std::string& folder, const TestSave& save);
-/// The steps listed under a root, in the list's order. A damaged one, or one that lacks a shard, is a test failure.
+/// The steps listed under a root, in list order. A damaged step or a missing shard is a test failure.
 [[nodiscard]] std::vector<std::uint64_t> GoodSteps(const std::string& root);
 /// All names under a folder, sorted.
 [[nodiscard]] std::vector<std::string> Names(const std::string& folder);

@@ -1,4 +1,4 @@
-// What a listing and the readers' lock make of system calls that fail, or that something comes between.
+// How a listing and a reader's lock handle failing or interrupted system calls.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,14 +30,14 @@ class UnreadableTest : public ::testing::Test {
  protected:
   void Save(const TestSave& save) { ASSERT_EQ(SaveTo(*queue_, root_.path(), save), Status::Ok()); }
   [[nodiscard]] std::string StepFolder(std::uint64_t step) const { return root_ / StepName(step); }
-  /// Of kListed checkpoints that have nothing else.
+  /// Makes kListed checkpoints of a manifest only.
   void MakeManifests() const {
     for (std::uint64_t step = 0; step < kListed; ++step) {
       std::filesystem::create_directory(StepFolder(step));
       WriteAll(StepFolder(step) + "/manifest.json", EncodeManifest(ManifestOf({.step = step}, "uuid")));
     }
   }
-  /// The steps that Latest() may mean, or the error, with `hook` between.
+  /// The steps that `which` selects, or the error, with `hook` on each call.
   Result<std::vector<std::uint64_t>> Choose(long call, const CallHook& hook, const Which& which) {
     Result<std::vector<StoredCheckpoint>> chosen = std::vector<StoredCheckpoint>();
     if (!RunHooked(call, hook, [&] { chosen = ChooseCheckpoints(root_.path(), which); })) {
@@ -51,18 +51,18 @@ class UnreadableTest : public ::testing::Test {
   void SetUp() override {
     if (!RunHooked(
             SYS_getppid, [](const seccomp_data&) { return 0; }, [] {}))
-      GTEST_SKIP() << "seccomp is refused";
+      GTEST_SKIP() << "seccomp is not permitted";
   }
 
   TempDir root_;
   std::unique_ptr<IoQueue> queue_ = MakeQueue();
 };
 
-TEST_F(UnreadableTest, ManifestThatTheMediumDoesNotGiveBackIsCorruptAndNoOtherErrorIs) {
+TEST_F(UnreadableTest, OnlyMediumErrorsOfAManifestAreCorrupt) {
   Save({.step = 1});
   Save({.step = 2});
   const auto with = [this](int error) {
-    // The newest is read last: names are listed in order.
+    // The newest is read last, because names are listed in order.
     int reads = 0;
     return Choose(
         SYS_pread64, [&](const seccomp_data&) { return ++reads >= 2 ? error : 0; }, Latest());
@@ -80,7 +80,7 @@ TEST_F(UnreadableTest, ManifestThatTheMediumDoesNotGiveBackIsCorruptAndNoOtherEr
   }
 }
 
-TEST_F(UnreadableTest, InterruptionsOfAListingWithoutEndAreAnErrorThatNamesTheManifest) {
+TEST_F(UnreadableTest, EndlessInterruptionsOfAListingAreAnError) {
   Save({.step = 1});
   int interrupted = 0;
   constexpr int kMany = 1000;
@@ -93,7 +93,7 @@ TEST_F(UnreadableTest, InterruptionsOfAListingWithoutEndAreAnErrorThatNamesTheMa
   EXPECT_THAT(interrupted, Le(kMaxRetries + 1));
 }
 
-TEST_F(UnreadableTest, AFewInterruptionsOfAListingAreNone) {
+TEST_F(UnreadableTest, FewInterruptionsOfAListingAreRetried) {
   Save({.step = 1});
   int interrupted = 0;
 
@@ -104,7 +104,7 @@ TEST_F(UnreadableTest, AFewInterruptionsOfAListingAreNone) {
   EXPECT_THAT(*chosen, ElementsAre(1));
 }
 
-TEST_F(UnreadableTest, PinThatCannotBeLookedAtCountsAsSet) {
+TEST_F(UnreadableTest, UnreadablePinCountsAsSet) {
   Save({.step = 1});
   const auto pinned_with = [this](int error) {
     Result<StoredCheckpoint> read = StoredCheckpoint();
@@ -122,7 +122,7 @@ TEST_F(UnreadableTest, PinThatCannotBeLookedAtCountsAsSet) {
   EXPECT_FALSE(pinned_with(0));
 }
 
-TEST_F(UnreadableTest, ListTakesFewThreadsHoweverLongItIsAndDoesWithoutThem) {
+TEST_F(UnreadableTest, LongListTakesFewThreadsOrNone) {
   MakeManifests();
   for (const int error : {0, EAGAIN}) {
     int threads = 0;
@@ -132,11 +132,11 @@ TEST_F(UnreadableTest, ListTakesFewThreadsHoweverLongItIsAndDoesWithoutThem) {
 
     ASSERT_TRUE(chosen.ok()) << chosen.status();
     EXPECT_EQ(chosen->size(), kListed);
-    EXPECT_EQ(threads, error == 0 ? 7 : 1) << "beside the caller's";
+    EXPECT_EQ(threads, error == 0 ? 7 : 1) << "besides the caller's";
   }
 }
 
-TEST_F(UnreadableTest, ErrorThatIsNoDamageEndsALongListToo) {
+TEST_F(UnreadableTest, OtherErrorsEndALongList) {
   MakeManifests();
 
   const auto chosen = Choose(
@@ -147,7 +147,7 @@ TEST_F(UnreadableTest, ErrorThatIsNoDamageEndsALongListToo) {
   EXPECT_THAT(chosen.status().message(), HasSubstr(StepName(50)));
 }
 
-TEST_F(UnreadableTest, NewestIsFoundWhereItDisplacesTheOneThatWasListedBeforeThatIsOpened) {
+TEST_F(UnreadableTest, NewestIsFoundIfTheListedOneVanishes) {
   Save({.step = 1});
   Save({.step = 2});
   ASSERT_EQ(SetPin(*queue_, root_.path(), 1, true, 0644), Status::Ok());
@@ -171,7 +171,7 @@ TEST_F(UnreadableTest, NewestIsFoundWhereItDisplacesTheOneThatWasListedBeforeTha
   EXPECT_THAT(*chosen, ElementsAre(3));
 }
 
-TEST_F(UnreadableTest, ReadLockIsOnWhatThePathLeadsToWhereTheStepIsReplacedBeforeItIsTaken) {
+TEST_F(UnreadableTest, ReadLockFollowsAReplacement) {
   Save({.step = 1});
   int locks = 0;
   const auto replace_at_first = [&](const seccomp_data& call) {
@@ -191,7 +191,7 @@ TEST_F(UnreadableTest, ReadLockIsOnWhatThePathLeadsToWhereTheStepIsReplacedBefor
   EXPECT_EQ(Remove(*queue_, root_.path(), 1).code(), StatusCode::kFailedPrecondition);
 }
 
-TEST_F(UnreadableTest, ReadLockOfAStepThatIsRemovedBeforeItIsTakenIsNotFound) {
+TEST_F(UnreadableTest, ReadLockOfARemovedStepIsNotFound) {
   Save({.step = 1});
   bool removed = false;
   Result<ReadLock> lock = Status(StatusCode::kInternal, "not taken");

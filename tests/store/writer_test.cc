@@ -1,4 +1,4 @@
-// One writer a root: the lock, `.writer`, the fence at Open, and what a writer does that another one has displaced.
+// One writer for each root: the lock, `.writer`, the fence at Open, and a writer that was displaced by another.
 
 #include "store/writer.h"
 
@@ -40,7 +40,7 @@ class WriterTest : public ::testing::Test {
     return root.ok() ? *std::move(root) : nullptr;
   }
   Opened Open() { return Open({.path = root_}); }
-  /// By somebody else, who has a queue of his own.
+  /// By another writer with its own queue.
   Opened TakeOver() {
     const auto queue = MakeQueue();
     Result<Opened> root = Root::Open(*queue, {.path = root_, .take_over = true});
@@ -62,9 +62,7 @@ class WriterTest : public ::testing::Test {
   std::unique_ptr<IoQueue> queue_ = MakeQueue(plan_->Wrap(PlainFactory()));
 };
 
-// The record
-
-TEST_F(WriterTest, RecordNamesEachOpenWithTheNextEpoch) {
+TEST_F(WriterTest, EachOpenWritesTheNextEpoch) {
   Open();
   const auto first = ReadWriter(root_);
   const Opened open = Open();
@@ -78,7 +76,7 @@ TEST_F(WriterTest, RecordNamesEachOpenWithTheNextEpoch) {
   EXPECT_EQ((WriterRecord{.host = "far", .process = 7}.Describe()), "process 7 on \"far\"");
 }
 
-TEST_F(WriterTest, RecordThatIsNoneIsCorruptAndTheNextOpenWritesItAnew) {
+TEST_F(WriterTest, InvalidRecordIsCorruptAndReplaced) {
   const std::string good = EncodeWriter({.epoch = 3, .id = "i", .host = "h", .process = 1});
   ASSERT_TRUE(DecodeWriter(good, "f").ok());
   for (const char* bad : {"", "{}", "[]", "{\"epoch\":-1,\"id\":\"i\",\"host\":\"h\",\"process\":1}",
@@ -96,12 +94,10 @@ TEST_F(WriterTest, RecordThatIsNoneIsCorruptAndTheNextOpenWritesItAnew) {
   EXPECT_EQ((*ReadWriter(root_))->epoch, 1U);
 }
 
-// The lock
-
 TEST_F(WriterTest, LockOutlivesOtherDescriptorsOfItsFile) {
   const Opened root = Open();
 
-  // A copy of the root opens and closes every file in it, from this process.
+  // Copying the root opens and closes every file in it from this process.
   fs::copy(root_, dir_ / "copy", fs::copy_options::recursive);
   EXPECT_EQ(ReadAll(root_ + "/.lock"), "");
 
@@ -113,7 +109,7 @@ TEST_F(WriterTest, LockOutlivesOtherDescriptorsOfItsFile) {
   EXPECT_EQ(root->CheckWriter(), Status::Ok());
 }
 
-TEST_F(WriterTest, OpenWaitsForAWriterThatEnds) {
+TEST_F(WriterTest, OpenWaitsForAWriterToEnd) {
   Forked before([this](const Say& say) {
     const auto queue = MakeQueue();
     const auto root = OpenRoot(*queue, root_);
@@ -122,7 +118,7 @@ TEST_F(WriterTest, OpenWaitsForAWriterThatEnds) {
     return 0;
   });
   ASSERT_EQ(before.NextLine(Deadline::In(std::chrono::minutes(1))), "open");
-  // It ends once this Open has found the root locked, and looked for whom to name.
+  // Kill it after this Open has found the lock and reads the name of its holder.
   std::optional<Result<Opened>> opened;
   bool killed = false;
   const CallHook hook = [&](const seccomp_data& call) {
@@ -140,7 +136,7 @@ TEST_F(WriterTest, OpenWaitsForAWriterThatEnds) {
   EXPECT_TRUE(opened->ok()) << opened->status();
 }
 
-TEST_F(WriterTest, FilesystemWithoutLocksIsToldApartByTheRecordAlone) {
+TEST_F(WriterTest, WithoutLocksOnlyTheRecordTellsWritersApart) {
   const auto without_locks = [this](Opened& into) {
     const CallHook no_locks = [](const seccomp_data& call) { return call.args[1] == F_OFD_SETLK ? ENOLCK : 0; };
     return RunHooked(SYS_fcntl, no_locks, [&] {
@@ -164,7 +160,7 @@ TEST_F(WriterTest, FilesystemWithoutLocksIsToldApartByTheRecordAlone) {
   EXPECT_THAT(GoodSteps(root_), ElementsAre(1, 3));
 }
 
-TEST_F(WriterTest, RemovedLockIsNoTakeOverAndAnotherInItsPlaceIs) {
+TEST_F(WriterTest, ReplacedLockIsATakeOverButARemovedOneIsNot) {
   const Opened root = Open();
   fs::remove(root_ + "/.lock");
   EXPECT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
@@ -178,7 +174,7 @@ TEST_F(WriterTest, RemovedLockIsNoTakeOverAndAnotherInItsPlaceIs) {
   EXPECT_THAT(GoodSteps(root_), ElementsAre(1));
 }
 
-TEST_F(WriterTest, RemovedOrCopiedRecordIsNoTakeOver) {
+TEST_F(WriterTest, RemovedOrCopiedRecordIsNotATakeOver) {
   const Opened root = Open();
   fs::copy(root_ + "/.writer", dir_ / "copy");
   fs::remove(root_ + "/.writer");
@@ -187,12 +183,11 @@ TEST_F(WriterTest, RemovedOrCopiedRecordIsNoTakeOver) {
   EXPECT_EQ(SaveBy(root, {.step = 2}), Status::Ok());
   fs::remove(root_ + "/.writer");
   fs::remove(root_ + "/.lock");
-  EXPECT_EQ(SaveBy(root, {.step = 3}).code(), StatusCode::kFailedPrecondition) << "nothing says that it is the writer";
+  EXPECT_EQ(SaveBy(root, {.step = 3}).code(), StatusCode::kFailedPrecondition)
+      << "nothing proves that it is the writer";
 }
 
-// The directory
-
-TEST_F(WriterTest, MovedRootTakesItsWriterAlongAndWhatTookItsPathStaysUntouched) {
+TEST_F(WriterTest, WriterFollowsAMovedRoot) {
   const Opened root = Open();
   ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
   const Opened other = Open({.path = dir_ / "other"});
@@ -211,7 +206,7 @@ TEST_F(WriterTest, MovedRootTakesItsWriterAlongAndWhatTookItsPathStaysUntouched)
   EXPECT_THAT(root->CheckPath().message(), HasSubstr(root_ + " is another directory now"));
 }
 
-TEST_F(WriterTest, RemovedRootFailsSavesAndMakesNothing) {
+TEST_F(WriterTest, RemovedRootFailsSaves) {
   const Opened root = Open();
   fs::remove_all(root_);
 
@@ -221,9 +216,7 @@ TEST_F(WriterTest, RemovedRootFailsSavesAndMakesNothing) {
   EXPECT_THAT(root->CheckPath().message(), HasSubstr("no longer exists"));
 }
 
-// Taking over
-
-TEST_F(WriterTest, OpenTakesOverOnlyWhereItIsToldToAndSaysFromWhom) {
+TEST_F(WriterTest, OpenTakesOverOnlyOnRequestAndNamesTheOther) {
   const Opened first = Open();
   EXPECT_EQ(Root::Open(*queue_, {.path = root_}).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(first->CheckWriter(), Status::Ok());
@@ -235,11 +228,11 @@ TEST_F(WriterTest, OpenTakesOverOnlyWhereItIsToldToAndSaysFromWhom) {
   const Status displaced = first->CheckWriter();
   EXPECT_EQ(displaced.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(displaced.message(), HasSubstr("taken over by this process"));
-  // And the lock is the successor's.
+  // And the lock is the second writer's.
   EXPECT_EQ(Root::Open(*queue_, {.path = root_}).status().code(), StatusCode::kFailedPrecondition);
 }
 
-TEST_F(WriterTest, SaveThatIsTakenOverFromAtAnyPointIsListedAtOnceOrNever) {
+TEST_F(WriterTest, SaveDisplacedAtAnyPointIsListedAtOnceOrNever) {
   std::size_t operations = 0;
   {
     const Opened root = Open();
@@ -263,9 +256,9 @@ TEST_F(WriterTest, SaveThatIsTakenOverFromAtAnyPointIsListedAtOnceOrNever) {
     const Status status = SaveBy(first, {.step = 1, .shards = 2});
     plan_->Clear();
 
-    EXPECT_EQ(GoodSteps(root_), listed) << "nothing comes after the list: " << status;
+    EXPECT_EQ(GoodSteps(root_), listed) << "nothing is added after the listing: " << status;
     if (status.ok()) {
-      EXPECT_THAT(listed, ElementsAre(1)) << "what is acknowledged is listed";
+      EXPECT_THAT(listed, ElementsAre(1)) << "an acknowledged step is listed";
     }
     listed_ones += listed.empty() ? 0 : 1;
     EXPECT_EQ(SaveTo(*queue_, second->at(), {.step = 2}, CheckOf(second)), Status::Ok());
@@ -274,7 +267,7 @@ TEST_F(WriterTest, SaveThatIsTakenOverFromAtAnyPointIsListedAtOnceOrNever) {
   EXPECT_GT(listed_ones, 0);
 }
 
-TEST_F(WriterTest, ReplacementInTwoRenamesThatIsTakenOverFromAtAnyPointLosesNothing) {
+TEST_F(WriterTest, ReplacementDisplacedAtAnyPointLosesNothing) {
   const TestSave old{.step = 1, .seed = 1};
   const TestSave fresh{.step = 1, .seed = 2, .replace = true};
   std::size_t operations = 0;
@@ -299,8 +292,8 @@ TEST_F(WriterTest, ReplacementInTwoRenamesThatIsTakenOverFromAtAnyPointLosesNoth
   }
 }
 
-// What its successor is replacing waits under a name that the fenced writer knows as well.
-TEST_F(WriterTest, WriterThatWasTakenOverFromRetiresNothingThatItsSuccessorIsReplacing) {
+// The displaced writer knows the name of the folder that its successor is replacing.
+TEST_F(WriterTest, DisplacedWriterRetiresNothingOfItsSuccessor) {
   const Opened first = Open();
   ASSERT_EQ(SaveBy(first, {.step = 1, .seed = 1}), Status::Ok());
   const Opened second = TakeOver();
@@ -312,12 +305,12 @@ TEST_F(WriterTest, WriterThatWasTakenOverFromRetiresNothingThatItsSuccessorIsRep
   EXPECT_TRUE(fs::exists(root_ + "/" + ReplacedName(1, "of-the-successor")));
 }
 
-TEST_F(WriterTest, ReplacementInTwoRenamesRemovesNoAsideButItsOwn) {
+TEST_F(WriterTest, ReplacementRemovesOnlyItsReplacedFolder) {
   const Opened first = Open();
   ASSERT_EQ(SaveBy(first, {.step = 1, .seed = 1}), Status::Ok());
   Opened second;
   plan_->RefuseRenameFlags();
-  // The successor comes behind the commit, and is replacing the step in its turn.
+  // The successor opens after the commit and replaces the step again.
   plan_->CallBefore({.op = IoOp::kRename, .path = ".retired-", .nth = 1}, [&](const SeenOperation&) {
     second = TakeOver();
     fs::rename(root_ + "/" + StepName(1), root_ + "/" + ReplacedName(1, "of-the-successor"));
@@ -328,7 +321,7 @@ TEST_F(WriterTest, ReplacementInTwoRenamesRemovesNoAsideButItsOwn) {
   EXPECT_TRUE(fs::exists(root_ + "/" + ReplacedName(1, "of-the-successor")));
 }
 
-TEST_F(WriterTest, RetirementThatIsTakenOverFromAtAnyPointLeavesWhatIsListed) {
+TEST_F(WriterTest, RetirementDisplacedAtAnyPointKeepsListedSteps) {
   std::size_t operations = 0;
   {
     const Opened root = Open();
@@ -353,7 +346,7 @@ TEST_F(WriterTest, RetirementThatIsTakenOverFromAtAnyPointLeavesWhatIsListed) {
     const Status status = RetireBy(first, 1);
     plan_->Clear();
 
-    // Taken over from between its rename and the look behind it, it puts back what nobody has listed.
+    // Displaced between its rename and the following check, it restores a step that nobody has listed.
     const std::vector<std::uint64_t> now = GoodSteps(root_);
     EXPECT_TRUE(now == listed || (listed.empty() && !status.ok())) << status;
     if (!now.empty()) {
@@ -362,7 +355,7 @@ TEST_F(WriterTest, RetirementThatIsTakenOverFromAtAnyPointLeavesWhatIsListed) {
   }
 }
 
-TEST_F(WriterTest, RetirementLeavesACheckpointOfAnotherAttempt) {
+TEST_F(WriterTest, RetirementKeepsACheckpointOfAnotherAttempt) {
   const Opened root = Open();
   ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
   const std::string attempt = ReadCheckpointFolder(root_ + "/" + StepName(1))->info.attempt;
@@ -375,7 +368,7 @@ TEST_F(WriterTest, RetirementLeavesACheckpointOfAnotherAttempt) {
   EXPECT_EQ(RetireBy(root, 1, attempt), Status::Ok());
 }
 
-TEST_F(WriterTest, RetirementPutsBackWhatTookItsPlaceBeforeTheRename) {
+TEST_F(WriterTest, RetirementRestoresAReplacedFolder) {
   const Opened root = Open();
   ASSERT_EQ(SaveBy(root, {.step = 1}), Status::Ok());
   ASSERT_EQ(SaveTo(*queue_, PathAt(dir_ / "root"), {.step = 2}), Status::Ok());
@@ -390,7 +383,7 @@ TEST_F(WriterTest, RetirementPutsBackWhatTookItsPlaceBeforeTheRename) {
   EXPECT_TRUE(fs::exists(root_ + "/" + StepName(1) + "/manifest.json"));
 }
 
-TEST_F(WriterTest, DisplacedWriterLeavesTheSpares) {
+TEST_F(WriterTest, DisplacedWriterKeepsTheSpares) {
   const Opened first = Open();
   fs::create_directory(root_ + "/.spare-0");
   WriteAll(root_ + "/.spare-0/" + ShardName(0), "spare");
@@ -403,7 +396,7 @@ TEST_F(WriterTest, DisplacedWriterLeavesTheSpares) {
   EXPECT_FALSE(fs::exists(root_ + "/.spare-0"));
 }
 
-TEST_F(WriterTest, FenceRenamesAttemptsAwayBeforeTheRootIsFsyncedAndClearsDrafts) {
+TEST_F(WriterTest, FenceRenamesAttemptsAndRemovesDrafts) {
   fs::create_directories(root_ + "/.attempt-a");
   WriteAll(root_ + "/.attempt-a/" + ShardName(0), "half");
   WriteAll(root_ + "/.writer-old", "");
@@ -418,7 +411,7 @@ TEST_F(WriterTest, FenceRenamesAttemptsAwayBeforeTheRootIsFsyncedAndClearsDrafts
     if (seen[i].op == IoOp::kRename && seen[i].path2 == root_ + "/.writer") named = i;
     if (seen[i].op == IoOp::kRename && seen[i].path == root_ + "/.attempt-a") fenced = i;
   }
-  EXPECT_LT(named, fenced) << "the successor must be named before it takes an attempt away";
+  EXPECT_LT(named, fenced) << "the successor must be named before it renames an attempt";
   EXPECT_EQ(seen.back().op, IoOp::kFsync);
   EXPECT_EQ(seen.back().path, root_);
   EXPECT_THAT(Names(root_), SizeIs(3));  // .lock, .writer, .retired-<uuid>
