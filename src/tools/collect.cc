@@ -16,12 +16,14 @@ namespace cairn::tools {
 namespace {
 
 struct Collected {
-  std::map<std::uint64_t, std::uint64_t> chosen;  // Step -> bytes.
+  // Step -> bytes.
+  std::map<std::uint64_t, std::uint64_t> chosen;
   std::map<std::uint64_t, std::uint64_t> removed;
-  Status failure;  // The first removal that failed; the others were tried all the same.
+  // The first removal that failed; the others are tried anyway.
+  Status failure;
 };
 
-// Others are removed for the sake of those that stay: a manifest alone must not count as one of these.
+// Checks the shards of the checkpoints to keep: others are removed because of them, so a manifest alone is not enough.
 void CheckThoseThatCount(std::vector<StoredCheckpoint>& list, std::uint64_t keep_last) {
   std::uint64_t good = 0;
   for (auto newest = list.rbegin(); newest != list.rend() && good < keep_last; ++newest) {
@@ -31,7 +33,7 @@ void CheckThoseThatCount(std::vector<StoredCheckpoint>& list, std::uint64_t keep
     if (info.status.ok()) {
       ++good;
     } else {
-      fmt::print(stderr, "step {} counts for nothing: {}\n", info.step, Printable(info.status.ToString()));
+      fmt::print(stderr, "step {} is not counted: {}\n", info.step, Printable(info.status.ToString()));
     }
   }
 }
@@ -59,7 +61,7 @@ std::vector<std::uint64_t> Steps(const std::map<std::uint64_t, std::uint64_t>& o
 }
 
 Result<Collected> ChooseAndRemove(const CollectOptions& options) {
-  // A root that is not there is not to be made.
+  // Root::Open would create a missing root.
   CAIRN_RETURN_IF_ERROR(ListCheckpoints(options.root).status());
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, 1));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
@@ -99,7 +101,7 @@ int Collect(const CollectOptions& options) {
     for (const auto& [step, of_step] : counted) {
       fmt::print("{} step {}\n", options.dry_run ? "would remove" : "removed", step);
     }
-    fmt::print("{} checkpoints, {}\n", counted.size(), HumanBytes(bytes));
+    fmt::print("{}, {}\n", Count(counted.size(), "checkpoint"), HumanBytes(bytes));
   }
   return collected->failure.ok() ? kGood : Complain(collected->failure);
 }

@@ -7,8 +7,8 @@
 
 namespace cairn::tools {
 
-// The commands. Each prints its outcome to stdout (as JSON where asked for), complaints to stderr, and returns the exit
-// code of output.h.
+// The commands. Each prints its result to stdout (with --json as JSON) and errors to stderr, and returns an exit code
+// of output.h.
 
 int List(const std::string& root, bool json);
 int Show(const std::string& path, const std::optional<std::uint64_t>& step, bool json);
@@ -19,8 +19,10 @@ struct ExportOptions {
   std::string path;
   std::optional<std::uint64_t> step;
   std::string out;
-  std::vector<std::string> names;  ///< Exact or patterns; empty: all.
-  bool copy_tied = false;          ///< Write tied names too, each as a copy.
+  /// Exact names or patterns; empty: all.
+  std::vector<std::string> names;
+  /// Also write tied names, each as a copy.
+  bool copy_tied = false;
   bool json = false;
 };
 int Export(const ExportOptions& options);
@@ -34,7 +36,7 @@ struct CollectOptions {
 };
 int Collect(const CollectOptions& options);
 
-/// As written on the command line; empty where not given.
+/// As given on the command line; empty if not given.
 struct TuneOptions {
   std::string root;
   std::string state_bytes;

@@ -25,13 +25,13 @@ struct Counts {
   std::uint64_t bytes = 0;
 };
 
-/// A tensor of both.
+/// A tensor on both sides.
 struct Pair {
   const StoredTensor* a;
   const StoredTensor* b;
   Counts differing;
 };
-/// Tensors of one name that are of another dtype, shape or part, or of other bytes.
+/// Tensors with the same name but another dtype, shape, part or content.
 struct Difference {
   std::string name;
   TensorInfo a;
@@ -48,19 +48,19 @@ struct Differences {
   [[nodiscard]] bool none() const { return only_in_a.empty() && only_in_b.empty() && types.empty() && bytes.empty(); }
 };
 
-/// One side: what is compared, and what was seen of it so far.
+/// One side of the comparison, and what has been read of it.
 struct Side {
   TensorSource& source;
-  std::vector<std::size_t> names{};  // Of every tensor, by their hashes.
-  /// What the other side's file of that number does not have.
+  // Hashes of the names of all tensors.
+  std::vector<std::size_t> names{};
+  /// Tensors that are missing in the other side's file of the same number.
   std::vector<TensorPlace> unmatched{};
 
-  /// Sorts what was seen.
   void Sort() {
     std::sort(names.begin(), names.end());
     std::sort(unmatched.begin(), unmatched.end());
   }
-  /// Whether several files hold that name (a rank's own RNG state). Once all are sorted.
+  /// Whether several files have that name, such as each rank's RNG state. Call it after Sort.
   [[nodiscard]] bool HasSeveral(std::string_view name) const {
     const auto [first, last] = std::equal_range(names.begin(), names.end(), std::hash<std::string_view>()(name));
     return last - first > 1;
@@ -79,8 +79,8 @@ Counts CountDiffering(const std::byte* a, const std::byte* b, std::uint64_t byte
   return counts;
 }
 
-/// Tensors are matched by name and file, some files at a time, so that any number of them fits into memory: the headers
-/// of those alone are held. What is left is matched by name, where neither side has several of it.
+/// Matches tensors by name and file, a few files at a time, so that only their headers are in memory. Then matches the
+/// rest by name, if neither side has the name twice.
 class Comparison {
  public:
   Comparison(const RestoreParts& parts, TensorSource& a, TensorSource& b)
@@ -151,7 +151,7 @@ class Comparison {
     return Status::Ok();
   }
 
-  // Tensors that another file holds in the other: replicated ones, or those of another number of ranks.
+  // Tensors in different files: replicated ones, or those of another number of ranks.
   Status CompareMoved() {
     std::vector<std::pair<TensorPlace, TensorPlace>> moved;
     std::vector<TensorPlace> only_in_a;
@@ -169,7 +169,7 @@ class Comparison {
     a_.unmatched = std::move(only_in_a);
     for (const auto& [in_a, in_b] : moved) names.insert(in_b.name);
     std::erase_if(b_.unmatched, [&names](const TensorPlace& one) { return names.contains(one.name); });
-    // Some of a's files at a time.
+    // A few of a's files at a time.
     std::sort(moved.begin(), moved.end(), [](const auto& x, const auto& y) { return x.first.file < y.first.file; });
     for (auto first = moved.begin(); first != moved.end();) {
       const std::uint32_t end = first->first.file + kHeaderReads;
@@ -238,7 +238,8 @@ class Comparison {
   Side a_;
   Side b_;
   ProgressBar bar_;
-  std::uint64_t done_ = 0;  // Of a's files.
+  // Of a's files.
+  std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;
   Differences out_;
 };
@@ -255,7 +256,7 @@ void PrintDifferences(const Differences& differences) {
     fmt::print("{}: {} of {} elements differ, {} of {} bytes\n", Printable(one.name), one.differing.elements,
                Elements(one.a), one.differing.bytes, one.a.bytes);
   }
-  fmt::print("{} tensors are identical\n", differences.identical);
+  fmt::print("{} identical\n", Count(differences.identical, "tensor"));
 }
 
 nlohmann::json DifferencesToJson(const Differences& differences) {

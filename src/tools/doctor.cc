@@ -22,13 +22,15 @@ namespace {
 
 using nlohmann::json;
 
-/// One thing that saves care about. Figures in `cost` are those that this project has measured (docs/results.md).
+/// One property that matters for saves. Figures in `cost` are measured (docs/results.md).
 struct Finding {
   std::string name;
   bool good = true;
   std::string found;
-  std::string cost;  ///< What it costs when missing, or what the figure means.
-  json value;        ///< For programs: a number where there is one.
+  /// What it costs if it is missing, or what the figure means.
+  std::string cost;
+  /// For programs: a number if there is one; false if something is missing.
+  json value;
 };
 
 std::string Answer(const Status& status, const char* good = "yes") { return status.ok() ? good : status.message(); }
@@ -37,18 +39,18 @@ std::string Bound(const std::optional<std::uint64_t>& limit) {
   return limit ? fmt::to_string(*limit) : std::string("unlimited");
 }
 
-/// The old default of ulimit -l: some rings of the default depth.
+/// The former default of ulimit -l, enough for a few rings of the default depth.
 constexpr std::uint64_t kLockedForRings = 64U << 10;
 
 json Number(const std::optional<std::uint64_t>& limit) { return limit ? json(*limit) : json(nullptr); }
 
 void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
-  findings.push_back({.name = "kernel", .found = FindKernel(), .cost = "5.15 is the oldest that is served"});
+  findings.push_back({.name = "kernel", .found = FindKernel(), .cost = "5.15 is the oldest supported"});
   const bool ring = measured.io_queue == "io_uring";
   findings.push_back({.name = "io_uring",
                       .good = ring,
                       .found = measured.io_queue_reason,
-                      .cost = "threads that pwrite do the same, at 0.97 of the rate",
+                      .cost = "threads with pwrite are used instead, at 0.97 of the rate",
                       .value = ring});
   const std::string hugepages = FindHugepages();
   findings.push_back({.name = "huge pages",
@@ -61,24 +63,24 @@ void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
   findings.push_back({.name = "locked memory",
                       .good = !limits.locked_memory || *limits.locked_memory >= kLockedForRings,
                       .found = Bound(limits.locked_memory),
-                      .cost = "kernels before 5.12, and again 6.18, count the rings (8 KiB and more each, for "
-                              "all processes of a user without CAP_IPC_LOCK): where it does not fit, threads do the "
-                              "writing; ulimit -l. Buffers are not counted: they are not registered with the ring",
+                      .cost = "kernels before 5.12, and again 6.18, count the rings (8 KiB or more each, summed over "
+                              "a user's processes without CAP_IPC_LOCK): if they do not fit, threads write instead; "
+                              "raise ulimit -l. Buffers do not count: they are not registered with the ring",
                       .value = Number(limits.locked_memory)});
   findings.push_back({.name = "file size limit",
                       .good = !limits.file_size,
                       .found = Bound(limits.file_size),
-                      .cost = "a larger shard is refused before its first byte: ulimit -f",
+                      .cost = "a larger shard is rejected before its first byte; raise ulimit -f",
                       .value = Number(limits.file_size)});
   findings.push_back({.name = "open files",
                       .good = !limits.open_files || *limits.open_files >= 256,
                       .found = Bound(limits.open_files),
-                      .cost = "a save holds three and a ring, a restore up to 16 shards: ulimit -n",
+                      .cost = "a save needs three and a ring, a restore up to 16 shards; raise ulimit -n",
                       .value = Number(limits.open_files)});
   const Status gpu = CudaAvailable();
   findings.push_back({.name = "GPU",
                       .good = gpu.ok() || gpu.code() == StatusCode::kUnsupported,
-                      .found = Answer(gpu, "driver and device are there"),
+                      .found = Answer(gpu, "driver and device found"),
                       .cost = "CPU tensors only",
                       .value = gpu.ok()});
   const Memory memory = FindMemory();
@@ -93,7 +95,7 @@ void AddFilesystem(std::vector<Finding>& findings, const Filesystem& filesystem,
   findings.push_back({.name = "filesystem",
                       .good = type != "tmpfs" && type != "ramfs",
                       .found = type,
-                      .cost = "tmpfs keeps nothing over a reboot; tested are ext4, XFS, btrfs and tmpfs",
+                      .cost = "tmpfs loses everything at a reboot; tested are ext4, XFS, btrfs and tmpfs",
                       .value = type});
   findings.push_back({.name = "free space",
                       .found = HumanBytes(free),
@@ -102,35 +104,35 @@ void AddFilesystem(std::vector<Finding>& findings, const Filesystem& filesystem,
   findings.push_back({.name = "O_DIRECT",
                       .good = filesystem.direct.ok(),
                       .found = Answer(filesystem.direct),
-                      .cost = "buffered writes with early write-back: a copy more, and the page cache's memory",
+                      .cost = "buffered writes with early write-back: one more copy, and memory for the page cache",
                       .value = filesystem.direct.ok()});
   if (filesystem.direct.ok()) {
     findings.push_back(
         {.name = "O_DIRECT alignment",
          .good = filesystem.alignment <= kBlock,
-         .found = filesystem.alignment == 0 ? "the kernel does not say" : fmt::format("{} bytes", filesystem.alignment),
-         .cost = "shards are aligned to 4096 bytes: a filesystem that asks for more refuses the writes",
+         .found = filesystem.alignment == 0 ? "not reported" : fmt::format("{} bytes", filesystem.alignment),
+         .cost = "shards are aligned to 4096 bytes; a filesystem that requires more rejects the writes",
          .value = filesystem.alignment});
   }
   findings.push_back({.name = "preallocation",
                       .good = filesystem.preallocation.ok(),
                       .found = Answer(filesystem.preallocation),
-                      .cost = "blocks are laid out write by write, and a full disk shows late",
+                      .cost = "blocks are allocated at each write, so a full disk is noticed late",
                       .value = filesystem.preallocation.ok()});
   findings.push_back({.name = "leases",
                       .good = filesystem.leases.ok(),
                       .found = Answer(filesystem.leases),
-                      .cost = "no shard file is recycled: fresh blocks, 2.5 instead of 3.1 GB/s",
+                      .cost = "shard files are not recycled: new blocks, 2.5 instead of 3.1 GB/s",
                       .value = filesystem.leases.ok()});
   findings.push_back({.name = "rename, no replace",
                       .good = filesystem.no_replace.ok(),
                       .found = Answer(filesystem.no_replace),
-                      .cost = "nothing: a folder is never renamed onto one that holds something anyway",
+                      .cost = "nothing: a folder is never renamed onto a non-empty one anyway",
                       .value = filesystem.no_replace.ok()});
   findings.push_back({.name = "rename, exchange",
                       .good = filesystem.exchange.ok(),
                       .found = Answer(filesystem.exchange),
-                      .cost = "a step is replaced in two renames: between them readers find none of it",
+                      .cost = "a step is replaced in two renames; between them readers find neither version",
                       .value = filesystem.exchange.ok()});
 }
 
@@ -147,8 +149,8 @@ void AddRates(std::vector<Finding>& findings, const Measured& measured) {
        fmt::format("best of {} shapes: {} x {}, {}; slow quarter {:.0f} %", disk.shapes.size(),
                    HumanBytes(best->chunk_bytes), best->queue_depth, HumanRate(best->write_rate),
                    100 * disk.slow_share));
-  rate("write, over existing blocks", disk.overwrite, "what recycled shard files reach");
-  rate("read", disk.read, "what a restore reaches at best");
+  rate("write, over existing blocks", disk.overwrite, "the rate of recycled shard files");
+  rate("read", disk.read, "the upper limit of a restore");
   rate("copy of CPU tensors", measured.copy.bytes_per_second,
        fmt::format("with checksums, {} threads, {:.3f} CPU s/GB", measured.worker_threads,
                    measured.copy.cpu_seconds_per_byte * 1e9));
@@ -157,7 +159,7 @@ void AddRates(std::vector<Finding>& findings, const Measured& measured) {
                    measured.checksum.cpu_seconds_per_byte * 1e9));
   findings.push_back({.name = "commit",
                       .found = HumanSeconds(disk.commit_seconds),
-                      .cost = "each save, beside its bytes: three fsyncs side by side, a rename, the root's fsync",
+                      .cost = "for each save, besides its bytes: three parallel fsyncs, a rename, the root's fsync",
                       .value = disk.commit_seconds});
 }
 
@@ -185,8 +187,9 @@ Status Run(const DoctorOptions& options) {
     return Status::Ok();
   }
   for (const Finding& finding : findings) {
-    fmt::print("{} {:<28}{}\n{:<30}{}\n", finding.good ? ' ' : '!', finding.name, Printable(finding.found), "",
-               finding.cost);
+    const char* const state = finding.value == json(false) ? "missing" : finding.good ? "ok" : "costs";
+    fmt::print("{:<9}{:<28}{}\n", state, finding.name, Printable(finding.found));
+    if (state != std::string_view("ok")) fmt::print("{:<37}{}\n", "", finding.cost);
   }
   return Status::Ok();
 }

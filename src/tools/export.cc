@@ -25,11 +25,13 @@ namespace cairn::tools {
 namespace {
 
 struct Selection {
-  std::vector<const StoredTensor*> tensors;  // In the order of a safetensors file.
-  std::vector<std::string> left_out;         // Tied names whose bytes are there under another name.
+  // In the order of a safetensors file.
+  std::vector<const StoredTensor*> tensors;
+  // Tied names whose bytes are written under another name.
+  std::vector<std::string> left_out;
 };
 
-// Where the wanted tensors are, by name and then by file. A few files at a time, whatever they hold.
+// Finds the wanted tensors, sorted by name and then by file, a few files at a time.
 Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource& source,
                                             const ExportOptions& options) {
   std::vector<TensorPlace> wanted;
@@ -58,15 +60,14 @@ Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource
 }
 
 Status NotAlike(const StoredTensor& a, const StoredTensor& b, const std::string& how) {
-  return Error(
-      StatusCode::kUnsupported,
-      "tensor \"{}\" is another one in {} than in {} ({}); a plain file holds one of that name: export it from "
-      "one of these files, or leave it out",
-      a.info.name, a.info.file, b.info.file, how);
+  return Error(StatusCode::kUnsupported,
+               "tensor \"{}\" differs between {} and {} ({}); a plain file can hold only one: export it from one of "
+               "these files, or leave it out",
+               a.info.name, a.info.file, b.info.file, how);
 }
 
-// Leaves the first of each name, once the others were seen to be the same. Ranks that hold a tensor alike may each have
-// written it; but a rank's own state has the same names as another's, too.
+// Keeps the first tensor of each name, after checking that the others are equal: several ranks may have written a
+// replicated tensor, but the ranks' own states may share a name too.
 Status LeaveOneOfEach(const Reading& reading, TensorSource& source, std::vector<const StoredTensor*>& tensors) {
   std::vector<const StoredTensor*> firsts;
   std::vector<const StoredTensor*> of_a;
@@ -89,7 +90,7 @@ Status LeaveOneOfEach(const Reading& reading, TensorSource& source, std::vector<
     if (!differs && std::memcmp(a, b, bytes) != 0) differs = pair;
   };
   CAIRN_RETURN_IF_ERROR(ReadPairs(reading.parts(), source, of_a, source, of_b, compare));
-  if (differs) return NotAlike(*of_a[*differs], *of_b[*differs], "other bytes");
+  if (differs) return NotAlike(*of_a[*differs], *of_b[*differs], "their bytes");
   tensors = std::move(firsts);
   return Status::Ok();
 }
@@ -99,7 +100,7 @@ Result<Selection> Select(const Reading& reading, TensorSource& source, const Exp
   CAIRN_ASSIGN_OR_RETURN(std::vector<const StoredTensor*> wanted, source.Find(reading.parts(), places));
   CAIRN_RETURN_IF_ERROR(LeaveOneOfEach(reading, source, wanted));
   Selection selection;
-  // Holders before the names tied to them, so that what stays is the holder's name where that is wanted too.
+  // Holders before tied names, so that the holder's name is kept if it is wanted.
   std::stable_sort(wanted.begin(), wanted.end(), [](const StoredTensor* a, const StoredTensor* b) {
     return a->info.alias_of.empty() && !b->info.alias_of.empty();
   });
@@ -118,7 +119,7 @@ Result<Selection> Select(const Reading& reading, TensorSource& source, const Exp
   return selection;
 }
 
-// The length word and the JSON text, padded as the safetensors library pads it.
+// The length prefix and the JSON text, padded like the safetensors library does.
 Result<std::string> PlainHeader(const std::vector<const StoredTensor*>& tensors) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   std::uint64_t at = 0;
@@ -144,7 +145,7 @@ Status WriteAll(IoQueue& queue, int fd, std::uint64_t offset, Bytes bytes, const
     CAIRN_ASSIGN_OR_RETURN(const std::int64_t n, RunBlocking(queue,
                                                              {.op = IoOp::kWrite,
                                                               .fd = fd,
-                                                              // Only read; requests have one kind of pointer.
+                                                              // Requests have no const pointer.
                                                               .buffer = const_cast<std::byte*>(bytes.data() + done),
                                                               .length = bytes.size() - done,
                                                               .offset = offset + done},
@@ -171,7 +172,7 @@ Status WriteTensors(const Reading& reading, TensorSource& source, const std::vec
   ProgressBar bar("exporting");
   std::uint64_t done = 0;
   for (const std::vector<Stretch>& window : CutWindows(sizes, kWindowBytes)) {
-    if (interrupted()) return Error(StatusCode::kCancelled, "interrupted: nothing is written");
+    if (interrupted()) return Error(StatusCode::kCancelled, "interrupted: nothing was written");
     CAIRN_RETURN_IF_ERROR(ReadWindow(reading.parts(), source, tensors, window, memory.data()));
     const std::uint64_t bytes = window.back().at + (window.back().end - window.back().begin);
     CAIRN_RETURN_IF_ERROR(WriteAll(queue, fd, header.size() + done, Bytes(memory.data(), bytes), path));
@@ -181,7 +182,7 @@ Status WriteTensors(const Reading& reading, TensorSource& source, const std::vec
   return Status::Ok();
 }
 
-// Under a temporary name first, so that `out` is whole or not there, also after a crash.
+// Writes to a temporary name first, so that `out` is complete or absent, even after a crash.
 Status WriteFile(const Reading& reading, TensorSource& source, const std::vector<const StoredTensor*>& tensors,
                  const std::string& out) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, reading.parts().queue());
@@ -198,7 +199,7 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
     return RunBlocking(*queue, {.op = IoOp::kRename, .path = temporary, .path2 = out}).status();
   };
   if (Status status = write(); !status.ok()) {
-    // The first error is the one to tell of.
+    // Report the first error.
     (void)RunBlocking(*queue, {.op = IoOp::kUnlink, .path = temporary});
     return status;
   }
@@ -229,9 +230,9 @@ int Export(const ExportOptions& options) {
                {"tied_names_left_out", selection->left_out}});
     return kGood;
   }
-  fmt::print("{}: {} tensors, {}\n", Printable(options.out), selection->tensors.size(), HumanBytes(bytes));
+  fmt::print("{}: {}, {}\n", Printable(options.out), Count(selection->tensors.size(), "tensor"), HumanBytes(bytes));
   for (const std::string& name : selection->left_out) {
-    fmt::print("left out, tied to one that is there: {} (--copy-tied writes it as a copy)\n", Printable(name));
+    fmt::print("left out, because it is tied to an exported tensor: {} (--copy-tied writes a copy)\n", Printable(name));
   }
   return kGood;
 }

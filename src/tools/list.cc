@@ -28,7 +28,9 @@ int List(const std::string& root, bool json) {
   }
   if (json) {
     PrintJson(objects);
-  } else if (rows.size() > 1) {
+  } else if (list->empty()) {
+    fmt::print("there is no checkpoint under {}\n", Printable(root));
+  } else {
     PrintTable(rows);
   }
   return damaged ? kDamagedOrDifferent : kGood;

@@ -43,7 +43,7 @@ std::string FindType(const struct stat& facts) {
 
 Status Outcome(int result, const char* call) { return result == 0 ? Status::Ok() : ErrnoStatus(errno, call); }
 
-/// A folder that a sweep would remove, with two files; removes them itself.
+/// A folder with two files, which it removes. After a crash, a sweep would.
 class Scratch {
  public:
   explicit Scratch(const std::string& root)
@@ -134,7 +134,7 @@ Result<Filesystem> TryFilesystem(const std::string& root) {
   }
 #endif
   found.preallocation = Outcome(::fallocate(fd.get(), 0, 0, static_cast<off_t>(kBlock)), "fallocate");
-  // As a save asks before it writes over a file, which it opens with O_DIRECT.
+  // A save also takes the lease on a file opened with O_DIRECT.
   found.leases = found.direct.ok() ? TakeLease(fd, "a file here") : found.direct;
   if (found.leases.ok()) GiveBackLease(fd);
   fd.Reset();

@@ -9,38 +9,46 @@
 
 namespace cairn::tools {
 
-// What this machine is and allows, as far as saves care.
+// Properties of this machine that matter for saves.
 
 struct Memory {
   std::uint64_t total = 0;
-  std::uint64_t available = 0;  ///< Without pushing anything out, as the kernel estimates.
+  /// Without evicting anything, by the kernel's estimate.
+  std::uint64_t available = 0;
 };
-/// Of the machine, or of the control group where that allows less.
+/// Of the machine, or of the control group if that has less.
 [[nodiscard]] Memory FindMemory();
 
-/// "always", "madvise" or "never"; "unknown" where the kernel does not say.
+/// "always", "madvise" or "never"; "unknown" if the kernel does not report it.
 [[nodiscard]] std::string FindHugepages();
 
-/// The release of the running kernel.
 [[nodiscard]] std::string FindKernel();
 
+/// None: unlimited.
 struct Limits {
-  std::optional<std::uint64_t> file_size;  ///< None: unlimited, in all of these.
+  std::optional<std::uint64_t> file_size;
   std::optional<std::uint64_t> open_files;
   std::optional<std::uint64_t> locked_memory;
 };
 [[nodiscard]] Limits FindLimits();
 
 struct Filesystem {
-  std::string type;         ///< "ext4".
-  Status direct;            ///< Whether O_DIRECT opens, and why not.
-  std::uint64_t alignment;  ///< Of O_DIRECT's offsets and addresses; 0: the kernel does not say.
-  Status preallocation;     ///< fallocate.
-  Status leases;            ///< Whether a retired file is written over here.
-  Status no_replace;        ///< RENAME_NOREPLACE.
-  Status exchange;          ///< RENAME_EXCHANGE, which IfExists::kReplace needs.
+  /// "ext4".
+  std::string type;
+  /// Whether O_DIRECT opens, and why not.
+  Status direct;
+  /// Of O_DIRECT's offsets and addresses; 0 if the kernel does not report it.
+  std::uint64_t alignment;
+  /// fallocate.
+  Status preallocation;
+  /// Whether retired files can be overwritten.
+  Status leases;
+  /// RENAME_NOREPLACE.
+  Status no_replace;
+  /// RENAME_EXCHANGE, which IfExists::kReplace needs.
+  Status exchange;
 };
-/// Tries all of it on two empty files in a folder that is removed again (named so that the next writer would).
+/// Tries all of this on two empty files in a temporary folder (named so that the next writer would remove it).
 [[nodiscard]] Result<Filesystem> TryFilesystem(const std::string& root);
 
 }  // namespace cairn::tools

@@ -34,45 +34,41 @@ CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& 
 
 CLI::App* AddTune(CLI::App& app, Arguments& arguments) {
   TuneOptions& tuning = arguments.tuning;
-  CLI::App* const tune =
-      AddCommand(app, "tune", "Measure this machine for some seconds, and choose interval, memory and places in flight",
-                 arguments);
-  tune->add_option("root", arguments.path, "The directory that checkpoints will go to; there already")->required();
-  tune->add_option("--state-bytes", tuning.state_bytes, "What one checkpoint holds (of one rank): 12GB, 4GiB")
-      ->required();
-  tune->add_option("--iteration-time", tuning.iteration_time, "Of training without saves: 250ms, 1.5")->required();
+  CLI::App* const tune = AddCommand(
+      app, "tune", "Measure this machine for some seconds and choose interval, memory and saves in flight", arguments);
+  tune->add_option("root", arguments.path, "The directory for checkpoints; it must exist")->required();
+  tune->add_option("--state-bytes", tuning.state_bytes, "Size of one checkpoint (of one rank): 12GB, 4GiB")->required();
+  tune->add_option("--iteration-time", tuning.iteration_time, "One iteration without saves: 250ms, 1.5")->required();
   tune->add_option("--slowdown", tuning.slowdown, "How much longer training may take: 0.01, 1%")->required();
-  tune->add_option("--mtbf", tuning.mtbf, "Running time between failures of the whole job: 90m, 24h")->required();
-  tune->add_option("--restart-time", tuning.restart_time, "From a failure until training goes on")
+  tune->add_option("--mtbf", tuning.mtbf, "Mean time between failures of the whole job: 90m, 24h")->required();
+  tune->add_option("--restart-time", tuning.restart_time, "From a failure until training continues")
       ->capture_default_str();
-  tune->add_option("--update-time", tuning.update_time, "The part of an iteration that writes the state: the optimizer")
+  tune->add_option("--update-time", tuning.update_time, "The part of an iteration that changes the state (optimizer)")
       ->capture_default_str();
-  tune->add_option("--memory", tuning.memory, "What the pool may take (a quarter of what is available)");
+  tune->add_option("--memory", tuning.memory, "Memory for the pool (default: a quarter of what is available)");
   tune->add_option("--device", tuning.device, "Where the tensors are")
       ->check(CLI::IsMember({"host", "cuda"}))
       ->capture_default_str();
-  tune->add_option("--training-cores", tuning.training_cores,
-                   "Cores that training keeps busy (host: all of them, cuda: 0)");
-  tune->add_option("--copy-rate", tuning.copy_rate, "A limit of copies, in bytes per second, below what is measured");
-  tune->add_option("--write-rate", tuning.write_rate, "A limit of writes: a quota, a share of a disk");
-  tune->add_option("--probe-time", tuning.probe_time, "About how long the disk is measured")->capture_default_str();
+  tune->add_option("--training-cores", tuning.training_cores, "Cores that training keeps busy (host: all, cuda: 0)");
+  tune->add_option("--copy-rate", tuning.copy_rate, "Limit of copies in bytes per second, if below the measured rate");
+  tune->add_option("--write-rate", tuning.write_rate, "Limit of writes, such as a quota or a share of a disk");
+  tune->add_option("--probe-time", tuning.probe_time, "About how long to measure the disk")->capture_default_str();
   return tune;
 }
 
 CLI::App* AddDoctor(CLI::App& app, Arguments& arguments) {
   CLI::App* const doctor =
-      AddCommand(app, "doctor",
-                 "What this machine allows saves under a directory, and what each thing that lacks costs", arguments);
-  doctor->add_option("root", arguments.path, "A directory that is there")->required();
-  doctor->add_option("--probe-time", arguments.doctoring.probe_time, "About how long the disk is measured")
+      AddCommand(app, "doctor", "Check what this machine supports, and what each missing thing costs", arguments);
+  doctor->add_option("root", arguments.path, "An existing directory")->required();
+  doctor->add_option("--probe-time", arguments.doctoring.probe_time, "About how long to measure the disk")
       ->capture_default_str();
   return doctor;
 }
 
 int Run(int argc, char** argv) {
   CLI::App app(
-      "Looks at Cairn checkpoints, and at the machine that is to write them. Exit codes: 0 good, 1 damaged or "
-      "different, 2 misuse or I/O error.",
+      "Inspects Cairn checkpoints and the machine that writes them. Exit codes: 0 ok, 1 damaged or different, "
+      "2 wrong usage or I/O error.",
       "cairn");
   app.set_version_flag("--version", std::string("cairn ") + CAIRN_VERSION);
   app.require_subcommand(1);
@@ -80,18 +76,18 @@ int Run(int argc, char** argv) {
   const std::string root_help = "A directory of checkpoints";
 
   CLI::App* const list = AddCommand(
-      app, "ls", "List a root's checkpoints, oldest first, by their manifests; verify looks at the shards", arguments);
+      app, "ls", "List a root's checkpoints by their manifests, oldest first (verify checks the shards)", arguments);
   list->add_option("root", arguments.path, root_help)->required();
 
-  CLI::App* const show = AddCommand(app, "show", "Names, shapes and values; reads no tensor", arguments);
+  CLI::App* const show = AddCommand(app, "show", "Show names, shapes and values; reads no tensor data", arguments);
   show->add_option("path", arguments.path,
                    "A root (its newest checkpoint), a checkpoint's folder, or a safetensors file")
       ->required();
-  show->add_option("--step", arguments.step, "This step of a root");
+  show->add_option("--step", arguments.step, "The step to show, if the path is a root");
 
-  CLI::App* const verify = AddCommand(app, "verify", "Read every byte and check it", arguments);
+  CLI::App* const verify = AddCommand(app, "verify", "Read every byte and check its checksum", arguments);
   verify->add_option("path", arguments.path, "A root (all its checkpoints) or a checkpoint's folder")->required();
-  verify->add_option("--step", arguments.step, "Only this step of a root");
+  verify->add_option("--step", arguments.step, "Only this step, if the path is a root");
 
   CLI::App* const diff = AddCommand(app, "diff", "Compare tensors: names, shapes, dtypes, bytes", arguments);
   const std::string side_help = "A checkpoint's folder, a safetensors file, or a root (its newest checkpoint)";
@@ -100,19 +96,18 @@ int Run(int argc, char** argv) {
 
   CLI::App* const exporting = AddCommand(app, "export", "Write one plain .safetensors file", arguments);
   exporting->add_option("path", arguments.path, side_help)->required();
-  exporting->add_option("--step", arguments.step, "This step of a root");
-  exporting->add_option("--out", arguments.exporting.out, "The file to write; one of that name is replaced")
-      ->required();
+  exporting->add_option("--step", arguments.step, "The step to export, if the path is a root");
+  exporting->add_option("--out", arguments.exporting.out, "The file to write; an existing one is replaced")->required();
   exporting->add_option("--names", arguments.exporting.names, "Only these tensors: names, or patterns with * and ?");
-  exporting->add_flag("--copy-tied", arguments.exporting.copy_tied, "Write tied names too, as copies");
+  exporting->add_flag("--copy-tied", arguments.exporting.copy_tied, "Also write tied names, as copies");
 
-  CLI::App* const collect = AddCommand(app, "gc", "Remove old checkpoints; pinned ones stay", arguments);
+  CLI::App* const collect = AddCommand(app, "gc", "Remove old checkpoints, except pinned ones", arguments);
   collect->add_option("root", arguments.path, root_help)->required();
-  collect->add_option("--keep-last", arguments.collecting.keep_last, "Keep this many, the newest")
+  collect->add_option("--keep-last", arguments.collecting.keep_last, "How many of the newest to keep")
       ->required()
       ->check(CLI::PositiveNumber);
   collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this");
-  collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only say what would be removed; take no lock");
+  collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only print what would be removed; take no lock");
 
   CLI::App* const tune = AddTune(app, arguments);
   CLI::App* const doctor = AddDoctor(app, arguments);
@@ -156,7 +151,7 @@ int main(int argc, char** argv) {
     errno = 0;
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
     return cairn::tools::Complain(
-        {cairn::StatusCode::kIoError, fmt::format("writing to the standard output: {}", std::strerror(errno))});
+        {cairn::StatusCode::kIoError, fmt::format("writing to standard output: {}", std::strerror(errno))});
   } catch (const std::exception& error) {
     return cairn::tools::Complain({cairn::StatusCode::kInternal, error.what()});
   }

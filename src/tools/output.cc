@@ -42,6 +42,10 @@ std::string HumanBytes(std::uint64_t bytes) {
   return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
+std::string Count(std::uint64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 std::string Printable(std::string_view text) {
   return std::none_of(text.begin(), text.end(), IsControl) ? std::string(text) : fmt::format("{:?}", text);
 }
@@ -75,7 +79,7 @@ void PrintTable(const std::vector<std::vector<std::string>>& rows, std::vector<s
 }
 
 void PrintJson(const json& value) {
-  // Paths need not be UTF-8.
+  // Paths may not be UTF-8.
   fmt::print("{}\n", value.dump(2, ' ', false, json::error_handler_t::replace));
 }
 

@@ -12,23 +12,26 @@
 
 namespace cairn::tools {
 
-// What the process answers.
+// Exit codes.
 inline constexpr int kGood = 0;
 inline constexpr int kDamagedOrDifferent = 1;
-inline constexpr int kFailed = 2;  ///< Misuse or an I/O error.
+/// Wrong usage or an I/O error.
+inline constexpr int kFailed = 2;
 
-/// Prints the status to stderr; the exit code that it stands for.
+/// Prints the status to stderr. Returns its exit code.
 int Complain(const Status& status);
 
 /// "1.5 GiB".
 [[nodiscard]] std::string HumanBytes(std::uint64_t bytes);
-/// The text as it is, or quoted and escaped where it holds what would steer a terminal.
+/// "1 tensor", "2 tensors".
+[[nodiscard]] std::string Count(std::uint64_t count, std::string_view noun);
+/// The text, quoted and escaped if it contains control characters.
 [[nodiscard]] std::string Printable(std::string_view text);
-/// "F32 [3, 4]", with the place of a part.
+/// "F32 [3, 4]", and the position of a part.
 [[nodiscard]] std::string DescribeType(const TensorInfo& tensor);
 
-/// Rows in columns as wide as they need, and no narrower than `widths`, which it widens, so that a table may come in
-/// several goes. The first row of a table is its head.
+/// Prints columns as wide as needed, but at least `widths`, which it updates so that a table may be printed in several
+/// calls. A table's first row is its header.
 void PrintTable(const std::vector<std::vector<std::string>>& rows, std::vector<std::size_t>& widths);
 void PrintTable(const std::vector<std::vector<std::string>>& rows);
 void PrintJson(const nlohmann::json& json);
@@ -36,12 +39,12 @@ void PrintJson(const nlohmann::json& json);
 [[nodiscard]] std::string JsonLine(const nlohmann::json& json);
 [[nodiscard]] nlohmann::json ToJson(const CheckpointInfo& info);
 [[nodiscard]] nlohmann::json ToJson(const TensorInfo& tensor);
-/// As JSON; JSON text as it was given, however deep, long its numbers, or often a key.
+/// As JSON. JSON text is printed unchanged, whatever its depth, long numbers or duplicate keys.
 [[nodiscard]] std::string ValueText(const Value& value);
-/// One object.
+/// As one JSON object.
 [[nodiscard]] std::string ValuesText(const Values& values);
 
-/// A bar on stderr, where that is a terminal; else nothing.
+/// A bar on stderr; nothing unless that is a terminal.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label);

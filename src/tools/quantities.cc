@@ -27,7 +27,7 @@ constexpr std::array<Unit, 7> kTimes = {
     {{"", 1}, {"s", 1}, {"us", 1e-6}, {"ms", 1e-3}, {"m", 60}, {"h", 3600}, {"d", 86400}}};
 constexpr std::array<Unit, 2> kShares = {{{"", 1}, {"%", 0.01}}};
 
-/// Numbers as they are, NaN and infinities included: what makes sense the taker knows.
+/// Accepts NaN and infinities: the caller checks the range.
 template <std::size_t n>
 Result<double> Parse(const std::string& flag, const std::string& text, const std::array<Unit, n>& units,
                      const char* expected) {

@@ -8,7 +8,7 @@
 
 namespace cairn::tools {
 
-// What a person writes on the command line. InvalidArgument names the flag, what was expected and what was found.
+// Parse values of the command line. InvalidArgument names the flag, the expected and the found value.
 
 /// "4294967296", "4GiB" (1024^3 each), "4GB" (1000^3 each), "1.5TB".
 [[nodiscard]] Result<std::uint64_t> ParseSize(const std::string& flag, const std::string& text);

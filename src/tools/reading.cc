@@ -38,7 +38,7 @@ Result<PathKind> KindOf(const std::string& path) {
   struct stat facts {};
   if (::stat(path.c_str(), &facts) != 0) return ErrnoStatus(errno, path);
   if (!S_ISDIR(facts.st_mode)) return PathKind::kTensorFile;
-  // By its name too: a step folder that has lost its manifest is a damaged checkpoint, not an empty root.
+  // Check the name too: a step folder without its manifest is a damaged checkpoint, not an empty root.
   const std::filesystem::path folder = std::filesystem::path(path + "/").parent_path();
   if (ParseStepName(folder.filename().string())) return PathKind::kCheckpoint;
   if (::lstat((path + "/" + std::string(kManifestName)).c_str(), &facts) == 0) return PathKind::kCheckpoint;
@@ -51,7 +51,7 @@ Result<StoredCheckpoint> FindCheckpoint(const std::string& path, const std::opti
     return Error(StatusCode::kInvalidArgument, "{}: expected a root or a checkpoint's folder, found a file", path);
   }
   if (kind == PathKind::kCheckpoint) {
-    if (step) return Error(StatusCode::kInvalidArgument, "{}: is one checkpoint already; --step is for a root", path);
+    if (step) return Error(StatusCode::kInvalidArgument, "{}: a checkpoint's folder takes no --step", path);
     return ReadCheckpointFolder(path);
   }
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> chosen, ChooseCheckpoints(path, step ? Step(*step) : Latest()));
@@ -63,7 +63,7 @@ Result<TensorSource> OpenSource(const Reading& reading, const std::string& path,
                                 const std::optional<std::uint64_t>& step) {
   CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
   if (kind == PathKind::kTensorFile && !step) return TensorSource::OpenFile(reading.parts(), path);
-  // What retention takes away between the look at the root and the lock is no longer the newest.
+  // If retention removes the newest before it is locked, choose again.
   Status gone;
   for (int times = 0;; ++times) {
     CAIRN_RETURN_IF_ERROR(PauseBeforeChoice(times, gone));

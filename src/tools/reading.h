@@ -11,7 +11,7 @@
 
 namespace cairn::tools {
 
-/// What every command that reads tensors needs: a small pool, workers and a queue.
+/// What commands need to read tensors: a small pool, workers and a queue.
 class Reading {
  public:
   [[nodiscard]] static Result<std::unique_ptr<Reading>> Make();
@@ -24,18 +24,18 @@ class Reading {
   RestoreParts parts_;
 };
 
-/// What a path on the command line stands for.
+/// What a path on the command line refers to.
 enum class PathKind : std::uint8_t { kRoot, kCheckpoint, kTensorFile };
-/// NotFound where there is nothing of that name.
+/// NotFound if it does not exist.
 [[nodiscard]] Result<PathKind> KindOf(const std::string& path);
 
-/// The checkpoint meant by a root (the newest, or the step given) or by a checkpoint's folder. InvalidArgument for a
-/// step beside a folder, and for a file.
+/// The checkpoint of a root (the newest, or the given step) or of a checkpoint's folder. InvalidArgument for a step
+/// with a folder, and for a file.
 [[nodiscard]] Result<StoredCheckpoint> FindCheckpoint(const std::string& path,
                                                       const std::optional<std::uint64_t>& step);
 
-/// The tensors of a root's checkpoint or of a checkpoint's folder (none of its shards is selected yet), or of one
-/// safetensors file.
+/// The tensors of a root's checkpoint or of a checkpoint's folder (with no shards selected yet), or of one safetensors
+/// file.
 [[nodiscard]] Result<TensorSource> OpenSource(const Reading& reading, const std::string& path,
                                               const std::optional<std::uint64_t>& step);
 

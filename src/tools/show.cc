@@ -16,9 +16,36 @@
 namespace cairn::tools {
 namespace {
 
-// Both print as they are given what they print, files [first, end) of a source, and nothing before.
+constexpr std::size_t kLongValue = 80;
 
-/// One object: the head's members, a list of the tensors, a line each, and for a checkpoint the values of each rank.
+/// A value on one line. Of a long JSON object it shows only the outer members; the Python package keeps those of its
+/// tree under "tree".
+std::string Summarise(const Value& value) {
+  std::string text = ValueText(value);
+  if (text.size() <= kLongValue) return text;
+  const std::string size = HumanBytes(text.size());
+  const auto is_outer = [](int depth, nlohmann::json::parse_event_t /*event*/, nlohmann::json& /*node*/) {
+    return depth <= 2;
+  };
+  nlohmann::json node = nlohmann::json::parse(text, is_outer, /*allow_exceptions=*/false);
+  if (node.is_object() && node.contains("tree")) node = nlohmann::json(node["tree"]);
+  if (node.is_object()) {
+    std::vector<std::string> members;
+    for (const auto& [name, member] : node.items()) {
+      const char* const brief = member.is_object() ? "{...}" : member.is_array() ? "[...]" : nullptr;
+      members.push_back(fmt::format("{}: {}", Printable(name), brief != nullptr ? brief : JsonLine(member)));
+    }
+    text = fmt::format("{}", fmt::join(members, ", "));
+  }
+  std::size_t end = std::min(text.size(), kLongValue);
+  while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return fmt::format("{}{} ({} of JSON; --json prints it)", text.substr(0, end), end < text.size() ? "..." : "", size);
+}
+
+// Both classes print as they are given files [first, end) of a source, and nothing before.
+
+/// One object: the members of `head`, a list of the tensors, one line each, and for a checkpoint the values of each
+/// rank.
 class JsonText {
  public:
   JsonText(nlohmann::json head, bool has_values) : head_(std::move(head)), has_values_(has_values) {}
@@ -51,7 +78,7 @@ class JsonText {
   std::vector<std::string> values_;
 };
 
-/// The head, and then values and tensors in the order of the files.
+/// The head, then values and tensors in the order of the files.
 class PlainText {
  public:
   explicit PlainText(std::string head) : head_(std::move(head)) {}
@@ -60,7 +87,7 @@ class PlainText {
     for (std::uint32_t file = first; file < end; ++file) {
       const ShardHeader& header = source.header(file);
       for (const auto& [name, value] : header.values) {
-        fmt::print("rank {}: {} = {}\n", header.shard, Printable(name), ValueText(value));
+        fmt::print("rank {}: {} = {}\n", header.shard, Printable(name), Summarise(value));
       }
     }
     std::vector<std::vector<std::string>> rows;
@@ -98,7 +125,7 @@ std::string Describe(const CheckpointInfo& info) {
   return text;
 }
 
-// Some shards at a time, so that a checkpoint of any number of them fits into memory.
+// A few shards at a time, so that any number fits in memory.
 template <typename Text>
 Status Print(const Reading& reading, TensorSource& source, Text& text) {
   for (std::uint32_t first = 0; first < source.files(); first += kHeaderReads) {

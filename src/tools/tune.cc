@@ -22,7 +22,8 @@ using nlohmann::json;
 struct Asked {
   TuneInput input;
   MeasureOptions measure;
-  double copy_limit = 0;  // Bytes per second; 0: none.
+  // Bytes per second; 0: none.
+  double copy_limit = 0;
   double write_limit = 0;
 };
 
@@ -47,7 +48,7 @@ Result<Asked> Parse(const TuneOptions& options) {
     if (text.empty()) return Status::Ok();
     CAIRN_ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseSize(flag, text));
     if (bytes == 0)
-      return Error(StatusCode::kInvalidArgument, "{}: expected a byte per second at least, found 0", flag);
+      return Error(StatusCode::kInvalidArgument, "{}: expected at least 1 byte per second, found 0", flag);
     to = static_cast<double>(bytes);
     return Status::Ok();
   };
@@ -62,7 +63,7 @@ Result<Asked> Parse(const TuneOptions& options) {
   return asked;
 }
 
-/// Refuses what is absurd before anything is measured: by rates that every input can be judged with.
+/// Rejects absurd input before measuring, with rates that suit any input.
 Status CheckBefore(const TuneInput& input) {
   const Rates any{.copy = 1e9, .shapes = {{.chunk_bytes = 1U << 20, .queue_depth = 1, .write_rate = 1e9}}};
   return Choose(input, any).status();
@@ -71,7 +72,7 @@ Status CheckBefore(const TuneInput& input) {
 Rates Limited(Rates rates, const Asked& asked) {
   if (asked.copy_limit > 0) rates.copy = std::min(rates.copy, asked.copy_limit);
   if (asked.write_limit <= 0) return rates;
-  double slow_share = 1;  // Where the disk at its slowest still gives the limit, that levels its ups and downs.
+  double slow_share = 1;  // If even the slow disk reaches the limit, the limit evens out its variation.
   for (IoShape& shape : rates.shapes) {
     const double slow = shape.write_rate * rates.slow_share;
     shape.write_rate = std::min(shape.write_rate, asked.write_limit);
@@ -135,27 +136,28 @@ void Print(const TuneInput& input, const TuneChoice& choice, const Measured& mea
            bool recycles) {
   const IntervalChoice& interval = choice.interval;
   PrintTable({
-      {"interval", fmt::format("every {} iterations, {}", interval.iterations, HumanSeconds(interval.period_seconds))},
+      {"interval",
+       fmt::format("every {}, {}", Count(interval.iterations, "iteration"), HumanSeconds(interval.period_seconds))},
       {"max_in_flight", fmt::to_string(choice.max_in_flight)},
       {"host_memory", HumanBytes(choice.pool_bytes)},
       {"chunk", HumanBytes(choice.shape.chunk_bytes)},
       {"queue_depth", fmt::to_string(choice.shape.queue_depth)},
       {"bound by", choice.why},
       {"", ""},
-      {"slowdown", fmt::format("{:.3g} %; a save takes {} from training", interval.slowdown * 100,
+      {"slowdown", fmt::format("{:.3g} %; a save takes {} of training time", interval.slowdown * 100,
                                HumanSeconds(choice.cost.stall))},
       {"write time", fmt::format("{} to durable, captured after {}", HumanSeconds(choice.cost.write),
                                  HumanSeconds(choice.captured_seconds))},
-      {"lost", fmt::format("{} a failure, of which {} are the restart", HumanSeconds(interval.lost_seconds),
+      {"lost", fmt::format("{} per failure, including {} for the restart", HumanSeconds(interval.lost_seconds),
                            HumanSeconds(input.goal.restart_seconds))},
-      {"goodput", fmt::format("{:.2f} % of a run without saves and failures", interval.goodput * 100)},
+      {"goodput", fmt::format("{:.2f} % of a run without saves or failures", interval.goodput * 100)},
       {"", ""},
       {"copy", HumanRate(rates.copy)},
       {"write", fmt::format("{}, {} when slow; {}, {}, {} files", HumanRate(choice.shape.write_rate),
                             HumanRate(choice.shape.write_rate * rates.slow_share), measured.io_queue,
                             measured.disk.direct ? "O_DIRECT" : "buffered", recycles ? "recycled" : "fresh")},
       {"commit", HumanSeconds(rates.commit_seconds)},
-      {"room", fmt::format("for {} checkpoints", input.free_bytes / input.state_bytes)},
+      {"free space", fmt::format("for {}", Count(input.free_bytes / input.state_bytes, "checkpoint"))},
   });
 }
 

@@ -10,7 +10,7 @@
 namespace cairn::tools {
 namespace {
 
-// All checkpoints of a root, or the one that is meant.
+// All checkpoints of a root, or the selected one.
 Result<std::vector<StoredCheckpoint>> Chosen(const std::string& path, const std::optional<std::uint64_t>& step) {
   const Result<PathKind> kind = KindOf(path);
   if (!kind.ok()) return kind.status();
@@ -43,12 +43,12 @@ int Verify(const std::string& path, const std::optional<std::uint64_t>& step, bo
         return true;
       });
     }
-    // Retention does not wait for a list: what it removed meanwhile is no damage.
+    // Retention does not wait for a listing, so a checkpoint removed meanwhile is not damage.
     if (info.status.code() == StatusCode::kNotFound && chosen->size() > 1) continue;
     if (!info.status.ok()) exit_code = std::max(exit_code, Complain(info.status));
     objects.push_back(ToJson(info));
     if (!json) {
-      fmt::print("{}: {}\n", Printable(info.path), info.status.ok() ? "good" : StatusCodeName(info.status.code()));
+      fmt::print("{}: {}\n", Printable(info.path), info.status.ok() ? "ok" : StatusCodeName(info.status.code()));
     }
   }
   if (json) PrintJson(objects);

@@ -31,7 +31,7 @@ Status ReadPairs(const RestoreParts& parts, TensorSource& a, std::span<const Sto
   for (const StoredTensor* tensor : of_a) sizes.push_back(tensor->info.bytes);
   const auto memory_a = std::make_unique_for_overwrite<std::byte[]>(kWindowBytes);
   const auto memory_b = std::make_unique_for_overwrite<std::byte[]>(kWindowBytes);
-  // A window is a multiple of every element's size, so elements are never cut: tensors begin and end at whole ones.
+  // The window size is a multiple of every element size, so no element is cut.
   for (const std::vector<Stretch>& window : CutWindows(sizes, kWindowBytes)) {
     CAIRN_RETURN_IF_ERROR(ReadWindow(parts, a, of_a, window, memory_a.get()));
     CAIRN_RETURN_IF_ERROR(ReadWindow(parts, b, of_b, window, memory_b.get()));

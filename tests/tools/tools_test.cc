@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-/// The real command, on checkpoints of two steps and two ranks.
+/// The real command, with checkpoints of two steps and two ranks.
 class ToolsTest : public ::testing::Test {
  protected:
   ToolsTest() {
@@ -79,7 +79,7 @@ TEST_F(ToolsTest, LsListsCheckpointsOldestFirst) {
   EXPECT_EQ(list[1]["ok"], true);
 }
 
-TEST_F(ToolsTest, LsAnswersOneWhereAManifestIsDamaged) {
+TEST_F(ToolsTest, LsReturnsOneIfAManifestIsDamaged) {
   WriteWholeFile(StepFolder(1000) + "/manifest.json", "{}");
 
   const Ran ran = Run({"ls", root_, "--json"});
@@ -88,7 +88,7 @@ TEST_F(ToolsTest, LsAnswersOneWhereAManifestIsDamaged) {
   EXPECT_EQ(ran.parsed().back()["ok"], false);
 }
 
-TEST_F(ToolsTest, LsLeavesAMissingShardForVerifyToFind) {
+TEST_F(ToolsTest, LsDoesNotCheckShardsButVerifyDoes) {
   std::filesystem::remove(StepFolder(2000) + "/shard-00001.safetensors");
 
   const Ran list = Run({"ls", root_, "--json"});
@@ -104,9 +104,20 @@ TEST_F(ToolsTest, LsLeavesAMissingShardForVerifyToFind) {
   EXPECT_EQ(verified.parsed()[0]["ok"], true);
 }
 
-TEST_F(ToolsTest, LsOfARootThatIsNotThereIsMisuse) { EXPECT_EQ(Run({"ls", directory_ / "absent"}).code, 2); }
+TEST_F(ToolsTest, LsOfAMissingRootFails) { EXPECT_EQ(Run({"ls", directory_ / "absent"}).code, 2); }
 
-TEST_F(ToolsTest, ShowTellsNamesShapesAndValues) {
+TEST_F(ToolsTest, LsOfAnEmptyFolderSaysSo) {
+  std::filesystem::create_directory(directory_ / "empty");
+
+  const Ran text = Run({"ls", directory_ / "empty"});
+  const Ran as_json = Run({"ls", directory_ / "empty", "--json"});
+
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_EQ(text.out, "there is no checkpoint under " + directory_ / "empty" + "\n");
+  EXPECT_EQ(as_json.parsed(), json::array());
+}
+
+TEST_F(ToolsTest, ShowPrintsNamesShapesAndValues) {
   const Ran ran = Run({"show", root_, "--step", "1000", "--json"});
 
   EXPECT_EQ(ran.code, 0) << ran.err;
@@ -119,7 +130,21 @@ TEST_F(ToolsTest, ShowTellsNamesShapesAndValues) {
   EXPECT_EQ(shown["values"][0]["lr"], 0.25);
 }
 
-TEST_F(ToolsTest, ShowKeepsWhatWouldSteerATerminalFromIt) {
+TEST_F(ToolsTest, ShowSummarisesALongValue) {
+  std::string tree = R"({"version":1,"tree":{"model":{"layer":["list",["t"]]},"step":7,"note":")";
+  tree += std::string(1000, 'x') + R"("}})";
+  WriteCheckpoint(root_, {.step = 3000, .shards = {{.tensors = {weight_}, .values = {{"tree", Json{tree}}}}}});
+
+  const Ran text = Run({"show", root_});
+  const Ran as_json = Run({"show", root_, "--json"});
+
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("rank 0: tree = model: {...}, "),
+                              HasSubstr("... (1.0 KiB of JSON; --json prints it)\n")));
+  EXPECT_EQ(as_json.parsed()["values"][0]["tree"]["tree"]["step"], 7);
+}
+
+TEST_F(ToolsTest, ShowEscapesControlCharacters) {
   const Ran ran = Run({"show", StepFolder(2000)});
 
   EXPECT_EQ(ran.code, 0) << ran.err;
@@ -142,7 +167,7 @@ TEST_F(ToolsTest, VerifyFindsDamageAndNamesIt) {
   EXPECT_EQ(all.parsed()[1]["ok"], false);
 }
 
-TEST_F(ToolsTest, VerifyReadsAFolderThatWasCopiedElsewhere) {
+TEST_F(ToolsTest, VerifyReadsACopiedFolder) {
   std::filesystem::copy(StepFolder(1000), directory_ / "copied");
 
   EXPECT_EQ(Run({"verify", directory_ / "copied"}).code, 0);
@@ -150,7 +175,7 @@ TEST_F(ToolsTest, VerifyReadsAFolderThatWasCopiedElsewhere) {
   EXPECT_EQ(Run({"verify", directory_ / "copied"}).code, 1);
 }
 
-TEST_F(ToolsTest, AStepWithoutItsManifestIsDamagedAndNoRoot) {
+TEST_F(ToolsTest, AStepWithoutItsManifestIsDamaged) {
   std::filesystem::remove(StepFolder(1000) + "/manifest.json");
 
   EXPECT_EQ(Run({"verify", StepFolder(1000)}).code, 1);
@@ -166,10 +191,12 @@ TEST_F(ToolsTest, DiffCountsElementsAndBytes) {
   Write(3000);
 
   const Ran same = Run({"diff", StepFolder(1000), StepFolder(2000)});
+  const Ran one = Run({"diff", StepFolder(1000), root_});
   const Ran different = Run({"diff", StepFolder(1000), root_, "--json"});
 
   EXPECT_EQ(same.code, 0) << same.err;
-  EXPECT_THAT(same.out, HasSubstr("4 tensors are identical"));
+  EXPECT_THAT(same.out, HasSubstr("4 tensors identical"));
+  EXPECT_THAT(one.out, HasSubstr("\n1 tensor identical\n"));
   EXPECT_EQ(different.code, 1) << different.err;
   const json found = different.parsed();
   EXPECT_EQ(found["only_in_a"], (json{"optimizer.moment"}));
@@ -189,14 +216,14 @@ TEST_F(ToolsTest, ExportWritesOneFileThatComparesEqual) {
   const Ran compared = Run({"diff", out, StepFolder(1000), "--json"});
 
   EXPECT_EQ(exported.code, 0) << exported.err;
-  EXPECT_THAT(exported.out, HasSubstr("left out, tied to one that is there: head.weight"));
+  EXPECT_THAT(exported.out, HasSubstr("left out, because it is tied to an exported tensor: head.weight"));
   EXPECT_EQ(shown.parsed()["tensors"].size(), 3);
   EXPECT_EQ(compared.parsed()["identical"], 3);
   EXPECT_EQ(compared.parsed()["only_in_b"], (json{"head.weight"}));
   EXPECT_THAT(compared.parsed()["bytes_differ"], IsEmpty());
 }
 
-TEST_F(ToolsTest, ExportCopiesTiedNamesWhereAskedAndFiltersNames) {
+TEST_F(ToolsTest, ExportCopiesTiedNamesAndFiltersNames) {
   const std::string all = directory_ / "all.safetensors";
   const std::string some = directory_ / "some.safetensors";
 
@@ -210,7 +237,7 @@ TEST_F(ToolsTest, ExportCopiesTiedNamesWhereAskedAndFiltersNames) {
   EXPECT_THAT(filtered.parsed()["tied_names_left_out"], IsEmpty());
 }
 
-TEST_F(ToolsTest, ExportLeavesNothingBehindWhereItFails) {
+TEST_F(ToolsTest, AFailedExportLeavesNothingBehind) {
   Damage(2000);
   std::filesystem::create_directory(directory_ / "out");
 
@@ -222,9 +249,9 @@ TEST_F(ToolsTest, ExportLeavesNothingBehindWhereItFails) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_ / "out"));
 }
 
-TEST_F(ToolsTest, ExportThatCannotBeWrittenNamesItsFile) {
+TEST_F(ToolsTest, AFailedWriteOfAnExportNamesItsFile) {
   std::filesystem::create_directory(directory_ / "out");
-  // No file can be written: what it says goes through the pipe.
+  // Writing to any file fails, so stderr goes through the pipe.
   const std::string limited = "trap \"\" XFSZ; ulimit -f 0; exec \"$0\" export \"$1\" --out \"$2\" 2>&1";
 
   const Ran full = RunProgram("/bin/bash", {"-c", limited, CAIRN_CLI, root_, directory_ / "out/x.safetensors"});
@@ -234,11 +261,12 @@ TEST_F(ToolsTest, ExportThatCannotBeWrittenNamesItsFile) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_ / "out"));
 }
 
-TEST_F(ToolsTest, PythonsSafetensorsReadsAnExportAndItsFilesAreRead) {
+TEST_F(ToolsTest, ExportsAndFilesOfPythonsSafetensorsAreCompatible) {
 #ifndef CAIRN_PYTHON
-  GTEST_SKIP() << "no Python was configured";
+  GTEST_SKIP() << "Python is not configured";
 #else
-  if (RunProgram(CAIRN_PYTHON, {"-c", "import safetensors, numpy"}).code != 0) GTEST_SKIP() << "no safetensors there";
+  if (RunProgram(CAIRN_PYTHON, {"-c", "import safetensors, numpy"}).code != 0)
+    GTEST_SKIP() << "safetensors is not installed";
   const std::string out = directory_ / "out.safetensors";
   ASSERT_EQ(Run({"export", root_, "--out", out, "--names", "layer.weight", "optimizer.*"}).code, 0);
   const std::string script =
@@ -254,7 +282,7 @@ TEST_F(ToolsTest, PythonsSafetensorsReadsAnExportAndItsFilesAreRead) {
 #endif
 }
 
-TEST_F(ToolsTest, GcSaysWhatItWouldRemoveAndRemovesIt) {
+TEST_F(ToolsTest, GcRemovesWhatADryRunPrints) {
   Write(3000);
 
   const Ran dry = Run({"gc", root_, "--keep-last", "1", "--keep-every", "2000", "--dry-run", "--json"});
@@ -269,7 +297,6 @@ TEST_F(ToolsTest, GcSaysWhatItWouldRemoveAndRemovesIt) {
   EXPECT_THAT(StepsLeft(), ElementsAre(2000, 3000));
 }
 
-// The newest is no reason to remove the last one that can be read.
 TEST_F(ToolsTest, GcDoesNotCountACheckpointThatLacksAShard) {
   Write(3000);
   std::filesystem::remove(StepFolder(3000) + "/shard-00001.safetensors");
@@ -277,12 +304,12 @@ TEST_F(ToolsTest, GcDoesNotCountACheckpointThatLacksAShard) {
   const Ran ran = Run({"gc", root_, "--keep-last", "1", "--json"});
 
   EXPECT_EQ(ran.code, 0);
-  EXPECT_THAT(ran.err, AllOf(HasSubstr("step 3000 counts for nothing"), HasSubstr("shard-00001.safetensors")));
+  EXPECT_THAT(ran.err, AllOf(HasSubstr("step 3000 is not counted"), HasSubstr("shard-00001.safetensors")));
   EXPECT_EQ(ran.parsed()["removed"], (json{1000}));
   EXPECT_THAT(StepsLeft(), ElementsAre(2000, 3000));
 }
 
-TEST_F(ToolsTest, GcRefusesARootThatAWriterHasOpen) {
+TEST_F(ToolsTest, GcFailsWhileAWriterHasTheRootOpen) {
   const auto choice = ChooseIoQueue(IoQueueKind::kThreads, 1);
   const auto queue = choice->factory();
   const auto writer = Root::Open(**queue, {.path = root_});
@@ -296,7 +323,7 @@ TEST_F(ToolsTest, GcRefusesARootThatAWriterHasOpen) {
   EXPECT_EQ(dry.code, 0);
 }
 
-TEST_F(ToolsTest, MisuseIsTwoAndHelpIsGood) {
+TEST_F(ToolsTest, WrongUsageReturnsTwoAndHelpZero) {
   EXPECT_EQ(Run({}).code, 2);
   EXPECT_EQ(Run({"frobnicate"}).code, 2);
   EXPECT_EQ(Run({"gc", root_, "--keep-last", "0"}).code, 2);
@@ -308,7 +335,7 @@ TEST_F(ToolsTest, MisuseIsTwoAndHelpIsGood) {
   EXPECT_EQ(Run({"--help"}).code, 0);
 }
 
-TEST_F(ToolsTest, FilesThatAreNoSafetensorsAreDamaged) {
+TEST_F(ToolsTest, FilesInAnotherFormatAreDamaged) {
   WriteWholeFile(directory_ / "short", "abc");
   WriteWholeFile(directory_ / "huge", std::string(8, '\xff') + "{}");
 
