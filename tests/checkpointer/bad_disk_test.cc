@@ -1,4 +1,4 @@
-// The disk of one of several ranks hangs, is full, or writes short: the others hear of it in time, nothing is
+// The disk of one of several ranks hangs, is full, or writes short: the others are notified in time, nothing is
 // committed, and the next save works.
 
 #include <gmock/gmock.h>
@@ -28,7 +28,8 @@ using ::testing::StartsWith;
 struct Place {
   int rank = 0;
   IoOp op = IoOp::kWrite;
-  std::string path;  // A part of what the operation is on.
+  // A part of the operation's path.
+  std::string path;
 };
 std::ostream& operator<<(std::ostream& out, const Place& place) {
   return out << IoOpName(place.op) << " of " << place.path << " on rank " << place.rank;
@@ -55,11 +56,11 @@ TEST_P(HangingAt, FailsTheSaveForTheOthersWithinTheirDeadline) {
     if (of == place.rank) continue;
     const SaveHandle& save = saves[static_cast<std::size_t>(of)];
     const Status status = save.WaitDurable(Soon());
-    EXPECT_EQ(save.stats().phase, SavePhase::kFailed) << "rank " << of << " waits still";
+    EXPECT_EQ(save.stats().phase, SavePhase::kFailed) << "rank " << of << " still waits";
     EXPECT_THAT(status.code(), AnyOf(StatusCode::kDeadlineExceeded, StatusCode::kUnknownOutcome)) << status;
     EXPECT_EQ(rank(of).Fence(), Status::Ok());
   }
-  // Once for the coordinator's wait, twice for the others' (see Coordination), and as much for a busy machine.
+  // One deadline for the coordinator, two for the others (see Coordination), doubled for a busy machine.
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 6 * kDeadline);
   for (int of = 0; of < kRanks; ++of) {
     if (of == place.rank) continue;
@@ -69,7 +70,7 @@ TEST_P(HangingAt, FailsTheSaveForTheOthersWithinTheirDeadline) {
   gate.Release();
   const Status late = saves[static_cast<std::size_t>(place.rank)].WaitDurable(Soon());
   if (late.ok()) {
-    // A coordinator that goes on may commit yet: then nobody may have said that it failed.
+    // A slow coordinator may still commit; then nobody may have reported a failure.
     EXPECT_EQ(place.rank, 0);
     for (const SaveHandle& save : saves) {
       EXPECT_THAT(save.status().code(), AnyOf(StatusCode::kOk, StatusCode::kUnknownOutcome)) << save.status();
@@ -109,7 +110,7 @@ TEST_F(RanksBadDisk, ThatIsFullFailsTheSaveForAllAtOnce) {
   std::uint64_t step = 2;
   for (const Place& place : places) {
     SCOPED_TRACE(testing::Message() << place);
-    // Of every operation from here on, not of the first alone: what takes less room finds none either.
+    // Fails every operation from here on, because smaller ones do not fit either.
     plan(place.rank).Fail(Match(place), ENOSPC);
 
     const Statuses statuses = SaveAll(step++);
@@ -117,7 +118,7 @@ TEST_F(RanksBadDisk, ThatIsFullFailsTheSaveForAllAtOnce) {
     EXPECT_THAT(statuses, Each(HasCode(StatusCode::kNoSpace)));
     for (int of = 0; of < kRanks; ++of) {
       const std::string& message = statuses[static_cast<std::size_t>(of)].message();
-      const bool own = of == place.rank || place.path == "manifest";  // Rank 0 alone writes that.
+      const bool own = of == place.rank || place.path == "manifest";  // Only rank 0 writes that.
       EXPECT_THAT(message, HasSubstr(own ? place.path : "rank " + std::to_string(place.rank)));
     }
     EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));
@@ -142,7 +143,7 @@ TEST_F(RanksBadDisk, ThatWritesShortIsWrittenToAgain) {
   ExpectNothingLost(root(), 1, kRanks);
 }
 
-// A write of which a part is on the disk, and then no more room: the file is torn.
+// A write that is partly on the disk when space runs out leaves a torn file.
 TEST_F(RanksBadDisk, ThatIsFullInTheMiddleOfAWriteLeavesNothingTorn) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));

@@ -1,4 +1,4 @@
-// Roots that cannot be used, or not any more: the error says what was expected and found, and nothing is lost.
+// Roots that cannot be used, or no longer can: the error says what was expected and found, and nothing is lost.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ TEST(BadRoot, IsRefusedWhereItOrAParentIsAFile) {
   EXPECT_EQ(std::filesystem::file_size(dir / "file"), 8U);
 }
 
-/// Takes root's rights away from this thread's file accesses while it lives. On the library's threads they stay.
+/// Drops root privileges for this thread's file accesses while it lives. The library's threads keep them.
 class Unprivileged {
  public:
   Unprivileged() : was_root_(::geteuid() == 0) {
@@ -99,14 +99,14 @@ TEST(BadRoot, IsRefusedWhereItMayNotBeWrittenAndWhatIsInItStays) {
   std::filesystem::permissions(dir / "run", std::filesystem::perms{0555});
   {
     const Unprivileged nobody;
-    if (!nobody.able()) GTEST_SKIP() << "this process may not give its rights away";
+    if (!nobody.able()) GTEST_SKIP() << "this process cannot drop its privileges";
     const Status status = Checkpointer::Open(SmallOptions(dir / "run")).status();
 
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(status.message(), HasSubstr(dir / "run"));
     EXPECT_THAT(status.message(), HasSubstr("Permission denied"));
 
-    // To read it, it is good enough.
+    // It can still be read.
     Options options = SmallOptions(dir / "run");
     options.read_only = true;
     const auto reader = OpenOrFail(options);
@@ -121,7 +121,7 @@ TEST(BadRoot, IsRefusedWhereItCannotBeMade) {
   const TempDir dir;
   std::filesystem::permissions(dir.path(), std::filesystem::perms{0555});
   const Unprivileged nobody;
-  if (!nobody.able()) GTEST_SKIP() << "this process may not give its rights away";
+  if (!nobody.able()) GTEST_SKIP() << "this process cannot drop its privileges";
 
   const Status status = Checkpointer::Open(SmallOptions(dir / "run")).status();
 
@@ -129,7 +129,7 @@ TEST(BadRoot, IsRefusedWhereItCannotBeMade) {
   EXPECT_THAT(status.message(), HasSubstr(dir / "run"));
 }
 
-/// A tmpfs of a given size over a directory, while it lives.
+/// A tmpfs of the given size on a directory while it lives.
 class SmallDisk {
  public:
   SmallDisk(std::string path, const std::string& size) : path_(std::move(path)) {
@@ -142,7 +142,7 @@ class SmallDisk {
   }
   SmallDisk(const SmallDisk&) = delete;
   SmallDisk& operator=(const SmallDisk&) = delete;
-  /// Empty where it is there.
+  /// Empty if it is mounted.
   [[nodiscard]] const std::string& why_not() const { return why_; }
 
  private:
@@ -170,7 +170,7 @@ TEST(FullDisk, RefusesTheSaveWithWhatIsNeededAndFreeAndWorksAgainOnceThereIsRoom
   EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2, 3));
   EXPECT_THAT(Leftovers(root), IsEmpty());
   for (std::uint64_t step = 1; step <= 3; ++step) EXPECT_EQ(RestoreAndCompare(*checkpointer, Step(step)), Status::Ok());
-  // As root's own restores began a new line, the newest is restored last.
+  // These restores have begun a new line; the newest was restored last.
   ASSERT_EQ(checkpointer->Remove(1), Status::Ok());
   EXPECT_EQ(SaveDurably(*checkpointer, 5), Status::Ok());
   EXPECT_THAT(ListedSteps(*checkpointer), Contains(5));
@@ -185,7 +185,7 @@ TEST(FullDisk, FailsASaveThatFillsItOnTheWay) {
   const auto checkpointer = OpenOrFail(SmallOptions(root), Through(plan));
   ASSERT_NE(checkpointer, nullptr);
   ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
-  // Somebody else takes the rest between the look at the space and the layout of the blocks.
+  // Another program uses the rest between the space check and the allocation.
   plan->CallBefore({.op = IoOp::kFallocate, .nth = 1}, [&dir](const SeenOperation&) {
     std::ofstream other(dir / "disk/other", std::ios::binary);
     other << std::string(16U << 20, 'x');
@@ -222,7 +222,7 @@ TEST(FullDisk, GivesUpSparesForASaveThatNeedsTheirRoom) {
   EXPECT_TRUE(save->stats().recycled) << checkpointer->stats().not_recycled_reason;
 }
 
-// Beyond the limit a buffered write would end the process.
+// A buffered write beyond the limit would kill the process.
 TEST(FullDisk, RefusesASaveBeyondRlimitFsize) {
   const TempDir dir;
   const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
@@ -243,7 +243,7 @@ TEST(FullDisk, RefusesASaveBeyondRlimitFsize) {
   EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 3));
 }
 
-// A root that is taken away under a running trainer.
+// A root that is moved while a trainer runs.
 TEST(BadRoot, GoesOnInTheDirectoryThatItHasOpenedWhereThatIsMoved) {
   const TempDir dir;
   const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
@@ -254,7 +254,7 @@ TEST(BadRoot, GoesOnInTheDirectoryThatItHasOpenedWhereThatIsMoved) {
 
   EXPECT_EQ(SaveDurably(*checkpointer, 2), Status::Ok());
   const Status listed = checkpointer->List().status();
-  EXPECT_TRUE(std::filesystem::is_empty(dir / "run")) << "it is somebody else's";
+  EXPECT_TRUE(std::filesystem::is_empty(dir / "run")) << "it belongs to somebody else";
   std::filesystem::remove(dir / "run");
   std::filesystem::rename(dir / "elsewhere", dir / "run");
 
@@ -278,7 +278,7 @@ TEST(BadRoot, FailsSavesWhereItWasRemovedAndMakesNoneAnew) {
   EXPECT_FALSE(std::filesystem::exists(dir / "run"));
 }
 
-// What no checkpoint is, is left alone, and named.
+// Other files are left alone and reported.
 TEST(BadRoot, LeavesStrangersFilesAloneAndSaysSo) {
   const TempDir dir;
   std::filesystem::create_directories(dir / "run/notes");

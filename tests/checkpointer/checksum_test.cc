@@ -1,4 +1,4 @@
-// Checksums come after the writes: what happens while they alone are missing.
+// Checksums are computed after the writes: what happens while only they are missing.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ constexpr std::size_t kChunks = 4;
 constexpr std::uint64_t kSeed = 7;
 constexpr char kShard[] = "shard-";
 
-// The only worker is busy from the first save's first write on, so that of no chunk the sum is known, until Unblock().
+// The only worker is blocked from the first save's first write until Unblock(), so no checksum is known.
 class Checksums : public testing::Test {
  protected:
   void Open(Options options) {
@@ -101,7 +101,7 @@ TEST_F(Checksums, AreWaitedForByACancelledSave) {
   AwaitWrites();
 
   EXPECT_TRUE(save.Cancel());
-  // A worker will still read its chunks: it must not have ended, however long that takes.
+  // A worker still has to read its chunks, so it must not have ended.
   EXPECT_EQ(save.WaitDurable(Deadline::In(milliseconds(50))).code(), StatusCode::kDeadlineExceeded);
   Unblock();
 
@@ -124,7 +124,7 @@ TEST_F(Checksums, AreWaitedForWhereAWriteFailsMeanwhileAndNoChunkIsLost) {
 
   EXPECT_EQ(save.WaitDurable(Soon()).code(), StatusCode::kIoError);
   EXPECT_THAT(Leftovers(root()), IsEmpty());
-  // It takes all of the pool.
+  // It needs the whole pool.
   ASSERT_TRUE(Save(2).WaitDurable(Soon()).ok());
   ExpectHolds(2);
 }
@@ -152,7 +152,7 @@ TEST_F(Checksums, AreWaitedForAtTheEndOfTheCheckpointer) {
   Unblock();
   closing.join();
 
-  // Whether they came before it was given up is left open; that it ended, and left nothing half done, is not.
+  // It may or may not have become durable, but it has ended and left nothing half done.
   EXPECT_GE(save.stats().phase, SavePhase::kDurable);
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
@@ -165,7 +165,7 @@ TEST(ChecksumsOfManyChunks, ComeThroughAPoolOfTheLeastSizeWithOneWorkerAndTensor
   options.worker_threads = 1;
   const auto checkpointer = OpenOrFail(options, gpu.Wire());
   ASSERT_NE(checkpointer, nullptr);
-  // Of a size that puts both kinds into one chunk.
+  // Sized so that one chunk has tensors of both kinds.
   constexpr std::size_t kTensors = 60;
   std::vector<std::vector<float>> memory(kTensors, std::vector<float>(200'000));
   State state;

@@ -24,21 +24,21 @@ std::uint64_t Elements(const Shape& shape) {
   return elements;
 }
 
-/// FNV-1a of the name, and the step, which must reach the highest byte: where the formula begins.
+/// The start of the formula: FNV-1a of the name, and the step, which must affect the highest byte.
 std::uint32_t Seed(std::string_view name, std::uint64_t step) {
   std::uint32_t hash = 2166136261U;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
   return hash + static_cast<std::uint32_t>(step) * 2246822519U;
 }
 
-/// Byte `place` of the whole tensor. Of a tensor whose name begins with "sparse." one byte in 4093 is not zero.
+/// Byte `place` of the whole tensor. If the name begins with "sparse.", one byte in 4093 is not zero.
 std::byte ByteAt(std::string_view name, DType dtype, std::uint32_t seed, std::uint64_t place) {
   if (name.starts_with("sparse.") && place % 4093 != 0) return std::byte{0};
   const std::uint32_t byte = (static_cast<std::uint32_t>(place) * 2654435761U + seed) >> 24U;
   return static_cast<std::byte>(dtype == DType::kBool ? byte & 1U : byte);
 }
 
-/// The place in the whole tensor, in elements, of a part's element.
+/// The index in the whole tensor, in elements, of a part's element.
 std::uint64_t PlaceInWhole(std::uint64_t element, const Shape& shape, const TensorPart& part) {
   std::uint64_t place = 0;
   std::uint64_t stride = 1;
@@ -51,7 +51,7 @@ std::uint64_t PlaceInWhole(std::uint64_t element, const Shape& shape, const Tens
   return place;
 }
 
-// Rank `rank` of `world` has this part of [0, size): like torch's chunks, the last ones may be short or empty.
+// The part of [0, size) of rank `rank` of `world`: like torch's chunks, the last ones may be short or empty.
 Range Chunk(std::int64_t size, int rank, int world) {
   const std::int64_t each = (size + world - 1) / world;
   return {std::min(size, each * rank), std::min(size, each * (rank + 1))};
@@ -68,7 +68,7 @@ void AddChunk(CorpusState& state, const std::string& name, const std::string& lo
   state.Add(name, dtype, shape, std::move(part));
 }
 
-/// [4, 4, 3] in three boxes: the upper half, and the quarters of the lower one. Other worlds cut the last dimension.
+/// [4, 4, 3] in three boxes: the upper half and the lower quarters. Other worlds cut the last dimension.
 void AddBox(CorpusState& state, int rank, int world) {
   const std::string name = fmt::format("box {}", rank);
   const Shape whole{4, 4, 3};
@@ -181,7 +181,7 @@ Values CorpusRankValues(int rank) { return {{"rank", std::int64_t{rank}}, {"worl
 
 CorpusState CorpusLarge() {
   CorpusState state;
-  state.Add("counts", DType::kI64, {3});  // Its rank puts it before the other.
+  state.Add("counts", DType::kI64, {3});  // Its dtype puts it first.
   state.Add("sparse.weight", DType::kF32, {401, 661});
   state.Add("sparse.tail", DType::kU8, {5});
   return state;

@@ -10,11 +10,11 @@
 
 namespace cairn {
 
-/// The states of tests/format/corpus-v1: what its generator saved, and what every later reader must bring back.
+/// The states in tests/format/corpus-v1: what its generator saved and every later reader must restore.
 ///
-/// The bytes of a tensor are a formula of its logical name, the step and their place in the whole tensor, so that a
-/// part of any cut knows its own. tests/python/corpus_v1.py has the same formula. None of this may change: the files
-/// do not.
+/// A tensor's bytes are a function of its logical name, the step and their position in the whole tensor, so that a part
+/// of any cut can be checked. tests/python/corpus_v1.py has the same function. None of this may change, because the
+/// files do not.
 class CorpusState {
  public:
   void Add(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape,
@@ -24,7 +24,7 @@ class CorpusState {
 
   /// Fills every tensor with its contents at `step`.
   void Fill(std::uint64_t step);
-  /// Names of the tensors that do not hold, bit by bit, their contents at `step`.
+  /// Names of tensors that differ in any bit from their contents at `step`.
   [[nodiscard]] std::vector<std::string> Wrong(std::uint64_t step) const;
   [[nodiscard]] State& state() { return state_; }
 
@@ -46,13 +46,13 @@ class CorpusState {
 [[nodiscard]] Values CorpusSingleValues(std::uint64_t step);
 
 constexpr int kCorpusRanks = 3;
-/// What rank `rank` of `world` holds: tensors cut by rows, columns and boxes (of rank 2 of 3 one has no rows), a tied
-/// part, replicated tensors, and tensors of single ranks. Saved by kCorpusRanks, restored by any number.
+/// The tensors of rank `rank` of `world`: cut by rows, columns and boxes (one of rank 2 of 3 has no rows), a tied part,
+/// replicated tensors, and tensors of single ranks. Saved by kCorpusRanks, restored by any number.
 [[nodiscard]] CorpusState CorpusRank(int rank, int world);
 [[nodiscard]] Replicated CorpusReplicated();
 [[nodiscard]] Values CorpusRankValues(int rank);
 
-/// Data of two checksum blocks, with a tensor that begins off a block's boundary and crosses it. Most bytes are zero.
+/// Two checksum blocks of data, with a tensor across a block boundary. Most bytes are zero.
 [[nodiscard]] CorpusState CorpusLarge();
 /// Two small tensors.
 [[nodiscard]] CorpusState CorpusUnchecked();

@@ -1,4 +1,4 @@
-// Checkpoints that the first version of the format's code wrote (tests/format/corpus-v1), read by today's.
+// Checkpoints written by the first version of the format (tests/format/corpus-v1), read by the current code.
 
 #include "checkpointer/corpus_v1.h"
 
@@ -56,7 +56,7 @@ Ranks OpenRanks(int world) {
   return ranks;
 }
 
-/// Every file and folder of the corpus, with its size and its time of change.
+/// Every file and folder of the corpus with its size and modification time.
 std::map<std::string, std::pair<std::uintmax_t, std::filesystem::file_time_type>> Listing() {
   std::map<std::string, std::pair<std::uintmax_t, std::filesystem::file_time_type>> listing;
   listing[""] = {0, std::filesystem::last_write_time(kCorpus)};
@@ -66,7 +66,7 @@ std::map<std::string, std::pair<std::uintmax_t, std::filesystem::file_time_type>
   return listing;
 }
 
-/// The corpus itself is opened read-only, and no test may change it; what writes has a copy.
+/// The corpus is opened read-only and may not change; writers use a copy.
 class CorpusV1 : public testing::Test {
  protected:
   void TearDown() override { EXPECT_EQ(Listing(), before_); }
@@ -132,7 +132,7 @@ TEST_F(CorpusV1, RestoresEveryDTypeShapeAndValueOfEachStep) {
 
     ASSERT_TRUE(restored.ok()) << restored.status();
     EXPECT_THAT(state.Wrong(step), IsEmpty());
-    EXPECT_THAT(state.Wrong(step + 500), SizeIs(Gt(25U))) << "of 35 that are not empty: the steps are told apart";
+    EXPECT_THAT(state.Wrong(step + 500), SizeIs(Gt(25U))) << "of 35 non-empty ones: the steps differ";
     EXPECT_EQ(restored->values, CorpusSingleValues(step));
     EXPECT_TRUE(std::signbit(std::get<double>(restored->values.at("minus zero"))));
     EXPECT_EQ(restored->generation, step == 1500 ? 1U : 0U);

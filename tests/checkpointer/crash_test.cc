@@ -1,4 +1,4 @@
-// kill -9 at every operation: what was acknowledged is there afterwards, and nothing that is listed is broken.
+// kill -9 at every operation: acknowledged saves exist afterwards, and everything listed is intact.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ EventCallback SayDurable(const Say& say) {
   };
 }
 
-// Five saves, three of them in flight at a time, and a removal behind each but the first; the third is saved again.
+// Five saves, three in flight at a time, with a removal after each but the first; the last step is saved again.
 int RunSaves(const std::string& root, const std::shared_ptr<FaultPlan>& plan, const Say& say) {
   Options options = SmallOptions(root);
   options.keep_last = 1;
@@ -45,12 +45,12 @@ int RunSaves(const std::string& root, const std::shared_ptr<FaultPlan>& plan, co
     if (!(*checkpointer)->Save(step, states.back()->state()).ok()) return 3;
   }
   if (!(*checkpointer)->Drain(Soon()).ok()) return 4;
-  // Replaced by the same bits: whichever of the two is there afterwards, it is whole.
+  // Replaced by the same bits, so either one is intact.
   if (!(*checkpointer)->Save(14, states.back()->state(), {.if_exists = IfExists::kReplace}).ok()) return 5;
   return (*checkpointer)->Drain(Soon()).ok() ? 0 : 6;
 }
 
-/// Whether the last saves of a run were written over retired files, as far as the disk here allows that.
+/// Whether the last saves of a run overwrote retired files, if this disk supports that.
 bool Recycled(const Checkpointer& checkpointer) {
   const CheckpointerStats stats = checkpointer.stats();
   return stats.shards_recycled > 0 || !stats.not_recycled_reason.empty();
@@ -88,7 +88,7 @@ int RunRanks(const std::string& root, const std::shared_ptr<FaultPlan>& plan, co
       states.push_back(SmallState(step, rank));
       if (!ranks[static_cast<std::size_t>(rank)]->Save(step, states.back()->state()).ok()) return 3;
     }
-    // The first two together; the others find the files of those.
+    // The first two run together; the others reuse their files.
     for (const auto& rank : ranks) {
       if (step > 11 && !rank->Drain(Soon()).ok()) return 4;
     }
@@ -109,7 +109,7 @@ std::optional<std::uint64_t> NewestAcknowledged(const std::vector<std::string>& 
 
 enum class When : bool { kBefore, kAfter };
 
-// Runs in a child that is killed at its kth operation. False where the run has fewer.
+// Runs in a child that is killed at its kth operation. False if the run has fewer.
 bool KillAt(const RunInChild& run, const std::string& root, std::uint64_t k, When when, int ranks,
             std::optional<std::uint64_t> acknowledged_before = std::nullopt) {
   Forked child([&](const Say& say) {
@@ -118,7 +118,7 @@ bool KillAt(const RunInChild& run, const std::string& root, std::uint64_t k, Whe
     return run(root, plan, say);
   });
   const Forked::End end = child.Wait(Soon());
-  EXPECT_NE(end.how, Forked::How::kTimedOut) << "a hang, to be killed at operation " << k;
+  EXPECT_NE(end.how, Forked::How::kTimedOut) << "it hung instead of reaching operation " << k;
   if (end.how == Forked::How::kExited) {
     EXPECT_EQ(end.value, 0) << "at operation " << k;
     return false;
@@ -129,7 +129,7 @@ bool KillAt(const RunInChild& run, const std::string& root, std::uint64_t k, Whe
   return true;
 }
 
-// At every operation there is; at some of them under sanitizers. Returns how many there were.
+// Kills at every operation (under sanitizers at some). Returns the number of operations.
 std::uint64_t KillAtEach(const RunInChild& run, const std::string& folder, int ranks,
                          const std::function<void(const std::string& root)>& prepare = {},
                          std::optional<std::uint64_t> acknowledged_before = std::nullopt) {
@@ -170,7 +170,7 @@ TEST(Crash, LosesNothingAtAnyOperationOfThreeRanksSaves) {
   EXPECT_GT(operations, 100U);
 }
 
-// The first save ever, into a root that has to be made: the parents are part of it.
+// The first save, into a root whose parents must be made too.
 TEST(Crash, LeavesAUsableRootDuringTheFirstSaveEver) {
   const TempDir dir;
   const RunInChild first = [](const std::string& folder, const std::shared_ptr<FaultPlan>& plan, const Say& say) {
@@ -201,11 +201,11 @@ TEST(Crash, LeavesAUsableRootDuringTheFirstSaveEver) {
   }
 }
 
-// What a crash left is swept at the next Open; that Open is killed in its turn, at every operation.
+// The next Open sweeps what a crash left, and is killed at every operation as well.
 TEST(Crash, LosesNothingDuringTheSweepOfAnEarlierCrash) {
   const TempDir dir;
   const auto leave_a_mess = [](const std::string& root) {
-    // A committed step, one whose removal was cut short, and an attempt with a shard.
+    // A committed step, an interrupted removal, and an attempt with a shard.
     const auto killed_in = [&root](const FaultMatch& match, std::uint64_t from, std::uint64_t to) {
       Forked child([&](const Say&) {
         Options options = SmallOptions(root);
@@ -226,7 +226,7 @@ TEST(Crash, LosesNothingDuringTheSweepOfAnEarlierCrash) {
     for (const auto& entry : std::filesystem::directory_iterator(root)) {
       if (entry.path().filename().string().starts_with(".attempt-")) attempt = entry.path();
     }
-    // Set aside, as the next Open would sweep it before the rest of the mess is made.
+    // Moved aside, because the next Open would sweep it before the rest is made.
     const std::filesystem::path aside = root + "-aside";
     std::filesystem::remove_all(aside);
     std::filesystem::rename(attempt, aside);
@@ -241,7 +241,7 @@ TEST(Crash, LosesNothingDuringTheSweepOfAnEarlierCrash) {
   EXPECT_GT(operations, 8U);
 }
 
-// A data-loader worker outlives the trainer that forked it, with copies of all its descriptors.
+// A data-loader worker outlives the trainer that forked it, and has copies of all descriptors.
 TEST(Crash, OpensTheRootWhileAnOrphanedWorkerLivesOn) {
   const TempDir dir;
   std::optional<pid_t> orphan;
@@ -271,10 +271,10 @@ TEST(Crash, OpensTheRootWhileAnOrphanedWorkerLivesOn) {
     pid_t pid;
     ~Orphan() { ::kill(pid, SIGKILL); }
   } worker{*orphan};
-  // The worker keeps the pipe open, so the trainer's end shows in its state alone.
+  // The worker keeps the pipe open, so only the trainer's state shows its end.
   ASSERT_TRUE(trainer.AwaitDeath(Soon()));
 
-  EXPECT_EQ(::kill(*orphan, 0), 0) << "the worker should be there still";
+  EXPECT_EQ(::kill(*orphan, 0), 0) << "the worker should still be running";
   ExpectNothingLost(dir / "run", 1);
 }
 

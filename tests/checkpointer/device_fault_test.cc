@@ -1,4 +1,4 @@
-// A GPU that fails in the middle of a save (a modelled one): saves fail, nobody hangs, the root stays usable.
+// A modelled GPU that fails during a save: saves fail, nobody hangs, the root stays usable.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using ::testing::IsEmpty;
 constexpr DeviceId kGpu{DeviceKind::kCuda, 0};
 constexpr std::size_t kElements = 1'000'000;  // Four chunks.
 
-/// A Checkpointer with one modelled GPU that can be told to fail.
+/// A Checkpointer with one modelled GPU that can fail.
 class DeviceFault : public testing::Test {
  protected:
   void SetUp() override { Open(SmallOptions(root())); }
@@ -60,7 +60,7 @@ class DeviceFault : public testing::Test {
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }
-  /// With the device in order again: a new Checkpointer finds what was committed, and goes on.
+  /// After the device works again: a new Checkpointer finds what was committed and continues.
   void ExpectWorksAfterwards(const std::vector<std::uint64_t>& steps) {
     Open(SmallOptions(root()));
     EXPECT_EQ(ListedSteps(*checkpointer_), steps);
@@ -120,7 +120,7 @@ TEST_F(DeviceFault, FailsTheSaveWhereACopyFailsLater) {
 
 TEST_F(DeviceFault, EndsEverySaveFailedAfterAStickyErrorAndHangsNobody) {
   ASSERT_EQ(Start(1).WaitDurable(Soon()), Status::Ok());
-  // In the middle of the second of three.
+  // During the second of three saves.
   device_->BecomeStickyAt(device_->copies() + 6);
   std::vector<SaveHandle> saves;
   for (std::uint64_t step = 2; step <= 4; ++step) {
@@ -129,7 +129,7 @@ TEST_F(DeviceFault, EndsEverySaveFailedAfterAStickyErrorAndHangsNobody) {
   }
   ASSERT_FALSE(saves.empty());
 
-  // It returns, with the device's error or (where the saves are over) without.
+  // It must return, with the device's error or, if the saves are over, without.
   static_cast<void>(checkpointer_->Fence(stream_));
   bool some_failed = false;
   for (const SaveHandle& save : saves) {
@@ -150,7 +150,7 @@ TEST_F(DeviceFault, EndsEverySaveFailedAfterAStickyErrorAndHangsNobody) {
   ExpectWorksAfterwards(steps);
 }
 
-// Copies are on their way behind a stream that hangs; then the device is lost, and no host function is called any more.
+// Copies wait on a hanging stream; then the device is lost, and no host function is called any more.
 TEST_F(DeviceFault, NoticesALostDeviceWhileItSleeps) {
   ASSERT_EQ(device_->HoldCopies(), Status::Ok());
   const SaveHandle save = Start(1);
@@ -197,7 +197,7 @@ TEST_F(DeviceFault, FailsAStagedSaveOnADeviceThatIsLost) {
   ExpectWorksAfterwards({1});
 }
 
-// A staged save that fails gives its staging memory back: the next one is staged again.
+// A staged save that fails releases its staging memory: the next one is staged.
 TEST_F(DeviceFault, StagesTheNextSaveWhereOneHasFailed) {
   Options options = SmallOptions(root());
   options.staging_bytes = kElements * 4;
@@ -212,7 +212,7 @@ TEST_F(DeviceFault, StagesTheNextSaveWhereOneHasFailed) {
   EXPECT_TRUE(save.stats().staged);
 }
 
-// One lane's copy out of the staging memory is held up while the other's is done: the memory is not the next save's.
+// One lane's copy out of staging memory is delayed while the other's is done: the next save must not get the memory.
 TEST_F(DeviceFault, KeepsStagingMemoryUntilEveryChunkHasBeenCopiedOutOfIt) {
   constexpr std::size_t kSixChunks = 1'500'000;
   Options options = SmallOptions(root());
@@ -227,7 +227,7 @@ TEST_F(DeviceFault, KeepsStagingMemoryUntilEveryChunkHasBeenCopiedOutOfIt) {
   const auto save = checkpointer_->Save(1, first.state(), {.streams = {stream_}});
   ASSERT_TRUE(save.ok()) << save.status();
   ASSERT_TRUE(all.WaitHeld(Soon()));
-  ASSERT_TRUE(device_->AwaitCopies(5, Soon()));  // Into staging memory, and four chunks: the pool has no more.
+  ASSERT_TRUE(device_->AwaitCopies(5, Soon()));  // Into staging memory, plus four chunks: the pool has no more.
 
   const auto held = std::make_shared<StreamPoint>();
   const Stream blocked = host_->MakeStream();
@@ -236,7 +236,7 @@ TEST_F(DeviceFault, KeepsStagingMemoryUntilEveryChunkHasBeenCopiedOutOfIt) {
   EXPECT_EQ(host_->RecordOnStream(blocked, *event), Status::Ok());
   EXPECT_EQ(host_->LaneWait(1, *event), Status::Ok());
   all.Release();
-  EXPECT_TRUE(fifth.WaitHeld(Soon()));  // The other lane's chunk has come out.
+  EXPECT_TRUE(fifth.WaitHeld(Soon()));  // The other lane's chunk is copied.
   const auto next = checkpointer_->Save(2, second.state(), {.streams = {stream_}});
   EXPECT_TRUE(device_->AwaitCopies(8, Soon()));
   held->Reach();
@@ -253,7 +253,7 @@ TEST_F(DeviceFault, KeepsStagingMemoryUntilEveryChunkHasBeenCopiedOutOfIt) {
   }
 }
 
-// The disk fails while copies are held behind a stream: nothing reads the tensors after the save has ended.
+// The disk fails while copies wait on a stream: nothing may read the tensors after the save has ended.
 TEST_F(DeviceFault, WaitsForCopiesUnderWayBeforeAFailedSaveEnds) {
   ASSERT_EQ(device_->HoldCopies(), Status::Ok());
   plan_->Fail({.op = IoOp::kFallocate}, EIO);

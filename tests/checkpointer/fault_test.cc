@@ -1,4 +1,4 @@
-// One operation of a save fails: the save says so, what was there before stays, and the next save works.
+// One operation of a save fails: the save reports it, earlier checkpoints stay, and the next save works.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// A root with step 1 in it, opened through a plan that sees nothing but what comes after.
+/// A root with step 1, opened through a plan that records only later operations.
 class Fault : public testing::Test {
  protected:
   void SetUp() override {
@@ -80,7 +80,7 @@ TEST_P(FaultAtEach, EndsTheSaveFailedAndTheNextOneWorks) {
     const SeenOperation hit = plan_->Seen()[before + k - 1];
     SCOPED_TRACE(testing::Message() << IoOpName(hit.op) << " of " << hit.path << " " << hit.path2 << ": " << status);
     if (status.ok()) {
-      // After the commit, or an O_DIRECT open that was refused with what says that there is none.
+      // After the commit, or an O_DIRECT open whose error means that it is unsupported.
       EXPECT_EQ(EventsOf(EventKind::kSaveDurable, step).size(), 1U);
     } else {
       EXPECT_EQ(checkpointer_->LastFailure(), status);
@@ -91,7 +91,7 @@ TEST_P(FaultAtEach, EndsTheSaveFailedAndTheNextOneWorks) {
       EXPECT_THAT(status.message(), HasSubstr(std::generic_category().message(GetParam())));
       EXPECT_THAT(status.message(), AnyOf(HasSubstr(root()), HasSubstr("descriptor")));
     }
-    // A failed root fsync leaves a step that may be there: it is not this one's next.
+    // A failed fsync of the root may leave the step, so continue with another one.
     ++step;
     ASSERT_EQ(SaveDurably(*checkpointer_, step), Status::Ok());
     ASSERT_EQ(RestoreAndCompare(*checkpointer_, Step(step)), Status::Ok());
@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(Errno, FaultAtEach, testing::Values(EIO, ENOSPC, EAGAIN
                            }
                          });
 
-// The operation is run, and its answer is an error all the same.
+// The operation takes effect but reports an error.
 TEST_F(Fault, LosesNothingWhereAnOperationWasRunAndItsAnswerIsAnError) {
   std::uint64_t step = 2;
   for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
@@ -168,7 +168,7 @@ TEST_F(Fault, FailsASaveWhoseWritesGetNowhere) {
   EXPECT_EQ(SaveDurably(*checkpointer_, 3), Status::Ok());
 }
 
-// The ring itself is gone, from any operation of a save on.
+// The ring itself breaks during a save.
 TEST_F(Fault, FailsEverySaveOnceTheRingIsBrokenAndHangsNowhere) {
   if (checkpointer_->stats().io_queue != "io_uring") GTEST_SKIP() << checkpointer_->stats().io_queue_reason;
   plan_->CallBefore({.op = IoOp::kWrite, .path = "shard-", .nth = 2}, [](const SeenOperation&) {
@@ -195,9 +195,12 @@ struct FsyncCase {
   friend void PrintTo(const FsyncCase& one, std::ostream* out) { *out << one.name; }
 
   std::string name;
-  std::string path;   // A part of what is fsynced.
-  std::uint64_t nth;  // Of the fsyncs of that path.
-  std::uint64_t all;  // That there are then: those beside it have begun.
+  // A part of the fsynced path.
+  std::string path;
+  // Which fsync of that path fails.
+  std::uint64_t nth;
+  // How many fsyncs of it there are: parallel ones have begun.
+  std::uint64_t all;
 };
 
 class FailedFsync : public Fault, public testing::WithParamInterface<FsyncCase> {};
@@ -222,11 +225,11 @@ TEST_P(FailedFsync, EndsTheSaveFailedAndIsNeverTriedAgain) {
 INSTANTIATE_TEST_SUITE_P(Of, FailedFsync,
                          testing::Values(FsyncCase{"Shard", "shard-00000", 1, 1},
                                          FsyncCase{"Manifest", "manifest.json", 1, 1},
-                                         // Between the manifest's and the shard's, which are of that path, too.
+                                         // Between the manifest's and the shard's, whose paths match too.
                                          FsyncCase{"Folder", ".attempt-", 2, 3}),
                          [](const auto& test) { return test.param.name; });
 
-/// The root's fsync is the one whose path ends with the root's own name.
+/// Fails the fsync of the root.
 class FailedRootFsync : public Fault {
  protected:
   /// Fails the fsync that follows the next rename to a step.
@@ -249,7 +252,7 @@ TEST_F(FailedRootFsync, EndsTheSaveUnknownAndNeverDurable) {
   EXPECT_EQ(save->stats().phase, SavePhase::kFailed);
   EXPECT_EQ(checkpointer_->LastFailure(), status);
   EXPECT_TRUE(EventsOf(EventKind::kSaveDurable, 2).empty());
-  // It is whole, wherever it is.
+  // It is intact in any case.
   EXPECT_EQ(RestoreAndCompare(*checkpointer_, Step(1)), Status::Ok());
   EXPECT_EQ(RestoreAndCompare(*checkpointer_, Step(2)), Status::Ok());
 }
@@ -271,7 +274,7 @@ TEST_F(FailedRootFsync, DoesNotCountTheStepForRetention) {
   EXPECT_THAT(ListedSteps(*checkpointer_), testing::AllOf(Contains(3), testing::Not(Contains(1))));
 }
 
-// Whoever is told "unknown" may save the step again.
+// After "unknown" the step may be saved again.
 TEST_F(FailedRootFsync, LetsTheStepBeSavedAgain) {
   FailNextRootFsync();
   ASSERT_EQ(SaveDurably(*checkpointer_, 2).code(), StatusCode::kUnknownOutcome);
@@ -283,7 +286,7 @@ TEST_F(FailedRootFsync, LetsTheStepBeSavedAgain) {
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1, 2));
 }
 
-// Retention's own operations fail: the save is durable all the same, and what should have gone goes next time.
+// Retention's operations fail: the save is still durable, and the removal is repeated next time.
 TEST_F(Fault, LosesNothingWhereARemovalFailsAtAnyOperation) {
   checkpointer_.reset();
   Options options = SmallOptions(root());
@@ -294,7 +297,7 @@ TEST_F(Fault, LosesNothingWhereARemovalFailsAtAnyOperation) {
   for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
     plan_->Clear();
     std::size_t before = 0;
-    // From the fsync that commits: what comes behind it is the removal's.
+    // Operations after the committing fsync belong to the removal.
     plan_->CallAfter({.op = IoOp::kRename, .path = "step-", .nth = 1}, [&](const SeenOperation&) {
       before = plan_->Seen().size() + 1;
       plan_->Fail({.nth = k + 1}, EIO);
@@ -306,7 +309,7 @@ TEST_F(Fault, LosesNothingWhereARemovalFailsAtAnyOperation) {
     ASSERT_THAT(ListedSteps(*checkpointer_), Contains(step));
     ASSERT_EQ(RestoreAndCompare(*checkpointer_, Step(step)), Status::Ok());
     ++step;
-    // A restore of the newest is no new line.
+    // Restoring the newest begins no new line.
     ASSERT_EQ(SaveDurably(*checkpointer_, step), Status::Ok());
     ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
     ASSERT_THAT(ListedSteps(*checkpointer_), ElementsAre(step));

@@ -1,4 +1,4 @@
-// Saves that are not committed before their caller says so.
+// Saves that are committed only when their caller releases them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,8 @@ class Hold : public testing::Test {
   }
 
   const TempDir dir_;
-  std::vector<std::unique_ptr<Tensors>> states_;  // Until every save is over.
+  // Kept until every save has ended.
+  std::vector<std::unique_ptr<Tensors>> states_;
   std::unique_ptr<Checkpointer> checkpointer_;
 };
 
@@ -40,7 +41,7 @@ TEST_F(Hold, LetsTheTensorsAndYoungerSavesGoOnAndCommitsWhenReleased) {
   const SaveHandle held = Save(1, minutes(10));
 
   ASSERT_TRUE(held.WaitCaptured(Soon()).ok());
-  ASSERT_TRUE(Save(2, {}).WaitDurable(Soon()).ok());  // Writes only after the older one has.
+  ASSERT_TRUE(Save(2, {}).WaitDurable(Soon()).ok());  // It writes only after the older one.
   EXPECT_EQ(held.stats().phase, SavePhase::kCaptured);
   EXPECT_GT(held.stats().written.count(), 0);
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(2));

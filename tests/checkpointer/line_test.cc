@@ -16,7 +16,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::SizeIs;
 
-// Saving twice, rolling back and saving on, retention, pins: over real folders, with reopening in between.
+// Saving twice, rolling back, saving on, retention and pins on real folders, with reopening in between.
 class Line : public testing::Test {
  protected:
   void SetUp() override { Open(); }
@@ -144,7 +144,7 @@ TEST_F(Line, PinsOutliveTheCheckpointer) {
   EXPECT_TRUE(checkpointer_->List()->front().pinned);
 }
 
-// Pinned behind this writer's back, as an evaluation job does: the file counts, whatever the writer knows.
+// Pinned by another process, such as an evaluation job: the file counts, even if the writer does not know it.
 TEST_F(Line, RetentionSparesWhatSomebodyElsePinned) {
   Open(1);
   ASSERT_TRUE(Save(1, 1).ok());
@@ -193,7 +193,7 @@ TEST_F(Line, TheNewestThatDoesNotVerifyIsCorruptAndFallBackNamesIt) {
   ASSERT_THAT(restored->passed_over, SizeIs(1));
   EXPECT_THAT(restored->passed_over[0], HasSubstr(StepFolder(20)));
   EXPECT_TRUE(tensors_.Holds(10));
-  EXPECT_TRUE(Save(20, 200).ok()) << "training goes on over the damaged one";
+  EXPECT_TRUE(Save(20, 200).ok()) << "training continues and replaces the damaged one";
   EXPECT_EQ(checkpointer_->Restore(Latest(), tensors_.state())->step, 20U);
 }
 
@@ -290,7 +290,7 @@ TEST_F(Line, AReaderTakesNoLockAndWritesNothing) {
   EXPECT_TRUE((*reader)->Restore(Latest(), tensors_.state()).ok());
   EXPECT_EQ((*reader)->Save(11, tensors_.state()).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ((*reader)->Remove(10).code(), StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(Save(11, 11).ok()) << "the writer goes on beside it";
+  EXPECT_TRUE(Save(11, 11).ok()) << "the writer is not affected";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A memory control group that is smaller than the pool.
+// A memory control group smaller than the pool.
 
 #include "base/memory_limit.h"
 
@@ -29,7 +29,7 @@ bool WriteTo(const std::string& path, const std::string& text) {
 }
 
 TEST(MemoryLimited, OpenRefusesAPoolThatTheControlGroupCannotHold) {
-  if (kSanitized) GTEST_SKIP() << "sanitizers take more memory than the group has";
+  if (kSanitized) GTEST_SKIP() << "sanitizers need more memory than the group has";
   const std::vector<std::string> own = MemoryGroupFolders();
   if (own.empty()) GTEST_SKIP() << "no memory control group here";
   const std::string group = own.front() + "/cairn-test-" + std::to_string(::getpid());

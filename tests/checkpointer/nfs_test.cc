@@ -1,4 +1,4 @@
-// What NFS does otherwise than a local disk (see NfsDouble): nothing is lost, told wrongly, or left for good.
+// How NFS differs from a local disk (see NfsDouble): nothing is lost, misreported, or left for good.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -31,13 +31,13 @@ using ::testing::SizeIs;
 class Nfs : public testing::Test {
  protected:
   [[nodiscard]] std::string root() const { return dir_ / "run"; }
-  /// Queues that follow a plan, on the double.
+  /// Queues on the double that follow a plan.
   [[nodiscard]] Wiring OnNfs(const std::shared_ptr<FaultPlan>& plan = FaultPlan::Make()) const {
     Wiring wiring;
     wiring.wrap_queue = [nfs = nfs_, plan](IoQueueFactory inner) { return plan->Wrap(nfs->Wrap(std::move(inner))); };
     return wiring;
   }
-  /// Nothing is recycled: NFS gives no leases.
+  /// Nothing is recycled, because NFS has no leases.
   [[nodiscard]] Options OptionsOnNfs() {
     Options options = SmallOptions(root());
     options.keep_last = 2;
@@ -78,7 +78,7 @@ class Nfs : public testing::Test {
 };
 
 TEST_F(Nfs, SavesRetiresAndRestores) {
-  for (const std::uint64_t from : {1, 5}) {  // The second time over what the first has left.
+  for (const std::uint64_t from : {1, 5}) {  // The second time on the first run's leftovers.
     const auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs());
     ASSERT_NE(checkpointer, nullptr);
 
@@ -99,7 +99,7 @@ TEST_F(Nfs, SaveOfAStepThatIsThereIsRefused) {
   const auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(checkpointer, nullptr);
   ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
-  // One that this writer does not know of, so that the rename alone can tell.
+  // Unknown to this writer, so only the rename can detect it.
   std::filesystem::copy(root() + "/" + StepName(1), root() + "/" + StepName(2));
 
   const Status status = SaveDurably(*checkpointer, 2, {}, 1);
@@ -126,7 +126,7 @@ TEST_F(Nfs, ReplacedStepIsTheNewOneAndNothingOfTheOldIsLeft) {
   ExpectNothingLeft();
 }
 
-// A client that asks again, because the answer got lost, hears that there is nothing to be renamed.
+// A client that repeats a request because the reply was lost finds nothing to rename.
 TEST_F(Nfs, RenameThatWasDoneAndFoundNothingWhenItWasAskedAgainIsACommit) {
   const auto plan = FaultPlan::Make();
   const auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs(plan));
@@ -149,12 +149,12 @@ TEST_P(NfsFaultOf, LosesNothingAndLeavesNothing) {
   std::uint64_t step = 1;
   std::uint64_t hits = 0;
   for (std::uint64_t nth = 1;; ++nth) {
-    // As many as are kept, so that the next one's commit is followed by a removal.
+    // As many as are kept, so that the next commit is followed by a removal.
     for (int kept = 0; kept < 2; ++kept) ASSERT_EQ(SaveDurably(*checkpointer, step++), Status::Ok());
     ASSERT_EQ(checkpointer->Drain(Soon()), Status::Ok());
     const std::size_t seen = plan->Count({.op = GetParam()});
     const FaultMatch match{.op = GetParam(), .nth = nth};
-    // A close that fails has closed.
+    // A failed close has still closed the file.
     GetParam() == IoOp::kClose ? plan->FailAfter(match, EIO) : plan->Fail(match, EIO);
 
     const Status status = SaveDurably(*checkpointer, step++);
@@ -184,7 +184,7 @@ INSTANTIATE_TEST_SUITE_P(Each, NfsFaultOf,
                                          IoOp::kCall),
                          [](const auto& test) { return std::string(IoOpName(test.param)); });
 
-// Retention meets somebody who reads a file and has no lock, as every tool but Cairn's.
+// Retention meets a reader without a lock, like any tool but Cairn's.
 TEST_F(Nfs, FileThatIsStillReadGoesOnceItIsClosedAndTheRootOpenedAgain) {
   auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(checkpointer, nullptr);
@@ -197,7 +197,7 @@ TEST_F(Nfs, FileThatIsStillReadGoesOnceItIsClosedAndTheRootOpenedAgain) {
   EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(2, 3));
   EXPECT_THAT(SillyNames(), SizeIs(1));
   EXPECT_THAT(Warnings(), Contains(HasSubstr(".retired-")));
-  // While it is read a sweep cannot remove it either; nothing else is held up.
+  // While it is read, a sweep cannot remove it either; nothing else is delayed.
   checkpointer.reset();
   checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(checkpointer, nullptr);
@@ -238,7 +238,7 @@ TEST_F(Nfs, AttemptOfADeadWriterIsSweptThoughAFileOfItIsOpen) {
   ExpectNothingLeft();
 }
 
-// The record of the writer before is open in that writer as long as it lives.
+// The previous writer keeps its record open as long as it lives.
 TEST_F(Nfs, WriterThatIsTakenOverFailsAndLeavesNothing) {
   auto first = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(first, nullptr);
@@ -289,7 +289,7 @@ TEST_F(Nfs, RanksCommitAndAbandonTogether) {
   ASSERT_EQ(ranks[0]->Drain(Soon()), Status::Ok());
   EXPECT_THAT(ListedSteps(*ranks[1]), ElementsAre(3, 4));
   ranks.clear();
-  // Where one rank still had its file open when another removed what was abandoned, the folder is the next sweep's.
+  // If one rank had its file open when another removed the attempt, the next sweep removes the folder.
   EXPECT_THAT(SillyNames(), IsEmpty());
   ExpectNothingLost(root(), 4, kRanks);
 }

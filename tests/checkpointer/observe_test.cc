@@ -23,7 +23,7 @@ using testing::HasSubstr;
 
 constexpr std::chrono::seconds kPatience{60};
 
-// Events as they come, from the engine's thread.
+// Collects events from the engine's thread.
 class Events {
  public:
   EventCallback Callback() {
@@ -222,14 +222,14 @@ TEST(Observe, LookAtTheDiskThatHangsHoldsUpItsSaveAndNotTheEnginesThread) {
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   ASSERT_TRUE((*checkpointer)->Drain(Deadline::In(kPatience)).ok());
   Tensors tensors = Tensors::Many(2, 1000);
-  // The look for free space, before the save has a file.
+  // The check of free space, before the save has a file.
   const FaultGate gate = plan->Hold({.op = IoOp::kCall});
 
   const auto save = (*checkpointer)->Save(1, tensors.state());
   ASSERT_TRUE(save.ok()) << save.status();
   ASSERT_TRUE(gate.WaitHeld(Deadline::In(kPatience)));
 
-  EXPECT_EQ(save->WaitCaptured(Deadline::In(kPatience)), Status::Ok()) << "the engine's thread goes on";
+  EXPECT_EQ(save->WaitCaptured(Deadline::In(kPatience)), Status::Ok()) << "the engine's thread is not blocked";
   EXPECT_EQ(plan->Count({.op = IoOp::kMkdir, .path = ".attempt-"}), 0U);
   gate.Release();
   EXPECT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());

@@ -25,14 +25,14 @@ Options SmallOptions(const TempDir& dir) {
 
 std::uint64_t SeedOf(std::uint64_t step) { return step * 1000 + 7; }
 
-// Restores `step` into tensors of the same shape and compares.
+// Restores `step` into tensors of the same shape and compares them.
 void ExpectHolds(Checkpointer& checkpointer, std::uint64_t step, Tensors fresh) {
   const auto restored = checkpointer.Restore(Step(step), fresh.state());
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_TRUE(fresh.Holds(SeedOf(step))) << "step " << step;
 }
 
-// The training loop that the design must not deadlock: a host that never waits, a pool far smaller than the state.
+// A training loop that must not deadlock: a host that never waits, and a pool far smaller than the state.
 TEST(Pipeline, SaveFenceSaveFenceWithTwoChunksUnderAStateOfTwentyKeepsEveryStepApart) {
   const TempDir dir;
   ModelGpu gpu;
@@ -69,11 +69,11 @@ TEST(Pipeline, FenceLetsTheHostRunAheadWhereTheStateFitsThePool) {
   tensors.Fill(SeedOf(1));
   const Stream stream = gpu.device().MakeStream();
   std::promise<void> kernel_may_end;
-  gpu.device().Launch(stream, [&] { kernel_may_end.get_future().wait(); });  // The step before is still running.
+  gpu.device().Launch(stream, [&] { kernel_may_end.get_future().wait(); });  // The previous step is still running.
 
   const auto save = (*checkpointer)->Save(1, tensors.state(), {.streams = {stream}});
   ASSERT_TRUE(save.ok()) << save.status();
-  ASSERT_TRUE((*checkpointer)->Fence(stream).ok());  // Returns though no copy can have run.
+  ASSERT_TRUE((*checkpointer)->Fence(stream).ok());  // Returns although no copy can have run.
   gpu.device().Launch(stream, [&tensors] { tensors.Fill(99); });
   EXPECT_LT(save->stats().phase, SavePhase::kCaptured);
   kernel_may_end.set_value();
@@ -81,7 +81,7 @@ TEST(Pipeline, FenceLetsTheHostRunAheadWhereTheStateFitsThePool) {
   ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
   gpu.device().Synchronize(stream);
   ExpectHolds(**checkpointer, 1, Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu));
-  EXPECT_TRUE(tensors.Holds(99)) << "the fence let the stream go on";
+  EXPECT_TRUE(tensors.Holds(99)) << "the fence let the stream continue";
 }
 
 TEST(Pipeline, StagingFreesTheTensorsWhateverTheDiskDoes) {
@@ -103,7 +103,7 @@ TEST(Pipeline, StagingFreesTheTensorsWhateverTheDiskDoes) {
     gpu.device().Launch(stream, [&tensors, step] { tensors.Fill(SeedOf(step)); });
     saves.push_back(*(*checkpointer)->Save(step, tensors.state(), {.streams = {stream}}));
     ASSERT_TRUE((*checkpointer)->Fence(stream).ok());
-    ASSERT_TRUE(saves.back().WaitCaptured(Deadline::In(kPatience)).ok());  // The disk stands still.
+    ASSERT_TRUE(saves.back().WaitCaptured(Deadline::In(kPatience)).ok());  // The disk is blocked.
   }
   disk.Release();
 
@@ -149,7 +149,7 @@ TEST(Pipeline, SaveReturnsBeforeAnyByteHasMovedAndSmallCpuTensorsMayChangeAtOnce
   gpu.device().Launch(stream, [&] { kernel_may_end.get_future().wait(); });
 
   const auto save = (*checkpointer)->Save(1, state, {.streams = {stream}});
-  counter.Fill(50);  // Adam counts on, on the host.
+  counter.Fill(50);  // Adam increments it on the host.
   kernel_may_end.set_value();
 
   ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
@@ -193,7 +193,7 @@ TEST(Pipeline, GivesTheYoungerSaveNothingUntilTheOlderIsEnqueued) {
   const auto first = (*checkpointer)->Save(1, older.state());
   const auto second = (*checkpointer)->Save(2, younger.state());
   ASSERT_TRUE(disk.WaitHeld(Deadline::In(kPatience)));
-  EXPECT_EQ(second->stats().phase, SavePhase::kQueued) << "the older one still wants buffers";
+  EXPECT_EQ(second->stats().phase, SavePhase::kQueued) << "the older one still needs buffers";
   disk.Release();
 
   EXPECT_TRUE(first->WaitDurable(Deadline::In(kPatience)).ok());
@@ -281,7 +281,7 @@ TEST(Pipeline, FenceOfAnotherDevicesStreamMakesTheHostWait) {
 
   EXPECT_GE(save->stats().phase, SavePhase::kCaptured);
   ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
-  // What a stream of an unused device does cannot be ordered before the copies.
+  // Work on a stream of an unused device cannot be ordered before the copies.
   EXPECT_EQ((*checkpointer)->Save(2, tensors.state(), {.streams = {own, other}}).status().code(),
             StatusCode::kInvalidArgument);
 }

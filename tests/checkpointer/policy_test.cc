@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 constexpr std::chrono::seconds kPatience{60};
 
-// One place in flight, and a disk that stands still until told otherwise.
+// One slot in flight, and a disk that is blocked until released.
 class Policy : public testing::Test {
  protected:
   void Open(WhenFull when_full, int places, std::chrono::nanoseconds full_deadline = kPatience) {
@@ -50,7 +50,8 @@ class Policy : public testing::Test {
 
   const TempDir dir_;
   const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
-  Tensors tensors_ = Tensors::Many(8, 1_MiB / sizeof(float));  // Twice the pool: held writes keep it uncaptured.
+  // Twice the pool, so that held writes keep it uncaptured.
+  Tensors tensors_ = Tensors::Many(8, 1_MiB / sizeof(float));
   std::unique_ptr<Checkpointer> checkpointer_;
 };
 

@@ -1,4 +1,4 @@
-// The power fails after any operation of a recorded run: what was acknowledged by then is there, bit by bit.
+// The power fails after any operation of a recorded run: everything acknowledged by then is there, bit by bit.
 
 #include "support/power_cut.h"
 
@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::Test;
 
-/// A save's word that it is durable, and how many operations the recording had by then.
+/// A durable save, and the number of recorded operations at that time.
 struct Acknowledged {
   std::uint64_t step = 0;
   std::uint64_t variant = 0;
@@ -62,9 +62,9 @@ class PowerCutTest : public Test {
     variant_ = variant;
   }
 
-  /// Every prefix of the recording, under each of the four disks; `ranks` wrote it.
+  /// Checks every prefix of the recording under each of the four disks; `ranks` wrote it.
   void ExpectAcknowledgedAfterEachCut(int ranks, bool saves_after_cut) {
-    // Reads the run's own bits back; the recording is over.
+    // Reads back the run's own bits; the recording has ended.
     const std::size_t end = recording_->size();
     const std::size_t stride = kSanitized ? 11 : 1;
     for (std::size_t upto = 0; upto <= end; upto += stride) {
@@ -80,7 +80,8 @@ class PowerCutTest : public Test {
   }
 
   const TempDir dir_;
-  const TempDir trees_{Memory()};  // What is read back but once needs no disk.
+  // In memory, because it is read back only once.
+  const TempDir trees_{Memory()};
   std::shared_ptr<Recording> recording_;
   Mutex mutex_;
   std::uint64_t variant_ CAIRN_GUARDED_BY(mutex_) = 0;
@@ -91,7 +92,7 @@ class PowerCutTest : public Test {
     const std::string tree = trees_ / "tree";
     ASSERT_EQ(MaterializeAfterPowerCut(*recording_, upto, tree, cut), Status::Ok());
     std::optional<std::uint64_t> newest;
-    std::map<std::uint64_t, std::uint64_t> variants;  // By step: the last one acknowledged.
+    std::map<std::uint64_t, std::uint64_t> variants;  // By step: the last acknowledged variant.
     {
       MutexLock lock(mutex_);
       for (const Acknowledged& one : acknowledged_) {
@@ -132,7 +133,7 @@ class PowerCutTest : public Test {
       const std::unique_ptr<Tensors> fresh = SmallState(0, rank);
       const auto restored = reader.Restore(Step(step), fresh->state());
       ASSERT_TRUE(restored.ok()) << restored.status();
-      // A step that is being replaced may be the new one before it is acknowledged; never the one before the last.
+      // A step being replaced may be the new variant before that is acknowledged, but never an older one.
       const std::uint64_t least = acknowledged == variants.end() ? 0 : acknowledged->second;
       EXPECT_TRUE(Holds(*fresh, step, rank, least) || Holds(*fresh, step, rank, least + 1))
           << "step " << step << ", rank " << rank;
@@ -193,7 +194,7 @@ TEST_F(PowerCutTest, KeepsWhatThreeRanksAcknowledged) {
         states.push_back(SmallState(step, rank));
         ASSERT_TRUE(ranks[static_cast<std::size_t>(rank)]->Save(step, states.back()->state()).ok());
       }
-      // The third finds the files of the first.
+      // The third reuses the files of the first.
       if (step == 1) continue;
       for (const auto& rank : ranks) ASSERT_EQ(rank->Drain(Soon()), Status::Ok());
     }
@@ -202,7 +203,7 @@ TEST_F(PowerCutTest, KeepsWhatThreeRanksAcknowledged) {
   ExpectAcknowledgedAfterEachCut(3, false);
 }
 
-// The old line's step goes only once the new line's is durable.
+// The old line's step is removed only once the new line's is durable.
 TEST_F(PowerCutTest, KeepsTheAbandonedLineUntilTheNewOneIsDurable) {
   recording_ = Recording::Make(disk());
   {
@@ -218,7 +219,7 @@ TEST_F(PowerCutTest, KeepsTheAbandonedLineUntilTheNewOneIsDurable) {
   ExpectAcknowledgedAfterEachCut(1, false);
 }
 
-/// Which operation opened the file of another one.
+/// The path whose open gave the operation its file.
 std::string PathOf(const std::vector<RecordedOperation>& operations, const RecordedOperation& of) {
   for (const RecordedOperation& one : operations) {
     if (one.op == IoOp::kOpen && one.result >= 0 && one.file == of.file) return one.path;
@@ -226,15 +227,15 @@ std::string PathOf(const std::vector<RecordedOperation>& operations, const Recor
   return {};
 }
 
-/// Whether the operation changes what a retired or replaced folder holds: unlinks of it, takes a spare out of it, or
-/// opens one for writing.
+/// Whether the operation changes the contents of a retired or replaced folder: unlinks a file, takes a spare, or opens
+/// one for writing.
 bool Touches(const RecordedOperation& one) {
   const bool spare = one.path.find("/.spare-0/") != std::string::npos;
   return one.op == IoOp::kUnlink || (spare && (one.op == IoOp::kRename || one.op == IoOp::kOpen));
 }
 
-// A power cut may undo the rename and not what was done in the folder afterwards: each of its files is touched only
-// once an fsync of the root that was asked for after the rename has returned. The model above knows no such disk.
+// A power cut may undo the rename but not later changes in the folder. So each file may be touched only after an fsync
+// of the root that began after the rename has returned. The model above has no such disk.
 TEST_F(PowerCutTest, TouchesNothingOfARemovedOrReplacedStepBeforeItsRenameIsDurable) {
   recording_ = Recording::Make(disk());
   {
@@ -257,7 +258,7 @@ TEST_F(PowerCutTest, TouchesNothingOfARemovedOrReplacedStepBeforeItsRenameIsDura
     if (!Touches(touch) || touch.result < 0) continue;
     ++touches;
     std::string folder = std::filesystem::path(touch.path).parent_path();
-    // Spares lie in a retired folder that has been renamed once more.
+    // Spare folders are retired folders that were renamed once more.
     std::string retired = folder;
     for (std::size_t rename = 0; rename < touch.begun; ++rename) {
       if (operations[rename].op == IoOp::kRename && operations[rename].path2 == folder)

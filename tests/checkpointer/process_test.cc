@@ -1,4 +1,4 @@
-// Who may use a root, and what a forked child may do: processes, checkpointers, readers beside a writer.
+// Who may use a root, and what a forked child may do: processes, checkpointers, and readers during a write.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ TEST(Process, IsRefusedARootThatAnotherProcessWritesAndToldWhich) {
   ExpectNothingLost(dir / "run", 1);
 }
 
-// As after a node that hung, and comes back when its job runs elsewhere.
+// Like a node that hung and comes back after its job was restarted elsewhere.
 TEST(Process, ThatIsStoppedThroughATakeOverHasLostNothingAndCommitsNothingMore) {
   for (std::uint64_t round = 1; round <= 5; ++round) {
     SCOPED_TRACE(round);
@@ -83,7 +83,7 @@ TEST(Process, ThatIsStoppedThroughATakeOverHasLostNothingAndCommitsNothingMore) 
     EXPECT_EQ(first.Wait(Soon()).how, Forked::How::kExited);
     EXPECT_THAT(listed, ::testing::IsSupersetOf(acknowledged));
     listed.push_back(1000);
-    EXPECT_EQ(ListedSteps(*second), listed) << "nothing may come or go after the list";
+    EXPECT_EQ(ListedSteps(*second), listed) << "nothing may change after the listing";
     EXPECT_EQ(SaveDurably(*second, 1001), Status::Ok());
   }
 }
@@ -94,7 +94,7 @@ TEST(Process, IsRefusedASecondCheckpointerOnItsRoot) {
   ASSERT_NE(first, nullptr);
   ASSERT_EQ(SaveDurably(*first, 1), Status::Ok());
 
-  // By another name of the same directory, too.
+  // Also under another name of the same directory.
   std::filesystem::create_directory_symlink(dir / "run", dir / "link");
   for (const std::string& path : {dir / "run", dir / "run/../run/", dir / "link"}) {
     const auto second = Checkpointer::Open(SmallOptions(path));
@@ -103,7 +103,7 @@ TEST(Process, IsRefusedASecondCheckpointerOnItsRoot) {
     EXPECT_THAT(second.status().message(), HasSubstr("this process"));
   }
 
-  // The first is none the worse, and keeps its lock against other processes.
+  // The first is not affected and keeps its lock against other processes.
   EXPECT_EQ(SaveDurably(*first, 2), Status::Ok());
   first.reset();
   ExpectNothingLost(dir / "run", 2);
@@ -131,13 +131,13 @@ TEST(Process, ReadsBesideAWriter) {
   EXPECT_EQ(reader->Pin(1).code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(reader->WaitForPlace().code(), StatusCode::kFailedPrecondition);
 
-  // A loop that is shared with a writer's needs no case of its own.
+  // A loop shared with a writer needs no special case.
   EXPECT_EQ(reader->Fence(), Status::Ok());
   EXPECT_EQ(reader->Drain(), Status::Ok());
   EXPECT_EQ(reader->LastFailure(), Status::Ok());
 }
 
-// Retention wants a checkpoint gone while somebody reads it: it stays, and goes the next time.
+// Retention wants to remove a checkpoint that is being read: it stays until the next time.
 TEST(Process, KeepsACheckpointThatAnotherReadsFromRetention) {
   const TempDir dir;
   Options options = SmallOptions(dir / "run");
@@ -168,19 +168,19 @@ TEST(Process, KeepsACheckpointThatAnotherReadsFromRetention) {
   EXPECT_THAT(ListedSteps(*writer), ElementsAre(3));
 }
 
-/// Says "<what> <code>" where the status is not FailedPrecondition.
+/// Reports the status if it is not FailedPrecondition.
 void ExpectRefused(const Say& say, const std::string& what, const Status& status) {
   if (status.code() != StatusCode::kFailedPrecondition) say(what + ": " + status.ToString());
 }
 
-// A data-loader worker has a copy of everything, and none of the threads behind it.
+// A data-loader worker has a copy of everything but none of the threads.
 TEST(ForkedChild, IsRefusedEveryCallAndItsDestructorReturns) {
   const TempDir dir;
   const auto plan = FaultPlan::Make();
   auto checkpointer = OpenOrFail(SmallOptions(dir / "run"), Through(plan));
   ASSERT_NE(checkpointer, nullptr);
   ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
-  // One save is in the middle of its writes while the child is made.
+  // One save is writing when the child is forked.
   const FaultGate gate = plan->Hold({.op = IoOp::kWrite, .path = "shard-"});
   const auto state = SmallState(2);
   auto save = checkpointer->Save(2, state->state());
@@ -227,7 +227,7 @@ TEST(ForkedChild, LeavesTheParentsLockAlone) {
   const TempDir dir;
   std::array<int, 2> go{};
   ASSERT_EQ(::pipe2(go.data(), O_CLOEXEC), 0);
-  // Made while this process has one thread, as it starts some of its own.
+  // Forked while this process has a single thread, because it starts threads.
   Forked other([&](const Say& say) {
     ::close(go[1]);
     char byte = 0;
@@ -286,7 +286,7 @@ TEST_F(Closing, DrainsSavesInFlightAndHandlesOutliveTheCheckpointer) {
     EXPECT_EQ(save.stats().phase, SavePhase::kDurable);
     EXPECT_FALSE(save.Cancel());
   }
-  // Retention too: what the last save retires is gone.
+  // Retention has finished too.
   EXPECT_TRUE(Leftovers(dir_ / "run").empty());
   EXPECT_FALSE(std::filesystem::exists(dir_ / "run/step-00000000000000000002"));
   ExpectNothingLost(dir_ / "run", 4);
@@ -309,7 +309,7 @@ TEST_F(Closing, AbandonsWhatIsNotDurableAtTheDeadlineAndReportsIt) {
   ASSERT_TRUE(gate.WaitHeld(Soon()));
 
   std::thread closer([&] { checkpointer.reset(); });
-  // The two younger ones have no write under way; the oldest waits for what the disk has of it.
+  // The two younger ones have no write in flight; the oldest waits for its write.
   for (const std::size_t younger : {2U, 1U}) {
     EXPECT_EQ(saves[younger].WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
     EXPECT_EQ(saves[younger].stats().phase, SavePhase::kFailed);
@@ -326,7 +326,7 @@ TEST_F(Closing, AbandonsWhatIsNotDurableAtTheDeadlineAndReportsIt) {
   ExpectNothingLost(dir_ / "run", 1);
 }
 
-// In a child of its own: what the disk has not answered is remain until the process exits.
+// In a child, because unanswered writes remain until the process exits.
 TEST_F(Closing, LeavesBehindWhatTheDiskDoesNotAnswerAndTellsWhoWaits) {
   for (const auto& [hangs, expected] :
        {std::pair(FaultMatch{.op = IoOp::kWrite, .path = "shard-"}, "DeadlineExceeded"),
@@ -352,7 +352,7 @@ TEST_F(Closing, LeavesBehindWhatTheDiskDoesNotAnswerAndTellsWhoWaits) {
         const auto second = Checkpointer::Open(options);
         say(second.ok() ? "open" : second.status().message());
       }
-      // The engine goes on behind the checkpointer's back, and calls nobody.
+      // The abandoned engine continues, and calls nobody.
       gate.Release();
       return 0;
     });

@@ -1,4 +1,4 @@
-// Checkpointer::Publish and RemovePublished: what the store's own tests do not see.
+// Checkpointer::Publish and RemovePublished: what the store's tests do not cover.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Several ranks that write one checkpoint: all of them have it, or none does, or they say that they don't know.
+// Several ranks write one checkpoint: all of them have it, or none, or the outcome is unknown.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -143,7 +143,7 @@ TEST_F(Ranks, ThatHoldSomethingElseFailTheSaveByName) {
   ExpectWorksFrom(2);
 }
 
-// One reckons that another writes "c", and that one that it does: nobody would.
+// One rank expects another to write "c", and that one expects the opposite: nobody would write it.
 TEST_F(Ranks, ThatChooseOtherWritersFailTheSaveByName) {
   OpenAll();
   std::vector<float> same(30, 1.5F);
@@ -168,7 +168,7 @@ TEST_F(Ranks, ThatChooseOtherWritersFailTheSaveByName) {
   ExpectWorksFrom(2);
 }
 
-// Whichever rank comes first: the coordinator alone makes the root.
+// In any order: only the coordinator makes the root.
 TEST_F(Ranks, OpenInAnyOrderOnARootThatIsMissing) {
   const auto local = MakeLocalGroup(kRanks);
   ranks_.resize(kRanks);
@@ -230,7 +230,7 @@ TEST_F(Ranks, AllFailWhereTheDiskOfOneFails) {
     for (const IoOp op : {IoOp::kMkdir, IoOp::kOpen, IoOp::kFallocate, IoOp::kWrite, IoOp::kFtruncate, IoOp::kFsync}) {
       if (op == IoOp::kMkdir && broken != 0) continue;  // Rank 0 makes the folder.
       SCOPED_TRACE(testing::Message() << IoOpName(op) << " of rank " << broken);
-      // Whether a spare can be opened is nobody's failure.
+      // Opening a spare may fail without failing the save.
       plan(broken).Fail({.op = op, .path = ".attempt-", .nth = 1}, EIO);
 
       const Statuses statuses = SaveAll(step);
@@ -286,7 +286,7 @@ TEST_F(Ranks, AllFailWhereTheySaveDifferentSteps) {
   for (const Status& status : statuses) {
     EXPECT_THAT(status.message(), HasSubstr("rank 0 saves 5, rank 2 saves 6"));
   }
-  EXPECT_EQ(plan(2).Count({.op = IoOp::kWrite, .path = "shard-"}), 0U) << "it knew before it began";
+  EXPECT_EQ(plan(2).Count({.op = IoOp::kWrite, .path = "shard-"}), 0U) << "it failed before it began";
   EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
   EXPECT_THAT(Leftovers(root()), IsEmpty());
   ExpectWorksFrom(7);
@@ -306,7 +306,7 @@ TEST_F(Ranks, FailAtTheDeadlineWhereOneNeverComes) {
     // The group's deadline, not the test's.
     for (const SaveHandle& save : saves) EXPECT_EQ(save.stats().phase, SavePhase::kFailed);
     EXPECT_THAT(statuses, Each(HasCode(StatusCode::kDeadlineExceeded)));
-    // On a busy machine another one may be late, too.
+    // On a busy machine another rank may be late too.
     EXPECT_THAT(statuses[0].message(), ContainsRegex("nothing from rank .*" + std::to_string(absent)));
     EXPECT_EQ(rank((absent + 1) % kRanks).Fence(), Status::Ok());
     EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
@@ -314,7 +314,7 @@ TEST_F(Ranks, FailAtTheDeadlineWhereOneNeverComes) {
   }
 }
 
-// The coordinator alone decides, and what it skips holds nobody up.
+// Only the coordinator decides, and a skipped save does not block others.
 TEST_F(Ranks, AllGiveUpASaveThatTheCoordinatorSkips) {
   Options options = SmallOptions(root());
   options.max_in_flight = 1;
@@ -353,7 +353,7 @@ TEST_F(Ranks, AllGiveUpASaveThatOneCancels) {
   ExpectWorksFrom(2);
 }
 
-// A save that one rank refuses at once is not waited for by the others.
+// The others do not wait for a save that one rank rejects at once.
 TEST_F(Ranks, AllFailASaveThatOneRefuses) {
   OpenAll();
   Tensors bad(DeviceId{DeviceKind::kCuda, 63});
@@ -369,7 +369,7 @@ TEST_F(Ranks, AllFailASaveThatOneRefuses) {
   ExpectWorksFrom(2);
 }
 
-// A rank whose save has failed may overwrite its tensors, whatever the others are doing.
+// A rank whose save has failed may overwrite its tensors at once.
 TEST_F(Ranks, FenceReturnsOnTheFailedRankWhileTheOthersStillWrite) {
   OpenAll();
   const FaultGate others = plan(0).Hold({.op = IoOp::kWrite, .path = "shard-"});
@@ -386,7 +386,7 @@ TEST_F(Ranks, FenceReturnsOnTheFailedRankWhileTheOthersStillWrite) {
   EXPECT_THAT(WaitAll(saves), Each(HasCode(StatusCode::kCancelled)));
 }
 
-// The destructor of one rank does not wait for others beyond its own deadline.
+// A rank's destructor waits for others only until its own deadline.
 TEST_F(Ranks, DestructorDoesNotWaitForRanksThatNeverCome) {
   Options options = SmallOptions(root());
   options.group_deadline = std::chrono::hours(1);
@@ -395,7 +395,7 @@ TEST_F(Ranks, DestructorDoesNotWaitForRanksThatNeverCome) {
   const SaveHandle alone = Start(0, 1);
   const SaveHandle other = Start(1, 1);
 
-  // Waits for no group: were it to, the test's own limit would end it.
+  // If these waited for the group, the test would time out.
   ranks_[0].reset();
   ranks_[1].reset();
 

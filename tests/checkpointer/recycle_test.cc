@@ -1,5 +1,4 @@
-// Saves that are written over what retention has retired: by default, on both queues, on every rank, and not where
-// somebody would notice.
+// Saves that overwrite retired files: by default, on both queues, on every rank, and never where somebody would notice.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -51,7 +50,7 @@ class Recycle : public testing::TestWithParam<IoQueueKind> {
   [[nodiscard]] std::string Shard(std::uint64_t step) const {
     return fmt::format("{}/step-{:020}/shard-00000.safetensors", root(), step);
   }
-  /// Saves and waits, for its removals too.
+  /// Saves, and waits for the removals too.
   static void SaveOneByOne(Checkpointer& checkpointer, std::uint64_t from, std::uint64_t to) {
     for (std::uint64_t step = from; step <= to; ++step) {
       ASSERT_EQ(SaveDurably(checkpointer, step), Status::Ok());
@@ -104,7 +103,7 @@ TEST_P(Recycle, SavesInFlightTogetherRecycleToo) {
 }
 
 TEST_P(Recycle, SavesThatWaitForTheOneBeforeRecycleAlways) {
-  // Slow enough that each call of Save waits for the save before; what it retires meets the one that begins.
+  // Slow enough that each Save waits for the previous save, whose retired file the next one needs.
   const auto disk = RateLimitedDisk::Make(20'000'000);
   Wiring wiring;
   wiring.wrap_queue = [disk](IoQueueFactory inner) { return disk->Wrap(std::move(inner)); };
@@ -119,7 +118,7 @@ TEST_P(Recycle, SavesThatWaitForTheOneBeforeRecycleAlways) {
   }
   ASSERT_EQ((*checkpointer)->Drain(Soon()), Status::Ok());
 
-  // One may begin before the first checkpoint that was retired has become a spare.
+  // A save may begin before the first retired checkpoint has become a spare.
   EXPECT_GE((*checkpointer)->stats().shards_recycled, 12U - 3U);
   EXPECT_LE(Shards(), 1 + 1 + 1) << "keep_last, max_in_flight and one more";
   EXPECT_EQ((*checkpointer)->stats().not_recycled_reason, "");
@@ -146,7 +145,7 @@ TEST_P(Recycle, ManyRetiredAtOnceAreNotMoreSparesThanTheDiskWasToHold) {
   ASSERT_EQ(SaveDurably(*checkpointer, 8), Status::Ok());
   removed.get_future().wait();
 
-  EXPECT_EQ(Shards(), 1 + 3 + 1) << "keep_last, max_in_flight (the held one among them) and one more";
+  EXPECT_EQ(Shards(), 1 + 3 + 1) << "keep_last, max_in_flight (including the held one) and one more";
   held->Release();
   EXPECT_EQ(held->WaitDurable(Soon()), Status::Ok());
 }
@@ -193,7 +192,7 @@ TEST_P(Recycle, MappedOldShardKeepsItsBytes) {
 
   EXPECT_EQ(std::string(static_cast<const char*>(mapped), bytes.size()), bytes);
   EXPECT_THAT(checkpointer->stats().not_recycled_reason, HasSubstr("it is open or mapped elsewhere"));
-  EXPECT_EQ(checkpointer->stats().shards_recycled, 5U) << "of the saves 3 to 8 all but 5";
+  EXPECT_EQ(checkpointer->stats().shards_recycled, 5U) << "all of the saves 3 to 8 except 5";
   ::munmap(mapped, bytes.size());
 }
 
@@ -202,7 +201,7 @@ TEST_P(Recycle, FailedSaveIntoARecycledFileLeavesThePreviousOne) {
   const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(KeepingOne(), Through(plan));
   ASSERT_NE(checkpointer, nullptr);
   SaveOneByOne(*checkpointer, 1, 2);
-  // After the zeros, the first chunk: its descriptor was opened as the spare.
+  // The first chunk after the zeros; its descriptor was opened under the spare's name.
   plan->Fail({.op = IoOp::kWrite, .path = ".spare", .nth = 2}, EIO);
 
   EXPECT_EQ(SaveDurably(*checkpointer, 3).code(), StatusCode::kIoError);

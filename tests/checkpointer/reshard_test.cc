@@ -1,4 +1,4 @@
-// A checkpoint of four ranks, restored by other numbers of them.
+// A checkpoint of four ranks, restored by other numbers of ranks.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,13 +33,13 @@ constexpr int kSaved = 4;
 
 float Element(std::int64_t row, std::int64_t column) { return static_cast<float>(row * kColumns + column); }
 
-// Rank `rank` of `world` has this part of [0, size): like torch's chunks, the last ones may be short or empty.
+// The part of [0, size) of rank `rank` of `world`: like torch's chunks, the last ones may be short or empty.
 Range Chunk(std::int64_t size, int rank, int world) {
   const std::int64_t each = (size + world - 1) / world;
   return {std::min(size, each * rank), std::min(size, each * (rank + 1))};
 }
 
-// A box of "w" in memory of its own, each row `spare` elements behind the one before.
+// A box of "w" in its own memory, with rows `spare` elements apart.
 struct Part {
   Part(Range its_rows, Range its_columns, std::int64_t spare = 0)
       : rows(its_rows),
@@ -76,7 +76,7 @@ struct Part {
   std::vector<float> memory;
 };
 
-/// Saved: "w" and its moment "m" in rows over four ranks, and each rank's own value.
+/// Saved: "w" and its moment "m" by rows over four ranks, and each rank's value.
 class Reshard : public testing::Test {
  protected:
   Reshard() {
@@ -116,7 +116,7 @@ class Reshard : public testing::Test {
     return ranks;
   }
 
-  /// So often a restore has read all headers, for want of a good index.
+  /// How often a restore has read all headers for lack of a good index.
   [[nodiscard]] int all_headers_read() const { return all_headers_read_; }
 
   const TempDir dir_;

@@ -1,4 +1,4 @@
-// Restore with FallBack in a group: every rank ends with the same attempt, or with an error.
+// Restore with FallBack in a group: every rank gets the same attempt, or an error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -88,7 +88,7 @@ class RanksRestore : public Ranks {
       EXPECT_THAT(outcome.status().message(), HasSubstr(message)) << "rank " << of;
     }
   }
-  // That `of` names nobody, and the others name it.
+  // `of` names nobody, and the others name it.
   static void ExpectErrorOf(int of, const Outcomes& outcomes) {
     const std::string who = "rank " + std::to_string(of) + ": ";
     for (const auto& [rank, outcome] : outcomes) {
@@ -203,7 +203,7 @@ TEST_F(RanksRestore, EndsOnAllWhereOneGivesUp) {
   }
 }
 
-// Training goes on from what it had: of no rank is it said that it has restored anything.
+// Training continues from the previous state: no rank counts as restored.
 TEST_F(RanksRestore, ThatFailsIsNoRestore) {
   OpenAll();
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
@@ -236,7 +236,7 @@ TEST_F(RanksRestore, EndsAtTheDeadlineWhereOneNeverCalls) {
   }
 }
 
-// The deadline is for the others' words: how long a rank reads is nobody's concern.
+// The deadline is for messages of other ranks, not for reading.
 TEST_F(RanksRestore, WaitsWhileRankZeroReads) {
   OpenAll(std::chrono::milliseconds(1500));
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
@@ -365,7 +365,7 @@ TEST_F(RanksRestore, IsInternalWhereAWordIsNone) {
     const Outcomes outcomes = RestoreAll();
 
     for (const auto& [of, outcome] : outcomes) {
-      if (of == 0 && key == "verdict/") continue;  // It knows what it wanted to say.
+      if (of == 0 && key == "verdict/") continue;  // It knows the real verdict.
       EXPECT_EQ(outcome.status().code(), StatusCode::kInternal) << outcome.status();
       EXPECT_THAT(outcome.status().message(), HasSubstr("rank " + std::to_string(by) + " sent an invalid message"));
     }
@@ -373,7 +373,7 @@ TEST_F(RanksRestore, IsInternalWhereAWordIsNone) {
   }
 }
 
-// Rank 0 has restored it, and the others do not know: what they would save next is a mixture, and is refused.
+// Rank 0 has restored and the others do not know: their next save would be a mixture and fails.
 TEST_F(RanksRestore, ThatLosesTheVerdictCountsForNoneOfThoseThatDidNotHearIt) {
   OpenAll(kNever);
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
@@ -417,7 +417,7 @@ TEST_F(RanksRestore, EndsAtOnceWhereOneIsClosed) {
   ExpectAll(outcomes, StatusCode::kFailedPrecondition, "rank 2");
 }
 
-// One rank alone may look at a checkpoint: without FallBack nobody is waited for.
+// A single rank may read a checkpoint: without FallBack it waits for nobody.
 TEST_F(RanksRestore, WithoutFallBackIsEachRanksOwn) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));

@@ -42,7 +42,7 @@ TEST(SteeredSaves, TheDisksReachSetsTheIntervalOfARunningJob) {
   auto checkpointer = Checkpointer::Open(Steered(dir / "run"), std::move(wiring));
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   Tensors tensors = Tensors::Many(4, 250'000);
-  // An iteration takes 4 ms of modelled time. A save takes 80 ms of the disk at least, by the real clock.
+  // An iteration takes 4 ms of modelled time. A save takes at least 80 ms of real time.
   std::uint64_t step = 0;
   std::vector<std::uint64_t> saved;
   const auto train_until = [&](std::size_t saves) {
@@ -84,7 +84,7 @@ TEST(SteeredSaves, StallOfCopiesThatOutlastAnIterationLengthensTheInterval) {
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   Tensors tensors = Tensors::Many(4, 250'000);
 
-  // Copies take 80 ms, iterations 4: the fence holds each save's first iteration up by as much.
+  // Copies take 80 ms, iterations 4: the fence delays each save's first iteration by that.
   for (std::uint64_t step = 1; (*checkpointer)->stats().save_interval == 0; ++step) {
     time->AdvanceTo(time->Now() + kIteration);
     ASSERT_TRUE((*checkpointer)->Fence({}, Deadline::In(kPatience)).ok());

@@ -1,4 +1,4 @@
-// What a killed run left is removed beside the next one's start, and of use to it.
+// Leftovers of a killed run are removed while the next one starts, and reused by it.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -57,7 +57,7 @@ TEST_F(SweepTest, HoldsUpNeitherOpenNorACaptureButTheFirstAttemptAndDrain) {
   ASSERT_TRUE(save.ok()) << save.status();
 
   EXPECT_EQ(save->WaitCaptured(Soon()), Status::Ok());
-  EXPECT_EQ(Attempts(), 0U) << "what is swept may be the room that it needs";
+  EXPECT_EQ(Attempts(), 0U) << "it may need the space that the sweep frees";
   EXPECT_EQ(checkpointer->Drain(Deadline::In({})).code(), StatusCode::kDeadlineExceeded);
   gate.Release();
   EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
@@ -144,7 +144,7 @@ TEST_F(SweepTest, TellsWhatItHadToLeave) {
     MutexLock lock(mutex);
     if (event.severity != Severity::kWarning) return;
     told.push_back(event.message);
-    EXPECT_FALSE(event.step.has_value()) << "it is about no step";
+    EXPECT_FALSE(event.step.has_value()) << "it concerns no step";
   };
   plan_->Fail({.op = IoOp::kUnlink, .path = ".retired-x"}, EIO);
 
@@ -157,7 +157,7 @@ TEST_F(SweepTest, TellsWhatItHadToLeave) {
   EXPECT_THAT(Leftovers(root()), ElementsAre(".retired-x"));
 }
 
-// All that waited for it begin at once then, and must not take one another's.
+// All saves that waited begin at once, and must not take each other's spares.
 TEST_F(SweepTest, FirstSavesAreWrittenOverWhatItFound) {
   const UniqueFd probe(::open((dir_ / "probe").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   if (const Status status = TakeLease(probe, "a file here"); !status.ok()) GTEST_SKIP() << status;

@@ -1,4 +1,4 @@
-// A system that allows too few threads (ulimit -u): Open says so and leaves nothing behind.
+// A system that allows too few threads (ulimit -u): Open reports it and leaves nothing behind.
 
 #include "support/thread_limit.h"
 
@@ -21,7 +21,7 @@ using ::testing::StartsWith;
 
 class ThreadLimited : public testing::TestWithParam<IoQueueKind> {};
 
-// Each thread in turn is the first that cannot be started: workers, the queue's, the engine's, the kernel's own.
+// Each thread in turn is the first that cannot be started: workers, the queue's, the engine's, the kernel's.
 TEST_P(ThreadLimited, OpenFailsWithTheReasonAndNothingIsLeftOfIt) {
   const TempDir dir;
   Forked child([&](const Say& say) {

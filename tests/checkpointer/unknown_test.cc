@@ -1,4 +1,4 @@
-// A save whose outcome is unknown: its step may be saved again, whatever the disk holds of it.
+// A save of unknown outcome: its step may be saved again, whatever is on the disk.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ class Unknown : public testing::Test {
   Unknown() : checkpointer_(OpenOrFail(SmallOptions(root()), Through(plan_))) {}
 
   [[nodiscard]] std::string root() const { return dir_ / "run"; }
-  /// The root's fsync behind the next rename to a step fails.
+  /// Fails the fsync of the root that follows the next rename to a step.
   static void FailRootFsync(FaultPlan& plan) {
     plan.CallAfter({.op = IoOp::kRename, .path = "step-", .nth = 1},
                    [&plan](const SeenOperation&) { plan.Fail({.op = IoOp::kFsync, .nth = 1}, EIO); });
@@ -65,7 +65,7 @@ TEST_F(Unknown, StepThatWasToBeReplacedMayBeSavedAgainWithoutReplacing) {
   EXPECT_EQ(SaveDurably(*checkpointer_, 1).code(), StatusCode::kAlreadyExists) << "its outcome is known now";
 }
 
-// The root is listed again: what is there, and may not be durable, is no reason to keep less, nor to keep it for ever.
+// The root is listed again: a step that may not be durable neither counts for retention nor stays for ever.
 TEST_F(Unknown, StepThatIsThereGoesOnceAsManyNewerOnesAsAreKeptAreDurable) {
   Options options = SmallOptions(root());
   options.keep_last = 2;
@@ -78,14 +78,14 @@ TEST_F(Unknown, StepThatIsThereGoesOnceAsManyNewerOnesAsAreKeptAreDurable) {
 
   ASSERT_EQ(SaveDurably(*checkpointer_, 3), Status::Ok());
   ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
-  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1, 2, 3)) << "2 is none of the two that are kept";
+  EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(1, 2, 3)) << "2 does not count as one of the two to keep";
   ASSERT_EQ(SaveDurably(*checkpointer_, 4), Status::Ok());
   ASSERT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
 
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(3, 4));
 }
 
-// What a list cannot tell, the next one may: once a save has ended, not again and again.
+// If a listing cannot tell, it is repeated after the next save, not endlessly.
 TEST_F(Unknown, StepThatCannotBeReadIsListedOnceForEachSaveThatEnds) {
   plan_->CallAfter({.op = IoOp::kRename, .path = "step-", .nth = 1}, [this](const SeenOperation&) {
     plan_->Fail({.op = IoOp::kFsync, .nth = 1}, EIO);
@@ -100,7 +100,7 @@ TEST_F(Unknown, StepThatCannotBeReadIsListedOnceForEachSaveThatEnds) {
   EXPECT_LE(plan_->Count({.op = IoOp::kCall, .path = root()}), 60U);
 }
 
-// As after a rename that the disk has lost.
+// Like a rename that the disk has lost.
 TEST_F(Unknown, StepThatIsNotOnTheDiskMayBeSavedAgain) {
   FailRootFsync(*plan_);
   ASSERT_EQ(SaveDurably(*checkpointer_, 1).code(), StatusCode::kUnknownOutcome);
@@ -128,7 +128,7 @@ TEST_F(Unknown, StepOfSeveralRanksMayBeSavedAgain) {
   EXPECT_TRUE(Holds(*fresh, 1, 1, 8));
 }
 
-// The generation is the same: nothing but the parent tells that one rank's tensors are no part of the others' line.
+// The generation is the same: only the parent shows that one rank's tensors belong to another line.
 TEST(RanksOfTwoLines, CommitNothingWhereOneHasRestoredNothing) {
   const TempDir dir;
   const auto ranks = OpenRanks(2, SmallOptions(dir / "run"));

@@ -1,4 +1,4 @@
-// What ranks tell each other about a save: words that are lost, late, malformed or too many, and groups that break.
+// The ranks' messages about a save: lost, late, malformed or too many, and groups that break.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr std::uint64_t kMostBytesHeard = 4096;  // By a rank, of one save.
+// Received by one rank for one save.
+constexpr std::uint64_t kMostBytesHeard = 4096;
 
 class RanksWords : public Ranks {};
 
@@ -72,7 +73,7 @@ TEST_F(RanksWords, OfARankThatFailsForNoReasonAreRefused) {
   ExpectWorksFrom(1);
 }
 
-// As long as its deadline is, a save that fails at its start costs the others what they had under way.
+// However long its deadline is, a save that fails at its start only costs the others what they had in flight.
 TEST_F(RanksWords, OfOneThatFailsStopTheOthersWriting) {
   OpenAll(kNever);
   Tensors large;
@@ -112,7 +113,7 @@ TEST_F(RanksWords, ThatAreNoneNameTheirRank) {
     const Statuses statuses = SaveAll(step++);
 
     EXPECT_THAT(statuses, Each(HasCode(StatusCode::kInternal)));
-    for (const Status& status : statuses) EXPECT_THAT(status.message(), HasSubstr("rank 1 said"));
+    for (const Status& status : statuses) EXPECT_THAT(status.message(), HasSubstr("rank 1 sent an invalid message"));
     EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
   }
 }
@@ -154,7 +155,7 @@ TEST_F(RanksWords, ThatTellNoOutcomeSendTheOthersToTheDisk) {
   EXPECT_THAT(WaitAll(saves), Each(Status::Ok()));
 }
 
-// The coordinator is dead after its rename, and the store with it.
+// The coordinator dies after its rename, and the store with it.
 TEST_F(RanksWords, ThatEndWithTheGroupAfterTheCommitSendTheOthersToTheDiskAtOnce) {
   OpenAll(kNever);
   group(0).Lose("outcome/");
@@ -186,8 +187,7 @@ TEST_F(RanksWords, ThatEndWithTheGroupBeforeTheCommitSendTheOthersToTheDiskAgain
   EXPECT_THAT(WaitAll(saves), Each(Status::Ok()));
 }
 
-// The rank that takes the attempt's name away first has decided; the coordinator's commit, as late as it is, finds
-// none.
+// The rank that renames the attempt away first has decided; the coordinator's late commit does not find it.
 TEST_F(RanksWords, ThatEndWithTheGroupHaveTheAttemptGivenUpWhereNobodyCommits) {
   OpenAll(std::chrono::milliseconds(300));
   const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
@@ -228,7 +228,7 @@ TEST_F(RanksWords, OfWhoGivesUpAfterTheRenameFindTheCommit) {
   EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));
 }
 
-// Closing is no reason to fail what the others may be about to commit.
+// A closing rank must not fail an attempt that the others may be about to commit.
 TEST_F(RanksWords, OfARankThatClosesLeaveTheAttemptToTheCoordinator) {
   Options options = SmallOptions(root());
   options.group_deadline = kNever;
@@ -274,14 +274,14 @@ TEST_F(RanksWords, ThatEndWithTheGroupBeforeARankIsPreparedFailTheSave) {
   gate.Release();
 
   EXPECT_EQ(saves[1].WaitDurable(Soon()).code(), StatusCode::kIoError);
-  // Nobody can hear of it: as for a rank that is gone.
+  // Nobody can receive it, as if the rank were gone.
   group(0).Expire("prepared/");
   EXPECT_EQ(saves[0].WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
   EXPECT_EQ(saves[2].WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-// A mount that comes or goes on one node: what that rank has written and said is not where the coordinator looks.
+// A mount that appears or disappears on one node: the coordinator does not find what that rank has written.
 TEST_F(RanksWords, AreNotBelievedWhereTheCoordinatorDoesNotFindTheShard) {
   OpenAll();
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
@@ -365,8 +365,8 @@ TEST(ManyRanks, SaveAndRestoreTogether) {
   EXPECT_TRUE(Holds(*fresh, 2, kMany - 1));
 }
 
-/// The coordinator's end of a group whose other ranks, all but `absent`, say that they are prepared as soon as they
-/// are asked; counts what each of them hears. Their shards are one file with as many names.
+/// The coordinator's end of a group whose other ranks, except `absent`, report prepared as soon as they are asked.
+/// Counts what each of them receives. All their shards are links to one file.
 class FakeRanks final : public Group {
  public:
   FakeRanks(int size, int absent, std::string root) : size_(size), absent_(absent), root_(std::move(root)) {}
@@ -385,7 +385,7 @@ class FakeRanks final : public Group {
   }
   void Collect(const std::string& /*key*/, Deadline /*deadline*/, OnWord on_word, OnEnd end) override {
     std::string header(4096, '\0');
-    header[1] = 8;  // The length of what follows, 2,048 bytes.
+    header[1] = 8;  // The length of the rest, 2,048 bytes.
     const std::string file = root_ + "/file";
     std::ofstream(file, std::ios::binary) << header;
     const std::uint32_t digest = Crc32c(std::as_bytes(std::span(header)).first(8 + 2048));
@@ -430,7 +430,7 @@ TEST(ManyRanks, HearLittleOfEachOther) {
   }
 }
 
-// One rank's disk hangs: its word never comes while the others wait for it.
+// One rank's disk hangs: its message never comes while the others wait.
 TEST_F(RanksWords, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
   for (int slow = 0; slow < kRanks; ++slow) {
     SCOPED_TRACE(testing::Message() << "rank " << slow);
@@ -452,7 +452,7 @@ TEST_F(RanksWords, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
 
     const Status late = saves[static_cast<std::size_t>(slow)].WaitDurable(Soon());
     if (slow == 0) {
-      // The others have given the attempt up: it has all their words by now, and cannot commit.
+      // The others have given the attempt up: it cannot commit although it has all their messages.
       EXPECT_THAT(late.message(), HasSubstr("has given the attempt up"));
     }
     EXPECT_EQ(saves[static_cast<std::size_t>(slow)].stats().phase, SavePhase::kFailed) << late;
@@ -463,7 +463,7 @@ TEST_F(RanksWords, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
   }
 }
 
-// The commit is done, and word of it does not arrive: the disk knows.
+// The commit is done, but the outcome is lost: the disk has it.
 TEST_F(RanksWords, FindTheCommittedStepWhereTheCoordinatorsWordIsLost) {
   OpenAll(kNever);
   group(0).Lose("outcome/");
@@ -472,7 +472,7 @@ TEST_F(RanksWords, FindTheCommittedStepWhereTheCoordinatorsWordIsLost) {
 
   EXPECT_THAT(statuses, Each(Status::Ok()));
   for (int of = 1; of < kRanks; ++of) {
-    // Who has not heard fsyncs the root itself before it says so.
+    // A rank without an outcome fsyncs the root itself before it returns.
     const std::vector<SeenOperation> seen = plan(of).Seen();
     ASSERT_FALSE(seen.empty());
     EXPECT_EQ(seen.back().op, IoOp::kFsync);

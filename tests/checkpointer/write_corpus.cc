@@ -1,6 +1,5 @@
-// Writes the C++ half of a corpus of old checkpoints: `write_corpus FOLDER`, a folder that is not there yet. Run once
-// for each version of the format, then committed and never again; tests/format/corpus-v1/README.md says how. No test
-// runs it.
+// Writes the C++ half of a corpus of old checkpoints: `write_corpus FOLDER`, a new folder. Run once for each version of
+// the format, then committed and never again; see tests/format/corpus-v1/README.md. No test runs it.
 
 #include <exception>
 #include <filesystem>
@@ -82,13 +81,13 @@ void WriteOne(const std::string& root, CorpusState state, std::uint64_t step, bo
   Require(Start(*checkpointer, state, step).WaitDurable());
 }
 
-/// The writer's lock is no part of a checkpoint.
+/// The writer's lock is not part of a checkpoint.
 void RemoveLocks(const std::string& folder) {
   for (const auto& root : std::filesystem::directory_iterator(folder)) std::filesystem::remove(root.path() / ".lock");
 }
 
 void Write(const std::string& folder) {
-  if (!std::filesystem::create_directory(folder)) throw std::runtime_error(folder + " is there already");
+  if (!std::filesystem::create_directory(folder)) throw std::runtime_error(folder + " exists already");
   WriteSingle(folder + "/single");
   WriteRanks(folder + "/ranks");
   WriteOne(folder + "/large", CorpusLarge(), 1, true);

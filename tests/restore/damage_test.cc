@@ -12,7 +12,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// Two shards of one step, on disk, and a state that wants all of it.
+/// Two shards of one step on disk, and a state that wants all tensors.
 class DamageTest : public RestoreTest {
  protected:
   DamageTest() {
@@ -26,7 +26,7 @@ class DamageTest : public RestoreTest {
   [[nodiscard]] std::string Path(const std::string& name) const { return folder_ + "/" + name; }
   [[nodiscard]] Status TryRestore() { return RestoreWhich(Parts(), root(), Latest(), 0, targets_.state, {}).status(); }
   [[nodiscard]] Status TryVerify() { return VerifyWhich(Parts(), root(), Latest(), {}); }
-  // The manifest says what is there, as one would that was made by an attacker.
+  // Changes the manifest as an attacker could.
   void Rewrite(const std::function<void(Manifest&)>& change) {
     Manifest manifest = ReadManifest(folder_);
     change(manifest);
@@ -66,7 +66,7 @@ TEST_F(DamageTest, FindsOneFlippedBitAnywhereInAHeader) {
   const std::string good = ReadWholeFile(Path(shard0_));
   const std::size_t header = good.size() - 600000 * 4;
   ASSERT_EQ(header % 4096, 0U);
-  for (std::size_t at = 0; at < header; at += 7) {  // Text, and the spaces behind it.
+  for (std::size_t at = 0; at < header; at += 7) {  // The text and its padding.
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ (1 << (at % 8)));
     WriteWholeFile(Path(shard0_), bad);
@@ -112,7 +112,7 @@ TEST_F(DamageTest, NamesATruncatedOrExtendedShard) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-// Its manifest is all that a list sees of it: the newest is chosen, and found to be damaged when it is opened.
+// A listing only reads manifests: the newest is chosen, and found damaged when it is opened.
 TEST_F(DamageTest, NamesAMissingShard) {
   std::filesystem::remove(Path(shard1_));
 
@@ -143,7 +143,7 @@ TEST_F(DamageTest, OfAMissingOrShortShardMayBePassedOver) {
   }
 }
 
-// An older one's damage is no reason to refuse the newest.
+// Damage of an older checkpoint must not affect the newest.
 TEST_F(DamageTest, OfAnOlderCheckpointsShardDoesNotHoldUpTheNewest) {
   WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {first_, second_}}}});
   std::filesystem::remove(Path(shard1_));
@@ -161,7 +161,7 @@ TEST_F(DamageTest, RefusesSwappedShards) {
 
   EXPECT_EQ(TryRestore().code(), StatusCode::kCorrupt);
 
-  // Even where the manifest agrees with the swap, the headers do not.
+  // The headers show the swap even if the manifest agrees with it.
   Rewrite([](Manifest& manifest) { std::swap(manifest.shards[0].file, manifest.shards[1].file); });
   const Status restored = TryRestore();
   EXPECT_EQ(restored.code(), StatusCode::kCorrupt);

@@ -15,12 +15,12 @@ using ::testing::HasSubstr;
 
 constexpr DeviceId kGpu{DeviceKind::kCuda, 0};
 
-/// Does what its inner device does, and keeps in which order lanes and streams were given what.
+/// Forwards to its inner device and records the order of copies, events and waits.
 class RecordingDevice final : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
 
-  /// Whether the stream has been told to wait for each lane, as it was after its last copy.
+  /// Whether the stream waits for each lane after that lane's last copy.
   [[nodiscard]] bool HoldsBehindEveryCopy(Stream stream) {
     MutexLock lock(mutex_);
     for (int lane = 0; lane < inner_->lanes(); ++lane) {
@@ -58,8 +58,10 @@ class RecordingDevice final : public ForwardingDevice {
 
  private:
   Mutex mutex_;
-  std::map<int, int> copies_ CAIRN_GUARDED_BY(mutex_);                        // By lane.
-  std::map<EventId, std::pair<int, int>> recorded_ CAIRN_GUARDED_BY(mutex_);  // Lane, and its copies before.
+  // By lane.
+  std::map<int, int> copies_ CAIRN_GUARDED_BY(mutex_);
+  // The lane, and its number of copies before.
+  std::map<EventId, std::pair<int, int>> recorded_ CAIRN_GUARDED_BY(mutex_);
   std::vector<std::pair<std::uintptr_t, EventId>> waits_ CAIRN_GUARDED_BY(mutex_);
 };
 
@@ -85,7 +87,8 @@ class DeviceRestoreTest : public RestoreTest {
   std::unique_ptr<HostDevice> cpu_ = HostDevice::Make({}, workers_);
   std::shared_ptr<HostDevice> gpu_ = HostDevice::Make({.id = kGpu, .lanes = 2, .streams = true}, workers_);
   FaultyDevice faulty_{gpu_};
-  std::unique_ptr<RecordingDevice> recording_;  // Used instead, where there is one.
+  // Used instead of faulty_, if set.
+  std::unique_ptr<RecordingDevice> recording_;
   std::vector<SavedTensor> saved_;
   std::string folder_;
   Targets targets_;
@@ -108,7 +111,7 @@ TEST_F(DeviceRestoreTest, WritesOnlyAfterTheCallersStreamsAreDoneWithTheTargets)
     untouched_before = targets_["on.gpu"].find_first_not_of(Targets::kUntouched) == std::string::npos;
   });
   auto restoring = std::async(std::launch::async, [&] { return TryRestore({.streams = {stream}}); });
-  ASSERT_TRUE(faulty_.AwaitCopies(2));  // They are enqueued, and must not run yet.
+  ASSERT_TRUE(faulty_.AwaitCopies(2));  // Enqueued, but must not run yet.
   may_go_on.set_value();
 
   const auto restored = restoring.get();
@@ -133,7 +136,7 @@ TEST_F(DeviceRestoreTest, HoldsTheCallersStreamsBehindTheLastCopyOfEachLane) {
 
 TEST_F(DeviceRestoreTest, NeverCopiesADamagedBlockToTheDevice) {
   std::string shard = ReadWholeFile(folder_ + "/shard-00000.safetensors");
-  // Damage in every block: nothing may arrive.
+  // Damage every block, so that nothing may be copied.
   for (std::size_t at = shard.size() - 1;; at -= std::min<std::size_t>(at, 1 << 19)) {
     if (at < (1 << 16)) break;
     shard[at] = static_cast<char>(shard[at] ^ 1);

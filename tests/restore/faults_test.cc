@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// A shard of several reads, behind a queue on which things go wrong.
+/// A shard of several reads, through a queue with faults.
 class RestoreFaultsTest : public RestoreTest {
  protected:
   RestoreFaultsTest() {
@@ -67,7 +67,7 @@ TEST_F(RestoreFaultsTest, AnOpenThatTheMediumFailsIsCorrupt) {
 }
 
 TEST_F(RestoreFaultsTest, FallBackPassesOverAMediumThatFailsAndNoOtherError) {
-  // One older, and one that is newer, on which it goes wrong at the open, in the header or in the data.
+  // An older checkpoint, and a newer one with a fault at the open, in the header or in the data.
   WriteCheckpoint(root(), {.step = 2, .shards = {{.tensors = {saved_}}}});
   const auto fall_back = [this](IoOp op, std::uint64_t nth, int error) {
     plan_->Clear();
@@ -155,7 +155,7 @@ TEST_F(RestoreFaultsTest, OpensBufferedWhereDirectIsRefused) {
 TEST_F(RestoreFaultsTest, KeepsAsManyReadsUnderWayAsItMay) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kRead, .path = "shard", .nth = 3});
   bool others_were_read = false;
-  // The first data read is held; the others of the depth are done meanwhile.
+  // The first data read is held while the others of the queue depth complete.
   plan_->CallAfter({.op = IoOp::kRead, .path = "shard", .nth = 2 + kDepth}, [&](const SeenOperation&) {
     others_were_read = true;
     gate.Release();
@@ -179,7 +179,7 @@ TEST_F(RestoreFaultsTest, ReadsThatTheDiskDoesNotAnswerAreToldByNameAndWaitedFor
 
   EXPECT_TRUE(RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, {}).ok());
 
-  EXPECT_THAT(told, AllOf(HasSubstr("shard-00000.safetensors"), HasSubstr("wait for the disk")));
+  EXPECT_THAT(told, AllOf(HasSubstr("shard-00000.safetensors"), HasSubstr("have waited for the disk")));
   EXPECT_EQ(targets_["t"], saved_.bytes);
 }
 
@@ -195,7 +195,7 @@ TEST_F(RestoreFaultsTest, RestoreWhosePoolIsHeldByOthersEndsWithAWord) {
   EXPECT_THAT(restored.message(), HasSubstr("while saves hold the pool"));
 }
 
-/// Parts by which the step that was chosen is removed before it is locked, so many times, and a newer one is there.
+/// Parts with which the chosen step is removed before it is locked, `times` times, while a newer one exists.
 class DisplacedTest : public RestoreFaultsTest {
  protected:
   [[nodiscard]] RestoreParts Displacing(int times) {

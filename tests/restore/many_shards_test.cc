@@ -1,4 +1,4 @@
-// Checkpoints of many ranks: of how many shards a restore asks, and what it holds of them.
+// Checkpoints of many ranks: how many shards a restore opens, and how much it holds in memory.
 
 #include <sys/resource.h>
 
@@ -20,7 +20,7 @@ constexpr int kRanks = 200;
 constexpr std::int64_t kRows = 3;
 constexpr std::int64_t kColumns = 17;
 
-/// The limit of open descriptors, as long as this lives.
+/// Lowers the limit of open descriptors while it lives.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(rlim_t limit) {
@@ -36,7 +36,7 @@ class DescriptorLimit {
   rlimit before_{};
 };
 
-/// kRanks shards: each has a tensor of its own, "own-<rank>", and kRows rows of "w".
+/// kRanks shards, each with its own tensor "own-<rank>" and kRows rows of "w".
 class ManyShardsTest : public RestoreTest {
  protected:
   ManyShardsTest() {
@@ -80,7 +80,7 @@ class ManyShardsTest : public RestoreTest {
     return opened;
   }
 
-  /// Gives the checkpoint an index, made of what `header_of` says is in each shard.
+  /// Gives the checkpoint an index, built from the headers that `header_of` returns.
   using HeaderOf = std::function<ShardHeader(int rank)>;
   void AddIndex(const HeaderOf& header_of) {
     std::vector<std::string> runs;
@@ -106,8 +106,8 @@ class ManyShardsTest : public RestoreTest {
   void AddTrueIndex() {
     AddIndex([this](int rank) { return HeaderOfRank(rank); });
   }
-  /// What rank 3 of a smaller world wants: the rows of ranks 10 to 12, but for the first and the last one, and another
-  /// rank's tensor.
+  /// What rank 3 of a smaller world wants: the rows of ranks 10 to 12 except the first and the last, and another rank's
+  /// tensor.
   void WantOfOthers() {
     SavedTensor rows = MakeTensor("some rows", DType::kF32, {kRows * 3 - 2, kColumns}, 0);
     rows.part = TensorPart{"w", {kRanks * kRows, kColumns}, {10 * kRows + 1, 0}};
@@ -154,7 +154,7 @@ TEST_F(ManyShardsTest, IndexLeadsToTheShardsThatHoldWantedBytesAndNoOther) {
   EXPECT_EQ(events_, std::vector<std::string>{});
 }
 
-// Nobody says that tensors of one name are alike: without an index the lowest shard's is read, too.
+// Tensors of one name may differ between ranks: without an index the lowest shard's is read too.
 TEST_F(ManyShardsTest, OfTensorsOfOneNameTheLowestShardsIsReadWithAnIndexOrWithout) {
   std::vector<SavedShardContent> shards;
   std::vector<SavedTensor> states;
@@ -198,7 +198,7 @@ TEST_F(ManyShardsTest, EmptyPartOfATensorElsewhereNeedsNoMoreThanTheIndex) {
   EXPECT_EQ(events_, std::vector<std::string>{});
 }
 
-// 64 dimensions, thousands of entries of all shards each: what they would take is bounded.
+// 60 dimensions and thousands of entries for every shard: their memory use is limited.
 TEST_F(ManyShardsTest, HostileIndexOfManyPiecesIsLeft) {
   AddIndex([this](int rank) {
     ShardHeader header = HeaderOfRank(rank);
@@ -451,7 +451,7 @@ TEST_F(ManyShardsTest, AFileThatIsAnotherWhenItIsOpenedAgainIsNotRead) {
   EXPECT_THAT(restored.status().message(), HasSubstr("replaced while it was being read"));
 }
 
-// Where no lock keeps it there: a filesystem without locks, or somebody's rm.
+// Without a lock: a filesystem without locks, or somebody's rm.
 TEST_F(ManyShardsTest, OneThatIsRemovedInMidReadIsChosenAnew) {
   SavedTensor other = MakeTensor("w", DType::kF32, {kRanks * kRows, kColumns}, 1);
   WriteCheckpoint(root(), {.step = 2, .attempt = "older", .shards = {{.tensors = {other}}}});

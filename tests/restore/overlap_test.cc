@@ -13,7 +13,7 @@ namespace {
 using Extents = std::vector<std::int64_t>;
 using Pieces = std::vector<SavedPiece>;
 
-/// Random boxes of whole numbers in a cube.
+/// Random boxes of integers in a cube.
 class RandomOverlaps : public testing::Test {
  protected:
   std::int64_t Draw(std::int64_t least, std::int64_t most) {
@@ -27,7 +27,7 @@ class RandomOverlaps : public testing::Test {
     }
     return box;
   }
-  /// Cuts a box in two again and again, anywhere: boxes that overlap nowhere and leave no gap.
+  /// Cuts a box in two repeatedly: boxes without overlaps or gaps.
   Pieces Cut(const Box& whole, std::size_t count) {
     Pieces pieces{{.box = whole}};
     for (std::size_t tries = 0; tries < 4 * count && pieces.size() < count; ++tries) {
@@ -41,7 +41,7 @@ class RandomOverlaps : public testing::Test {
     std::shuffle(pieces.begin(), pieces.end(), random_);
     return pieces;
   }
-  /// Thrown in one after another, each kept where it fits: most are long in one dimension, and no cut parts them all.
+  /// Places boxes at random and keeps each that fits. Most are long in one dimension, and no cut separates them all.
   Pieces ThrowRods(std::size_t dimensions, std::int64_t size, int throws) {
     Pieces pieces;
     for (; throws > 0; --throws) {
@@ -56,7 +56,7 @@ class RandomOverlaps : public testing::Test {
     }
     return pieces;
   }
-  /// Moves one of its sides a little.
+  /// Moves one of its sides by one.
   void Disturb(Box& box) {
     const auto d = static_cast<std::size_t>(Draw(0, static_cast<std::int64_t>(box.begin.size()) - 1));
     if (Draw(0, 1) == 0) {
@@ -133,7 +133,7 @@ TEST_F(RandomOverlaps, OfAFewElementsAreFoundAmongManyRods) {
   }
 }
 
-// Steps and risers: along either dimension most boxes begin before the earlier ones end.
+// Steps and risers: along either dimension most boxes begin before earlier ones end.
 Pieces Staircase(std::int64_t count) {
   Pieces pieces;
   for (std::int64_t i = 0; i < count / 2; ++i) {
@@ -143,7 +143,7 @@ Pieces Staircase(std::int64_t count) {
   return pieces;
 }
 
-// Rods through a cube along each of its dimensions, past one another.
+// Rods through a cube along each of its dimensions.
 Pieces Rods(std::int64_t side) {
   Pieces pieces;
   for (std::int64_t i = 0; i < side; ++i) {

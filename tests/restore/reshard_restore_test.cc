@@ -1,4 +1,4 @@
-// Tensors that are put together from parts, through the files and onto devices.
+// Tensors assembled from parts, through files and onto devices.
 
 #include <array>
 #include <deque>
@@ -31,7 +31,7 @@ class ReshardRestoreTest : public RestoreTest {
   }
   static std::int64_t Cut(int rank) { return kRows * rank / 4; }
 
-  /// Rows and columns [begin, end) of the whole, wanted at these strides.
+  /// Rows and columns [begin, end) of the whole, with these strides.
   struct Wanted {
     std::array<std::int64_t, 2> rows;
     std::array<std::int64_t, 2> columns;
@@ -110,7 +110,7 @@ TEST_F(ReshardRestoreTest, FillsPartsOfOtherCutsOnADevice) {
 }
 
 TEST_F(ReshardRestoreTest, WritesPartsThatShareMemoryOneAtATime) {
-  // One memory, twice: another part's logical name would be another tensor, but another cutting of it is not.
+  // The same memory as another cut of the same logical tensor.
   Want({0, kRows}, {0, kColumns});
   Wanted& whole = wanted_.front();
   ASSERT_TRUE(state_

@@ -1,4 +1,4 @@
-// What is wanted in other cuts than it was saved in: which bytes of which shard go where.
+// Tensors wanted in other cuts than they were saved in: which bytes of which shard go where.
 
 #include "restore/reshard.h"
 
@@ -77,7 +77,7 @@ TEST(SharedRows, AreOneElementForScalarsAndNoneForWhatIsApart) {
   EXPECT_EQ(FindSharedRows({{0, 3}, {2, 3}}, {{0, 0}, {2, 9}}).shape.size, 0U);
 }
 
-// What other processes take is not counted.
+// Does not count other processes.
 double ThreadCpuSeconds() {
   timespec used{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
@@ -109,7 +109,7 @@ class ReshardTest : public ::testing::Test {
     for (const ShardHeader& header : headers_) shards.push_back({"shard-" + std::to_string(header.shard), &header});
     return MatchTensors(shards, rank, table_, options);
   }
-  // Each row of what a copy takes of [begin, end).
+  // Each row that a copy takes of [begin, end).
   [[nodiscard]] static std::vector<Place> RowsOf(const PlannedCopy& copy, std::uint64_t begin, std::uint64_t end,
                                                  std::size_t shard) {
     std::vector<Place> all;
@@ -313,7 +313,7 @@ TEST_F(ReshardTest, ListsAsMissingOnlyWhatHasNoPieceAtAll) {
 
   EXPECT_THAT(Places(matched), ElementsAre(Place{0, 0, 32, 0}));
   EXPECT_THAT(matched->missing, ElementsAre("absent"));
-  ExpectRefused(Match(), "tensor \"absent\": expected F32 [2] at [0] of \"other\" [8], found none of that name");
+  ExpectRefused(Match(), "tensor \"absent\": expected F32 [2] at [0] of \"other\" [8], found none with that name");
 }
 
 TEST_F(ReshardTest, WritesTiedPartsOnceWhateverTheirNames) {
@@ -365,7 +365,7 @@ TEST_F(ReshardTest, MarksAllCopiesOfTargetsThatOverlapAndNoneOfOneTarget) {
   const auto matched = Match();
 
   ASSERT_TRUE(matched.ok()) << matched.status();
-  std::map<std::string_view, std::pair<int, int>> runs;  // All of a name, and those marked.
+  std::map<std::string_view, std::pair<int, int>> runs;  // By name: all, and those marked.
   for (const PlannedCopy& copy : matched->copies[0]) {
     ++runs[copy.name].first;
     runs[copy.name].second += copy.shares_memory ? 1 : 0;
@@ -378,7 +378,7 @@ TEST_F(ReshardTest, MarksAllCopiesOfTargetsThatOverlapAndNoneOfOneTarget) {
 TEST_F(ReshardTest, PlansOneCopyForAColumnCutOfManyRows) {
   constexpr std::int64_t kRows = 2'000'000;
   Save({{PartOf("w", {kRows, 8}, {0, 0}, {kRows, 8})}});
-  std::byte memory{};  // Only planned with.
+  std::byte memory{};  // Never written.
   ASSERT_TRUE(
       table_.Add("w", {.data = &memory, .shape = {kRows, 3}, .part = TensorPart{"w", {kRows, 8}, {0, 2}}}).ok());
 
@@ -391,7 +391,7 @@ TEST_F(ReshardTest, PlansOneCopyForAColumnCutOfManyRows) {
   EXPECT_EQ(cursor.Next(), std::nullopt);
 }
 
-// Two cuts through the same rows: each is cut where a read ends, within rows too.
+// Two cuts through the same rows, split where a read ends, also within rows.
 TEST_F(ReshardTest, TakesEachByteOfColumnsOnceFromTheReadThatHasIt) {
   constexpr std::int64_t kRows = 100'000;
   Save({{PartOf("w", {kRows, 9}, {0, 0}, {kRows, 9})}});
@@ -410,7 +410,7 @@ TEST_F(ReshardTest, TakesEachByteOfColumnsOnceFromTheReadThatHasIt) {
 
   ASSERT_EQ(reads.size(), 4U);
   EXPECT_EQ(copies.size(), 2 * reads.size());
-  std::map<std::string_view, std::uint64_t> next;  // Logical bytes that came so far, in order.
+  std::map<std::string_view, std::uint64_t> next;  // Logical bytes so far, in order.
   for (const PlannedRead& read : reads) {
     for (std::size_t i = read.first_copy; i < copies.size() && copies[i].begin < read.end; ++i) {
       const std::uint64_t columns = copies[i].name == "left" ? 4 : 3;
@@ -443,7 +443,7 @@ TEST_F(ReshardTest, PlansACopyForEachRowWhereBlocksBetweenThemNeedNotBeRead) {
   EXPECT_EQ(reads[1].begin, 3U * kChecksumBlock);
 }
 
-// 0.4 s for 800,000 runs and 30,000 pieces; anything quadratic takes minutes. The bound leaves room for sanitizers.
+// Takes 0.4 s for 800,000 runs and 30,000 pieces; a quadratic cost would take minutes. The limit allows for sanitizers.
 TEST_F(ReshardTest, PlansManyRunsAndManyPiecesWithoutQuadraticCost) {
   constexpr std::int64_t kRows = 200'000;
   std::vector<std::vector<ShardTensor>> shards(2);
@@ -487,7 +487,7 @@ TEST_F(ReshardTest, PlansManyRunsAndManyPiecesWithoutQuadraticCost) {
   EXPECT_LT(steps, 4 * kRows + 20'100);
 }
 
-// Random wholes in random grids, saved by some ranks and wanted in other grids: against plain index arithmetic.
+// Random tensors in random grids, saved by some ranks and wanted in other grids, compared with plain index arithmetic.
 class RandomReshards : public ReshardTest {
  protected:
   std::int64_t Draw(std::int64_t least, std::int64_t most) {
@@ -520,7 +520,7 @@ class RandomReshards : public ReshardTest {
     return shape;
   }
 
-  // The bytes of a box in row-major order: each element's are decided by where it is in the whole.
+  // The bytes of a box in row-major order; each element's depend on its position in the whole.
   static std::string BytesOf(const Box& box, const Extents& global, std::size_t item) {
     std::string bytes;
     if (box.empty()) return bytes;
@@ -538,7 +538,7 @@ class RandomReshards : public ReshardTest {
     }
   }
 
-  // Strides of a random order of the dimensions, with gaps; none half of the time.
+  // Strides in a random order of dimensions, with gaps; none half of the time.
   Extents RandomStrides(const Extents& shape) {
     if (Draw(0, 1) == 0) return {};
     std::vector<std::size_t> order(shape.size());
@@ -553,14 +553,14 @@ class RandomReshards : public ReshardTest {
     return strides;
   }
 
-  std::mt19937_64 random_{20'251'121};  // NOLINT: the same every time
+  std::mt19937_64 random_{20'251'121};  // NOLINT: reproducible
 };
 
 TEST_F(RandomReshards, BringEveryByteToItsPlaceOnce) {
   constexpr DType kTypes[] = {DType::kU8, DType::kBF16, DType::kF32, DType::kF64};
   for (int round = 0; round < 400; ++round) {
     SCOPED_TRACE(round);
-    // Given a whole in a grid of parts over several shards, some of them twice.
+    // Given a tensor saved as a grid of parts in several shards, some of them twice ...
     const DType dtype = kTypes[Draw(0, 3)];
     const std::size_t item = DTypeSize(dtype);
     Extents global(static_cast<std::size_t>(Draw(0, 4)));
@@ -577,7 +577,7 @@ TEST_F(RandomReshards, BringEveryByteToItsPlaceOnce) {
     }
     headers_.clear();
     Save(std::move(shards));
-    // ... that is wanted in another grid, and whole.
+    // ... and wanted in another grid, and whole.
     const std::vector<Box> wanted = Grid(global);
     TensorTable table;
     std::deque<std::vector<std::byte>> memory;

@@ -13,7 +13,7 @@
 
 namespace cairn {
 
-/// Memory for saved tensors to be restored into, filled with a pattern that no restore leaves behind.
+/// Memory for restored tensors, filled with a pattern that no restore produces.
 class Targets {
  public:
   static constexpr char kUntouched = '\x5a';

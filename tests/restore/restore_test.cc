@@ -116,7 +116,7 @@ TEST_F(RestoreTest, ResolvesTiedTensorsToTheHoldersBytes) {
 }
 
 TEST_F(RestoreTest, ResolvesTiedTensorsOfAnotherRanksShardToThatShardsBytes) {
-  // Both shards have a "head"; the name that is tied to the second one's is in that shard alone.
+  // Both shards have a "head"; the tied name is only in the second.
   const SavedTensor mine = MakeTensor("head", DType::kF32, {1000}, 1);
   const SavedTensor theirs = MakeTensor("head", DType::kF32, {1000}, 2);
   const std::string folder = WriteCheckpoint(
@@ -152,7 +152,7 @@ TEST_F(RestoreTest, ReadsAndChecksTheLastByteAroundTheBoundaryOfAChecksumBlock) 
 }
 
 TEST_F(RestoreTest, ReadsTheBlockOfWhichATensorNeedsOneByte) {
-  // The first ends one byte past a MiB, so that its last byte is in the block of the second.
+  // The first ends one byte beyond a MiB, so its last byte is in the block of the second.
   const SavedTensor first = MakeTensor("a", DType::kU8, {(1 << 20) + 1}, 1);
   const SavedTensor second = MakeTensor("b", DType::kU8, {(1 << 20) - 1}, 2);
   const std::string folder = WriteCheckpoint(root(), {.shards = {{.tensors = {first, second}}}});
