@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Each, HangingAt,
                                   "_of_rank_" + std::to_string(place.rank);
                          });
 
-TEST_F(RanksBadDisk, ThatIsFullFailsTheSaveForAllAtOnce) {
+TEST_F(RanksBadDisk, FullDiskFailsTheSaveForAllAtOnce) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   std::vector<Place> places = {{0, IoOp::kOpen, "manifest"}, {0, IoOp::kWrite, "manifest"}};
@@ -129,7 +129,7 @@ TEST_F(RanksBadDisk, ThatIsFullFailsTheSaveForAllAtOnce) {
   ExpectWorksFrom(step);
 }
 
-TEST_F(RanksBadDisk, ThatWritesShortIsWrittenToAgain) {
+TEST_F(RanksBadDisk, ShortWritesAreResumed) {
   OpenAll(kNever);
   for (int of = 0; of < kRanks; ++of) {
     for (const std::uint64_t nth : {1, 2, 3}) {
@@ -144,7 +144,7 @@ TEST_F(RanksBadDisk, ThatWritesShortIsWrittenToAgain) {
 }
 
 // A write that is partly on the disk when space runs out leaves a torn file.
-TEST_F(RanksBadDisk, ThatIsFullInTheMiddleOfAWriteLeavesNothingTorn) {
+TEST_F(RanksBadDisk, FullDiskDuringAWriteLeavesNothingTorn) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   std::uint64_t step = 2;

@@ -29,7 +29,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(BadRoot, IsMadeWithItsParentsWhereItIsMissing) {
+TEST(BadRoot, IsMadeWithItsParentsIfMissing) {
   const TempDir dir;
   Options options = SmallOptions(dir / "a/b/c");
   options.directory_mode = 0750;
@@ -45,7 +45,7 @@ TEST(BadRoot, IsMadeWithItsParentsWhereItIsMissing) {
   ExpectNothingLost(dir / "a/b/c", 1);
 }
 
-TEST(BadRoot, IsNotMadeWhereItIsToBeReadOnly) {
+TEST(BadRoot, IsNotMadeIfReadOnly) {
   const TempDir dir;
   Options options = SmallOptions(dir / "run");
   options.read_only = true;
@@ -57,7 +57,7 @@ TEST(BadRoot, IsNotMadeWhereItIsToBeReadOnly) {
   EXPECT_FALSE(std::filesystem::exists(dir / "run"));
 }
 
-TEST(BadRoot, IsRefusedWhereItOrAParentIsAFile) {
+TEST(BadRoot, IsRejectedIfItOrAParentIsAFile) {
   const TempDir dir;
   std::ofstream(dir / "file") << "precious";
   for (const std::string& path : {dir / "file", dir / "file/run"}) {
@@ -88,7 +88,7 @@ class Unprivileged {
   bool able_ = true;
 };
 
-TEST(BadRoot, IsRefusedWhereItMayNotBeWrittenAndWhatIsInItStays) {
+TEST(BadRoot, IsRejectedWithoutWritePermission) {
   const TempDir dir;
   std::filesystem::permissions(dir.path(), std::filesystem::perms{0755});
   {
@@ -117,7 +117,7 @@ TEST(BadRoot, IsRefusedWhereItMayNotBeWrittenAndWhatIsInItStays) {
   ExpectNothingLost(dir / "run", 1);
 }
 
-TEST(BadRoot, IsRefusedWhereItCannotBeMade) {
+TEST(BadRoot, IsRejectedIfItCannotBeMade) {
   const TempDir dir;
   std::filesystem::permissions(dir.path(), std::filesystem::perms{0555});
   const Unprivileged nobody;
@@ -151,7 +151,7 @@ class SmallDisk {
   std::string why_;
 };
 
-TEST(FullDisk, RefusesTheSaveWithWhatIsNeededAndFreeAndWorksAgainOnceThereIsRoom) {
+TEST(FullDisk, FailsASaveUntilThereIsSpace) {
   const TempDir dir;
   const SmallDisk disk(dir / "disk", "4m");
   if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
@@ -176,7 +176,7 @@ TEST(FullDisk, RefusesTheSaveWithWhatIsNeededAndFreeAndWorksAgainOnceThereIsRoom
   EXPECT_THAT(ListedSteps(*checkpointer), Contains(5));
 }
 
-TEST(FullDisk, FailsASaveThatFillsItOnTheWay) {
+TEST(FullDisk, FailsASaveIfSpaceRunsOutMeanwhile) {
   const TempDir dir;
   const SmallDisk disk(dir / "disk", "8m");
   if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
@@ -200,7 +200,7 @@ TEST(FullDisk, FailsASaveThatFillsItOnTheWay) {
   EXPECT_EQ(SaveDurably(*checkpointer, 3), Status::Ok());
 }
 
-TEST(FullDisk, GivesUpSparesForASaveThatNeedsTheirRoom) {
+TEST(FullDisk, RemovesSparesForASaveThatNeedsSpace) {
   const TempDir dir;
   const SmallDisk disk(dir / "disk", "5m");
   if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
@@ -223,7 +223,7 @@ TEST(FullDisk, GivesUpSparesForASaveThatNeedsTheirRoom) {
 }
 
 // A buffered write beyond the limit would kill the process.
-TEST(FullDisk, RefusesASaveBeyondRlimitFsize) {
+TEST(FullDisk, FailsASaveBeyondRlimitFsize) {
   const TempDir dir;
   const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
   ASSERT_NE(checkpointer, nullptr);
@@ -244,7 +244,7 @@ TEST(FullDisk, RefusesASaveBeyondRlimitFsize) {
 }
 
 // A root that is moved while a trainer runs.
-TEST(BadRoot, GoesOnInTheDirectoryThatItHasOpenedWhereThatIsMoved) {
+TEST(BadRoot, IsFollowedIfMoved) {
   const TempDir dir;
   const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
   ASSERT_NE(checkpointer, nullptr);
@@ -264,7 +264,7 @@ TEST(BadRoot, GoesOnInTheDirectoryThatItHasOpenedWhereThatIsMoved) {
   EXPECT_THAT(ListedSteps(*checkpointer), ElementsAre(1, 2, 3));
 }
 
-TEST(BadRoot, FailsSavesWhereItWasRemovedAndMakesNoneAnew) {
+TEST(BadRoot, FailsSavesIfRemoved) {
   const TempDir dir;
   const auto checkpointer = OpenOrFail(SmallOptions(dir / "run"));
   ASSERT_NE(checkpointer, nullptr);
@@ -279,7 +279,7 @@ TEST(BadRoot, FailsSavesWhereItWasRemovedAndMakesNoneAnew) {
 }
 
 // Other files are left alone and reported.
-TEST(BadRoot, LeavesStrangersFilesAloneAndSaysSo) {
+TEST(BadRoot, LeavesOtherFilesAloneAndReportsThem) {
   const TempDir dir;
   std::filesystem::create_directories(dir / "run/notes");
   std::ofstream(dir / "run/step-12") << "not a folder, and not the name of one";

@@ -111,7 +111,7 @@ TEST_F(Checksums, AreWaitedForByACancelledSave) {
   ExpectHolds(1);
 }
 
-TEST_F(Checksums, AreWaitedForWhereAWriteFailsMeanwhileAndNoChunkIsLost) {
+TEST_F(Checksums, AreWaitedForWhenAWriteFails) {
   plan_->Fail({.op = IoOp::kWrite, .path = kShard, .nth = kChunks}, EIO);
   Open();
   std::promise<void> third;
@@ -129,7 +129,7 @@ TEST_F(Checksums, AreWaitedForWhereAWriteFailsMeanwhileAndNoChunkIsLost) {
   ExpectHolds(2);
 }
 
-TEST_F(Checksums, KeepASaveThatIsReleasedFromItsCommit) {
+TEST_F(Checksums, DelayTheCommitOfAReleasedSave) {
   Open();
   const SaveHandle save = Save(1, minutes(10));
   AwaitWrites();
@@ -141,7 +141,7 @@ TEST_F(Checksums, KeepASaveThatIsReleasedFromItsCommit) {
   ExpectHolds(1);
 }
 
-TEST_F(Checksums, AreWaitedForAtTheEndOfTheCheckpointer) {
+TEST_F(Checksums, AreWaitedForWhenClosing) {
   Options options = SmallOptions(root());
   options.drain_deadline = milliseconds(1);
   Open(options);
@@ -157,7 +157,7 @@ TEST_F(Checksums, AreWaitedForAtTheEndOfTheCheckpointer) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST(ChecksumsOfManyChunks, ComeThroughAPoolOfTheLeastSizeWithOneWorkerAndTensorsOfBothKinds) {
+TEST(ChecksumsOfManyChunks, WorkWithTheSmallestPoolAndOneWorker) {
   const TempDir dir;
   ModelGpu gpu;
   Options options = SmallOptions(dir / "run");

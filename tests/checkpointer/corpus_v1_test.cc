@@ -151,7 +151,7 @@ TEST_F(CorpusV1, RestoresTheNewestGenerationAsTheLatest) {
   EXPECT_THAT(state.Wrong(1500), IsEmpty());
 }
 
-TEST_F(CorpusV1, KnowsTiedTensorsByTheirHolders) {
+TEST_F(CorpusV1, ListsTiedTensorsWithTheirHolders) {
   const auto details = Open(kCorpus / "single")->Inspect(Latest());
 
   ASSERT_TRUE(details.ok()) << details.status();
@@ -174,7 +174,7 @@ TEST_F(CorpusV1, RestoresTensorsAcrossChecksumBlocks) {
   EXPECT_THAT(state.Wrong(1), IsEmpty());
 }
 
-TEST_F(CorpusV1, RestoresWhatHasNoChecksums) {
+TEST_F(CorpusV1, RestoresWithoutChecksums) {
   const auto checkpointer = Open(kCorpus / "unchecked");
   CorpusState state = CorpusUnchecked();
 
@@ -185,7 +185,7 @@ TEST_F(CorpusV1, RestoresWhatHasNoChecksums) {
   EXPECT_THAT(state.Wrong(3), IsEmpty());
 }
 
-TEST_F(CorpusV1, RestoresThreeRanksOnAsManyFewerAndMore) {
+TEST_F(CorpusV1, RestoresThreeRanksOnOtherNumbersOfRanks) {
   for (const int world : {3, 2, 1, 5}) {
     const Ranks ranks = OpenRanks(world);
     for (int rank = 0; rank < world; ++rank) {
@@ -200,7 +200,7 @@ TEST_F(CorpusV1, RestoresThreeRanksOnAsManyFewerAndMore) {
   }
 }
 
-TEST_F(CorpusV1, RestoresCutTensorsAsWholeOnes) {
+TEST_F(CorpusV1, RestoresCutTensorsAsWhole) {
   const auto checkpointer = Open(kCorpus / "ranks");
   CorpusState state;
   state.Add("cut.rows", DType::kF32, {7, 6});
@@ -213,7 +213,7 @@ TEST_F(CorpusV1, RestoresCutTensorsAsWholeOnes) {
   EXPECT_THAT(state.Wrong(7), IsEmpty());
 }
 
-TEST_F(CorpusV1, HoldsWhatIsReplicatedOnce) {
+TEST_F(CorpusV1, HoldsReplicatedTensorsOnce) {
   const auto details = Open(kCorpus / "ranks")->Inspect(Latest());
 
   ASSERT_TRUE(details.ok()) << details.status();
@@ -244,7 +244,7 @@ TEST_F(CorpusV1, FindsTheLastBitFlippedInACopy) {
   EXPECT_THAT(status.message(), HasSubstr("shard-00000.safetensors"));
 }
 
-TEST_F(CorpusV1, TodaysWriterGoesOnInACopy) {
+TEST_F(CorpusV1, CurrentWriterContinuesInACopy) {
   const TempDir dir;
   const auto checkpointer = Open(Copy(dir, "single"), false);
   CorpusState state = CorpusSingle();

@@ -171,7 +171,7 @@ TEST(Crash, LosesNothingAtAnyOperationOfThreeRanksSaves) {
 }
 
 // The first save, into a root whose parents must be made too.
-TEST(Crash, LeavesAUsableRootDuringTheFirstSaveEver) {
+TEST(Crash, LeavesAUsableRootDuringTheFirstSave) {
   const TempDir dir;
   const RunInChild first = [](const std::string& folder, const std::shared_ptr<FaultPlan>& plan, const Say& say) {
     Options options = SmallOptions(folder + "/not/yet/there");
@@ -242,7 +242,7 @@ TEST(Crash, LosesNothingDuringTheSweepOfAnEarlierCrash) {
 }
 
 // A data-loader worker outlives the trainer that forked it, and has copies of all descriptors.
-TEST(Crash, OpensTheRootWhileAnOrphanedWorkerLivesOn) {
+TEST(Crash, OpensTheRootDespiteAnOrphanedWorker) {
   const TempDir dir;
   std::optional<pid_t> orphan;
   Forked trainer([&](const Say& say) {

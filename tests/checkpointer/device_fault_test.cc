@@ -84,7 +84,7 @@ class DeviceFault : public testing::Test {
   Stream stream_;
 };
 
-TEST_F(DeviceFault, FailsTheSaveWhereACopyIsRefused) {
+TEST_F(DeviceFault, FailsTheSaveIfACopyIsRejected) {
   ASSERT_EQ(Start(1).WaitDurable(Soon()), Status::Ok());
   for (const int nth : {1, 2, 4}) {
     const int before = device_->copies();
@@ -103,7 +103,7 @@ TEST_F(DeviceFault, FailsTheSaveWhereACopyIsRefused) {
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(11, 21, 41));
 }
 
-TEST_F(DeviceFault, FailsTheSaveWhereACopyFailsLater) {
+TEST_F(DeviceFault, FailsTheSaveIfACopyFailsLater) {
   ASSERT_EQ(Start(1).WaitDurable(Soon()), Status::Ok());
   for (const int nth : {1, 3, 4}) {
     device_->FailCopyLater(device_->copies() + nth, {StatusCode::kDeviceError, "failed on the way"});
@@ -118,7 +118,7 @@ TEST_F(DeviceFault, FailsTheSaveWhereACopyFailsLater) {
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(11, 31, 41));
 }
 
-TEST_F(DeviceFault, EndsEverySaveFailedAfterAStickyErrorAndHangsNobody) {
+TEST_F(DeviceFault, FailsEverySaveAfterAStickyError) {
   ASSERT_EQ(Start(1).WaitDurable(Soon()), Status::Ok());
   // During the second of three saves.
   device_->BecomeStickyAt(device_->copies() + 6);
@@ -163,7 +163,7 @@ TEST_F(DeviceFault, NoticesALostDeviceWhileItSleeps) {
   ExpectWorksAfterwards({});
 }
 
-TEST_F(DeviceFault, ClosesWithSavesOnADeviceThatIsLost) {
+TEST_F(DeviceFault, ClosesWithSavesOnALostDevice) {
   Options options = SmallOptions(root());
   options.drain_deadline = std::chrono::seconds(0);
   Open(options);
@@ -178,7 +178,7 @@ TEST_F(DeviceFault, ClosesWithSavesOnADeviceThatIsLost) {
   ExpectWorksAfterwards({});
 }
 
-TEST_F(DeviceFault, FailsAStagedSaveOnADeviceThatIsLost) {
+TEST_F(DeviceFault, FailsAStagedSaveOnALostDevice) {
   Options options = SmallOptions(root());
   options.staging_bytes = 16 << 20;
   Open(options);
@@ -198,7 +198,7 @@ TEST_F(DeviceFault, FailsAStagedSaveOnADeviceThatIsLost) {
 }
 
 // A staged save that fails releases its staging memory: the next one is staged.
-TEST_F(DeviceFault, StagesTheNextSaveWhereOneHasFailed) {
+TEST_F(DeviceFault, StagesTheNextSaveAfterAFailedOne) {
   Options options = SmallOptions(root());
   options.staging_bytes = kElements * 4;
   Open(options);
@@ -213,7 +213,7 @@ TEST_F(DeviceFault, StagesTheNextSaveWhereOneHasFailed) {
 }
 
 // One lane's copy out of staging memory is delayed while the other's is done: the next save must not get the memory.
-TEST_F(DeviceFault, KeepsStagingMemoryUntilEveryChunkHasBeenCopiedOutOfIt) {
+TEST_F(DeviceFault, KeepsStagingMemoryUntilAllChunksAreCopied) {
   constexpr std::size_t kSixChunks = 1'500'000;
   Options options = SmallOptions(root());
   options.staging_bytes = kSixChunks * 4;
@@ -254,7 +254,7 @@ TEST_F(DeviceFault, KeepsStagingMemoryUntilEveryChunkHasBeenCopiedOutOfIt) {
 }
 
 // The disk fails while copies wait on a stream: nothing may read the tensors after the save has ended.
-TEST_F(DeviceFault, WaitsForCopiesUnderWayBeforeAFailedSaveEnds) {
+TEST_F(DeviceFault, WaitsForCopiesInFlightBeforeAFailedSaveEnds) {
   ASSERT_EQ(device_->HoldCopies(), Status::Ok());
   plan_->Fail({.op = IoOp::kFallocate}, EIO);
   const SaveHandle save = Start(1);

@@ -60,7 +60,7 @@ class Fault : public testing::Test {
 // Every operation of a save, one after the other, with every error.
 class FaultAtEach : public Fault, public testing::WithParamInterface<int> {};
 
-TEST_P(FaultAtEach, EndsTheSaveFailedAndTheNextOneWorks) {
+TEST_P(FaultAtEach, FailsTheSaveAndTheNextOneWorks) {
   std::uint64_t step = 2;
   std::uint64_t operations = 0;
   for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(Errno, FaultAtEach, testing::Values(EIO, ENOSPC, EAGAIN
                          });
 
 // The operation takes effect but reports an error.
-TEST_F(Fault, LosesNothingWhereAnOperationWasRunAndItsAnswerIsAnError) {
+TEST_F(Fault, LosesNothingIfAnOperationSucceedsButReportsAnError) {
   std::uint64_t step = 2;
   for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
     plan_->Clear();
@@ -157,7 +157,7 @@ TEST_F(Fault, ResumesAShortWriteAtAnyLength) {
   }
 }
 
-TEST_F(Fault, FailsASaveWhoseWritesGetNowhere) {
+TEST_F(Fault, FailsASaveWithoutProgress) {
   plan_->Shorten({.op = IoOp::kWrite, .path = "shard-"}, 0);
 
   const Status status = SaveDurably(*checkpointer_, 2);
@@ -169,7 +169,7 @@ TEST_F(Fault, FailsASaveWhoseWritesGetNowhere) {
 }
 
 // The ring itself breaks during a save.
-TEST_F(Fault, FailsEverySaveOnceTheRingIsBrokenAndHangsNowhere) {
+TEST_F(Fault, FailsEverySaveOnABrokenRing) {
   if (checkpointer_->stats().io_queue != "io_uring") GTEST_SKIP() << checkpointer_->stats().io_queue_reason;
   plan_->CallBefore({.op = IoOp::kWrite, .path = "shard-", .nth = 2}, [](const SeenOperation&) {
     const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -205,7 +205,7 @@ struct FsyncCase {
 
 class FailedFsync : public Fault, public testing::WithParamInterface<FsyncCase> {};
 
-TEST_P(FailedFsync, EndsTheSaveFailedAndIsNeverTriedAgain) {
+TEST_P(FailedFsync, FailsTheSaveAndIsNotRetried) {
   const FaultMatch match{.op = IoOp::kFsync, .path = GetParam().path, .nth = GetParam().nth};
   const std::size_t before = plan_->Count(match);
   plan_->Fail(match, EIO);
@@ -239,7 +239,7 @@ class FailedRootFsync : public Fault {
   }
 };
 
-TEST_F(FailedRootFsync, EndsTheSaveUnknownAndNeverDurable) {
+TEST_F(FailedRootFsync, IsUnknownAndNeverDurable) {
   FailNextRootFsync();
 
   const auto state = SmallState(2);
@@ -287,7 +287,7 @@ TEST_F(FailedRootFsync, LetsTheStepBeSavedAgain) {
 }
 
 // Retention's operations fail: the save is still durable, and the removal is repeated next time.
-TEST_F(Fault, LosesNothingWhereARemovalFailsAtAnyOperation) {
+TEST_F(Fault, LosesNothingIfARemovalFailsAtAnyOperation) {
   checkpointer_.reset();
   Options options = SmallOptions(root());
   options.keep_last = 1;

@@ -36,7 +36,7 @@ class Hold : public testing::Test {
   std::unique_ptr<Checkpointer> checkpointer_;
 };
 
-TEST_F(Hold, LetsTheTensorsAndYoungerSavesGoOnAndCommitsWhenReleased) {
+TEST_F(Hold, CommitsWhenReleasedWithoutDelayingOthers) {
   Open();
   const SaveHandle held = Save(1, minutes(10));
 
@@ -52,7 +52,7 @@ TEST_F(Hold, LetsTheTensorsAndYoungerSavesGoOnAndCommitsWhenReleased) {
   EXPECT_TRUE(RestoreAndCompare(*checkpointer_, Step(1)).ok());
 }
 
-TEST_F(Hold, CommitsAtOnceWhatWasReleasedBeforeItWasWritten) {
+TEST_F(Hold, CommitsAtOnceIfReleasedBefore) {
   Open();
   const SaveHandle held = Save(1, minutes(10));
 
@@ -61,7 +61,7 @@ TEST_F(Hold, CommitsAtOnceWhatWasReleasedBeforeItWasWritten) {
   EXPECT_TRUE(held.WaitDurable(Soon()).ok()) << held.status();
 }
 
-TEST_F(Hold, FailsWhatIsNotReleasedInTimeAndLeavesNothing) {
+TEST_F(Hold, FailsIfNotReleasedInTime) {
   Open();
   ASSERT_TRUE(Save(1, {}).WaitDurable(Soon()).ok());
 
@@ -85,7 +85,7 @@ TEST_F(Hold, CanBeCancelledInstead) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(Hold, CanBeCancelledForAReasonWhichIsAFailure) {
+TEST_F(Hold, CancelWithAReasonIsAFailure) {
   Open();
   const SaveHandle held = Save(1, minutes(10));
   ASSERT_TRUE(held.WaitCaptured(Soon()).ok());
@@ -114,7 +114,7 @@ TEST_F(Hold, EndsWithTheCheckpointer) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(Hold, OfOneRankIsAllRanksHold) {
+TEST_F(Hold, OfOneRankHoldsAllRanks) {
   const auto ranks = OpenRanks(2, SmallOptions(root()));
   ASSERT_EQ(ranks.size(), 2U);
   const auto save = [&](std::uint64_t step, int rank, std::chrono::nanoseconds hold) {

@@ -61,7 +61,7 @@ TEST_F(Line, AnEmptyRootHasNothingToRestore) {
   EXPECT_EQ(checkpointer_->Restore(Latest(), tensors_.state()).status().code(), StatusCode::kNotFound);
 }
 
-TEST_F(Line, SavingAStepTwiceIsRefusedAndWritesNothing) {
+TEST_F(Line, SavingAStepTwiceFailsAndWritesNothing) {
   ASSERT_TRUE(Save(5, 1).ok());
 
   EXPECT_EQ(Save(5, 2).code(), StatusCode::kAlreadyExists);
@@ -70,7 +70,7 @@ TEST_F(Line, SavingAStepTwiceIsRefusedAndWritesNothing) {
   EXPECT_TRUE(tensors_.Holds(1));
 }
 
-TEST_F(Line, ReplacingAStepLeavesTheNewOneAlone) {
+TEST_F(Line, ReplacingAStepKeepsOnlyTheNewOne) {
   ASSERT_TRUE(Save(5, 1).ok());
 
   ASSERT_TRUE(Save(5, 2, IfExists::kReplace).ok());
@@ -107,14 +107,14 @@ TEST_F(Line, AStepOfTheAbandonedLineMayBeSavedAgain) {
   EXPECT_TRUE(tensors_.Holds(200));
 }
 
-TEST_F(Line, SavingBelowTheNewestIsRefusedAfterReopening) {
+TEST_F(Line, SavingBelowTheNewestFailsAfterReopening) {
   ASSERT_TRUE(Save(20, 1).ok());
   Open();
 
   EXPECT_EQ(Save(19, 2).code(), StatusCode::kFailedPrecondition);
 }
 
-TEST_F(Line, StepsAreNumbersUpToTheLast) {
+TEST_F(Line, StepsMayBeAnyU64) {
   for (const std::uint64_t step : {9ULL, 10ULL, 100ULL, ~0ULL}) ASSERT_TRUE(Save(step, step).ok());
 
   EXPECT_THAT(Steps(), ElementsAre(9, 10, 100, ~0ULL));
@@ -145,7 +145,7 @@ TEST_F(Line, PinsOutliveTheCheckpointer) {
 }
 
 // Pinned by another process, such as an evaluation job: the file counts, even if the writer does not know it.
-TEST_F(Line, RetentionSparesWhatSomebodyElsePinned) {
+TEST_F(Line, RetentionKeepsWhatOthersPinned) {
   Open(1);
   ASSERT_TRUE(Save(1, 1).ok());
   std::ofstream(checkpointer_->List()->front().path + "/pinned").close();
@@ -179,7 +179,7 @@ TEST_F(Line, RemoveRemovesPinnedOnesToo) {
   EXPECT_THAT(Steps(), SizeIs(0));
 }
 
-TEST_F(Line, TheNewestThatDoesNotVerifyIsCorruptAndFallBackNamesIt) {
+TEST_F(Line, DamagedNewestIsCorruptAndNamedByFallBack) {
   for (const std::uint64_t step : {10, 20}) ASSERT_TRUE(Save(step, step).ok());
   Damage(20);
 
@@ -197,7 +197,7 @@ TEST_F(Line, TheNewestThatDoesNotVerifyIsCorruptAndFallBackNamesIt) {
   EXPECT_EQ(checkpointer_->Restore(Latest(), tensors_.state())->step, 20U);
 }
 
-TEST_F(Line, RetentionDoesNotCountWhatARestoreFoundDamaged) {
+TEST_F(Line, RetentionDoesNotCountDamageFoundByARestore) {
   Open(/*keep_last=*/2);
   for (const std::uint64_t step : {10, 20}) ASSERT_TRUE(Save(step, step).ok());
   std::filesystem::resize_file(checkpointer_->List()->back().path + "/shard-00000.safetensors", 10);
@@ -212,7 +212,7 @@ TEST_F(Line, RetentionDoesNotCountWhatARestoreFoundDamaged) {
   EXPECT_EQ(with_two_newer, (std::vector<std::uint64_t>{20, 30, 40}));
 }
 
-TEST_F(Line, RetentionDoesNotCountWhatLacksAShardAtOpen) {
+TEST_F(Line, RetentionDoesNotCountAMissingShardAtOpen) {
   Open(/*keep_last=*/2);
   for (const std::uint64_t step : {10, 20}) ASSERT_TRUE(Save(step, step).ok());
   std::filesystem::resize_file(checkpointer_->List()->back().path + "/shard-00000.safetensors", 10);
@@ -226,7 +226,7 @@ TEST_F(Line, RetentionDoesNotCountWhatLacksAShardAtOpen) {
   EXPECT_EQ(Steps(), (std::vector<std::uint64_t>{20, 30, 40}));
 }
 
-TEST_F(Line, RetentionDoesNotCountWhatAnotherRankFoundDamaged) {
+TEST_F(Line, RetentionDoesNotCountDamageFoundByAnotherRank) {
   Open(/*keep_last=*/1);
   ASSERT_TRUE(Save(10, 10).ok());
   ASSERT_TRUE(checkpointer_->Pin(10).ok());
@@ -242,7 +242,7 @@ TEST_F(Line, RetentionDoesNotCountWhatAnotherRankFoundDamaged) {
   EXPECT_EQ(Steps(), (std::vector<std::uint64_t>{10, 20, 30}));  // Damaged ones are not removed either.
 }
 
-TEST_F(Line, AFolderCopiedElsewhereRestores) {
+TEST_F(Line, CopiedFolderRestores) {
   ASSERT_TRUE(Save(10, 10).ok());
   std::filesystem::copy(checkpointer_->List()->front().path, dir_ / "elsewhere",
                         std::filesystem::copy_options::recursive);
@@ -253,7 +253,7 @@ TEST_F(Line, AFolderCopiedElsewhereRestores) {
   EXPECT_EQ(restored->step, 10U);
 }
 
-TEST_F(Line, InspectTellsNamesShapesAndValues) {
+TEST_F(Line, InspectReturnsNamesShapesAndValues) {
   ASSERT_TRUE(tensors_.state().Set("lr", 0.1).ok());
   ASSERT_TRUE(Save(10, 10).ok());
 
@@ -267,7 +267,7 @@ TEST_F(Line, InspectTellsNamesShapesAndValues) {
   EXPECT_TRUE(checkpointer_->Verify(Latest()).ok());
 }
 
-TEST_F(Line, ALookAtAnOlderCheckpointChangesNothing) {
+TEST_F(Line, RestoringWithoutResumeChangesNothing) {
   ASSERT_TRUE(Save(10, 10).ok());
   ASSERT_TRUE(Save(20, 20).ok());
 
@@ -281,7 +281,7 @@ TEST_F(Line, ALookAtAnOlderCheckpointChangesNothing) {
   EXPECT_EQ(list->back().generation, 0U);
 }
 
-TEST_F(Line, AReaderTakesNoLockAndWritesNothing) {
+TEST_F(Line, ReaderTakesNoLockAndWritesNothing) {
   ASSERT_TRUE(Save(10, 10).ok());
 
   auto reader = Checkpointer::Open({.root = dir_ / "run", .read_only = true, .host_memory_bytes = 32_MiB});

@@ -28,7 +28,7 @@ bool WriteTo(const std::string& path, const std::string& text) {
   return static_cast<bool>(file << text << std::flush);
 }
 
-TEST(MemoryLimited, OpenRefusesAPoolThatTheControlGroupCannotHold) {
+TEST(MemoryLimited, OpenRejectsAPoolAboveTheControlGroupsLimit) {
   if (kSanitized) GTEST_SKIP() << "sanitizers need more memory than the group has";
   const std::vector<std::string> own = MemoryGroupFolders();
   if (own.empty()) GTEST_SKIP() << "no memory control group here";

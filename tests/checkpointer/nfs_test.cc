@@ -95,7 +95,7 @@ TEST_F(Nfs, SavesRetiresAndRestores) {
   ExpectNothingLeft();
 }
 
-TEST_F(Nfs, SaveOfAStepThatIsThereIsRefused) {
+TEST_F(Nfs, SaveOfAnExistingStepFails) {
   const auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(checkpointer, nullptr);
   ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
@@ -111,7 +111,7 @@ TEST_F(Nfs, SaveOfAStepThatIsThereIsRefused) {
   EXPECT_THAT(SillyNames(), IsEmpty());
 }
 
-TEST_F(Nfs, ReplacedStepIsTheNewOneAndNothingOfTheOldIsLeft) {
+TEST_F(Nfs, ReplacedStepLeavesNothingOfTheOldOne) {
   auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(checkpointer, nullptr);
   for (const std::uint64_t step : {1, 2}) ASSERT_EQ(SaveDurably(*checkpointer, step), Status::Ok());
@@ -127,7 +127,7 @@ TEST_F(Nfs, ReplacedStepIsTheNewOneAndNothingOfTheOldIsLeft) {
 }
 
 // A client that repeats a request because the reply was lost finds nothing to rename.
-TEST_F(Nfs, RenameThatWasDoneAndFoundNothingWhenItWasAskedAgainIsACommit) {
+TEST_F(Nfs, RepeatedRenameThatFindsNothingIsACommit) {
   const auto plan = FaultPlan::Make();
   const auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs(plan));
   ASSERT_NE(checkpointer, nullptr);
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Each, NfsFaultOf,
                          [](const auto& test) { return std::string(IoOpName(test.param)); });
 
 // Retention meets a reader without a lock, like any tool but Cairn's.
-TEST_F(Nfs, FileThatIsStillReadGoesOnceItIsClosedAndTheRootOpenedAgain) {
+TEST_F(Nfs, FileBeingReadIsRemovedAfterItIsClosed) {
   auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(checkpointer, nullptr);
   ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
@@ -212,7 +212,7 @@ TEST_F(Nfs, FileThatIsStillReadGoesOnceItIsClosedAndTheRootOpenedAgain) {
   ExpectNothingLeft();
 }
 
-TEST_F(Nfs, AttemptOfADeadWriterIsSweptThoughAFileOfItIsOpen) {
+TEST_F(Nfs, AttemptWithAnOpenFileIsSwept) {
   auto checkpointer = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(checkpointer, nullptr);
   ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
@@ -239,7 +239,7 @@ TEST_F(Nfs, AttemptOfADeadWriterIsSweptThoughAFileOfItIsOpen) {
 }
 
 // The previous writer keeps its record open as long as it lives.
-TEST_F(Nfs, WriterThatIsTakenOverFailsAndLeavesNothing) {
+TEST_F(Nfs, DisplacedWriterFailsAndLeavesNothing) {
   auto first = OpenOrFail(OptionsOnNfs(), OnNfs());
   ASSERT_NE(first, nullptr);
   ASSERT_EQ(SaveDurably(*first, 1), Status::Ok());

@@ -53,7 +53,7 @@ class Events {
   std::vector<Event> events_ CAIRN_GUARDED_BY(mutex_);
 };
 
-TEST(Observe, EventsTellOfCapturedDurableAndRemoved) {
+TEST(Observe, EventsReportCapturedDurableAndRemoved) {
   const TempDir dir;
   Events events;
   auto checkpointer = Checkpointer::Open(
@@ -72,7 +72,7 @@ TEST(Observe, EventsTellOfCapturedDurableAndRemoved) {
                                          Seen(EventKind::kCheckpointRemoved, 1)));
 }
 
-TEST(Observe, AFailureIsOnTheHandleInLastFailureAndInTheCallbackAndTheNextSaveProceeds) {
+TEST(Observe, FailureIsReportedAndTheNextSaveWorks) {
   const TempDir dir;
   Events events;
   const auto plan = FaultPlan::Make();
@@ -97,7 +97,7 @@ TEST(Observe, AFailureIsOnTheHandleInLastFailureAndInTheCallbackAndTheNextSavePr
   EXPECT_TRUE((*checkpointer)->Save(1, tensors.state())->WaitDurable(Deadline::In(kPatience)).ok());
 }
 
-TEST(Observe, StatsTellBytesTimesAndThePath) {
+TEST(Observe, StatsReportBytesAndTimes) {
   const TempDir dir;
   auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB});
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
@@ -123,7 +123,7 @@ TEST(Observe, StatsTellBytesTimesAndThePath) {
   EXPECT_FALSE(all.io_queue_reason.empty());
 }
 
-TEST(Observe, TheTraceIsChromeJsonWithCopiesWritesAndSaves) {
+TEST(Observe, TraceIsChromeJson) {
   const TempDir dir;
   auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB, .trace_events = 1000});
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
@@ -139,7 +139,7 @@ TEST(Observe, TheTraceIsChromeJsonWithCopiesWritesAndSaves) {
   EXPECT_THAT(names, testing::IsSupersetOf({"chunk", "write", "durable"}));
 }
 
-TEST(Observe, FilesHaveTheModesAskedFor) {
+TEST(Observe, FilesHaveTheSpecifiedModes) {
   const TempDir dir;
   const mode_t before = ::umask(0);
   {
@@ -162,7 +162,7 @@ TEST(Observe, FilesHaveTheModesAskedFor) {
   EXPECT_EQ(mode("run/step-00000000000000000001/shard-00000.safetensors"), 0640U);
 }
 
-TEST(Observe, ChunksAreSmallerWhereThePoolHoldsFew) {
+TEST(Observe, ChunksAreSmallerInASmallPool) {
   const TempDir dir;
   const auto chunk = [&](std::uint64_t pool, std::uint64_t asked) {
     auto checkpointer =
@@ -175,7 +175,7 @@ TEST(Observe, ChunksAreSmallerWhereThePoolHoldsFew) {
   EXPECT_EQ(chunk(128_MiB, 2_MiB), 2_MiB);
 }
 
-TEST(Observe, OptionsThatCannotWorkAreNamed) {
+TEST(Observe, InvalidOptionsAreNamed) {
   const TempDir dir;
   const auto message = [&](const std::function<void(Options&)>& change) {
     Options options{.root = dir / "run"};
@@ -191,7 +191,7 @@ TEST(Observe, OptionsThatCannotWorkAreNamed) {
   EXPECT_THAT(message([](Options& o) { o.file_mode = 0444; }), HasSubstr("file_mode"));
 }
 
-TEST(Observe, OverlaysLowerLayerIsWarnedOfOnceAndSavesGoOn) {
+TEST(Observe, OverlaysLowerLayerWarnsOnce) {
   const TempDir dir;
   Events events;
   const auto plan = FaultPlan::Make();
@@ -213,7 +213,7 @@ TEST(Observe, OverlaysLowerLayerIsWarnedOfOnceAndSavesGoOn) {
   EXPECT_EQ((*checkpointer)->List()->size(), 4U);
 }
 
-TEST(Observe, LookAtTheDiskThatHangsHoldsUpItsSaveAndNotTheEnginesThread) {
+TEST(Observe, HangingDiskCheckDelaysOnlyItsSave) {
   const TempDir dir;
   const auto plan = FaultPlan::Make();
   Wiring wiring;

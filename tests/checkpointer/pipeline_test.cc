@@ -33,7 +33,7 @@ void ExpectHolds(Checkpointer& checkpointer, std::uint64_t step, Tensors fresh) 
 }
 
 // A training loop that must not deadlock: a host that never waits, and a pool far smaller than the state.
-TEST(Pipeline, SaveFenceSaveFenceWithTwoChunksUnderAStateOfTwentyKeepsEveryStepApart) {
+TEST(Pipeline, SavesAndFencesWithASmallPoolKeepStepsApart) {
   const TempDir dir;
   ModelGpu gpu;
   Options options = SmallOptions(dir);
@@ -58,7 +58,7 @@ TEST(Pipeline, SaveFenceSaveFenceWithTwoChunksUnderAStateOfTwentyKeepsEveryStepA
   EXPECT_LE((*checkpointer)->stats().pool_peak_bytes, 2_MiB);
 }
 
-TEST(Pipeline, FenceLetsTheHostRunAheadWhereTheStateFitsThePool) {
+TEST(Pipeline, FenceLetsTheHostRunAheadIfTheStateFitsThePool) {
   const TempDir dir;
   ModelGpu gpu;
   Options options = SmallOptions(dir);
@@ -131,7 +131,7 @@ TEST(Pipeline, StagesOnlyWhatFitsTheBudget) {
   ExpectHolds(**checkpointer, 1, Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu));
 }
 
-TEST(Pipeline, SaveReturnsBeforeAnyByteHasMovedAndSmallCpuTensorsMayChangeAtOnce) {
+TEST(Pipeline, SaveReturnsBeforeCopyingAndSmallCpuTensorsMayChange) {
   const TempDir dir;
   ModelGpu gpu;
   auto checkpointer = Checkpointer::Open(SmallOptions(dir), gpu.Wire());
@@ -233,7 +233,7 @@ TEST(Pipeline, StateMayBeChangedAndDestroyedWhileItsSaveIsInFlight) {
   ExpectHolds(**checkpointer, 1, Tensors::Many(6, 1_MiB / sizeof(float)));
 }
 
-TEST(Pipeline, ATensorAddedAfterASaveIsInTheNextOne) {
+TEST(Pipeline, TensorAddedAfterASaveIsInTheNextOne) {
   const TempDir dir;
   auto checkpointer = Checkpointer::Open(SmallOptions(dir));
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
@@ -303,7 +303,7 @@ TEST(Pipeline, ThreadQueueAndChecksumsOffRoundTripToo) {
   EXPECT_EQ((*checkpointer)->stats().io_queue, "threads");
 }
 
-TEST(Pipeline, OpenNamesTheLeastPoolThatWouldDo) {
+TEST(Pipeline, OpenNamesTheSmallestPossiblePool) {
   const TempDir dir;
   Options options = SmallOptions(dir);
   options.host_memory_bytes = 1_MiB;

@@ -55,7 +55,7 @@ class Policy : public testing::Test {
   std::unique_ptr<Checkpointer> checkpointer_;
 };
 
-TEST_F(Policy, WaitHoldsTheCallerUntilAPlaceIsFree) {
+TEST_F(Policy, WaitBlocksUntilASlotIsFree) {
   Open(WhenFull::kWait, 1);
   const FaultGate disk = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});
   Save(1);
@@ -73,7 +73,7 @@ TEST_F(Policy, WaitHoldsTheCallerUntilAPlaceIsFree) {
   EXPECT_THAT(Steps(), testing::ElementsAre(1, 2));
 }
 
-TEST_F(Policy, WaitGivesUpAtItsDeadlineAndLeavesTheStepFree) {
+TEST_F(Policy, WaitTimesOutAndTheStepStaysFree) {
   Open(WhenFull::kWait, 1, std::chrono::milliseconds(1));
   const FaultGate disk = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});
   const SaveHandle first = Save(1);
@@ -87,7 +87,7 @@ TEST_F(Policy, WaitGivesUpAtItsDeadlineAndLeavesTheStepFree) {
   EXPECT_TRUE(Save(2).WaitDurable(Deadline::In(kPatience)).ok());
 }
 
-TEST_F(Policy, GivesUpAtTheDeadlineWhereTheStepIsStillBeingRemoved) {
+TEST_F(Policy, TimesOutWhileTheStepIsBeingRemoved) {
   Open(WhenFull::kWait, 2, std::chrono::milliseconds(1));
   ASSERT_TRUE(Save(1).WaitDurable(Deadline::In(kPatience)).ok());
   const FaultGate removal = plan_->Hold({.op = IoOp::kRename, .path = ".retired-"});
@@ -103,7 +103,7 @@ TEST_F(Policy, GivesUpAtTheDeadlineWhereTheStepIsStillBeingRemoved) {
   EXPECT_TRUE(Save(1).WaitDurable(Deadline::In(kPatience)).ok());
 }
 
-TEST_F(Policy, SkipGivesTheNewSaveUp) {
+TEST_F(Policy, SkipCancelsTheNewSave) {
   Open(WhenFull::kSkip, 1);
   const FaultGate disk = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});
   const SaveHandle first = Save(1);
@@ -120,7 +120,7 @@ TEST_F(Policy, SkipGivesTheNewSaveUp) {
   EXPECT_THAT(Steps(), testing::ElementsAre(1));
 }
 
-TEST_F(Policy, ReplaceGivesUpTheYoungestThatIsNotCaptured) {
+TEST_F(Policy, ReplaceCancelsTheYoungestUncapturedSave) {
   Open(WhenFull::kReplace, 2);
   const FaultGate disk = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});
   const SaveHandle first = Save(1);
@@ -138,7 +138,7 @@ TEST_F(Policy, ReplaceGivesUpTheYoungestThatIsNotCaptured) {
   EXPECT_THAT(Steps(), testing::ElementsAre(1, 3));
 }
 
-TEST_F(Policy, CancelGivesASaveUpAndLeavesNothingOfIt) {
+TEST_F(Policy, CancelLeavesNothingOfTheSave) {
   Open(WhenFull::kWait, 1);
   const FaultGate disk = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});
   const SaveHandle save = Save(1);
@@ -153,7 +153,7 @@ TEST_F(Policy, CancelGivesASaveUpAndLeavesNothingOfIt) {
   EXPECT_TRUE(Save(1).WaitDurable(Deadline::In(kPatience)).ok()) << "the step is free again";
 }
 
-TEST_F(Policy, CancelComesTooLateOnceTheCommitHasBegun) {
+TEST_F(Policy, CancelFailsOnceTheCommitHasBegun) {
   Open(WhenFull::kWait, 1);
   const FaultGate commit = plan_->Hold({.op = IoOp::kRename});
   const SaveHandle save = Save(1);

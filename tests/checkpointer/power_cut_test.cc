@@ -141,7 +141,7 @@ class PowerCutTest : public Test {
   }
 };
 
-TEST_F(PowerCutTest, KeepsWhatWasAcknowledgedOfSavesInFlightWithRemovalsAndAReplacement) {
+TEST_F(PowerCutTest, KeepsAcknowledgedSavesWithRemovalsAndAReplacement) {
   recording_ = Recording::Make(disk());
   {
     Options options = RecordedOptions();
@@ -163,7 +163,7 @@ TEST_F(PowerCutTest, KeepsWhatWasAcknowledgedOfSavesInFlightWithRemovalsAndARepl
   ExpectAcknowledgedAfterEachCut(1, true);
 }
 
-TEST_F(PowerCutTest, KeepsWhatWasAcknowledgedOfSavesIntoRecycledFiles) {
+TEST_F(PowerCutTest, KeepsAcknowledgedSavesIntoRecycledFiles) {
   recording_ = Recording::Make(disk());
   {
     Options options = RecordedOptions();
@@ -181,7 +181,7 @@ TEST_F(PowerCutTest, KeepsWhatWasAcknowledgedOfSavesIntoRecycledFiles) {
   ExpectAcknowledgedAfterEachCut(1, true);
 }
 
-TEST_F(PowerCutTest, KeepsWhatThreeRanksAcknowledged) {
+TEST_F(PowerCutTest, KeepsAcknowledgedSavesOfThreeRanks) {
   recording_ = Recording::Make(disk());
   {
     Options options = RecordedOptions();
@@ -236,7 +236,7 @@ bool Touches(const RecordedOperation& one) {
 
 // A power cut may undo the rename but not later changes in the folder. So each file may be touched only after an fsync
 // of the root that began after the rename has returned. The model above has no such disk.
-TEST_F(PowerCutTest, TouchesNothingOfARemovedOrReplacedStepBeforeItsRenameIsDurable) {
+TEST_F(PowerCutTest, DoesNotTouchARetiredStepBeforeItsRenameIsDurable) {
   recording_ = Recording::Make(disk());
   {
     Options options = RecordedOptions();

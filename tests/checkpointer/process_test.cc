@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(Process, IsRefusedARootThatAnotherProcessWritesAndToldWhich) {
+TEST(Process, CannotOpenARootOfAnotherWriter) {
   const TempDir dir;
   Forked other([&](const Say& say) {
     const auto checkpointer = Checkpointer::Open(SmallOptions(dir / "run"));
@@ -49,7 +49,7 @@ TEST(Process, IsRefusedARootThatAnotherProcessWritesAndToldWhich) {
 }
 
 // Like a node that hung and comes back after its job was restarted elsewhere.
-TEST(Process, ThatIsStoppedThroughATakeOverHasLostNothingAndCommitsNothingMore) {
+TEST(Process, StoppedDuringATakeOverCommitsNothingMore) {
   for (std::uint64_t round = 1; round <= 5; ++round) {
     SCOPED_TRACE(round);
     const TempDir dir;
@@ -88,7 +88,7 @@ TEST(Process, ThatIsStoppedThroughATakeOverHasLostNothingAndCommitsNothingMore) 
   }
 }
 
-TEST(Process, IsRefusedASecondCheckpointerOnItsRoot) {
+TEST(Process, CannotOpenItsRootTwice) {
   const TempDir dir;
   auto first = OpenOrFail(SmallOptions(dir / "run"));
   ASSERT_NE(first, nullptr);
@@ -109,7 +109,7 @@ TEST(Process, IsRefusedASecondCheckpointerOnItsRoot) {
   ExpectNothingLost(dir / "run", 2);
 }
 
-TEST(Process, ReadsBesideAWriter) {
+TEST(Process, ReadsWhileAnotherWrites) {
   const TempDir dir;
   auto writer = OpenOrFail(SmallOptions(dir / "run"));
   ASSERT_NE(writer, nullptr);
@@ -138,7 +138,7 @@ TEST(Process, ReadsBesideAWriter) {
 }
 
 // Retention wants to remove a checkpoint that is being read: it stays until the next time.
-TEST(Process, KeepsACheckpointThatAnotherReadsFromRetention) {
+TEST(Process, RetentionKeepsACheckpointBeingRead) {
   const TempDir dir;
   Options options = SmallOptions(dir / "run");
   options.keep_last = 1;
@@ -174,7 +174,7 @@ void ExpectRefused(const Say& say, const std::string& what, const Status& status
 }
 
 // A data-loader worker has a copy of everything but none of the threads.
-TEST(ForkedChild, IsRefusedEveryCallAndItsDestructorReturns) {
+TEST(ForkedChild, EveryCallFailsAndTheDestructorReturns) {
   const TempDir dir;
   const auto plan = FaultPlan::Make();
   auto checkpointer = OpenOrFail(SmallOptions(dir / "run"), Through(plan));
@@ -292,7 +292,7 @@ TEST_F(Closing, DrainsSavesInFlightAndHandlesOutliveTheCheckpointer) {
   ExpectNothingLost(dir_ / "run", 4);
 }
 
-TEST_F(Closing, AbandonsWhatIsNotDurableAtTheDeadlineAndReportsIt) {
+TEST_F(Closing, AbandonsSavesAtTheDeadlineAndReportsThem) {
   Mutex mutex;
   std::vector<Event> failed;
   Options options = SmallOptions(dir_ / "run");
@@ -327,7 +327,7 @@ TEST_F(Closing, AbandonsWhatIsNotDurableAtTheDeadlineAndReportsIt) {
 }
 
 // In a child, because unanswered writes remain until the process exits.
-TEST_F(Closing, LeavesBehindWhatTheDiskDoesNotAnswerAndTellsWhoWaits) {
+TEST_F(Closing, LeavesUnansweredSavesBehindAndNotifiesWaiters) {
   for (const auto& [hangs, expected] :
        {std::pair(FaultMatch{.op = IoOp::kWrite, .path = "shard-"}, "DeadlineExceeded"),
         std::pair(FaultMatch{.op = IoOp::kFsync, .path = "shard-"}, "UnknownOutcome")}) {

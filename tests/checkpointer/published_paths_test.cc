@@ -29,7 +29,7 @@ class PublishedPaths : public testing::Test {
   const TempDir dir_;
 };
 
-TEST_F(PublishedPaths, HoldWhatWasAStepUntilTheyAreRemoved) {
+TEST_F(PublishedPaths, HoldACheckpointUntilRemoved) {
   const auto checkpointer = OpenOrFail(SmallOptions(root()));
   ASSERT_EQ(SaveDurably(*checkpointer, 1), Status::Ok());
   ASSERT_EQ(SaveDurably(*checkpointer, 2), Status::Ok());
@@ -46,7 +46,7 @@ TEST_F(PublishedPaths, HoldWhatWasAStepUntilTheyAreRemoved) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(PublishedPaths, AreLeftAloneByAWriterThatWasTakenOverFrom) {
+TEST_F(PublishedPaths, AreLeftAloneByADisplacedWriter) {
   const auto first = OpenOrFail(SmallOptions(root()));
   ASSERT_EQ(SaveDurably(*first, 1), Status::Ok());
   ASSERT_EQ(first->Publish(1, path(), Soon()), Status::Ok());
@@ -62,7 +62,7 @@ TEST_F(PublishedPaths, AreLeftAloneByAWriterThatWasTakenOverFrom) {
   EXPECT_THAT(ListedSteps(*second), ElementsAre(2));
 }
 
-TEST_F(PublishedPaths, AreRankZerosToMakeAndRemove) {
+TEST_F(PublishedPaths, AreMadeAndRemovedOnlyByRankZero) {
   const auto ranks = OpenRanks(2, SmallOptions(root()));
   ASSERT_EQ(ranks.size(), 2U);
 
@@ -72,7 +72,7 @@ TEST_F(PublishedPaths, AreRankZerosToMakeAndRemove) {
   }
 }
 
-TEST_F(PublishedPaths, TellWhatHadToStayOfTheEarlierOne) {
+TEST_F(PublishedPaths, ReportLeftoversOfTheEarlierCheckpoint) {
   Mutex mutex;
   std::vector<std::string> warnings;
   Options options = SmallOptions(root());

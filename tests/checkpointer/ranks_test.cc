@@ -52,7 +52,7 @@ TEST_F(Ranks, SaveAndRestoreOneCheckpoint) {
   ExpectNothingLost(root(), 2, kRanks);
 }
 
-TEST_F(Ranks, ThatRestoredDifferentCheckpointsCommitNoMixture) {
+TEST_F(Ranks, DifferentRestoredCheckpointsAreNotMixed) {
   OpenAll();
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
   for (int of = 0; of < kRanks; ++of) {
@@ -71,7 +71,7 @@ TEST_F(Ranks, ThatRestoredDifferentCheckpointsCommitNoMixture) {
   ExpectNothingLost(root(), 2, kRanks);
 }
 
-TEST_F(Ranks, SaveAStepAgainThatTheCoordinatorRemoved) {
+TEST_F(Ranks, SaveAStepAgainAfterItsRemoval) {
   OpenAll();
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
 
@@ -81,7 +81,7 @@ TEST_F(Ranks, SaveAStepAgainThatTheCoordinatorRemoved) {
   EXPECT_THAT(SaveAll(2), Each(Status::Ok()));
 }
 
-TEST_F(Ranks, ThatGiveASaveUpTellTheOthers) {
+TEST_F(Ranks, GivingUpASaveNotifiesTheOthers) {
   OpenAll();
 
   const std::vector<SaveHandle> saves = {Start(0, 1), Start(1, 1)};
@@ -93,7 +93,7 @@ TEST_F(Ranks, ThatGiveASaveUpTellTheOthers) {
   ExpectWorksFrom(2);
 }
 
-TEST_F(Ranks, WriteWhatTheyHoldAlikeOnce) {
+TEST_F(Ranks, WriteReplicatedTensorsOnce) {
   OpenAll();
   const auto names = [&] {
     const auto details = rank(0).Inspect(Step(1));
@@ -128,7 +128,7 @@ TEST_F(Ranks, WriteWhatTheyHoldAlikeOnce) {
   }
 }
 
-TEST_F(Ranks, ThatHoldSomethingElseFailTheSaveByName) {
+TEST_F(Ranks, DifferentReplicatedValuesFailTheSave) {
   OpenAll();
   std::vector<SaveHandle> saves;
   for (int of = 0; of < kRanks; ++of) {
@@ -144,7 +144,7 @@ TEST_F(Ranks, ThatHoldSomethingElseFailTheSaveByName) {
 }
 
 // One rank expects another to write "c", and that one expects the opposite: nobody would write it.
-TEST_F(Ranks, ThatChooseOtherWritersFailTheSaveByName) {
+TEST_F(Ranks, DifferentWritersFailTheSave) {
   OpenAll();
   std::vector<float> same(30, 1.5F);
   State state;
@@ -169,7 +169,7 @@ TEST_F(Ranks, ThatChooseOtherWritersFailTheSaveByName) {
 }
 
 // In any order: only the coordinator makes the root.
-TEST_F(Ranks, OpenInAnyOrderOnARootThatIsMissing) {
+TEST_F(Ranks, OpenAMissingRootInAnyOrder) {
   const auto local = MakeLocalGroup(kRanks);
   ranks_.resize(kRanks);
   std::vector<std::thread> others;
@@ -187,7 +187,7 @@ TEST_F(Ranks, OpenInAnyOrderOnARootThatIsMissing) {
   EXPECT_THAT(SaveAll(1), Each(Status::Ok()));
 }
 
-TEST_F(Ranks, OpenFailsWhereTheRootIsAnotherDirectoryForOneOfThem) {
+TEST_F(Ranks, OpenFailsIfOneHasAnotherRoot) {
   const auto local = MakeLocalGroup(2);
   Options options = SmallOptions(root());
   options.group = local[0];
@@ -205,7 +205,7 @@ TEST_F(Ranks, OpenFailsWhereTheRootIsAnotherDirectoryForOneOfThem) {
   EXPECT_THAT(status.message(), HasSubstr("is not the directory that rank 0 has opened"));
 }
 
-TEST_F(Ranks, OpenFailsAtOnceWhereTheCoordinatorsFails) {
+TEST_F(Ranks, OpenFailsAtOnceIfTheCoordinatorFails) {
   const auto local = MakeLocalGroup(2);
   const auto writer = OpenOrFail(SmallOptions(root()));
   ASSERT_NE(writer, nullptr);
@@ -222,7 +222,7 @@ TEST_F(Ranks, OpenFailsAtOnceWhereTheCoordinatorsFails) {
   EXPECT_THAT(status.message(), HasSubstr("in this process"));
 }
 
-TEST_F(Ranks, AllFailWhereTheDiskOfOneFails) {
+TEST_F(Ranks, AllFailIfOneDiskFails) {
   OpenAll();
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   std::uint64_t step = 2;
@@ -253,7 +253,7 @@ TEST_F(Ranks, AllFailWhereTheDiskOfOneFails) {
   ExpectWorksFrom(step);
 }
 
-TEST_F(Ranks, AllFailWhereTheCoordinatorCannotCommit) {
+TEST_F(Ranks, AllFailIfTheCoordinatorCannotCommit) {
   OpenAll();
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   plan(0).Fail({.op = IoOp::kRename, .nth = 1}, EIO);
@@ -266,7 +266,7 @@ TEST_F(Ranks, AllFailWhereTheCoordinatorCannotCommit) {
   ExpectWorksFrom(3);
 }
 
-TEST_F(Ranks, AllAreToldUnknownWhereTheRootsFsyncFails) {
+TEST_F(Ranks, AllGetUnknownIfTheRootsFsyncFails) {
   OpenAll();
   plan(0).CallAfter({.op = IoOp::kRename, .nth = 1},
                     [this](const SeenOperation&) { plan(0).Fail({.op = IoOp::kFsync, .nth = 1}, EIO); });
@@ -276,7 +276,7 @@ TEST_F(Ranks, AllAreToldUnknownWhereTheRootsFsyncFails) {
   ExpectWorksFrom(2);
 }
 
-TEST_F(Ranks, AllFailWhereTheySaveDifferentSteps) {
+TEST_F(Ranks, AllFailIfTheySaveDifferentSteps) {
   OpenAll();
   const std::vector<SaveHandle> saves = {Start(0, 5), Start(1, 5), Start(2, 6)};
 
@@ -292,7 +292,7 @@ TEST_F(Ranks, AllFailWhereTheySaveDifferentSteps) {
   ExpectWorksFrom(7);
 }
 
-TEST_F(Ranks, FailAtTheDeadlineWhereOneNeverComes) {
+TEST_F(Ranks, FailAtTheDeadlineIfOneNeverComes) {
   for (int absent = 0; absent < kRanks; ++absent) {
     SCOPED_TRACE(testing::Message() << "without rank " << absent);
     OpenAll(std::chrono::milliseconds(200));
@@ -315,7 +315,7 @@ TEST_F(Ranks, FailAtTheDeadlineWhereOneNeverComes) {
 }
 
 // Only the coordinator decides, and a skipped save does not block others.
-TEST_F(Ranks, AllGiveUpASaveThatTheCoordinatorSkips) {
+TEST_F(Ranks, AllCancelASaveThatTheCoordinatorSkips) {
   Options options = SmallOptions(root());
   options.max_in_flight = 1;
   options.when_full = WhenFull::kSkip;
@@ -339,7 +339,7 @@ TEST_F(Ranks, AllGiveUpASaveThatTheCoordinatorSkips) {
   ExpectWorksFrom(3);
 }
 
-TEST_F(Ranks, AllGiveUpASaveThatOneCancels) {
+TEST_F(Ranks, AllCancelASaveThatOneCancels) {
   OpenAll();
   const FaultGate gate = plan(1).Hold({.op = IoOp::kWrite, .path = "shard-"});
   const std::vector<SaveHandle> saves = StartAll(1);
@@ -354,7 +354,7 @@ TEST_F(Ranks, AllGiveUpASaveThatOneCancels) {
 }
 
 // The others do not wait for a save that one rank rejects at once.
-TEST_F(Ranks, AllFailASaveThatOneRefuses) {
+TEST_F(Ranks, AllFailASaveThatOneRejects) {
   OpenAll();
   Tensors bad(DeviceId{DeviceKind::kCuda, 63});
   bad.Add("elsewhere", 100'000);

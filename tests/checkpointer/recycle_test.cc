@@ -68,7 +68,7 @@ class Recycle : public testing::TestWithParam<IoQueueKind> {
   const TempDir dir_;
 };
 
-TEST_P(Recycle, SteadySavesAreWrittenOverRetiredFiles) {
+TEST_P(Recycle, SteadySavesOverwriteRetiredFiles) {
   const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(KeepingOne());
   ASSERT_NE(checkpointer, nullptr);
 
@@ -86,7 +86,7 @@ TEST_P(Recycle, SteadySavesAreWrittenOverRetiredFiles) {
   EXPECT_EQ(Shards(), 2) << "keep_last and one more";
 }
 
-TEST_P(Recycle, SavesInFlightTogetherRecycleToo) {
+TEST_P(Recycle, ConcurrentSavesRecycleToo) {
   const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(KeepingOne());
   ASSERT_NE(checkpointer, nullptr);
 
@@ -102,7 +102,7 @@ TEST_P(Recycle, SavesInFlightTogetherRecycleToo) {
   EXPECT_EQ(RestoreAndCompare(*checkpointer, Latest()), Status::Ok());
 }
 
-TEST_P(Recycle, SavesThatWaitForTheOneBeforeRecycleAlways) {
+TEST_P(Recycle, ConsecutiveSavesAlwaysRecycle) {
   // Slow enough that each Save waits for the previous save, whose retired file the next one needs.
   const auto disk = RateLimitedDisk::Make(20'000'000);
   Wiring wiring;
@@ -124,7 +124,7 @@ TEST_P(Recycle, SavesThatWaitForTheOneBeforeRecycleAlways) {
   EXPECT_EQ((*checkpointer)->stats().not_recycled_reason, "");
 }
 
-TEST_P(Recycle, ManyRetiredAtOnceAreNotMoreSparesThanTheDiskWasToHold) {
+TEST_P(Recycle, ManyRetiredAtOnceKeepFewSpares) {
   std::atomic<int> removals{0};
   std::promise<void> removed;
   Options options = KeepingOne();
@@ -150,7 +150,7 @@ TEST_P(Recycle, ManyRetiredAtOnceAreNotMoreSparesThanTheDiskWasToHold) {
   EXPECT_EQ(held->WaitDurable(Soon()), Status::Ok());
 }
 
-TEST_P(Recycle, TurnedOffUnlinksWhatIsRetired) {
+TEST_P(Recycle, WithoutRecyclingRetiredFilesAreUnlinked) {
   Options options = KeepingOne();
   options.recycle = false;
   const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(options);
@@ -196,7 +196,7 @@ TEST_P(Recycle, MappedOldShardKeepsItsBytes) {
   ::munmap(mapped, bytes.size());
 }
 
-TEST_P(Recycle, FailedSaveIntoARecycledFileLeavesThePreviousOne) {
+TEST_P(Recycle, FailedSaveIntoARecycledFileKeepsThePreviousOne) {
   const auto plan = FaultPlan::Make();
   const std::unique_ptr<Checkpointer> checkpointer = OpenOrFail(KeepingOne(), Through(plan));
   ASSERT_NE(checkpointer, nullptr);

@@ -167,7 +167,7 @@ TEST_F(Reshard, RestoresOnMoreRanksByRowsAndByColumns) {
   EXPECT_EQ(all_headers_read(), 0);
 }
 
-TEST_F(Reshard, RestoresWholeOnOneAndSavesOnFromThere) {
+TEST_F(Reshard, RestoresWholeOnOneRankAndContinues) {
   const Ranks one = Open(1);
   Part w({0, kRows}, {0, kColumns});
   Part m({0, kRows}, {0, kColumns}, 5);
@@ -190,7 +190,7 @@ TEST_F(Reshard, RestoresWholeOnOneAndSavesOnFromThere) {
   EXPECT_EQ(corner.Wrong(0.5F), 0);
 }
 
-TEST_F(Reshard, FindsAFlippedBitInABlockThatItNeeds) {
+TEST_F(Reshard, FindsAFlippedBitInANeededBlock) {
   const std::string path = dir_ / "run/step-00000000000000000005/shard-00002.safetensors";
   {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);

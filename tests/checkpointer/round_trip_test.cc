@@ -11,7 +11,7 @@ namespace {
 
 using namespace literals;
 
-TEST(RoundTrip, RestoresEveryBitOfASaveThatIsDurable) {
+TEST(RoundTrip, RestoresEveryBit) {
   const TempDir dir;
   Tensors tensors = Tensors::Many(7, 300'001);
   tensors.Add("empty", 0);
@@ -41,7 +41,7 @@ TEST(RoundTrip, RestoresEveryBitOfASaveThatIsDurable) {
   EXPECT_EQ(restored->values.at("epoch"), Value(std::int64_t{3}));
 }
 
-TEST(RoundTrip, OfBytesAroundTheBoundaryOfAChecksumBlockIsExactAndTheLastByteIsChecked) {
+TEST(RoundTrip, IsExactAroundABlockBoundary) {
   for (const std::size_t bytes : {1_MiB - 1, 1_MiB, 1_MiB + 1, 2_MiB + 1}) {
     const TempDir dir;
     Tensors tensors;

@@ -101,7 +101,7 @@ class RanksRestore : public Ranks {
   std::vector<std::unique_ptr<Tensors>> restored_;  // By rank.
 };
 
-TEST_F(RanksRestore, PassesOverOnAllWhatIsDamagedOnOne) {
+TEST_F(RanksRestore, SkipsOnAllWhatIsDamagedOnOne) {
   OpenAll();
   for (int damaged = 0; damaged < kRanks; ++damaged) {
     SCOPED_TRACE(testing::Message() << "damaged on rank " << damaged);
@@ -124,7 +124,7 @@ TEST_F(RanksRestore, PassesOverOnAllWhatIsDamagedOnOne) {
   }
 }
 
-TEST_F(RanksRestore, PassesOverSeveralInTheirOrder) {
+TEST_F(RanksRestore, SkipsSeveralInOrder) {
   Options options = SmallOptions(root());
   options.keep_last = 0;
   OpenAll(options);
@@ -142,7 +142,7 @@ TEST_F(RanksRestore, PassesOverSeveralInTheirOrder) {
                           StartsWith(Folder(2) + ": rank 0: ")));
 }
 
-TEST_F(RanksRestore, PassesOverUnreadWhatIsKnownToBeDamaged) {
+TEST_F(RanksRestore, SkipsKnownDamageUnread) {
   OpenAll();
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
   const std::string attempt = rank(0).List()->back().attempt;
@@ -153,7 +153,7 @@ TEST_F(RanksRestore, PassesOverUnreadWhatIsKnownToBeDamaged) {
   EXPECT_THAT(outcomes.at(0)->passed_over, IsEmpty());
 }
 
-TEST_F(RanksRestore, IsCorruptOnAllWhereEveryOneIsDamaged) {
+TEST_F(RanksRestore, IsCorruptOnAllIfEveryOneIsDamaged) {
   OpenAll();
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
   Damage(2, 1);
@@ -165,7 +165,7 @@ TEST_F(RanksRestore, IsCorruptOnAllWhereEveryOneIsDamaged) {
   ExpectErrorOf(1, outcomes);
 }
 
-TEST_F(RanksRestore, IsNotFoundOnAllWhereThereIsNone) {
+TEST_F(RanksRestore, IsNotFoundOnAllIfThereIsNone) {
   OpenAll();
 
   const Outcomes outcomes = RestoreAll();
@@ -174,7 +174,7 @@ TEST_F(RanksRestore, IsNotFoundOnAllWhereThereIsNone) {
   ExpectErrorOf(0, outcomes);
 }
 
-TEST_F(RanksRestore, EndsOnAllWhereOneWantsSomethingElse) {
+TEST_F(RanksRestore, EndsOnAllIfOneMismatches) {
   OpenAll();
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
   Damage(2, 0);
@@ -190,7 +190,7 @@ TEST_F(RanksRestore, EndsOnAllWhereOneWantsSomethingElse) {
   ExpectErrorOf(1, outcomes);
 }
 
-TEST_F(RanksRestore, EndsOnAllWhereOneGivesUp) {
+TEST_F(RanksRestore, EndsOnAllIfOneCancels) {
   OpenAll();
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   for (int of = 0; of < kRanks; ++of) {
@@ -204,7 +204,7 @@ TEST_F(RanksRestore, EndsOnAllWhereOneGivesUp) {
 }
 
 // Training continues from the previous state: no rank counts as restored.
-TEST_F(RanksRestore, ThatFailsIsNoRestore) {
+TEST_F(RanksRestore, FailureDoesNotCountAsARestore) {
   OpenAll();
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
 
@@ -220,7 +220,7 @@ TEST_F(RanksRestore, ThatFailsIsNoRestore) {
   EXPECT_EQ(newest->info.parent, std::nullopt);
 }
 
-TEST_F(RanksRestore, EndsAtTheDeadlineWhereOneNeverCalls) {
+TEST_F(RanksRestore, EndsAtTheDeadlineIfOneNeverCalls) {
   for (int absent = 0; absent < kRanks; ++absent) {
     SCOPED_TRACE(testing::Message() << "without rank " << absent);
     OpenAll(std::chrono::milliseconds(500));
@@ -252,7 +252,7 @@ TEST_F(RanksRestore, WaitsWhileRankZeroReads) {
   ASSERT_NO_FATAL_FAILURE(ExpectRestored(Await(std::move(pending)), 1));
 }
 
-TEST_F(RanksRestore, ReadsEachShardOnceWhereNothingIsDamaged) {
+TEST_F(RanksRestore, ReadsEachShardOnceWithoutDamage) {
   OpenAll();
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   const auto reads = [this] {
@@ -274,7 +274,7 @@ TEST_F(RanksRestore, ReadsEachShardOnceWhereNothingIsDamaged) {
   }
 }
 
-TEST_F(RanksRestore, IsMadeAgainAsOftenAsCalled) {
+TEST_F(RanksRestore, CanBeRepeated) {
   OpenAll();
   for (const std::uint64_t step : {1, 2, 3}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
   Damage(3, 2);
@@ -286,7 +286,7 @@ TEST_F(RanksRestore, IsMadeAgainAsOftenAsCalled) {
   ExpectWorksFrom(4);
 }
 
-TEST_F(RanksRestore, ReadsAFolderThatWasCopiedElsewhere) {
+TEST_F(RanksRestore, ReadsACopiedFolder) {
   OpenAll();
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   std::filesystem::copy(Folder(1), dir_ / "elsewhere", std::filesystem::copy_options::recursive);
@@ -296,7 +296,7 @@ TEST_F(RanksRestore, ReadsAFolderThatWasCopiedElsewhere) {
   ASSERT_NO_FATAL_FAILURE(ExpectRestored(outcomes, 1));
 }
 
-TEST_F(RanksRestore, ChoosesAnewWhereTheChoiceIsRemovedBeforeAllHaveReadIt) {
+TEST_F(RanksRestore, ChoosesAgainIfTheChoiceIsRemoved) {
   OpenAll();
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
   group(1).Hold("choice/");
@@ -311,7 +311,7 @@ TEST_F(RanksRestore, ChoosesAnewWhereTheChoiceIsRemovedBeforeAllHaveReadIt) {
   EXPECT_THAT(outcomes.at(0)->passed_over, IsEmpty());
 }
 
-TEST_F(RanksRestore, ChoosesAnewWhereTheChoiceIsReplacedBeforeAllHaveReadIt) {
+TEST_F(RanksRestore, ChoosesAgainIfTheChoiceIsReplaced) {
   OpenAll();
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   std::string other_attempt;
@@ -340,7 +340,7 @@ TEST_F(RanksRestore, ChoosesAnewWhereTheChoiceIsReplacedBeforeAllHaveReadIt) {
   EXPECT_EQ(outcomes.at(1)->attempt, other_attempt);
 }
 
-TEST_F(RanksRestore, RetentionDoesNotCountWhatAnotherRankFoundDamaged) {
+TEST_F(RanksRestore, RetentionDoesNotCountDamageFoundByAnotherRank) {
   Options options = SmallOptions(root());
   options.keep_last = 2;
   OpenAll(options);
@@ -354,7 +354,7 @@ TEST_F(RanksRestore, RetentionDoesNotCountWhatAnotherRankFoundDamaged) {
   EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1, 2, 3));
 }
 
-TEST_F(RanksRestore, IsInternalWhereAWordIsNone) {
+TEST_F(RanksRestore, IsInternalAfterAnInvalidMessage) {
   std::uint64_t step = 0;
   for (const auto& [key, by] : std::map<std::string, int>{{"choice/", 0}, {"read/", 1}, {"verdict/", 0}}) {
     SCOPED_TRACE(key);
@@ -374,7 +374,7 @@ TEST_F(RanksRestore, IsInternalWhereAWordIsNone) {
 }
 
 // Rank 0 has restored and the others do not know: their next save would be a mixture and fails.
-TEST_F(RanksRestore, ThatLosesTheVerdictCountsForNoneOfThoseThatDidNotHearIt) {
+TEST_F(RanksRestore, LostVerdictDoesNotCountOnTheOtherRanks) {
   OpenAll(kNever);
   for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
   group(0).Lose("verdict/");
@@ -396,7 +396,7 @@ TEST_F(RanksRestore, ThatLosesTheVerdictCountsForNoneOfThoseThatDidNotHearIt) {
   EXPECT_THAT(statuses[0].message(), HasSubstr("ranks continue different checkpoints"));
 }
 
-TEST_F(RanksRestore, EndsAtOnceWhereTheGroupIsBroken) {
+TEST_F(RanksRestore, EndsAtOnceIfTheGroupIsBroken) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   for (int of = 0; of < kRanks; ++of) group(of).Break();
@@ -406,7 +406,7 @@ TEST_F(RanksRestore, EndsAtOnceWhereTheGroupIsBroken) {
   ExpectAll(outcomes, StatusCode::kIoError);
 }
 
-TEST_F(RanksRestore, EndsAtOnceWhereOneIsClosed) {
+TEST_F(RanksRestore, EndsAtOnceIfOneIsClosed) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   ranks_[2].reset();
@@ -418,7 +418,7 @@ TEST_F(RanksRestore, EndsAtOnceWhereOneIsClosed) {
 }
 
 // A single rank may read a checkpoint: without FallBack it waits for nobody.
-TEST_F(RanksRestore, WithoutFallBackIsEachRanksOwn) {
+TEST_F(RanksRestore, WithoutFallBackIsIndependent) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
 

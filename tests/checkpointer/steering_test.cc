@@ -32,7 +32,7 @@ Options Steered(const std::string& root) {
           .chunk_bytes = 1_MiB};
 }
 
-TEST(SteeredSaves, TheDisksReachSetsTheIntervalOfARunningJob) {
+TEST(SteeredSaves, DiskRateSetsTheInterval) {
   const TempDir dir;
   const auto disk = RateLimitedDisk::Make(50'000'000);
   Wiring wiring;
@@ -70,7 +70,7 @@ TEST(SteeredSaves, TheDisksReachSetsTheIntervalOfARunningJob) {
   for (std::size_t i = 1; i < saved.size(); ++i) EXPECT_GE(saved[i] - saved[i - 1], 20U) << "80 ms are 20 iterations";
 }
 
-TEST(SteeredSaves, StallOfCopiesThatOutlastAnIterationLengthensTheInterval) {
+TEST(SteeredSaves, LongCopiesLengthenTheInterval) {
   const TempDir dir;
   Options options = Steered(dir / "run");
   options.steering = SteeringOptions{.slowdown = 0.01, .mtbf = std::chrono::hours(2)};
@@ -100,7 +100,7 @@ TEST(SteeredSaves, StallOfCopiesThatOutlastAnIterationLengthensTheInterval) {
   EXPECT_THAT(stats.save_interval_reason, HasSubstr("from training"));
 }
 
-TEST(SteeredSaves, SavesThatHaveEndedAreNotKeptWhereNobodyAsks) {
+TEST(SteeredSaves, EndedSavesAreNotKept) {
   const auto steered = SteeredSaves::Make({.mtbf = std::chrono::hours(1)}, /*ranks=*/1);
   ASSERT_TRUE(steered.ok()) << steered.status();
   const auto begin = [&](std::uint64_t step) {
@@ -122,7 +122,7 @@ TEST(SteeredSaves, SavesThatHaveEndedAreNotKeptWhereNobodyAsks) {
   under_way->Finish(Status::Ok());
 }
 
-TEST(SteeredSaves, ItIsOffByDefault) {
+TEST(SteeredSaves, IsOffByDefault) {
   const TempDir dir;
   auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB});
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
@@ -135,7 +135,7 @@ TEST(SteeredSaves, ItIsOffByDefault) {
   EXPECT_EQ((*checkpointer)->stats().save_interval_reason, "");
 }
 
-TEST(SteeredSaves, SeveralRanksAreRefusedAtOpen) {
+TEST(SteeredSaves, SeveralRanksAreRejectedAtOpen) {
   const TempDir dir;
   Options options = Steered(dir / "run");
   options.group = MakeLocalGroup(2).front();
@@ -146,7 +146,7 @@ TEST(SteeredSaves, SeveralRanksAreRefusedAtOpen) {
   EXPECT_THAT(checkpointer.status().message(), AllOf(HasSubstr("single rank, found 2"), HasSubstr("cairn tune")));
 }
 
-TEST(SteeredSaves, GoalsThatCannotBeAreNamedAtOpen) {
+TEST(SteeredSaves, ImpossibleGoalsAreNamedAtOpen) {
   const TempDir dir;
   const auto message = [&](SteeringOptions steering) {
     Options options = Steered(dir / "run");

@@ -46,7 +46,7 @@ class SweepTest : public testing::Test {
   const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
 };
 
-TEST_F(SweepTest, HoldsUpNeitherOpenNorACaptureButTheFirstAttemptAndDrain) {
+TEST_F(SweepTest, DelaysOnlyTheFirstAttemptAndDrain) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-x"});
   const auto checkpointer = OpenOrFail(NotRecycling(), Through(plan_));
   ASSERT_NE(checkpointer, nullptr);
@@ -65,7 +65,7 @@ TEST_F(SweepTest, HoldsUpNeitherOpenNorACaptureButTheFirstAttemptAndDrain) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(SweepTest, DrainWaitsForItWithoutASave) {
+TEST_F(SweepTest, DrainWaitsForIt) {
   const auto checkpointer = OpenOrFail(NotRecycling());
   ASSERT_NE(checkpointer, nullptr);
 
@@ -74,7 +74,7 @@ TEST_F(SweepTest, DrainWaitsForItWithoutASave) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(SweepTest, EndsBeforeTheCheckpointerDoes) {
+TEST_F(SweepTest, EndsBeforeTheCheckpointer) {
   Options options = NotRecycling();
   options.drain_deadline = {};
 
@@ -83,7 +83,7 @@ TEST_F(SweepTest, EndsBeforeTheCheckpointerDoes) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(SweepTest, OtherRanksBeginNothingBeforeItEither) {
+TEST_F(SweepTest, OtherRanksWaitForItToo) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-x"});
   const auto ranks = OpenRanks(2, NotRecycling(), [this](int /*rank*/) { return Through(plan_); });
   ASSERT_EQ(ranks.size(), 2U);
@@ -102,7 +102,7 @@ TEST_F(SweepTest, OtherRanksBeginNothingBeforeItEither) {
   EXPECT_EQ(save->WaitDurable(Soon()), Status::Ok());
 }
 
-TEST_F(SweepTest, SaveThatTheCoordinatorGivesUpMeanwhileFailsOnAllRanksAtOnce) {
+TEST_F(SweepTest, SaveGivenUpMeanwhileFailsOnAllRanks) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-x"});
   const auto ranks = OpenRanks(2, NotRecycling(), [this](int /*rank*/) { return Through(plan_); });
   ASSERT_EQ(ranks.size(), 2U);
@@ -116,7 +116,7 @@ TEST_F(SweepTest, SaveThatTheCoordinatorGivesUpMeanwhileFailsOnAllRanksAtOnce) {
   gate.Release();
 }
 
-TEST_F(SweepTest, SaveThatIsAbandonedMeanwhileLeavesNothing) {
+TEST_F(SweepTest, SaveAbandonedMeanwhileLeavesNothing) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-x"});
   Options options = NotRecycling();
   options.drain_deadline = {};
@@ -136,7 +136,7 @@ TEST_F(SweepTest, SaveThatIsAbandonedMeanwhileLeavesNothing) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(SweepTest, TellsWhatItHadToLeave) {
+TEST_F(SweepTest, ReportsWhatItLeaves) {
   Mutex mutex;
   std::vector<std::string> told;
   Options options = NotRecycling();
@@ -158,7 +158,7 @@ TEST_F(SweepTest, TellsWhatItHadToLeave) {
 }
 
 // All saves that waited begin at once, and must not take each other's spares.
-TEST_F(SweepTest, FirstSavesAreWrittenOverWhatItFound) {
+TEST_F(SweepTest, FirstSavesOverwriteWhatItFound) {
   const UniqueFd probe(::open((dir_ / "probe").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   if (const Status status = TakeLease(probe, "a file here"); !status.ok()) GTEST_SKIP() << status;
   Leave(".retired-y");

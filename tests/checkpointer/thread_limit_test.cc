@@ -22,7 +22,7 @@ using ::testing::StartsWith;
 class ThreadLimited : public testing::TestWithParam<IoQueueKind> {};
 
 // Each thread in turn is the first that cannot be started: workers, the queue's, the engine's, the kernel's.
-TEST_P(ThreadLimited, OpenFailsWithTheReasonAndNothingIsLeftOfIt) {
+TEST_P(ThreadLimited, OpenFailsWithTheReasonAndLeavesNothing) {
   const TempDir dir;
   Forked child([&](const Say& say) {
     const ThreadLimit limit(dir.path());

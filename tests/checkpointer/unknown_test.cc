@@ -52,7 +52,7 @@ class Unknown : public testing::Test {
   std::unique_ptr<Checkpointer> checkpointer_;
 };
 
-TEST_F(Unknown, StepThatWasToBeReplacedMayBeSavedAgainWithoutReplacing) {
+TEST_F(Unknown, StepToBeReplacedMayBeSavedAgain) {
   ASSERT_EQ(SaveDurably(*checkpointer_, 1), Status::Ok());
   FailRootFsync(*plan_);
   ASSERT_EQ(SaveDurably(*checkpointer_, 1, {.if_exists = IfExists::kReplace}, 7).code(), StatusCode::kUnknownOutcome);
@@ -66,7 +66,7 @@ TEST_F(Unknown, StepThatWasToBeReplacedMayBeSavedAgainWithoutReplacing) {
 }
 
 // The root is listed again: a step that may not be durable neither counts for retention nor stays for ever.
-TEST_F(Unknown, StepThatIsThereGoesOnceAsManyNewerOnesAsAreKeptAreDurable) {
+TEST_F(Unknown, StepIsRemovedOnceEnoughNewerOnesAreDurable) {
   Options options = SmallOptions(root());
   options.keep_last = 2;
   checkpointer_.reset();
@@ -86,7 +86,7 @@ TEST_F(Unknown, StepThatIsThereGoesOnceAsManyNewerOnesAsAreKeptAreDurable) {
 }
 
 // If a listing cannot tell, it is repeated after the next save, not endlessly.
-TEST_F(Unknown, StepThatCannotBeReadIsListedOnceForEachSaveThatEnds) {
+TEST_F(Unknown, UnreadableStepIsListedOncePerSave) {
   plan_->CallAfter({.op = IoOp::kRename, .path = "step-", .nth = 1}, [this](const SeenOperation&) {
     plan_->Fail({.op = IoOp::kFsync, .nth = 1}, EIO);
     std::filesystem::resize_file(root() + "/" + StepName(1) + "/manifest.json", 1);
@@ -101,7 +101,7 @@ TEST_F(Unknown, StepThatCannotBeReadIsListedOnceForEachSaveThatEnds) {
 }
 
 // Like a rename that the disk has lost.
-TEST_F(Unknown, StepThatIsNotOnTheDiskMayBeSavedAgain) {
+TEST_F(Unknown, MissingStepMayBeSavedAgain) {
   FailRootFsync(*plan_);
   ASSERT_EQ(SaveDurably(*checkpointer_, 1).code(), StatusCode::kUnknownOutcome);
   plan_->Clear();
@@ -129,7 +129,7 @@ TEST_F(Unknown, StepOfSeveralRanksMayBeSavedAgain) {
 }
 
 // The generation is the same: only the parent shows that one rank's tensors belong to another line.
-TEST(RanksOfTwoLines, CommitNothingWhereOneHasRestoredNothing) {
+TEST(RanksOfTwoLines, CommitNothingIfOneHasRestoredNothing) {
   const TempDir dir;
   const auto ranks = OpenRanks(2, SmallOptions(dir / "run"));
   ASSERT_EQ(ranks.size(), 2U);

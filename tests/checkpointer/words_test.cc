@@ -34,9 +34,9 @@ using ::testing::IsEmpty;
 // Received by one rank for one save.
 constexpr std::uint64_t kMostBytesHeard = 4096;
 
-class RanksWords : public Ranks {};
+class RanksMessages : public Ranks {};
 
-TEST_F(RanksWords, TellTheCoordinatorsRefusal) {
+TEST_F(RanksMessages, ReportTheCoordinatorsRefusal) {
   OpenAll();
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
 
@@ -52,7 +52,7 @@ TEST_F(RanksWords, TellTheCoordinatorsRefusal) {
   ExpectWorksFrom(2);
 }
 
-TEST_F(RanksWords, OfARankThatWaitsForNothingAreHeardLater) {
+TEST_F(RanksMessages, SentEarlyAreReceivedLater) {
   OpenAll();
 
   const SaveHandle early = Start(2, 1);
@@ -64,7 +64,7 @@ TEST_F(RanksWords, OfARankThatWaitsForNothingAreHeardLater) {
   ExpectWorksFrom(2);
 }
 
-TEST_F(RanksWords, OfARankThatFailsForNoReasonAreRefused) {
+TEST_F(RanksMessages, FailureWithoutAReasonIsRejected) {
   OpenAll();
 
   EXPECT_EQ(rank(1).GiveUp(1, Status::Ok()).status().code(), StatusCode::kInvalidArgument);
@@ -74,7 +74,7 @@ TEST_F(RanksWords, OfARankThatFailsForNoReasonAreRefused) {
 }
 
 // However long its deadline is, a save that fails at its start only costs the others what they had in flight.
-TEST_F(RanksWords, OfOneThatFailsStopTheOthersWriting) {
+TEST_F(RanksMessages, FailureStopsTheOthersWriting) {
   OpenAll(kNever);
   Tensors large;
   large.Add("large", std::size_t{4} << 20);  // 16 chunks.
@@ -103,7 +103,7 @@ TEST_F(RanksWords, OfOneThatFailsStopTheOthersWriting) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(RanksWords, ThatAreNoneNameTheirRank) {
+TEST_F(RanksMessages, InvalidOnesNameTheirRank) {
   OpenAll(kNever);
   std::uint64_t step = 1;
   for (const std::string word : {"{]", "", R"({"code":1})", R"({"step":1})", "\xff\xfe"}) {
@@ -118,7 +118,7 @@ TEST_F(RanksWords, ThatAreNoneNameTheirRank) {
   }
 }
 
-TEST_F(RanksWords, OfAnotherStepOrCheckpointCommitNothing) {
+TEST_F(RanksMessages, OfAnotherStepOrCheckpointCommitNothing) {
   OpenAll(kNever);
   const ManifestShard shard{.file = ShardName(1), .length = 4096, .header_digest = 1};
 
@@ -132,7 +132,7 @@ TEST_F(RanksWords, OfAnotherStepOrCheckpointCommitNothing) {
   EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
 }
 
-TEST_F(RanksWords, OfTheCoordinatorThatAreNoneFailTheSave) {
+TEST_F(RanksMessages, InvalidOnesOfTheCoordinatorFailTheSave) {
   OpenAll(kNever);
   group(0).Say("attempt/", "{}");
 
@@ -143,7 +143,7 @@ TEST_F(RanksWords, OfTheCoordinatorThatAreNoneFailTheSave) {
   EXPECT_THAT(ListedSteps(rank(0)), IsEmpty());
 }
 
-TEST_F(RanksWords, ThatTellNoOutcomeSendTheOthersToTheDisk) {
+TEST_F(RanksMessages, InvalidOutcomeSendsTheOthersToTheDisk) {
   OpenAll(kNever);
   const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
   group(0).Say("outcome/", "what?");
@@ -156,7 +156,7 @@ TEST_F(RanksWords, ThatTellNoOutcomeSendTheOthersToTheDisk) {
 }
 
 // The coordinator dies after its rename, and the store with it.
-TEST_F(RanksWords, ThatEndWithTheGroupAfterTheCommitSendTheOthersToTheDiskAtOnce) {
+TEST_F(RanksMessages, BrokenGroupAfterTheCommitIsResolvedFromTheDisk) {
   OpenAll(kNever);
   group(0).Lose("outcome/");
   const std::vector<SaveHandle> saves = StartAll(1);
@@ -167,7 +167,7 @@ TEST_F(RanksWords, ThatEndWithTheGroupAfterTheCommitSendTheOthersToTheDiskAtOnce
   EXPECT_THAT(WaitAll(saves), Each(Status::Ok()));
 }
 
-TEST_F(RanksWords, ThatEndWithTheGroupBeforeTheCommitSendTheOthersToTheDiskAgainAndAgain) {
+TEST_F(RanksMessages, BrokenGroupBeforeTheCommitPollsTheDisk) {
   OpenAll(kNever);
   std::vector<std::promise<void>> looked(kRanks);
   for (int of = 1; of < kRanks; ++of) {
@@ -188,7 +188,7 @@ TEST_F(RanksWords, ThatEndWithTheGroupBeforeTheCommitSendTheOthersToTheDiskAgain
 }
 
 // The rank that renames the attempt away first has decided; the coordinator's late commit does not find it.
-TEST_F(RanksWords, ThatEndWithTheGroupHaveTheAttemptGivenUpWhereNobodyCommits) {
+TEST_F(RanksMessages, BrokenGroupGivesTheAttemptUpIfNobodyCommits) {
   OpenAll(std::chrono::milliseconds(300));
   const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
   const std::vector<SaveHandle> saves = StartAll(1);
@@ -209,7 +209,7 @@ TEST_F(RanksWords, ThatEndWithTheGroupHaveTheAttemptGivenUpWhereNobodyCommits) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(RanksWords, OfWhoGivesUpAfterTheRenameFindTheCommit) {
+TEST_F(RanksMessages, GivingUpAfterTheRenameFindsTheCommit) {
   OpenAll(kNever);
   group(0).Lose("outcome/");
   const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
@@ -229,7 +229,7 @@ TEST_F(RanksWords, OfWhoGivesUpAfterTheRenameFindTheCommit) {
 }
 
 // A closing rank must not fail an attempt that the others may be about to commit.
-TEST_F(RanksWords, OfARankThatClosesLeaveTheAttemptToTheCoordinator) {
+TEST_F(RanksMessages, ClosingRankLeavesTheAttemptToTheCoordinator) {
   Options options = SmallOptions(root());
   options.group_deadline = kNever;
   options.drain_deadline = std::chrono::nanoseconds(0);
@@ -246,7 +246,7 @@ TEST_F(RanksWords, OfARankThatClosesLeaveTheAttemptToTheCoordinator) {
   EXPECT_EQ(saves[2].WaitDurable(Soon()), Status::Ok());
 }
 
-TEST_F(RanksWords, OfARankThatHangsPastTheDeadlineLeaveNothingBehind) {
+TEST_F(RanksMessages, HangingRankLeavesNothingBehind) {
   OpenAll(std::chrono::milliseconds(300));
   const FaultGate gate = plan(2).Hold({.op = IoOp::kWrite, .path = "shard-"});
   const std::vector<SaveHandle> saves = StartAll(1);
@@ -264,7 +264,7 @@ TEST_F(RanksWords, OfARankThatHangsPastTheDeadlineLeaveNothingBehind) {
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
-TEST_F(RanksWords, ThatEndWithTheGroupBeforeARankIsPreparedFailTheSave) {
+TEST_F(RanksMessages, BrokenGroupBeforePreparedFailsTheSave) {
   OpenAll(kNever);
   const FaultGate gate = plan(1).Hold({.op = IoOp::kWrite, .path = "shard-"});
   const std::vector<SaveHandle> saves = StartAll(1);
@@ -282,7 +282,7 @@ TEST_F(RanksWords, ThatEndWithTheGroupBeforeARankIsPreparedFailTheSave) {
 }
 
 // A mount that appears or disappears on one node: the coordinator does not find what that rank has written.
-TEST_F(RanksWords, AreNotBelievedWhereTheCoordinatorDoesNotFindTheShard) {
+TEST_F(RanksMessages, AreNotTrustedIfTheShardIsMissing) {
   OpenAll();
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   const auto shard_of_rank_1 = [this] {
@@ -317,7 +317,7 @@ TEST_F(RanksWords, AreNotBelievedWhereTheCoordinatorDoesNotFindTheShard) {
   }
 }
 
-TEST_F(RanksWords, AreFewForWhoeverDoesNotCoordinate) {
+TEST_F(RanksMessages, AreFewForOtherRanks) {
   OpenAll();
   std::vector<float> same(2000, 1.5F);
   State state;
@@ -409,7 +409,7 @@ class FakeRanks final : public Group {
   std::atomic<std::uint64_t> bytes_ = 0;
 };
 
-TEST(ManyRanks, HearLittleOfEachOther) {
+TEST(ManyRanks, ReceiveFewBytes) {
   constexpr int kMany = 4096;
   const TempDir dir;
   for (const int absent : {0, kMany - 1}) {
@@ -431,7 +431,7 @@ TEST(ManyRanks, HearLittleOfEachOther) {
 }
 
 // One rank's disk hangs: its message never comes while the others wait.
-TEST_F(RanksWords, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
+TEST_F(RanksMessages, HangingDiskOfAnotherIsNeverDurable) {
   for (int slow = 0; slow < kRanks; ++slow) {
     SCOPED_TRACE(testing::Message() << "rank " << slow);
     OpenAll(kNever);
@@ -464,7 +464,7 @@ TEST_F(RanksWords, NeverCallItDurableWhereTheDiskOfAnotherHangs) {
 }
 
 // The commit is done, but the outcome is lost: the disk has it.
-TEST_F(RanksWords, FindTheCommittedStepWhereTheCoordinatorsWordIsLost) {
+TEST_F(RanksMessages, LostOutcomeIsFoundOnTheDisk) {
   OpenAll(kNever);
   group(0).Lose("outcome/");
 
@@ -483,7 +483,7 @@ TEST_F(RanksWords, FindTheCommittedStepWhereTheCoordinatorsWordIsLost) {
   ExpectNothingLost(root(), 1, kRanks);
 }
 
-TEST_F(RanksWords, SayThatItFailedWhereTheWordIsLostAndTheStepIsAnotherAttempts) {
+TEST_F(RanksMessages, LostOutcomeFailsIfTheStepIsAnotherAttempts) {
   OpenAll(kNever);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   group(0).Lose("outcome/");
@@ -499,7 +499,7 @@ TEST_F(RanksWords, SayThatItFailedWhereTheWordIsLostAndTheStepIsAnotherAttempts)
   EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));
 }
 
-TEST_F(RanksWords, SayUnknownWhereTheWordIsLostAndTheDiskCannotBeAsked) {
+TEST_F(RanksMessages, LostOutcomeIsUnknownIfTheDiskCannotBeRead) {
   OpenAll(kNever);
   group(0).Lose("outcome/");
   plan(1).Fail({.op = IoOp::kRead}, EIO);

@@ -87,7 +87,7 @@ TEST_F(DamageTest, NamesTheBlockWithExpectedAndFound) {
                                         HasSubstr("expected "), HasSubstr("found ")));
 }
 
-TEST_F(DamageTest, LeavesTargetsUntouchedWhereAHeaderIsDamaged) {
+TEST_F(DamageTest, InAHeaderLeavesTargetsUntouched) {
   std::string shard = ReadWholeFile(Path(shard1_));
   shard[20] ^= 1;
   WriteWholeFile(Path(shard1_), shard);
@@ -128,7 +128,7 @@ TEST_F(DamageTest, NamesAMissingShard) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-TEST_F(DamageTest, OfAMissingOrShortShardMayBePassedOver) {
+TEST_F(DamageTest, FallBackSkipsAMissingOrShortShard) {
   for (const bool missing : {true, false}) {
     const std::string newest = WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {first_}}, {}}});
     const std::string shard = newest + "/" + shard1_;
@@ -144,7 +144,7 @@ TEST_F(DamageTest, OfAMissingOrShortShardMayBePassedOver) {
 }
 
 // Damage of an older checkpoint must not affect the newest.
-TEST_F(DamageTest, OfAnOlderCheckpointsShardDoesNotHoldUpTheNewest) {
+TEST_F(DamageTest, InAnOlderCheckpointDoesNotAffectTheNewest) {
   WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {first_, second_}}}});
   std::filesystem::remove(Path(shard1_));
 
@@ -154,7 +154,7 @@ TEST_F(DamageTest, OfAnOlderCheckpointsShardDoesNotHoldUpTheNewest) {
   EXPECT_EQ(restored->step, 10);
 }
 
-TEST_F(DamageTest, RefusesSwappedShards) {
+TEST_F(DamageTest, RejectsSwappedShards) {
   std::filesystem::rename(Path(shard0_), Path("aside"));
   std::filesystem::rename(Path(shard1_), Path(shard0_));
   std::filesystem::rename(Path("aside"), Path(shard1_));
@@ -169,7 +169,7 @@ TEST_F(DamageTest, RefusesSwappedShards) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-TEST_F(DamageTest, RefusesAShardOfAnotherStepOrAttempt) {
+TEST_F(DamageTest, RejectsAShardOfAnotherStepOrAttempt) {
   const std::string good = ReadWholeFile(Path(shard0_));
   const Manifest manifest = ReadManifest(folder_);
   const CheckpointContent same{.step = 9, .shards = {{.tensors = {first_}, .values = {{"lr", 0.1}}}, {}}};
@@ -196,7 +196,7 @@ TEST_F(DamageTest, RefusesAShardOfAnotherStepOrAttempt) {
   EXPECT_TRUE(TryRestore().ok());
 }
 
-TEST_F(DamageTest, RefusesAShardOfARankBeyondTheWorld) {
+TEST_F(DamageTest, RejectsAShardOfARankBeyondTheWorld) {
   const TempDir other;
   const std::string wider = WriteCheckpoint(other / "run", {.step = 9, .shards = {{}, {}, {.tensors = {second_}}}});
   std::filesystem::copy_file(wider + "/shard-00002.safetensors", Path("shard-00002.safetensors"));
@@ -210,7 +210,7 @@ TEST_F(DamageTest, RefusesAShardOfARankBeyondTheWorld) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-TEST_F(DamageTest, RefusesPathsOutOfTheFolder) {
+TEST_F(DamageTest, RejectsPathsOutsideTheFolder) {
   const Manifest good = ReadManifest(folder_);
   for (const std::string path : {"../shard-00000.safetensors", "/etc/hostname", "..", ".", "", "a/b"}) {
     Manifest hostile = good;
@@ -222,7 +222,7 @@ TEST_F(DamageTest, RefusesPathsOutOfTheFolder) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-TEST_F(DamageTest, RefusesASymbolicLinkInAShardsPlace) {
+TEST_F(DamageTest, RejectsASymbolicLinkInPlaceOfAShard) {
   std::filesystem::rename(Path(shard0_), directory_ / "elsewhere");
   std::filesystem::create_symlink(directory_ / "elsewhere", Path(shard0_));
 
@@ -233,7 +233,7 @@ TEST_F(DamageTest, RefusesASymbolicLinkInAShardsPlace) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-TEST_F(DamageTest, RefusesAFifoWithoutBlocking) {
+TEST_F(DamageTest, RejectsAFifoWithoutBlocking) {
   std::filesystem::remove(Path(shard0_));
   ASSERT_EQ(::mkfifo(Path(shard0_).c_str(), 0644), 0);
 
@@ -243,14 +243,14 @@ TEST_F(DamageTest, RefusesAFifoWithoutBlocking) {
   EXPECT_THAT(restored.message(), HasSubstr(shard0_));
 }
 
-TEST_F(DamageTest, RefusesADirectoryInAShardsPlace) {
+TEST_F(DamageTest, RejectsADirectoryInPlaceOfAShard) {
   std::filesystem::remove(Path(shard0_));
   std::filesystem::create_directory(Path(shard0_));
 
   EXPECT_EQ(TryRestore().code(), StatusCode::kCorrupt);
 }
 
-TEST_F(DamageTest, IsFoundByLengthAndHeaderAloneWhereChecksumsWereOff) {
+TEST_F(DamageTest, WithoutChecksumsIsFoundByLengthAndHeader) {
   folder_ = WriteCheckpoint(root(), {.step = 10, .checksums = false, .shards = {{.tensors = {first_, second_}}}});
   std::string shard = ReadWholeFile(Path(shard0_));
   const std::string good = shard;
@@ -265,7 +265,7 @@ TEST_F(DamageTest, IsFoundByLengthAndHeaderAloneWhereChecksumsWereOff) {
   EXPECT_TRUE(TryVerify().ok());
 }
 
-TEST_F(DamageTest, IsPassedOverOnlyWhereFallingBackIsPermitted) {
+TEST_F(DamageTest, IsSkippedOnlyWithFallBack) {
   const SavedTensor newer = MakeTensor("first", DType::kF32, {600000}, 7);
   const std::string newest = WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {newer, second_}}}});
   std::string shard = ReadWholeFile(newest + "/" + shard0_);
@@ -283,7 +283,7 @@ TEST_F(DamageTest, IsPassedOverOnlyWhereFallingBackIsPermitted) {
               ElementsAre(AllOf(HasSubstr("step-00000000000000000010"), HasSubstr("CRC32C"))));
 }
 
-TEST_F(DamageTest, OfAManifestCountsAsTheNewestAndMayBePassedOver) {
+TEST_F(DamageTest, OfAManifestCountsAsNewestAndIsSkippedWithFallBack) {
   const std::string newest = WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {first_, second_}}}});
   WriteWholeFile(newest + "/manifest.json", "{}");
 
@@ -295,7 +295,7 @@ TEST_F(DamageTest, OfAManifestCountsAsTheNewestAndMayBePassedOver) {
   EXPECT_EQ(fallen_back->passed_over.size(), 1);
 }
 
-TEST_F(DamageTest, OfEveryCandidateIsCorruptAndNotFallenThrough) {
+TEST_F(DamageTest, OfEveryCandidateIsCorrupt) {
   std::filesystem::remove(Path(shard1_));
 
   const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
@@ -303,7 +303,7 @@ TEST_F(DamageTest, OfEveryCandidateIsCorruptAndNotFallenThrough) {
   EXPECT_EQ(fallen_back.status().code(), StatusCode::kCorrupt);
 }
 
-TEST_F(DamageTest, NeverHidesAMismatchBehindAnOlderCheckpoint) {
+TEST_F(DamageTest, DoesNotHideAMismatch) {
   WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {MakeTensor("other", DType::kF32, {1}, 1)}}}});
 
   const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});

@@ -101,7 +101,7 @@ TEST_F(DeviceRestoreTest, FillsTensorsOnSeveralDevices) {
   for (const SavedTensor& tensor : saved_) EXPECT_EQ(targets_[tensor.name], tensor.bytes) << tensor.name;
 }
 
-TEST_F(DeviceRestoreTest, WritesOnlyAfterTheCallersStreamsAreDoneWithTheTargets) {
+TEST_F(DeviceRestoreTest, WritesOnlyAfterTheCallersStreams) {
   const Stream stream = gpu_->MakeStream();
   std::promise<void> may_go_on;
   std::shared_future<void> gate = may_go_on.get_future().share();
@@ -121,7 +121,7 @@ TEST_F(DeviceRestoreTest, WritesOnlyAfterTheCallersStreamsAreDoneWithTheTargets)
   EXPECT_EQ(targets_["on.gpu"], saved_[0].bytes);
 }
 
-TEST_F(DeviceRestoreTest, HoldsTheCallersStreamsBehindTheLastCopyOfEachLane) {
+TEST_F(DeviceRestoreTest, CallersStreamsWaitForTheLastCopyOfEachLane) {
   recording_ = std::make_unique<RecordingDevice>(gpu_);
   const Stream stream = gpu_->MakeStream();
   const Stream other = gpu_->MakeStream();
@@ -149,7 +149,7 @@ TEST_F(DeviceRestoreTest, NeverCopiesADamagedBlockToTheDevice) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-TEST_F(DeviceRestoreTest, EndsWithTheDevicesErrorWhereCallbacksStopComing) {
+TEST_F(DeviceRestoreTest, EndsWithTheDevicesErrorWithoutCallbacks) {
   faulty_.BecomeStickyAt(3);
 
   const auto restored = TryRestore();
@@ -167,7 +167,7 @@ TEST_F(DeviceRestoreTest, EndsWithTheErrorOfACopy) {
   EXPECT_THAT(at_once.status().message(), HasSubstr("refused"));
 }
 
-TEST_F(DeviceRestoreTest, NamesATensorThatTheDeviceWillNotTake) {
+TEST_F(DeviceRestoreTest, NamesATensorThatTheDeviceRejects) {
   faulty_.BecomeSticky();
 
   const auto restored = TryRestore();
@@ -176,7 +176,7 @@ TEST_F(DeviceRestoreTest, NamesATensorThatTheDeviceWillNotTake) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-TEST_F(DeviceRestoreTest, RefusesDevicesThatNobodyMade) {
+TEST_F(DeviceRestoreTest, RejectsUnknownDevices) {
   RestoreParts parts = Parts();
 
   const auto restored = RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, {});

@@ -44,7 +44,7 @@ class RestoreFaultsTest : public RestoreTest {
   std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
 };
 
-TEST_F(RestoreFaultsTest, AReadThatTheMediumFailsIsCorruptAndNamesTheFile) {
+TEST_F(RestoreFaultsTest, MediumErrorOfAReadIsCorruptAndNamesTheFile) {
   for (std::uint64_t nth = 1; nth <= 9; ++nth) {
     plan_->Clear();
     plan_->Fail({.op = IoOp::kRead, .nth = nth}, EIO);
@@ -57,7 +57,7 @@ TEST_F(RestoreFaultsTest, AReadThatTheMediumFailsIsCorruptAndNamesTheFile) {
   }
 }
 
-TEST_F(RestoreFaultsTest, AnOpenThatTheMediumFailsIsCorrupt) {
+TEST_F(RestoreFaultsTest, MediumErrorOfAnOpenIsCorrupt) {
   plan_->Fail({.op = IoOp::kOpen}, EIO);
 
   const Status restored = TryRestore();
@@ -66,7 +66,7 @@ TEST_F(RestoreFaultsTest, AnOpenThatTheMediumFailsIsCorrupt) {
   EXPECT_TRUE(targets_.untouched());
 }
 
-TEST_F(RestoreFaultsTest, FallBackPassesOverAMediumThatFailsAndNoOtherError) {
+TEST_F(RestoreFaultsTest, FallBackSkipsOnlyMediumErrors) {
   // An older checkpoint, and a newer one with a fault at the open, in the header or in the data.
   WriteCheckpoint(root(), {.step = 2, .shards = {{.tensors = {saved_}}}});
   const auto fall_back = [this](IoOp op, std::uint64_t nth, int error) {
@@ -95,7 +95,7 @@ TEST_F(RestoreFaultsTest, FallBackPassesOverAMediumThatFailsAndNoOtherError) {
   }
 }
 
-TEST_F(RestoreFaultsTest, AStaleHandleIsOneThatWasRemovedAndChosenAnew) {
+TEST_F(RestoreFaultsTest, StaleHandleCausesANewChoice) {
   plan_->Fail({.op = IoOp::kRead, .path = "shard", .nth = 3}, ESTALE);
   RestoreParts parts = Parts();
   parts.queue = plan_->Wrap(parts.queue);
@@ -106,7 +106,7 @@ TEST_F(RestoreFaultsTest, AStaleHandleIsOneThatWasRemovedAndChosenAnew) {
   EXPECT_EQ(targets_["t"], saved_.bytes);
 }
 
-TEST_F(RestoreFaultsTest, InterruptedReadsAreTriedAgain) {
+TEST_F(RestoreFaultsTest, InterruptedReadsAreRetried) {
   plan_->Fail({.op = IoOp::kRead, .nth = 1}, EINTR);
   plan_->Fail({.op = IoOp::kRead, .nth = 3}, EAGAIN);
   plan_->Fail({.op = IoOp::kRead, .nth = 4}, EINTR);
@@ -121,7 +121,7 @@ TEST_F(RestoreFaultsTest, ReadsThatNeverSucceedEndInAnError) {
   EXPECT_EQ(TryRestore().code(), StatusCode::kIoError);
 }
 
-TEST_F(RestoreFaultsTest, ShortReadsGoOnWhereTheyStopped) {
+TEST_F(RestoreFaultsTest, ShortReadsAreResumed) {
   plan_->Shorten({.op = IoOp::kRead, .nth = 2}, 8192);
   plan_->Shorten({.op = IoOp::kRead, .nth = 4}, 1 << 19);
 
@@ -129,7 +129,7 @@ TEST_F(RestoreFaultsTest, ShortReadsGoOnWhereTheyStopped) {
   EXPECT_EQ(targets_["t"], saved_.bytes);
 }
 
-TEST_F(RestoreFaultsTest, AFileThatEndsWhileItIsReadIsCorrupt) {
+TEST_F(RestoreFaultsTest, FileTruncatedDuringTheReadIsCorrupt) {
   plan_->Shorten({.op = IoOp::kRead, .nth = 5}, 0);
 
   const Status restored = TryRestore();
@@ -138,21 +138,21 @@ TEST_F(RestoreFaultsTest, AFileThatEndsWhileItIsReadIsCorrupt) {
   EXPECT_THAT(restored.message(), HasSubstr("is truncated: expected "));
 }
 
-TEST_F(RestoreFaultsTest, ReadsBufferedWhereDirectReadsAreRefused) {
+TEST_F(RestoreFaultsTest, RejectedDirectReadsAreBuffered) {
   plan_->Fail({.op = IoOp::kRead, .nth = 1}, EINVAL);
 
   EXPECT_TRUE(TryRestore().ok());
   EXPECT_EQ(targets_["t"], saved_.bytes);
 }
 
-TEST_F(RestoreFaultsTest, OpensBufferedWhereDirectIsRefused) {
+TEST_F(RestoreFaultsTest, RejectedDirectOpenIsBuffered) {
   plan_->Fail({.op = IoOp::kOpen, .nth = 1}, EINVAL);
 
   EXPECT_TRUE(TryRestore().ok());
   EXPECT_EQ(targets_["t"], saved_.bytes);
 }
 
-TEST_F(RestoreFaultsTest, KeepsAsManyReadsUnderWayAsItMay) {
+TEST_F(RestoreFaultsTest, KeepsQueueDepthReadsInFlight) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kRead, .path = "shard", .nth = 3});
   bool others_were_read = false;
   // The first data read is held while the others of the queue depth complete.
@@ -166,7 +166,7 @@ TEST_F(RestoreFaultsTest, KeepsAsManyReadsUnderWayAsItMay) {
   EXPECT_EQ(targets_["t"], saved_.bytes);
 }
 
-TEST_F(RestoreFaultsTest, ReadsThatTheDiskDoesNotAnswerAreToldByNameAndWaitedFor) {
+TEST_F(RestoreFaultsTest, SlowReadsAreReportedAndWaitedFor) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kRead, .nth = 3});
   RestoreParts parts = Parts();
   parts.queue = plan_->Wrap(parts.queue);
@@ -183,7 +183,7 @@ TEST_F(RestoreFaultsTest, ReadsThatTheDiskDoesNotAnswerAreToldByNameAndWaitedFor
   EXPECT_EQ(targets_["t"], saved_.bytes);
 }
 
-TEST_F(RestoreFaultsTest, RestoreWhosePoolIsHeldByOthersEndsWithAWord) {
+TEST_F(RestoreFaultsTest, WaitForThePoolEndsAtItsDeadline) {
   std::vector<BufferPool::Chunk> held;
   while (BufferPool::Chunk chunk = pool_->TryAcquire(BufferPool::Priority::kRestore)) held.push_back(std::move(chunk));
   RestoreParts parts = Parts();
@@ -214,7 +214,7 @@ class DisplacedTest : public RestoreFaultsTest {
   std::uint64_t newest_ = 1;
 };
 
-TEST_F(DisplacedTest, NewestIsChosenAnewHoweverOftenRetentionIsFaster) {
+TEST_F(DisplacedTest, NewestIsChosenAgainWheneverRetentionIsFaster) {
   constexpr int kTimes = 12;
 
   const auto restored = RestoreWhich(Displacing(kTimes), root(), Latest(), 0, targets_.state, {});
@@ -232,13 +232,13 @@ TEST_F(DisplacedTest, NewestIsChosenAnewHoweverOftenRetentionIsFaster) {
   EXPECT_TRUE(verified.ok()) << verified;
 }
 
-TEST_F(DisplacedTest, StepThatWasNamedIsNotFound) {
+TEST_F(DisplacedTest, RemovedNamedStepIsNotFound) {
   const auto restored = RestoreWhich(Displacing(1), root(), Step(1), 0, targets_.state, {});
 
   EXPECT_EQ(restored.status().code(), StatusCode::kNotFound) << restored.status();
 }
 
-TEST_F(DisplacedTest, WhatWasChosenStaysUntilItIsLetGo) {
+TEST_F(DisplacedTest, ChosenCheckpointStaysUntilReleased) {
   auto chosen = ChooseWhich(Parts(), root(), Latest());
   ASSERT_TRUE(chosen.ok()) << chosen.status();
   const RestoreParts displacing = Displacing(1);
@@ -250,7 +250,7 @@ TEST_F(DisplacedTest, WhatWasChosenStaysUntilItIsLetGo) {
   EXPECT_TRUE(Displacing(1).queue().ok());
 }
 
-TEST_F(DisplacedTest, AChoiceGoesByManifestsAndByWhatIsKnownOfTheRest) {
+TEST_F(DisplacedTest, ChoiceUsesManifestsAndKnownDamage) {
   const std::string attempt = "11111111-2222-4333-8444-555555555555";
   const std::string known = WriteCheckpoint(root(), {.step = 2, .attempt = attempt, .shards = {{.tensors = {saved_}}}});
   std::filesystem::remove(known + "/shard-00000.safetensors");
@@ -274,7 +274,7 @@ TEST_F(DisplacedTest, AChoiceGoesByManifestsAndByWhatIsKnownOfTheRest) {
   EXPECT_EQ(restored->passed_over, further->passed_over);
 }
 
-TEST_F(DisplacedTest, NothingIsChosenWhereAllIsKnownToBeDamaged) {
+TEST_F(DisplacedTest, NothingIsChosenIfAllAreDamaged) {
   const std::string attempt = Read(folder_).info.attempt;
 
   const auto chosen = ChooseWhich(Parts(), root(), Latest().FallBack({attempt}));
@@ -286,7 +286,7 @@ TEST_F(DisplacedTest, NothingIsChosenWhereAllIsKnownToBeDamaged) {
   }
 }
 
-TEST_F(RestoreFaultsTest, SaysThatACheckpointReplacedMeanwhileWasReplaced) {
+TEST_F(RestoreFaultsTest, CheckpointReplacedMeanwhileIsNotFound) {
   const StoredCheckpoint before = Read(folder_);
   WriteCheckpoint(root(), {.attempt = "11111111-2222-4333-8444-555555555555", .shards = {{.tensors = {saved_}}}});
 

@@ -129,7 +129,7 @@ class ManyShardsTest : public RestoreTest {
   std::vector<std::string> events_;
 };
 
-TEST_F(ManyShardsTest, OwnTensorsAreReadFromTheRanksOwnShardAlone) {
+TEST_F(ManyShardsTest, OwnTensorsAreReadFromTheOwnShard) {
   Targets targets;
   targets.Add(own_[7]);
 
@@ -142,7 +142,7 @@ TEST_F(ManyShardsTest, OwnTensorsAreReadFromTheRanksOwnShardAlone) {
   EXPECT_EQ(plan_->Count({.op = IoOp::kOpen}), 1U);
 }
 
-TEST_F(ManyShardsTest, IndexLeadsToTheShardsThatHoldWantedBytesAndNoOther) {
+TEST_F(ManyShardsTest, IndexFindsExactlyTheNeededShards) {
   AddTrueIndex();
   WantOfOthers();
 
@@ -155,7 +155,7 @@ TEST_F(ManyShardsTest, IndexLeadsToTheShardsThatHoldWantedBytesAndNoOther) {
 }
 
 // Tensors of one name may differ between ranks: without an index the lowest shard's is read too.
-TEST_F(ManyShardsTest, OfTensorsOfOneNameTheLowestShardsIsReadWithAnIndexOrWithout) {
+TEST_F(ManyShardsTest, LowestShardIsReadWithOrWithoutAnIndex) {
   std::vector<SavedShardContent> shards;
   std::vector<SavedTensor> states;
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -183,7 +183,7 @@ TEST_F(ManyShardsTest, OfTensorsOfOneNameTheLowestShardsIsReadWithAnIndexOrWitho
   EXPECT_EQ(events_.size(), 1U);
 }
 
-TEST_F(ManyShardsTest, EmptyPartOfATensorElsewhereNeedsNoMoreThanTheIndex) {
+TEST_F(ManyShardsTest, EmptyPartNeedsOnlyTheIndex) {
   AddTrueIndex();
   SavedTensor none = MakeTensor("none of w", DType::kF32, {0, kColumns}, 0);
   none.part = TensorPart{"w", {kRanks * kRows, kColumns}, {kRanks * kRows, 0}};
@@ -199,7 +199,7 @@ TEST_F(ManyShardsTest, EmptyPartOfATensorElsewhereNeedsNoMoreThanTheIndex) {
 }
 
 // 60 dimensions and thousands of entries for every shard: their memory use is limited.
-TEST_F(ManyShardsTest, HostileIndexOfManyPiecesIsLeft) {
+TEST_F(ManyShardsTest, HostileIndexOfManyPiecesIsIgnored) {
   AddIndex([this](int rank) {
     ShardHeader header = HeaderOfRank(rank);
     for (std::int64_t i = 0; i < 200; ++i) {
@@ -230,7 +230,7 @@ TEST_F(ManyShardsTest, WithoutAnIndexAllHeadersAreRead) {
   EXPECT_THAT(events_[0], HasSubstr("has no index"));
 }
 
-TEST_F(ManyShardsTest, IndexThatLiesChangesNothing) {
+TEST_F(ManyShardsTest, WrongIndexChangesNothing) {
   WantOfOthers();
   const std::vector<std::pair<std::string, HeaderOf>> lies = {
       {"each shard's tensors in the next one", [this](int rank) { return HeaderOfRank((rank + 1) % kRanks); }},
@@ -320,7 +320,7 @@ TEST_F(ManyShardsTest, MissingTensorsAreMissingWhateverTheIndexSays) {
   EXPECT_EQ(restored->missing, std::vector<std::string>{"nowhere"});
 }
 
-TEST_F(ManyShardsTest, DamageElsewhereIsNoMatterToARankThatNeedsNothingThere) {
+TEST_F(ManyShardsTest, DamageInAnUnneededShardIsIgnored) {
   std::filesystem::resize_file(ShardPath(8), 10);
   Targets mine;
   mine.Add(own_[7]);
@@ -336,7 +336,7 @@ TEST_F(ManyShardsTest, DamageElsewhereIsNoMatterToARankThatNeedsNothingThere) {
   EXPECT_TRUE(its.untouched());
 }
 
-TEST_F(ManyShardsTest, AreInspectedByTheRanksOwnPartAlone) {
+TEST_F(ManyShardsTest, InspectReadsOnlyTheRanksPart) {
   std::set<std::string> opened;
   for (const int rank : {0, 7, kRanks - 1}) {
     const auto details = Inspect({.rank = rank});
@@ -350,7 +350,7 @@ TEST_F(ManyShardsTest, AreInspectedByTheRanksOwnPartAlone) {
   }
 }
 
-TEST_F(ManyShardsTest, TensorsOfOtherRanksAreInspectedByTheIndex) {
+TEST_F(ManyShardsTest, InspectFindsOtherRanksTensorsByTheIndex) {
   AddTrueIndex();
 
   const auto details = Inspect({.rank = 3, .names = {OwnName(150), OwnName(3)}});
@@ -364,7 +364,7 @@ TEST_F(ManyShardsTest, TensorsOfOtherRanksAreInspectedByTheIndex) {
   EXPECT_EQ(events_, std::vector<std::string>{});
 }
 
-TEST_F(ManyShardsTest, ANameThatManyShardsHoldIsInspectedInOne) {
+TEST_F(ManyShardsTest, InspectReadsOneShardOfANameInMany) {
   AddTrueIndex();
 
   const auto details = Inspect({.rank = {}, .names = {"w"}});
@@ -374,7 +374,7 @@ TEST_F(ManyShardsTest, ANameThatManyShardsHoldIsInspectedInOne) {
   EXPECT_EQ(OpenedShards().size(), 1U);
 }
 
-TEST_F(ManyShardsTest, AllAreInspectedWhereTheIndexDoesNotTell) {
+TEST_F(ManyShardsTest, InspectReadsAllShardsWithoutAGoodIndex) {
   const InspectPart part{.rank = 3, .names = {OwnName(150), "nowhere"}};
   const auto expect_found = [&](const std::string& what, const std::string& why) {
     SCOPED_TRACE(what);
@@ -397,7 +397,7 @@ TEST_F(ManyShardsTest, AllAreInspectedWhereTheIndexDoesNotTell) {
   expect_found("a lie", "is not in the shard that the index names");
 }
 
-TEST_F(ManyShardsTest, DamageElsewhereIsNoMatterToAnInspectedPart) {
+TEST_F(ManyShardsTest, DamageElsewhereDoesNotAffectAnInspectedPart) {
   std::filesystem::resize_file(ShardPath(8), 10);
 
   const auto mine = Inspect({.rank = 7});
@@ -408,7 +408,7 @@ TEST_F(ManyShardsTest, DamageElsewhereIsNoMatterToAnInspectedPart) {
   EXPECT_THAT(its.status().message(), HasSubstr(ShardPath(8)));
 }
 
-TEST_F(ManyShardsTest, PassThroughFewDescriptors) {
+TEST_F(ManyShardsTest, NeedFewDescriptors) {
   Targets targets;
   SavedTensor whole = MakeTensor("w", DType::kF32, {kRanks * kRows, kColumns}, 0);
   targets.Add(whole);
@@ -436,7 +436,7 @@ TEST_F(ManyShardsTest, AreVerifiedToTheLastByte) {
   EXPECT_THAT(verified.message(), HasSubstr(ShardPath(kRanks - 1)));
 }
 
-TEST_F(ManyShardsTest, AFileThatIsAnotherWhenItIsOpenedAgainIsNotRead) {
+TEST_F(ManyShardsTest, ReplacedFileIsNotRead) {
   const std::string path = ShardPath(150);
   plan_->CallBefore({.op = IoOp::kOpen, .path = path, .nth = 2}, [&](const SeenOperation&) {
     WriteWholeFile(path + ".new", ReadWholeFile(path));
@@ -452,7 +452,7 @@ TEST_F(ManyShardsTest, AFileThatIsAnotherWhenItIsOpenedAgainIsNotRead) {
 }
 
 // Without a lock: a filesystem without locks, or somebody's rm.
-TEST_F(ManyShardsTest, OneThatIsRemovedInMidReadIsChosenAnew) {
+TEST_F(ManyShardsTest, RemovalDuringAReadCausesANewChoice) {
   SavedTensor other = MakeTensor("w", DType::kF32, {kRanks * kRows, kColumns}, 1);
   WriteCheckpoint(root(), {.step = 2, .attempt = "older", .shards = {{.tensors = {other}}}});
   plan_->CallBefore({.op = IoOp::kOpen, .path = ShardPath(150), .nth = 2},
@@ -467,7 +467,7 @@ TEST_F(ManyShardsTest, OneThatIsRemovedInMidReadIsChosenAnew) {
   EXPECT_EQ(targets["w"], other.bytes);
 }
 
-TEST_F(ManyShardsTest, ASmallerOrLargerWorldNeedsNoShardOfItsRanksNumber) {
+TEST_F(ManyShardsTest, AnotherWorldSizeNeedsNoOwnShard) {
   AddTrueIndex();
   std::filesystem::remove(ShardPath(7));
   Targets wanted;

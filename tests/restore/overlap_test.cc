@@ -90,7 +90,7 @@ class RandomOverlaps : public testing::Test {
   std::mt19937 random_{19};
 };
 
-TEST_F(RandomOverlaps, AreFoundWhereComparingAllFindsThem) {
+TEST_F(RandomOverlaps, AgreeWithComparingAllPairs) {
   for (int round = 0; round < 2000; ++round) {
     const auto dimensions = static_cast<std::size_t>(Draw(1, 4));
     Pieces pieces;
@@ -104,7 +104,7 @@ TEST_F(RandomOverlaps, AreFoundWhereComparingAllFindsThem) {
   }
 }
 
-TEST_F(RandomOverlaps, OfAFewElementsAreFoundAmongManyBoxesOfACutting) {
+TEST_F(RandomOverlaps, SmallOnesAreFoundInACut) {
   for (int round = 0; round < 100; ++round) {
     const auto dimensions = static_cast<std::size_t>(Draw(1, 4));
     const std::int64_t size = dimensions == 1 ? 1000 : 24;
@@ -118,7 +118,7 @@ TEST_F(RandomOverlaps, OfAFewElementsAreFoundAmongManyBoxesOfACutting) {
   }
 }
 
-TEST_F(RandomOverlaps, OfAFewElementsAreFoundAmongManyRods) {
+TEST_F(RandomOverlaps, SmallOnesAreFoundAmongRods) {
   for (int round = 0; round < 40; ++round) {
     Pieces pieces = ThrowRods(static_cast<std::size_t>(Draw(2, 4)), Draw(16, 40), 1000);
 
@@ -156,7 +156,7 @@ Pieces Rods(std::int64_t side) {
   return pieces;
 }
 
-TEST(Overlaps, AreLookedForInFewStepsHoweverBoxesAreMade) {
+TEST(Overlaps, SearchTakesFewStepsForHostileBoxes) {
   constexpr std::size_t kCount = 30'000;
   for (const Pieces& pieces : {Staircase(kCount), Rods(100)}) {
     ASSERT_EQ(pieces.size(), kCount);

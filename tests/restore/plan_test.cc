@@ -33,7 +33,7 @@ class PlanTest : public ::testing::Test {
   TensorTable table_;
 };
 
-TEST(PatternTest, MatchesAsShellsDoWithoutRegardForDots) {
+TEST(PatternTest, MatchesLikeAShellButAcrossDots) {
   EXPECT_TRUE(MatchesPattern("*", ""));
   EXPECT_TRUE(MatchesPattern("model.*", "model.layer.0.weight"));
   EXPECT_TRUE(MatchesPattern("*.weight", "model.layer.0.weight"));
@@ -45,16 +45,16 @@ TEST(PatternTest, MatchesAsShellsDoWithoutRegardForDots) {
   EXPECT_FALSE(MatchesPattern("?", ""));
 }
 
-TEST(PatternTest, CountsAQuestionMarkAsOneCharacterOfUtf8) {
+TEST(PatternTest, QuestionMarkMatchesOneUtf8Character) {
   EXPECT_TRUE(MatchesPattern("größ?", "größe"));
   EXPECT_TRUE(MatchesPattern("gr?ße", "größe"));
   EXPECT_TRUE(MatchesPattern("?", "重"));
   EXPECT_FALSE(MatchesPattern("??", "重"));
 }
 
-TEST(PatternTest, LetsEachNameMatchItself) { EXPECT_TRUE(MatchesPattern("a[*]?b", "a[*]?b")); }
+TEST(PatternTest, EveryNameMatchesItself) { EXPECT_TRUE(MatchesPattern("a[*]?b", "a[*]?b")); }
 
-TEST_F(PlanTest, FindsWantedTensorsInWhateverOrderTheyAreSaved) {
+TEST_F(PlanTest, FindsTensorsSavedInAnyOrder) {
   const std::vector<ShardHeader> saved{HeaderOf({Floats("a", 10), Floats("b", 20)})};
   Want("b", 20);
   Want("a", 10);
@@ -69,7 +69,7 @@ TEST_F(PlanTest, FindsWantedTensorsInWhateverOrderTheyAreSaved) {
   EXPECT_EQ(matched->copies[0][0].end, 120);
 }
 
-TEST_F(PlanTest, PrefersTheRanksOwnShardAndThenTheLowest) {
+TEST_F(PlanTest, PrefersTheOwnShardThenTheLowest) {
   const std::vector<ShardHeader> saved{HeaderOf({Floats("both", 4), Floats("first", 4)}, 0),
                                        HeaderOf({Floats("both", 4)}, 1),
                                        HeaderOf({Floats("both", 4), Floats("first", 4)}, 2)};
@@ -84,7 +84,7 @@ TEST_F(PlanTest, PrefersTheRanksOwnShardAndThenTheLowest) {
   EXPECT_EQ(matched->copies[2].size(), 0);
 }
 
-TEST_F(PlanTest, MatchesPartsByTheirPlaceInTheWhole) {
+TEST_F(PlanTest, MatchesPartsByPosition) {
   const TensorPart upper{.logical_name = "w", .global_shape = {8}, .offset = {0}};
   const TensorPart lower{.logical_name = "w", .global_shape = {8}, .offset = {4}};
   std::vector<ShardHeader> saved{HeaderOf({Floats("w", 4)}, 0), HeaderOf({Floats("w", 4)}, 1)};
@@ -99,7 +99,7 @@ TEST_F(PlanTest, MatchesPartsByTheirPlaceInTheWhole) {
   EXPECT_EQ(matched->copies[1].size(), 1);
 }
 
-TEST_F(PlanTest, RefusesAWholeTensorWhereOnlyPartsWereSaved) {
+TEST_F(PlanTest, RejectsAWholeTensorIfOnlyAPartWasSaved) {
   std::vector<ShardHeader> saved{HeaderOf({Floats("w", 4)})};
   saved[0].tensors[0].part = TensorPart{.logical_name = "whole", .global_shape = {8}, .offset = {4}};
   Want("w", 4);
@@ -125,7 +125,7 @@ TEST_F(PlanTest, NamesEveryMismatchWithExpectedAndFound) {
                     HasSubstr("tensor \"absent\": expected F32 [1], found none with that name")));
 }
 
-TEST_F(PlanTest, CountsTheMismatchesThatItDoesNotList) {
+TEST_F(PlanTest, CountsUnlistedMismatches) {
   for (int i = 0; i < 30; ++i) Want("absent." + std::to_string(i), 1);
 
   const auto matched = Match({HeaderOf({Floats("a", 4)})});
@@ -134,7 +134,7 @@ TEST_F(PlanTest, CountsTheMismatchesThatItDoesNotList) {
               AllOf(HasSubstr("absent.7"), ::testing::Not(HasSubstr("absent.8")), HasSubstr("; and 22 more")));
 }
 
-TEST_F(PlanTest, ListsWhatIsMissingWhereThatIsAllowed) {
+TEST_F(PlanTest, ListsMissingTensorsIfAllowed) {
   Want("a", 4);
   Want("absent", 1);
 
@@ -145,7 +145,7 @@ TEST_F(PlanTest, ListsWhatIsMissingWhereThatIsAllowed) {
   EXPECT_THAT(matched->missing, ElementsAre("absent"));
 }
 
-TEST_F(PlanTest, RefusesNamesThatMatchNothingOrAreNoText) {
+TEST_F(PlanTest, RejectsPatternsWithoutMatchOrInvalidUtf8) {
   Want("a", 4);
 
   const auto matched = Match({HeaderOf({Floats("a", 4)})}, {.names = {"b.*", "a", "\xff"}});
@@ -155,7 +155,7 @@ TEST_F(PlanTest, RefusesNamesThatMatchNothingOrAreNoText) {
               AllOf(HasSubstr("\"b.*\" matches none of the state's 1 tensors"), HasSubstr("not valid UTF-8")));
 }
 
-TEST_F(PlanTest, WritesTiedMemoryOnceHoweverTheNamesWereTied) {
+TEST_F(PlanTest, WritesTiedMemoryOnce) {
   std::vector<ShardHeader> saved{HeaderOf({Floats("head", 4)})};
   saved[0].aliases["embedding"] = "head";
   const TensorView view{.data = memory_.data(), .shape = {4}};
@@ -182,7 +182,7 @@ TEST_F(PlanTest, GivesUntiedTargetsOfATiedTensorTheSameBytes) {
   EXPECT_EQ(matched->copies[0][0].begin, matched->copies[0][1].begin);
 }
 
-TEST_F(PlanTest, RefusesTiedMemoryForTensorsThatWereSavedAsTwo) {
+TEST_F(PlanTest, RejectsTiedMemoryForSeparateTensors) {
   const TensorView view{.data = memory_.data(), .shape = {4}};
   ASSERT_TRUE(table_.Add("embedding", view).ok());
   ASSERT_TRUE(table_.Add("head", view).ok());
@@ -221,7 +221,7 @@ TEST(PlanReadsTest, ReadsWholeChecksumBlocksAndOnlyThoseNeeded) {
   EXPECT_EQ(reads[1], (PlannedRead{7, 10 * mib, 11 * mib, 1, kBlock + 10 * mib, mib}));
 }
 
-TEST(PlanReadsTest, GivesEachReadTheCopiesThatReachIntoItWhereTheyOverlap) {
+TEST(PlanReadsTest, AssignsOverlappingCopiesToReads) {
   const std::uint64_t mib = kChecksumBlock;
   const ShardHeader header = HeaderOf({Floats("a", 4 * mib / 4)});
   std::vector<PlannedCopy> copies{{.begin = mib / 2, .end = mib / 2 + 4, .target_begin = 8},
@@ -242,7 +242,7 @@ TEST(PlanReadsTest, GivesEachReadTheCopiesThatReachIntoItWhereTheyOverlap) {
   EXPECT_EQ(copies[3].target_begin, 12);
 }
 
-TEST(PlanReadsTest, ReadsShortGapsAlongWhereThereAreNoChecksums) {
+TEST(PlanReadsTest, ReadsShortGapsWithoutChecksums) {
   const std::uint64_t mib = kChecksumBlock;
   ShardHeader header = HeaderOf({Floats("a", 8 * mib / 4)});
   header.sums.clear();
@@ -257,7 +257,7 @@ TEST(PlanReadsTest, ReadsShortGapsAlongWhereThereAreNoChecksums) {
   EXPECT_EQ(reads[1].begin, 6 * mib);
 }
 
-TEST(PlanReadsTest, CutsLongRangesAtChunksAndEndsAtTheDatasEnd) {
+TEST(PlanReadsTest, CutsLongRangesAtChunks) {
   const std::uint64_t mib = kChecksumBlock;
   const ShardHeader header = HeaderOf({Floats("a", (5 * mib + 8) / 4)});
 
@@ -270,7 +270,7 @@ TEST(PlanReadsTest, CutsLongRangesAtChunksAndEndsAtTheDatasEnd) {
   EXPECT_EQ(reads[2].file_bytes, mib + kBlock);
 }
 
-TEST(PlanReadsTest, WidensToWholeBlocksOfTheFileWhereTheDataBeginsAnywhere) {
+TEST(PlanReadsTest, WidensReadsToWholeBlocks) {
   const std::uint64_t mib = kChecksumBlock;
   ShardHeader header = HeaderOf({Floats("a", 2 * mib / 4)});
   header.cairn = false;

@@ -82,7 +82,7 @@ class ReshardRestoreTest : public RestoreTest {
   std::deque<Wanted> wanted_;
 };
 
-TEST_F(ReshardRestoreTest, FillsPartsOfOtherCutsAtAnyStrides) {
+TEST_F(ReshardRestoreTest, FillsPartsOfOtherCutsWithAnyStrides) {
   Want({0, kRows}, {0, kColumns});
   Want({0, kRows}, {0, kColumns}, {1, kRows});
   Want({0, kRows}, {3, 401});
@@ -137,7 +137,7 @@ TEST_F(ReshardRestoreTest, PassesThroughAPoolOfOneChunk) {
   ExpectRestored();
 }
 
-TEST_F(ReshardRestoreTest, FindsAFlippedBitInABlockThatItNeedsAndReadsNoOther) {
+TEST_F(ReshardRestoreTest, FindsAFlippedBitOnlyInNeededBlocks) {
   const std::string path = folder_ + "/shard-00002.safetensors";
   std::string shard = ReadWholeFile(path);
   shard.back() = static_cast<char>(shard.back() ^ 0x40);
@@ -153,7 +153,7 @@ TEST_F(ReshardRestoreTest, FindsAFlippedBitInABlockThatItNeedsAndReadsNoOther) {
   EXPECT_THAT(with.status().message(), HasSubstr("shard-00002"));
 }
 
-TEST_F(ReshardRestoreTest, WritesNothingWhereAPartIsLacking) {
+TEST_F(ReshardRestoreTest, WritesNothingIfAPartIsMissing) {
   SavedTensor part = MakeTensor("w", DType::kF32, {2, 4}, 1);
   part.part = TensorPart{"w", {4, 4}, {2, 0}};
   const std::string folder = WriteCheckpoint(root(), {.step = 2, .shards = {{.tensors = {part}}}});

@@ -36,42 +36,42 @@ MATCHER_P4(AreRows, from, to, size, levels, "") {
 }
 using Levels = std::vector<RowShape::Level>;
 
-TEST(SharedRows, AreOneWhereOnlyTheOutermostDimensionIsCut) {
+TEST(SharedRows, AreOneIfOnlyTheOutermostDimensionIsCut) {
   const Box rows{.begin = {4, 0, 0}, .end = {8, 3, 5}};
   const Box wanted{.begin = {6, 0, 0}, .end = {12, 3, 5}};
 
   EXPECT_THAT(FindSharedRows(rows, wanted), AreRows(30U, 0U, 30U, Levels{}));
 }
 
-TEST(SharedRows, AreOneLevelWhereColumnsAreCut) {
+TEST(SharedRows, AreOneLevelIfColumnsAreCut) {
   const Box left{.begin = {0, 0}, .end = {3, 4}};
   const Box middle{.begin = {1, 2}, .end = {3, 7}};
 
   EXPECT_THAT(FindSharedRows(left, middle), AreRows(6U, 0U, 2U, Levels{{2, 4, 5}}));
 }
 
-TEST(SharedRows, GoOnOverInnerDimensionsThatAreFullInBoth) {
+TEST(SharedRows, SpanFullInnerDimensions) {
   const Box whole{.begin = {0, 0, 0}, .end = {2, 4, 3}};
   const Box slab{.begin = {0, 1, 0}, .end = {2, 3, 3}};
 
   EXPECT_THAT(FindSharedRows(whole, slab), AreRows(3U, 0U, 6U, Levels{{2, 12, 6}}));
 }
 
-TEST(SharedRows, AreOneLevelOverOuterDimensionsThatAreFullInBoth) {
+TEST(SharedRows, AreOneLevelOverFullOuterDimensions) {
   const Box whole{.begin = {0, 0, 0, 0}, .end = {5, 1, 4, 3}};
   const Box columns{.begin = {0, 0, 0, 1}, .end = {5, 1, 4, 3}};
 
   EXPECT_THAT(FindSharedRows(whole, columns), AreRows(1U, 0U, 2U, Levels{{20, 3, 2}}));
 }
 
-TEST(SharedRows, AreALevelForEachDimensionThatIsCut) {
+TEST(SharedRows, AreOneLevelForEachCutDimension) {
   const Box whole{.begin = {0, 0, 0}, .end = {4, 5, 6}};
   const Box block{.begin = {1, 1, 1}, .end = {3, 4, 3}};
 
   EXPECT_THAT(FindSharedRows(whole, block), AreRows(37U, 0U, 2U, Levels{{2, 30, 6}, {3, 6, 2}}));
 }
 
-TEST(SharedRows, AreOneElementForScalarsAndNoneForWhatIsApart) {
+TEST(SharedRows, AreOneElementForScalarsAndNoneIfDisjoint) {
   EXPECT_THAT(FindSharedRows({}, {}), AreRows(0U, 0U, 1U, Levels{}));
   EXPECT_EQ(FindSharedRows({{0}, {2}}, {{2}, {4}}).shape.size, 0U);
   EXPECT_EQ(FindSharedRows({{0, 3}, {2, 3}}, {{0, 0}, {2, 9}}).shape.size, 0U);
@@ -156,7 +156,7 @@ TEST_F(ReshardTest, AssemblesAWholeTensorFromPartsOfOneDimension) {
   EXPECT_EQ(matched->bytes, 40);
 }
 
-TEST_F(ReshardTest, CutsAPartFromAWholeTensorWhateverItIsCalled) {
+TEST_F(ReshardTest, CutsAPartFromAWholeTensorUnderAnyName) {
   ShardTensor other = Floats("other", 6);
   ShardTensor whole = PartOf("w", {4, 3}, {0, 0}, {4, 3});
   whole.part.reset();
@@ -174,7 +174,7 @@ TEST_F(ReshardTest, CutsAPartFromATiedTensor) {
   EXPECT_THAT(Places(Match()), ElementsAre(Place{0, 16, 32, 0}));
 }
 
-TEST_F(ReshardTest, CutsPartsOfPartsUnderTheSameNameAndFromTheSamePlace) {
+TEST_F(ReshardTest, CutsPartsOfParts) {
   Save({{PartOf("w", {8}, {0}, {4})}, {PartOf("w", {8}, {4}, {4})}});
   Want("w", {2}, TensorPart{"w", {8}, {4}});
 
@@ -197,7 +197,7 @@ TEST_F(ReshardTest, AssemblesBlocksOfOtherSizesInThreeDimensions) {
               ElementsAre(Place{0, 12, 16, 0}, Place{0, 28, 32, 8}, Place{1, 4, 8, 4}, Place{1, 12, 16, 12}));
 }
 
-TEST_F(ReshardTest, TakesOneOfTheReplicasTheRanksOwnFirst) {
+TEST_F(ReshardTest, PrefersTheOwnReplica) {
   const auto half = [](std::int64_t at) { return PartOf("w", {8}, {at}, {4}); };
   Save({{half(0)}, {half(4)}, {half(0)}, {half(4)}, {half(4)}});
   Want("w", {8});
@@ -206,14 +206,14 @@ TEST_F(ReshardTest, TakesOneOfTheReplicasTheRanksOwnFirst) {
   EXPECT_THAT(Places(Match({}, 9)), ElementsAre(Place{0, 0, 16, 0}, Place{1, 0, 16, 16}));
 }
 
-TEST_F(ReshardTest, PrefersWhatWasSavedUnderTheSameNameAndPart) {
+TEST_F(ReshardTest, PrefersTheSameNameAndPart) {
   Save({{PartOf("w", {8}, {0}, {8}), Floats("v", 4)}, {Floats("w", 8)}});
   Want("w", {8});
 
   EXPECT_THAT(Places(Match()), ElementsAre(Place{1, 0, 32, 0}));
 }
 
-TEST_F(ReshardTest, RefusesAGapByWhatIsLacking) {
+TEST_F(ReshardTest, RejectsAGapAndNamesItsSize) {
   Save({{PartOf("w", {8, 2}, {0, 0}, {2, 2})}, {PartOf("w", {8, 2}, {5, 0}, {3, 2})}});
   Want("mine", {4, 2}, TensorPart{"w", {8, 2}, {1, 0}});
   Want("none", {2, 2}, TensorPart{"w", {8, 2}, {3, 0}});
@@ -227,7 +227,7 @@ TEST_F(ReshardTest, RefusesAGapByWhatIsLacking) {
   }
 }
 
-TEST_F(ReshardTest, RefusesPiecesThatOverlapNamingBothOnce) {
+TEST_F(ReshardTest, RejectsOverlappingPiecesAndNamesBothOnce) {
   Save({{PartOf("w", {8}, {0}, {4})}, {PartOf("w", {8}, {3}, {5})}});
   Want("left", {2}, TensorPart{"w", {8}, {0}});
   Want("right", {2}, TensorPart{"w", {8}, {6}});
@@ -240,7 +240,7 @@ TEST_F(ReshardTest, RefusesPiecesThatOverlapNamingBothOnce) {
   EXPECT_THAT(matched.status().message(), Not(HasSubstr("; ")));
 }
 
-TEST_F(ReshardTest, MessagesEscapeAndCutWhatTheShardsSay) {
+TEST_F(ReshardTest, MessagesEscapeAndTruncateNames) {
   std::vector<ShardTensor> first{PartOf("w", {8}, {0}, {4})};
   std::vector<ShardTensor> second{PartOf("w", {8}, {3}, {5})};
   first[0].name = "line\nline";
@@ -270,7 +270,7 @@ TEST_F(ReshardTest, FindsAnOverlapInAnyDimensionOfAGrid) {
   }
 }
 
-TEST_F(ReshardTest, RefusesPiecesOfAnotherDTypeOrGlobalShape) {
+TEST_F(ReshardTest, RejectsPiecesOfAnotherDTypeOrGlobalShape) {
   Save({{PartOf("dtype", {8}, {0}, {4}), PartOf("one dtype", {8}, {0}, {4}), PartOf("shape", {8}, {0}, {4})},
         {PartOf("dtype", {8}, {4}, {4}), PartOf("one dtype", {8}, {4}, {4}, DType::kI32),
          PartOf("shape", {9}, {4}, {4})}});
@@ -304,7 +304,7 @@ TEST_F(ReshardTest, TakesPartsWithoutElementsAndScalars) {
   EXPECT_EQ(matched->bytes, 28);
 }
 
-TEST_F(ReshardTest, ListsAsMissingOnlyWhatHasNoPieceAtAll) {
+TEST_F(ReshardTest, ListsAsMissingOnlyTensorsWithoutPieces) {
   Save({{PartOf("w", {8}, {0}, {8})}});
   Want("w", {8});
   Want("absent", {2}, TensorPart{"other", {8}, {0}});
@@ -329,7 +329,7 @@ TEST_F(ReshardTest, WritesTiedPartsOnceWhateverTheirNames) {
   EXPECT_EQ(matched->tensors, 1);
 }
 
-TEST_F(ReshardTest, RefusesTiedMemoryForLogicalTensorsThatWereSavedAsTwo) {
+TEST_F(ReshardTest, RejectsTiedMemoryForSeparateLogicalTensors) {
   Save({{PartOf("a", {8}, {0}, {8}), PartOf("b", {8}, {0}, {8})}});
   memory_.emplace_back(64);
   ASSERT_TRUE(table_.Add("a", {.data = memory_.back().data(), .shape = {8}}).ok());
@@ -339,7 +339,7 @@ TEST_F(ReshardTest, RefusesTiedMemoryForLogicalTensorsThatWereSavedAsTwo) {
   EXPECT_EQ(Places(Match({.names = {"b"}})).size(), 1);
 }
 
-TEST_F(ReshardTest, MarksNoTargetsThatAreMerelyPutTogetherFromSeveralShards) {
+TEST_F(ReshardTest, DoesNotMarkTargetsFromSeveralShards) {
   Save({{PartOf("a", {8}, {0}, {4}), PartOf("b", {8}, {0}, {4})},
         {PartOf("a", {8}, {4}, {4}), PartOf("b", {8}, {4}, {4})}});
   Want("a", {8});
@@ -354,7 +354,7 @@ TEST_F(ReshardTest, MarksNoTargetsThatAreMerelyPutTogetherFromSeveralShards) {
   }
 }
 
-TEST_F(ReshardTest, MarksAllCopiesOfTargetsThatOverlapAndNoneOfOneTarget) {
+TEST_F(ReshardTest, MarksAllCopiesOfOverlappingTargets) {
   const TensorPart left{"w", {4, 4}, {0, 0}};
   Save({{PartOf("w", {4, 4}, {0, 0}, {4, 4}), Floats("z", 4)}});
   Want("apart", {4, 2}, left);
@@ -392,7 +392,7 @@ TEST_F(ReshardTest, PlansOneCopyForAColumnCutOfManyRows) {
 }
 
 // Two cuts through the same rows, split where a read ends, also within rows.
-TEST_F(ReshardTest, TakesEachByteOfColumnsOnceFromTheReadThatHasIt) {
+TEST_F(ReshardTest, TakesEachByteOfColumnsOnce) {
   constexpr std::int64_t kRows = 100'000;
   Save({{PartOf("w", {kRows, 9}, {0, 0}, {kRows, 9})}});
   std::vector<float> left(kRows * 4);
@@ -429,7 +429,7 @@ TEST_F(ReshardTest, TakesEachByteOfColumnsOnceFromTheReadThatHasIt) {
   EXPECT_EQ(next["right"], right.size() * 4);
 }
 
-TEST_F(ReshardTest, PlansACopyForEachRowWhereBlocksBetweenThemNeedNotBeRead) {
+TEST_F(ReshardTest, PlansACopyForEachRowFarApart) {
   constexpr std::int64_t kColumns = 1'000'000;
   Save({{PartOf("w", {3, kColumns}, {0, 0}, {3, kColumns})}});
   Want("w", {3, 2}, TensorPart{"w", {3, kColumns}, {0, 10}});
@@ -556,7 +556,7 @@ class RandomReshards : public ReshardTest {
   std::mt19937_64 random_{20'251'121};  // NOLINT: reproducible
 };
 
-TEST_F(RandomReshards, BringEveryByteToItsPlaceOnce) {
+TEST_F(RandomReshards, CopyEveryByteOnce) {
   constexpr DType kTypes[] = {DType::kU8, DType::kBF16, DType::kF32, DType::kF64};
   for (int round = 0; round < 400; ++round) {
     SCOPED_TRACE(round);

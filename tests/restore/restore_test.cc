@@ -9,7 +9,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST_F(RestoreTest, BringsBackEveryByteAndValue) {
+TEST_F(RestoreTest, RestoresEveryByteAndValue) {
   const std::vector<SavedTensor> saved{
       MakeTensor("layer.weight", DType::kF32, {300, 1000}, 1), MakeTensor("layer.bias", DType::kBF16, {1001}, 2),
       MakeTensor("step", DType::kI64, {}, 3), MakeTensor("nothing", DType::kF32, {0, 7}, 4),
@@ -31,7 +31,7 @@ TEST_F(RestoreTest, BringsBackEveryByteAndValue) {
   EXPECT_EQ(restored->values, values);
 }
 
-TEST_F(RestoreTest, PassesAStateOfManyChunksThroughAPoolOfOne) {
+TEST_F(RestoreTest, RestoresAStateOfManyChunksThroughAPoolOfOne) {
   MakePool(1);
   const SavedTensor big = MakeTensor("big", DType::kU8, {9 * (1 << 20) + 12345}, 1);
   const SavedTensor small = MakeTensor("small", DType::kF64, {77}, 2);
@@ -48,7 +48,7 @@ TEST_F(RestoreTest, PassesAStateOfManyChunksThroughAPoolOfOne) {
   EXPECT_EQ(pool_->peak_bytes(), kChunk);
 }
 
-TEST_F(RestoreTest, RestoresASubsetByNameAndPatternAndLeavesTheRest) {
+TEST_F(RestoreTest, RestoresASubsetByNameAndPattern) {
   const std::vector<SavedTensor> saved{
       MakeTensor("model.0.weight", DType::kF32, {400000}, 1), MakeTensor("model.0.bias", DType::kF32, {10}, 2),
       MakeTensor("model.1.weight", DType::kF32, {10}, 3), MakeTensor("optimizer.state", DType::kF32, {400000}, 4)};
@@ -115,7 +115,7 @@ TEST_F(RestoreTest, ResolvesTiedTensorsToTheHoldersBytes) {
   EXPECT_EQ(targets["embedding"], head.bytes);
 }
 
-TEST_F(RestoreTest, ResolvesTiedTensorsOfAnotherRanksShardToThatShardsBytes) {
+TEST_F(RestoreTest, ResolvesTiedTensorsWithinTheirShard) {
   // Both shards have a "head"; the tied name is only in the second.
   const SavedTensor mine = MakeTensor("head", DType::kF32, {1000}, 1);
   const SavedTensor theirs = MakeTensor("head", DType::kF32, {1000}, 2);
@@ -132,7 +132,7 @@ TEST_F(RestoreTest, ResolvesTiedTensorsOfAnotherRanksShardToThatShardsBytes) {
   EXPECT_EQ(targets["embedding"], theirs.bytes);
 }
 
-TEST_F(RestoreTest, ReadsAndChecksTheLastByteAroundTheBoundaryOfAChecksumBlock) {
+TEST_F(RestoreTest, ChecksTheLastByteAroundABlockBoundary) {
   for (const std::int64_t bytes : {(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (2 << 20) + 1}) {
     const SavedTensor saved = MakeTensor("t", DType::kU8, {bytes}, 1);
     const std::string folder =
@@ -151,7 +151,7 @@ TEST_F(RestoreTest, ReadsAndChecksTheLastByteAroundTheBoundaryOfAChecksumBlock) 
   }
 }
 
-TEST_F(RestoreTest, ReadsTheBlockOfWhichATensorNeedsOneByte) {
+TEST_F(RestoreTest, ReadsABlockForOneByte) {
   // The first ends one byte beyond a MiB, so its last byte is in the block of the second.
   const SavedTensor first = MakeTensor("a", DType::kU8, {(1 << 20) + 1}, 1);
   const SavedTensor second = MakeTensor("b", DType::kU8, {(1 << 20) - 1}, 2);
@@ -181,7 +181,7 @@ TEST_F(RestoreTest, WritesOverlappingTargetsOneAtATime) {
   EXPECT_EQ(memory, flat.bytes);
 }
 
-TEST_F(RestoreTest, MergesShardsAndGivesEachRankItsOwn) {
+TEST_F(RestoreTest, MergesShardsAndPrefersTheRanksOwn) {
   const SavedTensor shared = MakeTensor("shared", DType::kF32, {100}, 1);
   const SavedTensor mine0 = MakeTensor("rng", DType::kU8, {16}, 2);
   const SavedTensor mine1 = MakeTensor("rng", DType::kU8, {16}, 3);
@@ -200,7 +200,7 @@ TEST_F(RestoreTest, MergesShardsAndGivesEachRankItsOwn) {
   EXPECT_EQ(restored->values, (Values{{"rank", std::int64_t{1}}}));
 }
 
-TEST_F(RestoreTest, RefusesWhatTheStateDoesNotMatchBeforeAnyByteIsWritten) {
+TEST_F(RestoreTest, RejectsAMismatchBeforeWriting) {
   const SavedTensor good = MakeTensor("good", DType::kF32, {100}, 1);
   const SavedTensor other = MakeTensor("other", DType::kF32, {100}, 2);
   const std::string folder = WriteCheckpoint(root(), {.shards = {{.tensors = {good, other}}}});
@@ -215,7 +215,7 @@ TEST_F(RestoreTest, RefusesWhatTheStateDoesNotMatchBeforeAnyByteIsWritten) {
   EXPECT_TRUE(targets.untouched());
 }
 
-TEST_F(RestoreTest, LeavesMissingTensorsUntouchedWhereThatIsAllowed) {
+TEST_F(RestoreTest, LeavesMissingTensorsUntouchedIfAllowed) {
   const SavedTensor good = MakeTensor("good", DType::kF32, {100}, 1);
   const std::string folder = WriteCheckpoint(root(), {.shards = {{.tensors = {good}}}});
   Targets targets;
@@ -231,7 +231,7 @@ TEST_F(RestoreTest, LeavesMissingTensorsUntouchedWhereThatIsAllowed) {
   EXPECT_EQ(targets["absent"], std::string(36, Targets::kUntouched));
 }
 
-TEST_F(RestoreTest, ReadsAFolderThatWasCopiedElsewhere) {
+TEST_F(RestoreTest, ReadsACopiedFolder) {
   const SavedTensor saved = MakeTensor("t", DType::kF32, {1000}, 1);
   const std::string folder = WriteCheckpoint(root(), {.step = 5, .shards = {{.tensors = {saved}}}});
   const std::string copy = directory_ / "somewhere-else";
@@ -246,7 +246,7 @@ TEST_F(RestoreTest, ReadsAFolderThatWasCopiedElsewhere) {
   EXPECT_EQ(targets["t"], saved.bytes);
 }
 
-TEST_F(RestoreTest, RestoresWithoutChecksumsWhereNoneWereSaved) {
+TEST_F(RestoreTest, RestoresWithoutChecksums) {
   const SavedTensor saved = MakeTensor("t", DType::kF32, {700000}, 1);
   const std::string folder = WriteCheckpoint(root(), {.checksums = false, .shards = {{.tensors = {saved}}}});
   Targets targets;
@@ -298,7 +298,7 @@ TEST_F(RestoreTest, VerifiesEveryByteAndReportsProgress) {
   EXPECT_EQ(seen.back(), total);
 }
 
-TEST_F(RestoreTest, EndsCancelledWhereProgressSaysSo) {
+TEST_F(RestoreTest, EndsCancelledByTheProgressCallback) {
   const SavedTensor saved = MakeTensor("t", DType::kU8, {(20 << 20) + 3}, 1);
   WriteCheckpoint(root(), {.step = 8, .shards = {{.tensors = {saved}}}});
   int calls = 0;
@@ -312,7 +312,7 @@ TEST_F(RestoreTest, EndsCancelledWhereProgressSaysSo) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST_F(RestoreTest, SaysNotFoundOnlyWhereThereIsNoSuchCheckpoint) {
+TEST_F(RestoreTest, NotFoundMeansNoSuchCheckpoint) {
   Targets targets;
 
   const auto none = RestoreWhich(Parts(), root(), Latest(), 0, targets.state, {});
