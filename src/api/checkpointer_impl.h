@@ -49,7 +49,7 @@ class Checkpointer::Impl {
   std::unique_ptr<Devices> devices;
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Root> root;
-  const WriterCheck still_writer = [this] { return root->CheckWriter(); };
+  const WriterCheck check_writer = [this] { return root->CheckWriter(); };
   std::unique_ptr<Ledger> ledger;                  // Rank 0's; null on other ranks, which have `restored`.
   std::unique_ptr<SteeredSaves> steered;           // Null without Options::steering.
   std::unique_ptr<Engine> engine;                  // Null if the root was opened read-only.

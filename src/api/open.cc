@@ -55,7 +55,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   if (options.read_only) return Status::Ok();
   parts.options = options;
   parts.root = root->at();
-  parts.still_writer = still_writer;
+  parts.check_writer = check_writer;
   parts.pool = pool.get();
   parts.workers = &workers;
   parts.ledger = ledger.get();

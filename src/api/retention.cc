@@ -34,7 +34,7 @@ Status Checkpointer::Remove(std::uint64_t step) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueueOnRank0(fmt::format("step {}", step)));
   CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
   Removal removal = RemoveCheckpointBlocking(*queue, impl_->root->at(), step,
-                                             {.still_writer = impl_->still_writer, .pinned = Pinned::kGoes});
+                                             {.check_writer = impl_->check_writer, .pinned = Pinned::kGoes});
   removal.gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
   return std::move(removal.status);
 }
@@ -45,9 +45,9 @@ Status Checkpointer::Publish(std::uint64_t step, const std::string& path, Deadli
   const PathAt& root = impl_->root->at();
   Leftovers left;
   Status published =
-      cairn::Publish(*queue, root, step, path, {.deadline = deadline, .still_writer = impl_->still_writer}, left);
+      cairn::Publish(*queue, root, step, path, {.deadline = deadline, .check_writer = impl_->check_writer}, left);
   // Publish exchanges the names of step and path. If the outcome is unknown, the step may be what the path was.
-  const bool gone = published.ok() || !HoldsStep(root, step);
+  const bool gone = published.ok() || !StepExists(root, step);
   gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
   impl_->Warn(left);
   return published;
@@ -57,7 +57,7 @@ Status Checkpointer::RemovePublished(const std::string& path, Deadline deadline)
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, impl_->MakeQueueOnRank0(path));
   Leftovers left;
   Status removed = cairn::RemovePublished(*queue, impl_->root->at(), path,
-                                          {.deadline = deadline, .still_writer = impl_->still_writer}, left);
+                                          {.deadline = deadline, .check_writer = impl_->check_writer}, left);
   impl_->Warn(left);
   return removed;
 }

@@ -28,7 +28,7 @@ struct EngineParts {
   /// Checked; defaults such as worker_threads resolved.
   Options options;
   PathAt root;
-  WriterCheck still_writer;
+  WriterCheck check_writer;
   std::vector<std::shared_ptr<Device>> devices;
   std::vector<StagingArea> staging;
   BufferPool* pool = nullptr;
@@ -52,7 +52,7 @@ struct EngineContext {
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.
   bool settling = false;
-  NotRecycled not_recycled;
+  OnNotRecycled not_recycled;
 
   /// One for each save that may be in flight, and one for a checkpoint retired meanwhile.
   [[nodiscard]] std::uint64_t spare_folders() const {

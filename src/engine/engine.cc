@@ -132,7 +132,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
   started(Status::Ok());
   Loop();
   // Nobody needs the spares now, and they are as large as a checkpoint.
-  if (recycles()) RemoveSpares(*context_.queue, context_.parts.root, context_.parts.still_writer);
+  if (recycles()) RemoveSpares(*context_.queue, context_.parts.root, context_.parts.check_writer);
   context_.parts.pool->SetOnFree({});
   context_.inbox->Detach();
   context_.queue.reset();
@@ -237,7 +237,7 @@ void Engine::ForgetEnded() {
   if (retires) Retire();
 }
 
-SpareWish Engine::Spares() const {
+SparePolicy Engine::Spares() const {
   // Together with the files of saves in flight, one checkpoint more than those saves may use.
   const auto holding = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) {
     return job->writer() != nullptr && job->writer()->has_file();
@@ -317,7 +317,7 @@ void Engine::RemoveNext() {
   const std::uint64_t step = removals_.front();
   removal_under_way_ = true;
   RemovalOptions options{.attempt = context_.parts.ledger->AttemptOf(step),
-                         .still_writer = context_.parts.still_writer,
+                         .check_writer = context_.parts.check_writer,
                          .spares = Spares()};
   const PathAt& root = context_.parts.root;
   RemoveCheckpoint(*context_.queue, root, step, std::move(options), [this, step](const Removal& removal) {

@@ -68,7 +68,7 @@ class Engine {
   void OnSettled();
   void RemoveNext();
   void TellRemoval(std::uint64_t step, const Removal& removal);
-  [[nodiscard]] SpareWish Spares() const;
+  [[nodiscard]] SparePolicy Spares() const;
   [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
 
   // For the engine's thread, except context_.parts and context_.inbox. Jobs are oldest first.

@@ -58,7 +58,7 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
                    .shard = static_cast<std::uint64_t>(context_.parts.group->rank()),
                    .file_bytes = header_->data_begin() + task_.snapshot().bytes(),
                    .file_mode = context_.parts.options.file_mode,
-                   .still_writer = context_.parts.still_writer,
+                   .check_writer = context_.parts.check_writer,
                    .spare_folders = context_.spare_folders(),
                    .not_recycled = context_.not_recycled};
   attempt_ = std::make_unique<Attempt>(*context_.queue, std::move(spec));

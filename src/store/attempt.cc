@@ -130,7 +130,7 @@ IoTask<Status> Attempt::Explain(IoTask<Status> task) {
   Status status = co_await task;
   const bool vanished = status.code() == StatusCode::kNotFound || status.code() == StatusCode::kCorrupt;
   if (!vanished) co_return status;
-  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root(), spec_.still_writer));
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root(), spec_.check_writer));
   if (folder().open()) CAIRN_CO_RETURN_IF_ERROR(co_await spec_.folder->CheckThere(status));
   co_return status;
 }
@@ -217,7 +217,7 @@ IoTask<Status> Attempt::BeginTask() {
   CAIRN_CO_RETURN_IF_ERROR(co_await spare_.TakeOver(shard_fd_, shard_));
   if (recycled()) {
     CAIRN_CO_RETURN_IF_ERROR(co_await WriteAt(0, kZeros));
-    GiveBackLease(shard_fd_);
+    ReleaseLease(shard_fd_);
   } else {
     CAIRN_CO_RETURN_IF_ERROR(co_await MakeShard());
   }
@@ -336,7 +336,7 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
                        .index_runs = std::move(index_runs),
                        .replace = replace,
                        .file_mode = spec_.file_mode,
-                       .still_writer = spec_.still_writer,
+                       .check_writer = spec_.check_writer,
                        .room = &spare_.room()},
                       folder().fd(), in_place_);
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.Begin());

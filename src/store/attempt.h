@@ -26,10 +26,10 @@ struct AttemptSpec {
   std::uint64_t file_bytes = 0;
   unsigned file_mode = 0644;
   /// Called before the commit.
-  WriterCheck still_writer = {};
+  WriterCheck check_writer = {};
   /// How many spare folders to search for a file of this rank to overwrite.
   std::uint64_t spare_folders = 0;
-  NotRecycled not_recycled;
+  OnNotRecycled not_recycled;
 };
 
 /// One rank's part of one attempt at a checkpoint: steps 1 to 3 and 5 of the commit protocol (see attempt.cc).

@@ -63,14 +63,14 @@ IoTask<Status> AttemptFolder::CheckThere(const Status& found) {
                   path_, found.message());
 }
 
-IoTask<AttemptFolder::Taken> AttemptFolder::TakeAway(Status& why) {
+IoTask<AttemptFolder::Taken> AttemptFolder::RenameToRetired(Status& why) {
   // After an exchange, the name is that of the replaced checkpoint.
   bool elsewhere = false;
   why = co_await io::OnThread(path_.text(), [&] { return LookWhere(elsewhere); });
   if (!why.ok() || elsewhere) co_return why.ok() ? Taken::kGone : Taken::kStays;
   IoResult renamed = co_await io::Rename(path_, retired_, RenameMode::kPlain);
   // Check even after an error: the reply may have been lost.
-  if (co_await StillLeadsTo(retired_, fd_)) co_return Taken::kHere;
+  if (co_await IsStillSameFile(retired_, fd_)) co_return Taken::kHere;
   if (renamed.ok() || renamed.error == ENOENT) co_return Taken::kGone;
   why = renamed.status;
   co_return Taken::kStays;
@@ -88,7 +88,7 @@ IoTask<bool> AttemptFolder::IsGivenUp() {
   static_cast<void>(co_await io::OnThread(path_.text(), [&] {
     struct stat found {};
     // In this order: the folder loses the name only after it has the mark.
-    given_up = LeadsTo(retired_, fd_) || (::fstat(fd_.get(), &found) == 0 && (found.st_mode & kGivenUp) != 0);
+    given_up = IsSameFile(retired_, fd_) || (::fstat(fd_.get(), &found) == 0 && (found.st_mode & kGivenUp) != 0);
     return Status::Ok();
   }));
   co_return given_up;
@@ -98,7 +98,7 @@ IoTask<Status> AttemptFolder::Remove() {
   if (!made_) co_return Status::Ok();
   // Renamed, so that no rank that has not heard of the failure creates another file in it.
   Status why;
-  const Taken taken = open() ? co_await TakeAway(why) : Taken::kStays;
+  const Taken taken = open() ? co_await RenameToRetired(why) : Taken::kStays;
   if (taken == Taken::kGone) co_return Status::Ok();
   // If it could not be renamed: only this rank's own commit could still rename it, and that does not happen any more.
   if (open()) static_cast<void>(co_await MarkGivenUp());

@@ -40,9 +40,9 @@ class AttemptFolder {
     kStays,
   };
   /// Renames it to retired(), unless its name already refers to something else. `why` is the reason for kStays.
-  IoTask<Taken> TakeAway(Status& why);
+  IoTask<Taken> RenameToRetired(Status& why);
   [[nodiscard]] const PathAt& retired() const { return retired_; }
-  /// Marks the folder itself as given up. Done after TakeAway and before its files are removed.
+  /// Marks the folder itself as given up. Done after RenameToRetired and before its files are removed.
   IoTask<Status> MarkGivenUp();
   /// Whether it has the retired name or the mark. If so, it was never committed. If not, nothing is known: the mark is
   /// not durable and may not reach other nodes.

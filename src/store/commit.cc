@@ -74,11 +74,11 @@ IoTask<Status> AbortTask(std::shared_ptr<AttemptFolder> folder, std::uint64_t st
   const std::string& uuid = folder->uuid();
   Leftovers left;  // The next sweep removes them.
   Status why;
-  const Taken taken = co_await folder->TakeAway(why);
+  const Taken taken = co_await folder->RenameToRetired(why);
   if (taken == Taken::kStays) co_return UnknownCommit(step, uuid, why);
   if (taken == Taken::kGone) {
     Status found = co_await FindTask(root, step, uuid);
-    // If the commit exchanged the names meanwhile, TakeAway may have renamed the old checkpoint instead.
+    // If the commit exchanged the names meanwhile, RenameToRetired may have renamed the old checkpoint instead.
     if (found.ok()) static_cast<void>(co_await RemoveFolder(folder->retired(), left));
     if (found.code() != StatusCode::kNotFound) co_return found;
     // It may have been committed and then removed by retention, or published. Only the mark proves that it was not.
@@ -104,7 +104,7 @@ FolderCommit::FolderCommit(CommitSpec spec, const UniqueFd& folder, bool& in_pla
       folder_fd_(folder),
       in_place_(in_place),
       target_(JoinPath(spec_.root, StepName(spec_.manifest.step))),
-      aside_(JoinPath(spec_.root, ReplacedName(spec_.manifest.step, spec_.manifest.attempt))),
+      replaced_path_(JoinPath(spec_.root, ReplacedName(spec_.manifest.step, spec_.manifest.attempt))),
       path_(JoinPath(spec_.folder, kManifestName)),
       index_path_(JoinPath(spec_.folder, kIndexName)) {}
 
@@ -183,7 +183,7 @@ IoTask<Status> FolderCommit::FsyncManifest() {
 
 IoTask<Status> FolderCommit::RenameIntoPlace() {
   const std::uint64_t step = spec_.manifest.step;
-  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(spec_.root, spec_.still_writer));
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(spec_.root, spec_.check_writer));
   IoResult renamed;
   if (old_ == Old::kThere) {
     renamed = co_await io::Rename(spec_.folder, target_, RenameMode::kExchange);
@@ -200,10 +200,10 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
   if (!renamed.ok()) {
     // The rename may have happened anyway: a lost reply, an interrupted wait. A broken queue may even carry it out
     // later.
-    const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(spec_.folder, folder_fd_);
+    const bool still = renamed.error != kBrokenQueue && co_await IsStillSameFile(spec_.folder, folder_fd_);
     if (still) co_return co_await PutOldBack(renamed.status);
     in_place_ = true;
-    co_return co_await LookForIt(std::move(renamed));
+    co_return co_await ResolveFailedRename(std::move(renamed));
   }
   in_place_ = true;
   IoResult durable = co_await io::Fsync(root_fd_, spec_.root.text());
@@ -215,8 +215,8 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
 // Until the next rename there is no step-N; an opening writer would put the old one back. The fsync comes before the
 // new one takes the name: otherwise a power cut could keep only the second rename.
 IoTask<Status> FolderCommit::MoveOldAside() {
-  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(spec_.root, spec_.manifest.step, spec_.still_writer));
-  IoResult moved = co_await RenameToNew(target_, aside_);
+  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(spec_.root, spec_.manifest.step, spec_.check_writer));
+  IoResult moved = co_await RenameToNew(target_, replaced_path_);
   old_ = Old::kAside;
   if (!moved.ok()) co_return co_await PutOldBack(moved.status);
   IoResult durable = co_await io::Fsync(root_fd_, spec_.root.text());
@@ -227,15 +227,15 @@ IoTask<Status> FolderCommit::MoveOldAside() {
 
 IoTask<Status> FolderCommit::PutOldBack(Status why) {
   if (old_ != Old::kAside) co_return why;
-  IoResult back = co_await RenameToNew(aside_, target_);
+  IoResult back = co_await RenameToNew(replaced_path_, target_);
   // ENOENT: it was never moved, or a writer that took over has put it back.
   if (back.ok() || back.error == ENOENT) co_return why;
   co_return Error(StatusCode::kUnknownOutcome, "step {}: {}; its old checkpoint remains as {}: {}", spec_.manifest.step,
-                  why.message(), aside_, back.status.message());
+                  why.message(), replaced_path_, back.status.message());
 }
 
 // The attempt's name no longer refers to its folder.
-IoTask<Status> FolderCommit::LookForIt(IoResult renamed) {
+IoTask<Status> FolderCommit::ResolveFailedRename(IoResult renamed) {
   const std::uint64_t step = spec_.manifest.step;
   const Status found = co_await FindTask(spec_.root, step, spec_.manifest.attempt);
   if (found.ok()) co_return found;  // The reply was lost.
@@ -253,7 +253,7 @@ IoTask<Status> FolderCommit::RemoveOld() {
   Leftovers left;
   if (old_ == Old::kExchanged) static_cast<void>(co_await RemoveFolder(spec_.folder, left));
   // Only this commit's: a writer that has taken over may be replacing the step again.
-  if (old_ == Old::kAside) static_cast<void>(co_await RemoveAside(spec_.root, aside_));
+  if (old_ == Old::kAside) static_cast<void>(co_await RemoveReplacedFolder(spec_.root, replaced_path_));
   co_return Status::Ok();
 }
 

@@ -25,7 +25,7 @@ struct CommitSpec {
   bool replace = false;
   unsigned file_mode = 0644;
   /// Called before the rename.
-  WriterCheck still_writer = {};
+  WriterCheck check_writer = {};
   /// Files to unlink if the disk is full.
   Room* room = nullptr;
 };
@@ -57,7 +57,7 @@ class FolderCommit {
   IoTask<Status> LockOld();
   IoTask<Status> MoveOldAside();
   IoTask<Status> PutOldBack(Status why);
-  IoTask<Status> LookForIt(IoResult renamed);
+  IoTask<Status> ResolveFailedRename(IoResult renamed);
 
   CommitSpec spec_;
   const UniqueFd& folder_fd_;
@@ -65,7 +65,7 @@ class FolderCommit {
   // <root>/step-N
   const PathAt target_;
   // <root>/.replaced-N-<attempt>
-  const PathAt aside_;
+  const PathAt replaced_path_;
   // The manifest's path in the attempt.
   const PathAt path_;
   const PathAt index_path_;

@@ -66,14 +66,14 @@ IoTask<Status> HeldEntry::Look() {
     bool there = false;
     CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(at_.text(), [this, &there] {
       if (!HoldsCheckpoint(old_.fd)) kind_ = EntryKind::kOther;
-      there = LeadsTo(at_, old_.fd);
+      there = IsSameFile(at_, old_.fd);
       return Status::Ok();
     }));
     if (there) co_return Status::Ok();
   }
 }
 
-Status HeldEntry::AwaitUnread(IoQueue& queue, Deadline deadline) {
+Status HeldEntry::WaitUntilUnread(IoQueue& queue, Deadline deadline) {
   const auto begun = Deadline::Clock::now();
   while (true) {
     Status looked = RunTaskBlocking(queue, Look());
@@ -95,7 +95,7 @@ IoTask<bool> HeldEntry::Has(const PathAt& path) const {
     struct stat found {};
     has = kind_ == EntryKind::kLink
               ? ::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode)
-              : LeadsTo(path, old_.fd);
+              : IsSameFile(path, old_.fd);
     return Status::Ok();
   });
   co_return asked.ok() && has;
@@ -103,7 +103,7 @@ IoTask<bool> HeldEntry::Has(const PathAt& path) const {
 
 IoTask<Status> HeldEntry::Fsync() const { co_return co_await io::Fsync(fd_, parent_.text()); }
 
-Result<HeldEntry> EntryOf(const std::string& path) {
+Result<HeldEntry> MakeHeldEntry(const std::string& path) {
   std::string_view text = path;
   while (text.size() > 1 && text.ends_with('/')) text.remove_suffix(1);
   const std::size_t slash = text.rfind('/');

@@ -22,7 +22,7 @@ class HeldEntry {
   /// Finds what is there. A checkpoint is locked: FailedPrecondition while it is being read.
   IoTask<Status> Look();
   /// Repeats Look until nobody reads the checkpoint.
-  [[nodiscard]] Status AwaitUnread(IoQueue& queue, Deadline deadline);
+  [[nodiscard]] Status WaitUntilUnread(IoQueue& queue, Deadline deadline);
   /// Whether `path` is what Look has found. Any link counts as the same link.
   IoTask<bool> Has(const PathAt& path) const;
   IoTask<Status> Fsync() const;
@@ -48,6 +48,6 @@ class HeldEntry {
 };
 
 /// The entry of an absolute path. InvalidArgument for a relative one.
-[[nodiscard]] Result<HeldEntry> EntryOf(const std::string& path);
+[[nodiscard]] Result<HeldEntry> MakeHeldEntry(const std::string& path);
 
 }  // namespace cairn

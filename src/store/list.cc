@@ -27,7 +27,7 @@ namespace {
 // Opening a file takes a network filesystem about a millisecond, so several threads wait at once. A short list needs
 // none.
 constexpr std::size_t kLanes = 8;
-constexpr std::size_t kFoldersALane = 4;
+constexpr std::size_t kFoldersPerThread = 4;
 
 Result<std::string> ReadManifestFile(const UniqueFd& folder, const std::string& path) {
   // O_NONBLOCK, so that a FIFO of that name does not block.
@@ -119,7 +119,7 @@ Result<std::optional<StoredCheckpoint>> ReadListed(const PathAt& folder, std::ui
     // A shortage in this process says nothing about the checkpoint.
     if (read.status().code() == StatusCode::kResourceExhausted) return read.status();
     // Part of it may have been removed during the read: then the name no longer refers to this folder.
-    if (fd.ok() && tries <= kMaxRetries && !LeadsTo(folder, *fd)) continue;
+    if (fd.ok() && tries <= kMaxRetries && !IsSameFile(folder, *fd)) continue;
     StoredCheckpoint damaged;
     damaged.info.step = step;
     damaged.info.path = folder.text();
@@ -160,7 +160,7 @@ void ReadNext(const PathAt& root, std::vector<Listed>& all, std::atomic<std::siz
 
 void ReadAll(const PathAt& root, std::vector<Listed>& all) {
   std::atomic<std::size_t> next = 0;
-  const std::size_t lanes = std::clamp(all.size() / kFoldersALane, std::size_t{1}, kLanes);
+  const std::size_t lanes = std::clamp(all.size() / kFoldersPerThread, std::size_t{1}, kLanes);
   std::vector<std::thread> others;
   others.reserve(lanes);
   while (others.size() + 1 < lanes) {

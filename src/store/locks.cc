@@ -144,7 +144,7 @@ Result<WriterLock> WriterLock::Replace(const PathAt& root, unsigned file_mode) {
   return ErrnoStatus(error, "taking over " + path.text());
 }
 
-bool WriterLock::Named(const PathAt& root) const { return LeadsTo(JoinPath(root, kLockName), fd_); }
+bool WriterLock::Named(const PathAt& root) const { return IsSameFile(JoinPath(root, kLockName), fd_); }
 
 bool WriterLock::InPlace(const PathAt& root) const {
   const PathAt path = JoinPath(root, kLockName);
@@ -155,18 +155,18 @@ bool WriterLock::InPlace(const PathAt& root) const {
 
 Flock::Flock(UniqueFd fd) : fd_(std::move(fd)), owner_(::getpid()) {}
 
-Flock::~Flock() { GiveBack(); }
+Flock::~Flock() { Release(); }
 
 Flock& Flock::operator=(Flock&& other) noexcept {
   if (this != &other) {
-    GiveBack();
+    Release();
     fd_ = std::move(other.fd_);
     owner_ = other.owner_;
   }
   return *this;
 }
 
-void Flock::GiveBack() {
+void Flock::Release() {
   if (fd_.valid() && owner_ == ::getpid()) ::flock(fd_.get(), LOCK_UN);
 }
 
@@ -258,6 +258,6 @@ Status TakeLease(const UniqueFd& fd, const std::string& name) {
 
 bool HoldsLease(const UniqueFd& fd) { return ::fcntl(fd.get(), F_GETLEASE) == F_WRLCK; }
 
-void GiveBackLease(const UniqueFd& fd) { ::fcntl(fd.get(), F_SETLEASE, F_UNLCK); }
+void ReleaseLease(const UniqueFd& fd) { ::fcntl(fd.get(), F_SETLEASE, F_UNLCK); }
 
 }  // namespace cairn

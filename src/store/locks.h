@@ -66,7 +66,7 @@ class Flock {
 
  private:
   explicit Flock(UniqueFd fd);
-  void GiveBack();
+  void Release();
 
   UniqueFd fd_;
   pid_t owner_;
@@ -95,6 +95,6 @@ class ReadLock {
 /// Whether it is still held and nobody is waiting for it.
 /// Whether it is held still and nobody is waiting for it.
 [[nodiscard]] bool HoldsLease(const UniqueFd& fd);
-void GiveBackLease(const UniqueFd& fd);
+void ReleaseLease(const UniqueFd& fd);
 
 }  // namespace cairn

@@ -61,17 +61,17 @@ Result<struct stat> StatDirectory(const std::string& path) {
   return Error(StatusCode::kInvalidArgument, "{}: expected a directory, found a file", path);
 }
 
-bool LeadsTo(const PathAt& path, const UniqueFd& fd) {
+bool IsSameFile(const PathAt& path, const UniqueFd& fd) {
   struct stat by_path {};
   struct stat by_fd {};
   return ::fstatat(path.directory(), path.c_str(), &by_path, AT_SYMLINK_NOFOLLOW) == 0 &&
          ::fstat(fd.get(), &by_fd) == 0 && by_path.st_dev == by_fd.st_dev && by_path.st_ino == by_fd.st_ino;
 }
 
-IoTask<bool> StillLeadsTo(const PathAt& path, const UniqueFd& fd) {
+IoTask<bool> IsStillSameFile(const PathAt& path, const UniqueFd& fd) {
   bool leads = false;
   const Status asked = co_await io::OnThread(path.text(), [&] {
-    leads = LeadsTo(path, fd);
+    leads = IsSameFile(path, fd);
     return Status::Ok();
   });
   co_return asked.ok() && leads;

@@ -26,9 +26,9 @@ struct FolderEntry {
 [[nodiscard]] Result<struct stat> StatDirectory(const std::string& path);
 
 /// Whether `path` itself, not the target of a link, is the file that the descriptor has open.
-[[nodiscard]] bool LeadsTo(const PathAt& path, const UniqueFd& fd);
+[[nodiscard]] bool IsSameFile(const PathAt& path, const UniqueFd& fd);
 /// The same, looked up on another thread. Also false if the lookup fails.
-IoTask<bool> StillLeadsTo(const PathAt& path, const UniqueFd& fd);
+IoTask<bool> IsStillSameFile(const PathAt& path, const UniqueFd& fd);
 
 /// Whether a filesystem rejected a rename because of its flags, as NFS and some FUSE filesystems do.
 [[nodiscard]] bool RefusesFlags(const IoResult& renamed);

@@ -39,7 +39,7 @@ IoTask<Status> SetPinTask(const PathAt& folder, bool pinned, unsigned file_mode)
 
 }  // namespace
 
-bool HoldsStep(const PathAt& root, std::uint64_t step) { return IsThere(JoinPath(root, StepName(step))); }
+bool StepExists(const PathAt& root, std::uint64_t step) { return IsThere(JoinPath(root, StepName(step))); }
 
 bool IsPinned(const PathAt& root, std::uint64_t step) { return IsPinned(JoinPath(root, StepName(step))); }
 

@@ -10,7 +10,7 @@
 namespace cairn {
 
 /// Whether step-N exists, and whether it is pinned, according to the disk. True if the disk cannot be read.
-[[nodiscard]] bool HoldsStep(const PathAt& root, std::uint64_t step);
+[[nodiscard]] bool StepExists(const PathAt& root, std::uint64_t step);
 [[nodiscard]] bool IsPinned(const PathAt& root, std::uint64_t step);
 [[nodiscard]] bool IsPinned(const PathAt& folder);
 

@@ -47,16 +47,16 @@ struct OpenRootDirectory {
 IoTask<Status> OpenOutside(const PathAt& root, HeldEntry& entry) {
   CAIRN_CO_RETURN_IF_ERROR(co_await entry.Open());
   co_return co_await io::OnThread(entry.at().text(), [&root, &entry] {
-    if (!LeadsTo(root, entry.fd())) return Status::Ok();
+    if (!IsSameFile(root, entry.fd())) return Status::Ok();
     return Error(StatusCode::kInvalidArgument, "{}: expected a path outside the root, {}", entry.at(), root);
   });
 }
 
 /// Step 3 for the old entry, which now is `target`.
 IoTask<Status> RetireOld(const PathAt& root, const RemovalTarget& target, HeldEntry& entry,
-                         const WriterCheck& still_writer, Leftovers& left) {
+                         const WriterCheck& check_writer, Leftovers& left) {
   if (entry.kind() == EntryKind::kCheckpoint) {
-    const RemovalOptions options{.still_writer = still_writer, .pinned = Pinned::kGoes};
+    const RemovalOptions options{.check_writer = check_writer, .pinned = Pinned::kGoes};
     co_return co_await RetireFolder(root, target, options, entry.TakeOld(), left);
   }
   co_return co_await io::Unlink(JoinPath(target.parent, target.name));
@@ -93,7 +93,7 @@ class Publication {
 
 Status Publication::Run(IoQueue& queue, Leftovers& left) {
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, Begin()));
-  CAIRN_RETURN_IF_ERROR(entry_.AwaitUnread(queue, options_.deadline));
+  CAIRN_RETURN_IF_ERROR(entry_.WaitUntilUnread(queue, options_.deadline));
   CAIRN_RETURN_IF_ERROR(CheckPlace());
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, Take()));
   if (entry_.kind() == EntryKind::kNothing) return Status::Ok();
@@ -115,8 +115,8 @@ Status Publication::CheckPlace() const {
 }
 
 IoTask<Status> Publication::Take() {
-  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root_path_, options_.still_writer));
-  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_path_, step_, options_.still_writer));
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root_path_, options_.check_writer));
+  CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_path_, step_, options_.check_writer));
   CAIRN_CO_RETURN_IF_ERROR(co_await Rename());
   Status durable = co_await entry_.Fsync();
   if (durable.ok()) durable = co_await io::Fsync(root_.fd, root_.at.text());
@@ -152,7 +152,7 @@ IoTask<Status> Publication::Rename() {
 // A rename of step-N failed, or its reply was lost; in that case Ok.
 IoTask<Status> Publication::Explain(IoResult renamed) {
   const bool broken = renamed.error == kBrokenQueue;  // It may still carry the rename out.
-  const bool still = !broken && co_await StillLeadsTo(staged_, held_.fd);
+  const bool still = !broken && co_await IsStillSameFile(staged_, held_.fd);
   if (still) {
     switch (renamed.error) {
       case EEXIST:
@@ -166,20 +166,20 @@ IoTask<Status> Publication::Explain(IoResult renamed) {
         co_return renamed.status;
     }
   }
-  const bool there = !broken && co_await StillLeadsTo(entry_.at(), held_.fd);
+  const bool there = !broken && co_await IsStillSameFile(entry_.at(), held_.fd);
   if (there) co_return Status::Ok();
   co_return Error(StatusCode::kUnknownOutcome, "{}: {}", entry_.at(), renamed.status.message());
 }
 
 IoTask<Status> Publication::RetireOld(Leftovers& left) {
   old_.called = fmt::format("what {} had before", entry_.at());
-  co_return co_await cairn::RetireOld(root_path_, old_, entry_, options_.still_writer, left);
+  co_return co_await cairn::RetireOld(root_path_, old_, entry_, options_.check_writer, left);
 }
 
-IoTask<Status> RemoveTask(const PathAt& root, HeldEntry& entry, const WriterCheck& still_writer, Leftovers& left) {
-  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, still_writer));
+IoTask<Status> RemoveTask(const PathAt& root, HeldEntry& entry, const WriterCheck& check_writer, Leftovers& left) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, check_writer));
   const RemovalTarget target{.parent = entry.parent(), .name = entry.name(), .called = entry.at().text()};
-  CAIRN_CO_RETURN_IF_ERROR(co_await RetireOld(root, target, entry, still_writer, left));
+  CAIRN_CO_RETURN_IF_ERROR(co_await RetireOld(root, target, entry, check_writer, left));
   if (entry.kind() != EntryKind::kLink) co_return Status::Ok();
   const Status durable = co_await entry.Fsync();
   if (durable.ok()) co_return durable;
@@ -190,20 +190,20 @@ IoTask<Status> RemoveTask(const PathAt& root, HeldEntry& entry, const WriterChec
 
 Status Publish(IoQueue& queue, const PathAt& root, std::uint64_t step, const std::string& path,
                const PublishOptions& options, Leftovers& left) {
-  CAIRN_ASSIGN_OR_RETURN(HeldEntry entry, EntryOf(path));
+  CAIRN_ASSIGN_OR_RETURN(HeldEntry entry, MakeHeldEntry(path));
   return Publication(root, step, std::move(entry), options).Run(queue, left);
 }
 
 Status RemovePublished(IoQueue& queue, const PathAt& root, const std::string& path, const PublishOptions& options,
                        Leftovers& left) {
-  CAIRN_ASSIGN_OR_RETURN(HeldEntry entry, EntryOf(path));
+  CAIRN_ASSIGN_OR_RETURN(HeldEntry entry, MakeHeldEntry(path));
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, OpenOutside(root, entry)));
-  CAIRN_RETURN_IF_ERROR(entry.AwaitUnread(queue, options.deadline));
+  CAIRN_RETURN_IF_ERROR(entry.WaitUntilUnread(queue, options.deadline));
   if (entry.kind() == EntryKind::kNothing) return Error(StatusCode::kNotFound, "{}: no checkpoint there", path);
   if (entry.kind() == EntryKind::kOther) {
     return Error(StatusCode::kInvalidArgument, "{} is not a Cairn checkpoint; it is unchanged", path);
   }
-  return RunTaskBlocking(queue, RemoveTask(root, entry, options.still_writer, left));
+  return RunTaskBlocking(queue, RemoveTask(root, entry, options.check_writer, left));
 }
 
 }  // namespace cairn

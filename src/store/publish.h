@@ -13,7 +13,7 @@ struct PublishOptions {
   /// How long to wait for readers of what the path has.
   Deadline deadline = Deadline::Infinite();
   /// Called before each first rename.
-  WriterCheck still_writer = {};
+  WriterCheck check_writer = {};
 };
 
 /// Moves the durable step-N of the root to the absolute `path`, outside the root and on the same filesystem. Removes

@@ -24,8 +24,8 @@ namespace {
 
 class FolderRemoval {
  public:
-  FolderRemoval(PathAt root, PathAt folder, const SpareWish& wish, Leftovers& left)
-      : root_(std::move(root)), folder_(std::move(folder)), wish_(wish), left_(left) {}
+  FolderRemoval(PathAt root, PathAt folder, const SparePolicy& policy, Leftovers& left)
+      : root_(std::move(root)), folder_(std::move(folder)), policy_(policy), left_(left) {}
 
   IoTask<Status> Run();
 
@@ -37,7 +37,7 @@ class FolderRemoval {
 
   const PathAt root_;  // Empty without spares.
   const PathAt folder_;
-  const SpareWish& wish_;
+  const SparePolicy& policy_;
   Leftovers& left_;
   std::vector<std::string> files_;
   // Files to keep, if all others can be unlinked.
@@ -66,7 +66,7 @@ Status FolderRemoval::Look() {
 
 PathAt FolderRemoval::FindPlace() const {
   PathAt free;
-  for (std::uint64_t number = 0; number < wish_.folders; ++number) {
+  for (std::uint64_t number = 0; number < policy_.folders; ++number) {
     PathAt one = JoinPath(root_, SpareName(number));
     if (one == folder_) return one;
     const auto there = ListFolder(one);
@@ -79,17 +79,17 @@ PathAt FolderRemoval::FindPlace() const {
 
 void FolderRemoval::PickSpares() {
   std::set<std::string> wanted;
-  for (std::uint64_t shard = 0; shard < wish_.shards; ++shard) wanted.insert(ShardName(shard));
+  for (std::uint64_t shard = 0; shard < policy_.shards; ++shard) wanted.insert(ShardName(shard));
   if (wanted.empty()) return;
   place_ = FindPlace();
   if (place_.empty()) return;
   std::erase_if(files_, [&](const std::string& name) {
     if (!wanted.contains(name)) return false;
-    const Status status = CheckRecyclable(JoinPath(folder_, name), wish_.file_mode);
+    const Status status = CheckRecyclable(JoinPath(folder_, name), policy_.file_mode);
     if (status.ok()) {
       spares_.push_back(name);
-    } else if (wish_.not_recycled) {
-      wish_.not_recycled(status.message());
+    } else if (policy_.not_recycled) {
+      policy_.not_recycled(status.message());
     }
     return status.ok();
   });
@@ -132,7 +132,7 @@ IoTask<Status> List(const PathAt& root, std::vector<FolderEntry>& found) {
   });
 }
 
-IoTask<Status> SweepTask(PathAt root, SpareWish spares, std::shared_ptr<Leftovers> left) {
+IoTask<Status> SweepTask(PathAt root, SparePolicy spares, std::shared_ptr<Leftovers> left) {
   std::vector<FolderEntry> found;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, found));
   std::erase_if(found, [](const FolderEntry& entry) { return !IsLeftover(entry.name); });
@@ -164,8 +164,8 @@ class Retirement {
   [[nodiscard]] const PathAt& retired() const { return retired_; }
 
  private:
-  [[nodiscard]] Status CheckBefore() const;
-  [[nodiscard]] Status CheckBehind() const;
+  [[nodiscard]] Status CheckBeforeRename() const;
+  [[nodiscard]] Status CheckAfterRename() const;
   IoTask<Status> Rename();
   IoTask<Status> FsyncDirectories();
 
@@ -180,8 +180,8 @@ class Retirement {
 };
 
 // Readers are locked out, and pinning takes a reader's lock, so nobody pins it from here on.
-Status Retirement::CheckBefore() const {
-  if (options_.still_writer) CAIRN_RETURN_IF_ERROR(options_.still_writer());
+Status Retirement::CheckBeforeRename() const {
+  if (options_.check_writer) CAIRN_RETURN_IF_ERROR(options_.check_writer());
   if (options_.pinned == Pinned::kStays && IsPinned(folder_)) {
     return Error(StatusCode::kFailedPrecondition, "{} is pinned", target_.called);
   }
@@ -194,9 +194,9 @@ Status Retirement::CheckBefore() const {
 }
 
 // The renamed folder must be the one that was checked, and no new writer may have listed it meanwhile.
-Status Retirement::CheckBehind() const {
-  if (options_.still_writer) CAIRN_RETURN_IF_ERROR(options_.still_writer());
-  if (LeadsTo(retired_, held_.fd)) return Status::Ok();
+Status Retirement::CheckAfterRename() const {
+  if (options_.check_writer) CAIRN_RETURN_IF_ERROR(options_.check_writer());
+  if (IsSameFile(retired_, held_.fd)) return Status::Ok();
   return Error(StatusCode::kFailedPrecondition, "{} was replaced while it was being retired", folder_);
 }
 
@@ -210,11 +210,11 @@ IoTask<Status> Retirement::Rename() {
   }
   if (!renamed.ok()) {
     // A broken queue may still carry it out.
-    const bool still = renamed.error != kBrokenQueue && co_await StillLeadsTo(folder_, held_.fd);
+    const bool still = renamed.error != kBrokenQueue && co_await IsStillSameFile(folder_, held_.fd);
     if (still) co_return renamed.status;
     co_return Error(StatusCode::kUnknownOutcome, "removal of {}: {}", target_.called, renamed.status.message());
   }
-  const Status checked = co_await io::OnThread(folder_.text(), [this] { return CheckBehind(); });
+  const Status checked = co_await io::OnThread(folder_.text(), [this] { return CheckAfterRename(); });
   if (checked.ok()) co_return checked;
   IoResult undone = co_await RenameToNew(retired_, folder_);
   if (undone.ok()) co_return checked;
@@ -238,9 +238,9 @@ IoTask<Status> Retirement::Run() {
     CAIRN_CO_RETURN_IF_ERROR(co_await io::OpenDirectory(target_.parent, /*follow=*/true, parent_fd_));
   }
   if (!held_.fd.valid()) CAIRN_CO_RETURN_IF_ERROR(co_await HoldFolder(folder_, held_));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder_.text(), [this] { return CheckBefore(); }));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::OnThread(folder_.text(), [this] { return CheckBeforeRename(); }));
   const std::optional<std::uint64_t> step = target_.parent == root_ ? ParseStepName(target_.name) : std::nullopt;
-  if (step) CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_, *step, options_.still_writer));
+  if (step) CAIRN_CO_RETURN_IF_ERROR(co_await RemoveReplaced(root_, *step, options_.check_writer));
   CAIRN_CO_RETURN_IF_ERROR(co_await Rename());
   co_return co_await FsyncDirectories();
 }
@@ -261,7 +261,7 @@ IoTask<Status> RemovalTask(PathAt root, std::uint64_t step, RemovalOptions optio
   if (removal->gone) co_return Status::Ok();
   // If the disk cannot be read, it counts as present and pinned.
   static_cast<void>(co_await io::OnThread(root.text(), [&root, step, &removal] {
-    removal->gone = !HoldsStep(root, step);
+    removal->gone = !StepExists(root, step);
     removal->pinned = !removal->gone && IsPinned(root, step);
     return Status::Ok();
   }));
@@ -277,8 +277,8 @@ IoTask<Status> RemoveRetired(const PathAt& root, const PathAt& retired) {
   co_return co_await RemoveFolder(retired, left);
 }
 
-IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck still_writer) {
-  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, still_writer));
+IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck check_writer) {
+  CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, check_writer));
   std::vector<FolderEntry> entries;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, entries));
   Leftovers left;
@@ -291,26 +291,27 @@ IoTask<Status> RemoveSparesTask(PathAt root, WriterCheck still_writer) {
 }  // namespace
 
 IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left) {
-  const SpareWish none;
+  const SparePolicy none;
   FolderRemoval removal(PathAt(), folder, none, left);
   co_return co_await removal.Run();
 }
 
-IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SpareWish& wish, Leftovers& left) {
-  FolderRemoval removal(root, JoinPath(root, name), wish, left);
+IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SparePolicy& policy,
+                               Leftovers& left) {
+  FolderRemoval removal(root, JoinPath(root, name), policy, left);
   co_return co_await removal.Run();
 }
 
-IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step, WriterCheck still_writer) {
+IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step, WriterCheck check_writer) {
   std::vector<FolderEntry> entries;
   CAIRN_CO_RETURN_IF_ERROR(co_await List(root, entries));
   for (const FolderEntry& entry : entries) {
     if (!entry.directory || ParseReplacedName(entry.name) != step) continue;
     const PathAt path = JoinPath(root, entry.name);
     const PathAt retired = JoinPath(root, RetiredName(MakeUuid()));
-    CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, still_writer));
+    CAIRN_CO_RETURN_IF_ERROR(co_await CheckWriter(root, check_writer));
     CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(path, retired, RenameMode::kPlain));
-    Status displaced = co_await CheckWriter(root, still_writer);
+    Status displaced = co_await CheckWriter(root, check_writer);
     if (!displaced.ok()) {
       static_cast<void>(co_await RenameToNew(retired, path));
       co_return displaced;
@@ -320,9 +321,9 @@ IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step, WriterChec
   co_return Status::Ok();
 }
 
-IoTask<Status> RemoveAside(const PathAt& root, const PathAt& aside) {
+IoTask<Status> RemoveReplacedFolder(const PathAt& root, const PathAt& replaced) {
   const PathAt retired = JoinPath(root, RetiredName(MakeUuid()));
-  CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(aside, retired, RenameMode::kPlain));
+  CAIRN_CO_RETURN_IF_ERROR(co_await io::Rename(replaced, retired, RenameMode::kPlain));
   co_return co_await RemoveRetired(root, retired);
 }
 
@@ -372,7 +373,7 @@ Removal RemoveCheckpointBlocking(IoQueue& queue, const PathAt& root, std::uint64
   return *removal;
 }
 
-void Sweep(IoQueue& queue, const PathAt& root, const SpareWish& spares, SweepDone done) {
+void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepDone done) {
   const auto left = std::make_shared<Leftovers>();
   RunTask(queue, SweepTask(root, spares, left), [left, done = std::move(done)](const Status& status) {
     if (!status.ok()) left->push_back(status.message());
@@ -380,8 +381,8 @@ void Sweep(IoQueue& queue, const PathAt& root, const SpareWish& spares, SweepDon
   });
 }
 
-void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& still_writer) {
-  static_cast<void>(RunTaskBlocking(queue, RemoveSparesTask(root, still_writer)));
+void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& check_writer) {
+  static_cast<void>(RunTaskBlocking(queue, RemoveSparesTask(root, check_writer)));
 }
 
 }  // namespace cairn

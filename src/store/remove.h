@@ -23,14 +23,14 @@ IoTask<Status> RemoveFolder(const PathAt& folder, Leftovers& left);
 
 /// The same for the folder `name` in the root, but keeps the shard files that the policy selects and that may be
 /// recycled. The folder then takes the first free spare name, or keeps its name if that is a spare's.
-IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SpareWish& wish, Leftovers& left);
+IoTask<Status> RemoveRecycling(const PathAt& root, const std::string& name, const SparePolicy& policy, Leftovers& left);
 
 /// Durably removes all `.replaced-N-*` of step N. Call it while step-N exists, before step-N is removed: an opening
-/// writer that finds no step-N would put them back. `still_writer` is called before and after each rename. An error if
+/// writer that finds no step-N would put them back. `check_writer` is called before and after each rename. An error if
 /// one remains.
-IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step, WriterCheck still_writer);
+IoTask<Status> RemoveReplaced(const PathAt& root, std::uint64_t step, WriterCheck check_writer);
 /// The same for this one folder, which only its maker can have.
-IoTask<Status> RemoveAside(const PathAt& root, const PathAt& aside);
+IoTask<Status> RemoveReplacedFolder(const PathAt& root, const PathAt& replaced);
 
 /// Locks readers (see ReadLock) out of a checkpoint's folder while `lock` lives. FailedPrecondition if it is being
 /// read. A folder without a manifest has no readers.
@@ -49,10 +49,10 @@ struct RemovalOptions {
   /// The expected attempt of the manifest; FailedPrecondition if it is another. Empty: any.
   std::string attempt = {};
   /// Called before and after the rename.
-  WriterCheck still_writer = {};
+  WriterCheck check_writer = {};
   /// kStays: FailedPrecondition if it is pinned, by anyone.
   Pinned pinned = Pinned::kStays;
-  SpareWish spares;
+  SparePolicy spares;
 };
 struct Removal {
   /// FailedPrecondition, with nothing changed, while it is being read (see ReadLock). Unsupported if its folder cannot
@@ -88,10 +88,10 @@ using SweepDone = std::function<void(std::vector<std::string> left)>;
 /// Removes what crashed saves and removals left in the root: retired folders, including attempts that Root::Open has
 /// renamed, and spares. Files that the policy selects become or stay spares. Only for the writer that holds the root
 /// open. On the queue's thread; `done` comes once, never from within the call.
-void Sweep(IoQueue& queue, const PathAt& root, const SpareWish& spares, SweepDone done);
+void Sweep(IoQueue& queue, const PathAt& root, const SparePolicy& spares, SweepDone done);
 
 /// Unlinks the spares if this process is still the writer. Blocking; needs exclusive use of the queue. Best effort: the
 /// next writer removes the rest.
-void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& still_writer = {});
+void RemoveSpares(IoQueue& queue, const PathAt& root, const WriterCheck& check_writer = {});
 
 }  // namespace cairn

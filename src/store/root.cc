@@ -222,7 +222,7 @@ Status Root::CheckWriter() const {
   if (!lock_) return Status::Ok();
   const PathAt path = JoinPath(at_, kWriterName);
   const bool in_place = lock_->InPlace(at_);
-  if (in_place && LeadsTo(path, writer_fd_)) return Status::Ok();
+  if (in_place && IsSameFile(path, writer_fd_)) return Status::Ok();
   const Result<std::optional<WriterRecord>> found = ReadWriter(at_);
   if (!found.ok() && found.status().code() != StatusCode::kCorrupt) return found.status();
   // A new writer leaves a record. If somebody has removed it, the lock is enough, if locks are supported.

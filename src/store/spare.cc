@@ -45,13 +45,14 @@ Status CheckRecyclable(const PathAt& path, unsigned file_mode) {
   return TakeLease(fd, path.text());  // Given back with the descriptor.
 }
 
-Spare::Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, NotRecycled not_recycled)
+Spare::Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode,
+             OnNotRecycled not_recycled)
     : name_(std::move(name)), file_mode_(file_mode), not_recycled_(std::move(not_recycled)) {
   // Removals fill the first folders first, so search from the last.
   for (std::uint64_t number = folders; number-- > 0;) folders_.push_back(JoinPath(root, SpareName(number)));
 }
 
-void Spare::Tell(const Status& why) const {
+void Spare::ReportNotRecycled(const Status& why) const {
   if (not_recycled_) not_recycled_(why.message());
 }
 
@@ -65,9 +66,9 @@ Status Spare::FindFolders() {
   return Status::Ok();
 }
 
-Status Spare::LookAt(const UniqueFd& fd) {
+Status Spare::CheckClaimed(const UniqueFd& fd) {
   // A folder with a file in it is not replaced; but it may have been between the two opens.
-  if (!LeadsTo(folder_, folder_fd_)) return Error(StatusCode::kNotFound, "{} was replaced", folder_);
+  if (!IsSameFile(folder_, folder_fd_)) return Error(StatusCode::kNotFound, "{} was replaced", folder_);
   CAIRN_RETURN_IF_ERROR(CheckFile(fd, path_.text(), file_mode_));
   CAIRN_RETURN_IF_ERROR(TakeLease(fd, path_.text()));
   struct stat found {};
@@ -86,20 +87,20 @@ IoTask<Status> Spare::Claim(UniqueFd& fd) {
     folder_fd_.Reset();
     IoResult opened = co_await io::OpenDirectory(folder_, /*follow=*/false, folder_fd_);
     if (!opened.ok()) {
-      if (opened.error != ENOENT) Tell(opened.status);
+      if (opened.error != ENOENT) ReportNotRecycled(opened.status);
       continue;
     }
     IoResult found = co_await io::Open(path_, kOpenFlags, fd);
     if (found.error == ENOENT) continue;
     Status claimed = std::move(found.status);
-    if (claimed.ok()) claimed = co_await io::OnThread(path_.text(), [this, &fd] { return LookAt(fd); });
+    if (claimed.ok()) claimed = co_await io::OnThread(path_.text(), [this, &fd] { return CheckClaimed(fd); });
     if (claimed.ok()) {
       stage_ = Stage::kClaimed;
       break;
     }
     fd.Reset();
     if (claimed.code() == StatusCode::kNotFound) continue;
-    Tell(claimed);
+    ReportNotRecycled(claimed);
     // If it stayed, it would block the place of another checkpoint's file.
     static_cast<void>(co_await io::Unlink(path_));
   }
@@ -129,7 +130,7 @@ IoTask<Status> Spare::TakeOver(UniqueFd& fd, const PathAt& target) {
   if (alone.ok()) co_return alone;
   fd.Reset();
   stage_ = Stage::kNone;
-  Tell(alone);
+  ReportNotRecycled(alone);
   co_return co_await io::Unlink(target);
 }
 

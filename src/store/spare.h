@@ -16,17 +16,17 @@ namespace cairn {
 // conditions are in the commit protocol (attempt.cc, 1 and 6).
 
 /// Receives the reason why a retired shard file is not recycled.
-using NotRecycled = std::function<void(const std::string& why)>;
+using OnNotRecycled = std::function<void(const std::string& why)>;
 
 /// Which shard files of a removed folder become spares.
-struct SpareWish {
+struct SparePolicy {
   /// How many spare folders there may be: SpareName(0) and so on.
   std::uint64_t folders = 0;
   /// Keep the files of ranks below this.
   std::uint64_t shards = 0;
   /// A spare may not have more permissions than this.
   unsigned file_mode = 0644;
-  NotRecycled not_recycled;
+  OnNotRecycled not_recycled;
 };
 
 /// Whether a file that no checkpoint uses may become a spare, that is, only this writer can see what is written into
@@ -37,7 +37,7 @@ struct SpareWish {
 class Spare {
  public:
   /// Searches the first `folders` spare folders of the root for the rank's `name`.
-  Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, NotRecycled not_recycled);
+  Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode, OnNotRecycled not_recycled);
 
   /// Opens and claims one, into `fd`. Never fails: a rejected one is unlinked, and the next is tried.
   IoTask<Status> Claim(UniqueFd& fd);
@@ -64,13 +64,13 @@ class Spare {
     /// Part of the attempt.
     kTaken,
   };
-  void Tell(const Status& why) const;
+  void ReportNotRecycled(const Status& why) const;
   [[nodiscard]] Status FindFolders();
-  [[nodiscard]] Status LookAt(const UniqueFd& fd);
+  [[nodiscard]] Status CheckClaimed(const UniqueFd& fd);
 
   const std::string name_;
   const unsigned file_mode_;
-  const NotRecycled not_recycled_;
+  const OnNotRecycled not_recycled_;
   std::vector<PathAt> folders_;
   Room room_;
   Stage stage_ = Stage::kNone;

@@ -74,7 +74,7 @@ Result<Collected> ChooseAndRemove(const CollectOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(Collected collected, Choose(options));
   for (const auto& [step, bytes] : collected.chosen) {
     const Status removed =
-        RemoveCheckpointBlocking(*queue, at, step, {.still_writer = [&root] { return root->CheckWriter(); }}).status;
+        RemoveCheckpointBlocking(*queue, at, step, {.check_writer = [&root] { return root->CheckWriter(); }}).status;
     if (removed.ok()) {
       collected.removed.emplace(step, bytes);
     } else if (collected.failure.ok()) {

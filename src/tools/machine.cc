@@ -136,7 +136,7 @@ Result<Filesystem> TryFilesystem(const std::string& root) {
   found.preallocation = Outcome(::fallocate(fd.get(), 0, 0, static_cast<off_t>(kBlock)), "fallocate");
   // A save also takes the lease on a file opened with O_DIRECT.
   found.leases = found.direct.ok() ? TakeLease(fd, "a file here") : found.direct;
-  if (found.leases.ok()) GiveBackLease(fd);
+  if (found.leases.ok()) ReleaseLease(fd);
   fd.Reset();
   found.exchange = Outcome(::renameat2(AT_FDCWD, first, AT_FDCWD, second, RENAME_EXCHANGE), "rename with EXCHANGE");
   ::unlink(second);

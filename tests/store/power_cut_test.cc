@@ -44,7 +44,7 @@ class PowerCutTest : public ::testing::Test {
     ASSERT_EQ(SaveTo(*queue_, root_, save), Status::Ok());
     Promised(save);
   }
-  void OpenNow(const SpareWish& spares = {}) {
+  void OpenNow(const SparePolicy& spares = {}) {
     const auto opened = OpenRoot(*queue_, root_, spares);
     ASSERT_TRUE(opened.ok()) << opened.status();
   }

@@ -192,8 +192,8 @@ TEST_F(PublishTest, DisplacedWriterTouchesNothing) {
   Stage(second_);
   const WriterCheck taken_over = [] { return Error(StatusCode::kFailedPrecondition, "taken over"); };
 
-  const Status published = Publish(*queue_, root_, 2, path_, {.still_writer = taken_over}, left_);
-  const Status removed = RemovePublished(*queue_, root_, path_, {.still_writer = taken_over}, left_);
+  const Status published = Publish(*queue_, root_, 2, path_, {.check_writer = taken_over}, left_);
+  const Status removed = RemovePublished(*queue_, root_, path_, {.check_writer = taken_over}, left_);
 
   EXPECT_EQ(published.code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(removed.code(), StatusCode::kFailedPrecondition);

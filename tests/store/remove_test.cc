@@ -221,8 +221,8 @@ TEST_F(RemoveTest, UnreadablePinAndStepCountAsPresent) {
   EXPECT_EQ(as_nobody([&] { return IsPinned(root_.path(), 2); }), 0) << "there is no such step";
 
   ASSERT_EQ(::chmod(root_.path().c_str(), 0), 0);
-  EXPECT_EQ(as_nobody([&] { return HoldsStep(root_.path(), 1); }), 1);
-  EXPECT_EQ(as_nobody([&] { return HoldsStep(root_.path(), 2); }), 1) << "unknown counts as present";
+  EXPECT_EQ(as_nobody([&] { return StepExists(root_.path(), 1); }), 1);
+  EXPECT_EQ(as_nobody([&] { return StepExists(root_.path(), 2); }), 1) << "unknown counts as present";
   ASSERT_EQ(::chmod(root_.path().c_str(), 0755), 0);
   ASSERT_EQ(::chmod(StepFolder(1).c_str(), 0755), 0);
 }

@@ -111,7 +111,7 @@ Status CheckIndex(const std::string& folder, const TestSave& save, const std::op
 
 void TestRanks::Free::operator()(std::byte* memory) const { std::free(memory); }
 
-TestRanks::TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& still_writer)
+TestRanks::TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& check_writer)
     : queue_(queue), save_(save), uuid_(MakeUuid()) {
   for (std::uint64_t shard = 0; shard < save.shards; ++shard) {
     const std::string content = ShardContent(save, shard);
@@ -126,7 +126,7 @@ TestRanks::TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, c
                            .step = save.step,
                            .shard = shard,
                            .file_bytes = content.size(),
-                           .still_writer = still_writer,
+                           .check_writer = check_writer,
                            .spare_folders = save.recycle ? 2U : 0U,
                            .not_recycled = [this](const std::string& why) { not_recycled_ = why; }}));
   }
@@ -210,8 +210,8 @@ Status TestRanks::Save() {
   return status;
 }
 
-Status SaveTo(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& still_writer) {
-  return TestRanks(queue, root, save, still_writer).Save();
+Status SaveTo(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& check_writer) {
+  return TestRanks(queue, root, save, check_writer).Save();
 }
 
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step) {
@@ -220,21 +220,21 @@ Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step) {
 
 Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::uint64_t shards, std::string* why,
               std::uint64_t folders) {
-  const NotRecycled note = [why](const std::string& reason) {
+  const OnNotRecycled note = [why](const std::string& reason) {
     if (why != nullptr) *why = reason;
   };
   RemovalOptions options{.spares = {.folders = folders, .shards = shards, .not_recycled = note}};
   return RemoveCheckpointBlocking(queue, root, step, std::move(options)).status;
 }
 
-std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SpareWish& spares) {
+std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SparePolicy& spares) {
   std::optional<std::vector<std::string>> left;
   Sweep(queue, root, spares, [&left](std::vector<std::string> found) { left = std::move(found); });
   while (!left) EXPECT_TRUE(queue.RunOnce(Deadline::Infinite()).ok());
   return *left;
 }
 
-Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path, const SpareWish& spares) {
+Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path, const SparePolicy& spares) {
   Result<std::unique_ptr<Root>> root = Root::Open(queue, {.path = path});
   if (root.ok()) {
     EXPECT_THAT(SweepNow(queue, path, spares), ::testing::IsEmpty());

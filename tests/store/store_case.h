@@ -52,7 +52,7 @@ struct TestSave {
 /// The attempts of all ranks of a save, each with its own memory.
 class TestRanks {
  public:
-  TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& still_writer = {});
+  TestRanks(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& check_writer = {});
 
   Status Begin();
   /// All chunks of all ranks at once.
@@ -94,7 +94,7 @@ class TestRanks {
   std::vector<std::unique_ptr<Attempt>> attempts_;
 };
 
-Status SaveTo(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& still_writer = {});
+Status SaveTo(IoQueue& queue, const PathAt& root, const TestSave& save, const WriterCheck& check_writer = {});
 Status Remove(IoQueue& queue, const std::string& root, std::uint64_t step);
 /// Removal by retention: keeps the files of the first `shards` ranks as spares, in up to `folders` folders. `why`
 /// receives the last reason for not keeping a file.
@@ -102,10 +102,10 @@ Status Retire(IoQueue& queue, const std::string& root, std::uint64_t step, std::
               std::string* why = nullptr, std::uint64_t folders = 1);
 
 /// Returns what the sweep of an open root had to leave.
-std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SpareWish& spares = {});
+std::vector<std::string> SweepNow(IoQueue& queue, const std::string& root, const SparePolicy& spares = {});
 /// Opens the root as coordinator and sweeps it. Leftovers are a test failure.
 [[nodiscard]] Result<std::unique_ptr<Root>> OpenRoot(IoQueue& queue, const std::string& path,
-                                                     const SpareWish& spares = {});
+                                                     const SparePolicy& spares = {});
 
 /// Ok if the step is committed and every byte of its shards is as `save` wrote it.
 Status CheckContent(const std::string& root, const TestSave& save);

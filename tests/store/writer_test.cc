@@ -52,7 +52,7 @@ class WriterTest : public ::testing::Test {
   }
   Status SaveBy(const Opened& root, const TestSave& save) { return SaveTo(*queue_, root->at(), save, CheckOf(root)); }
   Status RetireBy(const Opened& root, std::uint64_t step, const std::string& attempt = {}) {
-    return RemoveCheckpointBlocking(*queue_, root->at(), step, {.attempt = attempt, .still_writer = CheckOf(root)})
+    return RemoveCheckpointBlocking(*queue_, root->at(), step, {.attempt = attempt, .check_writer = CheckOf(root)})
         .status;
   }
 
