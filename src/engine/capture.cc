@@ -113,7 +113,7 @@ Status Capture::FeedChunk(BufferPool::Chunk buffer) {
 Status Capture::Launch(std::uint64_t id, Batch& batch, Device& device, CopyBatch copies) {
   const std::size_t copy = batch.copies.size();
   batch.copies.push_back({&device, false});
-  ++copies_under_way_;
+  ++copies_in_flight_;
   // The closure holds no reference that keeps the capture alive, and after the engine's end the inbox drops it.
   Status status =
       device.Copy(std::move(copies), [inbox = context_.inbox, self = weak_from_this(), id, copy](Status done) {
@@ -123,7 +123,7 @@ Status Capture::Launch(std::uint64_t id, Batch& batch, Device& device, CopyBatch
       });
   if (!status.ok()) {
     batch.copies.back().done = true;
-    --copies_under_way_;
+    --copies_in_flight_;
     batch.status = status;
   }
   return status;
@@ -151,7 +151,7 @@ void Capture::OnCopied(std::uint64_t id, std::size_t copy, Status status) {
   if (found == batches_.end() || found->second.copies[copy].done) return;  // Given up with a lost device.
   Batch& batch = found->second;
   batch.copies[copy].done = true;
-  --copies_under_way_;
+  --copies_in_flight_;
   if (!status.ok() && batch.status.ok()) batch.status = std::move(status);
   const bool whole = std::all_of(batch.copies.begin(), batch.copies.end(), [](const Copy& one) { return one.done; });
   if (whole) OnBatchCopied(id);
@@ -177,7 +177,7 @@ void Capture::OnBatchCopied(std::uint64_t id) {
 
 void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
   if (chunk->summed || sums_.empty()) return;
-  ++sums_under_way_;
+  ++sums_in_flight_;
   context_.parts.workers->Post(
       [this, self = shared_from_this(), chunk = std::move(chunk), inbox = context_.inbox]() mutable {
         const std::uint64_t size = chunk->end - chunk->begin;
@@ -186,7 +186,7 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
           sums_[(chunk->begin + at) / kChecksumBlock] = Crc32c(block);
         }
         inbox->Post([self, chunk = std::move(chunk)] {
-          if (--self->sums_under_way_ != 0) return;
+          if (--self->sums_in_flight_ != 0) return;
           self->stopped() ? self->callbacks_.quiet() : self->callbacks_.summed();
         });
       });
@@ -194,7 +194,7 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
 
 void Capture::NoteCaptured() {
   if (stage_ != CaptureStage::kEnqueued) return;
-  if (all_staged_ ? staging_copies_ != 0 : copies_under_way_ != 0) return;
+  if (all_staged_ ? staging_copies_ != 0 : copies_in_flight_ != 0) return;
   stage_.MoveTo(CaptureStage::kCaptured);
   callbacks_.captured();
 }

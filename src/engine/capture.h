@@ -71,9 +71,9 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] bool all_fed() const { return next_ == task_.snapshot().bytes(); }
   /// Has a worker compute the checksums of a chunk, unless a device has.
   void Sum(std::shared_ptr<FilledChunk> chunk);
-  [[nodiscard]] bool sums() const { return sums_under_way_ != 0; }
+  [[nodiscard]] bool sums() const { return sums_in_flight_ != 0; }
   /// No copy and no checksum is in flight.
-  [[nodiscard]] bool idle() const { return copies_under_way_ == 0 && !sums(); }
+  [[nodiscard]] bool idle() const { return copies_in_flight_ == 0 && !sums(); }
   /// Whether copies on streams are in flight: then only Device::Health reports a lost device.
   [[nodiscard]] bool waits_for_device() const;
   /// Starts no further copies; drops chunks in flight as they end.
@@ -121,8 +121,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   std::uint64_t next_ = 0;
   std::uint64_t next_batch_ = 0;
   std::uint64_t staging_copies_ = 0;
-  std::uint64_t copies_under_way_ = 0;
-  std::uint64_t sums_under_way_ = 0;
+  std::uint64_t copies_in_flight_ = 0;
+  std::uint64_t sums_in_flight_ = 0;
   Lifecycle<CaptureStage> stage_{CaptureStage::kWaiting};
   // Only staging copies read the caller's tensors.
   bool all_staged_ = false;

@@ -48,7 +48,7 @@ struct EngineContext {
   EngineParts parts;
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
   std::unique_ptr<IoQueue> queue;
-  int writes_under_way = 0;
+  int writes_in_flight = 0;
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.
   bool settling = false;

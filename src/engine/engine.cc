@@ -187,7 +187,7 @@ void Engine::Advance() {
   for (const auto& job : jobs_) {
     ShardWriter* writer = job->writer();
     if (writer == nullptr) continue;
-    while (context_.writes_under_way < context_.parts.options.queue_depth && writer->HasReadyWrite()) {
+    while (context_.writes_in_flight < context_.parts.options.queue_depth && writer->HasReadyWrite()) {
       writer->SubmitWrite();
     }
     if (job->holds_disk()) break;
@@ -307,7 +307,7 @@ void Engine::Retire() {
 }
 
 void Engine::RemoveNext() {
-  if (context_.settling || removal_under_way_) return;
+  if (context_.settling || removal_in_flight_) return;
   if (removals_.empty()) {
     MutexLock lock(mutex_);
     removing_ = false;
@@ -315,14 +315,14 @@ void Engine::RemoveNext() {
     return;
   }
   const std::uint64_t step = removals_.front();
-  removal_under_way_ = true;
+  removal_in_flight_ = true;
   RemovalOptions options{.attempt = context_.parts.ledger->AttemptOf(step),
                          .check_writer = context_.parts.check_writer,
                          .spares = Spares()};
   const PathAt& root = context_.parts.root;
   RemoveCheckpoint(*context_.queue, root, step, std::move(options), [this, step](const Removal& removal) {
     removals_.pop_front();
-    removal_under_way_ = false;
+    removal_in_flight_ = false;
     if (removal.gone) {
       context_.parts.ledger->Removed(step);
     } else {

@@ -76,7 +76,7 @@ class Engine {
   std::deque<std::shared_ptr<SaveJob>> jobs_;
   std::deque<std::uint64_t> removals_;
   bool relist_due_ = false;
-  bool removal_under_way_ = false;
+  bool removal_in_flight_ = false;
   bool stopping_ = false;
   bool told_unsupported_ = false;
   std::thread thread_;

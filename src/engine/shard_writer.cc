@@ -15,10 +15,10 @@ ShardWriter::ShardWriter(EngineContext& context, SaveTask& task, Callbacks callb
 
 template <typename... Args>
 std::function<void(Args...)> ShardWriter::Later(void (ShardWriter::*then)(Args...)) {
-  ++under_way_;
+  ++in_flight_;
   return [self = shared_from_this(), then, inbox = context_.inbox](Args... args) {
     inbox->Post([self, then, ... args = std::move(args)]() mutable {
-      --self->under_way_;
+      --self->in_flight_;
       ((*self).*then)(std::move(args)...);
     });
   };
@@ -79,13 +79,13 @@ void ShardWriter::SubmitWrite() {
   std::shared_ptr<FilledChunk> chunk = std::move(ready_.front());
   ready_.pop_front();
   const auto begun = SaveTask::Clock::now();
-  ++under_way_;
-  ++context_.writes_under_way;
+  ++in_flight_;
+  ++context_.writes_in_flight;
   const std::uint64_t offset = header_->data_begin() + chunk->begin;
   const Bytes memory(chunk->buffer.data(), AlignUp(chunk->end - chunk->begin, kBlock));
   attempt_->Write(offset, memory, [this, self = shared_from_this(), chunk, begun](const Status& status) {
-    --under_way_;
-    --context_.writes_under_way;
+    --in_flight_;
+    --context_.writes_in_flight;
     context_.parts.trace->Span("disk", "write", begun, SaveTask::Clock::now(), task_.plan().step,
                                chunk->end - chunk->begin);
     OnChunkWritten(chunk, status);
@@ -163,11 +163,11 @@ void ShardWriter::Abandon(const std::shared_ptr<AttemptFolder>& folder, StatusDo
   const StatusDone later = [self = shared_from_this(), folder, inbox = context_.inbox,
                             done = std::move(done)](const Status& status) {
     inbox->Post([self, done, status] {
-      --self->under_way_;
+      --self->in_flight_;
       done(status);
     });
   };
-  ++under_way_;
+  ++in_flight_;
   if (attempt_ != nullptr) return attempt_->Abandon(later);
   if (folder != nullptr) return RunTask(*context_.queue, folder->Remove(), later);
   later(Status::Ok());

@@ -92,7 +92,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   /// Drops chunks that are not being written.
   void Stop();
   /// Nothing is in flight.
-  [[nodiscard]] bool idle() const { return under_way_ == 0; }
+  [[nodiscard]] bool idle() const { return in_flight_ == 0; }
   /// Removes the attempt, when idle: also `folder`, if it was made here.
   void Abandon(const std::shared_ptr<AttemptFolder>& folder, StatusDone done);
 
@@ -127,7 +127,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   std::uint64_t written_ = 0;
   Deadline release_by_ = Deadline::Infinite();
   // Pending continuations.
-  int under_way_ = 0;
+  int in_flight_ = 0;
 };
 
 }  // namespace cairn

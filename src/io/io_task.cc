@@ -49,7 +49,7 @@ Status RunTaskBlocking(IoQueue& queue, IoTask<Status> task) {
   return **outcome;
 }
 
-Status Together::await_resume() {
+Status WhenAll::await_resume() {
   Status first;
   for (IoTask<Status>& task : tasks_) {
     if (Status status = task.Take(); first.ok()) first = std::move(status);

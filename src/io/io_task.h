@@ -110,10 +110,10 @@ void RunTask(IoQueue& queue, IoTask<Status> task, StatusDone done);
 /// The same, and runs the queue, which nothing else may be using, until the task ends.
 [[nodiscard]] Status RunTaskBlocking(IoQueue& queue, IoTask<Status> task);
 
-/// Awaits several concurrent tasks until all have ended. Gives the first error in their order.
-class [[nodiscard]] Together {
+/// Awaits several tasks that run side by side, until all have ended. Gives the first error in their order.
+class [[nodiscard]] WhenAll {
  public:
-  explicit Together(std::vector<IoTask<Status>> tasks) : tasks_(std::move(tasks)) {}
+  explicit WhenAll(std::vector<IoTask<Status>> tasks) : tasks_(std::move(tasks)) {}
 
   [[nodiscard]] static bool await_ready() noexcept { return false; }
   template <typename Promise>
@@ -197,7 +197,7 @@ IoOperation MakeDirectory(const PathAt& path, unsigned mode);
 IoOperation RemoveDirectory(const PathAt& path);
 /// Runs a blocking `call` (a disk check, a lock) on a thread of the queue. `name` is for messages.
 IoTask<Status> OnThread(const std::string& name, std::function<Status()> call);
-/// An fsync as a task, for Together.
+/// An fsync as a task, for WhenAll.
 IoTask<Status> FsyncTask(const UniqueFd& fd, const std::string& name);
 /// Closes `fd` if it is open. `fd` is released first, because a failed close has closed it too.
 IoTask<Status> Close(UniqueFd& fd, const std::string& name);

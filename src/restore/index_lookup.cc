@@ -225,7 +225,7 @@ IoTask<Status> LookUpTask(Lookup& lookup) {
   for (const std::size_t block : wanted) lookup.blocks.push_back(head->blocks()[block]);
   std::vector<IoTask<Status>> lanes;
   for (std::size_t i = 0; i < std::min(kLanes, lookup.blocks.size()); ++i) lanes.push_back(BlockLane(lookup));
-  CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(lanes)));
+  CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(lanes)));
   co_return lookup.failure;
 }
 

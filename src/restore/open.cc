@@ -43,7 +43,7 @@ IoTask<Status> ReadAllLanes(HeaderReads& reads) {
   const std::size_t count = std::min(kLanes, reads.shards.size());
   lanes.reserve(count);
   for (std::size_t i = 0; i < count; ++i) lanes.push_back(ReadLane(reads));
-  CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(lanes)));
+  CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(lanes)));
   co_return reads.failure;
 }
 

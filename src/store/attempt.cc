@@ -110,16 +110,16 @@ const char* Attempt::StageName(Stage stage) {
 Status Attempt::Admit(Stage wanted, const char* call) const {
   if (!status_.ok()) return status_;
   const bool many = wanted == Stage::kWriting && stage_ == Stage::kWriting && std::string_view(call) == "Write";
-  if (stage_ == wanted && (under_way_ == 0 || many)) return Status::Ok();
+  if (stage_ == wanted && (in_flight_ == 0 || many)) return Status::Ok();
   return Error(StatusCode::kInternal, "{} of an attempt at step {} that is {}, with {} calls under way", call,
-               spec_.step, StageName(stage_), under_way_);
+               spec_.step, StageName(stage_), in_flight_);
 }
 
 void Attempt::Run(Status refusal, IoTask<Status> task, Stage then, StatusDone done) {
   if (!refusal.ok()) return RunTask(queue_, Refused(std::move(refusal)), std::move(done));
-  ++under_way_;
+  ++in_flight_;
   RunTask(queue_, Explain(std::move(task)), [this, then, done = std::move(done)](Status status) {
-    --under_way_;
+    --in_flight_;
     if (status.ok()) stage_ = then;
     if (status_.ok()) status_ = status;
     done(std::move(status));
@@ -165,18 +165,18 @@ void Attempt::SealAndCommit(Bytes header, const Manifest& manifest, bool replace
 }
 
 void Attempt::Abandon(StatusDone done) {
-  if (under_way_ != 0) {
+  if (in_flight_ != 0) {
     return RunTask(
         queue_,
-        Refused(Error(StatusCode::kInternal, "Abandon of step {} with {} calls under way", spec_.step, under_way_)),
+        Refused(Error(StatusCode::kInternal, "Abandon of step {} with {} calls under way", spec_.step, in_flight_)),
         std::move(done));
   }
   const Stage then = stage_ == Stage::kCommitted ? Stage::kCommitted : Stage::kAbandoned;
   Status abandoned = Error(StatusCode::kCancelled, "step {} was abandoned", spec_.step);
   if (status_.ok() && then == Stage::kAbandoned) status_ = std::move(abandoned);
-  ++under_way_;
+  ++in_flight_;
   RunTask(queue_, AbandonTask(), [this, then, done = std::move(done)](Status status) {
-    --under_way_;
+    --in_flight_;
     stage_ = then;
     done(std::move(status));
   });
@@ -303,7 +303,7 @@ IoTask<Status> Attempt::FsyncShard() {
   std::vector<IoTask<Status>> tasks;
   tasks.push_back(io::FsyncTask(shard_fd_, shard_.text()));
   tasks.push_back(io::OnThread(shard_.text(), [this] { return CheckShard(); }));
-  CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(tasks)));
+  CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(tasks)));
   co_return co_await io::Close(shard_fd_, shard_.text());
 }
 
@@ -318,7 +318,7 @@ IoTask<Status> Attempt::SealTask(Bytes header) {
   CAIRN_CO_RETURN_IF_ERROR(co_await WriteHeader(header));
   std::vector<IoTask<Status>> fsyncs = FsyncTasks();
   fsyncs.push_back(io::FsyncTask(folder().fd(), folder().path().text()));
-  co_return co_await Together(std::move(fsyncs));
+  co_return co_await WhenAll(std::move(fsyncs));
 }
 
 // Step 5
@@ -343,14 +343,14 @@ IoTask<Status> Attempt::CommitTask(Manifest manifest, std::vector<std::string> i
   std::vector<IoTask<Status>> writes;
   writes.push_back(commit.WriteManifest());
   if (!header.empty()) writes.push_back(WriteHeader(header));
-  CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(writes)));
+  CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(writes)));
   // Only after all writes: a journaling filesystem then commits its journal once for all fsyncs.
   std::vector<IoTask<Status>> fsyncs;
   if (!header.empty()) fsyncs = FsyncTasks();
   fsyncs.push_back(commit.FsyncIndex());
   fsyncs.push_back(commit.FsyncManifest());
   fsyncs.push_back(io::FsyncTask(folder().fd(), folder().path().text()));
-  CAIRN_CO_RETURN_IF_ERROR(co_await Together(std::move(fsyncs)));
+  CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(fsyncs)));
   CAIRN_CO_RETURN_IF_ERROR(co_await commit.RenameIntoPlace());
   co_return co_await commit.RemoveOld();
 }

@@ -66,7 +66,7 @@ class Attempt {
   /// removes the rest.
   void Abandon(StatusDone done);
 
-  [[nodiscard]] bool beginning() const { return stage_ == Stage::kNew && under_way_ != 0; }
+  [[nodiscard]] bool beginning() const { return stage_ == Stage::kNew && in_flight_ != 0; }
   /// The shard file exists.
   [[nodiscard]] bool begun() const { return stage_ != Stage::kNew; }
   [[nodiscard]] bool direct() const { return direct_ != Direct::kRefused; }
@@ -117,7 +117,7 @@ class Attempt {
   Stage stage_ = Stage::kNew;
   // The first error.
   Status status_;
-  int under_way_ = 0;
+  int in_flight_ = 0;
   Direct direct_ = Direct::kUntried;
   // Also set if the file may exist: an operation that failed may still have taken effect.
   bool shard_made_ = false;

@@ -117,14 +117,14 @@ void ShardChecks::Add(std::size_t rank, ManifestShard shard, Done done) {
 }
 
 void ShardChecks::BeginWaiting() {
-  while (under_way_ < kLanes && !waiting_.empty()) {
+  while (in_flight_ < kLanes && !waiting_.empty()) {
     Check next = std::move(waiting_.front());
     waiting_.pop_front();
-    ++under_way_;
+    ++in_flight_;
     const auto run = std::make_shared<std::string>();
     RunTask(queue_, CheckTask(folder_, next.rank, std::move(next.shard), run),
             [self = shared_from_this(), run, done = std::move(next.done)](Status status) {
-              --self->under_way_;
+              --self->in_flight_;
               status.ok() ? done(std::move(*run)) : done(std::move(status));
               self->BeginWaiting();
             });

@@ -41,7 +41,7 @@ class ShardChecks : public std::enable_shared_from_this<ShardChecks> {
   IoQueue& queue_;
   const std::shared_ptr<const AttemptFolder> folder_;
   std::deque<Check> waiting_;
-  int under_way_ = 0;
+  int in_flight_ = 0;
 };
 
 }  // namespace cairn

@@ -43,7 +43,7 @@ IoTask<Status> Note(std::vector<int>& order, int number, std::string path) {
 IoTask<Status> Beside(std::vector<int>& order, std::string base) {
   std::vector<IoTask<Status>> tasks;
   for (const int number : {1, 2, 3}) tasks.push_back(Note(order, number, base + "/" + std::to_string(number)));
-  const Status status = co_await Together(std::move(tasks));
+  const Status status = co_await WhenAll(std::move(tasks));
   order.push_back(9);
   co_return status;
 }
@@ -68,7 +68,7 @@ IoTask<Status> Outer(int& alive, std::string path) {
   std::vector<IoTask<Status>> tasks;
   tasks.push_back(Inner(alive, path));
   tasks.push_back(Inner(alive, path));
-  co_return co_await Together(std::move(tasks));
+  co_return co_await WhenAll(std::move(tasks));
 }
 
 IoTask<Status> ManyThatEndAtOnce(int count) {
