@@ -33,14 +33,14 @@ struct Shared {
   std::vector<float> memory;
   State state;
   Replicated replicated;
-  Sharing sharing{/*rank=*/0, /*world=*/8};
+  ReplicaAssigner sharing{/*rank=*/0, /*world=*/8};
   std::vector<std::string> copy;
 };
 
 Pair ShareAgainBesideCompare(std::size_t tensors) {
   const auto shared = std::make_shared<Shared>(tensors);
   const auto again = [shared] { return shared->sharing.Of(shared->state.table(), shared->replicated); };
-  const Result<Share> first = again();
+  const Result<ReplicaAssignment> first = again();
   Check(first.status());
   Expect(again()->table == first->table, "engine: shared out again");
   return {.cairn = Timed([again] { benchmark::DoNotOptimize(again()); }),

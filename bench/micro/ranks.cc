@@ -146,7 +146,7 @@ class OtherRanks final : public Group {
   }
   void Announce(const std::string& key, std::string word) override {
     if (!key.starts_with("attempt/")) return;
-    const Result<AttemptWord> attempt = DecodeAttempt(word);
+    const Result<AttemptProposal> attempt = DecodeAttempt(word);
     Check(attempt.status());
     const std::lock_guard lock(mutex_);
     header_.step = attempt->step;

@@ -59,7 +59,7 @@ class Checkpointer::Impl {
   Mutex save_mutex;
   std::uint64_t next_sequence CAIRN_GUARDED_BY(save_mutex) = 0;
   std::weak_ptr<const TensorTable> checked_table CAIRN_GUARDED_BY(save_mutex);
-  std::optional<Sharing> sharing CAIRN_GUARDED_BY(save_mutex);  // This rank's; made by the first save.
+  std::optional<ReplicaAssigner> sharing CAIRN_GUARDED_BY(save_mutex);  // This rank's; made by the first save.
   Mutex restored_mutex;
   std::optional<ManifestParent> restored CAIRN_GUARDED_BY(restored_mutex);  // What this rank restored last.
   Mutex device_mutex;

@@ -48,7 +48,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   const std::shared_ptr<const TensorTable>& table = state.table();
   if (const Status status = CheckTensors(table); !status.ok()) return refuse(status);
   if (!sharing) sharing.emplace(group->rank(), group->size());
-  const Result<Share> share = sharing->Of(table, save_options.replicated);
+  const Result<ReplicaAssignment> share = sharing->Of(table, save_options.replicated);
   if (!share.ok()) return refuse(share.status());
   const auto waiting = SaveTask::Clock::now();
   Result<SavePlan> plan = Admit(step, save_options.if_exists);
@@ -59,7 +59,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   if (!plan.ok()) return refuse(plan.status());
   plan->sequence = sequence;
   plan->hold = save_options.hold;
-  plan->alike = share->alike;
+  plan->replicated = share->replicated;
   Result<std::vector<DeviceEvents>> events = RecordStreams(*table, *share->table, save_options.streams);
   if (!events.ok()) {
     if (plan->admitted) ledger->Withdraw(*plan);

@@ -38,23 +38,23 @@ class Search {
 
  private:
   // On rank 0.
-  [[nodiscard]] Result<ChoiceWord> Choose();
-  [[nodiscard]] Result<ChoiceWord> ChooseNext();
+  [[nodiscard]] Result<ChoiceMessage> Choose();
+  [[nodiscard]] Result<ChoiceMessage> ChooseNext();
   void ChooseAgain(const Status& gone);
   [[nodiscard]] bool KnownDamaged(const StoredCheckpoint& checkpoint) const;
-  [[nodiscard]] Result<VerdictWord> Judge(const ChoiceWord& choice, const Status& own);
+  [[nodiscard]] Result<VerdictMessage> Judge(const ChoiceMessage& choice, const Status& own);
   // On the other ranks.
-  [[nodiscard]] Result<ChoiceWord> AwaitChoice();
-  [[nodiscard]] Result<VerdictWord> AwaitVerdict(const ChoiceWord& choice, const Status& own);
+  [[nodiscard]] Result<ChoiceMessage> AwaitChoice();
+  [[nodiscard]] Result<VerdictMessage> AwaitVerdict(const ChoiceMessage& choice, const Status& own);
 
-  [[nodiscard]] Result<StoredCheckpoint> Find(const ChoiceWord& choice) const;
-  [[nodiscard]] Result<Restored> Read(const ChoiceWord& choice) const;
-  void PassOver(const ChoiceWord& choice, const VerdictWord& verdict);
+  [[nodiscard]] Result<StoredCheckpoint> Find(const ChoiceMessage& choice) const;
+  [[nodiscard]] Result<Restored> Read(const ChoiceMessage& choice) const;
+  void PassOver(const ChoiceMessage& choice, const VerdictMessage& verdict);
 
   [[nodiscard]] bool chooses() const { return call_.group.rank() == 0; }
   [[nodiscard]] std::string Key(const char* kind) const { return fmt::format("{}/{}/{}", kind, call_.number, round_); }
   /// The status, beginning with "rank R: " if it is another rank's.
-  [[nodiscard]] Status WithRank(const VerdictWord& verdict) const;
+  [[nodiscard]] Status WithRank(const VerdictMessage& verdict) const;
 
   const SharedRestore& call_;
   std::uint64_t round_ = 0;
@@ -72,13 +72,13 @@ class Search {
 
 Result<Restored> Search::Run() {
   for (;; ++round_) {
-    CAIRN_ASSIGN_OR_RETURN(const ChoiceWord choice, chooses() ? Choose() : AwaitChoice());
+    CAIRN_ASSIGN_OR_RETURN(const ChoiceMessage choice, chooses() ? Choose() : AwaitChoice());
     if (!choice.damage.ok()) {
       PassOver(choice, {.rank = 0, .status = choice.damage});
       continue;
     }
     Result<Restored> own = Read(choice);
-    CAIRN_ASSIGN_OR_RETURN(const VerdictWord verdict,
+    CAIRN_ASSIGN_OR_RETURN(const VerdictMessage verdict,
                            chooses() ? Judge(choice, own.status()) : AwaitVerdict(choice, own.status()));
     switch (VerdictOf(verdict.status)) {
       case Verdict::kFailed:
@@ -96,15 +96,15 @@ Result<Restored> Search::Run() {
   }
 }
 
-Result<ChoiceWord> Search::Choose() {
-  const Result<ChoiceWord> chosen = ChooseNext();
-  const std::string word = EncodeChoice(chosen.ok() ? *chosen : ChoiceWord{.end = chosen.status()});
+Result<ChoiceMessage> Search::Choose() {
+  const Result<ChoiceMessage> chosen = ChooseNext();
+  const std::string word = EncodeChoice(chosen.ok() ? *chosen : ChoiceMessage{.end = chosen.status()});
   call_.group.Announce(Key("choice"), word);
   // Decoded again, so that rank 0 acts on the same message as the others: long texts are cut.
   return chosen.ok() ? DecodeChoice(word) : chosen;
 }
 
-Result<ChoiceWord> Search::ChooseNext() {
+Result<ChoiceMessage> Search::ChooseNext() {
   CAIRN_RETURN_IF_ERROR(call_.readable);
   while (true) {
     if (candidates_.empty()) {
@@ -127,7 +127,7 @@ Result<ChoiceWord> Search::ChooseNext() {
         break;
       case Verdict::kDamaged:
       case Verdict::kRead:
-        return ChoiceWord{.step = info.step, .attempt = info.attempt, .path = info.path, .damage = info.status};
+        return ChoiceMessage{.step = info.step, .attempt = info.attempt, .path = info.path, .damage = info.status};
     }
   }
   if (first_failure_) return *first_failure_;
@@ -148,12 +148,12 @@ bool Search::KnownDamaged(const StoredCheckpoint& checkpoint) const {
                                      : among(damaged_paths_, checkpoint.info.path);
 }
 
-Result<VerdictWord> Search::Judge(const ChoiceWord& choice, const Status& own) {
+Result<VerdictMessage> Search::Judge(const ChoiceMessage& choice, const Status& own) {
   const CollectedWords said = CollectWords(call_.group, Key("read"), Deadline::In(call_.group_deadline));
-  VerdictWord verdict{.rank = 0, .status = own};
+  VerdictMessage verdict{.rank = 0, .status = own};
   for (const auto& [rank, word] : said.words) {
     const std::optional<Status> status = DecodeOutcome(word);
-    const VerdictWord its{.rank = status ? rank : 0, .status = status ? *status : NotAWord(rank, word)};
+    const VerdictMessage its{.rank = status ? rank : 0, .status = status ? *status : InvalidMessage(rank, word)};
     if (VerdictOf(its.status) < VerdictOf(verdict.status)) verdict = its;
   }
   if (!said.end.ok() && VerdictOf(verdict.status) != Verdict::kFailed) {
@@ -166,13 +166,13 @@ Result<VerdictWord> Search::Judge(const ChoiceWord& choice, const Status& own) {
   return DecodeVerdict(word);
 }
 
-Result<ChoiceWord> Search::AwaitChoice() {
+Result<ChoiceMessage> Search::AwaitChoice() {
   const Result<std::string> heard = AwaitWord(call_.group, Key("choice"), Deadline::In(call_.group_deadline));
   if (!heard.ok()) {
     return Error(heard.status().code(), "{}: rank 0 did not say which checkpoint it chose: {}", call_.root,
                  heard.status().message());
   }
-  Result<ChoiceWord> choice = DecodeChoice(*heard);
+  Result<ChoiceMessage> choice = DecodeChoice(*heard);
   if (!choice.ok()) {
     call_.group.Send(Key("read"), EncodeOutcome(choice.status()));
     return choice;
@@ -182,7 +182,7 @@ Result<ChoiceWord> Search::AwaitChoice() {
   return WithRank({.rank = 0, .status = choice->end});
 }
 
-Result<VerdictWord> Search::AwaitVerdict(const ChoiceWord& choice, const Status& own) {
+Result<VerdictMessage> Search::AwaitVerdict(const ChoiceMessage& choice, const Status& own) {
   call_.group.Send(Key("read"), EncodeOutcome(own));
   const std::chrono::nanoseconds twice = 2 * std::min(call_.group_deadline, std::chrono::nanoseconds::max() / 2);
   const Result<std::string> heard = AwaitWord(call_.group, Key("verdict"), Deadline::In(twice));
@@ -191,7 +191,7 @@ Result<VerdictWord> Search::AwaitVerdict(const ChoiceWord& choice, const Status&
                heard.status().message());
 }
 
-Result<StoredCheckpoint> Search::Find(const ChoiceWord& choice) const {
+Result<StoredCheckpoint> Search::Find(const ChoiceMessage& choice) const {
   if (chooses()) return candidates_[next_ - 1];
   const std::string& folder = call_.which.folder();
   CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint found,
@@ -201,13 +201,13 @@ Result<StoredCheckpoint> Search::Find(const ChoiceWord& choice) const {
                found.info.path, choice.attempt, found.info.attempt);
 }
 
-Result<Restored> Search::Read(const ChoiceWord& choice) const {
+Result<Restored> Search::Read(const ChoiceMessage& choice) const {
   CAIRN_RETURN_IF_ERROR(call_.readable);
   CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint found, Find(choice));
   return RestoreCheckpoint(call_.parts, found, call_.group.rank(), call_.state, call_.options);
 }
 
-void Search::PassOver(const ChoiceWord& choice, const VerdictWord& verdict) {
+void Search::PassOver(const ChoiceMessage& choice, const VerdictMessage& verdict) {
   choice.damage.ok() ? damaged_.push_back(choice.attempt) : damaged_paths_.push_back(choice.path);
   passed_over_.push_back(fmt::format("{}: rank {}: {}", choice.path, verdict.rank, verdict.status.message()));
   if (!first_failure_) first_failure_ = WithRank(verdict);
@@ -216,7 +216,7 @@ void Search::PassOver(const ChoiceWord& choice, const VerdictWord& verdict) {
       {.step = choice.step, .attempt = choice.attempt, .path = choice.path, .status = choice.damage});
 }
 
-Status Search::WithRank(const VerdictWord& verdict) const {
+Status Search::WithRank(const VerdictMessage& verdict) const {
   if (verdict.rank == call_.group.rank()) return verdict.status;
   return Error(verdict.status.code(), "rank {}: {}", verdict.rank, verdict.status.message());
 }

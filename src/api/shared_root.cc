@@ -27,7 +27,7 @@ Result<std::string> AwaitWriterId(const Options& options, Group& group) {
   if (word.starts_with(kOpened)) return word.substr(1);
   const std::optional<Status> failure = word.empty() ? std::nullopt : DecodeOutcome(std::string_view(word).substr(1));
   if (failure && !failure->ok()) return Error(failure->code(), "rank 0: {}", failure->message());
-  return NotAWord(0, word);
+  return InvalidMessage(0, word);
 }
 
 }  // namespace

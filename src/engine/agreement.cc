@@ -18,7 +18,7 @@ constexpr std::size_t kMaxMessage = 2000;
 constexpr std::size_t kMaxMembers = 16;
 
 /// The members of a flat JSON object.
-class WordReader final : public JsonEvents {
+class MessageReader final : public JsonEvents {
  public:
   bool OnScalar(const JsonScalar& value) override {
     switch (value.kind) {
@@ -77,7 +77,7 @@ class WordReader final : public JsonEvents {
 
 using Object = nlohmann::json;
 
-std::string Dump(const Object& word) { return word.dump(-1, ' ', false, Object::error_handler_t::replace); }
+std::string Dump(const Object& message) { return message.dump(-1, ' ', false, Object::error_handler_t::replace); }
 
 Object FromStatus(const Status& status) {
   return {{"code", static_cast<int>(status.code())}, {"message", status.message().substr(0, kMaxMessage)}};
@@ -89,126 +89,127 @@ std::string OrNothing(const std::string& restored) {
 
 }  // namespace
 
-Status NotAWord(int rank, std::string_view text) {
+Status InvalidMessage(int rank, std::string_view text) {
   return Error(StatusCode::kInternal, "rank {} sent an invalid message: {}", rank, Quoted(text));
 }
 
-std::string EncodeAttempt(const AttemptWord& word) {
-  if (!word.refusal.ok()) return Dump(FromStatus(word.refusal));
-  Object object = {{"attempt", word.uuid},
-                   {"step", word.step},
-                   {"generation", word.generation},
-                   {"replace", static_cast<int>(word.replace)},
-                   {"alike", word.alike}};
-  if (word.parent) {
-    object["parent"] = word.parent->attempt;
-    object["parent_step"] = word.parent->step;
+std::string EncodeAttempt(const AttemptProposal& message) {
+  if (!message.refusal.ok()) return Dump(FromStatus(message.refusal));
+  Object object = {{"attempt", message.uuid},
+                   {"step", message.step},
+                   {"generation", message.generation},
+                   {"replace", static_cast<int>(message.replace)},
+                   {"alike", message.replica_digests}};
+  if (message.parent) {
+    object["parent"] = message.parent->attempt;
+    object["parent_step"] = message.parent->step;
   }
   return Dump(object);
 }
 
-Result<AttemptWord> DecodeAttempt(std::string_view text) {
-  AttemptWord word;
-  WordReader read;
-  if (!ReadJson(text, read, "attempt").ok()) return NotAWord(0, text);
+Result<AttemptProposal> DecodeAttempt(std::string_view text) {
+  AttemptProposal message;
+  MessageReader read;
+  if (!ReadJson(text, read, "attempt").ok()) return InvalidMessage(0, text);
   if (read.Has("code")) {
-    if (!read.Take(word.refusal) || word.refusal.ok()) return NotAWord(0, text);
-    return word;
+    if (!read.Take(message.refusal) || message.refusal.ok()) return InvalidMessage(0, text);
+    return message;
   }
   std::uint64_t replace = 0;
-  bool good = read.Take("attempt", word.uuid) && IsAttemptId(word.uuid) && read.Take("step", word.step) &&
-              read.Take("generation", word.generation) && read.Take("replace", replace) &&
-              read.Take("alike", word.alike);
+  bool good = read.Take("attempt", message.uuid) && IsAttemptId(message.uuid) && read.Take("step", message.step) &&
+              read.Take("generation", message.generation) && read.Take("replace", replace) &&
+              read.Take("alike", message.replica_digests);
   if (read.Has("parent")) {
-    word.parent.emplace();
-    good = good && read.Take("parent", word.parent->attempt) && read.Take("parent_step", word.parent->step);
+    message.parent.emplace();
+    good = good && read.Take("parent", message.parent->attempt) && read.Take("parent_step", message.parent->step);
   }
-  if (!good) return NotAWord(0, text);
-  word.replace = replace != 0;
-  return word;
+  if (!good) return InvalidMessage(0, text);
+  message.replace = replace != 0;
+  return message;
 }
 
-std::string EncodePrepared(const PreparedWord& word) {
-  if (!word.failure.ok()) return Dump(FromStatus(word.failure));
-  if (word.bucket >= 0) return Dump({{"bucket", word.bucket}, {"texts", word.texts}});
-  return Dump({{"step", word.step},
-               {"restored", word.restored},
-               {"file", word.shard.file},
-               {"length", word.shard.length},
-               {"digest", word.shard.header_digest}});
+std::string EncodePrepared(const PreparedMessage& message) {
+  if (!message.failure.ok()) return Dump(FromStatus(message.failure));
+  if (message.bucket >= 0) return Dump({{"bucket", message.bucket}, {"texts", message.texts}});
+  return Dump({{"step", message.step},
+               {"restored", message.restored},
+               {"file", message.shard.file},
+               {"length", message.shard.length},
+               {"digest", message.shard.header_digest}});
 }
 
-Result<PreparedWord> DecodePrepared(int rank, std::string_view text) {
-  PreparedWord word;
-  WordReader read;
-  if (!ReadJson(text, read, "prepared").ok()) return NotAWord(rank, text);
+Result<PreparedMessage> DecodePrepared(int rank, std::string_view text) {
+  PreparedMessage message;
+  MessageReader read;
+  if (!ReadJson(text, read, "prepared").ok()) return InvalidMessage(rank, text);
   if (read.Has("code")) {
-    if (!read.Take(word.failure) || word.failure.ok()) return NotAWord(rank, text);
-    return word;
+    if (!read.Take(message.failure) || message.failure.ok()) return InvalidMessage(rank, text);
+    return message;
   }
   std::uint64_t number = 0;
   if (read.Has("bucket")) {
-    if (!read.Take("bucket", number) || number > 0xffff || !read.Take("texts", word.texts)) return NotAWord(rank, text);
-    word.bucket = static_cast<int>(number);
-    return word;
+    if (!read.Take("bucket", number) || number > 0xffff || !read.Take("texts", message.texts))
+      return InvalidMessage(rank, text);
+    message.bucket = static_cast<int>(number);
+    return message;
   }
-  const bool good = read.Take("step", word.step) && read.Take("restored", word.restored) &&
-                    read.Take("file", word.shard.file) && read.Take("length", word.shard.length) &&
+  const bool good = read.Take("step", message.step) && read.Take("restored", message.restored) &&
+                    read.Take("file", message.shard.file) && read.Take("length", message.shard.length) &&
                     read.Take("digest", number) && number <= 0xffffffff &&
-                    word.shard.file == ShardName(static_cast<std::uint64_t>(rank));
-  if (!good) return NotAWord(rank, text);
-  word.shard.header_digest = static_cast<std::uint32_t>(number);
-  return word;
+                    message.shard.file == ShardName(static_cast<std::uint64_t>(rank));
+  if (!good) return InvalidMessage(rank, text);
+  message.shard.header_digest = static_cast<std::uint32_t>(number);
+  return message;
 }
 
 std::string EncodeOutcome(const Status& status) { return Dump(FromStatus(status)); }
 
 std::optional<Status> DecodeOutcome(std::string_view text) {
   Status status;
-  WordReader read;
+  MessageReader read;
   if (!ReadJson(text, read, "outcome").ok() || !read.Take(status)) return std::nullopt;
   return status;
 }
 
-std::string EncodeChoice(const ChoiceWord& word) {
-  if (!word.end.ok()) return Dump(FromStatus(word.end));
-  Object object = word.damage.ok() ? Object{{"attempt", word.attempt}} : FromStatus(word.damage);
-  object["step"] = word.step;
-  object["path"] = word.path;
+std::string EncodeChoice(const ChoiceMessage& message) {
+  if (!message.end.ok()) return Dump(FromStatus(message.end));
+  Object object = message.damage.ok() ? Object{{"attempt", message.attempt}} : FromStatus(message.damage);
+  object["step"] = message.step;
+  object["path"] = message.path;
   return Dump(object);
 }
 
-Result<ChoiceWord> DecodeChoice(std::string_view text) {
-  ChoiceWord word;
-  WordReader read;
-  if (!ReadJson(text, read, "choice").ok()) return NotAWord(0, text);
+Result<ChoiceMessage> DecodeChoice(std::string_view text) {
+  ChoiceMessage message;
+  MessageReader read;
+  if (!ReadJson(text, read, "choice").ok()) return InvalidMessage(0, text);
   if (!read.Has("path")) {
-    if (!read.Take(word.end) || word.end.ok()) return NotAWord(0, text);
-    return word;
+    if (!read.Take(message.end) || message.end.ok()) return InvalidMessage(0, text);
+    return message;
   }
   const bool good =
-      read.Take("step", word.step) && read.Take("path", word.path) &&
-      (read.Has("code") ? read.Take(word.damage) && !word.damage.ok() : read.Take("attempt", word.attempt));
-  if (!good) return NotAWord(0, text);
-  return word;
+      read.Take("step", message.step) && read.Take("path", message.path) &&
+      (read.Has("code") ? read.Take(message.damage) && !message.damage.ok() : read.Take("attempt", message.attempt));
+  if (!good) return InvalidMessage(0, text);
+  return message;
 }
 
-std::string EncodeVerdict(const VerdictWord& word) {
-  Object object = FromStatus(word.status);
-  object["rank"] = word.rank;
+std::string EncodeVerdict(const VerdictMessage& message) {
+  Object object = FromStatus(message.status);
+  object["rank"] = message.rank;
   return Dump(object);
 }
 
-Result<VerdictWord> DecodeVerdict(std::string_view text) {
-  VerdictWord word;
-  WordReader read;
+Result<VerdictMessage> DecodeVerdict(std::string_view text) {
+  VerdictMessage message;
+  MessageReader read;
   std::uint64_t rank = 0;
-  if (!ReadJson(text, read, "verdict").ok() || !read.Take(word.status) || !read.Take("rank", rank) ||
+  if (!ReadJson(text, read, "verdict").ok() || !read.Take(message.status) || !read.Take("rank", rank) ||
       rank > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
-    return NotAWord(0, text);
+    return InvalidMessage(0, text);
   }
-  word.rank = static_cast<int>(rank);
-  return word;
+  message.rank = static_cast<int>(rank);
+  return message;
 }
 
 Status CheckSameLine(std::uint64_t step, const std::string& restored, int rank, std::uint64_t its_step,

@@ -14,7 +14,7 @@ namespace cairn {
 // Internal, naming the rank that sent it.
 
 /// attempt/, from the coordinator: the save as its ledger accepted it, or why it is refused.
-struct AttemptWord {
+struct AttemptProposal {
   std::string uuid;
   std::uint64_t step = 0;
   std::uint64_t generation = 0;
@@ -22,16 +22,16 @@ struct AttemptWord {
   std::optional<ManifestParent> parent;
   bool replace = false;
   /// Digests of the replicated values and of which rank writes which (see replicas.h).
-  std::string alike;
+  std::string replica_digests;
   /// Not ok: the save is refused, and all other fields are ignored.
   Status refusal;
 };
-[[nodiscard]] std::string EncodeAttempt(const AttemptWord& word);
-[[nodiscard]] Result<AttemptWord> DecodeAttempt(std::string_view text);
+[[nodiscard]] std::string EncodeAttempt(const AttemptProposal& message);
+[[nodiscard]] Result<AttemptProposal> DecodeAttempt(std::string_view text);
 
 /// prepared/, from each other rank: its shard, its failure, or, if its digests differ from the coordinator's, its
 /// values.
-struct PreparedWord {
+struct PreparedMessage {
   std::uint64_t step = 0;
   /// The attempt that this rank has restored; empty if none.
   std::string restored;
@@ -43,17 +43,17 @@ struct PreparedWord {
   int bucket = -1;
   std::string texts;
 };
-[[nodiscard]] std::string EncodePrepared(const PreparedWord& word);
-[[nodiscard]] Result<PreparedWord> DecodePrepared(int rank, std::string_view text);
+[[nodiscard]] std::string EncodePrepared(const PreparedMessage& message);
+[[nodiscard]] Result<PreparedMessage> DecodePrepared(int rank, std::string_view text);
 
 /// outcome/, from the coordinator: committed, or why not. read/, from each other rank: its part is read, or why not.
 [[nodiscard]] std::string EncodeOutcome(const Status& status);
 /// None if the text is invalid.
 [[nodiscard]] std::optional<Status> DecodeOutcome(std::string_view text);
-[[nodiscard]] Status NotAWord(int rank, std::string_view text);
+[[nodiscard]] Status InvalidMessage(int rank, std::string_view text);
 
 /// choice/, from the coordinator: the checkpoint that all ranks read, or why there is none.
-struct ChoiceWord {
+struct ChoiceMessage {
   std::uint64_t step = 0;
   std::string attempt;
   /// The coordinator's path, for messages.
@@ -63,16 +63,16 @@ struct ChoiceWord {
   /// Not ok: the restore ends, and all other fields are ignored.
   Status end;
 };
-[[nodiscard]] std::string EncodeChoice(const ChoiceWord& word);
-[[nodiscard]] Result<ChoiceWord> DecodeChoice(std::string_view text);
+[[nodiscard]] std::string EncodeChoice(const ChoiceMessage& message);
+[[nodiscard]] Result<ChoiceMessage> DecodeChoice(std::string_view text);
 
 /// verdict/, from the coordinator: Ok if all ranks have restored the choice; otherwise one rank's status.
-struct VerdictWord {
+struct VerdictMessage {
   int rank = 0;
   Status status;
 };
-[[nodiscard]] std::string EncodeVerdict(const VerdictWord& word);
-[[nodiscard]] Result<VerdictWord> DecodeVerdict(std::string_view text);
+[[nodiscard]] std::string EncodeVerdict(const VerdictMessage& message);
+[[nodiscard]] Result<VerdictMessage> DecodeVerdict(std::string_view text);
 
 /// FailedPrecondition, naming both, if a rank saves another step than the coordinator or has restored another attempt:
 /// the checkpoint would mix them.

@@ -174,13 +174,14 @@ void Coordination::OnTime() {
 
 void Coordination::AnnounceAttempt() {
   checks_ = std::make_shared<ShardChecks>(*context_.queue, folder_);
-  group().Announce(Key("attempt"),
-                   EncodeAttempt({.uuid = folder_->uuid(),
-                                  .step = plan_.step,
-                                  .generation = plan_.generation,
-                                  .parent = plan_.parent,
-                                  .replace = plan_.replace,
-                                  .alike = plan_.alike != nullptr ? plan_.alike->digest : std::string()}));
+  group().Announce(
+      Key("attempt"),
+      EncodeAttempt({.uuid = folder_->uuid(),
+                     .step = plan_.step,
+                     .generation = plan_.generation,
+                     .parent = plan_.parent,
+                     .replace = plan_.replace,
+                     .replica_digests = plan_.replicated != nullptr ? plan_.replicated->digest : std::string()}));
   group().Collect(Key("prepared"), WhileItWrites(), Later(&Coordination::OnWord), Later(&Coordination::OnAllHeard));
 }
 
@@ -191,22 +192,24 @@ void Coordination::OnWord(int rank, std::string text) {
 }
 
 Status Coordination::TakeWord(int rank, const std::string& text) {
-  CAIRN_ASSIGN_OR_RETURN(PreparedWord word, DecodePrepared(rank, text));
-  if (!word.failure.ok()) {
+  CAIRN_ASSIGN_OR_RETURN(PreparedMessage message, DecodePrepared(rank, text));
+  if (!message.failure.ok()) {
     // An unknown outcome on that rank is none here: nothing is committed.
-    const bool unknown = word.failure.code() == StatusCode::kUnknownOutcome;
-    return Error(unknown ? StatusCode::kInternal : word.failure.code(), "rank {}: {}", rank, word.failure.message());
+    const bool unknown = message.failure.code() == StatusCode::kUnknownOutcome;
+    return Error(unknown ? StatusCode::kInternal : message.failure.code(), "rank {}: {}", rank,
+                 message.failure.message());
   }
-  if (word.bucket >= 0) {
-    const std::string mine = EncodeBucket(plan_.alike != nullptr ? *plan_.alike : ReplicatedValues(), word.bucket);
-    return CompareBuckets(plan_.step, mine, rank, word.texts);
+  if (message.bucket >= 0) {
+    const std::string mine =
+        EncodeBucket(plan_.replicated != nullptr ? *plan_.replicated : ReplicatedValues(), message.bucket);
+    return CompareBuckets(plan_.step, mine, rank, message.texts);
   }
-  CAIRN_RETURN_IF_ERROR(CheckSameLine(plan_.step, Restored(), rank, word.step, word.restored));
+  CAIRN_RETURN_IF_ERROR(CheckSameLine(plan_.step, Restored(), rank, message.step, message.restored));
   const auto index = static_cast<std::size_t>(rank);
-  shards_[index] = PreparedShard{.shard = word.shard};
-  checks_->Add(index, std::move(word.shard), [index, then = Later(&Coordination::OnChecked)](Result<std::string> run) {
-    then(index, std::move(run));
-  });
+  shards_[index] = PreparedShard{.shard = message.shard};
+  checks_->Add(
+      index, std::move(message.shard),
+      [index, then = Later(&Coordination::OnChecked)](Result<std::string> run) { then(index, std::move(run)); });
   return Status::Ok();
 }
 
@@ -277,7 +280,7 @@ void Coordination::OnAttempt(Heard heard) {
     return callbacks_.failed(Error(heard.status().code(), "step {}: no announcement of this save from rank 0: {}",
                                    plan_.step, heard.status().message()));
   }
-  const Result<AttemptWord> attempt = DecodeAttempt(*heard);
+  const Result<AttemptProposal> attempt = DecodeAttempt(*heard);
   if (!attempt.ok()) return callbacks_.failed(attempt.status());
   if (!attempt->refusal.ok()) {
     stage_.MoveTo(Stage::kQuiet);  // The coordinator collects no messages.
@@ -288,14 +291,14 @@ void Coordination::OnAttempt(Heard heard) {
   same.ok() ? Join(*attempt) : callbacks_.failed(same);
 }
 
-void Coordination::Join(const AttemptWord& attempt) {
+void Coordination::Join(const AttemptProposal& attempt) {
   group().Await(Key("outcome"), WhileItWrites(), Later(&Coordination::OnOutcome));
   const ReplicatedValues nothing;
-  const ReplicatedValues& mine = plan_.alike != nullptr ? *plan_.alike : nothing;
-  if (const int bucket = FirstDifference(attempt.alike, mine.digest); bucket >= 0) {
+  const ReplicatedValues& mine = plan_.replicated != nullptr ? *plan_.replicated : nothing;
+  if (const int bucket = FirstDifference(attempt.replica_digests, mine.digest); bucket >= 0) {
     stage_.MoveTo(Stage::kDiffers);
     wakes_at_ = Deadline::In(context_.parts.options.group_deadline);
-    PreparedWord differs;
+    PreparedMessage differs;
     differs.bucket = bucket;
     differs.texts = EncodeBucket(mine, bucket);
     return group().Send(Key("prepared"), EncodePrepared(differs));
@@ -304,9 +307,9 @@ void Coordination::Join(const AttemptWord& attempt) {
 }
 
 void Coordination::SendFailure(const Status& why) {
-  PreparedWord word;
-  word.failure = why;
-  group().Send(Key("prepared"), EncodePrepared(word));
+  PreparedMessage message;
+  message.failure = why;
+  group().Send(Key("prepared"), EncodePrepared(message));
 }
 
 void Coordination::OnOutcome(Heard heard) {

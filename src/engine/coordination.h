@@ -163,7 +163,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   // On the other ranks.
   void AwaitAttempt();
   void OnAttempt(Heard heard);
-  void Join(const AttemptWord& attempt);
+  void Join(const AttemptProposal& attempt);
   void SendFailure(const Status& why);
   void OnOutcome(Heard heard);
   void OnUnheard(const Status& why);

@@ -29,7 +29,7 @@ std::uint32_t Sum(std::string_view text, std::uint32_t before = 0) {
 std::size_t BucketOf(const std::string& name) { return Sum(name) % kBuckets; }
 
 // Tensors that share memory, so they are written together.
-struct Tied {
+struct TiedTensors {
   std::uint64_t bytes = 0;
   bool by_rank_0 = false;
   std::vector<std::uint32_t> entries;
@@ -46,8 +46,8 @@ std::string DescribeReplica(const TensorTable& table, const TensorEntry& entry) 
 }
 
 // The replicated tensors by name. Adds their descriptions to `values`, in the table's order.
-Result<std::vector<Tied>> FindReplicated(const TensorTable& table, const Replicated& replicated,
-                                         ReplicatedValues& values) {
+Result<std::vector<TiedTensors>> FindReplicated(const TensorTable& table, const Replicated& replicated,
+                                                ReplicatedValues& values) {
   enum class Writer : char { kOwn, kAny, kRank0 };
   std::vector<Writer> writers(table.size(), Writer::kOwn);
   const auto mark = [&](const std::vector<std::string>& names, Writer writer) -> Status {
@@ -61,7 +61,7 @@ Result<std::vector<Tied>> FindReplicated(const TensorTable& table, const Replica
   CAIRN_RETURN_IF_ERROR(mark(replicated.tensors, Writer::kAny));
   CAIRN_RETURN_IF_ERROR(mark(replicated.by_rank_0, Writer::kRank0));
 
-  std::map<std::uint32_t, Tied> all;  // By the entry that holds the memory.
+  std::map<std::uint32_t, TiedTensors> all;  // By the entry that holds the memory.
   for (std::uint32_t i = 0; i < table.size(); ++i) {
     const TensorEntry& entry = table[i];
     const std::uint32_t holder = entry.is_alias() ? entry.alias_of : i;
@@ -70,25 +70,25 @@ Result<std::vector<Tied>> FindReplicated(const TensorTable& table, const Replica
                    entry.name, table[holder].name);
     }
     if (writers[i] == Writer::kOwn) continue;
-    Tied& tied = all[holder];
+    TiedTensors& tied = all[holder];
     tied.bytes = entry.bytes();
     tied.by_rank_0 = tied.by_rank_0 || writers[i] == Writer::kRank0;
     tied.name = tied.entries.empty() ? entry.name : std::min<std::string_view>(tied.name, entry.name);
     tied.entries.push_back(i);
     values.all.emplace_back(entry.name, DescribeReplica(table, entry));
   }
-  std::vector<Tied> sorted;
+  std::vector<TiedTensors> sorted;
   sorted.reserve(all.size());
   for (auto& [holder, tied] : all) sorted.push_back(std::move(tied));
-  std::sort(sorted.begin(), sorted.end(), [](const Tied& a, const Tied& b) { return a.name < b.name; });
+  std::sort(sorted.begin(), sorted.end(), [](const TiedTensors& a, const TiedTensors& b) { return a.name < b.name; });
   return sorted;
 }
 
 // Assigns tensors to ranks in turn, each up to `most` bytes. Returns the number of ranks used, or one more than there
 // are if they cannot hold all.
 template <typename Give>
-int TakeInTurn(std::span<const std::uint64_t> sizes, std::uint64_t of_rank_0, int world, std::uint64_t most,
-               const Give& give) {
+int AssignInTurn(std::span<const std::uint64_t> sizes, std::uint64_t of_rank_0, int world, std::uint64_t most,
+                 const Give& give) {
   const auto room = [&](int turn) { return turn < world - 1 ? most : most - std::min(most, of_rank_0); };
   int turn = 0;
   std::uint64_t taken = 0;
@@ -121,9 +121,9 @@ std::vector<int> ChooseWriters(std::span<const std::uint64_t> sizes, std::uint64
   std::uint64_t average = PerRank(total + of_rank_0, world);
   if (of_rank_0 > average) average = PerRank(total, world - 1);
   const auto count = [&](std::uint64_t most) {
-    return TakeInTurn(sizes, of_rank_0, world, most, [](std::size_t, int) {});
+    return AssignInTurn(sizes, of_rank_0, world, most, [](std::size_t, int) {});
   };
-  const std::uint64_t share = std::max({average, kLeastShare, largest});
+  const std::uint64_t share = std::max({average, kMinShare, largest});
   const int ranks = std::min(count(share), world);
   std::uint64_t low = largest;
   // This is enough: each rank that had to pass a tensor on then has more than the average.
@@ -133,21 +133,21 @@ std::vector<int> ChooseWriters(std::span<const std::uint64_t> sizes, std::uint64
     count(middle) <= ranks ? most = middle : low = middle + 1;
   }
   std::vector<int> writers(sizes.size());
-  TakeInTurn(sizes, of_rank_0, world, most, [&writers](std::size_t i, int rank) { writers[i] = rank; });
+  AssignInTurn(sizes, of_rank_0, world, most, [&writers](std::size_t i, int rank) { writers[i] = rank; });
   return writers;
 }
 
-Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated, int rank,
-                       int world) {
-  Share share{.table = table, .alike = nullptr};
+Result<ReplicaAssignment> AssignReplicas(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated,
+                                         int rank, int world) {
+  ReplicaAssignment share{.table = table, .replicated = nullptr};
   if (world == 1) return share;
   const auto values = std::make_shared<ReplicatedValues>(ReplicatedValues{.all = replicated.alike});
-  share.alike = values;
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<Tied> all, FindReplicated(*table, replicated, *values));
+  share.replicated = values;
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<TiedTensors> all, FindReplicated(*table, replicated, *values));
   // Of tensors that any rank may write.
   std::vector<std::uint64_t> sizes;
   std::uint64_t of_rank_0 = 0;
-  for (const Tied& tied : all) {
+  for (const TiedTensors& tied : all) {
     if (tied.by_rank_0) {
       of_rank_0 += tied.bytes;
     } else {
@@ -158,7 +158,7 @@ Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Re
   constexpr int kOwn = -1;
   std::vector<int> writer_of(table->size(), kOwn);
   auto next = writers.begin();
-  for (const Tied& tied : all) {
+  for (const TiedTensors& tied : all) {
     const int writer = tied.by_rank_0 ? 0 : *next++;
     for (const std::uint32_t i : tied.entries) writer_of[i] = writer;
   }
@@ -173,14 +173,15 @@ Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Re
   return share;
 }
 
-Result<Share> Sharing::Of(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated) {
+Result<ReplicaAssignment> ReplicaAssigner::Of(const std::shared_ptr<const TensorTable>& table,
+                                              const Replicated& replicated) {
   if (table != table_.lock() || replicated != replicated_) {
-    CAIRN_ASSIGN_OR_RETURN(share_, ShareOut(table, replicated, rank_, world_));
+    CAIRN_ASSIGN_OR_RETURN(share_, AssignReplicas(table, replicated, rank_, world_));
     if (share_.table == table) share_.table = nullptr;
     table_ = table;
     replicated_ = replicated;
   }
-  Share share = share_;
+  ReplicaAssignment share = share_;
   if (share.table == nullptr) share.table = table;
   return share;
 }

@@ -15,46 +15,46 @@ namespace cairn {
 // Replicated values, which several ranks give: which rank writes them, and whether they are equal. Pure functions.
 
 /// A name, and what must be equal on all ranks: "F32 [3, 4]" for a tensor, the caller's text for anything else.
-using Alike = std::pair<std::string, std::string>;
+using ReplicatedValue = std::pair<std::string, std::string>;
 
 /// All replicated values of a rank.
 struct ReplicatedValues {
   /// Tensors last.
-  std::vector<Alike> all;
+  std::vector<ReplicatedValue> all;
   /// The rank that writes each of these tensors. Ranks that disagree would leave one out or write it twice.
   std::vector<int> writers;
   /// Of both.
   std::string digest;
 };
 
-struct Share {
+struct ReplicaAssignment {
   /// What this rank writes: tensors that only it has, and its part of the replicated ones.
   std::shared_ptr<const TensorTable> table;
   /// Null with a single rank.
-  std::shared_ptr<const ReplicatedValues> alike;
+  std::shared_ptr<const ReplicatedValues> replicated;
 };
 /// A rank writes at least this much of the replicated tensors before another rank is used.
-inline constexpr std::uint64_t kLeastShare = 64U << 20;
+inline constexpr std::uint64_t kMinShare = 64U << 20;
 
 /// Chooses the writing rank of each tensor in a sequence of sizes. Neighbours, which are restored together, go to one
 /// rank as far as balance allows: ranks 1, 2 and so on take tensors in order, and rank 0, which has the most other
 /// work, takes the rest. `of_rank_0` is what rank 0 writes of other replicated tensors.
 ///
-/// Uses as few ranks as can hold everything if each takes the maximum of the average per rank, kLeastShare and the
-/// largest tensor. The cuts minimise the largest part: never more than the maximum of kLeastShare and the average plus
+/// Uses as few ranks as can hold everything if each takes the maximum of the average per rank, kMinShare and the
+/// largest tensor. The cuts minimise the largest part: never more than the maximum of kMinShare and the average plus
 /// the largest tensor. `world` is at least 2.
 [[nodiscard]] std::vector<int> ChooseWriters(std::span<const std::uint64_t> sizes, std::uint64_t of_rank_0, int world);
 
 /// Divides the replicated tensors among the ranks by name, identically on all ranks with equal input. InvalidArgument
 /// for a name that is not in the table, or a replicated tensor that shares memory with one that is not.
-[[nodiscard]] Result<Share> ShareOut(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated,
-                                     int rank, int world);
+[[nodiscard]] Result<ReplicaAssignment> AssignReplicas(const std::shared_ptr<const TensorTable>& table,
+                                                       const Replicated& replicated, int rank, int world);
 
-/// Caches ShareOut between saves: recomputes it only if the table or the replicated values have changed.
-class Sharing {
+/// Caches AssignReplicas between saves: recomputes it only if the table or the replicated values have changed.
+class ReplicaAssigner {
  public:
-  Sharing(int rank, int world) : rank_(rank), world_(world) {}
-  Result<Share> Of(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated);
+  ReplicaAssigner(int rank, int world) : rank_(rank), world_(world) {}
+  Result<ReplicaAssignment> Of(const std::shared_ptr<const TensorTable>& table, const Replicated& replicated);
 
  private:
   const int rank_;
@@ -62,7 +62,7 @@ class Sharing {
   std::weak_ptr<const TensorTable> table_;
   Replicated replicated_;
   // Its table is null if it is the caller's, which this must not keep alive.
-  Share share_;
+  ReplicaAssignment share_;
 };
 
 /// Digests of all replicated values and of the writers, about a kilobyte; empty if there are none. Independent of

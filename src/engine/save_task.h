@@ -36,7 +36,7 @@ struct SavePlan {
   /// How long it may wait for its release; zero: it needs none.
   std::chrono::nanoseconds hold{0};
   /// Null if there are none.
-  std::shared_ptr<const ReplicatedValues> alike;
+  std::shared_ptr<const ReplicatedValues> replicated;
 };
 
 /// The events that a save holds of one device with streams, from the call of Save until it is captured.

@@ -12,30 +12,30 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-PreparedWord Prepared() {
+PreparedMessage Prepared() {
   return {.step = 7,
           .restored = "the-parent",
           .shard = {.file = "shard-00003.safetensors", .length = 1ULL << 40, .header_digest = 0xfedcba98}};
 }
 
 TEST(Agreement, EncodesTheAttempt) {
-  const AttemptWord word{.uuid = "the-uuid",
-                         .step = ~0ULL,
-                         .generation = 3,
-                         .parent = ManifestParent{.step = 6, .attempt = "the-parent"},
-                         .replace = true,
-                         .alike = "00ff"};
+  const AttemptProposal message{.uuid = "the-uuid",
+                                .step = ~0ULL,
+                                .generation = 3,
+                                .parent = ManifestParent{.step = 6, .attempt = "the-parent"},
+                                .replace = true,
+                                .replica_digests = "00ff"};
 
-  const auto read = DecodeAttempt(EncodeAttempt(word));
+  const auto read = DecodeAttempt(EncodeAttempt(message));
 
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->refusal, Status::Ok());
-  EXPECT_EQ(read->uuid, word.uuid);
-  EXPECT_EQ(read->step, word.step);
-  EXPECT_EQ(read->generation, word.generation);
-  EXPECT_EQ(read->parent, word.parent);
-  EXPECT_EQ(read->replace, word.replace);
-  EXPECT_EQ(read->alike, word.alike);
+  EXPECT_EQ(read->uuid, message.uuid);
+  EXPECT_EQ(read->step, message.step);
+  EXPECT_EQ(read->generation, message.generation);
+  EXPECT_EQ(read->parent, message.parent);
+  EXPECT_EQ(read->replace, message.replace);
+  EXPECT_EQ(read->replica_digests, message.replica_digests);
 }
 
 TEST(Agreement, EncodesARefusal) {
@@ -134,23 +134,23 @@ TEST(Agreement, NamesTheRankOfAnInvalidMessage) {
     std::string changed = good;
     bad.push_back(changed.replace(changed.find(from), from.size(), to));
   }
-  for (const std::string& word : bad) {
-    const Status status = DecodePrepared(3, word).status();
+  for (const std::string& message : bad) {
+    const Status status = DecodePrepared(3, message).status();
 
-    EXPECT_EQ(status.code(), StatusCode::kInternal) << word;
-    EXPECT_THAT(status.message(), HasSubstr("rank 3")) << word;
+    EXPECT_EQ(status.code(), StatusCode::kInternal) << message;
+    EXPECT_THAT(status.message(), HasSubstr("rank 3")) << message;
   }
 }
 
 TEST(Agreement, RejectsInvalidAttempts) {
-  for (const std::string word : {"", "{}", "[]", "no json", R"({"code":0,"message":""})",
-                                 R"({"attempt":"../x","step":1,"generation":0,"replace":0,"alike":""})",
-                                 R"({"attempt":"x","step":1,"generation":0,"replace":0,"alike":"","parent":"y"})",
-                                 R"({"attempt":"x","generation":0,"replace":0,"alike":""})"}) {
-    const Status status = DecodeAttempt(word).status();
+  for (const std::string message : {"", "{}", "[]", "no json", R"({"code":0,"message":""})",
+                                    R"({"attempt":"../x","step":1,"generation":0,"replace":0,"alike":""})",
+                                    R"({"attempt":"x","step":1,"generation":0,"replace":0,"alike":"","parent":"y"})",
+                                    R"({"attempt":"x","generation":0,"replace":0,"alike":""})"}) {
+    const Status status = DecodeAttempt(message).status();
 
-    EXPECT_EQ(status.code(), StatusCode::kInternal) << word;
-    EXPECT_THAT(status.message(), HasSubstr("rank 0")) << word;
+    EXPECT_EQ(status.code(), StatusCode::kInternal) << message;
+    EXPECT_THAT(status.message(), HasSubstr("rank 0")) << message;
   }
 }
 
@@ -184,17 +184,17 @@ TEST(Agreement, EncodesTheVerdict) {
 }
 
 TEST(Agreement, RejectsInvalidChoicesAndVerdicts) {
-  for (const std::string word : {"", "[]", "{}", R"({"step": 1})", R"({"path": "/root"})", R"({"code": "Ok"})"}) {
-    for (const Status& status : {DecodeChoice(word).status(), DecodeVerdict(word).status()}) {
-      EXPECT_EQ(status.code(), StatusCode::kInternal) << word;
-      EXPECT_THAT(status.message(), HasSubstr("rank 0")) << word;
+  for (const std::string message : {"", "[]", "{}", R"({"step": 1})", R"({"path": "/root"})", R"({"code": "Ok"})"}) {
+    for (const Status& status : {DecodeChoice(message).status(), DecodeVerdict(message).status()}) {
+      EXPECT_EQ(status.code(), StatusCode::kInternal) << message;
+      EXPECT_THAT(status.message(), HasSubstr("rank 0")) << message;
     }
   }
 }
 
 TEST(Agreement, RejectsInvalidOutcomes) {
-  for (const std::string word : {"", "{}", "[]", "no json", R"({"code":"x","message":""})"}) {
-    EXPECT_EQ(DecodeOutcome(word), std::nullopt) << word;
+  for (const std::string message : {"", "{}", "[]", "no json", R"({"code":"x","message":""})"}) {
+    EXPECT_EQ(DecodeOutcome(message), std::nullopt) << message;
   }
 }
 

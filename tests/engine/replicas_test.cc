@@ -20,7 +20,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 /// Tensors of bytes in one memory block; tied if they begin at the same place.
-class Shares : public testing::Test {
+class ReplicaAssignmentTest : public testing::Test {
  protected:
   void Add(const std::string& name, std::int64_t bytes, std::size_t at) {
     const Status status = state_.Add(name, {.data = &memory_.at(at), .dtype = DType::kU8, .shape = {bytes}});
@@ -41,7 +41,7 @@ class Shares : public testing::Test {
   [[nodiscard]] std::vector<std::vector<std::string>> WrittenBy(int world, const Replicated& replicated) const {
     std::vector<std::vector<std::string>> written;
     for (int rank = 0; rank < world; ++rank) {
-      const auto share = ShareOut(state_.table(), replicated, rank, world);
+      const auto share = AssignReplicas(state_.table(), replicated, rank, world);
       EXPECT_TRUE(share.ok()) << share.status();
       written.emplace_back();
       for (std::size_t i = 0; i < share->table->size(); ++i) written.back().push_back((*share->table)[i].name);
@@ -54,7 +54,7 @@ class Shares : public testing::Test {
   State state_;
 };
 
-TEST_F(Shares, GivesSmallTensorsToOneOtherRank) {
+TEST_F(ReplicaAssignmentTest, GivesSmallTensorsToOneOtherRank) {
   Add("a", 10, 0);
   Add("b", 30, 100);
   Add("c", 20, 200);
@@ -65,8 +65,8 @@ TEST_F(Shares, GivesSmallTensorsToOneOtherRank) {
   EXPECT_THAT(written, ElementsAre(ElementsAre("mine"), ElementsAre("a", "b", "c", "mine"), ElementsAre("mine")));
 }
 
-TEST_F(Shares, AssignsByNameInAnyOrder) {
-  for (const char* name : {"layer.2", "embedding", "layer.1", "head"}) AddLarge(name, 2 * kLeastShare);
+TEST_F(ReplicaAssignmentTest, AssignsByNameInAnyOrder) {
+  for (const char* name : {"layer.2", "embedding", "layer.1", "head"}) AddLarge(name, 2 * kMinShare);
 
   const auto written = WrittenBy(4, {.tensors = {"layer.2", "embedding", "layer.1", "head"}});
 
@@ -74,23 +74,23 @@ TEST_F(Shares, AssignsByNameInAnyOrder) {
                                    ElementsAre("layer.1")));
 }
 
-TEST_F(Shares, KeepsTiedTensorsTogether) {
-  AddLarge("embedding", kLeastShare);
-  AddLarge("other", kLeastShare);
+TEST_F(ReplicaAssignmentTest, KeepsTiedTensorsTogether) {
+  AddLarge("embedding", kMinShare);
+  AddLarge("other", kMinShare);
   AddTied("head", "embedding");
 
   const auto written = WrittenBy(2, {.tensors = {"embedding", "head", "other"}});
 
   EXPECT_THAT(written, ElementsAre(ElementsAre("other"), ElementsAre("embedding", "head")));
-  const auto share = ShareOut(state_.table(), {.tensors = {"embedding", "head", "other"}}, 1, 2);
+  const auto share = AssignReplicas(state_.table(), {.tensors = {"embedding", "head", "other"}}, 1, 2);
   EXPECT_EQ((*share->table)[1].alias_of, 0U);
-  EXPECT_EQ(share->table->bytes(), kLeastShare);
+  EXPECT_EQ(share->table->bytes(), kMinShare);
 }
 
-TEST_F(Shares, CountsTensorsOfRankZeroAsItsLoad) {
-  AddLarge("big", 2 * kLeastShare);
-  AddLarge("buffer", 2 * kLeastShare);
-  AddLarge("small", kLeastShare);
+TEST_F(ReplicaAssignmentTest, CountsTensorsOfRankZeroAsItsLoad) {
+  AddLarge("big", 2 * kMinShare);
+  AddLarge("buffer", 2 * kMinShare);
+  AddLarge("small", kMinShare);
 
   const auto beside = WrittenBy(2, {.tensors = {"big", "small"}, .by_rank_0 = {"buffer"}});
   const auto more = WrittenBy(3, {.tensors = {"big", "small"}, .by_rank_0 = {"buffer"}});
@@ -99,18 +99,18 @@ TEST_F(Shares, CountsTensorsOfRankZeroAsItsLoad) {
   EXPECT_THAT(more, ElementsAre(ElementsAre("buffer"), ElementsAre("big"), ElementsAre("small")));
 }
 
-TEST_F(Shares, AssignsEverythingToASingleRank) {
+TEST_F(ReplicaAssignmentTest, AssignsEverythingToASingleRank) {
   Add("a", 10, 0);
 
   EXPECT_THAT(WrittenBy(1, {.tensors = {"a"}}), ElementsAre(ElementsAre("a")));
 }
 
-TEST_F(Shares, RejectsMissingAndPartlyReplicatedTensors) {
+TEST_F(ReplicaAssignmentTest, RejectsMissingAndPartlyReplicatedTensors) {
   Add("a", 10, 0);
   Add("tied", 10, 0);
 
-  const auto unknown = ShareOut(state_.table(), {.tensors = {"b"}}, 0, 2);
-  const auto half = ShareOut(state_.table(), {.tensors = {"tied"}}, 0, 2);
+  const auto unknown = AssignReplicas(state_.table(), {.tensors = {"b"}}, 0, 2);
+  const auto half = AssignReplicas(state_.table(), {.tensors = {"tied"}}, 0, 2);
 
   EXPECT_EQ(unknown.status().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(unknown.status().message(), HasSubstr("\"b\""));
@@ -118,20 +118,20 @@ TEST_F(Shares, RejectsMissingAndPartlyReplicatedTensors) {
   EXPECT_THAT(half.status().message(), HasSubstr("\"tied\" and \"a\" share memory"));
 }
 
-TEST_F(Shares, CachesUntilTheInputChanges) {
+TEST_F(ReplicaAssignmentTest, CachesUntilTheInputChanges) {
   Add("a", 10, 0);
   Add("b", 10, 20);
   const Replicated both{.tensors = {"a", "b"}, .alike = {{"lr", "0.1"}}};
-  Sharing sharing(1, 2);
-  const Share first = *sharing.Of(state_.table(), both);
+  ReplicaAssigner sharing(1, 2);
+  const ReplicaAssignment first = *sharing.Of(state_.table(), both);
 
-  const Share again = *sharing.Of(state_.table(), Replicated(both));
+  const ReplicaAssignment again = *sharing.Of(state_.table(), Replicated(both));
 
   EXPECT_EQ(again.table, first.table);
-  EXPECT_EQ(again.alike, first.alike);
-  EXPECT_EQ(first.alike->digest, DigestReplicated(*first.alike));
-  EXPECT_NE(sharing.Of(state_.table(), {.tensors = {"a", "b"}, .alike = {{"lr", "0.2"}}})->alike->digest,
-            first.alike->digest);
+  EXPECT_EQ(again.replicated, first.replicated);
+  EXPECT_EQ(first.replicated->digest, DigestReplicated(*first.replicated));
+  EXPECT_NE(sharing.Of(state_.table(), {.tensors = {"a", "b"}, .alike = {{"lr", "0.2"}}})->replicated->digest,
+            first.replicated->digest);
   EXPECT_EQ(sharing.Of(state_.table(), {.tensors = {"b"}})->table->size(), 2U);
   Add("c", 10, 40);
   EXPECT_EQ(sharing.Of(state_.table(), {.tensors = {"b"}})->table->size(), 3U);
@@ -140,9 +140,9 @@ TEST_F(Shares, CachesUntilTheInputChanges) {
   EXPECT_EQ(sharing.Of(other.table(), {})->table, other.table());
 }
 
-TEST_F(Shares, DoesNotKeepTheCallersTableAlive) {
+TEST_F(ReplicaAssignmentTest, DoesNotKeepTheCallersTableAlive) {
   Add("a", 10, 0);
-  Sharing sharing(0, 2);
+  ReplicaAssigner sharing(0, 2);
   ASSERT_TRUE(sharing.Of(state_.table(), {}).ok());
   const std::weak_ptr<const TensorTable> before = state_.table();
 
@@ -151,17 +151,17 @@ TEST_F(Shares, DoesNotKeepTheCallersTableAlive) {
   EXPECT_TRUE(before.expired()) << "the cache keeps it alive";
 }
 
-TEST_F(Shares, DescribesDTypeAndShape) {
+TEST_F(ReplicaAssignmentTest, DescribesDTypeAndShape) {
   Add("a", 10, 0);
   Add("b", 10, 0);
 
-  const auto share = ShareOut(state_.table(), {.tensors = {"a", "b"}, .alike = {{"lr", "0.1"}}}, 1, 2);
+  const auto share = AssignReplicas(state_.table(), {.tensors = {"a", "b"}, .alike = {{"lr", "0.1"}}}, 1, 2);
 
-  EXPECT_THAT(share->alike->all,
-              ElementsAre(Alike{"lr", "0.1"}, Alike{"a", "U8 [10]"}, Alike{"b", "U8 [10] tied to \"a\""}));
+  EXPECT_THAT(share->replicated->all, ElementsAre(ReplicatedValue{"lr", "0.1"}, ReplicatedValue{"a", "U8 [10]"},
+                                                  ReplicatedValue{"b", "U8 [10] tied to \"a\""}));
 }
 
-TEST_F(Shares, DescribesThePartOfATensor) {
+TEST_F(ReplicaAssignmentTest, DescribesThePartOfATensor) {
   std::byte memory{};
   ASSERT_TRUE(state_
                   .Add("w", {.data = &memory,
@@ -170,9 +170,9 @@ TEST_F(Shares, DescribesThePartOfATensor) {
                              .part = TensorPart{.logical_name = "w", .global_shape = {4}, .offset = {2}}})
                   .ok());
 
-  const auto share = ShareOut(state_.table(), {.tensors = {"w"}}, 0, 2);
+  const auto share = AssignReplicas(state_.table(), {.tensors = {"w"}}, 0, 2);
 
-  EXPECT_THAT(share->alike->all, ElementsAre(Alike{"w", "U8 [1] at [2] of \"w\""}));
+  EXPECT_THAT(share->replicated->all, ElementsAre(ReplicatedValue{"w", "U8 [1] at [2] of \"w\""}));
 }
 
 /// What each rank writes, in bytes.
@@ -203,7 +203,7 @@ std::vector<std::uint64_t> Transformer(std::uint64_t width) {
 }
 
 TEST(Writers, AreOneRankForASmallState) {
-  const std::vector<std::uint64_t> sizes(1000, kLeastShare / 1000);
+  const std::vector<std::uint64_t> sizes(1000, kMinShare / 1000);
 
   const std::vector<int> writers = ChooseWriters(sizes, 0, 1000);
 
@@ -211,12 +211,12 @@ TEST(Writers, AreOneRankForASmallState) {
 }
 
 TEST(Writers, AreAsFewAsPossible) {
-  const std::vector<std::uint64_t> sizes(1000, kLeastShare / 100);
+  const std::vector<std::uint64_t> sizes(1000, kMinShare / 100);
 
   const std::vector<int> writers = ChooseWriters(sizes, 0, 1000);
 
   EXPECT_EQ(std::set(writers.begin(), writers.end()).size(), 10U);
-  EXPECT_LE(Heaviest(LoadsOf(sizes, writers, 0, 1000)), kLeastShare);
+  EXPECT_LE(Heaviest(LoadsOf(sizes, writers, 0, 1000)), kMinShare);
 }
 
 TEST(Writers, TakeTensorsInSequence) {
@@ -268,25 +268,27 @@ TEST(Writers, NeverExceedTheLoadBound) {
         std::max((Sum(sizes) + of_rank_0 + ranks - 1) / ranks,
                  of_rank_0 * ranks > Sum(sizes) + of_rank_0 ? Sum(sizes) / (ranks - 1) + 1 : 0);
     const std::vector<std::uint64_t> loads = LoadsOf(sizes, writers, of_rank_0, world);
-    EXPECT_LE(Heaviest(loads), std::max({kLeastShare, average + largest, of_rank_0})) << "round " << round;
+    EXPECT_LE(Heaviest(loads), std::max({kMinShare, average + largest, of_rank_0})) << "round " << round;
     EXPECT_EQ(Sum(loads), Sum(sizes) + of_rank_0);
     if (HasFailure()) return;
   }
 }
 
-std::vector<Alike> Many() {
-  std::vector<Alike> all;
+std::vector<ReplicatedValue> Many() {
+  std::vector<ReplicatedValue> all;
   for (int i = 0; i < 500; ++i) all.emplace_back("name " + std::to_string(i), std::to_string(i));
   return all;
 }
 
-std::string DigestOf(const std::vector<Alike>& alike) { return DigestReplicated({.all = alike}); }
+std::string DigestOf(const std::vector<ReplicatedValue>& alike) { return DigestReplicated({.all = alike}); }
 
-std::string BucketOf(const std::vector<Alike>& alike, int bucket) { return EncodeBucket({.all = alike}, bucket); }
+std::string BucketOf(const std::vector<ReplicatedValue>& alike, int bucket) {
+  return EncodeBucket({.all = alike}, bucket);
+}
 
-TEST(Alikes, AreEqualInAnyOrder) {
-  const std::vector<Alike> one = Many();
-  const std::vector<Alike> other(one.rbegin(), one.rend());
+TEST(ReplicatedValueTest, AreEqualInAnyOrder) {
+  const std::vector<ReplicatedValue> one = Many();
+  const std::vector<ReplicatedValue> other(one.rbegin(), one.rend());
 
   EXPECT_EQ(FirstDifference(DigestOf(one), DigestOf(other)), -1);
   EXPECT_EQ(FirstDifference(DigestOf({}), DigestOf({})), -1);
@@ -294,14 +296,14 @@ TEST(Alikes, AreEqualInAnyOrder) {
 }
 
 // Each name in turn is changed, missing, or swapped with its neighbour.
-TEST(Alikes, DifferencesAreNamed) {
-  const std::vector<Alike> one = Many();
+TEST(ReplicatedValueTest, DifferencesAreNamed) {
+  const std::vector<ReplicatedValue> one = Many();
   for (std::size_t i = 0; i + 1 < one.size(); i += 7) {
-    std::vector<Alike> changed = one;
+    std::vector<ReplicatedValue> changed = one;
     changed[i].second = "else";
-    std::vector<Alike> missing = one;
+    std::vector<ReplicatedValue> missing = one;
     missing.erase(missing.begin() + static_cast<std::ptrdiff_t>(i));
-    std::vector<Alike> exchanged = one;
+    std::vector<ReplicatedValue> exchanged = one;
     std::swap(exchanged[i].second, exchanged[i + 1].second);
     for (const auto& other : {changed, missing, exchanged}) {
       const int bucket = FirstDifference(DigestOf(one), DigestOf(other));
@@ -318,10 +320,10 @@ TEST(Alikes, DifferencesAreNamed) {
   }
 }
 
-TEST(Alikes, OfOnlyOneRankDiffer) { EXPECT_GE(FirstDifference(DigestOf({}), DigestOf(Many())), 0); }
+TEST(ReplicatedValueTest, OfOnlyOneRankDiffer) { EXPECT_GE(FirstDifference(DigestOf({}), DigestOf(Many())), 0); }
 
 // For example with another version of the library.
-TEST(Alikes, DifferentWritersAreNamed) {
+TEST(ReplicatedValueTest, DifferentWritersAreNamed) {
   const ReplicatedValues one{.all = Many(), .writers = std::vector<int>(300, 1)};
   for (std::size_t i = 0; i < one.writers.size(); i += 7) {
     ReplicatedValues other = one;
@@ -337,7 +339,7 @@ TEST(Alikes, DifferentWritersAreNamed) {
   }
 }
 
-TEST(Alikes, DifferencesAreNamedBeforeWriters) {
+TEST(ReplicatedValueTest, DifferencesAreNamedBeforeWriters) {
   const ReplicatedValues one{.all = Many(), .writers = std::vector<int>(500, 1)};
   ReplicatedValues other = one;
   for (int& writer : other.writers) writer = 2;
@@ -349,7 +351,7 @@ TEST(Alikes, DifferencesAreNamedBeforeWriters) {
   EXPECT_THAT(status.message(), HasSubstr("\"name 300\": rank 0 has 300, rank 2 has else"));
 }
 
-TEST(Alikes, RejectOtherMessages) {
+TEST(ReplicatedValueTest, RejectOtherMessages) {
   for (const char* text : {"no json", "{}", "[1]", R"([["a"]])", R"([["a", 1]])"}) {
     const Status status = CompareBuckets(1, "[]", 3, text);
     EXPECT_EQ(status.code(), StatusCode::kInternal) << text;
