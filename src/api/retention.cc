@@ -35,7 +35,7 @@ Status Checkpointer::Remove(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->ledger->BeginRemoval(step));
   Removal removal = RemoveCheckpointBlocking(*queue, impl_->root->at(), step,
                                              {.check_writer = impl_->check_writer, .pinned = Pinned::kGoes});
-  removal.gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
+  removal.gone ? impl_->ledger->Removed(step) : impl_->ledger->CancelRetirement(step);
   return std::move(removal.status);
 }
 
@@ -48,7 +48,7 @@ Status Checkpointer::Publish(std::uint64_t step, const std::string& path, Deadli
       cairn::Publish(*queue, root, step, path, {.deadline = deadline, .check_writer = impl_->check_writer}, left);
   // Publish exchanges the names of step and path. If the outcome is unknown, the step may be what the path was.
   const bool gone = published.ok() || !StepExists(root, step);
-  gone ? impl_->ledger->Removed(step) : impl_->ledger->KeepAfterAll(step);
+  gone ? impl_->ledger->Removed(step) : impl_->ledger->CancelRetirement(step);
   impl_->Warn(left);
   return published;
 }

@@ -22,12 +22,12 @@ void Capture::Advance(bool chunks) {
     if (const Status status = WaitForCallersStreams(); !status.ok()) return Fail(status);
     if (const Status status = Stage(); !status.ok()) return Fail(status);
   }
-  while (chunks && !all_fed()) {
+  while (chunks && !all_buffered()) {
     BufferPool::Chunk buffer = context_.parts.pool->TryAcquire(BufferPool::Priority::kSave);
     if (!buffer) break;
-    if (const Status status = FeedChunk(std::move(buffer)); !status.ok()) return Fail(status);
+    if (const Status status = FillChunk(std::move(buffer)); !status.ok()) return Fail(status);
   }
-  if (stage_ == CaptureStage::kCopying && (all_fed() || all_staged_)) {
+  if (stage_ == CaptureStage::kCopying && (all_buffered() || all_staged_)) {
     if (const Status status = MarkEnqueued(); !status.ok()) return Fail(status);
   }
 }
@@ -84,7 +84,7 @@ Status Capture::StageOn(DeviceEvents& events, StagingArea& area) {
   return Status::Ok();
 }
 
-Status Capture::FeedChunk(BufferPool::Chunk buffer) {
+Status Capture::FillChunk(BufferPool::Chunk buffer) {
   const std::uint64_t id = next_batch_++;
   Batch& batch = batches_[id];
   batch.begun = SaveTask::Clock::now();
@@ -142,7 +142,7 @@ Status Capture::MarkEnqueued() {
   }
   stage_.MoveTo(CaptureStage::kEnqueued);
   task_.MarkEnqueued(all_staged_);
-  NoteCaptured();
+  UpdateCaptured();
   return Status::Ok();
 }
 
@@ -166,12 +166,12 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   if (staging) staging_copies_ -= batch.copies.size();
   if (stopped()) return callbacks_.quiet();
   if (!batch.status.ok()) return Fail(std::move(batch.status));
-  if (staging) return NoteCaptured();
+  if (staging) return UpdateCaptured();
 
   const std::uint64_t bytes = batch.chunk.end - batch.chunk.begin;
   std::memset(batch.chunk.buffer.data() + bytes, 0, AlignUp(bytes, kBlock) - bytes);
-  NoteCaptured();
-  if (all_fed() && batches_.empty()) ReleaseStaging();
+  UpdateCaptured();
+  if (all_buffered() && batches_.empty()) ReleaseStaging();
   callbacks_.filled(std::make_shared<FilledChunk>(std::move(batch.chunk)));
 }
 
@@ -192,7 +192,7 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
       });
 }
 
-void Capture::NoteCaptured() {
+void Capture::UpdateCaptured() {
   if (stage_ != CaptureStage::kEnqueued) return;
   if (all_staged_ ? staging_copies_ != 0 : copies_in_flight_ != 0) return;
   stage_.MoveTo(CaptureStage::kCaptured);

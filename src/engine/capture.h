@@ -68,7 +68,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   /// Every copy that reads the caller's tensors is enqueued.
   [[nodiscard]] bool enqueued() const { return stage_ == CaptureStage::kEnqueued || stage_ == CaptureStage::kCaptured; }
   /// Every chunk of the stream has been given a buffer.
-  [[nodiscard]] bool all_fed() const { return next_ == task_.snapshot().bytes(); }
+  [[nodiscard]] bool all_buffered() const { return next_ == task_.snapshot().bytes(); }
   /// Has a worker compute the checksums of a chunk, unless a device has.
   void Sum(std::shared_ptr<FilledChunk> chunk);
   [[nodiscard]] bool sums() const { return sums_in_flight_ != 0; }
@@ -102,14 +102,14 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] Status WaitForCallersStreams();
   [[nodiscard]] Status Stage();
   [[nodiscard]] Status StageOn(DeviceEvents& events, StagingArea& area);
-  [[nodiscard]] Status FeedChunk(BufferPool::Chunk buffer);
+  [[nodiscard]] Status FillChunk(BufferPool::Chunk buffer);
   [[nodiscard]] Status RecordLanes(DeviceEvents& events) const;
   [[nodiscard]] Status MarkEnqueued();
   [[nodiscard]] Status Launch(std::uint64_t id, Batch& batch, Device& device, CopyBatch copies);
   void OnCopied(std::uint64_t id, std::size_t copy, Status status);
   void OnBatchCopied(std::uint64_t id);
   void Fail(Status status);
-  void NoteCaptured();
+  void UpdateCaptured();
 
   EngineContext& context_;
   SaveTask& task_;

@@ -42,7 +42,7 @@ struct EngineParts {
   bool touch_pool = false;
 };
 
-/// State shared by the engine's thread and its saves. Only for that thread, except `parts` (constant), `inbox`, Tell
+/// State shared by the engine's thread and its saves. Only for that thread, except `parts` (constant), `inbox`, Notify
 /// and Silence.
 struct EngineContext {
   EngineParts parts;
@@ -51,7 +51,7 @@ struct EngineContext {
   int writes_in_flight = 0;
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.
-  bool settling = false;
+  bool scanning = false;
   OnNotRecycled not_recycled;
 
   /// One for each save that may be in flight, and one for a checkpoint retired meanwhile.
@@ -70,7 +70,7 @@ struct EngineContext {
     }
     return nullptr;
   }
-  void Tell(const Event& event) const CAIRN_EXCLUDES(event_mutex) {
+  void Notify(const Event& event) const CAIRN_EXCLUDES(event_mutex) {
     // Called under the lock, so that no callback runs after Silence has returned.
     MutexLock lock(event_mutex);
     if (!silent && parts.options.on_event) parts.options.on_event(event);

@@ -37,13 +37,13 @@ std::string Coordination::Key(const char* kind) const { return fmt::format("{}/{
 std::string Coordination::Restored() const { return plan_.parent ? plan_.parent->attempt : std::string(); }
 
 template <typename... Args>
-std::function<void(Args...)> Coordination::Later(void (Coordination::*then)(Args...)) {
+std::function<void(Args...)> Coordination::OnEngine(void (Coordination::*then)(Args...)) {
   return [self = shared_from_this(), then, inbox = context_.inbox](Args... args) {
     inbox->Post([self, then, ... args = std::move(args)]() mutable { ((*self).*then)(std::move(args)...); });
   };
 }
 
-Deadline Coordination::WhileItWrites() const {
+Deadline Coordination::WriteDeadline() const {
   return Deadline::In(std::max<std::chrono::nanoseconds>(kLongestSave, Twice(context_.parts.options.group_deadline)));
 }
 
@@ -55,7 +55,7 @@ void Coordination::Begin() {
   if (*stage_ != Stage::kSilent) return;
   if (!coordinator()) return AwaitAttempt();
   shards_.resize(static_cast<std::size_t>(group().size()));
-  if (!alone()) return Enter(MakeUuid(), &AttemptFolder::Make);
+  if (!alone()) return OpenFolder(MakeUuid(), &AttemptFolder::Make);
   // No other rank waits for the folder: it is made together with the first file.
   NameFolder(MakeUuid());
   stage_.MoveTo(Stage::kNamed);
@@ -66,22 +66,22 @@ void Coordination::NameFolder(const std::string& uuid) {
   folder_ = std::make_shared<AttemptFolder>(context_.parts.root, uuid, context_.parts.options.directory_mode);
 }
 
-void Coordination::Enter(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)()) {
+void Coordination::OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)()) {
   NameFolder(uuid);
   stage_.MoveTo(Stage::kEntering);
   RunTask(*context_.queue, (*folder_.*how)(),
-          [folder = folder_, then = Later(&Coordination::OnEntered)](const Status& status) { then(status); });
+          [folder = folder_, then = OnEngine(&Coordination::OnFolderOpen)](const Status& status) { then(status); });
 }
 
-void Coordination::OnEntered(Status status) {
+void Coordination::OnFolderOpen(Status status) {
   if (stage_ == Stage::kFailed) {
-    BeQuiet();
+    StopWaiting();
     return callbacks_.quiet();
   }
   if (stage_ != Stage::kEntering) return;
   if (!status.ok()) {
-    SayFailure(status);
-    BeQuiet();
+    NotifyRanksOfFailure(status);
+    StopWaiting();
     return callbacks_.failed(std::move(status));
   }
   if (coordinator()) AnnounceAttempt();
@@ -89,7 +89,7 @@ void Coordination::OnEntered(Status status) {
   callbacks_.named();
 }
 
-void Coordination::BeQuiet() {
+void Coordination::StopWaiting() {
   stage_.MoveTo(Stage::kQuiet);
   wakes_at_ = Deadline::Infinite();
 }
@@ -115,7 +115,7 @@ void Coordination::Prepare(const ManifestShard& shard) {
   group().Send(Key("prepared"), EncodePrepared({.step = plan_.step, .restored = Restored(), .shard = shard}));
 }
 
-void Coordination::TellFailure(const Status& why) {
+void Coordination::FailLocally(const Status& why) {
   switch (*stage_) {
     case Stage::kFailed:
     case Stage::kQuiet:
@@ -124,13 +124,13 @@ void Coordination::TellFailure(const Status& why) {
     default:
       break;
   }
-  SayFailure(why);
+  NotifyRanksOfFailure(why);
   const bool making = coordinator() && stage_ == Stage::kEntering;
   stage_.MoveTo(making ? Stage::kFailed : Stage::kQuiet);
   wakes_at_ = Deadline::Infinite();
 }
 
-void Coordination::SayFailure(const Status& why) {
+void Coordination::NotifyRanksOfFailure(const Status& why) {
   if (alone()) return;
   if (!coordinator()) {
     const bool spoke = stage_ == Stage::kDiffers || prepared();
@@ -151,7 +151,7 @@ void Coordination::Close(const Status& why) {
   look_until_ = Deadline::In({});
   may_abort_ = false;
   const bool pauses = stage_ == Stage::kLooking && !wakes_at_.infinite();
-  if (stage_ == Stage::kPrepared || pauses) LookUp();
+  if (stage_ == Stage::kPrepared || pauses) CheckDisk();
 }
 
 void Coordination::OnTime() {
@@ -162,9 +162,9 @@ void Coordination::OnTime() {
       if (coordinator()) return FailForAll(Missing());
       [[fallthrough]];
     case Stage::kDiffers:
-      return OnUnheard(Error(StatusCode::kDeadlineExceeded, "nothing from rank 0 by the group's deadline"));
+      return OnNoOutcome(Error(StatusCode::kDeadlineExceeded, "nothing from rank 0 by the group's deadline"));
     case Stage::kLooking:
-      return LookUp();
+      return CheckDisk();
     default:
       return;
   }
@@ -182,16 +182,17 @@ void Coordination::AnnounceAttempt() {
                      .parent = plan_.parent,
                      .replace = plan_.replace,
                      .replica_digests = plan_.replicated != nullptr ? plan_.replicated->digest : std::string()}));
-  group().Collect(Key("prepared"), WhileItWrites(), Later(&Coordination::OnWord), Later(&Coordination::OnAllHeard));
+  group().Collect(Key("prepared"), WriteDeadline(), OnEngine(&Coordination::OnPrepared),
+                  OnEngine(&Coordination::OnCollected));
 }
 
-void Coordination::OnWord(int rank, std::string text) {
+void Coordination::OnPrepared(int rank, std::string text) {
   if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
-  const Status taken = TakeWord(rank, text);
+  const Status taken = HandlePrepared(rank, text);
   if (!taken.ok()) FailForAll(taken);
 }
 
-Status Coordination::TakeWord(int rank, const std::string& text) {
+Status Coordination::HandlePrepared(int rank, const std::string& text) {
   CAIRN_ASSIGN_OR_RETURN(PreparedMessage message, DecodePrepared(rank, text));
   if (!message.failure.ok()) {
     // An unknown outcome on that rank is none here: nothing is committed.
@@ -209,7 +210,7 @@ Status Coordination::TakeWord(int rank, const std::string& text) {
   shards_[index] = PreparedShard{.shard = message.shard};
   checks_->Add(
       index, std::move(message.shard),
-      [index, then = Later(&Coordination::OnChecked)](Result<std::string> run) { then(index, std::move(run)); });
+      [index, then = OnEngine(&Coordination::OnChecked)](Result<std::string> run) { then(index, std::move(run)); });
   return Status::Ok();
 }
 
@@ -223,7 +224,7 @@ void Coordination::OnChecked(std::size_t rank, Result<std::string> run) {
   CommitIfPrepared();
 }
 
-void Coordination::OnAllHeard(Status status) {
+void Coordination::OnCollected(Status status) {
   if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
   if (!status.ok()) FailForAll(Error(status.code(), "step {}: {}", plan_.step, status.message()));
 }
@@ -243,7 +244,7 @@ Status Coordination::Missing() const {
 
 void Coordination::FailForAll(const Status& why) {
   group().Announce(Key("outcome"), EncodeOutcome(why));
-  BeQuiet();
+  StopWaiting();
   callbacks_.failed(why);
 }
 
@@ -262,7 +263,7 @@ void Coordination::CommitIfPrepared() {
   callbacks_.commit(std::move(prepared));
 }
 
-void Coordination::TellOutcome(const Status& outcome) {
+void Coordination::AnnounceOutcome(const Status& outcome) {
   if (!alone()) group().Announce(Key("outcome"), EncodeOutcome(outcome));
   stage_.MoveTo(Stage::kQuiet);
 }
@@ -271,7 +272,8 @@ void Coordination::TellOutcome(const Status& outcome) {
 
 void Coordination::AwaitAttempt() {
   stage_.MoveTo(Stage::kNaming);
-  group().Await(Key("attempt"), Deadline::In(context_.parts.options.group_deadline), Later(&Coordination::OnAttempt));
+  group().Await(Key("attempt"), Deadline::In(context_.parts.options.group_deadline),
+                OnEngine(&Coordination::OnAttempt));
 }
 
 void Coordination::OnAttempt(Heard heard) {
@@ -292,7 +294,7 @@ void Coordination::OnAttempt(Heard heard) {
 }
 
 void Coordination::Join(const AttemptProposal& attempt) {
-  group().Await(Key("outcome"), WhileItWrites(), Later(&Coordination::OnOutcome));
+  group().Await(Key("outcome"), WriteDeadline(), OnEngine(&Coordination::OnOutcome));
   const ReplicatedValues nothing;
   const ReplicatedValues& mine = plan_.replicated != nullptr ? *plan_.replicated : nothing;
   if (const int bucket = FirstDifference(attempt.replica_digests, mine.digest); bucket >= 0) {
@@ -303,7 +305,7 @@ void Coordination::Join(const AttemptProposal& attempt) {
     differs.texts = EncodeBucket(mine, bucket);
     return group().Send(Key("prepared"), EncodePrepared(differs));
   }
-  Enter(attempt.uuid, &AttemptFolder::Open);
+  OpenFolder(attempt.uuid, &AttemptFolder::Open);
 }
 
 void Coordination::SendFailure(const Status& why) {
@@ -315,41 +317,41 @@ void Coordination::SendFailure(const Status& why) {
 void Coordination::OnOutcome(Heard heard) {
   const bool writes = stage_ == Stage::kEntering || stage_ == Stage::kNamed;
   if (!writes && stage_ != Stage::kDiffers && stage_ != Stage::kPrepared) return;
-  if (!heard.ok()) return OnUnheard(heard.status());
+  if (!heard.ok()) return OnNoOutcome(heard.status());
   const std::optional<Status> outcome = DecodeOutcome(*heard);
   const bool may_be_committed = outcome && (outcome->ok() || outcome->code() == StatusCode::kUnknownOutcome);
   if (!outcome || (may_be_committed && stage_ != Stage::kPrepared)) {
-    return OnUnheard(Error(StatusCode::kInternal, "unexpected outcome from rank 0: {}", *heard));
+    return OnNoOutcome(Error(StatusCode::kInternal, "unexpected outcome from rank 0: {}", *heard));
   }
   if (may_be_committed) return callbacks_.ended(*outcome);
   // Its only message, so that the coordinator need not wait for it any more.
   if (writes) SendFailure(*outcome);
-  BeQuiet();
+  StopWaiting();
   callbacks_.failed(*outcome);
 }
 
-void Coordination::OnUnheard(const Status& why) {
+void Coordination::OnNoOutcome(const Status& why) {
   if (stage_ == Stage::kPrepared) {
     // The coordinator may have received the message anyway, so look at the disk. After the deadline, look once. If the
     // group broke, the coordinator may be about to commit, so keep looking.
     const bool late = why.code() == StatusCode::kDeadlineExceeded;
     look_until_ = Deadline::In(late ? std::chrono::nanoseconds(0) : context_.parts.options.group_deadline);
-    return LookUp();
+    return CheckDisk();
   }
   const Status failure = Error(why.code(), "step {}: cannot receive the outcome: {}", plan_.step, why.message());
   if (stage_ == Stage::kEntering || stage_ == Stage::kNamed) SendFailure(failure);
-  BeQuiet();
+  StopWaiting();
   callbacks_.failed(failure);
 }
 
-void Coordination::LookUp() {
+void Coordination::CheckDisk() {
   if (stage_ != Stage::kLooking) stage_.MoveTo(Stage::kLooking);
   wakes_at_ = Deadline::Infinite();
   FindCommitted(*context_.queue, context_.parts.root, plan_.step, folder_->uuid(),
-                [then = Later(&Coordination::OnLookedUp)](const Status& found) { then(found); });
+                [then = OnEngine(&Coordination::OnDiskChecked)](const Status& found) { then(found); });
 }
 
-void Coordination::OnLookedUp(Status found) {
+void Coordination::OnDiskChecked(Status found) {
   if (stage_ != Stage::kLooking) return;
   if (found.ok()) return callbacks_.ended(std::move(found));
   // Repeat only if it is not there: after a failed fsync, another one would succeed and prove nothing.
@@ -362,14 +364,14 @@ void Coordination::OnLookedUp(Status found) {
   const bool late = found.code() == StatusCode::kNotFound && may_abort_;
   if (!late) return OnAborted(std::move(found));
   AbortAttempt(*context_.queue, folder_, plan_.step,
-               [then = Later(&Coordination::OnAborted)](const Status& outcome) { then(outcome); });
+               [then = OnEngine(&Coordination::OnAborted)](const Status& outcome) { then(outcome); });
 }
 
 void Coordination::OnAborted(Status outcome) {
   if (stage_ != Stage::kLooking) return;
   if (outcome.ok()) return callbacks_.ended(std::move(outcome));
   if (outcome.code() == StatusCode::kCancelled) {
-    BeQuiet();
+    StopWaiting();
     return callbacks_.failed(Error(StatusCode::kDeadlineExceeded,
                                    "step {}: no outcome from the coordinator in time, so the attempt was given up: {}",
                                    plan_.step, outcome.message()));

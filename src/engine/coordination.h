@@ -113,9 +113,9 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   /// This rank is prepared.
   void Prepare(const ManifestShard& shard);
   /// Coordinator: announces the commit's outcome.
-  void TellOutcome(const Status& outcome);
+  void AnnounceOutcome(const Status& outcome);
   /// This rank fails. Notifies the other ranks at once, unless they know.
-  void TellFailure(const Status& why);
+  void FailLocally(const Status& why);
   /// The checkpointer closes: stops waiting for other ranks. Reads from the disk whether they have committed. On the
   /// coordinator the save fails, because nobody else commits it.
   void Close(const Status& why);
@@ -139,22 +139,22 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   [[nodiscard]] std::string Key(const char* kind) const;
   [[nodiscard]] std::string Restored() const;
   /// A group deadline for waits that begin before writing; wakes_at() comes first.
-  [[nodiscard]] Deadline WhileItWrites() const;
+  [[nodiscard]] Deadline WriteDeadline() const;
   /// Wraps a continuation so that it runs on the engine's thread.
   template <typename... Args>
-  std::function<void(Args...)> Later(void (Coordination::*then)(Args...));
+  std::function<void(Args...)> OnEngine(void (Coordination::*then)(Args...));
   void NameFolder(const std::string& uuid);
-  void Enter(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)());
-  void OnEntered(Status status);
+  void OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)());
+  void OnFolderOpen(Status status);
   /// Notifies the other ranks of a failure, unless this rank has already sent its message.
-  void SayFailure(const Status& why);
-  void BeQuiet();
+  void NotifyRanksOfFailure(const Status& why);
+  void StopWaiting();
 
   // On the coordinator.
   void AnnounceAttempt();
-  void OnWord(int rank, std::string text);
-  void OnAllHeard(Status status);
-  [[nodiscard]] Status TakeWord(int rank, const std::string& text);
+  void OnPrepared(int rank, std::string text);
+  void OnCollected(Status status);
+  [[nodiscard]] Status HandlePrepared(int rank, const std::string& text);
   void OnChecked(std::size_t rank, Result<std::string> run);
   [[nodiscard]] Status Missing() const;
   void FailForAll(const Status& why);
@@ -166,9 +166,9 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   void Join(const AttemptProposal& attempt);
   void SendFailure(const Status& why);
   void OnOutcome(Heard heard);
-  void OnUnheard(const Status& why);
-  void LookUp();
-  void OnLookedUp(Status found);
+  void OnNoOutcome(const Status& why);
+  void CheckDisk();
+  void OnDiskChecked(Status found);
   void OnAborted(Status outcome);
 
   struct PreparedShard {

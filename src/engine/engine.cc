@@ -23,7 +23,7 @@ IoTask<Status> ListTask(PathAt root, std::shared_ptr<std::vector<CheckpointInfo>
 }
 
 /// Checks the shards of the newest checkpoints until `keep_last` are whole. Returns the first damage found.
-Status LookAtNewest(Ledger& ledger, std::uint64_t keep_last) {
+Status CheckNewest(Ledger& ledger, std::uint64_t keep_last) {
   Status first;
   std::uint64_t whole = 0;
   for (const CheckpointInfo& info : ledger.NewestFirst()) {
@@ -41,7 +41,7 @@ Status LookAtNewest(Ledger& ledger, std::uint64_t keep_last) {
 }
 
 IoTask<Status> LookTask(PathAt root, Ledger& ledger, std::uint64_t keep_last) {
-  co_return co_await io::OnThread(root.text(), [&] { return LookAtNewest(ledger, keep_last); });
+  co_return co_await io::OnThread(root.text(), [&] { return CheckNewest(ledger, keep_last); });
 }
 
 }  // namespace
@@ -99,11 +99,11 @@ bool Engine::Stop(Deadline deadline) {
     if (ended_) return true;
     left = tasks_;
   }
-  GiveUpOn(left);
+  AbandonTasks(left);
   return false;
 }
 
-void Engine::GiveUpOn(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
+void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
   for (const std::shared_ptr<SaveTask>& task : tasks) {
     const bool commits = task->stats().phase == SavePhase::kCommitting;
     const Status status = Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
@@ -114,10 +114,11 @@ void Engine::GiveUpOn(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
     }
     task->Finish(status);
   }
-  context_.Tell({.severity = Severity::kWarning,
-                 .message = fmt::format("{} does not respond: {} saves, the pool and the root's lock remain until the "
-                                        "process exits",
-                                        context_.parts.root, tasks.size())});
+  context_.Notify(
+      {.severity = Severity::kWarning,
+       .message = fmt::format("{} does not respond: {} saves, the pool and the root's lock remain until the "
+                              "process exits",
+                              context_.parts.root, tasks.size())});
   context_.Silence();  // The callback must not be called after the checkpointer is gone.
 }
 
@@ -141,7 +142,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
 void Engine::Loop() {
   auto checked = SaveTask::Clock::now();
   bool untouched = context_.parts.touch_pool;
-  while (!stopping_ || !jobs_.empty() || !removals_.empty() || context_.settling) {
+  while (!stopping_ || !jobs_.empty() || !removals_.empty() || context_.scanning) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
     // Touch the pool's pages only while idle; a save touches the pages that it uses.
@@ -161,13 +162,13 @@ void Engine::Loop() {
       CheckDevices();
     }
     Advance();
-    ForgetEnded();
+    RemoveEndedJobs();
   }
 }
 
 void Engine::Advance() {
   // For all jobs: the loops below may stop before the younger ones.
-  for (const auto& job : jobs_) job->TakeWord();
+  for (const auto& job : jobs_) job->PollRequests();
   // Begin one at a time: two at once would compete for the same spare.
   const auto writer_that = [this](bool (ShardWriter::*is)() const) -> ShardWriter* {
     for (const auto& job : jobs_) {
@@ -181,7 +182,7 @@ void Engine::Advance() {
   bool chunks = true;
   for (const auto& job : jobs_) {
     job->Advance(chunks);
-    chunks = chunks && job->all_fed();
+    chunks = chunks && job->all_buffered();
     if (!job->enqueued()) break;
   }
   for (const auto& job : jobs_) {
@@ -203,7 +204,7 @@ void Engine::CheckDevices() {
   }
 }
 
-void Engine::ForgetEnded() {
+void Engine::RemoveEndedJobs() {
   bool ended = false;
   bool retires = false;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
@@ -228,7 +229,7 @@ void Engine::ForgetEnded() {
       removing_ = removing_ || status.ok();
     }
     // Notify waiters last, so that they see the slot free and last_failure() up to date.
-    (*job)->TellWaiters();
+    (*job)->NotifyWaiters();
     job = jobs_.erase(job);
   }
   changed_.NotifyAll();
@@ -248,52 +249,52 @@ SparePolicy Engine::Spares() const {
           .not_recycled = context_.not_recycled};
 }
 
-void Engine::Settle() {
-  context_.settling = true;
+void Engine::BeginScan() {
+  context_.scanning = true;
   MutexLock lock(mutex_);
   removing_ = true;
 }
 
-void Engine::OnSettled() {
-  context_.settling = false;
+void Engine::EndScan() {
+  context_.scanning = false;
   if (relist_due_) return Relist();
   for (const auto& job : jobs_) job->NameAttempt();
   RemoveNext();
 }
 
 void Engine::SweepLeftovers() {
-  Settle();
+  BeginScan();
   Sweep(*context_.queue, context_.parts.root, Spares(), [this](const std::vector<std::string>& left) {
-    for (const std::string& why : left) context_.Tell({.severity = Severity::kWarning, .message = why});
-    LookAtKept();
+    for (const std::string& why : left) context_.Notify({.severity = Severity::kWarning, .message = why});
+    CheckKept();
   });
 }
 
 // Lists trust manifests. Before newer checkpoints justify removing older ones, their shards are checked.
-void Engine::LookAtKept() {
+void Engine::CheckKept() {
   const std::uint64_t keep_last = context_.parts.options.keep_last;
-  if (keep_last == 0) return OnSettled();
+  if (keep_last == 0) return EndScan();
   RunTask(*context_.queue, LookTask(context_.parts.root, *context_.parts.ledger, keep_last),
           [this](const Status& status) {
             if (!status.ok()) {
-              context_.Tell({.severity = Severity::kWarning, .status = status, .message = status.message()});
+              context_.Notify({.severity = Severity::kWarning, .status = status, .message = status.message()});
             }
-            OnSettled();
+            EndScan();
           });
 }
 
 void Engine::Relist() {
-  if (context_.settling) return;  // Still due when that has ended.
-  Settle();
+  if (context_.scanning) return;  // Still due when that has ended.
+  BeginScan();
   relist_due_ = false;
-  if (!context_.parts.ledger->BeginRelist()) return OnSettled();
+  if (!context_.parts.ledger->BeginRelist()) return EndScan();
   const auto found = std::make_shared<std::vector<CheckpointInfo>>();
   RunTask(*context_.queue, ListTask(context_.parts.root, found), [this, found](const Status& status) {
     const bool told = status.ok() && context_.parts.ledger->Relist(*found);
     if (!status.ok()) {
-      context_.Tell({.severity = Severity::kWarning, .status = status, .message = status.message()});
+      context_.Notify({.severity = Severity::kWarning, .status = status, .message = status.message()});
     }
-    OnSettled();
+    EndScan();
     relist_due_ = relist_due_ || !told;  // Tried again after the next save.
   });
 }
@@ -307,7 +308,7 @@ void Engine::Retire() {
 }
 
 void Engine::RemoveNext() {
-  if (context_.settling || removal_in_flight_) return;
+  if (context_.scanning || removal_in_flight_) return;
   if (removals_.empty()) {
     MutexLock lock(mutex_);
     removing_ = false;
@@ -327,25 +328,25 @@ void Engine::RemoveNext() {
       context_.parts.ledger->Removed(step);
     } else {
       context_.parts.ledger->SetPinned(step, removal.pinned);
-      context_.parts.ledger->KeepAfterAll(step);
+      context_.parts.ledger->CancelRetirement(step);
     }
-    TellRemoval(step, removal);
+    NotifyRemoval(step, removal);
     RemoveNext();
   });
 }
 
-void Engine::TellRemoval(std::uint64_t step, const Removal& removal) {
+void Engine::NotifyRemoval(std::uint64_t step, const Removal& removal) {
   const Status& status = removal.status;
   if (status.ok() || status.code() == StatusCode::kNotFound) {
-    return context_.Tell({.kind = EventKind::kCheckpointRemoved, .step = step});
+    return context_.Notify({.kind = EventKind::kCheckpointRemoved, .step = step});
   }
   if (removal.pinned) return;
   // A property of the filesystem, so report it once.
-  if (status.code() == StatusCode::kUnsupported && std::exchange(told_unsupported_, true)) return;
-  context_.Tell({.severity = Severity::kWarning,
-                 .status = status,
-                 .message = fmt::format("step {} {}: {}", step, removal.gone ? "is removed, but" : "is kept for now",
-                                        status.message())});
+  if (status.code() == StatusCode::kUnsupported && std::exchange(unsupported_reported_, true)) return;
+  context_.Notify({.severity = Severity::kWarning,
+                   .status = status,
+                   .message = fmt::format("step {} {}: {}", step, removal.gone ? "is removed, but" : "is kept for now",
+                                          status.message())});
 }
 
 void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {

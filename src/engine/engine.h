@@ -53,21 +53,21 @@ class Engine {
   explicit Engine(EngineParts parts);
 
   void Run(const std::function<void(Status)>& started);
-  void GiveUpOn(const std::vector<std::shared_ptr<SaveTask>>& tasks) CAIRN_EXCLUDES(mutex_);
+  void AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) CAIRN_EXCLUDES(mutex_);
   void Loop();
   void Advance();
   void CheckDevices();
-  void ForgetEnded() CAIRN_EXCLUDES(mutex_);
+  void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
   void Retire();
   /// Runs while training starts, because unlinking a file as large as a checkpoint may take long.
   void SweepLeftovers();
   /// Lists the root again after an unknown outcome.
   void Relist();
-  void Settle();
-  void LookAtKept();
-  void OnSettled();
+  void BeginScan();
+  void CheckKept();
+  void EndScan();
   void RemoveNext();
-  void TellRemoval(std::uint64_t step, const Removal& removal);
+  void NotifyRemoval(std::uint64_t step, const Removal& removal);
   [[nodiscard]] SparePolicy Spares() const;
   [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
 
@@ -78,7 +78,7 @@ class Engine {
   bool relist_due_ = false;
   bool removal_in_flight_ = false;
   bool stopping_ = false;
-  bool told_unsupported_ = false;
+  bool unsupported_reported_ = false;
   std::thread thread_;
 
   mutable Mutex mutex_;

@@ -23,7 +23,7 @@ std::optional<std::uint64_t> Ledger::NewestOfLine() const {
   for (const auto& [step, one] : committed_) {
     if (one.generation == generation_) count(step);
   }
-  for (const auto& [step, generation] : on_the_way_) {
+  for (const auto& [step, generation] : in_flight_) {
     if (generation == generation_) count(step);
   }
   return newest;
@@ -35,7 +35,7 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
     if (removal_ended_.WaitUntil(mutex_, deadline) || !retiring_.contains(step)) continue;
     return Error(StatusCode::kDeadlineExceeded, "step {}: its old checkpoint is still being removed", step);
   }
-  if (on_the_way_.contains(step)) {
+  if (in_flight_.contains(step)) {
     return Error(StatusCode::kAlreadyExists, "step {}: a save of this step is in flight", step);
   }
   const auto found = committed_.find(step);
@@ -52,7 +52,7 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
                  "step {} is below the newest one, {}: first restore the step that training continues from", step,
                  *newest);
   }
-  on_the_way_.emplace(step, generation_);
+  in_flight_.emplace(step, generation_);
   return SavePlan{.step = step,
                   .generation = generation_,
                   .parent = parent_,
@@ -62,12 +62,12 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
 
 void Ledger::Withdraw(const SavePlan& plan) {
   MutexLock lock(mutex_);
-  on_the_way_.erase(plan.step);
+  in_flight_.erase(plan.step);
 }
 
 void Ledger::WithdrawUnknown(const SavePlan& plan) {
   MutexLock lock(mutex_);
-  on_the_way_.erase(plan.step);
+  in_flight_.erase(plan.step);
   Unknown unknown;
   if (const auto old = committed_.find(plan.step); plan.replace && old != committed_.end()) {
     unknown.before = std::move(old->second);
@@ -107,7 +107,7 @@ bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
 void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {
   CheckpointInfo one{.step = plan.step, .generation = plan.generation, .attempt = attempt};
   MutexLock lock(mutex_);
-  on_the_way_.erase(plan.step);
+  in_flight_.erase(plan.step);
   unknown_.erase(plan.step);
   // The new checkpoint of a step inherits the pin.
   if (const auto old = committed_.find(plan.step); old != committed_.end()) one.pinned = old->second.pinned;
@@ -118,7 +118,7 @@ void Ledger::Restored(std::uint64_t step, std::uint64_t generation, const std::s
   MutexLock lock(mutex_);
   parent_ = ManifestParent{step, attempt};
   const bool newest = generation == generation_ && NewestOfLine() == step;
-  const bool empty = committed_.empty() && on_the_way_.empty();
+  const bool empty = committed_.empty() && in_flight_.empty();
   if (!newest && !empty) ++generation_;
   if (!newest) floor_ = step;
 }
@@ -159,7 +159,7 @@ std::vector<std::uint64_t> Ledger::Retire() {
   const std::vector<std::uint64_t> unknown = UnknownBelowKept();
   steps.insert(steps.end(), unknown.begin(), unknown.end());
   // A checkpoint that a save is about to replace is removed by that save's exchange.
-  std::erase_if(steps, [this](std::uint64_t step) CAIRN_REQUIRES(mutex_) { return on_the_way_.contains(step); });
+  std::erase_if(steps, [this](std::uint64_t step) CAIRN_REQUIRES(mutex_) { return in_flight_.contains(step); });
   retiring_.insert(steps.begin(), steps.end());
   return steps;
 }
@@ -181,7 +181,7 @@ void Ledger::FoundDamaged(std::uint64_t step, const std::string& attempt) {
 
 Status Ledger::BeginRemoval(std::uint64_t step) {
   MutexLock lock(mutex_);
-  if (on_the_way_.contains(step))
+  if (in_flight_.contains(step))
     return Error(StatusCode::kFailedPrecondition, "step {}: a save of it is in flight", step);
   if (!retiring_.insert(step).second) {
     return Error(StatusCode::kFailedPrecondition, "step {} is being removed already", step);
@@ -197,7 +197,7 @@ void Ledger::Removed(std::uint64_t step) {
   removal_ended_.NotifyAll();
 }
 
-void Ledger::KeepAfterAll(std::uint64_t step) {
+void Ledger::CancelRetirement(std::uint64_t step) {
   MutexLock lock(mutex_);
   retiring_.erase(step);
   removal_ended_.NotifyAll();

@@ -42,13 +42,13 @@ class Ledger {
   /// The caller's tensors now hold this checkpoint; further saves continue from it.
   void Restored(std::uint64_t step, std::uint64_t generation, const std::string& attempt) CAIRN_EXCLUDES(mutex_);
 
-  /// The steps that retention removes now. Each is returned once until KeepAfterAll.
+  /// The steps that retention removes now. Each is returned once until CancelRetirement.
   std::vector<std::uint64_t> Retire() CAIRN_EXCLUDES(mutex_);
   /// Before the caller removes a step. FailedPrecondition during a save or another removal of it.
   Status BeginRemoval(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
   void Removed(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
   /// A removal did not happen, for example because of a reader: try again next time.
-  void KeepAfterAll(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
+  void CancelRetirement(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
   /// The attempt of a committed step; empty if unknown.
   [[nodiscard]] std::string AttemptOf(std::uint64_t step) const CAIRN_EXCLUDES(mutex_);
   /// The committed steps that are not known to be damaged, newest first.
@@ -81,7 +81,7 @@ class Ledger {
   // By step.
   std::map<std::uint64_t, CheckpointInfo> committed_ CAIRN_GUARDED_BY(mutex_);
   // Step -> generation.
-  std::map<std::uint64_t, std::uint64_t> on_the_way_ CAIRN_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, std::uint64_t> in_flight_ CAIRN_GUARDED_BY(mutex_);
   std::set<std::uint64_t> retiring_ CAIRN_GUARDED_BY(mutex_);
   // By step.
   std::map<std::uint64_t, Unknown> unknown_ CAIRN_GUARDED_BY(mutex_);

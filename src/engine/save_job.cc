@@ -13,18 +13,18 @@ using Stage = JobStage;
 SaveJob::SaveJob(EngineContext& context, std::shared_ptr<SaveTask> task)
     : context_(context),
       task_(std::move(task)),
-      coordination_(std::make_shared<Coordination>(context_, task_->plan(), OfRanks())),
-      writer_(std::make_shared<ShardWriter>(context_, *task_, OfWriter())) {}
+      coordination_(std::make_shared<Coordination>(context_, task_->plan(), CoordinationCallbacks())),
+      writer_(std::make_shared<ShardWriter>(context_, *task_, WriterCallbacks())) {}
 
-Coordination::Callbacks SaveJob::OfRanks() {
-  return {.named = [this] { running() ? MakeHeaderIfNamed() : FailIfQuiet(); },
+Coordination::Callbacks SaveJob::CoordinationCallbacks() {
+  return {.named = [this] { running() ? MakeHeaderIfNamed() : AbandonIfIdle(); },
           .commit = [this](PreparedShards all) { writer_->Commit(std::move(all.shards), std::move(all.index_runs)); },
           .failed = [this](Status status) { Fail(std::move(status)); },
           .ended = [this](Status status) { End(std::move(status)); },
-          .quiet = [this] { FailIfQuiet(); }};
+          .quiet = [this] { AbandonIfIdle(); }};
 }
 
-ShardWriter::Callbacks SaveJob::OfWriter() {
+ShardWriter::Callbacks SaveJob::WriterCallbacks() {
   return {.written =
               [this](std::shared_ptr<FilledChunk> chunk) {
                 // Only after the write: the header, which holds the checksums, is written last, so the disk need not
@@ -37,10 +37,10 @@ ShardWriter::Callbacks SaveJob::OfWriter() {
           .sealed = [this] { OnSealed(); },
           .committed = [this](Status status) { OnCommitted(std::move(status)); },
           .failed = [this](Status status) { Fail(std::move(status)); },
-          .quiet = [this] { FailIfQuiet(); }};
+          .quiet = [this] { AbandonIfIdle(); }};
 }
 
-Capture::Callbacks SaveJob::OfCapture() {
+Capture::Callbacks SaveJob::CaptureCallbacks() {
   return {.filled =
               [this](std::shared_ptr<FilledChunk> chunk) {
                 if (running()) writer_->Add(std::move(chunk));
@@ -49,16 +49,16 @@ Capture::Callbacks SaveJob::OfCapture() {
           .captured =
               [this] {
                 task_->MarkCaptured();
-                context_.Tell({.kind = EventKind::kSaveCaptured, .step = task_->plan().step});
+                context_.Notify({.kind = EventKind::kSaveCaptured, .step = task_->plan().step});
                 SealIfWritten();
               },
           .summed = [this] { SealIfWritten(); },
-          .quiet = [this] { FailIfQuiet(); }};
+          .quiet = [this] { AbandonIfIdle(); }};
 }
 
 void SaveJob::Start(Status given_up) {
   if (!given_up.ok()) return Fail(std::move(given_up));
-  if (!context_.settling) NameAttempt();
+  if (!context_.scanning) NameAttempt();
   laying_out_ = true;
   context_.parts.workers->Post([self = shared_from_this(), inbox = context_.inbox] {
     self->task_->snapshot().LayOut();
@@ -68,8 +68,8 @@ void SaveJob::Start(Status given_up) {
 
 void SaveJob::OnLaidOut() {
   laying_out_ = false;
-  if (!running()) return FailIfQuiet();
-  capture_ = std::make_shared<Capture>(context_, *task_, OfCapture());
+  if (!running()) return AbandonIfIdle();
+  capture_ = std::make_shared<Capture>(context_, *task_, CaptureCallbacks());
   MakeHeaderIfNamed();
 }
 
@@ -83,7 +83,7 @@ Deadline SaveJob::wakes_at() const {
   return release_by && release_by->when() < words.when() ? *release_by : words;
 }
 
-void SaveJob::TakeWord() {
+void SaveJob::PollRequests() {
   coordination_->OnTime();
   if (!running() || writer_->sealing()) return;
   if (const std::optional<Status> why = task_->cancelled()) return Fail(*why);
@@ -112,7 +112,7 @@ void SaveJob::OnSealed() {
 }
 
 void SaveJob::OnCommitted(Status status) {
-  coordination_->TellOutcome(status);
+  coordination_->AnnounceOutcome(status);
   if (status.ok() || status.code() == StatusCode::kUnknownOutcome) return End(std::move(status));
   Fail(std::move(status));
 }
@@ -129,24 +129,24 @@ Status SaveJob::Closed() const {
 
 void SaveJob::Close() {
   if (ended() || std::exchange(closing_, true)) return;
-  if (!running()) return FailIfQuiet();
+  if (!running()) return AbandonIfIdle();
   // Until it has sent its message the save can still fail (see OnSealed); a commit in progress ends by itself.
   writer_->sealing() ? coordination_->Close(Closed()) : Fail(Closed());
 }
 
 void SaveJob::Fail(Status status) {
-  if (!running()) return FailIfQuiet();
+  if (!running()) return AbandonIfIdle();
   stage_.MoveTo(Stage::kFailing);
   failure_ = std::move(status);
-  coordination_->TellFailure(failure_);
+  coordination_->FailLocally(failure_);
   writer_->Stop();
   if (capture_ != nullptr) capture_->Stop();
-  FailIfQuiet();
+  AbandonIfIdle();
 }
 
-void SaveJob::FailIfQuiet() {
+void SaveJob::AbandonIfIdle() {
   if (stage_ != Stage::kFailing || (capture_ != nullptr && !capture_->idle())) return;
-  task_->LetGo(failure_);
+  task_->ReleaseTensors(failure_);
   if (laying_out_ || !writer_->idle()) return;
   if (coordination_->idle() || closing_) Abandon();
 }
@@ -155,7 +155,7 @@ void SaveJob::Abandon() {
   stage_.MoveTo(Stage::kAbandoning);
   writer_->Abandon(coordination_->folder(), [this, self = shared_from_this()](const Status& status) {
     if (!status.ok()) {
-      context_.Tell(
+      context_.Notify(
           {.severity = Severity::kWarning,
            .status = status,
            .message = fmt::format("step {}: its abandoned attempt remains until the next sweep", task_->plan().step)});
@@ -170,7 +170,7 @@ void SaveJob::End(Status status) {
   const SavePlan& plan = task_->plan();
   if (status.ok()) {
     if (plan.admitted) context_.parts.ledger->Committed(plan, coordination_->folder()->uuid());
-    context_.Tell({.kind = EventKind::kSaveDurable, .step = plan.step});
+    context_.Notify({.kind = EventKind::kSaveDurable, .step = plan.step});
   } else {
     if (plan.admitted && status.code() == StatusCode::kUnknownOutcome) {
       context_.parts.ledger->WithdrawUnknown(plan);
@@ -178,11 +178,11 @@ void SaveJob::End(Status status) {
       context_.parts.ledger->Withdraw(plan);
     }
     const bool wanted = status.code() == StatusCode::kCancelled;
-    context_.Tell({.kind = EventKind::kSaveFailed,
-                   .severity = wanted ? Severity::kInfo : Severity::kError,
-                   .step = plan.step,
-                   .status = status,
-                   .message = status.message()});
+    context_.Notify({.kind = EventKind::kSaveFailed,
+                     .severity = wanted ? Severity::kInfo : Severity::kError,
+                     .step = plan.step,
+                     .status = status,
+                     .message = status.message()});
   }
   const auto now = SaveTask::Clock::now();
   context_.parts.trace->Span("saves", status.ok() ? "durable" : "failed", task_->begun(), now, plan.step,

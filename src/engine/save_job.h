@@ -37,8 +37,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   /// Younger saves may use the devices: every copy that reads the caller's tensors is enqueued, or the save has failed.
   [[nodiscard]] bool enqueued() const { return !running() || (capture_ != nullptr && capture_->enqueued()); }
   /// Younger saves may use the pool.
-  [[nodiscard]] bool all_fed() const {
-    return !running() || (capture_ != nullptr && capture_->enqueued() && capture_->all_fed());
+  [[nodiscard]] bool all_buffered() const {
+    return !running() || (capture_ != nullptr && capture_->enqueued() && capture_->all_buffered());
   }
   /// Null once it has ended.
   [[nodiscard]] ShardWriter* writer() const { return writer_.get(); }
@@ -50,22 +50,22 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   [[nodiscard]] bool ended() const { return stage_ == JobStage::kEnded; }
   [[nodiscard]] const Status& outcome() const { return outcome_; }
   /// Notifies the waiters. Call it after the end, when everything that reports it is up to date.
-  void TellWaiters() const { task_->Finish(outcome_); }
+  void NotifyWaiters() const { task_->Finish(outcome_); }
   [[nodiscard]] const std::shared_ptr<SaveTask>& task() const { return task_; }
   /// Fails it when the checkpointer closes, unless its commit has begun. Stops waiting for other ranks, and reads from
   /// the disk whether they have committed.
   void Close();
   /// Handles SaveHandle::Cancel and Release, and deadlines for a release and for messages of other ranks.
-  void TakeWord();
-  /// When TakeWord must be called.
+  void PollRequests();
+  /// When PollRequests must be called.
   [[nodiscard]] Deadline wakes_at() const;
 
  private:
   [[nodiscard]] bool running() const { return stage_ == JobStage::kRunning; }
   [[nodiscard]] Status Closed() const;
-  [[nodiscard]] Coordination::Callbacks OfRanks();
-  [[nodiscard]] ShardWriter::Callbacks OfWriter();
-  [[nodiscard]] Capture::Callbacks OfCapture();
+  [[nodiscard]] Coordination::Callbacks CoordinationCallbacks();
+  [[nodiscard]] ShardWriter::Callbacks WriterCallbacks();
+  [[nodiscard]] Capture::Callbacks CaptureCallbacks();
 
   void OnLaidOut();
   void MakeHeaderIfNamed();
@@ -74,7 +74,7 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   void OnCommitted(Status status);
   /// Fails it, or, if it is failing, continues that after some operation has ended.
   void Fail(Status status);
-  void FailIfQuiet();
+  void AbandonIfIdle();
   void Abandon();
   void End(Status status);
 

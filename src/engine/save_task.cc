@@ -44,7 +44,7 @@ Status SaveTask::WaitCaptured(Deadline deadline) {
     }
     changed_.WaitUntil(mutex_, deadline);
   }
-  return let_go_.value_or(status_);
+  return tensors_released_.value_or(status_);
 }
 
 Status SaveTask::WaitDurable(Deadline deadline) {
@@ -176,10 +176,10 @@ bool SaveTask::MarkCommitting() {
   return true;
 }
 
-void SaveTask::LetGo(const Status& why) {
+void SaveTask::ReleaseTensors(const Status& why) {
   MutexLock lock(mutex_);
-  if (let_go_) return;
-  let_go_ = why;
+  if (tensors_released_) return;
+  tensors_released_ = why;
   changed_.NotifyAll();
 }
 

@@ -100,7 +100,7 @@ class SaveTask {
   void Finish(Status status) CAIRN_EXCLUDES(mutex_);
   /// The save is failing and no longer reads the tensors, but has not ended (other ranks may still be notified). Ends
   /// all waits for the capture. Only the first call has an effect.
-  void LetGo(const Status& why) CAIRN_EXCLUDES(mutex_);
+  void ReleaseTensors(const Status& why) CAIRN_EXCLUDES(mutex_);
   /// It must not commit until it is released.
   [[nodiscard]] bool held() const CAIRN_EXCLUDES(mutex_);
   /// The reason, if the save was cancelled.
@@ -115,7 +115,7 @@ class SaveTask {
   [[nodiscard]] bool Ended() const CAIRN_REQUIRES(mutex_) { return stats_.phase >= SavePhase::kDurable; }
   /// The caller may overwrite the tensors.
   [[nodiscard]] bool TensorsFree() const CAIRN_REQUIRES(mutex_) {
-    return stats_.phase >= SavePhase::kCaptured || let_go_.has_value();
+    return stats_.phase >= SavePhase::kCaptured || tensors_released_.has_value();
   }
 
   /// FailedPrecondition in a forked child, where the lock and the state under it are unreliable.
@@ -139,7 +139,7 @@ class SaveTask {
   bool reads_cpu_ CAIRN_GUARDED_BY(mutex_) = false;
   bool held_ CAIRN_GUARDED_BY(mutex_) = false;
   std::optional<Status> cancelled_ CAIRN_GUARDED_BY(mutex_);
-  std::optional<Status> let_go_ CAIRN_GUARDED_BY(mutex_);
+  std::optional<Status> tensors_released_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn

@@ -220,7 +220,7 @@ TEST(Ledger, RetiresTheOldestOnce) {
 
   EXPECT_THAT(ledger.Retire(), ElementsAre(10));
   EXPECT_THAT(ledger.Retire(), IsEmpty());
-  ledger.KeepAfterAll(10);
+  ledger.CancelRetirement(10);
   EXPECT_THAT(ledger.Retire(), ElementsAre(10));
   ledger.Removed(10);
   EXPECT_THAT(ledger.Retire(), IsEmpty());
