@@ -56,45 +56,45 @@ Span Touched(const IndexPieces& pieces, const Box& box) {
 }
 
 /// The boxes that are wanted of each logical name, and the pieces found for them. A name without a box takes any piece.
-class Wishes {
+class WantedPieces {
  public:
-  explicit Wishes(std::span<const std::string_view> names) {
-    for (const std::string_view name : names) wishes_[name];
+  explicit WantedPieces(std::span<const std::string_view> names) {
+    for (const std::string_view name : names) wanted_[name];
   }
-  Wishes(std::optional<std::uint32_t> own, std::span<const TensorEntry* const> wanted) : own_(own) {
+  WantedPieces(std::optional<std::uint32_t> own, std::span<const TensorEntry* const> wanted) : own_(own) {
     for (const TensorEntry* entry : wanted) {
-      Wish& wish = wishes_[entry->part ? std::string_view(entry->part->logical_name) : entry->name];
-      wish.boxes.push_back(BoxOf(entry->shape, entry->part));
+      WantedPiece& piece = wanted_[entry->part ? std::string_view(entry->part->logical_name) : entry->name];
+      piece.boxes.push_back(BoxOf(entry->shape, entry->part));
     }
   }
-  [[nodiscard]] auto begin() const { return wishes_.begin(); }
-  [[nodiscard]] auto end() const { return wishes_.end(); }
+  [[nodiscard]] auto begin() const { return wanted_.begin(); }
+  [[nodiscard]] auto end() const { return wanted_.end(); }
 
   /// False if the index cannot be used.
   bool Take(std::string_view name, const IndexPieces& pieces) {
-    const auto found = wishes_.find(name);
-    if (found == wishes_.end()) return true;
-    Wish& wish = found->second;
-    wish.named = true;
-    if (wish.boxes.empty()) Found(wish, {}, pieces, 0, 1);
-    for (const Box& box : wish.boxes) {
+    const auto found = wanted_.find(name);
+    if (found == wanted_.end()) return true;
+    WantedPiece& piece = found->second;
+    piece.named = true;
+    if (piece.boxes.empty()) Found(piece, {}, pieces, 0, 1);
+    for (const Box& box : piece.boxes) {
       if (!pieces.shape.empty() && pieces.shape.size() != box.begin.size()) {
         refusal_ = "a piece with other dimensions than wanted";
         return false;
       }
       if (box.empty()) {
-        Found(wish, {}, pieces, 0, 1);  // Any piece shows that the tensor exists.
+        Found(piece, {}, pieces, 0, 1);  // Any piece shows that the tensor exists.
         continue;
       }
       const Span span = Touched(pieces, box);
       if (pieces.offset_step == 0) {
-        if (span.first <= span.last) Found(wish, {pieces.offset, pieces.shape}, pieces, 0, pieces.count);
+        if (span.first <= span.last) Found(piece, {pieces.offset, pieces.shape}, pieces, 0, pieces.count);
         continue;
       }
       for (std::uint32_t k = span.first; k <= span.last; ++k) {
         Place place{pieces.offset, pieces.shape};
         place.offset[pieces.along] += k * pieces.offset_step;
-        Found(wish, std::move(place), pieces, k, 1);
+        Found(piece, std::move(place), pieces, k, 1);
         if (found_bytes_ > kMaxFoundBytes) {
           refusal_ = "more pieces than the memory limit allows";
           return false;
@@ -108,9 +108,9 @@ class Wishes {
   [[nodiscard]] Result<std::vector<std::uint32_t>> Shards(const std::string& file) const {
     std::set<std::uint32_t> shards;
     if (refusal_ != nullptr) return Error(StatusCode::kUnsupported, "{}: found {}", file, refusal_);
-    for (const auto& [name, wish] : wishes_) {
-      if (!wish.named) return Error(StatusCode::kNotFound, "{} does not name {}", file, Quoted(name));
-      for (const auto& [place, holder] : wish.holders) {
+    for (const auto& [name, piece] : wanted_) {
+      if (!piece.named) return Error(StatusCode::kNotFound, "{} does not name {}", file, Quoted(name));
+      for (const auto& [place, holder] : piece.holders) {
         if (!holder.own) shards.insert(holder.lowest);
       }
     }
@@ -127,16 +127,16 @@ class Wishes {
     bool own = false;
     std::uint32_t lowest = std::numeric_limits<std::uint32_t>::max();
   };
-  struct Wish {
+  struct WantedPiece {
     std::vector<Box> boxes;
     bool named = false;
     std::map<Place, Holder> holders;
   };
 
   /// The pieces [first, first + count) are replicas at that place.
-  void Found(Wish& wish, Place place, const IndexPieces& pieces, std::uint32_t first, std::uint32_t count) {
+  void Found(WantedPiece& piece, Place place, const IndexPieces& pieces, std::uint32_t first, std::uint32_t count) {
     const std::size_t bytes = sizeof(Place) + sizeof(Holder) + 2 * place.shape.size() * sizeof(std::int64_t);
-    const auto [at, fresh] = wish.holders.try_emplace(std::move(place));
+    const auto [at, fresh] = piece.holders.try_emplace(std::move(place));
     if (fresh) found_bytes_ += bytes;
     const std::uint32_t shard = pieces.shard + first * pieces.shard_step;
     at->second.lowest = std::min(at->second.lowest, shard);
@@ -147,7 +147,7 @@ class Wishes {
   }
 
   const std::optional<std::uint32_t> own_ = std::nullopt;
-  std::map<std::string_view, Wish> wishes_;
+  std::map<std::string_view, WantedPiece> wanted_;
   std::size_t found_bytes_ = 0;
   const char* refusal_ = nullptr;
 };
@@ -156,7 +156,7 @@ struct Lookup {
   const StoredCheckpoint& checkpoint;
   const ManifestIndex& index;
   const PathAt path;
-  Wishes& wishes;
+  WantedPieces& wanted;
   UniqueFd fd = {};
   std::vector<IndexHead::Block> blocks = {};
   std::size_t next = 0;
@@ -189,7 +189,7 @@ IoTask<Status> BlockLane(Lookup& lookup) {
     if (status.ok()) {
       status = ReadIndexBlock(
           std::as_bytes(std::span(bytes)), block, lookup.checkpoint.manifest.shards.size(), lookup.path.text(),
-          [&](std::string_view name, const IndexPieces& pieces) { return lookup.wishes.Take(name, pieces); });
+          [&](std::string_view name, const IndexPieces& pieces) { return lookup.wanted.Take(name, pieces); });
     }
     if (!status.ok()) lookup.failure = std::move(status);
   }
@@ -218,7 +218,7 @@ IoTask<Status> LookUpTask(Lookup& lookup) {
                                                    lookup.checkpoint.manifest.shards.size(), lookup.path.text());
   CAIRN_CO_RETURN_IF_ERROR(head.status());
   std::set<std::size_t> wanted;
-  for (const auto& [name, wish] : lookup.wishes) {
+  for (const auto& [name, piece] : lookup.wanted) {
     const auto [first, last] = head->Find(name);
     for (std::size_t block = first; block < last; ++block) wanted.insert(block);
   }
@@ -229,13 +229,13 @@ IoTask<Status> LookUpTask(Lookup& lookup) {
   co_return lookup.failure;
 }
 
-Result<std::vector<std::uint32_t>> LookUp(IoQueue& queue, const StoredCheckpoint& checkpoint, Wishes wishes) {
+Result<std::vector<std::uint32_t>> LookUp(IoQueue& queue, const StoredCheckpoint& checkpoint, WantedPieces wanted) {
   const std::optional<ManifestIndex>& index = checkpoint.manifest.index;
   if (!index) return Error(StatusCode::kNotFound, "{} has no index", checkpoint.info.path);
   Lookup lookup{
-      .checkpoint = checkpoint, .index = *index, .path = checkpoint.info.path + "/" + index->file, .wishes = wishes};
+      .checkpoint = checkpoint, .index = *index, .path = checkpoint.info.path + "/" + index->file, .wanted = wanted};
   CAIRN_RETURN_IF_ERROR(RunTaskBlocking(queue, LookUpTask(lookup)));
-  return wishes.Shards(lookup.path.text());
+  return wanted.Shards(lookup.path.text());
 }
 
 }  // namespace
@@ -243,12 +243,12 @@ Result<std::vector<std::uint32_t>> LookUp(IoQueue& queue, const StoredCheckpoint
 Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
                                                std::optional<std::uint32_t> own,
                                                std::span<const TensorEntry* const> wanted) {
-  return LookUp(queue, checkpoint, Wishes(own, wanted));
+  return LookUp(queue, checkpoint, WantedPieces(own, wanted));
 }
 
 Result<std::vector<std::uint32_t>> LookUpIndex(IoQueue& queue, const StoredCheckpoint& checkpoint,
                                                std::span<const std::string_view> names) {
-  return LookUp(queue, checkpoint, Wishes(names));
+  return LookUp(queue, checkpoint, WantedPieces(names));
 }
 
 }  // namespace cairn

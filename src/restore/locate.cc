@@ -26,8 +26,8 @@ std::optional<std::uint32_t> ShardOf(const Manifest& manifest, std::uint64_t ran
 }
 
 // Wanted tensors that the shard does not hold in this form.
-std::vector<const TensorEntry*> NotIn(const ShardHeader* own, const TensorTable& table,
-                                      const std::vector<std::uint32_t>& wanted) {
+std::vector<const TensorEntry*> MissingFrom(const ShardHeader* own, const TensorTable& table,
+                                            const std::vector<std::uint32_t>& wanted) {
   std::unordered_map<std::string_view, const ShardTensor*> held;
   if (own != nullptr) {
     for (const ShardTensor& tensor : own->tensors) held.emplace(tensor.name, &tensor);
@@ -45,7 +45,7 @@ std::vector<const TensorEntry*> NotIn(const ShardHeader* own, const TensorTable&
 }
 
 // Names that are in no header read so far.
-std::vector<std::string_view> NotHeld(const OpenedCheckpoint& opened, std::vector<std::string_view> names) {
+std::vector<std::string_view> MissingNames(const OpenedCheckpoint& opened, std::vector<std::string_view> names) {
   std::unordered_set<std::string_view> held;
   for (const ShardFile& file : opened.files) {
     for (const ShardTensor& tensor : file.header.tensors) held.insert(tensor.name);
@@ -55,7 +55,7 @@ std::vector<std::string_view> NotHeld(const OpenedCheckpoint& opened, std::vecto
   return names;
 }
 
-void TellAllAreRead(const EventCallback& on_event, const StoredCheckpoint& checkpoint, const Status& why) {
+void ReportAllHeadersRead(const EventCallback& on_event, const StoredCheckpoint& checkpoint, const Status& why) {
   if (!on_event) return;
   on_event({.severity = Severity::kInfo,
             .step = checkpoint.manifest.step,
@@ -77,7 +77,8 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
   const std::optional<std::uint32_t> own = options.own ? ShardOf(checkpoint.manifest, rank) : std::nullopt;
   if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
   if (opened.files.size() > 1) {
-    const std::vector<const TensorEntry*> missing = NotIn(own ? &opened.files[*own].header : nullptr, table, wanted);
+    const std::vector<const TensorEntry*> missing =
+        MissingFrom(own ? &opened.files[*own].header : nullptr, table, wanted);
     if (missing.empty()) return match(all_found);
     Result<std::vector<std::uint32_t>> named = LookUpIndex(queue, checkpoint, own, missing);
     Status why = named.status();
@@ -87,7 +88,7 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
       if (matched.ok()) return matched;
       why = matched.status();
     }
-    TellAllAreRead(on_event, checkpoint, why);
+    ReportAllHeadersRead(on_event, checkpoint, why);
   }
   CAIRN_RETURN_IF_ERROR(ReadAllHeaders(queue, checkpoint, opened.files));
   return match(options);
@@ -97,18 +98,18 @@ Status LocatePart(IoQueue& queue, const StoredCheckpoint& checkpoint, const Insp
                   const EventCallback& on_event, OpenedCheckpoint& opened) {
   const auto own = part.rank ? ShardOf(checkpoint.manifest, *part.rank) : std::nullopt;
   if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
-  std::vector<std::string_view> missing = NotHeld(opened, {part.names.begin(), part.names.end()});
+  std::vector<std::string_view> missing = MissingNames(opened, {part.names.begin(), part.names.end()});
   if (missing.empty()) return Status::Ok();
   if (opened.files.size() > 1) {
     const Result<std::vector<std::uint32_t>> named = LookUpIndex(queue, checkpoint, missing);
     Status why = named.status();
     if (named.ok()) {
       CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, *named, opened.files));
-      missing = NotHeld(opened, std::move(missing));
+      missing = MissingNames(opened, std::move(missing));
       if (missing.empty()) return Status::Ok();
       why = Error(StatusCode::kNotFound, "{} is not in the shard that the index names", Quoted(missing.front()));
     }
-    TellAllAreRead(on_event, checkpoint, why);
+    ReportAllHeadersRead(on_event, checkpoint, why);
   }
   return ReadAllHeaders(queue, checkpoint, opened.files);
 }

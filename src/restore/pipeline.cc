@@ -89,7 +89,7 @@ Status Pipeline::Run(std::span<const Stream> streams, const Progress& progress) 
     static_cast<void>(queue_->RunOnce(slow_at_.when() < health.when() ? slow_at_ : health));
     HandleMessages(progress);
     CheckHealth();
-    TellSlowReads();
+    ReportSlowReads();
   }
   CAIRN_RETURN_IF_ERROR(status_);
   return devices_.HoldStreams(streams);
@@ -263,7 +263,7 @@ void Pipeline::CheckHealth() {
   }
 }
 
-void Pipeline::TellSlowReads() {
+void Pipeline::ReportSlowReads() {
   if (!slow_at_.passed()) return;
   slow_at_ = Deadline::Infinite();  // Until the disk responds again.
   const auto waits = std::find_if(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->read != nullptr; });

@@ -65,7 +65,7 @@ class Pipeline {
   void Handle(const Message& message, const Progress& progress);
   void HandleMessages(const Progress& progress);
   void CheckHealth();
-  void TellSlowReads();
+  void ReportSlowReads();
   void Fail(Status status);
   void Finish(Slot& slot);
   [[nodiscard]] bool idle() const { return reading_ + working_ + copying_ == 0; }

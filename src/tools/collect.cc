@@ -24,7 +24,7 @@ struct Collected {
 };
 
 // Checks the shards of the checkpoints to keep: others are removed because of them, so a manifest alone is not enough.
-void CheckThoseThatCount(std::vector<StoredCheckpoint>& list, std::uint64_t keep_last) {
+void CheckKeptShards(std::vector<StoredCheckpoint>& list, std::uint64_t keep_last) {
   std::uint64_t good = 0;
   for (auto newest = list.rbegin(); newest != list.rend() && good < keep_last; ++newest) {
     CheckpointInfo& info = newest->info;
@@ -40,7 +40,7 @@ void CheckThoseThatCount(std::vector<StoredCheckpoint>& list, std::uint64_t keep
 
 Result<Collected> Choose(const CollectOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(options.root));
-  CheckThoseThatCount(list, options.keep_last);
+  CheckKeptShards(list, options.keep_last);
   std::vector<const CheckpointInfo*> infos;
   for (const StoredCheckpoint& checkpoint : list) infos.push_back(&checkpoint.info);
   const std::vector<std::uint64_t> steps = ChooseRetired(infos, options.keep_last, options.keep_every);
@@ -88,7 +88,7 @@ Result<Collected> ChooseAndRemove(const CollectOptions& options) {
 
 int Collect(const CollectOptions& options) {
   const Result<Collected> collected = options.dry_run ? Choose(options) : ChooseAndRemove(options);
-  if (!collected.ok()) return Complain(collected.status());
+  if (!collected.ok()) return ReportError(collected.status());
   const auto& counted = options.dry_run ? collected->chosen : collected->removed;
   std::uint64_t bytes = 0;
   for (const auto& [step, of_step] : counted) bytes += of_step;
@@ -103,7 +103,7 @@ int Collect(const CollectOptions& options) {
     }
     fmt::print("{}, {}\n", Count(counted.size(), "checkpoint"), HumanBytes(bytes));
   }
-  return collected->failure.ok() ? kGood : Complain(collected->failure);
+  return collected->failure.ok() ? kGood : ReportError(collected->failure);
 }
 
 }  // namespace cairn::tools

@@ -280,13 +280,13 @@ nlohmann::json DifferencesToJson(const Differences& differences) {
 
 int Diff(const std::string& a, const std::string& b, bool json) {
   const Result<std::unique_ptr<Reading>> reading = Reading::Make();
-  if (!reading.ok()) return Complain(reading.status());
+  if (!reading.ok()) return ReportError(reading.status());
   Result<TensorSource> source_a = OpenSource(**reading, a, {});
-  if (!source_a.ok()) return Complain(source_a.status());
+  if (!source_a.ok()) return ReportError(source_a.status());
   Result<TensorSource> source_b = OpenSource(**reading, b, {});
-  if (!source_b.ok()) return Complain(source_b.status());
+  if (!source_b.ok()) return ReportError(source_b.status());
   const Result<Differences> differences = Comparison((*reading)->parts(), *source_a, *source_b).Run();
-  if (!differences.ok()) return Complain(differences.status());
+  if (!differences.ok()) return ReportError(differences.status());
   if (json) {
     PrintJson(DifferencesToJson(*differences));
   } else {

@@ -198,7 +198,7 @@ Status Run(const DoctorOptions& options) {
 
 int Doctor(const DoctorOptions& options) {
   const Status status = Run(options);
-  return status.ok() ? kGood : Complain(status);
+  return status.ok() ? kGood : ReportError(status);
 }
 
 }  // namespace cairn::tools

@@ -59,7 +59,7 @@ Result<std::vector<TensorPlace>> FindWanted(const Reading& reading, TensorSource
   return wanted;
 }
 
-Status NotAlike(const StoredTensor& a, const StoredTensor& b, const std::string& how) {
+Status DifferentTensors(const StoredTensor& a, const StoredTensor& b, const std::string& how) {
   return Error(StatusCode::kUnsupported,
                "tensor \"{}\" differs between {} and {} ({}); a plain file can hold only one: export it from one of "
                "these files, or leave it out",
@@ -68,7 +68,7 @@ Status NotAlike(const StoredTensor& a, const StoredTensor& b, const std::string&
 
 // Keeps the first tensor of each name, after checking that the others are equal: several ranks may have written a
 // replicated tensor, but the ranks' own states may share a name too.
-Status LeaveOneOfEach(const Reading& reading, TensorSource& source, std::vector<const StoredTensor*>& tensors) {
+Status KeepOneOfEach(const Reading& reading, TensorSource& source, std::vector<const StoredTensor*>& tensors) {
   std::vector<const StoredTensor*> firsts;
   std::vector<const StoredTensor*> of_a;
   std::vector<const StoredTensor*> of_b;
@@ -80,7 +80,7 @@ Status LeaveOneOfEach(const Reading& reading, TensorSource& source, std::vector<
     const TensorInfo& a = firsts.back()->info;
     const TensorInfo& b = tensor->info;
     if (a.dtype != b.dtype || a.shape != b.shape) {
-      return NotAlike(*firsts.back(), *tensor, DescribeType(a) + " against " + DescribeType(b));
+      return DifferentTensors(*firsts.back(), *tensor, DescribeType(a) + " against " + DescribeType(b));
     }
     of_a.push_back(firsts.back());
     of_b.push_back(tensor);
@@ -90,7 +90,7 @@ Status LeaveOneOfEach(const Reading& reading, TensorSource& source, std::vector<
     if (!differs && std::memcmp(a, b, bytes) != 0) differs = pair;
   };
   CAIRN_RETURN_IF_ERROR(ReadPairs(reading.parts(), source, of_a, source, of_b, compare));
-  if (differs) return NotAlike(*of_a[*differs], *of_b[*differs], "their bytes");
+  if (differs) return DifferentTensors(*of_a[*differs], *of_b[*differs], "their bytes");
   tensors = std::move(firsts);
   return Status::Ok();
 }
@@ -98,7 +98,7 @@ Status LeaveOneOfEach(const Reading& reading, TensorSource& source, std::vector<
 Result<Selection> Select(const Reading& reading, TensorSource& source, const ExportOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const std::vector<TensorPlace> places, FindWanted(reading, source, options));
   CAIRN_ASSIGN_OR_RETURN(std::vector<const StoredTensor*> wanted, source.Find(reading.parts(), places));
-  CAIRN_RETURN_IF_ERROR(LeaveOneOfEach(reading, source, wanted));
+  CAIRN_RETURN_IF_ERROR(KeepOneOfEach(reading, source, wanted));
   Selection selection;
   // Holders before tied names, so that the holder's name is kept if it is wanted.
   std::stable_sort(wanted.begin(), wanted.end(), [](const StoredTensor* a, const StoredTensor* b) {
@@ -171,7 +171,7 @@ Status WriteTensors(const Reading& reading, TensorSource& source, const std::vec
   std::vector<std::byte> memory(kWindowBytes);
   ProgressBar bar("exporting");
   std::uint64_t done = 0;
-  for (const std::vector<Stretch>& window : CutWindows(sizes, kWindowBytes)) {
+  for (const std::vector<Slice>& window : CutWindows(sizes, kWindowBytes)) {
     if (interrupted()) return Error(StatusCode::kCancelled, "interrupted: nothing was written");
     CAIRN_RETURN_IF_ERROR(ReadWindow(reading.parts(), source, tensors, window, memory.data()));
     const std::uint64_t bytes = window.back().at + (window.back().end - window.back().begin);
@@ -213,13 +213,13 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
 
 int Export(const ExportOptions& options) {
   const Result<std::unique_ptr<Reading>> reading = Reading::Make();
-  if (!reading.ok()) return Complain(reading.status());
+  if (!reading.ok()) return ReportError(reading.status());
   Result<TensorSource> source = OpenSource(**reading, options.path, options.step);
-  if (!source.ok()) return Complain(source.status());
+  if (!source.ok()) return ReportError(source.status());
   const Result<Selection> selection = Select(**reading, *source, options);
-  if (!selection.ok()) return Complain(selection.status());
+  if (!selection.ok()) return ReportError(selection.status());
   const Status written = WriteFile(**reading, *source, selection->tensors, options.out);
-  if (!written.ok()) return Complain(written);
+  if (!written.ok()) return ReportError(written);
 
   std::uint64_t bytes = 0;
   for (const StoredTensor* tensor : selection->tensors) bytes += tensor->info.bytes;

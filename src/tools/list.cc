@@ -11,7 +11,7 @@ namespace cairn::tools {
 
 int List(const std::string& root, bool json) {
   const Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(root);
-  if (!list.ok()) return Complain(list.status());
+  if (!list.ok()) return ReportError(list.status());
   bool damaged = false;
   nlohmann::json objects = nlohmann::json::array();
   std::vector<std::vector<std::string>> rows{{"STEP", "GENERATION", "WORLD", "SIZE", "PINNED", "PATH"}};

@@ -150,9 +150,9 @@ int main(int argc, char** argv) {
     const int code = cairn::tools::Run(argc, argv);
     errno = 0;
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-    return cairn::tools::Complain(
+    return cairn::tools::ReportError(
         {cairn::StatusCode::kIoError, fmt::format("writing to standard output: {}", std::strerror(errno))});
   } catch (const std::exception& error) {
-    return cairn::tools::Complain({cairn::StatusCode::kInternal, error.what()});
+    return cairn::tools::ReportError({cairn::StatusCode::kInternal, error.what()});
   }
 }

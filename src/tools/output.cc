@@ -25,7 +25,7 @@ struct PrintValue {
 
 }  // namespace
 
-int Complain(const Status& status) {
+int ReportError(const Status& status) {
   fmt::print(stderr, "cairn: {}\n", Printable(status.ToString()));
   return status.code() == StatusCode::kCorrupt ? kDamagedOrDifferent : kFailed;
 }

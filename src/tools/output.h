@@ -19,7 +19,7 @@ inline constexpr int kDamagedOrDifferent = 1;
 inline constexpr int kFailed = 2;
 
 /// Prints the status to stderr. Returns its exit code.
-int Complain(const Status& status);
+int ReportError(const Status& status);
 
 /// "1.5 GiB".
 [[nodiscard]] std::string HumanBytes(std::uint64_t bytes);

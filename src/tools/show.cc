@@ -140,9 +140,9 @@ Status Print(const Reading& reading, TensorSource& source, Text& text) {
 
 int Show(const std::string& path, const std::optional<std::uint64_t>& step, bool json) {
   const Result<std::unique_ptr<Reading>> reading = Reading::Make();
-  if (!reading.ok()) return Complain(reading.status());
+  if (!reading.ok()) return ReportError(reading.status());
   Result<TensorSource> source = OpenSource(**reading, path, step);
-  if (!source.ok()) return Complain(source.status());
+  if (!source.ok()) return ReportError(source.status());
   if (source->checkpoint() == nullptr) {
     ShowFile(path, *source, json);
     return kGood;
@@ -157,7 +157,7 @@ int Show(const std::string& path, const std::optional<std::uint64_t>& step, bool
     PlainText text(Describe(info));
     status = Print(**reading, *source, text);
   }
-  return status.ok() ? kGood : Complain(status);
+  return status.ok() ? kGood : ReportError(status);
 }
 
 }  // namespace cairn::tools

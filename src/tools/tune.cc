@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Asked {
+struct TuneRequest {
   TuneInput input;
   MeasureOptions measure;
   // Bytes per second; 0: none.
@@ -27,9 +27,9 @@ struct Asked {
   double write_limit = 0;
 };
 
-Result<Asked> Parse(const TuneOptions& options) {
-  Asked asked;
-  TuneInput& input = asked.input;
+Result<TuneRequest> Parse(const TuneOptions& options) {
+  TuneRequest request;
+  TuneInput& input = request.input;
   CAIRN_ASSIGN_OR_RETURN(input.state_bytes, ParseSize("--state-bytes", options.state_bytes));
   CAIRN_ASSIGN_OR_RETURN(input.goal.iteration_seconds, ParseSeconds("--iteration-time", options.iteration_time));
   CAIRN_ASSIGN_OR_RETURN(input.goal.slowdown, ParseShare("--slowdown", options.slowdown));
@@ -52,15 +52,15 @@ Result<Asked> Parse(const TuneOptions& options) {
     to = static_cast<double>(bytes);
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(limit("--copy-rate", options.copy_rate, asked.copy_limit));
-  CAIRN_RETURN_IF_ERROR(limit("--write-rate", options.write_rate, asked.write_limit));
+  CAIRN_RETURN_IF_ERROR(limit("--copy-rate", options.copy_rate, request.copy_limit));
+  CAIRN_RETURN_IF_ERROR(limit("--write-rate", options.write_rate, request.write_limit));
   CAIRN_ASSIGN_OR_RETURN(const std::chrono::nanoseconds time, ParseProbeTime(options.probe_time));
-  asked.measure = {.root = options.root,
-                   .device = {cuda ? DeviceKind::kCuda : DeviceKind::kCpu, 0},
-                   .disk = {.time = time, .stopped = CatchInterruptions()}};
+  request.measure = {.root = options.root,
+                     .device = {cuda ? DeviceKind::kCuda : DeviceKind::kCpu, 0},
+                     .disk = {.time = time, .stopped = CatchInterruptions()}};
   CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(options.root));
   input.free_bytes = free.value_or(0);
-  return asked;
+  return request;
 }
 
 /// Rejects absurd input before measuring, with rates that suit any input.
@@ -69,13 +69,13 @@ Status CheckBefore(const TuneInput& input) {
   return Choose(input, any).status();
 }
 
-Rates Limited(Rates rates, const Asked& asked) {
-  if (asked.copy_limit > 0) rates.copy = std::min(rates.copy, asked.copy_limit);
-  if (asked.write_limit <= 0) return rates;
+Rates Limited(Rates rates, const TuneRequest& request) {
+  if (request.copy_limit > 0) rates.copy = std::min(rates.copy, request.copy_limit);
+  if (request.write_limit <= 0) return rates;
   double slow_share = 1;  // If even the slow disk reaches the limit, the limit evens out its variation.
   for (IoShape& shape : rates.shapes) {
     const double slow = shape.write_rate * rates.slow_share;
-    shape.write_rate = std::min(shape.write_rate, asked.write_limit);
+    shape.write_rate = std::min(shape.write_rate, request.write_limit);
     slow_share = std::min(slow_share, slow / shape.write_rate);
   }
   rates.slow_share = slow_share;
@@ -162,15 +162,15 @@ void Print(const TuneInput& input, const TuneChoice& choice, const Measured& mea
 }
 
 Status Run(const TuneOptions& options) {
-  CAIRN_ASSIGN_OR_RETURN(const Asked asked, Parse(options));
-  CAIRN_RETURN_IF_ERROR(CheckBefore(asked.input));
+  CAIRN_ASSIGN_OR_RETURN(const TuneRequest request, Parse(options));
+  CAIRN_RETURN_IF_ERROR(CheckBefore(request.input));
   CAIRN_ASSIGN_OR_RETURN(const Filesystem filesystem, TryFilesystem(options.root));
   const bool recycles = filesystem.leases.ok();
-  CAIRN_ASSIGN_OR_RETURN(const Measured measured, Measure(asked.measure));
-  const Rates rates = Limited(measured.rates(recycles), asked);
-  CAIRN_ASSIGN_OR_RETURN(const TuneChoice choice, Choose(asked.input, rates));
-  options.json ? PrintJson(ToJson(asked.input, choice, measured, rates, recycles))
-               : Print(asked.input, choice, measured, rates, recycles);
+  CAIRN_ASSIGN_OR_RETURN(const Measured measured, Measure(request.measure));
+  const Rates rates = Limited(measured.rates(recycles), request);
+  CAIRN_ASSIGN_OR_RETURN(const TuneChoice choice, Choose(request.input, rates));
+  options.json ? PrintJson(ToJson(request.input, choice, measured, rates, recycles))
+               : Print(request.input, choice, measured, rates, recycles);
   return Status::Ok();
 }
 
@@ -178,7 +178,7 @@ Status Run(const TuneOptions& options) {
 
 int Tune(const TuneOptions& options) {
   const Status status = Run(options);
-  return status.ok() ? kGood : Complain(status);
+  return status.ok() ? kGood : ReportError(status);
 }
 
 }  // namespace cairn::tools

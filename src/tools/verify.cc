@@ -28,9 +28,9 @@ Result<std::vector<StoredCheckpoint>> Chosen(const std::string& path, const std:
 
 int Verify(const std::string& path, const std::optional<std::uint64_t>& step, bool json) {
   const Result<std::vector<StoredCheckpoint>> chosen = Chosen(path, step);
-  if (!chosen.ok()) return Complain(chosen.status());
+  if (!chosen.ok()) return ReportError(chosen.status());
   const Result<std::unique_ptr<Reading>> reading = Reading::Make();
-  if (!reading.ok()) return Complain(reading.status());
+  if (!reading.ok()) return ReportError(reading.status());
 
   int exit_code = kGood;
   nlohmann::json objects = nlohmann::json::array();
@@ -45,7 +45,7 @@ int Verify(const std::string& path, const std::optional<std::uint64_t>& step, bo
     }
     // Retention does not wait for a listing, so a checkpoint removed meanwhile is not damage.
     if (info.status.code() == StatusCode::kNotFound && chosen->size() > 1) continue;
-    if (!info.status.ok()) exit_code = std::max(exit_code, Complain(info.status));
+    if (!info.status.ok()) exit_code = std::max(exit_code, ReportError(info.status));
     objects.push_back(ToJson(info));
     if (!json) {
       fmt::print("{}: {}\n", Printable(info.path), info.status.ok() ? "ok" : StatusCodeName(info.status.code()));

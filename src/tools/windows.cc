@@ -7,8 +7,8 @@
 
 namespace cairn::tools {
 
-std::vector<std::vector<Stretch>> CutWindows(std::span<const std::uint64_t> sizes, std::uint64_t window_bytes) {
-  std::vector<std::vector<Stretch>> windows;
+std::vector<std::vector<Slice>> CutWindows(std::span<const std::uint64_t> sizes, std::uint64_t window_bytes) {
+  std::vector<std::vector<Slice>> windows;
   std::uint64_t filled = window_bytes;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     for (std::uint64_t begin = 0; begin < sizes[i];) {
@@ -32,23 +32,23 @@ Status ReadPairs(const RestoreParts& parts, TensorSource& a, std::span<const Sto
   const auto memory_a = std::make_unique_for_overwrite<std::byte[]>(kWindowBytes);
   const auto memory_b = std::make_unique_for_overwrite<std::byte[]>(kWindowBytes);
   // The window size is a multiple of every element size, so no element is cut.
-  for (const std::vector<Stretch>& window : CutWindows(sizes, kWindowBytes)) {
+  for (const std::vector<Slice>& window : CutWindows(sizes, kWindowBytes)) {
     CAIRN_RETURN_IF_ERROR(ReadWindow(parts, a, of_a, window, memory_a.get()));
     CAIRN_RETURN_IF_ERROR(ReadWindow(parts, b, of_b, window, memory_b.get()));
-    for (const Stretch& stretch : window) {
-      compare(stretch.tensor, memory_a.get() + stretch.at, memory_b.get() + stretch.at, stretch.end - stretch.begin);
+    for (const Slice& slice : window) {
+      compare(slice.tensor, memory_a.get() + slice.at, memory_b.get() + slice.at, slice.end - slice.begin);
     }
   }
   return Status::Ok();
 }
 
 Status ReadWindow(const RestoreParts& parts, TensorSource& source, std::span<const StoredTensor* const> tensors,
-                  std::span<const Stretch> window, std::byte* memory) {
+                  std::span<const Slice> window, std::byte* memory) {
   std::vector<TensorSource::Piece> pieces;
   pieces.reserve(window.size());
-  for (const Stretch& stretch : window) {
+  for (const Slice& slice : window) {
     pieces.push_back(
-        {.tensor = tensors[stretch.tensor], .begin = stretch.begin, .end = stretch.end, .to = memory + stretch.at});
+        {.tensor = tensors[slice.tensor], .begin = slice.begin, .end = slice.end, .to = memory + slice.at});
   }
   return source.Read(parts, pieces);
 }

@@ -11,7 +11,7 @@
 namespace cairn::tools {
 
 /// A part of the i-th tensor of a list, in a window.
-struct Stretch {
+struct Slice {
   std::size_t tensor = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -20,8 +20,8 @@ struct Stretch {
 };
 
 /// Divides tensors of these sizes, in order, into windows of at most `window_bytes`. Pure. Skips empty tensors.
-[[nodiscard]] std::vector<std::vector<Stretch>> CutWindows(std::span<const std::uint64_t> sizes,
-                                                           std::uint64_t window_bytes);
+[[nodiscard]] std::vector<std::vector<Slice>> CutWindows(std::span<const std::uint64_t> sizes,
+                                                         std::uint64_t window_bytes);
 
 inline constexpr std::uint64_t kWindowBytes = 32U << 20;
 
@@ -34,6 +34,6 @@ Status ReadPairs(const RestoreParts& parts, TensorSource& a, std::span<const Sto
 
 /// Reads one window of `tensors` into `memory`, which has kWindowBytes.
 Status ReadWindow(const RestoreParts& parts, TensorSource& source, std::span<const StoredTensor* const> tensors,
-                  std::span<const Stretch> window, std::byte* memory);
+                  std::span<const Slice> window, std::byte* memory);
 
 }  // namespace cairn::tools
