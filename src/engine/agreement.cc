@@ -35,8 +35,7 @@ class MessageReader final : public JsonEvents {
   bool OnKey(std::string_view key) override {
     key_ = key;
     const bool twice = numbers_.contains(key_) || texts_.contains(key_);
-    if (twice || numbers_.size() + texts_.size() == kMaxMembers)
-      return Fail("{}: duplicate, or too many members", key_);
+    if (twice || numbers_.size() + texts_.size() == kMaxMembers) return Fail("{}: duplicate or too many", key_);
     return true;
   }
   bool OnOpen(char /*bracket*/) override {

@@ -37,7 +37,7 @@ std::string Coordination::Key(const char* kind) const { return fmt::format("{}/{
 std::string Coordination::Restored() const { return plan_.parent ? plan_.parent->attempt : std::string(); }
 
 template <typename... Args>
-std::function<void(Args...)> Coordination::OnEngine(void (Coordination::*then)(Args...)) {
+std::function<void(Args...)> Coordination::Later(void (Coordination::*then)(Args...)) {
   return [self = shared_from_this(), then, inbox = context_.inbox](Args... args) {
     inbox->Post([self, then, ... args = std::move(args)]() mutable { ((*self).*then)(std::move(args)...); });
   };
@@ -70,7 +70,7 @@ void Coordination::OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFo
   NameFolder(uuid);
   stage_.MoveTo(Stage::kEntering);
   RunTask(*context_.queue, (*folder_.*how)(),
-          [folder = folder_, then = OnEngine(&Coordination::OnFolderOpen)](const Status& status) { then(status); });
+          [folder = folder_, then = Later(&Coordination::OnFolderOpen)](const Status& status) { then(status); });
 }
 
 void Coordination::OnFolderOpen(Status status) {
@@ -182,8 +182,8 @@ void Coordination::AnnounceAttempt() {
                      .parent = plan_.parent,
                      .replace = plan_.replace,
                      .replica_digests = plan_.replicated != nullptr ? plan_.replicated->digest : std::string()}));
-  group().Collect(Key("prepared"), WriteDeadline(), OnEngine(&Coordination::OnPrepared),
-                  OnEngine(&Coordination::OnCollected));
+  group().Collect(Key("prepared"), WriteDeadline(), Later(&Coordination::OnPrepared),
+                  Later(&Coordination::OnCollected));
 }
 
 void Coordination::OnPrepared(int rank, std::string text) {
@@ -193,24 +193,23 @@ void Coordination::OnPrepared(int rank, std::string text) {
 }
 
 Status Coordination::HandlePrepared(int rank, const std::string& text) {
-  CAIRN_ASSIGN_OR_RETURN(PreparedMessage message, DecodePrepared(rank, text));
-  if (!message.failure.ok()) {
+  CAIRN_ASSIGN_OR_RETURN(PreparedMessage sent, DecodePrepared(rank, text));
+  if (!sent.failure.ok()) {
     // An unknown outcome on that rank is none here: nothing is committed.
-    const bool unknown = message.failure.code() == StatusCode::kUnknownOutcome;
-    return Error(unknown ? StatusCode::kInternal : message.failure.code(), "rank {}: {}", rank,
-                 message.failure.message());
+    const bool unknown = sent.failure.code() == StatusCode::kUnknownOutcome;
+    return Error(unknown ? StatusCode::kInternal : sent.failure.code(), "rank {}: {}", rank, sent.failure.message());
   }
-  if (message.bucket >= 0) {
+  if (sent.bucket >= 0) {
     const std::string mine =
-        EncodeBucket(plan_.replicated != nullptr ? *plan_.replicated : ReplicatedValues(), message.bucket);
-    return CompareBuckets(plan_.step, mine, rank, message.texts);
+        EncodeBucket(plan_.replicated != nullptr ? *plan_.replicated : ReplicatedValues(), sent.bucket);
+    return CompareBuckets(plan_.step, mine, rank, sent.texts);
   }
-  CAIRN_RETURN_IF_ERROR(CheckSameLine(plan_.step, Restored(), rank, message.step, message.restored));
+  CAIRN_RETURN_IF_ERROR(CheckSameLine(plan_.step, Restored(), rank, sent.step, sent.restored));
   const auto index = static_cast<std::size_t>(rank);
-  shards_[index] = PreparedShard{.shard = message.shard};
-  checks_->Add(
-      index, std::move(message.shard),
-      [index, then = OnEngine(&Coordination::OnChecked)](Result<std::string> run) { then(index, std::move(run)); });
+  shards_[index] = PreparedShard{.shard = sent.shard};
+  checks_->Add(index, std::move(sent.shard), [index, then = Later(&Coordination::OnChecked)](Result<std::string> run) {
+    then(index, std::move(run));
+  });
   return Status::Ok();
 }
 
@@ -272,8 +271,7 @@ void Coordination::AnnounceOutcome(const Status& outcome) {
 
 void Coordination::AwaitAttempt() {
   stage_.MoveTo(Stage::kNaming);
-  group().Await(Key("attempt"), Deadline::In(context_.parts.options.group_deadline),
-                OnEngine(&Coordination::OnAttempt));
+  group().Await(Key("attempt"), Deadline::In(context_.parts.options.group_deadline), Later(&Coordination::OnAttempt));
 }
 
 void Coordination::OnAttempt(Heard heard) {
@@ -294,7 +292,7 @@ void Coordination::OnAttempt(Heard heard) {
 }
 
 void Coordination::Join(const AttemptProposal& attempt) {
-  group().Await(Key("outcome"), WriteDeadline(), OnEngine(&Coordination::OnOutcome));
+  group().Await(Key("outcome"), WriteDeadline(), Later(&Coordination::OnOutcome));
   const ReplicatedValues nothing;
   const ReplicatedValues& mine = plan_.replicated != nullptr ? *plan_.replicated : nothing;
   if (const int bucket = FirstDifference(attempt.replica_digests, mine.digest); bucket >= 0) {
@@ -309,9 +307,9 @@ void Coordination::Join(const AttemptProposal& attempt) {
 }
 
 void Coordination::SendFailure(const Status& why) {
-  PreparedMessage message;
-  message.failure = why;
-  group().Send(Key("prepared"), EncodePrepared(message));
+  PreparedMessage sent;
+  sent.failure = why;
+  group().Send(Key("prepared"), EncodePrepared(sent));
 }
 
 void Coordination::OnOutcome(Heard heard) {
@@ -348,7 +346,7 @@ void Coordination::CheckDisk() {
   if (stage_ != Stage::kLooking) stage_.MoveTo(Stage::kLooking);
   wakes_at_ = Deadline::Infinite();
   FindCommitted(*context_.queue, context_.parts.root, plan_.step, folder_->uuid(),
-                [then = OnEngine(&Coordination::OnDiskChecked)](const Status& found) { then(found); });
+                [then = Later(&Coordination::OnDiskChecked)](const Status& found) { then(found); });
 }
 
 void Coordination::OnDiskChecked(Status found) {
@@ -364,7 +362,7 @@ void Coordination::OnDiskChecked(Status found) {
   const bool late = found.code() == StatusCode::kNotFound && may_abort_;
   if (!late) return OnAborted(std::move(found));
   AbortAttempt(*context_.queue, folder_, plan_.step,
-               [then = OnEngine(&Coordination::OnAborted)](const Status& outcome) { then(outcome); });
+               [then = Later(&Coordination::OnAborted)](const Status& outcome) { then(outcome); });
 }
 
 void Coordination::OnAborted(Status outcome) {

@@ -142,7 +142,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   [[nodiscard]] Deadline WriteDeadline() const;
   /// Wraps a continuation so that it runs on the engine's thread.
   template <typename... Args>
-  std::function<void(Args...)> OnEngine(void (Coordination::*then)(Args...));
+  std::function<void(Args...)> Later(void (Coordination::*then)(Args...));
   void NameFolder(const std::string& uuid);
   void OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)());
   void OnFolderOpen(Status status);

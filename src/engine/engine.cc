@@ -114,11 +114,10 @@ void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
     }
     task->Finish(status);
   }
-  context_.Notify(
-      {.severity = Severity::kWarning,
-       .message = fmt::format("{} does not respond: {} saves, the pool and the root's lock remain until the "
-                              "process exits",
-                              context_.parts.root, tasks.size())});
+  context_.Notify({.severity = Severity::kWarning,
+                   .message = fmt::format("{} does not respond: {} saves, the pool and the root's lock "
+                                          "remain until the process exits",
+                                          context_.parts.root, tasks.size())});
   context_.Silence();  // The callback must not be called after the checkpointer is gone.
 }
 

@@ -14,7 +14,7 @@ ShardWriter::ShardWriter(EngineContext& context, SaveTask& task, Callbacks callb
     : context_(context), task_(task), callbacks_(std::move(callbacks)) {}
 
 template <typename... Args>
-std::function<void(Args...)> ShardWriter::OnEngine(void (ShardWriter::*then)(Args...)) {
+std::function<void(Args...)> ShardWriter::Later(void (ShardWriter::*then)(Args...)) {
   ++in_flight_;
   return [self = shared_from_this(), then, inbox = context_.inbox](Args... args) {
     inbox->Post([self, then, ... args = std::move(args)]() mutable {
@@ -38,7 +38,7 @@ bool ShardWriter::Ends(const Status& status) {
 void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder) {
   stage_.MoveTo(Stage::kPlanning);
   folder_ = std::move(folder);
-  context_.parts.workers->Post([this, self = shared_from_this(), done = OnEngine(&ShardWriter::OnHeader)] {
+  context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&ShardWriter::OnHeader)] {
     const Group& group = *context_.parts.group;
     const ShardHeader header = task_.snapshot().Header(
         task_.plan().step, folder_->uuid(), static_cast<std::uint64_t>(group.rank()), context_.parts.options.checksums);
@@ -66,7 +66,7 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
 
 void ShardWriter::Begin() {
   stage_.MoveTo(Stage::kBeginning);
-  attempt_->Begin(OnEngine(&ShardWriter::OnBegun));
+  attempt_->Begin(Later(&ShardWriter::OnBegun));
 }
 
 void ShardWriter::OnBegun(Status status) {
@@ -118,8 +118,8 @@ void ShardWriter::SealIfWritten(const Capture& capture) {
   stage_.MoveTo(Stage::kSealing);
   if (context_.parts.options.checksums) header_->SetSums(capture.checksums());
   const Bytes header = std::as_bytes(std::span(header_->bytes()));
-  if (context_.parts.group->size() > 1) return attempt_->Seal(header, OnEngine(&ShardWriter::OnSealed));
-  attempt_->SealAndCommit(header, MakeManifest({shard()}), task_.plan().replace, OnEngine(&ShardWriter::OnCommitted));
+  if (context_.parts.group->size() > 1) return attempt_->Seal(header, Later(&ShardWriter::OnSealed));
+  attempt_->SealAndCommit(header, MakeManifest({shard()}), task_.plan().replace, Later(&ShardWriter::OnCommitted));
 }
 
 void ShardWriter::OnSealed(Status status) {
@@ -149,7 +149,7 @@ void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::str
   stage_.MoveTo(Stage::kCommitting);
   index_runs.at(0) = std::move(index_run_);
   attempt_->Commit(MakeManifest(std::move(shards)), std::move(index_runs), task_.plan().replace,
-                   OnEngine(&ShardWriter::OnCommitted));
+                   Later(&ShardWriter::OnCommitted));
 }
 
 void ShardWriter::OnCommitted(Status status) { callbacks_.committed(std::move(status)); }

@@ -99,7 +99,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
  private:
   /// Wraps a continuation so that it runs on the engine's thread and counts as in flight until then.
   template <typename... Args>
-  std::function<void(Args...)> OnEngine(void (ShardWriter::*then)(Args...));
+  std::function<void(Args...)> Later(void (ShardWriter::*then)(Args...));
   [[nodiscard]] Manifest MakeManifest(std::vector<ManifestShard> shards) const;
   struct Planned {
     Result<ShardHeaderWriter> header;

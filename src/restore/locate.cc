@@ -77,8 +77,7 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
   const std::optional<std::uint32_t> own = options.own ? ShardOf(checkpoint.manifest, rank) : std::nullopt;
   if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
   if (opened.files.size() > 1) {
-    const std::vector<const TensorEntry*> missing =
-        MissingFrom(own ? &opened.files[*own].header : nullptr, table, wanted);
+    const auto missing = MissingFrom(own ? &opened.files[*own].header : nullptr, table, wanted);
     if (missing.empty()) return match(all_found);
     Result<std::vector<std::uint32_t>> named = LookUpIndex(queue, checkpoint, own, missing);
     Status why = named.status();

@@ -187,8 +187,7 @@ Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const Sto
 Status PauseBeforeChoice(int times, const Status& gone) {
   if (times == kMaxChoices) {
     return Error(StatusCode::kFailedPrecondition,
-                 "chosen {} times, but each time it was gone or about to be removed or replaced: {}", times,
-                 gone.message());
+                 "chosen {} times, but each time it was gone or being removed or replaced: {}", times, gone.message());
   }
   if (times >= kChoicesAtOnce) std::this_thread::sleep_for(kChoicePause);
   return Status::Ok();

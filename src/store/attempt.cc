@@ -111,7 +111,7 @@ Status Attempt::Admit(Stage wanted, const char* call) const {
   if (!status_.ok()) return status_;
   const bool many = wanted == Stage::kWriting && stage_ == Stage::kWriting && std::string_view(call) == "Write";
   if (stage_ == wanted && (in_flight_ == 0 || many)) return Status::Ok();
-  return Error(StatusCode::kInternal, "{} of an attempt at step {} that is {}, with {} calls under way", call,
+  return Error(StatusCode::kInternal, "{} of an attempt at step {} that is {}, with {} calls in flight", call,
                spec_.step, StageName(stage_), in_flight_);
 }
 
@@ -168,7 +168,7 @@ void Attempt::Abandon(StatusDone done) {
   if (in_flight_ != 0) {
     return RunTask(
         queue_,
-        Refused(Error(StatusCode::kInternal, "Abandon of step {} with {} calls under way", spec_.step, in_flight_)),
+        Refused(Error(StatusCode::kInternal, "Abandon of step {} with {} calls in flight", spec_.step, in_flight_)),
         std::move(done));
   }
   const Stage then = stage_ == Stage::kCommitted ? Stage::kCommitted : Stage::kAbandoned;

@@ -45,9 +45,8 @@ Status CheckRecyclable(const PathAt& path, unsigned file_mode) {
   return TakeLease(fd, path.text());  // Given back with the descriptor.
 }
 
-Spare::Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned file_mode,
-             OnNotRecycled not_recycled)
-    : name_(std::move(name)), file_mode_(file_mode), not_recycled_(std::move(not_recycled)) {
+Spare::Spare(const PathAt& root, std::uint64_t folders, std::string name, unsigned mode, OnNotRecycled not_recycled)
+    : name_(std::move(name)), file_mode_(mode), not_recycled_(std::move(not_recycled)) {
   // Removals fill the first folders first, so search from the last.
   for (std::uint64_t number = folders; number-- > 0;) folders_.push_back(JoinPath(root, SpareName(number)));
 }

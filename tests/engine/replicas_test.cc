@@ -280,11 +280,9 @@ std::vector<ReplicatedValue> Many() {
   return all;
 }
 
-std::string DigestOf(const std::vector<ReplicatedValue>& alike) { return DigestReplicated({.all = alike}); }
+std::string DigestOf(const std::vector<ReplicatedValue>& all) { return DigestReplicated({.all = all}); }
 
-std::string BucketOf(const std::vector<ReplicatedValue>& alike, int bucket) {
-  return EncodeBucket({.all = alike}, bucket);
-}
+std::string BucketOf(const std::vector<ReplicatedValue>& all, int bucket) { return EncodeBucket({.all = all}, bucket); }
 
 TEST(ReplicatedValueTest, AreEqualInAnyOrder) {
   const std::vector<ReplicatedValue> one = Many();

@@ -219,8 +219,7 @@ TEST_F(PublishTest, ImpossiblePathsAreRejected) {
 
 TEST_F(PublishTest, PathOnAnotherFilesystemIsUnsupported) {
   TempDir elsewhere;
-  if (fs::space(elsewhere.path()).capacity == fs::space(folder_).capacity)
-    GTEST_SKIP() << "there is only one filesystem";
+  if (fs::space(elsewhere.path()).capacity == fs::space(folder_).capacity) GTEST_SKIP() << "only one filesystem";
   Stage(first_);
 
   EXPECT_EQ(Publish(*queue_, root_, 1, elsewhere / "last.ckpt", {}, left_).code(), StatusCode::kUnsupported);

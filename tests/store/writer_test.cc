@@ -183,8 +183,7 @@ TEST_F(WriterTest, RemovedOrCopiedRecordIsNotATakeOver) {
   EXPECT_EQ(SaveBy(root, {.step = 2}), Status::Ok());
   fs::remove(root_ + "/.writer");
   fs::remove(root_ + "/.lock");
-  EXPECT_EQ(SaveBy(root, {.step = 3}).code(), StatusCode::kFailedPrecondition)
-      << "nothing proves that it is the writer";
+  EXPECT_EQ(SaveBy(root, {.step = 3}).code(), StatusCode::kFailedPrecondition) << "not provably the writer";
 }
 
 TEST_F(WriterTest, WriterFollowsAMovedRoot) {
