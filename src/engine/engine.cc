@@ -289,12 +289,12 @@ void Engine::Relist() {
   if (!context_.parts.ledger->BeginRelist()) return EndScan();
   const auto found = std::make_shared<std::vector<CheckpointInfo>>();
   RunTask(*context_.queue, ListTask(context_.parts.root, found), [this, found](const Status& status) {
-    const bool told = status.ok() && context_.parts.ledger->Relist(*found);
+    const bool known = status.ok() && context_.parts.ledger->Relist(*found);
     if (!status.ok()) {
       context_.Notify({.severity = Severity::kWarning, .status = status, .message = status.message()});
     }
     EndScan();
-    relist_due_ = relist_due_ || !told;  // Tried again after the next save.
+    relist_due_ = relist_due_ || !known;  // Tried again after the next save.
   });
 }
 

@@ -85,13 +85,13 @@ bool Ledger::BeginRelist() {
 bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
   MutexLock lock(mutex_);
   std::map<std::uint64_t, Unknown> still;
-  bool told = true;
+  bool known = true;
   for (auto& [step, unknown] : unknown_) {
     const auto one =
         std::find_if(found.begin(), found.end(), [wanted = step](const auto& info) { return info.step == wanted; });
     if (unknown.listing && one == found.end()) continue;
     if (!unknown.listing || !one->status.ok()) {
-      told = false;
+      known = false;
       still.emplace(step, std::move(unknown));
     } else if (unknown.before && unknown.before->attempt == one->attempt) {
       committed_.emplace(step, *std::move(unknown.before));
@@ -101,7 +101,7 @@ bool Ledger::Relist(const std::vector<CheckpointInfo>& found) {
     }
   }
   unknown_ = std::move(still);
-  return told;
+  return known;
 }
 
 void Ledger::Committed(const SavePlan& plan, const std::string& attempt) {

@@ -245,11 +245,11 @@ class Matcher {
     }
     const Box wanted = BoxOf(entry.shape, entry.part);
     const std::vector<const SavedPiece*> pieces = logical.pieces->Touching(wanted);
-    std::uint64_t lacking = wanted.elements();
-    for (const SavedPiece* piece : pieces) lacking -= Intersect(piece->box, wanted).elements();
-    if (lacking != 0) {
+    std::uint64_t missing = wanted.elements();
+    for (const SavedPiece* piece : pieces) missing -= Intersect(piece->box, wanted).elements();
+    if (missing != 0) {
       mismatches_.Add("tensor \"{}\": expected {}, found no part of \"{}\" with {} of its {} elements", entry.name,
-                      Describe(entry), LogicalName(entry.name, entry.part), lacking, wanted.elements());
+                      Describe(entry), LogicalName(entry.name, entry.part), missing, wanted.elements());
       return;
     }
     if (!Claim(i, nullptr)) return;

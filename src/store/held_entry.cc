@@ -91,14 +91,14 @@ Status HeldEntry::WaitUntilUnread(IoQueue& queue, Deadline deadline) {
 
 IoTask<bool> HeldEntry::Has(const PathAt& path) const {
   bool has = false;
-  const Status asked = co_await io::OnThread(path.text(), [this, &path, &has] {
+  const Status checked = co_await io::OnThread(path.text(), [this, &path, &has] {
     struct stat found {};
     has = kind_ == EntryKind::kLink
               ? ::fstatat(path.directory(), path.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode)
               : IsSameFile(path, old_.fd);
     return Status::Ok();
   });
-  co_return asked.ok() && has;
+  co_return checked.ok() && has;
 }
 
 IoTask<Status> HeldEntry::Fsync() const { co_return co_await io::Fsync(fd_, parent_.text()); }

@@ -70,11 +70,11 @@ bool IsSameFile(const PathAt& path, const UniqueFd& fd) {
 
 IoTask<bool> IsStillSameFile(const PathAt& path, const UniqueFd& fd) {
   bool leads = false;
-  const Status asked = co_await io::OnThread(path.text(), [&] {
+  const Status checked = co_await io::OnThread(path.text(), [&] {
     leads = IsSameFile(path, fd);
     return Status::Ok();
   });
-  co_return asked.ok() && leads;
+  co_return checked.ok() && leads;
 }
 
 bool RefusesFlags(const IoResult& renamed) { return renamed.error == EINVAL || renamed.error == ENOSYS; }
