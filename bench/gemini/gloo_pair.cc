@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <deque>
 #include <exception>
 #include <string>
@@ -146,7 +147,11 @@ class TwoRanks : public GlooPair {
 };
 
 // Each pair has names of its own in the store: a killed process leaves its addresses behind.
+/// TCPStore and gloo write to sockets whose other end may be gone. Python, where they usually run, ignores the signal.
+void IgnoreBrokenPipes() { static_cast<void>(std::signal(SIGPIPE, SIG_IGN)); }
+
 Result<std::unique_ptr<GlooPair>> Join(const Store& store, std::int64_t number, int rank, const std::string& address) {
+  IgnoreBrokenPipes();
   try {
     const Store pair = c10::make_intrusive<c10d::PrefixStore>("pair-" + std::to_string(number), store);
     return std::unique_ptr<GlooPair>(std::make_unique<TwoRanks>(pair, rank, address));
@@ -199,6 +204,7 @@ Result<std::unique_ptr<GlooMeeting>> GlooMeeting::Make(const std::string& addres
 }
 
 Result<std::unique_ptr<GlooPair>> Connect(const std::string& own_address, const std::string& address, int port) {
+  IgnoreBrokenPipes();
   try {
     c10d::TCPStoreOptions options;
     options.port = static_cast<std::uint16_t>(port);
