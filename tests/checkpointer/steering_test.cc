@@ -97,7 +97,7 @@ TEST(SteeredSaves, LongCopiesLengthenTheInterval) {
 
   const CheckpointerStats stats = (*checkpointer)->stats();
   EXPECT_GE(stats.save_interval, 2000U) << "80 ms are 1 % of 2000 iterations; " << stats.save_interval_reason;
-  EXPECT_THAT(stats.save_interval_reason, HasSubstr("from training"));
+  EXPECT_THAT(stats.save_interval_reason, HasSubstr("costs training"));
 }
 
 TEST(SteeredSaves, EndedSavesAreNotKept) {
