@@ -57,8 +57,8 @@ class TreeTensors {
   /// (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address); (logical name, global
   /// shape, offset) or None; the tensor, None where the memory is no caller's but a copy.
   void Add(const pybind11::tuple& view, const pybind11::object& part, const pybind11::object& tensor);
-  /// A dict at once, whose tensors are named by `prefix` and `keys`. Returns its text (see _tree.py): the members of an
-  /// object or, with `pairs`, "KEY,NODE,KEY,NODE". Whatever is no plain, dense torch tensor goes through
+  /// A dict at once, whose tensors are named by `prefix` and `keys`. Returns its text (see cairn/_tree): the members of
+  /// an object or, with `pairs`, "KEY,NODE,KEY,NODE". Whatever is no plain, dense torch tensor goes through
   /// `node(value, name)`, which returns its text. None, with nothing done, where a key is no plain name. `values` must
   /// live, and keep its elements, as long as this.
   pybind11::object AddAll(const pybind11::list& keys, const pybind11::list& values, std::string_view prefix, bool pairs,

@@ -20,7 +20,7 @@ from ._errors import (
 )
 from ._rng import RngState
 from ._save import Checkpoint, Save, parse_size
-from ._tensors import LazyTensor
+from ._tree.tensors import LazyTensor
 
 __version__ = "0.1.0"
 __all__ = [

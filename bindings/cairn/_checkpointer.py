@@ -6,20 +6,21 @@ import contextlib
 import logging
 import os
 import sys
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _protect, _replicas, _tensors, _tree, _watch
-from ._errors import DeadlineExceeded, Error, InvalidArgument, NotFound
-from ._ranks import Ranks
-from ._reading import Reading
-from ._save import Checkpoint, Save, parse_size
-from ._tree_writer import Names
+from . import _core, _exit, _protect, _tree
+from ._catalog import Catalog
+from ._errors import DeadlineExceeded, InvalidArgument
+from ._ranks import replicas as replication
+from ._ranks.agreement import Ranks
+from ._ranks.reading import Reading
+from ._save import Save, parse_size
+from ._tree import tensors as tree_tensors
+from ._tree.writer import Names
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cairn")
 
 
-class Checkpointer:
+class Checkpointer(Catalog):
     """Writes checkpoints of trees under one root, several at once, while training goes on; restores them.
 
     A tree is a dict, list or other container of tensors (torch or numpy), plain values, and objects with state_dict and
@@ -95,7 +96,7 @@ class Checkpointer:
         restart_time: float = 0.0,
     ) -> None:
         self.root = os.fspath(root)
-        self._replicated = _replicas.Rules.of(replicated)
+        self._replicated = replication.Rules.of(replicated)
         self._compare_replicas = compare_replicas
         self._when_full = when_full
         self._full_timeout = full_timeout
@@ -148,12 +149,12 @@ class Checkpointer:
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
         try:
-            self._watching = None if read_only else _watch.start(self._core.watcher)
+            self._watching = None if read_only else _exit.start_watching(self._core.watcher)
         except BaseException:
             self._core.close(0.0)
             self._ranks.close()
             raise
-        _open.add(self)
+        _exit.open_checkpointers.add(self)
 
     # Saving
 
@@ -177,9 +178,9 @@ class Checkpointer:
         `replace`), FailedPrecondition for one below the newest without a restore, DeadlineExceeded where no place in
         flight was free for `full_timeout`. Later failures are on the Save, and raised by the next `check`.
         """
-        replicas = _replicas.NOTHING
+        replicas = replication.NOTHING
 
-        def fill(tensors: _tensors.Gathered) -> list[tuple[str, str]]:
+        def fill(tensors: tree_tensors.Gathered) -> list[tuple[str, str]]:
             nonlocal replicas
             text = _tree.flatten(tree, tensors)
             values, replicas = self._replica_arguments(tree, text, replicated)
@@ -190,8 +191,8 @@ class Checkpointer:
     def _start(
         self,
         step: int,
-        fill: Callable[[_tensors.Gathered], list[tuple[str, str]]],
-        replicas: Callable[[], _replicas.Arguments] = lambda: _replicas.NOTHING,
+        fill: Callable[[tree_tensors.Gathered], list[tuple[str, str]]],
+        replicas: Callable[[], replication.Arguments] = lambda: replication.NOTHING,
         *,
         streams: Iterable[Any] = (),
         replace: bool = False,
@@ -201,11 +202,11 @@ class Checkpointer:
         engine's: it is not committed before its release."""
         self._tell()
         try:
-            tensors = _tensors.Gathered()
+            tensors = tree_tensors.Gathered()
             values = fill(tensors)
             given = [(stream.device.index, stream.cuda_stream) for stream in streams]
             cuda = tensors.core.cuda_devices
-            current = _tensors.current_streams(cuda)
+            current = tree_tensors.current_streams(cuda)
             if self._when_full == "wait":
                 # The engine would wait as well, but not listen to signals.
                 self._core.wait_for_place(self._full_timeout)
@@ -221,15 +222,15 @@ class Checkpointer:
 
     def _replica_arguments(
         self, tree: Any, text: str, more: str | Iterable[str]
-    ) -> tuple[list[tuple[str, str]], _replicas.Arguments]:
+    ) -> tuple[list[tuple[str, str]], replication.Arguments]:
         if self._ranks.world == 1 and not self._replicated and not more:
-            return [], _replicas.NOTHING
-        rules = self._replicated | _replicas.Rules.of(more)
+            return [], replication.NOTHING
+        rules = self._replicated | replication.Rules.of(more)
         if not self._compare_replicas:
-            return _replicas.arguments(tree, text, rules, None)
+            return replication.arguments(tree, text, rules, None)
         names = Names()
         _tree.flatten(tree, names)
-        return _replicas.arguments(tree, text, rules, names.tensors)
+        return replication.arguments(tree, text, rules, names.tensors)
 
     def should_save(self, step: int) -> bool:
         """Whether to save `step`, which training has just done: call it once after each step, before `save`.
@@ -344,89 +345,6 @@ class Checkpointer:
         """How many ranks write a checkpoint together."""
         return self._ranks.world
 
-    # Looking and keeping
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """Committed checkpoints, oldest first; last those whose manifests are damaged.
-
-        Shards are not looked at: `verify`, `restore` and `load` find one that is missing or damaged.
-        """
-        return [Checkpoint(**fields) for fields in self._core.checkpoints()]
-
-    def steps(self) -> list[int]:
-        """Steps of the committed checkpoints whose manifests are good, oldest first."""
-        return [one.step for one in self.checkpoints() if one.damage is None]
-
-    def latest(self, *, fall_back: bool = False) -> int | None:
-        """Step of the newest committed checkpoint, the one that `restore` reads; None where there is none.
-
-        Raises Corrupt, as `restore` does, where the newest checkpoint's manifest is damaged; what the manifest says is
-        all that is looked at. With `fall_back` it is the newest one of which every byte is good: all are read to find
-        out.
-        """
-        if fall_back:
-            return self._reading.newest_undamaged()
-        listed = self.checkpoints()
-        if not listed:
-            return None
-        # Of a damaged one nobody knows whether it is the newest; asking for that says what is wrong.
-        if listed[-1].damage is None:
-            return listed[-1].step
-        try:
-            details = self._reading.choose(None)
-        except NotFound:
-            return None
-        details["hold"].release()
-        return int(details["step"])
-
-    def verify(self, step: int | None = None, *, progress: bool | Callable[[int, int], None] = False) -> None:
-        """Reads every byte of a checkpoint and checks it; raises Corrupt. `progress=True` shows a bar (tqdm)."""
-        if progress is True:
-            from tqdm import tqdm
-
-            with tqdm(unit="B", unit_scale=True, desc="verify") as bar:
-
-                def show(done: int, total: int) -> None:
-                    bar.total = total
-                    bar.update(done - bar.n)
-
-                self._core.verify(step, "", show)
-            return
-        self._core.verify(step, "", progress or None)
-
-    def pin(self, step: int) -> None:
-        """Keeps a checkpoint from retention until `unpin`. Durable on return."""
-        self._core.pin(step, True)
-
-    def unpin(self, step: int) -> None:
-        self._core.pin(step, False)
-
-    def remove(self, step: int) -> None:
-        """Removes a checkpoint, pinned ones too. FailedPrecondition while somebody reads it."""
-        self._core.remove(step)
-
-    def publish(self, step: int, path: str | os.PathLike[str], timeout: float | None = None) -> None:
-        """Moves a committed checkpoint to a path outside the root, on the same filesystem; durable on return.
-
-        A checkpoint (or link) that has the path goes, once nobody reads it: waits for that for `timeout` seconds, then
-        raises DeadlineExceeded. AlreadyExists where the path has something else. A crash leaves the one or the other.
-        """
-        self._core.publish(step, os.fsencode(os.path.abspath(path)), timeout)
-
-    def remove_published(self, path: str | os.PathLike[str], timeout: float | None = None) -> None:
-        """Removes the checkpoint (or link) that has the path. Raises NotFound where there is nothing, InvalidArgument
-        where it is something else; waits for readers as `publish` does."""
-        self._core.remove_published(os.fsencode(os.path.abspath(path)), timeout)
-
-    @property
-    def stats(self) -> dict[str, Any]:
-        """Counters and sizes (bytes) of the checkpointer as a whole."""
-        return self._core.stats()
-
-    def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the last `trace_events` events as Chrome trace JSON (opens in Perfetto)."""
-        self._core.write_trace(os.fspath(path))
-
     # Ending
 
     def close(self, timeout: float | None = None) -> None:
@@ -441,7 +359,7 @@ class Checkpointer:
                 if self._watching:
                     self._watching.join()
                 self._ranks.close()
-                _open.discard(self)
+                _exit.open_checkpointers.discard(self)
                 self._held.clear()
                 self._tell()
 
@@ -474,22 +392,3 @@ class Checkpointer:
             if message:
                 about = "" if step is None else f"step {step}: "
                 _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s%s", about, message)
-
-
-_open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
-
-
-def _drain_at_exit() -> None:
-    """Before the interpreter ends: what is in flight is finished, or said to be lost."""
-    try:
-        for checkpointer in list(_open):
-            try:
-                checkpointer.close()
-            except Error as error:
-                print(f"cairn: {checkpointer.root}: a save was lost at exit: {error}", file=sys.stderr)
-    finally:
-        _watch.stop_all()
-
-
-# Earlier than atexit: daemon threads still run, and so do thread pools.
-threading._register_atexit(_drain_at_exit)  # type: ignore[attr-defined]

@@ -22,8 +22,8 @@ try:
 except ImportError as error:
     raise ImportError(f"cairn.dcp needs torch 2.7 or newer: {error}") from error
 
-from ._dcp_planners import LoadPlanner, SavePlanner
-from ._dcp_reader import StorageReader
-from ._dcp_writer import StorageWriter
+from ._dcp.planners import LoadPlanner, SavePlanner
+from ._dcp.reader import StorageReader
+from ._dcp.writer import StorageWriter
 
 __all__ = ["LoadPlanner", "SavePlanner", "StorageReader", "StorageWriter"]

@@ -33,7 +33,6 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +43,9 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 from ._checkpointer import Checkpointer
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
-from ._huggingface_export import FORMAT, export, read_model, reader
+from ._huggingface.export import FORMAT, export, read_model, reader
+from ._huggingface.run import Run
 from ._rng import RngState
-from ._save import Save
 
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
 _log = logging.getLogger("cairn")
@@ -97,49 +96,6 @@ def step_folder(root: str, step: int) -> str:
     return os.path.join(root, f"step-{step:020d}")
 
 
-class _Run:
-    """One call of train(): its checkpointer, what it resumes from, and which saves are on their way."""
-
-    def __init__(self, checkpointer: Checkpointer, keep_last: int, folder: str) -> None:
-        self.checkpointer = checkpointer
-        self.keep_last = keep_last
-        self.folder = folder  # Stands for the checkpoint in Trainer's calls; gets trainer_state.json.
-        self.step: int | None = None
-        self.source = ""  # A checkpoint's folder outside of the root.
-        self.resumes = False
-        self.restored: dict[str, Any] = {}
-        self.steps = set(checkpointer.steps())
-        self.saves: dict[int, Save] = {}  # Not known to have ended.
-        self.order: list[int] = []  # Steps saved by this run.
-        self.pinned: int | None = None
-
-    def take(self, part: str) -> Any:
-        if part not in self.restored:
-            raise NotFound(f"the checkpoint's {part} was not restored, or has been used already")
-        return self.restored.pop(part)
-
-    def pin_best(self, best: int | None, wait: bool) -> None:
-        """Keeps the best model's checkpoint from retention, and lets the former best go."""
-        if self.keep_last == 0 or best is None or best == self.pinned or best not in self.steps:
-            return
-        if save := self.saves.get(best):
-            # Retention only begins to reach for it with the keep_last-th save after it.
-            if not wait and not save.done() and sum(step > best for step in self.order) + 1 < self.keep_last:
-                return
-            save.wait()
-        self.checkpointer.pin(best)
-        if self.pinned is not None:
-            with suppress(NotFound):
-                self.checkpointer.unpin(self.pinned)
-        self.pinned = best
-
-    def finish(self, best: int | None) -> None:
-        """Returns when every save is durable; raises the first failure."""
-        self.checkpointer.drain()
-        self.checkpointer.check()
-        self.pin_best(best, wait=True)
-
-
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
 else:
@@ -163,7 +119,7 @@ class TrainerMixin(_Base):
 
     def __init__(self, *args: Any, cairn_options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         self._cairn_options = dict(cairn_options or {})
-        self._cairn: _Run | None = None
+        self._cairn: Run | None = None
         super().__init__(*args, **kwargs)
 
     # What is new
@@ -195,7 +151,7 @@ class TrainerMixin(_Base):
         limit = self.args.save_total_limit or 0
         options = {"keep_last": max(limit, 0), **self._cairn_options, "root": self.cairn_root}
         with tempfile.TemporaryDirectory(prefix="cairn-") as folder, Checkpointer(**options) as checkpointer:
-            self._cairn = run = _Run(checkpointer, options["keep_last"], folder)
+            self._cairn = run = Run(checkpointer, options["keep_last"], folder)
             try:
                 stock = self._choose_source(run, resume_from_checkpoint)
                 if run.steps and (not run.resumes or run.source):
@@ -229,7 +185,7 @@ class TrainerMixin(_Base):
         run.steps.add(step)
         run.order.append(step)
 
-    def _tree(self, run: _Run) -> dict[str, Any]:
+    def _tree(self, run: Run) -> dict[str, Any]:
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         weights = self.model.state_dict()
         parameters = {parameter.data_ptr() for parameter in self.model.parameters()}
@@ -309,16 +265,16 @@ class TrainerMixin(_Base):
 
     # Within
 
-    def _run(self) -> _Run:
+    def _run(self) -> Run:
         if self._cairn is None:
             raise FailedPrecondition("there is a checkpointer only while train() runs")
         return self._cairn
 
-    def _resumed(self, checkpoint: str | None) -> _Run | None:
+    def _resumed(self, checkpoint: str | None) -> Run | None:
         """The run, where `checkpoint` is what stands for its Cairn checkpoint."""
         return self._cairn if self._cairn is not None and checkpoint == self._cairn.folder else None
 
-    def _choose_source(self, run: _Run, wanted: Any) -> str | None:
+    def _choose_source(self, run: Run, wanted: Any) -> str | None:
         """Sets what the run resumes from; a stock Trainer's folder is returned instead."""
         if wanted is None or wanted is False:
             return None

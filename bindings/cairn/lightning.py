@@ -31,7 +31,7 @@ import torch
 from ._errors import FailedPrecondition, InvalidArgument, Unsupported
 from ._path_store import PathStore
 from ._rng import RngState
-from ._tree_paths import is_stateful
+from ._tree.paths import is_stateful
 
 _log = logging.getLogger("cairn")
 _SHARDED = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from cairn import _tensors, _tree
-from cairn._tree_writer import Names
+from cairn import _tree
+from cairn._tree import tensors as tree_tensors
+from cairn._tree.writer import Names
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ def flatten(tree: Any) -> Flat:
     names = Names()
     text = _tree.flatten(tree, names)
     try:
-        natively = _tree.flatten(tree, _tensors.Gathered())
-    except _tensors.Unsupported:  # A dtype that a tree may name and no file holds.
+        natively = _tree.flatten(tree, tree_tensors.Gathered())
+    except tree_tensors.Unsupported:  # A dtype that a tree may name and no file holds.
         natively = text
     assert natively == text
     return Flat(names.tensors, text)

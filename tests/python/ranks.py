@@ -157,7 +157,7 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
     import cairn
     import torch
     import torch.distributed as dist
-    from cairn import _group
+    from cairn._ranks.store_link import StoreLink
 
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -165,7 +165,7 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
     held: dict[str, threading.Event] = {}
     reached = threading.Event()
     deadly: set[tuple[str, str]] = set()
-    give, unpack = _group.StoreLink._give, _group.StoreLink._unpack
+    give, unpack = StoreLink._give, StoreLink._unpack
 
     def die_at(key: str, when: str) -> None:
         if (key, when) in deadly:
@@ -185,8 +185,8 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
             die_at(parts[1].decode(), "heard")
         return kind, parts
 
-    _group.StoreLink._give = held_give  # type: ignore[method-assign]
-    _group.StoreLink._unpack = deadly_unpack  # type: ignore[method-assign]
+    StoreLink._give = held_give  # type: ignore[method-assign]
+    StoreLink._unpack = deadly_unpack  # type: ignore[method-assign]
 
     def serve() -> int:
         names["store"] = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

@@ -306,7 +306,7 @@ def test_a_save_that_fails_on_one_rank_before_the_plan_is_told_to_all_and_costs_
     assert world.all("save(state, 1)") == [None] * 2
     # In the call, after the ranks have agreed on who writes what.
     world[0].run(
-        "import cairn._tensors as given; streams = given.current_streams; given.current_streams = lambda _: 1 / 0"
+        "import cairn._tree.tensors as given; streams = given.current_streams; given.current_streams = lambda _: 1 / 0"
     )
     answers = world.answers("save(state, 2)")
     assert all("division by zero" in answer["message"] for answer in answers), answers

@@ -6,15 +6,16 @@ from typing import Any
 import cairn
 import pytest
 import torch
-from cairn import _core, _tensors
+from cairn import _core
+from cairn._tree import tensors as tree_tensors
 
 
 @pytest.fixture(params=["dlpack", "attributes"], autouse=True)
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = _core.TorchReader(torch.Tensor, torch.nn.Parameter, _tensors._torch_dtypes(), request.param == "dlpack")
+    made = _core.TorchReader(torch.Tensor, torch.nn.Parameter, tree_tensors._torch_dtypes(), request.param == "dlpack")
     if request.param == "dlpack" and not made.has_dlpack:
         pytest.skip(f"torch {torch.__version__} has no DLPack C exchange API")
-    monkeypatch.setattr(_tensors, "_torch_reader", made)
+    monkeypatch.setattr(tree_tensors, "_torch_reader", made)
     return made
 
 
@@ -26,7 +27,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def every_kind() -> dict[str, Any]:
-    kinds: dict[str, Any] = {str(dtype): torch.arange(6).to(dtype) for dtype in _tensors._torch_dtypes()}
+    kinds: dict[str, Any] = {str(dtype): torch.arange(6).to(dtype) for dtype in tree_tensors._torch_dtypes()}
     grid = torch.arange(24.0).reshape(2, 3, 4)
     return kinds | {
         "scalar": torch.tensor(7.0),

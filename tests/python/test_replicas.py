@@ -9,8 +9,9 @@ import cairn
 import numpy as np
 import pytest
 import torch
-from cairn import _replicas, _tree
-from cairn._replicas import TENSOR, Rules, leaves, tree_of
+from cairn import _tree
+from cairn._ranks import replicas
+from cairn._ranks.replicas import TENSOR, Rules, leaves, tree_of
 from flat import flatten
 
 Pair = namedtuple("Pair", "left right")
@@ -32,7 +33,7 @@ def text_of(tree: Any) -> str:
 def test_leaves_have_the_trees_names() -> None:
     text = text_of(TREE)
 
-    for found in (leaves(tree_of(text)), _replicas._leaves_of(text)):
+    for found in (leaves(tree_of(text)), replicas._leaves_of(text)):
         assert [name for name, node in found if node is TENSOR] == _tree.names(text)
         values = {name: node for name, node in found if node is not TENSOR}
         assert values["values/lr"] == 0.1 and values["values/text"] == '["t"]' and values["values/none"] is None
@@ -74,17 +75,17 @@ def test_rules_that_are_none(text: str) -> None:
 def test_arguments_say_what_is_alike() -> None:
     tree = {"model": {"w": torch.ones(2), "long": "x" * 100}, "lr": 0.5, "mine": torch.ones(1)}
 
-    values, (names, by_rank_0, alike) = _replicas.arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
+    values, (names, by_rank_0, alike) = replicas.arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
 
     assert Rules.parse(dict(values)["replicas"]) == Rules.of(["model/*", "lr"])
     assert names == ["model/w"] and by_rank_0 == []
     assert dict(alike)["lr"] == "0.5" and dict(alike)["model/long"].startswith("102 characters with CRC ")
-    assert _replicas.arguments(tree, text_of(tree), Rules(), None) == ([], _replicas.NOTHING)
+    assert replicas.arguments(tree, text_of(tree), Rules(), None) == ([], replicas.NOTHING)
 
 
 def test_contents_are_of_the_elements_whatever_the_layout() -> None:
     tensor = torch.arange(12.0).reshape(3, 4)
-    same = _replicas.contents(tensor)
-    assert _replicas.contents(tensor.t().contiguous().t()) == same == _replicas.contents(tensor.numpy())
-    assert _replicas.contents(tensor.t()) != same
-    assert _replicas.contents(torch.tensor(True)) != _replicas.contents(torch.tensor(False))
+    same = replicas.contents(tensor)
+    assert replicas.contents(tensor.t().contiguous().t()) == same == replicas.contents(tensor.numpy())
+    assert replicas.contents(tensor.t()) != same
+    assert replicas.contents(torch.tensor(True)) != replicas.contents(torch.tensor(False))

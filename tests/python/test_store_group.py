@@ -15,8 +15,8 @@ import cairn
 import pytest
 import ranks  # noqa: F401  (its environment)
 import torch.distributed as dist
-from cairn import _group
-from cairn._group import StoreLink, pack, reconnect, unpack
+from cairn._ranks import store_link
+from cairn._ranks.store_link import StoreLink, pack, reconnect, unpack
 
 Links = Callable[[int], list[StoreLink]]
 
@@ -26,7 +26,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
     """One of each kind; "no clone" as an older torch has them."""
     kind = request.param.removesuffix(", no clone")
     if kind != request.param:
-        monkeypatch.setattr(_group, "own_connection", reconnect)
+        monkeypatch.setattr(store_link, "own_connection", reconnect)
     if kind == "hash":
         return dist.HashStore()
     if kind == "prefixed hash":
@@ -164,7 +164,7 @@ def test_who_waits_for_rank_zero_when_it_closes_hears_so(links: Links) -> None:
 
 @pytest.mark.parametrize("early", [-1, 0, 1], ids=["all at once", "rank 0 first", "rank 1 first"])
 def test_no_keys_are_left(store: Any, links: Links, early: int) -> None:
-    _group.own_connection(store)  # That one key stays is said where it is made.
+    store_link.own_connection(store)  # That one key stays is said where it is made.
     before = store.num_keys()
     group = links(3)
     for i in range(5):
@@ -299,11 +299,11 @@ def test_every_wait_ends_within_a_second_when_the_stores_server_dies() -> None:
 def test_a_word_that_was_counted_and_never_given_holds_no_other_up(
     store: Any, links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_group, "_GAP", 0.05)
+    monkeypatch.setattr(store_link, "_GAP", 0.05)
     group = links(3)
     for one in [gather(link, "all", "") for link in group]:
         one.result()
-    store, inbox = _group.own_connection(store), f"{group[0]._session}/inbox"
+    store, inbox = store_link.own_connection(store), f"{group[0]._session}/inbox"
 
     # As a rank does that dies in between; and one that goes on later, and finds its place filled.
     store.add(inbox, 1)
@@ -311,7 +311,7 @@ def test_a_word_that_was_counted_and_never_given_holds_no_other_up(
     heard = [gather(link, "key", str(rank)) for rank, link in enumerate(group)]
 
     assert [one.result() for one in heard] == [[b"0", b"1", b"2"]] * 3
-    assert not _group._put(store, f"{inbox}/{late}", b"late")
+    assert not store_link._put(store, f"{inbox}/{late}", b"late")
 
 
 def test_closing_ends_a_listener_that_waits_in_the_store(links: Links) -> None:
@@ -335,7 +335,7 @@ def test_closing_ends_a_listener_that_waits_in_the_store(links: Links) -> None:
 
 
 def test_what_is_no_word_ends_every_gather(store: Any, links: Links) -> None:
-    store = _group.own_connection(store)
+    store = store_link.own_connection(store)
     for rank, (name, entry) in enumerate([("inbox", b"9:x"), ("log", pack("word", [b"x", b"key", b"word"]))]):
         group = links(2)
         for one in [gather(link, "all", "") for link in group]:

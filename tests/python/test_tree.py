@@ -14,7 +14,7 @@ import torch
 from cairn import _tree
 from cairn._errors import InvalidArgument
 from cairn._tree import build, kinds, names
-from cairn._tree_paths import EnumName
+from cairn._tree.paths import EnumName
 from flat import flatten
 from trees import Flags, Level, Loader, Mode, restore, same, save
 
@@ -300,7 +300,7 @@ def test_works_where_a_module_is_not_installed(missing):
         package = types.ModuleType("cairn"); package.__path__ = [FOLDER]; sys.modules["cairn"] = package
         from cairn import _tree
         from cairn._tree import build, plan_restore, Stored, names
-        from cairn._tree_writer import Names
+        from cairn._tree.writer import Names
         def flatten(tree):
             sink = Names()
             return types.SimpleNamespace(text=_tree.flatten(tree, sink), tensors=sink.tensors)

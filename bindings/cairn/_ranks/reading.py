@@ -19,10 +19,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from . import _core, _replicas, _tensors, _tree
-from ._errors import Corrupt, Error, FailedPrecondition, InvalidArgument, NotFound
-from ._ranks import Ranks
-from ._tensors import LazyTensor
+from .. import _core, _tree
+from .._errors import Corrupt, Error, FailedPrecondition, InvalidArgument, NotFound
+from .._tree import tensors as tree_tensors
+from .._tree.tensors import LazyTensor
+from . import replicas
+from .agreement import Ranks
 
 _log = logging.getLogger("cairn")
 _Progress = Callable[[int, int], None] | None
@@ -49,7 +51,7 @@ class _PassedOver:
 class Reading:
     """See Checkpointer.restore and load. An empty `folder` is the root's checkpoint of that step."""
 
-    def __init__(self, core: _core.Checkpointer, ranks: Ranks, replicated: _replicas.Rules) -> None:
+    def __init__(self, core: _core.Checkpointer, ranks: Ranks, replicated: replicas.Rules) -> None:
         self._core, self._ranks, self._replicated = core, ranks, replicated
 
     def restore(self, tree: Any, step: int | None, folder: str, fall_back: bool, progress: _Progress) -> Any:
@@ -118,8 +120,8 @@ class Reading:
                 holds.enter_context(details["hold"])
                 _expect_same(chosen, details)
             view = self._look_at_own(details, tree)
-            plan = _tree.plan_restore(view.text, view.saved, tree, _tensors.stored, _tensors.empty)
-            return details, plan, [_tensors.target(name, tensor) for name, tensor in plan.tensors.items()]
+            plan = _tree.plan_restore(view.text, view.saved, tree, tree_tensors.stored, tree_tensors.empty)
+            return details, plan, [tree_tensors.target(name, tensor) for name, tensor in plan.tensors.items()]
 
         found, errors = self._ranks.outcomes("choice found", look)
         if found is None or errors:
@@ -128,14 +130,14 @@ class Reading:
         read = partial(self._read_views, details, views, True, folder, progress)
         return plan, self._ranks.outcomes("restore", lambda: _expect_same(details, read()))[1]
 
-    def _look_at_own(self, details: dict[str, Any], tree: Any) -> _replicas.View:
+    def _look_at_own(self, details: dict[str, Any], tree: Any) -> replicas.View:
         rank, world = self._ranks.rank, self._ranks.world
 
         def part(of: int | None, names: list[str]) -> dict[str, Any]:
             return _expect_same(details, self._core.inspect_part(details["path"], of, names))
 
-        return _replicas.view(
-            details | part(_replicas.own_shard(details, rank, world), []),
+        return replicas.view(
+            details | part(replicas.own_shard(details, rank, world), []),
             rank,
             world,
             self._replicated,
@@ -182,14 +184,14 @@ class Reading:
     ) -> Any:
         stored = [name for name, *_ in details["tensors"]]
         asked = () if names is None else _matching(stored, names, details["path"])
-        view = _replicas.view(details, self._ranks.rank, self._ranks.world, self._replicated, wanted=asked)
+        view = replicas.view(details, self._ranks.rank, self._ranks.world, self._replicated, wanted=asked)
         saved, kinds = view.saved, _tree.kinds(view.text)
         wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
         made: dict[tuple[str, str], Any] = {}  # Tied tensors are one, and read once.
         tensors, reads = {}, {}
 
         def read(name: str, kind: str) -> Any:
-            tensor = _tensors.empty(saved[name], kind)
+            tensor = tree_tensors.empty(saved[name], kind)
             self._read(details, {name: tensor}, folder, None, False)
             return tensor
 
@@ -200,7 +202,7 @@ class Reading:
                 made[key] = reads[name] = (
                     LazyTensor(name, of.dtype, of.shape, partial(read, name, key[1]))
                     if lazy
-                    else _tensors.empty(of, key[1])
+                    else tree_tensors.empty(of, key[1])
                 )
             tensors[name] = made[key]
         if not lazy:
@@ -235,7 +237,7 @@ class Reading:
         progress: _Progress,
         resume: bool,
     ) -> None:
-        views = [_tensors.target(name, tensor) for name, tensor in tensors.items()]
+        views = [tree_tensors.target(name, tensor) for name, tensor in tensors.items()]
         self.read_views(details, views, resume, folder=folder, progress=progress)
 
     def read_views(
@@ -259,7 +261,7 @@ class Reading:
         folder: str,
         progress: _Progress,
     ) -> dict[str, Any]:
-        streams = _tensors.current_streams({view[5] for view in views if view[5] >= 0})
+        streams = tree_tensors.current_streams({view[5] for view in views if view[5] >= 0})
         own = details["world"] == self._ranks.world
         return self._core.restore(None if folder else details["step"], folder, views, streams, resume, own, progress)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import _core
-from ._errors import InvalidArgument, Unsupported
-from ._protect import state_without_races
-from ._tree import Stored
+from .. import _core
+from .._errors import InvalidArgument, Unsupported
+from .._protect import state_without_races
+from .codec import Stored
 
 if TYPE_CHECKING:
-    from ._core import Tensor
+    from .._core import Tensor
 
 # safetensors' names, with what torch and numpy call them.
 _TORCH = {

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from ._errors import Corrupt, InvalidArgument, Unsupported
-from ._tree_paths import (
+from .._errors import Corrupt, InvalidArgument, Unsupported
+from .paths import (
     EnumName,
     fields_of,
     is_plain,
@@ -22,7 +22,7 @@ from ._tree_paths import (
     part_of,
     readable,
 )
-from ._tree_writer import Names, Writer
+from .writer import Names, Writer
 
 _MAX_LISTED = 20  # Names in one message.
 

@@ -12,10 +12,10 @@ import torch
 import transformers
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
-from . import _tree
-from ._checkpointer import Checkpointer
-from ._errors import AlreadyExists, InvalidArgument
-from ._replicas import tree_text
+from .. import _tree
+from .._checkpointer import Checkpointer
+from .._errors import AlreadyExists, InvalidArgument
+from .._ranks.replicas import tree_text
 
 FORMAT = "cairn.huggingface/1"
 

@@ -12,8 +12,8 @@ from json.encoder import encode_basestring as _quote
 from operator import attrgetter
 from typing import Any, Protocol
 
-from ._errors import InvalidArgument
-from ._tree_paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, part_of, readable
+from .._errors import InvalidArgument
+from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, part_of, readable
 
 _NUMBERS = frozenset({int, float, bool})
 _TEXT = frozenset({str})

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ._errors import Corrupt, InvalidArgument
-from ._tree import Stored, names
-from ._tree_paths import join, part_of
-from ._tree_reader import key_of
+from .._errors import Corrupt, InvalidArgument
+from .._tree import Stored, names
+from .._tree.paths import join, part_of
+from .._tree.reader import key_of
 
 _VERSION = 1
 _MAX_LISTED = 20  # Names in one message.

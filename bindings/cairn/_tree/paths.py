@@ -10,7 +10,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from ._errors import Corrupt, InvalidArgument
+from .._errors import Corrupt, InvalidArgument
 
 MAX_DEPTH = 64  # Levels of one tree.
 _READS_OTHERWISE = re.compile(r"(?:0|-?[1-9][0-9]*|True|False|None|__metadata__)?")

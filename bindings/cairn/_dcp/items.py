@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
-from . import _core, _tensors
-from ._errors import Corrupt, InvalidArgument, Unsupported
-from ._ranks import Ranks
-from ._tree import Stored
-from ._tree_paths import fields_of, is_stateful, is_unicode, kind_name, readable
-from ._tree_reader import Reader, kinds_in, scalar
-from ._tree_writer import Names, Writer
+from .. import _core
+from .._errors import Corrupt, InvalidArgument, Unsupported
+from .._ranks.agreement import Ranks
+from .._tree import Stored
+from .._tree.paths import fields_of, is_stateful, is_unicode, kind_name, readable
+from .._tree.reader import Reader, kinds_in, scalar
+from .._tree.tensors import Gathered, dtype_name
+from .._tree.writer import Names, Writer
 
 Key: TypeAlias = tuple[str, tuple[int, ...]]  # fqn, offset; no offset for what is whole.
 _VERSION = 1
@@ -82,7 +83,7 @@ class Items:
             {fqn: path for fqn, path in self.paths.items() if fqn in fqns},
         )
 
-    def give(self, sink: _tensors.Gathered) -> str:
+    def give(self, sink: Gathered) -> str:
         """Gives the tensors to the sink; returns the text of everything else."""
         self._refuse_names()
         writer = Writer(sink)
@@ -108,7 +109,7 @@ class Items:
             if not is_unicode(fqn) or (fqn in tensors and (not fqn or _BELOW in fqn)):
                 raise InvalidArgument(f'{fqn!r} is no name for a tensor: not Unicode, empty, or with "{_BELOW}"')
 
-    def _give_parts(self, sink: _tensors.Gathered, names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
+    def _give_parts(self, sink: Gathered, names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
         """Returns the tied ones: the engine knows ties of whole tensors, but not of parts of several."""
         allowed = Writer(Names())
         held: dict[tuple[Any, ...], str] = {}
@@ -139,7 +140,7 @@ class _DTypes(Names):
     """A sink that refuses what has no place in a file."""
 
     def add(self, name: str, tensor: Any) -> None:
-        _tensors.dtype_name(name, tensor)
+        dtype_name(name, tensor)
 
 
 class _Exact(Writer):

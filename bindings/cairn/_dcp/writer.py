@@ -19,12 +19,21 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
-from . import _dcp_items, _tensors
-from ._checkpointer import Checkpointer
-from ._dcp_items import Items, Piece, Shares
-from ._dcp_planners import SavePlanner
-from ._errors import Error, InvalidArgument, Unsupported
-from ._save import Save
+from .._checkpointer import Checkpointer
+from .._errors import Error, InvalidArgument, Unsupported
+from .._save import Save
+from .._tree.tensors import Gathered
+from .items import (
+    Items,
+    Piece,
+    Shares,
+    can_be_kept,
+    is_step,
+    memory_of,
+    parse_step,
+    refuse_what_is_not_kept,
+)
+from .planners import SavePlanner
 
 # From torch 2.9 on `stage` may give a future, and async_save returns it beside its own.
 _STAGE_GIVES_FUTURE = hasattr(state_dict_saver, "AsyncSaveResponse")
@@ -53,7 +62,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._capturing: Save | None = None
         self._failure: Exception | None = None  # What `stage` met, for DCP to tell all ranks.
         self._checkpointer = checkpointer
-        self._step = step if step is None else _dcp_items.parse_step(step)
+        self._step = step if step is None else parse_step(step)
         self._replace = replace
 
     def __del__(self) -> None:
@@ -69,12 +78,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return _dcp_items.is_step(checkpoint_id)
+        return is_step(checkpoint_id)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         if checkpoint_id is None:
             return
-        step = _dcp_items.parse_step(checkpoint_id)
+        step = parse_step(checkpoint_id)
         if self._staged is not None and step != self._step:
             self.close()
             raise InvalidArgument(f"checkpoint_id: step {step}, but step {self._step} has been staged")
@@ -219,7 +228,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 with contextlib.suppress(Error):
                     save.wait()
 
-        def fill(sink: _tensors.Gathered) -> list[tuple[str, str]]:
+        def fill(sink: Gathered) -> list[tuple[str, str]]:
             try:
                 items = gather()
             except BaseException as error:
@@ -244,7 +253,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     raise Unsupported(f'"{fqn}": {type(planner).__name__} writes bytes of its own: use dcp.save')
                 value = planner.lookup_object(item.index)
                 if isinstance(planner, SavePlanner):
-                    _dcp_items.refuse_what_is_not_kept(value, fqn)
+                    refuse_what_is_not_kept(value, fqn)
                 if value is not self._staged.flat.get(fqn):
                     raise InvalidArgument(
                         f'"{fqn}": async_save staged the value of the state dict, but {type(planner).__name__} writes '
@@ -252,7 +261,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     )
                 continue
             found, staged = _settled(planner.resolve_data(item)), tensors.get(key)
-            if staged is None or _dcp_items.memory_of(found) != _dcp_items.memory_of(staged):
+            if staged is None or memory_of(found) != memory_of(staged):
                 raise InvalidArgument(
                     f'"{fqn}": async_save staged the tensor of the state dict, but {type(planner).__name__} writes '
                     "another: use dcp.save"
@@ -319,9 +328,9 @@ def _settled(tensor: Any) -> Any:
 
 def _add_value(items: Items, fqn: str, value: Any, planner: Any) -> None:
     if isinstance(planner, SavePlanner):
-        _dcp_items.refuse_what_is_not_kept(value, fqn)  # With a cached plan the planner has not looked.
+        refuse_what_is_not_kept(value, fqn)  # With a cached plan the planner has not looked.
         items.values[fqn] = value
-    elif _dcp_items.can_be_kept(value, fqn):
+    elif can_be_kept(value, fqn):
         items.values[fqn] = value
     else:
         data = io.BytesIO()

@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from . import _core, _errors, _group
-from ._errors import Corrupt, Error, NotFound
+from .. import _core, _errors
+from .._errors import Corrupt, Error, NotFound
+from .store_link import StoreLink, resolve
 
 T = TypeVar("T")
 
@@ -18,12 +19,12 @@ class Ranks:
 
     def __init__(self, group: Any, root: str, timeout: float) -> None:
         self.rank, self.world = 0, 1
-        self._link: _group.StoreLink | None = None
+        self._link: StoreLink | None = None
         if group is None:
             return
-        store, self.rank, self.world = _group.resolve(group)
+        store, self.rank, self.world = resolve(group)
         if self.world > 1:
-            self._link = _group.StoreLink(store, self.rank, self.world, root, timeout)
+            self._link = StoreLink(store, self.rank, self.world, root, timeout)
 
     @property
     def core(self) -> _core.StoreGroup | None:

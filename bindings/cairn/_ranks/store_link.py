@@ -35,8 +35,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import _core, _errors
-from ._errors import CODES, DeadlineExceeded, Error, InvalidArgument, IoError
+from .. import _core, _errors
+from .._errors import CODES, DeadlineExceeded, Error, InvalidArgument, IoError
 
 _log = logging.getLogger("cairn")
 _LONGEST_WAIT = 3600.0  # Seconds of one wait in the store: c10d prints a warning after each.

@@ -1,33 +1,4 @@
-"""A user's tree <-> named tensors and one JSON text. Pure Python; nothing is pickled.
-
-**Names.** A tensor's name is its path, components joined by "/". A str key stands for itself with "~" as "~0" and "/"
-as "~1", so a flat state_dict keeps its names; an int key and a position in a list or tuple is its decimal; True, False
-and None are spelled out. A str key that would read as one of those, the empty one and "__metadata__" (which safetensors
-reserves) gets the prefix "~s". A tree that is itself one tensor is named "~t"; "~m" is an OrderedDict's `_metadata`.
-Names are injective: two leaves never share one.
-
-**Text.** `{"version":1,"tree":NODE}`, compact, at most 64 levels, where NODE is
-
-| value                                  | node |
-|----------------------------------------|------|
-| None, bool, finite float, str          | plain JSON |
-| int of 64 bits with sign; longer       | plain JSON; `["int","0x..."]` |
-| float inf, -inf, nan                   | `["float","inf"]`; a NaN's payload is not kept |
-| complex                                | `["complex",NODE,NODE]` |
-| bytes                                  | `["bytes","base64"]` |
-| torch.Tensor or Parameter; numpy array | `["t"]`; `["a"]`: dtype and shape are with the tensor of that name |
-| dict with str keys only; other dict    | `{"key":NODE,...}`; `["dict",KEY,NODE,KEY,NODE,...]` |
-| OrderedDict; Counter                   | `["odict",METADATA or null,KEY,NODE,...]`; `["counter",KEY,NODE,...]` |
-| list; tuple; torch.Size                | `["list",NODE,...]`; `["tuple",...]`; `["size",...]` |
-| set; frozenset                         | `["set",NODE,...]`; `["frozenset",...]`, sorted by text |
-| namedtuple                             | `["namedtuple","Class","field field",NODE,...]` |
-| Enum member                            | `["enum","Class","NAME"]` |
-| numpy scalar                           | `["numpy","<f4","hex of its bytes"]` |
-| torch.dtype; torch.device              | `["dtype","float32"]`; `["device","cuda:0"]` |
-| object with state_dict, load_state_dict | `["state",NODE of its state_dict()]` |
-
-KEY is null, a bool, an int (`["int","0x..."]` too) or a str. Order of dicts is kept. Everything else is refused.
-"""
+"""A tree taken apart, planned and built: the calls of this package. What the text says is in __init__.py."""
 
 from __future__ import annotations
 
@@ -37,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._errors import Corrupt, NotFound, Unsupported
-from ._rng import RngState
-from ._tree_paths import MAX_DEPTH, is_plain, kind_name, readable
-from ._tree_reader import Reader, kinds_in, scalar
-from ._tree_writer import Names, Sink, Writer
+from .._errors import Corrupt, NotFound, Unsupported
+from .._rng import RngState
+from .paths import MAX_DEPTH, is_plain, kind_name, readable
+from .reader import Reader, kinds_in, scalar
+from .writer import Names, Sink, Writer
 
 _VERSION = 1
 

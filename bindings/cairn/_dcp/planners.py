@@ -9,8 +9,8 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
 
-from . import _dcp_items
-from ._errors import Unsupported
+from .._errors import Unsupported
+from .items import refuse_what_is_not_kept
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -21,7 +21,7 @@ class SavePlanner(DefaultSavePlanner):
         plan = super().create_local_plan()
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
-                _dcp_items.refuse_what_is_not_kept(self.lookup_object(item.index), item.index.fqn)
+                refuse_what_is_not_kept(self.lookup_object(item.index), item.index.fqn)
         return plan
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:

@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
-from . import _dcp_items, _tensors
-from ._checkpointer import Checkpointer
-from ._dcp_items import Stock
-from ._dcp_planners import LoadPlanner
-from ._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
+from .._checkpointer import Checkpointer
+from .._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
+from .._tree.tensors import dtype_name, empty, torch_dtype
+from .._tree.tensors import target as target_view
+from .items import Stock, is_step, memory_of, parse_step, part_of, take_stock
+from .planners import LoadPlanner
 
 
 class _Unread(Metadata):
@@ -46,7 +47,7 @@ class StorageReader(storage.StorageReader):
     def __init__(self, source: Checkpointer | str | os.PathLike[str], step: int | None = None) -> None:
         self._resume = isinstance(source, Checkpointer)
         self._checkpointer = source if isinstance(source, Checkpointer) else Checkpointer(source, read_only=True)
-        self._step = step if step is None else _dcp_items.parse_step(step)
+        self._step = step if step is None else parse_step(step)
         self._details: dict[str, Any] = {}
         self._stock: Stock | None = None
 
@@ -56,19 +57,19 @@ class StorageReader(storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return _dcp_items.is_step(checkpoint_id)
+        return is_step(checkpoint_id)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         self._let_go()
         if checkpoint_id is not None:
-            self._step = _dcp_items.parse_step(checkpoint_id)
+            self._step = parse_step(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
         try:
             self._let_go()
             # It stays there until its data is read, whatever retention does.
             self._details = self._checkpointer._reading.look_at_all(self._step)
-            self._stock = stock = _dcp_items.take_stock(self._details)
+            self._stock = stock = take_stock(self._details)
         except Error as error:
             self._let_go()
             return _Unread(error)
@@ -157,7 +158,7 @@ class _Reads:
         """Reads an item into its target: in place, or into the temporary tensor that is returned with it."""
         index = item.storage_index
         chunk = self._stock.find(index.fqn, index.offset)
-        part = _dcp_items.part_of(chunk, item.storage_offsets, item.lengths)
+        part = part_of(chunk, item.storage_offsets, item.lengths)
         if tuple(target.shape) != tuple(item.lengths):
             raise InvalidArgument(
                 f'"{index.fqn}": expected a target of {list(item.lengths)}, found {list(target.shape)}'
@@ -165,14 +166,14 @@ class _Reads:
         name = chunk.name if part is None else self._name_region(index.fqn)
         temporary = None
         try:
-            memory = _dcp_items.memory_of(target)
-            if _tensors.dtype_name(name, target) != chunk.dtype or memory in self._targets:
+            memory = memory_of(target)
+            if dtype_name(name, target) != chunk.dtype or memory in self._targets:
                 raise Unsupported("converted by copy_, or tied to another target")
             self._targets.add(memory)
-            view = _tensors.target(name, target)
+            view = target_view(name, target)
         except (InvalidArgument, Unsupported):
-            temporary = torch.empty(tuple(item.lengths), dtype=_tensors.torch_dtype(chunk.dtype))
-            view = _tensors.target(name, temporary)
+            temporary = torch.empty(tuple(item.lengths), dtype=torch_dtype(chunk.dtype))
+            view = target_view(name, temporary)
         self.views.append((*view, part))
         return target, temporary
 
@@ -187,8 +188,8 @@ class _Reads:
 
     def value(self, fqn: str) -> None:
         for name, kind in self._stock.tensors_of(fqn).items():
-            self.arrays[name] = _tensors.empty(self._stock.tensors[name], kind)
-            self.views.append((*_tensors.target(name, self.arrays[name]), None))
+            self.arrays[name] = empty(self._stock.tensors[name], kind)
+            self.views.append((*target_view(name, self.arrays[name]), None))
 
 
 def _metadata_of(stock: Stock, fqn: str) -> TensorStorageMetadata | BytesStorageMetadata:
@@ -196,7 +197,7 @@ def _metadata_of(stock: Stock, fqn: str) -> TensorStorageMetadata | BytesStorage
         return BytesStorageMetadata()
     chunks = stock.chunks_of(fqn)
     return TensorStorageMetadata(
-        TensorProperties(dtype=_tensors.torch_dtype(chunks[0].dtype)),
+        TensorProperties(dtype=torch_dtype(chunks[0].dtype)),
         torch.Size(chunks[0].size),
         [ChunkStorageMetadata(torch.Size(one.offset), torch.Size(one.shape)) for one in chunks],
     )

@@ -1,0 +1,102 @@
+"""The committed checkpoints of a root: listed, verified, pinned, removed and published."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ._errors import NotFound
+from ._ranks.reading import Reading
+from ._save import Checkpoint
+
+if TYPE_CHECKING:
+    from ._core import Checkpointer
+
+
+class Catalog:
+    """What a Checkpointer does with checkpoints as a whole."""
+
+    _core: Checkpointer
+    _reading: Reading
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Committed checkpoints, oldest first; last those whose manifests are damaged.
+
+        Shards are not looked at: `verify`, `restore` and `load` find one that is missing or damaged.
+        """
+        return [Checkpoint(**fields) for fields in self._core.checkpoints()]
+
+    def steps(self) -> list[int]:
+        """Steps of the committed checkpoints whose manifests are good, oldest first."""
+        return [one.step for one in self.checkpoints() if one.damage is None]
+
+    def latest(self, *, fall_back: bool = False) -> int | None:
+        """Step of the newest committed checkpoint, the one that `restore` reads; None where there is none.
+
+        Raises Corrupt, as `restore` does, where the newest checkpoint's manifest is damaged; what the manifest says is
+        all that is looked at. With `fall_back` it is the newest one of which every byte is good: all are read to find
+        out.
+        """
+        if fall_back:
+            return self._reading.newest_undamaged()
+        listed = self.checkpoints()
+        if not listed:
+            return None
+        # Of a damaged one nobody knows whether it is the newest; asking for that says what is wrong.
+        if listed[-1].damage is None:
+            return listed[-1].step
+        try:
+            details = self._reading.choose(None)
+        except NotFound:
+            return None
+        details["hold"].release()
+        return int(details["step"])
+
+    def verify(self, step: int | None = None, *, progress: bool | Callable[[int, int], None] = False) -> None:
+        """Reads every byte of a checkpoint and checks it; raises Corrupt. `progress=True` shows a bar (tqdm)."""
+        if progress is True:
+            from tqdm import tqdm
+
+            with tqdm(unit="B", unit_scale=True, desc="verify") as bar:
+
+                def show(done: int, total: int) -> None:
+                    bar.total = total
+                    bar.update(done - bar.n)
+
+                self._core.verify(step, "", show)
+            return
+        self._core.verify(step, "", progress or None)
+
+    def pin(self, step: int) -> None:
+        """Keeps a checkpoint from retention until `unpin`. Durable on return."""
+        self._core.pin(step, True)
+
+    def unpin(self, step: int) -> None:
+        self._core.pin(step, False)
+
+    def remove(self, step: int) -> None:
+        """Removes a checkpoint, pinned ones too. FailedPrecondition while somebody reads it."""
+        self._core.remove(step)
+
+    def publish(self, step: int, path: str | os.PathLike[str], timeout: float | None = None) -> None:
+        """Moves a committed checkpoint to a path outside the root, on the same filesystem; durable on return.
+
+        A checkpoint (or link) that has the path goes, once nobody reads it: waits for that for `timeout` seconds, then
+        raises DeadlineExceeded. AlreadyExists where the path has something else. A crash leaves the one or the other.
+        """
+        self._core.publish(step, os.fsencode(os.path.abspath(path)), timeout)
+
+    def remove_published(self, path: str | os.PathLike[str], timeout: float | None = None) -> None:
+        """Removes the checkpoint (or link) that has the path. Raises NotFound where there is nothing, InvalidArgument
+        where it is something else; waits for readers as `publish` does."""
+        self._core.remove_published(os.fsencode(os.path.abspath(path)), timeout)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Counters and sizes (bytes) of the checkpointer as a whole."""
+        return self._core.stats()
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the last `trace_events` events as Chrome trace JSON (opens in Perfetto)."""
+        self._core.write_trace(os.fspath(path))

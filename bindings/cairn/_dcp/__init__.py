@@ -1,0 +1,1 @@
+"""What cairn.dcp is made of. Imports torch."""

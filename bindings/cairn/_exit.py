@@ -1,0 +1,45 @@
+"""What must end before the interpreter does: Checkpointers with saves in flight, and the threads that watch their saves.
+
+Such a thread looks, once a save is captured, whether the memory that it read was moved meanwhile, and only then lets it
+commit. Python makes these threads, so that no thread of C++ takes the GIL.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any
+
+from . import _core
+from ._errors import Error
+
+open_checkpointers: weakref.WeakSet[Any] = weakref.WeakSet()
+_watching: list[tuple[_core.Watcher, threading.Thread]] = []  # Also those whose Checkpointers are gone.
+
+
+def start_watching(watcher: _core.Watcher) -> threading.Thread:
+    """The thread ends once the watcher is stopped."""
+    thread = threading.Thread(target=watcher.run, name="cairn-watch", daemon=True)
+    thread.start()
+    _watching[:] = [one for one in _watching if one[1].is_alive()]
+    _watching.append((watcher, thread))
+    return thread
+
+
+def _finish() -> None:
+    """Finishes what is in flight, or says that it is lost."""
+    try:
+        for checkpointer in list(open_checkpointers):
+            try:
+                checkpointer.close()
+            except Error as error:
+                print(f"cairn: {checkpointer.root}: a save was lost at exit: {error}", file=sys.stderr)
+    finally:
+        for watcher, thread in _watching:
+            watcher.stop()
+            thread.join()
+
+
+# Earlier than atexit: daemon threads still run, and so do thread pools.
+threading._register_atexit(_finish)  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""What cairn.huggingface is made of. Imports torch and transformers."""
