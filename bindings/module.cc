@@ -1,8 +1,7 @@
-// cairn._core: the C++ API for the Python package, tensor by tensor. What a tree is, and what torch is, the package
-// knows.
+// cairn._core: the C++ API for the Python package, tensor by tensor. Trees and torch are handled in Python.
 //
-// No thread of C++ ever takes the GIL: events wait in a list until Python asks for them. The GIL is released wherever
-// C++ works or waits; waits come back ten times a second to see whether a signal has arrived.
+// No C++ thread ever takes the GIL: events wait in a list until Python takes them. The GIL is released wherever C++
+// works or waits. Every wait returns ten times a second to check for signals.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -20,9 +19,10 @@
 #include "cairn/cairn.h"
 #include "conversions.h"
 #include "py_calls.h"
+#include "py_save.h"
 #include "py_store_group.h"
 #include "tree_tensors.h"
-#include "watched.h"
+#include "watched_save.h"
 
 namespace py = pybind11;
 
@@ -30,40 +30,13 @@ namespace cairn {
 namespace {
 
 constexpr std::size_t kMaxEvents = 1000;
-constexpr std::chrono::hours kUntilLooked{24 * 365};  // The Watcher looks once it is captured.
+constexpr std::chrono::hours kUntilChecked{24 * 365};  // The Watcher checks it once it is captured.
 
-using PyProgress = std::function<void(std::uint64_t, std::uint64_t)>;
 using JsonArguments = std::vector<std::pair<std::string, std::string>>;  // (name, text)
-/// (tensors, those of them that rank 0 writes, (name, text) of what else is alike)
+/// (tensors, those of them that rank 0 writes, (name, text) of other values that must be equal on all ranks)
 using ReplicaArguments = std::tuple<std::vector<std::string>, std::vector<std::string>, JsonArguments>;
 
-/// A long read asks it, on the caller's own thread, whether to go on: until Python's callback or a signal raises.
-class Asked {
- public:
-  explicit Asked(const PyProgress& progress) : progress_(progress) {}
-
-  [[nodiscard]] Progress callback() {
-    return [this](std::uint64_t done, std::uint64_t total) {
-      const py::gil_scoped_acquire acquire;
-      try {
-        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-        if (progress_) progress_(done, total);
-      } catch (py::error_already_set& error) {
-        raised_.emplace(std::move(error));
-      }
-      return !raised_.has_value();
-    };
-  }
-  void RethrowIfRaised() {
-    if (raised_) throw py::error_already_set(*raised_);
-  }
-
- private:
-  const PyProgress& progress_;
-  std::optional<py::error_already_set> raised_;
-};
-
-/// What the engine told, until Python asks.
+/// The engine's events, until Python takes them.
 class EventLog {
  public:
   void Add(const Event& event) CAIRN_EXCLUDES(mutex_) {
@@ -81,60 +54,7 @@ class EventLog {
   std::deque<Event> events_ CAIRN_GUARDED_BY(mutex_);
 };
 
-/// One save; see SaveHandle. Times in seconds. Whoever is told that it is captured may change the tensors: by then they
-/// have been looked at.
-class PySave {
- public:
-  /// `watched` is null where the save reads nothing after its call.
-  PySave(SaveHandle save, std::shared_ptr<Watched> watched) : save_(std::move(save)), watched_(std::move(watched)) {}
-
-  [[nodiscard]] std::uint64_t step() const { return save_.step(); }
-  [[nodiscard]] bool captured() const { return Looked(save_.stats()).phase >= SavePhase::kCaptured; }
-  [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable; }
-  [[nodiscard]] py::dict stats() const { return FromStats(Looked(save_.stats())); }
-  [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
-  void Release() const { watched_ != nullptr ? watched_->Release() : save_.Release(); }
-  void WaitCaptured(std::optional<double> timeout) const {
-    Wait(timeout, [&](Deadline deadline) { return save_.WaitCaptured(deadline); });
-    if (watched_ != nullptr) watched_->Look();
-  }
-  void WaitDurable(std::optional<double> timeout) const {
-    Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });
-  }
-
- private:
-  template <typename Call>
-  void Wait(std::optional<double> timeout, const Call& call) const {
-    std::optional<Status> end;
-    const Status status = Interruptible(timeout, [&](Deadline deadline) {
-      Status now = call(deadline);
-      if (now.code() != StatusCode::kDeadlineExceeded || save_.status().ok()) return now;
-      // The save itself has failed by some deadline: that is an end and no reason to wait on.
-      end = std::move(now);
-      return Status::Ok();
-    });
-    RaiseIfError(end ? *end : status);
-  }
-  [[nodiscard]] SaveStats Looked(SaveStats stats) const {
-    if (watched_ != nullptr && stats.phase >= SavePhase::kCaptured) watched_->Look();
-    return stats;
-  }
-
-  SaveHandle save_;
-  std::shared_ptr<Watched> watched_;
-};
-
-/// Keeps a checkpoint where it is until it is released; see Chosen::hold.
-class PyHold {
- public:
-  explicit PyHold(std::shared_ptr<const void> hold) : hold_(std::move(hold)) {}
-  void Release() { hold_.reset(); }
-
- private:
-  std::shared_ptr<const void> hold_;
-};
-
-/// A Checkpointer and its events. Closed, it refuses every call.
+/// A Checkpointer and its events. After Close every call is refused.
 class PyCheckpointer {
  public:
   PyCheckpointer(Options options, double drain_timeout, const PyStoreGroup* group)
@@ -149,15 +69,15 @@ class PyCheckpointer {
     const Deadline end = DeadlineFrom(drain_timeout_);
     while (DrainFor(kSignalInterval).code() == StatusCode::kDeadlineExceeded && !end.passed()) {
     }
-    LetGo();
-    watcher_->Forget();
+    ReleaseEngine();
+    watcher_->ReleaseTensors();
   }
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
 
   PySave Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
               bool replace, const ReplicaArguments& replicas, double hold) {
-    Result<State> built = tensors.Build(earlier_);
+    Result<State> built = tensors.Build(last_save_);
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
     const std::shared_ptr<const TensorTable> table = state.table();
@@ -176,15 +96,15 @@ class PyCheckpointer {
                          .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
                          .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
                          .hold = hold > 0 ? SpanFrom(hold)
-                                 : watch  ? kUntilLooked
+                                 : watch  ? kUntilChecked
                                           : std::chrono::hours(0)});
     }));
     if (!watch) return {std::move(save), nullptr};
-    auto watched = std::make_shared<Watched>(save, table, tensors.torch(), std::move(read_later), hold == 0);
+    auto watched = std::make_shared<WatchedSave>(save, table, tensors.torch(), std::move(read_later), hold == 0);
     watcher_->Add(watched);
     return {std::move(save), std::move(watched)};
   }
-  /// In place of a save that this rank cannot make: the others count on it.
+  /// Called instead of Save when this rank cannot save, because the other ranks wait for it.
   void GiveUp(std::uint64_t step, const std::string& why) {
     if (group_ == nullptr) return;
     RaiseIfError(Unlocked([&] { return Get().GiveUp(step, Status(StatusCode::kFailedPrecondition, why)); }).status());
@@ -196,11 +116,11 @@ class PyCheckpointer {
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().WaitForPlace(deadline); }));
   }
   void Fence(int cuda, std::uintptr_t stream, std::optional<double> timeout) {
-    const std::vector<std::shared_ptr<Watched>> pending = watcher_->pending();
+    const std::vector<std::shared_ptr<WatchedSave>> pending = watcher_->pending();
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) {
       return Get().Fence({DeviceFrom(cuda), stream}, deadline);
     }));
-    for (const std::shared_ptr<Watched>& save : pending) save->Look();
+    for (const std::shared_ptr<WatchedSave>& save : pending) save->CheckMemory();
   }
   void Drain(std::optional<double> timeout) {
     RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().Drain(deadline); }));
@@ -208,13 +128,13 @@ class PyCheckpointer {
   py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, const py::list& tensors,
                    const StreamArguments& streams, bool resume, bool own, const PyProgress& progress) {
     const State state = StateFrom(tensors);
-    Asked asked(progress);
+    InterruptibleProgress interruptible(progress);
     Result<Restored> result = Unlocked([&] {
       return Get().Restore(
           WhichFrom(step, folder), state,
-          {.resume = resume, .own = own, .streams = StreamsFrom(streams), .progress = asked.callback()});
+          {.resume = resume, .own = own, .streams = StreamsFrom(streams), .progress = interruptible.callback()});
     });
-    asked.RethrowIfRaised();
+    interruptible.RethrowIfRaised();
     return FromRestored(ValueOrRaise(std::move(result)));
   }
   py::list List() {
@@ -222,7 +142,7 @@ class PyCheckpointer {
     for (const CheckpointInfo& info : ValueOrRaise(Unlocked([&] { return Get().List(); }))) all.append(FromInfo(info));
     return all;
   }
-  /// What the manifest says, with "passed_over" and "hold". `damaged` is None where nothing may be passed over.
+  /// What the manifest says, with "passed_over" and "hold". `damaged` is None if no checkpoint may be passed over.
   py::dict Choose(std::optional<std::uint64_t> step, const std::string& folder,
                   const std::optional<std::vector<std::string>>& damaged) {
     Result<Chosen> chosen = Unlocked([&] {
@@ -243,9 +163,9 @@ class PyCheckpointer {
         Unlocked([&] { return Get().Inspect(Folder(folder), {.rank = rank, .names = std::move(names)}); })));
   }
   void Verify(std::optional<std::uint64_t> step, const std::string& folder, const PyProgress& progress) {
-    Asked asked(progress);
-    const Status status = Unlocked([&] { return Get().Verify(WhichFrom(step, folder), asked.callback()); });
-    asked.RethrowIfRaised();
+    InterruptibleProgress interruptible(progress);
+    const Status status = Unlocked([&] { return Get().Verify(WhichFrom(step, folder), interruptible.callback()); });
+    interruptible.RethrowIfRaised();
     RaiseIfError(status);
   }
   void Pin(std::uint64_t step, bool pinned) {
@@ -254,7 +174,7 @@ class PyCheckpointer {
   void Remove(std::uint64_t step) {
     RaiseIfError(Unlocked([&] { return Get().Remove(step); }));
   }
-  /// Another thread may close meanwhile: what is under way goes on, and then lets go.
+  /// If another thread closes meanwhile, the call under way still finishes; only then the engine is released.
   void Publish(std::uint64_t step, const std::string& path, std::optional<double> timeout) {
     WithPath([&](Checkpointer& checkpointer) { return checkpointer.Publish(step, path, DeadlineFrom(timeout)); });
   }
@@ -277,12 +197,12 @@ class PyCheckpointer {
     }
     return all;
   }
-  /// Waits for what is in flight, then lets go. A signal's exception leaves it open.
+  /// Waits for saves in flight, then releases the engine. A signal's exception leaves it open.
   void Close(std::optional<double> timeout) {
     if (checkpointer_ == nullptr) return;
     const Status drained = Interruptible(timeout, [&](Deadline deadline) { return checkpointer_->Drain(deadline); });
-    LetGo();
-    watcher_->Forget();
+    ReleaseEngine();
+    watcher_->ReleaseTensors();
     if (drained.code() == StatusCode::kDeadlineExceeded) Raise(drained);
   }
   [[nodiscard]] bool closed() const { return checkpointer_ == nullptr; }
@@ -306,14 +226,14 @@ class PyCheckpointer {
     }));
   }
 
-  /// Does the Watcher's part, too: its thread may be the one that this runs on, or have ended with the interpreter.
+  /// Also checks captured saves, as the Watcher does: this may run on the Watcher's thread, or after it has ended.
   Status DrainFor(std::chrono::nanoseconds span) {
-    for (const std::shared_ptr<Watched>& save : watcher_->pending()) save->LookIfCaptured();
+    for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) save->CheckMemoryIfCaptured();
     return Unlocked([&] { return checkpointer_->Drain(Deadline::In(span)); });
   }
 
-  // Whoever speaks for the group ends with it.
-  void LetGo() {
+  // The group's threads end with the engine.
+  void ReleaseEngine() {
     std::shared_ptr<Checkpointer> open = std::exchange(checkpointer_, nullptr);
     Unlocked([&] {
       open.reset();
@@ -323,7 +243,7 @@ class PyCheckpointer {
   }
 
   const double drain_timeout_;
-  TreeTensors::Earlier earlier_;  // Under the GIL.
+  TreeTensors::LastSave last_save_;  // Under the GIL.
   const std::shared_ptr<StoreGroup> group_;
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
   const std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
@@ -388,27 +308,11 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
 
 PYBIND11_MODULE(_core, module) {
   using cairn::PyCheckpointer;
-  using cairn::PyHold;
-  using cairn::PySave;
   using cairn::TorchReader;
   using cairn::TreeTensors;
   using namespace py::literals;
 
-  py::class_<PySave>(module, "Save")
-      .def_property_readonly("step", &PySave::step)
-      .def_property_readonly("captured", &PySave::captured)
-      .def_property_readonly("ended", &PySave::ended)
-      .def("stats", &PySave::stats)
-      .def("cancel", &PySave::Cancel)
-      .def("release", &PySave::Release)
-      .def("wait_captured", &PySave::WaitCaptured, "timeout"_a)
-      .def("wait_durable", &PySave::WaitDurable, "timeout"_a);
-
-  py::class_<PyHold>(module, "Hold")
-      .def("release", &PyHold::Release)
-      .def("__enter__", [](py::object self) { return self; })
-      .def("__exit__", [](PyHold& self, const py::args&) { self.Release(); });
-
+  cairn::BindSave(module);
   py::class_<TorchReader, std::shared_ptr<TorchReader>>(module, "TorchReader")
       .def(py::init<py::type, py::type, const py::dict&, bool>(), "tensor"_a, "parameter"_a, "dtypes"_a, "dlpack"_a)
       .def_property_readonly("has_dlpack", &TorchReader::has_dlpack);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,7 +22,7 @@ using Seconds = std::chrono::duration<double>;
 
 inline double InSeconds(std::chrono::nanoseconds span) { return Seconds(span).count(); }
 
-// No timeout, and one too long to be counted, is for ever.
+// No timeout, or one that is too long to be counted, means for ever.
 inline Deadline DeadlineFrom(std::optional<double> timeout) {
   if (!timeout || *timeout > 1e9) return Deadline::Infinite();
   return Deadline::In(std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::max(*timeout, 0.0))));
@@ -32,7 +34,7 @@ inline std::chrono::nanoseconds SpanFrom(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::min(seconds, 1e9)));
 }
 
-/// The one place where a Status becomes an exception: the class of cairn._errors that has the code's name.
+/// The only place where a Status becomes an exception: the class in cairn._errors with the code's name.
 [[noreturn]] inline void Raise(const Status& status) {
   const pybind11::object type =
       pybind11::module_::import("cairn._errors").attr(std::string(StatusCodeName(status.code())).c_str());
@@ -55,7 +57,7 @@ auto Unlocked(const Call& call) {
   return call();
 }
 
-/// Repeats `wait(deadline)`, which answers DeadlineExceeded where it gives up, in slices; a signal's exception ends it.
+/// Repeats `wait(deadline)` in slices until it returns anything but DeadlineExceeded. A signal's exception ends it.
 template <typename Wait>
 Status Interruptible(std::optional<double> timeout, const Wait& wait) {
   const Deadline end = DeadlineFrom(timeout);
@@ -66,5 +68,34 @@ Status Interruptible(std::optional<double> timeout, const Wait& wait) {
     if (status.code() != StatusCode::kDeadlineExceeded || end.passed()) return status;
   }
 }
+
+using PyProgress = std::function<void(std::uint64_t, std::uint64_t)>;
+
+/// Progress of a long read, reported to Python on the caller's own thread. The read ends when the callback or a signal
+/// raises.
+class InterruptibleProgress {
+ public:
+  explicit InterruptibleProgress(const PyProgress& progress) : progress_(progress) {}
+
+  [[nodiscard]] Progress callback() {
+    return [this](std::uint64_t done, std::uint64_t total) {
+      const pybind11::gil_scoped_acquire acquire;
+      try {
+        if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+        if (progress_) progress_(done, total);
+      } catch (pybind11::error_already_set& error) {
+        raised_.emplace(std::move(error));
+      }
+      return !raised_.has_value();
+    };
+  }
+  void RethrowIfRaised() {
+    if (raised_) throw pybind11::error_already_set(*raised_);
+  }
+
+ private:
+  const PyProgress& progress_;
+  std::optional<pybind11::error_already_set> raised_;
+};
 
 }  // namespace cairn

@@ -12,9 +12,9 @@ namespace py = pybind11;
 namespace cairn {
 namespace {
 
-/// What one wait ended with.
+/// The result of one wait.
 template <typename T>
-class Heard {
+class Answer {
  public:
   void Set(Result<T> result) CAIRN_EXCLUDES(mutex_) {
     {
@@ -23,7 +23,7 @@ class Heard {
     }
     changed_.NotifyAll();
   }
-  /// Somebody always answers, if only the deadline. A signal's exception ends it.
+  /// Always ends, at the latest by the deadline. A signal's exception ends it too.
   T Wait() CAIRN_EXCLUDES(mutex_) {
     RaiseIfError(Interruptible(std::nullopt, [&](Deadline slice) { return WaitUntil(slice); }));
     return ValueOrRaise(Get());
@@ -49,8 +49,8 @@ class Heard {
 
 PyStoreGroup::PyStoreGroup(int rank, int size) : group_(std::make_shared<StoreGroup>(rank, size)) {}
 
-py::object PyStoreGroup::TakeWord(double timeout) {
-  Result<StoreGroup::Word> word = Unlocked([&] { return group_->TakeWord(DeadlineFrom(timeout)); });
+py::object PyStoreGroup::NextWord(double timeout) {
+  Result<StoreGroup::Word> word = Unlocked([&] { return group_->NextWord(DeadlineFrom(timeout)); });
   if (word.status().code() == StatusCode::kCancelled) return py::none();
   RaiseIfError(word.status());
   return py::make_tuple(word->key, py::bytes(word->text));
@@ -89,19 +89,19 @@ py::tuple PyStoreGroup::Collect(const std::string& key, double timeout) {
     std::vector<std::optional<std::string>> words;  // By rank.
     Status end;
   };
-  const auto heard = std::make_shared<Heard<Collected>>();
+  const auto answer = std::make_shared<Answer<Collected>>();
   const auto all = std::make_shared<Collected>();
   all->words.resize(static_cast<std::size_t>(group_->size()));
   Unlocked([&] {
     group_->Collect(
         key, DeadlineFrom(timeout),
         [all](int rank, std::string word) { all->words[static_cast<std::size_t>(rank)] = std::move(word); },
-        [all, heard](Status end) {
+        [all, answer](Status end) {
           all->end = std::move(end);
-          heard->Set(std::move(*all));
+          answer->Set(std::move(*all));
         });
   });
-  const Collected collected = heard->Wait();
+  const Collected collected = answer->Wait();
   py::list words;
   for (std::size_t rank = 1; rank < collected.words.size(); ++rank) {
     const std::optional<std::string>& word = collected.words[rank];
@@ -113,11 +113,11 @@ py::tuple PyStoreGroup::Collect(const std::string& key, double timeout) {
 }
 
 py::bytes PyStoreGroup::Await(const std::string& key, double timeout) {
-  const auto heard = std::make_shared<Heard<std::string>>();
+  const auto answer = std::make_shared<Answer<std::string>>();
   Unlocked([&] {
-    group_->Await(key, DeadlineFrom(timeout), [heard](Result<std::string> word) { heard->Set(std::move(word)); });
+    group_->Await(key, DeadlineFrom(timeout), [answer](Result<std::string> word) { answer->Set(std::move(word)); });
   });
-  return {heard->Wait()};
+  return {answer->Wait()};
 }
 
 void BindStoreGroup(py::module_& module) {
@@ -127,7 +127,7 @@ void BindStoreGroup(py::module_& module) {
       .def_property_readonly("rank", [](const PyStoreGroup& group) { return group.group()->rank(); })
       .def_property_readonly("size", [](const PyStoreGroup& group) { return group.group()->size(); })
       .def_property_readonly("wanted", [](const PyStoreGroup& group) { return group.group()->wanted(); })
-      .def("take_word", &PyStoreGroup::TakeWord, "timeout"_a)
+      .def("next_word", &PyStoreGroup::NextWord, "timeout"_a)
       .def("wait_until_wanted", &PyStoreGroup::WaitUntilWanted)
       .def("hear", &PyStoreGroup::Hear, "rank"_a, "key"_a, "word"_a)
       .def("leave", &PyStoreGroup::Leave, "rank"_a)

@@ -9,8 +9,8 @@
 
 namespace cairn {
 
-/// A StoreGroup as Python has it: for the threads that serve it, and for words of Python's own. The GIL is released in
-/// every call that waits.
+/// A StoreGroup for Python: for the threads that serve it, and for words that Python itself sends. The GIL is released
+/// in every call that waits.
 class PyStoreGroup {
  public:
   PyStoreGroup(int rank, int size);
@@ -20,7 +20,7 @@ class PyStoreGroup {
   // For Python's threads: see StoreGroup.
 
   /// (key, word) of the next word for the store; None once it is closed. Waits at most `timeout` seconds.
-  pybind11::object TakeWord(double timeout);
+  pybind11::object NextWord(double timeout);
   /// False once it is closed.
   bool WaitUntilWanted();
   void Hear(int from, const std::string& key, std::string word);
@@ -28,7 +28,7 @@ class PyStoreGroup {
   void Fail(int code, const std::string& message);
   void Stop();
 
-  // For words of Python's own: see Group.
+  // For words that Python itself sends: see Group.
 
   void Send(const std::string& key, std::string word);
   void Announce(const std::string& key, std::string word);

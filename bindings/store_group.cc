@@ -20,24 +20,24 @@ StoreGroup::StoreGroup(int rank, int size)
 StoreGroup::~StoreGroup() { Stop(); }
 
 void StoreGroup::Send(const std::string& key, std::string word) {
-  if (rank_ != 0 && !mailbox_->has_left(0)) Give(key, std::move(word));
+  if (rank_ != 0 && !mailbox_->has_left(0)) Enqueue(key, std::move(word));
 }
 
 void StoreGroup::Announce(const std::string& key, std::string word) {
-  if (rank_ == 0 && size_ > 1) Give(key, std::move(word));
+  if (rank_ == 0 && size_ > 1) Enqueue(key, std::move(word));
 }
 
 void StoreGroup::Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) {
   mailbox_->Collect(key, deadline, std::move(on_word), std::move(end));
-  TellListener();
+  NotifyListener();
 }
 
 void StoreGroup::Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) {
   mailbox_->Await(key, Later(deadline, kGrace), std::move(on_announced));
-  TellListener();
+  NotifyListener();
 }
 
-Result<StoreGroup::Word> StoreGroup::TakeWord(Deadline deadline) {
+Result<StoreGroup::Word> StoreGroup::NextWord(Deadline deadline) {
   MutexLock lock(mutex_);
   while (words_.empty()) {
     if (stopped_) return Status(StatusCode::kCancelled, "the group was closed");
@@ -69,8 +69,8 @@ void StoreGroup::Stop() {
   mailbox_->Close();
 }
 
-void StoreGroup::Give(const std::string& key, std::string word) {
-  if (mailbox_->failed()) return;  // Stopped, or nobody takes it.
+void StoreGroup::Enqueue(const std::string& key, std::string word) {
+  if (mailbox_->failed()) return;  // Stopped, or the store is lost: nobody would take it.
   {
     MutexLock lock(mutex_);
     words_.push_back({key, std::move(word)});
@@ -78,8 +78,8 @@ void StoreGroup::Give(const std::string& key, std::string word) {
   changed_.NotifyAll();
 }
 
-void StoreGroup::TellListener() {
-  // The listener either sees the new wait, or holds the lock no more when it is woken.
+void StoreGroup::NotifyListener() {
+  // Taking the lock once makes sure that the listener sees the new wait or is already waiting to be woken.
   { const MutexLock lock(mutex_); }
   changed_.NotifyAll();
 }

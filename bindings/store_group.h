@@ -14,15 +14,15 @@
 
 namespace cairn {
 
-/// Ranks that speak through a store that only Python can reach: torch.distributed's c10d Store.
+/// Ranks that talk through a store that only Python can reach: torch.distributed's c10d Store.
 ///
-/// Words given here wait until a thread of Python's takes them; what it hears comes back by Hear. So no thread of C++
-/// ever enters Python. Deadlines are kept here, by a thread of the group's own, whatever the store does. All calls are
+/// Words to be sent wait until a Python thread takes them with NextWord. It passes on what it receives with Hear. So no
+/// C++ thread ever enters Python. A thread of the group keeps the deadlines, whatever the store does. All calls are
 /// safe from any thread.
 class StoreGroup : public Group {
  public:
-  /// How much longer than its deadline Await waits: the coordinator, whose own wait ends at the same moment, can still
-  /// say whom it missed.
+  /// How much longer than its deadline Await waits. The coordinator's wait ends at the same deadline, and this leaves
+  /// it time to say which ranks are missing.
   static constexpr std::chrono::milliseconds kGrace{500};
   struct Word {
     std::string key;
@@ -43,27 +43,26 @@ class StoreGroup : public Group {
   void Announce(const std::string& key, std::string word) override CAIRN_EXCLUDES(mutex_);
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override CAIRN_EXCLUDES(mutex_);
 
-  // For Python's threads.
+  // For the Python threads.
 
   /// The next word for the store: to the coordinator, or on rank 0 to all. DeadlineExceeded; Cancelled once it is
   /// stopped and every word is taken.
-  Result<Word> TakeWord(Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// Whether anything is waited for.
+  Result<Word> NextWord(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Whether anybody waits for a word.
   [[nodiscard]] bool wanted() const { return mailbox_->waiting(); }
-  /// Ok as soon as anything is waited for, and so the store to be listened to. DeadlineExceeded; Cancelled once
-  /// stopped.
+  /// Ok as soon as anybody waits for a word, so that the store must be read. DeadlineExceeded; Cancelled once stopped.
   Status WaitUntilWanted(Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// What came from the store, and who closed: see Mailbox.
+  /// A word from the store, and a rank that has closed: see Mailbox.
   void Hear(int from, const std::string& key, std::string word) { mailbox_->Receive(from, key, std::move(word)); }
   void Leave(int peer) { mailbox_->Leave(peer); }
-  /// The store is lost: ends every wait, and all to come. The first call counts.
+  /// The store is lost: ends every wait, and each later one at once. Only the first call counts.
   void Fail(const Status& why) { mailbox_->Fail(why); }
-  /// No more waits: those under way end Cancelled. Words already given can still be taken.
+  /// Ends all waits as Cancelled. Words that are already queued can still be taken.
   void Stop() CAIRN_EXCLUDES(mutex_);
 
  private:
-  void Give(const std::string& key, std::string word) CAIRN_EXCLUDES(mutex_);
-  void TellListener() CAIRN_EXCLUDES(mutex_);
+  void Enqueue(const std::string& key, std::string word) CAIRN_EXCLUDES(mutex_);
+  void NotifyListener() CAIRN_EXCLUDES(mutex_);
 
   const pid_t process_;
   const int rank_;

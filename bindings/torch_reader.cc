@@ -10,7 +10,7 @@ namespace py = pybind11;
 namespace cairn {
 namespace {
 
-// DLPack 1.x as its specification lays it out: what of it is read here.
+// The part of DLPack 1.x that is used here, laid out as its specification says.
 struct DlpackVersion {
   std::uint32_t major;
   std::uint32_t minor;

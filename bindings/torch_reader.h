@@ -9,8 +9,8 @@
 
 namespace cairn {
 
-/// Reads torch's tensors without linking torch: through DLPack's C exchange API, which torch has from 2.10 on (some 100
-/// ns a tensor), else by their attributes. All calls need the GIL.
+/// Reads torch's tensors without linking torch: through DLPack's C exchange API (torch 2.10 and newer, about 100 ns a
+/// tensor), otherwise by their attributes. All calls need the GIL.
 class TorchReader {
  public:
   struct Dense {
@@ -24,14 +24,14 @@ class TorchReader {
   /// `tensor` and `parameter` are the types that are known; `dtypes` maps torch's dtypes to safetensors' names.
   TorchReader(pybind11::type tensor, pybind11::type parameter, const pybind11::dict& dtypes, bool dlpack);
 
-  /// Whether it is one of the two types exactly: a subclass may mean something else by its memory.
+  /// Whether its type is exactly one of the two. A subclass may use its memory in another way.
   [[nodiscard]] bool Knows(pybind11::handle value) const {
     return value.get_type().is(tensor_) || value.get_type().is(parameter_);
   }
-  /// Fills `dense` and appends the extents to `shape`. False, with nothing appended and no exception pending, where it
-  /// takes a closer look: not dense, strided, conjugated or negated, of a dtype or on a device that is not kept.
+  /// Fills `dense` and appends the extents to `shape`. Returns false, with nothing appended and no exception pending,
+  /// for tensors that need more work: not dense, conjugated or negated, of another dtype, or on another device.
   [[nodiscard]] bool Read(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
-  /// Where the memory of a tensor is that Read has read, now; null where it has none any more.
+  /// Where the memory of a tensor is now; null if it has none any more.
   [[nodiscard]] const void* Address(pybind11::handle tensor) const;
   [[nodiscard]] bool has_dlpack() const { return to_dlpack_ != nullptr; }
 

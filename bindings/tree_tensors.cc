@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace cairn {
 namespace {
 
-// Needs no escape, neither as a component of a name nor as JSON, and reads as nothing but a str.
+// Needs no escape, neither in a tensor's name nor in JSON, and cannot be read as anything but a str.
 bool IsPlainName(std::string_view key) {
   if (key.empty() || std::string_view("-0123456789TFN_").find(key.front()) != std::string_view::npos) return false;
   return std::all_of(key.begin(), key.end(), [](unsigned char c) {
@@ -26,8 +26,8 @@ std::string_view AsciiOf(PyObject* key) {
   return {static_cast<const char*>(PyUnicode_DATA(key)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(key))};
 }
 
-// What a tensor's Python object points to is in one of its first words, depending on torch's version. Prefetching what
-// is no address does nothing.
+// One of the first two words of a tensor's Python object points to the tensor: which one depends on torch's version.
+// Prefetching something that is not an address does nothing.
 void PrefetchContent(PyObject* tensor) {
   constexpr std::uintptr_t kLine = 64;
   const auto* words = reinterpret_cast<const std::uintptr_t*>(tensor + 1);
@@ -61,8 +61,8 @@ void TreeTensors::Add(const py::tuple& view, const py::object& part, const py::o
   kept_.push_back(tensor);
 }
 
-// Since the last save a training step has been through every cache, and each tensor's objects lie somewhere else: what
-// is read of one is asked for while those before it are being read.
+// The training step since the last save has emptied the caches, and each tensor's objects lie somewhere else. So the
+// memory of a tensor is prefetched while earlier tensors are read.
 void TreeTensors::Prefetch(const py::list& values, std::size_t at) const {
   constexpr std::size_t kAhead = 8;
   const auto item = [&](std::size_t i) { return PyList_GET_ITEM(values.ptr(), static_cast<Py_ssize_t>(i)); };
@@ -123,8 +123,8 @@ std::set<int> TreeTensors::cuda_devices() const {
   return devices;
 }
 
-Result<State> TreeTensors::Build(Earlier& earlier) {
-  if (seen_ == earlier.seen) return earlier.state;
+Result<State> TreeTensors::Build(LastSave& last) {
+  if (seen_ == last.seen) return last.state;
   State state;
   std::size_t name_begin = 0;
   std::size_t extents_begin = 0;
@@ -147,7 +147,7 @@ Result<State> TreeTensors::Build(Earlier& earlier) {
     name_begin = tensor.name_end;
     extents_begin = tensor.extents_end;
   }
-  earlier = {.seen = std::move(seen_), .state = state};
+  last = {.seen = std::move(seen_), .state = state};
   return state;
 }
 

@@ -16,10 +16,10 @@
 
 namespace cairn {
 
-/// The tensors of one tree, gathered while it is walked: for a save, while the caller waits. All calls need the GIL.
+/// The tensors of one tree, collected for a save while the tree is walked and the caller waits. All calls need the GIL.
 ///
-/// A tree that has not changed its tensors since an earlier save gives that save's State again, which is much cheaper
-/// than a new one, and of which the engine has checked and sorted everything already.
+/// If the tree's tensors are the same as in the last save, Build returns that save's State. This is much cheaper than a
+/// new State, because the engine has already checked and sorted its tensors.
 class TreeTensors {
  private:
   struct Tensor {
@@ -29,7 +29,7 @@ class TreeTensors {
     std::uint64_t bytes = 0;
     friend bool operator==(const Tensor&, const Tensor&) = default;
   };
-  // Everything in three blocks, as what an earlier save has left behind is out of every cache by now.
+  // Everything in three blocks, because what the last save left is in no cache any more.
   struct Seen {
     std::vector<Tensor> tensors;
     std::string names;
@@ -39,42 +39,42 @@ class TreeTensors {
   };
 
  public:
-  /// A tensor of the caller's, and where its memory was when it was read.
+  /// A tensor of the caller, and where its memory was when it was read.
   struct Source {
     std::uint32_t entry;  ///< Its place in the State's table.
     pybind11::object tensor;
     const void* data;
   };
   /// What a Checkpointer remembers of its last save.
-  struct Earlier {
+  struct LastSave {
     Seen seen;
     State state;
   };
 
-  /// `torch` is null where torch is not there.
+  /// `torch` is null if torch is not imported.
   explicit TreeTensors(std::shared_ptr<TorchReader> torch) : torch_(std::move(torch)) {}
 
   /// (name, address, dtype, shape, strides in elements, cuda index or -1, bytes at the address); (logical name, global
-  /// shape, offset) or None; the tensor, None where the memory is no caller's but a copy.
+  /// shape, offset) or None; the tensor, or None if the memory is a copy and not the caller's.
   void Add(const pybind11::tuple& view, const pybind11::object& part, const pybind11::object& tensor);
-  /// A dict at once, whose tensors are named by `prefix` and `keys`. Returns its text (see cairn/_tree): the members of
-  /// an object or, with `pairs`, "KEY,NODE,KEY,NODE". Whatever is no plain, dense torch tensor goes through
-  /// `node(value, name)`, which returns its text. None, with nothing done, where a key is no plain name. `values` must
-  /// live, and keep its elements, as long as this.
+  /// Adds a whole dict, whose tensors are named by `prefix` and `keys`. Returns its text (see cairn/_tree): the members
+  /// of an object or, with `pairs`, "KEY,NODE,KEY,NODE". `node(value, name)` returns the text of what is not a plain,
+  /// dense torch tensor. Returns None, with nothing done, if a key is not a plain name. `values` must live, and keep
+  /// its elements, as long as this object.
   pybind11::object AddAll(const pybind11::list& keys, const pybind11::list& values, std::string_view prefix, bool pairs,
                           const pybind11::function& node);
 
   [[nodiscard]] std::set<int> cuda_devices() const;
-  /// The State, which is `earlier`'s where that holds the same tensors in the same order; remembers it there. Once
-  /// only. InvalidArgument for views that State::Add refuses.
-  [[nodiscard]] Result<State> Build(Earlier& earlier);
-  /// Those of the callers' tensors that a save of the State with this table reads after its call has returned.
+  /// The State: that of `last` if it holds the same tensors in the same order. Stores the result in `last`. Call it
+  /// once only. InvalidArgument for views that State::Add refuses.
+  [[nodiscard]] Result<State> Build(LastSave& last);
+  /// The caller's tensors that a save of the State with this table reads after the call of Save has returned.
   [[nodiscard]] std::vector<Source> ReadLater(const TensorTable& table) const;
   [[nodiscard]] const std::shared_ptr<const TorchReader>& torch() const { return torch_; }
 
  private:
   struct Given {
-    pybind11::handle tensor;  // Null: no caller's. Borrowed: what AddAll was given, or kept_, holds it.
+    pybind11::handle tensor;  // Null if the memory is a copy. Borrowed: AddAll's `values`, or kept_, holds it.
     const void* data;
   };
 

@@ -21,29 +21,28 @@ class Catalog:
     _reading: Reading
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Committed checkpoints, oldest first; last those whose manifests are damaged.
+        """Committed checkpoints, oldest first; those with damaged manifests come last.
 
-        Shards are not looked at: `verify`, `restore` and `load` find one that is missing or damaged.
+        Only manifests are read: `verify`, `restore` and `load` find a missing or damaged shard.
         """
         return [Checkpoint(**fields) for fields in self._core.checkpoints()]
 
     def steps(self) -> list[int]:
-        """Steps of the committed checkpoints whose manifests are good, oldest first."""
+        """Steps of the committed checkpoints with good manifests, oldest first."""
         return [one.step for one in self.checkpoints() if one.damage is None]
 
     def latest(self, *, fall_back: bool = False) -> int | None:
-        """Step of the newest committed checkpoint, the one that `restore` reads; None where there is none.
+        """Step of the newest committed checkpoint, which `restore` reads; None if there is none.
 
-        Raises Corrupt, as `restore` does, where the newest checkpoint's manifest is damaged; what the manifest says is
-        all that is looked at. With `fall_back` it is the newest one of which every byte is good: all are read to find
-        out.
+        Only manifests are read. Raises Corrupt, as `restore` does, if the newest checkpoint's manifest is damaged. With
+        `fall_back` it is the newest checkpoint in which every byte is good, and every byte is read to find out.
         """
         if fall_back:
             return self._reading.newest_undamaged()
         listed = self.checkpoints()
         if not listed:
             return None
-        # Of a damaged one nobody knows whether it is the newest; asking for that says what is wrong.
+        # A damaged checkpoint may be the newest or not; `choose` raises the error that says what is wrong with it.
         if listed[-1].damage is None:
             return listed[-1].step
         try:
@@ -76,20 +75,21 @@ class Catalog:
         self._core.pin(step, False)
 
     def remove(self, step: int) -> None:
-        """Removes a checkpoint, pinned ones too. FailedPrecondition while somebody reads it."""
+        """Removes a checkpoint, even a pinned one. Raises FailedPrecondition while somebody reads it."""
         self._core.remove(step)
 
     def publish(self, step: int, path: str | os.PathLike[str], timeout: float | None = None) -> None:
         """Moves a committed checkpoint to a path outside the root, on the same filesystem; durable on return.
 
-        A checkpoint (or link) that has the path goes, once nobody reads it: waits for that for `timeout` seconds, then
-        raises DeadlineExceeded. AlreadyExists where the path has something else. A crash leaves the one or the other.
+        A checkpoint (or link) at that path is removed once nobody reads it. If somebody still does after `timeout`
+        seconds, raises DeadlineExceeded. Raises AlreadyExists if the path holds something else. After a crash the path
+        holds the old checkpoint or the new one.
         """
         self._core.publish(step, os.fsencode(os.path.abspath(path)), timeout)
 
     def remove_published(self, path: str | os.PathLike[str], timeout: float | None = None) -> None:
-        """Removes the checkpoint (or link) that has the path. Raises NotFound where there is nothing, InvalidArgument
-        where it is something else; waits for readers as `publish` does."""
+        """Removes the checkpoint (or link) at that path. Raises NotFound if there is nothing, InvalidArgument if it is
+        something else; waits for readers as `publish` does."""
         self._core.remove_published(os.fsencode(os.path.abspath(path)), timeout)
 
     @property

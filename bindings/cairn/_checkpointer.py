@@ -32,33 +32,34 @@ class Checkpointer(Catalog):
     """Writes checkpoints of trees under one root, several at once, while training goes on; restores them.
 
     A tree is a dict, list or other container of tensors (torch or numpy), plain values, and objects with state_dict and
-    load_state_dict; `_tree` says exactly what. One Checkpointer writes to a root. All methods may be called from any
-    thread. Used as a context manager it drains at the end; so does a Python that exits, within `drain_timeout`.
+    load_state_dict; `cairn._tree` has the full list. Only one Checkpointer writes to a root. All methods may be called
+    from any thread. As a context manager it drains at the end; so does Python when it exits, within `drain_timeout`.
 
     Sizes are bytes or text ("4GiB", "4GB"), times seconds:
       host_memory    hard cap of the pinned pool; the state itself may be larger
       max_in_flight  saves between queued and durable at once
       keep_last      committed checkpoints to keep; 0 keeps all. keep_every also keeps each step divisible by it
-      when_full      what `save` does when max_in_flight are on their way: "wait" (up to full_timeout), "skip" the new
-                     one, "replace" the youngest that is not captured
-      open_timeout   how long opening waits for another writer to give the root's lock back, before it fails and names
-                     that one; with take_over the root is then taken from it, and its saves fail from there on
-      staging        device memory, for each device, that snapshots may be staged in
-      checksums      CRC32C over every MiB; off, a flipped bit is not found
-      recycle        write over the blocks of retired checkpoints that nobody else has open: a quarter faster than new
-                     ones. With them keep_last + max_in_flight + 1 checkpoints are on the disk at most, plus what
+      when_full      what `save` does when max_in_flight saves are in flight: "wait" (up to full_timeout), "skip" the
+                     new one, or "replace" the youngest that is not captured
+      open_timeout   how long opening waits for another writer to release the root, before it fails and names that
+                     writer; with take_over it then takes the root, and the other writer's saves fail from then on
+      staging        device memory, on each device, for staging snapshots
+      checksums      CRC32C over every MiB; without it a flipped bit is not found
+      recycle        overwrite the blocks of retired checkpoints that nobody else has open: a quarter faster than new
+                     blocks. The disk then holds at most keep_last + max_in_flight + 1 checkpoints, plus those that
                      keep_every and pins keep
       io             "auto", "io_uring" or "threads"
-      group          the ranks that write one checkpoint together, each a shard of it: a torch.distributed ProcessGroup,
-                     or a tuple (Store, rank, world). Every rank opens the root, saves the same steps in the same order,
-                     and calls `restore` together with the others. group_timeout is how long one waits for the others
-      replicated     names of tensors and values that every rank holds alike (patterns with * and ?): written once, and
-                     readable at any number of ranks. What is in a DistributedDataParallel module of the tree is too.
-                     All else is each rank's own. Names, dtypes, shapes and values are compared on every save, tensors'
-                     bytes with compare_replicas (which reads them all within the call): a difference fails the save
-      slowdown, mtbf let `should_save` choose when to save: the share by which saves may slow training down (0.01), and
-                     the running time between failures of the job. restart_time is from a failure until training goes
-                     on. One process only
+      group          the ranks that write one checkpoint together, one shard each: a torch.distributed ProcessGroup, or
+                     a tuple (Store, rank, world). Every rank opens the root, saves the same steps in the same order,
+                     and calls `restore` together with the others. A rank waits for the others up to group_timeout
+      replicated     names of tensors and values that are equal on every rank (patterns with * and ?): written once, and
+                     readable at any number of ranks. The contents of DistributedDataParallel modules are replicated
+                     too. Everything else belongs to its rank. Every save compares names, dtypes, shapes and values,
+                     and with compare_replicas also the tensors' bytes (it reads all of them inside the call). A
+                     difference fails the save
+      slowdown, mtbf let `should_save` choose when to save: how much saves may slow training down (0.01 is 1 %), and the
+                     mean time between failures of the job. restart_time is the time from a failure until training
+                     continues. For one process only
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Checkpointer(Catalog):
         except BaseException:
             self._ranks.close()
             raise
-        # What the engine still reads: a save's tensors stay alive until it is captured, whatever the caller drops.
+        # The engine still reads these: a save's tensors must live until it is captured, even if the caller drops them.
         self._held: deque[tuple[_core.Save, list[Any], set[int]]] = deque()  # With the CUDA devices they are on.
         self._reading = Reading(self._core, self._ranks, self._replicated)
         self._guard = _protect.Guard(self)
@@ -169,18 +170,19 @@ class Checkpointer(Catalog):
     ) -> Save:
         """Starts a save and returns before any byte of tensor data has moved.
 
-        What each device's current stream (and `streams`, torch.cuda.Stream objects) has been given so far is what the
-        checkpoint sees. Plain values, and CPU tensors up to 64 KiB each (4 MiB in all), are copied in the call; the
-        others must not be overwritten before it is captured: see `fence` and `protect`. In a group every rank saves;
-        `replicated` adds to the Checkpointer's.
+        The checkpoint sees all work that was given to each device's current stream (and to `streams`, torch.cuda.Stream
+        objects) before the call. Plain values, and CPU tensors up to 64 KiB each (4 MiB in all), are copied in the
+        call. Other tensors must not be overwritten before the save is captured: see `fence` and `protect`. In a group
+        every rank saves; `replicated` adds to the Checkpointer's.
 
-        Raises InvalidArgument (by path) for what cannot be kept, AlreadyExists for a step that is committed (unless
-        `replace`), FailedPrecondition for one below the newest without a restore, DeadlineExceeded where no place in
-        flight was free for `full_timeout`. Later failures are on the Save, and raised by the next `check`.
+        Raises InvalidArgument, with the path, for a value that cannot be kept; AlreadyExists for a step that is
+        committed (unless `replace`); FailedPrecondition for a step below the newest without a restore; DeadlineExceeded
+        if max_in_flight saves were in flight for `full_timeout`. Later failures are on the Save, and the next `check`
+        raises them.
         """
         replicas = replication.NOTHING
 
-        def fill(tensors: tree_tensors.Gathered) -> list[tuple[str, str]]:
+        def fill(tensors: tree_tensors.TensorCollector) -> list[tuple[str, str]]:
             nonlocal replicas
             text = _tree.flatten(tree, tensors)
             values, replicas = self._replica_arguments(tree, text, replicated)
@@ -191,27 +193,27 @@ class Checkpointer(Catalog):
     def _start(
         self,
         step: int,
-        fill: Callable[[tree_tensors.Gathered], list[tuple[str, str]]],
+        fill: Callable[[tree_tensors.TensorCollector], list[tuple[str, str]]],
         replicas: Callable[[], replication.Arguments] = lambda: replication.NOTHING,
         *,
         streams: Iterable[Any] = (),
         replace: bool = False,
         hold: bool = False,
     ) -> Save:
-        """Starts a save of the tensors that `fill` gives and the values, as JSON, that it returns; `hold` is for the
-        engine's: it is not committed before its release."""
-        self._tell()
+        """Starts a save of the tensors that `fill` adds and of the values, as JSON, that it returns. With `hold` it is
+        not committed before its release."""
+        self._log_events()
         try:
-            tensors = tree_tensors.Gathered()
+            tensors = tree_tensors.TensorCollector()
             values = fill(tensors)
             given = [(stream.device.index, stream.cuda_stream) for stream in streams]
             cuda = tensors.core.cuda_devices
             current = tree_tensors.current_streams(cuda)
             if self._when_full == "wait":
-                # The engine would wait as well, but not listen to signals.
+                # The engine would wait as well, but signals would not interrupt it.
                 self._core.wait_for_place(self._full_timeout)
         except BaseException as error:
-            # The other ranks count on this save.
+            # The other ranks wait for this save.
             with contextlib.suppress(Exception):
                 self._core.give_up(step, f"{type(error).__name__}: {error}")
             raise
@@ -227,17 +229,17 @@ class Checkpointer(Catalog):
             return [], replication.NOTHING
         rules = self._replicated | replication.Rules.of(more)
         if not self._compare_replicas:
-            return replication.arguments(tree, text, rules, None)
+            return replication.save_arguments(tree, text, rules, None)
         names = Names()
         _tree.flatten(tree, names)
-        return replication.arguments(tree, text, rules, names.tensors)
+        return replication.save_arguments(tree, text, rules, names.tensors)
 
     def should_save(self, step: int) -> bool:
-        """Whether to save `step`, which training has just done: call it once after each step, before `save`.
+        """Whether to save `step`, which training has just finished. Call it once after each step, before `save`.
 
-        The first calls answer False: they time training's own iterations. Then one save is measured, and from then on
-        the answer follows the interval of the best goodput within `slowdown` and what the disk can hold, kept up to date
-        by what each save costs; `stats` says it ("save_interval") and why ("save_interval_reason"). Raises
+        The first calls return False while training's iterations are timed. Then one save is measured. From then on the
+        answer follows the interval with the best goodput that `slowdown` and the disk allow, updated by the cost of
+        each save. `stats` has the interval ("save_interval") and its reason ("save_interval_reason"). Raises
         FailedPrecondition for a Checkpointer without `slowdown` and `mtbf`.
         """
         return self._core.should_save(step)
@@ -245,9 +247,9 @@ class Checkpointer(Catalog):
     def fence(self, stream: Any = None, timeout: float | None = None) -> None:
         """Orders later work after the capture of every save so far: call it before tensors are overwritten.
 
-        With a torch.cuda.Stream that stream waits, where every copy is enqueued already, and the host runs ahead; else
-        (and always for CPU tensors) the host waits. A failed save holds nobody up. Within torch.compile it is the op
-        torch.ops.cairn.fence, for all devices: put it before what it is to order.
+        With a torch.cuda.Stream that stream waits if every copy is enqueued already, and the host runs ahead.
+        Otherwise, and always for CPU tensors, the host waits. A failed save delays nobody. Within torch.compile it is
+        the op torch.ops.cairn.fence, for all devices: put it before the code that overwrites tensors.
         """
         if self._guard.compiled():
             return
@@ -255,20 +257,21 @@ class Checkpointer(Catalog):
             self._core.fence(-1, 0, timeout)
         else:
             self._core.fence(stream.device.index, stream.cuda_stream, timeout)
-        self._let_go()
+        self._release_captured()
 
     def protect(self, *targets: Any) -> None:
         """Fences before each step of these optimizers, so that no parameter changes under a save.
 
-        Accelerate's and Lightning's wrappers are taken off; of a module, the optimizers that step within backward are
-        taken, and loading a state dict into it waits too. Raises InvalidArgument, by type, for what calls no hooks.
-        Under torch.compile the fence is the op torch.ops.cairn.fence; captured in a CUDA graph a step is refused.
+        Accelerate's and Lightning's wrappers are unwrapped. For a module it protects the optimizers that step within
+        backward, and loading a state dict into the module waits too. Raises InvalidArgument, with the type, for targets
+        that call no hooks. Under torch.compile the fence is the op torch.ops.cairn.fence. A step that is captured in a
+        CUDA graph is refused.
         """
         for target in targets:
             self._guard.add(target)
 
     def _fence_held(self) -> None:
-        self._let_go()
+        self._release_captured()
         devices = {device for *_, cuda in list(self._held) for device in cuda}
         for device in devices:
             self.fence(sys.modules["torch"].cuda.current_stream(device))
@@ -278,12 +281,12 @@ class Checkpointer(Catalog):
     def drain(self, timeout: float | None = None) -> None:
         """Waits until no save is in flight; raises the first failure among them."""
         self._core.drain(timeout)
-        self._let_go()
-        self._tell()
+        self._release_captured()
+        self._log_events()
 
     def check(self) -> None:
         """Raises the newest failure of a save that was not cancelled, skipped or replaced, if there was one."""
-        self._tell()
+        self._log_events()
         self._core.raise_last_failure()
 
     # Restoring
@@ -299,21 +302,22 @@ class Checkpointer(Catalog):
     ) -> Any:
         """Reads the newest checkpoint (or `step`, or a `folder` that was copied elsewhere) into the tree's tensors.
 
-        Names, shapes and dtypes are checked before the first byte is written; every byte is verified on the way. Tensors
-        are filled in place; what an object with load_state_dict does not have yet is made. Returns the tree with the
-        checkpoint's plain values. Raises NotFound only where there is no such checkpoint (the newest stays there until it
-        is read, whatever retention does), Corrupt where it is damaged or the disk does not give it back, InvalidArgument
-        with both lists where tree and checkpoint differ. After Corrupt the tensors' contents are unspecified.
+        Names, shapes and dtypes are checked before the first byte is written, and every byte is verified. Tensors are
+        filled in place; tensors that an object with load_state_dict lacks are created. Returns the tree with the
+        checkpoint's plain values. Raises NotFound only if there is no such checkpoint (retention does not remove the
+        newest while it is read); Corrupt if it is damaged or cannot be read from the disk; InvalidArgument, with both
+        lists, if tree and checkpoint differ. After Corrupt the tensors' contents are unspecified.
 
-        `fall_back` permits an older one where what is read turns out to be Corrupt, and logs what was passed over and
-        why. Nothing is read before to find out; what nobody reads is not verified: `verify` reads all.
+        `fall_back` permits an older checkpoint if the one that is read turns out to be Corrupt, and logs which one was
+        passed over and why. Only what the tree needs is read and verified; `verify` reads everything.
 
-        In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each rank
-        reads its own state and what is replicated, and all succeed or all raise. What is Corrupt on one rank is passed over
-        by all. FailedPrecondition where a rank does not find what rank 0 has chosen, however often. At another number of
-        ranks than saved it only what is replicated can be read: leave the tree's other keys out.
+        In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each
+        rank reads its own state and what is replicated, and all succeed or all raise. If a checkpoint is Corrupt on one
+        rank, all ranks pass over it. Raises FailedPrecondition if a rank cannot find what rank 0 has chosen, after
+        several choices. If another number of ranks saved the checkpoint, only what is replicated can be read: leave the
+        other keys out of the tree.
         """
-        self._tell()
+        self._log_events()
         return self._reading.restore(tree, step, os.fspath(folder), fall_back, progress)
 
     def load(
@@ -325,13 +329,13 @@ class Checkpointer(Catalog):
         folder: str | os.PathLike[str] = "",
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
-        """Makes a tree from a checkpoint, on the CPU, with nothing given: objects come back as their state dicts. It
-        is for a look: training goes on from what `restore` brings back.
+        """Builds a tree from a checkpoint, on the CPU: objects come back as their state dicts. To continue training use
+        `restore`.
 
-        Tensors that were tied (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or
-        patterns with * and ?) it is a flat dict of those tensors; a name or pattern that matches nothing is NotFound. In
-        a group it is this rank's tree, and each rank may load on its own. With `lazy` nothing is read yet: a LazyTensor
-        stands for each tensor, whose load() reads it.
+        Tied tensors (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or patterns
+        with * and ?) the result is a flat dict of those tensors; a name or pattern without a match raises NotFound. In
+        a group it is this rank's tree, and each rank may load on its own. With `lazy` nothing is read yet: each tensor
+        is a LazyTensor, whose load() reads it.
         """
         return self._reading.load(step, names, lazy, os.fspath(folder), progress)
 
@@ -348,7 +352,8 @@ class Checkpointer(Catalog):
     # Ending
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for what is in flight, up to `timeout` (default: drain_timeout) seconds; abandons the rest, loudly."""
+        """Waits for saves in flight, up to `timeout` seconds (default: drain_timeout). Abandons the rest: it logs and
+        raises DeadlineExceeded."""
         try:
             self._core.close(self._drain_timeout if timeout is None else timeout)
         except DeadlineExceeded as error:
@@ -361,7 +366,7 @@ class Checkpointer(Catalog):
                 self._ranks.close()
                 _exit.open_checkpointers.discard(self)
                 self._held.clear()
-                self._tell()
+                self._log_events()
 
     def __enter__(self) -> Self:
         return self
@@ -370,7 +375,7 @@ class Checkpointer(Catalog):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            # A failed save must not pass for a good one.
+            # A failed save must raise here.
             try:
                 self.drain(self._drain_timeout)
             finally:
@@ -378,16 +383,16 @@ class Checkpointer(Catalog):
         else:
             self.close()
 
-    def _let_go(self) -> None:
-        for held in list(self._held):  # Another thread may append, and let go, meanwhile.
+    def _release_captured(self) -> None:
+        for held in list(self._held):  # Other threads may append and remove.
             if not held[0].captured:
                 return
             with contextlib.suppress(ValueError):
                 self._held.remove(held)
 
-    def _tell(self) -> None:
-        """Passes on what the engine has said since: its threads never call into Python."""
-        self._let_go()
+    def _log_events(self) -> None:
+        """Logs the engine's new events: its threads never call into Python."""
+        self._release_captured()
         for _, severity, step, message in self._core.take_events():
             if message:
                 about = "" if step is None else f"step {step}: "

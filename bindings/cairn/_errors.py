@@ -1,4 +1,4 @@
-"""What goes wrong, by the C++ library's own codes: the class says which, the message is the library's, unchanged."""
+"""Exceptions, one class for each status code of the C++ library. The message is the library's, unchanged."""
 
 
 class Error(Exception):
@@ -18,11 +18,11 @@ class AlreadyExists(Error):
 
 
 class FailedPrecondition(Error):
-    """Right call, wrong moment: root locked, forked child, step below the newest."""
+    """The call is not possible now: root locked, forked child, step below the newest."""
 
 
 class ResourceExhausted(Error):
-    """Memory, descriptors or pool: a bound that the caller set or the system sets."""
+    """Memory, descriptors or the pool: a limit of the caller or the system is reached."""
 
 
 class NoSpace(Error):
@@ -50,7 +50,7 @@ class Cancelled(Error):
 
 
 class UnknownOutcome(Error):
-    """It may or may not have become durable; nobody could be asked in time."""
+    """It may or may not have become durable, and it could not be found out in time."""
 
 
 class Unsupported(Error):
@@ -61,7 +61,12 @@ class Internal(Error):
     """A bug in Cairn."""
 
 
-# Numbers of StatusCode, as include/cairn/status.h has them.
+def counted(number: int, noun: str) -> str:
+    """For messages: "1 rank", "2 ranks"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+# The numbers of StatusCode in include/cairn/status.h.
 CODES = {
     kind.__name__: number
     for number, kind in enumerate(

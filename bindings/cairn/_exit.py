@@ -1,4 +1,5 @@
-"""What must end before the interpreter does: Checkpointers with saves in flight, and the threads that watch their saves.
+"""What must end before the interpreter does: Checkpointers with saves in flight, and the threads that watch their
+saves.
 
 Such a thread looks, once a save is captured, whether the memory that it read was moved meanwhile, and only then lets it
 commit. Python makes these threads, so that no thread of C++ takes the GIL.

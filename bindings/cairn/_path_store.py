@@ -1,16 +1,16 @@
-"""Checkpoints that are known by a path, as `epoch=3-step=900.ckpt` and `last.ckpt` are, instead of by a step.
+"""Checkpoints that have a path, such as `epoch=3-step=900.ckpt` or `last.ckpt`, instead of a step.
 
     <folder>/
       last.ckpt/          a checkpoint: what Cairn commits as step-N, whole or not at all; may be copied and moved
-      .cairn/             the root of the one Checkpointer that writes them all: step-N here is on its way to its path
+      .cairn/             the root of the one Checkpointer that writes them all: step-N here will move to its path
 
-A path gets its checkpoint in this order; after a crash at any point it holds one whole, its earlier one or its later one:
-  1. The Checkpointer makes `.cairn/step-N` durable. N only counts; it is not the training's step.
-  2. `Checkpointer.publish` gives it the path's name, and retires what had that name (src/store/publish.cc has the order).
-Whatever a crash leaves in `.cairn` is nobody's, and goes when it is next opened.
+A path gets its checkpoint in this order. After a crash at any point the path holds the old or the new one, whole:
+  1. The Checkpointer makes `.cairn/step-N` durable. N is only a counter, not the training's step.
+  2. `Checkpointer.publish` renames it to the path, and retires what had that name (src/store/publish.cc has the order).
+What a crash leaves in `.cairn` belongs to no path. It is removed when the folder is opened again.
 
-One worker thread does 2, and removals, in the order of the calls. So a checkpoint that was removed because a newer one
-displaces it goes only when that one is durable; if that one fails, it stays.
+One worker thread does step 2, and removals, in the order of the calls. So when a newer checkpoint displaces an older
+one, the older one is removed only after the newer one is durable. If the newer one fails, the older one stays.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ _MANIFEST = "manifest.json"
 class PathStore:
     """Saves trees under paths of the local filesystem, several at once; removes and loads them. Safe from any thread.
 
-    Options are Checkpointer's, but for those that choose what is kept: the caller removes. The Checkpointer, and with it
-    the pool, is opened by the first save, in the folder of its path, and serves every path on the same filesystem.
+    Options are Checkpointer's, except those that choose what is kept: the caller removes checkpoints. The first save
+    opens the Checkpointer, and with it the pool, in the folder of its path. It serves every path on the same
+    filesystem.
     """
 
     def __init__(self, **options: Any) -> None:
         for name in ("keep_last", "keep_every", "when_full", "read_only"):
             if name in options:
-                raise InvalidArgument(f"{name} is no option here: each path is kept until it is removed")
+                raise InvalidArgument(f"{name} is not an option here: each path is kept until it is removed")
         parse_size(options.get("host_memory", "1GiB"))
         self._options = options
         self._checkpointer: Checkpointer | None = None
@@ -72,18 +73,18 @@ class PathStore:
         self.__init__(**options)  # type: ignore[misc]
 
     def save(self, tree: Any, path: str | os.PathLike[str]) -> Future[None]:
-        """Starts a save, as Checkpointer.save does; the future ends when `path` holds it, durably.
+        """Starts a save, as Checkpointer.save does. The future ends when `path` holds it, durably.
 
-        A checkpoint that the path has already stays until then. AlreadyExists where something else is there. Waits, up
-        to full_timeout, while max_in_flight saves are on their way to their paths. The future fails with
-        DeadlineExceeded where somebody reads the path's checkpoint for longer than that.
+        An older checkpoint at the path stays until then. Raises AlreadyExists if the path holds something else. Waits,
+        up to full_timeout, while max_in_flight saves are not yet at their paths. The future fails with DeadlineExceeded
+        if somebody reads the path's checkpoint for longer than that.
         """
         path = local_path(path)
         if os.path.lexists(path) and not os.path.islink(path) and not is_checkpoint(path):
-            raise AlreadyExists(f"{path} exists and is no checkpoint of Cairn; it is left as it is")
+            raise AlreadyExists(f"{path} exists and is not a Cairn checkpoint; it is left as it is")
         with self._calls:
             checkpointer = self._open(os.path.dirname(path))
-            self._wait_for_place()
+            self._wait_for_slot()
             save = checkpointer.save(self._next, tree)
             self._next += 1
             self._saving.append(
@@ -92,9 +93,9 @@ class PathStore:
             return self._saving[-1]
 
     def remove(self, path: str | os.PathLike[str]) -> Future[None]:
-        """Removes what `path` holds once every save so far has ended, and only if the newest of them is durable.
+        """Removes the checkpoint at `path` once every save so far has ended, and only if the newest of them is durable.
 
-        A save to this path that is still on its way is removed as well. Nothing there is no error.
+        A save to this path that is still in flight is removed as well. It is no error if there is nothing.
         """
         path = local_path(path)
         with self._calls:
@@ -109,21 +110,21 @@ class PathStore:
                 elif checkpointer is not None:
                     _remove(checkpointer, path, self._full_timeout)
                 elif os.path.lexists(path):
-                    _log.warning("%s stays: it is no checkpoint of Cairn", path)
+                    _log.warning("%s stays: it is not a Cairn checkpoint", path)
 
             return self._submit(path, False, remove)
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
-        """Whether `path` is taken once everything on its way has ended well."""
+        """Whether `path` will exist when every save and removal in flight has succeeded."""
         path = local_path(path)
         with self._mutex:
             planned = self._planned.get(path)
         return planned[0] if planned else os.path.exists(path)
 
     def load(self, path: str | os.PathLike[str]) -> Any:
-        """The tree that `path` holds, on the CPU, every byte verified; what is on its way there is waited for.
+        """The tree at `path`, on the CPU, every byte verified. Waits for a save to this path that is in flight.
 
-        NotFound where there is nothing, InvalidArgument where it is something else, Corrupt where it is damaged.
+        Raises NotFound if there is nothing, InvalidArgument if it is something else, Corrupt if it is damaged.
         """
         path = local_path(path)
         with self._mutex:
@@ -131,11 +132,11 @@ class PathStore:
         if planned:
             planned[1].exception()
         if not os.path.exists(path):
-            raise NotFound(f"there is no checkpoint {path}")
+            raise NotFound(f"there is no checkpoint at {path}")
         if not os.path.isdir(path):
             raise InvalidArgument(
-                f"{path} is a file, no checkpoint of Cairn (which is a folder); if torch.save wrote it, whoever wrote it "
-                "can read it: Cairn unpickles nothing"
+                f"{path}: expected a Cairn checkpoint, which is a folder, found a file; if torch.save wrote it, read it "
+                "with torch.load: Cairn unpickles nothing"
             )
         options = {key: value for key, value in self._options.items() if key not in ("staging", "trace_events")}
         chunk, depth = parse_size(options.get("chunk", 0)) or 8 << 20, options.get("queue_depth", 8)
@@ -145,20 +146,20 @@ class PathStore:
 
     @property
     def checkpointer(self) -> Checkpointer | None:
-        """The one that saves, while there is one: for its fences."""
+        """The one that saves, if it is open: for its fences."""
         return self._checkpointer
 
     def check(self) -> None:
-        """Raises the first failure of a save or a removal that nobody has been told of."""
+        """Raises the first failure of a save or a removal that was not raised before."""
         with self._mutex:
             failure, self._failure = self._failure, None
             if failure is not None:
-                self._newest = None  # What is removed from now on is not removed for the sake of the save that failed.
+                self._newest = None  # Later removals do not depend on the save that failed.
         if failure is not None:
             raise failure
 
     def close(self) -> None:
-        """Waits for everything on its way (at most drain_timeout for the saves), frees the pool, then does `check`."""
+        """Waits for saves (at most drain_timeout) and removals in flight, frees the pool, then calls `check`."""
         with self._calls:
             self._close()
         self.check()
@@ -172,14 +173,14 @@ class PathStore:
         if self._checkpointer is not None:
             if os.stat(self._checkpointer.root).st_dev == os.stat(folder).st_dev:
                 return self._checkpointer
-            self._close()  # A rename does not lead to another filesystem.
+            self._close()  # A rename cannot cross filesystems.
         root = os.path.join(folder, _STAGING)
-        # Nothing retires here that later saves could be written over: what a crash left goes, instead of being kept.
+        # No recycling: nothing is retired under this root, and what a crash left must be removed.
         self._checkpointer = Checkpointer(root, **{"keep_last": 0, "recycle": False, **self._options})
         left = [int(found[1]) for name in os.listdir(root) if (found := re.fullmatch(r"step-(\d{20})", name))]
         self._next = max(left, default=0) + 1
         for step in left:
-            # Nobody was told of it: a crash came before it had its path, or left what its path had before.
+            # A crash left it: the new checkpoint before it had its path, or the old one that the path had before.
             name = os.path.join(root, f"step-{step:020}")
             try:
                 os.unlink(name) if os.path.islink(name) else self._checkpointer.remove(step)
@@ -187,14 +188,14 @@ class PathStore:
                 _log.warning("%s is left: %s", name, error)
         return self._checkpointer
 
-    def _wait_for_place(self) -> None:
-        # The Checkpointer's places are free again before its checkpoints have their paths.
+    def _wait_for_slot(self) -> None:
+        # The Checkpointer counts a save as ended before its checkpoint has its path.
         while self._saving and (self._saving[0].done() or len(self._saving) >= self._options.get("max_in_flight", 2)):
             try:
                 self._saving[0].exception(self._full_timeout)
             except TimeoutError:
                 raise DeadlineExceeded(
-                    f"no save has ended for {self._full_timeout} s: is something reading its path?"
+                    f"no save has ended for {self._full_timeout} s: is a process reading its path?"
                 ) from None
             self._saving.popleft()
 
@@ -207,7 +208,7 @@ class PathStore:
             except DeadlineExceeded:
                 self._abandon(checkpointer)
             except Error:
-                pass  # Its own future has it.
+                pass  # The save's future has the error.
         if worker is not None:
             worker.shutdown(wait=True)
         if checkpointer is not None:
@@ -246,7 +247,7 @@ class PathStore:
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
-    """Absolute. Unsupported for a URL that leads elsewhere."""
+    """The absolute path. Raises Unsupported for a URL that is not local."""
     text = os.fspath(path)
     if match := re.match(r"([A-Za-z0-9+.-]+)://", text):
         if match[1] not in ("file", "local"):
@@ -264,10 +265,10 @@ def _publish(checkpointer: Checkpointer, save: Save, path: str, timeout: float) 
     try:
         checkpointer.publish(save.step, path, timeout)
     except UnknownOutcome:
-        raise  # Its name may be that of what the path had before.
+        raise  # The step's folder may now hold what the path had before.
     except Error:
         with contextlib.suppress(Error):
-            checkpointer.remove(save.step)  # It is nobody's now.
+            checkpointer.remove(save.step)  # It will never get its path.
         raise
 
 

@@ -1,6 +1,6 @@
-"""The fence before each optimizer step: found in what the user hands over, and kept under torch.compile.
+"""The fence before each optimizer step: finds the optimizers in what the user gives, and works under torch.compile.
 
-Imports torch only where the user has.
+Uses torch only if the user has imported it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _COPIED_BUFFER = 1 << 20  # Bytes of the largest buffer of a module that a save 
 
 
 class Fencing(Protocol):
-    """What stands behind a fence: a Checkpointer."""
+    """A Checkpointer, as far as a fence needs it."""
 
     def _fence_held(self) -> None:
-        """Orders what comes after the capture of what is in flight, on each device that it reads from."""
+        """Orders later work after the capture of every save in flight, on each device that a save reads from."""
 
 
 _handles = itertools.count(1)
@@ -29,8 +29,8 @@ _defined = False
 
 
 def define_op() -> None:
-    """Makes torch.ops.cairn.fence, which stands for the fence in a compiled graph, where torch is there to compile. It has
-    an effect: it is neither removed nor moved past another effect."""
+    """Defines torch.ops.cairn.fence, the fence in a compiled graph. It is registered as an effect, so that the compiler
+    neither removes it nor moves it past another effect."""
     global _defined
     torch = sys.modules.get("torch")
     if _defined or torch is None or not hasattr(torch, "library"):
@@ -38,7 +38,7 @@ def define_op() -> None:
     from torch._higher_order_ops import effects
 
     if not hasattr(effects, "_register_effectful_op") or not hasattr(torch.ops.prims, "_sink_tokens"):
-        return  # Such a torch would drop an op without results: there a compiled fence is an error, never a silent none.
+        return  # This torch would drop an op without results, so a compiled fence must be an error.
 
     def fence(handle: int) -> None:
         if checkpointer := _by_handle.get(handle):
@@ -47,14 +47,14 @@ def define_op() -> None:
     made = torch.library.custom_op("cairn::fence", fence, mutates_args=(), schema="(int handle) -> ()")
     made.register_fake(lambda handle: None)
     effects._register_effectful_op(torch.ops.cairn.fence.default, effects._EffectType.ORDERED)
-    # Torch 2.7 and its neighbours know of the effect, and yet remove what is made of the op: nobody uses its result.
-    for made_of_it in (torch.ops.higher_order.with_effects, torch.ops.prims._sink_tokens.default):
-        torch.fx.node.has_side_effect(made_of_it)
+    # Torch 2.7 and versions close to it know the effect, but still remove what the op becomes, as its result is unused.
+    for lowered in (torch.ops.higher_order.with_effects, torch.ops.prims._sink_tokens.default):
+        torch.fx.node.has_side_effect(lowered)
     _defined = True
 
 
 class Guard:
-    """Hooks that fence: before the steps of optimizers, before a state dict is loaded into what is being saved."""
+    """Hooks that fence before optimizer steps, and before a state dict is loaded into a protected object."""
 
     def __init__(self, checkpointer: Fencing) -> None:
         self._checkpointer = checkpointer
@@ -62,10 +62,10 @@ class Guard:
         _by_handle[self._handle] = checkpointer
         define_op()
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.held: Any = ()  # The checkpointer's saves that are not known to be captured; false: nothing to wait for.
+        self.held: Any = ()  # The checkpointer's saves that may not be captured yet.
 
     def add(self, given: Any) -> None:
-        """InvalidArgument, by type, for what calls no hooks. Twice is once."""
+        """Raises InvalidArgument, with the type, for objects that call no hooks. Adding again changes nothing."""
         torch = sys.modules.get("torch")
         if torch is None:
             raise InvalidArgument(f"protect expects torch optimizers or modules, found {_name(given)} and no torch")
@@ -81,7 +81,7 @@ class Guard:
     def _add_optimizer(self, given: Any, name: str) -> None:
         torch = sys.modules["torch"]
         optimizer = given
-        # Accelerate's and Lightning's wrappers are optimizers too, but it is the inner one that steps.
+        # Accelerate's and Lightning's wrappers are optimizers too, but only the inner one steps.
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
         hooked = getattr(type(optimizer).step, "hooked", False) if hasattr(type(optimizer), "step") else False
@@ -100,7 +100,7 @@ class Guard:
         return True
 
     def compiled(self) -> bool:
-        """Whether the fence is being compiled: then its op is in the graph now, and stands for it."""
+        """Whether this runs under torch.compile: then the op was added to the graph."""
         torch = sys.modules.get("torch")
         if torch is None or not torch.compiler.is_compiling():
             return False
@@ -113,8 +113,8 @@ class Guard:
         torch = sys.modules["torch"]
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise FailedPrecondition(
-                "an optimizer step that is captured in a CUDA graph fences nothing when it is replayed: call "
-                "Checkpointer.fence(stream) before each replay, and protect() only what is not captured"
+                "an optimizer step that is captured in a CUDA graph does not fence when it is replayed: call "
+                "Checkpointer.fence(stream) before each replay, and protect() only optimizers that are not captured"
             )
         if self.held:
             self._checkpointer._fence_held()
@@ -127,9 +127,9 @@ def _in_backward(module: Any) -> Iterator[Any]:
 
 
 def state_without_races(holder: Any) -> Any:
-    """An object's state_dict(), in which what forward changes does not change under a save.
+    """An object's state_dict(), with copies of the buffers that forward changes.
 
-    A module's buffers (BatchNorm's running means) are written by forward, which no fence precedes: those of up to 1 MiB
+    Forward writes a module's buffers (BatchNorm's running means), and no fence precedes it. So buffers of up to 1 MiB
     are copied now, in the order of the current stream.
     """
     state = holder.state_dict()

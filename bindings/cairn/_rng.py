@@ -7,19 +7,19 @@ import random
 import sys
 from typing import Any
 
-from ._errors import InvalidArgument, Unsupported
+from ._errors import InvalidArgument, Unsupported, counted
 
 
 class RngState:
-    """Puts the default generators into a checkpoint: `{"model": model, ..., "rng": RngState()}`.
+    """Puts the default random generators into a checkpoint: `{"model": model, ..., "rng": RngState()}`.
 
     Covers `random`, numpy's global (legacy) generator, torch's CPU generator and, once CUDA is initialised, the default
-    generator of each visible CUDA device; numpy and torch only where they have been imported. Holds nothing itself.
-    Generators made by hand (numpy.random.Generator, torch.Generator) are not covered.
+    generator of each visible CUDA device. Numpy and torch count only if they are imported. The object itself holds no
+    state. Generators of your own (numpy.random.Generator, torch.Generator) are not covered.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """The generators' states now: "python", and "numpy", "torch", "cuda" where they apply. Copies, not views."""
+        """Copies of the generators' states: "python", and "numpy", "torch", "cuda" where they apply."""
         state: dict[str, Any] = {"python": random.getstate()}
         if numpy := sys.modules.get("numpy"):
             state["numpy"] = numpy.random.get_state(legacy=False)
@@ -30,10 +30,10 @@ class RngState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets each generator of which `state` holds a state, importing its module; the others stay as they are.
+        """Sets each generator that has a state in `state`, importing its module; the others stay as they are.
 
-        Unsupported where a module is not installed, InvalidArgument where there are fewer CUDA devices than states;
-        then no generator has been changed.
+        Raises Unsupported if a module is not installed, InvalidArgument if there are fewer CUDA devices than states.
+        Then no generator is changed.
         """
         modules = {}
         for name in ("numpy", "torch"):
@@ -46,8 +46,8 @@ class RngState:
             cuda = importlib.import_module("torch").cuda
             if len(state["cuda"]) > cuda.device_count():
                 raise InvalidArgument(
-                    f"the checkpoint holds the generators of {len(state['cuda'])} CUDA devices, found "
-                    f"{cuda.device_count()}; None in place of RngState() leaves every generator as it is"
+                    f"expected {counted(len(state['cuda']), 'CUDA device')}, whose generators the checkpoint holds, "
+                    f"found {cuda.device_count()}; None instead of RngState() leaves every generator as it is"
                 )
             cuda.set_rng_state_all(state["cuda"])
         random.setstate(state["python"])

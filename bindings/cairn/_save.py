@@ -1,4 +1,4 @@
-"""A save on its way, a committed checkpoint, and sizes as users write them."""
+"""A save in flight, a committed checkpoint, and sizes as users write them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Checkpoint:
     bytes: int
     pinned: bool
     path: str
-    damage: str | None  # Why its manifest cannot be read; None where that is good, whatever its shards are.
+    damage: str | None  # Why its manifest cannot be read; None if the manifest is good. Says nothing of the shards.
 
 
 class Save:
-    """A save on its way. Safe from any thread. Outlives its Checkpointer."""
+    """A save in flight. Safe from any thread. May outlive its Checkpointer."""
 
     def __init__(self, core: _core.Save) -> None:
         self._core = core
@@ -56,7 +56,7 @@ class Save:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What it has done so far: bytes, phase, and times in seconds since the call of `save` (0 where not reached)."""
+        """Its progress: bytes, phase, and times in seconds since the call of `save` (0 if not reached)."""
         return self._core.stats()
 
     def captured(self, timeout: float | None = None) -> None:
@@ -64,7 +64,8 @@ class Save:
         self._core.wait_captured(timeout)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until no crash and no power cut can lose it. Raises what made it fail; earlier checkpoints stay."""
+        """Waits until no crash and no power cut can lose it. Raises its error if it failed; earlier checkpoints
+        stay."""
         self._core.wait_durable(timeout)
 
     def result(self, timeout: float | None = None) -> int:
@@ -81,7 +82,7 @@ class Save:
         self._core.release()
 
     def cancel(self) -> bool:
-        """Gives it up, unless its commit has begun (then it goes on, and this returns False). Does not wait."""
+        """Abandons the save. Returns False, and the save goes on, if its commit has begun. Does not wait."""
         return self._core.cancel()
 
     def __await__(self) -> Generator[Any, None, int]:

@@ -4,12 +4,12 @@
     dcp.async_save(state, storage_writer=cairn.dcp.StorageWriter(checkpointer, step), planner=cairn.dcp.SavePlanner())
     dcp.load(state, storage_reader=cairn.dcp.StorageReader(checkpointer), planner=cairn.dcp.LoadPlanner())
 
-Every rank writes one safetensors shard, which holds its chunks of DTensors and sharded tensors and its share of what
-several ranks hold alike; all of them commit together, by the engine's own protocol, and any number of ranks loads it.
+Every rank writes one safetensors shard: its chunks of DTensors and sharded tensors, and its share of the data that
+several ranks hold. All shards are committed together, by the engine's own protocol. Any number of ranks can load them.
 
-Plain values are kept as typed JSON (see `_tree`), never as pickle, whatever planner is used. What that cannot keep
-`SavePlanner` refuses by name; DCP's own planner pickles it, and unpickles it on load. Such bytes are marked as DCP's in
-the checkpoint, and `LoadPlanner` refuses them: a checksum says that a file is whole, not who wrote it.
+Plain values are kept as typed JSON (see `_tree`), never as pickle, with any planner. `SavePlanner` refuses, by name,
+values that JSON cannot keep. DCP's own planner pickles them, and unpickles them on load. Such bytes are marked in the
+checkpoint, and `LoadPlanner` refuses them: a checksum proves that a file is whole, not who wrote it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hugging Face: a Trainer whose checkpoints are Cairn's, and folders that `from_pretrained` reads made of them.
+"""Hugging Face: a Trainer with Cairn's checkpoints, and their export to folders that `from_pretrained` reads.
 
     from cairn.huggingface import Trainer            # or: class MyTrainer(TrainerMixin, SFTTrainer)
 
@@ -8,16 +8,16 @@
 
 **What a checkpoint holds.** One Cairn checkpoint for each save, numbered by `global_step`, under `output_dir/cairn`:
 weights, optimizer, scheduler, gradient scaler, random generators, the text of trainer_state.json (with the states of
-callbacks and TrainerControl), the loss that is not logged yet, the model's config. Nothing of it is beside the
-checkpoint, and Trainer writes no `checkpoint-N` folder. On resume each of these must be there; a run goes on bit by bit
-as it would have on the CPU, with Trainer's own data skipping.
+callbacks and TrainerControl), the loss that is not logged yet, the model's config. Everything is inside the checkpoint,
+and Trainer writes no `checkpoint-N` folder. On resume each of these must be there. On the CPU a resumed run continues
+bit by bit, with Trainer's own data skipping.
 
-**How.** Trainer writes its folder before it calls `on_save`, and reads weights and trainer_state.json from one, so a
-callback could only write beside it. The mixin takes the place of the methods in `EXPECTED`, which are private: this
-module was written for transformers 5.23, refuses what is older or 6, and refuses at import a Trainer whose methods
-have other parameters.
+**How.** A callback is not enough: Trainer writes its own folder before it calls `on_save`, and reads weights and
+trainer_state.json from a folder. So the mixin overrides the methods in `EXPECTED`, which are private. This module was
+written for transformers 5.23. It refuses older versions and 6, and at import a Trainer whose methods have other
+parameters.
 
-**What is refused**, because a checkpoint would lack a part, or be written twice: several processes (DDP, FSDP,
+**What is refused**, because a checkpoint would be incomplete, or written twice: several processes (DDP, FSDP,
 DeepSpeed, TPU), save_only_model, auto_find_batch_size, enable_jit_checkpoint, hyperparameter search, pushes of
 checkpoints to the Hub, and optimizers that step within backward (LOMO, layer-wise GaLore).
 """
@@ -52,7 +52,7 @@ _log = logging.getLogger("cairn")
 
 OLDEST = (5, 23)
 BELOW = (6,)
-# What the mixin overrides, with the parameters that transformers gives it.
+# The methods that the mixin overrides, with their parameters in transformers.
 EXPECTED = {
     "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
     "_save_checkpoint": ("self", "model", "trial"),
@@ -83,7 +83,7 @@ check_transformers(importlib.metadata.version("transformers"), transformers.Trai
 
 
 def last_checkpoint(output_dir: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> str | None:
-    """The newest checkpoint's folder, for `train(resume_from_checkpoint=...)`; None where there is none."""
+    """The newest checkpoint's folder, for `train(resume_from_checkpoint=...)`; None if there is none."""
     root = os.path.join(output_dir, "cairn") if root is None else os.fspath(root)
     if not os.path.isdir(root):
         return None
@@ -103,18 +103,18 @@ else:
 
 
 class TrainerMixin(_Base):
-    """Before any Trainer among the bases: `class MyTrainer(TrainerMixin, Seq2SeqTrainer)`.
+    """Must come before the Trainer among the bases: `class MyTrainer(TrainerMixin, Seq2SeqTrainer)`.
 
     All of TrainingArguments' save_strategy, save_steps, save_total_limit (see below), metric_for_best_model and
     load_best_model_at_end keep their meaning. Saves are asynchronous: a failure in the background is raised by the next
     save, or at the end; train() returns when all are durable.
 
-    `cairn_options` are Checkpointer's, with these defaults: root `output_dir/cairn`, keep_last save_total_limit (0, that
-    is all, where that is None). The best model's checkpoint is pinned, so there may be one more.
+    `cairn_options` are Checkpointer's, with these defaults: root is `output_dir/cairn`; keep_last is save_total_limit
+    (0, which keeps all, if that is None). The best model's checkpoint is pinned, so there may be one more.
 
     `resume_from_checkpoint` is True (the newest), a step, a checkpoint's folder under the root or elsewhere, or a
-    `checkpoint-N` of the stock Trainer, from which training then goes on with Cairn's. Training that does not begin
-    with the root's checkpoints refuses a root that holds some.
+    `checkpoint-N` of the stock Trainer, after which training continues with Cairn's checkpoints. A root that holds
+    checkpoints is refused unless training resumes from them.
     """
 
     def __init__(self, *args: Any, cairn_options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
@@ -122,16 +122,16 @@ class TrainerMixin(_Base):
         self._cairn: Run | None = None
         super().__init__(*args, **kwargs)
 
-    # What is new
+    # What the mixin adds
 
     @property
     def cairn_root(self) -> str:
-        """Where this trainer's checkpoints are."""
+        """The folder of this trainer's checkpoints."""
         return os.fspath(self._cairn_options.get("root") or os.path.join(self.args.output_dir, "cairn"))
 
     @property
     def checkpointer(self) -> Checkpointer:
-        """The one that saves; there only while train() runs."""
+        """The Checkpointer that saves; it exists only while train() runs."""
         return self._run().checkpointer
 
     def export(self, step: int | None, folder: str | os.PathLike[str]) -> None:
@@ -139,7 +139,7 @@ class TrainerMixin(_Base):
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         export(self.cairn_root, folder, step, model=model, processing_class=self.processing_class)
 
-    # In Trainer's place
+    # What the mixin overrides
 
     def train(
         self,
@@ -190,7 +190,7 @@ class TrainerMixin(_Base):
         weights = self.model.state_dict()
         parameters = {parameter.data_ptr() for parameter in self.model.parameters()}
         for name, tensor in weights.items():
-            # Forward changes buffers (batch norm's), and no fence is before it: copied here, of any size.
+            # Forward changes buffers (batch norm's) without a fence before it, so they are copied here.
             if isinstance(tensor, torch.Tensor) and tensor.data_ptr() not in parameters:
                 weights[name] = tensor.clone()
         return {
@@ -263,19 +263,19 @@ class TrainerMixin(_Base):
         with reader(self.cairn_root) as checkpointer:
             self.model.load_state_dict(read_model(checkpointer, self.state.best_global_step)["model"])
 
-    # Within
+    # Internal
 
     def _run(self) -> Run:
         if self._cairn is None:
-            raise FailedPrecondition("there is a checkpointer only while train() runs")
+            raise FailedPrecondition("the checkpointer exists only while train() runs")
         return self._cairn
 
     def _resumed(self, checkpoint: str | None) -> Run | None:
-        """The run, where `checkpoint` is what stands for its Cairn checkpoint."""
+        """The run, if `checkpoint` represents its Cairn checkpoint."""
         return self._cairn if self._cairn is not None and checkpoint == self._cairn.folder else None
 
     def _choose_source(self, run: Run, wanted: Any) -> str | None:
-        """Sets what the run resumes from; a stock Trainer's folder is returned instead."""
+        """Sets what the run resumes from, or returns the folder of a stock Trainer's checkpoint."""
         if wanted is None or wanted is False:
             return None
         run.resumes = True
@@ -295,7 +295,7 @@ class TrainerMixin(_Base):
                 run.resumes = False
                 return os.fspath(path)
             else:
-                raise NotFound(f"{path} is neither a checkpoint of Cairn nor one of Trainer")
+                raise NotFound(f"{path}: expected a checkpoint of Cairn or of Trainer")
         return None
 
     def _check_supported(self, trial: Any) -> None:

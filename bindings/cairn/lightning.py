@@ -1,4 +1,4 @@
-"""Lightning's checkpoints through Cairn: saved while training goes on, without pickle.
+"""Lightning's checkpoints through Cairn: saved while training goes on, and without pickle.
 
     trainer = Trainer(
         plugins=[cairn.lightning.CheckpointIO(host_memory="4GiB")],
@@ -6,12 +6,13 @@
     )
     trainer.fit(model, ckpt_path="last")
 
-A path such as `last.ckpt` becomes a folder that any safetensors reader opens, whole or not at all; what the path held
-before stays until then, and what ModelCheckpoint removes goes once the save that displaced it is durable. `_path_store`
-says how. It works with `lightning.pytorch`, and with `pytorch_lightning` where that is what is imported or installed.
+A path such as `last.ckpt` becomes a folder that any safetensors reader opens, whole or not at all. The old checkpoint
+of the path stays until then. What ModelCheckpoint removes is removed once the save that displaced it is durable.
+`_path_store` says how. It works with `lightning.pytorch`, and with `pytorch_lightning` if that one is imported or
+installed.
 
-For strategies in which one rank holds the whole state: one device, DDP. FSDP, DeepSpeed, tensor parallelism and XLA save
-in ways of their own: they are refused by name; `cairn.dcp` saves their state.
+It serves strategies in which one rank holds the whole state: one device, and DDP. FSDP, DeepSpeed, tensor parallelism
+and XLA save in their own ways. They are refused by name; `cairn.dcp` saves their state.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from ._errors import FailedPrecondition, InvalidArgument, Unsupported
+from ._errors import FailedPrecondition, InvalidArgument, Unsupported, counted
 from ._path_store import PathStore
 from ._rng import RngState
 from ._tree.paths import is_stateful
@@ -40,7 +41,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, flo
 
 
 def _lightning() -> Any:
-    """What the user has imported; of two, or none, `lightning.pytorch`."""
+    """The package that the user has imported; if both or neither, `lightning.pytorch`."""
     names = ["lightning.pytorch", "pytorch_lightning"]
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
@@ -58,23 +59,24 @@ _Callback: Any = _pl.Callback
 class CheckpointIO(_CheckpointIO):
     """Trainer(plugins=[CheckpointIO(...)]): Lightning's saves, loads and removals, through one Checkpointer.
 
-    Options are Checkpointer's (host_memory, max_in_flight, ...), but for those that choose what is kept: ModelCheckpoint
-    does. Under a Callback (below) saves go on while training does; without one each is durable when its call returns.
-    What fails in the background is raised by the next save and at the end of the fit.
+    Options are Checkpointer's (host_memory, max_in_flight, ...), except those that choose what is kept: ModelCheckpoint
+    does that. With a Callback (below) saves go on while training does; without one each is durable when its call
+    returns. A failure in the background is raised by the next save and at the end of the fit.
     """
 
     def __init__(self, **options: Any) -> None:
         self._store = PathStore(**options)
         self._module: Any = None  # Set while a Callback fences.
-        self._warned = False  # Or no need to.
+        self._warned = False  # Or no warning is needed.
         self.fences_forward = False  # The newest save's buffers were too large to clone.
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """InvalidArgument, before a byte is written, for what cannot be kept without pickle, by its key."""
+        """Raises InvalidArgument, with the key, for a value that cannot be kept without pickle, before a byte is
+        written."""
         if storage_options is not None:
-            raise TypeError("storage_options: Cairn saves to local filesystems, which have none")
+            raise TypeError("storage_options: expected None, because Cairn saves to local filesystems")
         self._store.check()
         if self._module is not None:
             save = self._start(self._with_cloned_buffers(checkpoint), path)
@@ -85,8 +87,8 @@ class CheckpointIO(_CheckpointIO):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "without cairn.lightning.Callback among the Trainer's callbacks, or outside a fit, each save holds its "
-                "caller up until it is durable",
+                "without cairn.lightning.Callback among the Trainer's callbacks, or outside a fit, each save waits "
+                "until it is durable",
                 stacklevel=2,
             )
         try:
@@ -97,24 +99,25 @@ class CheckpointIO(_CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """On the CPU, or where map_location (a device, its name, or a dict with "cpu" in it) says. Runs no code of the
-        checkpoint, whatever weights_only is."""
+        """Tensors are on the CPU, or on map_location (a device, its name, or a dict with the key "cpu"). Runs no code
+        from the checkpoint, whatever weights_only is."""
         checkpoint: dict[str, Any] = _placed(self._store.load(path), map_location)
         return checkpoint
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Removes it once the saves before are durable; at once where none is on its way."""
+        """Removes it once the earlier saves are durable; at once if none is in flight."""
         removal = self._store.remove(path)
         if self._module is None:
             removal.exception()
             self._store.close()
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
-        """Whether it will be there once everything on its way has ended well."""
+        """Whether it will exist when every save and removal in flight has succeeded."""
         return self._store.exists(path)
 
     def teardown(self) -> None:
-        """Waits for what is on its way and frees the pool; raises what failed, unless an exception is under way."""
+        """Waits for saves in flight and frees the pool. Raises the first failure, unless an exception is being
+        handled."""
         self._module = None
         under_way = sys.exc_info()[1]
         try:
@@ -130,7 +133,7 @@ class CheckpointIO(_CheckpointIO):
             checkpointer._fence_held()
 
     def attach(self, module: Any) -> None:
-        """Saves may go on while this module trains: somebody fences."""
+        """Saves may go on while this module trains: the caller fences."""
         self._module, self._warned = module, True
 
     def _start(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> Future[None]:
@@ -144,7 +147,7 @@ class CheckpointIO(_CheckpointIO):
             raise
 
     def _with_cloned_buffers(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Forward changes buffers (batch norm's averages), and comes long before an optimizer's step is fenced."""
+        """Forward changes buffers (batch norm's averages), and only the optimizer's step after it is fenced."""
         state = checkpoint.get("state_dict")
         if not isinstance(state, dict):
             return checkpoint
@@ -165,14 +168,14 @@ class CheckpointIO(_CheckpointIO):
 class Callback(_Callback):
     """Trainer(callbacks=[Callback(), ...]): lets CheckpointIO's saves go on while training does.
 
-    From on_fit_start on it fences before each optimizer's step, before validation and between epochs, where weights are
-    swapped; what else changes tensors in place (in a hook of your own) calls `fence` first. It keeps the random
-    generators of torch, numpy and random, each rank's own, and puts them back when training resumes: a run that is
-    resumed from a `fit`'s checkpoint goes on as it would have, in mid-epoch where the data loader has state_dict and
-    load_state_dict (Lightning's rule).
+    From on_fit_start on it fences before each optimizer's step, before validation and between epochs. Other code that
+    changes tensors in place (in a hook of your own) must call `fence` first. It saves the random generators of torch,
+    numpy and random of each rank, and restores them when training resumes. So a run that resumes from a `fit`'s
+    checkpoint continues as the uninterrupted one, in mid-epoch if the data loader has state_dict and load_state_dict
+    (Lightning's rule).
 
-    With ModelCheckpoint(save_last="link") each save is durable when its call returns: the link would lead to what may
-    never be. Loggers that upload a checkpoint right after its save do not find it there yet.
+    With ModelCheckpoint(save_last="link") each save is durable when its call returns, because the link needs its
+    target. Loggers that upload a checkpoint right after its save do not find it yet.
     """
 
     def __init__(self) -> None:
@@ -186,7 +189,7 @@ class Callback(_Callback):
         return "cairn.lightning.Callback"
 
     def fence(self) -> None:
-        """Orders what comes next after the capture of every save so far. Call it before tensors change in place."""
+        """Orders later work after the capture of every save so far. Call it before tensors change in place."""
         if self._io is not None:
             self._io.fence()
 
@@ -198,8 +201,8 @@ class Callback(_Callback):
         for kind in type(trainer.strategy).__mro__:
             if kind.__name__ in _SHARDED:
                 raise Unsupported(
-                    f"{kind.__name__} saves in a way of its own, which cairn.lightning does not serve: save its state with "
-                    "cairn.dcp. One device and DDP are served"
+                    f"cairn.lightning does not support {kind.__name__}: save its state with cairn.dcp. One device and "
+                    "DDP are supported"
                 )
         given = trainer.strategy.checkpoint_io
         if not isinstance(given, CheckpointIO):
@@ -208,24 +211,24 @@ class Callback(_Callback):
                 f"{type(given).__name__}"
             )
         self._io, self._trainer = given, trainer
-        # First of all, so that no other callback changes weights before the fence.
+        # This callback runs first, so that no other one changes weights before the fence.
         trainer.callbacks = [self, *(callback for callback in trainer.callbacks if callback is not self)]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         assert self._io is not None
-        # Lightning makes the loader's iterator, which draws, after this hook. An epoch that begins anew draws as well.
+        # After this hook Lightning makes the loader's iterator, which draws random numbers; so does a new epoch.
         self._restore_rng()
         checkpoints = [one for one in trainer.callbacks if isinstance(one, _pl.callbacks.ModelCheckpoint)]
         if any(one.save_last == "link" for one in checkpoints):
             return
         for one in checkpoints:
-            one.file_exists = self._file_exists  # It would overwrite what is on its way to the same name.
+            one.file_exists = self._file_exists  # Lightning's own would miss saves in flight to the same name.
         self._io.attach(pl_module)
         if not pl_module.automatic_optimization:
             self._hooks = [one.register_step_pre_hook(self._before_step) for one in trainer.optimizers]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # In mid-epoch the uninterrupted run drew none here. Where its last batch was done an epoch begins.
+        # In mid-epoch the uninterrupted run drew no random numbers here. After the last batch a new epoch begins.
         loop = trainer.fit_loop
         if loop.restarted_mid_epoch and not loop.epoch_loop.batch_progress.is_last_batch:
             self._restore_rng()
@@ -251,7 +254,7 @@ class Callback(_Callback):
         self.fence()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        # Rank 0 has written everything by now; the others may look for it next.
+        # Rank 0 has written everything; the other ranks may read it next.
         trainer.strategy.barrier("cairn.lightning")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -273,7 +276,7 @@ class Callback(_Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._rng = state_dict
 
-    # Ours
+    # Internal
 
     def _file_exists(self, filepath: str, trainer: Any) -> bool:
         here = self._io.exists(filepath) if self._io is not None and trainer.is_global_zero else False
@@ -288,9 +291,9 @@ class Callback(_Callback):
         ranks = self._rng["rng"]
         if len(ranks) != self._trainer.world_size:
             _log.warning(
-                "the checkpoint holds the random generators of %d ranks, there are %d: they are left as they are",
+                "expected the random generators of %s, found those of %d: they are left as they are",
+                counted(self._trainer.world_size, "rank"),
                 len(ranks),
-                self._trainer.world_size,
             )
             return
         RngState().load_state_dict(ranks[self._trainer.global_rank])
@@ -306,8 +309,8 @@ def load_from_checkpoint(
 ) -> Any:
     """`cls.load_from_checkpoint(path)` for Cairn's checkpoints: `cls` is a LightningModule or LightningDataModule.
 
-    Lightning's own reads with torch.load. Hyper-parameters come from the checkpoint, or from hparams_file, and kwargs
-    override them.
+    Lightning's own function reads with torch.load. Hyper-parameters come from the checkpoint, or from hparams_file;
+    kwargs override them.
     """
     saving = importlib.import_module(f"{_pl.__name__}.core.saving")
     checkpoint = load_checkpoint(path, map_location)
@@ -330,14 +333,14 @@ def load_from_checkpoint(
 
 
 def load_checkpoint(path: str | os.PathLike[str], map_location: Any = None) -> dict[str, Any]:
-    """A Lightning checkpoint's dict, as torch.load would give it for a file of Lightning's own."""
+    """The dict of a Lightning checkpoint, as torch.load returns it for Lightning's own files."""
     return CheckpointIO(host_memory="256MiB").load_checkpoint(path, map_location)
 
 
 def _check_kept(value: Any, name: str, depth: int = 0) -> None:
-    """What would come back as something else is refused: nobody is there at load to say what it was."""
+    """Refuses values that would come back as another type: nothing says at load what they were."""
     if depth > 64:
-        return  # Cairn's tree refuses what is that deep.
+        return  # `flatten` refuses such a depth.
     if is_stateful(value) or isinstance(value, Enum):
         hint = "keep its name or its value" if isinstance(value, Enum) else "keep its state_dict()"
         raise InvalidArgument(f"{name}: a value of type {type(value).__qualname__} cannot be kept; {hint}")

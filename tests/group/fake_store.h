@@ -34,7 +34,7 @@ class FakeStore {
       for (int reader = 1; reader < size(); ++reader) call(of(reader));
     };
     while (true) {
-      const Result<StoreGroup::Word> word = of(rank).TakeWord(Deadline::Infinite());
+      const Result<StoreGroup::Word> word = of(rank).NextWord(Deadline::Infinite());
       if (!word.ok()) break;
       each_reader([&](StoreGroup& reader) { reader.Hear(rank, word->key, word->text); });
     }

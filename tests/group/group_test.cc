@@ -364,10 +364,10 @@ TEST(StoreGroup, WordsSentBeforeStopAreDelivered) {
   group.Stop();
   group.Send("key", "after");
 
-  const Result<StoreGroup::Word> word = group.TakeWord(Deadline::Infinite());
+  const Result<StoreGroup::Word> word = group.NextWord(Deadline::Infinite());
   ASSERT_TRUE(word.ok()) << word.status();
   EXPECT_EQ(word->text, "word");
-  EXPECT_EQ(group.TakeWord(Deadline::Infinite()).status().code(), StatusCode::kCancelled);
+  EXPECT_EQ(group.NextWord(Deadline::Infinite()).status().code(), StatusCode::kCancelled);
 }
 
 TEST(StoreGroup, StoreIsPolledOnlyDuringAWait) {

@@ -18,7 +18,7 @@ def flatten(tree: Any) -> Flat:
     names = Names()
     text = _tree.flatten(tree, names)
     try:
-        natively = _tree.flatten(tree, tree_tensors.Gathered())
+        natively = _tree.flatten(tree, tree_tensors.TensorCollector())
     except tree_tensors.Unsupported:  # A dtype that a tree may name and no file holds.
         natively = text
     assert natively == text

@@ -165,18 +165,18 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
     held: dict[str, threading.Event] = {}
     reached = threading.Event()
     deadly: set[tuple[str, str]] = set()
-    give, unpack = StoreLink._give, StoreLink._unpack
+    put_word, unpack = StoreLink._put_word, StoreLink._unpack
 
     def die_at(key: str, when: str) -> None:
         if (key, when) in deadly:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def held_give(self: Any, store: Any, key: str, word: bytes) -> None:
+    def held_put_word(self: Any, store: Any, key: str, word: bytes) -> None:
         if event := held.get(key.partition("/")[0]):
             reached.set()
             event.wait()
         die_at(key, "said")
-        give(self, store, key, word)
+        put_word(self, store, key, word)
         die_at(key, "given")
 
     def deadly_unpack(self: Any, name: str, entry: bytes) -> tuple[str, list[bytes]]:
@@ -185,7 +185,7 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
             die_at(parts[1].decode(), "heard")
         return kind, parts
 
-    StoreLink._give = held_give  # type: ignore[method-assign]
+    StoreLink._put_word = held_put_word  # type: ignore[method-assign]
     StoreLink._unpack = deadly_unpack  # type: ignore[method-assign]
 
     def serve() -> int:

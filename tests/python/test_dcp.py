@@ -353,7 +353,7 @@ def test_what_would_come_back_as_something_else_is_no_plain_value(make: Make, sa
 def test_an_array_whose_dtype_no_file_holds_is_pickled_or_refused(make: Make, save: Saver) -> None:
     checkpointer = make()
     array = numpy.full(3, 1 + 2j)
-    with pytest.raises(CheckpointException, match="dtype complex128 is none that safetensors files hold"):
+    with pytest.raises(CheckpointException, match="files cannot hold its dtype, torch.complex128"):
         save(checkpointer, 1, {"a": (array,)}, cairn.dcp.SavePlanner())
     save(checkpointer, 1, {"a": (array,)})
     assert same(load(checkpointer, {"a": None}), {"a": (array,)})
@@ -376,7 +376,7 @@ def test_names_that_look_like_other_names_come_back(make: Make, save: Saver) -> 
     assert same(load(checkpointer, got, planner=cairn.dcp.LoadPlanner()), want)
 
     for name in ("", "v/~v", "a/~v/0", "lone \ud800"):
-        with pytest.raises((cairn.InvalidArgument, CheckpointException), match="no name for a tensor"):
+        with pytest.raises((cairn.InvalidArgument, CheckpointException), match="cannot be the name of a tensor"):
             save(checkpointer, 2, {name: torch.ones(3)})
     assert checkpointer.steps() == [1]
 

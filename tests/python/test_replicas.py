@@ -59,7 +59,7 @@ def test_a_tree_that_is_one_tensor_has_one_leaf() -> None:
 )
 def test_rules(rules: Rules, covered: set[str]) -> None:
     names = ["step", "model/weight", "model/bias", "models"]
-    assert {name for name in names if rules.cover(name)} == covered
+    assert {name for name in names if rules.covers(name)} == covered
     assert Rules.parse(rules.text()) == rules
     assert bool(rules) == bool(covered)
 
@@ -75,17 +75,17 @@ def test_rules_that_are_none(text: str) -> None:
 def test_arguments_say_what_is_alike() -> None:
     tree = {"model": {"w": torch.ones(2), "long": "x" * 100}, "lr": 0.5, "mine": torch.ones(1)}
 
-    values, (names, by_rank_0, alike) = replicas.arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
+    values, (names, by_rank_0, alike) = replicas.save_arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
 
     assert Rules.parse(dict(values)["replicas"]) == Rules.of(["model/*", "lr"])
     assert names == ["model/w"] and by_rank_0 == []
     assert dict(alike)["lr"] == "0.5" and dict(alike)["model/long"].startswith("102 characters with CRC ")
-    assert replicas.arguments(tree, text_of(tree), Rules(), None) == ([], replicas.NOTHING)
+    assert replicas.save_arguments(tree, text_of(tree), Rules(), None) == ([], replicas.NOTHING)
 
 
 def test_contents_are_of_the_elements_whatever_the_layout() -> None:
     tensor = torch.arange(12.0).reshape(3, 4)
-    same = replicas.contents(tensor)
-    assert replicas.contents(tensor.t().contiguous().t()) == same == replicas.contents(tensor.numpy())
-    assert replicas.contents(tensor.t()) != same
-    assert replicas.contents(torch.tensor(True)) != replicas.contents(torch.tensor(False))
+    same = replicas.digest(tensor)
+    assert replicas.digest(tensor.t().contiguous().t()) == same == replicas.digest(tensor.numpy())
+    assert replicas.digest(tensor.t()) != same
+    assert replicas.digest(torch.tensor(True)) != replicas.digest(torch.tensor(False))

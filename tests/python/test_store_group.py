@@ -311,7 +311,7 @@ def test_a_word_that_was_counted_and_never_given_holds_no_other_up(
     heard = [gather(link, "key", str(rank)) for rank, link in enumerate(group)]
 
     assert [one.result() for one in heard] == [[b"0", b"1", b"2"]] * 3
-    assert not store_link._put(store, f"{inbox}/{late}", b"late")
+    assert not group._put(store, f"{inbox}/{late}", b"late")
 
 
 def test_closing_ends_a_listener_that_waits_in_the_store(links: Links) -> None:
@@ -344,7 +344,9 @@ def test_what_is_no_word_ends_every_gather(store: Any, links: Links) -> None:
 
         store.set(f"{group[0]._session}/{name}/{number}", entry)
 
-        with pytest.raises(cairn.IoError, match=f"holds no word of Cairn's under .*/{name}/{number}"):
+        with pytest.raises(
+            cairn.IoError, match=f"expected a word of Cairn under .*/{name}/{number}, found other bytes"
+        ):
             gather(group[rank], "key", "").result()
 
 

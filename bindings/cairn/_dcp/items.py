@@ -1,15 +1,15 @@
-"""torch.distributed.checkpoint's items, as a rank's shard holds them; what they are is cairn.dcp's business.
+"""The items of torch.distributed.checkpoint, as a rank's shard holds them. See cairn.dcp.
 
-**Tensors.** A whole tensor has its fqn as its name. A chunk of a sharded one is a part (see the format) whose logical
-name is the fqn; its own name is the fqn as well, with "~1", "~2" behind it where the rank holds several. The bytes of a
-pickled item are a U8 tensor under its fqn. No tensor's fqn is empty or has "/~v" in it.
+**Tensors.** A whole tensor has its fqn as its name. A chunk of a sharded tensor is a part (see docs/format.md) whose
+logical name is the fqn. Its own name is the fqn too, followed by "~1", "~2" if the rank holds several chunks. The bytes
+of a pickled item are a U8 tensor with its fqn as name. No tensor's fqn is empty or contains "/~v".
 
 **Text.** The rank's typed value "dcp", one JSON object:
   version   1
-  paths     fqn -> where it was in the state dict: keys and positions
-  values    fqn -> its node, as `_tree` writes it; arrays within are tensors named by the fqn, "/~v" and the path below it
+  paths     fqn -> its place in the state dict: keys and positions
+  values    fqn -> its node, as `_tree` writes it; an array in it is a tensor named by the fqn, "/~v" and its path
   pickled   fqns whose bytes DCP's planner pickled
-  tied      [fqn, offset, fqn of the chunk with the same memory at the same offset]; whole ones are the format's aliases
+  tied      [fqn, offset, fqn of the chunk with the same memory at the same offset]; tied whole tensors are aliases
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .._ranks.agreement import Ranks
 from .._tree import Stored
 from .._tree.paths import fields_of, is_stateful, is_unicode, kind_name, readable
 from .._tree.reader import Reader, kinds_in, scalar
-from .._tree.tensors import Gathered, dtype_name
+from .._tree.tensors import TensorCollector, dtype_name
 from .._tree.writer import Names, Writer
 
-Key: TypeAlias = tuple[str, tuple[int, ...]]  # fqn, offset; no offset for what is whole.
+Key: TypeAlias = tuple[str, tuple[int, ...]]  # fqn, offset; the offset of a whole item is ().
 _VERSION = 1
-_BELOW = "/~v"  # No key in a value is written so.
+_BELOW = "/~v"  # No key in a value is written like this.
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ class Items:
     paths: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
     flat: Mapping[str, Any] = field(default_factory=dict)  # The state dict that it was made of, by fqn.
 
-    def refuse_what_is_not_kept(self) -> None:
-        """InvalidArgument or Unsupported, by name: before other ranks count on this one."""
+    def check_storable(self) -> None:
+        """Raises InvalidArgument or Unsupported, with the name, before other ranks wait for this one."""
         for piece in self.pieces:
-            refuse_what_is_not_kept(piece.tensor, piece.fqn)
+            check_storable(piece.tensor, piece.fqn)
 
     def sized(self) -> list[tuple[Key, int]]:
-        """Each item's key, and a tensor's size in bytes; values are no load, and need not be alike."""
+        """Each item's key and its size in bytes. Values count as 0, and may differ between ranks."""
         sized = [(piece.key, piece.tensor.numel() * piece.tensor.element_size()) for piece in self.pieces]
         return sized + [((fqn, ()), 0) for fqn in (*self.pickled, *self.values)]
 
-    def only(self, keys: set[Key] | None) -> Items:
-        """Those of these keys; None: all."""
+    def select(self, keys: set[Key] | None) -> Items:
+        """The items with these keys; None: all."""
         if keys is None:
             return self
         fqns = {fqn for fqn, _ in keys}
@@ -83,16 +83,16 @@ class Items:
             {fqn: path for fqn, path in self.paths.items() if fqn in fqns},
         )
 
-    def give(self, sink: Gathered) -> str:
+    def add_to(self, sink: TensorCollector) -> str:
         """Gives the tensors to the sink; returns the text of everything else."""
         self._refuse_names()
         writer = Writer(sink)
         whole = {piece.fqn: piece.tensor for piece in self.pieces if piece.offset is None}
-        # Natively where the names allow it: there may be 100,000.
+        # In C++ if the names allow it: there may be 100,000 tensors.
         if sink.add_all([*whole], [*whole.values()], "", False, writer.node) is None:
             for fqn, tensor in whole.items():
                 writer.node(tensor, fqn)
-        tied = self._give_parts(sink, {*whole, *self.pickled})
+        tied = self._add_parts(sink, {*whole, *self.pickled})
         for fqn, data in self.pickled.items():
             import torch
 
@@ -104,13 +104,15 @@ class Items:
     def _refuse_names(self) -> None:
         tensors = [*(piece.fqn for piece in self.pieces), *self.pickled]
         if "" not in tensors and is_unicode(" ".join([*tensors, *self.paths])) and _BELOW not in " ".join(tensors):
-            return  # Nearly always, and there may be 100,000.
+            return  # The usual case, made fast: there may be 100,000 names.
         for fqn in self.paths:
             if not is_unicode(fqn) or (fqn in tensors and (not fqn or _BELOW in fqn)):
-                raise InvalidArgument(f'{fqn!r} is no name for a tensor: not Unicode, empty, or with "{_BELOW}"')
+                raise InvalidArgument(
+                    f'{fqn!r} cannot be the name of a tensor: expected Unicode, not empty, without "{_BELOW}"'
+                )
 
-    def _give_parts(self, sink: Gathered, names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
-        """Returns the tied ones: the engine knows ties of whole tensors, but not of parts of several."""
+    def _add_parts(self, sink: TensorCollector, names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
+        """Returns the tied parts: the engine finds ties of whole tensors only."""
         allowed = Writer(Names())
         held: dict[tuple[Any, ...], str] = {}
         tied: list[tuple[str, tuple[int, ...], str]] = []
@@ -136,15 +138,15 @@ def _below(fqn: str) -> str:
     return fqn + _BELOW
 
 
-class _DTypes(Names):
-    """A sink that refuses what has no place in a file."""
+class _DTypeCheck(Names):
+    """A sink that refuses dtypes that files cannot hold."""
 
     def add(self, name: str, tensor: Any) -> None:
         dtype_name(name, tensor)
 
 
-class _Exact(Writer):
-    """Refuses what would come back as something else: no tree tells the classes when DCP loads."""
+class _ExactWriter(Writer):
+    """Refuses values that would come back as another type: DCP loads without a tree that gives the classes."""
 
     def _other(self, value: Any, name: str) -> str:
         if is_stateful(value):
@@ -158,30 +160,30 @@ class _Exact(Writer):
         raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {hint}")
 
 
-def refuse_what_is_not_kept(value: Any, fqn: str) -> None:
-    """InvalidArgument or Unsupported, by name, for a value that cannot be kept without pickle."""
-    _Exact(_DTypes()).node(value, fqn)
+def check_storable(value: Any, fqn: str) -> None:
+    """Raises InvalidArgument or Unsupported, with the name, for a value that cannot be kept without pickle."""
+    _ExactWriter(_DTypeCheck()).node(value, fqn)
 
 
-def can_be_kept(value: Any, fqn: str) -> bool:
+def is_storable(value: Any, fqn: str) -> bool:
     try:
-        refuse_what_is_not_kept(value, fqn)
+        check_storable(value, fqn)
     except (InvalidArgument, Unsupported):
         return False
     return True
 
 
-class Shares:
-    """Who writes what several ranks hold alike: agreed on by all of them, and remembered as long as nothing changes."""
+class WriteShares:
+    """Which rank writes what several ranks hold. All ranks agree on it, and keep it as long as nothing changes."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._lock = threading.Lock()
-        self._of = b""  # Digest of what all ranks held when `_mine` was agreed on.
+        self._of = b""  # Digest of what all ranks held when they agreed on `_mine`.
         self._mine: set[Key] = set()
 
     def mine(self, items: Items, step: int) -> set[Key] | None:
-        """The keys that this rank writes; None: all. All ranks ask together, and this waits for them."""
+        """The keys that this rank writes; None: all. Every rank calls this, and waits for the others."""
         if self._ranks.world == 1:
             return None
         with self._lock:
@@ -197,17 +199,17 @@ class Shares:
             digests = hashlib.sha256(b"".join(word[:32] for word in words)).digest()
             if any(word[32:] != digests for word in words):
                 lists = self._ranks.exchange("dcp items", zlib.compress(text, 1))
-                self._mine = _share_out([json.loads(zlib.decompress(one)) for one in lists], self._ranks.rank)
+                self._mine = _assign([json.loads(zlib.decompress(one)) for one in lists], self._ranks.rank)
                 self._of = digests
             return self._mine
 
     def give_up(self, error: BaseException) -> None:
-        """In place of `mine`, which the others wait in."""
+        """Called instead of `mine` by a rank that has failed: the others wait for it."""
         self._ranks.give_up("dcp", error)
 
 
-def _share_out(lists: list[list[list[Any]]], rank: int) -> set[Key]:
-    """The same on every rank: the largest first, each to the rank among its holders that has least to write."""
+def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
+    """Gives each item, largest first, to the one of its holders with the least to write. The same on every rank."""
     holders: dict[Key, list[int]] = {}
     sizes: dict[Key, int] = {}
     for holder, items in enumerate(lists):
@@ -217,7 +219,7 @@ def _share_out(lists: list[list[list[Any]]], rank: int) -> set[Key]:
             if sizes.setdefault(key, size) != size:
                 raise InvalidArgument(
                     f'"{fqn}" has {sizes[key]} bytes on rank {holders[key][0]} and {size} on rank {holder}: what ranks '
-                    "hold under one name, at one offset, is written once and must be alike"
+                    "hold under one name, at one offset, is written once and must be equal"
                 )
     loads = [0] * len(lists)
     for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
@@ -243,18 +245,18 @@ class Chunk:
 
 
 @dataclass
-class Stock:
-    """What a checkpoint of several ranks holds, by fqn."""
+class StoredItems:
+    """What a checkpoint holds, of all ranks, by fqn."""
 
     chunks: dict[str, list[Chunk]]
     paths: dict[str, tuple[str | int, ...]]
     values: dict[str, Any]  # Nodes.
     pickled: set[str]
-    tensors: dict[str, Stored]  # Whole ones, by name: those of values and pickled items too.
+    tensors: dict[str, Stored]  # Whole tensors, by name, with those of values and pickled items.
 
     def chunks_of(self, fqn: str) -> list[Chunk]:
         if fqn not in self.chunks:
-            raise Corrupt(f'the checkpoint names "{fqn}", but no shard holds it')
+            raise Corrupt(f'"{fqn}": the checkpoint names it, but no shard holds it')
         return self.chunks[fqn]
 
     def find(self, fqn: str, offset: Iterable[int] | None) -> Chunk:
@@ -262,10 +264,10 @@ class Stock:
         for chunk in self.chunks_of(fqn):
             if wanted is None or chunk.offset == wanted:
                 return chunk
-        raise Corrupt(f'the checkpoint holds no chunk of "{fqn}" at {wanted}')
+        raise Corrupt(f'"{fqn}": the checkpoint holds no chunk at {wanted}')
 
     def tensors_of(self, fqn: str) -> dict[str, str]:
-        """The tensors that a value needs, by name, each with "torch" or "numpy"; pickled bytes are one."""
+        """The tensors that a value needs, by name, each with "torch" or "numpy". Pickled bytes are one tensor."""
         return {fqn: "torch"} if fqn in self.pickled else kinds_in(self.values[fqn], _below(fqn))
 
     def value(self, fqn: str, tensors: Mapping[str, Any]) -> Any:
@@ -277,9 +279,9 @@ class Stock:
         return Reader(leaf, scalar, None).node(self.values[fqn], None, _below(fqn), False)
 
 
-def take_stock(details: Mapping[str, Any]) -> Stock:
-    """From what the engine tells of a checkpoint. InvalidArgument where it was not saved through cairn.dcp."""
-    stock = Stock({}, {}, {}, set(), {})
+def read_items(details: Mapping[str, Any]) -> StoredItems:
+    """Reads them from the engine's details of a checkpoint. InvalidArgument if it was not saved through cairn.dcp."""
+    stored = StoredItems({}, {}, {}, set(), {})
     ties: list[tuple[str, tuple[int, ...], str]] = []
     for values in details["values"]:
         if "dcp" not in values:
@@ -297,9 +299,9 @@ def take_stock(details: Mapping[str, Any]) -> Stock:
                     "pickled": list(pickled),
                     "tied": ties_,
                 }:
-                    stock.paths.update({fqn: tuple(path) for fqn, path in paths.items()})
-                    stock.values.update(nodes)
-                    stock.pickled.update(pickled)
+                    stored.paths.update({fqn: tuple(path) for fqn, path in paths.items()})
+                    stored.values.update(nodes)
+                    stored.pickled.update(pickled)
                     ties += [(fqn, tuple(at), holder) for fqn, at, holder in ties_]
                 case _:
                     raise ValueError("expected version, paths, values, pickled and tied")
@@ -308,23 +310,23 @@ def take_stock(details: Mapping[str, Any]) -> Stock:
     for name, dtype, shape, _, _, _, part in details["tensors"]:
         logical, size, offset = part or (None, shape, (0,) * len(shape))
         chunk = Chunk(dtype, tuple(shape), tuple(offset), logical, tuple(size), name)
-        stock.chunks.setdefault(logical or name, []).append(chunk)
+        stored.chunks.setdefault(logical or name, []).append(chunk)
         if part is None:
-            stock.tensors[name] = Stored(dtype, tuple(shape))
+            stored.tensors[name] = Stored(dtype, tuple(shape))
     for fqn, at, holder in ties:
-        stock.chunks.setdefault(fqn, []).append(stock.find(holder, at))
-    return stock
+        stored.chunks.setdefault(fqn, []).append(stored.find(holder, at))
+    return stored
 
 
 def part_of(chunk: Chunk, begin: Sequence[int], lengths: Sequence[int]) -> _core.Part | None:
-    """The region of `lengths` elements from `begin` on within a chunk, as the engine reads it; None: a whole tensor."""
+    """The region of a chunk that starts at `begin` and has `lengths` elements, for the engine; None: a whole tensor."""
     if chunk.logical is None and tuple(lengths) == chunk.shape:
         return None
     offset = tuple(a + b for a, b in zip(chunk.offset, begin, strict=True))
     return chunk.logical or chunk.name, chunk.size, offset
 
 
-# Of both
+# Saving and reading
 
 
 def parse_step(checkpoint_id: Any) -> int:

@@ -10,18 +10,18 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
 
 from .._errors import Unsupported
-from .items import refuse_what_is_not_kept
+from .items import check_storable
 
 
 class SavePlanner(DefaultSavePlanner):
     """DCP's default planner without pickle: a value that typed JSON cannot keep is refused by name, before a byte is
-    written. For `StorageWriter` alone."""
+    written. Works only with `StorageWriter`."""
 
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
-                refuse_what_is_not_kept(self.lookup_object(item.index), item.index.fqn)
+                check_storable(self.lookup_object(item.index), item.index.fqn)
         return plan
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
@@ -31,7 +31,7 @@ class SavePlanner(DefaultSavePlanner):
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's default planner, which unpickles nothing. For `StorageReader` alone."""
+    """DCP's default planner without unpickling. Works only with `StorageReader`."""
 
     def load_value(self, read_item: ReadItem, value: Any) -> None:
         """Puts a plain value in its place in the state dict."""
@@ -43,6 +43,6 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         raise Unsupported(
-            f'"{read_item.storage_index.fqn}" was pickled by the planner that saved it: where you trust whoever wrote '
+            f'"{read_item.storage_index.fqn}" was pickled by the planner that saved it: if you trust whoever wrote '
             "the checkpoint, load it with DCP's DefaultLoadPlanner"
         )

@@ -21,14 +21,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 from .._checkpointer import Checkpointer
 from .._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
-from .._tree.tensors import dtype_name, empty, torch_dtype
-from .._tree.tensors import target as target_view
-from .items import Stock, is_step, memory_of, parse_step, part_of, take_stock
+from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
+from .items import StoredItems, is_step, memory_of, parse_step, part_of, read_items
 from .planners import LoadPlanner
 
 
-class _Unread(Metadata):
-    """Metadata that could not be read: using it raises why. Some releases of DCP drop what read_metadata itself raises."""
+class _FailedMetadata(Metadata):
+    """Metadata that could not be read: its use raises the error. Some DCP releases drop what read_metadata raises."""
 
     def __init__(self, error: Error) -> None:
         self.error = error
@@ -40,8 +39,8 @@ class _Unread(Metadata):
 class StorageReader(storage.StorageReader):
     """Reads a checkpoint that StorageWriter wrote, at any number of ranks: `step`, or the newest.
 
-    `source` is a Checkpointer (then its next saves go on from what was loaded), or a root to look at. Every byte that
-    is read is verified; tensors are filled in place. Raises NotFound, Corrupt, InvalidArgument.
+    `source` is a Checkpointer (its next saves then continue from what was loaded), or a root. Every byte that is read
+    is verified; tensors are filled in place. Raises NotFound, Corrupt, InvalidArgument.
     """
 
     def __init__(self, source: Checkpointer | str | os.PathLike[str], step: int | None = None) -> None:
@@ -49,7 +48,7 @@ class StorageReader(storage.StorageReader):
         self._checkpointer = source if isinstance(source, Checkpointer) else Checkpointer(source, read_only=True)
         self._step = step if step is None else parse_step(step)
         self._details: dict[str, Any] = {}
-        self._stock: Stock | None = None
+        self._stored: StoredItems | None = None
 
     @property
     def checkpoint_id(self) -> str:
@@ -60,24 +59,24 @@ class StorageReader(storage.StorageReader):
         return is_step(checkpoint_id)
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        self._let_go()
+        self._release_hold()
         if checkpoint_id is not None:
             self._step = parse_step(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
         try:
-            self._let_go()
-            # It stays there until its data is read, whatever retention does.
-            self._details = self._checkpointer._reading.look_at_all(self._step)
-            self._stock = stock = take_stock(self._details)
+            self._release_hold()
+            # The hold keeps retention from removing it before its data is read.
+            self._details = self._checkpointer._reading.inspect_all(self._step)
+            self._stored = stored = read_items(self._details)
         except Error as error:
-            self._let_go()
-            return _Unread(error)
-        metadata = {fqn: _metadata_of(stock, fqn) for fqn in stock.paths}
-        return Metadata(metadata, planner_data=stock.paths, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
+            self._release_hold()
+            return _FailedMetadata(error)
+        metadata = {fqn: _metadata_of(stored, fqn) for fqn in stored.paths}
+        return Metadata(metadata, planner_data=stored.paths, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        if isinstance(metadata, _Unread):
+        if isinstance(metadata, _FailedMetadata):
             raise metadata.error
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -88,8 +87,8 @@ class StorageReader(storage.StorageReader):
             if plan.storage_data != plans[0].storage_data:
                 found = [f"rank {of} step {one.storage_data[0]}" for of, one in ((0, plans[0]), (rank, plan))]
                 raise FailedPrecondition(
-                    f"{self._checkpointer.root}: ranks found different checkpoints, {' and '.join(found)} (another "
-                    "attempt, where the steps are the same): load a given step"
+                    f"{self._checkpointer.root}: ranks found different checkpoints, {' and '.join(found)} (different "
+                    "attempts if the steps are the same): load a given step"
                 )
         return plans
 
@@ -97,15 +96,15 @@ class StorageReader(storage.StorageReader):
         try:
             return self._read_data(plan, planner)
         finally:
-            self._let_go()
+            self._release_hold()
 
-    def _let_go(self) -> None:
+    def _release_hold(self) -> None:
         if hold := self._details.get("hold"):
             hold.release()
 
     def _read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
-        assert self._stock is not None
-        reads = _Reads(self._stock)
+        assert self._stored is not None
+        reads = _Reads(self._stored)
         landed = [
             (item, *reads.region(item, planner.resolve_tensor(item).detach()))
             for item in plan.items
@@ -127,16 +126,16 @@ class StorageReader(storage.StorageReader):
         return done
 
     def _load_value(self, item: ReadItem, reads: _Reads, planner: Any) -> None:
-        assert self._stock is not None
+        assert self._stored is not None
         fqn = item.storage_index.fqn
-        if fqn in self._stock.pickled:
+        if fqn in self._stored.pickled:
             planner.load_bytes(item, io.BytesIO(reads.arrays[fqn].numpy().tobytes()))
             return
-        value = self._stock.value(fqn, reads.arrays)
+        value = self._stored.value(fqn, reads.arrays)
         if isinstance(planner, LoadPlanner):
             planner.load_value(item, value)
             return
-        # DCP's planners unpickle; what they are given here was never on disk.
+        # DCP's planners unpickle, but these bytes were never on the disk.
         data = io.BytesIO()
         torch.save(value, data)
         data.seek(0)
@@ -144,20 +143,20 @@ class StorageReader(storage.StorageReader):
 
 
 class _Reads:
-    """What one load reads, as the engine is told."""
+    """What one load reads, as views for the engine."""
 
-    def __init__(self, stock: Stock) -> None:
-        self._stock = stock
+    def __init__(self, stored: StoredItems) -> None:
+        self._stored = stored
         self.views: list[Any] = []
         self.arrays: dict[str, Any] = {}  # Tensors of values, and pickled bytes, by name.
-        self._regions: dict[str, int] = {}  # So many were named, by fqn.
+        self._regions: dict[str, int] = {}  # The number of names given, by fqn.
         self._named: set[str] = set()
         self._targets: set[tuple[Any, ...]] = set()
 
     def region(self, item: ReadItem, target: Any) -> tuple[Any, Any]:
         """Reads an item into its target: in place, or into the temporary tensor that is returned with it."""
         index = item.storage_index
-        chunk = self._stock.find(index.fqn, index.offset)
+        chunk = self._stored.find(index.fqn, index.offset)
         part = part_of(chunk, item.storage_offsets, item.lengths)
         if tuple(target.shape) != tuple(item.lengths):
             raise InvalidArgument(
@@ -178,24 +177,24 @@ class _Reads:
         return target, temporary
 
     def _name_region(self, fqn: str) -> str:
-        """For messages; unlike all that this load reads."""
+        """A name for messages that no other read of this load has."""
         while True:
             number = self._regions[fqn] = self._regions.get(fqn, -1) + 1
             name = f"{fqn}~{number}" if number else fqn
-            if name not in self._named and (not number or name not in self._stock.tensors):
+            if name not in self._named and (not number or name not in self._stored.tensors):
                 self._named.add(name)
                 return name
 
     def value(self, fqn: str) -> None:
-        for name, kind in self._stock.tensors_of(fqn).items():
-            self.arrays[name] = empty(self._stock.tensors[name], kind)
+        for name, kind in self._stored.tensors_of(fqn).items():
+            self.arrays[name] = empty(self._stored.tensors[name], kind)
             self.views.append((*target_view(name, self.arrays[name]), None))
 
 
-def _metadata_of(stock: Stock, fqn: str) -> TensorStorageMetadata | BytesStorageMetadata:
-    if fqn in stock.values or fqn in stock.pickled:
+def _metadata_of(stored: StoredItems, fqn: str) -> TensorStorageMetadata | BytesStorageMetadata:
+    if fqn in stored.values or fqn in stored.pickled:
         return BytesStorageMetadata()
-    chunks = stock.chunks_of(fqn)
+    chunks = stored.chunks_of(fqn)
     return TensorStorageMetadata(
         TensorProperties(dtype=torch_dtype(chunks[0].dtype)),
         torch.Size(chunks[0].size),

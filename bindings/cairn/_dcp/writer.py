@@ -20,47 +20,47 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
 from .._checkpointer import Checkpointer
-from .._errors import Error, InvalidArgument, Unsupported
+from .._errors import Error, InvalidArgument, Unsupported, counted
 from .._save import Save
-from .._tree.tensors import Gathered
+from .._tree.tensors import TensorCollector
 from .items import (
     Items,
     Piece,
-    Shares,
-    can_be_kept,
+    WriteShares,
+    check_storable,
     is_step,
+    is_storable,
     memory_of,
     parse_step,
-    refuse_what_is_not_kept,
 )
 from .planners import SavePlanner
 
-# From torch 2.9 on `stage` may give a future, and async_save returns it beside its own.
+# From torch 2.9 on `stage` may return a future, which async_save returns too.
 _STAGE_GIVES_FUTURE = hasattr(state_dict_saver, "AsyncSaveResponse")
 
-_shares: weakref.WeakKeyDictionary[Checkpointer, Shares] = weakref.WeakKeyDictionary()
-_staged: weakref.WeakKeyDictionary[Checkpointer, list[Save]] = weakref.WeakKeyDictionary()  # That may be on their way.
+_shares: weakref.WeakKeyDictionary[Checkpointer, WriteShares] = weakref.WeakKeyDictionary()
+_staged: weakref.WeakKeyDictionary[Checkpointer, list[Save]] = weakref.WeakKeyDictionary()  # They may be in flight.
 
 
 class StorageWriter(storage.StorageWriter, AsyncStager):
     """Writes one checkpoint: `step` of the Checkpointer's root. It is the stager of `dcp.async_save` too.
 
     The Checkpointer's group has the ranks that DCP saves with; they save the same steps in the same order. `dcp.save`
-    may give the step as its checkpoint_id instead. `replace` as for Checkpointer.save.
+    may take the step as its checkpoint_id instead. `replace` as for Checkpointer.save.
 
-    With `dcp.async_save` the engine reads the tensors themselves, without a copy of the state in between: they must not
-    be overwritten before `staging_completion`, or Checkpointer.fence or protect sees to it. Values are kept as they are
-    in the call. What is captured is committed once DCP's plan is agreed on. Where that fails it is given up.
+    With `dcp.async_save` the engine reads the tensors themselves, without a copy of the state: they must not be
+    overwritten before `staging_completion`; Checkpointer.fence and protect wait for it. Values are kept as they are in
+    the call. The save is committed once the ranks agree on DCP's plan. If they do not, it is abandoned.
     """
 
-    # DCP, as its own stagers have it: whether async_save calls synchronize_staging before it returns.
+    # Read by DCP, as for its own stagers: whether async_save calls synchronize_staging before it returns.
     _synchronize_after_execute = not _STAGE_GIVES_FUTURE
 
     def __init__(self, checkpointer: Checkpointer, step: int | None = None, *, replace: bool = False) -> None:
-        self._staged: Items | None = None  # All that this rank holds, whoever writes it.
+        self._staged: Items | None = None  # All that this rank holds, whichever rank writes it.
         self._save: Save | None = None
         self._capturing: Save | None = None
-        self._failure: Exception | None = None  # What `stage` met, for DCP to tell all ranks.
+        self._failure: Exception | None = None  # An error in `stage`, which DCP reports to all ranks.
         self._checkpointer = checkpointer
         self._step = step if step is None else parse_step(step)
         self._replace = replace
@@ -95,8 +95,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             self.close()
             raise failure
         if self._save is not None:
-            # DCP's first question, on the thread that it made for this save: a plan that fails is that thread's end.
-            threading.Thread(target=_give_up_after, args=(threading.current_thread(), self._save), daemon=True).start()
+            # DCP calls this first on the thread that it made for this save. If the plan fails, that thread ends.
+            threading.Thread(target=_cancel_after, args=(threading.current_thread(), self._save), daemon=True).start()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
@@ -113,17 +113,17 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             given.update(_copied(state_dict))
             planner = DefaultSavePlanner()
             planner.set_up_planner(given, None, self._checkpointer.rank == 0)
-            self._staged = _held_by(planner)
+            self._staged = _items_of_state(planner)
             if self._checkpointer.world > 1:
-                self._staged.refuse_what_is_not_kept()
+                self._staged.check_storable()
             return self._staged
 
-        def share(items: Items, shares: Shares) -> Items:
+        def share(items: Items, shares: WriteShares) -> Items:
             nonlocal agreed
             assert self._step is not None
             mine = shares.mine(items, self._step)
             agreed = mine is not None
-            return items.only(mine)
+            return items.select(mine)
 
         self.close()
         try:
@@ -152,13 +152,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return captured
 
     def synchronize_staging(self) -> None:
-        # A save that failed holds nobody up: the upload's future tells why.
+        # A failed save does not wait: the upload's future has the error.
         if self._capturing is not None:
             with contextlib.suppress(Error):
                 self._capturing.captured()
 
     def close(self) -> None:
-        """Gives up what has been staged and was not written, if anything."""
+        """Abandons a save that was staged and not written."""
         if self._save is not None:
             self._save.cancel()
         self._staged = self._save = self._failure = None
@@ -177,15 +177,15 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if staged != planned:
             self.close()
             raise InvalidArgument(
-                f"step {self._step}: async_save staged what DCP's default planner writes, but this planner has "
-                f"{_listed(planned - staged)} more and {_listed(staged - planned)} less: use dcp.save"
+                f"step {self._step}: async_save staged what DCP's default planner writes, but this planner writes in "
+                f"addition {_listed(planned - staged)} and leaves out {_listed(staged - planned)}: use dcp.save"
             )
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         if len(plans) != self._checkpointer.world:
             raise InvalidArgument(
-                f"DCP saves with {len(plans)} ranks, the Checkpointer of {self._checkpointer.root} has "
+                f"DCP saves with {counted(len(plans), 'rank')}, the Checkpointer of {self._checkpointer.root} has "
                 f"{self._checkpointer.world}: give both the same group"
             )
         return plans
@@ -193,7 +193,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: Any) -> torch.futures.Future[list[storage.WriteResult]]:
         """Lets the staged save commit, or makes one now, and waits until it is durable on every rank."""
         if self._save is None:
-            save = self._start(lambda: _planned(plan, planner))
+            save = self._start(lambda: _items_of_plan(plan, planner))
         else:
             save = self._save
             try:
@@ -206,7 +206,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         try:
             save.wait()
         finally:
-            self._checkpointer._let_go()
+            self._checkpointer._release_captured()
         written: torch.futures.Future[list[storage.WriteResult]] = torch.futures.Future()
         written.set_result(
             [storage.WriteResult(item.index, item.tensor_storage_size() or 0, None) for item in plan.items]
@@ -214,28 +214,28 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[storage.WriteResult]]) -> None:
-        """Nothing is left to do: each rank's shard holds its part of the metadata, and all of them have committed."""
+        """Does nothing: each rank's shard holds its part of the metadata, and all shards are committed."""
 
-    def _start(self, gather: Callable[[], Items], share: Callable[[Items, Shares], Items] | None = None) -> Save:
+    def _start(self, gather: Callable[[], Items], share: Callable[[Items, WriteShares], Items] | None = None) -> Save:
         if self._step is None:
             raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
         checkpointer = self._checkpointer
-        shares = _shares.setdefault(checkpointer, Shares(checkpointer._ranks))
+        shares = _shares.setdefault(checkpointer, WriteShares(checkpointer._ranks))
         staged = _staged.setdefault(checkpointer, [])
         staged[:] = [save for save in staged if not save.done()]
         for save in staged:
-            if save.step == self._step:  # DCP tells of a failure before that save has been given up and has ended.
+            if save.step == self._step:  # DCP may report a failure before that save has ended.
                 with contextlib.suppress(Error):
                     save.wait()
 
-        def fill(sink: Gathered) -> list[tuple[str, str]]:
+        def fill(sink: TensorCollector) -> list[tuple[str, str]]:
             try:
                 items = gather()
             except BaseException as error:
                 if share is not None:
                     shares.give_up(error)
                 raise
-            return [("dcp", (items if share is None else share(items, shares)).give(sink))]
+            return [("dcp", (items if share is None else share(items, shares)).add_to(sink))]
 
         save = checkpointer._start(self._step, fill, replace=self._replace, hold=share is not None)
         if share is not None:
@@ -243,7 +243,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return save
 
     def _check_staged(self, plan: SavePlan, planner: Any) -> None:
-        """What is on its way is what this planner writes."""
+        """Raises unless the staged save holds what this planner writes."""
         assert self._staged is not None
         tensors = {piece.key: piece.tensor for piece in self._staged.pieces}
         for item in plan.items:
@@ -253,14 +253,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     raise Unsupported(f'"{fqn}": {type(planner).__name__} writes bytes of its own: use dcp.save')
                 value = planner.lookup_object(item.index)
                 if isinstance(planner, SavePlanner):
-                    refuse_what_is_not_kept(value, fqn)
+                    check_storable(value, fqn)
                 if value is not self._staged.flat.get(fqn):
                     raise InvalidArgument(
                         f'"{fqn}": async_save staged the value of the state dict, but {type(planner).__name__} writes '
                         "another: use dcp.save"
                     )
                 continue
-            found, staged = _settled(planner.resolve_data(item)), tensors.get(key)
+            found, staged = _waited_for(planner.resolve_data(item)), tensors.get(key)
             if staged is None or memory_of(found) != memory_of(staged):
                 raise InvalidArgument(
                     f'"{fqn}": async_save staged the tensor of the state dict, but {type(planner).__name__} writes '
@@ -268,20 +268,20 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 )
 
 
-def _give_up_after(thread: threading.Thread, save: Save) -> None:
+def _cancel_after(thread: threading.Thread, save: Save) -> None:
     thread.join()
     save.cancel()
 
 
 def _copied(value: Any) -> Any:
-    """A state dict's dicts and lists, anew; what is in them stays itself."""
+    """New dicts and lists with the same contents."""
     if isinstance(value, Mapping):
         return {key: _copied(child) for key, child in value.items()}
     return [_copied(child) for child in value] if isinstance(value, list) else value
 
 
-def _held_by(planner: DefaultSavePlanner) -> Items:
-    """All that a rank holds, as DCP's default planner has it."""
+def _items_of_state(planner: DefaultSavePlanner) -> Items:
+    """All that a rank holds, as DCP's default planner sees it."""
     items = Items(paths=planner.mappings, flat=planner.state_dict)
     plain = (torch.Tensor, torch.nn.Parameter)
     for fqn, held in planner.state_dict.items():
@@ -295,7 +295,7 @@ def _held_by(planner: DefaultSavePlanner) -> Items:
     return items
 
 
-def _planned(plan: SavePlan, planner: Any) -> Items:
+def _items_of_plan(plan: SavePlan, planner: Any) -> Items:
     """What a rank writes by its final plan."""
     items = Items(paths=plan.planner_data if isinstance(plan.planner_data, dict) else {})
     for item in plan.items:
@@ -312,7 +312,7 @@ def _planned(plan: SavePlan, planner: Any) -> Items:
 
 def _add_tensor(items: Items, item: WriteItem, tensor: Any) -> None:
     planned: Any = item.tensor_data
-    chunk, tensor = planned.chunk, _settled(tensor)
+    chunk, tensor = planned.chunk, _waited_for(tensor)
     if tuple(tensor.shape) != tuple(chunk.sizes):
         raise InvalidArgument(f'"{item.index.fqn}": planned as {list(chunk.sizes)}, found {list(tensor.shape)}')
     if item.type == WriteItemType.TENSOR:
@@ -322,15 +322,15 @@ def _add_tensor(items: Items, item: WriteItem, tensor: Any) -> None:
         items.pieces.append(Piece(item.index.fqn, tensor.detach(), offset, size))
 
 
-def _settled(tensor: Any) -> Any:
+def _waited_for(tensor: Any) -> Any:
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def _add_value(items: Items, fqn: str, value: Any, planner: Any) -> None:
     if isinstance(planner, SavePlanner):
-        refuse_what_is_not_kept(value, fqn)  # With a cached plan the planner has not looked.
+        check_storable(value, fqn)  # With a cached plan the planner has not checked it.
         items.values[fqn] = value
-    elif can_be_kept(value, fqn):
+    elif is_storable(value, fqn):
         items.values[fqn] = value
     else:
         data = io.BytesIO()
@@ -339,7 +339,7 @@ def _add_value(items: Items, fqn: str, value: Any, planner: Any) -> None:
 
 
 def _keeps_values(planner: Any) -> bool:
-    """Whether it writes values as DCP's default planner or ours does."""
+    """Whether it writes values as DCP's default planner or SavePlanner does."""
     ours = isinstance(planner, SavePlanner)
     return ours or getattr(type(planner), "transform_object", None) is DefaultSavePlanner.transform_object
 

@@ -1,4 +1,4 @@
-"""Cairn checkpoints of a Hugging Face model -> a folder that `from_pretrained` reads."""
+"""Exports a checkpoint of a Hugging Face model as a folder that `from_pretrained` reads."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ FORMAT = "cairn.huggingface/1"
 
 
 def reader(root: str | os.PathLike[str]) -> Checkpointer:
-    """One that only reads: it leaves a training that goes on under this root alone."""
+    """A read-only Checkpointer: it does not disturb a training that writes to this root."""
     return Checkpointer(root, read_only=True, host_memory="64MiB")
 
 
 def read_model(checkpointer: Checkpointer, step: int | None) -> dict[str, Any]:
-    """A checkpoint's tree with the model's tensors, on the CPU and tied as they were; None for all other tensors."""
+    """A checkpoint's tree with the model's tensors, on the CPU and tied as before; None instead of all other
+    tensors."""
     details = checkpointer._reading.choose(step)
     with details["hold"]:
         return _read_model(checkpointer, details | checkpointer._core.inspect_part(details["path"], 0, []))
@@ -54,21 +55,21 @@ def export(
 ) -> None:
     """Writes a checkpoint (None: the newest) as a folder that AutoModel.from_pretrained reads.
 
-    config.json, generation_config.json and model.safetensors (in shards where large), as save_pretrained of the model's
-    class writes them: tied weights once, under the name that it expects. With a `processing_class` (a tokenizer, say)
-    its files too. `model`, one of the same class and config, is needed only where its class is not in transformers; its
-    weights are not looked at. The folder appears whole or not at all; AlreadyExists where there is something in it. May
-    run while training goes on.
+    It writes config.json, generation_config.json and model.safetensors (large ones in shards) as save_pretrained of the
+    model's class does: tied weights once, under the expected name. With a `processing_class` (for example a tokenizer)
+    it writes its files too. `model`, of the same class and config, is needed only if its class is not in transformers;
+    its weights are not used. The folder appears whole or not at all. AlreadyExists if the folder is not empty. May run
+    while training goes on.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise AlreadyExists(f"{target} is there already, and not an empty folder")
+        raise AlreadyExists(f"{target} already exists and is not an empty folder")
     with reader(root) as checkpointer:
         tree = read_model(checkpointer, step)
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        made.chmod(0o755)  # mkdtemp's is for the owner alone.
+        made.chmod(0o755)  # mkdtemp gives access only to the owner.
         empty = _skeleton(tree, made) if model is None else model
         empty.save_pretrained(made, state_dict=tree["model"])
         if processing_class is not None:
@@ -80,11 +81,11 @@ def export(
 
 
 def _skeleton(tree: dict[str, Any], folder: Path) -> Any:
-    """A model of the checkpoint's class and config that holds its tensors, made without memory of its own."""
+    """A model of the checkpoint's class and config that holds the given tensors, without memory of its own."""
     kind = getattr(transformers, tree["class"], None)
     if kind is None or tree["config"] is None:
         raise InvalidArgument(
-            f"the checkpoint's model is a {tree['class']}, which transformers does not have: give a `model` of that class"
+            f"the checkpoint's model is a {tree['class']}, which is not in transformers: pass a `model` of that class"
         )
     (folder / CONFIG_NAME).write_text(tree["config"], encoding="utf-8")
     with torch.device("meta"):

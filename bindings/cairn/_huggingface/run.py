@@ -11,18 +11,18 @@ from .._save import Save
 
 
 class Run:
-    """One call of train(): its checkpointer, what it resumes from, and which saves are on their way."""
+    """One call of train(): its checkpointer, what it resumes from, and which saves are in flight."""
 
     def __init__(self, checkpointer: Checkpointer, keep_last: int, folder: str) -> None:
         self.checkpointer = checkpointer
         self.keep_last = keep_last
-        self.folder = folder  # Stands for the checkpoint in Trainer's calls; gets trainer_state.json.
+        self.folder = folder  # Represents the checkpoint in Trainer's calls; holds trainer_state.json.
         self.step: int | None = None
-        self.source = ""  # A checkpoint's folder outside of the root.
+        self.source = ""  # The folder of a checkpoint outside the root.
         self.resumes = False
         self.restored: dict[str, Any] = {}
         self.steps = set(checkpointer.steps())
-        self.saves: dict[int, Save] = {}  # Not known to have ended.
+        self.saves: dict[int, Save] = {}  # Those that may not have ended.
         self.order: list[int] = []  # Steps saved by this run.
         self.pinned: int | None = None
 
@@ -32,11 +32,11 @@ class Run:
         return self.restored.pop(part)
 
     def pin_best(self, best: int | None, wait: bool) -> None:
-        """Keeps the best model's checkpoint from retention, and lets the former best go."""
+        """Pins the best model's checkpoint, and unpins the previous best."""
         if self.keep_last == 0 or best is None or best == self.pinned or best not in self.steps:
             return
         if save := self.saves.get(best):
-            # Retention only begins to reach for it with the keep_last-th save after it.
+            # Retention reaches it only with the keep_last-th save after it.
             if not wait and not save.done() and sum(step > best for step in self.order) + 1 < self.keep_last:
                 return
             save.wait()

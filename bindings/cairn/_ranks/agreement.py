@@ -1,4 +1,4 @@
-"""A Checkpointer's rank in a group: what its ranks do together. Alone, everything is done here and now."""
+"""How the ranks of a group agree: they exchange results and errors. A process alone waits for nobody."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """`group` as Checkpointer takes it; `timeout` in seconds is how long a rank waits for the others, each time."""
+    """`group` is Checkpointer's; a rank waits for the others up to `timeout` seconds, each time."""
 
     def __init__(self, group: Any, root: str, timeout: float) -> None:
         self.rank, self.world = 0, 1
@@ -31,16 +31,16 @@ class Ranks:
         return self._link.core if self._link else None
 
     def together(self, what: str, call: Callable[[], T]) -> T:
-        """Returns what the call returns once it has succeeded on every rank; else raises its error, or another rank's."""
+        """Returns the call's result once it has succeeded on every rank; else raises its error, or another rank's."""
         result, errors = self.outcomes(what, call)
         for error in [errors[self.rank]] if self.rank in errors else errors.values():
             raise error
         return cast(T, result)
 
     def outcomes(self, what: str, call: Callable[[], T]) -> tuple[T | None, dict[int, Exception]]:
-        """What the call returns here, and what it raises on each rank where it does: every rank has the same of these.
-        Another rank's begins with its number. Raises where the ranks do not hear each other: its own error, if
-        that is one which ends the call whatever the others say."""
+        """The call's result on this rank, and the errors by rank, which are the same on every rank. Another rank's
+        error begins with its number. Raises if the ranks cannot reach each other: this rank's own error if it ends the
+        call whatever the others say."""
         result: T | None = None
         errors: dict[int, Exception] = {}
         word = b"{}"
@@ -48,25 +48,25 @@ class Ranks:
             result = call()
         except Exception as error:  # noqa: BLE001 (every rank raises it)
             errors[self.rank] = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-            word = _word_of(error)
+            word = _encode_error(error)
         if self._link is None:
             return result, errors
         try:
             words = self._link.gather(what, word)
         except Error as unheard:
-            # Damage, or what is gone, may not be the end where others answer: it is why this rank stood there, no more.
+            # With answers, Corrupt and NotFound may not end the call (another checkpoint is tried): only mention them.
             for own in errors.values():
                 if isinstance(own, (Corrupt, NotFound)):
                     raise type(unheard)(f"{unheard} (on this rank: {own})") from own
                 raise own from unheard
             raise
         for rank, said in enumerate(words):
-            if rank != self.rank and (theirs := _error_in(f"rank {rank}: ", said)):
+            if rank != self.rank and (theirs := _decode_error(f"rank {rank}: ", said)):
                 errors[rank] = theirs
         return result, errors
 
     def exchange(self, what: str, word: bytes) -> list[bytes]:
-        """What every rank gives, by rank. Where one gives up instead (see `give_up`), its error."""
+        """Every rank's word, by rank. If a rank calls `give_up` instead, raises its error."""
         if self._link is None:
             return [word]
         words = self._link.gather(what, b"=" + word)
@@ -76,12 +76,12 @@ class Ranks:
         return [said[1:] for said in words]
 
     def give_up(self, what: str, error: BaseException) -> None:
-        """In place of an exchange that the others wait for."""
+        """Called instead of `exchange` by a rank that has failed: the others wait for its word."""
         if self._link is not None:
-            self._tell(what, error)
+            self._send_error(what, error)
 
     def agree(self, what: str, choose: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What rank 0 chooses, as JSON keeps it, or its error: the others' `choose` is not called."""
+        """Rank 0's choice, converted to JSON and back, or its error. The other ranks' `choose` is not called."""
         if self._link is None:
             return choose()
         word = b"{}"
@@ -89,28 +89,28 @@ class Ranks:
             try:
                 word = json.dumps(choose()).encode()
             except Exception as error:
-                self._tell(what, error)
+                self._send_error(what, error)
                 raise
         said = self._link.gather(what, word)[0]
         _raise_if_error("rank 0: ", said)
         return cast("dict[str, Any]", json.loads(said))
 
-    def _tell(self, what: str, error: BaseException) -> None:
-        """The caller's own error counts, whatever becomes of this."""
+    def _send_error(self, what: str, error: BaseException) -> None:
+        """Never raises Error: the caller raises its own error."""
         assert self._link is not None
         with contextlib.suppress(Error):
-            self._link.gather(what, _word_of(error))
+            self._link.gather(what, _encode_error(error))
 
     def close(self) -> None:
         if self._link is not None:
             self._link.close()
 
 
-def _word_of(error: BaseException) -> bytes:
+def _encode_error(error: BaseException) -> bytes:
     return json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
 
 
-def _error_in(who: str, word: bytes) -> Error | None:
+def _decode_error(who: str, word: bytes) -> Error | None:
     said = json.loads(word)
     if "error" not in said:
         return None
@@ -119,5 +119,5 @@ def _error_in(who: str, word: bytes) -> Error | None:
 
 
 def _raise_if_error(who: str, word: bytes) -> None:
-    if error := _error_in(who, word):
+    if error := _decode_error(who, word):
         raise error

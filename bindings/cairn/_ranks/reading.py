@@ -1,12 +1,12 @@
-"""What a Checkpointer reads: checkpoints into the caller's tree, or into tensors of its own.
+"""How a Checkpointer reads checkpoints: into the caller's tree (restore), or into new tensors (load).
 
 A restore, in a group of ranks or alone:
-  1. Rank 0 chooses by manifests alone, and tells the others which attempt.
-  2. Each rank finds that one, holds it, and looks at its own part: what its shard's header says, and what is replicated.
-     Nothing is read into before every rank has its tree planned.
-  3. Each rank reads its part, verified on the way, and says how that went. It is restored if it is on all of them.
-An attempt that is Corrupt on any rank is passed over by all of them, where an older one is permitted; one that a rank
-does not find any more (NotFound) is chosen anew. Any other error ends it on all ranks.
+  1. Rank 0 chooses an attempt by manifests alone, and announces it.
+  2. Each rank finds that attempt, holds it, and inspects its own part: its shard's header, and what is replicated. No
+     tensor is written before every rank has planned its tree.
+  3. Each rank reads and verifies its part, and reports the result. The restore succeeds if all ranks succeed.
+If an attempt is Corrupt on any rank, all ranks pass over it, provided that an older one is permitted. If a rank does
+not find it any more (NotFound), rank 0 chooses again. Any other error ends the restore on all ranks.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .agreement import Ranks
 
 _log = logging.getLogger("cairn")
 _Progress = Callable[[int, int], None] | None
-_CHOICES = 10  # How often a choice is made anew because what was chosen is gone when it is looked at, or read.
+_CHOICES = 10  # How often to choose again because the chosen checkpoint is gone when it is inspected or read.
 
 
 @dataclass
 class _PassedOver:
-    """What one search for an undamaged checkpoint has found to be damaged."""
+    """The damaged checkpoints that one search has found."""
 
     attempts: list[str] = field(default_factory=list)
     reasons: set[str] = field(default_factory=set)
     first: Corrupt | None = None
 
     def add(self, reason: str, error: Corrupt, attempt: str = "") -> None:
-        """By its attempt, unless its manifest does not tell."""
+        """`attempt` is empty if the manifest cannot be read."""
         if reason not in self.reasons:
             _log.warning("passed over: %s", reason)
         self.reasons.add(reason)
@@ -64,23 +64,27 @@ class Reading:
                 plan, errors = self._restore_chosen(chosen, mine, asked, folder, tree, progress, holds)
             if plan is not None and not errors:
                 return plan.finish()
-            rank, error = min(errors.items(), key=lambda at: (_weight(at[1]), at[0]))
+            rank, error = min(errors.items(), key=lambda at: (_precedence(at[1]), at[0]))
             if isinstance(error, NotFound):
                 gone += 1
                 if gone > _CHOICES:
                     del errors
-                    raise FailedPrecondition(f"chosen {gone} times, and not found each time: {error}") from error
+                    raise FailedPrecondition(
+                        f"chose a checkpoint {gone} times, but it was gone each time: {error}"
+                    ) from error
             elif isinstance(error, Corrupt) and passed_over is not None:
-                who = self._who(rank) if rank == self._ranks.rank else ""  # Another's begins with it.
+                who = (
+                    self._who(rank) if rank == self._ranks.rank else ""
+                )  # Another rank's error begins with its number.
                 passed_over.add(f"{chosen['path']}: {who}{error}", error, chosen["attempt"])
             else:
-                del errors  # Which would keep the tree alive, by way of their own tracebacks.
+                del errors  # Their tracebacks would keep the tree alive.
                 raise error
 
     def _choose_together(
         self, step: int | None, folder: str, passed_over: _PassedOver | None, holds: contextlib.ExitStack
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Rank 0's choice, and what rank 0 itself has of it: it holds it from here on."""
+        """Rank 0's choice; and, on rank 0, the details of the checkpoint, which it holds from here on."""
         mine: dict[str, Any] | None = None
         asked = _asked(step, folder, passed_over is not None)
 
@@ -109,7 +113,7 @@ class Reading:
         progress: _Progress,
         holds: contextlib.ExitStack,
     ) -> tuple[_tree.Plan | None, dict[int, Exception]]:
-        """What has been read, and the errors of all ranks."""
+        """The plan, whose tensors have been read, and the errors of all ranks."""
 
         def look() -> tuple[dict[str, Any], _tree.Plan, list[_core.Tensor]]:
             details = mine
@@ -119,9 +123,9 @@ class Reading:
                 details = self.choose(None if folder else chosen["step"], folder)
                 holds.enter_context(details["hold"])
                 _expect_same(chosen, details)
-            view = self._look_at_own(details, tree)
+            view = self._own_view(details, tree)
             plan = _tree.plan_restore(view.text, view.saved, tree, tree_tensors.stored, tree_tensors.empty)
-            return details, plan, [tree_tensors.target(name, tensor) for name, tensor in plan.tensors.items()]
+            return details, plan, [tree_tensors.target_view(name, tensor) for name, tensor in plan.tensors.items()]
 
         found, errors = self._ranks.outcomes("choice found", look)
         if found is None or errors:
@@ -130,13 +134,13 @@ class Reading:
         read = partial(self._read_views, details, views, True, folder, progress)
         return plan, self._ranks.outcomes("restore", lambda: _expect_same(details, read()))[1]
 
-    def _look_at_own(self, details: dict[str, Any], tree: Any) -> replicas.View:
+    def _own_view(self, details: dict[str, Any], tree: Any) -> replicas.RankView:
         rank, world = self._ranks.rank, self._ranks.world
 
         def part(of: int | None, names: list[str]) -> dict[str, Any]:
             return _expect_same(details, self._core.inspect_part(details["path"], of, names))
 
-        return replicas.view(
+        return replicas.rank_view(
             details | part(replicas.own_shard(details, rank, world), []),
             rank,
             world,
@@ -149,7 +153,7 @@ class Reading:
         return f"rank {rank}: " if self._ranks.world > 1 else ""
 
     def newest_undamaged(self) -> int | None:
-        """The step of the newest checkpoint of which every byte is good; None where there is no checkpoint."""
+        """The step of the newest checkpoint in which every byte is good; None if there is no checkpoint."""
         passed_over = _PassedOver()
         gone = 0
         while True:
@@ -175,7 +179,7 @@ class Reading:
     def load(
         self, step: int | None, names: str | Sequence[str] | None, lazy: bool, folder: str, progress: _Progress
     ) -> Any:
-        details = self.look_at_all(step, folder)
+        details = self.inspect_all(step, folder)
         with details["hold"]:
             return self._load(details, names, lazy, folder, progress)
 
@@ -184,10 +188,10 @@ class Reading:
     ) -> Any:
         stored = [name for name, *_ in details["tensors"]]
         asked = () if names is None else _matching(stored, names, details["path"])
-        view = replicas.view(details, self._ranks.rank, self._ranks.world, self._replicated, wanted=asked)
+        view = replicas.rank_view(details, self._ranks.rank, self._ranks.world, self._replicated, wanted=asked)
         saved, kinds = view.saved, _tree.kinds(view.text)
         wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
-        made: dict[tuple[str, str], Any] = {}  # Tied tensors are one, and read once.
+        made: dict[tuple[str, str], Any] = {}  # Tied tensors are one tensor, which is read once.
         tensors, reads = {}, {}
 
         def read(name: str, kind: str) -> Any:
@@ -210,14 +214,14 @@ class Reading:
         return tensors if names is not None else _tree.build(view.text, tensors)
 
     def choose(self, step: int | None, folder: str = "", damaged: list[str] | None = None) -> dict[str, Any]:
-        """What is to be read, by its manifest, and "hold", until whose release it stays where it is.
+        """The manifest of the checkpoint to read, and "hold", which keeps it in place until its release.
 
-        With `damaged`, attempts that are known to be so, these are passed over, as are manifests that do not verify.
+        `damaged` are attempts to pass over. If it is given, manifests that do not verify are passed over too.
         """
         return self._core.choose(step, folder, damaged)
 
-    def look_at_all(self, step: int | None, folder: str = "") -> dict[str, Any]:
-        """The same, and all that the headers of all shards say."""
+    def inspect_all(self, step: int | None, folder: str = "") -> dict[str, Any]:
+        """The same, with the contents of all shards' headers."""
         gone = 0
         while True:
             details = self.choose(step, folder)
@@ -237,7 +241,7 @@ class Reading:
         progress: _Progress,
         resume: bool,
     ) -> None:
-        views = [tree_tensors.target(name, tensor) for name, tensor in tensors.items()]
+        views = [tree_tensors.target_view(name, tensor) for name, tensor in tensors.items()]
         self.read_views(details, views, resume, folder=folder, progress=progress)
 
     def read_views(
@@ -272,18 +276,18 @@ def _asked(step: int | None, folder: str, fall_back: bool) -> str:
 
 
 def _expect_same(chosen: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What was found, if it is of the attempt that was chosen; else that one is gone."""
+    """Returns `found` if it is the chosen attempt; else raises NotFound, because the chosen one is gone."""
     if found["attempt"] != chosen["attempt"]:
         raise NotFound(
-            f"{found.get('path', chosen['path'])}: expected attempt {chosen['attempt']}, found {found['attempt']}: replaced meanwhile, or another"
-            " checkpoint's copy"
+            f"{found.get('path', chosen['path'])}: expected attempt {chosen['attempt']}, found {found['attempt']}: it was "
+            "replaced meanwhile, or it is a copy of another checkpoint"
         )
     return found
 
 
-def _weight(error: Exception) -> int:
-    """Which of several ranks' errors counts: the one that ends the search, then that it is gone, last its damage, which
-    may come of its being removed."""
+def _precedence(error: Exception) -> int:
+    """Which of several ranks' errors counts, lowest first: one that ends the search, then NotFound, then Corrupt, which
+    may be the result of a removal."""
     return 2 if isinstance(error, Corrupt) else 1 if isinstance(error, NotFound) else 0
 
 
@@ -293,11 +297,11 @@ def _matching(stored: list[str], names: str | Sequence[str], path: str) -> list[
         for pattern in ([names] if isinstance(names, str) else names)
         for name in (
             [one for one in stored if one == pattern or fnmatchcase(one, pattern)]
-            or _nothing(f'no tensor "{pattern}" in {path}')
+            or _raise_not_found(f'{path}: no tensor matches "{pattern}"')
         )
     )
     return list(wanted)
 
 
-def _nothing(message: str) -> list[str]:
+def _raise_not_found(message: str) -> list[str]:
     raise NotFound(message)

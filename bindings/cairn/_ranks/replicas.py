@@ -1,7 +1,7 @@
-"""What every rank of a group holds alike: which names of a tree those are, and how a checkpoint of other ranks is read.
+"""What is replicated, that is equal on every rank: its names in a tree, and how other ranks' checkpoints are read.
 
-A tree's leaves are its tensors and its plain values, by the names of `_tree`; a list of plain numbers is one value. A
-leaf is a rank's own unless it is declared as replicated: by a pattern, or by lying in a DistributedDataParallel module.
+A tree's leaves are its tensors and its plain values, with the names of `_tree`. A list of plain numbers is one value. A
+leaf belongs to its rank unless it is replicated: it matches a pattern, or lies in a DistributedDataParallel module.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .._errors import Corrupt, InvalidArgument
+from .._errors import Corrupt, InvalidArgument, counted
 from .._tree import Stored, names
 from .._tree.paths import join, part_of
 from .._tree.reader import key_of
 
 _VERSION = 1
 _MAX_LISTED = 20  # Names in one message.
-_LONGEST_TEXT = 60  # Of a value, as ranks compare it; longer ones go by digest.
+_LONGEST_TEXT = 60  # Characters of a value that ranks compare; longer values are compared by digest.
 _SHARD = re.compile(r"shard-(\d+)\.")
 _PLAIN = (int, float, str, type(None))
 TENSOR = object()  # Stands for a tensor among leaves.
@@ -34,8 +34,8 @@ NOTHING: Arguments = ([], [], [])
 
 @dataclass(frozen=True)
 class Rules:
-    """Which names are replicated: those that match a pattern (as a whole; with * and ?), and those `under` these paths
-    that are not among `but` (nor below them)."""
+    """Which names are replicated: those that match a whole pattern (with * and ?), and those at or below a path in
+    `under`, except those at or below a path in `but`."""
 
     patterns: tuple[str, ...] = ()
     under: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Rules:
     def __bool__(self) -> bool:
         return bool(self.patterns or self.under)
 
-    def cover(self, name: str) -> bool:
+    def covers(self, name: str) -> bool:
         if name in self.patterns or (self.patterns and _expression(self.patterns).match(name)):
             return True
         return _is_under(name, self.under) and not _is_under(name, self.but)
@@ -91,7 +91,7 @@ def _is_under(name: str, paths: tuple[str, ...]) -> bool:
 
 
 def leaves(node: Any, name: str = "") -> list[tuple[str, Any]]:
-    """The leaves below one node of a tree's text, by name: a value's own node, TENSOR for a tensor."""
+    """The leaves below one node of a tree's text, by name: the node of a value, TENSOR for a tensor."""
     found: list[tuple[str, Any]] = []
     _gather(node, name, found)
     return found
@@ -140,17 +140,17 @@ def tree_of(text: str) -> Any:
 
 
 def _leaves_of(text: str) -> list[tuple[str, Any]]:
-    """The same for a whole text, while the caller waits: no list is made for each of its tensors. Neither pattern can
-    occur within a string, nor is NaN ever spelled so."""
+    """The leaves of a whole text, made fast because the caller of `save` waits: no list for each tensor. Neither
+    pattern can occur within a string, and no node is NaN."""
     marked = text.replace('["t"]', "NaN").replace('["a"]', "NaN")
     return leaves(json.loads(marked, parse_constant=lambda _: TENSOR)["tree"])
 
 
 def find_ddp(tree: Any) -> tuple[Rules, list[str]]:
-    """What DistributedDataParallel modules in the containers of a tree replicate, and the names that rank 0 writes.
+    """What DistributedDataParallel modules in a tree's containers replicate, and the names that rank 0 writes.
 
-    DDP takes rank 0's buffers before each forward (unless broadcast_buffers is off: then they are each rank's own), so
-    rank 0's are the true ones.
+    DDP broadcasts rank 0's buffers before each forward, so rank 0's are written. Without broadcast_buffers each rank
+    has its own.
     """
     parallel = sys.modules.get("torch.nn.parallel")
     under: list[str] = []
@@ -179,12 +179,12 @@ def find_ddp(tree: Any) -> tuple[Rules, list[str]]:
     return Rules((), tuple(under), tuple(but)), by_rank_0
 
 
-def arguments(
+def save_arguments(
     tree: Any, text: str, declared: Rules, tensors: Mapping[str, Any] | None
 ) -> tuple[list[tuple[str, str]], Arguments]:
-    """What _core.Checkpointer.save has to know of a tree (`text` is what became of it): more values, and what is alike.
+    """What _core.Checkpointer.save needs to know of a tree with this text: more values, and what is replicated.
 
-    `tensors`, where given, are the tree's by name: their bytes are compared as well, other than DDP's buffers.
+    If `tensors` (the tree's, by name) are given, their bytes are compared as well, except for DDP's buffers.
     """
     rules, buffers = find_ddp(tree)
     rules |= declared
@@ -194,14 +194,14 @@ def arguments(
     names: list[str] = []
     alike: list[tuple[str, str]] = []
     for name, node in _leaves_of(text):
-        if not rules.cover(name):
+        if not rules.covers(name):
             continue
         if node is TENSOR:
             names.append(name)
         else:
             alike.append((name, _short(json.dumps(node))))
     if tensors is not None:
-        alike += [(f"{name} (contents)", contents(tensors[name])) for name in names if name not in by_rank_0]
+        alike += [(f"{name} (contents)", digest(tensors[name])) for name in names if name not in by_rank_0]
     first = [name for name in names if name in by_rank_0]
     return [("replicas", rules.text())], ([name for name in names if name not in by_rank_0], first, alike)
 
@@ -210,7 +210,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{len(text)} characters with CRC {zlib.crc32(text.encode()):08x}"
 
 
-def contents(tensor: Any) -> str:
+def digest(tensor: Any) -> str:
     """A digest of a tensor's elements. Waits for the device, and copies to the host."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
@@ -223,12 +223,12 @@ def contents(tensor: Any) -> str:
 
 
 @dataclass(frozen=True)
-class View:
+class RankView:
     """A checkpoint as one rank sees it."""
 
     text: str  # Of its tree.
-    saved: dict[str, Stored]  # The tensors that it may read, by name.
-    tied: dict[str, str]  # Of those, the tied ones: each with the name that holds its bytes.
+    saved: dict[str, Stored]  # The tensors that the rank may read, by name.
+    tied: dict[str, str]  # The tied ones among them, each with the name of the tensor that holds the bytes.
 
 
 def tree_text(details: dict[str, Any], rank: int = 0) -> str:
@@ -241,22 +241,22 @@ def tree_text(details: dict[str, Any], rank: int = 0) -> str:
         )
     if "tree" not in values:
         raise InvalidArgument(
-            f"{details['path']} holds no tree: it was written by the C++ API; read it with safetensors"
+            f"{details['path']} holds no tree, because the C++ API wrote it: read it with safetensors"
         )
     text = values["tree"]
     assert isinstance(text, str)
     return text
 
 
-Find = Callable[[list[str]], list[Any]]  # Names -> the tensors of them that there are, as in details["tensors"].
+Find = Callable[[list[str]], list[Any]]  # Names -> those tensors that exist, as in details["tensors"].
 
 
 def own_shard(details: dict[str, Any], rank: int, world: int) -> int:
-    """The rank whose state a rank of this world reads."""
+    """The rank whose state this rank reads."""
     return 0 if details["world"] != world else rank
 
 
-def view(
+def rank_view(
     details: dict[str, Any],
     rank: int,
     world: int,
@@ -265,13 +265,13 @@ def view(
     like: Any = None,
     wanted: Sequence[str] = (),
     find: Find | None = None,
-) -> View:
+) -> RankView:
     """What rank `rank` of `world` reads of a checkpoint: its own state, and what is replicated.
 
-    At another world size than it was saved with only what is replicated can be read (of a checkpoint of one rank, also
-    what the reader declares so). Then a dict `like` may lack keys that lead to other state; InvalidArgument names what
-    is left of it. `wanted`: only these names are asked for. `find`: `details` is of the rank's own shard, and this tells
-    of tensors that others hold.
+    If another number of ranks saved it, only what is replicated can be read (of a checkpoint of one rank, also what the
+    reader declares as replicated). Then a dict `like` may lack the keys of other state; InvalidArgument names what is
+    left. `wanted`: only these names are read. `find`: `details` has only the rank's own shard, and this finds tensors
+    in other shards.
     """
     resized = details["world"] != world
     own = own_shard(details, rank, world)
@@ -281,7 +281,7 @@ def view(
         rules |= declared
     text = tree_text(details, own)
     if resized:
-        text = _readable(details, world, text, rules, like, wanted)
+        text = _readable_text(details, world, text, rules, like, wanted)
     mine: dict[str, Stored] = {}
     others: dict[str, Stored] = {}
     tied: dict[str, str] = {}
@@ -296,33 +296,37 @@ def view(
 
     take(details["tensors"])
     if find is not None and rules and details["world"] > 1:
-        take(find([name for name in names(text) if name not in mine and rules.cover(name)]))
-    saved = {name: of for name, of in others.items() if rules and rules.cover(name)} | mine
+        take(find([name for name in names(text) if name not in mine and rules.covers(name)]))
+    saved = {name: of for name, of in others.items() if rules and rules.covers(name)} | mine
     if resized:
-        saved = {name: of for name, of in saved.items() if rules.cover(name)}
-    return View(text, saved, tied)
+        saved = {name: of for name, of in saved.items() if rules.covers(name)}
+    return RankView(text, saved, tied)
 
 
-def _readable(details: dict[str, Any], world: int, text: str, rules: Rules, like: Any, wanted: Sequence[str]) -> str:
-    """A tree's text without what `like` leaves out; InvalidArgument where there is still more than what is replicated."""
+def _readable_text(
+    details: dict[str, Any], world: int, text: str, rules: Rules, like: Any, wanted: Sequence[str]
+) -> str:
+    """A tree's text without what `like` leaves out. InvalidArgument if something in it is still not replicated."""
     root = tree_of(text)
     if isinstance(root, dict) and isinstance(like, dict):
-        left_out = [key for key in root if key not in like and _own_of(leaves(root[key], part_of(key, "")), rules)]
+        left_out = [
+            key for key in root if key not in like and _not_replicated(leaves(root[key], part_of(key, "")), rules)
+        ]
         if left_out:
             root = {key: child for key, child in root.items() if key not in left_out}
             text = json.dumps({"version": json.loads(text)["version"], "tree": root})
-    of_ranks = _own_of(leaves(root), rules)
+    of_ranks = _not_replicated(leaves(root), rules)
     if wanted:
         of_ranks = [name for name in of_ranks if name in set(wanted)]
     if of_ranks:
         listed = ", ".join(of_ranks[:_MAX_LISTED])
         more = f" and {len(of_ranks) - _MAX_LISTED} more" if len(of_ranks) > _MAX_LISTED else ""
         raise InvalidArgument(
-            f"{details['path']} was saved by {details['world']} ranks and is read by {world}: only what was replicated "
-            f"can be read then, but each rank has its own {listed}{more}"
+            f"{details['path']} was saved by {counted(details['world'], 'rank')} and is read by {world}: only what was "
+            f"replicated can be read then, but each rank has its own {listed}{more}"
         )
     return text
 
 
-def _own_of(found: list[tuple[str, Any]], rules: Rules) -> list[str]:
-    return [name for name, _ in found if not rules.cover(name)]
+def _not_replicated(found: list[tuple[str, Any]], rules: Rules) -> list[str]:
+    return [name for name, _ in found if not rules.covers(name)]

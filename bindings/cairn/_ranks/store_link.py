@@ -1,22 +1,22 @@
-"""The ranks of a job, spoken to through torch.distributed's c10d Store. torch is not imported here.
+"""The ranks of a job talk through torch.distributed's c10d Store. torch is not imported here.
 
-Two daemon threads serve one `_core.StoreGroup`, each with a client connection of its own, so that nobody else's wait
-stalls them and they stall nobody: the sender puts this rank's words into the store; the listener, while anything is
-waited for, blocks in the store until the next word comes. The engine's threads never enter Python; deadlines are kept in
-C++, whatever the store does.
+Two daemon threads serve one `_core.StoreGroup`. Each has its own client connection, so that it neither waits for others
+nor lets them wait. The sender puts this rank's words into the store. The listener, while anybody waits for a word,
+blocks in the store until the next word comes. The engine's threads never enter Python; C++ keeps the deadlines,
+whatever the store does.
 
-**Keys**, under `cairn/<digest of the root>/`. To open, rank r gives `hello/<r>` = a nonce; rank 0 takes it away and
-answers `welcome/<nonce>` = the session, a fresh id: a Checkpointer opened again never meets words of an earlier one.
+**Keys**, under `cairn/<digest of the root>/`. To open, rank r sets `hello/<r>` to a nonce. Rank 0 removes it
+and answers `welcome/<nonce>` = the session, a fresh id: a Checkpointer that is opened again never reads old words.
 Under `<session>/`:
-  inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes it. One
-                     that was counted and does not come (its rank died) is filled by rank 0, so that it holds no other up,
-                     and stays; who comes late to it takes the next.
+  inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes it.
+                     If an entry was counted and does not come (its rank died), rank 0 fills it, so that later entries
+                     can be read. It stays; a rank that finds its entry filled takes the next one.
   log/<i>            entry i: what rank 0 announces to all others, or that it has closed. Each reads them in order. A
-                     rank that closes while it waits for one puts an empty one there itself.
-  read/<i>           how many have; the last removes both. An entry says how many readers it has.
+                     rank that closes while it waits for an entry writes an empty one there itself.
+  read/<i>           how many ranks have read it; the last removes both. An entry says how many readers it has.
   end                how far rank 0 had written and read when it left
   left               how many ranks have left; the last removes what is left of all this.
-So a save costs a rank that is not rank 0 the same few calls and bytes however many there are.
+So a save costs each rank except rank 0 a few calls and bytes, however many ranks there are.
 Before torch 2.8, `cairn/prefix` stays in a PrefixStore: see `reconnect`.
 """
 
@@ -40,15 +40,15 @@ from .._errors import CODES, DeadlineExceeded, Error, InvalidArgument, IoError
 
 _log = logging.getLogger("cairn")
 _LONGEST_WAIT = 3600.0  # Seconds of one wait in the store: c10d prints a warning after each.
-_GAP = 1.0  # How often rank 0 looks whether a word that was counted does not come.
+_GAP = 1.0  # Seconds between rank 0's checks for a word that was counted and does not come.
 _JOIN = 5.0  # Seconds that closing waits for the last words to be sent.
-_BLOCKED = 0.05  # After that a listener that has not ended is woken.
+_BLOCKED = 0.05  # Seconds until a listener that has not ended is woken.
 _AT_ONCE = 1024  # Words that rank 0 reads in one call.
-_LEFTOVERS = 32  # Entries of the log that the last rank looks through: those written while others left.
+_LEFTOVERS = 32  # Entries of the log that the last rank removes: those written while others left.
 
 
 def resolve(group: Any) -> tuple[Any, int, int]:
-    """(store, rank, world) of what the caller gave: a torch.distributed ProcessGroup, or just these three."""
+    """(store, rank, world) of the group: a torch.distributed ProcessGroup, or a tuple of these three."""
     distributed = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is not None:
         if isinstance(group, distributed.ProcessGroup):
@@ -63,12 +63,12 @@ def resolve(group: Any) -> tuple[Any, int, int]:
 
 
 def own_connection(store: Any) -> Any:
-    """The same store through another client; what has no connection comes back itself."""
+    """The same store through another client connection. A store without connections is returned itself."""
     return store.clone() if hasattr(store, "clone") else reconnect(store)
 
 
 def reconnect(store: Any) -> Any:
-    """own_connection where torch cannot clone stores, before 2.8."""
+    """own_connection for torch before 2.8, which cannot clone stores."""
     distributed = sys.modules["torch.distributed"]
     if isinstance(store, distributed.TCPStore):
         return distributed.TCPStore(store.host, store.port, None, False, store.timeout, wait_for_workers=False)
@@ -78,13 +78,13 @@ def reconnect(store: Any) -> Any:
     own = inner if inner is store else reconnect(inner)
     if own is inner:
         return store
-    # A PrefixStore does not tell its prefix. One that all who have this store agree on, and nobody else, does as well.
+    # A PrefixStore does not expose its prefix. So the clients of this store agree on a new one.
     prefix = store.compare_set("cairn/prefix", "", uuid.uuid4().hex).decode()
     return distributed.PrefixStore(f"cairn/{prefix}", own)
 
 
 def pack(kind: str, parts: Sequence[bytes]) -> bytes:
-    """One entry: each part with its length in front."""
+    """One entry: each part after its length."""
     return b"".join(b"%d:%b" % (len(part), part) for part in (kind.encode(), *parts))
 
 
@@ -109,23 +109,23 @@ class StoreLink:
         self._base = f"cairn/{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
         self._session = ""
         self._next = 1  # The entry of the inbox, or the log, that the listener waits for.
-        self._missing = 0  # The entry of the inbox that had been counted and was not there when rank 0 last looked.
+        self._missing = 0  # The entry that was counted but missing at rank 0's last check.
         self._filled: list[int] = []  # Entries of the inbox that rank 0 filled.
         self._written = 0  # The log's last entry, on rank 0.
         self._readers = world - 1  # Of an entry of the log.
-        self._gone: set[int] = set()  # Ranks that have closed, as rank 0 has heard.
+        self._gone: set[int] = set()  # Ranks that have closed, as far as rank 0 knows.
         self._calls: dict[str, int] = {}
         self._sender = threading.Thread(target=self._serve, args=(self._send,), name="cairn-send", daemon=True)
         self._listener = threading.Thread(target=self._serve, args=(self._listen,), name="cairn-listen", daemon=True)
         self._sender.start()
 
     def gather(self, what: str, word: bytes, timeout: float | None = None) -> list[bytes]:
-        """What every rank says under `what`; the n-th call here meets the n-th call there. Blocks, within `timeout`."""
+        """Every rank's word for `what`. The n-th call here matches the n-th call there. Blocks up to `timeout`."""
         self._calls[what] = number = self._calls.get(what, 0) + 1
         return self.gather_key(f"{what}/{number}", word, self._timeout if timeout is None else timeout)
 
     def gather_key(self, key: str, word: bytes, timeout: float) -> list[bytes]:
-        """The same by a key of the caller's own. Rank 0 hears all the others and tells them; so all hear what it met."""
+        """The same with the caller's key. Rank 0 collects all words and announces them, or its error, to all ranks."""
         if self._rank != 0:
             self.core.send(key, word)
             kind, parts = unpack(self.core.await_word(f"{key}/all", timeout))
@@ -153,7 +153,7 @@ class StoreLink:
         return complete
 
     def close(self) -> None:
-        """Sends what is still to be sent, and lets go; waits a few seconds at most."""
+        """Sends the words that are queued, and ends the threads; waits a few seconds at most."""
         self.core.stop()
         self._sender.join(_JOIN)
 
@@ -165,25 +165,25 @@ class StoreLink:
         except Error as error:
             self.core.fail(CODES[type(error).__name__], str(error))
         except Exception as error:  # noqa: BLE001
-            # Whatever a store of torch's raises: it is gone, and a connection that has failed is not used again.
+            # Any exception of torch's store: the store is lost. A connection that has failed is not used again.
             code = CODES[IoError.__name__]
             self.core.fail(code, f"{self._root}: torch.distributed's store failed: {_first_line(error)}")
 
     def _send(self, store: Any) -> None:
-        self._enter(store)
+        self._join_session(store)
         self._listener.start()
         while True:
             try:
-                word = self.core.take_word(_GAP if self._rank == 0 else math.inf)
+                word = self.core.next_word(_GAP if self._rank == 0 else math.inf)
             except DeadlineExceeded:
                 self._fill_gap(store)
                 continue
             if word is None:
                 break
-            self._give(store, *word)
+            self._put_word(store, *word)
         self._leave(store)
 
-    def _enter(self, store: Any) -> None:
+    def _join_session(self, store: Any) -> None:
         """Agrees with the other ranks on a session."""
         end = time.monotonic() + self._timeout
         if self._rank != 0:
@@ -210,7 +210,7 @@ class StoreLink:
     def _key(self, *parts: object) -> str:
         return "/".join((self._session, *map(str, parts)))
 
-    def _give(self, store: Any, key: str, word: bytes) -> None:
+    def _put_word(self, store: Any, key: str, word: bytes) -> None:
         self._append(store, "word", [key.encode(), word])
 
     def _append(self, store: Any, kind: str, parts: list[bytes]) -> None:
@@ -225,7 +225,7 @@ class StoreLink:
                 self._written += 1
 
     def _fill_gap(self, store: Any) -> None:
-        """A rank that died between counting a word and giving it holds nobody else's up."""
+        """Fills the entry of a rank that died between counting its word and writing it, so that later ones are read."""
         at = self._next
         if self.core.wanted and store.add(self._key("inbox"), 0) >= at:
             if at == self._missing:
@@ -261,7 +261,7 @@ class StoreLink:
         names = [self._key("inbox", n) for n in range(self._next, min(count + 1, self._next + _AT_ONCE))]
         while len(names) > 1 and not store.check(names):  # The newest are on their way.
             names = names[: len(names) // 2]
-        names = names or [self._awaited()]  # Not counted: it woke this listener, to close.
+        names = names or [self._awaited()]  # Not counted: the entry that wakes this listener to close.
         read = []
         for name, entry in zip(names, store.multi_get(names), strict=True):
             kind, parts = self._unpack(name, entry)
@@ -271,7 +271,7 @@ class StoreLink:
                 self._hear(kind, parts)
                 read.append(name)
             self._next += 1
-        for name in read:  # Last: the words are waited for.
+        for name in read:  # Last, because others wait for the words.
             store.delete_key(name)
 
     def _hear(self, kind: str, parts: list[bytes]) -> None:
@@ -288,7 +288,9 @@ class StoreLink:
             kind, parts = unpack(entry)
             if len(parts) == {"word": 3, "closed": 1, "filled": 1}.get(kind) and parts[0].isdigit():
                 return kind, parts
-        raise IoError(f"{self._root}: torch.distributed's store holds no word of Cairn's under {name}")
+        raise IoError(
+            f"{self._root}: torch.distributed's store: expected a word of Cairn under {name}, found other bytes"
+        )
 
     def _leave(self, store: Any) -> None:
         self._listener.join(_BLOCKED)
@@ -309,7 +311,7 @@ class StoreLink:
             self._remove_rest(store)
 
     def _remove_rest(self, store: Any) -> None:
-        """What was written for ranks that had left already."""
+        """Removes what was written for ranks that had already left."""
         written, unread, *filled = map(int, store.get(self._key("end")).split())
         for number in (*filled, *range(unread, store.add(self._key("inbox"), 0) + 1)):
             store.delete_key(self._key("inbox", number))
@@ -326,7 +328,7 @@ def _put(store: Any, key: str, entry: bytes) -> bool:
 
 
 def _wait(store: Any, key: str, seconds: float) -> bool:
-    """Whether the key is there within that time. The store's exceptions go through where it is lost."""
+    """Whether the key is there within that time. Raises the store's exceptions if it is lost."""
     if seconds > 0:
         with contextlib.suppress(sys.modules["torch.distributed"].DistStoreError):
             store.wait([key], timedelta(seconds=max(seconds, 0.002)))  # 0 ms is for ever.

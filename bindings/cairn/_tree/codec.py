@@ -19,7 +19,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Stored:
-    """What a checkpoint says of one tensor: dtype by safetensors' name ("F32", "BF16"), shape in elements."""
+    """A tensor in a checkpoint: dtype by safetensors' name ("F32", "BF16"), shape in elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a checkpoint's tensors go: name -> the caller's own tensor (in place) or a new one."""
+    """Where a checkpoint's tensors go: name -> the caller's tensor (in place) or a new one."""
 
     tensors: dict[str, Any]
     _tree: Any
@@ -39,8 +39,9 @@ class Plan:
     def finish(self) -> Any:
         """Calls load_state_dict on every object of the tree, once the tensors are filled, and returns the tree.
 
-        The containers are new ones, with the checkpoint's plain values; tensors and objects are the caller's own. RNG
-        states go last, lest another object's load_state_dict draws from them. What load_state_dict raises goes through.
+        The containers are new, with the checkpoint's plain values; tensors and objects are the caller's. RngState goes
+        last, because another object's load_state_dict may draw random numbers. Errors of load_state_dict are not
+        caught.
         """
         for target, state in sorted(self._loads, key=lambda load: isinstance(load[0], RngState)):
             target.load_state_dict(state)
@@ -51,7 +52,7 @@ def flatten(tree: Any, sink: Sink) -> str:
     """Takes a tree apart: gives its tensors to the sink and returns the text of everything else. Calls state_dict() on
     its objects.
 
-    InvalidArgument, with the path, where the tree holds what cannot be kept, holds itself, or is too deep.
+    InvalidArgument, with the path, if the tree contains a value that cannot be kept, contains itself, or is too deep.
     """
     return f'{{"version":{_VERSION},"tree":{Writer(sink).node(tree, "")}}}'
 
@@ -63,13 +64,13 @@ def plan_restore(
     describe: Callable[[Any], Stored],
     empty: Callable[[Stored, str], Any],
 ) -> Plan:
-    """Lays a checkpoint over the caller's tree. Changes nothing yet; calls state_dict() on the tree's objects.
+    """Matches a checkpoint with the caller's tree. Changes nothing yet; calls state_dict() on the tree's objects.
 
-    `describe` tells a tensor's dtype and shape, `empty` makes a CPU tensor, "torch" or "numpy". None, or any plain
-    value, is a placeholder that takes whatever is stored. Plain values are the checkpoint's, containers of plain values
-    only as a whole. Within an object other than a torch module, names on one side only are load_state_dict's business.
+    `describe` returns a tensor's dtype and shape; `empty` makes a CPU tensor, "torch" or "numpy". None, or any plain
+    value, is a placeholder for whatever is stored. Plain values are the checkpoint's; a container of plain values is
+    taken as a whole. Names on one side only are left to load_state_dict, except in a torch module.
 
-    InvalidArgument, listing all of them, where the tree and the checkpoint differ in names, shapes or dtypes.
+    InvalidArgument, with all differences, if the tree and the checkpoint differ in names, shapes or dtypes.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     writer = Writer(Names())
@@ -78,7 +79,7 @@ def plan_restore(
     def leaf(kind: str, like: Any, name: str, strict: bool) -> Any:
         found = stored.get(name)
         if found is None:
-            raise Corrupt(f'the checkpoint\'s tree names the tensor "{name}", but no shard holds it')
+            raise Corrupt(f'tensor "{name}": the checkpoint\'s tree names it, but no shard holds it')
         if writer.is_tensor(like):
             writer.node(like, name)  # Refuses what cannot be kept.
             expected = describe(like)
@@ -100,8 +101,8 @@ def plan_restore(
 
 
 def build(text: str, tensors: Mapping[str, Any]) -> Any:
-    """Makes a tree from scratch. An object becomes its state dict, an Enum member an EnumName, a namedtuple one of a
-    class made for it. NotFound where the text names a tensor that is not given."""
+    """Builds a new tree. An object becomes its state dict, an Enum member an EnumName, a namedtuple an instance of a
+    new class. NotFound if the text names a tensor that is not given."""
 
     def leaf(kind_name: str, _like: Any, name: str, _strict: bool) -> Any:
         if name not in tensors:

@@ -1,4 +1,4 @@
-"""Names of tensors in a tree, and what messages call a path and a value. See _tree."""
+"""Names of tensors in a tree, and how messages show paths and values. See _tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class EnumName(str):
-    """The name of an Enum member where no target tells the class; `enum` is the class's name. Can be saved again."""
+    """The name of an Enum member if no target gives the class; `enum` is the class's name. Can be saved again."""
 
     enum: str = ""
 
@@ -51,7 +51,7 @@ def join(name: str, part: str) -> str:
 
 
 def readable(name: str) -> str:
-    """A tensor's name as a path for messages: keys that look like others, or hold a slash, are quoted."""
+    """A tensor's name as a path for messages. Keys that look like other types, or contain a slash, are quoted."""
     if name in ("", "~t"):
         return "the tree"
     parts = ["_metadata" if part == "~m" else part for part in name.split("/")]
@@ -67,7 +67,7 @@ def is_stateful(value: Any) -> bool:
 
 
 def is_plain(value: Any, depth: int = MAX_DEPTH) -> bool:
-    """Whether there is no tensor and no object in it."""
+    """Whether it contains no tensor and no object."""
     if type(value) in _PLAIN or isinstance(value, (Enum, EnumName)):
         return True
     if isinstance(value, (dict, list, tuple, set, frozenset)):

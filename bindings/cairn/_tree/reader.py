@@ -28,9 +28,9 @@ _MAX_LISTED = 20  # Names in one message.
 
 
 class Reader:
-    """One walk over a text, along the caller's tree (`like`) as far as that goes; None is like anything.
+    """One walk over a text, along the caller's tree (`like`) as far as that reaches; None matches anything.
 
-    `strict`: names and kinds must agree, and what does not is gathered. Within an object's state they need not.
+    If `strict`, names and kinds must agree, and differences are collected. Within an object's state they may differ.
     """
 
     def __init__(self, leaf: Callable[..., Any], scalar: Callable[[Any], Any], module: Any) -> None:

@@ -1,6 +1,6 @@
 """torch tensors and numpy arrays as the engine sees them: address, dtype, shape, strides, device.
 
-Neither module is imported here; whoever hands over a tensor has done so.
+Neither module is imported here: a caller that has a tensor has imported its module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMPY = {
     "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
 }  # fmt: skip
 _FROM_NUMPY = {code: name for name, code in _NUMPY.items()}
-_from_torch: dict[Any, str] = {}  # Filled when torch is there: its dtypes are objects.
+_from_torch: dict[Any, str] = {}  # Filled once torch is imported: its dtypes are objects.
 _torch_reader: _core.TorchReader | None = None
 
 
@@ -47,7 +47,8 @@ def _torch_dtypes() -> dict[Any, str]:
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor of a checkpoint that has not been read: dtype by safetensors' name ("F32", "BF16"), shape in elements."""
+    """A tensor of a checkpoint that has not been read: dtype by safetensors' name ("F32", "BF16"), shape in
+    elements."""
 
     name: str
     dtype: str
@@ -55,7 +56,7 @@ class LazyTensor:
     _read: Callable[[], Any] = field(repr=False, compare=False)
 
     def load(self) -> Any:
-        """Reads and verifies it; each call makes a new one, on the CPU. NotFound where its checkpoint is gone by now."""
+        """Reads and verifies the tensor; each call makes a new one, on the CPU. NotFound if its checkpoint is gone."""
         return self._read()
 
 
@@ -67,8 +68,8 @@ def _reader() -> _core.TorchReader | None:
     return _torch_reader
 
 
-class Gathered:
-    """The sink of a tree that is to be saved."""
+class TensorCollector:
+    """Collects the tensors of a tree to save."""
 
     def __init__(self) -> None:
         self.core = _core.TreeTensors(_reader())
@@ -91,24 +92,25 @@ class Gathered:
 
 
 def dtype_name(name: str, tensor: Any) -> str:
-    """safetensors' name of the tensor's dtype. Unsupported, naming the tensor, where it has none."""
+    """safetensors' name of the tensor's dtype. Unsupported, with the tensor's name, if there is none."""
     if _is_torch(tensor):
         found = _torch_dtypes().get(tensor.dtype)
     else:
         found = _FROM_NUMPY.get(tensor.dtype.str)
     if found is None:
-        raise Unsupported(f'tensor "{name}": its dtype {tensor.dtype} is none that safetensors files hold')
+        raise Unsupported(f'tensor "{name}": safetensors files cannot hold its dtype, {tensor.dtype}')
     return found
 
 
 def stored(tensor: Any) -> Stored:
-    """What a file would say of it."""
+    """Its dtype and shape, as a file has them."""
     return Stored(dtype_name("", tensor), tuple(tensor.shape))
 
 
 def describe(name: str, tensor: Any, keep: list[Any]) -> Tensor:
-    """The engine's view of a tensor. What had to be copied for it (conjugated or negated views, elements that share
-    memory, strided CUDA tensors) is appended to `keep`, which must live until the save is captured."""
+    """The engine's view of a tensor. Some tensors must be copied first (conjugated or negated views, elements that
+    share memory, strided CUDA tensors). The copies are appended to `keep`, which must live until the save is
+    captured."""
     if not _is_torch(tensor):
         return _describe_array(name, tensor, keep)
     dtype = dtype_name(name, tensor)
@@ -120,7 +122,7 @@ def describe(name: str, tensor: Any, keep: list[Any]) -> Tensor:
         keep.append(tensor)
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
-        raise Unsupported(f'tensor "{name}" is on {device}: expected cpu or cuda')
+        raise Unsupported(f'tensor "{name}": expected it on cpu or cuda, found {device}')
     room = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
     cuda = -1 if device.type == "cpu" else device.index
     return name, tensor.data_ptr(), dtype, tuple(tensor.shape), tensor.stride(), cuda, room
@@ -137,7 +139,7 @@ def _describe_array(name: str, array: Any, keep: list[Any]) -> Tensor:
 
 
 def _overlaps(shape: Any, strides: Any) -> bool:
-    """Whether two elements may share memory: exact for what broadcasting makes, careful with the rest."""
+    """Whether two elements may share memory. Exact for broadcast tensors; for others it may be true needlessly."""
     if 0 in shape:
         return False
     reach = 0
@@ -148,13 +150,13 @@ def _overlaps(shape: Any, strides: Any) -> bool:
     return False
 
 
-def target(name: str, tensor: Any) -> Tensor:
-    """The same for a tensor that is read into; InvalidArgument where that cannot be done in place."""
+def target_view(name: str, tensor: Any) -> Tensor:
+    """The view of a tensor to restore into. InvalidArgument if that cannot be done in place."""
     keep: list[Any] = []
     view = describe(name, tensor, keep)
     if keep or (not _is_torch(tensor) and not tensor.flags.writeable):
         raise InvalidArgument(
-            f'tensor "{name}": cannot be restored in place, its memory is shared, strided or read-only'
+            f'tensor "{name}" cannot be restored in place: its memory is shared, strided or read-only'
         )
     return view
 
@@ -170,7 +172,7 @@ def torch_dtype(name: str) -> Any:
 
 
 def empty(of: Stored, kind: str) -> Any:
-    """A new tensor on the CPU: of "torch", or of "numpy"."""
+    """A new tensor on the CPU; `kind` is "torch" or "numpy"."""
     if kind == "torch":
         import torch
 

@@ -1,4 +1,4 @@
-"""A tree's text, written; its tensors go to a sink. See _tree."""
+"""Writes a tree's text and gives its tensors to a sink. See _tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join
 
 _NUMBERS = frozenset({int, float, bool})
 _TEXT = frozenset({str})
-_LONGEST = 64 << 20  # Of one str or bytes: safetensors allows a header, where all of them go, 100 MB.
+_LONGEST = 64 << 20  # Of one str or bytes: they all go into the header, and safetensors allows 100 MB for it.
 _DICT = '"dict"'
 _FACTS = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
 _ALLOWED = (
@@ -31,7 +31,7 @@ class Sink(Protocol):
     """Takes the tensors of a tree, under their names."""
 
     def add(self, name: str, tensor: Any) -> None:
-        """Takes one that is known to be dense and strided."""
+        """Takes a tensor that is known to be dense and strided."""
 
     def state_of(self, holder: Any) -> Any:
         """The state_dict() of an object."""
@@ -43,7 +43,7 @@ class Sink(Protocol):
 
 
 class Names:
-    """A sink that only remembers what it was given, by name."""
+    """A sink that only keeps the tensors, by name."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] = {}
@@ -88,7 +88,7 @@ class Writer:
             self.kept[numpy.ndarray] = Writer._array
 
     def is_tensor(self, value: Any) -> bool:
-        """Also for subclasses, which node() then refuses."""
+        """True also for subclasses, which node() refuses."""
         return isinstance(value, tuple(self._tensor_types)) or (
             self._array_type is not None and isinstance(value, self._array_type)
         )
@@ -146,7 +146,7 @@ class Writer:
         self._enter(value, name)
         keys, children = [*value], [*value.values()]
         as_object = not head and _TEXT.issuperset(map(type, keys))
-        # Natively where it can be: 100,000 tensors pass here while the caller waits.
+        # In C++ if possible: there may be 100,000 tensors, and the caller waits.
         text = self._sink.add_all(keys, children, name, not as_object, self.node)
         if text is None:
             nodes = [self.node(child, join(name, part_of(key, name))) for key, child in value.items()]
@@ -199,7 +199,7 @@ class Writer:
         if torch and isinstance(value, torch.Tensor):
             return "of tensors only torch.Tensor and torch.nn.Parameter themselves"
         if self._array_type and isinstance(value, self._array_type):
-            return "numpy.array(...) makes a plain array of it"
+            return "numpy.array(...) makes a plain array from it"
         if isinstance(value, Enum):
             return "of a Flag only single members; keep its value"
         for base in (defaultdict, dict, list, tuple, set, frozenset, int, float, complex, str, bytes):

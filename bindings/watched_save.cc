@@ -1,4 +1,4 @@
-#include "watched.h"
+#include "watched_save.h"
 
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace py = pybind11;
 namespace cairn {
 namespace {
 
-// Of any tensor or array; null where it has none any more.
+// The address of any tensor or array; null if it has none any more.
 const void* AddressOf(const TorchReader* torch, py::handle tensor) {
   if (torch != nullptr && torch->Knows(tensor)) return torch->Address(tensor);
   try {
@@ -28,19 +28,20 @@ const void* AddressOf(const TorchReader* torch, py::handle tensor) {
 
 }  // namespace
 
-Watched::Watched(SaveHandle save, std::shared_ptr<const TensorTable> table, std::shared_ptr<const TorchReader> torch,
-                 std::vector<TreeTensors::Source> tensors, bool release)
+WatchedSave::WatchedSave(SaveHandle save, std::shared_ptr<const TensorTable> table,
+                         std::shared_ptr<const TorchReader> torch, std::vector<TreeTensors::Source> tensors,
+                         bool release)
     : save_(std::move(save)),
       torch_(std::move(torch)),
       release_(release),
       read_(std::make_shared<const Read>(Read{std::move(table), std::move(tensors)})) {}
 
-void Watched::Look() {
+void WatchedSave::CheckMemory() {
   const std::shared_ptr<const Read> read = read_;
   if (read == nullptr) return;
   const Status same = Compare(*read);
-  // Asking a tensor may have let another thread look meanwhile: then that was before the tensors could be changed, and
-  // this may have been after.
+  // Asking a tensor may let another thread run this check. Then that check counts: it came before the tensors could be
+  // changed, and this one may have come after.
   if (read_ == nullptr) return;
   read_ = nullptr;
   if (!same.ok()) {
@@ -50,16 +51,16 @@ void Watched::Look() {
   }
 }
 
-void Watched::Release() {
+void WatchedSave::Release() {
   release_ = true;
   if (read_ == nullptr) {
     save_.Release();
   } else {
-    LookIfCaptured();  // Else that is still to come, and does it.
+    CheckMemoryIfCaptured();  // If it is not captured yet, a later check releases it.
   }
 }
 
-Status Watched::Compare(const Read& read) const {
+Status WatchedSave::Compare(const Read& read) const {
   for (const TreeTensors::Source& source : read.tensors) {
     const void* address = AddressOf(torch_.get(), source.tensor);
     if (address == source.data) continue;
@@ -72,23 +73,23 @@ Status Watched::Compare(const Read& read) const {
   return Status::Ok();
 }
 
-void Watcher::Add(std::shared_ptr<Watched> save) {
+void Watcher::Add(std::shared_ptr<WatchedSave> save) {
   MutexLock lock(mutex_);
   pending_.push_back(std::move(save));
   changed_.NotifyAll();
 }
 
-std::vector<std::shared_ptr<Watched>> Watcher::pending() const {
+std::vector<std::shared_ptr<WatchedSave>> Watcher::pending() const {
   if (::getpid() != process_) return {};
   MutexLock lock(mutex_);
   return {pending_.begin(), pending_.end()};
 }
 
 void Watcher::Run() {
-  while (const std::shared_ptr<Watched> next = Unlocked([this] { return WaitForNext(); })) {
+  while (const std::shared_ptr<WatchedSave> next = Unlocked([this] { return WaitForNext(); })) {
     try {
-      next->Look();
-    } catch (const std::exception& error) {  // No memory, say. The others are to be looked at all the same.
+      next->CheckMemory();
+    } catch (const std::exception& error) {  // Out of memory, for example. The other saves must still be checked.
       next->save().Cancel(Error(StatusCode::kInternal, "step {}: {}", next->save().step(), error.what()));
     }
     MutexLock lock(mutex_);
@@ -96,8 +97,8 @@ void Watcher::Run() {
   }
 }
 
-std::shared_ptr<Watched> Watcher::WaitForNext() {
-  std::shared_ptr<Watched> next;
+std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
+  std::shared_ptr<WatchedSave> next;
   while (true) {
     {
       MutexLock lock(mutex_);
@@ -106,7 +107,7 @@ std::shared_ptr<Watched> Watcher::WaitForNext() {
       next = pending_.front();
     }
     const Deadline slice = Deadline::In(kSignalInterval);
-    // A save may have failed by a deadline of its own, too.
+    // A save may also have failed by a deadline of its own.
     if (next->save().WaitCaptured(slice).code() != StatusCode::kDeadlineExceeded || !slice.passed()) return next;
   }
 }
@@ -118,14 +119,14 @@ void Watcher::Stop() {
   changed_.NotifyAll();
 }
 
-void Watcher::Forget() {
+void Watcher::ReleaseTensors() {
   if (::getpid() != process_) return;
-  std::deque<std::shared_ptr<Watched>> pending;
+  std::deque<std::shared_ptr<WatchedSave>> pending;
   {
     MutexLock lock(mutex_);
     pending.swap(pending_);
   }
-  for (const std::shared_ptr<Watched>& save : pending) save->Look();
+  for (const std::shared_ptr<WatchedSave>& save : pending) save->CheckMemory();
 }
 
 void BindWatcher(py::module_& module) {

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "cairn/cairn.h"
+#include "conversions.h"
+#include "py_calls.h"
+#include "watched_save.h"
+
+namespace cairn {
+
+/// One save; see SaveHandle. Times in seconds. The caller may change the tensors once it hears that the save is
+/// captured, so their memory is checked before it hears so.
+class PySave {
+ public:
+  /// `watched` is null if the save reads nothing after its call.
+  PySave(SaveHandle save, std::shared_ptr<WatchedSave> watched)
+      : save_(std::move(save)), watched_(std::move(watched)) {}
+
+  [[nodiscard]] std::uint64_t step() const { return save_.step(); }
+  [[nodiscard]] bool captured() const { return Checked(save_.stats()).phase >= SavePhase::kCaptured; }
+  [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable; }
+  [[nodiscard]] pybind11::dict stats() const { return FromStats(Checked(save_.stats())); }
+  [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
+  void Release() const { watched_ != nullptr ? watched_->Release() : save_.Release(); }
+  void WaitCaptured(std::optional<double> timeout) const {
+    Wait(timeout, [&](Deadline deadline) { return save_.WaitCaptured(deadline); });
+    if (watched_ != nullptr) watched_->CheckMemory();
+  }
+  void WaitDurable(std::optional<double> timeout) const {
+    Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });
+  }
+
+ private:
+  template <typename Call>
+  void Wait(std::optional<double> timeout, const Call& call) const {
+    std::optional<Status> end;
+    const Status status = Interruptible(timeout, [&](Deadline deadline) {
+      Status now = call(deadline);
+      if (now.code() != StatusCode::kDeadlineExceeded || save_.status().ok()) return now;
+      // The save itself has failed by a deadline of its own: it has ended.
+      end = std::move(now);
+      return Status::Ok();
+    });
+    RaiseIfError(end ? *end : status);
+  }
+  [[nodiscard]] SaveStats Checked(SaveStats stats) const {
+    if (watched_ != nullptr && stats.phase >= SavePhase::kCaptured) watched_->CheckMemory();
+    return stats;
+  }
+
+  SaveHandle save_;
+  std::shared_ptr<WatchedSave> watched_;
+};
+
+/// Keeps a checkpoint where it is until Release; see Chosen::hold.
+class PyHold {
+ public:
+  explicit PyHold(std::shared_ptr<const void> hold) : hold_(std::move(hold)) {}
+  void Release() { hold_.reset(); }
+
+ private:
+  std::shared_ptr<const void> hold_;
+};
+
+void BindSave(pybind11::module_& module);
+
+}  // namespace cairn
