@@ -1,5 +1,5 @@
-# Installs the build tree, moves the installed tree, builds and runs the consumer project against it, and compiles the
-# README's C++.
+# Installs the build tree, moves the installed tree, builds and runs examples/ against it, and compiles the
+# documentation's C++.
 file(REMOVE_RECURSE ${SCRATCH})
 file(MAKE_DIRECTORY ${SCRATCH})
 function(run)
@@ -11,25 +11,58 @@ endfunction()
 
 run(${CMAKE_COMMAND} --install ${BUILT} --prefix ${SCRATCH}/first)
 file(RENAME ${SCRATCH}/first ${SCRATCH}/prefix)
-run(${CMAKE_COMMAND} -S ${PROJECT} -B ${SCRATCH}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
+run(${CMAKE_COMMAND} -S ${SOURCE}/examples -B ${SCRATCH}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
   -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix)
 run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
-run(${SCRATCH}/build/consumer ${SCRATCH}/root)
+run(${SCRATCH}/build/save_and_restore ${SCRATCH}/root)
 
-file(READ ${README} readme)
-string(REGEX MATCH "```cpp\n([^`]*)```" block "${readme}")
-string(REGEX MATCH "(#include [^\n]*\nusing [^\n]*\n)(.*)" found "${CMAKE_MATCH_1}")
-if(NOT found)
-  message(FATAL_ERROR "README.md: no block of C++ that begins with its include and its using")
-endif()
-file(WRITE ${SCRATCH}/readme.cc "${CMAKE_MATCH_1}
+# Each block of C++ is the body of a function, whose own declarations hide these.
+set(begin "#include <cairn/cairn.h>
+using namespace cairn::literals;
+using namespace std::chrono_literals;
 template <typename T>
 T Check(cairn::Result<T> result);
 void Check(const cairn::Status& status);
 void ForwardAndBackward(std::uintptr_t stream);
 void OptimizerStep(std::uintptr_t stream);
-void Train(const char* root, void* weight, cairn::DeviceId gpu, std::uintptr_t stream, std::uint64_t steps) {
-${CMAKE_MATCH_2}}
+extern const char* root;
+extern void* weight;
+extern cairn::DeviceId gpu;
+extern std::uintptr_t stream;
+extern std::uint64_t step, steps;
+extern cairn::Checkpointer* checkpointer;
+extern cairn::State state;
+void Run() {
 ")
-run(${COMPILER} -std=c++20 -Wall -Wextra -Werror -fsyntax-only -I${SCRATCH}/prefix/include ${SCRATCH}/readme.cc)
+foreach(page README.md docs/cpp.md docs/operations.md)
+  file(READ ${SOURCE}/${page} text)
+  set(found FALSE)
+  string(FIND "${text}" "```cpp\n" at)
+  while(NOT at EQUAL -1)
+    math(EXPR at "${at} + 7")
+    string(SUBSTRING "${text}" ${at} -1 text)
+    string(FIND "${text}" "```" end)
+    string(SUBSTRING "${text}" 0 ${end} block)
+    file(WRITE ${SCRATCH}/block.cc "${begin}#line 1 \"${page}\"\n${block}}\n")
+    run(${COMPILER} -std=c++20 -Wall -Wextra -Werror -Wno-unused-variable -fsyntax-only -I${SCRATCH}/prefix/include
+      ${SCRATCH}/block.cc)
+    set(found TRUE)
+    string(FIND "${text}" "```cpp\n" at)
+  endwhile()
+  if(NOT found)
+    message(FATAL_ERROR "${page}: no block of C++")
+  endif()
+endforeach()
+
+# docs/cpp.md's CMake is the example's, but for the name of the program.
+file(READ ${SOURCE}/docs/cpp.md text)
+string(REGEX MATCH "```cmake\n([^`]*)```" block "${text}")
+string(REPLACE "trainer" "save_and_restore" lines "${CMAKE_MATCH_1}")
+file(READ ${SOURCE}/examples/CMakeLists.txt text)
+string(REPLACE "cairn 0.1 REQUIRED" "cairn REQUIRED" text "${text}")
+string(REGEX REPLACE "add_executable[^\n]*\n" "" text "${text}")
+string(FIND "${text}" "${lines}" at)
+if(lines STREQUAL "" OR at EQUAL -1)
+  message(FATAL_ERROR "docs/cpp.md: expected the lines of examples/CMakeLists.txt, found ${lines}")
+endif()
 file(REMOVE_RECURSE ${SCRATCH})

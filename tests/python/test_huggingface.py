@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import json
 import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import cairn
@@ -24,9 +18,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 hf = pytest.importorskip("cairn.huggingface")
-
-EXAMPLE = Path(__file__).parents[2] / "bindings/examples/huggingface_text.py"
-TEXT = Path("/usr/share/common-licenses/Apache-2.0")
 
 
 @pytest.fixture(autouse=True)
@@ -94,46 +85,6 @@ class At(transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self.step:
             self.call()
-
-
-# The example: killed by SIGKILL, resumed, exported
-
-
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("huggingface_text", EXAMPLE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.skipif(not TEXT.exists(), reason=f"no text to train on: {TEXT}")
-def test_the_example_killed_in_mid_epoch_goes_on_bit_by_bit(example: ModuleType, tmp_path: Path) -> None:
-    killed = subprocess.run(
-        [sys.executable, EXAMPLE, "--output", tmp_path / "killed", "--steps", "40", "--kill-at", "22"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert "killed after step 22" in killed.stdout
-
-    resumed = example.main(["--output", str(tmp_path / "killed"), "--steps", "40"])
-    whole = example.main(["--output", str(tmp_path / "whole"), "--steps", "40", "--export", str(tmp_path / "exported")])
-
-    assert 0 < resumed["resumed_at"] <= 20 and resumed["resumed_at"] % resumed["steps_per_epoch"] != 0
-    assert resumed["losses"] == whole["losses"] and len(whole["losses"]) == 13
-    assert resumed["weights"] == whole["weights"]
-    before = [json.loads(line) for line in killed.stdout.splitlines() if line.startswith("{")]
-    assert before == [{"step": step, "loss": whole["losses"][step]} for step in range(3, 22, 3)]
-    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
-    assert example.digest(exported) == whole["weights"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-    assert tokenizer.decode(tokenizer("Redistribution, with or without")["input_ids"]).strip() == (
-        "Redistribution, with or without"
-    )
 
 
 # Against the stock Trainer

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import runpy
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from enum import Enum
@@ -29,7 +24,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-EXAMPLE = Path(__file__).parents[2] / "bindings" / "examples" / "lightning_text.py"
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(3))
 
 
@@ -225,38 +219,6 @@ def test_resumes_bit_exactly_between_epochs(tmp_path: Path, when: str) -> None:
 
     assert resumed.seen == whole.seen[5:]
     same(resumed.state_dict(), whole.state_dict())
-
-
-def run_example(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, str(EXAMPLE), str(folder), "--every", "7"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.skipif(not Path("/usr/share/common-licenses").is_dir(), reason="Debian's licence texts are not there")
-def test_the_example_is_killed_in_mid_epoch_and_resumes_bit_exactly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    killed = run_example(tmp_path / "killed")
-    assert killed.stdout is not None
-    lines: list[str] = []
-    while not (tmp_path / "killed" / "last.ckpt").exists() or len(lines) < 20:
-        lines.append(killed.stdout.readline())
-        assert lines[-1], killed.stderr
-    killed.send_signal(signal.SIGKILL)
-    lines += killed.stdout.read().splitlines(keepends=True)
-    killed.communicate()
-    second = run_example(tmp_path / "killed")
-    runpy.run_path(str(EXAMPLE))["main"]([str(tmp_path / "whole"), "--every", "7"])  # Meanwhile, undisturbed.
-    resumed, err = second.communicate(timeout=120)
-    assert second.returncode == 0, err
-
-    expected = capsys.readouterr().out.splitlines(keepends=True)
-    assert len(expected) == 241 and expected[-1].startswith("digest=")
-    # The kill was in mid-epoch, and may have cut the last line.
-    assert lines[:-1] == expected[: len(lines) - 1] and len(lines) < 120
-    first = int(re.match(r"step=(\d+)", resumed)[1])  # type: ignore[index]
-    assert first % 7 == 1 and 1 < first <= len(lines) + 1
-    assert resumed.splitlines(keepends=True) == expected[first - 1 :]
 
 
 class Color(Enum):

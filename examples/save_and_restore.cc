@@ -1,4 +1,10 @@
-// What a user of the installed library writes: saves two tensors, restores them elsewhere, compares.
+// Saves two tensors and a value, restores them into other memory, and compares.
+//
+//   scripts/build release && cmake --install build/release --prefix PREFIX
+//   cmake -S examples -B build/examples -DCMAKE_PREFIX_PATH=PREFIX && cmake --build build/examples
+//   build/examples/save_and_restore ROOT
+//
+// Prints "restored step 7 bit by bit". ROOT is a folder, which is made; afterwards it holds the checkpoint.
 #include <cairn/cairn.h>
 
 #include <cstdint>
@@ -53,6 +59,6 @@ int main(int argc, char** argv) {
   Require(result.status());
   const bool same = restored.kernel == trained.kernel && restored.steps == trained.steps && result->step == 7 &&
                     result->values.at("epoch") == cairn::Value(std::int64_t{3});
-  std::cout << (same ? "restored step 7 bit by bit\n" : "what was restored differs from what was saved\n");
+  std::cout << (same ? "restored step 7 bit by bit\n" : "the restored tensors differ from the saved ones\n");
   return same ? 0 : 1;
 }

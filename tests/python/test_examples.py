@@ -1,0 +1,87 @@
+"""Each Python example runs as its head says. tests/consumer builds and runs the one in C++."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TEXT = Path("/usr/share/common-licenses/Apache-2.0")
+
+
+def start(name: str, *arguments: Any) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(process: subprocess.Popen[str]) -> list[str]:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out.splitlines()
+
+
+def kill_after(process: subprocess.Popen[str], lines: int, checkpoint: Path, pattern: str) -> list[str]:
+    """Kills it once it has printed so many lines and a checkpoint is there; its lines, without one that is cut."""
+    assert process.stdout is not None and process.stderr is not None
+    seen: list[str] = []
+    while len(seen) < lines or not any(checkpoint.glob(pattern)):
+        seen.append(process.stdout.readline())
+        assert seen[-1], process.stderr.read()
+    process.kill()
+    seen += process.stdout.readlines()
+    process.communicate()
+    return [line.rstrip("\n") for line in seen if line.endswith("\n")]
+
+
+def losses(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith(("step=", "{", "digest="))]
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "lines", "pattern"),
+    [
+        ("plain_pytorch.py", "torch", 20, "step-*"),
+        ("huggingface_text.py", "transformers", 8, "cairn/step-*"),
+        ("lightning_text.py", "lightning", 20, "last.ckpt"),
+    ],
+)
+def test_it_is_killed_and_resumes_bit_exactly(tmp_path: Path, name: str, needs: str, lines: int, pattern: str) -> None:
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    if needs != "torch" and not TEXT.exists():
+        pytest.skip(f"no text to train on: {TEXT}")
+    before = losses(kill_after(start(name, tmp_path / "killed"), lines, tmp_path / "killed", pattern))
+
+    runs = start(name, tmp_path / "killed"), start(name, tmp_path / "whole")
+    resumed, whole = (losses(finish(run)) for run in runs)
+
+    assert whole[-1].startswith("digest=") and len(before) < len(whole) - 1
+    assert before == whole[: len(before)]
+    assert resumed == whole[-len(resumed) :]
+    assert 0 < len(whole) - len(resumed) <= len(before)
+
+
+def test_the_hugging_face_example_exports_what_from_pretrained_reads(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if not TEXT.exists():
+        pytest.skip(f"no text to train on: {TEXT}")
+    exported = tmp_path / "exported"
+    finish(start("huggingface_text.py", tmp_path / "run", "--steps", 8, "--export", exported))
+
+    assert transformers.AutoModelForCausalLM.from_pretrained(exported).config.n_embd == 32
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    text = "Redistribution, with or without"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]).strip() == text
+
+
+def test_a_training_that_is_killed_at_a_random_moment_passes() -> None:
+    lines = finish(start("kill_and_resume.py"))
+
+    assert lines[-1] == "PASS", lines
