@@ -1,11 +1,17 @@
-"""What jobs of several ranks save in tests, and what must be on the disk afterwards."""
+"""What jobs of several ranks save in tests, what must be on the disk afterwards, and the installed `cairn` command."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import cairn
+
+COMMAND = next(
+    (path for path in (Path(cairn.__file__).parents[1] / "bin/cairn", Path(sys.prefix) / "bin/cairn") if path.exists()),
+    Path("cairn"),
+)
 
 # Runs in a rank.
 TREE = """

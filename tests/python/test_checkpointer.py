@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import subprocess
@@ -364,16 +363,6 @@ def test_a_failure_is_on_the_handle_in_check_and_in_the_log(
         checkpointer.check()
     assert "step 2" in caplog.text
     checkpointer.save(3, {"t": torch.ones(10)}).wait()
-
-
-def test_the_command_comes_with_it(make: Make, root: Path) -> None:
-    with make() as checkpointer:
-        checkpointer.save(1, {"t": torch.ones(4)}).wait()
-    command = Path(cairn.__file__).parent.parent / "bin" / "cairn"
-    if not command.exists():
-        command = Path(sys.executable).parent / "cairn"
-    listed = json.loads(subprocess.run([command, "ls", "--json", root], check=True, capture_output=True).stdout)
-    assert "1" in json.dumps(listed)
 
 
 def test_numpy_arrays_restore_in_place(make: Make) -> None:

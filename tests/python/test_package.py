@@ -8,11 +8,9 @@ from pathlib import Path
 
 import cairn
 import pytest
+from jobs import COMMAND
 
 FOLDER = Path(cairn.__file__).parent
-COMMAND = next(
-    (path for path in (FOLDER.parent / "bin/cairn", Path(sys.prefix) / "bin/cairn") if path.exists()), Path("cairn")
-)
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0"}
 
 
@@ -57,6 +55,8 @@ def test_it_works_without_torch_and_its_command_reads_what_it_wrote(tmp_path: Pa
             assert loaded["epoch"] == 3 and (loaded["weights"] == numpy.arange(10.0)).all()
             target = {"weights": numpy.zeros(10), "epoch": 0}
             assert checkpointer.restore(target)["epoch"] == 3 and target["weights"][9] == 9
+        others = ("cairn._dcp", "cairn._huggingface", "cairn._path_store")  # What dcp, huggingface and lightning need.
+        assert not [name for name in sys.modules if name.startswith(others)]
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script, tmp_path / "run"], check=True, env=environment)

@@ -1,0 +1,291 @@
+"""The documentation's Python and its commands work as printed, the README is short, and each link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cairn
+import pytest
+import torch
+from jobs import COMMAND
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "examples/README.md"]
+# How many blocks of code each page has. docs/testing.md names those that no test runs; the others run here, in
+# tests/consumer (C++ and CMake) and in tests/trainer.
+BLOCKS = {
+    ("CONTRIBUTING.md", "sh"): 1,
+    ("README.md", "sh"): 2,
+    ("README.md", "python"): 1,
+    ("README.md", "cpp"): 1,
+    ("cpp.md", "sh"): 1,
+    ("cpp.md", "cmake"): 1,
+    ("cpp.md", "cpp"): 1,
+    ("integrations.md", "python"): 3,
+    ("operations.md", "sh"): 1,
+    ("operations.md", "cpp"): 1,
+    ("python.md", "python"): 1,
+    ("trainer.md", "sh"): 1,
+}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def run_block(code: str, where: str, names: dict[str, Any]) -> dict[str, Any]:
+    names = {"cairn": cairn, "torch": torch} | names
+    exec(compile(code.replace("4GiB", "64MiB"), where, "exec"), names)  # noqa: S102
+    return names
+
+
+def test_every_block_of_code_is_run_or_named_as_not_run() -> None:
+    found = Counter(
+        (page.name, language)
+        for page in PAGES
+        for language in re.findall(r"^```(sh|python|cpp|cmake)$", page.read_text(), re.MULTILINE)
+        if page.name not in ("benchmarks.md", "results.md")
+    )
+    assert found == BLOCKS, "say in docs/testing.md what runs the new block"
+
+
+def test_the_first_use_trains_and_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    code = blocks("README.md", "python")[0].replace("/mnt/nvme/run7", str(tmp_path / "run7"))
+
+    def run(steps: int) -> dict[str, Any]:
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        trained = []
+
+        def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            optimizer.zero_grad()
+            model(torch.rand(4)).sum().backward()
+            optimizer.step()
+            trained.append(model.weight.detach().clone())
+
+        names = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3),
+            "steps": steps,
+            "train": train,
+            "trained": trained,
+        }
+        return run_block(code, "README.md", names)
+
+    torch.manual_seed(1)
+    first = run(20)
+    second = run(40)
+    assert second["tree"]["step"] == 20
+    assert len(second["trained"]) == 20
+
+    torch.manual_seed(1)
+    (tmp_path / "run7").rename(tmp_path / "earlier")
+    whole = run(40)
+    assert torch.equal(whole["trained"][19], first["trained"][-1])
+    assert torch.equal(whole["trained"][-1], second["trained"][-1])
+    with cairn.Checkpointer(tmp_path / "run7", host_memory="64MiB", read_only=True) as checkpointer:
+        assert checkpointer.steps() == [20, 30, 40]
+
+
+# Ranks
+
+
+def torchrun(tmp_path: Path, code: str) -> None:
+    """Runs it as a job of two processes. Each has a model, and an optimizer with a state."""
+    begin = f"""
+import cairn, torch
+root = {str(tmp_path / "run")!r}
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+model(torch.rand(4)).sum().backward()
+optimizer.step()
+"""
+    script = tmp_path / "job.py"
+    script.write_text(begin + code)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+        "RES_OPTIONS": "timeout:1 attempts:1",
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_ranks_of_a_job_save_together(tmp_path: Path) -> None:
+    after = """
+mine = {"mine": torch.full((2,), float(checkpointer.rank)), "optimizer": optimizer, "scheduler": scheduler, "step": 3}
+checkpointer.save(3, mine).wait()
+restored = checkpointer.restore(mine | {"mine": torch.zeros(2), "step": 0})
+assert restored["step"] == 3 and restored["mine"].tolist() == [checkpointer.rank] * 2
+checkpointer.close()
+"""
+    torchrun(tmp_path, blocks("docs/python.md", "python")[0] + after)
+
+    with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
+        assert [one.world for one in checkpointer.checkpoints()] == [2]
+
+
+def test_dcp_saves_and_loads(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import state_dict_saver
+
+    if not hasattr(state_dict_saver, "AsyncSaveResponse"):
+        pytest.skip(f"torch {torch.__version__}: async_save returns no AsyncSaveResponse")
+    before = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+mesh, step = init_device_mesh("cpu", (2,)), 5
+state = {"weight": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)]), "step": step}
+"""
+    after = """
+assert state["weight"].full_tensor().tolist() == [*range(8)] and state["step"] == 5
+checkpointer.close()
+torch.distributed.destroy_process_group()
+"""
+    torchrun(tmp_path, before + blocks("docs/integrations.md", "python")[0] + after)
+
+    with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
+        assert [(one.step, one.world) for one in checkpointer.checkpoints()] == [(5, 2)]
+
+
+# Frameworks
+
+
+def test_hugging_face_trains_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    row = torch.arange(8)
+    sizes = transformers.GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2)
+    names = {
+        "model": transformers.GPT2LMHeadModel(sizes),
+        "args": transformers.TrainingArguments(
+            "run", max_steps=4, save_steps=2, use_cpu=True, report_to="none", disable_tqdm=True
+        ),
+        "dataset": [{"input_ids": row, "labels": row}] * 8,
+    }
+    run_block(blocks("docs/integrations.md", "python")[1].replace("1000", "4"), "integrations.md", names)
+
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert torch.equal(exported.lm_head.weight, names["model"].lm_head.weight)
+
+
+def test_lightning_trains_and_loads(tmp_path: Path) -> None:
+    pl = pytest.importorskip("lightning.pytorch")
+
+    class Model(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            loss = self.layer(batch).square().mean()
+            self.log("loss", loss)
+            return loss
+
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(torch.rand(8, 4))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = Model()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    names = {
+        "Trainer": partial(pl.Trainer, max_epochs=1, accelerator="cpu", **quiet),
+        "ModelCheckpoint": pl.callbacks.ModelCheckpoint,
+        "Model": Model,
+        "model": model,
+        "folder": str(tmp_path),
+    }
+    ran = run_block(blocks("docs/integrations.md", "python")[2], "integrations.md", names)
+
+    assert ran["model"] is not model and torch.equal(ran["model"].layer.weight, model.layer.weight)
+
+
+# The command
+
+
+def commands() -> list[str]:
+    """Each `cairn ... ROOT` (or of two checkpoints) of the README and of operations.md, with and without its
+    options."""
+    found = []
+    for page in ("README.md", "docs/operations.md"):
+        text = (ROOT / page).read_text()
+        lines = [line.partition(" #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+        for command in [*lines, *re.findall(r"`(cairn [^`]*)`", text)]:
+            if re.match(r"cairn \w+ (ROOT|A B|/mnt)", command) and not command.endswith("ROOT ..."):
+                found += [re.sub(r"\[(.*?)\]", r"\1", command), re.sub(r" \[.*?\]", "", command)]
+    return sorted(set(found))
+
+
+def test_the_documented_commands_are_all_of_them() -> None:
+    assert {command.split()[1] for command in commands()} == {
+        "diff", "doctor", "export", "gc", "ls", "show", "tune", "verify"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
+    root = tmp_path / "run"
+    with cairn.Checkpointer(root, host_memory="64MiB", keep_last=0) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"model": {"weight": torch.full((1000,), float(step))}})
+    for printed, given in {
+        "ROOT": str(root),
+        "/mnt/nvme/run7": str(root),
+        " A B": "".join(f" {root}/step-{step:020}" for step in (1, 2)),
+        " N": " 1",
+        "FILE": str(tmp_path / "exported.safetensors"),
+        "PATTERN...": "model/*",
+        "12GB": "20MB",
+        "--device cuda": "--device cpu",
+    }.items():
+        command = command.replace(printed, given)
+    arguments = command.split()[1:]
+    arguments += ["--probe-time=100ms"] if arguments[0] in ("doctor", "tune") else []
+
+    ran = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+    assert ran.returncode == (1 if arguments[0] == "diff" else 0), ran.stderr  # 1: they differ.
+    assert ran.stdout or arguments[0] in ("export", "verify")
+
+
+# The pages
+
+
+def test_its_first_use_is_ten_lines_or_so() -> None:
+    assert len([line for line in blocks("README.md", "python")[0].splitlines() if line.strip()]) <= 12
+
+
+def test_it_ends_within_150_lines() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_each_page_s_links_lead_somewhere() -> None:
+    dead = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            path, _, anchor = link.partition("#")
+            if "://" in link:
+                continue
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                dead.append(f"{page.relative_to(ROOT)}: {link}")
+    assert dead == []
