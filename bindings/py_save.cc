@@ -1,5 +1,7 @@
 #include "py_save.h"
 
+#include <pybind11/stl.h>
+
 namespace py = pybind11;
 
 namespace cairn {

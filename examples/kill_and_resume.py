@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -21,15 +22,15 @@ TRAINING = Path(__file__).with_name("plain_pytorch.py")
 
 def run(folder: Path, kill_after: float | None = None) -> tuple[list[str], float, bool]:
     """What the training printed, the seconds from its first line on, and whether it was killed."""
-    command = [sys.executable, TRAINING, folder, "--steps", "2000", "--every", "100"]
+    command = [sys.executable, TRAINING, folder, "--steps", "1000", "--every", "50"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines = [process.stdout.readline()]
     begin = time.monotonic()
-    if kill_after is not None:
-        time.sleep(kill_after)
-        process.kill()
+    timer = threading.Timer(threading.TIMEOUT_MAX if kill_after is None else kill_after, process.kill)
+    timer.start()
     lines += process.stdout.readlines()
+    timer.cancel()
     return [line for line in lines if line.endswith("\n")], time.monotonic() - begin, process.wait() != 0
 
 

@@ -250,7 +250,7 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
         "FILE": str(tmp_path / "exported.safetensors"),
         "PATTERN...": "model/*",
         "12GB": "20MB",
-        "--device cuda": "--device cpu",
+        "--device cuda": "--device host",
     }.items():
         command = command.replace(printed, given)
     arguments = command.split()[1:]

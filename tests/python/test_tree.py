@@ -325,7 +325,7 @@ def test_works_where_a_module_is_not_installed(missing):
             assert type(error).__name__ == "Unsupported", error
         assert names('{"version":1,"tree":["list",["dtype","float32"],["t"]]}') == ["1"]
     """
-    for word, meant in (("MISSING", missing), ("FOLDER", _tree.__file__.rpartition("/")[0])):
+    for word, meant in (("MISSING", missing), ("FOLDER", _tree.__file__.rpartition("/_tree/")[0])):
         script = script.replace(word, repr(meant))
     subprocess.run([sys.executable, "-c", script], check=True)
 

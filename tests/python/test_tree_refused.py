@@ -121,5 +121,5 @@ class TestBadText:
         text = flatten({"w": torch.zeros(1)}).text
         with pytest.raises(NotFound, match='no tensor "w"'):
             build(text, {})
-        with pytest.raises(Corrupt, match='names the tensor "w"'):
+        with pytest.raises(Corrupt, match='tensor "w": the checkpoint.s tree names it'):
             plan_restore(text, {}, {"w": torch.zeros(1)}, describe, empty)
