@@ -175,7 +175,7 @@ def test_a_subset_by_name_or_pattern(make: Make) -> None:
 
     assert list(checkpointer.load(names="model/a.*")) == ["model/a.weight"]
     assert set(checkpointer.load(names=["model/a.weight", "*b*"])) == {"model/a.weight", "model/b.weight"}
-    with pytest.raises(cairn.NotFound, match='no tensor "nothing"'):
+    with pytest.raises(cairn.NotFound, match='no tensor in .* matches "nothing"'):
         checkpointer.load(names="nothing")
 
 

@@ -297,7 +297,7 @@ def _matching(stored: list[str], names: str | Sequence[str], path: str) -> list[
         for pattern in ([names] if isinstance(names, str) else names)
         for name in (
             [one for one in stored if one == pattern or fnmatchcase(one, pattern)]
-            or _raise_not_found(f'{path}: no tensor matches "{pattern}"')
+            or _raise_not_found(f'no tensor in {path} matches "{pattern}"')
         )
     )
     return list(wanted)
