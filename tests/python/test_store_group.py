@@ -311,7 +311,7 @@ def test_a_word_that_was_counted_and_never_given_holds_no_other_up(
     heard = [gather(link, "key", str(rank)) for rank, link in enumerate(group)]
 
     assert [one.result() for one in heard] == [[b"0", b"1", b"2"]] * 3
-    assert not group._put(store, f"{inbox}/{late}", b"late")
+    assert not store_link._put(store, f"{inbox}/{late}", b"late")
 
 
 def test_closing_ends_a_listener_that_waits_in_the_store(links: Links) -> None:
