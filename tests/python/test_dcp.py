@@ -295,7 +295,7 @@ def test_a_planner_that_changes_what_is_written_saves_synchronously_alone(make: 
         asynchronous(checkpointer, 2, {"x": 1}, Halved())
     with pytest.raises(CheckpointException, match='"x": async_save staged the value of the state dict, but Renumbered'):
         asynchronous(checkpointer, 2, {"x": 1}, Renumbered())
-    with pytest.raises(CheckpointException, match=r"this planner has 1 \(a\) more and 2 \(a.b, a.c\) less"):
+    with pytest.raises(CheckpointException, match=r"this planner writes in addition 1 \(a\) and leaves out 2 \(a.b, a.c\)"):
         asynchronous(checkpointer, 2, {"a": {"b": 1, "c": 2}}, dcp.DefaultSavePlanner(flatten_state_dict=False))
     assert checkpointer.steps() == [1]
     sync(checkpointer, 2, {"a": {"b": 1, "c": 2}}, dcp.DefaultSavePlanner(flatten_state_dict=False))
@@ -353,7 +353,7 @@ def test_what_would_come_back_as_something_else_is_no_plain_value(make: Make, sa
 def test_an_array_whose_dtype_no_file_holds_is_pickled_or_refused(make: Make, save: Saver) -> None:
     checkpointer = make()
     array = numpy.full(3, 1 + 2j)
-    with pytest.raises(CheckpointException, match="files cannot hold its dtype, torch.complex128"):
+    with pytest.raises(CheckpointException, match="files cannot hold its dtype, complex128"):
         save(checkpointer, 1, {"a": (array,)}, cairn.dcp.SavePlanner())
     save(checkpointer, 1, {"a": (array,)})
     assert same(load(checkpointer, {"a": None}), {"a": (array,)})
