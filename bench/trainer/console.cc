@@ -8,14 +8,14 @@
 namespace cairn::trainer {
 namespace {
 
-// Takes what stands in the terminal's row away.
+// Clears the terminal's current row.
 constexpr const char* kNewRow = "\r\x1b[K";
 
 void Write(int descriptor, const std::string& text) {
   std::string_view left = text;
   while (!left.empty()) {
     const ssize_t written = ::write(descriptor, left.data(), left.size());
-    if (written < 0 && errno != EINTR) return;  // Nobody reads: training goes on.
+    if (written < 0 && errno != EINTR) return;  // The reader is gone; training goes on.
     if (written > 0) left.remove_prefix(static_cast<std::size_t>(written));
   }
 }
@@ -27,12 +27,12 @@ bool IsTerminal() {
 
 }  // namespace
 
-void Say(const std::string& line) { Write(STDOUT_FILENO, (IsTerminal() ? kNewRow : "") + line + '\n'); }
-void SayProgress(const std::string& line) {
-  if (!IsTerminal()) return Say(line);
+void PrintLine(const std::string& line) { Write(STDOUT_FILENO, (IsTerminal() ? kNewRow : "") + line + '\n'); }
+void PrintProgress(const std::string& line) {
+  if (!IsTerminal()) return PrintLine(line);
   Write(STDOUT_FILENO, kNewRow + line);
 }
-void Complain(const std::string& line) {
+void PrintError(const std::string& line) {
   if (IsTerminal()) Write(STDOUT_FILENO, kNewRow);
   Write(STDERR_FILENO, "cairn_train: " + line + '\n');
 }

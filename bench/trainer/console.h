@@ -4,12 +4,12 @@
 
 namespace cairn::trainer {
 
-/// Prints a line to standard output in one write, at once: lines of several threads stay whole, and a reader of a pipe
-/// has each of them even when the process is killed right after. Safe from any thread.
-void Say(const std::string& line);
-/// The same for a line that the next one supersedes: on a terminal they share a row.
-void SayProgress(const std::string& line);
-/// The same to standard error, after the program's name.
-void Complain(const std::string& line);
+/// Prints a line to standard output with one unbuffered write: lines of several threads do not mix, and a pipe's reader
+/// gets the line even if the process is killed right after. Safe from any thread.
+void PrintLine(const std::string& line);
+/// Like PrintLine, but the next line replaces this one: on a terminal they share a row.
+void PrintProgress(const std::string& line);
+/// Like PrintLine, to standard error and prefixed with the program's name.
+void PrintError(const std::string& line);
 
 }  // namespace cairn::trainer

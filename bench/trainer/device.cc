@@ -20,10 +20,10 @@ cairn::DeviceId IdOf(at::Device device) {
 }
 
 at::Device PrepareCuda() {
-  // cuBLAS reads this when it starts, and adds in a fixed order only with it.
+  // cuBLAS reads this when it starts, and is deterministic only with it.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // NOLINT(concurrency-mt-unsafe): nobody reads it yet.
   if (::dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-    throw std::runtime_error(std::string("--device cuda: this torch has no CUDA half: ") + ::dlerror());
+    throw std::runtime_error(std::string("--device cuda: this torch was built without CUDA: ") + ::dlerror());
   }
   if (!at::globalContext().hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) {
     throw std::runtime_error("--device cuda: no CUDA device found (is the driver loaded?)");
@@ -55,12 +55,13 @@ DType DTypeOf(const at::Tensor& tensor) {
     case at::kLong:
       return DType::kI64;
     default:
-      throw std::runtime_error(std::string("no checkpoint type for ") + c10::toString(tensor.scalar_type()));
+      throw std::runtime_error(std::string("Cairn cannot save the element type ") +
+                               c10::toString(tensor.scalar_type()));
   }
 }
 
-/// Gradients of hundreds of megabytes are freed and made anew at every step. Handed back to the kernel in between, they
-/// cost VGG-16 0.6 CPU seconds a step in page faults; so the heap keeps them.
+/// Keeps freed memory in the heap. Each step frees and allocates hundreds of megabytes of gradients; if they went back
+/// to the kernel in between, page faults would cost VGG-16 0.6 CPU seconds a step.
 void KeepFreedMemory() {
   ::mallopt(M_MMAP_MAX, 0);
   ::mallopt(M_TRIM_THRESHOLD, -1);
@@ -92,7 +93,7 @@ void CheckMemory(at::Device device, const std::string& what, std::uint64_t bytes
   std::uint64_t available = 0;
   if (!(file >> available) || bytes <= available * kKi) return;
   const auto in_gb = [](std::uint64_t size) { return std::to_string(size / 1'000'000'000) + " GB"; };
-  throw std::runtime_error("out of memory: " + what + ": expected room for " + in_gb(bytes) + ", found " +
+  throw std::runtime_error("out of memory: " + what + ": expected " + in_gb(bytes) + " available, found " +
                            in_gb(available * kKi));
 }
 

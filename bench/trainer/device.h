@@ -11,25 +11,25 @@
 
 namespace cairn::trainer {
 
-/// "cpu" or "cuda" (device 0), ready for use: torch's CUDA half is loaded, and both halves are told to compute the same
-/// thing the same way each time. `threads` are the CPU's, 0 means as many as torch would take. Throws
-/// std::runtime_error where the device is not there.
+/// "cpu" or "cuda" (device 0), ready for use: torch's CUDA library is loaded if needed, and results are deterministic.
+/// `threads` is the number of CPU threads; 0 means torch's default. Throws std::runtime_error if the device is
+/// unavailable.
 at::Device PrepareDevice(const std::string& name, int threads);
 
-/// Throws std::runtime_error where the device's memory cannot take `bytes` more, which `what` needs. On a GPU torch
-/// itself says so.
+/// Throws std::runtime_error if `what` needs `bytes` more memory than the device has left. Does nothing for a GPU,
+/// where torch reports this itself.
 void CheckMemory(at::Device device, const std::string& what, std::uint64_t bytes);
 
-/// torch's threads for one operation: results are the same bit by bit only among runs with the same number.
+/// torch's threads for one operation. Results are bit-identical only between runs with the same number.
 int IntraOpThreads();
 
-/// The stream that torch works on, as Cairn takes it.
+/// torch's current stream, as a Cairn stream.
 cairn::Stream CurrentStream(at::Device device);
 
-/// The generator that torch's own operations draw from.
+/// The random generator that torch's operations use by default.
 at::Generator DefaultGenerator(at::Device device);
 
-/// A view of the tensor's memory. Throws std::runtime_error for an element type that Cairn has not.
+/// A view of the tensor's memory. Throws std::runtime_error for an element type that Cairn does not support.
 cairn::TensorView ViewOf(const at::Tensor& tensor);
 
 }  // namespace cairn::trainer

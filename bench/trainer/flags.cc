@@ -26,29 +26,28 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   constexpr int kMisuse = 2;
   CLI::App app{
       "Trains a model with libtorch and checkpoints it with Cairn.\n"
-      "Prints a line for each step, and \"durable step=N\" the moment a checkpoint can no longer be lost.\n"
-      "SIGTERM and SIGINT end it after a last checkpoint, a second one at once.\n"
-      "Exit: 0 trained, 1 training or a save failed, 2 misuse, 3 ended by a signal after a last checkpoint."};
+      "Prints a line for each step, and \"durable step=N\" as soon as a checkpoint is durable.\n"
+      "A first SIGTERM or SIGINT ends it after a last checkpoint, a second one at once.\n"
+      "Exit status: 0 trained, 1 training or a save failed, 2 invalid flags, 3 ended by a signal after a last "
+      "checkpoint."};
   std::vector<std::string> sizes;
   std::string decay = "constant";
   app.add_option("--model", flags.model, "Model to train")->capture_default_str();
   app.add_option(
       "--size", sizes,
-      "A size that differs from the published model's, NAME=NUMBER (vgg16: width; others: hidden, layers, ...)");
-  app.add_option(
-      "--init-from", flags.init_from,
-      "Start from the weights in this folder, and with the sizes of its config.json, as Hugging Face has them");
+      "Override one of the published model's sizes: NAME=NUMBER (vgg16: width; others: hidden, layers, ...)");
+  app.add_option("--init-from", flags.init_from,
+                 "Start from the weights and the config.json sizes in this folder, in Hugging Face's layout");
   app.add_option("--data", flags.data,
-                 "\"digits\", \"synthetic\" (noise in the model's shapes), or a folder that scripts/prepare-data made")
+                 "\"digits\", \"synthetic\" (noise in the model's shapes), or a folder made by scripts/prepare-data")
       ->capture_default_str();
-  app.add_option("--sequence", flags.sequence, "Of text: tokens in a sample")
+  app.add_option("--sequence", flags.sequence, "Tokens in a sample of text")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  app.add_option("--steps", flags.steps, "Steps to have done in all at the end")->capture_default_str();
-  app.add_option("--batch", flags.batch, "Samples that go through the model at once")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--steps", flags.steps, "Total number of steps, including those before a resume")
       ->capture_default_str();
-  app.add_option("--accumulate", flags.accumulate, "Batches whose gradients make one step")
+  app.add_option("--batch", flags.batch, "Samples in a batch")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--accumulate", flags.accumulate, "Batches accumulated into one step")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--optimizer", flags.optimizer, "sgd (momentum 0.9) or adamw")
@@ -59,38 +58,40 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
       ->capture_default_str();
   app.add_option("--lr", flags.learning_rate, "Highest learning rate [0.01 for sgd, 0.0001 for adamw]")
       ->check(CLI::PositiveNumber);
-  app.add_option("--warmup", flags.schedule.warmup, "Steps over which the learning rate rises")->capture_default_str();
-  app.add_option("--decay", decay, "The learning rate after them: constant, or linear or cosine to 0 at --decay-steps")
+  app.add_option("--warmup", flags.schedule.warmup, "Steps of linear warm-up of the learning rate")
+      ->capture_default_str();
+  app.add_option("--decay", decay,
+                 "Learning rate after the warm-up: constant, or linear or cosine to 0 at --decay-steps")
       ->check(CLI::IsMember({"constant", "linear", "cosine"}))
       ->capture_default_str();
-  app.add_option("--decay-steps", flags.schedule.steps, "Step at which the learning rate would be 0 [--steps]")
+  app.add_option("--decay-steps", flags.schedule.steps, "Step at which the learning rate reaches 0 [--steps]")
       ->check(CLI::PositiveNumber);
-  app.add_option("--clip", flags.clip_norm, "Most that the gradients' norm may be, 0 for no limit")
+  app.add_option("--clip", flags.clip_norm, "Maximum norm of the gradients, 0 for no limit")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--seed", flags.seed, "Of weights, dropout and the order of the data")->capture_default_str();
-  app.add_option("--device", flags.device, "Where to train")
+  app.add_option("--seed", flags.seed, "Seed of weights, dropout and the order of the data")->capture_default_str();
+  app.add_option("--device", flags.device, "Device to train on")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--threads", flags.threads,
-                 "CPU threads; results are bit-exact only for the same number [torch's choice]")
+                 "CPU threads; results are bit-exact only for the same number [torch's default]")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--checkpoint-dir", flags.checkpoint_dir, "Save checkpoints here");
-  app.add_option("--every", flags.every, "Save after every so many steps, and after the last")
+  app.add_option("--every", flags.every, "Save after every N steps, and after the last")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint, or start where there is none")
+  app.add_flag("--resume", flags.resume, "Resume from the newest checkpoint, or start anew if there is none")
       ->needs("--checkpoint-dir");
-  app.add_option("--in-flight", flags.in_flight, "Saves on their way at once")->capture_default_str();
-  app.add_option("--host-memory", flags.host_memory_bytes, "Cap of the pinned pool, as 512MiB")
+  app.add_option("--in-flight", flags.in_flight, "Maximum number of saves in flight")->capture_default_str();
+  app.add_option("--host-memory", flags.host_memory_bytes, "Limit of the pinned pool, for example 512MiB")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
   app.add_option("--keep", flags.keep, "Checkpoints to keep, 0 for all")->capture_default_str();
   app.add_option("--grace", flags.grace_seconds,
-                 "Seconds after a first signal in which the last checkpoint must be durable")
+                 "Seconds after the first signal within which the last checkpoint must be durable")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
-  app.add_option("--report", flags.report, "Write what happened to this JSON file at the end");
+  app.add_option("--report", flags.report, "Write a report to this JSON file at the end");
   try {
     app.parse(argc, argv);
     flags.sizes = ParseSizes(sizes);

@@ -9,11 +9,12 @@
 
 namespace cairn::trainer {
 
-/// What the command line says; --help explains each.
+/// The command line's flags; --help explains each.
 struct Flags {
   std::string model = "vgg16";
   std::map<std::string, std::int64_t> sizes;
-  std::string init_from;  ///< Empty: weights are drawn.
+  /// If empty, the initial weights are random.
+  std::string init_from;
   std::string data = "digits";
   std::int64_t sequence = 128;
   std::uint64_t steps = 100;
@@ -28,7 +29,8 @@ struct Flags {
   std::string device = "cpu";
   int threads = 0;
 
-  std::string checkpoint_dir;  ///< Empty: nothing is saved.
+  /// If empty, nothing is saved.
+  std::string checkpoint_dir;
   std::uint64_t every = 10;
   bool resume = false;
   int in_flight = 2;
@@ -36,10 +38,12 @@ struct Flags {
   std::uint64_t keep = 3;
   double grace_seconds = 30;
 
-  std::string report;  ///< Empty: none is written.
+  /// If empty, no report is written.
+  std::string report;
 };
 
-/// Parses the command line. Returns the exit status where there is nothing more to do (help, misuse), having said why.
+/// Parses the command line. Returns an exit status if the program should end (help, invalid flags); the reason has been
+/// printed.
 std::optional<int> ParseFlags(int argc, char** argv, Flags& flags);
 
 }  // namespace cairn::trainer

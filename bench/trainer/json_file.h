@@ -6,11 +6,11 @@
 
 namespace cairn::trainer {
 
-/// A JSON object from a file. What it lacks, or has otherwise than asked for, is told by file and field: every function
-/// throws std::runtime_error for that.
+/// A JSON object from a file. Every function throws std::runtime_error, naming file and field, for a field that is
+/// missing or has another type or value than expected.
 class JsonFile {
  public:
-  /// Throws where there is no such file, or no JSON object in it.
+  /// Throws if the file cannot be read or is not a JSON object.
   explicit JsonFile(std::string path);
   [[nodiscard]] const std::string& path() const { return path_; }
 
@@ -19,10 +19,10 @@ class JsonFile {
   [[nodiscard]] bool Flag(const char* key) const;
   [[nodiscard]] std::string Text(const char* key) const;
   [[nodiscard]] const nlohmann::json& Object(const char* key) const;
-  /// Throws where the key is there with another value than this, which is JSON.
-  void Demand(const char* key, const char* value) const;
+  /// Throws if the key is present with a value other than `value`, which is JSON text.
+  void Require(const char* key, const char* value) const;
   /// Throws "PATH: KEY: expected EXPECTED, found ...".
-  [[noreturn]] void Refuse(const char* key, const std::string& expected) const;
+  [[noreturn]] void Reject(const char* key, const std::string& expected) const;
 
  private:
   std::string path_;

@@ -19,10 +19,10 @@ int main(int argc, char** argv) {
   try {
     return static_cast<int>(Train(flags));
   } catch (const c10::Error& error) {
-    Complain(error.what_without_backtrace());
+    PrintError(error.what_without_backtrace());
     return 1;
   } catch (const std::exception& error) {
-    Complain(error.what());
+    PrintError(error.what());
     return 1;
   }
 }

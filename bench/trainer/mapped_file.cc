@@ -15,11 +15,11 @@
 namespace cairn::trainer {
 namespace {
 
-[[noreturn]] void Refuse(const std::string& path, int error) {
-  throw std::runtime_error(path + ": cannot be read: " + std::generic_category().message(error));
+[[noreturn]] void Reject(const std::string& path, int error) {
+  throw std::runtime_error(path + ": cannot read: " + std::generic_category().message(error));
 }
 
-/// Closes on its way out: a mapping needs no descriptor.
+/// Closes the descriptor at the end of the scope: a mapping does not need it.
 struct Descriptor {
   int fd;
   ~Descriptor() { ::close(fd); }
@@ -36,15 +36,15 @@ std::string ChecksumOf(std::span<const std::byte> bytes) {
 
 MappedFile::MappedFile(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) Refuse(path, errno);
+  if (fd < 0) Reject(path, errno);
   const Descriptor closes{fd};
   struct stat status {};
-  if (::fstat(fd, &status) != 0) Refuse(path, errno);
+  if (::fstat(fd, &status) != 0) Reject(path, errno);
   if (!S_ISREG(status.st_mode)) throw std::runtime_error(path + ": expected a regular file");
-  if (status.st_size == 0) return;  // Nothing that mmap would take.
+  if (status.st_size == 0) return;  // mmap rejects a length of 0.
   const auto size = static_cast<std::size_t>(status.st_size);
   void* const data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-  if (data == MAP_FAILED) Refuse(path, errno);
+  if (data == MAP_FAILED) Reject(path, errno);
   bytes_ = {static_cast<const std::byte*>(data), size};
 }
 

@@ -33,10 +33,10 @@ Optimizer::Optimizer(OptimizerConfig config, const std::vector<NamedTensor>& par
 
 std::uint64_t Optimizer::BytesFor(const OptimizerConfig& config, const std::vector<NamedTensor>& parameters) {
   const std::uint64_t moments = config.kind == OptimizerKind::kSgd ? 1 : 2;
-  // What is rounded needs two in fp32 beside itself: the sum of its gradients, and the master that it was made of.
+  // A rounded parameter needs two more fp32 tensors: its accumulated gradient and its master.
   const bool rounded = config.weights != at::kFloat;
   const std::uint64_t in_fp32 = moments + (rounded ? 1 : 0);
-  const std::uint64_t in_its_type = rounded ? 2 : 1;  // The gradient, and what it becomes.
+  const std::uint64_t in_its_type = rounded ? 2 : 1;  // The gradient, and the parameter's rounded copy.
   std::uint64_t bytes = 0;
   for (const NamedTensor& parameter : parameters) {
     bytes += parameter.tensor.numel() * (in_fp32 * sizeof(float) + in_its_type * c10::elementSize(config.weights));
@@ -87,7 +87,7 @@ void Optimizer::Accumulate() {
 
 void Optimizer::Clip(const std::vector<at::Tensor>& gradients) const {
   const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
-  // On the device: the host is not to wait for the norm.
+  // Computed on the device, so that the host need not wait for the norm.
   at::_foreach_mul_(gradients, norm.add(1e-6).reciprocal().mul(config_.clip_norm).clamp_max(1));
 }
 

@@ -53,7 +53,7 @@ double ThreadsCpuSeconds(const std::string& prefix) {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::ifstream file(task.path() / "stat");
     const std::string stat{std::istreambuf_iterator<char>(file), {}};
-    // "12 (name) S ...": the name may hold anything, a bracket too. The 14th and 15th fields are the times.
+    // "12 (name) S ...": the name may contain brackets. Fields 14 and 15 are user and system time.
     const std::size_t begin = stat.find('(');
     const std::size_t end = stat.rfind(')');
     if (end == std::string::npos || stat.compare(begin + 1, prefix.size(), prefix) != 0) continue;
@@ -108,7 +108,7 @@ void WriteReport(const Flags& flags, const Report& report) {
                        {"stall_seconds", 0.0},
                        {"weights_crc64", report.weights_digest},
                        {"peak_rss_bytes", static_cast<std::uint64_t>(usage.ru_maxrss) * 1024},
-                       // Its threads, and the kernel's that work for its ring.
+                       // Cairn's threads, and the kernel's workers for its ring.
                        {"engine_cpu_seconds", ThreadsCpuSeconds("cairn-") + ThreadsCpuSeconds("iou-")},
                        {"checkpointer", nullptr},
                        {"steps", ordered_json::array()},
@@ -140,7 +140,7 @@ void WriteReport(const Flags& flags, const Report& report) {
   file << json.dump(1) << '\n';
   file.close();
   if (!file || std::rename(temporary.c_str(), flags.report.c_str()) != 0) {
-    throw std::runtime_error("--report " + flags.report + ": cannot be written");
+    throw std::runtime_error("--report " + flags.report + ": cannot write the file");
   }
 }
 

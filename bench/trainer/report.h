@@ -16,13 +16,17 @@ struct StepRecord {
   std::uint64_t step = 0;
   double loss = 0;
   double learning_rate = 0;
-  // By the loop's own clock. On a GPU this is how long the host was held up: kernels run on behind it, and wait in
-  // their stream for what Fence has put there.
-  double seconds = 0;               ///< The whole step, with what the save and the fence took of it.
-  double model_seconds = 0;         ///< Of it, data, forward and backward: while they ran, a save could read the state.
-  double fence_seconds = 0;         ///< Of it, how long Fence held the loop up.
-  double stall_seconds = 0;         ///< Of it, how long Save and Fence held the loop up.
-  std::size_t saves_in_flight = 0;  ///< At its begin.
+  // Host time. On a GPU, kernels run asynchronously and wait in their stream for Fence's event.
+  /// The whole step, including save and fence.
+  double seconds = 0;
+  /// Part of `seconds`: data, forward and backward, while a save may read the state.
+  double model_seconds = 0;
+  /// Part of `seconds`: how long Fence blocked the loop.
+  double fence_seconds = 0;
+  /// Part of `seconds`: how long Save and Fence blocked the loop.
+  double stall_seconds = 0;
+  /// At the start of the step.
+  std::size_t saves_in_flight = 0;
 };
 
 struct SaveRecord {
@@ -30,12 +34,14 @@ struct SaveRecord {
   cairn::Status status;
 };
 
-/// What a run did.
+/// What happened in a run.
 struct Report {
   std::optional<std::uint64_t> resumed_from;
-  const char* stopped_by = nullptr;  ///< The signal that ended it; null for none.
+  /// The signal that ended the run, or null.
+  const char* stopped_by = nullptr;
   std::uint64_t samples = 0;
-  std::int64_t sequence = 0;  ///< Tokens of a sample; 0 where it has none.
+  /// Tokens in a sample; 0 for data that is not text.
+  std::int64_t sequence = 0;
   int threads = 0;
   std::vector<StepRecord> steps;
   std::vector<SaveRecord> saves;
@@ -43,11 +49,11 @@ struct Report {
   std::string weights_digest;
 };
 
-/// CRC-64/XZ over the tensors' names and bytes, in their order, as 16 hexadecimal digits.
+/// CRC-64/XZ over the tensors' names and bytes, in the given order, as 16 hexadecimal digits.
 std::string Digest(const std::vector<NamedTensor>& tensors);
 
-/// Writes the report, with peak memory and the CPU seconds of Cairn's threads until now, as JSON: whole or not at all.
-/// Throws std::runtime_error where it cannot.
+/// Writes the report as JSON, atomically, with peak memory and the CPU seconds of Cairn's threads so far. Throws
+/// std::runtime_error on failure.
 void WriteReport(const Flags& flags, const Report& report);
 
 }  // namespace cairn::trainer

@@ -12,25 +12,26 @@
 
 namespace cairn::trainer {
 
-/// A tensor as a file holds it: contiguous, row-major.
+/// A tensor in a file: contiguous and row-major.
 struct FileTensor {
   cairn::DType dtype = cairn::DType::kF32;
   std::vector<std::int64_t> shape;
-  std::span<const std::byte> bytes;  ///< Of the mapped file, in whatever alignment they lie there.
+  /// Points into the mapped file; may be unaligned.
+  std::span<const std::byte> bytes;
 };
 
 /// "F32 [2, 3]".
 std::string Describe(cairn::DType dtype, std::span<const std::int64_t> shape);
 
-/// A plain safetensors file: one that anybody may have written, without Cairn's checksums.
+/// A safetensors file from any writer, without Cairn's checksums.
 class SafetensorsFile {
  public:
-  /// Throws std::runtime_error, naming file and tensor, for everything that the format does not allow: every offset is
-  /// checked, and the tensors must cover the data without holes or overlaps.
+  /// Throws std::runtime_error, naming file and tensor, if the format is violated: every offset is checked, and the
+  /// tensors must cover the data without gaps or overlaps.
   explicit SafetensorsFile(std::string path);
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  /// By name; valid as long as the file is.
+  /// By name; valid for the lifetime of this object.
   [[nodiscard]] const std::map<std::string, FileTensor>& tensors() const { return tensors_; }
 
  private:

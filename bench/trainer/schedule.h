@@ -5,17 +5,19 @@
 
 namespace cairn::trainer {
 
-/// The learning rate of each step, of the highest: rises linearly over the warm-up, then stays or falls to nothing.
+/// The learning rate of each step as a factor: rises linearly during the warm-up, then stays constant or falls to 0.
 struct Schedule {
   enum class Decay : std::uint8_t { kConstant, kLinear, kCosine };
 
   Decay decay = Decay::kConstant;
-  std::uint64_t warmup = 0;  ///< Steps; the last of them has the full rate.
-  std::uint64_t steps = 0;   ///< After so many it would be nothing; no step of a constant schedule needs it.
+  /// Steps of warm-up; the last of them has the full rate.
+  std::uint64_t warmup = 0;
+  /// The number of steps after which the rate is 0. A constant schedule ignores it.
+  std::uint64_t steps = 0;
 
-  /// Of the step with this number, the first being 1.
+  /// The factor for this step; the first step is 1.
   [[nodiscard]] double Factor(std::uint64_t step) const;
-  /// What tells two schedules apart.
+  /// Differs for different schedules.
   [[nodiscard]] std::string ToText() const;
 };
 

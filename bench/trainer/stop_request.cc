@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::chrono::seconds kSameRequest{1};
 
-// Those that nobody had ignored, as nohup does.
-sigset_t Taken() {
+// Leaves out signals that are already ignored, for example by nohup.
+sigset_t HandledSignals() {
   sigset_t set;
   ::sigemptyset(&set);
   for (const int signal : {SIGTERM, SIGINT}) {
@@ -33,17 +33,17 @@ sigset_t Taken() {
 }
 
 [[noreturn]] void EndBy(int signal) {
-  const sigset_t set = Taken();
+  const sigset_t set = HandledSignals();
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
   ::kill(::getpid(), signal);
-  ::_exit(128 + signal);  // The first process of a container is not ended by the signal.
+  ::_exit(128 + signal);  // The signal does not end a container's first process.
 }
 
 }  // namespace
 
 StopRequest::StopRequest(std::chrono::nanoseconds grace, std::function<bool(const char*)> announce)
     : grace_(grace), announce_(std::move(announce)) {
-  const sigset_t set = Taken();
+  const sigset_t set = HandledSignals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   end_ = ::eventfd(0, EFD_CLOEXEC);
@@ -57,7 +57,7 @@ StopRequest::~StopRequest() {
   thread_.join();
   ::close(end_);
   ::close(signals_);
-  const sigset_t set = Taken();
+  const sigset_t set = HandledSignals();
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
@@ -84,7 +84,7 @@ void StopRequest::Listen() {
   if (!announce_(name)) EndBy(first);
   signal_ = name;
   at_ = came.time_since_epoch().count();
-  // A little more than what was promised: who keeps the promise, or tells why not, is to come first.
+  // A little longer than promised, so that the run can end, or report its failure, first.
   const Clock::time_point end = came + grace_ + std::chrono::milliseconds(500);
   while (!over_ && Clock::now() < end) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
@@ -92,7 +92,7 @@ void StopRequest::Listen() {
     if (again != 0 && Clock::now() - came > kSameRequest) EndBy(again);
   }
   if (over_) return;
-  Complain(std::string(name) + ": the grace is over");
+  PrintError(std::string(name) + ": the grace period is over");
   EndBy(first);
 }
 

@@ -8,31 +8,31 @@
 
 namespace cairn::trainer {
 
-/// SIGTERM and SIGINT, taken as a request to end between two steps and within a grace. The end of the grace ends the
-/// process as if nobody had taken the signal, and so does a second one; but those that come within a second of the
-/// first, by a wrapper that passes on what the whole group got, are the same request. Signals that were ignored before
-/// stay so.
+/// Handles SIGTERM and SIGINT as a request to end between two steps, within a grace period. When the grace period is
+/// over, or at a second signal, the process ends as if the signal were not handled. Signals within a second of the
+/// first count as the same request: a wrapper may pass on what the whole group received. Signals that were ignored
+/// before stay ignored.
 ///
-/// Must be made before any other thread, since threads inherit who takes signals.
+/// Must be constructed before any other thread starts, since threads inherit the signal mask.
 class StopRequest {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `announce` is called at the first signal, on another thread, with its name. False: the process ends at once, by
-  /// the signal. Throws std::system_error.
+  /// `announce` is called at the first signal, on another thread, with the signal's name. If it returns false, the
+  /// signal ends the process at once. Throws std::system_error.
   StopRequest(std::chrono::nanoseconds grace, std::function<bool(const char* signal)> announce);
   ~StopRequest();
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
 
-  /// When the first signal came; nothing before it was announced.
+  /// When the first signal came; nullopt until it was announced.
   [[nodiscard]] std::optional<Clock::time_point> at() const;
-  /// Its name; null before.
+  /// The name of the first signal; null until it was announced.
   [[nodiscard]] const char* signal() const { return signal_.load(); }
 
  private:
   void Listen();
-  /// The next signal; 0 where the request is over, or the time is up.
+  /// The next signal; 0 if the request is over or the time is up.
   int Next(int patience_ms) const;
 
   const std::chrono::nanoseconds grace_;

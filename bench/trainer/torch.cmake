@@ -1,8 +1,8 @@
 # Defines the target cairn_torch: libtorch, from the Python package torch of CAIRN_PYTHON.
 #
-# The package's own CMake files look for a CUDA toolkit, and fail on some; headers and libraries are all that is needed.
-# Only the CPU half is linked. The CUDA half is loaded when it is asked for (see device.cc), so that a CPU run
-# neither maps it nor needs it. libtorch finds the libraries beside it by its own run path; the linker is told of them.
+# The package's CMake files look for a CUDA toolkit and fail with some versions; only headers and libraries are needed.
+# Only the CPU library is linked. The CUDA library is loaded on demand (see device.cc), so a CPU run neither maps nor
+# needs it. libtorch finds its neighbours through its run path; the linker needs -rpath-link for them.
 if(NOT CAIRN_PYTHON)
   set(python python3)
   if(EXISTS ${PROJECT_SOURCE_DIR}/.venv/bin/python)
@@ -17,7 +17,7 @@ if(NOT CAIRN_TORCH_FOUND_BY STREQUAL CAIRN_PYTHON OR NOT EXISTS "${CAIRN_TORCH_D
 print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_with_cxx11_abi()), sep=';')"
     OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE why RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "The trainer needs a Python that has torch, and ${CAIRN_PYTHON} has not: run scripts/setup, "
+    message(FATAL_ERROR "The trainer needs a Python with torch, but ${CAIRN_PYTHON} has none: run scripts/setup, "
       "set CAIRN_PYTHON, or configure with -DCAIRN_BUILD_TRAINER=OFF.\n${why}")
   endif()
   list(GET found 0 directory)

@@ -38,12 +38,12 @@ T Take(cairn::Result<T> result) {
   return std::move(result).value();
 }
 
-/// Comes from the engine's thread.
-void Tell(const cairn::Event& event) {
+/// Called on the engine's thread.
+void PrintEvent(const cairn::Event& event) {
   const std::string step = " step=" + std::to_string(event.step.value_or(0));
-  if (event.kind == EventKind::kSaveDurable) Say("durable" + step);
-  if (event.kind == EventKind::kSaveFailed) Complain("save failed" + step + ": " + event.status.ToString());
-  if (event.kind == EventKind::kLog && event.severity != Severity::kInfo) Complain(event.message);
+  if (event.kind == EventKind::kSaveDurable) PrintLine("durable" + step);
+  if (event.kind == EventKind::kSaveFailed) PrintError("save failed" + step + ": " + event.status.ToString());
+  if (event.kind == EventKind::kLog && event.severity != Severity::kInfo) PrintError(event.message);
 }
 
 std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags) {
@@ -51,25 +51,27 @@ std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags) {
   return Take(cairn::Checkpointer::Open({.root = flags.checkpoint_dir,
                                          .keep_last = flags.keep,
                                          .max_in_flight = flags.in_flight,
-                                         .on_event = Tell,
+                                         .on_event = PrintEvent,
                                          .host_memory_bytes = flags.host_memory_bytes}));
 }
 
 at::ScalarType TypeOf(const Flags& flags) { return flags.precision == "bf16" ? at::kBFloat16 : at::kFloat; }
 
-/// What has no fractions keeps its type.
+/// Integer tensors keep their type.
 at::Tensor Converted(const at::Tensor& tensor, at::Device device, at::ScalarType type) {
   return tensor.to(device, tensor.is_floating_point() ? type : tensor.scalar_type());
 }
 
 enum class Phase : std::uint8_t { kNoStep, kStepping, kDraining };
 
-/// Where training is and how fast it goes, for the thread that takes signals.
+/// The progress and speed of training, for the thread that handles signals.
 struct Pace {
   std::atomic<Phase> phase{Phase::kNoStep};
   std::atomic<Clock::rep> step_begun{0};
-  std::atomic<double> step_seconds{0};  ///< Of the last step; 0 before its end.
-  std::atomic<double> save_seconds{0};  ///< Of the last durable save; 0 before the first.
+  /// Duration of the last step; 0 before the first has ended.
+  std::atomic<double> step_seconds{0};
+  /// Duration of the last durable save; 0 before the first.
+  std::atomic<double> save_seconds{0};
 
   [[nodiscard]] double StepSecondsLeft() const {
     const Clock::time_point begun{Clock::duration(step_begun.load())};
@@ -77,7 +79,7 @@ struct Pace {
   }
 };
 
-/// However the steps end: after them none is under way.
+/// Resets the phase when the steps end, in whatever way.
 class PhaseGuard {
  public:
   explicit PhaseGuard(Pace& pace) : pace_(pace) {}
@@ -122,20 +124,20 @@ class Run {
   static Flags WithDefaults(Flags flags);
   static OptimizerConfig OptimizerConfigOf(const Flags& flags);
   Model SeedAndMake();
-  /// At the first signal, on the thread that takes it: says what is to become of the run. False: it ends at once.
+  /// Called at the first signal, on the thread that handles it: prints how the run will end. Returns false if it ends
+  /// at once.
   bool Announce(const char* signal) const;
-  /// Where training starts: at the newest checkpoint with --resume, else at nothing.
+  /// Restores the newest checkpoint with --resume; otherwise starts anew.
   RunPosition Begin();
   StepRecord Step(Sampler& sampler, std::uint64_t step);
   void Save(const RunPosition& progress);
   void RecordEndedSaves();
-  /// Whether the run may begin where it stands now, on a durable checkpoint: made, if need be, before the grace is
-  /// over.
+  /// Returns whether a durable checkpoint of the current step exists. Makes one, if necessary, within the grace period.
   bool SaveLast(const RunPosition& progress);
 
   const Flags flags_;
   Pace pace_;
-  StopRequest stop_;  // Before everything that starts threads.
+  StopRequest stop_;  // Must come before every member that starts threads.
   const at::Device device_;
   const Dataset data_;
   const Model model_;
@@ -144,7 +146,7 @@ class Run {
   const cairn::Stream stream_;
   Report report_;
   bool all_saved_ = true;
-  // Last, so that it drains before anything that it reads goes.
+  // Last, so that it drains before anything that it reads is destroyed.
   std::unique_ptr<cairn::Checkpointer> checkpointer_;
   std::deque<cairn::SaveHandle> saves_;
   std::optional<cairn::SaveHandle> last_save_;
@@ -166,7 +168,7 @@ Model Run::SeedAndMake() {
   at::manual_seed(flags_.seed);
   Model model = MakeModel({.name = flags_.model, .data = data_.shape, .sizes = flags_.sizes, .device = device_});
   if (!flags_.init_from.empty()) LoadWeights(flags_.init_from, model);
-  // The parameters are the optimizer's to convert, which keeps what that rounds off.
+  // The optimizer converts the parameters itself, because it keeps them in fp32.
   for (const NamedTensor& buffer : model.buffers) {
     const at::Tensor converted = Converted(buffer.tensor, device_, TypeOf(flags_));
     if (!converted.is_same(buffer.tensor)) buffer.tensor.set_data(converted);
@@ -181,24 +183,24 @@ bool Run::Announce(const char* signal) const {
   const std::string grace = Rounded(flags_.grace_seconds);
   const Phase phase = pace_.phase;
   if (phase == Phase::kNoStep) {
-    Say(begin + "ends at once: no step is under way");
+    PrintLine(begin + "ending at once: no step is running");
     return false;
   }
   if (phase == Phase::kDraining) {
-    Say(begin + "ends once all saves are durable, within --grace " + grace);
+    PrintLine(begin + "ending once all saves are durable, within --grace " + grace);
     return true;
   }
   if (flags_.checkpoint_dir.empty()) {
-    Say(begin + "ends after this step; nothing is kept without --checkpoint-dir");
+    PrintLine(begin + "ending after this step; nothing is saved without --checkpoint-dir");
     return true;
   }
   const double step = pace_.StepSecondsLeft();
   if (step + pace_.save_seconds > flags_.grace_seconds) {
-    Say(begin + "ends at once: no checkpoint can be made within --grace " + grace + ", as this step takes about " +
-        Rounded(step) + " more and a save " + Rounded(pace_.save_seconds));
+    PrintLine(begin + "ending at once: no checkpoint is possible within --grace " + grace + ": this step needs about " +
+              Rounded(step) + " more and a save " + Rounded(pace_.save_seconds));
     return false;
   }
-  Say(begin + "ends after a last checkpoint of this step, within --grace " + grace);
+  PrintLine(begin + "ending after a checkpoint of this step, within --grace " + grace);
   return true;
 }
 
@@ -207,24 +209,24 @@ RunPosition Run::Begin() {
   if (checkpointer_ == nullptr) return fresh;
   if (!flags_.resume) {
     if (const auto existing = Take(checkpointer_->List()); !existing.empty()) {
-      throw std::runtime_error(flags_.checkpoint_dir + " holds " + std::to_string(existing.size()) +
-                               " checkpoints already, the newest of step " + std::to_string(existing.back().step) +
-                               ": give --resume, or another --checkpoint-dir");
+      throw std::runtime_error(flags_.checkpoint_dir + " already holds " + std::to_string(existing.size()) +
+                               " checkpoints, the newest of step " + std::to_string(existing.back().step) +
+                               ": use --resume or another --checkpoint-dir");
     }
     return fresh;
   }
   const auto details = checkpointer_->Inspect(cairn::Latest());
   if (details.status().code() == StatusCode::kNotFound) {
-    Say("fresh start: no checkpoint under " + flags_.checkpoint_dir);
+    PrintLine("fresh start: no checkpoint under " + flags_.checkpoint_dir);
     return fresh;
   }
   const cairn::CheckpointDetails found = Take(details);
-  for (const std::string& warning : state_.Compare(found.values.at(0))) Complain("warning: " + warning);
+  for (const std::string& warning : state_.Compare(found.values.at(0))) PrintError("warning: " + warning);
   cairn::RestoreOptions options;
   options.streams = {stream_};
   const cairn::Restored restored = Take(checkpointer_->Restore(cairn::Latest(), state_.target(), options));
   report_.resumed_from = restored.step;
-  Say("resumed step=" + std::to_string(restored.step));
+  PrintLine("resumed step=" + std::to_string(restored.step));
   return state_.Resume(restored.values);
 }
 
@@ -234,7 +236,7 @@ StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
                     .saves_in_flight = saves_.size()};
   const auto start = Clock::now();
   const auto batches = static_cast<double>(flags_.accumulate);
-  at::Tensor loss;  // The batches' mean.
+  at::Tensor loss;  // The mean over the batches.
   for (std::uint64_t i = 0; i < flags_.accumulate; ++i) {
     Batch batch = data_.read(sampler.Next(flags_.batch));
     for (auto& [name, tensor] : batch) tensor = Converted(tensor, device_, TypeOf(flags_));
@@ -245,7 +247,7 @@ StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
   }
   record.model_seconds = SecondsSince(start);
   if (checkpointer_ != nullptr) {
-    // The save of an earlier step may still be reading what is about to be written.
+    // The save of an earlier step may still be reading what the step overwrites.
     const auto before = Clock::now();
     if (const cairn::Status status = checkpointer_->Fence(stream_); !status.ok()) {
       throw std::runtime_error(status.ToString());
@@ -269,7 +271,7 @@ void Run::Save(const RunPosition& progress) {
     return;
   }
   all_saved_ = false;
-  Complain("save refused step=" + std::to_string(progress.step) + ": " + save.status().ToString());
+  PrintError("save refused step=" + std::to_string(progress.step) + ": " + save.status().ToString());
 }
 
 void Run::RecordEndedSaves() {
@@ -293,8 +295,8 @@ bool Run::SaveLast(const RunPosition& progress) {
   if (status.ok() && !saved()) Save(progress);
   if (status.ok() && saved()) status = last_save_->WaitDurable(grace);
   if (status.ok() && saved()) return true;
-  if (!status.ok()) Complain("no last checkpoint: " + status.ToString());
-  for (const cairn::SaveHandle& save : saves_) save.Cancel();  // Nobody would wait for them.
+  if (!status.ok()) PrintError("no last checkpoint: " + status.ToString());
+  for (const cairn::SaveHandle& save : saves_) save.Cancel();  // The process ends without waiting for them.
   return false;
 }
 
@@ -310,10 +312,10 @@ Outcome Run::Go() {
     pace_.step_begun = start.time_since_epoch().count();
     pace_.phase = Phase::kStepping;
     StepRecord record = Step(sampler, progress.step + 1);
-    // Before it could be saved: a resumed run would begin with it.
+    // Checked before a save, so that no run resumes from a diverged state.
     if (!std::isfinite(record.loss)) {
       throw std::runtime_error("step " + std::to_string(record.step) +
-                               ": the loss is no number any more: training has diverged");
+                               ": the loss is not finite: training has diverged");
     }
     progress = {.step = record.step, .data = sampler.position()};
     if (checkpointer_ != nullptr && (progress.step % flags_.every == 0 || progress.step == flags_.steps)) {
@@ -330,21 +332,21 @@ Outcome Run::Go() {
     line << "step=" << record.step << " loss=" << record.loss;
     line.precision(4);
     line << " seconds=" << record.seconds << " stall=" << record.stall_seconds;
-    SayProgress(line.str());
+    PrintProgress(line.str());
   }
   pace_.phase = Phase::kDraining;
   const bool stopped = progress.step < flags_.steps;
   if (stopped) all_saved_ = SaveLast(progress) && all_saved_;
   if (checkpointer_ != nullptr) {
-    // Its status is the first failed save's, which the event callback has told of already.
+    // Its status is the first failed save's, which PrintEvent has already reported.
     all_saved_ = checkpointer_->Drain().ok() && all_saved_;
     RecordEndedSaves();
     report_.checkpointer = checkpointer_->stats();
   }
   report_.stopped_by = stopped ? stop_.signal() : nullptr;
   report_.weights_digest = Digest(model_.parameters);
-  Say((stopped ? "stopped step=" : "done step=") + std::to_string(progress.step) +
-      " weights_crc64=" + report_.weights_digest);
+  PrintLine((stopped ? "stopped step=" : "done step=") + std::to_string(progress.step) +
+            " weights_crc64=" + report_.weights_digest);
   if (!flags_.report.empty()) WriteReport(flags_, report_);
   if (!all_saved_) return Outcome::kSaveFailed;
   return stopped ? Outcome::kStopped : Outcome::kTrained;

@@ -6,15 +6,17 @@
 
 namespace cairn::trainer {
 
-/// How a run ended, as the process's exit status. What went wrong with a save has been said.
+/// How a run ended, as the process's exit status. Failed saves have been reported.
 enum class Outcome : std::uint8_t {
-  kTrained = 0,     ///< Every step was done, and every save became durable.
-  kSaveFailed = 1,  ///< Or a signal ended it without a checkpoint of its last step.
-  kStopped = 3,     ///< A signal ended it, and the last checkpoint is durable.
+  /// All steps are done, and every save is durable.
+  kTrained = 0,
+  /// A save failed, or a signal ended the run without a checkpoint of its last step.
+  kSaveFailed = 1,
+  /// A signal ended the run, and its last checkpoint is durable.
+  kStopped = 3,
 };
 
-/// Runs the training that the flags describe, until its end or a signal. Throws for everything that keeps training from
-/// going on.
+/// Runs the training that the flags describe, until its end or a signal. Throws if training cannot continue.
 Outcome Train(Flags flags);
 
 }  // namespace cairn::trainer

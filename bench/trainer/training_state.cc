@@ -42,7 +42,7 @@ std::string ToText(const cairn::Value& value) {
 const cairn::Value& Find(const cairn::Values& values, const std::string& name) {
   const auto at = values.find(name);
   if (at == values.end())
-    throw std::runtime_error("the checkpoint has no value \"" + name + "\": was it made by cairn_train?");
+    throw std::runtime_error("the checkpoint has no value \"" + name + "\": was it written by cairn_train?");
   return at->second;
 }
 
@@ -54,7 +54,7 @@ std::uint64_t FindCount(const cairn::Values& values, const std::string& name) {
   return static_cast<std::uint64_t>(*number);
 }
 
-/// What to say of a value that the checkpoint has otherwise; nothing where both agree.
+/// Describes how the checkpoint's value differs from the run's; nullopt if they are equal.
 std::optional<std::string> Difference(const char* name, const cairn::Values& checkpoint, const cairn::Values& run) {
   const std::string theirs = ToText(Find(checkpoint, name));
   const std::string ours = ToText(Find(run, name));
@@ -127,7 +127,7 @@ std::vector<std::string> TrainingState::Compare(const cairn::Values& values) con
   std::vector<std::string> warnings;
   for (const char* name : kShouldAgree) {
     if (auto difference = Difference(name, values, state_.values())) {
-      warnings.push_back(*std::move(difference) += ": the run will not go on bit by bit as it would have");
+      warnings.push_back(*std::move(difference) += ": the resumed run will not be bit-exact");
     }
   }
   return warnings;

@@ -12,32 +12,33 @@
 
 namespace cairn::trainer {
 
-/// Where a run stands between two steps, beside its tensors.
+/// The position of a run between two steps, without its tensors.
 struct RunPosition {
-  std::uint64_t step = 0;  ///< Optimizer steps done.
+  /// Number of optimizer steps done.
+  std::uint64_t step = 0;
   DataPosition data;
 };
 
-/// Everything that the next step depends on, as a cairn::State: parameters and buffers under their own names, the
-/// optimizer's state, the random generators ("rng.cpu", "rng.cuda") and the progress, plus what the run was given.
+/// Everything that the next step depends on, as a cairn::State: parameters and buffers by name, the optimizer's state,
+/// the random generators ("rng.cpu", "rng.cuda"), the progress, and the run's flags.
 ///
-/// The described tensors must stay where they are while this lives.
+/// The described tensors must outlive this object and must not move.
 class TrainingState {
  public:
-  /// `data` is the data set's name. Throws std::runtime_error where a tensor cannot be described.
+  /// `data` is the data set's name. Throws std::runtime_error if a tensor cannot be described.
   TrainingState(const Flags& flags, const std::string& data, at::Device device, const Model& model,
                 const std::vector<NamedTensor>& optimizer);
 
-  /// The state to save: takes down the generators and the progress as they are now.
+  /// Records generators and progress as they are now, and returns the state to save.
   const cairn::State& Capture(const RunPosition& progress);
   /// The state to restore into.
   [[nodiscard]] const cairn::State& target() const { return state_; }
-  /// Once the tensors have been restored: sets the generators, returns the progress. Throws std::runtime_error for
-  /// values that are missing.
+  /// Call after the tensors have been restored: sets the generators and returns the progress. Throws std::runtime_error
+  /// if a value is missing.
   RunPosition Resume(const cairn::Values& values);
 
-  /// Throws std::runtime_error where the checkpoint's model, data or optimizer is not this run's. Returns a warning for
-  /// each further difference that keeps the run from going on bit by bit as it would have.
+  /// Throws std::runtime_error if the checkpoint's model, data or optimizer differs from this run's. Returns a warning
+  /// for each other difference that makes the resumed run not bit-exact.
   [[nodiscard]] std::vector<std::string> Compare(const cairn::Values& values) const;
 
  private:
@@ -46,7 +47,8 @@ class TrainingState {
   cairn::State state_;
   struct Generator {
     at::Generator generator;
-    at::Tensor state;  ///< On the CPU, always the same memory.
+    /// On the CPU, always at the same address.
+    at::Tensor state;
   };
   std::vector<Generator> generators_;
 };

@@ -24,12 +24,12 @@ struct Found {
   const std::string* file;
 };
 
-[[noreturn]] void Refuse(const std::string& file, const std::string& name, const std::string& expected,
+[[noreturn]] void Reject(const std::string& file, const std::string& name, const std::string& expected,
                          const std::string& found) {
   throw std::runtime_error(file + ": tensor \"" + name + "\": expected " + expected + ", found " + found);
 }
 
-/// The tensors of one file, or of those that an index names.
+/// The tensors of one file, or of all files in an index.
 class WeightFiles {
  public:
   WeightFiles(const std::string& folder, const Model& model) : path_(folder + "/model.safetensors") {
@@ -38,8 +38,9 @@ class WeightFiles {
     } else if (path_ += ".index.json"; std::filesystem::exists(path_)) {
       OpenIndexed(folder);
     } else {
-      throw std::runtime_error("--init-from " + folder +
-                               ": expected model.safetensors or model.safetensors.index.json in it, found neither");
+      throw std::runtime_error(
+          "--init-from " + folder +
+          ": expected model.safetensors or model.safetensors.index.json in this folder, found neither");
     }
     Rename("LayerNorm.gamma", "LayerNorm.weight");
     Rename("LayerNorm.beta", "LayerNorm.bias");
@@ -55,7 +56,7 @@ class WeightFiles {
     const SafetensorsFile& file = files_.try_emplace(path, path).first->second;
     for (const auto& [name, tensor] : file.tensors()) {
       const auto [other, fresh] = tensors_.try_emplace(name, Found{&tensor, &file.path()});
-      if (!fresh) Refuse(path, name, "it once", "it in " + *other->second.file + " as well");
+      if (!fresh) Reject(path, name, "it only once", "it also in " + *other->second.file);
     }
   }
 
@@ -63,32 +64,32 @@ class WeightFiles {
     const JsonFile index(path_);
     const nlohmann::json& map = index.Object("weight_map");
     for (const auto& [name, file] : map.items()) {
-      // A plain name, or an index could lead out of its folder.
+      // Plain file names only, so that an index cannot refer outside its folder.
       if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
-        Refuse(path_, name, "the name of a file", file.dump());
+        Reject(path_, name, "a file name", file.dump());
       }
       const std::string path = folder + "/" + file.get<std::string>();
       if (!files_.contains(path)) Open(path);
       const auto at = tensors_.find(name);
-      if (at == tensors_.end() || *at->second.file != path) Refuse(path, name, "it, by " + path_, "none");
+      if (at == tensors_.end() || *at->second.file != path) Reject(path, name, "it, as in " + path_, "none");
     }
     for (const auto& [name, found] : tensors_) {
-      if (!map.contains(name)) Refuse(*found.file, name, "only what " + path_ + " names", "it");
+      if (!map.contains(name)) Reject(*found.file, name, "only tensors that " + path_ + " names", "it");
     }
   }
 
-  /// Files made from TensorFlow's have its names' endings, BERT's published ones among them.
+  /// Files converted from TensorFlow, such as BERT's published ones, have TensorFlow's name endings.
   void Rename(const std::string& old, const std::string& ending) {
     std::map<std::string, Found> renamed;
     for (const auto& [name, found] : tensors_) {
       const bool is_old = name.ends_with(old);
       const std::string now = is_old ? name.substr(0, name.size() - old.size()) + ending : name;
-      if (!renamed.try_emplace(now, found).second) Refuse(*found.file, now, "it once", "it as " + old + " as well");
+      if (!renamed.try_emplace(now, found).second) Reject(*found.file, now, "it only once", "it also as " + old);
     }
     tensors_ = std::move(renamed);
   }
 
-  /// Files of the model without heads, BLOOM's published ones among them, leave its names' beginning out.
+  /// Files of a model without heads, such as BLOOM's published ones, leave out the stem of the names.
   void Complete(const Model& model) {
     const auto has_stem = [&](const auto& item) { return item.first.starts_with(model.stem); };
     if (std::ranges::any_of(tensors_, has_stem)) return;
@@ -102,7 +103,7 @@ class WeightFiles {
   std::map<std::string, Found> tensors_;
 };
 
-/// What weights are published in; nothing for a type that they are not.
+/// The types in which weights are published; nullopt for others.
 std::optional<at::ScalarType> WeightType(cairn::DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -126,10 +127,10 @@ std::string TypeOf(const at::Tensor& parameter) {
 }
 std::string TypeOf(const Found& found) { return Describe(found.tensor->dtype, found.tensor->shape); }
 
-/// What is read, and what is to be said of the rest.
+/// The parameters to read, and the names to report of the rest.
 struct Choice {
   std::vector<NamedTensor> read;
-  std::string passed_over, kept;
+  std::string skipped, kept;
 };
 
 Choice Choose(const WeightFiles& files, const Model& model) {
@@ -147,9 +148,9 @@ Choice Choose(const WeightFiles& files, const Model& model) {
     choice.read.push_back(parameter);
     const auto node = left.extract(parameter.name);
     const std::string expected = TypeOf(parameter.tensor);
-    if (node.empty()) Refuse(files.path(), parameter.name, expected, "none");
+    if (node.empty()) Reject(files.path(), parameter.name, expected, "none");
     const Found& found = node.mapped();
-    if (!Fits(*found.tensor, parameter.tensor)) Refuse(*found.file, parameter.name, expected, TypeOf(found));
+    if (!Fits(*found.tensor, parameter.tensor)) Reject(*found.file, parameter.name, expected, TypeOf(found));
   }
   for (const auto& [name, holder] : model.tied) {
     const auto node = left.extract(name);
@@ -157,18 +158,19 @@ Choice Choose(const WeightFiles& files, const Model& model) {
     const Found& found = node.mapped();
     const Found& held = files.tensors().at(holder);
     const std::string expected = TypeOf(held) + " with the bytes of \"" + holder + "\"";
-    if (TypeOf(found) != TypeOf(held)) Refuse(*found.file, name, expected, TypeOf(found));
-    if (!std::ranges::equal(found.tensor->bytes, held.tensor->bytes)) Refuse(*found.file, name, expected, "others");
+    if (TypeOf(found) != TypeOf(held)) Reject(*found.file, name, expected, TypeOf(found));
+    if (!std::ranges::equal(found.tensor->bytes, held.tensor->bytes))
+      Reject(*found.file, name, expected, "other bytes");
   }
   for (const std::string& head : model.other_heads) {
-    for (const auto& [name, found] : left) choice.passed_over += name.starts_with(head) ? " " + name : "";
+    for (const auto& [name, found] : left) choice.skipped += name.starts_with(head) ? " " + name : "";
     std::erase_if(left, of(head));
   }
-  // A buffer that older files have, and transformers passes over as well.
-  for (const auto& [name, found] : left) choice.passed_over += name.ends_with(".position_ids") ? " " + name : "";
+  // A buffer in older files, which transformers skips too.
+  for (const auto& [name, found] : left) choice.skipped += name.ends_with(".position_ids") ? " " + name : "";
   std::erase_if(left, [](const auto& item) { return item.first.ends_with(".position_ids"); });
   if (left.empty()) return choice;
-  Refuse(*left.begin()->second.file, left.begin()->first, "no tensor of this name", TypeOf(left.begin()->second));
+  Reject(*left.begin()->second.file, left.begin()->first, "no tensor of this name", TypeOf(left.begin()->second));
 }
 
 }  // namespace
@@ -179,13 +181,13 @@ void LoadWeights(const std::string& folder, const Model& model) {
   const c10::NoGradGuard no_grad;
   for (const NamedTensor& parameter : choice.read) {
     const FileTensor& tensor = *files.tensors().at(parameter.name).tensor;
-    // By way of a tensor of its own: the file aligns nothing, and the parameter may be on a GPU.
+    // Through a host copy: the file is not aligned, and the parameter may be on a GPU.
     const at::Tensor host = at::empty(tensor.shape, *WeightType(tensor.dtype));
     std::memcpy(host.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());
     parameter.tensor.copy_(host);
   }
-  if (!choice.passed_over.empty()) Say(files.path() + ": passed over:" + choice.passed_over);
-  if (!choice.kept.empty()) Say(files.path() + ": not there, kept as drawn:" + choice.kept);
+  if (!choice.skipped.empty()) PrintLine(files.path() + ": skipped:" + choice.skipped);
+  if (!choice.kept.empty()) PrintLine(files.path() + ": missing, keeping initial weights:" + choice.kept);
 }
 
 }  // namespace cairn::trainer

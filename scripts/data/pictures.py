@@ -1,10 +1,10 @@
-"""Packs pictures in the ImageNet layout, FOLDER/CLASS/PICTURE.JPEG, into two files of pixels. Each must decode.
+"""Packs JPEG pictures in the ImageNet layout, FOLDER/CLASS/PICTURE.JPEG, into two files. Every picture must decode.
 
-pictures.bin    the pictures one behind the other, 224 rows of 224 pixels, red, green and blue: the shorter side scaled
-                to 256, the middle cut out
-index.bin       for each of them, little-endian: the CRC-32 of its pixels as zlib computes it (4 bytes), its class (4)
-data.json       what is in it: kind ("pictures"), side (224), pictures and classes (how many), class_names, in their
-                order, checksum (CRC-32 of index.bin), source
+pictures.bin    the pictures one after another, 224 rows of 224 RGB pixels: the shorter side scaled to 256, then the
+                centre cropped
+index.bin       for each picture, little-endian: zlib's CRC-32 of its pixels (4 bytes) and its class (4 bytes)
+data.json       metadata: kind ("pictures"), side (224), pictures and classes (their numbers), class_names (ordered),
+                checksum (CRC-32 of index.bin), source
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import zlib
 from pathlib import Path
 
 from PIL import Image
-from sources import Refused, printable
+from sources import InvalidInput, printable
 
-MOST_PIXELS = 64_000_000
+MAX_PIXELS = 64_000_000
 RESIZED, SIDE = 256, 224
 ENTRY = struct.Struct("<II")
 
 
 def sorted_entries(folder: Path) -> list[Path]:
-    """By the bytes of their names: a directory's own order differs between machines, a picture's number must not."""
+    """Sorted by the bytes of their names, so that a picture's number is the same on every machine."""
     return sorted(folder.iterdir(), key=lambda path: os.fsencode(path.name))
 
 
 def pictures_of(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
-    """The classes' names, and each picture with its class."""
+    """The names of the classes, and each picture with its class."""
     root = folder / "train" if (folder / "train").is_dir() else folder
     if not root.is_dir():
-        raise Refused(f"{root}: no such folder")
+        raise InvalidInput(f"{root}: no such folder")
     classes = [path for path in sorted_entries(root) if path.is_dir()]
     pictures = [
         (path, label)
@@ -42,26 +42,26 @@ def pictures_of(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
         if path.suffix.lower() in (".jpeg", ".jpg") and path.is_file()
     ]
     if not pictures:
-        raise Refused(f"{root}: expected CLASS/PICTURE.JPEG in it, found {len(classes)} folders and no picture in them")
+        raise InvalidInput(f"{root}: expected CLASS/PICTURE.JPEG, found {len(classes)} folders without pictures")
     return [printable(path.name) for path in classes], pictures
 
 
 def read_pixels(path: Path) -> bytes:
     try:
         with Image.open(io.BytesIO(path.read_bytes()), formats=["JPEG"]) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"more than {MOST_PIXELS} pixels")
+            if picture.width * picture.height > MAX_PIXELS:
+                raise ValueError(f"more than {MAX_PIXELS} pixels")
             scale = RESIZED / min(picture.size)
             size = [max(RESIZED, int(length * scale)) for length in picture.size]
             scaled = picture.convert("RGB").resize((size[0], size[1]), Image.Resampling.BILINEAR)
             left, top = ((length - SIDE) // 2 for length in size)
             return scaled.crop((left, top, left + SIDE, top + SIDE)).tobytes()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise Refused(f"{path}: not a sound JPEG picture: {error}") from None
+        raise InvalidInput(f"{path}: not a valid JPEG picture: {error}") from None
 
 
 def pack(folder: Path, classes: list[str], pictures: list[tuple[Path, int]], out: Path) -> str:
-    """Writes the files to `out`. Returns what to say of them."""
+    """Writes the files to `out`. Returns a summary."""
     checksum = 0
     with open(out / "pictures.bin", "wb") as packed, open(out / "index.bin", "wb") as index:
         for path, label in pictures:

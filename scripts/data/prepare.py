@@ -1,16 +1,16 @@
-"""Turns data into compact files that cairn_train maps. Called by scripts/prepare-data, which installs what it takes.
+"""Turns data into compact files that cairn_train maps. Called by scripts/prepare-data, which installs the packages.
 
-OUT is a folder, made whole or not at all. Pictures are packed as pictures.py tells. Of text, each file is a document,
-in the order of their names, or each article of a WikiText file; all must be UTF-8. OUT then has:
+OUT is a folder that is created atomically. See pictures.py for pictures. For text, each file is a document, in the
+order of their names, or each article of a WikiText file; all must be UTF-8. OUT then contains:
 
-tokens.bin      the tokens' numbers, one behind the other, little-endian, of 2 or 4 bytes each
-data.json       what is in it: kind ("text" or "questions"), dtype ("u16" or "u32"), tokens (how many), vocabulary
-                (every number lies below it), special_tokens (the numbers of those of BERT's that the tokenizer has, by
-                name), checksum (CRC-32 of tokens.bin, as zlib has it), source, tokenizer; of questions also features
-                (how many), sequence (the most tokens that one of them may have) and features_checksum
-features.bin    of questions: how tokens.bin is cut into features. Of each four numbers, little-endian, of 4 bytes:
-                its tokens, and of these the first of the context and the answer's first and last
-tokenizer.json  Hugging Face's tokenizer, the one given or the one that was trained
+tokens.bin      the tokens' numbers, little-endian, 2 or 4 bytes each
+data.json       metadata: kind ("text" or "questions"), dtype ("u16" or "u32"), tokens (their number), vocabulary
+                (every token is below it), special_tokens (by name, the numbers of BERT's special tokens that the
+                tokenizer has), checksum (zlib's CRC-32 of tokens.bin), source, tokenizer; for questions also
+                features (their number), sequence (maximum tokens in a feature) and features_checksum
+features.bin    for questions: how tokens.bin is cut into features. For each, four little-endian numbers of 4 bytes:
+                its number of tokens, the positions of the context's first, the answer's first and its last token
+tokenizer.json  the Hugging Face tokenizer, given or trained
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import BinaryIO
 
 import pictures
 import squad
-from sources import Refused, articles_of, files_of, printable, read_text
+from sources import InvalidInput, articles_of, files_of, printable, read_text
 from tokenizers import Tokenizer
-from tokenizing import KINDS, MOST, Documents, encode, load_tokenizer, special_tokens, vocabulary_of
+from tokenizing import KINDS, MAX_VOCABULARY, Documents, encode, load_tokenizer, special_tokens, vocabulary_of
 
 
 @contextmanager
-def made_whole(out: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `out` at the end, or vanishes."""
+def created_atomically(out: Path) -> Iterator[Path]:
+    """A temporary folder that is renamed to `out` at the end, or removed on failure."""
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -58,7 +58,7 @@ class Numbers:
 
     def write(self, numbers: Sequence[int]) -> None:
         if max(numbers, default=0) >= self.limit:
-            raise Refused(f"the tokenizer gives {max(numbers)}, and its vocabulary ends before {self.limit}")
+            raise InvalidInput(f"the tokenizer gives token {max(numbers)}, but its vocabulary has only {self.limit}")
         packed = array.array(self.code, numbers)
         self.count += len(packed)
         if sys.byteorder == "big":
@@ -77,7 +77,7 @@ def tokens_to(file: BinaryIO, tokenizer: Tokenizer) -> Numbers:
 
 
 def write_about(out: Path, kind: str, tokens: Numbers, tokenizer: Tokenizer, source: list[Path], **more: object) -> str:
-    """What lies beside the tokens. Returns what to say of them."""
+    """Writes the files beside the tokens. Returns a summary."""
     tokenizer.save(str(out / "tokenizer.json"))
     about: dict[str, object] = {
         "kind": kind,
@@ -102,9 +102,9 @@ def tokenizer_for(options: argparse.Namespace, documents: Documents) -> Tokenize
 
 
 def prepare_documents(documents: Documents, sources: list[Path], options: argparse.Namespace) -> str:
-    count = sum(1 for _ in documents())  # All are read before the tokenizer's training, which may take long.
+    count = sum(1 for _ in documents())  # Finds bad input before the tokenizer's training, which may take long.
     tokenizer = tokenizer_for(options, documents)
-    with made_whole(options.out) as out:
+    with created_atomically(options.out) as out:
         with open(out / "tokens.bin", "wb") as file:
             tokens = tokens_to(file, tokenizer)
             for document in documents():
@@ -120,7 +120,7 @@ def prepare_text(options: argparse.Namespace) -> str:
 def prepare_wikitext(options: argparse.Namespace) -> str:
     path: Path = options.folder / f"wiki.{options.split}.tokens"
     if not path.is_file():
-        raise Refused(f"{path}: no such file")
+        raise InvalidInput(f"{path}: no such file")
     return prepare_documents(lambda: articles_of(path), [path], options)
 
 
@@ -129,8 +129,8 @@ def prepare_squad(options: argparse.Namespace) -> str:
     tokenizer = tokenizer_for(options, lambda: squad.texts_of(questions))
     for name in ("[CLS]", "[SEP]", "[PAD]", "[UNK]"):
         if tokenizer.token_to_id(name) is None:
-            raise Refused(f"{options.tokenizer}: expected a tokenizer with {name}, found none")
-    with made_whole(options.out) as out:
+            raise InvalidInput(f"{options.tokenizer}: expected a tokenizer with {name}, found none")
+    with created_atomically(options.out) as out:
         with open(out / "tokens.bin", "wb") as file, open(out / "features.bin", "wb") as features_file:
             tokens, features = tokens_to(file, tokenizer), Numbers(features_file, "I")
             for question in questions:
@@ -152,27 +152,27 @@ def prepare_squad(options: argparse.Namespace) -> str:
 
 
 def prepare_pictures(options: argparse.Namespace) -> str:
-    found = pictures.pictures_of(options.source)  # Before there is a folder more, which may lie among the classes.
-    with made_whole(options.out) as out:
+    found = pictures.pictures_of(options.source)  # Before OUT is created, which may be inside the source.
+    with created_atomically(options.out) as out:
         return pictures.pack(options.source, *found, out)
 
 
 def add_tokenizer(parser: argparse.ArgumentParser, kinds: Iterable[str]) -> None:
-    """The first of the kinds is trained unless another is asked for."""
+    """The first kind is the default."""
     default, *others = kinds
     trained = parser.add_mutually_exclusive_group()
-    trained.add_argument("--tokenizer", type=Path, help="Hugging Face's tokenizer.json (default: one is trained)")
+    trained.add_argument("--tokenizer", type=Path, help="a Hugging Face tokenizer.json (default: train one)")
     if others:
         trained.add_argument(
             "--kind",
             choices=[default, *others],
             default=default,
-            help=f"of the tokenizer trained: byte-level BPE, BERT's, or words as they are (default: {default})",
+            help=f"kind of tokenizer to train: byte-level BPE, BERT's, or whole words (default: {default})",
         )
     parser.add_argument(
         "--vocabulary",
         type=int,
-        help="of the tokenizer trained, at most (default: 8192" + ("; all words for word)" if others else ")"),
+        help="maximum vocabulary to train (default: 8192" + ("; all words for word)" if others else ")"),
     )
     parser.set_defaults(kind=default)
 
@@ -180,37 +180,37 @@ def add_tokenizer(parser: argparse.ArgumentParser, kinds: Iterable[str]) -> None
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="prepare-data", description="Turns data into files that cairn_train maps.")
     kinds = parser.add_subparsers(required=True, metavar="KIND")
-    text = kinds.add_parser("text", help="any text in UTF-8, to tokens for a language model")
-    text.add_argument("source", nargs="+", type=Path, help="a file, or a folder with all that is in it")
+    text = kinds.add_parser("text", help="turn UTF-8 text into tokens for a language model")
+    text.add_argument("source", nargs="+", type=Path, help="a file, or a folder including its subfolders")
     text.set_defaults(prepare=prepare_text)
-    wikitext = kinds.add_parser("wikitext", help="WikiText-2 or -103 as published, to the same; articles are documents")
-    wikitext.add_argument("folder", type=Path, help="where wiki.train.tokens and the like are")
+    wikitext = kinds.add_parser("wikitext", help="turn WikiText-2 or -103 into tokens; articles are documents")
+    wikitext.add_argument("folder", type=Path, help="folder with wiki.train.tokens and its siblings")
     wikitext.add_argument("--split", choices=["train", "valid", "test"], default="train", help="(default: train)")
     wikitext.set_defaults(prepare=prepare_wikitext)
-    questions = kinds.add_parser("squad", help="SQuAD's JSON, 1.1 or 2.0, to questions with places of answers")
-    questions.add_argument("source", type=Path, help="a file as train-v2.0.json")
-    questions.add_argument("--sequence", type=int, default=384, help="most tokens of a feature (default: 384)")
+    questions = kinds.add_parser("squad", help="turn SQuAD's JSON, 1.1 or 2.0, into questions with answer positions")
+    questions.add_argument("source", type=Path, help="a file such as train-v2.0.json")
+    questions.add_argument("--sequence", type=int, default=384, help="maximum tokens of a feature (default: 384)")
     questions.add_argument(
-        "--stride", type=int, default=128, help="tokens that features of one context share (default: 128)"
+        "--stride", type=int, default=128, help="tokens by which features of one context overlap (default: 128)"
     )
     questions.set_defaults(prepare=prepare_squad)
-    packed = kinds.add_parser("pictures", help="JPEG pictures in the ImageNet layout, to two files of pixels")
-    packed.add_argument("source", type=Path, help="the folder with one of each class in it, or in its train")
+    packed = kinds.add_parser("pictures", help="turn JPEG pictures in the ImageNet layout into two files of pixels")
+    packed.add_argument("source", type=Path, help="the folder with a subfolder for each class, in it or in its train")
     packed.set_defaults(prepare=prepare_pictures)
     for one in (text, wikitext, questions, packed):
-        one.add_argument("out", type=Path, help="the folder to make")
+        one.add_argument("out", type=Path, help="the folder to create")
     for one, trained in ((text, KINDS), (wikitext, KINDS), (questions, ["wordpiece"])):
         add_tokenizer(one, trained)
     options = parser.parse_args()
     if getattr(options, "vocabulary", None) is not None:
         if options.tokenizer:
             parser.error("--vocabulary: not allowed with argument --tokenizer")
-        if not (least := KINDS[options.kind].least) <= options.vocabulary <= MOST:
-            parser.error(f"--vocabulary {options.vocabulary}: expected at least {least}, and at most {MOST}")
-    if options.prepare is prepare_squad and not 0 <= options.stride <= options.sequence - squad.LEAST_ROOM:
+        if not (least := KINDS[options.kind].least) <= options.vocabulary <= MAX_VOCABULARY:
+            parser.error(f"--vocabulary {options.vocabulary}: expected {least} to {MAX_VOCABULARY}")
+    if options.prepare is prepare_squad and not 0 <= options.stride <= options.sequence - squad.MIN_ROOM:
         parser.error(
-            f"--stride {options.stride}: expected 0 to --sequence less {squad.LEAST_ROOM}, "
-            f"{options.sequence - squad.LEAST_ROOM}"
+            f"--stride {options.stride}: expected 0 to --sequence minus {squad.MIN_ROOM}, "
+            f"{options.sequence - squad.MIN_ROOM}"
         )
     return options
 
@@ -219,9 +219,9 @@ def main() -> int:
     options = parse()
     try:
         if options.out.exists():
-            raise Refused(f"{options.out}: is there already")
+            raise InvalidInput(f"{options.out}: already exists")
         print(f"{printable(options.out)}: {options.prepare(options)}")
-    except (Refused, OSError) as error:
+    except (InvalidInput, OSError) as error:
         print(f"prepare-data: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""What data is made from: files in UTF-8, and WikiText's articles in them."""
+"""Reads the sources of text: UTF-8 files, and WikiText's articles in them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-HEADING = re.compile(r" = (?!= ).+ = ")  # Of an article; those within it have more signs.
+HEADING = re.compile(r" = (?!= ).+ = ")  # An article's; headings inside it have more equals signs.
 
 
-class Refused(Exception):
-    """The file, the place in it, what was expected there and found."""
+class InvalidInput(Exception):
+    """Invalid input. The message names the file, the place, expected and found."""
 
 
 def printable(name: Path | str) -> str:
-    """What JSON can hold of a name, which need not be UTF-8."""
+    """A name, which need not be UTF-8, in a form that JSON can hold."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
 def files_in(folder: Path) -> Iterator[Path]:
-    """All of them, behind links to folders too, each folder once. What may not be read is an error."""
+    """All files, also through links to folders, each folder once. An unreadable folder is an error."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -35,15 +35,15 @@ def files_in(folder: Path) -> Iterator[Path]:
 
 
 def files_of(sources: list[Path]) -> list[Path]:
-    """Every file once, however many links lead to it."""
+    """Every file once, even if several links lead to it."""
     found: dict[Path, None] = {}
     for source in sources:
         if not source.exists():
-            raise Refused(f"{source}: no such file or folder")
+            raise InvalidInput(f"{source}: no such file or folder")
         inside = sorted(files_in(source)) if source.is_dir() else [source]
         found.update((path.resolve(), None) for path in inside)
     if not found:
-        raise Refused(f"{' '.join(map(str, sources))}: no file in it")
+        raise InvalidInput(f"{' '.join(map(str, sources))}: contains no files")
     return list(found)
 
 
@@ -52,11 +52,11 @@ def read_text(path: Path) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Refused(f"{path}: byte {error.start}: not UTF-8 (0x{content[error.start]:02x})") from None
+        raise InvalidInput(f"{path}: byte {error.start}: not UTF-8 (0x{content[error.start]:02x})") from None
 
 
 def articles_of(path: Path) -> Iterator[str]:
-    """The file's articles, which put together are the file. One begins at its heading, behind an empty line."""
+    """The file's articles, which together are the whole file. Each begins at a heading after an empty line."""
     article: list[str] = []
     begun = False
     empty = True
@@ -65,7 +65,7 @@ def articles_of(path: Path) -> Iterator[str]:
             try:
                 line = content.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise Refused(f"{path}: line {number}: not UTF-8 (0x{content[error.start]:02x})") from None
+                raise InvalidInput(f"{path}: line {number}: not UTF-8 (0x{content[error.start]:02x})") from None
             if empty and HEADING.fullmatch(line.rstrip("\n")):
                 if begun:
                     yield "".join(article)
@@ -73,8 +73,8 @@ def articles_of(path: Path) -> Iterator[str]:
                 begun = True
             empty = not line.strip()
             if not begun and not empty:
-                raise Refused(f'{path}: line {number}: expected an article\'s " = Title = ", found {line[:40]!r}')
+                raise InvalidInput(f'{path}: line {number}: expected an article\'s " = Title = ", found {line[:40]!r}')
             article.append(line)
     if not begun:
-        raise Refused(f"{path}: no article in it")
+        raise InvalidInput(f"{path}: contains no article")
     yield "".join(article)

@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizers: a given one, or one trained on the text."""
+"""Hugging Face tokenizers, given or trained on the text."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from sources import Refused
+from sources import InvalidInput
 from tokenizers import Encoding, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # Numbered as OPT's tokenizer numbers them.
-BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # Numbered as BertWordPieceTokenizer numbers them.
-UNKNOWN, LINE_END = "<unk>", "<eos>"  # As WikiText has them.
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # In the order of OPT's tokenizer.
+BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # In the order of BertWordPieceTokenizer.
+UNKNOWN, LINE_END = "<unk>", "<eos>"  # WikiText's names.
 
-Documents = Callable[[], Iterable[str]]  # Each call gives all of them.
+Documents = Callable[[], Iterable[str]]  # Each call returns all documents.
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 (the library has no narrower one)
-        raise Refused(f"{path}: no tokenizer: {error}") from None
+    except Exception as error:  # noqa: BLE001 (the library raises no narrower one)
+        raise InvalidInput(f"{path}: not a tokenizer: {error}") from None
     if not tokenizer.get_vocab_size():
-        raise Refused(f"{path}: no tokenizer: its vocabulary is empty")
+        raise InvalidInput(f"{path}: not a tokenizer: its vocabulary is empty")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def train_bpe(documents: Documents, vocabulary: int) -> Tokenizer:
-    """Byte-level BPE, which splits any text and can put it together again. A document begins with </s>, as OPT's do."""
+    """Byte-level BPE, which is lossless for any text. A document begins with </s>, like OPT's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,20 +57,20 @@ def wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
 
 
 def train_wordpiece(documents: Documents, vocabulary: int) -> Tokenizer:
-    """BERT's, uncased. A document is framed by [CLS] and [SEP], which divides a pair as well."""
+    """BERT's, uncased. A document is framed by [CLS] and [SEP]; [SEP] also separates a pair."""
     tokenizer = wordpiece({})
     counts: Counter[str] = Counter()
     for text in documents():
         counts.update(tokenizer.normalizer.normalize_str(text))
     letters = sorted((letter for letter in counts if not letter.isspace()), key=lambda of: (-counts[of], of))
     letters = sorted(letters[: min(1000, vocabulary // 4)])
-    # The trainer numbers letters inside words as it meets them, in another order each time, unless they are there.
-    there = [*BERT_SPECIAL, *letters, *("##" + letter for letter in letters)]
+    # The trainer numbers letters inside words in a random order, unless they are given.
+    given = [*BERT_SPECIAL, *letters, *("##" + letter for letter in letters)]
     tokenizer.train_from_iterator(
         documents(),
-        trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=there, limit_alphabet=0, show_progress=False),
+        trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=given, limit_alphabet=0, show_progress=False),
     )
-    # Anew, without the letters that the trained one takes for special, and would find anywhere.
+    # A new tokenizer, because the trained one treats the letters as special tokens and finds them anywhere.
     tokenizer = wordpiece(tokenizer.get_vocab())
     tokenizer.add_special_tokens(BERT_SPECIAL)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -82,11 +82,11 @@ def train_wordpiece(documents: Documents, vocabulary: int) -> Tokenizer:
 
 
 def train_words(documents: Documents, vocabulary: int) -> Tokenizer:
-    """What whitespace divides, numbered by frequency behind <unk> and <eos>, which is put at the end of each line."""
+    """Words separated by whitespace, numbered by frequency after <unk> and <eos>. <eos> ends each line."""
     tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Replace(Regex(r"\n|(?<=[^\n])\z"), f" {LINE_END} ")
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    # Without special ones: the trainer would give a number of its own to one that the text has, too.
+    # Without special tokens: the trainer would number those in the text a second time.
     tokenizer.train_from_iterator(documents(), trainers.WordLevelTrainer(vocab_size=vocabulary, show_progress=False))
     found: dict[str, int] = tokenizer.get_vocab()
     words = dict.fromkeys([UNKNOWN, LINE_END, *sorted(found, key=found.__getitem__)])
@@ -95,25 +95,27 @@ def train_words(documents: Documents, vocabulary: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, *text: str, special: bool = True) -> Encoding:
-    """Of one text, or of a pair."""
+    """Encodes one text or a pair."""
     try:
         return tokenizer.encode(*text, add_special_tokens=special)
-    except Exception as error:  # noqa: BLE001 (the library has no narrower one)
-        raise Refused(f"the tokenizer cannot take {text[0][:40]!r}: {error}") from None
+    except Exception as error:  # noqa: BLE001 (the library raises no narrower one)
+        raise InvalidInput(f"the tokenizer cannot encode {text[0][:40]!r}: {error}") from None
 
 
 class Kind(NamedTuple):
     train: Callable[[Documents, int], Tokenizer]
-    least: int  # Of its vocabulary.
-    most: int  # Unless said otherwise.
+    # The minimum size of the vocabulary.
+    least: int
+    # The default maximum size.
+    most: int
 
 
 BYTES = 256
-MOST = 1 << 24  # Of a vocabulary.
+MAX_VOCABULARY = 1 << 24
 KINDS = {
     "bpe": Kind(train_bpe, BYTES + len(SPECIAL), 8192),
     "wordpiece": Kind(train_wordpiece, 100, 8192),
-    "word": Kind(train_words, 3, MOST),
+    "word": Kind(train_words, 3, MAX_VOCABULARY),
 }
 
 
@@ -122,6 +124,6 @@ def vocabulary_of(tokenizer: Tokenizer) -> int:
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, object]:
-    """A field of data.json, where there are any."""
+    """The field special_tokens of data.json, if there are any."""
     found = {name: tokenizer.token_to_id(name) for name in BERT_SPECIAL if tokenizer.token_to_id(name) is not None}
     return {"special_tokens": found} if found else {}

@@ -1,4 +1,4 @@
-// Training BERT: what the checkpoints hold, and what is refused before training starts.
+// Training BERT: the contents of the checkpoints, and what is refused before training starts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,12 +21,12 @@ using ::testing::IsEmpty;
 
 using Shape = std::vector<std::int64_t>;
 
-/// 300 tokens of a vocabulary of 40, and a BERT that is just large enough for them in pairs of 16.
+/// 300 tokens with a vocabulary of 40, and a BERT just large enough for them in pairs of 16.
 class BertTrainer : public ::testing::Test {
  protected:
   BertTrainer() { WriteText(text_, MakeTokens(300, 40), 40, kSpecialTokens); }
 
-  /// The flags of a short training, but for those given otherwise; `sizes` come behind, and count.
+  /// The flags of a short training, overridden by `flags`; the last of two equal `sizes` counts.
   [[nodiscard]] std::vector<std::string> Arguments(std::map<std::string, std::string> flags = {},
                                                    const std::vector<std::string>& sizes = {}) const {
     flags.insert({{"--model", "bert-base"}, {"--data", text_}, {"--sequence", "16"}, {"--steps", "2"}});
@@ -37,7 +37,7 @@ class BertTrainer : public ::testing::Test {
     all.insert(all.end(), sizes.begin(), sizes.end());
     return all;
   }
-  /// Of the newest checkpoint's weights.
+  /// The shapes of the newest checkpoint's weights.
   [[nodiscard]] std::map<std::string, Shape> Shapes() const {
     const auto details = NewestCheckpoint(root_ / "run");
     EXPECT_TRUE(details.ok()) << details.status();
@@ -53,7 +53,7 @@ class BertTrainer : public ::testing::Test {
   const std::string text_ = root_ / "text";
 };
 
-TEST_F(BertTrainer, CheckpointHoldsItUnderItsReferenceNames) {
+TEST_F(BertTrainer, CheckpointUsesTheReferenceNames) {
   TrainingProcess training(Arguments({{"--checkpoint-dir", root_ / "run"}}));
   ASSERT_EQ(training.Finish(), 0) << training.output();
 
@@ -72,7 +72,7 @@ TEST_F(BertTrainer, CheckpointHoldsItUnderItsReferenceNames) {
   EXPECT_EQ(shapes.size(), 5U + 2 * 16 + 9);
 }
 
-TEST_F(BertTrainer, CheckpointHoldsAnotherHeadForQuestions) {
+TEST_F(BertTrainer, CheckpointHasTheQuestionHeadForQuestions) {
   WriteQuestions(root_ / "questions", MakeTokens(300, 40), 40, 16);
   TrainingProcess training(Arguments({{"--data", root_ / "questions"}, {"--checkpoint-dir", root_ / "run"}}));
   ASSERT_EQ(training.Finish(), 0) << training.output();
@@ -84,7 +84,7 @@ TEST_F(BertTrainer, CheckpointHoldsAnotherHeadForQuestions) {
   EXPECT_EQ(shapes.size(), 5U + 2 * 16 + 2);
 }
 
-TEST_F(BertTrainer, NoiseHasPairs) {
+TEST_F(BertTrainer, TrainsOnSyntheticPairs) {
   TrainingProcess base(Arguments({{"--data", "synthetic"}}, {"vocabulary=256"}));
   TrainingProcess large(Arguments({{"--data", "synthetic"}, {"--model", "bert-large"}}, {"vocabulary=256"}));
 
@@ -93,15 +93,15 @@ TEST_F(BertTrainer, NoiseHasPairs) {
   EXPECT_EQ(large.losses().size(), 2U);
 }
 
-TEST_F(BertTrainer, TrainsWhereABatchMayHaveNoTokenToGuess) {
-  // Four samples of two words each: of three batches, one has none that is masked.
+TEST_F(BertTrainer, TrainsWithBatchesWithoutAMaskedToken) {
+  // With four samples of two words each, about one batch in three has no masked token.
   TrainingProcess training(Arguments({{"--sequence", "5"}, {"--steps", "30"}}));
 
   EXPECT_EQ(training.Finish(), 0) << training.output();
   EXPECT_EQ(training.losses().size(), 30U);
 }
 
-TEST_F(BertTrainer, RefusesTextWithoutItsSpecialTokensByName) {
+TEST_F(BertTrainer, NamesTheMissingSpecialToken) {
   for (const char* name : {"[CLS]", "[SEP]", "[MASK]"}) {
     auto special = kSpecialTokens;
     special.erase(name);
@@ -118,7 +118,7 @@ TEST_F(BertTrainer, RefusesQuestionsThatDoNotFit) {
   ExpectRefused(Arguments({{"--data", questions}}),
                 "the data's samples have 17 tokens (--sequence), the model 16 positions");
   ExpectRefused(Arguments({{"--data", questions}, {"--model", "opt-125m"}}),
-                "expected text, which the model learns from, found questions");
+                "expected textfor this model, found questions");
 
   WriteQuestions(questions, MakeTokens(300, 40), 40, 16);
   auto about = nlohmann::json::parse(std::ifstream(questions + "/data.json"));
@@ -129,8 +129,7 @@ TEST_F(BertTrainer, RefusesQuestionsThatDoNotFit) {
 }
 
 TEST_F(BertTrainer, RefusesAModelThatTheDataDoesNotFit) {
-  ExpectRefused(Arguments({{"--data", "digits"}}),
-                "expected text or questions, which the model learns from, found pictures");
+  ExpectRefused(Arguments({{"--data", "digits"}}), "expected text or questionsfor this model, found pictures");
   ExpectRefused(Arguments({{"--sequence", "17"}}),
                 "the data's samples have 17 tokens (--sequence), the model 16 positions");
   ExpectRefused(Arguments({{"--sequence", "4"}}), "--sequence 4: expected at least 5, [CLS] A [SEP] B [SEP]");
@@ -138,10 +137,10 @@ TEST_F(BertTrainer, RefusesAModelThatTheDataDoesNotFit) {
   ExpectRefused(Arguments({}, {"vocabulary=39"}), "the data's vocabulary has 40 tokens, the model's 39");
   ExpectRefused(Arguments({}, {"heads=3"}), "size hidden: expected a multiple of heads, 3, found 8");
   ExpectRefused(Arguments({}, {"types=1"}), "size types: expected at least 2");
-  ExpectRefused(Arguments({}, {"ffn=2"}), "--size ffn: this model has no such size, only: hidden");
+  ExpectRefused(Arguments({}, {"ffn=2"}), "--size ffn: unknown size; this model has: hidden");
 }
 
-TEST_F(BertTrainer, RefusesACheckpointMadeOfTextInAnotherWay) {
+TEST_F(BertTrainer, RefusesACheckpointWithOtherPairs) {
   TrainingProcess first(Arguments({{"--checkpoint-dir", root_ / "run"}}));
   ASSERT_EQ(first.Finish(), 0) << first.output();
   auto arguments = Arguments({{"--checkpoint-dir", root_ / "run"}, {"--sequence", "8"}});

@@ -8,7 +8,7 @@
 namespace cairn::trainer {
 namespace {
 
-TEST(Digits, AreThoseOfTheSource) {
+TEST(Digits, MatchTheSource) {
   const auto digits = AllDigits();
 
   // Counts of each label in the UCI test set, and its first row.
@@ -25,7 +25,7 @@ TEST(Digits, AreThoseOfTheSource) {
   EXPECT_EQ(digits[0].pixels[3], 13);
 }
 
-TEST(Digits, EnlargedKeepCornersRangeAndOrientation) {
+TEST(Digits, EnlargingKeepsCornersRangeAndOrientation) {
   Digit digit{};
   digit.pixels[7] = 16;  // Upper right.
 
@@ -41,7 +41,7 @@ TEST(Digits, EnlargedKeepCornersRangeAndOrientation) {
   }
 }
 
-TEST(Digits, EnlargedToTheirOwnSizeAreThemselves) {
+TEST(Digits, EnlargingToTheSameSizeChangesNothing) {
   const Digit& digit = AllDigits()[5];
 
   std::vector<float> image(64);

@@ -1,4 +1,4 @@
-// What the trainer's later steps write while a save of an earlier one is in flight.
+// Later training steps must not change a save in flight.
 #include <gtest/gtest.h>
 
 #include "cairn/cairn.h"
@@ -24,8 +24,8 @@ std::vector<std::uint16_t> MemoryOf(const std::string& root, const Which& which)
   return memory;
 }
 
-/// A Transformer-XL with many weights for its work: its masters and moments are read before the memory, which so is
-/// read during the next step. The memory is too large to be copied in the call of Save.
+/// A Transformer-XL with many weights but little work: a save reads its masters and moments first, so it reads the
+/// memory during the next step. The memory is too large to be copied in the call of Save.
 std::vector<std::string> Arguments(const std::string& root, const std::string& steps) {
   return {"--model",          "transformer-xl-base",
           "--data",           "synthetic",

@@ -1,7 +1,7 @@
-// trainer_logits: what a model with weights from elsewhere makes of the first --batch samples of --data, and of
-// --accumulate batches in all one after the other, as raw floats in the file that --report names; and "loss=N", in
-// training on the last of them with random generators that --seed has set. Takes cairn_train's flags; test_opt.py and
-// the like compare with other implementations.
+// trainer_logits: runs a model with given weights on the first --accumulate batches of --batch samples of --data, and
+// writes the logits as raw floats to the file that --report names. Prints "loss=N", the training loss of the last batch
+// with random generators seeded by --seed. Takes cairn_train's flags; test_opt.py and its siblings compare the result
+// with other implementations.
 #include <ATen/Context.h>
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-"""What the tests of the trainer's language models against transformers' share.
+"""Helpers of the tests that compare the trainer's language models with transformers'.
 
-Runs the programs in build/release/bin, or where CAIRN_BIN says.
+Runs the programs in build/release/bin, or in CAIRN_BIN.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def refused(why: str, *arguments: object) -> None:
-    """Training ends before its first step, saying why."""
+    """Expects training to end before its first step with this message."""
     ran = run("cairn_train", *arguments)
     assert ran.returncode == 1 and why in ran.stderr and "step=" not in ran.stdout, ran.stderr
 
@@ -42,7 +42,7 @@ def relative_error(ours: Any, theirs: Any) -> float:
 
 
 def save(model: Any, folder: Path, shards: str = "1GB") -> Any:
-    """With other weights than drawn: biases are 0 and norms are 1, none would be missed in another's place."""
+    """Saves with random weights: initial biases are all 0 and norms all 1, which would hide a mix-up."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.eval().parameters():
@@ -52,7 +52,7 @@ def save(model: Any, folder: Path, shards: str = "1GB") -> Any:
 
 
 def write_tokens(folder: Path, count: int, vocabulary: int, first: int = 0, **more: Any) -> None:
-    """Fills FOLDER as scripts/prepare-data does, with `count` tokens from the `first` of the vocabulary on."""
+    """Fills FOLDER like scripts/prepare-data, with `count` random tokens numbered from `first` up."""
     tokens = array("H", random.Random(2).choices(range(first, vocabulary), k=count))
     about = {"kind": "text", "dtype": "u16", "tokens": count, "vocabulary": vocabulary, **more}
     folder.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ def write_tokens(folder: Path, count: int, vocabulary: int, first: int = 0, **mo
 
 
 def run_docs_lines(pattern: str, here: dict[str, object], behind: str) -> list[str]:
-    """Runs those of docs/trainer.md's lines that match, with what it names replaced and more flags at the end of a
+    """Runs the lines of docs/trainer.md that match, with names replaced by `here`, and with more flags for a
     training. Returns them."""
     lines = [
         line for line in (ROOT / "docs/trainer.md").read_text().split("```")[1].splitlines() if re.search(pattern, line)
@@ -103,8 +103,8 @@ def our_logits(name: str, folder: Path, text: Path) -> Any:
 
 
 def expect_trained_and_exported(name: str, model: Any, text: Path, names: str) -> None:
-    """Training starts at `model`, as saved in model/ beside the text; what the checkpoint holds under `names`,
-    transformers loads and computes as the trainer does."""
+    """Trains from `model`, saved in model/ beside the text. Transformers must load the checkpoint's tensors `names`,
+    exported, and compute the same as the trainer."""
     at = text.parent
     ran = run(
         *("cairn_train", "--model", name, "--init-from", at / "model", "--data", text),

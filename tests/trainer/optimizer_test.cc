@@ -16,14 +16,14 @@ NamedTensor Parameter(const std::string& name, double value) {
   return {name, tensor};
 }
 
-// Whose gradient is `slope` everywhere.
+// Gives every element the gradient `slope`.
 void Backward(const NamedTensor& parameter, double slope) { parameter.tensor.mul(slope).sum().backward(); }
 
 double ValueOf(const at::Tensor& tensor) { return tensor.detach().to(at::kDouble).view(-1)[0].item<double>(); }
 
 class OptimizerTest : public testing::TestWithParam<at::ScalarType> {};
 
-TEST_P(OptimizerTest, StepTakesTheSumOfAllThatWasAccumulated) {
+TEST_P(OptimizerTest, StepUsesTheAccumulatedSum) {
   const NamedTensor parameter = Parameter("p", 1);
   Optimizer optimizer({.weight_decay = 0, .weights = GetParam()}, {parameter});
 
@@ -37,7 +37,7 @@ TEST_P(OptimizerTest, StepTakesTheSumOfAllThatWasAccumulated) {
   EXPECT_FALSE(parameter.tensor.grad().defined());
 }
 
-TEST_P(OptimizerTest, SumsWhatEightBitsWouldSwallow) {
+TEST_P(OptimizerTest, AccumulatesBeyondBf16Precision) {
   const NamedTensor parameter = Parameter("p", 0);
   Optimizer optimizer({.weight_decay = 0, .weights = GetParam()}, {parameter});
 
@@ -50,13 +50,13 @@ TEST_P(OptimizerTest, SumsWhatEightBitsWouldSwallow) {
   EXPECT_EQ(ValueOf(parameter.tensor), -300);  // Summed in bf16, 256 and 1 are 256.
 }
 
-TEST_P(OptimizerTest, ClipsTheNormOverAllParametersAndOnlyWhatIsAbove) {
+TEST_P(OptimizerTest, ClipsTheGlobalNormOnlyAboveTheLimit) {
   for (const auto& [limit, scale] : {std::pair{1.0, 0.2}, std::pair{10.0, 1.0}}) {
     const NamedTensor a = Parameter("a", 0);
     const NamedTensor b = Parameter("b", 0);
     Optimizer optimizer({.weight_decay = 0, .clip_norm = limit, .weights = GetParam()}, {a, b});
 
-    Backward(a, 3 / std::sqrt(2));  // Of two elements: norms of 3 and 4, and of 5 in all.
+    Backward(a, 3 / std::sqrt(2));  // Two elements each: norms of 3 and 4, a global norm of 5.
     Backward(b, 4 / std::sqrt(2));
     optimizer.Accumulate();
     optimizer.Step(1);
@@ -67,15 +67,15 @@ TEST_P(OptimizerTest, ClipsTheNormOverAllParametersAndOnlyWhatIsAbove) {
   }
 }
 
-TEST_P(OptimizerTest, TakesTheMemoryThatItSays) {
+TEST_P(OptimizerTest, TakesTheMemoryOfBytesFor) {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
     const NamedTensor parameter = Parameter("p", 0);
     const OptimizerConfig config{.kind = kind, .weights = GetParam()};
     const std::uint64_t said = Optimizer::BytesFor(config, {parameter});
     const std::uint64_t there = parameter.tensor.nbytes();
     const Optimizer optimizer(config, {parameter});
-    std::uint64_t bytes = 2 * parameter.tensor.nbytes();                              // The gradient's, too.
-    if (GetParam() != at::kFloat) bytes += parameter.tensor.numel() * sizeof(float);  // Of its sum.
+    std::uint64_t bytes = 2 * parameter.tensor.nbytes();                              // Parameter and gradient.
+    if (GetParam() != at::kFloat) bytes += parameter.tensor.numel() * sizeof(float);  // The accumulated gradient.
     for (const NamedTensor& item : optimizer.state()) {
       if (item.name != "optimizer.step") bytes += item.tensor.nbytes();
     }
@@ -87,7 +87,7 @@ TEST_P(OptimizerTest, TakesTheMemoryThatItSays) {
 INSTANTIATE_TEST_SUITE_P(Types, OptimizerTest, testing::Values(at::kFloat, at::kBFloat16),
                          [](const auto& type) { return std::string(c10::toString(type.param)); });
 
-TEST(Optimizer, MastersKeepWhatBf16RoundsOff) {
+TEST(Optimizer, MastersKeepFp32Precision) {
   const NamedTensor parameter = Parameter("p", 1);
   parameter.tensor.detach().add_(1.0 / 4096);
 
@@ -106,7 +106,7 @@ TEST(Optimizer, StepsTooSmallForBf16AddUpInTheMasters) {
   const auto step = [&] {
     Backward(parameter, 1);
     optimizer.Accumulate();
-    optimizer.Step(1.0 / 1024);  // A quarter of what bf16 tells apart below 1.
+    optimizer.Step(1.0 / 1024);  // A quarter of bf16's resolution below 1.
   };
 
   step();

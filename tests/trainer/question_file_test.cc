@@ -19,7 +19,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// A folder with the features 0 1 .. and so on, 20 tokens of a vocabulary of 20, of 8 at most.
+/// A folder with 20 tokens 0, 1, ... of a vocabulary of 20, in features of at most 8 tokens.
 class QuestionFileTest : public ::testing::Test {
  protected:
   QuestionFileTest() {
@@ -29,7 +29,7 @@ class QuestionFileTest : public ::testing::Test {
   }
 
   void ChangeAbout(const std::function<void(json&)>& change) const { trainer::ChangeAbout(folder_.path(), change); }
-  /// Of the second feature, with a checksum that fits.
+  /// Overwrites a field of the second feature, and updates the checksum.
   void ChangeFeature(std::size_t field, char value) const {
     std::fstream(folder_ / "features.bin", std::ios::binary | std::ios::in | std::ios::out)
         .seekp(static_cast<std::streamoff>(16 + 4 * field))
@@ -89,10 +89,10 @@ TEST_F(QuestionFileTest, RefusesFeaturesOfOtherTokens) {
   about["checksum"] = fewer["checksum"];
   std::ofstream(folder_ / "data.json") << about;
 
-  ExpectRefused("features.bin", "expected features of 39 tokens in all, which tokens.bin has, found 40");
+  ExpectRefused("features.bin", "expected features of 39 tokens in total, as in tokens.bin, found 40");
 }
 
-TEST_F(QuestionFileTest, RefusesEachFieldThatIsNotAsItMustBe) {
+TEST_F(QuestionFileTest, RefusesEachInvalidField) {
   const json whole = json::parse(std::ifstream(folder_ / "data.json"));
   const auto refused_with = [&](const char* field, const json& value, const std::string& why) {
     ChangeAbout([&](json& about) { about[field] = value; });
@@ -103,19 +103,19 @@ TEST_F(QuestionFileTest, RefusesEachFieldThatIsNotAsItMustBe) {
   };
 
   refused_with("kind", "text", "\"questions\", found \"text\"");
-  refused_with("features", -1, "a whole number, found -1");
+  refused_with("features", -1, "an unsigned integer, found -1");
   refused_with("sequence", std::uint64_t{1} << 31U, "at most 2147483647, found 2147483648");
   refused_with("features_checksum", "crc32:00000000", "crc32:");
   refused_with("checksum", "crc32:00000000", "crc32:");
-  refused_with("vocabulary", nullptr, "a whole number, found null");
+  refused_with("vocabulary", nullptr, "an unsigned integer, found null");
 }
 
-TEST_F(QuestionFileTest, RefusesAFileOfAnotherSizeOrNone) {
+TEST_F(QuestionFileTest, RefusesAWrongSizeOrAMissingFile) {
   ChangeAbout([](json& about) { about["features"] = 100; });
-  ExpectRefused("features.bin", "expected the 100 features of 16 bytes that data.json tells of, found ");
+  ExpectRefused("features.bin", "expected 100 features of 16 bytes, according to data.json, found ");
 
   std::filesystem::remove(folder_ / "features.bin");
-  ExpectRefused("features.bin", "cannot be read: No such file");
+  ExpectRefused("features.bin", "cannot read: No such file");
 }
 
 TEST_F(QuestionFileTest, RefusesATokenOutsideTheVocabulary) {

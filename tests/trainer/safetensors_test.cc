@@ -46,7 +46,7 @@ TEST_F(SafetensorsTest, GivesTensorsByName) {
   EXPECT_TRUE(file.tensors().at("none").bytes.empty());
 }
 
-TEST_F(SafetensorsTest, RefusesAnEntryThatIsNotAsItMustBe) {
+TEST_F(SafetensorsTest, RefusesAnInvalidEntry) {
   const auto refused_with = [&](const std::string& entry, const std::string& why) {
     Write(R"({"a":)" + entry + "}", "wxyz");
     ExpectRefused("tensor \"a\": " + why);
@@ -55,46 +55,47 @@ TEST_F(SafetensorsTest, RefusesAnEntryThatIsNotAsItMustBe) {
   refused_with(R"([1])", "expected dtype, shape and data_offsets, found [1]");
   refused_with(R"({"dtype":"U8","shape":[4]})", "expected dtype, shape and data_offsets");
   refused_with(R"({"dtype":"U8","shape":[4],"offsets":[0,4]})", "data_offsets: expected array, found none");
-  refused_with(R"({"dtype":"Q8","shape":[4],"data_offsets":[0,4]})", "dtype: unknown: Q8");
+  refused_with(R"({"dtype":"Q8","shape":[4],"data_offsets":[0,4]})", "unknown dtype: Q8");
   refused_with(R"({"dtype":8,"shape":[4],"data_offsets":[0,4]})", "dtype: expected string, found 8");
-  refused_with(R"({"dtype":"U8","shape":[-4],"data_offsets":[0,4]})", "shape: expected a whole number, found -4");
-  refused_with(R"({"dtype":"U8","shape":[4.0],"data_offsets":[0,4]})", "shape: expected a whole number, found 4.0");
+  refused_with(R"({"dtype":"U8","shape":[-4],"data_offsets":[0,4]})", "shape: expected an unsigned integer, found -4");
+  refused_with(R"({"dtype":"U8","shape":[4.0],"data_offsets":[0,4]})",
+               "shape: expected an unsigned integer, found 4.0");
   refused_with(R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,4]})", "shape: too large");
-  refused_with(R"({"dtype":"U8","shape":[4],"data_offsets":[0]})", "data_offsets: expected two, found [0]");
+  refused_with(R"({"dtype":"U8","shape":[4],"data_offsets":[0]})", "data_offsets: expected two offsets, found [0]");
   refused_with(R"({"dtype":"U8","shape":[4],"data_offsets":[0,3]})",
                "data_offsets: expected 4 bytes for U8 [4] within 4, found [0,3]");
   refused_with(R"({"dtype":"U8","shape":[4],"data_offsets":[4,0]})", "data_offsets: expected 4 bytes");
   refused_with(R"({"dtype":"U8","shape":[4],"data_offsets":[1,5]})", "data_offsets: expected 4 bytes");
   refused_with(R"({"dtype":"U8","shape":[4],"data_offsets":[18446744073709551612,0]})",
-               "data_offsets: expected a whole number");
+               "data_offsets: expected an unsigned integer");
 }
 
-TEST_F(SafetensorsTest, RefusesHolesOverlapsAndWhatFollows) {
+TEST_F(SafetensorsTest, RefusesGapsOverlapsAndTrailingBytes) {
   Write(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
         "xyz");
-  ExpectRefused("its tensors overlap, or leave a hole");
+  ExpectRefused("tensors overlap or leave a gap");
 
   Write(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", "xyz");
-  ExpectRefused("its tensors overlap, or leave a hole");
+  ExpectRefused("tensors overlap or leave a gap");
 
   Write(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", "xyz");
   ExpectRefused("bytes after the last tensor");
 }
 
-TEST_F(SafetensorsTest, RefusesWhatIsNone) {
-  ExpectRefused("cannot be read: No such file");
+TEST_F(SafetensorsTest, RefusesAFileOfAnotherFormat) {
+  ExpectRefused("cannot read: No such file");
 
   std::ofstream(path_) << "short";
   ExpectRefused("too short");
 
-  std::ofstream(path_) << "This is text, and no tensors are in it.";
+  std::ofstream(path_) << "This is a text file without any tensors.";
   ExpectRefused("bytes in a file of 39");
 
   Write("[]", "");
-  ExpectRefused("its header is no JSON object");
+  ExpectRefused("its header is not a JSON object");
 
   Write("{\"a\":", "");
-  ExpectRefused("its header is no JSON object");
+  ExpectRefused("its header is not a JSON object");
 }
 
 }  // namespace

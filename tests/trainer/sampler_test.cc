@@ -26,7 +26,7 @@ TEST(Sampler, EpochDrawsEverySampleOnce) {
   EXPECT_EQ(sampler.position().position, 100U);
 }
 
-TEST(Sampler, ResumedFromAPositionDrawsWhatTheFirstWouldHaveDrawn) {
+TEST(Sampler, ResumingFromAPositionContinuesTheSequence) {
   Sampler first(23, {.shuffle_seed = 7});
   for (int batch = 0; batch < 5; ++batch) first.Next(7);
 
@@ -35,7 +35,7 @@ TEST(Sampler, ResumedFromAPositionDrawsWhatTheFirstWouldHaveDrawn) {
   for (int batch = 0; batch < 20; ++batch) EXPECT_EQ(resumed.Next(7), first.Next(7));
 }
 
-TEST(Sampler, BatchReachesIntoTheNextEpoch) {
+TEST(Sampler, BatchMayExtendIntoTheNextEpoch) {
   Sampler sampler(3, {.shuffle_seed = 1});
 
   const auto drawn = sampler.Next(5);
@@ -57,7 +57,7 @@ TEST(Sampler, EpochsAndSeedsDiffer) {
   EXPECT_NE(Sampler(50, {.shuffle_seed = 2}).Next(50), first);
 }
 
-TEST(Sampler, TakesSamplesThatContinueEachOtherByNumber) {
+TEST(Sampler, OrderByNumberDoesNotShuffle) {
   Sampler sampler(5, {.shuffle_seed = 1}, Order::kByNumber);
 
   EXPECT_THAT(sampler.Next(4), ElementsAre(0, 1, 2, 3));

@@ -12,7 +12,7 @@ TEST(Schedule, ConstantIsOneAndNeedsNoEnd) {
   EXPECT_EQ(schedule.Factor(1'000'000), 1);
 }
 
-TEST(Schedule, RisesOverTheWarmUpWhoseLastStepIsTheHighest) {
+TEST(Schedule, LastStepOfTheWarmUpHasTheFullRate) {
   const Schedule schedule{.warmup = 4};
 
   EXPECT_EQ(schedule.Factor(1), 0.25);
@@ -20,7 +20,7 @@ TEST(Schedule, RisesOverTheWarmUpWhoseLastStepIsTheHighest) {
   EXPECT_EQ(schedule.Factor(5), 1);
 }
 
-TEST(Schedule, LinearFallsFromTheEndOfTheWarmUpToNothing) {
+TEST(Schedule, LinearFallsToZeroAfterTheWarmUp) {
   const Schedule schedule{.decay = Schedule::Decay::kLinear, .warmup = 2, .steps = 6};
 
   EXPECT_EQ(schedule.Factor(2), 1);
@@ -37,9 +37,9 @@ TEST(Schedule, CosineIsHalfInTheMiddle) {
   EXPECT_GT(schedule.Factor(10), 0);
 }
 
-TEST(Schedule, TextTellsSchedulesApart) {
+TEST(Schedule, TextDiffersForDifferentSchedules) {
   EXPECT_EQ(Schedule{}.ToText(), "constant");
-  // Where nothing falls, no end is of account: a run may go on for longer than it was first told.
+  // A constant schedule does not depend on its end, so a run may be extended.
   EXPECT_EQ((Schedule{.steps = 10}.ToText()), "constant");
   EXPECT_EQ((Schedule{.decay = DecayFromName("cosine"), .warmup = 2, .steps = 10}.ToText()),
             "cosine steps=10 warmup=2");

@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT: a last checkpoint in time, or a reason why there is none.
+// SIGTERM and SIGINT: a last checkpoint within the grace period, or the reason why there is none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ constexpr int kStopped = 3;
 
 class StoppedTrainer : public testing::TestWithParam<int> {};
 
-TEST_P(StoppedTrainer, GoesOnBitByBitFromACheckpointOfItsLastStep) {
+TEST_P(StoppedTrainer, ResumesBitExactFromItsLastStep) {
   const TempDir root;
   const std::vector<std::string> common = {"--accumulate", "3", "--resume", "--every", "1000000"};
   const auto arguments = [&](const std::string& folder, const std::string& steps) {
@@ -34,7 +34,7 @@ TEST_P(StoppedTrainer, GoesOnBitByBitFromACheckpointOfItsLastStep) {
   stopped.Signal(GetParam());
 
   EXPECT_EQ(stopped.Finish(), kStopped) << stopped.output();
-  EXPECT_THAT(stopped.output(), HasSubstr(GetParam() == SIGINT ? "SIGINT: ends after" : "SIGTERM: ends after"));
+  EXPECT_THAT(stopped.output(), HasSubstr(GetParam() == SIGINT ? "SIGINT: ending after" : "SIGTERM: ending after"));
   const std::uint64_t last = stopped.losses().rbegin()->first;
   const auto newest = NewestCheckpoint(root / "stopped");
   ASSERT_TRUE(newest.ok()) << newest.status();
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Signals, StoppedTrainer, testing::Values(SIGTERM, SIGIN
                            return signal.param == SIGINT ? "SIGINT" : "SIGTERM";
                          });
 
-TEST(Trainer, SignalThatComesTwiceAtOnceIsOneRequest) {
+TEST(Trainer, TwoSignalsAtOnceAreOneRequest) {
   const TempDir root;
   TrainingProcess training({"--steps", "1000000", "--checkpoint-dir", root.path()});
   ASSERT_TRUE(training.NextLine("step=")) << training.output();
@@ -65,19 +65,19 @@ TEST(Trainer, SignalThatComesTwiceAtOnceIsOneRequest) {
   EXPECT_EQ(training.Finish(), kStopped) << training.output();
 }
 
-TEST(Trainer, EndsByTheSignalWhereTheGraceIsTooShort) {
+TEST(Trainer, EndsBySignalIfTheGracePeriodIsTooShort) {
   const TempDir root;
   TrainingProcess training({"--steps", "1000000", "--every", "1", "--grace", "0", "--checkpoint-dir", root.path()});
-  // With two in flight at most, the first save's end has been taken note of by then.
+  // At most two saves are in flight, so the loop has recorded the first one's end by then.
   ASSERT_TRUE(training.NextLine("durable step=4")) << training.output();
 
   training.Signal(SIGTERM);
 
   EXPECT_EQ(training.Finish(), -SIGTERM);
-  EXPECT_THAT(training.output(), HasSubstr("SIGTERM: ends at once: no checkpoint can be made within --grace 0 s"));
+  EXPECT_THAT(training.output(), HasSubstr("SIGTERM: ending at once: no checkpoint is possible within --grace 0 s"));
 }
 
-TEST(Trainer, StoppedWithoutACheckpointFolderSaysSo) {
+TEST(Trainer, ReportsAStopWithoutACheckpointFolder) {
   const TempDir root;
   TrainingProcess training({"--steps", "1000000", "--report", root / "report.json"});
   ASSERT_TRUE(training.NextLine("step=")) << training.output();
@@ -85,23 +85,23 @@ TEST(Trainer, StoppedWithoutACheckpointFolderSaysSo) {
   training.Signal(SIGTERM);
 
   EXPECT_EQ(training.Finish(), 1);
-  EXPECT_THAT(training.output(), HasSubstr("nothing is kept without --checkpoint-dir"));
+  EXPECT_THAT(training.output(), HasSubstr("nothing is saved without --checkpoint-dir"));
   EXPECT_EQ(nlohmann::json::parse(std::ifstream(root / "report.json"))["stopped_by"], "SIGTERM");
 }
 
-/// A trainer whose first step never ends, and that has been told to end after it.
+/// A trainer whose first step never ends, after a signal to end after that step.
 class EndlessStep : public testing::Test {
  protected:
   void Start(const std::string& grace) {
     bool waits = false;
-    // Until the step has begun, a signal ends the process at once.
+    // A signal before the step has begun ends the process at once.
     for (int attempts = 0; attempts < 20 && !waits; ++attempts) {
       training_ = std::make_unique<TrainingProcess>(std::vector<std::string>{
           "--accumulate", "1000000000", "--grace", grace, "--checkpoint-dir", root_.path(), "--resume"});
       ASSERT_TRUE(training_->NextLine("fresh start")) << training_->output();
       training_->Signal(SIGINT);
       const auto line = training_->NextLine("SIGINT: ");
-      waits = line && line->find("after a last checkpoint") != std::string::npos;
+      waits = line && line->find("after a checkpoint") != std::string::npos;
     }
     ASSERT_TRUE(waits) << training_->output();
   }
@@ -120,11 +120,11 @@ TEST_F(EndlessStep, IsEndedByASecondSignal) {
   EXPECT_EQ(NewestCheckpoint(root_.path()).status().code(), StatusCode::kNotFound);
 }
 
-TEST_F(EndlessStep, IsEndedWhenTheGraceIsOver) {
+TEST_F(EndlessStep, IsEndedAfterTheGracePeriod) {
   Start("1");
 
   EXPECT_EQ(training_->Finish(), -SIGINT) << training_->output();
-  EXPECT_THAT(training_->output(), HasSubstr("SIGINT: the grace is over"));
+  EXPECT_THAT(training_->output(), HasSubstr("SIGINT: the grace period is over"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""BERT against transformers': weights read, logits, loss in training with all that it draws, weights written."""
+"""BERT compared with transformers': reading and writing weights, logits, the training loss with its random draws."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def noise(index: int) -> int:
-    """As bench/trainer/data/synthetic.h has it."""
+    """Like bench/trainer/data/synthetic.h."""
     bits = (1 << 64) - 1
     x = (index + 1) * 0x9E3779B97F4A7C15 & bits
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & bits
@@ -63,7 +63,7 @@ def noise(index: int) -> int:
 
 
 def pairs(text: Path) -> dict[str, Any]:
-    """What the data set must make of the text."""
+    """What the data set must make from the text."""
     words = torch.frombuffer(bytearray((text / "tokens.bin").read_bytes()), dtype=torch.uint16).long()
     ids, types = torch.empty((2, SAMPLES, LENGTH), dtype=torch.long)
     for a in range(SAMPLES):
@@ -76,7 +76,7 @@ def pairs(text: Path) -> dict[str, Any]:
 
 
 def masked(batch: dict[str, Any], seed: int) -> dict[str, Any]:
-    """What transformers' own masking makes of it, with a tokenizer of which it needs only the special tokens."""
+    """The batch as masked by transformers, with a tokenizer that has only the special tokens."""
 
     class Tokenizer:
         mask_token = "[MASK]"
@@ -96,7 +96,7 @@ def masked(batch: dict[str, Any], seed: int) -> dict[str, Any]:
 
 @pytest.fixture
 def squad(tmp_path: Path) -> Path:
-    """Features of many lengths, as scripts/prepare-data makes them; of every third the answer lies elsewhere."""
+    """Features of many lengths, as scripts/prepare-data makes them; every third one has no answer."""
     chance = random.Random(3)
     features = []
     for number in range(SAMPLES):
@@ -115,7 +115,7 @@ def squad(tmp_path: Path) -> Path:
 
 
 def questions(squad: Path) -> dict[str, Any]:
-    """What the data set must make of them."""
+    """What the data set must make from them."""
     words = array("H", (squad / "tokens.bin").read_bytes()).tolist()
     features = torch.frombuffer(bytearray((squad / "features.bin").read_bytes()), dtype=torch.int32).view(-1, 4).long()
     ids, types, attended = torch.zeros((3, SAMPLES, LENGTH), dtype=torch.long)
@@ -146,7 +146,7 @@ def test_pretraining_computes_what_transformers_computes(tmp_path: Path, text: P
         batch = pairs(text)
         assert relative_error(logits, row(model(**batch))) < 1e-4
         theirs = model.train()(**masked(batch, 5)).loss
-    assert loss == pytest.approx(float(theirs), rel=1e-5), "masking and dropout are drawn in another way"
+    assert loss == pytest.approx(float(theirs), rel=1e-5), "masking and dropout are drawn differently"
 
 
 def both(of: Any) -> Any:
@@ -163,7 +163,7 @@ def test_question_answering_computes_what_transformers_computes(tmp_path: Path, 
         theirs = both(model(**batch))
         torch.manual_seed(5)
         trained = model.train()(**batch).loss
-    assert relative_error(logits.view(SAMPLES, LENGTH, 2), theirs) < 1e-4, "of [PAD] too"
+    assert relative_error(logits.view(SAMPLES, LENGTH, 2), theirs) < 1e-4, "including [PAD]"
     assert loss == pytest.approx(float(trained), rel=1e-5)
 
 
@@ -180,7 +180,7 @@ def test_trained_bert_is_exported_for_transformers(tmp_path: Path, head: str, re
         *("--lr", 0.01, "--checkpoint-dir", tmp_path / "run", "--host-memory", "64MiB"),
     )
     assert ran.returncode == 0, ran.stderr
-    assert "passed over" not in ran.stdout and "as drawn" not in ran.stdout
+    assert "skipped" not in ran.stdout and "missing" not in ran.stdout
     model.config.save_pretrained(tmp_path / "exported")
 
     names, out = ("bert.*", "cls.*", "qa_outputs.*"), tmp_path / "exported/model.safetensors"
@@ -195,18 +195,18 @@ def test_trained_bert_is_exported_for_transformers(tmp_path: Path, head: str, re
     batch = batch_of(data)
     with torch.no_grad():
         theirs = logits_in(exported.eval()(**batch))
-        assert relative_error(theirs, logits_in(model(**batch))) > 1e-2, "nothing was learned"
+        assert relative_error(theirs, logits_in(model(**batch))) > 1e-2, "training changed nothing"
     assert relative_error(logits_of(tmp_path / "exported", *flags(data)), theirs.flatten()) < 1e-4
 
 
 def change(folder: Path, **changes: Any) -> None:
-    """Adds tensors, and takes out those that are None."""
+    """Adds tensors, and removes those that are None."""
     path = folder / "model.safetensors"
     weights = safetensors.load_file(path) | changes
     safetensors.save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, path)
 
 
-def test_names_that_are_tied_or_of_old_may_be_there(tmp_path: Path, text: Path) -> None:
+def test_tied_and_old_names_are_accepted(tmp_path: Path, text: Path) -> None:
     folder = tmp_path / "model"
     a_bert(folder)
     logits = logits_of(folder, *flags(text))
@@ -217,7 +217,7 @@ def test_names_that_are_tied_or_of_old_may_be_there(tmp_path: Path, text: Path) 
     change(folder, **tied)
     assert torch.equal(logits_of(folder, *flags(text)), logits)
 
-    # As the files have them that were made from TensorFlow's, the published ones among them.
+    # Files converted from TensorFlow have these names, the published ones too.
     for name, tensor in weights.items():
         if "LayerNorm." in name:
             old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
@@ -225,7 +225,7 @@ def test_names_that_are_tied_or_of_old_may_be_there(tmp_path: Path, text: Path) 
     assert torch.equal(logits_of(folder, *flags(text)), logits)
 
     change(folder, **{DECODER + "bias": tied[DECODER + "bias"] + 1})
-    why = f'tensor "{DECODER}bias": expected F32 [64] with the bytes of "cls.predictions.bias", found others'
+    why = f'tensor "{DECODER}bias": expected F32 [64] with the bytes of "cls.predictions.bias", found other bytes'
     refused(why, "--init-from", folder, *flags(text))
 
 
@@ -242,19 +242,19 @@ def test_question_answering_starts_from_a_pretraining(tmp_path: Path, squad: Pat
         name for name in safetensors.load_file(folder / "model.safetensors") if ".pooler." in name or "cls." in name
     ]
     path = folder / "model.safetensors"
-    assert f"{path}: not there, kept as drawn: qa_outputs.weight qa_outputs.bias\n" in ran.stdout
-    said = ran.stdout.split(f"{path}: passed over: ")[1].split("\n")[0].split()
+    assert f"{path}: missing, keeping initial weights: qa_outputs.weight qa_outputs.bias\n" in ran.stdout
+    said = ran.stdout.split(f"{path}: skipped: ")[1].split("\n")[0].split()
     assert len(heads) == 9 and sorted(said) == sorted(heads)
     out = tmp_path / "exported.safetensors"
     run("cairn", "export", tmp_path / "run", "--names", "bert.*", "qa_outputs.*", "--out", out)
     learned = safetensors.load_file(out)
-    assert 0.01 < float(learned["qa_outputs.weight"].std()) < 0.03, "drawn as transformers draws it"
+    assert 0.01 < float(learned["qa_outputs.weight"].std()) < 0.03, "initialised like transformers'"
     for name, tensor in learned.items():
         if name.startswith("bert."):
             assert torch.equal(tensor, encoder[name.removeprefix("bert.")]), name
 
 
-def test_what_questions_are_filled_up_with_learns_nothing(tmp_path: Path, squad: Path) -> None:
+def test_the_padding_token_gets_no_gradient(tmp_path: Path, squad: Path) -> None:
     before = a_bert(tmp_path / "model", "BertForQuestionAnswering").state_dict()[WORD]
     learning = (
         "--steps",
@@ -274,7 +274,7 @@ def test_what_questions_are_filled_up_with_learns_nothing(tmp_path: Path, squad:
     run("cairn", "export", tmp_path / "run", "--names", WORD, "--out", tmp_path / "exported.safetensors")
 
     moved = (safetensors.load_file(tmp_path / "exported.safetensors")[WORD] - before).abs().amax(1)
-    assert moved[SPECIAL["[PAD]"]] < 1e-3 < moved[len(SPECIAL) :].median(), "more than weight decay makes of it"
+    assert moved[SPECIAL["[PAD]"]] < 1e-3 < moved[len(SPECIAL) :].median(), "moved by more than weight decay"
 
 
 @pytest.mark.parametrize(
@@ -291,12 +291,14 @@ def test_what_questions_are_filled_up_with_learns_nothing(tmp_path: Path, squad:
         ),
         (
             {"bert.embeddings.LayerNorm.gamma": torch.zeros(32)},
-            'tensor "bert.embeddings.LayerNorm.weight": expected it once, found it as LayerNorm.gamma as well',
+            'tensor "bert.embeddings.LayerNorm.weight": expected it only once, found it also as LayerNorm.gamma',
         ),
     ],
     ids=["half a head", "foreign", "missing", "twice"],
 )
-def test_all_else_of_a_pretraining_must_fit(tmp_path: Path, squad: Path, changes: dict[str, Any], why: str) -> None:
+def test_the_rest_of_pretrained_weights_must_fit(
+    tmp_path: Path, squad: Path, changes: dict[str, Any], why: str
+) -> None:
     a_bert(tmp_path / "model")
     change(tmp_path / "model", **changes)
 
@@ -324,13 +326,11 @@ def test_pretraining_does_not_start_from_question_answering(tmp_path: Path, text
         ("is_decoder", True, "false"),
         ("tie_word_embeddings", False, "true"),
         ("position_embedding_type", "relative_key", '"absolute"'),
-        ("intermediate_size", "80", "a whole number"),
-        ("type_vocab_size", None, "a whole number"),
+        ("intermediate_size", "80", "an unsigned integer"),
+        ("type_vocab_size", None, "an unsigned integer"),
     ],
 )
-def test_a_config_that_the_model_does_not_know_is_refused(
-    tmp_path: Path, text: Path, field: str, value: Any, expected: str
-) -> None:
+def test_an_unsupported_config_is_refused(tmp_path: Path, text: Path, field: str, value: Any, expected: str) -> None:
     path = tmp_path / "model/config.json"
     a_bert(tmp_path / "model")
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
@@ -339,14 +339,14 @@ def test_a_config_that_the_model_does_not_know_is_refused(
 
 
 def test_the_docs_lines_train_on_questions(tmp_path: Path) -> None:
-    # In place of what must be downloaded: a model, its tokenizer, and questions on a licence.
+    # Instead of downloads: a model, its tokenizer, and questions about a licence.
     a_bert(tmp_path / "model", vocab_size=8192, max_position_embeddings=512)
     prepare = [ROOT / "scripts/prepare-data", "text", "/usr/share/common-licenses", tmp_path / "pieces"]
     subprocess.run([*prepare, "--kind", "wordpiece"], check=True, stdout=subprocess.DEVNULL)
     shutil.copy(tmp_path / "pieces/tokenizer.json", tmp_path / "model")
     context = Path("/usr/share/common-licenses/BSD").read_text()
     answers = [{"text": "Redistributions", "answer_start": context.index("Redistributions")}]
-    qas = [{"id": "1", "question": "What is to keep the notice?", "answers": answers}]
+    qas = [{"id": "1", "question": "What must keep the notice?", "answers": answers}]
     squad = {"version": "1.1", "data": [{"title": "BSD", "paragraphs": [{"context": context, "qas": qas}]}]}
     (tmp_path / "train.json").write_text(json.dumps(squad))
     here = {

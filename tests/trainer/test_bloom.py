@@ -1,4 +1,4 @@
-"""The trainer's BLOOM against transformers'."""
+"""The trainer's BLOOM compared with transformers'."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from models import (
     transformers,
 )
 
-HEADS = [4, 6]  # Other numbers than powers of two have a rule of their own for ALiBi.
+HEADS = [4, 6]  # ALiBi has a separate rule for numbers that are not powers of two.
 
 
 def a_bloom(folder: Path, heads: int) -> Any:
@@ -41,7 +41,7 @@ def test_trained_bloom_is_exported_for_transformers(tmp_path: Path, text: Path, 
     expect_trained_and_exported("bloom-560m", model, text, "transformer.*")
 
 
-def test_weights_are_read_as_the_published_ones_have_them(tmp_path: Path, text: Path) -> None:
+def test_weights_in_the_published_layout_are_read(tmp_path: Path, text: Path) -> None:
     model = a_bloom(tmp_path / "model", 4).half()
     model.transformer.save_pretrained(tmp_path / "model")
     assert "h.0.mlp.dense_h_to_4h.weight" in safetensors.load_file(tmp_path / "model/model.safetensors")
@@ -49,7 +49,7 @@ def test_weights_are_read_as_the_published_ones_have_them(tmp_path: Path, text: 
     assert relative_error(our_logits("bloom-560m", tmp_path / "model", text), their_logits(model.float(), text)) < 1e-4
 
 
-def test_a_config_is_read_as_the_published_ones_have_it(tmp_path: Path, text: Path) -> None:
+def test_a_config_in_the_published_layout_is_read(tmp_path: Path, text: Path) -> None:
     model = a_bloom(tmp_path / "model", 4)
     path = tmp_path / "model/config.json"
     config = json.loads(path.read_text())
@@ -64,7 +64,7 @@ def test_a_config_is_read_as_the_published_ones_have_it(tmp_path: Path, text: Pa
     assert relative_error(our_logits("bloom-560m", tmp_path / "model", text), their_logits(model, text)) < 1e-4
 
 
-def test_a_config_is_refused_by_file_and_field(tmp_path: Path, text: Path) -> None:
+def test_an_invalid_config_is_refused_naming_file_and_field(tmp_path: Path, text: Path) -> None:
     a_bloom(tmp_path / "model", 4)
     path = tmp_path / "model/config.json"
     whole = json.loads(path.read_text())
@@ -73,10 +73,10 @@ def test_a_config_is_refused_by_file_and_field(tmp_path: Path, text: Path) -> No
         path.write_text(json.dumps({key: value for key, value in (whole | fields).items() if value is not None}))
         expect_refused("bloom-560m", path.parent, text, f"{path}: {why}")
 
-    refused_with('model_type: expected "bloom", by --model, found "opt"', model_type="opt")
-    refused_with("n_head: expected a whole number, found none", n_head=None)
-    refused_with("n_embed: expected a whole number, found -1", hidden_size=None, n_embed=-1)
-    refused_with("hidden_size: expected 64, by n_embed, found 32", n_embed=64)
+    refused_with('model_type: expected "bloom", as for --model, found "opt"', model_type="opt")
+    refused_with("n_head: expected an unsigned integer, found none", n_head=None)
+    refused_with("n_embed: expected an unsigned integer, found -1", hidden_size=None, n_embed=-1)
+    refused_with("hidden_size: expected 64, as in n_embed, found 32", n_embed=64)
     refused_with("layer_norm_epsilon: expected 1e-05, found 1e-06", layer_norm_epsilon=1e-6)
     refused_with("hidden_dropout: expected 0.0, found 0.1", hidden_dropout=0.1)
     refused_with("attention_dropout: expected 0.0, found 0.1", attention_dropout=0.1)

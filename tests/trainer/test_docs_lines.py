@@ -1,4 +1,4 @@
-"""The lines of docs/trainer.md for training on text do what they say."""
+"""The lines of docs/trainer.md for training on text work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from models import run_docs_lines
 
-DATA_AND_SIZES = {  # Of the model, what makes it small.
+DATA_AND_SIZES = {  # The data, and sizes that make the model small.
     "opt-125m": ("/data/licences", "hidden=48 heads=4 ffn=96 vocabulary=8192"),
     "bloom-560m": ("/data/licences", "hidden=48 heads=4 vocabulary=8192"),
     "transformer-xl-base": ("/data/words", "hidden=48 heads=4 head_size=12 ffn=96 vocabulary=20001"),

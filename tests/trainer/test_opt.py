@@ -1,4 +1,4 @@
-"""The trainer's models against others' implementations: weights read, logits, weights written."""
+"""The trainer's OPT and VGG-16 compared with other implementations: reading weights, logits, writing weights."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_trained_opt_is_exported_for_transformers(tmp_path: Path, text: Path, ki
     expect_trained_and_exported("opt-125m", model, text, "model.*")
 
 
-def test_a_tied_name_may_be_there(tmp_path: Path, text: Path) -> None:
+def test_a_tied_name_is_accepted(tmp_path: Path, text: Path) -> None:
     an_opt(tmp_path / "model")
     without = opt_logits(tmp_path / "model", text)
     path = tmp_path / "model/model.safetensors"
@@ -79,7 +79,7 @@ def test_a_tied_name_may_be_there(tmp_path: Path, text: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_weights_of_half_the_width_are_widened(tmp_path: Path, text: Path, dtype: str) -> None:
+def test_sixteen_bit_weights_are_widened(tmp_path: Path, text: Path, dtype: str) -> None:
     model = an_opt(tmp_path / "model").to(getattr(torch, dtype))
     model.save_pretrained(tmp_path / "model")
 
@@ -121,7 +121,7 @@ def test_weights_of_another_model_are_refused(
     refused(tmp_path / "model", text, f"{path}: {why}")
 
 
-def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path, text: Path) -> None:
+def test_an_index_that_does_not_match_its_files_is_refused(tmp_path: Path, text: Path) -> None:
     an_opt(tmp_path / "model", "30KB")
     path = tmp_path / "model/model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -134,22 +134,22 @@ def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path, text: P
 
     whole = index["weight_map"]
     other = next(other for other in whole.values() if other != file)
-    refused_with(whole | {name: other}, f'{other}: tensor "{name}": expected it, by {path}, found none')
-    refused_with(whole | {"more": file}, f'{file}: tensor "more": expected it, by {path}, found none')
+    refused_with(whole | {name: other}, f'{other}: tensor "{name}": expected it, as in {path}, found none')
+    refused_with(whole | {"more": file}, f'{file}: tensor "more": expected it, as in {path}, found none')
     refused_with(
         {key: value for key, value in whole.items() if key != name},
-        f'{file}: tensor "{name}": expected only what {path} names, found it',
+        f'{file}: tensor "{name}": expected only tensors that {path} names, found it',
     )
-    refused_with(whole | {name: "../elsewhere"}, 'expected the name of a file, found "../elsewhere"')
-    refused_with(whole | {name: 3}, "expected the name of a file, found 3")
+    refused_with(whole | {name: "../elsewhere"}, 'expected a file name, found "../elsewhere"')
+    refused_with(whole | {name: 3}, "expected a file name, found 3")
     path.write_text("{}")
     refused(tmp_path / "model", text, f"{path}: weight_map: expected an object, found none")
     (path.parent / file).unlink()
     path.write_text(json.dumps(index))
-    refused(tmp_path / "model", text, f"{file}: cannot be read: No such file")
+    refused(tmp_path / "model", text, f"{file}: cannot read: No such file")
 
 
-def test_vgg16_computes_what_the_same_layers_compute_in_python(tmp_path: Path) -> None:
+def test_vgg16_matches_the_same_layers_in_python(tmp_path: Path) -> None:
     flags = ["--model", "vgg16", "--size", "width=2", "--data", "digits"]
     run("cairn_train", *flags, "--steps", 1, "--checkpoint-dir", tmp_path / "run", "--host-memory", "64MiB")
     (tmp_path / "vgg").mkdir()

@@ -1,4 +1,4 @@
-"""scripts/prepare-data: text becomes tokens that are that text again, whole or not at all."""
+"""scripts/prepare-data: the tokens decode to the text again, and OUT is created atomically."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "made/out"
 
 
-def test_tokens_are_the_text_again_document_by_document(tmp_path: Path, out: Path) -> None:
+def test_tokens_decode_to_the_text_document_by_document(tmp_path: Path, out: Path) -> None:
     texts = {"a": "Grüße, \n\n  and   spaces\n", "b/c": "€uro 日本 \x00 end", "d": ""}
     for name, text in texts.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(text, encoding="utf-8")
-    (tmp_path / "in/link").symlink_to("a")  # The same file again: not twice.
+    (tmp_path / "in/link").symlink_to("a")  # A second link to the same file counts once.
 
     assert prepare("text", tmp_path / "in", out).returncode == 0
 
@@ -67,7 +67,7 @@ def test_tokens_are_the_text_again_document_by_document(tmp_path: Path, out: Pat
     }
 
 
-def test_a_vocabulary_is_as_large_as_asked_for_and_the_same_each_time(out: Path) -> None:
+def test_a_vocabulary_has_the_given_size_and_is_deterministic(out: Path) -> None:
     assert prepare("text", LICENCES, out, "--vocabulary", 700).returncode == 0
     assert prepare("text", LICENCES, f"{out}-again", "--vocabulary", 700).returncode == 0
 
@@ -77,7 +77,7 @@ def test_a_vocabulary_is_as_large_as_asked_for_and_the_same_each_time(out: Path)
     assert (again / "tokens.bin").read_bytes() == (out / "tokens.bin").read_bytes()
 
 
-def test_wordpiece_is_berts_and_the_same_each_time(out: Path) -> None:
+def test_wordpiece_is_berts_and_deterministic(out: Path) -> None:
     for folder in (out, f"{out}-again"):
         assert prepare("text", LICENCES, folder, "--kind", "wordpiece", "--vocabulary", 700).returncode == 0
 
@@ -94,7 +94,7 @@ def test_wordpiece_is_berts_and_the_same_each_time(out: Path) -> None:
     assert tokenizer.decode(pair.ids) == "the licence, unique"
 
 
-def test_a_tokenizer_that_is_given_is_used_as_it_is(tmp_path: Path, out: Path) -> None:
+def test_a_given_tokenizer_is_used_unchanged(tmp_path: Path, out: Path) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"no": 0, "yes": 70000}, unk_token="no"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.enable_truncation(1)
@@ -108,26 +108,26 @@ def test_a_tokenizer_that_is_given_is_used_as_it_is(tmp_path: Path, out: Path) -
     assert (about["dtype"], about["vocabulary"]) == ("u32", 70001)
 
 
-def test_what_is_no_text_is_refused_by_file_and_byte(tmp_path: Path, out: Path) -> None:
+def test_invalid_utf8_is_refused_naming_file_and_byte(tmp_path: Path, out: Path) -> None:
     (tmp_path / "good").write_text("good")
     (tmp_path / "bad").write_bytes(b"good so far \xff no more")
 
     refused("bad: byte 12: not UTF-8 (0xff)", out, "text", tmp_path / "good", tmp_path / "bad", out)
 
 
-def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, out: Path) -> None:
+def test_bad_arguments_are_refused_by_name(tmp_path: Path, out: Path) -> None:
     (tmp_path / "text").write_text("text")
     (tmp_path / "empty").mkdir()
 
     refused("nowhere: no such file or folder", out, "text", tmp_path / "nowhere", out)
-    refused("empty: no file in it", out, "text", tmp_path / "empty", out)
-    refused("text: no tokenizer: ", out, "text", tmp_path / "text", out, "--tokenizer", tmp_path / "text")
+    refused("empty: contains no files", out, "text", tmp_path / "empty", out)
+    refused("text: not a tokenizer: ", out, "text", tmp_path / "text", out, "--tokenizer", tmp_path / "text")
     out.mkdir()
-    refused("out: is there already", out, "text", tmp_path / "text", out)
+    refused("out: already exists", out, "text", tmp_path / "text", out)
     assert prepare("text", tmp_path / "text", out, "--vocabulary", 259).returncode == 2
 
 
-def test_words_are_divided_by_whitespace_and_numbered_by_frequency(tmp_path: Path, out: Path) -> None:
+def test_words_are_split_at_whitespace_and_numbered_by_frequency(tmp_path: Path, out: Path) -> None:
     (tmp_path / "a").write_text("the <unk> cat\n\n the\tthe cat don't")
     (tmp_path / "b").write_text("\n the <eos> \u3000 €\n")
 
@@ -170,7 +170,7 @@ def test_each_wikitext_article_is_a_document(tmp_path: Path, out: Path) -> None:
     assert about["source"] == [str(tmp_path / "wiki.valid.tokens")]
 
 
-def test_the_words_of_one_split_are_numbered_as_those_of_another(tmp_path: Path, out: Path) -> None:
+def test_one_splits_tokenizer_works_for_another(tmp_path: Path, out: Path) -> None:
     (tmp_path / "wiki.train.tokens").write_text(WIKITEXT)
     (tmp_path / "wiki.test.tokens").write_text(" \n = Coffee = \n \n is a drink . \n")
     assert prepare("wikitext", tmp_path, out, "--kind", "word").returncode == 0
@@ -184,7 +184,7 @@ def test_the_words_of_one_split_are_numbered_as_those_of_another(tmp_path: Path,
     assert words == "<eos> = <unk> = <eos> <eos> is a drink . <eos>"
 
 
-def test_what_is_no_wikitext_is_refused_by_file_and_line(tmp_path: Path, out: Path) -> None:
+def test_invalid_wikitext_is_refused_naming_file_and_line(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "wiki.train.tokens"
     refused(f"{path}: no such file", out, "wikitext", tmp_path, out)
 
@@ -192,13 +192,13 @@ def test_what_is_no_wikitext_is_refused_by_file_and_line(tmp_path: Path, out: Pa
         b" \n Tea is a drink . \n": "line 2: expected an article's \" = Title = \", found ' Tea is a drink . \\n'",
         b" = = Kinds = = \n": "line 1: expected an article's",
         b" = Tea = \n \n Gr\xfcn \n": "line 3: not UTF-8 (0xfc)",
-        b" \n": "no article in it",
+        b" \n": "contains no article",
     }.items():
         path.write_bytes(content)
         refused(f"{path}: {why}", out, "wikitext", tmp_path, out)
 
 
-def test_links_and_names_in_no_encoding_are_followed(tmp_path: Path, out: Path) -> None:
+def test_links_and_names_that_are_not_utf8_work(tmp_path: Path, out: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "corpus/a.txt").write_text("one\n")
@@ -214,12 +214,18 @@ def test_links_and_names_in_no_encoding_are_followed(tmp_path: Path, out: Path) 
     ]
 
 
-def test_a_tokenizer_that_cannot_take_the_text_is_refused(tmp_path: Path, out: Path) -> None:
+def test_a_tokenizer_that_cannot_encode_the_text_is_refused(tmp_path: Path, out: Path) -> None:
     (tmp_path / "text").write_text("one two")
     unknown = tmp_path / "tokenizer.json"
     tokenizers.Tokenizer(tokenizers.models.WordPiece({"one": 0}, unk_token="[UNK]")).save(str(unknown))
-    refused("the tokenizer cannot take 'one two': ", out, "text", tmp_path / "text", out, "--tokenizer", unknown)
+    refused("the tokenizer cannot encode 'one two': ", out, "text", tmp_path / "text", out, "--tokenizer", unknown)
     tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(unknown))
     refused(
-        f"{unknown}: no tokenizer: its vocabulary is empty", out, "text", tmp_path / "text", out, "--tokenizer", unknown
+        f"{unknown}: not a tokenizer: its vocabulary is empty",
+        out,
+        "text",
+        tmp_path / "text",
+        out,
+        "--tokenizer",
+        unknown,
     )

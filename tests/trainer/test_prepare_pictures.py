@@ -1,4 +1,4 @@
-"""scripts/prepare-data pictures: the pictures of a folder in two files, from which the trainer learns the same."""
+"""scripts/prepare-data pictures: packs a folder of pictures into two files that the trainer reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prepare(folder: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Seven pictures of three classes, the names in no order, and what is none of them."""
+    """Seven pictures of three classes with unordered names, and other files."""
     root = tmp_path / "imagenet/train"
     for number, name in enumerate(
         ("n3/b.JPEG", "n1/a.jpg", "n1/ä.jpeg", "n1/B.JPEG", "n2/x.JPEG", "n3/a.JPEG", "n3/z.jpg")
@@ -51,11 +51,11 @@ def test_the_trainer_learns_from_them(folder: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0 and ran.stdout.count("loss=") == 5, ran.stderr
 
 
-def test_a_picture_is_scaled_and_its_middle_cut_out(tmp_path: Path) -> None:
+def test_a_picture_is_scaled_and_cropped_to_its_centre(tmp_path: Path) -> None:
     path = tmp_path / "in/n1/a.jpeg"
     path.parent.mkdir(parents=True)
     wide = Image.new("RGB", (1024, 512), (250, 0, 0))
-    wide.paste((0, 250, 0), (512 - 220, 0, 512 + 220, 512))  # What is left of it: 448 of 1024 pixels, from 288 on.
+    wide.paste((0, 250, 0), (512 - 220, 0, 512 + 220, 512))  # The crop keeps 448 of 1024 pixels, from 288 on.
     wide.save(path, "JPEG", quality=100)
     Image.new("L", (60, 40), 128).save(path.with_name("b.jpeg"), "JPEG", quality=100)
 
@@ -66,7 +66,7 @@ def test_a_picture_is_scaled_and_its_middle_cut_out(tmp_path: Path) -> None:
     assert abs(second - 128).max() < 3
 
 
-def test_a_run_goes_on_with_the_same_pictures_alone(folder: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_the_same_pictures(folder: Path, tmp_path: Path) -> None:
     resuming = ("--checkpoint-dir", tmp_path / "run", "--resume")
     prepare(folder, tmp_path / "a")
     assert train(tmp_path / "a", "--steps", 1, *resuming).returncode == 0
@@ -77,20 +77,23 @@ def test_a_run_goes_on_with_the_same_pictures_alone(folder: Path, tmp_path: Path
     prepare(folder, tmp_path / "c")
 
     ran = train(tmp_path / "c", "--steps", 3, *resuming)
-    assert ran.returncode == 1 and 'the checkpoint\'s data is "pictures crc32:' in ran.stderr, ran.stderr
+    assert ran.returncode == 1 and "the checkpoint's data is \"pictures crc32:" in ran.stderr, ran.stderr
 
 
 def test_pictures_that_are_not_packed_are_refused(folder: Path) -> None:
     ran = train(folder, "--steps", 1)
-    assert ran.returncode == 1 and "or a folder that scripts/prepare-data made, found no data.json in it" in ran.stderr
+    assert (
+        ran.returncode == 1
+        and "or a folder made by scripts/prepare-data, found a folder without data.json" in ran.stderr
+    )
 
 
-def test_they_may_be_packed_beside_their_classes(folder: Path) -> None:
+def test_out_may_be_inside_the_source(folder: Path) -> None:
     out = folder / "train/packed"
     assert prepare(folder, out).stdout == f"{out}: 7 pictures of 3 classes\n"
 
 
-def test_what_is_no_picture_is_refused_by_its_name(folder: Path, tmp_path: Path) -> None:
+def test_an_invalid_picture_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
     def refused(why: str, source: Path = folder) -> None:
         before = sorted(tmp_path.iterdir())
         ran = prepare(source, tmp_path / "out")
@@ -101,11 +104,11 @@ def test_what_is_no_picture_is_refused_by_its_name(folder: Path, tmp_path: Path)
     whole = path.read_bytes()
     for broken in (whole[: len(whole) // 2], b"", b"\x89PNG\r\n\x1a\n"):
         path.write_bytes(broken)
-        refused("n2/x.JPEG: not a sound JPEG picture")
+        refused("n2/x.JPEG: not a valid JPEG picture")
     Image.new("L", (8001, 8000)).save(path, "JPEG")
-    refused("n2/x.JPEG: not a sound JPEG picture: more than 64000000 pixels")
+    refused("n2/x.JPEG: not a valid JPEG picture: more than 64000000 pixels")
     path.write_bytes(whole)
-    refused("n1: expected CLASS/PICTURE.JPEG in it, found 0 folders", folder / "train/n1")
+    refused("n1: expected CLASS/PICTURE.JPEG, found 0 folders", folder / "train/n1")
     refused("nowhere: no such folder", folder / "nowhere")
 
 
@@ -116,18 +119,27 @@ def test_what_is_no_picture_is_refused_by_its_name(folder: Path, tmp_path: Path)
         (lambda at: flip(at / "pictures.bin"), "pictures.bin: picture 0: its checksum differs from index.bin's"),
         (lambda at: flip(at / "index.bin"), "data.json: checksum: expected crc32:"),
         (lambda at: (at / "index.bin").write_bytes(bytes(15)), "index.bin: expected 7 pictures of 8 bytes"),
-        (lambda at: (at / "index.bin").unlink(), "index.bin: cannot be read"),
+        (lambda at: (at / "index.bin").unlink(), "index.bin: cannot read"),
         (lambda at: about(at, classes=2), "index.bin: "),
         (lambda at: about(at, side=32), "data.json: side: expected 224, found 32"),
         (lambda at: about(at, pictures=8), "index.bin: expected 8 pictures of 8 bytes"),
         (lambda at: about(at, pictures=0), "data.json: pictures: expected at least 1, found 0"),
         (lambda at: about(at, classes=(1 << 64) - 1), "data.json: classes: expected at most 2147483647, found 1844674"),
     ],
-    ids=["cut", "damaged", "index-damaged", "index-cut", "index-gone", "classes", "side", "count", "none", "many-classes"],
+    ids=[
+        "cut",
+        "damaged",
+        "index-damaged",
+        "index-cut",
+        "index-gone",
+        "classes",
+        "side",
+        "count",
+        "none",
+        "many-classes",
+    ],
 )
-def test_files_that_do_not_fit_are_refused(
-    folder: Path, tmp_path: Path, change: Callable[[Path], None], why: str
-) -> None:
+def test_damaged_files_are_refused(folder: Path, tmp_path: Path, change: Callable[[Path], None], why: str) -> None:
     out = tmp_path / "out"
     prepare(folder, out)
     change(out)
@@ -138,12 +150,12 @@ def test_files_that_do_not_fit_are_refused(
     assert "step=" not in ran.stdout
 
 
-def test_a_model_of_text_refuses_them(folder: Path, tmp_path: Path) -> None:
+def test_a_text_model_refuses_pictures(folder: Path, tmp_path: Path) -> None:
     prepare(folder, tmp_path / "out")
 
     ran = run("cairn_train", "--model", "opt-125m", "--data", tmp_path / "out")
 
-    assert ran.returncode == 1 and "out: expected text, which the model learns from, found pictures" in ran.stderr
+    assert ran.returncode == 1 and "out: expected text for this model, found pictures" in ran.stderr
 
 
 def flip(path: Path) -> None:

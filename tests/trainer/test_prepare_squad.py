@@ -1,4 +1,4 @@
-"""scripts/prepare-data squad: answers are where the features say they are; what is no SQuAD is refused by name."""
+"""scripts/prepare-data squad: features hold the right answers; invalid SQuAD is refused with its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 PROGRAM = Path(__file__).parents[2] / "scripts/data/prepare.py"
 
-# Written for this test, in SQuAD's form; none of it is SQuAD's.
+# Written for this test in SQuAD's format; not taken from SQuAD.
 CONTEXT = (
     "A cairn is a pile of stones. Hikers in the Höhe of the Alps build cairns where no path is seen, and in fog they "
     "walk from one to the next. Some cairns are older than the village below; nobody knows who built them."
@@ -55,7 +55,8 @@ class Feature(NamedTuple):
     tokens: list[str]
     context: int
     answer: tuple[int, int]
-    text: str  # Of the answer.
+    # The answer's text.
+    text: str
 
 
 def features_in(out: Path) -> tuple[dict[str, Any], list[Feature]]:
@@ -89,7 +90,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "made/out"
 
 
-def test_a_question_and_its_context_are_one_feature_where_both_fit(source: Path, out: Path) -> None:
+def test_a_question_and_its_context_are_one_feature_if_both_fit(source: Path, out: Path) -> None:
     assert prepare(source, out, "--vocabulary", 300).returncode == 0
 
     about, features = features_in(out)
@@ -103,14 +104,14 @@ def test_a_question_and_its_context_are_one_feature_where_both_fit(source: Path,
         "a pile of stones",
         "hikers in the hohe of the alps",
         "nobody knows who built them",
-        features[3].text,  # The tokens that it reaches into.
+        features[3].text,  # The tokens that the answer overlaps.
         "",
     ]
     assert "og" in features[3].text.replace(" ", "") and len(features[3].text) < 6
     assert features[4].answer == (0, 0)
 
 
-def test_a_long_context_is_cut_into_windows_that_overlap(source: Path, out: Path) -> None:
+def test_a_long_context_is_cut_into_overlapping_windows(source: Path, out: Path) -> None:
     sequence, stride = 28, 8
     assert prepare(source, out, "--vocabulary", 300, "--sequence", sequence, "--stride", stride).returncode == 0
 
@@ -133,10 +134,10 @@ def test_a_long_context_is_cut_into_windows_that_overlap(source: Path, out: Path
         contexts.add(" ".join(whole))
         found = [part.text for part in parts if part.answer != (0, 0)]
         assert bool(found) == (answer is not None) and len(set(found)) <= 1
-    assert len(contexts) == 1, "each window is of the same text"
+    assert len(contexts) == 1, "the windows of each question cover the same text"
 
 
-def test_of_several_answers_the_first_counts_and_space_around_it_does_not(tmp_path: Path, out: Path) -> None:
+def test_the_first_answer_is_used_without_surrounding_spaces(tmp_path: Path, out: Path) -> None:
     squad = a_squad()
     question = squad["data"][0]["paragraphs"][0]["qas"][0]
     at = CONTEXT.index(" a pile")
@@ -149,7 +150,7 @@ def test_of_several_answers_the_first_counts_and_space_around_it_does_not(tmp_pa
     assert features_in(out)[1][0].text == "a pile"
 
 
-def test_a_tokenizer_of_prepared_text_is_used_as_it_is(tmp_path: Path, source: Path, out: Path) -> None:
+def test_a_tokenizer_of_prepared_text_can_be_used(tmp_path: Path, source: Path, out: Path) -> None:
     (tmp_path / "text").write_text(CONTEXT)
     command = [sys.executable, PROGRAM, "text", tmp_path / "text", tmp_path / "pretrained", "--kind", "wordpiece"]
     subprocess.run(command, check=True)
@@ -165,7 +166,7 @@ def refused(why: str, source: Path, out: Path, *arguments: object) -> None:
     before = sorted(out.parent.iterdir())
     ran = prepare(source, out, *arguments)
     assert ran.returncode == 1 and why in ran.stderr and str(source) in ran.stderr, ran.stderr
-    assert sorted(out.parent.iterdir()) == before, "something is left behind"
+    assert sorted(out.parent.iterdir()) == before, "files are left behind"
 
 
 QUESTION = ["data", 0, "paragraphs", 0, "qas", 1]
@@ -183,31 +184,31 @@ ABSENT = object()
         (
             ["data", 0, "paragraphs", 0, "context"],
             ABSENT,
-            "data[0].paragraphs[0]: context: expected a text, found none",
+            "data[0].paragraphs[0]: context: expected a string, found none",
         ),
         (
             ["data", 0, "paragraphs", 0, "context"],
             "\ud800",
-            "context: expected a text, found half a character (\\ud800)",
+            "context: expected a string, found an unpaired surrogate (\\ud800)",
         ),
-        ([*QUESTION, "id"], 7, "data[0].paragraphs[0].qas[1]: id: expected a text, found 7"),
-        ([*QUESTION, "id"], "last", 'question "last": id: expected it once'),
-        ([*QUESTION, "question"], ABSENT, 'question "accents": question: expected a text, found none'),
+        ([*QUESTION, "id"], 7, "data[0].paragraphs[0].qas[1]: id: expected a string, found 7"),
+        ([*QUESTION, "id"], "last", 'question "last": id: expected only one'),
+        ([*QUESTION, "question"], ABSENT, 'question "accents": question: expected a string, found none'),
         ([*QUESTION, "answers"], ABSENT, 'question "accents": answers: expected a list, found none'),
-        ([*QUESTION, "answers"], [], 'question "accents": answers: expected at least one, as it is not is_impossible'),
+        ([*QUESTION, "answers"], [], 'question "accents": answers: expected at least one, because is_impossible'),
         ([*QUESTION, "is_impossible"], "no", 'is_impossible: expected true or false, found "no"'),
         (ANSWER, [], 'question "accents": answers[0]: expected an object, found []'),
-        ([*ANSWER, "answer_start"], "29", 'answers[0]: answer_start: expected a whole number, found "29"'),
-        ([*ANSWER, "answer_start"], True, "answers[0]: answer_start: expected a whole number, found true"),
+        ([*ANSWER, "answer_start"], "29", 'answers[0]: answer_start: expected an integer, found "29"'),
+        ([*ANSWER, "answer_start"], True, "answers[0]: answer_start: expected an integer, found true"),
         ([*ANSWER, "answer_start"], 30, "text: expected 'ikers in the Höhe of the Alps ', which is at answer_start 30"),
         ([*ANSWER, "answer_start"], -1, "which is at answer_start -1"),
         ([*ANSWER, "answer_start"], 10**30, "which is at answer_start 1000000"),
         ([*ANSWER, "text"], "Mountaineers", "which is at answer_start 29, found 'Mountaineers'"),
-        ([*ANSWER, "text"], " ", "answers[0]: text: expected more than space"),
+        ([*ANSWER, "text"], " ", "answers[0]: text: expected more than spaces"),
         ([*QUESTION, "question"], "so " * 400, 'question "accents": question: expected at most 252 tokens'),
     ],
 )
-def test_what_is_no_squad_is_refused_by_question_and_field(
+def test_invalid_squad_is_refused_naming_question_and_field(
     tmp_path: Path, out: Path, where: list[Any], value: Any, why: str
 ) -> None:
     squad = copy.deepcopy(a_squad())
@@ -224,15 +225,15 @@ def test_what_is_no_squad_is_refused_by_question_and_field(
     refused(why, tmp_path / "squad.json", out)
 
 
-def test_what_is_no_json_is_refused_by_its_place(tmp_path: Path, source: Path, out: Path) -> None:
+def test_invalid_json_is_refused_with_its_place(tmp_path: Path, source: Path, out: Path) -> None:
     whole = source.read_bytes()
 
     def refused_with(content: bytes, why: str) -> None:
         source.write_bytes(content)
         refused(f"squad.json: {why}", source, out)
 
-    refused_with(whole[:-5], "no JSON: Expecting")
-    refused_with(b"[" * 100_000, "no JSON: ")
+    refused_with(whole[:-5], "invalid JSON: Expecting")
+    refused_with(b"[" * 100_000, "invalid JSON: ")
     refused_with(b"[]", "expected an object, found []")
     refused_with(whole[:20] + b"\xff" + whole[20:], "byte 20: not UTF-8 (0xff)")
     refused("No such file", tmp_path / "nowhere.json", out)
@@ -251,11 +252,14 @@ def without(*names: str) -> Callable[[Any], None]:
     ("change", "why"),
     [
         (without("[PAD]"), "expected a tokenizer with [PAD], found none"),
-        (lambda tokenizer: tokenizer.update(post_processor=None), "expected [CLS] question [SEP] context [SEP]"),
+        (
+            lambda tokenizer: tokenizer.update(post_processor=None),
+            "expected [CLS] question [SEP] context [SEP]",
+        ),
     ],
     ids=["special", "frame"],
 )
-def test_a_tokenizer_that_is_not_berts_is_refused(
+def test_a_tokenizer_unlike_berts_is_refused(
     tmp_path: Path, source: Path, out: Path, change: Callable[[Any], None], why: str
 ) -> None:
     assert prepare(source, tmp_path / "first", "--vocabulary", 300).returncode == 0
@@ -268,12 +272,12 @@ def test_a_tokenizer_that_is_not_berts_is_refused(
     assert ran.returncode == 1 and why in ran.stderr and not out.exists(), ran.stderr
 
 
-def test_windows_without_room_are_misuse(source: Path, out: Path) -> None:
+def test_windows_that_are_too_small_are_refused(source: Path, out: Path) -> None:
     assert prepare(source, out, "--sequence", 100, "--stride", 96).returncode == 2
     assert prepare(source, out, "--stride", -1).returncode == 2
 
 
-def test_an_answer_may_end_in_signs_that_the_tokenizer_drops(tmp_path: Path, out: Path) -> None:
+def test_an_answer_may_end_in_characters_that_the_tokenizer_drops(tmp_path: Path, out: Path) -> None:
     squad = a_squad()
     [paragraph] = squad["data"][0]["paragraphs"]
     paragraph["context"] = "The cairn stands beside the cafe\u0301"

@@ -1,4 +1,4 @@
-"""The trainer's Transformer-XL against the same layers in Python, and its memory from segment to segment."""
+"""The trainer's Transformer-XL compared with the same layers in Python, and its memory from segment to segment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIGS = {
     "one-cluster": Config(VOCABULARY, [64, 70, 80], div_val=1, untie_r=True),
     "one-narrow-cluster": Config(VOCABULARY, [20, 64, 80], div_val=4, untie_r=False),
 }
-SEGMENT, SEGMENTS, ROWS = 6, 3, SAMPLES  # More tokens than the memory takes.
+SEGMENT, SEGMENTS, ROWS = 6, 3, SAMPLES  # More tokens than the memory holds.
 
 
 def flags(config: Config, text: Path) -> list[object]:
@@ -25,12 +25,12 @@ def flags(config: Config, text: Path) -> list[object]:
 
 
 def weights_of(model: TransfoXL) -> dict[str, Any]:
-    """Under the first of their names, where they have several."""
+    """By name; tensors with several names appear under the first."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def segments(text: Path) -> Any:
-    """[segment, length, row], and the token after each."""
+    """The tokens, [segment, length, row], and the token after each."""
     tokens = torch.tensor(array("H", (text / "tokens.bin").read_bytes()).tolist())
     length = (len(tokens) - 1) // ROWS
     rows = torch.stack([tokens[row * length :][: SEGMENT * SEGMENTS] for row in range(ROWS)])
@@ -47,7 +47,7 @@ def their_logits(model: TransfoXL, text: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_transformer_xl_computes_what_the_same_layers_compute_in_python(tmp_path: Path, text: Path, name: str) -> None:
+def test_transformer_xl_matches_the_same_layers_in_python(tmp_path: Path, text: Path, name: str) -> None:
     config = CONFIGS[name]
     torch.manual_seed(1)
     model = TransfoXL(config).eval()
@@ -67,7 +67,7 @@ def test_transformer_xl_computes_what_the_same_layers_compute_in_python(tmp_path
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_checkpoint_has_weights_and_memory_by_their_names(tmp_path: Path, text: Path, name: str) -> None:
+def test_a_checkpoint_names_weights_and_memory(tmp_path: Path, text: Path, name: str) -> None:
     config = CONFIGS[name]
     every = ["--steps", 2, "--checkpoint-dir", tmp_path / "run", "--host-memory", "64MiB"]
     ran = run("cairn_train", *flags(config, text), *every)

@@ -30,7 +30,7 @@ std::vector<std::int64_t> Values(const at::Tensor& tensor) {
   return {whole.const_data_ptr<std::int64_t>(), whole.const_data_ptr<std::int64_t>() + whole.numel()};
 }
 
-TEST(TextStreams, EachRowGoesOnWhereItEndedInTheBatchBefore) {
+TEST(TextStreams, EachRowContinuesItsPreviousBatch) {
   const Dataset data = TextStreams(Counting(17), /*sequence=*/3, /*rows=*/2);
   Sampler sampler(data.size, {}, data.order);
 
@@ -45,7 +45,7 @@ TEST(TextStreams, EachRowGoesOnWhereItEndedInTheBatchBefore) {
   EXPECT_THAT(Values(second.at("begins")), ElementsAre(0, 0));
 }
 
-TEST(TextStreams, EpochBeginsEachRowAnew) {
+TEST(TextStreams, NewEpochRestartsEachRow) {
   const Dataset data = TextStreams(Counting(17), 3, 2);
   Sampler sampler(data.size, {}, data.order);
   const Batch first = data.read(sampler.Next(2));
@@ -56,7 +56,7 @@ TEST(TextStreams, EpochBeginsEachRowAnew) {
   for (const char* name : {"input_ids", "labels", "begins"}) EXPECT_TRUE(again.at(name).equal(first.at(name))) << name;
 }
 
-TEST(TextStreams, ResumedFromAPositionNoSegmentIsReadTwiceOrLeftOut) {
+TEST(TextStreams, ResumingNeitherRepeatsNorSkipsASegment) {
   const Dataset data = TextStreams(Counting(61), 4, 3);
   DataPosition at;
   std::vector<std::int64_t> read;
@@ -73,7 +73,7 @@ TEST(TextStreams, ResumedFromAPositionNoSegmentIsReadTwiceOrLeftOut) {
   for (std::int64_t i = 0; i < 60; ++i) EXPECT_EQ(read[static_cast<std::size_t>(i)], i);
 }
 
-TEST(TextStreams, NameTellsWhatARunCannotGoOnWithout) {
+TEST(TextStreams, NameDiffersForOtherRowsSegmentsOrTokens) {
   const auto name = [](std::int64_t sequence, std::uint64_t rows) {
     return TextStreams(Counting(100), sequence, rows).name;
   };
@@ -83,7 +83,7 @@ TEST(TextStreams, NameTellsWhatARunCannotGoOnWithout) {
   EXPECT_NE(name(8, 4), name(4, 4));
 }
 
-TEST(TextStreams, RefusesATextThatIsTooShortForEveryRow) {
+TEST(TextStreams, RefusesATextTooShortForAllRows) {
   EXPECT_EQ(TextStreams(Counting(9), 4, 2).size, 2U);
 
   for (const std::uint64_t size : {std::uint64_t{8}, std::uint64_t{0}}) {

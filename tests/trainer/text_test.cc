@@ -1,4 +1,4 @@
-// Training language models on text: what the checkpoints hold, and what is refused before training starts.
+// Training language models on text: the contents of the checkpoints, and what is refused before training starts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,12 +19,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// 300 tokens of a vocabulary of 40, and an OPT that is just large enough for them in sequences of 16.
+/// 300 tokens with a vocabulary of 40, and an OPT just large enough for them in sequences of 16.
 class TextTrainer : public ::testing::Test {
  protected:
   TextTrainer() { WriteText(text_, MakeTokens(300, 40), 40); }
 
-  /// The flags of a short training, but for those given otherwise; `sizes` come behind, and count.
+  /// The flags of a short training, overridden by `flags`; the last of two equal `sizes` counts.
   [[nodiscard]] std::vector<std::string> Arguments(std::map<std::string, std::string> flags,
                                                    const std::vector<std::string>& sizes = {}) const {
     flags.insert({{"--model", "opt-125m"}, {"--data", text_}, {"--sequence", "16"}, {"--steps", "2"}});
@@ -34,7 +34,7 @@ class TextTrainer : public ::testing::Test {
     all.insert(all.end(), sizes.begin(), sizes.end());
     return all;
   }
-  /// The same with checkpoints, going on from the newest.
+  /// Like Arguments, with checkpoints, resuming from the newest.
   [[nodiscard]] std::vector<std::string> Resuming(std::map<std::string, std::string> flags = {}) const {
     flags.insert({"--checkpoint-dir", root_ / "run"});
     std::vector<std::string> all = Arguments(flags);
@@ -51,7 +51,7 @@ class TextTrainer : public ::testing::Test {
   const std::string text_ = root_ / "text";
 };
 
-TEST_F(TextTrainer, CheckpointHoldsOptUnderItsReferenceNames) {
+TEST_F(TextTrainer, CheckpointUsesOptsReferenceNames) {
   TrainingProcess training(Arguments({{"--checkpoint-dir", root_ / "run"}}, {"embedding=4", "pre_norm=0"}));
   ASSERT_EQ(training.Finish(), 0) << training.output();
 
@@ -70,7 +70,7 @@ TEST_F(TextTrainer, CheckpointHoldsOptUnderItsReferenceNames) {
   EXPECT_EQ(shapes.size(), 4U + 2 * 16);
 }
 
-TEST_F(TextTrainer, NoiseFeedsAnyShape) {
+TEST_F(TextTrainer, TrainsOnSyntheticDataOfAnyShape) {
   const std::map<std::string, std::string> noise = {{"--data", "synthetic"}, {"--checkpoint-dir", root_ / "run"}};
   TrainingProcess text(Arguments(noise, {"vocabulary=256"}));
   TrainingProcess pictures({"--model", "vgg16", "--size", "width=1", "--data", "synthetic", "--steps", "1"});
@@ -81,7 +81,7 @@ TEST_F(TextTrainer, NoiseFeedsAnyShape) {
   ExpectRefused(Arguments({{"--data", "synthetic"}}), "the data's vocabulary has 256 tokens, the model's 40");
 }
 
-TEST_F(TextTrainer, GoesOnWithTheSameTextWhereverItLies) {
+TEST_F(TextTrainer, ResumesWithTheSameTextInAnotherFolder) {
   TrainingProcess first(Resuming());
   ASSERT_EQ(first.Finish(), 0) << first.output();
   std::filesystem::rename(text_, root_ / "elsewhere");
@@ -101,7 +101,7 @@ TEST_F(TextTrainer, RefusesACheckpointMadeWithAnotherText) {
   ExpectRefused(Resuming(), "the checkpoint's data is \"text crc32:");
 }
 
-TEST_F(TextTrainer, RefusesStreamsInAnotherNumberOfRows) {
+TEST_F(TextTrainer, RefusesStreamsWithAnotherNumberOfRows) {
   const auto arguments = [&](const char* steps, const char* rows) {
     return std::vector<std::string>{"--model",     "transformer-xl-base",
                                     "--data",      text_,
@@ -122,10 +122,8 @@ TEST_F(TextTrainer, RefusesStreamsInAnotherNumberOfRows) {
 }
 
 TEST_F(TextTrainer, RefusesAModelThatTheDataDoesNotFit) {
-  ExpectRefused(Arguments({{"--data", "digits"}}),
-                "--data digits: expected text, which the model learns from, found pictures");
-  ExpectRefused(Arguments({{"--model", "vgg16"}}),
-                text_ + ": expected pictures, which the model learns from, found text");
+  ExpectRefused(Arguments({{"--data", "digits"}}), "--data digits: expected textfor this model, found pictures");
+  ExpectRefused(Arguments({{"--model", "vgg16"}}), text_ + ": expected picturesfor this model, found text");
   ExpectRefused(Arguments({{"--sequence", "17"}}),
                 "the data's samples have 17 tokens (--sequence), the model 16 positions");
   ExpectRefused(Arguments({{"--sequence", "301"}}), "tokens: expected at least --sequence 301, found 300");
@@ -134,18 +132,18 @@ TEST_F(TextTrainer, RefusesAModelThatTheDataDoesNotFit) {
   ExpectRefused(Arguments({}, {"positions=9223372036854775807"}),
                 "--size positions: expected 1 to 268435456, found 92");
   ExpectRefused(Arguments({}, {"hidden=1048576", "vocabulary=268435456"}),
-                "out of memory: model.decoder.embed_tokens.weight: expected room for 1125899 GB, found ");
+                "out of memory: model.decoder.embed_tokens.weight: expected 1125899 GB available, found ");
   ExpectRefused(Arguments({}, {"pre_norm=2"}), "--size pre_norm: expected 0 or 1, found 2");
-  ExpectRefused(Arguments({}, {"width=2"}), "--size width: this model has no such size, only: hidden");
+  ExpectRefused(Arguments({}, {"width=2"}), "--size width: unknown size; this model has: hidden");
 }
 
-TEST_F(TextTrainer, RefusesDataOfWhichOneTokenIsWrong) {
+TEST_F(TextTrainer, RefusesDataWithAnInvalidToken) {
   WriteText(text_, {1, 2, 40, 3}, 40);
 
   ExpectRefused(Arguments({}), "tokens.bin: token 2: expected a number below data.json's vocabulary of 40, found 40");
 }
 
-TEST_F(TextTrainer, RefusesAConfigByFileAndField) {
+TEST_F(TextTrainer, NamesTheInvalidFieldOfAConfig) {
   const auto refused_with = [&](const std::string& config, const std::string& why) {
     ExpectRefused({"--model", "opt-125m", "--data", text_, "--sequence", "16", "--init-from", WriteConfig(config)},
                   why);
@@ -156,19 +154,22 @@ TEST_F(TextTrainer, RefusesAConfigByFileAndField) {
 
   refused_with("{" + whole, "weights/config.json: expected a JSON object");
   refused_with(R"({"model_type": "gpt2"})",
-               "weights/config.json: model_type: expected \"opt\", by --model, found \"gpt2\"");
-  refused_with(R"({"model_type": "opt"})", "weights/config.json: hidden_size: expected a whole number, found none");
-  refused_with("{" + whole + R"(, "ffn_dim": "16"})", "config.json: ffn_dim: expected a whole number, found \"16\"");
+               "weights/config.json: model_type: expected \"opt\", as for --model, found \"gpt2\"");
+  refused_with(R"({"model_type": "opt"})",
+               "weights/config.json: hidden_size: expected an unsigned integer, found none");
+  refused_with("{" + whole + R"(, "ffn_dim": "16"})",
+               "config.json: ffn_dim: expected an unsigned integer, found \"16\"");
   refused_with("{" + whole + R"(, "do_layer_norm_before": 1})",
                "do_layer_norm_before: expected true or false, found 1");
   refused_with("{" + whole + R"(, "activation_function": "gelu"})",
                "activation_function: expected \"relu\", found \"gelu\"");
   refused_with("{" + whole + R"(, "dropout": 0.5})", "config.json: dropout: expected 0.1, found 0.5");
-  refused_with("{" + whole + "}", "expected model.safetensors or model.safetensors.index.json in it, found neither");
+  refused_with("{" + whole + "}",
+               "expected model.safetensors or model.safetensors.index.json in this folder, found neither");
   ExpectRefused(Arguments({{"--init-from", root_ / "weights"}}),
-                "--size ffn: the sizes are those of --init-from's config.json");
+                "--size ffn: not allowed with --init-from, whose config.json has the sizes");
   ExpectRefused({"--model", "opt-125m", "--data", text_, "--init-from", root_ / "nowhere"},
-                "nowhere/config.json: cannot be read");
+                "nowhere/config.json: cannot read the file");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-"""Transformer-XL's layers in plain torch, after Hugging Face's former TransfoXLLMHeadModel: its names, its ties, its
-layout (length before batch), and einsum where cairn_train has matmul."""
+"""Transformer-XL's layers in plain torch, after Hugging Face's former TransfoXLLMHeadModel: same names, ties and
+layout (length before batch), and einsum instead of cairn_train's matmul."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Config(NamedTuple):
 
     @property
     def sizes(self) -> list[str]:
-        """As --size has them."""
+        """Sizes, named as in --size."""
         cutoffs = {f"cutoff{i + 1}": cutoff for i, cutoff in enumerate(self.cutoffs)}
         return [f"{name}={int(size)}" for name, size in (self._asdict() | cutoffs).items() if name != "cutoffs"]
 

@@ -51,7 +51,7 @@ class TransformerXlMemory : public ::testing::Test {
   const at::Tensor memory_ = model_.buffers.at(0).tensor;
 };
 
-TEST_F(TransformerXlMemory, IsWrittenByAdvanceAlone) {
+TEST_F(TransformerXlMemory, IsWrittenOnlyByAdvance) {
   const at::Tensor before = memory_.clone();
 
   model_.loss(Segment()).backward();
@@ -65,7 +65,7 @@ TEST_F(TransformerXlMemory, IsWrittenByAdvanceAlone) {
   EXPECT_TRUE(memory_.equal(after)) << "there was nothing to write";
 }
 
-TEST_F(TransformerXlMemory, HoldsTheLastTokensOfAllBatches) {
+TEST_F(TransformerXlMemory, HoldsTheLastTokensAcrossBatches) {
   const at::Tensor before = memory_.clone();
   const Batch first = Segment();
   const Batch second = Segment();
@@ -84,14 +84,14 @@ TEST_F(TransformerXlMemory, HoldsTheLastTokensOfAllBatches) {
   EXPECT_TRUE(memory_.equal(at_once));
 }
 
-TEST_F(TransformerXlMemory, OfRowsThatBeginIsZero) {
+TEST_F(TransformerXlMemory, IsZeroForRowsThatBegin) {
   Batch segment = Segment();
   segment["begins"][1] = true;
 
   const at::Tensor remembered = model_.logits(segment);
   model_.advance();
 
-  EXPECT_EQ(memory_.select(1, 1).slice(1, 0, 2).abs().max().item<float>(), 0) << "nothing from before it began";
+  EXPECT_EQ(memory_.select(1, 1).slice(1, 0, 2).abs().max().item<float>(), 0) << "nothing from before the row began";
   EXPECT_GT(memory_.select(1, 0).slice(1, 0, 2).abs().max().item<float>(), 0);
   memory_.zero_();
   const at::Tensor fresh = model_.logits(segment);
@@ -99,7 +99,7 @@ TEST_F(TransformerXlMemory, OfRowsThatBeginIsZero) {
   EXPECT_FALSE(fresh[0].equal(remembered[0]));
 }
 
-TEST(TransformerXl, EveryParameterHasAGradientWhateverTheWords) {
+TEST(TransformerXl, EveryParameterHasAGradientForAnyTokens) {
   const Model model = MakeModel(Small({{"cutoff1", 10}, {"cutoff2", 20}, {"cutoff3", 30}, {"div_val", 2}}));
   Batch batch = Segment();
   batch["input_ids"].zero_();
@@ -118,18 +118,17 @@ TEST(TransformerXl, RefusesSizesThatDoNotFit) {
 
   expect_refused({{"hidden", 9}}, "size hidden: expected an even number, found 9");
   expect_refused({{"memory", 0}}, "--size memory: expected 1 to 268435456, found 0");
-  expect_refused({{"cutoff1", 20}, {"cutoff2", 20}}, "size cutoff2: expected more than 20, the one before, found 20");
+  expect_refused({{"cutoff1", 20}, {"cutoff2", 20}}, "size cutoff2: expected more than 20, the previous one, found 20");
   expect_refused({{"cutoff1", 20}, {"div_val", 9}},
-                 "size div_val: expected one that leaves the last cluster's embeddings some of hidden, 8, found 9");
+                 "size div_val: expected the last cluster's embeddings to keep some of hidden, 8, found 9");
   expect_refused({{"untie_r", 2}}, "--size untie_r: expected 0 or 1, found 2");
   expect_refused({{"vocabulary", 49}}, "the data's vocabulary has 50 tokens, the model's 49");
-  expect_refused({{"positions", 1}},
-                 "--size positions: this model has no such size, only: hidden layers heads head_size");
+  expect_refused({{"positions", 1}}, "--size positions: unknown size; this model has: hidden layers heads head_size");
 }
 
 class AdaptiveSoftmaxTest : public ::testing::TestWithParam<std::int64_t> {};
 
-TEST_P(AdaptiveSoftmaxTest, LosesWhatItsProbabilitiesSay) {
+TEST_P(AdaptiveSoftmaxTest, LossMatchesItsProbabilities) {
   std::vector<NamedTensor> parameters;
   const Weights weights(at::kCPU, parameters);
   const AdaptiveEmbedding embedding(weights, {.ends = {10, 20, 40}, .divisor = GetParam()}, 8);

@@ -11,7 +11,7 @@
 namespace cairn::trainer {
 namespace {
 
-/// As zlib has it, and the format: spelt out, so that the trainer's is not held against itself.
+/// zlib's CRC-32, implemented here so that the trainer's is not compared with itself.
 std::uint32_t Crc32(const std::string& bytes) {
   std::uint32_t crc = ~0U;
   for (const char byte : bytes) {

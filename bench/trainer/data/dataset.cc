@@ -9,7 +9,7 @@
 namespace cairn::trainer {
 namespace {
 
-/// What --data must hold for it.
+/// What kind of data --data must contain.
 std::string SourceOf(DataKind kind) {
   if (kind == DataKind::kPictures) return "pictures";
   return kind == DataKind::kQuestions ? "questions" : "text";
@@ -25,8 +25,8 @@ std::string SourceAt(const std::string& what) {
   if (what == "digits") return "pictures";
   if (std::filesystem::exists(what + "/data.json")) return JsonFile(what + "/data.json").Text("kind");
   throw std::runtime_error("--data " + what +
-                           ": expected \"digits\", \"synthetic\", or a folder that scripts/prepare-data made, found " +
-                           (std::filesystem::exists(what) ? "no data.json in it" : "no such folder"));
+                           ": expected \"digits\", \"synthetic\", or a folder made by scripts/prepare-data, found " +
+                           (std::filesystem::exists(what) ? "a folder without data.json" : "no such folder"));
 }
 
 DataKind KindAt(const DataRequest& request) {
@@ -35,7 +35,7 @@ DataKind KindAt(const DataRequest& request) {
   const auto kind = std::ranges::find(request.kinds, source, [](DataKind of) { return SourceOf(of); });
   if (kind != request.kinds.end()) return *kind;
   throw std::runtime_error("--data " + request.what + ": expected " + SourceOf(request.kinds) +
-                           ", which the model learns from, found " + source);
+                           " for this model, found " + source);
 }
 
 }  // namespace

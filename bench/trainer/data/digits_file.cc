@@ -23,7 +23,7 @@ namespace {
 
 static_assert(sizeof(Digit) == 65 && alignof(Digit) == 1, "a Digit is a record of the file");
 
-/// Between which two source pixels a target pixel lies, and how far from the first.
+/// The two source pixels beside a target pixel, and its distance from the first.
 struct Between {
   int first, second;
   float share;

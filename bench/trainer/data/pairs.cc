@@ -9,10 +9,10 @@
 namespace cairn::trainer {
 namespace {
 
-constexpr std::uint64_t kFrame = 3;  // [CLS], and a [SEP] behind A and B each.
+constexpr std::uint64_t kFrame = 3;  // [CLS], and [SEP] after A and after B.
 
-/// Cuts the row of tokens into samples of `sequence - kFrame`: A is how one of them begins, B is how it, or another
-/// one, ends.
+/// Cuts the tokens into samples of `sequence - kFrame`. A is the beginning of a sample, B the end of the same or
+/// another one.
 class Pairs {
  public:
   Pairs(const Tokens& tokens, std::uint64_t sequence)
@@ -60,7 +60,8 @@ class Pairs {
 
   std::function<void(std::uint64_t, std::span<std::int64_t>)> read_;
   std::uint64_t sequence_;
-  std::uint64_t words_;  ///< In a sample.
+  /// Tokens in a sample, without the special ones.
+  std::uint64_t words_;
   std::uint64_t size_;
   std::int64_t cls_, sep_;
 };
@@ -78,7 +79,7 @@ Dataset PairsDataset(const Tokens& tokens, std::int64_t sequence) {
                              ", two samples of --sequence " + std::to_string(length) + ", found " +
                              std::to_string(tokens.size));
   }
-  static_cast<void>(tokens.Special("[MASK]"));  // For the model, which knows no file to name.
+  static_cast<void>(tokens.Special("[MASK]"));  // Checked for the model, whose error could not name the file.
   const Pairs pairs(tokens, length);
   return {.name = tokens.name + " in pairs of " + std::to_string(length),
           .shape = {.kind = DataKind::kPairs,

@@ -8,7 +8,7 @@
 
 namespace cairn::trainer {
 
-static_assert(std::endian::native == std::endian::little, "the index is used as it lies in the file");
+static_assert(std::endian::native == std::endian::little, "the index is used in place");
 
 PictureFile::PictureFile(const std::string& folder) : PictureFile(folder, JsonFile(folder + "/data.json")) {}
 
@@ -18,20 +18,20 @@ PictureFile::PictureFile(const std::string& folder, const JsonFile& about)
       index_file_(folder + "/index.bin"),
       classes_(about.Count("classes")),
       checksum_(about.Text("checksum")) {
-  if (about.Count("side") != kSide) about.Refuse("side", std::to_string(kSide));
+  if (about.Count("side") != kSide) about.Reject("side", std::to_string(kSide));
   const auto bytes = index_file_.bytes();
   const std::uint64_t count = about.Count("pictures");
-  if (count == 0) about.Refuse("pictures", "at least 1");
-  if (classes_ > std::numeric_limits<std::int32_t>::max()) about.Refuse("classes", "at most 2147483647");
+  if (count == 0) about.Reject("pictures", "at least 1");
+  if (classes_ > std::numeric_limits<std::int32_t>::max()) about.Reject("classes", "at most 2147483647");
   const auto expect_bytes = [&](const std::string& path, std::size_t found, std::size_t each) {
     if (found % each == 0 && found / each == count) return;
     throw std::runtime_error(path + ": expected " + std::to_string(count) + " pictures of " + std::to_string(each) +
-                             " bytes, as in data.json, found " + std::to_string(found) + " bytes");
+                             " bytes, according to data.json, found " + std::to_string(found) + " bytes");
   };
   expect_bytes(folder + "/index.bin", bytes.size(), sizeof(Entry));
   expect_bytes(path_, pictures_.bytes().size(), kBytes);
   if (const std::string found = index_file_.Checksum(); found != checksum_) {
-    about.Refuse("checksum", found + ", which index.bin has");
+    about.Reject("checksum", found + ", as of index.bin");
   }
   index_ = {reinterpret_cast<const Entry*>(bytes.data()), count};
   for (std::uint64_t i = 0; i < count; ++i) {

@@ -10,31 +10,31 @@
 
 namespace cairn::trainer {
 
-/// A folder that `scripts/prepare-data pictures` wrote: pictures.bin, the pixels of each picture, and index.bin, its
-/// checksum and class; both mapped. data.json says what is in them.
+/// A folder written by `scripts/prepare-data pictures`: pictures.bin with the pixels of each picture, and index.bin
+/// with its checksum and class. Both are mapped. data.json describes them.
 class PictureFile {
  public:
-  /// Pixels in a row, and rows.
+  /// Width and height in pixels.
   static constexpr std::uint64_t kSide = 224;
   /// Bytes of a picture: row by row, red, green and blue of each pixel.
   static constexpr std::size_t kBytes = kSide * kSide * 3;
 
-  /// Checks everything but the pixels: throws std::runtime_error, naming file and field, for what differs from
+  /// Checks everything but the pixels. Throws std::runtime_error, naming file and field, for a difference from
   /// data.json.
   explicit PictureFile(const std::string& folder);
 
   [[nodiscard]] std::uint64_t size() const { return index_.size(); }
   [[nodiscard]] std::int64_t classes() const { return static_cast<std::int64_t>(classes_); }
-  /// Of index.bin, and so of every picture: "crc32:" and eight hexadecimal digits.
+  /// The checksum of index.bin, and so of all pictures: "crc32:" and eight hexadecimal digits.
   [[nodiscard]] const std::string& checksum() const { return checksum_; }
   [[nodiscard]] std::int64_t label(std::uint64_t picture) const { return index_[picture].label; }
-  /// The picture's kBytes. Throws std::runtime_error where their checksum differs from the index's.
+  /// The picture's kBytes. Throws std::runtime_error if their checksum differs from the index's.
   [[nodiscard]] std::span<const std::uint8_t> Read(std::uint64_t picture) const;
 
  private:
-  /// As index.bin has it, little-endian.
+  /// A little-endian record of index.bin.
   struct Entry {
-    /// As zlib computes it.
+    /// zlib's CRC-32 of the pixels.
     std::uint32_t crc32;
     std::uint32_t label;
   };

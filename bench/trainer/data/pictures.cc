@@ -9,7 +9,7 @@
 namespace cairn::trainer {
 namespace {
 
-/// Normalises each channel by ImageNet's mean and deviation. `out` takes channel by channel.
+/// Normalises each channel by ImageNet's mean and deviation. `out` is channel-major.
 void Normalise(std::span<const std::uint8_t> pixels, std::span<float> out) {
   constexpr std::array<float, 3> kMean{0.485F, 0.456F, 0.406F};
   constexpr std::array<float, 3> kDeviation{0.229F, 0.224F, 0.225F};

@@ -6,7 +6,7 @@
 namespace cairn::trainer {
 namespace {
 
-static_assert(sizeof(Feature) == 16, "features are used as they lie in the file");
+static_assert(sizeof(Feature) == 16, "features are used in place");
 
 }  // namespace
 
@@ -18,18 +18,18 @@ QuestionFile::QuestionFile(const JsonFile& about, const std::string& folder)
       sequence_(about.Count("sequence")),
       checksum_(about.Text("features_checksum")) {
   constexpr std::uint64_t kMax = std::numeric_limits<std::int32_t>::max();
-  if (sequence_ > kMax) about.Refuse("sequence", "at most " + std::to_string(kMax));
+  if (sequence_ > kMax) about.Reject("sequence", "at most " + std::to_string(kMax));
   const std::string path = folder + "/features.bin";
   const std::uint64_t size = about.Count("features");
-  if (size == 0) about.Refuse("features", "at least 1");
+  if (size == 0) about.Reject("features", "at least 1");
   const auto bytes = file_.bytes();
   if (bytes.size() % sizeof(Feature) != 0 || bytes.size() / sizeof(Feature) != size) {
-    throw std::runtime_error(path + ": expected the " + std::to_string(size) +
-                             " features of 16 bytes that data.json tells of, found " + std::to_string(bytes.size()) +
+    throw std::runtime_error(path + ": expected " + std::to_string(size) +
+                             " features of 16 bytes, according to data.json, found " + std::to_string(bytes.size()) +
                              " bytes");
   }
   if (checksum_ != file_.Checksum()) {
-    about.Refuse("features_checksum", file_.Checksum() + ", which features.bin has");
+    about.Reject("features_checksum", file_.Checksum() + ", as of features.bin");
   }
   features_ = {reinterpret_cast<const Feature*>(bytes.data()), size};
   CheckFeatures(path);
@@ -57,7 +57,7 @@ void QuestionFile::CheckFeatures(const std::string& path) {
   }
   if (begin == tokens_.size()) return;
   throw std::runtime_error(path + ": expected features of " + std::to_string(tokens_.size()) +
-                           " tokens in all, which tokens.bin has, found " + std::to_string(begin));
+                           " tokens in total, as in tokens.bin, found " + std::to_string(begin));
 }
 
 }  // namespace cairn::trainer

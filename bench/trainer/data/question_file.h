@@ -9,30 +9,34 @@
 
 namespace cairn::trainer {
 
-/// A question and what of its context goes with it: [CLS] question [SEP] context [SEP]. Places count from [CLS] on.
+/// A question with a part of its context: [CLS] question [SEP] context [SEP]. Positions count from [CLS].
 struct Feature {
-  std::uint32_t length = 0;   ///< Tokens.
-  std::uint32_t context = 0;  ///< Where the context begins.
-  std::uint32_t start = 0;    ///< The answer's first token; 0, and the last as well, where it is not in this context.
-  std::uint32_t end = 0;      ///< The answer's last token.
+  /// Number of tokens.
+  std::uint32_t length = 0;
+  /// The context's first token.
+  std::uint32_t context = 0;
+  /// The answer's first token. Like `end`, 0 if the answer is not in this part of the context.
+  std::uint32_t start = 0;
+  /// The answer's last token.
+  std::uint32_t end = 0;
 };
 
-/// A folder that `scripts/prepare-data squad` wrote: the features' tokens as TokenFile has them, features.bin, mapped,
-/// and data.json, which says what is in both.
+/// A folder written by `scripts/prepare-data squad`: the features' tokens as a TokenFile, features.bin (mapped), and
+/// data.json, which describes both.
 class QuestionFile {
  public:
-  /// Reads everything once: throws std::runtime_error, naming file and field, where a size, a checksum, a token or a
-  /// feature is not as it must be.
+  /// Reads and checks everything once. Throws std::runtime_error, naming file and field, for an invalid size, checksum,
+  /// token or feature.
   explicit QuestionFile(const std::string& folder);
 
   [[nodiscard]] const TokenFile& tokens() const { return tokens_; }
   [[nodiscard]] std::uint64_t size() const { return features_.size(); }
-  /// The most tokens that a feature may have.
+  /// The maximum number of tokens in a feature.
   [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
-  /// Of features.bin.
+  /// The checksum of features.bin.
   [[nodiscard]] const std::string& checksum() const { return checksum_; }
   [[nodiscard]] const Feature& feature(std::uint64_t number) const { return features_[number]; }
-  /// A feature's tokens, as many as it has.
+  /// Reads a feature's tokens; `out` must have its length.
   void Read(std::uint64_t number, std::span<std::int64_t> out) const { tokens_.Read(begins_[number], out); }
 
  private:
@@ -44,7 +48,8 @@ class QuestionFile {
   std::uint64_t sequence_;
   std::string checksum_;
   std::span<const Feature> features_;
-  std::vector<std::uint64_t> begins_;  ///< Of each feature's tokens.
+  /// The position of each feature's first token.
+  std::vector<std::uint64_t> begins_;
 };
 
 }  // namespace cairn::trainer

@@ -15,7 +15,7 @@ Batch Read(const QuestionFile& file, std::int64_t pad, std::span<const std::uint
   const auto count = static_cast<std::int64_t>(samples.size());
   const auto sequence = static_cast<std::int64_t>(file.sequence());
   at::Tensor ids = at::full({count, sequence}, pad, at::kLong);
-  at::Tensor places = at::empty({4, count, 1}, at::kLong);  // Each a column.
+  at::Tensor places = at::empty({4, count, 1}, at::kLong);  // Four columns.
   auto* const out = places.mutable_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < count; ++i) {
     const Feature& feature = file.feature(samples[i]);

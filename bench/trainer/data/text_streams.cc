@@ -11,7 +11,7 @@ namespace cairn::trainer {
 
 Dataset TextStreams(const Tokens& tokens, std::int64_t sequence, std::uint64_t rows) {
   const auto length = static_cast<std::uint64_t>(sequence);
-  // Each row's last token is but predicted: it may be the next row's first.
+  // A row's last token is only predicted, so it may be the next row's first.
   const std::uint64_t row_tokens = tokens.size == 0 ? 0 : (tokens.size - 1) / rows;
   const std::uint64_t segments = row_tokens / length;
   if (segments == 0) {

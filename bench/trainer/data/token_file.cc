@@ -7,11 +7,11 @@
 namespace cairn::trainer {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "tokens are used as they lie in the file");
+static_assert(std::endian::native == std::endian::little, "tokens are used in place");
 
 std::uint64_t WidthOf(const JsonFile& about) {
   const std::string dtype = about.Text("dtype");
-  if (dtype != "u16" && dtype != "u32") about.Refuse("dtype", R"("u16" or "u32")");
+  if (dtype != "u16" && dtype != "u32") about.Reject("dtype", R"("u16" or "u32")");
   return dtype == "u16" ? 2 : 4;
 }
 
@@ -21,7 +21,7 @@ SpecialTokens SpecialOf(const JsonFile& about, std::uint64_t vocabulary) {
   if (!about.Has(kKey)) return special;
   for (const auto& [name, number] : about.Object(kKey).items()) {
     if (!number.is_number_unsigned() || number.get<std::uint64_t>() >= vocabulary) {
-      about.Refuse(kKey, "for " + name + " a number below the vocabulary of " + std::to_string(vocabulary));
+      about.Reject(kKey, "for " + name + " a number below the vocabulary of " + std::to_string(vocabulary));
     }
     special[name] = number.get<std::int64_t>();
   }
@@ -40,8 +40,8 @@ TokenFile::TokenFile(const JsonFile& about, const std::string& path, const std::
       width_(WidthOf(about)),
       checksum_(about.Text("checksum")),
       special_(SpecialOf(about, vocabulary_)) {
-  if (about.Text("kind") != kind) about.Refuse("kind", "\"" + kind + "\"");
-  if (vocabulary_ > std::uint64_t{1} << 32) about.Refuse("vocabulary", "at most 4294967296");
+  if (about.Text("kind") != kind) about.Reject("kind", "\"" + kind + "\"");
+  if (vocabulary_ > std::uint64_t{1} << 32) about.Reject("vocabulary", "at most 4294967296");
   CheckBytes(about, path);
 }
 
@@ -55,10 +55,10 @@ auto TokenFile::WithTokens(const With& with) const {
 void TokenFile::CheckBytes(const JsonFile& about, const std::string& path) const {
   const auto bytes = file_.bytes();
   if (bytes.size() % width_ != 0 || bytes.size() / width_ != size_) {
-    throw std::runtime_error(path + ": expected the " + std::to_string(size_) + " tokens of " + std::to_string(width_) +
-                             " bytes that data.json tells of, found " + std::to_string(bytes.size()) + " bytes");
+    throw std::runtime_error(path + ": expected " + std::to_string(size_) + " tokens of " + std::to_string(width_) +
+                             " bytes, according to data.json, found " + std::to_string(bytes.size()) + " bytes");
   }
-  if (checksum_ != file_.Checksum()) about.Refuse("checksum", file_.Checksum() + ", which tokens.bin has");
+  if (checksum_ != file_.Checksum()) about.Reject("checksum", file_.Checksum() + ", as of tokens.bin");
   WithTokens([&](const auto& tokens) {
     const auto wrong = std::find_if(tokens.begin(), tokens.end(), [&](auto token) { return token >= vocabulary_; });
     if (wrong == tokens.end()) return;

@@ -10,33 +10,34 @@
 
 namespace cairn::trainer {
 
-/// A folder that `scripts/prepare-data` wrote: tokens.bin, mapped, and data.json, which says what is in it.
+/// A folder written by `scripts/prepare-data`: tokens.bin (mapped), and data.json, which describes it.
 class TokenFile {
  public:
-  /// Reads every token once: throws std::runtime_error, naming file and field, where kind, size, checksum or one
-  /// token's number is not as data.json says.
+  /// Reads every token once. Throws std::runtime_error, naming file and field, if the kind, the size, the checksum or a
+  /// token's number does not match data.json.
   explicit TokenFile(const std::string& folder, const char* kind = "text");
 
   [[nodiscard]] std::uint64_t size() const { return size_; }
   [[nodiscard]] std::uint64_t vocabulary() const { return vocabulary_; }
-  /// Of tokens.bin.
+  /// The checksum of tokens.bin.
   [[nodiscard]] const std::string& checksum() const { return checksum_; }
-  /// As data.json has them; none where it has not the field.
+  /// From data.json; empty if the field is missing.
   [[nodiscard]] const SpecialTokens& special() const { return special_; }
-  /// The tokens from the `first` on, as many as `out` takes; all of them must be there.
+  /// Reads out.size() tokens from `first` on; all of them must exist.
   void Read(std::uint64_t first, std::span<std::int64_t> out) const;
 
  private:
   TokenFile(const JsonFile& about, const std::string& path, const std::string& kind);
   void CheckBytes(const JsonFile& about, const std::string& path) const;
-  /// Calls `with` with the tokens, a span of what they are stored as.
+  /// Calls `with` with a span of the tokens in their stored type.
   template <typename With>
   auto WithTokens(const With& with) const;
 
   MappedFile file_;
   std::uint64_t size_;
   std::uint64_t vocabulary_;
-  std::uint64_t width_;  ///< Bytes of a token, 2 or 4.
+  /// Bytes per token, 2 or 4.
+  std::uint64_t width_;
   std::string checksum_;
   SpecialTokens special_;
 };

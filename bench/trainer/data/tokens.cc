@@ -12,7 +12,7 @@ std::int64_t Tokens::Special(const std::string& of) const {
   const auto at = special.find(of);
   if (at != special.end()) return at->second;
   throw std::runtime_error(path + ": special_tokens: expected " + of +
-                           ", which the model needs, found none: was the tokenizer one of BERT's kind?");
+                           ", which the model needs, found none: does the tokenizer have BERT's special tokens?");
 }
 
 Tokens PreparedTokens(const std::string& folder) {
@@ -27,7 +27,7 @@ Tokens PreparedTokens(const std::string& folder) {
 
 Tokens SyntheticTokens() {
   constexpr std::uint64_t kTokens = std::uint64_t{1} << 22;
-  constexpr std::uint64_t kVocabulary = 256;  // Small, so that every model has it.
+  constexpr std::uint64_t kVocabulary = 256;  // Small enough for every model.
   const SpecialTokens special = {{"[PAD]", 0}, {"[UNK]", 1}, {"[CLS]", 2}, {"[SEP]", 3}, {"[MASK]", 4}};
   const auto read = [first_word = special.size()](std::uint64_t first, std::span<std::int64_t> out) {
     for (std::size_t i = 0; i < out.size(); ++i) {

@@ -49,7 +49,7 @@ at::Tensor AdaptiveEmbedding::operator()(const at::Tensor& ids) const {
   if (projections_.empty()) return at::embedding(tables_[0], ids).mul(scale_);
   at::Tensor embedded;
   for (std::size_t i = 0; i < tables_.size(); ++i) {
-    // Of every token, if only to take the one that is wanted: to pick tokens out, the host would wait for a GPU.
+    // Computes every token, although one is needed: to select tokens, the host would have to wait for the GPU.
     const at::Tensor rows = ids.sub(clusters_.begin(i)).clamp(0, tables_[i].size(0) - 1);
     const at::Tensor mine = at::linear(at::embedding(tables_[i], rows), projections_[i]);
     embedded = i == 0 ? mine : at::where(ids.ge(clusters_.begin(i)).unsqueeze(-1), mine, embedded);
@@ -105,12 +105,12 @@ at::Tensor AdaptiveSoftmax::Loss(const at::Tensor& hidden, const at::Tensor& lab
     return at::cross_entropy_loss(logits, targets, /*weight=*/{}, at::Reduction::Sum);
   };
   const std::vector<Part> parts = Parts();
-  at::Tensor entries = labels;  // Of the head: the word's, or its cluster's.
+  at::Tensor entries = labels;  // Entries of the head: the word's or its cluster's.
   at::Tensor sum;
   for (std::size_t i = 1; i < parts.size(); ++i) {
     const at::Tensor inside = labels.ge(clusters_.begin(i)).logical_and(labels.lt(clusters_.ends[i]));
     entries = entries.masked_fill(inside, clusters_.ends[0] + static_cast<std::int64_t>(i) - 1);
-    // Also where none is inside: every parameter is to have a gradient.
+    // Even if the cluster is empty, so that every parameter has a gradient.
     const at::Tensor which = at::nonzero(inside).squeeze(1);
     const at::Tensor part =
         summed(parts[i].Logits(hidden.index_select(0, which)), labels.index_select(0, which).sub(clusters_.begin(i)));

@@ -51,7 +51,7 @@ Sizes SizesFor(const ModelConfig& config) {
   sizes.vocabulary = TakeSize(given, "vocabulary", published.vocabulary);
   sizes.positions = TakeSize(given, "positions", published.positions);
   sizes.types = TakeSize(given, "types", published.types);
-  RefuseUnknownSizes(given, "hidden layers heads intermediate vocabulary positions types");
+  RejectUnknownSizes(given, "hidden layers heads intermediate vocabulary positions types");
   CheckHeads(sizes.hidden, sizes.heads);
   CheckPositions(config.data, sizes.positions);
   CheckVocabulary(config.data, sizes.vocabulary);
@@ -66,7 +66,8 @@ at::Tensor Embedding(Weights& weights, const std::string& name, std::int64_t row
 struct Embeddings {
   at::Tensor word, position, token_type;
   LayerNorm norm;
-  std::int64_t padding;  ///< What samples are filled up with: its row does not learn by that. -1 for none.
+  /// The padding token, whose embedding gets no gradient; -1 for none.
+  std::int64_t padding;
 
   Embeddings(Weights weights, const Sizes& sizes, std::int64_t padded_with)
       : word(Embedding(weights, "word_embeddings", sizes.vocabulary, sizes.hidden)),
@@ -85,7 +86,7 @@ struct Embeddings {
   }
 };
 
-/// What follows each block: its output is projected, thinned out, added to its input and normalised.
+/// The end of each block: projection, dropout, residual and layer norm.
 struct Output {
   Linear dense;
   LayerNorm norm;
@@ -141,10 +142,10 @@ class Encoder {
     }
   }
 
-  /// [n, length, hidden], of `ids` in place of the batch's own.
+  /// Hidden states [n, length, hidden] for `ids` instead of the batch's tokens.
   [[nodiscard]] at::Tensor operator()(const at::Tensor& ids, const Batch& batch, bool training) const {
     at::Tensor x = embeddings_(ids, batch.at("token_type_ids"), training);
-    std::optional<at::Tensor> mask;  // The same for every head and every token that looks.
+    std::optional<at::Tensor> mask;  // The same for every head and query.
     if (const auto at = batch.find("attention_mask"); at != batch.end()) mask = at->second.unsqueeze(1).unsqueeze(1);
     for (const Layer& layer : layers_) x = layer(x, mask, training);
     return x;
@@ -161,7 +162,7 @@ class Encoder {
   std::vector<Layer> layers_;
 };
 
-/// Which tokens are to be guessed, and what stands in their place.
+/// Chooses the tokens to predict, and what replaces them.
 class Masking {
  public:
   Masking(const DataShape& data, at::Device device) : vocabulary_(data.classes), mask_(data.special.at("[MASK]")) {
@@ -171,10 +172,11 @@ class Masking {
   }
 
   struct Drawn {
-    at::Tensor chosen;  ///< True for the tokens to guess.
+    /// True for the tokens to predict.
+    at::Tensor chosen;
     at::Tensor ids;
   };
-  /// As transformers' DataCollatorForLanguageModeling draws, in its order.
+  /// Draws like transformers' DataCollatorForLanguageModeling, in the same order.
   [[nodiscard]] Drawn Draw(const at::Tensor& ids) const {
     constexpr double kChosen = 0.15;
     constexpr double kMasked = 0.8;
@@ -209,12 +211,12 @@ class PreTraining {
     const at::Tensor& ids = batch.at("input_ids");
     const auto [chosen, masked] = masking_.Draw(ids);
     const at::Tensor x = bert_(masked, batch, /*training=*/true);
-    // The vocabulary is most of the work, and only these tokens' words are asked for.
+    // Most of the work is proportional to the vocabulary, so only the chosen tokens are computed.
     const at::Tensor guessed = at::nonzero(chosen.flatten()).squeeze(1);
     const at::Tensor words = Predictions(x.flatten(0, 1).index_select(0, guessed));
     const at::Tensor lost =
         at::cross_entropy_loss(words.to(at::kFloat), ids.flatten().index_select(0, guessed), {}, at::Reduction::Sum);
-    // A short batch may have none.
+    // A short batch may have no chosen token.
     const auto count = static_cast<double>(std::max<std::int64_t>(guessed.size(0), 1));
     return lost.div(count).add(at::cross_entropy_loss(Relationship(x).to(at::kFloat), batch.at("next_sentence_label")));
   }

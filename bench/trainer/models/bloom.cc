@@ -39,14 +39,14 @@ Sizes SizesFor(const ModelConfig& config) {
   sizes.layers = TakeSize(given, "layers", published.layers);
   sizes.heads = TakeSize(given, "heads", published.heads);
   sizes.vocabulary = TakeSize(given, "vocabulary", published.vocabulary);
-  RefuseUnknownSizes(given, "hidden layers heads vocabulary");
+  RejectUnknownSizes(given, "hidden layers heads vocabulary");
   CheckHeads(sizes.hidden, sizes.heads);
   CheckVocabulary(config.data, sizes.vocabulary);
   return sizes;
 }
 
-/// How much each head's attention falls with each token of distance: [heads] (Press et al., 2021). Of as many heads as
-/// the last power of two: 2^(-8/n), 2^(-16/n), ...; the heads above take every second of those for twice as many.
+/// Each head's attention penalty per token of distance: [heads] (Press et al., 2021). With n the largest power of two
+/// up to heads, the first n are 2^(-8/n), 2^(-16/n), ...; the others are every second one of the series for 2n.
 at::Tensor Slopes(std::int64_t heads) {
   const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(heads)));
   std::vector<float> slopes;
@@ -67,7 +67,7 @@ struct Attention {
         dense(weights.Under("dense"), sizes.hidden, sizes.hidden) {}
 
   at::Tensor operator()(const at::Tensor& x, const at::Tensor& bias) const {
-    // The rows of query, key and value lie head by head: [n, heads, length, 3, d].
+    // Query, key and value are interleaved by head: [n, heads, length, 3, d].
     const at::Tensor fused = SplitHeads(query_key_value(x), heads).unflatten(-1, {3, -1});
     return dense(JoinHeads(at::scaled_dot_product_attention(fused.select(3, 0), fused.select(3, 1), fused.select(3, 2),
                                                             /*attn_mask=*/bias)));
@@ -104,7 +104,7 @@ class Bloom {
       layers_.emplace_back(weights.Under("h." + std::to_string(i)), sizes);
   }
 
-  /// Of the token after each of `ids` [n, length]: [n, length, vocabulary].
+  /// The logits of the token after each of `ids` [n, length]: [n, length, vocabulary].
   [[nodiscard]] at::Tensor Logits(const at::Tensor& ids) const {
     at::Tensor x = word_embeddings_layernorm_(at::embedding(word_embeddings_, ids));
     const at::Tensor bias = Bias(ids.size(1)).to(x.scalar_type()).expand({ids.size(0), -1, -1, -1});
@@ -113,8 +113,8 @@ class Bloom {
   }
 
  private:
-  /// What attention of each token to each adds to its score: [heads, length, length]. By distance, not by place as
-  /// transformers has it, which the softmax makes the same: bf16 has small distances exactly.
+  /// The attention bias: [heads, length, length]. Uses distances instead of transformers' positions, because bf16
+  /// represents small distances exactly. The softmax is the same.
   [[nodiscard]] at::Tensor Bias(std::int64_t length) const {
     const at::Tensor places = at::arange(length, slopes_.options());
     const at::Tensor ahead = places.unsqueeze(0).sub(places.unsqueeze(1));

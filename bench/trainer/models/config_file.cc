@@ -5,13 +5,13 @@
 namespace cairn::trainer {
 namespace {
 
-/// The name that the file has for this field; `key` where it has none.
+/// The name of this field in the file; `key` if the file has neither name.
 const char* KeyIn(const JsonFile& config, const ConfigField& field) {
   if (field.other_key == nullptr || !config.Has(field.other_key)) return field.key;
   if (!config.Has(field.key)) return field.other_key;
   const std::uint64_t other = config.Count(field.other_key);
   if (config.Count(field.key) != other) {
-    config.Refuse(field.key, std::to_string(other) + ", by " + field.other_key);
+    config.Reject(field.key, std::to_string(other) + ", as in " + field.other_key);
   }
   return field.key;
 }
@@ -21,7 +21,7 @@ const char* KeyIn(const JsonFile& config, const ConfigField& field) {
 std::map<std::string, std::int64_t> ReadSizes(const std::string& folder, const ConfigLayout& layout) {
   const JsonFile config(folder + "/config.json");
   if (config.Text("model_type") != layout.model_type) {
-    config.Refuse("model_type", std::string("\"") + layout.model_type + "\", by --model");
+    config.Reject("model_type", std::string("\"") + layout.model_type + "\", as for --model");
   }
   std::map<std::string, std::int64_t> sizes;
   for (const ConfigField& field : layout.fields) {
@@ -29,7 +29,7 @@ std::map<std::string, std::int64_t> ReadSizes(const std::string& folder, const C
       case ConfigField::Kind::kSize: {
         const char* const key = KeyIn(config, field);
         if (config.Count(key) > static_cast<std::uint64_t>(kMaxSize))
-          config.Refuse(key, "at most " + std::to_string(kMaxSize));
+          config.Reject(key, "at most " + std::to_string(kMaxSize));
         sizes[field.here] = static_cast<std::int64_t>(config.Count(key));
         break;
       }
@@ -37,7 +37,7 @@ std::map<std::string, std::int64_t> ReadSizes(const std::string& folder, const C
         sizes[field.here] = config.Flag(field.key) ? 1 : 0;
         break;
       case ConfigField::Kind::kFixed:
-        config.Demand(field.key, field.here);
+        config.Require(field.key, field.here);
         break;
     }
   }

@@ -7,29 +7,35 @@
 
 namespace cairn::trainer {
 
-/// Of any size: no product of a few overflows.
+/// The limit of any size, so that the product of a few does not overflow.
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 28;
 
-/// A field of config.json, as Hugging Face writes it, and what it means here.
+/// A field of Hugging Face's config.json, and its meaning for the trainer.
 struct ConfigField {
   enum class Kind : std::uint8_t {
-    kSize,   ///< A number: this size.
-    kFlag,   ///< true or false: this size, 1 or 0.
-    kFixed,  ///< Must be as `here`, which is JSON, or left out: the model knows no other value.
+    /// A number: the size `here`.
+    kSize,
+    /// true or false: the size `here`, 1 or 0.
+    kFlag,
+    /// If present, must equal `here`, which is JSON: the model supports no other value.
+    kFixed,
   };
   Kind kind;
   const char* key;
-  const char* here;                 ///< The size, as --size has it.
-  const char* other_key = nullptr;  ///< Of a size: what older files have for `key`.
+  /// The size's name in --size; for kFixed the JSON value.
+  const char* here;
+  /// For sizes: the name of `key` in older files.
+  const char* other_key = nullptr;
 };
 
 struct ConfigLayout {
-  const char* model_type;  ///< What config.json says of itself.
+  /// The value of config.json's "model_type".
+  const char* model_type;
   std::span<const ConfigField> fields;
 };
 
-/// The sizes of FOLDER/config.json. Throws std::runtime_error, naming file and field, for one that is missing or that
-/// this layout does not allow. Fields that the layout does not know are passed over.
+/// The sizes of FOLDER/config.json. Throws std::runtime_error, naming file and field, for a field that is missing or
+/// that the layout does not allow. Fields unknown to the layout are ignored.
 std::map<std::string, std::int64_t> ReadSizes(const std::string& folder, const ConfigLayout& layout);
 
 }  // namespace cairn::trainer

@@ -17,22 +17,21 @@
 
 namespace cairn::trainer {
 
-/// Draws a model's weights from the default CPU generator, and gives them their names: those of one layer begin with
-/// that layer's.
+/// Draws a model's weights from the default CPU generator, and names them with their layer's prefix.
 class Weights {
  public:
-  static constexpr double kDeviation = 0.02;  // As all of these models begin.
+  static constexpr double kDeviation = 0.02;  // The initial deviation of all these models.
 
   Weights(at::Device device, std::vector<NamedTensor>& parameters) : device_(device), parameters_(parameters) {}
 
-  /// For what lies within this layer.
+  /// For the weights inside this layer.
   [[nodiscard]] Weights Under(const std::string& layer) const {
     Weights under = *this;
     under.prefix_ += layer + ".";
     return under;
   }
   at::Tensor Normal(const std::string& name, at::IntArrayRef shape, double deviation = kDeviation) {
-    // Before the kernel ends the process without a word.
+    // Otherwise the kernel would kill the process without a message.
     CheckMemory(at::kCPU, prefix_ + name, c10::multiply_integers(shape) * sizeof(float));
     return Add(name, at::empty(shape, at::kFloat).normal_(0, deviation));
   }
@@ -76,9 +75,9 @@ inline at::Tensor SplitHeads(const at::Tensor& x, std::int64_t heads) {
 }
 inline at::Tensor JoinHeads(const at::Tensor& x) { return x.transpose(1, 2).flatten(2); }
 
-/// What a causal language model predicts the next token from.
+/// The tokens from which a causal language model predicts the next ones.
 inline at::Tensor AllButLast(const at::Tensor& ids) { return ids.slice(1, 0, ids.size(1) - 1); }
-/// Of `logits` [n, length - 1, vocabulary], which were made of all but the last of `ids` [n, length].
+/// The loss of `logits` [n, length - 1, vocabulary], computed from all but the last of `ids` [n, length].
 inline at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& ids) {
   return at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), ids.slice(1, 1).flatten());
 }

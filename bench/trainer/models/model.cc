@@ -17,7 +17,8 @@ struct Entry {
   const char* name;
   std::span<const DataKind> learns_from;
   Model (*make)(const ModelConfig&);
-  const ConfigLayout* config_file;  ///< Null: none that others write.
+  /// Null if no one publishes a config.json for the model.
+  const ConfigLayout* config_file;
 };
 constexpr std::array kPictures = {DataKind::kPictures};
 constexpr std::array kText = {DataKind::kText};
@@ -59,7 +60,8 @@ std::map<std::string, std::int64_t> SizesFrom(const std::string& folder, const s
   const ConfigLayout* const layout = Find(model).config_file;
   if (layout == nullptr) return given;
   if (!given.empty()) {
-    throw std::runtime_error("--size " + given.begin()->first + ": the sizes are those of --init-from's config.json");
+    throw std::runtime_error("--size " + given.begin()->first +
+                             ": not allowed with --init-from, whose config.json has the sizes");
   }
   return ReadSizes(folder, *layout);
 }
@@ -82,9 +84,9 @@ bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& nam
   return flag == 1;
 }
 
-void RefuseUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known) {
+void RejectUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known) {
   if (sizes.empty()) return;
-  throw std::runtime_error("--size " + sizes.begin()->first + ": this model has no such size, only: " + known);
+  throw std::runtime_error("--size " + sizes.begin()->first + ": unknown size; this model has: " + known);
 }
 
 void CheckHeads(std::int64_t hidden, std::int64_t heads) {

@@ -19,73 +19,80 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// What the training loop needs to know of a model.
+/// A model, as the training loop uses it.
 struct Model {
-  std::vector<NamedTensor> parameters;  ///< Trained; named as the model's reference implementation names them.
-  std::vector<NamedTensor> buffers;     ///< Further state that a resumed run needs: running means, recurrent memory.
-  /// Further names that the reference has for parameters, and theirs here. Read where they are there, never written.
+  /// Trained parameters, with the names of the model's reference implementation.
+  std::vector<NamedTensor> parameters;
+  /// Other state that a resumed run needs: running means, recurrent memory.
+  std::vector<NamedTensor> buffers;
+  /// The reference's additional names for parameters, each with its name in `parameters`. Read if present, never
+  /// written.
   std::map<std::string, std::string> tied;
-  /// How the names begin but for the heads', and what files of the model without heads leave out. Empty: nothing.
+  /// The prefix of all names except the heads'; files of the model without heads leave it out. May be empty.
   std::string stem;
-  /// How the names of this task's own parameters begin: weights of another task, which have none of them, may be read
-  /// all the same, and these stay as drawn. Empty where there is no other task.
+  /// The prefix of the parameters of this task's head. Weights of another task, which lack them, can be loaded too; the
+  /// head then keeps its initial weights. Empty if there is no other task.
   std::string head;
-  /// How the names of other tasks' own parameters begin: passed over where they are there.
+  /// The prefixes of other tasks' heads, which are skipped.
   std::vector<std::string> other_heads;
-  /// The scalar that training lowers, with gradients recorded. Draws from the default generators only.
+  /// The scalar to minimise, with autograd. Draws from the default generators only.
   std::function<at::Tensor(const Batch& batch)> loss;
-  /// What the model makes of a batch, without dropout and gradients: for comparing it with its reference.
+  /// The model's output, without dropout and gradients, for comparison with the reference.
   std::function<at::Tensor(const Batch& batch)> logits;
-  /// Writes into the buffers what the batches since the last call left behind, for batches to come; null for a model
-  /// without such. Neither loss nor logits writes buffers, since a save may still be reading them: the loop calls this
-  /// where they may be overwritten.
+  /// Updates the buffers with the results of the batches since the last call; null for a model without such buffers.
+  /// Neither loss nor logits writes buffers, since a save may still be reading them; the loop calls this when they may
+  /// be overwritten.
   std::function<void()> advance;
 };
 
 struct ModelConfig {
-  std::string name;                           ///< As --model has it.
-  DataShape data;                             ///< What it is to learn from.
-  std::map<std::string, std::int64_t> sizes;  ///< Sizes that differ from the published ones, by the model's own words.
+  /// The value of --model.
+  std::string name;
+  /// The data that it is trained on.
+  DataShape data;
+  /// Sizes that differ from the published ones, by the model's names for them.
+  std::map<std::string, std::int64_t> sizes;
   at::Device device = at::kCPU;
 };
 
-/// The kinds of data that a model takes, the usual one first. Throws std::runtime_error for an unknown one, naming
-/// those that there are.
+/// The kinds of data that a model accepts, the usual one first. Throws std::runtime_error for an unknown model, naming
+/// the known ones.
 std::span<const DataKind> LearnsFrom(const std::string& model);
 
-/// Makes a model with weights drawn from the default CPU generator, so that every device starts from the same ones.
-/// Throws std::runtime_error for an unknown model or size, naming those that there are, and for data that it cannot
-/// take. The data must be of a kind that it learns from.
+/// Makes a model with weights drawn from the default CPU generator, so that they are the same on every device. Throws
+/// std::runtime_error for an unknown model or size, naming the known ones, and for data that does not fit. The data
+/// must be of a kind that the model accepts.
 Model MakeModel(const ModelConfig& config);
 
-/// The sizes that FOLDER/config.json gives a model, or those given where that model has no config.json. Throws
-/// std::runtime_error for a field that does not fit, and where sizes come from both.
+/// The sizes in FOLDER/config.json, or `given` for a model without a config.json. Throws std::runtime_error for a field
+/// that does not fit, and if sizes come from both.
 std::map<std::string, std::int64_t> SizesFrom(const std::string& folder, const std::string& model,
                                               const std::map<std::string, std::int64_t>& given);
 
-/// What a published model's sizes are, as a model's own file lists them.
+/// The sizes of a published model, for the lists in the models' files.
 template <typename Sizes>
 struct Published {
-  const char* name;  ///< As --model has it.
+  /// The value of --model.
+  const char* name;
   Sizes sizes;
 };
-/// Those of the one of this name, which must be there.
+/// The sizes of the model of this name, which must exist.
 template <typename All>
 auto PublishedSizes(const All& published, const std::string& name) {
   return std::ranges::find_if(published, [&](const auto& one) { return name == one.name; })->sizes;
 }
 
-/// Takes a size out of `sizes`, or the published one. For the models' own files.
+/// Removes a size from `sizes` and returns it, or the published one. For the models' files.
 std::int64_t TakeSize(std::map<std::string, std::int64_t>& sizes, const std::string& name, std::int64_t published);
-/// The same for one that is 1 or 0.
+/// Like TakeSize, for a size that is 1 or 0.
 bool TakeFlag(std::map<std::string, std::int64_t>& sizes, const std::string& name, bool published);
-/// Throws for sizes that nobody took. For the models' own files.
-void RefuseUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known);
-/// Throws where the heads do not share `hidden` evenly. For the models' own files.
+/// Throws if sizes are left that were not taken. For the models' files.
+void RejectUnknownSizes(const std::map<std::string, std::int64_t>& sizes, const std::string& known);
+/// Throws if `hidden` is not a multiple of `heads`. For the models' files.
 void CheckHeads(std::int64_t hidden, std::int64_t heads);
-/// Throws for data with tokens that a model of this vocabulary has not. For the models' own files.
+/// Throws if the data's vocabulary is larger than the model's. For the models' files.
 void CheckVocabulary(const DataShape& data, std::int64_t vocabulary);
-/// Throws for samples longer than this. For the models' own files.
+/// Throws if samples are longer than `positions`. For the models' files.
 void CheckPositions(const DataShape& data, std::int64_t positions);
 
 }  // namespace cairn::trainer

@@ -18,7 +18,7 @@ namespace cairn::trainer {
 namespace {
 
 constexpr double kDropout = 0.1;
-constexpr std::int64_t kPositionOffset = 2;  // Rows of the table of positions that are never used.
+constexpr std::int64_t kPositionOffset = 2;  // The first rows of the position table are never used.
 
 struct Sizes {
   std::int64_t hidden, layers, heads, ffn, vocabulary, positions, embedding;
@@ -45,7 +45,7 @@ Sizes SizesFor(const ModelConfig& config) {
   const bool projected = published.embedding != published.hidden;
   sizes.embedding = TakeSize(given, "embedding", projected ? published.embedding : sizes.hidden);
   sizes.pre_norm = TakeFlag(given, "pre_norm", published.pre_norm);
-  RefuseUnknownSizes(given, "hidden layers heads ffn vocabulary positions embedding pre_norm");
+  RejectUnknownSizes(given, "hidden layers heads ffn vocabulary positions embedding pre_norm");
   CheckHeads(sizes.hidden, sizes.heads);
   CheckPositions(config.data, sizes.positions);
   CheckVocabulary(config.data, sizes.vocabulary);
@@ -98,8 +98,8 @@ struct Layer {
 class Opt {
  public:
   Opt(const Sizes& sizes, Weights weights)
-      // No row is kept for padding, as transformers has it: samples have none, and another tokenizer's token may have
-      // that number.
+      // Unlike in transformers, no row is reserved for padding: samples are not padded, and that number may be a real
+      // token of another tokenizer.
       : embed_tokens_(weights.Normal("embed_tokens.weight", {sizes.vocabulary, sizes.embedding})),
         embed_positions_(weights.Normal("embed_positions.weight", {sizes.positions + kPositionOffset, sizes.hidden})) {
     if (sizes.embedding != sizes.hidden) {
@@ -112,7 +112,7 @@ class Opt {
     }
   }
 
-  /// Of the token after each of `ids` [n, length]: [n, length, vocabulary].
+  /// The logits of the token after each of `ids` [n, length]: [n, length, vocabulary].
   [[nodiscard]] at::Tensor Logits(const at::Tensor& ids, bool training) const {
     at::Tensor x = at::embedding(embed_tokens_, ids);
     if (project_in_.defined()) x = at::linear(x, project_in_);

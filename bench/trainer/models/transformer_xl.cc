@@ -59,7 +59,7 @@ Sizes SizesFor(const ModelConfig& config) {
     *size = TakeSize(given, name, *size);
   }
   sizes.untie_r = TakeFlag(given, "untie_r", sizes.untie_r);
-  RefuseUnknownSizes(given,
+  RejectUnknownSizes(given,
                      "hidden layers heads head_size ffn memory vocabulary cutoff1 cutoff2 cutoff3 div_val untie_r");
   if (sizes.hidden % 2 != 0) {
     throw std::runtime_error("size hidden: expected an even number, found " + std::to_string(sizes.hidden));
@@ -74,20 +74,20 @@ Clusters ClustersOf(const Sizes& sizes) {
     if (cutoff >= sizes.vocabulary) break;
     if (!clusters.ends.empty() && cutoff <= clusters.ends.back()) {
       throw std::runtime_error("size cutoff" + std::to_string(clusters.count() + 1) + ": expected more than " +
-                               std::to_string(clusters.ends.back()) + ", the one before, found " +
+                               std::to_string(clusters.ends.back()) + ", the previous one, found " +
                                std::to_string(cutoff));
     }
     clusters.ends.push_back(cutoff);
   }
   clusters.ends.push_back(sizes.vocabulary);
   if (clusters.width(clusters.count() - 1, sizes.hidden) == 0) {
-    throw std::runtime_error("size div_val: expected one that leaves the last cluster's embeddings some of hidden, " +
+    throw std::runtime_error("size div_val: expected the last cluster's embeddings to keep some of hidden, " +
                              std::to_string(sizes.hidden) + ", found " + std::to_string(sizes.div_val));
   }
   return clusters;
 }
 
-/// What is added to queries where they meet contents (w) and distances (r): [heads, 1, head_size].
+/// Biases added to queries for content (w) and distance (r) scores: [heads, 1, head_size].
 struct AttentionBiases {
   at::Tensor w, r;
 
@@ -96,7 +96,7 @@ struct AttentionBiases {
         r(weights.Normal("r_r_bias", {sizes.heads, sizes.head_size})) {}
 };
 
-/// Its weights are drawn around 1, as only this model's are.
+/// Weights are drawn around 1; in the other models they are 1.
 LayerNorm DrawnNorm(const Weights& weights, std::int64_t size) {
   LayerNorm norm(weights, size);
   const c10::NoGradGuard no_grad;
@@ -104,12 +104,12 @@ LayerNorm DrawnNorm(const Weights& weights, std::int64_t size) {
   return norm;
 }
 
-/// [..., queries, keys] whose columns go by distance, the farthest first, to columns that go by key. Of a query's keys
-/// that come after it, the values mean nothing.
+/// Converts [..., queries, keys] with columns by distance, the farthest first, to columns by key. Values for keys after
+/// their query are meaningless.
 at::Tensor ByKey(const at::Tensor& by_distance) {
   const std::int64_t queries = by_distance.size(-2);
   const std::int64_t keys = by_distance.size(-1);
-  // One more column, read as rows one longer than they are: each row begins one place later than the one before.
+  // With one more column, a view with rows longer by one shifts each row by one place relative to the previous one.
   const at::Tensor padded = at::constant_pad_nd(by_distance, {1, 0}).flatten(-2);
   return padded.slice(-1, queries).unflatten(-1, {queries, keys});
 }
@@ -121,7 +121,7 @@ struct Attention {
   LayerNorm layer_norm;
   AttentionBiases biases;
 
-  /// `shared`: of all layers, or null where each has its own.
+  /// `shared`: the biases shared by all layers, or null if each layer has its own.
   Attention(Weights weights, const Sizes& sizes, const AttentionBiases* shared)
       : heads(sizes.heads),
         dropout(sizes.dropout),
@@ -133,7 +133,8 @@ struct Attention {
         layer_norm(DrawnNorm(weights.Under("layer_norm"), sizes.hidden)),
         biases(shared != nullptr ? *shared : AttentionBiases(weights, sizes)) {}
 
-  /// `positions` [keys, hidden], the farthest distance first; `later` [queries, keys], which a query may not see.
+  /// `positions` [keys, hidden], the farthest distance first; `later` [queries, keys] masks the keys that a query must
+  /// not see.
   at::Tensor operator()(const at::Tensor& x, const at::Tensor& memory, const at::Tensor& positions,
                         const at::Tensor& later, bool training) const {
     const auto projected = at::linear(at::cat({memory, x}, 1), qkv_net).chunk(3, -1);
@@ -205,7 +206,7 @@ class TransformerXl {
   }
 
  private:
-  /// Goes on from what the batch before left behind, and leaves the like in `pending_`.
+  /// Continues from the memory of the previous batch, and leaves the new memory in `pending_`.
   at::Tensor Hidden(const Batch& batch, bool training) {
     const at::Tensor begins = batch.at("begins").view({1, -1, 1, 1});
     const at::Tensor memory = (pending_.defined() ? pending_ : memory_).masked_fill(begins, 0);
@@ -224,7 +225,7 @@ class TransformerXl {
     return at::dropout(x, dropout_, training);
   }
 
-  /// Of the distances keys - 1 to 0: [keys, hidden], of the type that `like` has.
+  /// The embeddings of the distances keys - 1 to 0: [keys, hidden], in the type of `like`.
   static at::Tensor Positions(std::int64_t keys, const at::Tensor& like) {
     const auto options = like.options().dtype(at::kFloat);
     const auto hidden = static_cast<double>(like.size(-1));
@@ -234,8 +235,10 @@ class TransformerXl {
   }
 
   const double dropout_;
-  const at::Tensor memory_;  ///< The buffer.
-  at::Tensor pending_;       ///< What it is to become; undefined where that is what it is.
+  /// The buffer "memory".
+  const at::Tensor memory_;
+  /// Its next value; undefined if it does not change.
+  at::Tensor pending_;
   AdaptiveEmbedding word_emb_;
   AdaptiveSoftmax crit_;
   std::optional<AttentionBiases> shared_;

@@ -8,9 +8,9 @@ namespace cairn::trainer {
 /// transformer-xl-large, as trained on WikiText-103, with the layers, names and initial weights of Hugging Face's
 /// former TransfoXLLMHeadModel.
 ///
-/// Takes streams of text: "input_ids" and "labels" [rows, length], "begins" [rows]. The memory, what each layer took in
-/// at the last tokens of each row, is the buffer "memory" [layers, rows, memory, hidden]; it changes by `advance`
-/// alone, and rows that begin see zeros instead. Logits are log-probabilities.
+/// Takes streams of text: "input_ids" and "labels" [rows, length], "begins" [rows]. The memory, each layer's inputs at
+/// the last tokens of each row, is the buffer "memory" [layers, rows, memory, hidden]. Only `advance` changes it. Rows
+/// that begin see zeros instead. Logits are log-probabilities.
 ///
 /// Sizes: hidden, layers, heads, head_size, ffn, memory, vocabulary, cutoff1 to cutoff3 (where the vocabulary's
 /// clusters after the first begin; those that lie beyond the vocabulary are left out), div_val (embeddings of each

@@ -22,7 +22,7 @@ namespace nn = torch::nn;
 
 constexpr std::int64_t kPooled = 7;
 
-/// Channels of each convolution, in widths of the first block; 0 is a max pooling.
+/// Channels of each convolution, in multiples of the first block's width; 0 is a max pooling.
 constexpr std::array<std::int64_t, 18> kLayers = {1, 1, 0, 2, 2, 0, 4, 4, 4, 0, 8, 8, 8, 0, 8, 8, 8, 0};
 
 nn::Conv2d MakeConvolution(std::int64_t in, std::int64_t out) {
@@ -39,8 +39,8 @@ nn::Linear MakeLinear(std::int64_t in, std::int64_t out) {
   return layer;
 }
 
-/// torchvision's AdaptiveAvgPool2d((7, 7)). Its backward pass on CUDA adds in no fixed order; the sizes that pictures
-/// of 32 and of 224 pixels lead to need no such addition.
+/// torchvision's AdaptiveAvgPool2d((7, 7)). Its backward pass on CUDA is not deterministic. Pictures of 32 and of 224
+/// pixels do not need it.
 at::Tensor PoolToSeven(const at::Tensor& x) {
   if (x.size(2) == kPooled && x.size(3) == kPooled) return x;
   if (x.size(2) == 1 && x.size(3) == 1) return x.expand({x.size(0), x.size(1), kPooled, kPooled});
@@ -88,7 +88,7 @@ class Vgg16 : public nn::Module {
 Model MakeVgg16(const ModelConfig& config) {
   auto sizes = config.sizes;
   const std::int64_t width = TakeSize(sizes, "width", 64);
-  RefuseUnknownSizes(sizes, "width");
+  RejectUnknownSizes(sizes, "width");
   auto module = std::make_shared<Vgg16>(width, config.data.classes);
   module->to(config.device);
   Model model;
