@@ -1,10 +1,9 @@
-// Crc32c, which every byte of a checkpoint passes through.
+// Crc32c, which is computed over every byte of a checkpoint.
 //
 //   build/release/bin/bench_micro --benchmark_filter=checksum
 //
-// Peers: over a block that is in the cache, as the engine sums up, the CRC of a table (ISA-L's own fallback) and the
-// processor's crc32 instruction, one after the other; over memory that is not, the sum of its words: what reading it
-// takes.
+// Peers: for a block in the cache, as in the engine, a table-driven CRC (ISA-L's fallback) and the processor's crc32
+// instruction in one chain; for memory outside the cache, the sum of its words, the cost of reading alone.
 #include <isa-l/crc.h>
 
 #include <cstdint>
@@ -49,7 +48,7 @@ template <typename Peer>
 Pair SumUp(std::size_t bytes, int times, Peer peer, bool same) {
   const auto words = MakeWords(bytes);
   const auto cairn = [words] { return Crc32c(std::as_bytes(std::span(*words))); };
-  Expect(!same || cairn() == peer(*words), "checksum: the peer computes another");
+  Expect(!same || cairn() == peer(*words), "checksum: the peer's result differs");
   return {.cairn = Timed([cairn] { benchmark::DoNotOptimize(cairn()); }, times),
           .peer = Timed([words, peer] { benchmark::DoNotOptimize(peer(*words)); }, times)};
 }

@@ -1,11 +1,11 @@
-// Making a checkpoint durable once its data are written: header, fsyncs, manifest, rename.
+// Committing a checkpoint whose data is written: header, fsyncs, manifest, rename.
 //
 //   build/release/bin/bench_micro --dir DIR --benchmark_filter=commit
 //
-// Peer: the same operations on a file of the same size beside it, as bare system calls in a row; and the least that any
-// commit takes, an fsync of the file, a rename and an fsync of the directory. Cairn's side is the attempt alone, driven
-// as the engine drives it, and the whole library, from SaveStats::written to SaveStats::durable. What each of the
-// peer's operations took is among the counters, in seconds.
+// Peers: the same operations on a file of the same size in the same folder, as sequential system calls; and the minimum
+// of any commit, an fsync of the file, a rename and an fsync of the directory. Cairn's side is the attempt alone,
+// driven like in the engine, and the whole library, from SaveStats::written to SaveStats::durable. The counters include
+// the seconds of each of the peer's operations.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -58,14 +58,14 @@ Block AlignedBytes(std::size_t bytes) {
   return block;
 }
 
-// What a commit writes.
+// The content that a commit writes.
 struct Content {
   std::uint64_t header_bytes = kBlock;
   std::uint64_t data_bytes = kDataBytes;
   [[nodiscard]] std::uint64_t file_bytes() const { return header_bytes + data_bytes; }
 };
 
-// The commit protocol in system calls, one after another.
+// The commit protocol as sequential system calls.
 class BareCommit {
  public:
   BareCommit(std::string root, const Content& content)
@@ -123,13 +123,13 @@ class BareCommit {
 
   void WriteData() {
     attempt_ = root_ + "/attempt-" + std::to_string(made_++);
-    Expect(::mkdir(attempt_.c_str(), 0755) == 0, "commit: cannot make " + attempt_);
+    Expect(::mkdir(attempt_.c_str(), 0755) == 0, "commit: cannot create " + attempt_);
     folder_ = Open(attempt_, O_RDONLY | O_DIRECTORY);
     const std::string path = attempt_ + "/shard";
     shard_ = UniqueFd(::open(path.c_str(), O_WRONLY | O_CREAT | O_DIRECT | O_CLOEXEC, 0644));
     if (!shard_.valid()) shard_ = Open(path, O_WRONLY | O_CREAT);
     const std::uint64_t laid_out = AlignUp(content_.file_bytes(), kBlock);
-    // Where the filesystem does not do it, it does not for the attempt either.
+    // May be unsupported by the filesystem; then it fails for the attempt too.
     static_cast<void>(::fallocate(shard_.get(), 0, 0, static_cast<off_t>(laid_out)));
     const std::uint64_t padded = laid_out - content_.header_bytes;
     const auto written =
@@ -158,7 +158,7 @@ class BareCommit {
   std::map<std::string, std::vector<double>> seconds_;
 };
 
-// Notes how long each operation between Begin and End took, from Submit to its completion: the n-th of its kind.
+// Records how long each operation between Begin and End took, from Submit to completion, by kind and number.
 class TimedQueue final : public ForwardingQueue {
  public:
   using ForwardingQueue::ForwardingQueue;
@@ -189,7 +189,7 @@ class TimedQueue final : public ForwardingQueue {
   std::map<std::string, std::vector<double>> seconds_;
 };
 
-// Attempts on a queue that this thread runs.
+// Attempts on a queue driven by this thread.
 class StoreCommit {
  public:
   StoreCommit(std::string root, const Content& content)
@@ -242,7 +242,7 @@ class StoreCommit {
   std::uint64_t step_ = 0;
 };
 
-// Whole saves of a small state.
+// Complete saves of a small state.
 class EngineCommit {
  public:
   EngineCommit(const std::string& root, std::size_t tensors) : root_(root), memory_(kDataBytes / sizeof(float)) {
@@ -265,7 +265,7 @@ class EngineCommit {
     return std::chrono::duration<double>(stats.durable - stats.written).count();
   }
 
-  // Of the newest.
+  // Of the newest checkpoint.
   [[nodiscard]] Content Written() const {
     std::ifstream file(root_ + "/" + StepName(step_) + "/" + ShardName(0), std::ios::binary);
     std::array<std::byte, 8> word{};
@@ -289,7 +289,7 @@ using Bare = double (BareCommit::*)();
 
 template <typename Commit, typename... Args>
 Pair CommitBeside(Bare bare, const std::string& dir, Args... args) {
-  // What an earlier benchmark left to be written must not be paid for here.
+  // Flushes what earlier benchmarks left in the page cache.
   ::sync();
   const auto ours = std::make_shared<TempDir>(dir);
   const auto theirs = std::make_shared<TempDir>(dir);

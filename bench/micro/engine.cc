@@ -1,5 +1,5 @@
-// What the engine does anew for each save: finds the share of replicated tensors that it made for the save before, and
-// chooses what retention removes.
+// What the engine repeats for each save: finds the previous save's share of replicated tensors, and chooses what
+// retention removes.
 //
 //   build/release/bin/bench_micro --benchmark_filter=engine
 //
@@ -42,7 +42,7 @@ Pair ShareAgainBesideCompare(std::size_t tensors) {
   const auto again = [shared] { return shared->sharing.Of(shared->state.table(), shared->replicated); };
   const Result<ReplicaAssignment> first = again();
   Check(first.status());
-  Expect(again()->table == first->table, "engine: shared out again");
+  Expect(again()->table == first->table, "engine: the share was not reused");
   return {.cairn = Timed([again] { benchmark::DoNotOptimize(again()); }),
           .peer = Timed([shared] { benchmark::DoNotOptimize(shared->copy == shared->replicated.tensors); })};
 }
@@ -63,7 +63,7 @@ Pair RetireBesideSort(std::uint64_t kept, int times) {
     for (const std::uint64_t step : retired) ledger->CancelRetirement(step);
     return retired;
   };
-  Expect(retire() == std::vector<std::uint64_t>{0}, "engine: retires another");
+  Expect(retire() == std::vector<std::uint64_t>{0}, "engine: retires the wrong checkpoint");
   const auto sort = [steps] {
     auto sorted = steps;
     std::sort(sorted.begin(), sorted.end());

@@ -2,9 +2,9 @@
 //
 //   build/release/bin/bench_micro --benchmark_filter=header
 //
-// Peers: nlohmann::json, which makes the same document and dumps it; parses the same bytes into a document, without
-// the checks that a hostile file needs; and merely accepts them. For what the commit waits for, the checksums filled in
-// and the digest: a copy of the same bytes.
+// Peers: nlohmann::json, which makes and dumps the same document; parses the same bytes, without the checks for hostile
+// files; and accepts them without keeping anything. For the part on the commit's path, filling in checksums and the
+// digest: a copy of the same bytes.
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -43,11 +43,11 @@ struct Encoded {
   const std::uint64_t file_bytes;
 };
 
-// `metadata` is taken over as it stands: a few strings.
+// `metadata`, a few strings, is copied as it is.
 std::string Dump(const ShardHeader& header, const nlohmann::ordered_json& metadata) {
   nlohmann::ordered_json::object_t document;
   document.reserve(header.tensors.size() + 1);
-  // Without a search for the name, which this ordered map does one by one.
+  // Appends directly, because this ordered map would search linearly for the name.
   document.push_back({std::string(kMetadata), metadata});
   for (const ShardTensor& tensor : header.tensors) {
     document.push_back(
@@ -61,7 +61,7 @@ Pair EncodeBesideDump(std::size_t tensors) {
   const auto encoded = std::make_shared<const Encoded>(tensors);
   const auto document = nlohmann::json::parse(encoded->json);
   const nlohmann::ordered_json metadata(document[kMetadata]);
-  Expect(nlohmann::json::parse(Dump(encoded->header, metadata)) == document, "header: the peer dumps another document");
+  Expect(nlohmann::json::parse(Dump(encoded->header, metadata)) == document, "header: the peer's document differs");
   return {.cairn = Timed([encoded] { benchmark::DoNotOptimize(Encode(encoded->header)); }),
           .peer = Timed([encoded, metadata] { benchmark::DoNotOptimize(Dump(encoded->header, metadata)); })};
 }
@@ -71,7 +71,7 @@ Pair DecodeBeside(std::size_t tensors, Peer peer) {
   const auto encoded = std::make_shared<const Encoded>(tensors);
   const Result<ShardHeader> decoded = encoded->Decode();
   Check(decoded.status());
-  Expect(decoded->tensors == encoded->header.tensors, "header: what was decoded is not what was encoded");
+  Expect(decoded->tensors == encoded->header.tensors, "header: the decoded value differs from the encoded one");
   return {.cairn = Timed([encoded] { benchmark::DoNotOptimize(encoded->Decode()); }),
           .peer = Timed([encoded, peer] { benchmark::DoNotOptimize(peer(encoded->json)); })};
 }

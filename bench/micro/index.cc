@@ -1,11 +1,11 @@
-// The index of a checkpoint that 1,024 ranks wrote, 1,000 tensors each: all of them cut evenly, a part for each rank;
-// or no name twice.
+// The index of a checkpoint of 1,024 ranks with 1,000 tensors each: either every tensor is cut evenly over all ranks,
+// or all names differ.
 //
 //   build/release/bin/bench_micro --benchmark_filter=index
 //
-// Peers: for the building from the ranks' runs, std::sort of the same entries by name and shard, which neither reads
-// nor writes anything; for finding a tensor, from the file's bytes on, the header of one of the shards decoded, of
-// which a reader without an index needs all. `bytes` is the index's size.
+// Peers: for building from the ranks' runs, std::sort of the same entries by name and shard, without input or output;
+// for finding a tensor in the file's bytes, decoding one shard's header, where a reader without an index must decode
+// all. `bytes` is the index's size.
 #include "format/index.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ struct Sizes {
   std::size_t tensors;
 };
 
-// What the rank's shard holds of it, or under a name of its own.
+// The rank's part of the tensor, or a tensor with a unique name.
 ShardHeader RankHeader(Sizes sizes, std::size_t rank, bool even) {
   ShardHeader header = HeaderOf(sizes.tensors);
   header.shard = rank;
@@ -61,7 +61,7 @@ struct Ranks {
 
 BuiltIndex Build(const std::vector<std::string>& runs) {
   auto built = BuildIndex(runs);
-  Expect(built.has_value(), "index: none was built");
+  Expect(built.has_value(), "index: not built");
   return *std::move(built);
 }
 
@@ -74,7 +74,7 @@ IndexHead HeadOf(const BuiltIndex& built, std::size_t shards) {
   return *std::move(head);
 }
 
-// The shards that hold pieces of the name.
+// The number of shards with pieces of this tensor.
 std::size_t Find(const BuiltIndex& built, std::size_t shards, std::string_view wanted) {
   const IndexHead head = HeadOf(built, shards);
   std::size_t found = 0;
@@ -110,7 +110,7 @@ Pair FindBesideHeader(Sizes sizes, bool even) {
   const auto built = std::make_shared<const BuiltIndex>(Build(ranks.runs));
   const std::string name = ranks.names[ranks.names.size() / 2].first;
   const std::size_t shards = sizes.ranks;
-  Expect(Find(*built, shards, name) == (even ? shards : 1), "index: not all pieces were found");
+  Expect(Find(*built, shards, name) == (even ? shards : 1), "index: pieces are missing");
 
   auto writer = ShardHeaderWriter::Make(RankHeader(sizes, 0, even));
   Check(writer.status());

@@ -1,10 +1,10 @@
-// A list of a root that holds 100 checkpoints of 1,024 ranks each, whose manifests lie in the page cache.
+// Listing a root of 100 checkpoints of 1,024 ranks each, with manifests in the page cache.
 //
 //   build/release/bin/bench_micro --dir DIR --benchmark_filter=list
 //
-// Peer: the same files opened, read and parsed by nlohmann::json, one after another. The list reads them on up to eight
-// threads, which on a network filesystem wait for its opens at once; that time is in neither figure. There are no
-// shards: a list that looked for them would find 102,400 missing.
+// Peer: the same files opened, read and parsed by nlohmann::json, one after another. The list uses up to eight threads,
+// which overlap the opens of a network filesystem; that effect is not measured here. There are no shards: a list that
+// looked for them would find 102,400 missing.
 #include "store/list.h"
 
 #include <fcntl.h>
@@ -49,7 +49,7 @@ class ManyManifests {
   void List() const {
     const Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(root_.path());
     Check(list.status());
-    Expect(list->size() == checkpoints_, "list: not all are listed");
+    Expect(list->size() == checkpoints_, "list: checkpoints are missing");
     for (const StoredCheckpoint& checkpoint : *list) Check(checkpoint.info.status);
   }
   void Parse() const {
@@ -60,7 +60,7 @@ class ManyManifests {
       std::string text(static_cast<std::size_t>(found.st_size), '\0');
       Expect(::pread(file.get(), text.data(), text.size(), 0) == found.st_size, "list: a short read");
       const auto manifest = nlohmann::json::parse(text);
-      Expect(manifest["step"] == step, "list: another step");
+      Expect(manifest["step"] == step, "list: wrong step");
     }
   }
 

@@ -1,8 +1,8 @@
-// Small operations of Cairn's, each in turns with a peer that does the same work; scripts/bench micro drives it.
+// Small operations of Cairn, each measured alternately with a peer that does the same work. Run by scripts/bench micro.
 //
 //   build/release/bin/bench_micro [--dir DIR] [--tiny] [--benchmark_filter=REGEX] [--benchmark_...]
 //
-// Each file beside this one is a subject, whose head names its peers. What is reported is Google Benchmark's, with the
+// Each file in this folder is a subject; its head comment names the peers. The output is Google Benchmark's, with the
 // counters of AddPair.
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -12,9 +12,9 @@
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   cairn::bench::Settings settings{.dir = std::filesystem::temp_directory_path().string()};
-  CLI::App app("Micro-benchmarks, each beside a peer");
-  app.add_option("--dir", settings.dir, "where the commits' files go")->check(CLI::ExistingDirectory);
-  app.add_flag("--tiny", settings.tiny, "each once, at a small size");
+  CLI::App app("Micro-benchmarks, each compared with a peer");
+  app.add_option("--dir", settings.dir, "folder for the benchmarks' files")->check(CLI::ExistingDirectory);
+  app.add_flag("--tiny", settings.tiny, "run each benchmark once, at a small size");
   CLI11_PARSE(app, argc, argv);
 
   cairn::bench::AddChecksum(settings);

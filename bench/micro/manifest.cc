@@ -3,7 +3,7 @@
 //   build/release/bin/bench_micro --benchmark_filter=manifest
 //
 // Peers: nlohmann::json, which makes the same document and dumps it (and computes no digest), and parses the same bytes
-// (and checks nothing of what they say).
+// (and validates nothing).
 #include "format/manifest.h"
 
 #include <fmt/format.h>
@@ -53,7 +53,7 @@ Pair EncodeBesideDump(std::size_t shards, int times) {
   const auto manifest = std::make_shared<const Manifest>(ManifestOf(shards));
   auto expected = nlohmann::json::parse(EncodeManifest(*manifest));
   expected.erase("digest");
-  Expect(nlohmann::json::parse(DocumentOf(*manifest).dump()) == expected, "manifest: the peer dumps another document");
+  Expect(nlohmann::json::parse(DocumentOf(*manifest).dump()) == expected, "manifest: the peer's document differs");
   return {.cairn = Timed([manifest] { benchmark::DoNotOptimize(EncodeManifest(*manifest)); }, times),
           .peer = Timed([manifest] { benchmark::DoNotOptimize(DocumentOf(*manifest).dump()); }, times)};
 }
@@ -63,7 +63,7 @@ Pair DecodeBesideParse(std::size_t shards, int times) {
   const auto text = std::make_shared<const std::string>(EncodeManifest(manifest));
   const Result<Manifest> decoded = DecodeManifest(*text, "manifest.json");
   Check(decoded.status());
-  Expect(*decoded == manifest, "manifest: what was decoded is not what was encoded");
+  Expect(*decoded == manifest, "manifest: the decoded value differs from the encoded one");
   return {.cairn = Timed([text] { benchmark::DoNotOptimize(DecodeManifest(*text, "manifest.json")); }, times),
           .peer = Timed([text] { benchmark::DoNotOptimize(nlohmann::json::parse(*text)); }, times)};
 }

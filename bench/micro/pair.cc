@@ -42,7 +42,7 @@ void AddPair(const Settings& settings, const std::string& name, const std::strin
 }
 
 double Median(std::vector<double> values) {
-  Expect(!values.empty(), "a median of nothing");
+  Expect(!values.empty(), "no values for a median");
   std::sort(values.begin(), values.end());
   return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
@@ -52,7 +52,7 @@ void Check(const Status& status) { Expect(status.ok(), status.ok() ? "" : status
 void Expect(bool condition, const std::string& what) {
   if (condition) return;
   std::cerr << "bench_micro: " << what << '\n';
-  std::exit(2);  // NOLINT(concurrency-mt-unsafe): a benchmark that cannot go on.
+  std::exit(2);  // NOLINT(concurrency-mt-unsafe): a benchmark has failed.
 }
 
 }  // namespace cairn::bench

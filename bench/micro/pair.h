@@ -14,31 +14,34 @@
 namespace cairn::bench {
 
 struct Settings {
-  std::string dir;    ///< Where files are written.
-  bool tiny = false;  ///< One turn of each at a small size: shows that they work, measures nothing.
+  /// The folder for files.
+  std::string dir;
+  /// Runs each benchmark once at a small size, as a test only.
+  bool tiny = false;
 
   [[nodiscard]] std::size_t Sized(std::size_t full, std::size_t small) const { return tiny ? small : full; }
 };
 
-/// Does a piece of work once; returns the seconds that it took, what prepares it left out.
+/// Runs an operation once and returns its seconds, without the preparation.
 using Side = std::function<double()>;
 
-/// Cairn's operation and a peer's that comes to the same. Both check what they got when they are made.
+/// Cairn's operation and an equivalent one of a peer. Both check their result when the pair is made.
 struct Pair {
   Side cairn;
   Side peer;
-  std::function<void(benchmark::UserCounters&)> more;  ///< Further figures, once all turns are done. May be empty.
+  /// Adds counters after all turns. May be empty.
+  std::function<void(benchmark::UserCounters&)> more;
 };
 
-/// Registers a benchmark that lets both sides of the pair work in turns, each first as often as the other.
+/// Registers a benchmark that runs both sides of the pair alternately, each first in half of the turns.
 ///
-/// `make` is called anew for each repetition, untimed. The benchmark's time is Cairn's; its counters are the medians
-/// over the turns of `cairn` and `peer`, in seconds, and of their `ratio` (less than 1: Cairn is faster), and `reach`,
-/// the ratio that is asked for. Its label says who the peer is.
+/// `make` is called for each repetition, untimed. The benchmark's time is Cairn's; its counters are the medians over
+/// the turns of `cairn` and `peer`, in seconds, and of their `ratio` (less than 1: Cairn is faster), and `reach`, the
+/// target ratio. Its label names the peer.
 void AddPair(const Settings& settings, const std::string& name, const std::string& peer, double reach, int turns,
              std::function<Pair()> make);
 
-/// `times` calls of `work`, together.
+/// Times `times` calls of `work` together.
 template <typename Work>
 [[nodiscard]] Side Timed(Work work, int times = 1) {
   return [work = std::move(work), times]() mutable {
@@ -50,11 +53,11 @@ template <typename Work>
 
 [[nodiscard]] double Median(std::vector<double> values);
 
-/// A benchmark that cannot go on ends the process with exit code 2.
+/// Ends the process with exit code 2 if the condition is false.
 void Check(const Status& status);
 void Expect(bool condition, const std::string& what);
 
-// The subjects, a file each.
+// The subjects, one file each.
 void AddChecksum(const Settings& settings);
 void AddHeader(const Settings& settings);
 void AddManifest(const Settings& settings);

@@ -1,12 +1,12 @@
-// What a restore does between the headers and the first read, for 100,000 tensors in one shard: finds each wanted
-// tensor among the saved ones, and cuts what is to be read into reads. For one tensor in 100,000 parts: makes sure that
-// no two overlap, which no cut through the tensor shows.
+// A restore's work between the headers and the first read, for 100,000 tensors in one shard: finds each wanted tensor
+// among the saved ones, and plans the reads. For one tensor in 100,000 parts that no single cut separates: checks that
+// no two overlap.
 //
 //   build/release/bin/bench_micro --benchmark_filter=planning
 //
-// Peer: a hash table of the saved names, in which each wanted one is looked up: the least that bringing two lists of
-// names together takes. Comparing shapes, finding tensors that share memory and cutting the reads come on top. Of the
-// parts: a sort of where they begin, in each dimension.
+// Peers: a hash table of the saved names with a lookup of each wanted one, the minimum for joining two lists of names;
+// comparing shapes, finding tensors that share memory and planning the reads come on top. For the parts: a sort of
+// their offsets in each dimension.
 #include <algorithm>
 #include <memory>
 #include <string_view>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::uint64_t kReadBytes = 4U << 20;
 
-// A shard, and a table that wants all of it in a model's order: layer by layer, the weights and then each moment.
+// A shard, and a table that wants all of it in the order of a model: layer by layer, the weights, then each moment.
 struct Wanted {
   explicit Wanted(std::size_t tensors)
       : header(HeaderOf(tensors)),
@@ -62,12 +62,12 @@ void Hash(const Wanted& wanted) {
 Pair PlanBesideHash(std::size_t tensors) {
   const auto wanted = std::make_shared<const Wanted>(tensors);
   const std::vector<PlannedRead> reads = wanted->Plan();
-  Expect(!reads.empty() && reads.back().end == wanted->header.data_bytes(), "planning: not all is read");
+  Expect(!reads.empty() && reads.back().end == wanted->header.data_bytes(), "planning: some bytes are not read");
   return {.cairn = Timed([wanted] { benchmark::DoNotOptimize(wanted->Plan()); }),
           .peer = Timed([wanted] { Hash(*wanted); })};
 }
 
-// Steps and risers, which along either dimension begin before the earlier ones end.
+// A staircase: along either dimension, parts begin before the previous ones end.
 std::vector<SavedPiece> Staircase(std::int64_t parts) {
   std::vector<SavedPiece> pieces;
   for (std::int64_t i = 0; i < parts / 2; ++i) {

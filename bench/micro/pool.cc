@@ -1,9 +1,9 @@
-// The pool: a chunk of 4 MiB taken and given back, and the pool made and touched at Open.
+// The pool: taking and returning a chunk of 4 MiB, and creating and touching the pool at Open.
 //
 //   build/release/bin/bench_micro --benchmark_filter=pool
 //
 // Peers: malloc and free of the same size, without touching pages; mmap, a byte written in each page, and munmap, the
-// cost of memory that is not kept; for the whole pool, the least that must be done: mmap, MADV_HUGEPAGE, touch.
+// cost of memory that is not kept; for the whole pool, the minimum: mmap, MADV_HUGEPAGE, touch.
 #include <sys/mman.h>
 
 #include <cstdlib>

@@ -1,15 +1,15 @@
-// What a save of many ranks waits for at its end: from the last rank's word that it is prepared to the step's rename.
+// The end of a save of many ranks: from the last rank's "prepared" message to the step's rename.
 //
 //   build/release/bin/bench_micro --dir DIR --benchmark_filter=ranks
 //
-// Of 1,024 ranks with 1,000 tensors each rank 0 is the library's. The others are this file's: once the attempt has its
-// folder they write their shards into it, with headers as the library writes them and holes for data, and say that they
-// are prepared; the last one when everything else is done. The time is asked to be 0.2 s at most. The headers come out
-// of the page cache: how long a network filesystem takes for them is not in it.
+// Of 1,024 ranks with 1,000 tensors each, rank 0 is the library. This file simulates the others: once the attempt has
+// its folder, they write their shards into it, with the library's headers and holes for data, and report that they are
+// prepared; the last one when everything else is done. The target is at most 0.2 s. The headers are in the page cache,
+// so the time of a network filesystem is not included.
 //
-// Peer: the same in a row, over the shards of a step that is committed: each opened, its header read, summed up and
-// decoded; then the index made of all and written, a manifest as long as that step's, fsyncs, rename. Counters: until
-// the manifest is made, which is what is left to do for the headers and the index, and from there to the rename.
+// Peer: the same work sequentially, over the shards of a committed step: open each, read, checksum and decode its
+// header; then build and write the index, write a manifest of the same length, fsyncs, rename. Counters: the time until
+// the manifest is made, which covers the rest of headers and index, and from there to the rename.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -49,7 +49,7 @@ double Between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-// What rank 0's queues have done of the save under way. Safe from any thread.
+// The progress of rank 0's queues in the current save. Safe from any thread.
 class Watch {
  public:
   void Forget() {
@@ -76,7 +76,7 @@ class Watch {
     if (request.op == IoOp::kRename && request.path2.text().find("/step-") != std::string::npos)
       renamed_ = Clock::now();
   }
-  // By then it has submitted what comes next.
+  // By then it has submitted the next operation.
   void CalledBack() {
     const std::lock_guard lock(mutex_);
     --under_way_;
@@ -85,7 +85,7 @@ class Watch {
   void WaitForFolder() {
     Wait([this] { return folder_made_; });
   }
-  // Until rank 0 is prepared, and has nothing else to do.
+  // Waits until rank 0 is prepared and idle.
   void WaitPrepared() {
     Wait([this] { return folder_synced_ && shard_closed_ && under_way_ == 0; });
   }
@@ -98,7 +98,7 @@ class Watch {
   template <typename Until>
   void Wait(Until until) {
     std::unique_lock lock(mutex_);
-    Expect(changed_.wait_for(lock, std::chrono::minutes(1), until), "ranks: rank 0 gets no further");
+    Expect(changed_.wait_for(lock, std::chrono::minutes(1), until), "ranks: rank 0 makes no progress");
   }
 
   std::mutex mutex_;
@@ -132,7 +132,7 @@ class WatchedQueue final : public ForwardingQueue {
   const std::shared_ptr<Watch> watch_;
 };
 
-// All ranks but the first, at rank 0's end of their group.
+// All ranks except rank 0, behind rank 0's Group.
 class OtherRanks final : public Group {
  public:
   OtherRanks(std::string root, int size, std::size_t tensors)
@@ -140,9 +140,11 @@ class OtherRanks final : public Group {
 
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return size_; }
-  void Send(const std::string& /*key*/, std::string /*word*/) override { Expect(false, "ranks: rank 0 sends"); }
+  void Send(const std::string& /*key*/, std::string /*word*/) override {
+    Expect(false, "ranks: unexpected Send by rank 0");
+  }
   void Await(const std::string& /*key*/, Deadline /*deadline*/, OnAnnounced /*on_announced*/) override {
-    Expect(false, "ranks: rank 0 awaits");
+    Expect(false, "ranks: unexpected wait by rank 0");
   }
   void Announce(const std::string& key, std::string word) override {
     if (!key.starts_with("attempt/")) return;
@@ -158,8 +160,8 @@ class OtherRanks final : public Group {
     changed_.notify_all();
   }
 
-  // Once the attempt has its folder, and rank 0 listens: all are prepared, and all but the last say so. Returns the
-  // last one's word.
+  // Call once the attempt has its folder and rank 0 listens. Prepares all ranks and sends all messages but the last,
+  // which it returns.
   std::string Prepare() {
     OnWord on_word;
     {
@@ -190,7 +192,7 @@ class OtherRanks final : public Group {
     const std::string_view bytes = writer->bytes();
     const std::string path = folder + "/" + ShardName(number);
     const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-    Expect(file.valid(), "ranks: cannot make " + path);
+    Expect(file.valid(), "ranks: cannot create " + path);
     const std::uint64_t length = bytes.size() + header_.data_bytes();
     Expect(::pwrite(file.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
            "ranks: a short write");
@@ -201,13 +203,13 @@ class OtherRanks final : public Group {
 
   const std::string root_;
   const int size_;
-  std::mutex mutex_;  // Guards the rest until Prepare.
+  std::mutex mutex_;  // Guards the other members until Prepare.
   std::condition_variable changed_;
   ShardHeader header_;
   OnWord on_word_;
 };
 
-// Saves of all ranks on one root. What a turn commits goes with the next one's commit.
+// Saves of all ranks on one root. Each commit retires the previous turn's checkpoint.
 class ManyRanks {
  public:
   ManyRanks(const std::string& root, int ranks, std::size_t tensors)
@@ -231,7 +233,8 @@ class ManyRanks {
     operator()();
     const auto list = checkpointer_->List();
     Check(list.status());
-    Expect(list->size() == 1 && list->back().world == static_cast<std::uint64_t>(ranks), "ranks: not what was saved");
+    Expect(list->size() == 1 && list->back().world == static_cast<std::uint64_t>(ranks),
+           "ranks: the saved checkpoint is wrong");
   }
 
   double operator()() {
@@ -268,7 +271,7 @@ class ManyRanks {
   std::vector<double> manifests_;
 };
 
-// The same, one after another.
+// The same work, sequentially.
 class InARow {
  public:
   InARow(std::string root, std::shared_ptr<const ManyRanks> of, int ranks)
@@ -277,17 +280,18 @@ class InARow {
   double operator()() {
     const UniqueFd step = Open(of_->folder(), O_RDONLY | O_DIRECTORY);
     struct stat manifest {};
-    Expect(::fstatat(step.get(), std::string(kManifestName).c_str(), &manifest, 0) == 0, "ranks: no manifest");
+    Expect(::fstatat(step.get(), std::string(kManifestName).c_str(), &manifest, 0) == 0,
+           "ranks: the manifest is missing");
     const std::string text(static_cast<std::size_t>(manifest.st_size), ' ');
     const std::string attempt = root_ + "/attempt-" + std::to_string(++made_);
-    Expect(::mkdir(attempt.c_str(), 0755) == 0, "ranks: cannot make " + attempt);
+    Expect(::mkdir(attempt.c_str(), 0755) == 0, "ranks: cannot create " + attempt);
     const UniqueFd folder = Open(attempt, O_RDONLY | O_DIRECTORY);
 
     const auto begin = Clock::now();
     std::vector<std::string> runs;
     for (int of = 0; of < ranks_; ++of) runs.push_back(RunOf(step, ShardName(static_cast<std::uint64_t>(of))));
     const std::optional<BuiltIndex> index = BuildIndex(runs);
-    Expect(index.has_value(), "ranks: no index");
+    Expect(index.has_value(), "ranks: the index was not built");
     const UniqueFd index_file = Open(attempt + "/index.cairn", O_WRONLY | O_CREAT | O_EXCL);
     Expect(::pwrite(index_file.get(), index->bytes.data(), index->bytes.size(), 0) ==
                static_cast<ssize_t>(index->bytes.size()),
@@ -308,7 +312,7 @@ class InARow {
     Expect(fd.valid(), "ranks: cannot open " + path);
     return fd;
   }
-  // What a shard adds to the index, by its header.
+  // A shard's entries in the index, from its header.
   std::string RunOf(const UniqueFd& folder, const std::string& name) {
     const UniqueFd file(::openat(folder.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
     struct stat found {};

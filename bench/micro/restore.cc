@@ -1,15 +1,15 @@
-// A restore by one rank of a checkpoint of 1,024 ranks with 1,000 tensors each, on a filesystem where every open takes
-// a millisecond.
+// One rank's restore from a checkpoint of 1,024 ranks with 1,000 tensors each, on a filesystem where every open takes 1
+// ms.
 //
 //   build/release/bin/bench_micro --dir DIR --benchmark_filter=restore
 //
-// Each tensor is cut in rows, a piece a rank. "own" restores as one of 1,024 ranks, "half" as one of 512, whose tensors
-// lie in two shards each.
+// Each tensor is cut by rows into one piece per rank. "own" restores as one of 1,024 ranks, "half" as one of 512, whose
+// tensors are in two shards each.
 //
-// Peer: the files that hold what is wanted opened one after another, each read as a whole and summed up: the least that
-// a restore takes which knows where everything is. Counters: shards opened, shards that hold wanted bytes (those of the
-// rank's typed values too, which lie in the shard of its number), bytes read that are no tensor's, and bytes of the
-// headers of those shards.
+// Peer: opening the files with wanted bytes one after another, reading each completely and computing its checksum: the
+// minimum for a restore that knows where everything is. Counters: shards opened, shards with wanted bytes (including
+// the rank's typed values, which are in the shard of its number), bytes read outside tensors, and bytes of the headers
+// of those shards.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -42,17 +42,17 @@ namespace {
 using namespace literals;
 
 constexpr std::chrono::milliseconds kOpenTime{1};
-constexpr std::int64_t kRows = 2;  // A rank's, of each tensor.
+constexpr std::int64_t kRows = 2;  // Of each tensor, per rank.
 constexpr std::int64_t kColumns = 8;
 constexpr std::uint64_t kPieceBytes = kRows * kColumns * sizeof(float);
 
-// What a restore has asked of its files.
+// The files and bytes that a restore has requested.
 struct Asked {
   std::set<std::string> shards;
   std::uint64_t bytes = 0;
 };
 
-// Opens take a millisecond, on a thread of the queue's.
+// Each open takes a millisecond on a thread of the queue.
 class FarQueue final : public ForwardingQueue {
  public:
   FarQueue(std::shared_ptr<Asked> asked, std::unique_ptr<IoQueue> inner)
@@ -81,7 +81,7 @@ class FarQueue final : public ForwardingQueue {
   const std::shared_ptr<Asked> asked_;
 };
 
-// A checkpoint as so many ranks leave it.
+// A checkpoint written by this many ranks.
 class Checkpoint {
  public:
   Checkpoint(const std::string& dir, int ranks, std::size_t tensors) : root_(dir), ranks_(ranks), tensors_(tensors) {
@@ -95,7 +95,7 @@ class Checkpoint {
       manifest.shards.push_back(Write(header));
     }
     const std::optional<BuiltIndex> index = BuildIndex(runs);
-    Expect(index.has_value(), "restore: no index");
+    Expect(index.has_value(), "restore: the index was not built");
     std::ofstream(folder() + "/" + std::string(kIndexName), std::ios::binary) << index->bytes;
     manifest.index = ManifestIndex{.file = std::string(kIndexName),
                                    .length = index->bytes.size(),
@@ -154,7 +154,7 @@ class Checkpoint {
   std::uint64_t header_bytes_ = 0;
 };
 
-// Restores what the last rank of a world wants.
+// Restores what the last rank of a world needs.
 class OneRank {
  public:
   OneRank(std::shared_ptr<const Checkpoint> checkpoint, int world)
@@ -185,7 +185,7 @@ class OneRank {
     const auto restored = RestoreWhich(parts, {}, Folder(checkpoint_->folder()), rank_, state_, {});
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     Check(restored.status());
-    Expect(restored->bytes == memory_.size() * sizeof(float), "restore: not all was restored");
+    Expect(restored->bytes == memory_.size() * sizeof(float), "restore: bytes are missing");
     return seconds;
   }
   [[nodiscard]] std::vector<std::string> Holders() const {
@@ -229,7 +229,7 @@ double ReadAll(const std::vector<std::string>& paths) {
 }
 
 Pair RestoreBesideRead(const std::string& dir, int ranks, std::size_t tensors, int world) {
-  // Written once for all repetitions.
+  // Shared by all repetitions.
   static std::map<std::string, std::shared_ptr<const Checkpoint>> made;
   std::shared_ptr<const Checkpoint>& checkpoint = made[dir];
   if (checkpoint == nullptr) checkpoint = std::make_shared<const Checkpoint>(dir, ranks, tensors);

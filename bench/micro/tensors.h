@@ -7,12 +7,12 @@
 
 namespace cairn::bench {
 
-/// A weight and its two moments.
+/// Tensors for each weight: the weight and its two moments.
 inline constexpr std::size_t kKinds = 3;
-/// The i-th tensor of a model as transformers and Adam name them: a weight, its moments, the next weight.
+/// The i-th tensor's name, like transformers' and Adam's: a weight, its moments, the next weight.
 [[nodiscard]] std::string TensorName(std::size_t i);
 
-/// The header of a shard with so many tensors of 12 KiB each, checksums included.
+/// The header of a shard with this many tensors of 12 KiB each, including checksums.
 [[nodiscard]] ShardHeader HeaderOf(std::size_t tensors);
 
 }  // namespace cairn::bench

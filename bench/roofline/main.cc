@@ -1,17 +1,17 @@
-// What saving and restoring cost, one measurement at a time; scripts/bench roofline drives it, in turns with fio.
+// The cost of saving and restoring, one measurement at a time. Run by scripts/bench roofline, alternating with fio.
 //
 //   build/release/bin/bench_roofline --root DIR [--bytes N] [--source pinned|cpu] [--checksums 0|1] [--queue
 //   uring|threads] [--recycle 0|1] [--chunk N] [--depth N] [--pool N]
 //
-// Reads commands from standard input, one a line, and answers each with one line of JSON:
-//   write            one save to durable of --bytes in 597 tensors: seconds, cpu_seconds, bytes. With --recycle 1 it is
-//                    written over what the save before the last one left
-//   restore          the newest checkpoint back into the tensors, page cache dropped before (root only)
-//   call N           the call of Save with a free place, 20 times, for N CPU tensors as Adam has them: three of four of
-//                    128 KiB (12 KiB above 10,000 tensors), and a counter of 4 bytes, copied in the call
-//   rss              peak RSS less RSS before Open, of a save of 1,000 tensors, four times a cap of 512 MiB
-//   older            on a disk limited to 400 MB/s: the older of two saves to durable, and one alone: seconds of both
-//   busy SECONDS     two busy threads, alone and while saves loop: share of their speed lost, CPU share of the saving
+// Reads commands from standard input, one per line, and answers each with one line of JSON:
+//   write            one save to durable of --bytes in 597 tensors: seconds, cpu_seconds, bytes. With --recycle 1 it
+//                    overwrites the files of the second-to-last save
+//   restore          restores the newest checkpoint after dropping the page cache (root only)
+//   call N           20 calls of Save with a free slot, for N CPU tensors in Adam's mixture: three out of four have
+//                    128 KiB (12 KiB above 10,000 tensors), the fourth is a counter of 4 bytes, copied in the call
+//   rss              growth of RSS by Open and a save of 1,000 tensors, four times as large as the pool's 512 MiB
+//   older            on a disk limited to 400 MB/s: seconds to durable of the older of two saves, and of one alone
+//   busy SECONDS     two busy threads, alone and during repeated saves: share of speed lost, CPU share of the saves
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace literals;
 
-constexpr std::size_t kTensors = 597;  // As the peers in the design's table were measured.
+constexpr std::size_t kTensors = 597;  // The same number as for the peers.
 
 struct Settings {
   std::string root;
@@ -59,7 +59,7 @@ struct Settings {
 void Check(const Status& status) {
   if (status.ok()) return;
   std::cerr << "bench_roofline: " << status << '\n';
-  std::exit(2);  // NOLINT(concurrency-mt-unsafe): a benchmark that cannot go on.
+  std::exit(2);  // NOLINT(concurrency-mt-unsafe): a benchmark has failed.
 }
 
 double Seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
@@ -73,7 +73,7 @@ double CpuSeconds(int who) {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// One long block, touched before anything is measured, cut into tensors.
+// One block of memory, touched before any measurement, cut into tensors.
 class Memory {
  public:
   Memory(std::uint64_t bytes, std::size_t tensors, DeviceId device) {
@@ -83,13 +83,13 @@ class Memory {
       for (std::size_t i = 0; i < memory_.size(); ++i) memory_[i] = static_cast<float>(i * 2654435761U);
     }
     for (std::size_t t = 0; t < tensors; ++t) {
-      // A pinned device's tensors are never read: any address that is not null will do.
+      // The pinned device never reads tensors, so any non-null address will do.
       float* data = memory_.empty() ? reinterpret_cast<float*>(4096) + t * elements : memory_.data() + t * elements;
       Check(state_.Add("model.layers." + std::to_string(t) + ".weight",
                        {.data = data, .shape = {static_cast<std::int64_t>(elements)}, .device = device}));
     }
   }
-  // Adam's mixture: of four tensors three of `large` bytes and a counter.
+  // Adam's mixture: out of four tensors, three of `large` bytes and a counter.
   Memory(std::size_t tensors, std::uint64_t large) : memory_(tensors * (large / sizeof(float)), 1.0F) {
     float* data = memory_.data();
     for (std::size_t t = 0; t < tensors; ++t) {
@@ -125,7 +125,7 @@ class Bench {
         "\"recycled\":%d}\n",
         seconds, cpu_seconds, static_cast<unsigned long long>(stats.bytes_written), Seconds(stats.captured),
         Seconds(stats.written), stats.direct, stats.recycled);
-    if (settings_.recycle) return Check(checkpointer.Drain());  // Retention removes the one before.
+    if (settings_.recycle) return Check(checkpointer.Drain());  // Retention removes the previous one.
     if (keep_) Check(checkpointer.Remove(*keep_));
     keep_ = step_;
   }
@@ -161,7 +161,7 @@ class Bench {
   void Rss() {
     const std::uint64_t cap = 512_MiB;
     const Memory memory(4 * cap, 1000, DeviceId{});
-    std::ofstream("/proc/self/clear_refs") << 5;  // The peak starts again here.
+    std::ofstream("/proc/self/clear_refs") << 5;  // Resets the peak RSS.
     const std::uint64_t before = FromStatus("VmRSS:");
     auto checkpointer = Checkpointer::Open(MakeOptions(cap));
     Check(checkpointer.status());
@@ -207,12 +207,12 @@ class Bench {
     std::vector<std::thread> loops;
     for (auto& counter : work) {
       loops.emplace_back([&stop, &counter] {
-        std::vector<float> a(4096, 1.0F);  // Stays in the first cache: a loop that computes.
+        std::vector<float> a(4096, 1.0F);  // Fits in the L1 cache, so the loop is compute-bound.
         while (!stop.load(std::memory_order_relaxed)) {
           for (float& x : a) x = x * 1.0001F + 0.5F;
           counter.fetch_add(1, std::memory_order_relaxed);
         }
-        // What was computed must have been needed.
+        // Keeps the compiler from removing the loop.
         if (a[0] == 0) std::cerr << "";
       });
     }
@@ -318,15 +318,15 @@ class Bench {
 
 int Main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Measures saving and restoring; reads commands from standard input");
+  CLI::App app("Measures saving and restoring. Reads commands from standard input.");
   app.add_option("--root", settings.root, "an empty directory")->required();
   app.add_option("--bytes", settings.bytes, "size of the state");
   app.add_option("--source", settings.source)->check(CLI::IsMember({"pinned", "cpu"}));
   app.add_option("--checksums", settings.checksums);
   app.add_option("--queue", settings.queue)->check(CLI::IsMember({"uring", "threads"}));
-  app.add_option("--recycle", settings.recycle, "keep one checkpoint, and write over the one before it");
+  app.add_option("--recycle", settings.recycle, "keep one checkpoint, and overwrite the previous one's files");
   app.add_option("--chunk", settings.chunk, "bytes of one write");
-  app.add_option("--depth", settings.depth, "writes under way at once");
+  app.add_option("--depth", settings.depth, "writes in flight at once");
   app.add_option("--pool", settings.pool, "bytes of the pinned pool");
   CLI11_PARSE(app, argc, argv);
 

@@ -4,8 +4,8 @@
 
 namespace cairn::bench {
 
-/// A GPU whose copies cost the CPU nothing, as a DMA engine's do: the bytes count as copied the moment they are asked
-/// for, and chunks keep what they held. What is measured with it is everything of a save but the copy to the host.
+/// A GPU whose copies cost the CPU nothing, like a DMA engine's: bytes count as copied as soon as the copy is
+/// requested, and chunks keep their old content. So it measures a save without the copy to the host.
 class PinnedDevice : public Device {
  public:
   [[nodiscard]] DeviceId id() const override { return {DeviceKind::kCuda, 0}; }
