@@ -21,7 +21,7 @@ using testing::StartsWith;
 
 Ran BenchTraining(const std::string& flags) { return RunShell(std::string(BENCH_TRAINING) + " " + flags); }
 
-TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
+TEST(BenchTrainingTest, PrintsOneRowForARunWithARestore) {
   const TempDir directory;
 
   const Ran run = BenchTraining(
@@ -32,12 +32,12 @@ TEST(BenchTrainingTest, PrintsOneRowOfARunThatRestored) {
   EXPECT_EQ(run.code, 0);
   EXPECT_THAT(run.out, StartsWith("strategy,model,device,disk,state_bytes,"));
   EXPECT_THAT(run.out, HasSubstr("\nsync,custom,emulated,machine,5001216,5,0.05,2,0,5,0,"));
-  EXPECT_THAT(run.out, HasSubstr(",4,0."));  // The restored step, and the saves' times.
+  EXPECT_THAT(run.out, HasSubstr(",4,0."));  // The restored step and the times of the saves.
   EXPECT_GT(std::filesystem::file_size(directory / "runs.csv"), 0U);
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);  // Nothing else is left.
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);  // No other file is left.
 }
 
-TEST(BenchTrainingTest, RefusesWhatItDoesNotKnow) {
+TEST(BenchTrainingTest, RefusesUnknownNames) {
   const TempDir directory;
 
   const Ran strategy = BenchTraining("--strategy tape --dir " + directory.path());
@@ -51,9 +51,9 @@ TEST(BenchTrainingTest, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(flag.code, 2);
 }
 
-TEST(BenchTrainingTest, SaysWhereWhatNeedsLibtorchCanBeHad) {
+TEST(BenchTrainingTest, NamesTheBuildThatHasLibtorch) {
   const TempDir directory;
-  std::filesystem::copy_file(BENCH_TRAINING, directory / "bench_training");  // With no other build beside it.
+  std::filesystem::copy_file(BENCH_TRAINING, directory / "bench_training");  // Without the torch build beside it.
 
   const Ran run = RunShell(directory / "bench_training --strategy gemini --dir " + directory.path());
 
@@ -62,7 +62,7 @@ TEST(BenchTrainingTest, SaysWhereWhatNeedsLibtorchCanBeHad) {
   EXPECT_THAT(run.err, HasSubstr("scripts/build release bench_training_torch"));
 }
 
-TEST(BenchTrainingTest, AddsNoRowToAnotherTable) {
+TEST(BenchTrainingTest, RefusesATableWithOtherColumns) {
   const TempDir directory;
   std::ofstream(directory / "runs.csv") << "year,rainfall\n";
 
@@ -74,7 +74,7 @@ TEST(BenchTrainingTest, AddsNoRowToAnotherTable) {
   EXPECT_THAT(run.err, HasSubstr("found year,rainfall"));
 }
 
-TEST(BenchTrainingTest, SaysBeforehandWhatWouldFit) {
+TEST(BenchTrainingTest, NamesAScaleThatFitsBeforeRunning) {
   const TempDir directory;
 
   const Ran run = BenchTraining("--strategy pccheck --state-bytes 100000000000000 --dir " + directory.path());
@@ -83,7 +83,7 @@ TEST(BenchTrainingTest, SaysBeforehandWhatWouldFit) {
   EXPECT_THAT(run.err, HasSubstr("would fit"));
 }
 
-TEST(ResourcesTest, TheScaleThatFitsDoesFit) {
+TEST(ResourcesTest, TheNamedScaleFits) {
   const Resources free{.disk_bytes = 1'000'000'000, .memory_bytes = 10'000'000'000};
   const std::uint64_t state = 1'000'001'536;
 
@@ -112,7 +112,7 @@ TEST(FlagsTest, ScaleKeepsTheRatios) {
   EXPECT_EQ(resolved->iteration_seconds, 0.125);
 }
 
-TEST(FlagsTest, AModelGivesItsShape) {
+TEST(FlagsTest, AModelSetsTheShape) {
   Flags flags;
   flags.strategy = "cairn";
   flags.model = "opt-1.3b";
@@ -142,7 +142,7 @@ TEST(FlagsTest, DilationStretchesTimeAndKeepsTheRatios) {
   EXPECT_EQ(resolved->network_bytes_per_second, 1'875'000'000U / 4);
 }
 
-TEST(FlagsTest, ValuesThatNoRunCanHaveAreNamed) {
+TEST(FlagsTest, InvalidValuesAreNamed) {
   const auto refused = [](const std::function<void(Flags&)>& change) {
     Flags flags;
     flags.strategy = "sync";

@@ -1,5 +1,5 @@
-// The loop and the strategies on a CUDA GPU: in test_bench on this machine's, skipped where there is none; in
-// test_bench_fake_cuda over the driver's test double.
+// The loop and the strategies on a CUDA GPU: in test_bench on a real one (skipped if there is none), in
+// test_bench_fake_cuda on the driver's test double.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -26,7 +26,7 @@ class CudaGpuTest : public testing::Test {
   std::unique_ptr<Gpu> gpu_;
 };
 
-TEST_F(CudaGpuTest, AStateIsOfOneStepAlone) {
+TEST_F(CudaGpuTest, AStateMatchesOnlyItsStep) {
   ASSERT_FALSE(gpu_->emulated());
   const auto state = *TrainingState::Make(*gpu_, (20U << 20) + 4096, 3);
   ExpectOfOneStepAlone(*state);
@@ -36,7 +36,7 @@ TEST_F(CudaGpuTest, AStateIsOfOneStepAlone) {
 
 class CudaStrategyTest : public CudaGpuTest, public testing::WithParamInterface<std::string> {};
 
-TEST_P(CudaStrategyTest, RestoresTheLastStepAfterItsStateWasOverwritten) {
+TEST_P(CudaStrategyTest, RestoresTheLastStepAfterTheStateIsOverwritten) {
   SmallWorkplace at(directory_.path(), std::move(gpu_));
   auto strategy = at.Open(GetParam());
   ASSERT_NE(strategy, nullptr);

@@ -34,7 +34,7 @@ constexpr std::uint64_t kRate = 10'000'000;
 
 bool NetworkCanBeMade() { return PeerNetwork::Make(kRate).ok(); }
 
-// The process that holds the lock of the directory's notice; -1 where there is none.
+// The process that holds the lock on the directory's notice file; -1 if there is none.
 pid_t PeerOf(const std::string& directory) {
   const UniqueFd notice(::open((directory + "/gemini-peer").c_str(), O_RDWR | O_CLOEXEC));
   struct flock holder {};
@@ -44,7 +44,7 @@ pid_t PeerOf(const std::string& directory) {
   return holder.l_pid;
 }
 
-// Becomes readable when the process ends.
+// A descriptor that becomes readable when the process ends.
 UniqueFd Watch(pid_t process) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))); }
 
 bool Ends(const UniqueFd& process) {
@@ -52,7 +52,7 @@ bool Ends(const UniqueFd& process) {
   return ::poll(&end, 1, 60'000) == 1;
 }
 
-// Bytes that have come to the machine that the process is on.
+// Bytes received in the process's network namespace.
 std::uint64_t Received(pid_t process, const std::string& interface) {
   std::ifstream file("/proc/" + std::to_string(process) + "/net/dev");
   for (std::string line; std::getline(file, line);) {
@@ -62,7 +62,7 @@ std::uint64_t Received(pid_t process, const std::string& interface) {
   return 0;
 }
 
-TEST(GeminiTest, ASaveThatAKillInterruptedLeavesTheOneBeforeInThePeersMemory) {
+TEST(GeminiTest, AKilledSaveLeavesThePreviousOneInThePeersMemory) {
   if (!NetworkCanBeMade()) GTEST_SKIP() << PeerNetwork::Make(kRate).status();
   const TempDir directory;
   Forked child([&directory](const Say& say) {
@@ -91,7 +91,7 @@ TEST(GeminiTest, ASaveThatAKillInterruptedLeavesTheOneBeforeInThePeersMemory) {
   EXPECT_EQ(CheckRestored(*FindStrategy("gemini"), *at, 3), Status::Ok());
 }
 
-TEST(GeminiTest, KeepsToTheRateOfTheNetwork) {
+TEST(GeminiTest, IsLimitedByTheNetworksRate) {
   if (!NetworkCanBeMade()) GTEST_SKIP() << PeerNetwork::Make(kRate).status();
   const TempDir directory;
   SmallWorkplace at(directory.path());
@@ -107,10 +107,10 @@ TEST(GeminiTest, KeepsToTheRateOfTheNetwork) {
   ASSERT_TRUE(strategy->Drain().ok());
 
   const std::chrono::duration<double> took = Deadline::Clock::now() - begin;
-  const std::uint64_t bucket = 4U << 20;  // What may pass at once, at first.
+  const std::uint64_t bucket = 4U << 20;  // The burst that may pass at once, at first.
   EXPECT_GE(took.count(), static_cast<double>(SmallWorkplace::kBytes - bucket) / kRate);
   EXPECT_GE(Received(PeerOf(directory.path()), "peer0"), before + SmallWorkplace::kBytes);
-  EXPECT_LT(stall.count(), took.count() / 2);  // The update waits for the copy alone.
+  EXPECT_LT(stall.count(), took.count() / 2);  // The update waits only for the copy.
 }
 
 TEST(GeminiTest, ThePeerEndsWithTheDirectory) {
@@ -126,7 +126,7 @@ TEST(GeminiTest, ThePeerEndsWithTheDirectory) {
   EXPECT_TRUE(Ends(peer));
 }
 
-TEST(GeminiTest, APeerThatWasKilledHasNothingToRestoreAndASuccessor) {
+TEST(GeminiTest, AKilledPeerIsReplacedByAnEmptyOne) {
   const TempDir directory;
   SmallWorkplace at(directory.path());
   auto strategy = at.Open("gemini");
@@ -147,7 +147,7 @@ TEST(GeminiTest, APeerThatWasKilledHasNothingToRestoreAndASuccessor) {
   EXPECT_EQ(strategy->Restore().status().code(), StatusCode::kNotFound);
 }
 
-TEST(GeminiTest, APeerOfAnotherStateIsRefused) {
+TEST(GeminiTest, RefusesAPeerForAnotherState) {
   const TempDir directory;
   SmallWorkplace at(directory.path());
   auto strategy = at.Open("gemini");
@@ -162,7 +162,7 @@ TEST(GeminiTest, APeerOfAnotherStateIsRefused) {
   EXPECT_THAT(refused.message(), HasSubstr("expected a peer for 1048576 bytes, found one for 8388608"));
 }
 
-TEST(GeminiTest, WithoutPrivilegesTheNetworkIsSkippedWithTheReason) {
+TEST(GeminiTest, SkipsTheNetworkWithTheReasonWithoutPrivileges) {
   const TempDir directory;
   const std::string log = directory / "log";
   const pid_t child = ::fork();

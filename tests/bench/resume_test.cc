@@ -66,7 +66,7 @@ std::vector<std::string> Arguments(const std::string& strategy, const TempDir& d
           "0.05"};
 }
 
-TEST_P(ResumeTest, GoesOnFromWhatWasDurableWhenItWasKilled) {
+TEST_P(ResumeTest, ResumesFromTheDurableStepAfterAKill) {
   const TempDir directory;
   const std::string pipe = directory / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
@@ -102,7 +102,7 @@ TEST_P(ResumeTest, GoesOnFromWhatWasDurableWhenItWasKilled) {
 INSTANTIATE_TEST_SUITE_P(Writing, ResumeTest, testing::Values("sync", "checkfreq", "gpm", "pccheck", "cairn"),
                          [](const auto& strategy) { return strategy.param; });
 
-TEST(DiskLimitTest, HoldsWritesToItsRateAndGoesBack) {
+TEST(DiskLimitTest, LimitsWritesAndRestoresTheLimit) {
   const TempDir directory;
   const auto group = [] {
     std::ifstream file("/proc/self/cgroup");

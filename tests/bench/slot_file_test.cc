@@ -26,7 +26,7 @@ void Put(SlotFile& file, std::uint64_t step) {
   ASSERT_TRUE(newest.ok() && *newest);
 }
 
-TEST(SlotFileTest, TheNewestIsFoundByWhoOpensItNext) {
+TEST(SlotFileTest, ReopeningFindsTheNewestStep) {
   const TempDir directory;
   {
     const auto file = *SlotFile::Open(directory / "slots", 2, kBytes);
@@ -41,7 +41,7 @@ TEST(SlotFileTest, TheNewestIsFoundByWhoOpensItNext) {
   EXPECT_EQ(file->slot(file->newest()->slot)[kBytes - 1], std::byte{5});
 }
 
-TEST(SlotFileTest, ATornRootLeavesTheOneBefore) {
+TEST(SlotFileTest, ATornRootFallsBackToThePreviousStep) {
   const TempDir directory;
   {
     const auto file = *SlotFile::Open(directory / "slots", 3, kBytes);
@@ -50,7 +50,7 @@ TEST(SlotFileTest, ATornRootLeavesTheOneBefore) {
   }
   {
     std::fstream file(directory / "slots", std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(9);  // The second record is in the first block: its step.
+    file.seekp(9);  // Damages the step in the second record, which is in the first block.
     file.put('x');
   }
 
@@ -60,7 +60,7 @@ TEST(SlotFileTest, ATornRootLeavesTheOneBefore) {
   EXPECT_EQ(file->newest()->step, 1U);
 }
 
-TEST(SlotFileTest, AnOlderStepThatEndsLateDoesNotWin) {
+TEST(SlotFileTest, AnOlderStepThatEndsLaterDoesNotReplaceANewer) {
   const TempDir directory;
   const auto file = *SlotFile::Open(directory / "slots", 3, kBytes);
   const int older = *file->Take();
@@ -73,15 +73,15 @@ TEST(SlotFileTest, AnOlderStepThatEndsLateDoesNotWin) {
   EXPECT_EQ(file->newest()->step, 2U);
 }
 
-TEST(SlotFileTest, AFileOfAnotherShapeIsRefused) {
+TEST(SlotFileTest, RefusesAFileOfAnotherShape) {
   const TempDir directory;
   ASSERT_TRUE(SlotFile::Open(directory / "slots", 2, kBytes).ok());
 
   EXPECT_EQ(SlotFile::Open(directory / "slots", 3, kBytes).status().code(), StatusCode::kCorrupt);
 }
 
-// The slot of the save that is killed has been used before, and is being overwritten: only the root tells.
-TEST(PcCheckTest, ASlotThatAKillInterruptedIsNotTakenForACompleteOne) {
+// The killed save overwrites a slot that was in use before, so only the root shows that it is incomplete.
+TEST(PcCheckTest, AnInterruptedSlotIsNotRestored) {
   const TempDir directory;
   Forked child([&directory](const Say& say) {
     SmallWorkplace at(directory.path());
@@ -91,12 +91,12 @@ TEST(PcCheckTest, ASlotThatAKillInterruptedIsNotTakenForACompleteOne) {
     for (std::uint64_t step = 1; step <= 4; ++step) {
       if (!TrainAndSave(*strategy, at.state(), step).ok() || !strategy->Drain().ok()) return 2;
     }
-    (*at).disk->SetRate(1);  // From now on nothing gets to the disk.
+    (*at).disk->SetRate(1);  // From now on nothing reaches the disk.
     const std::uint64_t before = (*at).disk->bytes();
     if (!TrainAndSave(*strategy, at.state(), 5).ok()) return 3;
     while ((*at).disk->bytes() < before + SmallWorkplace::kBytes / 4) std::this_thread::yield();
     say("in mid-save");
-    return strategy->Drain().ok() ? 4 : 5;  // Never: killed before.
+    return strategy->Drain().ok() ? 4 : 5;  // Not reached: the process is killed before.
   });
   ASSERT_EQ(child.NextLine(Deadline::In(std::chrono::seconds(60))), "in mid-save");
 

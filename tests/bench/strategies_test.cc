@@ -19,7 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST_P(StrategyTest, RestoresTheLastStepAfterItsStateWasOverwritten) {
+TEST_P(StrategyTest, RestoresTheLastStepAfterTheStateIsOverwritten) {
   SmallWorkplace at(directory_.path());
   Mutex mutex;
   std::set<std::uint64_t> durable;
@@ -61,7 +61,7 @@ TEST_P(StrategyTest, HasNothingToRestoreAtFirst) {
   EXPECT_EQ(strategy->Restore().status().code(), StatusCode::kNotFound);
 }
 
-TEST_P(WritingStrategyTest, KeepsToTheEmulatedDisk) {
+TEST_P(WritingStrategyTest, IsLimitedByTheEmulatedDisk) {
   SmallWorkplace at(directory_.path());
   (*at).disk = RateLimitedDisk::Make(40'000'000);
   auto strategy = at.Open(GetParam());
@@ -80,7 +80,7 @@ const auto kWriting = testing::Values("sync", "checkfreq", "gpm", "pccheck", "ca
 INSTANTIATE_TEST_SUITE_P(Writing, StrategyTest, kWriting, [](const auto& test) { return test.param; });
 INSTANTIATE_TEST_SUITE_P(Writing, WritingStrategyTest, kWriting, [](const auto& test) { return test.param; });
 
-TEST(FindStrategyTest, NamesThoseThatThereAreForAnUnknownOne) {
+TEST(FindStrategyTest, ListsTheStrategiesForAnUnknownOne) {
   const Status status = FindStrategy("tape").status();
 
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
@@ -117,7 +117,7 @@ TEST(RestoreCheckTest, FindsAnOlderStepAFlippedByteAndNoCheckpoint) {
   EXPECT_THAT(none.message(), HasSubstr("NotFound"));
 }
 
-TEST(TrainingStateTest, IsOfOneStepAlone) {
+TEST(TrainingStateTest, MatchesOnlyItsStep) {
   const auto gpu = EmulateGpu(0);
   const auto state = *TrainingState::Make(*gpu, 1U << 20, 3);
   ExpectOfOneStepAlone(*state);

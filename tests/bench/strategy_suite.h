@@ -8,13 +8,14 @@
 
 namespace cairn::bench {
 
-/// What every strategy that saves must do, by its name: strategies_test.cc. Each build tests those that it has.
+/// What every saving strategy must do, by the strategy's name (strategies_test.cc). Each build tests the strategies it
+/// has.
 class StrategyTest : public testing::TestWithParam<std::string> {
  protected:
   TempDir directory_;
 };
 
-/// The same of bench_training itself, killed and resumed: resume_test.cc.
+/// The same for the program bench_training, killed and resumed (resume_test.cc).
 class ResumeTest : public testing::TestWithParam<std::string> {};
 
 }  // namespace cairn::bench

@@ -1,4 +1,4 @@
-"""scripts/bench compare: a new run against the committed one, in a repository of its own."""
+"""scripts/bench compare: a new run compared with the committed one, in a temporary repository."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def commit(checkout: Path) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The benchmarks' package, and one committed result of a micro run."""
+    """A repository with the benchmarks' package and one committed result of a micro run."""
     package = "bench/cairn_bench"
     shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "bench/results").mkdir()
@@ -70,9 +70,7 @@ def test_a_new_run_is_judged_by_its_intervals(
     assert f"| {word} | subject/fast |" in ran.stdout
 
 
-def test_a_difference_within_the_noise_is_not_resolved_however_far_the_medians_are_apart(
-    checkout: Path, compare: Compare
-) -> None:
+def test_a_difference_within_the_noise_is_not_resolved_for_any_medians(checkout: Path, compare: Compare) -> None:
     new = checkout / "new.csv"
     new.write_text(micro(fast=[0.3, 0.4, 0.45, 0.6, 0.7, 0.8, 0.9]))
 
@@ -82,7 +80,7 @@ def test_a_difference_within_the_noise_is_not_resolved_however_far_the_medians_a
     assert "| not resolved | subject/fast |" in ran.stdout
 
 
-def test_differences_under_two_percent_are_not_told_even_where_nothing_varies(checkout: Path, compare: Compare) -> None:
+def test_differences_under_two_percent_are_ignored_even_without_noise(checkout: Path, compare: Compare) -> None:
     (checkout / "bench/results/micro.csv").write_text(micro(fast=[0.5] * 5))
     commit(checkout)
     new = checkout / "new.csv"
@@ -94,7 +92,7 @@ def test_differences_under_two_percent_are_not_told_even_where_nothing_varies(ch
     assert "0 worse, 1 not resolved, 0 better" in ran.stdout
 
 
-def test_without_a_name_what_lies_in_results_and_is_not_committed_is_compared(checkout: Path, compare: Compare) -> None:
+def test_without_a_name_uncommitted_results_are_compared(checkout: Path, compare: Compare) -> None:
     (checkout / "bench/results/micro.csv").write_text(micro(fast=times(1.5), other=COMMITTED))
 
     ran = compare()
@@ -104,7 +102,7 @@ def test_without_a_name_what_lies_in_results_and_is_not_committed_is_compared(ch
     assert "not in the committed one: subject/other" in ran.stdout
 
 
-def test_ratios_are_made_of_pairs_and_more_may_be_better(checkout: Path, compare: Compare) -> None:
+def test_ratios_are_per_pair_and_more_may_be_better(checkout: Path, compare: Compare) -> None:
     def roofline(share: float) -> str:
         rows = [
             f'"write to durable, 4 GiB",{i},{who} bytes/s,{rate * 1e9 * value}\n'
@@ -124,7 +122,7 @@ def test_ratios_are_made_of_pairs_and_more_may_be_better(checkout: Path, compare
     assert "| worse | write to durable, 4 GiB | 0.9 (" in ran.stdout
 
 
-def test_another_machine_is_told(checkout: Path, compare: Compare) -> None:
+def test_another_machine_is_reported(checkout: Path, compare: Compare) -> None:
     new = checkout / "new.csv"
     new.write_text(micro(fast=COMMITTED).replace("2 cores", "64 cores"))
 
@@ -149,7 +147,9 @@ def test_another_machine_is_told(checkout: Path, compare: Compare) -> None:
         (HEAD.format(suite="micro") + "x/y,0,ratio,1\n", "none of the ratios that HEAD:bench/results/micro.csv has"),
     ],
 )
-def test_a_foreign_file_is_refused_with_what_was_found(checkout: Path, compare: Compare, text: str, why: str) -> None:
+def test_a_file_of_another_format_is_refused_naming_what_was_found(
+    checkout: Path, compare: Compare, text: str, why: str
+) -> None:
     new = checkout / "new.csv"
     new.write_text(text)
 

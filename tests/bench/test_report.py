@@ -1,4 +1,4 @@
-"""What scripts/bench keeps of a run that does not come to its end."""
+"""What scripts/bench keeps of an interrupted run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cairn_bench.shared import report as reports
 @pytest.mark.parametrize(
     ("reason", "said"), [(KeyboardInterrupt(), "interrupted"), (SystemExit("the disk\nis full"), "the disk")]
 )
-def test_an_interrupted_run_keeps_what_was_measured_and_is_marked(
+def test_an_interrupted_run_keeps_its_measurements_and_is_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: BaseException, said: str
 ) -> None:
     monkeypatch.setattr(reports, "RESULTS", str(tmp_path))
@@ -28,9 +28,7 @@ def test_an_interrupted_run_keeps_what_was_measured_and_is_marked(
     assert os.listdir(tmp_path) == ["roofline.partial.csv"]
 
 
-def test_a_run_that_ends_or_has_measured_nothing_leaves_no_partial_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_or_empty_run_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "RESULTS", str(tmp_path))
     whole, empty = reports.Report(), reports.Report()
 

@@ -1,4 +1,4 @@
-"""scripts/bench results: the tables in the documents are those that the committed files make."""
+"""scripts/bench results: the tables in the documents are generated from the committed files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_documents_agree_with_the_files() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_a_number_that_is_not_the_files_is_named_and_then_written_again(checkout: Path) -> None:
+def test_a_wrong_number_is_named_and_then_corrected(checkout: Path) -> None:
     document = checkout / "docs/results.md"
     whole = document.read_text()
     block = "<!-- begin figure-12 -->"

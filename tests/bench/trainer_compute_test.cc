@@ -25,7 +25,7 @@ Status Train(TrainerCompute& trainer, std::uint64_t step) {
 
 class TrainerStrategyTest : public testing::TestWithParam<std::string> {};
 
-// Odd sizes, tensors of 4 bytes among large ones, memory all over the place: a real state, while it goes on training.
+// A real state during training: odd sizes, tensors of 4 bytes among large ones, scattered memory.
 TEST_P(TrainerStrategyTest, RestoresARealModelAndItsOptimizer) {
   const TempDir directory;
   const auto trainer = *OpenTrainer(kSmall);
@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Every, TrainerStrategyTest,
                          testing::Values("sync", "checkfreq", "gpm", "gemini", "pccheck", "cairn"),
                          [](const auto& test) { return test.param; });
 
-TEST(TrainerComputeTest, AStateIsThatOfTheStepItWasKeptAtInEveryByte) {
+TEST(TrainerComputeTest, MatchesChecksEveryByteOfTheStep) {
   const auto trainer = *OpenTrainer(kSmall);
   ASSERT_TRUE(Train(*trainer, 1).ok());
 
@@ -77,7 +77,7 @@ TEST(TrainerComputeTest, AStateIsThatOfTheStepItWasKeptAtInEveryByte) {
   EXPECT_TRUE(*trainer->state().Is(1));
 }
 
-TEST(TrainerComputeTest, NamesWhatItDoesNotKnow) {
+TEST(TrainerComputeTest, NamesUnknownModelsAndSizes) {
   const Status model = OpenTrainer({.model = "gpt"}).status();
   const Status size = OpenTrainer({.model = "opt-125m", .sizes = {{"width", 3}}}).status();
 

@@ -12,7 +12,7 @@
 namespace cairn::bench {
 namespace {
 
-// A clock that moves when it is waited on, and when a strategy takes its time.
+// A clock that advances when the loop waits, and when a strategy takes time.
 struct FakeTime {
   double now = 0;
   [[nodiscard]] LoopClock Clock() {
@@ -20,7 +20,7 @@ struct FakeTime {
   }
 };
 
-// Takes 0.3 s in Save and 0.2 s in the update after it; notes what it was called with.
+// Takes 0.3 s in Save and 0.2 s in the update after it, and records its calls.
 class SlowStrategy : public Strategy {
  public:
   SlowStrategy(FakeTime& time, const TrainingState& state, SaveLog& log) : time_(time), state_(state), log_(log) {}
@@ -72,7 +72,7 @@ class TrainingLoopTest : public testing::Test {
   PacedCompute compute_{kSettings, clock_, *state_};
 };
 
-TEST_F(TrainingLoopTest, StallsAreWhatSaveAndUpdateTook) {
+TEST_F(TrainingLoopTest, StallsAreTheTimeOfSaveAndUpdate) {
   const Result<LoopRecord> record = Run();
 
   ASSERT_TRUE(record.ok()) << record.status();
@@ -117,27 +117,27 @@ TEST_F(TrainingLoopTest, AFailedSaveEndsTheRun) {
   EXPECT_EQ(strategy_.calls.back(), "save 2");
 }
 
-TEST(AccountingTest, QuantilesAreOfTheNearestRank) {
+TEST(AccountingTest, QuantilesUseTheNearestRank) {
   EXPECT_EQ(Quantile({}, 0.5), 0);
   EXPECT_EQ(Quantile({3, 1, 2, 4}, 0.5), 2);
   EXPECT_EQ(Quantile({3, 1, 2, 4}, 0.99), 4);
   EXPECT_EQ(Quantile({3, 1, 2, 4}, 0), 1);
 }
 
-TEST(AccountingTest, AgeIsThatOfTheNewestDurableStepAtItsWorst) {
+TEST(AccountingTest, MaxAgeIsTheOldestAgeOfTheNewestDurableStep) {
   const SaveRecord first{.step = 1, .started = 1, .returned = 1, .durable = 3};
   const SaveRecord overtaken{.step = 2, .started = 2, .returned = 2, .durable = {}};
   const SaveRecord late{.step = 3, .started = 4, .returned = 4, .durable = 9};
 
   EXPECT_EQ(MaxAge({}, 0, 7), 7);
-  EXPECT_EQ(MaxAge({first}, 0, 4), 3);                      // From the begin until it was durable.
+  EXPECT_EQ(MaxAge({first}, 0, 4), 3);                      // From the start until it was durable.
   EXPECT_EQ(MaxAge({first, overtaken}, 0, 7), 6);           // At the end.
-  EXPECT_EQ(MaxAge({first, overtaken, late}, 0, 10), 8);    // Until the late one was there.
-  EXPECT_EQ(MaxAge({first, overtaken, late}, 9.5, 10), 6);  // The worst was before.
-  EXPECT_EQ(MaxAge({first, overtaken, late}, 0, 8), 7);     // Durable after the end: of no use in it.
+  EXPECT_EQ(MaxAge({first, overtaken, late}, 0, 10), 8);    // Until the late one was durable.
+  EXPECT_EQ(MaxAge({first, overtaken, late}, 9.5, 10), 6);  // The maximum was before the late one.
+  EXPECT_EQ(MaxAge({first, overtaken, late}, 0, 8), 7);     // Durable only after the end.
 }
 
-TEST(AccountingTest, TheWarmupIsLeftOut) {
+TEST(AccountingTest, WarmupIsExcluded) {
   LoopRecord record{.stalls = {5, 0, 1}, .ends = {6, 7, 9}, .saves = {}, .end = 9};
   record.saves.push_back({.step = 1, .started = 1, .returned = 6, .durable = 6.5});
   record.saves.push_back({.step = 3, .started = 8, .returned = 9, .durable = 9.5});
@@ -154,7 +154,7 @@ TEST(AccountingTest, TheWarmupIsLeftOut) {
   EXPECT_EQ(accounts.age_max, 8);
 }
 
-TEST(AccountingTest, ASaveThatWasOvertakenHasNoTime) {
+TEST(AccountingTest, AnOvertakenSaveHasNoTime) {
   LoopRecord record{
       .stalls = {0, 0}, .ends = {1, 2}, .saves = {{.step = 1, .started = 1, .returned = 1, .durable = {}}}, .end = 2};
   record.saves.push_back({.step = 2, .started = 2, .returned = 2, .durable = 2.5});

@@ -13,8 +13,8 @@
 
 namespace cairn::bench {
 
-/// What strategies work with in tests: a state of several chunks, a link slow enough that a copy is seen to take its
-/// time, and a directory. Makes its own threads, so that a forked child has one of its own.
+/// The environment of strategies in tests: a state of several chunks, a link slow enough that copies take noticeable
+/// time, and a directory. Starts its own threads, so a forked child must make its own.
 class SmallWorkplace {
  public:
   static constexpr std::uint64_t kBytes = 8U << 20;
@@ -34,7 +34,7 @@ class SmallWorkplace {
 
   [[nodiscard]] TrainingState& state() { return *state_; }
   [[nodiscard]] Workplace& operator*() { return workplace_; }
-  /// Opens the strategy of that name; a failure is a test failure, and null.
+  /// Opens the strategy of this name. On failure, the test fails and the result is null.
   [[nodiscard]] std::unique_ptr<Strategy> Open(const std::string& name) {
     const Result<StrategyKind> kind = FindStrategy(name);
     EXPECT_TRUE(kind.ok()) << kind.status();
@@ -50,7 +50,7 @@ class SmallWorkplace {
   Workplace workplace_;
 };
 
-/// The state must know its step from every other.
+/// The state must match its step and no other.
 inline void ExpectOfOneStepAlone(TrainingState& state) {
   ASSERT_TRUE(state.Initialize().ok());
   EXPECT_TRUE(*state.Is(0));
@@ -60,7 +60,7 @@ inline void ExpectOfOneStepAlone(TrainingState& state) {
   EXPECT_FALSE(*state.Is(8));
 }
 
-/// One iteration of a training that pauses for nothing: the update, as soon as it may be, and the save.
+/// One iteration without compute time: the update as soon as it is allowed, and the save.
 inline Status TrainAndSave(Strategy& strategy, TrainingState& state, std::uint64_t step) {
   if (Status status = strategy.BeforeUpdate(); !status.ok()) return status;
   if (Status status = state.Update(step); !status.ok()) return status;

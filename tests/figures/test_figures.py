@@ -1,4 +1,4 @@
-"""scripts/bench figure: what it refuses, what an interrupted one leaves, and a small figure whole."""
+"""scripts/bench figure: invalid arguments, interrupted runs, and a complete small figure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_bad_input_is_refused_by_name(arguments: tuple[str, ...], why: str) -> N
     assert ran.returncode != 0 and why in ran.stderr, ran.stderr
 
 
-def test_too_large_a_scale_is_refused_before_any_run_with_one_that_fits(tmp_path: Path) -> None:
+def test_too_large_a_scale_is_refused_naming_one_that_fits(tmp_path: Path) -> None:
     output = tmp_path / "figure"
     ran = figures("8", *SMALL, "--scale", "100000", "--dir", tmp_path, "--output", output)
     assert ran.returncode == 2 and "would fit" in ran.stderr, ran.stderr
@@ -69,7 +69,7 @@ def test_an_interrupted_figure_keeps_its_rows_and_says_so(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["figure.csv"], "something of the run is left behind"
 
 
-def test_a_figure_is_a_table_that_says_what_is_emulated_and_a_picture(tmp_path: Path) -> None:
+def test_a_figure_is_a_picture_and_a_table_that_names_what_is_emulated(tmp_path: Path) -> None:
     output = tmp_path / "figure"
     ran = figures("8", *SMALL, "--dir", tmp_path, "--output", output)
 
@@ -82,7 +82,7 @@ def test_a_figure_is_a_table_that_says_what_is_emulated_and_a_picture(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["age", "stalls", "memory"])
-def test_what_goes_on_over_time_is_drawn_from_the_journal(tmp_path: Path, name: str) -> None:
+def test_timelines_are_drawn_from_the_journal(tmp_path: Path, name: str) -> None:
     output = tmp_path / name
     shape = ("--strategies", "sync,cairn", "--scale", "0.01", "--interval", "5", "--iterations", "30")
     ran = figures(name, *shape, "--dir", tmp_path, "--output", output)
@@ -92,7 +92,7 @@ def test_what_goes_on_over_time_is_drawn_from_the_journal(tmp_path: Path, name: 
     assert figures(name, "--draw", "--output", output).returncode == 0
 
 
-def test_pairs_of_checkpoints_are_set_by_the_time_of_one(tmp_path: Path) -> None:
+def test_the_time_of_one_checkpoint_sets_the_distance_of_pairs(tmp_path: Path) -> None:
     output = tmp_path / "figure"
     shape = ("--scale", "0.05", "--intervals", "40", "--in-flight", "2", "--disk-bytes-per-second", "300000000")
     ran = figures("12", *shape, "--strategies", "cairn", "--dir", tmp_path, "--output", output)

@@ -1,4 +1,4 @@
-"""Goodput by real kills: bench_training is killed and resumed, and nothing of it is left behind."""
+"""Goodput with real kills: bench_training is killed and resumed, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def processes_in(folder: Path) -> list[str]:
         try:
             lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         except OSError:
-            continue  # It has ended.
+            continue  # The process has ended.
     return [line for line in lines if str(folder) in line and "bench_training" in line]
 
 
 @pytest.mark.parametrize("strategy", ["sync", "cairn"])
-def test_what_is_lost_is_not_counted_and_what_was_durable_is(tmp_path: Path, strategy: str) -> None:
+def test_durable_steps_count_and_lost_steps_do_not(tmp_path: Path, strategy: str) -> None:
     outcome = goodput.replay(training(strategy), str(tmp_path), [1.0, 2.5], 4.0)
     costs = goodput.costs(outcome, EVERY, 0.01, 2)
 
@@ -77,14 +77,14 @@ def test_a_failure_during_a_restart_kills_the_process_that_starts(tmp_path: Path
     assert outcome.lives[2].first >= max(outcome.lives[0].durable)
 
 
-def test_time_that_is_up_during_a_restart_leaves_what_was_durable(tmp_path: Path) -> None:
+def test_a_run_that_ends_during_a_restart_keeps_what_was_durable(tmp_path: Path) -> None:
     outcome = goodput.replay(training("cairn"), str(tmp_path), [1.0], 1.001)
 
     assert outcome.lives[1].began == math.inf
     assert outcome.reached == max(outcome.lives[0].durable)
 
 
-def test_a_training_that_loses_what_was_durable_has_no_goodput(tmp_path: Path) -> None:
+def test_losing_a_durable_step_is_an_error(tmp_path: Path) -> None:
     forgetful = tmp_path / "forgetful"
     forgetful.write_text(
         '#!/bin/sh\n[ "$1" = --dir ] && rm -rf "$2"/* && exec ' + " ".join(training("sync")) + ' "$@"\n'
@@ -98,7 +98,7 @@ def test_a_training_that_loses_what_was_durable_has_no_goodput(tmp_path: Path) -
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_training_that_ends_by_itself_has_no_goodput(tmp_path: Path) -> None:
+def test_a_training_that_ends_by_itself_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(goodput.Failed, match="ended by itself with 0"):
         goodput.replay(training("sync", iterations=10), str(tmp_path), [5.0], 6.0)
     with pytest.raises(goodput.Failed, match="ended by itself with 2: .*--every: expected 1 to the 3 iterations"):
@@ -107,8 +107,11 @@ def test_a_training_that_ends_by_itself_has_no_goodput(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_ends_it_at_once_whenever_it_comes(tmp_path: Path) -> None:
-    for seconds in [0.3, *(0.0002 * i for i in range(1, 41))]:  # In the first milliseconds all is made and started.
+def test_an_interrupt_ends_it_at_once_at_any_moment(tmp_path: Path) -> None:
+    for seconds in [
+        0.3,
+        *(0.0002 * i for i in range(1, 41)),
+    ]:  # Everything is created and started in the first milliseconds.
         begun = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -120,7 +123,7 @@ def test_an_interrupt_ends_it_at_once_whenever_it_comes(tmp_path: Path) -> None:
 
 
 def figure(folder: Path, *more: str) -> list[str]:
-    """Figure 9 of two runs: 2.25 s each, with a failure between 0.75 and 1.5."""
+    """Figure 9 with two runs of 2.25 s each, with a failure between 0.75 and 1.5 s."""
     trace = folder / "trace.csv"
     trace.write_text(",Time,GPUs\n0,0,8\n1,60,8\n2,120,4\n3,180,4\n")
     (folder / "runs").mkdir()
@@ -135,7 +138,7 @@ def lines_of(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
     return head, list(csv.DictReader(lines[len(head) :]))
 
 
-def test_figure_9_has_what_was_measured_and_what_the_models_say(tmp_path: Path) -> None:
+def test_figure_9_has_measurements_and_model_predictions(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     ran = subprocess.run(figure(tmp_path), check=False, text=True, capture_output=True)
 
@@ -146,14 +149,14 @@ def test_figure_9_has_what_was_measured_and_what_the_models_say(tmp_path: Path) 
     assert [row["strategy"] for row in rows] == ["sync", "cairn"]
     for row in rows:
         assert float(row["goodput"]) == pytest.approx(float(row["reached"]) / float(row["seconds"]), rel=1e-4)
-        # A busy machine may reach nothing between its failures.
+        # A busy machine may make no progress between failures.
         assert 0 <= float(row["goodput"]) < 1 / float(row["iteration_seconds"])
         assert all(float(row[model]) > 0 for model in ("ideal", "published", "exact", "walked"))
     assert (tmp_path / "figure-9.png").read_bytes().startswith(b"\x89PNG")
     assert "Cairn's of it" in ran.stdout and list((tmp_path / "runs").iterdir()) == []
 
 
-def test_an_interrupted_figure_9_keeps_its_whole_runs_and_says_that_it_is_partial(tmp_path: Path) -> None:
+def test_an_interrupted_figure_9_keeps_complete_runs_and_is_marked_partial(tmp_path: Path) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen(figure(tmp_path), stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
@@ -180,9 +183,7 @@ def test_an_interrupted_figure_9_keeps_its_whole_runs_and_says_that_it_is_partia
         (["--compress", "nan"], "expected more than 0, found nan"),
     ],
 )
-def test_what_figure_9_cannot_measure_is_refused_before_anything_runs(
-    tmp_path: Path, more: list[str], why: str
-) -> None:
+def test_figure_9_refuses_impossible_arguments_before_any_run(tmp_path: Path, more: list[str], why: str) -> None:
     ran = subprocess.run(figure(tmp_path, *more), check=False, text=True, capture_output=True)
 
     assert ran.returncode == 2 and re.search(why, ran.stderr), ran.stderr
