@@ -1,4 +1,4 @@
-# What the scripts share; sourced, from anywhere.
+# Functions shared by the scripts, which source it from anywhere.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,7 +13,7 @@ has_python_packages() {
     >/dev/null 2>&1
 }
 
-# The Python that has torch: the user's own where it has everything, else the one that scripts/setup made.
+# A Python with torch: the user's if it has all packages, otherwise the one in .venv that scripts/setup made.
 cairn_python() {
   if has_python_packages python3; then
     command -v python3
@@ -22,7 +22,7 @@ cairn_python() {
   fi
 }
 
-# Installs packages into a folder, beside the user's own, none of which is touched; at once where they are there.
+# Installs packages into a folder, without touching the user's packages. Returns at once if they are installed.
 pip_beside() {
   local folder=$1 stamp=$1/cairn-setup
   shift
@@ -31,11 +31,11 @@ pip_beside() {
   printf '%s\n' "$*" > "$stamp"
 }
 
-# What tests and lints the Python package.
+# Tools that test and lint the Python package.
 python_tools=build/python/test-tools
 python_test_tools() { pip_beside $python_tools pytest pytest-xdist tqdm mypy ruff packaging typing-extensions fsspec PyYAML; }
 
-# What draws the figures; numpy is torch's.
+# Tools that draw the figures; numpy comes with torch.
 figure_tools() {
   pip_beside build/python/figure-tools --no-deps matplotlib==3.11.2 contourpy cycler fonttools kiwisolver packaging \
     pillow==13.0.0 pyparsing python-dateutil six

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Trains, kills with SIGKILL at a random moment, resumes, and compares with an uninterrupted run bit by bit.
+"""Trains, kills the training with SIGKILL at a random moment, resumes, and compares with an uninterrupted run.
 
-Called by scripts/demo, which builds the programs first. Needs nothing but Python's own library.
+Called by scripts/demo, which builds the programs first. Needs only Python's standard library.
 """
 
 import argparse
@@ -17,10 +17,10 @@ import threading
 
 
 class Training:
-    """One run of cairn_train, and what it has said so far."""
+    """One run of cairn_train, and its output so far."""
 
     def __init__(self, command):
-        self.losses = {}  # step -> text, as printed: nine digits tell any two floats apart
+        self.losses = {}  # By step, as printed: nine digits distinguish any two floats.
         self.durable = []
         self.resumed_from = None
         self.first_durable = threading.Event()
@@ -62,7 +62,7 @@ def stall_line(report):
 
 
 def kill_at_random(options, train, folder, per_step):
-    """Kills a run at a random moment after its first durable save; the next try is earlier where it had ended before."""
+    """Kills a run at a random moment after its first durable save. If the run ended before, tries again earlier."""
     span = 0.7 * per_step * (options.steps - options.every)
     for _ in range(3):
         run = Training(train("killed"))
@@ -87,7 +87,7 @@ def compare(options, folder, train):
     print("== uninterrupted", flush=True)
     whole = Training(train("whole"))
     if whole.finish() != 0:
-        return demand(False, "the uninterrupted run ends well")
+        return demand(False, "the uninterrupted run succeeds")
     report = json.loads((folder / "whole.json").read_text())
 
     print("== to be killed", flush=True)
@@ -102,7 +102,7 @@ def compare(options, folder, train):
     print("== resumed", flush=True)
     resumed = Training(train("killed", "--resume"))
     if resumed.finish() != 0:
-        return demand(False, "the resumed run ends well")
+        return demand(False, "the resumed run succeeds")
     resumed_report = json.loads((folder / "killed.json").read_text())
 
     print("== compared")
@@ -111,11 +111,11 @@ def compare(options, folder, train):
     start = resumed.resumed_from or 0
     after = range(start + 1, options.steps + 1)
     good = demand(
-        start >= max(killed.durable), f"resumed from step {start}; step {max(killed.durable)} was said to be durable"
+        start >= max(killed.durable), f"resumed from step {start}; step {max(killed.durable)} was reported durable"
     )
     good &= demand(
         all(whole.losses[step] == loss for step, loss in killed.losses.items()),
-        f"{len(killed.losses)} losses before the kill are the uninterrupted run's",
+        f"{len(killed.losses)} losses before the kill equal the uninterrupted run's",
     )
     good &= demand(
         set(resumed.losses) == set(after) and all(whole.losses[step] == resumed.losses[step] for step in after),
@@ -133,20 +133,20 @@ def compare(options, folder, train):
     )
     good &= demand(
         diff.returncode == 0,
-        "final checkpoints (weights, optimizer, generators, position): cairn diff finds them the same",
+        "final checkpoints (weights, optimizer, generators, position): cairn diff finds no difference",
     )
     return good
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder of cairn_train and cairn")
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder with cairn_train and cairn")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=int, default=2)
     parser.add_argument(
-        "--dir", type=pathlib.Path, default=pathlib.Path("build"), help="where 6 GB are free for a while"
+        "--dir", type=pathlib.Path, default=pathlib.Path("build"), help="folder with 6 GB of free space"
     )
-    parser.add_argument("--train-args", nargs=argparse.REMAINDER, default=[], help="more for cairn_train")
+    parser.add_argument("--train-args", nargs=argparse.REMAINDER, default=[], help="more arguments for cairn_train")
     options = parser.parse_args()
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="demo-", dir=options.dir))
