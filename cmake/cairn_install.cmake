@@ -1,5 +1,5 @@
-# `cmake --install`: headers, the layers' static libraries and a package that find_package(cairn) finds. It knows no
-# absolute path, so that the installed tree may be moved.
+# `cmake --install`: headers, the layers' static libraries and a package that find_package(cairn) finds. It contains no
+# absolute path, so the installed tree can be moved.
 include(CMakePackageConfigHelpers)
 set(cairn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cairn)
 

@@ -10,7 +10,7 @@ if(CAIRN_SANITIZE)
     -fno-sanitize-recover=all)
   target_link_options(cairn_flags INTERFACE -fsanitize=${CAIRN_SANITIZE})
   if(CAIRN_SANITIZE MATCHES "undefined" AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-    # Its check of function pointers' types does not compile with coroutines: "difference across sections".
+    # The check of function pointer types does not compile with coroutines: "difference across sections".
     target_compile_options(cairn_flags INTERFACE -fno-sanitize=function)
   endif()
   if(CAIRN_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -18,8 +18,8 @@ if(CAIRN_SANITIZE)
   endif()
 endif()
 
-# cairn_precompile(TARGET OWNER [HEADER...]): TARGET parses these headers once for all that have the same OWNER. Only the
-# presets ask for it (CAIRN_PRECOMPILE): what users build, and pip, proves that each file includes what it needs.
+# cairn_precompile(TARGET OWNER [HEADER...]): TARGET parses these headers once for all that have the same OWNER. Only
+# the presets enable it (CAIRN_PRECOMPILE): users' and pip's builds prove that each file includes what it needs.
 function(cairn_precompile target owner)
   if(NOT CAIRN_PRECOMPILE)
     return()
@@ -46,8 +46,8 @@ function(cairn_layer name)
   set_property(GLOBAL APPEND PROPERTY CAIRN_LAYERS ${name})
 endfunction()
 
-# cairn_test(NAME SOURCES ... LIBRARIES ...): one GoogleTest binary; CTest sees each of its tests. What it links is
-# optimised, itself it is not: half the time of a build went into optimising tests.
+# cairn_test(NAME SOURCES ... LIBRARIES ...): one GoogleTest binary, whose tests CTest runs one by one. It is not
+# optimised, because optimising tests took half of the build's time; the libraries it links are.
 function(cairn_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LIBRARIES" ${ARGN})
   if(NOT ARG_TIMEOUT)
