@@ -37,7 +37,7 @@ void WriteLogits(const Flags& flags) {
   std::ostringstream line;
   line.precision(9);
   line << "loss=" << model.loss(data.read(samples)).item<double>();
-  Say(line.str());
+  PrintLine(line.str());
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
     WriteLogits(flags);
     return 0;
   } catch (const std::exception& error) {
-    Complain(error.what());
+    PrintError(error.what());
     return 1;
   }
 }
