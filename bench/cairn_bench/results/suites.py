@@ -85,11 +85,11 @@ def headline(python_a, trained):
     slowdown, bound = training_values.median(cell, OWN), training_values.median(cell, "bound %")
     seconds, two = "{:.2f} s".format, "{:.2f}".format
     lines = [
-        row("2.1 GB of fp32 may be overwritten after (pool of its size)", "cairn-whole", "steady free s", seconds, min),
-        row("save to durable, of fio's write rate", "cairn", "steady durable of fio", two, max, " + fsync"),
+        row("time until 2.1 GB of fp32 may be overwritten (pool of that size)", "cairn-whole", "steady free s", seconds, min),
+        row("save to durable, as a part of fio's write rate", "cairn", "steady durable of fio", two, max, " + fsync"),
         row("CPU seconds per GB saved", "cairn", "steady cpu s/GB", two, min, " + fsync"),
         row("cold load, verified, of fio's read rate", "cairn", "load of fio", two, max, ", not verified"),
-        ["a step's slowdown, OPT-125m, saves at every 10 steps", f"{slowdown:.1f} %",
-         f"the CPU that a save takes bounds it at {bound:.1f} %", training_head.run[:10]],
+        ["slowdown of a step, OPT-125m, a save every 10 steps", f"{slowdown:.1f} %",
+         f"none measured; a save's CPU time alone: {bound:.1f} %", training_head.run[:10]],
     ]  # fmt: skip
     return table(("Two cores, CPU tensors, ext4 on a virtual disk", "Cairn", "the next best", "date"), lines)
