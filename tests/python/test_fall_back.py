@@ -200,7 +200,7 @@ def test_what_is_gone_in_mid_read_is_chosen_anew(worlds: Worlds, root: Path, tmp
     world = saved(worlds, 1, 2)
     world.all(MEANWHILE)
     gone = shard_of(root, 2, 0).parent
-    world[1].run(f"before('_look_at_own', 1, lambda: os.rename({str(gone)!r}, {str(tmp_path / 'gone')!r}))")
+    world[1].run(f"before('_own_view', 1, lambda: os.rename({str(gone)!r}, {str(tmp_path / 'gone')!r}))")
 
     assert world.all("restore(fall_back=True)") == [[1, True]] * RANKS
 
@@ -224,7 +224,7 @@ def test_a_choice_that_is_always_gone_is_given_up(worlds: Worlds, root: Path) ->
     world = saved(worlds, 1)
     world.all(MEANWHILE)
     world[1].run("def lost():\n    global times\n    times += 1\n    raise cairn.NotFound('gone again')")
-    world[1].run("times = 0; before('_look_at_own', 1000, lost)")
+    world[1].run("times = 0; before('_own_view', 1000, lost)")
 
     answers = world.answers("restore()")
 
