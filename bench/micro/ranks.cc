@@ -140,9 +140,7 @@ class OtherRanks final : public Group {
 
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return size_; }
-  void Send(const std::string& /*key*/, std::string /*word*/) override {
-    Expect(false, "ranks: unexpected Send by rank 0");
-  }
+  void Send(const std::string& /*key*/, std::string /*word*/) override { Expect(false, "ranks: rank 0 sends"); }
   void Await(const std::string& /*key*/, Deadline /*deadline*/, OnAnnounced /*on_announced*/) override {
     Expect(false, "ranks: unexpected wait by rank 0");
   }
@@ -233,8 +231,7 @@ class ManyRanks {
     operator()();
     const auto list = checkpointer_->List();
     Check(list.status());
-    Expect(list->size() == 1 && list->back().world == static_cast<std::uint64_t>(ranks),
-           "ranks: the saved checkpoint is wrong");
+    Expect(list->size() == 1 && list->back().world == static_cast<std::uint64_t>(ranks), "ranks: wrong checkpoint");
   }
 
   double operator()() {
@@ -280,8 +277,7 @@ class InARow {
   double operator()() {
     const UniqueFd step = Open(of_->folder(), O_RDONLY | O_DIRECTORY);
     struct stat manifest {};
-    Expect(::fstatat(step.get(), std::string(kManifestName).c_str(), &manifest, 0) == 0,
-           "ranks: the manifest is missing");
+    Expect(::fstatat(step.get(), std::string(kManifestName).c_str(), &manifest, 0) == 0, "ranks: no manifest");
     const std::string text(static_cast<std::size_t>(manifest.st_size), ' ');
     const std::string attempt = root_ + "/attempt-" + std::to_string(++made_);
     Expect(::mkdir(attempt.c_str(), 0755) == 0, "ranks: cannot create " + attempt);

@@ -23,7 +23,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except Exception as error:  # noqa: BLE001 (the library raises no narrower one)
         raise InvalidInput(f"{path}: not a tokenizer: {error}") from None
     if not tokenizer.get_vocab_size():
-        raise InvalidInput(f"{path}: not a tokenizer: its vocabulary is empty")
+        raise InvalidInput(f"{path}: not a tokenizer: empty vocabulary")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -66,7 +66,7 @@ def test_the_published_trace_has_the_failures_in_its_readme() -> None:
     assert (len(failures), failures[0], failures[-1]) == (26, 630, 13167)
     assert sum(changes) == 51  # The artifact's count.
     readme = (SPOT_GPUS.parent / "README.md").read_text()
-    assert all(told in readme for told in ("215 samples", "There are 26, one in 519 s", "which makes 51"))
+    assert all(told in readme for told in ("215 samples", "There are 26, one in 519 s", "which gives 51"))
 
 
 def test_a_time_that_does_not_increase_is_refused(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ TEST_F(BertTrainer, RefusesQuestionsThatDoNotFit) {
   ExpectRefused(Arguments({{"--data", questions}}),
                 "the data's samples have 17 tokens (--sequence), the model 16 positions");
   ExpectRefused(Arguments({{"--data", questions}, {"--model", "opt-125m"}}),
-                "expected textfor this model, found questions");
+                "expected text for this model, found questions");
 
   WriteQuestions(questions, MakeTokens(300, 40), 40, 16);
   auto about = nlohmann::json::parse(std::ifstream(questions + "/data.json"));
@@ -129,7 +129,7 @@ TEST_F(BertTrainer, RefusesQuestionsThatDoNotFit) {
 }
 
 TEST_F(BertTrainer, RefusesAModelThatTheDataDoesNotFit) {
-  ExpectRefused(Arguments({{"--data", "digits"}}), "expected text or questionsfor this model, found pictures");
+  ExpectRefused(Arguments({{"--data", "digits"}}), "expected text or questions for this model, found pictures");
   ExpectRefused(Arguments({{"--sequence", "17"}}),
                 "the data's samples have 17 tokens (--sequence), the model 16 positions");
   ExpectRefused(Arguments({{"--sequence", "4"}}), "--sequence 4: expected at least 5, [CLS] A [SEP] B [SEP]");

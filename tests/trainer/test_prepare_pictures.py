@@ -82,10 +82,7 @@ def test_a_run_resumes_only_with_the_same_pictures(folder: Path, tmp_path: Path)
 
 def test_pictures_that_are_not_packed_are_refused(folder: Path) -> None:
     ran = train(folder, "--steps", 1)
-    assert (
-        ran.returncode == 1
-        and "or a folder made by scripts/prepare-data, found a folder without data.json" in ran.stderr
-    )
+    assert ran.returncode == 1 and "made by scripts/prepare-data, found a folder without data.json" in ran.stderr
 
 
 def test_out_may_be_inside_the_source(folder: Path) -> None:
@@ -126,18 +123,7 @@ def test_an_invalid_picture_is_refused_by_name(folder: Path, tmp_path: Path) -> 
         (lambda at: about(at, pictures=0), "data.json: pictures: expected at least 1, found 0"),
         (lambda at: about(at, classes=(1 << 64) - 1), "data.json: classes: expected at most 2147483647, found 1844674"),
     ],
-    ids=[
-        "cut",
-        "damaged",
-        "index-damaged",
-        "index-cut",
-        "index-gone",
-        "classes",
-        "side",
-        "count",
-        "none",
-        "many-classes",
-    ],
+    ids=["cut", "damaged", "index-damaged", "index-cut", "index-gone", "classes", "side", "count", "none", "many"],
 )
 def test_damaged_files_are_refused(folder: Path, tmp_path: Path, change: Callable[[Path], None], why: str) -> None:
     out = tmp_path / "out"

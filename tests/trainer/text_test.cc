@@ -122,8 +122,8 @@ TEST_F(TextTrainer, RefusesStreamsWithAnotherNumberOfRows) {
 }
 
 TEST_F(TextTrainer, RefusesAModelThatTheDataDoesNotFit) {
-  ExpectRefused(Arguments({{"--data", "digits"}}), "--data digits: expected textfor this model, found pictures");
-  ExpectRefused(Arguments({{"--model", "vgg16"}}), text_ + ": expected picturesfor this model, found text");
+  ExpectRefused(Arguments({{"--data", "digits"}}), "--data digits: expected text for this model, found pictures");
+  ExpectRefused(Arguments({{"--model", "vgg16"}}), text_ + ": expected pictures for this model, found text");
   ExpectRefused(Arguments({{"--sequence", "17"}}),
                 "the data's samples have 17 tokens (--sequence), the model 16 positions");
   ExpectRefused(Arguments({{"--sequence", "301"}}), "tokens: expected at least --sequence 301, found 300");
