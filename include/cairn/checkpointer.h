@@ -252,7 +252,8 @@ class Checkpointer {
   /// Waits until fewer than Options::max_in_flight saves are in flight, or returns DeadlineExceeded.
   Status WaitForPlace(Deadline deadline = Deadline::Infinite()) const;
 
-  /// Waits until no save is in flight. Returns the first failure among those it waited for, or DeadlineExceeded.
+  /// Waits until no save is in flight. Returns the first failure among those it waited for, or DeadlineExceeded. A save
+  /// that had already failed is not among them: see LastFailure.
   Status Drain(Deadline deadline = Deadline::Infinite());
 
   /// Reads a checkpoint into the state's tensors, in place, verified on the way.
