@@ -295,7 +295,9 @@ def test_a_planner_that_changes_what_is_written_saves_synchronously_alone(make: 
         asynchronous(checkpointer, 2, {"x": 1}, Halved())
     with pytest.raises(CheckpointException, match='"x": async_save staged the value of the state dict, but Renumbered'):
         asynchronous(checkpointer, 2, {"x": 1}, Renumbered())
-    with pytest.raises(CheckpointException, match=r"this planner writes in addition 1 \(a\) and leaves out 2 \(a.b, a.c\)"):
+    with pytest.raises(
+        CheckpointException, match=r"this planner writes in addition 1 \(a\) and leaves out 2 \(a.b, a.c\)"
+    ):
         asynchronous(checkpointer, 2, {"a": {"b": 1, "c": 2}}, dcp.DefaultSavePlanner(flatten_state_dict=False))
     assert checkpointer.steps() == [1]
     sync(checkpointer, 2, {"a": {"b": 1, "c": 2}}, dcp.DefaultSavePlanner(flatten_state_dict=False))
