@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pickle
@@ -217,12 +218,14 @@ def test_saves_on_their_way_to_a_path_are_bounded(make: Make, tmp_path: Path) ->
     store = make(full_timeout=0.01)
     store.save(tree(1), tmp_path / "a.ckpt").result()
     with being_read(tmp_path / "a.ckpt"):
-        for value in (2, 3):
-            store.save(tree(value), tmp_path / "a.ckpt")
+        saves = {value: store.save(tree(value), tmp_path / "a.ckpt") for value in (2, 3)}
         with pytest.raises(cairn.DeadlineExceeded):
             store.save(tree(4), tmp_path / "a.ckpt")
-    store.close()
-    assert value_at(tmp_path / "a.ckpt") == 3
+    # On a busy machine the reader outlasts full_timeout for these as well.
+    at_path = [1, *(value for value, save in saves.items() if save.exception(60) is None)]
+    with contextlib.nullcontext() if len(at_path) == 3 else pytest.raises(cairn.DeadlineExceeded):
+        store.close()
+    assert value_at(tmp_path / "a.ckpt") == at_path[-1]
 
 
 def test_what_is_no_checkpoint_is_left_alone(make: Make, tmp_path: Path) -> None:
