@@ -89,7 +89,7 @@ TEST_F(SafetensorsTest, RefusesAFileOfAnotherFormat) {
   ExpectRefused("too short");
 
   std::ofstream(path_) << "This is a text file without any tensors.";
-  ExpectRefused("bytes in a file of 39");
+  ExpectRefused("bytes in a file of 40");
 
   Write("[]", "");
   ExpectRefused("its header is not a JSON object");
