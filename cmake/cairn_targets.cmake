@@ -19,7 +19,8 @@ if(CAIRN_SANITIZE)
 endif()
 
 # cairn_precompile(TARGET OWNER [HEADER...]): TARGET parses these headers once for all that have the same OWNER. Only
-# the presets enable it (CAIRN_PRECOMPILE): users' and pip's builds prove that each file includes what it needs.
+# the presets and scripts/build-python enable it (CAIRN_PRECOMPILE). That each file of src includes what it needs is
+# proven by scripts/lint threads, which parses it without.
 function(cairn_precompile target owner)
   if(NOT CAIRN_PRECOMPILE)
     return()
