@@ -24,16 +24,16 @@ enum class IfExists : std::uint8_t {
   kReplace,  ///< The new checkpoint takes the old one's place once it is durable, in one atomic step.
 };
 
-/// With several ranks: what each of them gives alike. A rank that gives other names, dtypes, shapes or texts than the
-/// others fails the save on all of them, by name. The tensors' bytes are not compared, unless `alike` has their
-/// digests.
+/// With several ranks: what is identical on all of them. If a rank's names, dtypes, shapes or texts differ from the
+/// others', the save fails on all ranks, naming the difference. The tensors' bytes are not compared, unless `alike` has
+/// their digests.
 struct Replicated {
-  /// Names of tensors of the state: each is written by one rank. They are shared out by name, in sequence, to as few
-  /// ranks as balance allows: small states go to one, large ones to all in about equal bytes.
+  /// Names of tensors of the state. Each is written by one rank. They are distributed in name order to as few ranks as
+  /// balance allows: small states go to one rank, large ones to all in about equal bytes.
   std::vector<std::string> tensors;
   /// The same, for those that rank 0 must write.
   std::vector<std::string> by_rank_0;
-  /// Names and texts of whatever else must be the same.
+  /// Names and texts of everything else that must be identical.
   std::vector<std::pair<std::string, std::string>> alike;
   friend bool operator==(const Replicated&, const Replicated&) = default;
 };
@@ -44,9 +44,9 @@ struct SaveOptions {
   std::vector<Stream> streams = {};
   IfExists if_exists = IfExists::kFail;
   Replicated replicated = {};
-  /// Above zero: captured and written as ever, but not committed before SaveHandle::Release, for a caller who learns
-  /// elsewhere whether this is to be a checkpoint. Not released within this time of its last write and checksum, the
-  /// save fails with DeadlineExceeded.
+  /// Above zero: the save is captured and written as usual, but not committed before SaveHandle::Release, for a caller
+  /// that learns elsewhere whether this is to be a checkpoint. If it is not released within this time after its last
+  /// write and checksum, it fails with DeadlineExceeded.
   std::chrono::nanoseconds hold{0};
 };
 
@@ -62,11 +62,11 @@ class SaveHandle {
   Status WaitCaptured(Deadline deadline = Deadline::Infinite()) const;
   /// Waits until no crash and no power cut can lose this save. Failure as for WaitCaptured.
   Status WaitDurable(Deadline deadline = Deadline::Infinite()) const;
-  /// Lets a held save commit (see SaveOptions::hold). Does not wait; of any other save it changes nothing.
+  /// Lets a held save commit (see SaveOptions::hold). Does not wait. It has no effect on other saves.
   void Release() const;
   /// Gives the save up, unless its commit has begun (then it goes on, and Cancel returns false). Does not wait.
   bool Cancel() const;
-  /// The same for a reason of the caller's, which is then the status of the save: no checkpoint is to be made of it.
+  /// The same, with the caller's reason, which becomes the status of the save.
   bool Cancel(Status why) const;
   /// The final status once the save has ended; Ok and not ended are told apart by stats().phase.
   [[nodiscard]] Status status() const;
@@ -81,10 +81,11 @@ class SaveHandle {
 /// Which checkpoint to read.
 class Which {
  public:
-  /// Permits an older checkpoint where the chosen one is Corrupt: damaged, or on a medium that does not give it back.
-  /// Restored::passed_over names what was skipped. No other error (of access, of memory or descriptors) is passed over.
+  /// Permits an older checkpoint if the chosen one is Corrupt: damaged, or unreadable on its medium.
+  /// Restored::passed_over names what was skipped. No other error (access, memory, descriptors) leads to an older one.
   ///
-  /// `damaged`: attempts that somebody has found to be so (another rank, say); they are passed over unread, unnamed.
+  /// `damaged`: attempts already known to be damaged, for example by another rank. They are skipped without being read
+  /// or named.
   [[nodiscard]] Which FallBack(std::vector<std::string> damaged = {}) const {
     Which which = *this;
     which.fall_back_ = true;
@@ -119,19 +120,20 @@ class Which {
   return which;
 }
 
-/// Progress of a long read, in bytes; called from the caller's own thread, chunk by chunk. False gives the read up:
-/// it ends Cancelled. Must not throw.
+/// Progress of a long read, in bytes. Called on the caller's thread, chunk by chunk. If it returns false, the read ends
+/// Cancelled. Must not throw.
 using Progress = std::function<bool(std::uint64_t done, std::uint64_t total)>;
 
 struct RestoreOptions {
   /// Restore only these of the state's tensors: exact names or patterns with * and ?. Empty: all of them.
   std::vector<std::string> names = {};
-  /// Accept a checkpoint that lacks some of the wanted tensors (they stay untouched, Restored::missing names them).
+  /// Accept a checkpoint that lacks some of the wanted tensors. They stay untouched; Restored::missing names them.
   bool allow_missing = false;
-  /// Training goes on from what is restored: the next save continues it. False for a look at a checkpoint.
+  /// Training continues from what is restored, and so does the next save. False for a read without that effect.
   bool resume = true;
-  /// Reads what the rank of this number saved first, and returns its values. False where another number of ranks saved
-  /// the checkpoint: that shard is then opened only if it holds a tensor that is wanted, and no values are returned.
+  /// Reads the shard of the rank with this number first, and returns its values. Set it to false if another number of
+  /// ranks saved the checkpoint: that shard is then opened only if it holds a wanted tensor, and no values are
+  /// returned.
   bool own = true;
   /// Work of these streams on the target tensors is finished before they are written, and later work sees the result.
   std::vector<Stream> streams = {};
@@ -285,7 +287,7 @@ class Checkpointer {
   /// not verify come last, with their status. A missing, short or damaged shard is found by Restore, Inspect and
   /// Verify.
   [[nodiscard]] Result<std::vector<CheckpointInfo>> List() const;
-  /// Everything about a checkpoint but the tensors' bytes.
+  /// Everything about a checkpoint except the tensors' bytes.
   [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which) const;
   /// The same for one part of it. Only the shards that hold the part are opened, by the checkpoint's index if it has
   /// one. `values` has that rank's values, at its number, and no others.
@@ -307,8 +309,8 @@ class Checkpointer {
   /// was at the path is removed. A crash at any point leaves the old one or the new one there, whole. Durable on
   /// return.
   ///
-  /// For roots of which every step is published: a crash may leave the path's old checkpoint in the root, as this step.
-  /// Do not restore from such a root by step; who opens it next removes the steps that it finds.
+  /// Use it only for roots in which every step is published: a crash may leave the path's old checkpoint in the root,
+  /// as this step. Do not restore from such a root by step. Whoever opens it next removes the steps that it finds.
   ///
   /// Waits until the deadline for readers of the path's checkpoint: then DeadlineExceeded, naming them. AlreadyExists
   /// if the path has something else. NotFound if there is no such step, or no directory for the path. Unsupported if

@@ -32,7 +32,7 @@ struct SaveStats {
   std::chrono::nanoseconds stall{};     ///< How long Save and Fence blocked the caller for this save.
   std::chrono::nanoseconds enqueued{};  ///< Every copy had been enqueued.
   std::chrono::nanoseconds captured{};
-  std::chrono::nanoseconds written{};  ///< Every data byte had been written and summed.
+  std::chrono::nanoseconds written{};  ///< Every data byte had been written and checksummed.
   std::chrono::nanoseconds durable{};
   bool staged = false;    ///< The snapshot went through spare device memory.
   bool direct = false;    ///< The shard was written with O_DIRECT.
@@ -53,7 +53,7 @@ struct CheckpointerStats {
   std::uint64_t bytes_written = 0;
   std::uint64_t saves_in_flight = 0;
   std::uint64_t shards_recycled = 0;  ///< Files of retired checkpoints that this rank overwrote.
-  std::string not_recycled_reason;    ///< Why the last refused file was refused. Empty: none was.
+  std::string not_recycled_reason;    ///< Why the last rejected file could not be reused.
   std::uint64_t save_interval = 0;    ///< Chosen by ShouldSave, in iterations. 0: none chosen yet.
   std::string save_interval_reason;   ///< What limits it, with figures. Empty without steering.
 };

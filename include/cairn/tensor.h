@@ -51,7 +51,8 @@ struct DeviceId {
 /// "cpu", "cuda:0".
 [[nodiscard]] std::string ToString(DeviceId device);
 
-/// A stream of the caller on one device: a CUstream or cudaStream_t for kCuda (0 is the legacy default stream).
+/// A stream of the caller on one device. For kCuda `handle` is a CUstream or cudaStream_t, cast with
+/// reinterpret_cast<std::uintptr_t>; 0 is the legacy default stream.
 struct Stream {
   DeviceId device;
   std::uintptr_t handle = 0;
@@ -81,7 +82,7 @@ struct TensorView {
 /// JSON text, kept as given. It is parsed once, to refuse invalid JSON.
 struct Json {
   std::string text;
-  /// The caller guarantees that it is JSON in UTF-8, and it is not parsed. If it is not, nobody can read the values.
+  /// The caller guarantees that it is JSON in UTF-8, so it is not parsed. If it is not, the values cannot be read back.
   bool vouched = false;
   friend bool operator==(const Json& a, const Json& b) { return a.text == b.text; }
 };
