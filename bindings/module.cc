@@ -217,7 +217,7 @@ class PyCheckpointer {
 
   template <typename Call>
   void WithPath(const Call& call) const {
-    Get();
+    static_cast<void>(Get());  // Raises if it is closed.
     std::shared_ptr<Checkpointer> open = checkpointer_;
     RaiseIfError(Unlocked([&] {
       Status status = call(*open);

@@ -26,7 +26,8 @@ class TorchReader {
 
   /// Whether its type is exactly one of the two. A subclass may use its memory in another way.
   [[nodiscard]] bool Knows(pybind11::handle value) const {
-    return value.get_type().is(tensor_) || value.get_type().is(parameter_);
+    const pybind11::handle type = pybind11::type::handle_of(value);
+    return type.is(tensor_) || type.is(parameter_);
   }
   /// Fills `dense` and appends the extents to `shape`. Returns false, with nothing appended and no exception pending,
   /// for tensors that need more work: not dense, conjugated or negated, of another dtype, or on another device.

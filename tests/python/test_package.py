@@ -11,6 +11,7 @@ import pytest
 from jobs import COMMAND
 
 FOLDER = Path(cairn.__file__).parent
+OWN = {file.name for file in FOLDER.glob("lib*.so*")}  # Shared libraries that travel in the package.
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0"}
 
 
@@ -19,15 +20,16 @@ def needed(file: Path) -> set[str]:
     return set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
 
 
-def loaded_isal(pid_maps: str) -> set[str]:
-    return {line.split()[-1] for line in pid_maps.splitlines() if "libisal" in line}
+def loaded(library: str) -> set[str]:
+    return {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if library in line}
 
 
 def test_it_needs_nothing_but_the_c_and_cpp_runtime() -> None:
     for file in (next(FOLDER.glob("_core*.so")), COMMAND):
         others = {name for name in needed(file) - SYSTEM if not name.startswith("ld-linux")}
-        assert others == {"libisal.so.2"}, file
-    assert needed(FOLDER / "libisal.so.2") <= SYSTEM
+        assert others == OWN, file
+    for name in OWN:
+        assert needed(FOLDER / name) <= SYSTEM
 
 
 def test_package_command_and_sources_are_of_one_version() -> None:
@@ -40,8 +42,10 @@ def test_package_command_and_sources_are_of_one_version() -> None:
     assert of_command == f"cairn {cairn.__version__}\n"
 
 
-def test_isal_is_its_own_also_where_the_system_has_one() -> None:
-    assert loaded_isal(Path("/proc/self/maps").read_text()) == {str((FOLDER / "libisal.so.2").resolve())}
+def test_its_libraries_are_its_own_also_where_the_system_has_them() -> None:
+    assert "libisal.so.2" in OWN
+    for name in OWN:
+        assert loaded(name) == {str((FOLDER / name).resolve())}
 
 
 def test_it_works_without_torch_and_its_command_reads_what_it_wrote(tmp_path: Path) -> None:
