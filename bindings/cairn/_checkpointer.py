@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _exit, _protect, _tree
+from . import _core, _exit, _protect
 from ._catalog import Catalog
 from ._errors import DeadlineExceeded, InvalidArgument
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
 from ._ranks.reading import Reading
-from ._save import Save, parse_size
-from ._tree import tensors as tree_tensors
-from ._tree.writer import Names
+from ._restoring import Restoring
+from ._save import parse_size
+from ._saving import Saving
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cairn")
 
 
-class Checkpointer(Catalog):
+class Checkpointer(Saving, Restoring, Catalog):
     """Writes checkpoints of trees under one root, several at once, while training goes on; restores them.
 
     A tree is a dict, list or other container of tensors (torch or numpy), plain values, and objects with state_dict and
@@ -144,8 +142,7 @@ class Checkpointer(Catalog):
         except BaseException:
             self._ranks.close()
             raise
-        # The engine still reads these: a save's tensors must live until it is captured, even if the caller drops them.
-        self._held: deque[tuple[_core.Save, list[Any], set[int]]] = deque()  # With the CUDA devices they are on.
+        self._held = deque()
         self._reading = Reading(self._core, self._ranks, self._replicated)
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
@@ -156,188 +153,6 @@ class Checkpointer(Catalog):
             self._ranks.close()
             raise
         _exit.open_checkpointers.add(self)
-
-    # Saving
-
-    def save(
-        self,
-        step: int,
-        tree: Any,
-        *,
-        replace: bool = False,
-        streams: Iterable[Any] = (),
-        replicated: str | Iterable[str] = (),
-    ) -> Save:
-        """Starts a save and returns before any byte of tensor data has moved.
-
-        The checkpoint sees all work that was given to each device's current stream (and to `streams`, torch.cuda.Stream
-        objects) before the call. Plain values, and CPU tensors up to 64 KiB each (4 MiB in all), are copied in the
-        call. Other tensors must not be overwritten before the save is captured: see `fence` and `protect`. In a group
-        every rank saves; `replicated` adds to the Checkpointer's.
-
-        Raises InvalidArgument, with the path, for a value that cannot be kept; AlreadyExists for a step that is
-        committed (unless `replace`); FailedPrecondition for a step below the newest without a restore; DeadlineExceeded
-        if max_in_flight saves were in flight for `full_timeout`. Later failures are on the Save, and the next `check`
-        raises them.
-        """
-        replicas = replication.NOTHING
-
-        def fill(tensors: tree_tensors.TensorCollector) -> list[tuple[str, str]]:
-            nonlocal replicas
-            text = _tree.flatten(tree, tensors)
-            values, replicas = self._replica_arguments(tree, text, replicated)
-            return [("tree", text), *values]
-
-        return self._start(step, fill, lambda: replicas, streams=streams, replace=replace)
-
-    def _start(
-        self,
-        step: int,
-        fill: Callable[[tree_tensors.TensorCollector], list[tuple[str, str]]],
-        replicas: Callable[[], replication.Arguments] = lambda: replication.NOTHING,
-        *,
-        streams: Iterable[Any] = (),
-        replace: bool = False,
-        hold: bool = False,
-    ) -> Save:
-        """Starts a save of the tensors that `fill` adds and of the values, as JSON, that it returns. With `hold` it is
-        not committed before its release."""
-        self._log_events()
-        try:
-            tensors = tree_tensors.TensorCollector()
-            values = fill(tensors)
-            given = [(stream.device.index, stream.cuda_stream) for stream in streams]
-            cuda = tensors.core.cuda_devices
-            current = tree_tensors.current_streams(cuda)
-            if self._when_full == "wait":
-                # The engine would wait as well, but signals would not interrupt it.
-                self._core.wait_for_place(self._full_timeout)
-        except BaseException as error:
-            # The other ranks wait for this save.
-            with contextlib.suppress(Exception):
-                self._core.give_up(step, f"{type(error).__name__}: {error}")
-            raise
-        held_for = self._group_timeout if hold else 0.0
-        core = self._core.save(step, tensors.core, values, current + given, replace, replicas(), held_for)
-        self._held.append((core, tensors.kept, cuda))
-        return Save(core)
-
-    def _replica_arguments(
-        self, tree: Any, text: str, more: str | Iterable[str]
-    ) -> tuple[list[tuple[str, str]], replication.Arguments]:
-        if self._ranks.world == 1 and not self._replicated and not more:
-            return [], replication.NOTHING
-        rules = self._replicated | replication.Rules.of(more)
-        if not self._compare_replicas:
-            return replication.save_arguments(tree, text, rules, None)
-        names = Names()
-        _tree.flatten(tree, names)
-        return replication.save_arguments(tree, text, rules, names.tensors)
-
-    def should_save(self, step: int) -> bool:
-        """Whether to save `step`, which training has just finished. Call it once after each step, before `save`.
-
-        The first calls return False while training's iterations are timed. Then one save is measured. From then on the
-        answer follows the interval with the best goodput that `slowdown` and the disk allow, updated by the cost of
-        each save. `stats` has the interval ("save_interval") and its reason ("save_interval_reason"). Raises
-        FailedPrecondition for a Checkpointer without `slowdown` and `mtbf`.
-        """
-        return self._core.should_save(step)
-
-    def fence(self, stream: Any = None, timeout: float | None = None) -> None:
-        """Orders later work after the capture of every save so far: call it before tensors are overwritten.
-
-        With a torch.cuda.Stream that stream waits if every copy is enqueued already, and the host runs ahead.
-        Otherwise, and always for CPU tensors, the host waits. A failed save delays nobody. Within torch.compile it is
-        the op torch.ops.cairn.fence, for all devices: put it before the code that overwrites tensors.
-        """
-        if self._guard.compiled():
-            return
-        if stream is None:
-            self._core.fence(-1, 0, timeout)
-        else:
-            self._core.fence(stream.device.index, stream.cuda_stream, timeout)
-        self._release_captured()
-
-    def protect(self, *targets: Any) -> None:
-        """Fences before each step of these optimizers, so that no parameter changes under a save.
-
-        Accelerate's and Lightning's wrappers are unwrapped. For a module it protects the optimizers that step within
-        backward, and loading a state dict into the module waits too. Raises InvalidArgument, with the type, for targets
-        that call no hooks. Under torch.compile the fence is the op torch.ops.cairn.fence. A step that is captured in a
-        CUDA graph is refused.
-        """
-        for target in targets:
-            self._guard.add(target)
-
-    def _fence_held(self) -> None:
-        self._release_captured()
-        devices = {device for *_, cuda in list(self._held) for device in cuda}
-        for device in devices:
-            self.fence(sys.modules["torch"].cuda.current_stream(device))
-        if self._held and not devices:
-            self.fence()
-
-    def drain(self, timeout: float | None = None) -> None:
-        """Waits until no save is in flight; raises the first failure among them."""
-        self._core.drain(timeout)
-        self._release_captured()
-        self._log_events()
-
-    def check(self) -> None:
-        """Raises the newest failure of a save that was not cancelled, skipped or replaced, if there was one."""
-        self._log_events()
-        self._core.raise_last_failure()
-
-    # Restoring
-
-    def restore(
-        self,
-        tree: Any,
-        step: int | None = None,
-        *,
-        folder: str | os.PathLike[str] = "",
-        fall_back: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Any:
-        """Reads the newest checkpoint (or `step`, or a `folder` that was copied elsewhere) into the tree's tensors.
-
-        Names, shapes and dtypes are checked before the first byte is written, and every byte is verified. Tensors are
-        filled in place; tensors that an object with load_state_dict lacks are created. Returns the tree with the
-        checkpoint's plain values. Raises NotFound only if there is no such checkpoint (retention does not remove the
-        newest while it is read); Corrupt if it is damaged or cannot be read from the disk; InvalidArgument, with both
-        lists, if tree and checkpoint differ. After Corrupt the tensors' contents are unspecified.
-
-        `fall_back` permits an older checkpoint if the one that is read turns out to be Corrupt, and logs which one was
-        passed over and why. Only what the tree needs is read and verified; `verify` reads everything.
-
-        In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each
-        rank reads its own state and what is replicated, and all succeed or all raise. If a checkpoint is Corrupt on one
-        rank, all ranks pass over it. Raises FailedPrecondition if a rank cannot find what rank 0 has chosen, after
-        several choices. If another number of ranks saved the checkpoint, only what is replicated can be read: leave the
-        other keys out of the tree.
-        """
-        self._log_events()
-        return self._reading.restore(tree, step, os.fspath(folder), fall_back, progress)
-
-    def load(
-        self,
-        step: int | None = None,
-        *,
-        names: str | Sequence[str] | None = None,
-        lazy: bool = False,
-        folder: str | os.PathLike[str] = "",
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Any:
-        """Builds a tree from a checkpoint, on the CPU: objects come back as their state dicts. To continue training use
-        `restore`.
-
-        Tied tensors (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or patterns
-        with * and ?) the result is a flat dict of those tensors; a name or pattern without a match raises NotFound. In
-        a group it is this rank's tree, and each rank may load on its own. With `lazy` nothing is read yet: each tensor
-        is a LazyTensor, whose load() reads it.
-        """
-        return self._reading.load(step, names, lazy, os.fspath(folder), progress)
 
     @property
     def rank(self) -> int:
@@ -350,6 +165,17 @@ class Checkpointer(Catalog):
         return self._ranks.world
 
     # Ending
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Waits until no save is in flight; raises the first failure among them."""
+        self._core.drain(timeout)
+        self._release_captured()
+        self._log_events()
+
+    def check(self) -> None:
+        """Raises the newest failure of a save that was not cancelled, skipped or replaced, if there was one."""
+        self._log_events()
+        self._core.raise_last_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Waits for saves in flight, up to `timeout` seconds (default: drain_timeout). Abandons the rest: it logs and
@@ -382,18 +208,3 @@ class Checkpointer(Catalog):
                 self.close()
         else:
             self.close()
-
-    def _release_captured(self) -> None:
-        for held in list(self._held):  # Other threads may append and remove.
-            if not held[0].captured:
-                return
-            with contextlib.suppress(ValueError):
-                self._held.remove(held)
-
-    def _log_events(self) -> None:
-        """Logs the engine's new events: its threads never call into Python."""
-        self._release_captured()
-        for _, severity, step, message in self._core.take_events():
-            if message:
-                about = "" if step is None else f"step {step}: "
-                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s%s", about, message)

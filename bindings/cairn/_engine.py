@@ -1,0 +1,36 @@
+"""What every part of a Checkpointer uses: the engine, its events, and the tensors that it still reads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._core import Checkpointer, Save
+
+_log = logging.getLogger("cairn")
+
+
+class Engine:
+    """The engine of one open root."""
+
+    _core: Checkpointer
+    # A save's tensors must live until it is captured, even if the caller drops them. With the CUDA devices they are on.
+    _held: deque[tuple[Save, list[Any], set[int]]]
+
+    def _release_captured(self) -> None:
+        for held in list(self._held):  # Other threads may append and remove.
+            if not held[0].captured:
+                return
+            with contextlib.suppress(ValueError):
+                self._held.remove(held)
+
+    def _log_events(self) -> None:
+        """Logs the engine's new events: its threads never call into Python."""
+        self._release_captured()
+        for _, severity, step, message in self._core.take_events():
+            if message:
+                about = "" if step is None else f"step {step}: "
+                _log.log((logging.INFO, logging.WARNING, logging.ERROR)[severity], "%s%s", about, message)

@@ -1,0 +1,64 @@
+"""What a Checkpointer does to read a checkpoint: restore it into a tree, or load it as a new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._engine import Engine
+from ._ranks.reading import Reading
+
+
+class Restoring(Engine):
+    """Reads checkpoints. See _ranks.reading for how ranks agree."""
+
+    _reading: Reading
+
+    def restore(
+        self,
+        tree: Any,
+        step: int | None = None,
+        *,
+        folder: str | os.PathLike[str] = "",
+        fall_back: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """Reads the newest checkpoint (or `step`, or a `folder` that was copied elsewhere) into the tree's tensors.
+
+        Names, shapes and dtypes are checked before the first byte is written, and every byte is verified. Tensors are
+        filled in place; tensors that an object with load_state_dict lacks are created. Returns the tree with the
+        checkpoint's plain values. Raises NotFound only if there is no such checkpoint (retention does not remove the
+        newest while it is read); Corrupt if it is damaged or cannot be read from the disk; InvalidArgument, with both
+        lists, if tree and checkpoint differ. After Corrupt the tensors' contents are unspecified.
+
+        `fall_back` permits an older checkpoint if the one that is read turns out to be Corrupt, and logs which one was
+        passed over and why. Only what the tree needs is read and verified; `verify` reads everything.
+
+        In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each
+        rank reads its own state and what is replicated, and all succeed or all raise. If a checkpoint is Corrupt on one
+        rank, all ranks pass over it. Raises FailedPrecondition if a rank cannot find what rank 0 has chosen, after
+        several choices. If another number of ranks saved the checkpoint, only what is replicated can be read: leave the
+        other keys out of the tree.
+        """
+        self._log_events()
+        return self._reading.restore(tree, step, os.fspath(folder), fall_back, progress)
+
+    def load(
+        self,
+        step: int | None = None,
+        *,
+        names: str | Sequence[str] | None = None,
+        lazy: bool = False,
+        folder: str | os.PathLike[str] = "",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """Builds a tree from a checkpoint, on the CPU: objects come back as their state dicts. To continue training use
+        `restore`.
+
+        Tied tensors (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or patterns
+        with * and ?) the result is a flat dict of those tensors; a name or pattern without a match raises NotFound. In
+        a group it is this rank's tree, and each rank may load on its own. With `lazy` nothing is read yet: each tensor
+        is a LazyTensor, whose load() reads it.
+        """
+        return self._reading.load(step, names, lazy, os.fspath(folder), progress)

@@ -1,0 +1,147 @@
+"""What a Checkpointer does to save: start saves, and keep their tensors unchanged until they are captured."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import _protect, _tree
+from ._engine import Engine
+from ._ranks import replicas as replication
+from ._ranks.agreement import Ranks
+from ._save import Save
+from ._tree import tensors as tree_tensors
+from ._tree.writer import Names
+
+
+class Saving(Engine):
+    """Starts saves, decides when to, and orders what comes after them."""
+
+    _ranks: Ranks
+    _replicated: replication.Rules
+    _guard: _protect.Guard
+    _compare_replicas: bool
+    _when_full: str
+    _full_timeout: float
+    _group_timeout: float
+
+    def save(
+        self,
+        step: int,
+        tree: Any,
+        *,
+        replace: bool = False,
+        streams: Iterable[Any] = (),
+        replicated: str | Iterable[str] = (),
+    ) -> Save:
+        """Starts a save and returns before any byte of tensor data has moved.
+
+        The checkpoint sees all work that was given to each device's current stream (and to `streams`, torch.cuda.Stream
+        objects) before the call. Plain values, and CPU tensors up to 64 KiB each (4 MiB in all), are copied in the
+        call. Other tensors must not be overwritten before the save is captured: see `fence` and `protect`. In a group
+        every rank saves; `replicated` adds to the Checkpointer's.
+
+        Raises InvalidArgument, with the path, for a value that cannot be kept; AlreadyExists for a step that is
+        committed (unless `replace`); FailedPrecondition for a step below the newest without a restore; DeadlineExceeded
+        if max_in_flight saves were in flight for `full_timeout`. Later failures are on the Save, and the next `check`
+        raises them.
+        """
+        replicas = replication.NOTHING
+
+        def fill(tensors: tree_tensors.TensorCollector) -> list[tuple[str, str]]:
+            nonlocal replicas
+            text = _tree.flatten(tree, tensors)
+            values, replicas = self._replica_arguments(tree, text, replicated)
+            return [("tree", text), *values]
+
+        return self._start(step, fill, lambda: replicas, streams=streams, replace=replace)
+
+    def _start(
+        self,
+        step: int,
+        fill: Callable[[tree_tensors.TensorCollector], list[tuple[str, str]]],
+        replicas: Callable[[], replication.Arguments] = lambda: replication.NOTHING,
+        *,
+        streams: Iterable[Any] = (),
+        replace: bool = False,
+        hold: bool = False,
+    ) -> Save:
+        """Starts a save of the tensors that `fill` adds and of the values, as JSON, that it returns. With `hold` it is
+        not committed before its release."""
+        self._log_events()
+        try:
+            tensors = tree_tensors.TensorCollector()
+            values = fill(tensors)
+            given = [(stream.device.index, stream.cuda_stream) for stream in streams]
+            cuda = tensors.core.cuda_devices
+            current = tree_tensors.current_streams(cuda)
+            if self._when_full == "wait":
+                # The engine would wait as well, but signals would not interrupt it.
+                self._core.wait_for_place(self._full_timeout)
+        except BaseException as error:
+            # The other ranks wait for this save.
+            with contextlib.suppress(Exception):
+                self._core.give_up(step, f"{type(error).__name__}: {error}")
+            raise
+        held_for = self._group_timeout if hold else 0.0
+        core = self._core.save(step, tensors.core, values, current + given, replace, replicas(), held_for)
+        self._held.append((core, tensors.kept, cuda))
+        return Save(core)
+
+    def _replica_arguments(
+        self, tree: Any, text: str, more: str | Iterable[str]
+    ) -> tuple[list[tuple[str, str]], replication.Arguments]:
+        if self._ranks.world == 1 and not self._replicated and not more:
+            return [], replication.NOTHING
+        rules = self._replicated | replication.Rules.of(more)
+        if not self._compare_replicas:
+            return replication.save_arguments(tree, text, rules, None)
+        names = Names()
+        _tree.flatten(tree, names)
+        return replication.save_arguments(tree, text, rules, names.tensors)
+
+    def should_save(self, step: int) -> bool:
+        """Whether to save `step`, which training has just finished. Call it once after each step, before `save`.
+
+        The first calls return False while training's iterations are timed. Then one save is measured. From then on the
+        answer follows the interval with the best goodput that `slowdown` and the disk allow, updated by the cost of
+        each save. `stats` has the interval ("save_interval") and its reason ("save_interval_reason"). Raises
+        FailedPrecondition for a Checkpointer without `slowdown` and `mtbf`.
+        """
+        return self._core.should_save(step)
+
+    def fence(self, stream: Any = None, timeout: float | None = None) -> None:
+        """Orders later work after the capture of every save so far: call it before tensors are overwritten.
+
+        With a torch.cuda.Stream that stream waits if every copy is enqueued already, and the host runs ahead.
+        Otherwise, and always for CPU tensors, the host waits. A failed save delays nobody. Within torch.compile it is
+        the op torch.ops.cairn.fence, for all devices: put it before the code that overwrites tensors.
+        """
+        if self._guard.compiled():
+            return
+        if stream is None:
+            self._core.fence(-1, 0, timeout)
+        else:
+            self._core.fence(stream.device.index, stream.cuda_stream, timeout)
+        self._release_captured()
+
+    def protect(self, *targets: Any) -> None:
+        """Fences before each step of these optimizers, so that no parameter changes under a save.
+
+        Accelerate's and Lightning's wrappers are unwrapped. For a module it protects the optimizers that step within
+        backward, and loading a state dict into the module waits too. Raises InvalidArgument, with the type, for targets
+        that call no hooks. Under torch.compile the fence is the op torch.ops.cairn.fence. A step that is captured in a
+        CUDA graph is refused.
+        """
+        for target in targets:
+            self._guard.add(target)
+
+    def _fence_held(self) -> None:
+        self._release_captured()
+        devices = {device for *_, cuda in list(self._held) for device in cuda}
+        for device in devices:
+            self.fence(sys.modules["torch"].cuda.current_stream(device))
+        if self._held and not devices:
+            self.fence()
