@@ -1,4 +1,7 @@
-"""Exceptions, one class for each status code of the C++ library. The message is the library's, unchanged."""
+"""Exceptions, one class for each status code of the C++ library. Where Python has a class for the same thing, it is a
+base: `except FileNotFoundError` catches NotFound. No error has a filename; the message names the file."""
+
+import errno as _errno
 
 
 class Error(Exception):
@@ -9,11 +12,11 @@ class InvalidArgument(Error, ValueError):
     """The caller's input is wrong: a shape, a name, an option."""
 
 
-class NotFound(Error, LookupError):
+class NotFound(Error, LookupError, FileNotFoundError):
     """No such checkpoint, tensor or file."""
 
 
-class AlreadyExists(Error):
+class AlreadyExists(Error, FileExistsError):
     """The step is committed already; nothing was written."""
 
 
@@ -25,15 +28,17 @@ class ResourceExhausted(Error):
     """Memory, descriptors or the pool: a limit of the caller or the system is reached."""
 
 
-class NoSpace(Error):
-    """The filesystem (or RLIMIT_FSIZE, or a quota) has no room for the checkpoint."""
+class NoSpace(Error, OSError):
+    """The filesystem (or RLIMIT_FSIZE, or a quota) has no room for the checkpoint. Its errno is ENOSPC."""
+
+    errno = _errno.ENOSPC
 
 
 class Corrupt(Error):
     """Bytes on disk are not what was committed."""
 
 
-class IoError(Error):
+class IoError(Error, OSError):
     """The kernel refused or failed an I/O operation."""
 
 
