@@ -18,6 +18,7 @@ from ._errors import (
     UnknownOutcome,
     Unsupported,
 )
+from ._loading import load
 from ._rng import RngState
 from ._save import Checkpoint, Save, parse_size
 from ._tree.tensors import LazyTensor
@@ -44,5 +45,6 @@ __all__ = [
     "Save",
     "UnknownOutcome",
     "Unsupported",
+    "load",
     "parse_size",
 ]

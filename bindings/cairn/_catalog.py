@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._errors import NotFound
+from ._paths import local_path
 from ._ranks.reading import Reading
 from ._save import Checkpoint
 
@@ -85,12 +86,12 @@ class Catalog:
         seconds, raises DeadlineExceeded. Raises AlreadyExists if the path holds something else. After a crash the path
         holds the old checkpoint or the new one.
         """
-        self._core.publish(step, os.fsencode(os.path.abspath(path)), timeout)
+        self._core.publish(step, os.fsencode(local_path(path)), timeout)
 
     def remove_published(self, path: str | os.PathLike[str], timeout: float | None = None) -> None:
         """Removes the checkpoint (or link) at that path. Raises NotFound if there is nothing, InvalidArgument if it is
         something else; waits for readers as `publish` does."""
-        self._core.remove_published(os.fsencode(os.path.abspath(path)), timeout)
+        self._core.remove_published(os.fsencode(local_path(path)), timeout)
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -99,4 +100,4 @@ class Catalog:
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the last `trace_events` events as Chrome trace JSON (opens in Perfetto)."""
-        self._core.write_trace(os.fspath(path))
+        self._core.write_trace(local_path(path))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _exit, _protect
 from ._catalog import Catalog
 from ._errors import DeadlineExceeded, InvalidArgument
+from ._paths import local_path
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
 from ._ranks.reading import Reading
@@ -94,7 +95,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         mtbf: float | None = None,
         restart_time: float = 0.0,
     ) -> None:
-        self.root = os.fspath(root)
+        self.root = local_path(root, "root")
         self._replicated = replication.Rules.of(replicated)
         self._compare_replicas = compare_replicas
         self._when_full = when_full

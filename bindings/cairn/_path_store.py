@@ -33,13 +33,13 @@ from ._errors import (
     InvalidArgument,
     NotFound,
     UnknownOutcome,
-    Unsupported,
 )
+from ._loading import load_checkpoint
+from ._paths import is_checkpoint, local_path
 from ._save import Save, parse_size
 
 _log = logging.getLogger("cairn")
 _STAGING = ".cairn"
-_MANIFEST = "manifest.json"
 
 
 class PathStore:
@@ -131,18 +131,7 @@ class PathStore:
             planned = self._planned.get(path)
         if planned:
             planned[1].exception()
-        if not os.path.exists(path):
-            raise NotFound(f"there is no checkpoint at {path}")
-        if not os.path.isdir(path):
-            raise InvalidArgument(
-                f"{path}: expected a Cairn checkpoint, which is a folder, found a file; if torch.save wrote it, read it "
-                "with torch.load: Cairn unpickles nothing"
-            )
-        options = {key: value for key, value in self._options.items() if key not in ("staging", "trace_events")}
-        chunk, depth = parse_size(options.get("chunk", 0)) or 8 << 20, options.get("queue_depth", 8)
-        options["host_memory"] = min(parse_size(options.get("host_memory", "1GiB")), 2 * chunk * depth)
-        with Checkpointer(os.path.dirname(path), read_only=True, **options) as reader:
-            return reader.load(folder=path)
+        return load_checkpoint(path, self._options)
 
     @property
     def checkpointer(self) -> Checkpointer | None:
@@ -244,20 +233,6 @@ class PathStore:
             if saves:
                 self._newest = future
         return future
-
-
-def local_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path. Raises Unsupported for a URL that is not local."""
-    text = os.fspath(path)
-    if match := re.match(r"([A-Za-z0-9+.-]+)://", text):
-        if match[1] not in ("file", "local"):
-            raise Unsupported(f"{text}: Cairn saves to local filesystems only")
-        text = text[match.end() :]
-    return os.path.abspath(text)
-
-
-def is_checkpoint(path: str) -> bool:
-    return os.path.isfile(os.path.join(path, _MANIFEST))
 
 
 def _publish(checkpointer: Checkpointer, save: Save, path: str, timeout: float) -> None:

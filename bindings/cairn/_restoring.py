@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._engine import Engine
+from ._paths import local_path
 from ._ranks.reading import Reading
+from ._tree.tensors import device_of
 
 
 class Restoring(Engine):
@@ -22,6 +24,8 @@ class Restoring(Engine):
         *,
         folder: str | os.PathLike[str] = "",
         fall_back: bool = False,
+        strict: bool = True,
+        map_location: Any = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
         """Reads the newest checkpoint (or `step`, or a `folder` that was copied elsewhere) into the tree's tensors.
@@ -35,6 +39,11 @@ class Restoring(Engine):
         `fall_back` permits an older checkpoint if the one that is read turns out to be Corrupt, and logs which one was
         passed over and why. Only what the tree needs is read and verified; `verify` reads everything.
 
+        With `strict=False` names may be on one side only: what the checkpoint lacks stays as it is in the tree, what the
+        tree lacks is left out, and a warning lists both. Shapes and dtypes must still agree. The names of a compiled
+        module (`_orig_mod.`) match the plain module's, and the other way round. `map_location` is the device ("cpu",
+        "cuda:0") of tensors that are created; those of the tree stay where they are.
+
         In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each
         rank reads its own state and what is replicated, and all succeed or all raise. If a checkpoint is Corrupt on one
         rank, all ranks pass over it. Raises FailedPrecondition if a rank cannot find what rank 0 has chosen, after
@@ -42,7 +51,16 @@ class Restoring(Engine):
         other keys out of the tree.
         """
         self._log_events()
-        return self._reading.restore(tree, step, os.fspath(folder), fall_back, progress)
+        device = device_of(map_location)
+        return self._reading.restore(
+            tree,
+            step,
+            local_path(folder, "folder") if folder else "",
+            fall_back,
+            progress,
+            strict=strict,
+            device=device,
+        )
 
     def load(
         self,
@@ -51,14 +69,18 @@ class Restoring(Engine):
         names: str | Sequence[str] | None = None,
         lazy: bool = False,
         folder: str | os.PathLike[str] = "",
+        map_location: Any = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
-        """Builds a tree from a checkpoint, on the CPU: objects come back as their state dicts. To continue training use
-        `restore`.
+        """Builds a tree from a checkpoint: objects come back as their state dicts. To continue training use `restore`.
+
+        torch tensors are on the CPU, or on the device `map_location`, into which they are read.
 
         Tied tensors (the same memory, dtype and shape) are one tensor again. With `names` (tensor names, or patterns
         with * and ?) the result is a flat dict of those tensors; a name or pattern without a match raises NotFound. In
         a group it is this rank's tree, and each rank may load on its own. With `lazy` nothing is read yet: each tensor
         is a LazyTensor, whose load() reads it.
         """
-        return self._reading.load(step, names, lazy, os.fspath(folder), progress)
+        return self._reading.load(
+            step, names, lazy, local_path(folder, "folder") if folder else "", progress, device_of(map_location)
+        )

@@ -194,13 +194,14 @@ class TestClassesOfTheTarget:
         assert restore(save(found), {"mode": Mode.TRAIN, "p": Point(0, 0)}) == {"mode": Mode.EVAL, "p": Point(1, 2)}
 
     def test_a_member_that_the_class_lacks_is_refused(self):
-        with pytest.raises(InvalidArgument, match='m: expected a value of type .*Level, found "EVAL"'):
+        with pytest.raises(InvalidArgument, match='m: the tree has a value of type .*Level, the checkpoint has "EVAL"'):
             restore(save({"m": Mode.EVAL}), {"m": Level.LOW})
 
     def test_a_namedtuple_of_other_fields_is_refused(self):
         other = collections.namedtuple("Point", "x z")
         with pytest.raises(
-            InvalidArgument, match=r"p: expected a value of type .*Point, found a namedtuple Point of x y"
+            InvalidArgument,
+            match=r"p: the tree has a value of type .*Point, the checkpoint has a namedtuple Point of x y",
         ):
             restore(save({"p": Point(1, 2), "w": torch.zeros(1)}), {"p": other(1, 2), "w": torch.zeros(1)})
 
@@ -235,7 +236,8 @@ class TestRestore:
         assert str(caught.value) == (
             "the given tree does not match the checkpoint:\n"
             "  3 only in the checkpoint: a, b/d, l/1\n"
-            "  2 only in the given tree: f, b/e"
+            "  2 only in the given tree: f, b/e\n"
+            "  leave them out of the tree or add them, or restore(..., strict=False) for what both have"
         )
 
     def test_root_names_count_without_tensors_too(self):
@@ -260,17 +262,17 @@ class TestRestore:
         with pytest.raises(InvalidArgument) as caught:
             restore(save(tree), like)
 
-        assert "2 that differ: a: expected float32 [3, 5], found float32 [3, 4]" in str(caught.value)
-        assert "b: expected float64 [2], found float32 [2]" in str(caught.value)
+        assert "2 that differ: a: the tree has float32 [3, 5], the checkpoint has float32 [3, 4]" in str(caught.value)
+        assert "b: the tree has float64 [2], the checkpoint has float32 [2]" in str(caught.value)
         assert like["c"].item() == 1
 
     @pytest.mark.parametrize(("tree", "like", "message"), [
-        (torch.zeros(1), {"x": torch.zeros(1)}, "expected a value of type dict, found a tensor, float32 \\[1\\]"),
-        ({"x": torch.zeros(1)}, torch.zeros(1), "expected a value of type torch.Tensor, found a dict"),
-        (1.0, torch.zeros(1), "expected a value of type torch.Tensor, found a plain value"),
-        ([torch.zeros(1)], {0: torch.zeros(1)}, "expected a value of type dict, found a list"),
-        ({1, 2}, torch.zeros(1), "expected a value of type torch.Tensor, found a set"),
-        (1, Loader({}), "expected a value of type .*Loader, found no state"),
+        (torch.zeros(1), {"x": torch.zeros(1)}, "the tree has a value of type dict, the checkpoint has a tensor, float32 \\[1\\]"),
+        ({"x": torch.zeros(1)}, torch.zeros(1), "the tree has a value of type torch.Tensor, the checkpoint has a dict"),
+        (1.0, torch.zeros(1), "the tree has a value of type torch.Tensor, the checkpoint has a plain value"),
+        ([torch.zeros(1)], {0: torch.zeros(1)}, "the tree has a value of type dict, the checkpoint has a list"),
+        ({1, 2}, torch.zeros(1), "the tree has a value of type torch.Tensor, the checkpoint has a set"),
+        (1, Loader({}), "the tree has a value of type .*Loader, the checkpoint has no state"),
     ])  # fmt: skip
     def test_kinds_that_differ_are_told(self, tree, like, message):
         with pytest.raises(InvalidArgument, match=message):

@@ -54,15 +54,35 @@ class Reading:
     def __init__(self, core: _core.Checkpointer, ranks: Ranks, replicated: replicas.Rules) -> None:
         self._core, self._ranks, self._replicated = core, ranks, replicated
 
-    def restore(self, tree: Any, step: int | None, folder: str, fall_back: bool, progress: _Progress) -> Any:
+    def restore(
+        self,
+        tree: Any,
+        step: int | None,
+        folder: str,
+        fall_back: bool,
+        progress: _Progress,
+        *,
+        strict: bool = True,
+        device: Any = None,
+    ) -> Any:
+        """`device` is the torch.device of new tensors."""
         passed_over = _PassedOver() if fall_back else None
+        planned = partial(
+            _tree.plan_restore,
+            tree=tree,
+            describe=tree_tensors.stored,
+            empty=partial(tree_tensors.empty, device=device),
+            partial=not strict,
+        )
         gone = 0
         while True:
             with contextlib.ExitStack() as holds:
                 chosen, mine = self._choose_together(step, folder, passed_over, holds)
                 asked = _asked(step, folder, fall_back)
-                plan, errors = self._restore_chosen(chosen, mine, asked, folder, tree, progress, holds)
+                plan, errors = self._restore_chosen(chosen, mine, asked, folder, tree, planned, progress, holds)
             if plan is not None and not errors:
+                if not strict and plan.one_sided:
+                    _log.warning("restored %s in part: %s", chosen["path"], "; ".join(plan.one_sided))
                 return plan.finish()
             rank, error = min(errors.items(), key=lambda at: (_precedence(at[1]), at[0]))
             if isinstance(error, NotFound):
@@ -110,6 +130,7 @@ class Reading:
         asked: str,
         folder: str,
         tree: Any,
+        planned: Callable[..., _tree.Plan],
         progress: _Progress,
         holds: contextlib.ExitStack,
     ) -> tuple[_tree.Plan | None, dict[int, Exception]]:
@@ -124,7 +145,7 @@ class Reading:
                 holds.enter_context(details["hold"])
                 _expect_same(chosen, details)
             view = self._own_view(details, tree)
-            plan = _tree.plan_restore(view.text, view.saved, tree, tree_tensors.stored, tree_tensors.empty)
+            plan = planned(view.text, view.saved)
             return details, plan, [tree_tensors.target_view(name, tensor) for name, tensor in plan.tensors.items()]
 
         found, errors = self._ranks.outcomes("choice found", look)
@@ -177,14 +198,26 @@ class Reading:
                     gone += 1
 
     def load(
-        self, step: int | None, names: str | Sequence[str] | None, lazy: bool, folder: str, progress: _Progress
+        self,
+        step: int | None,
+        names: str | Sequence[str] | None,
+        lazy: bool,
+        folder: str,
+        progress: _Progress,
+        device: Any = None,
     ) -> Any:
         details = self.inspect_all(step, folder)
         with details["hold"]:
-            return self._load(details, names, lazy, folder, progress)
+            return self._load(details, names, lazy, folder, progress, device)
 
     def _load(
-        self, details: dict[str, Any], names: str | Sequence[str] | None, lazy: bool, folder: str, progress: _Progress
+        self,
+        details: dict[str, Any],
+        names: str | Sequence[str] | None,
+        lazy: bool,
+        folder: str,
+        progress: _Progress,
+        device: Any,
     ) -> Any:
         stored = [name for name, *_ in details["tensors"]]
         asked = () if names is None else _matching(stored, names, details["path"])
@@ -195,7 +228,7 @@ class Reading:
         tensors, reads = {}, {}
 
         def read(name: str, kind: str) -> Any:
-            tensor = tree_tensors.empty(saved[name], kind)
+            tensor = tree_tensors.empty(saved[name], kind, device)
             self._read(details, {name: tensor}, folder, None, False)
             return tensor
 
@@ -206,7 +239,7 @@ class Reading:
                 made[key] = reads[name] = (
                     LazyTensor(name, of.dtype, of.shape, partial(read, name, key[1]))
                     if lazy
-                    else tree_tensors.empty(of, key[1])
+                    else tree_tensors.empty(of, key[1], device)
                 )
             tensors[name] = made[key]
         if not lazy:

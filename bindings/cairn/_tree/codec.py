@@ -30,11 +30,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a checkpoint's tensors go: name -> the caller's tensor (in place) or a new one."""
+    """Where a checkpoint's tensors go: name -> the caller's tensor (in place) or a new one. `one_sided` says which names
+    only the checkpoint or only the tree has."""
 
     tensors: dict[str, Any]
+    one_sided: list[str]
     _tree: Any
     _loads: list[tuple[Any, Any]]
+    _partial: bool
 
     def finish(self) -> Any:
         """Calls load_state_dict on every object of the tree, once the tensors are filled, and returns the tree.
@@ -44,8 +47,14 @@ class Plan:
         caught.
         """
         for target, state in sorted(self._loads, key=lambda load: isinstance(load[0], RngState)):
-            target.load_state_dict(state)
+            lenient = self._partial and _is_module(target)
+            target.load_state_dict(state, **({"strict": False} if lenient else {}))
         return self._tree
+
+
+def _is_module(target: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(target, torch.nn.Module)
 
 
 def flatten(tree: Any, sink: Sink) -> str:
@@ -63,6 +72,8 @@ def plan_restore(
     tree: Any,
     describe: Callable[[Any], Stored],
     empty: Callable[[Stored, str], Any],
+    *,
+    partial: bool = False,
 ) -> Plan:
     """Matches a checkpoint with the caller's tree. Changes nothing yet; calls state_dict() on the tree's objects.
 
@@ -70,7 +81,8 @@ def plan_restore(
     value, is a placeholder for whatever is stored. Plain values are the checkpoint's; a container of plain values is
     taken as a whole. Names on one side only are left to load_state_dict, except in a torch module.
 
-    InvalidArgument, with all differences, if the tree and the checkpoint differ in names, shapes or dtypes.
+    InvalidArgument, with all differences, if the tree and the checkpoint differ in names, shapes or dtypes. `partial`
+    permits names on one side only: the tree's stay as they are, the checkpoint's are left out.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     writer = Writer(Names())
@@ -84,20 +96,22 @@ def plan_restore(
             writer.node(like, name)  # Refuses what cannot be kept.
             expected = describe(like)
             if expected != found:
-                reader.differ.append(f"{readable(name)}: expected {expected}, found {found}")
+                reader.differ.append(f"{readable(name)}: the tree has {expected}, the checkpoint has {found}")
             elif numpy and isinstance(like, numpy.ndarray) and not like.flags.writeable:
-                reader.differ.append(f"{readable(name)}: expected an array that can be written, found a read-only one")
+                reader.differ.append(f"{readable(name)}: the tree has a read-only array: give one that can be written")
             tensors[name] = like
         elif strict and not is_plain(like):
-            reader.differ.append(f"{readable(name)}: expected {kind_name(like)}, found a tensor, {found}")
+            reader.differ.append(
+                f"{readable(name)}: the tree has {kind_name(like)}, the checkpoint has a tensor, {found}"
+            )
         else:
             tensors[name] = empty(found, kind)
         return tensors.get(name)
 
-    reader = Reader(leaf, scalar, torch.nn.Module if torch else None)
+    reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial)
     result = reader.node(_parse(text), tree, "", True)
     reader.raise_differences()
-    return Plan(tensors, result, reader.loads)
+    return Plan(tensors, reader.one_sided(), result, reader.loads, partial)
 
 
 def build(text: str, tensors: Mapping[str, Any]) -> Any:

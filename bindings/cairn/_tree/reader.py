@@ -25,16 +25,22 @@ from .paths import (
 from .writer import Names, Writer
 
 _MAX_LISTED = 20  # Names in one message.
+_COMPILED = "_orig_mod"  # The module within the one that torch.compile returns.
 
 
 class Reader:
     """One walk over a text, along the caller's tree (`like`) as far as that reaches; None matches anything.
 
-    If `strict`, names and kinds must agree, and differences are collected. Within an object's state they may differ.
+    If a node is `strict`, names and kinds must agree, and differences are collected. Within an object's state they may
+    differ. `partial`: a strict container keeps what only the tree has, and leaves out what only the checkpoint has.
+
+    `_orig_mod` in a name is what torch.compile puts there. A key that differs from the tree's only by that matches it.
     """
 
-    def __init__(self, leaf: Callable[..., Any], scalar: Callable[[Any], Any], module: Any) -> None:
-        self._leaf, self._scalar, self._module = leaf, scalar, module
+    def __init__(
+        self, leaf: Callable[..., Any], scalar: Callable[[Any], Any], module: Any, partial: bool = False
+    ) -> None:
+        self._leaf, self._scalar, self._module, self._partial = leaf, scalar, module, partial
         self._known = Writer(Names()).kept
         self.loads: list[tuple[Any, Any]] = []
         self.only_stored: list[str] = []
@@ -59,7 +65,7 @@ class Reader:
                 keys = [key_of(key) for key in rest[::2]]
                 ordered = OrderedDict(self._mapping(node, keys, rest[1::2], like, name, strict))
                 if metadata is not None:
-                    vars(ordered)["_metadata"] = above
+                    vars(ordered)["_metadata"] = _uncompiled_metadata(above, getattr(like, "_metadata", None))
                 return ordered
             case ["list", *rest]:
                 return self._sequence(node, rest, like, name, strict)
@@ -87,21 +93,25 @@ class Reader:
         return self._scalar(node)
 
     def raise_differences(self) -> None:
-        found = [
-            f"{len(items)} {what}: {', '.join(items[:_MAX_LISTED])}"
-            + (f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else "")
-            for items, what in (
-                (self.only_stored, "only in the checkpoint"),
-                (self.only_tree, "only in the given tree"),
-                (self.differ, "that differ"),
-            )
+        """InvalidArgument, with all of them. If partial, a name on one side only is none."""
+        one_sided = [] if self._partial else self.one_sided()
+        found = one_sided + ([f"{len(self.differ)} that differ: {_listed(self.differ)}"] if self.differ else [])
+        if found:
+            way_out = [
+                "leave them out of the tree or add them, or restore(..., strict=False) for what both have"
+            ] * bool(one_sided)
+            raise InvalidArgument("\n  ".join(["the given tree does not match the checkpoint:", *found, *way_out]))
+
+    def one_sided(self) -> list[str]:
+        """The names on one side only, for messages."""
+        return [
+            f"{len(items)} only in the {where}: {_listed(items)}"
+            for items, where in ((self.only_stored, "checkpoint"), (self.only_tree, "given tree"))
             if items
         ]
-        if found:
-            raise InvalidArgument("\n  ".join(["the given tree does not match the checkpoint:", *found]))
 
     def _differs(self, name: str, like: Any, found: str) -> None:
-        self.differ.append(f"{readable(name)}: expected {kind_name(like)}, found {found}")
+        self.differ.append(f"{readable(name)}: the tree has {kind_name(like)}, the checkpoint has {found}")
 
     def _mapping(
         self, node: Any, keys: list[Any], nodes: list[Any], like: Any, name: str, strict: bool
@@ -109,16 +119,25 @@ class Reader:
         parts = dict(zip([part_of(key, name) for key in keys], nodes, strict=False))
         if not len(parts) == len(keys) == len(nodes):
             raise Corrupt(f"the checkpoint's tree: {readable(name)}: expected one value for each key")
-        theirs = {part_of(key, name): child for key, child in like.items()} if isinstance(like, dict) else None
-        return dict(zip(keys, self._children(node, parts, like, theirs, name, strict), strict=True))
+        made_keys = dict(zip(parts, keys, strict=True))
+        theirs: dict[str, Any] | None = None
+        if isinstance(like, dict):
+            given = {part_of(key, name): key for key in like}
+            renamed = _renamed(parts, given)
+            theirs = {renamed.get(part, part): like[key] for part, key in given.items()}
+            made_keys |= {renamed.get(part, part): key for part, key in given.items()}
+        made = self._children(node, parts, like, theirs, name, strict)
+        return {made_keys[part]: value for part, value in made.items()}
 
     def _sequence(self, node: Any, nodes: list[Any], like: Any, name: str, strict: bool) -> list[Any]:
         theirs = {str(i): child for i, child in enumerate(like)} if isinstance(like, (list, tuple)) else None
-        return self._children(node, {str(i): child for i, child in enumerate(nodes)}, like, theirs, name, strict)
+        parts = {str(i): child for i, child in enumerate(nodes)}
+        return [*self._children(node, parts, like, theirs, name, strict).values()]
 
     def _children(
         self, node: Any, parts: dict[str, Any], like: Any, theirs: dict[str, Any] | None, name: str, strict: bool
-    ) -> list[Any]:
+    ) -> dict[str, Any]:
+        """The container's values by part: the checkpoint's, along the tree's."""
         if theirs is None:
             if strict and not is_plain(like):
                 self._differs(name, like, "a dict" if isinstance(node, dict) else f"a {node[0]}")
@@ -128,8 +147,13 @@ class Reader:
         if strict:
             self.only_stored += [readable(join(name, part)) for part in parts if part not in theirs]
             self.only_tree += [readable(join(name, part)) for part in theirs if part not in parts]
+            if self._partial:
+                return {
+                    part: self.node(parts[part], child, join(name, part), True) if part in parts else child
+                    for part, child in theirs.items()
+                }
             parts = {part: child if part in theirs else None for part, child in parts.items()}
-        return [self.node(child, theirs.get(part), join(name, part), strict) for part, child in parts.items()]
+        return {part: self.node(child, theirs.get(part), join(name, part), strict) for part, child in parts.items()}
 
     def _set(self, kind: type, nodes: list[Any], like: Any, name: str, strict: bool) -> Any:
         if strict and not is_plain(like):
@@ -156,10 +180,42 @@ class Reader:
         if self._module and isinstance(like, self._module):
             given = Names()
             Writer(given).node(state, name)
-            saved = kinds_in(inner, name)
-            self.only_stored += [readable(path) for path in saved if path not in given.tensors]
-            self.only_tree += [readable(path) for path in given.tensors if path not in saved]
+            saved = {_uncompiled(path): path for path in kinds_in(inner, name)}
+            own = {_uncompiled(path): path for path in given.tensors}
+            self.only_stored += [readable(path) for plain, path in saved.items() if plain not in own]
+            self.only_tree += [readable(path) for plain, path in own.items() if plain not in saved]
         return like
+
+
+def _listed(items: list[str]) -> str:
+    more = f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
+    return ", ".join(items[:_MAX_LISTED]) + more
+
+
+def _uncompiled(name: str) -> str:
+    """The name without what torch.compile adds to it."""
+    if _COMPILED not in name:
+        return name
+    parts = [".".join(word for word in part.split(".") if word != _COMPILED) for part in name.split("/")]
+    return "/".join(parts)
+
+
+def _renamed(stored: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:
+    """For names of the tree that the checkpoint has only compiled, or only not compiled: the checkpoint's."""
+    if not any(_COMPILED in name for names in (stored, given) for name in names):
+        return {}
+    plain = {_uncompiled(name): name for name in stored}
+    return {name: plain[_uncompiled(name)] for name in given if name not in stored and _uncompiled(name) in plain}
+
+
+def _uncompiled_metadata(stored: Any, given: Any) -> Any:
+    """A state dict's `_metadata`, which torch reads by the module's own names."""
+    if not (isinstance(stored, dict) and isinstance(given, dict)):
+        return stored
+    if not any(_COMPILED in str(name) for names in (stored, given) for name in names):
+        return stored
+    plain = {_uncompiled(str(name)): value for name, value in stored.items()}
+    return {name: plain[_uncompiled(name)] for name in given if _uncompiled(name) in plain}
 
 
 def kinds_in(node: Any, name: str) -> dict[str, str]:

@@ -171,12 +171,28 @@ def torch_dtype(name: str) -> Any:
     return dtype
 
 
-def empty(of: Stored, kind: str) -> Any:
-    """A new tensor on the CPU; `kind` is "torch" or "numpy"."""
+def device_of(map_location: Any) -> Any:
+    """The torch.device on which new tensors are made; None for None. InvalidArgument unless it is a CPU or CUDA
+    device."""
+    if map_location is None:
+        return None
+    import torch
+
+    try:
+        device = torch.device(map_location)
+    except (TypeError, RuntimeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f'map_location: expected a device such as "cpu" or "cuda:0", found {map_location!r}')
+    return device
+
+
+def empty(of: Stored, kind: str, device: Any = None) -> Any:
+    """A new tensor; `kind` is "torch" or "numpy". On the CPU, or a torch tensor on `device`."""
     if kind == "torch":
         import torch
 
-        return torch.empty(of.shape, dtype=torch_dtype(of.dtype))
+        return torch.empty(of.shape, dtype=torch_dtype(of.dtype), device=device or "cpu")
     import numpy
 
     if of.dtype not in _NUMPY:

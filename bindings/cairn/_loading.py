@@ -1,0 +1,64 @@
+"""Reading a checkpoint by its path alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ._checkpointer import Checkpointer
+from ._errors import InvalidArgument, NotFound
+from ._paths import is_checkpoint, local_path
+from ._save import parse_size
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    names: str | Sequence[str] | None = None,
+    lazy: bool = False,
+    map_location: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Builds a tree from a checkpoint, every byte verified: objects come back as their state dicts.
+
+    `path` is a root (its newest checkpoint, or `step`), or the folder of one checkpoint, such as root/step-N, also where
+    it was copied elsewhere. Nothing is written, and nothing waits for a process that saves there. The other options are
+    Checkpointer.load's. Raises NotFound if there is no checkpoint, InvalidArgument if the path is a file, Corrupt if the
+    checkpoint is damaged. To continue training use Checkpointer.restore.
+    """
+    path = local_path(path)
+    how: dict[str, Any] = {"names": names, "lazy": lazy, "map_location": map_location, "progress": progress}
+    if not os.path.isdir(path) or is_checkpoint(path):
+        if step is not None:
+            raise InvalidArgument(f"step {step}: {path} is no root, from which a step could be chosen")
+        return load_checkpoint(path, {}, **how)
+    reader = Checkpointer(path, read_only=True, **_for_reading({}))
+    if lazy:
+        return reader.load(step, **how)  # Its tensors keep the engine alive.
+    with reader:
+        return reader.load(step, **how)
+
+
+def load_checkpoint(path: str, options: Mapping[str, Any], **how: Any) -> Any:
+    """The tree in one checkpoint's folder, as `load` reads it. `options` are a Checkpointer's that saves."""
+    if not os.path.exists(path):
+        raise NotFound(f"there is no checkpoint at {path}")
+    if not os.path.isdir(path):
+        raise InvalidArgument(
+            f"{path}: expected a Cairn checkpoint, which is a folder, found a file; if torch.save wrote it, read it "
+            "with torch.load: Cairn unpickles nothing"
+        )
+    reader = Checkpointer(os.path.dirname(path), read_only=True, **_for_reading(options))
+    if how.get("lazy"):
+        return reader.load(folder=path, **how)
+    with reader:
+        return reader.load(folder=path, **how)
+
+
+def _for_reading(options: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {key: value for key, value in options.items() if key not in ("staging", "trace_events")}
+    chunk, depth = parse_size(chosen.get("chunk", 0)) or 8 << 20, chosen.get("queue_depth", 8)
+    chosen["host_memory"] = min(parse_size(chosen.get("host_memory", "1GiB")), 2 * chunk * depth)
+    return chosen

@@ -1,0 +1,33 @@
+"""Paths as users write them."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ._errors import InvalidArgument, Unsupported
+
+_MANIFEST = "manifest.json"
+
+
+def local_path(path: str | os.PathLike[str], what: str = "the path") -> str:
+    """The absolute path, with `~` expanded; `what` it is, for messages. Raises Unsupported for a URL that is not local,
+    InvalidArgument for an empty path."""
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise InvalidArgument(f"{what}: expected a path, found {path!r}") from None
+    if not text:
+        raise InvalidArgument(f"{what}: expected a path, found an empty one")
+    if match := re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text):
+        if match[1] not in ("file", "local"):
+            raise Unsupported(
+                f"{text}: Cairn saves to mounted filesystems only: give a path of one, and copy checkpoints to "
+                f"{match[1]}:// from there"
+            )
+        text = text[match.end() :]
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def is_checkpoint(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, _MANIFEST))
