@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ._errors import NotFound
+from ._best import MODES, KeepBest, description, ranked
+from ._errors import InvalidArgument, NotFound
 from ._paths import local_path
 from ._ranks.reading import Reading
 from ._save import Checkpoint
@@ -20,13 +21,25 @@ class Catalog:
 
     _core: Checkpointer
     _reading: Reading
+    _best: KeepBest | None
 
     def checkpoints(self) -> list[Checkpoint]:
         """Committed checkpoints, oldest first; those with damaged manifests come last.
 
         Only manifests are read: `verify`, `restore` and `load` find a missing or damaged shard.
         """
-        return [Checkpoint(**fields) for fields in self._core.checkpoints()]
+        return [Checkpoint(**fields, _describe=self._describe) for fields in self._core.checkpoints()]
+
+    def best(self, metric: str, mode: str = "min") -> int | None:
+        """Step of the checkpoint with the lowest (or with "max" the highest) value of a metric; None if no checkpoint
+        has it. Of equal ones the newest."""
+        if mode not in MODES:
+            raise InvalidArgument(f'mode: expected "min" or "max", found {mode!r}')
+        found = ranked(self._core, metric, mode)
+        return int(found[0]["step"]) if found else None
+
+    def _describe(self, path: str, what: str) -> dict[str, Any]:
+        return description(self._core, path, what)
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints with good manifests, oldest first."""
@@ -71,9 +84,14 @@ class Catalog:
     def pin(self, step: int) -> None:
         """Keeps a checkpoint from retention until `unpin`. Durable on return."""
         self._core.pin(step, True)
+        if self._best is not None:
+            self._best.pin(step)
 
     def unpin(self, step: int) -> None:
+        """Ends the pin. A checkpoint that `keep_best` keeps stays pinned. Durable on return."""
         self._core.pin(step, False)
+        if self._best is not None:
+            self._best.settle()
 
     def remove(self, step: int) -> None:
         """Removes a checkpoint, even a pinned one. Raises FailedPrecondition while somebody reads it."""

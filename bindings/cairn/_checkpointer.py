@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _exit, _protect
+from ._best import MODES, KeepBest
 from ._catalog import Catalog
 from ._errors import DeadlineExceeded, InvalidArgument
 from ._paths import local_path
@@ -38,6 +39,8 @@ class Checkpointer(Saving, Restoring, Catalog):
       host_memory    hard cap of the pinned pool; the state itself may be larger
       max_in_flight  saves between queued and durable at once
       keep_last      committed checkpoints to keep; 0 keeps all. keep_every also keeps each step divisible by it
+      keep_best      how many checkpoints to keep beside those: the ones with the best value of `best_metric`, one of the
+                     `metrics` given to `save`. best_mode is "min" or "max". Of equal ones the newest counts
       when_full      what `save` does when max_in_flight saves are in flight: "wait" (up to full_timeout), "skip" the
                      new one, or "replace" the youngest that is not captured
       open_timeout   how long opening waits for another writer to release the root, before it fails and names that
@@ -69,6 +72,9 @@ class Checkpointer(Saving, Restoring, Catalog):
         max_in_flight: int = 2,
         keep_last: int = 3,
         keep_every: int = 0,
+        keep_best: int = 0,
+        best_metric: str = "",
+        best_mode: str = "min",
         when_full: str = "wait",
         full_timeout: float = 3600.0,
         drain_timeout: float = 600.0,
@@ -130,6 +136,11 @@ class Checkpointer(Saving, Restoring, Catalog):
             group_timeout=group_timeout,
             steering=None,
         )
+        if keep_best and (keep_best < 0 or not best_metric or best_mode not in MODES):
+            raise InvalidArgument(
+                f'keep_best={keep_best}: expected best_metric="..." and best_mode "min" or "max", found '
+                f"{best_metric!r} and {best_mode!r}"
+            )
         if (slowdown is None) != (mtbf is None):
             raise InvalidArgument(f"slowdown and mtbf: expected both or neither, found {slowdown} and {mtbf}")
         if slowdown is not None and mtbf is not None:
@@ -144,11 +155,14 @@ class Checkpointer(Saving, Restoring, Catalog):
             self._ranks.close()
             raise
         self._held = deque()
+        self._best = None
         self._reading = Reading(self._core, self._ranks, self._replicated)
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
         try:
             self._watching = None if read_only else _exit.start_watching(self._core.watcher)
+            if keep_best and not read_only and self._ranks.rank == 0:
+                self._best = KeepBest(self._core, keep_best, best_metric, best_mode)
         except BaseException:
             self._core.close(0.0)
             self._ranks.close()
@@ -170,6 +184,8 @@ class Checkpointer(Saving, Restoring, Catalog):
     def drain(self, timeout: float | None = None) -> None:
         """Waits until no save is in flight; raises the first failure among them."""
         self._core.drain(timeout)
+        if self._best is not None:
+            self._best.wait(timeout)
         self._release_captured()
         self._log_events()
 
@@ -181,8 +197,11 @@ class Checkpointer(Saving, Restoring, Catalog):
     def close(self, timeout: float | None = None) -> None:
         """Waits for saves in flight, up to `timeout` seconds (default: drain_timeout). Abandons the rest: it logs and
         raises DeadlineExceeded."""
+        timeout = self._drain_timeout if timeout is None else timeout
         try:
-            self._core.close(self._drain_timeout if timeout is None else timeout)
+            if self._best is not None:
+                timeout = self._best.wait(timeout)
+            self._core.close(timeout)
         except DeadlineExceeded as error:
             _log.error("%s: abandoned at close: %s", self.root, error)
             raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
@@ -42,6 +42,18 @@ class Checkpoint:
     pinned: bool
     path: str
     damage: str | None  # Why its manifest cannot be read; None if the manifest is good. Says nothing of the shards.
+    _describe: Callable[[str, str], dict[str, Any]] = field(repr=False, compare=False)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The `metadata` of its save; empty if it had none. Each use reads a file: NotFound if the checkpoint is gone,
+        FailedPrecondition once the Checkpointer is closed."""
+        return self._describe(self.path, "metadata")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The `metrics` of its save; like `metadata`."""
+        return self._describe(self.path, "metrics")
 
 
 class Save:

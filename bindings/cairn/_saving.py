@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import _protect, _tree
+from ._best import KeepBest, described, metric_values
 from ._engine import Engine
+from ._errors import Unsupported
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
 from ._save import Save
 from ._tree import tensors as tree_tensors
 from ._tree.writer import Names
+
+_UNTIL_BEST = 1e9  # Seconds: KeepBest releases every save.
 
 
 class Saving(Engine):
@@ -22,6 +26,7 @@ class Saving(Engine):
     _ranks: Ranks
     _replicated: replication.Rules
     _guard: _protect.Guard
+    _best: KeepBest | None  # Only on rank 0.
     _compare_replicas: bool
     _when_full: str
     _full_timeout: float
@@ -35,6 +40,8 @@ class Saving(Engine):
         replace: bool = False,
         streams: Iterable[Any] = (),
         replicated: str | Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> Save:
         """Starts a save and returns before any byte of tensor data has moved.
 
@@ -42,6 +49,9 @@ class Saving(Engine):
         objects) before the call. Plain values, and CPU tensors up to 64 KiB each (4 MiB in all), are copied in the
         call. Other tensors must not be overwritten before the save is captured: see `fence` and `protect`. In a group
         every rank saves; `replicated` adds to the Checkpointer's.
+
+        `metadata` (plain values) and `metrics` (numbers) are kept beside the tree: `checkpoints` has them, and
+        `keep_best` chooses by a metric. In a group rank 0's count.
 
         Raises InvalidArgument, with the path, for a value that cannot be kept; AlreadyExists for a step that is
         committed (unless `replace`); FailedPrecondition for a step below the newest without a restore; DeadlineExceeded
@@ -54,9 +64,10 @@ class Saving(Engine):
             nonlocal replicas
             text = _tree.flatten(tree, tensors)
             values, replicas = self._replica_arguments(tree, text, replicated)
-            return [("tree", text), *values]
+            about = described(metadata, metrics) if self._ranks.rank == 0 else []
+            return [("tree", text), *values, *about]
 
-        return self._start(step, fill, lambda: replicas, streams=streams, replace=replace)
+        return self._start(step, fill, lambda: replicas, streams=streams, replace=replace, metrics=metrics)
 
     def _start(
         self,
@@ -67,10 +78,13 @@ class Saving(Engine):
         streams: Iterable[Any] = (),
         replace: bool = False,
         hold: bool = False,
+        metrics: Mapping[str, float] | None = None,
     ) -> Save:
         """Starts a save of the tensors that `fill` adds and of the values, as JSON, that it returns. With `hold` it is
         not committed before its release."""
         self._log_events()
+        if hold and self._best is not None:
+            raise Unsupported("keep_best: saves through cairn.dcp have no metrics: open another Checkpointer for them")
         try:
             tensors = tree_tensors.TensorCollector()
             values = fill(tensors)
@@ -85,9 +99,11 @@ class Saving(Engine):
             with contextlib.suppress(Exception):
                 self._core.give_up(step, f"{type(error).__name__}: {error}")
             raise
-        held_for = self._group_timeout if hold else 0.0
+        held_for = _UNTIL_BEST if self._best is not None else self._group_timeout if hold else 0.0
         core = self._core.save(step, tensors.core, values, current + given, replace, replicas(), held_for)
         self._held.append((core, tensors.kept, cuda))
+        if self._best is not None:
+            self._best.add(core, metric_values(metrics or {}))
         return Save(core)
 
     def _replica_arguments(

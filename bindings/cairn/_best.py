@@ -1,0 +1,200 @@
+"""keep_best: the checkpoints with the best values of a metric are pinned, so that retention never removes them.
+
+The truth is in the checkpoints: each holds the metrics of its save. After a crash at any point:
+  1. A save is held: its commit waits until every older save has ended and step 3 is done for it. So the commit after
+     which retention may remove a checkpoint comes after that checkpoint's pin, which is durable.
+  2. If the step exists already and is pinned by step 3, the pin is removed first: a new checkpoint of a step takes over
+     the pin of the old one, but its metric may be worse.
+  3. Once the save is durable, the best checkpoints are chosen and pinned; those that are no longer among them lose their
+     pin. A pin of this kind holds the text "best", so that a pin of the user's is never taken away.
+Opening does step 3. A crash between commit and pin leaves the newest checkpoint without its pin, and retention does not
+remove the newest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import _tree
+from ._errors import Error, InvalidArgument, NotFound
+from ._tree.writer import Names
+
+if TYPE_CHECKING:
+    from ._core import Checkpointer, Save
+
+_log = logging.getLogger("cairn")
+_PIN = "pinned"  # See src/store/names.h.
+_OURS = b"best\n"
+MODES = ("min", "max")
+
+
+def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics as floats. InvalidArgument for anything that is not a number."""
+    values: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            if not isinstance(name, str) or isinstance(value, (str, bytes)):
+                raise TypeError
+            values[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise InvalidArgument(f"metrics: expected names with numbers, found {name!r}: {value!r}") from None
+    return values
+
+
+def described(metadata: Mapping[str, Any] | None, metrics: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Both as values of a checkpoint: (name, text)."""
+    texts = []
+    for name, given in (("metadata", metadata), ("metrics", metrics and metric_values(metrics))):
+        if not given:
+            continue
+        tensors = Names()
+        texts.append((name, _tree.flatten(dict(given), tensors)))
+        if tensors.tensors:
+            raise InvalidArgument(f"{name}: expected plain values, found a tensor, {next(iter(tensors.tensors))}")
+    return texts
+
+
+def description(core: Checkpointer, path: str, name: str) -> dict[str, Any]:
+    """The "metadata" or the "metrics" of the checkpoint at this path; empty if it has none."""
+    values = core.inspect_part(path, 0, [])["values"]
+    return _tree.build(values[0][name], {}) if values and name in values[0] else {}
+
+
+def ranked(
+    core: Checkpointer, metric: str, mode: str, known: dict[str, dict[str, float]] | None = None
+) -> list[dict[str, Any]]:
+    """The good checkpoints that have this metric, best first; of equal ones the newest first. `known` has the metrics
+    by attempt, and gets those that are read here."""
+    known = {} if known is None else known
+    infos = [info for info in core.checkpoints() if info["damage"] is None]
+    for info in infos:
+        if info["attempt"] not in known:
+            try:
+                known[info["attempt"]] = description(core, info["path"], "metrics")
+            except NotFound:
+                continue  # Removed meanwhile.
+            except Error as error:
+                _log.warning("%s: its metrics cannot be read: %s", info["path"], error)
+                known[info["attempt"]] = {}
+    there = {info["attempt"] for info in infos}
+    for attempt in [one for one in known if one not in there]:
+        del known[attempt]
+    sign = 1.0 if mode == "min" else -1.0
+    scored = [
+        (sign * value, -info["generation"], -info["step"], info)
+        for info in infos
+        if (value := known.get(info["attempt"], {}).get(metric)) is not None and not math.isnan(value)
+    ]
+    return [info for *_, info in sorted(scored, key=lambda one: one[:3])]
+
+
+class KeepBest:
+    """Pins the `keep` best checkpoints of one open root. A thread does so while saves are in flight."""
+
+    def __init__(self, core: Checkpointer, keep: int, metric: str, mode: str) -> None:
+        self._core, self._keep, self._metric, self._mode = core, keep, metric, mode
+        self._known: dict[str, dict[str, float]] = {}
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Save, dict[str, float]]] = deque()  # Held saves, and the one being looked after.
+        self._pins = threading.Lock()
+        self.settle()
+
+    def add(self, save: Save, metrics: dict[str, float]) -> None:
+        """Takes a held save, in the order of the saves, and releases it in its turn."""
+        with self._changed:
+            self._queue.append((save, metrics))
+            if len(self._queue) == 1:
+                threading.Thread(target=self._run, name="cairn-best", daemon=True).start()
+
+    def wait(self, timeout: float | None) -> float | None:
+        """Waits until all saves have ended and the best are pinned, up to `timeout`; returns what is left of it."""
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue, timeout)
+        return None if end is None else max(0.0, end - time.monotonic())
+
+    def settle(self) -> None:
+        """Pins the best, and unpins those that were pinned here and are no longer among them."""
+        with self._pins:
+            best = {info["path"] for info in ranked(self._core, self._metric, self._mode, self._known)[: self._keep]}
+            for info in self._core.checkpoints():
+                if info["path"] in best and not info["pinned"]:
+                    with contextlib.suppress(NotFound):
+                        self._pin(info["step"])
+                elif info["pinned"] and info["path"] not in best and _is_ours(info["path"]):
+                    self._core.pin(info["step"], False)
+
+    def pin(self, step: int) -> None:
+        """Makes the step's pin the user's."""
+        with self._pins:
+            for info in self._core.checkpoints():
+                if info["step"] == step and _is_ours(info["path"]):
+                    _write_pin(info["path"], b"")
+
+    def _pin(self, step: int) -> None:
+        details = self._core.choose(step, "", None)
+        with details["hold"]:  # Nobody removes it meanwhile.
+            _write_pin(details["path"], _OURS)
+            self._core.pin(step, True)  # Tells the engine.
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                save, metrics = self._queue[0]
+            try:
+                self._look_after(save, metrics)
+            except Exception as error:  # noqa: BLE001
+                _log.error("step %d: keep_best: %s", save.step, error)
+            with self._changed:
+                self._queue.popleft()
+                if not self._queue:
+                    self._changed.notify_all()
+                    return
+
+    def _look_after(self, save: Save, metrics: dict[str, float]) -> None:
+        try:
+            with self._pins:
+                for info in self._core.checkpoints():
+                    if info["step"] == save.step and _is_ours(info["path"]):
+                        self._core.pin(save.step, False)
+        finally:
+            save.release()
+        try:
+            save.wait_durable(None)
+            # No younger save is committed yet, so the step's checkpoint is this save's.
+            self._known |= {i["attempt"]: metrics for i in self._core.checkpoints() if i["step"] == save.step}
+        except Error:
+            pass  # It has failed, which its handle says: the older checkpoint of its step may need its pin again.
+        self.settle()
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        with open(os.path.join(path, _PIN), "rb") as file:
+            return file.read(len(_OURS) + 1) == _OURS
+    except OSError:
+        return False
+
+
+def _write_pin(path: str, text: bytes) -> None:
+    """Durable on return; after a crash the pin is as it was, or has this text."""
+    draft = os.path.join(path, f".{_PIN}-{uuid.uuid4().hex}")
+    with open(draft, "xb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(draft, os.path.join(path, _PIN))
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
