@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import re
+import threading
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
-from ._errors import InvalidArgument
+from ._errors import Error, InvalidArgument
+
+_log = logging.getLogger("cairn")
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -61,6 +67,8 @@ class Save:
 
     def __init__(self, core: _core.Save) -> None:
         self._core = core
+        self._mutex = threading.Lock()
+        self._callbacks: deque[Callable[[Save], object]] = deque()  # The thread that calls them ends when it is empty.
 
     @property
     def step(self) -> int:
@@ -88,6 +96,33 @@ class Save:
     def done(self) -> bool:
         """Whether it has ended, durable or failed."""
         return self._core.ended
+
+    def add_done_callback(self, callback: Callable[[Save], object]) -> None:
+        """Calls `callback(save)` once the save has ended, durable or failed; `result()` in it says which.
+
+        Callbacks run in the order of these calls, on a thread of their own, also if the save has ended already. They may
+        call anything, `drain` and `close` too. An exception is logged. `drain` and `close` do not wait for callbacks;
+        Python's exit does.
+        """
+        with self._mutex:
+            self._callbacks.append(callback)
+            if len(self._callbacks) == 1:
+                threading.Thread(target=self._call_back, name="cairn-done").start()
+
+    def _call_back(self) -> None:
+        with contextlib.suppress(Error):
+            self._core.wait_durable(None)
+        while True:
+            with self._mutex:
+                callback = self._callbacks[0]
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001
+                _log.exception("step %d: a done callback failed", self.step)
+            with self._mutex:
+                self._callbacks.popleft()
+                if not self._callbacks:
+                    return
 
     def _release(self) -> None:
         """Lets a held save commit."""

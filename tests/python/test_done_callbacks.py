@@ -1,0 +1,104 @@
+"""Save.add_done_callback: when, on which thread, and what may be called in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+
+import cairn
+import numpy as np
+import pytest
+
+Make = Callable[..., cairn.Checkpointer]
+WAIT = 60  # Seconds until a hang counts as one.
+
+
+def test_callbacks_run_in_order_on_another_thread_once_it_is_durable(make: Make) -> None:
+    heard: SimpleQueue[tuple[str, int, bool]] = SimpleQueue()
+    save = make().save(1, {"w": np.ones(2_000_000)})
+    for name in ("a", "b"):
+        save.add_done_callback(
+            lambda one, name=name: heard.put(
+                (name, one.result(0), threading.current_thread() is threading.main_thread())
+            )
+        )
+    assert [heard.get(timeout=WAIT) for _ in range(2)] == [("a", 1, False), ("b", 1, False)]
+
+    save.add_done_callback(lambda one: heard.put(("late", one.step, one.done())))
+    assert heard.get(timeout=WAIT) == ("late", 1, True)
+
+
+def test_it_may_drain_close_and_save(make: Make, root: Path) -> None:
+    checkpointer = make()
+    heard: SimpleQueue[object] = SimpleQueue()
+
+    def last(save: cairn.Save) -> None:
+        checkpointer.drain()
+        checkpointer.close()
+        heard.put(save.step)
+
+    def first(save: cairn.Save) -> None:
+        checkpointer.drain()
+        checkpointer.save(2, {"w": 2}).add_done_callback(last)
+
+    checkpointer.save(1, {"w": np.ones(1_000_000)}).add_done_callback(first)
+
+    assert heard.get(timeout=WAIT) == 2
+    assert make(read_only=True).steps() == [1, 2]
+
+
+def test_it_may_close_while_keep_best_pins_and_while_the_main_thread_drains(make: Make) -> None:
+    checkpointer = make(keep_best=1, best_metric="loss")
+    heard: SimpleQueue[object] = SimpleQueue()
+
+    def close(save: cairn.Save) -> None:
+        checkpointer.drain()
+        checkpointer.close()
+        heard.put(None)
+
+    checkpointer.save(1, {"w": np.ones(1_000_000)}, metrics={"loss": 1}).add_done_callback(close)
+    checkpointer.close()
+    assert heard.get(timeout=WAIT) is None
+
+
+def test_a_failed_and_a_cancelled_save_call_back_too(make: Make, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpointer = make()
+    heard: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def outcome(save: cairn.Save) -> None:
+        try:
+            save.result(0)
+            heard.put(None)
+        except cairn.Error as error:
+            heard.put(error)
+            raise RuntimeError("of the callback") from error
+
+    save = checkpointer.save(1, {"w": np.ones(3_000_000)})
+    cancelled = save.cancel()
+    with caplog.at_level(logging.ERROR, "cairn"):
+        save.add_done_callback(outcome)
+        assert isinstance(heard.get(timeout=WAIT), cairn.Cancelled) is cancelled
+        for thread in threading.enumerate():
+            if thread.name == "cairn-done":
+                thread.join(WAIT)
+    assert ("of the callback" in caplog.text) is cancelled
+
+
+def test_python_s_exit_waits_for_callbacks(root: Path) -> None:
+    script = """if True:
+        import sys, cairn, numpy as np
+        checkpointer = cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2)
+        save = checkpointer.save(1, {"w": np.ones(3_000_000)})
+        save.add_done_callback(lambda save: print("durable", save.result()))
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", script, root], capture_output=True, text=True, check=False, env=environment, timeout=WAIT
+    )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("durable 1\n", "", 0)
