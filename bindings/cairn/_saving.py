@@ -77,11 +77,12 @@ class Saving(Engine):
         *,
         streams: Iterable[Any] = (),
         replace: bool = False,
-        hold: bool = False,
+        hold: float = 0.0,
         metrics: Mapping[str, float] | None = None,
     ) -> Save:
         """Starts a save of the tensors that `fill` adds and of the values, as JSON, that it returns. With `hold` it is
-        not committed before its release."""
+        not committed before its release, and fails if that comes no sooner than so many seconds after its last write.
+        """
         self._log_events()
         if hold and self._best is not None:
             raise Unsupported("keep_best: saves through cairn.dcp have no metrics: open another Checkpointer for them")
@@ -99,7 +100,7 @@ class Saving(Engine):
             with contextlib.suppress(Exception):
                 self._core.give_up(step, f"{type(error).__name__}: {error}")
             raise
-        held_for = _UNTIL_BEST if self._best is not None else self._group_timeout if hold else 0.0
+        held_for = _UNTIL_BEST if self._best is not None else hold
         core = self._core.save(step, tensors.core, values, current + given, replace, replicas(), held_for)
         self._held.append((core, tensors.kept, cuda))
         if self._best is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import threading
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -34,12 +32,10 @@ from .items import (
     parse_step,
 )
 from .planners import SavePlanner
+from .uploads import Upload, Uploads
 
 # From torch 2.9 on `stage` may return a future, which async_save returns too.
 _STAGE_GIVES_FUTURE = hasattr(state_dict_saver, "AsyncSaveResponse")
-
-_shares: weakref.WeakKeyDictionary[Checkpointer, WriteShares] = weakref.WeakKeyDictionary()
-_staged: weakref.WeakKeyDictionary[Checkpointer, list[Save]] = weakref.WeakKeyDictionary()  # They may be in flight.
 
 
 class StorageWriter(storage.StorageWriter, AsyncStager):
@@ -59,6 +55,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def __init__(self, checkpointer: Checkpointer, step: int | None = None, *, replace: bool = False) -> None:
         self._staged: Items | None = None  # All that this rank holds, whichever rank writes it.
         self._save: Save | None = None
+        self._upload: Upload | None = None  # Of the save that was staged last.
         self._capturing: Save | None = None
         self._failure: Exception | None = None  # An error in `stage`, which DCP reports to all ranks.
         self._checkpointer = checkpointer
@@ -94,9 +91,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             failure, self._failure = self._failure, None
             self.close()
             raise failure
-        if self._save is not None:
-            # DCP calls this first on the thread that it made for this save. If the plan fails, that thread ends.
-            threading.Thread(target=_cancel_after, args=(threading.current_thread(), self._save), daemon=True).start()
+        # DCP calls this first, before its first collective.
+        Uploads.of(self._checkpointer).wait_before(self._upload if self._save is not None else None)
+        if self._upload is not None and self._save is not None:
+            self._upload.begin()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
@@ -142,6 +140,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     save.captured()
             except Error as error:
                 if not agreed:
+                    self.close()  # DCP plans nothing.
                     raise
                 self._failure = error
             return given
@@ -159,8 +158,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     def close(self) -> None:
         """Abandons a save that was staged and not written."""
-        if self._save is not None:
-            self._save.cancel()
+        if self._save is not None and self._upload is not None:
+            self._upload.end()
         self._staged = self._save = self._failure = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -220,26 +219,22 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if self._step is None:
             raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
         checkpointer = self._checkpointer
-        shares = _shares.setdefault(checkpointer, WriteShares(checkpointer._ranks))
-        staged = _staged.setdefault(checkpointer, [])
-        staged[:] = [save for save in staged if not save.done()]
-        for save in staged:
-            if save.step == self._step:  # DCP may report a failure before that save has ended.
-                with contextlib.suppress(Error):
-                    save.wait()
+        uploads = Uploads.of(checkpointer)
+        uploads.wait_for_step(self._step)
 
         def fill(sink: TensorCollector) -> list[tuple[str, str]]:
             try:
                 items = gather()
             except BaseException as error:
                 if share is not None:
-                    shares.give_up(error)
+                    uploads.shares.give_up(error)
                 raise
-            return [("dcp", (items if share is None else share(items, shares)).add_to(sink))]
+            return [("dcp", (items if share is None else share(items, uploads.shares)).add_to(sink))]
 
-        save = checkpointer._start(self._step, fill, replace=self._replace, hold=share is not None)
+        hold = 0.0 if share is None else checkpointer._group_timeout * (1 + uploads.in_flight())
+        save = checkpointer._start(self._step, fill, replace=self._replace, hold=hold)
         if share is not None:
-            staged.append(save)
+            self._upload = uploads.add(save)
         return save
 
     def _check_staged(self, plan: SavePlan, planner: Any) -> None:
@@ -266,11 +261,6 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     f'"{fqn}": async_save staged the tensor of the state dict, but {type(planner).__name__} writes '
                     "another: use dcp.save"
                 )
-
-
-def _cancel_after(thread: threading.Thread, save: Save) -> None:
-    thread.join()
-    save.cancel()
 
 
 def _copied(value: Any) -> Any:

@@ -1,0 +1,145 @@
+"""cairn.dcp: several async_saves in flight, and what their callbacks may call. Real processes over gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import cairn
+import pytest
+import torch
+from dcp_worlds import Worlds, end, worlds
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+
+pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.skipif(not hasattr(state_dict_saver, "AsyncSaveResponse"), reason="async_save returns one future only"),
+]
+__all__ = ["worlds"]  # A fixture.
+Make = Callable[..., cairn.Checkpointer]
+
+
+def test_several_in_flight_on_one_process_group_are_uploaded_in_order(worlds: Worlds) -> None:
+    world = worlds(2, "max_in_flight=4, keep_last=0")
+    world.all("""
+import threading
+begun = threading.Event()
+class Begins(cairn.dcp.StorageWriter):
+    def storage_meta(self):
+        begun.set()
+        return super().storage_meta()
+class Late(cairn.dcp.SavePlanner):
+    "On rank 1 the first upload waits until the second one has begun: without an order that goes first, there alone."
+    def set_up_planner(self, *args, **kwargs):
+        assert begun.wait(60)
+        super().set_up_planner(*args, **kwargs)
+def begin(step):
+    state = {f"w{i}": torch.full((10,), float(step)) for i in range(100)}
+    first = rank == 1 and step == 0
+    writer = (Begins if rank == 1 and step == 1 else cairn.dcp.StorageWriter)(c, step)
+    return dcp.async_save(state, storage_writer=writer, planner=Late() if first else cairn.dcp.SavePlanner())
+""")
+
+    assert world.all("""
+ended = []
+responses = [begin(step) for step in range(6)]
+for step, response in enumerate(responses):
+    response.upload_completion.add_done_callback(lambda _, step=step: ended.append(step))
+for response in responses: response.upload_completion.result(60)
+""") == [None] * 2  # fmt: skip
+
+    # A save in the call of dcp.save waits for them too.
+    assert world.all("more = [begin(6), begin(7)]; save({'x': 8}, 8, 'sync'); None") == [None] * 2
+    assert world.all("[one.upload_completion.result(60) for one in more]; c.steps()")[0] == list(range(9))
+    assert world.all("got = load({'w99': torch.zeros(10)}, 7); got['w99'].tolist()") == [[7.0] * 10] * 2
+    end(world)
+
+
+class Waits(cairn.dcp.SavePlanner):
+    """Plans once it may, or raises `failure` instead."""
+
+    def __init__(self, failure: str = "") -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.failure = failure
+
+    def create_local_plan(self) -> Any:
+        assert self.may.wait(60)
+        if self.failure:
+            raise RuntimeError(self.failure)
+        return super().create_local_plan()
+
+
+def begin(checkpointer: cairn.Checkpointer, step: int, planner: Any = None) -> Any:
+    writer = cairn.dcp.StorageWriter(checkpointer, step)
+    return dcp.async_save({"w": torch.ones(9)}, storage_writer=writer, planner=planner)
+
+
+def call_back(response: Any, planner: Waits, call: Callable[[], object]) -> None:
+    """Lets the upload go on, and calls it in a done-callback, on the upload's thread; raises what it raises."""
+    ended: list[BaseException | None] = []
+    done = threading.Event()
+
+    def callback(_: Any) -> None:
+        try:
+            assert threading.current_thread() is not threading.main_thread()
+            call()
+            ended.append(None)
+        except BaseException as error:  # noqa: BLE001 (concurrent.futures would only log it)
+            ended.append(error)
+        done.set()
+
+    response.upload_completion.add_done_callback(callback)
+    planner.may.set()
+    assert done.wait(60), "the callback waits for itself"
+    if ended[0] is not None:
+        raise ended[0]
+
+
+@pytest.mark.parametrize("failure", ["", "no such plan"])
+@pytest.mark.parametrize("how", ["drain", "close"])
+def test_a_callback_of_an_upload_may_wait_for_all_saves(make: Make, how: str, failure: str) -> None:
+    checkpointer = make(max_in_flight=4, keep_last=0, group_timeout=600)
+    planner = Waits(failure)
+    first, second = begin(checkpointer, 1, planner), begin(checkpointer, 2)
+
+    def wait_for_all() -> None:
+        with contextlib.suppress(cairn.Cancelled):  # The first, whose plan failed.
+            getattr(checkpointer, how)()
+
+    call_back(first, planner, wait_for_all)
+
+    second.upload_completion.result(60)
+    if failure:
+        with pytest.raises(CheckpointException, match=failure):
+            first.upload_completion.result(60)
+
+
+def test_a_callback_of_an_upload_may_save(make: Make) -> None:
+    checkpointer = make(max_in_flight=4, keep_last=0)
+
+    def again() -> None:
+        dcp.save({"w": torch.ones(9)}, storage_writer=cairn.dcp.StorageWriter(checkpointer, 2))
+        begin(checkpointer, 3).upload_completion.result(60)
+
+    planner = Waits()
+    call_back(begin(checkpointer, 1, planner), planner, again)
+
+    assert checkpointer.steps() == [1, 2, 3]
+
+
+def test_a_save_whose_upload_never_begins_holds_up_no_other(make: Make) -> None:
+    checkpointer = make(max_in_flight=4, keep_last=0, group_timeout=600)
+    staged = cairn.dcp.StorageWriter(checkpointer, 1)
+    staged.stage({"w": torch.ones(9)})
+    second = begin(checkpointer, 2)
+
+    staged.close()
+
+    second.upload_completion.result(60)
+    assert checkpointer.steps() == [2]
