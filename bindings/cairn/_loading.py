@@ -43,6 +43,15 @@ def load(
 
 def load_checkpoint(path: str, options: Mapping[str, Any], **how: Any) -> Any:
     """The tree in one checkpoint's folder, as `load` reads it. `options` are a Checkpointer's that saves."""
+    reader = reader_of(path, options)
+    if how.get("lazy"):
+        return reader.load(folder=path, **how)
+    with reader:
+        return reader.load(folder=path, **how)
+
+
+def reader_of(path: str, options: Mapping[str, Any]) -> Checkpointer:
+    """A Checkpointer that can read the checkpoint in this folder. `options` are a Checkpointer's that saves."""
     if not os.path.exists(path):
         raise NotFound(f"there is no checkpoint at {path}")
     if not os.path.isdir(path):
@@ -50,11 +59,7 @@ def load_checkpoint(path: str, options: Mapping[str, Any], **how: Any) -> Any:
             f"{path}: expected a Cairn checkpoint, which is a folder, found a file; if torch.save wrote it, read it "
             "with torch.load: Cairn unpickles nothing"
         )
-    reader = Checkpointer(os.path.dirname(path), read_only=True, **_for_reading(options))
-    if how.get("lazy"):
-        return reader.load(folder=path, **how)
-    with reader:
-        return reader.load(folder=path, **how)
+    return Checkpointer(os.path.dirname(path), read_only=True, **_for_reading(options))
 
 
 def _for_reading(options: Mapping[str, Any]) -> dict[str, Any]:

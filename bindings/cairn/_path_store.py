@@ -2,12 +2,17 @@
 
     <folder>/
       last.ckpt/          a checkpoint: what Cairn commits as step-N, whole or not at all; may be copied and moved
-      .cairn/             the root of the one Checkpointer that writes them all: step-N here will move to its path
+    .<folder>.cairn/      the root of the one Checkpointer that writes them all: step-N here will move to its path
+
+That root stands beside the folder, so that who lists or copies the folder sees checkpoints only. It is `.cairn` in the
+folder where a rename from beside it is impossible: the folder is a mount point, or its parent is not writable.
 
 A path gets its checkpoint in this order. After a crash at any point the path holds the old or the new one, whole:
-  1. The Checkpointer makes `.cairn/step-N` durable. N is only a counter, not the training's step.
+  1. The Checkpointer makes `step-N` durable in its root. N is only a counter, not the training's step.
   2. `Checkpointer.publish` renames it to the path, and retires what had that name (src/store/publish.cc has the order).
-What a crash leaves in `.cairn` belongs to no path. It is removed when the folder is opened again.
+What a crash leaves in the root belongs to no path. It is removed when the folder is opened again.
+
+With a group (`save` gets it) all ranks save one checkpoint, and rank 0 alone gives it its path.
 
 One worker thread does step 2, and removals, in the order of the calls. So when a newer checkpoint displaces an older
 one, the older one is removed only after the newer one is durable. If the newer one fails, the older one stays.
@@ -34,12 +39,15 @@ from ._errors import (
     NotFound,
     UnknownOutcome,
 )
-from ._loading import load_checkpoint
+from ._loading import reader_of
 from ._paths import is_checkpoint, local_path
 from ._save import Save, parse_size
 
 _log = logging.getLogger("cairn")
-_STAGING = ".cairn"
+
+
+def _save_tree(checkpointer: Checkpointer, step: int, tree: Any) -> Save:
+    return checkpointer.save(step, tree)
 
 
 class PathStore:
@@ -72,20 +80,29 @@ class PathStore:
     def __setstate__(self, options: dict[str, Any]) -> None:
         self.__init__(**options)  # type: ignore[misc]
 
-    def save(self, tree: Any, path: str | os.PathLike[str]) -> Future[None]:
+    def save(
+        self,
+        tree: Any,
+        path: str | os.PathLike[str],
+        start: Callable[[Checkpointer, int, Any], Save] = _save_tree,
+        group: Any = None,
+    ) -> Future[None]:
         """Starts a save, as Checkpointer.save does. The future ends when `path` holds it, durably.
 
         An older checkpoint at the path stays until then. Raises AlreadyExists if the path holds something else. Waits,
         up to full_timeout, while max_in_flight saves are not yet at their paths. The future fails with DeadlineExceeded
         if somebody reads the path's checkpoint for longer than that.
+
+        With a `group`, Checkpointer's, every rank calls it with the same path. Then the futures of other ranks than 0
+        end when the checkpoint is durable, which is before it has its path.
         """
         path = local_path(path)
         if os.path.lexists(path) and not os.path.islink(path) and not is_checkpoint(path):
             raise AlreadyExists(f"{path} exists and is not a Cairn checkpoint; it is left as it is")
         with self._calls:
-            checkpointer = self._open(os.path.dirname(path))
+            checkpointer = self._open(os.path.dirname(path), group)
             self._wait_for_slot()
-            save = checkpointer.save(self._next, tree)
+            save = start(checkpointer, self._next, tree)
             self._next += 1
             self._saving.append(
                 self._submit(path, True, lambda: _publish(checkpointer, save, path, self._full_timeout))
@@ -102,12 +119,14 @@ class PathStore:
             with self._mutex:
                 displacer, planned = self._newest, path in self._planned
             there = planned or os.path.islink(path) or is_checkpoint(path)
-            checkpointer = self._open(os.path.dirname(path)) if there else None
+            # In a group this rank is alone here: it neither opens nor closes the Checkpointer of all ranks.
+            ranks = self._checkpointer is not None and self._checkpointer.world > 1
+            checkpointer = self._open(os.path.dirname(path)) if there and not ranks else self._checkpointer
 
             def remove() -> None:
                 if displacer is not None and displacer.exception() is not None:
                     _log.warning("%s stays: the save that displaced it has failed", path)
-                elif checkpointer is not None:
+                elif checkpointer is not None and there:
                     _remove(checkpointer, path, self._full_timeout)
                 elif os.path.lexists(path):
                     _log.warning("%s stays: it is not a Cairn checkpoint", path)
@@ -126,12 +145,17 @@ class PathStore:
 
         Raises NotFound if there is nothing, InvalidArgument if it is something else, Corrupt if it is damaged.
         """
+        with self.reader(path) as reader:
+            return reader.load(folder=local_path(path))
+
+    def reader(self, path: str | os.PathLike[str]) -> Checkpointer:
+        """A Checkpointer that can read the checkpoint at `path`, its `folder`. Waits and raises as `load` does."""
         path = local_path(path)
         with self._mutex:
             planned = self._planned.get(path)
         if planned:
             planned[1].exception()
-        return load_checkpoint(path, self._options)
+        return reader_of(path, self._options)
 
     @property
     def checkpointer(self) -> Checkpointer | None:
@@ -157,25 +181,18 @@ class PathStore:
     def _full_timeout(self) -> float:
         return float(self._options.get("full_timeout", 3600.0))
 
-    def _open(self, folder: str) -> Checkpointer:
+    def _open(self, folder: str, group: Any = None) -> Checkpointer:
         os.makedirs(folder, exist_ok=True)
-        if self._checkpointer is not None:
-            if os.stat(self._checkpointer.root).st_dev == os.stat(folder).st_dev:
-                return self._checkpointer
-            self._close()  # A rename cannot cross filesystems.
-        root = os.path.join(folder, _STAGING)
+        opened = self._checkpointer
+        if opened is not None:
+            if _mount_of(opened.root) == _mount_of(folder) and (group is None) == (opened.world == 1):
+                return opened
+            self._close()  # A rename cannot cross mounts.
         # No recycling: nothing is retired under this root, and what a crash left must be removed.
-        self._checkpointer = Checkpointer(root, **{"keep_last": 0, "recycle": False, **self._options})
-        left = [int(found[1]) for name in os.listdir(root) if (found := re.fullmatch(r"step-(\d{20})", name))]
-        self._next = max(left, default=0) + 1
-        for step in left:
-            # A crash left it: the new checkpoint before it had its path, or the old one that the path had before.
-            name = os.path.join(root, f"step-{step:020}")
-            try:
-                os.unlink(name) if os.path.islink(name) else self._checkpointer.remove(step)
-            except (Error, OSError) as error:
-                _log.warning("%s is left: %s", name, error)
-        return self._checkpointer
+        options = {"keep_last": 0, "recycle": False, **self._options}
+        self._checkpointer = opened = Checkpointer(staging_of(folder), group=group, **options)
+        self._next = opened._ranks.agree("paths", lambda: {"next": _sweep(opened)})["next"]
+        return opened
 
     def _wait_for_slot(self) -> None:
         # The Checkpointer counts a save as ended before its checkpoint has its path.
@@ -235,8 +252,46 @@ class PathStore:
         return future
 
 
+def staging_of(folder: str) -> str:
+    """The root in which checkpoints of this folder are written, before they get their paths."""
+    folder = os.path.realpath(folder)
+    parent, name = os.path.split(folder)
+    beside = os.path.join(parent, f".{name}.cairn")
+    if name and os.access(parent, os.W_OK | os.X_OK) and _mount_of(parent) == _mount_of(folder):
+        return beside
+    return os.path.join(folder, ".cairn")
+
+
+def _mount_of(folder: str) -> tuple[int, str]:
+    """The device and the mount of a folder: renames work within one mount, and one device may be mounted twice."""
+    descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mount = ""
+        with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as lines:
+            mount = next((line.strip() for line in lines if line.startswith("mnt_id:")), "")
+        return os.fstat(descriptor).st_dev, mount
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(checkpointer: Checkpointer) -> int:
+    """Removes what a crash left in the root, and returns the first number that is free."""
+    root = checkpointer.root
+    left = [int(found[1]) for name in os.listdir(root) if (found := re.fullmatch(r"step-(\d{20})", name))]
+    for step in left:
+        # A crash left it: the new checkpoint before it had its path, or the old one that the path had before.
+        name = os.path.join(root, f"step-{step:020}")
+        try:
+            os.unlink(name) if os.path.islink(name) else checkpointer.remove(step)
+        except (Error, OSError) as error:
+            _log.warning("%s is left: %s", name, error)
+    return max(left, default=0) + 1
+
+
 def _publish(checkpointer: Checkpointer, save: Save, path: str, timeout: float) -> None:
     save.wait()
+    if checkpointer.rank != 0:
+        return
     try:
         checkpointer.publish(save.step, path, timeout)
     except UnknownOutcome:

@@ -19,7 +19,7 @@ from typing import Any
 import cairn
 import pytest
 import torch
-from cairn._path_store import PathStore
+from cairn._path_store import PathStore, staging_of
 
 SMALL: dict[str, Any] = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
 Make = Callable[..., PathStore]
@@ -78,16 +78,13 @@ def test_a_path_that_is_read_without_end_is_named_with_its_reader(make: Make, tm
         store.check()
     store.save(tree(3), path).result()
     assert value_at(path) == 3
-    assert not [name for name in os.listdir(tmp_path / ".cairn") if name.startswith(("step-", ".retired-"))]
+    assert not [name for name in os.listdir(staging_of(str(tmp_path))) if name.startswith(("step-", ".retired-"))]
 
 
 def names(folder: Path) -> set[str]:
     """Every name in the folder and in what is staged for it."""
-    return {entry.name for root in (folder, folder / ".cairn") for entry in root.iterdir()} - {
-        ".cairn",
-        ".lock",
-        ".writer",
-    }
+    staged = Path(staging_of(str(folder)))
+    return {entry.name for root in (folder, staged) for entry in root.iterdir()} - {".lock", ".writer"}
 
 
 def test_each_path_holds_its_checkpoint(make: Make, tmp_path: Path) -> None:
@@ -99,6 +96,25 @@ def test_each_path_holds_its_checkpoint(make: Make, tmp_path: Path) -> None:
 
     assert [value_at(path) for path in paths] == [0, 1, 2, 3, 4]
     assert names(tmp_path) == {path.name for path in paths}
+
+
+def test_a_folder_shows_its_checkpoints_and_nothing_else(make: Make, tmp_path: Path) -> None:
+    store, folder = make(), tmp_path / "run" / "checkpoints"
+    saves = [store.save(tree(i, 300_000), folder / f"{i}.ckpt") for i in range(2)]
+    shown = {frozenset(os.listdir(folder)) for save in saves if save.exception() is None}
+    store.remove(folder / "0.ckpt").result()
+    store.close()
+
+    assert shown <= {frozenset({"0.ckpt"}), frozenset({"0.ckpt", "1.ckpt"})}
+    assert os.listdir(folder) == ["1.ckpt"]
+    assert staging_of(str(folder)) == str(tmp_path / "run" / ".checkpoints.cairn")
+
+
+def test_where_no_rename_from_beside_the_folder_works_it_is_inside() -> None:
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    mount = next(path for path in mounts if os.path.ismount(path) and os.path.isdir(path))
+
+    assert staging_of(mount) == os.path.join(os.path.realpath(mount), ".cairn")
 
 
 def test_chunks_by_the_pool_are_read_back(make: Make, tmp_path: Path) -> None:
@@ -156,7 +172,7 @@ def test_a_removal_waits_for_the_save_before_it(make: Make, tmp_path: Path) -> N
 
 def fail_the_next(folder: Path, step: int) -> None:
     """The name that the next save commits to is taken by something else."""
-    theirs = folder / ".cairn" / f"step-{step:020}"
+    theirs = Path(staging_of(str(folder))) / f"step-{step:020}"
     theirs.mkdir()
     (theirs / "theirs").write_text("")
 
@@ -271,15 +287,16 @@ def test_what_a_crash_left_is_swept(make: Make, tmp_path: Path) -> None:
     first = make()
     first.save(tree(1), tmp_path / "a.ckpt").result()
     first.close()
+    staging = Path(staging_of(str(tmp_path)))
     # Committed, without its path; and what an exchange left: an older step's checkpoint under a newer one's name.
-    with cairn.Checkpointer(tmp_path / ".cairn", **SMALL) as checkpointer:
+    with cairn.Checkpointer(staging, **SMALL) as checkpointer:
         checkpointer.save(7, tree(7))
-    shutil.copytree(tmp_path / "a.ckpt", tmp_path / ".cairn" / f"step-{9:020}")
+    shutil.copytree(tmp_path / "a.ckpt", staging / f"step-{9:020}")
     # A link that an exchange left.
-    (tmp_path / ".cairn" / f"step-{10:020}").symlink_to("../a.ckpt")
+    (staging / f"step-{10:020}").symlink_to("../a.ckpt")
     # Two saves that were in flight: more than the next save could be written over.
     for number in range(2):
-        shutil.copytree(tmp_path / "a.ckpt", tmp_path / ".cairn" / f".attempt-{uuid.UUID(int=number)}")
+        shutil.copytree(tmp_path / "a.ckpt", staging / f".attempt-{uuid.UUID(int=number)}")
     second = make()
     second.save(tree(2), tmp_path / "b.ckpt").result()
     second.close()
@@ -292,9 +309,10 @@ def test_what_cannot_be_removed_of_a_crash_stops_no_save(make: Make, tmp_path: P
     first = make()
     first.save(tree(1), tmp_path / "a.ckpt").result()
     first.close()
+    staging = Path(staging_of(str(tmp_path)))
     for step in (1, 2):
-        shutil.copytree(tmp_path / "a.ckpt", tmp_path / ".cairn" / f"step-{step:020}")
-    (tmp_path / ".cairn" / f"step-{1:020}" / "mine").mkdir()
+        shutil.copytree(tmp_path / "a.ckpt", staging / f"step-{step:020}")
+    (staging / f"step-{1:020}" / "mine").mkdir()
     second = make()
 
     for name in ("b.ckpt", "c.ckpt"):
