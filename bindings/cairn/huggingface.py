@@ -12,14 +12,18 @@ callbacks and TrainerControl), the loss that is not logged yet, the model's conf
 and Trainer writes no `checkpoint-N` folder. On resume each of these must be there. On the CPU a resumed run continues
 bit by bit, with Trainer's own data skipping.
 
+**A checkpoint's folder is a model folder**: `AutoModel.from_pretrained(trainer.state.best_model_checkpoint)` reads it.
+Config, tokenizer, trainer_state.json and an index of the weights are committed with it; the weights are read from the
+shard itself. transformers then reports what else is in the shard (the optimizer) as unexpected. `export` writes a
+folder of the model alone, for readers that refuse that.
+
 **How.** A callback is not enough: Trainer writes its own folder before it calls `on_save`, and reads weights and
 trainer_state.json from a folder. So the mixin overrides the methods in `EXPECTED`, which are private. This module was
 written for transformers 5.23. It refuses older versions and 6, and at import a Trainer whose methods have other
 parameters.
 
-**What is refused**, because a checkpoint would be incomplete, or written twice: several processes (DDP, FSDP,
-DeepSpeed, TPU), save_only_model, auto_find_batch_size, enable_jit_checkpoint, hyperparameter search, pushes of
-checkpoints to the Hub, and optimizers that step within backward (LOMO, layer-wise GaLore).
+**What is refused**, at construction, because a checkpoint would be incomplete, or written twice: see
+`_huggingface/refusals.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +32,6 @@ import dataclasses
 import importlib.metadata
 import inspect
 import json
-import logging
 import os
 import re
 import tempfile
@@ -36,19 +39,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import transformers
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from ._checkpointer import Checkpointer
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
-from ._huggingface.export import FORMAT, export, read_model, reader
-from ._huggingface.run import Run
+from ._huggingface.contents import FORMAT, RANK, TRAINER, pack, unpack, weights_of
+from ._huggingface.export import export, read_model, read_trainer, reader
+from ._huggingface.found import last_checkpoint, root_of, step_folder, step_of, stock_step
+from ._huggingface.model_folder import Companions, ModelFiles, config_text
+from ._huggingface.refusals import check_search, check_supported
+from ._huggingface.run import REPLICATED, Run
 from ._rng import RngState
 
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
-_log = logging.getLogger("cairn")
 
 OLDEST = (5, 23)
 BELOW = (6,)
@@ -82,20 +87,6 @@ def check_transformers(version: str, trainer: type) -> None:
 check_transformers(importlib.metadata.version("transformers"), transformers.Trainer)
 
 
-def last_checkpoint(output_dir: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> str | None:
-    """The newest checkpoint's folder, for `train(resume_from_checkpoint=...)`; None if there is none."""
-    root = os.path.join(output_dir, "cairn") if root is None else os.fspath(root)
-    if not os.path.isdir(root):
-        return None
-    with reader(root) as checkpointer:
-        step = checkpointer.latest()
-    return None if step is None else step_folder(root, step)
-
-
-def step_folder(root: str, step: int) -> str:
-    return os.path.join(root, f"step-{step:020d}")
-
-
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
 else:
@@ -112,22 +103,24 @@ class TrainerMixin(_Base):
     `cairn_options` are Checkpointer's, with these defaults: root is `output_dir/cairn`; keep_last is save_total_limit
     (0, which keeps all, if that is None). The best model's checkpoint is pinned, so there may be one more.
 
-    `resume_from_checkpoint` is True (the newest), a step, a checkpoint's folder under the root or elsewhere, or a
-    `checkpoint-N` of the stock Trainer, after which training continues with Cairn's checkpoints. A root that holds
-    checkpoints is refused unless training resumes from them.
+    `resume_from_checkpoint` is True (what `last_checkpoint` finds), a step, a checkpoint's folder under the root or
+    elsewhere, or a `checkpoint-N` of the stock Trainer, after which training continues with Cairn's checkpoints. A root
+    that holds checkpoints is refused unless training resumes from one of them, or from a later step.
     """
 
     def __init__(self, *args: Any, cairn_options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         self._cairn_options = dict(cairn_options or {})
         self._cairn: Run | None = None
+        self._model_files = ModelFiles()
         super().__init__(*args, **kwargs)
+        check_supported(self, self._cairn_options)
 
     # What the mixin adds
 
     @property
     def cairn_root(self) -> str:
         """The folder of this trainer's checkpoints."""
-        return os.fspath(self._cairn_options.get("root") or os.path.join(self.args.output_dir, "cairn"))
+        return root_of(self.args.output_dir, self._cairn_options.get("root"))
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -135,7 +128,7 @@ class TrainerMixin(_Base):
         return self._run().checkpointer
 
     def export(self, step: int | None, folder: str | os.PathLike[str]) -> None:
-        """Writes a checkpoint (None: the newest) as a folder that from_pretrained reads; see `export`."""
+        """Writes a checkpoint (None: the newest) as a folder of the model alone; see `export`."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         export(self.cairn_root, folder, step, model=model, processing_class=self.processing_class)
 
@@ -147,18 +140,18 @@ class TrainerMixin(_Base):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
-        self._check_supported(trial)
+        check_supported(self, self._cairn_options)
+        check_search(self, trial)
         limit = self.args.save_total_limit or 0
-        options = {"keep_last": max(limit, 0), **self._cairn_options, "root": self.cairn_root}
-        with tempfile.TemporaryDirectory(prefix="cairn-") as folder, Checkpointer(**options) as checkpointer:
-            self._cairn = run = Run(checkpointer, options["keep_last"], folder)
+        options = {"keep_last": max(limit, 0), **self._cairn_options, "root": self.cairn_root, "replicated": REPLICATED}
+        with (
+            tempfile.TemporaryDirectory(prefix="cairn-") as folder,
+            Companions(self.cairn_root, options.get("file_mode", 0o644)) as companions,
+            Checkpointer(**options) as checkpointer,
+        ):
+            self._cairn = run = Run(checkpointer, options["keep_last"], folder, companions)
             try:
                 stock = self._choose_source(run, resume_from_checkpoint)
-                if run.steps and (not run.resumes or run.source):
-                    raise FailedPrecondition(
-                        f"{checkpointer.root} holds checkpoints up to step {max(run.steps)}: resume from them "
-                        "(resume_from_checkpoint=True), or train into another output_dir"
-                    )
                 result = super().train(folder if run.resumes else stock, trial, ignore_keys_for_eval)
                 run.finish(self.state.best_global_step)
             finally:
@@ -167,9 +160,8 @@ class TrainerMixin(_Base):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run, step = self._run(), self.state.global_step
-        run.checkpointer.check()
+        run.check()
         self.store_flos()
-        run.saves = {one: save for one, save in run.saves.items() if not save.done()}
         run.pin_best(self.state.best_global_step, wait=False)
         if self.state.best_global_step is not None and self.state.best_global_step in run.steps | {step}:
             self.state.best_model_checkpoint = step_folder(self.cairn_root, self.state.best_global_step)
@@ -178,49 +170,45 @@ class TrainerMixin(_Base):
         ]
         self.state.stateful_callbacks |= TrainerState(stateful_callbacks=exportable).stateful_callbacks
         run.checkpointer.protect(self.optimizer)
-        if step in run.saves:
-            run.saves[step].wait()
-        save = run.checkpointer.save(step, self._tree(run), replace=step in run.order)
-        run.saves[step] = save
-        run.steps.add(step)
-        run.order.append(step)
+        run.save(step, self._gather)
 
-    def _tree(self, run: Run) -> dict[str, Any]:
+    def _gather(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """The checkpoint's tree, and the files of its folder."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        weights = self.model.state_dict()
-        parameters = {parameter.data_ptr() for parameter in self.model.parameters()}
-        for name, tensor in weights.items():
-            # Forward changes buffers (batch norm's) without a fence before it, so they are copied here.
-            if isinstance(tensor, torch.Tensor) and tensor.data_ptr() not in parameters:
-                weights[name] = tensor.clone()
-        return {
-            "format": FORMAT,
-            "model": weights,
-            "optimizer": self.optimizer,
-            "scheduler": self.lr_scheduler,
-            "scaler": getattr(self.accelerator, "scaler", None),
-            "rng": RngState(),
-            "state": json.dumps(dataclasses.asdict(self.state), sort_keys=True),
-            "loss": {"sum": self._tr_loss.detach().clone(), "last_logged": self._globalstep_last_logged},
-            "pinned": run.pinned,
-            "class": type(model).__name__,
-            "config": _text(getattr(model, "config", None)),
-            "generation_config": _text(getattr(model, "generation_config", None)),
+        state = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True) + "\n"
+        processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        files = {**self._model_files.read(model, processing_class), TRAINER_STATE_NAME: state.encode()}
+        parts = {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.lr_scheduler.state_dict(),
+            "scaler": scaler.state_dict() if (scaler := getattr(self.accelerator, "scaler", None)) else None,
         }
+        trainer = {
+            "format": FORMAT,
+            "state": state,
+            "last_logged": self._globalstep_last_logged,
+            "pinned": self._run().pinned,
+            "class": type(model).__name__,
+            "config": config_text(getattr(model, "config", None)),
+            "generation_config": config_text(getattr(model, "generation_config", None)),
+        }
+        own = {"rng": RngState().state_dict(), "loss": self._tr_loss.detach().clone()}
+        return {**weights_of(self.model), TRAINER: trainer | pack(parts), RANK: pack(own)}, files
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if (run := self._resumed(resume_from_checkpoint)) is None:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        parts = ("optimizer", "scheduler", "scaler", "rng", "loss", "state", "pinned")
-        others = ("format", "class", "config", "generation_config")
-        like = dict.fromkeys((*parts, *others)) | {"model": self.model if model is None else model}
-        restored = run.checkpointer.restore(like, run.step, folder=run.source)
-        if restored["format"] != FORMAT:
-            raise Unsupported(f"expected a checkpoint of the format {FORMAT}, found {restored['format']!r}")
-        run.restored = {part: restored[part] for part in parts}
-        state = json.loads(run.take("state"))
-        run.pinned = run.take("pinned")
+        model = self.model if model is None else model
+        read_trainer(run.checkpointer, run.step, run.source)  # Is it one of ours?
+        weights = model.state_dict()
+        restored = run.checkpointer.restore({**weights, TRAINER: None, RANK: None}, run.step, folder=run.source)
+        trainer = restored[TRAINER]
+        # Its tensors have been read in place; this is for hooks, and for what is no tensor.
+        model.load_state_dict({name: restored[name] for name in weights})
+        run.restored = {**unpack(trainer), **unpack(restored[RANK]), "last_logged": trainer["last_logged"]}
+        run.pinned = trainer["pinned"]
+        state = json.loads(trainer["state"])
         if state["best_model_checkpoint"] is not None and state["best_global_step"] in run.steps:
             state["best_model_checkpoint"] = step_folder(self.cairn_root, state["best_global_step"])
         Path(run.folder, TRAINER_STATE_NAME).write_text(json.dumps(state), encoding="utf-8")
@@ -249,9 +237,9 @@ class TrainerMixin(_Base):
             super()._load_rng_state(checkpoint)
             return
         loss = run.take("loss")
-        self._tr_loss += loss["sum"].to(self._tr_loss.device)
-        self._total_loss_scalar -= float(loss["sum"])  # train_loss stays that of this call alone.
-        self._globalstep_last_logged = loss["last_logged"]
+        self._tr_loss += loss.to(self._tr_loss.device)
+        self._total_loss_scalar -= float(loss)  # train_loss stays that of this call alone.
+        self._globalstep_last_logged = run.take("last_logged")
         RngState().load_state_dict(run.take("rng"))
 
     def _load_best_model(self) -> None:
@@ -261,7 +249,7 @@ class TrainerMixin(_Base):
             return
         run.finish(self.state.best_global_step)
         with reader(self.cairn_root) as checkpointer:
-            self.model.load_state_dict(read_model(checkpointer, self.state.best_global_step)["model"])
+            self.model.load_state_dict(read_model(checkpointer, self.state.best_global_step)[1])
 
     # Internal
 
@@ -276,50 +264,31 @@ class TrainerMixin(_Base):
 
     def _choose_source(self, run: Run, wanted: Any) -> str | None:
         """Sets what the run resumes from, or returns the folder of a stock Trainer's checkpoint."""
-        if wanted is None or wanted is False:
-            return None
-        run.resumes = True
+        root, newest = run.checkpointer.root, max(run.steps, default=-1)
         if wanted is True:
-            if not run.checkpointer.checkpoints():
-                raise NotFound(f"no checkpoint under {run.checkpointer.root} to resume from")
-        elif isinstance(wanted, int):
-            run.step = wanted
-        else:
-            path = Path(wanted)
-            step = re.fullmatch(r"step-(\d{20})", path.name)
-            if step and path.is_dir() and path.parent.exists() and path.parent.samefile(run.checkpointer.root):
-                run.step = int(step[1])
-            elif (path / "manifest.json").is_file():
-                run.source = os.fspath(path)
-            elif (path / TRAINER_STATE_NAME).is_file():
-                run.resumes = False
-                return os.fspath(path)
-            else:
-                raise NotFound(f"{path}: expected a checkpoint of Cairn or of Trainer")
-        return None
-
-    def _check_supported(self, trial: Any) -> None:
-        args, optimizer = self.args, self.optimizer
-        refused = {
-            "several processes": args.world_size > 1 or self.is_deepspeed_enabled or self.is_fsdp_enabled,
-            "save_only_model": args.save_only_model,
-            "auto_find_batch_size": args.auto_find_batch_size,
-            "enable_jit_checkpoint": args.enable_jit_checkpoint,
-            "hyperparameter search": trial is not None or self.hp_search_backend is not None,
-            'push_to_hub with a hub_strategy other than "end"': args.push_to_hub and args.hub_strategy != "end",
-            "optimizers that step within backward": "layerwise" in args.optim
-            or "lomo" in args.optim
-            or type(optimizer).__name__ in ("LayerWiseDummyOptimizer", "Lomo", "AdaLomo"),
-            'load_best_model_at_end with when_full other than "wait"': args.load_best_model_at_end
-            and self._cairn_options.get("when_full", "wait") != "wait",
-        }
-        if found := [what for what, is_so in refused.items() if is_so]:
-            raise Unsupported(f"cairn.huggingface does not work with {', '.join(found)}")
+            wanted = last_checkpoint(self.args.output_dir, root)
+            if wanted is None:
+                raise NotFound(f"no checkpoint under {root}, and no checkpoint-N in {self.args.output_dir}")
+        stock: str | None = None
+        first = 0  # The step from which the run goes on.
+        if isinstance(wanted, int) and not isinstance(wanted, bool):
+            run.step, run.resumes = wanted, True
+        elif wanted:
+            run.step = step_of(wanted, root)
+            run.resumes = run.step is not None or Path(wanted, "manifest.json").is_file()
+            if run.step is None and run.resumes:
+                run.source = os.fspath(wanted)
+            elif not run.resumes and (first := stock_step(wanted) or 0) == 0:
+                raise NotFound(f"{wanted}: expected a checkpoint of Cairn, or a complete checkpoint-N of Trainer")
+            stock = None if run.resumes else os.fspath(wanted)
+        if newest > first and run.step is None:
+            raise FailedPrecondition(
+                f"{root} holds checkpoints up to step {newest}, and a later one would follow them as if it continued "
+                "their run: resume from them (resume_from_checkpoint=True), train into another output_dir, or remove "
+                "that folder first"
+            )
+        return stock
 
 
 class Trainer(TrainerMixin, transformers.Trainer):
     """transformers.Trainer with Cairn's checkpoints: see TrainerMixin."""
-
-
-def _text(config: Any) -> str | None:
-    return config.to_json_string() if hasattr(config, "to_json_string") else None

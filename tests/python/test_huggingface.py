@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,69 +10,7 @@ from typing import Any
 
 import cairn
 import pytest
-
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["HF_HUB_OFFLINE"] = "1"
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-hf = pytest.importorskip("cairn.huggingface")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def a_gpt2() -> Any:
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, pad_token_id=0)
-    )
-
-
-def data(rows: int = 40) -> list[dict[str, Any]]:
-    ids = torch.randint(0, 32, (rows, 8), generator=torch.Generator().manual_seed(3))
-    return [{"input_ids": row, "labels": row} for row in ids]
-
-
-def a_trainer(output: Path, kind: Any = None, **settings: Any) -> Any:
-    """10 steps an epoch, a save every 2, no log but the loss of each step."""
-    transformers.set_seed(1)
-    ours: dict[str, Any] = {"kind": kind or hf.Trainer, "model": None, "callbacks": None, "optimizers": (None, None)}
-    ours |= {name: settings.pop(name) for name in (*ours, "cairn_options") if name in settings}
-    kind, model = ours.pop("kind"), ours.pop("model") or a_gpt2()
-    if issubclass(kind, hf.TrainerMixin):
-        ours["cairn_options"] = {"host_memory": "16MiB", "chunk": "1MiB", "queue_depth": 2} | ours.get(
-            "cairn_options", {}
-        )
-    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1} | settings
-    args = transformers.TrainingArguments(
-        output_dir=str(output),
-        per_device_train_batch_size=4,
-        learning_rate=1e-2,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        **settings,
-    )
-    trainer = kind(model=model, args=args, train_dataset=data(), eval_dataset=data(8), **ours)
-    trainer.remove_callback(transformers.PrinterCallback)
-    return trainer
-
-
-def losses(trainer: Any) -> dict[int, float]:
-    return {log["step"]: log["loss"] for log in trainer.state.log_history if "loss" in log}
-
-
-def assert_same_weights(one: Any, other: Any) -> None:
-    theirs = other if isinstance(other, dict) else other.state_dict()
-    for name, tensor in one.state_dict().items():
-        assert torch.equal(tensor, theirs[name]), name
-
-
-def steps(output: Path) -> list[int]:
-    with cairn.Checkpointer(output / "cairn", read_only=True) as checkpointer:
-        return checkpointer.steps()
+from huggingface_trainer import a_gpt2, a_trainer, assert_same_weights, hf, losses, steps, torch, transformers
 
 
 class At(transformers.TrainerCallback):  # type: ignore[misc]
@@ -186,18 +123,53 @@ def test_nothing_to_resume_from_is_an_error(tmp_path: Path) -> None:
             a_trainer(tmp_path / "run").train(resume_from_checkpoint=wanted)
 
 
-def test_training_anew_does_not_go_into_another_runs_root(tmp_path: Path) -> None:
-    a_trainer(tmp_path).train()
-    with pytest.raises(cairn.FailedPrecondition, match="up to step 8: resume"):
-        a_trainer(tmp_path).train()
-    assert steps(tmp_path)[-1] == 8
+def test_a_used_folder_is_continued_or_refused(tmp_path: Path) -> None:
+    a_trainer(tmp_path, max_steps=4).train()
+    a_trainer(tmp_path / "elsewhere", max_steps=2).train()
+    stock = a_trainer(tmp_path, transformers.Trainer, max_steps=6)
+    stock.train()
+    copy = tmp_path / "copy"
+    (tmp_path / "elsewhere/cairn/step-00000000000000000002").rename(copy)
+
+    # From the beginning, from an earlier step, and from another run's checkpoint.
+    for wanted in (None, str(tmp_path / "checkpoint-2"), copy):
+        with pytest.raises(cairn.FailedPrecondition, match="up to step 4, .* resume from them .* another output_dir"):
+            a_trainer(tmp_path).train(resume_from_checkpoint=wanted)
+    assert steps(tmp_path)[-1] == 4
+
+    # A later step follows.
+    ours = a_trainer(tmp_path, save_total_limit=None)
+    ours.train(resume_from_checkpoint=hf.last_checkpoint(tmp_path))
+    assert steps(tmp_path) == [2, 4, 8]
+    assert losses(ours) == losses(stock) | {7: losses(ours)[7], 8: losses(ours)[8]}
 
 
-def test_a_checkpoint_that_lacks_a_part_is_refused_with_its_name(tmp_path: Path) -> None:
-    with cairn.Checkpointer(tmp_path / "cairn", host_memory="64MiB") as checkpointer:
+def test_the_last_checkpoint_may_be_the_stock_trainers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "cairn")
+    a_trainer(tmp_path, transformers.Trainer, max_steps=4).train()
+    (tmp_path / "checkpoint-6").mkdir()  # A crash left it without trainer_state.json.
+    (tmp_path / "checkpoint-last").mkdir()
+
+    assert hf.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    assert "no checkpoint of Cairn, the stock Trainer's up to step 4: resume from" in caplog.text
+    assert f"{tmp_path / 'checkpoint-6'} is passed over: it has no trainer_state.json" in caplog.text
+
+    ours = a_trainer(tmp_path, max_steps=6)
+    ours.train(resume_from_checkpoint=True)
+    assert steps(tmp_path) == [6]
+    assert hf.last_checkpoint(tmp_path) == str(tmp_path / "cairn/step-00000000000000000006")
+    assert "Cairn's checkpoints up to step 6" in caplog.text
+
+
+def test_what_another_program_saved_is_refused_by_name(tmp_path: Path) -> None:
+    with cairn.Checkpointer(tmp_path / "theirs/cairn", host_memory="64MiB") as checkpointer:
         checkpointer.save(2, {"model": a_gpt2(), "optimizer": {"state": {}}})
-    with pytest.raises(cairn.InvalidArgument, match="scheduler"):
-        a_trainer(tmp_path).train(resume_from_checkpoint=True)
+    with cairn.Checkpointer(tmp_path / "old/cairn", host_memory="64MiB") as checkpointer:
+        checkpointer.save(2, {"format": "cairn.huggingface/1", "model": a_gpt2()})
+    with pytest.raises(cairn.InvalidArgument, match="not written by cairn.huggingface"):
+        a_trainer(tmp_path / "theirs").train(resume_from_checkpoint=True)
+    with pytest.raises(cairn.Unsupported, match="export the model with the version"):
+        a_trainer(tmp_path / "old").train(resume_from_checkpoint=True)
 
 
 def test_a_gradient_scaler_on_one_side_only_is_refused(tmp_path: Path) -> None:
@@ -319,21 +291,29 @@ def test_a_failure_of_the_last_save_is_raised_by_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "what"),
+    ("settings", "way_out"),
     [
-        ({"save_only_model": True}, "save_only_model"),
-        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"save_only_model": True}, "save_only_model: leave it out"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size: .* set per_device_train_batch_size"),
+        ({"optim": "galore_adamw_layerwise", "optim_target_modules": ["h"]}, "LOMO, .* choose another optim"),
         (
             {"cairn_options": {"when_full": "skip"}, "load_best_model_at_end": True, "eval_strategy": "steps"},
-            "when_full",
+            'set cairn_options={"when_full": "wait"}',
         ),
     ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )
-def test_what_would_lack_a_part_is_refused(tmp_path: Path, settings: dict[str, Any], what: str) -> None:
-    trainer = a_trainer(tmp_path, **settings)
-    with pytest.raises(cairn.Unsupported, match=what):
-        trainer.train()
+def test_what_would_lack_a_part_is_refused_at_construction(
+    tmp_path: Path, settings: dict[str, Any], way_out: str
+) -> None:
+    with pytest.raises(cairn.Unsupported, match=way_out):
+        a_trainer(tmp_path, **settings)
     assert not (tmp_path / "cairn").exists()
+
+
+def test_a_hyperparameter_search_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(cairn.Unsupported, match="search with the stock Trainer"):
+        a_trainer(tmp_path).train(trial={"learning_rate": 1.0})
 
 
 def test_a_checkpoint_is_of_one_step_whatever_changes_meanwhile(tmp_path: Path) -> None:
@@ -353,7 +333,7 @@ def test_a_checkpoint_is_of_one_step_whatever_changes_meanwhile(tmp_path: Path) 
     trainer = a_trainer(tmp_path, model=Large(), save_steps=1, optim="sgd", max_grad_norm=0.0)
     trainer.train()
 
-    names = ["model/weight", "model/sum", "model/norm.num_batches_tracked"]
+    names = ["weight", "sum", "norm.num_batches_tracked"]
     weights = set()
     with cairn.Checkpointer(tmp_path / "cairn", read_only=True) as checkpointer:
         for step in range(1, 9):
@@ -384,7 +364,7 @@ def test_automodel_reads_what_is_exported(tmp_path: Path) -> None:
         transformers.AutoModel.from_pretrained(tmp_path / "plain"), trainer.model.transformer.state_dict()
     )
     with cairn.Checkpointer(tmp_path / "cairn", read_only=True) as checkpointer:
-        earlier = checkpointer.load(4)["model"]
+        earlier = checkpointer.load(4)
     assert_same_weights(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "during"), earlier)
 
 

@@ -14,10 +14,9 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from .. import _tree
 from .._checkpointer import Checkpointer
-from .._errors import AlreadyExists, InvalidArgument
+from .._errors import AlreadyExists, InvalidArgument, Unsupported
 from .._ranks.replicas import tree_text
-
-FORMAT = "cairn.huggingface/1"
+from .contents import FORMAT, RANK, TRAINER
 
 
 def reader(root: str | os.PathLike[str]) -> Checkpointer:
@@ -25,24 +24,41 @@ def reader(root: str | os.PathLike[str]) -> Checkpointer:
     return Checkpointer(root, read_only=True, host_memory="64MiB")
 
 
-def read_model(checkpointer: Checkpointer, step: int | None) -> dict[str, Any]:
-    """A checkpoint's tree with the model's tensors, on the CPU and tied as before; None instead of all other
-    tensors."""
+def read_trainer(checkpointer: Checkpointer, step: int | None, folder: str = "") -> dict[str, Any]:
+    """What a checkpoint says of its training, with None in place of tensors. Raises InvalidArgument, or Unsupported, if
+    this version of cairn.huggingface did not write it."""
+    details = checkpointer._reading.choose(step, folder)
+    with details["hold"]:
+        return _read_tree(checkpointer, details)[1]
+
+
+def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same, and the model's weights, on the CPU and tied as before."""
     details = checkpointer._reading.choose(step)
     with details["hold"]:
-        return _read_model(checkpointer, details | checkpointer._core.inspect_part(details["path"], 0, []))
+        text, trainer = _read_tree(checkpointer, details)
+        names = _tree.names(text)
+        wanted = [name for name in names if name.partition("/")[0] not in (TRAINER, RANK)]
+        tensors = checkpointer.load(details["step"], names=wanted)
+        tree = _tree.build(text, dict.fromkeys(names) | tensors)
+        assert isinstance(tree, dict)
+        return trainer, {key: value for key, value in tree.items() if key not in (TRAINER, RANK)}
 
 
-def _read_model(checkpointer: Checkpointer, details: dict[str, Any]) -> dict[str, Any]:
-    text = tree_text(details)
-    names = _tree.names(text)
-    tree = _tree.build(text, dict.fromkeys(names))
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+def _read_tree(checkpointer: Checkpointer, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    text = tree_text(details | checkpointer._core.inspect_part(details["path"], 0, []))
+    tree = _tree.build(text, dict.fromkeys(_tree.names(text)))
+    root = tree if isinstance(tree, dict) else {}
+    trainer = root.get(TRAINER)
+    found = (trainer if isinstance(trainer, dict) else root).get("format")
+    if not isinstance(found, str) or not found.startswith("cairn.huggingface/"):
         raise InvalidArgument(f"{details['path']} was not written by cairn.huggingface")
-    tensors = checkpointer.load(details["step"], names="model/*")
-    tree = _tree.build(text, dict.fromkeys(names) | tensors)
-    assert isinstance(tree, dict)
-    return tree
+    if found != FORMAT or not isinstance(trainer, dict):
+        raise Unsupported(
+            f"{details['path']} has the format {found}, this version reads {FORMAT}: export the model with the version "
+            "of Cairn that wrote it"
+        )
+    return text, trainer
 
 
 def export(
@@ -65,13 +81,13 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise AlreadyExists(f"{target} already exists and is not an empty folder")
     with reader(root) as checkpointer:
-        tree = read_model(checkpointer, step)
+        trainer, weights = read_model(checkpointer, step)
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         made.chmod(0o755)  # mkdtemp gives access only to the owner.
-        empty = _skeleton(tree, made) if model is None else model
-        empty.save_pretrained(made, state_dict=tree["model"])
+        empty = _skeleton(trainer, weights, made) if model is None else model
+        empty.save_pretrained(made, state_dict=weights)
         if processing_class is not None:
             processing_class.save_pretrained(made)
         os.rename(made, target)
@@ -80,18 +96,18 @@ def export(
         raise
 
 
-def _skeleton(tree: dict[str, Any], folder: Path) -> Any:
+def _skeleton(trainer: dict[str, Any], weights: dict[str, Any], folder: Path) -> Any:
     """A model of the checkpoint's class and config that holds the given tensors, without memory of its own."""
-    kind = getattr(transformers, tree["class"], None)
-    if kind is None or tree["config"] is None:
+    kind = getattr(transformers, trainer["class"], None)
+    if kind is None or trainer["config"] is None:
         raise InvalidArgument(
-            f"the checkpoint's model is a {tree['class']}, which is not in transformers: pass a `model` of that class"
+            f"the checkpoint's model is a {trainer['class']}, which is not in transformers: pass a `model` of that class"
         )
-    (folder / CONFIG_NAME).write_text(tree["config"], encoding="utf-8")
+    (folder / CONFIG_NAME).write_text(trainer["config"], encoding="utf-8")
     with torch.device("meta"):
         model = kind(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
-    model.load_state_dict(tree["model"], assign=True)
-    if tree["generation_config"] is not None:
-        (folder / GENERATION_CONFIG_NAME).write_text(tree["generation_config"], encoding="utf-8")
+    model.load_state_dict(weights, assign=True)
+    if trainer["generation_config"] is not None:
+        (folder / GENERATION_CONFIG_NAME).write_text(trainer["generation_config"], encoding="utf-8")
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from .. import _tree
 from .._checkpointer import Checkpointer
 from .._errors import NotFound
+from .._ranks.replicas import Rules
 from .._save import Save
+from .._tree.tensors import TensorCollector
+from .contents import RANK, TRAINER, tied_names
+from .model_folder import Companions, Files, weight_index
+
+# Everything is alike on all ranks but what is below RANK.
+REPLICATED = Rules(under=("",), but=(RANK,))
 
 
 class Run:
     """One call of train(): its checkpointer, what it resumes from, and which saves are in flight."""
 
-    def __init__(self, checkpointer: Checkpointer, keep_last: int, folder: str) -> None:
+    def __init__(self, checkpointer: Checkpointer, keep_last: int, folder: str, companions: Companions) -> None:
         self.checkpointer = checkpointer
         self.keep_last = keep_last
         self.folder = folder  # Represents the checkpoint in Trainer's calls; holds trainer_state.json.
+        self.companions = companions
         self.step: int | None = None
         self.source = ""  # The folder of a checkpoint outside the root.
         self.resumes = False
@@ -31,8 +41,47 @@ class Run:
             raise NotFound(f"the checkpoint's {part} was not restored, or has been used already")
         return self.restored.pop(part)
 
+    def check(self) -> None:
+        """Raises a failure in the background."""
+        self.companions.check()
+        self.checkpointer.check()
+
+    def save(self, step: int, gather: Callable[[], tuple[dict[str, Any], Files]]) -> None:
+        """Starts the save of a tree of the form in `contents`, with the files beside it. `gather` runs within, so that
+        its error reaches the ranks that would wait for this one."""
+        if step in self.saves:
+            self.saves[step].wait()
+        files: dict[str, bytes] = {}
+        replicas: Any = None
+
+        def fill(tensors: TensorCollector) -> list[tuple[str, str]]:
+            nonlocal replicas
+            tree, more = gather()
+            weights = {name: value for name, value in tree.items() if name not in (TRAINER, RANK)}
+            text = _tree.flatten(tree, tensors)
+            values, (shared, first, alike) = self.checkpointer._replica_arguments(tree, text, ())
+            # The index that names their file is written before it is known who writes what else.
+            of_rank_0 = [name for name in shared if not name.startswith(f"{TRAINER}/")]
+            replicas = [name for name in shared if name.startswith(f"{TRAINER}/")], first + of_rank_0, alike
+            files.update(more)
+            if more:
+                files.update(weight_index(weights, tied_names(weights), "shard-00000.safetensors"))
+            return [("tree", text), *values]
+
+        leads = self.checkpointer.rank == 0
+        if leads:
+            self.companions.prepare()
+        replace = step in self.order
+        save = self.checkpointer._start(step, fill, lambda: replicas, replace=replace, hold=leads)
+        if leads:
+            self.companions.add(save, files)
+        self.saves[step] = save
+        self.steps.add(step)
+        self.order.append(step)
+
     def pin_best(self, best: int | None, wait: bool) -> None:
         """Pins the best model's checkpoint, and unpins the previous best."""
+        self.saves = {one: save for one, save in self.saves.items() if not save.done()}
         if self.keep_last == 0 or best is None or best == self.pinned or best not in self.steps:
             return
         if save := self.saves.get(best):
@@ -40,14 +89,18 @@ class Run:
             if not wait and not save.done() and sum(step > best for step in self.order) + 1 < self.keep_last:
                 return
             save.wait()
-        self.checkpointer.pin(best)
-        if self.pinned is not None:
-            with suppress(NotFound):
-                self.checkpointer.unpin(self.pinned)
+        if self.checkpointer.rank == 0:
+            self.checkpointer.pin(best)
+            if self.pinned is not None:
+                with suppress(NotFound):
+                    self.checkpointer.unpin(self.pinned)
         self.pinned = best
 
     def finish(self, best: int | None) -> None:
         """Returns when every save is durable; raises the first failure."""
+        if self.checkpointer.rank == 0:
+            self.companions.finish()
+        self.companions.check()
         self.checkpointer.drain()
         self.checkpointer.check()
         self.pin_best(best, wait=True)

@@ -325,13 +325,17 @@ def _precedence(error: Exception) -> int:
 
 
 def _matching(stored: list[str], names: str | Sequence[str], path: str) -> list[str]:
+    known = set(stored)
+
+    def matched(pattern: str) -> list[str]:
+        if pattern in known and not set("*?[") & set(pattern):
+            return [pattern]
+        return [one for one in stored if one == pattern or fnmatchcase(one, pattern)]
+
     wanted = dict.fromkeys(
         name
         for pattern in ([names] if isinstance(names, str) else names)
-        for name in (
-            [one for one in stored if one == pattern or fnmatchcase(one, pattern)]
-            or _raise_not_found(f'no tensor in {path} matches "{pattern}"')
-        )
+        for name in (matched(pattern) or _raise_not_found(f'no tensor in {path} matches "{pattern}"'))
     )
     return list(wanted)
 

@@ -42,7 +42,9 @@ class Rules:
     but: tuple[str, ...] = ()
 
     @staticmethod
-    def of(patterns: str | Iterable[str]) -> Rules:
+    def of(patterns: str | Iterable[str] | Rules) -> Rules:
+        if isinstance(patterns, Rules):
+            return patterns
         given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if not all(isinstance(pattern, str) for pattern in given):
             raise InvalidArgument(f"replicated: expected patterns, found {given!r}")

@@ -1,0 +1,69 @@
+"""Checkpoints that are in an output folder: Cairn's, and those of the stock Trainer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from .export import reader
+
+_log = logging.getLogger("cairn")
+
+
+def root_of(output_dir: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> str:
+    """The root of a Trainer's checkpoints: output_dir/cairn, unless another is given."""
+    return os.fspath(root or os.path.join(output_dir, "cairn"))
+
+
+def step_folder(root: str, step: int) -> str:
+    return os.path.join(root, f"step-{step:020d}")
+
+
+def step_of(folder: str | os.PathLike[str], root: str) -> int | None:
+    """The step, if the folder is a checkpoint under this root."""
+    path = Path(folder)
+    found = re.fullmatch(r"step-(\d{20})", path.name)
+    return int(found[1]) if found and path.is_dir() and path.parent.samefile(root) else None
+
+
+def stock_step(folder: str | os.PathLike[str]) -> int | None:
+    """The step of a stock Trainer's checkpoint that is complete: it writes trainer_state.json last."""
+    found = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", Path(folder).name)
+    return int(found[1]) if found and Path(folder, TRAINER_STATE_NAME).is_file() else None
+
+
+def stock_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, str]:
+    """The complete checkpoint-N folders of the stock Trainer, by step; logs those that are not."""
+    found: dict[int, str] = {}
+    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if os.path.isdir(output_dir) else ():
+        if (step := stock_step(path)) is not None:
+            found[step] = os.fspath(path)
+        elif path.is_dir():
+            _log.warning("%s is passed over: it has no %s", path, TRAINER_STATE_NAME)
+    return found
+
+
+def last_checkpoint(output_dir: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> str | None:
+    """The newest checkpoint's folder, for `train(resume_from_checkpoint=...)`; None if there is none.
+
+    That is the newest under the root (default: output_dir/cairn), or, if its step is higher, the newest complete
+    `checkpoint-N` of the stock Trainer in output_dir. Logs what it has found.
+    """
+    root = root_of(output_dir, root)
+    newest: int | None = None
+    if os.path.isdir(root):
+        with reader(root) as checkpointer:
+            newest = checkpointer.latest()
+    stock = stock_checkpoints(output_dir)
+    chosen = None if newest is None else step_folder(root, newest)
+    if stock and (newest is None or max(stock) > newest):
+        chosen = stock[max(stock)]
+    ours = "no checkpoint of Cairn" if newest is None else f"Cairn's checkpoints up to step {newest}"
+    theirs = f"the stock Trainer's up to step {max(stock)}" if stock else "none of the stock Trainer"
+    _log.info("%s: found %s, %s: %s", output_dir, ours, theirs, f"resume from {chosen}" if chosen else "start anew")
+    return chosen
