@@ -1,10 +1,12 @@
 """Trains a small GPT-2 on text with Hugging Face's Trainer. Run it again, and it resumes from the newest checkpoint.
 
     python examples/huggingface_text.py FOLDER [--steps 60] [--export FOLDER]
+    torchrun --nproc-per-node 2 examples/huggingface_text.py FOLDER
 
 Prints "from the beginning" or "resuming from ...", a line of JSON for every third step, and at the end a digest of the
-weights. On the CPU a run that was killed and resumed prints what an uninterrupted one prints. `--export` writes the
-last checkpoint as a folder for `AutoModelForCausalLM.from_pretrained`. Needs no network: the text is a licence that
+weights. On the CPU a run that was killed and resumed prints what an uninterrupted one prints. Under torchrun all ranks
+write one checkpoint (DDP). Each checkpoint's folder is one for `AutoModelForCausalLM.from_pretrained`; `--export` writes
+one that holds the model alone. Needs no network: the text is a licence that
 Debian ships, the tokenizer is trained on it, and the weights begin at random.
 """
 
@@ -30,7 +32,7 @@ TEXT = Path("/usr/share/common-licenses/Apache-2.0")
 
 class PrintLosses(transformers.TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if "loss" in logs:
+        if "loss" in logs and state.is_world_process_zero:
             print(json.dumps({"step": state.global_step, "loss": logs["loss"]}), flush=True)
 
 
@@ -52,6 +54,7 @@ def main() -> None:
     args = transformers.TrainingArguments(
         options.folder, max_steps=options.steps, save_steps=4, save_total_limit=2, logging_steps=3, learning_rate=1e-3,
         per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True, report_to="none", disable_tqdm=True,
+        ddp_backend="gloo",
     )  # fmt: skip
     trainer = Trainer(
         model=transformers.GPT2LMHeadModel(sizes),
@@ -64,12 +67,14 @@ def main() -> None:
     )
     trainer.remove_callback(transformers.PrinterCallback)
     resume = last_checkpoint(options.folder)
-    print(f"resuming from {resume}" if resume else "from the beginning", flush=True)
+    if args.process_index == 0:
+        print(f"resuming from {resume}" if resume else "from the beginning", flush=True)
     trainer.train(resume_from_checkpoint=resume)
-    if options.export:
+    if options.export and args.process_index == 0:
         trainer.export(None, options.export)
     digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in trainer.model.state_dict().values()))
-    print(f"digest={digest.hexdigest()}")
+    if args.process_index == 0:
+        print(f"digest={digest.hexdigest()}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ import dataclasses
 import importlib.metadata
 import inspect
 import json
+import logging
 import os
 import re
 import tempfile
@@ -39,6 +40,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 import transformers
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
@@ -54,6 +56,7 @@ from ._huggingface.run import REPLICATED, Run
 from ._rng import RngState
 
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
+_log = logging.getLogger("cairn")
 
 OLDEST = (5, 23)
 BELOW = (6,)
@@ -144,6 +147,8 @@ class TrainerMixin(_Base):
         check_search(self, trial)
         limit = self.args.save_total_limit or 0
         options = {"keep_last": max(limit, 0), **self._cairn_options, "root": self.cairn_root, "replicated": REPLICATED}
+        if self.args.world_size > 1:
+            options["group"] = dist.group.WORLD
         with (
             tempfile.TemporaryDirectory(prefix="cairn-") as folder,
             Companions(self.cairn_root, options.get("file_mode", 0o644)) as companions,
@@ -175,7 +180,11 @@ class TrainerMixin(_Base):
     def _gather(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """The checkpoint's tree, and the files of its folder."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        run = self._run()
         state = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True) + "\n"
+        of_rank_0 = [state, run.pinned]  # Other ranks have other times in their logs.
+        if self.args.world_size > 1:
+            dist.broadcast_object_list(of_rank_0)
         processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         files = {**self._model_files.read(model, processing_class), TRAINER_STATE_NAME: state.encode()}
         parts = {
@@ -185,9 +194,9 @@ class TrainerMixin(_Base):
         }
         trainer = {
             "format": FORMAT,
-            "state": state,
+            "state": of_rank_0[0],
+            "pinned": of_rank_0[1],
             "last_logged": self._globalstep_last_logged,
-            "pinned": self._run().pinned,
             "class": type(model).__name__,
             "config": config_text(getattr(model, "config", None)),
             "generation_config": config_text(getattr(model, "generation_config", None)),
@@ -200,13 +209,17 @@ class TrainerMixin(_Base):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         model = self.model if model is None else model
-        read_trainer(run.checkpointer, run.step, run.source)  # Is it one of ours?
+        world = read_trainer(run.checkpointer, run.step, run.source)["world"]  # Raises if it is not one of ours.
         weights = model.state_dict()
-        restored = run.checkpointer.restore({**weights, TRAINER: None, RANK: None}, run.step, folder=run.source)
+        own = {RANK: None} if world == run.checkpointer.world else {}
+        if not own:
+            _log.warning("%s ranks saved: each begins with new random numbers and a new sum of losses", world)
+        restored = run.checkpointer.restore({**weights, TRAINER: None, **own}, run.step, folder=run.source)
         trainer = restored[TRAINER]
         # Its tensors have been read in place; this is for hooks, and for what is no tensor.
         model.load_state_dict({name: restored[name] for name in weights})
-        run.restored = {**unpack(trainer), **unpack(restored[RANK]), "last_logged": trainer["last_logged"]}
+        run.restored = unpack(trainer) | {"own": unpack(restored[RANK]) if own else None}
+        run.restored["last_logged"] = trainer["last_logged"]
         run.pinned = trainer["pinned"]
         state = json.loads(trainer["state"])
         if state["best_model_checkpoint"] is not None and state["best_global_step"] in run.steps:
@@ -236,11 +249,12 @@ class TrainerMixin(_Base):
         if (run := self._resumed(checkpoint)) is None:
             super()._load_rng_state(checkpoint)
             return
-        loss = run.take("loss")
-        self._tr_loss += loss.to(self._tr_loss.device)
-        self._total_loss_scalar -= float(loss)  # train_loss stays that of this call alone.
+        if (own := run.take("own")) is None:
+            return
+        self._tr_loss += own["loss"].to(self._tr_loss.device)
+        self._total_loss_scalar -= float(own["loss"])  # train_loss stays that of this call alone.
         self._globalstep_last_logged = run.take("last_logged")
-        RngState().load_state_dict(run.take("rng"))
+        RngState().load_state_dict(own["rng"])
 
     def _load_best_model(self) -> None:
         run, best = self._run(), self.state.best_model_checkpoint

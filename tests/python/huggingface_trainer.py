@@ -43,9 +43,9 @@ def a_trainer(output: Path, kind: Any = None, **settings: Any) -> Any:
             "cairn_options", {}
         )
     settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1} | settings
+    settings = {"per_device_train_batch_size": 4} | settings
     args = transformers.TrainingArguments(
         output_dir=str(output),
-        per_device_train_batch_size=4,
         learning_rate=1e-2,
         use_cpu=True,
         report_to="none",

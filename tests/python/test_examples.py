@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = Path("/usr/share/common-licenses/Apache-2.0")
 
 
-def start(name: str, *arguments: Any) -> subprocess.Popen[str]:
+def start(name: str, *arguments: Any, before: Sequence[str] = ()) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
+    command = [sys.executable, *before, EXAMPLES / name, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
@@ -27,13 +29,20 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
     return out.splitlines()
 
 
-def kill_after(process: subprocess.Popen[str], lines: int, checkpoint: Path, pattern: str) -> list[str]:
-    """Kills it once it has printed so many lines and a checkpoint is there; its lines, without one that is cut."""
+def read_until(process: subprocess.Popen[str], lines: int, checkpoint: Path, pattern: str) -> list[str]:
+    """Its lines, once it has printed so many and a checkpoint is there."""
     assert process.stdout is not None and process.stderr is not None
     seen: list[str] = []
     while len(seen) < lines or not any(checkpoint.glob(pattern)):
         seen.append(process.stdout.readline())
         assert seen[-1], process.stderr.read()
+    return seen
+
+
+def kill_after(process: subprocess.Popen[str], lines: int, checkpoint: Path, pattern: str) -> list[str]:
+    """Kills it once it has printed so many lines and a checkpoint is there; its lines, without one that is cut."""
+    seen = read_until(process, lines, checkpoint, pattern)
+    assert process.stdout is not None
     process.kill()
     seen += process.stdout.readlines()
     process.communicate()
@@ -66,6 +75,26 @@ def test_it_is_killed_and_resumes_bit_exactly(tmp_path: Path, name: str, needs: 
     assert before == whole[: len(before)]
     assert resumed == whole[-len(resumed) :]
     assert 0 < len(whole) - len(resumed) <= len(before)
+
+
+def test_a_hugging_face_job_of_two_ranks_loses_one_and_resumes_bit_exactly(tmp_path: Path) -> None:
+    if importlib.util.find_spec("transformers") is None or not TEXT.exists():
+        pytest.skip("transformers, or a text to train on, is not here")
+
+    def start_job(folder: Path) -> subprocess.Popen[str]:
+        runner = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.1"]
+        return start("huggingface_text.py", folder, "--steps", 16, before=runner)
+
+    job = start_job(tmp_path / "killed")
+    before = [line.rstrip("\n") for line in read_until(job, 3, tmp_path / "killed", "cairn/step-*")]
+    workers = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    before = losses(before) + losses(job.communicate()[0].splitlines())
+    assert job.returncode != 0
+
+    resumed, whole = (losses(finish(start_job(tmp_path / folder))) for folder in ("killed", "whole"))
+    assert whole[-1].startswith("digest=") and before == whole[: len(before)]
+    assert resumed == whole[-len(resumed) :] and len(resumed) < len(whole)
 
 
 def test_the_hugging_face_example_exports_what_from_pretrained_reads(tmp_path: Path) -> None:

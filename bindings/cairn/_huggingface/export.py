@@ -25,11 +25,11 @@ def reader(root: str | os.PathLike[str]) -> Checkpointer:
 
 
 def read_trainer(checkpointer: Checkpointer, step: int | None, folder: str = "") -> dict[str, Any]:
-    """What a checkpoint says of its training, with None in place of tensors. Raises InvalidArgument, or Unsupported, if
+    """What a checkpoint says of its training, with None in place of tensors, and "world": how many ranks saved it. Raises InvalidArgument, or Unsupported, if
     this version of cairn.huggingface did not write it."""
     details = checkpointer._reading.choose(step, folder)
     with details["hold"]:
-        return _read_tree(checkpointer, details)[1]
+        return _read_tree(checkpointer, details)[1] | {"world": details["world"]}
 
 
 def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, Any], dict[str, Any]]:

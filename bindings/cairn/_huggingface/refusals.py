@@ -12,9 +12,12 @@ def check_supported(trainer: Any, cairn_options: dict[str, Any]) -> None:
     args, optimizer = trainer.args, trainer.optimizer
     best = args.load_best_model_at_end
     refused = {
-        "several processes: save their state with cairn.dcp": args.world_size > 1
-        or trainer.is_deepspeed_enabled
-        or trainer.is_fsdp_enabled,
+        "FSDP: save its state with cairn.dcp": trainer.is_fsdp_enabled,
+        "DeepSpeed: use FSDP2 or DDP": trainer.is_deepspeed_enabled,
+        "tensor, context or sequence parallelism: use DDP": (
+            getattr(trainer.accelerator, "parallelism_config", None) is not None
+            or trainer.is_distributed_loading_by_transformers
+        ),
         "save_only_model: leave it out; a checkpoint's folder is a model folder already": args.save_only_model,
         "auto_find_batch_size: find the size in a short run with the stock Trainer, then set "
         "per_device_train_batch_size": args.auto_find_batch_size,
