@@ -21,6 +21,7 @@ from ._errors import (
 from ._loading import load
 from ._rng import RngState
 from ._save import Checkpoint, Save, parse_size
+from ._stop import shield_worker
 from ._tree.tensors import LazyTensor
 
 __version__ = "0.1.0"
@@ -47,4 +48,5 @@ __all__ = [
     "Unsupported",
     "load",
     "parse_size",
+    "shield_worker",
 ]

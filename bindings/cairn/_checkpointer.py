@@ -197,7 +197,7 @@ class Checkpointer(Saving, Restoring, Catalog):
     def close(self, timeout: float | None = None) -> None:
         """Waits for saves in flight, up to `timeout` seconds (default: drain_timeout). Abandons the rest: it logs and
         raises DeadlineExceeded."""
-        timeout = self._drain_timeout if timeout is None else timeout
+        timeout = self._within_grace(self._drain_timeout) if timeout is None else timeout
         try:
             if self._best is not None:
                 timeout = self._best.wait(timeout)
@@ -209,6 +209,7 @@ class Checkpointer(Saving, Restoring, Catalog):
             if self._core.closed:
                 if self._watching:
                     self._watching.join()
+                self._end_stop()
                 self._ranks.close()
                 _exit.open_checkpointers.discard(self)
                 self._held.clear()
@@ -223,7 +224,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         if error is None:
             # A failed save must raise here.
             try:
-                self.drain(self._drain_timeout)
+                self.drain(self._within_grace(self._drain_timeout))
             finally:
                 self.close()
         else:

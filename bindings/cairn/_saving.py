@@ -14,13 +14,14 @@ from ._errors import Unsupported
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
 from ._save import Save
+from ._stop import Stopping
 from ._tree import tensors as tree_tensors
 from ._tree.writer import Names
 
 _UNTIL_BEST = 1e9  # Seconds: KeepBest releases every save.
 
 
-class Saving(Engine):
+class Saving(Engine, Stopping):
     """Starts saves, decides when to, and orders what comes after them."""
 
     _ranks: Ranks
@@ -94,7 +95,7 @@ class Saving(Engine):
             current = tree_tensors.current_streams(cuda)
             if self._when_full == "wait":
                 # The engine would wait as well, but signals would not interrupt it.
-                self._core.wait_for_place(self._full_timeout)
+                self._core.wait_for_place(self._within_grace(self._full_timeout))
         except BaseException as error:
             # The other ranks wait for this save.
             with contextlib.suppress(Exception):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from .. import _core, _errors
 from .._errors import Corrupt, Error, NotFound
+from .stopping import Agreement
 from .store_link import StoreLink, resolve
 
 T = TypeVar("T")
@@ -100,6 +101,13 @@ class Ranks:
         assert self._link is not None
         with contextlib.suppress(Error):
             self._link.gather(what, _encode_error(error))
+
+    def make_stopping(self) -> Agreement | None:
+        """How this rank agrees with the others on when to stop; after the open. None for a process alone."""
+        if self._link is None:
+            return None
+        store, prefix = self._link.shared("stop")
+        return Agreement(store, self.rank, self.world, prefix)
 
     def close(self) -> None:
         if self._link is not None:

@@ -152,6 +152,10 @@ class StoreLink:
         self.core.announce(f"{key}/all", pack("words", complete))
         return complete
 
+    def shared(self, name: str) -> tuple[Any, str]:
+        """The store, and a prefix of keys in it that all ranks know once they have opened the root together."""
+        return self._store, self._key(name)
+
     def close(self) -> None:
         """Sends the words that are queued, and ends the threads; waits a few seconds at most."""
         self.core.stop()

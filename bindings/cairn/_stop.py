@@ -1,0 +1,266 @@
+"""Stopping early: signals and notices become one answer that a training loop asks for after each step.
+
+A handler only takes a note. It saves nothing: at the moment of a signal an optimizer may have changed half of the
+tensors. The loop saves, between two steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ._errors import FailedPrecondition, InvalidArgument
+from ._ranks.stopping import Agreement
+
+if TYPE_CHECKING:
+    from ._ranks.agreement import Ranks
+
+_log = logging.getLogger("cairn")
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
+_CTRL_C = b"\ncairn: ends after this step and a last save; Ctrl-C again ends it at once\n"
+
+
+class Stopping:
+    """What a Checkpointer does about the end of a job that comes early."""
+
+    _ranks: Ranks
+    _group_timeout: float
+    _stop: Stop | None = None
+
+    def stop_on(
+        self,
+        signals: Iterable[str | int] = SIGNALS,
+        *,
+        notice: Callable[[], Any] | None = None,
+        every: float = 5.0,
+        grace: float | None = None,
+    ) -> None:
+        """From now on these signals, or a notice, ask training to stop: see `stop_requested`. Ends with `close`.
+
+        Call it once, on the main thread; in a group on every rank. A signal's earlier handler, if it is a Python
+        function, is called as well, and is the handler again after `close`. The first SIGINT (Ctrl-C) asks to stop, a
+        second one does what it would do without Cairn. Children that are forked inherit the handlers, but not that of
+        SIGTERM; for the workers of a DataLoader see `shield_worker`. A SIGINT that is ignored stays ignored.
+
+        `notice` is called on a thread of its own, again `every` so many seconds. It returns whether to stop (or, as
+        text, why), and may block: a cloud's metadata server can be asked here. If it raises, that is logged once.
+
+        `grace` is how many seconds after the first signal or notice the process may last. From then on `save`, `close`
+        and the end of `with` wait no longer than is left of it; then they raise DeadlineExceeded, and the newest
+        durable checkpoint is the one to resume from. Choose it shorter than what the scheduler gives.
+
+        Raises InvalidArgument for what is no signal, or a signal that no handler can catch; FailedPrecondition if it is
+        called again or, with signals, on another thread.
+        """
+        if self._stop is not None:
+            raise FailedPrecondition("stop_on: expected one call, found another: close the Checkpointer first")
+        if (notice is not None and not callable(notice)) or not every > 0 or (grace is not None and not grace >= 0):
+            raise InvalidArgument(
+                "stop_on: expected a callable notice, every > 0 s and grace >= 0 s, found "
+                f"{notice!r}, {every!r} and {grace!r}"
+            )
+        self._stop = stop = Stop([_number(one) for one in signals], notice, every, grace, self._ranks)
+        weakref.finalize(self, stop.end).atexit = False
+
+    def stop_requested(self) -> bool:
+        """Whether training is to stop after this step. Call it once after each step; in a group on every rank.
+
+        True says to save once more and to end the loop:
+
+            stopping = checkpointer.stop_requested()
+            if stopping or step % 100 == 0:
+                checkpointer.save(step, tree | {"step": step})
+            if stopping:
+                break
+
+        In a group all ranks get True after the same step, even if only one of them has got the signal. They talk only
+        then: once, the call waits for the others' threads (milliseconds). Raises FailedPrecondition before `stop_on`;
+        DeadlineExceeded if a rank does not answer.
+        """
+        if self._stop is None:
+            raise FailedPrecondition("stop_requested: expected a call of stop_on before")
+        return self._stop.requested(self._within_grace(self._group_timeout))
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training stops ("SIGTERM", "rank 3: SIGTERM", "notice"), once stop_requested has returned True."""
+        return None if self._stop is None else self._stop.reason
+
+    def _within_grace(self, timeout: float) -> float:
+        return timeout if self._stop is None else self._stop.within_grace(timeout)
+
+    def _end_stop(self) -> None:
+        if self._stop is not None:
+            self._stop.end()
+
+
+class Stop:
+    """Collects the reasons to stop; knows the time that is left."""
+
+    def __init__(
+        self, signals: list[int], notice: Callable[[], Any] | None, every: float, grace: float | None, ranks: Ranks
+    ) -> None:
+        self.reason: str | None = None  # Set once requested() has returned True.
+        self._heard: str | None = None
+        self._since = 0.0
+        self._grace = grace
+        self._ended = threading.Event()
+        self._handlers = Handlers(signals, self._hear)
+        self._agreement: Agreement | None = ranks.make_stopping()
+        if notice is not None:
+            threading.Thread(target=self._watch, args=(notice, every), name="cairn-notice", daemon=True).start()
+
+    def requested(self, timeout: float) -> bool:
+        if self.reason is not None:
+            return True
+        if self._agreement is None:
+            self.reason = self._heard
+        elif self._agreement.reached(self._heard, timeout):
+            self._hear(self._agreement.reason)
+            self.reason = self._agreement.reason
+        if self.reason is not None:
+            _log.warning("stopping: %s", self.reason)
+        return self.reason is not None
+
+    def within_grace(self, timeout: float) -> float:
+        if self._grace is None or self._heard is None:
+            return timeout
+        return min(timeout, max(0.0, self._since + self._grace - time.monotonic()))
+
+    def end(self) -> None:
+        self._ended.set()
+        self._handlers.remove()
+        if self._agreement is not None:
+            self._agreement.leave()
+            self._agreement = None
+
+    def _hear(self, reason: str) -> None:
+        """Also called by signal handlers, in the midst of anything: takes no lock."""
+        if self._heard is None:
+            self._since = time.monotonic()
+            self._heard = reason
+
+    def _watch(self, notice: Callable[[], Any], every: float) -> None:
+        failed = False
+        while not self._ended.is_set():
+            try:
+                said = notice()
+            except Exception:  # noqa: BLE001 (the user's)
+                said = None
+                if not failed:
+                    failed = True
+                    _log.warning("stop_on: notice failed, and is called again every %g s", every, exc_info=True)
+            if said:
+                self._hear(said if isinstance(said, str) else "notice")
+                return
+            self._ended.wait(every)
+
+
+class Handlers:
+    """Handlers of some signals, on top of the earlier ones. Raises FailedPrecondition outside the main thread."""
+
+    def __init__(self, signals: list[int], hear: Callable[[str], None]) -> None:
+        self._hear = hear
+        self._process = os.getpid()
+        self._active = True
+        self._interrupted = False
+        self._earlier: dict[int, Any] = {}
+        if signals and threading.current_thread() is not threading.main_thread():
+            raise FailedPrecondition(
+                "stop_on: expected the main thread, found another: only there Python handles signals"
+            )
+        for number in signals:
+            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                self._earlier[number] = signal.getsignal(number)
+                signal.signal(number, self.handle)
+        _installed.add(self)
+
+    def handle(self, number: int, frame: Any) -> None:
+        earlier = self._earlier[number]
+        if not self._active or (number == signal.SIGINT and self._interrupted):
+            _pass_on(number, frame, earlier)
+            return
+        self._hear(signal.Signals(number).name)
+        if number == signal.SIGINT:
+            self._interrupted = True
+            if os.getpid() == self._process and sys.stderr is not None:
+                os.write(2, _CTRL_C)  # Not print: the signal may have come in the midst of one.
+        if callable(earlier) and earlier is not signal.default_int_handler:
+            earlier(number, frame)
+
+    def remove(self, *numbers: int) -> None:
+        """Puts the earlier handlers back. Where that cannot be done (another handler is on top, or this is not the main
+        thread), this one only passes signals on."""
+        if not numbers:
+            self._active = False
+            _installed.discard(self)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in numbers or tuple(self._earlier):
+            if signal.getsignal(number) == self.handle:
+                signal.signal(number, self._before(number))
+
+    def _before(self, number: int) -> Any:
+        """The earlier handler, below other Checkpointers' that have ended."""
+        earlier = self._earlier[number]
+        below = getattr(earlier, "__self__", None)
+        if isinstance(below, Handlers) and not below._active:
+            return below._before(number)
+        return signal.SIG_DFL if earlier is None else earlier
+
+
+_installed: weakref.WeakSet[Handlers] = weakref.WeakSet()
+
+
+def _pass_on(number: int, frame: Any, earlier: Any) -> None:
+    if callable(earlier):
+        earlier(number, frame)
+    elif earlier != signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def _in_forked_child() -> None:
+    """A child must end when its parent terminates it."""
+    for handlers in list(_installed):
+        if signal.SIGTERM in handlers._earlier:
+            handlers.remove(signal.SIGTERM)
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+
+
+def shield_worker(worker_id: int = 0) -> None:
+    """DataLoader(..., worker_init_fn=cairn.shield_worker): a first signal to the whole job does not end the worker.
+
+    SLURM sends signals to every process of a step, and a terminal sends Ctrl-C to every process in the foreground. A
+    worker that dies of one makes its DataLoader raise in the training loop, before the loop could save. So a worker
+    ignores its first SIGTERM and SIGINT, and SIGUSR1 and SIGUSR2. It still ends with its DataLoader, or if its process
+    dies.
+    """
+
+    def swallow(number: int, _: Any) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, swallow)
+
+
+def _number(given: str | int) -> int:
+    try:
+        number = signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
+    except (KeyError, ValueError):
+        number = None
+    if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
+        raise InvalidArgument(
+            f'stop_on: expected signals that can be caught, such as "SIGTERM", found {given!r}'
+        ) from None
+    return number

@@ -1,0 +1,143 @@
+"""The ranks of a job stop after the same step, whichever of them got the signal."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cairn
+import pytest
+import torch.distributed
+from cairn._ranks.stopping import Agreement
+from jobs import expect_whole
+from ranks import World
+
+Worlds = Callable[..., World]
+
+
+@pytest.fixture(params=["TCPStore", "FileStore"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "FileStore":
+        return torch.distributed.FileStore(str(tmp_path / "store"))
+    return torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
+@pytest.fixture
+def ranks(store: Any) -> Iterator[Callable[[int], list[Agreement]]]:
+    made: list[Agreement] = []
+
+    def make(world: int) -> list[Agreement]:
+        made.extend(Agreement(store, rank, world, "stop") for rank in range(world))
+        return made
+
+    yield make
+    for one in made:
+        one.leave()
+
+
+def steps(one: Agreement, wanted: str | None = None, until: Callable[[int], bool] = lambda step: False) -> int:
+    """Steps until the rank stops, or has done all."""
+    step = 1
+    while not one.reached(wanted, 60) and not until(step):
+        step += 1
+    return step
+
+
+def test_the_ranks_stop_at_the_same_call_however_far_apart_they_are(ranks: Callable[[int], list[Agreement]]) -> None:
+    group = ranks(4)
+    for rank, one in enumerate(group):
+        assert [one.reached(None, 60) for _ in range(10 * rank)] == [False] * 10 * rank
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(steps, one, "SIGTERM" if rank == 2 else None) for rank, one in enumerate(group)]
+        # Rank 3 is 30 steps ahead and runs freely; all stop where the furthest one was when it heard.
+        totals = {10 * rank + one.result() for rank, one in enumerate(found)}
+    assert len(totals) == 1 and totals.pop() > 30
+    assert {one.reason for one in group} == {"rank 2: SIGTERM"}
+
+
+def test_all_may_ask_at_once(ranks: Callable[[int], list[Agreement]]) -> None:
+    group = ranks(8)
+    with ThreadPoolExecutor(8) as pool:
+        assert len({one.result() for one in [pool.submit(steps, one, "SIGTERM") for one in group]}) == 1
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(ranks: Callable[[int], list[Agreement]]) -> None:
+    group = ranks(3)
+    assert [group[0].reached(None, 60) for _ in range(5)] == [False] * 5
+    group[0].leave()
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(steps, one, None if one is group[2] else "SIGTERM") for one in group[1:]]
+        first, second = (one.result() for one in found)
+    assert first == second > 5
+
+
+def test_the_error_names_the_ranks_that_do_not_answer(store: Any) -> None:
+    one = Agreement(store, 1, 4, "stop")
+    with pytest.raises(
+        cairn.DeadlineExceeded, match="rank 0, rank 2, rank 3 did not say within 0.05 s.*must call stop_on"
+    ):
+        one.reached("SIGTERM", 0.05)
+    one.leave()
+
+
+@pytest.mark.parametrize("store", ["TCPStore"], indirect=True)
+def test_no_keys_are_left(store: Any, ranks: Callable[[int], list[Agreement]]) -> None:
+    before = store.num_keys()
+    group = ranks(3)
+    group[1].leave()
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(steps, group[rank], "SIGTERM") for rank in (0, 2)]:
+            one.result()
+    for rank in (2, 0):
+        group[rank].leave()
+    assert store.num_keys() == before
+
+
+def test_a_store_that_is_lost_is_an_error_and_costs_nothing_before() -> None:
+    class Lost:
+        def clone(self) -> Any:
+            raise RuntimeError("connection reset by peer\nframe #0")
+
+    one = Agreement(Lost(), 0, 2, "stop")
+    assert not one.reached(None, 60)
+    with pytest.raises(cairn.IoError, match="torch.distributed's store failed: connection reset by peer$"):
+        one.reached("SIGTERM", 60)
+    one.leave()
+
+
+def test_one_rank_gets_the_signal_and_all_save_the_same_step(worlds: Worlds, root: Path) -> None:
+    world = worlds(3)
+    code = """
+dist.init_process_group("gloo")
+c.stop_on(["SIGTERM"], grace=60)
+def train():
+    for step in range(1, 10**6):
+        dist.all_reduce(torch.ones(1))
+        if step == 3: store.set(f"trains/{rank}", "")
+        if c.stop_requested():
+            c.save(step, tree(step, rank)).wait()
+            return [step, c.stop_reason]
+"""
+    assert world.all(code) == [None] * 3
+    for rank in world.ranks:
+        rank.start("train()")
+    world.host.wait([f"trains/{rank}" for rank in range(3)])
+    world[1].signal(signal.SIGTERM)
+
+    answers = [rank.value() for rank in world.ranks]
+
+    step = answers[0][0]
+    assert answers == [[step, "rank 1: SIGTERM"]] * 3 and step >= 3
+    assert world.all("c.close()") == [None] * 3
+    expect_whole(root, step)
+
+
+def test_a_rank_that_dies_is_named_in_time(worlds: Worlds) -> None:
+    world = worlds(2)
+    world.all("c.stop_on(grace=0.2)")
+    world[1].kill()
+    answer = world[0].start("import os, signal; os.kill(os.getpid(), signal.SIGTERM); c.stop_requested()").answer()
+    assert answer["error"] == "DeadlineExceeded" and "rank 1 did not say within 0.2" in answer["message"]
