@@ -54,6 +54,22 @@ class EventLog {
   std::deque<Event> events_ CAIRN_GUARDED_BY(mutex_);
 };
 
+/// Keeps the engine while a call is under way, also if another thread closes meanwhile: then the last such call releases
+/// it. Made and destroyed with the GIL; the engine is released without it.
+class InUse {
+ public:
+  explicit InUse(std::shared_ptr<Checkpointer> checkpointer) : checkpointer_(std::move(checkpointer)) {}
+  ~InUse() {
+    if (checkpointer_.use_count() == 1) Unlocked([this] { checkpointer_.reset(); });
+  }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+  Checkpointer* operator->() const { return checkpointer_.get(); }
+
+ private:
+  std::shared_ptr<Checkpointer> checkpointer_;
+};
+
 /// A Checkpointer and its events. After Close every call is refused.
 class PyCheckpointer {
  public:
@@ -77,6 +93,7 @@ class PyCheckpointer {
 
   PySave Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
               bool replace, const ReplicaArguments& replicas, double hold) {
+    const InUse engine = Use();
     Result<State> built = tensors.Build(last_save_);
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
@@ -86,12 +103,12 @@ class PyCheckpointer {
     SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
       for (const auto& [name, text] : values) {
         if (Status set = state.Set(name, Json{text, true}); !set.ok()) {
-          if (group_ != nullptr) static_cast<void>(Get().GiveUp(step, set));
+          if (group_ != nullptr) static_cast<void>(engine->GiveUp(step, set));
           return set;
         }
       }
       const auto& [by_any, by_rank_0, alike] = replicas;
-      return Get().Save(step, state,
+      return engine->Save(step, state,
                         {.streams = StreamsFrom(streams),
                          .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
                          .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
@@ -107,30 +124,33 @@ class PyCheckpointer {
   /// Called instead of Save when this rank cannot save, because the other ranks wait for it.
   void GiveUp(std::uint64_t step, const std::string& why) {
     if (group_ == nullptr) return;
-    RaiseIfError(Unlocked([&] { return Get().GiveUp(step, Status(StatusCode::kFailedPrecondition, why)); }).status());
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->GiveUp(step, Status(StatusCode::kFailedPrecondition, why)); }).status());
   }
   bool ShouldSave(std::uint64_t step) {
-    return ValueOrRaise(Unlocked([&] { return Get().ShouldSave(step); }));
+    const InUse engine = Use();
+    return ValueOrRaise(Unlocked([&] { return engine->ShouldSave(step); }));
   }
   void WaitForPlace(std::optional<double> timeout) {
-    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().WaitForPlace(deadline); }));
+    RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitForPlace(deadline); }));
   }
   void Fence(int cuda, std::uintptr_t stream, std::optional<double> timeout) {
     const std::vector<std::shared_ptr<WatchedSave>> pending = watcher_->pending();
-    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) {
-      return Get().Fence({DeviceFrom(cuda), stream}, deadline);
+    RaiseIfError(Wait(timeout, [&](const InUse& engine, Deadline deadline) {
+      return engine->Fence({DeviceFrom(cuda), stream}, deadline);
     }));
     for (const std::shared_ptr<WatchedSave>& save : pending) save->CheckMemory();
   }
   void Drain(std::optional<double> timeout) {
-    RaiseIfError(Interruptible(timeout, [&](Deadline deadline) { return Get().Drain(deadline); }));
+    RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->Drain(deadline); }));
   }
   py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, const py::list& tensors,
                    const StreamArguments& streams, bool resume, bool own, const PyProgress& progress) {
+    const InUse engine = Use();
     const State state = StateFrom(tensors);
     InterruptibleProgress interruptible(progress);
     Result<Restored> result = Unlocked([&] {
-      return Get().Restore(
+      return engine->Restore(
           WhichFrom(step, folder), state,
           {.resume = resume, .own = own, .streams = StreamsFrom(streams), .progress = interruptible.callback()});
     });
@@ -138,16 +158,18 @@ class PyCheckpointer {
     return FromRestored(ValueOrRaise(std::move(result)));
   }
   py::list List() {
+    const InUse engine = Use();
     py::list all;
-    for (const CheckpointInfo& info : ValueOrRaise(Unlocked([&] { return Get().List(); }))) all.append(FromInfo(info));
+    for (const CheckpointInfo& info : ValueOrRaise(Unlocked([&] { return engine->List(); }))) all.append(FromInfo(info));
     return all;
   }
   /// What the manifest says, with "passed_over" and "hold". `damaged` is None if no checkpoint may be passed over.
   py::dict Choose(std::optional<std::uint64_t> step, const std::string& folder,
                   const std::optional<std::vector<std::string>>& damaged) {
+    const InUse engine = Use();
     Result<Chosen> chosen = Unlocked([&] {
       const Which which = WhichFrom(step, folder);
-      return Get().Choose(damaged ? which.FallBack(*damaged) : which);
+      return engine->Choose(damaged ? which.FallBack(*damaged) : which);
     });
     RaiseIfError(chosen.status());
     py::dict fields = FromInfo(chosen->info);
@@ -156,37 +178,45 @@ class PyCheckpointer {
     return fields;
   }
   py::dict Inspect(const std::string& folder) {
-    return FromDetails(ValueOrRaise(Unlocked([&] { return Get().Inspect(Folder(folder)); })));
+    const InUse engine = Use();
+    return FromDetails(ValueOrRaise(Unlocked([&] { return engine->Inspect(Folder(folder)); })));
   }
   py::dict InspectPartOf(const std::string& folder, std::optional<std::uint64_t> rank, std::vector<std::string> names) {
+    const InUse engine = Use();
     return FromDetails(ValueOrRaise(
-        Unlocked([&] { return Get().Inspect(Folder(folder), {.rank = rank, .names = std::move(names)}); })));
+        Unlocked([&] { return engine->Inspect(Folder(folder), {.rank = rank, .names = std::move(names)}); })));
   }
   void Verify(std::optional<std::uint64_t> step, const std::string& folder, const PyProgress& progress) {
+    const InUse engine = Use();
     InterruptibleProgress interruptible(progress);
-    const Status status = Unlocked([&] { return Get().Verify(WhichFrom(step, folder), interruptible.callback()); });
+    const Status status = Unlocked([&] { return engine->Verify(WhichFrom(step, folder), interruptible.callback()); });
     interruptible.RethrowIfRaised();
     RaiseIfError(status);
   }
   void Pin(std::uint64_t step, bool pinned) {
-    RaiseIfError(Unlocked([&] { return pinned ? Get().Pin(step) : Get().Unpin(step); }));
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return pinned ? engine->Pin(step) : engine->Unpin(step); }));
   }
   void Remove(std::uint64_t step) {
-    RaiseIfError(Unlocked([&] { return Get().Remove(step); }));
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->Remove(step); }));
   }
-  /// If another thread closes meanwhile, the call under way still finishes; only then the engine is released.
   void Publish(std::uint64_t step, const std::string& path, std::optional<double> timeout) {
-    WithPath([&](Checkpointer& checkpointer) { return checkpointer.Publish(step, path, DeadlineFrom(timeout)); });
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->Publish(step, path, DeadlineFrom(timeout)); }));
   }
   void RemovePublished(const std::string& path, std::optional<double> timeout) {
-    WithPath([&](Checkpointer& checkpointer) { return checkpointer.RemovePublished(path, DeadlineFrom(timeout)); });
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->RemovePublished(path, DeadlineFrom(timeout)); }));
   }
-  void RaiseLastFailure() { RaiseIfError(Get().LastFailure()); }
+  void RaiseLastFailure() { RaiseIfError(Use()->LastFailure()); }
   void WriteTrace(const std::string& path) {
-    RaiseIfError(Unlocked([&] { return Get().WriteTrace(path); }));
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->WriteTrace(path); }));
   }
   py::dict Stats() {
-    return FromStats(Unlocked([&] { return Get().stats(); }));
+    const InUse engine = Use();
+    return FromStats(Unlocked([&] { return engine->stats(); }));
   }
   /// (kind, severity, step or None, message) of what has happened since the last call.
   py::list TakeEvents() {
@@ -200,7 +230,11 @@ class PyCheckpointer {
   /// Waits for saves in flight, then releases the engine. A signal's exception leaves it open.
   void Close(std::optional<double> timeout) {
     if (checkpointer_ == nullptr) return;
-    const Status drained = Interruptible(timeout, [&](Deadline deadline) { return checkpointer_->Drain(deadline); });
+    const Status drained = InSlices(timeout, [this](Deadline slice) {
+      if (checkpointer_ == nullptr) return Status::Ok();  // Another thread has closed it.
+      const InUse engine = Use();
+      return Unlocked([&] { return engine->Drain(slice); });
+    });
     ReleaseEngine();
     watcher_->ReleaseTensors();
     if (drained.code() == StatusCode::kDeadlineExceeded) Raise(drained);
@@ -209,21 +243,19 @@ class PyCheckpointer {
   [[nodiscard]] const std::shared_ptr<Watcher>& watcher() const { return watcher_; }
 
  private:
-  [[nodiscard]] Checkpointer& Get() const {
-    if (checkpointer_ != nullptr) return *checkpointer_;
-    const py::gil_scoped_acquire acquire;
+  /// Raises if it is closed.
+  [[nodiscard]] InUse Use() const {
+    if (checkpointer_ != nullptr) return InUse(checkpointer_);
     Raise(Status(StatusCode::kFailedPrecondition, "this Checkpointer is closed"));
   }
 
+  /// Waits in slices. Between them another thread may close it; then this raises.
   template <typename Call>
-  void WithPath(const Call& call) const {
-    static_cast<void>(Get());  // Raises if it is closed.
-    std::shared_ptr<Checkpointer> open = checkpointer_;
-    RaiseIfError(Unlocked([&] {
-      Status status = call(*open);
-      open.reset();
-      return status;
-    }));
+  Status Wait(std::optional<double> timeout, const Call& call) const {
+    return InSlices(timeout, [&](Deadline slice) {
+      const InUse engine = Use();
+      return Unlocked([&] { return call(engine, slice); });
+    });
   }
 
   /// Also checks captured saves, as the Watcher does: this may run on the Watcher's thread, or after it has ended.

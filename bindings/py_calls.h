@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "cairn/cairn.h"
@@ -34,11 +35,38 @@ inline std::chrono::nanoseconds SpanFrom(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::min(seconds, 1e9)));
 }
 
+/// The message as a user of the Python package reads it: with the names of its options, and with its way out.
+inline std::string InPython(const Status& status) {
+  static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"Options::host_memory_bytes", "host_memory"},
+      {"Options::chunk_bytes", "chunk"},
+      {"Options::staging_bytes", "staging"},
+      {"Options::worker_threads", "workers"},
+      {"the deadline of Options::full_deadline", "full_timeout"},
+      {"Options::full_deadline", "full_timeout"},
+      {"before Options::close_deadline", "within the minute that closing waits for it"},
+      {"Options::steering.mtbf (s)", "mtbf"},
+      {"Options::steering.restart (s)", "restart_time"},
+      {"Options::steering.", ""},
+      {"Options::", ""},
+  };
+  std::string text = status.message();
+  for (const auto& [name, python] : kNames) {
+    for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name)) {
+      text.replace(at, name.size(), python);
+    }
+  }
+  if (status.code() == StatusCode::kAlreadyExists && text.find("is committed already") != std::string::npos) {
+    text += ": save(..., replace=True) writes it again";
+  }
+  return text;
+}
+
 /// The only place where a Status becomes an exception: the class in cairn._errors with the code's name.
 [[noreturn]] inline void Raise(const Status& status) {
   const pybind11::object type =
       pybind11::module_::import("cairn._errors").attr(std::string(StatusCodeName(status.code())).c_str());
-  PyErr_SetString(type.ptr(), status.message().c_str());
+  PyErr_SetString(type.ptr(), InPython(status).c_str());
   throw pybind11::error_already_set();
 }
 inline void RaiseIfError(const Status& status) {
@@ -59,14 +87,20 @@ auto Unlocked(const Call& call) {
 
 /// Repeats `wait(deadline)` in slices until it returns anything but DeadlineExceeded. A signal's exception ends it.
 template <typename Wait>
-Status Interruptible(std::optional<double> timeout, const Wait& wait) {
+Status InSlices(std::optional<double> timeout, const Wait& wait) {
   const Deadline end = DeadlineFrom(timeout);
   while (true) {
     const Deadline slice = Deadline::At(std::min(end.when(), Deadline::Clock::now() + kSignalInterval));
-    Status status = Unlocked([&] { return wait(slice); });
+    Status status = wait(slice);
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
     if (status.code() != StatusCode::kDeadlineExceeded || end.passed()) return status;
   }
+}
+
+/// The same, without the GIL while it waits.
+template <typename Wait>
+Status Interruptible(std::optional<double> timeout, const Wait& wait) {
+  return InSlices(timeout, [&](Deadline slice) { return Unlocked([&] { return wait(slice); }); });
 }
 
 using PyProgress = std::function<void(std::uint64_t, std::uint64_t)>;

@@ -102,3 +102,27 @@ def test_python_s_exit_waits_for_callbacks(root: Path) -> None:
         [sys.executable, "-c", script, root], capture_output=True, text=True, check=False, env=environment, timeout=WAIT
     )
     assert (ran.stdout, ran.stderr, ran.returncode) == ("durable 1\n", "", 0)
+
+
+def test_threads_may_call_while_another_one_closes(tmp_path: Path) -> None:
+    """In a process of its own, because the engine used to be freed under the calls."""
+    script = """if True:
+        import logging, sys, threading, cairn, numpy as np
+        logging.disable()
+        for number in range(10):
+            c = cairn.Checkpointer(f"{sys.argv[1]}/{number}", host_memory="8MiB", chunk="1MiB", queue_depth=2)
+            c.save(1, {"w": np.ones(4_000_000)})
+            def work(call):
+                try:
+                    call()
+                except cairn.Error:
+                    pass
+            calls = (c.drain, c.fence, c.drain, lambda: c.close(0), c.close, c.checkpoints, lambda: c.save(2, {"w": 1}))
+            threads = [threading.Thread(target=work, args=(call,)) for call in calls]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, tmp_path]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=WAIT)
+    assert (ran.stderr, ran.returncode) == ("", 0)
