@@ -95,3 +95,67 @@ def test_another_checkpointer_reads_it(saved: cairn.Checkpointer) -> None:
     with cairn.Checkpointer(saved.root, host_memory="8MiB", chunk="1MiB", read_only=True) as reader:
         reader.verify()
         expect_same(reader.restore(blank())["layouts"], a_tree()["layouts"])
+
+
+class Foreign:
+    """An immutable array of another library, as JAX's are: it has __array__, or __dlpack__, or both."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.shape, self.dtype, self._array = array.shape, array.dtype, array
+
+
+class WithArray(Foreign):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return self._array
+
+
+class WithDlpack(Foreign):
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+class Table(WithArray):
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        return self._array
+
+
+class Elsewhere(WithArray):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        raise TypeError("it is on another device")
+
+
+@pytest.mark.parametrize("kind", [WithArray, WithDlpack])
+def test_another_library_s_arrays_are_kept_and_come_back_as_numpy_s(
+    make: Callable[..., cairn.Checkpointer], kind: type[Foreign]
+) -> None:
+    tree = {"w": kind(np.arange(6.0).reshape(2, 3)), "inner": [kind(np.arange(3, dtype="i4"))], "n": 1}
+    checkpointer = make()
+    checkpointer.save(1, tree).wait()
+
+    for found in (
+        checkpointer.load(),
+        checkpointer.restore(tree),
+        checkpointer.restore({**tree, "w": np.zeros((2, 3))}),
+    ):
+        expect_same(found, {"w": np.arange(6.0).reshape(2, 3), "inner": [np.arange(3, dtype="i4")], "n": 1})
+    with pytest.raises(cairn.InvalidArgument, match=r"w: the tree has F64 \[3\], the checkpoint has F64 \[2, 3\]"):
+        checkpointer.restore({**tree, "w": kind(np.zeros(3))})
+
+
+def test_what_only_looks_like_an_array_is_refused(make: Callable[..., cairn.Checkpointer]) -> None:
+    checkpointer = make()
+    with pytest.raises(cairn.InvalidArgument, match=r"t: a value of type .*Table cannot be kept"):
+        checkpointer.save(1, {"t": Table(np.ones(2))})
+    with pytest.raises(cairn.InvalidArgument, match=r"e: an array of type .*Elsewhere .*another device.*convert it"):
+        checkpointer.save(1, {"e": Elsewhere(np.ones(2))})
+
+
+def test_bfloat16_of_numpy_s_extension(make: Callable[..., cairn.Checkpointer]) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    arrays = {name: np.arange(8).astype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn")}
+    checkpointer = make()
+    checkpointer.save(1, arrays).wait()
+    expect_same(checkpointer.load(), arrays)

@@ -16,6 +16,7 @@ Names are injective: two leaves never share one.
 | complex                                | `["complex",NODE,NODE]` |
 | bytes                                  | `["bytes","base64"]` |
 | torch.Tensor or Parameter; numpy array | `["t"]`; `["a"]`: dtype and shape are with the tensor of that name |
+| other array (__array__, __dlpack__)    | `["a"]`: it comes back as a numpy array |
 | dict with str keys only; other dict    | `{"key":NODE,...}`; `["dict",KEY,NODE,KEY,NODE,...]` |
 | OrderedDict; Counter                   | `["odict",METADATA or null,KEY,NODE,...]`; `["counter",KEY,NODE,...]` |
 | list; tuple; torch.Size                | `["list",NODE,...]`; `["tuple",...]`; `["size",...]` |

@@ -10,6 +10,7 @@ from typing import Any
 
 from .._errors import Corrupt, NotFound, Unsupported
 from .._rng import RngState
+from .arrays import as_numpy, is_foreign
 from .paths import MAX_DEPTH, is_plain, kind_name, readable
 from .reader import Reader, kinds_in, scalar
 from .writer import Names, Sink, Writer
@@ -100,6 +101,11 @@ def plan_restore(
             elif numpy and isinstance(like, numpy.ndarray) and not like.flags.writeable:
                 reader.differ.append(f"{readable(name)}: the tree has a read-only array: give one that can be written")
             tensors[name] = like
+        elif is_foreign(like):
+            # It may be immutable, so its values come back in a new numpy array.
+            if (expected := describe(as_numpy(like, name))) != found:
+                reader.differ.append(f"{readable(name)}: the tree has {expected}, the checkpoint has {found}")
+            tensors[name] = empty(found, "numpy")
         elif strict and not is_plain(like):
             reader.differ.append(
                 f"{readable(name)}: the tree has {kind_name(like)}, the checkpoint has a tensor, {found}"

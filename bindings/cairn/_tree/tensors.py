@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from .._errors import InvalidArgument, Unsupported
 from .._protect import state_without_races
+from .arrays import MORE_DTYPES, more_dtype
 from .codec import Stored
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def dtype_name(name: str, tensor: Any) -> str:
     if _is_torch(tensor):
         found = _torch_dtypes().get(tensor.dtype)
     else:
-        found = _FROM_NUMPY.get(tensor.dtype.str)
+        found = _FROM_NUMPY.get(tensor.dtype.str) or MORE_DTYPES.get(tensor.dtype.name)
     if found is None:
         raise Unsupported(f'tensor "{name}": safetensors files cannot hold its dtype, {tensor.dtype}')
     return found
@@ -195,9 +196,10 @@ def empty(of: Stored, kind: str, device: Any = None) -> Any:
         return torch.empty(of.shape, dtype=torch_dtype(of.dtype), device=device or "cpu")
     import numpy
 
-    if of.dtype not in _NUMPY:
-        raise Unsupported(f"numpy has no {of.dtype}")
-    return numpy.empty(of.shape, dtype=_NUMPY[of.dtype])
+    dtype = _NUMPY.get(of.dtype) or more_dtype(of.dtype)
+    if dtype is None:
+        raise Unsupported(f"numpy has no {of.dtype}: install ml_dtypes, which has it")
+    return numpy.empty(of.shape, dtype=dtype)
 
 
 def current_streams(cuda_devices: set[int]) -> list[tuple[int, int]]:

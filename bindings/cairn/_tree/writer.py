@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from .._errors import InvalidArgument
+from .arrays import MORE_DTYPES, as_numpy, is_foreign
 from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, part_of, readable
 
 _NUMBERS = frozenset({int, float, bool})
@@ -21,7 +22,7 @@ _LONGEST = 64 << 20  # Of one str or bytes: they all go into the header, and saf
 _DICT = '"dict"'
 _FACTS = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
 _ALLOWED = (
-    "a tree holds tensors, numpy arrays and scalars, None, bool, int, float, complex, str, bytes, Enum members, torch "
+    "a tree holds tensors, arrays (numpy's, and those with __array__ or __dlpack__), numpy scalars, None, bool, int, float, complex, str, bytes, Enum members, torch "
     "dtypes and devices, dict, OrderedDict, Counter, list, tuple, namedtuple, set, frozenset, and objects with "
     "state_dict and load_state_dict"
 )
@@ -126,7 +127,8 @@ class Writer:
         return '["t"]'
 
     def _array(self, value: Any, name: str) -> str:
-        if value.dtype.kind not in "biufc" or not value.dtype.isnative:
+        known = value.dtype.kind in "biufc" or value.dtype.name in MORE_DTYPES
+        if not known or not value.dtype.isnative:
             raise InvalidArgument(
                 f"{readable(name)}: a numpy array of dtype {value.dtype!s} cannot be kept, only bool, int, float and "
                 "complex in this machine's byte order"
@@ -190,6 +192,8 @@ class Writer:
             return head.replace('"namedtuple"', f'"namedtuple",{_quote(kind.__qualname__)},{_quote(fields)}', 1)
         if numpy and isinstance(value, numpy.generic) and value.dtype.type is kind and value.dtype.kind in "biufcmM":
             return f'["numpy",{_quote(value.dtype.str)},"{value.tobytes().hex()}"]'
+        if is_foreign(value):
+            return self._array(as_numpy(value, name), name)
         raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {self._hint(value)}")
 
     def _hint(self, value: Any) -> str:
