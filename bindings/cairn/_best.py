@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _tree
+from ._arguments import whole
 from ._errors import Error, InvalidArgument, NotFound
 from ._tree.writer import Names
 
@@ -35,6 +36,14 @@ _log = logging.getLogger("cairn")
 _PIN = "pinned"  # See src/store/names.h.
 _OURS = b"best\n"
 MODES = ("min", "max")
+
+
+def check_best(keep: int, metric: str, mode: str) -> None:
+    """InvalidArgument for options that do not say what is best."""
+    if whole("keep_best", keep) and (not metric or not isinstance(metric, str) or mode not in MODES):
+        raise InvalidArgument(
+            f'keep_best={keep}: expected best_metric="..." and best_mode "min" or "max", found {metric!r} and {mode!r}'
+        )
 
 
 def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ._arguments import callback, optional_step, step_number, timeout_of
 from ._best import MODES, KeepBest, description, ranked
 from ._errors import InvalidArgument, NotFound
 from ._paths import local_path
@@ -77,25 +78,25 @@ class Catalog:
                     bar.total = total
                     bar.update(done - bar.n)
 
-                self._core.verify(step, "", show)
+                self._core.verify(optional_step(step), "", show)
             return
-        self._core.verify(step, "", progress or None)
+        self._core.verify(optional_step(step), "", callback("progress", progress or None))
 
     def pin(self, step: int) -> None:
         """Keeps a checkpoint from retention until `unpin`. Durable on return."""
-        self._core.pin(step, True)
+        self._core.pin(step_number(step), True)
         if self._best is not None:
             self._best.pin(step)
 
     def unpin(self, step: int) -> None:
         """Ends the pin. A checkpoint that `keep_best` keeps stays pinned. Durable on return."""
-        self._core.pin(step, False)
+        self._core.pin(step_number(step), False)
         if self._best is not None:
             self._best.settle()
 
     def remove(self, step: int) -> None:
         """Removes a checkpoint, even a pinned one. Raises FailedPrecondition while somebody reads it."""
-        self._core.remove(step)
+        self._core.remove(step_number(step))
 
     def publish(self, step: int, path: str | os.PathLike[str], timeout: float | None = None) -> None:
         """Moves a committed checkpoint to a path outside the root, on the same filesystem; durable on return.
@@ -104,12 +105,12 @@ class Catalog:
         seconds, raises DeadlineExceeded. Raises AlreadyExists if the path holds something else. After a crash the path
         holds the old checkpoint or the new one.
         """
-        self._core.publish(step, os.fsencode(local_path(path)), timeout)
+        self._core.publish(step_number(step), os.fsencode(local_path(path)), timeout_of(timeout))
 
     def remove_published(self, path: str | os.PathLike[str], timeout: float | None = None) -> None:
         """Removes the checkpoint (or link) at that path. Raises NotFound if there is nothing, InvalidArgument if it is
         something else; waits for readers as `publish` does."""
-        self._core.remove_published(os.fsencode(local_path(path)), timeout)
+        self._core.remove_published(os.fsencode(local_path(path)), timeout_of(timeout))
 
     @property
     def stats(self) -> dict[str, Any]:

@@ -11,13 +11,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _exit, _protect
-from ._best import MODES, KeepBest
+from ._arguments import checked, seconds, steering_of, timeout_of
+from ._best import KeepBest, check_best
 from ._catalog import Catalog
-from ._errors import DeadlineExceeded, InvalidArgument
+from ._errors import DeadlineExceeded
 from ._paths import local_path
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
 from ._ranks.reading import Reading
+from ._ranks.schedule import Interval, Schedule
 from ._restoring import Restoring
 from ._save import parse_size
 from ._saving import Saving
@@ -59,9 +61,10 @@ class Checkpointer(Saving, Restoring, Catalog):
                      too. Everything else belongs to its rank. Every save compares names, dtypes, shapes and values,
                      and with compare_replicas also the tensors' bytes (it reads all of them inside the call). A
                      difference fails the save
+      interval       seconds between saves, for `should_save`
       slowdown, mtbf let `should_save` choose when to save: how much saves may slow training down (0.01 is 1 %), and the
                      mean time between failures of the job. restart_time is the time from a failure until training
-                     continues. For one process only
+                     continues
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         group_timeout: float = 600.0,
         replicated: str | Iterable[str] = (),
         compare_replicas: bool = False,
+        interval: float | None = None,
         slowdown: float | None = None,
         mtbf: float | None = None,
         restart_time: float = 0.0,
@@ -105,57 +109,54 @@ class Checkpointer(Saving, Restoring, Catalog):
         self._replicated = replication.Rules.of(replicated)
         self._compare_replicas = compare_replicas
         self._when_full = when_full
-        self._full_timeout = full_timeout
-        self._drain_timeout = drain_timeout
-        self._group_timeout = group_timeout
-        options = partial(
-            _core.Checkpointer,
-            root=self.root,
-            read_only=read_only,
-            keep_last=keep_last,
-            keep_every=keep_every,
-            max_in_flight=max_in_flight,
-            when_full=when_full,
-            full_timeout=full_timeout,
-            open_timeout=open_timeout,
-            take_over=take_over,
-            drain_timeout=drain_timeout,
-            file_mode=file_mode,
-            directory_mode=directory_mode,
-            host_memory=parse_size(host_memory),
-            chunk=parse_size(chunk),
-            queue_depth=queue_depth,
-            workers=workers,
-            copy_streams=copy_streams,
-            staging=parse_size(staging),
-            cuda_devices=list(cuda_devices),
-            checksums=checksums,
-            recycle=recycle,
-            io=io,
-            trace_events=trace_events,
-            group_timeout=group_timeout,
-            steering=None,
-        )
-        if keep_best and (keep_best < 0 or not best_metric or best_mode not in MODES):
-            raise InvalidArgument(
-                f'keep_best={keep_best}: expected best_metric="..." and best_mode "min" or "max", found '
-                f"{best_metric!r} and {best_mode!r}"
-            )
-        if (slowdown is None) != (mtbf is None):
-            raise InvalidArgument(f"slowdown and mtbf: expected both or neither, found {slowdown} and {mtbf}")
-        if slowdown is not None and mtbf is not None:
-            for name, seconds in (("mtbf", mtbf), ("restart_time", restart_time)):
-                if not 0 <= seconds <= 1e9:
-                    raise InvalidArgument(f"{name}: expected 0 to 1e9 seconds, found {seconds}")
-            options.keywords["steering"] = (slowdown, mtbf, restart_time)
+        self._full_timeout = seconds("full_timeout", full_timeout)
+        self._drain_timeout = seconds("drain_timeout", drain_timeout)
+        self._group_timeout = seconds("group_timeout", group_timeout)
+        options: dict[str, Any] = {
+            "root": self.root,
+            "read_only": read_only,
+            "keep_last": keep_last,
+            "keep_every": keep_every,
+            "max_in_flight": max_in_flight,
+            "when_full": when_full,
+            "full_timeout": full_timeout,
+            "open_timeout": open_timeout,
+            "take_over": take_over,
+            "drain_timeout": drain_timeout,
+            "file_mode": file_mode,
+            "directory_mode": directory_mode,
+            "host_memory": parse_size(host_memory),
+            "chunk": parse_size(chunk),
+            "queue_depth": queue_depth,
+            "workers": workers,
+            "copy_streams": copy_streams,
+            "staging": parse_size(staging),
+            "cuda_devices": cuda_devices,
+            "checksums": checksums,
+            "recycle": recycle,
+            "io": io,
+            "trace_events": trace_events,
+            "group_timeout": group_timeout,
+            "steering": steering_of(interval, slowdown, mtbf, restart_time),
+        }
+        check_best(keep_best, best_metric, best_mode)
+        options = checked(options)
         self._ranks = Ranks(group, self.root, group_timeout)
         try:
-            self._core = self._ranks.together("open", partial(options, group=self._ranks.core))
+            open_core = partial(_core.Checkpointer, **options, group=self._ranks.core)
+            self._core = self._ranks.together("open", open_core)
         except BaseException:
             self._ranks.close()
             raise
         self._held = deque()
         self._best = None
+        self._interval = None if interval is None else Interval(interval)
+        self._schedule = None
+        if self._interval is not None:
+            self._schedule = Schedule(self._ranks, self._interval.due)
+        elif slowdown is not None:
+            core = self._core  # Not self, which would then be freed late.
+            self._schedule = Schedule(self._ranks, lambda step, ahead: ahead == 0 and core.should_save(step))
         self._reading = Reading(self._core, self._ranks, self._replicated)
         self._guard = _protect.Guard(self)
         self._guard.held = self._held
@@ -183,6 +184,7 @@ class Checkpointer(Saving, Restoring, Catalog):
 
     def drain(self, timeout: float | None = None) -> None:
         """Waits until no save is in flight; raises the first failure among them."""
+        timeout = timeout_of(timeout)
         self._core.drain(timeout)
         if self._best is not None:
             self._best.wait(timeout)
@@ -197,7 +199,7 @@ class Checkpointer(Saving, Restoring, Catalog):
     def close(self, timeout: float | None = None) -> None:
         """Waits for saves in flight, up to `timeout` seconds (default: drain_timeout). Abandons the rest: it logs and
         raises DeadlineExceeded."""
-        timeout = self._within_grace(self._drain_timeout) if timeout is None else timeout
+        timeout = self._within_grace(self._drain_timeout) if timeout is None else timeout_of(timeout)
         try:
             if self._best is not None:
                 timeout = self._best.wait(timeout)

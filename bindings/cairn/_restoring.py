@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ._arguments import callback, optional_step
 from ._engine import Engine
 from ._paths import local_path
 from ._ranks.reading import Reading
@@ -54,10 +55,10 @@ class Restoring(Engine):
         device = device_of(map_location)
         return self._reading.restore(
             tree,
-            step,
+            optional_step(step),
             local_path(folder, "folder") if folder else "",
             fall_back,
-            progress,
+            callback("progress", progress),
             strict=strict,
             device=device,
         )
@@ -82,5 +83,10 @@ class Restoring(Engine):
         is a LazyTensor, whose load() reads it.
         """
         return self._reading.load(
-            step, names, lazy, local_path(folder, "folder") if folder else "", progress, device_of(map_location)
+            optional_step(step),
+            names,
+            lazy,
+            local_path(folder, "folder") if folder else "",
+            callback("progress", progress),
+            device_of(map_location),
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
+from ._arguments import timeout_of
 from ._errors import Error, InvalidArgument
 
 _log = logging.getLogger("cairn")
@@ -81,12 +82,12 @@ class Save:
 
     def captured(self, timeout: float | None = None) -> None:
         """Waits until the tensors may be overwritten. DeadlineExceeded after `timeout` seconds leaves it running."""
-        self._core.wait_captured(timeout)
+        self._core.wait_captured(timeout_of(timeout))
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until no crash and no power cut can lose it. Raises its error if it failed; earlier checkpoints
         stay."""
-        self._core.wait_durable(timeout)
+        self._core.wait_durable(timeout_of(timeout))
 
     def result(self, timeout: float | None = None) -> int:
         """The step, once it is durable."""

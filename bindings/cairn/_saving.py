@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import _protect, _tree
+from ._arguments import step_number, timeout_of
 from ._best import KeepBest, described, metric_values
 from ._engine import Engine
-from ._errors import Unsupported
+from ._errors import FailedPrecondition, Unsupported
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
+from ._ranks.schedule import Interval, Schedule
 from ._save import Save
 from ._stop import Stopping
 from ._tree import tensors as tree_tensors
@@ -28,6 +30,8 @@ class Saving(Engine, Stopping):
     _replicated: replication.Rules
     _guard: _protect.Guard
     _best: KeepBest | None  # Only on rank 0.
+    _interval: Interval | None
+    _schedule: Schedule | None
     _compare_replicas: bool
     _when_full: str
     _full_timeout: float
@@ -84,6 +88,7 @@ class Saving(Engine, Stopping):
         """Starts a save of the tensors that `fill` adds and of the values, as JSON, that it returns. With `hold` it is
         not committed before its release, and fails if that comes no sooner than so many seconds after its last write.
         """
+        step = step_number(step)
         self._log_events()
         if hold and self._best is not None:
             raise Unsupported("keep_best: saves through cairn.dcp have no metrics: open another Checkpointer for them")
@@ -104,6 +109,8 @@ class Saving(Engine, Stopping):
         held_for = _UNTIL_BEST if self._best is not None else hold
         core = self._core.save(step, tensors.core, values, current + given, replace, replicas(), held_for)
         self._held.append((core, tensors.kept, cuda))
+        if self._interval is not None:
+            self._interval.saved()
         if self._best is not None:
             self._best.add(core, metric_values(metrics or {}))
         return Save(core)
@@ -121,14 +128,23 @@ class Saving(Engine, Stopping):
         return replication.save_arguments(tree, text, rules, names.tensors)
 
     def should_save(self, step: int) -> bool:
-        """Whether to save `step`, which training has just finished. Call it once after each step, before `save`.
+        """Whether to save `step`, which training has just finished. Call it once after each step, before `save`, on
+        every rank of a group: all get the same answer.
 
-        The first calls return False while training's iterations are timed. Then one save is measured. From then on the
-        answer follows the interval with the best goodput that `slowdown` and the disk allow, updated by the cost of
-        each save. `stats` has the interval ("save_interval") and its reason ("save_interval_reason"). Raises
-        FailedPrecondition for a Checkpointer without `slowdown` and `mtbf`.
+        With `interval` it is True once that many seconds have passed since the last save began. With `slowdown` and
+        `mtbf` the first calls return False while training's iterations are timed, then one save is measured. From then
+        on the answer follows the interval with the best goodput that `slowdown` and the disk allow, updated by the cost
+        of each save; `stats` has the interval ("save_interval") and its reason ("save_interval_reason").
+
+        In a group rank 0 decides, and the others hear it about twice a second, not at each step; a save comes up to a
+        second later than it would alone. Raises FailedPrecondition without one of these options, and DeadlineExceeded if
+        rank 0 does not call it within `group_timeout`.
         """
-        return self._core.should_save(step)
+        if self._schedule is None:
+            raise FailedPrecondition(
+                f"should_save({step}): the Checkpointer was opened without interval=..., or slowdown=... and mtbf=..."
+            )
+        return self._schedule.should_save(step_number(step))
 
     def fence(self, stream: Any = None, timeout: float | None = None) -> None:
         """Orders later work after the capture of every save so far: call it before tensors are overwritten.
@@ -140,9 +156,9 @@ class Saving(Engine, Stopping):
         if self._guard.compiled():
             return
         if stream is None:
-            self._core.fence(-1, 0, timeout)
+            self._core.fence(-1, 0, timeout_of(timeout))
         else:
-            self._core.fence(stream.device.index, stream.cuda_stream, timeout)
+            self._core.fence(stream.device.index, stream.cuda_stream, timeout_of(timeout))
         self._release_captured()
 
     def protect(self, *targets: Any) -> None:

@@ -104,7 +104,7 @@ struct Options {
   unsigned file_mode = 0644;
   unsigned directory_mode = 0755;
   /// Lets Checkpointer::ShouldSave choose when to save, from the measured cost of saves. Without it ShouldSave fails.
-  /// With several ranks Open refuses it.
+  /// With several ranks ask rank 0 only, and tell the others its answer: all of them must make the same saves.
   std::optional<SteeringOptions> steering = std::nullopt;
   /// Receives everything worth reporting; the library prints nothing. May be empty.
   EventCallback on_event = nullptr;

@@ -95,7 +95,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
   impl->make_queue = wiring.wrap_queue ? wiring.wrap_queue(choice.factory) : choice.factory;
   impl->group = impl->options.group != nullptr ? impl->options.group : std::make_shared<SoloGroup>();
   if (impl->options.steering) {
-    CAIRN_ASSIGN_OR_RETURN(impl->steered, SteeredSaves::Make(*impl->options.steering, impl->group->size(), wiring.now));
+    impl->steered = SteeredSaves::Make(*impl->options.steering, wiring.now);
   }
   CAIRN_RETURN_IF_ERROR(impl->OpenRoot());
   CAIRN_RETURN_IF_ERROR(impl->StartEngine(wiring));

@@ -3,18 +3,9 @@
 #include <chrono>
 #include <utility>
 
-#include "base/status_macros.h"
-
 namespace cairn {
 
-Result<std::unique_ptr<SteeredSaves>> SteeredSaves::Make(const SteeringOptions& options, int ranks, TimeSource now) {
-  if (ranks != 1) {
-    return Error(
-        StatusCode::kInvalidArgument,
-        "Options::steering: expected a single rank, found {}: ranks do not agree on an interval yet; choose one "
-        "for all with `cairn tune`",
-        ranks);
-  }
+std::unique_ptr<SteeredSaves> SteeredSaves::Make(const SteeringOptions& options, TimeSource now) {
   const auto seconds = [](std::chrono::nanoseconds span) { return std::chrono::duration<double>(span).count(); };
   const TuneGoal goal{
       .slowdown = options.slowdown, .mtbf_seconds = seconds(options.mtbf), .restart_seconds = seconds(options.restart)};

@@ -16,10 +16,9 @@ namespace cairn {
 /// Feeds the saves of one Checkpointer to Steering, and asks it when to save. Safe from any thread.
 class SteeredSaves {
  public:
-  /// InvalidArgument for several ranks: each would choose by its own clock, but all of them must make the same saves.
   /// `now` is the clock by which iterations are timed.
-  [[nodiscard]] static Result<std::unique_ptr<SteeredSaves>> Make(const SteeringOptions& options, int ranks,
-                                                                  TimeSource now = Steering::Time::clock::now);
+  [[nodiscard]] static std::unique_ptr<SteeredSaves> Make(const SteeringOptions& options,
+                                                          TimeSource now = Steering::Time::clock::now);
 
   /// Call it for each save, when it has just been accepted.
   void Begun(const std::shared_ptr<SaveTask>& task) CAIRN_EXCLUDES(mutex_);

@@ -11,7 +11,6 @@
 #include "cairn/cairn.h"
 #include "device/host_device.h"
 #include "support/tensors.h"
-#include "testing/local_group.h"
 #include "testing/rate_limited_queue.h"
 #include "testing/temp_dir.h"
 
@@ -101,12 +100,11 @@ TEST(SteeredSaves, LongCopiesLengthenTheInterval) {
 }
 
 TEST(SteeredSaves, EndedSavesAreNotKept) {
-  const auto steered = SteeredSaves::Make({.mtbf = std::chrono::hours(1)}, /*ranks=*/1);
-  ASSERT_TRUE(steered.ok()) << steered.status();
+  const auto steered = SteeredSaves::Make({.mtbf = std::chrono::hours(1)});
   const auto begin = [&](std::uint64_t step) {
     auto task = std::make_shared<SaveTask>(SavePlan{.step = step}, nullptr, std::vector<DeviceEvents>{},
                                            SaveTask::Clock::now(), std::make_shared<Inbox>());
-    (*steered)->Begun(task);
+    steered->Begun(task);
     return task;
   };
   std::vector<std::weak_ptr<SaveTask>> ended;
@@ -133,17 +131,6 @@ TEST(SteeredSaves, IsOffByDefault) {
   EXPECT_THAT(should.status().message(), HasSubstr("Options::steering is not set"));
   EXPECT_EQ((*checkpointer)->stats().save_interval, 0U);
   EXPECT_EQ((*checkpointer)->stats().save_interval_reason, "");
-}
-
-TEST(SteeredSaves, SeveralRanksAreRejectedAtOpen) {
-  const TempDir dir;
-  Options options = Steered(dir / "run");
-  options.group = MakeLocalGroup(2).front();
-
-  const auto checkpointer = Checkpointer::Open(options);
-
-  EXPECT_EQ(checkpointer.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(checkpointer.status().message(), AllOf(HasSubstr("single rank, found 2"), HasSubstr("cairn tune")));
 }
 
 TEST(SteeredSaves, ImpossibleGoalsAreNamedAtOpen) {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cairn
 import pytest
 import torch
+from jobs import expect_whole
+from ranks import World
 
 Make = Callable[..., cairn.Checkpointer]
 
@@ -45,7 +48,7 @@ def test_it_times_then_measures_then_keeps_its_interval(make: Make) -> None:
 def test_without_a_goal_it_is_refused(make: Make) -> None:
     checkpointer = make()
 
-    with pytest.raises(cairn.FailedPrecondition, match="steering is not set"):
+    with pytest.raises(cairn.FailedPrecondition, match="without interval=..., or slowdown=... and mtbf=..."):
         checkpointer.should_save(1)
     assert checkpointer.stats["save_interval"] == 0
 
@@ -66,8 +69,69 @@ def test_goals_that_cannot_be_are_named(make: Make, options: dict[str, Any], mes
         make(**options)
 
 
-def test_several_ranks_are_refused(make: Make) -> None:
-    store = torch.distributed.HashStore()
+def test_an_interval_of_time(make: Make) -> None:
+    checkpointer = make(interval=0.2)
+    assert not checkpointer.should_save(1)
+    step = 1
+    while not checkpointer.should_save(step := step + 1):
+        pass
+    assert checkpointer.should_save(step + 1), "it stays due until a save begins"
 
-    with pytest.raises(cairn.InvalidArgument, match="single rank, found 2"):
-        make(slowdown=0.01, mtbf=3600.0, group=(store, 0, 2), group_timeout=1.0)
+    checkpointer.save(step, {"step": step})
+
+    assert not checkpointer.should_save(step + 1)
+    for wrong in ({"interval": 0.0}, {"interval": -1.0}, {"interval": 5.0, "slowdown": 0.01, "mtbf": 10.0}):
+        with pytest.raises(cairn.InvalidArgument, match="interval: expected seconds"):
+            make(**wrong)
+
+
+# Each step ends with a collective, as in training.
+TRAIN = """
+import time
+dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+def train(saves, most):
+    step, saved, began = 0, [], time.monotonic()
+    while len(saved) < saves and step < most:
+        step += 1
+        dist.all_reduce(torch.ones(1))
+        if c.should_save(step):
+            c.save(step, {"mine": torch.ones(3), "step": step})
+            saved.append(step)
+    c.drain()
+    return saved, time.monotonic() - began
+"""
+
+
+@pytest.mark.parametrize("options", ["interval=0.3", "slowdown=0.5, mtbf=5.0"])
+def test_all_ranks_save_the_same_steps(worlds: Callable[..., World], root: Path, options: str) -> None:
+    world = worlds(3, f'replicated="step", keep_last=0, {options}')
+    assert world.all(TRAIN) == [None] * 3
+
+    saved = [steps for steps, _ in world.all("train(3, 10**9)")]
+
+    assert saved[0] == saved[1] == saved[2] and len(saved[0]) == 3, saved
+    expect_whole(root, *saved[0])
+
+
+def test_the_ranks_talk_about_it_rarely(worlds: Callable[..., World]) -> None:
+    """Rank 0 says a word about twice a second, or for 100 steps; the others say none."""
+    world = worlds(2, "interval=3600.0")
+    count = "words = []\nfrom cairn._ranks.store_link import StoreLink\nput = StoreLink._put_word\n"
+    count += "StoreLink._put_word = lambda s, store, key, word: (words.append(key), put(s, store, key, word))\n"
+    assert world.all(TRAIN + count) == [None] * 2
+
+    seconds = world.all("train(1, 2000)")[0][1]
+
+    said = world.all("words")
+    assert {key.partition("/")[0] for key in said[0]} == {"window"} and said[1] == []
+    assert len(said[0]) <= 4 * seconds + 2 * 2000 / 100 + 20
+
+
+def test_a_rank_that_never_asks_is_told(worlds: Callable[..., World]) -> None:
+    world = worlds(2, "interval=3600.0", timeout=2)
+    assert world[1].run("c.should_save(1)") is False
+
+    answer = world[1].start("c.should_save(2)").answer()
+
+    assert answer["error"] == "DeadlineExceeded"
+    assert "should_save(2): rank 0 has not called it in time: every rank calls it once" in answer["message"]

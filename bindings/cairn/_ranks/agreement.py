@@ -20,6 +20,7 @@ class Ranks:
 
     def __init__(self, group: Any, root: str, timeout: float) -> None:
         self.rank, self.world = 0, 1
+        self._timeout = timeout
         self._link: StoreLink | None = None
         if group is None:
             return
@@ -95,6 +96,16 @@ class Ranks:
         said = self._link.gather(what, word)[0]
         _raise_if_error("rank 0: ", said)
         return cast("dict[str, Any]", json.loads(said))
+
+    def announce(self, key: str, word: bytes) -> None:
+        """Tells the other ranks, on rank 0, without waiting; each of them hears it once."""
+        if self.core is not None:
+            self.core.announce(key, word)
+
+    def hear(self, key: str) -> bytes:
+        """What rank 0 has announced under this key, or will announce before the timeout: DeadlineExceeded then."""
+        assert self.core is not None
+        return self.core.await_word(key, self._timeout)
 
     def _send_error(self, what: str, error: BaseException) -> None:
         """Never raises Error: the caller raises its own error."""
