@@ -15,6 +15,7 @@ from ._arguments import checked, seconds, steering_of, timeout_of
 from ._best import KeepBest, check_best
 from ._catalog import Catalog
 from ._errors import DeadlineExceeded
+from ._opening import close_earlier, log_waiting, with_hints
 from ._paths import local_path
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
@@ -47,6 +48,8 @@ class Checkpointer(Saving, Restoring, Catalog):
                      new one, or "replace" the youngest that is not captured
       open_timeout   how long opening waits for another writer to release the root, before it fails and names that
                      writer; with take_over it then takes the root, and the other writer's saves fail from then on
+      exist_ok       whether this process may have the root open already: that Checkpointer is closed first, once its
+                     saves have ended. For a notebook's cell that is run again
       staging        device memory, on each device, for staging snapshots
       checksums      CRC32C over every MiB; without it a flipped bit is not found
       recycle        overwrite the blocks of retired checkpoints that nobody else has open: a quarter faster than new
@@ -83,6 +86,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         drain_timeout: float = 600.0,
         open_timeout: float = 10.0,
         take_over: bool = False,
+        exist_ok: bool = False,
         read_only: bool = False,
         chunk: int | str = 0,
         queue_depth: int = 8,
@@ -141,10 +145,14 @@ class Checkpointer(Saving, Restoring, Catalog):
         }
         check_best(keep_best, best_metric, best_mode)
         options = checked(options)
+        if exist_ok and not read_only:
+            close_earlier(self.root)
         self._ranks = Ranks(group, self.root, group_timeout)
+        if not read_only and self._ranks.rank == 0:
+            log_waiting(self.root, open_timeout)
         try:
             open_core = partial(_core.Checkpointer, **options, group=self._ranks.core)
-            self._core = self._ranks.together("open", open_core)
+            self._core = self._ranks.together("open", partial(with_hints, open_core))
         except BaseException:
             self._ranks.close()
             raise

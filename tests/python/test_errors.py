@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import errno
+import logging
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import cairn
+import numpy as np
 import pytest
 
 Make = Callable[..., cairn.Checkpointer]
@@ -34,3 +41,135 @@ def test_a_first_start_can_be_caught_as_a_missing_file(make: Make) -> None:
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         make().restore({})
     assert cairn.NoSpace("full").errno == errno.ENOSPC
+
+
+# Words
+
+
+def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_path: Path) -> None:
+    checkpointer = make()
+    save = checkpointer.save(1, {"w": np.ones(3)})
+    save.wait()
+    small = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
+    calls: dict[str, Callable[[], Any]] = {
+        "step: expected a whole number.*found '2'": lambda: checkpointer.save("2", {}),  # type: ignore[arg-type]
+        "step: expected a whole number.*found -1": lambda: checkpointer.save(-1, {}),
+        "step: expected a whole number.*found 1.5": lambda: checkpointer.save(1.5, {}),  # type: ignore[arg-type]
+        "step: expected a whole number.*found None": lambda: checkpointer.save(None, {}),  # type: ignore[arg-type]
+        "step: expected a whole number.*found True": lambda: checkpointer.pin(True),
+        "step: expected .*found 18446744073709551616": lambda: checkpointer.restore({}, 2**64),
+        "step: expected .*found 'newest'": lambda: checkpointer.load("newest"),  # type: ignore[arg-type]
+        "step: expected .*found \\[1\\]": lambda: checkpointer.verify([1]),  # type: ignore[arg-type]
+        "timeout: expected seconds, 0 or more, found '1s'": lambda: save.wait("1s"),  # type: ignore[arg-type]
+        "timeout: expected seconds, 0 or more, found \\[\\]": lambda: checkpointer.drain([]),  # type: ignore[arg-type]
+        "timeout: expected seconds.*found 'soon'": lambda: checkpointer.fence(timeout="soon"),  # type: ignore[arg-type]
+        "progress: expected a function, found 3": lambda: checkpointer.load(progress=3),  # type: ignore[arg-type]
+        "folder: expected a path, found 3": lambda: checkpointer.load(folder=3),  # type: ignore[arg-type]
+        "root: expected a path, found None": lambda: cairn.Checkpointer(None),  # type: ignore[arg-type]
+        "root: expected a path, found an empty one": lambda: cairn.Checkpointer(""),
+        "the path: expected a path, found an empty one": lambda: checkpointer.publish(1, ""),
+    }
+    for option, value in {
+        "keep_last": "3", "keep_every": -1, "max_in_flight": 1.5, "workers": 2**40, "file_mode": "644", "io": 3,
+        "when_full": None, "full_timeout": "1h", "open_timeout": None, "take_over": "no", "cuda_devices": "cuda:0",
+        "drain_timeout": float("nan"), "group_timeout": -1, "keep_best": "2", "interval": "1h",
+    }.items():  # fmt: skip
+        calls[f"{option}: expected .*"] = lambda o=option, v=value: cairn.Checkpointer(tmp_path / "x", **small | {o: v})
+    for option, value, name in [
+        ("max_in_flight", 0, "max_in_flight: expected 1 to 64, found 0"),
+        ("workers", 5000, "workers: expected 0 to 1024, found 5000"),
+        ("chunk", 12345, "^chunk: expected"),
+        ("file_mode", 0, "^file_mode, directory_mode"),
+        ("queue_depth", 0, "^queue_depth: expected 1 to 1024"),
+    ]:
+        calls[name] = lambda o=option, v=value: cairn.Checkpointer(tmp_path / "x", **small | {o: v})
+
+    for message, call in calls.items():
+        with pytest.raises(cairn.Error, match=message) as caught:
+            call()
+        text = str(caught.value)
+        assert not any(word in text for word in ("::", "incompatible", "std", "Options", "uint64", "0x", '""')), text
+
+
+def test_a_step_that_is_there_is_told_how_to_replace_it(make: Make) -> None:
+    checkpointer = make()
+    checkpointer.save(1, {"w": 1}).wait()
+    with pytest.raises(FileExistsError, match=r"step 1 is committed already.*replace=True\) writes it again"):
+        checkpointer.save(1, {"w": 1})
+
+
+# Open already
+
+
+def test_a_root_that_is_open_here_names_close_and_exist_ok(make: Make, root: Path) -> None:
+    first = make()
+    small: dict[str, Any] = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
+    with pytest.raises(cairn.FailedPrecondition, match=r"open for writing in this process.*close\(\).*exist_ok=True"):
+        cairn.Checkpointer(root, **small)
+
+    first.save(1, {"w": np.ones(1_000_000)})
+    (root.parent / "link").symlink_to(root)
+    with cairn.Checkpointer(root.parent / "link", exist_ok=True, **small) as again:
+        assert again.steps() == [1]
+        with pytest.raises(cairn.FailedPrecondition, match="closed"):
+            first.save(2, {"w": 1})
+        again.save(2, {"w": 1})
+    assert make(read_only=True, exist_ok=True).steps() == [1, 2]
+
+
+OTHER = """
+import sys, cairn
+checkpointer = cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2)
+print("open", flush=True)
+sys.stdin.readline()
+checkpointer.close()
+"""
+
+
+def test_it_says_at_once_that_it_waits_for_another_process(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    small: dict[str, Any] = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert other.stdin and other.stdout and other.stdout.readline() == "open\n"
+    with pytest.raises(cairn.FailedPrecondition, match=rf"in process {other.pid}: end that process.*take_over=True"):
+        cairn.Checkpointer(root, open_timeout=0, **small)
+    assert caplog.text == ""
+
+    class LetGo(logging.Handler):
+        """Ends the other writer once it is told that this one waits: so it was told before."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            other.stdin.write("\n")  # type: ignore[union-attr]
+            other.stdin.flush()  # type: ignore[union-attr]
+
+    handler = LetGo()
+    logging.getLogger("cairn").addHandler(handler)
+    try:
+        cairn.Checkpointer(root, open_timeout=60, **small).close()
+    finally:
+        logging.getLogger("cairn").removeHandler(handler)
+        other.communicate()
+    assert f"is open for writing in process {other.pid}: waiting up to 60 s for it" in caplog.text
+
+
+SPAWNING = """
+import multiprocessing, sys, cairn
+checkpointer = cairn.Checkpointer(ROOT, host_memory="8MiB", chunk="1MiB", queue_depth=2, open_timeout=0)
+def work(): pass
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("spawn").Process(target=work)
+    worker.start()
+    worker.join()
+"""
+
+
+def test_a_spawned_worker_that_opens_it_again_is_told_of_main(root: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNING.replace("ROOT", repr(str(root))))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
+
+    assert 'open the Checkpointer below `if __name__ == "__main__":`' in ran.stderr

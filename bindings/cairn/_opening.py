@@ -1,0 +1,90 @@
+"""Opening a root that may be open already: here, in the process that started this one, or elsewhere."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import multiprocessing
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import TypeVar
+
+from . import _exit
+from ._errors import Error, FailedPrecondition
+
+T = TypeVar("T")
+_log = logging.getLogger("cairn")
+_LOCK = ".lock"  # See src/store/names.h.
+_WRITER = ".writer"
+_OPEN = "is already open for writing in"
+
+
+def close_earlier(root: str) -> None:
+    """Closes what this process has open on the root for writing. Raises if that does not end."""
+    for checkpointer in list(_exit.open_checkpointers):
+        if os.path.realpath(checkpointer.root) != os.path.realpath(root) or checkpointer._watching is None:
+            continue
+        try:
+            checkpointer.close()
+        except Error as error:
+            if not checkpointer._core.closed:
+                raise
+            _log.warning("%s: the earlier Checkpointer is closed: %s", root, error)
+
+
+def log_waiting(root: str, timeout: float) -> None:
+    """Says at once that another process has the root open for writing, if one has."""
+    if timeout > 0 and _is_locked(root) and (writer := _writer(root)):
+        _log.warning("%s is open for writing in %s: waiting up to %g s for it", root, writer, timeout)
+
+
+def with_hints(call: Callable[[], T]) -> T:
+    """Opens; an error says how to go on if the root is open already."""
+    try:
+        return call()
+    except FailedPrecondition as error:
+        if _OPEN not in str(error):
+            raise
+        if f"{_OPEN} this process" in str(error):
+            way_out = "close() that Checkpointer first, or give exist_ok=True, which does so"
+        elif _is_worker():
+            way_out = (
+                "multiprocessing started this process (for a DataLoader's worker, say), and it runs the main script "
+                'again: open the Checkpointer below `if __name__ == "__main__":`'
+            )
+        else:
+            way_out = "end that process first, or give take_over=True"
+        raise FailedPrecondition(f"{error}: {way_out}") from None
+
+
+def _is_worker() -> bool:
+    """Whether multiprocessing started this process, also while it still runs the main script's imports."""
+    starting = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return bool(starting) or multiprocessing.parent_process() is not None
+
+
+def _is_locked(root: str) -> bool:
+    """Whether somebody holds the writer's lock. False if that cannot be found out."""
+    try:
+        with open(os.path.join(root, _LOCK), "rb") as file:
+            asked = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # A struct flock of the whole file.
+            found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked)
+    except OSError:
+        return False
+    return bool(struct.unpack_from("h", found)[0] != fcntl.F_UNLCK)
+
+
+def _writer(root: str) -> str:
+    """Another process that has named itself the writer; empty if it is this one."""
+    try:
+        with open(os.path.join(root, _WRITER), "rb") as file:
+            record = json.loads(file.read(4096))
+        process, host = int(record["process"]), str(record["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+    if host != socket.gethostname():
+        return f"process {process} on {host!r}"
+    return "" if process == os.getpid() else f"process {process}"
