@@ -11,17 +11,16 @@ import contextlib
 import sys
 import threading
 import weakref
-from types import CodeType
-from typing import ClassVar
-
-from torch.distributed.checkpoint import state_dict_saver
+from concurrent.futures import Future, wait
+from types import FrameType
+from typing import Any, ClassVar
 
 from .._checkpointer import Checkpointer
 from .._errors import Error
 from .._save import Save
 from .items import WriteShares
 
-_LOOK_EVERY = 0.05  # Seconds. DCP calls nobody when it is done, and its thread may stay in the caller's callbacks.
+_LOOK_EVERY = 1.0  # Seconds, at a save whose upload has not begun: it may have failed, and then never does.
 
 
 class Upload:
@@ -35,7 +34,7 @@ class Upload:
     def begin(self) -> None:
         """DCP begins, on this thread. When it is done and has not let the save commit, the save is abandoned."""
         self._thread = threading.current_thread()
-        arguments = self._thread, _code_of_dcp()
+        arguments = self._thread, _future_of_this_thread()
         threading.Thread(target=self._watch, args=arguments, name="cairn-upload", daemon=True).start()
 
     def end(self) -> None:
@@ -50,9 +49,11 @@ class Upload:
             if self._thread is None and self.save.done():
                 return
 
-    def _watch(self, thread: threading.Thread, dcp: CodeType | None) -> None:
-        while thread.is_alive() and _runs(thread, dcp):
-            thread.join(_LOOK_EVERY)
+    def _watch(self, thread: threading.Thread, future: Future[Any] | None) -> None:
+        if future is None:
+            thread.join()
+        else:
+            wait([future])
         self.end()
 
 
@@ -95,18 +96,13 @@ class Uploads:
         return sum(not one._ended.is_set() for one in self._uploads)
 
 
-def _code_of_dcp() -> CodeType | None:
-    """The outermost of DCP's functions on this thread's stack."""
-    found, frame = None, sys._getframe()
-    while frame := frame.f_back:  # type: ignore[assignment]
-        if frame.f_globals.get("__name__") == state_dict_saver.__name__:
-            found = frame.f_code
-    return found
-
-
-def _runs(thread: threading.Thread, code: CodeType | None) -> bool:
-    """Whether the thread is in this code; None: in any."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while code is not None and frame is not None and frame.f_code is not code:
+def _future_of_this_thread() -> Future[Any] | None:
+    """The future of the call that a ThreadPoolExecutor makes on this thread: async_save returns it as the upload's. It
+    has its result before its callbacks, which may wait for anything, are called on this thread."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "concurrent.futures.thread" and frame.f_code.co_name == "run":
+            found = getattr(frame.f_locals.get("self"), "future", None)
+            return found if isinstance(found, Future) else None
         frame = frame.f_back
-    return code is None or frame is not None
+    return None
