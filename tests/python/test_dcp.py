@@ -338,13 +338,9 @@ def test_a_step_whose_save_failed_can_be_saved_again_at_once(make: Make, save: S
 def test_what_would_come_back_as_something_else_is_no_plain_value(make: Make, save: Saver) -> None:
     checkpointer = make()
     model = torch.nn.Linear(2, 2)
-    for value, hint in (
-        (Color.RED, "Color cannot be kept; keep its name or its value"),
-        ((Point(1, 2),), r"v/0: .*Point cannot be kept; convert it with tuple\(...\)"),
-        ((model,), r"v/0: .*Linear cannot be kept; DCP takes apart .* put its state_dict\(\) there"),
-    ):
-        with pytest.raises(CheckpointException, match=hint):
-            save(checkpointer, 1, {"v": value}, cairn.dcp.SavePlanner())
+    hint = r"v/0: .*Linear cannot be kept; DCP takes apart .* put its state_dict\(\) there"
+    with pytest.raises(CheckpointException, match=hint):
+        save(checkpointer, 1, {"v": (model,)}, cairn.dcp.SavePlanner())
 
     save(checkpointer, 1, {"e": [Color.RED], "p": Point(torch.ones(2), 3), "app": {"model": model}})
     got = load(checkpointer, {"e": None, "p": None, "app": {"model": None}})
@@ -354,8 +350,8 @@ def test_what_would_come_back_as_something_else_is_no_plain_value(make: Make, sa
 
 def test_an_array_whose_dtype_no_file_holds_is_pickled_or_refused(make: Make, save: Saver) -> None:
     checkpointer = make()
-    array = numpy.full(3, 1 + 2j)
-    with pytest.raises(CheckpointException, match="files cannot hold its dtype, complex128"):
+    array = numpy.full(3, 1.5, dtype=numpy.longdouble)
+    with pytest.raises(CheckpointException, match="files cannot hold its dtype, float128"):
         save(checkpointer, 1, {"a": (array,)}, cairn.dcp.SavePlanner())
     save(checkpointer, 1, {"a": (array,)})
     assert same(load(checkpointer, {"a": None}), {"a": (array,)})
@@ -369,6 +365,11 @@ def test_names_that_look_like_other_names_come_back(make: Make, save: Saver) -> 
         "v/0": torch.ones(2, dtype=torch.float64),
         "v/1": (array + 2,),
         "v/1/0": array + 3,
+        "v/~v/0": torch.zeros(2),
+        "v/~v/~v/0": torch.ones(2),
+        "v/~w/0": torch.ones(3),
+        "v/~v": (array + 4,),
+        "~v": torch.tensor(3.0),
         **{
             key: torch.full((2,), float(i)) for i, key in enumerate(["a/b", "a~1b", "~", "~t", "0", "True", "é", "x~1"])
         },
@@ -377,7 +378,7 @@ def test_names_that_look_like_other_names_come_back(make: Make, save: Saver) -> 
     got = {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for key, value in want.items()}
     assert same(load(checkpointer, got, planner=cairn.dcp.LoadPlanner()), want)
 
-    for name in ("", "v/~v", "a/~v/0", "lone \ud800"):
+    for name in ("", "lone \ud800"):
         with pytest.raises((cairn.InvalidArgument, CheckpointException), match="cannot be the name of a tensor"):
             save(checkpointer, 2, {name: torch.ones(3)})
     assert checkpointer.steps() == [1]

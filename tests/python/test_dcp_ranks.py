@@ -182,9 +182,24 @@ def test_a_tensor_that_cannot_be_staged_fails_all_at_once(worlds: Worlds) -> Non
     assert "sparse" in answers[1]["message"]
     assert "rank 1: " in answers[0]["message"]
 
-    answers = world.answers('save({"w": torch.ones(4 + rank)}, 1)')
-    assert all('"w" has 16 bytes on rank 0 and 20 on rank 1' in answer["message"] for answer in answers), answers
     assert world.all('save({"w": torch.ones(4)}, 1)') == [None] * 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("torch.ones(4)", "torch.ones(5)", "float32 [4] on rank 0 and float32 [5] on rank 1"),
+        ("torch.ones(4)", "torch.ones(2, 2)", "float32 [4] on rank 0 and float32 [2, 2] on rank 1"),
+        ("torch.ones(4)", "torch.ones(4).int()", "float32 [4] on rank 0 and int32 [4] on rank 1"),
+        ("torch.ones(4)", "1", "float32 [4] on rank 0 and a plain value on rank 1"),
+    ],
+)
+def test_unlike_replicas_fail_alike(worlds: Worlds, first: str, second: str, told: str) -> None:
+    world = worlds(2)
+    for how in ("sync", "async"):
+        answers = world.answers(f'save({{"v": 1, "w": {second} if rank else {first}}}, 1, "{how}")')
+        assert all(f'"w" is {told}: what ranks hold' in answer["message"] for answer in answers), answers
+    assert world.all('save({"v": rank, "w": torch.ones(4)}, 1)') == [None] * 2
 
 
 def test_a_save_that_fails_on_one_rank_before_the_plan_is_told_to_all_and_costs_the_group_nothing(

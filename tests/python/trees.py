@@ -6,6 +6,7 @@ import math
 import numpy
 import torch
 from cairn._tree import Stored, names, plan_restore
+from cairn._tree.values import AS_BYTES
 from flat import flatten
 
 
@@ -38,6 +39,12 @@ def describe(tensor):
     return Stored(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
+def in_file(tensor):
+    of = describe(tensor)
+    size = AS_BYTES.get(of.dtype)
+    return of if size is None else Stored("U8", (*of.shape, size) if size > 1 else of.shape)
+
+
 def empty(of, kind):
     if kind == "torch":
         return torch.full(of.shape, 99, dtype=getattr(torch, of.dtype))
@@ -56,7 +63,7 @@ def save(tree):
 
 def restore(saved, tree):
     text, tensors = saved
-    plan = plan_restore(text, {name: describe(tensor) for name, tensor in tensors.items()}, tree, describe, empty)
+    plan = plan_restore(text, {name: in_file(tensor) for name, tensor in tensors.items()}, tree, describe, empty)
     assert list(plan.tensors) == names(text)
     with torch.no_grad():
         for name, target in plan.tensors.items():

@@ -1,6 +1,6 @@
 """Saves a state dict in the format of cairn.dcp without DCP's own planning, and loads it. For the frameworks' plugs.
 
-The ranks agree once on who writes what several of them hold (see WriteShares), by the Checkpointer's own connections.
+The ranks agree once on who writes what several of them hold (see shares.py), by the Checkpointer's own connections.
 So no process group is needed, no thread, and several saves may be in flight.
 """
 
@@ -15,10 +15,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from .._checkpointer import Checkpointer
 from .._save import Save
 from .._tree.tensors import TensorCollector
-from .items import WriteShares, check_storable
+from .items import check_storable
 from .planners import LoadPlanner
 from .reader import StorageReader
-from .writer import _copied, _items_of_state, _shares
+from .uploads import Uploads
+from .writer import _copied, _items_of_state
 
 
 def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], *, replace: bool = False) -> Save:
@@ -27,7 +28,7 @@ def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], 
     Every rank calls it, for the same steps in the same order. Objects with state_dict, at the top, are asked for it. A
     value that typed JSON cannot keep is refused by name: nothing is pickled.
     """
-    shares = _shares.setdefault(checkpointer, WriteShares(checkpointer._ranks))
+    shares = Uploads.of(checkpointer).shares
 
     def fill(sink: TensorCollector) -> list[tuple[str, str]]:
         try:

@@ -2,39 +2,44 @@
 
 **Tensors.** A whole tensor has its fqn as its name. A chunk of a sharded tensor is a part (see docs/format.md) whose
 logical name is the fqn. Its own name is the fqn too, followed by "~1", "~2" if the rank holds several chunks. The bytes
-of a pickled item are a U8 tensor with its fqn as name. No tensor's fqn is empty or contains "/~v".
+of a pickled item are a U8 tensor with its fqn as name. Where a fqn contains "/~v", its name has "/~v" at its end too: no
+array in a value has that. No tensor's fqn is empty.
 
 **Text.** The rank's typed value "dcp", one JSON object:
-  version   1
+  version   1, or 2 if a value needs version 2 of `_tree`, or "dtypes" has an item
   paths     fqn -> its place in the state dict: keys and positions
   values    fqn -> its node, as `_tree` writes it; an array in it is a tensor named by the fqn, "/~v" and its path
   pickled   fqns whose bytes DCP's planner pickled
+  dtypes    fqn -> dtype of a tensor that is kept as bytes (see _tree/values.py): version 2
   tied      [fqn, offset, fqn of the chunk with the same memory at the same offset]; tied whole tensors are aliases
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from json.encoder import encode_basestring as _quote
 from typing import Any, TypeAlias
+
+import torch
 
 from .. import _core
 from .._errors import Corrupt, InvalidArgument, Unsupported
-from .._ranks.agreement import Ranks
-from .._tree import Stored
+from .._tree import Stored, values
 from .._tree.paths import fields_of, is_stateful, is_unicode, kind_name, readable
 from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name
+from .._tree.values import AS_BYTES
 from .._tree.writer import Names, Writer
 
 Key: TypeAlias = tuple[str, tuple[int, ...]]  # fqn, offset; the offset of a whole item is ().
-_VERSION = 1
-_BELOW = "/~v"  # No key in a value is written like this.
+# One of the things that a rank holds: its bytes, and what it is, which is the same on every rank that holds it.
+Held: TypeAlias = tuple[Key, int, str]
+VALUE = "a plain value"  # Counts as 0 bytes, and may differ between ranks.
+_VERSION = 2
+BELOW = "/~v"  # No key in a value is written like this.
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,11 @@ class Items:
         for piece in self.pieces:
             check_storable(piece.tensor, piece.fqn)
 
-    def sized(self) -> list[tuple[Key, int]]:
-        """Each item's key and its size in bytes. Values count as 0, and may differ between ranks."""
-        sized = [(piece.key, piece.tensor.numel() * piece.tensor.element_size()) for piece in self.pieces]
-        return sized + [((fqn, ()), 0) for fqn in (*self.pickled, *self.values)]
+    def held(self) -> list[Held]:
+        return [
+            (piece.key, _size_of(piece.tensor), described(piece.tensor.dtype, piece.tensor.shape, piece.size))
+            for piece in self.pieces
+        ] + [((fqn, ()), 0, VALUE) for fqn in (*self.pickled, *self.values)]
 
     def select(self, keys: set[Key] | None) -> Items:
         """The items with these keys; None: all."""
@@ -86,56 +92,78 @@ class Items:
     def add_to(self, sink: TensorCollector) -> str:
         """Gives the tensors to the sink; returns the text of everything else."""
         self._refuse_names()
-        writer = Writer(sink)
-        whole = {piece.fqn: piece.tensor for piece in self.pieces if piece.offset is None}
+        writer = _ExactWriter(sink)
+        whole = {_name_of(piece.fqn): piece.tensor for piece in self.pieces if piece.offset is None}
+        pickled = {_name_of(fqn): data for fqn, data in self.pickled.items()}
         # In C++ if the names allow it: there may be 100,000 tensors.
         if sink.add_all([*whole], [*whole.values()], "", False, writer.node) is None:
-            for fqn, tensor in whole.items():
-                writer.node(tensor, fqn)
-        tied = self._add_parts(sink, {*whole, *self.pickled})
-        for fqn, data in self.pickled.items():
-            import torch
-
-            sink.add(fqn, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            for name, tensor in whole.items():
+                writer.node(tensor, name)
+        tied = _add_parts(sink, self.pieces, {*whole, *pickled})
+        for name, data in pickled.items():
+            sink.add(name, torch.frombuffer(bytearray(data), dtype=torch.uint8))
         nodes = [f"{json.dumps(fqn)}:{writer.node(value, _below(fqn))}" for fqn, value in self.values.items()]
-        rest = json.dumps({"paths": self.paths, "pickled": [*self.pickled], "tied": tied}, separators=(",", ":"))
-        return f'{{"version":{_VERSION},"values":{{{",".join(nodes)}}},{rest[1:]}'
+        rest: dict[str, Any] = {"paths": self.paths, "pickled": [*self.pickled], "tied": tied}
+        if any(
+            str(dtype).removeprefix("torch.") in AS_BYTES for dtype in {piece.tensor.dtype for piece in self.pieces}
+        ):
+            dtypes = {piece.fqn: dtype_name(piece.fqn, piece.tensor) for piece in self.pieces}
+            rest["dtypes"] = {fqn: dtype for fqn, dtype in dtypes.items() if dtype in AS_BYTES}
+        version = 2 if "dtypes" in rest else writer.version
+        text = json.dumps(rest, separators=(",", ":"))
+        return f'{{"version":{version},"values":{{{",".join(nodes)}}},{text[1:]}'
 
     def _refuse_names(self) -> None:
         tensors = [*(piece.fqn for piece in self.pieces), *self.pickled]
-        if "" not in tensors and is_unicode(" ".join([*tensors, *self.paths])) and _BELOW not in " ".join(tensors):
+        if "" not in tensors and is_unicode(" ".join([*tensors, *self.paths])):
             return  # The usual case, made fast: there may be 100,000 names.
         for fqn in self.paths:
-            if not is_unicode(fqn) or (fqn in tensors and (not fqn or _BELOW in fqn)):
-                raise InvalidArgument(
-                    f'{fqn!r} cannot be the name of a tensor: expected Unicode, not empty, without "{_BELOW}"'
-                )
+            if not is_unicode(fqn) or (fqn in tensors and not fqn):
+                raise InvalidArgument(f"{fqn!r} cannot be the name of a tensor: expected Unicode, not empty")
 
-    def _add_parts(self, sink: TensorCollector, names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
-        """Returns the tied parts: the engine finds ties of whole tensors only."""
-        allowed = Writer(Names())
-        held: dict[tuple[Any, ...], str] = {}
-        tied: list[tuple[str, tuple[int, ...], str]] = []
-        for piece in self.pieces:
-            if piece.offset is None:
-                continue
-            tensor = piece.tensor
-            allowed.node(tensor, piece.fqn)  # Refuses what cannot be kept.
-            memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), piece.offset, piece.size)
-            if tensor.numel() and (holder := held.setdefault(memory, piece.fqn)) != piece.fqn:
-                tied.append((piece.fqn, piece.offset, holder))
-                continue
-            name, number = piece.fqn, 0
-            while name in names:
-                number += 1
-                name = f"{piece.fqn}~{number}"
-            names.add(name)
-            sink.add(name, tensor, (piece.fqn, piece.size, piece.offset))
-        return tied
+
+def _add_parts(sink: TensorCollector, pieces: list[Piece], names: set[str]) -> list[tuple[str, tuple[int, ...], str]]:
+    """Returns the tied parts: the engine finds ties of whole tensors only."""
+    allowed = Writer(Names())
+    held: dict[tuple[Any, ...], str] = {}
+    tied: list[tuple[str, tuple[int, ...], str]] = []
+    for piece in pieces:
+        if piece.offset is None:
+            continue
+        tensor = piece.tensor
+        allowed.node(tensor, piece.fqn)  # Refuses what cannot be kept.
+        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), piece.offset, piece.size)
+        if tensor.numel() and (holder := held.setdefault(memory, piece.fqn)) != piece.fqn:
+            tied.append((piece.fqn, piece.offset, holder))
+            continue
+        logical = name = _name_of(piece.fqn)
+        number = 0
+        while name in names:
+            number += 1
+            name = f"{logical}~{number}"
+        names.add(name)
+        last = bytes_of_element(dtype_name(piece.fqn, tensor))
+        sink.add(name, tensor, (logical, (*piece.size, *last), (*piece.offset, *(0 for _ in last))))
+    return tied
+
+
+def described(dtype: Any, shape: Iterable[int], size: Iterable[int] = ()) -> str:
+    """A tensor, or a chunk of one of this size."""
+    of = f" of {[*size]}" if size else ""
+    return f"{str(dtype).removeprefix('torch.')} {[*shape]}{of}"
+
+
+def _size_of(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _name_of(fqn: str) -> str:
+    """The name of a tensor in the file."""
+    return fqn + BELOW if BELOW in fqn else fqn
 
 
 def _below(fqn: str) -> str:
-    return fqn + _BELOW
+    return fqn + BELOW
 
 
 class _DTypeCheck(Names):
@@ -146,18 +174,24 @@ class _DTypeCheck(Names):
 
 
 class _ExactWriter(Writer):
-    """Refuses values that would come back as another type: DCP loads without a tree that gives the classes."""
+    """Keeps classes by module and name, and refuses values that would come back as another type: DCP may load without
+    a tree that gives the classes."""
 
     def _other(self, value: Any, name: str) -> str:
         if is_stateful(value):
             hint = "DCP takes apart only what is in the state dict itself: put its state_dict() there"
-        elif isinstance(value, Enum):
-            hint = "keep its name or its value"
-        elif fields_of(type(value)):
-            hint = "convert it with tuple(...)"
-        else:
-            return super()._other(value, name)
-        raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {hint}")
+            raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {hint}")
+        text, kind = super()._other(value, name), type(value)
+        tag = "enum" if isinstance(value, Enum) else "namedtuple" if fields_of(kind) else ""
+        if (tag or values.is_dataclass(kind)) and not values.is_found(kind):
+            raise InvalidArgument(
+                f"{readable(name)}: {kind_name(value)} cannot be kept: its class is not found by its name, as one that "
+                "is made within a function: define it at the top of a module"
+            )
+        if tag:
+            path = _quote(values.class_path(kind))
+            return self._later(f'["{tag}",{path}' + text.removeprefix(f'["{tag}",{_quote(kind.__qualname__)}'))
+        return text
 
 
 def check_storable(value: Any, fqn: str) -> None:
@@ -173,62 +207,6 @@ def is_storable(value: Any, fqn: str) -> bool:
     return True
 
 
-class WriteShares:
-    """Which rank writes what several ranks hold. All ranks agree on it, and keep it as long as nothing changes."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._lock = threading.Lock()
-        self._of = b""  # Digest of what all ranks held when they agreed on `_mine`.
-        self._mine: set[Key] = set()
-
-    def mine(self, items: Items, step: int) -> set[Key] | None:
-        """The keys that this rank writes; None: all. Every rank calls this, and waits for the others."""
-        if self._ranks.world == 1:
-            return None
-        with self._lock:
-            text = json.dumps(items.sized()).encode()
-            said = self._ranks.exchange("dcp", step.to_bytes(8, "big") + hashlib.sha256(text).digest() + self._of)
-            for rank, word in enumerate(said):
-                if (theirs := int.from_bytes(word[:8], "big")) != step:
-                    raise InvalidArgument(
-                        f"rank {rank} saves step {theirs}, rank {self._ranks.rank} step {step}: all ranks save the same "
-                        "steps in the same order"
-                    )
-            words = [word[8:] for word in said]
-            digests = hashlib.sha256(b"".join(word[:32] for word in words)).digest()
-            if any(word[32:] != digests for word in words):
-                lists = self._ranks.exchange("dcp items", zlib.compress(text, 1))
-                self._mine = _assign([json.loads(zlib.decompress(one)) for one in lists], self._ranks.rank)
-                self._of = digests
-            return self._mine
-
-    def give_up(self, error: BaseException) -> None:
-        """Called instead of `mine` by a rank that has failed: the others wait for it."""
-        self._ranks.give_up("dcp", error)
-
-
-def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
-    """Gives each item, largest first, to the one of its holders with the least to write. The same on every rank."""
-    holders: dict[Key, list[int]] = {}
-    sizes: dict[Key, int] = {}
-    for holder, items in enumerate(lists):
-        for (fqn, offset), size in items:
-            key = fqn, tuple(offset)
-            holders.setdefault(key, []).append(holder)
-            if sizes.setdefault(key, size) != size:
-                raise InvalidArgument(
-                    f'"{fqn}" has {sizes[key]} bytes on rank {holders[key][0]} and {size} on rank {holder}: what ranks '
-                    "hold under one name, at one offset, is written once and must be equal"
-                )
-    loads = [0] * len(lists)
-    for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
-        least = min(holders[key], key=lambda holder: (loads[holder], holder))
-        loads[least] += sizes[key]
-        holders[key] = [least]
-    return {key for key, of in holders.items() if of == [rank]}
-
-
 # Reading
 
 
@@ -242,6 +220,7 @@ class Chunk:
     logical: str | None  # None: a whole tensor.
     size: tuple[int, ...]  # Of the whole.
     name: str  # Its own, in its shard.
+    last: tuple[int, ...] = ()  # The last dimension in the file, of bytes, if it has one for them.
 
 
 @dataclass
@@ -267,29 +246,41 @@ class StoredItems:
         raise Corrupt(f'"{fqn}": the checkpoint holds no chunk at {wanted}')
 
     def tensors_of(self, fqn: str) -> dict[str, str]:
-        """The tensors that a value needs, by name, each with "torch" or "numpy". Pickled bytes are one tensor."""
-        return {fqn: "torch"} if fqn in self.pickled else kinds_in(self.values[fqn], _below(fqn))
+        """The tensors that a value needs, by name, each with its kind (see `_tree.kinds`)."""
+        return kinds_in(self.values[fqn], _below(fqn))
 
-    def value(self, fqn: str, tensors: Mapping[str, Any]) -> Any:
-        """The value of an fqn, once its tensors are read."""
+    def value(self, fqn: str, tensors: Mapping[str, Any], like: Any = None) -> Any:
+        """The value of an fqn, once its tensors are read. `like`, the value that it replaces, may give its classes.
+
+        InvalidArgument if its class is neither imported nor given.
+        """
 
         def leaf(_kind: str, _like: Any, name: str, _strict: bool) -> Any:
             return tensors[name]
 
-        return Reader(leaf, scalar, None).node(self.values[fqn], None, _below(fqn), False)
+        def find(path: str, _name: str) -> type:
+            if (found := values.find_class(path)) is not None:
+                return found
+            raise InvalidArgument(
+                f'"{fqn}": its class {path.replace(":", ".")} is not imported here, and loading a checkpoint imports '
+                "nothing: import it first, or put an instance in its place in the state to load into"
+            )
+
+        return Reader(leaf, scalar, None, find=find).node(self.values[fqn], like, _below(fqn), False)
 
 
 def read_items(details: Mapping[str, Any]) -> StoredItems:
     """Reads them from the engine's details of a checkpoint. InvalidArgument if it was not saved through cairn.dcp."""
     stored = StoredItems({}, {}, {}, set(), {})
     ties: list[tuple[str, tuple[int, ...], str]] = []
-    for values in details["values"]:
-        if "dcp" not in values:
+    dtypes: dict[str, str] = {}
+    for given in details["values"]:
+        if "dcp" not in given:
             raise InvalidArgument(
                 f"{details['path']} was not saved through cairn.dcp: read it with Checkpointer.restore or load"
             )
         try:
-            match json.loads(values["dcp"]):
+            match items := json.loads(given["dcp"]):
                 case {"version": int(version)} if version > _VERSION:
                     raise Unsupported(f"{details['path']}: DCP items of version {version}, this Cairn reads {_VERSION}")
                 case {
@@ -303,6 +294,7 @@ def read_items(details: Mapping[str, Any]) -> StoredItems:
                     stored.values.update(nodes)
                     stored.pickled.update(pickled)
                     ties += [(fqn, tuple(at), holder) for fqn, at, holder in ties_]
+                    dtypes.update(items.get("dtypes", {}))
                 case _:
                     raise ValueError("expected version, paths, values, pickled and tied")
         except (ValueError, TypeError, RecursionError) as error:
@@ -310,7 +302,11 @@ def read_items(details: Mapping[str, Any]) -> StoredItems:
     for name, dtype, shape, _, _, _, part in details["tensors"]:
         logical, size, offset = part or (None, shape, (0,) * len(shape))
         chunk = Chunk(dtype, tuple(shape), tuple(offset), logical, tuple(size), name)
-        stored.chunks.setdefault(logical or name, []).append(chunk)
+        named = logical or name
+        fqn = named.removesuffix(BELOW) if BELOW in named[:-1] else named
+        if _name_of(fqn) == named:  # Else it is an array in a value.
+            chunk = _as_dtype(chunk, dtypes[fqn]) if fqn in dtypes else chunk
+            stored.chunks.setdefault(fqn, []).append(chunk)
         if part is None:
             stored.tensors[name] = Stored(dtype, tuple(shape))
     for fqn, at, holder in ties:
@@ -318,12 +314,31 @@ def read_items(details: Mapping[str, Any]) -> StoredItems:
     return stored
 
 
+def bytes_of_element(dtype: str) -> tuple[int, ...]:
+    """The last dimension that the file has for a dtype that is kept as bytes."""
+    return (AS_BYTES[dtype],) if AS_BYTES.get(dtype, 1) > 1 else ()
+
+
+def _as_dtype(chunk: Chunk, dtype: str) -> Chunk:
+    """A chunk of bytes as one of this dtype."""
+    whole = Stored(chunk.dtype, chunk.shape).of_kind(f"torch {dtype}")
+    last = chunk.shape[len(whole.shape) :]
+    if (
+        len(chunk.size) != len(chunk.shape)
+        or chunk.size[len(whole.shape) :] != last
+        or any(chunk.offset[len(whole.shape) :])
+    ):
+        raise Corrupt(f'"{chunk.logical}": expected whole elements of {dtype}, found bytes of {chunk.size}')
+    kept = len(whole.shape)
+    return Chunk(dtype, whole.shape, chunk.offset[:kept], chunk.logical, chunk.size[:kept], chunk.name, last)
+
+
 def part_of(chunk: Chunk, begin: Sequence[int], lengths: Sequence[int]) -> _core.Part | None:
     """The region of a chunk that starts at `begin` and has `lengths` elements, for the engine; None: a whole tensor."""
     if chunk.logical is None and tuple(lengths) == chunk.shape:
         return None
     offset = tuple(a + b for a, b in zip(chunk.offset, begin, strict=True))
-    return chunk.logical or chunk.name, chunk.size, offset
+    return chunk.logical or chunk.name, (*chunk.size, *chunk.last), (*offset, *(0 for _ in chunk.last))
 
 
 # Saving and reading

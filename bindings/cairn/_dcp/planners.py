@@ -7,10 +7,12 @@ from typing import Any
 
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
 
 from .._errors import Unsupported
 from .items import check_storable
+from .shares import check_plans
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -23,6 +25,10 @@ class SavePlanner(DefaultSavePlanner):
             if item.type == WriteItemType.BYTE_IO:
                 check_storable(self.lookup_object(item.index), item.index.fqn)
         return plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        check_plans([plan.items for plan in all_plans])  # DCP's own checks name nothing.
+        return super().create_global_plan(all_plans)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
         if write_item.type == WriteItemType.BYTE_IO:

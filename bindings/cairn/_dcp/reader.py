@@ -21,8 +21,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 from .._checkpointer import Checkpointer
 from .._errors import Error, FailedPrecondition, InvalidArgument, Unsupported
+from .._tree import Stored
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
-from .items import StoredItems, is_step, memory_of, parse_step, part_of, read_items
+from .items import BELOW, StoredItems, is_step, memory_of, parse_step, part_of, read_items
 from .planners import LoadPlanner
 
 
@@ -131,7 +132,8 @@ class StorageReader(storage.StorageReader):
         if fqn in self._stored.pickled:
             planner.load_bytes(item, io.BytesIO(reads.arrays[fqn].numpy().tobytes()))
             return
-        value = self._stored.value(fqn, reads.arrays)
+        flat = getattr(planner, "state_dict", None)  # What DCP's planners load into.
+        value = self._stored.value(fqn, reads.arrays, flat.get(item.dest_index.fqn) if isinstance(flat, dict) else None)
         if isinstance(planner, LoadPlanner):
             planner.load_value(item, value)
             return
@@ -181,14 +183,24 @@ class _Reads:
         while True:
             number = self._regions[fqn] = self._regions.get(fqn, -1) + 1
             name = f"{fqn}~{number}" if number else fqn
-            if name not in self._named and (not number or name not in self._stored.tensors):
+            if name not in self._named and (name not in self._stored.tensors or (not number and BELOW not in name)):
                 self._named.add(name)
                 return name
 
     def value(self, fqn: str) -> None:
+        if fqn in self._stored.pickled:
+            chunk = self._stored.find(fqn, None)
+            self._array(
+                fqn, empty(Stored(chunk.dtype, chunk.shape), "torch"), part_of(chunk, chunk.offset, chunk.shape)
+            )
+            return
         for name, kind in self._stored.tensors_of(fqn).items():
-            self.arrays[name] = empty(self._stored.tensors[name], kind)
-            self.views.append((*target_view(name, self.arrays[name]), None))
+            of = self._stored.tensors[name].of_kind(kind)
+            self._array(name, empty(of, kind.partition(" ")[0]), None)
+
+    def _array(self, name: str, array: Any, part: Any) -> None:
+        self.arrays[name] = array
+        self.views.append((*target_view(name, array), part))
 
 
 def _metadata_of(stored: StoredItems, fqn: str) -> TensorStorageMetadata | BytesStorageMetadata:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from .._checkpointer import Checkpointer
 from .._errors import Error
 from .._save import Save
-from .items import WriteShares
+from .shares import WriteShares
 
 _LOOK_EVERY = 1.0  # Seconds, at a save whose upload has not begun: it may have failed, and then never does.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,6 @@ from .._tree.tensors import TensorCollector
 from .items import (
     Items,
     Piece,
-    WriteShares,
     check_storable,
     is_step,
     is_storable,
@@ -32,6 +32,7 @@ from .items import (
     parse_step,
 )
 from .planners import SavePlanner
+from .shares import WriteShares, check_plans, key_of
 from .uploads import Upload, Uploads
 
 # From torch 2.9 on `stage` may return a future, which async_save returns too.
@@ -170,9 +171,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             raise InvalidArgument(f"DCP saves as rank {kwargs['rank']}, {ranks}: give both the same group")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        # The coordinator compares these. DCP's planner has dropped all but one of what is alike by then.
+        plan = dataclasses.replace(plan, storage_data=list(plan.items))
         if self._staged is None or not getattr(plan, "usable", True):
             return plan
-        staged, planned = {key for key, _ in self._staged.sized()}, {_key(item) for item in plan.items}
+        staged, planned = {key for key, *_ in self._staged.held()}, {key_of(item) for item in plan.items}
         if staged != planned:
             self.close()
             raise InvalidArgument(
@@ -187,7 +190,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 f"DCP saves with {counted(len(plans), 'rank')}, the Checkpointer of {self._checkpointer.root} has "
                 f"{self._checkpointer.world}: give both the same group"
             )
-        return plans
+        check_plans([plan.storage_data or [] for plan in plans])
+        return [dataclasses.replace(plan, storage_data=None) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: Any) -> torch.futures.Future[list[storage.WriteResult]]:
         """Lets the staged save commit, or makes one now, and waits until it is durable on every rank."""
@@ -242,7 +246,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         assert self._staged is not None
         tensors = {piece.key: piece.tensor for piece in self._staged.pieces}
         for item in plan.items:
-            fqn, key = item.index.fqn, _key(item)
+            fqn, key = item.index.fqn, key_of(item)
             if item.type == WriteItemType.BYTE_IO:
                 if not _keeps_values(planner):
                     raise Unsupported(f'"{fqn}": {type(planner).__name__} writes bytes of its own: use dcp.save')
@@ -332,10 +336,6 @@ def _keeps_values(planner: Any) -> bool:
     """Whether it writes values as DCP's default planner or SavePlanner does."""
     ours = isinstance(planner, SavePlanner)
     return ours or getattr(type(planner), "transform_object", None) is DefaultSavePlanner.transform_object
-
-
-def _key(item: WriteItem) -> tuple[str, tuple[int, ...]]:
-    return item.index.fqn, tuple(item.index.offset or ()) if item.type == WriteItemType.SHARD else ()
 
 
 def _listed(keys: set[tuple[str, tuple[int, ...]]]) -> str:

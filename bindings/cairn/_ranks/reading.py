@@ -228,18 +228,18 @@ class Reading:
         tensors, reads = {}, {}
 
         def read(name: str, kind: str) -> Any:
-            tensor = tree_tensors.empty(saved[name], kind, device)
+            tensor = tree_tensors.empty(saved[name].of_kind(kind), kind.partition(" ")[0], device)
             self._read(details, {name: tensor}, folder, None, False)
             return tensor
 
         for name in wanted:
             key = view.tied.get(name, name), kinds.get(name, "torch")
             if key not in made:
-                of = saved[name]
+                of = saved[name].of_kind(key[1])
                 made[key] = reads[name] = (
                     LazyTensor(name, of.dtype, of.shape, partial(read, name, key[1]))
                     if lazy
-                    else tree_tensors.empty(of, key[1], device)
+                    else tree_tensors.empty(of, key[1].partition(" ")[0], device)
                 )
             tensors[name] = made[key]
         if not lazy:

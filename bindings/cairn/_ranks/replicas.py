@@ -108,7 +108,7 @@ def _gather(node: Any, name: str, found: list[tuple[str, Any]]) -> None:
         found.append((name or "~t", TENSOR))
         return
     match node:
-        case ["t" | "a"]:
+        case ["t" | "a", *_]:
             found.append((name or "~t", TENSOR))
         case ["dict" | "counter", *rest]:
             _gather_pairs(rest, name, found)
@@ -119,10 +119,10 @@ def _gather(node: Any, name: str, found: list[tuple[str, Any]]) -> None:
         case ["list" | "tuple", *rest] if not all(isinstance(child, _PLAIN) for child in rest):
             for i, child in enumerate(rest):
                 _gather(child, join(name, str(i)), found)
-        case ["namedtuple", _, _, *rest]:
+        case ["deque", _, *rest] | ["namedtuple", _, _, *rest]:
             for i, child in enumerate(rest):
                 _gather(child, join(name, str(i)), found)
-        case ["state", inner]:
+        case ["state", inner] | ["dataclass", _, inner]:
             _gather(inner, name, found)
         case _:
             found.append((name, node))

@@ -6,7 +6,7 @@ and None are spelled out. A str key that would read as one of those, the empty o
 reserves) gets the prefix "~s". A tree that is itself one tensor is named "~t"; "~m" is an OrderedDict's `_metadata`.
 Names are injective: two leaves never share one.
 
-**Text.** `{"version":1,"tree":NODE}`, compact, at most 64 levels, where NODE is
+**Text.** `{"version":1,"tree":NODE}`, or 2 if it has nodes marked so, compact, at most 64 levels, where NODE is
 
 | value                                  | node |
 |----------------------------------------|------|
@@ -23,9 +23,18 @@ Names are injective: two leaves never share one.
 | set; frozenset                         | `["set",NODE,...]`; `["frozenset",...]`, sorted by text |
 | namedtuple                             | `["namedtuple","Class","field field",NODE,...]` |
 | Enum member                            | `["enum","Class","NAME"]` |
+| dtypes that safetensors lacks (2)      | `["t","complex128"]`, `["a",...]`: its bytes are a U8 tensor; see `values` |
+| bytearray; BytesIO (2)                 | `["bytearray","base64"]`; `["bytesio","base64",position]` |
+| range; slice (2)                       | `["range",start,stop,step]`; `["slice",...]` |
+| path; timedelta (2)                    | `["path","PosixPath","text"]`; `["timedelta",days,seconds,microseconds]` |
+| datetime, date, time (2)               | `["time","datetime","ISO 8601",fold]` |
+| deque (2)                              | `["deque",maxlen or null,NODE,...]` |
+| dataclass (2)                          | `["dataclass","module:Class",{"field":NODE,...}]` |
 | numpy scalar                           | `["numpy","<f4","hex of its bytes"]` |
 | torch.dtype; torch.device              | `["dtype","float32"]`; `["device","cuda:0"]` |
 | object with state_dict, load_state_dict | `["state",NODE of its state_dict()]` |
+
+Where no tree is given to restore into (cairn.dcp), a class is "module:Class", for Enum members and namedtuples too (2).
 
 KEY is null, a bool, an int (`["int","0x..."]` too) or a str. Order of dicts is kept. Everything else is refused.
 """

@@ -11,19 +11,31 @@ from typing import Any
 from .._errors import Corrupt, NotFound, Unsupported
 from .._rng import RngState
 from .arrays import as_numpy, is_foreign
-from .paths import MAX_DEPTH, is_plain, kind_name, readable
+from .paths import MAX_DEPTH, kind_name, readable
 from .reader import Reader, kinds_in, scalar
+from .values import AS_BYTES, is_plain
 from .writer import Names, Sink, Writer
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a checkpoint: dtype by safetensors' name ("F32", "BF16"), shape in elements."""
+    """A tensor in a checkpoint: dtype by safetensors' name ("F32", "BF16"), or torch's if it is kept as bytes
+    ("complex128"); shape in elements."""
 
     dtype: str
     shape: tuple[int, ...]
+
+    def of_kind(self, kind: str) -> Stored:
+        """What it is as a tensor of this kind, as `kinds` says it: some dtypes are kept as bytes."""
+        _, _, dtype = kind.partition(" ")
+        if not dtype:
+            return self
+        last = (AS_BYTES[dtype],) if AS_BYTES[dtype] > 1 else ()
+        if self.dtype != "U8" or self.shape[len(self.shape) - len(last) :] != last:
+            raise Corrupt(f"the checkpoint's tree: expected the bytes of {dtype}, found {self}")
+        return Stored(dtype, self.shape[: len(self.shape) - len(last)])
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
@@ -64,7 +76,9 @@ def flatten(tree: Any, sink: Sink) -> str:
 
     InvalidArgument, with the path, if the tree contains a value that cannot be kept, contains itself, or is too deep.
     """
-    return f'{{"version":{_VERSION},"tree":{Writer(sink).node(tree, "")}}}'
+    writer = Writer(sink)
+    text = writer.node(tree, "")
+    return f'{{"version":{writer.version},"tree":{text}}}'
 
 
 def plan_restore(
@@ -93,6 +107,7 @@ def plan_restore(
         found = stored.get(name)
         if found is None:
             raise Corrupt(f'tensor "{name}": the checkpoint\'s tree names it, but no shard holds it')
+        found = found.of_kind(kind)
         if writer.is_tensor(like):
             writer.node(like, name)  # Refuses what cannot be kept.
             expected = describe(like)
@@ -111,7 +126,7 @@ def plan_restore(
                 f"{readable(name)}: the tree has {kind_name(like)}, the checkpoint has a tensor, {found}"
             )
         else:
-            tensors[name] = empty(found, kind)
+            tensors[name] = empty(found, kind.partition(" ")[0])
         return tensors.get(name)
 
     reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial)
@@ -138,7 +153,8 @@ def names(text: str) -> list[str]:
 
 
 def kinds(text: str) -> dict[str, str]:
-    """The names of the tensors in a text, in the tree's order, each with "torch" or "numpy"."""
+    """The names of the tensors in a text, in the tree's order, each with "torch" or "numpy", and the dtype if it is kept
+    as bytes: "torch complex128"."""
     return kinds_in(_parse(text), "")
 
 

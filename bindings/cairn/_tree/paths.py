@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-import sys
 from collections import namedtuple
-from enum import Enum
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +12,6 @@ from .._errors import Corrupt, InvalidArgument
 
 MAX_DEPTH = 64  # Levels of one tree.
 _READS_OTHERWISE = re.compile(r"(?:0|-?[1-9][0-9]*|True|False|None|__metadata__)?")
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class EnumName(str):
@@ -64,19 +61,6 @@ def is_stateful(value: Any) -> bool:
         and callable(getattr(value, "load_state_dict", None))
         and not isinstance(value, type)
     )
-
-
-def is_plain(value: Any, depth: int = MAX_DEPTH) -> bool:
-    """Whether it contains no tensor and no object."""
-    if type(value) in _PLAIN or isinstance(value, (Enum, EnumName)):
-        return True
-    if isinstance(value, (dict, list, tuple, set, frozenset)):
-        children = value.values() if isinstance(value, dict) else value
-        return depth > 0 and not is_stateful(value) and all(is_plain(child, depth - 1) for child in children)
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch and isinstance(value, (torch.dtype, torch.device)):
-        return True
-    return bool(numpy and isinstance(value, numpy.generic))
 
 
 def fields_of(kind: type) -> tuple[str, ...]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import importlib
 import reprlib
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 from .._errors import Corrupt, InvalidArgument, Unsupported
+from . import values
 from .paths import (
     EnumName,
     fields_of,
-    is_plain,
     is_stateful,
     join,
     kind_name,
@@ -22,6 +22,7 @@ from .paths import (
     part_of,
     readable,
 )
+from .values import is_plain
 from .writer import Names, Writer
 
 _MAX_LISTED = 20  # Names in one message.
@@ -35,12 +36,20 @@ class Reader:
     differ. `partial`: a strict container keeps what only the tree has, and leaves out what only the checkpoint has.
 
     `_orig_mod` in a name is what torch.compile puts there. A key that differs from the tree's only by that matches it.
+
+    `find` gives the class of a path where the tree gives none; stand-ins come where it returns None.
     """
 
     def __init__(
-        self, leaf: Callable[..., Any], scalar: Callable[[Any], Any], module: Any, partial: bool = False
+        self,
+        leaf: Callable[..., Any],
+        scalar: Callable[[Any], Any],
+        module: Any,
+        partial: bool = False,
+        find: Callable[[str, str], type | None] = lambda path, _name: values.find_class(path),
     ) -> None:
-        self._leaf, self._scalar, self._module, self._partial = leaf, scalar, module, partial
+        self._leaf, self._scalar, self._module = leaf, scalar, module
+        self._partial, self._find = partial, find
         self._known = Writer(Names()).kept
         self.loads: list[tuple[Any, Any]] = []
         self.only_stored: list[str] = []
@@ -55,6 +64,8 @@ class Reader:
                 return self._mapping(node, [*node], [*node.values()], like, name, strict)
             case ["t" | "a" as kind]:
                 return self._leaf("torch" if kind == "t" else "numpy", like, name or "~t", strict)
+            case ["t" | "a" as kind, str(dtype)] if dtype in values.AS_BYTES:
+                return self._leaf(("torch " if kind == "t" else "numpy ") + dtype, like, name or "~t", strict)
             case ["dict", *rest]:
                 return self._mapping(node, [key_of(key) for key in rest[::2]], rest[1::2], like, name, strict)
             case ["counter", *rest]:
@@ -71,12 +82,22 @@ class Reader:
                 return self._sequence(node, rest, like, name, strict)
             case ["tuple", *rest]:
                 return tuple(self._sequence(node, rest, like, name, strict))
+            case ["deque", None | int() as longest, *rest] if longest is None or longest >= len(rest):
+                return deque(self._sequence(node, rest, like, name, strict), longest)
+            case ["dataclass", str(kind), dict(fields)]:
+                return self._dataclass(node, kind, fields, like, name, strict)
             case ["namedtuple", str(kind), str(fields), *rest] if len(rest) == len(fields.split()):
                 fits = isinstance(like, tuple) and fields_of(type(like)) == tuple(fields.split())
                 if strict and not fits and fields_of(type(like)):
                     self._differs(name, like, f"a namedtuple {kind} of {fields}")
-                made: Any = type(like) if fits else namedtuple_of(kind.rpartition(".")[2], fields)
-                return made._make(self._sequence(node, rest, like, name, strict))
+                made: Any = type(like) if fits else None
+                items = self._sequence(node, rest, like, name, strict)
+                if made is None and ":" in kind:
+                    found = values.tuple_of(self._find(kind, name), tuple(fields.split()), items)
+                    if found is not None:
+                        return found
+                made = made or namedtuple_of(kind.rpartition(":")[2].rpartition(".")[2], fields)
+                return made._make(items)
             case ["set" | "frozenset" as kind, *rest]:
                 return self._set(frozenset if kind == "frozenset" else set, rest, like, name, strict)
             case ["state", inner]:
@@ -89,7 +110,8 @@ class Reader:
             self._differs(name, like, "a plain value")
         match node:
             case ["enum", str(kind), str(member)]:
-                return EnumName.of(kind, member)
+                found = values.member_of(self._find(kind, name), member) if ":" in kind else None
+                return EnumName.of(kind, member) if found is None else found
         return self._scalar(node)
 
     def raise_differences(self) -> None:
@@ -130,7 +152,7 @@ class Reader:
         return {made_keys[part]: value for part, value in made.items()}
 
     def _sequence(self, node: Any, nodes: list[Any], like: Any, name: str, strict: bool) -> list[Any]:
-        theirs = {str(i): child for i, child in enumerate(like)} if isinstance(like, (list, tuple)) else None
+        theirs = {str(i): child for i, child in enumerate(like)} if isinstance(like, (list, tuple, deque)) else None
         parts = {str(i): child for i, child in enumerate(nodes)}
         return [*self._children(node, parts, like, theirs, name, strict).values()]
 
@@ -154,6 +176,18 @@ class Reader:
                 }
             parts = {part: child if part in theirs else None for part, child in parts.items()}
         return {part: self.node(child, theirs.get(part), join(name, part), strict) for part, child in parts.items()}
+
+    def _dataclass(self, node: Any, kind: str, fields: dict[str, Any], like: Any, name: str, strict: bool) -> Any:
+        theirs = values.dataclass_fields(like)
+        fits = theirs is not None and theirs.keys() == fields.keys()
+        if strict and theirs is not None and not fits:
+            self._differs(name, like, f"a dataclass {kind} with the fields {', '.join(fields)}")
+        held = self._mapping(node[2], [*fields], [*fields.values()], theirs if fits else like, name, strict)
+        made = type(like) if fits else self._find(kind, name)
+        try:
+            return values.make(made, held)
+        except ValueError as error:
+            raise Corrupt(f"the checkpoint's tree: {readable(name)}: {error}") from error
 
     def _set(self, kind: type, nodes: list[Any], like: Any, name: str, strict: bool) -> Any:
         if strict and not is_plain(like):
@@ -224,7 +258,7 @@ def kinds_in(node: Any, name: str) -> dict[str, str]:
     def leaf(kind: str, _like: Any, leaf_name: str, _strict: bool) -> None:
         found[leaf_name] = kind
 
-    Reader(leaf, lambda _: None, None).node(node, None, name, False)
+    Reader(leaf, lambda _: None, None, find=lambda _path, _name: None).node(node, None, name, False)
     return found
 
 
@@ -251,9 +285,11 @@ def scalar(node: Any) -> Any:
                 return importlib.import_module("torch").device(text)
             case ["size", *sizes]:
                 return importlib.import_module("torch").Size(sizes)
+            case [str(), *_] if (found := values.read(node, scalar)) is not node:
+                return found
     except ImportError as error:
         raise Unsupported(f"the checkpoint's tree holds {node[0]} values: {error}") from error
-    except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+    except (ValueError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
         raise Corrupt(f"the checkpoint's tree: {reprlib.repr(node)}: {error}") from error
     raise Corrupt(f"the checkpoint's tree: expected a value, found {reprlib.repr(node)}")
 

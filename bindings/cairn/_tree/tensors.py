@@ -15,6 +15,7 @@ from .._errors import InvalidArgument, Unsupported
 from .._protect import state_without_races
 from .arrays import MORE_DTYPES, more_dtype
 from .codec import Stored
+from .values import AS_BYTES
 
 if TYPE_CHECKING:
     from .._core import Tensor
@@ -29,7 +30,7 @@ _NUMPY = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8",
     "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
 }  # fmt: skip
-_FROM_NUMPY = {code: name for name, code in _NUMPY.items()}
+_FROM_NUMPY = {code: name for name, code in _NUMPY.items()} | {"<c16": "complex128"}
 _from_torch: dict[Any, str] = {}  # Filled once torch is imported: its dtypes are objects.
 _torch_reader: _core.TorchReader | None = None
 
@@ -93,9 +94,12 @@ class TensorCollector:
 
 
 def dtype_name(name: str, tensor: Any) -> str:
-    """safetensors' name of the tensor's dtype. Unsupported, with the tensor's name, if there is none."""
+    """safetensors' name of the tensor's dtype, or torch's if it is kept as bytes. Unsupported, with the tensor's name,
+    if it cannot be kept."""
     if _is_torch(tensor):
         found = _torch_dtypes().get(tensor.dtype)
+        if found is None and (name_of := str(tensor.dtype).removeprefix("torch.")) in AS_BYTES:
+            found = name_of
     else:
         found = _FROM_NUMPY.get(tensor.dtype.str) or MORE_DTYPES.get(tensor.dtype.name)
     if found is None:
@@ -126,7 +130,15 @@ def describe(name: str, tensor: Any, keep: list[Any]) -> Tensor:
         raise Unsupported(f'tensor "{name}": expected it on cpu or cuda, found {device}')
     room = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
     cuda = -1 if device.type == "cpu" else device.index
-    return name, tensor.data_ptr(), dtype, tuple(tensor.shape), tensor.stride(), cuda, room
+    return name, tensor.data_ptr(), *as_bytes(dtype, tuple(tensor.shape), tensor.stride()), cuda, room
+
+
+def as_bytes(dtype: str, shape: tuple[int, ...], strides: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """A tensor's dtype, shape and strides as a file has them."""
+    size = AS_BYTES.get(dtype)
+    if size is None or size == 1:
+        return dtype if size is None else "U8", shape, strides
+    return "U8", (*shape, size), (*(stride * size for stride in strides), 1)
 
 
 def _describe_array(name: str, array: Any, keep: list[Any]) -> Tensor:
@@ -136,7 +148,7 @@ def _describe_array(name: str, array: Any, keep: list[Any]) -> Tensor:
         array = array.copy(order="C")
         keep.append(array)
     strides = tuple(stride // size for stride in array.strides)
-    return name, array.ctypes.data, dtype, tuple(array.shape), strides, -1, 0
+    return name, array.ctypes.data, *as_bytes(dtype, tuple(array.shape), strides), -1, 0
 
 
 def _overlaps(shape: Any, strides: Any) -> bool:
@@ -163,12 +175,13 @@ def target_view(name: str, tensor: Any) -> Tensor:
 
 
 def torch_dtype(name: str) -> Any:
-    """torch's dtype of safetensors' name."""
+    """torch's dtype of safetensors' name, or of its own for what is kept as bytes."""
     import torch
 
-    dtype = getattr(torch, _TORCH[name], None)
+    of = name if name in AS_BYTES else _TORCH[name]
+    dtype = getattr(torch, of, None)
     if dtype is None:
-        raise Unsupported(f"this torch has no {_TORCH[name]}")
+        raise Unsupported(f"this torch has no {of}")
     return dtype
 
 
@@ -196,7 +209,7 @@ def empty(of: Stored, kind: str, device: Any = None) -> Any:
         return torch.empty(of.shape, dtype=torch_dtype(of.dtype), device=device or "cpu")
     import numpy
 
-    dtype = _NUMPY.get(of.dtype) or more_dtype(of.dtype)
+    dtype = (_NUMPY | {"complex128": "<c16"}).get(of.dtype) or more_dtype(of.dtype)
     if dtype is None:
         raise Unsupported(f"numpy has no {of.dtype}: install ml_dtypes, which has it")
     return numpy.empty(of.shape, dtype=dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import sys
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from json.encoder import encode_basestring as _quote
@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from .._errors import InvalidArgument
+from . import values
 from .arrays import MORE_DTYPES, as_numpy, is_foreign
 from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, is_unicode, join, kind_name, part_of, readable
 
@@ -22,8 +23,9 @@ _LONGEST = 64 << 20  # Of one str or bytes: they all go into the header, and saf
 _DICT = '"dict"'
 _FACTS = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
 _ALLOWED = (
-    "a tree holds tensors, arrays (numpy's, and those with __array__ or __dlpack__), numpy scalars, None, bool, int, float, complex, str, bytes, Enum members, torch "
-    "dtypes and devices, dict, OrderedDict, Counter, list, tuple, namedtuple, set, frozenset, and objects with "
+    "a tree holds tensors, arrays (numpy's, and those with __array__ or __dlpack__), numpy scalars, None, bool, int, "
+    "float, complex, str, bytes, bytearray, BytesIO, paths, dates and times, range, slice, Enum members, torch dtypes and "
+    "devices, dict, OrderedDict, Counter, list, tuple, namedtuple, deque, dataclasses, set, frozenset, and objects with "
     "state_dict and load_state_dict"
 )
 
@@ -73,6 +75,7 @@ class Writer:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._leaves = 0  # Tensors, arrays and objects.
+        self.version = 1  # Of the text: 2 if it has nodes that version 1 lacks.
         self._open: set[int] = set()  # ids of the containers and objects being walked.
         self.kept = dict(_WRITERS)
         self._tensor_types: frozenset[type] = frozenset()
@@ -80,6 +83,7 @@ class Writer:
         if torch := sys.modules.get("torch"):
             self._strided = (torch.strided, False, False, False)
             self._tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
+            self._as_bytes = {getattr(torch, of): of for of in values.AS_BYTES if hasattr(torch, of)}
             self.kept.update(dict.fromkeys(self._tensor_types, Writer._tensor))
             self.kept[torch.Size] = lambda w, v, name: w._sequence("size", v, name)
             self.kept[torch.dtype] = lambda _w, v, _name: f'["dtype",{_quote(str(v).removeprefix("torch."))}]'
@@ -124,7 +128,7 @@ class Writer:
             raise InvalidArgument(f"{readable(name)}: a {which} tensor cannot be kept, only a dense, strided one")
         self._leaves += 1
         self._sink.add(name or "~t", value)
-        return '["t"]'
+        return self._later(f'["t","{self._as_bytes[value.dtype]}"]') if value.dtype in self._as_bytes else '["t"]'
 
     def _array(self, value: Any, name: str) -> str:
         known = value.dtype.kind in "biufc" or value.dtype.name in MORE_DTYPES
@@ -135,7 +139,11 @@ class Writer:
             )
         self._leaves += 1
         self._sink.add(name or "~t", value)
-        return '["a"]'
+        return self._later(f'["a","{value.dtype}"]') if str(value.dtype) in values.AS_BYTES else '["a"]'
+
+    def _later(self, text: str) -> str:
+        self.version = 2
+        return text
 
     def _enter(self, value: Any, name: str) -> None:
         if id(value) in self._open:
@@ -170,6 +178,10 @@ class Writer:
         self._open.remove(id(value))
         return f"[{','.join((_quote(tag), *nodes))}]"
 
+    def _deque(self, value: deque[Any], name: str) -> str:
+        head, nodes = '["deque"', self._sequence("deque", value, name)
+        return self._later(f"{head},{'null' if value.maxlen is None else value.maxlen}{nodes[len(head) :]}")
+
     def _set(self, tag: str, value: Iterable[Any], name: str) -> str:
         before = self._leaves
         nodes = [self.node(child, join(name, str(i))) for i, child in enumerate(value)]
@@ -187,6 +199,8 @@ class Writer:
             return f'["state",{node}]'
         if isinstance(value, Enum) and value.name in kind.__members__:
             return f'["enum",{_quote(kind.__qualname__)},{_quote(value.name)}]'
+        if (held := values.dataclass_fields(value)) is not None:
+            return self._dataclass(value, held, name)
         if isinstance(value, tuple) and fields_of(kind):
             head, fields = self._sequence("namedtuple", value, name), " ".join(fields_of(kind))
             return head.replace('"namedtuple"', f'"namedtuple",{_quote(kind.__qualname__)},{_quote(fields)}', 1)
@@ -195,6 +209,11 @@ class Writer:
         if is_foreign(value):
             return self._array(as_numpy(value, name), name)
         raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {self._hint(value)}")
+
+    def _dataclass(self, value: Any, fields: dict[str, Any], name: str) -> str:
+        if why := values.why_not_kept(value, fields):
+            raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept: {why}")
+        return self._later(f'["dataclass",{_quote(values.class_path(type(value)))},{self._mapping("", fields, name)}]')
 
     def _hint(self, value: Any) -> str:
         torch = sys.modules.get("torch")
@@ -206,11 +225,15 @@ class Writer:
             return "numpy.array(...) makes a plain array from it"
         if isinstance(value, Enum):
             return "of a Flag only single members; keep its value"
-        for base in (defaultdict, dict, list, tuple, set, frozenset, int, float, complex, str, bytes):
+        for base in (defaultdict, dict, list, tuple, set, frozenset, deque, int, float, complex, str, bytes, bytearray):
             if isinstance(value, base):
                 plain = "dict" if base is defaultdict else base.__name__
                 return f"a subclass would come back as another type: convert it with {plain}(...)"
         return _ALLOWED
+
+
+def _later(write: Callable[[Writer, Any, str], str]) -> Callable[[Writer, Any, str], str]:
+    return lambda writer, value, name: writer._later(write(writer, value, name))
 
 
 _WRITERS: dict[type, Callable[[Writer, Any, str], str]] = {
@@ -228,5 +251,7 @@ _WRITERS: dict[type, Callable[[Writer, Any, str], str]] = {
     tuple: lambda w, v, name: w._sequence("tuple", v, name),
     set: lambda w, v, name: w._set("set", v, name),
     frozenset: lambda w, v, name: w._set("frozenset", v, name),
+    deque: Writer._deque,
+    **{kind: _later(write) for kind, write in values.WRITERS.items()},
     EnumName: lambda _w, v, _name: f'["enum",{_quote(v.enum)},{_quote(v)}]',
 }

@@ -1,0 +1,97 @@
+"""Which rank writes what several ranks hold. See cairn.dcp."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+
+from .._errors import InvalidArgument
+from .._ranks.agreement import Ranks
+from .items import VALUE, Items, Key, described
+
+
+class WriteShares:
+    """Which rank writes what several ranks hold. All ranks agree on it, and keep it as long as nothing changes."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._lock = threading.Lock()
+        self._of = b""  # Digest of what all ranks held when they agreed on `_mine`.
+        self._mine: set[Key] = set()
+
+    def mine(self, items: Items, step: int) -> set[Key] | None:
+        """The keys that this rank writes; None: all. Every rank calls this, and waits for the others."""
+        if self._ranks.world == 1:
+            return None
+        with self._lock:
+            text = json.dumps(items.held()).encode()
+            said = self._ranks.exchange("dcp", step.to_bytes(8, "big") + hashlib.sha256(text).digest() + self._of)
+            for rank, word in enumerate(said):
+                if (theirs := int.from_bytes(word[:8], "big")) != step:
+                    raise InvalidArgument(
+                        f"rank {rank} saves step {theirs}, rank {self._ranks.rank} step {step}: all ranks save the same "
+                        "steps in the same order"
+                    )
+            words = [word[8:] for word in said]
+            digests = hashlib.sha256(b"".join(word[:32] for word in words)).digest()
+            if any(word[32:] != digests for word in words):
+                lists = self._ranks.exchange("dcp items", zlib.compress(text, 1))
+                self._mine = _assign([json.loads(zlib.decompress(one)) for one in lists], self._ranks.rank)
+                self._of = digests
+            return self._mine
+
+    def give_up(self, error: BaseException) -> None:
+        """Called instead of `mine` by a rank that has failed: the others wait for it."""
+        self._ranks.give_up("dcp", error)
+
+
+def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
+    """Gives each item, largest first, to the one of its holders with the least to write. The same on every rank."""
+    check_alike([[((fqn, tuple(offset)), what) for (fqn, offset), _, what in items] for items in lists])
+    holders: dict[Key, list[int]] = {}
+    sizes: dict[Key, int] = {}
+    for holder, items in enumerate(lists):
+        for (fqn, offset), size, _ in items:
+            holders.setdefault((fqn, tuple(offset)), []).append(holder)
+            sizes[fqn, tuple(offset)] = size
+    loads = [0] * len(lists)
+    for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
+        least = min(holders[key], key=lambda holder: (loads[holder], holder))
+        loads[least] += sizes[key]
+        holders[key] = [least]
+    return {key for key, of in holders.items() if of == [rank]}
+
+
+def check_alike(lists: Sequence[Iterable[tuple[Key, str]]]) -> None:
+    """Raises InvalidArgument if ranks hold different things under one name, at one offset. A list for each rank."""
+    seen: dict[Key, tuple[int, str]] = {}
+    for rank, items in enumerate(lists):
+        for key, what in items:
+            first, expected = seen.setdefault(key, (rank, what))
+            if what != expected:
+                raise InvalidArgument(
+                    f'"{key[0]}" is {expected} on rank {first} and {what} on rank {rank}: what ranks hold under one '
+                    "name, at one offset, is written once and must be equal"
+                )
+
+
+def check_plans(plans: Sequence[Sequence[WriteItem]]) -> None:
+    """The same for the items of DCP's plans, before what is alike is dropped from all but one."""
+    check_alike([[(key_of(item), _described(item)) for item in items] for items in plans])
+
+
+def key_of(item: WriteItem) -> Key:
+    return item.index.fqn, tuple(item.index.offset or ()) if item.type == WriteItemType.SHARD else ()
+
+
+def _described(item: WriteItem) -> str:
+    if item.tensor_data is None:
+        return VALUE
+    size = item.tensor_data.size if item.type == WriteItemType.SHARD else ()
+    return described(item.tensor_data.properties.dtype, item.tensor_data.chunk.sizes, size)

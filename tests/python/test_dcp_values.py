@@ -1,0 +1,272 @@
+"""cairn.dcp: what SavePlanner keeps without pickle, and dtypes that safetensors lacks."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import enum
+import io
+import json
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cairn
+import numpy
+import pytest
+import safetensors
+import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+Make = Callable[..., cairn.Checkpointer]
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass(frozen=True)
+class Config:
+    lr: float
+    path: Path
+    points: list[Point] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        assert self.lr > 0  # Training code; loading calls none of it.
+
+
+UTC = datetime.timezone.utc
+KEPT = {
+    "bytearray": bytearray(b"\0\xff"),
+    "enum": Color.RED,
+    "namedtuple": Point(1, (Color.RED,)),
+    "dataclass": Config(0.5, Path("runs/é"), [Point(None, 2**80)]),
+    "path": pathlib.PurePosixPath("/a/b"),
+    "datetime": datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+    "naive": datetime.datetime(2026, 10, 25, 2, 30, fold=1),
+    "date": datetime.date(2026, 1, 2),
+    "time": datetime.time(1, 2, 3, tzinfo=datetime.timezone(datetime.timedelta(hours=-5))),
+    "timedelta": datetime.timedelta(days=-1, microseconds=7),
+    "deque": collections.deque([1, "x", Color.RED], maxlen=5),
+    "endless": collections.deque(),
+    "range": range(0, 2**70, 3),
+    "slice": slice(None, -1, 2),
+}
+
+
+def save(checkpointer: cairn.Checkpointer, how: str, state: dict[str, Any], planner: Any = None) -> None:
+    writer = cairn.dcp.StorageWriter(checkpointer, 1)
+    planner = planner or cairn.dcp.SavePlanner()
+    if how == "sync":
+        dcp.save(state, storage_writer=writer, planner=planner)
+    else:
+        response = dcp.async_save(state, storage_writer=writer, planner=planner)
+        getattr(response, "upload_completion", response).result(60)
+
+
+def load(checkpointer: cairn.Checkpointer, state: dict[str, Any], planner: Any = None) -> dict[str, Any]:
+    planner = planner or cairn.dcp.LoadPlanner()
+    dcp.load(state, storage_reader=cairn.dcp.StorageReader(checkpointer), planner=planner)
+    return state
+
+
+def items_of(root: Path) -> Any:
+    with safetensors.safe_open(next(root.glob("step-*/shard-*")), "pt") as file:
+        return json.loads(json.loads(file.metadata()["cairn.values"])["dcp"]["json"])
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("loader", [cairn.dcp.LoadPlanner, dcp.DefaultLoadPlanner])
+def test_they_come_back_equal_without_pickle(make: Make, root: Path, how: str, loader: Any) -> None:
+    checkpointer = make()
+    save(checkpointer, how, KEPT)
+
+    got = load(checkpointer, dict.fromkeys(KEPT), loader())
+
+    assert got == KEPT
+    assert [type(value) for value in got.values()] == [type(value) for value in KEPT.values()]
+    assert got["deque"].maxlen == 5
+    assert got["naive"].fold == (loader is cairn.dcp.LoadPlanner)  # DCP's unpickles, in a protocol that drops it.
+    assert items_of(root)["pickled"] == [] and items_of(root)["version"] == 2
+
+
+def test_a_stream_comes_back_with_its_position(make: Make) -> None:
+    stream = io.BytesIO(b"abcdef")
+    stream.seek(2)
+    checkpointer = make()
+    save(checkpointer, "sync", {"s": stream})
+    got = load(checkpointer, {"s": None})["s"]
+    assert got.getvalue() == b"abcdef" and got.read() == b"cdef"
+
+
+def test_tensors_within_them_are_kept_too(make: Make) -> None:
+    checkpointer = make()
+    array, tensor = numpy.arange(3.0), torch.ones(4, dtype=torch.complex128)
+    save(checkpointer, "sync", {"p": Point(array, collections.deque([tensor])), "c": Config(1.0, Path(), [tensor])})  # type: ignore[list-item]
+    got = load(checkpointer, {"p": None, "c": None})
+    assert got["p"].x.tolist() == array.tolist() and torch.equal(got["p"].y[0], tensor)
+    assert torch.equal(got["c"].points[0], tensor)
+
+
+def test_dcps_planner_pickles_none_of_them(make: Make, root: Path) -> None:
+    checkpointer = make()
+    save(checkpointer, "sync", KEPT, dcp.DefaultSavePlanner())
+    assert items_of(root)["pickled"] == []
+    assert load(checkpointer, dict.fromkeys(KEPT), dcp.DefaultLoadPlanner()) == KEPT
+
+
+def test_what_would_not_come_back_equal_is_refused_by_name(make: Make) -> None:
+    @dataclass
+    class Local:
+        x: int
+
+    more = Config(1.0, Path())
+    object.__setattr__(more, "cache", 1)
+    checkpointer = make()
+    for value, why in (
+        (Local(1), "Local cannot be kept: its class is not found by its name"),
+        (more, "Config cannot be kept: it has more than its fields: cache"),
+        (Closes(1), "Closes cannot be kept: its class has __del__"),
+        (Sets(), "Sets cannot be kept: its field x is a property"),
+        (slice(1.5), "a slice cannot be kept, only of int and None"),
+        (datetime.datetime(2026, 1, 1, tzinfo=Zone()), "with a tzinfo of Zone cannot be kept"),
+    ):
+        with pytest.raises(CheckpointException, match=f"v/0: .*{why}"):
+            save(checkpointer, "sync", {"v": (value,)})
+    assert checkpointer.steps() == []
+
+
+class Zone(datetime.tzinfo):
+    def utcoffset(self, _: Any) -> datetime.timedelta:
+        return datetime.timedelta(0)
+
+
+@dataclass
+class Closes:
+    x: Any
+
+    def __del__(self) -> None:
+        closed.append(self.x)
+
+
+@dataclass
+class Sets:
+    x: Any = 1
+
+
+Sets.x = property(lambda _: 1, lambda _, value: closed.append(value))
+
+
+closed: list[Any] = []
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "message"),
+    [
+        (
+            ["enum", "not_yet_imported:Color", "RED"],
+            cairn.InvalidArgument,
+            "its class not_yet_imported.Color is not imp",
+        ),
+        (["dataclass", "not_yet_imported:X", {}], cairn.InvalidArgument, "is not imported here"),
+        (["namedtuple", "not_yet_imported:X", "x", 1], cairn.InvalidArgument, "is not imported here"),
+        (["dataclass", "subprocess:Popen", {"args": "true"}], cairn.Corrupt, "subprocess:Popen is no dataclass"),
+        (["dataclass", f"{__name__}:Config", {"lr": 1}], cairn.Corrupt, "is no dataclass with the fields lr"),
+        (["dataclass", f"{__name__}:Closes", {"x": "evil"}], cairn.Corrupt, "its class has __del__"),
+        (["dataclass", f"{__name__}:Sets", {"x": "evil"}], cairn.Corrupt, "its field x is a property"),
+        (["dataclass", f"{__name__}:Config.__class__", {}], cairn.InvalidArgument, "is not imported here"),
+        (["range", 1, 2, 0], cairn.Corrupt, "must not be zero"),
+        (["time", "datetime", "yesterday", 0], cairn.Corrupt, "Invalid isoformat"),
+        (["path", "WindowsPath", "x"], cairn.Corrupt, "expected a value"),
+        (["bytesio", "", 10**30], cairn.Corrupt, "the checkpoint's tree"),
+        (["deque", 1, 2, 3], cairn.Corrupt, "expected a value"),
+        (["timedelta", 10**12, 0, 0], cairn.Corrupt, "the checkpoint's tree"),
+    ],
+)
+def test_no_file_makes_code_run(tmp_path: Path, monkeypatch: Any, node: Any, kind: Any, message: str) -> None:
+    from cairn._dcp.items import StoredItems
+
+    closed.clear()
+    (tmp_path / "not_yet_imported.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(kind, match=message):
+        StoredItems({}, {}, {"v": node}, set(), {}).value("v", {})
+    assert closed == []
+
+
+def test_a_class_is_taken_from_the_state_to_load_into(make: Make) -> None:
+    from cairn._dcp.items import StoredItems
+
+    node = ["dataclass", "elsewhere:Config", {"lr": 0.5, "path": None, "points": ["list"]}]
+    got = StoredItems({}, {}, {"v": node}, set(), {}).value("v", {}, Config(1.0, Path()))
+    assert type(got) is Config and got.lr == 0.5
+
+
+DTYPES = [
+    name
+    for name in ("complex128", "complex32", "float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2")
+    if hasattr(torch, name)
+]
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.reshape(-1).contiguous().view(torch.uint8).tolist())
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes_that_safetensors_lacks_are_kept_as_bytes(make: Make, root: Path, name: str) -> None:
+    dtype = getattr(torch, name)
+    size = torch.empty((), dtype=dtype).element_size()
+    want = torch.randint(0, 100, (3, 4 * size), dtype=torch.uint8).view(dtype)
+    state = {"w": want, "x": torch.ones(2), "one": want[0, 0], "value": (want[1],)}
+    checkpointer = make()
+    for how in ("sync", "async", "plain"):
+        if how == "plain":
+            checkpointer.save(2, state).wait()
+        else:
+            save(checkpointer, how, state)
+        with safetensors.safe_open(next(root.glob(f"step-*{2 if how == 'plain' else 1}/shard-*")), "pt") as file:
+            raw = file.get_tensor("w")
+            assert raw.dtype == torch.uint8 and list(raw.shape) == ([3, 4, size] if size > 1 else [3, 4])
+            assert bits(raw) == bits(want)
+
+        got: Any = {key: torch.zeros_like(value) for key, value in state.items() if key != "value"}  # type: ignore[arg-type]
+        got["value"] = (torch.zeros_like(want[1]),) if how == "plain" else None
+        if how == "plain":
+            checkpointer.restore(got)
+            loaded = checkpointer.load()
+            lazy = checkpointer.load(lazy=True)["w"]
+            assert (lazy.dtype, lazy.shape, bits(lazy.load())) == (name, (3, 4), bits(want))
+            assert loaded["w"].dtype == dtype and bits(loaded["w"]) == bits(want)
+            with pytest.raises(cairn.InvalidArgument, match=f"w: the tree has U8 .*, the checkpoint has {name}"):
+                checkpointer.restore({**got, "w": torch.zeros(raw.shape, dtype=torch.uint8)})
+        else:
+            load(checkpointer, got)
+            checkpointer.remove(1)
+        assert got["w"].dtype == got["value"][0].dtype == dtype
+        assert [bits(got["w"]), bits(got["one"]), bits(got["value"][0])] == [
+            bits(want),
+            bits(want[0, 0]),
+            bits(want[1]),
+        ]
+
+
+def test_numpys_complex128_and_strided_ones(make: Make) -> None:
+    want = {
+        "n": numpy.arange(6).reshape(2, 3) * (1 + 2j),
+        "t": (torch.arange(6).reshape(2, 3) * (1 + 2j)).to(torch.complex128).t().conj(),
+    }
+    checkpointer = make()
+    checkpointer.save(1, want).wait()
+    got = checkpointer.restore({"n": numpy.zeros((2, 3), complex), "t": torch.zeros(3, 2, dtype=torch.complex128)})
+    assert numpy.array_equal(got["n"], want["n"]) and torch.equal(got["t"], want["t"].resolve_conj())
