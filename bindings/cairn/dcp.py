@@ -4,6 +4,9 @@
     dcp.async_save(state, storage_writer=cairn.dcp.StorageWriter(checkpointer, step), planner=cairn.dcp.SavePlanner())
     dcp.load(state, storage_reader=cairn.dcp.StorageReader(checkpointer), planner=cairn.dcp.LoadPlanner())
 
+Code that calls `dcp.save(state, checkpoint_id=path)` needs one line, `import cairn.dcp as dcp`: `save`, `async_save` and
+`load` here have DCP's signatures. The path's number is the step.
+
 Every rank writes one safetensors shard: its chunks of DTensors and sharded tensors, and its share of the data that
 several ranks hold. All shards are committed together, by the engine's own protocol. Any number of ranks can load them.
 
@@ -22,8 +25,18 @@ try:
 except ImportError as error:
     raise ImportError(f"cairn.dcp needs torch 2.7 or newer: {error}") from error
 
+from ._dcp.by_path import async_save, checkpointer_for, load, save
 from ._dcp.planners import LoadPlanner, SavePlanner
 from ._dcp.reader import StorageReader
 from ._dcp.writer import StorageWriter
 
-__all__ = ["LoadPlanner", "SavePlanner", "StorageReader", "StorageWriter"]
+__all__ = [
+    "LoadPlanner",
+    "SavePlanner",
+    "StorageReader",
+    "StorageWriter",
+    "async_save",
+    "checkpointer_for",
+    "load",
+    "save",
+]

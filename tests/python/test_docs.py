@@ -29,7 +29,7 @@ BLOCKS = {
     ("cpp.md", "sh"): 1,
     ("cpp.md", "cmake"): 1,
     ("cpp.md", "cpp"): 1,
-    ("integrations.md", "python"): 3,
+    ("integrations.md", "python"): 4,
     ("operations.md", "sh"): 1,
     ("operations.md", "cpp"): 1,
     ("python.md", "python"): 1,
@@ -151,12 +151,21 @@ state = {"weight": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)]), "step
     after = """
 assert state["weight"].full_tensor().tolist() == [*range(8)] and state["step"] == 5
 checkpointer.close()
+import cairn.dcp
+step = 6
+state = {"weight": state["weight"] + 1, "step": step}
+cairn.dcp.checkpointer_for(f"{root}/step-{step}", host_memory="64MiB")
+"""
+    end = """
+assert state["weight"].full_tensor().tolist() == [*range(1, 9)] and state["step"] == 6
+dcp.checkpointer_for(f"{root}/step-{step}").close()
 torch.distributed.destroy_process_group()
 """
-    torchrun(tmp_path, before + blocks("docs/integrations.md", "python")[0] + after)
+    code = blocks("docs/integrations.md", "python")
+    torchrun(tmp_path, before + code[0] + after + code[1] + end)
 
     with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
-        assert [(one.step, one.world) for one in checkpointer.checkpoints()] == [(5, 2)]
+        assert [(one.step, one.world) for one in checkpointer.checkpoints()] == [(5, 2), (6, 2)]
 
 
 # Frameworks
@@ -175,7 +184,7 @@ def test_hugging_face_trains_and_exports(tmp_path: Path, monkeypatch: pytest.Mon
         ),
         "dataset": [{"input_ids": row, "labels": row}] * 8,
     }
-    run_block(blocks("docs/integrations.md", "python")[1].replace("1000", "4"), "integrations.md", names)
+    run_block(blocks("docs/integrations.md", "python")[2].replace("1000", "4"), "integrations.md", names)
 
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     assert torch.equal(exported.lm_head.weight, names["model"].lm_head.weight)
@@ -209,7 +218,7 @@ def test_lightning_trains_and_loads(tmp_path: Path) -> None:
         "model": model,
         "folder": str(tmp_path),
     }
-    ran = run_block(blocks("docs/integrations.md", "python")[2], "integrations.md", names)
+    ran = run_block(blocks("docs/integrations.md", "python")[3], "integrations.md", names)
 
     assert ran["model"] is not model and torch.equal(ran["model"].layer.weight, model.layer.weight)
 

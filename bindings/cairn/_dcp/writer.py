@@ -60,6 +60,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._capturing: Save | None = None
         self._failure: Exception | None = None  # An error in `stage`, which DCP reports to all ranks.
         self._checkpointer = checkpointer
+        self._planner: Any = None  # The one that the save will have, where that is known.
         self._step = step if step is None else parse_step(step)
         self._replace = replace
 
@@ -112,7 +113,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             given.update(_copied(state_dict))
             planner = DefaultSavePlanner()
             planner.set_up_planner(given, None, self._checkpointer.rank == 0)
-            self._staged = _items_of_state(planner)
+            self._staged = _items_of_state(planner, self._planner)
             if self._checkpointer.world > 1:
                 self._staged.check_storable()
             return self._staged
@@ -274,15 +275,15 @@ def _copied(value: Any) -> Any:
     return [_copied(child) for child in value] if isinstance(value, list) else value
 
 
-def _items_of_state(planner: DefaultSavePlanner) -> Items:
-    """All that a rank holds, as DCP's default planner sees it."""
+def _items_of_state(planner: DefaultSavePlanner, strict: Any = None) -> Items:
+    """All that a rank holds, as DCP's default planner sees it. If `strict` is a SavePlanner, nothing is pickled."""
     items = Items(paths=planner.mappings, flat=planner.state_dict)
     plain = (torch.Tensor, torch.nn.Parameter)
     for fqn, held in planner.state_dict.items():
         if type(held) in plain:
             items.pieces.append(Piece(fqn, held))
         elif not isinstance(held, torch.Tensor):
-            _add_value(items, fqn, held, None)
+            _add_value(items, fqn, held, strict)
         elif not isinstance(held, DTensor) or held.device_mesh.get_coordinate() is not None:
             for item in create_default_local_save_plan({fqn: held}, True).items:
                 _add_tensor(items, item, planner.lookup_object(item.index))

@@ -1,0 +1,98 @@
+"""cairn.dcp in place of torch.distributed.checkpoint: the same calls, with a path. test_docs.py has it with ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cairn
+import pytest
+import torch
+
+pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
+from cairn import dcp
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+SMALL: Any = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2, "workers": 1}
+
+
+def uploaded(response: Any) -> None:
+    getattr(response, "upload_completion", response).result(60)  # Before torch 2.9 it is that future itself.
+
+
+def test_a_path_is_saved_and_loaded_by_each_call(root: Path) -> None:
+    checkpointer = dcp.checkpointer_for(root / "step-1", **SMALL)
+    dcp.save({"w": torch.ones(3), "n": 1}, checkpoint_id=root / "step-1")
+    uploaded(dcp.async_save({"w": torch.full((3,), 2.0), "n": 2}, checkpoint_id=f"{root}/step-2"))
+    assert dcp.checkpointer_for(f"{root}/step_3") is checkpointer
+    assert checkpointer.steps() == [1, 2]
+
+    for step in (1, 2):
+        got = {"w": torch.zeros(3), "n": 0}
+        dcp.load(got, checkpoint_id=str(root / f"step-{step}"))
+        assert got["w"].tolist() == [step] * 3 and got["n"] == step  # type: ignore[union-attr]
+
+    dcp.save({"w": torch.full((3,), 5.0), "n": 5}, checkpoint_id=root / "step-2")  # DCP replaces, too.
+    got = {"n": 0}
+    dcp.load(got, checkpoint_id=root / "step-2")
+    assert got == {"n": 5}
+    checkpointer.close()
+
+
+def test_a_save_after_a_load_continues_from_it(root: Path) -> None:
+    first = dcp.checkpointer_for(root / "step-1", **SMALL)
+    for step in (1, 2, 3):
+        dcp.save({"n": step}, checkpoint_id=root / f"step-{step}")
+    first.close()  # As the end of its process.
+
+    dcp.load({"n": 0}, checkpoint_id=root / "step-1")
+    dcp.checkpointer_for(root / "step-1", **SMALL)
+    dcp.save({"n": 22}, checkpoint_id=root / "step-2")
+
+    got = {"n": 0}
+    dcp.load(got, checkpoint_id=root / "step-2")
+    assert got == {"n": 22}
+    with pytest.raises(cairn.InvalidArgument, match="is open already: options count at the first call only"):
+        dcp.checkpointer_for(root / "step-1", **SMALL)
+    dcp.checkpointer_for(root / "step-1").close()
+
+
+class Pickled:
+    """Says so when it is pickled."""
+
+    def __reduce__(self) -> Any:
+        raise AssertionError("pickled")
+
+
+def test_what_cannot_be_kept_is_refused_before_anything_is_pickled(root: Path) -> None:
+    checkpointer = dcp.checkpointer_for(root / "step-1", **SMALL)
+    for save in (dcp.save, dcp.async_save):
+        with pytest.raises(BaseException, match="odd: a value of type .*Pickled cannot be kept"):
+            uploaded(save({"odd": Pickled()}, checkpoint_id=root / "step-1"))
+    assert checkpointer.steps() == []
+    checkpointer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "step"),
+    [
+        ("/runs/a/step-1000", "/runs/a", 1000),
+        ("/runs/a/1000/", "/runs/a", 1000),
+        ("/runs/a/step_0007", "/runs/a", 7),
+        ("/runs/a/epoch-3", "/runs/a/epoch", 3),
+        ("/runs/a/epoch=3-step=900", "/runs/a/epoch=3-step", 900),
+        ("/runs/checkpoint1", "/runs/checkpoint", 1),
+    ],
+)
+def test_the_number_at_the_end_of_a_path_is_the_step(path: str, root: str, step: int) -> None:
+    from cairn._dcp.by_path import parse_path
+
+    assert parse_path(path) == (root, step)
+
+
+@pytest.mark.parametrize("path", ["/runs/last", "", None, 7, "/7"])
+def test_a_path_without_a_number_is_refused(path: Any) -> None:
+    with pytest.raises(
+        cairn.InvalidArgument, match='a path that ends with the step, such as "runs/a/step-1000", found'
+    ):
+        dcp.save({"w": torch.ones(1)}, checkpoint_id=path)
