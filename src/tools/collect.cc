@@ -11,6 +11,7 @@
 #include "store/root.h"
 #include "tools/commands.h"
 #include "tools/output.h"
+#include "tools/reading.h"
 
 namespace cairn::tools {
 namespace {
@@ -61,8 +62,8 @@ std::vector<std::uint64_t> Steps(const std::map<std::uint64_t, std::uint64_t>& o
 }
 
 Result<Collected> ChooseAndRemove(const CollectOptions& options) {
-  // Root::Open would create a missing root.
-  CAIRN_RETURN_IF_ERROR(ListCheckpoints(options.root).status());
+  // Root::Open would make a root of any path.
+  CAIRN_RETURN_IF_ERROR(CheckRoot(options.root));
   CAIRN_ASSIGN_OR_RETURN(const IoQueueChoice choice, ChooseIoQueue(IoQueueKind::kAuto, 1));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, choice.factory());
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Root> root, Root::Open(*queue, {.path = options.root}));

@@ -10,10 +10,18 @@ namespace cairn::tools {
 // The commands. Each prints its result to stdout (with --json as JSON) and errors to stderr, and returns an exit code
 // of output.h.
 
-int List(const std::string& root, bool json);
+int List(const std::vector<std::string>& roots, bool json);
 int Show(const std::string& path, const std::optional<std::uint64_t>& step, bool json);
 int Verify(const std::string& path, const std::optional<std::uint64_t>& step, bool json);
-int Diff(const std::string& a, const std::string& b, bool json);
+
+struct DiffOptions {
+  /// Two paths; or a root and one step (against its newest) or two.
+  std::vector<std::string> sides;
+  /// Of the sides that are roots: one for all of them, or one each.
+  std::vector<std::uint64_t> steps;
+  bool json = false;
+};
+int Diff(const DiffOptions& options);
 
 struct ExportOptions {
   std::string path;
@@ -23,6 +31,8 @@ struct ExportOptions {
   std::vector<std::string> names;
   /// Also write tied names, each as a copy.
   bool copy_tied = false;
+  /// Replace an existing file.
+  bool force = false;
   bool json = false;
 };
 int Export(const ExportOptions& options);

@@ -14,6 +14,7 @@
 #include "restore/open.h"
 #include "tools/commands.h"
 #include "tools/output.h"
+#include "tools/quantities.h"
 #include "tools/reading.h"
 #include "tools/windows.h"
 
@@ -276,18 +277,65 @@ nlohmann::json DifferencesToJson(const Differences& differences) {
   return out;
 }
 
+/// What one side of the command line names.
+struct Named {
+  std::string path;
+  std::optional<std::uint64_t> step{};
+};
+
+Status WrongSides(const std::string& why) {
+  return Error(StatusCode::kInvalidArgument, "diff compares two paths, or two steps of one root: {}", why);
+}
+
+/// "ROOT 35 40" and "ROOT 35": steps of one root. A path that exists is a path, also where it is a number.
+Result<std::vector<Named>> StepsOfOneRoot(const DiffOptions& options) {
+  const std::string& root = options.sides.front();
+  if (!options.steps.empty()) return WrongSides("give the steps either behind the root or with --step");
+  std::vector<Named> sides;
+  for (std::size_t i = 1; i < options.sides.size(); ++i) {
+    const std::optional<std::uint64_t> step = ParseStep(options.sides[i]);
+    if (!step) return WrongSides(fmt::format("expected a step of {}, found \"{}\"", root, options.sides[i]));
+    sides.push_back({root, step});
+  }
+  if (sides.size() == 1) sides.push_back({root});  // Its newest.
+  return sides;
+}
+
+Result<std::vector<Named>> Name(const DiffOptions& options) {
+  const std::vector<std::string>& paths = options.sides;
+  const std::vector<std::uint64_t>& steps = options.steps;
+  const bool second_is_a_step = paths.size() > 1 && ParseStep(paths[1]) && !KindOf(paths[1]).ok();
+  if (paths.size() > 2 || second_is_a_step) return StepsOfOneRoot(options);
+  if (steps.size() > 2) return WrongSides(fmt::format("expected at most two --step, found {}", steps.size()));
+  if (paths.size() == 1 && steps.size() != 2) {
+    return WrongSides(fmt::format("found one path, {}, and not two steps", paths.front()));
+  }
+  std::vector<Named> sides{{paths.front()}, {paths.back()}};
+  for (std::size_t i = 0; i < sides.size() && !steps.empty(); ++i) {
+    const Result<PathKind> kind = KindOf(sides[i].path);
+    // With one step for both, a side that is no root needs none.
+    if (steps.size() == 2 || (kind.ok() && *kind == PathKind::kRoot))
+      sides[i].step = i == 0 ? steps.front() : steps.back();
+  }
+  if (!steps.empty() && !sides[0].step && !sides[1].step)
+    return WrongSides("neither side is a root, so --step says nothing");
+  return sides;
+}
+
 }  // namespace
 
-int Diff(const std::string& a, const std::string& b, bool json) {
+int Diff(const DiffOptions& options) {
+  const Result<std::vector<Named>> named = Name(options);
+  if (!named.ok()) return ReportError(named.status());
   const Result<std::unique_ptr<Reading>> reading = Reading::Make();
   if (!reading.ok()) return ReportError(reading.status());
-  Result<TensorSource> source_a = OpenSource(**reading, a, {});
+  Result<TensorSource> source_a = OpenSource(**reading, named->front().path, named->front().step);
   if (!source_a.ok()) return ReportError(source_a.status());
-  Result<TensorSource> source_b = OpenSource(**reading, b, {});
+  Result<TensorSource> source_b = OpenSource(**reading, named->back().path, named->back().step);
   if (!source_b.ok()) return ReportError(source_b.status());
   const Result<Differences> differences = Comparison((*reading)->parts(), *source_a, *source_b).Run();
   if (!differences.ok()) return ReportError(differences.status());
-  if (json) {
+  if (options.json) {
     PrintJson(DifferencesToJson(*differences));
   } else {
     PrintDifferences(*differences);

@@ -1,12 +1,15 @@
 #include <fmt/format.h>
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "device/cuda_device.h"
 #include "store/space.h"
@@ -22,21 +25,34 @@ namespace {
 
 using nlohmann::json;
 
+enum class State : std::uint8_t { kOk, kCosts, kMissing };
+
 /// One property that matters for saves. Figures in `cost` are measured (docs/results.md).
 struct Finding {
   std::string name;
-  bool good = true;
+  State state = State::kOk;
   std::string found;
-  /// What it costs if it is missing, or what the figure means.
+  /// What it costs if it is not ok, or what the figure means.
   std::string cost;
-  /// For programs: a number if there is one; false if something is missing.
+  /// For programs: a number if there is one, or whether it is there.
   json value;
 };
+
+std::string_view StateName(State state) {
+  constexpr std::array<std::string_view, 3> kNames{"ok", "costs", "missing"};
+  return kNames.at(static_cast<std::size_t>(state));
+}
+State CostsUnless(bool good) { return good ? State::kOk : State::kCosts; }
+State MissingUnless(bool there) { return there ? State::kOk : State::kMissing; }
 
 std::string Answer(const Status& status, const char* good = "yes") { return status.ok() ? good : status.message(); }
 
 std::string Bound(const std::optional<std::uint64_t>& limit) {
   return limit ? fmt::to_string(*limit) : std::string("unlimited");
+}
+
+std::string BoundBytes(const std::optional<std::uint64_t>& limit) {
+  return limit ? HumanBytes(*limit) : std::string("unlimited");
 }
 
 /// The former default of ulimit -l, enough for a few rings of the default depth.
@@ -48,40 +64,42 @@ void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
   findings.push_back({.name = "kernel", .found = FindKernel(), .cost = "5.15 is the oldest supported"});
   const bool ring = measured.io_queue == "io_uring";
   findings.push_back({.name = "io_uring",
-                      .good = ring,
+                      .state = MissingUnless(ring),
                       .found = measured.io_queue_reason,
                       .cost = "threads with pwrite are used instead, at 0.97 of the rate",
                       .value = ring});
   const std::string hugepages = FindHugepages();
   findings.push_back({.name = "huge pages",
-                      .good = hugepages == "always" || hugepages == "madvise",
+                      .state = CostsUnless(hugepages == "always" || hugepages == "madvise"),
                       .found = hugepages,
                       .cost = "a quarter of the write rate, and 0.016 instead of 0.002 CPU s/GB; set "
                               "/sys/kernel/mm/transparent_hugepage/enabled to madvise",
                       .value = hugepages});
   const Limits limits = FindLimits();
   findings.push_back({.name = "locked memory",
-                      .good = !limits.locked_memory || *limits.locked_memory >= kLockedForRings,
-                      .found = Bound(limits.locked_memory),
+                      .state = CostsUnless(!limits.locked_memory || *limits.locked_memory >= kLockedForRings),
+                      .found = BoundBytes(limits.locked_memory),
                       .cost = "kernels before 5.12, and again 6.18, count the rings (8 KiB or more each, summed over "
                               "a user's processes without CAP_IPC_LOCK): if they do not fit, threads write instead; "
                               "raise ulimit -l. Buffers do not count: they are not registered with the ring",
                       .value = Number(limits.locked_memory)});
   findings.push_back({.name = "file size limit",
-                      .good = !limits.file_size,
-                      .found = Bound(limits.file_size),
+                      .state = CostsUnless(!limits.file_size),
+                      .found = BoundBytes(limits.file_size),
                       .cost = "a larger shard is rejected before its first byte; raise ulimit -f",
                       .value = Number(limits.file_size)});
   findings.push_back({.name = "open files",
-                      .good = !limits.open_files || *limits.open_files >= 256,
+                      .state = CostsUnless(!limits.open_files || *limits.open_files >= 256),
                       .found = Bound(limits.open_files),
                       .cost = "a save needs three and a ring, a restore up to 16 shards; raise ulimit -n",
                       .value = Number(limits.open_files)});
+  // A machine without a GPU misses nothing; one whose GPU cannot be used does.
   const Status gpu = CudaAvailable();
+  const bool unusable = !gpu.ok() && HasNvidiaGpu();
   findings.push_back({.name = "GPU",
-                      .good = gpu.ok() || gpu.code() == StatusCode::kUnsupported,
-                      .found = Answer(gpu, "driver and device found"),
-                      .cost = "CPU tensors only",
+                      .state = MissingUnless(!unusable),
+                      .found = gpu.ok() || unusable ? Answer(gpu, "driver and device found") : "none, for CPU tensors",
+                      .cost = "tensors on it cannot be saved or restored",
                       .value = gpu.ok()});
   const Memory memory = FindMemory();
   findings.push_back({.name = "memory",
@@ -93,7 +111,7 @@ void AddMachine(std::vector<Finding>& findings, const Measured& measured) {
 void AddFilesystem(std::vector<Finding>& findings, const Filesystem& filesystem, std::uint64_t free) {
   const std::string& type = filesystem.type;
   findings.push_back({.name = "filesystem",
-                      .good = type != "tmpfs" && type != "ramfs",
+                      .state = CostsUnless(type != "tmpfs" && type != "ramfs"),
                       .found = type,
                       .cost = "tmpfs loses everything at a reboot; tested are ext4, XFS, btrfs and tmpfs",
                       .value = type});
@@ -102,35 +120,34 @@ void AddFilesystem(std::vector<Finding>& findings, const Filesystem& filesystem,
                       .cost = "a save that does not fit fails with NoSpace before its first byte",
                       .value = free});
   findings.push_back({.name = "O_DIRECT",
-                      .good = filesystem.direct.ok(),
+                      .state = MissingUnless(filesystem.direct.ok()),
                       .found = Answer(filesystem.direct),
                       .cost = "buffered writes with early write-back: one more copy, and memory for the page cache",
                       .value = filesystem.direct.ok()});
   if (filesystem.direct.ok()) {
     findings.push_back(
         {.name = "O_DIRECT alignment",
-         .good = filesystem.alignment <= kBlock,
+         .state = CostsUnless(filesystem.alignment <= kBlock),
          .found = filesystem.alignment == 0 ? "not reported" : fmt::format("{} bytes", filesystem.alignment),
          .cost = "shards are aligned to 4096 bytes; a filesystem that requires more rejects the writes",
          .value = filesystem.alignment});
   }
   findings.push_back({.name = "preallocation",
-                      .good = filesystem.preallocation.ok(),
+                      .state = MissingUnless(filesystem.preallocation.ok()),
                       .found = Answer(filesystem.preallocation),
                       .cost = "blocks are allocated at each write, so a full disk is noticed late",
                       .value = filesystem.preallocation.ok()});
   findings.push_back({.name = "leases",
-                      .good = filesystem.leases.ok(),
+                      .state = MissingUnless(filesystem.leases.ok()),
                       .found = Answer(filesystem.leases),
                       .cost = "shard files are not recycled: new blocks, 2.5 instead of 3.1 GB/s",
                       .value = filesystem.leases.ok()});
   findings.push_back({.name = "rename, no replace",
-                      .good = filesystem.no_replace.ok(),
                       .found = Answer(filesystem.no_replace),
                       .cost = "nothing: a folder is never renamed onto a non-empty one anyway",
                       .value = filesystem.no_replace.ok()});
   findings.push_back({.name = "rename, exchange",
-                      .good = filesystem.exchange.ok(),
+                      .state = MissingUnless(filesystem.exchange.ok()),
                       .found = Answer(filesystem.exchange),
                       .cost = "a step is replaced in two renames; between them readers find neither version",
                       .value = filesystem.exchange.ok()});
@@ -178,7 +195,8 @@ Status Run(const DoctorOptions& options) {
     json out = json::array();
     for (const Finding& finding : findings) {
       out.push_back({{"name", finding.name},
-                     {"good", finding.good},
+                     {"state", StateName(finding.state)},
+                     {"good", finding.state == State::kOk},
                      {"found", finding.found},
                      {"value", finding.value},
                      {"cost", finding.cost}});
@@ -187,9 +205,11 @@ Status Run(const DoctorOptions& options) {
     return Status::Ok();
   }
   for (const Finding& finding : findings) {
-    const char* const state = finding.value == json(false) ? "missing" : finding.good ? "ok" : "costs";
-    fmt::print("{:<9}{:<28}{}\n", state, finding.name, Printable(finding.found));
-    if (state != std::string_view("ok")) fmt::print("{:<37}{}\n", "", finding.cost);
+    constexpr std::array<Colour, 3> kColours{Colour::kGreen, Colour::kYellow, Colour::kRed};
+    const Colour colour = kColours.at(static_cast<std::size_t>(finding.state));
+    fmt::print("{}{:<29}{}\n", Coloured(fmt::format("{:<9}", StateName(finding.state)), colour), finding.name,
+               Printable(finding.found));
+    if (finding.state != State::kOk) fmt::print("{:<38}{}\n", "", finding.cost);
   }
   return Status::Ok();
 }

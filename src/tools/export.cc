@@ -182,9 +182,28 @@ Status WriteTensors(const Reading& reading, TensorSource& source, const std::vec
   return Status::Ok();
 }
 
+Status CheckAbsent(const std::string& out) {
+  std::error_code unknown;  // Then writing says what is wrong.
+  if (!std::filesystem::exists(out, unknown)) return Status::Ok();
+  return Error(StatusCode::kAlreadyExists, "{} exists; --force replaces it", out);
+}
+
+Status Rename(IoQueue& queue, const std::string& temporary, const ExportOptions& options) {
+  IoRequest request{.op = IoOp::kRename, .path = temporary, .path2 = options.out};
+  if (!options.force) {
+    request.rename = RenameMode::kNoReplace;
+    if (RunBlocking(queue, request).ok()) return Status::Ok();
+    // Or the filesystem refuses the flag, as NFS does.
+    CAIRN_RETURN_IF_ERROR(CheckAbsent(options.out));
+    request.rename = RenameMode::kPlain;
+  }
+  return RunBlocking(queue, request).status();
+}
+
 // Writes to a temporary name first, so that `out` is complete or absent, even after a crash.
 Status WriteFile(const Reading& reading, TensorSource& source, const std::vector<const StoredTensor*>& tensors,
-                 const std::string& out) {
+                 const ExportOptions& options) {
+  const std::string& out = options.out;
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> queue, reading.parts().queue());
   const std::filesystem::path target(out);
   const std::string folder = target.has_parent_path() ? target.parent_path().string() : ".";
@@ -196,7 +215,7 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
     const UniqueFd file(static_cast<int>(fd));
     CAIRN_RETURN_IF_ERROR(WriteTensors(reading, source, tensors, *queue, file.get(), temporary));
     CAIRN_RETURN_IF_ERROR(RunBlocking(*queue, {.op = IoOp::kFsync, .fd = file.get()}, temporary).status());
-    return RunBlocking(*queue, {.op = IoOp::kRename, .path = temporary, .path2 = out}).status();
+    return Rename(*queue, temporary, options);
   };
   if (Status status = write(); !status.ok()) {
     // Report the first error.
@@ -212,13 +231,16 @@ Status WriteFile(const Reading& reading, TensorSource& source, const std::vector
 }  // namespace
 
 int Export(const ExportOptions& options) {
+  if (!options.force) {
+    if (const Status absent = CheckAbsent(options.out); !absent.ok()) return ReportError(absent);
+  }
   const Result<std::unique_ptr<Reading>> reading = Reading::Make();
   if (!reading.ok()) return ReportError(reading.status());
   Result<TensorSource> source = OpenSource(**reading, options.path, options.step);
   if (!source.ok()) return ReportError(source.status());
   const Result<Selection> selection = Select(**reading, *source, options);
   if (!selection.ok()) return ReportError(selection.status());
-  const Status written = WriteFile(**reading, *source, selection->tensors, options.out);
+  const Status written = WriteFile(**reading, *source, selection->tensors, options);
   if (!written.ok()) return ReportError(written);
 
   std::uint64_t bytes = 0;

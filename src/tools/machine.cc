@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -104,6 +105,20 @@ std::string FindHugepages() {
 std::string FindKernel() {
   utsname names{};
   return ::uname(&names) == 0 ? names.release : "unknown";
+}
+
+bool HasNvidiaGpu() {
+  const auto read = [](const std::filesystem::path& path) {
+    std::string word;
+    std::ifstream(path) >> word;
+    return word;
+  };
+  std::error_code unknown;
+  for (const auto& device : std::filesystem::directory_iterator("/sys/bus/pci/devices", unknown)) {
+    // Class 03: display controllers, which data-centre GPUs are too.
+    if (read(device.path() / "vendor") == "0x10de" && read(device.path() / "class").starts_with("0x03")) return true;
+  }
+  return false;
 }
 
 Limits FindLimits() {

@@ -24,6 +24,9 @@ struct Memory {
 
 [[nodiscard]] std::string FindKernel();
 
+/// Whether the PCI bus has an NVIDIA GPU, with or without a driver for it.
+[[nodiscard]] bool HasNvidiaGpu();
+
 /// None: unlimited.
 struct Limits {
   std::optional<std::uint64_t> file_size;

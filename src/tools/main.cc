@@ -6,8 +6,11 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tools/commands.h"
 #include "tools/output.h"
@@ -16,15 +19,19 @@ namespace cairn::tools {
 namespace {
 
 struct Arguments {
+  std::vector<std::string> roots;
   std::string path;
-  std::string second_path;
   std::optional<std::uint64_t> step;
   bool json = false;
+  DiffOptions comparing;
   ExportOptions exporting;
   CollectOptions collecting;
   TuneOptions tuning;
   DoctorOptions doctoring;
 };
+
+/// What each subcommand runs.
+using Commands = std::map<const CLI::App*, std::function<int()>>;
 
 CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& help, Arguments& arguments) {
   CLI::App* command = app.add_subcommand(name, help);
@@ -32,7 +39,7 @@ CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& 
   return command;
 }
 
-CLI::App* AddTune(CLI::App& app, Arguments& arguments) {
+void AddTune(CLI::App& app, Arguments& arguments, Commands& commands) {
   TuneOptions& tuning = arguments.tuning;
   CLI::App* const tune = AddCommand(
       app, "tune", "Measure this machine for some seconds and choose interval, memory and saves in flight", arguments);
@@ -53,16 +60,93 @@ CLI::App* AddTune(CLI::App& app, Arguments& arguments) {
   tune->add_option("--copy-rate", tuning.copy_rate, "Limit of copies in bytes per second, if below the measured rate");
   tune->add_option("--write-rate", tuning.write_rate, "Limit of writes, such as a quota or a share of a disk");
   tune->add_option("--probe-time", tuning.probe_time, "About how long to measure the disk")->capture_default_str();
-  return tune;
+  commands[tune] = [&arguments] {
+    arguments.tuning.root = arguments.path;
+    arguments.tuning.json = arguments.json;
+    return Tune(arguments.tuning);
+  };
 }
 
-CLI::App* AddDoctor(CLI::App& app, Arguments& arguments) {
+void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
   CLI::App* const doctor =
       AddCommand(app, "doctor", "Check what this machine supports, and what each missing thing costs", arguments);
   doctor->add_option("root", arguments.path, "An existing directory")->required();
   doctor->add_option("--probe-time", arguments.doctoring.probe_time, "About how long to measure the disk")
       ->capture_default_str();
-  return doctor;
+  commands[doctor] = [&arguments] {
+    arguments.doctoring.root = arguments.path;
+    arguments.doctoring.json = arguments.json;
+    return Doctor(arguments.doctoring);
+  };
+}
+
+/// Behind the path, or as --step.
+void AddStep(CLI::App& command, const std::string& help, Arguments& arguments) {
+  command.add_option("step,--step", arguments.step, help);
+}
+
+void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
+  const std::string side_help = "A checkpoint's folder, a safetensors file, or a root (its newest checkpoint)";
+  CLI::App* const list =
+      AddCommand(app, "ls", "List the checkpoints of roots by their manifests, oldest first (verify checks the shards)",
+                 arguments);
+  list->add_option("roots", arguments.roots, "Directories of checkpoints")->required();
+  commands[list] = [&arguments] { return List(arguments.roots, arguments.json); };
+
+  CLI::App* const show = AddCommand(app, "show", "Show names, shapes and values; reads no tensor data", arguments);
+  show->add_option("path", arguments.path, side_help)->required();
+  AddStep(*show, "The step to show, if the path is a root", arguments);
+  commands[show] = [&arguments] { return Show(arguments.path, arguments.step, arguments.json); };
+
+  CLI::App* const verify = AddCommand(app, "verify", "Read every byte and check its checksum", arguments);
+  verify->add_option("path", arguments.path, "A root (all its checkpoints) or a checkpoint's folder")->required();
+  AddStep(*verify, "Only this step, if the path is a root", arguments);
+  commands[verify] = [&arguments] { return Verify(arguments.path, arguments.step, arguments.json); };
+
+  DiffOptions& comparing = arguments.comparing;
+  CLI::App* const diff = AddCommand(app, "diff", "Compare tensors: names, shapes, dtypes, bytes", arguments);
+  diff->add_option("sides", comparing.sides,
+                   "Two of: a checkpoint's folder, a safetensors file, a root (its newest checkpoint). Or one root and "
+                   "two steps; with one step, the newest is the other")
+      ->required()
+      ->expected(1, 3);
+  diff->add_option("--step", comparing.steps,
+                   "The step of each side that is a root; twice: of the first, of the second")
+      ->allow_extra_args(false);
+  commands[diff] = [&arguments] {
+    arguments.comparing.json = arguments.json;
+    return Diff(arguments.comparing);
+  };
+
+  ExportOptions& exporting = arguments.exporting;
+  CLI::App* const plain = AddCommand(app, "export", "Write one plain .safetensors file", arguments);
+  plain->add_option("path", arguments.path, side_help)->required();
+  AddStep(*plain, "The step to export, if the path is a root", arguments);
+  plain->add_option("--out", exporting.out, "The file to write")->required();
+  plain->add_flag("--force", exporting.force, "Replace the file if it exists");
+  plain->add_option("--names", exporting.names, "Only these tensors: names, or patterns with * and ?");
+  plain->add_flag("--copy-tied", exporting.copy_tied, "Also write tied names, as copies");
+  commands[plain] = [&arguments] {
+    arguments.exporting.path = arguments.path;
+    arguments.exporting.step = arguments.step;
+    arguments.exporting.json = arguments.json;
+    return Export(arguments.exporting);
+  };
+}
+
+void AddCollect(CLI::App& app, Arguments& arguments, Commands& commands) {
+  CLI::App* const collect = AddCommand(app, "gc", "Remove old checkpoints, except pinned ones", arguments);
+  collect->add_option("root", arguments.path, "A directory of checkpoints")->required();
+  collect->add_option("--keep-last", arguments.collecting.keep_last, "How many of the newest to keep")
+      ->required()
+      ->check(CLI::PositiveNumber);
+  collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this");
+  collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only print what would be removed; take no lock");
+  commands[collect] = [&arguments] {
+    arguments.collecting.root = arguments.path;
+    arguments.collecting.json = arguments.json;
+    return Collect(arguments.collecting);
+  };
 }
 
 int Run(int argc, char** argv) {
@@ -73,73 +157,17 @@ int Run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("cairn ") + CAIRN_VERSION);
   app.require_subcommand(1);
   Arguments arguments;
-  const std::string root_help = "A directory of checkpoints";
-
-  CLI::App* const list = AddCommand(
-      app, "ls", "List a root's checkpoints by their manifests, oldest first (verify checks the shards)", arguments);
-  list->add_option("root", arguments.path, root_help)->required();
-
-  CLI::App* const show = AddCommand(app, "show", "Show names, shapes and values; reads no tensor data", arguments);
-  show->add_option("path", arguments.path,
-                   "A root (its newest checkpoint), a checkpoint's folder, or a safetensors file")
-      ->required();
-  show->add_option("--step", arguments.step, "The step to show, if the path is a root");
-
-  CLI::App* const verify = AddCommand(app, "verify", "Read every byte and check its checksum", arguments);
-  verify->add_option("path", arguments.path, "A root (all its checkpoints) or a checkpoint's folder")->required();
-  verify->add_option("--step", arguments.step, "Only this step, if the path is a root");
-
-  CLI::App* const diff = AddCommand(app, "diff", "Compare tensors: names, shapes, dtypes, bytes", arguments);
-  const std::string side_help = "A checkpoint's folder, a safetensors file, or a root (its newest checkpoint)";
-  diff->add_option("a", arguments.path, side_help)->required();
-  diff->add_option("b", arguments.second_path, side_help)->required();
-
-  CLI::App* const exporting = AddCommand(app, "export", "Write one plain .safetensors file", arguments);
-  exporting->add_option("path", arguments.path, side_help)->required();
-  exporting->add_option("--step", arguments.step, "The step to export, if the path is a root");
-  exporting->add_option("--out", arguments.exporting.out, "The file to write; an existing one is replaced")->required();
-  exporting->add_option("--names", arguments.exporting.names, "Only these tensors: names, or patterns with * and ?");
-  exporting->add_flag("--copy-tied", arguments.exporting.copy_tied, "Also write tied names, as copies");
-
-  CLI::App* const collect = AddCommand(app, "gc", "Remove old checkpoints, except pinned ones", arguments);
-  collect->add_option("root", arguments.path, root_help)->required();
-  collect->add_option("--keep-last", arguments.collecting.keep_last, "How many of the newest to keep")
-      ->required()
-      ->check(CLI::PositiveNumber);
-  collect->add_option("--keep-every", arguments.collecting.keep_every, "Also keep steps divisible by this");
-  collect->add_flag("--dry-run", arguments.collecting.dry_run, "Only print what would be removed; take no lock");
-
-  CLI::App* const tune = AddTune(app, arguments);
-  CLI::App* const doctor = AddDoctor(app, arguments);
-
+  Commands commands;
+  AddReaders(app, arguments, commands);
+  AddCollect(app, arguments, commands);
+  AddTune(app, arguments, commands);
+  AddDoctor(app, arguments, commands);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kGood : kFailed;
   }
-  if (list->parsed()) return List(arguments.path, arguments.json);
-  if (show->parsed()) return Show(arguments.path, arguments.step, arguments.json);
-  if (verify->parsed()) return Verify(arguments.path, arguments.step, arguments.json);
-  if (diff->parsed()) return Diff(arguments.path, arguments.second_path, arguments.json);
-  if (exporting->parsed()) {
-    arguments.exporting.path = arguments.path;
-    arguments.exporting.step = arguments.step;
-    arguments.exporting.json = arguments.json;
-    return Export(arguments.exporting);
-  }
-  if (tune->parsed()) {
-    arguments.tuning.root = arguments.path;
-    arguments.tuning.json = arguments.json;
-    return Tune(arguments.tuning);
-  }
-  if (doctor->parsed()) {
-    arguments.doctoring.root = arguments.path;
-    arguments.doctoring.json = arguments.json;
-    return Doctor(arguments.doctoring);
-  }
-  arguments.collecting.root = arguments.path;
-  arguments.collecting.json = arguments.json;
-  return Collect(arguments.collecting);
+  return commands.at(app.get_subcommands().front())();
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -59,6 +60,17 @@ std::string DescribeType(const TensorInfo& tensor) {
   return text;
 }
 
+std::string Coloured(std::string text, Colour colour) {
+  static const bool colours = [] {
+    const char* const terminal = std::getenv("TERM");
+    const char* const refused = std::getenv("NO_COLOR");
+    return ::isatty(STDOUT_FILENO) == 1 && terminal != nullptr && std::string_view(terminal) != "dumb" &&
+           (refused == nullptr || *refused == '\0');
+  }();
+  constexpr std::array<int, 3> kCodes{31, 32, 33};
+  return colours ? fmt::format("\x1b[{}m{}\x1b[0m", kCodes.at(static_cast<std::size_t>(colour)), text) : text;
+}
+
 void PrintTable(const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths;
   PrintTable(rows, widths);
@@ -74,7 +86,7 @@ void PrintTable(const std::vector<std::vector<std::string>>& rows, std::vector<s
     for (std::size_t i = 0; i < row.size(); ++i) {
       line += i + 1 == row.size() ? row[i] : fmt::format("{:<{}}  ", row[i], widths[i]);
     }
-    fmt::print("{}\n", line);
+    fmt::print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
   }
 }
 

@@ -30,6 +30,10 @@ int ReportError(const Status& status);
 /// "F32 [3, 4]", and the position of a part.
 [[nodiscard]] std::string DescribeType(const TensorInfo& tensor);
 
+enum class Colour : std::uint8_t { kRed, kGreen, kYellow };
+/// In this colour if stdout is a terminal that has colours, and NO_COLOR is not set; else unchanged.
+[[nodiscard]] std::string Coloured(std::string text, Colour colour);
+
 /// Prints columns as wide as needed, but at least `widths`, which it updates so that a table may be printed in several
 /// calls. A table's first row is its header.
 void PrintTable(const std::vector<std::vector<std::string>>& rows, std::vector<std::size_t>& widths);

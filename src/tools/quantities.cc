@@ -64,17 +64,15 @@ Result<std::chrono::nanoseconds> ParseProbeTime(const std::string& text) {
   return Error(StatusCode::kInvalidArgument, "--probe-time: expected 0.1 to 300 s, found {}", seconds);
 }
 
-Result<double> ParseShare(const std::string& flag, const std::string& text) {
-  return Parse(flag, text, kShares, "a share such as 0.01 or 1%");
+std::optional<std::uint64_t> ParseStep(std::string_view text) {
+  std::uint64_t step = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, step);
+  return error == std::errc() && at == end ? std::optional(step) : std::nullopt;
 }
 
-std::string HumanSeconds(double seconds) {
-  if (seconds == 0) return "0 s";
-  if (seconds < 1e-3) return fmt::format("{:.3g} us", seconds * 1e6);
-  if (seconds < 1) return fmt::format("{:.3g} ms", seconds * 1e3);
-  if (seconds < 600) return fmt::format("{:.3g} s", seconds);
-  if (seconds < 7200) return fmt::format("{:.3g} min", seconds / 60);
-  return fmt::format("{:.4g} h", seconds / 3600);
+Result<double> ParseShare(const std::string& flag, const std::string& text) {
+  return Parse(flag, text, kShares, "a share such as 0.01 or 1%");
 }
 
 std::string HumanRate(double bytes_per_second) {

@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "cairn/status.h"
 
@@ -16,11 +18,11 @@ namespace cairn::tools {
 [[nodiscard]] Result<double> ParseSeconds(const std::string& flag, const std::string& text);
 /// How long probes may take: 100 ms to 5 minutes.
 [[nodiscard]] Result<std::chrono::nanoseconds> ParseProbeTime(const std::string& text);
+/// "35": digits only. None for any other text.
+[[nodiscard]] std::optional<std::uint64_t> ParseStep(std::string_view text);
 /// "0.01" or "1%".
 [[nodiscard]] Result<double> ParseShare(const std::string& flag, const std::string& text);
 
-/// "1.61 s", "12 ms", "3.5 us", "2.0 h".
-[[nodiscard]] std::string HumanSeconds(double seconds);
 /// "2.5 GB/s".
 [[nodiscard]] std::string HumanRate(double bytes_per_second);
 

@@ -1,5 +1,6 @@
 #include "tools/reading.h"
 
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -10,12 +11,37 @@
 
 #include "base/status_macros.h"
 #include "store/names.h"
+#include "store/paths.h"
 
 namespace cairn::tools {
 namespace {
 
 constexpr std::uint64_t kChunkBytes = 4U << 20;
 constexpr int kQueueDepth = 8;
+
+bool IsOfARoot(const std::string& name) {
+  return name == kLockName || name == kWriterName || IsDraft(name) || IsLeftover(name) || ParseStepName(name) ||
+         ParseReplacedName(name);
+}
+
+bool HasAnyOfARoot(const std::vector<FolderEntry>& entries) {
+  return std::any_of(entries.begin(), entries.end(), [](const FolderEntry& entry) { return IsOfARoot(entry.name); });
+}
+
+/// "; these below it are: a/cairn, a/old", or nothing.
+std::string RootsBelow(const std::string& path, const std::vector<FolderEntry>& entries) {
+  constexpr std::size_t kNamed = 4;
+  std::vector<std::string> roots;
+  for (const FolderEntry& entry : entries) {
+    if (!entry.directory) continue;
+    std::string below = JoinPath(path, entry.name).text();
+    const Result<std::vector<FolderEntry>> its = ListRoot(below);
+    if (!its.ok() || !HasAnyOfARoot(*its)) continue;
+    roots.push_back(roots.size() < kNamed ? std::move(below) : "...");
+    if (roots.size() > kNamed) break;
+  }
+  return roots.empty() ? "" : fmt::format("; below it are roots: {}", fmt::join(roots, ", "));
+}
 
 }  // namespace
 
@@ -45,15 +71,29 @@ Result<PathKind> KindOf(const std::string& path) {
   return PathKind::kRoot;
 }
 
+Status CheckRoot(const std::string& path) {
+  CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
+  if (kind != PathKind::kRoot) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected a directory of checkpoints, found a {}", path,
+                 kind == PathKind::kCheckpoint ? "checkpoint's folder" : "file");
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListRoot(path));
+  if (entries.empty() || HasAnyOfARoot(entries)) return Status::Ok();
+  return Error(StatusCode::kInvalidArgument,
+               "{} is not a directory of Cairn's checkpoints: it has no step-* and no {}{}", path, kWriterName,
+               RootsBelow(path, entries));
+}
+
 Result<StoredCheckpoint> FindCheckpoint(const std::string& path, const std::optional<std::uint64_t>& step) {
   CAIRN_ASSIGN_OR_RETURN(const PathKind kind, KindOf(path));
   if (kind == PathKind::kTensorFile) {
     return Error(StatusCode::kInvalidArgument, "{}: expected a root or a checkpoint's folder, found a file", path);
   }
   if (kind == PathKind::kCheckpoint) {
-    if (step) return Error(StatusCode::kInvalidArgument, "{}: a checkpoint's folder takes no --step", path);
+    if (step) return Error(StatusCode::kInvalidArgument, "{}: a checkpoint's folder takes no step", path);
     return ReadCheckpointFolder(path);
   }
+  CAIRN_RETURN_IF_ERROR(CheckRoot(path));
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> chosen, ChooseCheckpoints(path, step ? Step(*step) : Latest()));
   if (chosen.empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", path);
   return std::move(chosen.front());

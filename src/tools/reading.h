@@ -29,6 +29,10 @@ enum class PathKind : std::uint8_t { kRoot, kCheckpoint, kTensorFile };
 /// NotFound if it does not exist.
 [[nodiscard]] Result<PathKind> KindOf(const std::string& path);
 
+/// Ok if the folder is a root: it has a checkpoint, or a file that a writer leaves, or is empty as before the first
+/// save. InvalidArgument says what the path is instead, and names the roots directly below it.
+[[nodiscard]] Status CheckRoot(const std::string& path);
+
 /// The checkpoint of a root (the newest, or the given step) or of a checkpoint's folder. InvalidArgument for a step
 /// with a folder, and for a file.
 [[nodiscard]] Result<StoredCheckpoint> FindCheckpoint(const std::string& path,

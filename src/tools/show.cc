@@ -18,28 +18,59 @@ namespace {
 
 constexpr std::size_t kLongValue = 80;
 
-/// A value on one line. Of a long JSON object it shows only the outer members; the Python package keeps those of its
-/// tree under "tree".
+/// Its beginning, in whole characters.
+std::string Cut(const std::string& text) {
+  std::size_t end = std::min(text.size(), kLongValue);
+  while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return end < text.size() ? text.substr(0, end) + "..." : text;
+}
+
+/// "list of 3", "{...}", or the value itself if it is short. The Python package writes a list as ["list", item, ...],
+/// and other types likewise.
+std::string SummariseMember(const std::string& name, const nlohmann::json& member) {
+  constexpr std::size_t kLongMember = 40;
+  const bool typed = member.is_array() && !member.empty() && member[0].is_string();
+  const std::string type = typed ? member[0].get<std::string>() : "";
+  std::string text;
+  if (type == "list" || type == "tuple" || type == "set" || type == "frozenset") {
+    text = fmt::format("{} of {}", type, member.size() - 1);
+  } else if (member.is_object() || type == "state" || type == "dict" || type == "odict") {
+    text = "{...}";
+  } else if (member.is_array()) {
+    text = "[...]";
+  } else {
+    text = JsonLine(member);
+  }
+  return fmt::format("{}: {}", Printable(name), text.size() > kLongMember ? "..." : text);
+}
+
+/// A value on one line. Of a long JSON object it shows the outer members, plain ones first; the Python package keeps
+/// those of its tree under "tree".
 std::string Summarise(const Value& value) {
   std::string text = ValueText(value);
   if (text.size() <= kLongValue) return text;
   const std::string size = HumanBytes(text.size());
   const auto is_outer = [](int depth, nlohmann::json::parse_event_t /*event*/, nlohmann::json& /*node*/) {
-    return depth <= 2;
+    return depth <= 3;
   };
   nlohmann::json node = nlohmann::json::parse(text, is_outer, /*allow_exceptions=*/false);
   if (node.is_object() && node.contains("tree")) node = nlohmann::json(node["tree"]);
   if (node.is_object()) {
     std::vector<std::string> members;
-    for (const auto& [name, member] : node.items()) {
-      const char* const brief = member.is_object() ? "{...}" : member.is_array() ? "[...]" : nullptr;
-      members.push_back(fmt::format("{}: {}", Printable(name), brief != nullptr ? brief : JsonLine(member)));
+    std::size_t length = 0;
+    for (const bool plain : {true, false}) {
+      for (const auto& [name, member] : node.items()) {
+        if (member.is_primitive() != plain || length > kLongValue) continue;
+        members.push_back(SummariseMember(name, member));
+        length += members.back().size();
+      }
     }
+    if (members.size() < node.size()) members.emplace_back("...");
     text = fmt::format("{}", fmt::join(members, ", "));
+  } else {
+    text = Cut(text);
   }
-  std::size_t end = std::min(text.size(), kLongValue);
-  while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
-  return fmt::format("{}{} ({} of JSON; --json prints it)", text.substr(0, end), end < text.size() ? "..." : "", size);
+  return fmt::format("{} ({} of JSON; --json prints it)", text, size);
 }
 
 // Both classes print as they are given files [first, end) of a source, and nothing before.
@@ -84,12 +115,7 @@ class PlainText {
   explicit PlainText(std::string head) : head_(std::move(head)) {}
   void Add(const TensorSource& source, std::uint32_t first, std::uint32_t end) {
     fmt::print("{}", std::exchange(head_, ""));
-    for (std::uint32_t file = first; file < end; ++file) {
-      const ShardHeader& header = source.header(file);
-      for (const auto& [name, value] : header.values) {
-        fmt::print("rank {}: {} = {}\n", header.shard, Printable(name), Summarise(value));
-      }
-    }
+    PrintValues(source, first, end);
     std::vector<std::vector<std::string>> rows;
     if (widths_.empty()) rows.push_back({"NAME", "TYPE", "BYTES", "FILE"});
     for (const StoredTensor& tensor : source.tensors()) {
@@ -101,6 +127,27 @@ class PlainText {
   }
 
  private:
+  // Ranks in a row whose values look alike have one line.
+  static void PrintValues(const TensorSource& source, std::uint32_t first, std::uint32_t end) {
+    std::vector<std::vector<std::string>> lines;
+    for (std::uint32_t file = first; file < end; ++file) {
+      lines.emplace_back();
+      for (const auto& [name, value] : source.header(file).values) {
+        lines.back().push_back(fmt::format("{} = {}", Printable(name), Summarise(value)));
+      }
+    }
+    for (auto one = lines.begin(); one != lines.end();) {
+      const auto next = std::find_if(one, lines.end(), [one](const auto& other) { return other != *one; });
+      const auto rank = [&](auto at) {
+        return source.header(first + static_cast<std::uint32_t>(at - lines.begin())).shard;
+      };
+      const std::string ranks = next - one == 1 ? fmt::format("rank {}", rank(one))
+                                                : fmt::format("ranks {} to {}", rank(one), rank(next - 1));
+      for (const std::string& line : *one) fmt::print("{}: {}\n", ranks, line);
+      one = next;
+    }
+  }
+
   std::string head_;
   std::vector<std::size_t> widths_;
 };
@@ -113,7 +160,9 @@ void ShowFile(const std::string& path, const TensorSource& source, bool json) {
     return;
   }
   std::string head;
-  for (const auto& [key, value] : source.metadata()) head += fmt::format("{}: {}\n", Printable(key), Printable(value));
+  for (const auto& [key, value] : source.metadata()) {
+    head += fmt::format("{}: {}\n", Printable(key), Printable(Cut(value)));
+  }
   PlainText(head).Add(source, 0, 0);
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "store/space.h"
 #include "tools/commands.h"

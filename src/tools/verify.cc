@@ -15,6 +15,7 @@ Result<std::vector<StoredCheckpoint>> Chosen(const std::string& path, const std:
   const Result<PathKind> kind = KindOf(path);
   if (!kind.ok()) return kind.status();
   if (*kind == PathKind::kRoot && !step) {
+    if (Status root = CheckRoot(path); !root.ok()) return root;
     Result<std::vector<StoredCheckpoint>> list = ListCheckpoints(path);
     if (list.ok() && list->empty()) return Status(StatusCode::kNotFound, "there is no checkpoint under " + path);
     return list;
@@ -48,7 +49,8 @@ int Verify(const std::string& path, const std::optional<std::uint64_t>& step, bo
     if (!info.status.ok()) exit_code = std::max(exit_code, ReportError(info.status));
     objects.push_back(ToJson(info));
     if (!json) {
-      fmt::print("{}: {}\n", Printable(info.path), info.status.ok() ? "ok" : StatusCodeName(info.status.code()));
+      const std::string state(info.status.ok() ? "ok" : StatusCodeName(info.status.code()));
+      fmt::print("{}: {}\n", Printable(info.path), Coloured(state, info.status.ok() ? Colour::kGreen : Colour::kRed));
     }
   }
   if (json) PrintJson(objects);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/bytes.h"
+#include "base/human.h"
 #include "base/status_macros.h"
 
 namespace cairn {
@@ -169,9 +170,9 @@ Status Check(const TuneInput& input, const Rates& rates) {
 }
 
 std::string MemoryAdvice(const TuneInput& input, const TuneChoice& choice) {
-  return fmt::format("; with a pool of {}, capturing {} takes {:.3g} s: --memory above {} would shorten it",
+  return fmt::format("; with a pool of {}, capturing {} takes {}: --memory above {} would shorten it",
                      DecimalBytes(static_cast<double>(choice.pool_bytes)),
-                     DecimalBytes(static_cast<double>(input.state_bytes)), choice.captured_seconds,
+                     DecimalBytes(static_cast<double>(input.state_bytes)), HumanSeconds(choice.captured_seconds),
                      DecimalBytes(static_cast<double>(input.memory_bytes)));
 }
 
@@ -215,25 +216,25 @@ std::string Explain(const TuneGoal& goal, const SaveCost& cost, const IntervalCh
   switch (choice.bound) {
     case Bound::kNothing:
       return fmt::format(
-          "every iteration: a save is durable after {:.3g} s and costs training {:.3g} s, within an iteration's "
-          "{:.3g} s",
-          cost.write, cost.stall, goal.iteration_seconds);
+          "every iteration: a save is durable after {} and costs training {}, within an iteration's "
+          "{}",
+          HumanSeconds(cost.write), HumanSeconds(cost.stall), HumanSeconds(goal.iteration_seconds));
     case Bound::kDisk:
       return fmt::format(
-          "the disk: a save is durable after {:.3g} s ({:.3g} s when the disk is slow), an iteration takes {:.3g} s; "
+          "the disk: a save is durable after {} ({} when the disk is slow), an iteration takes {}; "
           "the "
           "stall would allow more saves",
-          cost.write, cost.write_slow, goal.iteration_seconds);
+          HumanSeconds(cost.write), HumanSeconds(cost.write_slow), HumanSeconds(goal.iteration_seconds));
     case Bound::kSlowdown:
-      return fmt::format("the allowed slowdown: a save costs training {:.3g} s, and saves may cost {:.3g} of its time",
-                         cost.stall, goal.slowdown);
+      return fmt::format("the allowed slowdown: a save costs training {}, and saves may cost {:.3g} of its time",
+                         HumanSeconds(cost.stall), goal.slowdown);
     case Bound::kFailures:
       return fmt::format(
-          "failures (Young, Daly): a save costs training {:.3g} s; with failures every {:.3g} s, more saves cost more "
+          "failures (Young, Daly): a save costs training {}; with failures every {}, more saves cost more "
           "than they gain",
-          cost.stall, goal.mtbf_seconds);
+          HumanSeconds(cost.stall), HumanSeconds(goal.mtbf_seconds));
     case Bound::kMemory:
-      return fmt::format("memory: a save costs training {:.3g} s", cost.stall);
+      return fmt::format("memory: a save costs training {}", HumanSeconds(cost.stall));
   }
   return {};
 }

@@ -252,10 +252,12 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
         for step in (1, 2):
             checkpointer.save(step, {"model": {"weight": torch.full((1000,), float(step))}})
     for printed, given in {
+        "ROOT...": str(root),
         "ROOT": str(root),
         "/mnt/nvme/run7": str(root),
         " A B": "".join(f" {root}/step-{step:020}" for step in (1, 2)),
         " N": " 1",
+        " M": " 2",
         "FILE": str(tmp_path / "exported.safetensors"),
         "PATTERN...": "model/*",
         "12GB": "20MB",

@@ -74,6 +74,17 @@ TEST_F(ManyRanksTest, ShowPrintsRanksInOrder) {
   EXPECT_TRUE(std::is_sorted(files.begin(), files.end()));
 }
 
+TEST_F(ManyRanksTest, ShowPrintsValuesThatLookAlikeOnce) {
+  std::vector<SavedShardContent> shards = Shards(6);
+  for (SavedShardContent& shard : shards) shard.values = {{"lr", 0.25}};
+  shards[4].values["lr"] = 0.5;
+  Write(1, std::move(shards));
+
+  const Ran text = Run({"show", root_});
+
+  EXPECT_THAT(text.out, HasSubstr("\nranks 0 to 3: lr = 0.25\nrank 4: lr = 0.5\nrank 5: lr = 0.25\n"));
+}
+
 TEST_F(ManyRanksTest, ShowOfADamagedShardPrintsNoCompleteObject) {
   const std::string folder = Write(1, Shards());
   WriteWholeFile(folder + "/" + ShardName(30), "short");
@@ -157,7 +168,7 @@ TEST_F(ManyRanksTest, ExportRejectsANameWithDifferentTensors) {
   const Ran refused = Run({"export", root_, "--out", out});
   const bool written = std::filesystem::exists(out);
   const Ran alike = Run({"export", root_, "--out", out, "--names", "same"});
-  const Ran of_one = Run({"export", folder + "/" + ShardName(2), "--out", out});
+  const Ran of_one = Run({"export", folder + "/" + ShardName(2), "--out", out, "--force"});
 
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("\"rng\""), HasSubstr(ShardName(0)), HasSubstr(ShardName(1))));

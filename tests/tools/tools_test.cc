@@ -3,14 +3,11 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "io/io_queue.h"
-#include "store/list.h"
-#include "store/names.h"
 #include "store/root.h"
-#include "support/checkpoint_writer.h"
-#include "support/run_program.h"
-#include "testing/temp_dir.h"
+#include "tools/tools_fixture.h"
 
 namespace cairn {
 namespace {
@@ -21,49 +18,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-/// The real command, with checkpoints of two steps and two ranks.
-class ToolsTest : public ::testing::Test {
- protected:
-  ToolsTest() {
-    std::filesystem::create_directory(root_);
-    weight_ = MakeTensor("layer.weight", DType::kF32, {300, 1000}, 1);
-    bias_ = MakeTensor("layer.bias", DType::kBF16, {7}, 2);
-    moment_ = MakeTensor("optimizer.moment", DType::kF32, {5000}, 3);
-    Write(1000);
-    Write(2000);
-  }
-  std::string Write(std::uint64_t step) {
-    return WriteCheckpoint(
-        root_,
-        {.step = step,
-         .shards = {
-             {.tensors = {weight_, bias_}, .aliases = {{"head.weight", "layer.weight"}}, .values = {{"lr", 0.25}}},
-             {.tensors = {moment_}, .values = {{"note", std::string("a\x1b[31m")}}}}});
-  }
-  [[nodiscard]] Ran Run(const std::vector<std::string>& arguments) const { return RunProgram(CAIRN_CLI, arguments); }
-  [[nodiscard]] std::string StepFolder(std::uint64_t step) const { return root_ + "/" + StepName(step); }
-  // Flips one bit of the last tensor of the step's first shard.
-  void Damage(std::uint64_t step) const {
-    const std::string path = StepFolder(step) + "/shard-00000.safetensors";
-    std::string bytes = ReadWholeFile(path);
-    bytes.back() = static_cast<char>(bytes.back() ^ 1);
-    WriteWholeFile(path, bytes);
-  }
-  [[nodiscard]] std::vector<std::uint64_t> StepsLeft() const {
-    std::vector<std::uint64_t> steps;
-    const auto list = ListCheckpoints(root_);
-    EXPECT_TRUE(list.ok()) << list.status();
-    for (const StoredCheckpoint& checkpoint : *list) steps.push_back(checkpoint.info.step);
-    return steps;
-  }
-
-  TempDir directory_;
-  const std::string root_ = directory_ / "run";
-  SavedTensor weight_;
-  SavedTensor bias_;
-  SavedTensor moment_;
-};
 
 TEST_F(ToolsTest, LsListsCheckpointsOldestFirst) {
   const Ran text = Run({"ls", root_});
@@ -131,7 +85,8 @@ TEST_F(ToolsTest, ShowPrintsNamesShapesAndValues) {
 }
 
 TEST_F(ToolsTest, ShowSummarisesALongValue) {
-  std::string tree = R"({"version":1,"tree":{"model":{"layer":["list",["t"]]},"step":7,"note":")";
+  std::string tree =
+      R"({"version":1,"tree":{"model":{"layer":["list",["t"]]},"rates":["list",1,2,3],"step":7,"note":")";
   tree += std::string(1000, 'x') + R"("}})";
   WriteCheckpoint(root_, {.step = 3000, .shards = {{.tensors = {weight_}, .values = {{"tree", Json{tree}}}}}});
 
@@ -139,9 +94,32 @@ TEST_F(ToolsTest, ShowSummarisesALongValue) {
   const Ran as_json = Run({"show", root_, "--json"});
 
   EXPECT_EQ(text.code, 0) << text.err;
-  EXPECT_THAT(text.out, AllOf(HasSubstr("rank 0: tree = model: {...}, "),
-                              HasSubstr("... (1.0 KiB of JSON; --json prints it)\n")));
+  EXPECT_THAT(text.out, HasSubstr("rank 0: tree = note: ..., step: 7, model: {...}, rates: list of 3 "
+                                  "(1.1 KiB of JSON; --json prints it)\n"));
   EXPECT_EQ(as_json.parsed()["values"][0]["tree"]["tree"]["step"], 7);
+}
+
+TEST_F(ToolsTest, ShowOfAShardCutsItsLongMetadata) {
+  const Ran ran = Run({"show", StepFolder(1000) + "/shard-00000.safetensors"});
+
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  std::istringstream lines(ran.out);
+  for (std::string line; std::getline(lines, line);) EXPECT_LT(line.size(), 120) << line;
+}
+
+TEST_F(ToolsTest, ExportReplacesAFileOnlyWithForce) {
+  const std::string out = directory_ / "out.safetensors";
+  WriteWholeFile(out, "mine");
+
+  const Ran refused = Run({"export", root_, "--out", out});
+  const std::string kept = ReadWholeFile(out);
+  const Ran forced = Run({"export", root_, "--out", out, "--force"});
+
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr(out + " exists; --force replaces it"));
+  EXPECT_EQ(kept, "mine");
+  EXPECT_EQ(forced.code, 0) << forced.err;
+  EXPECT_EQ(Run({"show", out}).code, 0);
 }
 
 TEST_F(ToolsTest, ShowEscapesControlCharacters) {
@@ -333,6 +311,7 @@ TEST_F(ToolsTest, WrongUsageReturnsTwoAndHelpZero) {
   EXPECT_EQ(Run({"gc", directory_ / "absent", "--keep-last", "1"}).code, 2);
   EXPECT_FALSE(std::filesystem::exists(directory_ / "absent"));
   EXPECT_EQ(Run({"--help"}).code, 0);
+  EXPECT_THAT(Run({"--version"}).out, ::testing::MatchesRegex("cairn [0-9]+\\.[0-9]+\\.[0-9]+\n"));
 }
 
 TEST_F(ToolsTest, FilesInAnotherFormatAreDamaged) {

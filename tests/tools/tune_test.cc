@@ -69,6 +69,13 @@ TEST_F(TuneCommandTest, PrintsThemAsText) {
               AllOf(HasSubstr("interval"), HasSubstr("max_in_flight"), HasSubstr("bound by"), HasSubstr("goodput")));
 }
 
+TEST_F(TuneCommandTest, PrintsLongTimesInHours) {
+  const Ran ran = Tune({{"--mtbf", "24h"}, {"--iteration-time", "300ms"}, {"--update-time", "250ms"}});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("with failures every 24 h, "), Not(HasSubstr("e+0"))));
+}
+
 TEST_F(TuneCommandTest, LimitsBelowTheMeasuredRatesApply) {
   const Ran ran = Tune({{"--write-rate", "10MB"}, {"--copy-rate", "20MB"}, {"--training-cores", "0"}}, {"--json"});
 
@@ -177,6 +184,18 @@ TEST_F(TuneCommandTest, DoctorPrintsACostOnlyWhereSomethingCosts) {
               AllOf(HasSubstr("costs    file size limit"), HasSubstr("ulimit -f"), HasSubstr("ok       kernel"),
                     HasSubstr("costs    locked memory"), HasSubstr("ulimit -l")));
   EXPECT_THAT(ran.out, AllOf(Not(HasSubstr("oldest supported")), Not(HasSubstr("upper limit of a restore"))));
+}
+
+TEST_F(TuneCommandTest, DoctorRaisesNoAlarmWithoutAGpu) {
+  for (const auto& device : std::filesystem::directory_iterator("/sys/bus/pci/devices")) {
+    std::string vendor;
+    std::ifstream(device.path() / "vendor") >> vendor;
+    if (vendor == "0x10de") GTEST_SKIP() << "this machine has an NVIDIA device";
+  }
+
+  const Ran ran = RunProgram(CAIRN_CLI, {"doctor", root_.path(), "--probe-time=100ms"});
+
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("ok       GPU"), Not(HasSubstr("libcuda"))));
 }
 
 }  // namespace
