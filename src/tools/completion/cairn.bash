@@ -1,0 +1,40 @@
+# Completes the cairn command in bash: subcommands and options as `cairn --help` lists them, and the steps of a root.
+_cairn_steps() {
+  local root=${1/#\~\//$HOME/}
+  "$command" ls "$root" 2>/dev/null | awk 'NR > 1 { print $1 }'
+}
+
+_cairn() {
+  local command=$1 current=$2 previous=$3 subcommand=${COMP_WORDS[1]}
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    local names
+    names=$("$command" --help | sed -n '/^Subcommands:/,$ s/^  \([a-z][a-z]*\) .*/\1/p')
+    mapfile -t COMPREPLY < <(compgen -W "$names --help --version" -- "$current")
+    return
+  fi
+  case $previous in
+    --step) mapfile -t COMPREPLY < <(compgen -W "$(_cairn_steps "${COMP_WORDS[2]}")" -- "$current"); return ;;
+    --device) mapfile -t COMPREPLY < <(compgen -W "host cuda" -- "$current"); return ;;
+  esac
+  if [[ $current == -* ]]; then
+    local options
+    options=$("$command" "$subcommand" --help | sed -n 's/^  \(-h,\)\{0,1\}\(--[a-z-]*\).*/\2/p')
+    mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
+    return
+  fi
+  compopt -o filenames 2>/dev/null
+  case $subcommand in
+    ls | gc | tune | doctor) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
+    *) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
+  esac
+  case $subcommand in
+    show | verify | export | diff)
+      if [ "$COMP_CWORD" -gt 2 ]; then
+        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W "$(_cairn_steps "${COMP_WORDS[2]}")" -- "$current")
+      fi
+      ;;
+  esac
+}
+
+complete -F _cairn cairn
