@@ -31,6 +31,19 @@ pip_beside() {
   printf '%s\n' "$*" > "$stamp"
 }
 
+# Runs pip's command on this package. It is compiled in build/release with that preset's options, so that the library is
+# compiled once for the tests and the package.
+pip_as_release() {
+  local tools=build/python/tools
+  if command -v ccache >/dev/null; then
+    local -x CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
+  fi
+  pip_beside $tools scikit-build-core pybind11 || return 1
+  PYTHONPATH=$tools "$(cairn_python)" -m pip "$@" -q --disable-pip-version-check --no-deps --no-build-isolation \
+    -C build-dir=build/release -C cmake.args=--preset=release -C cmake.build-type=RelWithDebInfo \
+    -C cmake.define.CAIRN_BUILD_TESTS=ON -C cmake.define.CAIRN_BUILD_BENCH=ON -C build.targets="_core;cairn_cli" .
+}
+
 # Tools that test and lint the Python package.
 python_tools=build/python/test-tools
 python_test_tools() { pip_beside $python_tools pytest pytest-xdist tqdm mypy ruff packaging typing-extensions fsspec PyYAML; }
