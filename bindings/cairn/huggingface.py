@@ -53,6 +53,7 @@ from ._huggingface.found import last_checkpoint, root_of, step_folder, step_of, 
 from ._huggingface.model_folder import Companions, ModelFiles, config_text
 from ._huggingface.refusals import check_search, check_supported
 from ._huggingface.run import REPLICATED, Run
+from ._huggingface.stop import use_own_stop
 from ._rng import RngState
 
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
@@ -117,6 +118,7 @@ class TrainerMixin(_Base):
         self._model_files = ModelFiles()
         super().__init__(*args, **kwargs)
         check_supported(self, self._cairn_options)
+        use_own_stop(self)
 
     # What the mixin adds
 

@@ -97,6 +97,34 @@ def test_a_hugging_face_job_of_two_ranks_loses_one_and_resumes_bit_exactly(tmp_p
     assert resumed == whole[-len(resumed) :] and len(resumed) < len(whole)
 
 
+def stop_after(process: subprocess.Popen[str], lines: int, name: str) -> list[str]:
+    """Sends it the signal once it has printed so many lines, and lets it end; its lines."""
+    assert process.stdout is not None and process.stderr is not None
+    seen = []
+    for _ in range(lines):
+        seen.append(process.stdout.readline())
+        assert seen[-1], process.stderr.read()
+    process.send_signal(signal.Signals[name])
+    seen += process.stdout.readlines()
+    process.communicate()
+    return [line.rstrip("\n") for line in seen]
+
+
+def test_the_hugging_face_example_is_stopped_by_sigterm_and_repeats_no_step(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    if not TEXT.exists():
+        pytest.skip(f"no text to train on: {TEXT}")
+    stopped = start("huggingface_text.py", tmp_path / "stopped")
+    whole = start("huggingface_text.py", tmp_path / "whole")
+    before = losses(stop_after(stopped, 6, "SIGTERM"))
+    assert stopped.returncode == 0
+    assert not list((tmp_path / "stopped").glob("checkpoint-*"))  # What transformers' own callback leaves.
+    resumed, expected = losses(finish(start("huggingface_text.py", tmp_path / "stopped"))), losses(finish(whole))
+
+    assert before[-1].startswith("digest=") and 0 < len(before) - 1 < len(expected) - 1
+    assert before[:-1] + resumed == expected
+
+
 def test_the_hugging_face_example_exports_what_from_pretrained_reads(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     if not TEXT.exists():

@@ -21,7 +21,6 @@ def check_supported(trainer: Any, cairn_options: dict[str, Any]) -> None:
         "save_only_model: leave it out; a checkpoint's folder is a model folder already": args.save_only_model,
         "auto_find_batch_size: find the size in a short run with the stock Trainer, then set "
         "per_device_train_batch_size": args.auto_find_batch_size,
-        "enable_jit_checkpoint: save more often instead": args.enable_jit_checkpoint,
         'push_to_hub with a hub_strategy other than "end": set hub_strategy="end"': args.push_to_hub
         and args.hub_strategy != "end",
         "optimizers that step within backward (LOMO, layer-wise GaLore): choose another optim": "layerwise"
