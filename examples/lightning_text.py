@@ -78,10 +78,12 @@ def main() -> None:
     torch.set_num_threads(1)  # The order of a sum's terms changes its last bits.
     seed_everything(7, verbose=False)
     newest = ModelCheckpoint(
-        options.folder, monitor="loss", save_top_k=2, save_last=True, every_n_train_steps=options.every
-    )
+        options.folder, monitor="loss", save_top_k=2, save_last=True, every_n_train_steps=options.every,
+        save_on_exception=True,  # SIGTERM ends it after the step, with one more checkpoint.
+    )  # fmt: skip
     trainer = Trainer(
         plugins=[cairn.lightning.CheckpointIO(host_memory="64MiB", chunk="1MiB")],
+        default_root_dir=options.folder,
         callbacks=[cairn.lightning.Callback(), newest],
         max_epochs=options.epochs,
         accelerator="cpu",

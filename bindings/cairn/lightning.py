@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from ._errors import FailedPrecondition, InvalidArgument, Unsupported, counted
+from ._lightning.requeue import Requeue
 from ._path_store import PathStore
 from ._rng import RngState
 from ._tree.paths import is_stateful
@@ -212,7 +213,8 @@ class Callback(_Callback):
             )
         self._io, self._trainer = given, trainer
         # This callback runs first, so that no other one changes weights before the fence.
-        trainer.callbacks = [self, *(callback for callback in trainer.callbacks if callback is not self)]
+        others = [one for one in trainer.callbacks if one is not self and not isinstance(one, Requeue)]
+        trainer.callbacks = [self, *others, _Requeue()]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         assert self._io is not None
@@ -297,6 +299,10 @@ class Callback(_Callback):
             )
             return
         RngState().load_state_dict(ranks[self._trainer.global_rank])
+
+
+class _Requeue(Requeue, _Callback):
+    """See there."""
 
 
 def load_from_checkpoint(

@@ -1,0 +1,1 @@
+"""What cairn.lightning is made of. Imports lightning, or pytorch_lightning."""
