@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -30,9 +31,9 @@ BLOCKS = {
     ("cpp.md", "cmake"): 1,
     ("cpp.md", "cpp"): 1,
     ("integrations.md", "python"): 4,
-    ("operations.md", "sh"): 1,
+    ("operations.md", "sh"): 2,
     ("operations.md", "cpp"): 1,
-    ("python.md", "python"): 1,
+    ("python.md", "python"): 2,
     ("trainer.md", "sh"): 1,
 }
 
@@ -96,6 +97,31 @@ def test_the_first_use_trains_and_goes_on_from_where_it_was(tmp_path: Path) -> N
         assert checkpointer.steps() == [20, 30, 40]
 
 
+def test_a_loop_that_is_asked_to_stop_saves_and_ends(tmp_path: Path) -> None:
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        trained.append(model)
+        if len(trained) == 13:
+            signal.raise_signal(signal.SIGTERM)
+
+    trained: list[torch.nn.Module] = []
+    model = torch.nn.Linear(4, 4)
+    tree = {"model": model, "step": 0}
+    checkpointer = cairn.Checkpointer(tmp_path, host_memory="64MiB")
+    names = {
+        "checkpointer": checkpointer,
+        "tree": tree,
+        "steps": 1000,
+        "train": train,
+        "model": model,
+        "optimizer": None,
+    }
+    run_block(blocks("docs/python.md", "python")[0], "python.md", names)
+
+    assert len(trained) == 13
+    with cairn.Checkpointer(tmp_path, host_memory="64MiB", read_only=True) as reader:
+        assert reader.steps() == [10, 13]
+
+
 # Ranks
 
 
@@ -131,7 +157,7 @@ restored = checkpointer.restore(mine | {"mine": torch.zeros(2), "step": 0})
 assert restored["step"] == 3 and restored["mine"].tolist() == [checkpointer.rank] * 2
 checkpointer.close()
 """
-    torchrun(tmp_path, blocks("docs/python.md", "python")[0] + after)
+    torchrun(tmp_path, blocks("docs/python.md", "python")[1] + after)
 
     with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
         assert [one.world for one in checkpointer.checkpoints()] == [2]
