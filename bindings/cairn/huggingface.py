@@ -40,6 +40,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 import transformers
 from transformers.trainer import TRAINER_STATE_NAME
@@ -47,10 +48,21 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 from ._checkpointer import Checkpointer
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
-from ._huggingface.contents import FORMAT, RANK, TRAINER, pack, unpack, weights_of
+from ._huggingface.contents import (
+    FORMAT,
+    RANK,
+    TRAINER,
+    check_frozen,
+    frozen_digests,
+    is_adapter,
+    live_weights,
+    pack,
+    unpack,
+    weights_of,
+)
 from ._huggingface.export import export, read_model, read_trainer, reader
 from ._huggingface.found import last_checkpoint, root_of, step_folder, step_of, stock_step
-from ._huggingface.model_folder import Companions, ModelFiles, config_text
+from ._huggingface.model_folder import Companions, Files, ModelFiles, config_text
 from ._huggingface.refusals import check_search, check_supported
 from ._huggingface.run import REPLICATED, Run
 from ._huggingface.stop import use_own_stop
@@ -107,12 +119,23 @@ class TrainerMixin(_Base):
     `cairn_options` are Checkpointer's, with these defaults: root is `output_dir/cairn`; keep_last is save_total_limit
     (0, which keeps all, if that is None). The best model's checkpoint is pinned, so there may be one more.
 
+    `save_only_trainable` leaves frozen parameters out (default: for PEFT's models). Their digests are kept, computed
+    once: a restore takes the parameters from this trainer's model, and raises InvalidArgument if they are others.
+
     `resume_from_checkpoint` is True (what `last_checkpoint` finds), a step, a checkpoint's folder under the root or
     elsewhere, or a `checkpoint-N` of the stock Trainer, after which training continues with Cairn's checkpoints. A root
     that holds checkpoints is refused unless training resumes from one of them, or from a later step.
     """
 
-    def __init__(self, *args: Any, cairn_options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        cairn_options: Mapping[str, Any] | None = None,
+        save_only_trainable: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._save_only_trainable = save_only_trainable
+        self._frozen: dict[str, str] | None = None  # Digests of the parameters that no checkpoint holds.
         self._cairn_options = dict(cairn_options or {})
         self._cairn: Run | None = None
         self._model_files = ModelFiles()
@@ -179,7 +202,7 @@ class TrainerMixin(_Base):
         run.checkpointer.protect(self.optimizer)
         run.save(step, self._gather)
 
-    def _gather(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def _gather(self) -> tuple[dict[str, Any], Files]:
         """The checkpoint's tree, and the files of its folder."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         run = self._run()
@@ -200,26 +223,35 @@ class TrainerMixin(_Base):
             "pinned": of_rank_0[1],
             "last_logged": self._globalstep_last_logged,
             "class": type(model).__name__,
+            "frozen": self._frozen_digests() if self._only_trainable() else None,
             "config": config_text(getattr(model, "config", None)),
             "generation_config": config_text(getattr(model, "generation_config", None)),
         }
         own = {"rng": RngState().state_dict(), "loss": self._tr_loss.detach().clone()}
-        return {**weights_of(self.model), TRAINER: trainer | pack(parts), RANK: pack(own)}, files
+        return {
+            **weights_of(self.model, self._only_trainable()),
+            TRAINER: trainer | pack(parts),
+            RANK: pack(own),
+        }, files
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if (run := self._resumed(resume_from_checkpoint)) is None:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         model = self.model if model is None else model
-        world = read_trainer(run.checkpointer, run.step, run.source)["world"]  # Raises if it is not one of ours.
-        weights = model.state_dict()
-        own = {RANK: None} if world == run.checkpointer.world else {}
+        found = read_trainer(run.checkpointer, run.step, run.source)  # Raises if it is not one of ours.
+        partial = found["frozen"] is not None
+        if partial:
+            check_frozen(self._frozen_digests(), found["frozen"], run.source or run.checkpointer.root)
+        weights = live_weights(model, partial)
+        own = {RANK: None} if found["world"] == run.checkpointer.world else {}
         if not own:
-            _log.warning("%s ranks saved: each begins with new random numbers and a new sum of losses", world)
-        restored = run.checkpointer.restore({**weights, TRAINER: None, **own}, run.step, folder=run.source)
+            _log.warning("%s ranks saved: each begins with new random numbers and a new sum of losses", found["world"])
+        like = {name: tensor.detach() if hasattr(tensor, "detach") else tensor for name, tensor in weights.items()}
+        restored = run.checkpointer.restore({**like, TRAINER: None, **own}, run.step, folder=run.source)
         trainer = restored[TRAINER]
-        # Its tensors have been read in place; this is for hooks, and for what is no tensor.
-        model.load_state_dict({name: restored[name] for name in weights})
+        if not partial:  # The tensors have been read in place; this is for hooks, and for what is no tensor.
+            model.load_state_dict({name: restored[name] for name in weights})
         run.restored = unpack(trainer) | {"own": unpack(restored[RANK]) if own else None}
         run.restored["last_logged"] = trainer["last_logged"]
         run.pinned = trainer["pinned"]
@@ -259,15 +291,29 @@ class TrainerMixin(_Base):
         RngState().load_state_dict(own["rng"])
 
     def _load_best_model(self) -> None:
-        run, best = self._run(), self.state.best_model_checkpoint
-        if Path(best).parent != Path(self.cairn_root):
+        run, folder = self._run(), self.state.best_model_checkpoint
+        if Path(folder).parent != Path(self.cairn_root):
             super()._load_best_model()  # Of the stock Trainer's run that this one went on from.
             return
         run.finish(self.state.best_global_step)
         with reader(self.cairn_root) as checkpointer:
-            self.model.load_state_dict(read_model(checkpointer, self.state.best_global_step)[1])
+            trainer, best = read_model(checkpointer, self.state.best_global_step)
+        if trainer["frozen"] is None:
+            self.model.load_state_dict(best)
+            return
+        with torch.no_grad():
+            for name, tensor in live_weights(self.model, True).items():
+                tensor.copy_(best[name])
 
     # Internal
+
+    def _only_trainable(self) -> bool:
+        return is_adapter(self.model) if self._save_only_trainable is None else self._save_only_trainable
+
+    def _frozen_digests(self) -> dict[str, str]:
+        if self._frozen is None:
+            self._frozen = frozen_digests(self.model)
+        return self._frozen
 
     def _run(self) -> Run:
         if self._cairn is None:

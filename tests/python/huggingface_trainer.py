@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,16 @@ def a_trainer(output: Path, kind: Any = None, **settings: Any) -> Any:
     transformers.set_seed(1)
     ours: dict[str, Any] = {"kind": kind or hf.Trainer, "model": None, "callbacks": None, "optimizers": (None, None)}
     ours["processing_class"] = None
-    ours |= {name: settings.pop(name) for name in (*ours, "cairn_options") if name in settings}
+    ours |= {name: settings.pop(name) for name in (*ours, "cairn_options", "save_only_trainable") if name in settings}
     kind, model = ours.pop("kind"), ours.pop("model") or a_gpt2()
     if issubclass(kind, hf.TrainerMixin):
         ours["cairn_options"] = {"host_memory": "16MiB", "chunk": "1MiB", "queue_depth": 2} | ours.get(
             "cairn_options", {}
         )
     settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1} | settings
-    settings = {"per_device_train_batch_size": 4} | settings
+    settings = {"per_device_train_batch_size": 4, "learning_rate": 1e-2} | settings
     args = transformers.TrainingArguments(
         output_dir=str(output),
-        learning_rate=1e-2,
         use_cpu=True,
         report_to="none",
         disable_tqdm=True,
@@ -85,3 +85,14 @@ def a_tokenizer() -> Any:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
+
+
+class At(transformers.TrainerCallback):  # type: ignore[misc]
+    """Calls something at the end of a step."""
+
+    def __init__(self, step: int, call: Callable[[], Any]) -> None:
+        self.step, self.call = step, call
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.call()

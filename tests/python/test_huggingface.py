@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cairn
 import pytest
-from huggingface_trainer import a_gpt2, a_trainer, assert_same_weights, hf, losses, steps, torch, transformers
-
-
-class At(transformers.TrainerCallback):  # type: ignore[misc]
-    """Calls something at the end of a step."""
-
-    def __init__(self, step: int, call: Callable[[], Any]) -> None:
-        self.step, self.call = step, call
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            self.call()
-
+from huggingface_trainer import At, a_gpt2, a_trainer, assert_same_weights, hf, losses, steps, torch, transformers
 
 # Against the stock Trainer
 

@@ -10,12 +10,14 @@ lists what it does not know in a shard; with such names that is one line for eac
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .._errors import Corrupt, InvalidArgument
+from .._ranks.replicas import digest
 
 FORMAT = "cairn.huggingface/2"
 TRAINER = "trainer"
@@ -23,22 +25,65 @@ RANK = "trainer_rank"
 _MARK = "~tensor"
 
 
-def weights_of(model: Any) -> dict[str, Any]:
-    """The model's state dict. Buffers are copied, because forward changes them (batch norm's) without a fence before
-    it. Of tied weights the one that transformers expects in a file comes first, and so holds the bytes.
+def is_adapter(model: Any) -> bool:
+    """Whether it is PEFT's: a frozen base model with adapters."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, peft.PeftModel)
+
+
+def live_weights(model: Any, only_trainable: bool) -> dict[str, Any]:
+    """What a checkpoint holds of the model's state dict, the parameters themselves. Of tied weights the one that
+    transformers expects in a file comes first, and so holds the bytes.
+
+    `only_trainable` leaves out frozen parameters. The names of an adapter's are those of PEFT's files.
+    """
+    later = getattr(model, "all_tied_weights_keys", None) or {}
+    held = dict(sorted(model.state_dict(keep_vars=True).items(), key=lambda item: item[0] in later))
+    if not only_trainable:
+        return held
+    adapters: dict[str, Any] = {}
+    if is_adapter(model):
+        names_of = sys.modules["peft"].get_peft_model_state_dict
+        adapters = names_of(model, state_dict=held, save_embedding_layers=False)
+    named = {id(tensor) for tensor in adapters.values()}
+    frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
+    return adapters | {name: one for name, one in held.items() if id(one) not in named | frozen}
+
+
+def weights_of(model: Any, only_trainable: bool) -> dict[str, Any]:
+    """The same, to be saved. Buffers are copied, because forward changes them (batch norm's) without a fence before it.
 
     Raises InvalidArgument if a name is one of the two keys.
     """
     parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    later = getattr(model, "all_tied_weights_keys", None) or {}
-    weights: dict[str, Any] = {}
-    for name, tensor in sorted(model.state_dict().items(), key=lambda item: item[0] in later):
-        weights[name] = tensor
-        if isinstance(tensor, torch.Tensor) and tensor.data_ptr() not in parameters:
-            weights[name] = tensor.clone()
+    weights = live_weights(model, only_trainable)
+    for name, tensor in weights.items():
+        if isinstance(tensor, torch.Tensor):
+            buffer = tensor.data_ptr() not in parameters
+            weights[name] = tensor.detach().clone() if buffer else tensor.detach()
     if taken := {TRAINER, RANK} & weights.keys():
         raise InvalidArgument(f"the model's {taken.pop()!r} has a name that checkpoints of a Trainer need: rename it")
     return weights
+
+
+def frozen_digests(model: Any) -> dict[str, str]:
+    """A digest of the contents of each frozen parameter, by name; reads all of them."""
+    held = {id(tensor) for tensor in live_weights(model, True).values()}
+    left = model.state_dict(keep_vars=True).items()
+    return {name: digest(tensor) for name, tensor in left if id(tensor) not in held}
+
+
+def check_frozen(found: Mapping[str, str], saved: Mapping[str, str], where: str) -> None:
+    """Raises InvalidArgument, with names, if a checkpoint's frozen parameters differ from the model's."""
+    wrong = sorted(name for name in {*found, *saved} if found.get(name) != saved.get(name))
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        first = wrong[0]
+        raise InvalidArgument(
+            f"{where} holds only what is trained, for a base model of which this model differs in "
+            f"{', '.join(wrong[:3])}{more} ({first}: expected {saved.get(first, 'none')}, found "
+            f"{found.get(first, 'none')}): begin with the base model, dtype and adapter of that run"
+        )
 
 
 def tied_names(weights: Mapping[str, Any]) -> set[str]:

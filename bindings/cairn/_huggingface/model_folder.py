@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,15 @@ from transformers.utils import logging as transformers_logging
 
 from .._errors import Error, FailedPrecondition
 from .._save import Save
+from .contents import is_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from typing_extensions import Self
 
-Files = Mapping[str, bytes]
+Files = Mapping[str, bytes | PurePath]  # By name: the content, or what a link leads to.
+_ADAPTER = "adapter_model.safetensors"
 _FIRST_PAUSE, _LAST_PAUSE = 0.001, 0.05  # Seconds between two looks for an attempt's folder.
 
 
@@ -38,18 +40,21 @@ class ModelFiles:
 
     def __init__(self) -> None:
         self._configs: tuple[str | None, ...] | None = None
-        self._files: dict[str, bytes] = {}
+        self._files: dict[str, bytes | PurePath] = {}
 
     def read(self, model: Any, processing_class: Any) -> Files:
         """The files of now. They are made again only if one of the model's configs has changed."""
         configs = tuple(config_text(getattr(model, name, None)) for name in ("config", "generation_config"))
         if configs != self._configs:
             with tempfile.TemporaryDirectory(prefix="cairn-model-") as folder, _without_progress_bars():
-                if hasattr(model, "save_pretrained"):
+                if is_adapter(model):  # Its weights are few, and its config is made with them.
+                    model.save_pretrained(folder, save_embedding_layers=False)
+                elif hasattr(model, "save_pretrained"):
                     model.save_pretrained(folder, state_dict={})
                 if processing_class is not None:
                     processing_class.save_pretrained(folder)
-                found = (path for path in Path(folder).iterdir() if path.is_file())
+                made = (path for path in Path(folder).iterdir() if path.is_file())
+                found = (path for path in made if path.suffix != ".safetensors")
                 self._files = {path.name: path.read_bytes() for path in found}
             # save_pretrained has set the config's dtype and architectures.
             self._configs = tuple(config_text(getattr(model, name, None)) for name in ("config", "generation_config"))
@@ -71,8 +76,13 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def weight_index(weights: Mapping[str, Any], tied: Iterable[str], shard: str) -> Files:
-    """The index that names the shard's file for each of the weights, tied ones once; none if a name is escaped there."""
+def weight_index(weights: Mapping[str, Any], tied: Iterable[str], shard: str, adapter: bool) -> Files:
+    """The index that names the shard's file for each of the weights, tied ones once; none if a name is escaped there.
+
+    PEFT knows no index: for an adapter it is a link from its file's name to the shard.
+    """
+    if adapter:
+        return {_ADAPTER: PurePath(shard)}
     if any("/" in name or "~" in name for name in weights):
         return {}
     held = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor) and name not in set(tied)}
@@ -165,7 +175,10 @@ class Companions:
         return os.path.join(self._root, new.pop())
 
 
-def _write(path: str, content: bytes, mode: int) -> None:
+def _write(path: str, content: bytes | PurePath, mode: int) -> None:
+    if isinstance(content, PurePath):
+        os.symlink(content, path)  # Durable with the folder, which the commit fsyncs.
+        return
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
         file.write(content)
         file.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import PurePath
 from typing import Any
 
 from .. import _tree
@@ -51,7 +52,7 @@ class Run:
         its error reaches the ranks that would wait for this one."""
         if step in self.saves:
             self.saves[step].wait()
-        files: dict[str, bytes] = {}
+        files: dict[str, bytes | PurePath] = {}
         replicas: Any = None
 
         def fill(tensors: TensorCollector) -> list[tuple[str, str]]:
@@ -65,7 +66,8 @@ class Run:
             replicas = [name for name in shared if name.startswith(f"{TRAINER}/")], first + of_rank_0, alike
             files.update(more)
             if more:
-                files.update(weight_index(weights, tied_names(weights), "shard-00000.safetensors"))
+                adapter = "adapter_config.json" in more
+                files.update(weight_index(weights, tied_names(weights), "shard-00000.safetensors", adapter))
             return [("tree", text), *values]
 
         leads = self.checkpointer.rank == 0
