@@ -59,6 +59,9 @@ inline std::string InPython(const Status& status) {
   if (status.code() == StatusCode::kAlreadyExists && text.find("is committed already") != std::string::npos) {
     text += ": save(..., replace=True) writes it again";
   }
+  if (status.code() == StatusCode::kDeadlineExceeded && text.find("by the group's deadline") != std::string::npos) {
+    text += " (group_timeout): every rank calls save for every step, not rank 0 alone";
+  }
   return text;
 }
 

@@ -76,7 +76,10 @@ def test_only_what_is_replicated_is_read_at_another_world_size(worlds: Worlds, r
     worlds(3).all("c.save(1, tree(1, rank)).wait(); c.close()")
 
     with alone(root) as reader:
-        with pytest.raises(cairn.InvalidArgument, match=r"saved by 3 ranks and is read by 1:.* its own mine, rank"):
+        with pytest.raises(
+            cairn.InvalidArgument,
+            match=r"saved by 3 ranks and is read by 1:.* its own mine, rank\. .*replicated=\['mine', 'rank'\]",
+        ):
             reader.load()
         with pytest.raises(cairn.InvalidArgument, match="its own mine"):
             reader.load(names="mine")
@@ -168,8 +171,22 @@ def test_a_rank_that_never_comes_is_named_within_the_deadline(worlds: Worlds, ro
 
     answer = world[0].start("c.save(1, tree(1, rank)).wait()").answer()
 
-    assert answer["error"] == "DeadlineExceeded" or "nothing from rank 1" in answer["message"]
+    assert answer["error"] == "DeadlineExceeded"
+    assert "step 1: nothing from rank 1" in answer["message"]
+    assert "every rank calls save for every step, not rank 0 alone" in answer["message"]
     expect_whole(root)
+
+
+@pytest.mark.parametrize("caller", [0, 1])
+def test_a_rank_that_restores_alone_is_told_who_else_must(worlds: Worlds, caller: int) -> None:
+    world = worlds(2, timeout=2)
+    assert world.all("c.save(1, tree(1, rank)).result()") == [1, 1]
+
+    answer = world[caller].start("c.restore(blank(rank))").answer()
+
+    assert answer["error"] == "DeadlineExceeded"
+    assert f"nothing from rank {1 - caller}" in answer["message"]
+    assert "every rank calls restore, within group_timeout" in answer["message"]
 
 
 def test_opening_fails_on_every_rank_where_it_fails_on_one(root: Path) -> None:

@@ -8,11 +8,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from .. import _core, _errors
-from .._errors import Corrupt, Error, NotFound
+from .._errors import Corrupt, DeadlineExceeded, Error, NotFound
 from .stopping import Agreement
 from .store_link import StoreLink, resolve
 
 T = TypeVar("T")
+_CALLS = {  # Which call of the Checkpointer exchanges these words.
+    "open": "opens the Checkpointer", "choice": "calls restore", "choice found": "calls restore",
+    "restore": "calls restore", "dcp": "saves", "dcp items": "saves",
+}  # fmt: skip
 
 
 class Ranks:
@@ -54,7 +58,7 @@ class Ranks:
         if self._link is None:
             return result, errors
         try:
-            words = self._link.gather(what, word)
+            words = self._gather(what, word)
         except Error as unheard:
             # With answers, Corrupt and NotFound may not end the call (another checkpoint is tried): only mention them.
             for own in errors.values():
@@ -71,7 +75,7 @@ class Ranks:
         """Every rank's word, by rank. If a rank calls `give_up` instead, raises its error."""
         if self._link is None:
             return [word]
-        words = self._link.gather(what, b"=" + word)
+        words = self._gather(what, b"=" + word)
         for rank, said in enumerate(words):
             if not said.startswith(b"="):
                 _raise_if_error(f"rank {rank}: ", said)
@@ -93,9 +97,18 @@ class Ranks:
             except Exception as error:
                 self._send_error(what, error)
                 raise
-        said = self._link.gather(what, word)[0]
+        said = self._gather(what, word)[0]
         _raise_if_error("rank 0: ", said)
         return cast("dict[str, Any]", json.loads(said))
+
+    def _gather(self, what: str, word: bytes) -> list[bytes]:
+        assert self._link is not None
+        try:
+            return self._link.gather(what, word)
+        except DeadlineExceeded as error:
+            if what not in _CALLS:
+                raise
+            raise DeadlineExceeded(f"{error}: every rank {_CALLS[what]}, within group_timeout") from error
 
     def announce(self, key: str, word: bytes) -> None:
         """Tells the other ranks, on rank 0, without waiting; each of them hears it once."""

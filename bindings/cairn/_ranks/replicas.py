@@ -325,9 +325,15 @@ def _readable_text(
         more = f" and {len(of_ranks) - _MAX_LISTED} more" if len(of_ranks) > _MAX_LISTED else ""
         raise InvalidArgument(
             f"{details['path']} was saved by {counted(details['world'], 'rank')} and is read by {world}: only what was "
-            f"replicated can be read then, but each rank has its own {listed}{more}"
+            f"replicated can be read then, but each rank has its own {listed}{more}. Leave these keys out of the tree; if "
+            f"they are equal on all ranks, save them with replicated={_patterns(of_ranks)}"
         )
     return text
+
+
+def _patterns(names: list[str]) -> list[str]:
+    """Patterns that match these names, one for each key of the tree's root."""
+    return [*dict.fromkeys(f"{name.partition('/')[0]}/*" if "/" in name else name for name in names)]
 
 
 def _not_replicated(found: list[tuple[str, Any]], rules: Rules) -> list[str]:
