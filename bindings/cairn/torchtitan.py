@@ -29,7 +29,7 @@ except ImportError as error:
 from ._checkpointer import Checkpointer
 from ._dcp.direct import load_into, start_save
 from ._errors import InvalidArgument, Unsupported
-from ._path_store import is_checkpoint
+from ._paths import is_checkpoint
 
 
 class CheckpointManager(_DcpManager):
