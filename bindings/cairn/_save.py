@@ -73,6 +73,7 @@ class Save:
 
     @property
     def step(self) -> int:
+        """The step that is being saved."""
         return self._core.step
 
     @property

@@ -1,6 +1,8 @@
 """What is installed works alone: without torch, and without the libraries that it was compiled with."""
 
+import inspect
 import os
+import pydoc
 import re
 import subprocess
 import sys
@@ -100,3 +102,17 @@ def test_dcp_is_there_with_every_torch_from_that_on() -> None:
     else:
         with pytest.raises(ImportError, match=f"needs torch 2.7 or newer: found {re.escape(torch.__version__)}"):
             import cairn.dcp
+
+
+def test_help_says_something_about_every_public_name() -> None:
+    silent = []
+    for name in cairn.__all__:
+        value = getattr(cairn, name)
+        members = inspect.getmembers(value) if inspect.isclass(value) else []
+        own = [(f"{name}.{member}", found) for member, found in members if not member.startswith("_")]
+        for where, found in [(name, value), *own]:
+            if (callable(found) or isinstance(found, property)) and not inspect.getdoc(found):
+                silent.append(where)
+    assert silent == []
+    shown = pydoc.plain(pydoc.render_doc(cairn))
+    assert [name for name in cairn.__all__ if name not in shown] == []
