@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from . import _tree
 from ._arguments import whole
 from ._errors import Error, InvalidArgument, NotFound
+from ._save import wait_ended
 from ._tree.writer import Names
 
 if TYPE_CHECKING:
@@ -177,12 +178,10 @@ class KeepBest:
                         self._core.pin(save.step, False)
         finally:
             save.release()
-        try:
-            save.wait_durable(None)
+        # If it has failed, which its handle says, the older checkpoint of its step may need its pin again.
+        if wait_ended(save):
             # No younger save is committed yet, so the step's checkpoint is this save's.
             self._known |= {i["attempt"]: metrics for i in self._core.checkpoints() if i["step"] == save.step}
-        except Error:
-            pass  # It has failed, which its handle says: the older checkpoint of its step may need its pin again.
         self.settle()
 
 
