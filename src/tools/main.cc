@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -23,6 +24,7 @@ struct Arguments {
   std::string path;
   std::optional<std::uint64_t> step;
   bool json = false;
+  std::array<std::string, 3> sides;
   DiffOptions comparing;
   ExportOptions exporting;
   CollectOptions collecting;
@@ -105,15 +107,16 @@ void AddReaders(CLI::App& app, Arguments& arguments, Commands& commands) {
 
   DiffOptions& comparing = arguments.comparing;
   CLI::App* const diff = AddCommand(app, "diff", "Compare tensors: names, shapes, dtypes, bytes", arguments);
-  diff->add_option("sides", comparing.sides,
-                   "Two of: a checkpoint's folder, a safetensors file, a root (its newest checkpoint). Or one root and "
-                   "two steps; with one step, the newest is the other")
-      ->required()
-      ->expected(1, 3);
+  diff->add_option("path", arguments.sides[0], side_help)->required();
+  diff->add_option("other", arguments.sides[1], "Another of these, or a step of the root");
+  diff->add_option("step", arguments.sides[2], "If `other` is a step: the step to compare with (default: the newest)");
   diff->add_option("--step", comparing.steps,
                    "The step of each side that is a root; twice: of the first, of the second")
       ->allow_extra_args(false);
   commands[diff] = [&arguments] {
+    for (const std::string& side : arguments.sides) {
+      if (!side.empty()) arguments.comparing.sides.push_back(side);
+    }
     arguments.comparing.json = arguments.json;
     return Diff(arguments.comparing);
   };

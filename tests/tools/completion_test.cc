@@ -78,6 +78,10 @@ TEST_P(CompletionTest, OffersTheStepsOfARoot) {
     EXPECT_THAT(Complete({command, "run", ""}), IsSupersetOf({"35", "40"})) << command;
   }
   EXPECT_THAT(Complete({"show", "run", "--step", ""}), IsSupersetOf({"35", "40"}));
+  EXPECT_THAT(Complete({"show", "run", ""}), Not(Contains("file")));
+  EXPECT_THAT(Complete({"diff", "run", ""}), Contains("file"));
+  EXPECT_THAT(Complete({"diff", "run", "35", ""}), AllOf(Contains("40"), Not(Contains("file"))));
+  EXPECT_THAT(Complete({"export", "run", "--out", ""}), Contains("file"));
 }
 
 TEST_P(CompletionTest, OffersFoldersWhereARootIsExpected) {

@@ -14,6 +14,7 @@ _cairn() {
     return
   fi
   case $previous in
+    --out) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     --step) mapfile -t COMPREPLY < <(compgen -W "$(_cairn_steps "${COMP_WORDS[2]}")" -- "$current"); return ;;
     --device) mapfile -t COMPREPLY < <(compgen -W "host cuda" -- "$current"); return ;;
   esac
@@ -23,17 +24,18 @@ _cairn() {
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
     return
   fi
-  compopt -o filenames 2>/dev/null
-  case $subcommand in
-    ls | gc | tune | doctor) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
-    *) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
-  esac
   case $subcommand in
     show | verify | export | diff)
       if [ "$COMP_CWORD" -gt 2 ]; then
-        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W "$(_cairn_steps "${COMP_WORDS[2]}")" -- "$current")
+        mapfile -t COMPREPLY < <(compgen -W "$(_cairn_steps "${COMP_WORDS[2]}")" -- "$current")
+        [ "$subcommand/$COMP_CWORD" = diff/3 ] || return  # The only one that may be another path.
       fi
       ;;
+  esac
+  compopt -o filenames 2>/dev/null
+  case $subcommand in
+    ls | gc | tune | doctor) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
+    *) mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -- "$current") ;;
   esac
 }
 
