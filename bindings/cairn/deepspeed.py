@@ -1,0 +1,330 @@
+"""DeepSpeed's checkpoints through Cairn: saved while training goes on, by all ranks or by none, and without pickle.
+
+    engine, *_ = deepspeed.initialize(...)
+    cairn.deepspeed.attach(engine, "checkpoints", host_memory="16GiB")
+    engine.load_checkpoint("checkpoints")  # the newest that is durable
+    engine.save_checkpoint("checkpoints")  # returns before the state is written
+
+What DeepSpeed would write as one torch file is a part of one Cairn checkpoint, in the shard of the rank that holds it:
+
+    checkpoints/
+      step-00000000000000000010/   Cairn's checkpoint of global step 10
+      global_step10/               DeepSpeed's folder: a small text for each file, which says where its contents are
+      latest                       DeepSpeed's; `attach` sets it to the newest checkpoint that is durable
+
+Objects of DeepSpeed's own classes (loss scalers, fragments' addresses) are kept as their plain fields.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import torch
+
+try:
+    from deepspeed.runtime.checkpoint_engine import checkpoint_engine as _engines
+    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+except ImportError as error:
+    raise ImportError(f"cairn.deepspeed needs deepspeed 0.19: {error}") from error
+
+from ._checkpointer import Checkpointer
+from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
+from ._ranks import replicas
+from ._save import Save
+from ._tree import tensors as tree_tensors
+from ._tree.reader import Reader, kinds_in, scalar
+
+_log = logging.getLogger("cairn")
+_POINTER = '{"cairn_step": '  # What the small text files begin with.
+_KIND, _FIELDS = "cairn.deepspeed", "fields"
+_OBJECTS: dict[str, Any] = {kind.__name__: kind for kind in (LossScaler, DynamicLossScaler, fragment_address)}
+_ENUMS: dict[str, Any] = {ZeroStageEnum.__name__: ZeroStageEnum}
+
+
+def attach(engine: Any, save_dir: str | os.PathLike[str], **options: Any) -> CheckpointEngine:
+    """Makes a DeepSpeedEngine save into `save_dir`, and load from it, through Cairn. Every rank calls it, once.
+
+    Options are Checkpointer's (host_memory, max_in_flight, keep_last, ...). Saves are fenced before each step of the
+    engine's optimizer. Call the result's `close` at the end: it waits for saves in flight and raises a failure.
+
+    Raises Unsupported for what DeepSpeed does not save through its checkpoint engine alone, with the way out.
+    """
+    _refuse(engine)
+    attached = CheckpointEngine(engine, os.path.abspath(save_dir), options)
+    engine.checkpoint_engine = attached
+    return attached
+
+
+class CheckpointEngine(_engines.CheckpointEngine):
+    """What `attach` gives to DeepSpeed. `checkpointer` is the Checkpointer, for steps, verify, pin and stats."""
+
+    def __init__(self, engine: Any, root: str, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.name = "Cairn"
+        self._engine, self._root = engine, root
+        self._stock = TorchCheckpointEngine()
+        self._info: Any = None
+        self._folder: str | None = None  # Of the tag that is being saved.
+        self._files: dict[str, Any] = {}
+        self._newest: Save | None = None
+        group = torch.distributed.group.WORLD if torch.distributed.get_world_size() > 1 else None
+        self.checkpointer = Checkpointer(root, group=group, **options)
+        if engine.basic_optimizer is not None:
+            self.checkpointer.protect(engine.basic_optimizer)
+        if self.checkpointer.rank == 0:
+            self._set_latest()
+        torch.distributed.barrier()
+
+    # DeepSpeed's calls
+
+    def create(self, info: Any) -> None:
+        """Raises the failure of an earlier save that nobody has heard of."""
+        self.checkpointer.check()
+        self._info, self._folder, self._files = info, None, {}
+        if self.checkpointer.rank == 0:
+            self._remove_stale()
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        os.makedirs(path, exist_ok=exist_ok)
+        if self._info is not None and os.path.abspath(path) == self._tag_folder():
+            self._folder = self._tag_folder()
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Takes one file's contents. What is no part of a checkpoint (save_16bit_model) is written by torch.save."""
+        if self._folder is None and os.path.dirname(os.path.abspath(path)) != self._tag_folder():
+            self._stock.save(state_dict, path)
+            return
+        buffers = state_dict.get("buffer_names") or ()
+        if buffers and isinstance(state_dict.get("module"), dict):
+            # Forward changes buffers, and only the optimizer's step after it is fenced.
+            module = copy.copy(state_dict["module"])
+            module.update({name: module[name].detach().clone() for name in buffers if name in module})
+            state_dict = {**state_dict, "module": module}
+        self._files[os.path.basename(path)] = _plain(state_dict)
+
+    def commit(self, info: Any) -> bool:
+        """Starts the save of all files since `create`. They are durable together, on every rank, or not at all."""
+        if self._folder is None:
+            self._info = None
+            return True
+        if os.path.abspath(info.save_dir) != self._root:
+            raise InvalidArgument(f"save_checkpoint: expected {self._root}, as given to attach, found {info.save_dir}")
+        step = int(self._engine.global_steps)
+        tree = {"tag": str(info.tag), "latest": bool(info.save_latest), "files": self._files}
+        if again := self._newest is not None and self._newest.step == step:
+            self._newest.wait()  # Another tag of the same step replaces the checkpoint: both tags lead to it.
+        self._newest = self.checkpointer.save(step, tree, replace=again)
+        for name in self._files:
+            _write(os.path.join(self._folder, name), f"{_POINTER}{step}}}\n")
+        self._info, self._folder, self._files = None, None, {}
+        return True
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """The contents of one file, on the CPU, verified. A file that DeepSpeed wrote is read by DeepSpeed: unpickled."""
+        step = _pointed(path)
+        if step is None:
+            return self._stock.load(path, map_location=map_location)
+        self.checkpointer.drain()
+        return _objects(_read(self.checkpointer, step, os.path.basename(path), resume=True))
+
+    def is_decoupled(self) -> bool:
+        return False  # DeepSpeed would start the save only before the next step.
+
+    def preserves_storage_sharing(self) -> bool:
+        return False  # Views are kept as they are: DeepSpeed need not clone them first.
+
+    def close(self) -> None:
+        """Waits for saves in flight, sets `latest` and frees the pool; raises the first failure among the saves."""
+        try:
+            self.checkpointer.drain()
+            self.checkpointer.check()
+            if self.checkpointer.rank == 0:
+                self._set_latest()
+                self._remove_stale()
+        finally:
+            self.checkpointer.close()
+
+    # Internal
+
+    def _tag_folder(self) -> str:
+        return os.path.join(os.path.abspath(self._info.save_dir), str(self._info.tag))
+
+    def _set_latest(self) -> None:
+        """Writes `latest`, and the tag's folder, for the newest durable checkpoint that a save marked as latest. A
+        `latest` that names files of DeepSpeed's own stays."""
+        path = os.path.join(self._root, "latest")
+        if os.path.exists(path):
+            with open(path) as file:
+                folder = os.path.join(self._root, file.read().strip())
+            if os.path.isdir(folder) and os.listdir(folder) and not _is_pointing(folder):
+                return
+        for step in reversed(self.checkpointer.steps()):
+            with _inspected(self.checkpointer, step) as details:
+                trees = [replicas.tree_of(replicas.tree_text(details, rank)) for rank in range(details["world"])]
+            if not trees[0].get("latest"):
+                continue
+            folder = os.path.join(self._root, trees[0]["tag"])
+            os.makedirs(folder, exist_ok=True)
+            for name in (name for tree in trees for name in tree["files"]):
+                _write(os.path.join(folder, name), f"{_POINTER}{step}}}\n")
+            _write(path, trees[0]["tag"])
+            return
+        if os.path.exists(path):
+            os.unlink(path)  # The save that it names never became durable.
+
+    def _remove_stale(self) -> None:
+        """Removes the folders of tags whose checkpoints are gone."""
+        oldest = min(self.checkpointer.steps(), default=0)
+        for entry in os.scandir(self._root):
+            if entry.is_dir() and not entry.name.startswith(("step-", ".")) and _is_pointing(entry.path):
+                step = _pointed(os.path.join(entry.path, os.listdir(entry.path)[0]))
+                if step is not None and step < oldest:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def export(root: str | os.PathLike[str], folder: str | os.PathLike[str], step: int | None = None) -> str:
+    """Writes a checkpoint (None: the newest) as DeepSpeed's own torch files into `folder/<tag>`, and `folder/latest`.
+
+    For one process. What reads DeepSpeed's files then reads these: zero_to_fp32.py, ds_to_universal.py, an engine
+    without Cairn. Returns the tag's folder.
+    """
+    with Checkpointer(root, read_only=True, host_memory="256MiB") as reader:
+        if step is None and (step := reader.latest()) is None:
+            raise NotFound(f"{os.fspath(root)} holds no checkpoint")
+        with _inspected(reader, step) as details:
+            trees = [replicas.tree_of(replicas.tree_text(details, rank)) for rank in range(details["world"])]
+        tag = trees[0]["tag"]
+        os.makedirs(os.path.join(folder, tag), exist_ok=True)
+        for name in (name for tree in trees for name in tree["files"]):
+            torch.save(_objects(_read(reader, step, name, resume=False)), os.path.join(folder, tag, name))
+    _write(os.path.join(folder, "latest"), tag)
+    return os.path.join(folder, tag)
+
+
+def _refuse(engine: Any) -> None:
+    if not isinstance(engine, DeepSpeedEngine):
+        raise InvalidArgument(f"attach: expected the engine that deepspeed.initialize returns, found {type(engine)}")
+    if isinstance(engine.checkpoint_engine, CheckpointEngine):
+        raise FailedPrecondition("attach: this engine is attached already; close it first")
+    reasons = {
+        "pipeline modules": isinstance(engine, PipelineEngine),
+        "mixture-of-experts layers": engine.has_moe_layers,
+        "optimizer state that is offloaded to NVMe": engine.zero_nvme_offload_optimizer(),
+        "use_node_local_storage": engine.use_node_local_storage(),
+        "load_universal": engine.load_universal_checkpoint(),
+    }
+    for what, found in reasons.items():
+        if found:
+            raise Unsupported(
+                f"cairn.deepspeed does not support {what}, which DeepSpeed saves or loads by files of its own: leave "
+                "the engine as it is; cairn.deepspeed.export makes such files from Cairn's checkpoints"
+            )
+
+
+def _read(checkpointer: Checkpointer, step: int, name: str, resume: bool) -> Any:
+    """The contents of a file, from the shard of whichever rank saved it."""
+    with _inspected(checkpointer, step) as details:
+        for rank in range(details["world"]):
+            nodes = replicas.tree_of(replicas.tree_text(details, rank))["files"]
+            if name in nodes:
+                break
+        else:
+            raise NotFound(f"{details['path']} holds no {name}")
+        view = replicas.rank_view(details, rank, details["world"], replicas.Rules())
+        prefix = f"files/{name}"
+        made: dict[str, Any] = {}  # By the name that holds the bytes: tied tensors are one tensor.
+        found = {}
+        for one, kind in kinds_in(nodes[name], prefix).items():
+            holder = view.tied.get(one, one)
+            if holder not in made:
+                made[holder] = tree_tensors.empty(view.saved[holder], kind)
+            found[one] = made[holder]
+        views = [tree_tensors.target_view(one, tensor) for one, tensor in made.items()]
+        checkpointer._reading.read_views(details, views, resume)
+
+    def leaf(_kind: str, _like: Any, one: str, _strict: bool) -> Any:
+        return found[one]
+
+    return Reader(leaf, scalar, None).node(nodes[name], None, prefix, False)
+
+
+@contextlib.contextmanager
+def _inspected(checkpointer: Checkpointer, step: int) -> Iterator[dict[str, Any]]:
+    """The details of a step's checkpoint, which stays in place until the end of the block."""
+    details = checkpointer._reading.inspect_all(step)
+    try:
+        yield details
+    finally:
+        details["hold"].release()
+
+
+def _plain(value: Any) -> Any:
+    """The same with DeepSpeed's own objects as dicts of their fields."""
+    kind = type(value)
+    if kind in _OBJECTS.values():
+        return {_KIND: kind.__name__, _FIELDS: {key: _plain(child) for key, child in vars(value).items()}}
+    if isinstance(value, Enum) and kind in _ENUMS.values():
+        return {_KIND: kind.__name__, _FIELDS: value.value}
+    return _mapped(value, _plain)
+
+
+def _objects(value: Any) -> Any:
+    """The reverse of `_plain`. Only the classes named there are made."""
+    if isinstance(value, dict) and set(value) == {_KIND, _FIELDS}:
+        if value[_KIND] in _ENUMS:
+            return _ENUMS[value[_KIND]](value[_FIELDS])
+        if value[_KIND] not in _OBJECTS:
+            raise InvalidArgument(f"the checkpoint holds a {value[_KIND]}; expected one of {', '.join(_OBJECTS)}")
+        made = object.__new__(_OBJECTS[value[_KIND]])
+        vars(made).update(_objects(value[_FIELDS]))
+        return made
+    return _mapped(value, _objects)
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    """Containers are made anew only if something in them changes."""
+    if isinstance(value, dict):
+        changed = {key: new for key, child in value.items() if (new := change(child)) is not child}
+        if changed:
+            value = copy.copy(value)
+            value.update(changed)
+    elif type(value) in (list, tuple):
+        new = [change(child) for child in value]
+        if any(one is not child for one, child in zip(new, value, strict=True)):
+            return type(value)(new)
+    return value
+
+
+def _pointed(path: str) -> int | None:
+    """The step that a small text leads to; None for any other file."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+    if not head.startswith(_POINTER.encode()):
+        return None
+    return int(json.loads(head)["cairn_step"])
+
+
+def _is_pointing(folder: str) -> bool:
+    """Whether it has files, and all of them are such texts."""
+    entries = list(os.scandir(folder))
+    return bool(entries) and all(entry.is_file() and _pointed(entry.path) is not None for entry in entries)
+
+
+def _write(path: str, text: str) -> None:
+    """Never half a file: readers and a crash see the old one or the new one."""
+    with open(f"{path}.new", "w") as file:
+        file.write(text)
+    os.replace(f"{path}.new", path)
