@@ -48,6 +48,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 from ._checkpointer import Checkpointer
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
+from ._huggingface import sharded
 from ._huggingface.contents import (
     FORMAT,
     RANK,
@@ -56,6 +57,7 @@ from ._huggingface.contents import (
     frozen_digests,
     is_adapter,
     live_weights,
+    load_weights,
     pack,
     unpack,
     weights_of,
@@ -68,6 +70,7 @@ from ._huggingface.run import REPLICATED, Run
 from ._huggingface.stop import use_own_stop
 from ._rng import RngState
 
+OTHER_RANKS = "another number of ranks saved: each begins with new random numbers and a new sum of losses"
 __all__ = ["Trainer", "TrainerMixin", "export", "last_checkpoint"]
 _log = logging.getLogger("cairn")
 
@@ -179,9 +182,15 @@ class TrainerMixin(_Base):
             Companions(self.cairn_root, options.get("file_mode", 0o644)) as companions,
             Checkpointer(**options) as checkpointer,
         ):
-            self._cairn = run = Run(checkpointer, options["keep_last"], folder, companions)
+            self._cairn = run = Run(checkpointer, options["keep_last"], folder, companions, self.is_fsdp_enabled)
             try:
                 stock = self._choose_source(run, resume_from_checkpoint)
+                if run.sharded and run.resumes:  # Before the weights, Trainer reads its state.
+                    trainer, own = sharded.load_plain(checkpointer, run.sharded_step())
+                    run.restored = trainer | {"own": own}
+                    if own is None:
+                        _log.warning(OTHER_RANKS)
+                    self._resume_state(run, trainer)
                 result = super().train(folder if run.resumes else stock, trial, ignore_keys_for_eval)
                 run.finish(self.state.best_global_step)
             finally:
@@ -200,45 +209,50 @@ class TrainerMixin(_Base):
         ]
         self.state.stateful_callbacks |= TrainerState(stateful_callbacks=exportable).stateful_callbacks
         run.checkpointer.protect(self.optimizer)
-        run.save(step, self._gather)
+        if sharded.is_sharded(self.model):
+            run.save_sharded(step, self.model, self.optimizer, *self._plain())
+        else:
+            run.save(step, self._gather)
 
     def _gather(self) -> tuple[dict[str, Any], Files]:
         """The checkpoint's tree, and the files of its folder."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        run = self._run()
+        trainer, own = self._plain()
+        processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        state = {TRAINER_STATE_NAME: trainer["state"].encode()}
+        parts = {"optimizer": self.optimizer.state_dict(), **{key: trainer.pop(key) for key in ("scheduler", "scaler")}}
+        trainer["frozen"] = self._frozen_digests() if self._only_trainable() else None
+        tree = {**weights_of(self.model, self._only_trainable()), TRAINER: trainer | pack(parts), RANK: pack(own)}
+        return tree, {**self._model_files.read(model, processing_class), **state}
+
+    def _plain(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is alike on every rank, but for weights and optimizer, and what is this rank's own."""
+        run, model = self._run(), self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         state = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True) + "\n"
         of_rank_0 = [state, run.pinned]  # Other ranks have other times in their logs.
         if self.args.world_size > 1:
             dist.broadcast_object_list(of_rank_0)
-        processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-        files = {**self._model_files.read(model, processing_class), TRAINER_STATE_NAME: state.encode()}
-        parts = {
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.lr_scheduler.state_dict(),
-            "scaler": scaler.state_dict() if (scaler := getattr(self.accelerator, "scaler", None)) else None,
-        }
         trainer = {
             "format": FORMAT,
             "state": of_rank_0[0],
             "pinned": of_rank_0[1],
             "last_logged": self._globalstep_last_logged,
-            "class": type(model).__name__,
-            "frozen": self._frozen_digests() if self._only_trainable() else None,
+            "class": type(model).__name__.removeprefix("FSDP"),  # As fully_shard calls it.
+            "scheduler": self.lr_scheduler.state_dict(),
+            "scaler": scaler.state_dict() if (scaler := getattr(self.accelerator, "scaler", None)) else None,
             "config": config_text(getattr(model, "config", None)),
             "generation_config": config_text(getattr(model, "generation_config", None)),
         }
-        own = {"rng": RngState().state_dict(), "loss": self._tr_loss.detach().clone()}
-        return {
-            **weights_of(self.model, self._only_trainable()),
-            TRAINER: trainer | pack(parts),
-            RANK: pack(own),
-        }, files
+        return trainer, {"rng": RngState().state_dict(), "loss": self._tr_loss.detach().clone()}
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if (run := self._resumed(resume_from_checkpoint)) is None:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         model = self.model if model is None else model
+        if run.sharded:
+            sharded.load_model(run.checkpointer, run.sharded_step(), model)
+            return
         found = read_trainer(run.checkpointer, run.step, run.source)  # Raises if it is not one of ours.
         partial = found["frozen"] is not None
         if partial:
@@ -246,14 +260,18 @@ class TrainerMixin(_Base):
         weights = live_weights(model, partial)
         own = {RANK: None} if found["world"] == run.checkpointer.world else {}
         if not own:
-            _log.warning("%s ranks saved: each begins with new random numbers and a new sum of losses", found["world"])
-        like = {name: tensor.detach() if hasattr(tensor, "detach") else tensor for name, tensor in weights.items()}
+            _log.warning(OTHER_RANKS)
+        # Parameters are read in place. What forward may have resized is left to load_state_dict.
+        like = {name: one.detach() if isinstance(one, torch.nn.Parameter) else None for name, one in weights.items()}
         restored = run.checkpointer.restore({**like, TRAINER: None, **own}, run.step, folder=run.source)
         trainer = restored[TRAINER]
-        if not partial:  # The tensors have been read in place; this is for hooks, and for what is no tensor.
-            model.load_state_dict({name: restored[name] for name in weights})
+        load_weights(model, {name: restored[name] for name in weights}, partial)
         run.restored = unpack(trainer) | {"own": unpack(restored[RANK]) if own else None}
         run.restored["last_logged"] = trainer["last_logged"]
+        self._resume_state(run, trainer)
+
+    def _resume_state(self, run: Run, trainer: dict[str, Any]) -> None:
+        """Keeps the pin, and writes trainer_state.json where Trainer looks for it."""
         run.pinned = trainer["pinned"]
         state = json.loads(trainer["state"])
         if state["best_model_checkpoint"] is not None and state["best_global_step"] in run.steps:
@@ -264,7 +282,10 @@ class TrainerMixin(_Base):
         if (run := self._resumed(checkpoint)) is None:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        self.optimizer.load_state_dict(run.take("optimizer"))
+        if run.sharded:
+            sharded.load_optimizer(run.checkpointer, run.sharded_step(), self.model, self.optimizer)
+        else:
+            self.optimizer.load_state_dict(run.take("optimizer"))
         self.lr_scheduler.load_state_dict(run.take("scheduler"))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
@@ -296,14 +317,12 @@ class TrainerMixin(_Base):
             super()._load_best_model()  # Of the stock Trainer's run that this one went on from.
             return
         run.finish(self.state.best_global_step)
+        if run.sharded:
+            sharded.load_model(run.checkpointer, self.state.best_global_step, self.model)
+            return
         with reader(self.cairn_root) as checkpointer:
             trainer, best = read_model(checkpointer, self.state.best_global_step)
-        if trainer["frozen"] is None:
-            self.model.load_state_dict(best)
-            return
-        with torch.no_grad():
-            for name, tensor in live_weights(self.model, True).items():
-                tensor.copy_(best[name])
+        load_weights(self.model, best, trainer["frozen"] is not None)
 
     # Internal
 

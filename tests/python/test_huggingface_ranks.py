@@ -9,17 +9,33 @@ from typing import Any
 
 import cairn
 import pytest
-from huggingface_trainer import a_trainer, assert_same_weights, folders, losses, steps, transformers
+from huggingface_trainer import a_trainer, assert_same_weights, folders, hf, losses, steps, transformers
 from ranks import World
 
 # Runs in a rank.
 TRAIN = """
 from pathlib import Path
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin
 from huggingface_trainer import a_trainer, hf, losses, torch, transformers
-def train(output, kind=None, resume=None, **settings):
+class Sharding(hf.Trainer):
+    # accelerate shards only on accelerators; its state says so. FSDP2 itself, and the rest of accelerate, run on CPUs.
+    def create_accelerator_and_postprocess(self):
+        Accelerator(cpu=True)
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["GPT2Block"],
+            reshard_after_forward=True)
+        AcceleratorState._shared_state["fsdp_plugin"] = plugin
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # Until the next TrainingArguments.
+        super().create_accelerator_and_postprocess()
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+def train(output, fsdp=False, resume=None, **settings):
+    kind = Sharding if fsdp else hf.Trainer
     trainer = a_trainer(Path(output), kind, ddp_backend="gloo", per_device_train_batch_size=2, **settings)
     trainer.train(resume_from_checkpoint=resume)
-    weights = {name: tensor.tolist() for name, tensor in trainer.model.state_dict().items()}
+    weights = {name: whole(tensor).tolist() for name, tensor in trainer.model.state_dict().items()}
     return {"losses": losses(trainer), "weights": weights, "random": torch.rand(1).item(), "world": trainer.args.world_size}
 """
 
@@ -73,7 +89,7 @@ def test_the_number_of_ranks_may_change(world: World, tmp_path: Path, caplog: py
     one = a_trainer(tmp_path, max_steps=4)
     one.train(resume_from_checkpoint=True)
     assert losses(one)[1] == two["losses"]["1"]  # Of trainer_state.json.
-    assert "2 ranks saved: each begins with new random numbers" in caplog.text
+    assert "another number of ranks saved: each begins with new random numbers" in caplog.text
 
     three = train(world, tmp_path, max_steps=5, resume=4)
     assert three[0]["weights"] == three[1]["weights"] and sorted(three[0]["losses"]) == ["1", "2", "3", "4", "5"]
@@ -92,3 +108,44 @@ def test_the_best_model_is_loaded_on_every_rank(world: World, tmp_path: Path) ->
     best = transformers.AutoModelForCausalLM.from_pretrained(folders(tmp_path)[0]).state_dict()
     for one in trained:
         assert one["weights"] == {name: tensor.tolist() for name, tensor in best.items()}
+
+
+# FSDP2
+
+
+def test_a_resumed_fsdp2_job_is_the_uninterrupted_one(world: World, tmp_path: Path) -> None:
+    first = train(world, tmp_path, fsdp=True)
+    resumed = train(world, tmp_path, fsdp=True, resume=4)
+
+    assert resumed == first and first[0]["weights"] == first[1]["weights"]
+    with cairn.Checkpointer(tmp_path / "cairn", read_only=True) as checkpointer:
+        assert [(found.step, found.world) for found in checkpointer.checkpoints()][-1] == (8, 2)
+        checkpointer.verify()
+        with pytest.raises(cairn.InvalidArgument, match="saved through cairn.dcp"):
+            checkpointer.load()
+
+    # It is no model folder; an export is.
+    hf.export(tmp_path / "cairn", tmp_path / "exported")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert {name: tensor.tolist() for name, tensor in loaded.state_dict().items()} == first[0]["weights"]
+    assert loaded.lm_head.weight.data_ptr() == loaded.transformer.wte.weight.data_ptr()
+
+
+def test_the_best_fsdp2_model_is_loaded_on_every_rank(world: World, tmp_path: Path) -> None:
+    settings = {
+        "max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1,
+        "metric_for_best_model": "loss", "greater_is_better": True,
+    }  # fmt: skip
+    trained = train(world, tmp_path, fsdp=True, **settings)
+    assert steps(tmp_path) == [2, 6]
+    hf.export(tmp_path / "cairn", tmp_path / "best", 2)
+    best = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "best").state_dict()
+    for one in trained:
+        assert one["weights"] == {name: tensor.tolist() for name, tensor in best.items()}
+
+
+def test_an_fsdp2_job_refuses_what_was_saved_without_it(world: World, tmp_path: Path) -> None:
+    train(world, tmp_path, max_steps=2)
+    refused = world.answers(f"train({str(tmp_path)!r}, fsdp=True, resume=2)")
+    assert {answer["error"] for answer in refused} == {"InvalidArgument"}
+    assert all("was not saved through cairn.dcp" in answer["message"] for answer in refused), refused

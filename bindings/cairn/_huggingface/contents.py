@@ -66,6 +66,17 @@ def weights_of(model: Any, only_trainable: bool) -> dict[str, Any]:
     return weights
 
 
+def load_weights(model: Any, weights: Mapping[str, Any], only_trainable: bool) -> None:
+    """Puts into the model what `live_weights` names."""
+    if not only_trainable:
+        model.load_state_dict(weights)
+        return
+    with torch.no_grad():
+        for name, tensor in live_weights(model, True).items():
+            if isinstance(tensor, torch.Tensor):
+                tensor.copy_(weights[name])
+
+
 def frozen_digests(model: Any) -> dict[str, str]:
     """A digest of the contents of each frozen parameter, by name; reads all of them."""
     held = {id(tensor) for tensor in live_weights(model, True).values()}

@@ -16,6 +16,7 @@ from .. import _tree
 from .._checkpointer import Checkpointer
 from .._errors import AlreadyExists, InvalidArgument, Unsupported
 from .._ranks.replicas import tree_text
+from . import sharded
 from .contents import FORMAT, RANK, TRAINER
 
 
@@ -33,9 +34,12 @@ def read_trainer(checkpointer: Checkpointer, step: int | None, folder: str = "")
 
 
 def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same, and the model's weights, on the CPU and tied as before."""
+    """The same, and the model's weights, on the CPU and tied as before; whole, if FSDP2 had sharded them."""
     details = checkpointer._reading.choose(step)
     with details["hold"]:
+        details |= checkpointer._core.inspect_part(details["path"], 0, [])
+        if "dcp" in details["values"][0]:
+            return sharded.read_whole(checkpointer, details["step"])
         text, trainer = _read_tree(checkpointer, details)
         names = _tree.names(text)
         wanted = [name for name in names if name.partition("/")[0] not in (TRAINER, RANK)]
@@ -87,6 +91,9 @@ def export(
     try:
         made.chmod(0o755)  # mkdtemp gives access only to the owner.
         empty = _skeleton(trainer, weights, made) if model is None else model
+        for name, holder in (getattr(empty, "all_tied_weights_keys", None) or {}).items():
+            if holder in weights:
+                weights[name] = weights[holder]  # FSDP2 had two of them.
         empty.save_pretrained(made, state_dict=weights)
         if processing_class is not None:
             processing_class.save_pretrained(made)

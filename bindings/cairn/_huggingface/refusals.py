@@ -12,7 +12,8 @@ def check_supported(trainer: Any, cairn_options: dict[str, Any]) -> None:
     args, optimizer = trainer.args, trainer.optimizer
     best = args.load_best_model_at_end
     refused = {
-        "FSDP: save its state with cairn.dcp": trainer.is_fsdp_enabled,
+        'FSDP1: set fsdp_config={"version": 2}': trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2,
+        "save_only_trainable under FSDP2: leave it out": trainer.is_fsdp_enabled and bool(trainer._save_only_trainable),
         "DeepSpeed: use FSDP2 or DDP": trainer.is_deepspeed_enabled,
         "tensor, context or sequence parallelism: use DDP": (
             getattr(trainer.accelerator, "parallelism_config", None) is not None
