@@ -182,7 +182,7 @@ class TrainerMixin(_Base):
             Companions(self.cairn_root, options.get("file_mode", 0o644)) as companions,
             Checkpointer(**options) as checkpointer,
         ):
-            self._cairn = run = Run(checkpointer, options["keep_last"], folder, companions, self.is_fsdp_enabled)
+            self._cairn = run = Run(checkpointer, options, folder, companions, self.is_fsdp_enabled)
             try:
                 stock = self._choose_source(run, resume_from_checkpoint)
                 if run.sharded and run.resumes:  # Before the weights, Trainer reads its state.

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _tree
 from .._checkpointer import Checkpointer
-from .._errors import NotFound, Unsupported
+from .._errors import FailedPrecondition, NotFound, Unsupported
 from .._ranks.replicas import Rules
 from .._save import Save
 from .._tree.tensors import TensorCollector
@@ -25,10 +25,16 @@ class Run:
     """One call of train(): its checkpointer, what it resumes from, and which saves are in flight."""
 
     def __init__(
-        self, checkpointer: Checkpointer, keep_last: int, folder: str, companions: Companions, is_sharded: bool
+        self,
+        checkpointer: Checkpointer,
+        options: dict[str, Any],
+        folder: str,
+        companions: Companions,
+        is_sharded: bool,
     ) -> None:
         self.checkpointer = checkpointer
-        self.keep_last = keep_last
+        self.keep_last: int = options["keep_last"]
+        self.keep_every: int = options.get("keep_every", 0)
         self.folder = folder  # Represents the checkpoint in Trainer's calls; holds trainer_state.json.
         self.companions = companions
         self.sharded = is_sharded
@@ -121,7 +127,15 @@ class Run:
             if self.pinned is not None:
                 with suppress(NotFound):
                     self.checkpointer.unpin(self.pinned)
+                if wait:  # No later save makes retention look at it.
+                    self._remove_if_old(self.pinned)
         self.pinned = best
+
+    def _remove_if_old(self, step: int) -> None:
+        kept = self.checkpointer.steps()[-self.keep_last :]
+        if step not in kept and not (self.keep_every and step % self.keep_every == 0):
+            with suppress(NotFound, FailedPrecondition):  # FailedPrecondition: somebody reads it.
+                self.checkpointer.remove(step)
 
     def finish(self, best: int | None) -> None:
         """Returns when every save is durable; raises the first failure."""

@@ -92,6 +92,23 @@ def test_the_best_adapter_is_loaded_at_the_end(tmp_path: Path, base: Path) -> No
     assert_same_weights(peft.PeftModel.from_pretrained(base_model, trainer.state.best_model_checkpoint), best)
 
 
+def test_several_adapters_resume(tmp_path: Path, base: Path) -> None:
+    """What transformers' own test_multiple_peft_adapters demands: one is trained, the other stays."""
+
+    def two(seed: int) -> Any:
+        model = an_adapter(base, seed)
+        transformers.set_seed(9)
+        model.add_adapter("other", peft.LoraConfig(r=3, target_modules=["c_proj"], fan_in_fan_out=True))
+        return model
+
+    whole = a_trainer(tmp_path / "run", model=two(1), save_total_limit=None)
+    whole.train()
+    resumed = a_trainer(tmp_path / "run", model=two(2))
+    resumed.train(resume_from_checkpoint=4)
+    assert losses(resumed) == losses(whole)
+    assert_same_weights(resumed.model, whole.model)
+
+
 def test_everything_is_saved_on_request(tmp_path: Path, base: Path) -> None:
     first = a_trainer(tmp_path / "run", model=an_adapter(base), save_only_trainable=False)
     first.train()
