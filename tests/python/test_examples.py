@@ -77,26 +77,6 @@ def test_it_is_killed_and_resumes_bit_exactly(tmp_path: Path, name: str, needs: 
     assert 0 < len(whole) - len(resumed) <= len(before)
 
 
-def test_a_hugging_face_job_of_two_ranks_loses_one_and_resumes_bit_exactly(tmp_path: Path) -> None:
-    if importlib.util.find_spec("transformers") is None or not TEXT.exists():
-        pytest.skip("transformers, or a text to train on, is not here")
-
-    def start_job(folder: Path) -> subprocess.Popen[str]:
-        runner = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.1"]
-        return start("huggingface_text.py", folder, "--steps", 16, before=runner)
-
-    job = start_job(tmp_path / "killed")
-    before = [line.rstrip("\n") for line in read_until(job, 3, tmp_path / "killed", "cairn/step-*")]
-    workers = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    os.kill(int(workers[-1]), signal.SIGKILL)
-    before = losses(before) + losses(job.communicate()[0].splitlines())
-    assert job.returncode != 0
-
-    resumed, whole = (losses(finish(start_job(tmp_path / folder))) for folder in ("killed", "whole"))
-    assert whole[-1].startswith("digest=") and before == whole[: len(before)]
-    assert resumed == whole[-len(resumed) :] and len(resumed) < len(whole)
-
-
 def stop_after(process: subprocess.Popen[str], lines: int, name: str) -> list[str]:
     """Sends it the signal once it has printed so many lines, and lets it end; its lines."""
     assert process.stdout is not None and process.stderr is not None
