@@ -50,8 +50,9 @@ def load_checkpoint(path: str, options: Mapping[str, Any], **how: Any) -> Any:
         return reader.load(folder=path, **how)
 
 
-def reader_of(path: str, options: Mapping[str, Any]) -> Checkpointer:
-    """A Checkpointer that can read the checkpoint in this folder. `options` are a Checkpointer's that saves."""
+def reader_of(path: str, options: Mapping[str, Any], group: Any = None) -> Checkpointer:
+    """A Checkpointer that can read the checkpoint in this folder. `options` are a Checkpointer's that saves. With a
+    `group` every rank calls it."""
     if not os.path.exists(path):
         raise NotFound(f"there is no checkpoint at {path}")
     if not os.path.isdir(path):
@@ -59,7 +60,7 @@ def reader_of(path: str, options: Mapping[str, Any]) -> Checkpointer:
             f"{path}: expected a Cairn checkpoint, which is a folder, found a file; if torch.save wrote it, read it "
             "with torch.load: Cairn unpickles nothing"
         )
-    return Checkpointer(os.path.dirname(path), read_only=True, **_for_reading(options))
+    return Checkpointer(os.path.dirname(path), read_only=True, group=group, **_for_reading(options))
 
 
 def _for_reading(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,15 +93,19 @@ class PathStore:
         up to full_timeout, while max_in_flight saves are not yet at their paths. The future fails with DeadlineExceeded
         if somebody reads the path's checkpoint for longer than that.
 
-        With a `group`, Checkpointer's, every rank calls it with the same path. Then the futures of other ranks than 0
-        end when the checkpoint is durable, which is before it has its path.
+        With a `group`, Checkpointer's, every rank calls it with the same path, and `check` is called too: a failure of
+        one rank is raised on all. The futures of other ranks than 0 end when the checkpoint is durable, which is before
+        it has its path.
         """
         path = local_path(path)
         if os.path.lexists(path) and not os.path.islink(path) and not is_checkpoint(path):
             raise AlreadyExists(f"{path} exists and is not a Cairn checkpoint; it is left as it is")
         with self._calls:
             checkpointer = self._open(os.path.dirname(path), group)
-            self._wait_for_slot()
+            if group is None:
+                self._wait_for_slot()
+            else:
+                checkpointer._ranks.together("paths", self._check_and_wait)
             save = start(checkpointer, self._next, tree)
             self._next += 1
             self._saving.append(
@@ -140,22 +144,29 @@ class PathStore:
             planned = self._planned.get(path)
         return planned[0] if planned else os.path.exists(path)
 
-    def load(self, path: str | os.PathLike[str]) -> Any:
-        """The tree at `path`, on the CPU, every byte verified. Waits for a save to this path that is in flight.
+    def reader(self, path: str | os.PathLike[str], group: Any = None) -> Checkpointer:
+        """A Checkpointer that can read the checkpoint at `path`: give it that as `folder`. Waits for a save to this path
+        that is in flight. With a `group` every rank calls it.
 
-        Raises NotFound if there is nothing, InvalidArgument if it is something else, Corrupt if it is damaged.
+        Raises NotFound if there is nothing, InvalidArgument if it is something else.
         """
-        with self.reader(path) as reader:
-            return reader.load(folder=local_path(path))
-
-    def reader(self, path: str | os.PathLike[str]) -> Checkpointer:
-        """A Checkpointer that can read the checkpoint at `path`, its `folder`. Waits and raises as `load` does."""
         path = local_path(path)
+        self.await_path(path)
+        return reader_of(path, self._options, group)
+
+    def await_path(self, path: str) -> None:
+        """Waits for the newest save to this path, or its removal, if that is in flight."""
         with self._mutex:
-            planned = self._planned.get(path)
+            planned = self._planned.get(local_path(path))
         if planned:
             planned[1].exception()
-        return reader_of(path, self._options)
+
+    def finish(self) -> None:
+        """Waits for every save and removal in flight; failures are for `check`."""
+        with self._mutex:
+            planned = [future for _, future in self._planned.values()]
+        for future in planned:
+            future.exception()
 
     @property
     def checkpointer(self) -> Checkpointer | None:
@@ -193,6 +204,10 @@ class PathStore:
         self._checkpointer = opened = Checkpointer(staging_of(folder), group=group, **options)
         self._next = opened._ranks.agree("paths", lambda: {"next": _sweep(opened)})["next"]
         return opened
+
+    def _check_and_wait(self) -> None:
+        self.check()
+        self._wait_for_slot()
 
     def _wait_for_slot(self) -> None:
         # The Checkpointer counts a save as ended before its checkpoint has its path.

@@ -11,159 +11,42 @@ of the path stays until then. What ModelCheckpoint removes is removed once the s
 `_path_store` says how. It works with `lightning.pytorch`, and with `pytorch_lightning` if that one is imported or
 installed.
 
-It serves strategies in which one rank holds the whole state: one device, and DDP. FSDP, DeepSpeed, tensor parallelism
-and XLA save in their own ways. They are refused by name; `cairn.dcp` saves their state.
+It serves one device and DDP, where rank 0 saves the whole state, and with `strategy=FSDPStrategy(...)` or
+`ModelParallelStrategy(...)` of this module (Lightning's, with the same arguments) also sharded state: each rank saves
+its parts, in one checkpoint of all, which any number of ranks loads. DeepSpeed and XLA are refused by name.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
 import logging
 import os
-import sys
-import warnings
-from concurrent.futures import Future
-from enum import Enum
 from typing import Any
 
 import torch
 
 from ._errors import FailedPrecondition, InvalidArgument, Unsupported, counted
+from ._lightning.checkpoint_io import CheckpointIO
+from ._lightning.package import name_what_reads
+from ._lightning.package import pl as _pl
 from ._lightning.requeue import Requeue
-from ._path_store import PathStore
+from ._lightning.strategies import FSDPStrategy, ModelParallelStrategy, Sharded
 from ._rng import RngState
-from ._tree.paths import is_stateful
+
+__all__ = [
+    "Callback",
+    "CheckpointIO",
+    "FSDPStrategy",
+    "ModelParallelStrategy",
+    "load_checkpoint",
+    "load_from_checkpoint",
+]
 
 _log = logging.getLogger("cairn")
-_SHARDED = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}
-_BUFFERS = 64 << 20  # Bytes of a model's buffers that a save clones, so that the next forward need not wait.
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes})
-
-
-def _lightning() -> Any:
-    """The package that the user has imported; if both or neither, `lightning.pytorch`."""
-    names = ["lightning.pytorch", "pytorch_lightning"]
-    for name in sorted(names, key=lambda name: name not in sys.modules):
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            missing = error
-    raise ImportError("cairn.lightning needs lightning 2.x: pip install lightning") from missing
-
-
-_pl = _lightning()
-_CheckpointIO: Any = _pl.plugins.CheckpointIO
 _Callback: Any = _pl.Callback
-
-
-class CheckpointIO(_CheckpointIO):
-    """Trainer(plugins=[CheckpointIO(...)]): Lightning's saves, loads and removals, through one Checkpointer.
-
-    Options are Checkpointer's (host_memory, max_in_flight, ...), except those that choose what is kept: ModelCheckpoint
-    does that. With a Callback (below) saves go on while training does; without one each is durable when its call
-    returns. A failure in the background is raised by the next save and at the end of the fit.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self._store = PathStore(**options)
-        self._module: Any = None  # Set while a Callback fences.
-        self._warned = False  # Or no warning is needed.
-        self.fences_forward = False  # The newest save's buffers were too large to clone.
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
-    ) -> None:
-        """Raises InvalidArgument, with the key, for a value that cannot be kept without pickle, before a byte is
-        written."""
-        if storage_options is not None:
-            raise TypeError("storage_options: expected None, because Cairn saves to local filesystems")
-        self._store.check()
-        if self._module is not None:
-            save = self._start(self._with_cloned_buffers(checkpoint), path)
-            if os.path.basename(path).startswith("hpc_ckpt_"):
-                save.exception()  # Lightning hands the job back to SLURM next.
-                self._store.check()
-            return
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "without cairn.lightning.Callback among the Trainer's callbacks, or outside a fit, each save waits "
-                "until it is durable",
-                stacklevel=2,
-            )
-        try:
-            self._start(checkpoint, path).exception()
-        finally:
-            self._store.close()
-
-    def load_checkpoint(
-        self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Tensors are on the CPU, or on map_location (a device, its name, or a dict with the key "cpu"). Runs no code
-        from the checkpoint, whatever weights_only is."""
-        checkpoint: dict[str, Any] = _placed(self._store.load(path), map_location)
-        return checkpoint
-
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Removes it once the earlier saves are durable; at once if none is in flight."""
-        removal = self._store.remove(path)
-        if self._module is None:
-            removal.exception()
-            self._store.close()
-
-    def exists(self, path: str | os.PathLike[str]) -> bool:
-        """Whether it will exist when every save and removal in flight has succeeded."""
-        return self._store.exists(path)
-
-    def teardown(self) -> None:
-        """Waits for saves in flight and frees the pool. Raises the first failure, unless an exception is being
-        handled."""
-        self._module = None
-        under_way = sys.exc_info()[1]
-        try:
-            self._store.close()
-        except Exception as error:
-            if under_way is None:
-                raise
-            _log.error("a checkpoint was lost: %s", error)
-
-    def fence(self) -> None:
-        """Orders later work of the current streams after the capture of every save so far; see Checkpointer.fence."""
-        if checkpointer := self._store.checkpointer:
-            checkpointer._fence_held()
-
-    def attach(self, module: Any) -> None:
-        """Saves may go on while this module trains: the caller fences."""
-        self._module, self._warned = module, True
-
-    def _start(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> Future[None]:
-        try:
-            _check_kept(checkpoint, "")
-            return self._store.save(checkpoint, path)
-        except InvalidArgument as error:
-            key = str(error).partition(":")[0].split("/")
-            if key[0] in ("hyper_parameters", "datamodule_hyper_parameters") and len(key) > 1:
-                raise InvalidArgument(f'{error}; or self.save_hyperparameters(ignore=["{key[1]}"])') from error
-            raise
-
-    def _with_cloned_buffers(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Forward changes buffers (batch norm's averages), and only the optimizer's step after it is fenced."""
-        state = checkpoint.get("state_dict")
-        if not isinstance(state, dict):
-            return checkpoint
-        addresses = {buffer.data_ptr() for buffer in self._module.buffers()}
-        buffers = {
-            name: tensor
-            for name, tensor in state.items()
-            if isinstance(tensor, torch.Tensor) and tensor.data_ptr() in addresses
-        }
-        self.fences_forward = sum(tensor.nbytes for tensor in buffers.values()) > _BUFFERS
-        if self.fences_forward or not buffers:
-            return checkpoint
-        state = copy.copy(state)
-        state.update({name: tensor.detach().clone() for name, tensor in buffers.items()})
-        return {**checkpoint, "state_dict": state}
+_OURS = {"FSDPStrategy", "ModelParallelStrategy"}
+_OTHERS = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}
+name_what_reads()
 
 
 class Callback(_Callback):
@@ -184,6 +67,7 @@ class Callback(_Callback):
         self._trainer: Any = None
         self._rng: dict[str, Any] | None = None
         self._hooks: list[Any] = []
+        self._fitting = False  # From on_fit_start on.
 
     @property
     def state_key(self) -> str:
@@ -199,11 +83,16 @@ class Callback(_Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
             return
-        for kind in type(trainer.strategy).__mro__:
-            if kind.__name__ in _SHARDED:
+        for kind in [] if isinstance(trainer.strategy, Sharded) else type(trainer.strategy).__mro__:
+            if kind.__name__ in _OURS:
                 raise Unsupported(
-                    f"cairn.lightning does not support {kind.__name__}: save its state with cairn.dcp. One device and "
-                    "DDP are supported"
+                    f"Lightning's own {kind.__name__} saves by itself: use "
+                    f"Trainer(strategy=cairn.lightning.{kind.__name__}(...)), which takes the same arguments"
+                )
+            if kind.__name__ in _OTHERS:
+                raise Unsupported(
+                    f"cairn.lightning does not support {kind.__name__}: save its state with cairn.dcp. One device, DDP, "
+                    "FSDPStrategy and ModelParallelStrategy are supported"
                 )
         given = trainer.strategy.checkpoint_io
         if not isinstance(given, CheckpointIO):
@@ -218,6 +107,7 @@ class Callback(_Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         assert self._io is not None
+        self._fitting = True
         # After this hook Lightning makes the loader's iterator, which draws random numbers; so does a new epoch.
         self._restore_rng()
         checkpoints = [one for one in trainer.callbacks if isinstance(one, _pl.callbacks.ModelCheckpoint)]
@@ -265,6 +155,7 @@ class Callback(_Callback):
         for one in trainer.checkpoint_callbacks:
             vars(one).pop("file_exists", None)
         self._io = self._trainer = self._rng = None
+        self._fitting = False
         self._hooks = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -277,6 +168,8 @@ class Callback(_Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._rng = state_dict
+        if self._fitting:
+            self._restore_rng()  # A sharded strategy loads after on_fit_start.
 
     # Internal
 
@@ -341,38 +234,3 @@ def load_from_checkpoint(
 def load_checkpoint(path: str | os.PathLike[str], map_location: Any = None) -> dict[str, Any]:
     """The dict of a Lightning checkpoint, as torch.load returns it for Lightning's own files."""
     return CheckpointIO(host_memory="256MiB").load_checkpoint(path, map_location)
-
-
-def _check_kept(value: Any, name: str, depth: int = 0) -> None:
-    """Refuses values that would come back as another type: nothing says at load what they were."""
-    if depth > 64:
-        return  # `flatten` refuses such a depth.
-    if is_stateful(value) or isinstance(value, Enum):
-        hint = "keep its name or its value" if isinstance(value, Enum) else "keep its state_dict()"
-        raise InvalidArgument(f"{name}: a value of type {type(value).__qualname__} cannot be kept; {hint}")
-    if isinstance(value, (dict, list, tuple)):
-        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            if type(child) not in _PLAIN:
-                _check_kept(child, f"{name}/{key}" if name else str(key), depth + 1)
-
-
-def _placed(value: Any, where: Any) -> Any:
-    if isinstance(where, dict):
-        where = where.get("cpu")
-    if where is None:
-        return value
-    if not isinstance(where, (str, int, torch.device)):
-        raise InvalidArgument(f"map_location: expected a device, its name or a dict, found {type(where).__name__}")
-    return _moved(value, torch.device(where))
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        moved = copy.copy(value)  # With an OrderedDict's _metadata.
-        moved.update({key: _moved(child, device) for key, child in value.items()})
-        return moved
-    if type(value) in (list, tuple):
-        return type(value)(_moved(child, device) for child in value)
-    return value

@@ -18,6 +18,7 @@ import torch
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
+import cairn._lightning.checkpoint_io
 import cairn.lightning
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -162,7 +163,7 @@ def test_each_checkpoint_holds_what_was_there_when_it_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clone: bool
 ) -> None:
     if not clone:
-        monkeypatch.setattr(cairn.lightning, "_BUFFERS", 0)
+        monkeypatch.setattr(cairn._lightning.checkpoint_io, "_BUFFERS", 0)
     # Too large to be copied within the call: parameters, optimizer state and buffers.
     model = fit(
         ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=1), model=Model(width=40_000), max_epochs=1
@@ -367,7 +368,7 @@ def test_sharded_strategies_are_refused_by_name() -> None:
     trainer = a_trainer(
         cairn.lightning.Callback(), strategy=Mine(torch.device("cpu"), accelerator="cpu"), accelerator="auto"
     )
-    with pytest.raises(cairn.Unsupported, match="FSDPStrategy.*cairn.dcp"):
+    with pytest.raises(cairn.Unsupported, match=r"strategy=cairn.lightning.FSDPStrategy\("):
         trainer.fit(Model(), batches())
 
 
@@ -382,3 +383,21 @@ def test_the_callback_asks_for_the_checkpoint_io(tmp_path: Path) -> None:
 def test_storage_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="storage_options"):
         an_io().save_checkpoint({}, tmp_path / "a.ckpt", storage_options={"key": 1})
+
+
+def test_what_lightning_loads_by_path_says_what_to_use_instead(tmp_path: Path) -> None:
+    fit(ModelCheckpoint(tmp_path, save_last=True), max_epochs=1)
+    path = tmp_path / "last.ckpt"
+
+    with pytest.raises(cairn.Unsupported, match=r"last.ckpt is a Cairn .*cairn\.lightning\.load_from_checkpoint\("):
+        Model.load_from_checkpoint(path)
+    plain = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    with pytest.raises(cairn.Unsupported, match=r"Trainer\(plugins=\[cairn\.lightning\.CheckpointIO"):
+        plain.fit(Model(), batches(), ckpt_path=path)
+    # Lightning's own files are read as ever.
+    plain.fit_loop.max_epochs = 1
+    plain.fit(Model(width=3), batches())
+    plain.save_checkpoint(tmp_path / "theirs.ckpt")
+    assert Model.load_from_checkpoint(tmp_path / "theirs.ckpt").hparams["width"] == 3
+    with pytest.raises(FileNotFoundError):
+        Model.load_from_checkpoint(tmp_path / "nothing.ckpt")

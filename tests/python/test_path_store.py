@@ -45,9 +45,14 @@ def tree(value: float, elements: int = 10) -> dict[str, Any]:
     return {"t": torch.full((elements,), value), "value": value}
 
 
+def load(store: PathStore, path: Path) -> Any:
+    with store.reader(path) as reader:
+        return reader.load(folder=path)
+
+
 def value_at(path: Path) -> float:
     """By another reader, which knows nothing of what is on its way."""
-    loaded = PathStore(**SMALL).load(path)
+    loaded = load(PathStore(**SMALL), path)
     assert bool((loaded["t"] == loaded["value"]).all())
     return float(loaded["value"])
 
@@ -121,7 +126,7 @@ def test_chunks_by_the_pool_are_read_back(make: Make, tmp_path: Path) -> None:
     store = make(chunk=0, queue_depth=2)
     store.save(tree(3), tmp_path / "a.ckpt").result()
 
-    assert store.load(tmp_path / "a.ckpt")["value"] == 3
+    assert load(store, tmp_path / "a.ckpt")["value"] == 3
 
 
 def test_a_checkpoint_may_be_copied_and_moved(make: Make, tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_load_waits_for_what_is_on_its_way(make: Make, tmp_path: Path) -> None:
     store = make()
     for value in range(3):
         store.save(tree(value, 500_000), tmp_path / "last.ckpt")
-    assert store.load(tmp_path / "last.ckpt")["value"] == 2
+    assert load(store, tmp_path / "last.ckpt")["value"] == 2
 
 
 def test_a_removal_waits_for_the_save_before_it(make: Make, tmp_path: Path) -> None:
@@ -254,11 +259,11 @@ def test_what_is_no_checkpoint_is_left_alone(make: Make, tmp_path: Path) -> None
         store.remove(tmp_path / name).result()
         assert (tmp_path / name).exists()
     with pytest.raises(cairn.InvalidArgument, match="unpickles nothing"):
-        store.load(tmp_path / "file.ckpt")
+        load(store, tmp_path / "file.ckpt")
     with pytest.raises(cairn.Error, match="manifest"):
-        store.load(tmp_path / "folder.ckpt")
+        load(store, tmp_path / "folder.ckpt")
     with pytest.raises(cairn.NotFound, match="missing.ckpt"):
-        store.load(tmp_path / "missing.ckpt")
+        load(store, tmp_path / "missing.ckpt")
     store.remove(tmp_path / "missing.ckpt").result()
 
 

@@ -6,10 +6,14 @@ So no process group is needed, no thread, and several saves may be in flight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from .._checkpointer import Checkpointer
@@ -28,16 +32,36 @@ def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], 
     Every rank calls it, for the same steps in the same order. Objects with state_dict, at the top, are asked for it. A
     value that typed JSON cannot keep is refused by name: nothing is pickled.
     """
+
+    def gather() -> tuple[dict[str, Any], dict[str, Any]]:
+        taken = {key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in state.items()}
+        return taken, {}
+
+    return start_save_of(checkpointer, step, gather, replace=replace)
+
+
+def start_save_of(
+    checkpointer: Checkpointer,
+    step: int,
+    gather: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
+    *,
+    replace: bool = False,
+) -> Save:
+    """The same for what `gather` returns: a state dict, and values by name, which keep their dicts and lists and of which
+    rank 0's are written. What `gather` raises on one rank, every rank raises."""
     shares = Uploads.of(checkpointer).shares
 
     def fill(sink: TensorCollector) -> list[tuple[str, str]]:
         try:
-            given = {key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in state.items()}
+            state, values = gather()
             planner = DefaultSavePlanner()
-            planner.set_up_planner(_copied(given), None, checkpointer.rank == 0)
+            planner.set_up_planner(_copied(state), None, checkpointer.rank == 0)
             items = _items_of_state(planner)
             for fqn in [*items.values, *items.pickled]:
                 check_storable(planner.state_dict[fqn], fqn)
+            if checkpointer.rank == 0:
+                items.values |= values
+                items.paths = {**items.paths, **{name: (name,) for name in values}}
             items.check_storable()
         except BaseException as error:
             shares.give_up(error)
@@ -47,7 +71,40 @@ def start_save(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], 
     return checkpointer._start(step, fill, replace=replace)
 
 
-def load_into(source: Checkpointer | str, state: dict[str, Any], step: int | None = None) -> None:
-    """Reads a checkpoint (None: the newest) into the tensors and objects of `state`, as dcp.load does. Unpickles
-    nothing. Every rank calls it if torch.distributed is initialised."""
-    load(state, storage_reader=StorageReader(source, step), planner=LoadPlanner())
+def load_into(
+    source: Checkpointer | str,
+    state: dict[str, Any],
+    step: int | None = None,
+    *,
+    folder: str = "",
+    partial: bool = False,
+) -> None:
+    """Reads a checkpoint (None: the newest; or the one in `folder`) into the tensors and objects of `state`, as dcp.load
+    does. Unpickles nothing. Every rank calls it if torch.distributed is initialised. With `partial`, what the checkpoint
+    lacks stays as it is."""
+    reader = StorageReader(source, step, folder=folder)
+    load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=partial))
+
+
+def load_all(checkpointer: Checkpointer, folder: str) -> dict[str, Any]:
+    """All of the checkpoint in `folder`, each tensor whole, on the CPU. Each process on its own."""
+    metadata = names_in(checkpointer, folder)
+    flat: dict[str, Any] = {
+        fqn: torch.empty(one.size, dtype=one.properties.dtype) if isinstance(one, TensorStorageMetadata) else None
+        for fqn, one in metadata.state_dict_metadata.items()
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # That it loads in this process alone.
+        load(flat, storage_reader=StorageReader(checkpointer, folder=folder), planner=LoadPlanner(), no_dist=True)
+    return unflatten_state_dict(flat, metadata.planner_data)
+
+
+def names_in(checkpointer: Checkpointer, folder: str) -> Metadata:
+    """DCP's metadata of the checkpoint in `folder`: planner_data has each name's path."""
+    reader = StorageReader(checkpointer, folder=folder)
+    try:
+        metadata = reader.read_metadata()
+        reader.set_up_storage_reader(metadata, True)  # Raises what read_metadata could not.
+        return metadata
+    finally:
+        reader._release_hold()

@@ -6,9 +6,13 @@ import io
 from typing import Any
 
 from torch.distributed.checkpoint._traverse import set_element
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_local_load_plan,
+)
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
 
 from .._errors import Unsupported
 from .items import check_storable
@@ -38,6 +42,11 @@ class SavePlanner(DefaultSavePlanner):
 
 class LoadPlanner(DefaultLoadPlanner):
     """DCP's default planner without unpickling. Works only with `StorageReader`."""
+
+    def create_local_plan(self) -> LoadPlan:
+        # DCP's takes a checkpoint for one of torch 2.3 if this rank lacks a key: of a ShardedTensor without a part here.
+        assert self.metadata is not None
+        return create_default_local_load_plan(self.state_dict, self.metadata, not self.allow_partial_load)
 
     def load_value(self, read_item: ReadItem, value: Any) -> None:
         """Puts a plain value in its place in the state dict."""

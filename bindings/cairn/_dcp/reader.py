@@ -40,14 +40,17 @@ class _FailedMetadata(Metadata):
 class StorageReader(storage.StorageReader):
     """Reads a checkpoint that StorageWriter wrote, at any number of ranks: `step`, or the newest.
 
-    `source` is a Checkpointer (its next saves then continue from what was loaded), or a root. Every byte that is read
-    is verified; tensors are filled in place. Raises NotFound, Corrupt, InvalidArgument.
+    `source` is a Checkpointer (its next saves then continue from what was loaded), or a root. With `folder` it reads
+    the checkpoint that has that path, wherever that is. Every byte that is read is verified; tensors are filled in place. Raises NotFound, Corrupt, InvalidArgument.
     """
 
-    def __init__(self, source: Checkpointer | str | os.PathLike[str], step: int | None = None) -> None:
+    def __init__(
+        self, source: Checkpointer | str | os.PathLike[str], step: int | None = None, *, folder: str = ""
+    ) -> None:
         self._resume = isinstance(source, Checkpointer)
         self._checkpointer = source if isinstance(source, Checkpointer) else Checkpointer(source, read_only=True)
         self._step = step if step is None else parse_step(step)
+        self._folder = folder
         self._details: dict[str, Any] = {}
         self._stored: StoredItems | None = None
 
@@ -68,7 +71,7 @@ class StorageReader(storage.StorageReader):
         try:
             self._release_hold()
             # The hold keeps retention from removing it before its data is read.
-            self._details = self._checkpointer._reading.inspect_all(self._step)
+            self._details = self._checkpointer._reading.inspect_all(self._step, self._folder)
             self._stored = stored = read_items(self._details)
         except Error as error:
             self._release_hold()
@@ -114,7 +117,7 @@ class StorageReader(storage.StorageReader):
         fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         for fqn in fqns:
             reads.value(fqn)
-        self._checkpointer._reading.read_views(self._details, reads.views, self._resume)
+        self._checkpointer._reading.read_views(self._details, reads.views, self._resume, folder=self._folder)
         for item, target, temporary in landed:
             if temporary is not None:
                 target.copy_(temporary)

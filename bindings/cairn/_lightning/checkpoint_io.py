@@ -1,0 +1,233 @@
+"""Lightning's CheckpointIO over Cairn. See cairn.lightning."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from .._checkpointer import Checkpointer
+from .._errors import InvalidArgument
+from .._path_store import PathStore
+from .._paths import local_path
+from .._save import Save
+from .package import pl
+from .values import check_kept, placed
+
+_log = logging.getLogger("cairn")
+_BUFFERS = 64 << 20  # Bytes of a model's buffers that a save clones, so that the next forward need not wait.
+_CheckpointIO: Any = pl.plugins.CheckpointIO
+# The parts of a sharded strategy's checkpoint: "state_dict", one for each optimizer, and the rest.
+OPTIMIZER, REST = "optimizer_", "lightning"
+
+
+class CheckpointIO(_CheckpointIO):
+    """Trainer(plugins=[CheckpointIO(...)]): Lightning's saves, loads and removals, through one Checkpointer.
+
+    Options are Checkpointer's (host_memory, max_in_flight, ...), except those that choose what is kept: ModelCheckpoint
+    does that. With a Callback (below) saves go on while training does; without one each is durable when its call
+    returns. A failure in the background is raised by the next save and at the end of the fit.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._store = PathStore(**options)
+        self._module: Any = None  # Set while a Callback fences.
+        self._warned = False  # Or no warning is needed.
+        self.fences_forward = False  # The newest save's buffers were too large to clone.
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Raises InvalidArgument, with the key, for a value that cannot be kept without pickle, before a byte is
+        written."""
+        if storage_options is not None:
+            raise TypeError("storage_options: expected None, because Cairn saves to local filesystems")
+        self._store.check()
+        if self._module is not None:
+            save = self._start(self._with_cloned_buffers(checkpoint), path)
+            if os.path.basename(path).startswith("hpc_ckpt_"):
+                save.exception()  # Lightning hands the job back to SLURM next.
+                self._store.check()
+            return
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "without cairn.lightning.Callback among the Trainer's callbacks, or outside a fit, each save waits "
+                "until it is durable",
+                stacklevel=2,
+            )
+        try:
+            self._start(checkpoint, path).exception()
+        finally:
+            self._store.close()
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Tensors are on the CPU, or on map_location (a device, its name, or a dict with the key "cpu"). Those of a
+        sharded strategy are whole. Runs no code from the checkpoint, whatever weights_only is."""
+        with self._store.reader(path) as reader:
+            folder = local_path(path)
+            loaded = _whole(reader, folder) if _is_sharded(reader, folder) else reader.load(folder=folder)
+        checkpoint: dict[str, Any] = placed(loaded, map_location)
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Removes it once the earlier saves are durable; at once if none is in flight."""
+        removal = self._store.remove(path)
+        if self._module is None:
+            removal.exception()
+            self._store.close()
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        """Whether it will exist when every save and removal in flight has succeeded."""
+        return self._store.exists(path)
+
+    def teardown(self) -> None:
+        """Waits for saves in flight and frees the pool. Raises the first failure, unless an exception is being
+        handled."""
+        self._module = None
+        under_way = sys.exc_info()[1]
+        try:
+            self._store.close()
+        except Exception as error:
+            if under_way is None:
+                raise
+            _log.error("a checkpoint was lost: %s", error)
+
+    def fence(self) -> None:
+        """Orders later work of the current streams after the capture of every save so far; see Checkpointer.fence."""
+        if checkpointer := self._store.checkpointer:
+            checkpointer._fence_held()
+
+    def attach(self, module: Any) -> None:
+        """Saves may go on while this module trains: the caller fences."""
+        self._module, self._warned = module, True
+
+    # For sharded strategies
+
+    def save_sharded(self, checkpoint: dict[str, Any], path: str, group: Any) -> None:
+        """Starts a save of every rank's part of the state; of the rest, rank 0's. Every rank calls it."""
+        if group is None:
+            self._store.check()
+        durable = self._module is None or os.path.basename(path).startswith("hpc_ckpt_")
+        if self._module is not None:
+            checkpoint = self._with_cloned_buffers(checkpoint)
+
+        def gather() -> tuple[dict[str, Any], dict[str, Any]]:
+            rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
+            with _hints():
+                check_kept(rest, "")
+            optimizers = enumerate(checkpoint.get("optimizer_states", []))
+            state = {f"{OPTIMIZER}{index}": state for index, state in optimizers}
+            return {"state_dict": checkpoint["state_dict"], **state}, {REST: rest}
+
+        def start(checkpointer: Checkpointer, step: int, tree: Any) -> Save:
+            save: Save = _direct().start_save_of(checkpointer, step, tree)
+            return save
+
+        save = self._store.save(gather, path, start, group)
+        if durable:
+            save.exception()
+            if self._module is None:
+                self._store.close()
+            else:
+                self._store.check()
+
+    def await_path(self, path: str) -> None:
+        """Waits for a save to this path that is in flight."""
+        self._store.await_path(path)
+
+    @contextlib.contextmanager
+    def sharded_reader(self, path: str) -> Iterator[ShardedReader]:
+        """Raises InvalidArgument if no sharded strategy saved this checkpoint."""
+        folder = local_path(path)
+        with self._store.reader(path) as reader:
+            if not _is_sharded(reader, folder):
+                raise InvalidArgument(
+                    f"{path}: expected a checkpoint of cairn.lightning's sharded strategies, found one of a single "
+                    "device or DDP: load its weights with cairn.lightning.load_from_checkpoint before sharding"
+                )
+            yield ShardedReader(reader, folder)
+
+    # Internal
+
+    def _start(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> Future[None]:
+        with _hints():
+            check_kept(checkpoint, "")
+            return self._store.save(checkpoint, path)
+
+    def _with_cloned_buffers(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Forward changes buffers (batch norm's averages), and only the optimizer's step after it is fenced."""
+        state = checkpoint.get("state_dict")
+        if not isinstance(state, dict):
+            return checkpoint
+        addresses = {buffer.data_ptr() for buffer in self._module.buffers()}
+        buffers = {
+            name: tensor
+            for name, tensor in state.items()
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.data_ptr() in addresses  # Not a sharded one.
+        }
+        self.fences_forward = sum(tensor.nbytes for tensor in buffers.values()) > _BUFFERS
+        if self.fences_forward or not buffers:
+            return checkpoint
+        state = copy.copy(state)
+        state.update({name: tensor.detach().clone() for name, tensor in buffers.items()})
+        return {**checkpoint, "state_dict": state}
+
+
+class ShardedReader:
+    """One checkpoint of a sharded strategy."""
+
+    def __init__(self, checkpointer: Checkpointer, folder: str) -> None:
+        self._checkpointer, self._folder = checkpointer, folder
+        paths = _direct().names_in(checkpointer, folder).planner_data.values()
+        self.parts = {str(path[0]) for path in paths}
+
+    def load_into(self, state: dict[str, Any], partial: bool) -> None:
+        _direct().load_into(self._checkpointer, state, folder=self._folder, partial=partial)
+
+
+def _direct() -> Any:
+    """Torch's DCP is imported only where it is used: it must be newer than what else this needs."""
+    importlib.import_module("cairn.dcp")  # Checks torch's version.
+    return importlib.import_module("cairn._dcp.direct")
+
+
+def _is_sharded(reader: Checkpointer, folder: str) -> bool:
+    details = reader._reading.inspect_all(None, folder)
+    with details["hold"]:
+        return any("dcp" in values for values in details["values"])
+
+
+def _whole(reader: Checkpointer, folder: str) -> dict[str, Any]:
+    """A sharded strategy's checkpoint as Lightning's of one device: parameters have names where that has numbers, which
+    torch's optimizers take as well."""
+    loaded = _direct().load_all(reader, folder)
+    if REST not in loaded:
+        raise InvalidArgument(f"{folder}: expected a checkpoint of cairn.lightning, found one that cairn.dcp wrote")
+    optimizers = [loaded[f"{OPTIMIZER}{i}"] for i in range(len(loaded)) if f"{OPTIMIZER}{i}" in loaded]
+    weights = {"state_dict": loaded["state_dict"]}
+    return {**loaded[REST], **weights, **({"optimizer_states": optimizers} if optimizers else {})}
+
+
+@contextlib.contextmanager
+def _hints() -> Iterator[None]:
+    """Adds to a refused hyper-parameter how to leave it out."""
+    try:
+        yield
+    except InvalidArgument as error:
+        key = str(error).partition(":")[0].split("/")
+        if key[0] in ("hyper_parameters", "datamodule_hyper_parameters") and len(key) > 1:
+            raise InvalidArgument(f'{error}; or self.save_hyperparameters(ignore=["{key[1]}"])') from error
+        raise

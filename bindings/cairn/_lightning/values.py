@@ -1,0 +1,54 @@
+"""Which values of a Lightning checkpoint are kept, and where its tensors are put."""
+
+from __future__ import annotations
+
+import copy
+from enum import Enum
+from typing import Any
+
+import torch
+
+from .._errors import InvalidArgument
+from .._tree.paths import is_stateful
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes})
+
+
+def check_kept(value: Any, name: str, depth: int = 0) -> None:
+    """Refuses values that would come back as another type: nothing says at load what they were."""
+    if depth > 64:
+        return  # `flatten` refuses such a depth.
+    if type(value).__module__.partition(".")[0] == "omegaconf":
+        raise InvalidArgument(
+            f"{name}: a {type(value).__name__} of OmegaConf cannot be kept; keep a plain copy: "
+            "self.save_hyperparameters(OmegaConf.to_container(config, resolve=True))"
+        )
+    if is_stateful(value) or isinstance(value, Enum):
+        hint = "keep its name or its value" if isinstance(value, Enum) else "keep its state_dict()"
+        raise InvalidArgument(f"{name}: a value of type {type(value).__qualname__} cannot be kept; {hint}")
+    if isinstance(value, (dict, list, tuple)):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            if type(child) not in _PLAIN:
+                check_kept(child, f"{name}/{key}" if name else str(key), depth + 1)
+
+
+def placed(value: Any, where: Any) -> Any:
+    if isinstance(where, dict):
+        where = where.get("cpu")
+    if where is None:
+        return value
+    if not isinstance(where, (str, int, torch.device)):
+        raise InvalidArgument(f"map_location: expected a device, its name or a dict, found {type(where).__name__}")
+    return _moved(value, torch.device(where))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        moved = copy.copy(value)  # With an OrderedDict's _metadata.
+        moved.update({key: _moved(child, device) for key, child in value.items()})
+        return moved
+    if type(value) in (list, tuple):
+        return type(value)(_moved(child, device) for child in value)
+    return value
