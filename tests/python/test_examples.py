@@ -59,6 +59,7 @@ def losses(lines: list[str]) -> list[str]:
         ("plain_pytorch.py", "torch", 20, "step-*"),
         ("huggingface_text.py", "transformers", 8, "cairn/step-*"),
         ("lightning_text.py", "lightning", 20, "last.ckpt"),
+        ("accelerate_text.py", "accelerate", 25, "checkpoints/checkpoint_*"),
     ],
 )
 def test_it_is_killed_and_resumes_bit_exactly(tmp_path: Path, name: str, needs: str, lines: int, pattern: str) -> None:

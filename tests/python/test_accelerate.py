@@ -1,0 +1,173 @@
+"""accelerate's save_state and load_state over the real engine, in one process. tests/peers/accelerate has DDP. Where
+accelerate is not installed, skipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn
+import pytest
+import torch
+
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+import cairn.accelerate
+from accelerate import Accelerator as Stock
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration
+
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    for one in (AcceleratorState, GradientState, PartialState):
+        one._reset_state()
+
+
+class Counter:
+    value = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+class Run:
+    """A training whose forward changes buffers and draws from the generator."""
+
+    def __init__(self, seed: int = 1, width: int = 8, **given: Any) -> None:
+        torch.manual_seed(seed)
+        self.accelerator = cairn.accelerate.Accelerator(
+            cpu=True,
+            cairn_options={"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2},
+            dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=5),
+            **given,
+        )
+        layers = (
+            torch.nn.Linear(4, width),
+            torch.nn.BatchNorm1d(width),
+            torch.nn.Dropout(0.5),
+            torch.nn.Linear(width, 1),
+        )
+        model = torch.nn.Sequential(*layers)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        loader = torch.utils.data.DataLoader(X, batch_size=8, shuffle=True)
+        prepared = self.accelerator.prepare(model, optimizer, scheduler, loader)
+        self.model, self.optimizer, self.scheduler, self.loader = prepared
+        self.counter = Counter()
+        self.accelerator.register_for_checkpointing(self.counter)
+
+    def epoch(self, after: Any = lambda: None) -> list[float]:
+        losses = []
+        for batch in self.loader:
+            loss = self.model(batch).square().mean()
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+            self.counter.value += 1
+            losses.append(loss.item())
+            after()
+        return losses
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+
+def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_loaded_run_continues_as_the_one_that_saved(tmp_path: Path) -> None:
+    first = Run()
+    first.epoch()
+    first.accelerator.save_state(str(tmp_path / "one"))
+    losses = first.epoch()
+    first.accelerator.end_training()
+
+    second = Run(seed=2)
+    second.accelerator.load_state(str(tmp_path / "one"))
+    assert second.epoch() == losses and second.counter.value == 10
+    assert same(second.weights(), first.weights())
+    assert os.listdir(tmp_path) == ["one"]
+
+
+def test_each_checkpoint_holds_what_was_there_when_it_was_saved(tmp_path: Path) -> None:
+    run, saved = Run(width=40_000), []  # Too large to be copied within the call.
+
+    def save() -> None:
+        saved.append(run.weights())
+        run.accelerator.save_state(str(tmp_path / str(len(saved))))
+
+    run.epoch(save)
+    run.accelerator.wait_for_checkpoints()
+
+    for number, weights in enumerate(saved, 1):
+        run.accelerator.load_state(str(tmp_path / str(number)))
+        assert same(run.weights(), weights), number
+    run.accelerator.end_training()
+
+
+def test_automatic_names_go_on_and_the_oldest_go(tmp_path: Path) -> None:
+    named = {"automatic_checkpoint_naming": True, "total_limit": 2}
+    first = Run(project_config=ProjectConfiguration(str(tmp_path), **named))
+    with pytest.raises(cairn.NotFound, match="checkpoints"):
+        first.accelerator.load_state()
+    first.epoch(first.accelerator.save_state)
+    first.accelerator.end_training()
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["checkpoint_3", "checkpoint_4"]
+
+    second = Run(project_config=ProjectConfiguration(str(tmp_path), **named))
+    with pytest.raises(cairn.FailedPrecondition, match=r"checkpoint_3 .*load_state"):
+        second.accelerator.project_configuration.iteration = 3
+        second.accelerator.save_state()
+    second.accelerator.load_state()
+    assert second.counter.value == 5 and same(second.weights(), first.weights())
+    assert second.accelerator.save_state() == str(tmp_path / "checkpoints" / "checkpoint_5")
+    second.accelerator.end_training()
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["checkpoint_4", "checkpoint_5"]
+
+
+def test_what_it_cannot_do_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    run = Run()
+    handle = run.accelerator.register_save_state_pre_hook(lambda *_: None)
+    with pytest.raises(cairn.Unsupported, match="register_for_checkpointing"):
+        run.accelerator.save_state(str(tmp_path / "a"))
+    handle.remove()
+    with pytest.raises(cairn.InvalidArgument, match="automatic_checkpoint_naming"):
+        run.accelerator.save_state()
+    run.counter.value = object()  # type: ignore[assignment]
+    with pytest.raises(cairn.InvalidArgument, match="registered/0/value"):
+        run.accelerator.save_state(str(tmp_path / "a"))
+    run.counter.value = 0
+    with pytest.raises(cairn.NotFound):
+        run.accelerator.load_state(str(tmp_path / "nothing"))
+    stock = Stock(cpu=True)
+    stock.prepare(torch.nn.Linear(1, 1))
+    stock.save_state(str(tmp_path / "theirs"))
+    with pytest.raises(cairn.InvalidArgument, match="if accelerate wrote it"):
+        run.accelerator.load_state(str(tmp_path / "theirs"))
+
+
+def test_a_failed_save_is_raised_at_the_end(tmp_path: Path) -> None:
+    run = Run()
+    run.accelerator.save_state(str(tmp_path / "a"))
+    run.accelerator.wait_for_checkpoints()
+    checkpointer = run.accelerator._cairn.checkpointer
+    assert checkpointer is not None
+    taken = Path(checkpointer.root) / f"step-{2:020}"
+    taken.mkdir()
+    (taken / "theirs").write_text("")
+    run.accelerator.save_state(str(tmp_path / "b"))
+    with pytest.raises(cairn.Error, match="step 2"):
+        run.accelerator.end_training()
+    assert sorted(os.listdir(tmp_path)) == ["a"]
