@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ._errors import FailedPrecondition, InvalidArgument
 
-_COPIED_BUFFER = 1 << 20  # Bytes of the largest buffer of a module that a save copies in the call.
+COPIED_BUFFER = 1 << 20  # Bytes of the largest buffer of a module that a save copies in the call.
 
 
 class Fencing(Protocol):
@@ -137,7 +137,7 @@ def state_without_races(holder: Any) -> Any:
     if torch is None or not isinstance(holder, torch.nn.Module):
         return state
     for name, buffer in holder.named_buffers():
-        if name in state and buffer.layout == torch.strided and buffer.nbytes <= _COPIED_BUFFER:
+        if name in state and buffer.layout == torch.strided and buffer.nbytes <= COPIED_BUFFER:
             state[name] = state[name].clone()
     return state
 

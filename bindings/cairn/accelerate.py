@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ try:
     import accelerate
     from accelerate.data_loader import SeedableRandomSampler
 except ImportError as error:
-    raise ImportError("cairn.accelerate needs accelerate 1.x: pip install accelerate") from error
+    raise ImportError(f"cairn.accelerate needs accelerate 1.x: pip install accelerate ({error})") from error
 
 from ._checkpointer import Checkpointer
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from ._path_store import PathStore
 from ._paths import is_checkpoint
+from ._protect import COPIED_BUFFER
 from ._rng import RngState
 from ._save import Save
 
@@ -51,6 +53,7 @@ class Accelerator(accelerate.Accelerator):
 
     def __init__(self, *args: Any, cairn_options: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self._cairn = PathStore(**(cairn_options or {}))
+        self._fenced: weakref.WeakSet[Any] = weakref.WeakSet()
         super().__init__(*args, **kwargs)
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **kwargs: Any) -> str:
@@ -69,6 +72,7 @@ class Accelerator(accelerate.Accelerator):
         def start(checkpointer: Checkpointer, step: int, tree: Any) -> Save:
             save = checkpointer.save(step, tree, replicated=_REPLICATED)
             checkpointer.protect(*self._optimizers)
+            self._fence_forward()
             return save
 
         try:
@@ -122,6 +126,16 @@ class Accelerator(accelerate.Accelerator):
             super().end_training()
 
     # Internal
+
+    def _fence_forward(self) -> None:
+        """A save copies a module's small buffers. Forward writes the large ones, too, and no optimizer fences before it."""
+        for model in self._models:
+            if model not in self._fenced and any(buffer.nbytes > COPIED_BUFFER for buffer in model.buffers()):
+                self._fenced.add(model)
+                model.register_forward_pre_hook(self._before_forward)
+
+    def _before_forward(self, *_: Any) -> None:
+        self.fence()
 
     def _group(self) -> Any:
         return torch.distributed.group.WORLD if self.num_processes > 1 else None

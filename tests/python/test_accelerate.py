@@ -102,7 +102,7 @@ def test_a_loaded_run_continues_as_the_one_that_saved(tmp_path: Path) -> None:
 
 
 def test_each_checkpoint_holds_what_was_there_when_it_was_saved(tmp_path: Path) -> None:
-    run, saved = Run(width=40_000), []  # Too large to be copied within the call.
+    run, saved = Run(width=400_000), []  # Larger than the pool: not captured before some of it is written.
 
     def save() -> None:
         saved.append(run.weights())
