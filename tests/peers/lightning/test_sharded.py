@@ -154,12 +154,12 @@ def test_the_example_is_killed_and_resumes_bit_exactly(tmp_path: Path) -> None:
     assert resumed == whole[-len(resumed) :] and 0 < len(whole) - len(resumed) <= len(before)
 
 
-def test_fsdp1_resumes_bit_exactly(tmp_path: Path) -> None:
-    program = Path(__file__).with_name("fsdp1.py")
-    (first,) = finish(start(program, tmp_path / "a", 1))
-    (resumed,) = finish(start(program, tmp_path / "a", 2))
-    (whole,) = finish(start(program, tmp_path / "b", 2))
+@pytest.mark.parametrize(("strategy", "shards"), [("fsdp", 2), ("ddp", 1)])
+def test_two_processes_resume_bit_exactly(tmp_path: Path, strategy: str, shards: int) -> None:
+    program = Path(__file__).with_name("two_processes.py")
+    (first,) = finish(start(program, tmp_path / "a", 1, strategy))
+    (resumed,) = finish(start(program, tmp_path / "a", 2, strategy))
+    (whole,) = finish(start(program, tmp_path / "b", 2, strategy))
 
     assert resumed == whole and first.startswith("epoch=1") and whole.startswith("epoch=2")
-    assert {name for name in os.listdir(tmp_path / "a")} >= {"last.ckpt"}
-    assert len([*(tmp_path / "a" / "last.ckpt").glob("*.safetensors")]) == 2
+    assert len([*(tmp_path / "a" / "last.ckpt").glob("*.safetensors")]) == shards

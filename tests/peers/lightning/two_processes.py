@@ -1,4 +1,4 @@
-"""A run of cairn.lightning.FSDPStrategy in two processes: fsdp1.py FOLDER EPOCHS. Prints a digest of all weights.
+"""A run in two processes: two_processes.py FOLDER EPOCHS fsdp|ddp. Prints a digest of all weights.
 
 Torch's FSDP1 asks for an accelerator unless it is given its device, which Lightning gives only if it has a number.
 """
@@ -45,7 +45,7 @@ def main() -> None:
     seed_everything(1)
     folder, epochs = sys.argv[1], int(sys.argv[2])
     trainer = Trainer(
-        strategy=cairn.lightning.FSDPStrategy(),
+        strategy=cairn.lightning.FSDPStrategy() if sys.argv[3] == "fsdp" else "ddp",
         plugins=[cairn.lightning.CheckpointIO(host_memory="8MiB", chunk="1MiB", queue_depth=2)],
         callbacks=[cairn.lightning.Callback(), ModelCheckpoint(folder, save_last=True)],
         max_epochs=epochs,
