@@ -54,7 +54,7 @@ def main() -> None:
     args = transformers.TrainingArguments(
         options.folder, max_steps=options.steps, save_steps=4, save_total_limit=2, logging_steps=3, learning_rate=1e-3,
         per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True, report_to="none", disable_tqdm=True,
-        ddp_backend="gloo",
+        ddp_backend="gloo" if "WORLD_SIZE" in os.environ else None,  # Under torchrun.
         enable_jit_checkpoint=True,  # SIGTERM ends it after the step, with one more checkpoint.
     )  # fmt: skip
     trainer = Trainer(
