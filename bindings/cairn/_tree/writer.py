@@ -155,10 +155,10 @@ class Writer:
     def _mapping(self, head: str, value: dict[Any, Any], name: str) -> str:
         self._enter(value, name)
         keys, children = [*value], [*value.values()]
-        as_object = not head and _TEXT.issuperset(map(type, keys))
-        # In C++ if possible: there may be 100,000 tensors, and the caller waits.
-        text = self._sink.add_all(keys, children, name, not as_object, self.node)
+        # In C++ if possible, which it is for str keys alone: there may be 100,000 tensors, and the caller waits.
+        text, as_object = self._sink.add_all(keys, children, name, bool(head), self.node), not head
         if text is None:
+            as_object = as_object and _TEXT.issuperset(map(type, keys))
             nodes = [self.node(child, join(name, part_of(key, name))) for key, child in value.items()]
             texts = map(_quote, keys) if as_object else [self.node(key, name) for key in keys]
             text = ",".join(map(":".join if as_object else ",".join, zip(texts, nodes, strict=True)))
