@@ -20,12 +20,17 @@ import cairn.lightning
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAM = """
-import os, sys
+import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from lightning_text import *
 torch.set_num_threads(1)
 seed_everything(7, verbose=False)
 class Accumulating(CharacterModel):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if os.environ.get("SLURM_NTASKS") == "1" and batch_idx == 8:
+            os.kill(os.getpid(), signal.SIGUSR1)  # In the midst of a step: dropout has drawn, no gradient is there.
+        return loss
     def on_train_batch_end(self, outputs, batch, batch_idx):
         if self.trainer.global_step == 4 and batch_idx % 2 and self.trainer.is_global_zero:
             print("trains", flush=True)
@@ -92,15 +97,13 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
 
 def test_the_requeue_signal_saves_after_the_step_and_the_requeued_job_continues(tmp_path: Path) -> None:
     job, whole = start(tmp_path / "job", 0), start(tmp_path / "whole", None)
-    before = read_until(job, "trains")
-    job.send_signal(signal.SIGUSR1)
-    before += rest(job)
+    before = rest(job)
     assert (tmp_path / "job/asked").read_text() == "requeue 4711\n"
     assert [path.name for path in (tmp_path / "job/run").glob("*.ckpt")] == ["hpc_ckpt_1.ckpt"]
 
     resumed = finish(start(tmp_path / "job", 0))
 
-    assert 8 <= len(steps(before)) < 40 and len(steps(before)) % 2 == 0
+    assert len(steps(before)) == 10
     assert steps(before) + resumed == finish(whole)
 
 
