@@ -24,6 +24,8 @@ from .._tree.reader import key_of
 _VERSION = 1
 _MAX_LISTED = 20  # Names in one message.
 _LONGEST_TEXT = 60  # Characters of a value that ranks compare; longer values are compared by digest.
+# What forward writes, as a module's state_dict() has it: there it cannot be told that it is a buffer.
+_STATISTICS = re.compile(r"[/.](running_mean|running_var|num_batches_tracked)$")
 _SHARD = re.compile(r"shard-(\d+)\.")
 _PLAIN = (int, float, str, type(None))
 TENSOR = object()  # Stands for a tensor among leaves.
@@ -148,20 +150,24 @@ def _leaves_of(text: str) -> list[tuple[str, Any]]:
     return leaves(json.loads(marked, parse_constant=lambda _: TENSOR)["tree"])
 
 
-def find_ddp(tree: Any) -> tuple[Rules, list[str]]:
-    """What DistributedDataParallel modules in a tree's containers replicate, and the names that rank 0 writes.
+def find_modules(tree: Any) -> tuple[Rules, list[str]]:
+    """What DistributedDataParallel modules in a tree's containers replicate, and the names of the buffers of all modules
+    that rank 0 writes if they are replicated.
 
-    DDP broadcasts rank 0's buffers before each forward, so rank 0's are written. Without broadcast_buffers each rank
-    has its own.
+    DDP broadcasts rank 0's buffers before each forward, so rank 0's are written: also of the module within it, which a
+    pattern may replicate. Without broadcast_buffers each rank has its own.
     """
-    parallel = sys.modules.get("torch.nn.parallel")
+    torch = sys.modules.get("torch")
     under: list[str] = []
     but: list[str] = []
     by_rank_0: list[str] = []
 
     def walk(node: Any, name: str) -> None:
-        if isinstance(node, ddp):
+        if isinstance(node, module):
             buffers = {join(name, part_of(key, name)) for key, _ in node.named_buffers(remove_duplicate=False)}
+            if not isinstance(node, ddp):
+                by_rank_0.extend(sorted(buffers))
+                return
             ignored = {join(name, part_of(f"module.{key}", name)) for key in node.parameters_to_ignore}
             under.append(name)
             but.extend(sorted(ignored if node.broadcast_buffers else ignored | buffers))
@@ -173,9 +179,9 @@ def find_ddp(tree: Any) -> tuple[Rules, list[str]]:
                 part = part_of(key, name) if isinstance(node, dict) else str(key)
                 walk(child, join(name, part))
 
-    if parallel is not None:
-        ddp = parallel.DistributedDataParallel
-        known = (dict, list, tuple, ddp)
+    if torch is not None and hasattr(torch, "nn"):
+        module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
+        known = (dict, list, tuple, module)
         if isinstance(tree, known):
             walk(tree, "")
     return Rules((), tuple(under), tuple(but)), by_rank_0
@@ -186,26 +192,27 @@ def save_arguments(
 ) -> tuple[list[tuple[str, str]], Arguments]:
     """What _core.Checkpointer.save needs to know of a tree with this text: more values, and what is replicated.
 
-    If `tensors` (the tree's, by name) are given, their bytes are compared as well, except for DDP's buffers.
+    If `tensors` (the tree's, by name) are given, their bytes are compared as well, except for modules' buffers, which
+    are rank 0's.
     """
-    rules, buffers = find_ddp(tree)
+    rules, buffers = find_modules(tree)
     rules |= declared
     if not rules:
         return [], NOTHING
     by_rank_0 = set(buffers)
     names: list[str] = []
+    first: list[str] = []
     alike: list[tuple[str, str]] = []
     for name, node in _leaves_of(text):
         if not rules.covers(name):
             continue
         if node is TENSOR:
-            names.append(name)
+            (first if name in by_rank_0 or _STATISTICS.search(name) else names).append(name)
         else:
             alike.append((name, _short(json.dumps(node))))
     if tensors is not None:
-        alike += [(f"{name} (contents)", digest(tensors[name])) for name in names if name not in by_rank_0]
-    first = [name for name in names if name in by_rank_0]
-    return [("replicas", rules.text())], ([name for name in names if name not in by_rank_0], first, alike)
+        alike += [(f"{name} (contents)", digest(tensors[name])) for name in names]
+    return [("replicas", rules.text())], (names, first, alike)
 
 
 def _short(text: str) -> str:
