@@ -54,8 +54,8 @@ class EventLog {
   std::deque<Event> events_ CAIRN_GUARDED_BY(mutex_);
 };
 
-/// Keeps the engine while a call is under way, also if another thread closes meanwhile: then the last such call releases
-/// it. Made and destroyed with the GIL; the engine is released without it.
+/// Keeps the engine while a call is under way, also if another thread closes meanwhile: then the last such call
+/// releases it. Made and destroyed with the GIL; the engine is released without it.
 class InUse {
  public:
   explicit InUse(std::shared_ptr<Checkpointer> checkpointer) : checkpointer_(std::move(checkpointer)) {}
@@ -83,10 +83,13 @@ class PyCheckpointer {
   ~PyCheckpointer() {
     if (checkpointer_ == nullptr) return;
     const Deadline end = DeadlineFrom(drain_timeout_);
-    while (DrainFor(kSignalInterval).code() == StatusCode::kDeadlineExceeded && !end.passed()) {
+    Status idle;
+    while (!(idle = WaitIdleFor(kSignalInterval)).ok() && !end.passed()) {
     }
+    const Status failure = idle.ok() ? checkpointer_->UnheardFailure() : idle;
     ReleaseEngine();
     watcher_->ReleaseTensors();
+    if (!failure.ok()) WriteUnraisable(failure);
   }
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
@@ -109,12 +112,12 @@ class PyCheckpointer {
       }
       const auto& [by_any, by_rank_0, alike] = replicas;
       return engine->Save(step, state,
-                        {.streams = StreamsFrom(streams),
-                         .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
-                         .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
-                         .hold = hold > 0 ? SpanFrom(hold)
-                                 : watch  ? kUntilChecked
-                                          : std::chrono::hours(0)});
+                          {.streams = StreamsFrom(streams),
+                           .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
+                           .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
+                           .hold = hold > 0 ? SpanFrom(hold)
+                                   : watch  ? kUntilChecked
+                                            : std::chrono::hours(0)});
     }));
     if (!watch) return {std::move(save), nullptr};
     auto watched = std::make_shared<WatchedSave>(save, table, tensors.torch(), std::move(read_later), hold == 0);
@@ -142,7 +145,10 @@ class PyCheckpointer {
     for (const std::shared_ptr<WatchedSave>& save : pending) save->CheckMemory();
   }
   void Drain(std::optional<double> timeout) {
-    RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->Drain(deadline); }));
+    // Not Drain, because of the slices: it also returns DeadlineExceeded if that is how a save has failed.
+    RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitIdle(deadline); }));
+    const InUse engine = Use();
+    RaiseIfError(engine->UnheardFailure());
   }
   py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, const py::list& tensors,
                    const StreamArguments& streams, bool resume, bool own, const PyProgress& progress) {
@@ -160,7 +166,8 @@ class PyCheckpointer {
   py::list List() {
     const InUse engine = Use();
     py::list all;
-    for (const CheckpointInfo& info : ValueOrRaise(Unlocked([&] { return engine->List(); }))) all.append(FromInfo(info));
+    for (const CheckpointInfo& info : ValueOrRaise(Unlocked([&] { return engine->List(); })))
+      all.append(FromInfo(info));
     return all;
   }
   /// What the manifest says, with "passed_over" and "hold". `damaged` is None if no checkpoint may be passed over.
@@ -227,17 +234,21 @@ class PyCheckpointer {
     }
     return all;
   }
-  /// Waits for saves in flight, then releases the engine. A signal's exception leaves it open.
+  /// Waits for saves in flight, then releases the engine and raises the first failure that nobody has heard, or that
+  /// saves were abandoned. A signal's exception leaves it open.
   void Close(std::optional<double> timeout) {
     if (checkpointer_ == nullptr) return;
-    const Status drained = InSlices(timeout, [this](Deadline slice) {
+    const Status idle = InSlices(timeout, [this](Deadline slice) {
       if (checkpointer_ == nullptr) return Status::Ok();  // Another thread has closed it.
       const InUse engine = Use();
-      return Unlocked([&] { return engine->Drain(slice); });
+      return Unlocked([&] { return engine->WaitIdle(slice); });
     });
+    if (checkpointer_ == nullptr) return;
+    const Status failure = Use()->UnheardFailure();
     ReleaseEngine();
     watcher_->ReleaseTensors();
-    if (drained.code() == StatusCode::kDeadlineExceeded) Raise(drained);
+    if (!idle.ok()) Raise(Status(idle.code(), "abandoned at close: " + idle.message()));
+    RaiseIfError(failure);
   }
   [[nodiscard]] bool closed() const { return checkpointer_ == nullptr; }
   [[nodiscard]] const std::shared_ptr<Watcher>& watcher() const { return watcher_; }
@@ -259,9 +270,9 @@ class PyCheckpointer {
   }
 
   /// Also checks captured saves, as the Watcher does: this may run on the Watcher's thread, or after it has ended.
-  Status DrainFor(std::chrono::nanoseconds span) {
+  Status WaitIdleFor(std::chrono::nanoseconds span) {
     for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) save->CheckMemoryIfCaptured();
-    return Unlocked([&] { return checkpointer_->Drain(Deadline::In(span)); });
+    return Unlocked([&] { return checkpointer_->WaitIdle(Deadline::In(span)); });
   }
 
   // The group's threads end with the engine.

@@ -75,6 +75,15 @@ inline std::string InPython(const Status& status) {
 inline void RaiseIfError(const Status& status) {
   if (!status.ok()) Raise(status);
 }
+/// For where nobody can catch: sys.unraisablehook reports it, by default on stderr.
+inline void WriteUnraisable(const Status& status) {
+  const pybind11::error_scope keep_current;
+  try {
+    Raise(status);
+  } catch (pybind11::error_already_set& error) {
+    error.discard_as_unraisable("a cairn.Checkpointer that was not closed");
+  }
+}
 template <typename T>
 T ValueOrRaise(Result<T> result) {
   RaiseIfError(result.status());

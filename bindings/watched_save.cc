@@ -107,8 +107,7 @@ std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
       next = pending_.front();
     }
     const Deadline slice = Deadline::In(kSignalInterval);
-    // A save may also have failed by a deadline of its own.
-    if (next->save().WaitCaptured(slice).code() != StatusCode::kDeadlineExceeded || !slice.passed()) return next;
+    if (next->save().WaitTensorsFree(slice)) return next;
   }
 }
 

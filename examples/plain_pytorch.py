@@ -52,6 +52,7 @@ def main() -> None:
             scheduler.step()
             print(f"step={step} loss={loss.item().hex()}", flush=True)
             if step % options.every == 0:
+                checkpointer.check()  # Raises if an earlier save has failed.
                 checkpointer.save(step, tree | {"step": step})
     digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values()))
     print(f"digest={digest.hexdigest()}")

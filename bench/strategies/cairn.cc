@@ -27,10 +27,7 @@ class Cairn : public Strategy {
     if (!std::exchange(saved_, false)) return {};
     return gpu_.Synchronize();
   }
-  Status Drain() override {
-    CAIRN_RETURN_IF_ERROR(checkpointer_->Drain());
-    return checkpointer_->LastFailure();
-  }
+  Status Drain() override { return checkpointer_->Drain(); }
   Result<std::uint64_t> Restore() override {
     CAIRN_ASSIGN_OR_RETURN(const Restored restored,
                            checkpointer_->Restore(Latest(), state_, {.names = {}, .streams = {gpu_.stream()}}));

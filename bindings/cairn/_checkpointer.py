@@ -14,7 +14,7 @@ from . import _core, _exit, _protect
 from ._arguments import checked, seconds, steering_of, timeout_of
 from ._best import KeepBest, check_best
 from ._catalog import Catalog
-from ._errors import DeadlineExceeded
+from ._errors import DeadlineExceeded, Error
 from ._opening import close_earlier, log_waiting, with_hints
 from ._paths import local_path
 from ._ranks import replicas as replication
@@ -191,29 +191,34 @@ class Checkpointer(Saving, Restoring, Catalog):
     # Ending
 
     def drain(self, timeout: float | None = None) -> None:
-        """Waits until no save is in flight; raises the first failure among them."""
+        """Waits until no save is in flight. Raises the first failure that nobody has heard: that no call of this object
+        or of a Save has raised. Of further ones the message has the number."""
         timeout = timeout_of(timeout)
-        self._core.drain(timeout)
-        if self._best is not None:
-            self._best.wait(timeout)
-        self._release_captured()
-        self._log_events()
+        try:
+            self._core.drain(timeout)
+            if self._best is not None:
+                self._best.wait(timeout)
+        finally:
+            self._release_captured()
+            self._log_events()
 
     def check(self) -> None:
-        """Raises the newest failure of a save that was not cancelled, skipped or replaced, if there was one."""
+        """Raises the newest failure of a save that was not cancelled, skipped or replaced, if there was one. Call it
+        now and then while training goes on."""
         self._log_events()
         self._core.raise_last_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Waits for saves in flight, up to `timeout` seconds (default: drain_timeout). Abandons the rest: it logs and
-        raises DeadlineExceeded."""
+        raises DeadlineExceeded. Otherwise it raises the first failure that nobody has heard, as `drain` does. It is
+        closed then all the same."""
         timeout = self._within_grace(self._drain_timeout) if timeout is None else timeout_of(timeout)
         try:
             if self._best is not None:
                 timeout = self._best.wait(timeout)
             self._core.close(timeout)
         except DeadlineExceeded as error:
-            _log.error("%s: abandoned at close: %s", self.root, error)
+            _log.error("%s: %s", self.root, error)
             raise
         finally:
             if self._core.closed:
@@ -231,11 +236,9 @@ class Checkpointer(Saving, Restoring, Catalog):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            # A failed save must raise here.
-            try:
-                self.drain(self._within_grace(self._drain_timeout))
-            finally:
-                self.close()
-        else:
+        try:
             self.close()
+        except Error:
+            if error is None:
+                raise
+            # What ended the block counts; `close` has logged what it raised.

@@ -29,13 +29,13 @@ def start_watching(watcher: _core.Watcher) -> threading.Thread:
 
 
 def _finish() -> None:
-    """Finishes what is in flight, or says that it is lost."""
+    """Finishes what is in flight. Says that it is lost, or that a save had failed and nobody has heard of it."""
     try:
         for checkpointer in list(open_checkpointers):
             try:
                 checkpointer.close()
             except Error as error:
-                print(f"cairn: {checkpointer.root}: a save was lost at exit: {error}", file=sys.stderr)
+                print(f"cairn: {checkpointer.root}: a save has failed: {error}", file=sys.stderr)
     finally:
         for watcher, thread in _watching:
             watcher.stop()

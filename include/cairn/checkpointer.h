@@ -62,6 +62,9 @@ class SaveHandle {
   Status WaitCaptured(Deadline deadline = Deadline::Infinite()) const;
   /// Waits until no crash and no power cut can lose this save. Failure as for WaitCaptured.
   Status WaitDurable(Deadline deadline = Deadline::Infinite()) const;
+  /// Waits until this save does not read its tensors any more: it is captured, or has failed. False at the deadline.
+  /// Does not report a failure (see Checkpointer::Drain).
+  [[nodiscard]] bool WaitTensorsFree(Deadline deadline = Deadline::Infinite()) const;
   /// Lets a held save commit (see SaveOptions::hold). Does not wait. It has no effect on other saves.
   void Release() const;
   /// Gives the save up, unless its commit has begun (then it goes on, and Cancel returns false). Does not wait.
@@ -212,8 +215,8 @@ class Checkpointer {
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options);
   /// The same with the parts given: devices, queue. For experiments and tests.
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options, Wiring wiring);
-  /// Waits for saves in flight until Options::drain_deadline, then abandons them. Waits for the kernel's outstanding
-  /// requests until Options::close_deadline.
+  /// Waits for saves in flight until Options::drain_deadline, then abandons them (see Drain for their failures). Waits
+  /// for the kernel's outstanding requests until Options::close_deadline.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -254,9 +257,14 @@ class Checkpointer {
   /// Waits until fewer than Options::max_in_flight saves are in flight, or returns DeadlineExceeded.
   Status WaitForPlace(Deadline deadline = Deadline::Infinite()) const;
 
-  /// Waits until no save is in flight. Returns the first failure among those it waited for, or DeadlineExceeded. A save
-  /// that had already failed is not among them: see LastFailure.
+  /// Waits until no save is in flight. DeadlineExceeded if that takes too long. Otherwise returns the first failure
+  /// that nobody has heard: one that no wait, no SaveHandle::status(), no LastFailure() and no Drain has returned, of a
+  /// save that was not cancelled, skipped or replaced. If there are more of them, the message says how many, and they
+  /// count as heard, too. Call it before the destructor, which reports a failure only to Options::on_event.
   Status Drain(Deadline deadline = Deadline::Infinite());
+  /// The two halves of Drain.
+  [[nodiscard]] Status WaitIdle(Deadline deadline = Deadline::Infinite()) const;
+  [[nodiscard]] Status UnheardFailure();
 
   /// Reads a checkpoint into the state's tensors, in place, verified on the way.
   ///

@@ -36,13 +36,20 @@ Status Checkpointer::WaitForPlace(Deadline deadline) const {
 Status Checkpointer::Drain(Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
   if (impl_->engine == nullptr) return Status::Ok();
-  const std::vector<std::shared_ptr<SaveTask>> tasks = impl_->engine->InFlight();
-  if (!impl_->engine->WaitIdle(deadline)) {
-    return Error(StatusCode::kDeadlineExceeded, "{} saves are still in flight", impl_->engine->InFlight().size());
-  }
-  // None is in flight any more, so each of them gets its final status at any moment.
-  for (const std::shared_ptr<SaveTask>& task : tasks) CAIRN_RETURN_IF_ERROR(task->WaitDurable(deadline));
-  return Status::Ok();
+  CAIRN_RETURN_IF_ERROR(WaitIdle(deadline));
+  return impl_->engine->TakeUnheardFailure();
+}
+
+Status Checkpointer::WaitIdle(Deadline deadline) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
+  if (impl_->engine == nullptr || impl_->engine->WaitIdle(deadline)) return Status::Ok();
+  const std::size_t left = impl_->engine->InFlight().size();
+  return Error(StatusCode::kDeadlineExceeded, "{} {} still in flight", left, left == 1 ? "save is" : "saves are");
+}
+
+Status Checkpointer::UnheardFailure() {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
+  return impl_->engine == nullptr ? Status::Ok() : impl_->engine->TakeUnheardFailure();
 }
 
 }  // namespace cairn

@@ -86,7 +86,7 @@ Status Checkpointer::Verify(const Which& which, const Progress& progress) const 
 
 Status Checkpointer::LastFailure() const {
   CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
-  return impl_->engine == nullptr ? Status::Ok() : impl_->engine->last_failure();
+  return impl_->engine == nullptr ? Status::Ok() : impl_->engine->NewestFailure();
 }
 
 CheckpointerStats Checkpointer::stats() const {

@@ -25,7 +25,9 @@ Result<SaveHandle> Checkpointer::GiveUp(std::uint64_t step, const Status& why) {
                  why.ok() ? "Ok" : "UnknownOutcome");
   }
   MutexLock lock(impl_->save_mutex);
-  return SaveHandle(impl_->SubmitFailed(step, impl_->next_sequence++, SaveTask::Clock::now(), why));
+  const auto task = impl_->SubmitFailed(step, impl_->next_sequence++, SaveTask::Clock::now(), why);
+  task->MarkHeard();  // The caller gave the reason.
+  return SaveHandle(task);
 }
 
 std::shared_ptr<SaveTask> Checkpointer::Impl::SubmitFailed(std::uint64_t step, std::uint64_t sequence,
@@ -41,7 +43,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   MutexLock lock(save_mutex);
   const std::uint64_t sequence = next_sequence++;
   const auto refuse = [&](const Status& why) CAIRN_REQUIRES(save_mutex) {
-    if (group->size() > 1) SubmitFailed(step, sequence, begun, why);
+    if (group->size() > 1) SubmitFailed(step, sequence, begun, why)->MarkHeard();
     return why;
   };
 
@@ -165,6 +167,7 @@ std::uint64_t SaveHandle::step() const { return task_->plan().step; }
 Status SaveHandle::WaitCaptured(Deadline deadline) const { return task_->WaitCaptured(deadline); }
 Status SaveHandle::WaitDurable(Deadline deadline) const { return task_->WaitDurable(deadline); }
 Status SaveHandle::status() const { return task_->status(); }
+bool SaveHandle::WaitTensorsFree(Deadline deadline) const { return task_->WaitTensorsFree(deadline); }
 void SaveHandle::Release() const { task_->Release(); }
 SaveStats SaveHandle::stats() const { return task_->stats(); }
 bool SaveHandle::Cancel() const {

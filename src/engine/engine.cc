@@ -110,7 +110,7 @@ void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
                                 "step {}: the disk did not respond before Options::close_deadline", task->plan().step);
     {
       MutexLock lock(mutex_);
-      last_failure_ = status;
+      failures_.Add(task, status);
     }
     task->Finish(status);
   }
@@ -223,11 +223,11 @@ void Engine::RemoveEndedJobs() {
       ++(status.ok() ? durable_ : failed_);
       bytes_written_ += stats.bytes_written;
       recycled_ += stats.recycled ? 1 : 0;
-      if (!status.ok() && status.code() != StatusCode::kCancelled) last_failure_ = status;
+      if (!status.ok() && status.code() != StatusCode::kCancelled) failures_.Add(task, status);
       // Set before the slot is free: whoever waits for idle also waits for what this save retires.
       removing_ = removing_ || status.ok();
     }
-    // Notify waiters last, so that they see the slot free and last_failure() up to date.
+    // Notify waiters last, so that they see the slot free and the failures up to date.
     (*job)->NotifyWaiters();
     job = jobs_.erase(job);
   }
@@ -391,9 +391,14 @@ bool Engine::WaitIdle(Deadline deadline) const {
   return true;
 }
 
-Status Engine::last_failure() const {
+Status Engine::NewestFailure() const {
   MutexLock lock(mutex_);
-  return last_failure_;
+  return failures_.Newest();
+}
+
+Status Engine::TakeUnheardFailure() const {
+  MutexLock lock(mutex_);
+  return failures_.TakeUnheard();
 }
 
 void Engine::AddStats(CheckpointerStats& stats) const {

@@ -9,6 +9,7 @@
 
 #include "base/mutex.h"
 #include "engine/context.h"
+#include "engine/failures.h"
 #include "engine/save_job.h"
 #include "engine/save_task.h"
 #include "store/remove.h"
@@ -45,7 +46,9 @@ class Engine {
   [[nodiscard]] bool WaitForPlace(int places, Deadline deadline) const CAIRN_EXCLUDES(mutex_);
   /// Waits until no save, sweep or removal by retention is in progress. False at the deadline.
   [[nodiscard]] bool WaitIdle(Deadline deadline) const CAIRN_EXCLUDES(mutex_);
-  [[nodiscard]] Status last_failure() const CAIRN_EXCLUDES(mutex_);
+  /// See Failures.
+  [[nodiscard]] Status NewestFailure() const CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] Status TakeUnheardFailure() const CAIRN_EXCLUDES(mutex_);
   /// Fills in the engine's counters.
   void AddStats(CheckpointerStats& stats) const CAIRN_EXCLUDES(mutex_);
 
@@ -88,7 +91,7 @@ class Engine {
   bool removing_ CAIRN_GUARDED_BY(mutex_) = false;
   // The thread has ended.
   bool ended_ CAIRN_GUARDED_BY(mutex_) = false;
-  Status last_failure_ CAIRN_GUARDED_BY(mutex_);
+  Failures failures_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t started_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t durable_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::uint64_t failed_ CAIRN_GUARDED_BY(mutex_) = 0;

@@ -44,7 +44,14 @@ Status SaveTask::WaitCaptured(Deadline deadline) {
     }
     changed_.WaitUntil(mutex_, deadline);
   }
-  return tensors_released_.value_or(status_);
+  return Told(tensors_released_.value_or(status_));
+}
+
+bool SaveTask::WaitTensorsFree(Deadline deadline) {
+  if (!CheckProcess().ok()) return false;
+  MutexLock lock(mutex_);
+  while (!TensorsFree() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+  return TensorsFree();
 }
 
 Status SaveTask::WaitDurable(Deadline deadline) {
@@ -57,7 +64,7 @@ Status SaveTask::WaitDurable(Deadline deadline) {
     }
     changed_.WaitUntil(mutex_, deadline);
   }
-  return status_;
+  return Told(status_);
 }
 
 Status SaveTask::Fence(Stream stream, Deadline deadline) {
@@ -110,7 +117,7 @@ bool SaveTask::held() const {
 Status SaveTask::status() const {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
-  return status_;
+  return Told(status_);
 }
 
 SaveStats SaveTask::stats() const {

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -73,12 +74,17 @@ class SaveTask {
   // For callers. In a forked child: FailedPrecondition, false and empty stats.
   Status WaitCaptured(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   Status WaitDurable(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Waits until the engine does not read the tensors any more. False at the deadline. A failure stays unheard.
+  [[nodiscard]] bool WaitTensorsFree(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Orders `stream` after the capture. Waits on the host until every copy is enqueued (or captured, if ordering the
   /// stream is not enough). Adds the wait to the stall. Ok for a save that has ended.
   Status Fence(Stream stream, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   bool RequestCancel(Status why) CAIRN_EXCLUDES(mutex_);
   void Release() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status status() const CAIRN_EXCLUDES(mutex_);
+  /// Some caller has received its failure.
+  [[nodiscard]] bool heard() const { return heard_; }
+  void MarkHeard() const { heard_ = true; }
   [[nodiscard]] SaveStats stats() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool ended() const CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool captured() const CAIRN_EXCLUDES(mutex_);
@@ -118,6 +124,12 @@ class SaveTask {
     return stats_.phase >= SavePhase::kCaptured || tensors_released_.has_value();
   }
 
+  /// Returns the failure, or Ok, to a caller.
+  [[nodiscard]] Status Told(Status status) const {
+    if (!status.ok()) MarkHeard();
+    return status;
+  }
+
   /// FailedPrecondition in a forked child, where the lock and the state under it are unreliable.
   [[nodiscard]] Status CheckProcess() const;
 
@@ -125,6 +137,7 @@ class SaveTask {
   const SavePlan plan_;
   const Clock::time_point begun_;
   const std::shared_ptr<Inbox> engine_;
+  mutable std::atomic<bool> heard_ = false;
   // Only the engine's, after the call of Save.
   std::unique_ptr<Snapshot> snapshot_;
   // Constant; the events are released under mutex_.

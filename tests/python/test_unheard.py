@@ -1,0 +1,155 @@
+"""No failed run ends well: whoever ends a Checkpointer hears of the failures that nobody has heard."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import cairn
+import pytest
+import torch
+
+Make = Callable[..., cairn.Checkpointer]
+TREE = {"w": torch.ones(10)}
+
+
+def take(root: Path, *steps: int) -> None:
+    """These steps' names are taken by something else: the commit's rename fails."""
+    for step in steps:
+        (root / f"step-{step:020}").mkdir(parents=True)
+        (root / f"step-{step:020}" / "theirs").write_text("")
+
+
+def fail(checkpointer: cairn.Checkpointer, step: int) -> cairn.Save:
+    """A save that has failed, which nobody has heard."""
+    take(Path(checkpointer.root), step)
+    save = checkpointer.save(step, TREE)
+    while not save.done():
+        pass
+    return save
+
+
+END: dict[str, Callable[[cairn.Checkpointer], None]] = {
+    "drain": lambda checkpointer: checkpointer.drain(),
+    "close": lambda checkpointer: checkpointer.close(),
+    "with": lambda checkpointer: checkpointer.__exit__(None, None, None),
+}
+
+
+@pytest.mark.parametrize("how", END)
+def test_the_end_raises_a_failure_that_came_before_it(make: Make, how: str) -> None:
+    checkpointer = make()
+    fail(checkpointer, 1)
+
+    with pytest.raises(cairn.Error, match=r"^step 1 is committed already"):
+        END[how](checkpointer)
+    END[how](checkpointer)  # Heard now.
+
+
+@pytest.mark.parametrize("how", END)
+def test_the_end_raises_the_first_failure_with_the_number_of_others(make: Make, how: str) -> None:
+    checkpointer = make()
+    for step in (1, 2, 3):
+        fail(checkpointer, step)
+
+    with pytest.raises(cairn.Error, match=r"^step 1 is .* \(and 2 more saves have failed\)$"):
+        END[how](checkpointer)
+    END[how](checkpointer)
+
+
+HEAR: dict[str, Callable[[cairn.Checkpointer, cairn.Save], object]] = {
+    "wait": lambda _, save: save.wait(),
+    "result": lambda _, save: save.result(),
+    "check": lambda checkpointer, _: checkpointer.check(),
+    "drain": lambda checkpointer, _: checkpointer.drain(),
+}
+
+
+@pytest.mark.parametrize("how", HEAR)
+@pytest.mark.parametrize("end", END)
+def test_what_was_raised_is_not_raised_at_the_end(make: Make, how: str, end: str) -> None:
+    checkpointer = make()
+    save = fail(checkpointer, 1)
+    with pytest.raises(cairn.Error, match="step 1"):
+        HEAR[how](checkpointer, save)
+
+    END[end](checkpointer)
+
+
+def test_captured_raises_it_too(make: Make) -> None:
+    checkpointer = make()
+    large = {f"w{i}": torch.ones(1 << 20) for i in range(8)}  # Larger than the pool: not captured at once.
+    save = checkpointer.save(1, large)
+    large["w7"].data = torch.ones(1 << 20)
+
+    with pytest.raises(cairn.FailedPrecondition, match='tensor "w7"'):
+        while not save.done():
+            save.captured()
+        save.captured()
+    checkpointer.close()
+
+
+def test_what_the_caller_wanted_is_no_failure(make: Make) -> None:
+    checkpointer = make()
+    if not checkpointer.save(1, {"w": torch.ones(4_000_000)}).cancel():
+        pytest.fail("a save larger than the pool was committed at once")
+
+    checkpointer.drain()
+    checkpointer.close()
+
+
+def test_the_error_that_ends_the_block_is_not_replaced(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "cairn"), pytest.raises(ZeroDivisionError), make() as checkpointer:
+        fail(checkpointer, 1)
+        raise ZeroDivisionError
+
+    assert "step 1" in caplog.text
+
+
+def test_a_failure_by_a_deadline_is_no_deadline_of_the_drain(make: Make) -> None:
+    checkpointer = make(group_timeout=0.001)
+    checkpointer._start(1, lambda sink: sink.add("w", torch.ones(10)) or [], hold=True)  # Nobody releases it.
+
+    with pytest.raises(cairn.DeadlineExceeded, match="step 1: written, but its commit was not released"):
+        checkpointer.drain()
+
+
+PROGRAM = """
+import pathlib, cairn, torch
+root = pathlib.Path({root!r})
+def main():
+    global checkpointer
+    checkpointer = cairn.Checkpointer(root, host_memory="64MiB")
+    (root / "step-00000000000000000001").mkdir()
+    (root / "step-00000000000000000001" / "theirs").write_text("")
+    save = checkpointer.save(1, {{"w": torch.ones(10)}})
+    {end}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("", "a save has failed: step 1 "),
+        ("del checkpointer, save; __import__('gc').collect()", "a cairn.Checkpointer that was not closed"),
+    ],
+    ids=["exit", "dropped"],
+)
+def test_a_program_that_never_asks_says_so_in_the_end(root: Path, end: str, says: str) -> None:
+    program = PROGRAM.format(root=str(root), end=end)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+    assert says in ended.stderr
+    assert "step 1" in ended.stderr
+
+
+def test_a_program_that_has_heard_says_nothing_more(root: Path) -> None:
+    end = "\n    try: save.wait()\n    except cairn.Error: pass"
+    program = PROGRAM.format(root=str(root), end=end)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+    assert "a save has failed" not in ended.stderr
