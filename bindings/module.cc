@@ -6,12 +6,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -73,8 +75,12 @@ class InUse {
 /// A Checkpointer and its events. After Close every call is refused.
 class PyCheckpointer {
  public:
-  PyCheckpointer(Options options, double drain_timeout, const PyStoreGroup* group)
-      : drain_timeout_(drain_timeout), group_(group == nullptr ? nullptr : group->group()) {
+  PyCheckpointer(Options options, double drain_timeout, const PyStoreGroup* group, UnfencedWrites::Then unfenced_writes)
+      : drain_timeout_(drain_timeout),
+        group_(group == nullptr ? nullptr : group->group()),
+        writes_(std::make_shared<UnfencedWrites>(unfenced_writes, [events = events_](const Status& found) {
+          events->Add({.severity = Severity::kWarning, .status = found, .message = found.message()});
+        })) {
     options.on_event = [events = events_](const Event& event) { events->Add(event); };
     options.drain_deadline = {};  // Close waits itself, so that it can be interrupted.
     options.group = group_;
@@ -101,7 +107,7 @@ class PyCheckpointer {
     if (!built.ok()) GiveUp(step, built.status().message());
     State state = ValueOrRaise(std::move(built));
     const std::shared_ptr<const TensorTable> table = state.table();
-    std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table);
+    std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table, writes_->checked());
     const bool watch = !read_later.empty();
     SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
       for (const auto& [name, text] : values) {
@@ -119,10 +125,11 @@ class PyCheckpointer {
                                    : watch  ? kUntilChecked
                                             : std::chrono::hours(0)});
     }));
-    if (!watch) return {std::move(save), nullptr};
-    auto watched = std::make_shared<WatchedSave>(save, table, tensors.torch(), std::move(read_later), hold == 0);
+    if (!watch) return {std::move(save), nullptr, watcher_};
+    auto watched =
+        std::make_shared<WatchedSave>(save, table, tensors.torch(), std::move(read_later), writes_, hold == 0);
     watcher_->Add(watched);
-    return {std::move(save), std::move(watched)};
+    return {std::move(save), std::move(watched), watcher_};
   }
   /// Called instead of Save when this rank cannot save, because the other ranks wait for it.
   void GiveUp(std::uint64_t step, const std::string& why) {
@@ -135,6 +142,8 @@ class PyCheckpointer {
     return ValueOrRaise(Unlocked([&] { return engine->ShouldSave(step); }));
   }
   void WaitForPlace(std::optional<double> timeout) {
+    watcher_->EndStep();
+    const Watcher::Waiting waiting(*watcher_);
     RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitForPlace(deadline); }));
   }
   void Fence(int cuda, std::uintptr_t stream, std::optional<double> timeout) {
@@ -144,7 +153,24 @@ class PyCheckpointer {
     }));
     for (const std::shared_ptr<WatchedSave>& save : pending) save->CheckMemory();
   }
+  /// Called before each step of any optimizer.
+  void BeginStep() { watcher_->BeginStep(); }
+  /// Whether the step has written under a save, as far as it has written what the save reads.
+  [[nodiscard]] bool HasUnchecked() const {
+    const std::vector<std::shared_ptr<WatchedSave>> pending = watcher_->pending();
+    return std::any_of(pending.begin(), pending.end(), [](const auto& save) { return !save->checked(); });
+  }
+  /// The step is over, and has written to these addresses.
+  void EndStep(const std::vector<std::uintptr_t>& addresses) {
+    const std::unordered_set<std::uintptr_t> written(addresses.begin(), addresses.end());
+    for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) save->NoteWritten(written);
+    watcher_->EndStep();
+  }
+  /// From now on versions tell nothing; see UnfencedWrites.
+  void IgnoreVersions() { writes_->IgnoreVersions(); }
   void Drain(std::optional<double> timeout) {
+    watcher_->EndStep();
+    const Watcher::Waiting waiting(*watcher_);
     // Not Drain, because of the slices: it also returns DeadlineExceeded if that is how a save has failed.
     RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitIdle(deadline); }));
     const InUse engine = Use();
@@ -238,6 +264,8 @@ class PyCheckpointer {
   /// saves were abandoned. A signal's exception leaves it open.
   void Close(std::optional<double> timeout) {
     if (checkpointer_ == nullptr) return;
+    watcher_->EndStep();
+    const Watcher::Waiting waiting(*watcher_);
     const Status idle = InSlices(timeout, [this](Deadline slice) {
       if (checkpointer_ == nullptr) return Status::Ok();  // Another thread has closed it.
       const InUse engine = Use();
@@ -290,6 +318,7 @@ class PyCheckpointer {
   const std::shared_ptr<StoreGroup> group_;
   const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
   const std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
+  const std::shared_ptr<UnfencedWrites> writes_;
   std::shared_ptr<Checkpointer> checkpointer_;
 };
 
@@ -300,7 +329,8 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                      std::uint64_t chunk, int queue_depth, int workers, int copy_streams,
                                      std::uint64_t staging, std::vector<int> cuda_devices, bool checksums, bool recycle,
                                      const std::string& io, std::size_t trace_events, const PyStoreGroup* group,
-                                     double group_timeout, std::optional<std::tuple<double, double, double>> steering) {
+                                     double group_timeout, std::optional<std::tuple<double, double, double>> steering,
+                                     const std::string& unfenced_writes) {
   const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
     std::string expected;
     for (const auto& [name, value] : choices) {
@@ -314,6 +344,10 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
       {"wait", WhenFull::kWait}, {"skip", WhenFull::kSkip}, {"replace", WhenFull::kReplace}};
   static const std::vector<std::pair<std::string, IoQueueKind>> kIo = {
       {"auto", IoQueueKind::kAuto}, {"io_uring", IoQueueKind::kUring}, {"threads", IoQueueKind::kThreads}};
+  static const std::vector<std::pair<std::string, UnfencedWrites::Then>> kUnfencedWrites = {
+      {"fail", UnfencedWrites::Then::kFail},
+      {"warn", UnfencedWrites::Then::kWarn},
+      {"ignore", UnfencedWrites::Then::kIgnore}};
   std::optional<SteeringOptions> steered;
   if (steering) {
     const auto& [slowdown, mtbf, restart] = *steering;
@@ -343,7 +377,8 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                                   .recycle = recycle,
                                                   .io_queue = one_of("io", io, kIo),
                                                   .trace_events = trace_events},
-                                          drain_timeout, group);
+                                          drain_timeout, group,
+                                          one_of("unfenced_writes", unfenced_writes, kUnfencedWrites));
 }
 
 }  // namespace
@@ -374,13 +409,17 @@ PYBIND11_MODULE(_core, module) {
            "max_in_flight"_a, "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "open_timeout"_a, "take_over"_a,
            "file_mode"_a, "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a,
            "copy_streams"_a, "staging"_a, "cuda_devices"_a, "checksums"_a, "recycle"_a, "io"_a, "trace_events"_a,
-           "group"_a, "group_timeout"_a, "steering"_a)
+           "group"_a, "group_timeout"_a, "steering"_a, "unfenced_writes"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "replace"_a, "replicas"_a,
            "hold"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)
       .def("should_save", &PyCheckpointer::ShouldSave, "step"_a)
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
+      .def("begin_step", &PyCheckpointer::BeginStep)
+      .def_property_readonly("has_unchecked", &PyCheckpointer::HasUnchecked)
+      .def("end_step", &PyCheckpointer::EndStep, "addresses"_a)
+      .def("ignore_versions", &PyCheckpointer::IgnoreVersions)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)
       .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "tensors"_a, "streams"_a, "resume"_a, "own"_a,
            "progress"_a)

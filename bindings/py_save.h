@@ -19,8 +19,8 @@ namespace cairn {
 class PySave {
  public:
   /// `watched` is null if the save reads nothing after its call.
-  PySave(SaveHandle save, std::shared_ptr<WatchedSave> watched)
-      : save_(std::move(save)), watched_(std::move(watched)) {}
+  PySave(SaveHandle save, std::shared_ptr<WatchedSave> watched, std::shared_ptr<Watcher> watcher)
+      : save_(std::move(save)), watched_(std::move(watched)), watcher_(std::move(watcher)) {}
 
   [[nodiscard]] std::uint64_t step() const { return save_.step(); }
   [[nodiscard]] bool captured() const { return Checked(save_.stats()).phase >= SavePhase::kCaptured; }
@@ -39,6 +39,8 @@ class PySave {
  private:
   template <typename Call>
   void Wait(std::optional<double> timeout, const Call& call) const {
+    watcher_->EndStep();
+    const Watcher::Waiting waiting(*watcher_);
     std::optional<Status> end;
     const Status status = Interruptible(timeout, [&](Deadline deadline) {
       Status now = call(deadline);
@@ -56,6 +58,7 @@ class PySave {
 
   SaveHandle save_;
   std::shared_ptr<WatchedSave> watched_;
+  std::shared_ptr<Watcher> watcher_;
 };
 
 /// Keeps a checkpoint where it is until Release; see Chosen::hold.

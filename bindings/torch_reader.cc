@@ -111,6 +111,18 @@ TorchReader::TorchReader(py::type tensor, py::type parameter, const py::dict& dt
     }
   }
   if (dlpack) to_dlpack_ = FindDlpack(tensor_);
+  version_ = py::getattr(tensor_, "_version", py::none());
+  if (Py_IS_TYPE(version_.ptr(), &PyGetSetDescr_Type)) {
+    get_version_ = reinterpret_cast<const PyGetSetDescrObject*>(version_.ptr())->d_getset;
+  }
+}
+
+std::int64_t TorchReader::Version(py::handle tensor) const {
+  if (get_version_ == nullptr) return kNoVersion;
+  const auto version = py::reinterpret_steal<py::object>(get_version_->get(tensor.ptr(), get_version_->closure));
+  if (version) return PyLong_AsLongLong(version.ptr());
+  PyErr_Clear();
+  return kNoVersion;
 }
 
 bool TorchReader::Read(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const {

@@ -34,6 +34,10 @@ class TorchReader {
   [[nodiscard]] bool Read(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
   /// Where the memory of a tensor is now; null if it has none any more.
   [[nodiscard]] const void* Address(pybind11::handle tensor) const;
+  /// How often the tensor's content, or that of a tensor with the same memory, was changed in place: torch's
+  /// `_version`. kNoVersion for what does not count (inference tensors).
+  [[nodiscard]] std::int64_t Version(pybind11::handle tensor) const;
+  static constexpr std::int64_t kNoVersion = -1;
   [[nodiscard]] bool has_dlpack() const { return to_dlpack_ != nullptr; }
 
  private:
@@ -47,6 +51,9 @@ class TorchReader {
   pybind11::object parameter_;
   std::vector<std::pair<pybind11::object, DType>> dtypes_;
   ToDlpack to_dlpack_ = nullptr;
+  // Behind `_version`: called directly, because a save asks for that of each tensor.
+  pybind11::object version_;
+  const PyGetSetDef* get_version_ = nullptr;
   // Interned once.
   pybind11::str is_neg_{"is_neg"}, is_conj_{"is_conj"}, is_contiguous_{"is_contiguous"}, data_ptr_{"data_ptr"};
   pybind11::str dtype_{"dtype"}, shape_{"shape"}, is_cpu_{"is_cpu"}, is_cuda_{"is_cuda"}, get_device_{"get_device"};

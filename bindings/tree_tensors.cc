@@ -151,14 +151,17 @@ Result<State> TreeTensors::Build(LastSave& last) {
   return state;
 }
 
-std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table) const {
+std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table, bool versions) const {
   std::vector<Source> sources;
+  sources.reserve(given_.size());
   auto copied = table.small().begin();  // In the call of Save; ascending.
   for (std::uint32_t i = 0; i < given_.size(); ++i) {
     if (copied != table.small().end() && *copied == i) {
       ++copied;
     } else if (given_[i].tensor && !table[i].is_alias() && table[i].bytes() > 0) {
-      sources.push_back({i, py::reinterpret_borrow<py::object>(given_[i].tensor), given_[i].data});
+      const bool counts = versions && torch_ != nullptr && torch_->Knows(given_[i].tensor);
+      sources.push_back({i, py::reinterpret_borrow<py::object>(given_[i].tensor), given_[i].data,
+                         counts ? torch_->Version(given_[i].tensor) : TorchReader::kNoVersion});
     }
   }
   return sources;

@@ -39,11 +39,12 @@ class TreeTensors {
   };
 
  public:
-  /// A tensor of the caller, and where its memory was when it was read.
+  /// A tensor of the caller, where its memory was when it was read, and its version at the save.
   struct Source {
     std::uint32_t entry;  ///< Its place in the State's table.
     pybind11::object tensor;
     const void* data;
+    std::int64_t version;  ///< TorchReader::kNoVersion if it has none.
   };
   /// What a Checkpointer remembers of its last save.
   struct LastSave {
@@ -68,8 +69,9 @@ class TreeTensors {
   /// The State: that of `last` if it holds the same tensors in the same order. Stores the result in `last`. Call it
   /// once only. InvalidArgument for views that State::Add refuses.
   [[nodiscard]] Result<State> Build(LastSave& last);
-  /// The caller's tensors that a save of the State with this table reads after the call of Save has returned.
-  [[nodiscard]] std::vector<Source> ReadLater(const TensorTable& table) const;
+  /// The caller's tensors that a save of the State with this table reads after the call of Save has returned; with
+  /// their versions if asked for.
+  [[nodiscard]] std::vector<Source> ReadLater(const TensorTable& table, bool versions) const;
   [[nodiscard]] const std::shared_ptr<const TorchReader>& torch() const { return torch_; }
 
  private:

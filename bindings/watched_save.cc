@@ -1,5 +1,9 @@
 #include "watched_save.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -30,20 +34,23 @@ const void* AddressOf(const TorchReader* torch, py::handle tensor) {
 
 WatchedSave::WatchedSave(SaveHandle save, std::shared_ptr<const TensorTable> table,
                          std::shared_ptr<const TorchReader> torch, std::vector<TreeTensors::Source> tensors,
-                         bool release)
+                         std::shared_ptr<const UnfencedWrites> writes, bool release)
     : save_(std::move(save)),
       torch_(std::move(torch)),
+      writes_(std::move(writes)),
       release_(release),
       read_(std::make_shared<const Read>(Read{std::move(table), std::move(tensors)})) {}
 
 void WatchedSave::CheckMemory() {
   const std::shared_ptr<const Read> read = read_;
   if (read == nullptr) return;
-  const Status same = Compare(*read);
+  std::vector<std::uint32_t> written = written_;
+  const Status moved = FindMoved(*read, written);
   // Asking a tensor may let another thread run this check. Then that check counts: it came before the tensors could be
   // changed, and this one may have come after.
   if (read_ == nullptr) return;
   read_ = nullptr;
+  const Status same = moved.ok() ? Judge(*read, std::move(written)) : moved;
   if (!same.ok()) {
     save_.Cancel(same);
   } else if (release_) {
@@ -60,16 +67,46 @@ void WatchedSave::Release() {
   }
 }
 
-Status WatchedSave::Compare(const Read& read) const {
-  for (const TreeTensors::Source& source : read.tensors) {
-    const void* address = AddressOf(torch_.get(), source.tensor);
-    if (address == source.data) continue;
-    return Error(
-        StatusCode::kFailedPrecondition,
-        "step {}: tensor \"{}\": its memory was moved or freed before the save had read it (expected at {}, "
-        "found at {}): call fence() or Save.captured() before a storage is resized or a tensor given other data",
-        save_.step(), (*read.table)[source.entry].name, source.data, address);
+void WatchedSave::NoteWritten(const std::unordered_set<std::uintptr_t>& addresses) {
+  if (read_ == nullptr || writes_->ignored()) return;
+  for (const TreeTensors::Source& source : read_->tensors) {
+    if (addresses.contains(reinterpret_cast<std::uintptr_t>(source.data))) written_.push_back(source.entry);
   }
+}
+
+Status WatchedSave::FindMoved(const Read& read, std::vector<std::uint32_t>& written) const {
+  const bool versions = torch_ != nullptr && writes_->checked();
+  for (const TreeTensors::Source& source : read.tensors) {
+    if (const void* address = AddressOf(torch_.get(), source.tensor); address != source.data) {
+      return Error(
+          StatusCode::kFailedPrecondition,
+          "step {}: tensor \"{}\": its memory was moved or freed before the save had read it (expected at {}, "
+          "found at {}): call fence() or Save.captured() before a storage is resized or a tensor given other data",
+          save_.step(), (*read.table)[source.entry].name, source.data, address);
+    }
+    if (!versions || source.version == TorchReader::kNoVersion) continue;
+    if (torch_->Version(source.tensor) != source.version) written.push_back(source.entry);
+  }
+  return Status::Ok();
+}
+
+Status WatchedSave::Judge(const Read& read, std::vector<std::uint32_t> written) const {
+  std::sort(written.begin(), written.end());
+  written.erase(std::unique(written.begin(), written.end()), written.end());
+  if (written.empty()) return Status::Ok();
+  const std::size_t more = written.size() - 1;
+  return writes_->Judge(Error(
+      StatusCode::kFailedPrecondition,
+      "step {}: tensor \"{}\"{} was overwritten after save() with no fence in between, so the checkpoint may mix two "
+      "steps: call protect(optimizer), or fence() before writing (a module's buffers: give save() the module, not its "
+      "state_dict())",
+      save_.step(), (*read.table)[written.front()].name,
+      more == 0 ? std::string() : fmt::format(" (and {} more)", more)));
+}
+
+Status UnfencedWrites::Judge(const Status& found) const {
+  if (then_ == Then::kFail) return found;
+  warn_(found);
   return Status::Ok();
 }
 
@@ -87,14 +124,58 @@ std::vector<std::shared_ptr<WatchedSave>> Watcher::pending() const {
 
 void Watcher::Run() {
   while (const std::shared_ptr<WatchedSave> next = Unlocked([this] { return WaitForNext(); })) {
-    try {
-      next->CheckMemory();
-    } catch (const std::exception& error) {  // Out of memory, for example. The other saves must still be checked.
-      next->save().Cancel(Error(StatusCode::kInternal, "step {}: {}", next->save().step(), error.what()));
-    }
+    if (!next->checked()) Unlocked([&] { WaitForMainThread(next); });
+    if (stepping()) continue;  // It began meanwhile.
+    Check(*next);
     MutexLock lock(mutex_);
     std::erase(pending_, next);
   }
+}
+
+void Watcher::Check(WatchedSave& save) {
+  try {
+    save.CheckMemory();
+  } catch (const std::exception& error) {  // Out of memory, for example. The other saves must still be checked.
+    save.save().Cancel(Error(StatusCode::kInternal, "step {}: {}", save.save().step(), error.what()));
+  }
+}
+
+int Watcher::TakeTurn(void* turn) {
+  const std::unique_ptr<Turn> of(static_cast<Turn*>(turn));
+  Watcher& watcher = *of->watcher;
+  if (!watcher.stepping()) Check(*of->save);
+  MutexLock lock(watcher.mutex_);
+  ++watcher.turns_;
+  watcher.changed_.NotifyAll();
+  return 0;
+}
+
+void Watcher::WaitForMainThread(const std::shared_ptr<WatchedSave>& save) {
+  const Deadline deadline = Deadline::In(kSignalInterval);
+  std::uint64_t before = 0;
+  {
+    MutexLock lock(mutex_);
+    if (waiting_ > 0) return;
+    before = turns_;
+  }
+  auto turn = std::make_unique<Turn>(Turn{shared_from_this(), save});
+  if (Py_AddPendingCall(&TakeTurn, turn.get()) != 0) return;  // Too many are pending.
+  static_cast<void>(turn.release());
+  MutexLock lock(mutex_);
+  while (!stopped_ && waiting_ == 0 && turns_ == before && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+}
+
+Watcher::Waiting::Waiting(Watcher& watcher) : watcher_(watcher), counts_(::gettid() == watcher.process_) {
+  if (!counts_) return;
+  MutexLock lock(watcher_.mutex_);
+  ++watcher_.waiting_;
+  watcher_.changed_.NotifyAll();
+}
+
+Watcher::Waiting::~Waiting() {
+  if (!counts_) return;
+  MutexLock lock(watcher_.mutex_);
+  --watcher_.waiting_;
 }
 
 std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
@@ -102,13 +183,31 @@ std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
   while (true) {
     {
       MutexLock lock(mutex_);
-      while (!stopped_ && pending_.empty()) changed_.Wait(mutex_);
+      while (!stopped_ && (pending_.empty() || stepping_)) changed_.Wait(mutex_);
       if (stopped_) return nullptr;
       next = pending_.front();
     }
     const Deadline slice = Deadline::In(kSignalInterval);
     if (next->save().WaitTensorsFree(slice)) return next;
   }
+}
+
+void Watcher::BeginStep() {
+  if (::getpid() != process_) return;
+  MutexLock lock(mutex_);
+  stepping_ = true;
+}
+
+void Watcher::EndStep() {
+  if (::getpid() != process_) return;
+  MutexLock lock(mutex_);
+  if (std::exchange(stepping_, false)) changed_.NotifyAll();
+}
+
+bool Watcher::stepping() const {
+  if (::getpid() != process_) return false;
+  MutexLock lock(mutex_);
+  return stepping_;
 }
 
 void Watcher::Stop() {

@@ -4,8 +4,12 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -14,21 +18,48 @@
 
 namespace cairn {
 
-/// A held save and the tensors that it reads. It may commit only after a check that the tensors' memory is still where
-/// it was, made before the caller may change them. If a storage was resized, or a tensor given other data, the old
-/// memory may hold anything when it is copied.
+/// What becomes of a save if a tensor was written after the call of save, before a fence or a wait for its capture had
+/// returned: its checkpoint may mix two steps. Shared by the saves of a Checkpointer. All calls need the GIL.
+class UnfencedWrites {
+ public:
+  enum class Then : std::uint8_t { kFail, kWarn, kIgnore };
+  using Warn = std::function<void(const Status&)>;
+
+  UnfencedWrites(Then then, Warn warn) : then_(then), warn_(std::move(warn)) {}
+
+  /// Whether versions are of any use.
+  [[nodiscard]] bool checked() const { return then_ != Then::kIgnore && !versions_ignored_; }
+  [[nodiscard]] bool ignored() const { return then_ == Then::kIgnore; }
+  /// For a fence within a compiled graph: torch counts what the graph writes before it runs the graph, and so before
+  /// the fence.
+  void IgnoreVersions() { versions_ignored_ = true; }
+  /// Ok if it was a warning only.
+  [[nodiscard]] Status Judge(const Status& found) const;
+
+ private:
+  const Then then_;
+  const Warn warn_;
+  bool versions_ignored_ = false;
+};
+
+/// A held save and the tensors that it reads. It may commit only after a check, made before the caller may change them:
+/// the tensors' memory must still be where it was, and must not have been written. If a storage was resized, or a
+/// tensor given other data, the old memory may hold anything when it is copied.
 ///
 /// All calls need the GIL.
 class WatchedSave {
  public:
   /// With `release` the check lets the save commit; otherwise the caller calls Release. `torch` may be null.
   WatchedSave(SaveHandle save, std::shared_ptr<const TensorTable> table, std::shared_ptr<const TorchReader> torch,
-              std::vector<TreeTensors::Source> tensors, bool release);
+              std::vector<TreeTensors::Source> tensors, std::shared_ptr<const UnfencedWrites> writes, bool release);
 
   [[nodiscard]] const SaveHandle& save() const { return save_; }
-  /// Checks the tensors' memory, only the first time it is called: if one has moved, the save fails; otherwise the save
-  /// is released. Call it before the caller hears that the tensors may be changed.
+  /// Checks the tensors, only the first time it is called: if one has moved, or was written, the save fails; otherwise
+  /// the save is released. Call it before the caller hears that the tensors may be changed.
   void CheckMemory();
+  /// Memory was written that the save may still read. Has no effect after the check.
+  void NoteWritten(const std::unordered_set<std::uintptr_t>& addresses);
+  [[nodiscard]] bool checked() const { return read_ == nullptr; }
   void CheckMemoryIfCaptured() {
     if (save_.stats().phase >= SavePhase::kCaptured) CheckMemory();
   }
@@ -41,28 +72,64 @@ class WatchedSave {
     std::vector<TreeTensors::Source> tensors;
   };
 
-  [[nodiscard]] Status Compare(const Read& read) const;
+  /// An error for a tensor whose memory has moved. Adds those that have another version.
+  [[nodiscard]] Status FindMoved(const Read& read, std::vector<std::uint32_t>& written) const;
+  [[nodiscard]] Status Judge(const Read& read, std::vector<std::uint32_t> written) const;
 
   const SaveHandle save_;
   const std::shared_ptr<const TorchReader> torch_;
+  const std::shared_ptr<const UnfencedWrites> writes_;
   bool release_;
+  // Entries of the table.
+  std::vector<std::uint32_t> written_;
   std::shared_ptr<const Read> read_;  // Null after the check.
 };
 
 /// Checks each watched save once it is captured, unless a fence has done so before. Runs on a thread that Python has
 /// made, so that no C++ thread takes the GIL.
-class Watcher {
+///
+/// torch counts a write when its operation ends, and an operation releases the GIL. So the check is made by the main
+/// thread, between two of its operations, unless that thread waits for a save or does not come there soon.
+class Watcher : public std::enable_shared_from_this<Watcher> {
  public:
+  /// The calling thread waits for saves as long as this lives, and so writes nothing. Only the main thread's count.
+  class Waiting {
+   public:
+    explicit Waiting(Watcher& watcher);
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    Watcher& watcher_;
+    const bool counts_;
+  };
+
   void Add(std::shared_ptr<WatchedSave> save) CAIRN_EXCLUDES(mutex_);
   /// Saves that are not checked yet, oldest first.
   [[nodiscard]] std::vector<std::shared_ptr<WatchedSave>> pending() const CAIRN_EXCLUDES(mutex_);
   /// The thread's function: returns after Stop. Needs the GIL, and waits without it.
   void Run() CAIRN_EXCLUDES(mutex_);
   void Stop() CAIRN_EXCLUDES(mutex_);
+  /// An optimizer's step begins. Until it ends no save is checked here, because what it writes is known at its end
+  /// only; a fence within the step checks. It ends with EndStep: at the latest at the next call that waits for a save,
+  /// because the step may have raised.
+  void BeginStep() CAIRN_EXCLUDES(mutex_);
+  void EndStep() CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool stepping() const CAIRN_EXCLUDES(mutex_);
   /// Checks and releases all tensors: no save reads them any more.
   void ReleaseTensors() CAIRN_EXCLUDES(mutex_);
 
  private:
+  /// What the main thread does between two operations.
+  struct Turn {
+    std::shared_ptr<Watcher> watcher;
+    std::shared_ptr<WatchedSave> save;
+  };
+  static int TakeTurn(void* turn);
+  /// Until the main thread has checked the save, waits for one, or lets us wait too long. Needs no GIL.
+  void WaitForMainThread(const std::shared_ptr<WatchedSave>& save) CAIRN_EXCLUDES(mutex_);
+  static void Check(WatchedSave& save);
   /// The oldest save, once its tensors are read; null after Stop. Needs no GIL.
   std::shared_ptr<WatchedSave> WaitForNext() CAIRN_EXCLUDES(mutex_);
 
@@ -71,6 +138,10 @@ class Watcher {
   CondVar changed_;
   std::deque<std::shared_ptr<WatchedSave>> pending_ CAIRN_GUARDED_BY(mutex_);
   bool stopped_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool stepping_ CAIRN_GUARDED_BY(mutex_) = false;
+  int waiting_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // How many turns the main thread has taken.
+  std::uint64_t turns_ CAIRN_GUARDED_BY(mutex_) = 0;
 };
 
 void BindWatcher(pybind11::module_& module);

@@ -5,7 +5,7 @@ import os
 import sys
 
 from . import compare, figures, micro, results, roofline, training, tuner
-from .python import fall_back
+from .python import fall_back, unfenced
 from .python import run as python
 from .shared.options import add_command, check
 
@@ -16,6 +16,7 @@ WHAT = {
     "training": (training, "what saving costs real training on the CPU"),
     "tuner": (tuner, "what `cairn tune` chooses and predicts, beside a sweep"),
     "fall-back": (fall_back, "what a group pays to fall back over a damaged checkpoint"),
+    "unfenced": (unfenced, "what it costs to find tensors that are overwritten without a fence"),
     "compare": (compare, "a new run beside the committed one: better, worse, or not resolved"),
     "figure": (figures, "a figure of the evaluation: strategies in a training loop"),
     "results": (results, "the tables in the documents, made from the files in bench/results"),

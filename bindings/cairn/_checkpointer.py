@@ -64,6 +64,9 @@ class Checkpointer(Saving, Restoring, Catalog):
                      too. Everything else belongs to its rank. Every save compares names, dtypes, shapes and values,
                      and with compare_replicas also the tensors' bytes (it reads all of them inside the call). A
                      difference fails the save
+      unfenced_writes  what becomes of a save whose tensors were overwritten before `fence`, `protect` or
+                     Save.captured() had waited for it: "fail" it, "warn" (log it: the checkpoint may mix two steps), or
+                     "ignore"
       interval       seconds between saves, for `should_save`
       slowdown, mtbf let `should_save` choose when to save: how much saves may slow training down (0.01 is 1 %), and the
                      mean time between failures of the job. restart_time is the time from a failure until training
@@ -100,6 +103,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         file_mode: int = 0o644,
         directory_mode: int = 0o755,
         trace_events: int = 0,
+        unfenced_writes: str = "fail",
         group: Any = None,
         group_timeout: float = 600.0,
         replicated: str | Iterable[str] = (),
@@ -141,6 +145,7 @@ class Checkpointer(Saving, Restoring, Catalog):
             "io": io,
             "trace_events": trace_events,
             "group_timeout": group_timeout,
+            "unfenced_writes": unfenced_writes,
             "steering": steering_of(interval, slowdown, mtbf, restart_time),
         }
         check_best(keep_best, best_metric, best_mode)

@@ -1,4 +1,5 @@
 """The fence before each optimizer step: finds the optimizers in what the user gives, and works under torch.compile.
+And what finds a step that nobody has fenced: see `watch_steps`.
 
 Uses torch only if the user has imported it.
 """
@@ -22,10 +23,20 @@ class Fencing(Protocol):
     def _fence_held(self) -> None:
         """Orders later work after the capture of every save in flight, on each device that a save reads from."""
 
+    def _begin_step(self) -> None:
+        """Before a step of any optimizer."""
+
+    def _end_step(self, optimizer: Any) -> None:
+        """After it: what it has written must not have been read by a save since it began."""
+
+    def _compiled_fence(self) -> None:
+        """A fence is a part of a compiled graph."""
+
 
 _handles = itertools.count(1)
 _by_handle: weakref.WeakValueDictionary[int, Fencing] = weakref.WeakValueDictionary()
 _defined = False
+_watching_steps = False
 
 
 def define_op() -> None:
@@ -45,12 +56,58 @@ def define_op() -> None:
             checkpointer._fence_held()
 
     made = torch.library.custom_op("cairn::fence", fence, mutates_args=(), schema="(int handle) -> ()")
-    made.register_fake(lambda handle: None)
+
+    def trace(handle: int) -> None:  # `handle` may be a symbol here.
+        for checkpointer in list(_by_handle.values()):
+            checkpointer._compiled_fence()
+
+    made.register_fake(trace)
     effects._register_effectful_op(torch.ops.cairn.fence.default, effects._EffectType.ORDERED)
     # Torch 2.7 and versions close to it know the effect, but still remove what the op becomes, as its result is unused.
     for lowered in (torch.ops.higher_order.with_effects, torch.ops.prims._sink_tokens.default):
         torch.fx.node.has_side_effect(lowered)
     _defined = True
+
+
+def watch_steps() -> None:
+    """Hooks every optimizer of the process. Fused kernels, and the local tensors of a DTensor, change without a new
+    version, so a save would not see that a step has written under it."""
+    global _watching_steps
+    torch = sys.modules.get("torch")
+    if _watching_steps or torch is None or not hasattr(torch, "optim"):
+        return
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(_begin_steps)
+    register_optimizer_step_post_hook(_end_steps)
+    _watching_steps = True
+
+
+def _begin_steps(*_: Any) -> None:
+    if not sys.modules["torch"].compiler.is_compiling():
+        for checkpointer in list(_by_handle.values()):
+            checkpointer._begin_step()
+
+
+def _end_steps(optimizer: Any, *_: Any) -> None:
+    if not sys.modules["torch"].compiler.is_compiling():
+        for checkpointer in list(_by_handle.values()):
+            checkpointer._end_step(optimizer)
+
+
+def written_by(optimizer: Any) -> list[int]:
+    """The addresses of what a step has written: parameters with a gradient, and their state."""
+    torch = sys.modules["torch"]
+    addresses: list[int] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
+                local = getattr(tensor, "_local_tensor", tensor)  # Of a DTensor.
+                if isinstance(local, torch.Tensor) and local.layout == torch.strided:
+                    addresses.append(local.data_ptr())
+    return addresses
 
 
 class Guard:
@@ -61,6 +118,7 @@ class Guard:
         self._handle = next(_handles)
         _by_handle[self._handle] = checkpointer
         define_op()
+        watch_steps()
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self.held: Any = ()  # The checkpointer's saves that may not be captured yet.
 

@@ -52,6 +52,8 @@ class Restoring(Engine):
         other keys out of the tree.
         """
         self._log_events()
+        self._core.fence(-1, 0, None)  # The tensors may still be read by a save.
+        self._release_captured()
         device = device_of(map_location)
         return self._reading.restore(
             tree,

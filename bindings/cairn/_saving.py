@@ -90,6 +90,7 @@ class Saving(Engine, Stopping):
         """
         step = step_number(step)
         self._log_events()
+        _protect.watch_steps()
         if hold and self._best is not None:
             raise Unsupported("keep_best: saves through cairn.dcp have no metrics: open another Checkpointer for them")
         try:
@@ -171,6 +172,17 @@ class Saving(Engine, Stopping):
         """
         for target in targets:
             self._guard.add(target)
+
+    def _begin_step(self) -> None:
+        if self._held and not self._core.closed:
+            self._core.begin_step()
+
+    def _end_step(self, optimizer: Any) -> None:
+        if self._held and not self._core.closed:
+            self._core.end_step(_protect.written_by(optimizer) if self._core.has_unchecked else [])
+
+    def _compiled_fence(self) -> None:
+        self._core.ignore_versions()
 
     def _fence_held(self) -> None:
         self._release_captured()

@@ -110,8 +110,8 @@ def test_the_error_that_ends_the_block_is_not_replaced(make: Make, caplog: pytes
 
 
 def test_a_failure_by_a_deadline_is_no_deadline_of_the_drain(make: Make) -> None:
-    checkpointer = make(group_timeout=0.001)
-    checkpointer._start(1, lambda sink: sink.add("w", torch.ones(10)) or [], hold=True)  # Nobody releases it.
+    checkpointer = make()
+    checkpointer._start(1, lambda sink: sink.add("w", torch.ones(10)) or [], hold=0.001)  # Nobody releases it.
 
     with pytest.raises(cairn.DeadlineExceeded, match="step 1: written, but its commit was not released"):
         checkpointer.drain()

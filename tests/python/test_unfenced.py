@@ -1,0 +1,332 @@
+"""The commonest mistake: tensors that are overwritten while a save still reads them. It is loud, and never cries wolf.
+
+Most saves here are larger than the pool: they are not captured before several MiB are on the disk. By then the next
+statement has begun.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cairn
+import numpy
+import pytest
+import torch
+
+Make = Callable[..., cairn.Checkpointer]
+ELEMENTS = 4_000_000  # 16 MB, twice the pool.
+CURE = r"was overwritten after save\(\) with no fence in between, .*: call protect\(optimizer\), or fence\(\)"
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "foreach": {"foreach": True}, "fused": {"fused": True}, "one by one": {"foreach": False},
+}  # fmt: skip
+
+
+def a_model() -> torch.nn.Module:
+    return torch.nn.ParameterDict({f"w{i}": torch.zeros(ELEMENTS // 4) for i in range(4)})
+
+
+def backward(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+
+def expect_torn(checkpointer: cairn.Checkpointer, save: cairn.Save, name: str) -> None:
+    with pytest.raises(cairn.FailedPrecondition, match=rf'^step 1: tensor "{name}"( \(and \d+ more\))? {CURE}'):
+        save.wait()
+    assert checkpointer.steps() == []
+
+
+# What is found
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_step_that_nobody_fenced_fails_the_save(make: Make, kind: str) -> None:
+    model = a_model()
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZERS[kind])
+    backward(model)
+    optimizer.step()
+    backward(model)
+    checkpointer = make()
+
+    save = checkpointer.save(1, {"model": model, "optimizer": optimizer})
+    optimizer.step()
+
+    expect_torn(checkpointer, save, "model/w0")
+    backward(model)
+    checkpointer.save(2, {"model": model, "optimizer": optimizer}).wait()
+    assert checkpointer.steps() == [2]
+
+
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "in place": lambda tensor: tensor[:1].add_(1),
+    "an item": lambda tensor: tensor.__setitem__(5, 1.0),
+    "copied into": lambda tensor: tensor[:10].copy_(torch.ones(10)),
+    "in inference mode": torch.inference_mode()(lambda tensor: tensor[:1].add_(1)),
+    "foreach": lambda tensor: torch._foreach_lerp_([tensor[:8]], [torch.ones(8)], 0.5),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("of", ["tensor", "state dict"])
+def test_a_write_that_nobody_fenced_fails_the_save_by_name(make: Make, how: str, of: str) -> None:
+    model = torch.nn.ParameterDict({"w": torch.zeros(ELEMENTS), "x": torch.zeros(ELEMENTS)}).requires_grad_(False)
+    checkpointer = make()
+
+    save = checkpointer.save(1, {"model": dict(model) if of == "tensor" else model.state_dict()})
+    WRITES[how](model["x"])
+
+    expect_torn(checkpointer, save, "model/x")
+    with pytest.raises(cairn.FailedPrecondition, match='tensor "model/x"'):
+        checkpointer.check()
+
+
+def test_it_is_found_by_the_fence_that_comes_too_late(make: Make) -> None:
+    tensor = torch.zeros(ELEMENTS)
+    checkpointer = make()
+
+    save = checkpointer.save(1, {"w": tensor})
+    tensor[0] = 1
+    checkpointer.fence()
+
+    expect_torn(checkpointer, save, "w")
+
+
+def test_the_earlier_checkpoint_stays(make: Make) -> None:
+    tensor = torch.zeros(ELEMENTS)
+    checkpointer = make(keep_last=1)
+    checkpointer.save(1, {"w": tensor}).wait()
+
+    checkpointer.save(2, {"w": tensor})
+    tensor[0] = 1
+
+    with pytest.raises(cairn.FailedPrecondition, match='step 2: tensor "w"'):
+        checkpointer.drain()
+    assert checkpointer.steps() == [1]
+
+
+def test_a_held_save_is_not_released_either(make: Make) -> None:
+    """As cairn.dcp's are."""
+    tensor = torch.zeros(ELEMENTS)
+    checkpointer = make()
+
+    save = checkpointer._start(1, lambda sink: sink.add("w", tensor) or [], hold=60.0)
+    tensor[0] = 1
+    save._release()
+
+    expect_torn(checkpointer, save, "w")
+
+
+def test_through_dcp(make: Make) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    from cairn.dcp import SavePlanner, StorageWriter
+
+    tensor = torch.zeros(ELEMENTS)
+    checkpointer = make()
+
+    answer = dcp.async_save({"w": tensor}, storage_writer=StorageWriter(checkpointer, 1), planner=SavePlanner())
+    tensor[0] = 1
+
+    with pytest.raises(BaseException, match=f'tensor "w" {CURE}'):  # CheckpointException is no Exception.
+        getattr(answer, "upload_completion", answer).result()
+    assert checkpointer.steps() == []
+
+
+# The option
+
+
+def test_it_can_be_a_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    tensor = torch.zeros(ELEMENTS)
+    checkpointer = make(unfenced_writes="warn")
+
+    with caplog.at_level(logging.WARNING, "cairn"):
+        save = checkpointer.save(1, {"w": tensor})
+        tensor[0] = 1
+        save.wait()
+        checkpointer.check()
+
+    assert [record.levelname for record in caplog.records if 'tensor "w"' in record.getMessage()] == ["WARNING"]
+    assert checkpointer.steps() == [1]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_it_can_be_ignored(make: Make, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    model = a_model()
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZERS[kind])
+    backward(model)
+    checkpointer = make(unfenced_writes="ignore")
+
+    with caplog.at_level(logging.WARNING, "cairn"):
+        save = checkpointer.save(1, {"model": model})
+        optimizer.step()
+        save.wait()
+        checkpointer.check()
+
+    assert not caplog.records
+    assert checkpointer.steps() == [1]
+
+
+def test_another_word_is_refused(make: Make) -> None:
+    with pytest.raises(cairn.InvalidArgument, match='unfenced_writes: expected one of "fail", "warn", "ignore"'):
+        make(unfenced_writes="error")
+
+
+# What is no mistake
+
+
+@pytest.fixture
+def checkpointer(make: Make) -> Iterator[cairn.Checkpointer]:
+    """Each save must be durable in the end."""
+    made = make(keep_last=0)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_protected_steps(checkpointer: cairn.Checkpointer, kind: str) -> None:
+    model = a_model()
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZERS[kind])
+    checkpointer.protect(optimizer)
+
+    for step in range(1, 6):
+        backward(model)
+        optimizer.step()
+        checkpointer.save(step, {"model": model, "optimizer": optimizer})
+
+    backward(model)
+    optimizer.step()
+    checkpointer.drain()
+    assert checkpointer.steps() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_fence_within_a_step(checkpointer: cairn.Checkpointer, kind: str) -> None:
+    """As Lightning's loop has it: the closure computes the gradients, and then its hooks run."""
+    model = a_model()
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZERS[kind])
+
+    def closure() -> float:
+        backward(model)
+        checkpointer.fence()
+        return 0.0
+
+    for step in range(1, 4):
+        checkpointer.save(step, {"model": model})
+        optimizer.step(closure)
+
+    checkpointer.drain()
+
+
+def test_steps_after_the_capture_and_an_average_after_a_fence(checkpointer: cairn.Checkpointer) -> None:
+    model = a_model()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    for step in range(1, 4):
+        save = checkpointer.save(step, {"model": model, "average": average})
+        backward(model)
+        save.captured()
+        optimizer.step()
+        average.update_parameters(model)
+        checkpointer.save(10 * step, {"model": model, "average": average}, replace=True)
+        checkpointer.fence()
+        average.update_parameters(model)
+        checkpointer.drain()
+        checkpointer.restore({"model": model, "average": average}, step)
+
+
+def test_what_was_captured_may_be_written_without_a_word(checkpointer: cairn.Checkpointer) -> None:
+    """Whoever asks nothing, and writes when the save is durable."""
+    tensor = torch.zeros(ELEMENTS)
+    save = checkpointer.save(1, {"w": tensor})
+    while checkpointer.latest() is None:
+        pass
+
+    tensor[0] = 1
+
+    save.wait()
+    assert float(checkpointer.load(1)["w"][0]) == 0
+
+
+def test_what_the_call_copies_may_be_written_at_once(checkpointer: cairn.Checkpointer) -> None:
+    large = torch.zeros(ELEMENTS)
+    small = torch.zeros(100)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(50_000))  # Its buffers are above what is small.
+    checkpointer.save(1, {"large": large, "small": small, "model": model})
+
+    small.add_(1)
+    model(torch.ones(2, 50_000))
+
+    checkpointer.drain()
+    assert float(checkpointer.load(1)["small"].sum()) == 0
+    assert float(checkpointer.load(1)["model"]["0.running_var"].sum()) == 50_000
+
+
+def test_what_other_tensors_do_is_their_own(checkpointer: cairn.Checkpointer) -> None:
+    model, other = a_model(), a_model()
+    optimizer = torch.optim.AdamW(other.parameters(), fused=True)
+    checkpointer.save(1, {"model": model})
+
+    backward(other)
+    backward(model)  # Gradients are not in the tree.
+    optimizer.step()
+
+    checkpointer.drain()
+
+
+def test_frozen_parameters_are_not_written(checkpointer: cairn.Checkpointer) -> None:
+    frozen, trained = torch.nn.Parameter(torch.zeros(ELEMENTS)), torch.nn.Parameter(torch.zeros(10))
+    optimizer = torch.optim.AdamW([frozen, trained], fused=True)
+    checkpointer.save(1, {"frozen": frozen})
+
+    trained.grad = torch.ones(10)
+    optimizer.step()
+
+    checkpointer.drain()
+
+
+def test_a_restore_waits_for_the_capture(checkpointer: cairn.Checkpointer) -> None:
+    tensors = {"w": torch.zeros(ELEMENTS)}
+    checkpointer.save(1, tensors).wait()
+    tensors["w"].fill_(2)
+
+    checkpointer.save(2, tensors)
+    checkpointer.restore(tensors, 1)
+
+    checkpointer.drain()
+    assert bool((checkpointer.load(2)["w"] == 2).all())
+    assert bool((tensors["w"] == 0).all())
+
+
+# Steps that end badly, and what nobody can see
+
+
+def test_a_step_that_raises_holds_no_save_back(checkpointer: cairn.Checkpointer) -> None:
+    model = a_model()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def closure() -> float:
+        raise ZeroDivisionError
+
+    save = checkpointer.save(1, {"model": model})
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(closure)
+
+    save.wait(60)
+
+
+def test_what_has_no_version_is_not_seen(checkpointer: cairn.Checkpointer) -> None:
+    """docs/python.md says so: numpy's arrays, inference tensors, writes through .data."""
+    with torch.inference_mode():
+        inference = torch.zeros(ELEMENTS)
+    data, array = torch.zeros(ELEMENTS), numpy.zeros(ELEMENTS, numpy.float32)
+    checkpointer.save(1, {"inference": inference, "data": data, "array": array})
+
+    data.data[0] = 1
+    array[0] = 1
+    with torch.inference_mode():
+        inference[0] = 1
+
+    checkpointer.drain()
+    assert checkpointer.steps() == [1]
