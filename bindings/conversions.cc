@@ -2,21 +2,18 @@
 
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 #include "py_calls.h"
+#include "stored_tensors.h"
 
 namespace py = pybind11;
 
 namespace cairn {
 namespace {
-
-DType DTypeFrom(const std::string& name) {
-  const std::optional<DType> dtype = DTypeFromName(name);
-  if (!dtype) Raise(Status(StatusCode::kInvalidArgument, "unknown dtype " + name));
-  return *dtype;
-}
 
 py::object FromValue(const Value& value) {
   return std::visit(
@@ -31,11 +28,6 @@ py::object FromValue(const Value& value) {
         }
       },
       value);
-}
-
-py::object FromPart(const std::optional<TensorPart>& part) {
-  if (!part) return py::none();
-  return py::make_tuple(part->logical_name, py::tuple(py::cast(part->global_shape)), py::tuple(py::cast(part->offset)));
 }
 
 }  // namespace
@@ -63,23 +55,6 @@ std::optional<TensorPart> PartFrom(const py::object& part) {
                     .offset = IntsFrom(fields[2])};
 }
 
-State StateFrom(const py::list& tensors) {
-  constexpr std::size_t kWithPart = 8;
-  State state;
-  for (const py::handle item : tensors) {
-    const auto tensor = py::reinterpret_borrow<py::tuple>(item);
-    RaiseIfError(state.Add(tensor[0].cast<std::string>(),
-                           {.data = reinterpret_cast<void*>(tensor[1].cast<std::uintptr_t>()),
-                            .dtype = DTypeFrom(tensor[2].cast<std::string>()),
-                            .shape = IntsFrom(tensor[3]),
-                            .strides = IntsFrom(tensor[4]),
-                            .device = DeviceFrom(tensor[5].cast<int>()),
-                            .bytes = tensor[6].cast<std::uint64_t>(),
-                            .part = tensor.size() < kWithPart ? std::nullopt : PartFrom(py::object(tensor[7]))}));
-  }
-  return state;
-}
-
 Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder) {
   return !folder.empty() ? Folder(folder) : step ? Step(*step) : Latest();
 }
@@ -98,14 +73,9 @@ py::dict FromInfo(const CheckpointInfo& info) {
   return fields;
 }
 
-py::dict FromDetails(const CheckpointDetails& details) {
+py::dict FromDetails(CheckpointDetails details) {
   py::dict fields = FromInfo(details.info);
-  py::list tensors;
-  for (const TensorInfo& tensor : details.tensors) {
-    tensors.append(py::make_tuple(tensor.name, std::string(DTypeName(tensor.dtype)), py::tuple(py::cast(tensor.shape)),
-                                  tensor.bytes, tensor.file, tensor.alias_of, FromPart(tensor.part)));
-  }
-  fields["tensors"] = tensors;
+  fields["tensors"] = std::make_shared<StoredTensors>(std::move(details.tensors));
   py::list values;
   for (const Values& of_rank : details.values) {
     py::dict all;

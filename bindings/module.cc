@@ -176,10 +176,11 @@ class PyCheckpointer {
     const InUse engine = Use();
     RaiseIfError(engine->UnheardFailure());
   }
-  py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, const py::list& tensors,
+  py::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, TreeTensors& tensors,
                    const StreamArguments& streams, bool resume, bool own, const PyProgress& progress) {
     const InUse engine = Use();
-    const State state = StateFrom(tensors);
+    TreeTensors::LastSave none;
+    const State state = ValueOrRaise(tensors.Build(none));
     InterruptibleProgress interruptible(progress);
     Result<Restored> result = Unlocked([&] {
       return engine->Restore(
@@ -391,6 +392,7 @@ PYBIND11_MODULE(_core, module) {
   using namespace py::literals;
 
   cairn::BindSave(module);
+  cairn::BindStoredTensors(module);
   py::class_<TorchReader, std::shared_ptr<TorchReader>>(module, "TorchReader")
       .def(py::init<py::type, py::type, const py::dict&, bool>(), "tensor"_a, "parameter"_a, "dtypes"_a, "dlpack"_a)
       .def_property_readonly("has_dlpack", &TorchReader::has_dlpack);
@@ -399,6 +401,7 @@ PYBIND11_MODULE(_core, module) {
       .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
       .def("add", &TreeTensors::Add, "view"_a, "part"_a, "tensor"_a)
       .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "pairs"_a, "node"_a)
+      .def("match_all", &TreeTensors::MatchAll, "keys"_a, "nodes"_a, "like"_a, "prefix"_a, "stored"_a)
       .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);
 
   cairn::BindStoreGroup(module);

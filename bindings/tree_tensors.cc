@@ -26,6 +26,11 @@ std::string_view AsciiOf(PyObject* key) {
   return {static_cast<const char*>(PyUnicode_DATA(key)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(key))};
 }
 
+// Whether a node of a tree's text, as json.loads returns it, is ["t"]: a torch tensor.
+bool IsTensorNode(PyObject* node) {
+  return PyList_CheckExact(node) && PyList_GET_SIZE(node) == 1 && AsciiOf(PyList_GET_ITEM(node, 0)) == "t";
+}
+
 // One of the first two words of a tensor's Python object points to the tensor: which one depends on torch's version.
 // Prefetching something that is not an address does nothing.
 void PrefetchContent(PyObject* tensor) {
@@ -63,12 +68,23 @@ void TreeTensors::Add(const py::tuple& view, const py::object& part, const py::o
 
 // The training step since the last save has emptied the caches, and each tensor's objects lie somewhere else. So the
 // memory of a tensor is prefetched while earlier tensors are read.
-void TreeTensors::Prefetch(const py::list& values, std::size_t at) const {
+void TreeTensors::Prefetch(std::span<PyObject* const> values, std::size_t at) const {
   constexpr std::size_t kAhead = 8;
-  const auto item = [&](std::size_t i) { return PyList_GET_ITEM(values.ptr(), static_cast<Py_ssize_t>(i)); };
   if (torch_ == nullptr || at + 2 * kAhead >= values.size()) return;
-  __builtin_prefetch(item(at + 2 * kAhead));
-  if (PyObject* tensor = item(at + kAhead); torch_->Knows(tensor)) PrefetchContent(tensor);
+  __builtin_prefetch(values[at + 2 * kAhead]);
+  if (torch_->Knows(values[at + kAhead])) PrefetchContent(values[at + kAhead]);
+}
+
+void TreeTensors::AddRead(std::string_view prefix, std::string_view key, Tensor tensor, py::handle value) {
+  if (!prefix.empty()) {
+    seen_.names += prefix;
+    seen_.names += '/';
+  }
+  seen_.names += key;
+  tensor.name_end = seen_.names.size();
+  tensor.extents_end = seen_.extents.size();
+  seen_.tensors.push_back(tensor);
+  given_.push_back({value, tensor.dense.data});
 }
 
 py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std::string_view prefix, bool pairs,
@@ -81,6 +97,7 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
     if (!IsPlainName(name)) return py::none();
     text_bytes += name.size() + std::string_view(R"("":["t"],)").size();
   }
+  const std::span<PyObject* const> items(PySequence_Fast_ITEMS(values.ptr()), count);
   std::string text;
   text.reserve(text_bytes);
   if (count > seen_.tensors.size()) {
@@ -88,9 +105,9 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
     given_.reserve(given_.size() + count);
   }
   for (std::size_t i = 0; i < count; ++i) {
-    Prefetch(values, i);
+    Prefetch(items, i);
     const std::string_view key = AsciiOf(PyList_GET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i)));
-    const py::handle value = PyList_GET_ITEM(values.ptr(), static_cast<Py_ssize_t>(i));
+    const py::handle value = items[i];
     if (!text.empty()) text += ',';
     text += '"';
     text += key;
@@ -102,17 +119,54 @@ py::object TreeTensors::AddAll(const py::list& keys, const py::list& values, std
       continue;
     }
     text += R"(["t"])";
-    if (!prefix.empty()) {
-      seen_.names += prefix;
-      seen_.names += '/';
-    }
-    seen_.names += key;
-    tensor.name_end = seen_.names.size();
-    tensor.extents_end = seen_.extents.size();
-    seen_.tensors.push_back(tensor);
-    given_.push_back({value, tensor.dense.data});
+    AddRead(prefix, key, tensor, value);
   }
   return py::str(text);
+}
+
+py::object TreeTensors::MatchAll(const py::list& keys, const py::list& nodes, const py::dict& like,
+                                 std::string_view prefix, const StoredTensors& stored) {
+  const std::size_t count = keys.size();
+  if (torch_ == nullptr || nodes.size() != count || like.size() != count) return py::none();
+  const std::span<PyObject* const> given_keys(PySequence_Fast_ITEMS(keys.ptr()), count);
+  const std::span<PyObject* const> given_nodes(PySequence_Fast_ITEMS(nodes.ptr()), count);
+  std::vector<PyObject*> values;
+  values.reserve(count);
+  for (PyObject* key : given_keys) {
+    PyObject* value = IsPlainName(AsciiOf(key)) ? PyDict_GetItem(like.ptr(), key) : nullptr;
+    if (value == nullptr) return py::none();
+    values.push_back(value);
+  }
+  if (std::none_of(given_nodes.begin(), given_nodes.end(), IsTensorNode)) return py::none();
+
+  py::list found(count);
+  std::string name(prefix);
+  if (!prefix.empty()) name += '/';
+  const std::size_t prefix_size = name.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    Prefetch(values, i);
+    const std::string_view key = AsciiOf(given_keys[i]);
+    name.resize(prefix_size);
+    name += key;
+    const std::size_t extents_begin = seen_.extents.size();
+    const auto fits = [&](Tensor& tensor) {
+      if (!IsTensorNode(given_nodes[i]) || !torch_->Knows(values[i])) return false;
+      const TensorInfo* of = stored.Find(name);
+      if (of == nullptr || !torch_->Read(values[i], tensor.dense, seen_.extents)) return false;
+      return of->dtype == tensor.dense.dtype &&
+             std::equal(of->shape.begin(), of->shape.end(),
+                        seen_.extents.begin() + static_cast<std::ptrdiff_t>(extents_begin), seen_.extents.end());
+    };
+    Tensor tensor;
+    const bool fit = fits(tensor);
+    if (fit) {
+      AddRead(prefix, key, tensor, values[i]);
+    } else {
+      seen_.extents.resize(extents_begin);
+    }
+    found[i] = py::reinterpret_borrow<py::object>(fit ? values[i] : Py_NotImplemented);
+  }
+  return found;
 }
 
 std::set<int> TreeTensors::cuda_devices() const {

@@ -6,12 +6,14 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cairn/tensor.h"
+#include "stored_tensors.h"
 #include "torch_reader.h"
 
 namespace cairn {
@@ -64,6 +66,12 @@ class TreeTensors {
   /// its elements, as long as this object.
   pybind11::object AddAll(const pybind11::list& keys, const pybind11::list& values, std::string_view prefix, bool pairs,
                           const pybind11::function& node);
+  /// Adds the tensors of a dict to restore into, `like`, whose tensors are named by `prefix` and `keys`. `nodes` are
+  /// the checkpoint's, as JSON, in the order of `keys`. Returns a list with like's tensor for each plain, dense torch
+  /// tensor that fits what is stored, and NotImplemented for everything else. Returns None, with nothing done, if the
+  /// keys of the two differ, if a key is not a plain name, or if none of the nodes is a tensor.
+  pybind11::object MatchAll(const pybind11::list& keys, const pybind11::list& nodes, const pybind11::dict& like,
+                            std::string_view prefix, const StoredTensors& stored);
 
   [[nodiscard]] std::set<int> cuda_devices() const;
   /// The State: that of `last` if it holds the same tensors in the same order. Stores the result in `last`. Call it
@@ -80,7 +88,9 @@ class TreeTensors {
     const void* data;
   };
 
-  void Prefetch(const pybind11::list& values, std::size_t at) const;
+  void Prefetch(std::span<PyObject* const> values, std::size_t at) const;
+  /// Adds a tensor that was read, whose shape is appended already.
+  void AddRead(std::string_view prefix, std::string_view key, Tensor tensor, pybind11::handle value);
 
   const std::shared_ptr<const TorchReader> torch_;
   Seen seen_;

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from typing_extensions import Self
@@ -39,8 +39,18 @@ class TreeTensors:
     def add_all(
         self, keys: list[Any], values: list[Any], prefix: str, pairs: bool, node: Callable[[Any, str], str]
     ) -> str | None: ...
+    def match_all(
+        self, keys: list[Any], nodes: list[Any], like: dict[Any, Any], prefix: str, stored: StoredTensors
+    ) -> list[Any] | None: ...
     @property
     def cuda_devices(self) -> set[int]: ...
+
+class StoredTensors:
+    def get(self, name: str) -> tuple[str, tuple[int, ...]] | None: ...
+    def names(self) -> list[str]: ...
+    def tied(self) -> dict[str, str]: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[str, str, tuple[int, ...], int, str, str, Part | None]]: ...
 
 class Watcher:
     def run(self) -> None: ...
@@ -121,7 +131,7 @@ class Checkpointer:
         self,
         step: int | None,
         folder: str,
-        tensors: Sequence[Tensor | TensorPart],
+        tensors: TreeTensors,
         streams: Streams,
         resume: bool,
         own: bool,

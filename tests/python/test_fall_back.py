@@ -215,7 +215,7 @@ def test_what_is_replaced_in_mid_read_is_chosen_anew(worlds: Worlds, root: Path,
     shutil.copytree(step, other)
     assert world.all("c.save(1, tree(5, rank), replace=True).result()") == [1] * RANKS
     swap = f"os.rename({str(step)!r}, {str(gone)!r}); os.rename({str(other)!r}, {str(step)!r})"
-    world[1].run(f"def swap(): {swap}\nbefore('_read_views', 1, swap)")
+    world[1].run(f"def swap(): {swap}\nbefore('_read_targets', 1, swap)")
 
     assert world.all("restore()") == [[1, True]] * RANKS
 

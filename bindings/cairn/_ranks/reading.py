@@ -136,7 +136,7 @@ class Reading:
     ) -> tuple[_tree.Plan | None, dict[int, Exception]]:
         """The plan, whose tensors have been read, and the errors of all ranks."""
 
-        def look() -> tuple[dict[str, Any], _tree.Plan, list[_core.Tensor]]:
+        def look() -> tuple[dict[str, Any], _tree.Plan, _core.TreeTensors]:
             details = mine
             if chosen["asked"] != asked:
                 raise InvalidArgument(f"restore: expected {chosen['asked']}, as on rank 0; found {asked}")
@@ -145,14 +145,17 @@ class Reading:
                 holds.enter_context(details["hold"])
                 _expect_same(chosen, details)
             view = self._own_view(details, tree)
-            plan = planned(view.text, view.saved)
-            return details, plan, [tree_tensors.target_view(name, tensor) for name, tensor in plan.tensors.items()]
+            targets = tree_tensors.TargetCollector(view.saved)
+            plan = planned(view.text, view.saved, match_all=targets.match_all)
+            for name, tensor in plan.tensors.items():
+                targets.add(name, tensor)
+            return details, plan, targets.core
 
         found, errors = self._ranks.outcomes("choice found", look)
         if found is None or errors:
             return None, errors
-        details, plan, views = found
-        read = partial(self._read_views, details, views, True, folder, progress)
+        details, plan, targets = found
+        read = partial(self._read_targets, details, targets, True, folder, progress)
         return plan, self._ranks.outcomes("restore", lambda: _expect_same(details, read()))[1]
 
     def _own_view(self, details: dict[str, Any], tree: Any) -> replicas.RankView:
@@ -219,8 +222,7 @@ class Reading:
         progress: _Progress,
         device: Any,
     ) -> Any:
-        stored = [name for name, *_ in details["tensors"]]
-        asked = () if names is None else _matching(stored, names, details["path"])
+        asked = () if names is None else _matching(details["tensors"].names(), names, details["path"])
         view = replicas.rank_view(details, self._ranks.rank, self._ranks.world, self._replicated, wanted=asked)
         saved, kinds = view.saved, _tree.kinds(view.text)
         wanted = list(saved) if names is None else _matching(list(saved), names, details["path"])
@@ -286,21 +288,24 @@ class Reading:
         folder: str = "",
         progress: _Progress = None,
     ) -> None:
-        restored = self._read_views(details, views, resume, folder, progress)
+        targets = _core.TreeTensors(None)
+        for view in views:
+            targets.add(view[:7], view[7] if len(view) > 7 else None, None)
+        restored = self._read_targets(details, targets, resume, folder, progress)
         if restored["attempt"] != details["attempt"]:
             raise FailedPrecondition(f"step {details['step']} was replaced while it was being restored: restore again")
 
-    def _read_views(
+    def _read_targets(
         self,
         details: dict[str, Any],
-        views: Sequence[_core.Tensor | _core.TensorPart],
+        targets: _core.TreeTensors,
         resume: bool,
         folder: str,
         progress: _Progress,
     ) -> dict[str, Any]:
-        streams = tree_tensors.current_streams({view[5] for view in views if view[5] >= 0})
+        streams = tree_tensors.current_streams(targets.cuda_devices)
         own = details["world"] == self._ranks.world
-        return self._core.restore(None if folder else details["step"], folder, views, streams, resume, own, progress)
+        return self._core.restore(None if folder else details["step"], folder, targets, streams, resume, own, progress)
 
 
 def _asked(step: int | None, folder: str, fall_back: bool) -> str:

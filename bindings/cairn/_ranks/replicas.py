@@ -20,6 +20,7 @@ from .._errors import Corrupt, InvalidArgument, counted
 from .._tree import Stored, names
 from .._tree.paths import join, part_of
 from .._tree.reader import key_of
+from .._tree.tensors import StoredTensors
 
 _VERSION = 1
 _MAX_LISTED = 20  # Names in one message.
@@ -236,7 +237,7 @@ class RankView:
     """A checkpoint as one rank sees it."""
 
     text: str  # Of its tree.
-    saved: dict[str, Stored]  # The tensors that the rank may read, by name.
+    saved: Mapping[str, Stored]  # The tensors that the rank may read, by name.
     tied: dict[str, str]  # The tied ones among them, each with the name of the tensor that holds the bytes.
 
 
@@ -257,7 +258,7 @@ def tree_text(details: dict[str, Any], rank: int = 0) -> str:
     return text
 
 
-Find = Callable[[list[str]], list[Any]]  # Names -> those tensors that exist, as in details["tensors"].
+Find = Callable[[list[str]], Iterable[Any]]  # Names -> those tensors that exist, as in details["tensors"].
 
 
 def own_shard(details: dict[str, Any], rank: int, world: int) -> int:
@@ -291,11 +292,13 @@ def rank_view(
     text = tree_text(details, own)
     if resized:
         text = _readable_text(details, world, text, rules, like, wanted)
+    if details["world"] == 1 and not resized:
+        return RankView(text, StoredTensors(details["tensors"]), details["tensors"].tied())
     mine: dict[str, Stored] = {}
     others: dict[str, Stored] = {}
     tied: dict[str, str] = {}
 
-    def take(tensors: list[Any]) -> None:
+    def take(tensors: Iterable[Any]) -> None:
         for name, dtype, shape, _, file, target, _ in tensors:
             number = _SHARD.match(file)
             holds = mine if details["world"] == 1 or (number and int(number[1]) == own) else others

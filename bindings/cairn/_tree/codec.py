@@ -12,7 +12,7 @@ from .._errors import Corrupt, NotFound, Unsupported
 from .._rng import RngState
 from .arrays import as_numpy, is_foreign
 from .paths import MAX_DEPTH, kind_name, readable
-from .reader import Reader, kinds_in, scalar
+from .reader import MatchAll, Reader, kinds_in, scalar
 from .values import AS_BYTES, is_plain
 from .writer import Names, Sink, Writer
 
@@ -89,12 +89,14 @@ def plan_restore(
     empty: Callable[[Stored, str], Any],
     *,
     partial: bool = False,
+    match_all: MatchAll | None = None,
 ) -> Plan:
     """Matches a checkpoint with the caller's tree. Changes nothing yet; calls state_dict() on the tree's objects.
 
     `describe` returns a tensor's dtype and shape; `empty` makes a CPU tensor, "torch" or "numpy". None, or any plain
     value, is a placeholder for whatever is stored. Plain values are the checkpoint's; a container of plain values is
-    taken as a whole. Names on one side only are left to load_state_dict, except in a torch module.
+    taken as a whole. Names on one side only are left to load_state_dict, except in a torch module. What `match_all`
+    takes (see Reader) is not among the plan's tensors.
 
     InvalidArgument, with all differences, if the tree and the checkpoint differ in names, shapes or dtypes. `partial`
     permits names on one side only: the tree's stay as they are, the checkpoint's are left out.
@@ -129,7 +131,7 @@ def plan_restore(
             tensors[name] = empty(found, kind.partition(" ")[0])
         return tensors.get(name)
 
-    reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial)
+    reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all)
     result = reader.node(_parse(text), tree, "", True)
     reader.raise_differences()
     return Plan(tensors, reader.one_sided(), result, reader.loads, partial)

@@ -29,6 +29,11 @@ _MAX_LISTED = 20  # Names in one message.
 _COMPILED = "_orig_mod"  # The module within the one that torch.compile returns.
 
 
+# A dict's keys and nodes, the caller's dict, its name -> the caller's tensors that fit, NotImplemented for what the walk
+# must handle itself; or None for all of it. See TreeTensors in bindings/.
+MatchAll = Callable[[list[Any], list[Any], dict[Any, Any], str], list[Any] | None]
+
+
 class Reader:
     """One walk over a text, along the caller's tree (`like`) as far as that reaches; None matches anything.
 
@@ -47,9 +52,11 @@ class Reader:
         module: Any,
         partial: bool = False,
         find: Callable[[str, str], type | None] = lambda path, _name: values.find_class(path),
+        match_all: MatchAll | None = None,
     ) -> None:
         self._leaf, self._scalar, self._module = leaf, scalar, module
         self._partial, self._find = partial, find
+        self._match_all = None if partial else match_all
         self._known = Writer(Names()).kept
         self.loads: list[tuple[Any, Any]] = []
         self.only_stored: list[str] = []
@@ -138,6 +145,13 @@ class Reader:
     def _mapping(
         self, node: Any, keys: list[Any], nodes: list[Any], like: Any, name: str, strict: bool
     ) -> dict[Any, Any]:
+        if self._match_all and type(like) in (dict, OrderedDict):
+            found = self._match_all(keys, nodes, like, name)
+            if found is not None:
+                return {
+                    key: self.node(child, like[key], join(name, key), strict) if one is NotImplemented else one
+                    for key, child, one in zip(keys, nodes, found, strict=True)
+                }
         parts = dict(zip([part_of(key, name) for key in keys], nodes, strict=False))
         if not len(parts) == len(keys) == len(nodes):
             raise Corrupt(f"the checkpoint's tree: {readable(name)}: expected one value for each key")

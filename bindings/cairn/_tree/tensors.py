@@ -6,7 +6,7 @@ Neither module is imported here: a caller that has a tensor has imported its mod
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,40 @@ class TensorCollector:
     ) -> str | None:
         self.kept.append(values)
         return self.core.add_all(keys, values, prefix, pairs, node)
+
+
+class StoredTensors(Mapping[str, Stored]):
+    """The tensors of a checkpoint, by name."""
+
+    def __init__(self, core: _core.StoredTensors) -> None:
+        self.core = core
+
+    def __getitem__(self, name: str) -> Stored:
+        found = self.core.get(name)
+        if found is None:
+            raise KeyError(name)
+        return Stored(*found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.core.names())
+
+    def __len__(self) -> int:
+        return len(self.core)
+
+
+class TargetCollector:
+    """Collects the tensors to restore into. They must live until they are read."""
+
+    def __init__(self, saved: Mapping[str, Stored]) -> None:
+        self.core = _core.TreeTensors(_reader())
+        self._saved = saved.core if isinstance(saved, StoredTensors) else None
+
+    def match_all(self, keys: list[Any], nodes: list[Any], like: dict[Any, Any], name: str) -> list[Any] | None:
+        return None if self._saved is None else self.core.match_all(keys, nodes, like, name, self._saved)
+
+    def add(self, name: str, tensor: Any) -> None:
+        """InvalidArgument if it cannot be restored into in place."""
+        self.core.add(target_view(name, tensor), None, None)
 
 
 def dtype_name(name: str, tensor: Any) -> str:
