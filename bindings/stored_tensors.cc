@@ -19,8 +19,9 @@ py::object FromPart(const std::optional<TensorPart>& part) {
 }  // namespace
 
 const TensorInfo* StoredTensors::Find(std::string_view name) const {
-  const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), name,
-                                   [](const TensorInfo& tensor, std::string_view other) { return tensor.name < other; });
+  const auto at =
+      std::lower_bound(tensors_.begin(), tensors_.end(), name,
+                       [](const TensorInfo& tensor, std::string_view other) { return tensor.name < other; });
   return at == tensors_.end() || at->name != name ? nullptr : &*at;
 }
 
