@@ -7,6 +7,7 @@ commit. Python makes these threads, so that no thread of C++ takes the GIL.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -42,5 +43,12 @@ def _finish() -> None:
             thread.join()
 
 
+def _forget() -> None:
+    open_checkpointers.clear()
+    _watching.clear()
+
+
+# A forked child has nothing to finish: the saves are its parent's.
+os.register_at_fork(after_in_child=_forget)
 # Earlier than atexit: daemon threads still run, and so do thread pools.
 threading._register_atexit(_finish)  # type: ignore[attr-defined]

@@ -102,3 +102,21 @@ def test_a_forked_worker_is_refused_and_harms_nothing(make: Make) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     checkpointer.drain()
     assert checkpointer.steps() == [1]
+
+
+def test_a_forked_worker_that_ends_says_nothing_of_its_parents_saves(root: Path) -> None:
+    child = run_child(
+        """
+        import multiprocessing, sys, torch, cairn
+        checkpointer = cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2)
+        checkpointer.save(5, {"t": torch.ones(5_000_000)})
+        worker = multiprocessing.get_context("fork").Process(target=lambda: None)
+        worker.start()
+        worker.join()
+        print(worker.exitcode)
+        """,
+        root,
+    )
+    out, err = child.communicate(timeout=60)
+
+    assert (out, err) == ("0\n", "")
