@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,10 @@ from jobs import SHARED, TREE
 
 if TYPE_CHECKING:
     from ranks import World
+
+# A shell that runs the tests in the background ignores Ctrl-C, for them and for what they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
