@@ -9,7 +9,7 @@ import io
 import json
 import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,6 +167,32 @@ class Sets:
 Sets.x = property(lambda _: 1, lambda _, value: closed.append(value))
 
 
+@dataclass(frozen=True)
+class Hashed:
+    x: Any
+
+    def __hash__(self) -> int:
+        closed.append(self.x)
+        return 1
+
+
+class Pair(collections.namedtuple("Pair", "x")):
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        closed.append(self.x)
+        return 1
+
+
+class Code(enum.Enum):
+    A = 1
+    B = 2
+
+    def __hash__(self) -> int:
+        closed.append(self.name)
+        return 1
+
+
 closed: list[Any] = []
 
 
@@ -180,16 +206,21 @@ closed: list[Any] = []
         ),
         (["dataclass", "not_yet_imported:X", {}], cairn.InvalidArgument, "is not imported here"),
         (["namedtuple", "not_yet_imported:X", "x", 1], cairn.InvalidArgument, "is not imported here"),
-        (["dataclass", "subprocess:Popen", {"args": "true"}], cairn.Corrupt, "subprocess:Popen is no dataclass"),
-        (["dataclass", f"{__name__}:Config", {"lr": 1}], cairn.Corrupt, "is no dataclass with the fields lr"),
-        (["dataclass", f"{__name__}:Closes", {"x": "evil"}], cairn.Corrupt, "its class has __del__"),
-        (["dataclass", f"{__name__}:Sets", {"x": "evil"}], cairn.Corrupt, "its field x is a property"),
+        (["dataclass", "subprocess:Popen", {"args": "true"}], cairn.InvalidArgument, "Popen is no dataclass here"),
+        (["dataclass", f"{__name__}:Config", {"lr": 1}], cairn.InvalidArgument, "with the fields lr; it has lr, pa"),
+        (["dataclass", f"{__name__}:Closes", {"x": "evil"}], cairn.InvalidArgument, "its class has __del__"),
+        (["dataclass", f"{__name__}:Sets", {"x": "evil"}], cairn.InvalidArgument, "its field x is a property"),
         (["dataclass", f"{__name__}:Config.__class__", {}], cairn.InvalidArgument, "is not imported here"),
         (["range", 1, 2, 0], cairn.Corrupt, "must not be zero"),
         (["time", "datetime", "yesterday", 0], cairn.Corrupt, "Invalid isoformat"),
         (["path", "WindowsPath", "x"], cairn.Corrupt, "expected a value"),
         (["bytesio", "", 10**30], cairn.Corrupt, "the checkpoint's tree"),
         (["deque", 1, 2, 3], cairn.Corrupt, "expected a value"),
+        (["set", ["dataclass", f"{__name__}:Hashed", {"x": 1}]], cairn.Corrupt, "a dataclass in a set"),
+        (["set", ["tuple", ["dataclass", f"{__name__}:Hashed", {"x": 1}]]], cairn.Corrupt, "a dataclass in a set"),
+        (["set", ["enum", f"{__name__}:Code", "A"]], cairn.InvalidArgument, "whose hash is code"),
+        (["set", ["tuple", "tuple", ["enum", f"{__name__}:Code", "A"]]], cairn.InvalidArgument, "whose hash is code"),
+        (["frozenset", ["namedtuple", f"{__name__}:Pair", "x", 1]], cairn.InvalidArgument, "whose hash is code"),
         (["timedelta", 10**12, 0, 0], cairn.Corrupt, "the checkpoint's tree"),
     ],
 )
@@ -200,8 +231,62 @@ def test_no_file_makes_code_run(tmp_path: Path, monkeypatch: Any, node: Any, kin
     (tmp_path / "not_yet_imported.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(kind, match=message):
-        StoredItems({}, {}, {"v": node}, set(), {}).value("v", {})
+        StoredItems({}, {}, {"v": node}, set(), {}).value("v", {}, {(1, 2)})
     assert closed == []
+
+
+def test_what_has_a_hash_of_its_own_comes_back_in_a_set_only_if_its_class_is_given(make: Make) -> None:
+    from cairn._dcp.items import StoredItems
+
+    with pytest.raises(cairn.InvalidArgument, match=r"s: .*Code cannot be kept in a set, because its hash is code"):
+        make().save(1, {"s": {Code.A}})
+    node = ["set", ["enum", f"{__name__}:Code", "A"]]  # As an older version wrote it.
+    assert StoredItems({}, {}, {"v": node}, set(), {}).value("v", {}, {Code.B}) == {Code.A}
+
+
+def test_a_dataclass_in_a_set_is_refused_by_name(make: Make) -> None:
+    checkpointer = make()
+    for value in ({Config(1.0, Path(), ())}, {(1, Config(1.0, Path(), ()))}):  # type: ignore[arg-type]
+        with pytest.raises(CheckpointException, match="v: tensors, objects and dataclasses cannot be kept in a set"):
+            save(checkpointer, "sync", {"v": value})
+        with pytest.raises(
+            cairn.InvalidArgument, match="m/v: tensors, objects and dataclasses cannot be kept in a set"
+        ):
+            checkpointer.save(1, {"m": {"v": value}})
+    assert checkpointer.steps() == []
+
+
+def test_a_dataclass_that_has_changed_since_is_not_called_corrupt(make: Make, monkeypatch: Any) -> None:
+    state = {"w": torch.ones(2), "config": Config(0.5, Path("x"))}
+    checkpointer = make()
+    save(checkpointer, "sync", state)
+    checkpointer.save(2, state).wait()
+    changed = make_dataclass("Config", [("lr", float), ("warmup", int, 3)])
+    changed.__module__ = __name__
+    monkeypatch.setitem(globals(), "Config", changed)
+    tree = {"w": torch.zeros(2), "config": changed(0.1)}
+    message = rf"config(/'~v')?: .*{__name__}:Config with the fields lr, path, points.* has lr, warmup"
+
+    for more in ({}, {"strict": False}, {"fall_back": True}):
+        with pytest.raises(cairn.InvalidArgument, match=message):
+            checkpointer.restore(tree, **more)
+    for found in (checkpointer.load(), checkpointer.restore({"w": None, "config": None})):
+        assert (found["config"].lr, found["config"].points, found["w"].tolist()) == (0.5, [], [1, 1])
+    assert checkpointer.load(names="w")["w"].tolist() == [1, 1]
+    with pytest.raises(CheckpointException, match=message) as raised:
+        dcp.load(tree, storage_reader=cairn.dcp.StorageReader(checkpointer, 1), planner=cairn.dcp.LoadPlanner())
+    assert type(raised.value.failures[0][0]) is cairn.InvalidArgument
+
+
+def test_a_changed_dataclass_among_plain_values_is_refused_too(make: Make, monkeypatch: Any) -> None:
+    checkpointer = make()
+    checkpointer.save(1, {"w": torch.ones(2), "configs": [Config(0.5, Path("x"))]}).wait()
+    changed = make_dataclass("Config", [("lr", float)])
+    changed.__module__ = __name__
+    monkeypatch.setitem(globals(), "Config", changed)
+
+    with pytest.raises(cairn.InvalidArgument, match="configs/0: the checkpoint has a dataclass .*; it has lr$"):
+        checkpointer.restore({"w": torch.zeros(2), "configs": [changed(0.1)]})
 
 
 def test_a_class_is_taken_from_the_state_to_load_into(make: Make) -> None:

@@ -11,6 +11,7 @@ import cairn
 import numpy
 import pytest
 import torch
+from cairn._tree import plan_restore
 from cairn._tree import tensors as tree_tensors
 from trees import same
 
@@ -82,6 +83,19 @@ def test_it_restores_what_the_walk_in_python_restores(seed: int, make: Make, mon
     slow = outcome(checkpointer, changed(given, choice))
 
     assert fast == slow if isinstance(slow, str) else same(fast, slow)
+
+
+@pytest.mark.parametrize("in_one_call", [True, False])
+def test_a_key_that_a_text_has_twice_is_corrupt(make: Make, in_one_call: bool) -> None:
+    tree: dict[str, Any] = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    checkpointer = make()
+    checkpointer.save(1, tree).wait()
+    saved = tree_tensors.StoredTensors(checkpointer._reading.inspect_all(1)["tensors"])
+    match_all = tree_tensors.TargetCollector(saved).match_all if in_one_call else None
+    text = '{"version":1,"tree":["dict","a",["t"],"a",["t"]]}'
+
+    with pytest.raises(cairn.Corrupt, match="expected one value for each key"):
+        plan_restore(text, saved, tree, tree_tensors.stored, tree_tensors.empty, match_all=match_all)
 
 
 def test_one_call_takes_all_tensors_of_a_dict(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,9 @@
 """What no tree may hold, and texts that no tree has written."""
 
 import collections
+import json
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -52,8 +55,8 @@ class TestRefused:
         (type("MyDict", (dict,), {})(), r"MyDict cannot be kept; .* dict\(\.\.\.\)"),
         (type("MyBytes", (bytearray,), {})(), r"MyBytes cannot be kept; .* bytearray\(\.\.\.\)"),
         (Flags.A | Flags.B, r"Flags cannot be kept; of a Flag only single members"),
-        ({torch.zeros(1)}, r"tensors and objects cannot be kept in a set"),
-        ({(Loader({}),)}, r"tensors and objects cannot be kept in a set"),
+        ({torch.zeros(1)}, r"tensors, objects and dataclasses cannot be kept in a set"),
+        ({(Loader({}),)}, r"tensors, objects and dataclasses cannot be kept in a set"),
         (cyclic(dict), r"a value of type dict that holds itself"),
         (cyclic(list), r"a value of type list that holds itself"),
         (deep(70), r"the tree is deeper than 64 levels"),
@@ -102,11 +105,42 @@ class TestBadText:
         '["t",1]',
         '["dtype","Tensor"]', '["dtype","no_such"]', '["device","???"]', '["size","a"]', "[" * 100 + "]" * 100,
         '{"a":["what"]}',
-        '["complex","a",1]', '["counter",1]', '["float","0x1"]',
+        '["complex","a",1]', '["counter",1]', '["float","0x1"]', f'["deque",{10**30}]', '["namedtuple","X","a,b",1]',
+        '["namedtuple","X","\ufb01 fi",1,2]', '["dict",1,1,true,2]',
     ])  # fmt: skip
     def test_a_node_that_no_writer_makes_is_corrupt(self, node):
         with pytest.raises(Corrupt, match="^the checkpoint's tree"):
             build(f'{{"version":1,"tree":{node}}}', {})
+
+    def test_no_dtype_imports_a_module(self):
+        # In a process of its own: the suite may have imported it already.
+        code = """
+import sys, torch
+from cairn import Corrupt
+from cairn._tree import build
+before = {*sys.modules}
+for name in ("_inductor", "onnx", "_export", "compiler"):
+    try:
+        build('{"version":1,"tree":["dtype","%s"]}' % name, {})
+    except Corrupt:
+        continue
+    sys.exit("not refused")
+sys.exit(", ".join({*sys.modules} - before) or None)
+"""
+        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    @pytest.mark.parametrize("head", ["set", "frozenset", "dict", "counter"])
+    def test_keys_that_are_made_to_collide_are_corrupt(self, head):
+        keys = [["int", hex(k * sys.hash_info.modulus)] for k in range(1, 2001)]
+        nodes = keys if "set" in head else [node for key in keys for node in (key, 0)]
+        with pytest.raises(Corrupt, match="more than 1000 keys have the same hash"):
+            build(json.dumps({"version": 1, "tree": [head, *nodes]}), {})
+
+    def test_a_large_set_is_none_of_these(self):
+        tree = {"many": {*range(5000)}, "names": {str(i) for i in range(5000)}, "dict": dict.fromkeys(range(5000), 0)}
+        text = flatten(tree).text
+        assert names(text) == [] and build(text, {}) == tree
 
     @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version":"1","tree":0}', '{"version":1}', "[" * 100_000])
     def test_a_text_that_is_no_tree_is_corrupt(self, text):

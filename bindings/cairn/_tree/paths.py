@@ -69,10 +69,10 @@ def fields_of(kind: type) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def namedtuple_of(name: str, fields: str) -> Any:
+def namedtuple_of(name: str, fields: tuple[str, ...]) -> Any:
     try:
         return namedtuple(name, fields)
-    except ValueError as error:
+    except (ValueError, TypeError, SyntaxError) as error:  # SyntaxError: two that Python reads as the same name.
         raise Corrupt(f"the checkpoint's tree: {error}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib
 import reprlib
+import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum
@@ -26,6 +27,7 @@ from .values import is_plain
 from .writer import Names, Writer
 
 _MAX_LISTED = 20  # Names in one message.
+_MAX_COLLIDING = 1000  # Keys with one hash: a dict or set of n such takes n * n steps to make.
 _COMPILED = "_orig_mod"  # The module within the one that torch.compile returns.
 
 
@@ -43,6 +45,7 @@ class Reader:
     `_orig_mod` in a name is what torch.compile puts there. A key that differs from the tree's only by that matches it.
 
     `find` gives the class of a path where the tree gives none; stand-ins come where it returns None.
+    Without it, classes that are imported are used if they fit, and stand-ins otherwise.
     """
 
     def __init__(
@@ -51,11 +54,12 @@ class Reader:
         scalar: Callable[[Any], Any],
         module: Any,
         partial: bool = False,
-        find: Callable[[str, str], type | None] = lambda path, _name: values.find_class(path),
+        find: Callable[[str, str], type | None] | None = None,
         match_all: MatchAll | None = None,
     ) -> None:
         self._leaf, self._scalar, self._module = leaf, scalar, module
-        self._partial, self._find = partial, find
+        self._partial, self._stands_in = partial, find is None
+        self._find = find or (lambda path, _name: values.find_class(path))
         self._match_all = None if partial else match_all
         self._known = Writer(Names()).kept
         self.loads: list[tuple[Any, Any]] = []
@@ -89,7 +93,7 @@ class Reader:
                 return self._sequence(node, rest, like, name, strict)
             case ["tuple", *rest]:
                 return tuple(self._sequence(node, rest, like, name, strict))
-            case ["deque", None | int() as longest, *rest] if longest is None or longest >= len(rest):
+            case ["deque", None | int() as longest, *rest] if longest is None or len(rest) <= longest <= sys.maxsize:
                 return deque(self._sequence(node, rest, like, name, strict), longest)
             case ["dataclass", str(kind), dict(fields)]:
                 return self._dataclass(node, kind, fields, like, name, strict)
@@ -103,7 +107,7 @@ class Reader:
                     found = values.tuple_of(self._find(kind, name), tuple(fields.split()), items)
                     if found is not None:
                         return found
-                made = made or namedtuple_of(kind.rpartition(":")[2].rpartition(".")[2], fields)
+                made = made or namedtuple_of(kind.rpartition(":")[2].rpartition(".")[2], tuple(fields.split()))
                 return made._make(items)
             case ["set" | "frozenset" as kind, *rest]:
                 return self._set(frozenset if kind == "frozenset" else set, rest, like, name, strict)
@@ -145,6 +149,10 @@ class Reader:
     def _mapping(
         self, node: Any, keys: list[Any], nodes: list[Any], like: Any, name: str, strict: bool
     ) -> dict[Any, Any]:
+        if not isinstance(node, dict):
+            _check_spread(keys, name)
+            if not len(keys) == len(nodes) == len(set(keys)):
+                raise Corrupt(f"the checkpoint's tree: {readable(name)}: expected one value for each key")
         if self._match_all and type(like) in (dict, OrderedDict):
             found = self._match_all(keys, nodes, like, name)
             if found is not None:
@@ -152,9 +160,7 @@ class Reader:
                     key: self.node(child, like[key], join(name, key), strict) if one is NotImplemented else one
                     for key, child, one in zip(keys, nodes, found, strict=True)
                 }
-        parts = dict(zip([part_of(key, name) for key in keys], nodes, strict=False))
-        if not len(parts) == len(keys) == len(nodes):
-            raise Corrupt(f"the checkpoint's tree: {readable(name)}: expected one value for each key")
+        parts = dict(zip([part_of(key, name) for key in keys], nodes, strict=True))
         made_keys = dict(zip(parts, keys, strict=True))
         theirs: dict[str, Any] | None = None
         if isinstance(like, dict):
@@ -195,22 +201,39 @@ class Reader:
         theirs = values.dataclass_fields(like)
         fits = theirs is not None and theirs.keys() == fields.keys()
         if strict and theirs is not None and not fits:
-            self._differs(name, like, f"a dataclass {kind} with the fields {', '.join(fields)}")
+            found = f"a dataclass {kind} with the fields {', '.join(fields)}; the tree's has {', '.join(theirs)}"
+            self._differs(name, like, found)
+            return like
         held = self._mapping(node[2], [*fields], [*fields.values()], theirs if fits else like, name, strict)
-        made = type(like) if fits else self._find(kind, name)
         try:
-            return values.make(made, held)
+            return values.make(type(like) if fits else self._find(kind, name), held)
         except ValueError as error:
-            raise Corrupt(f"the checkpoint's tree: {readable(name)}: {error}") from error
+            # The class may have changed since the save, so that the text is not damaged.
+            if self._stands_in and theirs is None:
+                return values.make(None, held)
+            raise InvalidArgument(
+                f"{readable(name)}: the checkpoint has a dataclass {kind} with the fields {', '.join(fields)}, which "
+                f"cannot be made here: {error}"
+            ) from error
 
     def _set(self, kind: type, nodes: list[Any], like: Any, name: str, strict: bool) -> Any:
         if strict and not is_plain(like):
             self._differs(name, like, "a set")
         classes = {type(item).__qualname__: item for item in like} if isinstance(like, (set, frozenset)) else {}
         tagged = [node[1] if isinstance(node, list) and len(node) > 1 else None for node in nodes]
-        likes = [classes.get(tag) if isinstance(tag, str) else None for tag in tagged]
+        likes = [classes.get(tag.rpartition(":")[2]) if isinstance(tag, str) else None for tag in tagged]
+        items = [self.node(node, item, name, False) for node, item in zip(nodes, likes, strict=True)]
+        for item, given in zip(items, likes, strict=True):
+            if _holds_dataclass(item):
+                raise Corrupt(f"the checkpoint's tree: {readable(name)}: a dataclass in a set")
+            if values.is_hashed_by_code(item, type(given)):
+                raise InvalidArgument(
+                    f"{readable(name)}: the checkpoint has a set with {kind_name(item)}, whose hash is code of its class, "
+                    "and loading a checkpoint runs none: restore into a tree whose set holds one"
+                )
         try:
-            return kind([self.node(node, item, name, False) for node, item in zip(nodes, likes, strict=True)])
+            _check_spread(items, name)
+            return kind(items)
         except TypeError as error:
             raise Corrupt(f"the checkpoint's tree: {readable(name)}: {error}") from error
 
@@ -233,6 +256,21 @@ class Reader:
             self.only_stored += [readable(path) for plain, path in saved.items() if plain not in own]
             self.only_tree += [readable(path) for plain, path in own.items() if plain not in saved]
         return like
+
+
+def _holds_dataclass(value: Any) -> bool:
+    if isinstance(value, tuple) and any(map(_holds_dataclass, value)):
+        return True
+    return values.is_dataclass(type(value)) and not isinstance(value, Enum)
+
+
+def _check_spread(keys: list[Any], name: str) -> None:
+    """Corrupt if so many have the same hash that no one but an attacker chose them."""
+    if len(keys) <= _MAX_COLLIDING:
+        return
+    distinct = {id(key): key for key in keys}.values()  # A walk for names has None for all.
+    if max(Counter(map(hash, distinct)).values()) > _MAX_COLLIDING:
+        raise Corrupt(f"the checkpoint's tree: {readable(name)}: more than {_MAX_COLLIDING} keys have the same hash")
 
 
 def _listed(items: list[str]) -> str:
@@ -293,8 +331,8 @@ def scalar(node: Any) -> Any:
                 return importlib.import_module("numpy").frombuffer(bytes.fromhex(text), dtype)[0]
             case ["dtype", str(text)]:
                 torch = importlib.import_module("torch")
-                if isinstance(dtype := getattr(torch, text), torch.dtype):
-                    return dtype
+                if isinstance(named := vars(torch).get(text), torch.dtype):  # getattr may import a module.
+                    return named
             case ["device", str(text)]:
                 return importlib.import_module("torch").device(text)
             case ["size", *sizes]:

@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from types import MemberDescriptorType, ModuleType, SimpleNamespace
+from types import MemberDescriptorType, ModuleType, SimpleNamespace, WrapperDescriptorType
 from typing import Any
 
 from .._errors import InvalidArgument
@@ -177,18 +177,34 @@ def _listed(slots: Any) -> tuple[str, ...]:
 def make(kind: type | None, fields: dict[str, Any]) -> Any:
     """An instance of this dataclass with these fields. Without a class, something that has the same attributes.
 
-    ValueError if the class is none, has other fields, or would run code.
+    ValueError if the class is none, has other fields (it may have changed since the save), or would run code.
     """
     if kind is None:
         return SimpleNamespace(**fields)
-    if not is_dataclass(kind) or {one.name for one in dataclasses.fields(kind)} != {*fields}:
-        raise ValueError(f"{class_path(kind)} is no dataclass with the fields {', '.join(fields)}")
+    if not is_dataclass(kind):
+        raise ValueError(f"{class_path(kind)} is no dataclass here")
+    own = [one.name for one in dataclasses.fields(kind)]
+    if {*own} != {*fields}:
+        raise ValueError(
+            f"{class_path(kind)} is no dataclass with the fields {', '.join(fields)}; it has {', '.join(own)}"
+        )
     if why := why_not_made(kind):
         raise ValueError(f"{class_path(kind)}: {why}")
     made: Any = object.__new__(kind)
     for name, value in fields.items():
         object.__setattr__(made, name, value)
     return made
+
+
+def is_hashed_by_code(value: Any, trusted: type = object) -> bool:
+    """Whether a set that holds this value would run code of a class that a text named, other than the trusted one."""
+    if isinstance(value, (tuple, frozenset)) and any(is_hashed_by_code(child) for child in value):
+        return True
+    kind = type(value)
+    if kind is trusted or (not isinstance(value, Enum) and not fields_of(kind)):
+        return False
+    used: list[Any] = [kind.__hash__, kind.__eq__]
+    return any(one is not Enum.__hash__ and not isinstance(one, WrapperDescriptorType) for one in used)
 
 
 def member_of(kind: type | None, name: str) -> Any:

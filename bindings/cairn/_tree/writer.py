@@ -74,7 +74,7 @@ class Writer:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._leaves = 0  # Tensors, arrays and objects.
+        self._leaves = 0  # What no set may hold: tensors, arrays, objects and dataclasses.
         self.version = 1  # Of the text: 2 if it has nodes that version 1 lacks.
         self._open: set[int] = set()  # ids of the containers and objects being walked.
         self.kept = dict(_WRITERS)
@@ -186,7 +186,14 @@ class Writer:
         before = self._leaves
         nodes = [self.node(child, join(name, str(i))) for i, child in enumerate(value)]
         if self._leaves != before:
-            raise InvalidArgument(f"{readable(name)}: tensors and objects cannot be kept in a set; use a list")
+            raise InvalidArgument(
+                f"{readable(name)}: tensors, objects and dataclasses cannot be kept in a set; use a list"
+            )
+        if own := [child for child in value if values.is_hashed_by_code(child)]:
+            raise InvalidArgument(
+                f"{readable(name)}: {kind_name(own[0])} cannot be kept in a set, because its hash is code of its class, "
+                "and loading runs none; use a list"
+            )
         return f"[{','.join((_quote(tag), *sorted(nodes)))}]"
 
     def _other(self, value: Any, name: str) -> str:
@@ -213,6 +220,7 @@ class Writer:
     def _dataclass(self, value: Any, fields: dict[str, Any], name: str) -> str:
         if why := values.why_not_kept(value, fields):
             raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept: {why}")
+        self._leaves += 1
         return self._later(f'["dataclass",{_quote(values.class_path(type(value)))},{self._mapping("", fields, name)}]')
 
     def _hint(self, value: Any) -> str:
