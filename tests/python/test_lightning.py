@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 
 import cairn._lightning.checkpoint_io
 import cairn.lightning
+from cairn._lightning.values import check_kept
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
@@ -226,6 +229,11 @@ class Color(Enum):
     RED = 1
 
 
+@dataclass
+class Config:
+    kind: Any
+
+
 REFUSED: dict[str, Any] = {
     "a function": len,
     "an object": object(),
@@ -243,6 +251,22 @@ def test_a_hyper_parameter_that_cannot_be_kept_is_refused_by_key(tmp_path: Path,
     with pytest.raises(cairn.InvalidArgument, match=rf'{key}: .*save_hyperparameters\(ignore=\["extra"\]\)'):
         fit(ModelCheckpoint(tmp_path, every_n_train_steps=1), model=Model(extra=value))
     assert found(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (Config(Color.RED), "extra/kind"),
+        ([Config({"a": Color.RED})], "extra/0/kind/a"),
+        ({Color.RED}, "extra/0"),
+        (frozenset({(Color.RED,)}), "extra/0/0"),
+        (deque([1, Color.RED]), "extra/1"),
+    ],
+)
+def test_what_holds_an_enum_is_refused_by_key(value: Any, key: str) -> None:
+    with pytest.raises(cairn.InvalidArgument, match=f"^hyper_parameters/{key}: a"):
+        check_kept({"hyper_parameters": {"extra": value}}, "")
+    check_kept({"extra": [Config(5), deque([1]), {1, "x"}]}, "")
 
 
 def test_load_from_checkpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from enum import Enum
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from .._errors import InvalidArgument
 from .._tree.paths import is_stateful
+from .._tree.values import dataclass_fields
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes})
 
@@ -26,8 +28,9 @@ def check_kept(value: Any, name: str, depth: int = 0) -> None:
     if is_stateful(value) or isinstance(value, Enum):
         hint = "keep its name or its value" if isinstance(value, Enum) else "keep its state_dict()"
         raise InvalidArgument(f"{name}: a value of type {type(value).__qualname__} cannot be kept; {hint}")
-    if isinstance(value, (dict, list, tuple)):
-        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+    children = value if isinstance(value, dict) else dataclass_fields(value)
+    if children is not None or isinstance(value, (list, tuple, set, frozenset, deque)):
+        for key, child in enumerate(value) if children is None else children.items():
             if type(child) not in _PLAIN:
                 check_kept(child, f"{name}/{key}" if name else str(key), depth + 1)
 
