@@ -117,6 +117,19 @@ TorchReader::TorchReader(py::type tensor, py::type parameter, const py::dict& dt
   }
 }
 
+std::uint64_t TorchReader::Room(py::handle tensor, const void* data) const {
+  const auto call = [](py::handle of, const py::str& method) {
+    return py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(of.ptr(), method.ptr()));
+  };
+  const py::object storage = call(tensor, untyped_storage_);
+  const py::object begin = storage ? call(storage, data_ptr_) : py::object();
+  const py::object bytes = begin ? call(storage, nbytes_) : py::object();
+  const std::uint64_t end = bytes ? PyLong_AsUnsignedLongLong(begin.ptr()) + PyLong_AsUnsignedLongLong(bytes.ptr()) : 0;
+  PyErr_Clear();
+  const auto from = reinterpret_cast<std::uintptr_t>(data);
+  return end > from ? end - from : 0;
+}
+
 std::int64_t TorchReader::Version(py::handle tensor) const {
   if (get_version_ == nullptr) return kNoVersion;
   const auto version = py::reinterpret_steal<py::object>(get_version_->get(tensor.ptr(), get_version_->closure));

@@ -34,6 +34,8 @@ class TorchReader {
   [[nodiscard]] bool Read(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
   /// Where the memory of a tensor is now; null if it has none any more.
   [[nodiscard]] const void* Address(pybind11::handle tensor) const;
+  /// Bytes from `data`, where the tensor's memory is, to the end of its storage; 0 if torch does not say.
+  [[nodiscard]] std::uint64_t Room(pybind11::handle tensor, const void* data) const;
   /// How often the tensor's content, or that of a tensor with the same memory, was changed in place: torch's
   /// `_version`. kNoVersion for what does not count (inference tensors).
   [[nodiscard]] std::int64_t Version(pybind11::handle tensor) const;
@@ -57,6 +59,7 @@ class TorchReader {
   // Interned once.
   pybind11::str is_neg_{"is_neg"}, is_conj_{"is_conj"}, is_contiguous_{"is_contiguous"}, data_ptr_{"data_ptr"};
   pybind11::str dtype_{"dtype"}, shape_{"shape"}, is_cpu_{"is_cpu"}, is_cuda_{"is_cuda"}, get_device_{"get_device"};
+  pybind11::str untyped_storage_{"untyped_storage"}, nbytes_{"nbytes"};
 };
 
 }  // namespace cairn

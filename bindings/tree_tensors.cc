@@ -153,6 +153,8 @@ py::object TreeTensors::MatchAll(const py::list& keys, const py::list& nodes, co
       if (!IsTensorNode(given_nodes[i]) || !torch_->Knows(values[i])) return false;
       const TensorInfo* of = stored.Find(name);
       if (of == nullptr || !torch_->Read(values[i], tensor.dense, seen_.extents)) return false;
+      tensor.bytes = torch_->Room(values[i], tensor.dense.data);  // A storage may have been resized.
+      if (tensor.bytes < of->bytes) return false;
       return of->dtype == tensor.dense.dtype &&
              std::equal(of->shape.begin(), of->shape.end(),
                         seen_.extents.begin() + static_cast<std::ptrdiff_t>(extents_begin), seen_.extents.end());

@@ -108,3 +108,13 @@ def test_one_call_takes_all_tensors_of_a_dict(make: Make, monkeypatch: pytest.Mo
     checkpointer.restore(target)
 
     assert same(given, target)
+
+
+def test_a_tensor_whose_storage_has_shrunk_is_refused(make: Make) -> None:
+    checkpointer = make()
+    checkpointer.save(1, {"a": torch.ones(1000)}).wait()
+    target = torch.zeros(1000)
+    target.untyped_storage().resize_(400)
+
+    with pytest.raises(cairn.InvalidArgument, match="4000 bytes.*400"):
+        checkpointer.restore({"a": target})
