@@ -107,6 +107,14 @@ def ranked(
     return [info for *_, info in sorted(scored, key=lambda one: one[:3])]
 
 
+def pin(core: Checkpointer, step: int) -> None:
+    """Pins for the user: a pin of keep_best, also of an earlier run's, becomes the user's."""
+    core.pin(step, True)
+    for info in core.checkpoints():
+        if info["step"] == step and _is_ours(info["path"]):
+            _write_pin(info["path"], b"")
+
+
 class KeepBest:
     """Pins the `keep` best checkpoints of one open root. A thread does so while saves are in flight."""
 
@@ -144,11 +152,9 @@ class KeepBest:
                     self._core.pin(info["step"], False)
 
     def pin(self, step: int) -> None:
-        """Makes the step's pin the user's."""
+        """Pins for the user."""
         with self._pins:
-            for info in self._core.checkpoints():
-                if info["step"] == step and _is_ours(info["path"]):
-                    _write_pin(info["path"], b"")
+            pin(self._core, step)
 
     def _pin(self, step: int) -> None:
         details = self._core.choose(step, "", None)

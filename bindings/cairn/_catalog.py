@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._arguments import callback, optional_step, step_number, timeout_of
-from ._best import MODES, KeepBest, description, ranked
+from ._best import MODES, KeepBest, description, pin, ranked
 from ._errors import InvalidArgument, NotFound
 from ._paths import local_path
 from ._ranks.reading import Reading
@@ -84,9 +84,10 @@ class Catalog:
 
     def pin(self, step: int) -> None:
         """Keeps a checkpoint from retention until `unpin`. Durable on return."""
-        self._core.pin(step_number(step), True)
         if self._best is not None:
-            self._best.pin(step)
+            self._best.pin(step_number(step))
+        else:
+            pin(self._core, step_number(step))
 
     def unpin(self, step: int) -> None:
         """Ends the pin. A checkpoint that `keep_best` keeps stays pinned. Durable on return."""
