@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -161,9 +160,10 @@ class PyCheckpointer {
     return std::any_of(pending.begin(), pending.end(), [](const auto& save) { return !save->checked(); });
   }
   /// The step is over, and has written to these addresses.
-  void EndStep(const std::vector<std::uintptr_t>& addresses) {
-    const std::unordered_set<std::uintptr_t> written(addresses.begin(), addresses.end());
-    for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) save->NoteWritten(written);
+  void EndStep(std::vector<std::pair<std::uintptr_t, std::uint64_t>> ranges) {
+    const WrittenMemory written(std::move(ranges));
+    const std::uint64_t step = watcher_->steps();
+    for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) save->NoteWritten(written, step);
     watcher_->EndStep();
   }
   /// From now on versions tell nothing; see UnfencedWrites.
@@ -280,6 +280,8 @@ class PyCheckpointer {
     RaiseIfError(failure);
   }
   [[nodiscard]] bool closed() const { return checkpointer_ == nullptr; }
+  /// Whether the engine is gone. After Close, calls of other threads may still use it, and it reads tensors till then.
+  [[nodiscard]] bool released() const { return checkpointer_ == nullptr && released_.expired(); }
   [[nodiscard]] const std::shared_ptr<Watcher>& watcher() const { return watcher_; }
 
  private:
@@ -307,6 +309,7 @@ class PyCheckpointer {
   // The group's threads end with the engine.
   void ReleaseEngine() {
     std::shared_ptr<Checkpointer> open = std::exchange(checkpointer_, nullptr);
+    released_ = open;
     Unlocked([&] {
       open.reset();
       watcher_->Stop();
@@ -321,6 +324,7 @@ class PyCheckpointer {
   const std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
   const std::shared_ptr<UnfencedWrites> writes_;
   std::shared_ptr<Checkpointer> checkpointer_;
+  std::weak_ptr<Checkpointer> released_;  // After Close.
 };
 
 std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, std::uint64_t keep_last,
@@ -421,7 +425,7 @@ PYBIND11_MODULE(_core, module) {
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
       .def("begin_step", &PyCheckpointer::BeginStep)
       .def_property_readonly("has_unchecked", &PyCheckpointer::HasUnchecked)
-      .def("end_step", &PyCheckpointer::EndStep, "addresses"_a)
+      .def("end_step", &PyCheckpointer::EndStep, "written"_a)
       .def("ignore_versions", &PyCheckpointer::IgnoreVersions)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)
       .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "tensors"_a, "streams"_a, "resume"_a, "own"_a,
@@ -441,5 +445,6 @@ PYBIND11_MODULE(_core, module) {
       .def("take_events", &PyCheckpointer::TakeEvents)
       .def("close", &PyCheckpointer::Close, "timeout"_a)
       .def_property_readonly("closed", &PyCheckpointer::closed)
+      .def_property_readonly("released", &PyCheckpointer::released)
       .def_property_readonly("watcher", &PyCheckpointer::watcher);
 }

@@ -11,6 +11,7 @@ void BindSave(py::module_& module) {
   py::class_<PySave>(module, "Save")
       .def_property_readonly("step", &PySave::step)
       .def_property_readonly("captured", &PySave::captured)
+      .def_property_readonly("settled", &PySave::settled)
       .def_property_readonly("ended", &PySave::ended)
       .def("stats", &PySave::stats)
       .def("cancel", &PySave::Cancel)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -23,14 +24,23 @@ class PySave {
       : save_(std::move(save)), watched_(std::move(watched)), watcher_(std::move(watcher)) {}
 
   [[nodiscard]] std::uint64_t step() const { return save_.step(); }
-  [[nodiscard]] bool captured() const { return Checked(save_.stats()).phase >= SavePhase::kCaptured; }
+  /// For a fence: if it is captured, its tensors are checked now.
+  [[nodiscard]] bool captured() const {
+    const bool so = save_.stats().phase >= SavePhase::kCaptured;
+    if (so && watched_ != nullptr) watched_->CheckMemory();
+    return so;
+  }
+  /// Whether it is captured, and was checked.
+  [[nodiscard]] bool settled() const {
+    return save_.stats().phase >= SavePhase::kCaptured && (watched_ == nullptr || watched_->checked());
+  }
   [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable; }
   [[nodiscard]] pybind11::dict stats() const { return FromStats(Checked(save_.stats())); }
   [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
   void Release() const { watched_ != nullptr ? watched_->Release() : save_.Release(); }
   void WaitCaptured(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitCaptured(deadline); });
-    if (watched_ != nullptr) watched_->CheckMemory();
+    if (watched_ != nullptr && !watched_->CheckMemory()) WaitDurable(timeout);  // Raises why.
   }
   void WaitDurable(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitDurable(deadline); });
@@ -51,8 +61,10 @@ class PySave {
     });
     RaiseIfError(end ? *end : status);
   }
+  // Only the main thread hears that it may change the tensors. If another one asks, a write may be under way.
   [[nodiscard]] SaveStats Checked(SaveStats stats) const {
-    if (watched_ != nullptr && stats.phase >= SavePhase::kCaptured) watched_->CheckMemory();
+    const bool may_check = watched_ != nullptr && ::gettid() == ::getpid() && !watcher_->stepping();
+    if (may_check && stats.phase >= SavePhase::kCaptured) watched_->CheckMemory();
     return stats;
   }
 

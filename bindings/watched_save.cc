@@ -32,6 +32,23 @@ const void* AddressOf(const TorchReader* torch, py::handle tensor) {
 
 }  // namespace
 
+WrittenMemory::WrittenMemory(std::vector<std::pair<std::uintptr_t, std::uint64_t>> ranges) {
+  std::sort(ranges.begin(), ranges.end());
+  for (const auto& [address, bytes] : ranges) {
+    if (!ranges_.empty() && address <= ranges_.back().second) {
+      ranges_.back().second = std::max(ranges_.back().second, address + bytes);
+    } else {
+      ranges_.emplace_back(address, address + bytes);
+    }
+  }
+}
+
+bool WrittenMemory::Overlaps(std::uintptr_t address, std::uint64_t bytes) const {
+  const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                                      [](std::uintptr_t at, const auto& range) { return at < range.second; });
+  return after != ranges_.end() && after->first < address + bytes;
+}
+
 WatchedSave::WatchedSave(SaveHandle save, std::shared_ptr<const TensorTable> table,
                          std::shared_ptr<const TorchReader> torch, std::vector<TreeTensors::Source> tensors,
                          std::shared_ptr<const UnfencedWrites> writes, bool release)
@@ -41,36 +58,36 @@ WatchedSave::WatchedSave(SaveHandle save, std::shared_ptr<const TensorTable> tab
       release_(release),
       read_(std::make_shared<const Read>(Read{std::move(table), std::move(tensors)})) {}
 
-void WatchedSave::CheckMemory() {
+bool WatchedSave::CheckMemory() {
   const std::shared_ptr<const Read> read = read_;
-  if (read == nullptr) return;
+  if (read == nullptr) return !failed_;
   std::vector<std::uint32_t> written = written_;
   const Status moved = FindMoved(*read, written);
   // Asking a tensor may let another thread run this check. Then that check counts: it came before the tensors could be
   // changed, and this one may have come after.
-  if (read_ == nullptr) return;
+  if (read_ == nullptr) return !failed_;
   read_ = nullptr;
   const Status same = moved.ok() ? Judge(*read, std::move(written)) : moved;
-  if (!same.ok()) {
+  failed_ = !same.ok();
+  if (failed_) {
     save_.Cancel(same);
   } else if (release_) {
     save_.Release();
   }
+  return !failed_;
 }
 
 void WatchedSave::Release() {
   release_ = true;
-  if (read_ == nullptr) {
-    save_.Release();
-  } else {
-    CheckMemoryIfCaptured();  // If it is not captured yet, a later check releases it.
-  }
+  // Otherwise the check releases it. Not made here, because the main thread may be in the midst of a write.
+  if (read_ == nullptr && !failed_) save_.Release();
 }
 
-void WatchedSave::NoteWritten(const std::unordered_set<std::uintptr_t>& addresses) {
-  if (read_ == nullptr || writes_->ignored()) return;
+void WatchedSave::NoteWritten(const WrittenMemory& written, std::uint64_t step) {
+  if (read_ == nullptr || writes_->ignored() || born_ >= step) return;
   for (const TreeTensors::Source& source : read_->tensors) {
-    if (addresses.contains(reinterpret_cast<std::uintptr_t>(source.data))) written_.push_back(source.entry);
+    const auto address = reinterpret_cast<std::uintptr_t>(source.data);
+    if (written.Overlaps(address, (*read_->table)[source.entry].bytes())) written_.push_back(source.entry);
   }
 }
 
@@ -112,6 +129,7 @@ Status UnfencedWrites::Judge(const Status& found) const {
 
 void Watcher::Add(std::shared_ptr<WatchedSave> save) {
   MutexLock lock(mutex_);
+  save->set_born(steps_);
   pending_.push_back(std::move(save));
   changed_.NotifyAll();
 }
@@ -196,6 +214,7 @@ void Watcher::BeginStep() {
   if (::getpid() != process_) return;
   MutexLock lock(mutex_);
   stepping_ = true;
+  ++steps_;
 }
 
 void Watcher::EndStep() {
@@ -208,6 +227,12 @@ bool Watcher::stepping() const {
   if (::getpid() != process_) return false;
   MutexLock lock(mutex_);
   return stepping_;
+}
+
+std::uint64_t Watcher::steps() const {
+  if (::getpid() != process_) return 0;
+  MutexLock lock(mutex_);
+  return steps_;
 }
 
 void Watcher::Stop() {

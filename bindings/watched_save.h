@@ -8,7 +8,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -42,6 +41,17 @@ class UnfencedWrites {
   bool versions_ignored_ = false;
 };
 
+/// Ranges of memory that a step has written.
+class WrittenMemory {
+ public:
+  /// (address, bytes)
+  explicit WrittenMemory(std::vector<std::pair<std::uintptr_t, std::uint64_t>> ranges);
+  [[nodiscard]] bool Overlaps(std::uintptr_t address, std::uint64_t bytes) const;
+
+ private:
+  std::vector<std::pair<std::uintptr_t, std::uintptr_t>> ranges_;  // First byte, end; ascending and apart.
+};
+
 /// A held save and the tensors that it reads. It may commit only after a check, made before the caller may change them:
 /// the tensors' memory must still be where it was, and must not have been written. If a storage was resized, or a
 /// tensor given other data, the old memory may hold anything when it is copied.
@@ -55,10 +65,14 @@ class WatchedSave {
 
   [[nodiscard]] const SaveHandle& save() const { return save_; }
   /// Checks the tensors, only the first time it is called: if one has moved, or was written, the save fails; otherwise
-  /// the save is released. Call it before the caller hears that the tensors may be changed.
-  void CheckMemory();
-  /// Memory was written that the save may still read. Has no effect after the check.
-  void NoteWritten(const std::unordered_set<std::uintptr_t>& addresses);
+  /// the save is released. Call it before the caller hears that the tensors may be changed. Returns false if the save
+  /// fails because of it.
+  bool CheckMemory();
+  /// A step has written memory that the save may still read. Has no effect after the check, or on a save that began
+  /// within that step: its optimizer's own hooks run after the update.
+  void NoteWritten(const WrittenMemory& written, std::uint64_t step);
+  /// How many steps had begun when the save did.
+  void set_born(std::uint64_t steps) { born_ = steps; }
   [[nodiscard]] bool checked() const { return read_ == nullptr; }
   void CheckMemoryIfCaptured() {
     if (save_.stats().phase >= SavePhase::kCaptured) CheckMemory();
@@ -80,6 +94,8 @@ class WatchedSave {
   const std::shared_ptr<const TorchReader> torch_;
   const std::shared_ptr<const UnfencedWrites> writes_;
   bool release_;
+  bool failed_ = false;
+  std::uint64_t born_ = 0;
   // Entries of the table.
   std::vector<std::uint32_t> written_;
   std::shared_ptr<const Read> read_;  // Null after the check.
@@ -117,6 +133,8 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
   void BeginStep() CAIRN_EXCLUDES(mutex_);
   void EndStep() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool stepping() const CAIRN_EXCLUDES(mutex_);
+  /// How many steps have begun.
+  [[nodiscard]] std::uint64_t steps() const CAIRN_EXCLUDES(mutex_);
   /// Checks and releases all tensors: no save reads them any more.
   void ReleaseTensors() CAIRN_EXCLUDES(mutex_);
 
@@ -139,6 +157,7 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
   std::deque<std::shared_ptr<WatchedSave>> pending_ CAIRN_GUARDED_BY(mutex_);
   bool stopped_ CAIRN_GUARDED_BY(mutex_) = false;
   bool stepping_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::uint64_t steps_ CAIRN_GUARDED_BY(mutex_) = 0;
   int waiting_ CAIRN_GUARDED_BY(mutex_) = 0;
   // How many turns the main thread has taken.
   std::uint64_t turns_ CAIRN_GUARDED_BY(mutex_) = 0;

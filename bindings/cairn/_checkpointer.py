@@ -220,6 +220,8 @@ class Checkpointer(Saving, Restoring, Catalog):
         timeout = self._within_grace(self._drain_timeout) if timeout is None else timeout_of(timeout)
         try:
             if self._best is not None:
+                if not self._core.closed:
+                    self._core.end_step([])  # A step that has raised did not say that it has ended.
                 timeout = self._best.wait(timeout)
             self._core.close(timeout)
         except DeadlineExceeded as error:
@@ -232,7 +234,8 @@ class Checkpointer(Saving, Restoring, Catalog):
                 self._end_stop()
                 self._ranks.close()
                 _exit.open_checkpointers.discard(self)
-                self._held.clear()
+                if self._core.released:
+                    self._held.clear()
                 self._log_events()
 
     def __enter__(self) -> Self:

@@ -20,9 +20,10 @@ class Engine:
     # A save's tensors must live until it is captured, even if the caller drops them. With the CUDA devices they are on.
     _held: deque[tuple[Save, list[Any], set[int]]]
 
-    def _release_captured(self) -> None:
+    def _release_captured(self, fencing: bool = False) -> None:
+        """Forgets the tensors of saves that are captured and checked. A fence checks them here, before the caller writes."""
         for held in list(self._held):  # Other threads may append and remove.
-            if not held[0].captured:
+            if not (held[0].captured if fencing else held[0].settled):
                 return
             with contextlib.suppress(ValueError):
                 self._held.remove(held)

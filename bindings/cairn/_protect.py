@@ -95,10 +95,10 @@ def _end_steps(optimizer: Any, *_: Any) -> None:
             checkpointer._end_step(optimizer)
 
 
-def written_by(optimizer: Any) -> list[int]:
-    """The addresses of what a step has written: parameters with a gradient, and their state."""
+def written_by(optimizer: Any) -> list[tuple[int, int]]:
+    """(address, bytes) of what a step has written: parameters with a gradient, and their state."""
     torch = sys.modules["torch"]
-    addresses: list[int] = []
+    written: list[tuple[int, int]] = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is None:
@@ -106,8 +106,8 @@ def written_by(optimizer: Any) -> list[int]:
             for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
                 local = getattr(tensor, "_local_tensor", tensor)  # Of a DTensor.
                 if isinstance(local, torch.Tensor) and local.layout == torch.strided:
-                    addresses.append(local.data_ptr())
-    return addresses
+                    written.append((local.data_ptr(), local.nbytes))
+    return written
 
 
 class Guard:

@@ -128,7 +128,7 @@ class Save:
                 callback = self._callbacks[0]
             try:
                 callback(self)
-            except Exception:  # noqa: BLE001
+            except BaseException:  # noqa: BLE001 (SystemExit too: later callbacks must still be called)
                 _log.exception("step %d: a done callback failed", self.step)
             with self._mutex:
                 self._callbacks.popleft()

@@ -174,18 +174,18 @@ class Saving(Engine, Stopping):
             self._guard.add(target)
 
     def _begin_step(self) -> None:
-        if self._held and not self._core.closed:
+        if not self._core.closed:
             self._core.begin_step()
 
     def _end_step(self, optimizer: Any) -> None:
-        if self._held and not self._core.closed:
+        if not self._core.closed:
             self._core.end_step(_protect.written_by(optimizer) if self._core.has_unchecked else [])
 
     def _compiled_fence(self) -> None:
         self._core.ignore_versions()
 
     def _fence_held(self) -> None:
-        self._release_captured()
+        self._release_captured(fencing=True)
         devices = {device for *_, cuda in list(self._held) for device in cuda}
         for device in devices:
             self.fence(sys.modules["torch"].cuda.current_stream(device))

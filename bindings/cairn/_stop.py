@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("cairn")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
+_AGREEING = 1.0  # Seconds that the ranks have to agree, also after the grace.
 _CTRL_C = b"\ncairn: ends after this step and a last save; Ctrl-C again ends it at once\n"
 
 
@@ -86,7 +87,7 @@ class Stopping:
         """
         if self._stop is None:
             raise FailedPrecondition("stop_requested: expected a call of stop_on before")
-        return self._stop.requested(self._within_grace(self._group_timeout))
+        return self._stop.requested(max(_AGREEING, self._within_grace(self._group_timeout)))
 
     @property
     def stop_reason(self) -> str | None:
