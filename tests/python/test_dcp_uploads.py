@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cairn
@@ -24,9 +25,7 @@ __all__ = ["worlds"]  # A fixture.
 Make = Callable[..., cairn.Checkpointer]
 
 
-def test_several_in_flight_on_one_process_group_are_uploaded_in_order(worlds: Worlds) -> None:
-    world = worlds(2, "max_in_flight=4, keep_last=0")
-    world.all("""
+LATE = """
 import threading
 begun = threading.Event()
 class Begins(cairn.dcp.StorageWriter):
@@ -38,12 +37,17 @@ class Late(cairn.dcp.SavePlanner):
     def set_up_planner(self, *args, **kwargs):
         assert begun.wait(60)
         super().set_up_planner(*args, **kwargs)
-def begin(step):
+def begin(step, to=None):
     state = {f"w{i}": torch.full((10,), float(step)) for i in range(100)}
     first = rank == 1 and step == 0
-    writer = (Begins if rank == 1 and step == 1 else cairn.dcp.StorageWriter)(c, step)
+    writer = (Begins if rank == 1 and step == 1 else cairn.dcp.StorageWriter)(to or c, step)
     return dcp.async_save(state, storage_writer=writer, planner=Late() if first else cairn.dcp.SavePlanner())
-""")
+"""
+
+
+def test_several_in_flight_on_one_process_group_are_uploaded_in_order(worlds: Worlds) -> None:
+    world = worlds(2, "max_in_flight=4, keep_last=0")
+    world.all(LATE)
 
     assert world.all("""
 ended = []
@@ -57,6 +61,26 @@ for response in responses: response.upload_completion.result(60)
     assert world.all("more = [begin(6), begin(7)]; save({'x': 8}, 8, 'sync'); None") == [None] * 2
     assert world.all("[one.upload_completion.result(60) for one in more]; c.steps()")[0] == list(range(9))
     assert world.all("got = load({'w99': torch.zeros(10)}, 7); got['w99'].tolist()") == [[7.0] * 10] * 2
+    end(world)
+
+
+@pytest.mark.parametrize("how", ["async", "sync"])
+def test_saves_to_two_roots_on_one_process_group_are_uploaded_in_order(worlds: Worlds, root: Path, how: str) -> None:
+    world = worlds(2, "keep_last=0", pg_timeout=20)
+    world.all(LATE)
+    assert world.all(f"a = c; open({str(root / 'b')!r}, keep_last=0); b = c; None") == [None] * 2
+
+    world.all("first = begin(0, a)")
+    if how == "async":
+        assert world.all("begin(1, b).upload_completion.result(60); None") == [None] * 2
+    else:
+        assert world.all("""
+writer = (Begins if rank else cairn.dcp.StorageWriter)(b, 1)
+dcp.save({"w": torch.ones(9)}, storage_writer=writer, planner=cairn.dcp.SavePlanner()); None
+""") == [None] * 2  # fmt: skip
+
+    assert world.all("first.upload_completion.result(60); [a.steps(), b.steps()]") == [[[0], [1]]] * 2
+    world.all("a.close()")
     end(world)
 
 

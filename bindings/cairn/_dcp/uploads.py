@@ -1,8 +1,9 @@
 """The uploads of dcp.async_save, one after the other. See cairn.dcp.
 
 DCP uploads each save on a thread of its own, with collectives of the process group. Two such threads at once mix them up,
-in another order on each rank, and all ranks hang. So an upload begins once those before it have left DCP's code. Every
-rank stages the same saves in the same order: that is the order of the uploads too.
+in another order on each rank, and all ranks hang. So an upload begins once those before it have left DCP's code: all of
+this process, since several Checkpointers may save on one process group. Every rank stages the same saves in the same
+order: that is the order of the uploads too.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class Upload:
         self.save.cancel()  # Does nothing once its commit has begun.
         self._ended.set()
 
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
     def wait(self) -> None:
         """Returns once DCP is done with it, or will not begin."""
         if self._thread is threading.current_thread():  # A callback of this upload saves.
@@ -58,8 +62,9 @@ class Upload:
 
 
 class Uploads:
-    """The uploads of one Checkpointer, oldest first."""
+    """The uploads of one Checkpointer, and the order of those of the whole process. Oldest first."""
 
+    _order: ClassVar[list[Upload]] = []
     _of: ClassVar[weakref.WeakKeyDictionary[Checkpointer, Uploads]] = weakref.WeakKeyDictionary()
 
     def __init__(self, checkpointer: Checkpointer) -> None:
@@ -73,9 +78,10 @@ class Uploads:
         return cls._of[checkpointer]
 
     def add(self, save: Save) -> Upload:
-        self._uploads = [one for one in self._uploads if not (one._ended.is_set() and one.save.done())]
-        self._uploads.append(Upload(save))
-        return self._uploads[-1]
+        upload = Upload(save)
+        self._uploads = [one for one in self._uploads if not (one.ended() and one.save.done())] + [upload]
+        Uploads._order = [one for one in Uploads._order if not one.ended()] + [upload]
+        return upload
 
     def wait_for_step(self, step: int) -> None:
         """Waits for the end of an earlier save of this step: DCP may have reported its failure before."""
@@ -85,15 +91,17 @@ class Uploads:
                 with contextlib.suppress(Error):
                     upload.save.wait()
 
-    def wait_before(self, upload: Upload | None = None) -> None:
-        """Waits until DCP is done with all uploads, or with those before this one."""
-        for one in list(self._uploads):
+    @classmethod
+    def wait_before(cls, upload: Upload | None = None) -> None:
+        """Waits until DCP is done with all uploads of this process, or with those before this one."""
+        for one in cls._order:  # `add` makes a new list.
             if one is upload:
                 return
             one.wait()
 
-    def in_flight(self) -> int:
-        return sum(not one._ended.is_set() for one in self._uploads)
+    @classmethod
+    def in_flight(cls) -> int:
+        return sum(not one.ended() for one in cls._order)
 
 
 def _future_of_this_thread() -> Future[Any] | None:

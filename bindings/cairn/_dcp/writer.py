@@ -82,7 +82,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def reset(self, checkpoint_id: Any = None) -> None:
         if checkpoint_id is None:
             return
-        step = parse_step(checkpoint_id)
+        try:
+            step = parse_step(checkpoint_id)
+        except InvalidArgument:
+            self.close()  # DCP plans nothing, and other uploads wait for this one.
+            raise
         if self._staged is not None and step != self._step:
             self.close()
             raise InvalidArgument(f"checkpoint_id: step {step}, but step {self._step} has been staged")
@@ -94,7 +98,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             self.close()
             raise failure
         # DCP calls this first, before its first collective.
-        Uploads.of(self._checkpointer).wait_before(self._upload if self._save is not None else None)
+        Uploads.wait_before(self._upload if self._save is not None else None)
         if self._upload is not None and self._save is not None:
             self._upload.begin()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
@@ -236,7 +240,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 raise
             return [("dcp", (items if share is None else share(items, uploads.shares)).add_to(sink))]
 
-        hold = 0.0 if share is None else checkpointer._group_timeout * (1 + uploads.in_flight())
+        hold = 0.0 if share is None else checkpointer._group_timeout * (1 + Uploads.in_flight())
         save = checkpointer._start(self._step, fill, replace=self._replace, hold=hold)
         if share is not None:
             self._upload = uploads.add(save)
