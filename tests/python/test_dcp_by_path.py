@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def test_a_path_is_saved_and_loaded_by_each_call(root: Path) -> None:
     checkpointer = dcp.checkpointer_for(root / "step-1", **SMALL)
     dcp.save({"w": torch.ones(3), "n": 1}, checkpoint_id=root / "step-1")
     uploaded(dcp.async_save({"w": torch.full((3,), 2.0), "n": 2}, checkpoint_id=f"{root}/step-2"))
-    assert dcp.checkpointer_for(f"{root}/step_3") is checkpointer
+    assert dcp.checkpointer_for(f"{root}/3/") is checkpointer
     assert checkpointer.steps() == [1, 2]
 
     for step in (1, 2):
@@ -78,10 +79,14 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_pickled(root: Path) -
     [
         ("/runs/a/step-1000", "/runs/a", 1000),
         ("/runs/a/1000/", "/runs/a", 1000),
-        ("/runs/a/step_0007", "/runs/a", 7),
-        ("/runs/a/epoch-3", "/runs/a/epoch", 3),
-        ("/runs/a/epoch=3-step=900", "/runs/a/epoch=3-step", 900),
-        ("/runs/checkpoint1", "/runs/checkpoint", 1),
+        ("/runs/a/step-0007", "/runs/a", 7),
+        ("/runs/a/step_7", "/runs/a/step_", 7),
+        ("/runs/a/epoch-3", "/runs/a/epoch-", 3),
+        ("/runs/a/epoch_3", "/runs/a/epoch_", 3),
+        ("/runs/a/epoch=3-step=900", "/runs/a/epoch=3-step=", 900),
+        ("/runs/a-1", "/runs/a-", 1),
+        ("file:///runs/a/step-1", "/runs/a", 1),
+        ("~/step-1", os.path.expanduser("~"), 1),
     ],
 )
 def test_the_number_at_the_end_of_a_path_is_the_step(path: str, root: str, step: int) -> None:
@@ -90,9 +95,47 @@ def test_the_number_at_the_end_of_a_path_is_the_step(path: str, root: str, step:
     assert parse_path(path) == (root, step)
 
 
-@pytest.mark.parametrize("path", ["/runs/last", "", None, 7, "/7"])
-def test_a_path_without_a_number_is_refused(path: Any) -> None:
+@pytest.mark.parametrize(
+    "path", ["/runs/last", "", None, 7, "/7", "/step-7", "/runs/a1", "/runs/lr0.001", "/runs/epoch-3.5", "/runs/-5"]
+)
+@pytest.mark.parametrize("call", [dcp.save, dcp.async_save, dcp.load])
+def test_a_path_that_is_no_step_for_certain_is_refused(path: Any, call: Any) -> None:
     with pytest.raises(
         cairn.InvalidArgument, match='a path that ends with the step, such as "runs/a/step-1000", found'
     ):
-        dcp.save({"w": torch.ones(1)}, checkpoint_id=path)
+        call({"w": torch.ones(1)}, checkpoint_id=path)
+
+
+@pytest.mark.parametrize(
+    "call", [dcp.save, dcp.async_save, dcp.load, lambda _, checkpoint_id: dcp.checkpointer_for(checkpoint_id)]
+)
+def test_a_url_is_refused(call: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(cairn.Unsupported, match="s3://bucket/a/step-1: Cairn saves to mounted filesystems only"):
+        call({"w": torch.ones(1)}, checkpoint_id="s3://bucket/a/step-1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_beside_a_writer_or_reader_goes_to_that(make: Any, root: Path, tmp_path: Path) -> None:
+    """As with DCP's own call: the writer takes it as its checkpoint_id, or refuses it."""
+    checkpointer = make()
+    elsewhere = tmp_path / "elsewhere" / "step-1"
+    for call in (dcp.save, dcp.async_save):
+        with pytest.raises(
+            cairn.InvalidArgument, match="checkpoint_id: expected the step, a number of 0 or more, found"
+        ):
+            uploaded(
+                call(
+                    {"w": torch.ones(3)},
+                    checkpoint_id=str(elsewhere),
+                    storage_writer=dcp.StorageWriter(checkpointer, 7),
+                )
+            )
+    dcp.save({"w": torch.ones(3)}, checkpoint_id="8", storage_writer=dcp.StorageWriter(checkpointer))
+    assert checkpointer.steps() == [8] and not elsewhere.parent.exists()
+
+    with pytest.raises(cairn.InvalidArgument, match="checkpoint_id: expected the step"):
+        dcp.load({"w": torch.zeros(3)}, checkpoint_id=elsewhere, storage_reader=dcp.StorageReader(checkpointer))
+    got = {"w": torch.zeros(3)}
+    dcp.load(got, checkpoint_id="8", storage_reader=dcp.StorageReader(checkpointer, 1))
+    assert got["w"].tolist() == [1.0] * 3

@@ -13,8 +13,10 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from .._checkpointer import Checkpointer
 from .._errors import InvalidArgument
+from .._paths import local_path
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
+from .uploads import Uploads
 from .writer import StorageWriter
 
 
@@ -40,6 +42,7 @@ def checkpointer_for(
             group = None
             if dist.is_available() and dist.is_initialized() and not no_dist:
                 group = process_group or dist.group.WORLD
+                Uploads.wait_before()  # Its ranks meet through the group.
             known.checkpointer = Checkpointer(root, **{"keep_last": 0, "group": group, **options})
             if known.loaded is not None:
                 _continue_from(known.checkpointer, known.loaded)
@@ -62,11 +65,14 @@ def save(
     """torch.distributed.checkpoint.save, through Cairn: `checkpoint_id` is a path that ends with the step's number.
 
     "runs/a/step-1000" and "runs/a/1000" are step 1000 of the root runs/a; "runs/a/epoch-3" is step 3 of the root
-    runs/a/epoch. A step that is there is replaced. The planner is SavePlanner unless one is given: nothing is pickled.
+    "runs/a/epoch-". A step that is there is replaced. With a storage_writer it goes to that, as DCP's own call does.
+    The planner is SavePlanner unless one is given: nothing is pickled.
     """
-    storage_writer = storage_writer or _writer(checkpoint_id, process_group, no_dist)
+    if not storage_writer:
+        storage_writer, checkpoint_id = _writer(checkpoint_id, process_group, no_dist), None
     return state_dict_saver.save(
         state_dict,
+        checkpoint_id=checkpoint_id,
         storage_writer=storage_writer,
         planner=planner or SavePlanner(),
         process_group=process_group,
@@ -87,12 +93,14 @@ def async_save(
 ) -> Any:
     """torch.distributed.checkpoint.async_save, through Cairn; see `save`. Nothing is copied in the call: the tensors
     must not be overwritten before `staging_completion`. `checkpointer_for(path).protect(optimizer)` waits for that."""
-    storage_writer = storage_writer or _writer(checkpoint_id, process_group, no_dist)
+    if not storage_writer:
+        storage_writer, checkpoint_id = _writer(checkpoint_id, process_group, no_dist), None
     planner = planner or SavePlanner()
     if isinstance(storage_writer, StorageWriter):
         storage_writer._planner = planner  # Staging then refuses what the planner refuses.
     return state_dict_saver.async_save(
         state_dict,
+        checkpoint_id=checkpoint_id,
         storage_writer=storage_writer,
         planner=planner,
         process_group=process_group,
@@ -113,34 +121,50 @@ def load(
 ) -> None:
     """torch.distributed.checkpoint.load, through Cairn; see `save`. Waits for this process's saves to the same root.
     The planner is LoadPlanner unless one is given: nothing is unpickled. Later saves continue from what was loaded."""
-    root, step = ("", None) if storage_reader else parse_path(checkpoint_id)
-    with _lock:
-        known = _roots.setdefault(root, _Root())
-    opened = known.checkpointer if known.checkpointer is not None and not known.checkpointer._core.closed else None
-    if opened is not None:
-        opened.drain()
+    known: _Root | None = None
+    step: int | None = None
+    if not storage_reader:
+        root, step = parse_path(checkpoint_id)
+        checkpoint_id = None
+        with _lock:
+            known = _roots.setdefault(root, _Root())
+            opened = None if known.checkpointer is None or known.checkpointer._core.closed else known.checkpointer
+        if opened is not None:
+            known = None
+            opened.drain()
+        storage_reader = StorageReader(opened or root, step)
+    if not no_dist:
+        Uploads.wait_before()
     state_dict_loader.load(
         state_dict,
-        storage_reader=storage_reader or StorageReader(opened or root, step),
+        checkpoint_id=checkpoint_id,
+        storage_reader=storage_reader,
         planner=planner or LoadPlanner(),
         process_group=process_group,
         no_dist=no_dist,
         **options,
     )
-    if opened is None:
+    if known is not None:
         known.loaded = step
 
 
 def parse_path(checkpoint_id: Any) -> tuple[str, int]:
-    """The root and the step. InvalidArgument for what is no path that ends with a number."""
-    text = os.fspath(checkpoint_id) if isinstance(checkpoint_id, (str, os.PathLike)) else ""
-    match = re.fullmatch(r"(.*?)[-_=.]?(\d+)/*", text)
-    if match is None or os.path.isabs(text) and os.path.dirname(text.rstrip("/")) == "/" and not match[1].strip("/"):
+    """The root and the step. InvalidArgument for a path that does not end with "/", "-", "_" or "=" and a number;
+    Unsupported for a URL.
+
+    The root is the path without its number and without "step-"; all else stays in its name, so that different names are
+    different roots. A number after anything else may be a part of the name, as in "v2" and "lr0.001".
+    """
+    given = isinstance(checkpoint_id, (str, os.PathLike)) and os.fspath(checkpoint_id)
+    folder, name = os.path.split(local_path(checkpoint_id, "checkpoint_id") if given else "")
+    match = re.fullmatch(r"(|.+[-_=])([0-9]{1,20})", name)
+    root = os.path.join(folder, match[1]) if match and match[1] not in ("", "step-") else folder
+    if match is None or not root.strip("/"):
         raise InvalidArgument(
-            f'checkpoint_id: expected a path that ends with the step, such as "runs/a/step-1000", found {checkpoint_id!r}'
+            'checkpoint_id: expected a path that ends with the step, such as "runs/a/step-1000", found '
+            f"{checkpoint_id!r}: a number counts after one of / - _ = only"
         )
-    folder, name = os.path.split(match[1])
-    return os.path.abspath(folder if name in ("", "step") else match[1]), int(match[2])
+    return root, int(match[2])
 
 
 def _writer(checkpoint_id: Any, process_group: Any, no_dist: bool) -> StorageWriter:

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from .._checkpointer import Checkpointer
+from .._errors import Corrupt
 from .._save import Save
 from .._tree.tensors import TensorCollector
 from .items import check_storable
@@ -96,7 +97,10 @@ def load_all(checkpointer: Checkpointer, folder: str) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # That it loads in this process alone.
         load(flat, storage_reader=StorageReader(checkpointer, folder=folder), planner=LoadPlanner(), no_dist=True)
-    return unflatten_state_dict(flat, metadata.planner_data)
+    try:
+        return unflatten_state_dict(flat, metadata.planner_data)
+    except (TypeError, LookupError) as error:
+        raise Corrupt(f"{folder}: the paths of its DCP items contradict each other: {error}") from error
 
 
 def names_in(checkpointer: Checkpointer, folder: str) -> Metadata:

@@ -33,6 +33,7 @@ from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name
 from .._tree.values import AS_BYTES
 from .._tree.writer import Names, Writer
+from .forms import dtypes_of, path_of, tie_of, well_formed
 
 Key: TypeAlias = tuple[str, tuple[int, ...]]  # fqn, offset; the offset of a whole item is ().
 # One of the things that a rank holds: its bytes, and what it is, which is the same on every rank that holds it.
@@ -247,7 +248,12 @@ class StoredItems:
 
     def tensors_of(self, fqn: str) -> dict[str, str]:
         """The tensors that a value needs, by name, each with its kind (see `_tree.kinds`)."""
-        return kinds_in(self.values[fqn], _below(fqn))
+        with well_formed(f'"{fqn}"'):
+            kinds = kinds_in(self.values[fqn], _below(fqn))
+        for name in kinds:
+            if name not in self.tensors:
+                raise Corrupt(f'"{fqn}": its value names the tensor "{name}", but no shard holds it')
+        return kinds
 
     def value(self, fqn: str, tensors: Mapping[str, Any], like: Any = None) -> Any:
         """The value of an fqn, once its tensors are read. `like`, the value that it replaces, may give its classes.
@@ -266,7 +272,8 @@ class StoredItems:
                 "nothing: import it first, or put an instance in its place in the state to load into"
             )
 
-        return Reader(leaf, scalar, None, find=find).node(self.values[fqn], like, _below(fqn), False)
+        with well_formed(f'"{fqn}"'):
+            return Reader(leaf, scalar, None, find=find).node(self.values[fqn], like, _below(fqn), False)
 
 
 def read_items(details: Mapping[str, Any]) -> StoredItems:
@@ -279,7 +286,7 @@ def read_items(details: Mapping[str, Any]) -> StoredItems:
             raise InvalidArgument(
                 f"{details['path']} was not saved through cairn.dcp: read it with Checkpointer.restore or load"
             )
-        try:
+        with well_formed(f"{details['path']}: its DCP items"):
             match items := json.loads(given["dcp"]):
                 case {"version": int(version)} if version > _VERSION:
                     raise Unsupported(f"{details['path']}: DCP items of version {version}, this Cairn reads {_VERSION}")
@@ -290,15 +297,13 @@ def read_items(details: Mapping[str, Any]) -> StoredItems:
                     "pickled": list(pickled),
                     "tied": ties_,
                 }:
-                    stored.paths.update({fqn: tuple(path) for fqn, path in paths.items()})
+                    stored.paths.update({fqn: path_of(path) for fqn, path in paths.items()})
                     stored.values.update(nodes)
                     stored.pickled.update(pickled)
-                    ties += [(fqn, tuple(at), holder) for fqn, at, holder in ties_]
-                    dtypes.update(items.get("dtypes", {}))
+                    ties += [tie_of(*tie) for tie in ties_]
+                    dtypes.update(dtypes_of(items.get("dtypes", {})))
                 case _:
                     raise ValueError("expected version, paths, values, pickled and tied")
-        except (ValueError, TypeError, RecursionError) as error:
-            raise Corrupt(f"{details['path']}: its DCP items: {error}") from error
     for name, dtype, shape, _, _, _, part in details["tensors"]:
         logical, size, offset = part or (None, shape, (0,) * len(shape))
         chunk = Chunk(dtype, tuple(shape), tuple(offset), logical, tuple(size), name)
@@ -309,9 +314,20 @@ def read_items(details: Mapping[str, Any]) -> StoredItems:
             stored.chunks.setdefault(fqn, []).append(chunk)
         if part is None:
             stored.tensors[name] = Stored(dtype, tuple(shape))
-    for fqn, at, holder in ties:
-        stored.chunks.setdefault(fqn, []).append(stored.find(holder, at))
+    _add_ties(stored, ties)
     return stored
+
+
+def _add_ties(stored: StoredItems, ties: list[tuple[str, tuple[int, ...], str]]) -> None:
+    # By its place: there may be 100,000 of them.
+    held = {(fqn, chunk.offset): chunk for fqn, chunks in stored.chunks.items() for chunk in chunks} if ties else {}
+    for fqn, at, holder in ties:
+        if (fqn, at) in held:
+            raise Corrupt(f'"{fqn}": the checkpoint holds its chunk at {at}, and names it as tied to "{holder}" too')
+        if (holder, at) not in held:
+            raise Corrupt(f'"{fqn}": tied to "{holder}" at {at}, but no shard holds that')
+        held[fqn, at] = held[holder, at]
+        stored.chunks.setdefault(fqn, []).append(held[fqn, at])
 
 
 def bytes_of_element(dtype: str) -> tuple[int, ...]:

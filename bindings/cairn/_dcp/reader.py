@@ -73,10 +73,10 @@ class StorageReader(storage.StorageReader):
             # The hold keeps retention from removing it before its data is read.
             self._details = self._checkpointer._reading.inspect_all(self._step, self._folder)
             self._stored = stored = read_items(self._details)
+            metadata = {fqn: _metadata_of(stored, fqn) for fqn in stored.paths}
         except Error as error:
             self._release_hold()
             return _FailedMetadata(error)
-        metadata = {fqn: _metadata_of(stored, fqn) for fqn in stored.paths}
         return Metadata(metadata, planner_data=stored.paths, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,43 @@
+"""The forms that a checkpoint's DCP items must have: a file may be damaged, or hostile. See items.py."""
+
+from __future__ import annotations
+
+import contextlib
+import reprlib
+from collections.abc import Iterator
+from typing import Any
+
+from .._errors import Corrupt, Error
+from .._tree.values import AS_BYTES
+
+
+@contextlib.contextmanager
+def well_formed(what: str) -> Iterator[None]:
+    """Corrupt, with `what` it is, instead of any error that text of the wrong form brings about."""
+    try:
+        yield
+    except Error:
+        raise
+    except RecursionError as error:
+        raise Corrupt(f"{what}: nested too deep") from error
+    except (ValueError, TypeError, LookupError, OverflowError) as error:
+        raise Corrupt(f"{what}: {error}") from error
+
+
+def path_of(path: Any) -> tuple[str | int, ...]:
+    if isinstance(path, list) and path and not any(isinstance(key, (list, dict)) for key in path):
+        return tuple(path)
+    raise ValueError(f"expected a path, found {reprlib.repr(path)}")
+
+
+def tie_of(fqn: Any, at: Any, holder: Any) -> tuple[str, tuple[int, ...], str]:
+    if isinstance(fqn, str) and isinstance(holder, str) and all(isinstance(one, int) for one in at):
+        return fqn, tuple(at), holder
+    raise ValueError(f"expected a tied chunk, found {reprlib.repr([fqn, at, holder])}")
+
+
+def dtypes_of(dtypes: Any) -> dict[str, str]:
+    for dtype in dict(dtypes).values():
+        if not isinstance(dtype, str) or dtype not in AS_BYTES:
+            raise ValueError(f"expected a dtype that is kept as bytes, found {reprlib.repr(dtype)}")
+    return dict(dtypes)
