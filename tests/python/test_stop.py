@@ -63,6 +63,7 @@ def test_the_second_ctrl_c_is_as_without_cairn(make: Make, capfd: pytest.Capture
 
 
 def test_only_what_is_asked_for_is_handled(make: Make) -> None:
+    before = signal.getsignal(signal.SIGHUP)  # nohup ignores it.
     checkpointer = make()
     checkpointer.stop_on(["SIGUSR2", signal.SIGHUP])
     with pytest.raises(KeyboardInterrupt):
@@ -71,7 +72,7 @@ def test_only_what_is_asked_for_is_handled(make: Make) -> None:
     signal.raise_signal(signal.SIGUSR2)
     assert checkpointer.stop_requested() and checkpointer.stop_reason == "SIGUSR2"
     checkpointer.close()
-    assert signal.getsignal(signal.SIGHUP) == signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    assert (signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGUSR2)) == (before, signal.SIG_DFL)
 
 
 def test_a_ctrl_c_that_is_ignored_stays_ignored(make: Make) -> None:
@@ -304,6 +305,7 @@ def test_a_last_save_waits_for_its_place_no_longer_than_grace(make: Make) -> Non
         checkpointer.save(2, {})
     held._release()
     held.wait()
+    checkpointer.close(60)  # By itself it would not wait any more.
 
 
 def test_grace_limits_nothing_before_a_signal(make: Make) -> None:
