@@ -85,7 +85,8 @@ class Run:
         if leads:
             self.companions.prepare()
         replace = step in self.order
-        save = self.checkpointer._start(step, fill, lambda: replicas, replace=replace, hold=leads)
+        hold = self.checkpointer._group_timeout if leads else 0.0
+        save = self.checkpointer._start(step, fill, lambda: replicas, replace=replace, hold=hold)
         if leads:
             self.companions.add(save, files)
         self.saves[step] = save
