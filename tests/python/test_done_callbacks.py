@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -126,3 +127,29 @@ def test_threads_may_call_while_another_one_closes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, tmp_path]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=WAIT)
     assert (ran.stderr, ran.returncode) == ("", 0)
+
+
+def test_what_the_engine_still_reads_outlives_close(make: Make) -> None:
+    """A call of another thread keeps the engine, and with it the save that close has abandoned."""
+    checkpointer = make()
+    checkpointer.save(1, {"w": np.ones(10)}).wait()
+    reading, go_on = threading.Event(), threading.Event()
+
+    def progress(done: int, of: int) -> None:
+        reading.set()
+        go_on.wait(60)
+
+    reader = threading.Thread(target=lambda: checkpointer.verify(1, progress=progress))
+    reader.start()
+    assert reading.wait(60)
+    array = np.ones(20_000_000)  # 160 MB, of which the pool takes 8.
+    alive = weakref.ref(array)
+    checkpointer.save(2, {"w": array})
+    del array
+
+    with pytest.raises(cairn.DeadlineExceeded):
+        checkpointer.close(0)
+
+    assert alive() is not None
+    go_on.set()
+    reader.join()
