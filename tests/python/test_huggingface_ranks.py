@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import cairn
+import numpy
 import pytest
-from huggingface_trainer import a_trainer, assert_same_weights, folders, hf, losses, steps, transformers
+from huggingface_trainer import a_trainer, assert_same_weights, folders, hf, losses, steps, torch, transformers
 from ranks import World
 
 # Runs in a rank.
@@ -149,3 +150,10 @@ def test_an_fsdp2_job_refuses_what_was_saved_without_it(world: World, tmp_path: 
     refused = world.answers(f"train({str(tmp_path)!r}, fsdp=True, resume=2)")
     assert {answer["error"] for answer in refused} == {"InvalidArgument"}
     assert all("was not saved through cairn.dcp" in answer["message"] for answer in refused), refused
+
+
+def test_what_a_scheduler_holds_keeps_its_kind() -> None:
+    given = {"wave": torch.tensor([1 + 2j], dtype=torch.complex128), "factors": numpy.arange(3.0), "plain": (1, "x")}
+    found = hf.sharded._from_state(hf.sharded._as_state(given))
+    assert found["plain"] == (1, "x") and numpy.array_equal(found["factors"], given["factors"])
+    assert isinstance(found["factors"], numpy.ndarray) and torch.equal(found["wave"], given["wave"])
