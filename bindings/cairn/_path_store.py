@@ -106,8 +106,9 @@ class PathStore:
                 self._wait_for_slot()
             else:
                 checkpointer._ranks.together("paths", self._check_and_wait)
-            save = start(checkpointer, self._next, tree)
-            self._next += 1
+            step = self._next
+            self._next += 1  # Also if the start fails here alone: the other ranks use the next number next.
+            save = start(checkpointer, step, tree)
             self._saving.append(
                 self._submit(path, True, lambda: _publish(checkpointer, save, path, self._full_timeout))
             )

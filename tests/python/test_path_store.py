@@ -20,6 +20,7 @@ import cairn
 import pytest
 import torch
 from cairn._path_store import PathStore, staging_of
+from ranks import World
 
 SMALL: dict[str, Any] = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
 Make = Callable[..., PathStore]
@@ -335,6 +336,22 @@ def test_one_store_may_serve_several_folders(make: Make, tmp_path: Path) -> None
 
     assert value_at(tmp_path / "two" / "a.ckpt") == 2
     assert names(tmp_path / "one") == set()
+
+
+def test_ranks_save_on_after_a_value_that_one_rank_alone_cannot_keep(
+    worlds: Callable[..., World], tmp_path: Path
+) -> None:
+    world, last = worlds(2), str(tmp_path / "last.ckpt")
+    world.all("from cairn._path_store import PathStore")
+    world.all(f"s = PathStore(**{ {**SMALL, 'group_timeout': 20}!r})")
+    save = f"s.save({{'v': VALUE}}, {last!r}, group=(store, rank, world)).exception()"
+    alone = world.answers(save.replace("VALUE", "object() if rank == 1 else 1"))
+    assert "value" in alone[0] and alone[1]["error"] == "InvalidArgument"
+    heard = world.answers(save.replace("VALUE", "2"))
+    assert ["a value of type object cannot be kept" in one["message"] for one in heard] == [True, True]
+
+    assert world.all(save.replace("VALUE", "3")) == [None, None]
+    assert world.all("s.close()") == [None, None]
 
 
 def test_refused_options_and_pickling(tmp_path: Path) -> None:
