@@ -174,6 +174,26 @@ def test_a_value_that_one_rank_cannot_keep_fails_all_by_name(worlds: Worlds) -> 
     assert world.all('save({"w": torch.ones(4)}, 1)') == [None] * 2
 
 
+def test_what_a_plug_cannot_keep_fails_all_by_name_and_is_not_pickled(worlds: Worlds) -> None:
+    world = worlds(2)
+    world.all(
+        """
+        from cairn._dcp import direct
+        class Refused:
+            def __reduce__(self):
+                raise AssertionError("pickled")
+        def start(state, values):
+            return direct.start_save_of(c, 1, lambda: (state, values))
+    """.replace("\n        ", "\n")
+    )
+    for state, values in (('{"v": Refused()}', "{}"), ("{}", '{"v": [Refused()]}')):
+        answers = world.answers(f'start({{"w": torch.ones(4)}} | ({state} if rank == 0 else {{}}), {values})')
+        assert all("Refused cannot be kept" in answer.get("message", "") for answer in answers), answers
+        assert answers[0]["error"] == "InvalidArgument", answers
+        assert answers[1]["message"].startswith("rank 0: "), answers
+    assert world.all('start({"w": torch.ones(4)}, {"v": [1]}).wait()') == [None] * 2
+
+
 def test_a_tensor_that_cannot_be_staged_fails_all_at_once(worlds: Worlds) -> None:
     world = worlds(2, timeout=600)
     answers = world.answers(

@@ -20,8 +20,8 @@ from .._checkpointer import Checkpointer
 from .._errors import Corrupt
 from .._save import Save
 from .._tree.tensors import TensorCollector
-from .items import check_storable
-from .planners import LoadPlanner
+from .items import Items, check_storable
+from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
 from .uploads import Uploads
 from .writer import _copied, _items_of_state
@@ -52,22 +52,21 @@ def start_save_of(
     rank 0's are written. What `gather` raises on one rank, every rank raises."""
     shares = Uploads.of(checkpointer).shares
 
+    def items() -> Items:
+        state, values = gather()
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(_copied(state), None, checkpointer.rank == 0)
+        found = _items_of_state(planner, SavePlanner())
+        if checkpointer.rank == 0:
+            for name, value in values.items():
+                check_storable(value, name)
+            found.values |= values
+            found.paths = {**found.paths, **{name: (name,) for name in values}}
+        found.check_storable()
+        return found
+
     def fill(sink: TensorCollector) -> list[tuple[str, str]]:
-        try:
-            state, values = gather()
-            planner = DefaultSavePlanner()
-            planner.set_up_planner(_copied(state), None, checkpointer.rank == 0)
-            items = _items_of_state(planner)
-            for fqn in [*items.values, *items.pickled]:
-                check_storable(planner.state_dict[fqn], fqn)
-            if checkpointer.rank == 0:
-                items.values |= values
-                items.paths = {**items.paths, **{name: (name,) for name in values}}
-            items.check_storable()
-        except BaseException as error:
-            shares.give_up(error)
-            raise
-        return [("dcp", items.select(shares.mine(items, step)).add_to(sink))]
+        return [("dcp", shares.select(items, step).add_to(sink))]
 
     return checkpointer._start(step, fill, replace=replace)
 

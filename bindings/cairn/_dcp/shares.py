@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
@@ -46,9 +46,15 @@ class WriteShares:
                 self._of = digests
             return self._mine
 
-    def give_up(self, error: BaseException) -> None:
-        """Called instead of `mine` by a rank that has failed: the others wait for it."""
-        self._ranks.give_up("dcp", error)
+    def select(self, gather: Callable[[], Items], step: int) -> Items:
+        """What this rank writes of the items that `gather` returns. Every rank calls this, and waits for the others. What
+        `gather` raises on one rank, every rank raises."""
+        try:
+            items = gather()
+        except BaseException as error:
+            self._ranks.give_up("dcp", error)
+            raise
+        return items.select(self.mine(items, step))
 
 
 def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:

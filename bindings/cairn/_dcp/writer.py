@@ -32,7 +32,7 @@ from .items import (
     parse_step,
 )
 from .planners import SavePlanner
-from .shares import WriteShares, check_plans, key_of
+from .shares import check_plans, key_of
 from .uploads import Upload, Uploads
 
 # From torch 2.9 on `stage` may return a future, which async_save returns too.
@@ -113,7 +113,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         agreed = False
         given: dict[str, Any] = {}
 
-        def gather() -> Items:
+        def held() -> Items:
             given.update(_copied(state_dict))
             planner = DefaultSavePlanner()
             planner.set_up_planner(given, None, self._checkpointer.rank == 0)
@@ -122,16 +122,16 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 self._staged.check_storable()
             return self._staged
 
-        def share(items: Items, shares: WriteShares) -> Items:
+        def gather() -> Items:
             nonlocal agreed
             assert self._step is not None
-            mine = shares.mine(items, self._step)
-            agreed = mine is not None
-            return items.select(mine)
+            mine = Uploads.of(self._checkpointer).shares.select(held, self._step)
+            agreed = self._checkpointer.world > 1
+            return mine
 
         self.close()
         try:
-            self._save = self._capturing = self._start(gather, share)
+            self._save = self._capturing = self._start(gather, staged=True)
         except Exception as error:
             self.close()
             if not agreed:
@@ -224,7 +224,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def finish(self, metadata: Metadata, results: list[list[storage.WriteResult]]) -> None:
         """Does nothing: each rank's shard holds its part of the metadata, and all shards are committed."""
 
-    def _start(self, gather: Callable[[], Items], share: Callable[[Items, WriteShares], Items] | None = None) -> Save:
+    def _start(self, gather: Callable[[], Items], *, staged: bool = False) -> Save:
         if self._step is None:
             raise InvalidArgument("cairn.dcp.StorageWriter: the step is missing: StorageWriter(checkpointer, step)")
         checkpointer = self._checkpointer
@@ -232,17 +232,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         uploads.wait_for_step(self._step)
 
         def fill(sink: TensorCollector) -> list[tuple[str, str]]:
-            try:
-                items = gather()
-            except BaseException as error:
-                if share is not None:
-                    uploads.shares.give_up(error)
-                raise
-            return [("dcp", (items if share is None else share(items, uploads.shares)).add_to(sink))]
+            return [("dcp", gather().add_to(sink))]
 
-        hold = 0.0 if share is None else checkpointer._group_timeout * (1 + Uploads.in_flight())
+        hold = checkpointer._group_timeout * (1 + Uploads.in_flight()) if staged else 0.0
         save = checkpointer._start(self._step, fill, replace=self._replace, hold=hold)
-        if share is not None:
+        if staged:
             self._upload = uploads.add(save)
         return save
 

@@ -142,7 +142,9 @@ def _as_state(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _from_state(state: dict[str, Any]) -> dict[str, Any]:
     kinds = _tree.kinds(state["text"])
-    tensors = {name: one if kinds[name].partition(" ")[0] == "torch" else one.numpy() for name, one in state["tensors"].items()}
+    tensors = {
+        name: one if kinds[name].partition(" ")[0] == "torch" else one.numpy() for name, one in state["tensors"].items()
+    }
     tree = _tree.build(state["text"], tensors)
     assert isinstance(tree, dict)
     return tree
