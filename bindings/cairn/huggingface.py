@@ -186,7 +186,7 @@ class TrainerMixin(_Base):
             try:
                 stock = self._choose_source(run, resume_from_checkpoint)
                 if run.sharded and run.resumes:  # Before the weights, Trainer reads its state.
-                    trainer, own = sharded.load_plain(checkpointer, run.sharded_step())
+                    trainer, own = sharded.load_plain(checkpointer, run.step, run.source)
                     run.restored = trainer | {"own": own}
                     if own is None:
                         _log.warning(OTHER_RANKS)
@@ -251,7 +251,7 @@ class TrainerMixin(_Base):
             return
         model = self.model if model is None else model
         if run.sharded:
-            sharded.load_model(run.checkpointer, run.sharded_step(), model)
+            sharded.load_model(run.checkpointer, run.step, model, run.source)
             return
         found = read_trainer(run.checkpointer, run.step, run.source)  # Raises if it is not one of ours.
         partial = found["frozen"] is not None
@@ -283,7 +283,7 @@ class TrainerMixin(_Base):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         if run.sharded:
-            sharded.load_optimizer(run.checkpointer, run.sharded_step(), self.model, self.optimizer)
+            sharded.load_optimizer(run.checkpointer, run.step, self.model, self.optimizer, run.source)
         else:
             self.optimizer.load_state_dict(run.take("optimizer"))
         self.lr_scheduler.load_state_dict(run.take("scheduler"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,11 @@ def test_a_resumed_fsdp2_job_is_the_uninterrupted_one(world: World, tmp_path: Pa
         checkpointer.verify()
         with pytest.raises(cairn.InvalidArgument, match="saved through cairn.dcp"):
             checkpointer.load()
+
+    # A copy elsewhere is continued too.
+    folder = shutil.copytree(folders(tmp_path)[1], tmp_path / "copy")
+    assert train(world, tmp_path / "other", fsdp=True, resume=str(folder)) == first
+    assert steps(tmp_path / "other") == [6, 8]
 
     # It is no model folder; an export is.
     hf.export(tmp_path / "cairn", tmp_path / "exported")

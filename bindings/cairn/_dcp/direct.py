@@ -7,7 +7,7 @@ So no process group is needed, no thread, and several saves may be in flight.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -86,28 +86,39 @@ def load_into(
     load(state, storage_reader=reader, planner=LoadPlanner(allow_partial_load=partial))
 
 
-def load_all(checkpointer: Checkpointer, folder: str) -> dict[str, Any]:
-    """All of the checkpoint in `folder`, each tensor whole, on the CPU. Each process on its own."""
-    metadata = names_in(checkpointer, folder)
+def load_all(
+    checkpointer: Checkpointer,
+    folder: str = "",
+    step: int | None = None,
+    *,
+    top: Container[Any] | None = None,
+    together: bool = False,
+) -> dict[str, Any]:
+    """All of a checkpoint, as `load_into` chooses it, or what is below the keys in `top`; each tensor whole, on the CPU.
+    Each process on its own, or, `together`, every rank."""
+    metadata = names_in(checkpointer, folder, step)
+    paths: Mapping[str, Any] = metadata.planner_data
     flat: dict[str, Any] = {
         fqn: torch.empty(one.size, dtype=one.properties.dtype) if isinstance(one, TensorStorageMetadata) else None
         for fqn, one in metadata.state_dict_metadata.items()
+        if top is None or paths[fqn][0] in top
     }
+    reader = StorageReader(checkpointer, step, folder=folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # That it loads in this process alone.
-        load(flat, storage_reader=StorageReader(checkpointer, folder=folder), planner=LoadPlanner(), no_dist=True)
+        load(flat, storage_reader=reader, planner=LoadPlanner(), no_dist=not together)
     try:
-        return unflatten_state_dict(flat, metadata.planner_data)
+        return unflatten_state_dict(flat, {fqn: paths[fqn] for fqn in flat})
     except (TypeError, LookupError) as error:
-        raise Corrupt(f"{folder}: the paths of its DCP items contradict each other: {error}") from error
+        raise Corrupt(f"{reader.checkpoint_id}: the paths of its DCP items contradict each other: {error}") from error
 
 
-def names_in(checkpointer: Checkpointer, folder: str) -> Metadata:
-    """DCP's metadata of the checkpoint in `folder`: planner_data has each name's path."""
-    reader = StorageReader(checkpointer, folder=folder)
+def names_in(checkpointer: Checkpointer, folder: str = "", step: int | None = None) -> Metadata:
+    """DCP's metadata of a checkpoint, as `load_into` chooses it: planner_data has each name's path."""
+    reader = StorageReader(checkpointer, step, folder=folder)
     try:
         metadata = reader.read_metadata()
         reader.set_up_storage_reader(metadata, True)  # Raises what read_metadata could not.
         return metadata
     finally:
-        reader._release_hold()
+        reader.reset()

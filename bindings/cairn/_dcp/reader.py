@@ -41,7 +41,8 @@ class StorageReader(storage.StorageReader):
     """Reads a checkpoint that StorageWriter wrote, at any number of ranks: `step`, or the newest.
 
     `source` is a Checkpointer (its next saves then continue from what was loaded), or a root. With `folder` it reads
-    the checkpoint that has that path, wherever that is. Every byte that is read is verified; tensors are filled in place. Raises NotFound, Corrupt, InvalidArgument.
+    the checkpoint that has that path, wherever that is. Every byte that is read is verified; tensors are filled in
+    place. Raises NotFound, Corrupt, InvalidArgument.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class StorageReader(storage.StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        return f"{self._checkpointer.root}, step {'latest' if self._step is None else self._step}"
+        return self._folder or f"{self._checkpointer.root}, step {'latest' if self._step is None else self._step}"
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:

@@ -26,8 +26,10 @@ def reader(root: str | os.PathLike[str]) -> Checkpointer:
 
 
 def read_trainer(checkpointer: Checkpointer, step: int | None, folder: str = "") -> dict[str, Any]:
-    """What a checkpoint says of its training, with None in place of tensors, and "world": how many ranks saved it. Raises InvalidArgument, or Unsupported, if
-    this version of cairn.huggingface did not write it."""
+    """What a checkpoint says of its training, with None in place of tensors, and "world": how many ranks saved it.
+
+    Raises InvalidArgument, or Unsupported, if this version of cairn.huggingface did not write it.
+    """
     details = checkpointer._reading.choose(step, folder)
     with details["hold"]:
         return _read_tree(checkpointer, details)[1] | {"world": details["world"]}
@@ -39,7 +41,7 @@ def read_model(checkpointer: Checkpointer, step: int | None) -> tuple[dict[str, 
     with details["hold"]:
         details |= checkpointer._core.inspect_part(details["path"], 0, [])
         if "dcp" in details["values"][0]:
-            return sharded.read_whole(checkpointer, details["step"])
+            return sharded.read_whole(checkpointer, details["path"])
         text, trainer = _read_tree(checkpointer, details)
         names = _tree.names(text)
         wanted = [name for name in names if name.partition("/")[0] not in (TRAINER, RANK)]

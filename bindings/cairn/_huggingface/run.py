@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _tree
 from .._checkpointer import Checkpointer
-from .._errors import FailedPrecondition, NotFound, Unsupported
+from .._errors import FailedPrecondition, NotFound
 from .._ranks.replicas import Rules
 from .._save import Save
 from .._tree.tensors import TensorCollector
@@ -38,13 +38,12 @@ class Run:
         self.folder = folder  # Represents the checkpoint in Trainer's calls; holds trainer_state.json.
         self.companions = companions
         self.sharded = is_sharded
-        self._group = sharded.new_group() if is_sharded else None
         self.step: int | None = None
         self.source = ""  # The folder of a checkpoint outside the root.
         self.resumes = False
         self.restored: dict[str, Any] = {}
         self.steps = set(checkpointer.steps())
-        self.saves: dict[int, Save | sharded.Upload] = {}  # Those that may not have ended.
+        self.saves: dict[int, Save] = {}  # Those that may not have ended.
         self.order: list[int] = []  # Steps saved by this run.
         self.pinned: int | None = None
 
@@ -95,23 +94,13 @@ class Run:
 
     def save_sharded(self, step: int, model: Any, optimizer: Any, shared: dict[str, Any], own: dict[str, Any]) -> None:
         """The same for a model that FSDP2 has sharded; without files."""
-        for save in self.saves.values():  # DCP's collectives of two saves must not meet.
-            save.wait()
+        if step in self.saves:
+            self.saves[step].wait()
         self.saves[step] = sharded.start(
-            self.checkpointer, step, model, optimizer, shared, own, replace=step in self.order, group=self._group
+            self.checkpointer, step, model, optimizer, shared, own, replace=step in self.order
         )
         self.steps.add(step)
         self.order.append(step)
-
-    def sharded_step(self) -> int:
-        """The step to resume from. Raises Unsupported for a copy elsewhere: DCP's reader takes roots."""
-        if self.source:
-            raise Unsupported(f"{self.source}: an FSDP2 job resumes from its root's checkpoints: move it there")
-        if self.step is None:
-            self.step = self.checkpointer.latest()
-        if self.step is None:
-            raise NotFound(f"no checkpoint under {self.checkpointer.root} to resume from")
-        return self.step
 
     def pin_best(self, best: int | None, wait: bool) -> None:
         """Pins the best model's checkpoint, and unpins the previous best."""
@@ -143,8 +132,6 @@ class Run:
         if self.checkpointer.rank == 0:
             self.companions.finish()
         self.companions.check()
-        for save in self.saves.values() if self.sharded else ():
-            save.wait()
         self.checkpointer.drain()
         self.checkpointer.check()
         self.pin_best(best, wait=True)

@@ -10,13 +10,9 @@ tensor; `read_whole` puts them together.
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -27,25 +23,10 @@ from torch.distributed.tensor import DTensor
 
 from .. import _tree
 from .._checkpointer import Checkpointer
-from .._dcp.planners import LoadPlanner, SavePlanner
-from .._dcp.reader import StorageReader
-from .._dcp.writer import StorageWriter
+from .._dcp import direct
+from .._save import Save
 from .._tree.writer import Names
 from .contents import RANK, TRAINER
-
-
-class Upload:
-    """A save through DCP, with what is used of a Save."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def wait(self) -> None:
-        with suppress(CancelledError):
-            self._future.result()
 
 
 def is_sharded(model: Any) -> bool:
@@ -61,76 +42,53 @@ def start(
     own: dict[str, Any],
     *,
     replace: bool,
-    group: Any,
-) -> Upload:
-    """Starts the save; every rank calls it. `group` (gloo) is for it alone, because it talks while training goes on."""
-    weights = get_model_state_dict(model)
-    parameters = {name for name, _ in model.named_parameters()}
-    state = {
-        "model": {name: one if name in parameters else _copied(one) for name, one in weights.items()},
-        "optimizer": get_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer)),
-        TRAINER: _as_state(shared),
-        f"{RANK}{checkpointer.rank}": _as_state(own),
-    }
-    writer = StorageWriter(checkpointer, step, replace=replace)
-    response: Any = state_dict_saver.async_save(
-        state, storage_writer=writer, planner=SavePlanner(), process_group=group
-    )
-    return Upload(getattr(response, "upload_completion", response))
+) -> Save:
+    """Starts the save; every rank calls it."""
+
+    def gather() -> tuple[dict[str, Any], dict[str, Any]]:
+        weights = get_model_state_dict(model)
+        parameters = {name for name, _ in model.named_parameters()}
+        state = {
+            "model": {name: one if name in parameters else _copied(one) for name, one in weights.items()},
+            "optimizer": get_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer)),
+            TRAINER: _as_state(shared),
+            f"{RANK}{checkpointer.rank}": _as_state(own),
+        }
+        return state, {}
+
+    return direct.start_save_of(checkpointer, step, gather, replace=replace)
 
 
-def load_model(checkpointer: Checkpointer, step: int, model: Any) -> None:
-    """Reads the weights into the model; every rank calls it."""
+def load_model(checkpointer: Checkpointer, step: int | None, model: Any, folder: str = "") -> None:
+    """Reads the weights into the model, of a step, or of the checkpoint in `folder`; every rank calls it."""
     state = {"model": get_model_state_dict(model)}
-    _load(checkpointer, step, state)
+    direct.load_into(checkpointer, state, step, folder=folder)
     set_model_state_dict(model, state["model"])
 
 
-def load_optimizer(checkpointer: Checkpointer, step: int, model: Any, optimizer: Any) -> None:
+def load_optimizer(checkpointer: Checkpointer, step: int | None, model: Any, optimizer: Any, folder: str = "") -> None:
     inner = getattr(optimizer, "optimizer", optimizer)
     state = {"optimizer": get_optimizer_state_dict(model, inner)}
-    _load(checkpointer, step, state)
+    direct.load_into(checkpointer, state, step, folder=folder)
     set_optimizer_state_dict(model, inner, state["optimizer"])
 
 
-def load_plain(checkpointer: Checkpointer, step: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def load_plain(
+    checkpointer: Checkpointer, step: int | None, folder: str = ""
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What is below "trainer", and this rank's own: None if another number of ranks saved. Every rank calls it."""
-    found = _stored(checkpointer, step)
-    ranks = [name for name in found if name.startswith(RANK) and name.endswith(".text")]
+    paths = direct.names_in(checkpointer, folder, step).planner_data.values()
+    ranks = {path[0] for path in paths if str(path[0]).startswith(RANK)}
     own = f"{RANK}{checkpointer.rank}"
-    state = {key: _room(found, key) for key in (TRAINER, own) if key == TRAINER or len(ranks) == checkpointer.world}
-    _load(checkpointer, step, state)
-    return _from_state(state[TRAINER]), _from_state(state[own]) if own in state else None
+    top = {TRAINER, own} if len(ranks) == checkpointer.world else {TRAINER}
+    state = direct.load_all(checkpointer, folder, step, top=top, together=True)
+    return _from_state(state[TRAINER]), _from_state(state[own]) if own in top else None
 
 
-def read_whole(checkpointer: Checkpointer, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_whole(checkpointer: Checkpointer, folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is below "trainer", and the weights, whole and on the CPU: by one process alone."""
-    found = _stored(checkpointer, step)
-    model = {name.partition(".")[2]: _empty(about) for name, about in found.items() if name.startswith("model.")}
-    state = {"model": model, TRAINER: _room(found, TRAINER)}
-    _load(checkpointer, step, state, no_dist=True)
-    return _from_state(state[TRAINER]), model
-
-
-def _stored(checkpointer: Checkpointer, step: int) -> dict[str, Any]:
-    """DCP's metadata by name. Raises InvalidArgument for a checkpoint that DCP has not saved."""
-    return StorageReader(checkpointer, step).read_metadata().state_dict_metadata
-
-
-def _room(found: dict[str, Any], key: str) -> dict[str, Any]:
-    """What `_as_state` gave, with room for its tensors."""
-    prefix = f"{key}.tensors."
-    tensors = {name.removeprefix(prefix): _empty(about) for name, about in found.items() if name.startswith(prefix)}
-    return {"text": "", "tensors": tensors}
-
-
-def _empty(about: Any) -> torch.Tensor:
-    return torch.empty(about.size, dtype=about.properties.dtype)
-
-
-def _load(checkpointer: Checkpointer, step: int, state: dict[str, Any], *, no_dist: bool = False) -> None:
-    reader = StorageReader(checkpointer, step)
-    state_dict_loader.load(state, storage_reader=reader, planner=LoadPlanner(), no_dist=no_dist)
+    state = direct.load_all(checkpointer, folder, top=("model", TRAINER))
+    return _from_state(state[TRAINER]), state["model"]
 
 
 def _as_state(tree: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +101,8 @@ def _as_state(tree: dict[str, Any]) -> dict[str, Any]:
 def _from_state(state: dict[str, Any]) -> dict[str, Any]:
     kinds = _tree.kinds(state["text"])
     tensors = {
-        name: one if kinds[name].partition(" ")[0] == "torch" else one.numpy() for name, one in state["tensors"].items()
+        name: one if kinds[name].partition(" ")[0] == "torch" else one.numpy()
+        for name, one in state.get("tensors", {}).items()
     }
     tree = _tree.build(state["text"], tensors)
     assert isinstance(tree, dict)
@@ -152,8 +111,3 @@ def _from_state(state: dict[str, Any]) -> dict[str, Any]:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def new_group() -> Any:
-    """A group of all ranks for saves in the background."""
-    return dist.new_group(backend="gloo")
