@@ -49,6 +49,7 @@ from ._tree.reader import Reader, kinds_in, scalar
 
 _log = logging.getLogger("cairn")
 _POINTER = '{"cairn_step": '  # What the small text files begin with.
+_DRAFT = ".new"
 _KIND, _FIELDS = "cairn.deepspeed", "fields"
 _OBJECTS: dict[str, Any] = {kind.__name__: kind for kind in (LossScaler, DynamicLossScaler, fragment_address)}
 _ENUMS: dict[str, Any] = {ZeroStageEnum.__name__: ZeroStageEnum}
@@ -80,6 +81,7 @@ class CheckpointEngine(_engines.CheckpointEngine):
         self._folder: str | None = None  # Of the tag that is being saved.
         self._files: dict[str, Any] = {}
         self._newest: Save | None = None
+        self._saving: list[Save] = []  # Those that may be in flight.
         group = torch.distributed.group.WORLD if torch.distributed.get_world_size() > 1 else None
         self.checkpointer = Checkpointer(root, group=group, **options)
         if engine.basic_optimizer is not None:
@@ -127,6 +129,7 @@ class CheckpointEngine(_engines.CheckpointEngine):
         if again := self._newest is not None and self._newest.step == step:
             self._newest.wait()  # Another tag of the same step replaces the checkpoint: both tags lead to it.
         self._newest = self.checkpointer.save(step, tree, replace=again)
+        self._saving = [*(save for save in self._saving if not save.done()), self._newest]
         for name in self._files:
             _write(os.path.join(self._folder, name), f"{_POINTER}{step}}}\n")
         self._info, self._folder, self._files = None, None, {}
@@ -138,7 +141,8 @@ class CheckpointEngine(_engines.CheckpointEngine):
         if step is None:
             return self._stock.load(path, map_location=map_location)
         self.checkpointer.drain()
-        return _objects(_read(self.checkpointer, step, os.path.basename(path), resume=True))
+        with _inspected(self.checkpointer, step) as details:
+            return _objects(_read(self.checkpointer, details, _trees(details), os.path.basename(path), resume=True))
 
     def is_decoupled(self) -> bool:
         return False  # DeepSpeed would start the save only before the next step.
@@ -168,12 +172,13 @@ class CheckpointEngine(_engines.CheckpointEngine):
         path = os.path.join(self._root, "latest")
         if os.path.exists(path):
             with open(path) as file:
-                folder = os.path.join(self._root, file.read().strip())
-            if os.path.isdir(folder) and os.listdir(folder) and not _is_pointing(folder):
+                tag = file.read().strip()  # Empty if DeepSpeed was killed while it wrote.
+            folder = os.path.join(self._root, tag)
+            if tag and os.path.isdir(folder) and None in _steps_in(folder):
                 return
         for step in reversed(self.checkpointer.steps()):
             with _inspected(self.checkpointer, step) as details:
-                trees = [replicas.tree_of(replicas.tree_text(details, rank)) for rank in range(details["world"])]
+                trees = _trees(details)
             if not trees[0].get("latest"):
                 continue
             folder = os.path.join(self._root, trees[0]["tag"])
@@ -187,11 +192,12 @@ class CheckpointEngine(_engines.CheckpointEngine):
 
     def _remove_stale(self) -> None:
         """Removes the folders of tags whose checkpoints are gone."""
-        oldest = min(self.checkpointer.steps(), default=0)
+        in_flight = [save.step for save in self._saving if not save.done()]  # Asked before what is durable.
+        kept = {None, *in_flight, *(one.step for one in self.checkpointer.checkpoints())}
         for entry in os.scandir(self._root):
-            if entry.is_dir() and not entry.name.startswith(("step-", ".")) and _is_pointing(entry.path):
-                step = _pointed(os.path.join(entry.path, os.listdir(entry.path)[0]))
-                if step is not None and step < oldest:
+            if entry.is_dir() and not entry.name.startswith(("step-", ".")):
+                steps = _steps_in(entry.path)
+                if steps and not steps & kept:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
@@ -205,11 +211,12 @@ def export(root: str | os.PathLike[str], folder: str | os.PathLike[str], step: i
         if step is None and (step := reader.latest()) is None:
             raise NotFound(f"{os.fspath(root)} holds no checkpoint")
         with _inspected(reader, step) as details:
-            trees = [replicas.tree_of(replicas.tree_text(details, rank)) for rank in range(details["world"])]
-        tag = trees[0]["tag"]
-        os.makedirs(os.path.join(folder, tag), exist_ok=True)
-        for name in (name for tree in trees for name in tree["files"]):
-            torch.save(_objects(_read(reader, step, name, resume=False)), os.path.join(folder, tag, name))
+            trees = _trees(details)
+            tag = trees[0]["tag"]
+            os.makedirs(os.path.join(folder, tag), exist_ok=True)
+            for name in (name for tree in trees for name in tree["files"]):
+                contents = _objects(_read(reader, details, trees, name, resume=False))
+                torch.save(contents, os.path.join(folder, tag, name))
     _write(os.path.join(folder, "latest"), tag)
     return os.path.join(folder, tag)
 
@@ -234,31 +241,33 @@ def _refuse(engine: Any) -> None:
             )
 
 
-def _read(checkpointer: Checkpointer, step: int, name: str, resume: bool) -> Any:
+def _read(checkpointer: Checkpointer, details: dict[str, Any], trees: list[Any], name: str, resume: bool) -> Any:
     """The contents of a file, from the shard of whichever rank saved it."""
-    with _inspected(checkpointer, step) as details:
-        for rank in range(details["world"]):
-            nodes = replicas.tree_of(replicas.tree_text(details, rank))["files"]
-            if name in nodes:
-                break
-        else:
-            raise NotFound(f"{details['path']} holds no {name}")
-        view = replicas.rank_view(details, rank, details["world"], replicas.Rules())
-        prefix = f"files/{name}"
-        made: dict[str, Any] = {}  # By the name that holds the bytes: tied tensors are one tensor.
-        found = {}
-        for one, kind in kinds_in(nodes[name], prefix).items():
-            holder = view.tied.get(one, one)
-            if holder not in made:
-                made[holder] = tree_tensors.empty(view.saved[holder], kind)
-            found[one] = made[holder]
-        views = [tree_tensors.target_view(one, tensor) for one, tensor in made.items()]
-        checkpointer._reading.read_views(details, views, resume)
+    rank = next((rank for rank, tree in enumerate(trees) if name in tree["files"]), None)
+    if rank is None:
+        raise NotFound(f"{details['path']} holds no {name}")
+    node = trees[rank]["files"][name]
+    view = replicas.rank_view(details, rank, details["world"], replicas.Rules())
+    prefix = f"files/{name}"
+    made: dict[tuple[str, str], Any] = {}  # By the name that holds the bytes: tied tensors are one tensor.
+    found, views = {}, []
+    for one, kind in kinds_in(node, prefix).items():
+        key = view.tied.get(one, one), kind
+        if key not in made:
+            made[key] = tree_tensors.empty(view.saved[one].of_kind(kind), kind.partition(" ")[0])
+            views.append(tree_tensors.target_view(one, made[key]))
+        found[one] = made[key]
+    checkpointer._reading.read_views(details, views, resume)
 
     def leaf(_kind: str, _like: Any, one: str, _strict: bool) -> Any:
         return found[one]
 
-    return Reader(leaf, scalar, None).node(nodes[name], None, prefix, False)
+    return Reader(leaf, scalar, None).node(node, None, prefix, False)
+
+
+def _trees(details: dict[str, Any]) -> list[Any]:
+    """What each rank saved, by rank."""
+    return [replicas.tree_of(replicas.tree_text(details, rank)) for rank in range(details["world"])]
 
 
 @contextlib.contextmanager
@@ -317,14 +326,16 @@ def _pointed(path: str) -> int | None:
     return int(json.loads(head)["cairn_step"])
 
 
-def _is_pointing(folder: str) -> bool:
-    """Whether it has files, and all of them are such texts."""
-    entries = list(os.scandir(folder))
-    return bool(entries) and all(entry.is_file() and _pointed(entry.path) is not None for entry in entries)
+def _steps_in(folder: str) -> set[int | None]:
+    """The steps that a folder's texts lead to; None for other files, but not for what a crash left of a text."""
+    entries = [entry for entry in os.scandir(folder) if not entry.name.endswith(_DRAFT)]
+    return {_pointed(entry.path) if entry.is_file() else None for entry in entries}
 
 
 def _write(path: str, text: str) -> None:
     """Never half a file: readers and a crash see the old one or the new one."""
-    with open(f"{path}.new", "w") as file:
+    with open(path + _DRAFT, "w") as file:
         file.write(text)
-    os.replace(f"{path}.new", path)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + _DRAFT, path)

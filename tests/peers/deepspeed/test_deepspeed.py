@@ -114,11 +114,13 @@ def test_a_save_holds_the_step_at_which_it_was_called(start: Open, tmp_path: Pat
     expect_same(other, expected)
 
 
-def test_latest_is_the_newest_durable_one(start: Open, tmp_path: Path) -> None:
+# As a crash leaves it: it names what was never durable, or DeepSpeed had not written the name.
+@pytest.mark.parametrize("left", ["global_step9", ""])
+def test_latest_is_the_newest_durable_one(start: Open, tmp_path: Path, left: str) -> None:
     engine = start()
     train(engine, 2, save=True, folder=tmp_path)
     engine.checkpoint_engine.close()
-    (tmp_path / "latest").write_text("global_step9")  # As a crash leaves it: named before it was durable.
+    (tmp_path / "latest").write_text(left)
 
     other = start(seed=2)
     assert (tmp_path / "latest").read_text() == "global_step2"
@@ -143,6 +145,34 @@ def test_retention_removes_the_tags_too(start: Open, tmp_path: Path) -> None:
     train(engine, 5, save=True, folder=tmp_path)
     engine.checkpoint_engine.close()
     assert sorted(one.name for one in tmp_path.glob("global_step*")) == ["global_step4", "global_step5"]
+
+
+def test_a_pin_keeps_its_own_tag_and_no_other(start: Open, tmp_path: Path) -> None:
+    engine = start()
+    train(engine, 1, save=True, folder=tmp_path)
+    engine.checkpoint_engine.checkpointer.drain()
+    engine.checkpoint_engine.checkpointer.pin(1)
+    train(engine, 4, save=True, folder=tmp_path)
+    engine.checkpoint_engine.close()
+    assert sorted(one.name for one in tmp_path.glob("global_step*")) == [f"global_step{step}" for step in (1, 4, 5)]
+
+
+def test_what_a_crash_left_of_a_text_makes_no_file_of_deepspeeds(start: Open, tmp_path: Path) -> None:
+    engine = start()
+    train(engine, 2, save=True, folder=tmp_path)
+    engine.checkpoint_engine.close()
+    for one in (tmp_path / "global_step2").iterdir():
+        one.rename(f"{one}.new").write_text("")
+
+    other = start(seed=2)
+    assert other.load_checkpoint(str(tmp_path))[0] and other.global_steps == 2
+
+
+def test_dtypes_that_are_kept_as_bytes_come_back(start: Open, tmp_path: Path) -> None:
+    engine, kept = start(), torch.tensor([1 + 2j, 3j], dtype=torch.complex128)
+    engine.save_checkpoint(str(tmp_path), client_state={"kept": kept})
+    _, client = engine.load_checkpoint(str(tmp_path))
+    assert client["kept"].dtype == kept.dtype and torch.equal(client["kept"], kept)
 
 
 def test_an_older_tag_starts_a_new_line(start: Open, tmp_path: Path) -> None:
