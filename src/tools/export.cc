@@ -184,7 +184,8 @@ Status WriteTensors(const Reading& reading, TensorSource& source, const std::vec
 
 Status CheckAbsent(const std::string& out) {
   std::error_code unknown;  // Then writing says what is wrong.
-  if (!std::filesystem::exists(out, unknown)) return Status::Ok();
+  // A link is there even if what it names is not.
+  if (!std::filesystem::exists(std::filesystem::symlink_status(out, unknown))) return Status::Ok();
   return Error(StatusCode::kAlreadyExists, "{} exists; --force replaces it", out);
 }
 

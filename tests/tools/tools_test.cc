@@ -122,6 +122,14 @@ TEST_F(ToolsTest, ExportReplacesAFileOnlyWithForce) {
   EXPECT_EQ(Run({"show", out}).code, 0);
 }
 
+TEST_F(ToolsTest, ExportKeepsALinkThatLeadsNowhere) {
+  const std::filesystem::path out = directory_ / "link";
+  std::filesystem::create_symlink(directory_ / "nowhere", out);
+
+  EXPECT_EQ(Run({"export", root_, "--out", out.string()}).code, 2);
+  EXPECT_TRUE(std::filesystem::is_symlink(out));
+}
+
 TEST_F(ToolsTest, ShowEscapesControlCharacters) {
   const Ran ran = Run({"show", StepFolder(2000)});
 
