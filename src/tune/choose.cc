@@ -215,14 +215,11 @@ IntervalChoice ChooseInterval(const TuneGoal& goal, const SaveCost& cost) {
 std::string Explain(const TuneGoal& goal, const SaveCost& cost, const IntervalChoice& choice) {
   switch (choice.bound) {
     case Bound::kNothing:
-      return fmt::format(
-          "every iteration: a save is durable after {} and costs training {}, within an iteration's "
-          "{}",
-          HumanSeconds(cost.write), HumanSeconds(cost.stall), HumanSeconds(goal.iteration_seconds));
+      return fmt::format("every iteration: a save is durable after {} and costs training {}, within an iteration's {}",
+                         HumanSeconds(cost.write), HumanSeconds(cost.stall), HumanSeconds(goal.iteration_seconds));
     case Bound::kDisk:
       return fmt::format(
-          "the disk: a save is durable after {} ({} when the disk is slow), an iteration takes {}; "
-          "the "
+          "the disk: a save is durable after {} ({} when the disk is slow), an iteration takes {}; the "
           "stall would allow more saves",
           HumanSeconds(cost.write), HumanSeconds(cost.write_slow), HumanSeconds(goal.iteration_seconds));
     case Bound::kSlowdown:
