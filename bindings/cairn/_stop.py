@@ -113,8 +113,13 @@ class Stop:
         self._since = 0.0
         self._grace = grace
         self._ended = threading.Event()
-        self._handlers = Handlers(signals, self._hear)
         self._agreement: Agreement | None = ranks.make_stopping()
+        try:
+            self._handlers = Handlers(signals, self._hear)
+        except BaseException:
+            if self._agreement is not None:
+                self._agreement.leave()
+            raise
         if notice is not None:
             threading.Thread(target=self._watch, args=(notice, every), name="cairn-notice", daemon=True).start()
 

@@ -141,3 +141,19 @@ def test_a_rank_that_dies_is_named_in_time(worlds: Worlds) -> None:
     world[1].kill()
     answer = world[0].start("import os, signal; os.kill(os.getpid(), signal.SIGTERM); c.stop_requested()").answer()
     assert answer["error"] == "DeadlineExceeded" and "rank 1 did not say within" in answer["message"]
+
+
+def test_what_cannot_be_agreed_on_leaves_no_handlers(worlds: Worlds) -> None:
+    world = worlds(2)
+    code = """
+import signal, threading
+before = signal.getsignal(signal.SIGTERM)
+def agree(): raise RuntimeError("no store")
+c._ranks.make_stopping = agree
+try:
+    c.stop_on()
+except RuntimeError:
+    pass
+signal.getsignal(signal.SIGTERM) == before
+"""
+    assert world[0].run(code) is True

@@ -19,6 +19,7 @@ counts the words to rank r, `to/<r>/<i>` is word i. The last rank that leaves re
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -99,7 +100,8 @@ class Agreement:
         late = "some ranks"
         if self._sending is not None:
             at = [self._key("at", rank) for rank in range(self._world)]
-            late = ", ".join(f"rank {rank}" for rank in range(self._world) if not self._sending.check([at[rank]]))
+            with contextlib.suppress(Exception):  # The store may be lost.
+                late = ", ".join(f"rank {rank}" for rank in range(self._world) if not self._sending.check([at[rank]]))
         return (
             f"to stop, all ranks must agree on a step; {late} did not say within {timeout:.3g} s which one they have "
             "reached. Every rank must call stop_on, and stop_requested after each step"
