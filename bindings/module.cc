@@ -89,12 +89,13 @@ class PyCheckpointer {
     if (checkpointer_ == nullptr) return;
     const Deadline end = DeadlineFrom(drain_timeout_);
     Status idle;
-    while (!(idle = WaitIdleFor(kSignalInterval)).ok() && !end.passed()) {
-    }
+    do {
+      idle = WaitIdleFor(kSignalInterval);
+    } while (idle.code() == StatusCode::kDeadlineExceeded && !end.passed());
     const Status failure = idle.ok() ? checkpointer_->UnheardFailure() : idle;
     ReleaseEngine();
     watcher_->ReleaseTensors();
-    if (!failure.ok()) WriteUnraisable(failure);
+    if (!failure.ok() && !watcher_->forked()) WriteUnraisable(failure);  // A child has lost nothing.
   }
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
@@ -154,12 +155,13 @@ class PyCheckpointer {
   }
   /// Called before each step of any optimizer.
   void BeginStep() { watcher_->BeginStep(); }
-  /// Whether the step has written under a save, as far as it has written what the save reads.
+  /// Whether what a step has written matters to any save.
   [[nodiscard]] bool HasUnchecked() const {
+    if (writes_->ignored()) return false;
     const std::vector<std::shared_ptr<WatchedSave>> pending = watcher_->pending();
     return std::any_of(pending.begin(), pending.end(), [](const auto& save) { return !save->checked(); });
   }
-  /// The step is over, and has written to these addresses.
+  /// The step is over, and has written this: (address, bytes).
   void EndStep(std::vector<std::pair<std::uintptr_t, std::uint64_t>> ranges) {
     const WrittenMemory written(std::move(ranges));
     const std::uint64_t step = watcher_->steps();

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -54,16 +53,17 @@ class PySave {
     std::optional<Status> end;
     const Status status = Interruptible(timeout, [&](Deadline deadline) {
       Status now = call(deadline);
-      if (now.code() != StatusCode::kDeadlineExceeded || save_.status().ok()) return now;
-      // The save itself has failed by a deadline of its own: it has ended.
-      end = std::move(now);
+      if (now.code() != StatusCode::kDeadlineExceeded) return now;
+      Status ended = save_.status();
+      if (ended.ok()) return now;
+      end = std::move(ended);  // It has failed, perhaps by a deadline of its own.
       return Status::Ok();
     });
     RaiseIfError(end ? *end : status);
   }
   // Only the main thread hears that it may change the tensors. If another one asks, a write may be under way.
   [[nodiscard]] SaveStats Checked(SaveStats stats) const {
-    const bool may_check = watched_ != nullptr && ::gettid() == ::getpid() && !watcher_->stepping();
+    const bool may_check = watched_ != nullptr && watcher_->OnMainThread() && !watcher_->stepping();
     if (may_check && stats.phase >= SavePhase::kCaptured) watched_->CheckMemory();
     return stats;
   }

@@ -135,7 +135,7 @@ void Watcher::Add(std::shared_ptr<WatchedSave> save) {
 }
 
 std::vector<std::shared_ptr<WatchedSave>> Watcher::pending() const {
-  if (::getpid() != process_) return {};
+  if (forked()) return {};
   MutexLock lock(mutex_);
   return {pending_.begin(), pending_.end()};
 }
@@ -183,7 +183,7 @@ void Watcher::WaitForMainThread(const std::shared_ptr<WatchedSave>& save) {
   while (!stopped_ && waiting_ == 0 && turns_ == before && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
 }
 
-Watcher::Waiting::Waiting(Watcher& watcher) : watcher_(watcher), counts_(::gettid() == watcher.process_) {
+Watcher::Waiting::Waiting(Watcher& watcher) : watcher_(watcher), counts_(watcher.OnMainThread()) {
   if (!counts_) return;
   MutexLock lock(watcher_.mutex_);
   ++watcher_.waiting_;
@@ -211,39 +211,39 @@ std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
 }
 
 void Watcher::BeginStep() {
-  if (::getpid() != process_) return;
+  if (forked()) return;
   MutexLock lock(mutex_);
   stepping_ = true;
   ++steps_;
 }
 
 void Watcher::EndStep() {
-  if (::getpid() != process_) return;
+  if (forked()) return;
   MutexLock lock(mutex_);
   if (std::exchange(stepping_, false)) changed_.NotifyAll();
 }
 
 bool Watcher::stepping() const {
-  if (::getpid() != process_) return false;
+  if (forked()) return false;
   MutexLock lock(mutex_);
   return stepping_;
 }
 
 std::uint64_t Watcher::steps() const {
-  if (::getpid() != process_) return 0;
+  if (forked()) return 0;
   MutexLock lock(mutex_);
   return steps_;
 }
 
 void Watcher::Stop() {
-  if (::getpid() != process_) return;
+  if (forked()) return;
   MutexLock lock(mutex_);
   stopped_ = true;
   changed_.NotifyAll();
 }
 
 void Watcher::ReleaseTensors() {
-  if (::getpid() != process_) return;
+  if (forked()) return;
   std::deque<std::shared_ptr<WatchedSave>> pending;
   {
     MutexLock lock(mutex_);

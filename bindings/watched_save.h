@@ -133,6 +133,9 @@ class Watcher : public std::enable_shared_from_this<Watcher> {
   void BeginStep() CAIRN_EXCLUDES(mutex_);
   void EndStep() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool stepping() const CAIRN_EXCLUDES(mutex_);
+  /// Whether this is a forked child, in which nothing is watched.
+  [[nodiscard]] bool forked() const { return ::getpid() != process_; }
+  [[nodiscard]] bool OnMainThread() const { return ::gettid() == process_; }
   /// How many steps have begun.
   [[nodiscard]] std::uint64_t steps() const CAIRN_EXCLUDES(mutex_);
   /// Checks and releases all tensors: no save reads them any more.

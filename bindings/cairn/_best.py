@@ -80,12 +80,16 @@ def description(core: Checkpointer, path: str, name: str) -> dict[str, Any]:
 
 
 def ranked(
-    core: Checkpointer, metric: str, mode: str, known: dict[str, dict[str, float]] | None = None
+    core: Checkpointer,
+    metric: str,
+    mode: str,
+    known: dict[str, dict[str, float]] | None = None,
+    listed: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The good checkpoints that have this metric, best first; of equal ones the newest first. `known` has the metrics
+    """Of those listed (all, if None), the good checkpoints that have this metric, best first; of equal ones the newest first. `known` has the metrics
     by attempt, and gets those that are read here."""
     known = {} if known is None else known
-    infos = [info for info in core.checkpoints() if info["damage"] is None]
+    infos = [info for info in (core.checkpoints() if listed is None else listed) if info["damage"] is None]
     for info in infos:
         if info["attempt"] not in known:
             try:
@@ -140,11 +144,21 @@ class KeepBest:
             self._changed.wait_for(lambda: not self._queue, timeout)
         return None if end is None else max(0.0, end - time.monotonic())
 
-    def settle(self) -> None:
-        """Pins the best, and unpins those that were pinned here and are no longer among them."""
+    @property
+    def busy(self) -> bool:
+        """Whether saves are in flight, or their pins are missing."""
+        return bool(self._queue)
+
+    def settle(self, durable: tuple[int, dict[str, float]] | None = None) -> None:
+        """Pins the best, and unpins those that were pinned here and are no longer among them. `durable` is a new
+        checkpoint: its step and its metrics."""
         with self._pins:
-            best = {info["path"] for info in ranked(self._core, self._metric, self._mode, self._known)[: self._keep]}
-            for info in self._core.checkpoints():
+            infos = self._core.checkpoints()
+            if durable is not None:
+                self._known |= {info["attempt"]: durable[1] for info in infos if info["step"] == durable[0]}
+            found = ranked(self._core, self._metric, self._mode, self._known, infos)
+            best = {info["path"] for info in found[: self._keep]}
+            for info in infos:
                 if info["path"] in best and not info["pinned"]:
                     with contextlib.suppress(NotFound):
                         self._pin(info["step"])
@@ -185,10 +199,8 @@ class KeepBest:
         finally:
             save.release()
         # If it has failed, which its handle says, the older checkpoint of its step may need its pin again.
-        if wait_ended(save):
-            # No younger save is committed yet, so the step's checkpoint is this save's.
-            self._known |= {i["attempt"]: metrics for i in self._core.checkpoints() if i["step"] == save.step}
-        self.settle()
+        # No younger save is committed yet, so the step's checkpoint is this save's.
+        self.settle((save.step, metrics) if wait_ended(save) else None)
 
 
 def _is_ours(path: str) -> bool:

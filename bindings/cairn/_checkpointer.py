@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -163,6 +164,8 @@ class Checkpointer(Saving, Restoring, Catalog):
             raise
         self._held = deque()
         self._best = None
+        self._keeps_best = bool(keep_best)
+        self._in_order = threading.Lock()
         self._interval = None if interval is None else Interval(interval)
         self._schedule = None
         if self._interval is not None:
@@ -200,9 +203,9 @@ class Checkpointer(Saving, Restoring, Catalog):
         or of a Save has raised. Of further ones the message has the number."""
         timeout = timeout_of(timeout)
         try:
-            self._core.drain(timeout)
-            if self._best is not None:
-                self._best.wait(timeout)
+            self._core.drain(self._wait_for_best(timeout))
+            if self._best is not None and self._best.busy:
+                raise DeadlineExceeded(f"{self.root}: the best checkpoints are not pinned yet")
         finally:
             self._release_captured()
             self._log_events()
@@ -219,11 +222,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         closed then all the same."""
         timeout = self._within_grace(self._drain_timeout) if timeout is None else timeout_of(timeout)
         try:
-            if self._best is not None:
-                if not self._core.closed:
-                    self._core.end_step([])  # A step that has raised did not say that it has ended.
-                timeout = self._best.wait(timeout)
-            self._core.close(timeout)
+            self._core.close(self._wait_for_best(timeout))
         except DeadlineExceeded as error:
             _log.error("%s: %s", self.root, error)
             raise
@@ -237,6 +236,13 @@ class Checkpointer(Saving, Restoring, Catalog):
                 if self._core.released:
                     self._held.clear()
                 self._log_events()
+
+    def _wait_for_best(self, timeout: float | None) -> float | None:
+        """Waits for keep_best, which releases its saves one by one; returns what is left of the timeout."""
+        if self._best is None or self._core.closed:
+            return timeout
+        self._core.end_step([])  # A step that has raised did not say that it has ended.
+        return self._best.wait(timeout)
 
     def __enter__(self) -> Self:
         return self

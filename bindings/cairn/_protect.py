@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from ._errors import FailedPrecondition, InvalidArgument
@@ -103,7 +103,8 @@ def written_by(optimizer: Any) -> list[tuple[int, int]]:
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
+            state = optimizer.state.get(parameter)  # Of another library's optimizer it may be anything.
+            for tensor in (parameter, *(state.values() if isinstance(state, Mapping) else ())):
                 local = getattr(tensor, "_local_tensor", tensor)  # Of a DTensor.
                 if isinstance(local, torch.Tensor) and local.layout == torch.strided:
                     written.append((local.data_ptr(), local.nbytes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ class Saving(Engine, Stopping):
     _replicated: replication.Rules
     _guard: _protect.Guard
     _best: KeepBest | None  # Only on rank 0.
+    _keeps_best: bool  # On every rank.
+    _in_order: threading.Lock  # KeepBest gets the saves in the order in which the engine does.
     _interval: Interval | None
     _schedule: Schedule | None
     _compare_replicas: bool
@@ -91,9 +94,13 @@ class Saving(Engine, Stopping):
         step = step_number(step)
         self._log_events()
         _protect.watch_steps()
-        if hold and self._best is not None:
-            raise Unsupported("keep_best: saves through cairn.dcp have no metrics: open another Checkpointer for them")
         try:
+            if hold and self._keeps_best:
+                raise Unsupported(
+                    "keep_best: held saves, as cairn.dcp and the frameworks' plugs make them, have no metrics: open "
+                    "another Checkpointer for them"
+                )
+            measured = metric_values(metrics or {})
             tensors = tree_tensors.TensorCollector()
             values = fill(tensors)
             given = [(stream.device.index, stream.cuda_stream) for stream in streams]
@@ -108,12 +115,17 @@ class Saving(Engine, Stopping):
                 self._core.give_up(step, f"{type(error).__name__}: {error}")
             raise
         held_for = _UNTIL_BEST if self._best is not None else hold
-        core = self._core.save(step, tensors.core, values, current + given, replace, replicas(), held_for)
-        self._held.append((core, tensors.kept, cuda))
+        with self._in_order:
+            core = self._core.save(step, tensors.core, values, current + given, replace, replicas(), held_for)
+            self._held.append((core, tensors.kept, cuda))
+            if self._best is not None:
+                try:
+                    self._best.add(core, measured)
+                except BaseException:
+                    core.cancel()  # Nobody would release it.
+                    raise
         if self._interval is not None:
             self._interval.saved()
-        if self._best is not None:
-            self._best.add(core, metric_values(metrics or {}))
         return Save(core)
 
     def _replica_arguments(

@@ -120,3 +120,23 @@ def test_a_forked_worker_that_ends_says_nothing_of_its_parents_saves(root: Path)
     out, err = child.communicate(timeout=60)
 
     assert (out, err) == ("0\n", "")
+
+
+def test_a_forked_child_that_drops_the_checkpointer_ends_at_once_and_says_nothing(root: Path) -> None:
+    child = run_child(
+        """
+        import os, sys, torch, cairn
+        checkpointer = cairn.Checkpointer(sys.argv[1], host_memory="8MiB", chunk="1MiB", queue_depth=2)
+        checkpointer.save(5, {"t": torch.ones(5_000_000)})
+        pid = os.fork()
+        if pid == 0:
+            del checkpointer
+            import gc; gc.collect()
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """,
+        root,
+    )
+    out, err = child.communicate(timeout=60)
+
+    assert (out, err) == ("7\n", "")

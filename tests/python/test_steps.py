@@ -103,3 +103,26 @@ def test_a_pin_of_the_users_outlives_keep_best_of_other_runs(make: Make) -> None
     checkpointer.close()
 
     assert 1 in make(read_only=True).steps()
+
+
+def test_an_optimizer_whose_state_is_no_dict_steps_as_before(make: Make) -> None:
+    parameter = a_parameter()
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.state[parameter] = [torch.zeros(1)]
+
+    optimizer = Own([parameter])
+    checkpointer = make()
+    checkpointer.save(1, {"w": torch.zeros(ELEMENTS)})
+    optimizer.step()
+
+    checkpointer.drain()
+    assert checkpointer.steps() == [1]
+
+
+def test_keep_best_refuses_held_saves_and_says_what_they_are(make: Make) -> None:
+    checkpointer = make(keep_best=1, best_metric="loss")
+
+    with pytest.raises(cairn.Unsupported, match="keep_best: held saves, as cairn.dcp"):
+        checkpointer._start(1, lambda _: [], hold=60.0)
