@@ -287,6 +287,7 @@ def test_a_failure_of_the_last_save_is_raised_by_train(tmp_path: Path) -> None:
             {"cairn_options": {"when_full": "skip"}, "load_best_model_at_end": True, "eval_strategy": "steps"},
             'set cairn_options={"when_full": "wait"}',
         ),
+        ({"cairn_options": {"keep_best": 1}}, "keep_best: set metric_for_best_model"),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )
