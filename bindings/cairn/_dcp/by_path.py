@@ -68,17 +68,8 @@ def save(
     "runs/a/epoch-". A step that is there is replaced. With a storage_writer it goes to that, as DCP's own call does.
     The planner is SavePlanner unless one is given: nothing is pickled.
     """
-    if not storage_writer:
-        storage_writer, checkpoint_id = _writer(checkpoint_id, process_group, no_dist), None
-    return state_dict_saver.save(
-        state_dict,
-        checkpoint_id=checkpoint_id,
-        storage_writer=storage_writer,
-        planner=planner or SavePlanner(),
-        process_group=process_group,
-        no_dist=no_dist,
-        **options,
-    )
+    given = _given(checkpoint_id, storage_writer, planner, process_group, no_dist)
+    return state_dict_saver.save(state_dict, **given, **options)
 
 
 def async_save(
@@ -93,20 +84,10 @@ def async_save(
 ) -> Any:
     """torch.distributed.checkpoint.async_save, through Cairn; see `save`. Nothing is copied in the call: the tensors
     must not be overwritten before `staging_completion`. `checkpointer_for(path).protect(optimizer)` waits for that."""
-    if not storage_writer:
-        storage_writer, checkpoint_id = _writer(checkpoint_id, process_group, no_dist), None
-    planner = planner or SavePlanner()
-    if isinstance(storage_writer, StorageWriter):
-        storage_writer._planner = planner  # Staging then refuses what the planner refuses.
-    return state_dict_saver.async_save(
-        state_dict,
-        checkpoint_id=checkpoint_id,
-        storage_writer=storage_writer,
-        planner=planner,
-        process_group=process_group,
-        no_dist=no_dist,
-        **options,
-    )
+    given = _given(checkpoint_id, storage_writer, planner, process_group, no_dist)
+    if isinstance(given["storage_writer"], StorageWriter):
+        given["storage_writer"]._planner = given["planner"]  # Staging then refuses what the planner refuses.
+    return state_dict_saver.async_save(state_dict, **given, **options)
 
 
 def load(
@@ -167,9 +148,19 @@ def parse_path(checkpoint_id: Any) -> tuple[str, int]:
     return root, int(match[2])
 
 
-def _writer(checkpoint_id: Any, process_group: Any, no_dist: bool) -> StorageWriter:
-    checkpointer = checkpointer_for(checkpoint_id, process_group, no_dist=no_dist)
-    return StorageWriter(checkpointer, parse_path(checkpoint_id)[1], replace=True)
+def _given(checkpoint_id: Any, storage_writer: Any, planner: Any, process_group: Any, no_dist: bool) -> dict[str, Any]:
+    """What DCP's save gets: a writer for the path, unless one is given."""
+    if not storage_writer:
+        checkpointer = checkpointer_for(checkpoint_id, process_group, no_dist=no_dist)
+        storage_writer = StorageWriter(checkpointer, parse_path(checkpoint_id)[1], replace=True)
+        checkpoint_id = None
+    return {
+        "checkpoint_id": checkpoint_id,
+        "storage_writer": storage_writer,
+        "planner": planner or SavePlanner(),
+        "process_group": process_group,
+        "no_dist": no_dist,
+    }
 
 
 def _continue_from(checkpointer: Checkpointer, step: int) -> None:
