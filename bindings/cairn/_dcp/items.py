@@ -31,7 +31,7 @@ from .._tree import Stored, values
 from .._tree.paths import fields_of, is_stateful, is_unicode, kind_name, readable
 from .._tree.reader import Reader, kinds_in, scalar
 from .._tree.tensors import TensorCollector, dtype_name
-from .._tree.values import AS_BYTES
+from .._tree.values import AS_BYTES, bytes_of_element
 from .._tree.writer import Names, Writer
 from .forms import dtypes_of, path_of, tie_of, well_formed
 
@@ -183,16 +183,16 @@ class _ExactWriter(Writer):
             hint = "DCP takes apart only what is in the state dict itself: put its state_dict() there"
             raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {hint}")
         text, kind = super()._other(value, name), type(value)
-        tag = "enum" if isinstance(value, Enum) else "namedtuple" if fields_of(kind) else ""
-        if (tag or values.is_dataclass(kind)) and not values.is_found(kind):
+        by_name = isinstance(value, Enum) or fields_of(kind) or values.is_dataclass(kind)
+        if by_name and not values.is_found(kind):
             raise InvalidArgument(
                 f"{readable(name)}: {kind_name(value)} cannot be kept: its class is not found by its name, as one that "
                 "is made within a function: define it at the top of a module"
             )
-        if tag:
-            path = _quote(values.class_path(kind))
-            return self._later(f'["{tag}",{path}' + text.removeprefix(f'["{tag}",{_quote(kind.__qualname__)}'))
         return text
+
+    def class_name(self, kind: type) -> str:
+        return self._later(_quote(values.class_path(kind)))
 
 
 def check_storable(value: Any, fqn: str) -> None:
@@ -328,11 +328,6 @@ def _add_ties(stored: StoredItems, ties: list[tuple[str, tuple[int, ...], str]])
             raise Corrupt(f'"{fqn}": tied to "{holder}" at {at}, but no shard holds that')
         held[fqn, at] = held[holder, at]
         stored.chunks.setdefault(fqn, []).append(held[fqn, at])
-
-
-def bytes_of_element(dtype: str) -> tuple[int, ...]:
-    """The last dimension that the file has for a dtype that is kept as bytes."""
-    return (AS_BYTES[dtype],) if AS_BYTES.get(dtype, 1) > 1 else ()
 
 
 def _as_dtype(chunk: Chunk, dtype: str) -> Chunk:

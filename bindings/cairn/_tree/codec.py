@@ -13,7 +13,7 @@ from .._rng import RngState
 from .arrays import as_numpy, is_foreign
 from .paths import MAX_DEPTH, kind_name, readable
 from .reader import MatchAll, Reader, kinds_in, scalar
-from .values import AS_BYTES, is_plain
+from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
 
 _VERSION = 2
@@ -32,7 +32,7 @@ class Stored:
         _, _, dtype = kind.partition(" ")
         if not dtype:
             return self
-        last = (AS_BYTES[dtype],) if AS_BYTES[dtype] > 1 else ()
+        last = bytes_of_element(dtype)
         if self.dtype != "U8" or self.shape[len(self.shape) - len(last) :] != last:
             raise Corrupt(f"the checkpoint's tree: expected the bytes of {dtype}, found {self}")
         return Stored(dtype, self.shape[: len(self.shape) - len(last)])

@@ -26,6 +26,12 @@ from .paths import MAX_DEPTH, EnumName, fields_of, is_stateful, kind_name, reada
 # more than one.
 AS_BYTES = {"complex128": 16, "complex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float4_e2m1fn_x2": 1}
 
+
+def bytes_of_element(dtype: str) -> tuple[int, ...]:
+    """The last dimension that the file has for a dtype that is kept as bytes; empty for every other."""
+    return (AS_BYTES[dtype],) if AS_BYTES.get(dtype, 1) > 1 else ()
+
+
 _PATHS = {kind.__name__: kind for kind in (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)}
 _TIMES = {kind.__name__: kind for kind in (datetime.datetime, datetime.date, datetime.time)}
 

@@ -205,17 +205,21 @@ class Writer:
             self._leaves += 1
             return f'["state",{node}]'
         if isinstance(value, Enum) and value.name in kind.__members__:
-            return f'["enum",{_quote(kind.__qualname__)},{_quote(value.name)}]'
+            return f'["enum",{self.class_name(kind)},{_quote(value.name)}]'
         if (held := values.dataclass_fields(value)) is not None:
             return self._dataclass(value, held, name)
         if isinstance(value, tuple) and fields_of(kind):
             head, fields = self._sequence("namedtuple", value, name), " ".join(fields_of(kind))
-            return head.replace('"namedtuple"', f'"namedtuple",{_quote(kind.__qualname__)},{_quote(fields)}', 1)
+            return head.replace('"namedtuple"', f'"namedtuple",{self.class_name(kind)},{_quote(fields)}', 1)
         if numpy and isinstance(value, numpy.generic) and value.dtype.type is kind and value.dtype.kind in "biufcmM":
             return f'["numpy",{_quote(value.dtype.str)},"{value.tobytes().hex()}"]'
         if is_foreign(value):
             return self._array(as_numpy(value, name), name)
         raise InvalidArgument(f"{readable(name)}: {kind_name(value)} cannot be kept; {self._hint(value)}")
+
+    def class_name(self, kind: type) -> str:
+        """What the text calls the class of an Enum member or a namedtuple, quoted."""
+        return _quote(kind.__qualname__)
 
     def _dataclass(self, value: Any, fields: dict[str, Any], name: str) -> str:
         if why := values.why_not_kept(value, fields):
