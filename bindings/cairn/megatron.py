@@ -63,9 +63,16 @@ class Strategies:
     calls: AsyncCalls
 
     def close(self) -> None:
-        """Finalizes all saves, on every rank, and frees the pool. Raises the first failure."""
+        """Finalizes all saves, on every rank, and frees the pool. Raises the first failure when the others are done."""
+        first: Exception | None = None
         try:
-            self.calls.maybe_finalize_async_calls(blocking=True)
+            while self.calls.async_calls:
+                try:
+                    self.calls.maybe_finalize_async_calls(blocking=True)
+                except Exception as error:  # noqa: BLE001 (the saves behind it may be durable)
+                    first = first or error
+            if first is not None:
+                raise first
         finally:
             self.checkpointer.close()
 
@@ -113,10 +120,13 @@ class SaveStrategy(base.AsyncSaveShardedStrategy):
 
         save = checkpointer._start(step, fill)
 
-        def finalize() -> None:
+        def publish() -> None:
             save.wait()
             if checkpointer.rank == 0:
                 checkpointer.publish(step, os.path.join(folder, f"step-{step:020}"))
+
+        def finalize() -> None:
+            checkpointer._ranks.together("publish", publish)  # Else the others would wait in Megatron's barrier.
 
         return Request(AsyncRequest(None, (), [finalize]), save)
 

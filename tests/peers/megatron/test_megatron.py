@@ -17,6 +17,7 @@ from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.serialization import load_plain_tensors, load_sharded_metadata
 from programs import EXAMPLES, Job, expect_alone, expect_exact_resume
+from ranks import World
 
 ROWS = 1 << 19
 
@@ -109,6 +110,45 @@ def test_several_are_in_flight_and_finalized_in_order(strategies: Any, tmp_path:
     assert strategies.calls.maybe_finalize_async_calls(blocking=True) == [0, 1]
     for folder, wanted in zip(folders, expected, strict=True):
         expect_same(dist_checkpointing.load(state(3), folder), wanted)
+
+
+def test_close_finalizes_what_is_behind_a_failed_save(strategies: Any, tmp_path: Path) -> None:
+    (tmp_path / f".cairn/step-{1:020}/theirs").mkdir(parents=True)  # The commit's rename fails.
+    folders = [folder_of(tmp_path, iteration) for iteration in (1, 2)]
+    saved = state(2)
+    expected = plain(saved)
+    for folder in folders:
+        request = dist_checkpointing.save(saved, folder, cairn.megatron.BACKEND, async_sharded_save=True)
+        strategies.calls.schedule_async_request(request)
+
+    with pytest.raises(cairn.Error, match="step 1"):
+        strategies.close()
+
+    expect_same(dist_checkpointing.load(state(3), folders[1]), expected)
+
+
+def test_every_rank_hears_that_rank_0_could_not_publish(tmp_path: Path) -> None:
+    world = World(2, tmp_path, fresh=True)
+    code = f"""
+import datetime, cairn.megatron
+from megatron.core import dist_checkpointing
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+s = cairn.megatron.register({str(tmp_path / ".cairn")!r}, host_memory="64MiB")
+state = {{"w": dist_checkpointing.ShardedTensor.from_rank_offsets("w", torch.ones(3), (0, rank, world))}}
+def save(folder):
+    s.calls.schedule_async_request(
+        dist_checkpointing.save(state, folder, cairn.megatron.BACKEND, async_sharded_save=True))
+    s.calls.maybe_finalize_async_calls(blocking=True)
+"""
+    try:
+        assert world.all(code) == [None, None]
+        folder = folder_of(tmp_path, 1)
+        (tmp_path / f"iter_0000001/step-{1:020}").write_text("")
+        assert [one["error"] for one in world.answers(f"save({folder!r})")] == ["AlreadyExists"] * 2
+        assert world.all(f"save({folder_of(tmp_path, 2)!r})") == [None, None]
+        assert world.all("s.close()") == [None, None]
+    finally:
+        world.end()
 
 
 def test_a_folder_can_be_moved_and_read_without_its_root(strategies: Any, tmp_path: Path) -> None:
