@@ -15,7 +15,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-hf = pytest.importorskip("cairn.huggingface")
+import cairn.huggingface as hf  # Not importorskip: what it lacks of its own is an error.
+
 torch.set_num_threads(1)
 
 TEXT = "abc cab bac"
@@ -66,6 +67,14 @@ def assert_same_weights(one: Any, other: Any) -> None:
     theirs = other if isinstance(other, dict) else other.state_dict()
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, theirs[name]), name
+
+
+def assert_exact_resume(before: list[str], resumed: list[str], whole: list[str]) -> None:
+    """A killed run and the resumed one have printed the lines of one that was never killed, and skipped none."""
+    assert whole[-1].startswith("digest=") and len(before) < len(whole) - 1
+    assert before == whole[: len(before)]
+    assert resumed == whole[-len(resumed) :]
+    assert 0 < len(whole) - len(resumed) <= len(before)
 
 
 def steps(output: Path) -> list[int]:
