@@ -1,8 +1,11 @@
-"""What jobs of several ranks save in tests, what must be on the disk afterwards, and the installed `cairn` command."""
+"""What jobs of several ranks save in tests, what must be on the disk afterwards, and what other tests share."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ COMMAND = next(
     (path for path in (Path(cairn.__file__).parents[1] / "bin/cairn", Path(sys.prefix) / "bin/cairn") if path.exists()),
     Path("cairn"),
 )
+# Of a child that imports what this process does.
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 # Runs in a rank.
 TREE = """
@@ -43,3 +48,17 @@ def expect_whole(root: Path, *steps: int) -> None:
         for one in reader.checkpoints():
             assert one.damage is None
             reader.verify(one.step)
+
+
+def take(root: Path, *steps: int) -> None:
+    """These steps' names are taken by something else: the commit's rename fails."""
+    for step in steps:
+        (root / f"step-{step:020}").mkdir(parents=True)
+        (root / f"step-{step:020}" / "theirs").write_text("")
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Returns once the condition holds. Fails after so many seconds, instead of hanging."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not so within {seconds:g} s"

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch.distributed
+from jobs import ENVIRONMENT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+TEXT = Path("/usr/share/common-licenses/Apache-2.0")  # What the examples train on.
+
+
+def host_store() -> tuple[torch.distributed.TCPStore, dict[str, str]]:
+    """A store for the ranks of a job, and the environment in which they find it. Keep the store until they end."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    return store, {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0", "RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "FATAL",
+    }  # fmt: skip
+
+
+def torchrun(ranks: int, program: Path, *arguments: Any) -> subprocess.Popen[str]:
+    """A job as torchrun itself starts it. Its stdout is a pipe."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    given = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+    command = [*launcher, str(program), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT | given)
 
 
 class Job:
     """All ranks of one program. The test hosts their store, so no port is taken by somebody else meanwhile."""
 
     def __init__(self, program: Path, *arguments: Any, world: int = 2, **environment: str) -> None:
-        self._store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        torchrun = {
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._store.port), "OMP_NUM_THREADS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": "0", "RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "FATAL",
-        }  # fmt: skip
+        self._store, given = host_store()
+        given |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, program, *map(str, arguments)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=os.environ | torchrun | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env=ENVIRONMENT | given | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
             for rank in range(world)
         ]
@@ -86,9 +99,9 @@ def expect_exact_resume(
 
 def expect_alone(plug: str) -> None:
     """cairn.<plug> can be imported where no other framework that Cairn plugs into is installed."""
-    others = {"transformers", "lightning", "pytorch_lightning", "torchtitan", "deepspeed", "megatron", "torchft"} - {
-        plug
-    }
+    others = {
+        "accelerate", "deepspeed", "lightning", "megatron", "peft", "pytorch_lightning", "ray", "torchft", "torchtitan",
+        "transformers",
+    } - {plug}  # fmt: skip
     code = f"import sys; sys.modules.update(dict.fromkeys({others!r})); import cairn.{plug}"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)

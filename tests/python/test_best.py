@@ -10,12 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import cairn
 import numpy as np
 import pytest
-from jobs import SHARED
+from jobs import ENVIRONMENT, SHARED
 from ranks import World
 
 Make = Callable[..., cairn.Checkpointer]
@@ -147,15 +146,15 @@ def test_the_best_outlive_kills_at_any_moment(root: Path) -> None:
     """What was durable and among the best is there after each kill, and there is never more than belongs there."""
     same = random.Random(7)
     losses = [same.random() for _ in range(400)]
-    chance = random.Random(os.getpid())
-    environment: dict[str, Any] = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    seed = os.getpid()
+    chance = random.Random(seed)
     for _ in range(8):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, root], stdout=subprocess.PIPE, env=environment, text=True
+            [sys.executable, "-c", CHILD, root], stdout=subprocess.PIPE, env=ENVIRONMENT, text=True
         )
         assert child.stdout
         for _ in range(chance.randrange(3, 20)):
-            child.stdout.readline()
+            assert child.stdout.readline(), f"seed {seed}: the child ended by itself, with {child.wait()}"
         child.send_signal(signal.SIGKILL)
         child.wait()
         child.stdout.close()
@@ -163,8 +162,8 @@ def test_the_best_outlive_kills_at_any_moment(root: Path) -> None:
         with cairn.Checkpointer(root, read_only=True, host_memory="8MiB", chunk="1MiB", queue_depth=2) as reader:
             steps = reader.steps()
             best = sorted(range(1, steps[-1] + 1), key=lambda step: losses[step])[:2]
-            assert set(best) <= set(steps), "a checkpoint that is among the best is gone"
-            assert len(steps) <= 2 + 1 + 3
+            assert set(best) <= set(steps), f"seed {seed}: a checkpoint that is among the best is gone"
+            assert len(steps) <= 2 + 1 + 3, f"seed {seed}"
 
 
 def test_in_a_group_rank_0_s_metrics_count(worlds: Callable[..., World], root: Path) -> None:

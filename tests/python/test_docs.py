@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -16,12 +14,13 @@ import cairn
 import pytest
 import torch
 from jobs import COMMAND
+from programs import torchrun
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "examples/README.md"]
 # How many blocks of code each page has. docs/testing.md names those that no test runs; the others run here, in
-# tests/consumer (C++ and CMake) and in tests/trainer.
+# test_recipes.py (SLURM and Kubernetes), in tests/consumer (C++ and CMake) and in tests/trainer.
 BLOCKS = {
     ("CONTRIBUTING.md", "sh"): 1,
     ("README.md", "sh"): 2,
@@ -32,6 +31,7 @@ BLOCKS = {
     ("cpp.md", "cpp"): 1,
     ("integrations.md", "python"): 4,
     ("operations.md", "sh"): 2,
+    ("operations.md", "yaml"): 1,
     ("operations.md", "cpp"): 1,
     ("python.md", "python"): 2,
     ("trainer.md", "sh"): 1,
@@ -52,8 +52,8 @@ def test_every_block_of_code_is_run_or_named_as_not_run() -> None:
     found = Counter(
         (page.name, language)
         for page in PAGES
-        for language in re.findall(r"^```(sh|python|cpp|cmake)$", page.read_text(), re.MULTILINE)
-        if page.name not in ("benchmarks.md", "results.md")
+        for language in re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)
+        if language not in ("json", "text") and page.name not in ("benchmarks.md", "results.md")
     )
     assert found == BLOCKS, "say in docs/testing.md what runs the new block"
 
@@ -125,7 +125,7 @@ def test_a_loop_that_is_asked_to_stop_saves_and_ends(tmp_path: Path) -> None:
 # Ranks
 
 
-def torchrun(tmp_path: Path, code: str) -> None:
+def run_ranks(tmp_path: Path, code: str) -> None:
     """Runs it as a job of two processes. Each has a model, and an optimizer with a state."""
     begin = f"""
 import cairn, torch
@@ -139,14 +139,9 @@ optimizer.step()
 """
     script = tmp_path / "job.py"
     script.write_text(begin + code)
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-        "RES_OPTIONS": "timeout:1 attempts:1",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stderr
+    job = torchrun(2, script)
+    said = job.communicate(timeout=300)[0]
+    assert job.returncode == 0, said
 
 
 def test_the_ranks_of_a_job_save_together(tmp_path: Path) -> None:
@@ -157,7 +152,7 @@ restored = checkpointer.restore(mine | {"mine": torch.zeros(2), "step": 0})
 assert restored["step"] == 3 and restored["mine"].tolist() == [checkpointer.rank] * 2
 checkpointer.close()
 """
-    torchrun(tmp_path, blocks("docs/python.md", "python")[1] + after)
+    run_ranks(tmp_path, blocks("docs/python.md", "python")[1] + after)
 
     with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
         assert [one.world for one in checkpointer.checkpoints()] == [2]
@@ -188,7 +183,7 @@ dcp.checkpointer_for(f"{root}/step-{step}").close()
 torch.distributed.destroy_process_group()
 """
     code = blocks("docs/integrations.md", "python")
-    torchrun(tmp_path, before + code[0] + after + code[1] + end)
+    run_ranks(tmp_path, before + code[0] + after + code[1] + end)
 
     with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
         assert [(one.step, one.world) for one in checkpointer.checkpoints()] == [(5, 2), (6, 2)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-TEXT = Path("/usr/share/common-licenses/Apache-2.0")
+from jobs import ENVIRONMENT
+from programs import EXAMPLES, TEXT
 
 
 def start(name: str, *arguments: Any, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, *before, EXAMPLES / name, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:

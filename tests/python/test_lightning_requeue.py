@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed
+from jobs import ENVIRONMENT
+from programs import EXAMPLES, host_store
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
 import cairn.lightning
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAM = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
@@ -45,7 +45,7 @@ print("done", trainer.global_step)
 """
 
 
-def start(folder: Path, rank: int | None, world: int = 1, port: int = 0) -> subprocess.Popen[str]:
+def start(folder: Path, rank: int | None, world: int = 1, **environment: str) -> subprocess.Popen[str]:
     """A job alone, or as a task of SLURM. With a `scontrol` that ends the task that calls it."""
     tools = folder / "bin"
     tools.mkdir(parents=True, exist_ok=True)
@@ -53,19 +53,14 @@ def start(folder: Path, rank: int | None, world: int = 1, port: int = 0) -> subp
         f'#!/bin/sh\necho "$@" >> {folder}/asked\n{"kill -TERM $PPID" if world == 1 else ""}\n'
     )
     (tools / "scontrol").chmod(0o755)
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "RES_OPTIONS": "timeout:1 attempts:1",
-    }
+    environment |= {"PATH": f"{tools}:{os.environ['PATH']}", "RES_OPTIONS": "timeout:1 attempts:1"}
     if rank is not None:
         environment |= {
             "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": str(world), "SLURM_NTASKS_PER_NODE": "1",
             "SLURM_NNODES": str(world), "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip
     command = [sys.executable, "-c", PROGRAM, str(folder / "run"), str(EXAMPLES)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT | environment)
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> list[str]:
@@ -108,10 +103,8 @@ def test_the_requeue_signal_saves_after_the_step_and_the_requeued_job_continues(
 
 
 def test_all_ranks_save_after_the_same_step_if_one_gets_the_signal(tmp_path: Path) -> None:
-    reserved = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    port = reserved.port
-    del reserved
-    ranks = [start(tmp_path / "job", rank, 2, port) for rank in range(2)]
+    _store, given = host_store()
+    ranks = [start(tmp_path / "job", rank, 2, **given) for rank in range(2)]
     read_until(ranks[0], "trains")
     ranks[1].send_signal(signal.SIGUSR1)
     for rank in ranks:

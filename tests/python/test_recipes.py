@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
+from jobs import ENVIRONMENT
+from programs import EXAMPLES, torchrun
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 def steps(lines: list[str]) -> list[str]:
@@ -30,7 +31,7 @@ class Here:
 
     def __call__(self, name: str, *arguments: Any) -> list[str]:
         self._monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return self._capsys.readouterr().out.splitlines()
 
 
@@ -119,7 +120,7 @@ class Slurm:
 def test_the_job_of_slurm_and_the_one_of_kubernetes_stop_and_continue(tmp_path: Path) -> None:
     script = block("sh", "#!/bin/bash")
     whole = subprocess.Popen(
-        [sys.executable, ROOT / "examples/stop_on_sigterm.py", tmp_path / "whole"],
+        [sys.executable, EXAMPLES / "stop_on_sigterm.py", tmp_path / "whole"],
         stdout=subprocess.PIPE, text=True, env=ENVIRONMENT,
     )  # fmt: skip
     run = tmp_path / "run"
@@ -153,21 +154,19 @@ def test_the_job_of_slurm_and_the_one_of_kubernetes_stop_and_continue(tmp_path: 
 # DDP
 
 
-def torchrun(ranks: int, folder: Path, count: int) -> subprocess.Popen[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*launcher, str(ROOT / "examples/ddp_resize.py"), str(folder), "--steps", str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
+def resize(ranks: int, folder: Path, count: int) -> subprocess.Popen[str]:
+    return torchrun(ranks, EXAMPLES / "ddp_resize.py", folder, "--steps", count)
 
 
 def test_ddp_goes_from_two_ranks_to_one_and_back(tmp_path: Path) -> None:
-    first = torchrun(2, tmp_path, 10**6)
+    first = resize(2, tmp_path, 10**6)
     lines = read_steps(first, 5)
     first.terminate()
     lines += rest(first)
     assert first.returncode != 0
     stopped_at = len(steps(lines))
     for ranks, count in ((1, stopped_at + 5), (2, stopped_at + 10)):
-        begin, at_begin, *more = rest(torchrun(ranks, tmp_path, count))
+        begin, at_begin, *more = rest(resize(ranks, tmp_path, count))
         assert begin == f"{ranks} ranks, resumed from step {count - 5}\n"
         assert at_begin == lines[-1] and at_begin.startswith("digest=")
         lines += more

@@ -17,7 +17,7 @@ from typing import Any
 import cairn
 import pytest
 import torch
-from jobs import alone
+from jobs import alone, until
 
 Make = Callable[..., cairn.Checkpointer]
 
@@ -141,8 +141,7 @@ def test_handlers_need_the_main_thread_and_notices_do_not(make: Make) -> None:
     thread.start()
     thread.join()
     assert "main thread" in str(raised[0])
-    while not checkpointer.stop_requested():
-        pass
+    until(checkpointer.stop_requested)
     assert checkpointer.stop_reason == "notice"
 
 
@@ -248,8 +247,7 @@ def test_a_notice_says_why(make: Make) -> None:
     checkpointer = make()
     said = iter(["", None, False, "preempted by the cloud"])
     checkpointer.stop_on((), notice=lambda: next(said), every=1e-3)
-    while not checkpointer.stop_requested():
-        pass
+    until(checkpointer.stop_requested)
     assert checkpointer.stop_reason == "preempted by the cloud"
 
 
@@ -264,8 +262,7 @@ def test_a_notice_that_fails_is_logged_once_and_asked_again(make: Make, caplog: 
     checkpointer = make()
     with caplog.at_level(logging.WARNING, "cairn"):
         checkpointer.stop_on((), notice=notice, every=1e-3)
-        while not checkpointer.stop_requested():
-            pass
+        until(checkpointer.stop_requested)
     assert len(calls) == 4
     assert [record.getMessage() for record in caplog.records if "notice" in record.getMessage()] == [
         "stop_on: notice failed, and is called again every 0.001 s",
