@@ -30,7 +30,7 @@ except ImportError as error:
 from ._checkpointer import Checkpointer
 from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from ._path_store import PathStore
-from ._paths import is_checkpoint
+from ._paths import is_checkpoint, local_path
 from ._protect import COPIED_BUFFER
 from ._rng import RngState
 from ._save import Save
@@ -64,7 +64,7 @@ class Accelerator(accelerate.Accelerator):
         """
         self._check_served(kwargs)
         named = self.project_configuration.automatic_checkpoint_naming
-        path = self._next_path(output_dir) if named else _given(output_dir)
+        path = self._next_path() if named else _given(output_dir)
         if self._group() is None:
             self._cairn.check()
         self.project_configuration.iteration += 1
@@ -96,13 +96,13 @@ class Accelerator(accelerate.Accelerator):
         if self.is_main_process:
             self._cairn.finish()
         self.wait_for_everyone()
-        path = self._newest_path() if input_dir is None else _given(input_dir)
+        path = self._newest_path() if input_dir is None else local_path(input_dir)
         if os.path.isdir(path) and not is_checkpoint(path):
             raise InvalidArgument(
                 f"{path}: expected a Cairn checkpoint; if accelerate wrote it, read it with accelerate"
             )
         with self._cairn.reader(path, self._group()) as reader:
-            tree = reader.restore(self._tree(), folder=os.path.abspath(path))
+            tree = reader.restore(self._tree(), folder=path)
         self.step = tree["step"]
         self.project_configuration.iteration = tree["iteration"]
         for loader, state in zip(self._dataloaders, tree["dataloaders"], strict=True):
@@ -173,7 +173,7 @@ class Accelerator(accelerate.Accelerator):
             raise InvalidArgument("expected a path, or automatic_checkpoint_naming with a project_dir")
         return os.path.join(self.project_dir, "checkpoints")
 
-    def _next_path(self, given: str | None) -> str:
+    def _next_path(self) -> str:
         path = os.path.join(self._folder(), f"checkpoint_{self.save_iteration}")
         if self._cairn.exists(path):
             raise FailedPrecondition(

@@ -137,6 +137,16 @@ def test_automatic_names_go_on_and_the_oldest_go(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["checkpoint_4", "checkpoint_5"]
 
 
+def test_a_path_may_be_a_url_of_a_file(tmp_path: Path) -> None:
+    run, url = Run(), f"file://{tmp_path}/one"
+    saved = run.weights()
+    run.accelerator.save_state(url)
+    run.epoch()
+    run.accelerator.load_state(url)
+    assert same(run.weights(), saved) and os.listdir(tmp_path) == ["one"]
+    run.accelerator.end_training()
+
+
 def test_what_it_cannot_do_is_refused_with_the_way_out(tmp_path: Path) -> None:
     run = Run()
     handle = run.accelerator.register_save_state_pre_hook(lambda *_: None)
