@@ -1,5 +1,7 @@
 #include "tree_tensors.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -221,6 +223,20 @@ std::vector<TreeTensors::Source> TreeTensors::ReadLater(const TensorTable& table
     }
   }
   return sources;
+}
+
+void BindTreeTensors(py::module_& module) {
+  using namespace py::literals;
+  py::class_<TorchReader, std::shared_ptr<TorchReader>>(module, "TorchReader")
+      .def(py::init<py::type, py::type, const py::dict&, bool>(), "tensor"_a, "parameter"_a, "dtypes"_a, "dlpack"_a)
+      .def_property_readonly("has_dlpack", &TorchReader::has_dlpack);
+
+  py::class_<TreeTensors>(module, "TreeTensors")
+      .def(py::init<std::shared_ptr<TorchReader>>(), "torch"_a)
+      .def("add", &TreeTensors::Add, "view"_a, "part"_a, "tensor"_a)
+      .def("add_all", &TreeTensors::AddAll, "keys"_a, "values"_a, "prefix"_a, "pairs"_a, "node"_a)
+      .def("match_all", &TreeTensors::MatchAll, "keys"_a, "nodes"_a, "like"_a, "prefix"_a, "stored"_a)
+      .def_property_readonly("cuda_devices", &TreeTensors::cuda_devices);
 }
 
 }  // namespace cairn

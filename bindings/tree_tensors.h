@@ -98,4 +98,6 @@ class TreeTensors {
   std::vector<pybind11::object> kept_;
 };
 
+void BindTreeTensors(pybind11::module_& module);
+
 }  // namespace cairn

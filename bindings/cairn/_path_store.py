@@ -171,7 +171,7 @@ class PathStore:
 
     @property
     def checkpointer(self) -> Checkpointer | None:
-        """The one that saves, if it is open: for its fences."""
+        """The one that saves, if it is open."""
         return self._checkpointer
 
     def check(self) -> None:
@@ -183,11 +183,22 @@ class PathStore:
         if failure is not None:
             raise failure
 
-    def close(self) -> None:
-        """Waits for saves (at most drain_timeout) and removals in flight, frees the pool, then calls `check`."""
-        with self._calls:
-            self._close()
-        self.check()
+    def fence(self) -> None:
+        """Orders later work of the current streams after the capture of every save so far; see Checkpointer.fence."""
+        if self._checkpointer is not None:
+            self._checkpointer._fence_held()
+
+    def close(self, under_way: BaseException | None = None) -> None:
+        """Waits for saves (at most drain_timeout) and removals in flight, frees the pool, then calls `check`. With an
+        exception `under_way`, which counts more, it logs what it would raise."""
+        try:
+            with self._calls:
+                self._close()
+            self.check()
+        except Exception as error:
+            if under_way is None:
+                raise
+            _log.error("a checkpoint was lost: %s", error)
 
     @property
     def _full_timeout(self) -> float:

@@ -115,8 +115,7 @@ class Accelerator(accelerate.Accelerator):
 
     def fence(self) -> None:
         """Orders later work after the capture of every save so far. Call it before tensors change in place."""
-        if checkpointer := self._cairn.checkpointer:
-            checkpointer._fence_held()
+        self._cairn.fence()
 
     def end_training(self) -> None:
         """Waits for the saves, frees the pool, and ends accelerate's trackers. Raises the first failure of a save."""

@@ -16,7 +16,6 @@ is durable on every worker, keeps and removes it by its CheckpointConfig, and re
 
 from __future__ import annotations
 
-import logging
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoints"]
 
-_log = logging.getLogger("cairn")
-
 
 class Checkpoints:
     """One worker's checkpoints, inside the function that Ray Train runs. Every worker makes one and calls the same.
@@ -65,8 +62,7 @@ class Checkpoints:
 
     def fence(self) -> None:
         """Orders later work after the capture of every save so far. Call it before other code changes tensors in place."""
-        if checkpointer := self._store.checkpointer:
-            checkpointer._fence_held()
+        self._store.fence()
 
     def report(self, metrics: dict[str, Any], step: int, tree: Any, **options: Any) -> None:
         """Starts a save, and reports the metrics with the checkpoint once that is durable. Returns before.
@@ -111,7 +107,7 @@ class Checkpoints:
         if checkpoint is None:
             raise NotFound("Ray Train has no checkpoint to continue from")
         with checkpoint.as_directory() as folder, self._store.reader(folder, _group()) as reader:
-            return reader.restore(tree, folder=os.path.abspath(folder))
+            return reader.restore(tree, folder=folder)
 
     def close(self) -> None:
         """Waits until every save is durable, and frees the pool. Raises the first failure."""
@@ -123,12 +119,7 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.close()
-        except Exception as failure:
-            if error is None:
-                raise
-            _log.error("a checkpoint was lost: %s", failure)
+        self._store.close(error)
 
     # Internal
 

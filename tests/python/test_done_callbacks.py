@@ -147,14 +147,25 @@ def test_what_the_engine_still_reads_outlives_close(make: Make) -> None:
     reader = threading.Thread(target=lambda: checkpointer.verify(1, progress=progress))
     reader.start()
     assert reading.wait(60)
-    array = np.ones(20_000_000)  # 160 MB, of which the pool takes 8.
-    alive = weakref.ref(array)
-    checkpointer.save(2, {"w": array})
+    array = np.zeros(200_000_000)  # 1.6 GB, so that close does not take longer; nearly all is cancelled.
+    freed: SimpleQueue[bool] = SimpleQueue()
+    save = checkpointer.save(2, {"w": array})
+
+    def still_read() -> bool:
+        try:
+            save.captured(0)
+        except cairn.DeadlineExceeded:
+            return True
+        except cairn.Error:
+            pass  # Cancelled with the engine.
+        return False
+
+    weakref.finalize(array, lambda: freed.put(still_read()))
     del array
 
     with pytest.raises(cairn.DeadlineExceeded):
         checkpointer.close(0)
 
-    assert alive() is not None
     go_on.set()
     reader.join()
+    assert freed.empty() or not freed.get()

@@ -94,8 +94,8 @@ def load_all(
     top: Container[Any] | None = None,
     together: bool = False,
 ) -> dict[str, Any]:
-    """All of a checkpoint, as `load_into` chooses it, or what is below the keys in `top`; each tensor whole, on the CPU.
-    Each process on its own, or, `together`, every rank."""
+    """All of a checkpoint, as `load_into` chooses it, or what is below the keys in `top`. Each tensor is whole, on the
+    CPU. Each process on its own, or, `together`, every rank."""
     metadata = names_in(checkpointer, folder, step)
     paths: Mapping[str, Any] = metadata.planner_data
     flat: dict[str, Any] = {

@@ -47,8 +47,8 @@ class WriteShares:
             return self._mine
 
     def select(self, gather: Callable[[], Items], step: int) -> Items:
-        """What this rank writes of the items that `gather` returns. Every rank calls this, and waits for the others. What
-        `gather` raises on one rank, every rank raises."""
+        """What this rank writes of the items that `gather` returns. Every rank calls this, and waits for the others.
+        What `gather` raises on one rank, every rank raises."""
         try:
             items = gather()
         except BaseException as error:

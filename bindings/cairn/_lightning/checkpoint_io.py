@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import logging
 import os
 import sys
 import warnings
@@ -23,7 +22,6 @@ from .._save import Save
 from .package import pl
 from .values import check_kept, placed
 
-_log = logging.getLogger("cairn")
 _BUFFERS = 64 << 20  # Bytes of a model's buffers that a save clones, so that the next forward need not wait.
 _CheckpointIO: Any = pl.plugins.CheckpointIO
 # The parts of a sharded strategy's checkpoint: "state_dict", one for each optimizer, and the rest.
@@ -34,7 +32,7 @@ class CheckpointIO(_CheckpointIO):
     """Trainer(plugins=[CheckpointIO(...)]): Lightning's saves, loads and removals, through one Checkpointer.
 
     Options are Checkpointer's (host_memory, max_in_flight, ...), except those that choose what is kept: ModelCheckpoint
-    does that. With a Callback (below) saves go on while training does; without one each is durable when its call
+    does that. With cairn.lightning.Callback saves go on while training does; without one each is durable when its call
     returns. A failure in the background is raised by the next save and at the end of the fit.
     """
 
@@ -96,18 +94,11 @@ class CheckpointIO(_CheckpointIO):
         """Waits for saves in flight and frees the pool. Raises the first failure, unless an exception is being
         handled."""
         self._module = None
-        under_way = sys.exc_info()[1]
-        try:
-            self._store.close()
-        except Exception as error:
-            if under_way is None:
-                raise
-            _log.error("a checkpoint was lost: %s", error)
+        self._store.close(sys.exc_info()[1])
 
     def fence(self) -> None:
         """Orders later work of the current streams after the capture of every save so far; see Checkpointer.fence."""
-        if checkpointer := self._store.checkpointer:
-            checkpointer._fence_held()
+        self._store.fence()
 
     def attach(self, module: Any) -> None:
         """Saves may go on while this module trains: the caller fences."""

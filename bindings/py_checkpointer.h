@@ -1,0 +1,331 @@
+#pragma once
+
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "cairn/cairn.h"
+#include "conversions.h"
+#include "py_calls.h"
+#include "py_save.h"
+#include "py_store_group.h"
+#include "tree_tensors.h"
+#include "watched_save.h"
+
+namespace cairn {
+
+inline constexpr std::size_t kMaxEvents = 1000;
+inline constexpr std::chrono::hours kUntilChecked{24 * 365};  // The Watcher checks it once it is captured.
+
+using JsonArguments = std::vector<std::pair<std::string, std::string>>;  // (name, text)
+/// (tensors, those of them that rank 0 writes, (name, text) of other values that must be equal on all ranks)
+using ReplicaArguments = std::tuple<std::vector<std::string>, std::vector<std::string>, JsonArguments>;
+
+/// The engine's events, until Python takes them.
+class EventLog {
+ public:
+  void Add(const Event& event) CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (events_.size() == kMaxEvents) events_.pop_front();
+    events_.push_back(event);
+  }
+  std::deque<Event> Take() CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return std::exchange(events_, {});
+  }
+
+ private:
+  Mutex mutex_;
+  std::deque<Event> events_ CAIRN_GUARDED_BY(mutex_);
+};
+
+/// Keeps the engine while a call is under way, also if another thread closes meanwhile: then the last such call
+/// releases it. Made and destroyed with the GIL; the engine is released without it.
+class InUse {
+ public:
+  explicit InUse(std::shared_ptr<Checkpointer> checkpointer) : checkpointer_(std::move(checkpointer)) {}
+  ~InUse() {
+    if (checkpointer_.use_count() == 1) Unlocked([this] { checkpointer_.reset(); });
+  }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+  Checkpointer* operator->() const { return checkpointer_.get(); }
+
+ private:
+  std::shared_ptr<Checkpointer> checkpointer_;
+};
+
+/// A Checkpointer and its events. After Close every call is refused.
+class PyCheckpointer {
+ public:
+  PyCheckpointer(Options options, double drain_timeout, const PyStoreGroup* group, UnfencedWrites::Then unfenced_writes)
+      : drain_timeout_(drain_timeout),
+        group_(group == nullptr ? nullptr : group->group()),
+        writes_(std::make_shared<UnfencedWrites>(unfenced_writes, [events = events_](const Status& found) {
+          events->Add({.severity = Severity::kWarning, .status = found, .message = found.message()});
+        })) {
+    options.on_event = [events = events_](const Event& event) { events->Add(event); };
+    options.drain_deadline = {};  // Close waits itself, so that it can be interrupted.
+    options.group = group_;
+    checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options); }));
+  }
+  ~PyCheckpointer() {
+    if (checkpointer_ == nullptr) return;
+    const Deadline end = DeadlineFrom(drain_timeout_);
+    Status idle;
+    do {
+      idle = WaitIdleFor(kSignalInterval);
+    } while (idle.code() == StatusCode::kDeadlineExceeded && !end.passed());
+    const Status failure = idle.ok() ? checkpointer_->UnheardFailure() : idle;
+    ReleaseEngine();
+    watcher_->ReleaseTensors();
+    if (!failure.ok() && !watcher_->forked()) WriteUnraisable(failure);  // A child has lost nothing.
+  }
+  PyCheckpointer(const PyCheckpointer&) = delete;
+  PyCheckpointer& operator=(const PyCheckpointer&) = delete;
+
+  PySave Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
+              bool replace, const ReplicaArguments& replicas, double hold) {
+    const InUse engine = Use();
+    Result<State> built = tensors.Build(last_save_);
+    if (!built.ok()) GiveUp(step, built.status().message());
+    State state = ValueOrRaise(std::move(built));
+    const std::shared_ptr<const TensorTable> table = state.table();
+    std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table, writes_->checked());
+    const bool watch = !read_later.empty();
+    SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
+      for (const auto& [name, text] : values) {
+        if (Status set = state.Set(name, Json{text, true}); !set.ok()) {
+          if (group_ != nullptr) static_cast<void>(engine->GiveUp(step, set));
+          return set;
+        }
+      }
+      const auto& [by_any, by_rank_0, alike] = replicas;
+      return engine->Save(step, state,
+                          {.streams = StreamsFrom(streams),
+                           .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
+                           .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
+                           .hold = hold > 0 ? SpanFrom(hold)
+                                   : watch  ? kUntilChecked
+                                            : std::chrono::hours(0)});
+    }));
+    if (!watch) return {std::move(save), nullptr, watcher_};
+    auto watched =
+        std::make_shared<WatchedSave>(save, table, tensors.torch(), std::move(read_later), writes_, hold == 0);
+    watcher_->Add(watched);
+    return {std::move(save), std::move(watched), watcher_};
+  }
+  /// Called instead of Save when this rank cannot save, because the other ranks wait for it.
+  void GiveUp(std::uint64_t step, const std::string& why) {
+    if (group_ == nullptr) return;
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->GiveUp(step, Status(StatusCode::kFailedPrecondition, why)); }).status());
+  }
+  bool ShouldSave(std::uint64_t step) {
+    const InUse engine = Use();
+    return ValueOrRaise(Unlocked([&] { return engine->ShouldSave(step); }));
+  }
+  void WaitForPlace(std::optional<double> timeout) {
+    watcher_->EndStep();
+    const Watcher::Waiting waiting(*watcher_);
+    RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitForPlace(deadline); }));
+  }
+  void Fence(int cuda, std::uintptr_t stream, std::optional<double> timeout) {
+    const std::vector<std::shared_ptr<WatchedSave>> pending = watcher_->pending();
+    RaiseIfError(Wait(timeout, [&](const InUse& engine, Deadline deadline) {
+      return engine->Fence({DeviceFrom(cuda), stream}, deadline);
+    }));
+    for (const std::shared_ptr<WatchedSave>& save : pending) save->CheckMemory();
+  }
+  /// Called before each step of any optimizer.
+  void BeginStep() { watcher_->BeginStep(); }
+  /// Whether what a step has written matters to any save.
+  [[nodiscard]] bool HasUnchecked() const {
+    if (writes_->ignored()) return false;
+    const std::vector<std::shared_ptr<WatchedSave>> pending = watcher_->pending();
+    return std::any_of(pending.begin(), pending.end(), [](const auto& save) { return !save->checked(); });
+  }
+  /// The step is over, and has written this: (address, bytes).
+  void EndStep(std::vector<std::pair<std::uintptr_t, std::uint64_t>> ranges) {
+    const WrittenMemory written(std::move(ranges));
+    const std::uint64_t step = watcher_->steps();
+    for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) save->NoteWritten(written, step);
+    watcher_->EndStep();
+  }
+  /// From now on versions tell nothing; see UnfencedWrites.
+  void IgnoreVersions() { writes_->IgnoreVersions(); }
+  void Drain(std::optional<double> timeout) {
+    watcher_->EndStep();
+    const Watcher::Waiting waiting(*watcher_);
+    // Not Drain, because of the slices: it also returns DeadlineExceeded if that is how a save has failed.
+    RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitIdle(deadline); }));
+    const InUse engine = Use();
+    RaiseIfError(engine->UnheardFailure());
+  }
+  pybind11::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, TreeTensors& tensors,
+                         const StreamArguments& streams, bool resume, bool own, const PyProgress& progress) {
+    const InUse engine = Use();
+    TreeTensors::LastSave none;
+    const State state = ValueOrRaise(tensors.Build(none));
+    InterruptibleProgress interruptible(progress);
+    Result<Restored> result = Unlocked([&] {
+      return engine->Restore(
+          WhichFrom(step, folder), state,
+          {.resume = resume, .own = own, .streams = StreamsFrom(streams), .progress = interruptible.callback()});
+    });
+    interruptible.RethrowIfRaised();
+    return FromRestored(ValueOrRaise(std::move(result)));
+  }
+  pybind11::list List() {
+    const InUse engine = Use();
+    pybind11::list all;
+    for (const CheckpointInfo& info : ValueOrRaise(Unlocked([&] { return engine->List(); })))
+      all.append(FromInfo(info));
+    return all;
+  }
+  /// What the manifest says, with "passed_over" and "hold". `damaged` is None if no checkpoint may be passed over.
+  pybind11::dict Choose(std::optional<std::uint64_t> step, const std::string& folder,
+                        const std::optional<std::vector<std::string>>& damaged) {
+    const InUse engine = Use();
+    Result<Chosen> chosen = Unlocked([&] {
+      const Which which = WhichFrom(step, folder);
+      return engine->Choose(damaged ? which.FallBack(*damaged) : which);
+    });
+    RaiseIfError(chosen.status());
+    pybind11::dict fields = FromInfo(chosen->info);
+    fields["passed_over"] = chosen->passed_over;
+    fields["hold"] = PyHold(std::move(chosen->hold));
+    return fields;
+  }
+  pybind11::dict Inspect(const std::string& folder) {
+    const InUse engine = Use();
+    return FromDetails(ValueOrRaise(Unlocked([&] { return engine->Inspect(Folder(folder)); })));
+  }
+  pybind11::dict InspectPartOf(const std::string& folder, std::optional<std::uint64_t> rank,
+                               std::vector<std::string> names) {
+    const InUse engine = Use();
+    return FromDetails(ValueOrRaise(
+        Unlocked([&] { return engine->Inspect(Folder(folder), {.rank = rank, .names = std::move(names)}); })));
+  }
+  void Verify(std::optional<std::uint64_t> step, const std::string& folder, const PyProgress& progress) {
+    const InUse engine = Use();
+    InterruptibleProgress interruptible(progress);
+    const Status status = Unlocked([&] { return engine->Verify(WhichFrom(step, folder), interruptible.callback()); });
+    interruptible.RethrowIfRaised();
+    RaiseIfError(status);
+  }
+  void Pin(std::uint64_t step, bool pinned) {
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return pinned ? engine->Pin(step) : engine->Unpin(step); }));
+  }
+  void Remove(std::uint64_t step) {
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->Remove(step); }));
+  }
+  void Publish(std::uint64_t step, const std::string& path, std::optional<double> timeout) {
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->Publish(step, path, DeadlineFrom(timeout)); }));
+  }
+  void RemovePublished(const std::string& path, std::optional<double> timeout) {
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->RemovePublished(path, DeadlineFrom(timeout)); }));
+  }
+  void RaiseLastFailure() { RaiseIfError(Use()->LastFailure()); }
+  void WriteTrace(const std::string& path) {
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->WriteTrace(path); }));
+  }
+  pybind11::dict Stats() {
+    const InUse engine = Use();
+    return FromStats(Unlocked([&] { return engine->stats(); }));
+  }
+  /// (kind, severity, step or None, message) of what has happened since the last call.
+  pybind11::list TakeEvents() {
+    pybind11::list all;
+    for (const Event& event : events_->Take()) {
+      all.append(pybind11::make_tuple(static_cast<int>(event.kind), static_cast<int>(event.severity), event.step,
+                                      event.message.empty() ? event.status.message() : event.message));
+    }
+    return all;
+  }
+  /// Waits for saves in flight, then releases the engine and raises the first failure that nobody has heard, or that
+  /// saves were abandoned. A signal's exception leaves it open.
+  void Close(std::optional<double> timeout) {
+    if (checkpointer_ == nullptr) return;
+    watcher_->EndStep();
+    const Watcher::Waiting waiting(*watcher_);
+    const Status idle = InSlices(timeout, [this](Deadline slice) {
+      if (checkpointer_ == nullptr) return Status::Ok();  // Another thread has closed it.
+      const InUse engine = Use();
+      return Unlocked([&] { return engine->WaitIdle(slice); });
+    });
+    if (checkpointer_ == nullptr) return;
+    const Status failure = Use()->UnheardFailure();
+    ReleaseEngine();
+    watcher_->ReleaseTensors();
+    if (!idle.ok()) Raise(Status(idle.code(), "abandoned at close: " + idle.message()));
+    RaiseIfError(failure);
+  }
+  [[nodiscard]] bool closed() const { return checkpointer_ == nullptr; }
+  /// Whether the engine is gone. After Close, calls of other threads may still use it, and it reads tensors till then.
+  [[nodiscard]] bool released() const { return checkpointer_ == nullptr && released_.expired(); }
+  [[nodiscard]] const std::shared_ptr<Watcher>& watcher() const { return watcher_; }
+
+ private:
+  /// Raises if it is closed.
+  [[nodiscard]] InUse Use() const {
+    if (checkpointer_ != nullptr) return InUse(checkpointer_);
+    Raise(Status(StatusCode::kFailedPrecondition, "this Checkpointer is closed"));
+  }
+
+  /// Waits in slices. Between them another thread may close it; then this raises.
+  template <typename Call>
+  Status Wait(std::optional<double> timeout, const Call& call) const {
+    return InSlices(timeout, [&](Deadline slice) {
+      const InUse engine = Use();
+      return Unlocked([&] { return call(engine, slice); });
+    });
+  }
+
+  /// Also checks captured saves, as the Watcher does: this may run on the Watcher's thread, or after it has ended.
+  Status WaitIdleFor(std::chrono::nanoseconds span) {
+    for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) save->CheckMemoryIfCaptured();
+    return Unlocked([&] { return checkpointer_->WaitIdle(Deadline::In(span)); });
+  }
+
+  // The group's threads end with the engine.
+  void ReleaseEngine() {
+    std::shared_ptr<Checkpointer> open = std::exchange(checkpointer_, nullptr);
+    released_ = open;
+    Unlocked([&] {
+      open.reset();
+      watcher_->Stop();
+      if (group_ != nullptr) group_->Stop();
+    });
+  }
+
+  const double drain_timeout_;
+  TreeTensors::LastSave last_save_;  // Under the GIL.
+  const std::shared_ptr<StoreGroup> group_;
+  const std::shared_ptr<EventLog> events_ = std::make_shared<EventLog>();
+  const std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
+  const std::shared_ptr<UnfencedWrites> writes_;
+  std::shared_ptr<Checkpointer> checkpointer_;
+  std::weak_ptr<Checkpointer> released_;  // After Close.
+};
+
+void BindCheckpointer(pybind11::module_& module);
+
+}  // namespace cairn
