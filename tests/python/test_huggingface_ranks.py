@@ -151,19 +151,6 @@ def test_the_best_fsdp2_model_is_loaded_on_every_rank(world: World, tmp_path: Pa
         assert one["weights"] == {name: tensor.tolist() for name, tensor in best.items()}
 
 
-def test_an_fsdp2_save_begins_while_another_goes_on(world: World, tmp_path: Path) -> None:
-    world.all("""
-class LetGo(transformers.TrainerCallback):
-    def on_save(self, args, state, control, **_):
-        if rank == 1 and state.global_step == 4:
-            release("prepared")  # The first save cannot have ended before.
-if rank == 1: hold("prepared")
-""")
-    answers = world.answers(f"train({str(tmp_path)!r}, fsdp=True, max_steps=4, callbacks=[LetGo()]); rank == 0 or reached()")
-    assert answers == [{"value": True}] * 2
-    assert steps(tmp_path) == [2, 4]
-
-
 def test_an_fsdp2_job_refuses_what_was_saved_without_it(world: World, tmp_path: Path) -> None:
     train(world, tmp_path, max_steps=2)
     refused = world.answers(f"train({str(tmp_path)!r}, fsdp=True, resume=2)")
