@@ -60,7 +60,7 @@ inline std::string InPython(const Status& status) {
     text += ": save(..., replace=True) writes it again";
   }
   if (status.code() == StatusCode::kDeadlineExceeded && text.find("by the group's deadline") != std::string::npos) {
-    text += " (group_timeout): every rank calls save for every step, not rank 0 alone";
+    text += " (group_timeout): has it died? If not: every rank calls save for every step, not rank 0 alone";
   }
   return text;
 }

@@ -116,6 +116,7 @@ class Checkpointer(Saving, Restoring, Catalog):
     ) -> None:
         self.root = local_path(root, "root")
         self._replicated = replication.Rules.of(replicated)
+        self._patterns = set()
         self._compare_replicas = compare_replicas
         self._when_full = when_full
         self._full_timeout = seconds("full_timeout", full_timeout)

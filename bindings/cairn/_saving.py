@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -21,14 +22,18 @@ from ._stop import Stopping
 from ._tree import tensors as tree_tensors
 from ._tree.writer import Names
 
+_log = logging.getLogger("cairn")
+
 _UNTIL_BEST = 1e9  # Seconds: KeepBest releases every save.
 
 
 class Saving(Engine, Stopping):
     """Starts saves, decides when to, and orders what comes after them."""
 
+    root: str
     _ranks: Ranks
     _replicated: replication.Rules
+    _patterns: set[str]  # Those of `replicated` that a save has used.
     _guard: _protect.Guard
     _best: KeepBest | None  # Only on rank 0.
     _keeps_best: bool  # On every rank.
@@ -47,7 +52,7 @@ class Saving(Engine, Stopping):
         *,
         replace: bool = False,
         streams: Iterable[Any] = (),
-        replicated: str | Iterable[str] = (),
+        replicated: str | Iterable[str] | replication.Rules = (),
         metadata: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Save:
@@ -129,16 +134,27 @@ class Saving(Engine, Stopping):
         return Save(core)
 
     def _replica_arguments(
-        self, tree: Any, text: str, more: str | Iterable[str]
+        self, tree: Any, text: str, more: str | Iterable[str] | replication.Rules
     ) -> tuple[list[tuple[str, str]], replication.Arguments]:
         if self._ranks.world == 1 and not self._replicated and not more:
             return [], replication.NOTHING
         rules = self._replicated | replication.Rules.of(more)
+        self._warn_of_unmatched(rules, text)
         if not self._compare_replicas:
             return replication.save_arguments(tree, text, rules, None)
         names = Names()
         _tree.flatten(tree, names)
         return replication.save_arguments(tree, text, rules, names.tensors)
+
+    def _warn_of_unmatched(self, rules: replication.Rules, text: str) -> None:
+        """Once for each pattern that the caller gave, at its first save: it may be misspelt."""
+        new = [pattern for pattern in rules.given if pattern not in self._patterns]
+        if not new:
+            return
+        self._patterns.update(new)
+        for pattern in replication.unmatched(new, text):
+            who = f"rank {self._ranks.rank}" if self._ranks.world > 1 else "this process"
+            _log.warning('%s: replicated: "%s" matches nothing that %s saves', self.root, pattern, who)
 
     def should_save(self, step: int) -> bool:
         """Whether to save `step`, which training has just finished. Call it once after each step, before `save`, on

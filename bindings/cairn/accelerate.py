@@ -32,13 +32,14 @@ from ._errors import FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from ._path_store import PathStore
 from ._paths import is_checkpoint, local_path
 from ._protect import COPIED_BUFFER
+from ._ranks.replicas import Rules
 from ._rng import RngState
 from ._save import Save
 
 __all__ = ["Accelerator"]
 
 _SERVED = {"NO", "MULTI_CPU", "MULTI_GPU"}
-_REPLICATED = ["models/*", "optimizers/*", "schedulers/*", "scaler/*"]  # What DDP keeps alike in all processes.
+_REPLICATED = Rules(("models/*", "optimizers/*", "schedulers/*", "scaler/*"))  # What DDP keeps alike in all processes.
 
 
 class Accelerator(accelerate.Accelerator):

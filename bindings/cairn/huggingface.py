@@ -22,8 +22,9 @@ trainer_state.json from a folder. So the mixin overrides the methods in `EXPECTE
 written for transformers 5.23. It refuses older versions and 6, and at import a Trainer whose methods have other
 parameters.
 
-**What is refused**, at construction, because a checkpoint would be incomplete, or written twice: see
-`_huggingface/refusals.py`.
+**What is refused**, at construction, because a checkpoint would be incomplete, or written twice: FSDP1; DeepSpeed; tensor,
+context or sequence parallelism; `save_only_model`; `auto_find_batch_size`; optimizers that step within backward;
+`push_to_hub` with a `hub_strategy` other than "end"; a hyperparameter search.
 """
 
 from __future__ import annotations
@@ -360,7 +361,12 @@ class TrainerMixin(_Base):
             if run.step is None and run.resumes:
                 run.source = os.fspath(wanted)
             elif not run.resumes and (first := stock_step(wanted) or 0) == 0:
-                raise NotFound(f"{wanted}: expected a checkpoint of Cairn, or a complete checkpoint-N of Trainer")
+                found = "another folder" if Path(wanted).is_dir() else "no folder"
+                newest_here = f"; the newest checkpoint under {root} is of step {newest}" if newest >= 0 else ""
+                raise NotFound(
+                    f"{wanted}: expected a checkpoint of Cairn, or a complete checkpoint-N of Trainer; found {found}"
+                    f"{newest_here}"
+                )
             stock = None if run.resumes else os.fspath(wanted)
         if newest > first and run.step is None:
             raise FailedPrecondition(

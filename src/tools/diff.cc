@@ -294,7 +294,12 @@ Result<std::vector<Named>> StepsOfOneRoot(const DiffOptions& options) {
   std::vector<Named> sides;
   for (std::size_t i = 1; i < options.sides.size(); ++i) {
     const std::optional<std::uint64_t> step = ParseStep(options.sides[i]);
-    if (!step) return WrongSides(fmt::format("expected a step of {}, found \"{}\"", root, options.sides[i]));
+    if (!step) {
+      const std::string& last = options.sides.back();
+      const bool two_roots = options.sides.size() == 3 && i == 1 && ParseStep(last);
+      return WrongSides(fmt::format("expected a step of {}, found \"{}\"{}", root, options.sides[i],
+                                    two_roots ? "; for that step of both give --step " + last : ""));
+    }
     sides.push_back({root, step});
   }
   if (sides.size() == 1) sides.push_back({root});  // Its newest.

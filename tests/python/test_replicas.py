@@ -89,3 +89,12 @@ def test_contents_are_of_the_elements_whatever_the_layout() -> None:
     assert replicas.digest(tensor.t().contiguous().t()) == same == replicas.digest(tensor.numpy())
     assert replicas.digest(tensor.t()) != same
     assert replicas.digest(torch.tensor(True)) != replicas.digest(torch.tensor(False))
+
+
+def test_a_pattern_that_matches_nothing_is_told_once(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    checkpointer = make(replicated=["step", "stepp", "model/*"])
+    for step in (1, 2):
+        checkpointer.save(step, {"model": {"w": torch.ones(1)}, "step": step}).wait()
+
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1 and 'replicated: "stepp" matches nothing that this process saves' in warnings[0]

@@ -224,6 +224,20 @@ def test_no_rank_zero(store: Any) -> None:
     link.close()
 
 
+def test_ranks_that_open_different_roots_hear_of_each_other(store: Any) -> None:
+    zero, one = StoreLink(store, 0, 2, "/runs/a", 0.3), StoreLink(store, 1, 2, "/runs/b", 0.3)
+    said = [gather(link, "open", "") for link in (zero, one)]
+
+    with pytest.raises(cairn.DeadlineExceeded, match="/runs/a: not opened by rank 1 .* rank 1 opened /runs/b on host "):
+        said[0].result()
+    with pytest.raises(
+        cairn.DeadlineExceeded, match="/runs/b: rank 0 did not .* rank 0 opened /runs/a on host .*same path"
+    ):
+        said[1].result()
+    zero.close()
+    one.close()
+
+
 class Wrapped(dist.Store):
     """A store whose calls the test sees: `seen(name, arguments)` comes before each, and may raise."""
 

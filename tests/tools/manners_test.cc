@@ -107,6 +107,7 @@ TEST_F(MannersTest, DiffTakesStepsOfOneRootAndOfTwo) {
     arguments.insert(arguments.end(), wrong.begin(), wrong.end());
     EXPECT_EQ(Run(arguments).code, 2) << ::testing::PrintToString(wrong);
   }
+  EXPECT_THAT(Run({"diff", root_, other, "2000"}).err, HasSubstr("for that step of both give --step 2000"));
 }
 
 TEST_F(MannersTest, ProgressAndColoursAppearOnATerminalOnly) {

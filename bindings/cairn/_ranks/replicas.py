@@ -12,7 +12,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -43,6 +43,7 @@ class Rules:
     patterns: tuple[str, ...] = ()
     under: tuple[str, ...] = ()
     but: tuple[str, ...] = ()
+    given: tuple[str, ...] = field(default=(), compare=False)  # The patterns that a caller gave as plain text.
 
     @staticmethod
     def of(patterns: str | Iterable[str] | Rules) -> Rules:
@@ -51,11 +52,17 @@ class Rules:
         given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if not all(isinstance(pattern, str) for pattern in given):
             raise InvalidArgument(f"replicated: expected patterns, found {given!r}")
-        return Rules(given)
+        return Rules(given, given=given)
 
     def __or__(self, other: Rules) -> Rules:
         both = (
-            (*a, *b) for a, b in ((self.patterns, other.patterns), (self.under, other.under), (self.but, other.but))
+            (*a, *b)
+            for a, b in (
+                (self.patterns, other.patterns),
+                (self.under, other.under),
+                (self.but, other.but),
+                (self.given, other.given),
+            )
         )
         return Rules(*(tuple(dict.fromkeys(one)) for one in both))
 
@@ -214,6 +221,17 @@ def save_arguments(
     if tensors is not None:
         alike += [(f"{name} (contents)", digest(tensors[name])) for name in names]
     return [("replicas", rules.text())], (names, first, alike)
+
+
+def unmatched(patterns: Iterable[str], text: str) -> list[str]:
+    """Those that match no name in a tree's text."""
+    left = dict.fromkeys(patterns)
+    for name, _ in _leaves_of(text):
+        for pattern in [pattern for pattern in left if fnmatch.fnmatchcase(name, pattern)]:
+            del left[pattern]
+        if not left:
+            break
+    return [*left]
 
 
 def _short(text: str) -> str:

@@ -17,6 +17,7 @@ Under `<session>/`:
   end                how far rank 0 had written and read when it left
   left               how many ranks have left; the last removes what is left of all this.
 So a save costs each rank except rank 0 a few calls and bytes, however many ranks there are.
+While rank r opens a root, `cairn/opens/<r>` names it; after a failure it stays, for the other ranks' messages.
 Before torch 2.8, `cairn/prefix` stays in a PrefixStore: see `reconnect`.
 """
 
@@ -27,6 +28,7 @@ import hashlib
 import logging
 import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -41,6 +43,7 @@ from .._errors import CODES, DeadlineExceeded, Error, InvalidArgument, IoError
 _log = logging.getLogger("cairn")
 _LONGEST_WAIT = 3600.0  # Seconds of one wait in the store: c10d prints a warning after each.
 _GAP = 1.0  # Seconds between rank 0's checks for a word that was counted and does not come.
+_OPENING = 1.0  # Seconds that a call waits longer while ranks open the root: those who open it say what is wrong.
 _JOIN = 5.0  # Seconds that closing waits for the last words to be sent.
 _BLOCKED = 0.05  # Seconds until a listener that has not ended is woken.
 _AT_ONCE = 1024  # Words that rank 0 reads in one call.
@@ -108,6 +111,7 @@ class StoreLink:
         self._root = os.path.abspath(root)
         self._base = f"cairn/{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
         self._session = ""
+        self._joined = False
         self._next = 1  # The entry of the inbox, or the log, that the listener waits for.
         self._missing = 0  # The entry that was counted but missing at rank 0's last check.
         self._filled: list[int] = []  # Entries of the inbox that rank 0 filled.
@@ -122,7 +126,9 @@ class StoreLink:
     def gather(self, what: str, word: bytes, timeout: float | None = None) -> list[bytes]:
         """Every rank's word for `what`. The n-th call here matches the n-th call there. Blocks up to `timeout`."""
         self._calls[what] = number = self._calls.get(what, 0) + 1
-        return self.gather_key(f"{what}/{number}", word, self._timeout if timeout is None else timeout)
+        if timeout is None:
+            timeout = self._timeout + (0 if self._joined else _OPENING)
+        return self.gather_key(f"{what}/{number}", word, timeout)
 
     def gather_key(self, key: str, word: bytes, timeout: float) -> list[bytes]:
         """The same with the caller's key. Rank 0 collects all words and announces them, or its error, to all ranks."""
@@ -189,6 +195,13 @@ class StoreLink:
 
     def _join_session(self, store: Any) -> None:
         """Agrees with the other ranks on a session."""
+        opens = f"cairn/opens/{self._rank}"
+        store.set(opens, f"{self._root} on host {socket.gethostname()}")
+        self._meet(store)
+        self._joined = True
+        store.delete_key(opens)
+
+    def _meet(self, store: Any) -> None:
         end = time.monotonic() + self._timeout
         if self._rank != 0:
             nonce = uuid.uuid4().hex
@@ -196,7 +209,9 @@ class StoreLink:
             store.set(hello, nonce)
             if not _wait(store, welcome, end - time.monotonic()):
                 store.delete_key(hello)
-                raise DeadlineExceeded(f"{self._root}: rank 0 did not open it within {self._timeout:g} s")
+                raise DeadlineExceeded(
+                    f"{self._root}: rank 0 did not open it within {self._timeout:g} s{self._elsewhere(store, [0])}"
+                )
             self._session = f"{self._base}/{store.get(welcome).decode()}"
             store.delete_key(welcome)
             return
@@ -205,11 +220,23 @@ class StoreLink:
         hellos = {rank: f"{self._base}/hello/{rank}" for rank in range(1, self._world)}
         for rank, hello in hellos.items():
             if not _wait(store, hello, end - time.monotonic()):
-                late = [str(other) for other in range(rank, self._world) if not store.check([hellos[other]])]
-                raise DeadlineExceeded(f"{self._root}: not opened by rank {', '.join(late)} within {self._timeout:g} s")
+                late = [other for other in range(rank, self._world) if not store.check([hellos[other]])]
+                raise DeadlineExceeded(
+                    f"{self._root}: not opened by rank {', '.join(map(str, late))} within {self._timeout:g} s"
+                    f"{self._elsewhere(store, late)}"
+                )
             nonce = store.get(hello).decode()
             store.delete_key(hello)
             store.set(f"{self._base}/welcome/{nonce}", session)
+
+    def _elsewhere(self, store: Any, late: list[int]) -> str:
+        """For a message: which root one of these ranks has opened instead."""
+        for rank in late:
+            if store.check([key := f"cairn/opens/{rank}"]):
+                root = store.get(key).decode()
+                if root.rpartition(" on host ")[0] != self._root:
+                    return f", but rank {rank} opened {root}; all ranks give the same path"
+        return ""
 
     def _key(self, *parts: object) -> str:
         return "/".join((self._session, *map(str, parts)))
