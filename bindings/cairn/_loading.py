@@ -34,7 +34,7 @@ def load(
         if step is not None:
             raise InvalidArgument(f"step {step}: {path} is no root, from which a step could be chosen")
         return load_checkpoint(path, {}, **how)
-    reader = Checkpointer(path, read_only=True, **_for_reading({}))
+    reader = Checkpointer(path, read_only=True, **for_reading({}))
     if lazy:
         return reader.load(step, **how)  # Its tensors keep the engine alive.
     with reader:
@@ -60,10 +60,11 @@ def reader_of(path: str, options: Mapping[str, Any], group: Any = None) -> Check
             f"{path}: expected a Cairn checkpoint, which is a folder, found a file; if torch.save wrote it, read it "
             "with torch.load: Cairn unpickles nothing"
         )
-    return Checkpointer(os.path.dirname(path), read_only=True, group=group, **_for_reading(options))
+    return Checkpointer(os.path.dirname(path), read_only=True, group=group, **for_reading(options))
 
 
-def _for_reading(options: Mapping[str, Any]) -> dict[str, Any]:
+def for_reading(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A Checkpointer's options with a pool that is no larger than reading needs."""
     chosen = {key: value for key, value in options.items() if key not in ("staging", "trace_events")}
     chunk, depth = parse_size(chosen.get("chunk", 0)) or 8 << 20, chosen.get("queue_depth", 8)
     chosen["host_memory"] = min(parse_size(chosen.get("host_memory", "1GiB")), 2 * chunk * depth)

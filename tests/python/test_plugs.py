@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("framework", ["accelerate", "deepspeed", "megatron", "ray", "torchtitan"])
+@pytest.mark.parametrize("framework", ["accelerate", "deepspeed", "megatron", "ray", "torchft", "torchtitan"])
 def test_it_tells_what_to_install(framework: str) -> None:
     script = f"import sys; sys.modules['{framework}'] = None; import cairn.{framework}"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -1,0 +1,297 @@
+"""Persistent checkpoints of a torchft job through Cairn: written by one replica group, while all of them train on.
+
+    manager = cairn.torchft.Manager(pg=..., ..., replica_id="train_0")  # instead of torchft.Manager
+    checkpoints = cairn.torchft.Checkpoints(manager, root, replica="train_0", own=["rng", "loader"], host_memory="4GiB")
+    try:
+        tree = checkpoints.restore(tree)  # before the first quorum: all replica groups begin at the same step
+    except cairn.NotFound:
+        pass
+    while manager.current_step() < steps:
+        ...
+        optimizer.step()  # torchft.OptimizerWrapper
+        if manager.current_step() % 100 == 0:
+            checkpoints.save(tree)
+
+    <root>/shared/           what all replica groups hold alike, and the Manager's state, once
+    <root>/replica-<name>/   of each replica group its `own` part of the tree
+
+Both are Cairn roots. Who writes `shared`: the replica group that is number 0 of those that took part in the step. When it
+dies, another is number 0 in the next quorum, and opens the root as its writer at its next save. The save that had been under
+way leaves no checkpoint. When the dead one is back and is number 0 again, the other finishes its saves and lets go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+try:
+    import torchft
+except ImportError as error:
+    raise ImportError(f"cairn.torchft needs torchft 0.2: pip install torchft ({error})") from error
+
+from ._checkpointer import Checkpointer
+from ._errors import Error, FailedPrecondition, InvalidArgument
+from ._loading import for_reading
+from ._paths import local_path
+from ._save import Save
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Checkpoints", "Manager"]
+
+_log = logging.getLogger("cairn")
+_STATE = "torchft"  # The Manager's key in a checkpoint.
+
+
+@dataclass
+class _Progress:
+    """What a Manager tells its Checkpoints, and the fences that it must call."""
+
+    started: bool = False
+    committed: bool = False  # The newest step.
+    recovered: bool = False  # Another replica group's state was loaded since the last save.
+    fences: list[Callable[[], None]] = field(default_factory=list)
+
+    def fence(self) -> None:
+        for fence in self.fences:
+            fence()
+
+
+class Manager(torchft.Manager):
+    """torchft.Manager, with the same arguments. It waits until saves in flight are captured before tensors change: before
+    the optimizer's step (at the end of `should_commit`), and before the state of another replica group is loaded.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._progress = _Progress()
+        super().__init__(*args, **kwargs)
+
+    @property
+    def committed(self) -> bool:
+        """Whether the newest step was committed, by this replica group."""
+        return self._progress.committed
+
+    def start_quorum(self, *args: Any, **kwargs: Any) -> None:
+        self._progress.started = True
+        super().start_quorum(*args, **kwargs)
+
+    def should_commit(self, *args: Any, **kwargs: Any) -> bool:
+        self._progress.committed = False
+        self._progress.committed = committed = super().should_commit(*args, **kwargs)
+        self._progress.fence()
+        return bool(committed)
+
+    def register_state_dict_fn(
+        self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]
+    ) -> None:
+        def load(state: Any) -> None:
+            self._progress.fence()
+            self._progress.recovered = True
+            load_state_dict(state)
+
+        super().register_state_dict_fn(key, load, state_dict)
+
+
+class Checkpoints:
+    """One replica group's part in the checkpoints of a torchft job. Every rank of every group makes one and calls the same.
+
+    `manager` is a `cairn.torchft.Manager`. `root` is one folder that all groups see. `own` are the keys of the tree that
+    each replica group keeps for itself (random generators, a data loader); they need `replica`, a name that the group
+    has again when it is restarted. Options are Checkpointer's (host_memory, keep_last, ...); `group` are the ranks of this
+    replica group, if it has several. An older writer of the root is waited for up to open_timeout, and then displaced.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        root: str | os.PathLike[str],
+        *,
+        replica: str = "",
+        own: Iterable[str] = (),
+        **options: Any,
+    ) -> None:
+        if not isinstance(manager, Manager):
+            raise InvalidArgument(f"manager: expected a cairn.torchft.Manager, found {type(manager)}: it fences")
+        self._own_keys = (own,) if isinstance(own, str) else tuple(own)
+        if (replica or self._own_keys) and not re.fullmatch(r"[\w.-]+", replica):
+            raise InvalidArgument(
+                f"replica: expected letters, digits and any of _.- for the name of this group's folder, found {replica!r}"
+            )
+        self._manager = manager
+        self._progress = manager._progress
+        self._options = {"take_over": True, **options}
+        root = local_path(root, "root")
+        self._shared_root = os.path.join(root, "shared")
+        self._shared: Checkpointer | None = None  # While this group writes.
+        self._leaving: Future[None] | None = None  # It ends once the root is another group's.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="cairn-torchft")
+        self._protected: list[Any] = []
+        self._last = 0  # The newest step that was saved, or need not be.
+        self._own: Checkpointer | None = None
+        os.makedirs(self._shared_root, exist_ok=True)
+        if self._own_keys:
+            small = for_reading(self._options)
+            self._own = Checkpointer(os.path.join(root, f"replica-{replica}"), **small)
+        self._progress.fences.append(self.fence)
+
+    def restore(self, tree: dict[str, Any], *, fall_back: bool = False) -> dict[str, Any]:
+        """Restores the tree and the Manager from the newest checkpoint, as Checkpointer.restore does. Call it before the
+        first quorum. Returns the tree with its plain values.
+
+        This group's own part comes from the same step; if it has none of that step, from the newest before, with a
+        warning; if there is none at all, it stays as it is. Raises NotFound if there is no checkpoint: the first start.
+        FailedPrecondition after the first quorum: from then on torchft keeps the groups at one step.
+        """
+        if self._progress.started:
+            raise FailedPrecondition("restore: call it before the first quorum, which the first zero_grad starts")
+        shared, own = self._split(tree)
+        with Checkpointer(self._shared_root, read_only=True, **for_reading(self._options)) as reader:
+            restored: dict[str, Any] = reader.restore(shared, fall_back=fall_back)
+        del restored[_STATE]
+        self._last = self._manager.current_step()
+        return tree | restored | self._restore_own(own)
+
+    def save(self, tree: dict[str, Any], **options: Any) -> Save | None:
+        """Starts a save of the step that was just committed, and returns. `options` are Checkpointer.save's.
+
+        Every rank of every replica group calls it at the same steps. Each group saves its own part; the one that writes
+        saves the rest with the Manager's state, and gets that Save. The others get None, and so do all if the newest
+        step was not committed or is saved already. Raises InvalidArgument, with the path, for what cannot be kept without
+        pickle, and the first failure of an earlier save.
+        """
+        step = self._manager.current_step()
+        if not self._progress.committed or step <= self._last:
+            return None
+        shared, own = self._split(tree)
+        writes = self._manager.participating_rank() == 0
+        if self._leaving is not None and self._leaving.done():
+            self._wait_until_left()
+        # A group that was behind the others may have lost the root to one of them.
+        if not writes or self._progress.recovered:
+            self._leave()
+        for checkpointer in self._open_ones():
+            checkpointer.check()
+        self._progress.recovered, self._last = False, step
+        if self._own is not None:
+            self._own.save(step, own, replace=True)
+        if not writes:
+            return None
+        if self._shared is None:
+            self._shared, newest = self._open_shared()
+            if step <= newest:
+                _log.warning(
+                    "%s has step %d from another replica group: step %d is left out", self._shared_root, newest, step
+                )
+                self._last = newest
+                return None
+        return self._shared.save(step, shared, **options)
+
+    def protect(self, *targets: Any) -> None:
+        """Fences before each step of these optimizers too. Needed only for those that step without `should_commit`, as the
+        inner ones of LocalSGD and DiLoCo do."""
+        self._protected += targets
+        for checkpointer in self._open_ones():
+            checkpointer.protect(*targets)
+
+    def fence(self) -> None:
+        """Orders later work after the capture of every save so far. Call it before other code changes tensors in place."""
+        for checkpointer in self._open_ones():
+            checkpointer._fence_held()
+
+    def drain(self) -> None:
+        """Waits until every save of this group is durable. Raises the first failure that nobody has heard."""
+        for checkpointer in self._open_ones():
+            checkpointer.drain()
+        self._wait_until_left()
+
+    def close(self) -> None:
+        """Waits until every save of this group is durable, and frees the pools. Raises the first failure."""
+        if self.fence in self._progress.fences:
+            self._progress.fences.remove(self.fence)
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._worker.shutdown)
+            closing.callback(self._wait_until_left)
+            for checkpointer in self._open_ones():
+                closing.callback(checkpointer.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Error as lost:
+            if error is None:
+                raise
+            _log.error("a checkpoint was lost: %s", lost)
+
+    # Internal
+
+    def _split(self, tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What all groups hold alike, with the Manager, and this group's own part."""
+        if not isinstance(tree, dict) or _STATE in tree:
+            raise InvalidArgument(f'tree: expected a dict without the key "{_STATE}", which is the Manager\'s')
+        if missing := [key for key in self._own_keys if key not in tree]:
+            raise InvalidArgument(f"own: expected keys of the tree, which lacks {', '.join(missing)}")
+        own = {key: tree[key] for key in self._own_keys}
+        return {key: value for key, value in tree.items() if key not in own} | {_STATE: self._manager}, own
+
+    def _open_ones(self) -> list[Checkpointer]:
+        return [one for one in (self._own, self._shared) if one is not None]
+
+    def _restore_own(self, own: dict[str, Any]) -> dict[str, Any]:
+        if self._own is None:
+            return own
+        step, checkpointer = self._last, self._own
+
+        def choose() -> dict[str, Any]:
+            saved = checkpointer.steps()
+            if not (known := [one for one in saved if one <= step]):
+                for one in saved:
+                    checkpointer.remove(one)  # Training comes to these steps again.
+            return {"step": max(known, default=None)}
+
+        chosen = checkpointer._ranks.agree("own", choose)["step"]
+        if chosen != step:
+            found = "nothing" if chosen is None else f"step {chosen}"
+            _log.warning("%s: expected step %d, as in %s, found %s", checkpointer.root, step, self._shared_root, found)
+        return own if chosen is None else dict(checkpointer.restore(own, chosen))
+
+    def _open_shared(self) -> tuple[Checkpointer, int]:
+        """Becomes the root's writer. Also returns the newest step that the root has, 0 if it has none."""
+        self._wait_until_left()
+        checkpointer = Checkpointer(self._shared_root, **self._options)
+        checkpointer.protect(*self._protected)
+        newest = checkpointer._ranks.agree("newest", lambda: {"step": checkpointer.latest() or 0})["step"]
+        return checkpointer, int(newest)
+
+    def _leave(self) -> None:
+        """Lets the root go, in the background, once its saves have ended."""
+        if self._shared is None:
+            return
+        self._shared._fence_held()
+        self._leaving = self._worker.submit(_close, self._shared)
+        self._shared = None
+
+    def _wait_until_left(self) -> None:
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.result()
+
+
+def _close(checkpointer: Checkpointer) -> None:
+    try:
+        checkpointer.close()
+    except FailedPrecondition as error:
+        _log.warning("%s: another replica group writes now: %s", checkpointer.root, error)
