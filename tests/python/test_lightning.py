@@ -179,6 +179,19 @@ def test_each_checkpoint_holds_what_was_there_when_it_was_saved(
             assert torch.equal(loaded["state_dict"][name], tensor), (step, name)
 
 
+def test_buffers_beside_the_state_dict_hold_what_was_there(tmp_path: Path) -> None:
+    """As Lightning's WeightAveraging keeps them, in "current_model_state"."""
+    model, io = Model(width=1_000_000), an_io()
+    io.attach(model)
+    io.save_checkpoint({"state_dict": {"w": torch.ones(1)}, "current_model_state": model.state_dict()}, tmp_path / "a")
+    for buffer in model.buffers():
+        buffer.add_(1)  # As the next forward does, before any fence.
+    io.teardown()
+
+    kept = cairn.lightning.load_checkpoint(tmp_path / "a")["current_model_state"]
+    assert kept["net.1.running_var"].eq(1).all() and kept["net.1.running_mean"].eq(0).all()
+
+
 def test_manual_optimization_with_the_bare_optimizer(tmp_path: Path) -> None:
     class Manual(Model):
         automatic_optimization = False

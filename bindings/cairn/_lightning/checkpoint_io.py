@@ -159,22 +159,28 @@ class CheckpointIO(_CheckpointIO):
 
     def _with_cloned_buffers(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Forward changes buffers (batch norm's averages), and only the optimizer's step after it is fenced."""
-        state = checkpoint.get("state_dict")
-        if not isinstance(state, dict):
-            return checkpoint
         addresses = {buffer.data_ptr() for buffer in self._module.buffers()}
+        # Besides "state_dict" there is "current_model_state" with Lightning's WeightAveraging, and what a hook adds.
         buffers = {
-            name: tensor
-            for name, tensor in state.items()
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter)
-            and tensor.data_ptr() in addresses  # Not a sharded one.
+            part: {
+                name: tensor
+                for name, tensor in state.items()
+                if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+                and tensor.data_ptr() in addresses  # Not a sharded one.
+            }
+            for part, state in checkpoint.items()
+            if isinstance(state, dict)
         }
-        self.fences_forward = sum(tensor.nbytes for tensor in buffers.values()) > _BUFFERS
-        if self.fences_forward or not buffers:
+        size = sum(tensor.nbytes for found in buffers.values() for tensor in found.values())
+        self.fences_forward = size > _BUFFERS
+        if self.fences_forward or size == 0:
             return checkpoint
-        state = copy.copy(state)
-        state.update({name: tensor.detach().clone() for name, tensor in buffers.items()})
-        return {**checkpoint, "state_dict": state}
+        checkpoint = copy.copy(checkpoint)
+        for part, found in buffers.items():
+            if found:
+                checkpoint[part] = copy.copy(checkpoint[part])
+                checkpoint[part].update({name: tensor.detach().clone() for name, tensor in found.items()})
+        return checkpoint
 
 
 class ShardedReader:
