@@ -99,7 +99,9 @@ class PathStore:
         """
         path = local_path(path)
         if os.path.lexists(path) and not os.path.islink(path) and not is_checkpoint(path):
-            raise AlreadyExists(f"{path} exists and is not a Cairn checkpoint; it is left as it is")
+            raise AlreadyExists(
+                f"{path} exists and is not a Cairn checkpoint; it is left as it is: move it away, or save to another path"
+            )
         with self._calls:
             checkpointer = self._open(os.path.dirname(path), group)
             if group is None:

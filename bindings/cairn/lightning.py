@@ -96,9 +96,11 @@ class Callback(_Callback):
                 )
         given = trainer.strategy.checkpoint_io
         if not isinstance(given, CheckpointIO):
+            wraps = isinstance(getattr(given, "checkpoint_io", None), CheckpointIO)
             raise FailedPrecondition(
                 f"cairn.lightning.Callback needs Trainer(plugins=[cairn.lightning.CheckpointIO()]), found "
                 f"{type(given).__name__}"
+                + (": leave that away, because Cairn's saves go on in the background without it" if wraps else "")
             )
         self._io, self._trainer = given, trainer
         # This callback runs first, so that no other one changes weights before the fence.

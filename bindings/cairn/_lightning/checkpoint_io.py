@@ -73,8 +73,14 @@ class CheckpointIO(_CheckpointIO):
     ) -> dict[str, Any]:
         """Tensors are on the CPU, or on map_location (a device, its name, or a dict with the key "cpu"). Those of a
         sharded strategy are whole. Runs no code from the checkpoint, whatever weights_only is."""
+        folder = local_path(path)
+        if os.path.isfile(folder):
+            raise InvalidArgument(
+                f"{folder}: expected a Cairn checkpoint, which is a folder, found a file. If Lightning wrote it, convert "
+                "it: cairn.lightning.CheckpointIO().save_checkpoint(torch.load(path, weights_only=False), new_path), "
+                "which runs what code it holds; Cairn unpickles nothing"
+            )
         with self._store.reader(path) as reader:
-            folder = local_path(path)
             loaded = _whole(reader, folder) if _is_sharded(reader, folder) else reader.load(folder=folder)
         checkpoint: dict[str, Any] = placed(loaded, map_location)
         return checkpoint

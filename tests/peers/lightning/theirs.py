@@ -38,16 +38,13 @@ class CountingIO(cairn.lightning.CheckpointIO):
         super().remove_checkpoint(path)
 
 
-def trainer(folder: Any, *callbacks: Any, fences: bool = True, plugin: Any = None, **options: Any) -> Trainer:
+def trainer(folder: Any, *callbacks: Any, fences: bool = True, **options: Any) -> Trainer:
     """On the CPU, for one short epoch, with Cairn's CheckpointIO, and if it `fences` with Cairn's Callback."""
     given = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1, "num_sanity_val_steps": 0}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     ours = [cairn.lightning.Callback()] if fences else []
-    return Trainer(
-        plugins=[plugin or CountingIO()],
-        callbacks=[*ours, *callbacks],
-        **{"accelerator": "cpu", "default_root_dir": folder, **given, **quiet, **options},
-    )
+    options = {"plugins": [CountingIO()], "accelerator": "cpu", "default_root_dir": folder, **given, **quiet, **options}
+    return Trainer(callbacks=[*ours, *callbacks], **options)
 
 
 def io_of(one: Trainer) -> CountingIO:
@@ -97,3 +94,9 @@ class Scored(BoringModel):
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=2)]
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         return [optimizer], [{"scheduler": scheduler, "monitor": self.watch, "strict": True}]
+
+
+class Adam(BoringModel):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
