@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import AsyncCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from test_sharded import finish, start
 from theirs import Adam, CountingIO, Make, Scored, found, load
 
 # checkpointing/test_trainer_checkpoint.py
@@ -62,14 +63,11 @@ def test_a_trainer_can_be_pickled(tmp_path: Path, make: Make) -> None:
 # checkpointing/test_model_checkpoint.py and test_torch_saving.py, in two processes
 
 
-@pytest.mark.parametrize("start", ["ddp_spawn", "ddp_fork"])
-def test_one_of_two_processes_saves(tmp_path: Path, make: Make, start: str) -> None:
+@pytest.mark.parametrize("how", ["callback", "alone"])
+@pytest.mark.parametrize("begin", ["ddp_spawn", "ddp_fork"])
+def test_one_of_two_processes_saves(tmp_path: Path, begin: str, how: str) -> None:
     """test_model_checkpoint_no_extraneous_invocations, test_model_torch_save_ddp_cpu."""
-    checkpoint = ModelCheckpoint(tmp_path / "run", monitor="epoch", save_top_k=-1)
-    one = make(tmp_path, checkpoint, strategy=start, devices=2, max_epochs=3)
-    one.fit(BoringModel())
-    torch.save(one, tmp_path / "trainer.pt")
-    assert one.state.finished and checkpoint.best_model_path.endswith("epoch=0-step=2.ckpt")
+    finish(start(Path(__file__).with_name("two_started.py"), tmp_path, begin, how))
     assert found(tmp_path / "run") == {f"epoch={i}-step={2 * i + 2}.ckpt" for i in range(3)}
     assert load(tmp_path / "run/epoch=2-step=6.ckpt")["global_step"] == 6
 
