@@ -103,8 +103,24 @@ int (*FindDlpack(const py::object& tensor_type))(void*, void*) {
 
 }  // namespace
 
+TorchReader::Method::Method(const py::object& tensor_type, const char* name)
+    : name_(name), descriptor_(py::getattr(tensor_type, name, py::none())) {
+  if (!Py_IS_TYPE(descriptor_.ptr(), &PyMethodDescr_Type)) return;
+  const PyMethodDef& method = *reinterpret_cast<const PyMethodDescrObject*>(descriptor_.ptr())->d_method;
+  if (method.ml_flags == METH_NOARGS) call_ = method.ml_meth;
+}
+
+py::object TorchReader::Method::operator()(py::handle tensor) const {
+  return py::reinterpret_steal<py::object>(call_ != nullptr ? call_(tensor.ptr(), nullptr)
+                                                            : PyObject_CallMethodNoArgs(tensor.ptr(), name_.ptr()));
+}
+
 TorchReader::TorchReader(py::type tensor, py::type parameter, const py::dict& dtypes, bool dlpack)
-    : tensor_(std::move(tensor)), parameter_(std::move(parameter)) {
+    : tensor_(std::move(tensor)),
+      parameter_(std::move(parameter)),
+      is_neg_(tensor_, "is_neg"),
+      is_conj_(tensor_, "is_conj"),
+      untyped_storage_(tensor_, "untyped_storage") {
   for (const auto& [dtype, name] : dtypes) {
     if (const std::optional<DType> known = DTypeFromName(py::cast<std::string>(name))) {
       dtypes_.emplace_back(py::reinterpret_borrow<py::object>(dtype), *known);
@@ -121,7 +137,7 @@ std::uint64_t TorchReader::Room(py::handle tensor, const void* data) const {
   const auto call = [](py::handle of, const py::str& method) {
     return py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(of.ptr(), method.ptr()));
   };
-  const py::object storage = call(tensor, untyped_storage_);
+  const py::object storage = untyped_storage_(tensor);
   const py::object begin = storage ? call(storage, data_ptr_) : py::object();
   const py::object bytes = begin ? call(storage, nbytes_) : py::object();
   const std::uint64_t end = bytes ? PyLong_AsUnsignedLongLong(begin.ptr()) + PyLong_AsUnsignedLongLong(bytes.ptr()) : 0;
@@ -159,9 +175,8 @@ const void* TorchReader::Address(py::handle tensor) const {
 }
 
 // DLPack hands over the raw bytes of a lazily negated or conjugated tensor.
-bool TorchReader::IsSet(py::handle tensor, const py::str& method) const {
-  const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), method.ptr()));
-  return answer.ptr() != Py_False;  // An error counts as set.
+bool TorchReader::IsSet(py::handle tensor, const Method& method) {
+  return method(tensor).ptr() != Py_False;  // An error counts as set.
 }
 
 bool TorchReader::ReadDlpack(py::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const {

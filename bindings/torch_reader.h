@@ -45,9 +45,23 @@ class TorchReader {
  private:
   using ToDlpack = int (*)(void* tensor, void* to);
 
+  /// A method of torch.Tensor without arguments. Called directly if it is built in, because a save calls it for each
+  /// tensor: looking it up takes longer than its work.
+  class Method {
+   public:
+    Method(const pybind11::object& tensor_type, const char* name);
+    /// Null with an exception pending.
+    [[nodiscard]] pybind11::object operator()(pybind11::handle tensor) const;
+
+   private:
+    pybind11::str name_;
+    pybind11::object descriptor_;
+    PyCFunction call_ = nullptr;
+  };
+
   bool ReadDlpack(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
   bool ReadAttributes(pybind11::handle tensor, Dense& dense, std::vector<std::int64_t>& shape) const;
-  [[nodiscard]] bool IsSet(pybind11::handle tensor, const pybind11::str& method) const;
+  [[nodiscard]] static bool IsSet(pybind11::handle tensor, const Method& method);
 
   pybind11::object tensor_;
   pybind11::object parameter_;
@@ -56,10 +70,13 @@ class TorchReader {
   // Behind `_version`: called directly, because a save asks for that of each tensor.
   pybind11::object version_;
   const PyGetSetDef* get_version_ = nullptr;
+  Method is_neg_;
+  Method is_conj_;
+  Method untyped_storage_;
   // Interned once.
-  pybind11::str is_neg_{"is_neg"}, is_conj_{"is_conj"}, is_contiguous_{"is_contiguous"}, data_ptr_{"data_ptr"};
+  pybind11::str is_contiguous_{"is_contiguous"}, data_ptr_{"data_ptr"};
   pybind11::str dtype_{"dtype"}, shape_{"shape"}, is_cpu_{"is_cpu"}, is_cuda_{"is_cuda"}, get_device_{"get_device"};
-  pybind11::str untyped_storage_{"untyped_storage"}, nbytes_{"nbytes"};
+  pybind11::str nbytes_{"nbytes"};
 };
 
 }  // namespace cairn
