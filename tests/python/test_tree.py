@@ -1,6 +1,7 @@
 """The codec between trees and named tensors: names, round trips, restores in place, refusals."""
 
 import collections
+import gc
 import itertools
 import json
 import math
@@ -91,6 +92,20 @@ def test_the_text_says_its_version_and_is_compact():
 
 def test_a_set_has_one_text_whatever_its_order():
     assert flatten({"b", "a", "c"}).text == '{"version":1,"tree":["set","a","b","c"]}'
+
+
+def test_texts_that_look_like_parts_of_the_text_are_kept():
+    like = ['["t"]', '"["t"]"', "NaN", "t", ["t"], {'["t"]': "Infinity", "NaN": '["a"]'}]
+    tree = {"w": torch.zeros(1), "texts": like, **{text: 1 for text in ("NaN", '["t"]')}}
+    flat = flatten(tree)
+    assert build(flat.text, flat.tensors) == tree
+
+
+def test_the_collector_does_not_visit_each_of_many_tensors():
+    text = flatten({f"w{i}": torch.zeros(1) for i in range(20_000)}).text
+    before = gc.get_stats()[0]["collections"]
+    assert len(kinds(text)) == 20_000
+    assert gc.get_stats()[0]["collections"] - before < 5  # A list for each tensor makes it run 28 times.
 
 
 class TestNames:

@@ -102,7 +102,7 @@ class TestBadText:
         '["what"]', "[]", "[1]", '["int",1]', '["int","x"]', '["float","x"]', '["bytes","*"]', '["numpy","O","00"]',
         '["numpy","<f4","00"]', '["dict",1]', '["dict",1,2,1,3]', '["dict",["list"],1]', '["dict",1.5,1]', '["set",{}]',
         '["namedtuple","P","1 2",1,2]', '["namedtuple","P","x y",1]', '["odict"]', '["state"]', '["complex",1]',
-        '["t",1]',
+        '["t",1]', "Infinity", "-Infinity", '-["t"]',
         '["dtype","Tensor"]', '["dtype","no_such"]', '["device","???"]', '["size","a"]', "[" * 100 + "]" * 100,
         '{"a":["what"]}',
         '["complex","a",1]', '["counter",1]', '["float","0x1"]', f'["deque",{10**30}]', '["namedtuple","X","a,b",1]',

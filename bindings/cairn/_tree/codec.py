@@ -17,6 +17,9 @@ from .values import bytes_of_element, is_plain
 from .writer import Names, Sink, Writer
 
 _VERSION = 2
+# What json.loads returns for each ["t"], a torch tensor, of which there may be 100,000. One list for all of them: the
+# garbage collector would visit each list several times. Nothing changes it.
+_TENSOR = ["t"]
 
 
 @dataclass(frozen=True)
@@ -161,8 +164,9 @@ def kinds(text: str) -> dict[str, str]:
 
 
 def _parse(text: str) -> Any:
+    marked = text.replace('["t"]', "NaN")  # It cannot occur within a string, and no node is NaN.
     try:
-        match json.loads(text):
+        match json.loads(marked, parse_constant=_constant):
             case {"version": int(version), "tree": tree} if version <= _VERSION:
                 pass
             case {"version": int(version)} if version > _VERSION:
@@ -173,8 +177,14 @@ def _parse(text: str) -> Any:
         raise Corrupt(f"the checkpoint's tree: {error}") from error
     level = [tree]
     for _ in range(MAX_DEPTH + 3):
-        level = [n for n in level if isinstance(n, (dict, list))]
+        level = [n for n in level if isinstance(n, (dict, list)) and n is not _TENSOR]
         level = [child for n in level for child in (n.values() if isinstance(n, dict) else n)]
     if level:
         raise Corrupt(f"the checkpoint's tree: deeper than {MAX_DEPTH} levels")
     return tree
+
+
+def _constant(word: str) -> list[str]:
+    if word != "NaN":
+        raise ValueError(f"expected no {word}")
+    return _TENSOR
