@@ -46,6 +46,7 @@ class Checkpointer::Impl {
   // Each synchronises itself.
   WorkerPool workers;
   Trace trace;
+  KeptHeader kept_header;
   std::unique_ptr<Devices> devices;
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Root> root;

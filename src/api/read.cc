@@ -27,7 +27,8 @@ RestoreParts Checkpointer::Impl::MakeRestoreParts() {
           .on_damaged =
               [this](const CheckpointInfo& info) {
                 if (ledger != nullptr) ledger->FoundDamaged(info.step, info.attempt);
-              }};
+              },
+          .kept = &kept_header};
 }
 
 Result<Restored> Checkpointer::Impl::Restore(const Which& which, const State& state,

@@ -97,12 +97,35 @@ CheckpointDetails DetailsOf(const StoredCheckpoint& checkpoint, OpenedCheckpoint
   return details;
 }
 
+// The rank's header, with the values that DetailsOf took out of it.
+void KeepHeader(const RestoreParts& parts, std::uint64_t rank, const CheckpointDetails& details,
+                OpenedCheckpoint& opened) {
+  if (parts.kept == nullptr || rank >= details.values.size()) return;
+  for (ShardFile& file : opened.files) {
+    if (!file.has_header || file.header.shard != rank) continue;
+    file.fd.Reset();
+    file.header.values = details.values[rank];
+    parts.kept->Put(std::make_unique<ShardFile>(std::move(file)));
+    return;
+  }
+}
+
+void UseKeptHeader(const RestoreParts& parts, OpenedCheckpoint& opened) {
+  if (parts.kept == nullptr) return;
+  std::unique_ptr<ShardFile> kept = parts.kept->Take();
+  if (kept == nullptr) return;
+  const auto same = [&kept](const ShardFile& file) { return file.name == kept->name; };
+  const auto found = std::find_if(opened.files.begin(), opened.files.end(), same);
+  if (found != opened.files.end()) found->before = std::move(kept);
+}
+
 }  // namespace
 
 Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint, int rank,
                                    const State& state, const RestoreOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue, parts.queue());
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
+  UseKeptHeader(parts, opened);
   const auto own = static_cast<std::uint64_t>(rank);
   CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched,
                          LocateTensors(*queue, checkpoint, own, *state.table(), options, parts.on_event, opened));
@@ -181,6 +204,7 @@ Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const Sto
   const std::set<std::string_view> names(part.names.begin(), part.names.end());
   std::erase_if(details.tensors,
                 [&](const TensorInfo& tensor) { return tensor.file != own && !names.contains(tensor.name); });
+  if (part.rank) KeepHeader(parts, *part.rank, details, opened);
   return details;
 }
 

@@ -9,6 +9,7 @@
 #include "device/buffer_pool.h"
 #include "device/device.h"
 #include "io/io_queue.h"
+#include "restore/kept_header.h"
 #include "store/list.h"
 #include "store/locks.h"
 
@@ -32,6 +33,8 @@ struct RestoreParts {
   EventCallback on_event;
   /// Called for each checkpoint that is found or known to be damaged, whether or not an older one is then read.
   std::function<void(const CheckpointInfo&)> on_damaged;
+  /// What inspections leave for restores. May be null.
+  KeptHeader* kept = nullptr;
 };
 
 /// Reads one checkpoint into the state's tensors for this rank, and verifies it.
@@ -52,7 +55,7 @@ struct RestoreParts {
 
 /// Everything in the headers. Uses its own queue and reads no tensor data.
 [[nodiscard]] Result<CheckpointDetails> InspectCheckpoint(const StoredCheckpoint& checkpoint);
-/// One part, from as few headers as possible, as in RestoreCheckpoint.
+/// One part, from as few headers as possible, as in RestoreCheckpoint. Keeps the rank's header in parts.kept.
 [[nodiscard]] Result<CheckpointDetails> InspectCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint,
                                                           const InspectPart& part);
 

@@ -72,6 +72,10 @@ IoTask<IoResult> OpenDescriptor(ShardFile& file, int flags) {
   co_return co_await io::Open(path, wanted, file.fd);
 }
 
+bool IsSameFile(const ShardFile& a, const ShardFile& b) {
+  return a.name == b.name && a.device == b.device && a.inode == b.inode && a.length == b.length;
+}
+
 // `digest` is the manifest's, or null.
 IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
   Result<AlignedBytes> block = AllocateAligned(kBlock, file.name);
@@ -96,9 +100,15 @@ IoTask<Status> ReadHeader(ShardFile& file, const std::uint32_t* digest) {
                       found);
     }
   }
-  Result<ShardHeader> decoded = DecodeShardHeader(header, file.length, file.name);
-  CAIRN_CO_RETURN_IF_ERROR(decoded.status());
-  file.header = *std::move(decoded);
+  const std::unique_ptr<ShardFile> before = std::move(file.before);
+  if (digest != nullptr && before != nullptr && before->digest == *digest && IsSameFile(*before, file)) {
+    file.header = std::move(before->header);
+  } else {
+    Result<ShardHeader> decoded = DecodeShardHeader(header, file.length, file.name);
+    CAIRN_CO_RETURN_IF_ERROR(decoded.status());
+    file.header = *std::move(decoded);
+  }
+  if (digest != nullptr) file.digest = *digest;
   file.has_header = true;
   co_return Status::Ok();
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "base/unique_fd.h"
@@ -27,7 +28,12 @@ struct ShardFile {
   /// Identify the file; 0 until it is opened.
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
+  /// The digest of the header that was read.
+  std::uint32_t digest = 0;
   ShardHeader header;
+  /// What an earlier call read, or null. Its header is taken, and not decoded again, if the file and the digest of the
+  /// bytes that were read are the same.
+  std::unique_ptr<ShardFile> before;
 };
 
 /// Closes it and drops its header.
