@@ -96,36 +96,14 @@ class PyCheckpointer {
   PyCheckpointer(const PyCheckpointer&) = delete;
   PyCheckpointer& operator=(const PyCheckpointer&) = delete;
 
-  PySave Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
-              bool replace, const ReplicaArguments& replicas, double hold) {
-    const InUse engine = Use();
-    Result<State> built = tensors.Build(last_save_);
-    if (!built.ok()) GiveUp(step, built.status().message());
-    State state = ValueOrRaise(std::move(built));
-    const std::shared_ptr<const TensorTable> table = state.table();
-    std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table, writes_->checked());
-    const bool watch = !read_later.empty();
-    SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
-      for (const auto& [name, text] : values) {
-        if (Status set = state.Set(name, Json{text, true}); !set.ok()) {
-          if (group_ != nullptr) static_cast<void>(engine->GiveUp(step, set));
-          return set;
-        }
-      }
-      const auto& [by_any, by_rank_0, alike] = replicas;
-      return engine->Save(step, state,
-                          {.streams = StreamsFrom(streams),
-                           .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
-                           .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
-                           .hold = hold > 0 ? SpanFrom(hold)
-                                   : watch  ? kUntilChecked
-                                            : std::chrono::hours(0)});
-    }));
-    if (!watch) return {std::move(save), nullptr, watcher_};
-    auto watched =
-        std::make_shared<WatchedSave>(save, table, tensors.torch(), std::move(read_later), writes_, hold == 0);
-    watcher_->Add(watched);
-    return {std::move(save), std::move(watched), watcher_};
+  /// Appends (save, *keep) to `held` before it returns: between the return and Python's next instruction a signal
+  /// handler may raise, and then nobody would know of the save.
+  pybind11::object Save(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values,
+                        const StreamArguments& streams, bool replace, const ReplicaArguments& replicas, double hold,
+                        const pybind11::object& held, const pybind11::tuple& keep) {
+    pybind11::object save = pybind11::cast(Start(step, tensors, values, streams, replace, replicas, hold));
+    held.attr("append")(pybind11::make_tuple(save) + keep);
+    return save;
   }
   /// Called instead of Save when this rank cannot save, because the other ranks wait for it.
   void GiveUp(std::uint64_t step, const std::string& why) {
@@ -284,6 +262,37 @@ class PyCheckpointer {
   [[nodiscard]] const std::shared_ptr<Watcher>& watcher() const { return watcher_; }
 
  private:
+  PySave Start(std::uint64_t step, TreeTensors& tensors, const JsonArguments& values, const StreamArguments& streams,
+               bool replace, const ReplicaArguments& replicas, double hold) {
+    const InUse engine = Use();
+    Result<State> built = tensors.Build(last_save_);
+    if (!built.ok()) GiveUp(step, built.status().message());
+    State state = ValueOrRaise(std::move(built));
+    const std::shared_ptr<const TensorTable> table = state.table();
+    std::vector<TreeTensors::Source> read_later = tensors.ReadLater(*table, writes_->checked());
+    const bool watch = !read_later.empty();
+    SaveHandle save = ValueOrRaise(Unlocked([&]() -> Result<SaveHandle> {
+      for (const auto& [name, text] : values) {
+        if (Status set = state.Set(name, Json{text, true}); !set.ok()) {
+          if (group_ != nullptr) static_cast<void>(engine->GiveUp(step, set));
+          return set;
+        }
+      }
+      const auto& [by_any, by_rank_0, alike] = replicas;
+      return engine->Save(step, state,
+                          {.streams = StreamsFrom(streams),
+                           .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
+                           .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
+                           .hold = hold > 0 ? SpanFrom(hold)
+                                   : watch  ? kUntilChecked
+                                            : std::chrono::hours(0)});
+    }));
+    if (!watch) return {std::move(save), nullptr, watcher_};
+    auto watched =
+        std::make_shared<WatchedSave>(save, table, tensors.torch(), std::move(read_later), writes_, hold == 0);
+    watcher_->Add(watched);
+    return {std::move(save), std::move(watched), watcher_};
+  }
   /// Raises if it is closed.
   [[nodiscard]] InUse Use() const {
     if (checkpointer_ != nullptr) return InUse(checkpointer_);

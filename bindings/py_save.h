@@ -33,7 +33,8 @@ class PySave {
   [[nodiscard]] bool settled() const {
     return save_.stats().phase >= SavePhase::kCaptured && (watched_ == nullptr || watched_->checked());
   }
-  [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable; }
+  /// True in a forked child, which will hear nothing more of it.
+  [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable || watcher_->forked(); }
   [[nodiscard]] pybind11::dict stats() const { return FromStats(Checked(save_.stats())); }
   [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
   void Release() const { watched_ != nullptr ? watched_->Release() : save_.Release(); }

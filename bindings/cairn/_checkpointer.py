@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -182,7 +183,8 @@ class Checkpointer(Saving, Restoring, Catalog):
             if keep_best and not read_only and self._ranks.rank == 0:
                 self._best = KeepBest(self._core, keep_best, best_metric, best_mode)
         except BaseException:
-            self._core.close(0.0)
+            with contextlib.suppress(Error):
+                self._core.close(0.0)
             self._ranks.close()
             raise
         _exit.open_checkpointers.add(self)

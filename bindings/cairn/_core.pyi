@@ -1,3 +1,4 @@
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -118,6 +119,8 @@ class Checkpointer:
         replace: bool,
         replicas: Replicas,
         hold: float,
+        held: deque[tuple[Save, list[Any], set[int]]],
+        keep: tuple[list[Any], set[int]],
     ) -> Save: ...
     def give_up(self, step: int, why: str) -> None: ...
     def should_save(self, step: int) -> bool: ...

@@ -120,15 +120,20 @@ class Saving(Engine, Stopping):
                 self._core.give_up(step, f"{type(error).__name__}: {error}")
             raise
         held_for = _UNTIL_BEST if self._best is not None else hold
+        keep = (tensors.kept, cuda)
         with self._in_order:
-            core = self._core.save(step, tensors.core, values, current + given, replace, replicas(), held_for)
-            self._held.append((core, tensors.kept, cuda))
-            if self._best is not None:
-                try:
+            newest = self._held[-1] if self._held else None
+            try:
+                core = self._core.save(
+                    step, tensors.core, values, current + given, replace, replicas(), held_for, self._held, keep
+                )
+                if self._best is not None:
                     self._best.add(core, measured)
-                except BaseException:
-                    core.cancel()  # Nobody would release it.
-                    raise
+            except BaseException:
+                # A signal's exception may come before `core` is set. Nobody would release the save, or ask for it.
+                if self._held and self._held[-1] is not newest:
+                    self._held[-1][0].cancel()
+                raise
         if self._interval is not None:
             self._interval.saved()
         return Save(core)

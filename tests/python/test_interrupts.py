@@ -1,0 +1,79 @@
+"""Ctrl-C in the midst of a call, and what a forked child may ask."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cairn
+import pytest
+import torch
+
+Make = Callable[..., cairn.Checkpointer]
+
+
+class InterruptedAppend(deque[Any]):
+    """Like a signal whose handler raises as soon as the engine has started the save."""
+
+    armed = True
+
+    def append(self, item: Any) -> None:
+        super().append(item)
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+
+
+def interrupt_next_save(checkpointer: cairn.Checkpointer) -> None:
+    checkpointer._held = checkpointer._guard.held = InterruptedAppend()
+
+
+@pytest.fixture(params=[{}, {"keep_best": 1, "best_metric": "loss"}], ids=["", "keep_best"])
+def options(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    yield request.param
+
+
+def test_a_save_that_is_interrupted_is_cancelled(make: Make, options: dict[str, Any]) -> None:
+    checkpointer = make(max_in_flight=1, **options)
+    checkpointer.save(1, {"w": torch.ones(8)}, metrics={"loss": 1.0}).wait()
+    interrupt_next_save(checkpointer)
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpointer.save(2, {"w": torch.ones(8_000_000)}, metrics={"loss": 0.5})
+
+    checkpointer.save(3, {"w": torch.ones(8)}, metrics={"loss": 0.5}).wait(60)
+    checkpointer.close(60)
+    assert make(read_only=True).latest() == 3
+
+
+def test_a_protected_step_after_an_interrupted_save_loses_nothing(make: Make) -> None:
+    parameter = torch.nn.Parameter(torch.ones(8_000_000))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    checkpointer = make()
+    checkpointer.protect(optimizer)
+    interrupt_next_save(checkpointer)
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpointer.save(1, {"w": parameter})
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+    checkpointer.check()
+    checkpointer.close()
+
+
+def test_a_callback_in_a_forked_child_is_called(make: Make) -> None:
+    save = make().save(1, {"w": torch.ones(8_000_000)})
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # Instead of a hang.
+        save.add_done_callback(lambda one: os._exit(3 if one.done() else 4))
+        signal.pause()
+    os.close(writes)
+    os.close(reads)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    save.wait()
