@@ -38,7 +38,7 @@ except ImportError as error:
     raise ImportError(f"cairn.torchft needs torchft 0.2: pip install torchft ({error})") from error
 
 from ._checkpointer import Checkpointer
-from ._errors import Error, FailedPrecondition, InvalidArgument
+from ._errors import Corrupt, Error, FailedPrecondition, InvalidArgument, NotFound
 from ._loading import for_reading
 from ._paths import local_path
 from ._save import Save
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoints", "Manager"]
 
 _log = logging.getLogger("cairn")
+_RETENTION = re.compile("keep_|best_")  # Options: a group's own steps are removed after the shared ones.
+_STEP = re.compile(r"step-(\d{20})")  # A checkpoint's folder.
 _STATE = "torchft"  # The Manager's key in a checkpoint.
 
 
@@ -136,29 +138,36 @@ class Checkpoints:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="cairn-torchft")
         self._protected: list[Any] = []
         self._last = 0  # The newest step that was saved, or need not be.
+        self._abandoned: set[tuple[int, str]] = set()  # (step, attempt) of what is newer than the restored one.
         self._own: Checkpointer | None = None
         os.makedirs(self._shared_root, exist_ok=True)
         if self._own_keys:
-            small = for_reading(self._options)
-            self._own = Checkpointer(os.path.join(root, f"replica-{replica}"), **small)
+            small = {key: value for key, value in for_reading(self._options).items() if not _RETENTION.match(key)}
+            self._own = Checkpointer(os.path.join(root, f"replica-{replica}"), **small, keep_last=0)
         self._progress.fences.append(self.fence)
 
     def restore(self, tree: dict[str, Any], *, fall_back: bool = False) -> dict[str, Any]:
         """Restores the tree and the Manager from the newest checkpoint, as Checkpointer.restore does. Call it before the
         first quorum. Returns the tree with its plain values.
 
-        This group's own part comes from the same step; if it has none of that step, from the newest before, with a
-        warning; if there is none at all, it stays as it is. Raises NotFound if there is no checkpoint: the first start.
+        This group's own part comes from the same step; if it has none of that step (or, with `fall_back`, a damaged one),
+        from the newest before, with a warning; if there is none at all, it stays as it is. Raises NotFound if there is no checkpoint: the first start.
         FailedPrecondition after the first quorum: from then on torchft keeps the groups at one step.
         """
         if self._progress.started:
             raise FailedPrecondition("restore: call it before the first quorum, which the first zero_grad starts")
         shared, own = self._split(tree)
         with Checkpointer(self._shared_root, read_only=True, **for_reading(self._options)) as reader:
-            restored: dict[str, Any] = reader.restore(shared, fall_back=fall_back)
+            try:
+                restored: dict[str, Any] = reader.restore(shared, fall_back=fall_back)
+            except NotFound:
+                self._remove_own("the root holds no checkpoint of all groups")
+                raise
+            self._last = self._manager.current_step()
+            # Damaged, or of a run that is given up: training writes these steps again.
+            self._abandoned = {(one.step, one.attempt) for one in reader.checkpoints() if one.step > self._last}
         del restored[_STATE]
-        self._last = self._manager.current_step()
-        return tree | restored | self._restore_own(own)
+        return tree | restored | self._restore_own(own, fall_back)
 
     def save(self, tree: dict[str, Any], **options: Any) -> Save | None:
         """Starts a save of the step that was just committed, and returns. `options` are Checkpointer.save's.
@@ -180,20 +189,13 @@ class Checkpoints:
             self._leave()
         for checkpointer in self._open_ones():
             checkpointer.check()
-        self._progress.recovered, self._last = False, step
+        self._progress.recovered = False
         if self._own is not None:
             self._own.save(step, own, replace=True)
-        if not writes:
-            return None
-        if self._shared is None:
-            self._shared, newest = self._open_shared()
-            if step <= newest:
-                _log.warning(
-                    "%s has step %d from another replica group: step %d is left out", self._shared_root, newest, step
-                )
-                self._last = newest
-                return None
-        return self._shared.save(step, shared, **options)
+            self._prune_own(self._own)
+        save = self._save_shared(step, shared, options) if writes else None
+        self._last = max(self._last, step)
+        return save
 
     def protect(self, *targets: Any) -> None:
         """Fences before each step of these optimizers too. Needed only for those that step without `should_commit`, as the
@@ -250,31 +252,79 @@ class Checkpoints:
     def _open_ones(self) -> list[Checkpointer]:
         return [one for one in (self._own, self._shared) if one is not None]
 
-    def _restore_own(self, own: dict[str, Any]) -> dict[str, Any]:
+    def _restore_own(self, own: dict[str, Any], fall_back: bool) -> dict[str, Any]:
         if self._own is None:
             return own
         step, checkpointer = self._last, self._own
+        saved = checkpointer._ranks.agree("own", lambda: {"steps": checkpointer.steps()})["steps"]
+        expected = f"expected step {step}, as in {self._shared_root}"
+        for chosen in [one for one in reversed(saved) if one <= step]:
+            if chosen != step:
+                _log.warning("%s: %s, found step %d", checkpointer.root, expected, chosen)
+            try:
+                return dict(checkpointer.restore(own, chosen))
+            except Corrupt as error:
+                if not fall_back:
+                    raise
+                _log.warning("%s: passed over: %s", checkpointer.root, error)
+        _log.warning("%s: %s, found nothing", checkpointer.root, expected)
+        self._remove_own(f"they are newer than step {step}, which training goes on from")
+        return own
 
-        def choose() -> dict[str, Any]:
-            saved = checkpointer.steps()
-            if not (known := [one for one in saved if one <= step]):
-                for one in saved:
-                    checkpointer.remove(one)  # Training comes to these steps again.
-            return {"step": max(known, default=None)}
+    def _remove_own(self, why: str) -> None:
+        """Of what is this group's own, all: training comes to these steps again."""
+        if self._own is None:
+            return
+        checkpointer = self._own
 
-        chosen = checkpointer._ranks.agree("own", choose)["step"]
-        if chosen != step:
-            found = "nothing" if chosen is None else f"step {chosen}"
-            _log.warning("%s: expected step %d, as in %s, found %s", checkpointer.root, step, self._shared_root, found)
-        return own if chosen is None else dict(checkpointer.restore(own, chosen))
+        def remove() -> dict[str, Any]:
+            for step in checkpointer.steps():
+                _log.warning("%s: step %d is removed: %s", checkpointer.root, step, why)
+                checkpointer.remove(step)
+            return {}
+
+        checkpointer._ranks.agree("own removed", remove)
+
+    def _prune_own(self, checkpointer: Checkpointer) -> None:
+        """Removes this group's own steps before the oldest shared one, so that each shared one keeps its own part."""
+        if checkpointer._ranks.rank != 0:
+            return
+        shared = [int(found[1]) for name in os.listdir(self._shared_root) if (found := _STEP.fullmatch(name))]
+        for step in checkpointer.steps() if shared else []:
+            if step < min(shared):
+                checkpointer.remove(step)
+
+    def _save_shared(self, step: int, shared: dict[str, Any], options: dict[str, Any]) -> Save | None:
+        if self._shared is None:
+            self._shared, newest = self._open_shared()
+            if step <= newest:
+                _log.warning(
+                    "%s has step %d from another replica group: step %d is left out", self._shared_root, newest, step
+                )
+                self._last = newest
+                return None
+        return self._shared.save(step, shared, **options)
 
     def _open_shared(self) -> tuple[Checkpointer, int]:
-        """Becomes the root's writer. Also returns the newest step that the root has, 0 if it has none."""
+        """Becomes the root's writer. Also returns the newest step that counts, 0 if there is none."""
         self._wait_until_left()
         checkpointer = Checkpointer(self._shared_root, **self._options)
         checkpointer.protect(*self._protected)
-        newest = checkpointer._ranks.agree("newest", lambda: {"step": checkpointer.latest() or 0})["step"]
-        return checkpointer, int(newest)
+
+        def newest() -> dict[str, Any]:
+            listed = checkpointer.checkpoints()
+            left = [one for one in listed if (one.step, one.attempt) not in self._abandoned]
+            return {
+                "step": max((one.step for one in left if one.damage is None), default=0),
+                "abandons": len(left) < len(listed),
+            }
+
+        found = checkpointer._ranks.agree("newest", newest)
+        if found["abandons"] and found["step"]:
+            # Only a writer that has restored a step may write steps again that are newer.
+            reading = checkpointer._reading
+            reading.read_views(reading.choose(found["step"]), [], resume=True)
+        return checkpointer, int(found["step"])
 
     def _leave(self) -> None:
         """Lets the root go, in the background, once its saves have ended."""
