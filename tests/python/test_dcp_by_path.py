@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older than it needs; see test_package.py.
 from cairn import dcp
+from cairn._dcp import by_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 SMALL: Any = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2, "workers": 1}
@@ -63,6 +65,42 @@ class Pickled:
 
     def __reduce__(self) -> Any:
         raise AssertionError("pickled")
+
+
+def test_a_root_that_nobody_uses_is_closed_before_the_next_one_opens(root: Path) -> None:
+    asked_for = dcp.checkpointer_for(root / "asked-1", **SMALL)
+    responses = []
+    for epoch in range(3):
+        dcp.save({"n": epoch}, checkpoint_id=root / f"epoch-{epoch}-step-1")
+        responses.append(dcp.async_save({"n": epoch}, checkpoint_id=root / f"epoch-{epoch}-step-2"))
+    for response in responses:
+        uploaded(response)
+    dcp.save({"n": 3}, checkpoint_id=root / "epoch-3-step-1")
+
+    opened = [known.checkpointer for known in by_path._roots.values() if known.checkpointer is not None]
+    assert [Path(one.root).name for one in opened if not one._core.closed] == ["asked-", "epoch-3-step-"]
+    for epoch in range(3):
+        for step in (1, 2):
+            got = {"n": -1}
+            dcp.load(got, checkpoint_id=root / f"epoch-{epoch}-step-{step}")
+            assert got == {"n": epoch}
+    dcp.save({"n": 9}, checkpoint_id=root / "epoch-0-step-3")
+    asked_for.close()
+
+
+def test_one_root_by_two_names_and_a_root_that_was_removed(root: Path) -> None:
+    (root / "real").mkdir(parents=True)
+    (root / "link").symlink_to(root / "real")
+    dcp.save({"n": 1}, checkpoint_id=root / "real/step-1")
+    dcp.save({"n": 2}, checkpoint_id=root / "link/step-2")
+    got = {"n": 0}
+    dcp.load(got, checkpoint_id=root / "real/step-2")
+    assert got == {"n": 2}
+
+    shutil.rmtree(root / "real")
+    dcp.save({"n": 3}, checkpoint_id=root / "real/step-1")
+    dcp.load(got, checkpoint_id=root / "real/step-1")
+    assert got == {"n": 3}
 
 
 def test_what_cannot_be_kept_is_refused_before_anything_is_pickled(root: Path) -> None:

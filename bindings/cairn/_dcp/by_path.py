@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from .._checkpointer import Checkpointer
-from .._errors import InvalidArgument
+from .._errors import Error, InvalidArgument
 from .._paths import local_path
 from .planners import LoadPlanner, SavePlanner
 from .reader import StorageReader
 from .uploads import Uploads
 from .writer import StorageWriter
 
+_log = logging.getLogger("cairn")
+
 
 @dataclass
 class _Root:
     checkpointer: Checkpointer | None = None
+    handed_out: bool = False  # Its user may have called protect, so that it stays open.
     loaded: int | None = None  # The step that was loaded before it was opened: later saves continue from it.
+    users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # Writers and readers that DCP still has.
+
+    @property
+    def is_idle(self) -> bool:
+        open_one = self.checkpointer if self.checkpointer is not None and not self.checkpointer._core.closed else None
+        return not self.users and (open_one is None or not open_one.stats["saves_in_flight"])
 
 
 _lock = threading.Lock()
-_roots: dict[str, _Root] = {}  # What this process has saved to or loaded from. The interpreter's exit closes them.
+# What this process has saved to or loaded from, by real path. The next root's opening closes those that are idle and
+# that nobody has asked for, because each has a pool and threads; the interpreter's exit closes the rest.
+_roots: dict[str, _Root] = {}
 
 
 def checkpointer_for(
@@ -35,21 +48,41 @@ def checkpointer_for(
 ) -> Checkpointer:
     """The Checkpointer that saves under this path: for protect, fence, drain and close. The first call opens it, with
     these options (Checkpointer's; keep_last is 0); every rank makes that call."""
-    root, _ = parse_path(checkpoint_id)
     with _lock:
-        known = _roots.setdefault(root, _Root())
-        if known.checkpointer is None or known.checkpointer._core.closed:
-            group = None
-            if dist.is_available() and dist.is_initialized() and not no_dist:
-                group = process_group or dist.group.WORLD
-                Uploads.wait_before()  # Its ranks meet through the group.
-            known.checkpointer = Checkpointer(root, **{"keep_last": 0, "group": group, **options})
-            if known.loaded is not None:
-                _continue_from(known.checkpointer, known.loaded)
-                known.loaded = None
-        elif options:
-            raise InvalidArgument(f"{root} is open already: options count at the first call only")
+        known = _open(parse_path(checkpoint_id)[0], process_group, no_dist, options)
+        known.handed_out = True
+        assert known.checkpointer is not None
         return known.checkpointer
+
+
+def _open(root: str, process_group: Any, no_dist: bool, options: dict[str, Any]) -> _Root:
+    known = _roots.setdefault(os.path.realpath(root), _Root())
+    if known.checkpointer is not None and not (known.handed_out or os.path.isdir(root)):
+        _close(known)  # Somebody has removed the root.
+    if known.checkpointer is None or known.checkpointer._core.closed:
+        group = None
+        if dist.is_available() and dist.is_initialized() and not no_dist:
+            group = process_group or dist.group.WORLD
+            Uploads.wait_before()  # Its ranks meet through the group.
+        for other in _roots.values():
+            if other is not known and not other.handed_out and other.is_idle:
+                _close(other)
+        known.checkpointer = Checkpointer(root, **{"keep_last": 0, "group": group, **options})
+        if known.loaded is not None:
+            _continue_from(known.checkpointer, known.loaded)
+            known.loaded = None
+    elif options:
+        raise InvalidArgument(f"{root} is open already: options count at the first call only")
+    return known
+
+
+def _close(known: _Root) -> None:
+    checkpointer, known.checkpointer = known.checkpointer, None
+    if checkpointer is not None:
+        try:
+            checkpointer.close()
+        except Error as error:
+            _log.error("%s: a checkpoint was lost: %s", checkpointer.root, error)
 
 
 def save(
@@ -108,12 +141,13 @@ def load(
         root, step = parse_path(checkpoint_id)
         checkpoint_id = None
         with _lock:
-            known = _roots.setdefault(root, _Root())
+            known = _roots.setdefault(os.path.realpath(root), _Root())
             opened = None if known.checkpointer is None or known.checkpointer._core.closed else known.checkpointer
+            storage_reader = StorageReader(opened or root, step)
+            known.users.add(storage_reader)
         if opened is not None:
             known = None
             opened.drain()
-        storage_reader = StorageReader(opened or root, step)
     if not no_dist:
         Uploads.wait_before()
     state_dict_loader.load(
@@ -151,8 +185,12 @@ def parse_path(checkpoint_id: Any) -> tuple[str, int]:
 def _given(checkpoint_id: Any, storage_writer: Any, planner: Any, process_group: Any, no_dist: bool) -> dict[str, Any]:
     """What DCP's save gets: a writer for the path, unless one is given."""
     if not storage_writer:
-        checkpointer = checkpointer_for(checkpoint_id, process_group, no_dist=no_dist)
-        storage_writer = StorageWriter(checkpointer, parse_path(checkpoint_id)[1], replace=True)
+        root, step = parse_path(checkpoint_id)
+        with _lock:
+            known = _open(root, process_group, no_dist, {})
+            assert known.checkpointer is not None
+            storage_writer = StorageWriter(known.checkpointer, step, replace=True)
+            known.users.add(storage_writer)
         checkpoint_id = None
     return {
         "checkpoint_id": checkpoint_id,
