@@ -225,7 +225,9 @@ def test_no_rank_zero(store: Any) -> None:
 
 
 def test_ranks_that_open_different_roots_hear_of_each_other(store: Any) -> None:
-    zero, one = StoreLink(store, 0, 2, "/runs/a", 0.3), StoreLink(store, 1, 2, "/runs/b", 0.3)
+    one = StoreLink(store, 1, 2, "/runs/b", 1.5)
+    store_link.own_connection(store).wait(["cairn/opens/1"])
+    zero = StoreLink(store, 0, 2, "/runs/a", 0.3)
     said = [gather(link, "open", "") for link in (zero, one)]
 
     with pytest.raises(cairn.DeadlineExceeded, match="/runs/a: not opened by rank 1 .* rank 1 opened /runs/b on host "):
