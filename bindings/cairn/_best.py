@@ -86,8 +86,8 @@ def ranked(
     known: dict[str, dict[str, float]] | None = None,
     listed: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Of those listed (all, if None), the good checkpoints that have this metric, best first; of equal ones the newest first. `known` has the metrics
-    by attempt, and gets those that are read here."""
+    """Of those listed (all, if None), the good checkpoints that have this metric, best first; of equal ones the newest
+    first. `known` has the metrics by attempt, and gets those that are read here."""
     known = {} if known is None else known
     infos = [info for info in (core.checkpoints() if listed is None else listed) if info["damage"] is None]
     for info in infos:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,20 +14,25 @@ import torch
 Make = Callable[..., cairn.Checkpointer]
 
 
-class InterruptedAppend(deque[Any]):
-    """Like a signal whose handler raises as soon as the engine has started the save."""
+class InterruptedCore:
+    """The engine's module, as if a signal's handler raised between the return of its save and the next line."""
 
-    armed = True
+    def __init__(self, core: Any) -> None:
+        self._core, self._armed = core, True
 
-    def append(self, item: Any) -> None:
-        super().append(item)
-        if self.armed:
-            self.armed = False
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def save(self, *arguments: Any) -> Any:
+        save = self._core.save(*arguments)
+        if self._armed:
+            self._armed = False
             raise KeyboardInterrupt
+        return save
 
 
 def interrupt_next_save(checkpointer: cairn.Checkpointer) -> None:
-    checkpointer._held = checkpointer._guard.held = InterruptedAppend()
+    checkpointer._core = InterruptedCore(checkpointer._core)  # type: ignore[assignment]
 
 
 @pytest.fixture(params=[{}, {"keep_best": 1, "best_metric": "loss"}], ids=["", "keep_best"])
@@ -37,7 +41,7 @@ def options(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 
 def test_a_save_that_is_interrupted_is_cancelled(make: Make, options: dict[str, Any]) -> None:
-    checkpointer = make(max_in_flight=1, **options)
+    checkpointer = make(max_in_flight=1, full_timeout=20, drain_timeout=20, **options)
     checkpointer.save(1, {"w": torch.ones(8)}, metrics={"loss": 1.0}).wait()
     interrupt_next_save(checkpointer)
 
