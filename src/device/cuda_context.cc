@@ -5,13 +5,12 @@
 namespace cairn {
 namespace {
 
-// Numbers stand for names that older headers lack.
 bool IsSticky(CUresult result) {
-  switch (static_cast<int>(result)) {
+  switch (result) {
     case CUDA_ERROR_DEINITIALIZED:
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-    case 226:  // CUDA_ERROR_CONTAINED
+    case CUDA_ERROR_CONTAINED:
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case CUDA_ERROR_LAUNCH_TIMEOUT:
     case CUDA_ERROR_CONTEXT_IS_DESTROYED:
@@ -22,10 +21,10 @@ bool IsSticky(CUresult result) {
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
     case CUDA_ERROR_LAUNCH_FAILED:
-    case 721:  // CUDA_ERROR_TENSOR_MEMORY_LEAK
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
     case CUDA_ERROR_MPS_RPC_FAILURE:
-    case 810:  // CUDA_ERROR_MPS_CLIENT_TERMINATED
-    case 911:  // CUDA_ERROR_EXTERNAL_DEVICE
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
     case CUDA_ERROR_UNKNOWN:
       return true;
     default:

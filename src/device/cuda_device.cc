@@ -167,7 +167,7 @@ Status CudaDevice::CheckLayout(const StridedLayout& layout) const {
 Status CudaDevice::PinMemory(MutableBytes memory) {
   if (memory.empty()) return context_.sticky();
   return context_.Run([&] {
-    const CUresult result = driver().mem_host_register(memory.data(), memory.size(), CU_MEMHOSTREGISTER_PORTABLE);
+    const CUresult result = driver().mem_host_register(memory.data(), memory.size(), kMemHostRegisterPortable);
     // Another GPU's device has registered the pool, as portable, so it is pinned for this one too.
     if (result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) return CheckPinned(memory);
     CAIRN_RETURN_IF_ERROR(context_.Check(result, fmt::format("pinning {} bytes of host memory", memory.size())));
@@ -289,7 +289,7 @@ Result<CUstream> CudaDevice::CallerStream(Stream stream) const {
   // In CUDA 1 and 2 are the legacy and the per-thread default stream. 0 is either, depending on how its user was
   // compiled.
   // NOLINTNEXTLINE(performance-no-int-to-ptr): cairn::Stream holds handles as numbers
-  CUstream handle = stream.handle == 0 ? CU_STREAM_LEGACY : reinterpret_cast<CUstream>(stream.handle);
+  CUstream handle = stream.handle == 0 ? kLegacyStream : reinterpret_cast<CUstream>(stream.handle);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = driver().stream_is_capturing(handle, &status);
   // The result for the legacy stream while a blocking stream of the context is being captured.

@@ -46,6 +46,22 @@ class Loader {
   Status status_;
 };
 
+// All or none.
+void LoadKernelFunctions(Loader& loader, CudaDriver& driver) {
+  loader.LoadOptional("cuModuleLoadData", 2000, &driver.module_load_data);
+  loader.LoadOptional("cuModuleGetFunction", 2000, &driver.module_get_function);
+  loader.LoadOptional("cuModuleUnload", 2000, &driver.module_unload);
+  loader.LoadOptional("cuLaunchKernel", 4000, &driver.launch_kernel);
+  if (driver.module_load_data != nullptr && driver.module_get_function != nullptr && driver.module_unload != nullptr &&
+      driver.launch_kernel != nullptr) {
+    return;
+  }
+  driver.module_load_data = nullptr;
+  driver.module_get_function = nullptr;
+  driver.module_unload = nullptr;
+  driver.launch_kernel = nullptr;
+}
+
 Status LoadFunctions(PFN_cuGetProcAddress_v11030 get, CudaDriver& driver) {
   Loader loader(get, driver.version);
   loader.Load("cuGetErrorName", 6000, &driver.get_error_name);
@@ -67,10 +83,8 @@ Status LoadFunctions(PFN_cuGetProcAddress_v11030 get, CudaDriver& driver) {
   loader.Load("cuPointerGetAttributes", 7000, &driver.pointer_get_attributes);
   loader.Load("cuMemcpyAsync", 4000, &driver.memcpy_async);
   loader.Load("cuMemcpy2DAsync", 3020, &driver.memcpy_2d_async);
-#if CUDA_VERSION >= 12080
   // CUDA 13.0 changed the signature and dropped the failed copy's index. Newer drivers still have that of 12.8.
   loader.LoadOptional("cuMemcpyBatchAsync", 12080, &driver.memcpy_batch_async);
-#endif
   loader.Load("cuStreamCreate", 2000, &driver.stream_create);
   loader.Load("cuStreamDestroy", 4000, &driver.stream_destroy);
   loader.Load("cuStreamQuery", 2000, &driver.stream_query);
@@ -81,6 +95,7 @@ Status LoadFunctions(PFN_cuGetProcAddress_v11030 get, CudaDriver& driver) {
   loader.Load("cuEventCreate", 2000, &driver.event_create);
   loader.Load("cuEventDestroy", 4000, &driver.event_destroy);
   loader.Load("cuEventRecord", 2000, &driver.event_record);
+  LoadKernelFunctions(loader, driver);
   return loader.status();
 }
 

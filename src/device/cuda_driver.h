@@ -1,17 +1,15 @@
 #pragma once
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
 #include <memory>
 #include <string>
 
 #include "cairn/status.h"
+#include "device/cuda_api.h"
 
 namespace cairn {
 
-/// The driver's functions that Cairn calls, from libcuda.so.1, found at run time. Each type's suffix is the CUDA
-/// version of its signature, which newer drivers still have.
+/// The driver's functions that Cairn calls, from libcuda.so.1, found at run time. Newer drivers still have the older
+/// signatures.
 struct CudaDriver {
   /// The oldest supported driver: the first with cuGetProcAddress.
   static constexpr int kOldestVersion = 11030;
@@ -46,10 +44,8 @@ struct CudaDriver {
   PFN_cuPointerGetAttributes_v7000 pointer_get_attributes = nullptr;
   PFN_cuMemcpyAsync_v4000 memcpy_async = nullptr;
   PFN_cuMemcpy2DAsync_v3020 memcpy_2d_async = nullptr;
-#if CUDA_VERSION >= 12080
   /// Null before CUDA 12.8.
   PFN_cuMemcpyBatchAsync_v12080 memcpy_batch_async = nullptr;
-#endif
 
   PFN_cuStreamCreate_v2000 stream_create = nullptr;
   PFN_cuStreamDestroy_v4000 stream_destroy = nullptr;
@@ -61,6 +57,12 @@ struct CudaDriver {
   PFN_cuEventCreate_v2000 event_create = nullptr;
   PFN_cuEventDestroy_v4000 event_destroy = nullptr;
   PFN_cuEventRecord_v2000 event_record = nullptr;
+
+  /// Null where the driver does not have all four.
+  PFN_cuModuleLoadData_v2000 module_load_data = nullptr;
+  PFN_cuModuleGetFunction_v2000 module_get_function = nullptr;
+  PFN_cuModuleUnload_v2000 module_unload = nullptr;
+  PFN_cuLaunchKernel_v4000 launch_kernel = nullptr;
 };
 
 /// "12.8" for 12080.

@@ -9,7 +9,6 @@ namespace {
 
 Status EnqueueRuns(const CudaContext& context, CudaCopyPlan& plan, CUstream lane) {
   const std::size_t count = plan.sizes.size();
-#if CUDA_VERSION >= 12080
   if (count > 1 && context.driver().memcpy_batch_async != nullptr) {
     // No PREFER_OVERLAP_WITH_COMPUTE, which costs bandwidth. Sources are tensors that the caller's stream writes, or
     // chunks that are already filled: stream order is right for both.
@@ -27,7 +26,6 @@ Status EnqueueRuns(const CudaContext& context, CudaCopyPlan& plan, CUstream lane
                                        : fmt::format("a batch of {} copies", count));
     }
   }
-#endif
   for (std::size_t i = 0; i < count; ++i) {
     if (const CUresult result = context.driver().memcpy_async(plan.to[i], plan.from[i], plan.sizes[i], lane);
         result != CUDA_SUCCESS) {

@@ -12,8 +12,7 @@ TEST(CudaAvailable, WithoutGpuTheReasonIsNamedByBothFunctions) {
 
   EXPECT_EQ(available.code(), StatusCode::kUnsupported);
   EXPECT_THAT(available.message(),
-              testing::AnyOf(testing::HasSubstr("libcuda.so.1"), testing::HasSubstr("shows no GPU"),
-                             testing::HasSubstr("had no CUDA headers")));
+              testing::AnyOf(testing::HasSubstr("libcuda.so.1"), testing::HasSubstr("shows no GPU")));
   const Result<std::unique_ptr<Device>> device = MakeCudaDevice({});
   EXPECT_EQ(device.status().code(), StatusCode::kUnsupported);
   EXPECT_THAT(device.status().message(), testing::HasSubstr(available.message()));

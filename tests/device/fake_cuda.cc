@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+namespace cairn::fake_cuda {
 namespace {
 
 constexpr std::size_t kGpuBytes = 256U << 20;
@@ -198,7 +199,7 @@ CUresult Enter(const std::string& name, unsigned needs) {
 // The handle's stream in the current context; null if there is none.
 FakeStream* FindStream(CUstream handle) {
   Context& context = *current_contexts.back();
-  if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) return context.legacy;
+  if (handle == nullptr || handle == kLegacyStream || handle == kPerThreadStream) return context.legacy;
   auto* stream = reinterpret_cast<FakeStream*>(handle);
   return context.streams.contains(stream) ? stream : nullptr;
 }
@@ -381,7 +382,7 @@ CUresult MemFree(CUdeviceptr at) {
 
 CUresult MemHostRegister(void* memory, std::size_t bytes, unsigned int flags) {
   ENTER("cuMemHostRegister", kContext | kUnsafeBesideCapture);
-  if (bytes == 0 || (flags & CU_MEMHOSTREGISTER_PORTABLE) == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0 || (flags & kMemHostRegisterPortable) == 0) return CUDA_ERROR_INVALID_VALUE;
   const auto at = reinterpret_cast<CUdeviceptr>(memory);
   bool cut = false;
   if (FindRange(d.registered, at, bytes, &cut) != nullptr || cut) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -432,7 +433,7 @@ CUresult MemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes
                           std::size_t* failed, CUstream handle) {
   ENTER("cuMemcpyBatchAsync", kContext);
   if (failed != nullptr) *failed = SIZE_MAX;
-  if (handle == nullptr || handle == CU_STREAM_LEGACY || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (handle == nullptr || handle == kLegacyStream || count == 0) return CUDA_ERROR_INVALID_VALUE;
   if (attribute_count != 1 || *first != 0 || attributes->flags != CU_MEMCPY_FLAG_DEFAULT ||
       attributes->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -673,16 +674,17 @@ const std::map<std::string, Entry>& Entries() {
 
 extern "C" {
 
+__attribute__((visibility("default"))) CUresult cuDriverGetVersion(int* version);
+__attribute__((visibility("default"))) CUresult cuGetProcAddress(const char* name, void** function, int version,
+                                                                 cuuint64_t flags);
+
 CUresult cuDriverGetVersion(int* version) {
   ENTER("cuDriverGetVersion", kNothing);
   *version = d.version;
   return CUDA_SUCCESS;
 }
 
-// cuda.h defines this name only for a later signature.
-#undef cuGetProcAddress
-__attribute__((visibility("default"))) CUresult cuGetProcAddress(const char* name, void** function, int version,
-                                                                 cuuint64_t flags);
+// The signature of CUDA 11.3.
 CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags) {
   ENTER("cuGetProcAddress", kNothing);
   *function = nullptr;
@@ -697,8 +699,6 @@ CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint
 }
 
 }  // extern "C"
-
-namespace fake_cuda {
 
 void Reset() {
   Driver& d = driver();
@@ -757,4 +757,4 @@ int LiveObjects() {
   return static_cast<int>(live);
 }
 
-}  // namespace fake_cuda
+}  // namespace cairn::fake_cuda

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <string>
 
+#include "device/cuda_api.h"
+
 /// Controls of the CUDA driver's test double (see fake_cuda.cc), in addition to the driver API that it exports.
-namespace fake_cuda {
+namespace cairn::fake_cuda {
 
 /// Resets to a healthy driver of CUDA 13.0 with two GPUs and no calls counted. No device may exist.
 void Reset();
@@ -21,4 +21,4 @@ void SetSticky(CUresult result);
 /// Streams, events, allocations, registered ranges and retained contexts that were created and not released.
 [[nodiscard]] int LiveObjects();
 
-}  // namespace fake_cuda
+}  // namespace cairn::fake_cuda
