@@ -32,15 +32,20 @@ class Gpu {
   /// For strategies that make their own copies.
   [[nodiscard]] virtual const std::shared_ptr<Device>& device() const = 0;
 
+  /// The host's side of a copy: from MakePinnedMemory, or any other, such as a mapped file's.
+  enum class HostMemory : std::uint8_t { kPinned, kAny };
+
   /// Copies as many bytes of a state as `to` has room for, from `begin` on (device_state.h says how they are counted),
-  /// tensor by tensor, small ones in one batch, and waits for it. The host's side may be any memory, including a mapped
-  /// file's.
-  Status CopyToHost(const DeviceState& from, std::uint64_t begin, MutableBytes to);
+  /// tensor by tensor, small ones in one batch if the memory is pinned, and waits for it.
+  Status CopyToHost(const DeviceState& from, std::uint64_t begin, MutableBytes to,
+                    HostMemory kind = HostMemory::kPinned);
   /// The way back.
-  Status CopyToDevice(Bytes from, const DeviceState& to, std::uint64_t begin = 0);
+  Status CopyToDevice(Bytes from, const DeviceState& to, std::uint64_t begin = 0,
+                      HostMemory kind = HostMemory::kPinned);
 
  private:
-  Status Copy(CopyDirection direction, const DeviceState& state, std::uint64_t begin, MutableBytes memory);
+  Status Copy(CopyDirection direction, const DeviceState& state, std::uint64_t begin, MutableBytes memory,
+              HostMemory kind);
 };
 
 /// A GPU in host memory, with two copy streams that share one link of `bytes_per_second`; 0: as fast as the CPU

@@ -72,9 +72,11 @@ Status TrainingState::Visit(Access access,
   for (std::uint64_t at = 0; at < bytes(); at += kPiece) {
     const std::span<std::uint64_t> words =
         std::span(piece).first(std::min(kPiece, bytes() - at) / sizeof(std::uint64_t));
-    if (access == Access::kRead) CAIRN_RETURN_IF_ERROR(gpu_.CopyToHost(*this, at, std::as_writable_bytes(words)));
+    if (access == Access::kRead)
+      CAIRN_RETURN_IF_ERROR(gpu_.CopyToHost(*this, at, std::as_writable_bytes(words), Gpu::HostMemory::kAny));
     if (!visit(at / sizeof(std::uint64_t), words)) return {};
-    if (access == Access::kWrite) CAIRN_RETURN_IF_ERROR(gpu_.CopyToDevice(std::as_bytes(words), *this, at));
+    if (access == Access::kWrite)
+      CAIRN_RETURN_IF_ERROR(gpu_.CopyToDevice(std::as_bytes(words), *this, at, Gpu::HostMemory::kAny));
   }
   return {};
 }

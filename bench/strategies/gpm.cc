@@ -23,7 +23,7 @@ class Gpm : public Strategy {
     DiskPace pace(at_.disk);
     for (std::uint64_t at = 0; at < at_.state.bytes(); at += kPiece) {
       const std::uint64_t n = std::min(kPiece, at_.state.bytes() - at);
-      CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(at_.state, at, file_->slot(slot).subspan(at, n)));
+      CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(at_.state, at, file_->slot(slot).subspan(at, n), Gpu::HostMemory::kAny));
       pace.Begin(n);
       file_->StartWriting(slot, at, n);
     }

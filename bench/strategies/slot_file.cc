@@ -139,7 +139,7 @@ std::optional<SlotFile::Newest> SlotFile::newest() const {
 Result<std::uint64_t> RestoreNewest(const SlotFile& file, const Workplace& workplace) {
   const std::optional<SlotFile::Newest> newest = file.newest();
   if (!newest.has_value()) return Error(StatusCode::kNotFound, "no checkpoint in {}", workplace.directory);
-  CAIRN_RETURN_IF_ERROR(workplace.gpu.CopyToDevice(file.slot(newest->slot), workplace.state));
+  CAIRN_RETURN_IF_ERROR(workplace.gpu.CopyToDevice(file.slot(newest->slot), workplace.state, 0, Gpu::HostMemory::kAny));
   return newest->step;
 }
 
