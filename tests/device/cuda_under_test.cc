@@ -110,31 +110,34 @@ void CudaUnderTest::DestroyDevice() {
   device_.reset();
 }
 
+// Through pinned memory: a copy of any other is not one that Cairn makes.
 std::byte* CudaUnderTest::MakeTensor(Bytes contents) {
   CUdeviceptr at = 0;
-  EXPECT_EQ(context_.Run([&]() -> Status {
-    const CudaDriver& driver = context_.driver();
-    CAIRN_RETURN_IF_ERROR(context_.Check(driver.mem_alloc(&at, std::max<std::size_t>(contents.size(), 1)), "a tensor"));
-    tensors_.push_back(at);
-    if (contents.empty()) return Status::Ok();
-    CAIRN_RETURN_IF_ERROR(context_.Check(
-        driver.memcpy_async(at, Address(contents.data()), contents.size(), Handle(own_)), "filling a tensor"));
-    return context_.Check(driver.stream_synchronize(Handle(own_)), "filling a tensor");
+  EXPECT_EQ(context_.Run([&] {
+    return context_.Check(context_.driver().mem_alloc(&at, std::max<std::size_t>(contents.size(), 1)), "a tensor");
   }),
             Status::Ok());
+  tensors_.push_back(at);
+  if (!contents.empty()) {
+    const MutableBytes source = MakeHostMemory(contents.size());
+    std::copy(contents.begin(), contents.end(), source.begin());
+    EXPECT_EQ(CopyAndSynchronize(at, Address(source.data()), contents.size()), Status::Ok());
+  }
   return reinterpret_cast<std::byte*>(at);
 }
 
 std::vector<std::byte> CudaUnderTest::ReadTensor(const std::byte* at, std::uint64_t bytes) {
-  std::vector<std::byte> contents(bytes);
-  EXPECT_EQ(context_.Run([&]() -> Status {
+  const MutableBytes target = MakeHostMemory(bytes);
+  EXPECT_EQ(CopyAndSynchronize(Address(target.data()), Address(at), bytes), Status::Ok());
+  return {target.begin(), target.end()};
+}
+
+Status CudaUnderTest::CopyAndSynchronize(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+  return context_.Run([&]() -> Status {
     const CudaDriver& driver = context_.driver();
-    CAIRN_RETURN_IF_ERROR(context_.Check(
-        driver.memcpy_async(Address(contents.data()), Address(at), bytes, Handle(own_)), "reading a tensor"));
-    return context_.Check(driver.stream_synchronize(Handle(own_)), "reading a tensor");
-  }),
-            Status::Ok());
-  return contents;
+    CAIRN_RETURN_IF_ERROR(context_.Check(driver.memcpy_async(to, from, bytes, Handle(own_)), "copying"));
+    return context_.Check(driver.stream_synchronize(Handle(own_)), "copying");
+  });
 }
 
 MutableBytes CudaUnderTest::MakePlainMemory(std::uint64_t bytes) {

@@ -48,6 +48,7 @@ class CudaUnderTest final : public DeviceUnderTest {
  private:
   CudaUnderTest(std::shared_ptr<const CudaDriver> driver, const CudaTestFunctions& functions);
   Status SetUp();
+  Status CopyAndSynchronize(CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
 
   CudaContext context_;
   const CudaTestFunctions functions_;

@@ -1,24 +1,63 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "device/cuda_api.h"
 
-/// Controls of the CUDA driver's test double (see fake_cuda.cc), in addition to the driver API that it exports.
+/// Controls of the CUDA driver's test double (tests/device/fake_cuda/), in addition to the driver API that it exports.
+///
+/// It checks what the driver's documentation demands. What the real driver would silently accept, although Cairn never
+/// means to do it, is a misuse: a test that expects none looks at Misuses().
 namespace cairn::fake_cuda {
 
 /// Resets to a healthy driver of CUDA 13.0 with two GPUs and no calls counted. No device may exist.
 void Reset();
 void SetDriverVersion(int version);
 void SetGpus(int count);
+/// What cuDeviceGetAttribute answers, for every GPU.
+void SetAttribute(CUdevice_attribute attribute, int value);
 /// Hides the function from cuGetProcAddress.
 void Hide(const std::string& function);
 /// After `after` more successful calls of the function, one fails with `result` and does nothing.
 void Fail(const std::string& function, CUresult result, int after = 0);
 /// Simulates a sticky error: drops all queued work, and every later call returns the error.
 void SetSticky(CUresult result);
+
+/// Streams run in one of the legal orders, chosen by the seed, with delays: an operation runs long after it could. 0,
+/// the default, runs each as soon as possible.
+void SetSchedule(std::uint64_t seed);
+/// No operation begins between the two.
+void HoldWork();
+void ReleaseWork();
+/// No host function begins between the two. What is behind it in its stream waits as well.
+void HoldHostFunctions();
+void ReleaseHostFunctions();
+
+struct Launch {
+  std::array<unsigned int, 3> grid{};
+  std::array<unsigned int, 3> block{};
+  unsigned int shared = 0;
+};
+/// A kernel that every loaded module has. `run` is called once for a launch, where it may touch GPU memory.
+struct Kernel {
+  std::vector<std::size_t> argument_bytes;
+  std::function<void(const Launch& launch, void** arguments)> run;
+};
+void DefineKernel(const std::string& name, Kernel kernel);
+
 [[nodiscard]] int Calls(const std::string& function);
-/// Streams, events, allocations, registered ranges and retained contexts that were created and not released.
+/// Calls that waited because a stream already had 1,024 operations outstanding (a batch counts each of its copies): the
+/// call that found it full, and others, which the driver's lock then keeps out.
+[[nodiscard]] int BlockedLaunches();
+/// One line for each: pageable memory in a copy, a wait for an event that was never recorded, a handle of another
+/// context, a call without a context or by a host function.
+[[nodiscard]] std::vector<std::string> Misuses();
+/// Streams, events, allocations, registered ranges, modules and retained contexts that were created and not released.
 [[nodiscard]] int LiveObjects();
 
 }  // namespace cairn::fake_cuda

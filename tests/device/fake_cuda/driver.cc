@@ -1,0 +1,167 @@
+// What every call checks, and what tests control.
+#include "device/fake_cuda/driver.h"
+
+#include <utility>
+
+namespace cairn::fake_cuda {
+
+thread_local std::vector<Context*> current_contexts;
+thread_local CUstreamCaptureMode thread_capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+thread_local bool in_host_function = false;
+
+Driver& driver() {
+  static Driver& instance = *new Driver;
+  return instance;
+}
+
+void Misuse(const std::string& what) { driver().misuses.push_back(what); }
+
+Call::Call(const char* name, unsigned needs) : name_(name) {
+  Driver& d = driver();
+  if (in_host_function) {
+    const Lock lock(d.mutex);
+    Misuse(std::string(name) + ": called by a host function");
+    result_ = CUDA_ERROR_NOT_PERMITTED;
+    return;
+  }
+  if ((needs & kContext) == kContext) {
+    admission_ = std::unique_lock(d.admission, std::try_to_lock);
+    if (!admission_.owns_lock()) {
+      if (d.queue_is_full) ++d.blocked_launches;
+      admission_.lock();
+    }
+  }
+  lock_ = Lock(d.mutex);
+  result_ = Enter(needs);
+}
+
+CUresult Call::Enter(unsigned needs) {
+  Driver& d = driver();
+  ++d.calls[name_];
+  if (const auto fault = d.faults.find(name_); fault != d.faults.end() && fault->second.after-- == 0) {
+    const CUresult result = fault->second.result;
+    d.faults.erase(fault);
+    return result;
+  }
+  if ((needs & kStarted) != 0 && !d.initialised) return CUDA_ERROR_NOT_INITIALIZED;
+  if ((needs & kContext) == kContext) {
+    if (current_contexts.empty() || current_contexts.back()->retained == 0) {
+      Misuse(std::string(name_) + ": no current context on this thread");
+      return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (d.sticky != CUDA_SUCCESS) return d.sticky;
+  }
+  return (needs & kUnsafeBesideCapture) != 0 ? CheckUnsafeCall() : CUDA_SUCCESS;
+}
+
+void Reset() {
+  Driver& d = driver();
+  const Lock lock(d.mutex);
+  d.version = 13000;
+  d.gpus = 2;
+  d.initialised = false;
+  d.sticky = CUDA_SUCCESS;
+  d.faults.clear();
+  d.calls.clear();
+  d.hidden.clear();
+  d.attributes.clear();
+  d.misuses.clear();
+  d.kernels.clear();
+  d.blocked_launches = 0;
+  d.seed = 0;
+  d.work_is_held = false;
+  d.host_functions_are_held = false;
+  // What a failed context did not free.
+  for (FakeEvent* event : d.events) delete event;
+  d.events.clear();
+  FreeAllMemory();
+}
+
+void SetDriverVersion(int version) {
+  const Lock lock(driver().mutex);
+  driver().version = version;
+}
+
+void SetGpus(int count) {
+  const Lock lock(driver().mutex);
+  driver().gpus = count;
+}
+
+void SetAttribute(CUdevice_attribute attribute, int value) {
+  const Lock lock(driver().mutex);
+  driver().attributes[attribute] = value;
+}
+
+void Hide(const std::string& function) {
+  const Lock lock(driver().mutex);
+  driver().hidden.insert(function);
+}
+
+void Fail(const std::string& function, CUresult result, int after) {
+  const Lock lock(driver().mutex);
+  driver().faults[function] = {result, after};
+}
+
+void SetSticky(CUresult result) {
+  const Lock lock(driver().mutex);
+  SetStickyLocked(result);
+}
+
+void SetSchedule(std::uint64_t seed) {
+  Driver& d = driver();
+  const Lock lock(d.mutex);
+  d.seed = seed;
+  d.random.seed(seed);
+}
+
+void HoldWork() {
+  const Lock lock(driver().mutex);
+  driver().work_is_held = true;
+}
+
+void ReleaseWork() {
+  const Lock lock(driver().mutex);
+  driver().work_is_held = false;
+  driver().changed.notify_all();
+}
+
+void HoldHostFunctions() {
+  const Lock lock(driver().mutex);
+  driver().host_functions_are_held = true;
+}
+
+void ReleaseHostFunctions() {
+  const Lock lock(driver().mutex);
+  driver().host_functions_are_held = false;
+  driver().changed.notify_all();
+}
+
+void DefineKernel(const std::string& name, Kernel kernel) {
+  const Lock lock(driver().mutex);
+  driver().kernels[name] = std::move(kernel);
+}
+
+int Calls(const std::string& function) {
+  const Lock lock(driver().mutex);
+  return driver().calls[function];
+}
+
+int BlockedLaunches() { return driver().blocked_launches; }
+
+std::vector<std::string> Misuses() {
+  const Lock lock(driver().mutex);
+  return driver().misuses;
+}
+
+int LiveObjects() {
+  Driver& d = driver();
+  const Lock lock(d.mutex);
+  std::size_t live = d.events.size() + d.allocations.size() + d.registered.size();
+  for (const auto& [gpu, context] : d.contexts) {
+    live += context.streams.size() - context.per_thread.size() + context.modules.size() +
+            static_cast<std::size_t>(context.retained);
+  }
+  return static_cast<int>(live);
+}
+
+}  // namespace cairn::fake_cuda
