@@ -17,7 +17,11 @@ using testing::HasSubstr;
 class CudaFaults : public testing::Test {
  protected:
   void SetUp() override { fake_cuda::Reset(); }
-  void TearDown() override { fake_cuda::Reset(); }
+  void TearDown() override {
+    cuda_.reset();
+    EXPECT_THAT(fake_cuda::Misuses(), testing::IsEmpty());
+    fake_cuda::Reset();
+  }
 
   // With a driver of this version.
   void MakeDevice(int version = 13000) {

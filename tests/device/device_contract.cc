@@ -12,6 +12,11 @@ void DeviceContract::SetUp() {
   ASSERT_GE(device().lanes(), 2);
 }
 
+void DeviceContract::TearDown() {
+  under_test_.reset();
+  if (GetParam().check) GetParam().check();
+}
+
 std::vector<std::byte> Pattern(std::uint64_t bytes, std::uint32_t seed) {
   std::vector<std::byte> pattern(bytes);
   std::uint32_t state = seed * 2654435761U + 1;

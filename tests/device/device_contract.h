@@ -41,6 +41,8 @@ struct DeviceCase {
   std::string name;
   /// Null, with the reason in `why_not`, if this machine has no such device. At least two lanes.
   std::function<std::unique_ptr<DeviceUnderTest>(std::string& why_not)> make;
+  /// If not empty: called after each test, when the device is gone.
+  std::function<void()> check = {};
 
   friend std::ostream& operator<<(std::ostream& out, const DeviceCase& device_case) { return out << device_case.name; }
 };
@@ -50,6 +52,7 @@ struct DeviceCase {
 class DeviceContract : public testing::TestWithParam<DeviceCase> {
  protected:
   void SetUp() override;
+  void TearDown() override;
   [[nodiscard]] Device& device() { return under_test_->device(); }
 
   std::unique_ptr<DeviceUnderTest> under_test_;

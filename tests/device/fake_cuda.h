@@ -15,7 +15,8 @@
 /// means to do it, is a misuse: a test that expects none looks at Misuses().
 namespace cairn::fake_cuda {
 
-/// Resets to a healthy driver of CUDA 13.0 with two GPUs and no calls counted. No device may exist.
+/// Resets to a healthy driver of CUDA 13.0 with two GPUs and no calls counted. No device may exist. The schedule's seed is
+/// 0, or, where the environment has FAKE_CUDA_SEED=N, N at the first reset of the process and one more at each later one.
 void Reset();
 void SetDriverVersion(int version);
 void SetGpus(int count);
@@ -31,6 +32,7 @@ void SetSticky(CUresult result);
 /// Streams run in one of the legal orders, chosen by the seed, with delays: an operation runs long after it could. 0,
 /// the default, runs each as soon as possible.
 void SetSchedule(std::uint64_t seed);
+[[nodiscard]] std::uint64_t Seed();
 /// No operation begins between the two.
 void HoldWork();
 void ReleaseWork();

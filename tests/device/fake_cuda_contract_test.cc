@@ -1,4 +1,8 @@
 // The contract suites on the driver's test double, as CUDA 13.0 and as 12.4, which has no batch copies.
+#include <gmock/gmock.h>
+
+#include <iostream>
+
 #include "device/cuda_device_contract.h"
 #include "device/fake_cuda.h"
 
@@ -10,6 +14,11 @@ DeviceCase FakeCase(const std::string& name, int version) {
             fake_cuda::Reset();
             fake_cuda::SetDriverVersion(version);
             return CudaUnderTest::Make(why_not);
+          },
+          [] {
+            EXPECT_THAT(fake_cuda::Misuses(), testing::IsEmpty());
+            EXPECT_EQ(fake_cuda::LiveObjects(), 0);
+            if (testing::Test::HasFailure()) std::cerr << "with FAKE_CUDA_SEED=" << fake_cuda::Seed() << "\n";
           }};
 }
 

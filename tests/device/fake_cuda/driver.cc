@@ -1,6 +1,7 @@
 // What every call checks, and what tests control.
 #include "device/fake_cuda/driver.h"
 
+#include <cstdlib>
 #include <utility>
 
 namespace cairn::fake_cuda {
@@ -54,6 +55,16 @@ CUresult Call::Enter(unsigned needs) {
   return (needs & kUnsafeBesideCapture) != 0 ? CheckUnsafeCall() : CUDA_SUCCESS;
 }
 
+namespace {
+
+std::uint64_t NextSeed() {
+  static const char* const first = std::getenv("FAKE_CUDA_SEED");
+  static std::uint64_t next = first == nullptr ? 0 : std::strtoull(first, nullptr, 10);
+  return first == nullptr ? 0 : next++;
+}
+
+}  // namespace
+
 void Reset() {
   Driver& d = driver();
   const Lock lock(d.mutex);
@@ -68,7 +79,8 @@ void Reset() {
   d.misuses.clear();
   d.kernels.clear();
   d.blocked_launches = 0;
-  d.seed = 0;
+  d.seed = NextSeed();
+  d.random.seed(d.seed);
   d.work_is_held = false;
   d.host_functions_are_held = false;
   // What a failed context did not free.
@@ -112,6 +124,11 @@ void SetSchedule(std::uint64_t seed) {
   const Lock lock(d.mutex);
   d.seed = seed;
   d.random.seed(seed);
+}
+
+std::uint64_t Seed() {
+  const Lock lock(driver().mutex);
+  return driver().seed;
 }
 
 void HoldWork() {

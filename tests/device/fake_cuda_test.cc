@@ -1,0 +1,296 @@
+// The driver's double itself: contexts, handles, events, the launch queue, host functions and the schedule.
+#include <future>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "device/fake_cuda_fixture.h"
+
+namespace cairn {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr std::size_t kBytes = 4096;
+
+using FakeCudaStreams = FakeCudaTest;
+
+TEST_F(FakeCudaStreams, CallWithoutACurrentContextIsRefused) {
+  std::thread other([&] {
+    CUstream stream = nullptr;
+    EXPECT_EQ(cuda().stream_create(&stream, CU_STREAM_NON_BLOCKING), CUDA_ERROR_INVALID_CONTEXT);
+  });
+  other.join();
+
+  EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("cuStreamCreate: no current context")));
+}
+
+TEST_F(FakeCudaStreams, HandlesOfAnotherContextAreRefused) {
+  const CUstream stream = MakeStream();
+  const CUevent event = MakeEvent();
+
+  On(1, [&] {
+    EXPECT_EQ(cuda().stream_query(stream), CUDA_ERROR_INVALID_HANDLE);
+    const CUstream there = MakeStream();
+    EXPECT_EQ(cuda().event_record(event, there), CUDA_ERROR_INVALID_HANDLE);
+    return 0;
+  });
+
+  EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("of two contexts")));
+}
+
+TEST_F(FakeCudaStreams, StreamOfAnotherGpuMayWaitForAnEvent) {
+  const CUstream here = MakeStream();
+  const CUevent event = MakeEvent();
+  ASSERT_EQ(cuda().event_record(event, here), CUDA_SUCCESS);
+
+  On(1, [&] {
+    const CUstream there = MakeStream();
+    EXPECT_EQ(cuda().stream_wait_event(there, event, CU_EVENT_WAIT_DEFAULT), CUDA_SUCCESS);
+    EXPECT_EQ(cuda().stream_synchronize(there), CUDA_SUCCESS);
+    return 0;
+  });
+
+  EXPECT_THAT(fake_cuda::Misuses(), IsEmpty());
+}
+
+TEST_F(FakeCudaStreams, DestroyedHandlesAreRefused) {
+  const CUstream stream = MakeStream();
+  const CUevent event = MakeEvent();
+  ASSERT_EQ(cuda().event_destroy(event), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().event_record(event, stream), CUDA_ERROR_INVALID_HANDLE);
+  ASSERT_EQ(cuda().stream_destroy(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().stream_synchronize(stream), CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST_F(FakeCudaStreams, WorkOfADestroyedStreamStillRuns) {
+  const CUstream stream = MakeStream();
+  std::promise<void> called;
+  fake_cuda::HoldWork();
+  ASSERT_EQ(cuda().launch_host_func(
+                stream, [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); }, &called),
+            CUDA_SUCCESS);
+
+  // Returns although nothing has run.
+  ASSERT_EQ(cuda().stream_destroy(stream), CUDA_SUCCESS);
+  fake_cuda::ReleaseWork();
+
+  called.get_future().wait();
+}
+
+TEST_F(FakeCudaStreams, WaitForAnEventThatWasNeverRecordedIsMisuse) {
+  const CUstream stream = MakeStream();
+  const CUevent event = MakeEvent();
+  const auto event_query = Find<PFN_cuEventQuery_v2000>("cuEventQuery", 2000);
+
+  // As the real driver: the event counts as reached.
+  EXPECT_EQ(cuda().stream_wait_event(stream, event, CU_EVENT_WAIT_DEFAULT), CUDA_SUCCESS);
+  EXPECT_EQ(event_query(event), CUDA_SUCCESS);
+
+  EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("cuStreamWaitEvent: the event was never recorded")));
+  EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("cuEventQuery: the event was never recorded")));
+}
+
+TEST_F(FakeCudaStreams, EventIsReachedWhenTheWorkBeforeItHasRun) {
+  const auto event_query = Find<PFN_cuEventQuery_v2000>("cuEventQuery", 2000);
+  const auto event_synchronize = Find<PFN_cuEventSynchronize_v2000>("cuEventSynchronize", 2000);
+  const CUstream stream = MakeStream();
+  const CUevent event = MakeEvent();
+  fake_cuda::HoldWork();
+  ASSERT_EQ(cuda().event_record(event, stream), CUDA_SUCCESS);
+
+  EXPECT_EQ(event_query(event), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(cuda().stream_query(stream), CUDA_ERROR_NOT_READY);
+  fake_cuda::ReleaseWork();
+
+  EXPECT_EQ(event_synchronize(event), CUDA_SUCCESS);
+  EXPECT_EQ(event_query(event), CUDA_SUCCESS);
+}
+
+TEST_F(FakeCudaStreams, LegacyStreamAndBlockingStreamsOrderEachOther) {
+  const CUdeviceptr at = MakeGpuMemory(kBytes);
+  std::byte* const host = MakePinned(kBytes);
+  const auto memset_async = Find<PFN_cuMemsetD8Async_v3020>("cuMemsetD8Async", 3020);
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    fake_cuda::SetSchedule(seed);
+    const CUstream blocking = MakeStream(CU_STREAM_DEFAULT);
+
+    for (unsigned char i = 1; i <= 4; ++i) {
+      ASSERT_EQ(memset_async(at, i, kBytes, i % 2 == 0 ? blocking : kLegacyStream), CUDA_SUCCESS);
+    }
+    ASSERT_EQ(cuda().memcpy_async(Address(host), at, kBytes, kLegacyStream), CUDA_SUCCESS);
+    ASSERT_EQ(cuda().stream_synchronize(kLegacyStream), CUDA_SUCCESS);
+
+    ASSERT_EQ(host[kBytes - 1], std::byte{4}) << "seed " << seed;
+    ASSERT_EQ(cuda().stream_destroy(blocking), CUDA_SUCCESS);
+  }
+}
+
+using FakeCudaQueue = FakeCudaTest;
+
+TEST_F(FakeCudaQueue, LaunchIntoAFullQueueBlocksOtherThreadsToo) {
+  const CUstream full = MakeStream();
+  const CUstream other = MakeStream();
+  const CUevent event = MakeEvent();
+  fake_cuda::HoldWork();
+  for (int i = 0; i < 1024; ++i) ASSERT_EQ(cuda().event_record(event, full), CUDA_SUCCESS);
+  ASSERT_EQ(fake_cuda::BlockedLaunches(), 0);
+
+  std::thread launches([&] {
+    EXPECT_EQ(driver_->ctx_push_current(contexts_[0]), CUDA_SUCCESS);
+    EXPECT_EQ(cuda().event_record(event, full), CUDA_SUCCESS);
+  });
+  while (fake_cuda::BlockedLaunches() < 1) std::this_thread::yield();
+  std::thread bystander([&] {
+    EXPECT_EQ(driver_->ctx_push_current(contexts_[0]), CUDA_SUCCESS);
+    EXPECT_EQ(cuda().stream_query(other), CUDA_SUCCESS);
+  });
+  while (fake_cuda::BlockedLaunches() < 2) std::this_thread::yield();
+  fake_cuda::ReleaseWork();
+  launches.join();
+  bystander.join();
+
+  EXPECT_EQ(cuda().stream_synchronize(full), CUDA_SUCCESS);
+}
+
+TEST_F(FakeCudaQueue, BatchCountsEachOfItsCopies) {
+  const CUstream stream = MakeStream();
+  const CUevent event = MakeEvent();
+  const CUdeviceptr at = MakeGpuMemory(kBytes);
+  std::byte* const host = MakePinned(kBytes);
+  fake_cuda::HoldWork();
+  std::vector<CUdeviceptr> to(1000, Address(host));
+  std::vector<CUdeviceptr> from(1000, at);
+  std::vector<std::size_t> sizes(1000, 8);
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] += 4 * i % kBytes / 8 * 8;
+  CUmemcpyAttributes attributes{};
+  attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  std::size_t first = 0;
+  std::size_t failed = 0;
+  ASSERT_EQ(cuda().memcpy_batch_async(to.data(), from.data(), sizes.data(), to.size(), &attributes, &first, 1, &failed,
+                                      stream),
+            CUDA_SUCCESS);
+  for (int i = 0; i < 24; ++i) ASSERT_EQ(cuda().event_record(event, stream), CUDA_SUCCESS);
+  EXPECT_EQ(fake_cuda::BlockedLaunches(), 0);
+
+  std::thread launches([&] {
+    EXPECT_EQ(driver_->ctx_push_current(contexts_[0]), CUDA_SUCCESS);
+    EXPECT_EQ(cuda().event_record(event, stream), CUDA_SUCCESS);
+  });
+  while (fake_cuda::BlockedLaunches() < 1) std::this_thread::yield();
+  fake_cuda::ReleaseWork();
+  launches.join();
+}
+
+using FakeCudaHostFunctions = FakeCudaTest;
+
+struct Probe {
+  const CudaDriver* driver = nullptr;
+  CUstream stream = nullptr;
+  CUresult result = CUDA_SUCCESS;
+  static void Call(void* self) {
+    auto* probe = static_cast<Probe*>(self);
+    probe->result = probe->driver->stream_query(probe->stream);
+  }
+};
+
+TEST_F(FakeCudaHostFunctions, DriverCallIsNotPermitted) {
+  const CUstream stream = MakeStream();
+  Probe probe{.driver = driver_.get(), .stream = stream};
+
+  ASSERT_EQ(cuda().launch_host_func(stream, &Probe::Call, &probe), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
+
+  EXPECT_EQ(probe.result, CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("cuStreamQuery: called by a host function")));
+}
+
+TEST_F(FakeCudaHostFunctions, HeldOnesHoldTheirStreamButNoOther) {
+  const CUstream held = MakeStream();
+  const CUstream other = MakeStream();
+  std::promise<void> called;
+  fake_cuda::HoldHostFunctions();
+  ASSERT_EQ(cuda().launch_host_func(
+                held, [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); }, &called),
+            CUDA_SUCCESS);
+
+  EXPECT_EQ(cuda().stream_synchronize(other), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().stream_query(held), CUDA_ERROR_NOT_READY);
+  fake_cuda::ReleaseHostFunctions();
+
+  EXPECT_EQ(cuda().stream_synchronize(held), CUDA_SUCCESS);
+  called.get_future().wait();
+}
+
+TEST_F(FakeCudaHostFunctions, OneAtATimeForAllStreams) {
+  struct Count {
+    std::atomic<int> now = 0;
+    std::atomic<int> most = 0;
+  } count;
+  const auto busy = [](void* argument) {
+    auto* counted = static_cast<Count*>(argument);
+    counted->most = std::max(counted->most.load(), ++counted->now);
+    std::this_thread::yield();
+    --counted->now;
+  };
+  std::vector<CUstream> streams;
+  for (int i = 0; i < 8; ++i) streams.push_back(MakeStream());
+
+  for (const CUstream stream : streams) ASSERT_EQ(cuda().launch_host_func(stream, busy, &count), CUDA_SUCCESS);
+  for (const CUstream stream : streams) ASSERT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
+
+  EXPECT_EQ(count.most, 1);
+}
+
+using FakeCudaSchedule = FakeCudaTest;
+
+TEST_F(FakeCudaSchedule, SeedsChooseDifferentOrdersOfStreamsThatWaitForNothing) {
+  struct Note {
+    std::string* order;
+    char name;
+  };
+  std::set<std::string> orders;
+  const std::vector<CUstream> streams{MakeStream(), MakeStream(), MakeStream()};
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    fake_cuda::SetSchedule(seed);
+    std::string order;
+    std::vector<Note> notes{{&order, 'a'}, {&order, 'b'}, {&order, 'c'}};
+    fake_cuda::HoldWork();
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      const auto note = [](void* argument) {
+        const auto* noted = static_cast<const Note*>(argument);
+        *noted->order += noted->name;
+      };
+      ASSERT_EQ(cuda().launch_host_func(streams[i], note, &notes[i]), CUDA_SUCCESS);
+    }
+    fake_cuda::ReleaseWork();
+    for (const CUstream stream : streams) ASSERT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
+    orders.insert(order);
+  }
+
+  EXPECT_EQ(orders.size(), 6U);
+}
+
+TEST_F(FakeCudaSchedule, EveryOrderKeepsAStreamsOwn) {
+  const CUstream first = MakeStream();
+  const CUstream second = MakeStream();
+  const CUevent event = MakeEvent();
+  const CUdeviceptr at = MakeGpuMemory(kBytes);
+  std::byte* const host = MakePinned(kBytes);
+  const auto memset_async = Find<PFN_cuMemsetD8Async_v3020>("cuMemsetD8Async", 3020);
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    fake_cuda::SetSchedule(seed);
+    ASSERT_EQ(memset_async(at, 1, kBytes, first), CUDA_SUCCESS);
+    ASSERT_EQ(memset_async(at, 2, kBytes, first), CUDA_SUCCESS);
+    ASSERT_EQ(cuda().event_record(event, first), CUDA_SUCCESS);
+    ASSERT_EQ(cuda().stream_wait_event(second, event, CU_EVENT_WAIT_DEFAULT), CUDA_SUCCESS);
+    ASSERT_EQ(cuda().memcpy_async(Address(host), at, kBytes, second), CUDA_SUCCESS);
+    ASSERT_EQ(cuda().stream_synchronize(second), CUDA_SUCCESS);
+    ASSERT_EQ(host[0], std::byte{2}) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace cairn
