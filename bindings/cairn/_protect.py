@@ -37,6 +37,12 @@ _handles = itertools.count(1)
 _by_handle: weakref.WeakValueDictionary[int, Fencing] = weakref.WeakValueDictionary()
 _defined = False
 _watching_steps = False
+_captured: weakref.WeakSet[Any] = weakref.WeakSet()  # Optimizers whose step is a part of a CUDA graph.
+
+_NO_REPLAY = (
+    "its replay would not fence. Call Checkpointer.fence(stream) before each replay, outside of the capture, and "
+    "protect() only optimizers whose steps are not captured"
+)
 
 
 def define_op() -> None:
@@ -52,12 +58,14 @@ def define_op() -> None:
         return  # This torch would drop an op without results, so a compiled fence must be an error.
 
     def fence(handle: int) -> None:
+        refuse_capture()
         if checkpointer := _by_handle.get(handle):
             checkpointer._fence_held()
 
     made = torch.library.custom_op("cairn::fence", fence, mutates_args=(), schema="(int handle) -> ()")
 
     def trace(handle: int) -> None:  # `handle` may be a symbol here.
+        _refuse_cudagraphs()
         for checkpointer in list(_by_handle.values()):
             checkpointer._compiled_fence()
 
@@ -67,6 +75,27 @@ def define_op() -> None:
     for lowered in (torch.ops.higher_order.with_effects, torch.ops.prims._sink_tokens.default):
         torch.fx.node.has_side_effect(lowered)
     _defined = True
+
+
+def refuse_capture() -> None:
+    """Raises FailedPrecondition while the current stream is captured in a CUDA graph: a fence would order the capture,
+    which runs nothing, and no replay."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise FailedPrecondition(f"a fence cannot be captured in a CUDA graph: {_NO_REPLAY}")
+
+
+def _refuse_cudagraphs() -> None:
+    """Raises FailedPrecondition while torch.compile makes CUDA graphs. Inductor then also moves ops between graphs
+    (graph_partition), and may move what a fence must precede."""
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None and inductor.triton.cudagraphs:
+        raise FailedPrecondition(
+            "a fence cannot be a part of code that torch.compile captures in CUDA graphs, as it does with "
+            'mode="reduce-overhead" and mode="max-autotune", with graph_partition or without: compile that code with '
+            'mode="default" or mode="max-autotune-no-cudagraphs", or call Checkpointer.fence() before it, outside of '
+            "torch.compile"
+        )
 
 
 def watch_steps() -> None:
@@ -83,8 +112,11 @@ def watch_steps() -> None:
     _watching_steps = True
 
 
-def _begin_steps(*_: Any) -> None:
-    if not sys.modules["torch"].compiler.is_compiling():
+def _begin_steps(optimizer: Any, *_: Any) -> None:
+    torch = sys.modules["torch"]
+    if not torch.compiler.is_compiling():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            _captured.add(optimizer)
         for checkpointer in list(_by_handle.values()):
             checkpointer._begin_step()
 
@@ -148,6 +180,8 @@ class Guard:
             raise InvalidArgument(
                 f"{name} never calls torch's step hooks: call Checkpointer.fence() before each of its steps instead"
             )
+        if optimizer in _captured:
+            raise FailedPrecondition(f"a step of {name} was captured in a CUDA graph: {_NO_REPLAY}")
         if self._hook(optimizer, optimizer.register_step_pre_hook):
             optimizer.register_load_state_dict_pre_hook(self._before)
 
@@ -169,12 +203,7 @@ class Guard:
     def _before(self, *_: Any, **__: Any) -> None:
         if self.compiled():
             return
-        torch = sys.modules["torch"]
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            raise FailedPrecondition(
-                "an optimizer step that is captured in a CUDA graph does not fence when it is replayed: call "
-                "Checkpointer.fence(stream) before each replay, and protect() only optimizers that are not captured"
-            )
+        refuse_capture()
         if self.held:
             self._checkpointer._fence_held()
 

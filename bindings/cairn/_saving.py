@@ -185,10 +185,12 @@ class Saving(Engine, Stopping):
 
         With a torch.cuda.Stream that stream waits if every copy is enqueued already, and the host runs ahead.
         Otherwise, and always for CPU tensors, the host waits. A failed save delays nobody. Within torch.compile it is
-        the op torch.ops.cairn.fence, for all devices: put it before the code that overwrites tensors.
+        the op torch.ops.cairn.fence, for all devices: put it before the code that overwrites tensors. Raises
+        FailedPrecondition within the capture of a CUDA graph, and within code that torch.compile makes one of.
         """
         if self._guard.compiled():
             return
+        _protect.refuse_capture()
         if stream is None:
             self._core.fence(-1, 0, timeout_of(timeout))
         else:
@@ -200,8 +202,8 @@ class Saving(Engine, Stopping):
 
         Accelerate's and Lightning's wrappers are unwrapped. For a module it protects the optimizers that step within
         backward, and loading a state dict into the module waits too. Raises InvalidArgument, with the type, for targets
-        that call no hooks. Under torch.compile the fence is the op torch.ops.cairn.fence. A step that is captured in a
-        CUDA graph is refused.
+        that call no hooks. Under torch.compile the fence is the op torch.ops.cairn.fence. Raises FailedPrecondition
+        for an optimizer whose step was captured in a CUDA graph, and so does the capture of a protected one.
         """
         for target in targets:
             self._guard.add(target)
