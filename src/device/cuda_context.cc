@@ -53,13 +53,7 @@ CudaContext::~CudaContext() {
 }
 
 Status CudaContext::Retain() {
-  int count = 0;
-  CAIRN_RETURN_IF_ERROR(Check(driver_->device_get_count(&count), "counting the GPUs"));
-  if (index_ < 0 || index_ >= count) {
-    return Error(StatusCode::kInvalidArgument, "cuda:{}: no such GPU: the driver shows {} (check CUDA_VISIBLE_DEVICES)",
-                 index_, count);
-  }
-  CAIRN_RETURN_IF_ERROR(Check(driver_->device_get(&device_, index_), "finding the GPU"));
+  CAIRN_ASSIGN_OR_RETURN(device_, driver_->FindDevice(index_));
   CUcontext context = nullptr;
   CAIRN_RETURN_IF_ERROR(Check(driver_->primary_ctx_retain(&context, device_), "retaining the primary context"));
   context_ = context;

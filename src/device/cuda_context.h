@@ -17,7 +17,7 @@ class CudaContext {
   CudaContext(const CudaContext&) = delete;
   CudaContext& operator=(const CudaContext&) = delete;
 
-  /// Called first, once. InvalidArgument if there is no such GPU.
+  /// Called first, once. InvalidArgument or Unsupported as from CudaDriver::FindDevice.
   Status Retain();
 
   /// Makes the context current on the calling thread for its lifetime, then restores the previous one.

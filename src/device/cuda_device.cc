@@ -363,7 +363,13 @@ Status CudaDevice::Health() {
 
 }  // namespace
 
-Status CudaAvailable() { return CudaDriver::Load().status(); }
+Status CudaAvailable() {
+  CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<const CudaDriver> driver, CudaDriver::Load());
+  int count = 0;
+  if (driver->device_get_count(&count) != CUDA_SUCCESS) count = 0;
+  for (int index = 0; index < count; ++index) CAIRN_RETURN_IF_ERROR(driver->FindDevice(index).status());
+  return Status::Ok();
+}
 
 Result<std::unique_ptr<Device>> MakeCudaDevice(const CudaDeviceOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(std::shared_ptr<const CudaDriver> driver, CudaDriver::Load());

@@ -15,12 +15,13 @@ struct CudaDeviceOptions {
 };
 
 /// One CUDA GPU through the driver API, which is found at run time (libcuda.so.1). Uses the device's primary context,
-/// as torch and the CUDA runtime do. Unsupported without a driver or a GPU; InvalidArgument for an index beyond the
-/// last GPU; DeviceError for a driver that is too old (the message names both versions) or does not start, so that
-/// nobody goes on without the GPU by mistake.
+/// as torch and the CUDA runtime do. Unsupported without a driver or a GPU, or for a GPU that cannot copy from and to
+/// host memory by its addresses (WSL2); InvalidArgument for an index beyond the last GPU; DeviceError for a driver that
+/// is too old (the message names both versions) or does not start, so that nobody goes on without the GPU by mistake.
 [[nodiscard]] Result<std::unique_ptr<Device>> MakeCudaDevice(const CudaDeviceOptions& options);
 
-/// Ok if there is a driver and at least one GPU; otherwise Unsupported or DeviceError, as from MakeCudaDevice.
+/// Ok if there is a driver and at least one GPU, and all GPUs can be used; otherwise Unsupported or DeviceError, as
+/// from MakeCudaDevice.
 [[nodiscard]] Status CudaAvailable();
 
 }  // namespace cairn

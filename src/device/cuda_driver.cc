@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <array>
+#include <string_view>
+
 #include "base/status_macros.h"
 
 namespace cairn {
@@ -99,6 +102,22 @@ Status LoadFunctions(PFN_cuGetProcAddress_v11030 get, CudaDriver& driver) {
   return loader.status();
 }
 
+struct Needed {
+  CUdevice_attribute attribute;
+  std::string_view name;
+  std::string_view lacking;
+};
+
+// Pool and tensors are named by one kind of address, and the pool is registered where it is.
+constexpr std::array<Needed, 3> kNeeded{
+    {{CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING",
+      "does not share its addresses with the host"},
+     {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, "CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED",
+      "cannot register host memory"},
+     {CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+      "CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
+      "cannot use registered host memory at the host's address"}}};
+
 }  // namespace
 
 std::string CudaVersionName(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
@@ -111,6 +130,37 @@ std::string CudaDriver::Describe(CUresult result) const {
   }
   if (get_error_string(result, &text) != CUDA_SUCCESS || text == nullptr) return name;
   return fmt::format("{} ({})", name, text);
+}
+
+Result<CUdevice> CudaDriver::FindDevice(int index) const {
+  const auto failed = [&](CUresult result, std::string_view what) {
+    return Error(StatusCode::kDeviceError, "cuda:{}: {}: {}", index, what, Describe(result));
+  };
+  int count = 0;
+  if (const CUresult result = device_get_count(&count); result != CUDA_SUCCESS) {
+    return failed(result, "counting the GPUs");
+  }
+  if (index < 0 || index >= count) {
+    return Error(StatusCode::kInvalidArgument, "cuda:{}: no such GPU: the driver shows {} (check CUDA_VISIBLE_DEVICES)",
+                 index, count);
+  }
+  CUdevice device = 0;
+  if (const CUresult result = device_get(&device, index); result != CUDA_SUCCESS) {
+    return failed(result, "finding the GPU");
+  }
+  for (const Needed& needed : kNeeded) {
+    int value = 0;
+    if (const CUresult result = device_get_attribute(&value, needed.attribute, device); result != CUDA_SUCCESS) {
+      return failed(result, fmt::format("reading {}", needed.name));
+    }
+    if (value == 0) {
+      return Error(StatusCode::kUnsupported,
+                   "cuda:{}: this GPU {} ({} is 0, as in WSL2): Cairn cannot save its tensors; save copies of them on "
+                   "the CPU, or run on Linux itself",
+                   index, needed.lacking, needed.name);
+    }
+  }
+  return device;
 }
 
 Result<std::shared_ptr<const CudaDriver>> CudaDriver::Load() {

@@ -18,6 +18,10 @@ struct CudaDriver {
   /// old (the message names both versions), lacks a function, or does not start.
   [[nodiscard]] static Result<std::shared_ptr<const CudaDriver>> Load();
 
+  /// Finds the GPU, and checks that copies between it and registered host memory work by the host's addresses.
+  /// InvalidArgument if there is no such GPU, Unsupported, with the way out, if they do not.
+  [[nodiscard]] Result<CUdevice> FindDevice(int index) const;
+
   /// "CUDA_ERROR_INVALID_VALUE (invalid argument)".
   [[nodiscard]] std::string Describe(CUresult result) const;
 

@@ -114,6 +114,8 @@ bool HasNvidiaGpu() {
     return word;
   };
   std::error_code unknown;
+  // In WSL2 the GPU is not on the PCI bus; Windows puts its driver here.
+  if (std::filesystem::exists("/usr/lib/wsl/lib/libcuda.so.1", unknown)) return true;
   for (const auto& device : std::filesystem::directory_iterator("/sys/bus/pci/devices", unknown)) {
     // Class 03: display controllers, which data-centre GPUs are too.
     if (read(device.path() / "vendor") == "0x10de" && read(device.path() / "class").starts_with("0x03")) return true;

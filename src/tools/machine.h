@@ -24,7 +24,7 @@ struct Memory {
 
 [[nodiscard]] std::string FindKernel();
 
-/// Whether the PCI bus has an NVIDIA GPU, with or without a driver for it.
+/// Whether there is an NVIDIA GPU on the PCI bus, with or without a driver for it, or behind WSL2.
 [[nodiscard]] bool HasNvidiaGpu();
 
 /// None: unlimited.

@@ -95,6 +95,25 @@ TEST_F(CudaFaults, IndexBeyondTheLastGpuIsRefused) {
   EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:2"), HasSubstr("shows 2")));
 }
 
+TEST_F(CudaFaults, GpuThatCannotUseHostAddressesIsUnsupportedWithTheWayOut) {
+  for (const auto& [attribute, name] :
+       {std::pair{CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING is 0"},
+        std::pair{CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, "CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED is 0"},
+        std::pair{CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+                  "CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0"}}) {
+    fake_cuda::SetAttribute(attribute, 0);
+
+    const Status status = MakeCudaDevice({.index = 1}).status();
+
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:1"), HasSubstr(name), HasSubstr("copies of them on the CPU")));
+    EXPECT_EQ(CudaAvailable().code(), StatusCode::kUnsupported);
+    EXPECT_EQ(fake_cuda::LiveObjects(), 0);
+    fake_cuda::SetAttribute(attribute, 1);
+  }
+  EXPECT_EQ(CudaAvailable(), Status::Ok());
+}
+
 TEST_F(CudaFaults, FailedOpenLeavesNothingBehind) {
   for (const char* function :
        {"cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuDeviceGetAttribute", "cuStreamCreate", "cuEventCreate"}) {
