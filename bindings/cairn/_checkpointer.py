@@ -52,7 +52,8 @@ class Checkpointer(Saving, Restoring, Catalog):
                      writer; with take_over it then takes the root, and the other writer's saves fail from then on
       exist_ok       whether this process may have the root open already: that Checkpointer is closed first, once its
                      saves have ended. For a notebook's cell that is run again
-      staging        device memory, on each device, for staging snapshots
+      staging        device memory, on each device, to which chunks are copied first: a fence then waits only for what
+                     neither it nor the pool holds. 0, or at least one chunk
       checksums      CRC32C over every MiB; without it a flipped bit is not found
       recycle        overwrite the blocks of retired checkpoints that nobody else has open: a quarter faster than new
                      blocks. The disk then holds at most keep_last + max_in_flight + 1 checkpoints, plus those that

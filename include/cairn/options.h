@@ -125,7 +125,9 @@ struct Options {
   int worker_threads = 0;
   /// CUDA copy streams for each device.
   int copy_streams = 2;
-  /// Device memory in which snapshots may be staged, in bytes for each device. Allocated at Open. 0: none.
+  /// Device memory, in bytes for each device, to which snapshots are copied first, chunk by chunk; each chunk is free
+  /// again once it has been copied to the host. A fence then waits only for what does not fit. At least chunk_bytes;
+  /// allocated at Open. 0: none.
   std::uint64_t staging_bytes = 0;
   /// CUDA devices that saves will use, set up at Open. Empty: those of the first state's tensors, set up at that save.
   std::vector<int> cuda_devices = {};

@@ -20,9 +20,10 @@ Result<Devices::Found> Devices::Get(DeviceId id) {
     return Error(StatusCode::kInvalidArgument, "there is no device {}", ToString(id));
   }
   // For every save in flight, and one being accepted: an event for each lane, and for up to 8 streams of the caller.
-  const int events = (options_.max_in_flight + 1) * (options_.copy_streams + 8);
+  const int lanes = options_.copy_streams + (options_.staging_bytes != 0 ? 1 : 0);
+  const int events = (options_.max_in_flight + 1) * (lanes + 8);
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
-                         MakeCudaDevice({.index = id.index, .lanes = options_.copy_streams, .events = events}));
+                         MakeCudaDevice({.index = id.index, .lanes = lanes, .events = events}));
   devices_.push_back(std::move(device));
   return SetUp(devices_.back());
 }

@@ -19,11 +19,16 @@ Status Checkpointer::Impl::RefuseWhileCapturing(Stream stream) {
   // error during capture, so this is found at once.
   CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, GetDevice(stream.device));
   if (!device->has_streams()) return Status::Ok();
-  MutexLock lock(fence_mutex);
-  EventId& event = fence_events[device.get()];
-  if (event == 0) {
-    CAIRN_ASSIGN_OR_RETURN(event, device->AcquireEvent());
+  EventId event = 0;
+  {
+    MutexLock lock(fence_mutex);
+    EventId& kept = fence_events[device.get()];
+    if (kept == 0) {
+      CAIRN_ASSIGN_OR_RETURN(kept, device->AcquireEvent());
+    }
+    event = kept;
   }
+  // Without the mutex, since the driver may block. Nobody waits for the event, so threads may share it.
   return device->RecordOnStream(stream, event);
 }
 

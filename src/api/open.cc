@@ -49,7 +49,9 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   for (const auto& device : given) {
     CAIRN_ASSIGN_OR_RETURN(const Devices::Found found, devices->Get(device->id()));
     parts.devices.push_back(found.device);
-    if (found.staging != nullptr) parts.staging.emplace_back(device.get(), found.staging, options.staging_bytes);
+    if (found.staging != nullptr) {
+      parts.staging.emplace_back(device.get(), found.staging, options.staging_bytes, options.chunk_bytes);
+    }
   }
   parts.touch_pool = true;
   if (options.read_only) return Status::Ok();

@@ -47,6 +47,11 @@ Result<Options> ResolveOptions(Options options) {
     return Error(StatusCode::kInvalidArgument, "Options::chunk_bytes: expected a multiple of {}, found {}",
                  kChecksumBlock, options.chunk_bytes);
   }
+  if (options.staging_bytes != 0 && options.staging_bytes < options.chunk_bytes) {
+    return Error(StatusCode::kInvalidArgument,
+                 "Options::staging_bytes: expected 0, or at least one chunk of {}, found {}", options.chunk_bytes,
+                 options.staging_bytes);
+  }
   CAIRN_RETURN_IF_ERROR(in_range("file_mode", options.file_mode, 0U, 0777U));
   CAIRN_RETURN_IF_ERROR(in_range("directory_mode", options.directory_mode, 0U, 0777U));
   // The writer itself must be able to read and write its files.

@@ -151,6 +151,7 @@ Result<std::vector<DeviceEvents>> Checkpointer::Impl::RecordStreams(const Tensor
       for (int lane = 0; lane < device->lanes(); ++lane) {
         CAIRN_ASSIGN_OR_RETURN(const EventId event, device->AcquireEvent());
         events.lanes.push_back(event);
+        events.recorded.push_back(false);
       }
     }
     return Status::Ok();

@@ -56,6 +56,7 @@ class CudaContext {
   [[nodiscard]] Status sticky() const CAIRN_EXCLUDES(mutex_);
 
   [[nodiscard]] const CudaDriver& driver() const { return *driver_; }
+  [[nodiscard]] const std::shared_ptr<const CudaDriver>& driver_ptr() const { return driver_; }
   [[nodiscard]] CUdevice device() const { return device_; }
   [[nodiscard]] int index() const { return index_; }
 

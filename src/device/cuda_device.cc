@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -16,6 +18,10 @@
 
 namespace cairn {
 namespace {
+
+// A lane takes no further batch beyond this many outstanding operations. The launch queue of a stream holds about
+// 1,024. A batch adds at most three operations for each of its kMaxBatchOperations, and two for its completion.
+constexpr std::uint64_t kMaxOutstanding = 256;
 
 CUdeviceptr DevicePointer(const std::byte* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
@@ -43,23 +49,40 @@ class CudaDevice final : public Device {
   void ReleaseEvent(EventId event) override;
   Status RecordOnStream(Stream stream, EventId event) override;
   Status StreamWait(Stream stream, EventId event) override;
+  bool CanHoldStreamsOf(DeviceId device) const override { return device.kind == DeviceKind::kCuda; }
   Status RecordOnLane(int lane, EventId event) override;
   Status LaneWait(int lane, EventId event) override;
 
+  bool HasRoom(int lane) const override;
   Status Copy(CopyBatch batch, CopyDone done) override;
   Status Health() override;
 
  private:
   enum class EventState : std::uint8_t { kFree, kAcquired, kRecorded };
 
+  // Host functions run on a stream of their own, because a stream stands still while one runs, or waits for a CPU.
+  struct CopyLane {
+    CUstream copies = nullptr;
+    CUstream completions = nullptr;
+    CUevent copied = nullptr;
+    // Shared with completions, which may outlive the device.
+    std::shared_ptr<std::atomic<std::uint64_t>> outstanding = std::make_shared<std::atomic<std::uint64_t>>(0);
+    // Held from recording `copied` until `completions` waits for it.
+    mutable Mutex mutex;
+  };
+
   Status CreateLanesAndEvents(const CudaDeviceOptions& options);
+  Status CreateLane();
   Status Record(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
   Status Wait(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
+  // The context of that GPU, which another Device may own.
+  Result<const CudaContext*> ContextOf(int index) CAIRN_EXCLUDES(mutex_);
   // The driver's handle of a caller's stream, after checking that work may be enqueued there. Call it within
-  // context_.Run.
-  Result<CUstream> CallerStream(Stream stream) const;
+  // context.Run.
+  Result<CUstream> CallerStream(const CudaContext& context, Stream stream) const;
   Status CaptureError(Stream stream) const;
-  Result<CUstream> Lane(int lane) const;
+  Result<CopyLane*> Lane(int lane) const;
+  Status Complete(CopyLane& lane, std::uint64_t operations, CopyDone done);
   Result<CUevent> Event(EventId event, EventState at_least) const CAIRN_EXCLUDES(mutex_);
   Status CheckPinned(MutableBytes memory) const;
 
@@ -68,7 +91,7 @@ class CudaDevice final : public Device {
   CudaContext context_;
   CudaCompletions completions_;
   // Constant after Open.
-  std::vector<CUstream> lanes_;
+  std::vector<std::unique_ptr<CopyLane>> lanes_;
   // Event n is at index n - 1.
   std::vector<CUevent> events_;
   std::uint64_t max_pitch_ = 0;
@@ -79,6 +102,8 @@ class CudaDevice final : public Device {
   CUdeviceptr staging_ CAIRN_GUARDED_BY(mutex_) = 0;
   // Registered by this device, not by that of another GPU.
   std::set<std::byte*> pinned_ CAIRN_GUARDED_BY(mutex_);
+  // By index: of GPUs whose streams have waited for this one.
+  std::map<int, std::unique_ptr<CudaContext>> others_ CAIRN_GUARDED_BY(mutex_);
 };
 
 CudaDevice::~CudaDevice() {
@@ -86,9 +111,13 @@ CudaDevice::~CudaDevice() {
     const CudaContext::Scope scope(context_);
     // If entering fails, the driver is shutting down or the context was reset, and all this is gone already.
     if (scope.result() == CUDA_SUCCESS) {
-      for (CUstream lane : lanes_) {
-        (void)driver().stream_synchronize(lane);
-        (void)driver().stream_destroy(lane);
+      for (const auto& lane : lanes_) {
+        for (CUstream stream : {lane->copies, lane->completions}) {
+          if (stream == nullptr) continue;
+          (void)driver().stream_synchronize(stream);
+          (void)driver().stream_destroy(stream);
+        }
+        if (lane->copied != nullptr) (void)driver().event_destroy(lane->copied);
       }
       for (CUevent event : events_) (void)driver().event_destroy(event);
       const MutexLock lock(mutex_);
@@ -114,12 +143,7 @@ Status CudaDevice::CreateLanesAndEvents(const CudaDeviceOptions& options) {
                      "reading the maximum pitch"));
   max_pitch_ = static_cast<std::uint64_t>(std::max(max_pitch, 0));
   lanes_.reserve(static_cast<std::size_t>(options.lanes));
-  for (int i = 0; i < options.lanes; ++i) {
-    CUstream lane = nullptr;
-    CAIRN_RETURN_IF_ERROR(
-        context_.Check(driver().stream_create(&lane, CU_STREAM_NON_BLOCKING), "creating a copy stream"));
-    lanes_.push_back(lane);
-  }
+  for (int i = 0; i < options.lanes; ++i) CAIRN_RETURN_IF_ERROR(CreateLane());
   events_.reserve(static_cast<std::size_t>(options.events));
   for (int i = 0; i < options.events; ++i) {
     CUevent event = nullptr;
@@ -130,6 +154,15 @@ Status CudaDevice::CreateLanesAndEvents(const CudaDeviceOptions& options) {
   event_states_.assign(events_.size(), EventState::kFree);
   for (std::size_t n = events_.size(); n > 0; --n) free_events_.push_back(static_cast<EventId>(n));
   return Status::Ok();
+}
+
+Status CudaDevice::CreateLane() {
+  CopyLane& lane = *lanes_.emplace_back(std::make_unique<CopyLane>());
+  for (CUstream* stream : {&lane.copies, &lane.completions}) {
+    CAIRN_RETURN_IF_ERROR(
+        context_.Check(driver().stream_create(stream, CU_STREAM_NON_BLOCKING), "creating a copy stream"));
+  }
+  return context_.Check(driver().event_create(&lane.copied, CU_EVENT_DISABLE_TIMING), "creating an event");
 }
 
 Status CudaDevice::CheckLayout(const StridedLayout& layout) const {
@@ -265,27 +298,34 @@ Status CudaDevice::Wait(CUstream stream, EventId event) {
   return context_.Check(driver().stream_wait_event(stream, handle, CU_EVENT_WAIT_DEFAULT), "waiting for an event");
 }
 
-Result<CUstream> CudaDevice::Lane(int lane) const {
+Result<CudaDevice::CopyLane*> CudaDevice::Lane(int lane) const {
   if (lane < 0 || lane >= lanes()) {
     return Error(StatusCode::kInvalidArgument, "cuda:{}: lane {}: expected less than {}", context_.index(), lane,
                  lanes());
   }
-  return lanes_[static_cast<std::size_t>(lane)];
+  return lanes_[static_cast<std::size_t>(lane)].get();
 }
 
 Status CudaDevice::CaptureError(Stream stream) const {
-  return Error(
-      StatusCode::kFailedPrecondition,
-      "cuda:{}: stream {:#x} is being captured into a CUDA graph, but Save and Fence cannot be captured: call them "
-      "before the graph's replay",
-      context_.index(), stream.handle);
+  return Error(StatusCode::kFailedPrecondition,
+               "{}: stream {:#x} is being captured into a CUDA graph, but Save and Fence cannot be captured: call them "
+               "before the graph's replay",
+               ToString(stream.device), stream.handle);
 }
 
-Result<CUstream> CudaDevice::CallerStream(Stream stream) const {
-  if (stream.device != id()) {
-    return Error(StatusCode::kInvalidArgument, "expected a stream of {}, found one of {}", ToString(id()),
-                 ToString(stream.device));
+Result<const CudaContext*> CudaDevice::ContextOf(int index) {
+  if (index == context_.index()) return &context_;
+  {
+    const MutexLock lock(mutex_);
+    if (const auto found = others_.find(index); found != others_.end()) return found->second.get();
   }
+  auto other = std::make_unique<CudaContext>(context_.driver_ptr(), index);
+  CAIRN_RETURN_IF_ERROR(other->Retain());
+  const MutexLock lock(mutex_);
+  return others_.try_emplace(index, std::move(other)).first->second.get();
+}
+
+Result<CUstream> CudaDevice::CallerStream(const CudaContext& context, Stream stream) const {
   // In CUDA 1 and 2 are the legacy and the per-thread default stream. 0 is either, depending on how its user was
   // compiled.
   // NOLINTNEXTLINE(performance-no-int-to-ptr): cairn::Stream holds handles as numbers
@@ -294,68 +334,105 @@ Result<CUstream> CudaDevice::CallerStream(Stream stream) const {
   const CUresult result = driver().stream_is_capturing(handle, &status);
   // The result for the legacy stream while a blocking stream of the context is being captured.
   if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return CaptureError(stream);
-  CAIRN_RETURN_IF_ERROR(context_.Check(result, "checking whether a stream is being captured"));
+  CAIRN_RETURN_IF_ERROR(context.Check(result, "checking whether a stream is being captured"));
   if (status != CU_STREAM_CAPTURE_STATUS_NONE) return CaptureError(stream);
   return handle;
 }
 
 Status CudaDevice::RecordOnStream(Stream stream, EventId event) {
+  if (stream.device != id()) {
+    return Error(StatusCode::kInvalidArgument, "expected a stream of {}, found one of {}", ToString(id()),
+                 ToString(stream.device));
+  }
   return context_.Run([&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(CUstream handle, CallerStream(stream));
+    CAIRN_ASSIGN_OR_RETURN(CUstream handle, CallerStream(context_, stream));
     return Record(handle, event);
   });
 }
 
 Status CudaDevice::StreamWait(Stream stream, EventId event) {
   const NvtxRange range("cairn: fence");
-  return context_.Run([&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(CUstream handle, CallerStream(stream));
+  if (!CanHoldStreamsOf(stream.device)) {
+    return Error(StatusCode::kInvalidArgument, "expected a stream of {}, found one of {}", ToString(id()),
+                 ToString(stream.device));
+  }
+  CAIRN_RETURN_IF_ERROR(context_.sticky());
+  // The driver looks the stream up in the current context; the event may be another GPU's.
+  CAIRN_ASSIGN_OR_RETURN(const CudaContext* context, ContextOf(stream.device.index));
+  return context->Run([&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(CUstream handle, CallerStream(*context, stream));
     return Wait(handle, event);
   });
 }
 
 Status CudaDevice::RecordOnLane(int lane, EventId event) {
   return context_.Run([&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(CUstream handle, Lane(lane));
-    return Record(handle, event);
+    CAIRN_ASSIGN_OR_RETURN(const CopyLane* found, Lane(lane));
+    return Record(found->copies, event);
   });
 }
 
 Status CudaDevice::LaneWait(int lane, EventId event) {
   return context_.Run([&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(CUstream handle, Lane(lane));
-    return Wait(handle, event);
+    CAIRN_ASSIGN_OR_RETURN(const CopyLane* found, Lane(lane));
+    return Wait(found->copies, event);
   });
+}
+
+bool CudaDevice::HasRoom(int lane) const {
+  const Result<CopyLane*> found = Lane(lane);
+  return !found.ok() || *(*found)->outstanding < kMaxOutstanding;
 }
 
 Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
   const NvtxRange range(batch.direction == CopyDirection::kToStaging ? "cairn: stage" : "cairn: copy");
-  CAIRN_ASSIGN_OR_RETURN(CUstream lane, Lane(batch.lane));
+  CAIRN_ASSIGN_OR_RETURN(CopyLane * lane, Lane(batch.lane));
   CAIRN_ASSIGN_OR_RETURN(CudaCopyPlan plan, PlanCudaCopies(batch, max_pitch_));
   return context_.Run([&] {
-    Status status = EnqueueCopies(context_, plan, batch.direction, lane);
-    if (status.ok()) {
-      CudaCompletions::Ticket* const ticket = completions_.Add(std::move(done));
-      status = context_.Check(driver().launch_host_func(lane, &CudaCompletions::HostFunction, ticket),
-                              "enqueueing a copy's completion");
-      if (status.ok()) return status;
-      completions_.Cancel(ticket);
-    }
+    Status status = EnqueueCopies(context_, plan, batch.direction, lane->copies);
+    if (status.ok()) status = Complete(*lane, plan.sizes.size() + plan.rows.size() + 2, std::move(done));
+    if (status.ok()) return status;
     // Copies enqueued before the failed one still write, so wait for them before the caller may reuse its memory.
-    if (const CUresult result = driver().stream_synchronize(lane); result != CUDA_SUCCESS) {
+    if (const CUresult result = driver().stream_synchronize(lane->copies); result != CUDA_SUCCESS) {
       return context_.SetSticky(result, "waiting for the copies before the one that failed");
     }
     return status;
   });
 }
 
+// Has `done` called once the lane's copies so far are done.
+Status CudaDevice::Complete(CopyLane& lane, std::uint64_t operations, CopyDone done) {
+  *lane.outstanding += operations;
+  const auto give_back = [outstanding = lane.outstanding, operations] { *outstanding -= operations; };
+  CudaCompletions::Ticket* const ticket = completions_.Add([give_back, done = std::move(done)](Status status) {
+    give_back();
+    done(std::move(status));
+  });
+  const MutexLock lock(lane.mutex);
+  Status status = context_.Check(driver().event_record(lane.copied, lane.copies), "recording the end of a copy");
+  if (status.ok()) {
+    status = context_.Check(driver().stream_wait_event(lane.completions, lane.copied, CU_EVENT_WAIT_DEFAULT),
+                            "waiting for the end of a copy");
+  }
+  if (status.ok()) {
+    status = context_.Check(driver().launch_host_func(lane.completions, &CudaCompletions::HostFunction, ticket),
+                            "enqueueing a copy's completion");
+  }
+  if (status.ok()) return status;
+  completions_.Cancel(ticket);
+  give_back();
+  return status;
+}
+
 Status CudaDevice::Health() {
   return context_.Run([&] {
-    for (CUstream lane : lanes_) {
-      // Any error of our own stream is the context's: no completion will come.
-      const CUresult result = driver().stream_query(lane);
-      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
-        return context_.SetSticky(result, "work on the GPU");
+    for (const auto& lane : lanes_) {
+      for (CUstream stream : {lane->copies, lane->completions}) {
+        // Any error of our own stream is the context's: no completion will come.
+        const CUresult result = driver().stream_query(stream);
+        if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
+          return context_.SetSticky(result, "work on the GPU");
+      }
     }
     return Status::Ok();
   });

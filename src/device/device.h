@@ -48,6 +48,9 @@ struct CopyBatch {
   std::uint32_t* sums = nullptr;
 };
 
+/// The most operations that a batch for a device with streams may consist of; see InBatches.
+inline constexpr std::uint64_t kMaxBatchOperations = 128;
+
 /// Called once, from any thread, soon after the batch is done. It may only record that and wake a thread. It is not
 /// called after a sticky device error, which Device::Health returns.
 using CopyDone = std::function<void(Status)>;
@@ -86,13 +89,23 @@ class Device {
   virtual Status RecordOnStream(Stream stream, EventId event) = 0;
   /// Later work in the caller's stream waits for the recorded event. FailedPrecondition during a graph capture.
   virtual Status StreamWait(Stream stream, EventId event) = 0;
+  /// Whether StreamWait takes streams of that device.
+  [[nodiscard]] virtual bool CanHoldStreamsOf(DeviceId device) const = 0;
   virtual Status RecordOnLane(int lane, EventId event) = 0;
   virtual Status LaneWait(int lane, EventId event) = 0;
 
+  /// Whether the lane takes another batch of kMaxBatchOperations. A driver's launch queue is bounded, and when it is
+  /// full, a call blocks inside the driver and holds up the launches of every thread. Becomes true again before a
+  /// batch's `done` is called.
+  [[nodiscard]] virtual bool HasRoom(int lane) const = 0;
   /// Enqueues the batch in its lane.
   virtual Status Copy(CopyBatch batch, CopyDone done) = 0;
   /// Ok, or the sticky error. Queries the lanes without waiting.
   virtual Status Health() = 0;
 };
+
+/// Splits the pieces into batches that the device takes: of at most kMaxBatchOperations each if it has streams. Rows
+/// that are not evenly spaced in the tensor count one by one.
+[[nodiscard]] std::vector<std::vector<CopyPiece>> InBatches(const Device& device, std::vector<CopyPiece> pieces);
 
 }  // namespace cairn

@@ -65,9 +65,11 @@ class HostDevice final : public Device {
   void ReleaseEvent(EventId event) override CAIRN_EXCLUDES(mutex_);
   Status RecordOnStream(Stream stream, EventId event) override CAIRN_EXCLUDES(mutex_);
   Status StreamWait(Stream stream, EventId event) override CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool CanHoldStreamsOf(DeviceId device) const override { return device == options_.id; }
   Status RecordOnLane(int lane, EventId event) override CAIRN_EXCLUDES(mutex_);
   Status LaneWait(int lane, EventId event) override CAIRN_EXCLUDES(mutex_);
 
+  [[nodiscard]] bool HasRoom(int /*lane*/) const override { return true; }
   Status Copy(CopyBatch batch, CopyDone done) override CAIRN_EXCLUDES(mutex_);
   Status Health() override { return Status::Ok(); }
 

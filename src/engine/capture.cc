@@ -10,7 +10,10 @@
 namespace cairn {
 
 Capture::Capture(EngineContext& context, SaveTask& task, Callbacks callbacks)
-    : context_(context), task_(task), callbacks_(std::move(callbacks)) {
+    : context_(context),
+      task_(task),
+      callbacks_(std::move(callbacks)),
+      staged_(context.parts.staging, task.snapshot(), context.parts.pool->chunk_bytes()) {
   if (context_.parts.options.checksums) sums_.resize(DivideUp(task_.snapshot().bytes(), kChecksumBlock));
 }
 
@@ -20,16 +23,9 @@ void Capture::Advance(bool chunks) {
     stage_.MoveTo(CaptureStage::kCopying);
     task_.MarkCapturing();
     if (const Status status = WaitForCallersStreams(); !status.ok()) return Fail(status);
-    if (const Status status = Stage(); !status.ok()) return Fail(status);
   }
-  while (chunks && !all_buffered()) {
-    BufferPool::Chunk buffer = context_.parts.pool->TryAcquire(BufferPool::Priority::kSave);
-    if (!buffer) break;
-    if (const Status status = FillChunk(std::move(buffer)); !status.ok()) return Fail(status);
-  }
-  if (stage_ == CaptureStage::kCopying && (all_buffered() || all_staged_)) {
-    if (const Status status = MarkEnqueued(); !status.ok()) return Fail(status);
-  }
+  if (const Status status = Enqueue(chunks); !status.ok()) return Fail(status);
+  MarkEnqueuedIfRead();
 }
 
 Status Capture::WaitForCallersStreams() {
@@ -41,50 +37,35 @@ Status Capture::WaitForCallersStreams() {
   return Status::Ok();
 }
 
-Status Capture::Stage() {
-  std::size_t on_devices = 0;
-  for (DeviceEvents& one : task_.events()) {
-    StagingArea* area = context_.FindStaging(one.device->id());
-    if (area == nullptr) continue;
-    const std::size_t before = staged_.size();
-    CAIRN_RETURN_IF_ERROR(StageOn(one, *area));
-    on_devices += staged_.size() - before;
+Status Capture::Enqueue(bool chunks) {
+  CAIRN_RETURN_IF_ERROR(LaunchPlanned());
+  while (planned_.empty() && PlanStaging()) CAIRN_RETURN_IF_ERROR(LaunchPlanned());
+  while (planned_.empty() && chunks && !all_buffered() && !staged_.Arriving(next_)) {
+    BufferPool::Chunk buffer = context_.parts.pool->TryAcquire(BufferPool::Priority::kSave);
+    if (!buffer) break;
+    PlanChunk(std::move(buffer));
+    CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   }
-  all_staged_ = on_devices != 0 && on_devices == task_.events().size() && !task_.snapshot().reads_cpu();
   return Status::Ok();
 }
 
-Status Capture::StageOn(DeviceEvents& events, StagingArea& area) {
-  Device& device = *events.device;
-  const std::uint64_t bytes = task_.snapshot().StagingBytes(device.id());
-  std::byte* const memory = area.Acquire(bytes);
-  if (memory == nullptr) return Status::Ok();  // No room now: this save goes directly through the pool.
-  staged_.emplace_back(&area, memory);
-
-  const std::vector<CopyPiece> pieces = task_.snapshot().StageAt(device.id(), memory);
+bool Capture::PlanStaging() {
+  StagedChunks::Staged chunk = staged_.StageNext(next_);
+  if (chunk.copies.empty()) return false;
+  read_by_staging_ = true;
   const std::uint64_t id = next_batch_++;
   Batch& batch = batches_[id];
   batch.begun = SaveTask::Clock::now();
-  const std::uint64_t share = DivideUp(bytes, static_cast<std::uint64_t>(device.lanes()));
-  auto piece = pieces.begin();
-  for (int lane = 0; lane < device.lanes() && piece != pieces.end(); ++lane) {
-    CopyBatch copies{.direction = CopyDirection::kToStaging, .lane = lane, .pieces = {}};
-    for (std::uint64_t taken = 0; piece != pieces.end() && taken < share; ++piece) {
-      taken += piece->end - piece->begin;
-      copies.pieces.push_back(*piece);
-    }
-    ++staging_copies_;
-    CAIRN_RETURN_IF_ERROR(Launch(id, batch, device, std::move(copies)));
+  batch.chunk.begin = chunk.begin;
+  batch.chunk.end = chunk.end;
+  for (auto& [device, pieces] : chunk.copies) {
+    Plan(id, *device, true,
+         {.direction = CopyDirection::kToStaging, .lane = device->lanes() - 1, .pieces = std::move(pieces)});
   }
-  // Record the lanes' events after the staging copies: fences wait for them, and so does every lane before it drains.
-  CAIRN_RETURN_IF_ERROR(RecordLanes(events));
-  for (int lane = 0; lane < device.lanes(); ++lane) {
-    for (const EventId event : events.lanes) CAIRN_RETURN_IF_ERROR(device.LaneWait(lane, event));
-  }
-  return Status::Ok();
+  return true;
 }
 
-Status Capture::FillChunk(BufferPool::Chunk buffer) {
+void Capture::PlanChunk(BufferPool::Chunk buffer) {
   const std::uint64_t id = next_batch_++;
   Batch& batch = batches_[id];
   batch.begun = SaveTask::Clock::now();
@@ -94,66 +75,111 @@ Status Capture::FillChunk(BufferPool::Chunk buffer) {
   batch.chunk = {.buffer = std::move(buffer), .begin = begin, .end = end};
   next_ = end;
 
+  std::vector<Snapshot::Piece> pieces = task_.snapshot().Pieces(begin, end, memory);
+  const std::vector<DeviceId> staged = staged_.Redirect(begin, pieces);
   std::map<DeviceId, CopyBatch> by_device;
-  for (const Snapshot::Piece& piece : task_.snapshot().Pieces(begin, end, memory)) {
-    by_device[piece.device].pieces.push_back(piece.copy);
-  }
+  for (const Snapshot::Piece& piece : pieces) by_device[piece.device].pieces.push_back(piece.copy);
   for (auto& [id_of_device, copies] : by_device) {
     Device& device = *context_.FindDevice(id_of_device);
-    copies.lane = static_cast<int>(id % static_cast<std::uint64_t>(device.lanes()));
+    copies.lane = LaneFor(id, device);
     if (by_device.size() == 1 && device.sums_while_copying() && !sums_.empty()) {
       copies.sums = &sums_[begin / kChecksumBlock];
       batch.chunk.summed = true;
     }
-    CAIRN_RETURN_IF_ERROR(Launch(id, batch, device, std::move(copies)));
+    const bool reads = id_of_device.kind == DeviceKind::kCpu
+                           ? task_.snapshot().reads_cpu()
+                           : std::find(staged.begin(), staged.end(), id_of_device) == staged.end();
+    read_by_host_ = read_by_host_ || reads;
+    Plan(id, device, reads, std::move(copies));
+  }
+}
+
+int Capture::LaneFor(std::uint64_t batch, const Device& device) {
+  // The last lane is for staging, so that a fence never waits for copies out of staging memory.
+  const bool stages = device.lanes() > 1 && context_.FindStaging(device.id()) != nullptr;
+  return static_cast<int>(batch % static_cast<std::uint64_t>(device.lanes() - (stages ? 1 : 0)));
+}
+
+void Capture::Plan(std::uint64_t batch, Device& device, bool reads, CopyBatch copies) {
+  std::vector<Copy>& of_batch = batches_.at(batch).copies;
+  for (std::vector<CopyPiece>& pieces : InBatches(device, std::move(copies.pieces))) {
+    planned_.push_back(
+        {.batch = batch,
+         .copy = of_batch.size(),
+         .copies = {
+             .direction = copies.direction, .lane = copies.lane, .pieces = std::move(pieces), .sums = copies.sums}});
+    of_batch.push_back({.device = &device, .reads = reads});
+    reads_planned_ += reads ? 1 : 0;
+    reads_left_ += reads ? 1 : 0;
+  }
+}
+
+Status Capture::LaunchPlanned() {
+  while (!planned_.empty()) {
+    Planned& next = planned_.front();
+    const Device& device = *batches_.at(next.batch).copies[next.copy].device;
+    if (!device.HasRoom(next.copies.lane)) break;  // The end of a copy makes room, and wakes the engine.
+    Planned launched = std::move(next);
+    planned_.pop_front();
+    CAIRN_RETURN_IF_ERROR(Launch(std::move(launched)));
   }
   return Status::Ok();
 }
 
-Status Capture::Launch(std::uint64_t id, Batch& batch, Device& device, CopyBatch copies) {
-  const std::size_t copy = batch.copies.size();
-  batch.copies.push_back({&device, false});
+Status Capture::Launch(Planned planned) {
+  Batch& batch = batches_.at(planned.batch);
+  Copy& copy = batch.copies[planned.copy];
+  Device& device = *copy.device;
+  const int lane = planned.copies.lane;
+  copy.state = CopyState::kInFlight;
   ++copies_in_flight_;
+  reads_planned_ -= copy.reads ? 1 : 0;
   // The closure holds no reference that keeps the capture alive, and after the engine's end the inbox drops it.
-  Status status =
-      device.Copy(std::move(copies), [inbox = context_.inbox, self = weak_from_this(), id, copy](Status done) {
-        inbox->Post([self, id, copy, done = std::move(done)] {
-          if (const auto capture = self.lock()) capture->OnCopied(id, copy, done);
-        });
-      });
+  Status status = device.Copy(std::move(planned.copies), [inbox = context_.inbox, self = weak_from_this(),
+                                                          id = planned.batch, at = planned.copy](Status done) {
+    inbox->Post([self, id, at, done = std::move(done)] {
+      if (const auto capture = self.lock()) capture->OnCopied(id, at, done);
+    });
+  });
   if (!status.ok()) {
-    batch.copies.back().done = true;
+    copy.state = CopyState::kDone;
     --copies_in_flight_;
     batch.status = status;
+    return status;
   }
-  return status;
+  return copy.reads ? RecordRead(device, lane) : Status::Ok();
 }
 
-Status Capture::RecordLanes(DeviceEvents& events) const {
-  for (int lane = 0; lane < events.device->lanes(); ++lane) {
-    CAIRN_RETURN_IF_ERROR(events.device->RecordOnLane(lane, events.lanes[static_cast<std::size_t>(lane)]));
+// Recorded after each copy, because later ones in the lane may be of other saves, or out of staging memory.
+Status Capture::RecordRead(const Device& device, int lane) {
+  const auto at = static_cast<std::size_t>(lane);
+  for (DeviceEvents& one : task_.events()) {
+    if (one.device != &device) continue;
+    CAIRN_RETURN_IF_ERROR(one.device->RecordOnLane(lane, one.lanes[at]));
+    one.recorded[at] = true;
   }
   return Status::Ok();
 }
 
-Status Capture::MarkEnqueued() {
-  if (!all_staged_) {
-    for (DeviceEvents& one : task_.events()) CAIRN_RETURN_IF_ERROR(RecordLanes(one));
-  }
+void Capture::MarkEnqueuedIfRead() {
+  if (stage_ != CaptureStage::kCopying || reads_planned_ != 0 || staged_.partly_staged() != 0) return;
+  if (std::max(next_, staged_.staged_to()) != task_.snapshot().bytes()) return;
   stage_.MoveTo(CaptureStage::kEnqueued);
-  task_.MarkEnqueued(all_staged_);
+  task_.MarkEnqueued(read_by_staging_ && !read_by_host_);
   UpdateCaptured();
-  return Status::Ok();
 }
 
 void Capture::OnCopied(std::uint64_t id, std::size_t copy, Status status) {
   const auto found = batches_.find(id);
-  if (found == batches_.end() || found->second.copies[copy].done) return;  // Given up with a lost device.
+  // Another state: it was given up with a lost device.
+  if (found == batches_.end() || found->second.copies[copy].state != CopyState::kInFlight) return;
   Batch& batch = found->second;
-  batch.copies[copy].done = true;
+  batch.copies[copy].state = CopyState::kDone;
   --copies_in_flight_;
+  reads_left_ -= batch.copies[copy].reads ? 1 : 0;
   if (!status.ok() && batch.status.ok()) batch.status = std::move(status);
-  const bool whole = std::all_of(batch.copies.begin(), batch.copies.end(), [](const Copy& one) { return one.done; });
+  const bool whole = std::all_of(batch.copies.begin(), batch.copies.end(),
+                                 [](const Copy& one) { return one.state == CopyState::kDone; });
   if (whole) OnBatchCopied(id);
 }
 
@@ -163,15 +189,17 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   const bool staging = !batch.chunk.buffer;
   context_.parts.trace->Span("copy", staging ? "stage" : "chunk", batch.begun, SaveTask::Clock::now(),
                              task_.plan().step, batch.chunk.end - batch.chunk.begin);
-  if (staging) staging_copies_ -= batch.copies.size();
   if (stopped()) return callbacks_.quiet();
   if (!batch.status.ok()) return Fail(std::move(batch.status));
-  if (staging) return UpdateCaptured();
+  if (staging) {
+    staged_.Arrived(batch.chunk.begin);
+    return UpdateCaptured();
+  }
 
   const std::uint64_t bytes = batch.chunk.end - batch.chunk.begin;
   std::memset(batch.chunk.buffer.data() + bytes, 0, AlignUp(bytes, kBlock) - bytes);
   UpdateCaptured();
-  if (all_buffered() && batches_.empty()) ReleaseStaging();
+  staged_.Release(batch.chunk.begin);
   callbacks_.filled(std::make_shared<FilledChunk>(std::move(batch.chunk)));
 }
 
@@ -193,16 +221,17 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
 }
 
 void Capture::UpdateCaptured() {
-  if (stage_ != CaptureStage::kEnqueued) return;
-  if (all_staged_ ? staging_copies_ != 0 : copies_in_flight_ != 0) return;
+  if (stage_ != CaptureStage::kEnqueued || reads_left_ != 0) return;
   stage_.MoveTo(CaptureStage::kCaptured);
   callbacks_.captured();
 }
 
 bool Capture::waits_for_device() const {
+  if (!planned_.empty()) return true;
   return std::any_of(batches_.begin(), batches_.end(), [](const auto& entry) {
-    return std::any_of(entry.second.copies.begin(), entry.second.copies.end(),
-                       [](const Copy& copy) { return !copy.done && copy.device->has_streams(); });
+    return std::any_of(entry.second.copies.begin(), entry.second.copies.end(), [](const Copy& copy) {
+      return copy.state == CopyState::kInFlight && copy.device->has_streams();
+    });
   });
 }
 
@@ -210,10 +239,13 @@ void Capture::OnDeviceLost(const Device& device, const Status& status) {
   std::vector<std::pair<std::uint64_t, std::size_t>> lost;
   for (const auto& [id, batch] : batches_) {
     for (std::size_t copy = 0; copy < batch.copies.size(); ++copy) {
-      if (batch.copies[copy].device == &device && !batch.copies[copy].done) lost.emplace_back(id, copy);
+      const Copy& one = batch.copies[copy];
+      if (one.device == &device && one.state == CopyState::kInFlight) lost.emplace_back(id, copy);
     }
   }
   for (const auto& [id, copy] : lost) OnCopied(id, copy, status);
+  // A batch with copies left to launch has not ended.
+  if (!stopped() && !lost.empty()) Fail(status);
 }
 
 void Capture::Fail(Status status) {
@@ -223,16 +255,15 @@ void Capture::Fail(Status status) {
 
 void Capture::Stop() {
   stage_.MoveTo(CaptureStage::kStopped);
+  for (const Planned& planned : planned_) batches_.at(planned.batch).copies[planned.copy].state = CopyState::kDone;
+  planned_.clear();
   // No callback will come for a batch without copies in flight, such as a failed launch.
   std::erase_if(batches_, [](const auto& entry) {
     return std::all_of(entry.second.copies.begin(), entry.second.copies.end(),
-                       [](const Copy& one) { return one.done; });
+                       [](const Copy& one) { return one.state == CopyState::kDone; });
   });
 }
 
-void Capture::ReleaseStaging() {
-  for (const auto& [area, memory] : staged_) area->Release(memory);
-  staged_.clear();
-}
+void Capture::ReleaseStaging() { staged_.ReleaseAll(); }
 
 }  // namespace cairn

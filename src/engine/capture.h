@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "device/buffer_pool.h"
 #include "engine/context.h"
 #include "engine/save_task.h"
+#include "engine/staged_chunks.h"
 
 namespace cairn {
 
@@ -63,7 +65,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
 
   Capture(EngineContext& context, SaveTask& task, Callbacks callbacks);
 
-  /// Enqueues what it can: staging if it fits, then chunks while the pool has buffers (only with `chunks`).
+  /// Enqueues what it can: chunks to staging memory while that has slots, then chunks to the host while the pool has
+  /// buffers (only with `chunks`). Call it again whenever a copy has ended.
   void Advance(bool chunks);
   /// Every copy that reads the caller's tensors is enqueued.
   [[nodiscard]] bool enqueued() const { return stage_ == CaptureStage::kEnqueued || stage_ == CaptureStage::kCaptured; }
@@ -74,7 +77,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] bool sums() const { return sums_in_flight_ != 0; }
   /// No copy and no checksum is in flight.
   [[nodiscard]] bool idle() const { return copies_in_flight_ == 0 && !sums(); }
-  /// Whether copies on streams are in flight: then only Device::Health reports a lost device.
+  /// Whether copies on streams are in flight or wait for room in a lane: then only Device::Health reports a lost
+  /// device.
   [[nodiscard]] bool waits_for_device() const;
   /// Starts no further copies; drops chunks in flight as they end.
   void Stop();
@@ -85,11 +89,14 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] const std::vector<std::uint32_t>& checksums() const { return sums_; }
 
  private:
+  enum class CopyState : std::uint8_t { kPlanned, kInFlight, kDone };
   struct Copy {
     Device* device = nullptr;
-    bool done = false;
+    // It reads the caller's tensors.
+    bool reads = false;
+    CopyState state = CopyState::kPlanned;
   };
-  // Copies that end together: one chunk, or the staging of one device.
+  // Copies that end together: one chunk's, to the host or to staging memory.
   struct Batch {
     // Without a buffer when staging.
     FilledChunk chunk;
@@ -98,14 +105,26 @@ class Capture : public std::enable_shared_from_this<Capture> {
     SaveTask::Clock::time_point begun;
   };
 
+  // A copy that its lane has no room for yet.
+  struct Planned {
+    std::uint64_t batch = 0;
+    std::size_t copy = 0;
+    CopyBatch copies;
+  };
+
   [[nodiscard]] bool stopped() const { return stage_ == CaptureStage::kStopped; }
   [[nodiscard]] Status WaitForCallersStreams();
-  [[nodiscard]] Status Stage();
-  [[nodiscard]] Status StageOn(DeviceEvents& events, StagingArea& area);
-  [[nodiscard]] Status FillChunk(BufferPool::Chunk buffer);
-  [[nodiscard]] Status RecordLanes(DeviceEvents& events) const;
-  [[nodiscard]] Status MarkEnqueued();
-  [[nodiscard]] Status Launch(std::uint64_t id, Batch& batch, Device& device, CopyBatch copies);
+  [[nodiscard]] Status Enqueue(bool chunks);
+  // False if there is nothing to stage, or no slot.
+  [[nodiscard]] bool PlanStaging();
+  void PlanChunk(BufferPool::Chunk buffer);
+  void Plan(std::uint64_t batch, Device& device, bool reads, CopyBatch copies);
+  // The lane of the device for copies to the host.
+  [[nodiscard]] int LaneFor(std::uint64_t batch, const Device& device);
+  [[nodiscard]] Status LaunchPlanned();
+  [[nodiscard]] Status Launch(Planned planned);
+  [[nodiscard]] Status RecordRead(const Device& device, int lane);
+  void MarkEnqueuedIfRead();
   void OnCopied(std::uint64_t id, std::size_t copy, Status status);
   void OnBatchCopied(std::uint64_t id);
   void Fail(Status status);
@@ -116,16 +135,21 @@ class Capture : public std::enable_shared_from_this<Capture> {
   const Callbacks callbacks_;
   std::vector<std::uint32_t> sums_;
   std::map<std::uint64_t, Batch> batches_;
-  std::vector<std::pair<StagingArea*, std::byte*>> staged_;
+  StagedChunks staged_;
+  // In stream order.
+  std::deque<Planned> planned_;
   // The first stream byte without a buffer.
   std::uint64_t next_ = 0;
   std::uint64_t next_batch_ = 0;
-  std::uint64_t staging_copies_ = 0;
   std::uint64_t copies_in_flight_ = 0;
+  // Copies that read the caller's tensors: planned ones, and those that have not ended.
+  std::uint64_t reads_planned_ = 0;
+  std::uint64_t reads_left_ = 0;
   std::uint64_t sums_in_flight_ = 0;
   Lifecycle<CaptureStage> stage_{CaptureStage::kWaiting};
-  // Only staging copies read the caller's tensors.
-  bool all_staged_ = false;
+  // Some copy to staging memory, and some copy to the host, has read the caller's tensors.
+  bool read_by_staging_ = false;
+  bool read_by_host_ = false;
 };
 
 }  // namespace cairn

@@ -364,7 +364,8 @@ void Engine::AddDevice(const std::shared_ptr<Device>& device, std::byte* staging
   context_.inbox->Post([this, device, staging] {
     context_.parts.devices.push_back(device);
     if (staging != nullptr)
-      context_.parts.staging.emplace_back(device.get(), staging, context_.parts.options.staging_bytes);
+      context_.parts.staging.emplace_back(device.get(), staging, context_.parts.options.staging_bytes,
+                                          context_.parts.options.chunk_bytes);
   });
 }
 

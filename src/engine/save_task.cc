@@ -69,22 +69,33 @@ Status SaveTask::WaitDurable(Deadline deadline) {
 
 Status SaveTask::Fence(Stream stream, Deadline deadline) {
   const Clock::time_point begin = Clock::now();
-  MutexLock lock(mutex_);
-  // Ordering this stream says nothing about copies on other devices.
-  const bool elsewhere = std::any_of(events_.begin(), events_.end(),
-                                     [&](const DeviceEvents& one) { return one.device->id() != stream.device; });
-  const bool host_waits = reads_cpu_ || elsewhere || stream.device.kind == DeviceKind::kCpu;
-  const auto held_up = [&]() CAIRN_REQUIRES(mutex_) { return !TensorsFree() && (host_waits || !enqueued_); };
-  while (held_up() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
-  stats_.stall += Clock::now() - begin;
-  if (held_up()) {
-    return Error(StatusCode::kDeadlineExceeded, "step {}: its tensors may not be overwritten yet, it is {}", plan_.step,
-                 SavePhaseName(stats_.phase));
+  {
+    MutexLock lock(mutex_);
+    const bool elsewhere = std::any_of(events_.begin(), events_.end(), [&](const DeviceEvents& one) {
+      return !one.device->CanHoldStreamsOf(stream.device);
+    });
+    const bool host_waits = reads_cpu_ || elsewhere || stream.device.kind == DeviceKind::kCpu;
+    const auto held_up = [&]() CAIRN_REQUIRES(mutex_) { return !TensorsFree() && (host_waits || !enqueued_); };
+    while (held_up() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+    stats_.stall += Clock::now() - begin;
+    if (held_up()) {
+      return Error(StatusCode::kDeadlineExceeded, "step {}: its tensors may not be overwritten yet, it is {}",
+                   plan_.step, SavePhaseName(stats_.phase));
+    }
+    if (TensorsFree()) return Status::Ok();
+    ++fencing_;  // Not captured yet, so the events still exist. This keeps them.
   }
-  if (TensorsFree()) return Status::Ok();
-  // Not captured yet, so the events still exist: they are released under this lock.
+  Status status = HoldStream(stream);
+  MutexLock lock(mutex_);
+  if (--fencing_ == 0 && events_unused_) ReleaseEvents();
+  return status;
+}
+
+Status SaveTask::HoldStream(Stream stream) const {
   for (const DeviceEvents& one : events_) {
-    for (const EventId lane : one.lanes) CAIRN_RETURN_IF_ERROR(one.device->StreamWait(stream, lane));
+    for (std::size_t lane = 0; lane < one.lanes.size(); ++lane) {
+      if (one.recorded[lane]) CAIRN_RETURN_IF_ERROR(one.device->StreamWait(stream, one.lanes[lane]));
+    }
   }
   return Status::Ok();
 }
@@ -205,7 +216,8 @@ void SaveTask::Finish(Status status) {
 }
 
 void SaveTask::ReleaseEvents() {
-  if (!std::exchange(events_held_, false)) return;
+  events_unused_ = true;
+  if (fencing_ != 0 || !std::exchange(events_held_, false)) return;
   for (const DeviceEvents& one : events_) one.ReleaseAll();
 }
 

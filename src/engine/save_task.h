@@ -45,8 +45,10 @@ struct DeviceEvents {
   Device* device = nullptr;
   /// Recorded on the caller's streams during the call.
   std::vector<EventId> streams;
-  /// By lane; the engine records them after the save's last copy.
+  /// By lane; the engine records them after the last copy that reads the caller's tensors there.
   std::vector<EventId> lanes;
+  /// By lane: whether its event has been recorded. Final once every such copy is enqueued.
+  std::vector<bool> recorded;
 
   void ReleaseAll() const {
     for (const EventId event : streams) device->ReleaseEvent(event);
@@ -118,6 +120,7 @@ class SaveTask {
   [[nodiscard]] std::chrono::nanoseconds SinceBegun() const { return Clock::now() - begun_; }
   void Advance(SavePhase phase) CAIRN_REQUIRES(mutex_);
   void ReleaseEvents() CAIRN_REQUIRES(mutex_);
+  [[nodiscard]] Status HoldStream(Stream stream) const;
   [[nodiscard]] bool Ended() const CAIRN_REQUIRES(mutex_) { return stats_.phase >= SavePhase::kDurable; }
   /// The caller may overwrite the tensors.
   [[nodiscard]] bool TensorsFree() const CAIRN_REQUIRES(mutex_) {
@@ -149,6 +152,10 @@ class SaveTask {
   Status status_ CAIRN_GUARDED_BY(mutex_);
   bool enqueued_ CAIRN_GUARDED_BY(mutex_) = false;
   bool events_held_ CAIRN_GUARDED_BY(mutex_) = true;
+  // Calls of Fence that hand events to the driver. They do so without the mutex, since the driver may block.
+  int fencing_ CAIRN_GUARDED_BY(mutex_) = 0;
+  // The save no longer needs its events.
+  bool events_unused_ CAIRN_GUARDED_BY(mutex_) = false;
   bool reads_cpu_ CAIRN_GUARDED_BY(mutex_) = false;
   bool held_ CAIRN_GUARDED_BY(mutex_) = false;
   std::optional<Status> cancelled_ CAIRN_GUARDED_BY(mutex_);

@@ -59,27 +59,6 @@ std::vector<Snapshot::Piece> Snapshot::Pieces(std::uint64_t begin, std::uint64_t
   return pieces;
 }
 
-std::uint64_t Snapshot::StagingBytes(DeviceId device) const {
-  std::uint64_t bytes = 0;
-  for (const std::uint32_t i : table_->StoreOrder()) {
-    if ((*table_)[i].device == device) bytes += (*table_)[i].bytes();
-  }
-  return bytes;
-}
-
-std::vector<CopyPiece> Snapshot::StageAt(DeviceId device, std::byte* staging) {
-  std::vector<CopyPiece> pieces;
-  const std::vector<std::uint32_t>& order = table_->StoreOrder();
-  for (std::size_t place = 0; place < order.size(); ++place) {
-    const TensorEntry& entry = (*table_)[order[place]];
-    if (entry.device != device || entry.bytes() == 0) continue;
-    pieces.push_back({source_[place], 0, entry.bytes(), staging});
-    source_[place] = &moved_.emplace_back(ContiguousAt(staging, entry.bytes()));
-    staging += entry.bytes();
-  }
-  return pieces;
-}
-
 ShardHeader Snapshot::Header(std::uint64_t step, const std::string& attempt, std::uint64_t shard,
                              bool checksums) const {
   ShardHeader header;

@@ -26,17 +26,12 @@ class Snapshot {
   /// Length of the byte stream.
   [[nodiscard]] std::uint64_t bytes() const { return offsets_.back(); }
   /// The copies that fill stream bytes [begin, end), in stream order; `memory` is the target of `begin`. Reads small
-  /// CPU tensors from their copies and staged ones from staging.
+  /// CPU tensors from their copies.
   struct Piece {
     DeviceId device;
     CopyPiece copy;
   };
   [[nodiscard]] std::vector<Piece> Pieces(std::uint64_t begin, std::uint64_t end, std::byte* memory) const;
-
-  /// Size of `device`'s tensors in its staging memory.
-  [[nodiscard]] std::uint64_t StagingBytes(DeviceId device) const;
-  /// The copies that stage `device`'s tensors at `staging`. Afterwards Pieces reads them from there.
-  [[nodiscard]] std::vector<CopyPiece> StageAt(DeviceId device, std::byte* staging);
 
   /// Whether CPU memory other than the small tensors is read after the call of Save.
   [[nodiscard]] bool reads_cpu() const { return reads_cpu_; }
@@ -56,7 +51,7 @@ class Snapshot {
   // are read from.
   std::vector<std::uint64_t> offsets_{0};
   std::vector<const StridedLayout*> source_;
-  // Sources that are not the caller's memory.
+  // The copies of small CPU tensors.
   std::deque<StridedLayout> moved_;
 };
 

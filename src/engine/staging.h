@@ -2,38 +2,35 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <optional>
+#include <vector>
 
 #include "device/device.h"
 
 namespace cairn {
 
-/// One device's staging memory, lent out in contiguous pieces. For the engine's thread.
+/// One device's staging memory, lent out in slots of one chunk each. For the engine's thread.
 class StagingArea {
  public:
-  StagingArea(Device* device, std::byte* base, std::uint64_t bytes) : device_(device), base_(base), bytes_(bytes) {}
+  StagingArea(Device* device, std::byte* base, std::uint64_t bytes, std::uint64_t slot_bytes)
+      : device_(device), base_(base) {
+    for (std::uint64_t slot = bytes / slot_bytes; slot-- > 0;) free_.push_back(base + slot * slot_bytes);
+  }
 
   [[nodiscard]] Device* device() const { return device_; }
-  /// The first gap that is large enough, 4096-aligned; null if there is none now.
-  [[nodiscard]] std::byte* Acquire(std::uint64_t bytes) {
-    std::uint64_t at = 0;
-    for (const auto& [begin, size] : lent_) {
-      if (begin - at >= bytes) break;
-      at = AlignUp(begin + size, kBlock);
-    }
-    if (at + bytes > bytes_) return nullptr;
-    lent_.emplace(at, bytes);
-    return base_ + at;
+  [[nodiscard]] std::byte* base() const { return base_; }
+  [[nodiscard]] bool full() const { return free_.empty(); }
+  /// Call it only if not full().
+  [[nodiscard]] std::byte* Acquire() {
+    std::byte* const slot = free_.back();
+    free_.pop_back();
+    return slot;
   }
-  void Release(const std::byte* memory) { lent_.erase(static_cast<std::uint64_t>(memory - base_)); }
+  void Release(std::byte* slot) { free_.push_back(slot); }
 
  private:
   Device* const device_;
   std::byte* const base_;
-  const std::uint64_t bytes_;
-  // Offset -> size.
-  std::map<std::uint64_t, std::uint64_t> lent_;
+  std::vector<std::byte*> free_;
 };
 
 }  // namespace cairn

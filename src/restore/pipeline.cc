@@ -14,6 +14,10 @@ namespace {
 // After a sticky device error no callback comes: while copies are in flight, the device is checked this often.
 constexpr std::chrono::seconds kHealthInterval{1};
 
+// For a device with streams: enough to keep it busy, and few enough that its launch queue never fills (see
+// Device::HasRoom, which a restore does not wait for, because saves that end do not wake it).
+constexpr int kBatchesPerLane = 2;
+
 Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block) {
   const std::uint32_t expected = file.header.sums[begin / kChecksumBlock];
   const std::uint32_t found = Crc32c(block);
@@ -210,28 +214,55 @@ void Pipeline::CopyToDevices(Slot& slot) {
     batch.shares_memory = batch.shares_memory || copy.shares_memory;
   }
   for (auto& [device, batch] : batches) {
-    Status status =
-        devices_.Copy(*device, std::move(batch.pieces), batch.shares_memory, [inbox = inbox_, &slot](Status outcome) {
-          inbox->Push({.slot = &slot, .copied = true, .status = std::move(outcome)});
-        });
-    if (!status.ok()) {
-      Fail(std::move(status));
-      break;
+    for (std::vector<CopyPiece>& pieces : InBatches(*device, std::move(batch.pieces))) {
+      planned_.push_back({device, &slot, std::move(pieces), batch.shares_memory});
+      ++slot.copies;
     }
-    ++slot.copies;
   }
   if (slot.copies == 0) return Finish(slot);
   if (copying_++ == 0) next_health_check_ = Deadline::In(kHealthInterval);
+  LaunchPlanned();
+}
+
+void Pipeline::LaunchPlanned() {
+  while (!planned_.empty()) {
+    Planned& next = planned_.front();
+    Device* const device = next.device;
+    int& in_flight = in_flight_[device];
+    if (status_.ok() && device->has_streams() && in_flight >= kBatchesPerLane * device->lanes()) return;
+    Planned launched = std::move(next);
+    planned_.pop_front();
+    if (!status_.ok()) {
+      EndCopy(*launched.slot);
+      continue;
+    }
+    const auto done = [inbox = inbox_, slot = launched.slot, device](Status outcome) {
+      inbox->Push({.slot = slot, .copied_by = device, .status = std::move(outcome)});
+    };
+    Status status = devices_.Copy(*device, std::move(launched.pieces), launched.shares_memory, done);
+    if (status.ok()) {
+      ++in_flight;
+      continue;
+    }
+    Fail(std::move(status));
+    EndCopy(*launched.slot);
+  }
+}
+
+void Pipeline::EndCopy(Slot& slot) {
+  if (--slot.copies > 0) return;
+  --copying_;
+  Finish(slot);
 }
 
 void Pipeline::Handle(const Message& message, const Progress& progress) {
   Slot& slot = *message.slot;
-  if (message.copied) {
+  if (message.copied_by != nullptr) {
     if (devices_lost_) return;  // Too late: its slot was given up.
     if (!message.status.ok()) Fail(message.status);
-    if (--slot.copies > 0) return;
-    --copying_;
-    return Finish(slot);
+    --in_flight_[message.copied_by];
+    EndCopy(slot);
+    return LaunchPlanned();
   }
   --working_;
   if (!message.status.ok()) Fail(message.status);
@@ -259,6 +290,7 @@ void Pipeline::CheckHealth() {
   if (Status status = devices_.Health(); !status.ok()) {
     Fail(std::move(status));
     devices_lost_ = true;
+    planned_.clear();
     copying_ = 0;
   }
 }

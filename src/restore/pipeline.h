@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -38,14 +40,21 @@ class Pipeline {
   struct Slot {
     BufferPool::Chunk chunk;
     const PlannedRead* read = nullptr;
-    // Device batches in flight.
+    // Device batches planned or in flight.
     int copies = 0;
+  };
+  // A copy of a slot to a device that has enough of them in flight.
+  struct Planned {
+    Device* device = nullptr;
+    Slot* slot = nullptr;
+    std::vector<CopyPiece> pieces;
+    bool shares_memory = false;
   };
   // Sent by worker and device threads. May arrive after the pipeline's end, after a sticky device error.
   struct Message {
     Slot* slot = nullptr;
-    // By a device; otherwise verified by a worker.
-    bool copied = false;
+    // Copied by it; null: verified by a worker.
+    Device* copied_by = nullptr;
     Status status;
   };
   struct Inbox {
@@ -62,6 +71,8 @@ class Pipeline {
   void ReadDone(Slot& slot, Status status);
   Status VerifyAndCopy(const Slot& slot);
   void CopyToDevices(Slot& slot);
+  void LaunchPlanned();
+  void EndCopy(Slot& slot);
   void Handle(const Message& message, const Progress& progress);
   void HandleMessages(const Progress& progress);
   void CheckHealth();
@@ -94,6 +105,9 @@ class Pipeline {
   // Slots, not batches.
   int copying_ = 0;
   bool devices_lost_ = false;
+  std::deque<Planned> planned_;
+  // Batches, by device.
+  std::map<Device*, int> in_flight_;
   Deadline next_health_check_ = Deadline::Infinite();
   // When the reads in flight count as slow.
   Deadline slow_at_ = Deadline::Infinite();

@@ -38,12 +38,14 @@ class ForwardingDevice : public Device {
   Status StreamWait(Stream stream, EventId event) override {
     return Forward([&] { return inner_->StreamWait(stream, event); });
   }
+  [[nodiscard]] bool CanHoldStreamsOf(DeviceId device) const override { return inner_->CanHoldStreamsOf(device); }
   Status RecordOnLane(int lane, EventId event) override {
     return Forward([&] { return inner_->RecordOnLane(lane, event); });
   }
   Status LaneWait(int lane, EventId event) override {
     return Forward([&] { return inner_->LaneWait(lane, event); });
   }
+  [[nodiscard]] bool HasRoom(int lane) const override { return inner_->HasRoom(lane); }
   Status Copy(CopyBatch batch, CopyDone done) override {
     return Forward([&] { return inner_->Copy(std::move(batch), std::move(done)); });
   }

@@ -4,10 +4,12 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <thread>
 
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
 #include "support/tensors.h"
+#include "testing/forwarding_device.h"
 #include "testing/model_gpu.h"
 #include "testing/temp_dir.h"
 
@@ -114,21 +116,148 @@ TEST(Pipeline, StagingFreesTheTensorsWhateverTheDiskDoes) {
   }
 }
 
-TEST(Pipeline, StagesOnlyWhatFitsTheBudget) {
+// Six chunks: two slots of staging memory and four chunks of the pool take them while the disk stands still.
+TEST(Pipeline, FenceWaitsOnlyForWhatNeitherStagingNorThePoolHolds) {
+  const TempDir dir;
+  ModelGpu gpu;
+  const auto plan = FaultPlan::Make();
+  Wiring wiring = gpu.Wire();
+  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+  Options options = SmallOptions(dir);
+  options.host_memory_bytes = 4_MiB;
+  options.staging_bytes = 2_MiB + 1000;
+  const FaultGate disk = plan->Hold({.op = IoOp::kWrite, .path = "shard-"});
+  auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(6, 1_MiB / sizeof(float), kModelGpu);
+  tensors.Fill(SeedOf(1));
+  const Stream stream = gpu.device().MakeStream();
+
+  const auto save = (*checkpointer)->Save(1, tensors.state(), {.streams = {stream}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_EQ((*checkpointer)->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+  gpu.device().Launch(stream, [&tensors] { tensors.Fill(99); });
+  gpu.device().Synchronize(stream);
+  disk.Release();
+
+  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
+  EXPECT_FALSE(save->stats().staged);
+  ExpectHolds(**checkpointer, 1, Tensors::Many(6, 1_MiB / sizeof(float), kModelGpu));
+}
+
+// A state many times the staging memory goes through it while the loop overwrites the tensors behind each fence.
+TEST(Pipeline, StagingMemoryIsUsedAgainAsItDrains) {
   const TempDir dir;
   ModelGpu gpu;
   Options options = SmallOptions(dir);
   options.staging_bytes = 3_MiB;
+  options.max_in_flight = 3;
+  options.keep_last = 0;
   auto checkpointer = Checkpointer::Open(options, gpu.Wire());
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
-  Tensors tensors = Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu);
-  tensors.Fill(SeedOf(1));
+  Tensors tensors = Tensors::Many(50, 1_MiB / sizeof(float) / 3, kModelGpu);
+  const Stream stream = gpu.device().MakeStream();
 
-  const auto save = (*checkpointer)->Save(1, tensors.state());
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    ASSERT_EQ((*checkpointer)->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+    gpu.device().Launch(stream, [&tensors, step] { tensors.Fill(SeedOf(step)); });
+    const auto save = (*checkpointer)->Save(step, tensors.state(), {.streams = {stream}});
+    ASSERT_TRUE(save.ok()) << save.status();
+  }
 
-  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
-  EXPECT_FALSE(save->stats().staged);
-  ExpectHolds(**checkpointer, 1, Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu));
+  ASSERT_EQ((*checkpointer)->Drain(Deadline::In(kPatience)), Status::Ok());
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    ExpectHolds(**checkpointer, step, Tensors::Many(50, 1_MiB / sizeof(float) / 3, kModelGpu));
+  }
+}
+
+// Chunks that hold tensors of both: the GPU's part is staged, the CPU's part goes to the pool.
+TEST(Pipeline, StagesTheGpusPartOfAMixedState) {
+  const TempDir dir;
+  ModelGpu gpu;
+  Options options = SmallOptions(dir);
+  options.staging_bytes = 2_MiB;
+  auto checkpointer = Checkpointer::Open(options, gpu.Wire());
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors on_gpu = Tensors::Many(20, 100'000, kModelGpu);
+  Tensors on_cpu = Tensors::Many(20, 100'000);
+  Tensors small = Tensors::Many(20, 1);
+  State state;
+  const auto add = [&state](const std::string& name, Tensors& from, std::size_t i, DeviceId device) {
+    std::vector<std::byte>& memory = from.memory()[i];
+    const TensorView view{.data = memory.data(),
+                          .dtype = DType::kF32,
+                          .shape = {static_cast<std::int64_t>(memory.size() / sizeof(float))},
+                          .device = device};
+    ASSERT_EQ(state.Add(name, view), Status::Ok());
+  };
+  for (std::size_t i = 0; i < 20; ++i) {
+    add(std::to_string(i) + ".gpu", on_gpu, i, kModelGpu);
+    add(std::to_string(i) + ".cpu", on_cpu, i, {});
+    add(std::to_string(i) + ".small", small, i, {});
+  }
+  const auto fill = [&](std::uint64_t seed) {
+    on_gpu.Fill(seed);
+    on_cpu.Fill(seed + 1);
+    small.Fill(seed + 2);
+  };
+  fill(10);
+
+  const auto save = (*checkpointer)->Save(1, state);
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_EQ(save->WaitCaptured(Deadline::In(kPatience)), Status::Ok());
+  fill(20);
+
+  ASSERT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  ASSERT_EQ((*checkpointer)->Restore(Latest(), state).status(), Status::Ok());
+  EXPECT_TRUE(on_gpu.Holds(10));
+  EXPECT_TRUE(on_cpu.Holds(11));
+  EXPECT_TRUE(small.Holds(12));
+}
+
+/// A driver whose calls block, as one does whose launch queue is full.
+class BlockingFence final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  Status StreamWait(Stream stream, EventId event) override {
+    if (blocks.exchange(false)) {
+      reached.set_value();
+      release.get_future().wait();
+    }
+    return ForwardingDevice::StreamWait(stream, event);
+  }
+  std::atomic<bool> blocks = true;
+  std::promise<void> reached;
+  std::promise<void> release;
+};
+
+TEST(Pipeline, AFenceThatTheDriverBlocksHoldsUpNobodyElse) {
+  const TempDir dir;
+  std::shared_ptr<HostDevice> gpu;
+  std::shared_ptr<BlockingFence> driver;
+  Wiring wiring;
+  wiring.devices = [&](WorkerPool& workers) -> Result<std::vector<std::shared_ptr<Device>>> {
+    gpu = HostDevice::Make({.id = kModelGpu, .lanes = 2, .streams = true}, workers);
+    driver = std::make_shared<BlockingFence>(gpu);
+    return std::vector<std::shared_ptr<Device>>{driver};
+  };
+  auto checkpointer = Checkpointer::Open(SmallOptions(dir), std::move(wiring));
+  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+  Tensors tensors = Tensors::Many(1, 1000, kModelGpu);
+  const Stream stream = gpu->MakeStream();
+  std::promise<void> kernel_may_end;
+  gpu->Launch(stream, [&] { kernel_may_end.get_future().wait(); });
+  const auto save = (*checkpointer)->Save(1, tensors.state(), {.streams = {stream}});
+  ASSERT_TRUE(save.ok()) << save.status();
+
+  std::thread fence([&] { EXPECT_EQ((*checkpointer)->Fence(stream), Status::Ok()); });
+  driver->reached.get_future().wait();
+  kernel_may_end.set_value();
+
+  EXPECT_EQ(save->WaitDurable(Deadline::In(seconds(10))), Status::Ok());
+  EXPECT_EQ(save->stats().phase, SavePhase::kDurable);
+  driver->release.set_value();
+  fence.join();
 }
 
 TEST(Pipeline, SaveReturnsBeforeCopyingAndSmallCpuTensorsMayChange) {

@@ -157,6 +157,34 @@ TEST_P(CudaDeviceContract, StagesStridedTensors) {
   EXPECT_EQ(device().AllocateStaging(1).status().code(), StatusCode::kFailedPrecondition);
 }
 
+// The driver calls host functions when a CPU is free. Copies behind one must not wait for that, nor a caller's stream.
+TEST_P(CudaDeviceContract, ALateHostFunctionHoldsUpNoCopy) {
+  const StridedLayout tensor = Contiguous(under_test_->MakeTensor(Pattern(4096, 1)), 4096);
+  const MutableBytes chunk = under_test_->MakeHostMemory(8192);
+  const Stream stream = under_test_->MakeStream();
+  const EventId event = Acquire(device());
+  std::promise<void> cpu_is_free;
+  std::promise<bool> first;
+  std::promise<Status> second;
+
+  ASSERT_EQ(device().Copy({.pieces = {{&tensor, 0, 4096, chunk.data()}}},
+                          [&, freed = cpu_is_free.get_future().share()](const Status&) {
+                            first.set_value(freed.wait_for(std::chrono::seconds(10)) == std::future_status::ready);
+                          }),
+            Status::Ok());
+  ASSERT_EQ(device().Copy({.pieces = {{&tensor, 0, 4096, chunk.data() + 4096}}},
+                          [&](Status status) { second.set_value(std::move(status)); }),
+            Status::Ok());
+  ASSERT_EQ(device().RecordOnLane(0, event), Status::Ok());
+  ASSERT_EQ(device().StreamWait(stream, event), Status::Ok());
+  under_test_->Synchronize(stream);
+  EXPECT_EQ(Copied(chunk.subspan(4096, 4096)), Pattern(4096, 1));
+  cpu_is_free.set_value();
+
+  EXPECT_TRUE(first.get_future().get()) << "the caller's stream waited for the host function";
+  EXPECT_EQ(second.get_future().get(), Status::Ok());
+}
+
 TEST_P(CudaDeviceContract, StagingThatDoesNotFitIsRefusedWithTheFreeBytes) {
   Result<std::byte*> staging = device().AllocateStaging(std::uint64_t{1} << 50);
 

@@ -69,23 +69,6 @@ TEST(Snapshot, CopiesUpToTheTotalLimit) {
   EXPECT_EQ(tensors.state().table()->small_bytes(), kSmallTensorsTotal);
 }
 
-TEST(Snapshot, ReadsStagedTensorsFromStaging) {
-  const DeviceId gpu{DeviceKind::kCuda, 0};
-  Tensors tensors = Tensors::Many(3, 1000, gpu);
-  tensors.Fill(1);
-  Snapshot snapshot(tensors.state().table(), {});
-  snapshot.LayOut();
-  const std::vector<std::byte> before = ReadStream(snapshot, 4096);
-  std::vector<std::byte> staging(snapshot.StagingBytes(gpu));
-
-  for (const CopyPiece& piece : snapshot.StageAt(gpu, staging.data())) {
-    GatherBytes(*piece.tensor, piece.begin, piece.end, piece.memory);
-  }
-  tensors.Fill(2);
-
-  EXPECT_EQ(ReadStream(snapshot, 4096), before);
-}
-
 TEST(Snapshot, WritesTiedTensorsOnce) {
   std::vector<float> memory(10);
   const TensorView view{.data = memory.data(), .shape = {10}};

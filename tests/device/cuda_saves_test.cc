@@ -1,0 +1,161 @@
+// Saves and restores through CudaDevice, on the driver's test double: what needs two GPUs, an old driver or many calls.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "device/cuda_device.h"
+#include "device/cuda_under_test.h"
+#include "device/fake_cuda.h"
+#include "testing/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using namespace literals;
+
+constexpr std::chrono::seconds kPatience{60};
+
+class CudaSaves : public testing::Test {
+ protected:
+  void SetUp() override { fake_cuda::Reset(); }
+  void TearDown() override {
+    EXPECT_THAT(fake_cuda::Misuses(), testing::IsEmpty());
+    checkpointer_.reset();
+    cuda_.reset();
+    fake_cuda::Reset();
+  }
+
+  void Open(int driver_version = 13000, std::uint64_t staging_bytes = 0) {
+    fake_cuda::SetDriverVersion(driver_version);
+    std::string why_not;
+    cuda_ = CudaUnderTest::Make(why_not);
+    ASSERT_NE(cuda_, nullptr) << why_not;
+    auto opened = Checkpointer::Open({.root = dir_ / "run",
+                                      .host_memory_bytes = 8_MiB,
+                                      .chunk_bytes = 1_MiB,
+                                      .queue_depth = 2,
+                                      .staging_bytes = staging_bytes,
+                                      .cuda_devices = {0}});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    checkpointer_ = *std::move(opened);
+  }
+  std::byte* AddTensor(State& state, std::uint64_t bytes, std::uint32_t seed) {
+    std::byte* const at = cuda_->MakeTensor(Pattern(bytes, seed));
+    AddMemory(state, at, bytes, 0);
+    return at;
+  }
+  void AddMemory(State& state, std::byte* at, std::uint64_t bytes, int gpu) {
+    const TensorView view{.data = at,
+                          .dtype = DType::kU8,
+                          .shape = {static_cast<std::int64_t>(bytes)},
+                          .device = {DeviceKind::kCuda, gpu}};
+    ASSERT_EQ(state.Add(fmt::format("t{}", names_++), view), Status::Ok());
+  }
+  static int Copies() { return fake_cuda::Calls("cuMemcpyAsync") + fake_cuda::Calls("cuMemcpyBatchAsync"); }
+
+  const TempDir dir_;
+  int names_ = 0;
+  std::unique_ptr<CudaUnderTest> cuda_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+// The real queue holds about 1,024; a call beyond that blocks inside the driver, and every thread's launches with it.
+TEST_F(CudaSaves, FewOperationsAreOutstandingWhileTheCallersStreamIsBusy) {
+  for (const std::uint64_t staging : {0_MiB, 4_MiB}) {
+    constexpr std::uint32_t kTensors = 5000;
+    fake_cuda::Reset();
+    Open(12070, staging);  // Without batches: one call for each tensor.
+    State state;
+    std::vector<std::byte*> tensors;
+    for (std::uint32_t i = 0; i < kTensors; ++i) tensors.push_back(AddTensor(state, 1024, i));
+    const Stream stream = cuda_->MakeStream();
+    std::promise<void> step_may_end;
+    cuda_->LaunchOnHost(stream, [&] { step_may_end.get_future().wait(); });
+    const int before = Copies();
+
+    const auto save = checkpointer_->Save(staging + 1, state, {.streams = {stream}});
+    ASSERT_TRUE(save.ok()) << save.status();
+    EXPECT_EQ(save->WaitCaptured(Deadline::In(std::chrono::milliseconds(300))).code(), StatusCode::kDeadlineExceeded);
+    const int while_busy = Copies() - before;
+    step_may_end.set_value();
+
+    EXPECT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+    EXPECT_GT(while_busy, 0);
+    EXPECT_EQ(fake_cuda::BlockedLaunches(), 0);
+    for (std::uint32_t i = 0; i < kTensors; ++i) cuda_->LaunchWrite(stream, tensors[i], Pattern(1024, 7));
+    cuda_->Synchronize(stream);
+    ASSERT_EQ(checkpointer_->Restore(Latest(), state, {.streams = {stream}}).status(), Status::Ok());
+    cuda_->Synchronize(stream);
+    for (std::uint32_t i = 0; i < kTensors; ++i) ASSERT_EQ(cuda_->ReadTensor(tensors[i], 1024), Pattern(1024, i));
+    checkpointer_.reset();
+    cuda_.reset();
+  }
+}
+
+// GPU 1 is busy: the host returns at once, and the stream of GPU 0 waits for the copies of both.
+TEST_F(CudaSaves, AFenceOnOneGpuWaitsForTheCopiesOfAnotherWithoutHoldingTheHost) {
+  constexpr std::uint64_t kBytes = 100'000;
+  Open();
+  auto driver = CudaDriver::Load();
+  ASSERT_TRUE(driver.ok());
+  CudaContext second(*driver, 1);
+  ASSERT_EQ(second.Retain(), Status::Ok());
+  auto gpu1 = MakeCudaDevice({.index = 1});
+  ASSERT_TRUE(gpu1.ok()) << gpu1.status();
+  const auto memory = (*gpu1)->AllocateStaging(kBytes);
+  ASSERT_TRUE(memory.ok());
+  const MutableBytes source = cuda_->MakeHostMemory(kBytes);
+  const MutableBytes flag = cuda_->MakeHostMemory(4096);
+  const std::vector<std::byte> contents = Pattern(kBytes, 2);
+  std::copy(contents.begin(), contents.end(), source.begin());
+  CUstream busy = nullptr;
+  const auto address = [](const std::byte* at) { return reinterpret_cast<CUdeviceptr>(at); };
+  ASSERT_EQ(second.Run([&] {
+    EXPECT_EQ(second.driver().stream_create(&busy, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    EXPECT_EQ(cuda_->functions().stream_wait_value(busy, address(flag.data()), 1, CU_STREAM_WAIT_VALUE_GEQ),
+              CUDA_SUCCESS);
+    EXPECT_EQ(second.driver().memcpy_async(address(*memory), address(source.data()), kBytes, busy), CUDA_SUCCESS);
+    return Status::Ok();
+  }),
+            Status::Ok());
+  State state;
+  AddTensor(state, kBytes, 1);
+  AddMemory(state, *memory, kBytes, 1);
+  const Stream stream = cuda_->MakeStream();
+
+  const auto save = checkpointer_->Save(
+      1, state, {.streams = {stream, {{DeviceKind::kCuda, 1}, reinterpret_cast<std::uintptr_t>(busy)}}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  const Status fenced = checkpointer_->Fence(stream, Deadline::In(std::chrono::seconds(10)));
+  const SavePhase phase = save->stats().phase;
+  cuda_->LaunchWrite(stream, *memory, Pattern(kBytes, 3));  // As an optimizer that reads and writes across GPUs.
+  ASSERT_EQ(cuda_->context().Run([&] {
+    EXPECT_EQ(cuda_->functions().stream_write_value(CudaUnderTest::Handle(cuda_->MakeStream()), address(flag.data()), 1,
+                                                    CU_STREAM_WRITE_VALUE_DEFAULT),
+              CUDA_SUCCESS);
+    return Status::Ok();
+  }),
+            Status::Ok());
+
+  EXPECT_EQ(fenced, Status::Ok());
+  EXPECT_LT(phase, SavePhase::kCaptured);
+  EXPECT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  cuda_->Synchronize(stream);
+  ASSERT_EQ(checkpointer_->Restore(Latest(), state).status(), Status::Ok());
+  EXPECT_EQ(cuda_->ReadTensor(*memory, kBytes), Pattern(kBytes, 2));
+  checkpointer_.reset();
+  ASSERT_EQ(second.Run([&] {
+    EXPECT_EQ(second.driver().stream_destroy(busy), CUDA_SUCCESS);
+    return Status::Ok();
+  }),
+            Status::Ok());
+}
+
+}  // namespace
+}  // namespace cairn
