@@ -141,7 +141,6 @@ TEST(Pipeline, FenceWaitsOnlyForWhatNeitherStagingNorThePoolHolds) {
   disk.Release();
 
   ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok()) << save->status();
-  EXPECT_FALSE(save->stats().staged);
   ExpectHolds(**checkpointer, 1, Tensors::Many(6, 1_MiB / sizeof(float), kModelGpu));
 }
 
@@ -175,9 +174,13 @@ TEST(Pipeline, StagingMemoryIsUsedAgainAsItDrains) {
 TEST(Pipeline, StagesTheGpusPartOfAMixedState) {
   const TempDir dir;
   ModelGpu gpu;
+  const auto plan = FaultPlan::Make();
+  Wiring wiring = gpu.Wire();
+  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
   Options options = SmallOptions(dir);
-  options.staging_bytes = 2_MiB;
-  auto checkpointer = Checkpointer::Open(options, gpu.Wire());
+  options.staging_bytes = 32_MiB;
+  const FaultGate disk = plan->Hold({.op = IoOp::kWrite, .path = "shard-"});
+  auto checkpointer = Checkpointer::Open(options, std::move(wiring));
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   Tensors on_gpu = Tensors::Many(20, 100'000, kModelGpu);
   Tensors on_cpu = Tensors::Many(20, 100'000);
@@ -205,9 +208,13 @@ TEST(Pipeline, StagesTheGpusPartOfAMixedState) {
 
   const auto save = (*checkpointer)->Save(1, state);
   ASSERT_TRUE(save.ok()) << save.status();
+  // The pool is full, and the disk stands still.
+  EXPECT_EQ(save->WaitCaptured(Deadline::In(std::chrono::milliseconds(300))).code(), StatusCode::kDeadlineExceeded);
+  disk.Release();
   ASSERT_EQ(save->WaitCaptured(Deadline::In(kPatience)), Status::Ok());
   fill(20);
 
+  EXPECT_FALSE(save->stats().staged);
   ASSERT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
   ASSERT_EQ((*checkpointer)->Restore(Latest(), state).status(), Status::Ok());
   EXPECT_TRUE(on_gpu.Holds(10));
