@@ -94,6 +94,7 @@ enum CUdevice_attribute : unsigned int {
 enum CUpointer_attribute : unsigned int {
   CU_POINTER_ATTRIBUTE_CONTEXT = 1,
   CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+  CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
   CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 };
@@ -159,6 +160,7 @@ struct CUDA_MEMCPY2D {
 
 /// CU_MEMHOSTREGISTER_PORTABLE
 inline constexpr unsigned int kMemHostRegisterPortable = 1;
+inline constexpr unsigned int kMemHostRegisterDeviceMap = 2;
 /// CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
 inline const CUstream kLegacyStream = reinterpret_cast<CUstream>(1);     // NOLINT(performance-no-int-to-ptr)
 inline const CUstream kPerThreadStream = reinterpret_cast<CUstream>(2);  // NOLINT(performance-no-int-to-ptr)

@@ -14,6 +14,7 @@
 #include "device/cuda_context.h"
 #include "device/cuda_copy_plan.h"
 #include "device/cuda_enqueue.h"
+#include "device/cuda_kernels.h"
 #include "device/cuda_nvtx.h"
 
 namespace cairn {
@@ -89,6 +90,7 @@ class CudaDevice final : public Device {
   [[nodiscard]] const CudaDriver& driver() const { return context_.driver(); }
 
   CudaContext context_;
+  CudaKernels kernels_{context_};
   CudaCompletions completions_;
   // Constant after Open.
   std::vector<std::unique_ptr<CopyLane>> lanes_;
@@ -120,6 +122,7 @@ CudaDevice::~CudaDevice() {
         if (lane->copied != nullptr) (void)driver().event_destroy(lane->copied);
       }
       for (CUevent event : events_) (void)driver().event_destroy(event);
+      kernels_.Unload();
       const MutexLock lock(mutex_);
       if (staging_ != 0) (void)driver().mem_free(staging_);
     }
@@ -133,7 +136,11 @@ Status CudaDevice::Open(const CudaDeviceOptions& options) {
                  options.index, options.lanes, options.events);
   }
   CAIRN_RETURN_IF_ERROR(context_.Retain());
-  return context_.Run([&] { return CreateLanesAndEvents(options); });
+  return context_.Run([&]() -> Status {
+    CAIRN_RETURN_IF_ERROR(CreateLanesAndEvents(options));
+    kernels_.Load();
+    return Status::Ok();
+  });
 }
 
 Status CudaDevice::CreateLanesAndEvents(const CudaDeviceOptions& options) {
@@ -167,11 +174,12 @@ Status CudaDevice::CreateLane() {
 
 Status CudaDevice::CheckLayout(const StridedLayout& layout) const {
   if (layout.bytes == 0) return context_.sticky();
-  if (layout.outer.size() > 1) {
+  if (layout.outer.size() > 1 && !kernels_.loaded()) {
     return Error(
         StatusCode::kInvalidArgument,
-        "expected at most 1 strided dimension over contiguous rows on a GPU, found {}: make it contiguous first",
-        layout.outer.size());
+        "expected at most 1 strided dimension over contiguous rows, found {}: make it contiguous first, because "
+        "this GPU does not run Cairn's kernels ({})",
+        layout.outer.size(), kernels_.why_not());
   }
   return context_.Run([&] {
     // CUDA leaves these as they are, or zero, for a pointer that it does not know.
@@ -200,12 +208,18 @@ Status CudaDevice::CheckLayout(const StridedLayout& layout) const {
 Status CudaDevice::PinMemory(MutableBytes memory) {
   if (memory.empty()) return context_.sticky();
   return context_.Run([&] {
-    const CUresult result = driver().mem_host_register(memory.data(), memory.size(), kMemHostRegisterPortable);
+    // Mapped for the kernels.
+    const CUresult result =
+        driver().mem_host_register(memory.data(), memory.size(), kMemHostRegisterPortable | kMemHostRegisterDeviceMap);
     // Another GPU's device has registered the pool, as portable, so it is pinned for this one too.
-    if (result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) return CheckPinned(memory);
-    CAIRN_RETURN_IF_ERROR(context_.Check(result, fmt::format("pinning {} bytes of host memory", memory.size())));
-    const MutexLock lock(mutex_);
-    pinned_.insert(memory.data());
+    if (result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
+      CAIRN_RETURN_IF_ERROR(CheckPinned(memory));
+    } else {
+      CAIRN_RETURN_IF_ERROR(context_.Check(result, fmt::format("pinning {} bytes of host memory", memory.size())));
+      const MutexLock lock(mutex_);
+      pinned_.insert(memory.data());
+    }
+    kernels_.AddHostMemory(memory);
     return Status::Ok();
   });
 }
@@ -227,6 +241,7 @@ Status CudaDevice::CheckPinned(MutableBytes memory) const {
 }
 
 void CudaDevice::UnpinMemory(MutableBytes memory) {
+  kernels_.RemoveHostMemory(memory);
   {
     const MutexLock lock(mutex_);
     if (pinned_.erase(memory.data()) == 0) return;
@@ -387,10 +402,13 @@ bool CudaDevice::HasRoom(int lane) const {
 Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
   const NvtxRange range(batch.direction == CopyDirection::kToStaging ? "cairn: stage" : "cairn: copy");
   CAIRN_ASSIGN_OR_RETURN(CopyLane * lane, Lane(batch.lane));
+  const CudaKernelPlan in_kernels = kernels_.Serve(batch) ? TakeForKernels(batch) : CudaKernelPlan();
   CAIRN_ASSIGN_OR_RETURN(CudaCopyPlan plan, PlanCudaCopies(batch, max_pitch_));
   return context_.Run([&] {
     Status status = EnqueueCopies(context_, plan, batch.direction, lane->copies);
-    if (status.ok()) status = Complete(*lane, plan.sizes.size() + plan.rows.size() + 2, std::move(done));
+    if (status.ok()) status = kernels_.Launch(in_kernels, batch.direction, lane->copies);
+    const std::size_t operations = plan.sizes.size() + plan.rows.size() + in_kernels.size() + 2;
+    if (status.ok()) status = Complete(*lane, operations, std::move(done));
     if (status.ok()) return status;
     // Copies enqueued before the failed one still write, so wait for them before the caller may reuse its memory.
     if (const CUresult result = driver().stream_synchronize(lane->copies); result != CUDA_SUCCESS) {

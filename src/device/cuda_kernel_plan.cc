@@ -118,7 +118,7 @@ CudaKernelPlan TakeForKernels(CopyBatch& batch) {
       i += n;
     }
   }
-  if (!plan.empty()) batch.pieces = std::move(rest);
+  if (plan.size() != 0) batch.pieces = std::move(rest);
   return plan;
 }
 

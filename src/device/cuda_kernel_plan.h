@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -13,7 +14,8 @@ struct CudaKernelPlan {
   std::vector<kernels::StridedCopy> strided;
   std::vector<kernels::PieceTable> tables;
 
-  [[nodiscard]] bool empty() const { return strided.empty() && tables.empty(); }
+  /// How many launches.
+  [[nodiscard]] std::size_t size() const { return strided.size() + tables.size(); }
 };
 
 /// Takes from the batch what the copy engines cannot do, or do slowly: more than one strided dimension, rows that are

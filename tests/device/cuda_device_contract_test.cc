@@ -122,17 +122,6 @@ TEST_P(CudaDeviceContract, ChecksTheOwnerOfATensorsMemory) {
   EXPECT_EQ(device().CheckLayout({}), Status::Ok());
 }
 
-TEST_P(CudaDeviceContract, RefusesTwoStridedDimensionsWithAdvice) {
-  StridedLayout layout = Rows(under_test_->MakeTensor(Pattern(4096, 1)), 4, 8, 16);
-  layout.outer.insert(layout.outer.begin(), {4, 1024});
-  layout.bytes *= 4;
-
-  const Status status = device().CheckLayout(layout);
-
-  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(status.message(), HasSubstr("make it contiguous"));
-}
-
 TEST_P(CudaDeviceContract, StagesStridedTensors) {
   constexpr std::uint64_t kRow = 100;
   constexpr std::int64_t kRows = 50;

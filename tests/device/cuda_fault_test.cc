@@ -23,7 +23,7 @@ class CudaFaults : public testing::Test {
     fake_cuda::Reset();
   }
 
-  // With a driver of this version.
+  // With a driver of this version, which runs no kernels: cuda_kernels_test.cc has those.
   void MakeDevice(int version = 13000) {
     fake_cuda::SetDriverVersion(version);
     std::string why_not;

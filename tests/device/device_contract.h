@@ -58,6 +58,13 @@ class DeviceContract : public testing::TestWithParam<DeviceCase> {
   std::unique_ptr<DeviceUnderTest> under_test_;
 };
 
+/// The part of that contract for several strided dimensions. Skips, after checking the advice, if the device refuses
+/// them.
+class DeviceStridesContract : public DeviceContract {
+ protected:
+  void SetUp() override;
+};
+
 /// Bytes that differ by position and by seed.
 [[nodiscard]] std::vector<std::byte> Pattern(std::uint64_t bytes, std::uint32_t seed);
 [[nodiscard]] StridedLayout Contiguous(std::byte* at, std::uint64_t bytes);

@@ -15,8 +15,9 @@
 /// means to do it, is a misuse: a test that expects none looks at Misuses().
 namespace cairn::fake_cuda {
 
-/// Resets to a healthy driver of CUDA 13.0 with two GPUs and no calls counted. No device may exist. The schedule's seed is
-/// 0, or, where the environment has FAKE_CUDA_SEED=N, N at the first reset of the process and one more at each later one.
+/// Resets to a healthy driver of CUDA 13.0 with two GPUs and no calls counted. No device may exist. The schedule's seed
+/// is 0, or, where the environment has FAKE_CUDA_SEED=N, N at the first reset of the process and one more at each later
+/// one.
 void Reset();
 void SetDriverVersion(int version);
 void SetGpus(int count);
@@ -44,6 +45,7 @@ struct Launch {
   std::array<unsigned int, 3> grid{};
   std::array<unsigned int, 3> block{};
   unsigned int shared = 0;
+  int gpu = 0;
 };
 /// A kernel that every loaded module has. `run` is called once for a launch, where it may touch GPU memory.
 struct Kernel {
@@ -51,6 +53,9 @@ struct Kernel {
   std::function<void(const Launch& launch, void** arguments)> run;
 };
 void DefineKernel(const std::string& name, Kernel kernel);
+/// Defines the kernels of Cairn's PTX, which a module must then have, and which must be compiled from the same source:
+/// copy_kernels.h, run by the host, thread by thread. A bad access is a sticky error.
+void DefineCairnsKernels();
 
 [[nodiscard]] int Calls(const std::string& function);
 /// Calls that waited because a stream already had 1,024 operations outstanding (a batch counts each of its copies): the

@@ -50,11 +50,12 @@ class HostUnderTest final : public DeviceUnderTest {
   std::unique_ptr<HostDevice> device_;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Host, DeviceContract,
+const auto kHosts =
     testing::Values(DeviceCase{"plain", [](std::string&) { return std::make_unique<HostUnderTest>(false); }},
-                    DeviceCase{"streams", [](std::string&) { return std::make_unique<HostUnderTest>(true); }}),
-    CaseName);
+                    DeviceCase{"streams", [](std::string&) { return std::make_unique<HostUnderTest>(true); }});
+
+INSTANTIATE_TEST_SUITE_P(Host, DeviceContract, kHosts, CaseName);
+INSTANTIATE_TEST_SUITE_P(Host, DeviceStridesContract, kHosts, CaseName);
 
 }  // namespace
 }  // namespace cairn

@@ -101,6 +101,8 @@ struct FakeFunction {
 struct Range {
   std::size_t bytes = 0;
   int gpu = 0;
+  /// Kernels may use it. Host memory that is registered may be unmapped.
+  bool mapped = true;
 };
 using Ranges = std::map<CUdeviceptr, Range>;
 
@@ -138,6 +140,8 @@ struct Driver {
   std::set<FakeStream*> dying;
   std::set<FakeEvent*> events;
   std::map<std::string, Kernel> kernels;
+  /// If not empty, the only one that a module may have.
+  std::string_view image;
   std::set<FakeFunction*> functions;
 
   Ranges allocations;
@@ -234,6 +238,10 @@ CUresult ExchangeCaptureMode(CUstreamCaptureMode* mode);
 enum class Place : std::uint8_t { kGpu, kPinned, kPageable, kFreed, kCut };
 /// Where the bytes are. kCut: only partly in an allocation or a registered range.
 Place PlaceOf(CUdeviceptr at, std::size_t bytes);
+/// The GPU's allocations, and what host memory its kernels reach.
+Ranges RangesForKernels(int gpu);
+/// Whether the bytes are all in one of the ranges.
+bool Holds(const Ranges& ranges, CUdeviceptr at, std::size_t bytes);
 /// Opens GPU memory to the scheduler's thread for the duration of one operation: the host's code may never touch it.
 /// Called without the lock.
 class GpuAccess {

@@ -27,6 +27,8 @@ CUresult ModuleLoadData(CUmodule* handle, const void* image) {
   FAKE_CUDA_ENTER("cuModuleLoadData", kContext | kUnsafeBesideCapture);
   if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!IsPtx(image)) return CUDA_ERROR_INVALID_IMAGE;
+  const std::string_view expected = driver().image;
+  if (!expected.empty() && static_cast<const char*>(image) != expected) return CUDA_ERROR_INVALID_PTX;
   Context& context = *current_contexts.back();
   auto* loaded = new FakeModule{.context = &context};
   context.modules.insert(loaded);
@@ -80,7 +82,10 @@ CUresult LaunchKernel(CUfunction handle, unsigned int grid_x, unsigned int grid_
     copies.emplace_back(kernel.argument_bytes[i]);
     std::memcpy(copies.back().data(), arguments[i], kernel.argument_bytes[i]);
   }
-  const Launch launch{.grid = {grid_x, grid_y, grid_z}, .block = {block_x, block_y, block_z}, .shared = shared_bytes};
+  const Launch launch{.grid = {grid_x, grid_y, grid_z},
+                      .block = {block_x, block_y, block_z},
+                      .shared = shared_bytes,
+                      .gpu = stream->context->gpu};
   Enqueue(call, *stream, {.run = [run = kernel.run, launch, copies = std::move(copies)]() mutable {
             const GpuAccess access;
             std::vector<void*> pointers;

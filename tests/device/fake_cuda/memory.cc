@@ -43,6 +43,22 @@ Place PlaceOf(CUdeviceptr at, std::size_t bytes) {
   return pinned ? Place::kPinned : Place::kPageable;
 }
 
+Ranges RangesForKernels(int gpu) {
+  Ranges ranges;
+  for (const auto& [at, range] : driver().allocations) {
+    if (range.gpu == gpu) ranges[at] = range;
+  }
+  for (const auto& [at, range] : driver().registered) {
+    if (range.mapped) ranges[at] = range;
+  }
+  return ranges;
+}
+
+bool Holds(const Ranges& ranges, CUdeviceptr at, std::size_t bytes) {
+  bool cut = false;
+  return Find(ranges, at, bytes, &cut) != ranges.end() && !cut;
+}
+
 GpuAccess::GpuAccess() {
   const Lock lock(driver().mutex);
   for (const auto& [at, range] : driver().allocations) ranges_[at] = range.bytes;
@@ -116,7 +132,7 @@ CUresult MemHostRegister(void* memory, std::size_t bytes, unsigned int flags) {
   if (Find(d.registered, at, bytes, &cut) != d.registered.end() || cut) {
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
-  d.registered[at] = {bytes, current_contexts.back()->gpu};
+  d.registered[at] = {bytes, current_contexts.back()->gpu, (flags & kMemHostRegisterDeviceMap) != 0};
   return CUDA_SUCCESS;
 }
 
@@ -146,6 +162,10 @@ CUresult PointerGetAttributes(unsigned int count, CUpointer_attribute* attribute
       if (gpu != d.allocations.end()) ordinal = gpu->second.gpu;
       if (host != d.registered.end()) ordinal = host->second.gpu;
       std::memcpy(value, &ordinal, sizeof(ordinal));
+    } else if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) {
+      const bool mapped = gpu != d.allocations.end() || (host != d.registered.end() && host->second.mapped);
+      const CUdeviceptr on_gpu = mapped ? at : 0;
+      std::memcpy(values[i], &on_gpu, sizeof(on_gpu));
     } else {
       return CUDA_ERROR_INVALID_VALUE;
     }

@@ -1,0 +1,63 @@
+// Cairn's kernels: the committed PTX, and its source as the host's compiler makes it.
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "device/copy_kernels.h"
+#include "device/fake_cuda/driver.h"
+#include "device/kernel_threads.h"
+
+namespace cairn::fake_cuda {
+namespace {
+
+constexpr std::string_view kPtx =
+#include "device/copy_kernels.ptx.inc"
+    ;
+
+void FailKernel(CUresult result) {
+  const Lock lock(driver().mutex);
+  SetStickyLocked(result);
+}
+
+// Defines the kernel if the PTX has one of this name whose parameter is as long as the source's.
+template <typename Parameter, typename Thread>
+void Define(const std::string& name, const Thread& thread) {
+  const std::string parameter = name + "_param_0[" + std::to_string(sizeof(Parameter)) + "]";
+  if (kPtx.find(".entry " + name + "(") == kPtx.npos || kPtx.find(parameter) == kPtx.npos) return;
+  DefineKernel(name, {.argument_bytes = {sizeof(Parameter)}, .run = [thread](const Launch& launch, void** arguments) {
+                        // The .maxntid of all of them.
+                        constexpr std::array<unsigned int, 3> block = {kernels::kThreadsPerBlock, 1, 1};
+                        if (launch.block != block || launch.grid[1] != 1 || launch.grid[2] != 1) {
+                          return FailKernel(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+                        }
+                        Parameter copied;
+                        std::memcpy(&copied, arguments[0], sizeof(copied));
+                        Lock lock(driver().mutex);
+                        const Ranges ranges = RangesForKernels(launch.gpu);
+                        lock.unlock();
+                        KernelMemory access([&ranges](std::uint64_t address, std::size_t bytes, bool /*writes*/) {
+                          return Holds(ranges, address, bytes);
+                        });
+                        const std::uint64_t threads = std::uint64_t{launch.grid[0]} * launch.block[0];
+                        RunGrid(threads, launch.grid[0],
+                                [&](std::uint64_t index) { thread(copied, index, threads, access); });
+                        if (!access.error().empty()) FailKernel(CUDA_ERROR_ILLEGAL_ADDRESS);
+                      }});
+}
+
+}  // namespace
+
+void DefineCairnsKernels() {
+  Define<kernels::StridedCopy>("cairn_copy_strided",
+                               [](const auto& copy, std::uint64_t thread, std::uint64_t threads, auto& access) {
+                                 CopyStridedThread(copy, thread, threads, access);
+                               });
+  Define<kernels::PieceTable>("cairn_copy_pieces",
+                              [](const auto& table, std::uint64_t thread, std::uint64_t threads, auto& access) {
+                                CopyPiecesThread(table, thread, threads, access);
+                              });
+  const Lock lock(driver().mutex);
+  driver().image = kPtx;
+}
+
+}  // namespace cairn::fake_cuda
