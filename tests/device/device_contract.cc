@@ -1,6 +1,8 @@
 #include "device/device_contract.h"
 
+#include <chrono>
 #include <future>
+#include <memory>
 #include <utility>
 
 namespace cairn {
@@ -41,10 +43,15 @@ StridedLayout Rows(std::byte* at, std::uint64_t row_bytes, std::int64_t rows, st
 std::vector<std::byte> Copied(Bytes bytes) { return {bytes.begin(), bytes.end()}; }
 
 Status CopyAndWait(Device& device, CopyBatch batch) {
-  std::promise<Status> done;
-  std::future<Status> outcome = done.get_future();
-  const Status enqueued = device.Copy(std::move(batch), [&done](Status status) { done.set_value(std::move(status)); });
-  return enqueued.ok() ? outcome.get() : enqueued;
+  auto done = std::make_shared<std::promise<Status>>();
+  std::future<Status> outcome = done->get_future();
+  const Status enqueued = device.Copy(std::move(batch), [done](Status status) { done->set_value(std::move(status)); });
+  if (!enqueued.ok()) return enqueued;
+  // After a sticky error nothing is called.
+  while (outcome.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout) {
+    if (Status health = device.Health(); !health.ok()) return health;
+  }
+  return outcome.get();
 }
 
 }  // namespace cairn
