@@ -148,15 +148,15 @@ def stored(tensor: Any) -> Stored:
 
 def describe(name: str, tensor: Any, keep: list[Any]) -> Tensor:
     """The engine's view of a tensor. Some tensors must be copied first (conjugated or negated views, elements that
-    share memory, strided CUDA tensors). The copies are appended to `keep`, which must live until the save is
-    captured."""
+    share memory). The copies are appended to `keep`, which must live until the save is captured. Of strided CUDA
+    tensors the engine refuses those that their GPU cannot copy."""
     if not _is_torch(tensor):
         return _describe_array(name, tensor, keep)
     dtype = dtype_name(name, tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
         keep.append(tensor)
-    if not tensor.is_contiguous() and (tensor.is_cuda or _overlaps(tensor.shape, tensor.stride())):
+    if not tensor.is_contiguous() and _overlaps(tensor.shape, tensor.stride()):
         tensor = tensor.contiguous()
         keep.append(tensor)
     device = tensor.device
@@ -203,7 +203,8 @@ def target_view(name: str, tensor: Any) -> Tensor:
     view = describe(name, tensor, keep)
     if keep or (not _is_torch(tensor) and not tensor.flags.writeable):
         raise InvalidArgument(
-            f'tensor "{name}" cannot be restored in place: its memory is shared, strided or read-only'
+            f'tensor "{name}" cannot be restored in place: its elements share memory or run backwards, or it is read-only '
+            "or lazily conjugated or negated"
         )
     return view
 
