@@ -1,5 +1,6 @@
-// The kernels' logic, run by the host thread by thread, against GatherBytes and ScatterBytes. Every access is checked:
-// aligned, within the tensor's elements or the piece's bytes, and in the right direction.
+// The kernels, run by the host thread by thread, against GatherBytes and ScatterBytes: their source as the host's
+// compiler makes it, and the committed PTX, instruction by instruction. Every access is checked: aligned, within the
+// tensor's elements or the piece's bytes, and in the right direction.
 #include "device/copy_kernels.h"
 
 #include <gtest/gtest.h>
@@ -11,11 +12,60 @@
 #include "base/strided.h"
 #include "device/cuda_kernel_plan.h"
 #include "device/kernel_threads.h"
+#include "device/ptx_machine.h"
 
 namespace cairn {
 namespace {
 
 constexpr std::size_t kGuard = 64;
+
+constexpr std::string_view kCommitted =
+#include "device/copy_kernels.ptx.inc"
+    ;
+
+enum class From : std::uint8_t { kSource, kPtx };
+
+// Runs the PTX's kernel in a grid of one block, or of two where that gives the number of threads.
+template <typename Access>
+void RunPtx(const PtxKernel& kernel, const void* parameter, std::uint64_t threads, Access& access) {
+  const PtxKernel::Memory memory{
+      .load = [&access](std::uint64_t address, std::size_t bytes) -> std::uint64_t {
+        if (bytes == 8) return access.template Load<kernels::U64>(address);
+        if (bytes == 4) return access.template Load<kernels::U32>(address);
+        if (bytes == 2) return access.template Load<kernels::U16>(address);
+        return access.template Load<kernels::U8>(address);
+      },
+      .store =
+          [&access](std::uint64_t address, std::size_t bytes, std::uint64_t value) {
+            if (bytes == 8) return access.Store(address, static_cast<kernels::U64>(value));
+            if (bytes == 4) return access.Store(address, static_cast<kernels::U32>(value));
+            if (bytes == 2) return access.Store(address, static_cast<kernels::U16>(value));
+            access.Store(address, static_cast<kernels::U8>(value));
+          },
+      .load_word = [&access](std::uint64_t address) { return access.template Load<kernels::Word>(address); },
+      .store_word = [&access](std::uint64_t address, kernels::Word word) { access.Store(address, word); }};
+  const auto blocks = static_cast<std::uint32_t>(threads % 2 == 0 ? 2 : 1);
+  const std::uint32_t block = static_cast<std::uint32_t>(threads) / blocks;
+  RunGrid(threads, 3, [&](std::uint64_t thread) {
+    kernel.Run(static_cast<const std::byte*>(parameter), static_cast<std::uint32_t>(thread), block, blocks, memory);
+  });
+}
+
+template <typename Access>
+void RunKernel(From from, const kernels::StridedCopy& copy, std::uint64_t threads, Access& access) {
+  static const PtxKernel ptx(kCommitted, "cairn_copy_strided");
+  ASSERT_EQ(ptx.parameter_bytes(), sizeof(copy));
+  if (from == From::kPtx) return RunPtx(ptx, &copy, threads, access);
+  RunGrid(threads, 3, [&](std::uint64_t thread) { CopyStridedThread(copy, thread, threads, access); });
+}
+
+template <typename Access>
+void RunKernel(From from, const kernels::PieceTable& table, std::uint64_t threads, Access& access) {
+  static const PtxKernel ptx(kCommitted, "cairn_copy_pieces");
+  ASSERT_EQ(ptx.parameter_bytes(), sizeof(table));
+  if (from == From::kPtx) return RunPtx(ptx, &table, threads, access);
+  RunGrid(threads, 3, [&](std::uint64_t thread) { CopyPiecesThread(table, thread, threads, access); });
+}
 
 std::vector<std::byte> Random(std::size_t bytes, std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -96,9 +146,9 @@ void AllowPiece(const CopyPiece& piece, Arena& tensor, Arena& memory) {
 
 // Runs the kernel for the piece in both directions, and expects what GatherRows and ScatterRows do, byte for byte, also
 // in the guards and between the rows. Returns the kernel's unit.
-unsigned int ExpectCopies(const Shape& shape, std::uint64_t begin, std::uint64_t end, std::size_t memory_skip,
-                          std::uint64_t rows = 1, std::uint64_t tensor_pitch = 0, std::uint64_t memory_pitch = 0,
-                          std::uint64_t threads = 37) {
+unsigned int ExpectCopies(From from, const Shape& shape, std::uint64_t begin, std::uint64_t end,
+                          std::size_t memory_skip, std::uint64_t rows = 1, std::uint64_t tensor_pitch = 0,
+                          std::uint64_t memory_pitch = 0, std::uint64_t threads = 37) {
   unsigned int unit = 0;
   for (const CopyDirection direction : {CopyDirection::kToHost, CopyDirection::kToDevice}) {
     Arena tensor(shape.storage(), 1);
@@ -120,7 +170,7 @@ unsigned int ExpectCopies(const Shape& shape, std::uint64_t begin, std::uint64_t
     KernelMemory access([&](std::uint64_t address, std::size_t n, bool writes) {
       return writes == into_tensor ? tensor.Allows(address, n) : memory.Allows(address, n);
     });
-    RunGrid(threads, 3, [&](std::uint64_t thread) { CopyStridedThread(copy, thread, threads, access); });
+    RunKernel(from, copy, threads, access);
 
     const auto same = [](Arena& found, Arena& expected, std::size_t bytes) {
       return std::equal(found.data() - kGuard, found.data() + bytes + kGuard - 16, expected.data() - kGuard);
@@ -157,26 +207,31 @@ std::vector<Shape> Shapes() {
   return shapes;
 }
 
-TEST(CopyKernels, EveryShapeAndItemSizeAsAWhole) {
+class CopyKernels : public testing::TestWithParam<From> {};
+
+INSTANTIATE_TEST_SUITE_P(By, CopyKernels, testing::Values(From::kSource, From::kPtx),
+                         [](const auto& from) { return from.param == From::kSource ? "source" : "ptx"; });
+
+TEST_P(CopyKernels, EveryShapeAndItemSizeAsAWhole) {
   for (const Shape& shape : Shapes()) {
     std::vector<std::byte> none(shape.storage());
     const std::uint64_t bytes = shape.At(none.data()).bytes;
-    for (const std::size_t skip : {0, 1, 2, 4, 8, 12, 15}) ExpectCopies(shape, 0, bytes, skip);
+    for (const std::size_t skip : {0, 1, 2, 4, 8, 12, 15}) ExpectCopies(GetParam(), shape, 0, bytes, skip);
   }
 }
 
-TEST(CopyKernels, EveryRangeOfSmallTensors) {
+TEST_P(CopyKernels, EveryRangeOfSmallTensors) {
   for (const Shape& shape : {Shape{"transposed", 2, {3, 7}, {1, 3}}, Shape{"channels_last", 4, {2, 2, 3}, {6, 1, 2}},
                              Shape{"bytes", 1, {3, 4, 3}, {20, 4, 1}}}) {
     std::vector<std::byte> none(shape.storage());
     const std::uint64_t bytes = shape.At(none.data()).bytes;
     for (std::uint64_t begin = 0; begin < bytes; ++begin) {
-      for (std::uint64_t end = begin + 1; end <= bytes; ++end) ExpectCopies(shape, begin, end, begin % 16);
+      for (std::uint64_t end = begin + 1; end <= bytes; ++end) ExpectCopies(GetParam(), shape, begin, end, begin % 16);
     }
   }
 }
 
-TEST(CopyKernels, RandomRangesOfEveryShape) {
+TEST_P(CopyKernels, RandomRangesOfEveryShape) {
   std::mt19937 random(11);
   for (const Shape& shape : Shapes()) {
     std::vector<std::byte> none(shape.storage());
@@ -184,13 +239,13 @@ TEST(CopyKernels, RandomRangesOfEveryShape) {
     for (int i = 0; i < 12; ++i) {
       const std::uint64_t begin = random() % bytes;
       const std::uint64_t end = begin + 1 + random() % (bytes - begin);
-      ExpectCopies(shape, begin, end, random() % 32, 1, 0, 0, 1 + random() % 50);
+      ExpectCopies(GetParam(), shape, begin, end, random() % 32, 1, 0, 0, 1 + random() % 50);
     }
   }
 }
 
 // A restore's cut through columns: rows of a file's bytes, into parts of a tensor's rows.
-TEST(CopyKernels, RowsOfAPieceAtAnyPitch) {
+TEST_P(CopyKernels, RowsOfAPieceAtAnyPitch) {
   std::mt19937 random(5);
   for (const Shape& shape : Shapes()) {
     std::vector<std::byte> none(shape.storage());
@@ -201,23 +256,23 @@ TEST(CopyKernels, RowsOfAPieceAtAnyPitch) {
       const std::uint64_t begin = random() % (bytes - width + 1);
       const std::uint64_t rows = 1 + (bytes - begin - width) / pitch;
       const std::uint64_t memory_pitch = i % 2 == 0 ? width + random() % 40 : (width + 15) / 16 * 16;
-      ExpectCopies(shape, begin, begin + width, random() % 32, rows, pitch, memory_pitch);
+      ExpectCopies(GetParam(), shape, begin, begin + width, random() % 32, rows, pitch, memory_pitch);
     }
   }
 }
 
-TEST(CopyKernels, TakeTheLargestUnitThatFits) {
+TEST_P(CopyKernels, TakeTheLargestUnitThatFits) {
   const Shape channels_last{"", 4, {2, 8, 3, 3}, {72, 1, 24, 8}};
-  EXPECT_EQ(ExpectCopies(channels_last, 0, 576, 0), 4U);
-  EXPECT_EQ(ExpectCopies(channels_last, 8, 400, 2), 2U);
-  EXPECT_EQ(ExpectCopies(channels_last, 8, 401, 0), 1U);
+  EXPECT_EQ(ExpectCopies(GetParam(), channels_last, 0, 576, 0), 4U);
+  EXPECT_EQ(ExpectCopies(GetParam(), channels_last, 8, 400, 2), 2U);
+  EXPECT_EQ(ExpectCopies(GetParam(), channels_last, 8, 401, 0), 1U);
   const Shape wide{"", 4, {3, 4, 8}, {64, 16, 1}};
-  EXPECT_EQ(ExpectCopies(wide, 0, 384, 16), 16U);
-  EXPECT_EQ(ExpectCopies(wide, 0, 384, 8), 8U);
+  EXPECT_EQ(ExpectCopies(GetParam(), wide, 0, 384, 16), 16U);
+  EXPECT_EQ(ExpectCopies(GetParam(), wide, 0, 384, 8), 8U);
 }
 
 // A tensor of 2^62 bytes has 62 dimensions at most; here 12 of them.
-TEST(CopyKernels, ManyDimensions) {
+TEST_P(CopyKernels, ManyDimensions) {
   Shape shape{"many dimensions", 2, {}, {}};
   for (int d = 0; d < 12; ++d) {
     shape.shape.push_back(2);
@@ -226,12 +281,12 @@ TEST(CopyKernels, ManyDimensions) {
   std::vector<std::byte> none(shape.storage());
   ASSERT_GT(shape.At(none.data()).outer.size(), 8U);
 
-  ExpectCopies(shape, 3, 8190, 5);
-  ExpectCopies(shape, 0, 8192, 0);
+  ExpectCopies(GetParam(), shape, 3, 8190, 5);
+  ExpectCopies(GetParam(), shape, 0, 8192, 0);
 }
 
 // Numbers beyond 32 bits, in logical offsets and in strides: only the addresses are looked at.
-TEST(CopyKernels, HugeTensors) {
+TEST(CopyKernelsFind, HugeTensors) {
   const StridedLayout layout{
       .base = nullptr, .row_bytes = 6, .outer = {{1LL << 33, 1LL << 35}, {1LL << 20, 8}}, .bytes = 6ULL << 53};
   kernels::StridedCopy copy{};
@@ -248,7 +303,7 @@ TEST(CopyKernels, HugeTensors) {
 }
 
 // Whole words of memory are written once each, whatever the tensor's unit is: PCIe moves the memory.
-TEST(CopyKernels, WritesWholeWordsToMemory) {
+TEST_P(CopyKernels, WritesWholeWordsToMemory) {
   const Shape shape{"transposed", 1, {64, 64}, {1, 64}};
   Arena tensor(shape.storage(), 1);
   Arena memory(4096, 2);
@@ -260,7 +315,7 @@ TEST(CopyKernels, WritesWholeWordsToMemory) {
     return true;
   });
 
-  for (std::uint64_t thread = 0; thread < 100; ++thread) CopyStridedThread(copy, thread, 100, access);
+  RunKernel(GetParam(), copy, 100, access);
 
   EXPECT_EQ(copy.unit, 1U);
   EXPECT_EQ(sizes, std::set<std::size_t>{16});
@@ -268,7 +323,7 @@ TEST(CopyKernels, WritesWholeWordsToMemory) {
 }
 
 // Pieces of random lengths and places, back to back in memory.
-TEST(CopyKernels, PiecesBackToBackInMemory) {
+TEST_P(CopyKernels, PiecesBackToBackInMemory) {
   std::mt19937 random(23);
   for (int round = 0; round < 60; ++round) {
     const std::size_t count = 1 + random() % kernels::kMaxPieces;
@@ -310,7 +365,7 @@ TEST(CopyKernels, PiecesBackToBackInMemory) {
       KernelMemory access([&](std::uint64_t address, std::size_t n, bool writes) {
         return writes == into_tensor ? tensors.Allows(address, n) : memory.Allows(address, n);
       });
-      RunGrid(threads, 3, [&](std::uint64_t thread) { CopyPiecesThread(table, thread, threads, access); });
+      RunKernel(GetParam(), table, threads, access);
 
       ASSERT_EQ(access.error(), "");
       ASSERT_TRUE(std::equal(tensors.data() - kGuard, tensors.data() + storage + kGuard - 16,
