@@ -30,8 +30,8 @@ struct CudaCopyPlan {
 };
 
 /// Splits the pieces into contiguous runs and blocks of at least two rows. A row that a piece cuts becomes a run, and
-/// so do rows further apart than `max_pitch`. Internal for more than one strided dimension, which Device::CheckLayout
-/// refuses; InvalidArgument for a piece beyond its tensor's end.
+/// so do rows further apart than `max_pitch`. Internal for more than one strided dimension: TakeForKernels has taken
+/// it, or Device::CheckLayout has refused it. InvalidArgument for a piece beyond its tensor's end.
 [[nodiscard]] Result<CudaCopyPlan> PlanCudaCopies(const CopyBatch& batch, std::uint64_t max_pitch);
 
 }  // namespace cairn

@@ -138,7 +138,7 @@ Status CudaDevice::Open(const CudaDeviceOptions& options) {
   CAIRN_RETURN_IF_ERROR(context_.Retain());
   return context_.Run([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(CreateLanesAndEvents(options));
-    kernels_.Load();
+    if (options.kernels) kernels_.Load();
     return Status::Ok();
   });
 }

@@ -12,6 +12,8 @@ struct CudaDeviceOptions {
   int lanes = 2;
   /// How many events to create. Each save in flight needs one for each caller's stream and one for each lane.
   int events = 64;
+  /// False: copies without kernels, as on a GPU that cannot run them. To compare both.
+  bool kernels = true;
 };
 
 /// One CUDA GPU through the driver API, which is found at run time (libcuda.so.1). Uses the device's primary context,

@@ -43,7 +43,7 @@ class CudaKernels {
   CUmodule module_ = nullptr;
   CUfunction copy_strided_ = nullptr;
   CUfunction copy_pieces_ = nullptr;
-  std::string why_not_;
+  std::string why_not_ = "they are turned off";
 
   mutable Mutex mutex_;
   // Pinned ranges: begin to end.

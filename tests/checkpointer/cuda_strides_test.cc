@@ -64,6 +64,7 @@ class CudaStrides : public testing::Test {
   }
   void TearDown() override {
     cuda_.reset();
+    EXPECT_THAT(fake_cuda::Misuses(), testing::IsEmpty());
     fake_cuda::Reset();
   }
 

@@ -23,6 +23,7 @@ class CudaKernelUse : public testing::Test {
   void TearDown() override {
     cuda_.reset();
     EXPECT_EQ(fake_cuda::LiveObjects(), 0);
+    EXPECT_THAT(fake_cuda::Misuses(), testing::SizeIs(misuses_));
     fake_cuda::Reset();
   }
 
@@ -60,6 +61,8 @@ class CudaKernelUse : public testing::Test {
   MutableBytes chunk_;
   std::vector<std::unique_ptr<StridedLayout>> layouts_;
   std::map<std::string, int> asked_;
+  // Expected.
+  std::size_t misuses_ = 0;
 };
 
 TEST_F(CudaKernelUse, SmallPiecesAreOneLaunchForSomeHundreds) {
@@ -127,6 +130,7 @@ TEST_F(CudaKernelUse, MemoryThatWasUnpinnedIsForgotten) {
   EXPECT_EQ(Launches(), 1);
 
   // The driver refuses pageable memory in a batch. A kernel would be an illegal access.
+  misuses_ = 1;
   EXPECT_FALSE(CopyAndWait(device(), batch).ok());
 
   EXPECT_EQ(Launches(), 0);
@@ -164,6 +168,16 @@ TEST_F(CudaKernelUse, ADriverThatRefusesThePtxCopiesAsBefore) {
   EXPECT_EQ(Launches(), 0);
   EXPECT_EQ(Batches(), 1);
   EXPECT_EQ(device().Health(), Status::Ok());
+}
+
+TEST_F(CudaKernelUse, TurnedOffNoModuleIsLoaded) {
+  Result<std::unique_ptr<Device>> device = MakeCudaDevice({.kernels = false});
+  ASSERT_EQ(device.status(), Status::Ok());
+
+  EXPECT_EQ(Since("cuModuleLoadData"), 0);
+  MakeDevice();
+  EXPECT_EQ(Since("cuModuleLoadData"), 1);
+  EXPECT_THAT((*device)->CheckLayout(ChannelsLast()).message(), HasSubstr("they are turned off"));
 }
 
 TEST_F(CudaKernelUse, AModuleWithoutAKernelIsUnloaded) {
