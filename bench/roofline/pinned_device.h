@@ -11,6 +11,7 @@ class PinnedDevice : public Device {
   [[nodiscard]] DeviceId id() const override { return {DeviceKind::kCuda, 0}; }
   [[nodiscard]] int lanes() const override { return 2; }
   [[nodiscard]] bool has_streams() const override { return true; }
+  [[nodiscard]] bool has_kernels() const override { return false; }
   [[nodiscard]] bool sums_while_copying() const override { return false; }
   [[nodiscard]] Status CheckLayout(const StridedLayout& /*layout*/) const override { return {}; }
   Status PinMemory(MutableBytes /*memory*/) override { return {}; }

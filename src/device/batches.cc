@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/cuda_kernel_plan.h"
 #include "device/device.h"
 
 namespace cairn {
@@ -23,14 +24,8 @@ CopyPiece Rows(const CopyPiece& piece, std::uint64_t first, std::uint64_t count)
   return part;
 }
 
-}  // namespace
-
-std::vector<std::vector<CopyPiece>> InBatches(const Device& device, std::vector<CopyPiece> pieces) {
+std::vector<std::vector<CopyPiece>> ForCopies(const std::vector<CopyPiece>& pieces) {
   std::vector<std::vector<CopyPiece>> batches;
-  if (!device.has_streams()) {
-    batches.push_back(std::move(pieces));
-    return batches;
-  }
   std::uint64_t room = 0;
   const auto add = [&](const CopyPiece& piece, std::uint64_t operations) {
     if (room < operations) {
@@ -51,6 +46,38 @@ std::vector<std::vector<CopyPiece>> InBatches(const Device& device, std::vector<
       row += count;
     }
   }
+  return batches;
+}
+
+// Each piece is one operation, except within a run of many small ones.
+std::vector<std::vector<CopyPiece>> ForKernels(const std::vector<CopyPiece>& pieces) {
+  std::vector<std::vector<CopyPiece>> batches;
+  std::uint64_t room = 0;
+  // Small pieces back to back in the batch, and where the last of them ends.
+  std::uint64_t run = 0;
+  const std::byte* next = nullptr;
+  for (const CopyPiece& piece : pieces) {
+    const bool continues = run != 0 && ContinuesTable(piece, next);
+    const bool is_free = continues && run % kernels::kMaxPieces >= kFewPieces - 1;
+    if (!is_free && room == 0) {
+      batches.emplace_back();
+      room = kMaxBatchOperations;
+      run = 0;
+    }
+    batches.back().push_back(piece);
+    if (!is_free) --room;
+    run = ContinuesTable(piece, piece.memory) ? (continues ? run : 0) + 1 : 0;
+    next = piece.memory + piece.bytes();
+  }
+  return batches;
+}
+
+}  // namespace
+
+std::vector<std::vector<CopyPiece>> InBatches(const Device& device, std::vector<CopyPiece> pieces) {
+  if (device.has_streams()) return device.has_kernels() ? ForKernels(pieces) : ForCopies(pieces);
+  std::vector<std::vector<CopyPiece>> batches;
+  batches.push_back(std::move(pieces));
   return batches;
 }
 

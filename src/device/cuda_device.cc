@@ -39,6 +39,7 @@ class CudaDevice final : public Device {
   DeviceId id() const override { return {DeviceKind::kCuda, context_.index()}; }
   int lanes() const override { return static_cast<int>(lanes_.size()); }
   bool has_streams() const override { return true; }
+  bool has_kernels() const override { return kernels_.loaded(); }
   bool sums_while_copying() const override { return false; }
   Status CheckLayout(const StridedLayout& layout) const override;
 

@@ -10,8 +10,6 @@ namespace {
 // Pieces below this size are faster in a kernel than as a copy each: a copy costs about 2 us to enqueue and start, in
 // which PCIe moves 100 KB.
 constexpr std::uint64_t kSmallPiece = 128U << 10;
-// Fewer are not worth a launch.
-constexpr std::size_t kFewPieces = 4;
 // A copy engine moves rows one by one. An estimate, not measured.
 constexpr std::uint64_t kShortRow = 512;
 // 64 blocks keep about 16,000 words in flight, which hides PCIe's latency of some microseconds. Within the GPU the rate
@@ -20,22 +18,6 @@ constexpr std::uint64_t kBlocksToHost = 64;
 constexpr std::uint64_t kBlocksWithinGpu = 512;
 
 bool IsValid(const CopyPiece& piece) { return piece.begin < piece.end && piece.tensor_end() <= piece.tensor->bytes; }
-
-bool IsSmall(const CopyPiece& piece) {
-  return IsValid(piece) && piece.rows == 1 && piece.tensor->contiguous() && piece.bytes() < kSmallPiece;
-}
-
-bool NeedsKernel(const CopyPiece& piece) {
-  if (!IsValid(piece)) return false;
-  const StridedLayout& layout = *piece.tensor;
-  if (layout.outer.size() > 1) return true;
-  const std::uint64_t width = piece.end - piece.begin;
-  if (piece.rows > 1) {
-    return width < kShortRow ||
-           !PlaceRows(layout, {.begin = piece.begin, .bytes = width, .rows = piece.rows, .pitch = piece.tensor_pitch});
-  }
-  return !layout.contiguous() && layout.row_bytes < kShortRow;
-}
 
 kernels::PieceTable TableOf(std::span<const CopyPiece> pieces, CopyDirection direction) {
   kernels::PieceTable table{};
@@ -55,7 +37,7 @@ kernels::PieceTable TableOf(std::span<const CopyPiece> pieces, CopyDirection dir
 std::size_t CountBackToBack(std::span<const CopyPiece> pieces) {
   std::size_t count = 0;
   const std::byte* next = pieces[0].memory;
-  while (count < pieces.size() && IsSmall(pieces[count]) && pieces[count].memory == next) {
+  while (count < pieces.size() && ContinuesTable(pieces[count], next)) {
     next += pieces[count].bytes();
     ++count;
   }
@@ -63,6 +45,23 @@ std::size_t CountBackToBack(std::span<const CopyPiece> pieces) {
 }
 
 }  // namespace
+
+bool ContinuesTable(const CopyPiece& piece, const std::byte* next) {
+  return IsValid(piece) && piece.rows == 1 && piece.tensor->contiguous() && piece.bytes() < kSmallPiece &&
+         piece.memory == next;
+}
+
+bool NeedsKernel(const CopyPiece& piece) {
+  if (!IsValid(piece)) return false;
+  const StridedLayout& layout = *piece.tensor;
+  if (layout.outer.size() > 1) return true;
+  const std::uint64_t width = piece.end - piece.begin;
+  if (piece.rows > 1) {
+    const LogicalRows rows{.begin = piece.begin, .bytes = width, .rows = piece.rows, .pitch = piece.tensor_pitch};
+    return width < kShortRow || !PlaceRows(layout, rows);
+  }
+  return !layout.contiguous() && layout.row_bytes < kShortRow;
+}
 
 kernels::StridedCopy KernelCopyOf(const CopyPiece& piece, CopyDirection direction) {
   const StridedLayout& layout = *piece.tensor;

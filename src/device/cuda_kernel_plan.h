@@ -23,6 +23,14 @@ struct CudaKernelPlan {
 /// which also refuses pieces beyond their tensor's end.
 [[nodiscard]] CudaKernelPlan TakeForKernels(CopyBatch& batch);
 
+/// Whether a kernel copies the piece, however few there are.
+[[nodiscard]] bool NeedsKernel(const CopyPiece& piece);
+/// Whether the piece is one that kernels copy by the hundreds, if it begins at `next`, where the piece before it ends
+/// in memory.
+[[nodiscard]] bool ContinuesTable(const CopyPiece& piece, const std::byte* next);
+/// Fewer pieces back to back are not worth a launch.
+inline constexpr std::uint64_t kFewPieces = 4;
+
 /// The piece as a kernel takes it. It is not empty, and within its tensor.
 [[nodiscard]] kernels::StridedCopy KernelCopyOf(const CopyPiece& piece, CopyDirection direction);
 

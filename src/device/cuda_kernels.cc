@@ -28,15 +28,6 @@ Status CudaKernels::LoadModule() {
       driver.launch_kernel == nullptr) {
     return Error(StatusCode::kUnsupported, "the driver lacks the functions that load kernels");
   }
-  int usable = 0;
-  CAIRN_RETURN_IF_ERROR(
-      context_.Check(driver.device_get_attribute(&usable, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
-                                                 context_.device()),
-                     "asking whether the GPU can use host addresses"));
-  if (usable == 0) {
-    return Error(StatusCode::kUnsupported, "cuda:{} cannot use pinned host memory by its address (as under WSL2)",
-                 context_.index());
-  }
   CAIRN_RETURN_IF_ERROR(context_.Check(driver.module_load_data(&module_, kPtx), "loading Cairn's kernels"));
   CAIRN_RETURN_IF_ERROR(
       context_.Check(driver.module_get_function(&copy_strided_, module_, "cairn_copy_strided"), "finding a kernel"));

@@ -71,6 +71,8 @@ class Device {
   [[nodiscard]] virtual int lanes() const = 0;
   /// Whether streams order the copies (a GPU): a fence is then a stream wait, otherwise it waits for `done`.
   [[nodiscard]] virtual bool has_streams() const = 0;
+  /// Whether kernels copy what TakeForKernels takes: hundreds of small pieces, or rows at any places, in one operation.
+  [[nodiscard]] virtual bool has_kernels() const = 0;
   /// Whether kToHost batches fill CopyBatch::sums.
   [[nodiscard]] virtual bool sums_while_copying() const = 0;
   /// InvalidArgument, to which the caller adds the tensor's name, for another device's memory or unsupported strides.
@@ -105,7 +107,8 @@ class Device {
 };
 
 /// Splits the pieces into batches that the device takes: of at most kMaxBatchOperations each if it has streams. Rows
-/// that are not evenly spaced in the tensor count one by one.
+/// that are not evenly spaced in the tensor count one by one, unless the device has kernels; then many small pieces
+/// that lie back to back in memory count as one.
 [[nodiscard]] std::vector<std::vector<CopyPiece>> InBatches(const Device& device, std::vector<CopyPiece> pieces);
 
 }  // namespace cairn

@@ -54,6 +54,7 @@ class HostDevice final : public Device {
   [[nodiscard]] DeviceId id() const override { return options_.id; }
   [[nodiscard]] int lanes() const override { return options_.lanes; }
   [[nodiscard]] bool has_streams() const override { return options_.streams; }
+  [[nodiscard]] bool has_kernels() const override { return false; }
   [[nodiscard]] bool sums_while_copying() const override { return !options_.streams; }
   [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override;
 

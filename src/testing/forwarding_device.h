@@ -17,6 +17,7 @@ class ForwardingDevice : public Device {
   [[nodiscard]] DeviceId id() const override { return inner_->id(); }
   [[nodiscard]] int lanes() const override { return inner_->lanes(); }
   [[nodiscard]] bool has_streams() const override { return inner_->has_streams(); }
+  [[nodiscard]] bool has_kernels() const override { return inner_->has_kernels(); }
   [[nodiscard]] bool sums_while_copying() const override { return inner_->sums_while_copying(); }
   [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override {
     return Forward([&] { return inner_->CheckLayout(layout); });

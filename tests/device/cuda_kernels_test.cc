@@ -188,17 +188,6 @@ TEST_F(CudaKernelUse, AModuleWithoutAKernelIsUnloaded) {
   EXPECT_EQ(Since("cuModuleUnload"), 1);
 }
 
-TEST_F(CudaKernelUse, HostMemoryWithoutAnAddressOnTheGpuMeansNoKernels) {
-  fake_cuda::SetAttribute(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 0);
-  MakeDevice();
-
-  const Status status = device().CheckLayout(ChannelsLast());
-  ASSERT_EQ(CopyAndWait(device(), Batch(10, 777, chunk_)), Status::Ok());
-
-  EXPECT_THAT(status.message(), HasSubstr("cannot use pinned host memory by its address"));
-  EXPECT_EQ(Launches(), 0);
-}
-
 TEST_F(CudaKernelUse, ARefusedLaunchFailsTheBatchAndLeavesOthersAlone) {
   MakeDevice();
   const StridedLayout layout = ChannelsLast();
