@@ -12,6 +12,7 @@
 #include "cairn/cairn.h"
 #include "device/cuda_under_test.h"
 #include "device/fake_cuda.h"
+#include "support/sanitizer.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {
@@ -137,7 +138,7 @@ class CudaSchedule : public testing::TestWithParam<Memory> {
 };
 
 TEST_P(CudaSchedule, SavesMixNoStepsAndRestoresAreExact) {
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+  for (std::uint64_t seed = 1; seed <= (kSanitized ? 4 : 20); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Run(seed);
     EXPECT_THAT(fake_cuda::Misuses(), IsEmpty());
