@@ -69,8 +69,8 @@ def test_it_saves_restores_and_verifies_in_a_bare_root(bare: BareRoot) -> None:
     verified = bare.run("cairn", "verify", "/run")
     assert (verified.returncode, verified.stderr) == (0, "")
     assert verified.stdout == "/run/step-00000000000000000007: ok\n"
-    gpu = bare.run("cairn", "tune", "/run", "--state-bytes", "1MB", "--iteration-time", "1s", "--slowdown", "1%",
-                   "--device", "cuda")  # fmt: skip
+    times = ["--state-bytes", "1MB", "--iteration-time", "1s", "--slowdown", "1%", "--mtbf", "24h"]
+    gpu = bare.run("cairn", "tune", "/run", *times, "--device", "cuda")
     assert gpu.returncode != 0 and "cannot load libcuda.so.1" in gpu.stderr  # It serves CUDA where there is a driver.
     share = bare.root / "env/share"
     assert (share / "bash-completion/completions/cairn").exists()
