@@ -55,10 +55,10 @@ struct CudaUnderTest::Launch {
   }
 };
 
-CudaUnderTest::CudaUnderTest(std::shared_ptr<const CudaDriver> driver, const CudaTestFunctions& functions)
-    : context_(std::move(driver), 0), functions_(functions) {}
+CudaUnderTest::CudaUnderTest(std::shared_ptr<const CudaDriver> driver, const CudaTestFunctions& functions, int gpu)
+    : context_(std::move(driver), gpu), functions_(functions) {}
 
-std::unique_ptr<CudaUnderTest> CudaUnderTest::Make(std::string& why_not) {
+std::unique_ptr<CudaUnderTest> CudaUnderTest::Make(std::string& why_not, int gpu) {
   Result<std::shared_ptr<const CudaDriver>> driver = CudaDriver::Load();
   if (!driver.ok()) {
     why_not = driver.status().ToString();
@@ -69,7 +69,7 @@ std::unique_ptr<CudaUnderTest> CudaUnderTest::Make(std::string& why_not) {
     why_not = "the driver lacks functions that the tests need";
     return nullptr;
   }
-  std::unique_ptr<CudaUnderTest> made(new CudaUnderTest(*driver, functions));
+  std::unique_ptr<CudaUnderTest> made(new CudaUnderTest(*driver, functions, gpu));
   const Status status = made->SetUp();
   EXPECT_EQ(status, Status::Ok());
   if (status.ok()) return made;
@@ -79,7 +79,7 @@ std::unique_ptr<CudaUnderTest> CudaUnderTest::Make(std::string& why_not) {
 
 Status CudaUnderTest::SetUp() {
   CAIRN_RETURN_IF_ERROR(context_.Retain());
-  CAIRN_ASSIGN_OR_RETURN(device_, MakeCudaDevice({.index = 0, .lanes = 2}));
+  CAIRN_ASSIGN_OR_RETURN(device_, MakeCudaDevice({.index = context_.index(), .lanes = 2}));
   own_ = MakeStream(CU_STREAM_NON_BLOCKING);
   flags_ = MakeHostMemory(kFlagBytes);
   return Status::Ok();
@@ -158,7 +158,7 @@ Stream CudaUnderTest::MakeStream(unsigned int flags) {
   CUstream stream = nullptr;
   EXPECT_EQ(context_.Run([&] { return context_.Check(context_.driver().stream_create(&stream, flags), "a stream"); }),
             Status::Ok());
-  streams_.push_back({{DeviceKind::kCuda, 0}, reinterpret_cast<std::uintptr_t>(stream)});
+  streams_.push_back({{DeviceKind::kCuda, context_.index()}, reinterpret_cast<std::uintptr_t>(stream)});
   return streams_.back();
 }
 

@@ -20,11 +20,11 @@ struct CudaTestFunctions {
   PFN_cuMemsetD8Async_v3020 memset_async = nullptr;
 };
 
-/// GPU 0 through MakeCudaDevice, with memory and streams of the same driver, a real one or its test double.
+/// A GPU through MakeCudaDevice, with memory and streams of the same driver, a real one or its test double.
 class CudaUnderTest final : public DeviceUnderTest {
  public:
   /// Null, with the reason, if there is no GPU or no device could be created.
-  [[nodiscard]] static std::unique_ptr<CudaUnderTest> Make(std::string& why_not);
+  [[nodiscard]] static std::unique_ptr<CudaUnderTest> Make(std::string& why_not, int gpu = 0);
   ~CudaUnderTest() override;
 
   Device& device() override { return *device_; }
@@ -46,7 +46,7 @@ class CudaUnderTest final : public DeviceUnderTest {
   void DestroyDevice();
 
  private:
-  CudaUnderTest(std::shared_ptr<const CudaDriver> driver, const CudaTestFunctions& functions);
+  CudaUnderTest(std::shared_ptr<const CudaDriver> driver, const CudaTestFunctions& functions, int gpu);
   Status SetUp();
   Status CopyAndSynchronize(CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
 
