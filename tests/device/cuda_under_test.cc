@@ -119,7 +119,7 @@ std::byte* CudaUnderTest::MakeTensor(Bytes contents) {
             Status::Ok());
   tensors_.push_back(at);
   if (!contents.empty()) {
-    const MutableBytes source = MakeHostMemory(contents.size());
+    const MutableBytes source = Scratch(contents.size());
     std::copy(contents.begin(), contents.end(), source.begin());
     EXPECT_EQ(CopyAndSynchronize(at, Address(source.data()), contents.size()), Status::Ok());
   }
@@ -127,9 +127,14 @@ std::byte* CudaUnderTest::MakeTensor(Bytes contents) {
 }
 
 std::vector<std::byte> CudaUnderTest::ReadTensor(const std::byte* at, std::uint64_t bytes) {
-  const MutableBytes target = MakeHostMemory(bytes);
+  const MutableBytes target = Scratch(bytes);
   EXPECT_EQ(CopyAndSynchronize(Address(target.data()), Address(at), bytes), Status::Ok());
   return {target.begin(), target.end()};
+}
+
+MutableBytes CudaUnderTest::Scratch(std::uint64_t bytes) {
+  if (scratch_.size() < bytes) scratch_ = MakeHostMemory(bytes);
+  return scratch_.first(bytes);
 }
 
 Status CudaUnderTest::CopyAndSynchronize(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {

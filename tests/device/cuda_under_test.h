@@ -48,6 +48,8 @@ class CudaUnderTest final : public DeviceUnderTest {
  private:
   CudaUnderTest(std::shared_ptr<const CudaDriver> driver, const CudaTestFunctions& functions, int gpu);
   Status SetUp();
+  /// Pinned, until the next call.
+  MutableBytes Scratch(std::uint64_t bytes);
   Status CopyAndSynchronize(CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
 
   CudaContext context_;
@@ -58,6 +60,7 @@ class CudaUnderTest final : public DeviceUnderTest {
   std::vector<CUdeviceptr> tensors_;
   std::vector<MutableBytes> mapped_;
   std::vector<MutableBytes> pinned_;
+  MutableBytes scratch_;
 
   // LaunchOnHost runs its work on a separate thread while the stream waits for a flag. A host function that waits would
   // delay those of other streams, because the driver may run them one at a time.
