@@ -32,7 +32,8 @@ std::vector<std::byte> Contents(std::size_t bytes, std::uint32_t step, std::uint
 // one with strides.
 class Model {
  public:
-  explicit Model(int gpus) {
+  // With kernels one more tensor is transposed.
+  Model(int gpus, bool kernels) {
     for (int gpu = 0; gpu < gpus; ++gpu) {
       std::string why_not;
       gpus_.push_back(CudaUnderTest::Make(why_not, gpu));
@@ -41,6 +42,7 @@ class Model {
     }
     for (const std::int64_t bytes : {1'500'000, 300'001, 3, 70'000}) Add(bytes, {bytes}, {});
     Add(100 * 512, {100, 300}, {512, 1});
+    if (kernels) Add(250 * 300, {300, 250}, {1, 300});
   }
 
   const State& state() const { return state_; }
@@ -78,7 +80,7 @@ class Model {
     const std::size_t i = tensors_.size();
     std::byte* const at = GpuOf(i).MakeTensor(std::vector<std::byte>(size));
     tensors_.push_back({.at = at, .bytes = size, .width = size, .pitch = size});
-    if (shape.size() == 2) {
+    if (!strides.empty() && strides[0] > strides[1]) {
       tensors_.back().width = static_cast<std::size_t>(shape[1]);
       tensors_.back().pitch = static_cast<std::size_t>(strides[0]);
     }
@@ -125,7 +127,9 @@ class CudaSchedule : public testing::TestWithParam<Machine> {
   void Run(std::uint64_t seed) {
     fake_cuda::Reset();
     fake_cuda::SetSchedule(seed);
-    Model model(GetParam().gpus);
+    const bool kernels = seed % 2 == 0;
+    if (kernels) fake_cuda::DefineCairnsKernels();
+    Model model(GetParam().gpus, kernels);
     const TempDir directory;
     auto opened = Checkpointer::Open(OptionsFor(directory / "run", GetParam()));
     ASSERT_TRUE(opened.ok()) << opened.status();
@@ -170,7 +174,7 @@ TEST(CudaLateHostFunctions, HoldTheSaveButNeitherTheFenceNorTheTrainersStream) {
   fake_cuda::Reset();
   const Machine machine{"", 2, 16 * kMiB, 0};
   {
-    Model model(machine.gpus);
+    Model model(machine.gpus, false);
     const TempDir directory;
     auto opened = Checkpointer::Open(OptionsFor(directory / "run", machine));
     ASSERT_TRUE(opened.ok()) << opened.status();
