@@ -28,6 +28,7 @@ Status CudaKernels::LoadModule() {
       driver.launch_kernel == nullptr) {
     return Error(StatusCode::kUnsupported, "the driver lacks the functions that load kernels");
   }
+  // Finding the functions is what loads the kernels where CUDA loads lazily: now, not at the first save.
   CAIRN_RETURN_IF_ERROR(context_.Check(driver.module_load_data(&module_, kPtx), "loading Cairn's kernels"));
   CAIRN_RETURN_IF_ERROR(
       context_.Check(driver.module_get_function(&copy_strided_, module_, "cairn_copy_strided"), "finding a kernel"));

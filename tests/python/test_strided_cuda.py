@@ -6,9 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import cairn.dcp
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from cairn._dcp.reader import _Reads
 from cairn._tree.tensors import describe, target_view
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 
 class OnGpu(torch.Tensor):
@@ -51,6 +56,25 @@ def test_a_cuda_tensor_is_saved_and_restored_in_place_whatever_its_strides(name:
 def test_elements_that_share_memory_cannot_be_restored_in_place() -> None:
     with pytest.raises(Exception, match=r"tensor .t. cannot be restored in place: its elements share memory"):
         target_view("t", torch.zeros(3, 1).expand(3, 4))
+
+
+# A load used to read it into a temporary tensor on the host.
+def test_dcp_loads_into_a_strided_cuda_tensor_in_place(make: Any) -> None:
+    checkpointer = make()
+    tensor = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    dcp.save({"t": tensor}, storage_writer=cairn.dcp.StorageWriter(checkpointer, 1))
+    reader = cairn.dcp.StorageReader(checkpointer)
+    reader.read_metadata()
+    assert reader._stored is not None
+    reads = _Reads(reader._stored)
+    index, start = MetadataIndex("t", torch.Size([0, 0, 0, 0])), torch.Size([0, 0, 0, 0])
+    item = ReadItem(LoadItemType.TENSOR, index, start, index, start, tensor.shape)
+    target = on_gpu(tensor)
+
+    found, temporary = reads.region(item, target)
+
+    assert found is target and temporary is None
+    assert reads.views[0][3:6] == ((2, 3, 4, 5), tensor.stride(), 1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
