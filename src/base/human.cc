@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <array>
+#include <string_view>
+
 namespace cairn {
 
 std::string HumanSeconds(double seconds) {
@@ -11,6 +14,18 @@ std::string HumanSeconds(double seconds) {
   if (seconds < 600) return fmt::format("{:.3g} s", seconds);
   if (seconds < 7200) return fmt::format("{:.3g} min", seconds / 60);
   return fmt::format("{:.4g} h", seconds / 3600);
+}
+
+std::string HumanBytes(std::uint64_t bytes) {
+  constexpr std::array<std::string_view, 7> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
 }  // namespace cairn

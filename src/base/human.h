@@ -1,10 +1,14 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace cairn {
 
 /// "1.61 s", "12 ms", "3.5 us", "24 h".
 [[nodiscard]] std::string HumanSeconds(double seconds);
+
+/// "1.5 GiB".
+[[nodiscard]] std::string HumanBytes(std::uint64_t bytes);
 
 }  // namespace cairn

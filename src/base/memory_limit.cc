@@ -116,4 +116,20 @@ std::optional<MemoryLimit> FindMemoryLimit(const std::string& root) {
   return tightest;
 }
 
+Memory FindMemory(const std::string& root) {
+  Memory memory;
+  std::ifstream file(root + "/proc/meminfo");
+  std::string name;
+  std::uint64_t kib = 0;
+  for (std::string unit; file >> name >> kib && std::getline(file, unit);) {
+    if (name == "MemTotal:") memory.total = kib * 1024;
+    if (name == "MemAvailable:") memory.available = kib * 1024;
+  }
+  if (const std::optional<MemoryLimit> limit = FindMemoryLimit(root)) {
+    memory.total = std::min(memory.total, limit->bytes);
+    memory.available = std::min(memory.available, limit->available);
+  }
+  return memory;
+}
+
 }  // namespace cairn

@@ -7,7 +7,7 @@
 
 namespace cairn {
 
-// Memory control groups (cgroup v1 and v2). `root` replaces "/" in tests.
+// Memory of the machine and of control groups (cgroup v1 and v2). `root` replaces "/" in tests.
 
 /// The folders of this process's memory control group and of its visible parents, innermost first.
 [[nodiscard]] std::vector<std::string> MemoryGroupFolders(const std::string& root = {});
@@ -23,5 +23,13 @@ struct MemoryLimit {
 };
 /// None if there is no limit, or none can be read.
 [[nodiscard]] std::optional<MemoryLimit> FindMemoryLimit(const std::string& root = {});
+
+/// Of the machine, or of the control group if that has less. 0 where it cannot be read.
+struct Memory {
+  std::uint64_t total = 0;
+  /// Without evicting anything, by the kernel's estimate.
+  std::uint64_t available = 0;
+};
+[[nodiscard]] Memory FindMemory(const std::string& root = {});
 
 }  // namespace cairn

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "store/list.h"
 #include "store/remove.h"

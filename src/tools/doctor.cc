@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/human.h"
+#include "base/memory_limit.h"
 #include "base/status_macros.h"
 #include "device/cuda_device.h"
 #include "store/space.h"

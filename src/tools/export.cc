@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "base/uuid.h"

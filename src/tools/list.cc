@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "tools/commands.h"
 #include "tools/output.h"

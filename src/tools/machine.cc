@@ -15,7 +15,6 @@
 #include <sstream>
 
 #include "base/bytes.h"
-#include "base/memory_limit.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "base/uuid.h"
@@ -77,22 +76,6 @@ class Scratch {
 };
 
 }  // namespace
-
-Memory FindMemory() {
-  Memory memory;
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  std::uint64_t kib = 0;
-  for (std::string unit; file >> name >> kib && std::getline(file, unit);) {
-    if (name == "MemTotal:") memory.total = kib * 1024;
-    if (name == "MemAvailable:") memory.available = kib * 1024;
-  }
-  if (const auto limit = FindMemoryLimit()) {
-    memory.total = std::min(memory.total, limit->bytes);
-    memory.available = std::min(memory.available, limit->available);
-  }
-  return memory;
-}
 
 std::string FindHugepages() {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");

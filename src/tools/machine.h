@@ -11,14 +11,6 @@ namespace cairn::tools {
 
 // Properties of this machine that matter for saves.
 
-struct Memory {
-  std::uint64_t total = 0;
-  /// Without evicting anything, by the kernel's estimate.
-  std::uint64_t available = 0;
-};
-/// Of the machine, or of the control group if that has less.
-[[nodiscard]] Memory FindMemory();
-
 /// "always", "madvise" or "never"; "unknown" if the kernel does not report it.
 [[nodiscard]] std::string FindHugepages();
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/human.h"
 #include "base/json_text.h"
 #include "base/utf8.h"
 
@@ -29,18 +30,6 @@ struct PrintValue {
 int ReportError(const Status& status) {
   fmt::print(stderr, "cairn: {}\n", Printable(status.ToString()));
   return status.code() == StatusCode::kCorrupt ? kDamagedOrDifferent : kFailed;
-}
-
-std::string HumanBytes(std::uint64_t bytes) {
-  constexpr std::array<std::string_view, 7> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  if (bytes < 1024) return fmt::format("{} B", bytes);
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  while (value >= 1024 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
 std::string Count(std::uint64_t count, std::string_view noun) {

@@ -21,8 +21,6 @@ inline constexpr int kFailed = 2;
 /// Prints the status to stderr. Returns its exit code.
 int ReportError(const Status& status);
 
-/// "1.5 GiB".
-[[nodiscard]] std::string HumanBytes(std::uint64_t bytes);
 /// "1 tensor", "2 tensors".
 [[nodiscard]] std::string Count(std::uint64_t count, std::string_view noun);
 /// The text, quoted and escaped if it contains control characters.

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "restore/open.h"
 #include "tools/commands.h"

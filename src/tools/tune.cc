@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/human.h"
+#include "base/memory_limit.h"
 #include "base/status_macros.h"
 #include "store/space.h"
 #include "tools/commands.h"

@@ -111,6 +111,21 @@ TEST_F(Groups, MoreInUseThanAllowedLeavesNothing) {
   EXPECT_EQ(Find()->available, 0U);
 }
 
+TEST_F(Groups, AvailableMemoryIsTheMachinesOrTheGroupsIfThatHasLess) {
+  EXPECT_EQ(FindMemory(root_.path()).available, 0U);
+  Write("proc/meminfo",
+        "MemTotal:       4000 kB\nMemFree:   100 kB\nMemAvailable:    3000 kB\nHugePages_Total:       0\n");
+  EXPECT_EQ(FindMemory(root_.path()).total, 4'096'000U);
+  EXPECT_EQ(FindMemory(root_.path()).available, 3'072'000U);
+
+  Describe(kVersion2, "0::/\n");
+  Write("sys/fs/cgroup/memory.max", "2000000\n");
+  Write("sys/fs/cgroup/memory.current", "500000\n");
+
+  EXPECT_EQ(FindMemory(root_.path()).total, 2'000'000U);
+  EXPECT_EQ(FindMemory(root_.path()).available, 1'500'000U);
+}
+
 TEST_F(Groups, OddLinesAreSkipped) {
   Describe("nonsense\n- - -\n36 31 0:33 / /sys - cgroup cgroup rw,memory_of\n", "\n:\n4:memory\nx:y:z\n4:memory:/a\n");
   EXPECT_THAT(MemoryGroupFolders(root_.path()), IsEmpty());
