@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "device/numa.h"
 
 namespace cairn {
 namespace {
@@ -24,7 +25,8 @@ std::byte* At(std::uintptr_t address) {
   return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr): the kernel gave it as a number.
 }
 
-// Maps `bytes`, aligned to a huge page, with an inaccessible page on either side. Returns the mapping with those pages.
+// Reserves `bytes` of addresses, aligned to a huge page, and a page on either side. None of it is accessible. Returns
+// the mapping with those pages.
 Result<MutableBytes> MapBetweenGuards(std::uint64_t bytes) {
   const std::uint64_t reserved = bytes + kHugepage + 2 * kBlock;
   void* const at = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -35,11 +37,6 @@ Result<MutableBytes> MapBetweenGuards(std::uint64_t bytes) {
   const std::uintptr_t end = chunks + bytes + kBlock;
   if (chunks - kBlock > begin) ::munmap(at, chunks - kBlock - begin);
   if (begin + reserved > end) ::munmap(At(end), begin + reserved - end);
-  if (::mprotect(At(chunks), bytes, PROT_READ | PROT_WRITE) != 0) {
-    const int error = errno;
-    ::munmap(mapping.data(), mapping.size());
-    return ErrnoStatus(error, fmt::format("committing a pool of {} bytes", bytes));
-  }
   return mapping;
 }
 
@@ -68,8 +65,8 @@ void BufferPool::Chunk::Reset() {
   if (data_ != nullptr) std::exchange(pool_, nullptr)->Return(std::exchange(data_, nullptr));
 }
 
-Result<std::unique_ptr<BufferPool>> BufferPool::Make(std::uint64_t cap_bytes, std::uint64_t chunk_bytes,
-                                                     int min_chunks) {
+Result<std::unique_ptr<BufferPool>> BufferPool::MakeGrowing(std::uint64_t bytes, std::uint64_t cap_bytes,
+                                                            std::uint64_t chunk_bytes, int min_chunks) {
   if (chunk_bytes == 0 || chunk_bytes % kBlock != 0) {
     return Error(StatusCode::kInvalidArgument, "chunk size: expected a multiple of {} bytes, found {}", kBlock,
                  chunk_bytes);
@@ -82,27 +79,89 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Make(std::uint64_t cap_bytes, st
                  least, chunk_bytes, cap_bytes);
   }
   CAIRN_ASSIGN_OR_RETURN(const MutableBytes mapping, MapBetweenGuards(count * chunk_bytes));
-  std::byte* const chunks = mapping.data() + kBlock;
-  std::unique_ptr<BufferPool> pool(new BufferPool(mapping, chunks, chunk_bytes, count));
+  std::unique_ptr<BufferPool> pool(new BufferPool(mapping, chunk_bytes));
   // A kernel without huge pages refuses the first call. The pool works without; HugepageBytes shows it.
-  ::madvise(chunks, pool->total_bytes(), MADV_HUGEPAGE);
+  ::madvise(pool->chunks_, pool->cap_bytes_, MADV_HUGEPAGE);
   if (::madvise(mapping.data(), mapping.size(), MADV_DONTFORK) != 0) {
     return ErrnoStatus(errno, "excluding the pool from forked children (MADV_DONTFORK)");
   }
+  MutexLock lock(pool->size_mutex_);
+  CAIRN_RETURN_IF_ERROR(pool->Commit(std::clamp(bytes, least * chunk_bytes, pool->cap_bytes_)));
+  pool->Lend();
   return pool;
 }
 
-BufferPool::BufferPool(MutableBytes mapping, std::byte* chunks, std::uint64_t chunk_bytes, std::uint64_t chunk_count)
-    : mapping_(mapping), chunks_(chunks), chunk_bytes_(chunk_bytes), chunk_count_(chunk_count), owner_(::getpid()) {
-  free_.reserve(chunk_count);
-  for (std::uint64_t i = chunk_count; i-- > 0;) free_.push_back(chunks + i * chunk_bytes);
+BufferPool::BufferPool(MutableBytes mapping, std::uint64_t chunk_bytes)
+    : mapping_(mapping),
+      chunks_(mapping.data() + kBlock),
+      chunk_bytes_(chunk_bytes),
+      cap_bytes_(mapping.size() - 2 * kBlock),
+      owner_(::getpid()) {
+  free_.reserve(cap_bytes_ / chunk_bytes);
 }
 
 BufferPool::~BufferPool() {
   // A forked child lacks this mapping and may have mapped something else there.
   if (::getpid() != owner_) return;
-  for (Device* device : pinned_with_) device->UnpinMemory({chunks_, total_bytes()});
+  {
+    MutexLock lock(size_mutex_);
+    for (Device* device : pinned_with_) {
+      for (const MutableBytes part : parts_) device->UnpinMemory(part);
+    }
+  }
   ::munmap(mapping_.data(), mapping_.size());
+}
+
+// Makes the chunks up to `bytes` (rounded up) accessible.
+Status BufferPool::Commit(std::uint64_t bytes) {
+  const std::uint64_t from = committed_;
+  const std::uint64_t to = std::min(cap_bytes_, DivideUp(bytes, chunk_bytes_) * chunk_bytes_);
+  if (::mprotect(chunks_ + from, to - from, PROT_READ | PROT_WRITE) != 0) {
+    return ErrnoStatus(errno, fmt::format("committing a pool of {} bytes", to));
+  }
+  committed_ = to;
+  parts_.emplace_back(chunks_ + from, to - from);
+  return Status::Ok();
+}
+
+// Lends what is committed.
+void BufferPool::Lend() {
+  std::function<void()> on_free;
+  {
+    MutexLock lock(mutex_);
+    const std::uint64_t count = committed_ / chunk_bytes_;
+    // The first chunk is taken first.
+    for (std::uint64_t i = count; i-- > chunk_count_;) free_.push_back(chunks_ + i * chunk_bytes_);
+    chunk_count_ = count;
+    // All that wait: there may be a chunk for each.
+    restore_may_take_.NotifyAll();
+    save_may_take_.NotifyAll();
+    if (std::exchange(acquire_failed_, false)) on_free = on_free_;
+  }
+  if (on_free) on_free();
+}
+
+Status BufferPool::GrowTo(std::uint64_t bytes, WorkerPool& workers) {
+  MutexLock lock(size_mutex_);
+  if (std::min(bytes, cap_bytes_) <= total_bytes()) return Status::Ok();
+  CAIRN_RETURN_IF_ERROR(Commit(bytes));
+  if (!pinned_with_.empty()) {
+    Touch(workers);
+    if (const Status status = PinNew(parts_.back()); !status.ok()) {
+      committed_ = total_bytes();
+      touched_ = total_bytes();
+      ::madvise(parts_.back().data(), parts_.back().size(), MADV_DONTNEED);
+      parts_.pop_back();
+      return status;
+    }
+  }
+  Lend();
+  return Status::Ok();
+}
+
+bool BufferPool::pinned() const {
+  MutexLock lock(size_mutex_);
+  return !pinned_with_.empty();
 }
 
 void BufferPool::Touch() {
@@ -111,7 +170,7 @@ void BufferPool::Touch() {
 }
 
 void BufferPool::Touch(WorkerPool& workers) {
-  if (touched_.load(std::memory_order_relaxed) >= total_bytes()) return;
+  if (touched_.load(std::memory_order_relaxed) >= committed_) return;
   std::latch done(workers.threads());
   // Without memory for its next job a helper stops; the others and the caller touch the rest.
   const auto post = [&workers, &done](auto job) {
@@ -137,9 +196,13 @@ void BufferPool::Touch(WorkerPool& workers) {
 bool BufferPool::TouchNext() {
   // In pieces, because the kernel holds the address space's lock meanwhile. Populating keeps the contents.
   constexpr std::uint64_t kPiece = 2 * kHugepage;
-  const std::uint64_t at = touched_.fetch_add(kPiece, std::memory_order_relaxed);
-  if (at >= total_bytes()) return false;
-  const std::uint64_t n = std::min(total_bytes() - at, kPiece);
+  std::uint64_t at = touched_.load(std::memory_order_relaxed);
+  std::uint64_t n = 0;
+  do {
+    const std::uint64_t end = committed_;
+    if (at >= end) return false;
+    n = std::min(end - at, kPiece);
+  } while (!touched_.compare_exchange_weak(at, at + n, std::memory_order_relaxed));
   int failed = 0;
   do {
     failed = ::madvise(chunks_ + at, n, MADV_POPULATE_WRITE);
@@ -150,13 +213,34 @@ bool BufferPool::TouchNext() {
       __atomic_fetch_or(reinterpret_cast<unsigned char*>(chunks_ + page), 0, __ATOMIC_RELAXED);
     }
   }
-  return at + n < total_bytes();
+  return at + n < committed_;
+}
+
+void BufferPool::PlaceNear(const Device& device) {
+  MutexLock lock(size_mutex_);
+  const std::optional<int> node = device.numa_node();
+  if (node && !placed_) placed_ = PreferNode({chunks_, cap_bytes_}, *node);
 }
 
 Status BufferPool::PinWith(Device& device) {
-  CAIRN_RETURN_IF_ERROR(device.PinMemory({chunks_, total_bytes()}));
-  MutexLock lock(mutex_);
+  MutexLock lock(size_mutex_);
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const Status status = device.PinMemory(parts_[i]);
+    if (status.ok()) continue;
+    while (i-- > 0) device.UnpinMemory(parts_[i]);
+    return status;
+  }
   pinned_with_.push_back(&device);
+  return Status::Ok();
+}
+
+Status BufferPool::PinNew(MutableBytes memory) {
+  for (std::size_t i = 0; i < pinned_with_.size(); ++i) {
+    const Status status = pinned_with_[i]->PinMemory(memory);
+    if (status.ok()) continue;
+    while (i-- > 0) pinned_with_[i]->UnpinMemory(memory);
+    return status;
+  }
   return Status::Ok();
 }
 
@@ -206,7 +290,7 @@ Result<BufferPool::Chunk> BufferPool::Acquire(Priority priority, Deadline deadli
   if (on_free) on_free();
   if (!chunk) {
     return Error(StatusCode::kDeadlineExceeded,
-                 "none of the pool's {} chunks of {} bytes became free before the deadline", chunk_count_,
+                 "none of the pool's {} chunks of {} bytes became free before the deadline", chunk_count(),
                  chunk_bytes_);
   }
   return chunk;

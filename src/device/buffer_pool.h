@@ -22,6 +22,8 @@ namespace cairn {
 /// Set-up order: 2 MiB-aligned mmap, MADV_HUGEPAGE, MADV_DONTFORK, touch, pin with each device. An inaccessible page
 /// before and after the chunks makes an overrun fault. Safe from any thread. In a forked child the chunks have no
 /// memory, and the destructor does nothing.
+///
+/// A pool may begin smaller than its cap, and grow up to it. Chunks never move.
 class BufferPool {
  public:
   enum class Priority : std::uint8_t { kSave, kRestore };
@@ -49,7 +51,13 @@ class BufferPool {
   /// Maps floor(cap_bytes / chunk_bytes) chunks. InvalidArgument if that is fewer than `min_chunks` (the message names
   /// the smallest cap); ResourceExhausted if the system lacks the memory.
   [[nodiscard]] static Result<std::unique_ptr<BufferPool>> Make(std::uint64_t cap_bytes, std::uint64_t chunk_bytes,
-                                                                int min_chunks);
+                                                                int min_chunks) {
+    return MakeGrowing(cap_bytes, cap_bytes, chunk_bytes, min_chunks);
+  }
+  /// The same, but only the chunks of the first `bytes` (at least `min_chunks`) exist at once. Of the others only the
+  /// addresses are reserved, until GrowTo.
+  [[nodiscard]] static Result<std::unique_ptr<BufferPool>> MakeGrowing(std::uint64_t bytes, std::uint64_t cap_bytes,
+                                                                       std::uint64_t chunk_bytes, int min_chunks);
   /// Unpins and unmaps. All chunks must have been returned.
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
@@ -62,8 +70,17 @@ class BufferPool {
   void Touch(WorkerPool& workers);
   /// Touches the next 4 MiB and returns whether more is left. Touch and TouchNext together touch every page once.
   bool TouchNext();
+  /// Puts the pool on the device's NUMA node: moves the pages that were touched, and takes later ones from there. Only
+  /// for the first device whose node is known; has no effect where the kernel refuses.
+  void PlaceNear(const Device& device) CAIRN_EXCLUDES(size_mutex_);
   /// Pins the whole pool with the device, which outlives the pool. Once for each device, before it uses chunks.
-  Status PinWith(Device& device) CAIRN_EXCLUDES(mutex_);
+  Status PinWith(Device& device) CAIRN_EXCLUDES(size_mutex_);
+  /// Adds chunks for `bytes` in all, rounded up, but no more than the cap. If devices use the pool, the new pages are
+  /// touched (helped by the workers; the caller must not be one of them) and pinned first: tenths of a second per GiB.
+  /// After an error the pool has the size that it had.
+  Status GrowTo(std::uint64_t bytes, WorkerPool& workers) CAIRN_EXCLUDES(size_mutex_, mutex_);
+  /// Whether a device has pinned it, so that growing takes time.
+  [[nodiscard]] bool pinned() const CAIRN_EXCLUDES(size_mutex_);
 
   /// A free chunk; an empty one if none is free, or if `priority` is kSave and a restore waits in Acquire.
   [[nodiscard]] Chunk TryAcquire(Priority priority) CAIRN_EXCLUDES(mutex_);
@@ -74,8 +91,10 @@ class BufferPool {
   void SetOnFree(std::function<void()> on_free) CAIRN_EXCLUDES(mutex_);
 
   [[nodiscard]] std::uint64_t chunk_bytes() const { return chunk_bytes_; }
+  /// The size of now.
   [[nodiscard]] std::uint64_t total_bytes() const { return chunk_bytes_ * chunk_count_; }
   [[nodiscard]] std::uint64_t chunk_count() const { return chunk_count_; }
+  [[nodiscard]] std::uint64_t cap_bytes() const { return cap_bytes_; }
   /// The most that was ever in use at once, in bytes.
   [[nodiscard]] std::uint64_t peak_bytes() const CAIRN_EXCLUDES(mutex_);
   /// How many restores sleep in Acquire now.
@@ -84,26 +103,38 @@ class BufferPool {
   [[nodiscard]] std::uint64_t HugepageBytes() const;
 
  private:
-  BufferPool(MutableBytes mapping, std::byte* chunks, std::uint64_t chunk_bytes, std::uint64_t chunk_count);
+  BufferPool(MutableBytes mapping, std::uint64_t chunk_bytes);
+  Status Commit(std::uint64_t bytes) CAIRN_REQUIRES(size_mutex_);
+  Status PinNew(MutableBytes memory) CAIRN_REQUIRES(size_mutex_);
+  void Lend() CAIRN_EXCLUDES(mutex_);
   void Return(std::byte* data) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] bool CanTake(Priority priority) const CAIRN_REQUIRES(mutex_);
   [[nodiscard]] Chunk Take() CAIRN_REQUIRES(mutex_);
   // Wakes a waiter that can take a chunk now. Returns a callback, maybe empty, to call after the lock is released.
   [[nodiscard]] std::function<void()> NotifyWaiter() CAIRN_REQUIRES(mutex_);
 
-  // The chunks and a guard page on either side.
+  // The chunks, as many as the cap allows, and a guard page on either side.
   const MutableBytes mapping_;
   std::byte* const chunks_;
   const std::uint64_t chunk_bytes_;
-  const std::uint64_t chunk_count_;
+  const std::uint64_t cap_bytes_;
   const pid_t owner_;
-  // How many of the chunks' bytes, from the first on.
+  // Of the chunks' bytes, from the first on: accessible, and of these touched.
+  std::atomic<std::uint64_t> committed_{0};
   std::atomic<std::uint64_t> touched_{0};
+  // Those that are lent. Changes under mutex_.
+  std::atomic<std::uint64_t> chunk_count_{0};
+
+  // Held while the pool is pinned or grows. Before mutex_.
+  mutable Mutex size_mutex_;
+  // Each is pinned on its own, with every device.
+  std::vector<MutableBytes> parts_ CAIRN_GUARDED_BY(size_mutex_);
+  std::vector<Device*> pinned_with_ CAIRN_GUARDED_BY(size_mutex_);
+  bool placed_ CAIRN_GUARDED_BY(size_mutex_) = false;
 
   mutable Mutex mutex_;
   CondVar restore_may_take_;
   CondVar save_may_take_;
-  std::vector<Device*> pinned_with_ CAIRN_GUARDED_BY(mutex_);
   // Last in, first out: the latest is still in the cache.
   std::vector<std::byte*> free_ CAIRN_GUARDED_BY(mutex_);
   std::function<void()> on_free_ CAIRN_GUARDED_BY(mutex_);

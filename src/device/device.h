@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,6 +76,8 @@ class Device {
   [[nodiscard]] virtual bool has_kernels() const = 0;
   /// Whether kToHost batches fill CopyBatch::sums.
   [[nodiscard]] virtual bool sums_while_copying() const = 0;
+  /// The NUMA node whose memory is nearest; none if it is unknown, or there is only one.
+  [[nodiscard]] virtual std::optional<int> numa_node() const { return std::nullopt; }
   /// InvalidArgument, to which the caller adds the tensor's name, for another device's memory or unsupported strides.
   [[nodiscard]] virtual Status CheckLayout(const StridedLayout& layout) const = 0;
 

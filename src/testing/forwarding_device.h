@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "device/device.h"
@@ -19,6 +20,7 @@ class ForwardingDevice : public Device {
   [[nodiscard]] bool has_streams() const override { return inner_->has_streams(); }
   [[nodiscard]] bool has_kernels() const override { return inner_->has_kernels(); }
   [[nodiscard]] bool sums_while_copying() const override { return inner_->sums_while_copying(); }
+  [[nodiscard]] std::optional<int> numa_node() const override { return inner_->numa_node(); }
   [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override {
     return Forward([&] { return inner_->CheckLayout(layout); });
   }
