@@ -109,6 +109,7 @@ py::dict FromStats(const CheckpointerStats& stats) {
   fields["io_queue"] = stats.io_queue;
   fields["io_queue_reason"] = stats.io_queue_reason;
   fields["pool_bytes"] = stats.pool_bytes;
+  fields["pool_limit_bytes"] = stats.pool_limit_bytes;
   fields["pool_hugepage_bytes"] = stats.pool_hugepage_bytes;
   fields["pool_peak_bytes"] = stats.pool_peak_bytes;
   fields["chunk_bytes"] = stats.chunk_bytes;

@@ -35,8 +35,8 @@ inline std::chrono::nanoseconds SpanFrom(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::min(seconds, 1e9)));
 }
 
-/// The message as a user of the Python package reads it: with the names of its options, and with its way out.
-inline std::string InPython(const Status& status) {
+/// The text with the names that the options have in Python.
+inline std::string WithPythonNames(std::string text) {
   static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
       {"Options::host_memory_bytes", "host_memory"},
       {"Options::chunk_bytes", "chunk"},
@@ -50,12 +50,17 @@ inline std::string InPython(const Status& status) {
       {"Options::steering.", ""},
       {"Options::", ""},
   };
-  std::string text = status.message();
   for (const auto& [name, python] : kNames) {
     for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name)) {
       text.replace(at, name.size(), python);
     }
   }
+  return text;
+}
+
+/// The message as a user of the Python package reads it: with the names of its options, and with its way out.
+inline std::string InPython(const Status& status) {
+  std::string text = WithPythonNames(status.message());
   if (status.code() == StatusCode::kAlreadyExists && text.find("is committed already") != std::string::npos) {
     text += ": save(..., replace=True) writes it again";
   }

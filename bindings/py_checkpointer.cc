@@ -78,6 +78,7 @@ void BindCheckpointer(py::module_& module) {
            "hold"_a, "held"_a, "keep"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)
       .def("should_save", &PyCheckpointer::ShouldSave, "step"_a)
+      .def("set_up", &PyCheckpointer::SetUp, "cuda"_a)
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
       .def("begin_step", &PyCheckpointer::BeginStep)

@@ -115,6 +115,10 @@ class PyCheckpointer {
     const InUse engine = Use();
     return ValueOrRaise(Unlocked([&] { return engine->ShouldSave(step); }));
   }
+  void SetUp(int cuda) {
+    const InUse engine = Use();
+    RaiseIfError(Unlocked([&] { return engine->SetUp(DeviceFrom(cuda)); }));
+  }
   void WaitForPlace(std::optional<double> timeout) {
     watcher_->EndStep();
     const Watcher::Waiting waiting(*watcher_);
@@ -234,7 +238,7 @@ class PyCheckpointer {
     pybind11::list all;
     for (const Event& event : events_->Take()) {
       all.append(pybind11::make_tuple(static_cast<int>(event.kind), static_cast<int>(event.severity), event.step,
-                                      event.message.empty() ? event.status.message() : event.message));
+                                      WithPythonNames(event.message.empty() ? event.status.message() : event.message)));
     }
     return all;
   }

@@ -12,19 +12,19 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _exit, _protect
+from . import _exit, _protect
 from ._arguments import checked, seconds, steering_of, timeout_of
 from ._best import KeepBest, check_best
 from ._catalog import Catalog
 from ._errors import DeadlineExceeded, Error
-from ._opening import close_earlier, log_waiting, with_hints
+from ._opening import close_earlier, log_waiting, open_with_current_gpu, with_hints
 from ._paths import local_path
 from ._ranks import replicas as replication
 from ._ranks.agreement import Ranks
 from ._ranks.reading import Reading
 from ._ranks.schedule import Interval, Schedule
 from ._restoring import Restoring
-from ._save import parse_size
+from ._save import parse_host_memory, parse_size
 from ._saving import Saving
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ class Checkpointer(Saving, Restoring, Catalog):
     from any thread. As a context manager it drains at the end; so does Python when it exits, within `drain_timeout`.
 
     Sizes are bytes or text ("4GiB", "4GB"), times seconds:
-      host_memory    hard cap of the pinned pool; the state itself may be larger
+      host_memory    hard cap of the pinned pool; the state itself may be larger. "auto": the state's size, at most a
+                     quarter of the memory that is available, divided by the ranks of this node (LOCAL_WORLD_SIZE, or
+                     else the whole group). The first save, or the restore before it, then pins what is missing for the
+                     state; with a size all is pinned when it opens
       max_in_flight  saves between queued and durable at once
       keep_last      committed checkpoints to keep; 0 keeps all. keep_every also keeps each step divisible by it
       keep_best      how many checkpoints to keep beside those: the ones with the best value of `best_metric`, one of the
@@ -54,6 +57,8 @@ class Checkpointer(Saving, Restoring, Catalog):
                      saves have ended. For a notebook's cell that is run again
       staging        device memory, on each device, to which chunks are copied first: a fence then waits only for what
                      neither it nor the pool holds. 0, or at least one chunk
+      cuda_devices   the devices that saves will use, set up when it opens; by default torch's current one, if CUDA is in
+                     use by then. Others are set up by the first save of their tensors
       checksums      CRC32C over every MiB; without it a flipped bit is not found
       recycle        overwrite the blocks of retired checkpoints that nobody else has open: a quarter faster than new
                      blocks. The disk then holds at most keep_last + max_in_flight + 1 checkpoints, plus those that
@@ -80,7 +85,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         self,
         root: str | os.PathLike[str],
         *,
-        host_memory: int | str = "1GiB",
+        host_memory: int | str = "auto",
         max_in_flight: int = 2,
         keep_last: int = 3,
         keep_every: int = 0,
@@ -137,7 +142,7 @@ class Checkpointer(Saving, Restoring, Catalog):
             "drain_timeout": drain_timeout,
             "file_mode": file_mode,
             "directory_mode": directory_mode,
-            "host_memory": parse_size(host_memory),
+            "host_memory": parse_host_memory(host_memory),
             "chunk": parse_size(chunk),
             "queue_depth": queue_depth,
             "workers": workers,
@@ -160,7 +165,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         if not read_only and self._ranks.rank == 0:
             log_waiting(self.root, open_timeout)
         try:
-            open_core = partial(_core.Checkpointer, **options, group=self._ranks.core)
+            open_core = partial(open_with_current_gpu, **options, group=self._ranks.core)
             self._core = self._ranks.together("open", partial(with_hints, open_core))
         except BaseException:
             self._ranks.close()

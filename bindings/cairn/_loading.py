@@ -9,7 +9,7 @@ from typing import Any
 from ._checkpointer import Checkpointer
 from ._errors import InvalidArgument, NotFound
 from ._paths import is_checkpoint, local_path
-from ._save import parse_size
+from ._save import parse_host_memory, parse_size
 
 
 def load(
@@ -67,5 +67,6 @@ def for_reading(options: Mapping[str, Any]) -> dict[str, Any]:
     """A Checkpointer's options with a pool that is no larger than reading needs."""
     chosen = {key: value for key, value in options.items() if key not in ("staging", "trace_events")}
     chunk, depth = parse_size(chosen.get("chunk", 0)) or 8 << 20, chosen.get("queue_depth", 8)
-    chosen["host_memory"] = min(parse_size(chosen.get("host_memory", "1GiB")), 2 * chunk * depth)
+    if memory := parse_host_memory(chosen.get("host_memory", "auto")):
+        chosen["host_memory"] = min(memory, 2 * chunk * depth)
     return chosen

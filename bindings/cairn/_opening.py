@@ -9,11 +9,12 @@ import multiprocessing
 import os
 import socket
 import struct
+import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from . import _exit
-from ._errors import Error, FailedPrecondition
+from . import _core, _exit
+from ._errors import Error, FailedPrecondition, ResourceExhausted
 
 T = TypeVar("T")
 _log = logging.getLogger("cairn")
@@ -39,6 +40,23 @@ def log_waiting(root: str, timeout: float) -> None:
     """Says at once that another process has the root open for writing, if one has."""
     if timeout > 0 and _is_locked(root) and (writer := _writer(root)):
         _log.warning("%s is open for writing in %s: waiting up to %g s for it", root, writer, timeout)
+
+
+def open_with_current_gpu(**options: Any) -> _core.Checkpointer:
+    """Opens. Sets torch's current device up if no devices are named and CUDA is initialised. Initialises nothing: the
+    program may not want that, or may fork yet."""
+    core = _core.Checkpointer(**options)
+    torch = sys.modules.get("torch")
+    if options["read_only"] or options["cuda_devices"] or torch is None or not hasattr(torch, "cuda"):
+        return core
+    if torch.cuda.is_initialized():
+        try:
+            core.set_up(torch.cuda.current_device())
+        except ResourceExhausted:
+            raise  # Such as for `staging`.
+        except Error as error:
+            _log.warning("%s: tensors on a GPU cannot be saved: %s", options["root"], error)
+    return core
 
 
 def with_hints(call: Callable[[], T]) -> T:

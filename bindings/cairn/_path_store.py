@@ -41,7 +41,7 @@ from ._errors import (
 )
 from ._loading import reader_of
 from ._paths import is_checkpoint, local_path
-from ._save import Save, parse_size
+from ._save import Save, parse_host_memory
 
 _log = logging.getLogger("cairn")
 
@@ -62,7 +62,7 @@ class PathStore:
         for name in ("keep_last", "keep_every", "when_full", "read_only"):
             if name in options:
                 raise InvalidArgument(f"{name} is not an option here: each path is kept until it is removed")
-        parse_size(options.get("host_memory", "1GiB"))
+        parse_host_memory(options.get("host_memory", "auto"))
         self._options = options
         self._checkpointer: Checkpointer | None = None
         self._worker: ThreadPoolExecutor | None = None

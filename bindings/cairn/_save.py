@@ -36,6 +36,19 @@ def parse_size(size: int | str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def parse_host_memory(size: int | str) -> int:
+    """The bytes of host_memory, as `parse_size` reads them; 0 for "auto"."""
+    if size == "auto":
+        return 0
+    try:
+        found = parse_size(size)
+    except InvalidArgument as error:
+        raise InvalidArgument(f'host_memory: "auto", or {error}') from None
+    if found == 0:
+        raise InvalidArgument(f'host_memory: expected "auto" or a size above 0, found {size!r}')
+    return found
+
+
 def wait_ended(save: _core.Save) -> bool:
     """Waits until a save has ended, on a thread of Cairn's; whether it is durable. Unlike wait_durable it takes no
     failure away from the user, who must still hear of it. The engine does not wake this thread, so it looks, more and

@@ -46,7 +46,7 @@ class CheckpointManager(_DcpManager):
         """"async" (or "async_with_pinned_mem", which is the same here): a save goes on while training does.
         "disabled": each save is durable when its call returns."""
 
-        host_memory: str = "4GiB"
+        host_memory: str = "auto"
         """Hard cap of this rank's pinned pool; the state may be larger."""
 
         max_in_flight: int = 2

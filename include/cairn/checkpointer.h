@@ -205,9 +205,9 @@ struct Chosen {
 /// In a forked child every call fails with FailedPrecondition and the destructor does nothing.
 class Checkpointer {
  public:
-  /// Opens the root, takes the writer's lock, allocates and registers the pool. What a crash left is removed after the
-  /// call returns. Until then saves write nothing, but they capture as much as the pool holds. Drain and the destructor
-  /// wait for it.
+  /// Opens the root, takes the writer's lock, allocates and registers the pool, and sets Options::cuda_devices up. What
+  /// a crash left is removed after the call returns. Until then saves write nothing, but they capture as much as the
+  /// pool holds. Drain and the destructor wait for it.
   ///
   /// FailedPrecondition if another process (or this one) has the root open for writing. InvalidArgument for options
   /// that cannot work, naming the minimum that would. After a failure nothing on disk has changed, except that the root
@@ -220,6 +220,10 @@ class Checkpointer {
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
+
+  /// Sets a device up that Options did not name, so that the first call that uses it need not: streams, events,
+  /// staging, the pool pinned. InvalidArgument if there is no such device.
+  Status SetUp(DeviceId device);
 
   /// Starts a save of the state and returns before any byte of tensor data has moved.
   ///

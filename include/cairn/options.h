@@ -114,9 +114,14 @@ struct Options {
   /// Hard limit of the pinned pool, in bytes. A larger pool lets captures run ahead of the disk. The state itself may
   /// be larger than the pool. Minimum: queue_depth chunks. Maximum: what the process's memory control group has left
   /// (Open refuses more). Descriptions of tensors, 1 KiB and the name for each tensor of each save, are not counted.
-  std::uint64_t host_memory_bytes = 1ULL << 30;
-  /// Size of one copy and one write, in bytes: a multiple of 1 MiB, at most 1 GiB. 0 means 8 MiB, or 4 MiB if the pool
-  /// holds fewer than 2 * queue_depth chunks of 8 MiB. 8 MiB is as fast and takes a tenth less CPU time
+  ///
+  /// 0 chooses: the state's size, but at most a quarter of the memory that is available, divided by the ranks of this
+  /// node (the variable LOCAL_WORLD_SIZE, which torchrun sets; without it all ranks of the group). Open makes 2 *
+  /// queue_depth chunks. The first Save of a larger state, or a Restore before it, adds the rest; for GPUs it is pinned
+  /// within that call, some tenths of a second per GiB, and an event says so. With a size all of it is pinned at Open.
+  std::uint64_t host_memory_bytes = 0;
+  /// Size of one copy and one write, in bytes: a multiple of 1 MiB, at most 1 GiB. 0 means 8 MiB, or 4 MiB if the
+  /// pool's limit is below 2 * queue_depth chunks of 8 MiB. 8 MiB is as fast and takes a tenth less CPU time
   /// (scripts/bench roofline --only chunks).
   std::uint64_t chunk_bytes = 0;
   /// How many writes (and reads) the disk has at once.
@@ -129,7 +134,8 @@ struct Options {
   /// again once it has been copied to the host. A fence then waits only for what does not fit. At least chunk_bytes;
   /// allocated at Open. 0: none.
   std::uint64_t staging_bytes = 0;
-  /// CUDA devices that saves will use, set up at Open. Empty: those of the first state's tensors, set up at that save.
+  /// CUDA devices that saves will use, set up at Open: streams, events, staging, the pool pinned. A device that is not
+  /// named here is set up by SetUp or by the first call that uses it, and an event says so.
   std::vector<int> cuda_devices = {};
   /// Compute a CRC32C over every MiB. Without it a restore cannot find a flipped bit.
   bool checksums = true;

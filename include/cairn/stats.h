@@ -43,7 +43,8 @@ struct SaveStats {
 struct CheckpointerStats {
   std::string io_queue;                   ///< "io_uring" or "threads".
   std::string io_queue_reason;            ///< Why that one.
-  std::uint64_t pool_bytes = 0;           ///< Size of the pool; never above Options::host_memory_bytes.
+  std::uint64_t pool_bytes = 0;           ///< Size of the pool; never above its limit.
+  std::uint64_t pool_limit_bytes = 0;     ///< Options::host_memory_bytes, or what was chosen for 0.
   std::uint64_t pool_hugepage_bytes = 0;  ///< How much of it huge pages back; 0 until the pool was touched.
   std::uint64_t pool_peak_bytes = 0;      ///< The most that was ever in use at once.
   std::uint64_t chunk_bytes = 0;
@@ -62,8 +63,8 @@ enum class Severity : std::uint8_t { kInfo, kWarning, kError };
 
 enum class EventKind : std::uint8_t { kLog, kSaveCaptured, kSaveDurable, kSaveFailed, kCheckpointRemoved };
 
-/// Something that happened. Delivered on the engine's thread, or on a thread that restores: return soon, and do not
-/// call Cairn.
+/// Something that happened. Delivered on the engine's thread, or on a thread that calls Save, Fence or Restore: return
+/// soon, and do not call Cairn.
 struct Event {
   EventKind kind = EventKind::kLog;
   Severity severity = Severity::kInfo;

@@ -25,18 +25,23 @@
 namespace cairn {
 
 /// What the calls of one Checkpointer share. open.cc makes it; the calls are in save.cc, fence.cc, read.cc and
-/// retention.cc.
+/// retention.cc, and set_up.cc has what they add to it on first use.
 ///
 /// Members are destroyed from the last to the first: the engine goes before what it uses, the pool before the devices
 /// that it is pinned with, and these before the workers that copy for them.
 class Checkpointer::Impl {
  public:
-  explicit Impl(Options resolved)
-      : options(std::move(resolved)), workers("cairn-worker", options.worker_threads), trace(options.trace_events) {}
+  Impl(Options resolved, bool pool_grows)
+      : options(std::move(resolved)),
+        grows(pool_grows),
+        workers("cairn-worker", options.worker_threads),
+        trace(options.trace_events) {}
 
   // Constant after Open.
   const pid_t process = ::getpid();
   const Options options;
+  // The user gave no host_memory_bytes: the pool grows with the state.
+  const bool grows;
   std::string root_path;
   std::string queue_name;
   std::string queue_reason;
@@ -64,11 +69,15 @@ class Checkpointer::Impl {
   Mutex restored_mutex;
   std::optional<ManifestParent> restored CAIRN_GUARDED_BY(restored_mutex);  // What this rank restored last.
   Mutex device_mutex;
+  Mutex fit_mutex;
+  std::uint64_t fitted_bytes CAIRN_GUARDED_BY(fit_mutex) = 0;  // The largest state that the pool was fitted to.
+  std::atomic<bool> fence_waited = false;                      // An event has said so.
   Mutex fence_mutex;
   std::map<Device*, EventId> fence_events CAIRN_GUARDED_BY(fence_mutex);
 
   // Open.
   [[nodiscard]] Status OpenRoot();
+  [[nodiscard]] Status MakePool();
   [[nodiscard]] Status StartEngine(const Wiring& wiring);
 
   /// FailedPrecondition in a forked child.
@@ -77,7 +86,13 @@ class Checkpointer::Impl {
   [[nodiscard]] Status CheckWritable() const;
   /// For calls that read by the path.
   [[nodiscard]] Status CheckReadable(const Which& which) const;
+
+  // Set up on first use. An event names what it cost.
   Result<std::shared_ptr<Device>> GetDevice(DeviceId id) CAIRN_EXCLUDES(device_mutex);
+  Result<std::shared_ptr<Device>> SetUpDevice(DeviceId id, bool late) CAIRN_EXCLUDES(device_mutex);
+  /// Grows the pool to a state of this size, as far as it may. If it cannot grow, it stays as it is, with a warning. If
+  /// that had to pin memory, an event of this severity says so.
+  void FitPool(std::uint64_t state_bytes, Severity severity) CAIRN_EXCLUDES(fit_mutex);
 
   // Save.
   Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options)
@@ -96,6 +111,8 @@ class Checkpointer::Impl {
 
   // Fence.
   Status RefuseWhileCapturing(Stream stream) CAIRN_EXCLUDES(fence_mutex);
+  /// SaveTask::Fence, with a warning, once, if the disk holds it up.
+  Status FenceOn(SaveTask& task, Stream stream, Deadline deadline);
 
   // Read.
   [[nodiscard]] RestoreParts MakeRestoreParts();
@@ -106,6 +123,9 @@ class Checkpointer::Impl {
   /// A queue for a call that only rank 0 may make. On other ranks FailedPrecondition, beginning with `what`.
   [[nodiscard]] Result<std::unique_ptr<IoQueue>> MakeQueueOnRank0(const std::string& what) const;
   void Warn(const std::vector<std::string>& messages) const;
+  void Notify(const Event& event) const {
+    if (options.on_event) options.on_event(event);
+  }
 };
 
 }  // namespace cairn

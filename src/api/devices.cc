@@ -19,18 +19,23 @@ Result<Devices::Found> Devices::Get(DeviceId id) {
   if (id.kind != DeviceKind::kCuda) {
     return Error(StatusCode::kInvalidArgument, "there is no device {}", ToString(id));
   }
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, MakeCuda(id));
+  devices_.push_back(std::move(device));
+  return SetUp(devices_.back());
+}
+
+Result<std::unique_ptr<Device>> Devices::MakeCuda(DeviceId id) const {
+  if (make_cuda_) return make_cuda_(id, workers_);
   // For every save in flight, and one being accepted: an event for each lane, and for up to 8 streams of the caller.
   const int lanes = options_.copy_streams + (options_.staging_bytes != 0 ? 1 : 0);
   const int events = (options_.max_in_flight + 1) * (lanes + 8);
-  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
-                         MakeCudaDevice({.index = id.index, .lanes = lanes, .events = events}));
-  devices_.push_back(std::move(device));
-  return SetUp(devices_.back());
+  return MakeCudaDevice({.index = id.index, .lanes = lanes, .events = events});
 }
 
 Result<Devices::Found> Devices::SetUp(const std::shared_ptr<Device>& device) {
   Found found{.device = device, .fresh = true};
   if (device->has_streams()) {
+    pool_.PlaceNear(*device);
     pool_.Touch(workers_);  // Pinning would fault the pages in one by one, as small pages.
     CAIRN_RETURN_IF_ERROR(pool_.PinWith(*device));
     if (options_.staging_bytes != 0) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "api/wiring.h"
 #include "base/mutex.h"
 #include "base/worker_pool.h"
 #include "cairn/options.h"
@@ -19,8 +20,9 @@ class Devices {
  public:
   /// `given` exist from the start. `pool` is pinned with every device that has streams; `workers` touch its pages
   /// first.
-  Devices(const Options& options, BufferPool& pool, WorkerPool& workers, std::vector<std::shared_ptr<Device>> given)
-      : options_(options), pool_(pool), workers_(workers), devices_(std::move(given)) {}
+  Devices(const Options& options, BufferPool& pool, WorkerPool& workers, const Wiring& wiring,
+          std::vector<std::shared_ptr<Device>> given)
+      : options_(options), pool_(pool), workers_(workers), make_cuda_(wiring.cuda), devices_(std::move(given)) {}
 
   struct Found {
     std::shared_ptr<Device> device;
@@ -31,11 +33,13 @@ class Devices {
   Result<Found> Get(DeviceId id) CAIRN_EXCLUDES(mutex_);
 
  private:
+  Result<std::unique_ptr<Device>> MakeCuda(DeviceId id) const;
   Result<Found> SetUp(const std::shared_ptr<Device>& device) CAIRN_REQUIRES(mutex_);
 
   const Options& options_;
   BufferPool& pool_;
   WorkerPool& workers_;
+  const decltype(Wiring::cuda) make_cuda_;
   Mutex mutex_;
   std::vector<std::shared_ptr<Device>> devices_ CAIRN_GUARDED_BY(mutex_);
   std::vector<const Device*> ready_ CAIRN_GUARDED_BY(mutex_);

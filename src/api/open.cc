@@ -34,8 +34,22 @@ Status Checkpointer::Impl::OpenRoot() {
   return Status::Ok();
 }
 
+Status Checkpointer::Impl::MakePool() {
+  const std::uint64_t limit = options.host_memory_bytes;
+  // A restore uses as many chunks.
+  const std::uint64_t first = 2 * static_cast<std::uint64_t>(options.queue_depth) * options.chunk_bytes;
+  const std::uint64_t begin = grows ? std::min(first, limit) : limit;
+  const std::uint64_t reserved = options.read_only ? begin : limit;
+  Result<std::unique_ptr<BufferPool>> made =
+      BufferPool::MakeGrowing(begin, reserved, options.chunk_bytes, options.queue_depth);
+  // A limit of the address space (ulimit -v) leaves no room to grow into.
+  if (!made.ok() && reserved > begin) made = BufferPool::Make(begin, options.chunk_bytes, options.queue_depth);
+  CAIRN_ASSIGN_OR_RETURN(pool, std::move(made));
+  return Status::Ok();
+}
+
 Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
-  CAIRN_ASSIGN_OR_RETURN(pool, BufferPool::Make(options.host_memory_bytes, options.chunk_bytes, options.queue_depth));
+  CAIRN_RETURN_IF_ERROR(MakePool());
   std::vector<std::shared_ptr<Device>> given;
   if (wiring.devices) {
     CAIRN_ASSIGN_OR_RETURN(given, wiring.devices(workers));
@@ -43,14 +57,20 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   const bool has_cpu =
       std::any_of(given.begin(), given.end(), [](const auto& device) { return device->id() == DeviceId{}; });
   if (!has_cpu) given.push_back(HostDevice::Make({.id = {}, .lanes = options.worker_threads}, workers));
-  devices = std::make_unique<Devices>(options, *pool, workers, given);
+  devices = std::make_unique<Devices>(options, *pool, workers, wiring, given);
 
+  std::vector<DeviceId> ids;
+  for (const auto& device : given) ids.push_back(device->id());
+  if (!options.read_only) {
+    for (const int index : options.cuda_devices) ids.push_back({DeviceKind::kCuda, index});
+  }
   EngineParts parts;
-  for (const auto& device : given) {
-    CAIRN_ASSIGN_OR_RETURN(const Devices::Found found, devices->Get(device->id()));
+  for (const DeviceId id : ids) {
+    CAIRN_ASSIGN_OR_RETURN(const Devices::Found found, devices->Get(id));
+    if (!found.fresh) continue;
     parts.devices.push_back(found.device);
     if (found.staging != nullptr) {
-      parts.staging.emplace_back(device.get(), found.staging, options.staging_bytes, options.chunk_bytes);
+      parts.staging.emplace_back(found.device.get(), found.staging, options.staging_bytes, options.chunk_bytes);
     }
   }
   parts.touch_pool = true;
@@ -65,18 +85,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
   parts.queue = make_queue;
   parts.group = group;
   CAIRN_ASSIGN_OR_RETURN(engine, Engine::Start(std::move(parts)));
-  for (const int index : options.cuda_devices) {
-    CAIRN_RETURN_IF_ERROR(GetDevice({DeviceKind::kCuda, index}).status());
-  }
   return Status::Ok();
-}
-
-Result<std::shared_ptr<Device>> Checkpointer::Impl::GetDevice(DeviceId id) {
-  // Held until the engine has the device: nobody may find it set up before that.
-  MutexLock lock(device_mutex);
-  CAIRN_ASSIGN_OR_RETURN(Devices::Found found, devices->Get(id));
-  if (found.fresh && engine != nullptr) engine->AddDevice(found.device, found.staging);
-  return found.device;
 }
 
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options) { return Open(options, Wiring()); }
@@ -89,7 +98,8 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Open(const Options& options,
 
 Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options, const Wiring& wiring) {
   CAIRN_ASSIGN_OR_RETURN(Options resolved, ResolveOptions(options));
-  auto impl = std::make_unique<Impl>(std::move(resolved));
+  const bool grows = options.host_memory_bytes == 0;
+  auto impl = std::make_unique<Impl>(std::move(resolved), grows);
   CAIRN_RETURN_IF_ERROR(impl->workers.status());
   CAIRN_ASSIGN_OR_RETURN(IoQueueChoice choice, ChooseIoQueue(impl->options.io_queue, impl->options.queue_depth));
   impl->queue_name = choice.name;

@@ -54,6 +54,8 @@ Result<Restored> Checkpointer::Restore(const Which& which, const State& state, c
   CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
   CAIRN_ASSIGN_OR_RETURN(Restored restored, impl_->Restore(which, state, options));
   if (!options.resume) return restored;
+  // Of several ranks, each saves only its share of what is replicated.
+  if (impl_->group->size() == 1) impl_->FitPool(state.table()->bytes(), Severity::kInfo);
   if (impl_->ledger != nullptr) impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
   MutexLock lock(impl_->restored_mutex);
   impl_->restored = ManifestParent{restored.step, restored.attempt};
@@ -96,6 +98,7 @@ CheckpointerStats Checkpointer::stats() const {
   stats.io_queue = impl_->queue_name;
   stats.io_queue_reason = impl_->queue_reason;
   stats.pool_bytes = impl_->pool->total_bytes();
+  stats.pool_limit_bytes = impl_->pool->cap_bytes();
   stats.pool_hugepage_bytes = impl_->pool->HugepageBytes();
   stats.pool_peak_bytes = impl_->pool->peak_bytes();
   stats.chunk_bytes = impl_->pool->chunk_bytes();

@@ -1,11 +1,15 @@
 #include "api/resolve_options.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
 #include <thread>
 
 #include "base/bytes.h"
 #include "base/memory_limit.h"
 #include "base/status_macros.h"
+#include "cairn/group.h"
 
 namespace cairn {
 namespace {
@@ -27,7 +31,27 @@ Status CheckMemoryLimit(std::uint64_t pool_bytes) {
                limit->available, limit->file, limit->bytes, limit->held, pool_bytes);
 }
 
+/// A limit for a pool that chooses its size: at least what the smallest pool needs.
+std::uint64_t ChoosePoolLimit(const Options& options) {
+  constexpr std::uint64_t kLeastChunk = 4U << 20;
+  const std::uint64_t chunk = options.chunk_bytes == 0 ? kLeastChunk : options.chunk_bytes;
+  const int world = options.group == nullptr ? 1 : options.group->size();
+  return std::max(ChooseHostMemory(world), static_cast<std::uint64_t>(options.queue_depth) * chunk);
+}
+
 }  // namespace
+
+std::uint64_t RanksOfNode(int world) {
+  const auto ranks = static_cast<std::uint64_t>(std::max(world, 1));
+  const char* const given = std::getenv("LOCAL_WORLD_SIZE");  // NOLINT(concurrency-mt-unsafe): read only
+  if (given == nullptr) return ranks;
+  std::uint64_t local = 0;
+  const std::string_view text = given;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), local);
+  return error == std::errc() && end == text.data() + text.size() && local != 0 ? local : ranks;
+}
+
+std::uint64_t ChooseHostMemory(int world) { return FindMemory().available / 4 / RanksOfNode(world); }
 
 Result<Options> ResolveOptions(Options options) {
   const auto in_range = [](const char* field, auto value, auto least, auto most) {
@@ -41,6 +65,7 @@ Result<Options> ResolveOptions(Options options) {
   CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 1, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("worker_threads", options.worker_threads, 0, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("copy_streams", options.copy_streams, 1, 16));
+  if (options.host_memory_bytes == 0) options.host_memory_bytes = ChoosePoolLimit(options);
   if (options.chunk_bytes == 0) options.chunk_bytes = ChooseChunkBytes(options.host_memory_bytes, options.queue_depth);
   CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
   if (options.chunk_bytes % kChecksumBlock != 0) {

@@ -15,6 +15,8 @@ namespace cairn {
 struct Wiring {
   /// Makes the devices. The CPU's device is added if none of them has its id.
   std::function<Result<std::vector<std::shared_ptr<Device>>>(WorkerPool&)> devices;
+  /// Makes a CUDA device that `devices` has not made, when it is set up.
+  std::function<Result<std::unique_ptr<Device>>(DeviceId, WorkerPool&)> cuda;
   /// Wraps the factory of the chosen queue: faults, rate limits, recordings. Called for every queue that is made.
   std::function<IoQueueFactory(IoQueueFactory)> wrap_queue;
   /// The clock by which Options::steering times iterations.

@@ -140,13 +140,11 @@ void Engine::Run(const std::function<void(Status)>& started) {
 
 void Engine::Loop() {
   auto checked = SaveTask::Clock::now();
-  bool untouched = context_.parts.touch_pool;
   while (!stopping_ || !jobs_.empty() || !removals_.empty() || context_.scanning) {
     const bool waits_for_device =
         std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->waits_for_device(); });
-    // Touch the pool's pages only while idle; a save touches the pages that it uses.
-    untouched = untouched && (!jobs_.empty() || context_.parts.pool->TouchNext());
-    const bool touches_on = untouched && jobs_.empty();
+    // Touch the pool's pages only while idle; a save touches the pages that it uses. The pool may have grown.
+    const bool touches_on = context_.parts.touch_pool && jobs_.empty() && context_.parts.pool->TouchNext();
     Deadline wake = touches_on         ? Deadline::In({})
                     : waits_for_device ? Deadline::In(kHealthInterval)
                                        : Deadline::Infinite();

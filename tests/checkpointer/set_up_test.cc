@@ -1,0 +1,270 @@
+// What is set up at Open and what on first use: devices, and a pool that fits the state; and what events say of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <future>
+#include <optional>
+
+#include "api/resolve_options.h"
+#include "base/mutex.h"
+#include "cairn/cairn.h"
+#include "support/faulty_queue.h"
+#include "support/tensors.h"
+#include "testing/forwarding_device.h"
+#include "testing/model_gpu.h"
+#include "testing/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using namespace literals;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+constexpr std::chrono::seconds kPatience{60};
+
+/// Warnings, in their order.
+class Warnings {
+ public:
+  EventCallback Callback() {
+    return [this](const Event& event) {
+      if (event.severity == Severity::kInfo) return;
+      MutexLock lock(mutex_);
+      seen_.push_back(event.message);
+      changed_.NotifyAll();
+    };
+  }
+  [[nodiscard]] std::vector<std::string> seen() const {
+    MutexLock lock(mutex_);
+    return seen_;
+  }
+  [[nodiscard]] bool Wait() {
+    MutexLock lock(mutex_);
+    const Deadline deadline = Deadline::In(kPatience);
+    while (seen_.empty() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
+    return !seen_.empty();
+  }
+
+ private:
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::vector<std::string> seen_ CAIRN_GUARDED_BY(mutex_);
+};
+
+/// A variable of the environment, as long as this lives.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
+  ~Variable() { ::unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* const name_;
+};
+
+/// A device that may refuse to pin.
+class PinningDevice final : public ForwardingDevice {
+ public:
+  PinningDevice(std::shared_ptr<Device> inner, const std::atomic<bool>& refuses)
+      : ForwardingDevice(std::move(inner)), refuses_(refuses) {}
+  Status PinMemory(MutableBytes memory) override {
+    if (refuses_) return Status(StatusCode::kResourceExhausted, "no more memory may be pinned");
+    return inner_->PinMemory(memory);
+  }
+
+ private:
+  const std::atomic<bool>& refuses_;
+};
+
+/// The checkpointer chooses the pool's size. A restore uses 4 chunks of 1 MiB.
+Options AutoOptions(const std::string& root) {
+  return {.root = root, .max_in_flight = 2, .chunk_bytes = 1_MiB, .queue_depth = 2};
+}
+
+Tensors State20MiB(DeviceId device = {}) { return Tensors::Many(20, 1_MiB / sizeof(float), device); }
+
+std::unique_ptr<Checkpointer> Opened(const Options& options, Wiring wiring = {}) {
+  auto opened = Checkpointer::Open(options, std::move(wiring));
+  EXPECT_EQ(opened.status(), Status::Ok());
+  return opened.ok() ? *std::move(opened) : nullptr;
+}
+
+Status SaveNow(Checkpointer& checkpointer, std::uint64_t step, Tensors& tensors) {
+  const auto save = checkpointer.Save(step, tensors.state());
+  return save.ok() ? save->WaitDurable(Deadline::In(kPatience)) : save.status();
+}
+
+TEST(SetUp, ThePoolGrowsToTheFirstStateAndNoFurther) {
+  const TempDir dir;
+  Warnings warnings;
+  Options options = AutoOptions(dir / "run");
+  options.on_event = warnings.Callback();
+  const auto checkpointer = Opened(options);
+  EXPECT_EQ(checkpointer->stats().pool_bytes, 4_MiB);
+  EXPECT_GT(checkpointer->stats().pool_limit_bytes, 20_MiB);
+  Tensors tensors = State20MiB();
+  tensors.Fill(1);
+
+  EXPECT_EQ(SaveNow(*checkpointer, 1, tensors), Status::Ok());
+  EXPECT_EQ(checkpointer->stats().pool_bytes, 20_MiB);
+  Tensors smaller = Tensors::Many(2, 100);
+  EXPECT_EQ(SaveNow(*checkpointer, 2, smaller), Status::Ok());
+
+  EXPECT_EQ(checkpointer->stats().pool_bytes, 20_MiB);
+  EXPECT_LE(checkpointer->stats().pool_peak_bytes, 20_MiB);
+  EXPECT_THAT(warnings.seen(), IsEmpty()) << "without a GPU it costs nothing";
+  Tensors fresh = State20MiB();
+  EXPECT_EQ(checkpointer->Restore(Step(1), fresh.state()).status(), Status::Ok());
+  EXPECT_TRUE(fresh.Holds(1));
+}
+
+TEST(SetUp, ThePoolNeverPassesItsLimit) {
+  const TempDir dir;
+  const Variable ranks("LOCAL_WORLD_SIZE", "1000000000000");
+  const auto checkpointer = Opened(AutoOptions(dir / "run"));
+  Tensors tensors = State20MiB();
+  tensors.Fill(1);
+
+  EXPECT_EQ(SaveNow(*checkpointer, 1, tensors), Status::Ok());
+
+  EXPECT_EQ(checkpointer->stats().pool_limit_bytes, 2_MiB) << "the smallest that works";
+  EXPECT_LE(checkpointer->stats().pool_peak_bytes, 2_MiB);
+  Tensors fresh = State20MiB();
+  EXPECT_EQ(checkpointer->Restore(Latest(), fresh.state()).status(), Status::Ok());
+  EXPECT_TRUE(fresh.Holds(1));
+}
+
+TEST(SetUp, TheRanksOfANodeShareItsMemory) {
+  EXPECT_EQ(RanksOfNode(1), 1U);
+  EXPECT_EQ(RanksOfNode(4), 4U) << "unless something else is known, all ranks are on this node";
+  const std::uint64_t alone = ChooseHostMemory(1);
+  {
+    const Variable ranks("LOCAL_WORLD_SIZE", "8");
+    EXPECT_EQ(RanksOfNode(32), 8U);
+    EXPECT_EQ(RanksOfNode(1), 8U);
+    EXPECT_LT(ChooseHostMemory(1), alone / 4);
+  }
+  for (const char* odd : {"", "0", "-1", "eight", "8 "}) {
+    const Variable ranks("LOCAL_WORLD_SIZE", odd);
+    EXPECT_EQ(RanksOfNode(4), 4U) << odd;
+  }
+}
+
+TEST(SetUp, ARestoreFitsThePoolForTheSavesThatFollow) {
+  const TempDir dir;
+  Tensors tensors = State20MiB();
+  EXPECT_EQ(SaveNow(*Opened(AutoOptions(dir / "run")), 1, tensors), Status::Ok());
+  {
+    Options options = AutoOptions(dir / "run");
+    options.read_only = true;
+    const auto reader = Opened(options);
+    EXPECT_EQ(reader->Restore(Latest(), tensors.state()).status(), Status::Ok());
+    EXPECT_EQ(reader->stats().pool_bytes, 4_MiB) << "a reader needs no more";
+    EXPECT_EQ(reader->stats().pool_limit_bytes, 4_MiB);
+  }
+  const auto checkpointer = Opened(AutoOptions(dir / "run"));
+
+  EXPECT_EQ(checkpointer->Restore(Latest(), tensors.state(), {.resume = false}).status(), Status::Ok());
+  EXPECT_EQ(checkpointer->stats().pool_bytes, 4_MiB);
+  EXPECT_EQ(checkpointer->Restore(Latest(), tensors.state()).status(), Status::Ok());
+
+  EXPECT_EQ(checkpointer->stats().pool_bytes, 20_MiB);
+}
+
+TEST(SetUp, ASaveThatPinsMemorySaysSo) {
+  const TempDir dir;
+  ModelGpu gpu;
+  Warnings warnings;
+  Options options = AutoOptions(dir / "run");
+  options.on_event = warnings.Callback();
+  const auto checkpointer = Opened(options, gpu.Wire());
+  Tensors tensors = State20MiB(kModelGpu);
+
+  EXPECT_EQ(SaveNow(*checkpointer, 1, tensors), Status::Ok());
+  EXPECT_EQ(SaveNow(*checkpointer, 2, tensors), Status::Ok());
+
+  EXPECT_THAT(warnings.seen(), ElementsAre(AllOf(StartsWith("pinned 16.0 MiB more of host memory in "),
+                                                 HasSubstr("Options::host_memory_bytes=20971520 does so at Open"))));
+}
+
+TEST(SetUp, ASaveGoesOnIfThePoolCannotGrow) {
+  const TempDir dir;
+  ModelGpu gpu;
+  Warnings warnings;
+  std::atomic<bool> refuses = false;
+  Wiring wiring;
+  wiring.devices = [inner = gpu.Wire().devices,
+                    &refuses](WorkerPool& workers) -> Result<std::vector<std::shared_ptr<Device>>> {
+    std::vector<std::shared_ptr<Device>> made = *inner(workers);
+    return std::vector<std::shared_ptr<Device>>{std::make_shared<PinningDevice>(made.front(), refuses)};
+  };
+  Options options = AutoOptions(dir / "run");
+  options.on_event = warnings.Callback();
+  const auto checkpointer = Opened(options, std::move(wiring));
+  Tensors tensors = State20MiB(kModelGpu);
+  refuses = true;
+
+  EXPECT_EQ(SaveNow(*checkpointer, 1, tensors), Status::Ok());
+  EXPECT_EQ(SaveNow(*checkpointer, 2, tensors), Status::Ok());
+
+  EXPECT_EQ(checkpointer->stats().pool_bytes, 4_MiB);
+  EXPECT_THAT(warnings.seen(), ElementsAre(AllOf(HasSubstr("stays at 4.0 MiB"), HasSubstr("may be pinned"))));
+}
+
+/// Makes a GPU of host memory when a Checkpointer asks for one.
+Wiring WithLateGpu() {
+  Wiring wiring;
+  wiring.cuda = [](DeviceId id, WorkerPool& workers) -> Result<std::unique_ptr<Device>> {
+    if (id != kModelGpu) return Status(StatusCode::kInvalidArgument, ToString(id) + ": no such GPU");
+    return std::unique_ptr<Device>(HostDevice::Make({.id = id, .lanes = 2, .streams = true}, workers));
+  };
+  return wiring;
+}
+
+TEST(SetUp, ADeviceIsSetUpAtOpenBySetUpOrByTheFirstSaveWhichSaysSo) {
+  const TempDir dir;
+  Tensors tensors = State20MiB(kModelGpu);
+  const auto warnings_of = [&](const std::string& root, bool named, bool set_up) {
+    Warnings warnings;
+    Options options = AutoOptions(dir / root);
+    options.host_memory_bytes = 4_MiB;
+    options.on_event = warnings.Callback();
+    if (named) options.cuda_devices = {0};
+    const auto checkpointer = Opened(options, WithLateGpu());
+    if (set_up) {
+      EXPECT_EQ(checkpointer->SetUp(kModelGpu), Status::Ok());
+    }
+    for (const std::uint64_t step : {1, 2}) EXPECT_EQ(SaveNow(*checkpointer, step, tensors), Status::Ok());
+    return warnings.seen();
+  };
+
+  EXPECT_THAT(warnings_of("named", true, false), IsEmpty());
+  EXPECT_THAT(warnings_of("set up", false, true), IsEmpty());
+  EXPECT_THAT(warnings_of("both", true, true), IsEmpty());
+  EXPECT_THAT(warnings_of("late", false, false),
+              ElementsAre(AllOf(StartsWith("cuda:0 was set up in "), HasSubstr("4.0 MiB of host memory were pinned"),
+                                HasSubstr("Options::cuda_devices"))));
+}
+
+TEST(SetUp, ADeviceThatIsNotThereIsRefusedAndSavesGoOn) {
+  const TempDir dir;
+  const auto checkpointer = Opened(AutoOptions(dir / "run"), WithLateGpu());
+
+  EXPECT_EQ(checkpointer->SetUp({DeviceKind::kCuda, 7}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(checkpointer->SetUp({}), Status::Ok());
+
+  Tensors tensors = Tensors::Many(2, 1000);
+  EXPECT_EQ(SaveNow(*checkpointer, 1, tensors), Status::Ok());
+  Options options = AutoOptions(dir / "other");
+  options.cuda_devices = {7};
+  EXPECT_EQ(Checkpointer::Open(options, WithLateGpu()).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace cairn

@@ -1,0 +1,78 @@
+"""What opening sets up, how large the pool is, and what a fence says that waits for the disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cairn
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from ranks import World
+
+Make = Callable[..., cairn.Checkpointer]
+MIB = 1 << 20
+
+
+def available() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def test_the_pool_fits_the_state_by_default(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    with cairn.Checkpointer(root, chunk="1MiB", queue_depth=2) as checkpointer:
+        assert checkpointer.stats["pool_bytes"] == 4 * MIB
+        assert checkpointer.stats["pool_limit_bytes"] <= available() / 3  # A quarter, and others may end meanwhile.
+        checkpointer.save(1, {"w": torch.ones(5 * MIB)}).wait()
+        assert checkpointer.stats["pool_bytes"] == 20 * MIB
+        checkpointer.save(2, {"w": torch.ones(MIB)}).wait()
+        assert checkpointer.stats["pool_bytes"] == 20 * MIB
+    with cairn.Checkpointer(root, chunk="1MiB", queue_depth=2, host_memory="auto", read_only=True) as reader:
+        assert reader.load(1)["w"].sum() == 5 * MIB
+        assert reader.stats["pool_bytes"] == 4 * MIB
+
+
+def test_the_ranks_of_a_node_share_its_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(available()))
+    with cairn.Checkpointer(root, chunk="1MiB", queue_depth=2) as checkpointer:
+        checkpointer.save(1, {"w": torch.ones(5 * MIB)}).wait()
+        assert checkpointer.stats["pool_bytes"] == checkpointer.stats["pool_limit_bytes"] == 2 * MIB
+        assert checkpointer.restore({"w": torch.empty(5 * MIB)})["w"].sum() == 5 * MIB
+
+
+@pytest.mark.parametrize("memory", ["4MiB", 4 * MIB])
+def test_a_size_is_the_pools_from_the_beginning(root: Path, memory: Any) -> None:
+    with cairn.Checkpointer(root, chunk="1MiB", queue_depth=2, host_memory=memory) as checkpointer:
+        checkpointer.save(1, {"w": torch.ones(5 * MIB)}).wait()
+        assert checkpointer.stats["pool_bytes"] == checkpointer.stats["pool_limit_bytes"] == 4 * MIB
+
+
+@pytest.mark.parametrize("memory", [0, "0", "much", "Auto", -1, None])
+def test_what_is_no_size_is_refused(root: Path, memory: Any) -> None:
+    with pytest.raises(cairn.InvalidArgument, match='host_memory: .*"auto"'):
+        cairn.Checkpointer(root, host_memory=memory)
+
+
+def test_opening_does_not_initialise_cuda(root: Path) -> None:
+    program = """
+import sys, torch, cairn
+with cairn.Checkpointer(sys.argv[1]) as checkpointer:
+    checkpointer.save(1, {"w": torch.ones(100_000)}).wait()
+assert not torch.cuda.is_initialized()
+"""
+    done = subprocess.run([sys.executable, "-c", program, root], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_an_error_and_no_more(make: Make) -> None:
+    checkpointer = make()
+    with pytest.raises(cairn.Error):
+        checkpointer._core.set_up(0)
+    checkpointer.save(1, {"w": torch.ones(100_000)}).wait()
