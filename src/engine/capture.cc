@@ -42,6 +42,7 @@ Status Capture::Enqueue(bool chunks) {
   while (planned_.empty() && PlanStaging()) CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   while (planned_.empty() && chunks && !all_buffered() && !staged_.Arriving(next_)) {
     BufferPool::Chunk buffer = context_.parts.pool->TryAcquire(BufferPool::Priority::kSave);
+    if (std::exchange(short_of_buffers_, !buffer) != short_of_buffers_) task_.MarkShortOfBuffers(short_of_buffers_);
     if (!buffer) break;
     PlanChunk(std::move(buffer));
     CAIRN_RETURN_IF_ERROR(LaunchPlanned());

@@ -146,6 +146,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   std::uint64_t reads_planned_ = 0;
   std::uint64_t reads_left_ = 0;
   std::uint64_t sums_in_flight_ = 0;
+  // The pool had no buffer for the next chunk.
+  bool short_of_buffers_ = false;
   Lifecycle<CaptureStage> stage_{CaptureStage::kWaiting};
   // Some copy to staging memory, and some copy to the host, has read the caller's tensors.
   bool read_by_staging_ = false;

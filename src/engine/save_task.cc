@@ -77,7 +77,9 @@ Status SaveTask::Fence(Stream stream, Deadline deadline) {
     const bool host_waits = reads_cpu_ || elsewhere || stream.device.kind == DeviceKind::kCpu;
     const auto held_up = [&]() CAIRN_REQUIRES(mutex_) { return !TensorsFree() && (host_waits || !enqueued_); };
     while (held_up() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
-    stats_.stall += Clock::now() - begin;
+    const std::chrono::nanoseconds waited = Clock::now() - begin;
+    stats_.stall += waited;
+    fence_wait_ += waited;
     if (held_up()) {
       return Error(StatusCode::kDeadlineExceeded, "step {}: its tensors may not be overwritten yet, it is {}",
                    plan_.step, SavePhaseName(stats_.phase));
@@ -98,6 +100,16 @@ Status SaveTask::HoldStream(Stream stream) const {
     }
   }
   return Status::Ok();
+}
+
+std::chrono::nanoseconds SaveTask::fence_wait() const {
+  MutexLock lock(mutex_);
+  return fence_wait_;
+}
+
+bool SaveTask::waits_for_disk() const {
+  MutexLock lock(mutex_);
+  return short_of_buffers_ && !enqueued_ && !TensorsFree();
 }
 
 bool SaveTask::RequestCancel(Status why) {
@@ -162,6 +174,11 @@ void SaveTask::Advance(SavePhase phase) {
 void SaveTask::MarkCapturing() {
   MutexLock lock(mutex_);
   Advance(SavePhase::kCapturing);
+}
+
+void SaveTask::MarkShortOfBuffers(bool is) {
+  MutexLock lock(mutex_);
+  short_of_buffers_ = is;
 }
 
 void SaveTask::MarkEnqueued(bool staged) {

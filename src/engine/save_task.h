@@ -81,6 +81,10 @@ class SaveTask {
   /// Orders `stream` after the capture. Waits on the host until every copy is enqueued (or captured, if ordering the
   /// stream is not enough). Adds the wait to the stall. Ok for a save that has ended.
   Status Fence(Stream stream, Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// How long calls of Fence have waited, in all.
+  [[nodiscard]] std::chrono::nanoseconds fence_wait() const CAIRN_EXCLUDES(mutex_);
+  /// Its copies wait for buffers that hold what the disk has not written yet.
+  [[nodiscard]] bool waits_for_disk() const CAIRN_EXCLUDES(mutex_);
   bool RequestCancel(Status why) CAIRN_EXCLUDES(mutex_);
   void Release() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status status() const CAIRN_EXCLUDES(mutex_);
@@ -98,6 +102,8 @@ class SaveTask {
   [[nodiscard]] Snapshot& snapshot() { return *snapshot_; }
   [[nodiscard]] std::vector<DeviceEvents>& events() { return events_; }
   void MarkCapturing() CAIRN_EXCLUDES(mutex_);
+  /// Whether the pool has no buffer for its next chunk.
+  void MarkShortOfBuffers(bool is) CAIRN_EXCLUDES(mutex_);
   void MarkEnqueued(bool staged) CAIRN_EXCLUDES(mutex_);
   /// Releases the events.
   void MarkCaptured() CAIRN_EXCLUDES(mutex_);
@@ -150,7 +156,9 @@ class SaveTask {
   CondVar changed_;
   SaveStats stats_ CAIRN_GUARDED_BY(mutex_);
   Status status_ CAIRN_GUARDED_BY(mutex_);
+  bool short_of_buffers_ CAIRN_GUARDED_BY(mutex_) = false;
   bool enqueued_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::chrono::nanoseconds fence_wait_ CAIRN_GUARDED_BY(mutex_){};
   bool events_held_ CAIRN_GUARDED_BY(mutex_) = true;
   // Calls of Fence that hand events to the driver. They do so without the mutex, since the driver may block.
   int fencing_ CAIRN_GUARDED_BY(mutex_) = 0;

@@ -266,5 +266,89 @@ TEST(SetUp, ADeviceThatIsNotThereIsRefusedAndSavesGoOn) {
   EXPECT_EQ(Checkpointer::Open(options, WithLateGpu()).status().code(), StatusCode::kInvalidArgument);
 }
 
+class FenceWait : public ::testing::Test {
+ protected:
+  FenceWait() : disk_(plan_->Hold({.op = IoOp::kWrite, .path = "shard-"})) {}
+
+  std::unique_ptr<Checkpointer> Open(std::uint64_t pool) {
+    Options options = AutoOptions(dir_ / "run");
+    options.host_memory_bytes = pool;
+    options.on_event = warnings_.Callback();
+    Wiring wiring = gpu_.Wire();
+    wiring.wrap_queue = [plan = plan_](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+    return Opened(options, std::move(wiring));
+  }
+
+  const TempDir dir_;
+  ModelGpu gpu_;
+  Warnings warnings_;
+  const std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
+  const FaultGate disk_;
+};
+
+TEST_F(FenceWait, ForTheDiskIsSaidOnceWithTheCure) {
+  const auto checkpointer = Open(2_MiB);
+  Tensors tensors = State20MiB(kModelGpu);
+  const Stream stream = gpu_.device().MakeStream();
+  ASSERT_TRUE(checkpointer->Save(1, tensors.state(), {.streams = {stream}}).ok());
+
+  std::future<Status> fence = std::async(std::launch::async, [&] { return checkpointer->Fence(stream); });
+  ASSERT_TRUE(warnings_.Wait()) << "while the fence waits";
+  EXPECT_NE(fence.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  disk_.Release();
+
+  EXPECT_EQ(fence.get(), Status::Ok());
+  EXPECT_THAT(warnings_.seen(),
+              ElementsAre(AllOf(StartsWith("a fence waits for the disk"), HasSubstr("the pool of 2.0 MiB"),
+                                HasSubstr("this save's 20.0 MiB"), HasSubstr("Options::host_memory_bytes"),
+                                HasSubstr("Options::staging_bytes"))));
+  ASSERT_TRUE(checkpointer->Drain(Deadline::In(kPatience)).ok());
+
+  const FaultGate again = plan_->Hold({.op = IoOp::kWrite, .path = "shard-"});
+  ASSERT_TRUE(checkpointer->Save(2, tensors.state(), {.streams = {stream}}).ok());
+  EXPECT_EQ(checkpointer->Fence(stream, Deadline::In(std::chrono::milliseconds(700))).code(),
+            StatusCode::kDeadlineExceeded);
+  again.Release();
+  EXPECT_EQ(checkpointer->Fence(stream), Status::Ok());
+  EXPECT_THAT(warnings_.seen(), ::testing::SizeIs(1)) << "once";
+}
+
+TEST_F(FenceWait, InManyShortCallsCountsAsOne) {
+  const auto checkpointer = Open(2_MiB);
+  Tensors tensors = State20MiB(kModelGpu);
+  const Stream stream = gpu_.device().MakeStream();
+  ASSERT_TRUE(checkpointer->Save(1, tensors.state(), {.streams = {stream}}).ok());
+  EXPECT_EQ(checkpointer->Fence(stream, Deadline::In({})).code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(warnings_.seen(), IsEmpty()) << "a short wait is not worth a word";
+
+  const Deadline patience = Deadline::In(kPatience);
+  while (warnings_.seen().empty() && !patience.passed()) {
+    EXPECT_EQ(checkpointer->Fence(stream, Deadline::In(std::chrono::milliseconds(50))).code(),
+              StatusCode::kDeadlineExceeded);
+  }
+
+  EXPECT_THAT(warnings_.seen(), ::testing::SizeIs(1));
+  disk_.Release();
+  EXPECT_EQ(checkpointer->Fence(stream), Status::Ok());
+}
+
+TEST_F(FenceWait, ForTheGpuIsNotTheDisksFault) {
+  const auto checkpointer = Open(32_MiB);
+  Tensors tensors = State20MiB(kModelGpu);
+  const Stream stream = gpu_.device().MakeStream();
+  std::promise<void> kernel_may_end;
+  gpu_.device().Launch(stream, [&] { kernel_may_end.get_future().wait(); });
+  ASSERT_TRUE(checkpointer->Save(1, tensors.state(), {.streams = {stream}}).ok());
+
+  // The host's fence waits until the copies are done.
+  EXPECT_EQ(checkpointer->Fence({}, Deadline::In(std::chrono::milliseconds(800))).code(),
+            StatusCode::kDeadlineExceeded);
+
+  EXPECT_THAT(warnings_.seen(), IsEmpty());
+  kernel_may_end.set_value();
+  EXPECT_EQ(checkpointer->Fence({}), Status::Ok()) << "the state is in the pool, whatever the disk does";
+  disk_.Release();
+}
+
 }  // namespace
 }  // namespace cairn

@@ -76,3 +76,33 @@ def test_a_device_that_is_not_there_is_an_error_and_no_more(make: Make) -> None:
     with pytest.raises(cairn.Error):
         checkpointer._core.set_up(0)
     checkpointer.save(1, {"w": torch.ones(100_000)}).wait()
+
+
+def test_a_fence_that_waits_for_the_disk_says_so_once(worlds: Callable[..., World]) -> None:
+    world = worlds(2, "")
+    # Until rank 0 begins the save, rank 1 writes nothing: its pool of 8 MiB is full.
+    world[1].start("""
+import logging
+seen, log = [], logging.getLogger("cairn")
+handler = logging.Handler()
+handler.emit = lambda record: seen.append(record.getMessage())
+log.addHandler(handler)
+save = c.save(1, {"w": torch.ones(3 << 20)})
+while not any("a fence" in one for one in seen):
+    try:
+        c.fence(timeout=0.05)
+        break
+    except cairn.DeadlineExceeded:
+        c.check()
+[one for one in seen if "a fence" in one]
+""")
+    found = world[1].answer()["value"]
+    assert len(found) == 1, found
+    warning = found[0]
+    assert warning.startswith("step 1: a fence waits for the disk, and training with it: the pool of 8.0 MiB is full")
+    assert "this save's 12.0 MiB. A larger host_memory, or staging on the GPU, lets training go on" in warning
+
+    world[0].start("c.save(1, {'w': torch.ones(3 << 20)}).result()")
+    assert world[1].run("save.result()") == 1
+    assert world[0].answer()["value"] == 1
+    assert world[1].run("c.fence(); c.check(); sum('a fence' in one for one in seen)") == 1
