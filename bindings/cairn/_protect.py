@@ -143,6 +143,14 @@ def written_by(optimizer: Any) -> list[tuple[int, int]]:
     return written
 
 
+def inner_optimizer(given: Any) -> Any:
+    """The optimizer itself: Accelerate's and Lightning's wrappers are optimizers too, but only the inner one steps."""
+    torch = sys.modules["torch"]
+    while isinstance(inner := getattr(given, "optimizer", None), torch.optim.Optimizer):
+        given = inner
+    return given
+
+
 class Guard:
     """Hooks that fence before optimizer steps, and before a state dict is loaded into a protected object."""
 
@@ -171,10 +179,7 @@ class Guard:
 
     def _add_optimizer(self, given: Any, name: str) -> None:
         torch = sys.modules["torch"]
-        optimizer = given
-        # Accelerate's and Lightning's wrappers are optimizers too, but only the inner one steps.
-        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-            optimizer = inner
+        optimizer = inner_optimizer(given)
         hooked = getattr(type(optimizer).step, "hooked", False) if hasattr(type(optimizer), "step") else False
         if not isinstance(optimizer, torch.optim.Optimizer) or not hooked:
             raise InvalidArgument(

@@ -10,7 +10,7 @@ from ._arguments import callback, optional_step
 from ._engine import Engine
 from ._paths import local_path
 from ._ranks.reading import Reading
-from ._tree.tensors import device_of
+from ._tree.tensors import placement_of
 
 
 class Restoring(Engine):
@@ -42,8 +42,9 @@ class Restoring(Engine):
 
         With `strict=False` names may be on one side only: what the checkpoint lacks stays as it is in the tree, what the
         tree lacks is left out, and a warning lists both. Shapes and dtypes must still agree. The names of a compiled
-        module (`_orig_mod.`) match the plain module's, and the other way round. `map_location` is the device ("cpu",
-        "cuda:0") of tensors that are created; those of the tree stay where they are.
+        module (`_orig_mod.`) match the plain module's, and the other way round. Tensors that are created are on the CPU,
+        and a torch optimizer's on the device of their parameter, into which they are read; or on the device
+        `map_location` ("cpu", "cuda:0"). Those of the tree stay where they are.
 
         In a group every rank calls it, with the same step and fall_back (else InvalidArgument). Rank 0 chooses, each
         rank reads its own state and what is replicated, and all succeed or all raise. If a checkpoint is Corrupt on one
@@ -54,7 +55,7 @@ class Restoring(Engine):
         self._log_events()
         self._core.fence(-1, 0, None)  # The tensors may still be read by a save.
         self._release_captured()
-        device = device_of(map_location)
+        place = placement_of(map_location)
         return self._reading.restore(
             tree,
             optional_step(step),
@@ -62,7 +63,7 @@ class Restoring(Engine):
             fall_back,
             callback("progress", progress),
             strict=strict,
-            device=device,
+            place=place,
         )
 
     def load(
@@ -90,5 +91,5 @@ class Restoring(Engine):
             lazy,
             local_path(folder, "folder") if folder else "",
             callback("progress", progress),
-            device_of(map_location),
+            placement_of(map_location),
         )

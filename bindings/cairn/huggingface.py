@@ -60,6 +60,7 @@ from ._huggingface.contents import (
     live_weights,
     load_weights,
     pack,
+    state_on,
     unpack,
     weights_of,
 )
@@ -264,7 +265,9 @@ class TrainerMixin(_Base):
             _log.warning(OTHER_RANKS)
         # Parameters are read in place. What forward may have resized is left to load_state_dict.
         like = {name: one.detach() if isinstance(one, torch.nn.Parameter) else None for name, one in weights.items()}
-        restored = run.checkpointer.restore({**like, TRAINER: None, **own}, run.step, folder=run.source)
+        restored = run.checkpointer.restore(
+            {**like, TRAINER: None, **own}, run.step, folder=run.source, map_location=state_on(self.args.device)
+        )
         trainer = restored[TRAINER]
         load_weights(model, {name: restored[name] for name in weights}, partial)
         run.restored = unpack(trainer) | {"own": unpack(restored[RANK]) if own else None}

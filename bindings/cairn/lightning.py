@@ -103,6 +103,7 @@ class Callback(_Callback):
                 + (": leave that away, because Cairn's saves go on in the background without it" if wraps else "")
             )
         self._io, self._trainer = given, trainer
+        given.optimizers_on = trainer.strategy.root_device
         # This callback runs first, so that no other one changes weights before the fence.
         others = [one for one in trainer.callbacks if one is not self and not isinstance(one, Requeue)]
         trainer.callbacks = [self, *others, _Requeue()]

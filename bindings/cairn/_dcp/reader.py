@@ -177,7 +177,8 @@ class _Reads:
             self._targets.add(memory)
             view = target_view(name, target)
         except (InvalidArgument, Unsupported):
-            temporary = torch.empty(tuple(item.lengths), dtype=torch_dtype(chunk.dtype))
+            device = target.device if target.is_cuda else "cpu"
+            temporary = torch.empty(tuple(item.lengths), dtype=torch_dtype(chunk.dtype), device=device)
             view = target_view(name, temporary)
         self.views.append((*view, part))
         return target, temporary

@@ -18,6 +18,7 @@ import torch
 
 from .._errors import Corrupt, InvalidArgument
 from .._ranks.replicas import digest
+from .._tree.tensors import Placement
 
 FORMAT = "cairn.huggingface/2"
 TRAINER = "trainer"
@@ -126,6 +127,17 @@ def pack(parts: Mapping[str, Any]) -> dict[str, Any]:
 
     skeleton = walk(dict(parts), "")
     return {"parts": skeleton, "tensors": tensors}
+
+
+def state_on(device: torch.device) -> Placement:
+    """Where a restore makes the optimizer's state, which torch would move there: not in the CPU's memory first. The
+    numbers of steps stay where torch wants them."""
+    tensors = f"{TRAINER}/tensors/optimizer.state."
+
+    def place(name: str) -> torch.device | None:
+        return device if name.startswith(tensors) and not name.endswith(".step") else None
+
+    return Placement(place)
 
 
 def unpack(packed: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from .._errors import InvalidArgument
 from .._path_store import PathStore
 from .._paths import local_path
 from .._save import Save
+from .._tree.tensors import Placement
 from .package import pl
-from .values import check_kept, placed
+from .values import check_kept, device_of, to_device
 
 _BUFFERS = 64 << 20  # Bytes of a model's buffers that a save clones, so that the next forward need not wait.
 _CheckpointIO: Any = pl.plugins.CheckpointIO
@@ -40,6 +41,7 @@ class CheckpointIO(_CheckpointIO):
         self._store = PathStore(**options)
         self._module: Any = None  # Set while a Callback fences.
         self._warned = False  # Or no warning is needed.
+        self.optimizers_on: Any = None  # A fit's device.
         self.fences_forward = False  # The newest save's buffers were too large to clone.
 
     def save_checkpoint(
@@ -71,8 +73,8 @@ class CheckpointIO(_CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Tensors are on the CPU, or on map_location (a device, its name, or a dict with the key "cpu"). Those of a
-        sharded strategy are whole. Runs no code from the checkpoint, whatever weights_only is."""
+        """Tensors are on the CPU, those of optimizers' states in a fit on its device; or all on map_location (a device,
+        its name, or a dict with the key "cpu"). Those of a sharded strategy are whole. Runs no code from the checkpoint, whatever weights_only is."""
         folder = local_path(path)
         if os.path.isfile(folder):
             raise InvalidArgument(
@@ -80,10 +82,19 @@ class CheckpointIO(_CheckpointIO):
                 "it: cairn.lightning.CheckpointIO().save_checkpoint(torch.load(path, weights_only=False), new_path), "
                 "which runs what code it holds; Cairn unpickles nothing"
             )
+        device = device_of(map_location)
+        into = device if device and device.type in ("cpu", "cuda") else Placement(self._place)
         with self._store.reader(path) as reader:
-            loaded = _whole(reader, folder) if _is_sharded(reader, folder) else reader.load(folder=folder)
-        checkpoint: dict[str, Any] = placed(loaded, map_location)
+            sharded = _is_sharded(reader, folder)
+            loaded = _whole(reader, folder) if sharded else reader.load(folder=folder, map_location=into)
+        checkpoint: dict[str, Any] = loaded if device is None else to_device(loaded, device)
         return checkpoint
+
+    def _place(self, name: str) -> Any:
+        """The state of optimizers goes where a fit will move it, and not into the CPU's memory first; the numbers of
+        steps stay where torch wants them."""
+        state = name.startswith("optimizer_states/") and "/state/" in name and not name.endswith("/step")
+        return self.optimizers_on if state else None
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Removes it once the earlier saves are durable; at once if none is in flight."""
@@ -99,7 +110,7 @@ class CheckpointIO(_CheckpointIO):
     def teardown(self) -> None:
         """Waits for saves in flight and frees the pool. Raises the first failure, unless an exception is being
         handled."""
-        self._module = None
+        self._module = self.optimizers_on = None
         self._store.close(sys.exc_info()[1])
 
     def fence(self) -> None:

@@ -35,23 +35,24 @@ def check_kept(value: Any, name: str, depth: int = 0) -> None:
                 check_kept(child, f"{name}/{key}" if name else str(key), depth + 1)
 
 
-def placed(value: Any, where: Any) -> Any:
+def device_of(where: Any) -> torch.device | None:
+    """The device of a map_location: a device, its name, or a dict with the key "cpu"."""
     if isinstance(where, dict):
         where = where.get("cpu")
     if where is None:
-        return value
+        return None
     if not isinstance(where, (str, int, torch.device)):
         raise InvalidArgument(f"map_location: expected a device, its name or a dict, found {type(where).__name__}")
-    return _moved(value, torch.device(where))
+    return torch.device(where)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
         moved = copy.copy(value)  # With an OrderedDict's _metadata.
-        moved.update({key: _moved(child, device) for key, child in value.items()})
+        moved.update({key: to_device(child, device) for key, child in value.items()})
         return moved
     if type(value) in (list, tuple):
-        return type(value)(_moved(child, device) for child in value)
+        return type(value)(to_device(child, device) for child in value)
     return value

@@ -63,15 +63,16 @@ class Reading:
         progress: _Progress,
         *,
         strict: bool = True,
-        device: Any = None,
+        place: Callable[[str], Any],
     ) -> Any:
-        """`device` is the torch.device of new tensors."""
+        """`place` gives the torch.device of a new tensor by its name."""
         passed_over = _PassedOver() if fall_back else None
         planned = partial(
             _tree.plan_restore,
             tree=tree,
             describe=tree_tensors.stored,
-            empty=partial(tree_tensors.empty, device=device),
+            empty=tree_tensors.empty,
+            place=place,
             partial=not strict,
         )
         gone = 0
@@ -207,11 +208,11 @@ class Reading:
         lazy: bool,
         folder: str,
         progress: _Progress,
-        device: Any = None,
+        place: Callable[[str], Any],
     ) -> Any:
         details = self.inspect_all(step, folder)
         with details["hold"]:
-            return self._load(details, names, lazy, folder, progress, device)
+            return self._load(details, names, lazy, folder, progress, place)
 
     def _load(
         self,
@@ -220,7 +221,7 @@ class Reading:
         lazy: bool,
         folder: str,
         progress: _Progress,
-        device: Any,
+        place: Callable[[str], Any],
     ) -> Any:
         asked = () if names is None else _matching(details["tensors"].names(), names, details["path"])
         view = replicas.rank_view(details, self._ranks.rank, self._ranks.world, self._replicated, wanted=asked)
@@ -230,7 +231,7 @@ class Reading:
         tensors, reads = {}, {}
 
         def read(name: str, kind: str) -> Any:
-            tensor = tree_tensors.empty(saved[name].of_kind(kind), kind.partition(" ")[0], device)
+            tensor = tree_tensors.empty(saved[name].of_kind(kind), kind.partition(" ")[0], place(name))
             self._read(details, {name: tensor}, folder, None, False)
             return tensor
 
@@ -241,7 +242,7 @@ class Reading:
                 made[key] = reads[name] = (
                     LazyTensor(name, of.dtype, of.shape, partial(read, name, key[1]))
                     if lazy
-                    else tree_tensors.empty(of, key[1].partition(" ")[0], device)
+                    else tree_tensors.empty(of, key[1].partition(" ")[0], place(name))
                 )
             tensors[name] = made[key]
         if not lazy:

@@ -11,6 +11,7 @@ from typing import Any
 from .._errors import Corrupt, NotFound, Unsupported
 from .._rng import RngState
 from .arrays import as_numpy, is_foreign
+from .optimizers import device_beside
 from .paths import MAX_DEPTH, kind_name, readable
 from .reader import MatchAll, Reader, kinds_in, scalar
 from .values import bytes_of_element, is_plain
@@ -89,15 +90,17 @@ def plan_restore(
     stored: Mapping[str, Stored],
     tree: Any,
     describe: Callable[[Any], Stored],
-    empty: Callable[[Stored, str], Any],
+    empty: Callable[..., Any],
     *,
+    place: Callable[[str], Any] = lambda _name: None,
     partial: bool = False,
     match_all: MatchAll | None = None,
 ) -> Plan:
     """Matches a checkpoint with the caller's tree. Changes nothing yet; calls state_dict() on the tree's objects.
 
-    `describe` returns a tensor's dtype and shape; `empty` makes a CPU tensor, "torch" or "numpy". None, or any plain
-    value, is a placeholder for whatever is stored. Plain values are the checkpoint's; a container of plain values is
+    `describe` returns a tensor's dtype and shape; `empty` makes a CPU tensor, "torch" or "numpy", or, given a device too,
+    one of torch on that. The device is that of `place` for the tensor's name; where it is None, state that an optimizer
+    lacks is made on its parameter's device. None, or any plain value, is a placeholder for whatever is stored. Plain values are the checkpoint's; a container of plain values is
     taken as a whole. Names on one side only are left to load_state_dict, except in a torch module. What `match_all`
     takes (see Reader) is not among the plan's tensors.
 
@@ -131,7 +134,9 @@ def plan_restore(
                 f"{readable(name)}: the tree has {kind_name(like)}, the checkpoint has a tensor, {found}"
             )
         else:
-            tensors[name] = empty(found, kind.partition(" ")[0])
+            kind = kind.partition(" ")[0]
+            device = None if kind == "numpy" else place(name) or device_beside(like, name)
+            tensors[name] = empty(found, kind) if device is None else empty(found, kind, device)
         return tensors.get(name)
 
     reader = Reader(leaf, scalar, torch.nn.Module if torch else None, partial, match_all=match_all)

@@ -13,6 +13,7 @@ from typing import Any
 
 from .._errors import Corrupt, InvalidArgument, Unsupported
 from . import values
+from .optimizers import Beside, with_missing_state
 from .paths import (
     EnumName,
     fields_of,
@@ -180,7 +181,9 @@ class Reader:
         self, node: Any, parts: dict[str, Any], like: Any, theirs: dict[str, Any] | None, name: str, strict: bool
     ) -> dict[str, Any]:
         """The container's values by part: the checkpoint's, along the tree's."""
-        if theirs is None:
+        if isinstance(like, Beside):
+            theirs, strict = dict.fromkeys(parts, like), False
+        elif theirs is None:
             if strict and not is_plain(like):
                 self._differs(name, like, "a dict" if isinstance(node, dict) else f"a {node[0]}")
             theirs, strict = {}, False
@@ -246,7 +249,7 @@ class Reader:
             case _:
                 self._differs(name, like, "no state")
                 return like
-        state = like.state_dict()
+        state = with_missing_state(like, like.state_dict())
         self.loads.append((like, self.node(inner, state, name, False)))
         if self._module and isinstance(like, self._module):
             given = Names()

@@ -220,11 +220,20 @@ def torch_dtype(name: str) -> Any:
     return dtype
 
 
-def device_of(map_location: Any) -> Any:
-    """The torch.device on which new tensors are made; None for None. InvalidArgument unless it is a CPU or CUDA
-    device."""
+class Placement:
+    """A map_location that depends on the tensor's name: its device, or None for the usual one."""
+
+    def __init__(self, of: Callable[[str], Any]) -> None:
+        self.of = of
+
+
+def placement_of(map_location: Any) -> Callable[[str], Any]:
+    """The torch.device on which the new tensor of a name is made; None for the usual one. InvalidArgument unless it is a
+    CPU or CUDA device."""
+    if isinstance(map_location, Placement):
+        return map_location.of
     if map_location is None:
-        return None
+        return lambda _name: None
     import torch
 
     try:
@@ -233,7 +242,7 @@ def device_of(map_location: Any) -> Any:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f'map_location: expected a device such as "cpu" or "cuda:0", found {map_location!r}')
-    return device
+    return lambda _name: device
 
 
 def empty(of: Stored, kind: str, device: Any = None) -> Any:
