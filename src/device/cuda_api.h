@@ -174,6 +174,7 @@ using PFN_cuInit_v2000 = CUresult (*)(unsigned int flags);
 using PFN_cuDeviceGetCount_v2000 = CUresult (*)(int* count);
 using PFN_cuDeviceGet_v2000 = CUresult (*)(CUdevice* device, int ordinal);
 using PFN_cuDeviceGetAttribute_v2000 = CUresult (*)(int* value, CUdevice_attribute attribute, CUdevice device);
+using PFN_cuDeviceGetPCIBusId_v4010 = CUresult (*)(char* bus_id, int size, CUdevice device);
 using PFN_cuDevicePrimaryCtxRetain_v7000 = CUresult (*)(CUcontext* context, CUdevice device);
 using PFN_cuDevicePrimaryCtxRelease_v11000 = CUresult (*)(CUdevice device);
 using PFN_cuCtxPushCurrent_v4000 = CUresult (*)(CUcontext context);

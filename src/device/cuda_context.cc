@@ -1,6 +1,9 @@
 #include "device/cuda_context.h"
 
+#include <array>
+
 #include "base/status_macros.h"
+#include "device/numa.h"
 
 namespace cairn {
 namespace {
@@ -58,6 +61,15 @@ Status CudaContext::Retain() {
   CAIRN_RETURN_IF_ERROR(Check(driver_->primary_ctx_retain(&context, device_), "retaining the primary context"));
   context_ = context;
   return Status::Ok();
+}
+
+std::optional<int> CudaContext::FindNumaNode() const {
+  std::array<char, 32> bus_id{};
+  const auto get = driver_->device_get_pci_bus_id;
+  if (get == nullptr || get(bus_id.data(), static_cast<int>(bus_id.size()), device_) != CUDA_SUCCESS) {
+    return std::nullopt;
+  }
+  return NumaNodeOfPci(bus_id.data());
 }
 
 Status CudaContext::sticky() const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -54,6 +55,9 @@ class CudaContext {
   Status SetSticky(CUresult result, std::string_view what) const CAIRN_EXCLUDES(mutex_);
   /// Ok, or the sticky error.
   [[nodiscard]] Status sticky() const CAIRN_EXCLUDES(mutex_);
+
+  /// The NUMA node next to the GPU; none if it is unknown.
+  [[nodiscard]] std::optional<int> FindNumaNode() const;
 
   [[nodiscard]] const CudaDriver& driver() const { return *driver_; }
   [[nodiscard]] const std::shared_ptr<const CudaDriver>& driver_ptr() const { return driver_; }

@@ -41,6 +41,7 @@ class CudaDevice final : public Device {
   bool has_streams() const override { return true; }
   bool has_kernels() const override { return kernels_.loaded(); }
   bool sums_while_copying() const override { return false; }
+  std::optional<int> numa_node() const override { return context_.FindNumaNode(); }
   Status CheckLayout(const StridedLayout& layout) const override;
 
   Status PinMemory(MutableBytes memory) override;

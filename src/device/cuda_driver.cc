@@ -73,6 +73,7 @@ Status LoadFunctions(PFN_cuGetProcAddress_v11030 get, CudaDriver& driver) {
   loader.Load("cuDeviceGetCount", 2000, &driver.device_get_count);
   loader.Load("cuDeviceGet", 2000, &driver.device_get);
   loader.Load("cuDeviceGetAttribute", 2000, &driver.device_get_attribute);
+  loader.LoadOptional("cuDeviceGetPCIBusId", 4010, &driver.device_get_pci_bus_id);
   loader.Load("cuDevicePrimaryCtxRetain", 7000, &driver.primary_ctx_retain);
   loader.Load("cuDevicePrimaryCtxRelease", 11000, &driver.primary_ctx_release);
   loader.Load("cuCtxPushCurrent", 4000, &driver.ctx_push_current);

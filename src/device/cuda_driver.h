@@ -34,6 +34,8 @@ struct CudaDriver {
   PFN_cuDeviceGetCount_v2000 device_get_count = nullptr;
   PFN_cuDeviceGet_v2000 device_get = nullptr;
   PFN_cuDeviceGetAttribute_v2000 device_get_attribute = nullptr;
+  /// Null if the driver does not have it.
+  PFN_cuDeviceGetPCIBusId_v4010 device_get_pci_bus_id = nullptr;
   PFN_cuDevicePrimaryCtxRetain_v7000 primary_ctx_retain = nullptr;
   PFN_cuDevicePrimaryCtxRelease_v11000 primary_ctx_release = nullptr;
   PFN_cuCtxPushCurrent_v4000 ctx_push_current = nullptr;

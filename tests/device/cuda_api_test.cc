@@ -192,6 +192,7 @@ SAME_FUNCTION(PFN_cuInit_v2000);
 SAME_FUNCTION(PFN_cuDeviceGetCount_v2000);
 SAME_FUNCTION(PFN_cuDeviceGet_v2000);
 SAME_FUNCTION(PFN_cuDeviceGetAttribute_v2000);
+SAME_FUNCTION(PFN_cuDeviceGetPCIBusId_v4010);
 SAME_FUNCTION(PFN_cuDevicePrimaryCtxRetain_v7000);
 SAME_FUNCTION(PFN_cuDevicePrimaryCtxRelease_v11000);
 SAME_FUNCTION(PFN_cuCtxPushCurrent_v4000);

@@ -114,6 +114,19 @@ TEST_F(CudaFaults, GpuThatCannotUseHostAddressesIsUnsupportedWithTheWayOut) {
   EXPECT_EQ(CudaAvailable(), Status::Ok());
 }
 
+TEST_F(CudaFaults, GpuWhoseNodeIsUnknownIsUsedAllTheSame) {
+  Result<std::unique_ptr<Device>> made = MakeCudaDevice({});
+  ASSERT_EQ(made.status(), Status::Ok());
+  EXPECT_EQ((*made)->numa_node(), std::nullopt);
+  EXPECT_EQ(fake_cuda::Calls("cuDeviceGetPCIBusId"), 1);
+  made->reset();
+
+  fake_cuda::Fail("cuDeviceGetPCIBusId", CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_EQ(MakeCudaDevice({}).status(), Status::Ok());
+  fake_cuda::Hide("cuDeviceGetPCIBusId");
+  EXPECT_EQ(MakeCudaDevice({}).status(), Status::Ok());
+}
+
 TEST_F(CudaFaults, FailedOpenLeavesNothingBehind) {
   for (const char* function :
        {"cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuDeviceGetAttribute", "cuStreamCreate", "cuEventCreate"}) {

@@ -1,4 +1,7 @@
 // The driver's start, its GPUs, and their primary contexts.
+#include <cstring>
+#include <string>
+
 #include "device/fake_cuda/driver.h"
 
 namespace cairn::fake_cuda {
@@ -62,6 +65,15 @@ CUresult DeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice d
   const auto found = usual.find(attribute);
   if (set == d.attributes.end() && found == usual.end()) return CUDA_ERROR_INVALID_VALUE;
   *value = set != d.attributes.end() ? set->second : found->second;
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceGetPciBusId(char* bus_id, int size, CUdevice device) {
+  FAKE_CUDA_ENTER("cuDeviceGetPCIBusId", kStarted);
+  if (device < 0 || device >= driver().gpus) return CUDA_ERROR_INVALID_DEVICE;
+  const std::string text = "ffff:0" + std::to_string(device) + ":00.0";  // No machine has it.
+  if (size <= static_cast<int>(text.size())) return CUDA_ERROR_INVALID_VALUE;
+  std::memcpy(bus_id, text.c_str(), text.size() + 1);
   return CUDA_SUCCESS;
 }
 

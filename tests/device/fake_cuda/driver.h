@@ -305,6 +305,7 @@ CUresult Init(unsigned int flags);
 CUresult DeviceGetCount(int* count);
 CUresult DeviceGet(CUdevice* device, int ordinal);
 CUresult DeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device);
+CUresult DeviceGetPciBusId(char* bus_id, int size, CUdevice device);
 CUresult PrimaryCtxRetain(CUcontext* context, CUdevice device);
 CUresult PrimaryCtxRelease(CUdevice device);
 CUresult CtxPushCurrent(CUcontext context);

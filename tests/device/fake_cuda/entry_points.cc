@@ -24,6 +24,7 @@ const std::map<std::string, Entry>& Entries() {
       {"cuDeviceGetCount", {2000, 0, Address(DeviceGetCount)}},
       {"cuDeviceGet", {2000, 0, Address(DeviceGet)}},
       {"cuDeviceGetAttribute", {2000, 0, Address(DeviceGetAttribute)}},
+      {"cuDeviceGetPCIBusId", {4010, 0, Address(DeviceGetPciBusId)}},
       {"cuDevicePrimaryCtxRetain", {7000, 0, Address(PrimaryCtxRetain)}},
       {"cuDevicePrimaryCtxRelease", {11000, 0, Address(PrimaryCtxRelease)}},
       {"cuCtxPushCurrent", {4000, 0, Address(CtxPushCurrent)}},
