@@ -1,0 +1,79 @@
+"""Saves each state from a stream, overwrites it as soon as the fence allows, restores it in place, and compares.
+
+How: "default" and "side" are torch streams; "graph" changes the state by replaying a CUDA graph, captured while a save
+is in flight. A line for each state.
+"""
+
+import contextlib
+
+import cairn
+import torch
+
+from .common import line, parser, synchronize
+from .states import STATES, copies, differing, overwrite, tensors
+
+
+def stream_of(device, how):
+    if device == "cuda" and how != "default":
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(stream)
+    return contextlib.nullcontext()
+
+
+def overwriting(device, how, tree):
+    """A function that overwrites the tree: by a graph's replay, with "graph" on a GPU."""
+    if device != "cuda" or how != "graph":
+        return lambda: overwrite(tree)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        overwrite(tree)
+    return graph.replay
+
+
+def refused_while_captured(checkpointer, tree, step):
+    """Whether a save within a capture is refused."""
+    graph = torch.cuda.CUDAGraph()
+    static = torch.zeros(8, device="cuda")
+    try:
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            static.add_(1)
+            checkpointer.save(step, tree)
+    except cairn.FailedPrecondition:
+        return True
+    return False
+
+
+def prove(checkpointer, device, how, name, count, step):
+    with stream_of(device, how):
+        tree = STATES[name](device, count)
+        shared = [tensor.data_ptr() for tensor in tensors(tree)]
+        before = copies(tree)
+        save = checkpointer.save(step, tree)
+        again = overwriting(device, how, tree)  # A capture while the save is in flight must stay valid.
+        checkpointer.fence()
+        again()
+        save.wait()
+        cleared = sum(int(copy.any()) for copy in before) == 0 or differing(tree, before) > 0
+        checkpointer.restore(tree, step)
+        synchronize(device)
+        wrong = differing(tree, before)
+        in_place = shared == [tensor.data_ptr() for tensor in tensors(tree)]
+        refused = device != "cuda" or how != "graph" or refused_while_captured(checkpointer, tree, step + 1)
+    line(state=name, tensors=len(before), wrong=wrong, cleared=cleared, in_place=in_place, refused=refused)
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--root", required=True)
+    arguments.add_argument("--how", choices=("default", "side", "graph"), required=True)
+    arguments.add_argument("--count", type=int, default=100_000)
+    args = arguments.parse_args()
+    torch.manual_seed(1)
+    with cairn.Checkpointer(args.root, host_memory="256MiB", keep_last=1) as checkpointer:
+        for number, name in enumerate(STATES):
+            prove(checkpointer, args.device, args.how, name, args.count, 10 * number)
+
+
+if __name__ == "__main__":
+    main()
