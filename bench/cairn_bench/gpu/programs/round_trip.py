@@ -21,36 +21,42 @@ def stream_of(device, how):
     return contextlib.nullcontext()
 
 
-def overwriting(device, how, tree):
-    """A function that overwrites the tree: by a graph's replay, with "graph" on a GPU."""
+def overwriting(device, how, held):
+    """A function that overwrites the tensors: by a graph's replay, with "graph" on a GPU."""
     if device != "cuda" or how != "graph":
-        return lambda: overwrite(tree)
+        return lambda: overwrite(held)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        overwrite(tree)
+        overwrite(held)
     return graph.replay
 
 
-def refused_while_captured(checkpointer, tree, step):
-    """Whether a save within a capture is refused."""
+def refused_while_captured(checkpointer, step):
+    """Whether a save within a capture is refused, and leaves the capture valid."""
     graph = torch.cuda.CUDAGraph()
-    static = torch.zeros(8, device="cuda")
+    static = torch.zeros(1 << 20, device="cuda")
+    refused = False
     try:
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             static.add_(1)
-            checkpointer.save(step, tree)
-    except cairn.FailedPrecondition:
-        return True
-    return False
+            try:
+                checkpointer.save(step, {"static": static})
+            except cairn.FailedPrecondition:
+                refused = True
+        graph.replay()
+    except RuntimeError:  # torch's, of a capture that was invalidated.
+        return False
+    return refused and bool((static == 1).all())
 
 
 def prove(checkpointer, device, how, name, count, step):
     with stream_of(device, how):
         tree = STATES[name](device, count)
-        shared = [tensor.data_ptr() for tensor in tensors(tree)]
+        held = tensors(tree)
+        places = [tensor.data_ptr() for tensor in held]
         before = copies(tree)
         save = checkpointer.save(step, tree)
-        again = overwriting(device, how, tree)  # A capture while the save is in flight must stay valid.
+        again = overwriting(device, how, held)  # A capture while the save is in flight must stay valid.
         checkpointer.fence()
         again()
         save.wait()
@@ -58,8 +64,8 @@ def prove(checkpointer, device, how, name, count, step):
         checkpointer.restore(tree, step)
         synchronize(device)
         wrong = differing(tree, before)
-        in_place = shared == [tensor.data_ptr() for tensor in tensors(tree)]
-        refused = device != "cuda" or how != "graph" or refused_while_captured(checkpointer, tree, step + 1)
+        in_place = places == [tensor.data_ptr() for tensor in tensors(tree)]
+        refused = device != "cuda" or how != "graph" or refused_while_captured(checkpointer, step + 1)
     line(state=name, tensors=len(before), wrong=wrong, cleared=cleared, in_place=in_place, refused=refused)
 
 

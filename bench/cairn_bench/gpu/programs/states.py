@@ -101,9 +101,9 @@ def copies(tree):
     return [as_bytes(tensor).clone() for tensor in tensors(tree)]
 
 
-def overwrite(tree):
+def overwrite(held):
     with torch.no_grad():
-        for tensor in tensors(tree):
+        for tensor in held:
             tensor.zero_()
 
 
