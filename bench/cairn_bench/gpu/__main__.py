@@ -21,11 +21,11 @@ import traceback
 from ..shared import RESULTS, ROOT
 from ..shared.options import add_directory
 from ..shared.report import table
-from . import contact, copies, correct
+from . import contact, copies, correct, cost, failures, trainer
 from .context import Context, Failed
 from .record import Record, finished
 
-STEPS = {"A": contact, "B": copies, "C": correct}
+STEPS = {"A": contact, "B": copies, "C": correct, "D": cost, "E": trainer, "F": failures}
 
 
 def parsed(arguments):
