@@ -186,8 +186,7 @@ void Print(const std::vector<Finding>& findings, bool as_json) {
   }
 }
 
-Status AddRoot(std::vector<Finding>& findings, const DoctorOptions& options) {
-  CAIRN_ASSIGN_OR_RETURN(const std::chrono::nanoseconds time, ParseProbeTime(options.probe_time));
+Status AddRoot(std::vector<Finding>& findings, const DoctorOptions& options, std::chrono::nanoseconds time) {
   const std::function<bool()> interrupted = CatchInterruptions();
   CAIRN_ASSIGN_OR_RETURN(const Filesystem filesystem, TryFilesystem(options.root));
   CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(options.root));
@@ -202,10 +201,12 @@ Status AddRoot(std::vector<Finding>& findings, const DoctorOptions& options) {
 }  // namespace
 
 int Doctor(const DoctorOptions& options) {
+  const Result<std::chrono::nanoseconds> time = ParseProbeTime(options.probe_time);
+  if (!time.ok()) return ReportError(time.status());
   std::vector<Finding> findings;
   Status status;
-  if (!options.root.empty()) status = AddRoot(findings, options);
-  if (status.ok() && options.gpu_bytes != 0) status = AddGpus(findings, options.gpu_bytes);
+  if (!options.root.empty()) status = AddRoot(findings, options, *time);
+  if (status.ok() && options.gpu_bytes != 0) status = AddGpus(findings, options.gpu_bytes, *time);
   // What was found before an error is worth reading too.
   if (!findings.empty()) Print(findings, options.json);
   if (!status.ok()) return ReportError(status);

@@ -14,6 +14,7 @@
 namespace cairn::tools {
 namespace {
 
+/// For each rate, at most.
 constexpr std::chrono::milliseconds kTime{400};
 constexpr int kLanes = 2;                        // Options::copy_streams.
 constexpr std::uint64_t kChunkBytes = 8U << 20;  // Options::chunk_bytes.
@@ -32,7 +33,7 @@ Status TryEvents(Device& device) {
   return status;
 }
 
-Status AddGpu(std::vector<Finding>& findings, GpuLink& link, std::uint64_t bytes) {
+Status AddGpu(std::vector<Finding>& findings, GpuLink& link, std::uint64_t bytes, std::chrono::nanoseconds time) {
   const std::string gpu = ToString(link.device().id()) + " ";
   const Status events = TryEvents(link.device());
   findings.push_back({.name = gpu + "events",
@@ -53,14 +54,14 @@ Status AddGpu(std::vector<Finding>& findings, GpuLink& link, std::uint64_t bytes
                         .cost = cost,
                         .value = found});
   };
-  CAIRN_ASSIGN_OR_RETURN(const LinkRate single, link.Single(kTime));
+  CAIRN_ASSIGN_OR_RETURN(const LinkRate single, link.Single(time));
   rate("one copy to the host", single.to_host, {}, "the upper limit of a capture");
   rate("one copy from the host", single.to_device, {}, "the upper limit of a restore");
-  CAIRN_ASSIGN_OR_RETURN(const LinkRate lanes, link.Chunks(std::min(kChunkBytes, bytes), kTime));
+  CAIRN_ASSIGN_OR_RETURN(const LinkRate lanes, link.Chunks(std::min(kChunkBytes, bytes), time));
   rate("lanes to the host", lanes.to_host, single.to_host, "captures take longer: try other copy_streams and chunk");
   rate("lanes from the host", lanes.to_device, single.to_device,
        "restores take longer: try other copy_streams and chunk");
-  CAIRN_ASSIGN_OR_RETURN(const double staging, link.Staging(kTime));
+  CAIRN_ASSIGN_OR_RETURN(const double staging, link.Staging(time));
   rate("staging", staging, {}, "a fence waits for this instead of the link, where spare memory is given (staging)");
   const double pinning = link.pin_seconds_per_byte() * static_cast<double>(1ULL << 30);
   findings.push_back({.name = gpu + "pinning",
@@ -72,13 +73,13 @@ Status AddGpu(std::vector<Finding>& findings, GpuLink& link, std::uint64_t bytes
 
 }  // namespace
 
-Status AddGpus(std::vector<Finding>& findings, std::uint64_t bytes) {
+Status AddGpus(std::vector<Finding>& findings, std::uint64_t bytes, std::chrono::nanoseconds probe_time) {
   CAIRN_RETURN_IF_ERROR(CudaAvailable());
   for (int index = 0;; ++index) {
     Result<std::unique_ptr<GpuLink>> link = GpuLink::Open(index, kLanes, bytes);
     if (index > 0 && link.status().code() == StatusCode::kInvalidArgument) return Status::Ok();  // Beyond the last one.
     CAIRN_RETURN_IF_ERROR(link.status());
-    CAIRN_RETURN_IF_ERROR(AddGpu(findings, **link, bytes));
+    CAIRN_RETURN_IF_ERROR(AddGpu(findings, **link, bytes, std::min<std::chrono::nanoseconds>(kTime, probe_time)));
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -32,7 +33,8 @@ struct Finding {
 [[nodiscard]] inline State MissingUnless(bool there) { return there ? State::kOk : State::kMissing; }
 
 /// Adds what each GPU can do: copies that arrive intact, the rates of its link and of Cairn's lanes, pinning, staging.
-/// Takes some seconds for each. Unsupported or DeviceError, saying why, where no GPU can be used.
-[[nodiscard]] Status AddGpus(std::vector<Finding>& findings, std::uint64_t bytes);
+/// Takes some seconds for each, less if `probe_time` is below 400 ms. Unsupported or DeviceError, saying why, where no
+/// GPU can be used.
+[[nodiscard]] Status AddGpus(std::vector<Finding>& findings, std::uint64_t bytes, std::chrono::nanoseconds probe_time);
 
 }  // namespace cairn::tools

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn_bench.gpu import cost
 from cairn_bench.gpu.__main__ import STEPS
 from cairn_bench.gpu.record import Record, finished
 
@@ -110,3 +111,39 @@ def test_a_step_runs_again_if_what_it_depends_on_has_changed(tmp_path: Path, cha
 
     assert kept is None
     assert changed == "complete" or finished(str(tmp_path), "B", ABOUT | {"commit": "later"}) is not None
+
+
+RATES = {"cuda:0 one copy to the host": 50e9, "cuda:0 one copy from the host": 50e9, "read": 4e9}
+
+
+def test_captures_and_restores_are_judged_by_what_link_and_disk_give() -> None:
+    saves = [
+        {"bytes": 10e9, "captured": seconds, "durable": 3.0, "staged": False, "fenced": 0.0} for seconds in (0.21, 0.22)
+    ]
+    lines = [{"what": "training", "bytes": 10e9}, *({"what": "restore", "seconds": seconds} for seconds in (2.6, 2.7))]
+    step = record()
+
+    cost.captures(step, "Cairn", saves, RATES, dry=False)
+    cost.captures(step, "Cairn", [save | {"captured": 0.3} for save in saves], RATES, dry=False)
+    cost.captures(step, "Cairn, staging", [save | {"fenced": 0.01} for save in saves], RATES, dry=False)
+    cost.restores(step, "Cairn", lines, RATES)
+
+    verdicts = [(line["line"].split(": ")[1], line["verdict"]) for line in step.lines if line["verdict"]]
+    assert verdicts == [
+        ("captured, of the link's time for its bytes", "met"),
+        ("captured, of the link's time for its bytes", "missed"),
+        ("each save was staged", "missed"),
+        ("fence on an idle GPU", "met"),
+        ("restore, of the slower of disk and link", "met"),
+    ]
+
+
+def test_a_slowdown_is_not_held_against_cairn_if_the_disk_is_too_slow_for_any_save() -> None:
+    turns = [{"quiet": [0.4] * 20, "busy": [0.44] * 20}] * 3
+    step = record()
+
+    cost.slowdown(step, "Cairn", turns, 1, held_up=False)
+    cost.slowdown(step, "Cairn", turns, 1, held_up=True)
+    cost.slowdown(step, "torch.save", turns, None, held_up=False)
+
+    assert [line["verdict"] for line in step.lines] == ["", "missed", "", "not resolved", "", ""]

@@ -50,7 +50,7 @@ Ran OnTheDouble(std::vector<std::string> arguments) {
 }
 
 TEST(DoctorGpu, MeasuresEachGpu) {
-  const Ran ran = OnTheDouble({"--gpu-memory=8MiB", "--json"});
+  const Ran ran = OnTheDouble({"--gpu-memory=8MiB", "--probe-time=100ms", "--json"});
 
   ASSERT_TRUE(ran.code == 0) << ran.out << ran.err;
   std::map<std::string, nlohmann::json> findings;

@@ -41,8 +41,8 @@ def run(context, record):
 
 
 def doctor(context, record):
-    memory = context.sized("512MiB", "8MiB")
-    words = [context.program("cairn"), "doctor", "--gpu", "--gpu-memory", memory, "--json"]
+    small = ("--gpu-memory", "8MiB", "--probe-time", "100ms")
+    words = [context.program("cairn"), "doctor", "--gpu", "--json", *context.sized((), small)]
     status, out, errors = context.run(words, 120, context.double)
     findings = json.loads(out) if out else []
     record.require("cairn doctor --gpu", status == 0, f"exit {status} {errors.strip()[:200]}".strip())

@@ -114,7 +114,7 @@ class Context:
     def worker(self, name, *words, limit, env=None):
         """The answers of a Python program of this package, in a fresh process."""
         command = [self.python, "-B", "-m", f"cairn_bench.gpu.programs.{name}", "--device", self.device, *words]
-        return self.answers(command, limit, env)
+        return self.answers(command, limit, (env or {}) | self.sized({}, {"OMP_NUM_THREADS": "1"}))
 
     def folder(self, name):
         """An empty folder on the disk that is measured."""

@@ -15,6 +15,7 @@ ALLOCATORS = {
 STREAMS = ("default", "side", "graph")
 # Of tests/python: those that are parametrised over devices.
 SUITES = ("test_checkpointer.py", "test_protect.py", "test_unfenced.py", "test_partial_restore.py", "test_dcp.py")
+SUITES_DRY = ("test_partial_restore.py::test_new_tensors_are_made_on_the_device_that_is_asked_for",)
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
 
 
@@ -84,7 +85,7 @@ def torn(context, record):
 def suites(context, record):
     """The Python suites that are parametrised over devices, on this one."""
     title = "Python's suites on this device: all pass, 0 skipped"
-    files = [os.path.join(ROOT, "tests/python", name) for name in context.sized(SUITES, ("test_partial_restore.py",))]
+    files = [os.path.join(ROOT, "tests/python", name) for name in context.sized(SUITES, SUITES_DRY)]
     words = [context.python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ROOT]
     status, out, errors = context.run([*words, "--devices", context.device, *files], 420)
     if "No module named" in errors and "pytest" in errors:

@@ -5,7 +5,6 @@ import shutil
 
 import cairn
 import torch
-import torch.distributed.checkpoint as dcp
 
 
 class Cairn:
@@ -79,8 +78,10 @@ class DcpAsync(Peer):
 
     def __init__(self, root, model, optimizer):
         super().__init__(root, model, optimizer)
+        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+        self.dcp = dcp
         cuda = next(model.parameters()).is_cuda
         self.stager = DefaultStager(
             StagingOptions(
@@ -91,7 +92,9 @@ class DcpAsync(Peer):
 
     def save(self, step):
         self.drain()  # It does not save two at once.
-        response = dcp.async_save(self.state(), checkpoint_id=self.path(step), async_stager=self.stager, no_dist=True)
+        response = self.dcp.async_save(
+            self.state(), checkpoint_id=self.path(step), async_stager=self.stager, no_dist=True
+        )
         self.staged, self.uploaded, self.step = response.staging_completion, response.upload_completion, step
 
     def fence(self):
