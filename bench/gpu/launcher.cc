@@ -29,6 +29,7 @@ struct Functions {
   int (*stream_synchronize)(Handle) = nullptr;
   int (*alloc)(Address*, std::size_t) = nullptr;
   int (*free)(Address) = nullptr;
+  int (*memcpy)(Address, Address, std::size_t, Handle) = nullptr;
   int (*memset)(Address, unsigned char, std::size_t, Handle) = nullptr;
 };
 
@@ -62,6 +63,7 @@ Result<Functions> Load() {
   find("cuStreamSynchronize", 2000, functions.stream_synchronize);
   find("cuMemAlloc", 3020, functions.alloc);
   find("cuMemFree", 3020, functions.free);
+  find("cuMemcpyAsync", 4000, functions.memcpy);
   find("cuMemsetD8Async", 3020, functions.memset);
   if (!status.ok()) return status;
   return functions;
@@ -90,6 +92,10 @@ class DriverLauncher : public Launcher {
     return Check(driver_.alloc(&memory_, kBytes), "cuMemAlloc");
   }
   Status Launch() override { return Check(driver_.memset(memory_, 1, kBytes, stream_), "cuMemsetD8Async"); }
+  Status Copy(const std::byte* from, std::byte* to, std::uint64_t bytes) override {
+    const auto address = [](const std::byte* memory) { return reinterpret_cast<Address>(memory); };
+    return Check(driver_.memcpy(address(to), address(from), bytes, stream_), "cuMemcpyAsync");
+  }
   Status Synchronize() override { return Check(driver_.stream_synchronize(stream_), "cuStreamSynchronize"); }
 
  private:

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "bench/emulation/outstanding.h"
 #include "bench/gpu/commands.h"
+#include "bench/gpu/launcher.h"
 #include "device/buffer_pool.h"
 #include "device/cuda_device.h"
 
@@ -32,7 +33,20 @@ class Pieces {
     }
   }
 
-  /// Seconds until all are copied. A lane's queue never holds more than a few batches, as with the engine.
+  /// Seconds until all are copied, by one call of the driver for each.
+  Result<double> CopyOneByOne(Launcher& launcher, CopyDirection direction) {
+    const auto began = Clock::now();
+    for (std::size_t i = 0; i < layouts_.size(); ++i) {
+      std::byte* const on_gpu = layouts_[i].base;
+      std::byte* const on_host = host_ + i * size_;
+      const bool to_host = direction == CopyDirection::kToHost;
+      CAIRN_RETURN_IF_ERROR(launcher.Copy(to_host ? on_gpu : on_host, to_host ? on_host : on_gpu, size_));
+    }
+    CAIRN_RETURN_IF_ERROR(launcher.Synchronize());
+    return std::chrono::duration<double>(Clock::now() - began).count();
+  }
+
+  /// The same by the device's batches. A lane's queue never holds more than a few batches, as with the engine.
   Result<double> Copy(Device& device, CopyDirection direction) {
     const auto began = Clock::now();
     std::deque<std::unique_ptr<Outstanding>> under_way;
@@ -73,18 +87,19 @@ Status MeasurePieces(const PiecesOptions& options) {
   pool->Touch();
   CAIRN_RETURN_IF_ERROR(pool->PinWith(*device));
   const BufferPool::Chunk host = pool->TryAcquire(BufferPool::Priority::kSave);
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher, Launcher::Open());
   for (const std::size_t count : {100, 1'000, 10'000, 50'000}) {
     for (const std::uint64_t size : {512U, 4U << 10, 16U << 10, 64U << 10, 256U << 10, 1U << 20}) {
       if (count * size > options.bytes) continue;
       Pieces pieces(count, size, {on_gpu, on_gpu_bytes}, host.data());
       for (int repetition = 0; repetition < options.repetitions; ++repetition) {
-        CAIRN_ASSIGN_OR_RETURN(const double to_host, pieces.Copy(*device, CopyDirection::kToHost));
-        CAIRN_ASSIGN_OR_RETURN(const double to_device, pieces.Copy(*device, CopyDirection::kToDevice));
-        PrintLine({{"what", "pieces"},
-                   {"count", count},
-                   {"size", size},
-                   {"to_host_seconds", to_host},
-                   {"to_device_seconds", to_device}});
+        nlohmann::json line{{"what", "pieces"}, {"count", count}, {"size", size}};
+        for (const auto& [way, direction] :
+             {std::pair{"to_host", CopyDirection::kToHost}, std::pair{"to_device", CopyDirection::kToDevice}}) {
+          CAIRN_ASSIGN_OR_RETURN(line[way]["one_by_one"], pieces.CopyOneByOne(*launcher, direction));
+          CAIRN_ASSIGN_OR_RETURN(line[way]["cairn"], pieces.Copy(*device, direction));
+        }
+        PrintLine(line);
       }
     }
   }

@@ -45,13 +45,15 @@ def link(context, record):
 
 
 def pieces(context, record):
+    """Many small pieces, as Cairn copies them (by kernels and batches, where the driver has them), and by one copy each."""
     lines = ask(context, "pieces", *context.sized((), ("--bytes", MIB, "--repetitions", 1)), limit=300)
     for count, size in dict.fromkeys((line["count"], line["size"]) for line in lines):
+        here = [line for line in lines if (line["count"], line["size"]) == (count, size)]
         for way in ("to_host", "to_device"):
-            seconds = [line[f"{way}_seconds"] for line in lines if (line["count"], line["size"]) == (count, size)]
-            best = statistics.median(seconds)
-            found = f"{1e6 * best / count:.2f} µs a piece, {count * size / best / 1e9:.2f} GB/s"
-            record.fact(f"{count:,} pieces of {size:,} B, {way.replace('_', ' ')}", found, seconds)
+            ours, peers = (statistics.median(line[way][by] for line in here) for by in ("cairn", "one_by_one"))
+            found = f"{1e6 * ours / count:.2f} µs a piece, {count * size / ours / 1e9:.2f} GB/s; {peers / ours:.1f} times as fast"
+            values = [line[way]["one_by_one"] / line[way]["cairn"] for line in here]
+            record.fact(f"{count:,} pieces of {size:,} B, {way.replace('_', ' ')}, beside one copy each", found, values)
 
 
 def launches(context, record):
