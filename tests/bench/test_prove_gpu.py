@@ -123,9 +123,9 @@ def test_captures_and_restores_are_judged_by_what_link_and_disk_give() -> None:
     lines = [{"what": "training", "bytes": 10e9}, *({"what": "restore", "seconds": seconds} for seconds in (2.6, 2.7))]
     step = record()
 
-    cost.captures(step, "Cairn", saves, RATES, dry=False)
-    cost.captures(step, "Cairn", [save | {"captured": 0.3} for save in saves], RATES, dry=False)
-    cost.captures(step, "Cairn, staging", [save | {"fenced": 0.01} for save in saves], RATES, dry=False)
+    cost.captures(step, "Cairn", saves, RATES)
+    cost.captures(step, "Cairn", [save | {"captured": 0.3} for save in saves], RATES)
+    cost.captures(step, "Cairn, staging", [save | {"fenced": 0.01} for save in saves], RATES)
     cost.restores(step, "Cairn", lines, RATES)
 
     verdicts = [(line["line"].split(": ")[1], line["verdict"]) for line in step.lines if line["verdict"]]

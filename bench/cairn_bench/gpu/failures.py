@@ -34,8 +34,7 @@ def lost(context, record):
     line = asked(context, root, "lost")
     record.fact("an illegal address in mid-save, torch says", line["told"])
     for key, title in (("failed", "the save that was in flight fails"), ("again", "so does the next one")):
-        # A CPU has no context to lose.
-        record.require(f"context lost: {title}", context.dry or bool(line[key]), line[key] or "it did not fail")
+        record.require(f"context lost: {title}", bool(line[key]), line[key] or "it did not fail", gpu_only=True)
     restored(context, record, "context lost", root, [1.0])
 
 
@@ -53,6 +52,6 @@ def forked(context, record):
 
 def staging(context, record):
     line = asked(context, context.folder("staging"), "staging")
-    refused = "ResourceExhausted" in line["refused"] or "OutOfMemory" in line["refused"] or context.dry
-    record.require("staging beyond free memory is refused", refused, line["refused"] or "accepted")
+    refused = "ResourceExhausted" in line["refused"]
+    record.require("staging beyond free memory is refused", refused, line["refused"] or "accepted", gpu_only=True)
     record.require("staging beyond free memory: the device goes on", line["goes_on"], "computed")

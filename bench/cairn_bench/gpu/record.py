@@ -27,9 +27,10 @@ class Record:
     def fact(self, line, found, values=()):
         self._add(line, found, FACT, values=values)
 
-    def require(self, line, good, found):
-        """A claim that holds or does not, also in a dry run."""
-        self._add(line, found, MET if good else MISSED)
+    def require(self, line, good, found, gpu_only=False):
+        """A claim that holds or does not, also in a dry run, unless only a GPU can keep or break it."""
+        word = MET if good else MISSED
+        self._add(line, found, self._unless_dry(word) if gpu_only else word)
 
     def not_run(self, line, why):
         self._add(line, why, NOT_RUN)
