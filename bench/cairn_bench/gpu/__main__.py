@@ -17,6 +17,7 @@ import argparse
 import os
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 from ..shared import RESULTS, ROOT
 from ..shared.options import add_directory
@@ -70,15 +71,19 @@ def main(arguments):
     except Failed as failed:
         print(f"scripts/prove-gpu: {failed}", file=sys.stderr)
         return 1
-    records = []
-    for step in args.steps:
+
+    def result_of(step):
         kept = None if args.again else finished(folder, step, about)
         print(f"== {step}: {STEPS[step].TITLE}" + (f" (kept, of {kept.about['date']})" if kept else ""), flush=True)
         record = kept or Record(step, STEPS[step].TITLE, about)
         if kept is None:
             prove(step, context, record)
             record.write(folder)
-        records.append(record)
+        return record
+
+    # A dry run measures nothing, so its steps may run beside each other.
+    with ThreadPoolExecutor(os.cpu_count() if args.dry_run else 1) as pool:
+        records = list(pool.map(result_of, args.steps))
     print(f"\n{about['device']}, driver {about['driver']}; {os.path.relpath(folder, ROOT)}\n")
     print(table(("step", "", "lines"), [row(record) for record in records]))
     return 0 if all(record.proven for record in records) else 1

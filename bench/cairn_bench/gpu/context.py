@@ -98,7 +98,7 @@ class Context:
         try:
             ran = subprocess.run(
                 list(map(str, words)), capture_output=True, text=True, timeout=limit, check=False, errors="replace",
-                env=os.environ | (env or {}), cwd=self.directory, stdin=subprocess.DEVNULL,
+                env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired as over:
             raise Failed(f"{os.path.basename(str(words[0]))}: not done after {limit} s") from over

@@ -22,7 +22,7 @@ class Record:
 
     def _add(self, line, found, word, goal="", values=()):
         self.lines.append({"line": line, "goal": goal, "found": str(found), "verdict": word, "values": list(values)})
-        print(f"  {word or 'fact':<13}{line}: {found}" + (f" (goal {goal})" if goal else ""), flush=True)
+        print(f"{self.step} {word or 'fact':<13}{line}: {found}" + (f" (goal {goal})" if goal else ""), flush=True)
 
     def fact(self, line, found, values=()):
         self._add(line, found, FACT, values=values)
