@@ -13,9 +13,23 @@ has_python_packages() {
     >/dev/null 2>&1
 }
 
+# Whether this machine can fetch nothing. Then .deps holds the C++ libraries, unpacked, and .deps/env sets the paths that
+# compilers, pkg-config and the loader need; pip's tools are python3's own.
+offline() { [ -f .deps/env ]; }
+
+# Installs what building and testing need; offline, finds what is there.
+prepare() {
+  if offline; then
+    # shellcheck source=/dev/null
+    source .deps/env
+  else
+    scripts/setup "$@"
+  fi
+}
+
 # A Python with torch: the user's if it has all packages, otherwise the one in .venv that scripts/setup made.
 cairn_python() {
-  if has_python_packages python3; then
+  if offline || has_python_packages python3; then
     command -v python3
   else
     printf '%s\n' "$PWD/.venv/bin/python"
@@ -38,7 +52,7 @@ pip_as_release() {
   if command -v ccache >/dev/null; then
     local -x CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
   fi
-  pip_beside $tools scikit-build-core pybind11 || return 1
+  offline || pip_beside $tools scikit-build-core pybind11 || return 1
   PYTHONPATH=$tools "$(cairn_python)" -m pip "$@" -q --disable-pip-version-check --no-deps --no-build-isolation \
     -C build-dir=build/release -C cmake.args=--preset=release -C cmake.build-type=RelWithDebInfo \
     -C cmake.define.CAIRN_BUILD_TESTS=ON -C cmake.define.CAIRN_BUILD_BENCH=ON -C build.targets="_core;cairn_cli" .

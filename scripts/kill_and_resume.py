@@ -53,6 +53,8 @@ def demand(condition, what):
 
 def stall_line(report):
     steps = report["steps"]
+    if not steps:  # The kill came between the last checkpoint and the end.
+        return "no step was left"
     seconds = sum(step["seconds"] for step in steps)
     return (
         f"{len(steps)} steps in {seconds:.1f} s, stalled {report['stall_seconds']:.3f} s "
@@ -119,7 +121,7 @@ def compare(options, folder, train):
     )
     good &= demand(
         set(resumed.losses) == set(after) and all(whole.losses[step] == resumed.losses[step] for step in after),
-        f"{len(after)} losses after the resume point are identical, the last {resumed.losses[options.steps]}",
+        f"{len(after)} losses after the resume point are identical, the last {whole.losses[options.steps]}",
     )
     good &= demand(
         report["weights_crc64"] == resumed_report["weights_crc64"],

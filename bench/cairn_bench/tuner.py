@@ -42,7 +42,7 @@ def add_arguments(parser):
     add_directory(parser)
     add_repetitions(parser, 3)
     add_only(parser, "profiles", PROFILES)
-    parser.set_defaults(device="emulated", disk="machine", pcie_bytes_per_second=LINK, dilation=1)
+    parser.set_defaults(device="emulated", compute="paced", disk="machine", pcie_bytes_per_second=LINK, dilation=1)
 
 
 def tune(args, profile, update):

@@ -68,10 +68,11 @@ std::uint64_t Slowed(std::uint64_t bytes_per_second, double dilation) {
 }  // namespace
 
 Result<Flags> Resolve(Flags flags) {
-  if (flags.compute != "paced" && flags.compute != "trainer") {
-    return Error(StatusCode::kInvalidArgument, "--compute: expected paced or trainer, found \"{}\"", flags.compute);
+  if (flags.compute != "paced" && flags.compute != "products" && flags.compute != "trainer") {
+    return Error(StatusCode::kInvalidArgument, "--compute: expected paced, products or trainer, found \"{}\"",
+                 flags.compute);
   }
-  const bool paced = flags.compute == "paced";
+  const bool paced = flags.compute != "trainer";
   if (!paced) CAIRN_RETURN_IF_ERROR(CheckTrainer(flags));
   if (paced && flags.model != "custom") {
     const std::optional<Shape> shape = FindShape(flags.model);
@@ -168,7 +169,10 @@ Result<Flags> ParseFlags(int argc, char** argv) {
   app.add_option("--device", flags.device,
                  "where the state is: cuda, emulated (in host memory), or auto: cuda if there is a GPU")
       ->capture_default_str();
-  app.add_option("--compute", flags.compute, "paced: waits; or trainer: libtorch trains --model, on synthetic data")
+  app.add_option("--compute", flags.compute,
+                 "paced: waits; products: as many of libtorch's matrix products as take that time, on the GPU with "
+                 "--device cuda; "
+                 "or trainer: libtorch trains --model, on synthetic data")
       ->capture_default_str();
   app.add_option("--model", flags.model,
                  "a published training: " + ShapeNames() + "; its state, tensors and pace. Or one of cairn_train's")

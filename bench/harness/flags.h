@@ -13,7 +13,7 @@ struct Flags {
   std::string strategy;
   std::string directory;
   std::string device = "auto";    ///< Or "cuda", "emulated".
-  std::string compute = "paced";  ///< Or "trainer".
+  std::string compute = "paced";  ///< Or "products", "trainer".
   std::string model = "custom";   ///< A shape, which sets state, tensors and iteration time; or the trainer's.
   std::map<std::string, std::int64_t> sizes;  ///< The trainer's model's.
   std::uint64_t batch = 4;

@@ -6,7 +6,7 @@
 //       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--dilation F] [--pcie-bytes-per-second R]
 //       [--device auto|cuda|emulated]
 //       [--disk machine|pd-ssd] [--disk-bytes-per-second R] [--network namespaces|loopback]
-//       [--network-bytes-per-second R] [--compute paced|trainer] [--size NAME=N]... [--batch N] [--sequence N]
+//       [--network-bytes-per-second R] [--compute paced|products|trainer] [--size NAME=N]... [--batch N] [--sequence N]
 //       [--resume] [--journal FILE] [--csv FILE]
 //
 // Peers: torch.save with fsync (sync), CheckFreq (FAST 2021), GPM (ASPLOS 2022), Gemini (SOSP 2023) and PCcheck (ASPLOS
@@ -26,7 +26,9 @@
 //          iterations and to an emulated disk and network on a machine that copies more slowly.
 //   time   forward and backward wait for a deadline. The optimizer step rewrites a word in each 512 bytes of the state
 //          (16 KiB on CUDA); it is given twice the time that this takes on an idle machine (update_seconds), and what
-//          it took beyond that is in the row (update_late_s). With --compute trainer neither is emulated: libtorch
+//          it took beyond that is in the row (update_late_s). With --compute products forward and backward are matrix
+//          products of libtorch, as many as take that time before the run: on the GPU with --device cuda (never run on
+//          one), otherwise on the CPU. With --compute trainer neither is emulated: libtorch
 //          trains --model (one of cairn_train's) by AdamW on synthetic data, on the same CPU that copies, checksums and
 //          writes. Its iteration_seconds is the median of five iterations just before, without checkpoints; the state,
 //          tensor by tensor, is the model's and the optimizer's. At the end it is compared with a copy made at the last
@@ -78,7 +80,10 @@ std::string Emulated(const Run& run) {
     parts.push_back(fmt::format("GPU (host memory; all copies by 2 streams on one link of {})",
                                 flags.pcie_bytes_per_second > 0 ? "pcie_bytes_per_second" : "no set rate"));
   }
-  if (run.timed == 0) parts.emplace_back("forward and backward (a deadline)");
+  if (run.timed == 0) {
+    parts.emplace_back(flags.compute == "products" ? "forward and backward (matrix products)"
+                                                   : "forward and backward (a deadline)");
+  }
   if (flags.disk_bytes_per_second > 0) parts.emplace_back("disk rate (real writes, held back)");
   if (flags.disk == "pd-ssd") parts.emplace_back("disk rate (a cgroup's limit on this machine's)");
   if (run.kind.networked) {
@@ -170,7 +175,7 @@ Status Print(const CsvRow& row, const std::string& csv) {
 // Two binaries are built of this file. Where the run needs libtorch, goes on in the one that has it, by exec.
 // Unsupported where there is none.
 Status EnterTorchBuild(const Flags& flags, char** argv) {
-  if (flags.strategy != "gemini" && flags.compute != "trainer") return {};
+  if (flags.strategy != "gemini" && flags.compute == "paced") return {};
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (self.filename() == kTorchBinary) return {};
@@ -178,7 +183,7 @@ Status EnterTorchBuild(const Flags& flags, char** argv) {
   ::execv((self.parent_path() / kTorchBinary).c_str(), argv);
   return Error(StatusCode::kUnsupported,
                "{} needs libtorch, which this build lacks: \"scripts/build release {}\" makes one that has it",
-               flags.strategy == "gemini" ? "--strategy gemini" : "--compute trainer", kTorchBinary);
+               flags.strategy == "gemini" ? "--strategy gemini" : "--compute " + flags.compute, kTorchBinary);
 }
 
 Status TrainAndPrint(const Flags& flags) {

@@ -13,6 +13,7 @@
 #include "bench/emulation/host_memory.h"
 #include "bench/harness/accounting.h"
 #include "bench/harness/journal.h"
+#include "bench/harness/products.h"
 #include "bench/harness/restore_check.h"
 #include "bench/harness/trainer_compute.h"
 #include "bench/harness/training_state.h"
@@ -117,9 +118,24 @@ Result<std::uint64_t> Begin(Strategy& strategy, TrainingState& state, bool resum
   return Error(StatusCode::kCorrupt, "what was restored is not the state of step {}", *restored);
 }
 
-// Prepares what is not measured, then runs the loop. Either `trainer` or `paced`, the state of a paced training, is
-// null.
-Status Measure(Run& run, TrainingState* paced, TrainerCompute* trainer, Workplace& workplace, const Journal* journal) {
+// Of Measure: either `trainer` or `paced`, the state of a paced training, is null.
+struct Trained {
+  TrainingState* paced = nullptr;
+  TrainerCompute* trainer = nullptr;
+  // Of a paced training; null if it waits instead.
+  Products* products = nullptr;
+};
+
+std::unique_ptr<Compute> MakePace(const Trained& trained, const LoopSettings& settings, const LoopClock& clock) {
+  if (trained.paced == nullptr) return nullptr;
+  if (trained.products == nullptr) return std::make_unique<PacedCompute>(settings, clock, *trained.paced);
+  return std::make_unique<ProductsCompute>(settings, clock, *trained.paced, *trained.products);
+}
+
+// Prepares what is not measured, then runs the loop.
+Status Measure(Run& run, const Trained& trained, Workplace& workplace, const Journal* journal) {
+  TrainingState* const paced = trained.paced;
+  TrainerCompute* const trainer = trained.trainer;
   LoopClock clock = RealClock();
   SaveLog log;
   workplace.durable = [&](std::uint64_t step) {
@@ -143,8 +159,7 @@ Status Measure(Run& run, TrainingState* paced, TrainerCompute* trainer, Workplac
   ResetPeak();
   const Usage before = UsageSoFar();
   clock = RealClock();
-  std::unique_ptr<Compute> pace;
-  if (paced != nullptr) pace = std::make_unique<PacedCompute>(run.loop, clock, *paced);
+  const std::unique_ptr<Compute> pace = MakePace(trained, run.loop, clock);
   Compute& compute = trainer != nullptr ? *trainer : *pace;
   CAIRN_ASSIGN_OR_RETURN(run.record, RunLoop(run.loop, clock, compute, *strategy, log, journal));
   run.used = UsageSoFar();
@@ -185,6 +200,10 @@ Result<Run> Train(const Flags& flags) {
   CAIRN_ASSIGN_OR_RETURN(const auto directory, MakeDirectory(flags));
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<Gpu> gpu, MakeGpu(flags));
   run.flags.device = gpu->emulated() ? "emulated" : "cuda";
+  std::unique_ptr<Products> products;
+  if (flags.compute == "products") {
+    CAIRN_ASSIGN_OR_RETURN(products, OpenProducts(!gpu->emulated()));
+  }
   std::unique_ptr<TrainingState> paced;
   if (trainer == nullptr) {
     CAIRN_ASSIGN_OR_RETURN(paced, TrainingState::Make(*gpu, flags.state_bytes, flags.tensors));
@@ -210,7 +229,8 @@ Result<Run> Train(const Flags& flags) {
     // Of writes, as DiskPace is.
     workplace.disk = RateLimitedDisk::Make(flags.disk_bytes_per_second, RateLimitedDisk::Limits::kWrites);
   }
-  CAIRN_RETURN_IF_ERROR(Measure(run, paced.get(), trainer.get(), workplace, journal.get()));
+  CAIRN_RETURN_IF_ERROR(Measure(run, {.paced = paced.get(), .trainer = trainer.get(), .products = products.get()},
+                                workplace, journal.get()));
   // The last step was saved: the state is still as it was then.
   if (trainer != nullptr) CAIRN_RETURN_IF_ERROR(trainer->Keep(flags.iterations));
 

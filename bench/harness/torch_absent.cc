@@ -1,5 +1,6 @@
 // What needs libtorch, in builds without it.
 #include "bench/gemini/peer.h"
+#include "bench/harness/products.h"
 #include "bench/harness/trainer_compute.h"
 
 namespace cairn::bench {
@@ -10,6 +11,8 @@ Status NoTorch() { return {StatusCode::kUnsupported, "this build has no libtorch
 }  // namespace
 
 Result<std::unique_ptr<TrainerCompute>> OpenTrainer(const TrainerSettings& /*settings*/) { return NoTorch(); }
+
+Result<std::unique_ptr<Products>> OpenProducts(bool /*cuda*/) { return NoTorch(); }
 
 Result<std::unique_ptr<GlooPair>> ConnectToPeer(const std::string& /*directory*/, std::uint64_t /*state_bytes*/,
                                                 std::uint64_t /*bytes_per_second*/) {

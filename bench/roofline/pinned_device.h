@@ -23,8 +23,10 @@ class PinnedDevice : public Device {
   void ReleaseEvent(EventId /*event*/) override {}
   Status RecordOnStream(Stream /*stream*/, EventId /*event*/) override { return {}; }
   Status StreamWait(Stream /*stream*/, EventId /*event*/) override { return {}; }
+  [[nodiscard]] bool CanHoldStreamsOf(DeviceId device) const override { return device == id(); }
   Status RecordOnLane(int /*lane*/, EventId /*event*/) override { return {}; }
   Status LaneWait(int /*lane*/, EventId /*event*/) override { return {}; }
+  [[nodiscard]] bool HasRoom(int /*lane*/) const override { return true; }
   Status Copy(CopyBatch /*batch*/, CopyDone done) override {
     done(Status::Ok());
     return {};

@@ -66,7 +66,10 @@ struct TuneOptions {
 int Tune(const TuneOptions& options);
 
 struct DoctorOptions {
+  /// May be empty if GPUs are examined.
   std::string root;
+  /// Memory on each GPU, and pinned, with which they are examined. 0: they are not.
+  std::uint64_t gpu_bytes = 0;
   std::string probe_time = "6s";
   bool json = false;
 };

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "device/cuda_device.h"
 #include "store/space.h"
 #include "tools/commands.h"
+#include "tools/finding.h"
 #include "tools/interruption.h"
 #include "tools/machine.h"
 #include "tools/output.h"
@@ -25,26 +27,6 @@ namespace cairn::tools {
 namespace {
 
 using nlohmann::json;
-
-enum class State : std::uint8_t { kOk, kCosts, kMissing };
-
-/// One property that matters for saves. Figures in `cost` are measured (docs/results.md).
-struct Finding {
-  std::string name;
-  State state = State::kOk;
-  std::string found;
-  /// What it costs if it is not ok, or what the figure means.
-  std::string cost;
-  /// For programs: a number if there is one, or whether it is there.
-  json value;
-};
-
-std::string_view StateName(State state) {
-  constexpr std::array<std::string_view, 3> kNames{"ok", "costs", "missing"};
-  return kNames.at(static_cast<std::size_t>(state));
-}
-State CostsUnless(bool good) { return good ? State::kOk : State::kCosts; }
-State MissingUnless(bool there) { return there ? State::kOk : State::kMissing; }
 
 std::string Answer(const Status& status, const char* good = "yes") { return status.ok() ? good : status.message(); }
 
@@ -181,45 +163,59 @@ void AddRates(std::vector<Finding>& findings, const Measured& measured) {
                       .value = disk.commit_seconds});
 }
 
-Status Run(const DoctorOptions& options) {
-  CAIRN_ASSIGN_OR_RETURN(const std::chrono::nanoseconds time, ParseProbeTime(options.probe_time));
+json ToJson(const Finding& finding) {
+  return {{"name", finding.name},
+          {"state", StateName(finding.state)},
+          {"good", finding.state == State::kOk},
+          {"found", finding.found},
+          {"value", finding.value},
+          {"cost", finding.cost}};
+}
+
+void Print(const std::vector<Finding>& findings, bool as_json) {
+  if (as_json) {
+    json out = json::array();
+    for (const Finding& finding : findings) out.push_back(ToJson(finding));
+    return PrintJson(out);
+  }
+  for (const Finding& finding : findings) {
+    constexpr std::array<Colour, 3> kColours{Colour::kGreen, Colour::kYellow, Colour::kRed};
+    const Colour colour = kColours.at(static_cast<std::size_t>(finding.state));
+    fmt::print("{}{:<31}{}\n", Coloured(fmt::format("{:<9}", StateName(finding.state)), colour), finding.name,
+               Printable(finding.found));
+    if (finding.state != State::kOk) fmt::print("{:<40}{}\n", "", finding.cost);
+  }
+}
+
+Status AddRoot(std::vector<Finding>& findings, const DoctorOptions& options, std::chrono::nanoseconds time) {
   const std::function<bool()> interrupted = CatchInterruptions();
   CAIRN_ASSIGN_OR_RETURN(const Filesystem filesystem, TryFilesystem(options.root));
   CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(options.root));
   CAIRN_ASSIGN_OR_RETURN(const Measured measured,
                          Measure({.root = options.root, .disk = {.time = time, .stopped = interrupted}}));
-  std::vector<Finding> findings;
   AddMachine(findings, measured);
   AddFilesystem(findings, filesystem, free.value_or(0));
   AddRates(findings, measured);
-  if (options.json) {
-    json out = json::array();
-    for (const Finding& finding : findings) {
-      out.push_back({{"name", finding.name},
-                     {"state", StateName(finding.state)},
-                     {"good", finding.state == State::kOk},
-                     {"found", finding.found},
-                     {"value", finding.value},
-                     {"cost", finding.cost}});
-    }
-    PrintJson(out);
-    return Status::Ok();
-  }
-  for (const Finding& finding : findings) {
-    constexpr std::array<Colour, 3> kColours{Colour::kGreen, Colour::kYellow, Colour::kRed};
-    const Colour colour = kColours.at(static_cast<std::size_t>(finding.state));
-    fmt::print("{}{:<29}{}\n", Coloured(fmt::format("{:<9}", StateName(finding.state)), colour), finding.name,
-               Printable(finding.found));
-    if (finding.state != State::kOk) fmt::print("{:<38}{}\n", "", finding.cost);
-  }
   return Status::Ok();
 }
 
 }  // namespace
 
 int Doctor(const DoctorOptions& options) {
-  const Status status = Run(options);
-  return status.ok() ? kGood : ReportError(status);
+  const Result<std::chrono::nanoseconds> time = ParseProbeTime(options.probe_time);
+  if (!time.ok()) return ReportError(time.status());
+  std::vector<Finding> findings;
+  Status status;
+  if (!options.root.empty()) status = AddRoot(findings, options, *time);
+  if (status.ok() && options.gpu_bytes != 0) status = AddGpus(findings, options.gpu_bytes, *time);
+  // What was found before an error is worth reading too.
+  if (!findings.empty()) Print(findings, options.json);
+  if (!status.ok()) return ReportError(status);
+  const bool wrong =
+      options.gpu_bytes != 0 && std::any_of(findings.begin(), findings.end(), [](const Finding& finding) {
+        return finding.name.starts_with("cuda:") && finding.state == State::kMissing;
+      });
+  return wrong ? kDamagedOrDifferent : kGood;
 }
 
 }  // namespace cairn::tools

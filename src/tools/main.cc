@@ -13,8 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "tools/commands.h"
 #include "tools/output.h"
+#include "tools/quantities.h"
 
 namespace cairn::tools {
 namespace {
@@ -30,7 +32,12 @@ struct Arguments {
   CollectOptions collecting;
   TuneOptions tuning;
   DoctorOptions doctoring;
+  bool examine_gpus = false;
+  std::string gpu_memory = "512MiB";
 };
+
+/// A chunk of the pool has at most 1 GiB.
+constexpr std::uint64_t kMostGpuBytes = 1U << 30;
 
 /// What each subcommand runs.
 using Commands = std::map<const CLI::App*, std::function<int()>>;
@@ -69,16 +76,36 @@ void AddTune(CLI::App& app, Arguments& arguments, Commands& commands) {
   };
 }
 
+int RunDoctor(Arguments& arguments) {
+  DoctorOptions& doctoring = arguments.doctoring;
+  if (arguments.examine_gpus) {
+    const Result<std::uint64_t> bytes = ParseSize("--gpu-memory", arguments.gpu_memory);
+    if (!bytes.ok()) return ReportError(bytes.status());
+    doctoring.gpu_bytes = *bytes >> 22 << 22;  // In whole chunks.
+    if (doctoring.gpu_bytes == 0 || doctoring.gpu_bytes > kMostGpuBytes) {
+      return ReportError(
+          Error(StatusCode::kInvalidArgument, "--gpu-memory: expected 4 MiB to 1 GiB, found {}", arguments.gpu_memory));
+    }
+  } else if (doctoring.root.empty()) {
+    return ReportError({StatusCode::kInvalidArgument, "doctor: expected a directory, or --gpu"});
+  }
+  return Doctor(doctoring);
+}
+
 void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
   CLI::App* const doctor =
       AddCommand(app, "doctor", "Check what this machine supports, and what each missing thing costs", arguments);
-  doctor->add_option("root", arguments.path, "An existing directory")->required();
+  doctor->add_option("root", arguments.path, "An existing directory; with --gpu it may be left out");
+  doctor->add_flag("--gpu", arguments.examine_gpus,
+                   "Measure each GPU: its link, Cairn's copies beside one large one, staging, pinning (some seconds)");
+  doctor->add_option("--gpu-memory", arguments.gpu_memory, "Memory for that, on the GPU and pinned")
+      ->capture_default_str();
   doctor->add_option("--probe-time", arguments.doctoring.probe_time, "About how long to measure the disk")
       ->capture_default_str();
   commands[doctor] = [&arguments] {
     arguments.doctoring.root = arguments.path;
     arguments.doctoring.json = arguments.json;
-    return Doctor(arguments.doctoring);
+    return RunDoctor(arguments);
   };
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -23,11 +24,16 @@ constexpr std::uint64_t kChunk = 4U << 20;
 constexpr int kChunks = 8;
 constexpr std::uint64_t kTensorBytes = 128U << 20;  // Larger than any cache.
 constexpr std::chrono::milliseconds kTime{300};
+constexpr std::chrono::seconds kHealthCheck{1};
 
 /// Keeps work in flight on every chunk until the time is over, and counts the bytes.
 class Rounds {
  public:
-  Rounds(BufferPool& pool, std::chrono::nanoseconds time, TimeSource now) : now_(std::move(now)), end_(now_() + time) {
+  /// `health` returns the error, if there is one, after which Finished may not be called any more.
+  Rounds(
+      BufferPool& pool, std::chrono::nanoseconds time, TimeSource now,
+      std::function<Status()> health = [] { return Status::Ok(); })
+      : now_(std::move(now)), end_(now_() + time), health_(std::move(health)) {
     while (BufferPool::Chunk chunk = pool.TryAcquire(BufferPool::Priority::kSave)) chunks_.push_back(std::move(chunk));
   }
 
@@ -61,7 +67,7 @@ class Rounds {
   void Begin(std::size_t chunk, const Start& start) CAIRN_EXCLUDES(mutex_) {
     if (Status status = start(chunk); !status.ok()) Finished(chunk, std::move(status), 0);
   }
-  /// Waits for an idle chunk. None once the time is over and all chunks are idle.
+  /// Waits for an idle chunk. None once the time is over and all chunks are idle, or never will be.
   std::optional<std::size_t> NextIdle() CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (true) {
@@ -72,12 +78,17 @@ class Rounds {
         idle_.pop_back();
         return chunk;
       }
-      changed_.Wait(mutex_);
+      if (changed_.WaitUntil(mutex_, Deadline::In(kHealthCheck))) continue;
+      if (Status sick = health_(); !sick.ok()) {
+        status_ = std::move(sick);
+        return std::nullopt;
+      }
     }
   }
 
   const TimeSource now_;
   const Clock::time_point end_;
+  const std::function<Status()> health_;
   std::vector<BufferPool::Chunk> chunks_;
   Mutex mutex_;
   CondVar changed_;
@@ -110,21 +121,23 @@ Result<ProbedDevice> MakeDevice(DeviceId id, WorkerPool& workers) {
 }  // namespace
 
 Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor, std::chrono::nanoseconds time,
-                           const TimeSource& now) {
+                           const TimeSource& now, CopyDirection direction) {
   const StridedLayout layout{.base = tensor.data(), .row_bytes = tensor.size(), .outer = {}, .bytes = tensor.size()};
   const std::uint64_t chunk_bytes = pool.chunk_bytes();
   if (tensor.size() < chunk_bytes)
     return Error(StatusCode::kInternal, "expected a tensor of at least {} bytes, found {}", chunk_bytes, tensor.size());
   CAIRN_RETURN_IF_ERROR(device.CheckLayout(layout));
   std::vector<std::uint32_t> sums(pool.chunk_count() * DivideUp(chunk_bytes, kChecksumBlock));
-  Rounds rounds(pool, time, now);
+  Rounds rounds(pool, time, now, [&device] { return device.Health(); });
   std::uint64_t next = 0;
   return rounds.Run([&](std::size_t chunk) {
     if (next + chunk_bytes > tensor.size()) next = 0;
     CopyBatch batch{
+        .direction = direction,
         .lane = static_cast<int>((next / chunk_bytes) % static_cast<std::uint64_t>(device.lanes())),
         .pieces = {{.tensor = &layout, .begin = next, .end = next + chunk_bytes, .memory = rounds.memory(chunk)}}};
-    if (device.sums_while_copying()) batch.sums = &sums[chunk * DivideUp(chunk_bytes, kChecksumBlock)];
+    if (device.sums_while_copying() && direction == CopyDirection::kToHost)
+      batch.sums = &sums[chunk * DivideUp(chunk_bytes, kChecksumBlock)];
     next += chunk_bytes;
     return device.Copy(std::move(batch), [&rounds, chunk, chunk_bytes](Status status) {
       rounds.Finished(chunk, std::move(status), chunk_bytes);

@@ -17,11 +17,12 @@ struct CopyRate {
   double cpu_seconds_per_byte = 0;
 };
 
-/// Copies `tensor` to the pool's chunks repeatedly for about `time`, as the engine does: all chunks at once,
-/// alternating lanes, with checksums if the device computes them. The tensor is contiguous, touched, and at least one
-/// chunk long.
+/// Copies `tensor` to the pool's chunks, or with kToDevice the chunks to it, repeatedly for about `time`, as the engine
+/// does: all chunks at once, alternating lanes, with checksums if the device computes them. The tensor is contiguous,
+/// touched, and at least one chunk long.
 [[nodiscard]] Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor,
-                                         std::chrono::nanoseconds time, const TimeSource& now = Deadline::Clock::now);
+                                         std::chrono::nanoseconds time, const TimeSource& now = Deadline::Clock::now,
+                                         CopyDirection direction = CopyDirection::kToHost);
 /// Sums the pool's chunks on the workers, all chunks at once.
 [[nodiscard]] Result<CopyRate> ProbeChecksum(WorkerPool& workers, BufferPool& pool, std::chrono::nanoseconds time,
                                              const TimeSource& now = Deadline::Clock::now);

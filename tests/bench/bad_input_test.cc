@@ -167,7 +167,8 @@ TEST(FlagsTest, InvalidValuesAreNamed) {
   EXPECT_THAT(refused([](Flags& f) { f.model = "gpt"; }), HasSubstr("unknown model \"gpt\"; there are vgg16, "));
   EXPECT_THAT(refused([](Flags& f) { f.device = "tpu"; }), HasSubstr("--device: expected auto, cuda or emulated"));
   EXPECT_THAT(refused([](Flags& f) { f.disk = "floppy"; }), HasSubstr("--disk: expected machine or pd-ssd"));
-  EXPECT_THAT(refused([](Flags& f) { f.compute = "abacus"; }), HasSubstr("--compute: expected paced or trainer"));
+  EXPECT_THAT(refused([](Flags& f) { f.compute = "abacus"; }),
+              HasSubstr("--compute: expected paced, products or trainer"));
   EXPECT_THAT(refused([](Flags& f) { f.compute = "trainer"; }), HasSubstr("expected --model"));
   const auto trainer = [](Flags& f) {
     f.compute = "trainer";

@@ -5,7 +5,10 @@
 
 #include <string>
 
+#include "bench/harness/flags.h"
+#include "bench/harness/products.h"
 #include "bench/harness/restore_check.h"
+#include "bench/harness/run.h"
 #include "testing/temp_dir.h"
 
 namespace cairn::bench {
@@ -85,6 +88,50 @@ TEST(TrainerComputeTest, NamesUnknownModelsAndSizes) {
   EXPECT_THAT(model.message(), HasSubstr("gpt"));
   EXPECT_EQ(size.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(size.message(), HasSubstr("width"));
+}
+
+TEST(ProductsTest, TakeAboutTheTimeThatIsAskedFor) {
+  const auto products = *OpenProducts(false);
+  const auto seconds_of = [&](double asked) {
+    const LoopClock clock = RealClock();
+    EXPECT_EQ(products->Run(asked), Status::Ok());
+    return clock.now();
+  };
+
+  // No product is cut: the shortest run has one.
+  EXPECT_GT(seconds_of(0), 0);
+  // A busy machine takes longer, but never a fraction of the time.
+  EXPECT_GT(seconds_of(0.2), 0.02);
+}
+
+TEST(ProductsTest, ProductsOnAGpuNeedOne) {
+  const Status status = OpenProducts(true).status();
+
+  if (status.ok()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("--device cuda"));
+}
+
+TEST(ProductsTest, ALoopOfProductsSavesAndRestores) {
+  const TempDir directory;
+  const Result<Flags> flags = Resolve({.strategy = "cairn",
+                                       .directory = directory.path(),
+                                       .device = "emulated",
+                                       .compute = "products",
+                                       .state_bytes = 8U << 20,
+                                       .tensors = 4,
+                                       .iteration_seconds = 0.01,
+                                       .every = 2,
+                                       .iterations = 4,
+                                       .host_memory_bytes = 64U << 20,
+                                       .network = "loopback",
+                                       .update_seconds = 0.001});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+
+  const auto run = cairn::bench::Train(*flags);
+
+  ASSERT_TRUE(run.ok()) << run.status();
+  EXPECT_EQ(run->restored, 4U);
 }
 
 }  // namespace

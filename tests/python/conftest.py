@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,45 @@ if TYPE_CHECKING:
 # A shell that runs the tests in the background ignores Ctrl-C, for them and for what they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "only tests that use the fixture `device`, on these (cpu,cuda); default: all tests, on every device here"
+    parser.addoption("--devices", type=lambda text: text.split(","), help=about)
+
+
+def devices(config: pytest.Config) -> list[str]:
+    if chosen := config.getoption("devices"):
+        return list(chosen)
+    if importlib.util.find_spec("torch") is None:
+        return ["cpu"]
+    import torch
+
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", devices(metafunc.config), indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("devices"):
+        others = [item for item in items if "device" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The device on which torch makes tensors and modules by default, for this test's thread: "cpu", and "cuda" where
+    there is a GPU."""
+    import torch
+
+    if request.param != "cpu":
+        torch.set_default_device(request.param)
+    yield request.param
+    torch.set_default_device(None)
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ def test_saves_are_written_over_what_retention_removes(make: Make, recycle: bool
     assert checkpointer.load()["weight"][0] == 4
 
 
+@pytest.mark.usefixtures("device")
 def test_training_goes_on_bit_exactly(make: Make) -> None:
     model, optimizer = a_model()
     rng = cairn.RngState()
@@ -96,53 +97,57 @@ DTYPES = [
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return tensor.contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_comes_back(make: Make, dtype: torch.dtype) -> None:
+def test_every_dtype_comes_back(make: Make, device: str, dtype: torch.dtype) -> None:
     raw = torch.randint(0, 2, (3, 8 * 5), dtype=torch.uint8)
     tensor = raw.bool() if dtype is torch.bool else raw.view(dtype)
     checkpointer = make()
     checkpointer.save(1, {"t": tensor}).wait()
 
-    loaded = checkpointer.load()["t"]
+    loaded = checkpointer.load(map_location=device)["t"]
 
-    assert loaded.dtype is dtype and loaded.shape == tensor.shape
+    assert loaded.device.type == device and loaded.dtype is dtype and loaded.shape == tensor.shape
     assert bits(loaded) == bits(tensor)
 
 
-TENSORS: dict[str, torch.Tensor] = {
-    "scalar": torch.tensor(3.5),
-    "empty": torch.empty(0, 4),
-    "expanded": torch.arange(4.0).reshape(4, 1).expand(4, 6),
-    "transposed": torch.arange(12.0).reshape(3, 4).t(),
-    "channels_last": torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
-    "sliced": torch.arange(40.0).reshape(5, 8)[1:4, 2:7:2],
-    "conjugated": torch.complex(torch.arange(6.0), torch.ones(6)).conj(),
-    "negated": torch.complex(torch.arange(6.0), torch.ones(6)).conj().imag,
+# Made when a test runs, on its device.
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "scalar": lambda: torch.tensor(3.5),
+    "empty": lambda: torch.empty(0, 4),
+    "expanded": lambda: torch.arange(4.0).reshape(4, 1).expand(4, 6),
+    "transposed": lambda: torch.arange(12.0).reshape(3, 4).t(),
+    "channels_last": lambda: torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "sliced": lambda: torch.arange(40.0).reshape(5, 8)[1:4, 2:7:2],
+    "conjugated": lambda: torch.complex(torch.arange(6.0), torch.ones(6)).conj(),
+    "negated": lambda: torch.complex(torch.arange(6.0), torch.ones(6)).conj().imag,
 }
 
 
-@pytest.mark.parametrize("name", TENSORS)
-def test_every_layout_comes_back(make: Make, name: str) -> None:
-    tensor = TENSORS[name]
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_comes_back(make: Make, device: str, name: str) -> None:
+    tensor = LAYOUTS[name]()
     checkpointer = make()
     checkpointer.save(1, [tensor]).wait()
 
-    (loaded,) = checkpointer.load()
+    (loaded,) = checkpointer.load(map_location=device)
 
     assert torch.equal(loaded, tensor.resolve_conj().resolve_neg())
 
 
-def test_restores_in_place_into_strided_tensors(make: Make) -> None:
+@pytest.mark.parametrize("name", ["transposed", "channels_last", "sliced"])
+@pytest.mark.usefixtures("device")
+def test_restores_in_place_into_strided_tensors(make: Make, name: str) -> None:
+    tensor = LAYOUTS[name]()
     checkpointer = make()
-    checkpointer.save(1, {"t": TENSORS["channels_last"]}).wait()
-    target = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    checkpointer.save(1, {"t": tensor}).wait()
+    target = LAYOUTS[name]().fill_(9)
 
     checkpointer.restore({"t": target})
 
-    assert torch.equal(target, TENSORS["channels_last"])
+    assert target.stride() == tensor.stride() and torch.equal(target, tensor)
 
 
 def test_numpy_needs_no_torch(root: Path) -> None:
@@ -158,17 +163,18 @@ def test_numpy_needs_no_torch(root: Path) -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(root)], check=True)
 
 
-def test_tied_weights_are_written_once(make: Make) -> None:
+def test_tied_weights_are_written_once(make: Make, device: str) -> None:
     weight = torch.nn.Parameter(torch.randn(1000, 100))
     checkpointer = make()
     save = checkpointer.save(1, {"embedding": weight, "head": weight})
     save.wait()
 
     assert save.stats["bytes"] == weight.nbytes
-    loaded = checkpointer.load()
+    loaded = checkpointer.load(map_location=device)
     assert torch.equal(loaded["embedding"], weight) and torch.equal(loaded["head"], weight)
 
 
+@pytest.mark.usefixtures("device")
 def test_a_subset_by_name_or_pattern(make: Make) -> None:
     checkpointer = make()
     checkpointer.save(1, {"model": {"a.weight": torch.ones(3), "b.weight": torch.zeros(2)}, "step": 4}).wait()
@@ -192,6 +198,7 @@ def test_differences_are_named_before_a_byte_is_written(make: Make) -> None:
     assert torch.equal(same, torch.zeros(3))
 
 
+@pytest.mark.usefixtures("device")
 def test_steps_pins_and_retention(make: Make) -> None:
     checkpointer = make(keep_last=2)
     for step in range(1, 5):
@@ -220,6 +227,7 @@ def test_a_step_twice(make: Make) -> None:
     assert torch.equal(checkpointer.load()["t"], torch.zeros(1))
 
 
+@pytest.mark.usefixtures("device")
 def test_damage_is_found_and_fall_back_passes_it_over(make: Make, root: Path) -> None:
     checkpointer = make()
     for step in (1, 2):
@@ -338,6 +346,7 @@ def test_a_save_can_be_awaited(make: Make) -> None:
     assert asyncio.run(main()) == 3
 
 
+@pytest.mark.usefixtures("device")
 def test_what_the_caller_drops_is_still_saved(make: Make) -> None:
     checkpointer = make(keep_last=0)
     for step in range(1, 6):

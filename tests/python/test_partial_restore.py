@@ -54,6 +54,7 @@ def test_without_it_the_error_names_it(make: Make) -> None:
         checkpointer.restore({"a": torch.ones(1), "b": torch.ones(1)})
 
 
+@pytest.mark.usefixtures("device")
 def test_a_module_with_other_layers_is_restored_in_part(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     checkpointer = make()
     source, target = network(0), network(1, bias=False)
@@ -86,6 +87,7 @@ def partly_compiled(model: Any) -> Any:
     return torch.nn.Sequential(model[0], compiled(model[1]), model[2])
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("to", [compiled, partly_compiled, lambda model: model], ids=["compiled", "partly", "plain"])
 @pytest.mark.parametrize("of", [compiled, partly_compiled, lambda model: model], ids=["compiled", "partly", "plain"])
 def test_a_compiled_module_and_the_plain_one_restore_each_other(
@@ -109,12 +111,14 @@ def test_a_compiled_module_and_the_plain_one_restore_each_other(
     assert restored["state"]._metadata.keys() <= to(flat).state_dict()._metadata.keys()
 
 
-def test_new_tensors_are_made_on_the_device_that_is_asked_for(make: Make) -> None:
+def test_new_tensors_are_made_on_the_device_that_is_asked_for(make: Make, device: str) -> None:
     checkpointer = make()
     checkpointer.save(1, {"a": torch.ones(2)}).wait()
 
+    assert checkpointer.load(map_location=device)["a"].device.type == device
+    restored = checkpointer.restore({"a": None}, map_location=torch.device(device))["a"]
+    assert restored.device.type == device and restored.tolist() == [1, 1]
     assert checkpointer.load(map_location="cpu")["a"].device.type == "cpu"
-    assert checkpointer.restore({"a": None}, map_location=torch.device("cpu"))["a"].tolist() == [1, 1]
     for wrong in ("meta", "nonsense", 1.5, lambda storage, _: storage):
         with pytest.raises(cairn.InvalidArgument, match='map_location: expected a device such as "cpu"'):
             checkpointer.load(map_location=wrong)

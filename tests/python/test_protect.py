@@ -11,6 +11,7 @@ import cairn
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("device")
 Make = Callable[..., cairn.Checkpointer]
 ELEMENTS = 4_000_000  # 16 MB, twice the pool.
 
@@ -81,10 +82,10 @@ def test_under_a_scheduler_that_wraps_step(make: Make) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_grad_scaler(make: Make, fused: bool) -> None:
+def test_grad_scaler(make: Make, device: str, fused: bool) -> None:
     model = Ones()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0)
     checkpointer = make(keep_last=0)
     checkpointer.protect(optimizer)
 
@@ -106,10 +107,10 @@ def test_optimizer_in_backward(make: Make) -> None:
     expect_each_step_as_it_was(checkpointer, lambda: model().backward(), model)
 
 
-def test_accelerate(make: Make) -> None:
+def test_accelerate(make: Make, device: str) -> None:
     accelerate = pytest.importorskip("accelerate")
     model = Ones()
-    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator = accelerate.Accelerator(cpu=device == "cpu")
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     checkpointer = make(keep_last=0)
     checkpointer.protect(optimizer)
@@ -156,7 +157,7 @@ def compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("compiled_anew")
 def test_compiled_step(make: Make) -> None:
     model = Ones()
-    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(1.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(1.0, device="cpu"))
     checkpointer = make(keep_last=0)
     checkpointer.protect(optimizer)
     step = torch.compile(optimizer.step)

@@ -48,6 +48,7 @@ def expect_torn(checkpointer: cairn.Checkpointer, save: cairn.Save, name: str) -
 # What is found
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_step_that_nobody_fenced_fails_the_save(make: Make, kind: str) -> None:
     model = a_model()
@@ -75,6 +76,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("how", WRITES)
 @pytest.mark.parametrize("of", ["tensor", "state dict"])
 def test_a_write_that_nobody_fenced_fails_the_save_by_name(make: Make, how: str, of: str) -> None:
@@ -89,6 +91,7 @@ def test_a_write_that_nobody_fenced_fails_the_save_by_name(make: Make, how: str,
         checkpointer.check()
 
 
+@pytest.mark.usefixtures("device")
 def test_it_is_found_by_the_fence_that_comes_too_late(make: Make) -> None:
     tensor = torch.zeros(ELEMENTS)
     checkpointer = make(when_full="skip")
@@ -100,6 +103,7 @@ def test_it_is_found_by_the_fence_that_comes_too_late(make: Make) -> None:
     expect_torn(checkpointer, save, "w")
 
 
+@pytest.mark.usefixtures("device")
 def test_the_earlier_checkpoint_stays(make: Make) -> None:
     tensor = torch.zeros(ELEMENTS)
     checkpointer = make(keep_last=1, when_full="skip")
@@ -113,6 +117,7 @@ def test_the_earlier_checkpoint_stays(make: Make) -> None:
     assert checkpointer.steps() == [1]
 
 
+@pytest.mark.usefixtures("device")
 def test_a_held_save_is_not_released_either(make: Make) -> None:
     """As cairn.dcp's are."""
     tensor = torch.zeros(ELEMENTS)
@@ -126,6 +131,7 @@ def test_a_held_save_is_not_released_either(make: Make) -> None:
     expect_torn(checkpointer, save, "w")
 
 
+@pytest.mark.usefixtures("device")
 def test_through_dcp(make: Make) -> None:
     dcp = pytest.importorskip("torch.distributed.checkpoint")
     from cairn.dcp import SavePlanner, StorageWriter

@@ -22,6 +22,8 @@ def add_common(parser, repetitions=1, dilation=4):
     parser.add_argument("--disk-bytes-per-second", type=positive(whole), default=0, help="emulated disk; default: none")
     parser.add_argument("--pcie-bytes-per-second", type=positive(float), default=25e9, help="emulated link to the host")
     parser.add_argument("--device", choices=["emulated", "cuda"], default="emulated", help="cuda: in real time")
+    about = "products: of matrices, by libtorch, on the GPU with --device cuda; default: forward and backward only wait"
+    parser.add_argument("--compute", choices=["paced", "products"], default="paced", help=about)
     parser.add_argument("--dilation", type=positive(float), help=f"times that all takes longer; default: {dilation}")
     parser.set_defaults(usual_dilation=dilation)
     parser.add_argument("--output", help="default: bench/results/figure-NAME, without .csv and .png")

@@ -65,7 +65,7 @@ def flags_of(options):
 
 def machine_options(args):
     """The options of bench_training that say what machine it emulates."""
-    names = ("device", "disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation")
+    names = ("device", "compute", "disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation")
     return {name: getattr(args, name) for name in names}
 
 

@@ -31,11 +31,11 @@ def _module(python, name, *arguments, **options):
 class Worker:
     """One fresh process for a system and a state. A call is a command to it. Raises Failed; close it then."""
 
-    def __init__(self, python, directory, entry, state, scale):
+    def __init__(self, python, directory, entry, state, scale, device):
         self.root = tempfile.mkdtemp(prefix="python-", dir=directory)
         logs = os.path.join(WORK, "logs")
         os.makedirs(logs, exist_ok=True)
-        settings = ["--system", entry.name, "--state", state, "--scale", str(scale)]
+        settings = ["--system", entry.name, "--state", state, "--scale", str(scale), "--device", device]
         settings += ["--root", self.root, "--tools", TOOLS]
         with open(os.path.join(logs, f"{entry.name}.{state}.log"), "a") as log:
             self.process = _module(python, "worker", *settings, stderr=log, start_new_session=True)

@@ -1,4 +1,4 @@
-"""Measures Cairn's Python API beside its peers on CPU tensors, in one run, interleaved.
+"""Measures Cairn's Python API beside its peers, in one run, interleaved.
 
 Installs the peers (build/bench/tools, beside the user's torch). Then takes each state, repetition and system in turn,
 every time in a fresh process: a first save, steady saves in adjacent pairs with fio, peak memory, saves beside busy
@@ -7,6 +7,8 @@ the table says why, and build/bench/logs says more. A state that is measured who
 them), is written to bench/results/python-STATE.{md,csv}; --only A measures one state. Two hours for all on two cores
 with five repetitions. Without root the page cache cannot be dropped, and there are no loads. Needs 17 GB of disk and 14
 GB of memory.
+
+With --device cuda the states are on the GPU, and the results are python-STATE-cuda. Nobody has run that yet.
 
 States: A is 597 tensors of 2.1 GB, B BERT-large with AdamW (4.0 GB), C 100,000 tensors of 1 KiB.
 """
@@ -43,6 +45,7 @@ def add_arguments(parser):
     names = [entry.name for entry in PEERS]
     about = f"by comma, or none: {', '.join(names)}; default: all"
     parser.add_argument("--peers", type=lambda text: [] if text == "none" else some_of(names)(text), help=about)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the states are; default: cpu")
     parser.add_argument("--scale", type=float, default=1.0, help=argparse.SUPPRESS)
 
 
@@ -62,7 +65,7 @@ def measure(args, disk, samples, loops, entry):
     cairn = entry in (CAIRN, CAIRN_WHOLE)
     if cairn:
         touch(OPENED)
-    with Worker(sys.executable, args.dir, entry, samples.state, args.scale) as worker:
+    with Worker(sys.executable, args.dir, entry, samples.state, args.scale, args.device) as worker:
         samples.facts[entry.name] = worker.hello
         fresh = int(entry.fresh * worker.hello["bytes"])
         pairs = CAIRN_PAIRS if cairn else 1
@@ -113,6 +116,7 @@ def run(args):
                 more = tables(samples, args.systems)
                 print(samples.report.text() + "\n" + more)
             if args.whole:
-                samples.report.write(f"python-{state}", head, more)
+                head += [f"device: {device}" for device in sorted({fact["device"] for fact in samples.facts.values()})]
+                samples.report.write(f"python-{state}" + "-cuda" * (args.device == "cuda"), head, more)
     finally:
         loops.close()

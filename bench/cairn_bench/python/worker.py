@@ -18,6 +18,8 @@ import sys
 import time
 import traceback
 
+import torch
+
 from . import usage
 from .catalogue import SYSTEMS
 from .systems.base import fsync_all
@@ -30,7 +32,8 @@ class Worker:
         entry = SYSTEMS[args.system]
         module = importlib.import_module(f".systems.{entry.module}", __package__)
         kind = getattr(module, entry.kind)
-        tree = STATES[args.state](args.scale)
+        tree = STATES[args.state](args.scale, args.device)
+        self.device = args.device
         self.tensors = [tensor for _, tensor in tensors(tree)]
         self.flat = tensors
         self.bytes = sum(tensor.nbytes for tensor in self.tensors)
@@ -45,6 +48,10 @@ class Worker:
         except importlib.metadata.PackageNotFoundError:
             self.version = "?"
 
+    def synchronize(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
     def hello(self):
         return {
             "bytes": self.bytes,
@@ -52,10 +59,12 @@ class Worker:
             "version": self.version,
             "cap": getattr(self.system, "cap", 0),
             "before_all": self.before_all,
+            "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
         }
 
     def save(self, step):
         gc.collect()
+        self.synchronize()
         cpu, machine = usage.cpu_seconds(), usage.machine_cpu_seconds()
         begin = time.perf_counter()
         pending = self.system.save(int(step))
@@ -84,6 +93,7 @@ class Worker:
         for tensor in self.tensors:
             tensor.view(-1)[0] = -1
         gc.collect()
+        self.synchronize()
         cpu = usage.cpu_seconds()
         begin = time.perf_counter()
         loaded = self.system.load(int(step))
@@ -91,6 +101,7 @@ class Worker:
             for target, (_, found) in zip(self.tensors, self.flat(loaded), strict=True):
                 if target.data_ptr() != found.data_ptr():
                     target.copy_(found)
+        self.synchronize()
         seconds = time.perf_counter() - begin
         cpu = usage.cpu_seconds() - cpu
         if [tensor.view(-1)[0].item() for tensor in self.tensors] != firsts:
@@ -113,6 +124,7 @@ def main():
     parser.add_argument("--system", required=True)
     parser.add_argument("--state", required=True)
     parser.add_argument("--scale", type=float, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--root", required=True)
     parser.add_argument("--tools", required=True)
     args = parser.parse_args()

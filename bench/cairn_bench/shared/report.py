@@ -19,6 +19,12 @@ def interval(values):
     return statistics.median(values), medians[100], medians[3899]
 
 
+def verdict(low, high, goal, more_is_better):
+    """(met, missed or not resolved; the goal as text) of a figure's interval."""
+    met = (low >= goal, high < goal) if more_is_better else (high <= goal, low > goal)
+    return "met" if met[0] else "missed" if met[1] else "not resolved", f"{'>=' if more_is_better else '<='} {goal:g}"
+
+
 def middle(values):
     """(median, least, greatest)."""
     return statistics.median(values), min(values), max(values)
@@ -70,9 +76,8 @@ class Report:
         median, low, high = interval(values)
         word = reach = ""
         if goal is not None:
-            met = (low >= goal, high < goal) if more_is_better else (high <= goal, low > goal)
-            word = "met" if met[0] else "missed" if met[1] else "not resolved"
-            reach = f"{'>=' if more_is_better else '<='} {goal:g}{unit}"
+            word, reach = verdict(low, high, goal, more_is_better)
+            reach += unit
         self.titles.add(title)
         self.rows.append((title, reach, f"{median:.4g}{unit}", f"{low:.4g} to {high:.4g}", len(values), word))
         if not self.quiet:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..states import tensors
+
 
 def nothing():
     pass
@@ -32,6 +34,10 @@ class System:
     def __init__(self, root, tree):
         self.root = root
         self.tree = tree
+
+    @property
+    def on_gpu(self):
+        return any(tensor.is_cuda for _, tensor in tensors(self.tree))
 
     def path(self, step):
         return os.path.join(self.root, f"step-{step}")

@@ -32,7 +32,7 @@ class AsyncSaveKeptStager(Save):
     def __init__(self, root, tree):
         super().__init__(root, tree)
         # Without CUDA there are neither pinned memory nor non-blocking copies.
-        self.stager = DefaultStager(StagingOptions(False, False, True, False))
+        self.stager = DefaultStager(StagingOptions(self.on_gpu, False, True, self.on_gpu))
 
     def save(self, step):
         response = dcp.async_save(self.tree, checkpoint_id=self.path(step), async_stager=self.stager, no_dist=True)

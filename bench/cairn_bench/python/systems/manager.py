@@ -15,7 +15,7 @@ class Manager(System):
     def __init__(self, root, tree):
         super().__init__(root, tree)
         # As its troubleshooting page says for CPU tensors: no pinned memory, no non-blocking copies.
-        staging = CheckpointStagerConfig(use_pinned_memory=False, use_non_blocking_copy=False)
+        staging = CheckpointStagerConfig(use_pinned_memory=self.on_gpu, use_non_blocking_copy=self.on_gpu)
         self.manager = CheckpointManager(
             CheckpointManager.Config(
                 save=AsyncCheckpointSaverConfig(staging_config=staging),

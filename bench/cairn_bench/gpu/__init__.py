@@ -1,0 +1,1 @@
+"""What only a machine with a GPU can prove, step by step: scripts/prove-gpu."""

@@ -1,0 +1,89 @@
+"""B: copies. Cairn's lanes beside one large pinned copy, and what copying does to everything beside it."""
+
+import statistics
+
+from .context import Failed
+
+TITLE = "copies"
+RATIO = 0.9  # Of the single copy's rate.
+LONGEST_LAUNCH = 200e-6  # Seconds.
+SLOWDOWN = 1.1  # Of matrix products, while snapshots are staged beside them.
+MIB = 1 << 20
+
+
+def run(context, record):
+    for part in (link, pieces, launches, beside_products):
+        try:
+            part(context, record)
+        except Failed as failed:
+            record.require(f"{part.__name__.replace('_', ' ')}: measured", False, str(failed))
+
+
+def ask(context, *words, limit):
+    return context.answers([context.program("bench_gpu"), *words], limit, context.double)
+
+
+def link(context, record):
+    small = ("--bytes", 8 * MIB, "--milliseconds", 1, "--pairs", 1)
+    lines = ask(context, "link", *context.sized((), small), limit=300)
+    copies = [line for line in lines if line["what"] == "copies"]
+    memory = [line for line in lines if line["what"] == "memory"]
+    record.require("bytes that went to the GPU and back", all(line["intact"] for line in memory), "compared")
+    for way in ("to_host", "to_device"):
+        rates = [line[f"single_{way}"] / 1e9 for line in copies]
+        record.fact(f"one copy {way.replace('_', ' ')}", f"{statistics.median(rates):.1f} GB/s", rates)
+        for lanes, chunk in dict.fromkeys((line["lanes"], line["chunk"]) for line in copies):
+            ratios = [
+                line[way] / line[f"single_{way}"] for line in copies if (line["lanes"], line["chunk"]) == (lanes, chunk)
+            ]
+            what = f"{lanes} lane{'s' * (lanes > 1)}, chunks of {chunk // MIB} MiB"
+            record.judge(f"{what}, {way.replace('_', ' ')}, of one copy", ratios, RATIO, more_is_better=True)
+    pinned = [line["pin_seconds_per_gib"] for line in memory]
+    record.fact("pinning", f"{statistics.median(pinned):.3f} s/GiB", pinned)
+    staged = [line["staging"] / 1e9 for line in memory]
+    record.fact("staging, device to device", f"{statistics.median(staged):.0f} GB/s", staged)
+
+
+def pieces(context, record):
+    """Many small pieces, as Cairn copies them (by kernels and batches, where the driver has them), and by one copy each."""
+    lines = ask(context, "pieces", *context.sized((), ("--bytes", MIB, "--repetitions", 1)), limit=300)
+    for count, size in dict.fromkeys((line["count"], line["size"]) for line in lines):
+        here = [line for line in lines if (line["count"], line["size"]) == (count, size)]
+        for way in ("to_host", "to_device"):
+            ours, peers = (statistics.median(line[way][by] for line in here) for by in ("cairn", "one_by_one"))
+            found = f"{1e6 * ours / count:.2f} µs a piece, {count * size / ours / 1e9:.2f} GB/s; {peers / ours:.1f} times as fast"
+            values = [line[way]["one_by_one"] / line[way]["cairn"] for line in here]
+            record.fact(f"{count:,} pieces of {size:,} B, {way.replace('_', ' ')}, beside one copy each", found, values)
+
+
+def launches(context, record):
+    """The longest launch of another thread while saves of many tensors keep the lanes' queues full."""
+    small = ("--tensors", 300, "--tensor-bytes", 4096, "--pool", 32 * MIB, "--milliseconds", 20)
+    root = context.folder("launches")
+    found = {
+        line["what"]: line for line in ask(context, "launches", "--root", root, *context.sized((), small), limit=180)
+    }
+    alone, beside = found["launches alone"], found["launches beside saves"]
+    for line in (alone, beside):
+        record.fact(line["what"], f"{line['count']}, p50 {1e6 * line['p50']:.1f} µs, p99.9 {1e6 * line['p999']:.1f} µs")
+    name = "another thread's longest launch beside saves"
+    if alone["max"] > LONGEST_LAUNCH < beside["max"]:
+        record.not_resolved(
+            name, f"{1e6 * beside['max']:.0f} µs, and {1e6 * alone['max']:.0f} µs without any save", "<= 200 µs"
+        )
+    else:
+        record.most(name, 1e6 * beside["max"], 1e6 * LONGEST_LAUNCH, " µs")
+    record.fact("fence, longest", f"{1e3 * found['fences']['max']:.2f} ms of {found['fences']['count']}")
+
+
+def beside_products(context, record):
+    """Matrix products of torch, and snapshots that are staged meanwhile."""
+    name = "matrix products beside staging, of their time alone"
+    if context.no_torch:
+        record.not_run(name, context.no_torch)
+        return
+    words = context.sized((), ("--megabytes", "4", "--side", "32", "--saves", "2"))
+    lines = context.worker("products", "--root", context.folder("products"), *words, limit=180)
+    record.judge(name, [line["beside"] / line["alone"] for line in lines], SLOWDOWN)
+    staged = all(line["staged"] for line in lines)
+    record.require("each snapshot was staged", staged, f"{len(lines)} saves", gpu_only=True)

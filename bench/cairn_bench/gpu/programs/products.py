@@ -1,0 +1,49 @@
+"""How much longer matrix products take while snapshots are staged beside them: a line for each save."""
+
+import time
+
+import cairn
+import torch
+
+from .common import line, parser, seconds, synchronize
+
+MIB = 1 << 20
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--root", required=True)
+    arguments.add_argument("--megabytes", type=int, default=2048)
+    arguments.add_argument("--side", type=int, default=8192)
+    arguments.add_argument("--saves", type=int, default=7)
+    args = arguments.parse_args()
+    kind = torch.bfloat16 if args.device == "cuda" else torch.float32
+    left, right = (torch.randn(args.side, args.side, dtype=kind, device=args.device) for _ in range(2))
+    out = torch.empty_like(left)
+    state = [torch.ones(MIB, dtype=torch.uint8, device=args.device) for _ in range(args.megabytes)]
+
+    def products():
+        for _ in range(30):
+            torch.mm(left, right, out=out)
+
+    staging = (args.megabytes + 64) * MIB if args.device == "cuda" else 0
+    options = {"host_memory": "256MiB", "keep_last": 1, "staging": staging, "unfenced_writes": "ignore"}
+    if args.device == "cuda":
+        options["cuda_devices"] = [0]
+    products()
+    with cairn.Checkpointer(args.root, **options) as checkpointer:
+        checkpointer.save(0, {"state": state}).wait()
+        for step in range(1, args.saves + 1):
+            alone = seconds(args.device, products)
+            synchronize(args.device)
+            begun = time.perf_counter()
+            save = checkpointer.save(step, {"state": state})
+            products()
+            synchronize(args.device)
+            beside = time.perf_counter() - begun
+            save.wait()
+            line(alone=alone, beside=beside, staged=save.stats["staged"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cairn/status.h"
+
+namespace cairn::bench {
+
+// The commands. Each prints a line of JSON for each thing that it measures, on GPU 0. Rates are bytes per second.
+
+struct LinkOptions {
+  std::uint64_t bytes = 512U << 20;
+  std::chrono::milliseconds time{150};
+  int pairs = 5;
+};
+/// Cairn's lanes, 1 to 4, with chunks of 1 to 16 MiB, each beside one copy of all bytes, in adjacent pairs; what
+/// pinning takes; device to device, as snapshots are staged.
+[[nodiscard]] Status MeasureLink(const LinkOptions& options);
+
+struct PiecesOptions {
+  /// Of all pieces together; what has more is left out.
+  std::uint64_t bytes = 1U << 30;
+  int repetitions = 3;
+};
+/// 100 to 50,000 pieces of 512 B to 1 MiB, in both directions: seconds by Cairn's device, and by one copy for each.
+[[nodiscard]] Status MeasurePieces(const PiecesOptions& options);
+
+struct LaunchesOptions {
+  std::string root;
+  std::size_t tensors = 50'000;
+  std::uint64_t tensor_bytes = 16U << 10;
+  std::uint64_t pool_bytes = 256U << 20;
+  std::chrono::milliseconds time{5000};
+};
+/// How long the launches of another thread take, in its own stream, alone and while saves of many tensors keep the
+/// copy lanes' queues full; and how long fences take.
+[[nodiscard]] Status MeasureLaunches(const LaunchesOptions& options);
+
+void PrintLine(const nlohmann::json& line);
+
+}  // namespace cairn::bench

@@ -1,0 +1,83 @@
+#include "bench/harness/products.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <string>
+
+#include "device.h"
+
+namespace cairn::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kSideOnGpu = 4096;
+constexpr std::int64_t kSideOnCpu = 256;
+// The measured time of as many products as it takes.
+constexpr double kMeasured = 0.05;
+
+// A failure of torch's. Not by Error(): torch's headers bring an fmt of their own.
+template <typename Body>
+Status Guarded(StatusCode code, const Body& body) {
+  try {
+    body();
+    return {};
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    return {code, "products: " + text.substr(0, text.find('\n'))};
+  }
+}
+
+class LibtorchProducts : public Products {
+ public:
+  explicit LibtorchProducts(bool cuda) : device_(trainer::PrepareDevice(cuda ? "cuda" : "cpu", 0)) {
+    const std::int64_t side = cuda ? kSideOnGpu : kSideOnCpu;
+    const at::TensorOptions options = at::TensorOptions().device(device_).dtype(cuda ? at::kBFloat16 : at::kFloat);
+    left_ = at::randn({side, side}, options);
+    right_ = at::randn({side, side}, options);
+    out_ = at::empty_like(left_);
+    Multiply(1);  // The first one loads code.
+    for (long count = 1; seconds_of_one_ == 0; count *= 2) {
+      const auto began = Clock::now();
+      Multiply(count);
+      const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
+      if (seconds >= kMeasured) seconds_of_one_ = seconds / static_cast<double>(count);
+    }
+  }
+
+  Status Run(double seconds) override {
+    return Guarded(StatusCode::kInternal, [&] { Multiply(std::max(1L, std::lround(seconds / seconds_of_one_))); });
+  }
+
+ private:
+  void Multiply(long count) {
+    for (long i = 0; i < count; ++i) at::mm_out(out_, left_, right_);
+    // On the CPU it has been done by now.
+    if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+  }
+
+  const at::Device device_;
+  at::Tensor left_;
+  at::Tensor right_;
+  at::Tensor out_;
+  double seconds_of_one_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Products>> OpenProducts(bool cuda) {
+  std::unique_ptr<Products> opened;
+  Status status = Guarded(StatusCode::kUnsupported, [&] { opened = std::make_unique<LibtorchProducts>(cuda); });
+  if (!status.ok()) return status;
+  return opened;
+}
+
+}  // namespace cairn::bench

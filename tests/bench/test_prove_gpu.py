@@ -1,0 +1,149 @@
+"""scripts/prove-gpu: every step runs without a GPU, on the driver's test double and the CPU; what it keeps and judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cairn_bench.gpu import cost
+from cairn_bench.gpu.__main__ import STEPS
+from cairn_bench.gpu.record import Record, finished
+
+ROOT = Path(__file__).parents[2]
+ABOUT = {
+    "date": "2026-11-24 20:00 UTC", "command": "scripts/prove-gpu", "commit": "abc", "source": "0123",
+    "device": "1 x H100", "driver": "580", "machine": "16 cores", "dry_run": False,
+}  # fmt: skip
+# Runs what it is given, as compute-sanitizer does.
+SANITIZER = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do shift; case $1 in --*|*/*) ;; *) shift ;; esac; done
+"$@" && echo "========= ERROR SUMMARY: 0 errors"
+"""
+
+
+def prove(*words: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-B", "-m", "cairn_bench.gpu", *words]
+    environment = os.environ | {"PATH": f"{path}:{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = f"{ROOT / 'bench'}:{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+
+
+def record(**about: Any) -> Record:
+    return Record("B", "copies", ABOUT | about)
+
+
+def test_every_step_runs_without_a_gpu_says_that_it_proves_nothing_and_is_kept(tmp_path: Path) -> None:
+    sanitizer, results = tmp_path / "compute-sanitizer", tmp_path / "results"
+    sanitizer.write_text(SANITIZER)
+    sanitizer.chmod(0o755)
+    words = ("--dry-run", "--dir", str(tmp_path), "--results", str(results))
+
+    ran = prove(*words, path=str(tmp_path))
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for step in STEPS:
+        found = json.loads((results / f"gpu-{step}.json").read_text())
+        assert found["dry_run"] and found["complete"]
+        assert not [line for line in found["lines"] if line["verdict"] in ("missed", "not run", "not resolved")]
+        assert "proves nothing about a GPU" in (results / f"gpu-{step}.md").read_text()
+
+    again = prove(*words)
+
+    assert again.returncode == 0 and again.stdout.count("(kept, of ") == len(STEPS), again.stdout
+
+
+def test_without_a_gpu_nothing_is_claimed(tmp_path: Path) -> None:
+    ran = prove("A", "--dir", str(tmp_path), "--results", str(tmp_path), path=str(tmp_path))
+
+    assert ran.returncode == 1 and "finds no GPU" in ran.stderr
+    assert not list(tmp_path.glob("gpu-*"))
+
+
+def test_an_unknown_step_is_refused_before_anything_is_built() -> None:
+    ran = prove("--check-arguments", "A", "Z")
+
+    assert ran.returncode == 2 and "unknown Z" in ran.stderr
+
+
+def test_figures_are_judged_by_their_interval() -> None:
+    judged = record()
+
+    judged.judge("fast", [0.95, 0.96, 0.97], 0.9, more_is_better=True)
+    judged.judge("slow", [0.5, 0.51, 0.52], 0.9, more_is_better=True)
+    judged.judge("unclear", [0.8, 0.9, 1.0, 0.85, 0.97], 0.9, more_is_better=True)
+    judged.most("longest", 150, 200)
+    judged.most("too long", 250, 200)
+
+    assert [line["verdict"] for line in judged.lines] == ["met", "missed", "not resolved", "met", "missed"]
+    assert not judged.proven
+
+
+@pytest.mark.parametrize(("word", "proven"), [("fact", True), ("not_run", False), ("not_resolved", False)])
+def test_a_line_that_was_not_run_or_resolved_proves_nothing(word: str, proven: bool) -> None:
+    step = record()
+    step.require("one", True, "yes")
+    getattr(step, word)("another", "why")
+
+    assert step.proven is proven
+
+
+def test_a_dry_run_judges_no_figure() -> None:
+    step = record(dry_run=True)
+
+    step.judge("slow", [0.1], 0.9, more_is_better=True)
+
+    assert step.lines[0]["verdict"] == "dry run" and step.proven
+
+
+@pytest.mark.parametrize("changed", ["source", "device", "driver", "dry_run", "complete"])
+def test_a_step_runs_again_if_what_it_depends_on_has_changed(tmp_path: Path, changed: str) -> None:
+    step = record()
+    step.require("one", True, "yes")
+    step.complete = changed != "complete"
+    step.write(str(tmp_path))
+
+    kept = finished(str(tmp_path), "B", ABOUT | ({changed: "other"} if changed != "complete" else {}))
+
+    assert kept is None
+    assert changed == "complete" or finished(str(tmp_path), "B", ABOUT | {"commit": "later"}) is not None
+
+
+RATES = {"cuda:0 one copy to the host": 50e9, "cuda:0 one copy from the host": 50e9, "read": 4e9}
+
+
+def test_captures_and_restores_are_judged_by_what_link_and_disk_give() -> None:
+    saves = [
+        {"bytes": 10e9, "captured": seconds, "durable": 3.0, "staged": False, "fenced": 0.0} for seconds in (0.21, 0.22)
+    ]
+    lines = [{"what": "training", "bytes": 10e9}, *({"what": "restore", "seconds": seconds} for seconds in (2.6, 2.7))]
+    step = record()
+
+    cost.captures(step, "Cairn", saves, RATES)
+    cost.captures(step, "Cairn", [save | {"captured": 0.3} for save in saves], RATES)
+    cost.captures(step, "Cairn, staging", [save | {"fenced": 0.01} for save in saves], RATES)
+    cost.restores(step, "Cairn", lines, RATES)
+
+    verdicts = [(line["line"].split(": ")[1], line["verdict"]) for line in step.lines if line["verdict"]]
+    assert verdicts == [
+        ("captured, of the link's time for its bytes", "met"),
+        ("captured, of the link's time for its bytes", "missed"),
+        ("each save was staged", "missed"),
+        ("fence on an idle GPU", "met"),
+        ("restore, of the slower of disk and link", "met"),
+    ]
+
+
+def test_a_slowdown_is_not_held_against_cairn_if_the_disk_is_too_slow_for_any_save() -> None:
+    turns = [{"quiet": [0.4] * 20, "busy": [0.44] * 20}] * 3
+    step = record()
+
+    cost.slowdown(step, "Cairn", turns, 1, held_up=False)
+    cost.slowdown(step, "Cairn", turns, 1, held_up=True)
+    cost.slowdown(step, "torch.save", turns, None, held_up=False)
+
+    assert [line["verdict"] for line in step.lines] == ["", "missed", "", "not resolved", "", ""]
