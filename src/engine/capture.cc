@@ -245,8 +245,11 @@ void Capture::OnDeviceLost(const Device& device, const Status& status) {
     }
   }
   for (const auto& [id, copy] : lost) OnCopied(id, copy, status);
-  // A batch with copies left to launch has not ended.
-  if (!stopped() && !lost.empty()) Fail(status);
+  // A batch with copies left to launch has not ended, and its lane will never have room.
+  const bool waits = std::any_of(planned_.begin(), planned_.end(), [&](const Planned& planned) {
+    return batches_.at(planned.batch).copies[planned.copy].device == &device;
+  });
+  if (!stopped() && waits) Fail(status);
 }
 
 void Capture::Fail(Status status) {

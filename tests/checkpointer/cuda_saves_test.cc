@@ -98,6 +98,29 @@ TEST_F(CudaSaves, FewOperationsAreOutstandingWhileTheCallersStreamIsBusy) {
   }
 }
 
+// The first save's copies fill the lane, so that the second has none in flight when the GPU is lost.
+TEST_F(CudaSaves, ASaveThatWaitsForRoomInALaneFailsWithItsGpu) {
+  Open(12070);  // Without batches and kernels: an operation for each tensor.
+  State first;
+  State second;
+  for (std::uint32_t i = 0; i < 2 * kMaxBatchOperations; ++i) AddTensor(first, 1024, i);
+  AddTensor(second, 1024, 1);
+  const Stream stream = cuda_->MakeStream();
+  std::promise<void> step_may_end;
+  cuda_->LaunchOnHost(stream, [&] { step_may_end.get_future().wait(); });
+  const auto older = checkpointer_->Save(1, first, {.streams = {stream}});
+  const auto younger = checkpointer_->Save(2, second, {.streams = {stream}});
+  ASSERT_TRUE(older.ok() && younger.ok());
+  EXPECT_EQ(younger->WaitCaptured(Deadline::In(std::chrono::milliseconds(300))).code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(younger->stats().phase, SavePhase::kCapturing);
+
+  fake_cuda::SetSticky(CUDA_ERROR_ILLEGAL_ADDRESS);
+  step_may_end.set_value();
+
+  EXPECT_EQ(older->WaitDurable(Deadline::In(kPatience)).code(), StatusCode::kDeviceError);
+  EXPECT_EQ(younger->WaitDurable(Deadline::In(std::chrono::seconds(10))).code(), StatusCode::kDeviceError);
+}
+
 // GPU 1 is busy: the host returns at once, and the stream of GPU 0 waits for the copies of both.
 TEST_F(CudaSaves, AFenceOnOneGpuWaitsForTheCopiesOfAnotherWithoutHoldingTheHost) {
   constexpr std::uint64_t kBytes = 100'000;
