@@ -9,9 +9,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <exception>
-#include <string>
 
+#include "bench/harness/guarded.h"
 #include "device.h"
 
 namespace cairn::bench {
@@ -23,18 +22,6 @@ constexpr std::int64_t kSideOnGpu = 4096;
 constexpr std::int64_t kSideOnCpu = 256;
 // The measured time of as many products as it takes.
 constexpr double kMeasured = 0.05;
-
-// A failure of torch's. Not by Error(): torch's headers bring an fmt of their own.
-template <typename Body>
-Status Guarded(StatusCode code, const Body& body) {
-  try {
-    body();
-    return {};
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    return {code, "products: " + text.substr(0, text.find('\n'))};
-  }
-}
 
 class LibtorchProducts : public Products {
  public:
@@ -54,7 +41,8 @@ class LibtorchProducts : public Products {
   }
 
   Status Run(double seconds) override {
-    return Guarded(StatusCode::kInternal, [&] { Multiply(std::max(1L, std::lround(seconds / seconds_of_one_))); });
+    return Guarded("products", StatusCode::kInternal,
+                   [&] { Multiply(std::max(1L, std::lround(seconds / seconds_of_one_))); });
   }
 
  private:
@@ -75,7 +63,8 @@ class LibtorchProducts : public Products {
 
 Result<std::unique_ptr<Products>> OpenProducts(bool cuda) {
   std::unique_ptr<Products> opened;
-  Status status = Guarded(StatusCode::kUnsupported, [&] { opened = std::make_unique<LibtorchProducts>(cuda); });
+  Status status =
+      Guarded("products", StatusCode::kUnsupported, [&] { opened = std::make_unique<LibtorchProducts>(cuda); });
   if (!status.ok()) return status;
   return opened;
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/harness/guarded.h"
 #include "data/dataset.h"
 #include "device.h"
 #include "models/model.h"
@@ -19,18 +20,6 @@ namespace cairn::bench {
 namespace {
 
 constexpr double kLearningRate = 1e-4;
-
-// A failure of torch's or the trainer's. Not by Error(): torch's headers bring an fmt of their own.
-template <typename Body>
-Status Guarded(StatusCode code, const Body& body) {
-  try {
-    body();
-    return {};
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    return {code, "trainer: " + text.substr(0, text.find('\n'))};
-  }
-}
 
 class LibtorchTraining : public TrainerCompute, private DeviceState {
  public:
@@ -53,19 +42,19 @@ class LibtorchTraining : public TrainerCompute, private DeviceState {
 
   [[nodiscard]] DeviceState& state() override { return *this; }
   Status Forward(double /*began*/) override {
-    return Guarded(StatusCode::kInternal, [this] {
+    return Guarded("trainer", StatusCode::kInternal, [this] {
       model_.loss(data_.read(sampler_.Next(batch_))).backward();
       optimizer_.Accumulate();
     });
   }
   Status Update(std::uint64_t /*step*/) override {
-    return Guarded(StatusCode::kInternal, [this] {
+    return Guarded("trainer", StatusCode::kInternal, [this] {
       optimizer_.Step(kLearningRate);
       if (model_.advance) model_.advance();
     });
   }
   Status Keep(std::uint64_t step) override {
-    return Guarded(StatusCode::kResourceExhausted, [this, step] {
+    return Guarded("trainer", StatusCode::kResourceExhausted, [this, step] {
       kept_.resize(bytes());
       for (const Tensor& tensor : tensors()) {
         std::memcpy(kept_.data() + tensor.begin, tensor.layout.base, tensor.layout.bytes);
@@ -106,7 +95,8 @@ class LibtorchTraining : public TrainerCompute, private DeviceState {
 
 Result<std::unique_ptr<TrainerCompute>> OpenTrainer(const TrainerSettings& settings) {
   std::unique_ptr<TrainerCompute> opened;
-  Status status = Guarded(StatusCode::kInvalidArgument, [&] { opened = std::make_unique<LibtorchTraining>(settings); });
+  Status status =
+      Guarded("trainer", StatusCode::kInvalidArgument, [&] { opened = std::make_unique<LibtorchTraining>(settings); });
   if (!status.ok()) return status;
   return opened;
 }
