@@ -32,6 +32,7 @@ struct Arguments {
   CollectOptions collecting;
   TuneOptions tuning;
   DoctorOptions doctoring;
+  PlanOptions planning;
   bool examine_gpus = false;
   std::string gpu_memory = "512MiB";
 };
@@ -106,6 +107,22 @@ void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
     arguments.doctoring.root = arguments.path;
     arguments.doctoring.json = arguments.json;
     return RunDoctor(arguments);
+  };
+}
+
+void AddPlan(CLI::App& app, Arguments& arguments, Commands& commands) {
+  PlanOptions& planning = arguments.planning;
+  CLI::App* const plan = AddCommand(
+      app, "plan", "Forecast what a job reads that restores with other parallel ranks; needs shapes only", arguments);
+  plan->add_option("model", planning.model, "A JSON file of the model's shapes")->required();
+  plan->add_option("--from", planning.from, "Pipeline, tensor and data parallel ranks that save: 4,2,2")->required();
+  plan->add_option("--to", planning.to, "The same of those that restore")->required();
+  plan->add_option("--gpus-per-host", planning.gpus_per_host, "Ranks of one host; they fill hosts in order")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  commands[plan] = [&arguments] {
+    arguments.planning.json = arguments.json;
+    return PlanLayouts(arguments.planning);
   };
 }
 
@@ -192,6 +209,7 @@ int Run(int argc, char** argv) {
   AddCollect(app, arguments, commands);
   AddTune(app, arguments, commands);
   AddDoctor(app, arguments, commands);
+  AddPlan(app, arguments, commands);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
