@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "base/store_order.h"
 #include "base/utf8.h"
 
 namespace cairn {
@@ -187,7 +188,7 @@ const std::vector<std::uint32_t>& TensorTable::StoreOrder() const {
   std::sort(order_.begin(), order_.end(), [this](std::uint32_t a, std::uint32_t b) {
     const TensorEntry& x = entries_[a];
     const TensorEntry& y = entries_[b];
-    return x.dtype != y.dtype ? x.dtype > y.dtype : x.name < y.name;
+    return StoredTensorKey{x.dtype, x.bytes(), x.name} < StoredTensorKey{y.dtype, y.bytes(), y.name};
   });
   ordered_ = entries_.size();
   return order_;

@@ -62,7 +62,7 @@ class TensorTable {
   [[nodiscard]] std::uint64_t cpu_bytes() const { return cpu_bytes_; }
   /// Each device that holds a non-empty entry, once.
   [[nodiscard]] const std::vector<DeviceId>& devices() const { return devices_; }
-  /// Entries that are not aliases, in the order of a shard's bytes: dtype rank descending, then name. Computed on the
+  /// Entries that are not aliases, in the order of a shard's bytes (base/store_order.h). Computed on the
   /// first use after an Add.
   [[nodiscard]] const std::vector<std::uint32_t>& StoreOrder() const;
   /// A copy without the entries for which `dropped` is true. Tied names must be dropped together.

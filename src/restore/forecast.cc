@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/status_macros.h"
+#include "base/store_order.h"
 #include "restore/reshard.h"
 
 namespace cairn {
@@ -37,7 +39,25 @@ std::vector<Holders> FindHolders(const Model& model, const Layout& layout) {
   return parts;
 }
 
-/// The same order and choice as in cairn.dcp.
+/// Which rank writes the small tensors that the same ranks hold: one, until it has enough of them.
+class SmallWriter {
+ public:
+  std::uint32_t Take(std::uint64_t bytes, std::uint32_t least_loaded) {
+    constexpr std::uint64_t kMost = 64U << 20;
+    if (!writer_ || taken_ + bytes > kMost) {
+      writer_ = least_loaded;
+      taken_ = 0;
+    }
+    taken_ += bytes;
+    return *writer_;
+  }
+
+ private:
+  std::optional<std::uint32_t> writer_;
+  std::uint64_t taken_ = 0;
+};
+
+/// The same order and choice as in cairn.dcp: the small ones that the same ranks hold go to one of these.
 void GiveToLeastLoaded(std::vector<Holders>& parts, std::vector<ShardHeader>& headers) {
   std::sort(parts.begin(), parts.end(), [](const Holders& a, const Holders& b) {
     const auto offset = [](const Holders& h) {
@@ -50,10 +70,12 @@ void GiveToLeastLoaded(std::vector<Holders>& parts, std::vector<ShardHeader>& he
     return std::pair(a.tensor.name, offset(a)) < std::pair(b.tensor.name, offset(b));
   });
   std::vector<std::uint64_t> loads(headers.size(), 0);
+  std::map<std::vector<std::uint32_t>, SmallWriter> of_small;
   for (Holders& part : parts) {
-    const std::uint32_t writer = *std::min_element(part.ranks.begin(), part.ranks.end(), [&](auto a, auto b) {
+    std::uint32_t writer = *std::min_element(part.ranks.begin(), part.ranks.end(), [&](auto a, auto b) {
       return std::tie(loads[a], a) < std::tie(loads[b], b);
     });
+    if (part.tensor.end <= kSmallStoredBytes) writer = of_small[part.ranks].Take(part.tensor.end, writer);
     loads[writer] += part.tensor.end;
     headers[writer].tensors.push_back(std::move(part.tensor));
   }
@@ -62,7 +84,7 @@ void GiveToLeastLoaded(std::vector<Holders>& parts, std::vector<ShardHeader>& he
 /// Orders the tensors as in a file, and sets where they begin.
 Status LayOut(ShardHeader& header) {
   std::sort(header.tensors.begin(), header.tensors.end(), [](const ShardTensor& a, const ShardTensor& b) {
-    return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
+    return StoredTensorKey{a.dtype, a.end, a.name} < StoredTensorKey{b.dtype, b.end, b.name};
   });
   std::uint64_t at = 0;
   for (ShardTensor& tensor : header.tensors) {
@@ -156,7 +178,10 @@ Result<RankForecast> ForecastRestore(const ForecastSave& save, const Model& mode
     if (!opened[s]) continue;
     const ShardHeader& header = save.headers()[s];
     ShardForecast of_shard{.shard = s, .header = header.data_begin};
-    for (const PlannedCopy& copy : forecast.matched.copies[s]) of_shard.needed += BytesOf(copy);
+    for (const PlannedCopy& copy : forecast.matched.copies[s]) {
+      of_shard.needed += BytesOf(copy);
+      of_shard.between_rows += copy.end - copy.begin - BytesOf(copy);
+    }
     const auto reads = PlanReads(s, header, forecast.matched.copies[s], chunk_bytes);
     for (const PlannedRead& read : reads) {
       of_shard.read += std::min(read.file_begin + read.file_bytes, header.file_bytes()) - read.file_begin;

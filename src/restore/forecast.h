@@ -17,8 +17,8 @@ namespace cairn {
 
 // What a restore in another layout would read, planned by the engine's own planner without any data. Pure.
 
-/// The shards that a job would save, one a rank. What several ranks hold is written once: the largest first, by the
-/// rank that has the least to write, as cairn.dcp does.
+/// The shards that a job would save, one a rank. What several ranks hold is written once, as cairn.dcp does: the
+/// largest first, by the rank that has the least to write; of the small ones, all that the same ranks hold by one.
 class ForecastSave {
  public:
   /// The layout was checked. InvalidArgument for a model that cannot be saved.
@@ -48,6 +48,8 @@ struct ShardForecast {
   std::uint64_t needed = 0;
   /// Bytes of the requests: whole blocks under a checksum.
   std::uint64_t read = 0;
+  /// Of these, bytes between the rows of tensors that were cut otherwise along a row.
+  std::uint64_t between_rows = 0;
   std::uint64_t header = 0;
 };
 

@@ -48,6 +48,7 @@ struct RankRow {
   int rank = 0;
   std::uint64_t needed = 0;
   std::uint64_t read = 0;
+  std::uint64_t between_rows = 0;
   std::vector<ShardForecast> shards;
 };
 struct ShardRow {
@@ -76,13 +77,10 @@ struct Plan {
   [[nodiscard]] int HostOf(std::uint64_t rank) const {
     return static_cast<int>(rank / static_cast<std::uint64_t>(gpus_per_host));
   }
-  [[nodiscard]] std::uint64_t needed() const {
+  /// Of all ranks.
+  [[nodiscard]] std::uint64_t Total(std::uint64_t RankRow::*bytes) const {
     return std::accumulate(ranks.begin(), ranks.end(), std::uint64_t{0},
-                           [](std::uint64_t sum, const RankRow& row) { return sum + row.needed; });
-  }
-  [[nodiscard]] std::uint64_t read() const {
-    return std::accumulate(ranks.begin(), ranks.end(), std::uint64_t{0},
-                           [](std::uint64_t sum, const RankRow& row) { return sum + row.read; });
+                           [bytes](std::uint64_t sum, const RankRow& row) { return sum + row.*bytes; });
   }
 };
 
@@ -107,13 +105,15 @@ Result<Plan> MakePlan(const Model& model, const Layout& from, const Layout& to, 
     const int host = plan.HostOf(static_cast<std::uint64_t>(rank));
     HostRow& row = plan.hosts[static_cast<std::size_t>(host)];
     row.needed += forecast.needed();
+    std::uint64_t between_rows = 0;
     for (const ShardForecast& shard : forecast.shards) {
+      between_rows += shard.between_rows;
       const std::uint64_t bytes = shard.read + shard.header;
       (plan.HostOf(shard.shard) == host ? row.here : row.elsewhere) += bytes;
       plan.shards[shard.shard].read += bytes;
       ++plan.shards[shard.shard].readers;
     }
-    plan.ranks.push_back({rank, forecast.needed(), forecast.read(), std::move(forecast.shards)});
+    plan.ranks.push_back({rank, forecast.needed(), forecast.read(), between_rows, std::move(forecast.shards)});
   }
   return plan;
 }
@@ -162,8 +162,9 @@ json ToJson(const Plan& plan) {
   return {{"from", ToJson(plan.from, plan.stages_before)},
           {"to", ToJson(plan.to, plan.stages_after)},
           {"gpus_per_host", plan.gpus_per_host},
-          {"needed_bytes", plan.needed()},
-          {"read_bytes", plan.read()},
+          {"needed_bytes", plan.Total(&RankRow::needed)},
+          {"read_bytes", plan.Total(&RankRow::read)},
+          {"between_rows_bytes", plan.Total(&RankRow::between_rows)},
           {"ranks", ranks},
           {"shards", shards},
           {"hosts", hosts}};
@@ -177,10 +178,17 @@ std::string Describe(const Layout& layout, const std::vector<std::uint64_t>& sta
 }
 
 void Print(const Plan& plan) {
+  const std::uint64_t needed = plan.Total(&RankRow::needed);
+  const std::uint64_t read = plan.Total(&RankRow::read);
+  std::string total = fmt::format("{} for {} that the ranks need, {:.4f} times as much", HumanBytes(read),
+                                  HumanBytes(needed), Ratio(read, needed));
+  if (const std::uint64_t between = plan.Total(&RankRow::between_rows); between != 0) {
+    total +=
+        fmt::format("; {} lie between rows that are cut anew, and are read to verify checksums", HumanBytes(between));
+  }
   PrintTable({{"from", Describe(plan.from, plan.stages_before)},
               {"to", Describe(plan.to, plan.stages_after)},
-              {"read", fmt::format("{} for {} that the ranks need, {:.4f} times as much", HumanBytes(plan.read()),
-                                   HumanBytes(plan.needed()), Ratio(plan.read(), plan.needed()))}});
+              {"read", total}});
   std::vector<std::vector<std::string>> rows{{"\nRANK", "HOST", "STAGE", "NEEDED", "READ", "RATIO", "FROM SHARDS"}};
   for (const RankRow& row : plan.ranks) {
     std::vector<std::uint32_t> shards;

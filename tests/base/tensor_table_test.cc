@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/store_order.h"
+
 namespace cairn {
 namespace {
 
@@ -135,7 +137,7 @@ TEST_F(TensorTableTest, TheSameMemoryAsAnotherPartIsStoredTwice) {
   EXPECT_EQ(table_[4].alias_of, 0U);
 }
 
-TEST_F(TensorTableTest, StoreOrderIsThatOfSafetensors) {
+TEST_F(TensorTableTest, StoreOrderIsByDtypeThenName) {
   for (const auto& [name, dtype] : std::vector<std::pair<std::string, DType>>{
            {"b", DType::kF32}, {"z", DType::kU8}, {"a", DType::kF32}, {"m", DType::kI64}, {"n", DType::kBF16}}) {
     TensorView view = View(dtype, {1});
@@ -147,6 +149,21 @@ TEST_F(TensorTableTest, StoreOrderIsThatOfSafetensors) {
   for (const std::uint32_t i : table_.StoreOrder()) names.push_back(table_[i].name);
 
   EXPECT_THAT(names, ElementsAre("m", "a", "b", "n", "z"));
+}
+
+TEST_F(TensorTableTest, StoreOrderPutsSmallTensorsSideBySide) {
+  const std::int64_t small = kSmallStoredBytes / 4;
+  for (const auto& [name, extent] :
+       std::vector<std::pair<std::string, std::int64_t>>{{"a", small + 1}, {"b", small}, {"c", small + 1}, {"d", 1}}) {
+    TensorView view = View(DType::kF32, {extent});
+    view.data = memory_.data() + 64 * table_.size();
+    ASSERT_TRUE(table_.Add(name, view).ok());
+  }
+
+  std::vector<std::string> names;
+  for (const std::uint32_t i : table_.StoreOrder()) names.push_back(table_[i].name);
+
+  EXPECT_THAT(names, ElementsAre("b", "d", "a", "c"));
 }
 
 TEST_F(TensorTableTest, SmallCpuTensorsAreThoseWithinBothBounds) {

@@ -40,6 +40,22 @@ def test_fsdp2_saved_on_4_ranks_loads_on_2_8_and_1(worlds: Worlds, root: Path, h
         end(world)
 
 
+def test_small_items_of_the_same_ranks_are_written_side_by_side() -> None:
+    """By one of these ranks, until it has 64 MiB of them; large ones by who has the least."""
+    from cairn._dcp.shares import _assign
+
+    large = [[[f"large {i}", []], 1 << 20, ""] for i in range(8)]
+    small = [[[f"small {i}", []], 60_000, ""] for i in range(3000)]
+    mine = [_assign([[*large, *small]] * 4, rank) for rank in range(4)]
+
+    assert sum(len(keys) for keys in mine) == len(set().union(*mine)) == 3008
+    assert [sum(name.startswith("large") for name, _ in keys) for keys in mine] == [2] * 4
+    first = {name for name, _ in mine[0] if name.startswith("small")}
+    assert len(first) == (64 << 20) // 60_000 and first == set(sorted(name for [name, _], _, _ in small)[: len(first)])
+    alone = [_assign([large, small[:100], small[:100]], rank) for rank in range(3)]
+    assert [len(keys) for keys in alone] == [8, 100, 0]
+
+
 def test_every_cutting_of_dtensors_loads_into_every_other(worlds: Worlds, root: Path) -> None:
     cuttings = """
         torch.manual_seed(3)
@@ -97,14 +113,14 @@ def test_every_cutting_of_dtensors_loads_into_every_other(worlds: Worlds, root: 
 
 def test_what_all_hold_alike_is_shared_out_by_size_and_anew_when_it_changes(worlds: Worlds, root: Path) -> None:
     world = worlds(3, "keep_last=0")
-    world.all("state = {'all': {f'w{i}': torch.full((100 * (i + 1),), float(i)) for i in range(6)}, 'n': 5}")
+    world.all("state = {'all': {f'w{i}': torch.full((20_000 * (i + 1),), float(i)) for i in range(6)}, 'n': 5}")
     assert world.all("save(state, 1)") == [None] * 3
     assert world.all("save(state, 2)") == [None] * 3  # As agreed on before.
     world.all("state['all'].pop('w0'); state.update({f'mine{rank}': torch.full((10,), float(rank))} if rank else {})")
     assert world.all("save(state, 3)") == [None] * 3
 
     for step in (1, 2):
-        assert [sum(names.values()) for names in shards(root, step)] == [700] * 3
+        assert [sum(names.values()) for names in shards(root, step)] == [140_000] * 3
     third = shards(root, 3)
     assert sorted(name for names in third for name in names) == ["all.w1", "all.w2", "all.w3", "all.w4", "all.w5",
                                                                  "mine1", "mine2"]  # fmt: skip

@@ -70,6 +70,29 @@ std::vector<Layout> ManyLayouts() {
   return layouts;
 }
 
+// Without new cuts through rows: same tensor-parallel ranks, or fewer that divide them.
+TEST(ForecastTest, LayoutWithoutNewCutsReadsAtMostTwoPercentMore) {
+  const Model model = Gpt3Xl();
+  const std::vector<Layout> layouts = {{4, 2, 2}, {4, 2, 1}, {2, 2, 1}, {1, 1, 1}, {2, 4, 2}, {8, 1, 2}, {8, 8, 1}};
+  for (const Layout& from : layouts) {
+    const auto save = ForecastSave::Make(model, from);
+    ASSERT_TRUE(save.ok()) << save.status();
+    for (const Layout& to : layouts) {
+      if (from.tensor % to.tensor != 0) continue;
+      std::uint64_t needed = 0;
+      std::uint64_t read = 0;
+      for (int rank = 0; rank < to.ranks(); ++rank) {
+        const auto forecast = ForecastRestore(*save, model, to, rank, kChunk);
+        ASSERT_TRUE(forecast.ok()) << forecast.status();
+        needed += forecast->needed();
+        read += forecast->read();
+      }
+      EXPECT_LE(static_cast<double>(read), 1.02 * static_cast<double>(needed))
+          << ToString(from) << " to " << ToString(to);
+    }
+  }
+}
+
 /// A small model; its shards are in memory.
 class NumberedTest : public ::testing::TestWithParam<Layout> {
  protected:

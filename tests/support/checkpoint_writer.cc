@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
+#include "base/store_order.h"
 #include "format/shard_header.h"
 #include "store/names.h"
 
@@ -18,7 +19,7 @@ namespace {
 ManifestShard WriteShard(const std::string& folder, const CheckpointContent& content, std::uint64_t number) {
   std::vector<SavedTensor> tensors = content.shards[number].tensors;
   std::sort(tensors.begin(), tensors.end(), [](const SavedTensor& a, const SavedTensor& b) {
-    return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
+    return StoredTensorKey{a.dtype, a.bytes.size(), a.name} < StoredTensorKey{b.dtype, b.bytes.size(), b.name};
   });
   ShardHeader header;
   header.step = content.step;

@@ -74,6 +74,7 @@ TEST_F(PlanCommandTest, ForecastsListedTensors) {
   // Half of each row; checksums cover whole rows.
   EXPECT_EQ(out["ranks"][1]["shards"][0]["needed_bytes"], 64);
   EXPECT_EQ(out["ranks"][1]["shards"][0]["read_bytes"], 128);
+  EXPECT_EQ(out["between_rows_bytes"], 2 * 2 * 3 * 16);
 }
 
 TEST_F(PlanCommandTest, PrintsRanksShardsAndHosts) {

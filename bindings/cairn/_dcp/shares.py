@@ -57,8 +57,15 @@ class WriteShares:
         return items.select(self.mine(items, step))
 
 
+# Small tensors lie side by side in a shard (src/base/store_order.h). One rank writes those that the same ranks hold, up
+# to a share, so that a rank of another layout, which needs many of them, finds them in one place.
+_SMALL = 64 << 10
+_SHARE_OF_SMALL = 64 << 20
+
+
 def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
-    """Gives each item, largest first, to the one of its holders with the least to write. The same on every rank."""
+    """Gives each item, largest first, to the one of its holders with the least to write; small ones with the same
+    holders to one of these. The same on every rank, and what src/restore/forecast.cc assumes."""
     check_alike([[((fqn, tuple(offset)), what) for (fqn, offset), _, what in items] for items in lists])
     holders: dict[Key, list[int]] = {}
     sizes: dict[Key, int] = {}
@@ -67,11 +74,18 @@ def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
             holders.setdefault((fqn, tuple(offset)), []).append(holder)
             sizes[fqn, tuple(offset)] = size
     loads = [0] * len(lists)
+    small: dict[tuple[int, ...], tuple[int, int]] = {}  # Who writes them, and the bytes so far.
     for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
-        least = min(holders[key], key=lambda holder: (loads[holder], holder))
-        loads[least] += sizes[key]
-        holders[key] = [least]
-    return {key for key, of in holders.items() if of == [rank]}
+        of, size = tuple(holders[key]), sizes[key]
+        writer = least = min(of, key=lambda holder: (loads[holder], holder))
+        if size <= _SMALL:
+            writer, taken = small.get(of, (least, 0))
+            if taken + size > _SHARE_OF_SMALL:
+                writer, taken = least, 0
+            small[of] = writer, taken + size
+        loads[writer] += size
+        holders[key] = [writer]
+    return {key for key, writers in holders.items() if writers == [rank]}
 
 
 def check_alike(lists: Sequence[Iterable[tuple[Key, str]]]) -> None:
