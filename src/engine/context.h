@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -30,7 +31,8 @@ struct EngineParts {
   PathAt root;
   WriterCheck check_writer;
   std::vector<std::shared_ptr<Device>> devices;
-  std::vector<StagingArea> staging;
+  /// Staged chunks refer to them while a device that is set up late adds one.
+  std::deque<StagingArea> staging;
   BufferPool* pool = nullptr;
   WorkerPool* workers = nullptr;
   /// Null except on the coordinator.
