@@ -96,9 +96,10 @@ Status DeviceCopies::HoldStreams(std::span<const Stream> streams) {
   return Status::Ok();
 }
 
-Status DeviceCopies::Health() {
-  for (auto& [id, used] : used_) CAIRN_RETURN_IF_ERROR(used.device->Health());
-  return Status::Ok();
+std::vector<Device*> DeviceCopies::devices() const {
+  std::vector<Device*> devices;
+  for (const auto& [id, used] : used_) devices.push_back(used.device);
+  return devices;
 }
 
 }  // namespace cairn

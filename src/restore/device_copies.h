@@ -34,8 +34,7 @@ class DeviceCopies {
   Status Copy(Device& device, std::vector<CopyPiece> pieces, bool shares_memory, CopyDone done);
   /// Makes the caller's streams wait for every copy so far.
   Status HoldStreams(std::span<const Stream> streams);
-  /// The first device's sticky error, or Ok.
-  Status Health();
+  [[nodiscard]] std::vector<Device*> devices() const;
 
  private:
   struct Used {

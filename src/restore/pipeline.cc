@@ -228,8 +228,9 @@ void Pipeline::LaunchPlanned() {
   while (!planned_.empty()) {
     Planned& next = planned_.front();
     Device* const device = next.device;
-    int& in_flight = in_flight_[device];
-    if (status_.ok() && device->has_streams() && in_flight >= kBatchesPerLane * device->lanes()) return;
+    std::vector<Slot*>& in_flight = in_flight_[device];
+    const auto most = static_cast<std::size_t>(kBatchesPerLane * device->lanes());
+    if (status_.ok() && device->has_streams() && in_flight.size() >= most) return;
     Planned launched = std::move(next);
     planned_.pop_front();
     if (!status_.ok()) {
@@ -241,7 +242,7 @@ void Pipeline::LaunchPlanned() {
     };
     Status status = devices_.Copy(*device, std::move(launched.pieces), launched.shares_memory, done);
     if (status.ok()) {
-      ++in_flight;
+      in_flight.push_back(launched.slot);
       continue;
     }
     Fail(std::move(status));
@@ -258,9 +259,11 @@ void Pipeline::EndCopy(Slot& slot) {
 void Pipeline::Handle(const Message& message, const Progress& progress) {
   Slot& slot = *message.slot;
   if (message.copied_by != nullptr) {
-    if (devices_lost_) return;  // Too late: its slot was given up.
+    std::vector<Slot*>& in_flight = in_flight_[message.copied_by];
+    const auto batch = std::find(in_flight.begin(), in_flight.end(), &slot);
+    if (batch == in_flight.end()) return;  // Too late: it was given up with its device.
+    in_flight.erase(batch);
     if (!message.status.ok()) Fail(message.status);
-    --in_flight_[message.copied_by];
     EndCopy(slot);
     return LaunchPlanned();
   }
@@ -287,12 +290,19 @@ void Pipeline::HandleMessages(const Progress& progress) {
 void Pipeline::CheckHealth() {
   if (copying_ == 0 || !next_health_check_.passed()) return;
   next_health_check_ = Deadline::In(kHealthInterval);
-  if (Status status = devices_.Health(); !status.ok()) {
-    Fail(std::move(status));
-    devices_lost_ = true;
-    planned_.clear();
-    copying_ = 0;
+  for (Device* const device : devices_.devices()) {
+    if (lost_.contains(device)) continue;
+    if (Status status = device->Health(); !status.ok()) {
+      Fail(std::move(status));
+      GiveUp(device);
+    }
   }
+}
+
+void Pipeline::GiveUp(Device* device) {
+  lost_.insert(device);
+  for (Slot* const slot : std::exchange(in_flight_[device], {})) EndCopy(*slot);
+  LaunchPlanned();  // Drops what is planned, since the restore has failed.
 }
 
 void Pipeline::ReportSlowReads() {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -32,7 +33,9 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  /// Blocks until every read has reached its targets, or until the first error and the end of all work in flight.
+  /// Blocks until every read has reached its targets, or until the first error and the end of all work in flight. What
+  /// is in flight on a lost device does not end, and is given up: other devices' copies are waited for, so that no
+  /// target and no chunk is in use afterwards.
   Status Run(std::span<const Stream> streams, const Progress& progress);
 
  private:
@@ -76,6 +79,7 @@ class Pipeline {
   void Handle(const Message& message, const Progress& progress);
   void HandleMessages(const Progress& progress);
   void CheckHealth();
+  void GiveUp(Device* device);
   void ReportSlowReads();
   void Fail(Status status);
   void Finish(Slot& slot);
@@ -104,10 +108,10 @@ class Pipeline {
   int working_ = 0;
   // Slots, not batches.
   int copying_ = 0;
-  bool devices_lost_ = false;
   std::deque<Planned> planned_;
-  // Batches, by device.
-  std::map<Device*, int> in_flight_;
+  // By device: the slot of each batch.
+  std::map<Device*, std::vector<Slot*>> in_flight_;
+  std::set<Device*> lost_;
   Deadline next_health_check_ = Deadline::Infinite();
   // When the reads in flight count as slow.
   Deadline slow_at_ = Deadline::Infinite();
