@@ -55,6 +55,9 @@ struct EngineContext {
   /// is retired.
   bool scanning = false;
   OnNotRecycled not_recycled;
+  /// Restores fill lanes too, and their ends do not wake the engine.
+  const std::shared_ptr<const std::function<void()>> on_room =
+      std::make_shared<const std::function<void()>>([inbox = inbox] { inbox->Wake(); });
 
   /// One for each save that may be in flight, and one for a checkpoint retired meanwhile.
   [[nodiscard]] std::uint64_t spare_folders() const {

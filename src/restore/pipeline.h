@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -46,7 +47,7 @@ class Pipeline {
     // Device batches planned or in flight.
     int copies = 0;
   };
-  // A copy of a slot to a device that has enough of them in flight.
+  // A copy of a slot to a device whose lanes have no room yet.
   struct Planned {
     Device* device = nullptr;
     Slot* slot = nullptr;
@@ -62,6 +63,7 @@ class Pipeline {
   };
   struct Inbox {
     void Push(Message message) CAIRN_EXCLUDES(mutex);
+    void Wake() CAIRN_EXCLUDES(mutex);
     Mutex mutex;
     std::vector<Message> messages CAIRN_GUARDED_BY(mutex);
     IoQueue* queue CAIRN_GUARDED_BY(mutex) = nullptr;
@@ -75,6 +77,7 @@ class Pipeline {
   Status VerifyAndCopy(const Slot& slot);
   void CopyToDevices(Slot& slot);
   void LaunchPlanned();
+  void Launch(Planned planned);
   void EndCopy(Slot& slot);
   void Handle(const Message& message, const Progress& progress);
   void HandleMessages(const Progress& progress);
@@ -92,6 +95,8 @@ class Pipeline {
   const std::span<const std::vector<PlannedCopy>> copies_;
   DeviceCopies& devices_;
   const std::shared_ptr<Inbox> inbox_;
+  // What fills a lane may be saves, or other restores, whose ends do not wake this one.
+  const std::shared_ptr<const std::function<void()>> wake_;
   // Held while a target is written that shares memory with another.
   Mutex shared_memory_;
   // Jobs that have not begun are skipped.
@@ -108,7 +113,8 @@ class Pipeline {
   int working_ = 0;
   // Slots, not batches.
   int copying_ = 0;
-  std::deque<Planned> planned_;
+  // By device, so that one with full lanes holds up no other.
+  std::map<Device*, std::deque<Planned>> planned_;
   // By device: the slot of each batch.
   std::map<Device*, std::vector<Slot*>> in_flight_;
   std::set<Device*> lost_;

@@ -27,8 +27,10 @@ void SetAttribute(CUdevice_attribute attribute, int value);
 void Hide(const std::string& function);
 /// After `after` more successful calls of the function, one fails with `result` and does nothing.
 void Fail(const std::string& function, CUresult result, int after = 0);
-/// Simulates a sticky error: drops all queued work, and every later call returns the error.
+/// Simulates a sticky error of all GPUs, or of one: drops all queued work, and every later call within its context
+/// returns the error.
 void SetSticky(CUresult result);
+void SetSticky(CUresult result, int gpu);
 
 /// Streams run in one of the legal orders, chosen by the seed, with delays: an operation runs long after it could. 0,
 /// the default, runs each as soon as possible.

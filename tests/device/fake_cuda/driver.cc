@@ -50,7 +50,7 @@ CUresult Call::Enter(unsigned needs) {
       Misuse(std::string(name_) + ": no current context on this thread");
       return CUDA_ERROR_INVALID_CONTEXT;
     }
-    if (d.sticky != CUDA_SUCCESS) return d.sticky;
+    if (current_contexts.back()->sticky != CUDA_SUCCESS) return current_contexts.back()->sticky;
   }
   return (needs & kUnsafeBesideCapture) != 0 ? CheckUnsafeCall() : CUDA_SUCCESS;
 }
@@ -71,7 +71,7 @@ void Reset() {
   d.version = 13000;
   d.gpus = 2;
   d.initialised = false;
-  d.sticky = CUDA_SUCCESS;
+  for (auto& [gpu, context] : d.contexts) context.sticky = CUDA_SUCCESS;
   d.faults.clear();
   d.calls.clear();
   d.hidden.clear();
@@ -116,8 +116,12 @@ void Fail(const std::string& function, CUresult result, int after) {
 }
 
 void SetSticky(CUresult result) {
+  for (int gpu = 0; gpu < driver().gpus; ++gpu) SetSticky(result, gpu);
+}
+
+void SetSticky(CUresult result, int gpu) {
   const Lock lock(driver().mutex);
-  SetStickyLocked(result);
+  SetStickyLocked(driver().contexts[gpu], result);
 }
 
 void SetSchedule(std::uint64_t seed) {

@@ -56,8 +56,12 @@ struct FakeEvent {
 struct Operation {
   /// Called under the lock, on any thread. Empty: always ready.
   std::function<bool()> ready;
+  /// `ready` may change without a call of the driver: the host can write a flag.
+  bool polls = false;
   /// Called without the lock, on the scheduler's thread. An error is sticky.
   std::function<CUresult()> run;
+  /// Reached when the operation has run, or is dropped: whatever waits for it elsewhere goes on.
+  std::shared_ptr<Point> reaches;
   /// Called instead of `run`, on the thread of host functions.
   CUhostFn host = nullptr;
   void* host_argument = nullptr;
@@ -82,6 +86,8 @@ struct FakeStream {
 struct Context {
   int gpu = 0;
   int retained = 0;
+  /// Until Reset: a process cannot revive a context.
+  CUresult sticky = CUDA_SUCCESS;
   /// Includes the legacy stream and the per-thread ones.
   std::set<FakeStream*> streams;
   FakeStream* legacy = nullptr;
@@ -128,7 +134,6 @@ struct Driver {
   int version = 13000;
   int gpus = 2;
   bool initialised = false;
-  CUresult sticky = CUDA_SUCCESS;
   std::map<std::string, Fault> faults;
   std::map<std::string, int> calls;
   std::set<std::string> hidden;
@@ -202,7 +207,8 @@ class Call {
 // All of the rest is called under the lock, unless it says otherwise.
 
 void Misuse(const std::string& what);
-void SetStickyLocked(CUresult result);
+/// Drops all work of the context; every later call within it returns the error.
+void SetStickyLocked(Context& context, CUresult result);
 
 // scheduler.cc
 void StartThreads();
@@ -211,8 +217,9 @@ void DestroyStreams(Lock& lock, Context& context);
 void StopThreads(Lock& lock);
 FakeStream* MakeStream(Context& context, bool blocking);
 void RetireStream(FakeStream* stream);
-/// Adds an operation to the stream, or to its capture. Waits for a place if the queue is full.
-void Enqueue(Call& call, FakeStream& stream, Operation operation);
+/// Adds an operation to the stream, or to its capture. Waits for a place if the queue is full. Only the sticky error of
+/// a context that is lost meanwhile is not CUDA_SUCCESS.
+CUresult Enqueue(Call& call, FakeStream& stream, Operation operation);
 /// Waits until the stream has completed what it has now.
 CUresult AwaitStream(Call& call, FakeStream& stream);
 /// Waits until no operation runs, so that memory may go away.
