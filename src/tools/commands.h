@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -74,5 +75,15 @@ struct DoctorOptions {
   bool json = false;
 };
 int Doctor(const DoctorOptions& options);
+
+struct PlaceOptions {
+  /// A file.
+  std::string topology;
+  std::uint64_t seed = 1;
+  /// Placements to price; by default as many as take some seconds.
+  std::optional<std::size_t> evaluations;
+  bool json = false;
+};
+int Place(const PlaceOptions& options);
 
 }  // namespace cairn::tools

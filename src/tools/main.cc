@@ -32,6 +32,7 @@ struct Arguments {
   CollectOptions collecting;
   TuneOptions tuning;
   DoctorOptions doctoring;
+  PlaceOptions placing;
   bool examine_gpus = false;
   std::string gpu_memory = "512MiB";
 };
@@ -106,6 +107,20 @@ void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
     arguments.doctoring.root = arguments.path;
     arguments.doctoring.json = arguments.json;
     return RunDoctor(arguments);
+  };
+}
+
+void AddPlace(CLI::App& app, Arguments& arguments, Commands& commands) {
+  PlaceOptions& placing = arguments.placing;
+  CLI::App* const place = AddCommand(
+      app, "place", "Choose for a network which device takes which rank, and who keeps whose replica", arguments);
+  place->add_option("topology", placing.topology, "A JSON file: links, failure domains, the job")->required();
+  place->add_option("--seed", placing.seed, "Of the search; equal seeds give equal results")->capture_default_str();
+  place->add_option("--evaluations", placing.evaluations, "How many placements to price (default: some seconds' worth)")
+      ->check(CLI::Range(1, 100'000'000));
+  commands[place] = [&arguments] {
+    arguments.placing.json = arguments.json;
+    return Place(arguments.placing);
   };
 }
 
@@ -192,6 +207,7 @@ int Run(int argc, char** argv) {
   AddCollect(app, arguments, commands);
   AddTune(app, arguments, commands);
   AddDoctor(app, arguments, commands);
+  AddPlace(app, arguments, commands);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

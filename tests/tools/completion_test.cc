@@ -64,7 +64,7 @@ class CompletionTest : public ::testing::TestWithParam<std::string> {
 
 TEST_P(CompletionTest, OffersEachSubcommand) {
   EXPECT_THAT(Complete({""}),
-              IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "doctor", "--version"}));
+              IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "doctor", "place", "--version"}));
 }
 
 TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {
@@ -87,6 +87,7 @@ TEST_P(CompletionTest, OffersTheStepsOfARoot) {
 TEST_P(CompletionTest, OffersFoldersWhereARootIsExpected) {
   EXPECT_THAT(Complete({"ls", ""}), AllOf(Contains("run"), Not(Contains("file"))));
   EXPECT_THAT(Complete({"show", ""}), IsSupersetOf({"run", "file"}));
+  EXPECT_THAT(Complete({"place", ""}), IsSupersetOf({"run", "file"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shells, CompletionTest, ::testing::Values("bash", "zsh"),
