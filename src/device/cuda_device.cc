@@ -466,13 +466,17 @@ Status CudaDevice::Health() {
 
 }  // namespace
 
-Status CudaAvailable() {
+Result<int> CountCudaDevices() {
   CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<const CudaDriver> driver, CudaDriver::Load());
   int count = 0;
-  if (driver->device_get_count(&count) != CUDA_SUCCESS) count = 0;
+  if (const CUresult result = driver->device_get_count(&count); result != CUDA_SUCCESS) {
+    return Error(StatusCode::kDeviceError, "counting the GPUs: {}", driver->Describe(result));
+  }
   for (int index = 0; index < count; ++index) CAIRN_RETURN_IF_ERROR(driver->FindDevice(index).status());
-  return Status::Ok();
+  return count;
 }
+
+Status CudaAvailable() { return CountCudaDevices().status(); }
 
 Result<std::unique_ptr<Device>> MakeCudaDevice(const CudaDeviceOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(std::shared_ptr<const CudaDriver> driver, CudaDriver::Load());

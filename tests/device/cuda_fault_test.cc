@@ -90,6 +90,16 @@ TEST_F(CudaFaults, NoGpuIsUnsupportedButAFailedStartIsAnError) {
   EXPECT_THAT(status.message(), HasSubstr("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"));
 }
 
+TEST_F(CudaFaults, GpusThatCannotBeCountedAreNotAvailable) {
+  fake_cuda::Fail("cuDeviceGetCount", CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, 1);
+
+  const Status status = CudaAvailable();
+
+  EXPECT_EQ(status.code(), StatusCode::kDeviceError);
+  EXPECT_THAT(status.message(), HasSubstr("counting the GPUs: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"));
+  EXPECT_EQ(*CountCudaDevices(), 2);
+}
+
 TEST_F(CudaFaults, IndexBeyondTheLastGpuIsRefused) {
   const Status status = MakeCudaDevice({.index = 2}).status();
 

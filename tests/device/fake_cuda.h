@@ -11,6 +11,10 @@
 
 /// Controls of the CUDA driver's test double (tests/device/fake_cuda/), in addition to the driver API that it exports.
 ///
+/// Programs that know nothing of it are steered by the environment. FAKE_CUDA_KERNELS: they have Cairn's kernels.
+/// FAKE_CUDA_BROKEN: a list of what the driver does wrong without saying so, for tests that must notice: copies (leave
+/// out their last byte), events (nobody waits for them), kernels (do nothing). It holds for tests as well.
+///
 /// It checks what the driver's documentation demands. What the real driver would silently accept, although Cairn never
 /// means to do it, is a misuse: a test that expects none looks at Misuses().
 namespace cairn::fake_cuda {

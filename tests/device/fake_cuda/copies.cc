@@ -44,8 +44,10 @@ CUresult Run(const std::vector<Piece>& pieces) {
   }
   const GpuAccess access(addresses);
   // In reverse: no order is guaranteed within a batch.
+  const std::size_t left_out = Broken("copies") ? 1 : 0;
   for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
-    std::memcpy(reinterpret_cast<void*>(piece->to), reinterpret_cast<const void*>(piece->from), piece->bytes);
+    std::memcpy(reinterpret_cast<void*>(piece->to), reinterpret_cast<const void*>(piece->from),
+                piece->bytes - left_out);
   }
   return CUDA_SUCCESS;
 }

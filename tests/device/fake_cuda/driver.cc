@@ -2,6 +2,8 @@
 #include "device/fake_cuda/driver.h"
 
 #include <cstdlib>
+#include <sstream>
+#include <string_view>
 #include <utility>
 
 namespace cairn::fake_cuda {
@@ -13,6 +15,16 @@ thread_local bool in_host_function = false;
 Driver& driver() {
   static Driver& instance = *new Driver;
   return instance;
+}
+
+bool Broken(std::string_view what) {
+  static const char* const set = std::getenv("FAKE_CUDA_BROKEN");
+  if (set == nullptr) return false;
+  std::stringstream names(set);
+  for (std::string name; std::getline(names, name, ',');) {
+    if (name == what) return true;
+  }
+  return false;
 }
 
 void Misuse(const std::string& what) { driver().misuses.push_back(what); }
@@ -68,6 +80,7 @@ std::uint64_t NextSeed() {
 void Reset() {
   Driver& d = driver();
   const Lock lock(d.mutex);
+  d.is_tested = true;
   d.version = 13000;
   d.gpus = 2;
   d.initialised = false;

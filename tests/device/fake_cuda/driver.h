@@ -15,6 +15,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -145,6 +146,8 @@ struct Driver {
   std::set<FakeStream*> dying;
   std::set<FakeEvent*> events;
   std::map<std::string, Kernel> kernels;
+  /// Some test has called Reset.
+  bool is_tested = false;
   /// If not empty, the only one that a module may have.
   std::string_view image;
   std::set<FakeFunction*> functions;
@@ -175,6 +178,9 @@ Driver& driver();
 extern thread_local std::vector<Context*> current_contexts;
 extern thread_local CUstreamCaptureMode thread_capture_mode;
 extern thread_local bool in_host_function;
+
+/// Whether FAKE_CUDA_BROKEN names it.
+bool Broken(std::string_view what);
 
 enum Needs : unsigned { kNothing = 0, kStarted = 1, kContext = 3, kUnsafeBesideCapture = 4 };
 

@@ -90,7 +90,7 @@ CUresult LaunchKernel(CUfunction handle, unsigned int grid_x, unsigned int grid_
                    const GpuAccess access;
                    std::vector<void*> pointers;
                    for (std::vector<std::byte>& copy : copies) pointers.push_back(copy.data());
-                   run(launch, pointers.data());
+                   if (!Broken("kernels")) run(launch, pointers.data());
                    return CUDA_SUCCESS;
                  }});
 }
