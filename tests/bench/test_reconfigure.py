@@ -16,8 +16,10 @@ pytest.importorskip("torch.distributed.pipelining", reason="needs torch's pipeli
 
 from cairn_bench.figures import tenplex
 from cairn_bench.figures.runs import read_table
+from cairn_bench.reconfigure import measure
 from cairn_bench.reconfigure.layout import LAYOUTS, SEGMENTS, BadLayout, Layout
 from cairn_bench.reconfigure.sizes import SIZES
+from cairn_bench.shared.report import Report
 
 ROOT = Path(__file__).parents[2]
 # Each of the three dimensions shrinks and grows.
@@ -76,6 +78,21 @@ def test_the_figure_is_drawn_from_its_csv(replayed: Path) -> None:
     plots.save(picture, f"{replayed}.png", title, head)
 
     assert "7 steps, 3 changes" in title and Path(f"{replayed}.png").stat().st_size > 10_000
+
+
+def test_all_systems_that_are_compared_read_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    measure.add_arguments(parser)
+    given = ["--dir", str(tmp_path), "--model", "tiny", "--host-memory", "32MiB"]
+    report = Report({})
+    monkeypatch.setattr(measure, "CHAIN", [Layout(2, 2, 1), Layout(1, 1, 2), Layout(2, 1, 1)])
+
+    measure.go_through(parser.parse_args(given), report, 0)  # Raises Failed if a digest differs.
+    report.judge(measure.MEASURES)
+
+    assert dict.fromkeys(change for change, _, _ in report.values) == {"2,2,1 to 1,1,2": None, "1,1,2 to 2,1,1": None}
+    assert len(report.rows) == len(measure.MEASURES) and "| 2,2,1 to 1,1,2 |" in measure.seconds(report.values)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_torchrun_goes_on_under_another_layout_as_documented(tmp_path: Path) -> None:
