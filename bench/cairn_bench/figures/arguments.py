@@ -49,7 +49,9 @@ def add_in_flight(parser, default=IN_FLIGHT):
 
 def settle(args):
     """Fills in what depends on other options."""
+    args.output = args.output or os.path.join(RESULTS, f"figure-{args.figure}")
+    if "dilation" not in args:
+        return  # A figure without bench_training.
     if args.device == "cuda" and args.dilation not in (None, 1):
         args.error(f"--dilation {args.dilation:g}: expected 1, as a GPU's link keeps its rate")
     args.dilation = args.dilation or (1 if args.device == "cuda" else args.usual_dilation)
-    args.output = args.output or os.path.join(RESULTS, f"figure-{args.figure}")

@@ -55,7 +55,7 @@ def train(settings, tell):
     # Of the head, whose logits nobody changes in place; and of the digests, which gather whole tensors.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    device = _join(settings.timeout)
+    device = join(settings.timeout)
     group = dist.new_group(backend="gloo")  # For saves, beside those that training uses.
     trainer = Trainer(settings, device)
     options = {"host_memory": settings.host_memory, "group_timeout": settings.timeout}
@@ -95,7 +95,7 @@ def train(settings, tell):
     dist.destroy_process_group()
 
 
-def _join(timeout):
+def join(timeout):
     """Joins the job that the environment tells of, as torchrun sets it, and returns this rank's device."""
     import torch
     import torch.distributed as dist
