@@ -31,7 +31,7 @@ BLOCKS = {
     ("cpp.md", "cpp"): 1,
     ("integrations.md", "python"): 5,
     ("integrations.md", "sh"): 1,
-    ("operations.md", "sh"): 2,
+    ("operations.md", "sh"): 3,
     ("operations.md", "yaml"): 1,
     ("operations.md", "cpp"): 1,
     ("python.md", "python"): 2,
@@ -279,21 +279,21 @@ def test_lightning_trains_and_loads(tmp_path: Path) -> None:
 
 
 def commands() -> list[str]:
-    """Each `cairn ... ROOT` (or of two checkpoints) of the README and of operations.md, with and without its
-    options."""
+    """Each `cairn ... ROOT` (or of two checkpoints, or of an example's shapes) of the README and of operations.md, with
+    and without its options."""
     found = []
     for page in ("README.md", "docs/operations.md"):
         text = (ROOT / page).read_text()
         lines = [line.partition(" #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
         for command in [*lines, *re.findall(r"`(cairn [^`]*)`", text)]:
-            if re.match(r"cairn \w+ (ROOT|A B|/mnt)", command) and not command.endswith("ROOT ..."):
+            if re.match(r"cairn \w+ (ROOT|A B|/mnt|examples/)", command) and not command.endswith("ROOT ..."):
                 found += [re.sub(r"\[(.*?)\]", r"\1", command), re.sub(r" \[.*?\]", "", command)]
     return sorted(set(found))
 
 
 def test_the_documented_commands_are_all_of_them() -> None:
     assert {command.split()[1] for command in commands()} == {
-        "diff", "doctor", "export", "gc", "ls", "show", "tune", "verify"
+        "diff", "doctor", "export", "gc", "ls", "plan", "show", "tune", "verify"
     }  # fmt: skip
 
 
@@ -312,6 +312,7 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
         " M": " 2",
         "FILE": str(tmp_path / "exported.safetensors"),
         "PATTERN...": "model/*",
+        "examples/": f"{ROOT}/examples/",
         "12GB": "20MB",
         "--device cuda": "--device host",
     }.items():
