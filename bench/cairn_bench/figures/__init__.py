@@ -6,7 +6,7 @@ A figure that is interrupted keeps what it measured in its CSV, and says so ther
 import sys
 
 from ..shared import files, options
-from . import goodput_figure, in_flight, one_checkpoint, over_time, parallel_writes, runs, throughput
+from . import goodput_figure, in_flight, networks, one_checkpoint, over_time, parallel_writes, runs, throughput
 from .arguments import settle
 
 FIGURES = {
@@ -18,6 +18,7 @@ FIGURES = {
     "age": (over_time, "age of the newest durable checkpoint over time: the work at risk"),
     "stalls": (over_time, "stall of each step, as a distribution"),
     "memory": (over_time, "host memory over time"),
+    "dtfm": (networks, "DT-FM's networks: what `cairn place` finds, beside golden costs and published times"),
 }
 
 
@@ -35,11 +36,14 @@ def check(args):
 def run(args):
     """A figure's module has plan(args), the list of runs, and draw(plots, args, rows), which returns picture and title.
 
-    If a run is more than one bench_training, runner(args) returns the function that makes a run's row.
+    Or it has measure(args), which makes the CSV and returns the exit code. If a run is more than one bench_training, runner(args) returns the function that makes a run's row.
     """
     figure = FIGURES[args.figure][0]
     try:
-        if not args.draw:
+        if not args.draw and hasattr(figure, "measure"):
+            if code := figure.measure(args):
+                return code
+        elif not args.draw:
             one = figure.runner(args) if hasattr(figure, "runner") else runs.one_run
             if code := runs.measure(args, figure.plan(args), one):
                 return code
