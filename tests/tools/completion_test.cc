@@ -63,8 +63,8 @@ class CompletionTest : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(CompletionTest, OffersEachSubcommand) {
-  EXPECT_THAT(Complete({""}),
-              IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "doctor", "place", "plan", "--version"}));
+  EXPECT_THAT(Complete({""}), IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "doctor", "place",
+                                            "plan", "--version"}));
 }
 
 TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {

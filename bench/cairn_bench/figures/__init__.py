@@ -6,7 +6,7 @@ A figure that is interrupted keeps what it measured in its CSV, and says so ther
 import sys
 
 from ..shared import files, options
-from . import goodput_figure, in_flight, one_checkpoint, over_time, parallel_writes, runs, tenplex, throughput
+from . import goodput_figure, in_flight, networks, one_checkpoint, over_time, parallel_writes, runs, tenplex, throughput
 from .arguments import settle
 
 FIGURES = {
@@ -19,6 +19,7 @@ FIGURES = {
     "stalls": (over_time, "stall of each step, as a distribution"),
     "memory": (over_time, "host memory over time"),
     "tenplex": (tenplex, "loss and reconfigurations of a job whose GPUs change"),
+    "dtfm": (networks, "DT-FM's networks: what `cairn place` finds, beside golden costs and published times"),
 }
 
 
