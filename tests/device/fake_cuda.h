@@ -11,7 +11,7 @@
 
 /// Controls of the CUDA driver's test double (tests/device/fake_cuda/), in addition to the driver API that it exports.
 ///
-/// Programs that know nothing of it are steered by the environment. FAKE_CUDA_KERNELS: they have Cairn's kernels.
+/// Programs that know nothing of it are steered by the environment. FAKE_CUDA_KERNELS=1: they have Cairn's kernels.
 /// FAKE_CUDA_BROKEN: a list of what the driver does wrong without saying so, for tests that must notice: copies (leave
 /// out their last byte), events (nobody waits for them), kernels (do nothing). It holds for tests as well.
 ///

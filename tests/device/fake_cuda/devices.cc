@@ -34,8 +34,8 @@ namespace {
 
 // For programs that know nothing of the double.
 void DefineKernelsIfAsked() {
-  static const bool asked = std::getenv("FAKE_CUDA_KERNELS") != nullptr;
-  if (asked && !driver().is_tested) DefineCairnsKernels();
+  static const char* const asked = std::getenv("FAKE_CUDA_KERNELS");
+  if (asked != nullptr && std::string(asked) == "1" && !driver().is_tested) DefineCairnsKernels();
 }
 
 }  // namespace
