@@ -9,10 +9,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <numeric>
 #include <random>
 
+#include "numbered_tensors.h"
 #include "restore/rows.h"
 
 namespace cairn {
@@ -70,32 +70,12 @@ std::vector<Layout> ManyLayouts() {
   return layouts;
 }
 
-/// A small model whose elements are their own numbers: 32 bits in a weight, 64 in the optimizer's tensors.
+/// A small model; its shards are in memory.
 class NumberedTest : public ::testing::TestWithParam<Layout> {
  protected:
-  void WriteNumbers(const ShardTensor& tensor, std::byte* to) {
-    const std::vector<std::int64_t>& global = tensor.part ? tensor.part->global_shape : tensor.shape;
-    const Box box = BoxOf(tensor.shape, tensor.part);
-    std::uint64_t elements = 1;
-    for (const std::int64_t extent : global) elements *= static_cast<std::uint64_t>(extent);
-    const auto [first, fresh] = first_number_.try_emplace(tensor.name, next_number_);
-    if (fresh) next_number_ += elements;
-    const std::size_t d = global.size() - 1;  // Rows along the last dimension; all tensors have one or two.
-    const auto begin = static_cast<std::uint64_t>(box.begin[d]);
-    const auto end = static_cast<std::uint64_t>(box.end[d]);
-    const auto width = static_cast<std::uint64_t>(global[d]);
-    const auto row = static_cast<std::uint64_t>(d == 0 ? 0 : box.begin[0]);
-    const auto rows = static_cast<std::uint64_t>(d == 0 ? 1 : box.end[0]);
-    for (std::uint64_t i = row; i < rows; ++i) {
-      for (std::uint64_t j = begin; j < end; ++j, to += DTypeSize(tensor.dtype)) {
-        const std::uint64_t number = first->second + i * width + j;
-        std::memcpy(to, &number, DTypeSize(tensor.dtype));
-      }
-    }
-  }
   [[nodiscard]] std::vector<std::byte> DataOf(const ShardHeader& header) {
     std::vector<std::byte> data(header.data_bytes());
-    for (const ShardTensor& tensor : header.tensors) WriteNumbers(tensor, data.data() + tensor.begin);
+    for (const ShardTensor& tensor : header.tensors) numbers_.Write(tensor, data.data() + tensor.begin);
     return data;
   }
   /// Where a table's memory begins, though it is none.
@@ -104,18 +84,11 @@ class NumberedTest : public ::testing::TestWithParam<Layout> {
   void ExpectWholeOnce(const RankForecast& forecast, const std::vector<std::vector<std::byte>>& shards);
   static void ExpectNothingElse(const RankForecast& forecast, const ForecastSave& save);
 
-  const Model model_ = MakeGpt({.layers = 24,
-                                .hidden = 24,
-                                .feed_forward = 96,
-                                .positions = 5,
-                                .vocabulary = 50,
-                                .vocabulary_multiple = 4,
-                                .weights = DType::kU32,
-                                .optimizer = DType::kU64});
+  const Model model_ = NumberedTensors::Gpt(
+      {.layers = 24, .hidden = 24, .feed_forward = 96, .positions = 5, .vocabulary = 50, .vocabulary_multiple = 4});
 
  private:
-  std::map<std::string, std::uint64_t> first_number_;
-  std::uint64_t next_number_ = 1;
+  NumberedTensors numbers_;
 };
 
 // Carries out the copies, and looks at what has arrived: the right elements, and no more bytes than there are.
@@ -145,7 +118,8 @@ void NumberedTest::ExpectWholeOnce(const RankForecast& forecast, const std::vect
   for (std::size_t i = 0; i < table.size(); ++i) {
     const TensorEntry& entry = table[i];
     expected.resize(entry.bytes());
-    WriteNumbers({.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .part = entry.part}, expected.data());
+    numbers_.Write({.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .part = entry.part},
+                   expected.data());
     ASSERT_EQ(std::memcmp(expected.data(), memory.data() + At(entry.layout.base), entry.bytes()), 0) << entry.name;
   }
 }
