@@ -28,7 +28,7 @@ BLOCKS = {
     ("README.md", "cpp"): 1,
     ("cpp.md", "sh"): 1,
     ("cpp.md", "cmake"): 1,
-    ("cpp.md", "cpp"): 1,
+    ("cpp.md", "cpp"): 2,
     ("integrations.md", "python"): 4,
     ("operations.md", "sh"): 2,
     ("operations.md", "yaml"): 1,
