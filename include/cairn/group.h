@@ -5,9 +5,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cairn/options.h"
 #include "cairn/status.h"
+#include "cairn/tensor.h"
 
 namespace cairn {
 
@@ -45,8 +47,8 @@ class Group {
   virtual void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) = 0;
 };
 
-/// One connection to a key-value store that all ranks of a job reach, such as torch.distributed's. Values are
-/// any bytes. The calls may block, and are used by one thread. A status that is not ok means that the store is
+/// One connection to a key-value store that all ranks of a job reach, such as torch.distributed's (see torch.h). Values
+/// are any bytes. The calls may block, and are used by one thread. A status that is not ok means that the store is
 /// lost.
 struct KeyValueStore {
   std::function<Status(const std::string& key, const std::string& value)> set;
@@ -84,5 +86,8 @@ struct StoreGroupOptions {
 /// InvalidArgument if `rank` is not one of `size`. ResourceExhausted if the system starts no thread.
 [[nodiscard]] Result<std::shared_ptr<Group>> MakeStoreGroup(StoreGroupOptions options,
                                                             std::function<Result<KeyValueStore>()> connect);
+
+/// The names of all tensors of the state, for Replicated::tensors where all ranks hold the same.
+[[nodiscard]] std::vector<std::string> TensorNames(const State& state);
 
 }  // namespace cairn

@@ -28,7 +28,7 @@ BLOCKS = {
     ("README.md", "cpp"): 1,
     ("cpp.md", "sh"): 1,
     ("cpp.md", "cmake"): 1,
-    ("cpp.md", "cpp"): 1,
+    ("cpp.md", "cpp"): 2,
     ("integrations.md", "python"): 5,
     ("integrations.md", "sh"): 1,
     ("operations.md", "sh"): 3,
