@@ -6,11 +6,23 @@ A figure that is interrupted keeps what it measured in its CSV, and says so ther
 import sys
 
 from ..shared import files, options
-from . import goodput_figure, in_flight, networks, one_checkpoint, over_time, parallel_writes, runs, tenplex, throughput
+from . import (
+    goodput_figure,
+    in_flight,
+    networks,
+    one_checkpoint,
+    over_time,
+    parallel_writes,
+    pipeline,
+    runs,
+    tenplex,
+    throughput,
+)
 from .arguments import settle
 
 FIGURES = {
     "8": (throughput, "throughput against the checkpoint interval, per model and strategy"),
+    "8e": (pipeline, "throughput of a pipeline on two nodes against the interval, consistent over both"),
     "9": (goodput_figure, "goodput against the interval, by real kills on a spot cluster's trace"),
     "11": (one_checkpoint, "time of one checkpoint against its size"),
     "12": (in_flight, "slowdown and age against checkpoints in flight and interval"),
