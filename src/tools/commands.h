@@ -86,4 +86,15 @@ struct PlaceOptions {
 };
 int Place(const PlaceOptions& options);
 
+struct PlanOptions {
+  /// A JSON file of shapes.
+  std::string model;
+  /// Pipeline, tensor and data parallel ranks: "4,2,1".
+  std::string from;
+  std::string to;
+  int gpus_per_host = 8;
+  bool json = false;
+};
+int PlanLayouts(const PlanOptions& options);
+
 }  // namespace cairn::tools

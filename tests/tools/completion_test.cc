@@ -63,8 +63,8 @@ class CompletionTest : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(CompletionTest, OffersEachSubcommand) {
-  EXPECT_THAT(Complete({""}),
-              IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "doctor", "place", "--version"}));
+  EXPECT_THAT(Complete({""}), IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "doctor", "place",
+                                            "plan", "--version"}));
 }
 
 TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {
@@ -72,6 +72,8 @@ TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {
               IsSupersetOf({"--help", "--json", "--out", "--force", "--names", "--copy-tied"}));
   EXPECT_THAT(Complete({"gc", "--"}), AllOf(IsSupersetOf({"--keep-last", "--dry-run"}), Not(Contains("--force"))));
 }
+
+TEST_P(CompletionTest, OffersFilesForAModel) { EXPECT_THAT(Complete({"plan", ""}), Contains("file")); }
 
 TEST_P(CompletionTest, OffersTheStepsOfARoot) {
   for (const std::string command : {"show", "verify", "export", "diff"}) {
