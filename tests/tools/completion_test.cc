@@ -64,13 +64,20 @@ class CompletionTest : public ::testing::TestWithParam<std::string> {
 
 TEST_P(CompletionTest, OffersEachSubcommand) {
   EXPECT_THAT(Complete({""}),
-              IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "doctor", "--version"}));
+              IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "profile", "doctor", "--version"}));
 }
 
 TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {
   EXPECT_THAT(Complete({"export", "--"}),
               IsSupersetOf({"--help", "--json", "--out", "--force", "--names", "--copy-tied"}));
   EXPECT_THAT(Complete({"gc", "--"}), AllOf(IsSupersetOf({"--keep-last", "--dry-run"}), Not(Contains("--force"))));
+}
+
+TEST_P(CompletionTest, OffersWhatAProfileNeeds) {
+  EXPECT_THAT(Complete({"profile", "--"}), IsSupersetOf({"--pattern", "--least-cores", "--check"}));
+  EXPECT_THAT(Complete({"profile", "--means", ""}), IsSupersetOf({"line", "counter", "rate"}));
+  EXPECT_THAT(Complete({"tune", "run", "--profile", ""}), Contains("file"));
+  EXPECT_THAT(Complete({"profile", "--", ""}), AllOf(Contains("sh"), Not(Contains("run"))));
 }
 
 TEST_P(CompletionTest, OffersTheStepsOfARoot) {
