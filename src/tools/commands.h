@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -100,5 +101,26 @@ struct DoctorOptions {
   bool json = false;
 };
 int Doctor(const DoctorOptions& options);
+
+struct PlaceOptions {
+  /// A file.
+  std::string topology;
+  std::uint64_t seed = 1;
+  /// Placements to price; by default as many as take some seconds.
+  std::optional<std::size_t> evaluations;
+  bool json = false;
+};
+int Place(const PlaceOptions& options);
+
+struct PlanOptions {
+  /// A JSON file of shapes.
+  std::string model;
+  /// Pipeline, tensor and data parallel ranks: "4,2,1".
+  std::string from;
+  std::string to;
+  int gpus_per_host = 8;
+  bool json = false;
+};
+int PlanLayouts(const PlanOptions& options);
 
 }  // namespace cairn::tools

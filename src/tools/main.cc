@@ -33,6 +33,8 @@ struct Arguments {
   TuneOptions tuning;
   ProfileOptions profiling;
   DoctorOptions doctoring;
+  PlaceOptions placing;
+  PlanOptions planning;
   bool examine_gpus = false;
   std::string gpu_memory = "512MiB";
 };
@@ -141,6 +143,36 @@ void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
   };
 }
 
+void AddPlace(CLI::App& app, Arguments& arguments, Commands& commands) {
+  PlaceOptions& placing = arguments.placing;
+  CLI::App* const place = AddCommand(
+      app, "place", "Choose for a network which device takes which rank, and who keeps whose replica", arguments);
+  place->add_option("topology", placing.topology, "A JSON file: links, failure domains, the job")->required();
+  place->add_option("--seed", placing.seed, "Of the search; equal seeds give equal results")->capture_default_str();
+  place->add_option("--evaluations", placing.evaluations, "How many placements to price (default: some seconds' worth)")
+      ->check(CLI::Range(1, 100'000'000));
+  commands[place] = [&arguments] {
+    arguments.placing.json = arguments.json;
+    return Place(arguments.placing);
+  };
+}
+
+void AddPlan(CLI::App& app, Arguments& arguments, Commands& commands) {
+  PlanOptions& planning = arguments.planning;
+  CLI::App* const plan = AddCommand(
+      app, "plan", "Forecast what a job reads that restores with other parallel ranks; needs shapes only", arguments);
+  plan->add_option("model", planning.model, "A JSON file of the model's shapes")->required();
+  plan->add_option("--from", planning.from, "Pipeline, tensor and data parallel ranks that save: 4,2,2")->required();
+  plan->add_option("--to", planning.to, "The same of those that restore")->required();
+  plan->add_option("--gpus-per-host", planning.gpus_per_host, "Ranks of one host; they fill hosts in order")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  commands[plan] = [&arguments] {
+    arguments.planning.json = arguments.json;
+    return PlanLayouts(arguments.planning);
+  };
+}
+
 /// Behind the path, or as --step.
 void AddStep(CLI::App& command, const std::string& help, Arguments& arguments) {
   command.add_option("step,--step", arguments.step, help);
@@ -225,6 +257,8 @@ int Run(int argc, char** argv) {
   AddTune(app, arguments, commands);
   AddProfile(app, arguments, commands);
   AddDoctor(app, arguments, commands);
+  AddPlace(app, arguments, commands);
+  AddPlan(app, arguments, commands);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -2,6 +2,7 @@
 
 from ..figures.arguments import LABELS
 from ..figures.in_flight import in_pairs, times_alone
+from ..figures.networks import ORDERS, gains, published_of, totals
 from ..figures.one_checkpoint import with_rates
 from ..figures.over_time import points_of
 from ..figures.runs import by, grouped, series
@@ -90,3 +91,21 @@ def over_time(ages, stalls, memory):
         lines.append([name, f"{age['age_max_s']:.1f}", *held_up, f"{most / 1e6:.0f}"])
     titles = ("", "greatest age, s", "stall p99, ms", "longest stall, ms", "most host memory, MB")
     return table(titles, lines)
+
+
+def networks(rows):
+    """The modelled cost of each order, and what the authors of DT-FM measured."""
+    orders = (*ORDERS, "found in random")
+    published, lines = published_of(rows), []
+    for network, found in totals(rows).items():
+        costs = [spread([row["total_seconds"] for row in found[order]], "{:.2f}".format) for order in orders]
+        lines.append([network, *costs, spread(gains(published[network]), "{:.2f}".format)])
+    titles = [*ORDERS.values(), "found, listed at random", "published: efficiency, scheduled over random"]
+    golden = [row for row in rows if isinstance(row["golden_seconds"], float)]
+    off = max(abs(row["total_seconds"] - row["golden_seconds"]) for row in golden)
+    cells = sum(row["published"] == row["recomputed"] for row in rows if row["setting"])
+    return (
+        f"{table(('seconds of an iteration', *titles), lines)}\n\n"
+        f"{len(golden)} golden costs: none is further off than {off:.0e} s. Published efficiencies that their times "
+        f"give again: {cells}."
+    )
