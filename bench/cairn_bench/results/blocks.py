@@ -41,5 +41,6 @@ BLOCKS = {
     "python-A": of_suite(suites.python, "python-A"),
     "training": of_suite(suites.training, "training"),
     "tuner": of_suite(suites.tuner, "tuner"),
+    "figure-cluster": of_figures(figures.cluster, "figure-cluster"),
 }
 HEADLINE = {"headline": headline}
