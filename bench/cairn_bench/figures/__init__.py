@@ -6,11 +6,25 @@ A figure that is interrupted keeps what it measured in its CSV, and says so ther
 import sys
 
 from ..shared import files, options
-from . import goodput_figure, in_flight, one_checkpoint, over_time, parallel_writes, runs, tenplex, throughput
+from . import (
+    cluster,
+    goodput_figure,
+    in_flight,
+    networks,
+    one_checkpoint,
+    over_time,
+    parallel_writes,
+    pipeline,
+    profile,
+    runs,
+    tenplex,
+    throughput,
+)
 from .arguments import settle
 
 FIGURES = {
     "8": (throughput, "throughput against the checkpoint interval, per model and strategy"),
+    "8e": (pipeline, "throughput of a pipeline on two nodes against the interval, consistent over both"),
     "9": (goodput_figure, "goodput against the interval, by real kills on a spot cluster's trace"),
     "11": (one_checkpoint, "time of one checkpoint against its size"),
     "12": (in_flight, "slowdown and age against checkpoints in flight and interval"),
@@ -19,6 +33,9 @@ FIGURES = {
     "stalls": (over_time, "stall of each step, as a distribution"),
     "memory": (over_time, "host memory over time"),
     "tenplex": (tenplex, "loss and reconfigurations of a job whose GPUs change"),
+    "dtfm": (networks, "DT-FM's networks: what `cairn place` finds, beside golden costs and published times"),
+    "profile": (profile, "throughput of a loader-bound and a compute-bound job against cores and memory"),
+    "cluster": (cluster, "what checkpoints may take of a shared cluster's hosts, simulated"),
 }
 
 

@@ -35,10 +35,12 @@ BLOCKS = {
     "figure-12": of_figures(figures.in_flight, "figure-12"),
     "figure-13": of_figures(figures.parallel_writes, "figure-13"),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
+    "figure-dtfm": of_figures(figures.networks, "figure-dtfm"),
     "roofline": of_suite(suites.roofline, "roofline"),
     "micro": of_suite(suites.micro, "micro"),
     "python-A": of_suite(suites.python, "python-A"),
     "training": of_suite(suites.training, "training"),
     "tuner": of_suite(suites.tuner, "tuner"),
+    "figure-cluster": of_figures(figures.cluster, "figure-cluster"),
 }
 HEADLINE = {"headline": headline}
