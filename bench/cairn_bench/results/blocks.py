@@ -1,6 +1,6 @@
 """The generated blocks of the documents, by name."""
 
-from . import figures, suites
+from . import figures, layouts, suites
 from .source import counts_of_rows, counts_of_values, figure, provenance, suite
 
 
@@ -41,6 +41,8 @@ BLOCKS = {
     "python-A": of_suite(suites.python, "python-A"),
     "training": of_suite(suites.training, "training"),
     "tuner": of_suite(suites.tuner, "tuner"),
+    "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
+    "reconfigure": of_suite(layouts.reconfigure, "reconfigure"),
     "figure-cluster": of_figures(figures.cluster, "figure-cluster"),
 }
 HEADLINE = {"headline": headline}
