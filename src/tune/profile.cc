@@ -201,17 +201,18 @@ ProfileAdvice Advise(const Profile& profile) {
   advice.spare_cores = std::max(0.0, profile.full.cores - knee.cores);
   advice.worker_threads = std::clamp(static_cast<int>(std::floor(advice.spare_cores)), 1, kMostWorkers);
   const double full = PredictThroughput(profile, profile.full);
-  const double workers = advice.worker_threads;
-  const double left = std::max(0.0, profile.full.cores - workers);
+  // Of a single core a save's thread gets half.
+  const double taken = std::min<double>(advice.worker_threads, profile.full.cores / 2);
+  const double left = profile.full.cores - taken;
   const double lost = 1 - PredictThroughput(profile, {left, profile.full.memory_bytes}) / full;
-  if (lost > 0) advice.training_cores = workers / lost;
+  if (lost > 0) advice.training_cores = taken / lost;
   advice.why.push_back(
-      advice.spare_cores >= 1
+      left >= knee.cores
           ? fmt::format("the job keeps its speed with {:.2g} of {:.2g} cores: Cairn's threads may have the rest",
                         knee.cores, profile.full.cores)
           : fmt::format(
                 "the job needs {:.2g} of {:.2g} cores: each core that a save uses for a second costs it {:.2g} s",
-                knee.cores, profile.full.cores, lost / workers));
+                knee.cores, profile.full.cores, lost / taken));
   if (profile.full.memory_bytes > 0) {
     advice.host_memory_bytes = profile.full.memory_bytes - std::min(profile.full.memory_bytes, knee.memory_bytes);
     advice.why.push_back(

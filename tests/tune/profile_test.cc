@@ -147,6 +147,13 @@ TEST(ProfileAdvice, GivesSavesWhatAComputeBoundJobDoesNotNeed) {
   EXPECT_GE(advice.host_memory_bytes, 62 * kGiB);
 }
 
+TEST(ProfileAdvice, HalfOfASingleCoreMayBeSpare) {
+  const ProfileLimits quarters{.least_cores = 0.25, .fractions = true};
+
+  EXPECT_EQ(Advise(Measure(Compute, {.cores = 1}, quarters)).training_cores, 0);
+  EXPECT_NEAR(Advise(Measure(Loader, {.cores = 1}, quarters)).training_cores, 1, 1e-9);
+}
+
 TEST(ProfileCheck, NamesTheFieldThatIsWrong) {
   const Profile good = Measure(Loader, {.cores = 4}, {});
   ASSERT_TRUE(CheckProfile(good).ok()) << CheckProfile(good);

@@ -3,7 +3,7 @@
 The jobs (training_job.py) read records of a file, decode them in one process for each core, and compute (a wait, as on
 a GPU). Each is profiled, with the file dropped from the page cache before each run, and then measured at budgets that the
 profile does not have: how far off is the prediction? --profiles draws profile.json files instead. Fractions of a core are
-quotas of CPU time, so this needs a control group that it may make; memory too. About four minutes; 256 MB of disk.
+quotas of CPU time, so this needs a control group that it may make; memory too. About five minutes; 64 MB of disk.
 """
 
 import json
@@ -18,9 +18,10 @@ from ..shared.options import add_directory, some_of
 from .runs import by
 
 JOBS = ("loader", "compute")
-DATA_BYTES = 256 << 20
+DATA_BYTES = 64 << 20
+WARM_UP = 200  # Batches: until most records have been read once.
 # Budgets that profiles of two cores do not measure by themselves.
-CHECKS = {"cores": ("0.4", "0.7", "0.9", "1.3", "1.7"), "memory": ("160MiB", "224MiB", "320MiB")}
+CHECKS = {"cores": ("0.4", "0.7", "0.9", "1.3", "1.7"), "memory": ("36MiB", "56MiB", "80MiB")}
 COLUMNS = ("job", "what", "cores", "memory_bytes", "throughput", "predicted", "knee_cores", "knee_memory_bytes",
            "full_memory_bytes", "peak_bytes", "worker_threads", "host_memory_bytes")  # fmt: skip
 
@@ -42,7 +43,7 @@ def profile(args, job, data, out):
     """Profiles the job. False if `cairn profile` failed; it has said why."""
     cores = os.sched_getaffinity(0)
     command = [program("cairn"), "profile", "--out", out, "--data", data, "--iterations", str(args.iterations)]
-    command += ["--memory", "1GiB", "--least-memory", "32MiB"]
+    command += ["--memory", "256MiB", "--least-memory", "16MiB", "--warm-up", str(WARM_UP)]
     for at in (*CHECKS["cores"], *(f"{len(cores)}:{memory}" for memory in CHECKS["memory"])):
         if float(at.split(":")[0]) <= len(cores):
             command += ["--check", at]

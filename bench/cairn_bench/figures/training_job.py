@@ -17,7 +17,7 @@ import time
 
 RECORD = 4096
 # Of a batch: records read, seconds of CPU time to decode them, seconds to compute.
-JOBS = {"loader": (64, 0.010, 0.001), "compute": (16, 0.0005, 0.020)}
+JOBS = {"loader": (256, 0.010, 0.001), "compute": (64, 0.0005, 0.020)}
 READY = 4  # Batches that wait, at most.
 
 
