@@ -81,7 +81,8 @@ class CudaDevice final : public Device {
   Status CreateLanesAndEvents(const CudaDeviceOptions& options);
   Status CreateLane();
   Status Record(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
-  Status Wait(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
+  // `context` is the stream's.
+  Status Wait(const CudaContext& context, CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
   // The context of that GPU, which another Device may own.
   Result<const CudaContext*> ContextOf(int index) CAIRN_EXCLUDES(mutex_);
   // The driver's handle of a caller's stream, after checking that work may be enqueued there. Call it within
@@ -315,9 +316,10 @@ Status CudaDevice::Record(CUstream stream, EventId event) {
   return Status::Ok();
 }
 
-Status CudaDevice::Wait(CUstream stream, EventId event) {
+Status CudaDevice::Wait(const CudaContext& context, CUstream stream, EventId event) {
   CAIRN_ASSIGN_OR_RETURN(CUevent handle, Event(event, EventState::kRecorded));
-  return context_.Check(driver().stream_wait_event(stream, handle, CU_EVENT_WAIT_DEFAULT), "waiting for an event");
+  // Between two GPUs the error may be either's. Health asks this one itself; a sticky error here would lose it.
+  return context.Check(driver().stream_wait_event(stream, handle, CU_EVENT_WAIT_DEFAULT), "waiting for an event");
 }
 
 Result<CudaDevice::CopyLane*> CudaDevice::Lane(int lane) const {
@@ -383,7 +385,7 @@ Status CudaDevice::StreamWait(Stream stream, EventId event) {
   CAIRN_ASSIGN_OR_RETURN(const CudaContext* context, ContextOf(stream.device.index));
   return context->Run([&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(CUstream handle, CallerStream(*context, stream));
-    return Wait(handle, event);
+    return Wait(*context, handle, event);
   });
 }
 
@@ -397,7 +399,7 @@ Status CudaDevice::RecordOnLane(int lane, EventId event) {
 Status CudaDevice::LaneWait(int lane, EventId event) {
   return context_.Run([&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(const CopyLane* found, Lane(lane));
-    return Wait(found->copies, event);
+    return Wait(context_, found->copies, event);
   });
 }
 

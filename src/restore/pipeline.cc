@@ -192,36 +192,33 @@ Status Pipeline::VerifyAndCopy(const Slot& slot) {
 void Pipeline::CopyToDevices(Slot& slot) {
   const PlannedRead& read = *slot.read;
   const std::vector<PlannedCopy>& copies = copies_[read.shard];
-  struct Batch {
-    std::vector<CopyPiece> pieces;
-    bool shares_memory = false;
+  std::map<Device*, std::vector<CopyPiece>> batches;
+  const auto plan = [&](Device* device, std::vector<CopyPiece> pieces, bool shares_memory) {
+    for (std::vector<CopyPiece>& batch : InBatches(*device, std::move(pieces))) {
+      planned_[device].push_back({device, &slot, std::move(batch), shares_memory});
+      ++slot.copies;
+    }
   };
-  std::map<Device*, Batch> batches;
   // Devices only read from this memory.
   auto* const data = const_cast<std::byte*>(DataOf(slot));
   for (std::size_t i = read.first_copy; i < copies.size() && copies[i].begin < read.end; ++i) {
     const PlannedCopy& copy = copies[i];
     Device* const device = devices_.For(copy.device);
     if (device == nullptr) continue;
-    Batch& batch = batches[device];
     RowCursor cursor(copy, read.begin, read.end);
     while (const auto rows = cursor.Next()) {
-      batch.pieces.push_back({.tensor = copy.target,
-                              .begin = rows->to,
-                              .end = rows->to + rows->bytes,
-                              .memory = data + (rows->from - read.begin),
-                              .rows = rows->rows,
-                              .tensor_pitch = rows->to_pitch,
-                              .memory_pitch = rows->from_pitch});
-    }
-    batch.shares_memory = batch.shares_memory || copy.shares_memory;
-  }
-  for (auto& [device, batch] : batches) {
-    for (std::vector<CopyPiece>& pieces : InBatches(*device, std::move(batch.pieces))) {
-      planned_[device].push_back({device, &slot, std::move(pieces), batch.shares_memory});
-      ++slot.copies;
+      const CopyPiece piece{.tensor = copy.target,
+                            .begin = rows->to,
+                            .end = rows->to + rows->bytes,
+                            .memory = data + (rows->from - read.begin),
+                            .rows = rows->rows,
+                            .tensor_pitch = rows->to_pitch,
+                            .memory_pitch = rows->from_pitch};
+      // Within a batch no order is guaranteed.
+      copy.shares_memory ? plan(device, {piece}, true) : batches[device].push_back(piece);
     }
   }
+  for (auto& [device, pieces] : batches) plan(device, std::move(pieces), false);
   if (slot.copies == 0) return Finish(slot);
   if (copying_++ == 0) next_health_check_ = Deadline::In(kHealthInterval);
 }

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -22,9 +23,9 @@ constexpr std::uint64_t kBytes = 1024;  // Of a tensor.
 
 class CudaRestores : public testing::Test {
  protected:
-  void SetUp() override {
-    fake_cuda::Reset();
-    fake_cuda::SetDriverVersion(12070);  // Without batches: an operation for each tensor.
+  void SetUp() override { fake_cuda::Reset(); }
+  void Open(int driver_version) {
+    fake_cuda::SetDriverVersion(driver_version);
     std::string why_not;
     cuda_ = CudaUnderTest::Make(why_not);
     ASSERT_NE(cuda_, nullptr) << why_not;
@@ -67,6 +68,7 @@ class CudaRestores : public testing::Test {
 TEST_F(CudaRestores, SeveralAtOnceNeverFillALanesQueueWhileTheCallersStreamIsBusy) {
   constexpr std::uint32_t kTensors = 600;
   constexpr int kRestores = 5;
+  Open(12070);  // Without batches: an operation for each tensor.
   std::vector<std::byte*> saved;
   const State state = MakeState(kTensors, saved);
   const auto save = checkpointer_->Save(1, state);
@@ -100,6 +102,32 @@ TEST_F(CudaRestores, SeveralAtOnceNeverFillALanesQueueWhileTheCallersStreamIsBus
       ASSERT_EQ(cuda_->ReadTensor(of_restore[i], kBytes), Pattern(kBytes, i)) << "tensor " << i;
     }
   }
+}
+
+// A batch of copies has no order: what shares memory is not in one.
+TEST_F(CudaRestores, TargetsThatShareMemoryAreWrittenOneAfterTheOther) {
+  Open(13000);
+  constexpr std::int64_t kLong = 200'000;
+  const auto view = [&](std::byte* at) {
+    return TensorView{.data = at, .dtype = DType::kU8, .shape = {kLong}, .device = stream_.device};
+  };
+  State state;
+  State shared;
+  std::byte* const memory = cuda_->MakeTensor(std::vector<std::byte>(2 * kLong));
+  for (int i = 0; i < 4; ++i) {
+    const std::string name = "t" + std::to_string(i);
+    std::byte* const at = cuda_->MakeTensor(std::vector<std::byte>(kLong, static_cast<std::byte>(i + 1)));
+    ASSERT_EQ(state.Add(name, view(at)), Status::Ok());
+    ASSERT_EQ(shared.Add(name, view(memory + i * kLong / 4)), Status::Ok());
+  }
+  const auto save = checkpointer_->Save(1, state);
+  ASSERT_TRUE(save.ok() && save->WaitDurable().ok());
+
+  ASSERT_EQ(checkpointer_->Restore(Latest(), shared, {.streams = {stream_}}).status(), Status::Ok());
+
+  cuda_->Synchronize(stream_);
+  const std::vector<std::byte> found = cuda_->ReadTensor(memory, 2 * kLong);
+  EXPECT_EQ(std::count(found.begin(), found.end(), std::byte{4}), kLong) << "whole, as nothing was written over it";
 }
 
 }  // namespace

@@ -121,6 +121,60 @@ TEST_F(CudaSaves, ASaveThatWaitsForRoomInALaneFailsWithItsGpu) {
   EXPECT_EQ(younger->WaitDurable(Deadline::In(std::chrono::seconds(10))).code(), StatusCode::kDeviceError);
 }
 
+// Before the engine has found the loss, and after it: the save fails, and the tensors are free.
+TEST_F(CudaSaves, AFenceOnOneGpuIsOkWhenAnotherIsLost) {
+  Open();
+  std::string why_not;
+  const auto other = CudaUnderTest::Make(why_not, 1);
+  ASSERT_NE(other, nullptr) << why_not;
+  State state;
+  std::byte* const here = AddTensor(state, 100'000, 1);
+  AddMemory(state, other->MakeTensor(Pattern(100'000, 2)), 100'000, 1);
+  const Stream stream = cuda_->MakeStream();
+  const Stream busy = other->MakeStream();
+  std::promise<void> step_may_end;
+  other->LaunchOnHost(busy, [&] { step_may_end.get_future().wait(); });
+  const auto save = checkpointer_->Save(1, state, {.streams = {stream, busy}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_EQ(checkpointer_->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+
+  fake_cuda::SetSticky(CUDA_ERROR_ILLEGAL_ADDRESS, 1);
+
+  EXPECT_EQ(checkpointer_->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+  EXPECT_EQ(save->WaitDurable(Deadline::In(kPatience)).code(), StatusCode::kDeviceError);
+  EXPECT_EQ(checkpointer_->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+  EXPECT_EQ(checkpointer_->Fence(busy, Deadline::In(kPatience)).code(), StatusCode::kDeviceError);
+  step_may_end.set_value();
+  State of_this_gpu;
+  AddMemory(of_this_gpu, here, 100'000, 0);
+  const auto again = checkpointer_->Save(2, of_this_gpu, {.streams = {stream}});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->WaitDurable(Deadline::In(kPatience)), Status::Ok()) << "the GPU that is left goes on";
+  checkpointer_.reset();
+}
+
+TEST_F(CudaSaves, AnErrorOfAnotherGpusStreamLosesNotTheGpuOfTheCopies) {
+  Open();
+  std::string why_not;
+  const auto other = CudaUnderTest::Make(why_not, 1);
+  ASSERT_NE(other, nullptr) << why_not;
+  State state;
+  AddTensor(state, 100'000, 1);
+  const Stream stream = cuda_->MakeStream();
+  std::promise<void> step_may_end;
+  cuda_->LaunchOnHost(stream, [&] { step_may_end.get_future().wait(); });
+  const auto save = checkpointer_->Save(1, state, {.streams = {stream}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_EQ(checkpointer_->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+
+  fake_cuda::Fail("cuStreamWaitEvent", CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(checkpointer_->Fence(other->MakeStream(), Deadline::In(kPatience)).code(), StatusCode::kDeviceError);
+  step_may_end.set_value();
+
+  EXPECT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  checkpointer_.reset();
+}
+
 // The first save's chunks are in staging slots when the second GPU gets staging memory of its own.
 TEST_F(CudaSaves, AGpuThatIsSetUpLateLeavesOtherGpusSlotsInUseAlone) {
   Open(13000, 4_MiB);

@@ -65,6 +65,16 @@ TEST_F(FakeCudaStreams, DestroyedHandlesAreRefused) {
   EXPECT_EQ(cuda().stream_synchronize(stream), CUDA_ERROR_INVALID_HANDLE);
 }
 
+TEST_F(FakeCudaStreams, WhatAContextStillHasAtItsEndCountsAsLeft) {
+  On(1, [&] { return MakeStream(); });
+  const int before = fake_cuda::LiveObjects();
+
+  EXPECT_EQ(cuda().primary_ctx_release(1), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().primary_ctx_retain(&contexts_[1], 1), CUDA_SUCCESS);
+
+  EXPECT_EQ(fake_cuda::LiveObjects(), before);
+}
+
 TEST_F(FakeCudaStreams, WorkOfADestroyedStreamStillRuns) {
   const CUstream stream = MakeStream();
   std::promise<void> called;

@@ -1,5 +1,6 @@
 // Copies. Each checks its memory twice: when it is enqueued, and when it runs.
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "device/fake_cuda/driver.h"
@@ -25,6 +26,16 @@ struct Piece {
 
 Ends EndsOf(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   return {.to = PlaceOf(to, bytes), .from = PlaceOf(from, bytes)};
+}
+
+bool TargetsOverlap(const std::vector<Piece>& pieces) {
+  std::map<CUdeviceptr, std::size_t> targets;
+  for (const Piece& piece : pieces) {
+    const auto [at, fresh] = targets.try_emplace(piece.to, piece.bytes);
+    if (!fresh || (std::next(at) != targets.end() && piece.to + piece.bytes > std::next(at)->first)) return true;
+    if (at != targets.begin() && std::prev(at)->first + std::prev(at)->second > piece.to) return true;
+  }
+  return false;
 }
 
 // What both ends were at the call, they must still be: not freed, not unregistered. No memory goes away while this
@@ -86,6 +97,10 @@ CUresult MemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes
   }
   FakeStream* stream = nullptr;
   if (const CUresult found = FindForWork(handle, &stream); found != CUDA_SUCCESS) return found;
+  if (stream->capture != nullptr) {  // There is no such node of a graph.
+    Invalidate(*stream->capture);
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < count; ++i) {
     pieces.push_back({to[i], from[i], sizes[i], EndsOf(to[i], from[i], sizes[i])});
@@ -94,6 +109,7 @@ CUresult MemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes
     if (failed != nullptr) *failed = i;
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (TargetsOverlap(pieces)) Misuse("cuMemcpyBatchAsync: two copies write the same bytes, in no order");
   return Enqueue(call, *stream,
                  {.run = [pieces = std::move(pieces)] { return Run(pieces); }, .weight = static_cast<int>(count)});
 }

@@ -104,7 +104,14 @@ CUresult PrimaryCtxRelease(CUdevice device) {
   Driver& d = driver();
   Context& mine = d.contexts[device];
   if (mine.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  if (mine.retained == 1) DestroyStreams(call.lock(), mine);
+  if (mine.retained == 1) {
+    // Freed with the context, but not by who made them.
+    if (mine.sticky == CUDA_SUCCESS) {
+      driver().left += mine.streams.size() - 1 - mine.per_thread.size() + mine.modules.size();
+    }
+    DestroyStreams(call.lock(), mine);
+    while (!mine.modules.empty()) UnloadModule(mine, *mine.modules.begin());
+  }
   --mine.retained;
   for (const auto& [gpu, context] : d.contexts) {
     if (context.retained > 0) return CUDA_SUCCESS;

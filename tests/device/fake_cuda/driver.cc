@@ -81,6 +81,7 @@ void Reset() {
   Driver& d = driver();
   const Lock lock(d.mutex);
   d.is_tested = true;
+  d.left = 0;
   d.version = 13000;
   d.gpus = 2;
   d.initialised = false;
@@ -188,15 +189,39 @@ std::vector<std::string> Misuses() {
   return driver().misuses;
 }
 
-int LiveObjects() {
+namespace {
+
+std::map<std::string, std::size_t> CountLiveObjects() {
   Driver& d = driver();
   const Lock lock(d.mutex);
-  std::size_t live = d.events.size() + d.allocations.size() + d.registered.size();
+  const auto works = [&](int gpu) { return d.contexts[gpu].sticky == CUDA_SUCCESS; };
+  std::map<std::string, std::size_t> live{{"left in contexts that are gone", d.left}};
+  for (const FakeEvent* event : d.events) live["events"] += works(event->context->gpu) ? 1 : 0;
+  for (const auto& [at, range] : d.allocations) live["allocations"] += works(range.gpu) ? 1 : 0;
+  for (const auto& [at, range] : d.registered) live["registered ranges"] += works(range.gpu) ? 1 : 0;
   for (const auto& [gpu, context] : d.contexts) {
-    live += context.streams.size() - context.per_thread.size() + context.modules.size() +
-            static_cast<std::size_t>(context.retained);
+    live["retained contexts"] += static_cast<std::size_t>(context.retained);
+    if (!works(gpu)) continue;
+    live["streams"] += context.streams.size() - context.per_thread.size();
+    live["modules"] += context.modules.size();
   }
-  return static_cast<int>(live);
+  return live;
+}
+
+}  // namespace
+
+int LiveObjects() {
+  std::size_t all = 0;
+  for (const auto& [kind, count] : CountLiveObjects()) all += count;
+  return static_cast<int>(all);
+}
+
+std::string DescribeLiveObjects() {
+  std::string text;
+  for (const auto& [kind, count] : CountLiveObjects()) {
+    if (count != 0) text += std::to_string(count) + " " + kind + "; ";
+  }
+  return text;
 }
 
 }  // namespace cairn::fake_cuda

@@ -146,6 +146,8 @@ struct Driver {
   std::set<FakeStream*> dying;
   std::set<FakeEvent*> events;
   std::map<std::string, Kernel> kernels;
+  /// Streams and modules that contexts still had at their end.
+  std::size_t left = 0;
   /// Some test has called Reset.
   bool is_tested = false;
   /// If not empty, the only one that a module may have.
@@ -306,6 +308,8 @@ CUresult EventSynchronize(CUevent handle);
 // kernels.cc
 CUresult ModuleLoadData(CUmodule* handle, const void* image);
 CUresult ModuleUnload(CUmodule handle);
+/// With its functions.
+void UnloadModule(Context& context, FakeModule* loaded);
 CUresult ModuleGetFunction(CUfunction* handle, CUmodule module, const char* name);
 CUresult LaunchKernel(CUfunction handle, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                       unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
