@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <functional>
 #include <future>
 #include <memory>
@@ -37,8 +38,8 @@ class AskingGroup : public Group {
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override {
     group_->Await(key, deadline, std::move(on_announced));
   }
-  [[nodiscard]] bool AwaitAsked() {
-    return asked_.get_future().wait_for(std::chrono::minutes(1)) == std::future_status::ready;
+  [[nodiscard]] bool AwaitAsked() const {
+    return was_asked_.wait_for(std::chrono::minutes(1)) == std::future_status::ready;
   }
 
  private:
@@ -49,6 +50,7 @@ class AskingGroup : public Group {
   const std::shared_ptr<LocalGroup> group_;
   const std::string key_;
   std::promise<void> asked_;
+  const std::shared_future<void> was_asked_ = asked_.get_future().share();
 };
 
 /// A node until it is lost: its end of the group, its training's state, and its strategy.
@@ -118,17 +120,20 @@ class LostNodeTest : public NodesTest {
   /// One node makes its part of step 3 durable, and goes on to step 4 if it may. The other one is lost before it saves
   /// either.
   static void SaveAlone(Nodes& nodes, std::size_t ahead) {
-    Status last;
-    std::thread training([&] {
-      for (std::uint64_t step = 3; step <= 4 && last.ok(); ++step) {
-        last = TrainAndSave(*nodes[ahead].strategy, nodes[ahead].at->state(), step);
-      }
-      if (last.ok()) last = nodes[ahead].strategy->Drain();
-    });
+    Node& node = nodes[ahead];
     // Cairn's ranks prepare, and one of them commits for both: there is nothing that one of them has alone.
-    if (GetParam() != "cairn") {
-      EXPECT_TRUE(nodes[ahead].asking->AwaitAsked());
-    }
+    const auto has_step_3 = [&node] { return GetParam() == "cairn" || node.asking->AwaitAsked(); };
+    Status last;
+    std::promise<void> saved;
+    std::thread training([&] {
+      last = TrainAndSave(*node.strategy, node.at->state(), 3);
+      if (last.ok() && has_step_3()) last = TrainAndSave(*node.strategy, node.at->state(), 4);
+      saved.set_value();
+      if (last.ok()) last = node.strategy->Drain();
+    });
+    EXPECT_TRUE(has_step_3());
+    // PCcheck alone saves on meanwhile: step 4 must not take the place of step 2.
+    if (GetParam() == "pccheck") saved.get_future().wait();
     nodes[1 - ahead].group->Leave();
     training.join();
     EXPECT_FALSE(last.ok());
