@@ -40,6 +40,8 @@ BLOCKS = {
     "python-A": of_suite(suites.python, "python-A"),
     "training": of_suite(suites.training, "training"),
     "tuner": of_suite(suites.tuner, "tuner"),
+    "figure-profile": of_figures(figures.profiles, "figure-profile"),
+    "profiled": of_suite(suites.profiled, "profiled"),
     "figure-cluster": of_figures(figures.cluster, "figure-cluster"),
 }
 HEADLINE = {"headline": headline}
