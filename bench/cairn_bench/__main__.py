@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from . import compare, figures, micro, results, roofline, training, tuner
+from . import compare, figures, micro, profiled, results, roofline, training, tuner
 from .python import fall_back, unfenced
 from .python import run as python
 from .reconfigure import measure as reconfigure
@@ -15,6 +15,7 @@ WHAT = {
     "micro": (micro, "small operations, each beside a peer that does the same work"),
     "python": (python, "the Python API beside torch.save, safetensors, DCP, torchsnapshot and others"),
     "training": (training, "what saving costs real training on the CPU"),
+    "profiled": (profiled, "training beside saves, with the budget from a profile and with the default one"),
     "tuner": (tuner, "what `cairn tune` chooses and predicts, beside a sweep"),
     "fall-back": (fall_back, "what a group pays to fall back over a damaged checkpoint"),
     "unfenced": (unfenced, "what it costs to find tensors that are overwritten without a fence"),

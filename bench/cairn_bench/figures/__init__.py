@@ -34,7 +34,7 @@ FIGURES = {
     "memory": (over_time, "host memory over time"),
     "tenplex": (tenplex, "loss and reconfigurations of a job whose GPUs change"),
     "dtfm": (networks, "DT-FM's networks: what `cairn place` finds, beside golden costs and published times"),
-    "profile": (profile, "throughput of a loader-bound and a compute-bound job against cores and memory"),
+    "profile": (profile, "throughput of a loader-bound, a mixed and a compute-bound job against cores and memory"),
     "cluster": (cluster, "what checkpoints may take of a shared cluster's hosts, simulated"),
 }
 

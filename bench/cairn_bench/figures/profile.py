@@ -1,9 +1,9 @@
-"""Throughput against cores and memory, by `cairn profile`: of a loader-bound job and a compute-bound one, or of your own.
+"""Throughput against cores and memory, by `cairn profile`: of three jobs, or of your own.
 
-The jobs (training_job.py) read records of a file, decode them in one process for each core, and compute (a wait, as on
-a GPU). Each is profiled, with the file dropped from the page cache before each run, and then measured at budgets that the
+The jobs (training_job.py), a loader-bound one, a compute-bound one and one between, read records of a file, decode them
+in one process for each core, and compute (a wait, as on a GPU). Each is profiled, with the file dropped from the page cache before each run, and then measured at budgets that the
 profile does not have: how far off is the prediction? --profiles draws profile.json files instead. Fractions of a core are
-quotas of CPU time, so this needs a control group that it may make; memory too. About five minutes; 64 MB of disk.
+quotas of CPU time, so this needs a control group that it may make; memory too. About three minutes; 64 MB of disk.
 """
 
 import json
@@ -17,7 +17,7 @@ from ..shared import files, program
 from ..shared.options import add_directory, some_of
 from .runs import by
 
-JOBS = ("loader", "compute")
+JOBS = ("loader", "mixed", "compute")
 DATA_BYTES = 64 << 20
 WARM_UP = 200  # Batches: until most records have been read once.
 # Budgets that profiles of two cores do not measure by themselves.
@@ -127,7 +127,10 @@ def draw(plots, _, rows):
         whole = whole_of(group)["throughput"]
         for axes, (name, of) in zip(panels, axes_of(group).items(), strict=True):
             unit = 1 if name == "cores" else 1 << 20
-            points = sorted((row[name] / unit, row["throughput"] / whole, row["what"]) for row in of)
+            peak = group[0]["peak_bytes"] / unit if of and name == "memory_bytes" else 0
+            used = [(peak, 1.0, "samples")] if peak else []
+            points = [(row[name] / unit, row["throughput"] / whole, row["what"]) for row in of]
+            points = sorted(points + used)
             samples = [point for point in points if point[2] == "samples"]
             checks = [point for point in points if point[2] == "checks"]
             axes.plot(*zip(*[point[:2] for point in samples]), color=colour, marker=marker, label=job)

@@ -1,8 +1,9 @@
 """A training job whose need of cores and memory is known: what `cairn profile` is tried on. Uses Cairn alone, no torch.
 
 Loader processes read records of a file at random and decode them, which costs CPU time; the loop takes a batch for each
-step, computes as long as a GPU would (it waits), rewrites the state, and prints "step=N". The job "loader" decodes for long
-and computes for a moment; "compute" the other way round. With --every it saves the state with Cairn, fenced.
+step, computes as long as a GPU would (it waits), rewrites the state, and prints "step=N". The job "loader" decodes for
+long and computes for a moment, "compute" the other way round, and "mixed" does both for long. With --every it saves the
+state with Cairn, fenced.
 
 Prints at the end one line of JSON: the seconds of each step, without the first --warm-up.
 """
@@ -17,7 +18,7 @@ import time
 
 RECORD = 4096
 # Of a batch: records read, seconds of CPU time to decode them, seconds to compute.
-JOBS = {"loader": (256, 0.010, 0.001), "compute": (64, 0.0005, 0.020)}
+JOBS = {"loader": (256, 0.010, 0.001), "mixed": (64, 0.010, 0.007), "compute": (64, 0.0005, 0.010)}
 READY = 4  # Batches that wait, at most.
 
 
@@ -44,56 +45,56 @@ def write_data(path, size):
         os.replace(path + ".new", path)
 
 
-class Saver:
-    """Saves the state every so many steps."""
+class State:
+    """What the job trains, saved every so many steps."""
 
     def __init__(self, args):
-        import cairn  # Here, so that the job without saves needs no build.
-        import numpy
+        import numpy  # Here, so that a job without a state needs nothing.
 
-        self.state = numpy.zeros(args.state_bytes // 4, dtype=numpy.float32)
-        options = {"worker_threads": args.worker_threads} if args.worker_threads else {}
-        memory = args.host_memory or "auto"
-        self.checkpointer = cairn.Checkpointer(args.root, host_memory=memory, keep_last=1, **options)
-        self.every = args.every
+        self.every, self.checkpointer = args.every, None
+        self.arrays = numpy.zeros(args.state_bytes // 4, dtype=numpy.float32)
+        if args.every:
+            import cairn
 
-    def before_update(self):
-        if self.every:
+            options = {"workers": args.worker_threads} if args.worker_threads else {}
+            memory = args.host_memory or "auto"
+            self.checkpointer = cairn.Checkpointer(args.root, host_memory=memory, keep_last=1, **options)
+
+    def update(self, step):
+        if self.checkpointer:
             self.checkpointer.fence()
-
-    def after(self, step):
-        self.state[: 1 << 18] += 1
-        if self.every and step % self.every == 0:
-            self.checkpointer.save(step, {"state": self.state, "step": step})
+        self.arrays[: 1 << 18] += 1
+        if self.checkpointer and step % self.every == 0:
+            self.checkpointer.save(step, {"state": self.arrays, "step": step})
 
     def close(self):
-        self.checkpointer.close()
+        if self.checkpointer:
+            self.checkpointer.close()
 
 
 def train(args):
-    records, decoding, computing = JOBS[args.job]
+    records, decoding, computing = (args.scale * one for one in JOBS[args.job])
     queue = multiprocessing.Queue(READY)
     loaders = [
-        multiprocessing.Process(target=load, args=(queue, args.data, records, decoding, seed), daemon=True)
+        multiprocessing.Process(target=load, args=(queue, args.data, int(records), decoding, seed), daemon=True)
         for seed in range(args.loaders)
     ]
     for loader in loaders:
         loader.start()
-    saver = Saver(args) if args.state_bytes else None
+    state = State(args) if args.state_bytes else None
     seconds = []
     last = time.perf_counter()
     for step in range(1, args.steps + 1):
         queue.get()
         time.sleep(computing)
-        if saver:
-            saver.before_update()
-            saver.after(step)
+        if state:
+            state.update(step)
         now = time.perf_counter()
         seconds.append(now - last)
         last = now
         print(f"step={step}", flush=True)
-    if saver:
-        saver.close()
+    if state:
+        state.close()
     print(json.dumps(seconds[args.warm_up :]), flush=True)
     for loader in loaders:
         loader.kill()
@@ -105,6 +106,7 @@ def main():
     parser.add_argument("data")
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--warm-up", type=int, default=10)
+    parser.add_argument("--scale", type=float, default=1, help="of a batch, and so of a step")
     parser.add_argument("--loaders", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--state-bytes", type=int, default=0)
     parser.add_argument("--root")

@@ -63,6 +63,8 @@ BLOCKS = {
     "tuner": of_suite(suites.tuner, "tuner"),
     "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
     "reconfigure": of_suite(layouts.reconfigure, "reconfigure"),
+    "figure-profile": of_figures(figures.profiles, "figure-profile"),
+    "profiled": of_suite(suites.profiled, "profiled"),
     "figure-cluster": of_figures(figures.cluster, "figure-cluster"),
 }
 HEADLINE = {"headline": headline}
