@@ -46,6 +46,7 @@ class GpuLink {
   [[nodiscard]] MutableBytes memory() const { return memory_; }
 
  private:
+  [[nodiscard]] Result<bool> OrderedOnce(Stream stream);
   explicit GpuLink(std::unique_ptr<Device> device) : device_(std::move(device)) {}
   Status SetUp(std::uint64_t bytes);
   [[nodiscard]] Result<LinkRate> Measure(BufferPool& pool, std::chrono::nanoseconds time);
