@@ -134,7 +134,7 @@ def test_what_a_program_leaves_out_is_missed(tmp_path: Path, monkeypatch: pytest
 
 
 # One part that is broken each: what must notice it.
-@pytest.mark.parametrize(("broken", "line"), [("events", "cuda:0 events"), ("kernels", "cuda:0 strides")])
+@pytest.mark.parametrize(("broken", "line"), [("copies", "cuda:0 round trip"), ("kernels", "cuda:0 strides")])
 def test_a_dry_run_notices_a_driver_that_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, line: str
 ) -> None:

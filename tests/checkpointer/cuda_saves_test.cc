@@ -172,6 +172,9 @@ TEST_F(CudaSaves, AnErrorOfAnotherGpusStreamLosesNotTheGpuOfTheCopies) {
   step_may_end.set_value();
 
   EXPECT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  const auto next = checkpointer_->Save(2, state, {.streams = {stream}});
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->WaitDurable(Deadline::In(kPatience)), Status::Ok());
   checkpointer_.reset();
 }
 

@@ -70,9 +70,9 @@ void DefineCairnsKernels();
 /// One line for each: pageable memory in a copy, a wait for an event that was never recorded, a handle of another
 /// context, a call without a context or by a host function.
 [[nodiscard]] std::vector<std::string> Misuses();
-/// Streams, events, allocations, registered ranges, modules and retained contexts that were created and not released, also
-/// if their context is gone. Of a lost context only whether it is retained: the driver frees the rest with it, and refuses
-/// to before.
+/// Streams, events, allocations, registered ranges, modules and retained contexts that were created and not released,
+/// also if their context is gone. Of a lost context only whether it is retained: the driver frees the rest with it, and
+/// refuses to before.
 [[nodiscard]] int LiveObjects();
 [[nodiscard]] std::string DescribeLiveObjects();
 
