@@ -39,7 +39,8 @@ double BottleneckMatcher::Bottleneck(std::span<const double> costs, std::size_t 
   limits_.erase(std::unique(limits_.begin(), limits_.end()), limits_.end());
   const auto found =
       std::partition_point(limits_.begin(), limits_.end(), [&](double limit) { return !Perfect(limit); });
-  return found == limits_.end() ? kNoEdge : *found;
+  if (found == limits_.end()) return kNoEdge;
+  return *found;
 }
 
 std::optional<Matching> BottleneckMatcher::Match(std::span<const double> costs, std::size_t size) {
