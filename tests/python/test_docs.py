@@ -31,12 +31,17 @@ BLOCKS = {
     ("cpp.md", "cpp"): 2,
     ("integrations.md", "python"): 5,
     ("integrations.md", "sh"): 1,
-    ("operations.md", "sh"): 3,
+    ("operations.md", "sh"): 4,
     ("operations.md", "yaml"): 1,
     ("operations.md", "cpp"): 1,
     ("python.md", "python"): 2,
     ("trainer.md", "sh"): 1,
 }
+
+
+# What `cairn profile` has found out about a job.
+PROFILE = """{"version": 1, "command": ["train"], "full": {"cores": 2, "memory_bytes": 0, "peak_bytes": 0},
+"memory_note": "", "tolerance": 0.1, "samples": [{"cores": 2, "memory_bytes": 0, "throughput": 9}], "checks": []}"""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -286,14 +291,15 @@ def commands() -> list[str]:
         text = (ROOT / page).read_text()
         lines = [line.partition(" #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
         for command in [*lines, *re.findall(r"`(cairn [^`]*)`", text)]:
-            if re.match(r"cairn \w+ (ROOT|A B|/mnt|examples/)", command) and not command.endswith("ROOT ..."):
+            known = r"cairn (\w+ (ROOT|A B|/mnt|examples/)|profile --out)"
+            if re.match(known, command) and not command.endswith("ROOT ..."):
                 found += [re.sub(r"\[(.*?)\]", r"\1", command), re.sub(r" \[.*?\]", "", command)]
     return sorted(set(found))
 
 
 def test_the_documented_commands_are_all_of_them() -> None:
     assert {command.split()[1] for command in commands()} == {
-        "diff", "doctor", "export", "gc", "ls", "plan", "show", "tune", "verify"
+        "diff", "doctor", "export", "gc", "ls", "plan", "profile", "show", "tune", "verify"
     }  # fmt: skip
 
 
@@ -315,10 +321,16 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
         "examples/": f"{ROOT}/examples/",
         "12GB": "20MB",
         "--device cuda": "--device host",
+        "profile.json": str(tmp_path / "profile.json"),
+        "python train.py": str(tmp_path / "train"),
     }.items():
         command = command.replace(printed, given)
+    (tmp_path / "train").write_text("#!/bin/sh\nwhile :; do i=$((i+1)); echo step=$i; done\n")
+    (tmp_path / "train").chmod(0o755)
+    (tmp_path / "profile.json").write_text(PROFILE)
     arguments = command.split()[1:]
     arguments += ["--probe-time=100ms"] if arguments[0] in ("doctor", "tune") else []
+    arguments[1:1] = ["--least-time=0", "--cores=1", "--cores-only"] if arguments[0] == "profile" else []
 
     ran = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
 

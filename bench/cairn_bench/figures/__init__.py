@@ -7,6 +7,7 @@ import sys
 
 from ..shared import files, options
 from . import (
+    cluster,
     goodput_figure,
     in_flight,
     networks,
@@ -14,6 +15,7 @@ from . import (
     over_time,
     parallel_writes,
     pipeline,
+    profile,
     runs,
     tenplex,
     throughput,
@@ -32,6 +34,8 @@ FIGURES = {
     "memory": (over_time, "host memory over time"),
     "tenplex": (tenplex, "loss and reconfigurations of a job whose GPUs change"),
     "dtfm": (networks, "DT-FM's networks: what `cairn place` finds, beside golden costs and published times"),
+    "profile": (profile, "throughput of a loader-bound and a compute-bound job against cores and memory"),
+    "cluster": (cluster, "what checkpoints may take of a shared cluster's hosts, simulated"),
 }
 
 

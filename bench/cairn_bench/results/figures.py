@@ -1,5 +1,7 @@
 """The tables of the figures, in markdown, from the rows of their CSVs."""
 
+from ..figures import cluster as clusters
+from ..figures import profile as profiling
 from ..figures.arguments import LABELS
 from ..figures.in_flight import in_pairs, times_alone
 from ..figures.networks import ORDERS, gains, published_of, totals
@@ -134,3 +136,37 @@ def networks(rows):
         f"{len(golden)} golden costs: none is further off than {off:.0e} s. Published efficiencies that their times "
         f"give again: {cells}."
     )
+
+
+def profiles(rows):
+    """What each job needs, and how far predictions are off."""
+    lines = []
+    for job, mine in by(rows, "job").items():
+        whole = profiling.whole_of(mine)
+        cores, off = profiling.axes_of(mine)["cores"], profiling.errors(mine)
+        least = min((row for row in cores if row["what"] == "samples"), key=lambda row: row["cores"])
+        memory = f"{whole['knee_memory_bytes'] / (1 << 20):.0f}" if whole["full_memory_bytes"] else "-"
+        runs = sum(row["what"] == "samples" for row in mine)
+        few = f"{least['throughput'] / whole['throughput']:.2f} of it with {least['cores']:g}"
+        knee = f"{whole['knee_cores']:.2f} of {whole['cores']:g}"
+        errors = f"{100 * middle(off)[0]:.1f}, {100 * max(off):.1f} of {len(off)}" if off else "-"
+        threads = f"{whole['worker_threads']:.0f}"
+        lines.append([job, f"{whole['throughput']:.1f}", few, knee, memory, runs, threads, errors])
+    titles = ("job", "iterations/s", "and with few cores", "knee, cores", "knee, MiB", "runs", "`worker_threads`",
+              "prediction off, %: median, most")  # fmt: skip
+    return table(titles, lines)
+
+
+def cluster(rows):
+    """What a node's jobs leave, and the slowest job when saves take cores."""
+    lines = []
+    for (mix, shares), (cores, memory) in clusters.budgets(rows).items():
+        mine = [row for row in rows if (row["mix"], row["shares"]) == (mix, shares)]
+        blind, profiled = (clusters.speeds(mine, way) for way in clusters.WAYS)
+        few = [f"{clusters.at(values, 0.1):.0f}, {clusters.at(values, 0.5):.0f}" for values in (cores, memory)]
+        none = sum(value < 1e-3 for value in cores) / len(cores)
+        lines.append([mix, shares, *few, f"{100 * none:.0f}", *(f"{way[1]:.3f}" for way in (blind, profiled)),
+                      *(f"{way[4]:.3f}" for way in (blind, profiled))])  # fmt: skip
+    titles = ("jobs: image/language/speech, %", "shares", "spare cores: p10, median", "spare GB", "nodes without any, %",
+              "slowest job, 1 core from all alike", "spare first", "4 cores from all alike", "spare first")  # fmt: skip
+    return table(titles, lines)
