@@ -1,7 +1,7 @@
 """Measures a change of layout, save to durable plus read, with cairn.dcp, with DCP's own files and by one central rank.
 
 A state of the size of GPT-3 XL's eighth (2.2 GB, fp32 with AdamW's moments) goes from (pipeline, tensor, data) = (4,2,2) to
-(4,2,1) to (2,2,1) and back, each layout with real processes over gloo. Each job saves with every system in turn, the next
+(4,2,1) to (2,2,1) and back, each layout with real processes on CPUs over gloo. Each job saves with every system in turn, the next
 job reads with every system in turn, and its order changes from one to the next. Everything is fsynced before a save counts as
 done; files are dropped from the page cache before each read, and as much memory is touched. In the first repetition every
 tensor's digest is compared after each read. Needs torch, 12 GB of disk and 12 GB of memory; about 15 minutes on two cores.
