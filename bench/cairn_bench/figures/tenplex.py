@@ -65,7 +65,8 @@ def measure(args):
             settings = Settings(os.path.join(folder, "run"), schedule[0][0], 0, model=args.model,
                                 host_memory=args.host_memory, timeout=args.timeout, **options)  # fmt: skip
             try:
-                run = replay(settings, schedule if changes else steady, args.timeout)
+                parts = schedule if changes else steady
+                run = replay(settings, parts, args.timeout * len(schedule) / len(parts))
             except (RuntimeError, AssertionError) as reason:
                 raise Refused(f"{name}: {reason}") from reason
         table.rows += [{"run": name, "step": step, "loss": loss} for step, loss in run.losses.items()]

@@ -1,7 +1,7 @@
 """Measures a change of layout, save to durable plus read, with cairn.dcp, with DCP's own files and by one central rank.
 
 A state of the size of GPT-3 XL's eighth (2.2 GB, fp32 with AdamW's moments) goes from (pipeline, tensor, data) = (4,2,2) to
-(4,2,1) to (2,2,1) and back, each layout with real processes over gloo. Each job saves with every system in turn, the next
+(4,2,1) to (2,2,1) and back, each layout with real processes on CPUs over gloo. Each job saves with every system in turn, the next
 job reads with every system in turn, and its order changes from one to the next. Everything is fsynced before a save counts as
 done; files are dropped from the page cache before each read, and as much memory is touched. In the first repetition every
 tensor's digest is compared after each read. Needs torch, 12 GB of disk and 12 GB of memory; about 15 minutes on two cores.
@@ -65,10 +65,10 @@ def visit(settings, before, after, order, verify, tell):
                 drop_pages(os.path.join(before, name))
             machine.touch(2 * mine * dist.get_world_size() // settings.layout.data)
         dist.barrier(group)
-        begun, read = time.monotonic(), states.bytes_read()
+        begun, read = time.monotonic(), bytes_read()
         action(*arguments, state)
         dist.barrier(group)
-        tell(what, system=name, seconds=time.monotonic() - begun, bytes=states.bytes_read() - read)
+        tell(what, system=name, seconds=time.monotonic() - begun, bytes=bytes_read() - read)
 
     for name in order if before else ():
         system = SYSTEMS[name](trainer, group, settings.host_memory)
@@ -101,6 +101,12 @@ def fill(trainer):
         for parameter, moments in trainer.optimizer.state.items():
             moments["exp_avg"].copy_(parameter * 0.1)
             moments["exp_avg_sq"].copy_(parameter * parameter)
+
+
+def bytes_read():
+    """By this process, from storage."""
+    with open("/proc/self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
 
 
 def drop_pages(folder):

@@ -32,7 +32,6 @@ class Restored:
     step: int
     plan: float  # Seconds until the reads began: metadata, and DCP's planning over all ranks.
     read: float  # Seconds of reading.
-    bytes: int  # What the kernel counts as read from storage meanwhile.
     state: dict
 
 
@@ -40,9 +39,8 @@ def restore(trainer, source, step, group):
     """Reads a step (None: the newest) into the trainer, whatever layout wrote it."""
     state = gather(trainer)
     reader = _TimedReader(source, step)
-    begun, before = time.monotonic(), bytes_read()
+    begun = time.monotonic()
     dcp.load(state, storage_reader=reader, planner=LoadPlanner(), process_group=group)
-    after = bytes_read()
     set_state_dict(
         trainer.model,
         trainer.optimizer,
@@ -50,7 +48,7 @@ def restore(trainer, source, step, group):
         optim_state_dict=state["optimizer"],
         options=OPTIONS,
     )
-    return Restored(state["step"], reader.begun - begun, reader.seconds, after - before, state)
+    return Restored(state["step"], reader.begun - begun, reader.seconds, state)
 
 
 class _TimedReader(StorageReader):
@@ -62,12 +60,6 @@ class _TimedReader(StorageReader):
             return super().read_data(plan, planner)
         finally:
             self.seconds = time.monotonic() - self.begun
-
-
-def bytes_read():
-    """By this process, from storage."""
-    with open("/proc/self/io") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
 
 
 def digests(state, group):

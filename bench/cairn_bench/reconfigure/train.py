@@ -73,7 +73,7 @@ def train(settings, tell):
             tell("ready")
             restored = states.restore(trainer, checkpointer, None, group)
             begun = restored.step
-            tell("restored", step=begun, plan=restored.plan, read=restored.read, bytes=restored.bytes)
+            tell("restored", step=begun, plan=restored.plan, read=restored.read)
             digest("holds", restored.state)
         else:
             trainer.initialize()

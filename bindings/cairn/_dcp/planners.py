@@ -52,7 +52,8 @@ class LoadPlanner(DefaultLoadPlanner):
     def _check_fits(self, metadata: Metadata) -> None:
         """InvalidArgument that names what this rank's state has and the checkpoint lacks or has in another shape. DCP's
         own checks name one of them."""
-        missing, unlike = [], []
+        missing: list[str] = []
+        unlike: list[str] = []
         for fqn, value in self.state_dict.items():
             saved = metadata.state_dict_metadata.get(fqn)
             found = getattr(value, "size", None)
