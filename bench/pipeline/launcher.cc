@@ -221,7 +221,8 @@ Status Launch(const PipelineFlags& flags, int argc, char** argv) {
     Status status = Start(processes, machines, own, directory->path(), restarts > 0);
     if (status.ok()) status = AwaitBoth(processes);
     for (Process& process : processes) Kill(process);
-    if (status.ok()) status = Outcome(processes);
+    CAIRN_RETURN_IF_ERROR(status);
+    status = Outcome(processes);
     const bool killed = std::any_of(processes.begin(), processes.end(), [](const Process& p) { return p.killed(); });
     if (status.ok() || !killed || restarts == flags.restarts) return status;
     std::cerr << "bench_pipeline: " << status.message() << "; both start again\n";

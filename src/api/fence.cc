@@ -25,6 +25,12 @@ Status Checkpointer::Fence(Stream stream, Deadline deadline) {
   return Status::Ok();
 }
 
+CopyPause Checkpointer::PauseCopies(std::chrono::nanoseconds at_most) {
+  if (!impl_->CheckProcess().ok() || impl_->engine == nullptr) return {};
+  const std::shared_ptr<CopyPauses>& pauses = impl_->engine->pauses();
+  return {pauses, pauses->Begin(Deadline::In(at_most).when())};
+}
+
 Status Checkpointer::Impl::FenceOn(SaveTask& task, Stream stream, Deadline deadline) {
   while (!fence_waited) {
     const Deadline look = Deadline::In(kLook);

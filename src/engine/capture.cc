@@ -40,7 +40,7 @@ Status Capture::WaitForCallersStreams() {
 Status Capture::Enqueue(bool chunks) {
   CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   while (planned_.empty() && PlanStaging()) CAIRN_RETURN_IF_ERROR(LaunchPlanned());
-  while (planned_.empty() && chunks && !all_buffered() && !staged_.Arriving(next_)) {
+  while (planned_.empty() && chunks && !all_buffered() && !staged_.Arriving(next_) && !KeepsBack()) {
     BufferPool::Chunk buffer = context_.parts.pool->TryAcquire(BufferPool::Priority::kSave);
     if (std::exchange(short_of_buffers_, !buffer) != short_of_buffers_) task_.MarkShortOfBuffers(short_of_buffers_);
     if (!buffer) break;
@@ -48,6 +48,13 @@ Status Capture::Enqueue(bool chunks) {
     CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   }
   return Status::Ok();
+}
+
+bool Capture::KeepsBack() const {
+  if (!context_.pauses->used() || task_.fence_waits()) return false;
+  const auto on_the_way = std::count_if(batches_.begin(), batches_.end(),
+                                        [](const auto& entry) { return bool(entry.second.chunk.buffer); });
+  return on_the_way >= context_.parts.options.copy_streams;
 }
 
 bool Capture::PlanStaging() {

@@ -15,6 +15,7 @@
 #include "cairn/options.h"
 #include "device/buffer_pool.h"
 #include "device/device.h"
+#include "engine/copy_pauses.h"
 #include "engine/inbox.h"
 #include "engine/ledger.h"
 #include "engine/staging.h"
@@ -44,11 +45,12 @@ struct EngineParts {
   bool touch_pool = false;
 };
 
-/// State shared by the engine's thread and its saves. Only for that thread, except `parts` (constant), `inbox`, Notify
-/// and Silence.
+/// State shared by the engine's thread and its saves. Only for that thread, except `parts` (constant), `inbox`,
+/// `pauses`, Notify and Silence.
 struct EngineContext {
   EngineParts parts;
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
+  std::shared_ptr<CopyPauses> pauses = std::make_shared<CopyPauses>(inbox);
   std::unique_ptr<IoQueue> queue;
   int writes_in_flight = 0;
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint

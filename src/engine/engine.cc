@@ -152,6 +152,7 @@ void Engine::Loop() {
     for (const auto& job : jobs_) {
       if (job->wakes_at().when() < wake.when()) wake = job->wakes_at();
     }
+    if (CopiesPaused()) wake = Deadline::At(std::min(wake.when(), context_.pauses->until()));
     // Fails only in a forked child, where this thread does not exist.
     static_cast<void>(context_.queue->RunOnce(wake));
     for (const Inbox::Message& message : context_.inbox->Take()) message();
@@ -177,7 +178,7 @@ void Engine::Advance() {
   if (writer_that(&ShardWriter::begins) == nullptr) {
     if (ShardWriter* next = writer_that(&ShardWriter::may_begin)) next->Begin();
   }
-  bool chunks = true;
+  bool chunks = !CopiesPaused();
   for (const auto& job : jobs_) {
     job->Advance(chunks);
     chunks = chunks && job->all_buffered();
@@ -191,6 +192,13 @@ void Engine::Advance() {
     }
     if (job->holds_disk()) break;
   }
+}
+
+bool Engine::CopiesPaused() const {
+  // A fence waits for older saves, too. One whose copies are all enqueued may have been fenced long ago.
+  return context_.pauses->active() && !jobs_.empty() && std::none_of(jobs_.begin(), jobs_.end(), [](const auto& job) {
+           return !job->enqueued() && job->task()->fence_waits();
+         });
 }
 
 void Engine::CheckDevices() {

@@ -76,6 +76,7 @@ Status SaveTask::Fence(Stream stream, Deadline deadline) {
     });
     const bool host_waits = reads_cpu_ || elsewhere || stream.device.kind == DeviceKind::kCpu;
     const auto held_up = [&]() CAIRN_REQUIRES(mutex_) { return !TensorsFree() && (host_waits || !enqueued_); };
+    if (held_up() && !fence_waits_.exchange(true)) engine_->Wake();
     while (held_up() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
     const std::chrono::nanoseconds waited = Clock::now() - begin;
     stats_.stall += waited;

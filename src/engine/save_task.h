@@ -83,6 +83,8 @@ class SaveTask {
   Status Fence(Stream stream, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// How long calls of Fence have waited, in all.
   [[nodiscard]] std::chrono::nanoseconds fence_wait() const CAIRN_EXCLUDES(mutex_);
+  /// A fence has had to wait for it: nothing else may hold its copies back.
+  [[nodiscard]] bool fence_waits() const { return fence_waits_; }
   /// Its copies wait for buffers that hold what the disk has not written yet.
   [[nodiscard]] bool waits_for_disk() const CAIRN_EXCLUDES(mutex_);
   bool RequestCancel(Status why) CAIRN_EXCLUDES(mutex_);
@@ -147,6 +149,7 @@ class SaveTask {
   const Clock::time_point begun_;
   const std::shared_ptr<Inbox> engine_;
   mutable std::atomic<bool> heard_ = false;
+  std::atomic<bool> fence_waits_ = false;
   // Only the engine's, after the call of Save.
   std::unique_ptr<Snapshot> snapshot_;
   // Constant; the events are released under mutex_.

@@ -1,6 +1,7 @@
 #include "place/placement.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -72,6 +73,23 @@ std::span<const double> PlacementModel::Edges(std::span<const std::size_t> from,
 
 double PlacementModel::Cross(std::span<const std::size_t> from, std::span<const std::size_t> to) {
   return matcher_.Bottleneck(Edges(from, to), from.size());
+}
+
+double PlacementModel::Near(std::span<const std::size_t> from, std::span<const std::size_t> to) {
+  double rows = 0;
+  nearest_.assign(to.size(), kNoEdge);
+  for (const std::size_t i : from) {
+    double nearest = kNoEdge;
+    for (std::size_t column = 0; column < to.size(); ++column) {
+      const double cost = Send(i, to[column]);
+      nearest = std::min(nearest, cost);
+      nearest_[column] = std::min(nearest_[column], cost);
+    }
+    rows += nearest * nearest;
+  }
+  double columns = 0;
+  for (const double nearest : nearest_) columns += nearest * nearest;
+  return std::sqrt(std::max(rows, columns) / static_cast<double>(from.size()));
 }
 
 StagePath PlacementModel::Path(const Groups& groups) {

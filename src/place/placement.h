@@ -62,6 +62,9 @@ class PlacementModel {
   /// Of one stage.
   [[nodiscard]] double Data(std::span<const std::size_t> group) const;
   [[nodiscard]] double Cross(std::span<const std::size_t> from, std::span<const std::size_t> to);
+  /// A smooth stand-in for Cross, which falls with each device that gets a near one in the other stage, not only with
+  /// the last: the root mean square of the devices' cheapest edges. At most Cross.
+  [[nodiscard]] double Near(std::span<const std::size_t> from, std::span<const std::size_t> to);
   [[nodiscard]] PlacementCost Cost(const Groups& groups);
   /// The same groups in the order of the cheapest path, each group's devices in the order of the pipelines: its device
   /// r sends to device r of the next.
@@ -81,6 +84,7 @@ class PlacementModel {
   std::vector<double> reduce_;  // Of one part, there and back.
   std::vector<double> send_;
   std::vector<double> edges_;
+  std::vector<double> nearest_;  // Of columns.
   BottleneckMatcher matcher_;
 };
 

@@ -1,6 +1,7 @@
 #include "place/search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <utility>
 #include <vector>
@@ -18,13 +19,14 @@ struct Candidate {
   Groups groups;
   std::vector<double> data;   // Of each stage.
   std::vector<double> cross;  // Of each two stages.
+  std::vector<double> near;   // The same, smooth.
   double total = 0;
-  /// The sum of all parts, also of those that do not decide the total: which of two equal totals is nearer to a better
-  /// one.
-  double rough = 0;
+  /// A smooth stand-in for the total, whose maxima are means instead: most exchanges change nothing in the total,
+  /// because other devices are as slow.
+  double smooth = 0;
 
   [[nodiscard]] bool Better(const Candidate& other) const {
-    return total != other.total ? total < other.total : rough < other.rough;
+    return total != other.total ? total < other.total : smooth < other.smooth;
   }
 };
 
@@ -50,31 +52,40 @@ class Search {
     for (std::size_t i = list.size(); i > 1; --i) std::swap(list[i - 1], list[Below(i)]);
   }
 
-  void Price(Candidate& of) {
-    ++evaluations_;
-    double data = 0;
-    of.rough = 0;
-    for (const double one : of.data) {
-      data = std::max(data, one);
-      of.rough += one;
-    }
-    for (const double one : of.cross) of.rough += one;
-    of.total = data + 2 * CheapestPath(of.cross, stages_).seconds;
-  }
-
-  void UpdateStage(Candidate& of, std::size_t p) {
+  void Update(Candidate& of, std::size_t p) {
     of.data[p] = model_.Data(of.groups[p]);
+    for (std::size_t q = 0; q < stages_; ++q) {
+      if (q == p) continue;
+      of.near[p * stages_ + q] = of.near[q * stages_ + p] = model_.Near(of.groups[p], of.groups[q]);
+    }
+  }
+  void UpdateCross(Candidate& of, std::size_t p) {
     for (std::size_t q = 0; q < stages_; ++q) {
       if (q != p) of.cross[p * stages_ + q] = of.cross[q * stages_ + p] = model_.Cross(of.groups[p], of.groups[q]);
     }
+  }
+  void Smooth(Candidate& of) {
+    ++evaluations_;
+    double squares = 0;
+    for (const double one : of.data) squares += one * one;
+    of.smooth = std::sqrt(squares / static_cast<double>(stages_)) + 2 * CheapestPath(of.near, stages_).seconds;
+  }
+  void Total(Candidate& of) {
+    ++evaluations_;
+    of.total = *std::max_element(of.data.begin(), of.data.end()) + 2 * CheapestPath(of.cross, stages_).seconds;
   }
 
   Candidate Made(Groups groups) {
     Candidate made{.groups = std::move(groups)};
     made.data.resize(stages_);
     made.cross.resize(stages_ * stages_);
-    for (std::size_t p = 0; p < stages_; ++p) UpdateStage(made, p);
-    Price(made);
+    made.near.resize(stages_ * stages_);
+    for (std::size_t p = 0; p < stages_; ++p) {
+      Update(made, p);
+      UpdateCross(made, p);
+    }
+    Smooth(made);
+    Total(made);
     return made;
   }
 
@@ -190,22 +201,42 @@ class Search {
     return groups;
   }
 
-  /// Exchanges two devices of different stages if that is better.
-  bool Exchange(Candidate& of, std::size_t p, std::size_t q, std::size_t in_p, std::size_t in_q) {
+  struct Move {
+    std::size_t p = 0, q = 0;        // Two stages,
+    std::size_t in_p = 0, in_q = 0;  // and a device of each.
+  };
+
+  /// Exchanges the two devices if that makes the smooth cost less.
+  bool ExchangeSmooth(Candidate& of, const Move& move) {
     Candidate next = of;
-    std::swap(next.groups[p][in_p], next.groups[q][in_q]);
-    // Most exchanges end here: what the stages cost alone is already too much.
-    if (std::max(model_.Data(next.groups[p]), model_.Data(next.groups[q])) > of.total) return false;
-    UpdateStage(next, p);
-    UpdateStage(next, q);
-    Price(next);
+    std::swap(next.groups[move.p][move.in_p], next.groups[move.q][move.in_q]);
+    Update(next, move.p);
+    Update(next, move.q);
+    Smooth(next);
+    if (next.smooth >= of.smooth * (1 - 1e-12)) return false;  // Rounding is no progress.
+    of = std::move(next);
+    return true;
+  }
+
+  /// Exchanges the two devices if that is better.
+  bool Exchange(Candidate& of, const Move& move) {
+    Candidate next = of;
+    std::swap(next.groups[move.p][move.in_p], next.groups[move.q][move.in_q]);
+    // Many exchanges end here: what a stage costs alone is already too much.
+    if (std::max(model_.Data(next.groups[move.p]), model_.Data(next.groups[move.q])) > of.total) return false;
+    for (const std::size_t stage : {move.p, move.q}) {
+      Update(next, stage);
+      UpdateCross(next, stage);
+    }
+    Smooth(next);
+    Total(next);
     if (!next.Better(of)) return false;
     of = std::move(next);
     return true;
   }
 
-  /// Until no exchange helps, or many have been tried.
-  void Improve(Candidate& of) {
+  /// Tries all exchanges in a random order, again and again until none helps, or many have been tried.
+  void Improve(Candidate& of, bool (Search::*exchange)(Candidate&, const Move&)) {
     const std::size_t size = devices_ / stages_;
     const std::size_t end = std::min(evaluations_ + kMovesPerChild, options_.evaluations);
     std::vector<std::size_t> moves;  // A place in one stage, and one in a later stage.
@@ -219,7 +250,7 @@ class Search {
         if (evaluations_ >= end) return;
         const std::size_t a = move / devices_;
         const std::size_t b = move % devices_;
-        helped = Exchange(of, a / size, b / size, a % size, b % size) || helped;
+        helped = (this->*exchange)(of, {a / size, b / size, a % size, b % size}) || helped;
       }
     }
   }
@@ -228,9 +259,11 @@ class Search {
     const std::size_t mother = Below(population_.size());
     const std::size_t father = (mother + 1 + Below(population_.size() - 1)) % population_.size();
     Candidate child = Made(Child(population_[mother], population_[father]));
-    Improve(child);
+    Improve(child, &Search::ExchangeSmooth);
+    child = Made(child.groups);
+    Improve(child, &Search::Exchange);
     for (const Candidate& one : population_) {
-      if (one.total == child.total && one.rough == child.rough) return;
+      if (one.total == child.total && one.smooth == child.smooth) return;
     }
     // The greatest in the order in which the better one is less.
     const auto worst = std::max_element(population_.begin(), population_.end(),

@@ -62,11 +62,11 @@ Result<std::string> ReadTopology(const std::string& path) {
   return text;
 }
 
-/// As many as take a second or two: pricing one takes about that many steps for its path and its matchings.
+/// As many as take some seconds: pricing one takes about that many steps for its path and its matchings.
 std::size_t UsualEvaluations(std::size_t devices, std::size_t stages) {
   const std::size_t replicas = devices / stages;
   const std::size_t steps = (std::size_t{1} << stages) * stages * stages + 20 * stages * replicas * replicas;
-  return std::clamp<std::size_t>(500'000'000 / steps, 500, 20'000);
+  return std::clamp<std::size_t>(1'000'000'000 / steps, 500, 50'000);
 }
 
 Placed FindPlace(const Topology& topology, const PlaceOptions& options) {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ pytest.importorskip("torch.distributed.pipelining", reason="needs torch's pipeli
 
 from cairn_bench.figures import tenplex
 from cairn_bench.figures.runs import read_table
-from cairn_bench.reconfigure import measure
+from cairn_bench.reconfigure import faults, measure
+from cairn_bench.reconfigure.jobs import Failed, Job
 from cairn_bench.reconfigure.layout import LAYOUTS, SEGMENTS, BadLayout, Layout
 from cairn_bench.reconfigure.sizes import SIZES
+from cairn_bench.reconfigure.train import Settings, train
 from cairn_bench.shared.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +97,52 @@ def test_all_systems_that_are_compared_read_what_was_saved(tmp_path: Path, monke
     assert dict.fromkeys(change for change, _, _ in report.values) == {"2,2,1 to 1,1,2": None, "1,1,2 to 2,1,1": None}
     assert len(report.rows) == len(measure.MEASURES) and "| 2,2,1 to 1,1,2 |" in measure.seconds(report.values)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_the_checkpoint_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
+    tiny = Settings(str(tmp_path / "run"), Layout(1, 1, 1), 1, host_memory="32MiB", timeout=60)
+    with Job(1, train, tiny) as job:
+        job.finish(120)
+
+    # Two layers more, and wider ones.
+    small = dataclasses.replace(tiny, model="small", layout=Layout(2, 1, 1))
+    with Job(2, train, small) as job, pytest.raises(Failed) as refused:
+        job.finish(120)
+
+    said = str(refused.value)
+    assert "Missing key in checkpoint state_dict: model.layers.4.input_norm.weight, " in said
+    assert "Size mismatch: model.tokens.weight (saved [64, 32], current [64, 48]), " in said
+
+
+def test_ranks_that_are_killed_leave_no_mixed_step_and_no_rank_that_hangs(tmp_path: Path) -> None:
+    worlds = [Layout(2, 2, 1), Layout(1, 2, 2), Layout(4, 1, 1)]
+
+    ledger = faults.run(str(tmp_path / "run"), 3, seed=1, worlds=worlds, patience=5)  # Raises Broken.
+
+    assert ledger.kills == {"save": 2, "restore": 1}
+    assert ledger.restored > 0 and ledger.durable > 0
+
+
+def told(*events: tuple[str, dict[str, Any]]) -> Any:
+    """What a job would have told."""
+    return SimpleNamespace(all=lambda event: [{"at": 0.0} | values for name, values in events if name == event])
+
+
+@pytest.mark.parametrize(
+    ("events", "broken"),
+    [
+        ([("restored", {"step": 5}), ("restored", {"step": 4})], "different steps"),
+        ([("restored", {"step": 4})], "step 5 was durable, restored step 4"),
+        ([("holds", {"step": 5, "digests": {"a": "1", "b": "2"}})], "that no job saved together"),
+    ],
+)
+def test_a_ledger_finds_a_broken_promise(events: list[tuple[str, dict[str, Any]]], broken: str) -> None:
+    ledger = faults.Ledger()
+    for both in ({"a": "1", "b": "1"}, {"a": "2", "b": "2"}):
+        ledger.learn(told(("saves", {"step": 5, "digests": both}), ("durable", {"step": 5})))
+
+    with pytest.raises(faults.Broken, match=broken):
+        ledger.learn(told(*events))
 
 
 def test_torchrun_goes_on_under_another_layout_as_documented(tmp_path: Path) -> None:

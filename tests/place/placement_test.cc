@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 
@@ -80,6 +81,20 @@ TEST(Placement, ADeviceOfALargeStageSendsToAllOthers) {
 
   EXPECT_DOUBLE_EQ(cost.data, 3 * 2 * (0.5 + 80.0 / 4 / 10));
   EXPECT_EQ(cost.pipeline, 0);
+}
+
+TEST(Placement, NearFallsWithEachDeviceThatGetsANearOne) {
+  // d0 to d2 and d1 to d3 take 1 s, all others 5 s.
+  Network network = AlikeNetwork(6, 1, {.delay_seconds = 5, .bytes_per_second = 1});
+  network.SetLink(0, 2, {.delay_seconds = 1, .bytes_per_second = 1});
+  network.SetLink(1, 3, {.delay_seconds = 1, .bytes_per_second = 1});
+  PlacementModel model(network, {.stages = 3});
+  const std::vector<std::size_t> from{0, 1};
+
+  EXPECT_DOUBLE_EQ(model.Near(from, std::vector<std::size_t>{4, 5}), 5);
+  EXPECT_DOUBLE_EQ(model.Near(from, std::vector<std::size_t>{2, 5}), std::sqrt(13));
+  EXPECT_DOUBLE_EQ(model.Near(from, std::vector<std::size_t>{3, 2}), 1);
+  EXPECT_EQ(model.Cross(from, std::vector<std::size_t>{2, 5}), 5);
 }
 
 TEST(Placement, PipelinesFollowThePathAndTheMatchings) {

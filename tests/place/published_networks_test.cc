@@ -76,17 +76,25 @@ TEST(PublishedNetworks, TheCostsAreTheGoldenOnes) {
   EXPECT_EQ(published["golden"].size(), 15);
 }
 
-TEST(PublishedNetworks, TheSearchReachesTheBetterSimpleOrderWithoutBeingGivenIt) {
+/// The least total that `cairn place` may need: of the simple orders, or known to be better.
+double Reachable(const Topology& topology, std::size_t number) {
+  PlacementModel model(topology.network, *topology.job);
+  // Network 2 has eight instances of four devices and 32 single ones. If four stages have a device of each instance,
+  // three sends of the pipeline stay within instances.
+  if (number == 2) return 7.28 + 2 * (3 * model.Send(0, 1) + 4 * model.Send(0, 63));
+  return std::min(model.Cost(Contiguous(64, 8)).total(), model.Cost(OnePerBlock(64, 8)).total());
+}
+
+TEST(PublishedNetworks, TheSearchReachesTheLeastKnownCostWithoutTheSimpleOrders) {
   const json published = Published();
   for (const json& of : published["cases"]) {
+    const std::size_t number = of["case"];
     const Topology topology = TopologyOf(of, published["parameters"]);
-    PlacementModel model(topology.network, *topology.job);
-    const double simple = std::min(model.Cost(Contiguous(64, 8)).total(), model.Cost(OnePerBlock(64, 8)).total());
 
     const FoundPlacement found =
-        SearchPlacement(topology.network, *topology.job, {.seed = 7, .evaluations = 2'000, .simple_orders = false});
+        SearchPlacement(topology.network, *topology.job, {.seed = 7, .evaluations = 10'000, .simple_orders = false});
 
-    EXPECT_NEAR(found.cost.total(), simple, 1e-9) << of["title"];
+    EXPECT_NEAR(found.cost.total(), Reachable(topology, number), 1e-9) << of["title"];
   }
 }
 

@@ -16,7 +16,7 @@ from .runs import Refused, Skipped, by, planned, run_program
 from .throughput import FRESH, LEAST, slowdowns
 
 PROGRAM = program("bench_pipeline")
-INTERVALS = [1, 5, 10, 25, 50, 100]
+INTERVALS = [1, 5, 10, 25, 50]
 IN_FLIGHT = 2  # As the artifact has it (max_async).
 PD_SSD = 480_000_000
 # Iterations a second, without checkpoints and at every 10: eth-easl/pccheck, fig8_opt27.csv.

@@ -106,6 +106,6 @@ def _run(pipe, environment, work, arguments):
 
     try:
         work(*arguments, tell)
-    except BaseException:
+    except BaseException:  # noqa: BLE001
         tell("error", text=traceback.format_exc())
-        raise
+        raise SystemExit(1) from None

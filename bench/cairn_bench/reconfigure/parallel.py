@@ -2,6 +2,7 @@
 torch.distributed.pipelining, and replicate or fully_shard for data parallelism."""
 
 import zlib
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,10 @@ class Trainer:
         shape = (layout.pipeline, layout.data, layout.tensor)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
         self.stage, self.data_rank, self.tensor_rank = mesh.get_coordinate()
+        for group in mesh.get_all_groups():
+            dist.distributed_c10d._set_pg_timeout(
+                timedelta(seconds=settings.timeout), group
+            )  # They begin with 30 minutes.
         self.data_group = mesh.get_group("data")
         is_last = self.stage == layout.pipeline - 1
         with torch.device("meta"):

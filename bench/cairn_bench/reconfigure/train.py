@@ -55,10 +55,10 @@ def train(settings, tell):
     # Of the head, whose logits nobody changes in place; and of the digests, which gather whole tensors.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    device = join(settings.timeout)
-    group = dist.new_group(backend="gloo")  # For saves, beside those that training uses.
+    device, group = join(settings.timeout)
     trainer = Trainer(settings, device)
-    options = {"host_memory": settings.host_memory, "group_timeout": settings.timeout}
+    options = {"host_memory": settings.host_memory}
+    options |= dict.fromkeys(("group_timeout", "drain_timeout"), settings.timeout)
     with cairn.Checkpointer(settings.root, group=group, **options) as checkpointer:
 
         def digest(event, state):
@@ -96,7 +96,8 @@ def train(settings, tell):
 
 
 def join(timeout):
-    """Joins the job that the environment tells of, as torchrun sets it, and returns this rank's device."""
+    """Joins the job that the environment tells of, as torchrun sets it. This rank's device, and a group for saves, beside
+    those that training uses."""
     import torch
     import torch.distributed as dist
 
@@ -105,8 +106,9 @@ def join(timeout):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
-    return device
+    patience = datetime.timedelta(seconds=timeout)
+    dist.init_process_group(backend, timeout=patience)
+    return device, dist.new_group(backend="gloo", timeout=patience)
 
 
 def _finish(pending, tell):

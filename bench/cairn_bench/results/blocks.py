@@ -1,6 +1,6 @@
 """The generated blocks of the documents, by name."""
 
-from . import figures, suites
+from . import figures, layouts, suites
 from .source import counts_of_rows, counts_of_values, figure, provenance, suite
 
 
@@ -35,6 +35,7 @@ BLOCKS = {
     "figure-12": of_figures(figures.in_flight, "figure-12"),
     "figure-13": of_figures(figures.parallel_writes, "figure-13"),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
+    "figure-dtfm": of_figures(figures.networks, "figure-dtfm"),
     "roofline": of_suite(suites.roofline, "roofline"),
     "micro": of_suite(suites.micro, "micro"),
     "python-A": of_suite(suites.python, "python-A"),
@@ -42,6 +43,8 @@ BLOCKS = {
     "tuner": of_suite(suites.tuner, "tuner"),
     "figure-profile": of_figures(figures.profiles, "figure-profile"),
     "profiled": of_suite(suites.profiled, "profiled"),
+    "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
+    "reconfigure": of_suite(layouts.reconfigure, "reconfigure"),
     "figure-cluster": of_figures(figures.cluster, "figure-cluster"),
 }
 HEADLINE = {"headline": headline}

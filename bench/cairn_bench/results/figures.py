@@ -7,6 +7,7 @@ from ..figures.in_flight import in_pairs, times_alone
 from ..figures.networks import ORDERS, gains, published_of, totals
 from ..figures.one_checkpoint import with_rates
 from ..figures.over_time import points_of
+from ..figures.pipeline import PUBLISHED, published_slowdown
 from ..figures.runs import by, grouped, series
 from ..figures.throughput import slowdowns
 from ..shared.report import middle, short, spread, table
@@ -30,6 +31,30 @@ def throughput(rows):
             values = [found[model, every, strategy] for model in models]
             lines.append([every, name, *(short(100 * (middle(of)[0] - 1)) for of in values)])
     return table(("% lost, every", "", *models), lines)
+
+
+def pipeline(rows):
+    """What training loses, in per cent. In bold: the least, if no other strategy's range reaches it."""
+    losses = {key: [100 * (one - 1) for one in values] for key, values in slowdowns(rows).items()}
+    intervals = sorted(by(rows, "interval"))
+    (model,) = by(rows, "model")
+    lines = []
+    for strategy, name in list(LABELS.items())[:-1]:
+        cells = [losses.get((model, every, strategy)) for every in intervals]
+        if not any(cells):
+            continue
+        paper = short(100 * (published_slowdown(strategy) - 1)) if strategy in PUBLISHED else ""
+        marks = ["**" if leads(losses, model, every, strategy) else "" for every in intervals]
+        lines.append(
+            [name, *(f"{mark}{spread(of)}{mark}" if of else "-" for mark, of in zip(marks, cells, strict=True)), paper]
+        )
+    return table(("% lost, every", *(f"{every:.0f}" for every in intervals), "the paper, every 10"), lines)
+
+
+def leads(losses, model, every, strategy):
+    mine = losses.get((model, every, strategy))
+    others = [values for (_, at, other), values in losses.items() if at == every and other not in ("none", strategy)]
+    return bool(mine and others) and max(mine) < min(map(min, others))
 
 
 def goodput(rows):
