@@ -11,7 +11,6 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "tools/commands.h"
-#include "tools/control_group.h"
 #include "tools/interruption.h"
 #include "tools/measured_command.h"
 #include "tools/output.h"
@@ -95,6 +94,15 @@ std::string Describe(const Budget& budget) {
   return text;
 }
 
+/// Whether a process can be given this budget: making a control group may be permitted, but not moving to it.
+Status TryBudget(const Budget& budget) {
+  CommandOptions nothing;
+  nothing.command = {"true"};
+  nothing.budget = budget;
+  const Status status = MeasureCommand(nothing).status();
+  return status.code() == StatusCode::kUnsupported ? status : Status::Ok();
+}
+
 /// What the page cache holds of these files would cost the job nothing.
 Status DropCache(const std::vector<std::string>& data) {
   const auto drop = [](const std::filesystem::path& path) -> Status {
@@ -146,7 +154,7 @@ class Profiling {
   /// Finds out which limits this process may set, and says what it may not.
   void TryGroups(bool cores_only, bool least_cores_given) {
     Profile& profile = file_.profile;
-    const Status quota = ControlGroup::Make({.cores = 0.5, .memory_bytes = 0}).status();
+    const Status quota = TryBudget({.cores = 0.5});
     request_.limits.fractions = quota.ok();
     quota_note_ = quota.message();
     if (!quota.ok()) {
@@ -159,7 +167,7 @@ class Profiling {
       file_.memory_note = "not asked for (--cores-only)";
       return;
     }
-    const Status memory = ControlGroup::Make({.cores = 0, .memory_bytes = profile.full.memory_bytes}).status();
+    const Status memory = TryBudget({.cores = 1, .memory_bytes = profile.full.memory_bytes});
     file_.memory_note = memory.ok() ? "limited by a control group" : memory.message();
     if (memory.ok()) return;
     profile.full.memory_bytes = 0;
@@ -191,7 +199,7 @@ class Profiling {
   std::string quota_note_;
 };
 
-void Print(const ProfileFile& file) {
+void Print(const ProfileFile& file, const std::string& path) {
   const Profile& profile = file.profile;
   const double full = profile.samples.front().throughput;
   std::vector<std::vector<std::string>> rows{{"cores", "memory", "iterations/s", "of all", ""}};
@@ -217,6 +225,7 @@ void Print(const ProfileFile& file) {
           {"host_memory", advice.host_memory_bytes > 0 ? "up to " + HumanBytes(advice.host_memory_bytes) : "auto"},
           {"checksums", "host"}};
   for (const std::string& why : advice.why) rows.push_back({&why == &advice.why.front() ? "why" : "", why});
+  rows.push_back({"written to", path});
   PrintTable(rows);
 }
 
@@ -229,7 +238,7 @@ int ProfileJob(const ProfileOptions& options) {
   Status status = profiling.Run(options.cores_only, options.least_cores.has_value());
   if (status.ok()) status = WriteProfile(options.out, profiling.file());
   if (!status.ok()) return ReportError(status);
-  options.json ? PrintJson(ToJson(profiling.file())) : Print(profiling.file());
+  options.json ? PrintJson(ToJson(profiling.file())) : Print(profiling.file(), options.out);
   return kGood;
 }
 

@@ -47,10 +47,11 @@ TEST(IterationCounter, ACounterMayBeginAgain) {
 
 TEST(IterationCounter, WhatLagsIsNotCounted) {
   const Line line = [](int i) {
-    return i % 2 == 0 ? fmt::format("step={} loss=1", i / 2) : fmt::format("durable step={}", i / 4);
+    return i % 2 == 0 ? fmt::format("step={} loss=1", i / 2 + 10) : fmt::format("durable step={}", i / 4 + 2);
   };
 
   EXPECT_NEAR(RateOf(line), 2, 1e-9);
+  EXPECT_NEAR(RateOf(line, {.pattern = "step=([0-9]+)", .meaning = PatternMeaning::kCounter}), 2, 1e-9);
 }
 
 TEST(IterationCounter, SkipsTheWarmUpAndMeasuresNoMoreThanItMust) {
