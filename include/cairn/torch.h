@@ -73,6 +73,8 @@ inline Status SetOptimizerValues(State& state, const torch::optim::Optimizer& op
 inline Status ResumeOptimizer(const Values& values, torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                               const std::string& prefix = "optimizer");
 
+/// The calls of a store of torch.distributed, through this connection.
+[[nodiscard]] inline KeyValueStore WrapStore(const c10::intrusive_ptr<c10d::Store>& store);
 /// A group over a store of torch.distributed: TCPStore, FileStore, HashStore, or a PrefixStore of one. See
 /// MakeStoreGroup. For a TCPStore each of the group's threads opens a connection of its own. A program without Python
 /// should ignore SIGPIPE, which a lost TCPStore raises.
@@ -226,25 +228,31 @@ auto InStore(const Body& body) -> Result<decltype(body())> {
   }
 }
 
-inline KeyValueStore Wrap(const c10::intrusive_ptr<c10d::Store>& store) {
+}  // namespace with_torch
+
+inline KeyValueStore WrapStore(const c10::intrusive_ptr<c10d::Store>& store) {
   return {
       .set =
           [store](const std::string& key, const std::string& value) {
-            return InStore([&] {
-                     store->set(key, Bytes(value));
+            return with_torch::InStore([&] {
+                     store->set(key, with_torch::Bytes(value));
                      return true;
                    })
                 .status();
           },
       .set_if_absent =
           [store](const std::string& key, const std::string& value) {
-            return InStore([&] { return Text(store->compareSet(key, {}, Bytes(value))) == value; });
+            return with_torch::InStore(
+                [&] { return with_torch::Text(store->compareSet(key, {}, with_torch::Bytes(value))) == value; });
           },
-      .get = [store](const std::string& key) { return InStore([&] { return Text(store->get(key)); }); },
-      .check = [store](const std::string& key) { return InStore([&] { return store->check({key}); }); },
+      .get =
+          [store](const std::string& key) {
+            return with_torch::InStore([&] { return with_torch::Text(store->get(key)); });
+          },
+      .check = [store](const std::string& key) { return with_torch::InStore([&] { return store->check({key}); }); },
       .wait =
           [store](const std::string& key, std::chrono::milliseconds timeout) {
-            return InStore([&] {
+            return with_torch::InStore([&] {
               try {
                 store->wait({key}, timeout);
                 return true;
@@ -254,12 +262,13 @@ inline KeyValueStore Wrap(const c10::intrusive_ptr<c10d::Store>& store) {
             });
           },
       .add = [store](const std::string& key,
-                     std::int64_t amount) { return InStore([&] { return store->add(key, amount); }); },
-      .erase = [store](const std::string& key) { return InStore([&] { return store->deleteKey(key); }).status(); },
+                     std::int64_t amount) { return with_torch::InStore([&] { return store->add(key, amount); }); },
+      .erase =
+          [store](const std::string& key) {
+            return with_torch::InStore([&] { return store->deleteKey(key); }).status();
+          },
   };
 }
-
-}  // namespace with_torch
 
 inline Result<TensorView> ViewOf(const at::Tensor& tensor) {
   const auto refuse = [](const std::string& found) {
@@ -411,7 +420,7 @@ inline Result<std::shared_ptr<Group>> MakeTorchGroup(c10::intrusive_ptr<c10d::St
   return MakeStoreGroup(std::move(options), [store = std::move(store)]() -> Result<KeyValueStore> {
     const auto own = with_torch::InStore([&] { return with_torch::Reconnect(store); });
     if (!own.ok()) return own.status();
-    return with_torch::Wrap(*own);
+    return WrapStore(*own);
   });
 }
 

@@ -35,7 +35,7 @@ BLOCKS = {
     ("operations.md", "yaml"): 1,
     ("operations.md", "cpp"): 1,
     ("python.md", "python"): 2,
-    ("trainer.md", "sh"): 1,
+    ("trainer.md", "sh"): 2,
 }
 
 
