@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from . import compare, figures, micro, results, roofline, training, tuner
+from . import compare, figures, micro, pipeline, results, roofline, training, tuner
 from .python import fall_back, unfenced
 from .python import run as python
 from .shared.options import add_command, check
@@ -13,6 +13,7 @@ WHAT = {
     "roofline": (roofline, "saves and restores beside fio on the same disk"),
     "micro": (micro, "small operations, each beside a peer that does the same work"),
     "python": (python, "the Python API beside torch.save, safetensors, DCP, torchsnapshot and others"),
+    "pipeline": (pipeline, "what pauses of copies gain in a pipeline whose sends share the link"),
     "training": (training, "what saving costs real training on the CPU"),
     "tuner": (tuner, "what `cairn tune` chooses and predicts, beside a sweep"),
     "fall-back": (fall_back, "what a group pays to fall back over a damaged checkpoint"),
