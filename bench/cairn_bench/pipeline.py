@@ -1,14 +1,15 @@
 """Measures what a pipeline gains if a checkpoint's copies pause while a stage sends (Checkpointer::PauseCopies).
 
 Each iteration saves. The same iterations run without saves, with saves and no pauses, with pauses while a stage sends,
-and with copies only in the bubbles: while a stage waits for a neighbour. In turns, in adjacent pairs. `modelled`: 1F1B
+and with copies only in the bubbles: while a stage waits for a neighbour. In turns, in adjacent pairs. Modelled: 1F1B
 in four stages of eight micro-batches, each stage with an emulated GPU whose messages and checkpoint share a link to the
-host (bench_pipeline). A message is as long as two of the checkpoint's chunks, or one; what else differs is how long a
-forward takes, and how much is saved. `processes`: two processes, PyTorch's Schedule1F1B over gloo, CPU tensors, which
-share no link but the CPU. Without --only it writes bench/results/pipeline.{md,csv}. Takes 20 minutes, 3 GB of memory
-and 1 GB of disk.
+host (bench_pipeline). A message is as long as a chunk of the checkpoint, and takes a third (`third`, `twice`) or a
+tenth (`tenth`) of a forward; `twice` saves twice as much. `processes`: two processes, PyTorch's Schedule1F1B over gloo,
+CPU tensors, which share no link but the CPU. Without --only it writes bench/results/pipeline.{md,csv}. Takes 15
+minutes, 1 GB of memory and 1 GB of disk.
 """
 
+import functools
 import json
 import subprocess
 import sys
@@ -22,11 +23,12 @@ from .shared.options import add_directory, add_only, add_repetitions
 from .shared.report import Report
 
 LINK = 62_500_000
-# Milliseconds of a forward, MiB of a message and of a stage's state.
+MESSAGE = 1 << 20
+# Its name in results, milliseconds of a forward, MiB of a stage's state.
 CELLS = {
-    "a message takes 1/3 of a forward": (100, 2, 64),
-    "the same, twice the state": (100, 2, 128),
-    "a message takes 1/10 of a forward": (165, 1, 64),
+    "third": ("a message takes 1/3 of a forward", 50, 32),
+    "twice": ("the same, twice the state", 50, 64),
+    "tenth": ("a message takes 1/10 of a forward", 165, 64),
 }
 PROCESSES = "two processes, gloo"
 
@@ -38,19 +40,18 @@ MEASURES = (
 )
 
 
-def modelled(report, args):
-    for name, (forward, message, state) in CELLS.items():
-        with tempfile.TemporaryDirectory(prefix="pipeline-", dir=args.dir) as root:
-            command = [program("bench_pipeline"), "--root", root, "--rounds", str(args.pairs)]
-            command += ["--iterations", "1", "--link", str(LINK), "--message-bytes", str(message << 20)]
-            command += ["--state-bytes", str(state << 20), "--forward", str(forward), "--backward", str(2 * forward)]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-                for line in process.stdout:
-                    row = json.loads(line)
-                    report.single(name, row["round"], f"{row['way']} s", row["seconds"])
-                    report.single(name, row["round"], f"{row['way']} fence s", row["fence"])
-            if process.returncode:
-                sys.exit(f"bench_pipeline failed: {name}")
+def modelled(report, args, name, forward, mib):
+    with tempfile.TemporaryDirectory(prefix="pipeline-", dir=args.dir) as root:
+        command = [program("bench_pipeline"), "--root", root, "--rounds", str(args.pairs), "--iterations", "1"]
+        command += ["--link", str(LINK), "--message-bytes", str(MESSAGE), "--state-bytes", str(mib << 20)]
+        command += ["--forward", str(forward), "--backward", str(2 * forward)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                row = json.loads(line)
+                report.single(name, row["round"], f"{row['way']} s", row["seconds"])
+                report.single(name, row["round"], f"{row['way']} fence s", row["fence"])
+        if process.returncode:
+            sys.exit(f"bench_pipeline failed: {name}")
 
 
 def processes(report, args):
@@ -59,23 +60,29 @@ def processes(report, args):
             report.single(PROCESSES, round_, f"{way} s", seconds)
 
 
-PARTS = {"modelled": modelled, "processes": processes}
+PARTS = {
+    **{part: functools.partial(modelled, name=name, forward=forward, mib=mib)
+       for part, (name, forward, mib) in CELLS.items()},
+    "processes": processes,
+}  # fmt: skip
 
 
 def add_arguments(parser):
     add_directory(parser)
     add_repetitions(parser, 15, "--pairs")
     add_only(parser, "parts", PARTS)
+    parser.add_argument("--output", help="bench/results/OUTPUT.{md,csv}; default: pipeline, and none with --only")
 
 
 def run(args):
     report = Report()
     emulated = "GPU (host memory, a link of 62.5 MB/s), forward and backward (a deadline) of the modelled part"
     head = [*begun(args.dir), f"emulated: {emulated}"]
-    with report.kept("pipeline", head):
+    output = args.output or "pipeline"
+    with report.kept(output, head):
         for name in args.only or PARTS:
             PARTS[name](report, args)
             report.judge(MEASURES)
     print(report.text())
-    if not args.only:
-        report.write("pipeline", head, "".join(f"\n- {line}" for line in head[1:]) + "\n")
+    if args.output or not args.only:
+        report.write(output, head, "".join(f"\n- {line}" for line in head[1:]) + "\n")
