@@ -5,8 +5,8 @@ and with copies only in the bubbles: while a stage waits for a neighbour. In tur
 in four stages of eight micro-batches, each stage with an emulated GPU whose messages and checkpoint share a link to the
 host (bench_pipeline). A message is as long as a chunk of the checkpoint, and takes a third (`third`, `twice`) or a
 tenth (`tenth`) of a forward; `twice` saves twice as much. `processes`: two processes, PyTorch's Schedule1F1B over gloo,
-CPU tensors, which share no link but the CPU. Without --only it writes bench/results/pipeline.{md,csv}. Takes 15
-minutes, 1 GB of memory and 1 GB of disk.
+CPU tensors, which share no link but the CPU. Writes bench/results/pipeline-PART.{md,csv}. Takes 15 minutes, 1 GB of
+memory and 1 GB of disk.
 """
 
 import functools
@@ -71,18 +71,15 @@ def add_arguments(parser):
     add_directory(parser)
     add_repetitions(parser, 15, "--pairs")
     add_only(parser, "parts", PARTS)
-    parser.add_argument("--output", help="bench/results/OUTPUT.{md,csv}; default: pipeline, and none with --only")
 
 
 def run(args):
-    report = Report()
-    emulated = "GPU (host memory, a link of 62.5 MB/s), forward and backward (a deadline) of the modelled part"
-    head = [*begun(args.dir), f"emulated: {emulated}"]
-    output = args.output or "pipeline"
-    with report.kept(output, head):
-        for name in args.only or PARTS:
-            PARTS[name](report, args)
-            report.judge(MEASURES)
-    print(report.text())
-    if args.output or not args.only:
-        report.write(output, head, "".join(f"\n- {line}" for line in head[1:]) + "\n")
+    emulated = "emulated: GPU (host memory, a link of 62.5 MB/s), forward and backward (a deadline)"
+    for part in args.only or PARTS:
+        report = Report()
+        output = f"pipeline-{part}"
+        head = [*begun(args.dir), *([emulated] if part in CELLS else [])]
+        with report.kept(output, head):
+            PARTS[part](report, args)
+        report.judge(MEASURES)
+        report.write(output, head)
