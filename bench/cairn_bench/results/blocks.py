@@ -15,10 +15,11 @@ def of_figures(make, *names):
     return block
 
 
-def of_suite(make, name):
+def of_suites(make, *names):
     def block(link):
-        head, values = suite(name)
-        return f"{make(values)}\n\n{provenance([(name, head, counts_of_values(values))], link)}"
+        files = [(name, *suite(name)) for name in names]
+        sources = [(name, head, counts_of_values(values)) for name, head, values in files]
+        return f"{make(*(values for _, _, values in files))}\n\n{provenance(sources, link)}"
 
     return block
 
@@ -35,10 +36,11 @@ BLOCKS = {
     "figure-12": of_figures(figures.in_flight, "figure-12"),
     "figure-13": of_figures(figures.parallel_writes, "figure-13"),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
-    "roofline": of_suite(suites.roofline, "roofline"),
-    "micro": of_suite(suites.micro, "micro"),
-    "python-A": of_suite(suites.python, "python-A"),
-    "training": of_suite(suites.training, "training"),
-    "tuner": of_suite(suites.tuner, "tuner"),
+    "roofline": of_suites(suites.roofline, "roofline"),
+    "micro": of_suites(suites.micro, "micro"),
+    "python-A": of_suites(suites.python, "python-A"),
+    "pipeline": of_suites(suites.pipeline, "pipeline-third", "pipeline-twice", "pipeline-tenth", "pipeline-processes"),
+    "training": of_suites(suites.training, "training"),
+    "tuner": of_suites(suites.tuner, "tuner"),
 }
 HEADLINE = {"headline": headline}
