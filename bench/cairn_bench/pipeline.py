@@ -3,7 +3,7 @@
 Each iteration saves. The same iterations run without saves, with saves and no pauses, with pauses while a stage sends,
 and with copies only in the bubbles: while a stage waits for a neighbour. In turns, in adjacent pairs. Modelled: 1F1B
 in four stages of eight micro-batches, each stage with an emulated GPU whose messages and checkpoint share a link to the
-host (bench_pipeline). A message is as long as a chunk of the checkpoint, and takes a third (`third`, `twice`) or a
+host (bench_pauses). A message is as long as a chunk of the checkpoint, and takes a third (`third`, `twice`) or a
 tenth (`tenth`) of a forward; `twice` saves twice as much. `processes`: two processes, PyTorch's Schedule1F1B over gloo,
 CPU tensors, which share no link but the CPU. Writes bench/results/pipeline-PART.{md,csv}. Takes 15 minutes, 1 GB of
 memory and 1 GB of disk.
@@ -42,7 +42,7 @@ MEASURES = (
 
 def modelled(report, args, name, forward, mib):
     with tempfile.TemporaryDirectory(prefix="pipeline-", dir=args.dir) as root:
-        command = [program("bench_pipeline"), "--root", root, "--rounds", str(args.pairs), "--iterations", "1"]
+        command = [program("bench_pauses"), "--root", root, "--rounds", str(args.pairs), "--iterations", "1"]
         command += ["--link", str(LINK), "--message-bytes", str(MESSAGE), "--state-bytes", str(mib << 20)]
         command += ["--forward", str(forward), "--backward", str(2 * forward)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -51,7 +51,7 @@ def modelled(report, args, name, forward, mib):
                 report.single(name, row["round"], f"{row['way']} s", row["seconds"])
                 report.single(name, row["round"], f"{row['way']} fence s", row["fence"])
         if process.returncode:
-            sys.exit(f"bench_pipeline failed: {name}")
+            sys.exit(f"bench_pauses failed: {name}")
 
 
 def processes(report, args):

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/pipeline/stage.h"
+#include "bench/pauses/stage.h"
 
 namespace cairn::bench {
 

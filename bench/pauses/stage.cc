@@ -1,4 +1,4 @@
-#include "bench/pipeline/stage.h"
+#include "bench/pauses/stage.h"
 
 #include <algorithm>
 #include <thread>

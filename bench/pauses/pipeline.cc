@@ -1,4 +1,4 @@
-#include "bench/pipeline/pipeline.h"
+#include "bench/pauses/pipeline.h"
 
 #include <algorithm>
 #include <barrier>

@@ -1,6 +1,6 @@
 // What it gains to pause a checkpoint's copies while a pipeline sends over the same link.
 //
-//   build/release/bin/bench_pipeline --root DIR [--rounds N] [--iterations N] [--link R] [--message-bytes N]
+//   build/release/bin/bench_pauses --root DIR [--rounds N] [--iterations N] [--link R] [--message-bytes N]
 //       [--state-bytes N] [--stages N] [--micro-batches N] [--forward MS] [--backward MS] [--copy-streams N]
 //
 // A 1F1B pipeline in one process, a thread and an emulated GPU for each stage, whose activations, gradients and
@@ -22,7 +22,7 @@
 
 #include "base/status_macros.h"
 #include "base/thread.h"
-#include "bench/pipeline/pipeline.h"
+#include "bench/pauses/pipeline.h"
 
 namespace cairn::bench {
 namespace {
@@ -81,7 +81,7 @@ int Main(int argc, char** argv) {
 
   const Status status = Measure(model, root, rounds, iterations);
   if (status.ok()) return 0;
-  std::cerr << "bench_pipeline: " << status << '\n';
+  std::cerr << "bench_pauses: " << status << '\n';
   return 1;
 }
 
