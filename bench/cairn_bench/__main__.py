@@ -7,6 +7,7 @@ import sys
 from . import compare, figures, micro, pipeline, results, roofline, training, tuner
 from .python import fall_back, unfenced
 from .python import run as python
+from .reconfigure import measure as reconfigure
 from .shared.options import add_command, check
 
 WHAT = {
@@ -18,6 +19,7 @@ WHAT = {
     "tuner": (tuner, "what `cairn tune` chooses and predicts, beside a sweep"),
     "fall-back": (fall_back, "what a group pays to fall back over a damaged checkpoint"),
     "unfenced": (unfenced, "what it costs to find tensors that are overwritten without a fence"),
+    "reconfigure": (reconfigure, "a job's change of layout beside DCP's own files and one central rank"),
     "compare": (compare, "a new run beside the committed one: better, worse, or not resolved"),
     "figure": (figures, "a figure of the evaluation: strategies in a training loop"),
     "results": (results, "the tables in the documents, made from the files in bench/results"),

@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   cairn::bench::AddManifest(settings);
   cairn::bench::AddIndex(settings);
   cairn::bench::AddList(settings);
+  cairn::bench::AddLayouts(settings);
   cairn::bench::AddPool(settings);
   cairn::bench::AddPlanning(settings);
   cairn::bench::AddEngine(settings);

@@ -62,6 +62,7 @@ void AddChecksum(const Settings& settings);
 void AddHeader(const Settings& settings);
 void AddManifest(const Settings& settings);
 void AddIndex(const Settings& settings);
+void AddLayouts(const Settings& settings);
 void AddList(const Settings& settings);
 void AddPool(const Settings& settings);
 void AddPlanning(const Settings& settings);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "cairn/cairn.h"
+#include "cairn/torch.h"
 #include "console.h"
 #include "data/dataset.h"
 #include "device.h"

@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "cairn/torch.h"
 #include "device.h"
 
 namespace cairn::trainer {
@@ -95,7 +96,7 @@ TrainingState::TrainingState(const Flags& flags, const std::string& data, at::De
   Check(state_.Set("clip", flags.clip_norm));
 }
 
-void TrainingState::Add(const std::string& name, const at::Tensor& tensor) { Check(state_.Add(name, ViewOf(tensor))); }
+void TrainingState::Add(const std::string& name, const at::Tensor& tensor) { Check(cairn::Add(state_, name, tensor)); }
 
 const cairn::State& TrainingState::Capture(const RunPosition& progress) {
   for (Generator& generator : generators_) {

@@ -125,7 +125,7 @@ Status Capture::LaunchPlanned() {
   while (!planned_.empty()) {
     Planned& next = planned_.front();
     const Device& device = *batches_.at(next.batch).copies[next.copy].device;
-    if (!device.HasRoom(next.copies.lane)) break;  // The end of a copy makes room, and wakes the engine.
+    if (!device.HasRoom(next.copies.lane)) break;  // Room wakes the engine.
     Planned launched = std::move(next);
     planned_.pop_front();
     CAIRN_RETURN_IF_ERROR(Launch(std::move(launched)));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -31,7 +32,8 @@ struct EngineParts {
   PathAt root;
   WriterCheck check_writer;
   std::vector<std::shared_ptr<Device>> devices;
-  std::vector<StagingArea> staging;
+  /// Staged chunks refer to them while a device that is set up late adds one.
+  std::deque<StagingArea> staging;
   BufferPool* pool = nullptr;
   WorkerPool* workers = nullptr;
   /// Null except on the coordinator.
@@ -55,6 +57,9 @@ struct EngineContext {
   /// is retired.
   bool scanning = false;
   OnNotRecycled not_recycled;
+  /// Restores fill lanes too, and their ends do not wake the engine.
+  const std::shared_ptr<const std::function<void()>> on_room =
+      std::make_shared<const std::function<void()>>([inbox = inbox] { inbox->Wake(); });
 
   /// One for each save that may be in flight, and one for a checkpoint retired meanwhile.
   [[nodiscard]] std::uint64_t spare_folders() const {

@@ -128,6 +128,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
   context_.queue = *std::move(queue);
   context_.inbox->Attach(context_.queue.get());
   context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
+  for (const auto& device : context_.parts.devices) device->WakeOnRoom(context_.on_room);
   if (context_.parts.group->rank() == 0) SweepLeftovers();
   started(Status::Ok());
   Loop();
@@ -369,6 +370,7 @@ void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {
 void Engine::AddDevice(const std::shared_ptr<Device>& device, std::byte* staging) {
   context_.inbox->Post([this, device, staging] {
     context_.parts.devices.push_back(device);
+    device->WakeOnRoom(context_.on_room);
     if (staging != nullptr)
       context_.parts.staging.emplace_back(device.get(), staging, context_.parts.options.staging_bytes,
                                           context_.parts.options.chunk_bytes);

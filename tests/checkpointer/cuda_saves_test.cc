@@ -121,6 +121,34 @@ TEST_F(CudaSaves, ASaveThatWaitsForRoomInALaneFailsWithItsGpu) {
   EXPECT_EQ(younger->WaitDurable(Deadline::In(std::chrono::seconds(10))).code(), StatusCode::kDeviceError);
 }
 
+// The first save's chunks are in staging slots when the second GPU gets staging memory of its own.
+TEST_F(CudaSaves, AGpuThatIsSetUpLateLeavesOtherGpusSlotsInUseAlone) {
+  Open(13000, 4_MiB);
+  State first;
+  AddTensor(first, 4_MiB, 1);
+  std::string why_not;
+  const auto other = CudaUnderTest::Make(why_not, 1);
+  ASSERT_NE(other, nullptr) << why_not;
+  State late;
+  AddMemory(late, other->MakeTensor(Pattern(1_MiB, 2)), 1_MiB, 1);
+  fake_cuda::HoldHostFunctions();
+  const auto staged = checkpointer_->Save(1, first);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  ASSERT_EQ(checkpointer_->Fence({.device = {DeviceKind::kCuda, 0}}, Deadline::In(kPatience)), Status::Ok());
+
+  const auto save = checkpointer_->Save(2, late);
+  ASSERT_TRUE(save.ok()) << save.status();
+  fake_cuda::ReleaseHostFunctions();
+  ASSERT_EQ(checkpointer_->Drain(Deadline::In(kPatience)), Status::Ok());
+  const auto again = checkpointer_->Save(3, first);
+  ASSERT_TRUE(again.ok()) << again.status();
+  ASSERT_EQ(again->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+
+  EXPECT_TRUE(staged->stats().staged);
+  EXPECT_TRUE(again->stats().staged) << "the first save's slots were not given back";
+  checkpointer_.reset();
+}
+
 // GPU 1 is busy: the host returns at once, and the stream of GPU 0 waits for the copies of both.
 TEST_F(CudaSaves, AFenceOnOneGpuWaitsForTheCopiesOfAnotherWithoutHoldingTheHost) {
   constexpr std::uint64_t kBytes = 100'000;

@@ -63,14 +63,23 @@ class CompletionTest : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(CompletionTest, OffersEachSubcommand) {
-  EXPECT_THAT(Complete({""}),
-              IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "doctor", "--version"}));
+  EXPECT_THAT(Complete({""}), IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "profile", "doctor",
+                                            "place", "plan", "--version"}));
 }
 
 TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {
   EXPECT_THAT(Complete({"export", "--"}),
               IsSupersetOf({"--help", "--json", "--out", "--force", "--names", "--copy-tied"}));
   EXPECT_THAT(Complete({"gc", "--"}), AllOf(IsSupersetOf({"--keep-last", "--dry-run"}), Not(Contains("--force"))));
+}
+
+TEST_P(CompletionTest, OffersFilesForAModel) { EXPECT_THAT(Complete({"plan", ""}), Contains("file")); }
+
+TEST_P(CompletionTest, OffersWhatAProfileNeeds) {
+  EXPECT_THAT(Complete({"profile", "--"}), IsSupersetOf({"--pattern", "--least-cores", "--check"}));
+  EXPECT_THAT(Complete({"profile", "--means", ""}), IsSupersetOf({"line", "counter", "rate"}));
+  EXPECT_THAT(Complete({"tune", "run", "--profile", ""}), Contains("file"));
+  EXPECT_THAT(Complete({"profile", "--", ""}), AllOf(Contains("sh"), Not(Contains("run"))));
 }
 
 TEST_P(CompletionTest, OffersTheStepsOfARoot) {
@@ -87,6 +96,7 @@ TEST_P(CompletionTest, OffersTheStepsOfARoot) {
 TEST_P(CompletionTest, OffersFoldersWhereARootIsExpected) {
   EXPECT_THAT(Complete({"ls", ""}), AllOf(Contains("run"), Not(Contains("file"))));
   EXPECT_THAT(Complete({"show", ""}), IsSupersetOf({"run", "file"}));
+  EXPECT_THAT(Complete({"place", ""}), IsSupersetOf({"run", "file"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shells, CompletionTest, ::testing::Values("bash", "zsh"),

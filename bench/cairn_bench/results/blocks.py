@@ -1,6 +1,6 @@
 """The generated blocks of the documents, by name."""
 
-from . import figures, suites
+from . import figures, layouts, suites
 from .source import counts_of_rows, counts_of_values, figure, provenance, suite
 
 
@@ -36,11 +36,15 @@ BLOCKS = {
     "figure-12": of_figures(figures.in_flight, "figure-12"),
     "figure-13": of_figures(figures.parallel_writes, "figure-13"),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
+    "figure-dtfm": of_figures(figures.networks, "figure-dtfm"),
     "roofline": of_suites(suites.roofline, "roofline"),
     "micro": of_suites(suites.micro, "micro"),
     "python-A": of_suites(suites.python, "python-A"),
     "pipeline": of_suites(suites.pipeline, "pipeline-third", "pipeline-twice", "pipeline-tenth", "pipeline-processes"),
     "training": of_suites(suites.training, "training"),
     "tuner": of_suites(suites.tuner, "tuner"),
+    "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
+    "reconfigure": of_suites(layouts.reconfigure, "reconfigure"),
+    "figure-cluster": of_figures(figures.cluster, "figure-cluster"),
 }
 HEADLINE = {"headline": headline}

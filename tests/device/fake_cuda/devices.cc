@@ -1,4 +1,5 @@
 // The driver's start, its GPUs, and their primary contexts.
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -29,7 +30,18 @@ CUresult GetErrorString(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+// For programs that know nothing of the double.
+void DefineKernelsIfAsked() {
+  static const char* const asked = std::getenv("FAKE_CUDA_KERNELS");
+  if (asked != nullptr && std::string(asked) == "1" && !driver().is_tested) DefineCairnsKernels();
+}
+
+}  // namespace
+
 CUresult Init(unsigned int flags) {
+  DefineKernelsIfAsked();
   FAKE_CUDA_ENTER("cuInit", kNothing);
   Driver& d = driver();
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;

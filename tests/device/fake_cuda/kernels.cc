@@ -86,14 +86,13 @@ CUresult LaunchKernel(CUfunction handle, unsigned int grid_x, unsigned int grid_
                       .block = {block_x, block_y, block_z},
                       .shared = shared_bytes,
                       .gpu = stream->context->gpu};
-  Enqueue(call, *stream, {.run = [run = kernel.run, launch, copies = std::move(copies)]() mutable {
-            const GpuAccess access;
-            std::vector<void*> pointers;
-            for (std::vector<std::byte>& copy : copies) pointers.push_back(copy.data());
-            run(launch, pointers.data());
-            return CUDA_SUCCESS;
-          }});
-  return CUDA_SUCCESS;
+  return Enqueue(call, *stream, {.run = [run = kernel.run, launch, copies = std::move(copies)]() mutable {
+                   const GpuAccess access;
+                   std::vector<void*> pointers;
+                   for (std::vector<std::byte>& copy : copies) pointers.push_back(copy.data());
+                   if (!Broken("kernels")) run(launch, pointers.data());
+                   return CUDA_SUCCESS;
+                 }});
 }
 
 }  // namespace cairn::fake_cuda

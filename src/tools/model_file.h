@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+
+#include "cairn/status.h"
+#include "restore/layouts.h"
+
+namespace cairn::tools {
+
+/// Reads a model's shapes from JSON: {"gpt": {sizes}}, or {"layers": N, "tensors": [...]}. docs/operations.md says
+/// which members there are. InvalidArgument names the file, the member, and the expected and the found value.
+[[nodiscard]] Result<Model> ReadModelFile(const std::string& path);
+
+}  // namespace cairn::tools

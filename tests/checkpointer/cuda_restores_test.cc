@@ -1,0 +1,106 @@
+// Restores to GPUs through CudaDevice, on the driver's test double: full queues, and GPUs that are lost.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cairn/cairn.h"
+#include "device/cuda_under_test.h"
+#include "device/fake_cuda.h"
+#include "testing/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using namespace literals;
+
+constexpr std::uint64_t kBytes = 1024;  // Of a tensor.
+
+class CudaRestores : public testing::Test {
+ protected:
+  void SetUp() override {
+    fake_cuda::Reset();
+    fake_cuda::SetDriverVersion(12070);  // Without batches: an operation for each tensor.
+    std::string why_not;
+    cuda_ = CudaUnderTest::Make(why_not);
+    ASSERT_NE(cuda_, nullptr) << why_not;
+    stream_ = cuda_->MakeStream();
+    auto opened = Checkpointer::Open({.root = directory_ / "run",
+                                      .host_memory_bytes = 8_MiB,
+                                      .chunk_bytes = 1_MiB,
+                                      .queue_depth = 2,
+                                      .cuda_devices = {0}});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    checkpointer_ = *std::move(opened);
+  }
+  void TearDown() override {
+    EXPECT_THAT(fake_cuda::Misuses(), testing::IsEmpty());
+    checkpointer_.reset();
+    cuda_.reset();
+    fake_cuda::Reset();
+  }
+
+  [[nodiscard]] State MakeState(std::uint32_t tensors, std::vector<std::byte*>& at) {
+    State state;
+    for (std::uint32_t i = 0; i < tensors; ++i) {
+      at.push_back(cuda_->MakeTensor(Pattern(kBytes, i)));
+      const TensorView view{.data = at.back(),
+                            .dtype = DType::kU8,
+                            .shape = {static_cast<std::int64_t>(kBytes)},
+                            .device = stream_.device};
+      EXPECT_EQ(state.Add("t" + std::to_string(i), view), Status::Ok());
+    }
+    return state;
+  }
+
+  const TempDir directory_;
+  std::unique_ptr<CudaUnderTest> cuda_;
+  Stream stream_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+// A call that meets a full queue blocks inside the driver, and so does the one that would let the stream go on.
+TEST_F(CudaRestores, SeveralAtOnceNeverFillALanesQueueWhileTheCallersStreamIsBusy) {
+  constexpr std::uint32_t kTensors = 600;
+  constexpr int kRestores = 5;
+  std::vector<std::byte*> saved;
+  const State state = MakeState(kTensors, saved);
+  const auto save = checkpointer_->Save(1, state);
+  ASSERT_TRUE(save.ok() && save->WaitDurable().ok());
+  std::vector<std::vector<std::byte*>> targets(kRestores);
+  std::vector<State> states;
+  for (std::vector<std::byte*>& at : targets) states.push_back(MakeState(kTensors, at));
+  for (const auto& of_restore : targets) {
+    for (std::byte* at : of_restore) cuda_->LaunchWrite(stream_, at, Pattern(kBytes, 7777));
+  }
+  std::promise<void> step_may_end;
+  cuda_->LaunchOnHost(stream_, [&] { step_may_end.get_future().wait(); });
+
+  std::vector<std::future<Status>> restores;
+  for (State& one : states) {
+    restores.push_back(std::async(
+        std::launch::async, [&] { return checkpointer_->Restore(Latest(), one, {.streams = {stream_}}).status(); }));
+  }
+  for (const auto& one : restores) {
+    EXPECT_EQ(one.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  }
+  const int blocked = fake_cuda::BlockedLaunches();
+  if (blocked != 0) fake_cuda::SetSticky(CUDA_ERROR_LAUNCH_FAILED);  // Nothing else ends them.
+  step_may_end.set_value();
+
+  EXPECT_EQ(blocked, 0);
+  for (auto& one : restores) ASSERT_EQ(one.get(), Status::Ok());
+  cuda_->Synchronize(stream_);
+  for (const auto& of_restore : targets) {
+    for (std::uint32_t i = 0; i < kTensors; ++i) {
+      ASSERT_EQ(cuda_->ReadTensor(of_restore[i], kBytes), Pattern(kBytes, i)) << "tensor " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cairn
