@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from . import compare, figures, micro, profiled, results, roofline, training, tuner
+from . import compare, figures, micro, pipeline, profiled, results, roofline, training, tuner
 from .python import fall_back, unfenced
 from .python import run as python
 from .reconfigure import measure as reconfigure
@@ -14,6 +14,7 @@ WHAT = {
     "roofline": (roofline, "saves and restores beside fio on the same disk"),
     "micro": (micro, "small operations, each beside a peer that does the same work"),
     "python": (python, "the Python API beside torch.save, safetensors, DCP, torchsnapshot and others"),
+    "pipeline": (pipeline, "what pauses of copies gain in a pipeline whose sends share the link"),
     "training": (training, "what saving costs real training on the CPU"),
     "profiled": (profiled, "training beside saves, with the budget from a profile and with the default one"),
     "tuner": (tuner, "what `cairn tune` chooses and predicts, beside a sweep"),

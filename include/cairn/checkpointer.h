@@ -262,10 +262,10 @@ class Checkpointer {
   /// Holds copies to the host back while the result lives: for training that sends over the same link, such as a
   /// pipeline's stages. Pauses may overlap.
   ///
-  /// Copies on their way go on: at most Options::copy_streams chunks for each save, once there has been a pause. Copies
-  /// begin again when the last pause has ended, or `at_most` after it began, or when a fence waits for them. Other
-  /// waits do not end a pause. Never blocks and makes no call of CUDA's, so that CUDA's host functions may begin and
-  /// end pauses. Does nothing in a forked child, and if the root was opened read-only.
+  /// A chunk on its way goes on. From the first pause on a save has one at a time. Copies begin again when the last
+  /// pause has ended, or `at_most` after it began, or when a fence waits for them. Other waits do not end a pause.
+  /// Never blocks and makes no call of CUDA's, so that CUDA's host functions may begin and end pauses. Does nothing in
+  /// a forked child, and if the root was opened read-only.
   [[nodiscard]] CopyPause PauseCopies(std::chrono::nanoseconds at_most = std::chrono::seconds(1));
 
   /// Waits until fewer than Options::max_in_flight saves are in flight, or returns DeadlineExceeded.

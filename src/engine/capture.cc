@@ -52,9 +52,8 @@ Status Capture::Enqueue(bool chunks) {
 
 bool Capture::KeepsBack() const {
   if (!context_.pauses->used() || task_.fence_waits()) return false;
-  const auto on_the_way = std::count_if(batches_.begin(), batches_.end(),
-                                        [](const auto& entry) { return bool(entry.second.chunk.buffer); });
-  return on_the_way >= context_.parts.options.copy_streams;
+  return std::any_of(batches_.begin(), batches_.end(),
+                     [](const auto& entry) { return bool(entry.second.chunk.buffer); });
 }
 
 bool Capture::PlanStaging() {

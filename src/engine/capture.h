@@ -115,7 +115,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] bool stopped() const { return stage_ == CaptureStage::kStopped; }
   [[nodiscard]] Status WaitForCallersStreams();
   [[nodiscard]] Status Enqueue(bool chunks);
-  // Enough chunks are on their way to the host: more could not be held back by a pause that begins now.
+  // A chunk is on its way to the host: a pause that begins now could not hold another one back.
   [[nodiscard]] bool KeepsBack() const;
   // False if there is nothing to stage, or no slot.
   [[nodiscard]] bool PlanStaging();

@@ -38,7 +38,7 @@ class CopyPauses {
     return latest;
   }
   [[nodiscard]] bool active() const { return used() && until() > Deadline::Clock::now(); }
-  /// There has been one. From then on a save has few copies in flight, so that a pause takes effect soon.
+  /// There has been one. From then on a save has one chunk on its way, so that a pause takes effect soon.
   [[nodiscard]] bool used() const { return used_; }
 
  private:

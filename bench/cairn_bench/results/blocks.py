@@ -29,10 +29,11 @@ def once_measured(block, name, command, about):
     return made
 
 
-def of_suite(make, name):
+def of_suites(make, *names):
     def block(link):
-        head, values = suite(name)
-        return f"{make(values)}\n\n{provenance([(name, head, counts_of_values(values))], link)}"
+        files = [(name, *suite(name)) for name in names]
+        sources = [(name, head, counts_of_values(values)) for name, head, values in files]
+        return f"{make(*(values for _, _, values in files))}\n\n{provenance(sources, link)}"
 
     return block
 
@@ -56,15 +57,16 @@ BLOCKS = {
     "figure-13": of_figures(figures.parallel_writes, "figure-13"),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
     "figure-dtfm": of_figures(figures.networks, "figure-dtfm"),
-    "roofline": of_suite(suites.roofline, "roofline"),
-    "micro": of_suite(suites.micro, "micro"),
-    "python-A": of_suite(suites.python, "python-A"),
-    "training": of_suite(suites.training, "training"),
-    "tuner": of_suite(suites.tuner, "tuner"),
+    "roofline": of_suites(suites.roofline, "roofline"),
+    "micro": of_suites(suites.micro, "micro"),
+    "python-A": of_suites(suites.python, "python-A"),
+    "pipeline": of_suites(suites.pipeline, "pipeline-third", "pipeline-twice", "pipeline-tenth", "pipeline-processes"),
+    "training": of_suites(suites.training, "training"),
+    "tuner": of_suites(suites.tuner, "tuner"),
     "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
-    "reconfigure": of_suite(layouts.reconfigure, "reconfigure"),
+    "reconfigure": of_suites(layouts.reconfigure, "reconfigure"),
     "figure-profile": of_figures(figures.profiles, "figure-profile"),
-    "profiled": of_suite(suites.profiled, "profiled"),
+    "profiled": of_suites(suites.profiled, "profiled"),
     "figure-cluster": of_figures(figures.cluster, "figure-cluster"),
 }
 HEADLINE = {"headline": headline}

@@ -4,6 +4,7 @@ import itertools
 import re
 import statistics
 
+from ..pipeline import MEASURES as PIPELINE
 from ..python.catalogue import PEERS, SYSTEMS
 from ..python.tables import COLUMNS, cells
 from ..roofline import MEASURES
@@ -27,6 +28,10 @@ def roofline(values):
 
 def micro(values):
     return judged(values, [Measure(".+/.+", "ratio")])
+
+
+def pipeline(*parts):
+    return judged({key: value for values in parts for key, value in values.items()}, PIPELINE)
 
 
 def python(values):
