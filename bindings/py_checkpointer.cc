@@ -68,6 +68,10 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
 
 void BindCheckpointer(py::module_& module) {
   using namespace py::literals;
+  py::class_<CopyPause>(module, "CopyPause")
+      .def("end", &CopyPause::End)
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__", [](CopyPause& self, const py::args&) { self.End(); });
   py::class_<PyCheckpointer>(module, "Checkpointer")
       .def(py::init(&Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a, "max_in_flight"_a,
            "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "open_timeout"_a, "take_over"_a, "file_mode"_a,
@@ -81,6 +85,7 @@ void BindCheckpointer(py::module_& module) {
       .def("set_up", &PyCheckpointer::SetUp, "cuda"_a)
       .def("wait_for_place", &PyCheckpointer::WaitForPlace, "timeout"_a)
       .def("fence", &PyCheckpointer::Fence, "cuda"_a, "stream"_a, "timeout"_a)
+      .def("pause_copies", &PyCheckpointer::PauseCopies, "at_most"_a)
       .def("begin_step", &PyCheckpointer::BeginStep)
       .def_property_readonly("has_unchecked", &PyCheckpointer::HasUnchecked)
       .def("end_step", &PyCheckpointer::EndStep, "written"_a)

@@ -131,6 +131,7 @@ class PyCheckpointer {
     }));
     for (const std::shared_ptr<WatchedSave>& save : pending) save->CheckMemory();
   }
+  [[nodiscard]] CopyPause PauseCopies(double at_most) const { return Use()->PauseCopies(SpanFrom(at_most)); }
   /// Called before each step of any optimizer.
   void BeginStep() { watcher_->BeginStep(); }
   /// Whether what a step has written matters to any save.

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "store_group.h"
+#include "group/store_group.h"
 
 namespace cairn {
 

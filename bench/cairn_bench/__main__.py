@@ -4,19 +4,23 @@ import argparse
 import os
 import sys
 
-from . import compare, figures, micro, results, roofline, training, tuner
+from . import compare, figures, micro, pipeline, profiled, results, roofline, training, tuner
 from .python import fall_back, unfenced
 from .python import run as python
+from .reconfigure import measure as reconfigure
 from .shared.options import add_command, check
 
 WHAT = {
     "roofline": (roofline, "saves and restores beside fio on the same disk"),
     "micro": (micro, "small operations, each beside a peer that does the same work"),
     "python": (python, "the Python API beside torch.save, safetensors, DCP, torchsnapshot and others"),
+    "pipeline": (pipeline, "what pauses of copies gain in a pipeline whose sends share the link"),
     "training": (training, "what saving costs real training on the CPU"),
+    "profiled": (profiled, "training beside saves, with the budget from a profile and with the default one"),
     "tuner": (tuner, "what `cairn tune` chooses and predicts, beside a sweep"),
     "fall-back": (fall_back, "what a group pays to fall back over a damaged checkpoint"),
     "unfenced": (unfenced, "what it costs to find tensors that are overwritten without a fence"),
+    "reconfigure": (reconfigure, "a job's change of layout beside DCP's own files and one central rank"),
     "compare": (compare, "a new run beside the committed one: better, worse, or not resolved"),
     "figure": (figures, "a figure of the evaluation: strategies in a training loop"),
     "results": (results, "the tables in the documents, made from the files in bench/results"),

@@ -11,6 +11,9 @@ the next: the CPU time that Cairn's threads take for a save, over the cores; the
 bytes, less the time between two saves; and the time in which a save is captured, less forward and backward. This
 machine's speed drifts by more than 1 % from one process to the next. So the slowdown against the same process's own
 steps without a save in flight is reported too.
+
+--ranks 2 does the same with two data-parallel ranks, with a thread each and half of the batch, and writes
+training-ranks.{md,csv}. Then Cairn's CPU time is that of rank 0 times the ranks.
 """
 
 import json
@@ -26,11 +29,13 @@ from .shared.files import begun
 from .shared.fio import LINE, fio, hugepages
 from .shared.machine import touch
 from .shared.options import add_directory, add_only, add_repetitions, positive
+from .shared.ranks import run_ranks
 from .shared.report import Report, spread, table
 
 TEXT = "/usr/share/common-licenses"
 MODELS = {"bert-base": "wordpiece", "opt-125m": "bpe"}  # And the tokens that they learn from.
-SHAPE = ("--sequence", "32", "--batch", "2", "--optimizer", "adamw")
+SHAPE = ("--sequence", "32", "--optimizer", "adamw")
+BATCH = 2  # Samples of a step, of all ranks.
 NEVER, RARELY, ALWAYS = 0, 10, 1
 WARM = 20
 STEPS, REPETITIONS = 60, 5  # A result that is written comes from at least as many.
@@ -44,6 +49,7 @@ def add_arguments(parser):
     add_directory(parser)
     add_repetitions(parser, REPETITIONS)
     parser.add_argument("--steps", type=positive(int), default=STEPS, help=f"default: {STEPS}")
+    parser.add_argument("--ranks", type=positive(int), default=1, help="processes that train together; default: 1")
     add_only(parser, "models", MODELS)
 
 
@@ -54,17 +60,18 @@ def prepare(directory, model):
     return out
 
 
-def train(directory, model, text, every, steps):
+def train(directory, model, text, every, steps, ranks):
     """What a training reports of itself, after its checkpoints were verified."""
     touch(TOUCHED)
     root, report = os.path.join(directory, "run"), os.path.join(directory, "report.json")
-    command = [program("cairn_train"), "--model", model, "--data", text, *SHAPE]
-    command += ["--steps", str(steps), "--report", report]
+    command = [program("cairn_train"), "--model", model, "--data", text, *SHAPE, "--batch", str(BATCH // ranks)]
+    command += ["--steps", str(steps), "--report", report, *(("--threads", "1") if ranks > 1 else ())]
     if every:
-        command += ["--checkpoint-dir", root, "--every", str(every), "--in-flight", "2", "--host-memory", str(POOL)]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True)
-    if ran.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit status {ran.returncode}\n{ran.stderr}")
+        command += ["--checkpoint-dir", root, "--every", str(every), "--in-flight", "2"]
+        command += ["--host-memory", str(POOL // ranks)]
+    for status, _, errors in run_ranks(command, ranks):
+        if status != 0:
+            sys.exit(f"{' '.join(command)}: exit status {status}\n{errors}")
     if every:
         subprocess.run([program("cairn"), "verify", root], check=True, stdout=subprocess.DEVNULL)
         shutil.rmtree(root)
@@ -88,8 +95,8 @@ def percentile99(values):
 class Model:
     """The figures of one model, a repetition at a time."""
 
-    def __init__(self, name, report):
-        self.name, self.report = name, report
+    def __init__(self, name, report, ranks):
+        self.name, self.report, self.ranks = name, report, ranks
         self.losses = ()
         self.bytes = 0
 
@@ -112,7 +119,7 @@ class Model:
         # The difference of two runs: what both take once, such as touching the pool, belongs to no save.
         rare, always = runs[RARELY], runs[ALWAYS]
         more = len(always["saves"]) - len(rare["saves"])
-        cpu = (always["engine_cpu_seconds"] - rare["engine_cpu_seconds"]) / more
+        cpu = self.ranks * (always["engine_cpu_seconds"] - rare["engine_cpu_seconds"]) / more
         single(ALWAYS, "CPU s a save", cpu)
         for every in (RARELY, ALWAYS):
             run = runs[every]
@@ -141,6 +148,7 @@ class Model:
     def judge(self):
         for every in (RARELY, ALWAYS):
             what = f"{self.name}, every {every} step{'s' if every > 1 else ''}"
+            what += f", {self.ranks} ranks" if self.ranks > 1 else ""
             less = self.of(every, "slowdown less bound %")
             self.report.figure(f"{what}: slowdown less its bound", less, 1, unit=" %")
             if statistics.median(self.of(every, "bound by capture s")) <= 0:  # Else the fence must wait.
@@ -161,20 +169,23 @@ class Model:
 def check(args):
     if args.steps < WARM + RARELY:
         args.error(f"--steps {args.steps}: expected at least {WARM + RARELY}")
+    if BATCH % args.ranks != 0:
+        args.error(f"--ranks {args.ranks}: expected a divisor of the batch of {BATCH}")
 
 
 def run(args):
     memory = hugepages()
     report = Report()
-    head = [*begun(args.dir), LINE, f"{TEXT}; {' '.join(SHAPE)}"]
+    head = [*begun(args.dir), LINE, f"{TEXT}; {' '.join(SHAPE)} --batch {BATCH}; ranks: {args.ranks}"]
     with tempfile.TemporaryDirectory(prefix="training-", dir=args.dir) as directory:
-        models = [Model(name, report) for name in args.only or MODELS]
+        models = [Model(name, report, args.ranks) for name in args.only or MODELS]
         texts = {model: prepare(directory, model.name) for model in models}
         for pair in range(args.repetitions):
             for model in models:
                 rate, _ = fio(os.path.join(directory, "fio.data"), "write", memory, 2 << 30)
                 order = (RARELY, NEVER, ALWAYS) if pair % 2 == 0 else (ALWAYS, NEVER, RARELY)
-                runs = {every: train(directory, model.name, texts[model], every, args.steps) for every in order}
+                given = (args.steps, args.ranks)
+                runs = {every: train(directory, model.name, texts[model], every, *given) for every in order}
                 if len({run["weights_crc64"] for run in runs.values()}) != 1:
                     sys.exit(f"{model.name}: training that saves ended with other weights")
                 model.add(pair, runs, rate)
@@ -184,4 +195,4 @@ def run(args):
     details = "".join(model.text() for model in models)
     print(report.text(), details, sep="\n")
     if not args.only and args.steps == STEPS and args.repetitions >= REPETITIONS:
-        report.write("training", head, details)
+        report.write("training" if args.ranks == 1 else "training-ranks", head, details)

@@ -44,7 +44,7 @@ at::Tensor Wrap(Bytes bytes) {
 
 /// A thread that waits for a message that is never sent notices when the other end is gone: gloo fails every operation
 /// that has not begun, but forgets the one that it is in the middle of, which would wait for ever.
-class TwoRanks : public GlooPair {
+class TwoRanks : public Connection {
  public:
   TwoRanks(const Store& store, int rank, const std::string& address) : other_(1 - rank) {
     const auto options = c10d::ProcessGroupGloo::Options::create(kJoin);
@@ -150,11 +150,12 @@ class TwoRanks : public GlooPair {
 /// TCPStore and gloo write to sockets whose other end may be gone. Python, where they usually run, ignores the signal.
 void IgnoreBrokenPipes() { static_cast<void>(std::signal(SIGPIPE, SIG_IGN)); }
 
-Result<std::unique_ptr<GlooPair>> Join(const Store& store, std::int64_t number, int rank, const std::string& address) {
+Result<std::unique_ptr<Connection>> Join(const Store& store, std::int64_t number, int rank,
+                                         const std::string& address) {
   IgnoreBrokenPipes();
   try {
     const Store pair = c10::make_intrusive<c10d::PrefixStore>("pair-" + std::to_string(number), store);
-    return std::unique_ptr<GlooPair>(std::make_unique<TwoRanks>(pair, rank, address));
+    return std::unique_ptr<Connection>(std::make_unique<TwoRanks>(pair, rank, address));
   } catch (const std::exception& error) {
     return Failed("connecting", error);
   }
@@ -178,7 +179,7 @@ class StoreMeeting : public GlooMeeting {
       return Failed("reading who asks", error);
     }
   }
-  Result<std::unique_ptr<GlooPair>> Accept() override {
+  Result<std::unique_ptr<Connection>> Accept() override {
     try {
       served_ = store_->add(kAsked, 0);
     } catch (const std::exception& error) {
@@ -203,14 +204,14 @@ Result<std::unique_ptr<GlooMeeting>> GlooMeeting::Make(const std::string& addres
   }
 }
 
-Result<std::unique_ptr<GlooPair>> Connect(const std::string& own_address, const std::string& address, int port) {
+Result<std::unique_ptr<Connection>> Connect(const std::string& own_address, const std::string& address, int port) {
   IgnoreBrokenPipes();
   try {
     c10d::TCPStoreOptions options;
     options.port = static_cast<std::uint16_t>(port);
     options.waitWorkers = false;
     const Store store = c10::make_intrusive<c10d::TCPStore>(address, options);
-    Result<std::unique_ptr<GlooPair>> pair = Status(StatusCode::kIoError, "");
+    Result<std::unique_ptr<Connection>> pair = Status(StatusCode::kIoError, "");
     // The owner may still be waiting for a training that was killed before it connected.
     for (int i = 0; i < kAttempts && !pair.ok(); ++i) pair = Join(store, store->add(kAsked, 1), 0, own_address);
     return pair;

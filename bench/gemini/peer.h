@@ -2,37 +2,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 
-#include "base/status_macros.h"
-#include "bench/gemini/gloo_pair.h"
+#include "bench/gemini/connection.h"
 #include "cairn/status.h"
 
 namespace cairn::bench {
-
-/// What a training and its peer send each other before and after the bytes of a checkpoint.
-struct PeerMessage {
-  enum class Kind : std::uint64_t {
-    kSave = 1,     ///< Bytes follow; answered with kHolds once all of them are there.
-    kRestore = 2,  ///< Answered with kHolds or kNothing; after kHolds bytes follow.
-    kHolds = 3,    ///< The step, complete in the peer's memory.
-    kNothing = 4,
-  };
-  Kind kind = Kind::kRestore;
-  std::uint64_t step = 0;
-  std::uint64_t bytes = 0;        ///< Of the checkpoint.
-  std::uint64_t piece_bytes = 0;  ///< Of each message that it comes in.
-};
-inline Status SendMessage(GlooPair& pair, const PeerMessage& message) {
-  CAIRN_RETURN_IF_ERROR(pair.Send(std::as_bytes(std::span(&message, 1)), sizeof(message)));
-  return pair.Flush();
-}
-[[nodiscard]] inline Result<PeerMessage> ReceiveMessage(GlooPair& pair) {
-  PeerMessage message;
-  CAIRN_RETURN_IF_ERROR(pair.Receive(std::as_writable_bytes(std::span(&message, 1)), sizeof(message)));
-  return message;
-}
 
 /// The peer of a directory's training: a process that keeps the training's checkpoints in its memory, two buffers, of
 /// which one has the newest complete checkpoint.
@@ -42,9 +17,9 @@ inline Status SendMessage(GlooPair& pair, const PeerMessage& message) {
 /// address; the file's lock (fcntl) shows that it is alive. Its errors are in "gemini-peer.log".
 ///
 /// Connects to it, and starts it first if there is none. `bytes_per_second` 0: over the loopback interface.
-/// FailedPrecondition if there is one for another size of state; Unsupported as PeerNetwork::Make.
-[[nodiscard]] Result<std::unique_ptr<GlooPair>> ConnectToPeer(const std::string& directory, std::uint64_t state_bytes,
-                                                              std::uint64_t bytes_per_second);
+/// FailedPrecondition if there is one for another size of state; Unsupported as TwoNodes::Make.
+[[nodiscard]] Result<std::unique_ptr<Connection>> ConnectToPeer(const std::string& directory, std::uint64_t state_bytes,
+                                                                std::uint64_t bytes_per_second);
 
 /// How the peer's process is started: bench_gemini_peer DIRECTORY STATE_BYTES ADDRESS TRAINING_ADDRESS, with these two
 /// descriptors.

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -12,13 +13,17 @@
 
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "bench/gemini/network.h"
+#include "bench/emulation/network.h"
+#include "bench/gemini/gloo_pair.h"
 #include "bench/gemini/peer.h"
 #include "bench/gemini/peer_address.h"
 
 namespace cairn::bench {
 namespace {
 
+// The nodes of the network.
+constexpr std::size_t kTraining = 0;
+constexpr std::size_t kPeer = 1;
 constexpr const char* kLoopback = "127.0.0.1";
 constexpr const char* kBinary = "bench_gemini_peer";  // Beside this process's own.
 
@@ -73,9 +78,9 @@ std::string ReadLine(int fd) {
 }
 
 Status StartPeer(const std::string& directory, std::uint64_t state_bytes, std::uint64_t bytes_per_second) {
-  PeerNetwork network;
+  TwoNodes network;
   if (bytes_per_second > 0) {
-    CAIRN_ASSIGN_OR_RETURN(network, PeerNetwork::Make(bytes_per_second));
+    CAIRN_ASSIGN_OR_RETURN(network, TwoNodes::Make(bytes_per_second));
   }
   std::error_code error;
   const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / kBinary;
@@ -87,14 +92,14 @@ Status StartPeer(const std::string& directory, std::uint64_t state_bytes, std::u
     ChildFiles files;
     files.Log(directory + "/gemini-peer.log");
     CAIRN_RETURN_IF_ERROR(files.Give(writes, kPeerReadyFd));
-    if (network.training.valid()) CAIRN_RETURN_IF_ERROR(files.Give(network.training, kPeerNetworkFd));
-    files.CloseFrom(network.training.valid() ? kPeerNetworkFd + 1 : kPeerReadyFd + 1);
-    const bool far = network.peer.valid();
+    const bool far = network.networks[kPeer].valid();
+    if (far) CAIRN_RETURN_IF_ERROR(files.Give(network.networks[kTraining], kPeerNetworkFd));
+    files.CloseFrom(far ? kPeerNetworkFd + 1 : kPeerReadyFd + 1);
     const std::vector<std::string> arguments{binary, directory, std::to_string(state_bytes),
-                                             far ? PeerNetwork::kPeerAddress : kLoopback,
-                                             far ? PeerNetwork::kTrainingAddress : kLoopback};
+                                             far ? TwoNodes::kAddresses[kPeer] : kLoopback,
+                                             far ? TwoNodes::kAddresses[kTraining] : kLoopback};
     const auto spawn = [&] { return Spawn(arguments, files); };
-    CAIRN_RETURN_IF_ERROR(far ? RunInNetwork(network.peer.get(), spawn) : spawn());
+    CAIRN_RETURN_IF_ERROR(far ? RunInNetwork(network.networks[kPeer].get(), spawn) : spawn());
   }
   writes.Reset();
   const std::string said = ReadLine(reads.get());
@@ -105,8 +110,8 @@ Status StartPeer(const std::string& directory, std::uint64_t state_bytes, std::u
 
 }  // namespace
 
-Result<std::unique_ptr<GlooPair>> ConnectToPeer(const std::string& directory, std::uint64_t state_bytes,
-                                                std::uint64_t bytes_per_second) {
+Result<std::unique_ptr<Connection>> ConnectToPeer(const std::string& directory, std::uint64_t state_bytes,
+                                                  std::uint64_t bytes_per_second) {
   CAIRN_ASSIGN_OR_RETURN(std::optional<PeerAddress> peer, FindPeer(directory));
   if (!peer.has_value()) {
     CAIRN_RETURN_IF_ERROR(StartPeer(directory, state_bytes, bytes_per_second));
@@ -120,7 +125,7 @@ Result<std::unique_ptr<GlooPair>> ConnectToPeer(const std::string& directory, st
   if (peer->network.empty()) return Connect(peer->training_address, peer->address, peer->port);
   const UniqueFd network(::open(peer->network.c_str(), O_RDONLY | O_CLOEXEC));
   if (!network.valid()) return ErrnoStatus(errno, "opening the network namespace " + peer->network);
-  std::unique_ptr<GlooPair> pair;
+  std::unique_ptr<Connection> pair;
   CAIRN_RETURN_IF_ERROR(RunInNetwork(network.get(), [&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(pair, Connect(peer->training_address, peer->address, peer->port));
     return {};

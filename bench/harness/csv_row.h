@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cairn/status.h"
+
 namespace cairn::bench {
 
 /// One line of a CSV and the names of its cells.
@@ -32,5 +34,9 @@ class CsvRow {
   std::vector<std::string> names_;
   std::vector<std::string> values_;
 };
+
+/// Prints the row under its names, and appends it to the file `csv`, which may be empty for none. InvalidArgument if
+/// that has other columns.
+Status Print(const CsvRow& row, const std::string& csv);
 
 }  // namespace cairn::bench

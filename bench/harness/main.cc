@@ -37,9 +37,9 @@
 //          of that rate would have it; the machine's own must be faster. With --disk pd-ssd the kernel limits the
 //          process's writes to 480 MB/s, divided by --dilation (emulation/disk_profile.h).
 //   peer   only gemini writes to no disk: its checkpoints are in the memory of another process, behind a network of
-//          --network-bytes-per-second between two network namespaces (gemini/network.h). Real bytes over real TCP, at
-//          most at that rate; that process takes CPU time from this machine, which is not in cpu_s. For gemini, durable
-//          means: whole in the peer's memory (durable_means).
+//          --network-bytes-per-second between two network namespaces (emulation/network.h). Real bytes over real TCP,
+//          at most at that rate; that process takes CPU time from this machine, which is not in cpu_s. For gemini,
+//          durable means: whole in the peer's memory (durable_means).
 //
 // Each run makes a directory of its own and removes it. --resume works in --dir itself: it compares the newest
 // checkpoint there with the state of its step, continues from it, and leaves everything there. At the end the page
@@ -53,7 +53,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -153,23 +152,6 @@ CsvRow MakeRow(const Run& run) {
   row.Add("durable_means", run.kind.durable_means);
   row.Add("compute", flags.compute);
   return row;
-}
-
-Status Print(const CsvRow& row, const std::string& csv) {
-  std::cout << row.names() << '\n' << row.values() << '\n';
-  if (csv.empty()) return {};
-  std::error_code ignored;
-  std::string found;
-  std::getline(std::ifstream(csv) >> std::ws, found);
-  if (!found.empty() && found != row.names()) {
-    return Error(StatusCode::kInvalidArgument, "--csv {}: expected the columns {}, found {}", csv, row.names(), found);
-  }
-  const bool fresh = !std::filesystem::exists(csv, ignored) || std::filesystem::file_size(csv, ignored) == 0;
-  std::ofstream file(csv, std::ios::app);
-  if (fresh) file << row.names() << '\n';
-  file << row.values() << '\n';
-  file.close();
-  return file.good() ? Status::Ok() : Error(StatusCode::kIoError, "could not write {}", csv);
 }
 
 // Two binaries are built of this file. Where the run needs libtorch, goes on in the one that has it, by exec.

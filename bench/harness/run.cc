@@ -1,7 +1,6 @@
 #include "bench/harness/run.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -10,9 +9,9 @@
 
 #include "base/status_macros.h"
 #include "bench/emulation/disk_profile.h"
-#include "bench/emulation/host_memory.h"
 #include "bench/harness/accounting.h"
 #include "bench/harness/journal.h"
+#include "bench/harness/prepare.h"
 #include "bench/harness/products.h"
 #include "bench/harness/restore_check.h"
 #include "bench/harness/trainer_compute.h"
@@ -29,34 +28,6 @@ Result<std::unique_ptr<TempDir>> MakeDirectory(const Flags& flags) {
   } catch (const std::system_error& error) {
     return ErrnoStatus(error.code().value(), "making a directory in " + flags.directory);
   }
-}
-
-// Bytes per second of one copy of the whole state, buffer by buffer.
-Result<double> MeasureCopies(const DeviceState& state, Gpu& gpu) {
-  const std::uint64_t bytes = std::min<std::uint64_t>(state.bytes(), 64U << 20);
-  CAIRN_ASSIGN_OR_RETURN(const auto pool, MakePinnedMemory(gpu, bytes, bytes));
-  const BufferPool::Chunk buffer = pool->TryAcquire(BufferPool::Priority::kSave);
-  const LoopClock clock = RealClock();
-  for (std::uint64_t at = 0; at < state.bytes(); at += bytes) {
-    const std::uint64_t n = std::min(bytes, state.bytes() - at);
-    CAIRN_RETURN_IF_ERROR(gpu.CopyToHost(state, at, {buffer.data(), n}));
-  }
-  return static_cast<double>(state.bytes()) / clock.now();
-}
-
-// The time that the optimizer step is given.
-Result<double> MeasureUpdate(TrainingState& state, std::uint64_t step, double iteration_seconds) {
-  double least = std::numeric_limits<double>::max();
-  for (int i = 0; i < 3; ++i) {
-    const LoopClock clock = RealClock();
-    CAIRN_RETURN_IF_ERROR(state.Update(step));
-    least = std::min(least, clock.now());
-  }
-  const double given = 2 * least;
-  if (given <= iteration_seconds / 2) return given;
-  return Error(StatusCode::kInvalidArgument,
-               "--iteration-seconds {}: rewriting {} bytes takes {:.4f} s of it; expected at least {:.4f}",
-               iteration_seconds, state.bytes(), least, 2 * given);
 }
 
 std::uint64_t PdSsdRate(const Flags& flags) {
@@ -103,19 +74,6 @@ Status MeasureTrainer(Run& run, TrainerCompute& trainer) {
   run.loop.iteration_seconds = run.flags.iteration_seconds = Quantile(iterations, 0.5);
   run.loop.update_seconds = Quantile(updates, 0.5);
   return {};
-}
-
-// Sets the state to that of the newest checkpoint, or of step 0 if there is none; returns the step.
-Result<std::uint64_t> Begin(Strategy& strategy, TrainingState& state, bool resume) {
-  const Result<std::uint64_t> restored = resume ? strategy.Restore() : Status(StatusCode::kNotFound, "");
-  if (restored.status().code() == StatusCode::kNotFound) {
-    CAIRN_RETURN_IF_ERROR(state.Initialize());
-    return 0;
-  }
-  if (!restored.ok()) return restored.status();
-  CAIRN_ASSIGN_OR_RETURN(const bool same, state.Is(*restored));
-  if (same) return *restored;
-  return Error(StatusCode::kCorrupt, "what was restored is not the state of step {}", *restored);
 }
 
 // Of Measure: either `trainer` or `paced`, the state of a paced training, is null.

@@ -14,8 +14,8 @@ Result<std::unique_ptr<TrainerCompute>> OpenTrainer(const TrainerSettings& /*set
 
 Result<std::unique_ptr<Products>> OpenProducts(bool /*cuda*/) { return NoTorch(); }
 
-Result<std::unique_ptr<GlooPair>> ConnectToPeer(const std::string& /*directory*/, std::uint64_t /*state_bytes*/,
-                                                std::uint64_t /*bytes_per_second*/) {
+Result<std::unique_ptr<Connection>> ConnectToPeer(const std::string& /*directory*/, std::uint64_t /*state_bytes*/,
+                                                  std::uint64_t /*bytes_per_second*/) {
   return NoTorch();
 }
 

@@ -33,31 +33,49 @@ Result<std::unique_ptr<TrainingState>> TrainingState::Make(Gpu& gpu, std::uint64
     return Error(StatusCode::kInvalidArgument, "state: {} bytes are too few for {} tensors of {} bytes or more", bytes,
                  tensors, kSector);
   }
+  const std::uint64_t each = AlignDown(bytes / tensors, kSector);
+  std::vector<NamedBytes> equal;
+  for (std::uint64_t i = 0; i < tensors; ++i) {
+    equal.push_back({"model.layers." + std::to_string(i) + ".weight", i + 1 == tensors ? bytes - i * each : each});
+  }
+  return Make(gpu, equal);
+}
+
+Result<std::unique_ptr<TrainingState>> TrainingState::Make(Gpu& gpu, const std::vector<NamedBytes>& tensors,
+                                                           std::uint64_t first) {
+  std::uint64_t bytes = 0;
+  for (const NamedBytes& tensor : tensors) {
+    bytes += tensor.bytes;
+    if (tensor.bytes != 0 && tensor.bytes % kSector == 0) continue;
+    return Error(StatusCode::kInvalidArgument, "{}: expected a multiple of {} bytes, found {}", tensor.name, kSector,
+                 tensor.bytes);
+  }
   CAIRN_ASSIGN_OR_RETURN(const MutableBytes memory, gpu.Allocate(bytes));
   std::unique_ptr<BufferPool> words;
   if (!gpu.emulated()) {
     const std::uint64_t room = AlignUp(DivideUp(bytes, kCudaSector) * sizeof(std::uint64_t), kBlock);
     CAIRN_ASSIGN_OR_RETURN(words, MakePinnedMemory(gpu, room, room));
   }
-  return std::unique_ptr<TrainingState>(new TrainingState(gpu, memory, tensors, std::move(words)));
+  return std::unique_ptr<TrainingState>(new TrainingState(gpu, memory, tensors, first, std::move(words)));
 }
 
-TrainingState::TrainingState(Gpu& gpu, MutableBytes memory, std::uint64_t tensors, std::unique_ptr<BufferPool> words)
+TrainingState::TrainingState(Gpu& gpu, MutableBytes memory, const std::vector<NamedBytes>& tensors, std::uint64_t first,
+                             std::unique_ptr<BufferPool> words)
     : gpu_(gpu),
       memory_(memory),
+      first_word_(first / sizeof(std::uint64_t)),
       sector_words_((gpu.emulated() ? kSector : kCudaSector) / sizeof(std::uint64_t)),
       words_(std::move(words)) {
-  const std::uint64_t each = AlignDown(memory.size() / tensors, kSector);
-  for (std::uint64_t i = 0; i < tensors; ++i) {
-    const std::uint64_t begin = i * each;
-    Add("model.layers." + std::to_string(i) + ".weight",
-        memory.subspan(begin, i + 1 == tensors ? memory.size() - begin : each));
+  std::uint64_t begin = 0;
+  for (const NamedBytes& tensor : tensors) {
+    Add(tensor.name, memory.subspan(begin, tensor.bytes));
+    begin += tensor.bytes;
   }
 }
 
 // What the word is after the step: the first of each sector changes with it.
 std::uint64_t TrainingState::WordAfter(std::uint64_t word, std::uint64_t step) const {
-  return Mix(word, word % sector_words_ == 0 ? step + 1 : 0);
+  return Mix(first_word_ + word, word % sector_words_ == 0 ? step + 1 : 0);
 }
 
 std::uint64_t TrainingState::sectors() const { return DivideUp(bytes(), sector_words_ * sizeof(std::uint64_t)); }

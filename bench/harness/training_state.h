@@ -4,6 +4,8 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "bench/emulation/device_state.h"
@@ -12,6 +14,11 @@
 #include "device/buffer_pool.h"
 
 namespace cairn::bench {
+
+struct NamedBytes {
+  std::string name;
+  std::uint64_t bytes = 0;
+};
 
 /// The state of a training: one block of the GPU's memory, cut into tensors, whose every byte follows from the step.
 ///
@@ -24,6 +31,10 @@ class TrainingState : public DeviceState {
   /// ResourceExhausted. The GPU outlives it.
   [[nodiscard]] static Result<std::unique_ptr<TrainingState>> Make(Gpu& gpu, std::uint64_t bytes,
                                                                    std::uint64_t tensors);
+  /// One with these tensors, of whole sectors of 512 bytes. Parts of one state, each in a process of its own, differ in
+  /// every byte if `first` is the number of bytes before each.
+  [[nodiscard]] static Result<std::unique_ptr<TrainingState>> Make(Gpu& gpu, const std::vector<NamedBytes>& tensors,
+                                                                   std::uint64_t first = 0);
 
   /// The state of step 0.
   Status Initialize();
@@ -37,7 +48,8 @@ class TrainingState : public DeviceState {
  private:
   enum class Access : std::uint8_t { kRead, kWrite };
 
-  TrainingState(Gpu& gpu, MutableBytes memory, std::uint64_t tensors, std::unique_ptr<BufferPool> words);
+  TrainingState(Gpu& gpu, MutableBytes memory, const std::vector<NamedBytes>& tensors, std::uint64_t first,
+                std::unique_ptr<BufferPool> words);
   // Calls `visit` with the words from one on, piece by piece, until it returns false.
   Status Visit(Access access,
                const std::function<bool(std::uint64_t first, std::span<std::uint64_t> words)>& visit) const;
@@ -46,6 +58,7 @@ class TrainingState : public DeviceState {
 
   Gpu& gpu_;
   const MutableBytes memory_;
+  const std::uint64_t first_word_;  // What the words of this part are numbered from.
   const std::uint64_t sector_words_;
   const std::unique_ptr<BufferPool> words_;  // What an update writes; null if the CPU writes it in place.
 };

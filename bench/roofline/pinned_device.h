@@ -27,6 +27,7 @@ class PinnedDevice : public Device {
   Status RecordOnLane(int /*lane*/, EventId /*event*/) override { return {}; }
   Status LaneWait(int /*lane*/, EventId /*event*/) override { return {}; }
   [[nodiscard]] bool HasRoom(int /*lane*/) const override { return true; }
+  void WakeOnRoom(std::weak_ptr<const std::function<void()>> /*wake*/) override {}
   Status Copy(CopyBatch /*batch*/, CopyDone done) override {
     done(Status::Ok());
     return {};

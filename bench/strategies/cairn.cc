@@ -49,6 +49,7 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
                   .host_memory_bytes = workplace.host_memory_bytes};
   if (workplace.chunk_bytes > 0) options.chunk_bytes = workplace.chunk_bytes;
   options.queue_depth = workplace.queue_depth;
+  options.group = workplace.group;
   options.cuda_devices = {0};  // Set up at Open, as the other strategies' memory is.
   options.on_event = [durable = workplace.durable](const Event& event) {
     if (event.kind == EventKind::kSaveDurable) durable(*event.step);

@@ -5,6 +5,7 @@
 #include "base/worker_pool.h"
 #include "bench/emulation/host_memory.h"
 #include "bench/strategies/checkpoint_file.h"
+#include "bench/strategies/nodes.h"
 #include "bench/strategies/strategy.h"
 
 namespace cairn::bench {
@@ -31,6 +32,7 @@ class CheckFreq : public Strategy {
       Status status = at_.gpu.CopyToHost(at_.state, 0, host());
       Enter(Phase::kPersist, status);
       if (status.ok()) status = file_->Write(step, host());
+      if (status.ok()) status = AwaitDurableOnAll(at_, step);
       if (status.ok()) at_.durable(step);
       Enter(Phase::kIdle, status);
     });
@@ -47,7 +49,7 @@ class CheckFreq : public Strategy {
     return status_;
   }
   Result<std::uint64_t> Restore() override {
-    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, file_->Read(host()));
+    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, ReadNewest(*file_, at_, host()));
     CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state));
     return step;
   }

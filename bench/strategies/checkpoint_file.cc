@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <span>
+#include <string>
 #include <system_error>
 #include <utility>
 
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "bench/emulation/disk_pace.h"
+#include "bench/strategies/nodes.h"
 #include "bench/strategies/plain_file.h"
 
 namespace cairn::bench {
@@ -34,8 +37,9 @@ bool Exists(const std::string& path) {
 
 }  // namespace
 
-CheckpointFile::CheckpointFile(const std::string& directory, std::shared_ptr<RateLimitedDisk> disk)
+CheckpointFile::CheckpointFile(const std::string& directory, std::uint64_t bytes, std::shared_ptr<RateLimitedDisk> disk)
     : directory_(directory),
+      bytes_(bytes),
       path_(directory + "/checkpoint"),
       spare_(directory + "/checkpoint.spare"),
       later_(directory + "/checkpoint.later"),
@@ -43,7 +47,7 @@ CheckpointFile::CheckpointFile(const std::string& directory, std::shared_ptr<Rat
 
 Result<std::unique_ptr<CheckpointFile>> CheckpointFile::Open(const std::string& directory, std::uint64_t bytes,
                                                              std::shared_ptr<RateLimitedDisk> disk) {
-  std::unique_ptr<CheckpointFile> file(new CheckpointFile(directory, std::move(disk)));
+  std::unique_ptr<CheckpointFile> file(new CheckpointFile(directory, bytes, std::move(disk)));
   if (!Exists(file->spare_)) CAIRN_RETURN_IF_ERROR(LayOut(file->spare_, kBlock + bytes).status());
   if (!Exists(file->path_)) CAIRN_RETURN_IF_ERROR(LayOut(file->later_, kBlock + bytes).status());
   return file;
@@ -76,17 +80,38 @@ Status CheckpointFile::Rename() const {
   return ErrnoStatus(errno, "renaming " + spare_ + " to " + path_);
 }
 
-Result<std::uint64_t> CheckpointFile::Read(MutableBytes bytes) const {
+Result<std::uint64_t> CheckpointFile::StepOf(const std::string& path) const {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return ErrnoStatus(errno, "opening " + path);
+  Header header;
+  CAIRN_RETURN_IF_ERROR(ReadAt(file.get(), 0, std::as_writable_bytes(std::span(&header, 1)), path));
+  if (header.magic == kMagic && header.bytes == bytes_) return header.step;
+  return Error(StatusCode::kCorrupt, "{}: expected a checkpoint of {} bytes, found one of {}", path, bytes_,
+               header.bytes);
+}
+
+Result<std::uint64_t> CheckpointFile::newest() const { return StepOf(path_); }
+
+Status CheckpointFile::Read(std::uint64_t step, MutableBytes bytes) const {
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t newest, StepOf(path_));
+  if (newest != step) {
+    const Result<std::uint64_t> before = StepOf(spare_);
+    if (!before.ok() || *before != step) {
+      return Error(StatusCode::kNotFound, "{}: expected step {} there or before it, found steps {} and {}", path_, step,
+                   newest, before.ok() ? std::to_string(*before) : before.status().ToString());
+    }
+    CAIRN_RETURN_IF_ERROR(Rename());
+    CAIRN_RETURN_IF_ERROR(SyncDirectory(directory_));
+  }
   const UniqueFd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.valid()) return ErrnoStatus(errno, "opening " + path_);
-  Header header;
-  CAIRN_RETURN_IF_ERROR(ReadAt(file.get(), 0, std::as_writable_bytes(std::span(&header, 1)), path_));
-  if (header.magic != kMagic || header.bytes != bytes.size()) {
-    return Error(StatusCode::kCorrupt, "{}: expected a checkpoint of {} bytes, found one of {}", path_, bytes.size(),
-                 header.bytes);
-  }
-  CAIRN_RETURN_IF_ERROR(ReadAt(file.get(), kBlock, bytes, path_));
-  return header.step;
+  return ReadAt(file.get(), kBlock, bytes, path_);
+}
+
+Result<std::uint64_t> ReadNewest(const CheckpointFile& file, const Workplace& workplace, MutableBytes host) {
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, NewestOnAll(workplace, file.newest()));
+  CAIRN_RETURN_IF_ERROR(file.Read(step, host));
+  return step;
 }
 
 }  // namespace cairn::bench

@@ -6,6 +6,8 @@
 #include "base/worker_pool.h"
 #include "bench/emulation/host_memory.h"
 #include "bench/gemini/peer.h"
+#include "bench/gemini/peer_memory.h"
+#include "bench/strategies/nodes.h"
 #include "bench/strategies/strategy.h"
 
 namespace cairn::bench {
@@ -18,7 +20,7 @@ constexpr std::uint64_t kPiece = 4U << 20;
 /// One checkpoint at a time. A step is safe once the peer has confirmed that its memory holds all of it.
 class Gemini : public Strategy {
  public:
-  Gemini(const Workplace& workplace, std::unique_ptr<BufferPool> pool, std::unique_ptr<GlooPair> peer)
+  Gemini(const Workplace& workplace, std::unique_ptr<BufferPool> pool, std::unique_ptr<Connection> peer)
       : at_(workplace),
         pool_(std::move(pool)),
         host_(pool_->TryAcquire(BufferPool::Priority::kSave)),
@@ -48,18 +50,24 @@ class Gemini : public Strategy {
     return status_;
   }
   Result<std::uint64_t> Restore() override {
-    CAIRN_RETURN_IF_ERROR(SendMessage(*peer_, {.kind = PeerMessage::Kind::kRestore, .piece_bytes = kPiece}));
-    CAIRN_ASSIGN_OR_RETURN(const PeerMessage found, ReceiveMessage(*peer_));
-    if (found.kind == PeerMessage::Kind::kNothing) {
-      return Error(StatusCode::kNotFound, "the peer of {} has no checkpoint", at_.directory);
-    }
+    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, NewestOnAll(at_, Ask({.kind = PeerMessage::Kind::kNewest})));
+    const PeerMessage wanted{.kind = PeerMessage::Kind::kRestore, .step = step, .piece_bytes = kPiece};
+    CAIRN_RETURN_IF_ERROR(Ask(wanted).status());
     CAIRN_RETURN_IF_ERROR(peer_->Receive(host(), kPiece));
     CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state));
-    return found.step;
+    return step;
   }
 
  private:
   [[nodiscard]] MutableBytes host() const { return {host_.data(), at_.state.bytes()}; }
+
+  // The step that the peer has. NotFound.
+  Result<std::uint64_t> Ask(const PeerMessage& question) {
+    CAIRN_RETURN_IF_ERROR(SendMessage(*peer_, question));
+    CAIRN_ASSIGN_OR_RETURN(const PeerMessage found, ReceiveMessage(*peer_));
+    if (found.kind == PeerMessage::Kind::kHolds) return found.step;
+    return Error(StatusCode::kNotFound, "the peer of {} has no such checkpoint", at_.directory);
+  }
 
   void Copy() CAIRN_EXCLUDES(mutex_) {
     Status status;
@@ -76,7 +84,8 @@ class Gemini : public Strategy {
   }
 
   void Send(std::uint64_t step) CAIRN_EXCLUDES(mutex_) {
-    const Status status = SendPieces(step);
+    Status status = SendPieces(step);
+    if (status.ok()) status = AwaitDurableOnAll(at_, step);
     if (status.ok()) at_.durable(step);
     MutexLock lock(mutex_);
     sending_ = false;
@@ -111,7 +120,7 @@ class Gemini : public Strategy {
   const Workplace at_;
   const std::unique_ptr<BufferPool> pool_;
   const BufferPool::Chunk host_;
-  const std::unique_ptr<GlooPair> peer_;  // The sender's while a save is under way.
+  const std::unique_ptr<Connection> peer_;  // The sender's while a save is under way.
 
   Mutex mutex_;
   CondVar changed_;
@@ -126,7 +135,9 @@ class Gemini : public Strategy {
 Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   const std::uint64_t bytes = workplace.state.bytes();
   CAIRN_ASSIGN_OR_RETURN(auto pool, MakePinnedMemory(workplace.gpu, AlignUp(bytes, kBlock), AlignUp(bytes, kBlock)));
-  CAIRN_ASSIGN_OR_RETURN(auto peer, ConnectToPeer(workplace.directory, bytes, workplace.network_bytes_per_second));
+  CAIRN_ASSIGN_OR_RETURN(auto peer, workplace.connect_to_peer ? workplace.connect_to_peer()
+                                                              : ConnectToPeer(workplace.directory, bytes,
+                                                                              workplace.network_bytes_per_second));
   return std::unique_ptr<Strategy>(std::make_unique<Gemini>(workplace, std::move(pool), std::move(peer)));
 }
 

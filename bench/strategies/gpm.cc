@@ -29,9 +29,7 @@ class Gpm : public Strategy {
     }
     pace.End();
     CAIRN_RETURN_IF_ERROR(file_->Persist(slot));
-    CAIRN_RETURN_IF_ERROR(file_->Commit(slot, step).status());
-    at_.durable(step);
-    return {};
+    return Commit(*file_, at_, slot, step);
   }
   Status BeforeUpdate() override { return {}; }
   Status Drain() override { return {}; }

@@ -23,7 +23,8 @@ std::uint64_t ChunkBytes(const Workplace& workplace) {
 
 /// PCcheck: N checkpoints under way, each in a slot of its own (N + 1 in all); chunks are copied to pinned memory one
 /// after the other, p threads a checkpoint store each in the slot as soon as it is there, then one msync; the newest
-/// complete one wins.
+/// complete one wins. Several nodes agree on each step before the slot of the one before is used again, as the authors'
+/// do.
 ///
 /// The authors' own code has one msync, too. One for each chunk took 0.7 s a GiB instead of 0.55, and 1.7 with chunks
 /// of 4 MiB: each of them also makes the disk flush its cache.
@@ -50,7 +51,8 @@ class PcCheck : public Strategy {
     Saver& saver = *idle_.front();
     idle_.pop_front();
     ++capturing_;
-    saver.copier.Post([this, &saver, slot, step] { Run(saver, slot, step); });
+    const std::uint64_t turn = saves_++;
+    saver.copier.Post([this, &saver, slot, step, turn] { Run(saver, slot, step, turn); });
     return {};
   }
   Status BeforeUpdate() override {
@@ -82,7 +84,7 @@ class PcCheck : public Strategy {
     return status_;
   }
 
-  void Run(Saver& saver, int slot, std::uint64_t step) CAIRN_EXCLUDES(mutex_) {
+  void Run(Saver& saver, int slot, std::uint64_t step, std::uint64_t turn) CAIRN_EXCLUDES(mutex_) {
     Progress progress;
     Status status = CopyChunks(saver, slot, progress);
     {
@@ -96,11 +98,22 @@ class PcCheck : public Strategy {
       for (const DiskPace& pace : progress.with_disk) pace.End();
     }
     if (status.ok()) status = file_->Persist(slot);
-    if (status.ok()) status = Commit(slot, step);
+    // Several nodes commit the same steps in the same order, and none after one that failed: a node may need the step
+    // before that. One node alone lets the newest overtake.
+    if (at_.group != nullptr && status.ok()) status = AwaitTurn(turn);
+    if (status.ok()) status = Commit(*file_, at_, slot, step);
     MutexLock lock(mutex_);
+    ++ended_;
     if (status_.ok()) status_ = status;
     idle_.push_back(&saver);
     changed_.NotifyAll();
+  }
+
+  // Until the saves before have ended; the failure of one of them.
+  Status AwaitTurn(std::uint64_t turn) CAIRN_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (ended_ < turn) changed_.Wait(mutex_);
+    return status_;
   }
 
   Status CopyChunks(Saver& saver, int slot, Progress& progress) {
@@ -141,12 +154,6 @@ class PcCheck : public Strategy {
     return {};
   }
 
-  Status Commit(int slot, std::uint64_t step) {
-    CAIRN_ASSIGN_OR_RETURN(const bool newest, file_->Commit(slot, step));
-    if (newest) at_.durable(step);
-    return {};
-  }
-
   const Workplace at_;
   const std::unique_ptr<BufferPool> pool_;
   const std::unique_ptr<SlotFile> file_;
@@ -154,7 +161,9 @@ class PcCheck : public Strategy {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Saver*> idle_ CAIRN_GUARDED_BY(mutex_);
-  int capturing_ CAIRN_GUARDED_BY(mutex_) = 0;  // Saves whose state is not all in pinned memory yet.
+  int capturing_ CAIRN_GUARDED_BY(mutex_) = 0;        // Saves whose state is not all in pinned memory yet.
+  std::uint64_t saves_ CAIRN_GUARDED_BY(mutex_) = 0;  // Begun and ended.
+  std::uint64_t ended_ CAIRN_GUARDED_BY(mutex_) = 0;
   Status status_ CAIRN_GUARDED_BY(mutex_);      // The first failure.
   std::vector<std::unique_ptr<Saver>> savers_;  // Constant after construction; last, so that their threads end first.
 };

@@ -11,12 +11,13 @@
 
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "bench/strategies/nodes.h"
 #include "bench/strategies/plain_file.h"
 
 namespace cairn::bench {
 
 // A sector: most disks write it whole or not at all; on others the checksum detects a torn one.
-struct SlotFile::Record {
+struct SlotFile::RootRecord {
   std::uint64_t number = 0;
   std::uint64_t step = 0;
   std::uint64_t bytes = 0;
@@ -26,7 +27,7 @@ struct SlotFile::Record {
   std::uint32_t sum = 0;  // Of what comes before.
 
   [[nodiscard]] std::uint32_t Sum() const {
-    return Crc32c(std::as_bytes(std::span(this, 1)).first(sizeof(Record) - sizeof(sum)));
+    return Crc32c(std::as_bytes(std::span(this, 1)).first(sizeof(RootRecord) - sizeof(sum)));
   }
 };
 
@@ -64,15 +65,35 @@ SlotFile::SlotFile(std::string path, UniqueFd file, MutableBytes mapping, int sl
 
 SlotFile::~SlotFile() { ::munmap(mapping_.data(), mapping_.size()); }
 
+std::optional<SlotFile::RootRecord> SlotFile::Read(std::uint64_t block) const {
+  RootRecord record;
+  std::memcpy(&record, mapping_.data() + block * kBlock, sizeof(record));
+  const bool whole = record.sum == record.Sum() && record.slots == static_cast<std::uint32_t>(slots_) &&
+                     record.slot < record.slots && record.bytes == bytes_;
+  return whole ? std::optional(record) : std::nullopt;
+}
+
+Status SlotFile::Write(std::uint64_t number, const Newest& newest) {
+  RootRecord record{.number = number,
+                    .step = newest.step,
+                    .bytes = bytes_,
+                    .slots = static_cast<std::uint32_t>(slots_),
+                    .slot = static_cast<std::uint32_t>(newest.slot)};
+  record.sum = record.Sum();
+  const std::uint64_t block = number % 2 * kBlock;
+  std::memcpy(mapping_.data() + block, &record, sizeof(record));
+  CAIRN_RETURN_IF_ERROR(Sync(mapping_.subspan(block, kBlock)));
+  number_ = number;
+  newest_ = newest;
+  return {};
+}
+
 void SlotFile::FindNewest() {
   for (std::uint64_t block = 0; block < 2; ++block) {
-    Record record;
-    std::memcpy(&record, mapping_.data() + block * kBlock, sizeof(record));
-    const bool whole = record.sum == record.Sum() && record.slots == static_cast<std::uint32_t>(slots_) &&
-                       record.slot < record.slots && record.bytes == bytes_;
-    if (!whole || record.number <= number_) continue;
-    number_ = record.number;
-    newest_ = Newest{.slot = static_cast<int>(record.slot), .step = record.step};
+    const std::optional<RootRecord> record = Read(block);
+    if (!record.has_value() || record->number <= number_) continue;
+    number_ = record->number;
+    newest_ = Newest{.slot = static_cast<int>(record->slot), .step = record->step};
   }
   if (newest_.has_value()) taken_ = std::uint64_t{1} << newest_->slot;
 }
@@ -109,26 +130,31 @@ Status SlotFile::Sync(MutableBytes mapped) const {
   return {};
 }
 
-Result<bool> SlotFile::Commit(int slot, std::uint64_t step) {
+Result<SlotFile::Recorded> SlotFile::Record(int slot, std::uint64_t step) {
   MutexLock lock(mutex_);
-  const bool overtaken = newest_.has_value() && newest_->step > step;
-  if (!overtaken) {
-    Record record{.number = number_ + 1,
-                  .step = step,
-                  .bytes = bytes_,
-                  .slots = static_cast<std::uint32_t>(slots_),
-                  .slot = static_cast<std::uint32_t>(slot)};
-    record.sum = record.Sum();
-    const std::uint64_t block = record.number % 2 * kBlock;
-    std::memcpy(mapping_.data() + block, &record, sizeof(record));
-    CAIRN_RETURN_IF_ERROR(Sync(mapping_.subspan(block, kBlock)));
-    number_ = record.number;
-  }
-  const int free = overtaken ? slot : newest_.has_value() ? newest_->slot : -1;
-  if (!overtaken) newest_ = Newest{.slot = slot, .step = step};
-  if (free >= 0) taken_ &= ~(std::uint64_t{1} << free);
+  if (newest_.has_value() && newest_->step > step) return Recorded{.newest = false, .unused = slot};
+  const std::optional<Newest> previous = newest_;
+  CAIRN_RETURN_IF_ERROR(Write(number_ + 1, {.slot = slot, .step = step}));
+  return Recorded{.newest = true, .unused = previous.has_value() ? std::optional(previous->slot) : std::nullopt};
+}
+
+void SlotFile::Free(int slot) {
+  MutexLock lock(mutex_);
+  taken_ &= ~(std::uint64_t{1} << slot);
   freed_.NotifyAll();
-  return !overtaken;
+}
+
+Status SlotFile::GoBackTo(std::uint64_t step) {
+  MutexLock lock(mutex_);
+  if (newest_.has_value() && newest_->step == step) return {};
+  const std::optional<RootRecord> before = Read((number_ + 1) % 2);
+  if (!before.has_value() || before->step != step) {
+    return Error(StatusCode::kNotFound, "{}: step {} is neither the newest nor the one before", path_, step);
+  }
+  // Over the abandoned record: if this one is torn, the one before is the newest as well.
+  CAIRN_RETURN_IF_ERROR(Write(number_ + 2, {.slot = static_cast<int>(before->slot), .step = step}));
+  taken_ = std::uint64_t{1} << before->slot;
+  return {};
 }
 
 std::optional<SlotFile::Newest> SlotFile::newest() const {
@@ -136,11 +162,25 @@ std::optional<SlotFile::Newest> SlotFile::newest() const {
   return newest_;
 }
 
-Result<std::uint64_t> RestoreNewest(const SlotFile& file, const Workplace& workplace) {
-  const std::optional<SlotFile::Newest> newest = file.newest();
-  if (!newest.has_value()) return Error(StatusCode::kNotFound, "no checkpoint in {}", workplace.directory);
-  CAIRN_RETURN_IF_ERROR(workplace.gpu.CopyToDevice(file.slot(newest->slot), workplace.state, 0, Gpu::HostMemory::kAny));
-  return newest->step;
+Status Commit(SlotFile& file, const Workplace& workplace, int slot, std::uint64_t step) {
+  CAIRN_ASSIGN_OR_RETURN(const SlotFile::Recorded recorded, file.Record(slot, step));
+  // Until every node has recorded this step, a restart may have to go back to the one before.
+  CAIRN_RETURN_IF_ERROR(AwaitDurableOnAll(workplace, step));
+  if (recorded.unused.has_value()) file.Free(*recorded.unused);
+  if (recorded.newest) workplace.durable(step);
+  return {};
+}
+
+Result<std::uint64_t> RestoreNewest(SlotFile& file, const Workplace& workplace) {
+  const std::optional<SlotFile::Newest> found = file.newest();
+  const Result<std::uint64_t> here = found.has_value()
+                                         ? Result<std::uint64_t>(found->step)
+                                         : Error(StatusCode::kNotFound, "no checkpoint in {}", workplace.directory);
+  CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, NewestOnAll(workplace, here));
+  CAIRN_RETURN_IF_ERROR(file.GoBackTo(step));
+  CAIRN_RETURN_IF_ERROR(
+      workplace.gpu.CopyToDevice(file.slot(file.newest()->slot), workplace.state, 0, Gpu::HostMemory::kAny));
+  return step;
 }
 
 }  // namespace cairn::bench

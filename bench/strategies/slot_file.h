@@ -21,9 +21,10 @@ namespace cairn::bench {
 ///    has write-protected fault one by one, which costs 2 s a GiB here (Linux 6.18); those to fresh mappings fault by
 ///    the hundred.
 /// 2. The slot is filled, and made durable with Persist.
-/// 3. Commit writes a root record with the next number, a checksum over it, into the one of two blocks that does not
+/// 3. Record writes a root record with the next number, a checksum over it, into the one of two blocks that does not
 ///    hold the current record, and makes that durable. A torn record leaves the current one.
-/// 4. Only then is the previous slot free again. No record names a slot that a crash leaves half filled.
+/// 4. Only then is the previous slot given back with Free. No record names a slot that a crash leaves half filled.
+///    Whoever waits before step 4 can still go back to the previous checkpoint.
 class SlotFile {
  public:
   struct Newest {
@@ -44,14 +45,24 @@ class SlotFile {
   void StartWriting(int slot, std::uint64_t begin, std::uint64_t bytes) const;
   /// Makes what was stored in the slot durable: msync.
   Status Persist(int slot) const;
-  /// Makes the slot the newest checkpoint, and frees the previous one. If a newer one is there already, frees this slot
-  /// instead and returns false.
-  Result<bool> Commit(int slot, std::uint64_t step) CAIRN_EXCLUDES(mutex_);
+  struct Recorded {
+    bool newest = false;
+    std::optional<int> unused;  ///< To be freed: the previous checkpoint's slot, or this one if it is not the newest.
+  };
+  /// Makes the slot the newest checkpoint, unless there is a newer one.
+  Result<Recorded> Record(int slot, std::uint64_t step) CAIRN_EXCLUDES(mutex_);
+  void Free(int slot) CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] std::optional<Newest> newest() const CAIRN_EXCLUDES(mutex_);
+  /// Makes the checkpoint of `step` the newest again: that one, or the one before whose slot is not in use. Before any
+  /// slot is taken. NotFound.
+  Status GoBackTo(std::uint64_t step) CAIRN_EXCLUDES(mutex_);
 
  private:
-  struct Record;
+  struct RootRecord;
   SlotFile(std::string path, UniqueFd file, MutableBytes mapping, int slots, std::uint64_t bytes);
+  // The record in one of the two blocks; none if it is torn.
+  [[nodiscard]] std::optional<RootRecord> Read(std::uint64_t block) const;
+  Status Write(std::uint64_t number, const Newest& newest) CAIRN_REQUIRES(mutex_);
   void FindNewest() CAIRN_REQUIRES(mutex_);
   Status Sync(MutableBytes mapped) const;
 
@@ -68,7 +79,10 @@ class SlotFile {
   std::uint64_t taken_ CAIRN_GUARDED_BY(mutex_) = 0;  // A bit for each slot that is not free.
 };
 
-/// Reads the newest checkpoint into the state. NotFound.
-[[nodiscard]] Result<std::uint64_t> RestoreNewest(const SlotFile& file, const Workplace& workplace);
+/// Makes a persisted slot the newest checkpoint, on every node, reports the step as durable, and frees the slot of the
+/// one before. If a newer one is there, only frees the slot.
+Status Commit(SlotFile& file, const Workplace& workplace, int slot, std::uint64_t step);
+/// Reads the newest checkpoint into the state; of several nodes, the newest that all have. NotFound.
+[[nodiscard]] Result<std::uint64_t> RestoreNewest(SlotFile& file, const Workplace& workplace);
 
 }  // namespace cairn::bench

@@ -8,6 +8,8 @@
 
 #include "bench/emulation/device_state.h"
 #include "bench/emulation/gpu.h"
+#include "bench/gemini/connection.h"
+#include "cairn/group.h"
 #include "cairn/status.h"
 #include "testing/rate_limited_queue.h"
 
@@ -27,6 +29,7 @@ class Strategy {
   /// Waits for what is under way.
   virtual Status Drain() = 0;
   /// Reads the newest checkpoint in the directory into the state, and returns its step. NotFound where there is none.
+  /// Of several nodes it is the newest that all have, and later saves replace what only some have.
   virtual Result<std::uint64_t> Restore() = 0;
 };
 
@@ -42,6 +45,11 @@ struct Workplace {
   int queue_depth = 8;                         ///< Writes given to the disk at once: cairn.
   std::shared_ptr<RateLimitedDisk> disk;       ///< Null: the machine's own.
   std::uint64_t network_bytes_per_second = 0;  ///< To a peer, both ways; 0: over the loopback interface.
+  /// The nodes that checkpoint together, each with its part of the state. A step then counts only once every node has
+  /// it. cairn shares one directory with the others; other strategies have one for each node. Null: this node alone.
+  std::shared_ptr<Group> group = nullptr;
+  /// For gemini: how to reach the memory of the peer. Empty: of a process that belongs to the directory.
+  std::function<Result<std::unique_ptr<Connection>>()> connect_to_peer = nullptr;
   std::function<void(std::uint64_t)> durable;  ///< Called for each step that a crash can no longer lose. On any thread.
 };
 

@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "bench/emulation/host_memory.h"
 #include "bench/strategies/checkpoint_file.h"
+#include "bench/strategies/nodes.h"
 #include "bench/strategies/strategy.h"
 
 namespace cairn::bench {
@@ -20,13 +21,14 @@ class Sync : public Strategy {
   Status Save(std::uint64_t step) override {
     CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(at_.state, 0, host()));
     CAIRN_RETURN_IF_ERROR(file_->Write(step, host()));
+    CAIRN_RETURN_IF_ERROR(AwaitDurableOnAll(at_, step));
     at_.durable(step);
     return {};
   }
   Status BeforeUpdate() override { return {}; }
   Status Drain() override { return {}; }
   Result<std::uint64_t> Restore() override {
-    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, file_->Read(host()));
+    CAIRN_ASSIGN_OR_RETURN(const std::uint64_t step, ReadNewest(*file_, at_, host()));
     CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToDevice(host(), at_.state));
     return step;
   }

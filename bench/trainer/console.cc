@@ -20,6 +20,9 @@ void Write(int descriptor, const std::string& text) {
   }
 }
 
+// Negative for a process alone.
+int printing_rank = -1;
+
 bool IsTerminal() {
   static const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;
   return is_terminal;
@@ -27,14 +30,19 @@ bool IsTerminal() {
 
 }  // namespace
 
-void PrintLine(const std::string& line) { Write(STDOUT_FILENO, (IsTerminal() ? kNewRow : "") + line + '\n'); }
+void PrintAsRank(int rank) { printing_rank = rank; }
+
+void PrintLine(const std::string& line) {
+  if (printing_rank <= 0) Write(STDOUT_FILENO, (IsTerminal() ? kNewRow : "") + line + '\n');
+}
 void PrintProgress(const std::string& line) {
   if (!IsTerminal()) return PrintLine(line);
-  Write(STDOUT_FILENO, kNewRow + line);
+  if (printing_rank <= 0) Write(STDOUT_FILENO, kNewRow + line);
 }
 void PrintError(const std::string& line) {
-  if (IsTerminal()) Write(STDOUT_FILENO, kNewRow);
-  Write(STDERR_FILENO, "cairn_train: " + line + '\n');
+  if (IsTerminal()) Write(STDERR_FILENO, kNewRow);
+  const std::string rank = printing_rank < 0 ? "" : "rank " + std::to_string(printing_rank) + ": ";
+  Write(STDERR_FILENO, "cairn_train: " + rank + line + '\n');
 }
 
 }  // namespace cairn::trainer

@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <malloc.h>
 
@@ -13,11 +12,6 @@
 
 namespace cairn::trainer {
 namespace {
-
-cairn::DeviceId IdOf(at::Device device) {
-  if (device.is_cpu()) return {};
-  return {DeviceKind::kCuda, device.index()};
-}
 
 at::Device PrepareCuda() {
   // cuBLAS reads this when it starts, and is deterministic only with it.
@@ -30,34 +24,6 @@ at::Device PrepareCuda() {
   }
   at::globalContext().lazyInitDevice(at::kCUDA);
   return {at::kCUDA, 0};
-}
-
-DType DTypeOf(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kBool:
-      return DType::kBool;
-    case at::kByte:
-      return DType::kU8;
-    case at::kChar:
-      return DType::kI8;
-    case at::kShort:
-      return DType::kI16;
-    case at::kHalf:
-      return DType::kF16;
-    case at::kBFloat16:
-      return DType::kBF16;
-    case at::kInt:
-      return DType::kI32;
-    case at::kFloat:
-      return DType::kF32;
-    case at::kDouble:
-      return DType::kF64;
-    case at::kLong:
-      return DType::kI64;
-    default:
-      throw std::runtime_error(std::string("Cairn cannot save the element type ") +
-                               c10::toString(tensor.scalar_type()));
-  }
 }
 
 /// Keeps freed memory in the heap. Each step frees and allocates hundreds of megabytes of gradients; if they went back
@@ -99,23 +65,6 @@ void CheckMemory(at::Device device, const std::string& what, std::uint64_t bytes
 
 int IntraOpThreads() { return at::get_num_threads(); }
 
-cairn::Stream CurrentStream(at::Device device) {
-  if (device.is_cpu()) return {};
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  return {IdOf(device), reinterpret_cast<std::uintptr_t>(stream.native_handle())};
-}
-
 at::Generator DefaultGenerator(at::Device device) { return at::globalContext().defaultGenerator(device); }
-
-cairn::TensorView ViewOf(const at::Tensor& tensor) {
-  cairn::TensorView view;
-  view.data = tensor.mutable_data_ptr();
-  view.dtype = DTypeOf(tensor);
-  view.shape = tensor.sizes().vec();
-  view.strides = tensor.strides().vec();
-  view.device = IdOf(tensor.device());
-  view.bytes = tensor.storage().nbytes() - tensor.storage_offset() * tensor.element_size();
-  return view;
-}
 
 }  // namespace cairn::trainer

@@ -1,13 +1,10 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
 #include <string>
-
-#include "cairn/tensor.h"
 
 namespace cairn::trainer {
 
@@ -23,13 +20,7 @@ void CheckMemory(at::Device device, const std::string& what, std::uint64_t bytes
 /// torch's threads for one operation. Results are bit-identical only between runs with the same number.
 int IntraOpThreads();
 
-/// torch's current stream, as a Cairn stream.
-cairn::Stream CurrentStream(at::Device device);
-
 /// The random generator that torch's operations use by default.
 at::Generator DefaultGenerator(at::Device device);
-
-/// A view of the tensor's memory. Throws std::runtime_error for an element type that Cairn does not support.
-cairn::TensorView ViewOf(const at::Tensor& tensor);
 
 }  // namespace cairn::trainer

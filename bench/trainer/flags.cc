@@ -76,6 +76,16 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   app.add_option("--threads", flags.threads,
                  "CPU threads; results are bit-exact only for the same number [torch's default]")
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--backend", flags.backend,
+                 "How several ranks (started by torchrun --no-python) communicate [gloo; with --device cuda nccl, "
+                 "which has never run]")
+      ->check(CLI::IsMember({"gloo", "nccl"}));
+  app.add_option("--peer-timeout", flags.peer_timeout_seconds,
+                 "Seconds after which a rank that does not answer ends the job")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_flag("--prove-backend", flags.prove_backend,
+               "Only check that ranks' sums, broadcasts and messages arrive; also with one rank");
   app.add_option("--checkpoint-dir", flags.checkpoint_dir, "Save checkpoints here");
   app.add_option("--every", flags.every, "Save after every N steps, and after the last")
       ->check(CLI::PositiveNumber)

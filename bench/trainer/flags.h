@@ -28,6 +28,10 @@ struct Flags {
   std::uint64_t seed = 1;
   std::string device = "cpu";
   int threads = 0;
+  /// How ranks communicate: "gloo" or "nccl"; if empty, gloo on CPUs and nccl on GPUs.
+  std::string backend;
+  std::uint64_t peer_timeout_seconds = 60;
+  bool prove_backend = false;
 
   /// If empty, nothing is saved.
   std::string checkpoint_dir;

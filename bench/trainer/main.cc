@@ -4,6 +4,7 @@
 //   cairn_train --model vgg16 --data digits --steps 100 --every 10 --checkpoint-dir /mnt/nvme/run7 --resume
 //   cairn_train --model opt-125m --data PREPARED_TEXT --sequence 32 --optimizer adamw --checkpoint-dir /mnt/nvme/run8
 //   cairn_train --model transformer-xl-base --data PREPARED_WORDS --sequence 150 --batch 60 --checkpoint-dir RUN
+//   torchrun --no-python --nproc-per-node 2 cairn_train --model vgg16 --data digits --checkpoint-dir /mnt/nvme/run7
 #include <c10/util/Exception.h>
 
 #include <exception>

@@ -85,6 +85,13 @@ void Optimizer::Accumulate() {
   }
 }
 
+std::vector<at::Tensor> Optimizer::Gradients() const {
+  if (rounded_) return gradients_;
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : parameters_) gradients.push_back(parameter.grad());
+  return gradients;
+}
+
 void Optimizer::Clip(const std::vector<at::Tensor>& gradients) const {
   const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
   // Computed on the device, so that the host need not wait for the norm.

@@ -34,6 +34,8 @@ class Optimizer {
   static std::uint64_t BytesFor(const OptimizerConfig& config, const std::vector<NamedTensor>& parameters);
   /// Call after each backward pass: accumulates its gradients in fp32.
   void Accumulate();
+  /// The accumulated gradients, for changing them in place before Step.
+  [[nodiscard]] std::vector<at::Tensor> Gradients() const;
   /// Updates the parameters with the accumulated gradients, and clears these.
   void Step(double learning_rate);
   /// Everything that the next step depends on besides parameters and gradients: "optimizer.momentum.PARAMETER" and so

@@ -101,6 +101,7 @@ void WriteReport(const Flags& flags, const Report& report) {
                        {"seed", flags.seed},
                        {"device", flags.device},
                        {"threads", report.threads},
+                       {"ranks", report.ranks},
                        {"resumed_from", nullptr},
                        {"stopped_by", nullptr},
                        {"first_loss", nullptr},
@@ -127,6 +128,7 @@ void WriteReport(const Flags& flags, const Report& report) {
                              {"learning_rate", step.learning_rate},
                              {"seconds", step.seconds},
                              {"model_seconds", step.model_seconds},
+                             {"reduce_seconds", step.reduce_seconds},
                              {"fence_seconds", step.fence_seconds},
                              {"stall_seconds", step.stall_seconds},
                              {"saves_in_flight", step.saves_in_flight}});

@@ -21,6 +21,8 @@ struct StepRecord {
   double seconds = 0;
   /// Part of `seconds`: data, forward and backward, while a save may read the state.
   double model_seconds = 0;
+  /// Part of `seconds`: how long the ranks' gradients took to be summed; 0 for one rank.
+  double reduce_seconds = 0;
   /// Part of `seconds`: how long Fence blocked the loop.
   double fence_seconds = 0;
   /// Part of `seconds`: how long Save and Fence blocked the loop.
@@ -43,6 +45,7 @@ struct Report {
   /// Tokens in a sample; 0 for data that is not text.
   std::int64_t sequence = 0;
   int threads = 0;
+  int ranks = 1;
   std::vector<StepRecord> steps;
   std::vector<SaveRecord> saves;
   std::optional<cairn::CheckpointerStats> checkpointer;

@@ -1,9 +1,11 @@
 #include "train.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <deque>
@@ -14,11 +16,16 @@
 #include <utility>
 
 #include "cairn/cairn.h"
+#include "cairn/torch.h"
 #include "console.h"
 #include "data/dataset.h"
 #include "device.h"
 #include "models/model.h"
 #include "optimizer.h"
+#include "pace.h"
+#include "ranks/local_device.h"
+#include "ranks/ranks.h"
+#include "ranks/share.h"
 #include "report.h"
 #include "sampler.h"
 #include "stop_request.h"
@@ -28,9 +35,8 @@
 namespace cairn::trainer {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+// For saves in flight, once training has failed.
+constexpr std::chrono::seconds kLastWrites{2};
 
 template <typename T>
 T Take(cairn::Result<T> result) {
@@ -46,13 +52,25 @@ void PrintEvent(const cairn::Event& event) {
   if (event.kind == EventKind::kLog && event.severity != Severity::kInfo) PrintError(event.message);
 }
 
-std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags) {
+std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags, const Ranks* ranks) {
   if (flags.checkpoint_dir.empty()) return nullptr;
-  return Take(cairn::Checkpointer::Open({.root = flags.checkpoint_dir,
-                                         .keep_last = flags.keep,
-                                         .max_in_flight = flags.in_flight,
-                                         .on_event = PrintEvent,
-                                         .host_memory_bytes = flags.host_memory_bytes}));
+  cairn::Options options{.root = flags.checkpoint_dir,
+                         .keep_last = flags.keep,
+                         .max_in_flight = flags.in_flight,
+                         .on_event = PrintEvent,
+                         .host_memory_bytes = flags.host_memory_bytes};
+  if (ranks != nullptr) {
+    options.group = ranks->MakeGroup(flags.checkpoint_dir);
+    options.group_deadline = ranks->patience();
+  }
+  return Take(cairn::Checkpointer::Open(options));
+}
+
+/// Null for a process alone.
+std::unique_ptr<Ranks> MeetRanks(const Flags& flags, const RankEnvironment& environment, at::Device device) {
+  if (environment.world == 1 && !flags.prove_backend) return nullptr;
+  const std::string backend = !flags.backend.empty() ? flags.backend : device.is_cpu() ? "gloo" : "nccl";
+  return std::make_unique<Ranks>(environment, backend, device, std::chrono::seconds(flags.peer_timeout_seconds));
 }
 
 at::ScalarType TypeOf(const Flags& flags) { return flags.precision == "bf16" ? at::kBFloat16 : at::kFloat; }
@@ -61,35 +79,6 @@ at::ScalarType TypeOf(const Flags& flags) { return flags.precision == "bf16" ? a
 at::Tensor Converted(const at::Tensor& tensor, at::Device device, at::ScalarType type) {
   return tensor.to(device, tensor.is_floating_point() ? type : tensor.scalar_type());
 }
-
-enum class Phase : std::uint8_t { kNoStep, kStepping, kDraining };
-
-/// The progress and speed of training, for the thread that handles signals.
-struct Pace {
-  std::atomic<Phase> phase{Phase::kNoStep};
-  std::atomic<Clock::rep> step_begun{0};
-  /// Duration of the last step; 0 before the first has ended.
-  std::atomic<double> step_seconds{0};
-  /// Duration of the last durable save; 0 before the first.
-  std::atomic<double> save_seconds{0};
-
-  [[nodiscard]] double StepSecondsLeft() const {
-    const Clock::time_point begun{Clock::duration(step_begun.load())};
-    return std::max(0.0, step_seconds - SecondsSince(begun));
-  }
-};
-
-/// Resets the phase when the steps end, in whatever way.
-class PhaseGuard {
- public:
-  explicit PhaseGuard(Pace& pace) : pace_(pace) {}
-  ~PhaseGuard() { pace_.phase = Phase::kNoStep; }
-  PhaseGuard(const PhaseGuard&) = delete;
-  PhaseGuard& operator=(const PhaseGuard&) = delete;
-
- private:
-  Pace& pace_;
-};
 
 std::chrono::nanoseconds InNanoseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
@@ -104,25 +93,32 @@ std::string Rounded(double seconds) {
 
 class Run {
  public:
-  explicit Run(Flags given)
+  Run(Flags given, const RankEnvironment& environment)
       : flags_(WithDefaults(std::move(given))),
         stop_(InNanoseconds(flags_.grace_seconds), [this](const char* signal) { return Announce(signal); }),
-        device_(PrepareDevice(flags_.device, flags_.threads)),
+        device_(UseLocalDevice(PrepareDevice(flags_.device, flags_.threads), environment.local_rank)),
+        ranks_(MeetRanks(flags_, environment, device_)),
+        rank_(environment.rank),
+        world_(environment.world),
         data_(OpenDataset({.what = flags_.data,
                            .kinds = LearnsFrom(flags_.model),
                            .sequence = flags_.sequence,
                            .batch = flags_.batch})),
         model_(SeedAndMake()),
         optimizer_(OptimizerConfigOf(flags_), model_.parameters),
-        state_(flags_, data_.name, device_, model_, optimizer_.state()),
+        state_(flags_, world_, data_.name, model_, optimizer_.state()),
         stream_(CurrentStream(device_)),
-        checkpointer_(OpenCheckpointer(flags_)) {}
+        checkpointer_(OpenCheckpointer(flags_, ranks_.get())) {}
 
+  /// Runs until the end. An error of one of several ranks ends the process.
   Outcome Go();
 
  private:
   static Flags WithDefaults(Flags flags);
   static OptimizerConfig OptimizerConfigOf(const Flags& flags);
+  Outcome Train();
+  /// Ends the process, after an error with which this rank cannot go on.
+  [[noreturn]] void EndWithOthers(const std::exception& error);
   Model SeedAndMake();
   /// Called at the first signal, on the thread that handles it: prints how the run will end. Returns false if it ends
   /// at once.
@@ -130,6 +126,8 @@ class Run {
   /// Restores the newest checkpoint with --resume; otherwise starts anew.
   RunPosition Begin();
   StepRecord Step(Sampler& sampler, std::uint64_t step);
+  /// Adds up what the ranks have: the gradients, and the loss, which is returned. Learns whether any rank is to stop.
+  at::Tensor SumOverRanks(const at::Tensor& loss);
   void Save(const RunPosition& progress);
   void RecordEndedSaves();
   /// Returns whether a durable checkpoint of the current step exists. Makes one, if necessary, within the grace period.
@@ -139,6 +137,9 @@ class Run {
   Pace pace_;
   StopRequest stop_;  // Must come before every member that starts threads.
   const at::Device device_;
+  const std::unique_ptr<Ranks> ranks_;  // Null for a process alone.
+  const int rank_;
+  const int world_;
   const Dataset data_;
   const Model model_;
   Optimizer optimizer_;
@@ -146,6 +147,7 @@ class Run {
   const cairn::Stream stream_;
   Report report_;
   bool all_saved_ = true;
+  bool stopping_ = false;  // After the current step, on all ranks.
   // Last, so that it drains before anything that it reads is destroyed.
   std::unique_ptr<cairn::Checkpointer> checkpointer_;
   std::deque<cairn::SaveHandle> saves_;
@@ -168,6 +170,16 @@ Model Run::SeedAndMake() {
   at::manual_seed(flags_.seed);
   Model model = MakeModel({.name = flags_.model, .data = data_.shape, .sizes = flags_.sizes, .device = device_});
   if (!flags_.init_from.empty()) LoadWeights(flags_.init_from, model);
+  if (ranks_ != nullptr) {
+    if (world_ > 1 && !model.buffers.empty()) {
+      throw std::runtime_error("--model " + flags_.model +
+                               ": its memory follows the batches of one process: expected 1 rank, found " +
+                               std::to_string(world_));
+    }
+    std::vector<at::Tensor> weights;
+    for (const NamedTensor& parameter : model.parameters) weights.push_back(parameter.tensor);
+    ranks_->Broadcast(weights);
+  }
   // The optimizer converts the parameters itself, because it keeps them in fp32.
   for (const NamedTensor& buffer : model.buffers) {
     const at::Tensor converted = Converted(buffer.tensor, device_, TypeOf(flags_));
@@ -227,7 +239,7 @@ RunPosition Run::Begin() {
   const cairn::Restored restored = Take(checkpointer_->Restore(cairn::Latest(), state_.target(), options));
   report_.resumed_from = restored.step;
   PrintLine("resumed step=" + std::to_string(restored.step));
-  return state_.Resume(restored.values);
+  return TrainingState::PositionIn(found.values.at(0));  // Which a rank that was not there then has, too.
 }
 
 StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
@@ -235,10 +247,12 @@ StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
                     .learning_rate = flags_.learning_rate.value() * flags_.schedule.Factor(step),
                     .saves_in_flight = saves_.size()};
   const auto start = Clock::now();
-  const auto batches = static_cast<double>(flags_.accumulate);
+  const auto batches = static_cast<double>(flags_.accumulate) * world_;
   at::Tensor loss;  // The mean over the batches.
   for (std::uint64_t i = 0; i < flags_.accumulate; ++i) {
-    Batch batch = data_.read(sampler.Next(flags_.batch));
+    const Share share_of_data = NextShare(sampler, flags_.batch, rank_, world_);
+    Batch batch = data_.read(share_of_data.samples);
+    SeedGenerators(device_, SeedOf(share_of_data.from));
     for (auto& [name, tensor] : batch) tensor = Converted(tensor, device_, TypeOf(flags_));
     const at::Tensor share = model_.loss(batch).div(batches);
     share.backward();
@@ -246,6 +260,11 @@ StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
     loss = loss.defined() ? loss.add(share.detach()) : share.detach();
   }
   record.model_seconds = SecondsSince(start);
+  stopping_ = stop_.at().has_value();
+  if (ranks_ != nullptr) {
+    loss = SumOverRanks(loss);
+    record.reduce_seconds = SecondsSince(start) - record.model_seconds;
+  }
   if (checkpointer_ != nullptr) {
     // The save of an earlier step may still be reading what the step overwrites.
     const auto before = Clock::now();
@@ -261,9 +280,20 @@ StepRecord Run::Step(Sampler& sampler, std::uint64_t step) {
   return record;
 }
 
+at::Tensor Run::SumOverRanks(const at::Tensor& loss) {
+  std::vector<at::Tensor> sums = optimizer_.Gradients();
+  const at::Tensor total = loss.to(at::kFloat).reshape({1});
+  const at::Tensor stops = at::full({1}, stopping_ ? 1 : 0, total.options());
+  sums.insert(sums.end(), {total, stops});
+  ranks_->Sum(sums);
+  stopping_ = stops.item<float>() > 0;
+  return total.to(loss.scalar_type()).reshape({});
+}
+
 void Run::Save(const RunPosition& progress) {
   cairn::SaveOptions options;
   options.streams = {stream_};
+  if (world_ > 1) options.replicated = state_.Replicated();
   auto save = checkpointer_->Save(progress.step, state_.Capture(progress), options);
   if (save.ok()) {
     saves_.push_back(*save);
@@ -271,6 +301,7 @@ void Run::Save(const RunPosition& progress) {
     return;
   }
   all_saved_ = false;
+  if (world_ > 1) static_cast<void>(checkpointer_->GiveUp(progress.step, save.status()));
   PrintError("save refused step=" + std::to_string(progress.step) + ": " + save.status().ToString());
 }
 
@@ -289,10 +320,11 @@ void Run::RecordEndedSaves() {
 
 bool Run::SaveLast(const RunPosition& progress) {
   if (checkpointer_ == nullptr) return false;
-  const Deadline grace = Deadline::At(*stop_.at() + InNanoseconds(flags_.grace_seconds));
+  const Deadline grace = Deadline::At(stop_.at().value_or(Clock::now()) + InNanoseconds(flags_.grace_seconds));
   const auto saved = [&] { return last_save_ && last_save_->step() == progress.step; };
   cairn::Status status = checkpointer_->WaitForPlace(grace);
   if (status.ok() && !saved()) Save(progress);
+  if (!status.ok() && !saved() && world_ > 1) static_cast<void>(checkpointer_->GiveUp(progress.step, status));
   if (status.ok() && saved()) status = last_save_->WaitDurable(grace);
   if (status.ok() && saved()) return true;
   if (!status.ok()) PrintError("no last checkpoint: " + status.ToString());
@@ -301,13 +333,42 @@ bool Run::SaveLast(const RunPosition& progress) {
 }
 
 Outcome Run::Go() {
+  try {
+    if (flags_.prove_backend) {
+      ranks_->Prove();
+      PrintLine("backend ok: " + std::to_string(world_) + (world_ > 1 ? " ranks" : " rank"));
+      return Outcome::kTrained;
+    }
+    const Outcome outcome = Train();
+    checkpointer_.reset();
+    if (ranks_ != nullptr) ranks_->Barrier();  // Rank 0 may have the store that others still need.
+    return outcome;
+  } catch (const std::exception& error) {
+    if (ranks_ != nullptr) EndWithOthers(error);
+    throw;
+  }
+}
+
+void Run::EndWithOthers(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string why = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+  ranks_->Leave(why);
+  PrintError(why);
+  if (checkpointer_ != nullptr) static_cast<void>(checkpointer_->WaitIdle(Deadline::In(kLastWrites)));
+  // A save that needs a dead rank, and an operation of the backend, would go on until --peer-timeout. Neither is
+  // missed: a process may be killed at any moment.
+  ::_exit(1);
+}
+
+Outcome Run::Train() {
   report_.samples = data_.size;
   report_.sequence = data_.shape.sequence;
   report_.threads = IntraOpThreads();
+  report_.ranks = world_;
   RunPosition progress = Begin();
   Sampler sampler(data_.size, progress.data, data_.order);
   const PhaseGuard phase(pace_);
-  while (progress.step < flags_.steps && !stop_.at()) {
+  while (progress.step < flags_.steps && !stopping_) {
     const auto start = Clock::now();
     pace_.step_begun = start.time_since_epoch().count();
     pace_.phase = Phase::kStepping;
@@ -343,17 +404,21 @@ Outcome Run::Go() {
     RecordEndedSaves();
     report_.checkpointer = checkpointer_->stats();
   }
-  report_.stopped_by = stopped ? stop_.signal() : nullptr;
+  report_.stopped_by = !stopped ? nullptr : stop_.at() ? stop_.signal() : "another rank";
   report_.weights_digest = Digest(model_.parameters);
   PrintLine((stopped ? "stopped step=" : "done step=") + std::to_string(progress.step) +
             " weights_crc64=" + report_.weights_digest);
-  if (!flags_.report.empty()) WriteReport(flags_, report_);
+  if (!flags_.report.empty() && rank_ == 0) WriteReport(flags_, report_);
   if (!all_saved_) return Outcome::kSaveFailed;
   return stopped ? Outcome::kStopped : Outcome::kTrained;
 }
 
 }  // namespace
 
-Outcome Train(Flags flags) { return Run(std::move(flags)).Go(); }
+Outcome Train(Flags flags) {
+  const RankEnvironment environment = ReadRankEnvironment();
+  if (environment.world > 1) PrintAsRank(environment.rank);
+  return Run(std::move(flags), environment).Go();
+}
 
 }  // namespace cairn::trainer

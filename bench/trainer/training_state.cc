@@ -1,15 +1,13 @@
 #include "training_state.h"
 
-#include <ATen/core/Generator.h>
-
 #include <array>
-#include <mutex>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
 #include <variant>
 
+#include "cairn/torch.h"
 #include "device.h"
 
 namespace cairn::trainer {
@@ -17,6 +15,8 @@ namespace {
 
 constexpr std::array kMustAgree = {"model", "sizes", "data", "optimizer", "precision"};
 constexpr std::array kShouldAgree = {"device", "threads", "batch", "accumulate", "learning_rate", "schedule", "clip"};
+
+constexpr const char* kInexact = ": the resumed run will not be bit-exact";
 
 void Check(const cairn::Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
@@ -70,16 +70,10 @@ std::string SizesText(const Flags& flags) {
 
 }  // namespace
 
-TrainingState::TrainingState(const Flags& flags, const std::string& data, at::Device device, const Model& model,
+TrainingState::TrainingState(const Flags& flags, int ranks, const std::string& data, const Model& model,
                              const std::vector<NamedTensor>& optimizer) {
   for (const auto* group : {&model.parameters, &model.buffers, &optimizer}) {
-    for (const NamedTensor& item : *group) Add(item.name, item.tensor);
-  }
-  generators_.push_back({DefaultGenerator(at::kCPU), {}});
-  if (!device.is_cpu()) generators_.push_back({DefaultGenerator(device), {}});
-  for (Generator& generator : generators_) {
-    generator.state = generator.generator.get_state().contiguous();
-    Add(generator.generator.device().is_cpu() ? "rng.cpu" : "rng.cuda", generator.state);
+    for (const NamedTensor& item : *group) Check(cairn::Add(state_, item.name, item.tensor));
   }
   Check(state_.Set("model", flags.model));
   Check(state_.Set("sizes", SizesText(flags)));
@@ -89,19 +83,15 @@ TrainingState::TrainingState(const Flags& flags, const std::string& data, at::De
   Check(state_.Set("device", flags.device));
   Check(state_.Set("threads", std::int64_t{IntraOpThreads()}));
   Check(state_.Set("batch", static_cast<std::int64_t>(flags.batch)));
-  Check(state_.Set("accumulate", static_cast<std::int64_t>(flags.accumulate)));
+  // Of all ranks: the samples of a step are then the same.
+  Check(state_.Set("accumulate", static_cast<std::int64_t>(flags.accumulate) * ranks));
+  Check(state_.Set("ranks", std::int64_t{ranks}));
   Check(state_.Set("learning_rate", flags.learning_rate.value()));
   Check(state_.Set("schedule", flags.schedule.ToText()));
   Check(state_.Set("clip", flags.clip_norm));
 }
 
-void TrainingState::Add(const std::string& name, const at::Tensor& tensor) { Check(state_.Add(name, ViewOf(tensor))); }
-
 const cairn::State& TrainingState::Capture(const RunPosition& progress) {
-  for (Generator& generator : generators_) {
-    const std::lock_guard lock(generator.generator.mutex());
-    generator.state.copy_(generator.generator.get_state());
-  }
   Check(state_.Set("step", static_cast<std::int64_t>(progress.step)));
   Check(state_.Set("epoch", static_cast<std::int64_t>(progress.data.epoch)));
   Check(state_.Set("position", static_cast<std::int64_t>(progress.data.position)));
@@ -109,11 +99,7 @@ const cairn::State& TrainingState::Capture(const RunPosition& progress) {
   return state_;
 }
 
-RunPosition TrainingState::Resume(const cairn::Values& values) {
-  for (Generator& generator : generators_) {
-    const std::lock_guard lock(generator.generator.mutex());
-    generator.generator.set_state(generator.state);
-  }
+RunPosition TrainingState::PositionIn(const cairn::Values& values) {
   return {.step = FindCount(values, "step"),
           .data = {.shuffle_seed = FindCount(values, "shuffle_seed"),
                    .epoch = FindCount(values, "epoch"),
@@ -127,10 +113,24 @@ std::vector<std::string> TrainingState::Compare(const cairn::Values& values) con
   std::vector<std::string> warnings;
   for (const char* name : kShouldAgree) {
     if (auto difference = Difference(name, values, state_.values())) {
-      warnings.push_back(*std::move(difference) += ": the resumed run will not be bit-exact");
+      warnings.push_back(*std::move(difference) += kInexact);
+    }
+  }
+  // The order of summation: two gradients have only one.
+  const bool ranks_known = values.contains("ranks");
+  if (ranks_known && FindCount(state_.values(), "accumulate") > 2) {
+    if (auto difference = Difference("ranks", values, state_.values())) {
+      warnings.push_back(*std::move(difference) += kInexact);
     }
   }
   return warnings;
+}
+
+cairn::Replicated TrainingState::Replicated() const {
+  cairn::Replicated all{.tensors = cairn::TensorNames(state_), .by_rank_0 = {}, .alike = {}};
+  for (const char* name : kMustAgree) all.alike.emplace_back(name, ToText(Find(state_.values(), name)));
+  for (const char* name : kShouldAgree) all.alike.emplace_back(name, ToText(Find(state_.values(), name)));
+  return all;
 }
 
 }  // namespace cairn::trainer

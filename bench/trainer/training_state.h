@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cairn/status.h"
-#include "cairn/tensor.h"
+#include "cairn/checkpointer.h"
 #include "flags.h"
 #include "models/model.h"
 #include "sampler.h"
@@ -20,37 +19,32 @@ struct RunPosition {
 };
 
 /// Everything that the next step depends on, as a cairn::State: parameters and buffers by name, the optimizer's state,
-/// the random generators ("rng.cpu", "rng.cuda"), the progress, and the run's flags.
+/// the progress, and the run's flags. The random generators are not part of it: the loop seeds them for each batch by
+/// the position in the data, so that they do not depend on the number of ranks.
 ///
 /// The described tensors must outlive this object and must not move.
 class TrainingState {
  public:
   /// `data` is the data set's name. Throws std::runtime_error if a tensor cannot be described.
-  TrainingState(const Flags& flags, const std::string& data, at::Device device, const Model& model,
+  TrainingState(const Flags& flags, int ranks, const std::string& data, const Model& model,
                 const std::vector<NamedTensor>& optimizer);
 
-  /// Records generators and progress as they are now, and returns the state to save.
+  /// Records the progress, and returns the state to save.
   const cairn::State& Capture(const RunPosition& progress);
   /// The state to restore into.
   [[nodiscard]] const cairn::State& target() const { return state_; }
-  /// Call after the tensors have been restored: sets the generators and returns the progress. Throws std::runtime_error
-  /// if a value is missing.
-  RunPosition Resume(const cairn::Values& values);
+  /// The progress in a checkpoint's values. Throws std::runtime_error if one is missing.
+  [[nodiscard]] static RunPosition PositionIn(const cairn::Values& values);
+
+  /// For ranks, which all hold the whole state: each tensor is written once, and the flags must be the same.
+  [[nodiscard]] cairn::Replicated Replicated() const;
 
   /// Throws std::runtime_error if the checkpoint's model, data or optimizer differs from this run's. Returns a warning
   /// for each other difference that makes the resumed run not bit-exact.
   [[nodiscard]] std::vector<std::string> Compare(const cairn::Values& values) const;
 
  private:
-  void Add(const std::string& name, const at::Tensor& tensor);
-
   cairn::State state_;
-  struct Generator {
-    at::Generator generator;
-    /// On the CPU, always at the same address.
-    at::Tensor state;
-  };
-  std::vector<Generator> generators_;
 };
 
 }  // namespace cairn::trainer

@@ -11,8 +11,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "cairn/torch.h"
 #include "console.h"
-#include "device.h"
 #include "json_file.h"
 #include "safetensors.h"
 
@@ -122,8 +122,8 @@ bool Fits(const FileTensor& tensor, const at::Tensor& parameter) {
 }
 
 std::string TypeOf(const at::Tensor& parameter) {
-  const cairn::TensorView view = ViewOf(parameter);
-  return Describe(view.dtype, view.shape);
+  const auto view = cairn::ViewOf(parameter);
+  return Describe(view->dtype, view->shape);
 }
 std::string TypeOf(const Found& found) { return Describe(found.tensor->dtype, found.tensor->shape); }
 

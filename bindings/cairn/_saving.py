@@ -7,10 +7,10 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _protect, _tree
-from ._arguments import step_number, timeout_of
+from ._arguments import seconds, step_number, timeout_of
 from ._best import KeepBest, described, metric_values
 from ._engine import Engine
 from ._errors import FailedPrecondition, Unsupported
@@ -21,6 +21,9 @@ from ._save import Save
 from ._stop import Stopping
 from ._tree import tensors as tree_tensors
 from ._tree.writer import Names
+
+if TYPE_CHECKING:
+    from ._core import CopyPause
 
 _log = logging.getLogger("cairn")
 
@@ -196,6 +199,15 @@ class Saving(Engine, Stopping):
         else:
             self._core.fence(stream.device.index, stream.cuda_stream, timeout_of(timeout))
         self._release_captured()
+
+    def pause_copies(self, at_most: float = 1.0) -> CopyPause:
+        """Holds copies to the host back, until the result's end() or the end of a `with`: for training that sends over
+        the same link, such as a pipeline's stages. Pauses may overlap.
+
+        A chunk on its way goes on. From the first pause on a save has one at a time. Copies begin again when the last
+        pause has ended, or `at_most` seconds after it began, or when a fence waits for them.
+        """
+        return self._core.pause_copies(seconds("at_most", at_most))
 
     def protect(self, *targets: Any) -> None:
         """Fences before each step of these optimizers, so that no parameter changes under a save.

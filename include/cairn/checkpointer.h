@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/copy_pause.h"
 #include "cairn/options.h"
 #include "cairn/stats.h"
 #include "cairn/status.h"
@@ -257,6 +258,15 @@ class Checkpointer {
   /// DeadlineExceeded if the host had to wait that long: the tensors must not be overwritten yet; call it again to
   /// continue waiting.
   Status Fence(Stream stream = {}, Deadline deadline = Deadline::Infinite());
+
+  /// Holds copies to the host back while the result lives: for training that sends over the same link, such as a
+  /// pipeline's stages. Pauses may overlap.
+  ///
+  /// A chunk on its way goes on. From the first pause on a save has one at a time. Copies begin again when the last
+  /// pause has ended, or `at_most` after it began, or when a fence waits for them. Other waits do not end a pause.
+  /// Never blocks and makes no call of CUDA's, so that CUDA's host functions may begin and end pauses. Does nothing in
+  /// a forked child, and if the root was opened read-only.
+  [[nodiscard]] CopyPause PauseCopies(std::chrono::nanoseconds at_most = std::chrono::seconds(1));
 
   /// Waits until fewer than Options::max_in_flight saves are in flight, or returns DeadlineExceeded.
   Status WaitForPlace(Deadline deadline = Deadline::Infinite()) const;

@@ -1,10 +1,15 @@
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "cairn/options.h"
 #include "cairn/status.h"
+#include "cairn/tensor.h"
 
 namespace cairn {
 
@@ -41,5 +46,48 @@ class Group {
   /// this call; with DeadlineExceeded; or with FailedPrecondition if the coordinator has left.
   virtual void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) = 0;
 };
+
+/// One connection to a key-value store that all ranks of a job reach, such as torch.distributed's (see torch.h). Values
+/// are any bytes. The calls may block, and are used by one thread. A status that is not ok means that the store is
+/// lost.
+struct KeyValueStore {
+  std::function<Status(const std::string& key, const std::string& value)> set;
+  /// Sets a key that is not there, atomically. Returns whether it was not there.
+  std::function<Result<bool>(const std::string& key, const std::string& value)> set_if_absent;
+  /// The value of a key that is there.
+  std::function<Result<std::string>(const std::string& key)> get;
+  /// Whether the key is there.
+  std::function<Result<bool>(const std::string& key)> check;
+  /// Waits until the key is there. Returns whether it came within `timeout`, which is above zero.
+  std::function<Result<bool>(const std::string& key, std::chrono::milliseconds timeout)> wait;
+  /// Adds to the number under the key, 0 if it is not there, atomically. Returns the sum.
+  std::function<Result<std::int64_t>(const std::string& key, std::int64_t amount)> add;
+  /// Removes the key, if it is there.
+  std::function<Status(const std::string& key)> erase;
+};
+
+struct StoreGroupOptions {
+  int rank = 0;
+  int size = 1;
+  /// The same text on all ranks, and another one for each group that is open at the same time; the root, for instance.
+  std::string name;
+  /// How long the ranks wait until all of them have made the group. Words sent before are kept.
+  std::chrono::nanoseconds open_deadline = std::chrono::minutes(10);
+  /// How long the destructor waits until this rank's last words are in the store. If the store hangs longer, the thread
+  /// that uses it stays behind.
+  std::chrono::nanoseconds close_deadline = std::chrono::seconds(5);
+};
+
+/// A group over a key-value store. Returns at once: two threads of the group call `connect`, once each, and then use
+/// the store. A store that is lost, or ranks that do not come, break the group; a store that hangs does not keep waits
+/// from ending at their deadlines. A rank that closes is known to the others at once, one that is killed only by these
+/// deadlines. Removes every key that it made, once all ranks have closed.
+///
+/// InvalidArgument if `rank` is not one of `size`. ResourceExhausted if the system starts no thread.
+[[nodiscard]] Result<std::shared_ptr<Group>> MakeStoreGroup(StoreGroupOptions options,
+                                                            std::function<Result<KeyValueStore>()> connect);
+
+/// The names of all tensors of the state, for Replicated::tensors where all ranks hold the same.
+[[nodiscard]] std::vector<std::string> TensorNames(const State& state);
 
 }  // namespace cairn

@@ -1,19 +1,9 @@
 // The calls that wait for saves in flight.
-#include <chrono>
-
 #include "api/checkpointer_impl.h"
 #include "base/human.h"
 #include "base/status_macros.h"
 
 namespace cairn {
-namespace {
-
-/// A fence that waits less for the disk is not worth a warning.
-constexpr std::chrono::milliseconds kLongWait{500};
-/// How often a fence that waits looks why.
-constexpr std::chrono::milliseconds kLook{100};
-
-}  // namespace
 
 Status Checkpointer::Fence(Stream stream, Deadline deadline) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
@@ -25,25 +15,24 @@ Status Checkpointer::Fence(Stream stream, Deadline deadline) {
   return Status::Ok();
 }
 
+CopyPause Checkpointer::PauseCopies(std::chrono::nanoseconds at_most) {
+  if (!impl_->CheckProcess().ok() || impl_->engine == nullptr) return {};
+  const std::shared_ptr<CopyPauses>& pauses = impl_->engine->pauses();
+  return {pauses, pauses->Begin(Deadline::In(at_most).when())};
+}
+
 Status Checkpointer::Impl::FenceOn(SaveTask& task, Stream stream, Deadline deadline) {
-  while (!fence_waited) {
-    const Deadline look = Deadline::In(kLook);
-    Status status = task.Fence(stream, look.when() < deadline.when() ? look : deadline);
-    if (status.code() != StatusCode::kDeadlineExceeded) return status;
-    // Earlier calls count: Python's are short, so that signals interrupt them.
-    if (task.fence_wait() >= kLongWait && task.waits_for_disk() && !fence_waited.exchange(true)) {
-      Notify(
-          {.severity = Severity::kWarning,
-           .step = task.plan().step,
-           .message = fmt::format(
-               "a fence waits for the disk, and training with it: the pool of {} is full of what is not written yet, "
-               "and has no room for all of this save's {}. A larger Options::host_memory_bytes, or "
-               "Options::staging_bytes on the GPU, lets training go on",
-               HumanBytes(pool->total_bytes()), HumanBytes(task.stats().bytes))});
-    }
-    if (deadline.passed()) return status;
-  }
-  return task.Fence(stream, deadline);
+  if (fence_waited) return task.Fence(stream, deadline);
+  return task.Fence(stream, deadline, [&] {
+    if (fence_waited.exchange(true)) return;
+    Notify({.severity = Severity::kWarning,
+            .step = task.plan().step,
+            .message = fmt::format(
+                "a fence waits for the disk, and training with it: the pool of {} is full of what is not written yet, "
+                "and has no room for all of this save's {}. A larger Options::host_memory_bytes, or "
+                "Options::staging_bytes on the GPU, lets training go on",
+                HumanBytes(pool->total_bytes()), HumanBytes(task.stats().bytes))});
+  });
 }
 
 Status Checkpointer::Impl::RefuseWhileCapturing(Stream stream) {

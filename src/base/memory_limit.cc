@@ -26,7 +26,7 @@ struct Mount {
 };
 
 /// "36 35 0:31 /docker/1 /sys/fs/cgroup/memory rw shared:5 - cgroup cgroup rw,memory".
-std::optional<Mount> FindMount(const std::vector<std::string>& mounts, bool version2) {
+std::optional<Mount> FindMount(const std::vector<std::string>& mounts, const std::string& controller, bool version2) {
   for (const std::string& line : mounts) {
     const std::size_t dash = line.find(" - ");
     if (dash == std::string::npos) continue;
@@ -38,7 +38,7 @@ std::optional<Mount> FindMount(const std::vector<std::string>& mounts, bool vers
     std::string options;
     before >> skipped >> skipped >> skipped >> mount.group >> mount.point;
     after >> type >> skipped >> options;
-    if (version2 ? type == "cgroup2" : type == "cgroup" && ContainsItem(options, "memory")) return mount;
+    if (version2 ? type == "cgroup2" : type == "cgroup" && ContainsItem(options, controller)) return mount;
   }
   return std::nullopt;
 }
@@ -89,7 +89,9 @@ std::optional<MemoryLimit> ReadLimit(const std::string& folder) {
 
 }  // namespace
 
-std::vector<std::string> MemoryGroupFolders(const std::string& root) {
+std::vector<std::string> MemoryGroupFolders(const std::string& root) { return GroupFolders("memory", root); }
+
+std::vector<std::string> GroupFolders(const std::string& controller, const std::string& root) {
   std::vector<std::string> folders;
   const std::vector<std::string> mounts = Lines(root + "/proc/self/mountinfo");
   for (const std::string& line : Lines(root + "/proc/self/cgroup")) {
@@ -99,8 +101,8 @@ std::vector<std::string> MemoryGroupFolders(const std::string& root) {
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool version2 = line.starts_with("0::");
-    if (!version2 && !ContainsItem(controllers, "memory")) continue;
-    if (const std::optional<Mount> mount = FindMount(mounts, version2)) {
+    if (!version2 && !ContainsItem(controllers, controller)) continue;
+    if (const std::optional<Mount> mount = FindMount(mounts, controller, version2)) {
       AppendFolders({.group = mount->group, .point = root + mount->point}, line.substr(second + 1), folders);
     }
   }

@@ -12,6 +12,9 @@ namespace cairn {
 /// The folders of this process's memory control group and of its visible parents, innermost first.
 [[nodiscard]] std::vector<std::string> MemoryGroupFolders(const std::string& root = {});
 
+/// The same of another controller ("cpu"). In version 2 the folders are the same for all, whether they have it or not.
+[[nodiscard]] std::vector<std::string> GroupFolders(const std::string& controller, const std::string& root = {});
+
 /// What the tightest of these groups allows.
 struct MemoryLimit {
   /// The file that sets the limit.

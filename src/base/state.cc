@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "base/tensor_table.h"
 #include "base/utf8.h"
+#include "cairn/group.h"
 #include "cairn/tensor.h"
 
 namespace cairn {
@@ -86,6 +87,14 @@ Status State::Set(std::string name, Value value) {
   }
   values_.insert_or_assign(std::move(name), std::move(value));
   return Status::Ok();
+}
+
+std::vector<std::string> TensorNames(const State& state) {
+  const TensorTable& table = *state.table();
+  std::vector<std::string> names;
+  names.reserve(table.size());
+  for (std::size_t i = 0; i < table.size(); ++i) names.push_back(table[i].name);
+  return names;
 }
 
 std::size_t State::tensor_count() const { return table_->size(); }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -16,12 +15,14 @@
 #include "device/cuda_enqueue.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_nvtx.h"
+#include "device/lane_room.h"
 
 namespace cairn {
 namespace {
 
 // A lane takes no further batch beyond this many outstanding operations. The launch queue of a stream holds about
-// 1,024. A batch adds at most three operations for each of its kMaxBatchOperations, and two for its completion.
+// 1,024. A batch adds at most three operations for each of its kMaxBatchOperations, and two for its completion. Threads
+// that look for room at the same time add a batch each.
 constexpr std::uint64_t kMaxOutstanding = 256;
 
 CUdeviceptr DevicePointer(const std::byte* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
@@ -57,6 +58,7 @@ class CudaDevice final : public Device {
   Status LaneWait(int lane, EventId event) override;
 
   bool HasRoom(int lane) const override;
+  void WakeOnRoom(std::weak_ptr<const std::function<void()>> wake) override { waiters_->Add(std::move(wake)); }
   Status Copy(CopyBatch batch, CopyDone done) override;
   Status Health() override;
 
@@ -65,11 +67,13 @@ class CudaDevice final : public Device {
 
   // Host functions run on a stream of their own, because a stream stands still while one runs, or waits for a CPU.
   struct CopyLane {
+    explicit CopyLane(const std::shared_ptr<const RoomWaiters>& waiters)
+        : room(std::make_shared<LaneRoom>(kMaxOutstanding, waiters)) {}
     CUstream copies = nullptr;
     CUstream completions = nullptr;
     CUevent copied = nullptr;
     // Shared with completions, which may outlive the device.
-    std::shared_ptr<std::atomic<std::uint64_t>> outstanding = std::make_shared<std::atomic<std::uint64_t>>(0);
+    const std::shared_ptr<LaneRoom> room;
     // Held from recording `copied` until `completions` waits for it.
     mutable Mutex mutex;
   };
@@ -77,7 +81,8 @@ class CudaDevice final : public Device {
   Status CreateLanesAndEvents(const CudaDeviceOptions& options);
   Status CreateLane();
   Status Record(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
-  Status Wait(CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
+  // `context` is the stream's.
+  Status Wait(const CudaContext& context, CUstream stream, EventId event) CAIRN_EXCLUDES(mutex_);
   // The context of that GPU, which another Device may own.
   Result<const CudaContext*> ContextOf(int index) CAIRN_EXCLUDES(mutex_);
   // The driver's handle of a caller's stream, after checking that work may be enqueued there. Call it within
@@ -85,7 +90,7 @@ class CudaDevice final : public Device {
   Result<CUstream> CallerStream(const CudaContext& context, Stream stream) const;
   Status CaptureError(Stream stream) const;
   Result<CopyLane*> Lane(int lane) const;
-  Status Complete(CopyLane& lane, std::uint64_t operations, CopyDone done);
+  Status Complete(CopyLane& lane, CopyDone done);
   Result<CUevent> Event(EventId event, EventState at_least) const CAIRN_EXCLUDES(mutex_);
   Status CheckPinned(MutableBytes memory) const;
 
@@ -94,6 +99,7 @@ class CudaDevice final : public Device {
   CudaContext context_;
   CudaKernels kernels_{context_};
   CudaCompletions completions_;
+  const std::shared_ptr<RoomWaiters> waiters_ = std::make_shared<RoomWaiters>();
   // Constant after Open.
   std::vector<std::unique_ptr<CopyLane>> lanes_;
   // Event n is at index n - 1.
@@ -166,7 +172,7 @@ Status CudaDevice::CreateLanesAndEvents(const CudaDeviceOptions& options) {
 }
 
 Status CudaDevice::CreateLane() {
-  CopyLane& lane = *lanes_.emplace_back(std::make_unique<CopyLane>());
+  CopyLane& lane = *lanes_.emplace_back(std::make_unique<CopyLane>(waiters_));
   for (CUstream* stream : {&lane.copies, &lane.completions}) {
     CAIRN_RETURN_IF_ERROR(
         context_.Check(driver().stream_create(stream, CU_STREAM_NON_BLOCKING), "creating a copy stream"));
@@ -310,9 +316,10 @@ Status CudaDevice::Record(CUstream stream, EventId event) {
   return Status::Ok();
 }
 
-Status CudaDevice::Wait(CUstream stream, EventId event) {
+Status CudaDevice::Wait(const CudaContext& context, CUstream stream, EventId event) {
   CAIRN_ASSIGN_OR_RETURN(CUevent handle, Event(event, EventState::kRecorded));
-  return context_.Check(driver().stream_wait_event(stream, handle, CU_EVENT_WAIT_DEFAULT), "waiting for an event");
+  // Between two GPUs the error may be either's. Health asks this one itself; a sticky error here would lose it.
+  return context.Check(driver().stream_wait_event(stream, handle, CU_EVENT_WAIT_DEFAULT), "waiting for an event");
 }
 
 Result<CudaDevice::CopyLane*> CudaDevice::Lane(int lane) const {
@@ -378,7 +385,7 @@ Status CudaDevice::StreamWait(Stream stream, EventId event) {
   CAIRN_ASSIGN_OR_RETURN(const CudaContext* context, ContextOf(stream.device.index));
   return context->Run([&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(CUstream handle, CallerStream(*context, stream));
-    return Wait(handle, event);
+    return Wait(*context, handle, event);
   });
 }
 
@@ -392,13 +399,13 @@ Status CudaDevice::RecordOnLane(int lane, EventId event) {
 Status CudaDevice::LaneWait(int lane, EventId event) {
   return context_.Run([&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(const CopyLane* found, Lane(lane));
-    return Wait(found->copies, event);
+    return Wait(context_, found->copies, event);
   });
 }
 
 bool CudaDevice::HasRoom(int lane) const {
   const Result<CopyLane*> found = Lane(lane);
-  return !found.ok() || *(*found)->outstanding < kMaxOutstanding;
+  return !found.ok() || (*found)->room->HasRoom();
 }
 
 Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
@@ -406,28 +413,30 @@ Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
   CAIRN_ASSIGN_OR_RETURN(CopyLane * lane, Lane(batch.lane));
   const CudaKernelPlan in_kernels = kernels_.Serve(batch) ? TakeForKernels(batch) : CudaKernelPlan();
   CAIRN_ASSIGN_OR_RETURN(CudaCopyPlan plan, PlanCudaCopies(batch, max_pitch_));
+  const std::size_t operations = plan.sizes.size() + plan.rows.size() + in_kernels.size() + 2;
   return context_.Run([&] {
+    lane->room->Take(operations);  // Before the driver is called: other threads look for room meanwhile.
     Status status = EnqueueCopies(context_, plan, batch.direction, lane->copies);
     if (status.ok()) status = kernels_.Launch(in_kernels, batch.direction, lane->copies);
-    const std::size_t operations = plan.sizes.size() + plan.rows.size() + in_kernels.size() + 2;
-    if (status.ok()) status = Complete(*lane, operations, std::move(done));
+    if (status.ok()) {
+      status = Complete(*lane, [room = lane->room, operations, done = std::move(done)](Status outcome) {
+        room->GiveBack(operations);
+        done(std::move(outcome));
+      });
+    }
     if (status.ok()) return status;
     // Copies enqueued before the failed one still write, so wait for them before the caller may reuse its memory.
     if (const CUresult result = driver().stream_synchronize(lane->copies); result != CUDA_SUCCESS) {
       return context_.SetSticky(result, "waiting for the copies before the one that failed");
     }
+    lane->room->GiveBack(operations);
     return status;
   });
 }
 
 // Has `done` called once the lane's copies so far are done.
-Status CudaDevice::Complete(CopyLane& lane, std::uint64_t operations, CopyDone done) {
-  *lane.outstanding += operations;
-  const auto give_back = [outstanding = lane.outstanding, operations] { *outstanding -= operations; };
-  CudaCompletions::Ticket* const ticket = completions_.Add([give_back, done = std::move(done)](Status status) {
-    give_back();
-    done(std::move(status));
-  });
+Status CudaDevice::Complete(CopyLane& lane, CopyDone done) {
+  CudaCompletions::Ticket* const ticket = completions_.Add(std::move(done));
   const MutexLock lock(lane.mutex);
   Status status = context_.Check(driver().event_record(lane.copied, lane.copies), "recording the end of a copy");
   if (status.ok()) {
@@ -440,7 +449,6 @@ Status CudaDevice::Complete(CopyLane& lane, std::uint64_t operations, CopyDone d
   }
   if (status.ok()) return status;
   completions_.Cancel(ticket);
-  give_back();
   return status;
 }
 
@@ -460,13 +468,17 @@ Status CudaDevice::Health() {
 
 }  // namespace
 
-Status CudaAvailable() {
+Result<int> CountCudaDevices() {
   CAIRN_ASSIGN_OR_RETURN(const std::shared_ptr<const CudaDriver> driver, CudaDriver::Load());
   int count = 0;
-  if (driver->device_get_count(&count) != CUDA_SUCCESS) count = 0;
+  if (const CUresult result = driver->device_get_count(&count); result != CUDA_SUCCESS) {
+    return Error(StatusCode::kDeviceError, "counting the GPUs: {}", driver->Describe(result));
+  }
   for (int index = 0; index < count; ++index) CAIRN_RETURN_IF_ERROR(driver->FindDevice(index).status());
-  return Status::Ok();
+  return count;
 }
+
+Status CudaAvailable() { return CountCudaDevices().status(); }
 
 Result<std::unique_ptr<Device>> MakeCudaDevice(const CudaDeviceOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(std::shared_ptr<const CudaDriver> driver, CudaDriver::Load());

@@ -22,6 +22,10 @@ struct CudaDeviceOptions {
 /// is too old (the message names both versions) or does not start, so that nobody goes on without the GPU by mistake.
 [[nodiscard]] Result<std::unique_ptr<Device>> MakeCudaDevice(const CudaDeviceOptions& options);
 
+/// How many GPUs there are. Unsupported without a driver or a GPU, or if one of them cannot be used; DeviceError as
+/// from MakeCudaDevice.
+[[nodiscard]] Result<int> CountCudaDevices();
+
 /// Ok if there is a driver and at least one GPU, and all GPUs can be used; otherwise Unsupported or DeviceError, as
 /// from MakeCudaDevice.
 [[nodiscard]] Status CudaAvailable();

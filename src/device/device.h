@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -103,6 +104,9 @@ class Device {
   /// full, a call blocks inside the driver and holds up the launches of every thread. Becomes true again before a
   /// batch's `done` is called.
   [[nodiscard]] virtual bool HasRoom(int lane) const = 0;
+  /// Has `wake` called whenever a full lane has room again, until it is destroyed: what fills a lane may be batches of
+  /// others, whose `done` does not tell. Called like a CopyDone.
+  virtual void WakeOnRoom(std::weak_ptr<const std::function<void()>> wake) = 0;
   /// Enqueues the batch in its lane.
   virtual Status Copy(CopyBatch batch, CopyDone done) = 0;
   /// Ok, or the sticky error. Queries the lanes without waiting.

@@ -71,6 +71,7 @@ class HostDevice final : public Device {
   Status LaneWait(int lane, EventId event) override CAIRN_EXCLUDES(mutex_);
 
   [[nodiscard]] bool HasRoom(int /*lane*/) const override { return true; }
+  void WakeOnRoom(std::weak_ptr<const std::function<void()>> /*wake*/) override {}
   Status Copy(CopyBatch batch, CopyDone done) override CAIRN_EXCLUDES(mutex_);
   Status Health() override { return Status::Ok(); }
 

@@ -40,7 +40,7 @@ Status Capture::WaitForCallersStreams() {
 Status Capture::Enqueue(bool chunks) {
   CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   while (planned_.empty() && PlanStaging()) CAIRN_RETURN_IF_ERROR(LaunchPlanned());
-  while (planned_.empty() && chunks && !all_buffered() && !staged_.Arriving(next_)) {
+  while (planned_.empty() && chunks && !all_buffered() && !staged_.Arriving(next_) && !KeepsBack()) {
     BufferPool::Chunk buffer = context_.parts.pool->TryAcquire(BufferPool::Priority::kSave);
     if (std::exchange(short_of_buffers_, !buffer) != short_of_buffers_) task_.MarkShortOfBuffers(short_of_buffers_);
     if (!buffer) break;
@@ -48,6 +48,12 @@ Status Capture::Enqueue(bool chunks) {
     CAIRN_RETURN_IF_ERROR(LaunchPlanned());
   }
   return Status::Ok();
+}
+
+bool Capture::KeepsBack() const {
+  if (!context_.pauses->used() || task_.fence_waits()) return false;
+  return std::any_of(batches_.begin(), batches_.end(),
+                     [](const auto& entry) { return bool(entry.second.chunk.buffer); });
 }
 
 bool Capture::PlanStaging() {
@@ -119,7 +125,7 @@ Status Capture::LaunchPlanned() {
   while (!planned_.empty()) {
     Planned& next = planned_.front();
     const Device& device = *batches_.at(next.batch).copies[next.copy].device;
-    if (!device.HasRoom(next.copies.lane)) break;  // The end of a copy makes room, and wakes the engine.
+    if (!device.HasRoom(next.copies.lane)) break;  // Room wakes the engine.
     Planned launched = std::move(next);
     planned_.pop_front();
     CAIRN_RETURN_IF_ERROR(Launch(std::move(launched)));

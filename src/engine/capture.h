@@ -115,6 +115,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   [[nodiscard]] bool stopped() const { return stage_ == CaptureStage::kStopped; }
   [[nodiscard]] Status WaitForCallersStreams();
   [[nodiscard]] Status Enqueue(bool chunks);
+  // A chunk is on its way to the host: a pause that begins now could not hold another one back.
+  [[nodiscard]] bool KeepsBack() const;
   // False if there is nothing to stage, or no slot.
   [[nodiscard]] bool PlanStaging();
   void PlanChunk(BufferPool::Chunk buffer);

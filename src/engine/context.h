@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "cairn/options.h"
 #include "device/buffer_pool.h"
 #include "device/device.h"
+#include "engine/copy_pauses.h"
 #include "engine/inbox.h"
 #include "engine/ledger.h"
 #include "engine/staging.h"
@@ -30,7 +32,8 @@ struct EngineParts {
   PathAt root;
   WriterCheck check_writer;
   std::vector<std::shared_ptr<Device>> devices;
-  std::vector<StagingArea> staging;
+  /// Staged chunks refer to them while a device that is set up late adds one.
+  std::deque<StagingArea> staging;
   BufferPool* pool = nullptr;
   WorkerPool* workers = nullptr;
   /// Null except on the coordinator.
@@ -42,17 +45,21 @@ struct EngineParts {
   bool touch_pool = false;
 };
 
-/// State shared by the engine's thread and its saves. Only for that thread, except `parts` (constant), `inbox`, Notify
-/// and Silence.
+/// State shared by the engine's thread and its saves. Only for that thread, except `parts` (constant), `inbox`,
+/// `pauses`, Notify and Silence.
 struct EngineContext {
   EngineParts parts;
   std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>();
+  std::shared_ptr<CopyPauses> pauses = std::make_shared<CopyPauses>(inbox);
   std::unique_ptr<IoQueue> queue;
   int writes_in_flight = 0;
   /// A sweep, or a listing after an unknown outcome, is in progress: until it ends no attempt begins and no checkpoint
   /// is retired.
   bool scanning = false;
   OnNotRecycled not_recycled;
+  /// Restores fill lanes too, and their ends do not wake the engine.
+  const std::shared_ptr<const std::function<void()>> on_room =
+      std::make_shared<const std::function<void()>>([inbox = inbox] { inbox->Wake(); });
 
   /// One for each save that may be in flight, and one for a checkpoint retired meanwhile.
   [[nodiscard]] std::uint64_t spare_folders() const {

@@ -128,6 +128,7 @@ void Engine::Run(const std::function<void(Status)>& started) {
   context_.queue = *std::move(queue);
   context_.inbox->Attach(context_.queue.get());
   context_.parts.pool->SetOnFree([inbox = context_.inbox] { inbox->Wake(); });
+  for (const auto& device : context_.parts.devices) device->WakeOnRoom(context_.on_room);
   if (context_.parts.group->rank() == 0) SweepLeftovers();
   started(Status::Ok());
   Loop();
@@ -151,6 +152,7 @@ void Engine::Loop() {
     for (const auto& job : jobs_) {
       if (job->wakes_at().when() < wake.when()) wake = job->wakes_at();
     }
+    if (CopiesPaused()) wake = Deadline::At(std::min(wake.when(), context_.pauses->until()));
     // Fails only in a forked child, where this thread does not exist.
     static_cast<void>(context_.queue->RunOnce(wake));
     for (const Inbox::Message& message : context_.inbox->Take()) message();
@@ -176,7 +178,7 @@ void Engine::Advance() {
   if (writer_that(&ShardWriter::begins) == nullptr) {
     if (ShardWriter* next = writer_that(&ShardWriter::may_begin)) next->Begin();
   }
-  bool chunks = true;
+  bool chunks = !CopiesPaused();
   for (const auto& job : jobs_) {
     job->Advance(chunks);
     chunks = chunks && job->all_buffered();
@@ -190,6 +192,13 @@ void Engine::Advance() {
     }
     if (job->holds_disk()) break;
   }
+}
+
+bool Engine::CopiesPaused() const {
+  // A fence waits for older saves, too. One whose copies are all enqueued may have been fenced long ago.
+  return context_.pauses->active() && !jobs_.empty() && std::none_of(jobs_.begin(), jobs_.end(), [](const auto& job) {
+           return !job->enqueued() && job->task()->fence_waits();
+         });
 }
 
 void Engine::CheckDevices() {
@@ -361,6 +370,7 @@ void Engine::Submit(const std::shared_ptr<SaveTask>& task, Status given_up) {
 void Engine::AddDevice(const std::shared_ptr<Device>& device, std::byte* staging) {
   context_.inbox->Post([this, device, staging] {
     context_.parts.devices.push_back(device);
+    device->WakeOnRoom(context_.on_room);
     if (staging != nullptr)
       context_.parts.staging.emplace_back(device.get(), staging, context_.parts.options.staging_bytes,
                                           context_.parts.options.chunk_bytes);

@@ -39,6 +39,7 @@ class Engine {
   /// Adds a device after the start, before the first save that uses it.
   void AddDevice(const std::shared_ptr<Device>& device, std::byte* staging);
   [[nodiscard]] const std::shared_ptr<Inbox>& inbox() const { return context_.inbox; }
+  [[nodiscard]] const std::shared_ptr<CopyPauses>& pauses() const { return context_.pauses; }
 
   /// Saves that have not ended, oldest first.
   [[nodiscard]] std::vector<std::shared_ptr<SaveTask>> InFlight() const CAIRN_EXCLUDES(mutex_);
@@ -59,6 +60,7 @@ class Engine {
   void AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) CAIRN_EXCLUDES(mutex_);
   void Loop();
   void Advance();
+  [[nodiscard]] bool CopiesPaused() const;
   void CheckDevices();
   void RemoveEndedJobs() CAIRN_EXCLUDES(mutex_);
   void Retire();
@@ -74,7 +76,7 @@ class Engine {
   [[nodiscard]] SparePolicy Spares() const;
   [[nodiscard]] bool recycles() const { return context_.parts.options.recycle && context_.parts.group->rank() == 0; }
 
-  // For the engine's thread, except context_.parts and context_.inbox. Jobs are oldest first.
+  // For the engine's thread, except context_.parts, inbox and pauses. Jobs are oldest first.
   EngineContext context_;
   std::deque<std::shared_ptr<SaveJob>> jobs_;
   std::deque<std::uint64_t> removals_;

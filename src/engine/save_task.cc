@@ -16,14 +16,12 @@ SaveTask::SaveTask(SavePlan plan, std::unique_ptr<Snapshot> snapshot, std::vecto
       plan_(std::move(plan)),
       begun_(begun),
       engine_(std::move(engine)),
+      reads_cpu_(snapshot != nullptr && snapshot->reads_cpu()),
       snapshot_(std::move(snapshot)),
       events_(std::move(events)),
       held_(plan_.hold.count() > 0) {
   stats_.step = plan_.step;
-  if (snapshot_ != nullptr) {
-    stats_.bytes = snapshot_->table().bytes();
-    reads_cpu_ = snapshot_->reads_cpu();
-  }
+  if (snapshot_ != nullptr) stats_.bytes = snapshot_->table().bytes();
 }
 
 SaveTask::~SaveTask() { assert(!CheckProcess().ok() || ended()); }
@@ -67,30 +65,59 @@ Status SaveTask::WaitDurable(Deadline deadline) {
   return Told(status_);
 }
 
-Status SaveTask::Fence(Stream stream, Deadline deadline) {
-  const Clock::time_point begin = Clock::now();
+Status SaveTask::Fence(Stream stream, Deadline deadline, const std::function<void()>& on_disk) {
+  CAIRN_ASSIGN_OR_RETURN(const bool free, AwaitFence(HostWaits(stream), deadline, on_disk));
+  if (free) return Status::Ok();
+  Status status = HoldStream(stream);
   {
     MutexLock lock(mutex_);
-    const bool elsewhere = std::any_of(events_.begin(), events_.end(), [&](const DeviceEvents& one) {
-      return !one.device->CanHoldStreamsOf(stream.device);
-    });
-    const bool host_waits = reads_cpu_ || elsewhere || stream.device.kind == DeviceKind::kCpu;
-    const auto held_up = [&]() CAIRN_REQUIRES(mutex_) { return !TensorsFree() && (host_waits || !enqueued_); };
-    while (held_up() && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
-    const std::chrono::nanoseconds waited = Clock::now() - begin;
-    stats_.stall += waited;
-    fence_wait_ += waited;
-    if (held_up()) {
-      return Error(StatusCode::kDeadlineExceeded, "step {}: its tensors may not be overwritten yet, it is {}",
-                   plan_.step, SavePhaseName(stats_.phase));
-    }
-    if (TensorsFree()) return Status::Ok();
-    ++fencing_;  // Not captured yet, so the events still exist. This keeps them.
+    if (--fencing_ == 0 && events_unused_) ReleaseEvents();
   }
-  Status status = HoldStream(stream);
-  MutexLock lock(mutex_);
-  if (--fencing_ == 0 && events_unused_) ReleaseEvents();
-  return status;
+  if (status.ok() || !LostAnotherGpu(stream)) return status;
+  // Soon the engine finds the loss too, and ends the save: what a fence answers must not depend on who is first.
+  return AwaitFence(true, deadline, {}).status();
+}
+
+Result<bool> SaveTask::AwaitFence(bool host_waits, Deadline deadline, const std::function<void()>& on_disk) {
+  const Clock::time_point begin = Clock::now();
+  for (bool tells = on_disk != nullptr;; tells = false) {
+    {
+      MutexLock lock(mutex_);
+      // Earlier calls count: Python's are short, so that signals interrupt them.
+      const Deadline long_at =
+          Deadline::At(begin + kLongFence - std::min<std::chrono::nanoseconds>(fence_wait_, kLongFence));
+      if (HeldUp(host_waits) && !fence_waits_.exchange(true)) engine_->Wake();
+      while (HeldUp(host_waits) && !deadline.passed() && !(tells && long_at.passed() && waits_for_disk())) {
+        const bool first = tells && !long_at.passed() && long_at.when() < deadline.when();
+        changed_.WaitUntil(mutex_, first ? long_at : deadline);
+      }
+      const bool over = !HeldUp(host_waits) || deadline.passed();
+      if (over || !tells) {
+        const std::chrono::nanoseconds waited = Clock::now() - begin;
+        stats_.stall += waited;
+        fence_wait_ += waited;
+        if (HeldUp(host_waits)) {
+          return Error(StatusCode::kDeadlineExceeded, "step {}: its tensors may not be overwritten yet, it is {}",
+                       plan_.step, SavePhaseName(stats_.phase));
+        }
+        if (!TensorsFree()) ++fencing_;
+        return TensorsFree();
+      }
+    }
+    on_disk();
+  }
+}
+
+bool SaveTask::HostWaits(Stream stream) const {
+  return reads_cpu_ || stream.device.kind == DeviceKind::kCpu ||
+         std::any_of(events_.begin(), events_.end(),
+                     [&](const DeviceEvents& one) { return !one.device->CanHoldStreamsOf(stream.device); });
+}
+
+bool SaveTask::LostAnotherGpu(Stream stream) const {
+  return std::any_of(events_.begin(), events_.end(), [&](const DeviceEvents& one) {
+    return one.device->id() != stream.device && !one.device->Health().ok();
+  });
 }
 
 Status SaveTask::HoldStream(Stream stream) const {
@@ -100,16 +127,6 @@ Status SaveTask::HoldStream(Stream stream) const {
     }
   }
   return Status::Ok();
-}
-
-std::chrono::nanoseconds SaveTask::fence_wait() const {
-  MutexLock lock(mutex_);
-  return fence_wait_;
-}
-
-bool SaveTask::waits_for_disk() const {
-  MutexLock lock(mutex_);
-  return short_of_buffers_ && !enqueued_ && !TensorsFree();
 }
 
 bool SaveTask::RequestCancel(Status why) {
@@ -179,6 +196,7 @@ void SaveTask::MarkCapturing() {
 void SaveTask::MarkShortOfBuffers(bool is) {
   MutexLock lock(mutex_);
   short_of_buffers_ = is;
+  changed_.NotifyAll();
 }
 
 void SaveTask::MarkEnqueued(bool staged) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -79,12 +80,15 @@ class SaveTask {
   /// Waits until the engine does not read the tensors any more. False at the deadline. A failure stays unheard.
   [[nodiscard]] bool WaitTensorsFree(Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Orders `stream` after the capture. Waits on the host until every copy is enqueued (or captured, if ordering the
-  /// stream is not enough). Adds the wait to the stall. Ok for a save that has ended.
-  Status Fence(Stream stream, Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// How long calls of Fence have waited, in all.
-  [[nodiscard]] std::chrono::nanoseconds fence_wait() const CAIRN_EXCLUDES(mutex_);
-  /// Its copies wait for buffers that hold what the disk has not written yet.
-  [[nodiscard]] bool waits_for_disk() const CAIRN_EXCLUDES(mutex_);
+  /// stream is not enough). Adds the wait to the stall. Ok for a save that has ended; so a save that has lost another
+  /// GPU than the stream's is waited for until it ends.
+  ///
+  /// Calls `on_disk`, if there is one, without a lock and at most once, when calls of Fence have waited kLongFence in
+  /// all, and its copies wait for buffers that hold what the disk has not written yet.
+  Status Fence(Stream stream, Deadline deadline, const std::function<void()>& on_disk = {}) CAIRN_EXCLUDES(mutex_);
+  static constexpr std::chrono::milliseconds kLongFence{500};
+  /// A fence has had to wait for it: nothing else may hold its copies back.
+  [[nodiscard]] bool fence_waits() const { return fence_waits_; }
   bool RequestCancel(Status why) CAIRN_EXCLUDES(mutex_);
   void Release() CAIRN_EXCLUDES(mutex_);
   [[nodiscard]] Status status() const CAIRN_EXCLUDES(mutex_);
@@ -126,7 +130,18 @@ class SaveTask {
   [[nodiscard]] std::chrono::nanoseconds SinceBegun() const { return Clock::now() - begun_; }
   void Advance(SavePhase phase) CAIRN_REQUIRES(mutex_);
   void ReleaseEvents() CAIRN_REQUIRES(mutex_);
+  // Waits until the tensors are free: true; or, unless the host has to wait for that, until every copy is enqueued:
+  // false, and the events remain until `fencing_` is counted down.
+  [[nodiscard]] Result<bool> AwaitFence(bool host_waits, Deadline deadline, const std::function<void()>& on_disk)
+      CAIRN_EXCLUDES(mutex_);
+  [[nodiscard]] bool HostWaits(Stream stream) const;
+  [[nodiscard]] bool HeldUp(bool host_waits) const CAIRN_REQUIRES(mutex_) {
+    return !TensorsFree() && (host_waits || !enqueued_);
+  }
+  // For buffers that hold what the disk has not written yet.
+  [[nodiscard]] bool waits_for_disk() const CAIRN_REQUIRES(mutex_) { return short_of_buffers_ && !enqueued_; }
   [[nodiscard]] Status HoldStream(Stream stream) const;
+  [[nodiscard]] bool LostAnotherGpu(Stream stream) const;
   [[nodiscard]] bool Ended() const CAIRN_REQUIRES(mutex_) { return stats_.phase >= SavePhase::kDurable; }
   /// The caller may overwrite the tensors.
   [[nodiscard]] bool TensorsFree() const CAIRN_REQUIRES(mutex_) {
@@ -146,7 +161,9 @@ class SaveTask {
   const SavePlan plan_;
   const Clock::time_point begun_;
   const std::shared_ptr<Inbox> engine_;
+  const bool reads_cpu_;
   mutable std::atomic<bool> heard_ = false;
+  std::atomic<bool> fence_waits_ = false;
   // Only the engine's, after the call of Save.
   std::unique_ptr<Snapshot> snapshot_;
   // Constant; the events are released under mutex_.
@@ -164,7 +181,6 @@ class SaveTask {
   int fencing_ CAIRN_GUARDED_BY(mutex_) = 0;
   // The save no longer needs its events.
   bool events_unused_ CAIRN_GUARDED_BY(mutex_) = false;
-  bool reads_cpu_ CAIRN_GUARDED_BY(mutex_) = false;
   bool held_ CAIRN_GUARDED_BY(mutex_) = false;
   std::optional<Status> cancelled_ CAIRN_GUARDED_BY(mutex_);
   std::optional<Status> tensors_released_ CAIRN_GUARDED_BY(mutex_);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace cairn {
 /// A chunk has the same layout in its slot as in its buffer. For the engine's thread.
 class StagedChunks {
  public:
-  StagedChunks(std::vector<StagingArea>& areas, const Snapshot& snapshot, std::uint64_t chunk_bytes)
+  StagedChunks(std::deque<StagingArea>& areas, const Snapshot& snapshot, std::uint64_t chunk_bytes)
       : areas_(areas), snapshot_(snapshot), chunk_bytes_(chunk_bytes) {}
   StagedChunks(const StagedChunks&) = delete;
   StagedChunks& operator=(const StagedChunks&) = delete;
@@ -56,7 +57,8 @@ class StagedChunks {
   };
   [[nodiscard]] StagingArea* AreaOf(DeviceId id) const;
 
-  std::vector<StagingArea>& areas_;
+  // Grows at its end while chunks are staged.
+  std::deque<StagingArea>& areas_;
   const Snapshot& snapshot_;
   const std::uint64_t chunk_bytes_;
   std::uint64_t staged_to_ = 0;

@@ -71,10 +71,27 @@ Device* DeviceCopies::For(DeviceId id) const {
   return it == used_.end() ? nullptr : it->second.device;
 }
 
+void DeviceCopies::WakeOnRoom(const std::shared_ptr<const std::function<void()>>& wake) {
+  for (auto& [id, used] : used_) used.device->WakeOnRoom(wake);
+}
+
+std::optional<int> DeviceCopies::LaneWithRoom(const Used& used, bool shares_memory) {
+  const int lanes = used.device->lanes();
+  for (int i = 0; i < (shares_memory ? 1 : lanes); ++i) {
+    const int lane = shares_memory ? 0 : (used.next_lane + i) % lanes;
+    if (used.device->HasRoom(lane)) return lane;
+  }
+  return std::nullopt;
+}
+
+bool DeviceCopies::HasRoom(const Device& device, bool shares_memory) const {
+  return LaneWithRoom(used_.at(device.id()), shares_memory).has_value();
+}
+
 Status DeviceCopies::Copy(Device& device, std::vector<CopyPiece> pieces, bool shares_memory, CopyDone done) {
   Used& used = used_.at(device.id());
-  const int lane = shares_memory ? 0 : used.next_lane;
-  used.next_lane = (used.next_lane + 1) % device.lanes();
+  const int lane = LaneWithRoom(used, shares_memory).value_or(0);
+  used.next_lane = (lane + 1) % device.lanes();
   return device.Copy({.direction = CopyDirection::kToDevice, .lane = lane, .pieces = std::move(pieces)},
                      std::move(done));
 }
@@ -96,9 +113,10 @@ Status DeviceCopies::HoldStreams(std::span<const Stream> streams) {
   return Status::Ok();
 }
 
-Status DeviceCopies::Health() {
-  for (auto& [id, used] : used_) CAIRN_RETURN_IF_ERROR(used.device->Health());
-  return Status::Ok();
+std::vector<Device*> DeviceCopies::devices() const {
+  std::vector<Device*> devices;
+  for (const auto& [id, used] : used_) devices.push_back(used.device);
+  return devices;
 }
 
 }  // namespace cairn

@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,12 +32,16 @@ class DeviceCopies {
   Status WaitForStreams(std::span<const Stream> streams);
   /// The device whose copy engine writes the target; null for ordinary CPU memory.
   [[nodiscard]] Device* For(DeviceId id) const;
-  /// Enqueues a batch for one device. Batches take lanes in turn; those that share memory always use the first.
+  /// Has `wake` called when a full lane of one of the devices has room again; see Device::WakeOnRoom.
+  void WakeOnRoom(const std::shared_ptr<const std::function<void()>>& wake);
+  /// Whether a lane takes a batch for the device: Copy must not be called before. Batches take lanes in turn; those
+  /// that share memory always use the first.
+  [[nodiscard]] bool HasRoom(const Device& device, bool shares_memory) const;
+  /// Enqueues a batch for one device.
   Status Copy(Device& device, std::vector<CopyPiece> pieces, bool shares_memory, CopyDone done);
   /// Makes the caller's streams wait for every copy so far.
   Status HoldStreams(std::span<const Stream> streams);
-  /// The first device's sticky error, or Ok.
-  Status Health();
+  [[nodiscard]] std::vector<Device*> devices() const;
 
  private:
   struct Used {
@@ -44,6 +50,8 @@ class DeviceCopies {
     std::vector<EventId> events;
   };
   static Result<EventId> NewEvent(Used& used);
+  // The next lane in turn that has room, if there is one.
+  [[nodiscard]] static std::optional<int> LaneWithRoom(const Used& used, bool shares_memory);
 
   std::map<DeviceId, Used> used_;
 };

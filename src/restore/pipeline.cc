@@ -14,10 +14,6 @@ namespace {
 // After a sticky device error no callback comes: while copies are in flight, the device is checked this often.
 constexpr std::chrono::seconds kHealthInterval{1};
 
-// For a device with streams: enough to keep it busy, and few enough that its launch queue never fills (see
-// Device::HasRoom, which a restore does not wait for, because saves that end do not wake it).
-constexpr int kBatchesPerLane = 2;
-
 Status VerifyBlock(const ShardFile& file, std::uint64_t begin, Bytes block) {
   const std::uint32_t expected = file.header.sums[begin / kChecksumBlock];
   const std::uint32_t found = Crc32c(block);
@@ -46,6 +42,11 @@ void Pipeline::Inbox::Push(Message message) {
   if (queue != nullptr) queue->Wake();
 }
 
+void Pipeline::Inbox::Wake() {
+  MutexLock lock(mutex);
+  if (queue != nullptr) queue->Wake();
+}
+
 Pipeline::Pipeline(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, std::span<ShardFile> files,
                    std::span<const PlannedRead> reads, std::span<const std::vector<PlannedCopy>> copies,
                    DeviceCopies& devices)
@@ -55,12 +56,14 @@ Pipeline::Pipeline(const RestoreParts& parts, std::unique_ptr<IoQueue> queue, st
       copies_(copies),
       devices_(devices),
       inbox_(std::make_shared<Inbox>()),
+      wake_(std::make_shared<const std::function<void()>>([inbox = inbox_] { inbox->Wake(); })),
       reads_left_(files.size()),
       queue_(std::move(queue)) {
   {
     MutexLock lock(inbox_->mutex);
     inbox_->queue = queue_.get();
   }
+  devices_.WakeOnRoom(wake_);
   for (const PlannedRead& read : reads) {
     bytes_total_ += read.end - read.begin;
     ++reads_left_[read.shard];
@@ -189,64 +192,59 @@ Status Pipeline::VerifyAndCopy(const Slot& slot) {
 void Pipeline::CopyToDevices(Slot& slot) {
   const PlannedRead& read = *slot.read;
   const std::vector<PlannedCopy>& copies = copies_[read.shard];
-  struct Batch {
-    std::vector<CopyPiece> pieces;
-    bool shares_memory = false;
+  std::map<Device*, std::vector<CopyPiece>> batches;
+  const auto plan = [&](Device* device, std::vector<CopyPiece> pieces, bool shares_memory) {
+    for (std::vector<CopyPiece>& batch : InBatches(*device, std::move(pieces))) {
+      planned_[device].push_back({device, &slot, std::move(batch), shares_memory});
+      ++slot.copies;
+    }
   };
-  std::map<Device*, Batch> batches;
   // Devices only read from this memory.
   auto* const data = const_cast<std::byte*>(DataOf(slot));
   for (std::size_t i = read.first_copy; i < copies.size() && copies[i].begin < read.end; ++i) {
     const PlannedCopy& copy = copies[i];
     Device* const device = devices_.For(copy.device);
     if (device == nullptr) continue;
-    Batch& batch = batches[device];
     RowCursor cursor(copy, read.begin, read.end);
     while (const auto rows = cursor.Next()) {
-      batch.pieces.push_back({.tensor = copy.target,
-                              .begin = rows->to,
-                              .end = rows->to + rows->bytes,
-                              .memory = data + (rows->from - read.begin),
-                              .rows = rows->rows,
-                              .tensor_pitch = rows->to_pitch,
-                              .memory_pitch = rows->from_pitch});
-    }
-    batch.shares_memory = batch.shares_memory || copy.shares_memory;
-  }
-  for (auto& [device, batch] : batches) {
-    for (std::vector<CopyPiece>& pieces : InBatches(*device, std::move(batch.pieces))) {
-      planned_.push_back({device, &slot, std::move(pieces), batch.shares_memory});
-      ++slot.copies;
+      const CopyPiece piece{.tensor = copy.target,
+                            .begin = rows->to,
+                            .end = rows->to + rows->bytes,
+                            .memory = data + (rows->from - read.begin),
+                            .rows = rows->rows,
+                            .tensor_pitch = rows->to_pitch,
+                            .memory_pitch = rows->from_pitch};
+      // Within a batch no order is guaranteed.
+      copy.shares_memory ? plan(device, {piece}, true) : batches[device].push_back(piece);
     }
   }
+  for (auto& [device, pieces] : batches) plan(device, std::move(pieces), false);
   if (slot.copies == 0) return Finish(slot);
   if (copying_++ == 0) next_health_check_ = Deadline::In(kHealthInterval);
-  LaunchPlanned();
 }
 
 void Pipeline::LaunchPlanned() {
-  while (!planned_.empty()) {
-    Planned& next = planned_.front();
-    Device* const device = next.device;
-    int& in_flight = in_flight_[device];
-    if (status_.ok() && device->has_streams() && in_flight >= kBatchesPerLane * device->lanes()) return;
-    Planned launched = std::move(next);
-    planned_.pop_front();
-    if (!status_.ok()) {
-      EndCopy(*launched.slot);
-      continue;
+  for (auto& [device, planned] : planned_) {
+    while (status_.ok() && !planned.empty() && devices_.HasRoom(*device, planned.front().shares_memory)) {
+      Planned next = std::move(planned.front());
+      planned.pop_front();
+      Launch(std::move(next));
     }
-    const auto done = [inbox = inbox_, slot = launched.slot, device](Status outcome) {
-      inbox->Push({.slot = slot, .copied_by = device, .status = std::move(outcome)});
-    };
-    Status status = devices_.Copy(*device, std::move(launched.pieces), launched.shares_memory, done);
-    if (status.ok()) {
-      ++in_flight;
-      continue;
-    }
-    Fail(std::move(status));
-    EndCopy(*launched.slot);
   }
+  if (status_.ok()) return;
+  for (auto& [device, planned] : planned_) {
+    for (const Planned& dropped : std::exchange(planned, {})) EndCopy(*dropped.slot);
+  }
+}
+
+void Pipeline::Launch(Planned planned) {
+  const auto done = [inbox = inbox_, slot = planned.slot, device = planned.device](Status outcome) {
+    inbox->Push({.slot = slot, .copied_by = device, .status = std::move(outcome)});
+  };
+  Status status = devices_.Copy(*planned.device, std::move(planned.pieces), planned.shares_memory, done);
+  if (status.ok()) return in_flight_[planned.device].push_back(planned.slot);
+  Fail(std::move(status));
+  EndCopy(*planned.slot);
 }
 
 void Pipeline::EndCopy(Slot& slot) {
@@ -258,11 +256,12 @@ void Pipeline::EndCopy(Slot& slot) {
 void Pipeline::Handle(const Message& message, const Progress& progress) {
   Slot& slot = *message.slot;
   if (message.copied_by != nullptr) {
-    if (devices_lost_) return;  // Too late: its slot was given up.
+    std::vector<Slot*>& in_flight = in_flight_[message.copied_by];
+    const auto batch = std::find(in_flight.begin(), in_flight.end(), &slot);
+    if (batch == in_flight.end()) return;  // Too late: it was given up with its device.
+    in_flight.erase(batch);
     if (!message.status.ok()) Fail(message.status);
-    --in_flight_[message.copied_by];
-    EndCopy(slot);
-    return LaunchPlanned();
+    return EndCopy(slot);
   }
   --working_;
   if (!message.status.ok()) Fail(message.status);
@@ -282,17 +281,25 @@ void Pipeline::HandleMessages(const Progress& progress) {
     messages.swap(inbox_->messages);
   }
   for (const Message& message : messages) Handle(message, progress);
+  LaunchPlanned();
 }
 
 void Pipeline::CheckHealth() {
   if (copying_ == 0 || !next_health_check_.passed()) return;
   next_health_check_ = Deadline::In(kHealthInterval);
-  if (Status status = devices_.Health(); !status.ok()) {
-    Fail(std::move(status));
-    devices_lost_ = true;
-    planned_.clear();
-    copying_ = 0;
+  for (Device* const device : devices_.devices()) {
+    if (lost_.contains(device)) continue;
+    if (Status status = device->Health(); !status.ok()) {
+      Fail(std::move(status));
+      GiveUp(device);
+    }
   }
+}
+
+void Pipeline::GiveUp(Device* device) {
+  lost_.insert(device);
+  for (Slot* const slot : std::exchange(in_flight_[device], {})) EndCopy(*slot);
+  LaunchPlanned();  // Drops what is planned, since the restore has failed.
 }
 
 void Pipeline::ReportSlowReads() {

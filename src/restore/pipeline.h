@@ -3,8 +3,10 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -32,7 +34,9 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  /// Blocks until every read has reached its targets, or until the first error and the end of all work in flight.
+  /// Blocks until every read has reached its targets, or until the first error and the end of all work in flight. What
+  /// is in flight on a lost device does not end, and is given up: other devices' copies are waited for, so that no
+  /// target and no chunk is in use afterwards.
   Status Run(std::span<const Stream> streams, const Progress& progress);
 
  private:
@@ -43,7 +47,7 @@ class Pipeline {
     // Device batches planned or in flight.
     int copies = 0;
   };
-  // A copy of a slot to a device that has enough of them in flight.
+  // A copy of a slot to a device whose lanes have no room yet.
   struct Planned {
     Device* device = nullptr;
     Slot* slot = nullptr;
@@ -59,6 +63,7 @@ class Pipeline {
   };
   struct Inbox {
     void Push(Message message) CAIRN_EXCLUDES(mutex);
+    void Wake() CAIRN_EXCLUDES(mutex);
     Mutex mutex;
     std::vector<Message> messages CAIRN_GUARDED_BY(mutex);
     IoQueue* queue CAIRN_GUARDED_BY(mutex) = nullptr;
@@ -72,10 +77,12 @@ class Pipeline {
   Status VerifyAndCopy(const Slot& slot);
   void CopyToDevices(Slot& slot);
   void LaunchPlanned();
+  void Launch(Planned planned);
   void EndCopy(Slot& slot);
   void Handle(const Message& message, const Progress& progress);
   void HandleMessages(const Progress& progress);
   void CheckHealth();
+  void GiveUp(Device* device);
   void ReportSlowReads();
   void Fail(Status status);
   void Finish(Slot& slot);
@@ -88,6 +95,8 @@ class Pipeline {
   const std::span<const std::vector<PlannedCopy>> copies_;
   DeviceCopies& devices_;
   const std::shared_ptr<Inbox> inbox_;
+  // What fills a lane may be saves, or other restores, whose ends do not wake this one.
+  const std::shared_ptr<const std::function<void()>> wake_;
   // Held while a target is written that shares memory with another.
   Mutex shared_memory_;
   // Jobs that have not begun are skipped.
@@ -104,10 +113,11 @@ class Pipeline {
   int working_ = 0;
   // Slots, not batches.
   int copying_ = 0;
-  bool devices_lost_ = false;
-  std::deque<Planned> planned_;
-  // Batches, by device.
-  std::map<Device*, int> in_flight_;
+  // By device, so that one with full lanes holds up no other.
+  std::map<Device*, std::deque<Planned>> planned_;
+  // By device: the slot of each batch.
+  std::map<Device*, std::vector<Slot*>> in_flight_;
+  std::set<Device*> lost_;
   Deadline next_health_check_ = Deadline::Infinite();
   // When the reads in flight count as slow.
   Deadline slow_at_ = Deadline::Infinite();

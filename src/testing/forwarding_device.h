@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -49,6 +50,7 @@ class ForwardingDevice : public Device {
     return Forward([&] { return inner_->LaneWait(lane, event); });
   }
   [[nodiscard]] bool HasRoom(int lane) const override { return inner_->HasRoom(lane); }
+  void WakeOnRoom(std::weak_ptr<const std::function<void()>> wake) override { inner_->WakeOnRoom(std::move(wake)); }
   Status Copy(CopyBatch batch, CopyDone done) override {
     return Forward([&] { return inner_->Copy(std::move(batch), std::move(done)); });
   }

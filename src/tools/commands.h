@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -61,9 +62,35 @@ struct TuneOptions {
   std::string copy_rate;
   std::string write_rate;
   std::string probe_time = "6s";
+  /// Of `cairn profile`.
+  std::string profile;
   bool json = false;
 };
 int Tune(const TuneOptions& options);
+
+/// As given on the command line; empty if not given.
+struct ProfileOptions {
+  std::vector<std::string> command;
+  std::string out = "profile.json";
+  std::optional<double> cores;
+  std::optional<double> least_cores;
+  std::string memory;
+  std::string least_memory = "64MiB";
+  bool cores_only = false;
+  std::string pattern;
+  /// What the pattern's match is: "line", "counter" or "rate".
+  std::string means;
+  std::uint64_t warm_up = 5;
+  std::uint64_t iterations = 20;
+  std::string least_time = "2s";
+  std::string timeout = "2m";
+  /// Files whose page cache is dropped before each run.
+  std::vector<std::string> data;
+  /// "1.5" or "1.5:512MiB".
+  std::vector<std::string> checks;
+  bool json = false;
+};
+int ProfileJob(const ProfileOptions& options);
 
 struct DoctorOptions {
   /// May be empty if GPUs are examined.
@@ -74,6 +101,16 @@ struct DoctorOptions {
   bool json = false;
 };
 int Doctor(const DoctorOptions& options);
+
+struct PlaceOptions {
+  /// A file.
+  std::string topology;
+  std::uint64_t seed = 1;
+  /// Placements to price; by default as many as take some seconds.
+  std::optional<std::size_t> evaluations;
+  bool json = false;
+};
+int Place(const PlaceOptions& options);
 
 struct PlanOptions {
   /// A JSON file of shapes.

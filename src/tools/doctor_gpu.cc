@@ -21,35 +21,42 @@ constexpr std::uint64_t kChunkBytes = 8U << 20;  // Options::chunk_bytes.
 /// Of a single copy's rate.
 constexpr double kEnough = 0.9;
 
-/// A stream of the caller waits for an event of a lane, and the reverse, as a save and a fence order them.
-Status TryEvents(Device& device) {
-  const Stream stream{.device = device.id(), .handle = 0};
-  CAIRN_ASSIGN_OR_RETURN(const EventId event, device.AcquireEvent());
-  Status status = device.RecordOnStream(stream, event);
-  if (status.ok()) status = device.LaneWait(0, event);
-  if (status.ok()) status = device.RecordOnLane(0, event);
-  if (status.ok()) status = device.StreamWait(stream, event);
-  device.ReleaseEvent(event);
-  return status;
+/// A check that compares bytes. An error of it is what was found.
+struct Check {
+  const char* name;
+  Result<bool> proven;
+  const char* good;
+  const char* bad;
+  const char* cost;
+};
+
+Status AddChecks(std::vector<Finding>& findings, const std::string& gpu, GpuLink& link) {
+  const Check checks[] = {
+      {"events", link.Ordered({.device = link.device().id()}), "streams and lanes wait for each other",
+       "a lane did not wait for a stream, or a stream for a lane", "what is saved from it is of no one step"},
+      {"round trip", link.Intact(), "bit-exact", "other bytes than those that were sent",
+       "what is saved from it is wrong: check its memory and the machine's"},
+      {"strides", link.KeepsStrides(), "tensors of any strides and many small ones, by kernels: bit-exact",
+       "other bytes than those that were sent", "tensors in channels_last or transposed cannot be saved in place"}};
+  for (const Check& check : checks) {
+    const bool proven = check.proven.ok() && *check.proven;
+    const std::string found = check.proven.ok() ? (proven ? check.good : check.bad) : check.proven.status().message();
+    findings.push_back({.name = gpu + check.name,
+                        .state = MissingUnless(proven),
+                        .found = found,
+                        .cost = check.cost,
+                        .value = proven});
+  }
+  return link.device().Health();
 }
 
 Status AddGpu(std::vector<Finding>& findings, GpuLink& link, std::uint64_t bytes, std::chrono::nanoseconds time) {
   const std::string gpu = ToString(link.device().id()) + " ";
-  const Status events = TryEvents(link.device());
-  findings.push_back({.name = gpu + "events",
-                      .state = MissingUnless(events.ok()),
-                      .found = events.ok() ? "streams and lanes wait for each other" : events.message(),
-                      .cost = "nothing can be saved from it",
-                      .value = events.ok()});
-  CAIRN_ASSIGN_OR_RETURN(const bool intact, link.Intact());
-  findings.push_back({.name = gpu + "round trip",
-                      .state = MissingUnless(intact),
-                      .found = intact ? "bit-exact" : "other bytes than those that were sent",
-                      .cost = "what is saved from it is wrong: check its memory and the machine's",
-                      .value = intact});
+  CAIRN_RETURN_IF_ERROR(AddChecks(findings, gpu, link));
   const auto rate = [&](const char* name, double found, std::optional<double> single, const char* cost) {
     findings.push_back({.name = gpu + name,
-                        .state = CostsUnless(!single || found >= kEnough * *single),
+                        // A rate that is none means that nothing was copied.
+                        .state = found > 0 ? CostsUnless(!single || found >= kEnough * *single) : State::kMissing,
                         .found = HumanRate(found) + (single ? fmt::format(", {:.2f} of one", found / *single) : ""),
                         .cost = cost,
                         .value = found});
@@ -74,13 +81,12 @@ Status AddGpu(std::vector<Finding>& findings, GpuLink& link, std::uint64_t bytes
 }  // namespace
 
 Status AddGpus(std::vector<Finding>& findings, std::uint64_t bytes, std::chrono::nanoseconds probe_time) {
-  CAIRN_RETURN_IF_ERROR(CudaAvailable());
-  for (int index = 0;; ++index) {
-    Result<std::unique_ptr<GpuLink>> link = GpuLink::Open(index, kLanes, bytes);
-    if (index > 0 && link.status().code() == StatusCode::kInvalidArgument) return Status::Ok();  // Beyond the last one.
-    CAIRN_RETURN_IF_ERROR(link.status());
-    CAIRN_RETURN_IF_ERROR(AddGpu(findings, **link, bytes, std::min<std::chrono::nanoseconds>(kTime, probe_time)));
+  CAIRN_ASSIGN_OR_RETURN(const int gpus, CountCudaDevices());
+  for (int index = 0; index < gpus; ++index) {
+    CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<GpuLink> link, GpuLink::Open(index, kLanes, bytes));
+    CAIRN_RETURN_IF_ERROR(AddGpu(findings, *link, bytes, std::min<std::chrono::nanoseconds>(kTime, probe_time)));
   }
+  return Status::Ok();
 }
 
 }  // namespace cairn::tools

@@ -31,7 +31,9 @@ struct Arguments {
   ExportOptions exporting;
   CollectOptions collecting;
   TuneOptions tuning;
+  ProfileOptions profiling;
   DoctorOptions doctoring;
+  PlaceOptions placing;
   PlanOptions planning;
   bool examine_gpus = false;
   std::string gpu_memory = "512MiB";
@@ -70,10 +72,41 @@ void AddTune(CLI::App& app, Arguments& arguments, Commands& commands) {
   tune->add_option("--copy-rate", tuning.copy_rate, "Limit of copies in bytes per second, if below the measured rate");
   tune->add_option("--write-rate", tuning.write_rate, "Limit of writes, such as a quota or a share of a disk");
   tune->add_option("--probe-time", tuning.probe_time, "About how long to measure the disk")->capture_default_str();
+  tune->add_option("--profile", tuning.profile, "What `cairn profile` wrote: the job's need of cores and memory");
   commands[tune] = [&arguments] {
     arguments.tuning.root = arguments.path;
     arguments.tuning.json = arguments.json;
     return Tune(arguments.tuning);
+  };
+}
+
+void AddProfile(CLI::App& app, Arguments& arguments, Commands& commands) {
+  ProfileOptions& profiling = arguments.profiling;
+  CLI::App* const profile = AddCommand(
+      app, "profile", "Run a training command with fewer cores and less memory, and see what it needs", arguments);
+  profile->add_option("command", profiling.command, "The command, behind --")->required();
+  profile->add_option("--out", profiling.out, "The file to write")->capture_default_str();
+  profile->add_option("--cores", profiling.cores, "The most cores (default: all that this process may use)");
+  profile->add_option("--least-cores", profiling.least_cores, "The fewest (default: 1; 0.25 if a quota is permitted)");
+  profile->add_option("--memory", profiling.memory,
+                      "The most memory, page cache included (default: what is available)");
+  profile->add_option("--least-memory", profiling.least_memory, "The least")->capture_default_str();
+  profile->add_flag("--cores-only", profiling.cores_only, "Do not limit memory");
+  profile->add_option("--pattern", profiling.pattern,
+                      "Lines that tell iterations: a regular expression (default: progress bars, step=N, N it/s)");
+  profile->add_option("--means", profiling.means, "What it matches (default: rate if it has a group, else line)")
+      ->check(CLI::IsMember({"line", "counter", "rate"}));
+  profile->add_option("--warm-up", profiling.warm_up, "Iterations to skip in each run")->capture_default_str();
+  profile->add_option("--iterations", profiling.iterations, "Iterations to measure, at least")->capture_default_str();
+  profile->add_option("--least-time", profiling.least_time, "And for how long, at least")->capture_default_str();
+  profile->add_option("--timeout", profiling.timeout, "Of each run")->capture_default_str();
+  profile->add_option("--data", profiling.data, "A file or folder that each run shall read from the disk again")
+      ->allow_extra_args(false);
+  profile->add_option("--check", profiling.checks, "A budget (1.5 or 1.5:2GiB) on which to test the prediction")
+      ->allow_extra_args(false);
+  commands[profile] = [&arguments] {
+    arguments.profiling.json = arguments.json;
+    return ProfileJob(arguments.profiling);
   };
 }
 
@@ -107,6 +140,20 @@ void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
     arguments.doctoring.root = arguments.path;
     arguments.doctoring.json = arguments.json;
     return RunDoctor(arguments);
+  };
+}
+
+void AddPlace(CLI::App& app, Arguments& arguments, Commands& commands) {
+  PlaceOptions& placing = arguments.placing;
+  CLI::App* const place = AddCommand(
+      app, "place", "Choose for a network which device takes which rank, and who keeps whose replica", arguments);
+  place->add_option("topology", placing.topology, "A JSON file: links, failure domains, the job")->required();
+  place->add_option("--seed", placing.seed, "Of the search; equal seeds give equal results")->capture_default_str();
+  place->add_option("--evaluations", placing.evaluations, "How many placements to price (default: some seconds' worth)")
+      ->check(CLI::Range(1, 100'000'000));
+  commands[place] = [&arguments] {
+    arguments.placing.json = arguments.json;
+    return Place(arguments.placing);
   };
 }
 
@@ -208,7 +255,9 @@ int Run(int argc, char** argv) {
   AddReaders(app, arguments, commands);
   AddCollect(app, arguments, commands);
   AddTune(app, arguments, commands);
+  AddProfile(app, arguments, commands);
   AddDoctor(app, arguments, commands);
+  AddPlace(app, arguments, commands);
   AddPlan(app, arguments, commands);
   try {
     app.parse(argc, argv);

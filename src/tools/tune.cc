@@ -13,6 +13,7 @@
 #include "tools/interruption.h"
 #include "tools/machine.h"
 #include "tools/output.h"
+#include "tools/profile_file.h"
 #include "tools/quantities.h"
 #include "tune/measure.h"
 
@@ -27,7 +28,22 @@ struct TuneRequest {
   // Bytes per second; 0: none.
   double copy_limit = 0;
   double write_limit = 0;
+  // If a profile was given.
+  std::optional<ProfileAdvice> advice;
 };
+
+/// What the job does not need is the saves' budget, unless flags say otherwise.
+Status ApplyProfile(const TuneOptions& options, TuneRequest& request) {
+  if (options.profile.empty()) return Status::Ok();
+  CAIRN_ASSIGN_OR_RETURN(const ProfileFile file, ReadProfile(options.profile));
+  request.advice = Advise(file.profile);
+  if (!options.training_cores) request.input.training_cores = request.advice->training_cores;
+  if (options.memory.empty() && file.profile.full.memory_bytes > 0) {
+    request.input.memory_bytes = std::min(request.advice->host_memory_bytes, FindMemory().available);
+  }
+  request.measure.worker_threads = request.advice->worker_threads;
+  return Status::Ok();
+}
 
 Result<TuneRequest> Parse(const TuneOptions& options) {
   TuneRequest request;
@@ -60,6 +76,7 @@ Result<TuneRequest> Parse(const TuneOptions& options) {
   request.measure = {.root = options.root,
                      .device = {cuda ? DeviceKind::kCuda : DeviceKind::kCpu, 0},
                      .disk = {.time = time, .stopped = CatchInterruptions()}};
+  CAIRN_RETURN_IF_ERROR(ApplyProfile(options, request));
   CAIRN_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> free, FindFreeSpace(options.root));
   input.free_bytes = free.value_or(0);
   return request;
@@ -163,6 +180,12 @@ void Print(const TuneInput& input, const TuneChoice& choice, const Measured& mea
   });
 }
 
+void PrintAdvice(const ProfileAdvice& advice) {
+  std::vector<std::vector<std::string>> rows{{"", ""}, {"worker_threads", fmt::to_string(advice.worker_threads)}};
+  for (const std::string& why : advice.why) rows.push_back({rows.size() == 2 ? "profile" : "", why});
+  PrintTable(rows);
+}
+
 Status Run(const TuneOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const TuneRequest request, Parse(options));
   CAIRN_RETURN_IF_ERROR(CheckBefore(request.input));
@@ -171,8 +194,17 @@ Status Run(const TuneOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const Measured measured, Measure(request.measure));
   const Rates rates = Limited(measured.rates(recycles), request);
   CAIRN_ASSIGN_OR_RETURN(const TuneChoice choice, Choose(request.input, rates));
-  options.json ? PrintJson(ToJson(request.input, choice, measured, rates, recycles))
-               : Print(request.input, choice, measured, rates, recycles);
+  if (options.json) {
+    json out = ToJson(request.input, choice, measured, rates, recycles);
+    if (request.advice) {
+      out["choice"]["worker_threads"] = request.advice->worker_threads;
+      out["input"]["profile"] = options.profile;
+    }
+    PrintJson(out);
+    return Status::Ok();
+  }
+  Print(request.input, choice, measured, rates, recycles);
+  if (request.advice) PrintAdvice(*request.advice);
   return Status::Ok();
 }
 

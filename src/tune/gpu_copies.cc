@@ -1,14 +1,13 @@
 #include "tune/gpu_copies.h"
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 #include <vector>
 
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/worker_pool.h"
 #include "device/cuda_device.h"
+#include "tune/copies_under_way.h"
 #include "tune/measure.h"
 
 namespace cairn {
@@ -17,7 +16,6 @@ namespace {
 using Clock = Deadline::Clock;
 
 constexpr std::uint64_t kChunksAtOnce = 128U << 20;
-constexpr std::uint64_t kWord = 0x9e3779b97f4a7c15;
 
 double Seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
 
@@ -32,38 +30,6 @@ Result<std::unique_ptr<BufferPool>> MakePool(std::uint64_t bytes, std::uint64_t 
   CAIRN_RETURN_IF_ERROR(workers.status());
   pool->Touch(workers);
   return pool;
-}
-
-/// Copies that are under way. Shared with the device, which may outlive a wait that a sticky error has ended.
-struct UnderWay {
-  void Done(const Status& ended) CAIRN_EXCLUDES(mutex) {
-    const MutexLock lock(mutex);
-    if (status.ok()) status = ended;
-    if (--count == 0) changed.NotifyAll();
-  }
-  Mutex mutex;
-  CondVar changed;
-  std::size_t count CAIRN_GUARDED_BY(mutex) = 0;
-  Status status CAIRN_GUARDED_BY(mutex);
-};
-
-/// The first error, or a sticky one, after which nobody hears of the others.
-Status CopyAndWait(Device& device, std::vector<CopyBatch> batches) {
-  const auto under_way = std::make_shared<UnderWay>();
-  {
-    const MutexLock lock(under_way->mutex);
-    under_way->count = batches.size();
-  }
-  for (CopyBatch& batch : batches) {
-    const auto done = [under_way](const Status& status) { under_way->Done(status); };
-    if (const Status refused = device.Copy(std::move(batch), done); !refused.ok()) under_way->Done(refused);
-  }
-  MutexLock lock(under_way->mutex);
-  while (under_way->count > 0) {
-    if (under_way->changed.WaitUntil(under_way->mutex, Deadline::In(std::chrono::seconds(1)))) continue;
-    CAIRN_RETURN_IF_ERROR(device.Health());
-  }
-  return under_way->status;
 }
 
 }  // namespace
@@ -113,34 +79,12 @@ Result<double> GpuLink::Staging(std::chrono::nanoseconds time) {
     std::vector<CopyBatch> batches(
         kAtOnce, {.direction = CopyDirection::kToStaging,
                   .pieces = {{.tensor = &from, .begin = 0, .end = half, .memory = memory_.data() + half}}});
-    CAIRN_RETURN_IF_ERROR(CopyAndWait(*device_, std::move(batches)));
+    CopiesUnderWay copies(*device_);
+    for (CopyBatch& batch : batches) copies.Add(std::move(batch));
+    CAIRN_RETURN_IF_ERROR(copies.Wait());
     copied += kAtOnce * half;
   }
   return static_cast<double>(copied) / Seconds(Clock::now() - began);
-}
-
-Result<bool> GpuLink::Intact() {
-  const BufferPool::Chunk chunk = pool_->TryAcquire(BufferPool::Priority::kSave);
-  const StridedLayout on_gpu = LayoutOf(memory_);
-  const std::uint64_t words = memory_.size() / sizeof(std::uint64_t);
-  const auto word = [](std::uint64_t i) { return (i + 1) * kWord; };
-  const auto copy = [&](CopyDirection direction) {
-    const CopyPiece whole{.tensor = &on_gpu, .begin = 0, .end = memory_.size(), .memory = chunk.data()};
-    return CopyAndWait(*device_, {{.direction = direction, .pieces = {whole}}});
-  };
-  for (std::uint64_t i = 0; i < words; ++i) {
-    const std::uint64_t value = word(i);
-    std::memcpy(chunk.data() + i * sizeof(value), &value, sizeof(value));
-  }
-  CAIRN_RETURN_IF_ERROR(copy(CopyDirection::kToDevice));
-  std::memset(chunk.data(), 0, memory_.size());
-  CAIRN_RETURN_IF_ERROR(copy(CopyDirection::kToHost));
-  for (std::uint64_t i = 0; i < words; ++i) {
-    std::uint64_t value = 0;
-    std::memcpy(&value, chunk.data() + i * sizeof(value), sizeof(value));
-    if (value != word(i)) return false;
-  }
-  return true;
 }
 
 }  // namespace cairn

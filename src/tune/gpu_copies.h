@@ -29,8 +29,15 @@ class GpuLink {
   [[nodiscard]] Result<LinkRate> Chunks(std::uint64_t chunk_bytes, std::chrono::nanoseconds time);
   /// Device to device, as snapshots are staged: bytes per second.
   [[nodiscard]] Result<double> Staging(std::chrono::nanoseconds time);
+
+  // What the bytes prove. At least 4 MiB of memory.
   /// Whether bytes that go to the GPU and back are what they were.
   [[nodiscard]] Result<bool> Intact();
+  /// Whether a copy in one lane sees what another lane has copied, if a stream of the caller is between them: it waits
+  /// for the one, and the other for it, as saves and fences order them. At least 2 lanes.
+  [[nodiscard]] Result<bool> Ordered(Stream stream);
+  /// Whether tensors of any strides, and many small ones, survive. An error says why the GPU does not take them.
+  [[nodiscard]] Result<bool> KeepsStrides();
 
   /// How long page-locking host memory took, whose pages were touched.
   [[nodiscard]] double pin_seconds_per_byte() const { return pin_seconds_per_byte_; }
@@ -39,6 +46,7 @@ class GpuLink {
   [[nodiscard]] MutableBytes memory() const { return memory_; }
 
  private:
+  [[nodiscard]] Result<bool> OrderedOnce(Stream stream);
   explicit GpuLink(std::unique_ptr<Device> device) : device_(std::move(device)) {}
   Status SetUp(std::uint64_t bytes);
   [[nodiscard]] Result<LinkRate> Measure(BufferPool& pool, std::chrono::nanoseconds time);

@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "base/unique_fd.h"
-#include "bench/gemini/network.h"
+#include "bench/emulation/network.h"
 #include "bench/harness/restore_check.h"
 #include "bench/strategy_suite.h"
 #include "bench/workplace.h"
@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Gemini, ResumeTest, testing::Values("gemini"), [](const
 
 constexpr std::uint64_t kRate = 10'000'000;
 
-bool NetworkCanBeMade() { return PeerNetwork::Make(kRate).ok(); }
+bool NetworkCanBeMade() { return TwoNodes::Make(kRate).ok(); }
 
 // The process that holds the lock on the directory's notice file; -1 if there is none.
 pid_t PeerOf(const std::string& directory) {
@@ -63,7 +63,7 @@ std::uint64_t Received(pid_t process, const std::string& interface) {
 }
 
 TEST(GeminiTest, AKilledSaveLeavesThePreviousOneInThePeersMemory) {
-  if (!NetworkCanBeMade()) GTEST_SKIP() << PeerNetwork::Make(kRate).status();
+  if (!NetworkCanBeMade()) GTEST_SKIP() << TwoNodes::Make(kRate).status();
   const TempDir directory;
   Forked child([&directory](const Say& say) {
     SmallWorkplace at(directory.path());
@@ -74,9 +74,9 @@ TEST(GeminiTest, AKilledSaveLeavesThePreviousOneInThePeersMemory) {
       if (!TrainAndSave(*strategy, at.state(), step).ok() || !strategy->Drain().ok()) return 2;
     }
     const pid_t peer = PeerOf(directory.path());
-    const std::uint64_t before = Received(peer, "peer0");
+    const std::uint64_t before = Received(peer, "node1");
     if (!TrainAndSave(*strategy, at.state(), 4).ok()) return 3;
-    while (Received(peer, "peer0") < before + SmallWorkplace::kBytes / 8) std::this_thread::yield();
+    while (Received(peer, "node1") < before + SmallWorkplace::kBytes / 8) std::this_thread::yield();
     say("in mid-save");
     ::pause();
     return 4;
@@ -92,13 +92,13 @@ TEST(GeminiTest, AKilledSaveLeavesThePreviousOneInThePeersMemory) {
 }
 
 TEST(GeminiTest, IsLimitedByTheNetworksRate) {
-  if (!NetworkCanBeMade()) GTEST_SKIP() << PeerNetwork::Make(kRate).status();
+  if (!NetworkCanBeMade()) GTEST_SKIP() << TwoNodes::Make(kRate).status();
   const TempDir directory;
   SmallWorkplace at(directory.path());
   (*at).network_bytes_per_second = kRate;
   auto strategy = at.Open("gemini");
   ASSERT_NE(strategy, nullptr);
-  const std::uint64_t before = Received(PeerOf(directory.path()), "peer0");
+  const std::uint64_t before = Received(PeerOf(directory.path()), "node1");
   const auto begin = Deadline::Clock::now();
 
   ASSERT_TRUE(TrainAndSave(*strategy, at.state(), 1).ok());
@@ -109,7 +109,7 @@ TEST(GeminiTest, IsLimitedByTheNetworksRate) {
   const std::chrono::duration<double> took = Deadline::Clock::now() - begin;
   const std::uint64_t bucket = 4U << 20;  // The burst that may pass at once, at first.
   EXPECT_GE(took.count(), static_cast<double>(SmallWorkplace::kBytes - bucket) / kRate);
-  EXPECT_GE(Received(PeerOf(directory.path()), "peer0"), before + SmallWorkplace::kBytes);
+  EXPECT_GE(Received(PeerOf(directory.path()), "node1"), before + SmallWorkplace::kBytes);
   EXPECT_LT(stall.count(), took.count() / 2);  // The update waits only for the copy.
 }
 

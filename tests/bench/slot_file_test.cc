@@ -22,8 +22,9 @@ void Put(SlotFile& file, std::uint64_t step) {
   ASSERT_TRUE(slot.ok()) << slot.status();
   std::memset(file.slot(*slot).data(), static_cast<int>(step), kBytes);
   ASSERT_TRUE(file.Persist(*slot).ok());
-  const Result<bool> newest = file.Commit(*slot, step);
-  ASSERT_TRUE(newest.ok() && *newest);
+  const Result<SlotFile::Recorded> recorded = file.Record(*slot, step);
+  ASSERT_TRUE(recorded.ok() && recorded->newest);
+  if (recorded->unused.has_value()) file.Free(*recorded->unused);
 }
 
 TEST(SlotFileTest, ReopeningFindsTheNewestStep) {
@@ -66,11 +67,31 @@ TEST(SlotFileTest, AnOlderStepThatEndsLaterDoesNotReplaceANewer) {
   const int older = *file->Take();
   Put(*file, 2);
 
-  const Result<bool> newest = file->Commit(older, 1);
+  const Result<SlotFile::Recorded> recorded = file->Record(older, 1);
 
-  ASSERT_TRUE(newest.ok());
-  EXPECT_FALSE(*newest);
+  ASSERT_TRUE(recorded.ok());
+  EXPECT_FALSE(recorded->newest);
+  EXPECT_EQ(recorded->unused, older);
   EXPECT_EQ(file->newest()->step, 2U);
+}
+
+TEST(SlotFileTest, GoesBackToTheStepBefore) {
+  const TempDir directory;
+  {
+    const auto file = *SlotFile::Open(directory / "slots", 3, kBytes);
+    for (std::uint64_t step = 1; step <= 3; ++step) Put(*file, step);
+    EXPECT_EQ(file->GoBackTo(1).code(), StatusCode::kNotFound);
+
+    ASSERT_TRUE(file->GoBackTo(2).ok());
+    Put(*file, 3);
+    ASSERT_TRUE(file->GoBackTo(2).ok());
+  }
+
+  const auto file = *SlotFile::Open(directory / "slots", 3, kBytes);
+
+  ASSERT_TRUE(file->newest().has_value());
+  EXPECT_EQ(file->newest()->step, 2U);
+  EXPECT_EQ(file->slot(file->newest()->slot)[kBytes - 1], std::byte{2});
 }
 
 TEST(SlotFileTest, RefusesAFileOfAnotherShape) {

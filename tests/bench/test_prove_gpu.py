@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn_bench.gpu import cost
+from cairn_bench.gpu import contact, copies, correct, cost
 from cairn_bench.gpu.__main__ import STEPS
+from cairn_bench.gpu.context import Context
 from cairn_bench.gpu.record import Record, finished
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,96 @@ def test_without_a_gpu_nothing_is_claimed(tmp_path: Path) -> None:
 
     assert ran.returncode == 1 and "finds no GPU" in ran.stderr
     assert not list(tmp_path.glob("gpu-*"))
+
+
+def context_of(build: Path, directory: Path, programs: dict[str, str]) -> Context:
+    """Of a build that has these shell scripts."""
+    (build / "bin").mkdir(parents=True)
+    for name, script in programs.items():
+        path = build / "bin" / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    context = Context(str(directory), sys.executable, True)
+    context.build = str(build)
+    context.no_torch = "not asked"
+    return context
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [("", "no line of JSON"), ("echo nothing to say", "no line of JSON: nothing to say"), ("echo '{'", "is no JSON")],
+)
+def test_a_program_that_prints_no_json_fails_its_line(tmp_path: Path, printed: str, told: str) -> None:
+    context = context_of(tmp_path / "build", tmp_path, {"bench_gpu": printed})
+    step = record()
+
+    copies.run(context, step)
+
+    verdicts = {line["line"]: (line["verdict"], line["found"]) for line in step.lines if "measured" in line["line"]}
+    assert set(verdicts) >= {"link: measured", "pieces: measured", "launches: measured"}
+    assert all(verdict == "missed" and told in found for verdict, found in verdicts.values()), verdicts
+
+
+@pytest.mark.parametrize(
+    "found", ["[]", "", '[{"name": "cuda:0 events", "value": true, "state": "ok", "found": "yes"}]']
+)
+def test_a_doctor_that_proves_nothing_fails_its_line(tmp_path: Path, found: str) -> None:
+    context = context_of(tmp_path / "build", tmp_path, {"cairn": f"echo '{found}'"})
+    step = record()
+
+    contact.doctor(context, step)
+
+    assert step.lines[0]["verdict"] == "missed" and "not proven: " in step.lines[0]["found"]
+
+
+def test_tests_that_were_skipped_prove_nothing_to_the_sanitizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped = {"testsuites": [{"testsuite": [{"name": "Copies", "status": "RUN", "result": "SKIPPED"}]}]}
+    script = (
+        f"for word; do case $word in --gtest_output=json:*) echo '{json.dumps(skipped)}' > ${{word#*:}} ;; esac; done"
+    )
+    context = context_of(tmp_path / "build", tmp_path, {"test_fake_cuda": script, "compute-sanitizer": SANITIZER})
+    monkeypatch.setenv("PATH", f"{tmp_path / 'build' / 'bin'}:{os.environ['PATH']}")
+    step = record()
+
+    contact.sanitizer(context, step)
+
+    assert step.lines[0]["verdict"] == "missed" and "1 skipped" in step.lines[0]["found"], step.lines
+
+
+def test_what_a_program_leaves_out_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(tmp_path / "build", tmp_path, {})
+    lines = [{"way": "pool", "torn": 0, "saves": 2, "staged": 0}]
+    monkeypatch.setattr(context, "worker", lambda *_words, **_named: lines)
+    step = record()
+
+    correct.torn(context, step)
+
+    assert not step.proven
+    assert "nothing was said of small, staged, unfenced, found" in [line["found"] for line in step.lines]
+
+
+# One part that is broken each: what must notice it.
+@pytest.mark.parametrize(("broken", "line"), [("copies", "cuda:0 round trip"), ("kernels", "cuda:0 strides")])
+def test_a_dry_run_notices_a_driver_that_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, line: str
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_BROKEN", broken)
+    step = record(dry_run=True)
+
+    contact.doctor(Context(str(tmp_path), sys.executable, True), step)
+
+    assert {"cairn doctor --gpu", line} <= {one["line"] for one in step.lines if one["verdict"] == "missed"}
+
+
+def test_a_dry_run_without_kernels_proves_no_strides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CUDA_KERNELS", "0")
+    step = record(dry_run=True)
+
+    contact.doctor(Context(str(tmp_path), sys.executable, True), step)
+
+    assert "not proven: strides" in step.lines[0]["found"] and not step.proven
 
 
 def test_an_unknown_step_is_refused_before_anything_is_built() -> None:

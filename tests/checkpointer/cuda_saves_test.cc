@@ -121,6 +121,91 @@ TEST_F(CudaSaves, ASaveThatWaitsForRoomInALaneFailsWithItsGpu) {
   EXPECT_EQ(younger->WaitDurable(Deadline::In(std::chrono::seconds(10))).code(), StatusCode::kDeviceError);
 }
 
+// Before the engine has found the loss, and after it: the save fails, and the tensors are free.
+TEST_F(CudaSaves, AFenceOnOneGpuIsOkWhenAnotherIsLost) {
+  Open();
+  std::string why_not;
+  const auto other = CudaUnderTest::Make(why_not, 1);
+  ASSERT_NE(other, nullptr) << why_not;
+  State state;
+  std::byte* const here = AddTensor(state, 100'000, 1);
+  AddMemory(state, other->MakeTensor(Pattern(100'000, 2)), 100'000, 1);
+  const Stream stream = cuda_->MakeStream();
+  const Stream busy = other->MakeStream();
+  std::promise<void> step_may_end;
+  other->LaunchOnHost(busy, [&] { step_may_end.get_future().wait(); });
+  const auto save = checkpointer_->Save(1, state, {.streams = {stream, busy}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_EQ(checkpointer_->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+
+  fake_cuda::SetSticky(CUDA_ERROR_ILLEGAL_ADDRESS, 1);
+
+  EXPECT_EQ(checkpointer_->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+  EXPECT_EQ(save->WaitDurable(Deadline::In(kPatience)).code(), StatusCode::kDeviceError);
+  EXPECT_EQ(checkpointer_->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+  EXPECT_EQ(checkpointer_->Fence(busy, Deadline::In(kPatience)).code(), StatusCode::kDeviceError);
+  step_may_end.set_value();
+  State of_this_gpu;
+  AddMemory(of_this_gpu, here, 100'000, 0);
+  const auto again = checkpointer_->Save(2, of_this_gpu, {.streams = {stream}});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->WaitDurable(Deadline::In(kPatience)), Status::Ok()) << "the GPU that is left goes on";
+  checkpointer_.reset();
+}
+
+TEST_F(CudaSaves, AnErrorOfAnotherGpusStreamLosesNotTheGpuOfTheCopies) {
+  Open();
+  std::string why_not;
+  const auto other = CudaUnderTest::Make(why_not, 1);
+  ASSERT_NE(other, nullptr) << why_not;
+  State state;
+  AddTensor(state, 100'000, 1);
+  const Stream stream = cuda_->MakeStream();
+  std::promise<void> step_may_end;
+  cuda_->LaunchOnHost(stream, [&] { step_may_end.get_future().wait(); });
+  const auto save = checkpointer_->Save(1, state, {.streams = {stream}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_EQ(checkpointer_->Fence(stream, Deadline::In(kPatience)), Status::Ok());
+
+  fake_cuda::Fail("cuStreamWaitEvent", CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(checkpointer_->Fence(other->MakeStream(), Deadline::In(kPatience)).code(), StatusCode::kDeviceError);
+  step_may_end.set_value();
+
+  EXPECT_EQ(save->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  const auto next = checkpointer_->Save(2, state, {.streams = {stream}});
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+  checkpointer_.reset();
+}
+
+// The first save's chunks are in staging slots when the second GPU gets staging memory of its own.
+TEST_F(CudaSaves, AGpuThatIsSetUpLateLeavesOtherGpusSlotsInUseAlone) {
+  Open(13000, 4_MiB);
+  State first;
+  AddTensor(first, 4_MiB, 1);
+  std::string why_not;
+  const auto other = CudaUnderTest::Make(why_not, 1);
+  ASSERT_NE(other, nullptr) << why_not;
+  State late;
+  AddMemory(late, other->MakeTensor(Pattern(1_MiB, 2)), 1_MiB, 1);
+  fake_cuda::HoldHostFunctions();
+  const auto staged = checkpointer_->Save(1, first);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  ASSERT_EQ(checkpointer_->Fence({.device = {DeviceKind::kCuda, 0}}, Deadline::In(kPatience)), Status::Ok());
+
+  const auto save = checkpointer_->Save(2, late);
+  ASSERT_TRUE(save.ok()) << save.status();
+  fake_cuda::ReleaseHostFunctions();
+  ASSERT_EQ(checkpointer_->Drain(Deadline::In(kPatience)), Status::Ok());
+  const auto again = checkpointer_->Save(3, first);
+  ASSERT_TRUE(again.ok()) << again.status();
+  ASSERT_EQ(again->WaitDurable(Deadline::In(kPatience)), Status::Ok());
+
+  EXPECT_TRUE(staged->stats().staged);
+  EXPECT_TRUE(again->stats().staged) << "the first save's slots were not given back";
+  checkpointer_.reset();
+}
+
 // GPU 1 is busy: the host returns at once, and the stream of GPU 0 waits for the copies of both.
 TEST_F(CudaSaves, AFenceOnOneGpuWaitsForTheCopiesOfAnotherWithoutHoldingTheHost) {
   constexpr std::uint64_t kBytes = 100'000;

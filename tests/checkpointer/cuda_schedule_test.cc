@@ -3,14 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <memory>
 #include <ostream>
 #include <string>
-#include <vector>
 
 #include "cairn/cairn.h"
-#include "device/cuda_under_test.h"
+#include "checkpointer/cuda_model.h"
 #include "device/fake_cuda.h"
 #include "support/sanitizer.h"
 #include "testing/temp_dir.h"
@@ -23,83 +21,6 @@ using testing::IsEmpty;
 constexpr std::uint64_t kMiB = 1 << 20;
 
 Deadline Soon() { return Deadline::In(std::chrono::seconds(60)); }
-
-std::vector<std::byte> Contents(std::size_t bytes, std::uint32_t step, std::uint32_t tensor) {
-  return std::vector<std::byte>(bytes, static_cast<std::byte>(step * 16 + tensor));
-}
-
-// A model on one GPU, or on two, each with its stream: a large tensor of several chunks, small ones of odd sizes, and
-// one with strides.
-class Model {
- public:
-  // With kernels one more tensor is transposed.
-  Model(int gpus, bool kernels) {
-    for (int gpu = 0; gpu < gpus; ++gpu) {
-      std::string why_not;
-      gpus_.push_back(CudaUnderTest::Make(why_not, gpu));
-      EXPECT_NE(gpus_.back(), nullptr) << why_not;
-      streams_.push_back(gpus_.back()->MakeStream());
-    }
-    for (const std::int64_t bytes : {1'500'000, 300'001, 3, 70'000}) Add(bytes, {bytes}, {});
-    Add(100 * 512, {100, 300}, {512, 1});
-    if (kernels) Add(250 * 300, {300, 250}, {1, 300});
-  }
-
-  const State& state() const { return state_; }
-  const std::vector<Stream>& streams() const { return streams_; }
-  // In the streams, as an optimizer's step does.
-  void Write(std::uint32_t step) {
-    for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
-      GpuOf(i).LaunchWrite(StreamOf(i), tensors_[i].at, Contents(tensors_[i].bytes, step, i));
-    }
-  }
-  // Of a tensor with strides only the rows are compared.
-  void Expect(std::uint32_t step) {
-    for (std::size_t gpu = 0; gpu < gpus_.size(); ++gpu) gpus_[gpu]->Synchronize(streams_[gpu]);
-    for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
-      const Tensor& tensor = tensors_[i];
-      const std::vector<std::byte> found = GpuOf(i).ReadTensor(tensor.at, tensor.bytes);
-      const std::vector<std::byte> expected = Contents(tensor.bytes, step, i);
-      for (std::size_t row = 0; row < tensor.bytes; row += tensor.pitch) {
-        ASSERT_EQ(std::memcmp(&found[row], &expected[row], tensor.width), 0)
-            << "tensor " << i << " after step " << step << ", byte " << row;
-      }
-    }
-  }
-
- private:
-  struct Tensor {
-    std::byte* at = nullptr;
-    std::size_t bytes = 0;
-    std::size_t width = 0;
-    std::size_t pitch = 0;
-  };
-
-  void Add(std::int64_t bytes, std::vector<std::int64_t> shape, std::vector<std::int64_t> strides) {
-    const auto size = static_cast<std::size_t>(bytes);
-    const std::size_t i = tensors_.size();
-    std::byte* const at = GpuOf(i).MakeTensor(std::vector<std::byte>(size));
-    tensors_.push_back({.at = at, .bytes = size, .width = size, .pitch = size});
-    if (!strides.empty() && strides[0] > strides[1]) {
-      tensors_.back().width = static_cast<std::size_t>(shape[1]);
-      tensors_.back().pitch = static_cast<std::size_t>(strides[0]);
-    }
-    EXPECT_EQ(state_.Add("tensor" + std::to_string(tensors_.size()), {.data = at,
-                                                                      .dtype = DType::kU8,
-                                                                      .shape = std::move(shape),
-                                                                      .strides = std::move(strides),
-                                                                      .device = StreamOf(i).device}),
-              Status::Ok());
-  }
-
-  CudaUnderTest& GpuOf(std::size_t tensor) { return *gpus_[tensor % gpus_.size()]; }
-  Stream StreamOf(std::size_t tensor) { return streams_[tensor % streams_.size()]; }
-
-  std::vector<std::unique_ptr<CudaUnderTest>> gpus_;
-  std::vector<Stream> streams_;
-  std::vector<Tensor> tensors_;
-  State state_;
-};
 
 struct Machine {
   std::string name;
@@ -129,7 +50,7 @@ class CudaSchedule : public testing::TestWithParam<Machine> {
     fake_cuda::SetSchedule(seed);
     const bool kernels = seed % 2 == 0;
     if (kernels) fake_cuda::DefineCairnsKernels();
-    Model model(GetParam().gpus, kernels);
+    CudaModel model(GetParam().gpus, kernels);
     const TempDir directory;
     auto opened = Checkpointer::Open(OptionsFor(directory / "run", GetParam()));
     ASSERT_TRUE(opened.ok()) << opened.status();
@@ -174,7 +95,7 @@ TEST(CudaLateHostFunctions, HoldTheSaveButNeitherTheFenceNorTheTrainersStream) {
   fake_cuda::Reset();
   const Machine machine{"", 2, 16 * kMiB, 0};
   {
-    Model model(machine.gpus, false);
+    CudaModel model(machine.gpus, false);
     const TempDir directory;
     auto opened = Checkpointer::Open(OptionsFor(directory / "run", machine));
     ASSERT_TRUE(opened.ok()) << opened.status();

@@ -1,5 +1,5 @@
 # Installs the build tree, moves the installed tree, builds and runs examples/ against it, and compiles the
-# documentation's C++.
+# documentation's C++. With TORCH, the folder of torch's Python package, also builds and runs the example with libtorch.
 file(REMOVE_RECURSE ${SCRATCH})
 file(MAKE_DIRECTORY ${SCRATCH})
 function(run)
@@ -43,9 +43,13 @@ foreach(page README.md docs/cpp.md docs/operations.md)
     string(SUBSTRING "${text}" ${at} -1 text)
     string(FIND "${text}" "```" end)
     string(SUBSTRING "${text}" 0 ${end} block)
-    file(WRITE ${SCRATCH}/block.cc "${begin}#line 1 \"${page}\"\n${block}}\n")
-    run(${COMPILER} -std=c++20 -Wall -Wextra -Werror -Wno-unused-variable -fsyntax-only -I${SCRATCH}/prefix/include
-      ${SCRATCH}/block.cc)
+    if(block MATCHES "MakeTorchGroup")
+      file(WRITE ${SCRATCH}/example.inc "#line 1 \"${page}\"\n${block}")
+    else()
+      file(WRITE ${SCRATCH}/block.cc "${begin}#line 1 \"${page}\"\n${block}}\n")
+      run(${COMPILER} -std=c++20 -Wall -Wextra -Werror -Wno-unused-variable -fsyntax-only -I${SCRATCH}/prefix/include
+        ${SCRATCH}/block.cc)
+    endif()
     set(found TRUE)
     string(FIND "${text}" "```cpp\n" at)
   endwhile()
@@ -64,5 +68,28 @@ string(REGEX REPLACE "add_executable[^\n]*\n" "" text "${text}")
 string(FIND "${text}" "${lines}" at)
 if(lines STREQUAL "" OR at EQUAL -1)
   message(FATAL_ERROR "docs/cpp.md: expected the lines of examples/CMakeLists.txt, found ${lines}")
+endif()
+
+# Two ranks save; then two others, with other weights, restore what those saved.
+if(TORCH)
+  run(${CMAKE_COMMAND} -S ${SOURCE}/tests/consumer/torch -B ${SCRATCH}/with_torch -G ${GENERATOR}
+    -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DTORCH=${TORCH} -DTORCH_ABI=${TORCH_ABI}
+    -DBLOCK=${SCRATCH})
+  run(${CMAKE_COMMAND} --build ${SCRATCH}/with_torch)
+  foreach(step 1 2)
+    set(program ${SCRATCH}/with_torch/with_torch ${SCRATCH}/torch_root ${SCRATCH}/store-${step})
+    execute_process(COMMAND ${program} 0 2 ${step} ${step} COMMAND ${program} 1 2 ${step} ${step}
+      RESULTS_VARIABLE status ERROR_VARIABLE said)
+    if(NOT status STREQUAL "0;0")
+      message(FATAL_ERROR "with_torch exited with ${status}: ${said}")
+    endif()
+    message(STATUS "${said}")
+    string(REGEX MATCH "restored 1 [0-9a-f]+" restored "${said}")
+    string(REGEX MATCH "saved ${step} ([0-9a-f]+)" saved "${said}")
+    if(step EQUAL 2 AND NOT restored STREQUAL "restored 1 ${before}")
+      message(FATAL_ERROR "expected what was saved, ${before}, found ${said}")
+    endif()
+    set(before ${CMAKE_MATCH_1})
+  endforeach()
 endif()
 file(REMOVE_RECURSE ${SCRATCH})

@@ -1,7 +1,9 @@
 // CudaDevice's behaviour when the driver fails. Only the driver's test double fails on demand.
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <future>
+#include <memory>
 #include <utility>
 
 #include "device/cuda_device.h"
@@ -86,6 +88,16 @@ TEST_F(CudaFaults, NoGpuIsUnsupportedButAFailedStartIsAnError) {
   const Status status = CudaAvailable();
   EXPECT_EQ(status.code(), StatusCode::kDeviceError);
   EXPECT_THAT(status.message(), HasSubstr("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"));
+}
+
+TEST_F(CudaFaults, GpusThatCannotBeCountedAreNotAvailable) {
+  fake_cuda::Fail("cuDeviceGetCount", CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, 1);
+
+  const Status status = CudaAvailable();
+
+  EXPECT_EQ(status.code(), StatusCode::kDeviceError);
+  EXPECT_THAT(status.message(), HasSubstr("counting the GPUs: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"));
+  EXPECT_EQ(*CountCudaDevices(), 2);
 }
 
 TEST_F(CudaFaults, IndexBeyondTheLastGpuIsRefused) {
@@ -259,6 +271,40 @@ TEST_F(CudaFaults, RefusedCompletionFailsTheBatchAfterItsCopies) {
   EXPECT_EQ(device().Copy(Batch(), NeverCalled()).code(), StatusCode::kDeviceError);
 
   ExpectCopied(kTensors);
+}
+
+TEST_F(CudaFaults, RoomInAFullLaneWakesWhoeverAskedForIt) {
+  MakeDevice(12070);
+  int called = 0;
+  const auto forgotten = [&called] { ++called; };
+  device().WakeOnRoom(std::make_shared<const std::function<void()>>(forgotten));
+  for (int time = 0; time < 2; ++time) {
+    std::promise<void> woken;
+    const auto wake = std::make_shared<const std::function<void()>>([&] { woken.set_value(); });
+    device().WakeOnRoom(wake);
+    fake_cuda::HoldHostFunctions();
+    int batches = 0;
+    for (; device().HasRoom(0); ++batches) ASSERT_EQ(device().Copy(Batch(), [](const Status&) {}), Status::Ok());
+
+    EXPECT_GT(batches, 20);
+    EXPECT_TRUE(device().HasRoom(1));
+    fake_cuda::ReleaseHostFunctions();
+
+    woken.get_future().wait();
+    EXPECT_TRUE(device().HasRoom(0));
+    ASSERT_EQ(CopyAndWait(device(), {.lane = 0}), Status::Ok());
+  }
+  EXPECT_EQ(called, 0);
+}
+
+TEST_F(CudaFaults, RefusedBatchesTakeNoRoom) {
+  MakeDevice(12070);
+  for (int time = 0; time < 100; ++time) {
+    fake_cuda::Fail("cuMemcpyAsync", CUDA_ERROR_INVALID_VALUE, 3);
+    ASSERT_FALSE(device().Copy(Batch(), NeverCalled()).ok());
+  }
+
+  EXPECT_TRUE(device().HasRoom(0));
 }
 
 TEST_F(CudaFaults, StickyErrorFailsLaterCallsAndStopsCompletions) {

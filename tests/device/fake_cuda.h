@@ -11,6 +11,10 @@
 
 /// Controls of the CUDA driver's test double (tests/device/fake_cuda/), in addition to the driver API that it exports.
 ///
+/// Programs that know nothing of it are steered by the environment. FAKE_CUDA_KERNELS=1: they have Cairn's kernels.
+/// FAKE_CUDA_BROKEN: a list of what the driver does wrong without saying so, for tests that must notice: copies (leave
+/// out their last byte), events (nobody waits for them), kernels (do nothing). It holds for tests as well.
+///
 /// It checks what the driver's documentation demands. What the real driver would silently accept, although Cairn never
 /// means to do it, is a misuse: a test that expects none looks at Misuses().
 namespace cairn::fake_cuda {
@@ -27,8 +31,10 @@ void SetAttribute(CUdevice_attribute attribute, int value);
 void Hide(const std::string& function);
 /// After `after` more successful calls of the function, one fails with `result` and does nothing.
 void Fail(const std::string& function, CUresult result, int after = 0);
-/// Simulates a sticky error: drops all queued work, and every later call returns the error.
+/// Simulates a sticky error of all GPUs, or of one: drops all queued work, and every later call within its context
+/// returns the error.
 void SetSticky(CUresult result);
+void SetSticky(CUresult result, int gpu);
 
 /// Streams run in one of the legal orders, chosen by the seed, with delays: an operation runs long after it could. 0,
 /// the default, runs each as soon as possible.
@@ -64,7 +70,10 @@ void DefineCairnsKernels();
 /// One line for each: pageable memory in a copy, a wait for an event that was never recorded, a handle of another
 /// context, a call without a context or by a host function.
 [[nodiscard]] std::vector<std::string> Misuses();
-/// Streams, events, allocations, registered ranges, modules and retained contexts that were created and not released.
+/// Streams, events, allocations, registered ranges, modules and retained contexts that were created and not released,
+/// also if their context is gone. Of a lost context only whether it is retained: the driver frees the rest with it, and
+/// refuses to before.
 [[nodiscard]] int LiveObjects();
+[[nodiscard]] std::string DescribeLiveObjects();
 
 }  // namespace cairn::fake_cuda

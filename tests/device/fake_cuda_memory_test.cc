@@ -47,6 +47,28 @@ TEST_F(FakeCudaMemory, BatchInStreamOrderRefusesPageableMemory) {
   EXPECT_EQ(failed, 1U);
 }
 
+TEST_F(FakeCudaMemory, BatchWhoseCopiesWriteTheSameBytesIsMisuse) {
+  const CUstream stream = MakeStream();
+  const CUdeviceptr at = MakeGpuMemory(kBytes);
+  const CUdeviceptr host = Address(MakePinned(kBytes));
+  CUmemcpyAttributes attributes{};
+  attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  for (const std::size_t second : {100, 99}) {
+    EXPECT_THAT(fake_cuda::Misuses(), IsEmpty());
+    std::array<CUdeviceptr, 2> to{at, at + second};
+    std::array<CUdeviceptr, 2> from{host, host};
+    std::array<std::size_t, 2> sizes{100, 100};
+    std::size_t first = 0;
+    std::size_t failed = 0;
+
+    EXPECT_EQ(
+        cuda().memcpy_batch_async(to.data(), from.data(), sizes.data(), 2, &attributes, &first, 1, &failed, stream),
+        CUDA_SUCCESS);
+  }
+
+  EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("two copies write the same bytes")));
+}
+
 TEST_F(FakeCudaMemory, CopyOfFreedMemoryIsSticky) {
   const CUstream stream = MakeStream();
   const CUdeviceptr at = MakeGpuMemory(kBytes);
@@ -166,6 +188,23 @@ TEST_F(FakeCudaCapture, CapturedWorkDoesNotRun) {
 
   EXPECT_EQ(End(stream), CUDA_SUCCESS);
   EXPECT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
+}
+
+TEST_F(FakeCudaCapture, BatchOfCopiesCannotBeCaptured) {
+  const CUstream stream = MakeStream();
+  CUdeviceptr to = MakeGpuMemory(kBytes);
+  CUdeviceptr from = Address(MakePinned(kBytes));
+  std::size_t size = kBytes;
+  CUmemcpyAttributes attributes{};
+  attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  std::size_t first = 0;
+  std::size_t failed = 0;
+  ASSERT_EQ(Begin(stream), CUDA_SUCCESS);
+
+  EXPECT_EQ(cuda().memcpy_batch_async(&to, &from, &size, 1, &attributes, &first, 1, &failed, stream),
+            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+
+  EXPECT_EQ(End(stream), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
 TEST_F(FakeCudaCapture, CapturedEventPullsTheWaitingStreamIn) {

@@ -65,6 +65,16 @@ TEST_F(FakeCudaStreams, DestroyedHandlesAreRefused) {
   EXPECT_EQ(cuda().stream_synchronize(stream), CUDA_ERROR_INVALID_HANDLE);
 }
 
+TEST_F(FakeCudaStreams, WhatAContextStillHasAtItsEndCountsAsLeft) {
+  On(1, [&] { return MakeStream(); });
+  const int before = fake_cuda::LiveObjects();
+
+  EXPECT_EQ(cuda().primary_ctx_release(1), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().primary_ctx_retain(&contexts_[1], 1), CUDA_SUCCESS);
+
+  EXPECT_EQ(fake_cuda::LiveObjects(), before);
+}
+
 TEST_F(FakeCudaStreams, WorkOfADestroyedStreamStillRuns) {
   const CUstream stream = MakeStream();
   std::promise<void> called;
@@ -91,6 +101,85 @@ TEST_F(FakeCudaStreams, WaitForAnEventThatWasNeverRecordedIsMisuse) {
 
   EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("cuStreamWaitEvent: the event was never recorded")));
   EXPECT_THAT(fake_cuda::Misuses(), Contains(HasSubstr("cuEventQuery: the event was never recorded")));
+}
+
+// What a context's end or loss drops never runs, but streams of other GPUs that wait for it must not stand still.
+TEST_F(FakeCudaStreams, StreamGoesOnIfTheRecordThatItWaitsForIsDropped) {
+  const auto wait_value = Find<PFN_cuStreamWaitValue32_v11070>("cuStreamWaitValue32", 11070);
+  std::byte* const flag = MakePinned(kBytes);
+  for (const bool lost : {false, true}) {
+    const CUstream here = MakeStream();
+    On(1, [&] {
+      const CUstream there = MakeStream();
+      const CUevent event = MakeEvent();
+      EXPECT_EQ(wait_value(there, Address(flag), 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+      EXPECT_EQ(cuda().event_record(event, there), CUDA_SUCCESS);
+      return On(0, [&] { return cuda().stream_wait_event(here, event, CU_EVENT_WAIT_DEFAULT); });
+    });
+    ASSERT_EQ(cuda().stream_query(here), CUDA_ERROR_NOT_READY);
+
+    if (lost) {
+      fake_cuda::SetSticky(CUDA_ERROR_LAUNCH_FAILED, 1);
+    } else {
+      ASSERT_EQ(cuda().primary_ctx_release(1), CUDA_SUCCESS);
+      ASSERT_EQ(cuda().primary_ctx_retain(&contexts_[1], 1), CUDA_SUCCESS);
+    }
+    auto waiting =
+        std::async(std::launch::async, [&] { return On(0, [&] { return cuda().stream_synchronize(here); }); });
+    const bool ended = waiting.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+    EXPECT_TRUE(ended) << (lost ? "lost" : "released");
+    if (!ended) fake_cuda::SetSticky(CUDA_ERROR_LAUNCH_FAILED, 0);
+
+    EXPECT_EQ(waiting.get(), CUDA_SUCCESS);
+  }
+}
+
+TEST_F(FakeCudaStreams, LossOfOneGpuLeavesTheOtherAlone) {
+  const CUstream here = MakeStream();
+  const CUevent event = MakeEvent();
+  ASSERT_EQ(cuda().event_record(event, here), CUDA_SUCCESS);
+
+  fake_cuda::SetSticky(CUDA_ERROR_LAUNCH_FAILED, 1);
+
+  EXPECT_EQ(cuda().event_record(event, here), CUDA_SUCCESS);
+  EXPECT_EQ(cuda().stream_synchronize(here), CUDA_SUCCESS);
+  CUstream there = nullptr;
+  EXPECT_EQ(On(1, [&] { return cuda().stream_create(&there, CU_STREAM_NON_BLOCKING); }), CUDA_ERROR_LAUNCH_FAILED);
+}
+
+TEST_F(FakeCudaStreams, FlagThatTheHostWritesIsSeen) {
+  const auto wait_value = Find<PFN_cuStreamWaitValue32_v11070>("cuStreamWaitValue32", 11070);
+  std::byte* const flag = MakePinned(kBytes);
+  const CUstream stream = MakeStream();
+  const CUstream other = MakeStream();
+  const CUdeviceptr at = MakeGpuMemory(kBytes);
+  const auto memset_async = Find<PFN_cuMemsetD8Async_v3020>("cuMemsetD8Async", 3020);
+  for (std::uint32_t value = 1; value <= 50; ++value) {
+    ASSERT_EQ(wait_value(stream, Address(flag), value, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    // Afterwards nothing else wakes the scheduler.
+    ASSERT_EQ(memset_async(at, 1, kBytes, other), CUDA_SUCCESS);
+    ASSERT_EQ(cuda().stream_synchronize(other), CUDA_SUCCESS);
+    ASSERT_EQ(cuda().stream_query(stream), CUDA_ERROR_NOT_READY);
+
+    __atomic_store_n(reinterpret_cast<std::uint32_t*>(flag), value, __ATOMIC_RELEASE);
+
+    ASSERT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
+  }
+}
+
+TEST_F(FakeCudaStreams, CallThatWaitsForAPlaceInAFullQueueFailsWithItsContext) {
+  const CUdeviceptr at = MakeGpuMemory(kBytes);
+  const auto memset_async = Find<PFN_cuMemsetD8Async_v3020>("cuMemsetD8Async", 3020);
+  const CUstream stream = MakeStream();
+  fake_cuda::HoldWork();
+  for (int i = 0; i < 1024; ++i) ASSERT_EQ(memset_async(at, 1, kBytes, stream), CUDA_SUCCESS);
+  auto blocked =
+      std::async(std::launch::async, [&] { return On(0, [&] { return memset_async(at, 1, kBytes, stream); }); });
+  while (fake_cuda::BlockedLaunches() == 0) std::this_thread::yield();
+
+  fake_cuda::SetSticky(CUDA_ERROR_LAUNCH_FAILED, 0);
+
+  EXPECT_EQ(blocked.get(), CUDA_ERROR_LAUNCH_FAILED);
 }
 
 TEST_F(FakeCudaStreams, EventIsReachedWhenTheWorkBeforeItHasRun) {

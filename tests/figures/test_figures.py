@@ -99,3 +99,17 @@ def test_the_time_of_one_checkpoint_sets_the_distance_of_pairs(tmp_path: Path) -
 
     assert ran.returncode == 0, ran.stderr
     assert "cairn    pairs, 2 in flight: age / (Tw + interval)" in ran.stdout
+
+
+@pytest.mark.skipif(not (ROOT / "build/release/bin/bench_pipeline").exists(), reason="no bench_pipeline")
+def test_two_nodes_make_a_figure(tmp_path: Path) -> None:
+    output = tmp_path / "figure"
+    small = ("--scale", "0.0005", "--strategies", "sync,cairn", "--intervals", "5", "--repetitions", 1)
+    ran = figures("8e", *small, "--network", "loopback", "--dir", tmp_path, "--output", output)
+
+    assert ran.returncode == 0, ran.stderr
+    lines = (tmp_path / "figure.csv").read_text().splitlines()
+    rows = [line for line in lines if not line.startswith("#")]
+    assert [row.split(",")[2] for row in rows[1:]] == ["none", "sync", "cairn"]
+    assert "# complete" in lines and any("two nodes (processes of this machine" in line for line in lines)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "store_group.h"
+#include "group/store_group.h"
 
 namespace cairn {
 

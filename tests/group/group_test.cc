@@ -8,6 +8,7 @@
 
 #include "group/fake_store.h"
 #include "group/group_futures.h"
+#include "group/memory_store.h"
 #include "group/solo_group.h"
 #include "testing/local_group.h"
 
@@ -33,7 +34,7 @@ class LocalRanks {
   std::vector<std::shared_ptr<LocalGroup>> ends_;
 };
 
-/// Ranks that use a store, each with its own threads.
+/// Ranks that are served as Python's threads serve them.
 class StoreRanks {
  public:
   static constexpr int kMany = 100;
@@ -46,6 +47,25 @@ class StoreRanks {
 
  private:
   FakeStore store_;
+};
+
+/// Ranks of MakeStoreGroup, each with its own connections.
+class LinkedRanks {
+ public:
+  static constexpr int kMany = 50;
+  explicit LinkedRanks(int size) : store_(std::make_shared<MemoryStore>()) {
+    for (int rank = 0; rank < size; ++rank) {
+      ends_.push_back(*MakeStoreGroup({.rank = rank, .size = size, .name = "/a/root"},
+                                      [store = store_] { return store->Connect(); }));
+    }
+  }
+  Group& operator[](int rank) { return *ends_[static_cast<std::size_t>(rank)]; }
+  void Break(const Status& why) { store_->Lose(why); }
+  void Close(int rank) { ends_[static_cast<std::size_t>(rank)].reset(); }
+
+ private:
+  const std::shared_ptr<MemoryStore> store_;
+  std::vector<std::shared_ptr<Group>> ends_;
 };
 
 // The contract of every Group.
@@ -70,7 +90,7 @@ class GroupContract : public testing::Test {
   std::optional<Ranks> ranks_;
   int flushed_ = 0;
 };
-using Implementations = testing::Types<LocalRanks, StoreRanks>;
+using Implementations = testing::Types<LocalRanks, StoreRanks, LinkedRanks>;
 TYPED_TEST_SUITE(GroupContract, Implementations);
 
 TYPED_TEST(GroupContract, RanksCountFromZeroAndKnowTheGroupSize) {

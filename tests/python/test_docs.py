@@ -28,14 +28,20 @@ BLOCKS = {
     ("README.md", "cpp"): 1,
     ("cpp.md", "sh"): 1,
     ("cpp.md", "cmake"): 1,
-    ("cpp.md", "cpp"): 1,
-    ("integrations.md", "python"): 4,
-    ("operations.md", "sh"): 3,
+    ("cpp.md", "cpp"): 2,
+    ("integrations.md", "python"): 5,
+    ("integrations.md", "sh"): 1,
+    ("operations.md", "sh"): 4,
     ("operations.md", "yaml"): 1,
     ("operations.md", "cpp"): 1,
     ("python.md", "python"): 2,
-    ("trainer.md", "sh"): 1,
+    ("trainer.md", "sh"): 2,
 }
+
+
+# What `cairn profile` has found out about a job.
+PROFILE = """{"version": 1, "command": ["train"], "full": {"cores": 2, "memory_bytes": 0, "peak_bytes": 0},
+"memory_note": "", "tolerance": 0.1, "samples": [{"cores": 2, "memory_bytes": 0, "throughput": 9}], "checks": []}"""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -189,6 +195,36 @@ torch.distributed.destroy_process_group()
         assert [(one.step, one.world) for one in checkpointer.checkpoints()] == [(5, 2), (6, 2)]
 
 
+def test_pipeline_stages_save_and_load(tmp_path: Path) -> None:
+    before = """
+from cairn.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
+import torch.distributed.checkpoint as dcp
+torch.distributed.init_process_group("gloo")
+rank, step = torch.distributed.get_rank(), 5
+stage_module = torch.nn.ModuleDict({str(rank): torch.nn.Linear(4, 4)})
+optimizer = torch.optim.AdamW(stage_module.parameters())
+stage_module[str(rank)](torch.rand(4)).sum().backward()
+optimizer.step()
+checkpointer = cairn.Checkpointer(root, group=torch.distributed.group.WORLD, host_memory="64MiB")
+"""
+    block = blocks("docs/integrations.md", "python")[2]
+    saved, loaded = block.split("\n\ndcp.load")
+    between = """
+whole = stage_module[str(rank)].weight.detach().clone()
+with torch.no_grad():
+    stage_module[str(rank)].weight.zero_()
+"""
+    after = """
+assert torch.equal(stage_module[str(rank)].weight, whole) and state["step"] == 5
+checkpointer.close()
+torch.distributed.destroy_process_group()
+"""
+    run_ranks(tmp_path, before + saved + between + "dcp.load" + loaded + after)
+
+    with cairn.Checkpointer(tmp_path / "run", host_memory="64MiB", read_only=True) as checkpointer:
+        assert [one.world for one in checkpointer.checkpoints()] == [2]
+
+
 # Frameworks
 
 
@@ -205,7 +241,7 @@ def test_hugging_face_trains_and_exports(tmp_path: Path, monkeypatch: pytest.Mon
         ),
         "dataset": [{"input_ids": row, "labels": row}] * 8,
     }
-    run_block(blocks("docs/integrations.md", "python")[2].replace("1000", "4"), "integrations.md", names)
+    run_block(blocks("docs/integrations.md", "python")[3].replace("1000", "4"), "integrations.md", names)
 
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     assert torch.equal(exported.lm_head.weight, names["model"].lm_head.weight)
@@ -239,7 +275,7 @@ def test_lightning_trains_and_loads(tmp_path: Path) -> None:
         "model": model,
         "folder": str(tmp_path),
     }
-    ran = run_block(blocks("docs/integrations.md", "python")[3], "integrations.md", names)
+    ran = run_block(blocks("docs/integrations.md", "python")[4], "integrations.md", names)
 
     assert ran["model"] is not model and torch.equal(ran["model"].layer.weight, model.layer.weight)
 
@@ -255,14 +291,15 @@ def commands() -> list[str]:
         text = (ROOT / page).read_text()
         lines = [line.partition(" #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
         for command in [*lines, *re.findall(r"`(cairn [^`]*)`", text)]:
-            if re.match(r"cairn \w+ (ROOT|A B|/mnt|examples/)", command) and not command.endswith("ROOT ..."):
+            known = r"cairn (\w+ (ROOT|A B|/mnt|examples/)|profile --out)"
+            if re.match(known, command) and not command.endswith("ROOT ..."):
                 found += [re.sub(r"\[(.*?)\]", r"\1", command), re.sub(r" \[.*?\]", "", command)]
     return sorted(set(found))
 
 
 def test_the_documented_commands_are_all_of_them() -> None:
     assert {command.split()[1] for command in commands()} == {
-        "diff", "doctor", "export", "gc", "ls", "plan", "show", "tune", "verify"
+        "diff", "doctor", "export", "gc", "ls", "plan", "profile", "show", "tune", "verify"
     }  # fmt: skip
 
 
@@ -284,10 +321,16 @@ def test_a_documented_command_runs(tmp_path: Path, command: str) -> None:
         "examples/": f"{ROOT}/examples/",
         "12GB": "20MB",
         "--device cuda": "--device host",
+        "profile.json": str(tmp_path / "profile.json"),
+        "python train.py": str(tmp_path / "train"),
     }.items():
         command = command.replace(printed, given)
+    (tmp_path / "train").write_text("#!/bin/sh\nwhile :; do i=$((i+1)); echo step=$i; done\n")
+    (tmp_path / "train").chmod(0o755)
+    (tmp_path / "profile.json").write_text(PROFILE)
     arguments = command.split()[1:]
     arguments += ["--probe-time=100ms"] if arguments[0] in ("doctor", "tune") else []
+    arguments[1:1] = ["--least-time=0", "--cores=1", "--cores-only"] if arguments[0] == "profile" else []
 
     ran = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
 

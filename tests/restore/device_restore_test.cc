@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <atomic>
+#include <functional>
 #include <future>
 #include <map>
 
@@ -14,6 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr DeviceId kGpu{DeviceKind::kCuda, 0};
+constexpr DeviceId kOtherGpu{DeviceKind::kCuda, 1};
 
 /// Forwards to its inner device and records the order of copies, events and waits.
 class RecordingDevice final : public ForwardingDevice {
@@ -63,6 +66,32 @@ class RecordingDevice final : public ForwardingDevice {
   // The lane, and its number of copies before.
   std::map<EventId, std::pair<int, int>> recorded_ CAIRN_GUARDED_BY(mutex_);
   std::vector<std::pair<std::uintptr_t, EventId>> waits_ CAIRN_GUARDED_BY(mutex_);
+};
+
+/// Forwards to its inner device, counts batches that have not ended, and tells of each check of its health.
+class WatchedDevice final : public ForwardingDevice {
+ public:
+  WatchedDevice(std::shared_ptr<Device> inner, std::function<void()> on_health)
+      : ForwardingDevice(std::move(inner)), on_health_(std::move(on_health)) {}
+
+  [[nodiscard]] int under_way() const { return *under_way_; }
+
+  Status Copy(CopyBatch batch, CopyDone done) override {
+    ++*under_way_;
+    return inner_->Copy(std::move(batch), [under_way = under_way_, done = std::move(done)](Status status) {
+      --*under_way;
+      done(std::move(status));
+    });
+  }
+  Status Health() override {
+    on_health_();
+    return ForwardingDevice::Health();
+  }
+
+ private:
+  const std::function<void()> on_health_;
+  // Shared with batches under way, which may outlive this.
+  const std::shared_ptr<std::atomic<int>> under_way_ = std::make_shared<std::atomic<int>>(0);
 };
 
 class DeviceRestoreTest : public RestoreTest {
@@ -155,6 +184,34 @@ TEST_F(DeviceRestoreTest, EndsWithTheDevicesErrorWithoutCallbacks) {
   const auto restored = TryRestore();
 
   EXPECT_EQ(restored.status().code(), StatusCode::kDeviceError) << restored.status();
+}
+
+// The other GPU's copies end only once somebody has looked at it after the loss.
+TEST_F(DeviceRestoreTest, AfterTheLossOfOneDeviceWaitsForTheCopiesOfTheOther) {
+  const SavedTensor on_other = MakeTensor("a.on.other.gpu", DType::kF32, {777}, 4);
+  saved_.push_back(on_other);
+  const std::string folder = WriteCheckpoint(root(), {.step = 2, .shards = {{.tensors = saved_}}});
+  targets_.Add(on_other, kOtherGpu);
+  const std::shared_ptr<HostDevice> host = HostDevice::Make({.id = kOtherGpu, .lanes = 2, .streams = true}, workers_);
+  const auto held = std::make_shared<FaultyDevice>(host);
+  ASSERT_EQ(held->HoldCopies(), Status::Ok());
+  WatchedDevice other(held, [&] {
+    if (!faulty_.Health().ok()) held->ReleaseCopies();
+  });
+  RestoreParts parts = Parts();
+  parts.device = [&](DeviceId id) -> Result<Device*> {
+    if (id == kGpu) return &faulty_;
+    return id == kOtherGpu ? static_cast<Device*>(&other) : cpu_.get();
+  };
+  auto restoring =
+      std::async(std::launch::async, [&] { return RestoreWhich(parts, {}, Folder(folder), 0, targets_.state, {}); });
+  ASSERT_TRUE(held->AwaitCopies(1));
+
+  faulty_.BecomeSticky();
+  const auto restored = restoring.get();
+
+  EXPECT_EQ(restored.status().code(), StatusCode::kDeviceError) << restored.status();
+  EXPECT_EQ(other.under_way(), 0) << "a tensor of the caller is still written";
 }
 
 TEST_F(DeviceRestoreTest, EndsWithTheErrorOfACopy) {

@@ -63,8 +63,8 @@ class CompletionTest : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(CompletionTest, OffersEachSubcommand) {
-  EXPECT_THAT(Complete({""}),
-              IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "doctor", "plan", "--version"}));
+  EXPECT_THAT(Complete({""}), IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "profile", "doctor",
+                                            "place", "plan", "--version"}));
 }
 
 TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {
@@ -74,6 +74,13 @@ TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {
 }
 
 TEST_P(CompletionTest, OffersFilesForAModel) { EXPECT_THAT(Complete({"plan", ""}), Contains("file")); }
+
+TEST_P(CompletionTest, OffersWhatAProfileNeeds) {
+  EXPECT_THAT(Complete({"profile", "--"}), IsSupersetOf({"--pattern", "--least-cores", "--check"}));
+  EXPECT_THAT(Complete({"profile", "--means", ""}), IsSupersetOf({"line", "counter", "rate"}));
+  EXPECT_THAT(Complete({"tune", "run", "--profile", ""}), Contains("file"));
+  EXPECT_THAT(Complete({"profile", "--", ""}), AllOf(Contains("sh"), Not(Contains("run"))));
+}
 
 TEST_P(CompletionTest, OffersTheStepsOfARoot) {
   for (const std::string command : {"show", "verify", "export", "diff"}) {
@@ -89,6 +96,7 @@ TEST_P(CompletionTest, OffersTheStepsOfARoot) {
 TEST_P(CompletionTest, OffersFoldersWhereARootIsExpected) {
   EXPECT_THAT(Complete({"ls", ""}), AllOf(Contains("run"), Not(Contains("file"))));
   EXPECT_THAT(Complete({"show", ""}), IsSupersetOf({"run", "file"}));
+  EXPECT_THAT(Complete({"place", ""}), IsSupersetOf({"run", "file"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shells, CompletionTest, ::testing::Values("bash", "zsh"),

@@ -63,9 +63,8 @@ def write_tokens(folder: Path, count: int, vocabulary: int, first: int = 0, **mo
 def run_docs_lines(pattern: str, here: dict[str, object], behind: str) -> list[str]:
     """Runs the lines of docs/trainer.md that match, with names replaced by `here`, and with more flags for a
     training. Returns them."""
-    lines = [
-        line for line in (ROOT / "docs/trainer.md").read_text().split("```")[1].splitlines() if re.search(pattern, line)
-    ]
+    blocks = "".join((ROOT / "docs/trainer.md").read_text().split("```")[1::2])
+    lines = [line for line in blocks.splitlines() if re.search(pattern, line)]
     script = "\n".join(line.split("  #")[0] + (behind if "cairn_train" in line else "") for line in lines)
     for printed, replaced in {"build/release/bin": BIN, **here}.items():
         assert printed in script

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
+
+#include "ranks/share.h"
 
 namespace cairn::trainer {
 namespace {
@@ -33,6 +36,34 @@ TEST(Sampler, ResumingFromAPositionContinuesTheSequence) {
   Sampler resumed(23, first.position());
 
   for (int batch = 0; batch < 20; ++batch) EXPECT_EQ(resumed.Next(7), first.Next(7));
+}
+
+TEST(Share, OfEachRankIsWhatOneRankDraws) {
+  Sampler alone(23, {.shuffle_seed = 7});
+  Sampler first(23, {.shuffle_seed = 7});
+  Sampler second(23, {.shuffle_seed = 7});
+
+  for (int step = 0; step < 20; ++step) {
+    EXPECT_EQ(NextShare(first, 7, 0, 2).samples, alone.Next(7));
+    const DataPosition between = alone.position();
+    const Share share = NextShare(second, 7, 1, 2);
+    EXPECT_EQ(share.samples, alone.Next(7));
+    EXPECT_EQ(SeedOf(share.from), SeedOf(between));
+    EXPECT_EQ(second.position().position, alone.position().position);
+    EXPECT_EQ(first.position().epoch, alone.position().epoch);
+  }
+}
+
+TEST(Share, EachPositionHasAnotherSeed) {
+  std::set<std::uint64_t> seeds;
+  for (std::uint64_t shuffle = 0; shuffle < 4; ++shuffle) {
+    for (std::uint64_t epoch = 0; epoch < 4; ++epoch) {
+      for (std::uint64_t position = 0; position < 100; ++position) {
+        seeds.insert(SeedOf({.shuffle_seed = shuffle, .epoch = epoch, .position = position}));
+      }
+    }
+  }
+  EXPECT_EQ(seeds.size(), 1600U);
 }
 
 TEST(Sampler, BatchMayExtendIntoTheNextEpoch) {

@@ -1,8 +1,9 @@
-"""The lines of docs/trainer.md for training on text work."""
+"""The lines of docs/trainer.md for training on text, and with several ranks, work."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,12 @@ def test_the_docs_lines_train_on_real_text(tmp_path: Path, model: str) -> None:
     assert len(lines) == 2
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["last_loss"] < report["first_loss"]
+
+
+def test_the_docs_lines_train_on_two_ranks_and_resume_on_one(tmp_path: Path) -> None:
+    small = " --size width=2 --batch 4 --host-memory 64MiB"
+    launcher = f"OMP_NUM_THREADS=1 {sys.executable} -m torch.distributed.run --standalone"
+
+    lines = run_docs_lines("^torchrun ", {"/mnt/nvme": tmp_path, "torchrun": launcher}, small)
+
+    assert len(lines) == 2

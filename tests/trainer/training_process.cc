@@ -16,7 +16,8 @@
 
 namespace cairn::trainer {
 
-TrainingProcess::TrainingProcess(const std::vector<std::string>& arguments) {
+TrainingProcess::TrainingProcess(const std::vector<std::string>& arguments,
+                                 const std::vector<std::string>& environment) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe2");
   posix_spawn_file_actions_t actions;
@@ -37,7 +38,13 @@ TrainingProcess::TrainingProcess(const std::vector<std::string>& arguments) {
   argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  const int error = ::posix_spawn(&child_, CAIRN_TRAIN, &actions, nullptr, argv.data(), environ);
+  std::vector<std::string> variables = environment;
+  for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
+  std::vector<char*> envp;
+  envp.reserve(variables.size() + 1);
+  for (std::string& variable : variables) envp.push_back(variable.data());
+  envp.push_back(nullptr);
+  const int error = ::posix_spawn(&child_, CAIRN_TRAIN, &actions, nullptr, argv.data(), envp.data());
   ::posix_spawn_file_actions_destroy(&actions);
   ::close(ends[1]);
   pipe_ = ends[0];

@@ -17,7 +17,8 @@ namespace cairn::trainer {
 class TrainingProcess {
  public:
   /// Trains VGG-16 at width 2 unless the arguments name a model. Throws std::system_error if it cannot be started.
-  explicit TrainingProcess(const std::vector<std::string>& arguments);
+  /// `environment` is added to this process's: "RANK=1".
+  explicit TrainingProcess(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
   ~TrainingProcess();
   TrainingProcess(const TrainingProcess&) = delete;
   TrainingProcess& operator=(const TrainingProcess&) = delete;
@@ -31,6 +32,7 @@ class TrainingProcess {
   /// Reads to the end and reaps. Returns the exit status, or minus the signal that ended it.
   int Finish();
 
+  [[nodiscard]] pid_t pid() const { return child_; }
   /// Each step's loss, as printed, in the lines read so far.
   [[nodiscard]] const std::map<std::uint64_t, std::string>& losses() const { return losses_; }
   /// Every line read so far.

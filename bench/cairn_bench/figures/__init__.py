@@ -6,11 +6,25 @@ A figure that is interrupted keeps what it measured in its CSV, and says so ther
 import sys
 
 from ..shared import files, options
-from . import goodput_figure, in_flight, one_checkpoint, over_time, parallel_writes, runs, throughput
+from . import (
+    cluster,
+    goodput_figure,
+    in_flight,
+    networks,
+    one_checkpoint,
+    over_time,
+    parallel_writes,
+    pipeline,
+    profile,
+    runs,
+    tenplex,
+    throughput,
+)
 from .arguments import settle
 
 FIGURES = {
     "8": (throughput, "throughput against the checkpoint interval, per model and strategy"),
+    "8e": (pipeline, "throughput of a pipeline on two nodes against the interval, consistent over both"),
     "9": (goodput_figure, "goodput against the interval, by real kills on a spot cluster's trace"),
     "11": (one_checkpoint, "time of one checkpoint against its size"),
     "12": (in_flight, "slowdown and age against checkpoints in flight and interval"),
@@ -18,6 +32,10 @@ FIGURES = {
     "age": (over_time, "age of the newest durable checkpoint over time: the work at risk"),
     "stalls": (over_time, "stall of each step, as a distribution"),
     "memory": (over_time, "host memory over time"),
+    "tenplex": (tenplex, "loss and reconfigurations of a job whose GPUs change"),
+    "dtfm": (networks, "DT-FM's networks: what `cairn place` finds, beside golden costs and published times"),
+    "profile": (profile, "throughput of a loader-bound, a mixed and a compute-bound job against cores and memory"),
+    "cluster": (cluster, "what checkpoints may take of a shared cluster's hosts, simulated"),
 }
 
 
@@ -32,17 +50,23 @@ def check(args):
     options.check(FIGURES[args.figure][0], args)
 
 
+def measure(figure, args):
+    if hasattr(figure, "measure"):
+        return figure.measure(args)
+    one = figure.runner(args) if hasattr(figure, "runner") else runs.one_run
+    return runs.measure(args, figure.plan(args), one)
+
+
 def run(args):
     """A figure's module has plan(args), the list of runs, and draw(plots, args, rows), which returns picture and title.
 
-    If a run is more than one bench_training, runner(args) returns the function that makes a run's row.
+    If a run is more than one bench_training, runner(args) returns the function that makes a run's row. A figure without
+    bench_training has measure(args) instead of a plan: it writes the CSV and returns the exit code.
     """
     figure = FIGURES[args.figure][0]
     try:
-        if not args.draw:
-            one = figure.runner(args) if hasattr(figure, "runner") else runs.one_run
-            if code := runs.measure(args, figure.plan(args), one):
-                return code
+        if not args.draw and (code := measure(figure, args)):
+            return code
         from . import plots  # Here, so that the rest runs without matplotlib.
 
         head, rows = runs.read_table(args.output + ".csv")

@@ -15,19 +15,25 @@ MODELS = ("vgg16", "transformer-xl", "bert", "opt-1.3b")
 IN_FLIGHT = 1
 
 
-def add_common(parser, repetitions=1, dilation=4):
+def add_emulation(parser, repetitions=1, dilation=4, disk=0):
+    """What every figure has: where, how often, and what machine is emulated."""
     add_directory(parser)
     add_repetitions(parser, repetitions)
-    parser.add_argument("--disk", choices=["machine", "pd-ssd"], default="machine", help="pd-ssd: a cgroup's 480 MB/s")
-    parser.add_argument("--disk-bytes-per-second", type=positive(whole), default=0, help="emulated disk; default: none")
+    about = f"emulated disk; default: {disk:g}" if disk else "emulated disk; default: none"
+    parser.add_argument("--disk-bytes-per-second", type=positive(whole), default=disk, help=about)
     parser.add_argument("--pcie-bytes-per-second", type=positive(float), default=25e9, help="emulated link to the host")
+    parser.add_argument("--dilation", type=positive(float), help=f"times that all takes longer; default: {dilation}")
+    parser.set_defaults(usual_dilation=dilation, device="emulated")
+    parser.add_argument("--output", help="default: bench/results/figure-NAME, without .csv and .png")
+    parser.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
+
+
+def add_common(parser, repetitions=1, dilation=4):
+    add_emulation(parser, repetitions, dilation)
+    parser.add_argument("--disk", choices=["machine", "pd-ssd"], default="machine", help="pd-ssd: a cgroup's 480 MB/s")
     parser.add_argument("--device", choices=["emulated", "cuda"], default="emulated", help="cuda: in real time")
     about = "products: of matrices, by libtorch, on the GPU with --device cuda; default: forward and backward only wait"
     parser.add_argument("--compute", choices=["paced", "products"], default="paced", help=about)
-    parser.add_argument("--dilation", type=positive(float), help=f"times that all takes longer; default: {dilation}")
-    parser.set_defaults(usual_dilation=dilation)
-    parser.add_argument("--output", help="default: bench/results/figure-NAME, without .csv and .png")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
 
 
 def add_strategies(parser, known=STRATEGIES, default=None):
@@ -49,7 +55,9 @@ def add_in_flight(parser, default=IN_FLIGHT):
 
 def settle(args):
     """Fills in what depends on other options."""
+    args.output = args.output or os.path.join(RESULTS, f"figure-{args.figure}")
+    if "dilation" not in args:
+        return  # A figure without bench_training.
     if args.device == "cuda" and args.dilation not in (None, 1):
         args.error(f"--dilation {args.dilation:g}: expected 1, as a GPU's link keeps its rate")
     args.dilation = args.dilation or (1 if args.device == "cuda" else args.usual_dilation)
-    args.output = args.output or os.path.join(RESULTS, f"figure-{args.figure}")

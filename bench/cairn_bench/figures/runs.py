@@ -70,11 +70,14 @@ def machine_options(args):
 
 
 def bench_training(args, strategy, journal=None, **options):
+    return run_program(PROGRAM, args, strategy, {**machine_options(args), **options}, journal)
+
+
+def run_program(program, args, strategy, options, journal=None):
     """One run's row. An interrupt ends the run, too, and removes what it wrote."""
     with tempfile.TemporaryDirectory(prefix="figures-") as folder:
         path = os.path.join(folder, "row.csv")
-        given = {**machine_options(args), **options}
-        command = [PROGRAM, "--strategy", strategy, "--csv", path, *flags_of(given)]
+        command = [program, "--strategy", strategy, "--csv", path, *flags_of(options)]
         process, said = _finished(command + (["--journal", journal] if journal else []), args.dir)
         if process.returncode == SKIPPED:
             raise Skipped(said.strip())
@@ -110,9 +113,10 @@ def _finished(command, directory):
     return process, said
 
 
-def check_room(args, strategy, **options):
+def check_room(args, entry):
     """Refused if a run needs more disk or memory than there is. Says which scale would fit."""
-    command = [PROGRAM, "--check", "--strategy", strategy, "--dir", args.dir, *flags_of(options)]
+    strategy = entry["strategy"]
+    command = [entry["program"], "--check", "--strategy", strategy, "--dir", args.dir, *flags_of(entry["options"])]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode == SKIPPED:
         raise Skipped(done.stderr.strip())
@@ -138,7 +142,7 @@ def measure(args, plan, one):
         for entry in plan:
             if entry in left:
                 try:
-                    check_room(args, entry["strategy"], **entry["options"])
+                    check_room(args, entry)
                 except Skipped as reason:
                     leave_out(entry["strategy"], reason)
         while left:
@@ -172,9 +176,9 @@ def rate_of_all(args):
     return min(0.8e9, disk / 2 or 0.8e9)
 
 
-def planned(strategy, options, **labels):
+def planned(strategy, options, program=PROGRAM, **labels):
     """One run of a plan; the labels are its first columns."""
-    return {"strategy": strategy, "options": options, "labels": labels}
+    return {"strategy": strategy, "options": options, "program": program, "labels": labels}
 
 
 def one_run(args, entry):

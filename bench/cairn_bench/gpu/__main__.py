@@ -6,9 +6,10 @@ C correctness     from Python: allocators, streams, graphs, torch.compile, stran
 D cost            what saves cost the steps of a training, beside DCP and torch.save; restores
 E kill            training on the GPU is killed, resumed, and compared bit by bit
 F failures        a lost context, an exit without close, forked loaders, staging that does not fit
+G ranks           NCCL with one rank, and with two where there are two GPUs; they train and save together
 
 Writes bench/results/gpu-STEP.{json,md} and prints a table at the end. A step whose result has the same source, device
-and driver is not run again. A to C take at most 30 minutes on an H100, D to F 15. Without torch the steps that need it
+and driver is not run again. A to C take at most 30 minutes on an H100, D to G 15. Without torch the steps that need it
 are not run, and say so. --dry-run runs every step on the CPU and the driver's test double, at tiny sizes: it writes to
 build/prove-gpu and proves only that the steps themselves run. Exit status: 0 every line of the steps is met, 1 not.
 """
@@ -22,11 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from ..shared import RESULTS, ROOT
 from ..shared.options import add_directory
 from ..shared.report import table
-from . import contact, copies, correct, cost, failures, trainer
+from . import contact, copies, correct, cost, failures, ranks, trainer
 from .context import Context, Failed
 from .record import Record, finished
 
-STEPS = {"A": contact, "B": copies, "C": correct, "D": cost, "E": trainer, "F": failures}
+STEPS = {"A": contact, "B": copies, "C": correct, "D": cost, "E": trainer, "F": failures, "G": ranks}
 
 
 def parsed(arguments):

@@ -57,7 +57,9 @@ class Context:
         self.device = "cpu" if dry else "cuda"
         self.build = os.path.join(ROOT, "build/release")
         libraries = [os.path.join(self.build, DOUBLE), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        self.double = {"LD_LIBRARY_PATH": ":".join(libraries)} if dry else {}
+        # Programs that know nothing of the double get Cairn's kernels. FAKE_CUDA_BROKEN of the environment holds too.
+        kernels = os.environ.get("FAKE_CUDA_KERNELS", "1")
+        self.double = {"LD_LIBRARY_PATH": ":".join(libraries), "FAKE_CUDA_KERNELS": kernels} if dry else {}
 
     def about(self):
         """What every result says of itself."""
@@ -105,11 +107,18 @@ class Context:
         return ran.returncode, ran.stdout, ran.stderr
 
     def answers(self, words, limit, env=None):
-        """The JSON lines that a program prints. Failed, with its last line of errors, unless it ends with 0."""
+        """The JSON lines that a program prints. Failed, with its last line of errors, unless it ends with 0 and has
+        printed one: what says nothing has proven nothing."""
         status, out, errors = self.run(words, limit, env)
         if status != 0:
             raise Failed(f"exit {status}: {last_line(errors)}")
-        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        lines = [line for line in out.splitlines() if line.startswith("{")]
+        if not lines:
+            raise Failed(f"exit 0, but no line of JSON: {last_line(errors or out)}")
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise Failed(f"exit 0, but a line is no JSON: {error}") from error
 
     def worker(self, name, *words, limit, env=None):
         """The answers of a Python program of this package, in a fresh process."""

@@ -28,7 +28,10 @@ def link(context, record):
     lines = ask(context, "link", *context.sized((), small), limit=300)
     copies = [line for line in lines if line["what"] == "copies"]
     memory = [line for line in lines if line["what"] == "memory"]
-    record.require("bytes that went to the GPU and back", all(line["intact"] for line in memory), "compared")
+    intact = bool(memory) and all(line["intact"] for line in memory)
+    record.require("bytes that went to the GPU and back", intact, f"compared {len(memory)} times")
+    if not copies or not memory:
+        raise Failed("bench_gpu link printed no rates")
     for way in ("to_host", "to_device"):
         rates = [line[f"single_{way}"] / 1e9 for line in copies]
         record.fact(f"one copy {way.replace('_', ' ')}", f"{statistics.median(rates):.1f} GB/s", rates)

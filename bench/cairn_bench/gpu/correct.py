@@ -16,6 +16,8 @@ STREAMS = ("default", "side", "graph")
 # Of tests/python: those that are parametrised over devices.
 SUITES = ("test_checkpointer.py", "test_protect.py", "test_unfenced.py", "test_partial_restore.py", "test_dcp.py")
 SUITES_DRY = ("test_partial_restore.py::test_new_tensors_are_made_on_the_device_that_is_asked_for",)
+STATES = ("channels_last", "tied", "many_small", "dtypes", "odd_offsets")  # Of programs/states.py.
+WAYS = ("pool", "small", "staged", "unfenced", "found")  # Of programs/torn.py.
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
 
 
@@ -35,18 +37,22 @@ def run(context, record):
     suites(context, record)
 
 
-def asked(context, record, title, name, *words, limit, env=None):
-    """The program's lines; none, and a missed line of the record, if it failed."""
+def asked(context, record, title, name, *words, limit, env=None, key="mode", expected=()):
+    """The program's lines; none, and a missed line of the record, if it failed, or did not print one line for each that
+    is expected."""
     try:
-        return context.worker(name, "--root", context.folder(name), *words, limit=limit, env=env)
+        lines = context.worker(name, "--root", context.folder(name), *words, limit=limit, env=env)
     except Failed as failed:
         record.require(title, False, str(failed))
         return []
+    if missing := [value for value in expected if value not in [line[key] for line in lines]]:
+        record.require(title, False, f"nothing was said of {', '.join(missing)}")
+    return lines
 
 
 def round_trips(context, record, title, how, env):
     words = ("--how", how, "--count", str(context.sized(100_000, 300)))
-    lines = asked(context, record, title, "round_trip", *words, limit=180, env=env)
+    lines = asked(context, record, title, "round_trip", *words, limit=180, env=env, key="state", expected=STATES)
     for line in lines:
         problems = [f"{line['wrong']} of {line['tensors']} tensors differ"] if line["wrong"] else []
         problems += [] if line["cleared"] else ["nothing was overwritten before the restore"]
@@ -59,14 +65,14 @@ def round_trips(context, record, title, how, env):
 def compiled(context, record, mode):
     title = f"torch.compile, {mode}: every checkpoint is of its step"
     words = ("--mode", mode, "--steps", str(context.sized(20, 3)))
-    for line in asked(context, record, title, "compiled", *words, limit=240):
+    for line in asked(context, record, title, "compiled", *words, limit=240, expected=(mode,)):
         good = line["wrong"] == 0 and line["checkpoints"] > 0
         record.require(title, good, f"{line['checkpoints']} checkpoints, {line['wrong']} wrong")
 
 
 def torn(context, record):
     words = context.sized((), ("--tensors", "4", "--part", "0.01"))
-    lines = asked(context, record, "fenced saves", "torn", *words, limit=480)
+    lines = asked(context, record, "fenced saves", "torn", *words, limit=480, key="way", expected=WAYS)
     for line in lines:
         if line["way"] == "found":
             # A busy CPU may capture it before it is overwritten.

@@ -64,6 +64,10 @@ def run(context, record):
         except Failed as failed:
             record.require(title, False, str(failed))
             continue
+        expected = {"training", "turn"} | ({"save", "restore"} if "--idle" in words else set())
+        if missing := expected - {line["what"] for line in lines}:
+            record.require(title, False, f"nothing was said of {', '.join(sorted(missing))}")
+            continue
         slowdown(record, title, [line for line in lines if line["what"] == "turn"], goal, held_up)
         captures(record, title, [line for line in lines if line["what"] == "save"], rates)
         restores(record, title, lines, rates)

@@ -32,4 +32,5 @@ def run(context, record):
                 record.require(f"{title}: {found.strip()}", word == "ok", "compared")
             elif line.startswith("killed "):
                 record.fact(title, line)
-        record.require(f"{title}: bit-exact", status == 0, "demo: PASS" if status == 0 else last_line(errors or out))
+        passed = status == 0 and "demo: PASS" in out
+        record.require(f"{title}: bit-exact", passed, "demo: PASS" if passed else last_line(errors or out))

@@ -1,6 +1,9 @@
 """The generated blocks of the documents, by name."""
 
-from . import figures, suites
+import os
+
+from ..shared import RESULTS
+from . import figures, layouts, suites
 from .source import counts_of_rows, counts_of_values, figure, provenance, suite
 
 
@@ -15,10 +18,22 @@ def of_figures(make, *names):
     return block
 
 
-def of_suite(make, name):
+def once_measured(block, name, command, about):
+    """With the picture; until there is a file, how to get one."""
+
+    def made(link):
+        if not os.path.exists(os.path.join(RESULTS, f"{name}.csv")):
+            return f"Not measured yet: `{command}`.\n"
+        return f"![{about}]({link}/{name}.png)\n\n{block(link)}"
+
+    return made
+
+
+def of_suites(make, *names):
     def block(link):
-        head, values = suite(name)
-        return f"{make(values)}\n\n{provenance([(name, head, counts_of_values(values))], link)}"
+        files = [(name, *suite(name)) for name in names]
+        sources = [(name, head, counts_of_values(values)) for name, head, values in files]
+        return f"{make(*(values for _, _, values in files))}\n\n{provenance(sources, link)}"
 
     return block
 
@@ -29,16 +44,29 @@ def headline(_):
 
 BLOCKS = {
     "figure-8": of_figures(figures.throughput, "figure-8"),
+    "figure-8e": once_measured(
+        of_figures(figures.pipeline, "figure-8e"),
+        "figure-8e",
+        "scripts/figures 8e",
+        "Throughput of two nodes against the checkpoint interval",
+    ),
     "figure-9": of_figures(figures.goodput, "figure-9"),
     "figure-9-pd-ssd": of_figures(figures.goodput, "figure-9-pd-ssd"),
     "figure-11": of_figures(figures.one_checkpoint, "figure-11"),
     "figure-12": of_figures(figures.in_flight, "figure-12"),
     "figure-13": of_figures(figures.parallel_writes, "figure-13"),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
-    "roofline": of_suite(suites.roofline, "roofline"),
-    "micro": of_suite(suites.micro, "micro"),
-    "python-A": of_suite(suites.python, "python-A"),
-    "training": of_suite(suites.training, "training"),
-    "tuner": of_suite(suites.tuner, "tuner"),
+    "figure-dtfm": of_figures(figures.networks, "figure-dtfm"),
+    "roofline": of_suites(suites.roofline, "roofline"),
+    "micro": of_suites(suites.micro, "micro"),
+    "python-A": of_suites(suites.python, "python-A"),
+    "pipeline": of_suites(suites.pipeline, "pipeline-third", "pipeline-twice", "pipeline-tenth", "pipeline-processes"),
+    "training": of_suites(suites.training, "training"),
+    "tuner": of_suites(suites.tuner, "tuner"),
+    "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
+    "reconfigure": of_suites(layouts.reconfigure, "reconfigure"),
+    "figure-profile": of_figures(figures.profiles, "figure-profile"),
+    "profiled": of_suites(suites.profiled, "profiled"),
+    "figure-cluster": of_figures(figures.cluster, "figure-cluster"),
 }
 HEADLINE = {"headline": headline}

@@ -1,9 +1,13 @@
 """The tables of the figures, in markdown, from the rows of their CSVs."""
 
+from ..figures import cluster as clusters
+from ..figures import profile as profiling
 from ..figures.arguments import LABELS
 from ..figures.in_flight import in_pairs, times_alone
+from ..figures.networks import ORDERS, gains, published_of, totals
 from ..figures.one_checkpoint import with_rates
 from ..figures.over_time import points_of
+from ..figures.pipeline import PUBLISHED, published_slowdown
 from ..figures.runs import by, grouped, series
 from ..figures.throughput import slowdowns
 from ..shared.report import middle, short, spread, table
@@ -27,6 +31,30 @@ def throughput(rows):
             values = [found[model, every, strategy] for model in models]
             lines.append([every, name, *(short(100 * (middle(of)[0] - 1)) for of in values)])
     return table(("% lost, every", "", *models), lines)
+
+
+def pipeline(rows):
+    """What training loses, in per cent. In bold: the least, if no other strategy's range reaches it."""
+    losses = {key: [100 * (one - 1) for one in values] for key, values in slowdowns(rows).items()}
+    intervals = sorted(by(rows, "interval"))
+    (model,) = by(rows, "model")
+    lines = []
+    for strategy, name in list(LABELS.items())[:-1]:
+        cells = [losses.get((model, every, strategy)) for every in intervals]
+        if not any(cells):
+            continue
+        paper = short(100 * (published_slowdown(strategy) - 1)) if strategy in PUBLISHED else ""
+        marks = ["**" if leads(losses, model, every, strategy) else "" for every in intervals]
+        lines.append(
+            [name, *(f"{mark}{spread(of)}{mark}" if of else "-" for mark, of in zip(marks, cells, strict=True)), paper]
+        )
+    return table(("% lost, every", *(f"{every:.0f}" for every in intervals), "the paper, every 10"), lines)
+
+
+def leads(losses, model, every, strategy):
+    mine = losses.get((model, every, strategy))
+    others = [values for (_, at, other), values in losses.items() if at == every and other not in ("none", strategy)]
+    return bool(mine and others) and max(mine) < min(map(min, others))
 
 
 def goodput(rows):
@@ -89,4 +117,58 @@ def over_time(ages, stalls, memory):
         held_up = [short(1000 * stall[column]) for column in ("stall_p99_s", "stall_max_s")]
         lines.append([name, f"{age['age_max_s']:.1f}", *held_up, f"{most / 1e6:.0f}"])
     titles = ("", "greatest age, s", "stall p99, ms", "longest stall, ms", "most host memory, MB")
+    return table(titles, lines)
+
+
+def networks(rows):
+    """The modelled cost of each order, and what the authors of DT-FM measured."""
+    orders = (*ORDERS, "found in random")
+    published, lines = published_of(rows), []
+    for network, found in totals(rows).items():
+        costs = [spread([row["total_seconds"] for row in found[order]], "{:.2f}".format) for order in orders]
+        lines.append([network, *costs, spread(gains(published[network]), "{:.2f}".format)])
+    titles = [*ORDERS.values(), "found, listed at random", "published: efficiency, scheduled over random"]
+    golden = [row for row in rows if isinstance(row["golden_seconds"], float)]
+    off = max(abs(row["total_seconds"] - row["golden_seconds"]) for row in golden)
+    cells = sum(row["published"] == row["recomputed"] for row in rows if row["setting"])
+    return (
+        f"{table(('seconds of an iteration', *titles), lines)}\n\n"
+        f"{len(golden)} golden costs: none is further off than {off:.0e} s. Published efficiencies that their times "
+        f"give again: {cells}."
+    )
+
+
+def profiles(rows):
+    """What each job needs, and how far predictions are off."""
+    lines = []
+    for job, mine in by(rows, "job").items():
+        whole = profiling.whole_of(mine)
+        cores, off = profiling.axes_of(mine)["cores"], profiling.errors(mine)
+        least = min((row for row in cores if row["what"] == "samples"), key=lambda row: row["cores"])
+        memory = f"{whole['knee_memory_bytes'] / (1 << 20):.0f}" if whole["full_memory_bytes"] else "-"
+        runs = sum(row["what"] == "samples" for row in mine)
+        few = f"{least['throughput'] / whole['throughput']:.2f} of it with {least['cores']:g}"
+        knee = f"{whole['knee_cores']:.2f} of {whole['cores']:g}"
+        errors = f"{100 * middle(off)[0]:.1f}, {100 * max(off):.1f} of {len(off)}" if off else "-"
+        threads = f"{whole['worker_threads']:.0f}"
+        lines.append([job, f"{whole['throughput']:.1f}", few, knee, memory, runs, threads, errors])
+    titles = ("job", "iterations/s", "and with few cores", "knee, cores", "knee, MiB", "runs", "`worker_threads`",
+              "prediction off, %: median, most")  # fmt: skip
+    off = profiling.errors(rows)
+    near = f"Of {len(off)} predictions {sum(one <= 0.1 for one in off)} are within 10 % of what was measured."
+    return f"{table(titles, lines)}\n\n{near}"
+
+
+def cluster(rows):
+    """What a node's jobs leave, and the slowest job when saves take cores."""
+    lines = []
+    for (mix, shares), (cores, memory) in clusters.budgets(rows).items():
+        mine = [row for row in rows if (row["mix"], row["shares"]) == (mix, shares)]
+        blind, profiled = (clusters.speeds(mine, way) for way in clusters.WAYS)
+        few = [f"{clusters.at(values, 0.1):.0f}, {clusters.at(values, 0.5):.0f}" for values in (cores, memory)]
+        none = sum(value < 1e-3 for value in cores) / len(cores)
+        lines.append([mix, shares, *few, f"{100 * none:.0f}", *(f"{way[1]:.3f}" for way in (blind, profiled)),
+                      *(f"{way[4]:.3f}" for way in (blind, profiled))])  # fmt: skip
+    titles = ("jobs: image/language/speech, %", "shares", "spare cores: p10, median", "spare GB", "nodes without any, %",
+              "slowest job, 1 core from all alike", "spare first", "4 cores from all alike", "spare first")  # fmt: skip
     return table(titles, lines)

@@ -4,6 +4,7 @@ import itertools
 import re
 import statistics
 
+from ..pipeline import MEASURES as PIPELINE
 from ..python.catalogue import PEERS, SYSTEMS
 from ..python.tables import COLUMNS, cells
 from ..roofline import MEASURES
@@ -27,6 +28,10 @@ def roofline(values):
 
 def micro(values):
     return judged(values, [Measure(".+/.+", "ratio")])
+
+
+def pipeline(*parts):
+    return judged({key: value for values in parts for key, value in values.items()}, PIPELINE)
 
 
 def python(values):
@@ -93,3 +98,12 @@ def headline(python_a, trained):
          f"none measured; a save's CPU time alone: {bound:.1f} %", training_head.run[:10]],
     ]  # fmt: skip
     return table(("Two cores, CPU tensors, ext4 on a virtual disk", "Cairn", "the next best", "date"), lines)
+
+
+def profiled(values):
+    arms = dict.fromkeys(cell for cell, _, _ in values if values.of(cell, "slowdown %"))
+    rows = []
+    for arm in arms:
+        about = [f"{values.median(arm, name):.0f}" for name in ("interval", "worker threads")]
+        rows.append([arm, *about, spread(values.of(arm, "slowdown %"), "{:.1f}".format)])
+    return table(("", "saves every, iterations", "`worker_threads`", "slowdown, %"), rows)

@@ -11,10 +11,10 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
     create_default_local_load_plan,
 )
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
 
-from .._errors import Unsupported
+from .._errors import InvalidArgument, Unsupported
 from .items import check_storable
 from .shares import check_plans
 
@@ -46,7 +46,28 @@ class LoadPlanner(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         # DCP's takes a checkpoint for one of torch 2.3 if this rank lacks a key: of a ShardedTensor without a part here.
         assert self.metadata is not None
+        self._check_fits(self.metadata)
         return create_default_local_load_plan(self.state_dict, self.metadata, not self.allow_partial_load)
+
+    def _check_fits(self, metadata: Metadata) -> None:
+        """InvalidArgument that names what this rank's state has and the checkpoint lacks or has in another shape. DCP's
+        own checks name one of them."""
+        missing: list[str] = []
+        unlike: list[str] = []
+        for fqn, value in self.state_dict.items():
+            saved = metadata.state_dict_metadata.get(fqn)
+            found = getattr(value, "size", None)
+            if saved is None:
+                missing.append(fqn)
+            elif isinstance(saved, TensorStorageMetadata) and found is not None and saved.size != found():
+                unlike.append(f"{fqn} (saved {list(saved.size)}, current {list(found())})")
+        told = []
+        if missing and not self.allow_partial_load:
+            told.append(f"Missing key in checkpoint state_dict: {_some(missing)}")
+        if unlike:
+            told.append(f"Size mismatch: {_some(unlike)}")
+        if told:
+            raise InvalidArgument("; ".join(told))
 
     def load_value(self, read_item: ReadItem, value: Any) -> None:
         """Puts a plain value in its place in the state dict."""
@@ -61,3 +82,8 @@ class LoadPlanner(DefaultLoadPlanner):
             f'"{read_item.storage_index.fqn}" was pickled by the planner that saved it: if you trust whoever wrote '
             "the checkpoint, load it with DCP's DefaultLoadPlanner"
         )
+
+
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

@@ -14,9 +14,13 @@ _cairn() {
     return
   fi
   case $previous in
-    --out) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
+    --out | --profile | --data) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     --step) mapfile -t COMPREPLY < <(compgen -W "$(_cairn_steps "${COMP_WORDS[2]}")" -- "$current"); return ;;
     --device) mapfile -t COMPREPLY < <(compgen -W "host cuda" -- "$current"); return ;;
+    --means) mapfile -t COMPREPLY < <(compgen -W "line counter rate" -- "$current"); return ;;
+    --)
+      [ "$subcommand" != profile ] || { mapfile -t COMPREPLY < <(compgen -c -- "$current"); return; }
+      ;;
   esac
   if [[ $current == -* ]]; then
     local options

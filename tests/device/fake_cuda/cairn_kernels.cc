@@ -14,9 +14,9 @@ constexpr std::string_view kPtx =
 #include "device/copy_kernels.ptx.inc"
     ;
 
-void FailKernel(CUresult result) {
+void FailKernel(int gpu, CUresult result) {
   const Lock lock(driver().mutex);
-  SetStickyLocked(result);
+  SetStickyLocked(driver().contexts[gpu], result);
 }
 
 // Defines the kernel if the PTX has one of this name whose parameter is as long as the source's.
@@ -28,7 +28,7 @@ void Define(const std::string& name, const Thread& thread) {
                         // The .maxntid of all of them.
                         constexpr std::array<unsigned int, 3> block = {kernels::kThreadsPerBlock, 1, 1};
                         if (launch.block != block || launch.grid[1] != 1 || launch.grid[2] != 1) {
-                          return FailKernel(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+                          return FailKernel(launch.gpu, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
                         }
                         Parameter copied;
                         std::memcpy(&copied, arguments[0], sizeof(copied));
@@ -41,7 +41,7 @@ void Define(const std::string& name, const Thread& thread) {
                         const std::uint64_t threads = std::uint64_t{launch.grid[0]} * launch.block[0];
                         RunGrid(threads, launch.grid[0],
                                 [&](std::uint64_t index) { thread(copied, index, threads, access); });
-                        if (!access.error().empty()) FailKernel(CUDA_ERROR_ILLEGAL_ADDRESS);
+                        if (!access.error().empty()) FailKernel(launch.gpu, CUDA_ERROR_ILLEGAL_ADDRESS);
                       }});
 }
 

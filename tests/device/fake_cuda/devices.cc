@@ -1,4 +1,5 @@
 // The driver's start, its GPUs, and their primary contexts.
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -29,7 +30,18 @@ CUresult GetErrorString(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+// For programs that know nothing of the double.
+void DefineKernelsIfAsked() {
+  static const char* const asked = std::getenv("FAKE_CUDA_KERNELS");
+  if (asked != nullptr && std::string(asked) == "1" && !driver().is_tested) DefineCairnsKernels();
+}
+
+}  // namespace
+
 CUresult Init(unsigned int flags) {
+  DefineKernelsIfAsked();
   FAKE_CUDA_ENTER("cuInit", kNothing);
   Driver& d = driver();
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -92,7 +104,14 @@ CUresult PrimaryCtxRelease(CUdevice device) {
   Driver& d = driver();
   Context& mine = d.contexts[device];
   if (mine.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  if (mine.retained == 1) DestroyStreams(call.lock(), mine);
+  if (mine.retained == 1) {
+    // Freed with the context, but not by who made them.
+    if (mine.sticky == CUDA_SUCCESS) {
+      driver().left += mine.streams.size() - 1 - mine.per_thread.size() + mine.modules.size();
+    }
+    DestroyStreams(call.lock(), mine);
+    while (!mine.modules.empty()) UnloadModule(mine, *mine.modules.begin());
+  }
   --mine.retained;
   for (const auto& [gpu, context] : d.contexts) {
     if (context.retained > 0) return CUDA_SUCCESS;

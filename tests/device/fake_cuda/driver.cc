@@ -2,6 +2,8 @@
 #include "device/fake_cuda/driver.h"
 
 #include <cstdlib>
+#include <sstream>
+#include <string_view>
 #include <utility>
 
 namespace cairn::fake_cuda {
@@ -13,6 +15,16 @@ thread_local bool in_host_function = false;
 Driver& driver() {
   static Driver& instance = *new Driver;
   return instance;
+}
+
+bool Broken(std::string_view what) {
+  static const char* const set = std::getenv("FAKE_CUDA_BROKEN");
+  if (set == nullptr) return false;
+  std::stringstream names(set);
+  for (std::string name; std::getline(names, name, ',');) {
+    if (name == what) return true;
+  }
+  return false;
 }
 
 void Misuse(const std::string& what) { driver().misuses.push_back(what); }
@@ -50,7 +62,7 @@ CUresult Call::Enter(unsigned needs) {
       Misuse(std::string(name_) + ": no current context on this thread");
       return CUDA_ERROR_INVALID_CONTEXT;
     }
-    if (d.sticky != CUDA_SUCCESS) return d.sticky;
+    if (current_contexts.back()->sticky != CUDA_SUCCESS) return current_contexts.back()->sticky;
   }
   return (needs & kUnsafeBesideCapture) != 0 ? CheckUnsafeCall() : CUDA_SUCCESS;
 }
@@ -68,10 +80,12 @@ std::uint64_t NextSeed() {
 void Reset() {
   Driver& d = driver();
   const Lock lock(d.mutex);
+  d.is_tested = true;
+  d.left = 0;
   d.version = 13000;
   d.gpus = 2;
   d.initialised = false;
-  d.sticky = CUDA_SUCCESS;
+  for (auto& [gpu, context] : d.contexts) context.sticky = CUDA_SUCCESS;
   d.faults.clear();
   d.calls.clear();
   d.hidden.clear();
@@ -116,8 +130,12 @@ void Fail(const std::string& function, CUresult result, int after) {
 }
 
 void SetSticky(CUresult result) {
+  for (int gpu = 0; gpu < driver().gpus; ++gpu) SetSticky(result, gpu);
+}
+
+void SetSticky(CUresult result, int gpu) {
   const Lock lock(driver().mutex);
-  SetStickyLocked(result);
+  SetStickyLocked(driver().contexts[gpu], result);
 }
 
 void SetSchedule(std::uint64_t seed) {
@@ -171,15 +189,39 @@ std::vector<std::string> Misuses() {
   return driver().misuses;
 }
 
-int LiveObjects() {
+namespace {
+
+std::map<std::string, std::size_t> CountLiveObjects() {
   Driver& d = driver();
   const Lock lock(d.mutex);
-  std::size_t live = d.events.size() + d.allocations.size() + d.registered.size();
+  const auto works = [&](int gpu) { return d.contexts[gpu].sticky == CUDA_SUCCESS; };
+  std::map<std::string, std::size_t> live{{"left in contexts that are gone", d.left}};
+  for (const FakeEvent* event : d.events) live["events"] += works(event->context->gpu) ? 1 : 0;
+  for (const auto& [at, range] : d.allocations) live["allocations"] += works(range.gpu) ? 1 : 0;
+  for (const auto& [at, range] : d.registered) live["registered ranges"] += works(range.gpu) ? 1 : 0;
   for (const auto& [gpu, context] : d.contexts) {
-    live += context.streams.size() - context.per_thread.size() + context.modules.size() +
-            static_cast<std::size_t>(context.retained);
+    live["retained contexts"] += static_cast<std::size_t>(context.retained);
+    if (!works(gpu)) continue;
+    live["streams"] += context.streams.size() - context.per_thread.size();
+    live["modules"] += context.modules.size();
   }
-  return static_cast<int>(live);
+  return live;
+}
+
+}  // namespace
+
+int LiveObjects() {
+  std::size_t all = 0;
+  for (const auto& [kind, count] : CountLiveObjects()) all += count;
+  return static_cast<int>(all);
+}
+
+std::string DescribeLiveObjects() {
+  std::string text;
+  for (const auto& [kind, count] : CountLiveObjects()) {
+    if (count != 0) text += std::to_string(count) + " " + kind + "; ";
+  }
+  return text;
 }
 
 }  // namespace cairn::fake_cuda

@@ -15,6 +15,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -56,8 +57,12 @@ struct FakeEvent {
 struct Operation {
   /// Called under the lock, on any thread. Empty: always ready.
   std::function<bool()> ready;
+  /// `ready` may change without a call of the driver: the host can write a flag.
+  bool polls = false;
   /// Called without the lock, on the scheduler's thread. An error is sticky.
   std::function<CUresult()> run;
+  /// Reached when the operation has run, or is dropped: whatever waits for it elsewhere goes on.
+  std::shared_ptr<Point> reaches;
   /// Called instead of `run`, on the thread of host functions.
   CUhostFn host = nullptr;
   void* host_argument = nullptr;
@@ -82,6 +87,8 @@ struct FakeStream {
 struct Context {
   int gpu = 0;
   int retained = 0;
+  /// Until Reset: a process cannot revive a context.
+  CUresult sticky = CUDA_SUCCESS;
   /// Includes the legacy stream and the per-thread ones.
   std::set<FakeStream*> streams;
   FakeStream* legacy = nullptr;
@@ -128,7 +135,6 @@ struct Driver {
   int version = 13000;
   int gpus = 2;
   bool initialised = false;
-  CUresult sticky = CUDA_SUCCESS;
   std::map<std::string, Fault> faults;
   std::map<std::string, int> calls;
   std::set<std::string> hidden;
@@ -140,6 +146,10 @@ struct Driver {
   std::set<FakeStream*> dying;
   std::set<FakeEvent*> events;
   std::map<std::string, Kernel> kernels;
+  /// Streams and modules that contexts still had at their end.
+  std::size_t left = 0;
+  /// Some test has called Reset.
+  bool is_tested = false;
   /// If not empty, the only one that a module may have.
   std::string_view image;
   std::set<FakeFunction*> functions;
@@ -170,6 +180,9 @@ Driver& driver();
 extern thread_local std::vector<Context*> current_contexts;
 extern thread_local CUstreamCaptureMode thread_capture_mode;
 extern thread_local bool in_host_function;
+
+/// Whether FAKE_CUDA_BROKEN names it.
+bool Broken(std::string_view what);
 
 enum Needs : unsigned { kNothing = 0, kStarted = 1, kContext = 3, kUnsafeBesideCapture = 4 };
 
@@ -202,7 +215,8 @@ class Call {
 // All of the rest is called under the lock, unless it says otherwise.
 
 void Misuse(const std::string& what);
-void SetStickyLocked(CUresult result);
+/// Drops all work of the context; every later call within it returns the error.
+void SetStickyLocked(Context& context, CUresult result);
 
 // scheduler.cc
 void StartThreads();
@@ -211,8 +225,9 @@ void DestroyStreams(Lock& lock, Context& context);
 void StopThreads(Lock& lock);
 FakeStream* MakeStream(Context& context, bool blocking);
 void RetireStream(FakeStream* stream);
-/// Adds an operation to the stream, or to its capture. Waits for a place if the queue is full.
-void Enqueue(Call& call, FakeStream& stream, Operation operation);
+/// Adds an operation to the stream, or to its capture. Waits for a place if the queue is full. Only the sticky error of
+/// a context that is lost meanwhile is not CUDA_SUCCESS.
+CUresult Enqueue(Call& call, FakeStream& stream, Operation operation);
 /// Waits until the stream has completed what it has now.
 CUresult AwaitStream(Call& call, FakeStream& stream);
 /// Waits until no operation runs, so that memory may go away.
@@ -293,6 +308,8 @@ CUresult EventSynchronize(CUevent handle);
 // kernels.cc
 CUresult ModuleLoadData(CUmodule* handle, const void* image);
 CUresult ModuleUnload(CUmodule handle);
+/// With its functions.
+void UnloadModule(Context& context, FakeModule* loaded);
 CUresult ModuleGetFunction(CUfunction* handle, CUmodule module, const char* name);
 CUresult LaunchKernel(CUfunction handle, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                       unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,

@@ -1,6 +1,7 @@
 // Runs the streams' operations: one thread for all of them, in an order that the schedule's seed chooses, and one
 // thread for all host functions of the process.
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "device/fake_cuda/driver.h"
@@ -25,6 +26,7 @@ bool IsReady(const FakeStream& stream) {
 
 void Drop(const Operation& operation) {
   if (operation.host != nullptr) driver().dropped.push_back(operation.host_argument);
+  if (operation.reaches != nullptr) operation.reaches->reached = true;
 }
 
 void DropQueued(FakeStream& stream) {
@@ -41,7 +43,8 @@ void Finish(FakeStream& stream, const Operation& operation, CUresult result) {
   stream.busy = false;
   stream.outstanding -= operation.weight;
   ++*stream.completed;
-  if (result != CUDA_SUCCESS) SetStickyLocked(result);
+  if (operation.reaches != nullptr) operation.reaches->reached = true;
+  if (result != CUDA_SUCCESS) SetStickyLocked(*stream.context, result);
   if (d.dying.contains(&stream) && stream.queue.empty()) {
     d.dying.erase(&stream);
     delete &stream;
@@ -95,13 +98,26 @@ FakeStream* Choose(Lock& lock) {
   return nullptr;
 }
 
+// Of what streams wait for. Nobody tells of a flag that the host writes.
+void AwaitChange(Lock& lock) {
+  const std::vector<FakeStream*> all = AllStreams();
+  const bool polls = std::any_of(all.begin(), all.end(), [](const FakeStream* stream) {
+    return !stream->busy && !stream->queue.empty() && stream->queue.front().polls;
+  });
+  if (polls) {
+    driver().changed.wait_for(lock, std::chrono::milliseconds(1));
+  } else {
+    driver().changed.wait(lock);
+  }
+}
+
 void Schedule() {
   Driver& d = driver();
   Lock lock(d.mutex);
   while (!d.stops) {
     FakeStream* const stream = Choose(lock);
     if (stream == nullptr) {
-      if (!d.stops) d.changed.wait(lock);
+      if (!d.stops) AwaitChange(lock);
       continue;
     }
     stream->busy = true;
@@ -170,12 +186,13 @@ std::function<bool()> AfterImpliedWork(const FakeStream& stream, std::function<b
 
 }  // namespace
 
-void SetStickyLocked(CUresult result) {
-  Driver& d = driver();
-  if (d.sticky == CUDA_SUCCESS) d.sticky = result;
-  for (FakeStream* stream : AllStreams()) DropQueued(*stream);
-  DropHostCalls([](const HostCall&) { return true; });
-  d.changed.notify_all();
+void SetStickyLocked(Context& context, CUresult result) {
+  if (context.sticky == CUDA_SUCCESS) context.sticky = result;
+  for (FakeStream* stream : AllStreams()) {
+    if (stream->context == &context) DropQueued(*stream);
+  }
+  DropHostCalls([&](const HostCall& call) { return call.stream->context == &context; });
+  driver().changed.notify_all();
 }
 
 void StartThreads() {
@@ -236,37 +253,45 @@ void DestroyStreams(Lock& lock, Context& context) {
   context.legacy = nullptr;
 }
 
-void Enqueue(Call& call, FakeStream& stream, Operation operation) {
+CUresult Enqueue(Call& call, FakeStream& stream, Operation operation) {
   Driver& d = driver();
+  const Context& context = *stream.context;
   if (stream.capture != nullptr) {
     // A node of the graph, which runs at no time here.
     if (operation.host != nullptr) d.dropped.push_back(operation.host_argument);
     if (const auto fork = stream.capture->forks.find(&stream); fork != stream.capture->forks.end()) ++fork->second;
-    return;
+    return CUDA_SUCCESS;
   }
   const auto has_room = [&] {
-    return d.sticky != CUDA_SUCCESS || stream.outstanding == 0 || stream.outstanding + operation.weight <= kQueueLength;
+    return context.sticky != CUDA_SUCCESS || stream.outstanding == 0 ||
+           stream.outstanding + operation.weight <= kQueueLength;
   };
   if (!has_room()) {
     ++d.blocked_launches;
     d.queue_is_full = true;
     d.changed.wait(call.lock(), has_room);
     d.queue_is_full = false;
+    if (context.sticky != CUDA_SUCCESS) {
+      Drop(operation);
+      return context.sticky;
+    }
   }
   operation.ready = AfterImpliedWork(stream, std::move(operation.ready));
   stream.outstanding += operation.weight;
   ++stream.enqueued;
   stream.queue.push_back(std::move(operation));
   d.changed.notify_all();
+  return CUDA_SUCCESS;
 }
 
 CUresult AwaitStream(Call& call, FakeStream& stream) {
   Driver& d = driver();
   const std::uint64_t at = stream.enqueued;
   const std::shared_ptr<std::uint64_t> completed = stream.completed;
+  const Context& context = *stream.context;
   call.Admit();
-  d.changed.wait(call.lock(), [&] { return d.sticky != CUDA_SUCCESS || *completed >= at; });
-  return d.sticky;
+  d.changed.wait(call.lock(), [&] { return context.sticky != CUDA_SUCCESS || *completed >= at; });
+  return context.sticky;
 }
 
 void AwaitRunning(Lock& lock) {

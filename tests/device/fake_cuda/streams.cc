@@ -45,7 +45,9 @@ CUresult JoinCapture(FakeStream& stream, const Point& point) {
   return CUDA_SUCCESS;
 }
 
-std::uint32_t ValueAt(CUdeviceptr at) { return *reinterpret_cast<const std::uint32_t*>(at); }
+std::uint32_t ValueAt(CUdeviceptr at) {
+  return __atomic_load_n(reinterpret_cast<const std::uint32_t*>(at), __ATOMIC_ACQUIRE);
+}
 
 // These take pinned host memory too, by its address.
 bool IsFlag(CUdeviceptr at) {
@@ -94,13 +96,14 @@ CUresult StreamWaitEvent(CUstream handle, CUevent handle_of_event, unsigned int 
     Misuse("cuStreamWaitEvent: the event was never recorded, so nothing waits");
     return CUDA_SUCCESS;
   }
+  if (event->context->sticky != CUDA_SUCCESS) return event->context->sticky;
   if (event->point->capture != nullptr) return JoinCapture(*stream, *event->point);
   if (stream->capture != nullptr) {
     Invalidate(*stream->capture);
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   }
-  Enqueue(call, *stream, {.ready = [point = event->point] { return point->reached; }});
-  return CUDA_SUCCESS;
+  if (Broken("events")) return CUDA_SUCCESS;
+  return Enqueue(call, *stream, {.ready = [point = event->point] { return point->reached; }});
 }
 
 CUresult StreamWaitValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, unsigned int flags) {
@@ -109,8 +112,7 @@ CUresult StreamWaitValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, un
   if (const CUresult found = FindForWork(handle, &stream); found != CUDA_SUCCESS) return found;
   if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_NOT_SUPPORTED;
   if (!IsFlag(at)) return CUDA_ERROR_INVALID_VALUE;
-  Enqueue(call, *stream, {.ready = [at, value] { return ValueAt(at) >= value; }});
-  return CUDA_SUCCESS;
+  return Enqueue(call, *stream, {.ready = [at, value] { return !IsFlag(at) || ValueAt(at) >= value; }, .polls = true});
 }
 
 CUresult StreamWriteValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, unsigned int /*flags*/) {
@@ -118,21 +120,19 @@ CUresult StreamWriteValue32(CUstream handle, CUdeviceptr at, cuuint32_t value, u
   FakeStream* stream = nullptr;
   if (const CUresult found = FindForWork(handle, &stream); found != CUDA_SUCCESS) return found;
   if (!IsFlag(at)) return CUDA_ERROR_INVALID_VALUE;
-  Enqueue(call, *stream, {.run = [at, value] {
-            const Lock lock(driver().mutex);
-            if (!IsFlag(at)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-            *reinterpret_cast<std::uint32_t*>(at) = value;
-            return CUDA_SUCCESS;
-          }});
-  return CUDA_SUCCESS;
+  return Enqueue(call, *stream, {.run = [at, value] {
+                   const Lock lock(driver().mutex);
+                   if (!IsFlag(at)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+                   __atomic_store_n(reinterpret_cast<std::uint32_t*>(at), value, __ATOMIC_RELEASE);
+                   return CUDA_SUCCESS;
+                 }});
 }
 
 CUresult LaunchHostFunc(CUstream handle, CUhostFn function, void* argument) {
   FAKE_CUDA_ENTER("cuLaunchHostFunc", kContext);
   FakeStream* stream = nullptr;
   if (const CUresult found = FindForWork(handle, &stream); found != CUDA_SUCCESS) return found;
-  Enqueue(call, *stream, {.host = function, .host_argument = argument});
-  return CUDA_SUCCESS;
+  return Enqueue(call, *stream, {.host = function, .host_argument = argument});
 }
 
 CUresult EventCreate(CUevent* handle, unsigned int /*flags*/) {
@@ -171,12 +171,7 @@ CUresult EventRecord(CUevent handle, CUstream handle_of_stream) {
     point->operations = fork == stream->capture->forks.end() ? 0 : fork->second;
     return CUDA_SUCCESS;
   }
-  Enqueue(call, *stream, {.run = [point] {
-            const Lock lock(driver().mutex);
-            point->reached = true;
-            return CUDA_SUCCESS;
-          }});
-  return CUDA_SUCCESS;
+  return Enqueue(call, *stream, {.reaches = std::move(point)});
 }
 
 CUresult EventQuery(CUevent handle) {
@@ -188,13 +183,13 @@ CUresult EventQuery(CUevent handle) {
 
 CUresult EventSynchronize(CUevent handle) {
   FAKE_CUDA_ENTER("cuEventSynchronize", kContext | kUnsafeBesideCapture);
-  Driver& d = driver();
   std::shared_ptr<Point> point;
   if (const CUresult found = FindPoint(call.name(), handle, &point); found != CUDA_SUCCESS) return found;
   if (point == nullptr) return CUDA_SUCCESS;
+  const Context& context = *FindEvent(handle)->context;
   call.Admit();
-  d.changed.wait(call.lock(), [&] { return d.sticky != CUDA_SUCCESS || point->reached; });
-  return d.sticky;
+  driver().changed.wait(call.lock(), [&] { return context.sticky != CUDA_SUCCESS || point->reached; });
+  return context.sticky;
 }
 
 }  // namespace cairn::fake_cuda

@@ -17,6 +17,11 @@ def line(**found):
     print(json.dumps(found), flush=True)
 
 
+def current_stream(device):
+    """Torch's, for a fence; None on the CPU, where the host waits."""
+    return torch.cuda.current_stream() if device == "cuda" else None
+
+
 def synchronize(device):
     if device == "cuda":
         torch.cuda.synchronize()

@@ -9,7 +9,7 @@ import contextlib
 import cairn
 import torch
 
-from .common import line, parser, synchronize
+from .common import current_stream, line, parser, synchronize
 from .states import STATES, copies, differing, overwrite, tensors
 
 
@@ -57,7 +57,7 @@ def prove(checkpointer, device, how, name, count, step):
         before = copies(tree)
         save = checkpointer.save(step, tree)
         again = overwriting(device, how, held)  # A capture while the save is in flight must stay valid.
-        checkpointer.fence()
+        checkpointer.fence(current_stream(device))
         again()
         save.wait()
         cleared = sum(int(copy.any()) for copy in before) == 0 or differing(tree, before) > 0

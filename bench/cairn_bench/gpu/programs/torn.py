@@ -10,7 +10,7 @@ import os
 import cairn
 import torch
 
-from .common import line, parser
+from .common import current_stream, line, parser
 
 MIB = 1 << 20
 # Seconds are bounded by saves: 1,000 of them are fenced.
@@ -42,7 +42,7 @@ def run(args, way, saves):
             overwrite(tensors, step)
             save = checkpointer.save(step, {"state": tensors})
             if way != "unfenced":
-                checkpointer.fence(torch.cuda.current_stream() if args.device == "cuda" else None)
+                checkpointer.fence(current_stream(args.device))
             overwrite(tensors, -step)
             save.wait()
             checkpointer.restore({"state": read}, step)

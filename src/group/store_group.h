@@ -14,11 +14,11 @@
 
 namespace cairn {
 
-/// Ranks that talk through a store that only Python can reach: torch.distributed's c10d Store.
+/// Ranks that talk through a key-value store, such as torch.distributed's c10d Store, which calls may block.
 ///
-/// Words to be sent wait until a Python thread takes them with NextWord. It passes on what it receives with Hear. So no
-/// C++ thread ever enters Python. A thread of the group keeps the deadlines, whatever the store does. All calls are
-/// safe from any thread.
+/// Words to be sent wait until a thread of the store's takes them with NextWord. It passes on what it receives with
+/// Hear. So no caller of the group ever enters the store: StoreLink has these threads in C++, and the Python package in
+/// Python. A thread of the group keeps the deadlines, whatever the store does. All calls are safe from any thread.
 class StoreGroup : public Group {
  public:
   /// How much longer than its deadline Await waits. The coordinator's wait ends at the same deadline, and this leaves
@@ -43,7 +43,7 @@ class StoreGroup : public Group {
   void Announce(const std::string& key, std::string word) override CAIRN_EXCLUDES(mutex_);
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override CAIRN_EXCLUDES(mutex_);
 
-  // For the Python threads.
+  // For the threads that serve the store.
 
   /// The next word for the store: to the coordinator, or on rank 0 to all. DeadlineExceeded; Cancelled once it is
   /// stopped and every word is taken.

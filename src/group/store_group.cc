@@ -1,4 +1,4 @@
-#include "store_group.h"
+#include "group/store_group.h"
 
 #include <unistd.h>
 

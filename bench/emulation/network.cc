@@ -1,4 +1,4 @@
-#include "bench/gemini/network.h"
+#include "bench/emulation/network.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <string>
 #include <thread>
 #include <utility>
@@ -43,9 +44,10 @@ Result<UniqueFd> NewNamespace() {
   return made;
 }
 
-Status BringUp(const std::string& end, const std::string& address, std::uint64_t bytes_per_second) {
+Status BringUp(std::size_t node, std::uint64_t bytes_per_second) {
+  const std::string end = "node" + std::to_string(node);
   CAIRN_RETURN_IF_ERROR(Command("ip link set lo up"));
-  CAIRN_RETURN_IF_ERROR(Command(fmt::format("ip address add {}/30 dev {}", address, end)));
+  CAIRN_RETURN_IF_ERROR(Command(fmt::format("ip address add {}/30 dev {}", TwoNodes::kAddresses[node], end)));
   CAIRN_RETURN_IF_ERROR(Command("ip link set " + end + " up"));
   return Command(
       fmt::format("tc qdisc add dev {} root tbf rate {}bps burst {} latency 20ms", end, bytes_per_second, kBurst));
@@ -53,27 +55,31 @@ Status BringUp(const std::string& end, const std::string& address, std::uint64_t
 
 }  // namespace
 
-Result<PeerNetwork> PeerNetwork::Make(std::uint64_t bytes_per_second) {
-  PeerNetwork made;
+Result<TwoNodes> TwoNodes::Make(std::uint64_t bytes_per_second) {
+  TwoNodes made;
   const auto make = [&]() -> Status {
-    CAIRN_ASSIGN_OR_RETURN(made.peer, NewNamespace());
-    CAIRN_ASSIGN_OR_RETURN(made.training, NewNamespace());
-    CAIRN_RETURN_IF_ERROR(Command(fmt::format("ip link add training0 type veth peer name peer0 netns /proc/{}/fd/{}",
-                                              ::getpid(), made.peer.get())));
-    return BringUp("training0", kTrainingAddress, bytes_per_second);
+    CAIRN_ASSIGN_OR_RETURN(made.networks[1], NewNamespace());
+    CAIRN_ASSIGN_OR_RETURN(made.networks[0], NewNamespace());
+    CAIRN_RETURN_IF_ERROR(Command(fmt::format("ip link add node0 type veth peer name node1 netns /proc/{}/fd/{}",
+                                              ::getpid(), made.networks[1].get())));
+    return BringUp(0, bytes_per_second);
   };
   Status status;
   std::thread([&] { status = make(); }).join();
   CAIRN_RETURN_IF_ERROR(status);
-  CAIRN_RETURN_IF_ERROR(
-      RunInNetwork(made.peer.get(), [&] { return BringUp("peer0", kPeerAddress, bytes_per_second); }));
+  CAIRN_RETURN_IF_ERROR(RunInNetwork(made.networks[1].get(), [&] { return BringUp(1, bytes_per_second); }));
   return made;
+}
+
+Status EnterNetwork(int network) {
+  return ::setns(network, CLONE_NEWNET) == 0 ? Status::Ok() : Unsupported("entering a network namespace", errno);
 }
 
 Status RunInNetwork(int network, const std::function<Status()>& body) {
   Status status;
   std::thread([&] {
-    status = ::setns(network, CLONE_NEWNET) == 0 ? body() : Unsupported("entering a network namespace", errno);
+    status = EnterNetwork(network);
+    if (status.ok()) status = body();
   }).join();
   return status;
 }

@@ -1,0 +1,15 @@
+"""A job that changes its shape: a GPT under pipeline, tensor and data parallelism, saved by one layout of ranks and
+restored by another. Only PyTorch's own parallelism; the checkpoints are cairn.dcp's.
+
+layout   (pipeline, tensor, data) parallel sizes, and Tenplex's schedule of them
+sizes    the models
+model    a GPT: the part of it that one pipeline stage has
+data     what it learns
+parallel a rank's part of it, ready to train
+state    what a checkpoint holds: save, restore, digests
+train    one rank, as torchrun starts it
+jobs     all ranks of a job on this machine, without torchrun
+replay   the schedule, job by job: scripts/figures tenplex
+measure  beside DCP's own files and one rank that gathers all: scripts/bench reconfigure
+faults   ranks killed while they save and restore
+"""

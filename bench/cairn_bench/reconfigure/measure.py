@@ -1,0 +1,181 @@
+"""Measures a change of layout, save to durable plus read, with cairn.dcp, with DCP's own files and by one central rank.
+
+A state of the size of GPT-3 XL's eighth (2.2 GB, fp32 with AdamW's moments) goes from (pipeline, tensor, data) = (4,2,2) to
+(4,2,1) to (2,2,1) and back, each layout with real processes on CPUs over gloo. Each job saves with every system in turn, the next
+job reads with every system in turn, and its order changes from one to the next. Everything is fsynced before a save counts as
+done; files are dropped from the page cache before each read, and as much memory is touched. In the first repetition every
+tensor's digest is compared after each read. Needs torch, 12 GB of disk and 12 GB of memory; about 15 minutes on two cores.
+Writes bench/results/reconfigure.{csv,md}.
+
+central: rank 0 gathers all, torch.save, fsync; torch.load, scatter.
+"""
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+
+from ..shared import files, machine
+from ..shared.measures import Measure
+from ..shared.options import add_directory, add_repetitions
+from ..shared.report import Report, short, table
+from .jobs import Failed, Job
+from .layout import LAYOUTS
+from .sizes import SIZES
+from .train import Settings, join
+
+CHAIN = [LAYOUTS[gpus] for gpus in (16, 8, 4, 8, 16)]
+NAMES = ("cairn", "DCP", "central")
+CHANGE = ".* to .*"
+MEASURES = [
+    Measure(CHANGE, "cairn s", "DCP s", goal=0.5, title="save and read, of DCP's"),
+    Measure(CHANGE, "cairn s", "central s", goal=0.2, title="save and read, of one central rank's"),
+    Measure(CHANGE, "cairn bytes read", "bytes needed", goal=1.02, title="bytes read, of those needed"),
+    Measure(CHANGE, "DCP bytes read", "bytes needed", title="bytes read by DCP, of those needed"),
+]
+
+
+def add_arguments(parser):
+    add_directory(parser)
+    add_repetitions(parser, 3)
+    parser.add_argument("--model", choices=SIZES, default="xl/8", help="default: xl/8")
+    parser.add_argument("--host-memory", default="64MiB", help="of each rank's pool; default: 64MiB")
+
+
+def visit(settings, before, after, order, verify, tell):
+    """One rank of a layout: reads what is in the folder `before` with each system, then saves into `after`."""
+    import torch
+    import torch.distributed as dist
+
+    from . import state as states
+    from .parallel import Trainer
+    from .systems import SYSTEMS, local
+
+    torch.set_num_threads(1)
+    device, group = join(settings.timeout)
+    trainer = Trainer(settings, device)
+    state = states.gather(trainer)
+    mine = sum(tensor.nbytes for tensor in local(state))
+    tell("needed", bytes=mine)
+
+    def timed(what, name, action, *arguments):
+        if dist.get_rank() == 0:
+            if what == "load":
+                drop_pages(os.path.join(before, name))
+            machine.touch(2 * mine * dist.get_world_size() // settings.layout.data)
+        dist.barrier(group)
+        begun, read = time.monotonic(), bytes_read()
+        action(*arguments, state)
+        dist.barrier(group)
+        tell(what, system=name, seconds=time.monotonic() - begun, bytes=bytes_read() - read)
+
+    for name in order if before else ():
+        system = SYSTEMS[name](trainer, group, settings.host_memory)
+        source = system.open(os.path.join(before, name))
+        for tensor in local(state):
+            tensor.zero_()
+        timed("load", name, system.load, source)
+        system.close(source)
+        if verify and (found := states.digests(state, group)):
+            tell("digests", system=name, digests=found)
+    if not before:
+        trainer.initialize()
+        fill(trainer)
+    for name in order if after else ():
+        system = SYSTEMS[name](trainer, group, settings.host_memory)
+        target = system.open(os.path.join(after, name))
+        timed("save", name, system.save, target)
+        system.close(target)
+    if after and verify and not before and (found := states.digests(state, group)):
+        tell("digests", system="first", digests=found)
+    dist.barrier(group)
+    dist.destroy_process_group()
+
+
+def fill(trainer):
+    """Moments that depend on the weights alone, so that replicas hold the same."""
+    import torch
+
+    with torch.no_grad():
+        for parameter, moments in trainer.optimizer.state.items():
+            moments["exp_avg"].copy_(parameter * 0.1)
+            moments["exp_avg_sq"].copy_(parameter * parameter)
+
+
+def bytes_read():
+    """By this process, from storage."""
+    with open("/proc/self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+
+
+def drop_pages(folder):
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(at, name), "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def go_through(args, report, repetition):
+    """All layouts of the chain once. Adds to the report what each change took."""
+    with tempfile.TemporaryDirectory(prefix="reconfigure-", dir=args.dir) as folder:
+        saved, first, before = {}, None, ""
+        for at, layout in enumerate(CHAIN):
+            after = os.path.join(folder, str(at)) if at + 1 < len(CHAIN) else ""
+            order = [NAMES[(at + repetition + turn) % len(NAMES)] for turn in range(len(NAMES))]
+            settings = Settings(folder, layout, 0, model=args.model, host_memory=args.host_memory)
+            with Job(layout.world, visit, settings, before, after, order, repetition == 0) as job:
+                job.finish(1200)
+            for told in job.all("digests"):
+                first = first or told["digests"]
+                if told["digests"] != first:
+                    raise Failed(f"{CHAIN[at - 1]} to {layout}: {told['system']} read other tensors than were saved")
+            if before:
+                add(report, f"{CHAIN[at - 1]} to {layout}", repetition, saved, job)
+                shutil.rmtree(before)
+            saved, before = slowest(job, "save") if after else {}, after
+
+
+def slowest(job, what):
+    """{system: seconds until all ranks were done}."""
+    return {name: max(told["seconds"] for told in job.all(what) if told["system"] == name) for name in NAMES}
+
+
+def add(report, change, repetition, saved, job):
+    loaded = slowest(job, "load")
+    report.single(change, repetition, "bytes needed", sum(told["bytes"] for told in job.all("needed")))
+    for name in NAMES:
+        read = sum(told["bytes"] for told in job.all("load") if told["system"] == name)
+        report.single(change, repetition, f"{name} save s", saved[name])
+        report.single(change, repetition, f"{name} read s", loaded[name])
+        report.single(change, repetition, f"{name} s", saved[name] + loaded[name])
+        report.single(change, repetition, f"{name} bytes read", read)
+        print(
+            f"  {change} {name}: save {saved[name]:.2f} s, read {loaded[name]:.2f} s, {read / 1e9:.2f} GB", flush=True
+        )
+
+
+def seconds(values):
+    """The table of medians, in markdown."""
+    rows = []
+    for change in dict.fromkeys(measure for measure, _, _ in values):
+        cells = [
+            short(statistics.median(values.of(change, f"{name} {what} s")))
+            for name in NAMES
+            for what in ("save", "read")
+        ]
+        rows.append([change, *cells])
+    return table(("", *(f"{name}, {what} s" for name in NAMES for what in ("save", "read"))), rows)
+
+
+def run(args):
+    head = files.begun(args.dir)
+    report = Report()
+    with report.kept("reconfigure", head):
+        for repetition in range(args.repetitions):
+            print(f"{repetition + 1}/{args.repetitions}", flush=True)
+            go_through(args, report, repetition)
+    report.judge(MEASURES)
+    report.write("reconfigure", head, f"\n{seconds(report.values)}\n")
+    return 0

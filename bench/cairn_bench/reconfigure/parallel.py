@@ -1,0 +1,100 @@
+"""A rank's part of the model under a layout, with PyTorch's own parallelism: DTensor's tensor parallelism, 1F1B from
+torch.distributed.pipelining, and replicate or fully_shard for data parallelism."""
+
+import zlib
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from .data import batch_of
+from .model import Stage, loss
+
+
+class Trainer:
+    """What a rank trains. Its weights are undefined until `initialize` or a restore. Call it on every rank."""
+
+    def __init__(self, settings, device):
+        layout, self.sizes = settings.layout, settings.sizes
+        layout.check(self.sizes, settings.batch, settings.micro_batch)
+        if dist.get_world_size() != layout.world:
+            raise ValueError(f"layout {layout}: expected {layout.world} ranks, found {dist.get_world_size()}")
+        self.settings, self.device = settings, device
+        shape = (layout.pipeline, layout.data, layout.tensor)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
+        self.stage, self.data_rank, self.tensor_rank = mesh.get_coordinate()
+        for group in mesh.get_all_groups():
+            dist.distributed_c10d._set_pg_timeout(
+                timedelta(seconds=settings.timeout), group
+            )  # They begin with 30 minutes.
+        self.data_group = mesh.get_group("data")
+        is_last = self.stage == layout.pipeline - 1
+        with torch.device("meta"):
+            layers = layout.layers_of(self.stage, self.sizes.layers)
+            self.model = Stage(self.sizes, layers, self.stage == 0, is_last).to(getattr(torch, settings.dtype))
+        _parallelize(self.model, layout, mesh, settings.data_parallel)
+        self.model.to_empty(device=device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate, foreach=False)
+        self.micro_batches = settings.batch // (layout.data * settings.micro_batch)
+        group = mesh.get_group("pipeline")
+        stage = PipelineStage(self.model, self.stage, layout.pipeline, device, group=group)
+        self.schedule = Schedule1F1B(stage, self.micro_batches, loss)
+        self.tells_loss = is_last and self.data_rank == 0 and self.tensor_rank == 0
+
+    def initialize(self):
+        """Weights that depend on the seed and their names alone, not on the layout."""
+        for name, parameter in self.model.named_parameters():
+            seed = zlib.crc32(name.encode()) + self.settings.seed
+            whole = _initial(name, parameter.shape, torch.Generator().manual_seed(seed)).to(parameter.dtype)
+            with torch.no_grad():
+                if isinstance(parameter, DTensor):
+                    whole = distribute_tensor(
+                        whole.to(self.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+                    )
+                parameter.copy_(whole)
+
+    def step(self, number):
+        """Trains on the samples of a step. The mean loss over all of them, on ranks of the last stage."""
+        settings, layout = self.settings, self.settings.layout
+        samples = batch_of(number, settings.batch, self.sizes, settings.seed)
+        mine = [part.chunk(layout.data)[self.data_rank].to(self.device) for part in samples]
+        if settings.reverse:
+            mine = [part.flip(0) for part in mine]
+        losses = []
+        arguments = {"target": mine[1], "losses": losses} if self.model.is_last else {}
+        self.schedule.step(*([mine[0]] if self.model.is_first else []), return_outputs=False, **arguments)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if not self.model.is_last:
+            return None
+        mean = torch.stack([one.detach().double() for one in losses]).mean()
+        dist.all_reduce(mean, group=self.data_group)
+        return mean.item() / layout.data
+
+
+def _parallelize(model, layout, mesh, data_parallel):
+    if layout.tensor > 1:
+        plan = {"layers.*.query_key_value": ColwiseParallel(), "layers.*.dense": RowwiseParallel(),
+                "layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}  # fmt: skip
+        if model.is_first:
+            plan["tokens"] = RowwiseParallel(input_layouts=Replicate())
+        if model.is_last:
+            plan["head"] = ColwiseParallel(output_layouts=Replicate())
+        parallelize_module(model, mesh["tensor"], plan)
+    if layout.data > 1:
+        wrap = {"replicate": replicate, "fully_shard": fully_shard}[data_parallel]
+        for layer in model.layers.values():
+            wrap(layer, mesh=mesh["data"])
+        wrap(model, mesh=mesh["data"])
+
+
+def _initial(name, shape, random):
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
+    return torch.ones(shape) if "norm." in name else torch.normal(0.0, 0.02, tuple(shape), generator=random)

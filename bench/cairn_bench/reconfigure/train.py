@@ -1,0 +1,154 @@
+"""One rank of a job that trains a GPT, saves it, and goes on from the newest checkpoint under any layout of ranks.
+
+    torchrun --nproc-per-node 4 -m cairn_bench.reconfigure.train --layout 2,2,1 --root /mnt/nvme/gpt --steps 100
+
+Run it again with another layout, and as many ranks as that has, to go on. Prints the loss of each step. On GPUs, with
+NCCL, nobody has run it yet; on CPUs it uses gloo.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import logging
+import os
+import time
+import warnings
+from dataclasses import dataclass
+
+from .layout import BadLayout, Layout
+from .sizes import SIZES
+
+
+@dataclass(frozen=True)
+class Settings:
+    root: str
+    layout: Layout
+    steps: int
+    model: str = "tiny"
+    dtype: str = "float32"
+    data_parallel: str = "replicate"
+    batch: int = 8  # Sequences a step, over all ranks.
+    micro_batch: int = 1
+    save_every: int = 0  # Steps. 0: only the last, which is saved anyway.
+    seed: int = 1
+    learning_rate: float = 1e-3
+    reverse: bool = False  # Each rank's micro-batches in reverse order.
+    digests: bool = False  # Of every tensor that is restored and saved.
+    host_memory: str = "auto"
+    timeout: float = 600.0  # How long a rank waits for the others.
+
+    @property
+    def sizes(self):
+        return SIZES[self.model]
+
+
+def train(settings, tell):
+    """Trains to `settings.steps`, as one of the layout's ranks. `tell(event, **values)` hears what happens."""
+    import cairn
+    import torch
+    import torch.distributed as dist
+
+    from . import state as states
+    from .parallel import Trainer
+
+    torch.set_num_threads(1)
+    # Of the head, whose logits nobody changes in place; and of the digests, which gather whole tensors.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    device, group = join(settings.timeout)
+    trainer = Trainer(settings, device)
+    options = {"host_memory": settings.host_memory}
+    options |= dict.fromkeys(("group_timeout", "drain_timeout"), settings.timeout)
+    with cairn.Checkpointer(settings.root, group=group, **options) as checkpointer:
+
+        def digest(event, state):
+            if settings.digests:
+                found = states.digests(state, group)
+                if dist.get_rank() == 0:
+                    tell(event, step=state["step"], digests=found)
+
+        begun = 0
+        if checkpointer.steps():
+            states.gather(trainer)  # So that the optimizer's state is there before the restore begins.
+            tell("ready")
+            restored = states.restore(trainer, checkpointer, None, group)
+            begun = restored.step
+            tell("restored", step=begun, plan=restored.plan, read=restored.read)
+            digest("holds", restored.state)
+        else:
+            trainer.initialize()
+            tell("ready")
+        checkpointer.protect(trainer.optimizer)
+        pending = None
+        for step in range(begun + 1, settings.steps + 1):
+            loss = trainer.step(step)
+            if trainer.tells_loss:
+                tell("loss", step=step, loss=loss)
+            if step == settings.steps or (settings.save_every and step % settings.save_every == 0):
+                _finish(pending, tell)
+                state = states.gather(trainer, step)
+                digest("saves", state)
+                dist.barrier(group)  # So that the time of a save is its own on every rank.
+                tell("saving", step=step)
+                pending = (step, time.monotonic(), states.start_save(checkpointer, step, state, group))
+        _finish(pending, tell)
+    dist.destroy_process_group()
+
+
+def join(timeout):
+    """Joins the job that the environment tells of, as torchrun sets it. This rank's device, and a group for saves, beside
+    those that training uses."""
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    patience = datetime.timedelta(seconds=timeout)
+    dist.init_process_group(backend, timeout=patience)
+    return device, dist.new_group(backend="gloo", timeout=patience)
+
+
+def _finish(pending, tell):
+    if pending is not None:
+        step, begun, response = pending
+        response.upload_completion.result()
+        tell("durable", step=step, seconds=time.monotonic() - begun)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="cairn_bench.reconfigure.train", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    for field in dataclasses.fields(Settings):
+        flag = f"--{field.name.replace('_', '-')}"
+        if field.name == "layout":
+            parser.add_argument(flag, required=True, help="pipeline, tensor and data parallel sizes, such as 4,2,2")
+        elif field.type is bool:
+            parser.add_argument(flag, action="store_true")
+        else:
+            needed = field.default is dataclasses.MISSING
+            choices = {"model": SIZES, "data_parallel": ("replicate", "fully_shard"), "dtype": ("float32", "float64")}
+            parser.add_argument(flag, type=field.type, required=needed, default=None if needed else field.default,
+                                choices=choices.get(field.name), help=None if needed else f"default: {field.default}")  # fmt: skip
+    given = vars(parser.parse_args())
+    try:
+        given["layout"] = Layout.parse(given["layout"])
+        settings = Settings(**given)
+        settings.layout.check(settings.sizes, settings.batch, settings.micro_batch)
+    except BadLayout as error:
+        parser.error(str(error))
+    first = os.environ["RANK"] == "0"
+
+    def tell(event, **values):
+        if event == "loss":
+            print(f"step {values['step']} loss {values['loss']:.6f}", flush=True)
+        elif event in ("restored", "durable") and first:
+            print(f"step {values['step']} {event}", flush=True)
+
+    train(settings, tell)
+
+
+if __name__ == "__main__":
+    main()

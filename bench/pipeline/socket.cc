@@ -1,0 +1,101 @@
+#include "bench/pipeline/socket.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+
+#include "base/status_macros.h"
+#include "bench/pipeline/poll_time.h"
+
+namespace cairn::bench {
+namespace {
+
+Result<sockaddr_in> AddressOf(const std::string& address, int port) {
+  sockaddr_in found{};
+  found.sin_family = AF_INET;
+  found.sin_port = htons(static_cast<std::uint16_t>(port));
+  if (::inet_pton(AF_INET, address.c_str(), &found.sin_addr) == 1) return found;
+  return Error(StatusCode::kInvalidArgument, "expected an IPv4 address, found \"{}\"", address);
+}
+
+Result<UniqueFd> MakeSocket() {
+  UniqueFd made(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!made.valid()) return ErrnoStatus(errno, "making a socket");
+  return made;
+}
+
+std::unique_ptr<Socket> Connected(UniqueFd fd) {
+  const int yes = 1;
+  ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+  return std::make_unique<Socket>(std::move(fd));
+}
+
+Status Gone(const char* what) { return {StatusCode::kIoError, std::string(what) + ": the other end is gone"}; }
+
+}  // namespace
+
+Status Socket::Send(Bytes bytes, std::uint64_t /*piece_bytes*/) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EPIPE || errno == ECONNRESET)) return Gone("sending");
+    if (n < 0) return ErrnoStatus(errno, "sending");
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return {};
+}
+
+Status Socket::Receive(MutableBytes bytes, std::uint64_t /*piece_bytes*/) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_WAITALL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n == 0 || (n < 0 && errno == ECONNRESET)) return Gone("receiving");
+    if (n < 0) return ErrnoStatus(errno, "receiving");
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return {};
+}
+
+void Socket::Shutdown() const { ::shutdown(fd_.get(), SHUT_RDWR); }
+
+Result<Listener> Listener::Open(const std::string& address) {
+  CAIRN_ASSIGN_OR_RETURN(sockaddr_in at, AddressOf(address, 0));
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, MakeSocket());
+  socklen_t length = sizeof(at);
+  if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&at), length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0 ||
+      ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&at), &length) != 0) {
+    return ErrnoStatus(errno, "listening at " + address);
+  }
+  return Listener(std::move(fd), address, ntohs(at.sin_port));
+}
+
+Result<std::unique_ptr<Socket>> Listener::Accept(Deadline deadline) const {
+  pollfd waiting{.fd = fd_.get(), .events = POLLIN, .revents = 0};
+  for (;;) {
+    const int ready = ::poll(&waiting, 1, PollTime(deadline));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready < 0) return ErrnoStatus(errno, "waiting for a connection");
+    if (ready == 0) return Status(StatusCode::kDeadlineExceeded, "nobody has connected");
+    UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (fd.valid()) return Connected(std::move(fd));
+    if (errno == EINVAL) return Status(StatusCode::kCancelled, "the listening socket was shut down");
+    if (errno != EINTR && errno != ECONNABORTED) return ErrnoStatus(errno, "accepting a connection");
+  }
+}
+
+void Listener::Shutdown() const { ::shutdown(fd_.get(), SHUT_RDWR); }
+
+Result<std::unique_ptr<Socket>> ConnectTo(const std::string& address, int port) {
+  CAIRN_ASSIGN_OR_RETURN(const sockaddr_in at, AddressOf(address, port));
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, MakeSocket());
+  while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&at), sizeof(at)) != 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, fmt::format("connecting to {}:{}", address, port));
+  }
+  return Connected(std::move(fd));
+}
+
+}  // namespace cairn::bench

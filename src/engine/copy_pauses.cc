@@ -1,0 +1,21 @@
+#include "engine/copy_pauses.h"
+
+#include "cairn/copy_pause.h"
+
+namespace cairn {
+
+void CopyPauses::End(std::uint64_t id) {
+  if (::getpid() != process_) return;
+  {
+    MutexLock lock(mutex_);
+    pauses_.erase(id);
+    if (!pauses_.empty()) return;
+  }
+  engine_->Wake();
+}
+
+void CopyPause::End() {
+  if (const auto pauses = std::exchange(pauses_, nullptr)) pauses->End(id_);
+}
+
+}  // namespace cairn

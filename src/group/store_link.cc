@@ -1,0 +1,329 @@
+#include "group/store_link.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/thread.h"
+#include "base/uuid.h"
+#include "group/solo_group.h"
+
+namespace cairn {
+namespace {
+
+using std::chrono::milliseconds;
+
+// One wait in the store: c10d prints a warning after each.
+constexpr milliseconds kLongestWait = std::chrono::hours(1);
+// One wait while the group opens: it may be closed meanwhile.
+constexpr milliseconds kOpeningWait = std::chrono::seconds(1);
+// Between rank 0's checks for a word that was counted and does not come.
+constexpr milliseconds kGap = std::chrono::seconds(1);
+// Until a listener that has not ended is woken.
+constexpr milliseconds kBlocked{50};
+// Entries of the log that the last rank removes: those written while others left.
+constexpr std::int64_t kLeftovers = 32;
+
+Result<bool> Put(const KeyValueStore& store, const std::string& key, const StoreEntry& entry) {
+  return store.set_if_absent(key, PackEntry(entry));
+}
+
+std::string Seconds(std::chrono::nanoseconds span) {
+  return fmt::format("{:g} s", std::chrono::duration<double>(span).count());
+}
+
+/// A rank's end of a StoreLink, as its owner sees it.
+class LinkedGroup : public Group {
+ public:
+  explicit LinkedGroup(std::shared_ptr<StoreLink> link) : process_(::getpid()), link_(std::move(link)) {}
+  ~LinkedGroup() override {
+    if (::getpid() == process_) {
+      link_->Close();
+    } else {  // The threads are the parent's: their handles may be neither joined nor destroyed here.
+      static_cast<void>(new std::shared_ptr<StoreLink>(link_));
+    }
+  }
+  LinkedGroup(const LinkedGroup&) = delete;
+  LinkedGroup& operator=(const LinkedGroup&) = delete;
+
+  [[nodiscard]] int rank() const override { return link_->group().rank(); }
+  [[nodiscard]] int size() const override { return link_->group().size(); }
+  void Send(const std::string& key, std::string word) override { link_->group().Send(key, std::move(word)); }
+  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override {
+    link_->group().Collect(key, deadline, std::move(on_word), std::move(end));
+  }
+  void Announce(const std::string& key, std::string word) override { link_->group().Announce(key, std::move(word)); }
+  void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override {
+    link_->group().Await(key, deadline, std::move(on_announced));
+  }
+
+ private:
+  const pid_t process_;
+  const std::shared_ptr<StoreLink> link_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Group>> MakeStoreGroup(StoreGroupOptions options,
+                                              std::function<Result<KeyValueStore>()> connect) {
+  if (options.rank < 0 || options.rank >= options.size) {
+    return Error(StatusCode::kInvalidArgument, "group {}: expected a rank from 0 to {}, found {}", options.name,
+                 options.size - 1, options.rank);
+  }
+  if (options.size == 1) return std::shared_ptr<Group>(std::make_shared<SoloGroup>());
+  const auto link = std::make_shared<StoreLink>(std::move(options), std::move(connect));
+  CAIRN_RETURN_IF_ERROR(link->Start());
+  return std::shared_ptr<Group>(std::make_shared<LinkedGroup>(link));
+}
+
+StoreLink::StoreLink(StoreGroupOptions options, Connect connect)
+    : options_(std::move(options)),
+      connect_(std::move(connect)),
+      leads_(options_.rank == 0),
+      group_(options_.rank, options_.size),
+      readers_(options_.size - 1) {}
+
+// The threads.
+
+Status StoreLink::StartServing(const char* name, Served StoreLink::*served, Status (StoreLink::*work)()) {
+  MutexLock lock(mutex_);
+  CAIRN_ASSIGN_OR_RETURN(
+      (this->*served).thread, StartThread(name, [self = shared_from_this(), served, work] {
+        StoreLink& link = *self;
+        if (const Status status = (link.*work)(); !status.ok()) {
+          link.group_.Fail(Error(status.code(), "group {}: {}", link.options_.name, status.message()));
+        }
+        MutexLock ending(link.mutex_);
+        (link.*served).running = false;
+        link.ended_.NotifyAll();
+      }));
+  (this->*served).running = true;
+  return {};
+}
+
+bool StoreLink::HasEnded(const Served StoreLink::*served, Deadline deadline) {
+  MutexLock lock(mutex_);
+  while ((this->*served).running && !deadline.passed()) ended_.WaitUntil(mutex_, deadline);
+  return !(this->*served).running;
+}
+
+void StoreLink::Close() {
+  const Deadline deadline = Deadline::In(options_.close_deadline);
+  close_by_ = deadline.when();
+  group_.Stop();
+  if (!HasEnded(&StoreLink::sender_, deadline) || !HasEnded(&StoreLink::listener_, deadline)) {
+    MutexLock lock(mutex_);
+    left_behind_ = shared_from_this();
+    return;
+  }
+  Served sender;
+  Served listener;
+  {
+    MutexLock lock(mutex_);
+    std::swap(sender, sender_);
+    std::swap(listener, listener_);
+  }
+  sender.thread.join();
+  if (listener.thread.joinable()) listener.thread.join();
+}
+
+Status StoreLink::Send() {
+  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore store, connect_());
+  CAIRN_RETURN_IF_ERROR(Meet(store));
+  CAIRN_RETURN_IF_ERROR(StartServing("cairn-listen", &StoreLink::listener_, &StoreLink::Listen));
+  while (true) {
+    Result<StoreGroup::Word> word = group_.NextWord(leads_ ? Deadline::In(kGap) : Deadline::Infinite());
+    if (word.ok()) {
+      CAIRN_RETURN_IF_ERROR(Append(store, {StoreEntry::Kind::kWord, 0, std::move(word->key), std::move(word->text)}));
+    } else if (word.status().code() == StatusCode::kDeadlineExceeded) {
+      CAIRN_RETURN_IF_ERROR(FillGap(store));
+    } else {
+      return Leave(store);
+    }
+  }
+}
+
+Status StoreLink::Listen() {
+  CAIRN_ASSIGN_OR_RETURN(const KeyValueStore store, connect_());
+  while (group_.WaitUntilWanted(Deadline::Infinite()).ok()) {
+    CAIRN_ASSIGN_OR_RETURN(const bool there, store.wait(AwaitedKey(), kLongestWait));
+    if (there) CAIRN_RETURN_IF_ERROR(leads_ ? ReadInbox(store) : ReadLog(store));
+  }
+  return {};
+}
+
+// Opening.
+
+Status StoreLink::Meet(const KeyValueStore& store) {
+  const Deadline deadline = Deadline::In(options_.open_deadline);
+  return leads_ ? MeetAsCoordinator(store, deadline) : MeetCoordinator(store, deadline);
+}
+
+Status StoreLink::MeetCoordinator(const KeyValueStore& store, Deadline deadline) {
+  const std::string id = MakeUuid();
+  const std::string hello = BaseKey("hello/" + std::to_string(options_.rank));
+  const std::string welcome = BaseKey("welcome/" + id);
+  CAIRN_RETURN_IF_ERROR(store.set(hello, id));
+  const Result<bool> welcomed = Await(store, welcome, deadline);
+  if (!welcomed.ok() || !*welcomed) {
+    static_cast<void>(store.erase(hello));
+    CAIRN_RETURN_IF_ERROR(welcomed.status());
+    return Error(StatusCode::kDeadlineExceeded, "not opened by rank 0 within {}", Seconds(options_.open_deadline));
+  }
+  CAIRN_ASSIGN_OR_RETURN(session_, store.get(welcome));
+  return store.erase(welcome);
+}
+
+Status StoreLink::MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) {
+  session_ = MakeUuid();
+  const auto hello_of = [&](int rank) { return BaseKey("hello/" + std::to_string(rank)); };
+  for (int rank = 1; rank < options_.size; ++rank) {
+    CAIRN_ASSIGN_OR_RETURN(const bool came, Await(store, hello_of(rank), deadline));
+    if (!came) {
+      std::ostringstream late;
+      for (int other = rank; other < options_.size; ++other) {
+        CAIRN_ASSIGN_OR_RETURN(const bool there, store.check(hello_of(other)));
+        if (!there) late << (late.str().empty() ? "" : ", ") << other;
+      }
+      return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", late.str(),
+                   Seconds(options_.open_deadline));
+    }
+    CAIRN_ASSIGN_OR_RETURN(const std::string id, store.get(hello_of(rank)));
+    CAIRN_RETURN_IF_ERROR(store.erase(hello_of(rank)));
+    CAIRN_RETURN_IF_ERROR(store.set(BaseKey("welcome/" + id), session_));
+  }
+  return {};
+}
+
+Result<bool> StoreLink::Await(const KeyValueStore& store, const std::string& key, Deadline deadline) const {
+  while (true) {
+    const auto left =
+        std::chrono::ceil<milliseconds>(std::min(deadline.when(), close_by_.load()) - Deadline::Clock::now());
+    if (left.count() <= 0) return store.check(key);
+    CAIRN_ASSIGN_OR_RETURN(const bool there, store.wait(key, std::min(left, kOpeningWait)));
+    if (there) return true;
+  }
+}
+
+// Sending.
+
+Status StoreLink::Append(const KeyValueStore& store, StoreEntry entry) {
+  if (!leads_) {
+    entry.number = options_.rank;
+    while (true) {
+      CAIRN_ASSIGN_OR_RETURN(const std::int64_t number, store.add(Key("inbox"), 1));
+      CAIRN_ASSIGN_OR_RETURN(const bool put, Put(store, Key("inbox", number), entry));
+      if (put) return {};
+    }
+  }
+  entry.number = readers_;
+  if (entry.number == 0) return {};
+  while (true) {
+    CAIRN_ASSIGN_OR_RETURN(const bool put, Put(store, Key("log", ++written_), entry));
+    if (put) return {};
+  }
+}
+
+Status StoreLink::FillGap(const KeyValueStore& store) {
+  const std::int64_t awaited = next_;
+  if (!group_.wanted()) return {};
+  CAIRN_ASSIGN_OR_RETURN(const std::int64_t counted, store.add(Key("inbox"), 0));
+  if (counted < awaited) return {};
+  if (awaited == missing_) CAIRN_RETURN_IF_ERROR(Put(store, Key("inbox", awaited), {}).status());
+  missing_ = awaited;
+  return {};
+}
+
+// Listening.
+
+Result<StoreEntry> StoreLink::Read(const KeyValueStore& store, const std::string& name) const {
+  CAIRN_ASSIGN_OR_RETURN(const std::string bytes, store.get(name));
+  if (auto entry = UnpackEntry(bytes)) return *std::move(entry);
+  return Error(StatusCode::kIoError, "the store: expected a word of Cairn under {}, found other bytes", name);
+}
+
+Status StoreLink::ReadLog(const KeyValueStore& store) {
+  const std::int64_t number = next_++;
+  const std::string name = Key("log", number);
+  CAIRN_ASSIGN_OR_RETURN(StoreEntry entry, Read(store, name));
+  readers_ = entry.number;
+  if (entry.kind == StoreEntry::Kind::kWord) group_.Hear(0, entry.key, std::move(entry.text));
+  if (entry.kind == StoreEntry::Kind::kClosed) {
+    gone_ = 1;
+    group_.Leave(0);
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::int64_t read, store.add(Key("read", number), 1));
+  if (read != entry.number) return {};
+  CAIRN_RETURN_IF_ERROR(store.erase(name));
+  return store.erase(Key("read", number));
+}
+
+Status StoreLink::ReadInbox(const KeyValueStore& store) {
+  const std::int64_t number = next_++;
+  const std::string name = Key("inbox", number);
+  CAIRN_ASSIGN_OR_RETURN(StoreEntry entry, Read(store, name));
+  if (entry.kind == StoreEntry::Kind::kFilled) {
+    filled_.push_back(number);
+    return {};
+  }
+  if (entry.kind == StoreEntry::Kind::kWord) group_.Hear(entry.number, entry.key, std::move(entry.text));
+  if (entry.kind == StoreEntry::Kind::kClosed) {
+    readers_ = options_.size - 1 - ++gone_;
+    group_.Leave(entry.number);
+  }
+  return store.erase(name);
+}
+
+// Closing.
+
+Status StoreLink::Leave(const KeyValueStore& store) {
+  while (!HasEnded(&StoreLink::listener_, Deadline::In(kBlocked))) {
+    CAIRN_RETURN_IF_ERROR(Put(store, AwaitedKey(), {.number = leads_ ? 0 : readers_.load()}).status());
+  }
+  if (leads_) {
+    CAIRN_RETURN_IF_ERROR(LeaveAsCoordinator(store));
+  } else {
+    while (true) {  // Read to the end, so that the entries are removed.
+      CAIRN_ASSIGN_OR_RETURN(const bool more, store.check(AwaitedKey()));
+      if (!more) break;
+      CAIRN_RETURN_IF_ERROR(ReadLog(store));
+    }
+    if (gone_ == 0) CAIRN_RETURN_IF_ERROR(Append(store, {.kind = StoreEntry::Kind::kClosed}));
+  }
+  CAIRN_ASSIGN_OR_RETURN(const std::int64_t left, store.add(Key("left"), 1));
+  return left == options_.size ? RemoveRest(store) : Status::Ok();
+}
+
+Status StoreLink::LeaveAsCoordinator(const KeyValueStore& store) {
+  CAIRN_RETURN_IF_ERROR(Append(store, {.kind = StoreEntry::Kind::kClosed}));
+  while (true) {
+    CAIRN_ASSIGN_OR_RETURN(const bool more, store.check(AwaitedKey()));
+    if (!more) break;
+    CAIRN_RETURN_IF_ERROR(ReadInbox(store));
+  }
+  std::string end = fmt::format("{} {}", written_, next_.load());
+  for (const std::int64_t number : filled_) end += fmt::format(" {}", number);
+  return store.set(Key("end"), end);
+}
+
+Status StoreLink::RemoveRest(const KeyValueStore& store) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string end, store.get(Key("end")));
+  CAIRN_ASSIGN_OR_RETURN(const std::int64_t counted, store.add(Key("inbox"), 0));
+  std::istringstream numbers(end);
+  std::int64_t written = 0;
+  std::int64_t unread = 0;
+  numbers >> written >> unread;
+  for (std::int64_t number = 0; numbers >> number;) CAIRN_RETURN_IF_ERROR(store.erase(Key("inbox", number)));
+  for (; unread <= counted; ++unread) CAIRN_RETURN_IF_ERROR(store.erase(Key("inbox", unread)));
+  for (std::int64_t number = std::max<std::int64_t>(1, written - kLeftovers); number < written + kLeftovers; ++number) {
+    CAIRN_RETURN_IF_ERROR(store.erase(Key("log", number)));
+    CAIRN_RETURN_IF_ERROR(store.erase(Key("read", number)));
+  }
+  for (const char* name : {"inbox", "end", "left"}) CAIRN_RETURN_IF_ERROR(store.erase(Key(name)));
+  return {};
+}
+
+}  // namespace cairn

@@ -1,0 +1,245 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/human.h"
+#include "base/memory_limit.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "tools/commands.h"
+#include "tools/interruption.h"
+#include "tools/measured_command.h"
+#include "tools/output.h"
+#include "tools/profile_file.h"
+#include "tools/quantities.h"
+
+namespace cairn::tools {
+namespace {
+
+struct ProfileRequest {
+  CommandOptions command;
+  ProfileLimits limits;
+  Budget full;
+  std::vector<Budget> checks;
+  std::vector<std::string> data;
+};
+
+Result<std::chrono::nanoseconds> ParseTime(const std::string& flag, const std::string& text, double most) {
+  CAIRN_ASSIGN_OR_RETURN(const double seconds, ParseSeconds(flag, text));
+  if (seconds >= 0 && seconds <= most) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+  }
+  return Error(StatusCode::kInvalidArgument, "{}: expected 0 to {} s, found {}", flag, most, seconds);
+}
+
+Status CheckCores(const std::string& flag, double found, double most) {
+  if (found >= 0.01 && found <= most) return Status::Ok();
+  return Error(StatusCode::kInvalidArgument, "{}: expected 0.01 to {} cores, found {}", flag, most, found);
+}
+
+Result<Budget> ParseCheck(const std::string& text, const Budget& full) {
+  const std::size_t colon = text.find(':');
+  Budget budget = full;
+  CAIRN_ASSIGN_OR_RETURN(budget.cores, ParseShare("--check", text.substr(0, colon)));
+  CAIRN_RETURN_IF_ERROR(CheckCores("--check", budget.cores, full.cores));
+  if (colon != std::string::npos) {
+    CAIRN_ASSIGN_OR_RETURN(budget.memory_bytes, ParseSize("--check", text.substr(colon + 1)));
+  }
+  return budget;
+}
+
+Result<ProfileRequest> Parse(const ProfileOptions& options) {
+  ProfileRequest request;
+  CommandOptions& command = request.command;
+  command.command = options.command;
+  command.stopped = CatchInterruptions();
+  command.counting = {.pattern = options.pattern, .warm_up = options.warm_up, .iterations = options.iterations};
+  if (options.means == "line") command.counting.meaning = PatternMeaning::kLine;
+  if (options.means == "counter") command.counting.meaning = PatternMeaning::kCounter;
+  if (options.means == "rate") command.counting.meaning = PatternMeaning::kRate;
+  CAIRN_RETURN_IF_ERROR(IterationCounter::Make(command.counting).status());
+  constexpr double kLongest = 86400;
+  CAIRN_ASSIGN_OR_RETURN(const auto least, ParseTime("--least-time", options.least_time, kLongest));
+  command.counting.least_seconds = std::chrono::duration<double>(least).count();
+  CAIRN_ASSIGN_OR_RETURN(command.timeout, ParseTime("--timeout", options.timeout, kLongest));
+  const double all = CountCores();
+  request.full.cores = options.cores.value_or(all);
+  CAIRN_RETURN_IF_ERROR(CheckCores("--cores", request.full.cores, all));
+  request.limits.least_cores = options.least_cores.value_or(std::min(1.0, request.full.cores));
+  CAIRN_RETURN_IF_ERROR(CheckCores("--least-cores", request.limits.least_cores, request.full.cores));
+  CAIRN_ASSIGN_OR_RETURN(request.limits.least_memory_bytes, ParseSize("--least-memory", options.least_memory));
+  request.full.memory_bytes = FindMemory().available;
+  if (!options.memory.empty()) {
+    CAIRN_ASSIGN_OR_RETURN(request.full.memory_bytes, ParseSize("--memory", options.memory));
+  }
+  if (request.full.memory_bytes == 0 || request.limits.least_memory_bytes == 0) {
+    return Error(StatusCode::kInvalidArgument, "--memory and --least-memory: expected at least 1 byte, found 0");
+  }
+  if (options.cores_only) request.full.memory_bytes = 0;
+  for (const std::string& check : options.checks) {
+    CAIRN_ASSIGN_OR_RETURN(const Budget budget, ParseCheck(check, request.full));
+    request.checks.push_back(budget);
+  }
+  request.data = options.data;
+  return request;
+}
+
+std::string Describe(const Budget& budget) {
+  std::string text = fmt::format("{:.3g} cores", budget.cores);
+  if (budget.memory_bytes > 0) text += ", " + HumanBytes(budget.memory_bytes);
+  return text;
+}
+
+/// Whether a process can be given this budget: making a control group may be permitted, but not moving to it.
+Status TryBudget(const Budget& budget) {
+  CommandOptions nothing;
+  nothing.command = {"true"};
+  nothing.budget = budget;
+  const Status status = MeasureCommand(nothing).status();
+  return status.code() == StatusCode::kUnsupported ? status : Status::Ok();
+}
+
+/// What the page cache holds of these files would cost the job nothing.
+Status DropCache(const std::vector<std::string>& data) {
+  const auto drop = [](const std::filesystem::path& path) -> Status {
+    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file.valid()) return ErrnoStatus(errno, "opening " + path.string());
+    ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
+    return Status::Ok();
+  };
+  for (const std::string& path : data) {
+    std::error_code error;
+    if (!std::filesystem::is_directory(path, error)) {
+      CAIRN_RETURN_IF_ERROR(drop(path));
+      continue;
+    }
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path, error)) {
+      if (entry.is_regular_file(error)) CAIRN_RETURN_IF_ERROR(drop(entry.path()));
+    }
+  }
+  return Status::Ok();
+}
+
+/// Runs the command at one budget after the other.
+class Profiling {
+ public:
+  explicit Profiling(ProfileRequest request) : request_(std::move(request)) {
+    file_.command = request_.command.command;
+    file_.profile.full = request_.full;
+  }
+
+  Status Run(bool cores_only, bool least_cores_given) {
+    TryGroups(cores_only, least_cores_given);
+    Profile& profile = file_.profile;
+    while (const std::optional<Budget> budget = NextBudget(profile, request_.limits)) {
+      CAIRN_RETURN_IF_ERROR(Sample(*budget, profile.samples));
+    }
+    for (Budget budget : request_.checks) {
+      if (profile.full.memory_bytes == 0) budget.memory_bytes = 0;
+      if (std::floor(budget.cores) != budget.cores && !request_.limits.fractions) {
+        return Error(StatusCode::kUnsupported, "--check: expected whole cores, found {}: {}", budget.cores,
+                     quota_note_);
+      }
+      CAIRN_RETURN_IF_ERROR(Sample(budget, file_.checks));
+    }
+    return Status::Ok();
+  }
+  [[nodiscard]] const ProfileFile& file() const { return file_; }
+
+ private:
+  /// Finds out which limits this process may set, and says what it may not.
+  void TryGroups(bool cores_only, bool least_cores_given) {
+    Profile& profile = file_.profile;
+    const Status quota = TryBudget({.cores = 0.5});
+    request_.limits.fractions = quota.ok();
+    quota_note_ = quota.message();
+    if (!quota.ok()) {
+      fmt::print(stderr, "cairn: no fractions of a core: {}\n", Printable(quota.message()));
+      request_.limits.least_cores = std::max(1.0, request_.limits.least_cores);
+    } else if (!least_cores_given) {
+      request_.limits.least_cores = std::min(kQuarter, profile.full.cores);
+    }
+    if (cores_only) {
+      file_.memory_note = "not asked for (--cores-only)";
+      return;
+    }
+    const Status memory = TryBudget({.cores = 1, .memory_bytes = profile.full.memory_bytes});
+    file_.memory_note = memory.ok() ? "limited by a control group" : memory.message();
+    if (memory.ok()) return;
+    profile.full.memory_bytes = 0;
+    fmt::print(stderr, "cairn: memory is not profiled, only cores: {}\n", Printable(memory.message()));
+  }
+
+  Status Sample(const Budget& budget, std::vector<ProfileSample>& samples) {
+    Profile& profile = file_.profile;
+    CAIRN_RETURN_IF_ERROR(DropCache(request_.data));
+    CommandOptions command = request_.command;
+    command.budget = budget;
+    CAIRN_ASSIGN_OR_RETURN(const MeasuredCommand measured, MeasureCommand(command));
+    if (!measured.rate && profile.samples.empty()) {
+      return Error(StatusCode::kFailedPrecondition, "{} with {}: {}", command.command[0], Describe(budget),
+                   measured.failure);
+    }
+    if (profile.samples.empty()) profile.peak_bytes = measured.peak_bytes;
+    samples.push_back(
+        {.budget = budget, .throughput = measured.rate ? measured.rate->throughput : 0, .failure = measured.failure});
+    fmt::print(
+        stderr, "{}: {}\n", Describe(budget),
+        measured.rate ? fmt::format("{:.4g} iterations/s", measured.rate->throughput) : Printable(measured.failure));
+    return Status::Ok();
+  }
+
+  static constexpr double kQuarter = 0.25;
+  ProfileRequest request_;
+  ProfileFile file_;
+  std::string quota_note_;
+};
+
+void Print(const ProfileFile& file, const std::string& path) {
+  const Profile& profile = file.profile;
+  const double full = profile.samples.front().throughput;
+  std::vector<std::vector<std::string>> rows{{"cores", "memory", "iterations/s", "of all", ""}};
+  const auto add = [&](const ProfileSample& sample, std::string note) {
+    const std::uint64_t memory = sample.budget.memory_bytes;
+    rows.push_back({fmt::format("{:.3g}", sample.budget.cores), memory == 0 ? "-" : HumanBytes(memory),
+                    fmt::format("{:.4g}", sample.throughput), fmt::format("{:.0f} %", 100 * sample.throughput / full),
+                    std::move(note)});
+  };
+  std::vector<ProfileSample> samples = profile.samples;
+  std::stable_sort(samples.begin(), samples.end(), [](const ProfileSample& a, const ProfileSample& b) {
+    return std::pair(a.budget.cores, a.budget.memory_bytes) > std::pair(b.budget.cores, b.budget.memory_bytes);
+  });
+  for (const ProfileSample& sample : samples) add(sample, sample.failure.empty() ? "" : "does not run");
+  for (const ProfileSample& check : file.checks) {
+    add(check, fmt::format("predicted {:.4g}", PredictThroughput(profile, check.budget)));
+  }
+  PrintTable(rows);
+  const ProfileAdvice advice = Advise(profile);
+  rows = {{"", ""},
+          {"knee", Describe(FindKnee(profile))},
+          {"worker_threads", fmt::to_string(advice.worker_threads)},
+          {"host_memory", advice.host_memory_bytes > 0 ? "up to " + HumanBytes(advice.host_memory_bytes) : "auto"},
+          {"checksums", "host"}};
+  for (const std::string& why : advice.why) rows.push_back({&why == &advice.why.front() ? "why" : "", why});
+  rows.push_back({"written to", path});
+  PrintTable(rows);
+}
+
+}  // namespace
+
+int ProfileJob(const ProfileOptions& options) {
+  Result<ProfileRequest> request = Parse(options);
+  if (!request.ok()) return ReportError(request.status());
+  Profiling profiling(*std::move(request));
+  Status status = profiling.Run(options.cores_only, options.least_cores.has_value());
+  if (status.ok()) status = WriteProfile(options.out, profiling.file());
+  if (!status.ok()) return ReportError(status);
+  options.json ? PrintJson(ToJson(profiling.file())) : Print(profiling.file(), options.out);
+  return kGood;
+}
+
+}  // namespace cairn::tools

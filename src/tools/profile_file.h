@@ -1,0 +1,28 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "tune/profile.h"
+
+namespace cairn::tools {
+
+/// profile.json: what `cairn profile` writes and `cairn tune --profile` reads.
+struct ProfileFile {
+  std::vector<std::string> command;
+  Profile profile;
+  /// Measured to test the model, which does not use them.
+  std::vector<ProfileSample> checks;
+  /// How memory was limited, or why it was not.
+  std::string memory_note;
+};
+
+/// With knee and advice, for people and pictures; reading derives them again.
+[[nodiscard]] nlohmann::json ToJson(const ProfileFile& file);
+/// By a rename, so that there is never half of one.
+[[nodiscard]] Status WriteProfile(const std::string& path, const ProfileFile& file);
+/// InvalidArgument names the file, the field, the expected and the found value.
+[[nodiscard]] Result<ProfileFile> ReadProfile(const std::string& path);
+
+}  // namespace cairn::tools

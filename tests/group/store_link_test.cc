@@ -1,0 +1,209 @@
+// What a group of MakeStoreGroup promises beyond every group's contract: deaths, lost and hanging stores.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "group/group_futures.h"
+#include "group/memory_store.h"
+#include "group/store_entry.h"
+
+namespace cairn {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr std::chrono::milliseconds kSoon{20};
+using Connect = std::function<Result<KeyValueStore>()>;
+
+class StoreLinkTest : public testing::Test {
+ protected:
+  std::shared_ptr<Group> Join(int rank, int size, Connect connect = nullptr) {
+    StoreGroupOptions options = {.rank = rank, .size = size, .name = "run7"};
+    options.open_deadline = open_deadline_;
+    options.close_deadline = close_deadline_;
+    if (!connect) connect = [store = store_] { return store->Connect(); };
+    return *MakeStoreGroup(options, connect);
+  }
+  /// The prefix of the session's keys, once the ranks have met.
+  std::string Session() {
+    for (const auto& [key, value] : store_->contents()) {
+      if (const auto at = key.find("/inbox"); at != std::string::npos) return key.substr(0, at);
+    }
+    ADD_FAILURE() << "no session";
+    return "";
+  }
+
+  const std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
+  std::chrono::nanoseconds open_deadline_ = std::chrono::minutes(1);
+  std::chrono::nanoseconds close_deadline_ = std::chrono::minutes(1);
+};
+
+TEST_F(StoreLinkTest, EveryKeyIsRemovedOnceAllRanksHaveClosed) {
+  std::vector<std::shared_ptr<Group>> ranks;
+  for (int rank = 0; rank < 3; ++rank) ranks.push_back(Join(rank, 3));
+  auto collected = Collect(*ranks[0], "sent");
+  for (const int rank : {1, 2}) ranks[static_cast<std::size_t>(rank)]->Send("sent", "word");
+  EXPECT_TRUE(collected.get().end.ok());
+  ranks[0]->Announce("announced", "word");
+  EXPECT_TRUE(Await(*ranks[1], "announced").get().ok());
+  ranks[2]->Send("nobody reads this", "word");
+
+  for (const std::size_t rank : {1U, 0U, 2U}) ranks[rank].reset();
+
+  EXPECT_THAT(store_->contents(), IsEmpty());
+}
+
+TEST_F(StoreLinkTest, GroupThatIsMadeAgainReadsNoOldWords) {
+  {
+    const auto zero = Join(0, 2);
+    const auto one = Join(1, 2);
+    one->Send("key", "old");
+    EXPECT_TRUE(Collect(*zero, "key").get().end.ok());
+  }
+  const auto zero = Join(0, 2);
+  const auto one = Join(1, 2);
+
+  one->Send("key", "new");
+
+  EXPECT_THAT(Collect(*zero, "key").get().by_rank(2), ElementsAre("", "new"));
+}
+
+TEST_F(StoreLinkTest, WordOfARankThatDiedWhileItSentItIsPassedOver) {
+  const auto zero = Join(0, 3);
+  const auto one = Join(1, 3);
+  close_deadline_ = kSoon;
+  // Counts its word, and writes nothing.
+  auto dying = Join(2, 3, [this] {
+    KeyValueStore store = store_->Connect();
+    store.set_if_absent = [](const std::string&, const std::string&) { return Status(StatusCode::kIoError, "killed"); };
+    return store;
+  });
+  dying->Send("key", "never");
+  EXPECT_THAT(Await(*dying, "broken").get().status().message(), HasSubstr("killed"));
+
+  one->Send("key", "one");
+
+  std::promise<std::string> heard;
+  zero->Collect(
+      "key", Deadline::Infinite(),
+      [&](int rank, const std::string& word) { heard.set_value(std::to_string(rank) + ": " + word); },
+      [](const Status&) {});
+  EXPECT_EQ(heard.get_future().get(), "1: one");
+}
+
+TEST_F(StoreLinkTest, RanksThatDoNotComeAreNamed) {
+  open_deadline_ = std::chrono::milliseconds(100);
+  const auto zero = Join(0, 4);
+  const auto two = Join(2, 4);
+
+  const Status end = Collect(*zero, "key").get().end;
+
+  EXPECT_EQ(end.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(end.message(), HasSubstr("run7: not opened by rank 1, 3 within 0.1 s"));
+}
+
+TEST_F(StoreLinkTest, CoordinatorThatDoesNotComeIsNamed) {
+  open_deadline_ = std::chrono::milliseconds(100);
+  const auto one = Join(1, 2);
+
+  const Status end = Await(*one, "key").get().status();
+
+  EXPECT_EQ(end.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(end.message(), HasSubstr("not opened by rank 0 within 0.1 s"));
+  EXPECT_THAT(store_->contents(), IsEmpty());
+}
+
+TEST_F(StoreLinkTest, ClosesWhileItWaitsForOthers) {
+  close_deadline_ = kSoon;
+  auto zero = Join(0, 2);
+  auto one = Join(1, 3);  // Of another size: the two do not meet.
+  store_->AwaitWaiting("hello");
+  auto collected = Collect(*zero, "key");
+
+  zero.reset();
+  one.reset();
+
+  EXPECT_EQ(collected.get().end.code(), StatusCode::kCancelled);
+}
+
+TEST_F(StoreLinkTest, HangingStoreDelaysNeitherDeadlinesNorTheDestructor) {
+  close_deadline_ = kSoon;
+  auto zero = Join(0, 2);
+  auto one = Join(1, 2);
+  one->Send("key", "word");
+  EXPECT_TRUE(Collect(*zero, "key").get().end.ok());
+
+  store_->Hang(true);
+  one->Send("lost", "word");
+
+  EXPECT_EQ(Collect(*zero, "lost", Deadline::In(kSoon)).get().end.code(), StatusCode::kDeadlineExceeded);
+  auto waiting = Await(*one, "never");
+  one.reset();
+  zero.reset();
+  EXPECT_EQ(waiting.get().status().code(), StatusCode::kCancelled);
+}
+
+TEST_F(StoreLinkTest, StoreThatCannotBeReachedBreaksTheGroup) {
+  const auto zero = Join(0, 2, [] { return Status(StatusCode::kIoError, "no route to the store"); });
+
+  EXPECT_THAT(Collect(*zero, "key").get().end.message(), HasSubstr("group run7: no route to the store"));
+}
+
+TEST_F(StoreLinkTest, ForeignBytesInTheInboxBreakTheGroup) {
+  const auto zero = Join(0, 2);
+  const auto one = Join(1, 2);
+  one->Send("key", "word");
+  EXPECT_TRUE(Collect(*zero, "key").get().end.ok());
+
+  EXPECT_TRUE(store_->Set(Session() + "/inbox/2", "9999999999999999999:word").ok());
+
+  const Status end = Collect(*zero, "next").get().end;
+  EXPECT_EQ(end.code(), StatusCode::kIoError);
+  EXPECT_THAT(end.message(), HasSubstr("inbox/2, found other bytes"));
+}
+
+TEST_F(StoreLinkTest, RankOutsideTheGroupIsRefused) {
+  for (const int rank : {-1, 2}) {
+    const auto made = MakeStoreGroup({.rank = rank, .size = 2, .name = "run7"}, [this] { return store_->Connect(); });
+    EXPECT_EQ(made.status().code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(StoreLinkTest, RankAloneNeedsNoStore) {
+  const auto alone = Join(0, 1, [] { return Status(StatusCode::kIoError, "unused"); });
+
+  EXPECT_TRUE(Collect(*alone, "key").get().end.ok());
+}
+
+TEST(StoreEntry, HasPythonsBytes) {
+  EXPECT_EQ(PackEntry({StoreEntry::Kind::kWord, 12, "k:1", std::string("\0x", 2)}),
+            std::string("4:word2:123:k:12:\0x", 19));
+  EXPECT_EQ(PackEntry({.kind = StoreEntry::Kind::kClosed, .number = 3}), "6:closed1:3");
+  EXPECT_EQ(PackEntry({}), "6:filled1:0");
+}
+
+TEST(StoreEntry, ComesBackFromItsBytes) {
+  for (const StoreEntry& entry :
+       {StoreEntry{StoreEntry::Kind::kWord, 7, "a/b", std::string(1000, '\xff')},
+        StoreEntry{StoreEntry::Kind::kWord, 0, "", ""}, StoreEntry{.kind = StoreEntry::Kind::kClosed, .number = 1}}) {
+    EXPECT_EQ(UnpackEntry(PackEntry(entry)), entry);
+  }
+}
+
+TEST(StoreEntry, OtherBytesAreRefused) {
+  for (const char* bytes :
+       {"", "x", "4:word", "4:word1:1", "4:word1:13:key", "6:closed1:13:key", "6:closed2:-1", "6:closed1:x",
+        "5:other1:1", "99:word1:1", "-1:word", "6:closed1:1 ", "18446744073709551615:word", "6:closed10:4294967296"}) {
+    EXPECT_EQ(UnpackEntry(bytes), std::nullopt) << bytes;
+  }
+}
+
+}  // namespace
+}  // namespace cairn

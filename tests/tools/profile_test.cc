@@ -1,0 +1,266 @@
+// cairn profile, and cairn tune with what it wrote, on real processes.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): kill
+#include <spawn.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+
+#include "support/checkpoint_writer.h"
+#include "support/run_program.h"
+#include "testing/temp_dir.h"
+
+namespace cairn {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class ProfileCommandTest : public ::testing::Test {
+ protected:
+  /// Short measurements of a command.
+  [[nodiscard]] Ran Profile(const std::vector<std::string>& command, const std::vector<std::string>& flags = {}) const {
+    std::vector<std::string> arguments{
+        "profile", "--out", out_, "--warm-up", "3", "--iterations", "10", "--least-time=300ms", "--least-cores=1"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    arguments.emplace_back("--");
+    arguments.insert(arguments.end(), command.begin(), command.end());
+    return RunProgram(CAIRN_CLI, arguments);
+  }
+  [[nodiscard]] Ran ProfileShell(const std::string& script, const std::vector<std::string>& flags = {}) const {
+    return Profile({"sh", "-c", script}, flags);
+  }
+  [[nodiscard]] json Written() const { return json::parse(ReadWholeFile(out_)); }
+
+  TempDir folder_;
+  const std::string out_ = folder_ / "profile.json";
+};
+
+// A busy machine slows both jobs, at any budget. But no batch of the loader's costs less than 8 ms of CPU time.
+TEST_F(ProfileCommandTest, TellsALoaderFromAComputeBoundJob) {
+  const std::vector<std::string> flags{"--cores=1", "--cores-only", "--check=0.1", "--json"};
+
+  const Ran loader = Profile({CAIRN_TRAINING_JOB, "loader"}, flags);
+  const Ran compute = Profile({CAIRN_TRAINING_JOB, "compute"}, flags);
+
+  if (loader.code != 0 && loader.err.find("--check: expected whole cores") != std::string::npos) {
+    GTEST_SKIP() << loader.err;
+  }
+  ASSERT_EQ(loader.code, 0) << loader.err;
+  ASSERT_EQ(compute.code, 0) << compute.err;
+  EXPECT_LT(loader.parsed()["checks"][0]["throughput"], 20);
+  EXPECT_GT(compute.parsed()["checks"][0]["throughput"], 20);
+  EXPECT_EQ(compute.parsed(), Written());
+}
+
+TEST_F(ProfileCommandTest, PrintsWhatTheJobNeedsAndWhatSavesMayUse) {
+  const Ran ran = Profile({CAIRN_TRAINING_JOB, "compute"}, {"--cores-only", "--cores=1"});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("cores"), HasSubstr("knee"), HasSubstr("worker_threads"),
+                             HasSubstr("checksums run on the host: Cairn has none on the GPU"),
+                             HasSubstr("memory was not profiled"), HasSubstr(out_)));
+  EXPECT_THAT(Written()["memory_note"], "not asked for (--cores-only)");
+  EXPECT_EQ(Written()["full"]["memory_bytes"], 0);
+  EXPECT_EQ(Written()["samples"].size(), 1U);
+}
+
+TEST_F(ProfileCommandTest, ProfilesMemoryWhereItMay) {
+  const std::string data = folder_ / "data";
+  WriteWholeFile(data, std::string(8U << 20, 'x'));
+
+  const Ran ran = Profile({CAIRN_TRAINING_JOB, "compute", data}, {"--cores=1", "--memory=256MiB", "--least-memory=1MiB",
+                                                                  "--data=" + data, "--check=1:128MiB"});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  if (Written()["full"]["memory_bytes"] == 0) {
+    EXPECT_THAT(ran.err, HasSubstr("memory is not profiled, only cores: "));
+    GTEST_SKIP() << Written()["memory_note"];
+  }
+  EXPECT_EQ(Written()["full"]["memory_bytes"], 256U << 20);
+  EXPECT_GT(Written()["full"]["peak_bytes"], 0);
+  EXPECT_EQ(Written()["checks"][0]["memory_bytes"], 128U << 20);
+  EXPECT_GT(Written()["checks"][0]["predicted"], 0);
+  EXPECT_GT(Written()["advice"]["host_memory_bytes"], 128U << 20);
+}
+
+TEST_F(ProfileCommandTest, SaysWhyMemoryIsNotProfiled) {
+  if (::geteuid() != 0 || RunShell("setpriv --reuid=65534 --regid=65534 --clear-groups true").code != 0) {
+    GTEST_SKIP() << "cannot become another user";
+  }
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms::all);
+
+  const Ran ran = RunShell("setpriv --reuid=65534 --regid=65534 --clear-groups '" CAIRN_CLI "' profile --out='" + out_ +
+                           "' --warm-up 1 --iterations 3 --least-time 0 --cores 1 -- sh -c "
+                           "'i=0; while :; do i=$((i+1)); echo step $i; done'");
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, AllOf(HasSubstr("no fractions of a core: "), HasSubstr("memory is not profiled, only cores: "),
+                             HasSubstr("ermission denied")));
+  EXPECT_THAT(ran.out, HasSubstr("memory was not profiled"));
+}
+
+TEST_F(ProfileCommandTest, CountsWhatAPatternMatches) {
+  const std::string script = "while :; do echo batch done; done";
+
+  EXPECT_EQ(ProfileShell(script, {"--cores-only", "--cores=1", "--pattern=batch done"}).code, 0);
+  EXPECT_EQ(
+      ProfileShell("while :; do echo at 12.5 a second; done", {"--cores-only", "--cores=1", "--pattern=at ([0-9.]+)"})
+          .code,
+      0);
+  EXPECT_EQ(Written()["samples"][0]["throughput"], 12.5);
+}
+
+TEST_F(ProfileCommandTest, SaysWhatIsWrongWithACommand) {
+  const auto refused = [](const Ran& ran, const std::string& why) {
+    EXPECT_EQ(ran.code, 2) << ran.out;
+    EXPECT_THAT(ran.err, HasSubstr(why));
+    EXPECT_THAT(ran.out, IsEmpty());
+  };
+  const std::vector<std::string> plain{"--cores-only", "--cores=1"};
+  refused(Profile({"/no/such/program"}, plain), "starting /no/such/program");
+  refused(ProfileShell("echo no data; exit 3", plain), "it exited with code 3 after no line that the pattern matches");
+  refused(ProfileShell("echo no data; exit 3", plain), "its last lines: no data");
+  refused(ProfileShell("exit 0", plain), "it printed nothing");
+  refused(ProfileShell("sleep 100", {"--cores-only", "--cores=1", "--timeout=200ms"}), "200 ms passed after no line");
+  refused(ProfileShell("", {"--pattern=("}), "--pattern: expected a regular expression");
+  refused(ProfileShell("", {"--cores=100000"}), "--cores: expected 0.01 to");
+  refused(ProfileShell("", {"--timeout=soon"}), "--timeout: expected a time such as");
+  refused(ProfileShell("", {"--check=half"}), "--check: expected");
+  refused(ProfileShell("", {"--memory=0"}), "expected at least 1 byte");
+  refused(RunProgram(CAIRN_CLI, {"profile"}), "command is required");
+  refused(RunProgram(CAIRN_CLI, {"profile", "--out=/no/such/folder/profile.json", "--cores-only", "--cores=1",
+                                 "--least-time=0", "--", "sh", "-c", "while :; do echo step $((i=i+1)); done"}),
+          "writing /no/such/folder/profile.json.part");
+  EXPECT_FALSE(std::filesystem::exists(out_));
+}
+
+TEST_F(ProfileCommandTest, EndsTheCommandWhenInterrupted) {
+  const std::string pid_file = folder_ / "pid";
+  const std::string script =
+      "echo $$ >'" + pid_file + ".part'; mv '" + pid_file + ".part' '" + pid_file + "'; exec sleep 1000";
+  std::vector<std::string> words{CAIRN_CLI, "profile", "--cores-only", "--out", out_, "--", "sh", "-c", script};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  pid_t child = 0;
+  ASSERT_EQ(::posix_spawn(&child, CAIRN_CLI, nullptr, nullptr, arguments.data(), environ), 0);
+  while (!std::filesystem::exists(pid_file)) ::sched_yield();
+  const int job = std::stoi(ReadWholeFile(pid_file));
+
+  ::kill(child, SIGINT);
+
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_NE(::kill(job, 0), 0);
+  EXPECT_FALSE(std::filesystem::exists(out_));
+}
+
+/// cairn tune, with a profile as `cairn profile` writes it.
+class TuneByProfileTest : public ProfileCommandTest {
+ protected:
+  [[nodiscard]] Ran Tune(const json& profile, const std::vector<std::string>& flags = {}) const {
+    WriteWholeFile(out_, profile.dump());
+    std::vector<std::string> arguments{"tune",          folder_.path(), "--state-bytes=64MiB", "--iteration-time=100ms",
+                                       "--slowdown=1%", "--mtbf=2h",    "--probe-time=100ms",  "--profile=" + out_};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return RunProgram(CAIRN_CLI, arguments);
+  }
+  /// Of a job that needs half of eight cores.
+  const json profile_ = {{"version", 1},
+                         {"command", {"train"}},
+                         {"full", {{"cores", 8}, {"memory_bytes", 1U << 30}, {"peak_bytes", 1U << 29}}},
+                         {"memory_note", "limited by a control group"},
+                         {"tolerance", 0.1},
+                         {"samples",
+                          {{{"cores", 8}, {"memory_bytes", 1U << 30}, {"throughput", 40}},
+                           {{"cores", 4}, {"memory_bytes", 1U << 30}, {"throughput", 40}},
+                           {{"cores", 2}, {"memory_bytes", 1U << 30}, {"throughput", 20}},
+                           {{"cores", 8}, {"memory_bytes", 1U << 28}, {"throughput", 15}}}},
+                         {"checks", json::array()}};
+};
+
+TEST_F(TuneByProfileTest, UsesWhatTheJobDoesNotNeed) {
+  const Ran ran = Tune(profile_, {"--json"});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.parsed()["choice"]["worker_threads"], 4);
+  EXPECT_EQ(ran.parsed()["input"]["training_cores"], 0);
+  EXPECT_GT(ran.parsed()["input"]["memory_bytes"], 500U << 20);
+  EXPECT_LT(ran.parsed()["input"]["memory_bytes"], 600U << 20);
+  EXPECT_THAT(Tune(profile_).out,
+              AllOf(HasSubstr("worker_threads"), HasSubstr("the job keeps its speed with 3.6 of 8")));
+}
+
+TEST_F(TuneByProfileTest, FlagsPrecedeIt) {
+  const Ran ran = Tune(profile_, {"--json", "--memory=128MiB", "--training-cores=2"});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.parsed()["input"]["memory_bytes"], 128U << 20);
+  EXPECT_EQ(ran.parsed()["input"]["training_cores"], 2);
+}
+
+TEST_F(TuneByProfileTest, ALoaderPaysForEachCoreThatSavesUse) {
+  json loader = profile_;
+  loader["samples"][1]["throughput"] = 20;
+  loader["samples"][2]["throughput"] = 10;
+
+  const Ran ran = Tune(loader, {"--json"});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.parsed()["choice"]["worker_threads"], 1);
+  EXPECT_NEAR(ran.parsed()["input"]["training_cores"].get<double>(), 8, 1e-6);
+}
+
+TEST_F(TuneByProfileTest, NamesTheFieldOfABrokenProfile) {
+  const auto refused = [this](const std::function<void(json&)>& change, const std::string& why) {
+    json profile = profile_;
+    change(profile);
+    const Ran ran = Tune(profile);
+    EXPECT_EQ(ran.code, 2) << ran.out;
+    EXPECT_THAT(ran.err, HasSubstr(out_ + ": " + why));
+  };
+  refused([](json& p) { p["version"] = 2; }, "version: expected 1, found 2");
+  refused([](json& p) { p.erase("version"); }, "version: expected a value, found none");
+  refused([](json& p) { p = json::array(); }, "the file: expected an object, found []");
+  refused([](json& p) { p["full"] = 8; }, "full: expected an object, found 8");
+  refused([](json& p) { p["full"]["cores"] = "many"; }, "full.cores: expected a number, found \"many\"");
+  refused([](json& p) { p["full"]["memory_bytes"] = -1; },
+          "full.memory_bytes: expected a whole number of bytes, found -1");
+  refused([](json& p) { p["tolerance"] = 2; }, "tolerance: expected a share");
+  refused([](json& p) { p["samples"] = 1; }, "samples: expected a list, found 1");
+  refused([](json& p) { p["samples"] = json::array(); }, "samples: expected at least the whole budget");
+  refused([](json& p) { p["samples"][1].erase("cores"); }, "samples[1].cores: expected a value, found none");
+  refused([](json& p) { p["samples"][2]["throughput"] = nullptr; },
+          "samples[2].throughput: expected a number, found null");
+  refused([](json& p) { p["samples"][2]["throughput"] = -1; },
+          "samples[2].throughput: expected a number of at least 0");
+  refused([](json& p) { p["samples"][0]["cores"] = 4; }, "samples[0]: expected the whole budget");
+  refused([](json& p) { p["checks"] = {1}; }, "checks[0]: expected an object, found 1");
+  refused([](json& p) { p["command"] = {1}; }, "command[0]: expected a text, found 1");
+  refused([](json& p) { p["memory_note"] = 1; }, "memory_note: expected a text, found 1");
+
+  WriteWholeFile(out_, "{");
+  EXPECT_THAT(RunProgram(CAIRN_CLI, {"tune", folder_.path(), "--state-bytes=1MB", "--iteration-time=1s",
+                                     "--slowdown=1%", "--mtbf=1h", "--profile=" + out_})
+                  .err,
+              HasSubstr(out_ + ": expected JSON"));
+}
+
+TEST_F(TuneByProfileTest, WithoutOneNothingIsAdded) {
+  const Ran ran = RunProgram(CAIRN_CLI, {"tune", folder_.path(), "--state-bytes=1MB", "--iteration-time=1s",
+                                         "--slowdown=1%", "--mtbf=1h", "--probe-time=100ms", "--json"});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_FALSE(ran.parsed()["choice"].contains("worker_threads"));
+  EXPECT_FALSE(ran.parsed()["input"].contains("profile"));
+}
+
+}  // namespace
+}  // namespace cairn
