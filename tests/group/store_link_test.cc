@@ -99,9 +99,11 @@ TEST_F(StoreLinkTest, WordOfARankThatDiedWhileItSentItIsPassedOver) {
 }
 
 TEST_F(StoreLinkTest, RanksThatDoNotComeAreNamed) {
+  close_deadline_ = kSoon;
+  const auto two = Join(2, 4);
+  store_->AwaitWaiting("welcome");  // It has said that it is there, and outlasts the others.
   open_deadline_ = std::chrono::milliseconds(100);
   const auto zero = Join(0, 4);
-  const auto two = Join(2, 4);
 
   const Status end = Collect(*zero, "key").get().end;
 
