@@ -157,7 +157,8 @@ TEST(Ranks, KilledOneIsNamedByTheOthersAndTheJobResumes) {
 
     const auto killed = steady_clock::now();
     const std::vector<int> ends = job.Finish();
-    EXPECT_LT(steady_clock::now() - killed, std::chrono::seconds(25)) << job.output();
+    // The patience, 20 s. If rank 0 dies between two connections to its store, c10d takes up to three times as long.
+    EXPECT_LT(steady_clock::now() - killed, std::chrono::seconds(60)) << job.output();
     if (ends[static_cast<std::size_t>(victim)] == 0) continue;  // It had trained to the end.
     for (int rank = 0; rank < 3; ++rank) {
       if (rank == victim || ends[static_cast<std::size_t>(rank)] == 0) continue;

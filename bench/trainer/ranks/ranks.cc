@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "cairn/torch.h"
+#include "ranks/await_port.h"
 
 namespace cairn::trainer {
 namespace {
@@ -127,6 +128,9 @@ Store Ranks::OpenStore() const {
   options.isServer = rank() == 0 && !environment_.store_runs && store_ == nullptr;
   options.waitWorkers = false;
   options.timeout = timeout();
+  if (!options.isServer) {
+    AwaitPort(environment_.master_address, environment_.master_port, std::chrono::steady_clock::now() + patience_);
+  }
   return c10::make_intrusive<c10d::PrefixStore>(
       "cairn_train/" + environment_.attempt, c10::make_intrusive<c10d::TCPStore>(environment_.master_address, options));
 }
