@@ -166,15 +166,18 @@ Status StoreLink::MeetCoordinator(const KeyValueStore& store, Deadline deadline)
   const std::string id = MakeUuid();
   const std::string hello = BaseKey("hello/" + std::to_string(options_.rank));
   const std::string welcome = BaseKey("welcome/" + id);
-  CAIRN_RETURN_IF_ERROR(store.set(hello, id));
+  CAIRN_RETURN_IF_ERROR(store.set(hello, fmt::format("{} {}", id, options_.size)));
   const Result<bool> welcomed = Await(store, welcome, deadline);
   if (!welcomed.ok() || !*welcomed) {
     static_cast<void>(store.erase(hello));
     CAIRN_RETURN_IF_ERROR(welcomed.status());
     return Error(StatusCode::kDeadlineExceeded, "not opened by rank 0 within {}", Seconds(options_.open_deadline));
   }
-  CAIRN_ASSIGN_OR_RETURN(session_, store.get(welcome));
-  return store.erase(welcome);
+  CAIRN_ASSIGN_OR_RETURN(std::string answer, store.get(welcome));
+  CAIRN_RETURN_IF_ERROR(store.erase(welcome));
+  if (answer.find(' ') != std::string::npos) return Status(StatusCode::kInvalidArgument, std::move(answer));
+  session_ = std::move(answer);
+  return {};
 }
 
 Status StoreLink::MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) {
@@ -191,9 +194,14 @@ Status StoreLink::MeetAsCoordinator(const KeyValueStore& store, Deadline deadlin
       return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", late.str(),
                    Seconds(options_.open_deadline));
     }
-    CAIRN_ASSIGN_OR_RETURN(const std::string id, store.get(hello_of(rank)));
+    CAIRN_ASSIGN_OR_RETURN(const std::string said, store.get(hello_of(rank)));
     CAIRN_RETURN_IF_ERROR(store.erase(hello_of(rank)));
-    CAIRN_RETURN_IF_ERROR(store.set(BaseKey("welcome/" + id), session_));
+    const auto space = said.find(' ');
+    const std::string size = space == std::string::npos ? "an unknown number of" : said.substr(space + 1);
+    const bool fits = size == std::to_string(options_.size);
+    const std::string refusal = fmt::format("rank {} expects {} ranks, rank 0 expects {}", rank, size, options_.size);
+    CAIRN_RETURN_IF_ERROR(store.set(BaseKey("welcome/" + said.substr(0, space)), fits ? session_ : refusal));
+    if (!fits) return Status(StatusCode::kInvalidArgument, refusal);
   }
   return {};
 }

@@ -122,11 +122,21 @@ TEST_F(StoreLinkTest, CoordinatorThatDoesNotComeIsNamed) {
   EXPECT_THAT(store_->contents(), IsEmpty());
 }
 
+TEST_F(StoreLinkTest, RanksThatExpectAnotherNumberAreToldSo) {
+  const auto one = Join(1, 3);
+  const auto zero = Join(0, 2);
+
+  for (const Status& end : {Collect(*zero, "key").get().end, Await(*one, "key").get().status()}) {
+    EXPECT_EQ(end.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(end.message(), HasSubstr("rank 1 expects 3 ranks, rank 0 expects 2"));
+  }
+}
+
 TEST_F(StoreLinkTest, ClosesWhileItWaitsForOthers) {
   close_deadline_ = kSoon;
-  auto zero = Join(0, 2);
-  auto one = Join(1, 3);  // Of another size: the two do not meet.
-  store_->AwaitWaiting("hello");
+  auto zero = Join(0, 3);
+  auto one = Join(1, 3);
+  store_->AwaitWaiting("hello/2");
   auto collected = Collect(*zero, "key");
 
   zero.reset();
