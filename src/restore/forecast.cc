@@ -139,6 +139,10 @@ std::vector<bool> ForecastSave::ShardsFor(std::span<const ShardTensor> wanted, i
     const auto found = pieces_.find(LogicalName(tensor));
     if (found == pieces_.end()) continue;
     const Box box = BoxOf(tensor.shape, tensor.part);
+    if (box.empty()) {  // Any piece shows that the tensor exists: the rank's own shard's, or the first.
+      const auto is_own = [own](const Piece& piece) { return static_cast<int>(piece.shard) == own; };
+      if (std::none_of(found->second.begin(), found->second.end(), is_own)) shards[found->second.front().shard] = true;
+    }
     for (const Piece& piece : found->second) {
       if (!Intersect(BoxOf(piece.tensor->shape, piece.tensor->part), box).empty()) shards[piece.shard] = true;
     }

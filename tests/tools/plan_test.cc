@@ -77,6 +77,16 @@ TEST_F(PlanCommandTest, ForecastsListedTensors) {
   EXPECT_EQ(out["between_rows_bytes"], 2 * 2 * 3 * 16);
 }
 
+TEST_F(PlanCommandTest, ForecastsTensorsWithoutElements) {
+  json model = tensors_;
+  model["tensors"].push_back({{"name", "empty"}, {"dtype", "F32"}, {"shape", {0, 8}}, {"on", "all"}, {"cut", 1}});
+
+  const Ran ran = Plan(Model(model), "1,2,1", "1,4,1", {"--json"});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.parsed()["ranks"][3]["needed_bytes"], 2 * 4 * 2 * 4 + 16);
+}
+
 TEST_F(PlanCommandTest, PrintsRanksShardsAndHosts) {
   const Ran ran = Plan(xl_, "4,2,1", "2,2,1");
 
