@@ -89,7 +89,9 @@ Status LayOut(ShardHeader& header) {
   std::uint64_t at = 0;
   for (ShardTensor& tensor : header.tensors) {
     tensor.begin = at;
-    tensor.end += at;
+    if (__builtin_add_overflow(tensor.end, at, &tensor.end)) {
+      return Error(StatusCode::kInvalidArgument, "shard {}: expected at most 2^64 bytes, found more", header.shard);
+    }
     at = tensor.end;
   }
   CAIRN_ASSIGN_OR_RETURN(const ShardHeaderWriter writer, ShardHeaderWriter::Make(header));
