@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json_text.h"
 #include "base/status_macros.h"
 #include "format/fields.h"
 #include "tools/output.h"
@@ -175,6 +176,10 @@ Result<Model> ReadModelFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file.is_open() || file.bad()) return Error(StatusCode::kNotFound, "{}: cannot be read", path);
+  if (IsNestedTooDeeply(text)) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", path,
+                 kMostJsonLevels);
+  }
   const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded()) return Error(StatusCode::kInvalidArgument, "{}: expected JSON", path);
   Members members(root, path, {"gpt", "layers", "tensors", "rank_bytes"});

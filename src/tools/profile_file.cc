@@ -11,6 +11,7 @@
 
 #include "base/status_macros.h"
 #include "tools/output.h"
+#include "base/json_text.h"
 
 namespace cairn::tools {
 namespace {
@@ -171,3 +172,7 @@ Result<ProfileFile> ReadProfile(const std::string& path) {
 }
 
 }  // namespace cairn::tools
+  if (IsNestedTooDeeply(text.str())) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", path,
+                 kMostJsonLevels);
+  }

@@ -100,6 +100,7 @@ TEST_F(PlanCommandTest, RefusesModelsByFileAndMember) {
   };
   ExpectRefused("{", ": expected JSON");
   ExpectRefused(json::array(), ": expected an object, found []");
+  ExpectRefused(std::string(300'000, '['), ": expected at most 100 levels of lists and objects, found more");
   ExpectRefused({{"gpt", {{"layers", 2}}}}, ": gpt: hidden: expected an integer from 1 to 16777216, found none");
   ExpectRefused({{"gpt", {{"layer", 2}}}}, ": gpt: unknown member \"layer\"");
   ExpectRefused({{"layers", 2}}, ": tensors: expected a list of tensors, or \"gpt\", found none");

@@ -246,11 +246,15 @@ TEST_F(TuneByProfileTest, NamesTheFieldOfABrokenProfile) {
   refused([](json& p) { p["command"] = {1}; }, "command[0]: expected a text, found 1");
   refused([](json& p) { p["memory_note"] = 1; }, "memory_note: expected a text, found 1");
 
-  WriteWholeFile(out_, "{");
-  EXPECT_THAT(RunProgram(CAIRN_CLI, {"tune", folder_.path(), "--state-bytes=1MB", "--iteration-time=1s",
-                                     "--slowdown=1%", "--mtbf=1h", "--profile=" + out_})
-                  .err,
-              HasSubstr(out_ + ": expected JSON"));
+  const auto refused_text = [this](const std::string& text, const std::string& why) {
+    WriteWholeFile(out_, text);
+    EXPECT_THAT(RunProgram(CAIRN_CLI, {"tune", folder_.path(), "--state-bytes=1MB", "--iteration-time=1s",
+                                       "--slowdown=1%", "--mtbf=1h", "--profile=" + out_})
+                    .err,
+                HasSubstr(out_ + ": " + why));
+  };
+  refused_text("{", "expected JSON");
+  refused_text("{\"version\": " + std::string(300'000, '['), "expected at most 100 levels of lists and objects");
 }
 
 TEST_F(TuneByProfileTest, WithoutOneNothingIsAdded) {
