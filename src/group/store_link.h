@@ -21,8 +21,9 @@ namespace cairn {
 /// The sender puts this rank's words into the store. The listener, while anybody waits for a word, blocks in the store
 /// until the next word comes. Each has its own connection.
 ///
-/// Keys, under `cairn/<name>/`. To open, rank r sets `hello/<r>` to a fresh id. Rank 0 removes it and answers
-/// `welcome/<id>` = the session, another fresh id: so a group that is made again never reads old words. Under
+/// Keys, under `cairn/<name>/`. To open, rank r sets `hello/<r>` to a fresh id and the number of ranks that it expects.
+/// Rank 0 removes it and answers `welcome/<id>` = the session, another fresh id: so a group that is made again never
+/// reads old words. If rank 0 expects another number, the answer is that, in words. Under
 /// `<session>/`:
 ///   inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes
 ///                      it. If an entry was counted and does not come (its rank died), rank 0 fills it, so that later

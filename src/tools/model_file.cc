@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json_text.h"
 #include "base/status_macros.h"
 #include "format/fields.h"
 #include "tools/output.h"
@@ -170,26 +171,23 @@ Result<Model> ReadTensors(const std::string& path, Members& members) {
   return model;
 }
 
-/// InvalidArgument for a member that is there twice, and for what is nested deeper than a model: what handles JSON
-/// calls itself for each level.
+/// InvalidArgument for a member that is there twice, and for what is nested too deeply.
 Result<json> ParseJson(const std::string& text, const std::string& path) {
-  constexpr int kMostLevels = 8;
+  if (IsNestedTooDeeply(text)) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", path,
+                 kMostJsonLevels);
+  }
   std::vector<std::set<std::string>> names;
   std::string twice;
-  bool is_deep = false;
-  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
+  const auto watch = [&](int /*depth*/, json::parse_event_t event, json& value) {
     if (event == json::parse_event_t::object_start) names.emplace_back();
     if (event == json::parse_event_t::object_end) names.pop_back();
     if (event == json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second) {
       twice = value.get<std::string>();
     }
-    is_deep = is_deep || depth > kMostLevels;
-    return depth <= kMostLevels;
+    return true;
   };
   json root = json::parse(text, watch, /*allow_exceptions=*/false);
-  if (is_deep) {
-    return Error(StatusCode::kInvalidArgument, "{}: expected JSON of at most {} levels, found more", path, kMostLevels);
-  }
   if (root.is_discarded()) return Error(StatusCode::kInvalidArgument, "{}: expected JSON", path);
   if (!twice.empty()) {
     return Error(StatusCode::kInvalidArgument, "{}: member {} is there twice", path, Quoted(twice));

@@ -143,8 +143,9 @@ TEST_F(PlanCommandTest, RefusesModelsThatNoShardCanHold) {
 TEST_F(PlanCommandTest, RefusesDeepJson) {
   const std::string deep(100'000, '[');
   const std::string end(100'000, ']');
-  ExpectRefused(R"({"layers": 1, "tensors": )" + deep + end + "}", ": expected JSON of at most 8 levels, found more");
-  ExpectRefused(deep + end, ": expected JSON of at most 8 levels, found more");
+  ExpectRefused(R"({"layers": 1, "tensors": )" + deep + end + "}",
+                ": expected at most 100 levels of lists and objects, found more");
+  ExpectRefused(deep + end, ": expected at most 100 levels of lists and objects, found more");
 }
 
 }  // namespace
