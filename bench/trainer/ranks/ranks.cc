@@ -126,9 +126,10 @@ Store Ranks::OpenStore() const {
   options.port = environment_.master_port;
   options.isServer = rank() == 0 && !environment_.store_runs && store_ == nullptr;
   options.waitWorkers = false;
-  options.timeout = timeout();
-  return c10::make_intrusive<c10d::PrefixStore>(
-      "cairn_train/" + environment_.attempt, c10::make_intrusive<c10d::TCPStore>(environment_.master_address, options));
+  options.timeout = timeout() * 2 / 5;  // Connecting is tried twice, with a pause: then the patience has passed.
+  auto store = c10::make_intrusive<c10d::TCPStore>(environment_.master_address, options);
+  store->setTimeout(timeout());
+  return c10::make_intrusive<c10d::PrefixStore>("cairn_train/" + environment_.attempt, std::move(store));
 }
 
 std::shared_ptr<cairn::Group> Ranks::MakeGroup(const std::string& root) const {
@@ -136,6 +137,15 @@ std::shared_ptr<cairn::Group> Ranks::MakeGroup(const std::string& root) const {
       cairn::MakeTorchGroup(store_, {.rank = rank(), .size = world(), .name = root, .open_deadline = patience_});
   if (!group.ok()) throw std::runtime_error(group.status().ToString());
   return *group;
+}
+
+void Ranks::ExpectAlike(const Settings& settings) {
+  try {
+    peers_->ExpectAlike(settings);
+  } catch (const std::exception& error) {
+    Leave(error.what());
+    throw;
+  }
 }
 
 void Ranks::Leave(const std::string& why) {
