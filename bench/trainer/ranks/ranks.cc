@@ -142,6 +142,15 @@ std::shared_ptr<cairn::Group> Ranks::MakeGroup(const std::string& root) const {
   return *group;
 }
 
+void Ranks::ExpectAlike(const Settings& settings) {
+  try {
+    peers_->ExpectAlike(settings);
+  } catch (const std::exception& error) {
+    Leave(error.what());
+    throw;
+  }
+}
+
 void Ranks::Leave(const std::string& why) {
   left_ = true;
   peers_->Leave(why);
