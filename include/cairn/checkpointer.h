@@ -347,7 +347,7 @@ class Checkpointer {
   /// The newest failure of a save that was not cancelled, skipped or replaced. Ok if there was none.
   [[nodiscard]] Status LastFailure() const;
   [[nodiscard]] CheckpointerStats stats() const;
-  /// Writes the last Options::trace_events events as Chrome trace JSON (opens in Perfetto).
+  /// Writes the last Options::trace_events events as Chrome trace JSON (for Perfetto). Times are CLOCK_MONOTONIC's.
   Status WriteTrace(const std::string& path) const;
 
  private:

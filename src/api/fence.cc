@@ -10,7 +10,10 @@ Status Checkpointer::Fence(Stream stream, Deadline deadline) {
   if (impl_->engine == nullptr) return Status::Ok();
   if (stream.device.kind != DeviceKind::kCpu) CAIRN_RETURN_IF_ERROR(impl_->RefuseWhileCapturing(stream));
   for (const std::shared_ptr<SaveTask>& task : impl_->engine->InFlight()) {
-    CAIRN_RETURN_IF_ERROR(impl_->FenceOn(*task, stream, deadline));
+    const Trace::Clock::time_point begun = Trace::Clock::now();
+    const Status status = impl_->FenceOn(*task, stream, deadline);
+    impl_->trace.Span("fence", "fence", begun, Trace::Clock::now(), task->plan().step, 0);
+    CAIRN_RETURN_IF_ERROR(status);
   }
   return Status::Ok();
 }
