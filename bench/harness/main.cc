@@ -41,6 +41,9 @@
 //          at most at that rate; that process takes CPU time from this machine, which is not in cpu_s. For gemini,
 //          durable means: whole in the peer's memory (durable_means).
 //
+//   cores  pccheck writes in a process of its own, which polls on one core, as its authors' does; its CPU time, bytes and
+//          memory are in the row.
+//
 // Each run makes a directory of its own and removes it. --resume works in --dir itself: it compares the newest
 // checkpoint there with the state of its step, continues from it, and leaves everything there. At the end the page
 // cache of the files is dropped, the strategy is opened anew, as after a restart, and its newest checkpoint is
