@@ -30,8 +30,8 @@ void Journal::Save(std::uint64_t step) const { Write("save", Step(step)); }
 void Journal::Durable(std::uint64_t step) const { Write("durable", Step(step)); }
 void Journal::End(std::uint64_t step) const { Write("end", Step(step)); }
 
-void Journal::Iteration(std::uint64_t step, double stall) const {
-  const HostMemory memory = HostMemoryNow();
+void Journal::Iteration(std::uint64_t step, double stall, std::optional<pid_t> other) const {
+  const HostMemory memory = HostMemoryNow(other);
   Write("iteration", fmt::format(R"({}, "stall": {:.6f}, "anonymous": {}, "mapped": {}, "dirty": {})", Step(step),
                                  stall, memory.anonymous, memory.mapped, memory.dirty));
 }

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -26,7 +29,8 @@ class Journal {
   [[nodiscard]] static Result<std::unique_ptr<Journal>> Open(const std::string& path);
 
   void Begin(std::uint64_t step) const;
-  void Iteration(std::uint64_t step, double stall) const;
+  /// `other`: a process that works for this one.
+  void Iteration(std::uint64_t step, double stall, std::optional<pid_t> other) const;
   void Save(std::uint64_t step) const;
   void Durable(std::uint64_t step) const;
   void End(std::uint64_t step) const;

@@ -9,9 +9,9 @@
 //       [--network-bytes-per-second R] [--compute paced|products|trainer] [--size NAME=N]... [--batch N] [--sequence N]
 //       [--resume] [--journal FILE] [--csv FILE]
 //
-// Peers: torch.save with fsync (sync), CheckFreq (FAST 2021), GPM (ASPLOS 2022), Gemini (SOSP 2023) and PCcheck (ASPLOS
-// 2025), each a file in bench/strategies that says how it is set up, and no checkpoint at all (none). To compare them,
-// one after the other:
+// Peers: a plain write with fsync (sync), the pipelines of CheckFreq (FAST 2021),
+// GPM (ASPLOS 2022), Gemini (SOSP 2023) and PCcheck (ASPLOS 2025), each a file in bench/strategies that says how it is
+// set up, and no checkpoint at all (none). To compare them, one after the other:
 //
 //   for s in none sync checkfreq gpm gemini pccheck cairn; do
 //     build/release/bin/bench_training --strategy $s --dir /mnt/nvme --csv runs.csv
@@ -40,6 +40,8 @@
 //          --network-bytes-per-second between two network namespaces (emulation/network.h). Real bytes over real TCP,
 //          at most at that rate; that process takes CPU time from this machine, which is not in cpu_s. For gemini,
 //          durable means: whole in the peer's memory (durable_means).
+//   cores  pccheck writes in a process of its own, which polls on one core, as its authors' does; what that process
+//          uses is in the row.
 //
 // Each run makes a directory of its own and removes it. --resume works in --dir itself: it compares the newest
 // checkpoint there with the state of its step, continues from it, and leaves everything there. At the end the page

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
@@ -68,19 +69,30 @@ Status CheckFits(const Resources& need, const Resources& free, std::uint64_t sta
                need.disk_bytes, need.memory_bytes, free.disk_bytes, free.memory_bytes, scale * fits * 0.99, fitting);
 }
 
-Usage UsageSoFar() {
+Usage UsageSoFar(std::optional<pid_t> other) {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   const auto seconds = [](const timeval& t) {
     return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
   };
-  return {.bytes_written = Field("/proc/self/io", "write_bytes:").value_or(0),
-          .peak_rss = Field("/proc/self/status", "VmHWM:").value_or(0) * 1024,
-          .cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime)};
+  Usage used{.bytes_written = Field("/proc/self/io", "write_bytes:").value_or(0),
+             .peak_rss = Field("/proc/self/status", "VmHWM:").value_or(0) * 1024,
+             .cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime)};
+  if (!other.has_value()) return used;
+  const std::string of_other = "/proc/" + std::to_string(*other);
+  used.bytes_written += Field(of_other + "/io", "write_bytes:").value_or(0);
+  used.peak_rss +=
+      1024 * (Field(of_other + "/status", "VmHWM:").value_or(0) - Field(of_other + "/status", "RssShmem:").value_or(0));
+  clockid_t clock{};
+  timespec spent{};
+  if (::clock_getcpuclockid(*other, &clock) == 0 && ::clock_gettime(clock, &spent) == 0) {
+    used.cpu_seconds += static_cast<double>(spent.tv_sec) + static_cast<double>(spent.tv_nsec) * 1e-9;
+  }
+  return used;
 }
 
-HostMemory HostMemoryNow() {
-  const auto kibibytes = [](const char* path, std::initializer_list<std::string_view> fields) {
+HostMemory HostMemoryNow(std::optional<pid_t> other) {
+  const auto kibibytes = [](const std::string& path, std::initializer_list<std::string_view> fields) {
     std::uint64_t sum = 0;
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -90,9 +102,14 @@ HostMemory HostMemoryNow() {
     }
     return sum;
   };
-  return {.anonymous = kibibytes("/proc/self/status", {"RssAnon:", "RssShmem:"}),
-          .mapped = kibibytes("/proc/self/status", {"RssFile:"}),
-          .dirty = kibibytes("/proc/meminfo", {"Dirty:", "Writeback:"})};
+  HostMemory memory{.anonymous = kibibytes("/proc/self/status", {"RssAnon:", "RssShmem:"}),
+                    .mapped = kibibytes("/proc/self/status", {"RssFile:"}),
+                    .dirty = kibibytes("/proc/meminfo", {"Dirty:", "Writeback:"})};
+  if (!other.has_value()) return memory;
+  const std::string of_other = "/proc/" + std::to_string(*other) + "/status";
+  memory.anonymous += kibibytes(of_other, {"RssAnon:"});
+  memory.mapped += kibibytes(of_other, {"RssFile:"});
+  return memory;
 }
 
 void ResetPeak() { std::ofstream("/proc/self/clear_refs") << 5; }

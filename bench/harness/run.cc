@@ -115,12 +115,12 @@ Status Measure(Run& run, const Trained& trained, Workplace& workplace, const Jou
     CAIRN_ASSIGN_OR_RETURN(run.copy_rate, MeasureCopies(workplace.state, workplace.gpu));
   }
   ResetPeak();
-  const Usage before = UsageSoFar();
+  const Usage before = UsageSoFar(strategy->process());
   clock = RealClock();
   const std::unique_ptr<Compute> pace = MakePace(trained, run.loop, clock);
   Compute& compute = trainer != nullptr ? *trainer : *pace;
   CAIRN_ASSIGN_OR_RETURN(run.record, RunLoop(run.loop, clock, compute, *strategy, log, journal));
-  run.used = UsageSoFar();
+  run.used = UsageSoFar(strategy->process());
   run.used.bytes_written -= before.bytes_written;
   run.used.cpu_seconds -= before.cpu_seconds;
   return {};

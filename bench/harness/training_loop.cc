@@ -44,7 +44,9 @@ Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock,
   for (std::uint64_t step = settings.first; step <= settings.iterations; ++step) {
     const double began = clock.now();
     // The journal is kept while forward and backward would run.
-    if (journal != nullptr && !record.stalls.empty()) journal->Iteration(step - 1, record.stalls.back());
+    if (journal != nullptr && !record.stalls.empty()) {
+      journal->Iteration(step - 1, record.stalls.back(), strategy.process());
+    }
     CAIRN_RETURN_IF_ERROR(compute.Forward(began));
 
     const double fenced = clock.now();
@@ -68,7 +70,9 @@ Result<LoopRecord> RunLoop(const LoopSettings& settings, const LoopClock& clock,
   }
   record.end = clock.now();
   if (journal != nullptr) {
-    if (!record.stalls.empty()) journal->Iteration(settings.iterations, record.stalls.back());
+    if (!record.stalls.empty()) {
+      journal->Iteration(settings.iterations, record.stalls.back(), strategy.process());
+    }
     journal->End(settings.iterations);
   }
   CAIRN_RETURN_IF_ERROR(strategy.Drain());

@@ -152,11 +152,11 @@ Status Measure(Node& node, LoopSettings& settings, LoopRecord& record, NodeRepor
   CAIRN_ASSIGN_OR_RETURN(settings.update_seconds, AgreeOnUpdate(node, begun));
   CAIRN_ASSIGN_OR_RETURN(report.copy_rate, MeasureCopies(*node.state, *node.gpu));
   ResetPeak();
-  const Usage before = UsageSoFar();
+  const Usage before = UsageSoFar(strategy->process());
   CAIRN_RETURN_IF_ERROR(Exchange(*node.other, begun).status());
   clock = RealClock();
   CAIRN_ASSIGN_OR_RETURN(record, Train(node, settings, clock, *strategy, log));
-  const Usage used = UsageSoFar();
+  const Usage used = UsageSoFar(strategy->process());
   report.bytes_written = used.bytes_written - before.bytes_written;
   report.cpu_seconds = used.cpu_seconds - before.cpu_seconds;
   report.peak_rss = used.peak_rss;

@@ -11,8 +11,9 @@
 namespace cairn::bench {
 namespace {
 
-/// CheckFreq's two phases: the snapshot runs beside forward and backward, and the update waits for it; the write runs
-/// beside whatever follows, and the next save waits for it. One checkpoint at a time.
+/// CheckFreq's pipeline, without its snapshot in GPU memory, its serialisation by torch.save and its tuner: the
+/// snapshot runs beside forward and backward, and the update waits for it; the write runs beside whatever follows, and
+/// the next save waits for it. One checkpoint at a time.
 class CheckFreq : public Strategy {
  public:
   CheckFreq(const Workplace& workplace, std::unique_ptr<BufferPool> pool, std::unique_ptr<CheckpointFile> file)
@@ -87,13 +88,15 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
 }  // namespace
 
 StrategyKind CheckFreqKind() {
-  return {.name = "checkfreq",
-          .tuning =
-              "snapshot to pinned memory beside forward and backward; one persist in the background, written as by "
-              "sync; the next save waits for it",
-          .checkpoints_on_disk = [](int) { return 2; },
-          .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return state_bytes; },
-          .open = Open};
+  return {
+      .name = "checkfreq",
+      .tuning =
+          "snapshot to pinned memory beside forward and backward, none on the GPU; nothing serialised, no tuner; one "
+          "persist in the background, written as by "
+          "sync; the next save waits for it",
+      .checkpoints_on_disk = [](int) { return 2; },
+      .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return state_bytes; },
+      .open = Open};
 }
 
 }  // namespace cairn::bench

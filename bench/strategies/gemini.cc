@@ -148,7 +148,7 @@ StrategyKind GeminiKind() {
           .tuning =
               "one replica, in a peer's memory (two buffers), by c10d's gloo over TCP; pinned memory of the state's "
               "size, so that the update waits for the copy alone; pieces of 4 MiB, each sent once copied; the next "
-              "save waits for it",
+              "save waits for it; the peer, which is another machine's, shares this one's cores",
           .durable_means = "whole in the peer's memory: lost where both machines are",
           .networked = true,
           .checkpoints_on_disk = [](int) { return 0; },

@@ -13,7 +13,8 @@ constexpr int kSlots = 2;  // GPM's double buffer.
 constexpr std::uint64_t kPiece = 64U << 20;
 
 /// GPM on a disk, as PCcheck's authors ported it: the GPU copies straight into a mapped file, then msync, and the
-/// training waits for both. It needs no host memory.
+/// training waits for both. Here copy and write-back overlap: the kernel is asked to write what is copied while the
+/// rest is being copied. It needs no host memory.
 class Gpm : public Strategy {
  public:
   Gpm(const Workplace& workplace, std::unique_ptr<SlotFile> file) : at_(workplace), file_(std::move(file)) {}
@@ -50,7 +51,8 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
 StrategyKind GpmKind() {
   return {.name = "gpm",
           .tuning =
-              "the GPU copies into a mapped, laid-out file of two slots, written back piece by piece, then one msync; "
+              "the GPU copies into a mapped, laid-out file of two slots, written back piece by piece while the next is "
+              "copied, then one msync; "
               "the training waits",
           .checkpoints_on_disk = [](int) { return kSlots; },
           .host_bytes = [](std::uint64_t, std::uint64_t) { return std::uint64_t{0}; },

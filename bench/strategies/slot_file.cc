@@ -1,6 +1,7 @@
 #include "bench/strategies/slot_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -44,6 +45,10 @@ Result<std::unique_ptr<SlotFile>> SlotFile::Open(const std::string& path, int sl
   if (!file.valid()) {
     CAIRN_ASSIGN_OR_RETURN(file, LayOut(path, size));
     CAIRN_RETURN_IF_ERROR(SyncDirectory(path.substr(0, path.rfind('/'))));
+  }
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "locking " + path);
+    return Error(StatusCode::kFailedPrecondition, "{}: another process has it open", path);
   }
   struct stat found {};
   if (::fstat(file.get(), &found) != 0) return ErrnoStatus(errno, "asking for the size of " + path);

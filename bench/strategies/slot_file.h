@@ -32,7 +32,9 @@ class SlotFile {
     std::uint64_t step = 0;
   };
 
-  /// Opens the file, or lays out one with that many slots of `bytes` each. Corrupt if the file has another shape.
+  /// Opens the file, or lays out one with that many slots of `bytes` each, and holds it. Corrupt if the file has
+  /// another shape; FailedPrecondition while another one holds it: what a killed training's writer still writes is
+  /// never read.
   [[nodiscard]] static Result<std::unique_ptr<SlotFile>> Open(const std::string& path, int slots, std::uint64_t bytes);
   ~SlotFile();
   SlotFile(const SlotFile&) = delete;

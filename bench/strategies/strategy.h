@@ -1,8 +1,11 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,6 +34,8 @@ class Strategy {
   /// Reads the newest checkpoint in the directory into the state, and returns its step. NotFound where there is none.
   /// Of several nodes it is the newest that all have, and later saves replace what only some have.
   virtual Result<std::uint64_t> Restore() = 0;
+  /// Its process, if it has one of its own: what that uses counts as this process's.
+  [[nodiscard]] virtual std::optional<pid_t> process() const { return std::nullopt; }
 };
 
 /// What a strategy works with. Everything it refers to outlives it.

@@ -9,7 +9,8 @@
 namespace cairn::bench {
 namespace {
 
-/// torch.save and an fsync: the training waits until the checkpoint is on the disk.
+/// A plain write and an fsync, as a careful user saves: the training waits until the checkpoint is on the disk. Nothing
+/// is serialised.
 class Sync : public Strategy {
  public:
   Sync(const Workplace& workplace, std::unique_ptr<BufferPool> pool, std::unique_ptr<CheckpointFile> file)
@@ -54,9 +55,8 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
 StrategyKind SyncKind() {
   return {.name = "sync",
           .tuning =
-              "as torch.save with fsync: copy to pinned memory, buffered write with early write-back, fsync, rename, "
-              "fsync of the "
-              "directory; over the file of the checkpoint before the last, in place",
+              "copy to pinned memory, buffered write with early write-back, fsync, rename, fsync of the directory, and "
+              "nothing serialised; over the file of the checkpoint before the last, in place",
           .checkpoints_on_disk = [](int) { return 2; },
           .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return state_bytes; },
           .open = Open};

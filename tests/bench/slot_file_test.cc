@@ -5,12 +5,9 @@
 #include <cstring>
 #include <fstream>
 #include <string>
-#include <thread>
 
 #include "base/bytes.h"
-#include "bench/harness/restore_check.h"
-#include "bench/workplace.h"
-#include "support/forked.h"
+#include "testing/temp_dir.h"
 
 namespace cairn::bench {
 namespace {
@@ -101,32 +98,15 @@ TEST(SlotFileTest, RefusesAFileOfAnotherShape) {
   EXPECT_EQ(SlotFile::Open(directory / "slots", 3, kBytes).status().code(), StatusCode::kCorrupt);
 }
 
-// The killed save overwrites a slot that was in use before, so only the root shows that it is incomplete.
-TEST(PcCheckTest, AnInterruptedSlotIsNotRestored) {
+TEST(SlotFileTest, RefusesAFileThatIsHeld) {
   const TempDir directory;
-  Forked child([&directory](const Say& say) {
-    SmallWorkplace at(directory.path());
-    (*at).disk = RateLimitedDisk::Make(1'000'000'000'000);
-    auto strategy = at.Open("pccheck");
-    if (strategy == nullptr) return 1;
-    for (std::uint64_t step = 1; step <= 4; ++step) {
-      if (!TrainAndSave(*strategy, at.state(), step).ok() || !strategy->Drain().ok()) return 2;
-    }
-    (*at).disk->SetRate(1);  // From now on nothing reaches the disk.
-    const std::uint64_t before = (*at).disk->bytes();
-    if (!TrainAndSave(*strategy, at.state(), 5).ok()) return 3;
-    while ((*at).disk->bytes() < before + SmallWorkplace::kBytes / 4) std::this_thread::yield();
-    say("in mid-save");
-    return strategy->Drain().ok() ? 4 : 5;  // Not reached: the process is killed before.
-  });
-  ASSERT_EQ(child.NextLine(Deadline::In(std::chrono::seconds(60))), "in mid-save");
+  {
+    const auto held = *SlotFile::Open(directory / "slots", 2, kBytes);
 
-  child.Kill();
-  const Forked::End end = child.Wait(Deadline::In(std::chrono::seconds(60)));
+    EXPECT_EQ(SlotFile::Open(directory / "slots", 2, kBytes).status().code(), StatusCode::kFailedPrecondition);
+  }
 
-  EXPECT_EQ(end.how, Forked::How::kKilled);
-  SmallWorkplace at(directory.path());
-  EXPECT_EQ(CheckRestored(*FindStrategy("pccheck"), *at, 4), Status::Ok());
+  EXPECT_TRUE(SlotFile::Open(directory / "slots", 2, kBytes).ok());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import signal
 import subprocess
 import sys
@@ -29,7 +30,10 @@ def figures(*arguments: object) -> subprocess.CompletedProcess[str]:
     [
         (("10",), "invalid choice: '10' (choose from "),
         ((), "the following arguments are required: NAME"),
-        (("8", "--strategies", "cairn,slow"), "unknown slow; there are sync, checkfreq, gpm, gemini, pccheck, cairn"),
+        (
+            ("8", "--strategies", "cairn,slow"),
+            "unknown slow; there are sync, checkfreq, gpm, gemini, pccheck, cairn",
+        ),
         (("8", "--models", "gpt"), "unknown gpt; there are vgg16"),
         (("8", "--intervals", "0,10"), "expected numbers of at least 1, found 0,10"),
         (("8", "--scale", "-1"), "expected more than 0, found -1"),
@@ -79,6 +83,23 @@ def test_a_figure_is_a_picture_and_a_table_that_names_what_is_emulated(tmp_path:
     assert "scripts/bench figure 8" in head[0] and "commit" in head[1] and str(ROOT) not in "".join(head)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "cairn      slowdown" in ran.stdout
+
+
+def test_pccheck_is_swept_at_each_point_and_the_sweep_is_in_the_table(tmp_path: Path) -> None:
+    output = tmp_path / "figure"
+    small = ("--scale", "0.01", "--models", "bert", "--strategies", "pccheck", "--intervals", "5")
+    ran = figures("8", *small, "--dir", tmp_path, "--output", output)
+
+    assert ran.returncode == 0, ran.stderr
+    table = (line for line in (tmp_path / "figure.csv").read_text().splitlines() if not line.startswith("#"))
+    rows = list(csv.DictReader(table))
+    swept = [row for row in rows if row["what"] == "sweep"]
+    settings = [(float(row["in_flight"]), float(row["writers"])) for row in swept]
+    assert settings == [(n, p) for n in (1, 2, 4) for p in (1, 2)]
+    best = max(swept, key=lambda row: float(row["iterations_per_second"]))
+    assert [(row["strategy"], row["what"]) for row in rows if row not in swept] == [("none", ""), ("pccheck", "")]
+    assert all(rows[-1][name] == best[name] for name in ("in_flight", "writers"))
+    assert ran.stdout.count("pccheck    slowdown") == 1
 
 
 @pytest.mark.parametrize("name", ["age", "stalls", "memory"])

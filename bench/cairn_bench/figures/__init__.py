@@ -17,6 +17,7 @@ from . import (
     pipeline,
     profile,
     runs,
+    sweep,
     tenplex,
     throughput,
 )
@@ -70,7 +71,7 @@ def run(args):
         from . import plots  # Here, so that the rest runs without matplotlib.
 
         head, rows = runs.read_table(args.output + ".csv")
-        picture, title = figure.draw(plots, args, rows)
+        picture, title = figure.draw(plots, args, sweep.figures_of(rows))
         plots.save(picture, args.output + ".png", title, head)
     except (files.BadResult, runs.Refused) as reason:
         print(f"scripts/bench figure: {reason}", file=sys.stderr)

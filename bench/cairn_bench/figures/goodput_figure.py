@@ -13,15 +13,17 @@ replays only the first part of the trace.
 
 The default takes about 12 minutes for five strategies at four intervals. Error bars are bootstrap 95 % intervals of the
 medians of the repetitions. In each repetition the failures fall at other instants, the same for all strategies:
-anywhere in the 63 s between the sample that shows one and the sample before.
+anywhere in the 63 s between the sample that shows one and the sample before. PCcheck's checkpoints in flight and threads
+are those that a sweep without failures gives the greatest expected goodput, at each interval.
 """
 
+import math
 import os
 import random
 
 from ..shared.options import positive
 from ..shared.report import interval
-from . import goodput, goodput_model, spot_trace
+from . import goodput, goodput_model, spot_trace, throughput
 from .arguments import STRATEGIES, add_common, add_intervals, add_scale, add_strategies
 from .runs import (
     PROGRAM,
@@ -33,11 +35,12 @@ from .runs import (
     planned,
     series,
 )
+from .sweep import Sweeping, with_sweep
 
 INTERVALS = [10, 25, 50, 100]
-# The better of 1 and 2. Cairn finishes the older first: a second one hides the first's copy and commit, and does not
-# delay it. PCcheck shares the disk between them, so that a failure loses more.
-IN_FLIGHT = {"cairn": 2, "pccheck": 1}
+# The better of 1 and 2: Cairn finishes the older first, so that a second one hides the first's copy and commit, and does
+# not delay it. PCcheck's are swept.
+IN_FLIGHT = {"cairn": 2}
 PUBLISHED = ["sync", "checkfreq", "gpm", "pccheck", "cairn"]
 SETTINGS = ("model", "device", "disk", "disk_bytes_per_second", "pcie_bytes_per_second", "dilation", "state_bytes",
             "scale", "iteration_seconds")  # fmt: skip
@@ -67,9 +70,24 @@ def add_arguments(parser):
 
 def runner(args):
     try:
-        return Replays(args, spot_trace.read(args.trace))
+        replays = Replays(args, spot_trace.read(args.trace))
     except spot_trace.BadTrace as reason:
         raise Refused(str(reason)) from None
+    between = replays.end / len(replays.failures[0])
+    return Sweeping(replays, lambda row: expected(row, between))
+
+
+def expected(row, between):
+    """Goodput, with a failure every so many seconds, each of which takes half an interval and the write."""
+    rate = row["iterations_per_second"]
+    return rate * (1 - (row["every"] / (2 * rate) + row["to_durable_p50_s"]) / between)
+
+
+def swept(options):
+    """A run of the sweep, without failures: as long as one of figure 8."""
+    every = options["every"]
+    warmup = throughput.FRESH * every
+    return {"warmup": warmup, "iterations": warmup + every * math.ceil(throughput.LEAST / every)}
 
 
 def plan(args):
@@ -85,7 +103,7 @@ def plan(args):
                     "in_flight": args.in_flight or IN_FLIGHT.get(strategy, 1),
                 }
                 entries.append(planned(strategy, options, repetition=repetition, interval=every))
-    return entries
+    return with_sweep(entries, swept)
 
 
 class Replays:
@@ -123,7 +141,8 @@ class Replays:
         tell(row)
         settings = {name: ideal[name] for name in SETTINGS}
         emulated = f"{ideal['emulated']}; {self.emulated}"
-        return {**row, **settings, "in_flight": entry["options"]["in_flight"], "emulated": emulated}
+        threads = {"in_flight": entry["options"]["in_flight"], "writers": entry["options"].get("writers", 1)}
+        return {**row, **settings, **threads, "emulated": emulated}
 
     def pace(self, args, entry):
         """The row of a training without checkpoints or failures, once for each repetition and interval."""

@@ -4,7 +4,8 @@ Two processes of bench_pipeline in network namespaces, 15 Gbit/s between them, e
 pd-ssd of its own (480 MB/s, emulated), as PCcheck's authors had it. A checkpoint counts once both nodes have it. Every
 run ends with both nodes restoring the last one. Needs root and iproute2; --network loopback needs neither, and has no
 rate. For each interval and repetition, one run without checkpoints and one of each strategy run one after the other. The
-first three intervals are not counted. The picture also has what the authors' artifact measured.
+first three intervals are not counted. PCcheck is set up by a sweep at each interval, as in figure 8. The picture also has
+what the authors' artifact measured.
 """
 
 import math
@@ -13,6 +14,7 @@ from ..shared import program
 from ..shared.report import middle
 from .arguments import STRATEGIES, add_emulation, add_in_flight, add_intervals, add_scale, add_strategies
 from .runs import Refused, Skipped, by, planned, run_program
+from .sweep import Sweeping, with_sweep
 from .throughput import FRESH, LEAST, slowdowns
 
 PROGRAM = program("bench_pipeline")
@@ -48,11 +50,11 @@ def plan(args):
             }
             for strategy in ("none", *args.strategies):
                 entries.append(planned(strategy, options, PROGRAM, repetition=repetition, interval=interval))
-    return entries
+    return with_sweep(entries)
 
 
 def runner(_):
-    return one_run
+    return Sweeping(one_run, sweep=one_run)
 
 
 def one_run(args, entry):

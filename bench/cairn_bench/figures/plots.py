@@ -9,8 +9,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from ..shared.report import middle
-from .arguments import LABELS
+from . import arguments
 
+LABELS = {strategy: label.split(" (")[0] for strategy, label in arguments.LABELS.items()}
 # Each strategy always has the same marker, line and grey; colour only helps.
 LOOKS = {
     "none": {"color": "#000000", "marker": "", "linestyle": ":"},

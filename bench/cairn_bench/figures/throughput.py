@@ -2,7 +2,8 @@
 
 For each model, interval and repetition, one run without checkpoints and one of each strategy run one after the other,
 so that a strategy is compared with its neighbour in time. The first three intervals are not counted: in them Cairn lays
-out files that later saves overwrite. Whole intervals are counted.
+out files that later saves overwrite. Whole intervals are counted. At each point PCcheck runs with as many checkpoints in
+flight (1, 2, 4) and threads (1, 2) as serve it best: the CSV has the sweep.
 """
 
 import math
@@ -11,6 +12,7 @@ from ..shared.options import positive, some_of
 from ..shared.report import middle
 from .arguments import MODELS, add_common, add_in_flight, add_intervals, add_strategies
 from .runs import by, grouped, planned, series
+from .sweep import Sweeping, with_sweep
 
 INTERVALS = [1, 10, 25, 50, 75, 100]
 IN_FLIGHT = 2  # A second one hides the copy and the flush of the first if the disk is too slow for the interval.
@@ -45,7 +47,11 @@ def plan(args):
                 }
                 for strategy in ("none", *args.strategies):
                     entries.append(planned(strategy, options, repetition=repetition, interval=interval, of=model))
-    return entries
+    return with_sweep(entries)
+
+
+def runner(_):
+    return Sweeping()
 
 
 def slowdowns(rows):

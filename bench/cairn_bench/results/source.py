@@ -5,6 +5,7 @@ import re
 from collections import Counter
 
 from ..figures.runs import read_table
+from ..figures.sweep import figures_of
 from ..shared import RESULTS
 from ..shared.files import content
 from ..shared.measures import read
@@ -17,8 +18,9 @@ LABELS = ("strategy", "interval", "of", "megabytes", "what", "in_flight", "chunk
 
 
 def figure(name):
-    """(head, rows) of a figure's CSV."""
-    return read_table(os.path.join(RESULTS, f"{name}.csv"))
+    """(head, rows) of a figure's CSV, without those of a sweep."""
+    head, rows = read_table(os.path.join(RESULTS, f"{name}.csv"))
+    return head, figures_of(rows)
 
 
 def suite(name):

@@ -1,0 +1,2 @@
+// PCcheck's engine includes it, and calls nothing of it.
+#pragma once
