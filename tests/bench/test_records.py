@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,28 @@ def test_a_fence_is_recorded_and_no_part_of_the_optimizer(trainer: Any, tmp_path
     assert fences and {span.step for span in fences} == {1}
     assert all(last < span.start <= span.end < optimizer.start < optimizer.end for span in fences)
     assert min(span.start for span in of_cairn if span.instruction == "capture") > last
+
+
+def test_a_forward_of_the_last_stage_includes_the_loss(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cairn_bench.reconfigure.instructions import Recorder
+
+    original, ended = trainer.schedule._loss_fn, []
+
+    def loss(*arguments: Any) -> Any:
+        found = original(*arguments)
+        ended.append(time.monotonic())
+        return found
+
+    monkeypatch.setattr(trainer.schedule, "_loss_fn", loss)
+    recorder = Recorder(trainer)
+    trainer.step(1)
+    ended.clear()
+    with recorder.step(2):
+        trainer.step(2)
+
+    forwards = [span for span in recorder.spans() if span.instruction == "forward"]
+    assert len(forwards) == len(ended) == 8
+    assert all(span.start < at < span.end for span, at in zip(forwards, ended, strict=True))
 
 
 def test_another_pipelining_than_the_known_one_is_refused(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
