@@ -112,6 +112,13 @@ struct PlaceOptions {
 };
 int Place(const PlaceOptions& options);
 
+struct SlackOptions {
+  /// Of all ranks of one run.
+  std::vector<std::string> files;
+  bool json = false;
+};
+int Slack(const SlackOptions& options);
+
 struct PlanOptions {
   /// A JSON file of shapes.
   std::string model;

@@ -35,6 +35,7 @@ struct Arguments {
   DoctorOptions doctoring;
   PlaceOptions placing;
   PlanOptions planning;
+  SlackOptions slack;
   bool examine_gpus = false;
   std::string gpu_memory = "512MiB";
 };
@@ -173,6 +174,17 @@ void AddPlan(CLI::App& app, Arguments& arguments, Commands& commands) {
   };
 }
 
+void AddSlack(CLI::App& app, Arguments& arguments, Commands& commands) {
+  CLI::App* const slack =
+      AddCommand(app, "slack",
+                 "Show from a pipeline's recorded instructions its longest path and when each stage waits", arguments);
+  slack->add_option("files", arguments.slack.files, "instructions-<rank>.csv of all ranks")->required();
+  commands[slack] = [&arguments] {
+    arguments.slack.json = arguments.json;
+    return Slack(arguments.slack);
+  };
+}
+
 /// Behind the path, or as --step.
 void AddStep(CLI::App& command, const std::string& help, Arguments& arguments) {
   command.add_option("step,--step", arguments.step, help);
@@ -259,6 +271,7 @@ int Run(int argc, char** argv) {
   AddDoctor(app, arguments, commands);
   AddPlace(app, arguments, commands);
   AddPlan(app, arguments, commands);
+  AddSlack(app, arguments, commands);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

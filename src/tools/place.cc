@@ -1,11 +1,7 @@
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,11 +11,11 @@
 
 #include "base/human.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "place/partners.h"
 #include "place/search.h"
 #include "place/topology.h"
 #include "tools/commands.h"
+#include "tools/input_file.h"
 #include "tools/output.h"
 
 namespace cairn::tools {
@@ -39,28 +35,8 @@ struct Placed {
   std::string same_as;
 };
 
-Result<std::string> ReadTopology(const std::string& path) {
-  constexpr std::size_t kMost = 64U << 20;
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return ErrnoStatus(errno, path);
-  std::string text;
-  std::array<char, 65536> block{};
-  while (true) {
-    const ssize_t read = ::read(file.get(), block.data(), block.size());
-    if (read < 0 && errno == EINTR) continue;
-    if (read < 0) return ErrnoStatus(errno, path);
-    if (read == 0) break;
-    text.append(block.data(), static_cast<std::size_t>(read));
-    if (text.size() > kMost) {
-      return Error(StatusCode::kInvalidArgument, "{}: expected a topology of at most {}, found more", path,
-                   HumanBytes(kMost));
-    }
-  }
-  if (text.empty()) {
-    return Error(StatusCode::kInvalidArgument, "{}: expected a topology, found an empty file", path);
-  }
-  return text;
-}
+/// Of a topology.
+constexpr std::size_t kMostBytes = 64U << 20;
 
 /// As many as take some seconds: pricing one takes about that many steps for its path and its matchings.
 std::size_t UsualEvaluations(std::size_t devices, std::size_t stages) {
@@ -162,7 +138,7 @@ void Print(const Network& network, const Partners& partners) {
 }
 
 Status Run(const PlaceOptions& options) {
-  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadTopology(options.topology));
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadInputFile(options.topology, "a topology", kMostBytes));
   CAIRN_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(text, options.topology));
   std::optional<Partners> partners;
   if (topology.state_bytes) {

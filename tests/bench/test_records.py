@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from cairn_bench.reconfigure.layout import BadLayout, Layout, partition
 from cairn_bench.reconfigure.train import Settings, train
 
 ROOT = Path(__file__).parents[2]
+CAIRN = ROOT / "build/release/bin/cairn"
 MICRO_BATCHES = 4
 # Rank 0 is stage 0, of layer 0, rank 2 stage 1.
 SETTINGS = Settings("", Layout(2, 1, 2), 3, save_every=1, digests=True, host_memory="32MiB", timeout=60,
@@ -142,6 +144,26 @@ def test_perfetto_s_file_has_every_rank_s_instructions_and_cairn_s_trace(recorde
         for tid in {event["tid"] for event in shown if not names[rank, event["tid"]].startswith("cairn")}:
             row = sorted((event["ts"], event["ts"] + event["dur"]) for event in shown if event["tid"] == tid)
             assert all(before[1] <= after[0] + 0.01 for before, after in itertools.pairwise(row))
+
+
+@pytest.mark.skipif(not CAIRN.exists(), reason="no cairn")
+def test_cairn_slack_reads_the_records_as_documented(recorded: Recorded) -> None:
+    assert "| `cairn slack records/instructions-*.csv` |" in (ROOT / "docs/operations.md").read_text()
+    paths = sorted((recorded.folder / "out").glob("instructions-*.csv"))
+
+    ran = subprocess.run([CAIRN, "slack", "--json", *paths], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["steps"] == 2 and len(found["stages"]) == 2 and len(found["send_seconds"]) == 1
+    durations = [
+        [row["end"] - row["start"] for rank in (0, 1) for row in recorded.of(rank, "forward", step=step)]
+        for step in (2, 3)
+    ]
+    first = found["stages"][0]["instructions"][0]
+    at_first = [(durations[0][at] + durations[1][at]) / 2 for at in (0, MICRO_BATCHES)]
+    assert first["instruction"] == "forward" and first["micro_batch"] == 0
+    assert first["end"] - first["begin"] == pytest.approx(max(at_first), abs=1e-6)
 
 
 def test_only_the_last_steps_are_recorded_if_asked(recorded: Recorded) -> None:
@@ -285,6 +307,28 @@ def test_a_fence_is_recorded_and_no_part_of_the_optimizer(trainer: Any, tmp_path
     assert fences and {span.step for span in fences} == {1}
     assert all(last < span.start <= span.end < optimizer.start < optimizer.end for span in fences)
     assert min(span.start for span in of_cairn if span.instruction == "capture") > last
+
+
+def test_a_forward_of_the_last_stage_includes_the_loss(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cairn_bench.reconfigure.instructions import Recorder
+
+    original, ended = trainer.schedule._loss_fn, []
+
+    def loss(*arguments: Any) -> Any:
+        found = original(*arguments)
+        ended.append(time.monotonic())
+        return found
+
+    monkeypatch.setattr(trainer.schedule, "_loss_fn", loss)
+    recorder = Recorder(trainer)
+    trainer.step(1)
+    ended.clear()
+    with recorder.step(2):
+        trainer.step(2)
+
+    forwards = [span for span in recorder.spans() if span.instruction == "forward"]
+    assert len(forwards) == len(ended) == 8
+    assert all(span.start < at < span.end for span, at in zip(forwards, ended, strict=True))
 
 
 def test_another_pipelining_than_the_known_one_is_refused(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,5 +15,6 @@ instructions  when each instruction of a stage runs
 energy   what a rank's GPU or its host has used
 records  the files of both, with what Cairn did meanwhile
 perfetto the same of all ranks as one trace
+overhead what recording costs: scripts/bench records
 faults   ranks killed while they save and restore
 """
