@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -22,6 +23,10 @@ constexpr milliseconds kLongestWait = std::chrono::hours(1);
 constexpr milliseconds kOpeningWait = std::chrono::seconds(1);
 // Between rank 0's checks for a word that was counted and does not come.
 constexpr milliseconds kGap = std::chrono::seconds(1);
+// In a hello's id, before the size of the group.
+constexpr std::string_view kOfSize = " of ";
+// Begins an answer that is no session.
+constexpr char kRefused = '!';
 // Until a listener that has not ended is woken.
 constexpr milliseconds kBlocked{50};
 // Entries of the log that the last rank removes: those written while others left.
@@ -140,6 +145,7 @@ Status StoreLink::Send() {
       CAIRN_RETURN_IF_ERROR(Append(store, {StoreEntry::Kind::kWord, 0, std::move(word->key), std::move(word->text)}));
     } else if (word.status().code() == StatusCode::kDeadlineExceeded) {
       CAIRN_RETURN_IF_ERROR(FillGap(store));
+      CAIRN_RETURN_IF_ERROR(WelcomeAgain(store));
     } else {
       return Leave(store);
     }
@@ -163,37 +169,65 @@ Status StoreLink::Meet(const KeyValueStore& store) {
 }
 
 Status StoreLink::MeetCoordinator(const KeyValueStore& store, Deadline deadline) {
-  const std::string id = MakeUuid();
-  const std::string hello = BaseKey("hello/" + std::to_string(options_.rank));
-  const std::string welcome = BaseKey("welcome/" + id);
+  const std::string id = MakeUuid() + std::string(kOfSize) + std::to_string(options_.size);
+  const std::string hello = HelloKey(options_.rank);
   CAIRN_RETURN_IF_ERROR(store.set(hello, id));
-  const Result<bool> welcomed = Await(store, welcome, deadline);
+  const Result<bool> welcomed = Await(store, WelcomeKey(id), deadline);
   if (!welcomed.ok() || !*welcomed) {
     static_cast<void>(store.erase(hello));
     CAIRN_RETURN_IF_ERROR(welcomed.status());
     return Error(StatusCode::kDeadlineExceeded, "not opened by rank 0 within {}", Seconds(options_.open_deadline));
   }
-  CAIRN_ASSIGN_OR_RETURN(session_, store.get(welcome));
-  return store.erase(welcome);
+  CAIRN_ASSIGN_OR_RETURN(session_, store.get(WelcomeKey(id)));
+  CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
+  if (session_.starts_with(kRefused)) return {StatusCode::kFailedPrecondition, session_.substr(1)};
+  return {};
 }
 
 Status StoreLink::MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) {
   session_ = MakeUuid();
-  const auto hello_of = [&](int rank) { return BaseKey("hello/" + std::to_string(rank)); };
   for (int rank = 1; rank < options_.size; ++rank) {
-    CAIRN_ASSIGN_OR_RETURN(const bool came, Await(store, hello_of(rank), deadline));
+    CAIRN_ASSIGN_OR_RETURN(const bool came, Await(store, HelloKey(rank), deadline));
     if (!came) {
       std::ostringstream late;
       for (int other = rank; other < options_.size; ++other) {
-        CAIRN_ASSIGN_OR_RETURN(const bool there, store.check(hello_of(other)));
+        CAIRN_ASSIGN_OR_RETURN(const bool there, store.check(HelloKey(other)));
         if (!there) late << (late.str().empty() ? "" : ", ") << other;
       }
       return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", late.str(),
                    Seconds(options_.open_deadline));
     }
-    CAIRN_ASSIGN_OR_RETURN(const std::string id, store.get(hello_of(rank)));
-    CAIRN_RETURN_IF_ERROR(store.erase(hello_of(rank)));
-    CAIRN_RETURN_IF_ERROR(store.set(BaseKey("welcome/" + id), session_));
+    CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
+  }
+  return {};
+}
+
+Status StoreLink::Welcome(const KeyValueStore& store, int rank) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string id, store.get(HelloKey(rank)));
+  CAIRN_RETURN_IF_ERROR(store.erase(HelloKey(rank)));
+  const auto size = id.find(kOfSize);  // Python's ranks do not say it.
+  if (size != std::string::npos && id.substr(size + kOfSize.size()) != std::to_string(options_.size)) {
+    const Status refusal = Error(StatusCode::kFailedPrecondition, "rank 0 opened it with {} ranks, rank {} with {}",
+                                 options_.size, rank, id.substr(size + kOfSize.size()));
+    CAIRN_RETURN_IF_ERROR(store.set(WelcomeKey(id), kRefused + refusal.message()));
+    return refusal;
+  }
+  welcomed_[rank] = id;
+  return store.set(WelcomeKey(id), session_);
+}
+
+Status StoreLink::WelcomeAgain(const KeyValueStore& store) {
+  for (auto it = welcomed_.begin(); it != welcomed_.end();) {
+    const auto [rank, id] = *it++;
+    CAIRN_ASSIGN_OR_RETURN(const bool waits, store.check(WelcomeKey(id)));
+    if (!waits) {
+      welcomed_.erase(rank);
+      continue;
+    }
+    CAIRN_ASSIGN_OR_RETURN(const bool again, store.check(HelloKey(rank)));
+    if (!again) continue;
+    CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
+    CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
   }
   return {};
 }
@@ -304,6 +338,7 @@ Status StoreLink::LeaveAsCoordinator(const KeyValueStore& store) {
     if (!more) break;
     CAIRN_RETURN_IF_ERROR(ReadInbox(store));
   }
+  for (const auto& [rank, id] : welcomed_) CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
   std::string end = fmt::format("{} {}", written_, next_.load());
   for (const std::int64_t number : filled_) end += fmt::format(" {}", number);
   return store.set(Key("end"), end);

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json_text.h"
 #include "base/status_macros.h"
 
 namespace cairn {
@@ -100,6 +101,10 @@ class Place {
 };
 
 Result<json> ParseJson(std::string_view text, const std::string& where) {
+  if (IsNestedTooDeeply(text)) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", where,
+                 kMostJsonLevels);
+  }
   std::vector<std::set<std::string>> names;
   std::string twice;
   const auto watch = [&](int, json::parse_event_t event, json& value) {

@@ -194,7 +194,7 @@ void AddPlan(CLI::App& app, Arguments& arguments, Commands& commands) {
   plan->add_option("--from", planning.from, "Pipeline, tensor and data parallel ranks that save: 4,2,2")->required();
   plan->add_option("--to", planning.to, "The same of those that restore")->required();
   plan->add_option("--gpus-per-host", planning.gpus_per_host, "Ranks of one host; they fill hosts in order")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   commands[plan] = [&arguments] {
     arguments.planning.json = arguments.json;

@@ -122,10 +122,36 @@ TEST_F(StoreLinkTest, CoordinatorThatDoesNotComeIsNamed) {
   EXPECT_THAT(store_->contents(), IsEmpty());
 }
 
+TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedIsReplacedByItsSuccessor) {
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed before it was answered").ok());
+  const auto zero = Join(0, 3);
+  store_->AwaitWaiting("hello/2");  // It has answered the dead one.
+
+  const auto one = Join(1, 3);
+  const auto two = Join(2, 3);
+  one->Send("key", "one");
+  two->Send("key", "two");
+
+  EXPECT_THAT(Collect(*zero, "key").get().by_rank(3), ElementsAre("", "one", "two"));
+}
+
+TEST_F(StoreLinkTest, RankOfAGroupOfAnotherSizeIsRefused) {
+  const auto zero = Join(0, 2);
+  const auto one = Join(1, 3);
+
+  const Status at_zero = Collect(*zero, "key").get().end;
+  const Status at_one = Await(*one, "key").get().status();
+
+  for (const Status& status : {at_zero, at_one}) {
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("run7: rank 0 opened it with 2 ranks, rank 1 with 3"));
+  }
+}
+
 TEST_F(StoreLinkTest, ClosesWhileItWaitsForOthers) {
   close_deadline_ = kSoon;
   auto zero = Join(0, 2);
-  auto one = Join(1, 3);  // Of another size: the two do not meet.
+  auto one = Join(2, 3);  // They do not meet.
   store_->AwaitWaiting("hello");
   auto collected = Collect(*zero, "key");
 

@@ -15,6 +15,7 @@ import time
 import warnings
 from dataclasses import dataclass
 
+from ..shared.options import positive
 from .layout import BadLayout, Layout
 from .sizes import SIZES
 
@@ -130,7 +131,9 @@ def main():
         else:
             needed = field.default is dataclasses.MISSING
             choices = {"model": SIZES, "data_parallel": ("replicate", "fully_shard"), "dtype": ("float32", "float64")}
-            parser.add_argument(flag, type=field.type, required=needed, default=None if needed else field.default,
+            above_zero = field.name in ("batch", "micro_batch", "learning_rate", "timeout")
+            kind = positive(field.type) if above_zero else field.type
+            parser.add_argument(flag, type=kind, required=needed, default=None if needed else field.default,
                                 choices=choices.get(field.name), help=None if needed else f"default: {field.default}")  # fmt: skip
     given = vars(parser.parse_args())
     try:
@@ -139,6 +142,9 @@ def main():
         settings.layout.check(settings.sizes, settings.batch, settings.micro_batch)
     except BadLayout as error:
         parser.error(str(error))
+    if (ranks := os.environ.get("WORLD_SIZE", "none")) != str(settings.layout.world):
+        wanted = f"torchrun --nproc-per-node {settings.layout.world} -m cairn_bench.reconfigure.train"
+        parser.error(f"layout {settings.layout}: expected {settings.layout.world} ranks, as of {wanted}; found {ranks}")
     first = os.environ["RANK"] == "0"
 
     def tell(event, **values):
