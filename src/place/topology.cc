@@ -360,8 +360,12 @@ Status CheckRoot(const Place& root) {
 
 }  // namespace
 
-Result<Topology> ParseTopology(std::string_view text, const std::string& where) {
-  CAIRN_ASSIGN_OR_RETURN(const json parsed, ParseJson(text, where));
+Result<Topology> ParseTopology(std::string_view text, const std::string& where,
+                               const std::map<std::string, std::uint64_t>& given) {
+  CAIRN_ASSIGN_OR_RETURN(json parsed, ParseJson(text, where));
+  if (parsed.is_object()) {
+    for (const auto& [name, value] : given) parsed[name] = value;
+  }
   const Place root(parsed, where + ": ");
   CAIRN_RETURN_IF_ERROR(CheckRoot(root));
   Devices devices;

@@ -2,7 +2,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -17,6 +19,7 @@
 #include "tools/commands.h"
 #include "tools/input_file.h"
 #include "tools/output.h"
+#include "tools/quantities.h"
 
 namespace cairn::tools {
 namespace {
@@ -137,9 +140,25 @@ void Print(const Network& network, const Partners& partners) {
   PrintTable(losses);
 }
 
+/// What the command line says about the job, by the names that the file would have.
+Result<std::map<std::string, std::uint64_t>> GivenMembers(const PlaceOptions& options) {
+  std::map<std::string, std::uint64_t> given;
+  if (options.stages) given["stages"] = *options.stages;
+  const std::array<std::array<std::string, 3>, 3> sizes{
+      {{"state_bytes", "--state-bytes", options.state_bytes},
+       {"gradient_bytes", "--gradient-bytes", options.gradient_bytes},
+       {"activation_bytes", "--activation-bytes", options.activation_bytes}}};
+  for (const auto& [name, flag, text] : sizes) {
+    if (text.empty()) continue;
+    CAIRN_ASSIGN_OR_RETURN(given[name], ParseSize(flag, text));
+  }
+  return given;
+}
+
 Status Run(const PlaceOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const auto given, GivenMembers(options));
   CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadInputFile(options.topology, "a topology", kMostBytes));
-  CAIRN_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(text, options.topology));
+  CAIRN_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(text, options.topology, given));
   std::optional<Partners> partners;
   if (topology.state_bytes) {
     CAIRN_ASSIGN_OR_RETURN(partners, ChoosePartners(topology.network, *topology.state_bytes));
