@@ -9,9 +9,8 @@ void CopyPauses::End(std::uint64_t id) {
   {
     MutexLock lock(mutex_);
     pauses_.erase(id);
-    if (!pauses_.empty()) return;
   }
-  engine_->Wake();
+  engine_->Wake();  // Others may remain, and end sooner than this one would have.
 }
 
 void CopyPause::End() {
