@@ -30,6 +30,7 @@ class CopyPauses {
   }
   /// Wakes the engine. Does nothing in a forked child, where the lock is unreliable.
   void End(std::uint64_t id) CAIRN_EXCLUDES(mutex_);
+  void EndAll() CAIRN_EXCLUDES(mutex_);
   /// Copies may begin again at this time, or when the pauses have ended; in the past if nothing holds them back.
   [[nodiscard]] Time until() const CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);

@@ -282,6 +282,20 @@ TEST_F(Pause, IsAbandonedWithItsSavesAtTheEnd) {
   pause.End();
 }
 
+TEST_F(Pause, EndsWithItsCheckpointer) {
+  Options options = SmallOptions(dir_ / "run");
+  options.drain_deadline = std::chrono::seconds(20);
+  Open(options);
+  CopyPause left = checkpointer_->PauseCopies(hours(1));
+  const SaveHandle save = Save(1);
+  AwaitConsidered(save);
+
+  checkpointer_.reset();
+
+  EXPECT_EQ(save.status(), Status::Ok());
+  left.End();
+}
+
 TEST_F(Pause, HoldsNothingBackInAReadOnlyRoot) {
   Open({.root = dir_ / "run", .read_only = true});
 
