@@ -24,6 +24,10 @@ CopyPause Checkpointer::PauseCopies(std::chrono::nanoseconds at_most) {
   return {pauses, pauses->Begin(Deadline::In(at_most).when())};
 }
 
+void Checkpointer::EndPauses() {
+  if (impl_->CheckProcess().ok() && impl_->engine != nullptr) impl_->engine->pauses()->EndAll();
+}
+
 Status Checkpointer::Impl::FenceOn(SaveTask& task, Stream stream, Deadline deadline) {
   if (fence_waited) return task.Fence(stream, deadline);
   return task.Fence(stream, deadline, [&] {
