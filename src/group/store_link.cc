@@ -1,5 +1,6 @@
 #include "group/store_link.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,6 +28,8 @@ constexpr milliseconds kGap = std::chrono::seconds(1);
 constexpr std::string_view kOfSize = " of ";
 // Begins an answer that is no session.
 constexpr char kRefused = '!';
+// The longest pause between rank 0's checks for the successor of a rank that has not taken its answer.
+constexpr milliseconds kSuccessor{100};
 // Until a listener that has not ended is woken.
 constexpr milliseconds kBlocked{50};
 // Entries of the log that the last rank removes: those written while others left.
@@ -145,7 +148,6 @@ Status StoreLink::Send() {
       CAIRN_RETURN_IF_ERROR(Append(store, {StoreEntry::Kind::kWord, 0, std::move(word->key), std::move(word->text)}));
     } else if (word.status().code() == StatusCode::kDeadlineExceeded) {
       CAIRN_RETURN_IF_ERROR(FillGap(store));
-      CAIRN_RETURN_IF_ERROR(WelcomeAgain(store));
     } else {
       return Leave(store);
     }
@@ -186,20 +188,30 @@ Status StoreLink::MeetCoordinator(const KeyValueStore& store, Deadline deadline)
 
 Status StoreLink::MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) {
   session_ = MakeUuid();
+  const auto late = [this](const std::vector<int>& ranks) {
+    return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", fmt::join(ranks, ", "),
+                 Seconds(options_.open_deadline));
+  };
   for (int rank = 1; rank < options_.size; ++rank) {
     CAIRN_ASSIGN_OR_RETURN(const bool came, Await(store, HelloKey(rank), deadline));
     if (!came) {
-      std::ostringstream late;
+      std::vector<int> missing;
       for (int other = rank; other < options_.size; ++other) {
         CAIRN_ASSIGN_OR_RETURN(const bool there, store.check(HelloKey(other)));
-        if (!there) late << (late.str().empty() ? "" : ", ") << other;
+        if (!there) missing.push_back(other);
       }
-      return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", late.str(),
-                   Seconds(options_.open_deadline));
+      return late(missing);
     }
     CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
   }
-  return {};
+  CAIRN_RETURN_IF_ERROR(WelcomeSuccessors(store, deadline));
+  if (welcomed_.empty()) return {};
+  std::vector<int> dead;
+  for (const auto& [rank, id] : welcomed_) {
+    dead.push_back(rank);
+    CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
+  }
+  return late(dead);
 }
 
 Status StoreLink::Welcome(const KeyValueStore& store, int rank) {
@@ -216,20 +228,23 @@ Status StoreLink::Welcome(const KeyValueStore& store, int rank) {
   return store.set(WelcomeKey(id), session_);
 }
 
-Status StoreLink::WelcomeAgain(const KeyValueStore& store) {
-  for (auto it = welcomed_.begin(); it != welcomed_.end();) {
-    const auto [rank, id] = *it++;
-    CAIRN_ASSIGN_OR_RETURN(const bool waits, store.check(WelcomeKey(id)));
-    if (!waits) {
+Status StoreLink::WelcomeSuccessors(const KeyValueStore& store, Deadline deadline) {
+  milliseconds pause(1);
+  while (true) {
+    for (auto it = welcomed_.begin(); it != welcomed_.end();) {
+      const auto [rank, id] = *it++;
+      CAIRN_ASSIGN_OR_RETURN(const bool waits, store.check(WelcomeKey(id)));
+      CAIRN_ASSIGN_OR_RETURN(const bool again, store.check(HelloKey(rank)));
+      if (waits && !again) continue;
+      if (waits) CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
       welcomed_.erase(rank);
-      continue;
+      if (waits) CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
     }
-    CAIRN_ASSIGN_OR_RETURN(const bool again, store.check(HelloKey(rank)));
-    if (!again) continue;
-    CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
-    CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
+    if (welcomed_.empty() || Deadline::At(std::min(deadline.when(), close_by_.load())).passed()) return {};
+    MutexLock lock(mutex_);
+    ended_.WaitUntil(mutex_, Deadline::In(pause));
+    pause = std::min(2 * pause, kSuccessor);
   }
-  return {};
 }
 
 Result<bool> StoreLink::Await(const KeyValueStore& store, const std::string& key, Deadline deadline) const {
@@ -286,7 +301,7 @@ Status StoreLink::ReadLog(const KeyValueStore& store) {
   readers_ = entry.number;
   if (entry.kind == StoreEntry::Kind::kWord) group_.Hear(0, entry.key, std::move(entry.text));
   if (entry.kind == StoreEntry::Kind::kClosed) {
-    gone_ = 1;
+    gone_.insert(0);
     group_.Leave(0);
   }
   CAIRN_ASSIGN_OR_RETURN(const std::int64_t read, store.add(Key("read", number), 1));
@@ -304,8 +319,9 @@ Status StoreLink::ReadInbox(const KeyValueStore& store) {
     return {};
   }
   if (entry.kind == StoreEntry::Kind::kWord) group_.Hear(entry.number, entry.key, std::move(entry.text));
-  if (entry.kind == StoreEntry::Kind::kClosed) {
-    readers_ = options_.size - 1 - ++gone_;
+  if (entry.kind == StoreEntry::Kind::kClosed && entry.number > 0 && entry.number < options_.size) {
+    gone_.insert(entry.number);
+    readers_ = options_.size - 1 - static_cast<int>(gone_.size());
     group_.Leave(entry.number);
   }
   return store.erase(name);
@@ -325,7 +341,7 @@ Status StoreLink::Leave(const KeyValueStore& store) {
       if (!more) break;
       CAIRN_RETURN_IF_ERROR(ReadLog(store));
     }
-    if (gone_ == 0) CAIRN_RETURN_IF_ERROR(Append(store, {.kind = StoreEntry::Kind::kClosed}));
+    if (gone_.empty()) CAIRN_RETURN_IF_ERROR(Append(store, {.kind = StoreEntry::Kind::kClosed}));
   }
   CAIRN_ASSIGN_OR_RETURN(const std::int64_t left, store.add(Key("left"), 1));
   return left == options_.size ? RemoveRest(store) : Status::Ok();
@@ -338,7 +354,6 @@ Status StoreLink::LeaveAsCoordinator(const KeyValueStore& store) {
     if (!more) break;
     CAIRN_RETURN_IF_ERROR(ReadInbox(store));
   }
-  for (const auto& [rank, id] : welcomed_) CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
   std::string end = fmt::format("{} {}", written_, next_.load());
   for (const std::int64_t number : filled_) end += fmt::format(" {}", number);
   return store.set(Key("end"), end);

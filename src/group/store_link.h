@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -61,13 +62,13 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   bool HasEnded(const Served StoreLink::*served, Deadline deadline) CAIRN_EXCLUDES(mutex_);
 
   // Opening.
-  Status Meet(const KeyValueStore& store);
-  Status MeetAsCoordinator(const KeyValueStore& store, Deadline deadline);
+  Status Meet(const KeyValueStore& store) CAIRN_EXCLUDES(mutex_);
+  Status MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   Status MeetCoordinator(const KeyValueStore& store, Deadline deadline);
   /// On rank 0: answers this rank's hello, which is there.
   Status Welcome(const KeyValueStore& store, int rank);
-  /// On rank 0: answers the later hello of a rank that has not taken its answer.
-  Status WelcomeAgain(const KeyValueStore& store);
+  /// On rank 0: waits until every rank has taken its answer, and answers later hellos of those that have not.
+  Status WelcomeSuccessors(const KeyValueStore& store, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Whether the key is there by then, or by the end of closing.
   Result<bool> Await(const KeyValueStore& store, const std::string& key, Deadline deadline) const;
 
@@ -113,7 +114,7 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   std::atomic<std::int64_t> next_{1};
   std::atomic<int> readers_;          // Of an entry of the log.
   std::vector<std::int64_t> filled_;  // Entries of the inbox that were filled.
-  int gone_ = 0;                      // Ranks that have closed, on rank 0; on the others whether rank 0 has.
+  std::set<int> gone_;                // Ranks that have closed, as far as this one knows.
   // The sender's.
   std::map<int, std::string> welcomed_;  // On rank 0: the ids of ranks that have not taken their answers.
   std::int64_t missing_ = 0;             // The entry that was counted but missing at rank 0's last check.

@@ -135,6 +135,18 @@ TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedIsReplacedByItsSuccessor) {
   EXPECT_THAT(Collect(*zero, "key").get().by_rank(3), ElementsAre("", "one", "two"));
 }
 
+TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedAndNeverComesAgainIsNamed) {
+  open_deadline_ = std::chrono::milliseconds(100);
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed before it was answered").ok());
+  const auto zero = Join(0, 2);
+
+  const Status end = Collect(*zero, "key").get().end;
+
+  EXPECT_EQ(end.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(end.message(), HasSubstr("not opened by rank 1 within 0.1 s"));
+  EXPECT_THAT(store_->contents(), IsEmpty());
+}
+
 TEST_F(StoreLinkTest, RankOfAGroupOfAnotherSizeIsRefused) {
   const auto zero = Join(0, 2);
   const auto one = Join(1, 3);
@@ -195,6 +207,28 @@ TEST_F(StoreLinkTest, ForeignBytesInTheInboxBreakTheGroup) {
   const Status end = Collect(*zero, "next").get().end;
   EXPECT_EQ(end.code(), StatusCode::kIoError);
   EXPECT_THAT(end.message(), HasSubstr("inbox/2, found other bytes"));
+}
+
+TEST_F(StoreLinkTest, RankThatClosesTwiceCountsOnce) {
+  const auto zero = Join(0, 3);
+  const auto one = Join(1, 3);
+  const auto two = Join(2, 3);
+  one->Send("key", "word");
+  two->Send("key", "word");
+  EXPECT_TRUE(Collect(*zero, "key").get().end.ok());
+  const auto closed = [](int rank) { return StoreEntry{.kind = StoreEntry::Kind::kClosed, .number = rank}; };
+  // The second of another process of the rank, the last of a rank of another group.
+  for (const StoreEntry& entry :
+       {StoreEntry{StoreEntry::Kind::kWord, 2, "next", ""}, closed(2), closed(2), closed(7)}) {
+    const auto number = store_->Add(Session() + "/inbox", 1);
+    EXPECT_TRUE(store_->Set(Session() + "/inbox/" + std::to_string(*number), PackEntry(entry)).ok());
+  }
+  one->Send("next", "word");
+  EXPECT_TRUE(Collect(*zero, "next").get().end.ok());
+
+  zero->Announce("announced", "word");
+
+  EXPECT_TRUE(Await(*one, "announced", Deadline::In(std::chrono::seconds(20))).get().ok());
 }
 
 TEST_F(StoreLinkTest, RankOutsideTheGroupIsRefused) {

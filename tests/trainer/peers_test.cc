@@ -144,6 +144,23 @@ TEST_F(PeersTest, DeathOfAProcessOfThisMachineIsKnownAtOnce) {
   ::close(never);
 }
 
+TEST_F(PeersTest, WhatARankHasSentBeforeItEndedIsWaitedFor) {
+  Forked child([](const Say&) { return ::pause(); });
+  const ProcessPlace here = ThisProcess();
+  static_cast<void>(
+      store_->Set("place/1", here.numbering + " " + std::to_string(child.pid()) + " " + here.host + " 2"));
+  Peers zero(store_->Connect(), 0, 2, here, 1h);
+  const int done = ::eventfd(0, EFD_CLOEXEC);
+  auto waited = std::async(std::launch::async, [&] { return zero.AwaitReadable(done); });
+
+  child.Kill();
+  EXPECT_TRUE(child.AwaitDeath(Deadline::In(1min)));
+  ::eventfd_write(done, 1);
+
+  EXPECT_TRUE(waited.get());
+  ::close(done);
+}
+
 TEST_F(PeersTest, WaitEndsAfterThePatience) {
   static_cast<void>(store_->Set("place/1", "elsewhere 7 host-1 2"));
   Peers zero(store_->Connect(), 0, 2, ThisProcess(), 50ms);

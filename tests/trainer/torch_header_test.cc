@@ -7,9 +7,15 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/rmsprop.h>
 
+#include <chrono>
+#include <filesystem>
 #include <functional>
-#include <limits>
+#include <future>
+#include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <utility>
+#include <vector>
 
 #include "cairn/cairn.h"
 #include "cairn/torch.h"
@@ -185,6 +191,33 @@ TEST(TorchHeader, TensorsWithoutMemoryOfTheirOwnAreRefused) {
   EXPECT_THAT(refused(at::ones({3}, at::kComplexDouble)), HasSubstr("ComplexDouble"));
   EXPECT_THAT(refused(at::_efficientzerotensor({3})), HasSubstr("tensor \"t\""));
   EXPECT_EQ(state.tensor_count(), 0U);
+}
+
+TEST(TorchHeader, FileStoreOutlivesTheGroupsOverIt) {
+  const TempDir folder;
+  const std::string file = folder / "store";
+  std::vector<c10::intrusive_ptr<c10d::Store>> stores;
+  for (int rank = 0; rank < 2; ++rank) {
+    stores.push_back(c10::make_intrusive<c10d::PrefixStore>("job", c10::make_intrusive<c10d::FileStore>(file, 2)));
+  }
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::shared_ptr<Group>> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.push_back(
+          *MakeTorchGroup(stores[static_cast<std::size_t>(rank)], {.rank = rank, .size = 2, .name = "run7"}));
+    }
+    std::promise<Status> end;
+    ranks[1]->Send("key", "word");
+    ranks[0]->Collect(
+        "key", Deadline::In(std::chrono::seconds(20)), [](int, const std::string&) {},
+        [&](const Status& status) { end.set_value(status); });
+    const Status status = end.get_future().get();
+    EXPECT_TRUE(status.ok()) << status;
+    ranks.clear();
+    EXPECT_TRUE(std::filesystem::exists(file));
+  }
+  stores.clear();
+  EXPECT_FALSE(std::filesystem::exists(file));
 }
 
 TEST(TorchHeader, GroupWithoutAStoreIsRefused) {

@@ -30,9 +30,9 @@ std::string EndKey(std::size_t rank) { return "end/" + std::to_string(rank); }
 /// Readable once the process has ended; -1 where that is not possible.
 int OpenProcess(int number) { return static_cast<int>(::syscall(SYS_pidfd_open, number, 0)); }
 
-bool IsReadable(int descriptor) {
+bool IsReadable(int descriptor, milliseconds within = milliseconds(0)) {
   pollfd one{.fd = descriptor, .events = POLLIN, .revents = 0};
-  return descriptor >= 0 && ::poll(&one, 1, 0) > 0;
+  return descriptor >= 0 && ::poll(&one, 1, static_cast<int>(within.count())) > 0;
 }
 
 milliseconds Left(cairn::Deadline deadline) {
@@ -147,7 +147,12 @@ void Peers::ExpectAlike(const Settings& settings) {
 
 bool Peers::HasEnded(const Peer& peer) const { return IsReadable(peer.descriptor); }
 
-bool Peers::AwaitReadable(int descriptor) const { return AwaitReadable(descriptor, cairn::Deadline::In(patience_)); }
+bool Peers::AwaitReadable(int descriptor) const {
+  if (AwaitReadable(descriptor, cairn::Deadline::In(patience_))) return true;
+  // A rank may end as soon as it has sent its part of the last operation, before that has arrived here.
+  return std::ranges::any_of(peers_, [&](const Peer& peer) { return HasEnded(peer); }) &&
+         IsReadable(descriptor, kEnding);
+}
 
 bool Peers::AwaitReadable(int descriptor, cairn::Deadline deadline) const {
   std::vector<pollfd> waiting = {{.fd = descriptor, .events = POLLIN, .revents = 0}};

@@ -37,7 +37,8 @@ class Peers {
 
   /// Made by all ranks. Throws std::runtime_error, naming it, if a setting of this rank differs from rank 0's.
   void ExpectAlike(const Settings& settings);
-  /// Waits until the descriptor is readable. False if a process of another rank ended first, or `patience` has passed.
+  /// Waits until the descriptor is readable. False if a process of another rank ended a second before, or `patience`
+  /// has passed.
   [[nodiscard]] bool AwaitReadable(int descriptor) const;
   /// Tells the other ranks that this one ends because of an error of its own.
   void Leave(const std::string& why);
