@@ -11,13 +11,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import COMMAND
-from networks import DelayLine, Node, link
+from networks import DelayLine, Node, link, run
 
 Process = subprocess.Popen[str]
 MEGABIT = 1e6 / 8
@@ -42,9 +42,10 @@ class Ranks:
         self.processes: list[Process] = []
 
     def start(self, rank: int, *options: Any, **environment: str) -> Process:
-        command = [str(COMMAND), "doctor", "--peers", "--pair-time=300ms", *map(str, options)]
-        if not any(option.startswith("--timeout") for option in command):
-            command.append(f"--timeout={TIMEOUT}")
+        command = [str(COMMAND), "doctor", "--peers", *map(str, options)]
+        for usual in ("--pair-time=300ms", f"--timeout={TIMEOUT}"):
+            if not any(option.startswith(usual.partition("=")[0]) for option in command):
+                command.append(usual)
         given = {
             "RANK": str(rank), "WORLD_SIZE": str(self.world), "MASTER_PORT": str(self.port),
             "MASTER_ADDR": self.nodes[0].address if self.nodes else "localhost",
@@ -85,7 +86,7 @@ def good(*processes: Process) -> list[tuple[str, str]]:
 
 
 def keepers(topology: Path) -> dict[str, str]:
-    command = [COMMAND, "place", topology, "--state-bytes=1GB", "--json"]
+    command = [str(COMMAND), "place", str(topology), "--state-bytes=1GB", "--json"]
     placed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert placed.returncode == 0, placed.stderr
     return {one["device"]: one["keeper"] for one in json.loads(placed.stdout)["replicas"]["keepers"]}
@@ -138,16 +139,45 @@ def test_the_network_between_four_nodes(ranks: Any, stack: ExitStack, tmp_path: 
     assert keepers(out) == {"node0": "node2", "node2": "node0", "node1": "node3", "node3": "node1"}
 
 
+class Neighbour:
+    """A host name of its own in the network of a node."""
+
+    def __init__(self, node: Node, number: int) -> None:
+        self.node, self.name, self.address = node, f"host{number}", node.address
+
+    def inside(self, *command: str) -> list[str]:
+        return self.node.inside("unshare", "--uts", "sh", "-c", f'hostname {self.name} && exec "$@"', "sh", *command)
+
+
+def test_an_odd_number_of_nodes_with_two_ranks_on_one(ranks: Any, stack: ExitStack, tmp_path: Path) -> None:
+    node = stack.enter_context(closing(Node(0)))
+    limit = ["tbf", "rate", "200mbit", "burst", "256kb", "latency", "100ms"]
+    run(*node.inside("tc", "qdisc", "add", "dev", "lo", "root", *limit))
+    hosts = [Neighbour(node, min(i, 4)) for i in range(6)]
+    job = ranks(6, hosts)
+    out = tmp_path / "topology.json"
+
+    first = job.start(0, "--out", out, "--json", "--pair-time=20ms")
+    said = good(first, *(job.start(i) for i in range(1, 6)))[0][0]
+
+    measured = json.loads(said)
+    assert [one["name"] for one in measured["ranks"]] == [*(f"host{i}" for i in range(4)), "host4/4", "host4/5"]
+    # One between the two; then five, and the four in which these two have a partner take twice as long.
+    assert measured["rounds"] == 1 + 5 + 4
+    assert sorted((pair["from"], pair["to"]) for pair in measured["pairs"]) == [*itertools.combinations(range(6), 2)]
+    assert {keepers(out)[f"host4/{rank}"] for rank in (4, 5)} <= {f"host{i}" for i in range(4)}
+
+
 def test_a_link_with_a_delay(ranks: Any, stack: ExitStack, tmp_path: Path) -> None:
     nodes = [stack.enter_context(closing(Node(i))) for i in range(2)]
-    stack.enter_context(closing(DelayLine(nodes, delay_s=0.02, rate="8mbit")))
+    stack.enter_context(closing(DelayLine(nodes, delay_s=0.05, rate="8mbit")))
     job = ranks(2, nodes)
     out = tmp_path / "topology.json"
 
     good(job.start(0, "--out", out), job.start(1))
 
     topology = json.loads(out.read_text())
-    assert topology["delay_ms"][0][1] >= 20
+    assert 50 <= topology["delay_ms"][0][1] < 100
     assert 0 < topology["bytes_per_second"][0][1] <= 8 * MEGABIT
     assert keepers(out) == {"node0": "node1", "node1": "node0"}
 
@@ -324,10 +354,16 @@ def test_strangers_are_turned_away_and_delay_nobody(ranks: Any, stack: ExitStack
     job = ranks(3)
     first = job.start(0, "--out", tmp_path / "topology.json")
     last = stack.enter_context(closing(Rank(job, 2)))
-    rubbish = [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000, b"[]\n", b"{}\n", json.dumps(HELLO).encode() + b"\n", b""]
-    for words in [*rubbish, json.dumps(HELLO | {"version": 2}).encode() + b"\n"]:
-        stranger = stack.enter_context(closing(socket.create_connection(("localhost", job.port))))
+    hello = json.dumps(HELLO).encode() + b"\n"
+    old = json.dumps(HELLO | {"version": 2}).encode() + b"\n"
+    rubbish = [b"GET / HTTP/1.1\r\n\r\n", b"[" * 5000 + b"\n", b"\x00" * 100_000, b"[]\n", b"{}\n", hello, old]
+    silent = stack.enter_context(closing(socket.create_connection(("localhost", job.port))))
+    for words in rubbish:
+        stranger = stack.enter_context(closing(socket.create_connection(("localhost", job.port), timeout=60)))
         stranger.sendall(words)
+        with suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass
     other_world = stack.enter_context(closing(Rank(job, 1, world=4)))
     twice = stack.enter_context(closing(Rank(job, 2)))
     assert "expected WORLD_SIZE 3, as on rank 0, found 4" in other_world.hear()["error"]
@@ -336,7 +372,9 @@ def test_strangers_are_turned_away_and_delay_nobody(ranks: Any, stack: ExitStack
 
     said = end(first)[1]
 
-    assert said.count("turned away") >= len(rubbish) + 2, said
+    assert said.count("turned away") == len(rubbish) + 2, said
+    with suppress(ConnectionResetError):
+        assert silent.recv(1) == b""
     assert "rank 2 (elsewhere) has closed the connection" in said
 
 
