@@ -72,6 +72,16 @@ class Node:
         self.holder.communicate(timeout=60)
 
 
+class Neighbour:
+    """A host name of its own in the network of a node."""
+
+    def __init__(self, node: Node, number: int) -> None:
+        self.node, self.name, self.address = node, f"host{number}", node.address
+
+    def inside(self, *command: str) -> list[str]:
+        return self.node.inside("unshare", "--uts", "sh", "-c", f'hostname {self.name} && exec "$@"', "sh", *command)
+
+
 def link(one: Node, other: Node, rate: str, back: str) -> None:
     """A pair of veth devices."""
     ends = (f"to-{other.name}", f"to-{one.name}")

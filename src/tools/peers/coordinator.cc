@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <limits>
 #include <utility>
 
@@ -186,6 +187,8 @@ Result<PeersMeasured> Coordinator::Lead() {
   }
   const std::vector<Round> rounds = MakeRounds(hosts);
   measured.rounds = rounds.size();
+  fmt::print(stderr, "cairn: all {} ranks are here; {} of at most {:g} s follow\n", members_.size(),
+             Count(rounds.size(), "round"), std::chrono::duration<double>(LongestMeasurement(pace_)).count());
   for (const Round& round : rounds) {
     CAIRN_ASSIGN_OR_RETURN(const std::vector<PeersMeasured::Pair> pairs, Play(round));
     measured.pairs.insert(measured.pairs.end(), pairs.begin(), pairs.end());

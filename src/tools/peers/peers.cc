@@ -131,8 +131,9 @@ Result<PeersMeasured> LeadAndMeasure(const Set& set) {
   CAIRN_ASSIGN_OR_RETURN(std::thread leading, StartThread("cairn-peers", [&] { measured.emplace(coordinator.Run()); }));
   const Status own = RunMember(set.rank);
   leading.join();
-  if (measured->ok()) CAIRN_RETURN_IF_ERROR(own);
-  return *std::move(measured);
+  if (own.ok() || own.message() == measured->status().message()) return *std::move(measured);
+  if (measured->ok()) return own;
+  return Error(own.code(), "{}; on rank 0: {}", measured->status().message(), own.message());
 }
 
 Status Run(const PeersOptions& options) {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/json_text.h"
 #include "base/status_macros.h"
 
 namespace cairn::tools {
@@ -140,7 +141,9 @@ Status PeerSocket::Fill() {
 std::optional<json> PeerSocket::TakeMessage() {
   const std::size_t end = unread_.find('\n');
   if (end == std::string::npos) return std::nullopt;
-  json message = json::parse(unread_.substr(0, end), nullptr, /*allow_exceptions=*/false);
+  const std::string_view line = std::string_view(unread_).substr(0, end);
+  json message(json::value_t::discarded);
+  if (!IsNestedTooDeeply(line)) message = json::parse(line, nullptr, /*allow_exceptions=*/false);
   unread_.erase(0, end + 1);
   return message;
 }
