@@ -69,6 +69,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
     CAIRN_ASSIGN_OR_RETURN(const Devices::Found found, devices->Get(id));
     if (!found.fresh) continue;
     parts.devices.push_back(found.device);
+    WarnWithoutGpuChecksums(*found.device);
     if (found.staging != nullptr) {
       parts.staging.emplace_back(found.device.get(), found.staging, options.staging_bytes, options.chunk_bytes);
     }

@@ -63,7 +63,7 @@ TEST_F(ProfileCommandTest, PrintsWhatTheJobNeedsAndWhatSavesMayUse) {
 
   ASSERT_EQ(ran.code, 0) << ran.err;
   EXPECT_THAT(ran.out, AllOf(HasSubstr("cores"), HasSubstr("knee"), HasSubstr("worker_threads"),
-                             HasSubstr("checksums run on the host: Cairn has none on the GPU"),
+                             HasSubstr("checksums run on the host: gpu_checksums"),
                              HasSubstr("memory was not profiled"), HasSubstr(out_)));
   EXPECT_THAT(Written()["memory_note"], "not asked for (--cores-only)");
   EXPECT_EQ(Written()["full"]["memory_bytes"], 0);
