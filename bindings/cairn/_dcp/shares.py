@@ -99,16 +99,33 @@ def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
 
 
 def check_alike(lists: Sequence[Iterable[tuple[Key, str]]]) -> None:
-    """Raises InvalidArgument if ranks hold different things under one name, at one offset. A list for each rank."""
+    """Raises InvalidArgument if ranks hold different things under one name, at one offset, or parts of different tensors
+    under one name. A list for each rank."""
     seen: dict[Key, tuple[int, str]] = {}
+    wholes: dict[str, tuple[int, str]] = {}
     for rank, items in enumerate(lists):
         for key, what in items:
             first, expected = seen.setdefault(key, (rank, what))
             if what != expected:
                 raise InvalidArgument(
-                    f'"{key[0]}" is {expected} on rank {first} and {what} on rank {rank}: what ranks hold under one '
-                    "name, at one offset, is written once and must be equal"
+                    f'"{key[0]}" is {expected} on rank {first} and {what} on rank {rank}: what ranks hold under one name, at '
+                    "one offset, is written once and must be equal"
                 )
+            if first != rank:
+                continue  # The whole was compared, too.
+            whole = _whole_of(what)
+            first, expected = wholes.setdefault(key[0], (rank, whole))
+            if whole != expected:
+                raise InvalidArgument(
+                    f'"{key[0]}" is {expected} on rank {first} and {whole} on rank {rank}: what ranks hold under one name '
+                    "must be alike, or parts of one tensor"
+                )
+
+
+def _whole_of(what: str) -> str:
+    """Of what `described` says."""
+    chunk, _, size = what.partition(" of ")
+    return f"a part of {chunk.partition(' ')[0]} {size}" if size else what
 
 
 def check_plans(plans: Sequence[Sequence[WriteItem]]) -> None:
