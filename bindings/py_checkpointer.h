@@ -248,6 +248,7 @@ class PyCheckpointer {
   void Close(std::optional<double> timeout) {
     if (checkpointer_ == nullptr) return;
     watcher_->EndStep();
+    Use()->EndPauses();
     const Watcher::Waiting waiting(*watcher_);
     const Status idle = InSlices(timeout, [this](Deadline slice) {
       if (checkpointer_ == nullptr) return Status::Ok();  // Another thread has closed it.

@@ -205,7 +205,7 @@ class Saving(Engine, Stopping):
         the same link, such as a pipeline's stages. Pauses may overlap.
 
         A chunk on its way goes on. From the first pause on a save has one at a time. Copies begin again when the last
-        pause has ended, or `at_most` seconds after it began, or when a fence waits for them.
+        pause has ended, or `at_most` seconds after it began, or when a fence waits for them. `close` ends all pauses.
         """
         return self._core.pause_copies(seconds("at_most", at_most))
 

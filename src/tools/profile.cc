@@ -228,7 +228,7 @@ void Print(const ProfileFile& file, const std::string& path) {
   rows = {{"", ""},
           {"knee", Describe(FindKnee(profile))},
           {"worker_threads", fmt::to_string(advice.worker_threads)},
-          {"host_memory", advice.host_memory_bytes > 0 ? "up to " + HumanBytes(advice.host_memory_bytes) : "auto"},
+          {"host_memory", profile.full.memory_bytes > 0 ? "up to " + HumanBytes(advice.host_memory_bytes) : "auto"},
           {"checksums", "host"}};
   for (const std::string& why : advice.why) rows.push_back({&why == &advice.why.front() ? "why" : "", why});
   rows.push_back({"written to", path});

@@ -32,6 +32,9 @@ struct TuneRequest {
   std::optional<ProfileAdvice> advice;
 };
 
+// Less is no pool.
+constexpr std::uint64_t kLeastPool = 1U << 20;
+
 /// What the job does not need is the saves' budget, unless flags say otherwise.
 Status ApplyProfile(const TuneOptions& options, TuneRequest& request) {
   if (options.profile.empty()) return Status::Ok();
@@ -39,6 +42,12 @@ Status ApplyProfile(const TuneOptions& options, TuneRequest& request) {
   request.advice = Advise(file.profile);
   if (!options.training_cores) request.input.training_cores = request.advice->training_cores;
   if (options.memory.empty() && file.profile.full.memory_bytes > 0) {
+    if (request.advice->host_memory_bytes < kLeastPool) {
+      return Error(StatusCode::kFailedPrecondition,
+                   "{}: the job needs {} of {} of memory, which leaves {} for saves: --memory says what they may have",
+                   options.profile, HumanBytes(FindKnee(file.profile).memory_bytes),
+                   HumanBytes(file.profile.full.memory_bytes), HumanBytes(request.advice->host_memory_bytes));
+    }
     request.input.memory_bytes = std::min(request.advice->host_memory_bytes, FindMemory().available);
   }
   request.measure.worker_threads = request.advice->worker_threads;

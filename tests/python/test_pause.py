@@ -36,6 +36,17 @@ def test_a_fence_goes_before_a_pause(make: Make) -> None:
         save.captured(timeout=0)
 
 
+def test_a_pause_that_is_left_over_loses_no_save_at_the_end(make: Make) -> None:
+    checkpointer = make()
+
+    left = checkpointer.pause_copies(3600)
+    save = checkpointer.save(1, tree())
+    checkpointer.close(timeout=60)
+
+    save.wait()
+    left.end()
+
+
 def test_a_pause_ends_by_itself(make: Make) -> None:
     checkpointer = make()
 

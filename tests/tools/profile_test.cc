@@ -241,6 +241,20 @@ TEST_F(TuneByProfileTest, FlagsPrecedeIt) {
   EXPECT_EQ(ran.parsed()["input"]["training_cores"], 2);
 }
 
+TEST_F(TuneByProfileTest, SaysThatTheJobNeedsAllOfTheMemory) {
+  json hungry = profile_;
+  hungry["full"]["peak_bytes"] = 1U << 30;
+  hungry["samples"][3]["memory_bytes"] = 1'073'741'823;
+  hungry["samples"][3]["throughput"] = 0;
+
+  const Ran ran = Tune(hungry);
+
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err,
+              HasSubstr(out_ + ": the job needs 1.0 GiB of 1.0 GiB of memory, which leaves 0 B for saves: --memory"));
+  EXPECT_EQ(Tune(hungry, {"--memory=64MiB"}).code, 0);
+}
+
 TEST_F(TuneByProfileTest, ALoaderPaysForEachCoreThatSavesUse) {
   json loader = profile_;
   loader["samples"][1]["throughput"] = 20;
