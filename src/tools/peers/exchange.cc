@@ -74,7 +74,9 @@ Result<double> Count(PeerSocket& socket, nanoseconds warm_up, const Pace& pace) 
     } else {
       bytes += received;
       took = now - counted_from;
-      if (took < pace.rate_time) parts[static_cast<std::size_t>(took * kParts / pace.rate_time)] += received;
+      if (took < pace.rate_time) {
+        parts[static_cast<std::size_t>(took * kParts / pace.rate_time)] += static_cast<double>(received);
+      }
     }
   }
   auto* const middle = parts.begin() + kParts / 2;
