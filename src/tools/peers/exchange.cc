@@ -29,6 +29,7 @@ constexpr std::chrono::milliseconds kTripsTime{250};
 constexpr int kWarmUpTrips = 10;
 constexpr nanoseconds kLeastWarmUp = std::chrono::milliseconds(200);
 constexpr nanoseconds kMostWarmUp = std::chrono::seconds(2);
+constexpr int kParts = 9;
 constexpr double kMostSeconds = 3600;
 constexpr double kMostRate = 1e15;
 
@@ -55,11 +56,15 @@ Result<json> Stream(PeerSocket& socket, Deadline deadline) {
 }
 
 /// Counts a stream: bytes per second, after the warm-up. Then tells the sender, and drops what still comes.
+///
+/// The median of the time's parts, or the mean if that is higher: a busy host that stalls for a moment is not the
+/// network.
 Result<double> Count(PeerSocket& socket, nanoseconds warm_up, const Pace& pace) {
   std::vector<char> block(kBlock);
   const Clock::time_point begin = Clock::now();
   Clock::time_point counted_from;
   std::uint64_t bytes = 0;
+  std::array<double, kParts> parts{};
   nanoseconds took{0};
   while (took < pace.rate_time) {
     CAIRN_ASSIGN_OR_RETURN(const std::size_t received, socket.Receive(block, Deadline::In(pace.patience)));
@@ -69,9 +74,15 @@ Result<double> Count(PeerSocket& socket, nanoseconds warm_up, const Pace& pace) 
     } else {
       bytes += received;
       took = now - counted_from;
+      if (took < pace.rate_time) {
+        parts[static_cast<std::size_t>(took * kParts / pace.rate_time)] += static_cast<double>(received);
+      }
     }
   }
-  const double rate = static_cast<double>(bytes) / ToSeconds(took);
+  auto* const middle = parts.begin() + kParts / 2;
+  std::nth_element(parts.begin(), middle, parts.end());
+  const double rate =
+      std::max(static_cast<double>(bytes) / ToSeconds(took), *middle * kParts / ToSeconds(pace.rate_time));
   const Deadline end = Deadline::In(pace.patience);
   CAIRN_RETURN_IF_ERROR(socket.Say({{"bytes_per_second", rate}}, end));
   while (!end.passed() && socket.Receive(block, end).ok()) continue;
