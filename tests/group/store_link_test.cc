@@ -132,7 +132,8 @@ TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedIsReplacedByItsSuccessor) {
   one->Send("key", "one");
   two->Send("key", "two");
 
-  EXPECT_THAT(Collect(*zero, "key").get().by_rank(3), ElementsAre("", "one", "two"));
+  EXPECT_THAT(Collect(*zero, "key", Deadline::In(std::chrono::seconds(20))).get().by_rank(3),
+              ElementsAre("", "one", "two"));
 }
 
 TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedAndNeverComesAgainIsNamed) {
