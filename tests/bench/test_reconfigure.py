@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 import termios
@@ -124,6 +125,20 @@ def test_ranks_that_are_killed_leave_no_mixed_step_and_no_rank_that_hangs(tmp_pa
 
     assert ledger.kills == {"save": 2, "restore": 1}
     assert ledger.restored > 0 and ledger.durable > 0
+
+
+def test_a_rank_that_hangs_ends_the_others_at_the_timeout(tmp_path: Path) -> None:
+    """Also in the sends and receives of the pipeline, whose connections stay open."""
+    settings = Settings(str(tmp_path / "run"), Layout(2, 1, 1), 10_000, host_memory="32MiB", timeout=5)
+    with Job(2, train, settings) as job:
+        first, last = job.ranks
+        while not last.all("loss"):
+            assert job.hear(time.monotonic() + 120)
+        os.kill(last.process.pid, signal.SIGSTOP)
+        while first.code is None:
+            assert job.hear(time.monotonic() + 90), "rank 0 waits for a rank that hangs"
+
+        assert first.code == 1 and "imed out" in first.all("error")[0]["text"]
 
 
 def tell_much(tell: Any) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
@@ -27,13 +27,8 @@ class Trainer:
         if dist.get_world_size() != layout.world:
             raise ValueError(f"layout {layout}: expected {layout.world} ranks, found {dist.get_world_size()}")
         self.settings, self.device = settings, device
-        shape = (layout.pipeline, layout.data, layout.tensor)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
+        mesh = _mesh(layout, device, timedelta(seconds=settings.timeout))
         self.stage, self.data_rank, self.tensor_rank = mesh.get_coordinate()
-        for group in mesh.get_all_groups():
-            dist.distributed_c10d._set_pg_timeout(
-                timedelta(seconds=settings.timeout), group
-            )  # They begin with 30 minutes.
         self.data_group = mesh.get_group("data")
         is_last = self.stage == layout.pipeline - 1
         with torch.device("meta"):
@@ -77,6 +72,16 @@ class Trainer:
         mean = torch.stack([one.detach().double() for one in losses]).mean()
         dist.all_reduce(mean, group=self.data_group)
         return mean.item() / layout.data
+
+
+def _mesh(layout, device, timeout):
+    """init_device_mesh makes groups with a timeout of 30 minutes, and gloo's sends and receives keep the first one."""
+    ranks = torch.arange(layout.world).reshape(layout.pipeline, layout.data, layout.tensor)
+    groups = []
+    for dimension, size in enumerate(ranks.shape):
+        sets = ranks.movedim(dimension, -1).reshape(-1, size).tolist()
+        groups.append(dist.new_subgroups_by_enumeration(sets, timeout=timeout)[0])
+    return DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=("pipeline", "data", "tensor"))
 
 
 def _parallelize(model, layout, mesh, data_parallel):
