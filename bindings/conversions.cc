@@ -98,6 +98,7 @@ py::dict FromStats(const SaveStats& stats) {
   fields["captured"] = InSeconds(stats.captured);
   fields["written"] = InSeconds(stats.written);
   fields["durable"] = InSeconds(stats.durable);
+  fields["gpu_checksum_bytes"] = stats.gpu_checksum_bytes;
   fields["staged"] = stats.staged;
   fields["direct"] = stats.direct;
   fields["recycled"] = stats.recycled;

@@ -10,9 +10,10 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                      double full_timeout, double drain_timeout, double open_timeout, bool take_over,
                                      unsigned file_mode, unsigned directory_mode, std::uint64_t host_memory,
                                      std::uint64_t chunk, int queue_depth, int workers, int copy_streams,
-                                     std::uint64_t staging, std::vector<int> cuda_devices, bool checksums, bool recycle,
-                                     const std::string& io, std::size_t trace_events, const PyStoreGroup* group,
-                                     double group_timeout, std::optional<std::tuple<double, double, double>> steering,
+                                     std::uint64_t staging, std::vector<int> cuda_devices, bool checksums,
+                                     bool gpu_checksums, bool recycle, const std::string& io, std::size_t trace_events,
+                                     const PyStoreGroup* group, double group_timeout,
+                                     std::optional<std::tuple<double, double, double>> steering,
                                      const std::string& unfenced_writes) {
   const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
     std::string expected;
@@ -57,6 +58,7 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                                   .staging_bytes = staging,
                                                   .cuda_devices = std::move(cuda_devices),
                                                   .checksums = checksums,
+                                                  .gpu_checksums = gpu_checksums,
                                                   .recycle = recycle,
                                                   .io_queue = one_of("io", io, kIo),
                                                   .trace_events = trace_events},
@@ -76,8 +78,8 @@ void BindCheckpointer(py::module_& module) {
       .def(py::init(&Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a, "max_in_flight"_a,
            "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "open_timeout"_a, "take_over"_a, "file_mode"_a,
            "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a, "copy_streams"_a, "staging"_a,
-           "cuda_devices"_a, "checksums"_a, "recycle"_a, "io"_a, "trace_events"_a, "group"_a, "group_timeout"_a,
-           "steering"_a, "unfenced_writes"_a)
+           "cuda_devices"_a, "checksums"_a, "gpu_checksums"_a, "recycle"_a, "io"_a, "trace_events"_a, "group"_a,
+           "group_timeout"_a, "steering"_a, "unfenced_writes"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "replace"_a, "replicas"_a,
            "hold"_a, "held"_a, "keep"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)

@@ -9,6 +9,7 @@ from .engine import measure as engine
 from .python import fall_back, unfenced
 from .python import run as python
 from .reconfigure import measure as reconfigure
+from .reconfigure import overhead as records
 from .shared.options import add_command, check
 
 WHAT = {
@@ -23,6 +24,7 @@ WHAT = {
     "unfenced": (unfenced, "what it costs to find tensors that are overwritten without a fence"),
     "reconfigure": (reconfigure, "a job's change of layout beside DCP's own files and one central rank"),
     "pccheck": (engine, "the strategy pccheck beside PCcheck's own engine"),
+    "records": (records, "what it costs an iteration to record a pipeline's instructions"),
     "compare": (compare, "a new run beside the committed one: better, worse, or not resolved"),
     "figure": (figures, "a figure of the evaluation: strategies in a training loop"),
     "results": (results, "the tables in the documents, made from the files in bench/results"),

@@ -21,6 +21,10 @@ struct LinkOptions {
 /// pinning takes; device to device, as snapshots are staged.
 [[nodiscard]] Status MeasureLink(const LinkOptions& options);
 
+/// Checksums that the GPU computes, compared with the host's; then copies to the host with them, and without, in
+/// adjacent pairs. `bytes` is not used.
+[[nodiscard]] Status MeasureSums(const LinkOptions& options);
+
 struct PiecesOptions {
   /// Of all pieces together; what has more is left out.
   std::uint64_t bytes = 1U << 30;

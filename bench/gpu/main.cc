@@ -1,6 +1,7 @@
 // Copies, pinning and launches on GPU 0, beside what the driver gives to one large copy.
 //
 //   build/release/bin/bench_gpu link [--bytes N] [--milliseconds N] [--pairs N]
+//   build/release/bin/bench_gpu sums [--milliseconds N] [--pairs N]
 //   build/release/bin/bench_gpu pieces [--bytes N] [--repetitions N]
 //   build/release/bin/bench_gpu launches --root DIR [--tensors N] [--tensor-bytes N] [--pool N] [--milliseconds N]
 //
@@ -30,6 +31,9 @@ int Main(int argc, char** argv) {
   linking->add_option("--bytes", link.bytes, "of the large copy");
   linking->add_option("--milliseconds", milliseconds, "for each rate")->check(CLI::PositiveNumber);
   linking->add_option("--pairs", link.pairs)->check(CLI::PositiveNumber);
+  CLI::App* const summing = app.add_subcommand("sums", "Checksums by the GPU beside copies without");
+  summing->add_option("--milliseconds", milliseconds, "for each rate")->check(CLI::PositiveNumber);
+  summing->add_option("--pairs", link.pairs)->check(CLI::PositiveNumber);
   CLI::App* const cutting = app.add_subcommand("pieces", "Many small pieces");
   cutting->add_option("--bytes", pieces.bytes, "of all pieces together, at most");
   cutting->add_option("--repetitions", pieces.repetitions)->check(CLI::PositiveNumber);
@@ -43,6 +47,7 @@ int Main(int argc, char** argv) {
 
   if (milliseconds != 0) link.time = launches.time = std::chrono::milliseconds(milliseconds);
   const Status status = linking->parsed()   ? MeasureLink(link)
+                        : summing->parsed() ? MeasureSums(link)
                         : cutting->parsed() ? MeasurePieces(pieces)
                                             : MeasureLaunches(launches);
   if (status.ok()) return 0;

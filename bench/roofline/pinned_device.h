@@ -12,7 +12,9 @@ class PinnedDevice : public Device {
   [[nodiscard]] int lanes() const override { return 2; }
   [[nodiscard]] bool has_streams() const override { return true; }
   [[nodiscard]] bool has_kernels() const override { return false; }
-  [[nodiscard]] bool sums_while_copying() const override { return false; }
+  [[nodiscard]] Status CheckSums(std::span<const CopyPiece> /*pieces*/) const override {
+    return Status(StatusCode::kUnsupported, "no sums on this device");
+  }
   [[nodiscard]] Status CheckLayout(const StridedLayout& /*layout*/) const override { return {}; }
   Status PinMemory(MutableBytes /*memory*/) override { return {}; }
   void UnpinMemory(MutableBytes /*memory*/) override {}

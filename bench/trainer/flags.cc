@@ -1,6 +1,8 @@
 #include "flags.h"
 
 #include <CLI/CLI.hpp>
+#include <limits>
+#include <sstream>
 #include <stdexcept>
 #include <vector>
 
@@ -21,6 +23,30 @@ std::map<std::string, std::int64_t> ParseSizes(const std::vector<std::string>& w
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> SharedFlags(const Flags& flags) {
+  std::ostringstream rate;
+  rate.precision(std::numeric_limits<double>::max_digits10);
+  if (flags.learning_rate) rate << *flags.learning_rate;
+  std::string sizes;
+  for (const auto& [name, size] : flags.sizes) sizes += (sizes.empty() ? "" : " ") + name + "=" + std::to_string(size);
+  return {{"--model", flags.model},
+          {"--size", sizes},
+          {"--sequence", std::to_string(flags.sequence)},
+          {"--steps", std::to_string(flags.steps)},
+          {"--batch", std::to_string(flags.batch)},
+          {"--accumulate", std::to_string(flags.accumulate)},
+          {"--optimizer", flags.optimizer},
+          {"--precision", flags.precision},
+          {"--lr", rate.str()},
+          {"--warmup, --decay and --decay-steps", flags.schedule.ToText()},
+          {"--clip", std::to_string(flags.clip_norm)},
+          {"--seed", std::to_string(flags.seed)},
+          {"--device", flags.device},
+          {"--checkpoint-dir", flags.checkpoint_dir},
+          {"--every", std::to_string(flags.every)},
+          {"--resume", flags.resume ? "given" : "not given"}};
+}
 
 std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   constexpr int kMisuse = 2;

@@ -4,6 +4,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "schedule.h"
 
@@ -45,6 +47,10 @@ struct Flags {
   /// If empty, no report is written.
   std::string report;
 };
+
+/// The flags that decide what is trained and when it is saved, as text: "--seed" -> "1". All ranks of a job must have
+/// the same.
+std::vector<std::pair<std::string, std::string>> SharedFlags(const Flags& flags);
 
 /// Parses the command line. Returns an exit status if the program should end (help, invalid flags); the reason has been
 /// printed.

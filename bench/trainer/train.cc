@@ -69,6 +69,9 @@ std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags, const 
 /// Null for a process alone.
 std::unique_ptr<Ranks> MeetRanks(const Flags& flags, const RankEnvironment& environment, at::Device device) {
   if (environment.world == 1 && !flags.prove_backend) return nullptr;
+  if (environment.master_address.empty()) {
+    throw std::runtime_error("--prove-backend: expected the environment of torchrun, found no WORLD_SIZE");
+  }
   const std::string backend = !flags.backend.empty() ? flags.backend : device.is_cpu() ? "gloo" : "nccl";
   return std::make_unique<Ranks>(environment, backend, device, std::chrono::seconds(flags.peer_timeout_seconds));
 }
@@ -167,6 +170,11 @@ OptimizerConfig Run::OptimizerConfigOf(const Flags& flags) {
 }
 
 Model Run::SeedAndMake() {
+  if (ranks_ != nullptr) {
+    Settings settings = SharedFlags(flags_);
+    settings.emplace_back("--data", data_.name);
+    ranks_->ExpectAlike(settings);
+  }
   at::manual_seed(flags_.seed);
   Model model = MakeModel({.name = flags_.model, .data = data_.shape, .sizes = flags_.sizes, .device = device_});
   if (!flags_.init_from.empty()) LoadWeights(flags_.init_from, model);

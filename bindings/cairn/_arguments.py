@@ -86,7 +86,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("max_in_flight", "queue_depth", "workers", "copy_streams", "file_mode", "directory_mode"), _small),
     **dict.fromkeys(("full_timeout", "open_timeout", "drain_timeout", "group_timeout"), seconds),
     **dict.fromkeys(("when_full", "io", "unfenced_writes"), _text),
-    **dict.fromkeys(("read_only", "take_over", "checksums", "recycle"), _flag),
+    **dict.fromkeys(("read_only", "take_over", "checksums", "gpu_checksums", "recycle"), _flag),
     "cuda_devices": _numbers,
 }
 

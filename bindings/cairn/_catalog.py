@@ -119,5 +119,6 @@ class Catalog:
         return self._core.stats()
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the last `trace_events` events as Chrome trace JSON (opens in Perfetto)."""
+        """Writes the last `trace_events` events as Chrome trace JSON (opens in Perfetto): copies of chunks, writes,
+        fences, saves. Times are microseconds of time.monotonic()."""
         self._core.write_trace(local_path(path))

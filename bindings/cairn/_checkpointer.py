@@ -60,6 +60,8 @@ class Checkpointer(Saving, Restoring, Catalog):
       cuda_devices   the devices that saves will use, set up when it opens; by default torch's current one, if CUDA is in
                      use by then. Others are set up by the first save of their tensors
       checksums      CRC32C over every MiB; without it a flipped bit is not found
+      gpu_checksums  have GPUs compute them for chunks that are contiguous tensors of one GPU, or are staged. They then
+                     cost no host core, and also cover the way from the GPU's memory. Not proven on a GPU yet
       recycle        overwrite the blocks of retired checkpoints that nobody else has open: a quarter faster than new
                      blocks. The disk then holds at most keep_last + max_in_flight + 1 checkpoints, plus those that
                      keep_every and pins keep
@@ -106,6 +108,7 @@ class Checkpointer(Saving, Restoring, Catalog):
         staging: int | str = 0,
         cuda_devices: Sequence[int] = (),
         checksums: bool = True,
+        gpu_checksums: bool = False,
         recycle: bool = True,
         io: str = "auto",
         file_mode: int = 0o644,
@@ -150,6 +153,7 @@ class Checkpointer(Saving, Restoring, Catalog):
             "staging": parse_size(staging),
             "cuda_devices": cuda_devices,
             "checksums": checksums,
+            "gpu_checksums": gpu_checksums,
             "recycle": recycle,
             "io": io,
             "trace_events": trace_events,

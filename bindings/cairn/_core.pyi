@@ -107,6 +107,7 @@ class Checkpointer:
         staging: int,
         cuda_devices: list[int],
         checksums: bool,
+        gpu_checksums: bool,
         recycle: bool,
         io: str,
         trace_events: int,

@@ -263,10 +263,13 @@ class Checkpointer {
   /// pipeline's stages. Pauses may overlap.
   ///
   /// A chunk on its way goes on. From the first pause on a save has one at a time. Copies begin again when the last
-  /// pause has ended, or `at_most` after it began, or when a fence waits for them. Other waits do not end a pause.
+  /// pause has ended, or `at_most` after it began, or when a fence waits for them. Other waits do not end a pause; the
+  /// destructor ends all.
   /// Never blocks and makes no call of CUDA's, so that CUDA's host functions may begin and end pauses. Does nothing in
   /// a forked child, and if the root was opened read-only.
   [[nodiscard]] CopyPause PauseCopies(std::chrono::nanoseconds at_most = std::chrono::seconds(1));
+  /// Ends all pauses: for a program that only waits for its saves now.
+  void EndPauses();
 
   /// Waits until fewer than Options::max_in_flight saves are in flight, or returns DeadlineExceeded.
   Status WaitForPlace(Deadline deadline = Deadline::Infinite()) const;
@@ -347,7 +350,7 @@ class Checkpointer {
   /// The newest failure of a save that was not cancelled, skipped or replaced. Ok if there was none.
   [[nodiscard]] Status LastFailure() const;
   [[nodiscard]] CheckpointerStats stats() const;
-  /// Writes the last Options::trace_events events as Chrome trace JSON (opens in Perfetto).
+  /// Writes the last Options::trace_events events as Chrome trace JSON (for Perfetto). Times are CLOCK_MONOTONIC's.
   Status WriteTrace(const std::string& path) const;
 
  private:

@@ -34,9 +34,10 @@ struct SaveStats {
   std::chrono::nanoseconds captured{};
   std::chrono::nanoseconds written{};  ///< Every data byte had been written and checksummed.
   std::chrono::nanoseconds durable{};
-  bool staged = false;    ///< The snapshot went through spare device memory.
-  bool direct = false;    ///< The shard was written with O_DIRECT.
-  bool recycled = false;  ///< It was written over a retired one's blocks.
+  std::uint64_t gpu_checksum_bytes = 0;  ///< Tensor bytes so far whose checksums GPUs computed.
+  bool staged = false;                   ///< The snapshot went through spare device memory.
+  bool direct = false;                   ///< The shard was written with O_DIRECT.
+  bool recycled = false;                 ///< It was written over a retired one's blocks.
 };
 
 /// The state of a checkpointer.

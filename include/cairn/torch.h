@@ -23,6 +23,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -65,11 +67,11 @@ requires requires(TorchStream stream) { stream.native_handle(); }
 inline Status AddOptimizer(State& state, torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                            const std::string& prefix = "optimizer");
 /// Sets what the optimizer has beside tensors: "<prefix>.step.<parameter>", "<prefix>.lr.<group>". Call it before each
-/// Save.
+/// Save, and after AddOptimizer.
 inline Status SetOptimizerValues(State& state, const torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                                  const std::string& prefix = "optimizer");
 /// Takes these values back. Call it after each Restore, with Restored::values. InvalidArgument, naming it, if one is
-/// missing or no number; the optimizer is then unchanged.
+/// missing or no number; FailedPrecondition before AddOptimizer. The optimizer is then unchanged.
 inline Status ResumeOptimizer(const Values& values, torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
                               const std::string& prefix = "optimizer");
 
@@ -140,47 +142,62 @@ struct OptimizedParameter {
   torch::optim::OptimizerOptions* options = nullptr;
 };
 
+/// Each once, also if the optimizer or the module has it twice (tied). Its name is then the first, as in Python.
 inline Result<std::vector<OptimizedParameter>> ParametersOf(torch::optim::Optimizer& optimizer,
                                                             const NamedTensors& parameters) {
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  for (const auto& item : parameters) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  std::unordered_set<const c10::TensorImpl*> seen;
   std::vector<OptimizedParameter> found;
   for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
     for (const at::Tensor& tensor : group.params()) {
-      OptimizedParameter one{.name = {}, .tensor = tensor, .options = &group.options()};
-      for (const auto& item : parameters) {
-        if (item.value().is_same(tensor)) one.name = item.key();
-      }
-      if (one.name.empty()) {
+      const auto name = names.find(tensor.unsafeGetTensorImpl());
+      if (name == names.end()) {
         return Status(StatusCode::kInvalidArgument,
                       "optimizer: expected only parameters that have a name, found another one in parameter group " +
                           std::to_string(&group - optimizer.param_groups().data()));
       }
-      found.push_back(std::move(one));
+      if (seen.insert(name->first).second) found.push_back({name->second, tensor, &group.options()});
     }
   }
   return found;
 }
 
-/// Calls with the parameter's state, which is made if there is none: with_sgd(state, options), or with_adam(state,
-/// options) for Adam and AdamW.
+/// Calls with the parameter's state, null if there is none: with_sgd(state, options), or with_adam(state, options) for
+/// Adam and AdamW.
 template <typename WithSgd, typename WithAdam>
 Status VisitState(torch::optim::Optimizer& optimizer, const OptimizedParameter& parameter, const WithSgd& with_sgd,
                   const WithAdam& with_adam) {
   namespace optim = torch::optim;
-  std::unique_ptr<optim::OptimizerParamState>& state = optimizer.state()[parameter.tensor.unsafeGetTensorImpl()];
-  const auto visit = [&]<typename ParamState>(auto* options, ParamState* /*kind*/, const auto& visitor) {
-    if (state == nullptr) state = std::make_unique<ParamState>();
-    return visitor(static_cast<ParamState&>(*state), *options);
-  };
+  const auto found = optimizer.state().find(parameter.tensor.unsafeGetTensorImpl());
+  optim::OptimizerParamState* state = found == optimizer.state().end() ? nullptr : found->second.get();
   if (auto* sgd = dynamic_cast<optim::SGDOptions*>(parameter.options)) {
-    return visit(sgd, static_cast<optim::SGDParamState*>(nullptr), with_sgd);
+    return with_sgd(static_cast<optim::SGDParamState*>(state), *sgd);
   }
   if (auto* adamw = dynamic_cast<optim::AdamWOptions*>(parameter.options)) {
-    return visit(adamw, static_cast<optim::AdamWParamState*>(nullptr), with_adam);
+    return with_adam(static_cast<optim::AdamWParamState*>(state), *adamw);
   }
   if (auto* adam = dynamic_cast<optim::AdamOptions*>(parameter.options)) {
-    return visit(adam, static_cast<optim::AdamParamState*>(nullptr), with_adam);
+    return with_adam(static_cast<optim::AdamParamState*>(state), *adam);
   }
   return {StatusCode::kInvalidArgument, "optimizer: expected torch::optim's SGD, Adam or AdamW, found another one"};
+}
+
+/// Calls fill(state). A state that is missing is made, and given to the optimizer only if the call succeeds: with half
+/// a state its next step would fail.
+template <typename ParamState, typename Fill>
+Status FillState(torch::optim::Optimizer& optimizer, const OptimizedParameter& parameter, ParamState* state,
+                 const Fill& fill) {
+  if (state != nullptr) return fill(*state);
+  auto made = std::make_unique<ParamState>();
+  Status filled = fill(*made);
+  if (filled.ok()) optimizer.state()[parameter.tensor.unsafeGetTensorImpl()] = std::move(made);
+  return filled;
+}
+
+inline Status NoStateError(const std::string& parameter) {
+  return {StatusCode::kFailedPrecondition,
+          "optimizer: parameter \"" + parameter + "\" has no state: expected a call of AddOptimizer before"};
 }
 
 template <typename Number>
@@ -342,27 +359,30 @@ inline Status AddOptimizer(State& state, torch::optim::Optimizer& optimizer, con
       if (status.ok()) status = Add(state, prefix + "." + what + "." + one.name, tensor);
     };
     const auto zeros = [&] { return at::zeros_like(one.tensor, at::MemoryFormat::Preserve); };
-    const auto with_sgd = [&](torch::optim::SGDParamState& of, const torch::optim::SGDOptions& options) -> Status {
+    const auto with_sgd = [&](torch::optim::SGDParamState* sgd, const torch::optim::SGDOptions& options) -> Status {
       if (options.momentum() == 0) return {};
-      if (!of.momentum_buffer().defined()) {
-        if (options.dampening() != 0) {
-          return {StatusCode::kFailedPrecondition,
-                  "optimizer: SGD with dampening can be added only after its first step"};
+      return with_torch::FillState(optimizer, one, sgd, [&](torch::optim::SGDParamState& of) -> Status {
+        if (!of.momentum_buffer().defined()) {
+          if (options.dampening() != 0) {
+            return {StatusCode::kFailedPrecondition,
+                    "optimizer: SGD with dampening can be added only after its first step"};
+          }
+          of.momentum_buffer(zeros());
         }
-        of.momentum_buffer(zeros());
-      }
-      add("momentum_buffer", of.momentum_buffer());
-      return status;
+        add("momentum_buffer", of.momentum_buffer());
+        return status;
+      });
     };
-    const auto with_adam = [&](auto& of, const auto& options) -> Status {
-      if (!of.exp_avg().defined()) of.exp_avg(zeros());
-      if (!of.exp_avg_sq().defined()) of.exp_avg_sq(zeros());
-      add("exp_avg", of.exp_avg());
-      add("exp_avg_sq", of.exp_avg_sq());
-      if (!options.amsgrad()) return status;
-      if (!of.max_exp_avg_sq().defined()) of.max_exp_avg_sq(zeros());
-      add("max_exp_avg_sq", of.max_exp_avg_sq());
-      return status;
+    const auto with_adam = [&](auto* adam, const auto& options) -> Status {
+      return with_torch::FillState(optimizer, one, adam, [&](auto& of) -> Status {
+        if (!of.exp_avg().defined()) of.exp_avg(zeros());
+        if (!of.exp_avg_sq().defined()) of.exp_avg_sq(zeros());
+        if (options.amsgrad() && !of.max_exp_avg_sq().defined()) of.max_exp_avg_sq(zeros());
+        add("exp_avg", of.exp_avg());
+        add("exp_avg_sq", of.exp_avg_sq());
+        if (options.amsgrad()) add("max_exp_avg_sq", of.max_exp_avg_sq());
+        return status;
+      });
     };
     try {
       if (Status added = with_torch::VisitState(optimizer, one, with_sgd, with_adam); !added.ok()) return added;
@@ -379,9 +399,10 @@ inline Status SetOptimizerValues(State& state, const torch::optim::Optimizer& op
   const auto found = with_torch::ParametersOf(all, parameters);
   if (!found.ok()) return found.status();
   for (const with_torch::OptimizedParameter& one : *found) {
-    const auto without = [](const auto&, const auto&) -> Status { return {}; };
-    const auto with_adam = [&](const auto& of, const auto&) {
-      return state.Set(prefix + ".step." + one.name, std::int64_t{of.step()});
+    const auto without = [](const auto*, const auto&) -> Status { return {}; };
+    const auto with_adam = [&](const auto* of, const auto&) {
+      if (of == nullptr) return with_torch::NoStateError(one.name);
+      return state.Set(prefix + ".step." + one.name, std::int64_t{of->step()});
     };
     if (Status set = with_torch::VisitState(all, one, without, with_adam); !set.ok()) return set;
   }
@@ -398,10 +419,11 @@ inline Status ResumeOptimizer(const Values& values, torch::optim::Optimizer& opt
   if (!found.ok()) return found.status();
   std::vector<std::function<void()>> changes;
   for (const with_torch::OptimizedParameter& one : *found) {
-    const auto without = [](const auto&, const auto&) -> Status { return {}; };
-    const auto with_adam = [&](auto& of, const auto&) -> Status {
+    const auto without = [](const auto*, const auto&) -> Status { return {}; };
+    const auto with_adam = [&](auto* of, const auto&) -> Status {
+      if (of == nullptr) return with_torch::NoStateError(one.name);
       const auto step = with_torch::FindNumber<std::int64_t>(values, prefix + ".step." + one.name);
-      if (step.ok()) changes.emplace_back([&of, number = *step] { of.step(number); });
+      if (step.ok()) changes.emplace_back([of, number = *step] { of->step(number); });
       return step.status();
     };
     if (Status read = with_torch::VisitState(optimizer, one, without, with_adam); !read.ok()) return read;
@@ -417,6 +439,8 @@ inline Status ResumeOptimizer(const Values& values, torch::optim::Optimizer& opt
 }
 
 inline Result<std::shared_ptr<Group>> MakeTorchGroup(c10::intrusive_ptr<c10d::Store> store, StoreGroupOptions options) {
+  if (store == nullptr)
+    return Status(StatusCode::kInvalidArgument, "group " + options.name + ": expected a store, found null");
   return MakeStoreGroup(std::move(options), [store = std::move(store)]() -> Result<KeyValueStore> {
     const auto own = with_torch::InStore([&] { return with_torch::Reconnect(store); });
     if (!own.ok()) return own.status();

@@ -90,6 +90,8 @@ class Checkpointer::Impl {
   // Set up on first use. An event names what it cost.
   Result<std::shared_ptr<Device>> GetDevice(DeviceId id) CAIRN_EXCLUDES(device_mutex);
   Result<std::shared_ptr<Device>> SetUpDevice(DeviceId id, bool late) CAIRN_EXCLUDES(device_mutex);
+  /// If Options::gpu_checksums asks for what the device cannot do.
+  void WarnWithoutGpuChecksums(const Device& device) const;
   /// Grows the pool to a state of this size, as far as it may. If it cannot grow, it stays as it is, with a warning. If
   /// that had to pin memory, an event of this severity says so.
   void FitPool(std::uint64_t state_bytes, Severity severity) CAIRN_EXCLUDES(fit_mutex);

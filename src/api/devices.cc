@@ -29,7 +29,11 @@ Result<std::unique_ptr<Device>> Devices::MakeCuda(DeviceId id) const {
   // For every save in flight, and one being accepted: an event for each lane, and for up to 8 streams of the caller.
   const int lanes = options_.copy_streams + (options_.staging_bytes != 0 ? 1 : 0);
   const int events = (options_.max_in_flight + 1) * (lanes + 8);
-  return MakeCudaDevice({.index = id.index, .lanes = lanes, .events = events});
+  return MakeCudaDevice({.index = id.index,
+                         .lanes = lanes,
+                         .events = events,
+                         .sum_bytes = options_.gpu_checksums && !options_.read_only ? options_.chunk_bytes : 0,
+                         .sum_batches = options_.host_memory_bytes / options_.chunk_bytes});
 }
 
 Result<Devices::Found> Devices::SetUp(const std::shared_ptr<Device>& device) {

@@ -10,7 +10,10 @@ Status Checkpointer::Fence(Stream stream, Deadline deadline) {
   if (impl_->engine == nullptr) return Status::Ok();
   if (stream.device.kind != DeviceKind::kCpu) CAIRN_RETURN_IF_ERROR(impl_->RefuseWhileCapturing(stream));
   for (const std::shared_ptr<SaveTask>& task : impl_->engine->InFlight()) {
-    CAIRN_RETURN_IF_ERROR(impl_->FenceOn(*task, stream, deadline));
+    const Trace::Clock::time_point begun = Trace::Clock::now();
+    const Status status = impl_->FenceOn(*task, stream, deadline);
+    impl_->trace.Span("fence", "fence", begun, Trace::Clock::now(), task->plan().step, 0);
+    CAIRN_RETURN_IF_ERROR(status);
   }
   return Status::Ok();
 }
@@ -19,6 +22,10 @@ CopyPause Checkpointer::PauseCopies(std::chrono::nanoseconds at_most) {
   if (!impl_->CheckProcess().ok() || impl_->engine == nullptr) return {};
   const std::shared_ptr<CopyPauses>& pauses = impl_->engine->pauses();
   return {pauses, pauses->Begin(Deadline::In(at_most).when())};
+}
+
+void Checkpointer::EndPauses() {
+  if (impl_->CheckProcess().ok() && impl_->engine != nullptr) impl_->engine->pauses()->EndAll();
 }
 
 Status Checkpointer::Impl::FenceOn(SaveTask& task, Stream stream, Deadline deadline) {

@@ -69,6 +69,7 @@ Status Checkpointer::Impl::StartEngine(const Wiring& wiring) {
     CAIRN_ASSIGN_OR_RETURN(const Devices::Found found, devices->Get(id));
     if (!found.fresh) continue;
     parts.devices.push_back(found.device);
+    WarnWithoutGpuChecksums(*found.device);
     if (found.staging != nullptr) {
       parts.staging.emplace_back(found.device.get(), found.staging, options.staging_bytes, options.chunk_bytes);
     }
@@ -123,6 +124,7 @@ Checkpointer::~Checkpointer() {
     return;
   }
   if (impl_->engine == nullptr) return;
+  EndPauses();  // Nobody trains with it any more, and a pause that is left over must not lose the last saves.
   static_cast<void>(impl_->engine->WaitIdle(Deadline::In(impl_->options.drain_deadline)));
   // Leaked if the engine does not stop: its thread, the kernel and the devices go on using it.
   if (!impl_->engine->Stop(Deadline::In(impl_->options.close_deadline))) static_cast<void>(impl_.release());

@@ -77,6 +77,10 @@ Result<Options> ResolveOptions(Options options) {
                  "Options::staging_bytes: expected 0, or at least one chunk of {}, found {}", options.chunk_bytes,
                  options.staging_bytes);
   }
+  if (options.gpu_checksums && !options.checksums) {
+    return Error(StatusCode::kInvalidArgument,
+                 "Options::gpu_checksums: expected false, as checksums is false, found true");
+  }
   CAIRN_RETURN_IF_ERROR(in_range("file_mode", options.file_mode, 0U, 0777U));
   CAIRN_RETURN_IF_ERROR(in_range("directory_mode", options.directory_mode, 0U, 0777U));
   // The writer itself must be able to read and write its files.

@@ -34,6 +34,7 @@ Result<std::shared_ptr<Device>> Checkpointer::Impl::SetUpDevice(DeviceId id, boo
     if (!found.fresh || engine == nullptr) return found.device;
     engine->AddDevice(found.device, found.staging);
   }
+  WarnWithoutGpuChecksums(*found.device);
   if (late) {
     Notify({.severity = Severity::kWarning,
             .message = fmt::format("{} was set up in {}, within the call that used it first: {} of host memory were "
@@ -41,6 +42,16 @@ Result<std::shared_ptr<Device>> Checkpointer::Impl::SetUpDevice(DeviceId id, boo
                                    ToString(id), Since(begun), HumanBytes(pool->total_bytes()))});
   }
   return found.device;
+}
+
+void Checkpointer::Impl::WarnWithoutGpuChecksums(const Device& device) const {
+  if (!options.gpu_checksums || options.read_only || !device.has_streams()) return;
+  const Status status = device.CheckSums({});
+  if (status.ok()) return;
+  Notify({.severity = Severity::kWarning,
+          .status = status,
+          .message = fmt::format("the host computes the checksums instead of {}: {}", ToString(device.id()),
+                                 status.message())});
 }
 
 void Checkpointer::Impl::FitPool(std::uint64_t state_bytes, Severity severity) {

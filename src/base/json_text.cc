@@ -34,4 +34,23 @@ bool IsJson(std::string_view text) {
   return nlohmann::json::accept(text.begin(), text.end());
 }
 
+bool IsNestedTooDeeply(std::string_view text) {
+  int levels = 0;
+  bool quoted = false;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (quoted) {
+      if (c == '\\') ++at;
+      quoted = c != '"';
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '[' || c == '{') {
+      if (++levels > kMostJsonLevels) return true;
+    } else if (c == ']' || c == '}') {
+      --levels;
+    }
+  }
+  return false;
+}
+
 }  // namespace cairn

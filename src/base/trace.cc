@@ -20,7 +20,7 @@ std::string JsonString(const std::string& text) {
 
 }  // namespace
 
-Trace::Trace(std::size_t capacity) : capacity_(capacity), start_(Clock::now()) {}
+Trace::Trace(std::size_t capacity) : capacity_(capacity) {}
 
 void Trace::Span(const std::string& row, const std::string& name, Clock::time_point begin, Clock::time_point end,
                  std::uint64_t step, std::uint64_t bytes) {
@@ -54,7 +54,7 @@ std::string Trace::ToJson() const {
     fmt::format_to(to,
                    "{}\n{{\"ph\":\"X\",\"pid\":1,\"tid\":{},\"name\":{},\"ts\":{:.3f},\"dur\":{:.3f},"
                    "\"args\":{{\"step\":{},\"bytes\":{}}}}}",
-                   comma, row->second, JsonString(e.name), Micros(e.begin - start_).count(),
+                   comma, row->second, JsonString(e.name), Micros(e.begin.time_since_epoch()).count(),
                    Micros(e.end - e.begin).count(), e.step, e.bytes);
     comma = ",";
   }

@@ -9,6 +9,8 @@
 namespace cairn {
 
 /// The engine's latest events, as Chrome trace JSON (Perfetto and chrome://tracing open it). Safe from any thread.
+///
+/// Times are microseconds of CLOCK_MONOTONIC, so that what others recorded on the same machine can be shown beside it.
 class Trace {
  public:
   /// Keeps the newest `capacity` events; 0 records nothing.
@@ -30,7 +32,6 @@ class Trace {
     std::uint64_t bytes;
   };
   const std::size_t capacity_;
-  const Clock::time_point start_;
   mutable Mutex mutex_;
   std::vector<Entry> entries_ CAIRN_GUARDED_BY(mutex_);
   // The oldest entry, which the next span replaces.

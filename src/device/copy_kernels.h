@@ -2,31 +2,17 @@
 
 // The kernels that copy between tensors of any strides and contiguous memory. One source for two compilers: NVRTC makes
 // copy_kernels.ptx of it (scripts/make-ptx), which CudaKernels loads; the host's compiler makes the tests' harness of
-// it, which runs all threads of a grid and checks every access. So it includes nothing and calls nothing.
+// it, which runs all threads of a grid and checks every access. So it calls nothing.
 //
 // The memory is the host's, and the way there is PCIe, which likes wide accesses. So a thread makes or reads one whole
 // word of 16 bytes of the memory at a time, out of units of the tensor. Only the words at both ends are partial.
 
-#ifdef __CUDACC_RTC__
-#define CAIRN_KERNEL __device__ __forceinline__
-// An unrolled loop of divisions would make the PTX several times as long, and no faster.
-#define CAIRN_KEEP_LOOP _Pragma("unroll 1")
-#else
-#define CAIRN_KERNEL inline
-#define CAIRN_KEEP_LOOP
-#endif
+#include "device/kernel_memory.h"
 
 namespace cairn::kernels {
 
-using U8 = unsigned char;
-using U16 = unsigned short;
-using U32 = unsigned int;
-using U64 = unsigned long long;
-
 // Enumerators, because NVRTC would put constants into the PTX.
 enum : U32 {
-  kWord = 16,
-  kThreadsPerBlock = 256,
   /// Enough for every tensor: none has more than 2^62 bytes, and an outer dimension has at least 2 rows.
   kMaxDimensions = 62,
   /// As many as the 4096 bytes of a kernel's parameters hold.
@@ -79,11 +65,6 @@ static_assert(sizeof(StridedCopy) == 1080 && sizeof(PieceTable) <= 4096, "a kern
 CAIRN_KERNEL U64 WordsOf(const PieceTable& table) {
   return (table.memory % kWord + table.ends[table.pieces - 1] + kWord - 1) / kWord;
 }
-
-struct alignas(16) Word {
-  U64 low;
-  U64 high;
-};
 
 /// A word in the making, or being taken apart. Offsets are multiples of the unit's size.
 template <typename Unit>
@@ -239,22 +220,6 @@ CAIRN_KERNEL U32 MoveWidest(Memory& access, bool into_tensor, bool whole, U64 te
   return 1;
 }
 
-/// The piece that holds the byte.
-CAIRN_KERNEL U32 FindPiece(const PieceTable& table, U64 offset) {
-  U32 low = 0;
-  U32 high = table.pieces - 1;
-  CAIRN_KEEP_LOOP
-  while (low < high) {
-    const U32 middle = (low + high) / 2;
-    if (offset < table.ends[middle]) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
-}
-
 /// One thread's part of the pieces.
 template <typename Memory>
 CAIRN_KERNEL void CopyPiecesThread(const PieceTable& table, U64 thread, U64 threads, Memory& access) {
@@ -287,17 +252,6 @@ CAIRN_KERNEL void CopyPiecesThread(const PieceTable& table, U64 thread, U64 thre
 }
 
 #ifdef __CUDACC_RTC__
-struct GlobalMemory {
-  template <typename Unit>
-  __device__ __forceinline__ Unit Load(U64 address) const {
-    return *reinterpret_cast<const Unit*>(address);
-  }
-  template <typename Unit>
-  __device__ __forceinline__ void Store(U64 address, Unit unit) const {
-    *reinterpret_cast<Unit*>(address) = unit;
-  }
-};
-
 extern "C" __global__ void __launch_bounds__(kThreadsPerBlock) cairn_copy_strided(const StridedCopy copy) {
   GlobalMemory access;
   CopyStridedThread(copy, static_cast<U64>(blockIdx.x) * blockDim.x + threadIdx.x,

@@ -15,6 +15,7 @@
 #include "device/cuda_enqueue.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_nvtx.h"
+#include "device/cuda_sums.h"
 #include "device/lane_room.h"
 
 namespace cairn {
@@ -22,8 +23,10 @@ namespace {
 
 // A lane takes no further batch beyond this many outstanding operations. The launch queue of a stream holds about
 // 1,024. A batch adds at most three operations for each of its kMaxBatchOperations, and two for its completion. Threads
-// that look for room at the same time add a batch each.
+// that look for room at the same time add a batch each. Launches that sum up are one more for hundreds of pieces.
 constexpr std::uint64_t kMaxOutstanding = 256;
+// A batch with sums is at least a copy, a launch and the completion.
+constexpr std::uint64_t kMaxSummedBatches = kMaxOutstanding / 4;
 
 CUdeviceptr DevicePointer(const std::byte* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
@@ -41,7 +44,7 @@ class CudaDevice final : public Device {
   int lanes() const override { return static_cast<int>(lanes_.size()); }
   bool has_streams() const override { return true; }
   bool has_kernels() const override { return kernels_.loaded(); }
-  bool sums_while_copying() const override { return false; }
+  Status CheckSums(std::span<const CopyPiece> pieces) const override { return sums_.Check(pieces); }
   std::optional<int> numa_node() const override { return context_.FindNumaNode(); }
   Status CheckLayout(const StridedLayout& layout) const override;
 
@@ -90,6 +93,8 @@ class CudaDevice final : public Device {
   Result<CUstream> CallerStream(const CudaContext& context, Stream stream) const;
   Status CaptureError(Stream stream) const;
   Result<CopyLane*> Lane(int lane) const;
+  Status Enqueue(CopyLane& lane, CudaCopyPlan& plan, const CudaKernelPlan& in_kernels, const CudaSums::Batch* sums,
+                 CopyDirection direction) const;
   Status Complete(CopyLane& lane, CopyDone done);
   Result<CUevent> Event(EventId event, EventState at_least) const CAIRN_EXCLUDES(mutex_);
   Status CheckPinned(MutableBytes memory) const;
@@ -98,6 +103,8 @@ class CudaDevice final : public Device {
 
   CudaContext context_;
   CudaKernels kernels_{context_};
+  // Outlives completions, which give its places back.
+  CudaSums sums_{context_};
   CudaCompletions completions_;
   const std::shared_ptr<RoomWaiters> waiters_ = std::make_shared<RoomWaiters>();
   // Constant after Open.
@@ -131,6 +138,7 @@ CudaDevice::~CudaDevice() {
       }
       for (CUevent event : events_) (void)driver().event_destroy(event);
       kernels_.Unload();
+      sums_.Unload();
       const MutexLock lock(mutex_);
       if (staging_ != 0) (void)driver().mem_free(staging_);
     }
@@ -147,6 +155,11 @@ Status CudaDevice::Open(const CudaDeviceOptions& options) {
   return context_.Run([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(CreateLanesAndEvents(options));
     if (options.kernels) kernels_.Load();
+    if (options.sum_bytes != 0) {
+      const std::uint64_t taken = kMaxSummedBatches * static_cast<std::uint64_t>(options.lanes);
+      // A place is free a moment after the lane has room again.
+      sums_.Load(options.sum_bytes, std::min(options.sum_batches, taken) + static_cast<std::uint64_t>(options.lanes));
+    }
     return Status::Ok();
   });
 }
@@ -411,18 +424,24 @@ bool CudaDevice::HasRoom(int lane) const {
 Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
   const NvtxRange range(batch.direction == CopyDirection::kToStaging ? "cairn: stage" : "cairn: copy");
   CAIRN_ASSIGN_OR_RETURN(CopyLane * lane, Lane(batch.lane));
+  std::shared_ptr<const CudaSums::Batch> sums;
+  if (batch.sums != nullptr) {
+    CAIRN_ASSIGN_OR_RETURN(sums, sums_.Plan(batch.pieces));
+  }
   const CudaKernelPlan in_kernels = kernels_.Serve(batch) ? TakeForKernels(batch) : CudaKernelPlan();
   CAIRN_ASSIGN_OR_RETURN(CudaCopyPlan plan, PlanCudaCopies(batch, max_pitch_));
-  const std::size_t operations = plan.sizes.size() + plan.rows.size() + in_kernels.size() + 2;
+  const std::size_t operations =
+      plan.sizes.size() + plan.rows.size() + in_kernels.size() + (sums ? sums->launches() : 0) + 2;
   return context_.Run([&] {
     lane->room->Take(operations);  // Before the driver is called: other threads look for room meanwhile.
-    Status status = EnqueueCopies(context_, plan, batch.direction, lane->copies);
-    if (status.ok()) status = kernels_.Launch(in_kernels, batch.direction, lane->copies);
+    Status status = Enqueue(*lane, plan, in_kernels, sums.get(), batch.direction);
     if (status.ok()) {
-      status = Complete(*lane, [room = lane->room, operations, done = std::move(done)](Status outcome) {
-        room->GiveBack(operations);
-        done(std::move(outcome));
-      });
+      status = Complete(*lane,
+                        [room = lane->room, operations, sums, to = batch.sums, done = std::move(done)](Status outcome) {
+                          if (sums) sums->Combine(to);
+                          room->GiveBack(operations);
+                          done(std::move(outcome));
+                        });
     }
     if (status.ok()) return status;
     // Copies enqueued before the failed one still write, so wait for them before the caller may reuse its memory.
@@ -432,6 +451,13 @@ Status CudaDevice::Copy(CopyBatch batch, CopyDone done) {
     lane->room->GiveBack(operations);
     return status;
   });
+}
+
+Status CudaDevice::Enqueue(CopyLane& lane, CudaCopyPlan& plan, const CudaKernelPlan& in_kernels,
+                           const CudaSums::Batch* sums, CopyDirection direction) const {
+  CAIRN_RETURN_IF_ERROR(EnqueueCopies(context_, plan, direction, lane.copies));
+  CAIRN_RETURN_IF_ERROR(kernels_.Launch(in_kernels, direction, lane.copies));
+  return sums != nullptr ? sums->Launch(lane.copies) : Status::Ok();
 }
 
 // Has `done` called once the lane's copies so far are done.

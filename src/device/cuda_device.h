@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,6 +15,10 @@ struct CudaDeviceOptions {
   int events = 64;
   /// False: copies without kernels, as on a GPU that cannot run them. To compare both.
   bool kernels = true;
+  /// If not 0: a kernel fills CopyBatch::sums of batches of up to this many bytes, at most 1 GiB.
+  std::uint64_t sum_bytes = 0;
+  /// How many such batches may be in flight: the buffers of the pool. More than the lanes take are not needed.
+  std::uint64_t sum_batches = 0;
 };
 
 /// One CUDA GPU through the driver API, which is found at run time (libcuda.so.1). Uses the device's primary context,

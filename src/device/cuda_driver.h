@@ -69,6 +69,10 @@ struct CudaDriver {
   PFN_cuModuleGetFunction_v2000 module_get_function = nullptr;
   PFN_cuModuleUnload_v2000 module_unload = nullptr;
   PFN_cuLaunchKernel_v4000 launch_kernel = nullptr;
+  [[nodiscard]] bool loads_kernels() const {
+    return module_load_data != nullptr && module_get_function != nullptr && module_unload != nullptr &&
+           launch_kernel != nullptr;
+  }
 };
 
 /// "12.8" for 12080.

@@ -15,6 +15,18 @@ constexpr char kPtx[] =
 
 }  // namespace
 
+bool GpuReaches(const CudaContext& context, MutableBytes memory) {
+  for (const std::byte* at : {memory.data(), memory.data() + memory.size() - 1}) {
+    CUdeviceptr on_gpu = 0;
+    CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
+    void* value = &on_gpu;
+    const auto address = reinterpret_cast<CUdeviceptr>(at);
+    if (context.driver().pointer_get_attributes(1, &attribute, &value, address) != CUDA_SUCCESS) return false;
+    if (on_gpu != address) return false;
+  }
+  return true;
+}
+
 void CudaKernels::Load() {
   if (const Status status = LoadModule(); !status.ok()) {
     why_not_ = status.message();
@@ -24,8 +36,7 @@ void CudaKernels::Load() {
 
 Status CudaKernels::LoadModule() {
   const CudaDriver& driver = context_.driver();
-  if (driver.module_load_data == nullptr || driver.module_get_function == nullptr || driver.module_unload == nullptr ||
-      driver.launch_kernel == nullptr) {
+  if (!driver.loads_kernels()) {
     return Error(StatusCode::kUnsupported, "the driver lacks the functions that load kernels");
   }
   // Finding the functions is what loads the kernels where CUDA loads lazily: now, not at the first save.
@@ -41,15 +52,7 @@ void CudaKernels::Unload() {
 }
 
 void CudaKernels::AddHostMemory(MutableBytes memory) {
-  if (!loaded() || memory.empty()) return;
-  for (const std::byte* at : {memory.data(), memory.data() + memory.size() - 1}) {
-    CUdeviceptr on_gpu = 0;
-    CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
-    void* value = &on_gpu;
-    const auto address = reinterpret_cast<CUdeviceptr>(at);
-    if (context_.driver().pointer_get_attributes(1, &attribute, &value, address) != CUDA_SUCCESS) return;
-    if (on_gpu != address) return;
-  }
+  if (!loaded() || memory.empty() || !GpuReaches(context_, memory)) return;
   const MutexLock lock(mutex_);
   host_memory_[memory.data()] = memory.data() + memory.size();
 }

@@ -10,6 +10,9 @@
 
 namespace cairn {
 
+/// Whether the GPU's kernels reach this pinned memory by its host address. With the context current.
+[[nodiscard]] bool GpuReaches(const CudaContext& context, MutableBytes memory);
+
 /// Cairn's kernels in one GPU's context, and the host memory that they may use. Safe from any thread after Load.
 class CudaKernels {
  public:

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,9 +45,9 @@ struct CopyBatch {
   int lane = 0;
   /// Their tensors' layouts must live until the batch is done.
   std::vector<CopyPiece> pieces;
-  /// If not null, the device sums_while_copying() and the direction is kToHost: receives the CRC32C of each
-  /// kChecksumBlock, counted from the first piece's start. The pieces must then have one row each and lie back to back
-  /// in memory.
+  /// If not null, CheckSums() is Ok for the pieces and the direction is kToHost: receives the CRC32C of each
+  /// kChecksumBlock, counted from the first piece's start, before `done` is called, which must keep it alive. The
+  /// pieces must then have one row each and lie back to back in memory.
   std::uint32_t* sums = nullptr;
 };
 
@@ -75,8 +76,9 @@ class Device {
   [[nodiscard]] virtual bool has_streams() const = 0;
   /// Whether kernels copy what TakeForKernels takes: hundreds of small pieces, or rows at any places, in one operation.
   [[nodiscard]] virtual bool has_kernels() const = 0;
-  /// Whether kToHost batches fill CopyBatch::sums.
-  [[nodiscard]] virtual bool sums_while_copying() const = 0;
+  /// Ok if a kToHost batch of these pieces may ask for CopyBatch::sums; without pieces, if any batch may. Otherwise
+  /// Unsupported, with the reason.
+  [[nodiscard]] virtual Status CheckSums(std::span<const CopyPiece> pieces) const = 0;
   /// The NUMA node whose memory is nearest; none if it is unknown, or there is only one.
   [[nodiscard]] virtual std::optional<int> numa_node() const { return std::nullopt; }
   /// InvalidArgument, to which the caller adds the tensor's name, for another device's memory or unsupported strides.

@@ -45,6 +45,11 @@ Status HostDevice::CheckLayout(const StridedLayout& layout) const {
   return Status::Ok();
 }
 
+Status HostDevice::CheckSums(std::span<const CopyPiece> /*pieces*/) const {
+  if (!options_.streams) return Status::Ok();
+  return Error(StatusCode::kUnsupported, "{}: a model of a GPU does not sum up", ToString(options_.id));
+}
+
 Result<std::byte*> HostDevice::AllocateStaging(std::uint64_t bytes) {
   MutexLock lock(mutex_);
   if (staging_ != nullptr) {

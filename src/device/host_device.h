@@ -55,7 +55,7 @@ class HostDevice final : public Device {
   [[nodiscard]] int lanes() const override { return options_.lanes; }
   [[nodiscard]] bool has_streams() const override { return options_.streams; }
   [[nodiscard]] bool has_kernels() const override { return false; }
-  [[nodiscard]] bool sums_while_copying() const override { return !options_.streams; }
+  [[nodiscard]] Status CheckSums(std::span<const CopyPiece> pieces) const override;
   [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override;
 
   Status PinMemory(MutableBytes) override { return Status::Ok(); }

@@ -14,7 +14,7 @@ Capture::Capture(EngineContext& context, SaveTask& task, Callbacks callbacks)
       task_(task),
       callbacks_(std::move(callbacks)),
       staged_(context.parts.staging, task.snapshot(), context.parts.pool->chunk_bytes()) {
-  if (context_.parts.options.checksums) sums_.resize(DivideUp(task_.snapshot().bytes(), kChecksumBlock));
+  if (context_.parts.options.checksums) sums_->resize(DivideUp(task_.snapshot().bytes(), kChecksumBlock));
 }
 
 void Capture::Advance(bool chunks) {
@@ -89,9 +89,8 @@ void Capture::PlanChunk(BufferPool::Chunk buffer) {
   for (auto& [id_of_device, copies] : by_device) {
     Device& device = *context_.FindDevice(id_of_device);
     copies.lane = LaneFor(id, device);
-    if (by_device.size() == 1 && device.sums_while_copying() && !sums_.empty()) {
-      copies.sums = &sums_[begin / kChecksumBlock];
-      batch.chunk.summed = true;
+    if (by_device.size() == 1 && !sums_->empty() && device.CheckSums(copies.pieces).ok()) {
+      copies.sums = &(*sums_)[begin / kChecksumBlock];
     }
     const bool reads = id_of_device.kind == DeviceKind::kCpu
                            ? task_.snapshot().reads_cpu()
@@ -109,7 +108,11 @@ int Capture::LaneFor(std::uint64_t batch, const Device& device) {
 
 void Capture::Plan(std::uint64_t batch, Device& device, bool reads, CopyBatch copies) {
   std::vector<Copy>& of_batch = batches_.at(batch).copies;
-  for (std::vector<CopyPiece>& pieces : InBatches(device, std::move(copies.pieces))) {
+  std::vector<std::vector<CopyPiece>> parts = InBatches(device, std::move(copies.pieces));
+  // A part's sums would be of other blocks than the chunk's.
+  if (parts.size() > 1) copies.sums = nullptr;
+  batches_.at(batch).chunk.summed = copies.sums != nullptr;
+  for (std::vector<CopyPiece>& pieces : parts) {
     planned_.push_back(
         {.batch = batch,
          .copy = of_batch.size(),
@@ -141,8 +144,9 @@ Status Capture::Launch(Planned planned) {
   copy.state = CopyState::kInFlight;
   ++copies_in_flight_;
   reads_planned_ -= copy.reads ? 1 : 0;
-  // The closure holds no reference that keeps the capture alive, and after the engine's end the inbox drops it.
-  Status status = device.Copy(std::move(planned.copies), [inbox = context_.inbox, self = weak_from_this(),
+  // The closure holds no reference that keeps the capture alive, and after the engine's end the inbox drops it. The
+  // sums it does keep alive.
+  Status status = device.Copy(std::move(planned.copies), [inbox = context_.inbox, self = weak_from_this(), sums = sums_,
                                                           id = planned.batch, at = planned.copy](Status done) {
     inbox->Post([self, id, at, done = std::move(done)] {
       if (const auto capture = self.lock()) capture->OnCopied(id, at, done);
@@ -204,6 +208,7 @@ void Capture::OnBatchCopied(std::uint64_t id) {
   }
 
   const std::uint64_t bytes = batch.chunk.end - batch.chunk.begin;
+  if (batch.chunk.summed && batch.copies.front().device->has_streams()) task_.AddGpuChecksums(bytes);
   std::memset(batch.chunk.buffer.data() + bytes, 0, AlignUp(bytes, kBlock) - bytes);
   UpdateCaptured();
   staged_.Release(batch.chunk.begin);
@@ -211,14 +216,14 @@ void Capture::OnBatchCopied(std::uint64_t id) {
 }
 
 void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
-  if (chunk->summed || sums_.empty()) return;
+  if (chunk->summed || sums_->empty()) return;
   ++sums_in_flight_;
   context_.parts.workers->Post(
       [this, self = shared_from_this(), chunk = std::move(chunk), inbox = context_.inbox]() mutable {
         const std::uint64_t size = chunk->end - chunk->begin;
         for (std::uint64_t at = 0; at < size; at += kChecksumBlock) {
           const Bytes block(chunk->buffer.data() + at, std::min(kChecksumBlock, size - at));
-          sums_[(chunk->begin + at) / kChecksumBlock] = Crc32c(block);
+          (*sums_)[(chunk->begin + at) / kChecksumBlock] = Crc32c(block);
         }
         inbox->Post([self, chunk = std::move(chunk)] {
           if (--self->sums_in_flight_ != 0) return;

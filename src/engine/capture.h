@@ -23,7 +23,7 @@ struct FilledChunk {
   /// Offsets in the stream.
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  /// The device computed its checksums during the copy.
+  /// The device computed its checksums with the copy.
   bool summed = false;
 };
 
@@ -86,7 +86,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   /// Returns staging memory. Call it when idle, at the latest when the save ends.
   void ReleaseStaging();
   /// One for each kChecksumBlock of the stream, once all chunks are done. Empty if checksums are off.
-  [[nodiscard]] const std::vector<std::uint32_t>& checksums() const { return sums_; }
+  [[nodiscard]] const std::vector<std::uint32_t>& checksums() const { return *sums_; }
 
  private:
   enum class CopyState : std::uint8_t { kPlanned, kInFlight, kDone };
@@ -135,7 +135,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
   EngineContext& context_;
   SaveTask& task_;
   const Callbacks callbacks_;
-  std::vector<std::uint32_t> sums_;
+  // Shared with copies: of a lost device they may end late.
+  const std::shared_ptr<std::vector<std::uint32_t>> sums_ = std::make_shared<std::vector<std::uint32_t>>();
   std::map<std::uint64_t, Batch> batches_;
   StagedChunks staged_;
   // In stream order.

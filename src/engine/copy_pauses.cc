@@ -9,7 +9,14 @@ void CopyPauses::End(std::uint64_t id) {
   {
     MutexLock lock(mutex_);
     pauses_.erase(id);
-    if (!pauses_.empty()) return;
+  }
+  engine_->Wake();  // Others may remain, and end sooner than this one would have.
+}
+
+void CopyPauses::EndAll() {
+  {
+    MutexLock lock(mutex_);
+    pauses_.clear();
   }
   engine_->Wake();
 }

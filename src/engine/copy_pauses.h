@@ -28,12 +28,13 @@ class CopyPauses {
     pauses_[++last_] = until;
     return last_;
   }
-  /// Wakes the engine if it was the last. Does nothing in a forked child, where the lock is unreliable.
+  /// Wakes the engine. Does nothing in a forked child, where the lock is unreliable.
   void End(std::uint64_t id) CAIRN_EXCLUDES(mutex_);
+  void EndAll() CAIRN_EXCLUDES(mutex_);
   /// Copies may begin again at this time, or when the pauses have ended; in the past if nothing holds them back.
   [[nodiscard]] Time until() const CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    Time latest = Time::min();
+    Time latest;
     for (const auto& [id, until] : pauses_) latest = std::max(latest, until);
     return latest;
   }

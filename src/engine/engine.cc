@@ -152,7 +152,7 @@ void Engine::Loop() {
     for (const auto& job : jobs_) {
       if (job->wakes_at().when() < wake.when()) wake = job->wakes_at();
     }
-    if (CopiesPaused()) wake = Deadline::At(std::min(wake.when(), context_.pauses->until()));
+    if (copies_paused_) wake = Deadline::At(std::min(wake.when(), context_.pauses->until()));
     // Fails only in a forked child, where this thread does not exist.
     static_cast<void>(context_.queue->RunOnce(wake));
     for (const Inbox::Message& message : context_.inbox->Take()) message();
@@ -178,7 +178,8 @@ void Engine::Advance() {
   if (writer_that(&ShardWriter::begins) == nullptr) {
     if (ShardWriter* next = writer_that(&ShardWriter::may_begin)) next->Begin();
   }
-  bool chunks = !CopiesPaused();
+  copies_paused_ = CopiesPaused();
+  bool chunks = !copies_paused_;
   for (const auto& job : jobs_) {
     job->Advance(chunks);
     chunks = chunks && job->all_buffered();

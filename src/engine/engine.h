@@ -80,6 +80,8 @@ class Engine {
   EngineContext context_;
   std::deque<std::shared_ptr<SaveJob>> jobs_;
   std::deque<std::uint64_t> removals_;
+  /// What the last Advance found; its sleep must end when the pauses do, also if that was a moment later.
+  bool copies_paused_ = false;
   bool relist_due_ = false;
   bool removal_in_flight_ = false;
   bool stopping_ = false;

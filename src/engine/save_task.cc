@@ -199,6 +199,11 @@ void SaveTask::MarkShortOfBuffers(bool is) {
   changed_.NotifyAll();
 }
 
+void SaveTask::AddGpuChecksums(std::uint64_t bytes) {
+  MutexLock lock(mutex_);
+  stats_.gpu_checksum_bytes += bytes;
+}
+
 void SaveTask::MarkEnqueued(bool staged) {
   MutexLock lock(mutex_);
   enqueued_ = true;

@@ -108,6 +108,8 @@ class SaveTask {
   void MarkCapturing() CAIRN_EXCLUDES(mutex_);
   /// Whether the pool has no buffer for its next chunk.
   void MarkShortOfBuffers(bool is) CAIRN_EXCLUDES(mutex_);
+  /// GPUs computed the checksums of that many bytes more.
+  void AddGpuChecksums(std::uint64_t bytes) CAIRN_EXCLUDES(mutex_);
   void MarkEnqueued(bool staged) CAIRN_EXCLUDES(mutex_);
   /// Releases the events.
   void MarkCaptured() CAIRN_EXCLUDES(mutex_);

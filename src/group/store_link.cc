@@ -1,9 +1,11 @@
 #include "group/store_link.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -22,6 +24,12 @@ constexpr milliseconds kLongestWait = std::chrono::hours(1);
 constexpr milliseconds kOpeningWait = std::chrono::seconds(1);
 // Between rank 0's checks for a word that was counted and does not come.
 constexpr milliseconds kGap = std::chrono::seconds(1);
+// In a hello's id, before the size of the group.
+constexpr std::string_view kOfSize = " of ";
+// Begins an answer that is no session.
+constexpr char kRefused = '!';
+// The longest pause between rank 0's checks for the successor of a rank that has not taken its answer.
+constexpr milliseconds kSuccessor{100};
 // Until a listener that has not ended is woken.
 constexpr milliseconds kBlocked{50};
 // Entries of the log that the last rank removes: those written while others left.
@@ -163,39 +171,80 @@ Status StoreLink::Meet(const KeyValueStore& store) {
 }
 
 Status StoreLink::MeetCoordinator(const KeyValueStore& store, Deadline deadline) {
-  const std::string id = MakeUuid();
-  const std::string hello = BaseKey("hello/" + std::to_string(options_.rank));
-  const std::string welcome = BaseKey("welcome/" + id);
+  const std::string id = MakeUuid() + std::string(kOfSize) + std::to_string(options_.size);
+  const std::string hello = HelloKey(options_.rank);
   CAIRN_RETURN_IF_ERROR(store.set(hello, id));
-  const Result<bool> welcomed = Await(store, welcome, deadline);
+  const Result<bool> welcomed = Await(store, WelcomeKey(id), deadline);
   if (!welcomed.ok() || !*welcomed) {
     static_cast<void>(store.erase(hello));
     CAIRN_RETURN_IF_ERROR(welcomed.status());
     return Error(StatusCode::kDeadlineExceeded, "not opened by rank 0 within {}", Seconds(options_.open_deadline));
   }
-  CAIRN_ASSIGN_OR_RETURN(session_, store.get(welcome));
-  return store.erase(welcome);
+  CAIRN_ASSIGN_OR_RETURN(session_, store.get(WelcomeKey(id)));
+  CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
+  if (session_.starts_with(kRefused)) return {StatusCode::kFailedPrecondition, session_.substr(1)};
+  return {};
 }
 
 Status StoreLink::MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) {
   session_ = MakeUuid();
-  const auto hello_of = [&](int rank) { return BaseKey("hello/" + std::to_string(rank)); };
+  const auto late = [this](const std::vector<int>& ranks) {
+    return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", fmt::join(ranks, ", "),
+                 Seconds(options_.open_deadline));
+  };
   for (int rank = 1; rank < options_.size; ++rank) {
-    CAIRN_ASSIGN_OR_RETURN(const bool came, Await(store, hello_of(rank), deadline));
+    CAIRN_ASSIGN_OR_RETURN(const bool came, Await(store, HelloKey(rank), deadline));
     if (!came) {
-      std::ostringstream late;
+      std::vector<int> missing;
       for (int other = rank; other < options_.size; ++other) {
-        CAIRN_ASSIGN_OR_RETURN(const bool there, store.check(hello_of(other)));
-        if (!there) late << (late.str().empty() ? "" : ", ") << other;
+        CAIRN_ASSIGN_OR_RETURN(const bool there, store.check(HelloKey(other)));
+        if (!there) missing.push_back(other);
       }
-      return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", late.str(),
-                   Seconds(options_.open_deadline));
+      return late(missing);
     }
-    CAIRN_ASSIGN_OR_RETURN(const std::string id, store.get(hello_of(rank)));
-    CAIRN_RETURN_IF_ERROR(store.erase(hello_of(rank)));
-    CAIRN_RETURN_IF_ERROR(store.set(BaseKey("welcome/" + id), session_));
+    CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
   }
-  return {};
+  CAIRN_RETURN_IF_ERROR(WelcomeSuccessors(store, deadline));
+  if (welcomed_.empty()) return {};
+  std::vector<int> dead;
+  for (const auto& [rank, id] : welcomed_) {
+    dead.push_back(rank);
+    CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
+  }
+  return late(dead);
+}
+
+Status StoreLink::Welcome(const KeyValueStore& store, int rank) {
+  CAIRN_ASSIGN_OR_RETURN(const std::string id, store.get(HelloKey(rank)));
+  CAIRN_RETURN_IF_ERROR(store.erase(HelloKey(rank)));
+  const auto size = id.find(kOfSize);  // Python's ranks do not say it.
+  if (size != std::string::npos && id.substr(size + kOfSize.size()) != std::to_string(options_.size)) {
+    const Status refusal = Error(StatusCode::kFailedPrecondition, "rank 0 opened it with {} ranks, rank {} with {}",
+                                 options_.size, rank, id.substr(size + kOfSize.size()));
+    CAIRN_RETURN_IF_ERROR(store.set(WelcomeKey(id), kRefused + refusal.message()));
+    return refusal;
+  }
+  welcomed_[rank] = id;
+  return store.set(WelcomeKey(id), session_);
+}
+
+Status StoreLink::WelcomeSuccessors(const KeyValueStore& store, Deadline deadline) {
+  milliseconds pause(1);
+  while (true) {
+    for (auto it = welcomed_.begin(); it != welcomed_.end();) {
+      const auto [rank, id] = *it++;
+      CAIRN_ASSIGN_OR_RETURN(const bool waits, store.check(WelcomeKey(id)));
+      CAIRN_ASSIGN_OR_RETURN(const bool again, store.check(HelloKey(rank)));
+      if (waits && !again) continue;
+      if (waits) CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
+      welcomed_.erase(rank);
+      if (waits) CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
+    }
+    if (welcomed_.empty() || Deadline::At(std::min(deadline.when(), close_by_.load())).passed()) return {};
+    MutexLock lock(mutex_);
+    ended_.WaitUntil(mutex_, Deadline::In(pause));
+    pause = std::min(2 * pause, kSuccessor);
+  }
 }
 
 Result<bool> StoreLink::Await(const KeyValueStore& store, const std::string& key, Deadline deadline) const {
@@ -252,7 +301,7 @@ Status StoreLink::ReadLog(const KeyValueStore& store) {
   readers_ = entry.number;
   if (entry.kind == StoreEntry::Kind::kWord) group_.Hear(0, entry.key, std::move(entry.text));
   if (entry.kind == StoreEntry::Kind::kClosed) {
-    gone_ = 1;
+    gone_.insert(0);
     group_.Leave(0);
   }
   CAIRN_ASSIGN_OR_RETURN(const std::int64_t read, store.add(Key("read", number), 1));
@@ -270,8 +319,9 @@ Status StoreLink::ReadInbox(const KeyValueStore& store) {
     return {};
   }
   if (entry.kind == StoreEntry::Kind::kWord) group_.Hear(entry.number, entry.key, std::move(entry.text));
-  if (entry.kind == StoreEntry::Kind::kClosed) {
-    readers_ = options_.size - 1 - ++gone_;
+  if (entry.kind == StoreEntry::Kind::kClosed && entry.number > 0 && entry.number < options_.size) {
+    gone_.insert(entry.number);
+    readers_ = options_.size - 1 - static_cast<int>(gone_.size());
     group_.Leave(entry.number);
   }
   return store.erase(name);
@@ -291,7 +341,7 @@ Status StoreLink::Leave(const KeyValueStore& store) {
       if (!more) break;
       CAIRN_RETURN_IF_ERROR(ReadLog(store));
     }
-    if (gone_ == 0) CAIRN_RETURN_IF_ERROR(Append(store, {.kind = StoreEntry::Kind::kClosed}));
+    if (gone_.empty()) CAIRN_RETURN_IF_ERROR(Append(store, {.kind = StoreEntry::Kind::kClosed}));
   }
   CAIRN_ASSIGN_OR_RETURN(const std::int64_t left, store.add(Key("left"), 1));
   return left == options_.size ? RemoveRest(store) : Status::Ok();

@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,9 +23,10 @@ namespace cairn {
 /// The sender puts this rank's words into the store. The listener, while anybody waits for a word, blocks in the store
 /// until the next word comes. Each has its own connection.
 ///
-/// Keys, under `cairn/<name>/`. To open, rank r sets `hello/<r>` to a fresh id. Rank 0 removes it and answers
-/// `welcome/<id>` = the session, another fresh id: so a group that is made again never reads old words. Under
-/// `<session>/`:
+/// Keys, under `cairn/<name>/`. To open, rank r sets `hello/<r>` to a fresh id, which ends with the size that it was
+/// told. Rank 0 removes it and answers `welcome/<id>` = the session, another fresh id: so a group that is made again
+/// never reads old words; or `!` and why it refuses. Rank r removes the answer. If it does not, it had died, and rank 0
+/// answers a later hello of its rank. Under `<session>/`:
 ///   inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes
 ///                      it. If an entry was counted and does not come (its rank died), rank 0 fills it, so that later
 ///                      ones can be read; a rank that finds its entry filled takes the next one.
@@ -59,9 +62,13 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   bool HasEnded(const Served StoreLink::*served, Deadline deadline) CAIRN_EXCLUDES(mutex_);
 
   // Opening.
-  Status Meet(const KeyValueStore& store);
-  Status MeetAsCoordinator(const KeyValueStore& store, Deadline deadline);
+  Status Meet(const KeyValueStore& store) CAIRN_EXCLUDES(mutex_);
+  Status MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   Status MeetCoordinator(const KeyValueStore& store, Deadline deadline);
+  /// On rank 0: answers this rank's hello, which is there.
+  Status Welcome(const KeyValueStore& store, int rank);
+  /// On rank 0: waits until every rank has taken its answer, and answers later hellos of those that have not.
+  Status WelcomeSuccessors(const KeyValueStore& store, Deadline deadline) CAIRN_EXCLUDES(mutex_);
   /// Whether the key is there by then, or by the end of closing.
   Result<bool> Await(const KeyValueStore& store, const std::string& key, Deadline deadline) const;
 
@@ -78,6 +85,8 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   Status RemoveRest(const KeyValueStore& store);
 
   [[nodiscard]] std::string BaseKey(const std::string& name) const { return "cairn/" + options_.name + "/" + name; }
+  [[nodiscard]] std::string HelloKey(int rank) const { return BaseKey("hello/" + std::to_string(rank)); }
+  [[nodiscard]] std::string WelcomeKey(const std::string& id) const { return BaseKey("welcome/" + id); }
   [[nodiscard]] std::string Key(const std::string& name) const { return BaseKey(session_ + "/" + name); }
   [[nodiscard]] std::string Key(const std::string& name, std::int64_t number) const {
     return Key(name + "/" + std::to_string(number));
@@ -105,10 +114,11 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   std::atomic<std::int64_t> next_{1};
   std::atomic<int> readers_;          // Of an entry of the log.
   std::vector<std::int64_t> filled_;  // Entries of the inbox that were filled.
-  int gone_ = 0;                      // Ranks that have closed, on rank 0; on the others whether rank 0 has.
+  std::set<int> gone_;                // Ranks that have closed, as far as this one knows.
   // The sender's.
-  std::int64_t missing_ = 0;  // The entry that was counted but missing at rank 0's last check.
-  std::int64_t written_ = 0;  // The log's last entry, on rank 0.
+  std::map<int, std::string> welcomed_;  // On rank 0: the ids of ranks that have not taken their answers.
+  std::int64_t missing_ = 0;             // The entry that was counted but missing at rank 0's last check.
+  std::int64_t written_ = 0;             // The log's last entry, on rank 0.
 };
 
 }  // namespace cairn

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json_text.h"
 #include "base/status_macros.h"
 
 namespace cairn {
@@ -100,6 +101,10 @@ class Place {
 };
 
 Result<json> ParseJson(std::string_view text, const std::string& where) {
+  if (IsNestedTooDeeply(text)) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", where,
+                 kMostJsonLevels);
+  }
   std::vector<std::set<std::string>> names;
   std::string twice;
   const auto watch = [&](int, json::parse_event_t event, json& value) {
@@ -355,8 +360,12 @@ Status CheckRoot(const Place& root) {
 
 }  // namespace
 
-Result<Topology> ParseTopology(std::string_view text, const std::string& where) {
-  CAIRN_ASSIGN_OR_RETURN(const json parsed, ParseJson(text, where));
+Result<Topology> ParseTopology(std::string_view text, const std::string& where,
+                               const std::map<std::string, std::uint64_t>& given) {
+  CAIRN_ASSIGN_OR_RETURN(json parsed, ParseJson(text, where));
+  if (parsed.is_object()) {
+    for (const auto& [name, value] : given) parsed[name] = value;
+  }
   const Place root(parsed, where + ": ");
   CAIRN_RETURN_IF_ERROR(CheckRoot(root));
   Devices devices;

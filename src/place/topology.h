@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,10 +26,12 @@ struct Topology {
   std::optional<double> state_bytes;
 };
 
-/// Reads a topology from JSON. `where` begins the messages: the file's name.
+/// Reads a topology from JSON. `where` begins the messages: the file's name. `given` are members of the outermost
+/// object, such as `state_bytes`, that precede the file's.
 ///
 /// InvalidArgument if the text is not JSON or not such an object, or if the network has a hole, is asymmetric or has a
 /// number out of range: names the place, the expected and the found value.
-[[nodiscard]] Result<Topology> ParseTopology(std::string_view text, const std::string& where);
+[[nodiscard]] Result<Topology> ParseTopology(std::string_view text, const std::string& where,
+                                             const std::map<std::string, std::uint64_t>& given = {});
 
 }  // namespace cairn

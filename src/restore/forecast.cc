@@ -89,7 +89,9 @@ Status LayOut(ShardHeader& header) {
   std::uint64_t at = 0;
   for (ShardTensor& tensor : header.tensors) {
     tensor.begin = at;
-    tensor.end += at;
+    if (__builtin_add_overflow(tensor.end, at, &tensor.end)) {
+      return Error(StatusCode::kInvalidArgument, "shard {}: expected at most 2^64 bytes, found more", header.shard);
+    }
     at = tensor.end;
   }
   CAIRN_ASSIGN_OR_RETURN(const ShardHeaderWriter writer, ShardHeaderWriter::Make(header));
@@ -139,6 +141,10 @@ std::vector<bool> ForecastSave::ShardsFor(std::span<const ShardTensor> wanted, i
     const auto found = pieces_.find(LogicalName(tensor));
     if (found == pieces_.end()) continue;
     const Box box = BoxOf(tensor.shape, tensor.part);
+    if (box.empty()) {  // Any piece shows that the tensor exists: the rank's own shard's, or the first.
+      const auto is_own = [own](const Piece& piece) { return static_cast<int>(piece.shard) == own; };
+      if (std::none_of(found->second.begin(), found->second.end(), is_own)) shards[found->second.front().shard] = true;
+    }
     for (const Piece& piece : found->second) {
       if (!Intersect(BoxOf(piece.tensor->shape, piece.tensor->part), box).empty()) shards[piece.shard] = true;
     }

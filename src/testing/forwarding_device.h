@@ -20,7 +20,7 @@ class ForwardingDevice : public Device {
   [[nodiscard]] int lanes() const override { return inner_->lanes(); }
   [[nodiscard]] bool has_streams() const override { return inner_->has_streams(); }
   [[nodiscard]] bool has_kernels() const override { return inner_->has_kernels(); }
-  [[nodiscard]] bool sums_while_copying() const override { return inner_->sums_while_copying(); }
+  [[nodiscard]] Status CheckSums(std::span<const CopyPiece> pieces) const override { return inner_->CheckSums(pieces); }
   [[nodiscard]] std::optional<int> numa_node() const override { return inner_->numa_node(); }
   [[nodiscard]] Status CheckLayout(const StridedLayout& layout) const override {
     return Forward([&] { return inner_->CheckLayout(layout); });

@@ -102,15 +102,41 @@ struct DoctorOptions {
 };
 int Doctor(const DoctorOptions& options);
 
+/// As given on the command line. Who this rank is, the environment says.
+struct PeersOptions {
+  /// Of rank 0: the topology to write.
+  std::string out = "topology.json";
+  /// Of this rank; by default the environment's, or the host.
+  std::string domain;
+  /// Where rank 0 listens; by default MASTER_PORT, or the next one under torchrun.
+  std::optional<int> port;
+  std::string pair_time = "1s";
+  std::string timeout = "60s";
+  bool json = false;
+};
+int MeasurePeers(const PeersOptions& options);
+
 struct PlaceOptions {
   /// A file.
   std::string topology;
+  /// What is given here precedes the file's; empty if not given.
+  std::string state_bytes;
+  std::optional<std::size_t> stages;
+  std::string gradient_bytes;
+  std::string activation_bytes;
   std::uint64_t seed = 1;
   /// Placements to price; by default as many as take some seconds.
   std::optional<std::size_t> evaluations;
   bool json = false;
 };
 int Place(const PlaceOptions& options);
+
+struct SlackOptions {
+  /// Of all ranks of one run.
+  std::vector<std::string> files;
+  bool json = false;
+};
+int Slack(const SlackOptions& options);
 
 struct PlanOptions {
   /// A JSON file of shapes.

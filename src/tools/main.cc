@@ -35,7 +35,10 @@ struct Arguments {
   DoctorOptions doctoring;
   PlaceOptions placing;
   PlanOptions planning;
+  PeersOptions peering;
+  SlackOptions slack;
   bool examine_gpus = false;
+  bool measure_peers = false;
   std::string gpu_memory = "512MiB";
 };
 
@@ -112,6 +115,10 @@ void AddProfile(CLI::App& app, Arguments& arguments, Commands& commands) {
 
 int RunDoctor(Arguments& arguments) {
   DoctorOptions& doctoring = arguments.doctoring;
+  if (arguments.measure_peers) {
+    if (doctoring.root.empty() && !arguments.examine_gpus) return MeasurePeers(arguments.peering);
+    return ReportError({StatusCode::kInvalidArgument, "doctor --peers: expected neither a directory nor --gpu"});
+  }
   if (arguments.examine_gpus) {
     const Result<std::uint64_t> bytes = ParseSize("--gpu-memory", arguments.gpu_memory);
     if (!bytes.ok()) return ReportError(bytes.status());
@@ -121,9 +128,26 @@ int RunDoctor(Arguments& arguments) {
           Error(StatusCode::kInvalidArgument, "--gpu-memory: expected 4 MiB to 1 GiB, found {}", arguments.gpu_memory));
     }
   } else if (doctoring.root.empty()) {
-    return ReportError({StatusCode::kInvalidArgument, "doctor: expected a directory, or --gpu"});
+    return ReportError({StatusCode::kInvalidArgument, "doctor: expected a directory, or --gpu, or --peers"});
   }
   return Doctor(doctoring);
+}
+
+void AddPeers(CLI::App& doctor, Arguments& arguments) {
+  PeersOptions& peering = arguments.peering;
+  doctor.add_flag("--peers", arguments.measure_peers,
+                  "Measure the network between ranks: run it on each, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT");
+  doctor.add_option("--out", peering.out, "With --peers: the topology that rank 0 writes, for `cairn place`")
+      ->capture_default_str();
+  doctor.add_option("--domain", peering.domain,
+                    "With --peers: what this rank fails together with (default: CAIRN_FAILURE_DOMAIN, or its host)");
+  doctor.add_option("--pair-time", peering.pair_time, "With --peers, of rank 0: how long to measure a rate")
+      ->capture_default_str();
+  doctor.add_option("--timeout", peering.timeout, "With --peers: how long to wait for ranks that do not come")
+      ->capture_default_str();
+  doctor
+      .add_option("--port", peering.port, "With --peers: rank 0's (default: MASTER_PORT; under torchrun the next one)")
+      ->check(CLI::Range(1, 65535));
 }
 
 void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
@@ -136,9 +160,10 @@ void AddDoctor(CLI::App& app, Arguments& arguments, Commands& commands) {
       ->capture_default_str();
   doctor->add_option("--probe-time", arguments.doctoring.probe_time, "About how long to measure the disk")
       ->capture_default_str();
+  AddPeers(*doctor, arguments);
   commands[doctor] = [&arguments] {
     arguments.doctoring.root = arguments.path;
-    arguments.doctoring.json = arguments.json;
+    arguments.doctoring.json = arguments.peering.json = arguments.json;
     return RunDoctor(arguments);
   };
 }
@@ -148,6 +173,11 @@ void AddPlace(CLI::App& app, Arguments& arguments, Commands& commands) {
   CLI::App* const place = AddCommand(
       app, "place", "Choose for a network which device takes which rank, and who keeps whose replica", arguments);
   place->add_option("topology", placing.topology, "A JSON file: links, failure domains, the job")->required();
+  place->add_option("--state-bytes", placing.state_bytes,
+                    "What one device saves: 8GB. This and the next three precede the file's");
+  place->add_option("--stages", placing.stages, "Pipeline stages");
+  place->add_option("--gradient-bytes", placing.gradient_bytes, "Gradients of one stage");
+  place->add_option("--activation-bytes", placing.activation_bytes, "What a replica sends from a stage to the next");
   place->add_option("--seed", placing.seed, "Of the search; equal seeds give equal results")->capture_default_str();
   place->add_option("--evaluations", placing.evaluations, "How many placements to price (default: some seconds' worth)")
       ->check(CLI::Range(1, 100'000'000));
@@ -165,11 +195,22 @@ void AddPlan(CLI::App& app, Arguments& arguments, Commands& commands) {
   plan->add_option("--from", planning.from, "Pipeline, tensor and data parallel ranks that save: 4,2,2")->required();
   plan->add_option("--to", planning.to, "The same of those that restore")->required();
   plan->add_option("--gpus-per-host", planning.gpus_per_host, "Ranks of one host; they fill hosts in order")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   commands[plan] = [&arguments] {
     arguments.planning.json = arguments.json;
     return PlanLayouts(arguments.planning);
+  };
+}
+
+void AddSlack(CLI::App& app, Arguments& arguments, Commands& commands) {
+  CLI::App* const slack =
+      AddCommand(app, "slack",
+                 "Show from a pipeline's recorded instructions its longest path and when each stage waits", arguments);
+  slack->add_option("files", arguments.slack.files, "instructions-<rank>.csv of all ranks")->required();
+  commands[slack] = [&arguments] {
+    arguments.slack.json = arguments.json;
+    return Slack(arguments.slack);
   };
 }
 
@@ -259,6 +300,7 @@ int Run(int argc, char** argv) {
   AddDoctor(app, arguments, commands);
   AddPlace(app, arguments, commands);
   AddPlan(app, arguments, commands);
+  AddSlack(app, arguments, commands);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -16,7 +16,11 @@
 #include <cerrno>
 #include <cmath>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <set>
+#include <sstream>
 #include <thread>
 
 #include "base/human.h"
@@ -74,6 +78,36 @@ struct ChildError {
   char step = 0;
 };
 
+/// Processes whose parent this is.
+std::set<pid_t> Children() {
+  std::set<pid_t> children;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    std::string stat;
+    if (!std::getline(std::ifstream(entry.path() / "stat"), stat)) continue;
+    // "PID (NAME) STATE PARENT", and a name may hold anything.
+    pid_t parent = 0;
+    char state = 0;
+    std::istringstream(stat.substr(std::min(stat.size(), stat.rfind(')') + 1))) >> state >> parent;
+    if (parent == ::getpid()) children.insert(std::atoi(entry.path().filename().c_str()));
+  }
+  return children;
+}
+
+/// Kills processes that the command has started outside its own group, such as torchrun's workers and daemons: Linux
+/// gives them to this process when their parent ends, because it asked for that. `before`: those that are not meant.
+void KillOrphans(const std::set<pid_t>& before) {
+  for (bool killed = true; killed;) {
+    killed = false;
+    for (const pid_t child : Children()) {
+      if (before.contains(child) || ::kill(child, SIGKILL) != 0) continue;
+      killed = true;
+      while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+      }
+    }
+  }
+}
+
 /// In the child. Calls nothing that allocates.
 [[noreturn]] void Begin(const std::string& slave, const cpu_set_t& cores, const ControlGroup* group, char** arguments,
                         int errors) {
@@ -118,14 +152,15 @@ class Running {
 
  private:
   Running() = default;
-  /// Reads what there is.
-  void Read(IterationCounter* counter);
+  /// Reads some of what there is. False if there is nothing.
+  bool Read(IterationCounter* counter);
   void TakeLine(IterationCounter* counter);
   /// Until output, the end, a signal or the deadline. False at the deadline.
   bool Wait(Clock::time_point deadline);
   void Reap();
 
   const Clock::time_point start_ = Clock::now();
+  const std::set<pid_t> others_ = Children();
   UniqueFd master_;
   UniqueFd process_;
   pid_t pid_ = 0;
@@ -148,6 +183,7 @@ Result<std::unique_ptr<Running>> Running::Start(const CommandOptions& options, c
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   const cpu_set_t cores = FirstCores(static_cast<int>(std::ceil(options.budget.cores)));
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   running->pid_ = ::fork();
   if (running->pid_ < 0) return ErrnoStatus(errno, "starting " + words[0]);
   if (running->pid_ == 0) Begin(terminal.slave, cores, group, arguments.data(), tells.get());
@@ -200,21 +236,21 @@ void Running::TakeLine(IterationCounter* counter) {
   if (lines_.size() > kLinesKept) lines_.pop_front();
 }
 
-void Running::Read(IterationCounter* counter) {
+// Not all: a command may print faster than lines can be compared with patterns, and its time must end nevertheless.
+bool Running::Read(IterationCounter* counter) {
   constexpr std::size_t kLongest = 1U << 16;
   std::array<char, 4096> bytes{};
-  for (ssize_t n = 0; (n = ::read(master_.get(), bytes.data(), bytes.size())) > 0;) {
-    for (ssize_t i = 0; i < n; ++i) {
-      const char one = bytes.at(static_cast<std::size_t>(i));
-      // A progress bar returns to the beginning of its line.
-      if (one == '\n' || one == '\r') {
-        TakeLine(counter);
-      } else if (line_.size() < kLongest) {
-        line_ += one;
-      }
+  const ssize_t n = ::read(master_.get(), bytes.data(), bytes.size());
+  for (ssize_t i = 0; i < n; ++i) {
+    const char one = bytes.at(static_cast<std::size_t>(i));
+    // A progress bar returns to the beginning of its line.
+    if (one == '\n' || one == '\r') {
+      TakeLine(counter);
+    } else if (line_.size() < kLongest) {
+      line_ += one;
     }
-    if (counter != nullptr && counter->Complete()) return;
   }
+  return n > 0;
 }
 
 bool Running::Watch(const CommandOptions& options, IterationCounter& counter) {
@@ -223,7 +259,10 @@ bool Running::Watch(const CommandOptions& options, IterationCounter& counter) {
     if (options.stopped && options.stopped()) return true;
     Read(&counter);
   }
-  Read(&counter);
+  // What it printed last. Other processes may go on printing.
+  const Clock::time_point enough = Clock::now() + std::chrono::seconds(1);
+  while (!counter.Complete() && Clock::now() < enough && Read(&counter)) {
+  }
   TakeLine(&counter);
   return false;
 }
@@ -236,6 +275,7 @@ void Running::End(std::chrono::nanoseconds grace) {
   }
   ::kill(-pid_, SIGKILL);
   Reap();
+  KillOrphans(others_);
 }
 
 std::string Running::ended() const {

@@ -40,8 +40,9 @@ struct MeasuredCommand {
 
 /// Runs the command within the budget until enough iterations are counted or the time is over, and ends it, with all
 /// its processes, by SIGTERM and then SIGKILL. It writes to a terminal of its own, so that nothing is buffered, and
-/// reads nothing. Unsupported if the budget needs a control group that cannot be made; NotFound and the like if the
-/// program cannot be started; Cancelled if stopped. Call it while no other thread runs.
+/// reads nothing. Its orphans become children of this process, which kills them too. Unsupported if the budget needs a
+/// control group that cannot be made; NotFound and the like if the program cannot be started; Cancelled if stopped.
+/// Call it while no other thread runs.
 [[nodiscard]] Result<MeasuredCommand> MeasureCommand(const CommandOptions& options);
 
 /// How many cores this process may run on.

@@ -3,15 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <initializer_list>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "base/json_text.h"
 #include "base/status_macros.h"
 #include "format/fields.h"
 #include "tools/output.h"
@@ -129,6 +132,7 @@ Result<ModelTensor> ReadTensor(const json& object, const std::string& where) {
   Members members(object, where, {"name", "dtype", "shape", "on", "cut", "pad"});
   ModelTensor tensor;
   members.Text("name", tensor.name);
+  if (IsPadding(tensor.name)) members.Fail("name", "none that padding has (\".padding-to-\")", tensor.name);
   members.Type("dtype", true, tensor.dtype);
   ReadShape(members, tensor);
   ReadStages(members, tensor);
@@ -150,33 +154,57 @@ Result<Model> ReadTensors(const std::string& path, Members& members) {
   const json list = members.Get("tensors");
   if (!list.is_array() || list.empty()) members.Fail("tensors", "a list of tensors, or \"gpt\"", list);
   CAIRN_RETURN_IF_ERROR(members.status());
-  std::set<std::string> names;
+  std::unordered_set<std::string> names;
   for (std::size_t i = 0; i < list.size(); ++i) {
-    CAIRN_ASSIGN_OR_RETURN(ModelTensor tensor, ReadTensor(list[i], fmt::format("{}: tensors[{}]", path, i)));
-    if (!names.insert(tensor.name).second) {
-      return Error(StatusCode::kInvalidArgument, "{}: tensors[{}]: {} is there twice", path, i, Quoted(tensor.name));
-    }
-    if (tensor.stages != ModelTensor::Stages::kOfLayer) {
-      model.tensors.push_back(std::move(tensor));
-      continue;
-    }
-    for (std::int64_t layer = 0; layer < model.layers; ++layer) {
-      ModelTensor& one = model.tensors.emplace_back(tensor);
+    CAIRN_ASSIGN_OR_RETURN(const ModelTensor tensor, ReadTensor(list[i], fmt::format("{}: tensors[{}]", path, i)));
+    const bool of_layers = tensor.stages == ModelTensor::Stages::kOfLayer;
+    for (std::int64_t layer = 0; layer < (of_layers ? model.layers : 1); ++layer) {
+      ModelTensor one = tensor;
       one.layer = layer;
-      one.name.replace(one.name.find(kLayer), kLayer.size(), std::to_string(layer));
+      if (of_layers) one.name.replace(one.name.find(kLayer), kLayer.size(), std::to_string(layer));
+      if (!names.insert(one.name).second) {
+        return Error(StatusCode::kInvalidArgument, "{}: tensors[{}]: {} is there twice", path, i, Quoted(one.name));
+      }
+      model.tensors.push_back(std::move(one));
     }
   }
   return model;
+}
+
+/// InvalidArgument for a member that is there twice, and for what is nested too deeply.
+Result<json> ParseJson(const std::string& text, const std::string& path) {
+  if (IsNestedTooDeeply(text)) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", path,
+                 kMostJsonLevels);
+  }
+  std::vector<std::set<std::string>> names;
+  std::string twice;
+  const auto watch = [&](int /*depth*/, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) names.emplace_back();
+    if (event == json::parse_event_t::object_end) names.pop_back();
+    if (event == json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second) {
+      twice = value.get<std::string>();
+    }
+    return true;
+  };
+  json root = json::parse(text, watch, /*allow_exceptions=*/false);
+  if (root.is_discarded()) return Error(StatusCode::kInvalidArgument, "{}: expected JSON", path);
+  if (!twice.empty()) {
+    return Error(StatusCode::kInvalidArgument, "{}: member {} is there twice", path, Quoted(twice));
+  }
+  return root;
 }
 
 }  // namespace
 
 Result<Model> ReadModelFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad()) return Error(StatusCode::kNotFound, "{}: cannot be read", path);
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (root.is_discarded()) return Error(StatusCode::kInvalidArgument, "{}: expected JSON", path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file.is_open() || file.bad() || std::filesystem::is_directory(path)) {
+    return Error(StatusCode::kNotFound, "{}: cannot be read", path);
+  }
+  CAIRN_ASSIGN_OR_RETURN(const json root, ParseJson(text.str(), path));
   Members members(root, path, {"gpt", "layers", "tensors", "rank_bytes"});
   std::int64_t rank_bytes = 0;
   members.Int("rank_bytes", 0, kMostOfOne, false, rank_bytes);

@@ -1,12 +1,10 @@
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -15,12 +13,13 @@
 
 #include "base/human.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "place/partners.h"
 #include "place/search.h"
 #include "place/topology.h"
 #include "tools/commands.h"
+#include "tools/input_file.h"
 #include "tools/output.h"
+#include "tools/quantities.h"
 
 namespace cairn::tools {
 namespace {
@@ -39,28 +38,8 @@ struct Placed {
   std::string same_as;
 };
 
-Result<std::string> ReadTopology(const std::string& path) {
-  constexpr std::size_t kMost = 64U << 20;
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return ErrnoStatus(errno, path);
-  std::string text;
-  std::array<char, 65536> block{};
-  while (true) {
-    const ssize_t read = ::read(file.get(), block.data(), block.size());
-    if (read < 0 && errno == EINTR) continue;
-    if (read < 0) return ErrnoStatus(errno, path);
-    if (read == 0) break;
-    text.append(block.data(), static_cast<std::size_t>(read));
-    if (text.size() > kMost) {
-      return Error(StatusCode::kInvalidArgument, "{}: expected a topology of at most {}, found more", path,
-                   HumanBytes(kMost));
-    }
-  }
-  if (text.empty()) {
-    return Error(StatusCode::kInvalidArgument, "{}: expected a topology, found an empty file", path);
-  }
-  return text;
-}
+/// Of a topology.
+constexpr std::size_t kMostBytes = 64U << 20;
 
 /// As many as take some seconds: pricing one takes about that many steps for its path and its matchings.
 std::size_t UsualEvaluations(std::size_t devices, std::size_t stages) {
@@ -161,9 +140,25 @@ void Print(const Network& network, const Partners& partners) {
   PrintTable(losses);
 }
 
+/// What the command line says about the job, by the names that the file would have.
+Result<std::map<std::string, std::uint64_t>> GivenMembers(const PlaceOptions& options) {
+  std::map<std::string, std::uint64_t> given;
+  if (options.stages) given["stages"] = *options.stages;
+  const std::array<std::array<std::string, 3>, 3> sizes{
+      {{"state_bytes", "--state-bytes", options.state_bytes},
+       {"gradient_bytes", "--gradient-bytes", options.gradient_bytes},
+       {"activation_bytes", "--activation-bytes", options.activation_bytes}}};
+  for (const auto& [name, flag, text] : sizes) {
+    if (text.empty()) continue;
+    CAIRN_ASSIGN_OR_RETURN(given[name], ParseSize(flag, text));
+  }
+  return given;
+}
+
 Status Run(const PlaceOptions& options) {
-  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadTopology(options.topology));
-  CAIRN_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(text, options.topology));
+  CAIRN_ASSIGN_OR_RETURN(const auto given, GivenMembers(options));
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadInputFile(options.topology, "a topology", kMostBytes));
+  CAIRN_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(text, options.topology, given));
   std::optional<Partners> partners;
   if (topology.state_bytes) {
     CAIRN_ASSIGN_OR_RETURN(partners, ChoosePartners(topology.network, *topology.state_bytes));

@@ -134,16 +134,13 @@ class Profiling {
 
   Status Run(bool cores_only, bool least_cores_given) {
     TryGroups(cores_only, least_cores_given);
+    CAIRN_RETURN_IF_ERROR(CheckChecks());
     Profile& profile = file_.profile;
     while (const std::optional<Budget> budget = NextBudget(profile, request_.limits)) {
       CAIRN_RETURN_IF_ERROR(Sample(*budget, profile.samples));
     }
     for (Budget budget : request_.checks) {
       if (profile.full.memory_bytes == 0) budget.memory_bytes = 0;
-      if (std::floor(budget.cores) != budget.cores && !request_.limits.fractions) {
-        return Error(StatusCode::kUnsupported, "--check: expected whole cores, found {}: {}", budget.cores,
-                     quota_note_);
-      }
       CAIRN_RETURN_IF_ERROR(Sample(budget, file_.checks));
     }
     return Status::Ok();
@@ -172,6 +169,15 @@ class Profiling {
     if (memory.ok()) return;
     profile.full.memory_bytes = 0;
     fmt::print(stderr, "cairn: memory is not profiled, only cores: {}\n", Printable(memory.message()));
+  }
+
+  /// Before anything is measured.
+  [[nodiscard]] Status CheckChecks() const {
+    for (const Budget& budget : request_.checks) {
+      if (std::floor(budget.cores) == budget.cores || request_.limits.fractions) continue;
+      return Error(StatusCode::kUnsupported, "--check: expected whole cores, found {}: {}", budget.cores, quota_note_);
+    }
+    return Status::Ok();
   }
 
   Status Sample(const Budget& budget, std::vector<ProfileSample>& samples) {
@@ -235,11 +241,13 @@ int ProfileJob(const ProfileOptions& options) {
   Result<ProfileRequest> request = Parse(options);
   if (!request.ok()) return ReportError(request.status());
   Profiling profiling(*std::move(request));
-  Status status = profiling.Run(options.cores_only, options.least_cores.has_value());
-  if (status.ok()) status = WriteProfile(options.out, profiling.file());
+  Status status = CheckWritable(options.out);
+  if (status.ok()) status = profiling.Run(options.cores_only, options.least_cores.has_value());
   if (!status.ok()) return ReportError(status);
-  options.json ? PrintJson(ToJson(profiling.file())) : Print(profiling.file(), options.out);
-  return kGood;
+  const Status written = WriteProfile(options.out, profiling.file());
+  // What was measured took minutes: print it in any case.
+  options.json ? PrintJson(ToJson(profiling.file())) : Print(profiling.file(), written.ok() ? options.out : "nowhere");
+  return written.ok() ? kGood : ReportError(written);
 }
 
 }  // namespace cairn::tools

@@ -1,15 +1,19 @@
 #include "tools/profile_file.h"
 
+#include <fcntl.h>
 #include <stdio.h>  // NOLINT(modernize-deprecated-headers): rename
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/json_text.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 #include "tools/output.h"
 
 namespace cairn::tools {
@@ -18,6 +22,9 @@ namespace {
 using nlohmann::json;
 
 constexpr int kVersion = 1;
+
+/// What is written first, and then renamed.
+std::string Draft(const std::string& path) { return path + ".part"; }
 
 json SampleToJson(const Profile& profile, const ProfileSample& sample) {
   json out = {{"cores", sample.budget.cores},
@@ -145,8 +152,17 @@ json ToJson(const ProfileFile& file) {
             {"why", advice.why}}}};
 }
 
+Status CheckWritable(const std::string& path) {
+  if (std::error_code error; std::filesystem::is_directory(path, error)) return ErrnoStatus(EISDIR, "writing " + path);
+  const std::string draft = Draft(path);
+  const UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  if (!file.valid()) return ErrnoStatus(errno, "writing " + draft);
+  ::unlink(draft.c_str());
+  return Status::Ok();
+}
+
 Status WriteProfile(const std::string& path, const ProfileFile& file) {
-  const std::string draft = path + ".part";
+  const std::string draft = Draft(path);
   std::ofstream out(draft);
   out << ToJson(file).dump(2, ' ', false, json::error_handler_t::replace) << '\n';
   out.close();
@@ -163,6 +179,10 @@ Result<ProfileFile> ReadProfile(const std::string& path) {
   if (!in) return ErrnoStatus(errno, "opening " + path);
   std::ostringstream text;
   text << in.rdbuf();
+  if (IsNestedTooDeeply(text.str())) {
+    return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", path,
+                 kMostJsonLevels);
+  }
   const json root = json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded()) return Error(StatusCode::kInvalidArgument, "{}: expected JSON, found something else", path);
   Result<ProfileFile> file = Parse(root);

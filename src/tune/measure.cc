@@ -136,7 +136,7 @@ Result<CopyRate> ProbeCopy(Device& device, BufferPool& pool, MutableBytes tensor
         .direction = direction,
         .lane = static_cast<int>((next / chunk_bytes) % static_cast<std::uint64_t>(device.lanes())),
         .pieces = {{.tensor = &layout, .begin = next, .end = next + chunk_bytes, .memory = rounds.memory(chunk)}}};
-    if (device.sums_while_copying() && direction == CopyDirection::kToHost)
+    if (device.CheckSums({}).ok() && direction == CopyDirection::kToHost)
       batch.sums = &sums[chunk * DivideUp(chunk_bytes, kChecksumBlock)];
     next += chunk_bytes;
     return device.Copy(std::move(batch), [&rounds, chunk, chunk_bytes](Status status) {
@@ -186,7 +186,7 @@ Result<Measured> Measure(const MeasureOptions& options) {
     CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<BufferPool> pool, BufferPool::Make(kChunks * kChunk, kChunk, kChunks));
     pool->Touch(workers);
     CAIRN_RETURN_IF_ERROR(pool->PinWith(*probed.device));
-    measured.sums_while_copying = probed.device->sums_while_copying();
+    measured.sums_while_copying = probed.device->CheckSums({}).ok();
     CAIRN_ASSIGN_OR_RETURN(measured.copy, ProbeCopy(*probed.device, *pool, probed.tensor, kTime));
     CAIRN_ASSIGN_OR_RETURN(measured.checksum, ProbeChecksum(workers, *pool, kTime));
   }

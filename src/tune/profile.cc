@@ -199,7 +199,7 @@ ProfileAdvice Advise(const Profile& profile) {
   const Budget knee = FindKnee(profile);
   ProfileAdvice advice;
   advice.spare_cores = std::max(0.0, profile.full.cores - knee.cores);
-  advice.worker_threads = std::clamp(static_cast<int>(std::floor(advice.spare_cores)), 1, kMostWorkers);
+  advice.worker_threads = static_cast<int>(std::clamp<double>(std::floor(advice.spare_cores), 1, kMostWorkers));
   const double full = PredictThroughput(profile, profile.full);
   // Of a single core a save's thread gets half.
   const double taken = std::min<double>(advice.worker_threads, profile.full.cores / 2);
@@ -220,7 +220,7 @@ ProfileAdvice Advise(const Profile& profile) {
   } else {
     advice.why.emplace_back("memory was not profiled: host_memory stays \"auto\"");
   }
-  advice.why.emplace_back("checksums run on the host: Cairn has none on the GPU");
+  advice.why.emplace_back("checksums run on the host: gpu_checksums, not proven on a GPU yet, would take them off it");
   return advice;
 }
 

@@ -1,6 +1,7 @@
 #include "base/trace.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -42,6 +43,21 @@ TEST(Trace, IsJsonThatPerfettoReads) {
   EXPECT_EQ(spans[0].at("args").at("bytes"), 4096);
   EXPECT_EQ(spans[1].at("name"), "write \\");
   EXPECT_EQ(spans[2].at("args").at("step"), ~0ULL);
+}
+
+TEST(Trace, TimesAreThoseOfTheMonotonicClock) {
+  Trace trace(1);
+  timespec before{};
+  ASSERT_EQ(::clock_gettime(CLOCK_MONOTONIC, &before), 0);
+  const auto now = Trace::Clock::now();
+  trace.Span("row", "e", now, now, 1, 0);
+
+  const json parsed = json::parse(trace.ToJson());
+
+  const double begun = static_cast<double>(before.tv_sec) * 1e6 + static_cast<double>(before.tv_nsec) / 1e3;
+  const double at = parsed.at("traceEvents").back().at("ts").get<double>();
+  EXPECT_GE(at, begun - 0.001);  // Written in whole nanoseconds.
+  EXPECT_LE(at, begun + 60e6);
 }
 
 TEST(Trace, KeepsTheNewestEvents) {

@@ -89,7 +89,7 @@ def test_a_program_that_prints_no_json_fails_its_line(tmp_path: Path, printed: s
     copies.run(context, step)
 
     verdicts = {line["line"]: (line["verdict"], line["found"]) for line in step.lines if "measured" in line["line"]}
-    assert set(verdicts) >= {"link: measured", "pieces: measured", "launches: measured"}
+    assert set(verdicts) >= {"link: measured", "sums: measured", "pieces: measured", "launches: measured"}
     assert all(verdict == "missed" and told in found for verdict, found in verdicts.values()), verdicts
 
 

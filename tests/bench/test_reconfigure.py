@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
 import os
 import re
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +25,7 @@ from cairn_bench.reconfigure import faults, measure
 from cairn_bench.reconfigure.jobs import Failed, Job
 from cairn_bench.reconfigure.layout import LAYOUTS, SEGMENTS, BadLayout, Layout
 from cairn_bench.reconfigure.sizes import SIZES
-from cairn_bench.reconfigure.train import Settings, train
+from cairn_bench.reconfigure.train import Settings, main, train
 from cairn_bench.shared.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +126,27 @@ def test_ranks_that_are_killed_leave_no_mixed_step_and_no_rank_that_hangs(tmp_pa
     assert ledger.restored > 0 and ledger.durable > 0
 
 
+def tell_much(tell: Any) -> None:
+    tell("much", text="x" * (1 << 20))  # More than a pipe holds.
+
+
+def _waiting(pipe: Any) -> int:
+    """How many bytes can be read."""
+    return int.from_bytes(fcntl.ioctl(pipe.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_a_rank_that_is_killed_while_it_tells_has_ended() -> None:
+    with Job(1, tell_much) as job:
+        (rank,) = job.ranks
+        while _waiting(rank.pipe) <= 1 << 15:  # It has written a part, and waits for room.
+            os.sched_yield()
+        rank.process.kill()
+        rank.process.join()
+
+        assert job.hear(time.monotonic() + 60) == (rank, "end", {"code": -9})
+        assert job.running == []
+
+
 def told(*events: tuple[str, dict[str, Any]]) -> Any:
     """What a job would have told."""
     return SimpleNamespace(all=lambda event: [{"at": 0.0} | values for name, values in events if name == event])
@@ -165,6 +189,26 @@ def test_torchrun_goes_on_under_another_layout_as_documented(tmp_path: Path) -> 
         ["step 1 loss", "step 2 loss", "step 2 durable"],
         ["step 2 restored", "step 3 loss", "step 3 durable"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("world", "given", "said"),
+    [({}, "--layout=2,1,1", "expected 2 ranks, as of torchrun --nproc-per-node 2 -m cairn_bench.reconfigure.train; found none"),
+     ({"WORLD_SIZE": "4"}, "--layout=2,1,1", "layout 2,1,1: expected 2 ranks, as of torchrun"),
+     ({}, "--micro-batch=0", "argument --micro-batch: expected more than 0")],
+)  # fmt: skip
+def test_a_rank_that_torchrun_did_not_start_says_how(
+    world: dict[str, str], given: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["train", "--root=x", "--steps=1", "--layout=1,1,1", given])
+
+    with pytest.raises(SystemExit):
+        main()
+
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_schedule_is_tenplex_s() -> None:

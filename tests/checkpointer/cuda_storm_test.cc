@@ -41,7 +41,7 @@ using Part = std::optional<std::size_t>;
 
 class Storm {
  public:
-  explicit Storm(std::uint64_t seed) : random_(seed), kernels_(seed % 2 == 0) {}
+  explicit Storm(std::uint64_t seed) : random_(seed), kernels_(seed % 2 == 0), gpu_checksums_(seed % 3 != 0) {}
 
   void Run() {
     fake_cuda::SetDriverVersion(Choose({13000, 12040, 12080}));
@@ -112,7 +112,8 @@ class Storm {
             .worker_threads = 1,
             .copy_streams = Choose({1, 2, 3}),
             .staging_bytes = Choose<std::uint64_t>({0, 1, 4}) * kMiB,
-            .cuda_devices = Choose<std::vector<int>>({{}, {0}, {1}, {0, 1}})};
+            .cuda_devices = Choose<std::vector<int>>({{}, {0}, {1}, {0, 1}}),
+            .gpu_checksums = gpu_checksums_};
   }
 
   static const State& StateOf(const CudaModel& model, Part part) {
@@ -217,6 +218,7 @@ class Storm {
   const TempDir directory_;
   std::mt19937_64 random_;
   const bool kernels_;
+  const bool gpu_checksums_;
   std::optional<CudaModel> model_;
   std::optional<CudaModel> targets_;
   std::unique_ptr<Checkpointer> checkpointer_;

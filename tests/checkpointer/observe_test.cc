@@ -128,7 +128,11 @@ TEST(Observe, TraceIsChromeJson) {
   auto checkpointer = Checkpointer::Open({.root = dir / "run", .host_memory_bytes = 32_MiB, .trace_events = 1000});
   ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
   Tensors tensors = Tensors::Many(2, 500'000);
-  ASSERT_TRUE((*checkpointer)->Save(7, tensors.state())->WaitDurable(Deadline::In(kPatience)).ok());
+  const CopyPause pause = (*checkpointer)->PauseCopies(kPatience);  // So that the fence has to wait.
+  const auto save = (*checkpointer)->Save(7, tensors.state());
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE((*checkpointer)->Fence({}, Deadline::In(kPatience)).ok());
+  ASSERT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok());
 
   ASSERT_TRUE((*checkpointer)->WriteTrace(dir / "trace.json").ok());
 
@@ -136,7 +140,7 @@ TEST(Observe, TraceIsChromeJson) {
   const nlohmann::json trace = nlohmann::json::parse(file);
   std::set<std::string> names;
   for (const auto& event : trace["traceEvents"]) names.insert(event["name"].get<std::string>());
-  EXPECT_THAT(names, testing::IsSupersetOf({"chunk", "write", "durable"}));
+  EXPECT_THAT(names, testing::IsSupersetOf({"chunk", "write", "fence", "durable"}));
 }
 
 TEST(Observe, FilesHaveTheSpecifiedModes) {

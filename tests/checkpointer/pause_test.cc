@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -58,6 +59,20 @@ class Pause : public testing::Test {
     ASSERT_TRUE(next.ok()) << next.status();
     ASSERT_EQ(next->WaitDurable(Soon()).code(), StatusCode::kCancelled);
   }
+  /// Until no operation of its attempt's beginning will wake the engine any more.
+  void AwaitBegun(const SaveHandle& save) {
+    const auto begun = [&] {
+      std::error_code error;
+      for (const auto& entry : std::filesystem::directory_iterator(dir_ / "run", error)) {
+        if (!entry.path().filename().string().starts_with(".attempt-")) continue;
+        if (std::filesystem::exists(entry.path() / "shard-00000.safetensors", error)) return true;
+      }
+      return false;
+    };
+    while (!begun()) std::this_thread::yield();
+    AwaitConsidered(save);
+    AwaitConsidered(save);
+  }
   void ExpectHolds(std::uint64_t step) {
     Tensors fresh = Tensors::Many(kChunks, (1U << 20) / sizeof(float), kGpu);
     const auto restored = checkpointer_->Restore(Step(step), fresh.state(), {.streams = {stream_}});
@@ -107,6 +122,33 @@ TEST_F(Pause, EndsByItself) {
   const CopyPause pause = checkpointer_->PauseCopies(milliseconds(20));
 
   EXPECT_EQ(Save(1).WaitDurable(Soon()), Status::Ok());
+}
+
+// A leaked one, such as a dead thread's, must not hold copies back for as long as another one would have.
+TEST_F(Pause, EndsByItselfAfterALongerOneHasEnded) {
+  const CopyPause leaked = checkpointer_->PauseCopies(milliseconds(1));
+  CopyPause longer = checkpointer_->PauseCopies(hours(1));
+  const SaveHandle save = Save(1);
+  AwaitBegun(save);
+
+  longer.End();
+
+  EXPECT_EQ(save.WaitDurable(Soon()), Status::Ok());
+}
+
+// One that ends while the engine looks: between seeing that copies must wait, and deciding for how long to sleep.
+TEST_F(Pause, EndsByItselfWhileTheEngineLooks) {
+  for (int round = 1; round <= 100; ++round) {
+    const auto end = Deadline::Clock::now() + milliseconds(20);
+    const CopyPause pause = checkpointer_->PauseCopies(end - Deadline::Clock::now());
+    const SaveHandle save = Save(static_cast<std::uint64_t>(round));
+    AwaitBegun(save);
+
+    while (Deadline::Clock::now() < end - std::chrono::microseconds(round % 20)) save.Release();  // Wakes the engine.
+
+    ASSERT_EQ(save.WaitDurable(Deadline::In(std::chrono::seconds(20))), Status::Ok()) << round;
+    states_.clear();
+  }
 }
 
 TEST_F(Pause, NeverHoldsAFenceBack) {
@@ -238,6 +280,20 @@ TEST_F(Pause, IsAbandonedWithItsSavesAtTheEnd) {
 
   EXPECT_EQ(save.status().code(), StatusCode::kDeadlineExceeded);
   pause.End();
+}
+
+TEST_F(Pause, EndsWithItsCheckpointer) {
+  Options options = SmallOptions(dir_ / "run");
+  options.drain_deadline = std::chrono::seconds(20);
+  Open(options);
+  CopyPause left = checkpointer_->PauseCopies(hours(1));
+  const SaveHandle save = Save(1);
+  AwaitConsidered(save);
+
+  checkpointer_.reset();
+
+  EXPECT_EQ(save.status(), Status::Ok());
+  left.End();
 }
 
 TEST_F(Pause, HoldsNothingBackInAReadOnlyRoot) {

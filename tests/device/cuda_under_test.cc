@@ -16,6 +16,7 @@ namespace cairn {
 namespace {
 
 constexpr std::uint64_t kFlagBytes = 65536;
+constexpr std::uint64_t kSumBytes = 8U << 20;
 
 template <typename Function>
 bool Find(PFN_cuGetProcAddress_v11030 get, const char* name, int since, Function* function) {
@@ -79,7 +80,8 @@ std::unique_ptr<CudaUnderTest> CudaUnderTest::Make(std::string& why_not, int gpu
 
 Status CudaUnderTest::SetUp() {
   CAIRN_RETURN_IF_ERROR(context_.Retain());
-  CAIRN_ASSIGN_OR_RETURN(device_, MakeCudaDevice({.index = context_.index(), .lanes = 2}));
+  CAIRN_ASSIGN_OR_RETURN(
+      device_, MakeCudaDevice({.index = context_.index(), .lanes = 2, .sum_bytes = kSumBytes, .sum_batches = 8}));
   own_ = MakeStream(CU_STREAM_NON_BLOCKING);
   flags_ = MakeHostMemory(kFlagBytes);
   return Status::Ok();

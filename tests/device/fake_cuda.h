@@ -60,7 +60,7 @@ struct Kernel {
 };
 void DefineKernel(const std::string& name, Kernel kernel);
 /// Defines the kernels of Cairn's PTX, which a module must then have, and which must be compiled from the same source:
-/// copy_kernels.h, run by the host, thread by thread. A bad access is a sticky error.
+/// copy_kernels.h and sum_kernel.h, run by the host, thread by thread. A bad access is a sticky error.
 void DefineCairnsKernels();
 
 [[nodiscard]] int Calls(const std::string& function);

@@ -56,6 +56,7 @@ Function Arithmetic(const std::string& name) {
       {"max", [](U a, U b, std::size_t) { return std::max(a, b); }},
       {"and", [](U a, U b, std::size_t) { return a & b; }},
       {"or", [](U a, U b, std::size_t) { return a | b; }},
+      {"xor", [](U a, U b, std::size_t) { return a ^ b; }},
       // Shifts by the width or more give 0.
       {"shl", [](U a, U b, std::size_t n) { return Truncate(b, 4) >= 8 * n ? 0 : a << Truncate(b, 4); }},
       {"shr", [](U a, U b, std::size_t n) { return Truncate(b, 4) >= 8 * n ? 0 : a >> Truncate(b, 4); }},
@@ -100,6 +101,7 @@ struct PtxKernel::Thread {
 PtxKernel::PtxKernel(std::string_view ptx, const std::string& name) {
   const std::size_t begin = ptx.find(".entry " + name + "(");
   if (begin == ptx.npos) throw std::runtime_error("no kernel " + name);
+  ParseConstants(ptx);
   parameter_ = name + "_param_0";
   const std::size_t size = ptx.find(parameter_ + "[", begin) + parameter_.size() + 1;
   parameter_bytes_ = std::stoul(std::string(ptx.substr(size, 8)));
@@ -117,6 +119,19 @@ PtxKernel::PtxKernel(std::string_view ptx, const std::string& name) {
     }
   }
   for (const std::string& instruction : body) Parse(instruction);
+}
+
+// ".global .align 4 .b8 NAME[BYTES] = {0, 1, ...};"
+void PtxKernel::ParseConstants(std::string_view ptx) {
+  constexpr std::string_view kArray = ".global .align 4 .b8 ";
+  for (std::size_t at = ptx.find(kArray); at != ptx.npos; at = ptx.find(kArray, at + 1)) {
+    const std::size_t name = at + kArray.size();
+    const std::size_t open = ptx.find('{', name);
+    std::vector<std::byte>& bytes = constants_[std::string(ptx.substr(name, ptx.find('[', name) - name))];
+    for (const std::string& byte : Split(ptx.substr(open + 1, ptx.find('}', open) - open - 1), ',')) {
+      bytes.push_back(static_cast<std::byte>(std::stoul(byte)));
+    }
+  }
 }
 
 int PtxKernel::Register(const std::string& name) {
@@ -147,6 +162,9 @@ PtxKernel::Operand PtxKernel::Value(const std::string& text) {
     return [at = static_cast<std::size_t>(Register(text))](const Thread& thread) { return thread.registers[at]; };
   }
   if (text == parameter_) return [](const Thread&) { return std::uint64_t{0}; };
+  if (const auto constant = constants_.find(text); constant != constants_.end()) {
+    return [at = reinterpret_cast<std::uintptr_t>(constant->second.data())](const Thread&) { return at; };
+  }
   std::size_t read = 0;
   const auto value = static_cast<std::uint64_t>(std::stoll(text, &read));
   if (read != text.size()) Unknown(text);
@@ -160,6 +178,24 @@ PtxKernel::Operand PtxKernel::Address(const std::string& text) {
   const Operand base = Value(inner.substr(0, plus));
   const std::uint64_t more = plus == inner.npos ? 0 : static_cast<std::uint64_t>(std::stoll(inner.substr(plus + 1)));
   return [base, more](const Thread& thread) { return base(thread) + more; };
+}
+
+// ld.global.nc.u32: from the module's arrays alone.
+PtxKernel::Step PtxKernel::CompileConstant(const std::vector<std::string>& operands) {
+  const auto to = static_cast<std::size_t>(Register(operands[0]));
+  const Operand address = Address(operands[1]);
+  return [this, to, address](Thread& thread) {
+    const std::uint64_t at = address(thread);
+    for (const auto& [name, bytes] : constants_) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+      if (at % 4 != 0 || at < begin || at + 4 > begin + bytes.size()) continue;
+      std::uint32_t value = 0;
+      std::memcpy(&value, bytes.data() + (at - begin), 4);
+      thread.registers[to] = value;
+      return;
+    }
+    throw std::runtime_error("bad access to the module's constants");
+  };
 }
 
 PtxKernel::Step PtxKernel::CompileAccess(const std::vector<std::string>& name,
@@ -203,6 +239,7 @@ PtxKernel::Step PtxKernel::CompileAccess(const std::vector<std::string>& name,
 
 PtxKernel::Step PtxKernel::Compile(const std::vector<std::string>& name, const std::vector<std::string>& operands) {
   const std::string& op = name[0];
+  if (name == std::vector<std::string>{"ld", "global", "nc", "u32"}) return CompileConstant(operands);
   if (op == "ld" || op == "st") return CompileAccess(name, operands);
   if (op == "ret") return [](Thread& thread) { thread.returned = true; };
   if (op == "bra") {
@@ -228,6 +265,15 @@ PtxKernel::Step PtxKernel::Compile(const std::vector<std::string>& name, const s
     const bool predicate = type == "pred";
     return [=](Thread& thread) {
       thread.registers[to] = predicate ? 1 - in[0](thread) : Truncate(~from(in[0], thread), bytes);
+    };
+  }
+  if (op == "neg") {
+    return [=](Thread& thread) { thread.registers[to] = Truncate(0 - from(in[0], thread), bytes); };
+  }
+  if (op == "shr" && type == "s32") {
+    return [=](Thread& thread) {
+      const auto by = std::min<std::uint64_t>(Truncate(in[1](thread), 4), 31);
+      thread.registers[to] = Truncate(static_cast<std::uint64_t>(Signed(from(in[0], thread), 4) >> by), 4);
     };
   }
   if (op == "selp") {

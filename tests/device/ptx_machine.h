@@ -42,8 +42,10 @@ class PtxKernel {
     bool guard_value = true;
   };
 
+  void ParseConstants(std::string_view ptx);
   void Parse(const std::string& line);
   Step Compile(const std::vector<std::string>& name, const std::vector<std::string>& operands);
+  Step CompileConstant(const std::vector<std::string>& operands);
   Step CompileAccess(const std::vector<std::string>& name, const std::vector<std::string>& operands);
   Operand Value(const std::string& text);
   Operand Address(const std::string& text);
@@ -53,6 +55,8 @@ class PtxKernel {
   std::string parameter_;
   std::map<std::string, int> registers_;
   std::map<std::string, std::size_t> labels_;
+  // The module's arrays of bytes. Kernels only read them.
+  std::map<std::string, std::vector<std::byte>> constants_;
   std::vector<Instruction> instructions_;
 };
 

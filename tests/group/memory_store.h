@@ -1,9 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -44,10 +46,11 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     hangs_ = hangs;
     changed_.NotifyAll();
   }
-  /// Returns once a call waits for this key.
+  /// Returns once a call has waited for a key that has this part.
   void AwaitWaiting(const std::string& part) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    while (waited_for_.find(part) == std::string::npos) changed_.Wait(mutex_);
+    const auto has_part = [&part](const std::string& key) { return key.find(part) != std::string::npos; };
+    while (std::ranges::none_of(waited_for_, has_part)) changed_.Wait(mutex_);
   }
   [[nodiscard]] std::map<std::string, std::string> contents() CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -81,7 +84,7 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
   }
   Result<bool> Wait(const std::string& key, Deadline deadline) CAIRN_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    waited_for_ = key;
+    waited_for_.insert(key);
     changed_.NotifyAll();
     while (Answers() && !contents_.contains(key) && !deadline.passed()) changed_.WaitUntil(mutex_, deadline);
     if (!lost_.ok()) return lost_;
@@ -112,7 +115,7 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
   Mutex mutex_;
   CondVar changed_;
   std::map<std::string, std::string> contents_ CAIRN_GUARDED_BY(mutex_);
-  std::string waited_for_ CAIRN_GUARDED_BY(mutex_);
+  std::set<std::string> waited_for_ CAIRN_GUARDED_BY(mutex_);
   Status lost_ CAIRN_GUARDED_BY(mutex_);
   bool hangs_ CAIRN_GUARDED_BY(mutex_) = false;
 };

@@ -122,10 +122,48 @@ TEST_F(StoreLinkTest, CoordinatorThatDoesNotComeIsNamed) {
   EXPECT_THAT(store_->contents(), IsEmpty());
 }
 
+TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedIsReplacedByItsSuccessor) {
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed before it was answered").ok());
+  const auto zero = Join(0, 3);
+  store_->AwaitWaiting("hello/2");  // It has answered the dead one.
+
+  const auto one = Join(1, 3);
+  const auto two = Join(2, 3);
+  one->Send("key", "one");
+  two->Send("key", "two");
+
+  EXPECT_THAT(Collect(*zero, "key").get().by_rank(3), ElementsAre("", "one", "two"));
+}
+
+TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedAndNeverComesAgainIsNamed) {
+  open_deadline_ = std::chrono::milliseconds(100);
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed before it was answered").ok());
+  const auto zero = Join(0, 2);
+
+  const Status end = Collect(*zero, "key").get().end;
+
+  EXPECT_EQ(end.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(end.message(), HasSubstr("not opened by rank 1 within 0.1 s"));
+  EXPECT_THAT(store_->contents(), IsEmpty());
+}
+
+TEST_F(StoreLinkTest, RankOfAGroupOfAnotherSizeIsRefused) {
+  const auto zero = Join(0, 2);
+  const auto one = Join(1, 3);
+
+  const Status at_zero = Collect(*zero, "key").get().end;
+  const Status at_one = Await(*one, "key").get().status();
+
+  for (const Status& status : {at_zero, at_one}) {
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("run7: rank 0 opened it with 2 ranks, rank 1 with 3"));
+  }
+}
+
 TEST_F(StoreLinkTest, ClosesWhileItWaitsForOthers) {
   close_deadline_ = kSoon;
   auto zero = Join(0, 2);
-  auto one = Join(1, 3);  // Of another size: the two do not meet.
+  auto one = Join(2, 3);  // They do not meet.
   store_->AwaitWaiting("hello");
   auto collected = Collect(*zero, "key");
 
@@ -169,6 +207,28 @@ TEST_F(StoreLinkTest, ForeignBytesInTheInboxBreakTheGroup) {
   const Status end = Collect(*zero, "next").get().end;
   EXPECT_EQ(end.code(), StatusCode::kIoError);
   EXPECT_THAT(end.message(), HasSubstr("inbox/2, found other bytes"));
+}
+
+TEST_F(StoreLinkTest, RankThatClosesTwiceCountsOnce) {
+  const auto zero = Join(0, 3);
+  const auto one = Join(1, 3);
+  const auto two = Join(2, 3);
+  one->Send("key", "word");
+  two->Send("key", "word");
+  EXPECT_TRUE(Collect(*zero, "key").get().end.ok());
+  const auto closed = [](int rank) { return StoreEntry{.kind = StoreEntry::Kind::kClosed, .number = rank}; };
+  // The second of another process of the rank, the last of a rank of another group.
+  for (const StoreEntry& entry :
+       {StoreEntry{StoreEntry::Kind::kWord, 2, "next", ""}, closed(2), closed(2), closed(7)}) {
+    const auto number = store_->Add(Session() + "/inbox", 1);
+    EXPECT_TRUE(store_->Set(Session() + "/inbox/" + std::to_string(*number), PackEntry(entry)).ok());
+  }
+  one->Send("next", "word");
+  EXPECT_TRUE(Collect(*zero, "next").get().end.ok());
+
+  zero->Announce("announced", "word");
+
+  EXPECT_TRUE(Await(*one, "announced", Deadline::In(std::chrono::seconds(20))).get().ok());
 }
 
 TEST_F(StoreLinkTest, RankOutsideTheGroupIsRefused) {

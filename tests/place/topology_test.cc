@@ -108,6 +108,11 @@ TEST(Topology, WhatIsNotJsonIsNamedWithItsPlace) {
                 "net.json: expected JSON, found: [json.exception.out_of_range");
   ExpectRefused(std::string("[]"), "net.json: expected an object, found []");
   ExpectRefused(std::string(R"({"devices": [], "devices": []})"), "net.json: the name \"devices\" is there twice");
+  const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');
+  ExpectRefused("{\"locations\": " + deep + "}",
+                "net.json: expected at most 100 levels of lists and objects, found more");
+  ExpectRefused(With(Locations(), "/locations/0/name", {{"a]\\\"", "["}}),
+                "locations[0].name: expected a name, found {");
 }
 
 TEST(Topology, AHoleIsNamed) {

@@ -51,6 +51,18 @@ def test_saves_are_written_over_what_retention_removes(make: Make, recycle: bool
     assert checkpointer.load()["weight"][0] == 4
 
 
+def test_checksums_by_a_gpu_are_what_verify_expects(make: Make, device: str) -> None:
+    checkpointer = make(gpu_checksums=True)
+
+    save = checkpointer.save(1, {"weight": torch.arange(3_000_001, device=device)})
+    checkpointer.drain()
+
+    assert save.stats["gpu_checksum_bytes"] == (save.stats["bytes"] if device != "cpu" else 0)
+    checkpointer.verify(1)
+    with pytest.raises(cairn.InvalidArgument, match="gpu_checksums"):
+        make(checksums=False, gpu_checksums=True)
+
+
 @pytest.mark.usefixtures("device")
 def test_training_goes_on_bit_exactly(make: Make) -> None:
     model, optimizer = a_model()

@@ -56,6 +56,43 @@ def test_small_items_of_the_same_ranks_are_written_side_by_side() -> None:
     assert [len(keys) for keys in alone] == [8, 100, 0]
 
 
+def test_ranks_of_different_versions_do_not_divide_replicas(worlds: Worlds, root: Path) -> None:
+    """Each would leave out what it takes for the other's, and the checkpoint would be committed without it."""
+    two = worlds(2)
+    two.all("state = {f'n{i}': torch.full((100 + i,), float(i)) for i in range(20)}; None")
+    # As before small tensors were written by one rank.
+    two[1].run("cairn._dcp.shares._RULE, cairn._dcp.shares._SMALL = b'1', -1")
+
+    answers = two.answers("save(state, 1)")
+
+    assert [f"rank {1 - rank} runs another version of Cairn" in one["message"] for rank, one in enumerate(answers)] == [
+        True, True,
+    ]  # fmt: skip
+    assert shards(root, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        # Only ranks that need what they had written could restore the first, and nobody the second.
+        ("DTensor.from_local(torch.ones(2, 4, dtype=(torch.float32, torch.bfloat16)[rank]), mesh, [Shard(0)])",
+         "a part of float32 [4, 4] on rank 0 and a part of bfloat16 [4, 4] on rank 1"),
+        ("DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)]) if rank == 0 else torch.ones(4, 4)",
+         "a part of float32 [4, 4] on rank 0 and float32 [4, 4] on rank 1"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("how", ["save(state, 1)", "save(state, 1, 'sync')", "direct.start_save(c, 1, state).wait()"])
+def test_parts_of_different_tensors_under_one_name_are_refused(
+    worlds: Worlds, root: Path, state: str, said: str, how: str
+) -> None:
+    two = worlds(2)
+    two.all(f"from cairn._dcp import direct; state = {{'d': {state}}}; None")
+
+    for answer in two.answers(how):
+        assert f'"d" is {said}' in answer.get("message", ""), answer
+    assert shards(root, 1) == []
+
+
 def test_every_cutting_of_dtensors_loads_into_every_other(worlds: Worlds, root: Path) -> None:
     cuttings = """
         torch.manual_seed(3)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "examples/README.md"]
 # How many blocks of code each page has. docs/testing.md names those that no test runs; the others run here, in
-# test_recipes.py (SLURM and Kubernetes), in tests/consumer (C++ and CMake) and in tests/trainer.
+# test_recipes.py (SLURM and Kubernetes), in test_peers.py (networks), in tests/consumer (C++ and CMake) and in tests/trainer.
 BLOCKS = {
     ("CONTRIBUTING.md", "sh"): 1,
     ("README.md", "sh"): 2,
@@ -31,7 +31,7 @@ BLOCKS = {
     ("cpp.md", "cpp"): 2,
     ("integrations.md", "python"): 5,
     ("integrations.md", "sh"): 1,
-    ("operations.md", "sh"): 4,
+    ("operations.md", "sh"): 5,
     ("operations.md", "yaml"): 1,
     ("operations.md", "cpp"): 1,
     ("python.md", "python"): 2,

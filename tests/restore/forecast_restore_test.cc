@@ -50,8 +50,15 @@ class ForecastRestoreTest : public RestoreTest, public ::testing::WithParamInter
   }
 
   NumberedTensors numbers_;
-  const Model model_ = NumberedTensors::Gpt(
-      {.layers = 4, .hidden = 192, .heads = 8, .feed_forward = 768, .positions = 64, .vocabulary = 999});
+  static Model MakeModel() {
+    Model model = NumberedTensors::Gpt(
+        {.layers = 4, .hidden = 192, .heads = 8, .feed_forward = 768, .positions = 64, .vocabulary = 999});
+    // It is on each stage, and its parts are on each rank.
+    model.tensors.push_back({.name = "empty", .shape = {0, 8}, .stages = ModelTensor::Stages::kAll, .cut = 1});
+    return model;
+  }
+
+  const Model model_ = MakeModel();
   std::shared_ptr<FaultPlan> plan_ = FaultPlan::Make();
   std::string folder_;
 };

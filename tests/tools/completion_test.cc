@@ -64,7 +64,7 @@ class CompletionTest : public ::testing::TestWithParam<std::string> {
 
 TEST_P(CompletionTest, OffersEachSubcommand) {
   EXPECT_THAT(Complete({""}), IsSupersetOf({"ls", "show", "verify", "diff", "export", "gc", "tune", "profile", "doctor",
-                                            "place", "plan", "--version"}));
+                                            "place", "plan", "slack", "--version"}));
 }
 
 TEST_P(CompletionTest, OffersTheOptionsOfASubcommand) {

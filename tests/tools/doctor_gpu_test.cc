@@ -32,7 +32,7 @@ TEST(DoctorGpu, NeedsADirectoryOrTheFlag) {
   const Ran ran = RunProgram(CAIRN_CLI, {"doctor"});
 
   EXPECT_EQ(ran.code, 2);
-  EXPECT_THAT(ran.err, HasSubstr("expected a directory, or --gpu"));
+  EXPECT_THAT(ran.err, HasSubstr("expected a directory, or --gpu, or --peers"));
 }
 
 TEST(DoctorGpu, RefusesMemoryThatNoChunkHolds) {

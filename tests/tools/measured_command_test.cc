@@ -49,6 +49,30 @@ TEST(MeasuredCommand, CountsIterationsAndEndsTheCommandWithItsChildren) {
   while (!IsGone(pid)) ::sched_yield();  // SIGKILL was sent; init reaps it.
 }
 
+// A session of its own, such as torchrun gives each worker, is no part of the command's process group.
+TEST(MeasuredCommand, KillsWhatHasLeftTheCommandsGroup) {
+  const TempDir folder;
+  const std::string pids = folder / "pids";
+  const std::string daemon = "trap \"\" TERM; setsid sleep 1000 & echo $! >>\"" + pids + "\"; sleep 1000";
+
+  const MeasuredCommand measured =
+      Measured(Shell("setsid sh -c '" + daemon + "' & echo $! >>'" + pids + "'; while [ $(wc -l <'" + pids +
+                     "') -lt 2 ]; do :; done; for i in 1 2 3 4 5 6; do echo step $i; done"));
+
+  ASSERT_TRUE(measured.rate) << measured.failure;
+  std::ifstream file(pids);
+  for (std::string pid; file >> pid;) EXPECT_TRUE(IsGone(pid)) << pid;
+}
+
+TEST(MeasuredCommand, EndsWhatPrintsFasterThanItIsRead) {
+  // Each line takes long to compare with the patterns.
+  CommandOptions options = Shell("exec yes " + std::string(1000, '1'));
+  options.timeout = std::chrono::milliseconds(100);
+  options.grace = std::chrono::milliseconds(20);
+
+  EXPECT_THAT(Measured(options).failure, HasSubstr("100 ms passed after no line"));
+}
+
 TEST(MeasuredCommand, KillsWhatIgnoresSigterm) {
   CommandOptions options = Shell("trap '' TERM; i=0; while :; do i=$((i+1)); echo step $i; done");
   options.grace = std::chrono::milliseconds(20);

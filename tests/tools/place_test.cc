@@ -79,6 +79,20 @@ TEST_F(PlaceCommandTest, OnlyWhatTheFileAsksForIsComputed) {
   EXPECT_THAT(Place(only_placement.dump()).out, Not(HasSubstr("KEEPER")));
 }
 
+TEST_F(PlaceCommandTest, WhatTheCommandLineSaysPrecedesTheFile) {
+  const json twice = Place(printed_.dump(), {"--json", "--state-bytes", "16GB"}).parsed();
+  json network = printed_;
+  for (const std::string name : {"stages", "gradient_bytes", "activation_bytes", "state_bytes"}) network.erase(name);
+  const Ran job = Place(network.dump(), {"--json", "--stages=2", "--gradient-bytes=1.3GB", "--activation-bytes=200MB"});
+
+  EXPECT_NEAR(twice["replicas"]["replication_seconds"], 0.022 + 128 / 1.1, 1e-9);
+  ASSERT_EQ(job.code, 0) << job.err;
+  EXPECT_EQ(job.parsed()["placement"], Place(printed_.dump(), {"--json"}).parsed()["placement"]);
+  EXPECT_THAT(Place(network.dump(), {"--stages=2"}).err, HasSubstr("gradient_bytes: expected beside stages"));
+  EXPECT_THAT(Place(network.dump(), {"--state-bytes=much"}).err, HasSubstr("--state-bytes"));
+  EXPECT_THAT(Place("[]", {"--state-bytes=1GB"}).err, HasSubstr("expected an object"));
+}
+
 TEST_F(PlaceCommandTest, ThePresentPlacementIsPricedToo) {
   printed_["current"] = json::array(
       {json::array({"oslo/0", "rome/0", "oslo/1", "bonn/0"}), json::array({"oslo/2", "rome/1", "oslo/3", "bonn/1"})});

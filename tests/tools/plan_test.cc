@@ -77,6 +77,16 @@ TEST_F(PlanCommandTest, ForecastsListedTensors) {
   EXPECT_EQ(out["between_rows_bytes"], 2 * 2 * 3 * 16);
 }
 
+TEST_F(PlanCommandTest, ForecastsTensorsWithoutElements) {
+  json model = tensors_;
+  model["tensors"].push_back({{"name", "empty"}, {"dtype", "F32"}, {"shape", {0, 8}}, {"on", "all"}, {"cut", 1}});
+
+  const Ran ran = Plan(Model(model), "1,2,1", "1,4,1", {"--json"});
+
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.parsed()["ranks"][3]["needed_bytes"], 2 * 4 * 2 * 4 + 16);
+}
+
 TEST_F(PlanCommandTest, PrintsRanksShardsAndHosts) {
   const Ran ran = Plan(xl_, "4,2,1", "2,2,1");
 
@@ -111,8 +121,31 @@ TEST_F(PlanCommandTest, RefusesModelsByFileAndMember) {
   ExpectRefused(changed("cut", 2), ": tensors[0]: cut: expected an integer from 0 to 1, found 2");
   json twice = tensors_;
   twice["tensors"][1] = twice["tensors"][0];
-  ExpectRefused(twice, ": tensors[1]: \"layer.{layer}.weight\" is there twice");
+  ExpectRefused(twice, ": tensors[1]: \"layer.0.weight\" is there twice");
+  json same_name = tensors_;
+  same_name["tensors"][1]["name"] = "layer.1.weight";
+  ExpectRefused(same_name, ": tensors[1]: \"layer.1.weight\" is there twice");
+  ExpectRefused(changed("name", "{layer}.padding-to-8"), ": tensors[0]: name: expected none that padding has");
+  ExpectRefused(R"({"layers": 1, "layers": 2, "tensors": []})", ": member \"layers\" is there twice");
   EXPECT_THAT(Plan(directory_ / "none.json", "1,1,1", "1,1,1").err, HasSubstr("none.json: cannot be read"));
+  EXPECT_THAT(Plan(directory_.path(), "1,1,1", "1,1,1").err, HasSubstr("cannot be read"));
+}
+
+TEST_F(PlanCommandTest, RefusesModelsThatNoShardCanHold) {
+  // Each has 2^60 bytes.
+  json model = {{"layers", 20}, {"tensors", json::array()}};
+  model["tensors"].push_back(
+      {{"name", "{layer}"}, {"dtype", "F32"}, {"shape", {1 << 24, 1 << 24, 1 << 10}}, {"on", "layers"}});
+
+  EXPECT_THAT(Plan(Model(model), "1,1,1", "1,1,1").err, HasSubstr("shard 0: expected at most 2^64 bytes, found more"));
+}
+
+TEST_F(PlanCommandTest, RefusesDeepJson) {
+  const std::string deep(100'000, '[');
+  const std::string end(100'000, ']');
+  ExpectRefused(R"({"layers": 1, "tensors": )" + deep + end + "}",
+                ": expected at most 100 levels of lists and objects, found more");
+  ExpectRefused(deep + end, ": expected at most 100 levels of lists and objects, found more");
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ TEST_F(ProfileCommandTest, PrintsWhatTheJobNeedsAndWhatSavesMayUse) {
 
   ASSERT_EQ(ran.code, 0) << ran.err;
   EXPECT_THAT(ran.out, AllOf(HasSubstr("cores"), HasSubstr("knee"), HasSubstr("worker_threads"),
-                             HasSubstr("checksums run on the host: Cairn has none on the GPU"),
+                             HasSubstr("checksums run on the host: gpu_checksums"),
                              HasSubstr("memory was not profiled"), HasSubstr(out_)));
   EXPECT_THAT(Written()["memory_note"], "not asked for (--cores-only)");
   EXPECT_EQ(Written()["full"]["memory_bytes"], 0);
@@ -105,6 +105,36 @@ TEST_F(ProfileCommandTest, SaysWhyMemoryIsNotProfiled) {
   EXPECT_THAT(ran.out, HasSubstr("memory was not profiled"));
 }
 
+TEST_F(ProfileCommandTest, RefusesFractionsBeforeItMeasures) {
+  if (::geteuid() != 0 || RunShell("setpriv --reuid=65534 --regid=65534 --clear-groups true").code != 0) {
+    GTEST_SKIP() << "cannot become another user";
+  }
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms::all);
+  const std::string ran_file = folder_ / "ran";
+
+  const Ran ran = RunShell("setpriv --reuid=65534 --regid=65534 --clear-groups '" CAIRN_CLI "' profile --out='" + out_ +
+                           "' --cores-only --cores 1 --check 0.5 -- sh -c 'touch " + ran_file + "; echo step 1'");
+
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("--check: expected whole cores, found 0.5"));
+  EXPECT_FALSE(std::filesystem::exists(ran_file));
+}
+
+TEST_F(ProfileCommandTest, PrintsWhatAFullDiskDoesNotTake) {
+  const std::string full = folder_ / "full";
+  std::filesystem::create_directory(full);
+  const std::string fill = "mount -t tmpfs -o size=4k none '" + full + "' && head -c 4096 /dev/zero >'" + full + "/x'";
+  if (RunShell("unshare -m sh -c \"" + fill + "\"").code != 0) GTEST_SKIP() << "cannot mount a small disk";
+
+  const Ran ran = RunShell("unshare -m sh -c \"" + fill + " && exec '" CAIRN_CLI "' profile --out='" + full +
+                           "/p.json' --cores-only --cores=1 --least-cores=1 --warm-up 1 --iterations 3 --least-time 0 "
+                           "--pattern=step -- yes step\"");
+
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("p.json.part: No space left on device"));
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("knee"), HasSubstr("nowhere")));
+}
+
 TEST_F(ProfileCommandTest, CountsWhatAPatternMatches) {
   const std::string script = "while :; do echo batch done; done";
 
@@ -137,6 +167,11 @@ TEST_F(ProfileCommandTest, SaysWhatIsWrongWithACommand) {
   refused(RunProgram(CAIRN_CLI, {"profile", "--out=/no/such/folder/profile.json", "--cores-only", "--cores=1",
                                  "--least-time=0", "--", "sh", "-c", "while :; do echo step $((i=i+1)); done"}),
           "writing /no/such/folder/profile.json.part");
+  const std::string ran_file = folder_ / "ran";
+  refused(RunProgram(CAIRN_CLI, {"profile", "--out=" + std::string(folder_.path()), "--cores-only", "--", "sh", "-c",
+                                 "touch " + ran_file}),
+          "Is a directory");
+  EXPECT_FALSE(std::filesystem::exists(ran_file));
   EXPECT_FALSE(std::filesystem::exists(out_));
 }
 
@@ -246,11 +281,15 @@ TEST_F(TuneByProfileTest, NamesTheFieldOfABrokenProfile) {
   refused([](json& p) { p["command"] = {1}; }, "command[0]: expected a text, found 1");
   refused([](json& p) { p["memory_note"] = 1; }, "memory_note: expected a text, found 1");
 
-  WriteWholeFile(out_, "{");
-  EXPECT_THAT(RunProgram(CAIRN_CLI, {"tune", folder_.path(), "--state-bytes=1MB", "--iteration-time=1s",
-                                     "--slowdown=1%", "--mtbf=1h", "--profile=" + out_})
-                  .err,
-              HasSubstr(out_ + ": expected JSON"));
+  const auto refused_text = [this](const std::string& text, const std::string& why) {
+    WriteWholeFile(out_, text);
+    EXPECT_THAT(RunProgram(CAIRN_CLI, {"tune", folder_.path(), "--state-bytes=1MB", "--iteration-time=1s",
+                                       "--slowdown=1%", "--mtbf=1h", "--profile=" + out_})
+                    .err,
+                HasSubstr(out_ + ": " + why));
+  };
+  refused_text("{", "expected JSON");
+  refused_text("{\"version\": " + std::string(300'000, '['), "expected at most 100 levels of lists and objects");
 }
 
 TEST_F(TuneByProfileTest, WithoutOneNothingIsAdded) {

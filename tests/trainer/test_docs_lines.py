@@ -35,7 +35,7 @@ def test_the_docs_lines_train_on_real_text(tmp_path: Path, model: str) -> None:
 
 def test_the_docs_lines_train_on_two_ranks_and_resume_on_one(tmp_path: Path) -> None:
     small = " --size width=2 --batch 4 --host-memory 64MiB"
-    launcher = f"OMP_NUM_THREADS=1 {sys.executable} -m torch.distributed.run --standalone"
+    launcher = f"{sys.executable} -m torch.distributed.run"
 
     lines = run_docs_lines("^torchrun ", {"/mnt/nvme": tmp_path, "torchrun": launcher}, small)
 

@@ -17,6 +17,7 @@ from . import (
     pipeline,
     profile,
     runs,
+    slack,
     sweep,
     tenplex,
     throughput,
@@ -35,6 +36,7 @@ FIGURES = {
     "memory": (over_time, "host memory over time"),
     "tenplex": (tenplex, "loss and reconfigurations of a job whose GPUs change"),
     "dtfm": (networks, "DT-FM's networks: what `cairn place` finds, beside golden costs and published times"),
+    "slack": (slack, "a pipeline's longest path, and when each stage waits: published ones and a recorded one"),
     "profile": (profile, "throughput of a loader-bound, a mixed and a compute-bound job against cores and memory"),
     "cluster": (cluster, "what checkpoints may take of a shared cluster's hosts, simulated"),
 }

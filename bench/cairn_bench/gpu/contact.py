@@ -10,8 +10,8 @@ from .context import Failed
 
 TITLE = "first contact"
 PROVEN_BY_DOCTOR = ("events", "round trip", "strides")
-# Contracts of devices of another kind, which a GPU skips; and the double's variant that takes no strides.
-OTHERS = "-*SumsCoverBlocks*:*FencesWithoutStreams*:*DeviceStrides*/without_kernels"
+# A contract of devices of another kind, which a GPU skips; and what the double's variant without kernels does not do.
+OTHERS = "-*FencesWithoutStreams*:*SumsCoverBlocks*/without_kernels:*DeviceStrides*/without_kernels"
 CONTRACT = f"*Contract*{OTHERS}"
 
 

@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def run(context, record):
-    for part in (link, pieces, launches, beside_products):
+    for part in (link, sums, pieces, launches, beside_products):
         try:
             part(context, record)
         except Failed as failed:
@@ -45,6 +45,19 @@ def link(context, record):
     record.fact("pinning", f"{statistics.median(pinned):.3f} s/GiB", pinned)
     staged = [line["staging"] / 1e9 for line in memory]
     record.fact("staging, device to device", f"{statistics.median(staged):.0f} GB/s", staged)
+
+
+def sums(context, record):
+    """Checksums by the GPU: that they are the host's, and what they cost the copies."""
+    small = ("--milliseconds", 1, "--pairs", 1)
+    lines = ask(context, "sums", *context.sized((), small), limit=120)
+    compared = sum(line["blocks"] for line in lines if line["what"] == "compared")
+    record.require("checksums by the GPU are the host's", compared > 0, f"{compared} blocks of 1 MiB compared")
+    rates = [line for line in lines if line["what"] == "rates"]
+    if not rates:
+        raise Failed("bench_gpu sums printed no rates")
+    name = "copies to the host with the GPU's checksums, of the same without"
+    record.judge(name, [line["with"] / line["without"] for line in rates], RATIO, more_is_better=True)
 
 
 def pieces(context, record):

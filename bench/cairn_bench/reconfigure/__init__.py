@@ -11,5 +11,10 @@ train    one rank, as torchrun starts it
 jobs     all ranks of a job on this machine, without torchrun
 replay   the schedule, job by job: scripts/figures tenplex
 measure  beside DCP's own files and one rank that gathers all: scripts/bench reconfigure
+instructions  when each instruction of a stage runs
+energy   what a rank's GPU or its host has used
+records  the files of both, with what Cairn did meanwhile
+perfetto the same of all ranks as one trace
+overhead what recording costs: scripts/bench records
 faults   ranks killed while they save and restore
 """

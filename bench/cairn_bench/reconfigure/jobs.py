@@ -37,7 +37,7 @@ class Rank:
         """(event, values) of its next message, or ("end", {"code"})."""
         try:
             message = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # OSError, too, in the middle of a message.
             self.pipe.close()
             self.process.join()
             self.code = self.process.exitcode

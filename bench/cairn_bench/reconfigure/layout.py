@@ -1,5 +1,6 @@
 """How a job's ranks divide a model."""
 
+import itertools
 from dataclasses import dataclass
 
 
@@ -50,9 +51,44 @@ class Layout:
                 f"{batch // (self.data * micro_batch)}"
             )
 
-    def layers_of(self, stage, layers):
-        """The model's layers on a pipeline stage."""
-        return range(stage * layers // self.pipeline, (stage + 1) * layers // self.pipeline)
+
+UNIFORM, CUSTOM = "uniform_transformer", "custom:"
+
+
+def partition(method, stages, layers):
+    """The model's layers on each pipeline stage, as ranges. BadLayout, which says what does not fit.
+
+    Methods as Merak spells them: "uniform_transformer", and "custom:0,8,14,20,26", where stages begin at these layers and
+    the last number is how many there are.
+    """
+    if method == UNIFORM:
+        bounds = [stage * layers // stages for stage in range(stages + 1)]
+    else:
+        bounds = _custom(method, stages, layers)
+    return [range(begin, end) for begin, end in itertools.pairwise(bounds)]
+
+
+def _custom(method, stages, layers):
+    numbers = method.removeprefix(CUSTOM).split(",")
+    if not method.startswith(CUSTOM) or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise BadLayout(
+            f"partition method {method!r}: expected {UNIFORM}, or {CUSTOM} with the layers at which stages begin and the "
+            f"number of layers, such as {CUSTOM}{','.join(str(stage * layers // stages) for stage in range(stages + 1))}"
+        )
+    bounds = [int(number) for number in numbers]
+    if len(bounds) != stages + 1:
+        raise BadLayout(f"partition method {method}: expected {stages + 1} numbers, because there are {stages} stages, "
+                        f"found {len(bounds)}")  # fmt: skip
+    if bounds[0] != 0:
+        raise BadLayout(f"partition method {method}: expected stage 0 to begin at layer 0, found {bounds[0]}")
+    if bounds[-1] != layers:
+        raise BadLayout(f"partition method {method}: expected the model's {layers} layers at last, found {bounds[-1]}")
+    for stage, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        if begin >= end:
+            raise BadLayout(
+                f"partition method {method}: expected stage {stage} to have a layer, found {begin} to {end}"
+            )
+    return bounds
 
 
 # Tenplex (SOSP 2024), figure 9: (minutes, GPUs) of one training job, and its layout at each number of GPUs.

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from .data import batch_of
+from .layout import partition
 from .model import Stage, loss
 
 
@@ -22,7 +23,7 @@ class Trainer:
 
     def __init__(self, settings, device):
         layout, self.sizes = settings.layout, settings.sizes
-        layout.check(self.sizes, settings.batch, settings.micro_batch)
+        settings.check()
         if dist.get_world_size() != layout.world:
             raise ValueError(f"layout {layout}: expected {layout.world} ranks, found {dist.get_world_size()}")
         self.settings, self.device = settings, device
@@ -36,15 +37,15 @@ class Trainer:
         self.data_group = mesh.get_group("data")
         is_last = self.stage == layout.pipeline - 1
         with torch.device("meta"):
-            layers = layout.layers_of(self.stage, self.sizes.layers)
+            layers = partition(settings.partition_method, layout.pipeline, self.sizes.layers)[self.stage]
             self.model = Stage(self.sizes, layers, self.stage == 0, is_last).to(getattr(torch, settings.dtype))
         _parallelize(self.model, layout, mesh, settings.data_parallel)
         self.model.to_empty(device=device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.learning_rate, foreach=False)
         self.micro_batches = settings.batch // (layout.data * settings.micro_batch)
         group = mesh.get_group("pipeline")
-        stage = PipelineStage(self.model, self.stage, layout.pipeline, device, group=group)
-        self.schedule = Schedule1F1B(stage, self.micro_batches, loss)
+        self.pipeline_stage = PipelineStage(self.model, self.stage, layout.pipeline, device, group=group)
+        self.schedule = Schedule1F1B(self.pipeline_stage, self.micro_batches, loss)
         self.tells_loss = is_last and self.data_rank == 0 and self.tensor_rank == 0
 
     def initialize(self):

@@ -3,10 +3,11 @@
     torchrun --nproc-per-node 4 -m cairn_bench.reconfigure.train --layout 2,2,1 --root /mnt/nvme/gpt --steps 100
 
 Run it again with another layout, and as many ranks as that has, to go on. Prints the loss of each step. On GPUs, with
-NCCL, nobody has run it yet; on CPUs it uses gloo.
+NCCL, nobody has run it yet; on CPUs it uses gloo. --export-timing-csv records when each instruction of the pipeline ran.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import logging
@@ -15,7 +16,8 @@ import time
 import warnings
 from dataclasses import dataclass
 
-from .layout import BadLayout, Layout
+from ..shared.options import positive
+from .layout import UNIFORM, BadLayout, Layout, partition
 from .sizes import SIZES
 
 
@@ -36,10 +38,21 @@ class Settings:
     digests: bool = False  # Of every tensor that is restored and saved.
     host_memory: str = "auto"
     timeout: float = 600.0  # How long a rank waits for the others.
+    partition_method: str = UNIFORM  # Which layers each stage has.
+    export_timing_csv: str = ""  # The folder of the records; none without it.
+    num_prof_steps: int = 0  # How many steps are recorded, the last ones. 0: all.
 
     @property
     def sizes(self):
         return SIZES[self.model]
+
+    def check(self):
+        """BadLayout if the model or the batch does not fit."""
+        self.layout.check(self.sizes, self.batch, self.micro_batch)
+        partition(self.partition_method, self.layout.pipeline, self.sizes.layers)
+
+    def records(self, step):
+        return self.export_timing_csv and (not self.num_prof_steps or step > self.steps - self.num_prof_steps)
 
 
 def train(settings, tell):
@@ -50,6 +63,7 @@ def train(settings, tell):
 
     from . import state as states
     from .parallel import Trainer
+    from .records import TRACE_EVENTS, Recording
 
     torch.set_num_threads(1)
     # Of the head, whose logits nobody changes in place; and of the digests, which gather whole tensors.
@@ -59,6 +73,10 @@ def train(settings, tell):
     trainer = Trainer(settings, device)
     options = {"host_memory": settings.host_memory}
     options |= dict.fromkeys(("group_timeout", "drain_timeout"), settings.timeout)
+    recording = None
+    if settings.export_timing_csv:
+        recording = Recording(trainer, settings.export_timing_csv)
+        options["trace_events"] = TRACE_EVENTS
     with cairn.Checkpointer(settings.root, group=group, **options) as checkpointer:
 
         def digest(event, state):
@@ -70,18 +88,19 @@ def train(settings, tell):
         begun = 0
         if checkpointer.steps():
             states.gather(trainer)  # So that the optimizer's state is there before the restore begins.
-            tell("ready")
+            tell("ready", layers=list(trainer.model.layers))
             restored = states.restore(trainer, checkpointer, None, group)
             begun = restored.step
             tell("restored", step=begun, plan=restored.plan, read=restored.read)
             digest("holds", restored.state)
         else:
             trainer.initialize()
-            tell("ready")
+            tell("ready", layers=list(trainer.model.layers))
         checkpointer.protect(trainer.optimizer)
         pending = None
         for step in range(begun + 1, settings.steps + 1):
-            loss = trainer.step(step)
+            with recording.step(step) if settings.records(step) else contextlib.nullcontext():
+                loss = trainer.step(step)
             if trainer.tells_loss:
                 tell("loss", step=step, loss=loss)
             if step == settings.steps or (settings.save_every and step % settings.save_every == 0):
@@ -92,6 +111,8 @@ def train(settings, tell):
                 tell("saving", step=step)
                 pending = (step, time.monotonic(), states.start_save(checkpointer, step, state, group))
         _finish(pending, tell)
+        if recording:
+            tell("recorded", files=recording.write(checkpointer, group))
     dist.destroy_process_group()
 
 
@@ -118,27 +139,47 @@ def _finish(pending, tell):
         tell("durable", step=step, seconds=time.monotonic() - begun)
 
 
+HELP = {
+    "layout": "pipeline, tensor and data parallel sizes, such as 4,2,2",
+    "partition_method": "which layers each pipeline stage has: uniform_transformer (default), or custom:0,2,3,4, where stages "
+    "begin at these layers and the last number is how many there are",
+    "export_timing_csv": "at the end, write instructions-<rank>.csv, time-energy-<rank>.csv and trace.json there; without a folder: here",
+    "num_prof_steps": "how many steps are recorded, the last ones; default: all",
+}
+CHOICES = {"model": SIZES, "data_parallel": ("replicate", "fully_shard"), "dtype": ("float32", "float64")}
+
+
+def add_arguments(parser):
+    for field in dataclasses.fields(Settings):
+        flag, needed = f"--{field.name.replace('_', '-')}", field.default is dataclasses.MISSING
+        if field.type is bool:
+            parser.add_argument(flag, action="store_true")
+            continue
+        about = HELP.get(field.name, None if needed else f"default: {field.default}")
+        options = {"nargs": "?", "const": "."} if field.name == "export_timing_csv" else {}
+        kind = str if field.name == "layout" else field.type
+        if field.name in ("batch", "micro_batch", "learning_rate", "timeout"):
+            kind = positive(kind)
+        parser.add_argument(flag, type=kind, required=needed, default=None if needed else field.default,
+                            choices=CHOICES.get(field.name), help=about, **options)  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(prog="cairn_bench.reconfigure.train", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    for field in dataclasses.fields(Settings):
-        flag = f"--{field.name.replace('_', '-')}"
-        if field.name == "layout":
-            parser.add_argument(flag, required=True, help="pipeline, tensor and data parallel sizes, such as 4,2,2")
-        elif field.type is bool:
-            parser.add_argument(flag, action="store_true")
-        else:
-            needed = field.default is dataclasses.MISSING
-            choices = {"model": SIZES, "data_parallel": ("replicate", "fully_shard"), "dtype": ("float32", "float64")}
-            parser.add_argument(flag, type=field.type, required=needed, default=None if needed else field.default,
-                                choices=choices.get(field.name), help=None if needed else f"default: {field.default}")  # fmt: skip
+    add_arguments(parser)
     given = vars(parser.parse_args())
     try:
         given["layout"] = Layout.parse(given["layout"])
         settings = Settings(**given)
-        settings.layout.check(settings.sizes, settings.batch, settings.micro_batch)
+        settings.check()
     except BadLayout as error:
         parser.error(str(error))
+    if settings.num_prof_steps < 0 or (settings.num_prof_steps and not settings.export_timing_csv):
+        parser.error("--num-prof-steps: expected a number of steps, and --export-timing-csv, which says where to")
+    if (ranks := os.environ.get("WORLD_SIZE", "none")) != str(settings.layout.world):
+        wanted = f"torchrun --nproc-per-node {settings.layout.world} -m cairn_bench.reconfigure.train"
+        parser.error(f"layout {settings.layout}: expected {settings.layout.world} ranks, as of {wanted}; found {ranks}")
     first = os.environ["RANK"] == "0"
 
     def tell(event, **values):

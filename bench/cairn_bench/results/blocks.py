@@ -18,13 +18,14 @@ def of_figures(make, *names):
     return block
 
 
-def once_measured(block, name, command, about):
-    """With the picture; until there is a file, how to get one."""
+def once_measured(block, name, command, about=None):
+    """With the picture if it has one; until there is a file, how to get one."""
 
     def made(link):
         if not os.path.exists(os.path.join(RESULTS, f"{name}.csv")):
             return f"Not measured yet: `{command}`.\n"
-        return f"![{about}]({link}/{name}.png)\n\n{block(link)}"
+        picture = f"![{about}]({link}/{name}.png)\n\n" if about else ""
+        return f"{picture}{block(link)}"
 
     return made
 
@@ -57,6 +58,12 @@ BLOCKS = {
     "figure-13": of_figures(figures.parallel_writes, "figure-13"),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
     "figure-dtfm": of_figures(figures.networks, "figure-dtfm"),
+    "figure-slack": once_measured(
+        of_figures(figures.slack, "figure-slack"),
+        "figure-slack",
+        "scripts/figures slack",
+        "The slack of 1F1B pipelines: instructions of each stage, idle time, the longest path",
+    ),
     "roofline": of_suites(suites.roofline, "roofline"),
     "micro": of_suites(suites.micro, "micro"),
     "python-A": of_suites(suites.python, "python-A"),
@@ -65,6 +72,7 @@ BLOCKS = {
     "tuner": of_suites(suites.tuner, "tuner"),
     "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
     "reconfigure": of_suites(layouts.reconfigure, "reconfigure"),
+    "records": once_measured(of_suites(layouts.records, "records"), "records", "scripts/bench records"),
     "figure-profile": of_figures(figures.profiles, "figure-profile"),
     "profiled": of_suites(suites.profiled, "profiled"),
     "figure-cluster": of_figures(figures.cluster, "figure-cluster"),

@@ -2,6 +2,7 @@
 
 from ..figures import cluster as clusters
 from ..figures import profile as profiling
+from ..figures import slack as slacks
 from ..figures.arguments import LABELS
 from ..figures.in_flight import in_pairs, times_alone
 from ..figures.networks import ORDERS, gains, published_of, totals
@@ -138,6 +139,24 @@ def networks(rows):
         f"{len(golden)} golden costs: none is further off than {off:.0e} s. Published efficiencies that their times "
         f"give again: {cells}."
     )
+
+
+def slack(rows):
+    """Of each pipeline the longest path and what its stages wait."""
+    lines = []
+    for source, found in slacks.stages(rows).items():
+        whole = found[0]
+        idle = [100 * row["idle_s"] / whole["path_s"] for row in found]
+        longest = max(found, key=lambda row: row["longest_s"])
+        lines.append([source, f"{len(found)}", f"{whole['micro_batches']:.0f}", f"{whole['path_s']:.4g}",
+                      f"{whole['known_s']:.4g}", f"{whole['path_s'] / whole['known_s']:.3f}",
+                      f"{sum(idle) / len(idle):.1f}", f"{idle[0]:.1f}", f"{idle[-1]:.1f}",
+                      f"{longest['longest_s']:.3g}, {longest['stage']:.0f}"])  # fmt: skip
+    titles = ("", "stages", "micro-batches", "longest path, s", "published or recorded, s", "ratio", "idle, %",
+              "of the first stage", "of the last", "longest window, s, and its stage")  # fmt: skip
+    fits = sum(abs(of[0]["path_s"] / of[0]["known_s"] - 1) < 1e-9 for source, of in slacks.stages(rows).items()
+               if not source.startswith("recorded"))  # fmt: skip
+    return f"{table(titles, lines)}\n\n{fits} of 16 longest paths are the published time of the fastest iteration."
 
 
 def profiles(rows):

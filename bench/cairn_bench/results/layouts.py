@@ -2,6 +2,7 @@
 
 from ..figures.tenplex import CHANGING, PARTS, changes, differences, losses
 from ..reconfigure.measure import MEASURES, seconds
+from ..reconfigure.overhead import MEASURES as RECORDS
 from ..shared.report import Report, spread, table
 
 
@@ -28,3 +29,10 @@ def reconfigure(values):
     report = Report(values)
     report.judge(MEASURES)
     return f"{report.text()}\n\n{seconds(values)}"
+
+
+def records(values):
+    """Against the goal."""
+    report = Report(values)
+    report.judge(RECORDS)
+    return report.text()

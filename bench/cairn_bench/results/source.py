@@ -14,7 +14,7 @@ from ..shared.measures import read
 LABELS = ("strategy", "interval", "of", "megabytes", "what", "in_flight", "chunk_bytes", "queue_depth", "writers",
           "network", "order", "setting", "layers", "batch",
           "job", "cores", "memory_bytes", "mix", "shares", "seed", "node",
-          "run", "step", "before")  # fmt: skip
+          "run", "step", "before", "source", "stage", "instruction", "micro_batch")  # fmt: skip
 
 
 def figure(name):

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "cairn/torch.h"
+#include "ranks/await_port.h"
 
 namespace cairn::trainer {
 namespace {
@@ -127,6 +128,9 @@ Store Ranks::OpenStore() const {
   options.isServer = rank() == 0 && !environment_.store_runs && store_ == nullptr;
   options.waitWorkers = false;
   options.timeout = timeout();
+  if (!options.isServer) {
+    AwaitPort(environment_.master_address, environment_.master_port, std::chrono::steady_clock::now() + patience_);
+  }
   return c10::make_intrusive<c10d::PrefixStore>(
       "cairn_train/" + environment_.attempt, c10::make_intrusive<c10d::TCPStore>(environment_.master_address, options));
 }
@@ -136,6 +140,15 @@ std::shared_ptr<cairn::Group> Ranks::MakeGroup(const std::string& root) const {
       cairn::MakeTorchGroup(store_, {.rank = rank(), .size = world(), .name = root, .open_deadline = patience_});
   if (!group.ok()) throw std::runtime_error(group.status().ToString());
   return *group;
+}
+
+void Ranks::ExpectAlike(const Settings& settings) {
+  try {
+    peers_->ExpectAlike(settings);
+  } catch (const std::exception& error) {
+    Leave(error.what());
+    throw;
+  }
 }
 
 void Ranks::Leave(const std::string& why) {

@@ -31,6 +31,8 @@ class Ranks {
   [[nodiscard]] int world() const { return environment_.world; }
   [[nodiscard]] std::chrono::seconds patience() const { return patience_; }
 
+  /// Throws std::runtime_error, naming it, if a setting differs from rank 0's.
+  void ExpectAlike(const Settings& settings);
   /// Gives every rank rank 0's values, in place.
   void Broadcast(const std::vector<at::Tensor>& tensors);
   /// Gives every rank the sums over all ranks, in place: the same bits on each. Of two ranks the sum is exactly a + b.

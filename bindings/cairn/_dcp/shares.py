@@ -15,6 +15,10 @@ from .._errors import InvalidArgument
 from .._ranks.agreement import Ranks
 from .items import VALUE, Items, Key, described
 
+# Which version of `_assign`. Ranks with different ones would leave out what each takes for another's. The words of the
+# first had none, and began with the step, whose first byte was 0.
+_RULE = b"\2"
+
 
 class WriteShares:
     """Which rank writes what several ranks hold. All ranks agree on it, and keep it as long as nothing changes."""
@@ -31,16 +35,22 @@ class WriteShares:
             return None
         with self._lock:
             text = json.dumps(items.held()).encode()
-            said = self._ranks.exchange("dcp", step.to_bytes(8, "big") + hashlib.sha256(text).digest() + self._of)
-            for rank, word in enumerate(said):
+            mine = step.to_bytes(8, "big") + hashlib.sha256(text).digest() + self._of
+            said = self._ranks.exchange("dcp", _RULE + mine)
+            if unlike := [rank for rank, word in enumerate(said) if not word.startswith(_RULE)]:
+                raise InvalidArgument(
+                    f"rank {unlike[0]} runs another version of Cairn than rank {self._ranks.rank}, which divides what "
+                    "several ranks hold otherwise: install one version on all ranks"
+                )
+            words = [word[len(_RULE) :] for word in said]
+            for rank, word in enumerate(words):
                 if (theirs := int.from_bytes(word[:8], "big")) != step:
                     raise InvalidArgument(
                         f"rank {rank} saves step {theirs}, rank {self._ranks.rank} step {step}: all ranks save the same "
                         "steps in the same order"
                     )
-            words = [word[8:] for word in said]
-            digests = hashlib.sha256(b"".join(word[:32] for word in words)).digest()
-            if any(word[32:] != digests for word in words):
+            digests = hashlib.sha256(b"".join(word[8:40] for word in words)).digest()
+            if any(word[40:] != digests for word in words):
                 lists = self._ranks.exchange("dcp items", zlib.compress(text, 1))
                 self._mine = _assign([json.loads(zlib.decompress(one)) for one in lists], self._ranks.rank)
                 self._of = digests
@@ -89,16 +99,33 @@ def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
 
 
 def check_alike(lists: Sequence[Iterable[tuple[Key, str]]]) -> None:
-    """Raises InvalidArgument if ranks hold different things under one name, at one offset. A list for each rank."""
+    """Raises InvalidArgument if ranks hold different things under one name, at one offset, or parts of different tensors
+    under one name. A list for each rank."""
     seen: dict[Key, tuple[int, str]] = {}
+    wholes: dict[str, tuple[int, str]] = {}
     for rank, items in enumerate(lists):
         for key, what in items:
             first, expected = seen.setdefault(key, (rank, what))
             if what != expected:
                 raise InvalidArgument(
-                    f'"{key[0]}" is {expected} on rank {first} and {what} on rank {rank}: what ranks hold under one '
-                    "name, at one offset, is written once and must be equal"
+                    f'"{key[0]}" is {expected} on rank {first} and {what} on rank {rank}: what ranks hold under one name, at '
+                    "one offset, is written once and must be equal"
                 )
+            if first != rank:
+                continue  # The whole was compared, too.
+            whole = _whole_of(what)
+            first, expected = wholes.setdefault(key[0], (rank, whole))
+            if whole != expected:
+                raise InvalidArgument(
+                    f'"{key[0]}" is {expected} on rank {first} and {whole} on rank {rank}: what ranks hold under one name '
+                    "must be alike, or parts of one tensor"
+                )
+
+
+def _whole_of(what: str) -> str:
+    """Of what `described` says."""
+    chunk, _, size = what.partition(" of ")
+    return f"a part of {chunk.partition(' ')[0]} {size}" if size else what
 
 
 def check_plans(plans: Sequence[Sequence[WriteItem]]) -> None:

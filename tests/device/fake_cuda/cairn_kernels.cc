@@ -6,12 +6,16 @@
 #include "device/copy_kernels.h"
 #include "device/fake_cuda/driver.h"
 #include "device/kernel_threads.h"
+#include "device/sum_kernel.h"
 
 namespace cairn::fake_cuda {
 namespace {
 
-constexpr std::string_view kPtx =
+constexpr std::string_view kCopyPtx =
 #include "device/copy_kernels.ptx.inc"
+    ;
+constexpr std::string_view kSumPtx =
+#include "device/sum_kernel.ptx.inc"
     ;
 
 void FailKernel(int gpu, CUresult result) {
@@ -21,9 +25,9 @@ void FailKernel(int gpu, CUresult result) {
 
 // Defines the kernel if the PTX has one of this name whose parameter is as long as the source's.
 template <typename Parameter, typename Thread>
-void Define(const std::string& name, const Thread& thread) {
+void Define(std::string_view ptx, const std::string& name, const Thread& thread) {
   const std::string parameter = name + "_param_0[" + std::to_string(sizeof(Parameter)) + "]";
-  if (kPtx.find(".entry " + name + "(") == kPtx.npos || kPtx.find(parameter) == kPtx.npos) return;
+  if (ptx.find(".entry " + name + "(") == ptx.npos || ptx.find(parameter) == ptx.npos) return;
   DefineKernel(name, {.argument_bytes = {sizeof(Parameter)}, .run = [thread](const Launch& launch, void** arguments) {
                         // The .maxntid of all of them.
                         constexpr std::array<unsigned int, 3> block = {kernels::kThreadsPerBlock, 1, 1};
@@ -48,16 +52,20 @@ void Define(const std::string& name, const Thread& thread) {
 }  // namespace
 
 void DefineCairnsKernels() {
-  Define<kernels::StridedCopy>("cairn_copy_strided",
+  Define<kernels::StridedCopy>(kCopyPtx, "cairn_copy_strided",
                                [](const auto& copy, std::uint64_t thread, std::uint64_t threads, auto& access) {
                                  CopyStridedThread(copy, thread, threads, access);
                                });
-  Define<kernels::PieceTable>("cairn_copy_pieces",
+  Define<kernels::PieceTable>(kCopyPtx, "cairn_copy_pieces",
                               [](const auto& table, std::uint64_t thread, std::uint64_t threads, auto& access) {
                                 CopyPiecesThread(table, thread, threads, access);
                               });
+  Define<kernels::SumTable>(kSumPtx, "cairn_sum_slices",
+                            [](const auto& table, std::uint64_t thread, std::uint64_t threads, auto& access) {
+                              SumSlicesThread(table, thread, threads, access);
+                            });
   const Lock lock(driver().mutex);
-  driver().image = kPtx;
+  driver().images = {kCopyPtx, kSumPtx};
 }
 
 }  // namespace cairn::fake_cuda

@@ -92,7 +92,7 @@ void Reset() {
   d.attributes.clear();
   d.misuses.clear();
   d.kernels.clear();
-  d.image = {};
+  d.images.clear();
   d.blocked_launches = 0;
   d.seed = NextSeed();
   d.random.seed(d.seed);

@@ -150,8 +150,8 @@ struct Driver {
   std::size_t left = 0;
   /// Some test has called Reset.
   bool is_tested = false;
-  /// If not empty, the only one that a module may have.
-  std::string_view image;
+  /// If not empty, the only ones that a module may have.
+  std::vector<std::string_view> images;
   std::set<FakeFunction*> functions;
 
   Ranges allocations;

@@ -1,4 +1,5 @@
 // Modules and kernels. A kernel is a function of the test, which DefineKernel gives a name.
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -27,8 +28,10 @@ CUresult ModuleLoadData(CUmodule* handle, const void* image) {
   FAKE_CUDA_ENTER("cuModuleLoadData", kContext | kUnsafeBesideCapture);
   if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!IsPtx(image)) return CUDA_ERROR_INVALID_IMAGE;
-  const std::string_view expected = driver().image;
-  if (!expected.empty() && static_cast<const char*>(image) != expected) return CUDA_ERROR_INVALID_PTX;
+  const std::vector<std::string_view>& images = driver().images;
+  if (!images.empty() && std::find(images.begin(), images.end(), static_cast<const char*>(image)) == images.end()) {
+    return CUDA_ERROR_INVALID_PTX;
+  }
   Context& context = *current_contexts.back();
   auto* loaded = new FakeModule{.context = &context};
   context.modules.insert(loaded);

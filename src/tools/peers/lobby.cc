@@ -1,0 +1,106 @@
+#include "tools/peers/lobby.h"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "tools/output.h"
+
+namespace cairn::tools {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kProtocol = "cairn doctor --peers";
+constexpr int kVersion = 1;
+/// How long, and how many at once, may say nothing.
+constexpr std::chrono::seconds kPatience{5};
+constexpr std::size_t kMostStrangers = 1024;
+constexpr std::size_t kMostText = 1024;
+
+/// Why this is no hello; nothing if it is one.
+std::string_view Fault(const json& hello) {
+  if (!hello.is_object() || TextOf(hello, "protocol") != kProtocol) return "it is no rank of cairn doctor --peers";
+  if (WholeOf(hello, "version", kVersion) != kVersion) return "its cairn is of another version";
+  return {};
+}
+
+}  // namespace
+
+json Hello() { return {{"protocol", kProtocol}, {"version", kVersion}}; }
+
+std::string TextOf(const json& message, const char* name) {
+  const auto found = message.find(name);
+  if (found == message.end() || !found->is_string()) return {};
+  std::string text = found->get<std::string>();
+  return text.size() <= kMostText ? text : std::string();
+}
+
+double NumberOf(const json& message, const char* name, double most) {
+  const auto found = message.find(name);
+  if (found == message.end() || !found->is_number()) return -1;
+  const double number = found->get<double>();
+  return number >= 0 && number <= most ? number : -1;
+}
+
+int WholeOf(const json& message, const char* name, int most) {
+  const auto found = message.find(name);
+  if (found == message.end() || !found->is_number_unsigned()) return -1;
+  const std::uint64_t number = found->get<std::uint64_t>();
+  return number <= static_cast<std::uint64_t>(most) ? static_cast<int>(number) : -1;
+}
+
+std::string RankName(int rank, const std::string& host) { return fmt::format("rank {} ({})", rank, Printable(host)); }
+
+void TurnAway(const PeerSocket& socket, std::string_view why) {
+  fmt::print(stderr, "cairn: turned away a connection from {}: {}\n", Printable(socket.address()), why);
+}
+
+void Lobby::AddTo(std::vector<int>& fds) const {
+  fds.push_back(listener_.get());
+  for (const Stranger& stranger : strangers_) fds.push_back(stranger.socket.fd());
+}
+
+Status Lobby::Accept() {
+  while (true) {
+    UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd.valid()) {
+      if (strangers_.size() == kMostStrangers) strangers_.erase(strangers_.begin());
+      strangers_.push_back({PeerSocket(std::move(fd)), Deadline::In(kPatience)});
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      return Status::Ok();
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      return ErrnoStatus(errno, "accepting a connection");
+    }
+  }
+}
+
+Result<std::vector<Lobby::Guest>> Lobby::Greet() {
+  CAIRN_RETURN_IF_ERROR(Accept());
+  std::vector<Guest> guests;
+  std::vector<Stranger> silent;
+  for (Stranger& stranger : strangers_) {
+    const Status status = stranger.socket.Fill();
+    std::optional<json> hello = stranger.socket.TakeMessage();
+    if (!hello && status.ok() && !stranger.deadline.passed()) {
+      silent.push_back(std::move(stranger));
+    } else if (!hello) {
+      TurnAway(stranger.socket, status.ok() ? "it says nothing" : status.message());
+    } else if (const std::string_view fault = Fault(*hello); !fault.empty()) {
+      TurnAway(stranger.socket, fault);
+    } else {
+      guests.push_back({std::move(stranger.socket), *std::move(hello)});
+    }
+  }
+  strangers_ = std::move(silent);
+  return guests;
+}
+
+}  // namespace cairn::tools

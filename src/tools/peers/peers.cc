@@ -1,0 +1,161 @@
+// `cairn doctor --peers`: the ranks' environment, rank 0's coordinator beside its own rank, and the file.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/thread.h"
+#include "base/utf8.h"
+#include "place/topology.h"
+#include "tools/commands.h"
+#include "tools/output.h"
+#include "tools/peers/coordinator.h"
+#include "tools/peers/member.h"
+#include "tools/peers/topology.h"
+#include "tools/quantities.h"
+
+namespace cairn::tools {
+namespace {
+
+using nlohmann::json;
+using std::chrono::nanoseconds;
+
+/// A rank that answers does so sooner.
+constexpr nanoseconds kMostPatience = std::chrono::seconds(10);
+constexpr const char* kDomainVariable = "CAIRN_FAILURE_DOMAIN";
+
+const char* Find(const char* name) { return std::getenv(name); }  // NOLINT(concurrency-mt-unsafe): nobody sets it.
+
+Status Wrong(const char* name, const std::string& expected) {
+  const char* const found = Find(name);
+  return Error(StatusCode::kInvalidArgument, "doctor --peers: the environment's {}: expected {}, found {}", name,
+               expected, found == nullptr ? "none" : Printable(found));
+}
+
+Result<int> Number(const char* name, int least, int most) {
+  const char* const found = Find(name);
+  const std::string_view text = found == nullptr ? "" : found;
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc() && end == text.data() + text.size() && number >= least && number <= most) return number;
+  return Wrong(name, fmt::format("a number from {} to {}", least, most));
+}
+
+/// torchrun's own store has MASTER_PORT; the next one is as good.
+Result<int> FindPort(const std::optional<int>& given) {
+  if (given) return *given;
+  const char* const runs = Find("TORCHELASTIC_USE_AGENT_STORE");
+  const bool taken = runs != nullptr && std::string_view(runs) == "True";
+  CAIRN_ASSIGN_OR_RETURN(const int port, Number("MASTER_PORT", 1, std::numeric_limits<std::uint16_t>::max() - 1));
+  return taken ? port + 1 : port;
+}
+
+std::string FindHost() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0' || !IsUtf8(name.data())) return "unknown";
+  return name.data();
+}
+
+Result<nanoseconds> ParseTime(const std::string& flag, const std::string& text, double least, double most) {
+  CAIRN_ASSIGN_OR_RETURN(const double seconds, ParseSeconds(flag, text));
+  if (seconds >= least && seconds <= most) {
+    return std::chrono::duration_cast<nanoseconds>(std::chrono::duration<double>(seconds));
+  }
+  return Error(StatusCode::kInvalidArgument, "{}: expected {:g} to {:g} seconds, found {}", flag, least, most, text);
+}
+
+Result<std::string> FindDomain(const std::string& given, const std::string& host) {
+  const char* const found = Find(kDomainVariable);
+  const std::string domain = !given.empty() ? given : found != nullptr && *found != '\0' ? found : host;
+  if (domain.size() <= 255 && IsUtf8(domain)) return domain;
+  return Error(StatusCode::kInvalidArgument, "{}: expected at most 255 bytes of UTF-8",
+               given.empty() ? kDomainVariable : "--domain");
+}
+
+struct Set {
+  MemberOptions rank;
+  Pace pace;
+};
+
+Result<Set> ReadSet(const PeersOptions& options) {
+  Set set;
+  MemberOptions& rank = set.rank;
+  CAIRN_ASSIGN_OR_RETURN(rank.world, Number("WORLD_SIZE", 2, static_cast<int>(kMostDevices)));
+  CAIRN_ASSIGN_OR_RETURN(rank.rank, Number("RANK", 0, rank.world - 1));
+  const char* const master = Find("MASTER_ADDR");
+  if (master == nullptr || *master == '\0') return Wrong("MASTER_ADDR", "the host of rank 0");
+  // Rank 0 reaches itself, whatever the world calls it.
+  rank.master = rank.rank == 0 ? "127.0.0.1" : master;
+  CAIRN_ASSIGN_OR_RETURN(rank.port, FindPort(options.port));
+  rank.host = FindHost();
+  CAIRN_ASSIGN_OR_RETURN(rank.domain, FindDomain(options.domain, rank.host));
+  CAIRN_ASSIGN_OR_RETURN(rank.timeout, ParseTime("--timeout", options.timeout, 0.1, 86400));
+  CAIRN_ASSIGN_OR_RETURN(set.pace.rate_time, ParseTime("--pair-time", options.pair_time, 0.01, 60));
+  rank.patience = set.pace.patience = std::min(rank.timeout, kMostPatience);
+  return set;
+}
+
+/// By a rename, so that there is never half of one.
+Status Write(const std::string& path, const json& topology) {
+  const std::string draft = path + ".part";
+  std::ofstream out(draft);
+  out << topology.dump(1) << '\n';
+  out.close();
+  if (!out) {
+    const Status status = ErrnoStatus(errno, "writing " + draft);
+    ::unlink(draft.c_str());
+    return status;
+  }
+  return ::rename(draft.c_str(), path.c_str()) == 0 ? Status::Ok() : ErrnoStatus(errno, "writing " + path);
+}
+
+Result<PeersMeasured> LeadAndMeasure(const Set& set) {
+  Result<UniqueFd> listener = ListenAt(set.rank.port);
+  if (!listener.ok()) {
+    return Error(listener.status().code(), "rank 0: {}; --port, the same on all ranks, chooses another",
+                 listener.status().message());
+  }
+  Coordinator coordinator(set.rank.world, Lobby(std::move(*listener)), set.pace, set.rank.timeout);
+  std::optional<Result<PeersMeasured>> measured;
+  CAIRN_ASSIGN_OR_RETURN(std::thread leading, StartThread("cairn-peers", [&] { measured.emplace(coordinator.Run()); }));
+  const Status own = RunMember(set.rank);
+  leading.join();
+  if (own.ok() || own.message() == measured->status().message()) return *std::move(measured);
+  if (measured->ok()) return own;
+  return Error(own.code(), "{}; on rank 0: {}", measured->status().message(), own.message());
+}
+
+Status Run(const PeersOptions& options) {
+  CAIRN_ASSIGN_OR_RETURN(const Set set, ReadSet(options));
+  if (set.rank.rank != 0) return RunMember(set.rank);
+  CAIRN_ASSIGN_OR_RETURN(const PeersMeasured measured, LeadAndMeasure(set));
+  CAIRN_RETURN_IF_ERROR(Write(options.out, ToTopology(measured)));
+  if (options.json) {
+    PrintJson(ToJson(measured));
+    return Status::Ok();
+  }
+  Print(measured);
+  fmt::print("\n{} has the slower direction of each pair: cairn place {} --state-bytes SIZE\n", Printable(options.out),
+             Printable(options.out));
+  return Status::Ok();
+}
+
+}  // namespace
+
+int MeasurePeers(const PeersOptions& options) {
+  const Status status = Run(options);
+  return status.ok() ? kGood : ReportError(status);
+}
+
+}  // namespace cairn::tools
