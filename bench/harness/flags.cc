@@ -164,7 +164,8 @@ Result<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
   std::vector<std::string> sizes;
   CLI::App app("Trains at a set pace with one checkpointing strategy, and reports what the checkpoints cost");
-  app.add_option("--strategy", flags.strategy, "none, sync, checkfreq, gpm, gemini, pccheck or cairn")->required();
+  app.add_option("--strategy", flags.strategy, "none, sync, torch-save, checkfreq, gpm, gemini, pccheck or cairn")
+      ->required();
   app.add_option("--dir", flags.directory, "where to write: the run makes a directory in it")->required();
   app.add_option("--device", flags.device,
                  "where the state is: cuda, emulated (in host memory), or auto: cuda if there is a GPU")

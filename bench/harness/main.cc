@@ -1,6 +1,6 @@
 // One run of a paced training with one checkpointing strategy; prints a CSV row of what the checkpoints cost.
 //
-//   build/release/bin/bench_training --strategy none|sync|checkfreq|gpm|gemini|pccheck|cairn --dir DIR
+//   build/release/bin/bench_training --strategy none|sync|torch-save|checkfreq|gpm|gemini|pccheck|cairn --dir DIR
 //       [--state-bytes N] [--tensors N] [--iteration-seconds T] [--every N] [--again N] [--iterations N] [--warmup N]
 //       [--in-flight N] [--host-memory-bytes N] [--chunk-bytes N] [--writers N] [--queue-depth N] [--check]
 //       [--model vgg16|transformer-xl|bert|opt-1.3b] [--scale F] [--dilation F] [--pcie-bytes-per-second R]
@@ -9,11 +9,11 @@
 //       [--network-bytes-per-second R] [--compute paced|products|trainer] [--size NAME=N]... [--batch N] [--sequence N]
 //       [--resume] [--journal FILE] [--csv FILE]
 //
-// Peers: a plain write with fsync (sync), the pipelines of CheckFreq (FAST 2021),
+// Peers: a plain write with fsync (sync), torch::save with fsync (torch-save), the pipelines of CheckFreq (FAST 2021),
 // GPM (ASPLOS 2022), Gemini (SOSP 2023) and PCcheck (ASPLOS 2025), each a file in bench/strategies that says how it is
 // set up, and no checkpoint at all (none). To compare them, one after the other:
 //
-//   for s in none sync checkfreq gpm gemini pccheck cairn; do
+//   for s in none sync torch-save checkfreq gpm gemini pccheck cairn; do
 //     build/release/bin/bench_training --strategy $s --dir /mnt/nvme --csv runs.csv
 //   done
 //
@@ -48,7 +48,7 @@
 // cache of the files is dropped, the strategy is opened anew, as after a restart, and its newest checkpoint is
 // restored: it must be the last one that was saved, and equal to the state of that step in every byte. Exit: 0; 1 if it
 // is not, and nothing is printed; 2 for bad input, too little disk or memory, or a failure; 77, with the reason, if
-// --device cuda, --disk pd-ssd, gemini's network or libtorch (which gemini needs) is unavailable.
+// --device cuda, --disk pd-ssd, gemini's network or libtorch (which gemini and torch-save need) is unavailable.
 #include <fmt/ranges.h>
 #include <stdlib.h>  // NOLINT(modernize-deprecated-headers): setenv
 #include <unistd.h>
@@ -159,7 +159,9 @@ CsvRow MakeRow(const Run& run) {
 // Two binaries are built of this file. Where the run needs libtorch, goes on in the one that has it, by exec.
 // Unsupported where there is none.
 Status EnterTorchBuild(const Flags& flags, char** argv) {
-  if (flags.strategy != "gemini" && flags.compute == "paced") return {};
+  const Result<StrategyKind> kind = FindStrategy(flags.strategy);
+  const bool of_strategy = kind.ok() && kind->needs_torch;
+  if (!of_strategy && flags.compute == "paced") return {};
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (self.filename() == kTorchBinary) return {};
@@ -167,7 +169,7 @@ Status EnterTorchBuild(const Flags& flags, char** argv) {
   ::execv((self.parent_path() / kTorchBinary).c_str(), argv);
   return Error(StatusCode::kUnsupported,
                "{} needs libtorch, which this build lacks: \"scripts/build release {}\" makes one that has it",
-               flags.strategy == "gemini" ? "--strategy gemini" : "--compute " + flags.compute, kTorchBinary);
+               of_strategy ? "--strategy " + flags.strategy : "--compute " + flags.compute, kTorchBinary);
 }
 
 Status TrainAndPrint(const Flags& flags) {

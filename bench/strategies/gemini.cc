@@ -151,6 +151,7 @@ StrategyKind GeminiKind() {
               "save waits for it; the peer, which is another machine's, shares this one's cores",
           .durable_means = "whole in the peer's memory: lost where both machines are",
           .networked = true,
+          .needs_torch = true,
           .checkpoints_on_disk = [](int) { return 0; },
           // Two more in the peer, which is a process of this machine.
           .host_bytes = [](std::uint64_t state_bytes, std::uint64_t) { return 3 * state_bytes; },

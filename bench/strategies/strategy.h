@@ -64,13 +64,15 @@ struct StrategyKind {
   std::string_view name;
   std::string_view tuning;  ///< How it is set up, for readers of the figures.
   std::string_view durable_means = "on the disk";
-  bool networked = false;  ///< Its checkpoints go to a peer.
+  bool networked = false;    ///< Its checkpoints go to a peer.
+  bool needs_torch = false;  ///< Only bench_training_torch has it.
   int (*checkpoints_on_disk)(int in_flight) = nullptr;
   std::uint64_t (*host_bytes)(std::uint64_t state_bytes, std::uint64_t host_memory_bytes) = nullptr;
   Result<std::unique_ptr<Strategy>> (*open)(const Workplace& workplace) = nullptr;
 };
 [[nodiscard]] StrategyKind NoneKind();
 [[nodiscard]] StrategyKind SyncKind();
+[[nodiscard]] StrategyKind TorchSaveKind();
 [[nodiscard]] StrategyKind CheckFreqKind();
 [[nodiscard]] StrategyKind GpmKind();
 [[nodiscard]] StrategyKind GeminiKind();

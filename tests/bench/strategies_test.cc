@@ -85,7 +85,7 @@ TEST(FindStrategyTest, ListsTheStrategiesForAnUnknownOne) {
 
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("tape"));
-  EXPECT_THAT(status.message(), HasSubstr("none, sync, checkfreq, gpm, gemini, pccheck, cairn"));
+  EXPECT_THAT(status.message(), HasSubstr("none, sync, torch-save, checkfreq, gpm, gemini, pccheck, cairn"));
 }
 
 TEST(RestoreCheckTest, FindsAnOlderStepAFlippedByteAndNoCheckpoint) {

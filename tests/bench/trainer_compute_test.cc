@@ -61,8 +61,10 @@ TEST_P(TrainerStrategyTest, RestoresARealModelAndItsOptimizer) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, TrainerStrategyTest,
-                         testing::Values("sync", "checkfreq", "gpm", "gemini", "pccheck", "cairn"),
-                         [](const auto& test) { return test.param; });
+                         testing::Values("sync", "torch-save", "checkfreq", "gpm", "gemini", "pccheck", "cairn"),
+                         [](const auto& test) {
+                           return test.param == "torch-save" ? std::string("torch_save") : test.param;
+                         });
 
 TEST(TrainerComputeTest, MatchesChecksEveryByteOfTheStep) {
   const auto trainer = *OpenTrainer(kSmall);

@@ -32,7 +32,7 @@ def figures(*arguments: object) -> subprocess.CompletedProcess[str]:
         ((), "the following arguments are required: NAME"),
         (
             ("8", "--strategies", "cairn,slow"),
-            "unknown slow; there are sync, checkfreq, gpm, gemini, pccheck, cairn",
+            "unknown slow; there are sync, torch-save, checkfreq, gpm, gemini, pccheck, cairn",
         ),
         (("8", "--models", "gpt"), "unknown gpt; there are vgg16"),
         (("8", "--intervals", "0,10"), "expected numbers of at least 1, found 0,10"),

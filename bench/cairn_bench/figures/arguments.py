@@ -5,11 +5,11 @@ import os
 from ..shared import RESULTS
 from ..shared.options import add_directory, add_repetitions, numbers, positive, some_of, whole
 
-STRATEGIES = ("sync", "checkfreq", "gpm", "gemini", "pccheck", "cairn")
+STRATEGIES = ("sync", "torch-save", "checkfreq", "gpm", "gemini", "pccheck", "cairn")
 # As tables name them, in their order. Pictures leave out what is in brackets.
 LABELS = {"cairn": "Cairn", "checkfreq": "CheckFreq's pipeline (no GPU snapshot, no serialisation, no tuner)",
           "pccheck": "PCcheck", "gpm": "GPM (copy and write-back overlap)", "sync": "plain write + fsync",
-          "gemini": "Gemini (its peer shares the two cores)", "none": "no checkpoints"}  # fmt: skip
+          "torch-save": "torch.save + fsync", "gemini": "Gemini (its peer shares the two cores)", "none": "no checkpoints"}  # fmt: skip
 MODELS = ("vgg16", "transformer-xl", "bert", "opt-1.3b")
 # Checkpoints in flight, where the work that a failure takes is counted: if the disk keeps up none overlap, and if not,
 # a second one waits and grows older (PCcheck's artifact has 4, and 2 for OPT-1.3B).

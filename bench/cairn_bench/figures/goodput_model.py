@@ -8,8 +8,9 @@ published   PCcheck's own (artifact_evaluation/evaluation/throughput/run_goodput
                 CheckFreq, Gemini   f t + load
                 GPM                 f t / 2 + load
                 PCcheck             f t / 2 + load + t min(Tw / t, f N) / 2
-            sync waits as GPM does and gets its line; Cairn gets PCcheck's. CheckFreq's is the worst case, the others'
-            are means. Half of Tw is neither: a state that is being written is of no use until it is durable.
+            sync and torch-save wait as GPM does and get its line; Cairn gets PCcheck's. CheckFreq's is the worst case,
+            the others' are means. Half of Tw is neither: a state that is being written is of no use until it is
+            durable.
 
 exact       Each failure costs tau / 2 + exposed + restart.
 
@@ -61,6 +62,7 @@ def published(strategy, costs, failures, end):
         "gemini": interval,
         "gpm": interval / 2,
         "sync": interval / 2,
+        "torch-save": interval / 2,
         "pccheck": interval / 2 + min(costs.write, interval * costs.in_flight) / 2,
     }
     redo["cairn"] = redo["pccheck"]

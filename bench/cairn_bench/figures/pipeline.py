@@ -29,7 +29,7 @@ PUBLISHED_EVERY = 10
 
 def add_arguments(parser):
     add_emulation(parser, repetitions=3, disk=PD_SSD)
-    add_strategies(parser, STRATEGIES)
+    add_strategies(parser, [name for name in STRATEGIES if name != "torch-save"])  # Which has one node.
     add_intervals(parser, INTERVALS)
     add_scale(parser, 1 / 256, "states, transfers and time")
     add_in_flight(parser, IN_FLIGHT)

@@ -16,6 +16,7 @@ LABELS = {strategy: label.split(" (")[0] for strategy, label in arguments.LABELS
 LOOKS = {
     "none": {"color": "#000000", "marker": "", "linestyle": ":"},
     "sync": {"color": "#b5b5b5", "marker": "s", "linestyle": "-"},
+    "torch-save": {"color": "#7d7d7d", "marker": "X", "linestyle": (0, (1, 1))},
     "checkfreq": {"color": "#7fa7cf", "marker": "^", "linestyle": "--"},
     "gpm": {"color": "#d9a066", "marker": "v", "linestyle": "-."},
     "gemini": {"color": "#8c6bb1", "marker": "P", "linestyle": (0, (3, 1, 1, 1, 1, 1))},

@@ -29,6 +29,8 @@ def throughput(rows):
     lines = []
     for every in (1, 10):
         for strategy, name in list(LABELS.items())[:-1]:
+            if (models[0], every, strategy) not in found:
+                continue
             values = [found[model, every, strategy] for model in models]
             lines.append([every, name, *(short(100 * (middle(of)[0] - 1)) for of in values)])
     return table(("% lost, every", "", *models), lines)
