@@ -14,6 +14,7 @@
 #include "tools/interruption.h"
 #include "tools/measured_command.h"
 #include "tools/output.h"
+#include "tools/output_file.h"
 #include "tools/profile_file.h"
 #include "tools/quantities.h"
 

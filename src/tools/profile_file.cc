@@ -1,11 +1,5 @@
 #include "tools/profile_file.h"
 
-#include <fcntl.h>
-#include <stdio.h>  // NOLINT(modernize-deprecated-headers): rename
-#include <unistd.h>
-
-#include <cerrno>
-#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -13,8 +7,8 @@
 
 #include "base/json_text.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "tools/output.h"
+#include "tools/output_file.h"
 
 namespace cairn::tools {
 namespace {
@@ -22,9 +16,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int kVersion = 1;
-
-/// What is written first, and then renamed.
-std::string Draft(const std::string& path) { return path + ".part"; }
 
 json SampleToJson(const Profile& profile, const ProfileSample& sample) {
   json out = {{"cores", sample.budget.cores},
@@ -152,26 +143,8 @@ json ToJson(const ProfileFile& file) {
             {"why", advice.why}}}};
 }
 
-Status CheckWritable(const std::string& path) {
-  if (std::error_code error; std::filesystem::is_directory(path, error)) return ErrnoStatus(EISDIR, "writing " + path);
-  const std::string draft = Draft(path);
-  const UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-  if (!file.valid()) return ErrnoStatus(errno, "writing " + draft);
-  ::unlink(draft.c_str());
-  return Status::Ok();
-}
-
 Status WriteProfile(const std::string& path, const ProfileFile& file) {
-  const std::string draft = Draft(path);
-  std::ofstream out(draft);
-  out << ToJson(file).dump(2, ' ', false, json::error_handler_t::replace) << '\n';
-  out.close();
-  if (!out) {
-    const Status status = ErrnoStatus(errno, "writing " + draft);
-    ::unlink(draft.c_str());
-    return status;
-  }
-  return ::rename(draft.c_str(), path.c_str()) == 0 ? Status::Ok() : ErrnoStatus(errno, "writing " + path);
+  return WriteOutputFile(path, ToJson(file).dump(2, ' ', false, json::error_handler_t::replace) + '\n');
 }
 
 Result<ProfileFile> ReadProfile(const std::string& path) {

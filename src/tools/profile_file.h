@@ -20,9 +20,6 @@ struct ProfileFile {
 
 /// With knee and advice, for people and pictures; reading derives them again.
 [[nodiscard]] nlohmann::json ToJson(const ProfileFile& file);
-/// Whether WriteProfile could write there now.
-[[nodiscard]] Status CheckWritable(const std::string& path);
-/// By a rename, so that there is never half of one.
 [[nodiscard]] Status WriteProfile(const std::string& path, const ProfileFile& file);
 /// InvalidArgument names the file, the field, the expected and the found value.
 [[nodiscard]] Result<ProfileFile> ReadProfile(const std::string& path);

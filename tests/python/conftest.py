@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,3 +97,17 @@ def worlds(root: Path) -> Iterator[Callable[..., World]]:
     yield make
     for one in made:
         one.end()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def ranks(stack: ExitStack) -> Any:
+    """Makes the ranks of `cairn doctor --peers`."""
+    from peer_ranks import Ranks
+
+    return lambda *given: stack.enter_context(closing(Ranks(*given)))

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,10 @@ from typing import Any
 import pytest
 from jobs import COMMAND
 from networks import DelayLine, Neighbour, Node, link, run
-from peer_ranks import Ranks, free_port, good
+from peer_ranks import free_port, good
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 MEGABIT = 1e6 / 8
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def ranks(stack: ExitStack) -> Any:
-    return lambda *given: stack.enter_context(closing(Ranks(*given)))
 
 
 def keepers(topology: Path) -> dict[str, str]:

@@ -5,25 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from peer_ranks import HELLO, Rank, Ranks, end, failed, good
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def ranks(stack: ExitStack) -> Any:
-    return lambda *given: stack.enter_context(closing(Ranks(*given)))
-
+from peer_ranks import HELLO, Rank, end, failed, good
 
 # Ranks that fail
 

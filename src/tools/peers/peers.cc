@@ -3,10 +3,8 @@
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
@@ -20,6 +18,7 @@
 #include "place/topology.h"
 #include "tools/commands.h"
 #include "tools/output.h"
+#include "tools/output_file.h"
 #include "tools/peers/coordinator.h"
 #include "tools/peers/member.h"
 #include "tools/peers/topology.h"
@@ -106,20 +105,6 @@ Result<Set> ReadSet(const PeersOptions& options) {
   return set;
 }
 
-/// By a rename, so that there is never half of one.
-Status Write(const std::string& path, const json& topology) {
-  const std::string draft = path + ".part";
-  std::ofstream out(draft);
-  out << topology.dump(1) << '\n';
-  out.close();
-  if (!out) {
-    const Status status = ErrnoStatus(errno, "writing " + draft);
-    ::unlink(draft.c_str());
-    return status;
-  }
-  return ::rename(draft.c_str(), path.c_str()) == 0 ? Status::Ok() : ErrnoStatus(errno, "writing " + path);
-}
-
 Result<PeersMeasured> LeadAndMeasure(const Set& set) {
   Result<UniqueFd> listener = ListenAt(set.rank.port);
   if (!listener.ok()) {
@@ -139,8 +124,9 @@ Result<PeersMeasured> LeadAndMeasure(const Set& set) {
 Status Run(const PeersOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const Set set, ReadSet(options));
   if (set.rank.rank != 0) return RunMember(set.rank);
+  CAIRN_RETURN_IF_ERROR(CheckWritable(options.out));
   CAIRN_ASSIGN_OR_RETURN(const PeersMeasured measured, LeadAndMeasure(set));
-  CAIRN_RETURN_IF_ERROR(Write(options.out, ToTopology(measured)));
+  CAIRN_RETURN_IF_ERROR(WriteOutputFile(options.out, ToTopology(measured).dump(1) + '\n'));
   if (options.json) {
     PrintJson(ToJson(measured));
     return Status::Ok();
