@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("--scale", "0.01", "--models", "bert", "--strategies", "sync,cairn", "--intervals", "5")
+ONCE = ("--repetitions", "1", "--dilation", "4")
+SMALL = ("--scale", "0.01", "--models", "bert", "--strategies", "sync,cairn", "--intervals", "5", "--dilation", "4")
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.skipif(not (ROOT / "build/release/bin/bench_training").exists(), reason="no bench_training")
@@ -75,7 +76,7 @@ def test_an_interrupted_figure_keeps_its_rows_and_says_so(tmp_path: Path) -> Non
 
 def test_a_figure_is_a_picture_and_a_table_that_names_what_is_emulated(tmp_path: Path) -> None:
     output = tmp_path / "figure"
-    ran = figures("8", *SMALL, "--dir", tmp_path, "--output", output)
+    ran = figures("8", *SMALL, *ONCE, "--dir", tmp_path, "--output", output)
 
     assert ran.returncode == 0, ran.stderr
     head = [line for line in (tmp_path / "figure.csv").read_text().splitlines() if line.startswith("#")]
@@ -87,7 +88,7 @@ def test_a_figure_is_a_picture_and_a_table_that_names_what_is_emulated(tmp_path:
 
 def test_pccheck_is_swept_at_each_point_and_the_sweep_is_in_the_table(tmp_path: Path) -> None:
     output = tmp_path / "figure"
-    small = ("--scale", "0.01", "--models", "bert", "--strategies", "pccheck", "--intervals", "5")
+    small = ("--scale", "0.01", "--models", "bert", "--strategies", "pccheck", "--intervals", "5", *ONCE)
     ran = figures("8", *small, "--dir", tmp_path, "--output", output)
 
     assert ran.returncode == 0, ran.stderr
@@ -100,6 +101,32 @@ def test_pccheck_is_swept_at_each_point_and_the_sweep_is_in_the_table(tmp_path: 
     assert [(row["strategy"], row["what"]) for row in rows if row not in swept] == [("none", ""), ("pccheck", "")]
     assert all(rows[-1][name] == best[name] for name in ("in_flight", "writers"))
     assert ran.stdout.count("pccheck    slowdown") == 1
+
+
+def test_every_point_is_measured_at_each_dilation_beside_a_neighbour_without_checkpoints(tmp_path: Path) -> None:
+    output = tmp_path / "figure"
+    small = ("--scale", "0.01", "--models", "bert", "--strategies", "cairn", "--intervals", "5", "--repetitions", "1")
+    ran = figures("8", *small, "--dilation", "4,8", "--update-seconds", "0.02", "--dir", tmp_path, "--output", output)
+
+    assert ran.returncode == 0, ran.stderr
+    table = (line for line in (tmp_path / "figure.csv").read_text().splitlines() if not line.startswith("#"))
+    rows = [(row["strategy"], float(row["dilation"]), float(row["update_seconds"])) for row in csv.DictReader(table)]
+    each = [(strategy, at, pytest.approx(0.02 * 0.01 * at)) for at in (4, 8) for strategy in ("none", "cairn")]
+    assert rows == each
+
+
+def test_where_the_machine_cannot_keep_the_pace_a_larger_dilation_is_chosen_and_named(tmp_path: Path) -> None:
+    output = tmp_path / "figure"
+    shape = ("--strategies", "cairn", "--scale", "0.01", "--interval", "5", "--iterations", "10")
+    ran = figures("age", *shape, "--dilation", "0.001", "--dir", tmp_path, "--output", output)
+
+    assert ran.returncode == 0, ran.stderr
+    lines = (tmp_path / "figure.csv").read_text().splitlines()
+    (note,) = [line for line in lines if "instead of 0.001" in line]
+    chosen = float(note.split()[2])
+    (row,) = csv.DictReader(line for line in lines if not line.startswith("#"))
+    assert float(row["dilation"]) == chosen >= 0.002
+    assert "an update takes half of an iteration here" in note and note.removeprefix("# ") in ran.stdout
 
 
 @pytest.mark.parametrize("name", ["age", "stalls", "memory"])

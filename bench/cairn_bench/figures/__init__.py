@@ -13,6 +13,7 @@ from . import (
     networks,
     one_checkpoint,
     over_time,
+    pace,
     parallel_writes,
     pipeline,
     profile,
@@ -56,8 +57,9 @@ def check(args):
 def measure(figure, args):
     if hasattr(figure, "measure"):
         return figure.measure(args)
+    notes = pace.keep(args, figure.plan(args), getattr(figure, "one_run", runs.one_run))
     one = figure.runner(args) if hasattr(figure, "runner") else runs.one_run
-    return runs.measure(args, figure.plan(args), one)
+    return runs.measure(args, figure.plan(args), one, notes)
 
 
 def run(args):

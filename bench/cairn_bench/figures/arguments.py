@@ -17,13 +17,16 @@ IN_FLIGHT = 1
 
 
 def add_emulation(parser, repetitions=1, dilation=4, disk=0):
-    """What every figure has: where, how often, and what machine is emulated."""
+    """What every figure has: where, how often, and what machine is emulated. Several dilations: each point at each."""
     add_directory(parser)
     add_repetitions(parser, repetitions)
     about = f"emulated disk; default: {disk:g}" if disk else "emulated disk; default: none"
     parser.add_argument("--disk-bytes-per-second", type=positive(whole), default=disk, help=about)
     parser.add_argument("--pcie-bytes-per-second", type=positive(float), default=25e9, help="emulated link to the host")
-    parser.add_argument("--dilation", type=positive(float), help=f"times that all takes longer; default: {dilation}")
+    several = isinstance(dilation, list)
+    usual = ",".join(map(str, dilation)) if several else dilation
+    about = f"times that all takes longer{', by comma: each point at each' if several else ''}; default: {usual}"
+    parser.add_argument("--dilation", type=numbers(least=1) if several else positive(float), help=about)
     parser.set_defaults(usual_dilation=dilation, device="emulated")
     parser.add_argument("--output", help="default: bench/results/figure-NAME, without .csv and .png")
     parser.add_argument("--draw", action="store_true", help="measure nothing; draw what is in the CSV")
@@ -59,6 +62,7 @@ def settle(args):
     args.output = args.output or os.path.join(RESULTS, f"figure-{args.figure}")
     if "dilation" not in args:
         return  # A figure without bench_training.
-    if args.device == "cuda" and args.dilation not in (None, 1):
-        args.error(f"--dilation {args.dilation:g}: expected 1, as a GPU's link keeps its rate")
-    args.dilation = args.dilation or (1 if args.device == "cuda" else args.usual_dilation)
+    own = [1] if isinstance(args.usual_dilation, list) else 1
+    if args.device == "cuda" and args.dilation not in (None, own):
+        args.error(f"--dilation {args.dilation}: expected 1, as a GPU's link keeps its rate")
+    args.dilation = args.dilation or (own if args.device == "cuda" else args.usual_dilation)

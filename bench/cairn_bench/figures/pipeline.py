@@ -15,7 +15,7 @@ from ..shared.report import middle
 from .arguments import STRATEGIES, add_emulation, add_in_flight, add_intervals, add_scale, add_strategies
 from .runs import Refused, Skipped, by, planned, run_program
 from .sweep import Sweeping, with_sweep
-from .throughput import FRESH, LEAST, slowdowns
+from .throughput import FRESH, LEAST, agreed, slowdowns
 
 PROGRAM = program("bench_pipeline")
 INTERVALS = [1, 5, 10, 25, 50]
@@ -59,7 +59,7 @@ def runner(_):
 
 def one_run(args, entry):
     names = ("disk_bytes_per_second", "pcie_bytes_per_second", "dilation", "network")
-    options = {**entry["options"], **{name: getattr(args, name) for name in names}}
+    options = {**{name: getattr(args, name) for name in names}, **entry["options"]}
     try:
         return run_program(PROGRAM, args, entry["strategy"], options)
     except Skipped as reason:  # Without a network there is no run at all.
@@ -72,7 +72,7 @@ def published_slowdown(strategy):
 
 def draw(plots, _, rows):
     figure, axes = plots.pyplot.subplots(figsize=(8, 4.2))
-    found = slowdowns(rows)
+    found, _ = agreed(slowdowns(rows))  # They have one dilation.
     for strategy in by(rows, "strategy"):
         mine = {every: [1 / one for one in values] for (_, every, name), values in found.items() if name == strategy}
         if strategy != "none":

@@ -27,9 +27,9 @@ class Skipped(Exception):
 class Table:
     """The figure's CSV. It is whole after every row. Its head ends with "complete" or "partial: n of m runs"."""
 
-    def __init__(self, path, args):
+    def __init__(self, path, args, notes):
         self.path, self.head = path, files.begun(args.dir)
-        self.rows, self.notes = [], []
+        self.rows, self.notes = [], list(notes)
 
     def add(self, row, left):
         self.rows.append(row)
@@ -124,13 +124,13 @@ def check_room(args, entry):
         raise Refused(f"{strategy}: {done.stderr.strip()}")
 
 
-def measure(args, plan, one):
+def measure(args, plan, one, notes=()):
     """Makes every run of the plan (`one` takes an entry and returns a row) and returns the exit code.
 
     Checks first that there is room for all of them. A run that this machine cannot make is left out, with its reason in
     the table's head. One that fails ends the figure.
     """
-    table = Table(args.output + ".csv", args)
+    table = Table(args.output + ".csv", args, notes)
     left = list(plan)
 
     def leave_out(strategy, reason):

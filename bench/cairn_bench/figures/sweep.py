@@ -28,7 +28,7 @@ def with_sweep(entries, lengths=None):
 
 
 def point(entry):
-    """What the runs of one point share, in every repetition."""
+    """What the runs of one point share, in every repetition and at every dilation."""
     return entry["options"].get("model"), entry["options"]["every"]
 
 

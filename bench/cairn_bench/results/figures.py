@@ -9,11 +9,13 @@ from ..figures.networks import ORDERS, gains, published_of, totals
 from ..figures.one_checkpoint import with_rates
 from ..figures.over_time import points_of
 from ..figures.pipeline import PUBLISHED, published_slowdown
-from ..figures.runs import by, grouped, series
-from ..figures.throughput import slowdowns
+from ..figures.runs import by, grouped
+from ..figures.throughput import agreed, slowdowns
 from ..shared.report import middle, short, spread, table
 
 tenths = "{:.1f}".format
+TABLED = (1, 10)  # Intervals of figure 8.
+LEAST_RUNS = 5  # Of what is called ahead.
 
 
 def by_strategy(rows):
@@ -22,52 +24,79 @@ def by_strategy(rows):
     return [(name, groups[strategy]) for strategy, name in LABELS.items() if strategy in groups]
 
 
+def by_values(rows, column):
+    """{strategy: [...]} of a column."""
+    return {strategy: [row[column] for row in of] for strategy, of in by(rows, "strategy").items()}
+
+
 def throughput(rows):
-    """What training loses, in per cent."""
-    found = slowdowns(rows)
+    """What training loses, in per cent. In bold: the least, if it is clearly so (leaders)."""
+    kept, others = agreed(slowdowns(rows))
     models = list(dict.fromkeys(row["model"] for row in rows))
+    lost = {}  # By column, and in it by strategy.
+    for (model, every, strategy), values in kept.items():
+        if strategy != "none":
+            lost.setdefault((model, every), {})[strategy] = [100 * (one - 1) for one in values]
+    ahead = leaders(lost, [(model, every) for model, every, _ in others])
     lines = []
-    for every in (1, 10):
+    for every in TABLED:
         for strategy, name in list(LABELS.items())[:-1]:
-            if (models[0], every, strategy) not in found:
-                continue
-            values = [found[model, every, strategy] for model in models]
-            lines.append([every, name, *(short(100 * (middle(of)[0] - 1)) for of in values)])
-    return table(("% lost, every", "", *models), lines)
+            if any((row["strategy"], row["interval"]) == (strategy, every) for row in rows):
+                cells = [cell(lost, ahead, (model, every), strategy) for model in models]
+                lines.append([f"{every:.0f}", name, *cells])
+    points = sum(strategy != "none" for *_, strategy in (*kept, *others))
+    more = f"\n\n{len(others)} of {points} points differ between the dilations and were left out (-)." if others else ""
+    return table(("% lost, every", "", *models), lines) + more
+
+
+def leaders(values, unknown=(), best=min):
+    """{column: strategy}: where the strategy has at least LEAST_RUNS runs, all of them better than any of another one.
+
+    Columns that are in `unknown` have strategies without values: nobody leads.
+    """
+    found = {}
+    for column, of in values.items():
+        worst = min if best is max else max
+        first = best(of, key=lambda strategy: worst(of[strategy]))
+        others = [one for strategy, runs in of.items() if strategy != first for one in runs]
+        clear = others and best([*others, worst(of[first])]) not in others
+        if clear and len(of[first]) >= LEAST_RUNS and column not in unknown:
+            found[column] = first
+    return found
+
+
+def cell(values, ahead, column, strategy, form=short):
+    """The median with its range; bold for who leads."""
+    if strategy not in values.get(column, {}):
+        return "-"
+    mark = "**" if ahead.get(column) == strategy else ""
+    return f"{mark}{spread(values[column][strategy], form)}{mark}"
 
 
 def pipeline(rows):
-    """What training loses, in per cent. In bold: the least, if no other strategy's range reaches it."""
-    losses = {key: [100 * (one - 1) for one in values] for key, values in slowdowns(rows).items()}
-    intervals = sorted(by(rows, "interval"))
-    (model,) = by(rows, "model")
+    """What training loses, in per cent. In bold: the least, if it is clearly so (leaders)."""
+    lost = {}
+    for (_, every, strategy), values in agreed(slowdowns(rows))[0].items():
+        if strategy != "none":
+            lost.setdefault(every, {})[strategy] = [100 * (one - 1) for one in values]
+    ahead = leaders(lost)
     lines = []
     for strategy, name in list(LABELS.items())[:-1]:
-        cells = [losses.get((model, every, strategy)) for every in intervals]
-        if not any(cells):
-            continue
-        paper = short(100 * (published_slowdown(strategy) - 1)) if strategy in PUBLISHED else ""
-        marks = ["**" if leads(losses, model, every, strategy) else "" for every in intervals]
-        lines.append(
-            [name, *(f"{mark}{spread(of)}{mark}" if of else "-" for mark, of in zip(marks, cells, strict=True)), paper]
-        )
-    return table(("% lost, every", *(f"{every:.0f}" for every in intervals), "the paper, every 10"), lines)
-
-
-def leads(losses, model, every, strategy):
-    mine = losses.get((model, every, strategy))
-    others = [values for (_, at, other), values in losses.items() if at == every and other not in ("none", strategy)]
-    return bool(mine and others) and max(mine) < min(map(min, others))
+        if any(strategy in of for of in lost.values()):
+            paper = short(100 * (published_slowdown(strategy) - 1)) if strategy in PUBLISHED else ""
+            lines.append([name, *(cell(lost, ahead, every, strategy) for every in sorted(lost)), paper])
+    return table(("% lost, every", *(f"{every:.0f}" for every in sorted(lost)), "the paper, every 10"), lines)
 
 
 def goodput(rows):
     """Iterations a second that count."""
     intervals = sorted(by(rows, "interval"))
-    lines = []
+    counted = {every: by_values(of, "goodput") for every, of in by(rows, "interval").items()}
+    ahead, lines = leaders(counted, best=max), []
     for name, mine in by_strategy(rows):
         restart = middle([row["restart_s"] for row in mine])[0]
-        values = series(mine, "interval", "goodput").values()
-        lines.append([name, *(spread(of, tenths) for of in values), f"{restart:.2f}"])
+        strategy = mine[0]["strategy"]
+        lines.append([name, *(cell(counted, ahead, every, strategy, tenths) for every in intervals), f"{restart:.2f}"])
     leads = {every: [] for every in intervals}
     for (every, _), runs in grouped(rows, "interval", "repetition").items():
         others = max(row["goodput"] for row in runs if row["strategy"] != "cairn")
@@ -81,10 +110,10 @@ def goodput(rows):
 def one_checkpoint(rows):
     """State over time to durable."""
     sizes = sorted(by(rows, "megabytes"))
-    lines = []
-    for name, mine in by_strategy(with_rates(rows)):
-        rates = series(mine, "megabytes", "GB/s")
-        lines.append([name, *(spread(rates[size], tenths) if size in rates else "-" for size in sizes)])
+    rates = {size: by_values(of, "GB/s") for size, of in by(with_rates(rows), "megabytes").items()}
+    ahead = leaders(rates, best=max)
+    lines = [[name, *(cell(rates, ahead, size, mine[0]["strategy"], tenths) for size in sizes)]
+             for name, mine in by_strategy(rows)]  # fmt: skip
     return table(("GB/s", *(f"{size:.0f} MB" if size < 1000 else f"{size / 1000:g} GB" for size in sizes)), lines)
 
 
