@@ -82,6 +82,11 @@ BLOCKS = {
     ),
     "roofline": of_suites(suites.roofline, "roofline"),
     "micro": of_suites(suites.micro, "micro"),
+    "commit-filesystems": once_measured(
+        with_head(filesystems.commit, "commit-filesystems", suite, counts_of_values),
+        "commit-filesystems",
+        "scripts/bench micro --only commit --filesystems machine,ext4,xfs",
+    ),
     "python-A": of_suites(suites.python, "python-A"),
     "pipeline": of_suites(suites.pipeline, "pipeline-third", "pipeline-twice", "pipeline-tenth", "pipeline-processes"),
     "training": of_suites(suites.training, "training"),

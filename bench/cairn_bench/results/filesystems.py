@@ -3,7 +3,7 @@
 from ..figures.one_checkpoint import by_filesystem, with_rates
 from ..figures.runs import by, series
 from ..shared.filesystems import flushes
-from ..shared.report import short, spread, table
+from ..shared.report import interval, short, spread, table
 from .figures import by_strategy
 
 
@@ -19,6 +19,22 @@ def one_checkpoint(measured):
             cells = [spread(rates[size]) if size in rates else "-" for size in sizes]
             lines.append([name, filesystem, *cells, milliseconds(took, filesystem)])
     titles = ("GB/s", "filesystem", *(f"{size:.0f} MB" for size in sizes), "a flush, ms")
+    return f"{table(titles, lines)}\n\n{about(took)}"
+
+
+def commit(measured):
+    """Seconds of a commit and of its peer, and their ratio, on each filesystem."""
+    head, values = measured
+    took = flushes(head)
+    lines = []
+    for cell in dict.fromkeys(cell for cell, _, _ in values):
+        name, _, filesystem = cell.rpartition(", ")
+        ratios = values.of(cell, "ratio")
+        ratio, low, high = interval(ratios)
+        times = [short(values.median(cell, side, 1000)) for side in ("cairn s", "peer s")]
+        lines.append([name, filesystem, *times, f"{ratio:.4g}", f"{low:.4g} to {high:.4g}", len(ratios),
+                      milliseconds(took, filesystem)])  # fmt: skip
+    titles = ("measure", "filesystem", "Cairn, ms", "peer, ms", "Cairn over peer", "95 % interval", "n", "a flush, ms")
     return f"{table(titles, lines)}\n\n{about(took)}"
 
 
