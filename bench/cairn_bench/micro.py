@@ -4,14 +4,19 @@ Each pair is a process of its own in which Cairn and the peer take turns. Its fi
 time over time: below 1 Cairn is faster. Every benchmark runs once before the first one runs again, so that none has the
 machine's good minutes to itself. Writes bench/results/micro.{md,csv} if every subject was measured. Takes about three
 minutes on two cores, and 200 MB of disk.
+
+`--only commit --filesystems machine,ext4,xfs` measures commits on the three filesystems in turn, and writes
+bench/results/commit-filesystems.{md,csv}. ext4, with its journal, and xfs are made for it on loop devices in files of
+2 GiB in --dir; that needs root.
 """
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 
-from .shared import program
+from .shared import filesystems, program
 from .shared.files import begun
 from .shared.options import add_directory, add_only, add_repetitions
 from .shared.report import Report
@@ -19,6 +24,8 @@ from .shared.report import Report
 SUBJECTS = ("checksum", "header", "manifest", "index", "list", "pool", "planning", "engine", "commit", "ranks",
             "restore")  # fmt: skip
 PAIRS = 15  # A result that is written comes from at least as many.
+COMMIT = "commit"  # What is measured on several filesystems.
+BYTES = 2 << 30  # Of a fresh filesystem.
 # Google Benchmark's own counters, and those that are written under other names.
 OWN = {"real_time", "cpu_time", "reach", "ratio", "cairn", "peer"}
 
@@ -27,6 +34,16 @@ def add_arguments(parser):
     add_directory(parser)
     add_repetitions(parser, PAIRS, "--pairs")
     add_only(parser, "subjects, the files of bench/micro", SUBJECTS)
+    filesystems.add_filesystems(parser)
+
+
+def check(args):
+    if several(args) and args.only != [COMMIT]:
+        args.error(f"--filesystems: expected machine alone, or --only {COMMIT}")
+
+
+def several(args):
+    return args.filesystems != [filesystems.MACHINE]
 
 
 def ask(*options):
@@ -44,29 +61,45 @@ def measure(name, directory):
 
 
 def run(args):
+    try:
+        with filesystems.places(args.filesystems, args.dir, BYTES) as places:
+            measure_all(args, places)
+    except filesystems.Unavailable as reason:
+        sys.exit(f"scripts/bench micro: {reason}")
+
+
+def measure_all(args, places):
     subjects = args.only or SUBJECTS
     names = [name for name in ask("--benchmark_list_tests=true").split() if name.split("/")[0] in subjects]
+    output, needed = (f"{COMMIT}-filesystems", (COMMIT,)) if several(args) else ("micro", SUBJECTS)
     report = Report()
     load = os.getloadavg()[0]
     goals = {}
-    head = begun(args.dir)
-    with report.kept("micro", head):
+    head = [*begun(args.dir), *filesystems.lines(places)]
+    with report.kept(output, head):
         for pair in range(args.pairs):
             print(f"== pair {pair + 1} of {args.pairs}", flush=True)
-            for name in names:
-                counters, peer = measure(name, args.dir)
-                subject = "/".join(name.split("/")[:2])
+            for name, (filesystem, directory) in itertools.product(names, places.items()):
+                counters, peer = measure(name, directory)
+                subject = "/".join(name.split("/")[:2]) + (f", {filesystem}" if several(args) else "")
                 goals[subject] = peer, counters["reach"]
-                report.single(subject, pair, "cairn s", counters["cairn"])
-                report.single(subject, pair, "peer s", counters["peer"])
-                report.single(subject, pair, "ratio", counters["ratio"])
-                for key in sorted(set(counters) - OWN):
-                    report.single(subject, pair, key if key == "bytes" else f"{key} s", counters[key])
+                add(report, subject, pair, counters)
     for subject, (peer, goal) in goals.items():
         report.figure(f"{subject}: {peer}", report.values.of(subject, "ratio"), goal)
     print(report.text())
-    if set(subjects) == set(SUBJECTS) and args.pairs >= PAIRS:
+    whole = not several(args) or set(places) == {filesystems.MACHINE, *filesystems.MAKE}
+    if set(subjects) == set(needed) and whole and args.pairs >= PAIRS:
         head.append(f"load: {load:.1f} before, {os.getloadavg()[0]:.1f} after, of which this run is 1")
-        report.write("micro", head, "".join(f"\n- {line}" for line in head[1:]) + "\n")
+        report.write(output, head, "".join(f"\n- {line}" for line in head[1:]) + "\n")
     else:
-        print(f"(not written: that takes every subject and {PAIRS} pairs)")
+        each = "the three filesystems" if several(args) else "every subject"
+        print(f"(not written: that takes {each} and {PAIRS} pairs)")
+
+
+def add(report, subject, pair, counters):
+    """Every single value of one run."""
+    report.single(subject, pair, "cairn s", counters["cairn"])
+    report.single(subject, pair, "peer s", counters["peer"])
+    report.single(subject, pair, "ratio", counters["ratio"])
+    for key in sorted(set(counters) - OWN):
+        report.single(subject, pair, key if key == "bytes" else f"{key} s", counters[key])

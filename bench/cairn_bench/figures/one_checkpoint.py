@@ -2,14 +2,22 @@
 
 Nothing else is under way: each save is durable before the next one begins. The first one has its own column in the CSV
 (first_to_durable_s). The picture has the median of the others, with the range of the repetitions.
+
+With --filesystems each run is made on one filesystem after the other. ext4, with its journal, and xfs are made for it
+on loop devices in files in --dir, four times as large as the largest state; that needs root.
 """
 
+import sys
+
+from ..shared import filesystems
 from ..shared.options import numbers
 from .arguments import add_common, add_scale, add_strategies
-from .runs import by, planned, rate_of_all, series
+from .runs import Refused, by, one_run, planned, rate_of_all, series
+from .runs import measure as measure_all
 
 SIZES = [10, 32, 100, 320, 1000, 3200, 10000]
 SAVES = 4
+COPIES, BESIDES = 4, 512 << 20  # A fresh filesystem has room for so many states, and so much for itself.
 LEAST_POOL, POOL = 64 << 20, 2 << 30  # Pinned memory of strategies that need not hold the whole state.
 
 
@@ -18,6 +26,24 @@ def add_arguments(parser):
     add_strategies(parser)
     parser.add_argument("--megabytes", type=numbers(least=1), default=SIZES, help="sizes of the state, by comma")
     add_scale(parser, 1, "the sizes")
+    filesystems.add_filesystems(parser)
+
+
+def check(args):
+    if args.disk == "pd-ssd" and args.filesystems != [filesystems.MACHINE]:
+        args.error("--filesystems: expected machine alone with --disk pd-ssd, whose limit is that of one device")
+
+
+def measure(args):
+    size = int(COPIES * max(args.megabytes) * 1e6 * args.scale) + BESIDES
+    try:
+        with filesystems.places(args.filesystems, args.dir, size) as places:
+            return measure_all(args, plan(args), one_run, places=places)
+    except filesystems.Unavailable as reason:
+        raise Refused(str(reason)) from None
+    except KeyboardInterrupt:  # While a filesystem was made or taken down.
+        print("scripts/bench figure: interrupted", file=sys.stderr)
+        return 130
 
 
 def plan(args):
@@ -36,7 +62,9 @@ def plan(args):
                 "warmup": 1,
             }
             for strategy in args.strategies:
-                entries.append(planned(strategy, options, megabytes=size, repetition=repetition))
+                for filesystem in args.filesystems:
+                    labels = {"megabytes": size, "repetition": repetition, "filesystem": filesystem}
+                    entries.append(planned(strategy, options, **labels))
     return entries
 
 
@@ -48,8 +76,15 @@ def with_rates(rows):
     ]
 
 
+def by_filesystem(rows):
+    """{filesystem: rows}. Rows that were measured before there was a choice have none: they are the machine's."""
+    return by([{"filesystem": filesystems.MACHINE, **row} for row in rows], "filesystem")
+
+
 def draw(plots, _, rows):
     rows = with_rates(rows)
+    if len(by_filesystem(rows)) > 1:
+        return draw_filesystems(plots, rows)
     figure, (times, rates) = plots.pyplot.subplots(1, 2, figsize=(8, 3.9))
     for strategy, group in by(rows, "strategy").items():
         plots.strategy_line(times, strategy, series(group, "MB", "to_durable_p50_s"))
@@ -61,3 +96,18 @@ def draw(plots, _, rows):
     times.set_yscale("log")
     rates.set_ylim(bottom=0)
     return figure, "Time of one checkpoint"
+
+
+def draw_filesystems(plots, rows):
+    """The rates, a panel for each filesystem."""
+    groups = by_filesystem(rows)
+    figure, panels = plots.pyplot.subplots(1, len(groups), figsize=(3.2 * len(groups), 3.6), sharey=True)
+    for axes, (filesystem, mine) in zip(panels, groups.items(), strict=True):
+        for strategy, group in by(mine, "strategy").items():
+            plots.strategy_line(axes, strategy, series(group, "MB", "GB/s"))
+        axes.set_title(filesystem)
+        axes.set_xscale("log")
+        axes.set_xlabel("size of the checkpoint (MB)")
+    panels[0].set_ylabel("state / time to durable (GB/s)")
+    panels[0].set_ylim(bottom=0)
+    return figure, "Time of one checkpoint by filesystem"

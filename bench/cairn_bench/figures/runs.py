@@ -1,5 +1,6 @@
 """What every figure is made of: runs of bench_training, and a CSV that grows with each of them."""
 
+import argparse
 import csv
 import os
 import shlex
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-from ..shared import files, program
+from ..shared import files, filesystems, program
 
 PROGRAM = program("bench_training")
 PD_SSD = 480e6  # Bytes per second, as disk_profile.h has it.
@@ -27,9 +28,9 @@ class Skipped(Exception):
 class Table:
     """The figure's CSV. It is whole after every row. Its head ends with "complete" or "partial: n of m runs"."""
 
-    def __init__(self, path, args, notes):
-        self.path, self.head = path, files.begun(args.dir)
-        self.rows, self.notes = [], list(notes)
+    def __init__(self, path, args, about):
+        self.path, self.head = path, [*files.begun(args.dir), *about]
+        self.rows, self.notes = [], []
 
     def add(self, row, left):
         self.rows.append(row)
@@ -124,13 +125,15 @@ def check_room(args, entry):
         raise Refused(f"{strategy}: {done.stderr.strip()}")
 
 
-def measure(args, plan, one, notes=()):
+def measure(args, plan, one, about=(), places=None):
     """Makes every run of the plan (`one` takes an entry and returns a row) and returns the exit code.
 
     Checks first that there is room for all of them. A run that this machine cannot make is left out, with its reason in
-    the table's head. One that fails ends the figure.
+    the table's head. One that fails ends the figure. The head has `about`, too. A run with a label "filesystem" is made in
+    that one of `places`, which the head describes.
     """
-    table = Table(args.output + ".csv", args, notes)
+    places = places or {}
+    table = Table(args.output + ".csv", args, [*about, *filesystems.lines(places)])
     left = list(plan)
 
     def leave_out(strategy, reason):
@@ -142,7 +145,7 @@ def measure(args, plan, one, notes=()):
         for entry in plan:
             if entry in left:
                 try:
-                    check_room(args, entry)
+                    check_room(placed(args, entry, places), entry)
                 except Skipped as reason:
                     leave_out(entry["strategy"], reason)
         while left:
@@ -150,7 +153,7 @@ def measure(args, plan, one, notes=()):
             labels = " ".join(f"{name} {value}" for name, value in entry["labels"].items())
             print(f"{done + 1}/{done + len(left)} {entry['strategy']} {labels}", flush=True)
             try:
-                row = one(args, entry)
+                row = one(placed(args, entry, places), entry)
             except Skipped as reason:
                 if args.disk == "pd-ssd" and "cgroup" in str(reason):
                     raise Refused(str(reason)) from None
@@ -168,6 +171,11 @@ def measure(args, plan, one, notes=()):
     if table.rows:
         table.write("complete")
     return 0
+
+
+def placed(args, entry, places):
+    """The arguments, with the directory of the entry's filesystem."""
+    return argparse.Namespace(**{**vars(args), "dir": places.get(entry["labels"].get("filesystem"), args.dir)})
 
 
 def rate_of_all(args):

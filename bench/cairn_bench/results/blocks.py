@@ -3,7 +3,7 @@
 import os
 
 from ..shared import RESULTS
-from . import figures, layouts, suites
+from . import figures, filesystems, layouts, suites
 from .source import counts_of_rows, counts_of_values, figure, provenance, suite
 
 
@@ -14,6 +14,16 @@ def of_figures(make, *names):
         files = [(name, *figure(name)) for name in names]
         sources = [(name, head, counts_of_rows(rows)) for name, head, rows in files]
         return f"{make(*(rows for _, _, rows in files))}\n\n{provenance(sources, link)}"
+
+    return block
+
+
+def with_head(make, name, read, counts):
+    """A block made of (head, content) of one file, as `read` gives them."""
+
+    def block(link):
+        head, found = read(name)
+        return f"{make((head, found))}\n{provenance([(name, head, counts(found))], link)}"
 
     return block
 
@@ -54,6 +64,12 @@ BLOCKS = {
     "figure-9": of_figures(figures.goodput, "figure-9"),
     "figure-9-pd-ssd": of_figures(figures.goodput, "figure-9-pd-ssd"),
     "figure-11": of_figures(figures.one_checkpoint, "figure-11"),
+    "figure-11-filesystems": once_measured(
+        with_head(filesystems.one_checkpoint, "figure-11-filesystems", figure, counts_of_rows),
+        "figure-11-filesystems",
+        "scripts/figures 11 --filesystems machine,ext4,xfs --megabytes 10,100,1000 --output bench/results/figure-11-filesystems",
+        "One checkpoint on three filesystems: size over time to durable",
+    ),
     "figure-12": of_figures(figures.in_flight, "figure-12"),
     "figure-13": of_figures(figures.parallel_writes, "figure-13"),
     "over-time": of_figures(figures.over_time, "figure-age", "figure-stalls", "figure-memory"),
@@ -66,6 +82,11 @@ BLOCKS = {
     ),
     "roofline": of_suites(suites.roofline, "roofline"),
     "micro": of_suites(suites.micro, "micro"),
+    "commit-filesystems": once_measured(
+        with_head(filesystems.commit, "commit-filesystems", suite, counts_of_values),
+        "commit-filesystems",
+        "scripts/bench micro --only commit --filesystems machine,ext4,xfs",
+    ),
     "python-A": of_suites(suites.python, "python-A"),
     "pipeline": of_suites(suites.pipeline, "pipeline-third", "pipeline-twice", "pipeline-tenth", "pipeline-processes"),
     "training": of_suites(suites.training, "training"),

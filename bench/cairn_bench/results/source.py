@@ -11,7 +11,7 @@ from ..shared.files import content
 from ..shared.measures import read
 
 # What tells the runs of a figure apart, besides the repetition.
-LABELS = ("strategy", "interval", "of", "megabytes", "what", "in_flight", "chunk_bytes", "queue_depth", "writers",
+LABELS = ("strategy", "interval", "of", "megabytes", "filesystem", "what", "in_flight", "chunk_bytes", "queue_depth", "writers",
           "network", "order", "setting", "layers", "batch",
           "job", "cores", "memory_bytes", "mix", "shares", "seed", "node",
           "run", "step", "before", "source", "stage", "instruction", "micro_batch")  # fmt: skip

@@ -14,12 +14,20 @@ def machine(directory):
     with open("/proc/cpuinfo") as file:
         models = {line.split(":", 1)[1].strip() for line in file if line.startswith("model name")}
     model = " and ".join(sorted(models)) or platform.machine()
+    filesystem, _ = mounted_at(directory)
+    return f"{len(os.sched_getaffinity(0))} cores, {model}; Linux {platform.release()}; {filesystem}"
+
+
+def mounted_at(directory):
+    """(type, name of the device) of the filesystem that `directory` is on."""
     device = os.stat(directory).st_dev
+    here = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo") as file:
         mounts = [line.split() for line in file]
-    here = f"{os.major(device)}:{os.minor(device)}"
-    filesystem = next((mount[mount.index("-") + 1] for mount in mounts if mount[2] == here), "an unknown filesystem")
-    return f"{len(os.sched_getaffinity(0))} cores, {model}; Linux {platform.release()}; {filesystem}"
+    for mount in mounts:
+        if mount[2] == here:
+            return mount[mount.index("-") + 1], os.path.basename(os.path.realpath(f"/sys/dev/block/{here}"))
+    return "an unknown filesystem", ""
 
 
 def commit():
