@@ -28,7 +28,7 @@ class Skipped(Exception):
 class Table:
     """The figure's CSV. It is whole after every row. Its head ends with "complete" or "partial: n of m runs"."""
 
-    def __init__(self, path, args, about):
+    def __init__(self, path, args, about=()):
         self.path, self.head = path, [*files.begun(args.dir), *about]
         self.rows, self.notes = [], []
 
