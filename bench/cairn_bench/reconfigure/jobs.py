@@ -1,6 +1,7 @@
 """All ranks of a job on this machine. Their processes are forked from one that has imported torch, because sixteen
 imports of torch on two cores take longer than what is measured. Each finds the others as under torchrun."""
 
+import gc
 import multiprocessing
 import os
 import time
@@ -99,6 +100,9 @@ class Job:
 
 
 def _run(pipe, environment, work, arguments):
+    # Otherwise the first full collection writes to every object that was imported before the fork, and so copies all of
+    # that memory in each process, within whatever is measured then.
+    gc.freeze()
     os.environ.update(environment)
 
     def tell(event, **values):
