@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -25,6 +24,9 @@ enum Column : std::uint8_t { kInstruction, kStart, kEnd, kStep, kRank, kStage, k
 constexpr std::array<std::string_view, 6> kNames = {"forward",         "backward",      "send_activation",
                                                     "recv_activation", "send_gradient", "recv_gradient"};
 enum Kind : std::uint8_t { kForward, kBackward, kSendActivation, kRecvActivation, kSendGradient, kRecvGradient };
+
+/// Of a line. Those of such files are far shorter.
+constexpr std::size_t kMostLine = 65536;
 
 /// Which instruction of a rank's step.
 struct Key {
@@ -84,12 +86,19 @@ class Reader {
 
   Result<RankRecords> Read() {
     std::string_view rest = file_.text;
+    if (constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf"; rest.starts_with(kByteOrderMark)) {
+      rest.remove_prefix(kByteOrderMark.size());
+    }
     while (!rest.empty()) {
       const std::size_t end = rest.find('\n');
       std::string_view line = rest.substr(0, end);
       rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
       ++line_;
       if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+      if (line.size() > kMostLine) {
+        return Error(StatusCode::kInvalidArgument, "{}:{}: expected a line of at most {} bytes, found one of {}",
+                     file_.name, line_, kMostLine, line.size());
+      }
       if (line_ == 1) {
         CAIRN_RETURN_IF_ERROR(ReadColumns(line));
       } else if (!line.empty()) {
@@ -203,7 +212,6 @@ Result<Extent> FindExtent(const Stages& stages) {
   extent.micro_batches = micro_batches.size();
   for (const std::vector<RankRecords>& stage : stages) {
     for (const RankRecords& rank : stage) {
-      std::size_t found = 0;
       for (const Kind kind : {kForward, kBackward}) {
         for (const std::uint64_t step : extent.steps) {
           for (std::uint64_t i = 0; i < extent.micro_batches; ++i) {
@@ -211,16 +219,14 @@ Result<Extent> FindExtent(const Stages& stages) {
             if (!rank.spans.contains(key)) {
               return Error(StatusCode::kInvalidArgument, "{}: expected {}, found none", rank.file, Name(key));
             }
-            ++found;
           }
         }
       }
-      const auto extra = std::count_if(rank.spans.begin(), rank.spans.end(),
-                                       [](const auto& one) { return one.first.kind <= kBackward; });
-      if (static_cast<std::size_t>(extra) != found) {
-        return Error(StatusCode::kInvalidArgument,
-                     "{}: expected the {} micro-batches of {} steps that {} has, found more", rank.file,
-                     extent.micro_batches, extent.steps.size(), stages[0][0].file);
+      for (const auto& [key, span] : rank.spans) {
+        if (key.kind > kBackward) break;
+        if (key.micro_batch < extent.micro_batches && extent.steps.contains(key.step)) continue;
+        return Error(StatusCode::kInvalidArgument, "{}: expected the steps and micro-batches that {} has, found {}",
+                     rank.file, stages[0][0].file, Name(key));
       }
     }
   }
@@ -286,20 +292,21 @@ Result<std::vector<double>> SendSeconds(const Stages& stages) {
   return send;
 }
 
-double IterationSeconds(const Stages& stages, const Extent& extent) {
-  std::map<std::uint64_t, Span> steps;
-  for (const std::uint64_t step : extent.steps) steps[step] = {std::numeric_limits<double>::infinity(), 0};
+double IterationSeconds(const Stages& stages) {
+  std::map<std::uint64_t, double> longest;
   for (const std::vector<RankRecords>& stage : stages) {
     for (const RankRecords& rank : stage) {
+      std::map<std::uint64_t, Span> steps;
       for (const auto& [key, span] : rank.spans) {
-        if (key.kind > kBackward) continue;
-        Span& whole = steps[key.step];
+        if (key.kind > kBackward) break;
+        Span& whole = steps.try_emplace(key.step, span).first->second;
         whole = {std::min(whole.start, span.start), std::max(whole.end, span.end)};
       }
+      for (const auto& [step, whole] : steps) longest[step] = std::max(longest[step], whole.end - whole.start);
     }
   }
   std::vector<double> seconds;
-  for (const auto& [step, span] : steps) seconds.push_back(span.end - span.start);
+  for (const auto& [step, whole] : longest) seconds.push_back(whole);
   return Median(std::move(seconds));
 }
 
@@ -308,7 +315,7 @@ double IterationSeconds(const Stages& stages, const Extent& extent) {
 Result<RecordedPipeline> ReadInstructions(const std::vector<InstructionFile>& files) {
   CAIRN_ASSIGN_OR_RETURN(const Stages stages, ReadStages(files));
   CAIRN_ASSIGN_OR_RETURN(const Extent extent, FindExtent(stages));
-  RecordedPipeline out{.steps = extent.steps.size(), .seconds = IterationSeconds(stages, extent)};
+  RecordedPipeline out{.steps = extent.steps.size(), .seconds = IterationSeconds(stages)};
   CAIRN_ASSIGN_OR_RETURN(out.times.send, SendSeconds(stages));
   for (const std::vector<RankRecords>& stage : stages) {
     std::vector<double>& forward = out.times.forward.emplace_back();

@@ -24,7 +24,8 @@ struct RecordedPipeline {
   /// until the receiver had it, the median over both directions; none if the files have no messages.
   PipelineTimes times;
   std::size_t steps = 0;
-  /// From the first forward or backward of a step to the end of its last, as it was: the median.
+  /// From the first forward or backward of a step to the end of its last, as it was, on the rank where that takes
+  /// longest: the median. Ranks of several hosts need no common clock for that.
   double seconds = 0;
 };
 

@@ -63,20 +63,23 @@ class Graph {
   PipelineSchedule Run() {
     const std::vector<std::size_t> order = RunEarly();
     PipelineSchedule out;
-    for (const Node& node : nodes_) out.seconds = std::max(out.seconds, node.of.end);
-    FindSlack(order, out.seconds);
-    out.critical_path = CriticalPath(out.seconds);
     const std::size_t a_stage = 2 * micro_batches_;
+    // The first stage's last backward waits for all others.
+    const std::size_t last = a_stage - 1;
+    out.seconds = nodes_[last].of.end;
+    FindSlack(order, out.seconds);
+    out.critical_path = PathTo(last);
+    const double rounding = 1e-9 * out.seconds;
     for (std::size_t stage = 0; stage < stages_; ++stage) {
       std::vector<Instruction>& mine = out.stages.emplace_back();
       std::vector<IdleWindow>& idle = out.idle.emplace_back();
       double busy_until = 0;
       for (std::size_t i = 0; i < a_stage; ++i) {
         mine.push_back(nodes_[stage * a_stage + i].of);
-        if (mine.back().begin > busy_until) idle.push_back({busy_until, mine.back().begin});
+        if (mine.back().begin - busy_until > rounding) idle.push_back({busy_until, mine.back().begin});
         busy_until = mine.back().end;
       }
-      if (out.seconds > busy_until) idle.push_back({busy_until, out.seconds});
+      if (out.seconds - busy_until > rounding) idle.push_back({busy_until, out.seconds});
     }
     return out;
   }
@@ -161,11 +164,9 @@ class Graph {
     }
   }
 
-  [[nodiscard]] std::vector<Instruction> CriticalPath(double seconds) const {
-    const auto last =
-        std::find_if(nodes_.begin(), nodes_.end(), [&](const Node& one) { return one.of.end == seconds; });
+  [[nodiscard]] std::vector<Instruction> PathTo(std::size_t last) const {
     std::vector<Instruction> path;
-    for (std::optional<std::size_t> at = static_cast<std::size_t>(last - nodes_.begin()); at;) {
+    for (std::optional<std::size_t> at = last; at;) {
       const Node& node = nodes_[*at];
       path.push_back(node.of);
       const bool by_stage = node.before && nodes_[*node.before].of.end == node.of.begin;
@@ -186,7 +187,9 @@ class Graph {
 
 Result<PipelineSchedule> Schedule1F1B(const PipelineTimes& times) {
   CAIRN_RETURN_IF_ERROR(Check(times));
-  return Graph(times).Run();
+  PipelineSchedule schedule = Graph(times).Run();
+  CAIRN_RETURN_IF_ERROR(CheckTime(schedule.seconds, "the longest path"));
+  return schedule;
 }
 
 }  // namespace cairn

@@ -49,14 +49,16 @@ struct PipelineSchedule {
   std::vector<std::vector<Instruction>> stages;
   /// From the first instruction of the iteration to its last: each begins when its predecessor has ended, and its send.
   std::vector<Instruction> critical_path;
-  /// When each stage waits, in order; before its first instruction and after its last, too.
+  /// When each stage waits, in order; before its first instruction and after its last, too. A wait of less than a
+  /// billionth of the iteration is none: sums of the same times in another order differ that much at most.
   std::vector<std::vector<IdleWindow>> idle;
 };
 
 /// The schedule of one iteration.
 ///
 /// InvalidArgument if there is no stage or no micro-batch, if stages differ in the number of micro-batches, or if a
-/// time is negative or not finite: names the instruction or the edge, the expected and the found value.
+/// time, or the longest path, is negative or not finite: names the instruction or the edge, the expected and the found
+/// value.
 [[nodiscard]] Result<PipelineSchedule> Schedule1F1B(const PipelineTimes& times);
 
 }  // namespace cairn

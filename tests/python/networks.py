@@ -82,6 +82,40 @@ class Neighbour:
         return self.node.inside("unshare", "--uts", "sh", "-c", f'hostname {self.name} && exec "$@"', "sh", *command)
 
 
+class TwoAddresses:
+    """A node under a name with two addresses: the first one drops every packet."""
+
+    def __init__(self, node: Node, hosts: Path) -> None:
+        self.node, self.hosts, self.address = node, hosts, "master"
+        hosts.write_text(f"127.0.0.1 localhost\n2001:db8::1 master\n{node.address} master\n")
+        for command in (
+            "link add dropping type veth peer name nothing",
+            "link set dropping up",
+            "link set nothing up",
+            "-6 address add 2001:db8::2/64 dev dropping nodad",
+            "-6 neigh add 2001:db8::1 lladdr 02:00:00:00:00:01 dev dropping nud permanent",
+        ):
+            run(*node.inside("ip", *command.split()))
+
+    def inside(self, *command: str) -> list[str]:
+        script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        return self.node.inside("unshare", "--mount", "sh", "-c", script, str(self.hosts), *command)
+
+
+class FewDescriptors:
+    """This host, for a process that may have so many files open."""
+
+    def __init__(self, address: str, descriptors: int) -> None:
+        self.address, self.descriptors = address, descriptors
+
+    def inside(self, *command: str) -> list[str]:
+        return ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self.descriptors), *command]
+
+
+# Where a rank of a test runs.
+Host = Node | Neighbour | TwoAddresses | FewDescriptors
+
+
 def link(one: Node, other: Node, rate: str, back: str) -> None:
     """A pair of veth devices."""
     ends = (f"to-{other.name}", f"to-{one.name}")

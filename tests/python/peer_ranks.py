@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs import COMMAND
-from networks import Neighbour, Node
+from networks import Host
 
 Process = subprocess.Popen[str]
 HELLO = {"protocol": "cairn doctor --peers", "version": 1}
@@ -27,7 +27,7 @@ def free_port() -> int:
 class Ranks:
     """The ranks of a job, each a process of the real command; killed if the test leaves them behind."""
 
-    def __init__(self, world: int, nodes: Sequence[Node | Neighbour] | None = None) -> None:
+    def __init__(self, world: int, nodes: Sequence[Host] | None = None) -> None:
         self.world, self.nodes = world, nodes
         self.port = free_port()
         self.processes: list[Process] = []

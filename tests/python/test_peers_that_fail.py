@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from contextlib import ExitStack, closing, suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from networks import FewDescriptors, Node, TwoAddresses, run
 from peer_ranks import HELLO, Rank, end, failed, good
 
 # Ranks that fail
@@ -19,6 +21,16 @@ def test_a_rank_that_does_not_come_is_named(ranks: Any) -> None:
     job = ranks(3)
     said = failed(job.start(0, "--timeout=1s"), job.start(2))
     assert "rank 1 did not come within 1 s" in said and f"rank 2 ({socket.gethostname()})" in said
+
+
+def test_a_long_reason_is_given_once(ranks: Any, stack: ExitStack) -> None:
+    job = ranks(3)
+    first = job.start(0, "--timeout=1s")
+    # Where the reason is cut, half of a character is left.
+    second = stack.enter_context(closing(Rank(job, 1, host="é" * 512)))
+
+    assert failed(first).count("did not come within") == 1
+    assert "rank 2 did not come within 1 s; here are rank 0" in second.hear()["error"]
 
 
 def test_a_rank_that_is_killed_is_named(ranks: Any, stack: ExitStack) -> None:
@@ -138,6 +150,45 @@ def test_strangers_are_turned_away_and_delay_nobody(ranks: Any, stack: ExitStack
     assert "rank 2 (elsewhere) has closed the connection" in said
 
 
+def test_strangers_that_say_nothing_do_not_take_the_last_descriptor(ranks: Any, stack: ExitStack) -> None:
+    job = ranks(2, [FewDescriptors("localhost", 32)] * 2)
+    first = job.start(0, "--timeout=5s")
+    probe = stack.enter_context(closing(Rank(job, 1, world=3)))
+    assert "WORLD_SIZE" in probe.hear()["error"]  # It listens.
+    for _ in range(48):
+        stack.enter_context(closing(socket.create_connection(("localhost", job.port), timeout=60)))
+
+    assert "rank 1 did not come" in failed(first)
+
+
+def test_who_comes_when_all_are_here_is_told_why_not(ranks: Any, stack: ExitStack) -> None:
+    job = ranks(2)
+    first = job.start(0)
+    second = stack.enter_context(closing(Rank(job, 1)))
+    assert "token" in second.hear()
+
+    third = stack.enter_context(closing(Rank(job, 1)))
+
+    assert "RANK 1 is taken by a process on elsewhere" in third.hear()["error"]
+    second.close()
+    assert "rank 1 (elsewhere) has closed the connection" in failed(first)
+
+
+def test_a_stranger_does_not_keep_a_waiting_rank_busy(ranks: Any, stack: ExitStack) -> None:
+    job = ranks(2)
+    master = stack.enter_context(closing(socket.create_server(("localhost", job.port))))
+    rank = job.start(1, "--timeout=1s")
+    control = stack.enter_context(closing(master.accept()[0]))
+    lines = stack.enter_context(closing(control.makefile()))
+    port = json.loads(lines.readline())["port"]
+    stack.enter_context(closing(socket.create_connection(("localhost", port), timeout=60)))
+
+    _, status, used = os.wait4(rank.pid, 0)  # After two seconds: nobody says how to go on.
+
+    rank.returncode = os.waitstatus_to_exitcode(status)
+    assert rank.returncode == 2 and used.ru_utime + used.ru_stime < 0.5
+
+
 def test_only_who_has_the_token_is_measured_with(ranks: Any, stack: ExitStack) -> None:
     job = ranks(2)
     master = stack.enter_context(closing(socket.create_server(("localhost", job.port))))
@@ -190,6 +241,47 @@ def test_a_port_that_is_taken_is_named(ranks: Any, stack: ExitStack) -> None:
     job = ranks(2)
     taken = stack.enter_context(closing(socket.create_server(("", job.port))))
     assert "--port" in failed(job.start(0)) and taken.fileno() >= 0
+
+
+def test_a_port_of_which_nobody_listens_is_not_taken_by_who_asks(ranks: Any, stack: ExitStack) -> None:
+    node = stack.enter_context(closing(Node(0)))
+    run(*node.inside("sysctl", "-qw", "net.ipv4.ip_local_port_range=40000 40007"))
+    job = ranks(2, [node] * 2)
+    job.port = 40002  # Ports that connect() chooses are even, of bind() odd.
+
+    said = failed(job.start(1, "--timeout=2s"))
+
+    assert "rank 0 cannot be reached within 2 s" in said and "Connection refused" in said
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(ranks: Any, stack: ExitStack, tmp_path: Path) -> None:
+    node = stack.enter_context(closing(Node(0)))
+    master = TwoAddresses(node, tmp_path / "hosts")
+    job = ranks(2, [master] * 2)
+
+    good(job.start(0, "--timeout=8s", "--out", tmp_path / "topology.json"), job.start(1, "--timeout=9s"))
+
+
+def test_what_is_no_file_is_not_replaced(ranks: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "expected a regular file or none" in failed(ranks(2).start(0, "--timeout=1s", "--out", tmp_path / "pipe"))
+    assert "expected the name of a file" in failed(ranks(2).start(0, "--timeout=1s", "--out", ""))
+
+
+def test_what_was_measured_is_printed_even_if_it_cannot_be_written(
+    ranks: Any, stack: ExitStack, tmp_path: Path
+) -> None:
+    job = ranks(2)
+    (tmp_path / "gone").mkdir()
+    first = job.start(0, "--json", "--out", tmp_path / "gone" / "topology.json")
+    stack.enter_context(closing(Rank(job, 1, world=3))).hear()  # It has looked at the folder.
+    (tmp_path / "gone").rmdir()
+
+    good(job.start(1))
+    printed, said = end(first)
+
+    assert first.returncode == 2 and "topology.json.part: No such file" in said
+    assert len(json.loads(printed)["pairs"]) == 1
 
 
 def test_a_master_that_is_something_else_is_named(ranks: Any, stack: ExitStack) -> None:

@@ -77,6 +77,29 @@ TEST(Instructions, FilesMayComeInAnyOrder) {
   EXPECT_THAT(read->times.forward, ElementsAre(ElementsAre(1.5, 1.5), ElementsAre(2, 2)));
 }
 
+TEST(Instructions, RanksOfSeveralHostsNeedNoCommonClockWithoutMessages) {
+  const auto rank = [](int number, double at) {
+    return InstructionFile{fmt::format("{}.csv", number),
+                           fmt::format("{0}forward,{1},{2},1,{3},{3},0\nbackward,{4},{5},1,{3},{3},0\n", kHead, at,
+                                       at + 1, number, at + 6 - 2 * number, at + 7 - 2 * number)};
+  };
+
+  // One host has run for an hour longer; or all times are before the clock's zero.
+  for (const double second : {3600.0, -900.0}) {
+    const Result<RecordedPipeline> read = ReadInstructions({rank(0, -1000), rank(1, second)});
+
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->seconds, 7);
+  }
+}
+
+TEST(Instructions, AByteOrderMarkDoesNotMatter) {
+  std::vector<InstructionFile> files = TwoStages();
+  files[0].text.insert(0, "\xef\xbb\xbf");
+
+  EXPECT_TRUE(ReadInstructions(files).ok()) << ReadInstructions(files).status();
+}
+
 TEST(Instructions, OfAStageTheSlowestRankCounts) {
   const auto rank = [](int number, int stage, double forward, double send) {
     return InstructionFile{fmt::format("{}.csv", number),
@@ -115,6 +138,8 @@ TEST(Instructions, AFileThatIsNoneIsRefusedByNameAndLine) {
 
   EXPECT_EQ(said("time,energy_j\n"), "a.csv:1: expected a column instruction, found \"time,energy_j\"");
   EXPECT_EQ(said(kHead), "a.csv: expected instructions, found none");
+  EXPECT_EQ(said(kHead + std::string(70'000, ',')),
+            "a.csv:2: expected a line of at most 65536 bytes, found one of 70000");
   EXPECT_EQ(said(whole + "forward,1,2\n"), "a.csv:20: expected 7 fields, found 3");
   EXPECT_EQ(said(Replaced(whole, "forward,100,", "forward,x,")), "a.csv:2: start: expected seconds, found \"x\"");
   EXPECT_THAT(said(Replaced(whole, "forward,100,101", "forward,100,99")),
@@ -137,7 +162,8 @@ TEST(Instructions, WhatIsMissingOrThereTwiceIsNamed) {
   EXPECT_EQ(Refused({files[0], {"b.csv", Replaced(files[1].text, "backward,", "other,")}}),
             "b.csv: expected backward of micro-batch 0 in step 7, found none");
   EXPECT_THAT(Refused({files[0], {"b.csv", files[1].text + "forward,1,2,9,1,1,0\n"}}),
-              HasSubstr("b.csv: expected the 2 micro-batches of 2 steps that a.csv has, found more"));
+              HasSubstr("b.csv: expected the steps and micro-batches that a.csv has, found forward of micro-batch 0 "
+                        "in step 9"));
   EXPECT_EQ(Refused({{"a.csv", Replaced(first, "send_activation,", "other,")}, files[1]}),
             "a.csv: expected send_activation of micro-batch 0 in step 7, because b.csv received it, found none");
 }

@@ -2,14 +2,18 @@
 
 #include "tune/slack.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <map>
+#include <random>
 #include <sstream>
+#include <tuple>
 
 namespace cairn {
 namespace {
@@ -126,6 +130,23 @@ TEST(Slack, ASingleStageNeverWaits) {
   EXPECT_EQ(schedule.critical_path.size(), 10);
 }
 
+TEST(Slack, APathEndsWithTheIterationsLastInstructionEvenIfItTakesNoTime) {
+  PipelineTimes times = Uniform({1, 1}, {1, 1}, 2);
+  times.backward[0] = {0, 0};
+
+  const PipelineSchedule schedule = Scheduled(times);
+
+  EXPECT_EQ(schedule.seconds, 5);
+  EXPECT_EQ(Names(schedule.critical_path, true), "F0@0 F0@1 B0@1 F1@1 B1@1 B1@0");
+}
+
+TEST(Slack, WhatRoundingLeavesBetweenTwoInstructionsIsNoWindow) {
+  const PipelineSchedule schedule = Scheduled(Uniform({0.1, 0.1}, {0.1, 0.1}, 64));
+
+  EXPECT_EQ(schedule.idle[0].size(), 2);  // For its first backward, and for its last.
+  EXPECT_EQ(schedule.idle[1].size(), 2);  // Before its first forward, and after its last backward.
+}
+
 TEST(Slack, BadTimesAreRefusedByName) {
   const auto refused = [](const PipelineTimes& times) {
     const Result<PipelineSchedule> schedule = Schedule1F1B(times);
@@ -148,6 +169,79 @@ TEST(Slack, BadTimesAreRefusedByName) {
   EXPECT_THAT(refused(times), HasSubstr("send between stages 0 and 1: expected a time of 0 s or more, found -0.5"));
   times.backward.pop_back();
   EXPECT_THAT(refused(times), HasSubstr("backward: expected 2 stages, found 1"));
+  EXPECT_THAT(refused(Uniform({1e308}, {1}, 2)), HasSubstr("longest path: expected a time of 0 s or more, found inf"));
+}
+
+// Random pipelines, against the definition of 1F1B. Times are eighths of a second, so that sums are exact.
+
+/// When an instruction ends: the longest way to it, step by step back.
+class Definition {
+ public:
+  explicit Definition(const PipelineTimes& times)
+      : times_(times), stages_(times.forward.size()), micro_batches_(times.forward[0].size()) {}
+
+  double End(std::size_t stage, Pass pass, std::size_t i) {
+    const auto known = ends_.find({stage, pass, i});
+    if (known != ends_.end()) return known->second;
+    const bool forward = pass == Pass::kForward;
+    const std::size_t ahead = std::min(stages_ - 1 - stage, micro_batches_);
+    double begin = 0;
+    if (forward && i > ahead) begin = End(stage, Pass::kBackward, i - ahead - 1);
+    if (forward && i > 0) begin = std::max(begin, End(stage, Pass::kForward, i - 1));
+    if (!forward && i > 0) begin = End(stage, Pass::kBackward, i - 1);
+    if (!forward) begin = std::max(begin, End(stage, Pass::kForward, std::min(i + ahead, micro_batches_ - 1)));
+    if (forward && stage > 0) begin = std::max(begin, End(stage - 1, pass, i) + times_.send[stage - 1]);
+    if (!forward && stage + 1 < stages_) begin = std::max(begin, End(stage + 1, pass, i) + times_.send[stage]);
+    return ends_[{stage, pass, i}] = begin + (forward ? times_.forward : times_.backward)[stage][i];
+  }
+  double Last() { return End(0, Pass::kBackward, micro_batches_ - 1); }
+
+ private:
+  const PipelineTimes& times_;
+  const std::size_t stages_;
+  const std::size_t micro_batches_;
+  std::map<std::tuple<std::size_t, Pass, std::size_t>, double> ends_;
+};
+
+TEST(Slack, RandomPipelinesAreAsTheDefinitionSays) {
+  std::mt19937 random(7);
+  const auto upto = [&](unsigned most) { return random() % (most + 1); };
+  for (int round = 0; round < 300; ++round) {
+    const std::size_t stages = 1 + upto(4);
+    const std::size_t micro_batches = 1 + upto(5);
+    // Few different times give ties, and zeros.
+    const unsigned most = round % 3 == 0 ? 2 : 100;
+    PipelineTimes times = Uniform(std::vector<double>(stages), std::vector<double>(stages), micro_batches);
+    for (auto* const pass : {&times.forward, &times.backward}) {
+      for (auto& stage : *pass) std::generate(stage.begin(), stage.end(), [&] { return upto(most) / 8.0; });
+    }
+    for (std::size_t edge = 1; edge < stages; ++edge) times.send.push_back(upto(most) / 8.0);
+    SCOPED_TRACE(fmt::format("round {}: {} stages, {} micro-batches", round, stages, micro_batches));
+
+    const PipelineSchedule schedule = Scheduled(times);
+
+    Definition definition(times);
+    ASSERT_EQ(schedule.seconds, definition.Last());
+    for (const std::vector<Instruction>& stage : schedule.stages) {
+      for (const Instruction& one : stage) {
+        ASSERT_EQ(one.end, definition.End(one.stage, one.pass, one.micro_batch)) << Names({one}, true);
+        PipelineTimes slower = times;
+        double& seconds = (one.pass == Pass::kForward ? slower.forward : slower.backward)[one.stage][one.micro_batch];
+        seconds += one.slack;
+        ASSERT_EQ(Definition(slower).Last(), schedule.seconds) << Names({one}, true);
+        seconds += 0.125;
+        ASSERT_GT(Definition(slower).Last(), schedule.seconds) << Names({one}, true);
+      }
+    }
+    double along = 0;
+    for (const Instruction& one : schedule.critical_path) {
+      EXPECT_EQ(one.slack, 0) << Names({one}, true);
+      along += one.end - one.begin;
+    }
+    EXPECT_LE(along, schedule.seconds);  // The rest is sends.
+    EXPECT_EQ(Names({schedule.critical_path.front(), schedule.critical_path.back()}, true),
+              fmt::format("F0@0 B{}@0", micro_batches - 1));
+  }
 }
 
 // Published frontiers (bench/data/README.md).

@@ -20,6 +20,8 @@ using nlohmann::json;
 constexpr int kMostPort = std::numeric_limits<std::uint16_t>::max();
 constexpr double kMostRate = 1e15;
 constexpr double kMostDelay = 1e6;
+// Less than TextOf takes: half of a character becomes the three bytes of U+FFFD.
+constexpr std::size_t kMostError = 1000;
 
 bool IsLoopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
@@ -93,13 +95,18 @@ Status Coordinator::Gather() {
     for (std::size_t i = 0; i < members_.size(); ++i) {
       if (members_[i]) CAIRN_RETURN_IF_ERROR(Named(static_cast<int>(i), members_[i]->socket.Fill()));
     }
-    CAIRN_ASSIGN_OR_RETURN(std::vector<Lobby::Guest> guests, lobby_.Greet());
-    for (Lobby::Guest& guest : guests) {
-      const Status admitted = Admit(guest);
-      if (admitted.ok()) continue;
-      TurnAway(guest.socket, admitted.message());
-      static_cast<void>(guest.socket.Say({{"error", "rank 0: " + admitted.message()}}, Deadline::In(pace_.patience)));
-    }
+    CAIRN_RETURN_IF_ERROR(ReceiveGuests());
+  }
+  return Status::Ok();
+}
+
+Status Coordinator::ReceiveGuests() {
+  CAIRN_ASSIGN_OR_RETURN(std::vector<Lobby::Guest> guests, lobby_.Greet());
+  for (Lobby::Guest& guest : guests) {
+    const Status admitted = Admit(guest);
+    if (admitted.ok()) continue;
+    TurnAway(guest.socket, admitted.message());
+    static_cast<void>(guest.socket.Say({{"error", "rank 0: " + admitted.message()}}, Deadline::In(pace_.patience)));
   }
   return Status::Ok();
 }
@@ -109,6 +116,7 @@ Result<std::vector<json>> Coordinator::Answers(const std::vector<int>& ranks, De
   std::size_t missing = ranks.size();
   while (missing > 0) {
     std::vector<int> fds;
+    lobby_.AddTo(fds);
     for (const std::optional<Member>& member : members_) fds.push_back(member->socket.fd());
     const Status status = AwaitReadable(fds, deadline);
     if (status.code() == StatusCode::kDeadlineExceeded || deadline.passed()) {
@@ -136,6 +144,7 @@ Result<std::vector<json>> Coordinator::Answers(const std::vector<int>& ranks, De
       }
     }
     CAIRN_RETURN_IF_ERROR(gone);
+    CAIRN_RETURN_IF_ERROR(ReceiveGuests());
   }
   return answers;
 }
@@ -198,7 +207,8 @@ Result<PeersMeasured> Coordinator::Lead() {
 
 Result<PeersMeasured> Coordinator::Run() {
   Result<PeersMeasured> measured = Lead();
-  const json end = measured.ok() ? json{{"done", true}} : json{{"error", measured.status().message().substr(0, 1024)}};
+  const json end =
+      measured.ok() ? json{{"done", true}} : json{{"error", measured.status().message().substr(0, kMostError)}};
   for (std::optional<Member>& member : members_) {
     // Who does not hear it notices that the connection ends.
     if (member) static_cast<void>(member->socket.Say(end, Deadline::In({})));

@@ -56,6 +56,8 @@ class Coordinator {
 
   Result<PeersMeasured> Lead();
   Status Gather();
+  /// Admits or turns away whoever has come since.
+  Status ReceiveGuests();
   /// Not ok only for who is not a rank of this job.
   Status Admit(Lobby::Guest& guest);
   Status MakeReady();

@@ -76,6 +76,8 @@ Status Lobby::Accept() {
       strangers_.push_back({PeerSocket(std::move(fd)), Deadline::In(kPatience)});
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return Status::Ok();
+    } else if ((errno == EMFILE || errno == ENFILE) && !strangers_.empty()) {
+      strangers_.erase(strangers_.begin());
     } else if (errno != EINTR && errno != ECONNABORTED) {
       return ErrnoStatus(errno, "accepting a connection");
     }

@@ -25,7 +25,7 @@ namespace cairn::tools {
 void TurnAway(const PeerSocket& socket, std::string_view why);
 
 /// Accepts connections and hears which of them begin with Hello. Others are turned away, and who says nothing delays
-/// nobody.
+/// nobody, nor takes the last descriptor.
 class Lobby {
  public:
   struct Guest {

@@ -39,7 +39,8 @@ class Member {
     deadline_ = Deadline::In(options_.timeout + options_.patience);
     while (!done_) {
       std::vector<int> fds{control_.fd()};
-      lobby_.AddTo(fds);
+      // Before there is a token nobody is served, and who waits for that must not wake this rank.
+      if (!token_.empty()) lobby_.AddTo(fds);
       CAIRN_RETURN_IF_ERROR(OfCoordinator(AwaitReadable(fds, deadline_)));
       const Status heard = control_.Fill();
       while (std::optional<json> message = control_.TakeMessage()) CAIRN_RETURN_IF_ERROR(Obey(*message));

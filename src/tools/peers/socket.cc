@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -46,6 +47,11 @@ Status Failure(int error, const std::string& what) {
   return ErrnoStatus(error, what);
 }
 
+/// An equal share of the time that is left.
+Deadline ShareOf(Deadline deadline, int shares) {
+  return deadline.infinite() ? deadline : Deadline::In((deadline.when() - Deadline::Clock::now()) / shares);
+}
+
 bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 void SetOption(int fd, int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof(value)); }
@@ -72,6 +78,17 @@ Result<UniqueFd> ListenOn(int family, int port) {
   return made;
 }
 
+/// A connection to a port of this host at which nobody listens can get that port as its own, and succeeds.
+bool IsConnectedToItself(int fd) {
+  sockaddr_storage own{};
+  sockaddr_storage other{};
+  socklen_t own_length = sizeof(own);
+  socklen_t other_length = sizeof(other);
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) == 0 &&
+         ::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &other_length) == 0 && own_length == other_length &&
+         std::memcmp(&own, &other, own_length) == 0;
+}
+
 Result<PeerSocket> ConnectToOne(const addrinfo& at, const std::string& what, Deadline deadline) {
   UniqueFd fd(::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus(errno, what);
@@ -84,7 +101,11 @@ Result<PeerSocket> ConnectToOne(const addrinfo& at, const std::string& what, Dea
     ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) return ErrnoStatus(error, what);
   }
-  return PeerSocket(std::move(fd));
+  const bool itself = IsConnectedToItself(fd.get());
+  PeerSocket connected(std::move(fd));
+  if (!itself) return connected;
+  connected.Abort();  // At once, so that the port is free for who will listen there.
+  return ErrnoStatus(ECONNREFUSED, what);
 }
 
 }  // namespace
@@ -217,8 +238,10 @@ Result<PeerSocket> ConnectTo(const std::string& host, int port, Deadline deadlin
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, &::freeaddrinfo);
   Status last = Error(StatusCode::kNotFound, "{}: the host has no address", what);
-  for (const addrinfo* at = list; at != nullptr; at = at->ai_next) {
-    Result<PeerSocket> connected = ConnectToOne(*at, what, deadline);
+  int left = 0;
+  for (const addrinfo* at = list; at != nullptr; at = at->ai_next) ++left;
+  for (const addrinfo* at = list; at != nullptr; at = at->ai_next, --left) {
+    Result<PeerSocket> connected = ConnectToOne(*at, what, ShareOf(deadline, left));
     if (connected.ok()) return connected;
     last = connected.status();
   }

@@ -56,7 +56,8 @@ Status AwaitReadable(const std::vector<int>& fds, Deadline deadline);
 /// Listens on all addresses. Port 0: any free one.
 Result<UniqueFd> ListenAt(int port);
 Result<int> PortOf(int listener);
-/// Tries each address of the host once. The messages begin with "connecting to HOST:PORT".
+/// Tries each address of the host once, with an equal share of the time: one that drops packets does not take all of
+/// it. The messages begin with "connecting to HOST:PORT".
 Result<PeerSocket> ConnectTo(const std::string& host, int port, Deadline deadline);
 
 }  // namespace cairn::tools
