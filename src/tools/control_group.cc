@@ -74,6 +74,14 @@ Result<Parent> FindParent(const std::string& controller, const std::string& root
     const bool has_parent = i + 1 < folders.size() && own.starts_with(folders[i + 1] + "/");
     const std::string& parent = has_parent ? folders[i + 1] : own;
     if (!HasWord(parent + "/cgroup.subtree_control", controller)) {
+      // Only the machine's own root, which has no type, may have both. Asking for it would change a group that it may
+      // not use: with "+cpu" it could hold no other groups with processes.
+      if (!has_parent && exists(own + "/cgroup.type") && !Processes(own).empty()) {
+        return Error(StatusCode::kUnsupported,
+                     "{0} holds this process, and a control group with processes cannot divide its {1}: move all of "
+                     "them to a group below it, as docs/operations.md shows",
+                     own, controller);
+      }
       CAIRN_RETURN_IF_ERROR(WriteTo(parent + "/cgroup.subtree_control", "+" + controller));
     }
     return Parent{parent, true};

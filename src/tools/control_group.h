@@ -10,8 +10,11 @@
 
 namespace cairn::tools {
 
+/// The kernel takes no smaller quota: 1 ms in each period.
+constexpr double kLeastCores = 0.05;
+
 struct GroupLimits {
-  /// CPU time per second; may be a fraction. 0: not limited.
+  /// CPU time per second; may be a fraction, at least kLeastCores. 0: not limited.
   double cores = 0;
   /// Page cache included. 0: not limited.
   std::uint64_t memory_bytes = 0;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status_macros.h"
@@ -86,7 +88,11 @@ void AddTune(CLI::App& app, Arguments& arguments, Commands& commands) {
 void AddProfile(CLI::App& app, Arguments& arguments, Commands& commands) {
   ProfileOptions& profiling = arguments.profiling;
   CLI::App* const profile = AddCommand(
-      app, "profile", "Run a training command with fewer cores and less memory, and see what it needs", arguments);
+      app, "profile", "Run a training command again and again with less of the host; see what it needs", arguments);
+  profile->footer(
+      "Runs the command with all cores and memory, then with fewer and less. Each run ends once enough iterations are\n"
+      "counted: SIGTERM, after five seconds SIGKILL, with all that it has started. Give the command a folder for\n"
+      "checkpoints that you do not need: cairn profile --out profile.json -- python train.py --steps 1000");
   profile->add_option("command", profiling.command, "The command, behind --")->required();
   profile->add_option("--out", profiling.out, "The file to write")->capture_default_str();
   profile->add_option("--cores", profiling.cores, "The most cores (default: all that this process may use)");
@@ -284,6 +290,12 @@ void AddCollect(CLI::App& app, Arguments& arguments, Commands& commands) {
   };
 }
 
+/// Without "--", options of the command would be taken for those of `cairn profile`.
+bool LacksDashes(int argc, char** argv) {
+  const std::vector<std::string_view> words(argv, argv + argc);
+  return words.size() > 2 && words[1] == "profile" && std::find(words.begin(), words.end(), "--") == words.end();
+}
+
 int Run(int argc, char** argv) {
   CLI::App app(
       "Inspects Cairn checkpoints and the machine that writes them. Exit codes: 0 ok, 1 damaged or different, "
@@ -301,11 +313,15 @@ int Run(int argc, char** argv) {
   AddPlace(app, arguments, commands);
   AddPlan(app, arguments, commands);
   AddSlack(app, arguments, commands);
+  const Status no_dashes{StatusCode::kInvalidArgument,
+                         "profile: expected the command behind --, such as: cairn profile -- python train.py"};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kGood : kFailed;
+    if (error.get_exit_code() == 0 || !LacksDashes(argc, argv)) return app.exit(error) == 0 ? kGood : kFailed;
+    return ReportError(no_dashes);
   }
+  if (LacksDashes(argc, argv)) return ReportError(no_dashes);
   return commands.at(app.get_subcommands().front())();
 }
 

@@ -228,6 +228,8 @@ bool Running::Wait(Clock::time_point deadline) {
 }
 
 void Running::TakeLine(IterationCounter* counter) {
+  // The terminal ends each line with "\r\n", which are two ends.
+  if (line_.empty()) return;
   if (counter != nullptr) counter->Add(line_, Seconds(Clock::now() - start_));
   std::string plain = PlainLine(line_).substr(0, kShownOfALine);
   line_.clear();
@@ -291,6 +293,17 @@ std::string Running::last_lines() const {
   return text;
 }
 
+/// What was seen of a command that gave no rate, and what would have sufficed.
+std::string Describe(std::uint64_t seen, std::uint64_t warm_up, bool failed) {
+  constexpr std::uint64_t kFewest = 2;
+  if (seen >= warm_up + kFewest) {
+    return fmt::format("{} iterations{}", seen, failed ? "" : ", whose rate is 0; expected a rate above 0");
+  }
+  return fmt::format("{}; expected {} of warm-up and at least {} more",
+                     seen == 0 ? "no line that the pattern matches" : fmt::format("{} iterations", seen), warm_up,
+                     kFewest);
+}
+
 Result<std::unique_ptr<ControlGroup>> MakeGroup(const CommandOptions& options) {
   GroupLimits limits{.cores = 0, .memory_bytes = options.budget.memory_bytes};
   if (std::floor(options.budget.cores) != options.budget.cores) limits.cores = options.budget.cores;
@@ -323,12 +336,9 @@ Result<MeasuredCommand> MeasureCommand(const CommandOptions& options) {
         fmt::format("it was killed: {} of memory do not suffice", HumanBytes(options.budget.memory_bytes));
     return measured;
   }
-  const std::string seen = counter.seen() == 0 ? std::string("no line that the pattern matches")
-                                               : fmt::format("{} iterations", counter.seen());
-  measured.failure =
-      fmt::format("{} after {}; expected {} of warm-up and at least 2 more{}",
-                  ended.empty() ? fmt::format("{} passed", HumanSeconds(Seconds(options.timeout))) : ended, seen,
-                  options.counting.warm_up, running->last_lines());
+  measured.failure = fmt::format(
+      "{} after {}{}", ended.empty() ? fmt::format("{} passed", HumanSeconds(Seconds(options.timeout))) : ended,
+      Describe(counter.seen(), options.counting.warm_up, failed), running->last_lines());
   return measured;
 }
 

@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "tools/commands.h"
+#include "tools/control_group.h"
 #include "tools/interruption.h"
 #include "tools/measured_command.h"
 #include "tools/output.h"
@@ -38,8 +39,8 @@ Result<std::chrono::nanoseconds> ParseTime(const std::string& flag, const std::s
 }
 
 Status CheckCores(const std::string& flag, double found, double most) {
-  if (found >= 0.01 && found <= most) return Status::Ok();
-  return Error(StatusCode::kInvalidArgument, "{}: expected 0.01 to {} cores, found {}", flag, most, found);
+  if (found >= kLeastCores && found <= most) return Status::Ok();
+  return Error(StatusCode::kInvalidArgument, "{}: expected {} to {} cores, found {}", flag, kLeastCores, most, found);
 }
 
 Result<Budget> ParseCheck(const std::string& text, const Budget& full) {
@@ -59,6 +60,9 @@ Result<ProfileRequest> Parse(const ProfileOptions& options) {
   command.command = options.command;
   command.stopped = CatchInterruptions();
   command.counting = {.pattern = options.pattern, .warm_up = options.warm_up, .iterations = options.iterations};
+  if (!options.means.empty() && options.pattern.empty()) {
+    return Error(StatusCode::kInvalidArgument, "--means: expected --pattern, whose match it explains, found none");
+  }
   if (options.means == "line") command.counting.meaning = PatternMeaning::kLine;
   if (options.means == "counter") command.counting.meaning = PatternMeaning::kCounter;
   if (options.means == "rate") command.counting.meaning = PatternMeaning::kRate;

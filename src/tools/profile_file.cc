@@ -1,12 +1,10 @@
 #include "tools/profile_file.h"
 
-#include <fstream>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "base/json_text.h"
 #include "base/status_macros.h"
+#include "tools/input_file.h"
 #include "tools/output.h"
 #include "tools/output_file.h"
 
@@ -148,15 +146,13 @@ Status WriteProfile(const std::string& path, const ProfileFile& file) {
 }
 
 Result<ProfileFile> ReadProfile(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) return ErrnoStatus(errno, "opening " + path);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (IsNestedTooDeeply(text.str())) {
+  constexpr std::size_t kMostBytes = 16U << 20;
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadInputFile(path, "a profile", kMostBytes));
+  if (IsNestedTooDeeply(text)) {
     return Error(StatusCode::kInvalidArgument, "{}: expected at most {} levels of lists and objects, found more", path,
                  kMostJsonLevels);
   }
-  const json root = json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
+  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded()) return Error(StatusCode::kInvalidArgument, "{}: expected JSON, found something else", path);
   Result<ProfileFile> file = Parse(root);
   if (!file.ok()) return Status(file.status().code(), fmt::format("{}: {}", path, file.status().message()));

@@ -165,6 +165,24 @@ double KneeOn(const Profile& profile, Axis axis) {
   return curve.back().amount;
 }
 
+// Beyond these, sums and quotients of measured numbers could overflow.
+constexpr double kLeastNumber = 1e-9;
+constexpr double kMostCores = 1e6;
+constexpr double kMostThroughput = 1e12;
+constexpr std::uint64_t kMostMemory = std::uint64_t{1} << 60;
+constexpr std::size_t kMostSamples = 1000;
+
+Status CheckNumber(const std::string& field, double found, double most) {
+  if (found >= kLeastNumber && found <= most) return Status::Ok();
+  return Error(StatusCode::kInvalidArgument, "{}: expected a number above 0, from {:g} to {:g}, found {}", field,
+               kLeastNumber, most, found);
+}
+
+Status CheckMemory(const std::string& field, std::uint64_t found) {
+  if (found <= kMostMemory) return Status::Ok();
+  return Error(StatusCode::kInvalidArgument, "{}: expected at most {} bytes, found {}", field, kMostMemory, found);
+}
+
 }  // namespace
 
 std::optional<Budget> NextBudget(const Profile& profile, const ProfileLimits& limits) {
@@ -225,11 +243,9 @@ ProfileAdvice Advise(const Profile& profile) {
 }
 
 Status CheckProfile(const Profile& profile) {
-  const auto positive = [](const std::string& field, double found) -> Status {
-    if (found > 0 && std::isfinite(found)) return Status::Ok();
-    return Error(StatusCode::kInvalidArgument, "{}: expected a number above 0, found {}", field, found);
-  };
-  CAIRN_RETURN_IF_ERROR(positive("full.cores", profile.full.cores));
+  CAIRN_RETURN_IF_ERROR(CheckNumber("full.cores", profile.full.cores, kMostCores));
+  CAIRN_RETURN_IF_ERROR(CheckMemory("full.memory_bytes", profile.full.memory_bytes));
+  CAIRN_RETURN_IF_ERROR(CheckMemory("full.peak_bytes", profile.peak_bytes));
   if (!(profile.tolerance > 0 && profile.tolerance < 1)) {
     return Error(StatusCode::kInvalidArgument, "tolerance: expected a share above 0 and below 1, found {}",
                  profile.tolerance);
@@ -237,19 +253,26 @@ Status CheckProfile(const Profile& profile) {
   if (profile.samples.empty()) {
     return Error(StatusCode::kInvalidArgument, "samples: expected at least the whole budget, found none");
   }
+  if (profile.samples.size() > kMostSamples) {
+    return Error(StatusCode::kInvalidArgument, "samples: expected at most {}, found {}", kMostSamples,
+                 profile.samples.size());
+  }
   for (std::size_t i = 0; i < profile.samples.size(); ++i) {
     const ProfileSample& sample = profile.samples[i];
     const std::string at = fmt::format("samples[{}]", i);
-    CAIRN_RETURN_IF_ERROR(positive(at + ".cores", sample.budget.cores));
+    CAIRN_RETURN_IF_ERROR(CheckNumber(at + ".cores", sample.budget.cores, kMostCores));
+    CAIRN_RETURN_IF_ERROR(CheckMemory(at + ".memory_bytes", sample.budget.memory_bytes));
     if (i == 0 && !(sample.budget == profile.full)) {
       return Error(StatusCode::kInvalidArgument,
                    "samples[0]: expected the whole budget ({} cores, {} bytes), found {} cores, {} bytes",
                    profile.full.cores, profile.full.memory_bytes, sample.budget.cores, sample.budget.memory_bytes);
     }
-    if (i == 0) CAIRN_RETURN_IF_ERROR(positive(at + ".throughput", sample.throughput));
-    if (!(sample.throughput >= 0) || !std::isfinite(sample.throughput)) {
+    if (sample.throughput < 0) {
       return Error(StatusCode::kInvalidArgument, "{}.throughput: expected a number of at least 0, found {}", at,
                    sample.throughput);
+    }
+    if (sample.throughput != 0 || i == 0) {
+      CAIRN_RETURN_IF_ERROR(CheckNumber(at + ".throughput", sample.throughput, kMostThroughput));
     }
     for (std::size_t j = 0; j < i; ++j) {
       if (sample.budget == profile.samples[j].budget) {

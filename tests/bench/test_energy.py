@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +50,55 @@ def test_energy_is_the_sum_of_packages_since_the_first_sample(powercap: Path) ->
     assert [joules for _, joules in meter.samples] == [0, 2.5]
 
 
+def test_what_was_used_before_the_first_sample_does_not_count(powercap: Path) -> None:
+    meter = Meter(CPU, str(powercap))
+    for value in (7_000_000, 7_500_000):
+        (powercap / "intel-rapl:0/energy_uj").write_text(f"{value}\n")
+        meter.sample()
+
+    assert [joules for _, joules in meter.samples] == [0, 0.5]
+
+
+@pytest.mark.parametrize("text", [None, "", "busy\n"])
+def test_a_counter_that_fails_in_the_middle_ends_the_energy_but_not_the_training(
+    powercap: Path, text: str | None
+) -> None:
+    counter = powercap / "intel-rapl:1/energy_uj"
+    meter = Meter(CPU, str(powercap))
+    meter.sample()
+    counter.unlink() if text is None else counter.write_text(text)
+    meter.sample()
+    meter.sample()
+
+    assert [joules for _, joules in meter.samples] == [0, None, None]
+    why = "No such file or directory" if text is None else f"expected a number, found {text.strip()!r}"
+    assert meter.source == f"RAPL: package-0, package-1 of the whole host; then no RAPL: {counter}: {why}"
+
+
+def test_a_gpu_that_no_longer_answers_nvml_ends_the_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    answers = [2000, 2000, 3500, NVMLError("GPU is lost")]  # Millijoules.
+
+    def read(handle: str) -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, NVMLError):
+            raise answer
+        return answer
+
+    nvml = SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=str,
+                           nvmlDeviceGetTotalEnergyConsumption=read)  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0"))
+    meter = Meter(torch.device("cuda"))
+    for _ in range(3):
+        meter.sample()
+
+    assert [joules for _, joules in meter.samples] == [0, 1.5, None]
+    assert meter.source == "NVML: GPU 0; then no NVML: GPU 0: GPU is lost"
+
+
 def test_a_counter_that_wraps_goes_on(powercap: Path) -> None:
     counter = powercap / "intel-rapl:0/energy_uj"
     counter.write_text(f"{MOST - 1_000_000}\n")
@@ -56,7 +107,7 @@ def test_a_counter_that_wraps_goes_on(powercap: Path) -> None:
         counter.write_text(f"{value}\n")
         meter.sample()
 
-    assert [joules for _, joules in meter.samples] == pytest.approx([0.5, 1.25, 1.75])
+    assert [joules for _, joules in meter.samples] == pytest.approx([0, 0.75, 1.25])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")

@@ -99,6 +99,25 @@ TEST(MeasuredCommand, SaysHowACommandFailed) {
               AllOf(HasSubstr("200 ms passed after no line"), HasSubstr("its last lines: hello")));
 }
 
+TEST(MeasuredCommand, SaysWhetherIterationsWereMissing) {
+  const std::string many = "for i in 1 2 3; do echo step $i; done; exit 3";
+  EXPECT_THAT(Measured(Shell(many)).failure, HasSubstr("it exited with code 3 after 2 iterations; expected 1 of"));
+  CommandOptions enough = Shell("for i in 1 2 3 4; do echo step $i; done; exit 3");
+  enough.counting.iterations = 100;
+  EXPECT_THAT(Measured(enough).failure, HasSubstr("it exited with code 3 after 3 iterations; its last lines: "));
+  EXPECT_THAT(Measured(Shell("for i in 1 2 3 4 5; do echo 0 it/s; done")).failure,
+              HasSubstr("it exited with code 0 after 5 iterations, whose rate is 0; expected a rate above 0"));
+}
+
+// A terminal ends a line with two characters, and either of them ends a progress bar.
+TEST(MeasuredCommand, CountsEachLineOnce) {
+  CommandOptions options = Shell("for i in 1 2 3 4 5 6; do echo batch; done");
+  options.counting.pattern = ".*";
+  options.counting.iterations = 100;
+
+  EXPECT_EQ(Measured(options).rate->iterations, 5U);
+}
+
 TEST(MeasuredCommand, NamesAProgramThatCannotBeStarted) {
   CommandOptions options = Shell("");
   options.command = {"/no/such/program"};
@@ -189,6 +208,23 @@ TEST_F(GroupFilesTest, SaysWhyThereIsNone) {
 
   Write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
   EXPECT_THAT(Make().message(), HasSubstr("sys/fs/cgroup/cgroup.subtree_control"));
+}
+
+// As in a container that has a namespace of its own.
+TEST_F(GroupFilesTest, SaysWhatToDoWithProcessesAtTheTopInVersion2) {
+  Write("proc/self/cgroup", "0::/\n");
+  Write("proc/self/mountinfo", "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  Write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
+  Write("sys/fs/cgroup/cgroup.type", "domain\n");
+  Write("sys/fs/cgroup/cgroup.procs", "1\n");
+  Write("sys/fs/cgroup/cgroup.subtree_control", "");
+
+  const Status status = Make();
+
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("sys/fs/cgroup holds this process"), HasSubstr("cannot divide its memory: move all of")));
+  EXPECT_EQ(std::filesystem::file_size(root_ / "sys/fs/cgroup/cgroup.subtree_control"), 0U);
 }
 
 TEST_F(GroupFilesTest, StandsBesideItsOwnInVersion2) {

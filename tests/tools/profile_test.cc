@@ -159,10 +159,11 @@ TEST_F(ProfileCommandTest, SaysWhatIsWrongWithACommand) {
   refused(ProfileShell("exit 0", plain), "it printed nothing");
   refused(ProfileShell("sleep 100", {"--cores-only", "--cores=1", "--timeout=200ms"}), "200 ms passed after no line");
   refused(ProfileShell("", {"--pattern=("}), "--pattern: expected a regular expression");
-  refused(ProfileShell("", {"--cores=100000"}), "--cores: expected 0.01 to");
+  refused(ProfileShell("", {"--cores=100000"}), "--cores: expected 0.05 to");
   refused(ProfileShell("", {"--timeout=soon"}), "--timeout: expected a time such as");
   refused(ProfileShell("", {"--check=half"}), "--check: expected");
   refused(ProfileShell("", {"--memory=0"}), "expected at least 1 byte");
+  refused(ProfileShell("", {"--means=line"}), "--means: expected --pattern");
   refused(RunProgram(CAIRN_CLI, {"profile"}), "command is required");
   refused(RunProgram(CAIRN_CLI, {"profile", "--out=/no/such/folder/profile.json", "--cores-only", "--cores=1",
                                  "--least-time=0", "--", "sh", "-c", "while :; do echo step $((i=i+1)); done"}),
@@ -173,6 +174,63 @@ TEST_F(ProfileCommandTest, SaysWhatIsWrongWithACommand) {
           "Is a directory");
   EXPECT_FALSE(std::filesystem::exists(ran_file));
   EXPECT_FALSE(std::filesystem::exists(out_));
+}
+
+// Its options must not be taken for those of cairn profile.
+TEST_F(ProfileCommandTest, RefusesACommandWithoutDashes) {
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"sh", "--iterations", "5"}, {"sh", "--steps=5"}, {"sh"}}) {
+    std::vector<std::string> words{"profile", "--out", out_, "--cores=1"};
+    words.insert(words.end(), command.begin(), command.end());
+    const Ran ran = RunProgram(CAIRN_CLI, words);
+    EXPECT_EQ(ran.code, 2);
+    EXPECT_THAT(ran.err,
+                HasSubstr("profile: expected the command behind --, such as: cairn profile -- python train.py"));
+  }
+  const Ran help = RunProgram(CAIRN_CLI, {"profile", "--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_THAT(help.out,
+              AllOf(HasSubstr("cairn profile --out profile.json -- python train.py"), HasSubstr("again and again"),
+                    HasSubstr("SIGKILL"), HasSubstr("folder for\ncheckpoints that you do not need")));
+}
+
+// The kernel takes no such quota: what was measured before would be lost.
+TEST_F(ProfileCommandTest, RefusesAQuotaThatIsTooSmallBeforeItMeasures) {
+  const std::string ran_file = folder_ / "ran";
+
+  const Ran ran = ProfileShell("touch " + ran_file + "; while :; do echo step $((i=i+1)); done",
+                               {"--cores-only", "--cores=1", "--check=0.02"});
+
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("--check: expected 0.05 to 1 cores, found 0.02"));
+  EXPECT_FALSE(std::filesystem::exists(ran_file));
+}
+
+TEST_F(ProfileCommandTest, GoesOnAfterAHangupThatNohupIgnores) {
+  const std::string pid_file = folder_ / "pid";
+  const std::string go = folder_ / "go";
+  const std::string job = "echo $PPID >'" + pid_file + ".part'; mv '" + pid_file + ".part' '" + pid_file +
+                          "'; while [ ! -e '" + go + "' ]; do :; done; while :; do echo step $((i=i+1)); done";
+  WriteWholeFile(folder_ / "job", job);
+  const std::string profile = "trap '' HUP; exec '" CAIRN_CLI
+                              "' profile --cores-only --cores=1 --least-cores=1 --out='" +
+                              out_ + "' --warm-up=1 --iterations=3 --least-time=0 -- sh '" + (folder_ / "job") + "'";
+  std::vector<std::string> words{"sh", "-c", profile};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  pid_t child = 0;
+  ASSERT_EQ(::posix_spawnp(&child, "sh", nullptr, nullptr, arguments.data(), environ), 0);
+  while (!std::filesystem::exists(pid_file)) ::sched_yield();
+  ASSERT_EQ(std::stoi(ReadWholeFile(pid_file)), child);
+
+  ::kill(child, SIGHUP);
+  WriteWholeFile(go, "");
+
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(std::filesystem::exists(out_));
 }
 
 TEST_F(ProfileCommandTest, EndsTheCommandWhenInterrupted) {
@@ -291,6 +349,19 @@ TEST_F(TuneByProfileTest, NamesTheFieldOfABrokenProfile) {
   refused([](json& p) { p["samples"][2]["throughput"] = -1; },
           "samples[2].throughput: expected a number of at least 0");
   refused([](json& p) { p["samples"][0]["cores"] = 4; }, "samples[0]: expected the whole budget");
+  refused([](json& p) { p["full"]["memory_bytes"] = p["samples"][0]["memory_bytes"] = ~std::uint64_t{0}; },
+          "full.memory_bytes: expected at most 1152921504606846976 bytes, found 18446744073709551615");
+  refused([](json& p) { p["full"]["peak_bytes"] = ~std::uint64_t{0}; }, "full.peak_bytes: expected at most");
+  refused([](json& p) { p["full"]["cores"] = p["samples"][0]["cores"] = 1e-300; },
+          "full.cores: expected a number above 0, from 1e-09 to 1e+06, found 1e-300");
+  refused([](json& p) { p["samples"][1]["throughput"] = 1e308; }, "samples[1].throughput: expected a number above 0");
+  refused(
+      [](json& p) {
+        for (int i = 0; i < 100'000; ++i) {
+          p["samples"].push_back({{"cores", 4 + 1e-5 * i}, {"memory_bytes", 1U << 30}, {"throughput", 40}});
+        }
+      },
+      "samples: expected at most 1000, found 100004");
   refused([](json& p) { p["checks"] = {1}; }, "checks[0]: expected an object, found 1");
   refused([](json& p) { p["command"] = {1}; }, "command[0]: expected a text, found 1");
   refused([](json& p) { p["memory_note"] = 1; }, "memory_note: expected a text, found 1");
@@ -303,6 +374,8 @@ TEST_F(TuneByProfileTest, NamesTheFieldOfABrokenProfile) {
                 HasSubstr(out_ + ": " + why));
   };
   refused_text("{", "expected JSON");
+  refused_text("", "expected a profile, found an empty file");
+  refused_text(std::string((16U << 20) + 1, ' '), "expected a profile of at most 16.0 MiB, found more");
   refused_text("{\"version\": " + std::string(300'000, '['), "expected at most 100 levels of lists and objects");
 }
 

@@ -22,17 +22,20 @@ class Nvml:
             import pynvml
         except ImportError:
             raise NoMeter("no NVML: the package nvidia-ml-py is not installed") from None
+        self._nvml, self._uuid = pynvml, uuid
         try:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            self._read = pynvml.nvmlDeviceGetTotalEnergyConsumption
-            self._read(self._handle)
         except pynvml.NVMLError as error:
             raise NoMeter(f"no NVML: GPU {uuid}: {error}") from None
+        self.joules()
         self.source = f"NVML: GPU {uuid}"
 
     def joules(self):
-        return self._read(self._handle) / 1e3
+        try:
+            return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+        except self._nvml.NVMLError as error:
+            raise NoMeter(f"no NVML: GPU {self._uuid}: {error}") from None
 
 
 class Rapl:
@@ -43,14 +46,14 @@ class Rapl:
             zones = sorted(name for name in os.listdir(root) if name.startswith("intel-rapl:") and name.count(":") == 1)
         except OSError as error:
             raise NoMeter(f"no RAPL: {root}: {error.strerror}") from None
-        # [file, what its counter is limited to, the last value, the sum]
+        # [folder, what its counter is limited to, the last value, the sum]
         self._packages = []
         names = []
         for folder in (os.path.join(root, zone) for zone in zones):
             name = self._text(folder, "name")
             if name.startswith("package"):
-                path, most = os.path.join(folder, "energy_uj"), int(self._text(folder, "max_energy_range_uj"))
-                self._packages.append([path, most, int(self._text(folder, "energy_uj")), 0])
+                most, now = (self._number(folder, file) for file in ("max_energy_range_uj", "energy_uj"))
+                self._packages.append([folder, most, now, 0])
                 names.append(name)
         if not names:
             raise NoMeter(f"no RAPL: {root}: expected zones intel-rapl:N of packages, found none")
@@ -67,10 +70,16 @@ class Rapl:
         except OSError as error:
             raise NoMeter(f"no RAPL: {path}: {error.strerror}") from None
 
+    def _number(self, folder, name):
+        text = self._text(folder, name)
+        if not (text.isascii() and text.isdigit()):
+            raise NoMeter(f"no RAPL: {os.path.join(folder, name)}: expected a number, found {text!r}")
+        return int(text)
+
     def joules(self):
         for package in self._packages:
-            path, most, last, _ = package
-            now = int(self._text(*os.path.split(path)))
+            folder, most, last, _ = package
+            now = self._number(folder, "energy_uj")
             package[2], package[3] = now, package[3] + (now - last if now >= last else now + most - last)
         return sum(package[3] for package in self._packages) / 1e6
 
@@ -78,7 +87,7 @@ class Rapl:
 class Meter:
     """Samples of the cumulative energy since the first sample, and where they come from.
 
-    Without NVML and RAPL the samples have no energy, and `source` says why.
+    Without NVML and RAPL the samples have no energy, and `source` says why. So it is after one that fails.
     """
 
     def __init__(self, device, powercap=POWERCAP):
@@ -89,11 +98,21 @@ class Meter:
             self._counter, self.source = None, str(reason)
         else:
             self.source = self._counter.source
-            self._zero = self._counter.joules()
+        self._zero = None
 
     def sample(self):
         at = time.monotonic()
-        self.samples.append((at, self._counter.joules() - self._zero if self._counter else None))
+        self.samples.append((at, self._joules() if self._counter else None))
+
+    def _joules(self):
+        try:
+            joules = self._counter.joules()
+        except NoMeter as reason:
+            self._counter, self.source = None, f"{self.source}; then {reason}"
+            return None
+        if self._zero is None:
+            self._zero = joules
+        return joules - self._zero
 
 
 def _counter(device, powercap):

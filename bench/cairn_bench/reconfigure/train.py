@@ -111,8 +111,10 @@ def train(settings, tell):
                 tell("saving", step=step)
                 pending = (step, time.monotonic(), states.start_save(checkpointer, step, state, group))
         _finish(pending, tell)
-        if recording:
+        if recording and begun < settings.steps:
             tell("recorded", files=recording.write(checkpointer, group))
+        elif recording:  # The files may be those of these steps.
+            tell("nothing_recorded", step=begun)
     dist.destroy_process_group()
 
 
@@ -143,7 +145,8 @@ HELP = {
     "layout": "pipeline, tensor and data parallel sizes, such as 4,2,2",
     "partition_method": "which layers each pipeline stage has: uniform_transformer (default), or custom:0,2,3,4, where stages "
     "begin at these layers and the last number is how many there are",
-    "export_timing_csv": "at the end, write instructions-<rank>.csv, time-energy-<rank>.csv and trace.json there; without a folder: here",
+    "export_timing_csv": "at the end, write instructions-<rank>.csv, time-energy-<rank>.csv and trace.json there, in the place of "
+    "an earlier run's; without a folder: here",
     "num_prof_steps": "how many steps are recorded, the last ones; default: all",
 }
 CHOICES = {"model": SIZES, "data_parallel": ("replicate", "fully_shard"), "dtype": ("float32", "float64")}
@@ -180,6 +183,13 @@ def main():
     if (ranks := os.environ.get("WORLD_SIZE", "none")) != str(settings.layout.world):
         wanted = f"torchrun --nproc-per-node {settings.layout.world} -m cairn_bench.reconfigure.train"
         parser.error(f"layout {settings.layout}: expected {settings.layout.world} ranks, as of {wanted}; found {ranks}")
+    if settings.export_timing_csv:
+        from .records import prepare
+
+        try:
+            prepare(settings.export_timing_csv)
+        except OSError as error:
+            parser.error(f"--export-timing-csv: {settings.export_timing_csv}: {error.strerror}")
     first = os.environ["RANK"] == "0"
 
     def tell(event, **values):
@@ -187,6 +197,8 @@ def main():
             print(f"step {values['step']} loss {values['loss']:.6f}", flush=True)
         elif event in ("restored", "durable") and first:
             print(f"step {values['step']} {event}", flush=True)
+        elif event == "nothing_recorded" and first:
+            print(f"nothing recorded: no step is left after step {values['step']}", flush=True)
 
     train(settings, tell)
 
