@@ -1,22 +1,25 @@
 """The tables of what was measured on several filesystems, in markdown."""
 
 from ..figures.one_checkpoint import by_filesystem, with_rates
-from ..figures.runs import by, series
+from ..figures.runs import grouped
 from ..shared.filesystems import flushes
-from ..shared.report import interval, short, spread, table
-from .figures import by_strategy
+from ..shared.report import interval, short, table
+from .figures import by_strategy, by_values, cell, leaders
 
 
 def one_checkpoint(measured):
-    """State over time to durable, of each strategy on each filesystem."""
+    """State over time to durable, of each strategy on each filesystem. In bold: the greatest, if it is clearly so."""
     head, rows = measured
     took = flushes(head)
-    sizes = sorted(by(rows, "megabytes"))
+    placed = [{**row, "filesystem": name} for name, of in by_filesystem(with_rates(rows)).items() for row in of]
+    rates = {at: by_values(of, "GB/s") for at, of in grouped(placed, "megabytes", "filesystem").items()}
+    ahead = leaders(rates, best=max)
+    sizes = sorted({size for size, _ in rates})
     lines = []
-    for name, mine in by_strategy(with_rates(rows)):
-        for filesystem, here in by_filesystem(mine).items():
-            rates = series(here, "megabytes", "GB/s")
-            cells = [spread(rates[size]) if size in rates else "-" for size in sizes]
+    for name, mine in by_strategy(placed):
+        strategy = mine[0]["strategy"]
+        for filesystem in by_filesystem(mine):
+            cells = [cell(rates, ahead, (size, filesystem), strategy) for size in sizes]
             lines.append([name, filesystem, *cells, milliseconds(took, filesystem)])
     titles = ("GB/s", "filesystem", *(f"{size:.0f} MB" for size in sizes), "a flush, ms")
     return f"{table(titles, lines)}\n\n{about(took)}"
@@ -27,11 +30,11 @@ def commit(measured):
     head, values = measured
     took = flushes(head)
     lines = []
-    for cell in dict.fromkeys(cell for cell, _, _ in values):
-        name, _, filesystem = cell.rpartition(", ")
-        ratios = values.of(cell, "ratio")
+    for measure in dict.fromkeys(measure for measure, _, _ in values):
+        name, _, filesystem = measure.rpartition(", ")
+        ratios = values.of(measure, "ratio")
         ratio, low, high = interval(ratios)
-        times = [short(values.median(cell, side, 1000)) for side in ("cairn s", "peer s")]
+        times = [short(values.median(measure, side, 1000)) for side in ("cairn s", "peer s")]
         lines.append([name, filesystem, *times, f"{ratio:.4g}", f"{low:.4g} to {high:.4g}", len(ratios),
                       milliseconds(took, filesystem)])  # fmt: skip
     titles = ("measure", "filesystem", "Cairn, ms", "peer, ms", "Cairn over peer", "95 % interval", "n", "a flush, ms")
