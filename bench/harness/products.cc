@@ -32,12 +32,8 @@ class LibtorchProducts : public Products {
     right_ = at::randn({side, side}, options);
     out_ = at::empty_like(left_);
     Multiply(1);  // The first one loads code.
-    for (long count = 1; seconds_of_one_ == 0; count *= 2) {
-      const auto began = Clock::now();
-      Multiply(count);
-      const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
-      if (seconds >= kMeasured) seconds_of_one_ = seconds / static_cast<double>(count);
-    }
+    // One of them may be held up by what else the machine does.
+    seconds_of_one_ = std::min({MeasureOne(), MeasureOne(), MeasureOne()});
   }
 
   Status Run(double seconds) override {
@@ -46,6 +42,14 @@ class LibtorchProducts : public Products {
   }
 
  private:
+  double MeasureOne() {
+    for (long count = 1;; count *= 2) {
+      const auto began = Clock::now();
+      Multiply(count);
+      const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
+      if (seconds >= kMeasured) return seconds / static_cast<double>(count);
+    }
+  }
   void Multiply(long count) {
     for (long i = 0; i < count; ++i) at::mm_out(out_, left_, right_);
     // On the CPU it has been done by now.
