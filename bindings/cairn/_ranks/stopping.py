@@ -24,7 +24,7 @@ import threading
 from typing import Any
 
 from .._errors import DeadlineExceeded, Error, IoError
-from .store_link import _LONGEST_WAIT, _first_line, _wait, own_connection
+from .stores import LONGEST_WAIT, first_line, own_connection, wait
 
 _JOIN = 5.0  # Seconds that leaving waits for the thread.
 
@@ -125,7 +125,7 @@ class Agreement:
 
     def _obey(self, store: Any, word: str) -> bool:
         """Does what the word of that key says, once it is there. Returns False if it says to leave."""
-        while not _wait(store, word, _LONGEST_WAIT):
+        while not wait(store, word, LONGEST_WAIT):
             pass
         kind, _, text = store.get(word).decode().partition(":")
         store.delete_key(word)
@@ -160,7 +160,7 @@ class Agreement:
             store.delete_key(self._key(name))
 
     def _fail(self, error: Exception) -> None:
-        text = f"the ranks cannot agree on when to stop: torch.distributed's store failed: {_first_line(error)}"
+        text = f"the ranks cannot agree on when to stop: torch.distributed's store failed: {first_line(error)}"
         self._error = error if isinstance(error, Error) else IoError(text)
         self._known.set()
         self._connected.set()
