@@ -188,63 +188,79 @@ Status StoreLink::MeetCoordinator(const KeyValueStore& store, Deadline deadline)
 
 Status StoreLink::MeetAsCoordinator(const KeyValueStore& store, Deadline deadline) {
   session_ = MakeUuid();
-  const auto late = [this](const std::vector<int>& ranks) {
-    return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", fmt::join(ranks, ", "),
-                 Seconds(options_.open_deadline));
-  };
   for (int rank = 1; rank < options_.size; ++rank) {
     CAIRN_ASSIGN_OR_RETURN(const bool came, Await(store, HelloKey(rank), deadline));
     if (!came) {
-      std::vector<int> missing;
+      CAIRN_ASSIGN_OR_RETURN(std::vector<int> missing, TakeBack(store));
       for (int other = rank; other < options_.size; ++other) {
         CAIRN_ASSIGN_OR_RETURN(const bool there, store.check(HelloKey(other)));
         if (!there) missing.push_back(other);
       }
-      return late(missing);
+      return Late(missing);
     }
     CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
+    // A refusal ends the opening, unless that rank is dead.
+    if (!welcomed_[rank].refusal.ok()) CAIRN_RETURN_IF_ERROR(WelcomeSuccessors(store, deadline));
   }
-  CAIRN_RETURN_IF_ERROR(WelcomeSuccessors(store, deadline));
-  if (welcomed_.empty()) return {};
-  std::vector<int> dead;
-  for (const auto& [rank, id] : welcomed_) {
-    dead.push_back(rank);
-    CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
-  }
-  return late(dead);
+  return WelcomeSuccessors(store, deadline);
 }
 
 Status StoreLink::Welcome(const KeyValueStore& store, int rank) {
-  CAIRN_ASSIGN_OR_RETURN(const std::string id, store.get(HelloKey(rank)));
+  Welcomed welcomed;
+  CAIRN_ASSIGN_OR_RETURN(welcomed.id, store.get(HelloKey(rank)));
   CAIRN_RETURN_IF_ERROR(store.erase(HelloKey(rank)));
-  const auto size = id.find(kOfSize);  // Python's ranks do not say it.
+  const std::string& id = welcomed.id;
+  const auto size = id.find(kOfSize);  // Earlier versions did not say it.
   if (size != std::string::npos && id.substr(size + kOfSize.size()) != std::to_string(options_.size)) {
-    const Status refusal = Error(StatusCode::kFailedPrecondition, "rank 0 opened it with {} ranks, rank {} with {}",
-                                 options_.size, rank, id.substr(size + kOfSize.size()));
-    CAIRN_RETURN_IF_ERROR(store.set(WelcomeKey(id), kRefused + refusal.message()));
-    return refusal;
+    welcomed.refusal = Error(StatusCode::kFailedPrecondition, "rank 0 opened it with {} ranks, rank {} with {}",
+                             options_.size, rank, id.substr(size + kOfSize.size()));
   }
-  welcomed_[rank] = id;
-  return store.set(WelcomeKey(id), session_);
+  welcomed_[rank] = welcomed;
+  return store.set(WelcomeKey(id), welcomed.refusal.ok() ? session_ : kRefused + welcomed.refusal.message());
 }
 
 Status StoreLink::WelcomeSuccessors(const KeyValueStore& store, Deadline deadline) {
   milliseconds pause(1);
   while (true) {
     for (auto it = welcomed_.begin(); it != welcomed_.end();) {
-      const auto [rank, id] = *it++;
-      CAIRN_ASSIGN_OR_RETURN(const bool waits, store.check(WelcomeKey(id)));
+      const auto [rank, welcomed] = *it++;
+      CAIRN_ASSIGN_OR_RETURN(const bool waits, store.check(WelcomeKey(welcomed.id)));
       CAIRN_ASSIGN_OR_RETURN(const bool again, store.check(HelloKey(rank)));
       if (waits && !again) continue;
-      if (waits) CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
       welcomed_.erase(rank);
-      if (waits) CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
+      if (!waits) {
+        CAIRN_RETURN_IF_ERROR(welcomed.refusal);
+        continue;
+      }
+      CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(welcomed.id)));
+      CAIRN_RETURN_IF_ERROR(Welcome(store, rank));
     }
-    if (welcomed_.empty() || Deadline::At(std::min(deadline.when(), close_by_.load())).passed()) return {};
+    if (welcomed_.empty()) return {};
+    if (Deadline::At(std::min(deadline.when(), close_by_.load())).passed()) {
+      CAIRN_ASSIGN_OR_RETURN(const std::vector<int> dead, TakeBack(store));
+      if (!dead.empty()) return Late(dead);
+      continue;  // All have taken theirs meanwhile.
+    }
     MutexLock lock(mutex_);
     ended_.WaitUntil(mutex_, Deadline::In(pause));
     pause = std::min(2 * pause, kSuccessor);
   }
+}
+
+Result<std::vector<int>> StoreLink::TakeBack(const KeyValueStore& store) const {
+  std::vector<int> dead;
+  for (const auto& [rank, welcomed] : welcomed_) {
+    CAIRN_ASSIGN_OR_RETURN(const bool waits, store.check(WelcomeKey(welcomed.id)));
+    if (!waits) continue;
+    dead.push_back(rank);
+    CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(welcomed.id)));
+  }
+  return dead;
+}
+
+Status StoreLink::Late(const std::vector<int>& ranks) const {
+  return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", fmt::join(ranks, ", "),
+               Seconds(options_.open_deadline));
 }
 
 Result<bool> StoreLink::Await(const KeyValueStore& store, const std::string& key, Deadline deadline) const {

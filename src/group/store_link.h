@@ -17,8 +17,8 @@
 
 namespace cairn {
 
-/// Serves a StoreGroup through a key-value store, with two threads. The protocol is that of Python's ranks
-/// (bindings/cairn/_ranks/store_link.py), and so are the entries.
+/// Serves a StoreGroup through a key-value store, with two threads. Once it is open the protocol is that of Python's
+/// ranks (bindings/cairn/_ranks/store_link.py), and so are the entries.
 ///
 /// The sender puts this rank's words into the store. The listener, while anybody waits for a word, blocks in the store
 /// until the next word comes. Each has its own connection.
@@ -54,6 +54,12 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
     bool running = false;
   };
 
+  /// An answered hello.
+  struct Welcomed {
+    std::string id;
+    Status refusal;
+  };
+
   Status Send() CAIRN_EXCLUDES(mutex_);
   Status Listen() CAIRN_EXCLUDES(mutex_);
   /// Runs `work` on a thread, and breaks the group if it fails.
@@ -67,8 +73,13 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   Status MeetCoordinator(const KeyValueStore& store, Deadline deadline);
   /// On rank 0: answers this rank's hello, which is there.
   Status Welcome(const KeyValueStore& store, int rank);
-  /// On rank 0: waits until every rank has taken its answer, and answers later hellos of those that have not.
+  /// On rank 0: waits until the ranks have taken their answers, and answers later hellos of those that have not. Fails
+  /// if one has taken a refusal.
   Status WelcomeSuccessors(const KeyValueStore& store, Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// On rank 0, which gives up: removes the answers that were not taken, and returns whose they are.
+  Result<std::vector<int>> TakeBack(const KeyValueStore& store) const;
+  /// That these ranks have not opened the group in time.
+  [[nodiscard]] Status Late(const std::vector<int>& ranks) const;
   /// Whether the key is there by then, or by the end of closing.
   Result<bool> Await(const KeyValueStore& store, const std::string& key, Deadline deadline) const;
 
@@ -116,9 +127,9 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   std::vector<std::int64_t> filled_;  // Entries of the inbox that were filled.
   std::set<int> gone_;                // Ranks that have closed, as far as this one knows.
   // The sender's.
-  std::map<int, std::string> welcomed_;  // On rank 0: the ids of ranks that have not taken their answers.
-  std::int64_t missing_ = 0;             // The entry that was counted but missing at rank 0's last check.
-  std::int64_t written_ = 0;             // The log's last entry, on rank 0.
+  std::map<int, Welcomed> welcomed_;  // On rank 0: the ranks that have not taken their answers.
+  std::int64_t missing_ = 0;          // The entry that was counted but missing at rank 0's last check.
+  std::int64_t written_ = 0;          // The log's last entry, on rank 0.
 };
 
 }  // namespace cairn

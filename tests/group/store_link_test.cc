@@ -148,6 +148,15 @@ TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedAndNeverComesAgainIsNamed) {
   EXPECT_THAT(store_->contents(), IsEmpty());
 }
 
+TEST_F(StoreLinkTest, RankThatDiedWhileItOpenedIsNamedWithThoseThatDoNotCome) {
+  open_deadline_ = std::chrono::milliseconds(100);
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed before it was answered").ok());
+  const auto zero = Join(0, 3);
+
+  EXPECT_THAT(Collect(*zero, "key").get().end.message(), HasSubstr("not opened by rank 1, 2 within 0.1 s"));
+  EXPECT_THAT(store_->contents(), IsEmpty());
+}
+
 TEST_F(StoreLinkTest, RankOfAGroupOfAnotherSizeIsRefused) {
   const auto zero = Join(0, 2);
   const auto one = Join(1, 3);
@@ -159,6 +168,17 @@ TEST_F(StoreLinkTest, RankOfAGroupOfAnotherSizeIsRefused) {
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
     EXPECT_THAT(status.message(), HasSubstr("run7: rank 0 opened it with 2 ranks, rank 1 with 3"));
   }
+}
+
+TEST_F(StoreLinkTest, RankOfAnotherSizeThatDiedIsReplacedByItsSuccessor) {
+  EXPECT_TRUE(store_->Set("cairn/run7/hello/1", "killed of 3").ok());
+  const auto zero = Join(0, 2);
+  EXPECT_TRUE(*store_->Connect().wait("cairn/run7/welcome/killed of 3", std::chrono::seconds(20)));
+
+  const auto one = Join(1, 2);
+  one->Send("key", "one");
+
+  EXPECT_THAT(Collect(*zero, "key", Deadline::In(std::chrono::seconds(20))).get().by_rank(2), ElementsAre("", "one"));
 }
 
 TEST_F(StoreLinkTest, ClosesWhileItWaitsForOthers) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -157,3 +158,33 @@ except RuntimeError:
 signal.getsignal(signal.SIGTERM) == before
 """
     assert world[0].run(code) is True
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_store_that_stands_still_holds_no_rank_up_beyond_the_grace(worlds: Worlds, when: str) -> None:
+    world = worlds(2, hosted_by=2)
+    code = """
+import os, signal
+from cairn._ranks import stopping, store_link
+stopping._JOIN = stopping._TELLING = store_link._JOIN = 0.1
+c.stop_on(grace=0.2)
+agreement = c._stop._agreement
+"""
+    world.all(code)
+    assert world.all("agreement._connected.wait(60)") == [True] * 2
+    world[1].signal(signal.SIGSTOP)  # It does not answer.
+    if when == "after":
+        world[0].run("agreement._asked = True\nagreement._ask('SIGTERM', 60)\nstore.wait([agreement._key('at', 0)])")
+    assert world.store is not None
+    world.store.signal(signal.SIGSTOP)
+    late = threading.Timer(30, world.store.signal, [signal.SIGCONT])  # Otherwise a defect would hang the test.
+    late.start()
+
+    answer = world[0].start("os.kill(os.getpid(), signal.SIGTERM); c.stop_requested()").answer()
+    closed = world[0].start("c.close()").answer()
+    world[0].leave()
+
+    assert answer.get("error") == "DeadlineExceeded" and "did not say within" in answer["message"], answer
+    assert closed == {"value": None} and world[0].ended() == 0
+    assert late.is_alive()
+    late.cancel()

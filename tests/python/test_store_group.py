@@ -15,8 +15,9 @@ import cairn
 import pytest
 import ranks  # noqa: F401  (its environment)
 import torch.distributed as dist
-from cairn._ranks import store_link
-from cairn._ranks.store_link import StoreLink, pack, reconnect, unpack
+from cairn._ranks import store_link, stores
+from cairn._ranks.store_link import StoreLink, pack, unpack
+from cairn._ranks.stores import put, reconnect
 
 Links = Callable[[int], list[StoreLink]]
 
@@ -26,7 +27,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
     """One of each kind; "no clone" as an older torch has them."""
     kind = request.param.removesuffix(", no clone")
     if kind != request.param:
-        monkeypatch.setattr(store_link, "own_connection", reconnect)
+        monkeypatch.setattr(stores, "own_connection", reconnect)
     if kind == "hash":
         return dist.HashStore()
     if kind == "prefixed hash":
@@ -164,7 +165,7 @@ def test_who_waits_for_rank_zero_when_it_closes_hears_so(links: Links) -> None:
 
 @pytest.mark.parametrize("early", [-1, 0, 1], ids=["all at once", "rank 0 first", "rank 1 first"])
 def test_no_keys_are_left(store: Any, links: Links, early: int) -> None:
-    store_link.own_connection(store)  # That one key stays is said where it is made.
+    stores.own_connection(store)  # That one key stays is said where it is made.
     before = store.num_keys()
     group = links(3)
     for i in range(5):
@@ -226,7 +227,7 @@ def test_no_rank_zero(store: Any) -> None:
 
 def test_ranks_that_open_different_roots_hear_of_each_other(store: Any) -> None:
     one = StoreLink(store, 1, 2, "/runs/b", 1.5)
-    store_link.own_connection(store).wait(["cairn/opens/1"])
+    stores.own_connection(store).wait(["cairn/opens/1"])
     zero = StoreLink(store, 0, 2, "/runs/a", 0.3)
     said = [gather(link, "open", "") for link in (zero, one)]
 
@@ -319,7 +320,7 @@ def test_a_word_that_was_counted_and_never_given_holds_no_other_up(
     group = links(3)
     for one in [gather(link, "all", "") for link in group]:
         one.result()
-    store, inbox = store_link.own_connection(store), f"{group[0]._session}/inbox"
+    store, inbox = stores.own_connection(store), f"{group[0]._session}/inbox"
 
     # As a rank does that dies in between; and one that goes on later, and finds its place filled.
     store.add(inbox, 1)
@@ -327,7 +328,7 @@ def test_a_word_that_was_counted_and_never_given_holds_no_other_up(
     heard = [gather(link, "key", str(rank)) for rank, link in enumerate(group)]
 
     assert [one.result() for one in heard] == [[b"0", b"1", b"2"]] * 3
-    assert not store_link._put(store, f"{inbox}/{late}", b"late")
+    assert not put(store, f"{inbox}/{late}", b"late")
 
 
 def test_closing_ends_a_listener_that_waits_in_the_store(links: Links) -> None:
@@ -351,7 +352,7 @@ def test_closing_ends_a_listener_that_waits_in_the_store(links: Links) -> None:
 
 
 def test_what_is_no_word_ends_every_gather(store: Any, links: Links) -> None:
-    store = store_link.own_connection(store)
+    store = stores.own_connection(store)
     for rank, (name, entry) in enumerate([("inbox", b"9:x"), ("log", pack("word", [b"x", b"key", b"word"]))]):
         group = links(2)
         for one in [gather(link, "all", "") for link in group]:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar, cast
 from .. import _core, _errors
 from .._errors import Corrupt, DeadlineExceeded, Error, NotFound
 from .stopping import Agreement
-from .store_link import StoreLink, resolve
+from .store_link import StoreLink
+from .stores import resolve
 
 T = TypeVar("T")
 _CALLS = {  # Which call of the Checkpointer exchanges these words.

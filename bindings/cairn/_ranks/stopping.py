@@ -21,12 +21,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from .._errors import DeadlineExceeded, Error, IoError
-from .store_link import _LONGEST_WAIT, _first_line, _wait, own_connection
+from .stores import LONGEST_WAIT, first_line, own_connection, wait
 
-_JOIN = 5.0  # Seconds that leaving waits for the thread.
+_JOIN = 5.0  # Seconds that leaving waits for the store and the thread.
+_TELLING = 1.0  # Seconds that the store has to tell which ranks are missing.
 
 
 class Agreement:
@@ -54,17 +57,18 @@ class Agreement:
 
         Raises DeadlineExceeded, naming the ranks, if some do not say within `timeout` seconds where they are.
         """
+        end = time.monotonic() + timeout
         if wanted is not None and not self._asked:
             self._asked = True
             with self._lock:
                 self._frozen = True  # Before this step is counted, so that it may be the last one.
-            self._ask(wanted, timeout)
+            _within(timeout, lambda: self._ask(wanted, timeout))
         with self._lock:
             self._count += 1
             number = self._count
             if not self._frozen:
                 return False
-        if not self._known.wait(timeout):
+        if not self._known.wait(max(0.0, end - time.monotonic())):
             raise DeadlineExceeded(self._missing(timeout))
         if self._error is not None:
             raise self._error
@@ -72,13 +76,16 @@ class Agreement:
 
     def leave(self) -> None:
         """Ends the thread. Other ranks' calls do not wait for this rank any more. Never raises Error."""
+        end = time.monotonic() + _JOIN
+        _within(_JOIN, self._say_that_it_leaves)
+        self._thread.join(max(0.0, end - time.monotonic()))
+
+    def _say_that_it_leaves(self) -> None:
         if self._connected.wait(_JOIN) and self._error is None and self._thread.is_alive():
             try:
                 self._send(self._sending, self._rank, "leave")
             except Exception as error:  # noqa: BLE001 (torch's store raises many kinds)
                 self._fail(error)
-                return
-        self._thread.join(_JOIN)
 
     def _key(self, *parts: object) -> str:
         return "/".join((self._prefix, *map(str, parts)))
@@ -97,15 +104,20 @@ class Agreement:
             self._fail(error)
 
     def _missing(self, timeout: float) -> str:
-        late = "some ranks"
+        told: list[str] = []
         if self._sending is not None:
-            at = [self._key("at", rank) for rank in range(self._world)]
-            with contextlib.suppress(Exception):  # The store may be lost.
-                late = ", ".join(f"rank {rank}" for rank in range(self._world) if not self._sending.check([at[rank]]))
+            _within(_TELLING, lambda: told.append(self._late()))
+        late = told[0] if told else "some ranks"
         return (
             f"to stop, all ranks must agree on a step; {late} did not say within {timeout:.3g} s which one they have "
             "reached. Every rank must call stop_on, and stop_requested after each step"
         )
+
+    def _late(self) -> str:
+        with contextlib.suppress(Exception):  # The store may be lost.
+            at = [self._key("at", rank) for rank in range(self._world)]
+            return ", ".join(f"rank {rank}" for rank in range(self._world) if not self._sending.check([at[rank]]))
+        return "some ranks"
 
     # The thread
 
@@ -125,7 +137,7 @@ class Agreement:
 
     def _obey(self, store: Any, word: str) -> bool:
         """Does what the word of that key says, once it is there. Returns False if it says to leave."""
-        while not _wait(store, word, _LONGEST_WAIT):
+        while not wait(store, word, LONGEST_WAIT):
             pass
         kind, _, text = store.get(word).decode().partition(":")
         store.delete_key(word)
@@ -160,7 +172,18 @@ class Agreement:
             store.delete_key(self._key(name))
 
     def _fail(self, error: Exception) -> None:
-        text = f"the ranks cannot agree on when to stop: torch.distributed's store failed: {_first_line(error)}"
+        text = f"the ranks cannot agree on when to stop: torch.distributed's store failed: {first_line(error)}"
         self._error = error if isinstance(error, Error) else IoError(text)
         self._known.set()
         self._connected.set()
+
+
+def _within(seconds: float, work: Callable[[], None]) -> None:
+    """Does it on a thread of its own, and waits for it no longer than that: a call of the store may hang."""
+    thread = threading.Thread(target=work, name="cairn-stop-call", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # Python starts none any more while the process ends.
+        work()
+    else:
+        thread.join(seconds)

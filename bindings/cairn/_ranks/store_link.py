@@ -5,9 +5,7 @@ nor lets them wait. The sender puts this rank's words into the store. The listen
 blocks in the store until the next word comes. The engine's threads never enter Python; C++ keeps the deadlines,
 whatever the store does.
 
-**Keys**, under `cairn/<digest of the root>/`. To open, rank r sets `hello/<r>` to a nonce. Rank 0 removes it
-and answers `welcome/<nonce>` = the session, a fresh id: a Checkpointer that is opened again never reads old words.
-Under `<session>/`:
+To open, the ranks agree on a session: see `meeting`. **Keys**, under the session's prefix:
   inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes it.
                      If an entry was counted and does not come (its rank died), rank 0 fills it, so that later entries
                      can be read. It stays; a rank that finds its entry filled takes the next one.
@@ -17,73 +15,30 @@ Under `<session>/`:
   end                how far rank 0 had written and read when it left
   left               how many ranks have left; the last removes what is left of all this.
 So a save costs each rank except rank 0 a few calls and bytes, however many ranks there are.
-While rank r opens a root, `cairn/opens/<r>` names it; after a failure it stays, for the other ranks' messages.
-Before torch 2.8, `cairn/prefix` stays in a PrefixStore: see `reconnect`.
+Before torch 2.8, `cairn/prefix` stays in a PrefixStore: see `stores.reconnect`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import logging
 import math
 import os
-import socket
-import sys
 import threading
-import time
-import uuid
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 from .. import _core, _errors
-from .._errors import CODES, DeadlineExceeded, Error, InvalidArgument, IoError
+from .._errors import CODES, DeadlineExceeded, Error, IoError
+from . import stores
+from .meeting import Meeting
+from .stores import LONGEST_WAIT, first_line, put, wait
 
-_log = logging.getLogger("cairn")
-_LONGEST_WAIT = 3600.0  # Seconds of one wait in the store: c10d prints a warning after each.
 _GAP = 1.0  # Seconds between rank 0's checks for a word that was counted and does not come.
 _OPENING = 1.0  # Seconds that a call waits longer while ranks open the root: those who open it say what is wrong.
 _JOIN = 5.0  # Seconds that closing waits for the last words to be sent.
 _BLOCKED = 0.05  # Seconds until a listener that has not ended is woken.
 _AT_ONCE = 1024  # Words that rank 0 reads in one call.
 _LEFTOVERS = 32  # Entries of the log that the last rank removes: those written while others left.
-
-
-def resolve(group: Any) -> tuple[Any, int, int]:
-    """(store, rank, world) of the group: a torch.distributed ProcessGroup, or a tuple of these three."""
-    distributed = sys.modules.get("torch.distributed.distributed_c10d")
-    if distributed is not None:
-        if isinstance(group, distributed.ProcessGroup):
-            return distributed._get_process_group_store(group), group.rank(), group.size()
-        if isinstance(group, tuple) and len(group) == 3 and isinstance(group[0], distributed.Store):
-            store, rank, world = group
-            if type(rank) is int and type(world) is int and 0 <= rank < world:
-                return store, rank, world
-    raise InvalidArgument(
-        f"group: expected None, a torch.distributed ProcessGroup or a tuple (Store, rank, world), found {group!r}"
-    )
-
-
-def own_connection(store: Any) -> Any:
-    """The same store through another client connection. A store without connections is returned itself."""
-    return store.clone() if hasattr(store, "clone") else reconnect(store)
-
-
-def reconnect(store: Any) -> Any:
-    """own_connection for torch before 2.8, which cannot clone stores."""
-    distributed = sys.modules["torch.distributed"]
-    if isinstance(store, distributed.TCPStore):
-        return distributed.TCPStore(store.host, store.port, None, False, store.timeout, wait_for_workers=False)
-    inner = store
-    while isinstance(inner, distributed.PrefixStore):
-        inner = inner.underlying_store
-    own = inner if inner is store else reconnect(inner)
-    if own is inner:
-        return store
-    # A PrefixStore does not expose its prefix. So the clients of this store agree on a new one.
-    prefix = store.compare_set("cairn/prefix", "", uuid.uuid4().hex).decode()
-    return distributed.PrefixStore(f"cairn/{prefix}", own)
 
 
 def pack(kind: str, parts: Sequence[bytes]) -> bytes:
@@ -109,7 +64,6 @@ class StoreLink:
         self._store = store
         self._rank, self._world, self._timeout = rank, world, timeout
         self._root = os.path.abspath(root)
-        self._base = f"cairn/{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
         self._session = ""
         self._joined = False
         self._next = 1  # The entry of the inbox, or the log, that the listener waits for.
@@ -171,16 +125,17 @@ class StoreLink:
 
     def _serve(self, work: Callable[[Any], None]) -> None:
         try:
-            work(own_connection(self._store))
+            work(stores.own_connection(self._store))
         except Error as error:
             self.core.fail(CODES[type(error).__name__], str(error))
         except Exception as error:  # noqa: BLE001
             # Any exception of torch's store: the store is lost. A connection that has failed is not used again.
             code = CODES[IoError.__name__]
-            self.core.fail(code, f"{self._root}: torch.distributed's store failed: {_first_line(error)}")
+            self.core.fail(code, f"{self._root}: torch.distributed's store failed: {first_line(error)}")
 
     def _send(self, store: Any) -> None:
-        self._join_session(store)
+        self._session = Meeting(self._rank, self._world, self._root, self._timeout).agree(store)
+        self._joined = True
         self._listener.start()
         while True:
             try:
@@ -193,51 +148,6 @@ class StoreLink:
             self._put_word(store, *word)
         self._leave(store)
 
-    def _join_session(self, store: Any) -> None:
-        """Agrees with the other ranks on a session."""
-        opens = f"cairn/opens/{self._rank}"
-        store.set(opens, f"{self._root} on host {socket.gethostname()}")
-        self._meet(store)
-        self._joined = True
-        store.delete_key(opens)
-
-    def _meet(self, store: Any) -> None:
-        end = time.monotonic() + self._timeout
-        if self._rank != 0:
-            nonce = uuid.uuid4().hex
-            hello, welcome = f"{self._base}/hello/{self._rank}", f"{self._base}/welcome/{nonce}"
-            store.set(hello, nonce)
-            if not _wait(store, welcome, end - time.monotonic()):
-                store.delete_key(hello)
-                raise DeadlineExceeded(
-                    f"{self._root}: rank 0 did not open it within {self._timeout:g} s{self._elsewhere(store, [0])}"
-                )
-            self._session = f"{self._base}/{store.get(welcome).decode()}"
-            store.delete_key(welcome)
-            return
-        session = uuid.uuid4().hex
-        self._session = f"{self._base}/{session}"
-        hellos = {rank: f"{self._base}/hello/{rank}" for rank in range(1, self._world)}
-        for rank, hello in hellos.items():
-            if not _wait(store, hello, end - time.monotonic()):
-                late = [other for other in range(rank, self._world) if not store.check([hellos[other]])]
-                raise DeadlineExceeded(
-                    f"{self._root}: not opened by rank {', '.join(map(str, late))} within {self._timeout:g} s"
-                    f"{self._elsewhere(store, late)}"
-                )
-            nonce = store.get(hello).decode()
-            store.delete_key(hello)
-            store.set(f"{self._base}/welcome/{nonce}", session)
-
-    def _elsewhere(self, store: Any, late: list[int]) -> str:
-        """For a message: which root one of these ranks has opened instead."""
-        for rank in late:
-            if store.check([key := f"cairn/opens/{rank}"]):
-                root = store.get(key).decode()
-                if root.rpartition(" on host ")[0] != self._root:
-                    return f", but rank {rank} opened {root}; all ranks give the same path"
-        return ""
-
     def _key(self, *parts: object) -> str:
         return "/".join((self._session, *map(str, parts)))
 
@@ -247,12 +157,12 @@ class StoreLink:
     def _append(self, store: Any, kind: str, parts: list[bytes]) -> None:
         if self._rank != 0:
             entry = pack(kind, [b"%d" % self._rank, *parts])
-            while not _put(store, self._key("inbox", store.add(self._key("inbox"), 1)), entry):
+            while not put(store, self._key("inbox", store.add(self._key("inbox"), 1)), entry):
                 pass
         elif self._readers:
             entry = pack(kind, [b"%d" % self._readers, *parts])
             self._written += 1
-            while not _put(store, self._key("log", self._written), entry):
+            while not put(store, self._key("log", self._written), entry):
                 self._written += 1
 
     def _fill_gap(self, store: Any) -> None:
@@ -260,12 +170,12 @@ class StoreLink:
         at = self._next
         if self.core.wanted and store.add(self._key("inbox"), 0) >= at:
             if at == self._missing:
-                _put(store, self._key("inbox", at), pack("filled", [b"0"]))
+                put(store, self._key("inbox", at), pack("filled", [b"0"]))
             self._missing = at
 
     def _listen(self, store: Any) -> None:
         while self.core.wait_until_wanted():
-            if _wait(store, self._awaited(), _LONGEST_WAIT):
+            if wait(store, self._awaited(), LONGEST_WAIT):
                 self._read_inbox(store) if self._rank == 0 else self._read_log(store)
 
     def _awaited(self) -> str:
@@ -326,7 +236,7 @@ class StoreLink:
     def _leave(self, store: Any) -> None:
         self._listener.join(_BLOCKED)
         while self._listener.is_alive():
-            _put(store, self._awaited(), pack("filled", [b"%d" % self._readers]))
+            put(store, self._awaited(), pack("filled", [b"%d" % self._readers]))
             self._listener.join(_BLOCKED)
         if self._rank == 0:
             self._append(store, "closed", [])
@@ -351,21 +261,3 @@ class StoreLink:
             store.delete_key(self._key("read", number))
         for name in ("inbox", "end", "left"):
             store.delete_key(self._key(name))
-
-
-def _put(store: Any, key: str, entry: bytes) -> bool:
-    """Sets the key unless it is there."""
-    return bool(store.compare_set(key, b"", entry) == entry)
-
-
-def _wait(store: Any, key: str, seconds: float) -> bool:
-    """Whether the key is there within that time. Raises the store's exceptions if it is lost."""
-    if seconds > 0:
-        with contextlib.suppress(sys.modules["torch.distributed"].DistStoreError):
-            store.wait([key], timedelta(seconds=max(seconds, 0.002)))  # 0 ms is for ever.
-            return True
-    return bool(store.check([key]))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
