@@ -20,7 +20,7 @@ endif()
 
 # cairn_precompile(TARGET OWNER [HEADER...]): TARGET parses these headers once for all that have the same OWNER. Only
 # the presets and scripts/build-python enable it (CAIRN_PRECOMPILE). That each file of src includes what it needs is
-# proven by scripts/lint threads, which parses it without.
+# proven by scripts/lint tidy, which parses it without.
 function(cairn_precompile target owner)
   if(NOT CAIRN_PRECOMPILE)
     return()
@@ -47,20 +47,40 @@ function(cairn_layer name)
   set_property(GLOBAL APPEND PROPERTY CAIRN_LAYERS ${name})
 endfunction()
 
-# cairn_test(NAME SOURCES ... LIBRARIES ...): one GoogleTest binary, whose tests CTest runs one by one. It is not
-# optimised, because optimising tests took half of the build's time; the libraries it links are.
+# cairn_test(NAME [OPTIMISED] SOURCES ... LIBRARIES ... [HOT ...]): one GoogleTest binary, whose tests CTest runs one by
+# one. Only its HOT sources and the libraries that it links are optimised: optimising tests took half of the build's time.
+# CI runs each test in one build: under sanitizers, or, if it takes long or starts other programs, OPTIMISED.
 function(cairn_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT" "SOURCES;LIBRARIES;HOT" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
-  add_executable(${name} ${ARG_SOURCES})
+  add_executable(${name} ${ARG_SOURCES} ${ARG_HOT})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_options(${name} PRIVATE -O0 -g1)
   target_link_libraries(${name} PRIVATE cairn_flags ${ARG_LIBRARIES} GTest::gmock GTest::gtest_main)
   if(NOT "cairn_trainer_models" IN_LIST ARG_LIBRARIES)  # Torch's macros differ.
     cairn_precompile(${name} cairn_test_headers)
   endif()
-  include(GoogleTest)
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  set_source_files_properties(${ARG_HOT} PROPERTIES COMPILE_OPTIONS -O2 SKIP_PRECOMPILE_HEADERS ON)
+  if(ARG_OPTIMISED)
+    cairn_selected(optimised selected)
+  else()
+    cairn_selected(sanitized selected)
+  endif()
+  if(selected)
+    include(GoogleTest)
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  else()
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
+endfunction()
+
+# Whether CAIRN_TESTS selects tests of this kind.
+function(cairn_selected kind variable)
+  set(selected OFF)
+  if(CAIRN_TESTS STREQUAL all OR CAIRN_TESTS STREQUAL kind)
+    set(selected ON)
+  endif()
+  set(${variable} ${selected} PARENT_SCOPE)
 endfunction()

@@ -15,7 +15,7 @@
 
 #include "cairn/cairn.h"
 #include "support/forked.h"
-#include "support/sanitizer.h"
+#include "support/points.h"
 #include "support/small_run.h"
 #include "testing/local_group.h"
 #include "testing/temp_dir.h"
@@ -129,13 +129,13 @@ bool KillAt(const RunInChild& run, const std::string& root, std::uint64_t k, Whe
   return true;
 }
 
-// Kills at every operation (under sanitizers at some). Returns the number of operations.
+// Kills at each of SomePoints. Returns how many operations a run has, to within the stride.
 std::uint64_t KillAtEach(const RunInChild& run, const std::string& folder, int ranks,
                          const std::function<void(const std::string& root)>& prepare = {},
                          std::optional<std::uint64_t> acknowledged_before = std::nullopt) {
-  const std::uint64_t stride = kSanitized ? 7 : 1;
+  const Points points = SomePoints(7);
   for (const When when : {When::kBefore, When::kAfter}) {
-    for (std::uint64_t k = 1;; k += stride) {
+    for (std::uint64_t k = 1 + points.first;; k += points.stride) {
       SCOPED_TRACE(testing::Message() << "killed " << (when == When::kBefore ? "before" : "after") << " operation "
                                       << k);
       const std::string root = folder + "/" + std::to_string(k);
@@ -182,7 +182,8 @@ TEST(Crash, LeavesAUsableRootDuringTheFirstSave) {
     const auto save = (*checkpointer)->Save(1, state->state());
     return save.ok() && save->WaitDurable(Soon()).ok() ? 0 : 3;
   };
-  for (std::uint64_t k = 1;; k += kSanitized ? 5 : 1) {
+  const Points points = SomePoints(5);
+  for (std::uint64_t k = 1 + points.first;; k += points.stride) {
     SCOPED_TRACE(testing::Message() << "killed before operation " << k);
     const std::string folder = dir / std::to_string(k);
     Forked child([&](const Say& say) {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cairn/cairn.h"
-#include "support/sanitizer.h"
+#include "support/points.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
 
@@ -63,7 +63,8 @@ class FaultAtEach : public Fault, public testing::WithParamInterface<int> {};
 TEST_P(FaultAtEach, FailsTheSaveAndTheNextOneWorks) {
   std::uint64_t step = 2;
   std::uint64_t operations = 0;
-  for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
+  const Points points = SomePoints(3);
+  for (std::uint64_t k = 1 + points.first;; k += points.stride) {
     plan_->Clear();
     const std::size_t before = plan_->Seen().size();
     plan_->Fail({.nth = k}, GetParam());
@@ -122,7 +123,8 @@ INSTANTIATE_TEST_SUITE_P(Errno, FaultAtEach, testing::Values(EIO, ENOSPC, EAGAIN
 // The operation takes effect but reports an error.
 TEST_F(Fault, LosesNothingIfAnOperationSucceedsButReportsAnError) {
   std::uint64_t step = 2;
-  for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
+  const Points points = SomePoints(3);
+  for (std::uint64_t k = 1 + points.first;; k += points.stride) {
     plan_->Clear();
     const std::size_t before = plan_->Seen().size();
     plan_->FailAfter({.nth = k}, EIO);
@@ -294,7 +296,8 @@ TEST_F(Fault, LosesNothingIfARemovalFailsAtAnyOperation) {
   checkpointer_ = OpenOrFail(options, Through(plan_));
   std::uint64_t step = 2;
   std::uint64_t operations = 0;
-  for (std::uint64_t k = 1;; k += kSanitized ? 3 : 1) {
+  const Points points = SomePoints(3);
+  for (std::uint64_t k = 1 + points.first;; k += points.stride) {
     plan_->Clear();
     std::size_t before = 0;
     // Operations after the committing fsync belong to the removal.

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cairn/cairn.h"
-#include "support/sanitizer.h"
+#include "support/points.h"
 #include "support/small_run.h"
 #include "testing/local_group.h"
 #include "testing/recording_queue.h"
@@ -62,12 +62,12 @@ class PowerCutTest : public Test {
     variant_ = variant;
   }
 
-  /// Checks every prefix of the recording under each of the four disks; `ranks` wrote it.
+  /// Checks SomePoints, prefixes of the recording, under each of the four disks; `ranks` wrote it.
   void ExpectAcknowledgedAfterEachCut(int ranks, bool saves_after_cut) {
     // Reads back the run's own bits; the recording has ended.
     const std::size_t end = recording_->size();
-    const std::size_t stride = kSanitized ? 11 : 1;
-    for (std::size_t upto = 0; upto <= end; upto += stride) {
+    const Points points = SomePoints(11);
+    for (std::size_t upto = points.first; upto <= end; upto += points.stride) {
       for (const PowerCut cut :
            {PowerCut{}, PowerCut{.data = true}, PowerCut{.entries = true}, PowerCut{.data = true, .entries = true}}) {
         SCOPED_TRACE(testing::Message() << "after " << upto << " of " << end << " operations, unsynced data "

@@ -27,7 +27,7 @@ class RecordingDevice final : public ForwardingDevice {
   [[nodiscard]] bool HoldsBehindEveryCopy(Stream stream) {
     MutexLock lock(mutex_);
     for (int lane = 0; lane < inner_->lanes(); ++lane) {
-      const bool held = std::any_of(waits_.begin(), waits_.end(), [&](const auto& wait) {
+      const bool held = std::any_of(waits_.begin(), waits_.end(), [&](const auto& wait) CAIRN_REQUIRES(mutex_) {
         const auto recorded = recorded_.find(wait.second);
         return wait.first == stream.handle && recorded != recorded_.end() && recorded->second.first == lane &&
                recorded->second.second == copies_[lane];

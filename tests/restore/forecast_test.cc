@@ -14,6 +14,7 @@
 
 #include "numbered_tensors.h"
 #include "restore/rows.h"
+#include "support/points.h"
 
 namespace cairn {
 namespace {
@@ -166,7 +167,10 @@ TEST_P(NumberedTest, EachRankGetsItsTensorsWholeAndOnceInEveryLayout) {
   ASSERT_TRUE(save.ok()) << save.status();
   std::vector<std::vector<std::byte>> shards;
   for (const ShardHeader& header : save->headers()) shards.push_back(DataOf(header));
-  for (const Layout& to : ManyLayouts()) {
+  const std::vector<Layout> layouts = ManyLayouts();
+  const Points points = SomePoints(4);
+  for (std::size_t i = points.first; i < layouts.size(); i += points.stride) {
+    const Layout& to = layouts[i];
     SCOPED_TRACE(ToString(to));
     for (int rank = 0; rank < to.ranks(); ++rank) {
       // Replicas want the same: one of them, not always the first.

@@ -31,7 +31,7 @@ class Targets {
   [[nodiscard]] const std::string& operator[](const std::string& name) const { return memory_.at(name); }
   [[nodiscard]] bool untouched() const {
     for (const auto& [name, memory] : memory_) {
-      if (memory.find_first_not_of(kUntouched) != std::string::npos) return false;
+      if (memory != std::string(memory.size(), kUntouched)) return false;
     }
     return true;
   }

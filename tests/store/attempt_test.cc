@@ -510,7 +510,6 @@ TEST_F(AttemptTest, EachRankFsyncsTheFolderWhenItSeals) {
   TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 3});
   ASSERT_EQ(ranks.Begin(), Status::Ok());
   ASSERT_EQ(ranks.Write(), Status::Ok());
-  const Bytes header = ranks.memory(1).first(kBlock);
   const FaultMatch fsync{.op = IoOp::kFsync, .path = ".attempt-"};
   ASSERT_EQ(plan_->Count(fsync), 0U);
 

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -37,24 +35,9 @@ class Tensors {
   }
 
   /// Fills every tensor with bytes that `seed` decides.
-  void Fill(std::uint64_t seed) {
-    std::mt19937_64 random(seed);
-    for (auto& memory : memory_) {
-      std::size_t at = 0;
-      for (; at + 8 <= memory.size(); at += 8) {
-        const std::uint64_t word = random();
-        std::memcpy(memory.data() + at, &word, 8);
-      }
-      for (; at < memory.size(); ++at) memory[at] = static_cast<std::byte>(random());
-    }
-  }
+  void Fill(std::uint64_t seed);
   /// Whether every tensor holds what Fill(seed) puts there.
-  [[nodiscard]] bool Holds(std::uint64_t seed) const {
-    Tensors other;
-    for (const auto& memory : memory_) other.memory_.push_back(std::vector<std::byte>(memory.size()));
-    other.Fill(seed);
-    return other.memory_ == memory_;
-  }
+  [[nodiscard]] bool Holds(std::uint64_t seed) const;
 
   [[nodiscard]] State& state() { return state_; }
   [[nodiscard]] std::vector<std::vector<std::byte>>& memory() { return memory_; }
