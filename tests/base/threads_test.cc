@@ -16,8 +16,6 @@
 #include "base/thread.h"
 #include "base/uuid.h"
 #include "base/worker_pool.h"
-#include "support/forked.h"
-#include "support/thread_limit.h"
 
 namespace cairn {
 namespace {
@@ -78,43 +76,6 @@ TEST(Thread, BlocksEverySignalAndHasItsName) {
   sigset_t own;
   pthread_sigmask(SIG_SETMASK, nullptr, &own);
   EXPECT_EQ(sigismember(&own, SIGTERM), 0) << "the caller's mask has changed";
-}
-
-TEST(Thread, FailedStartIsAnErrorAndKeepsTheSignalMask) {
-  Forked child([](const Say& say) {
-    ThreadLimit limit;
-    if (!limit.Allow(0)) return kNoThreadLimit;
-    say(StartThread("cairn-test", [] {}).status().ToString());
-    return SignalsOpen() ? 0 : 1;
-  });
-  const Forked::End end = child.Wait(Deadline::In(std::chrono::seconds(60)));
-
-  if (end.value == kNoThreadLimit) GTEST_SKIP() << ThreadLimit::kSkipReason;
-  ASSERT_THAT(end.lines, ::testing::SizeIs(1));
-  EXPECT_THAT(end.lines.front(),
-              ::testing::AllOf(::testing::StartsWith("ResourceExhausted: cannot start thread cairn-test:"),
-                               ::testing::HasSubstr("ulimit -u")));
-  EXPECT_EQ(end.value, 0) << "signals stay blocked";
-}
-
-TEST(WorkerPool, FailedStartLeavesNoThreadsAndReportsTheCount) {
-  Forked child([](const Say& say) {
-    ThreadLimit limit;
-    if (!limit.Allow(2)) return kNoThreadLimit;
-    {
-      const WorkerPool pool("cairn-test", 3);
-      say(pool.status().message());
-      say(std::to_string(pool.threads()));
-    }
-    return AloneAgain() ? 0 : 1;
-  });
-  const Forked::End end = child.Wait(Deadline::In(std::chrono::seconds(60)));
-
-  if (end.value == kNoThreadLimit) GTEST_SKIP() << ThreadLimit::kSkipReason;
-  ASSERT_THAT(end.lines, ::testing::SizeIs(2));
-  EXPECT_THAT(end.lines[0], ::testing::HasSubstr("2 of 3 threads were started"));
-  EXPECT_EQ(end.lines[1], "0");
-  EXPECT_EQ(end.value, 0) << "threads are left";
 }
 
 // From sched_getattr: size, policy; flags; nice, priority; and runtime, which is the time slice.

@@ -73,7 +73,7 @@ class PowerCutTest : public Test {
         SCOPED_TRACE(testing::Message() << "after " << upto << " of " << end << " operations, unsynced data "
                                         << (cut.data ? "kept" : "lost") << ", unsynced names "
                                         << (cut.entries ? "kept" : "lost"));
-        Check(upto, cut, ranks, saves_after_cut && upto % 8 == 0);
+        Check(upto, cut, ranks, saves_after_cut && upto / points.stride % 8 == 0);
         if (HasFailure()) return;
       }
     }

@@ -17,15 +17,11 @@ struct Points {
   std::uint64_t stride = 1;
 };
 
-/// One of `sanitized` points under sanitizers; otherwise one of $CAIRN_ONE_IN, which is each if it is not set.
+/// One of $CAIRN_ONE_IN points; where that is not set, one of `sanitized` under sanitizers, else each.
 inline Points SomePoints(std::uint64_t sanitized) {
-  Points points;
+  Points points{.stride = kSanitized ? sanitized : 1};
   const char* const one_in = std::getenv("CAIRN_ONE_IN");  // NOLINT(concurrency-mt-unsafe): nothing sets it.
-  if (kSanitized) {
-    points.stride = sanitized;
-  } else if (one_in != nullptr) {
-    points.stride = std::max<std::uint64_t>(1, std::stoull(one_in));
-  }
+  if (one_in != nullptr) points.stride = std::max<std::uint64_t>(1, std::stoull(one_in));
   points.first = std::random_device{}() % points.stride;
   return points;
 }

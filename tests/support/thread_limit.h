@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "cairn/options.h"
-#include "support/sanitizer.h"
 
 namespace cairn {
 
@@ -21,13 +20,12 @@ inline constexpr int kNoThreadLimit = 77;
 /// RLIMIT_NPROC as another user: root has no such limit. In a Forked child of one thread alone; it stays that user.
 class ThreadLimit {
  public:
-  static constexpr const char* kSkipReason =
-      "needs root (to become a user without processes) and no sanitizer (which has threads of its own)";
+  static constexpr const char* kSkipReason = "needs root, to become a user without processes";
 
   /// Hands `folder` to that user too.
   explicit ThreadLimit(const std::string& folder = {}) {
     const auto user = static_cast<uid_t>(1'000'000 + ::getpid());
-    if (kSanitized || (!folder.empty() && ::chown(folder.c_str(), user, 0) != 0)) return;
+    if (!folder.empty() && ::chown(folder.c_str(), user, 0) != 0) return;
     usable_ = ::geteuid() == 0 && ::setuid(user) == 0;
   }
   /// Lets the process have `threads` besides its first one. False where that cannot be done.

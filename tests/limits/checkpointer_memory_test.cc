@@ -1,7 +1,5 @@
 // A memory control group smaller than the pool.
 
-#include "base/memory_limit.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -12,9 +10,9 @@
 #include <optional>
 #include <string>
 
+#include "base/memory_limit.h"
 #include "cairn/cairn.h"
 #include "support/forked.h"
-#include "support/sanitizer.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
 
@@ -55,7 +53,6 @@ std::optional<Forked::End> RunLimited(std::uint64_t bytes, std::string& limit,
 }
 
 TEST(MemoryLimited, OpenRejectsAPoolAboveTheControlGroupsLimit) {
-  if (kSanitized) GTEST_SKIP() << "sanitizers need more memory than the group has";
   const TempDir dir;
   std::string limit;
   const auto end = RunLimited(256_MiB, limit, [&](const Say& say) {
@@ -75,7 +72,6 @@ TEST(MemoryLimited, OpenRejectsAPoolAboveTheControlGroupsLimit) {
 }
 
 TEST(MemoryLimited, APoolThatChoosesItsSizeStaysWithinAQuarterOfTheGroups) {
-  if (kSanitized) GTEST_SKIP() << "sanitizers need more memory than the group has";
   const TempDir dir;
   std::string limit;
   const auto end = RunLimited(256_MiB, limit, [&](const Say& say) {

@@ -1,7 +1,5 @@
 // A system that allows too few threads (ulimit -u): Open reports it and leaves nothing behind.
 
-#include "support/thread_limit.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 #include "cairn/cairn.h"
 #include "support/forked.h"
 #include "support/small_run.h"
+#include "support/thread_limit.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {
