@@ -55,7 +55,7 @@ Status AttemptFolder::LookWhere(bool& elsewhere) const {
   return Status::Ok();
 }
 
-IoTask<Status> AttemptFolder::CheckThere(const Status& found) {
+IoTask<Status> AttemptFolder::CheckThere(const Status& found) const {
   bool elsewhere = false;
   const Status looked = co_await io::OnThread(path_.text(), [&] { return LookWhere(elsewhere); });
   if (!looked.ok() || !elsewhere) co_return Status::Ok();

@@ -29,7 +29,7 @@ class AttemptFolder {
   IoTask<Status> Open();
 
   /// FailedPrecondition, quoting `found`, if the name no longer refers to this folder: a rank gave the attempt up.
-  IoTask<Status> CheckThere(const Status& found);
+  IoTask<Status> CheckThere(const Status& found) const;
 
   enum class Taken : std::uint8_t {
     /// This call renamed it: the attempt has failed, durably once the root is fsynced.

@@ -100,10 +100,14 @@ Result<std::string> CheckShard(const AttemptFolder& folder, std::size_t rank, co
 
 IoTask<Status> CheckTask(std::shared_ptr<const AttemptFolder> folder, std::size_t rank, ManifestShard shard,
                          std::shared_ptr<std::string> run) {
-  co_return co_await io::OnThread(folder->path().text(), [&]() -> Status {
+  Status checked = co_await io::OnThread(folder->path().text(), [&]() -> Status {
     CAIRN_ASSIGN_OR_RETURN(*run, CheckShard(*folder, rank, shard));
     return Status::Ok();
   });
+  if (checked.ok()) co_return checked;
+  // A shard of an attempt that another rank removes is missing, too.
+  Status there = co_await folder->CheckThere(checked);
+  co_return there.ok() ? std::move(checked) : std::move(there);
 }
 
 }  // namespace

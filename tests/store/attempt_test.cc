@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "store/commit.h"
 #include "store/names.h"
+#include "store/shard_check.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
 #include "testing/temp_dir.h"
@@ -537,6 +538,33 @@ TEST_F(AttemptTest, ShardRemovedOrReplacedMeanwhileFailsTheSave) {
       plan_->Clear();
     }
   }
+}
+
+// Rank 0 looks for the others' shards through its own descriptor.
+TEST_F(AttemptTest, MissingShardIsNamedUnlessTheAttemptWasGivenUp) {
+  TestRanks ranks(*queue_, root_.path(), {.step = 5, .shards = 2});
+  ASSERT_EQ(ranks.Begin(), Status::Ok());
+  ASSERT_EQ(ranks.Write(), Status::Ok());
+  ASSERT_EQ(ranks.Seal(), Status::Ok());
+  const ManifestShard shard = ManifestOf(ranks.save(), ranks.uuid()).shards[1];
+  const auto checks = std::make_shared<ShardChecks>(*queue_, ranks.folder(0));
+  const auto check = [&] {
+    return WaitFor(*queue_, [&](const StatusDone& done) {
+      checks->Add(1, shard, [done](const Result<std::string>& run) { done(run.status()); });
+    });
+  };
+  ASSERT_EQ(check(), Status::Ok());
+  const std::string folder = root_ / AttemptName(ranks.uuid());
+
+  fs::remove(folder + "/" + shard.file);
+  const Status missing = check();
+  fs::rename(folder, folder + "-given-up");
+  const Status given_up = check();
+
+  EXPECT_EQ(missing.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(missing.message(), AllOf(HasSubstr("rank 1 has written " + folder), HasSubstr("missing on rank 0")));
+  EXPECT_EQ(given_up.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(given_up.message(), HasSubstr("has given the attempt up"));
 }
 
 TEST_F(AttemptTest, ShardTruncatedMeanwhileFailsTheSave) {

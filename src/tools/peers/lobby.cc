@@ -1,8 +1,10 @@
 #include "tools/peers/lobby.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
@@ -20,9 +22,8 @@ using nlohmann::json;
 
 constexpr const char* kProtocol = "cairn doctor --peers";
 constexpr int kVersion = 1;
-/// How long, and how many at once, may say nothing.
+/// How long one may say nothing.
 constexpr std::chrono::seconds kPatience{5};
-constexpr std::size_t kMostStrangers = 1024;
 constexpr std::size_t kMostText = 1024;
 
 /// Why this is no hello; nothing if it is one.
@@ -30,6 +31,13 @@ std::string_view Fault(const json& hello) {
   if (!hello.is_object() || TextOf(hello, "protocol") != kProtocol) return "it is no rank of cairn doctor --peers";
   if (WholeOf(hello, "version", kVersion) != kVersion) return "its cairn is of another version";
   return {};
+}
+
+/// How many at once may say nothing: a quarter of the descriptors, because rank 0 has two lobbies, and still connects.
+std::size_t MostStrangers() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1;
+  return static_cast<std::size_t>(std::clamp<rlim_t>(limit.rlim_cur / 4, 1, 1024));
 }
 
 }  // namespace
@@ -69,10 +77,11 @@ void Lobby::AddTo(std::vector<int>& fds) const {
 }
 
 Status Lobby::Accept() {
+  const std::size_t most = MostStrangers();
   while (true) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd.valid()) {
-      if (strangers_.size() == kMostStrangers) strangers_.erase(strangers_.begin());
+      if (strangers_.size() >= most) strangers_.erase(strangers_.begin());
       strangers_.push_back({PeerSocket(std::move(fd)), Deadline::In(kPatience)});
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return Status::Ok();
