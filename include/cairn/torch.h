@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -274,6 +275,10 @@ inline KeyValueStore WrapStore(const c10::intrusive_ptr<c10d::Store>& store) {
                 store->wait({key}, timeout);
                 return true;
               } catch (const c10::DistStoreError&) {  // In time, or the next call fails too.
+                return store->check({key});
+              } catch (const c10::Error& error) {  // A FileStore's has no type of its own.
+                if (std::string_view(error.what_without_backtrace()).find("Wait timeout") == std::string_view::npos)
+                  throw;
                 return store->check({key});
               }
             });

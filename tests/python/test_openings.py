@@ -46,7 +46,7 @@ def watch(before="", tell=""):
 OPENS = ["set opens", "set hello", "wait welcome", "compare_set welcome", "delete_key welcome", "delete_key hello"]
 JOINED = ["delete_key opens", "add inbox", "compare_set inbox"]
 # And those of rank 0; from the first welcome on a rank may be in its session.
-LEADS = ["set opens", "wait hello", "compare_set hello", "set welcome"]
+LEADS = ["set opens", "compare_set hello", "set welcome"]
 LED = ["delete_key opens", "compare_set log"]
 
 
@@ -234,6 +234,36 @@ def test_ranks_that_were_told_different_sizes_hear_so_at_once(starts: Starts, ze
         answer = rank.answer()
         assert answer.get("error") == "FailedPrecondition", answer
         assert f"rank 0 opened it with {zero} ranks, rank 1 with {one}" in answer["message"]
+
+
+@pytest.mark.parametrize(("worlds", "wrong"), [((2, 3, 3), 1), ((3, 2, 3), 1), ((3, 3, 4), 2)])
+def test_all_ranks_that_have_asked_hear_of_a_wrong_size(starts: Starts, worlds: tuple[int, ...], wrong: int) -> None:
+    group = [starts.rank(rank, world) for rank, world in enumerate(worlds)]
+    starts.open(*group[1:])
+    starts.host.wait([starts.hello(1), starts.hello(2)])
+
+    starts.open(group[0])
+
+    for rank in group:
+        answer = rank.answer()
+        assert answer.get("error") == "FailedPrecondition", answer
+        assert f"rank 0 opened it with {worlds[0]} ranks, rank {wrong} with {worlds[wrong]}" in answer["message"]
+
+
+def test_an_opening_that_failed_leaves_no_answer_to_a_dead_rank(starts: Starts) -> None:
+    dead = starts.rank(1, before="wait welcome")
+    starts.open(dead)
+    assert dead.ended() == -signal.SIGKILL
+    nonce = starts.host.get(starts.hello(1)).decode().partition(" of ")[0]
+    zero = starts.rank(0, tell="told")
+
+    starts.open(zero, timeout=DEADLINE / 4)
+
+    starts.host.wait(["told"])
+    expect_late(zero, "not opened by rank 1, 2")
+    zero.leave()
+    assert zero.ended() == 0
+    assert not starts.host.check([starts.hello(1).replace("hello/1", f"welcome/{nonce}")])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import cairn
@@ -22,14 +23,18 @@ from cairn._ranks.stores import put, reconnect
 Links = Callable[[int], list[StoreLink]]
 
 
-@pytest.fixture(params=["tcp", "prefix", "hash", "tcp, no clone", "prefix, no clone", "prefixed hash, no clone"])
-def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(
+    params=["tcp", "prefix", "hash", "file", "tcp, no clone", "prefix, no clone", "prefixed hash, no clone"]
+)
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """One of each kind; "no clone" as an older torch has them."""
     kind = request.param.removesuffix(", no clone")
     if kind != request.param:
         monkeypatch.setattr(stores, "own_connection", reconnect)
     if kind == "hash":
         return dist.HashStore()
+    if kind == "file":
+        return dist.FileStore(str(tmp_path / "store"), 1)
     if kind == "prefixed hash":
         return dist.PrefixStore("job/7", dist.HashStore())
     tcp = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
 #include "cairn/cairn.h"
@@ -199,6 +200,16 @@ TEST_F(TorchGroup, RankThatIsKilledInAnyCallIsNamedAndTheJobStartsAgainInTheSame
     EXPECT_EQ(Newest(), after + kSteps);
     EXPECT_LT(std::chrono::steady_clock::now() - again, 10s);
   }
+}
+
+TEST(TorchFileStore, WithoutTheKeyInTimeIsNotLost) {
+  const TempDir dir;
+  const KeyValueStore store = WrapStore(c10::make_intrusive<c10d::FileStore>(dir / "store", 1));
+
+  const Result<bool> there = store.wait("key", 1s);
+
+  ASSERT_TRUE(there.ok()) << there.status();
+  EXPECT_FALSE(*there);
 }
 
 }  // namespace

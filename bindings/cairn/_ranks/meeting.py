@@ -6,7 +6,8 @@
   4. Rank r removes the answer, and then its hello: it has joined, or it was refused.
   5. Rank 0 goes on once all hellos are gone. The hello of a rank that has died, or has given up, stays. Its successor
      overwrites it, and step 3 begins again.
-Rank 0 removes no hello: so the successor of a rank 0 that has died finds them. The keys of steps 2 and 3 are under
+Rank 0 removes no hello: so the successor of a rank 0 that has died finds them. If it gives up, it takes back its answers
+that nobody has read; if a rank was told another number of ranks, it first tells all that have asked. The keys of steps 2 and 3 are under
 `cairn/<digest of the root>/`. A session is a fresh id, so that nobody reads an earlier one's words.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import threading
 import time
 import uuid
 from typing import Any
@@ -23,8 +25,18 @@ from .._errors import DeadlineExceeded, FailedPrecondition
 from .stores import ABSENT, peek, wait
 
 _PAUSE = 0.1  # Seconds, the longest between rank 0's looks at the hellos.
+_HEARING = 5.0  # Seconds that rank 0 waits for the others to hear why it refuses them.
 _OF = " of "  # In a hello, between the nonce and the number of ranks.
 _REFUSED = "!"  # Begins an answer that is no session.
+
+
+class _Refused(Exception):
+    """A rank was told another number of ranks, and has heard so."""
+
+    def __init__(self, refusal: str, hello: bytes) -> None:
+        super().__init__(refusal)
+        world = hello.decode().partition(_OF)[2]
+        self.world = int(world) if world.isdigit() else 0
 
 
 class Meeting:
@@ -34,6 +46,9 @@ class Meeting:
         """`timeout`: seconds that a rank waits for the others."""
         self._rank, self._world, self._timeout = rank, world, timeout
         self._root = os.path.abspath(root)
+        self._closed = threading.Event()
+        self.session = ""  # Rank 0's, as the first part of its keys.
+        self.joined = 0  # How many ranks have joined it.
         self._base = f"cairn/{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
 
     def agree(self, store: Any) -> str:
@@ -43,7 +58,7 @@ class Meeting:
         end = time.monotonic() + self._timeout
         session = self._lead(store, end) if self._rank == 0 else self._join(store, end)
         store.delete_key(opens)
-        return f"{self._base}/{session}"
+        return self._under(session)
 
     def _join(self, store: Any, end: float) -> str:
         nonce = uuid.uuid4().hex
@@ -61,49 +76,67 @@ class Meeting:
             raise FailedPrecondition(answer.removeprefix(_REFUSED))
         return answer
 
+    def close(self) -> None:
+        """Rank 0 soon answers nobody any more. From any thread."""
+        self._closed.set()
+
     def _lead(self, store: Any, end: float) -> str:
         session = uuid.uuid4().hex
+        self.session = self._under(session)
         hellos: dict[int, bytes] = {}  # Those that are answered and not gone.
-        for rank in range(1, self._world):
-            hello = ABSENT
-            while hello == ABSENT:
-                if not wait(store, self._hello(rank), end - time.monotonic()):
-                    raise self._late(store, self._silent(store, rank, hellos))
-                hello = peek(store, self._hello(rank))
-            hellos[rank] = self._answer(store, rank, hello, session)
-            if self._refusal(rank, hello):  # It ends the opening, unless that rank is dead.
-                self._settle(store, hellos, session, end)
-        self._settle(store, hellos, session, end)
+        try:
+            self._gather(store, hellos, session, end)
+        except _Refused as refused:
+            self._refuse_all(store, hellos, refused)
+            raise FailedPrecondition(str(refused)) from None
+        finally:
+            for hello in hellos.values():
+                store.delete_key(self._welcome(_nonce(hello)))
         return session
 
-    def _silent(self, store: Any, begin: int, hellos: dict[int, bytes]) -> list[int]:
-        """The ranks from `begin` on that have no hello, and those before whose answered ones are still there."""
-        late = [rank for rank, hello in hellos.items() if peek(store, self._hello(rank)) == hello]
-        return late + [rank for rank in range(begin, self._world) if peek(store, self._hello(rank)) == ABSENT]
-
-    def _settle(self, store: Any, hellos: dict[int, bytes], session: str, end: float) -> None:
-        """Waits until these hellos, which are answered, are gone."""
-        pause = 0.001
-        while self._joining(store, hellos, session):
+    def _gather(self, store: Any, hellos: dict[int, bytes], session: str, end: float) -> None:
+        """Answers all hellos, in the order of the ranks, and waits until they are gone."""
+        rank, pause = 1, 0.001
+        while hellos or rank < self._world:
+            before = hellos.get(rank - 1)
+            # After one that is refused nobody joins, unless a successor comes.
+            asks = rank < self._world and not (before and self._refusal(rank - 1, before))
+            hello = peek(store, self._hello(rank)) if asks else ABSENT
+            if hello != ABSENT:
+                hellos[rank] = self._answer(store, rank, hello, session)
+                rank, pause = rank + 1, 0.001
+                continue
+            self._joining(store, hellos, session)
             if time.monotonic() > end:
-                for hello in hellos.values():
-                    store.delete_key(self._welcome(_nonce(hello)))
-                raise self._late(store, [*hellos])
+                silent = [late for late in range(rank, self._world) if peek(store, self._hello(late)) == ABSENT]
+                raise self._late(store, [*hellos, *silent])
+            if self._closed.wait(pause):
+                raise FailedPrecondition(f"{self._root}: closed before all ranks had opened it")
+            pause = min(2 * pause, _PAUSE)
+
+    def _refuse_all(self, store: Any, hellos: dict[int, bytes], refused: _Refused) -> None:
+        """Tells the ranks that have asked, of this number of ranks or of the other, and waits until they have heard."""
+        for rank in range(1, max(self._world, refused.world)):
+            if (hello := peek(store, self._hello(rank))) != ABSENT:
+                hellos[rank] = hello
+                store.set(self._welcome(_nonce(hello)), f"{_REFUSED}{refused}")
+        end, pause = time.monotonic() + _HEARING, 0.001
+        while any(peek(store, self._hello(rank)) == hello for rank, hello in hellos.items()) and time.monotonic() < end:
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE)
 
-    def _joining(self, store: Any, hellos: dict[int, bytes], session: str) -> bool:
-        """Whether any of them is still there. Removes those that are gone; answers successors."""
+    def _joining(self, store: Any, hellos: dict[int, bytes], session: str) -> None:
+        """Removes those that are gone; answers successors."""
         for rank, hello in [*hellos.items()]:
             now = peek(store, self._hello(rank))
             if now == ABSENT:
                 del hellos[rank]
                 if refusal := self._refusal(rank, hello):
-                    raise FailedPrecondition(refusal)
+                    raise _Refused(refusal, hello)
+                self.joined += 1
             elif now != hello:
                 store.delete_key(self._welcome(_nonce(hello)))
                 hellos[rank] = self._answer(store, rank, now, session)
-        return bool(hellos)
 
     def _answer(self, store: Any, rank: int, hello: bytes, session: str) -> bytes:
         """Returns the hello that it has answered."""
@@ -133,6 +166,9 @@ class Meeting:
             if root != ABSENT and root.decode().rpartition(" on host ")[0] != self._root:
                 return f", but rank {rank} opened {root.decode()}; all ranks give the same path"
         return ""
+
+    def _under(self, session: str) -> str:
+        return f"{self._base}/{session}"
 
     def _hello(self, rank: int) -> str:
         return f"{self._base}/hello/{rank}"

@@ -9,8 +9,9 @@ To open, the ranks agree on a session: see `meeting`. **Keys**, under the sessio
   inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes it.
                      If an entry was counted and does not come (its rank died), rank 0 fills it, so that later entries
                      can be read. It stays; a rank that finds its entry filled takes the next one.
-  log/<i>            entry i: what rank 0 announces to all others, or that it has closed. Each reads them in order. A
-                     rank that closes while it waits for an entry writes an empty one there itself.
+  log/<i>            entry i: what rank 0 announces to all others, that it has closed, or, as the only one, why it did
+                     not open after all. Each reads them in order. A rank that closes while it waits for an entry writes
+                     an empty one there itself.
   read/<i>           how many ranks have read it; the last removes both. An entry says how many readers it has.
   end                how far rank 0 had written and read when it left
   left               how many ranks have left; the last removes what is left of all this.
@@ -28,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _core, _errors
-from .._errors import CODES, DeadlineExceeded, Error, IoError
+from .._errors import CODES, DeadlineExceeded, Error, FailedPrecondition, IoError
 from . import stores
 from .meeting import Meeting
 from .stores import LONGEST_WAIT, first_line, put, wait
@@ -64,6 +65,7 @@ class StoreLink:
         self._store = store
         self._rank, self._world, self._timeout = rank, world, timeout
         self._root = os.path.abspath(root)
+        self._meeting = Meeting(rank, world, root, timeout)
         self._session = ""
         self._joined = False
         self._next = 1  # The entry of the inbox, or the log, that the listener waits for.
@@ -118,6 +120,7 @@ class StoreLink:
 
     def close(self) -> None:
         """Sends the words that are queued, and ends the threads; waits a few seconds at most."""
+        self._meeting.close()
         self.core.stop()
         self._sender.join(_JOIN)
 
@@ -134,7 +137,12 @@ class StoreLink:
             self.core.fail(code, f"{self._root}: torch.distributed's store failed: {first_line(error)}")
 
     def _send(self, store: Any) -> None:
-        self._session = Meeting(self._rank, self._world, self._root, self._timeout).agree(store)
+        try:
+            self._session = self._meeting.agree(store)
+        except FailedPrecondition as refused:
+            if readers := self._meeting.joined:
+                put(store, f"{self._meeting.session}/log/1", pack("refused", [b"%d" % readers, str(refused).encode()]))
+            raise
         self._joined = True
         self._listener.start()
         while True:
@@ -192,6 +200,8 @@ class StoreLink:
         elif kind == "closed":
             self._gone.add(0)
             self.core.leave(0)
+        elif kind == "refused":
+            self.core.fail(CODES[FailedPrecondition.__name__], parts[1].decode())
         if store.add(read, 1) == self._readers:
             store.delete_key(name)
             store.delete_key(read)
@@ -227,7 +237,7 @@ class StoreLink:
     def _unpack(self, name: str, entry: bytes) -> tuple[str, list[bytes]]:
         with contextlib.suppress(ValueError, IndexError):
             kind, parts = unpack(entry)
-            if len(parts) == {"word": 3, "closed": 1, "filled": 1}.get(kind) and parts[0].isdigit():
+            if len(parts) == {"word": 3, "closed": 1, "filled": 1, "refused": 2}.get(kind) and parts[0].isdigit():
                 return kind, parts
         raise IoError(
             f"{self._root}: torch.distributed's store: expected a word of Cairn under {name}, found other bytes"

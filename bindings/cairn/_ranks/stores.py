@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import uuid
 from datetime import timedelta
@@ -63,9 +62,14 @@ def peek(store: Any, key: str) -> bytes:
 def wait(store: Any, key: str, seconds: float) -> bool:
     """Whether the key is there within that time. Raises the store's exceptions if it is lost."""
     if seconds > 0:
-        with contextlib.suppress(sys.modules["torch.distributed"].DistStoreError):
+        try:
             store.wait([key], timedelta(seconds=max(seconds, 0.002)))  # 0 ms is for ever.
             return True
+        except RuntimeError as error:
+            # A FileStore raises no exception of its own, and counts whole seconds.
+            in_time = isinstance(error, sys.modules["torch.distributed"].DistStoreError) or "Wait timeout" in str(error)
+            if not in_time:
+                raise
     return bool(store.check([key]))
 
 
