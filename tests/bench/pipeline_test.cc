@@ -115,25 +115,33 @@ class Journals {
     for (const char* stage : {".0", ".1"}) EXPECT_EQ(::mkfifo((path_ + stage).c_str(), 0600), 0);
   }
   [[nodiscard]] const std::string& path() const { return path_; }
-  /// Once both nodes have opened theirs. Until End they may close and open them again.
+  /// Once both nodes have opened theirs. Until the run has ended they may close and open them again.
   void Open() {
     for (std::size_t stage = 0; stage < 2; ++stage) {
       const std::string path = path_ + "." + std::to_string(stage);
       files_[stage].open(path);
       held_[stage] = UniqueFd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
     }
+    held_both_.set_value();
   }
-  /// The next event of that name that a node writes; null if it has ended.
+  /// The run has ended: both journals have an end.
+  void RunEnded() {
+    std::array<UniqueFd, 2> opened;  // Also of a node that never opened its own.
+    for (std::size_t stage = 0; stage < 2; ++stage)
+      opened[stage] = UniqueFd(::open((path_ + "." + std::to_string(stage)).c_str(), O_RDWR | O_CLOEXEC));
+    held_both_.get_future().wait();
+    for (UniqueFd& held : held_) held.Reset();
+  }
+  /// The next event of that name that a node writes; null if the run has ended.
   json Next(std::size_t stage, const std::string& name) {
     for (std::string line; std::getline(files_[stage], line);) {
       if (json event = json::parse(line); event["event"] == name) return event;
     }
     return {};
   }
-  /// Reads on until both nodes have ended.
-  void End() {
+  /// Reads on until the run has ended.
+  void ReadOn() {
     for (const std::size_t stage : {0U, 1U}) {
-      held_[stage].Reset();
       while (!Next(stage, "").is_null()) {
       }
     }
@@ -143,6 +151,7 @@ class Journals {
   const std::string path_;
   std::array<std::ifstream, 2> files_;
   std::array<UniqueFd, 2> held_;
+  std::promise<void> held_both_;
 };
 
 struct Killed {
@@ -156,17 +165,24 @@ Killed RunAndKill(const std::string& strategy, std::size_t victim, int restarts)
   const TempDir directory;
   Journals journals(directory);
   const std::string more = "--restarts " + std::to_string(restarts) + " --journal " + journals.path();
-  auto running = std::async(std::launch::async, [&] { return RunShell(Command(strategy, directory, more)); });
+  auto running = std::async(std::launch::async, [&] {
+    Ran ran = RunShell(Command(strategy, directory, more));
+    journals.RunEnded();
+    return ran;
+  });
   journals.Open();
-  const std::array<pid_t, 2> nodes{journals.Next(0, "open")["pid"], journals.Next(1, "open")["pid"]};
+  const std::array<json, 2> opened{journals.Next(0, "open"), journals.Next(1, "open")};
   Killed killed;
-  while (killed.durable < 4) killed.durable = journals.Next(0, "durable")["step"];
-  ::kill(nodes[victim], SIGKILL);
+  for (json durable; killed.durable < 4; killed.durable = durable["step"]) {
+    durable = journals.Next(0, "durable");
+    if (durable.is_null()) break;
+  }
+  if (opened[victim].is_object()) ::kill(opened[victim]["pid"].get<pid_t>(), SIGKILL);
   for (std::size_t stage = 0; restarts > 0 && stage < 2; ++stage) {
     journals.Next(stage, "open");
-    killed.begun[stage] = journals.Next(stage, "begin")["step"];
+    if (const json begun = journals.Next(stage, "begin"); begun.is_object()) killed.begun[stage] = begun["step"];
   }
-  journals.End();
+  journals.ReadOn();
   killed.ran = running.get();
   return killed;
 }
@@ -175,6 +191,7 @@ TEST_P(PipelineTest, GoesOnFromTheStepThatBothHaveAfterANodeWasKilled) {
   for (const std::size_t victim : {0U, 1U}) {
     const Killed killed = RunAndKill(GetParam(), victim, 1);
 
+    EXPECT_GE(killed.durable, 4U);
     EXPECT_EQ(killed.ran.code, 0) << killed.ran.err;
     EXPECT_THAT(killed.ran.err, HasSubstr("stage " + std::to_string(victim) + " was killed by signal 9"));
     EXPECT_THAT(killed.ran.err, HasSubstr("both start again"));
