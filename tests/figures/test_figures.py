@@ -38,6 +38,7 @@ def figures(*arguments: object) -> subprocess.CompletedProcess[str]:
         (("8", "--models", "gpt"), "unknown gpt; there are vgg16"),
         (("8", "--intervals", "0,10"), "expected numbers of at least 1, found 0,10"),
         (("8", "--scale", "-1"), "expected more than 0, found -1"),
+        (("8", "--models", "bert", "--scale", "1,2"), "--scale: expected 1 number or 1, one for each model; found 2"),
         (("8", "--repetitions", "0"), "expected more than 0, found 0"),
         (("age", "--interval", "300"), "--interval 300: expected at most the 250 iterations"),
         (("8", "--draw", "--output", "nowhere/figure"), "nowhere/figure.csv: No such file or directory"),

@@ -4,7 +4,7 @@ Two processes of bench_pipeline in network namespaces, 15 Gbit/s between them, e
 pd-ssd of its own (480 MB/s, emulated), as PCcheck's authors had it. A checkpoint counts once both nodes have it. Every
 run ends with both nodes restoring the last one. Needs root and iproute2; --network loopback needs neither, and has no
 rate. For each interval and repetition, one run without checkpoints and one of each strategy run one after the other. The
-first three intervals are not counted. PCcheck is set up by a sweep at each interval, as in figure 8. The picture also has
+first six intervals are not counted. PCcheck is set up by a sweep at each interval, as in figure 8. The picture also has
 what the authors' artifact measured.
 """
 

@@ -1,8 +1,8 @@
 """Figure 8: iterations per second against the checkpoint interval, per model and strategy.
 
 For each model, interval and repetition, one run without checkpoints and one of each strategy run one after the other,
-so that a strategy is compared with its neighbour in time. The first three intervals are not counted: in them Cairn lays
-out files that later saves overwrite. Whole intervals are counted. At each point PCcheck runs with as many checkpoints in
+so that a strategy is compared with its neighbour in time. The first six intervals are not counted: in them Cairn lays
+out files that later saves overwrite, and PCcheck begins its four in flight without waiting for any. Whole intervals are counted. At each point PCcheck runs with as many checkpoints in
 flight (1, 2, 4) and threads (1, 2) as serve it best: the CSV has the sweep.
 
 All of that is done at two dilations. The emulation slows everything down by the same factor, so that what a strategy
@@ -23,7 +23,7 @@ from .sweep import Sweeping, with_sweep
 INTERVALS = [1, 10, 25, 50, 75, 100]
 IN_FLIGHT = 2  # A second one hides the copy and the flush of the first if the disk is too slow for the interval.
 LEAST = 24  # Iterations that are counted at least.
-FRESH = 3  # Intervals until every strategy overwrites what it has laid out.
+FRESH = 6  # Intervals until every strategy overwrites what it has laid out, and waits for a place in flight.
 DILATIONS = [4, 8]
 RESOLUTION = 0.005  # Of an iteration: two runs without checkpoints differ by so much.
 SCALES = {"vgg16": 1 / 8, "transformer-xl": 1 / 24, "bert": 1 / 16, "opt-1.3b": 1 / 64}  # 113 to 253 MB.
@@ -34,11 +34,23 @@ def add_arguments(parser):
     parser.add_argument("--models", type=some_of(MODELS), default=list(MODELS), help="by comma")
     add_strategies(parser)
     add_intervals(parser, INTERVALS)
-    about = "of state, memory and time; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
-    parser.add_argument("--scale", type=positive(float), help=about)
+    about = "of state, memory and time: one number, or one for each model, by comma; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
+    parser.add_argument("--scale", type=scales, help=about)
     add_in_flight(parser, IN_FLIGHT)
     about = "of an optimizer step on the emulated machine, before scale and dilation; default: measured"
     parser.add_argument("--update-seconds", type=positive(float), help=about)
+
+
+def scales(text):
+    return [positive(float)(one) for one in text.split(",")]
+
+
+def scale_of(args, model):
+    if not args.scale:
+        return SCALES[model]
+    if len(args.scale) not in (1, len(args.models)):
+        args.error(f"--scale: expected 1 number or {len(args.models)}, one for each model; found {len(args.scale)}")
+    return args.scale[0 if len(args.scale) == 1 else args.models.index(model)]
 
 
 def plan(args):
@@ -48,7 +60,7 @@ def plan(args):
 
 def _neighbours(args, model, repetition, interval, dilation):
     """The runs that are compared with each other."""
-    scale, warmup = args.scale or SCALES[model], FRESH * interval
+    scale, warmup = scale_of(args, model), FRESH * interval
     options = {
         "model": model,
         "scale": scale,
