@@ -42,8 +42,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   }
   /// Null once it has ended.
   [[nodiscard]] ShardWriter* writer() const { return writer_.get(); }
-  /// Younger saves must not write yet: this one still has writes to come, at least its header and manifest. False while
-  /// it waits for other ranks or for its release.
+  /// Younger saves must not write yet, or one chunk at a time while this one seals: it still has writes to come, at
+  /// least its header and manifest. False while it waits for other ranks or for its release.
   [[nodiscard]] bool holds_disk() const { return running() && !writer_->release_by() && !coordination_->prepared(); }
   [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }
   void OnDeviceLost(const Device& device, const Status& status);
