@@ -185,15 +185,14 @@ void Engine::Advance() {
     chunks = chunks && job->all_buffered();
     if (!job->enqueued()) break;
   }
-  auto depth = context_.parts.options.queue_depth;  // Of all saves' writes together.
+  int depth = context_.parts.options.queue_depth;
   for (const auto& job : jobs_) {
     ShardWriter* writer = job->writer();
     if (writer == nullptr) continue;
     while (context_.writes_in_flight < depth && writer->HasReadyWrite()) {
       writer->SubmitWrite();
     }
-    if (job->holds_disk() && !writer->seals()) break;
-    if (writer->seals()) depth = 1;  // Keeps the disk busy, and the older save's flush waits for one write at most.
+    depth = job->writes_of_younger(depth);
   }
 }
 

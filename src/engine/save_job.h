@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -42,9 +43,13 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   }
   /// Null once it has ended.
   [[nodiscard]] ShardWriter* writer() const { return writer_.get(); }
-  /// Younger saves must not write yet, or one chunk at a time while this one seals: it still has writes to come, at
-  /// least its header and manifest. False while it waits for other ranks or for its release.
-  [[nodiscard]] bool holds_disk() const { return running() && !writer_->release_by() && !coordination_->prepared(); }
+  /// How many writes may be at the disk for younger saves to submit one more, of at most `depth`. None while this one
+  /// has chunks to come; one while it seals, so that the disk stays busy and its flush waits for one chunk at most; all
+  /// while it waits for other ranks or for its release.
+  [[nodiscard]] int writes_of_younger(int depth) const {
+    if (!running() || writer_->release_by() || coordination_->prepared()) return depth;
+    return writer_->sealing() ? std::min(depth, 1) : 0;
+  }
   [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }
   void OnDeviceLost(const Device& device, const Status& status);
   [[nodiscard]] bool ended() const { return stage_ == JobStage::kEnded; }

@@ -50,8 +50,6 @@ enum class WriterStage : std::uint8_t {
 /// thread.
 class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
  public:
-  /// All chunks are written; header, fsyncs and, with a single rank, the commit are under way.
-  [[nodiscard]] bool seals() const { return stage_ == WriterStage::kSealing; }
   struct Callbacks {
     /// The chunk is written: compute its checksum, then call SealIfWritten.
     std::function<void(std::shared_ptr<FilledChunk>)> written;

@@ -312,30 +312,6 @@ TEST(Pipeline, FenceHoldsTheHostForCpuTensors) {
   }
 }
 
-TEST(Pipeline, GivesTheYoungerSaveNothingUntilTheOlderIsEnqueued) {
-  const TempDir dir;
-  ModelGpu gpu;
-  const auto plan = FaultPlan::Make();
-  Wiring wiring = gpu.Wire();
-  wiring.wrap_queue = [plan](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
-  Options options = SmallOptions(dir);
-  options.keep_last = 0;
-  auto checkpointer = Checkpointer::Open(options, std::move(wiring));
-  ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
-  Tensors older = Tensors::Many(8, 1_MiB / sizeof(float), kModelGpu);
-  Tensors younger = Tensors::Many(1, 1000, kModelGpu);
-  const FaultGate disk = plan->Hold({.op = IoOp::kWrite, .path = "shard-"});
-
-  const auto first = (*checkpointer)->Save(1, older.state());
-  const auto second = (*checkpointer)->Save(2, younger.state());
-  ASSERT_TRUE(disk.WaitHeld(Deadline::In(kPatience)));
-  EXPECT_EQ(second->stats().phase, SavePhase::kQueued) << "the older one still needs buffers";
-  disk.Release();
-
-  EXPECT_TRUE(first->WaitDurable(Deadline::In(kPatience)).ok());
-  EXPECT_TRUE(second->WaitDurable(Deadline::In(kPatience)).ok());
-}
-
 TEST(Pipeline, WritesAStateWithoutBytes) {
   const TempDir dir;
   auto checkpointer = Checkpointer::Open(SmallOptions(dir));

@@ -2,8 +2,9 @@
 
 For each model, interval and repetition, one run without checkpoints and one of each strategy run one after the other,
 so that a strategy is compared with its neighbour in time. The first six intervals are not counted: in them Cairn lays
-out files that later saves overwrite, and PCcheck begins its four in flight without waiting for any. Whole intervals are counted. At each point PCcheck runs with as many checkpoints in
-flight (1, 2, 4) and threads (1, 2) as serve it best: the CSV has the sweep.
+out files that later saves overwrite, and PCcheck begins its four in flight without waiting for any. Whole intervals are
+counted. At each point PCcheck runs with as many checkpoints in flight (1, 2, 4) and threads (1, 2) as serve it best:
+the CSV has the sweep.
 
 All of that is done at two dilations. The emulation slows everything down by the same factor, so that what a strategy
 costs must not depend on it. A point whose ranges at the two do not overlap shows the machine, not the strategy: it is
@@ -34,7 +35,7 @@ def add_arguments(parser):
     parser.add_argument("--models", type=some_of(MODELS), default=list(MODELS), help="by comma")
     add_strategies(parser)
     add_intervals(parser, INTERVALS)
-    about = "of state, memory and time: one number, or one for each model, by comma; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
+    about = "of state, memory and time, one for all models or, by comma, each; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
     parser.add_argument("--scale", type=scales, help=about)
     add_in_flight(parser, IN_FLIGHT)
     about = "of an optimizer step on the emulated machine, before scale and dilation; default: measured"
