@@ -35,7 +35,7 @@ def add_arguments(parser):
     parser.add_argument("--models", type=some_of(MODELS), default=list(MODELS), help="by comma")
     add_strategies(parser)
     add_intervals(parser, INTERVALS)
-    about = "of state, memory and time, one for all models or, by comma, each; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
+    about = "of state, memory and time: one, or each model's, by comma; default: 1/8 of VGG-16 to 1/64 of OPT-1.3B"
     parser.add_argument("--scale", type=scales, help=about)
     add_in_flight(parser, IN_FLIGHT)
     about = "of an optimizer step on the emulated machine, before scale and dilation; default: measured"
