@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import subprocess
@@ -24,6 +25,8 @@ from typing import Any, TextIO
 # c10d's store looks up the name of every client; where no name server answers that takes 5 s, each time.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 _context = multiprocessing.get_context("forkserver")
+# A process that starts reads the exit codes of all that have ended, also of other threads': two that read one get 255.
+_exit_codes = threading.Lock()
 _context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.nn.parallel", "cairn.dcp", "ranks"])
 
 
@@ -52,7 +55,8 @@ class Rank:
             return
         there, here = multiprocessing.Pipe(), multiprocessing.Pipe()
         self._fork = _context.Process(target=_forked, args=(there[0], here[1], environment), daemon=True)
-        self._fork.start()
+        with _exit_codes:
+            self._fork.start()
         there[0].close()
         here[1].close()
         self._to = os.fdopen(os.dup(there[1].fileno()), "w")
@@ -86,7 +90,7 @@ class Rank:
             self._popen.wait()
         else:
             self._fork.kill()
-            self._fork.join()
+            self.ended()
 
     def signal(self, number: signal.Signals) -> None:
         pid = self._popen.pid if self._popen is not None else self._fork.pid
@@ -104,8 +108,9 @@ class Rank:
         """Its exit code."""
         if self._popen is not None:
             return self._popen.wait(timeout=60)
-        self._fork.join(60)
-        return self._fork.exitcode
+        multiprocessing.connection.wait([self._fork.sentinel], 60)
+        with _exit_codes:
+            return self._fork.exitcode
 
 
 class World:

@@ -21,26 +21,28 @@ DEADLINE = 4.0
 # No deadline decides: an answer came by other means.
 NEVER = 120.0
 # Runs in a rank. `watch(before, tell)`: it dies before its first call of the store for a key of that name ("set hello"),
-# and sets `tell` in the store once it has answered another rank.
+# and sets `tell` in the store once it has answered another rank. With `until` it waits there for that key instead.
 WATCHED = """
 import os, signal
 from cairn._ranks import stores
 class Watched:
-    def __init__(self, store, before, tell):
-        self.store, self.before, self.tell = store, before.split(), tell
+    def __init__(self, store, before, tell, until):
+        self.store, self.before, self.tell, self.until = store, before.split(), tell, until
     def __getattr__(self, name):
         def call(*arguments):
             key = arguments[0] if isinstance(arguments[0], str) else arguments[0][0]
             if self.before and self.before[0] == name and self.before[1] in key.split("/"):
-                os.kill(os.getpid(), signal.SIGKILL)
+                if not self.until:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.store.wait([self.until])
             answer = getattr(self.store, name)(*arguments)
             if self.tell and name == "set" and "welcome" in key.split("/"):
                 self.store.set(self.tell, "")
             return answer
         return call
-def watch(before="", tell=""):
+def watch(before="", tell="", until=""):
     own = stores.own_connection
-    stores.own_connection = lambda store: Watched(own(store), before, tell)
+    stores.own_connection = lambda store: Watched(own(store), before, tell, until)
 """
 # The words of a rank that opens, in order; it has joined once it has taken its hello away.
 OPENS = ["set opens", "set hello", "wait welcome", "compare_set welcome", "delete_key welcome", "delete_key hello"]
@@ -65,10 +67,10 @@ class Starts:
             port = self.server.run("serve()")
             self.host = torch.distributed.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
 
-    def rank(self, rank: int, world: int = RANKS, before: str = "", tell: str = "") -> Rank:
+    def rank(self, rank: int, world: int = RANKS, before: str = "", tell: str = "", until: str = "") -> Rank:
         one = Rank(rank, world, self.host.port, False)
         self._made.append(one)
-        one.run(f"{TREE}\n{WATCHED}\nconnect({self.host.port}); watch({before!r}, {tell!r})")
+        one.run(f"{TREE}\n{WATCHED}\nconnect({self.host.port}); watch({before!r}, {tell!r}, {until!r})")
         return one
 
     def open(self, *ranks: Rank, timeout: float = NEVER) -> None:
@@ -248,6 +250,21 @@ def test_all_ranks_that_have_asked_hear_of_a_wrong_size(starts: Starts, worlds: 
         answer = rank.answer()
         assert answer.get("error") == "FailedPrecondition", answer
         assert f"rank 0 opened it with {worlds[0]} ranks, rank {wrong} with {worlds[wrong]}" in answer["message"]
+
+
+@pytest.mark.parametrize("before", ["delete_key welcome", "delete_key hello"])
+def test_a_rank_that_has_taken_its_answer_hears_of_a_wrong_size_too(starts: Starts, before: str) -> None:
+    group = [starts.rank(0, 3), starts.rank(1, 3, before, until="go"), starts.rank(2, 4)]
+    group[0].run("from cairn._ranks import meeting\nmeeting._HEARING = 0.2")
+
+    starts.open(*group)
+
+    # Both hear before rank 1, which has read that it may join.
+    assert [group[rank].answer().get("error") for rank in (0, 2)] == ["FailedPrecondition"] * 2
+    starts.host.set("go", "")
+    answer = group[1].answer()
+    assert answer.get("error") == "FailedPrecondition", answer
+    assert "rank 0 opened it with 3 ranks, rank 2 with 4" in answer["message"]
 
 
 def test_an_opening_that_failed_leaves_no_answer_to_a_dead_rank(starts: Starts) -> None:

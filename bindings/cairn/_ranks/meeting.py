@@ -3,12 +3,13 @@
   1. Each rank names the root that it opens in `cairn/opens/<r>`, for the others' messages. It stays after a failure.
   2. Rank r sets `hello/<r>` to a nonce and its number of ranks, and waits for `welcome/<nonce>`.
   3. Rank 0 answers there: a session, or `!` and why it refuses.
-  4. Rank r removes the answer, and then its hello: it has joined, or it was refused.
+  4. Rank r marks the answer as taken, removes it, and then its hello: it has joined, or it was refused.
   5. Rank 0 goes on once all hellos are gone. The hello of a rank that has died, or has given up, stays. Its successor
      overwrites it, and step 3 begins again.
 Rank 0 removes no hello: so the successor of a rank 0 that has died finds them. If it gives up, it takes back its answers
-that nobody has read; if a rank was told another number of ranks, it first tells all that have asked. The keys of steps 2 and 3 are under
-`cairn/<digest of the root>/`. A session is a fresh id, so that nobody reads an earlier one's words.
+that nobody has read; if a rank was told another number of ranks, it first tells all that have asked: it replaces a
+session that is not taken by the refusal, and who has taken one has joined, and hears by the log. The keys of steps 2
+and 3 are under `cairn/<digest of the root>/`. A session is a fresh id, so that nobody reads an earlier one's words.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _PAUSE = 0.1  # Seconds, the longest between rank 0's looks at the hellos.
 _HEARING = 5.0  # Seconds that rank 0 waits for the others to hear why it refuses them.
 _OF = " of "  # In a hello, between the nonce and the number of ranks.
 _REFUSED = "!"  # Begins an answer that is no session.
+_TAKEN = b"="  # An answer that its rank has read: rank 0 no longer changes it.
 
 
 class _Refused(Exception):
@@ -64,7 +66,7 @@ class Meeting:
         nonce = uuid.uuid4().hex
         store.set(self._hello(self._rank), f"{nonce}{_OF}{self._world}")
         came = wait(store, self._welcome(nonce), end - time.monotonic())
-        said = peek(store, self._welcome(nonce)) if came else ABSENT
+        said = _take(store, self._welcome(nonce)) if came else ABSENT
         if said == ABSENT:  # Also where rank 0 has given up, and taken its answer back.
             raise DeadlineExceeded(
                 f"{self._root}: rank 0 did not open it within {self._timeout:g} s{self._elsewhere(store, [0])}"
@@ -87,7 +89,7 @@ class Meeting:
         try:
             self._gather(store, hellos, session, end)
         except _Refused as refused:
-            self._refuse_all(store, hellos, refused)
+            self._refuse_all(store, hellos, session, refused)
             raise FailedPrecondition(str(refused)) from None
         finally:
             for hello in hellos.values():
@@ -114,12 +116,18 @@ class Meeting:
                 raise FailedPrecondition(f"{self._root}: closed before all ranks had opened it")
             pause = min(2 * pause, _PAUSE)
 
-    def _refuse_all(self, store: Any, hellos: dict[int, bytes], refused: _Refused) -> None:
+    def _refuse_all(self, store: Any, hellos: dict[int, bytes], session: str, refused: _Refused) -> None:
         """Tells the ranks that have asked, of this number of ranks or of the other, and waits until they have heard."""
+        answer = f"{_REFUSED}{refused}"
         for rank in range(1, max(self._world, refused.world)):
-            if (hello := peek(store, self._hello(rank))) != ABSENT:
-                hellos[rank] = hello
-                store.set(self._welcome(_nonce(hello)), f"{_REFUSED}{refused}")
+            if (hello := peek(store, self._hello(rank))) == ABSENT:
+                continue
+            key = self._welcome(_nonce(hello))
+            if hellos.get(rank) != hello or self._refusal(rank, hello):
+                store.set(key, answer)
+            elif store.compare_set(key, session, answer) != answer.encode():
+                self.joined += 1
+            hellos[rank] = hello
         end, pause = time.monotonic() + _HEARING, 0.001
         while any(peek(store, self._hello(rank)) == hello for rank, hello in hellos.items()) and time.monotonic() < end:
             time.sleep(pause)
@@ -179,6 +187,17 @@ class Meeting:
 
 def _opens(rank: int) -> str:
     return f"cairn/opens/{rank}"
+
+
+def _take(store: Any, key: str) -> bytes:
+    """The answer there, which rank 0 changes no more; ABSENT if it has taken it back."""
+    said = peek(store, key)
+    while said != ABSENT:
+        now = bytes(store.compare_set(key, said, _TAKEN))
+        if now == _TAKEN:
+            break
+        said = now if now != said else ABSENT  # An absent key is said to be what was expected.
+    return said
 
 
 def _nonce(hello: bytes) -> str:
