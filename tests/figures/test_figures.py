@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cairn_bench.figures import runs
+from cairn_bench.shared import filesystems
 
 ROOT = Path(__file__).parents[2]
 ONCE = ("--repetitions", "1", "--dilation", "4")
@@ -85,6 +88,21 @@ def test_a_figure_is_a_picture_and_a_table_that_names_what_is_emulated(tmp_path:
     assert "scripts/bench figure 8" in head[0] and "commit" in head[1] and str(ROOT) not in "".join(head)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "cairn      slowdown" in ran.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists(filesystems.CONTROL), reason="needs root and loop devices")
+def test_a_disk_in_memory_is_named_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    output, before = tmp_path / "figure", set(os.listdir(filesystems.MEMORY))
+    ran = figures("8", *SMALL, *ONCE, "--disk-in-memory", "1", "--dir", tmp_path, "--output", output)
+
+    assert ran.returncode == 0, ran.stderr
+    head, rows = runs.read_table(tmp_path / "figure.csv")
+    words, flush = filesystems.flushes(head)["memory"]
+    assert words.startswith("ext4 with a journal") and words.endswith("on a loop device in a file on tmpfs")
+    assert flush > 0 and head[-1] == "complete" and [row["strategy"] for row in rows] == ["none", "sync", "cairn"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figure.csv", "figure.png"]
+    left = set(os.listdir(filesystems.MEMORY)) - before
+    assert not [name for name in left if name.startswith("filesystem-")]
 
 
 def test_pccheck_is_swept_at_each_point_and_the_sweep_is_in_the_table(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ With --filesystems each run is made on one filesystem after the other. ext4, wit
 on loop devices in files in --dir, four times as large as the largest state; that needs root.
 """
 
-import sys
-
 from ..shared import filesystems
 from ..shared.options import numbers
 from .arguments import add_common, add_scale, add_strategies
-from .runs import Refused, by, one_run, planned, rate_of_all, series
+from .runs import by, one_run, planned, rate_of_all, series
 from .runs import measure as measure_all
 
 SIZES = [10, 32, 100, 320, 1000, 3200, 10000]
@@ -36,14 +34,8 @@ def check(args):
 
 def measure(args):
     size = int(COPIES * max(args.megabytes) * 1e6 * args.scale) + BESIDES
-    try:
-        with filesystems.places(args.filesystems, args.dir, size) as places:
-            return measure_all(args, plan(args), one_run, places=places)
-    except filesystems.Unavailable as reason:
-        raise Refused(str(reason)) from None
-    except KeyboardInterrupt:  # While a filesystem was made or taken down.
-        print("scripts/bench figure: interrupted", file=sys.stderr)
-        return 130
+    with filesystems.places(args.filesystems, args.dir, size) as places:
+        return measure_all(args, plan(args), one_run, places=places)
 
 
 def plan(args):

@@ -26,6 +26,7 @@ from .options import some_of
 from .report import short
 
 MACHINE = "machine"  # The directory as it is.
+MEMORY = "/dev/shm"  # A directory of memory: a filesystem made there has no disk below it.
 # 4 KiB sectors, which direct I/O to the outer file can pass on as they are. No discard: it would give back the file's
 # blocks. Nothing is left to be initialised while something is measured.
 MAKE = {
