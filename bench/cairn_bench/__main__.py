@@ -10,6 +10,7 @@ from .python import fall_back, unfenced
 from .python import run as python
 from .reconfigure import measure as reconfigure
 from .reconfigure import overhead as records
+from .shared import filesystems
 from .shared.options import add_command, check
 
 WHAT = {
@@ -42,9 +43,18 @@ def main(arguments):
     check(what, args)
     if only_check:
         return 0
-    if "dir" in args:
-        os.makedirs(args.dir, exist_ok=True)
-    return what.run(args)
+    if "dir" not in args:
+        return what.run(args)
+    os.makedirs(args.dir, exist_ok=True)
+    try:
+        with filesystems.in_memory(args.dir, args.disk_in_memory) as args.dir:
+            return what.run(args)
+    except filesystems.Unavailable as reason:
+        print(f"scripts/bench: {reason}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # While a filesystem was made or taken down.
+        print("scripts/bench: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

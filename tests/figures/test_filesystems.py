@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cairn_bench.shared import filesystems
-from cairn_bench.shared.machine import mounted_at
+from cairn_bench.shared.machine import mounted_at, words
 
 SMALL = filesystems.LEAST_BYTES
 KINDS = ("ext4", "xfs")
@@ -66,11 +66,11 @@ def test_a_fresh_filesystem_has_a_journal_and_is_on_a_loop_device(tmp_path: Path
     with filesystems.fresh(kind, str(tmp_path), SMALL) as where:
         Path(where, "file").write_bytes(bytes(100_000))
         os.sync()
-        words, (name, device) = filesystems.words(where), mounted_at(where)
+        said, (name, device) = words(where), mounted_at(where)
         direct = Path(f"/sys/block/{device}/loop/dio").read_text()
         room = free(Path(where))
 
-    assert name == kind and words.startswith(f"{kind} with a journal") and ", on a loop device in a file on " in words
+    assert name == kind and said.startswith(f"{kind} with a journal") and ", on a loop device in a file on " in said
     assert direct == "1\n" and room > 0.7 * SMALL
     assert left(tmp_path) == []
 

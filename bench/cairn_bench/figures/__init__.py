@@ -3,10 +3,9 @@
 A figure that is interrupted keeps what it measured in its CSV, and says so there. With --draw it is only drawn again.
 """
 
-import contextlib
 import sys
 
-from ..shared import files, filesystems, options
+from ..shared import files, options
 from . import (
     cluster,
     goodput_figure,
@@ -56,28 +55,11 @@ def check(args):
 
 
 def measure(figure, args):
-    try:
-        with disk(args) as places:
-            if hasattr(figure, "measure"):
-                return figure.measure(args)
-            notes = pace.keep(args, figure.plan(args), getattr(figure, "one_run", runs.one_run))
-            one = figure.runner(args) if hasattr(figure, "runner") else runs.one_run
-            return runs.measure(args, figure.plan(args), one, notes, places)
-    except filesystems.Unavailable as reason:
-        raise runs.Refused(str(reason)) from None
-    except KeyboardInterrupt:  # While a filesystem was made or taken down.
-        print("scripts/bench figure: interrupted", file=sys.stderr)
-        return 130
-
-
-@contextlib.contextmanager
-def disk(args):
-    """Puts args.dir in memory if that was asked for. Gives what the CSV's head says of it, as places() does."""
-    if not getattr(args, "disk_in_memory", None):
-        yield {}
-        return
-    with filesystems.fresh("ext4", filesystems.MEMORY, int(args.disk_in_memory * 1e9)) as args.dir:
-        yield {"memory": args.dir}
+    if hasattr(figure, "measure"):
+        return figure.measure(args)
+    notes = pace.keep(args, figure.plan(args), getattr(figure, "one_run", runs.one_run))
+    one = figure.runner(args) if hasattr(figure, "runner") else runs.one_run
+    return runs.measure(args, figure.plan(args), one, notes)
 
 
 def run(args):

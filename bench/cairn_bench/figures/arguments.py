@@ -22,8 +22,6 @@ def add_emulation(parser, repetitions=1, dilation=4, disk=0):
     add_repetitions(parser, repetitions)
     about = f"emulated disk; default: {disk:g}" if disk else "emulated disk; default: none"
     parser.add_argument("--disk-bytes-per-second", type=positive(whole), default=disk, help=about)
-    about = "of memory: for an ext4 there instead of --dir, so that the disk adds nothing of its own (needs root)"
-    parser.add_argument("--disk-in-memory", type=positive(float), metavar="GB", help=about)
     parser.add_argument("--pcie-bytes-per-second", type=positive(float), default=25e9, help="emulated link to the host")
     several = isinstance(dilation, list)
     usual = ",".join(map(str, dilation)) if several else dilation

@@ -1,4 +1,4 @@
-"""The filesystem of a directory in words, and directories on fresh ones: ext4 with its journal, and XFS.
+"""Directories on fresh filesystems: ext4 with its journal, and XFS; on the disk or in memory.
 
 A fresh filesystem lies in a file without a name, on a loop device that ends with its last user, mounted in a mount
 namespace of this process. So nothing of it is left when the process ends, even by SIGKILL, but an empty directory.
@@ -21,12 +21,12 @@ import subprocess
 import tempfile
 import time
 
-from .machine import mounted_at
+from .machine import words
 from .options import some_of
 from .report import short
 
 MACHINE = "machine"  # The directory as it is.
-MEMORY = "/dev/shm"  # A directory of memory: a filesystem made there has no disk below it.
+MEMORY = "/dev/shm"
 # 4 KiB sectors, which direct I/O to the outer file can pass on as they are. No discard: it would give back the file's
 # blocks. Nothing is left to be initialised while something is measured.
 MAKE = {
@@ -82,32 +82,6 @@ def flushes(head):
     return {found[1]: (found[2], float(found[3])) for found in matches if found}
 
 
-def words(directory):
-    """The directory's filesystem, whether it has a journal, and whether a loop device is below it."""
-    kind, device = mounted_at(directory)
-    loop = f", on a loop device in a file on {_below(device)}" if device.startswith("loop") else ""
-    return kind + {"ext4": _journal(device), "xfs": " with a journal"}.get(kind, "") + loop
-
-
-def _journal(device):
-    # The kernel lists a mode of data only if there is a journal.
-    try:
-        with open(f"/proc/fs/ext4/{device}/options") as file:
-            mode = next((line.strip() for line in file if line.startswith("data=")), None)
-    except OSError:
-        return ""
-    return f" with a journal ({mode})" if mode else " without a journal"
-
-
-def _below(device):
-    try:
-        with open(f"/sys/block/{device}/loop/backing_file") as file:
-            above = os.path.dirname(file.read().removesuffix(" (deleted)\n"))
-        return mounted_at(above)[0]
-    except OSError:
-        return "an unknown filesystem"
-
-
 def flush_seconds(directory):
     """The median of 20 fdatasyncs, each after a block of 4 KiB was overwritten past the page cache."""
     seconds = []
@@ -122,6 +96,16 @@ def flush_seconds(directory):
             os.fdatasync(file.fileno())
             seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds)
+
+
+@contextlib.contextmanager
+def in_memory(directory, gigabytes):
+    """A directory on a fresh ext4 of that size in memory; `directory` itself if the size is None."""
+    if gigabytes is None:
+        yield directory
+    else:
+        with fresh("ext4", MEMORY, int(gigabytes * 1e9)) as where:
+            yield where
 
 
 @contextlib.contextmanager

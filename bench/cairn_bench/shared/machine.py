@@ -14,8 +14,7 @@ def machine(directory):
     with open("/proc/cpuinfo") as file:
         models = {line.split(":", 1)[1].strip() for line in file if line.startswith("model name")}
     model = " and ".join(sorted(models)) or platform.machine()
-    filesystem, _ = mounted_at(directory)
-    return f"{len(os.sched_getaffinity(0))} cores, {model}; Linux {platform.release()}; {filesystem}"
+    return f"{len(os.sched_getaffinity(0))} cores, {model}; Linux {platform.release()}; {words(directory)}"
 
 
 def mounted_at(directory):
@@ -28,6 +27,32 @@ def mounted_at(directory):
         if mount[2] == here:
             return mount[mount.index("-") + 1], os.path.basename(os.path.realpath(f"/sys/dev/block/{here}"))
     return "an unknown filesystem", ""
+
+
+def words(directory):
+    """The directory's filesystem, whether it has a journal, and whether a loop device is below it."""
+    kind, device = mounted_at(directory)
+    loop = f", on a loop device in a file on {_below(device)}" if device.startswith("loop") else ""
+    return kind + {"ext4": _journal(device), "xfs": " with a journal"}.get(kind, "") + loop
+
+
+def _journal(device):
+    # The kernel lists a mode of data only if there is a journal.
+    try:
+        with open(f"/proc/fs/ext4/{device}/options") as file:
+            mode = next((line.strip() for line in file if line.startswith("data=")), None)
+    except OSError:
+        return ""
+    return f" with a journal ({mode})" if mode else " without a journal"
+
+
+def _below(device):
+    try:
+        with open(f"/sys/block/{device}/loop/backing_file") as file:
+            above = os.path.dirname(file.read().removesuffix(" (deleted)\n"))
+        return mounted_at(above)[0]
+    except OSError:
+        return "an unknown filesystem"
 
 
 def commit():

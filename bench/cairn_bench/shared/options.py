@@ -23,6 +23,8 @@ def check(module, args):
 def add_directory(parser):
     about = "where checkpoints are written, on the disk to be measured; default: build/bench"
     parser.add_argument("--dir", type=os.path.abspath, default=WORK, help=about)
+    about = "of memory: for an ext4 there instead of --dir, so that the disk adds nothing of its own (needs root)"
+    parser.add_argument("--disk-in-memory", type=positive(float), metavar="GB", help=about)
 
 
 def add_repetitions(parser, default, name="--repetitions"):
