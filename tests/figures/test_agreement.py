@@ -34,13 +34,24 @@ def test_a_run_is_compared_with_its_neighbour_at_the_same_dilation() -> None:
     assert found["bert", 1, "cairn"] == {4: [pytest.approx(2.0)], 8: [pytest.approx(3.0)]}
 
 
-@pytest.mark.parametrize(("there", "kept"), [([1.4, 1.6], True), ([1.703, 1.9], True), ([1.71, 1.9], False)])
-def test_a_point_is_published_if_its_ranges_overlap(there: list[float], kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("here", "there", "kept"),
+    [
+        ([1.5, 1.7], [1.4, 1.6], True),
+        ([1.5, 1.7], [1.708, 1.9], True),
+        ([1.5, 1.7], [1.709, 1.9], False),
+        ([4.2, 4.3], [4.321, 4.4], True),
+        ([4.2, 4.3], [4.322, 4.4], False),
+    ],
+)
+def test_a_point_is_published_if_its_ranges_overlap_but_for_what_equal_runs_differ_by(
+    here: list[float], there: list[float], kept: bool
+) -> None:
     point = ("bert", 1, "cairn")
 
-    published, others = agreed({point: {4: [1.5, 1.7], 8: there}})
+    published, others = agreed({point: {4: here, 8: there}})
 
-    assert published == ({point: [1.5, 1.7, *there]} if kept else {})
+    assert published == ({point: [*here, *there]} if kept else {})
     assert others == ([] if kept else [point])
 
 

@@ -26,7 +26,7 @@ IN_FLIGHT = 2  # A second one hides the copy and the flush of the first if the d
 LEAST = 24  # Iterations that are counted at least.
 FRESH = 6  # Intervals until every strategy overwrites what it has laid out, and waits for a place in flight.
 DILATIONS = [4, 8]
-RESOLUTION = 0.005  # Of an iteration: two runs without checkpoints differ by so much.
+RESOLUTION = 0.005  # Of a run's time: equal runs differ by so much.
 SCALES = {"vgg16": 1 / 8, "transformer-xl": 1 / 24, "bert": 1 / 16, "opt-1.3b": 1 / 64}  # 113 to 253 MB.
 
 
@@ -95,7 +95,7 @@ def agreed(points):
     """(those of the points whose ranges overlap at all dilations, with all their runs; the keys of the others)."""
     kept, others = {}, []
     for key, runs in points.items():
-        if max(map(min, runs.values())) <= min(map(max, runs.values())) + RESOLUTION:
+        if max(map(min, runs.values())) <= min(map(max, runs.values())) * (1 + RESOLUTION):
             kept[key] = [one for of in runs.values() for one in of]
         else:
             others.append(key)
