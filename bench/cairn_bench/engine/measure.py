@@ -97,7 +97,10 @@ def run_engine(args, case, library, work):
     flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     environment = {**os.environ, "PYTHONPATH": args.source, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-B", os.path.join(HERE, "original.py"), *flags]
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    ran = subprocess.run(command, env=environment, check=False, **quiet)
+    if ran.returncode != 0:
+        sys.exit(f"scripts/bench pccheck: {ran.stderr.strip() or ran.returncode}")
     with open(output) as file:
         said = json.load(file)
     return seconds(case, said["saved"], sorted(said["durable"]))

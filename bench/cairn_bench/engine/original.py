@@ -10,7 +10,9 @@ import json
 import os
 import resource
 import struct
+import sys
 import time
+from multiprocessing.connection import wait
 
 import torch
 from checkpoint_eval.pccheck import chk_monitor
@@ -62,6 +64,8 @@ def run(args):
 
     def await_durable(count):
         while len(durable) < count:
+            if ended not in wait([ended, monitor.chk_process.sentinel]):
+                sys.exit(f"PCcheck's process ended after {len(durable)} of {args.saves} checkpoints")
             durable.append(struct.unpack("d", os.read(ended, 8))[0])
 
     for _ in range(args.saves):
@@ -70,7 +74,7 @@ def run(args):
             time.sleep(args.alone)
         saved.append(time.monotonic())
         monitor.save()
-        while monitor.gpu_copy_in_progress():
+        while monitor.gpu_copy_in_progress() and monitor.chk_process.is_alive():
             time.sleep(0.0005)  # A GPU's training thread polls; here that would take the core that stands for the GPU.
     await_durable(args.saves)
     monitor.kill_checkpoint()
