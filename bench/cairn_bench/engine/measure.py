@@ -10,9 +10,11 @@ A ratio is the strategy's time over the engine's. The goal is 0.9 to 1.1. Writes
 Needs torch, g++, two cores, 14 GB of memory and 16 GB of disk. The default takes about 10 minutes.
 """
 
+import contextlib
 import glob
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ BATCH = 8 * 2 * 4096  # A whole number of pages for each of 8 batches and 2 thre
 ALONE, BACK_TO_BACK = "alone", "back to back"
 # What is saved: bytes, how, in flight, and how many are counted.
 CASES = ((2_200_000_000, ALONE, 1, 3), (500_000_000, BACK_TO_BACK, 1, 12), (500_000_000, BACK_TO_BACK, 2, 12))
+ENGINE_SECONDS = 600
 PAUSE = 1.0  # Seconds between checkpoints that are alone.
 WITHIN = (0.9, 1.1)
 OURS, THEIRS = "strategy s", "engine s"
@@ -97,10 +100,18 @@ def run_engine(args, case, library, work):
     flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     environment = {**os.environ, "PYTHONPATH": args.source, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-B", os.path.join(HERE, "original.py"), *flags]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    ran = subprocess.run(command, env=environment, check=False, **quiet)
-    if ran.returncode != 0:
-        sys.exit(f"scripts/bench pccheck: {ran.stderr.strip() or ran.returncode}")
+    # In a session of its own, so that none of its processes is left to keep a core busy.
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    engine = subprocess.Popen(command, env=environment, start_new_session=True, **quiet)
+    try:
+        if engine.wait(ENGINE_SECONDS) != 0:
+            sys.exit(f"PCcheck's engine ended with {engine.returncode}: is there room in {work}?")
+    except subprocess.TimeoutExpired:
+        sys.exit(f"PCcheck's engine has not ended in {ENGINE_SECONDS} s: is there room in {work}?")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(engine.pid, signal.SIGKILL)
+        engine.wait()
     with open(output) as file:
         said = json.load(file)
     return seconds(case, said["saved"], sorted(said["durable"]))
