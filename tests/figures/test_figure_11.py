@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cairn_bench.__main__ import main
+from cairn_bench.figures import one_checkpoint
 from cairn_bench.figures.runs import read_table
 from cairn_bench.results import filesystems as tables
 from cairn_bench.shared import filesystems
@@ -92,6 +93,19 @@ def test_a_figure_from_before_there_was_a_choice_is_still_drawn(tmp_path: Path) 
 
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_slow_disk_gets_a_pace_at_which_no_save_waits_for_the_one_before() -> None:
+    paces = []
+
+    def run(_: object, entry: dict[str, dict[str, float]]) -> dict[str, float]:
+        paces.append(entry["options"]["iteration_seconds"])
+        seconds = 0.5 * paces[-1]  # At scale 1/2.
+        return {"iteration_seconds": seconds, "to_durable_max_s": 0.3 if seconds >= 0.3 else 0.7}
+
+    row = one_checkpoint.alone(None, {"options": {"iteration_seconds": 0.1}}, run)
+
+    assert paces == [0.1, pytest.approx(2.8)] and row["to_durable_max_s"] < row["iteration_seconds"]
 
 
 def test_who_is_not_root_is_told_so(
