@@ -34,7 +34,7 @@ def provenance(sources, link):
     lines, about = [], []
     for name, head, counts in sources:
         runs = [line.split("; ", 1) for line in head if re.match(r"\d{4}-\d\d-\d\d ", line)]
-        commits = re.findall(r"; commit (\S+)", "\n".join(head)) or ["not recorded"]
+        commits = re.findall(r"(?m)(?:^|; )commit (\S+)", "\n".join(head)) or ["not recorded"]
         lines += [
             f"{date}, commit {commit}: `{command}`" for (date, command), commit in zip(runs, commits, strict=True)
         ]
