@@ -52,7 +52,7 @@ def main(arguments):
     except filesystems.Unavailable as reason:
         print(f"scripts/bench: {reason}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # While a filesystem was made or taken down.
+    except KeyboardInterrupt:
         print("scripts/bench: interrupted", file=sys.stderr)
         return 130
 

@@ -101,8 +101,7 @@ def run_engine(args, case, library, work):
     environment = {**os.environ, "PYTHONPATH": args.source, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-B", os.path.join(HERE, "original.py"), *flags]
     # In a session of its own, so that none of its processes is left to keep a core busy.
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    engine = subprocess.Popen(command, env=environment, start_new_session=True, **quiet)
+    engine = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
     try:
         if engine.wait(ENGINE_SECONDS) != 0:
             sys.exit(f"PCcheck's engine ended with {engine.returncode}: is there room in {work}?")

@@ -7,8 +7,8 @@ counted. At each point PCcheck runs with as many checkpoints in flight (1, 2, 4)
 the CSV has the sweep.
 
 All of that is done at two dilations. The emulation slows everything down by the same factor, so that what a strategy
-costs must not depend on it. A point whose ranges at the two do not overlap shows the machine, not the strategy: it is
-neither drawn nor in the table.
+costs must not depend on it. A point whose ranges at the two are further apart than half a per cent, by which equal runs
+differ, shows the machine, not the strategy: it is neither drawn nor in the table.
 """
 
 import itertools

@@ -67,7 +67,7 @@ BLOCKS = {
     "figure-11-filesystems": once_measured(
         with_head(filesystems.one_checkpoint, "figure-11-filesystems", figure, counts_of_rows),
         "figure-11-filesystems",
-        "scripts/figures 11 --filesystems machine,ext4,xfs --megabytes 10,100,1000 --output bench/results/figure-11-filesystems",
+        "scripts/figures 11 --filesystems machine,ext4,xfs --megabytes 10,100 --output bench/results/figure-11-filesystems",
         "One checkpoint on three filesystems: size over time to durable",
     ),
     "figure-12": of_figures(figures.in_flight, "figure-12"),
