@@ -100,20 +100,24 @@ def run_engine(args, case, library, work):
     flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     environment = {**os.environ, "PYTHONPATH": args.source, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-B", os.path.join(HERE, "original.py"), *flags]
-    # In a session of its own, so that none of its processes is left to keep a core busy.
-    engine = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
-    try:
-        if engine.wait(ENGINE_SECONDS) != 0:
-            sys.exit(f"PCcheck's engine ended with {engine.returncode}: is there room in {work}?")
-    except subprocess.TimeoutExpired:
-        sys.exit(f"PCcheck's engine has not ended in {ENGINE_SECONDS} s: is there room in {work}?")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(engine.pid, signal.SIGKILL)
-        engine.wait()
+    # It complains of cores that are not there, at each thread. In a session of its own none of its processes stays.
+    with tempfile.TemporaryFile("w+") as said:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": said}
+        engine = subprocess.Popen(command, env=environment, start_new_session=True, **quiet)
+        try:
+            if engine.wait(ENGINE_SECONDS) != 0:
+                said.seek(0)
+                last = said.read().strip().rpartition("\n")[2] or f"ended with {engine.returncode}"
+                sys.exit(f"PCcheck's engine: {last}; is there room in {work}?")
+        except subprocess.TimeoutExpired:
+            sys.exit(f"PCcheck's engine has not ended in {ENGINE_SECONDS} s: is there room in {work}?")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(engine.pid, signal.SIGKILL)
+            engine.wait()
     with open(output) as file:
-        said = json.load(file)
-    return seconds(case, said["saved"], sorted(said["durable"]))
+        times = json.load(file)
+    return seconds(case, times["saved"], sorted(times["durable"]))
 
 
 def run_strategy(args, case, _, work):
