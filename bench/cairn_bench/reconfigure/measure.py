@@ -5,7 +5,8 @@ A state of the size of GPT-3 XL's eighth (2.2 GB, fp32 with AdamW's moments) goe
 job reads with every system in turn, and its order changes from one to the next. Everything is fsynced before a save counts as
 done; files are dropped from the page cache before each read, and as much memory is touched. In the first repetition every
 tensor's digest is compared after each read. Needs torch, 8 GB of disk and 12 GB of memory; about 15 minutes on two cores.
-Writes bench/results/reconfigure.{csv,md}.
+Writes bench/results/reconfigure.{csv,md}; with --disk-in-memory, for which 24 GB of memory hold two systems' files but not three's,
+reconfigure-memory.{csv,md}.
 
 central: rank 0 gathers all, torch.save, fsync; torch.load, scatter.
 """
@@ -18,7 +19,7 @@ import time
 
 from ..shared import files, machine
 from ..shared.measures import Measure
-from ..shared.options import add_directory, add_repetitions
+from ..shared.options import add_directory, add_repetitions, some_of
 from ..shared.report import Report, short, table
 from .jobs import Failed, Job
 from .layout import LAYOUTS
@@ -40,6 +41,8 @@ def add_arguments(parser):
     add_directory(parser)
     add_repetitions(parser, 3)
     parser.add_argument("--model", choices=SIZES, default="xl/8", help="default: xl/8")
+    about = f"by comma; default: {','.join(NAMES)}"
+    parser.add_argument("--systems", type=some_of(NAMES), default=list(NAMES), help=about)
     parser.add_argument("--host-memory", default="64MiB", help="of each rank's pool; default: 64MiB")
 
 
@@ -126,7 +129,8 @@ def go_through(args, report, repetition):
         saved, first, before = {}, None, ""
         for at, layout in enumerate(CHAIN):
             after = os.path.join(folder, str(at)) if at + 1 < len(CHAIN) else ""
-            order = [NAMES[(at + repetition + turn) % len(NAMES)] for turn in range(len(NAMES))]
+            turn = (at + repetition) % len(args.systems)
+            order = args.systems[turn:] + args.systems[:turn]
             settings = Settings(folder, layout, 0, model=args.model, host_memory=args.host_memory)
             with Job(layout.world, visit, settings, before, after, order, repetition == 0) as job:
                 job.finish(1200)
@@ -142,13 +146,16 @@ def go_through(args, report, repetition):
 
 def slowest(job, what):
     """{system: seconds until all ranks were done}."""
-    return {name: max(told["seconds"] for told in job.all(what) if told["system"] == name) for name in NAMES}
+    found = {}
+    for told in job.all(what):
+        found[told["system"]] = max(told["seconds"], found.get(told["system"], 0))
+    return found
 
 
 def add(report, change, repetition, saved, job):
     loaded = slowest(job, "load")
     report.single(change, repetition, "bytes needed", sum(told["bytes"] for told in job.all("needed")))
-    for name in NAMES:
+    for name in loaded:
         read = sum(told["bytes"] for told in job.all("load") if told["system"] == name)
         report.single(change, repetition, f"{name} save s", saved[name])
         report.single(change, repetition, f"{name} read s", loaded[name])
@@ -159,26 +166,32 @@ def add(report, change, repetition, saved, job):
         )
 
 
+def measures(values):
+    """Those whose systems were measured."""
+    found = {what for _, _, what in values}
+    return [one for one in MEASURES if {one.ours, one.peer} <= found]
+
+
 def seconds(values):
     """The table of medians, in markdown."""
-    rows = []
+    rows, names = [], [name for name in NAMES if any(what == f"{name} s" for _, _, what in values)]
     for change in dict.fromkeys(measure for measure, _, _ in values):
         cells = [
             short(statistics.median(values.of(change, f"{name} {what} s")))
-            for name in NAMES
+            for name in names
             for what in ("save", "read")
         ]
         rows.append([change, *cells])
-    return table(("", *(f"{name}, {what} s" for name in NAMES for what in ("save", "read"))), rows)
+    return table(("", *(f"{name}, {what} s" for name in names for what in ("save", "read"))), rows)
 
 
 def run(args):
     head = files.begun(args.dir)
-    report = Report()
-    with report.kept("reconfigure", head):
+    report, name = Report(), "reconfigure" if args.disk_in_memory is None else "reconfigure-memory"
+    with report.kept(name, head):
         for repetition in range(args.repetitions):
             print(f"{repetition + 1}/{args.repetitions}", flush=True)
             go_through(args, report, repetition)
-    report.judge(MEASURES)
-    report.write("reconfigure", head, f"\n{seconds(report.values)}\n")
+    report.judge(measures(report.values))
+    report.write(name, head, f"\n{seconds(report.values)}\n")
     return 0

@@ -93,6 +93,11 @@ BLOCKS = {
     "tuner": of_suites(suites.tuner, "tuner"),
     "figure-tenplex": of_figures(layouts.replay, "figure-tenplex"),
     "reconfigure": of_suites(layouts.reconfigure, "reconfigure"),
+    "reconfigure-memory": once_measured(
+        of_suites(layouts.reconfigure, "reconfigure-memory"),
+        "reconfigure-memory",
+        "scripts/bench reconfigure --disk-in-memory 5 --systems cairn,DCP",
+    ),
     "records": once_measured(of_suites(layouts.records, "records"), "records", "scripts/bench records"),
     "figure-profile": of_figures(figures.profiles, "figure-profile"),
     "profiled": of_suites(suites.profiled, "profiled"),

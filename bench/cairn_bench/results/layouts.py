@@ -1,7 +1,7 @@
 """The tables of a job that changes its layout, in markdown."""
 
 from ..figures.tenplex import CHANGING, PARTS, changes, differences, losses
-from ..reconfigure.measure import MEASURES, seconds
+from ..reconfigure.measure import measures, seconds
 from ..reconfigure.overhead import MEASURES as RECORDS
 from ..shared.report import Report, spread, table
 
@@ -27,7 +27,7 @@ def replay(rows):
 def reconfigure(values):
     """Against the goals, and the medians."""
     report = Report(values)
-    report.judge(MEASURES)
+    report.judge(measures(values))
     return f"{report.text()}\n\n{seconds(values)}"
 
 
