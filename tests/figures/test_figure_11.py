@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -84,15 +83,6 @@ def test_without_a_choice_the_figure_is_of_the_machine_alone(tmp_path: Path) -> 
     assert ran.returncode == 0, ran.stderr
     head, (row,) = read_table(tmp_path / "figure.csv")
     assert row["filesystem"] == "machine" and list(filesystems.flushes(head)) == ["machine"]
-
-
-def test_a_figure_from_before_there_was_a_choice_is_still_drawn(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "bench/results/figure-11.csv", tmp_path / "figure.csv")
-
-    ran = bench("figure", 11, "--draw", "--output", tmp_path / "figure")
-
-    assert ran.returncode == 0, ran.stderr
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_slow_disk_gets_a_pace_at_which_no_save_waits_for_the_one_before() -> None:

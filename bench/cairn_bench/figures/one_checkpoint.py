@@ -77,14 +77,9 @@ def with_rates(rows):
     ]
 
 
-def by_filesystem(rows):
-    """{filesystem: rows}. Rows that were measured before there was a choice have none: they are the machine's."""
-    return by([{"filesystem": filesystems.MACHINE, **row} for row in rows], "filesystem")
-
-
 def draw(plots, _, rows):
     rows = with_rates(rows)
-    if len(by_filesystem(rows)) > 1:
+    if len(by(rows, "filesystem")) > 1:
         return draw_filesystems(plots, rows)
     figure, (times, rates) = plots.pyplot.subplots(1, 2, figsize=(8, 3.9))
     for strategy, group in by(rows, "strategy").items():
@@ -101,7 +96,7 @@ def draw(plots, _, rows):
 
 def draw_filesystems(plots, rows):
     """The rates, a panel for each filesystem."""
-    groups = by_filesystem(rows)
+    groups = by(rows, "filesystem")
     figure, panels = plots.pyplot.subplots(1, len(groups), figsize=(3.2 * len(groups), 3.6), sharey=True)
     for axes, (filesystem, mine) in zip(panels, groups.items(), strict=True):
         for strategy, group in by(mine, "strategy").items():

@@ -63,7 +63,7 @@ BLOCKS = {
     ),
     "figure-9": of_figures(figures.goodput, "figure-9"),
     "figure-9-pd-ssd": of_figures(figures.goodput, "figure-9-pd-ssd"),
-    "figure-11": of_figures(figures.one_checkpoint, "figure-11"),
+    "figure-11": of_figures(figures.one_checkpoint, "figure-11-memory"),
     "figure-11-filesystems": once_measured(
         with_head(filesystems.one_checkpoint, "figure-11-filesystems", figure, counts_of_rows),
         "figure-11-filesystems",

@@ -1,7 +1,7 @@
 """The tables of what was measured on several filesystems, in markdown."""
 
-from ..figures.one_checkpoint import by_filesystem, with_rates
-from ..figures.runs import grouped
+from ..figures.one_checkpoint import with_rates
+from ..figures.runs import by, grouped
 from ..shared.filesystems import flushes
 from ..shared.report import interval, short, table
 from .figures import by_strategy, by_values, cell, leaders
@@ -11,14 +11,14 @@ def one_checkpoint(measured):
     """State over time to durable, of each strategy on each filesystem. In bold: the greatest, if it is clearly so."""
     head, rows = measured
     took = flushes(head)
-    placed = [{**row, "filesystem": name} for name, of in by_filesystem(with_rates(rows)).items() for row in of]
+    placed = with_rates(rows)
     rates = {at: by_values(of, "GB/s") for at, of in grouped(placed, "megabytes", "filesystem").items()}
     ahead = leaders(rates, best=max)
     sizes = sorted({size for size, _ in rates})
     lines = []
     for name, mine in by_strategy(placed):
         strategy = mine[0]["strategy"]
-        for filesystem in by_filesystem(mine):
+        for filesystem in by(mine, "filesystem"):
             cells = [cell(rates, ahead, (size, filesystem), strategy) for size in sizes]
             lines.append([name, filesystem, *cells, milliseconds(took, filesystem)])
     titles = ("GB/s", "filesystem", *(f"{size:.0f} MB" for size in sizes), "a flush, ms")
