@@ -126,8 +126,8 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   [[nodiscard]] Deadline wakes_at() const { return wakes_at_; }
   void OnTime();
 
-  /// This rank has written everything and waits for others.
-  [[nodiscard]] bool prepared() const;
+  /// This rank has written everything and waits for the coordinator, which alone writes more.
+  [[nodiscard]] bool has_written() const { return !coordinator() && prepared(); }
   /// After a failure: the creation of the attempt's folder is over, so it may be removed.
   [[nodiscard]] bool idle() const { return stage_ == CoordinationStage::kQuiet; }
 
@@ -135,6 +135,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   using Heard = Result<std::string>;
   [[nodiscard]] Group& group() const { return *context_.parts.group; }
   [[nodiscard]] bool coordinator() const { return group().rank() == 0; }
+  [[nodiscard]] bool prepared() const;
   [[nodiscard]] bool alone() const { return group().size() == 1; }
   [[nodiscard]] std::string Key(const char* kind) const;
   [[nodiscard]] std::string Restored() const;

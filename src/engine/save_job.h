@@ -44,10 +44,10 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   /// Null once it has ended.
   [[nodiscard]] ShardWriter* writer() const { return writer_.get(); }
   /// How many writes may be at the disk for younger saves to submit one more, of at most `depth`. None while this one
-  /// has chunks to come; one while it seals, so that the disk stays busy and its flush waits for one chunk at most; all
-  /// while it waits for other ranks or for its release.
+  /// has chunks to come; one while it has small ones to come, so that the disk stays busy and they wait for one chunk
+  /// at most; all while it waits for its release, or has none left and waits for the coordinator.
   [[nodiscard]] int writes_of_younger(int depth) const {
-    if (!running() || writer_->release_by() || coordination_->prepared()) return depth;
+    if (!running() || writer_->release_by() || coordination_->has_written()) return depth;
     return writer_->sealing() ? std::min(depth, 1) : 0;
   }
   [[nodiscard]] bool waits_for_device() const { return capture_ != nullptr && capture_->waits_for_device(); }

@@ -19,6 +19,7 @@ from .throughput import LEAST, agreed, slowdowns
 
 PROGRAM = program("bench_pipeline")
 INTERVALS = [1, 5, 10, 25, 50]
+COUNTED = 8  # Intervals at least: four in flight stall in turns of four.
 FRESH = 12  # At every 10, four in flight do not wait for each other before the eleventh.
 IN_FLIGHT = 2  # As the artifact has it (max_async).
 PD_SSD = 480_000_000
@@ -47,7 +48,7 @@ def plan(args):
                 "every": interval,
                 "in_flight": args.in_flight,
                 "warmup": warmup,
-                "iterations": warmup + interval * math.ceil(LEAST / interval),
+                "iterations": warmup + interval * max(COUNTED, math.ceil(LEAST / interval)),
             }
             for strategy in ("none", *args.strategies):
                 entries.append(planned(strategy, options, PROGRAM, repetition=repetition, interval=interval))
