@@ -19,8 +19,9 @@ namespace cairn {
 /// The engine's thread: it owns the queue, sleeps in it, and only submits and completes.
 ///
 /// Oldest first: a save gets buffers and device work only when every copy of all older saves has been enqueued (or they
-/// have ended). Then it uses what they leave. Its data is written only after the older save has committed: otherwise
-/// the older save's header and manifest would wait behind it in the disk's queue.
+/// have ended). Then it uses what they leave. None of its data is written while older saves have chunks to come, and
+/// one chunk at a time while they seal and commit, whose header and manifest would wait behind more in the disk's queue
+/// (SaveJob::writes_of_younger).
 class Engine {
  public:
   /// Starts the thread. Fails if the queue cannot be made.

@@ -45,7 +45,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   [[nodiscard]] ShardWriter* writer() const { return writer_.get(); }
   /// How many writes may be at the disk for younger saves to submit one more, of at most `depth`. None while this one
   /// has chunks to come; one while it has small ones to come, so that the disk stays busy and they wait for one chunk
-  /// at most; all while it waits for its release, or has none left and waits for the coordinator.
+  /// at most; all while it waits for its release (and then they wait for those), or has none left and waits for the
+  /// coordinator.
   [[nodiscard]] int writes_of_younger(int depth) const {
     if (!running() || writer_->release_by() || coordination_->has_written()) return depth;
     return writer_->sealing() ? std::min(depth, 1) : 0;

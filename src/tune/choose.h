@@ -21,8 +21,9 @@ namespace cairn {
 // 2. It is captured when every byte has had a buffer. The pool takes P bytes at once; each further chunk waits until
 //    one is written: Tc = max(S/C, max(begin, c/C) + (S - P)/D + c/C). Meanwhile training reads the state, and only its
 //    optimizer waits: a save costs stall = max(0, Tc - w), plus the CPU time of its threads, cpu S / cores.
-// 3. All saves of a root go through one disk, one after the other (a younger one writes nothing before the older one
-//    has committed): N saves in flight share its bandwidth. So, for any N,
+// 3. All saves of a root go through one disk, one after the other (a younger one writes next to nothing before the
+// older
+//    one has committed): N saves in flight share its bandwidth. So, for any N,
 //        T = max(k t + stall, Tw).
 //    If Tw is greater, training waits for the disk. PCcheck's f >= Tw / (N q t) (ASPLOS 2025), whose writers each have
 //    their own bandwidth, therefore becomes k >= Tw / t: more saves in flight only bridge slow ones.

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -88,54 +89,93 @@ TEST(InFlight, YoungerSaveWritesOneChunkAtATimeWhileTheOlderSeals) {
   for (const auto& save : {first, second, third}) EXPECT_TRUE(save->WaitDurable(Deadline::In(kPatience)).ok());
 }
 
-// The coordinator alone has writes left when all shards are sealed: the index and the manifest.
-TEST(InFlight, YoungerSaveWritesOneChunkAtATimeWhileTheCoordinatorCommits) {
-  const TempDir dir;
-  ModelGpu gpu;
-  std::vector<std::shared_ptr<FaultPlan>> plans;
-  std::vector<std::unique_ptr<Checkpointer>> ranks;
-  for (const auto& group : MakeLocalGroup(2)) {
-    plans.push_back(FaultPlan::Make());
-    Wiring wiring = gpu.Wire();
-    wiring.wrap_queue = [plan = plans.back()](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
-    Options options = SmallOptions(dir);
-    options.host_memory_bytes = 16_MiB;
-    options.queue_depth = 4;
-    options.group = group;
-    auto checkpointer = Checkpointer::Open(options, std::move(wiring));
-    ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
-    ranks.push_back(*std::move(checkpointer));
+// Two ranks, each with a disk that holds back the first two writes of a younger save.
+class TwoRanks : public testing::Test {
+ protected:
+  static constexpr std::size_t kRanks = 2;
+
+  void SetUp() override {
+    for (const auto& group : MakeLocalGroup(kRanks)) {
+      plans_.push_back(FaultPlan::Make());
+      Wiring wiring = gpu_.Wire();
+      wiring.wrap_queue = [plan = plans_.back()](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
+      Options options = SmallOptions(dir_);
+      options.host_memory_bytes = 16_MiB;
+      options.queue_depth = 4;
+      options.group = group;
+      auto checkpointer = Checkpointer::Open(options, std::move(wiring));
+      ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+      ranks_.push_back(*std::move(checkpointer));
+    }
   }
-  Tensors older = Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu);
-  Tensors younger = Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu);
-  Tensors youngest = Tensors::Many(1, 1000, kModelGpu);
-  std::vector<SaveHandle> saves;
-  const auto save = [&](std::size_t rank, std::uint64_t step, Tensors& tensors) {
-    const auto handle = ranks[rank]->Save(step, tensors.state());
-    ASSERT_TRUE(handle.ok()) << handle.status();
-    saves.push_back(*handle);
-  };
-  const FaultGate commit = plans[0]->Hold({.op = IoOp::kWrite, .path = "manifest", .nth = 1});
-  for (const std::size_t rank : {0U, 1U}) save(rank, 1, older);
+  void SaveOnAll(std::uint64_t step, Tensors& tensors) {
+    for (const auto& rank : ranks_) {
+      const auto handle = rank->Save(step, tensors.state());
+      ASSERT_TRUE(handle.ok()) << handle.status();
+      saves_.push_back(*handle);
+    }
+  }
+  // Returns once rank 0 could have submitted all that it may.
+  void SaveYounger() {
+    before_ = plans_[0]->Count(kWrites);
+    for (const auto& plan : plans_) {
+      for (const std::size_t nth : {1U, 2U}) {
+        disks_.push_back(plan->Hold({.op = IoOp::kWrite, .path = "shard-", .nth = nth}));
+      }
+    }
+    SaveOnAll(2, younger_);
+    SaveOnAll(3, youngest_);
+    EXPECT_TRUE(disks_[0].WaitHeld(Deadline::In(kPatience))) << "the disk stands still\n"
+                                                             << ToString(plans_[0]->Seen());
+    EXPECT_TRUE(saves_[2 * kRanks].WaitCaptured(Deadline::In(kPatience)).ok());
+  }
+  [[nodiscard]] std::size_t writes_of_younger() const { return plans_[0]->Count(kWrites) - before_; }
+  void ReleaseAndWait(const FaultGate& held) {
+    for (const FaultGate& disk : disks_) disk.Release();
+    held.Release();
+    for (const SaveHandle& one : saves_) EXPECT_TRUE(one.WaitDurable(Deadline::In(kPatience)).ok());
+  }
+
+  const FaultMatch kWrites{.op = IoOp::kWrite, .path = "shard-"};
+  const TempDir dir_;
+  ModelGpu gpu_;
+  std::vector<std::shared_ptr<FaultPlan>> plans_;
+  std::vector<std::unique_ptr<Checkpointer>> ranks_;
+  Tensors older_ = Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu);
+  Tensors younger_ = Tensors::Many(4, 1_MiB / sizeof(float), kModelGpu);
+  Tensors youngest_ = Tensors::Many(1, 1000, kModelGpu);
+  std::vector<SaveHandle> saves_;
+  std::vector<FaultGate> disks_;
+  std::size_t before_ = 0;
+};
+
+// The coordinator alone has writes left when all shards are sealed: the index and the manifest.
+TEST_F(TwoRanks, YoungerSaveWritesOneChunkAtATimeWhileTheCoordinatorCommits) {
+  const FaultGate commit = plans_[0]->Hold({.op = IoOp::kWrite, .path = "manifest", .nth = 1});
+  SaveOnAll(1, older_);
   ASSERT_TRUE(commit.WaitHeld(Deadline::In(kPatience)));
 
-  const FaultMatch writes{.op = IoOp::kWrite, .path = "shard-"};
-  const std::size_t before = plans[0]->Count(writes);
-  std::vector<FaultGate> disks;
-  for (const std::size_t rank : {0U, 1U}) {
-    disks.push_back(plans[rank]->Hold({.op = IoOp::kWrite, .path = "shard-", .nth = 1}));
-    disks.push_back(plans[rank]->Hold({.op = IoOp::kWrite, .path = "shard-", .nth = 2}));
-  }
-  for (const std::size_t rank : {0U, 1U}) save(rank, 2, younger);
-  for (const std::size_t rank : {0U, 1U}) save(rank, 3, youngest);
-  EXPECT_TRUE(disks[0].WaitHeld(Deadline::In(kPatience))) << "the disk stands still\n" << ToString(plans[0]->Seen());
-  EXPECT_TRUE(saves[4].WaitCaptured(Deadline::In(kPatience)).ok());
-  EXPECT_EQ(plans[0]->Count(writes) - before, 1U) << ToString(plans[0]->Seen());
-  EXPECT_TRUE(disks[3].WaitHeld(Deadline::In(kPatience))) << "one at a time\n" << ToString(plans[1]->Seen());
+  SaveYounger();
 
-  for (const FaultGate& disk : disks) disk.Release();
-  commit.Release();
-  for (const SaveHandle& one : saves) EXPECT_TRUE(one.WaitDurable(Deadline::In(kPatience)).ok());
+  EXPECT_EQ(writes_of_younger(), 1U) << ToString(plans_[0]->Seen());
+  EXPECT_TRUE(disks_[3].WaitHeld(Deadline::In(kPatience))) << "rank 1: one at a time\n" << ToString(plans_[1]->Seen());
+  ReleaseAndWait(commit);
+}
+
+// Otherwise the index and the manifest would wait behind what the coordinator submits until the last rank is done.
+TEST_F(TwoRanks, YoungerSaveWritesOneChunkAtATimeWhileTheCoordinatorWaitsForARank) {
+  std::promise<void> sealed;
+  plans_[0]->CallAfter({.op = IoOp::kFsync, .path = "shard-", .nth = 1},
+                       [&](const SeenOperation&) { sealed.set_value(); });
+  const FaultGate late = plans_[1]->Hold({.op = IoOp::kFsync, .path = "shard-", .nth = 1});
+  SaveOnAll(1, older_);
+  ASSERT_TRUE(late.WaitHeld(Deadline::In(kPatience)));
+  ASSERT_EQ(sealed.get_future().wait_for(kPatience), std::future_status::ready);
+
+  SaveYounger();
+
+  EXPECT_EQ(writes_of_younger(), 1U) << ToString(plans_[0]->Seen());
+  ReleaseAndWait(late);
 }
 
 }  // namespace
