@@ -51,6 +51,36 @@ def test_the_best_setting_of_a_point_is_used_there_and_others_keep_theirs() -> N
     assert len(made) == 12
 
 
+def test_of_settings_that_equal_runs_would_not_tell_apart_the_one_with_the_least_in_flight_is_used() -> None:
+    used: list[int] = []
+    rates = {1: 9.9, 2: 9.96, 4: 10.0}
+
+    def one(_: object, entry: dict[str, Any]) -> dict[str, Any]:
+        used.append(entry["options"]["in_flight"])
+        return {}
+
+    runner = Sweeping(one, sweep=lambda _, entry: {"iterations_per_second": rates[entry["options"]["in_flight"]]})
+    for entry in plan():
+        if entry["strategy"] == "pccheck":
+            runner(None, entry)
+
+    assert used == [2] * 4
+
+
+def test_a_size_is_swept_on_each_filesystem() -> None:
+    of = [(size, place) for size in (10, 100) for place in ("ext4", "xfs")]
+    entries = [
+        planned("pccheck", {"state_bytes": size, "every": 1}, megabytes=size, filesystem=place)
+        for _ in range(2) for size, place in of
+    ]  # fmt: skip
+    threads = [{"in_flight": 1, "writers": writers} for writers in (1, 2, 4)]
+
+    swept = [entry for entry in with_sweep(entries, settings=threads) if entry["labels"].get("what") == "sweep"]
+
+    found = [(e["options"]["state_bytes"], e["labels"]["filesystem"], e["options"]["writers"]) for e in swept]
+    assert found == [(*point, writers) for point in of for writers in (1, 2, 4)]
+
+
 def test_rows_of_a_sweep_are_no_figures() -> None:
     rows = [{"what": "sweep"}, {"what": ""}, {"what": 5.0}, {"strategy": "none"}]
 

@@ -8,7 +8,7 @@ from ..shared.options import add_directory, add_repetitions, numbers, positive, 
 STRATEGIES = ("sync", "torch-save", "checkfreq", "gpm", "gemini", "pccheck", "cairn")
 # As tables name them, in their order. Pictures leave out what is in brackets.
 LABELS = {"cairn": "Cairn", "checkfreq": "CheckFreq's pipeline (no GPU snapshot, no serialisation, no tuner)",
-          "pccheck": "PCcheck", "gpm": "GPM (copy and write-back overlap)", "sync": "plain write + fsync",
+          "pccheck": "PCcheck", "gpm": "GPM", "sync": "plain write + fsync",
           "torch-save": "torch.save + fsync", "gemini": "Gemini (its peer shares the two cores)", "none": "no checkpoints"}  # fmt: skip
 MODELS = ("vgg16", "transformer-xl", "bert", "opt-1.3b")
 # Checkpoints in flight, where the work that a failure takes is counted: if the disk keeps up none overlap, and if not,

@@ -6,6 +6,8 @@ repetitions.
 
 With --filesystems each run is made on one filesystem after the other. ext4, with its journal, and xfs are made for it
 on loop devices in files in --dir, four times as large as the largest state; that needs root.
+
+PCcheck has as many threads (1, 2, 4) as serve it best at each size: the CSV has the sweep.
 """
 
 from ..shared import filesystems
@@ -13,10 +15,12 @@ from ..shared.options import numbers
 from .arguments import add_common, add_scale, add_strategies
 from .runs import by, one_run, planned, rate_of_all, series
 from .runs import measure as measure_all
+from .sweep import Sweeping, with_sweep
 
 SIZES = [10, 32, 100, 320, 1000, 3200, 10000]
 SAVES = 4
 COPIES, BESIDES = 4, 512 << 20  # A fresh filesystem has room for so many states, and so much for itself.
+THREADS = [{"in_flight": 1, "writers": writers} for writers in (1, 2, 4)]
 LEAST_POOL, POOL = 64 << 20, 2 << 30  # Pinned memory of strategies that need not hold the whole state.
 
 
@@ -36,7 +40,11 @@ def check(args):
 def measure(args):
     size = int(COPIES * max(args.megabytes) * 1e6 * args.scale) + BESIDES
     with filesystems.places(args.filesystems, args.dir, size) as places:
-        return measure_all(args, plan(args), alone, places=places)
+        return measure_all(args, plan(args), Sweeping(alone, rate, alone), places=places)
+
+
+def rate(row):
+    return row["state_bytes"] / row["to_durable_p50_s"]
 
 
 def alone(args, entry, run=one_run):
@@ -66,15 +74,12 @@ def plan(args):
                 for filesystem in args.filesystems:
                     labels = {"megabytes": size, "repetition": repetition, "filesystem": filesystem}
                     entries.append(planned(strategy, options, **labels))
-    return entries
+    return with_sweep(entries, settings=THREADS)
 
 
 def with_rates(rows):
     """The rows with two more columns: state, and state over time to durable."""
-    return [
-        {**row, "MB": row["state_bytes"] / 1e6, "GB/s": row["state_bytes"] / row["to_durable_p50_s"] / 1e9}
-        for row in rows
-    ]
+    return [{**row, "MB": row["state_bytes"] / 1e6, "GB/s": rate(row) / 1e9} for row in rows]
 
 
 def draw(plots, _, rows):

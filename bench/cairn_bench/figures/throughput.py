@@ -19,14 +19,13 @@ from ..shared.report import middle
 from .arguments import MODELS, add_common, add_in_flight, add_intervals, add_strategies
 from .pace import dilations
 from .runs import by, grouped, planned
-from .sweep import Sweeping, with_sweep
+from .sweep import RESOLUTION, Sweeping, with_sweep
 
 INTERVALS = [1, 10, 25, 50, 75, 100]
 IN_FLIGHT = 2  # A second one hides the copy and the flush of the first if the disk is too slow for the interval.
 LEAST = 24  # Iterations that are counted at least.
 FRESH = 6  # Intervals until every strategy overwrites what it has laid out, and waits for a place in flight.
 DILATIONS = [4, 8]
-RESOLUTION = 0.005  # Of a run's time: equal runs differ by so much.
 SCALES = {"vgg16": 1 / 8, "transformer-xl": 1 / 24, "bert": 1 / 16, "opt-1.3b": 1 / 64}  # 113 to 253 MB.
 
 

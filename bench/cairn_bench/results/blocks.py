@@ -54,6 +54,7 @@ def headline(_):
 
 
 BLOCKS = {
+    "pccheck-engine": of_suites(suites.engine, "pccheck-engine"),
     "figure-8": of_figures(figures.throughput, "figure-8"),
     "figure-8e": once_measured(
         of_figures(figures.pipeline, "figure-8e"),

@@ -9,7 +9,7 @@ from ..figures.networks import ORDERS, gains, published_of, totals
 from ..figures.one_checkpoint import with_rates
 from ..figures.over_time import points_of
 from ..figures.pipeline import PUBLISHED, published_slowdown
-from ..figures.runs import by, grouped
+from ..figures.runs import by
 from ..figures.throughput import agreed, slowdowns
 from ..shared.report import middle, short, spread, table
 
@@ -97,11 +97,6 @@ def goodput(rows):
         restart = middle([row["restart_s"] for row in mine])[0]
         strategy = mine[0]["strategy"]
         lines.append([name, *(cell(counted, ahead, every, strategy, tenths) for every in intervals), f"{restart:.2f}"])
-    leads = {every: [] for every in intervals}
-    for (every, _), runs in grouped(rows, "interval", "repetition").items():
-        others = max(row["goodput"] for row in runs if row["strategy"] != "cairn")
-        leads[every] += [row["goodput"] / others for row in runs if row["strategy"] == "cairn"]
-    lines.append(["Cairn over the best other", *(spread(of, "{:.2f}".format) for of in leads.values()), ""])
     off = max(abs(row["goodput"] / row["exact"] - 1) for row in rows)
     titles = ("iterations a second, every", *(f"{every:.0f}" for every in intervals), "a restart takes, s")
     return f"{table(titles, lines)}\n\nNo run is further than {100 * off:.1f} % from what the exact model says."
@@ -142,12 +137,15 @@ def parallel_writes(rows):
 
 
 def over_time(ages, stalls, memory):
+    """The three figures are made of equal runs: what each of them measures is taken from all."""
     lines = []
-    for name, mine in by_strategy(ages):
-        (age,), (stall,), (held,) = mine, dict(by_strategy(stalls))[name], dict(by_strategy(memory))[name]
-        most = max(value for _, value in points_of(held))
-        held_up = [short(1000 * stall[column]) for column in ("stall_p99_s", "stall_max_s")]
-        lines.append([name, f"{age['age_max_s']:.1f}", *held_up, f"{most / 1e6:.0f}"])
+    for name, of in by_strategy(ages):
+        held = dict(by_strategy(memory))[name]
+        mine = [*of, *dict(by_strategy(stalls))[name], *held]
+        most = [max(value for _, value in points_of(row)) / 1e6 for row in held]
+        held_up = [spread([1000 * row[column] for row in mine]) for column in ("stall_p99_s", "stall_max_s")]
+        age = spread([row["age_max_s"] for row in mine], tenths)
+        lines.append([name, age, *held_up, spread(most, "{:.0f}".format)])
     titles = ("", "greatest age, s", "stall p99, ms", "longest stall, ms", "most host memory, MB")
     return table(titles, lines)
 

@@ -4,6 +4,8 @@ import itertools
 import re
 import statistics
 
+from ..engine.measure import TITLES as ENGINE
+from ..engine.measure import lines as engine_lines
 from ..pipeline import MEASURES as PIPELINE
 from ..python.catalogue import PEERS, SYSTEMS
 from ..python.tables import COLUMNS, cells
@@ -98,6 +100,11 @@ def headline(python_a, trained):
          f"none measured; a save's CPU time alone: {bound:.1f} %", training_head.run[:10]],
     ]  # fmt: skip
     return table(("Two cores, CPU tensors, ext4 on a virtual disk", "Cairn", "the next best", "date"), lines)
+
+
+def engine(values):
+    """The strategy pccheck beside PCcheck's own engine."""
+    return table(ENGINE, engine_lines(values))
 
 
 def profiled(values):
