@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kSlots = 2;  // GPM's double buffer.
 constexpr std::uint64_t kPage = 4096;
-constexpr int kPieces = 16;  // At least: copy and write-back of a scaled state overlap, too.
+constexpr int kPieces = 16;  // Copy and write-back of a scaled state overlap, too.
+constexpr std::uint64_t kLeastPiece = 4U << 20;
 constexpr std::uint64_t kLargestPiece = 64U << 20;
 
 /// GPM on a disk, as PCcheck's authors ported it: the GPU copies straight into a mapped file, then msync, and the
@@ -24,7 +25,8 @@ class Gpm : public Strategy {
   Status Save(std::uint64_t step) override {
     CAIRN_ASSIGN_OR_RETURN(const int slot, file_->Take());
     DiskPace pace(at_.disk);
-    const std::uint64_t piece = std::min(kLargestPiece, AlignUp(at_.state.bytes() / kPieces + 1, kPage));
+    const std::uint64_t part = AlignUp(at_.state.bytes() / kPieces + 1, kPage);
+    const std::uint64_t piece = std::clamp(part, kLeastPiece, kLargestPiece);
     for (std::uint64_t at = 0; at < at_.state.bytes(); at += piece) {
       const std::uint64_t n = std::min(piece, at_.state.bytes() - at);
       CAIRN_RETURN_IF_ERROR(at_.gpu.CopyToHost(at_.state, at, file_->slot(slot).subspan(at, n), Gpu::HostMemory::kAny));
@@ -54,8 +56,8 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
 StrategyKind GpmKind() {
   return {.name = "gpm",
           .tuning =
-              "the GPU copies into a mapped, laid-out file of two slots, written back in 16 pieces (of 64 MiB at "
-              "most), each while the next is copied, then one msync; the training waits",
+              "the GPU copies into a mapped, laid-out file of two slots, written back in 16 pieces (of 4 to 64 "
+              "MiB), each while the next is copied, then one msync; the training waits",
           .checkpoints_on_disk = [](int) { return kSlots; },
           .host_bytes = [](std::uint64_t, std::uint64_t) { return std::uint64_t{0}; },
           .open = Open};
