@@ -50,7 +50,7 @@ def of_suites(make, *names):
 
 
 def headline(_):
-    return suites.headline(suite("python-A"), suite("training")) + "\n"
+    return suites.headline(suite("python-A")) + "\n"
 
 
 BLOCKS = {

@@ -77,9 +77,9 @@ def between(values, form):
     return " to ".join(dict.fromkeys((form(min(values)), form(max(values)))))
 
 
-def headline(python_a, trained):
+def headline(measured):
     """README's table: Cairn beside the best peer of each row."""
-    (head, values), (training_head, training_values) = python_a, trained
+    head, values = measured
     date = head.run[:10]
 
     def row(title, system, measure, form, best, peers_note=""):
@@ -88,16 +88,12 @@ def headline(python_a, trained):
         note = peers_note if peer.fsync_added or "fsync" not in peers_note else ""
         return [title, form(values.median(f"A {system}", measure)), f"{form(found[peer])} ({peer.name}{note})", date]
 
-    cell = f"opt-125m, every {RARELY}"
-    slowdown, bound = training_values.median(cell, OWN), training_values.median(cell, "bound %")
     seconds, two = "{:.2f} s".format, "{:.2f}".format
     lines = [
         row("time until 2.1 GB of fp32 may be overwritten (pool of that size)", "cairn-whole", "steady free s", seconds, min),
         row("save to durable, as a part of fio's write rate", "cairn", "steady durable of fio", two, max, " + fsync"),
         row("CPU seconds per GB saved", "cairn", "steady cpu s/GB", two, min, " + fsync"),
         row("cold load, verified, of fio's read rate", "cairn", "load of fio", two, max, ", not verified"),
-        ["slowdown of a step, OPT-125m, a save every 10 steps", f"{slowdown:.1f} %",
-         f"none measured; a save's CPU time alone: {bound:.1f} %", training_head.run[:10]],
     ]  # fmt: skip
     return table(("Two cores, CPU tensors, ext4 on a virtual disk", "Cairn", "the next best", "date"), lines)
 
