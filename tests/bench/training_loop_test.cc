@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/harness/accounting.h"
+#include "bench/harness/prepare.h"
 
 namespace cairn::bench {
 namespace {
@@ -165,6 +166,39 @@ TEST(AccountingTest, AnOvertakenSaveHasNoTime) {
   EXPECT_EQ(accounts.first_to_durable, 0);
   EXPECT_EQ(accounts.to_durable, (std::vector<double>{-1, 0.5}));
   EXPECT_EQ(accounts.to_durable_p50, 0.5);
+}
+
+// Every look at it takes time: `slow` for so many looks, and `quick` after them.
+LoopClock DisturbedClock(int looks, double slow, double quick) {
+  return {.now = [looks, slow, quick, now = 0.0]() mutable { return now += looks-- > 0 ? slow : quick; },
+          .wait_until = {}};
+}
+
+TEST(MeasureUpdateTest, AMachineThatIsSlowForAWhileKeepsThePace) {
+  const auto gpu = EmulateGpu(0);
+  const auto state = *TrainingState::Make(*gpu, 4096, 1);
+  ASSERT_TRUE(state->Initialize().ok());
+
+  const Result<double> given = MeasureUpdate(*state, 0, 0.4, DisturbedClock(20, 0.2, 0.05));
+
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_NEAR(*given, 0.1, 1e-9);
+  EXPECT_TRUE(*state->Is(0));
+}
+
+TEST(MeasureUpdateTest, AMachineThatIsTooSlowIsRefusedWithWhatWasFound) {
+  const auto gpu = EmulateGpu(0);
+  const auto state = *TrainingState::Make(*gpu, 4096, 1);
+
+  const LoopClock slow_for_ever = DisturbedClock(1000, 0.2, 0.05);
+  const LoopClock hopeless = DisturbedClock(8, 0.5, 0.05);  // The three first updates say enough.
+  for (const LoopClock& clock : {slow_for_ever, hopeless}) {
+    const Result<double> given = MeasureUpdate(*state, 0, 0.4, clock);
+
+    ASSERT_FALSE(given.ok());
+    EXPECT_EQ(given.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(given.status().message().find("rewriting 4096 bytes takes"), std::string::npos) << given.status();
+  }
 }
 
 }  // namespace
