@@ -3,7 +3,7 @@
 Each pair is a process of its own in which Cairn and the peer take turns. Its figure is the median of the turns' ratios,
 time over time: below 1 Cairn is faster. Every benchmark runs once before the first one runs again, so that none has the
 machine's good minutes to itself. Writes bench/results/micro.{md,csv} if every subject was measured. Takes three to
-fifteen minutes on two cores, and 200 MB of disk.
+sixteen minutes on two cores, and 200 MB of disk.
 
 `--only commit --filesystems machine,ext4,xfs` measures commits on the three filesystems in turn, and writes
 bench/results/commit-filesystems.{md,csv}. ext4, with its journal, and xfs are made for it on loop devices in files of

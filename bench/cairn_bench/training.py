@@ -4,7 +4,7 @@ Each repetition is, for each model, one fio run and three fresh cairn_train proc
 nothing, one saves every 10 steps, one saves every step; two saves in flight, the pool larger than the state. All three
 must end with the same weights, and the checkpoints that are left must verify. The first 20 steps are not counted:
 memory and files are laid out in them. Writes bench/results/training.{md,csv} if every model was measured five times or
-more. Takes about 12 minutes a model on two cores with five repetitions; 12 GB of disk, 10 GB of memory.
+more. Takes about 17 minutes a model on two cores with five repetitions; 12 GB of disk, 10 GB of memory.
 
 A step cannot be slowed down by less than its bound, the largest of three times, each over the steps from one save to
 the next: the CPU time that Cairn's threads take for a save, over the cores; the time that the disk takes for a save's
