@@ -12,6 +12,7 @@ from typing import Any
 import cairn
 import pytest
 import torch.distributed
+from cairn._ranks import stopping
 from cairn._ranks.stopping import Agreement
 from jobs import expect_whole
 from ranks import World
@@ -75,12 +76,32 @@ def test_a_rank_that_has_ended_is_not_waited_for(ranks: Callable[[int], list[Agr
     assert first == second > 5
 
 
-def test_the_error_names_the_ranks_that_do_not_answer(store: Any) -> None:
+def test_the_error_names_the_ranks_that_do_not_answer(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "_TELLING", 60)
     one = Agreement(store, 1, 4, "stop")
+    assert one._connected.wait(60)
+    one._asked = True
+    one._ask("SIGTERM", 60)
+    store.wait([one._key("at", 1)])  # However slow the store is, this rank has said where it is.
     with pytest.raises(
         cairn.DeadlineExceeded, match="rank 0, rank 2, rank 3 did not say within 0.05 s.*must call stop_on"
     ):
         one.reached("SIGTERM", 0.05)
+    one.leave()
+
+
+def test_a_store_that_does_not_connect_in_time_is_in_the_error() -> None:
+    connects = threading.Event()
+
+    class Slow:
+        def clone(self) -> Any:
+            connects.wait()
+            raise RuntimeError("too late")
+
+    one = Agreement(Slow(), 0, 2, "stop")
+    with pytest.raises(cairn.DeadlineExceeded, match="store did not tell which.* did not say within 0.05 s"):
+        one.reached("SIGTERM", 0.05)
+    connects.set()
     one.leave()
 
 

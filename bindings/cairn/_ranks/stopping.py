@@ -105,19 +105,22 @@ class Agreement:
 
     def _missing(self, timeout: float) -> str:
         told: list[str] = []
+
+        def tell() -> None:
+            with contextlib.suppress(Exception):  # The store may be lost.
+                told.append(self._late())
+
         if self._sending is not None:
-            _within(_TELLING, lambda: told.append(self._late()))
-        late = told[0] if told else "some ranks"
+            _within(_TELLING, tell)
+        late = told[0] if any(told) else "some ranks (torch.distributed's store did not tell which)"
         return (
             f"to stop, all ranks must agree on a step; {late} did not say within {timeout:.3g} s which one they have "
             "reached. Every rank must call stop_on, and stop_requested after each step"
         )
 
     def _late(self) -> str:
-        with contextlib.suppress(Exception):  # The store may be lost.
-            at = [self._key("at", rank) for rank in range(self._world)]
-            return ", ".join(f"rank {rank}" for rank in range(self._world) if not self._sending.check([at[rank]]))
-        return "some ranks"
+        at = [self._key("at", rank) for rank in range(self._world)]
+        return ", ".join(f"rank {rank}" for rank in range(self._world) if not self._sending.check([at[rank]]))
 
     # The thread
 
