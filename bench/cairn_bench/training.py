@@ -27,7 +27,7 @@ import tempfile
 from .shared import ROOT, program
 from .shared.files import begun
 from .shared.fio import LINE, fio, hugepages
-from .shared.machine import touch
+from .shared.machine import fill_page_cache
 from .shared.options import add_directory, add_only, add_repetitions, positive
 from .shared.ranks import run_ranks
 from .shared.report import Report, spread, table
@@ -40,7 +40,7 @@ NEVER, RARELY, ALWAYS = 0, 10, 1
 WARM = 20
 STEPS, REPETITIONS = 60, 5  # A result that is written comes from at least as many.
 POOL = 3 << 30  # Bytes: more than two saves of either model.
-TOUCHED = POOL + (3 << 30)  # And what training takes.
+MEMORY = POOL + (3 << 30)  # And what training takes.
 CORES = len(os.sched_getaffinity(0))
 OWN = "slowdown against its own steps without a save %"
 
@@ -62,7 +62,7 @@ def prepare(directory, model):
 
 def train(directory, model, text, every, steps, ranks):
     """What a training reports of itself, after its checkpoints were verified."""
-    touch(TOUCHED)
+    fill_page_cache(MEMORY)
     root, report = os.path.join(directory, "run"), os.path.join(directory, "report.json")
     command = [program("cairn_train"), "--model", model, "--data", text, *SHAPE, "--batch", str(BATCH // ranks)]
     command += ["--steps", str(steps), "--report", report, *(("--threads", "1") if ranks > 1 else ())]

@@ -11,7 +11,6 @@ class Entry:
     needs: tuple[str, ...] = ()  # Packages beside torch, numpy and safetensors.
     processes: bool = False  # Starts other processes.
     fsync_added: bool = False
-    fresh: float = 2  # Memory for staging and the page cache, over the state's size: touched before each save and load.
 
     @property
     def title(self):
@@ -21,8 +20,8 @@ class Entry:
 _SNAPSHOT = ("torchsnapshot", "aiofiles", "importlib-metadata<9", "zipp", "nest-asyncio", "psutil", "PyYAML")
 _MANAGER = ("torch_checkpointing",)
 
-CAIRN = Entry("cairn", "cairn_api", "Cairn", fresh=0.1)
-CAIRN_WHOLE = Entry("cairn-whole", "cairn_api", "CairnWhole", fresh=0.1)
+CAIRN = Entry("cairn", "cairn_api", "Cairn")
+CAIRN_WHOLE = Entry("cairn-whole", "cairn_api", "CairnWhole")
 PEERS = (
     Entry("torch.save", "plain", "TorchSave", fsync_added=True),
     Entry("safetensors", "plain", "Safetensors", fsync_added=True),

@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from ..shared.machine import drop_pages
 from ..shared.options import add_directory, add_repetitions, positive
 
 GOAL = 2.1
@@ -51,13 +52,6 @@ def damage(shard):
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last ^ 1]))
         os.fsync(file.fileno())
-
-
-def drop_pages(root):
-    for file in Path(root).glob("step-*/*"):
-        with open(file, "rb") as opened:
-            os.fsync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def restore(ranks, **how):

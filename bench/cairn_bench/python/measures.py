@@ -4,7 +4,7 @@ import os
 import time
 
 from ..shared.fio import fio
-from ..shared.machine import drop_caches, touch
+from ..shared.machine import drop_pages, fill_page_cache
 
 GB = 1e9
 BUSY_RATE = 0.5 * GB  # Bytes a second that each system saves at beside busy loops, where it can.
@@ -55,13 +55,10 @@ class Disk:
 
 
 class Session:
-    """The measures of one repetition; they call `add(measure, value)`.
+    """The measures of one repetition; they call `add(measure, value)`."""
 
-    `fresh`: bytes of memory that the system needs for a save or a load and does not have yet.
-    """
-
-    def __init__(self, worker, disk, add, pairs, fresh):
-        self.worker, self.disk, self.add, self.pairs, self.fresh = worker, disk, add, pairs, fresh
+    def __init__(self, worker, disk, add, pairs):
+        self.worker, self.disk, self.add, self.pairs = worker, disk, add, pairs
         self.bytes = worker.hello["bytes"]
         self.step = 0
 
@@ -70,8 +67,8 @@ class Session:
         call = self.worker.watched if watched else self.worker
         return call("save", self.step)
 
-    def _touch(self):
-        touch(self.fresh)
+    def _fill(self):
+        fill_page_cache(4 * self.bytes)  # Staging and the page cache take twice the state.
 
     def _tidy(self):
         """Leaves the newest checkpoint alone on the disk, and the disk idle."""
@@ -91,14 +88,14 @@ class Session:
 
     def first_save(self):
         self.disk.write(self.bytes)  # Gives what was opened time to settle, as a first step would.
-        self._touch()
+        self._fill()
         self._count("first", self._save())
         self._tidy()
 
     def saves(self):
         for _ in range(self.pairs):
             rate = self.disk.write(self.bytes)
-            self._touch()
+            self._fill()
             self._count("steady", self._save(), rate)
             self._tidy()
 
@@ -123,7 +120,7 @@ class Session:
 
         for _ in range(self.pairs):
             answer = {}
-            self._touch()
+            self._fill()
             with loops:
                 # Half before and half after, so that drift cancels out.
                 before, _ = loops.speed(lambda: time.sleep(window / 2))
@@ -141,10 +138,9 @@ class Session:
 
     def loads(self):
         for _ in range(self.pairs):
-            drop_caches()
             rate = self.disk.read(self.bytes)
-            drop_caches()
-            self._touch()
+            drop_pages(self.worker.root)
+            self._fill()
             answer = self.worker("load", self.step)
             self.add("fio read bytes/s", rate)
             self.add("load s", answer["seconds"])

@@ -5,8 +5,7 @@ every time in a fresh process: a first save, steady saves in adjacent pairs with
 training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition, a peer one. If a system fails,
 the table says why, and build/bench/logs says more. A state that is measured whole, with its peers (B and C with some of
 them), is written to bench/results/python-STATE.{md,csv}; --only A measures one state. Two hours for all on two cores
-with five repetitions. Without root the page cache cannot be dropped, and there are no loads. Needs 17 GB of disk and 14
-GB of memory.
+with five repetitions. Needs 17 GB of disk and 14 GB of memory.
 
 With --device cuda the states are on the GPU, and the results are python-STATE-cuda. Nobody has run that yet.
 
@@ -14,12 +13,11 @@ States: A is 597 tensors of 2.1 GB, B BERT-large with AdamW (4.0 GB), C 100,000 
 """
 
 import argparse
-import os
 import sys
 
 from ..shared.files import begun
 from ..shared.fio import LINE, hugepages
-from ..shared.machine import touch
+from ..shared.machine import fill_page_cache, memory
 from ..shared.options import add_directory, add_only, add_repetitions, some_of
 from ..shared.report import Report
 from .catalogue import CAIRN, CAIRN_WHOLE, PEERS
@@ -35,7 +33,6 @@ CAIRN_PAIRS = 3
 # Peers for B and C, which take most of the others a minute and more. (A pool of the default cap holds all of C.)
 LARGE = ("torch.save", "safetensors", "dcp.save", "dcp.async_save")
 MANY = ("torch.save", "safetensors", "dcp.async_save", "torch_checkpointing", "torch_checkpointing-buffered")
-OPENED = 6 << 30  # Bytes that a state and Cairn's pool, which is laid out at the start, take at most.
 
 
 def add_arguments(parser):
@@ -55,21 +52,15 @@ def settle(args):
     args.states = [one for one in STATES if one in only] or list(STATES)
     args.measures = [one for one in MEASURES if one in only] or list(MEASURES)
     args.systems = [CAIRN, CAIRN_WHOLE, *(entry for entry in PEERS if args.peers is None or entry.name in args.peers)]
-    if os.geteuid() != 0 and "load" in args.measures:
-        print("not root: the page cache cannot be dropped, so loads are left out")
-        args.measures.remove("load")
 
 
 def measure(args, disk, samples, loops, entry):
     """One repetition of one system."""
     cairn = entry in (CAIRN, CAIRN_WHOLE)
-    if cairn:
-        touch(OPENED)
     with Worker(sys.executable, args.dir, entry, samples.state, args.scale, args.device) as worker:
         samples.facts[entry.name] = worker.hello
-        fresh = int(entry.fresh * worker.hello["bytes"])
         pairs = CAIRN_PAIRS if cairn else 1
-        session = Session(worker, disk, lambda *what: samples.add(entry.name, *what), pairs, fresh)
+        session = Session(worker, disk, lambda *what: samples.add(entry.name, *what), pairs)
         session.first_save()
         if "save" in args.measures:
             session.saves()
@@ -104,6 +95,8 @@ def measure_all(args, samples, loops, reasons):
 def run(args):
     settle(args)
     reasons = install(sys.executable, args.systems)
+    if args.scale == 1:
+        fill_page_cache(memory())
     loops = BusyLoops(sys.executable)
     try:
         for state in args.states:

@@ -3,7 +3,8 @@
 A state of the size of GPT-3 XL's eighth (2.2 GB, fp32 with AdamW's moments) goes from (pipeline, tensor, data) = (4,2,2) to
 (4,2,1) to (2,2,1) and back, each layout with real processes on CPUs over gloo. Each job saves with every system in turn, the next
 job reads with every system in turn, and its order changes from one to the next. Everything is fsynced before a save counts as
-done; files are dropped from the page cache before each read, and as much memory is touched. In the first repetition every
+done. Before each save and read the page cache is filled with a sparse file's pages (machine.py says why), and before a read it
+drops what is read. In the first repetition every
 tensor's digest is compared after each read. Needs torch, 8 GB of disk and 12 GB of memory; about 15 minutes on two cores.
 Writes bench/results/reconfigure.{csv,md}; with --disk-in-memory, for which 24 GB of memory hold two systems' files but not three's,
 reconfigure-memory.{csv,md}.
@@ -65,8 +66,8 @@ def visit(settings, before, after, order, verify, tell):
     def timed(what, name, action, *arguments):
         if dist.get_rank() == 0:
             if what == "load":
-                drop_pages(os.path.join(before, name))
-            machine.touch(2 * mine * dist.get_world_size() // settings.layout.data)
+                machine.drop_pages(os.path.join(before, name))
+            machine.fill_page_cache(4 * mine * dist.get_world_size() // settings.layout.data)
         dist.barrier(group)
         begun, read = time.monotonic(), bytes_read()
         action(*arguments, state)
@@ -113,14 +114,6 @@ def bytes_read():
     """By this process, from storage."""
     with open("/proc/self/io") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
-
-
-def drop_pages(folder):
-    for at, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(at, name), "rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def go_through(args, report, repetition):
@@ -188,6 +181,7 @@ def seconds(values):
 def run(args):
     head = files.begun(args.dir)
     report, name = Report(), "reconfigure" if args.disk_in_memory is None else "reconfigure-memory"
+    machine.fill_page_cache(machine.memory())
     with report.kept(name, head):
         for repetition in range(args.repetitions):
             print(f"{repetition + 1}/{args.repetitions}", flush=True)

@@ -1,12 +1,15 @@
 """The machine: what a result was measured on, and how its memory is made ready before each measurement."""
 
-import ctypes
 import mmap
 import os
 import platform
+import random
 import subprocess
 
-from . import ROOT
+from . import ROOT, WORK
+
+_SPARSE = 1 << 40  # Bytes: many times what a machine has of memory.
+_BLOCK = 4 << 20
 
 
 def machine(directory):
@@ -74,16 +77,32 @@ def drop_caches():
         file.write("3")
 
 
-def touch(size):
-    """Touches that much fresh memory and frees it, so that the next user of memory, the page cache included, finds it.
+def drop_pages(folder):
+    """Writes back what is in that folder's files, and drops their pages from the page cache."""
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(at, name), "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    A virtual machine may have given free memory back to its host. To get it again takes seconds per GB.
+
+def memory():
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def fill_page_cache(size):
+    """Makes `size` bytes of the page cache, or of free memory, pages of a sparse file.
+
+    A virtual machine may have given free memory back to its host. To get it again takes seconds per GB, and only those
+    pay that who write or read through the page cache. On a machine that has long been in use nobody does: the page cache
+    has all memory, and gives up the pages that nobody has used for longest. With the whole memory's size, once, then
+    with some times what is measured before each measurement, it is so here.
     """
-    with open("/proc/meminfo") as file:
-        available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
-    size = min(size, available // 2)
-    block = mmap.mmap(-1, size)
-    first = ctypes.c_char.from_buffer(block)
-    ctypes.memset(ctypes.addressof(first), 1, size)
-    del first
-    block.close()
+    os.makedirs(WORK, exist_ok=True)
+    with open(os.path.join(WORK, "sparse"), "ab") as file:
+        file.truncate(_SPARSE)
+    with open(file.name, "rb", buffering=0) as file, mmap.mmap(-1, _BLOCK) as block:
+        file.seek(random.randrange(_SPARSE - size) & -_BLOCK)  # Pages that are not there yet, almost surely.
+        for _ in range(size // _BLOCK):
+            file.readinto(block)
