@@ -159,7 +159,13 @@ def train():
 
 def test_a_rank_that_dies_is_named_in_time(worlds: Worlds) -> None:
     world = worlds(2)
-    world.all("c.stop_on(grace=0.2)")
+    code = """
+from cairn._ranks import stopping
+stopping._TELLING = 60
+c.stop_on(grace=0.2)
+c._stop._agreement._connected.wait(60)
+"""
+    assert world.all(code) == [True] * 2
     world[1].kill()
     answer = world[0].start("import os, signal; os.kill(os.getpid(), signal.SIGTERM); c.stop_requested()").answer()
     assert answer["error"] == "DeadlineExceeded" and "rank 1 did not say within" in answer["message"]
