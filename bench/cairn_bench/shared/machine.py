@@ -1,6 +1,9 @@
 """The machine: what a result was measured on, and how its memory is made ready before each measurement."""
 
+import atexit
+import contextlib
 import mmap
+import multiprocessing
 import os
 import platform
 import random
@@ -91,17 +94,24 @@ def memory():
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def _remove(file):
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(file)
+
+
 def fill_page_cache(size):
     """Makes `size` bytes of the page cache, or of free memory, pages of a sparse file.
 
     A virtual machine may have given free memory back to its host. To get it again takes seconds per GB, and only those
     pay that who write or read through the page cache. On a machine that has long been in use nobody does: the page cache
     has all memory, and gives up the pages that nobody has used for longest. With the whole memory's size, once, then
-    with some times what is measured before each measurement, it is so here.
+    with some times what is measured before each measurement, it is so here. The file goes when the program ends.
     """
     os.makedirs(WORK, exist_ok=True)
     with open(os.path.join(WORK, "sparse"), "ab") as file:
         file.truncate(_SPARSE)
+    if multiprocessing.parent_process() is None:  # Others still use it, or will.
+        atexit.register(_remove, file.name)
     with open(file.name, "rb", buffering=0) as file, mmap.mmap(-1, _BLOCK) as block:
         file.seek(random.randrange(_SPARSE - size) & -_BLOCK)  # Pages that are not there yet, almost surely.
         for _ in range(size // _BLOCK):
