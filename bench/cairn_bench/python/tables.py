@@ -8,8 +8,8 @@ _EXPLANATION = """
 Each figure is the median of the repetitions (least to greatest). A first save is that of a fresh process; the
 others are steady. Before each, the page cache is filled with a sparse file's pages, as on a machine that has long been
 in use: a virtual machine may have given free memory back to its host. *Blocked* is the time of the call that saves.
-*Free*: the tensors may change again. *Finished*: the system says so. *Durable*: every file and folder has been fsynced too; (+) marks systems that
-leave this to the benchmark. *Of fio* is the rate to durable over that of fio on a fresh file just before; for loads,
+*Free*: the tensors may change again. *Finished*: the system says so. *Durable*: every file and folder has been fsynced
+too; (+) marks systems that leave this to the benchmark. *Of fio* is the rate to durable over that of fio on a fresh file just before; for loads,
 over fio's read rate. CPU is that of all processes until durable, without the kernel's write-back, which direct writes
 do not need. *Peak* is memory above the state's. A load is cold, into the state's tensors. *Lost* is the share of their
 speed that two busy training loops lose for each GB/s saved beside them; after the slash, the CPU share of the saving

@@ -3,9 +3,9 @@
 A state of the size of GPT-3 XL's eighth (2.2 GB, fp32 with AdamW's moments) goes from (pipeline, tensor, data) = (4,2,2) to
 (4,2,1) to (2,2,1) and back, each layout with real processes on CPUs over gloo. Each job saves with every system in turn, the next
 job reads with every system in turn, and its order changes from one to the next. Everything is fsynced before a save counts as
-done. Before each save and read the page cache is filled with a sparse file's pages (machine.py says why), and before a read it
-drops what is read. In the first repetition every
-tensor's digest is compared after each read. Needs torch, 8 GB of disk and 12 GB of memory; about 15 minutes on two cores.
+done. Before each save and read the page cache is filled with a sparse file's pages (shared/machine.py says why), and before a read
+it drops what is read. In the first repetition every tensor's digest is compared after each read. Needs torch, 8 GB of disk and 12 GB
+of memory; about 20 minutes on two cores.
 Writes bench/results/reconfigure.{csv,md}; with --disk-in-memory, for which 24 GB of memory hold two systems' files but not three's,
 reconfigure-memory.{csv,md}.
 
