@@ -56,7 +56,8 @@ machine.fill_page_cache(10 << 20)
 print(read() - before, os.stat(os.path.join(WORK, "sparse")).st_blocks)
 """
 
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    ran = subprocess.run([sys.executable, "-c", code], env=given, stdout=subprocess.PIPE, text=True, check=True)
 
     read, blocks = map(int, ran.stdout.split())
     assert read >= 8 << 20 and blocks == 0
