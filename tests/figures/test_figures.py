@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cairn_bench.figures import runs
+from cairn_bench.figures.sweep import RESOLUTION
 from cairn_bench.shared import filesystems
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +120,8 @@ def test_pccheck_is_swept_at_each_point_and_the_sweep_is_in_the_table(tmp_path: 
     swept = [row for row in rows if row["what"] == "sweep"]
     settings = [(float(row["in_flight"]), float(row["writers"])) for row in swept]
     assert settings == [(n, p) for n in (1, 2, 4) for p in (1, 2)]
-    best = max(swept, key=lambda row: float(row["iterations_per_second"]))
+    rates = [float(row["iterations_per_second"]) for row in swept]
+    best = next(row for row, rate in zip(swept, rates, strict=True) if rate >= (1 - RESOLUTION) * max(rates))
     assert [(row["strategy"], row["what"]) for row in rows if row not in swept] == [("none", ""), ("pccheck", "")]
     assert all(rows[-1][name] == best[name] for name in ("in_flight", "writers"))
     assert ran.stdout.count("pccheck    slowdown") == 1
