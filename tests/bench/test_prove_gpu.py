@@ -18,7 +18,7 @@ from cairn_bench.gpu.record import Record, finished
 ROOT = Path(__file__).parents[2]
 ABOUT = {
     "date": "2026-11-24 20:00 UTC", "command": "scripts/prove-gpu", "commit": "abc", "source": "0123",
-    "device": "1 x H100", "driver": "580", "machine": "16 cores", "dry_run": False,
+    "device": "1 x H100", "driver": "580", "machine": "16 cores", "dry_run": False, "short": False,
 }  # fmt: skip
 # Runs what it is given, as compute-sanitizer does.
 SANITIZER = """#!/bin/sh
@@ -191,7 +191,7 @@ def test_a_dry_run_judges_no_figure() -> None:
     assert step.lines[0]["verdict"] == "dry run" and step.proven
 
 
-@pytest.mark.parametrize("changed", ["source", "device", "driver", "dry_run", "complete"])
+@pytest.mark.parametrize("changed", ["source", "device", "driver", "dry_run", "short", "complete"])
 def test_a_step_runs_again_if_what_it_depends_on_has_changed(tmp_path: Path, changed: str) -> None:
     step = record()
     step.require("one", True, "yes")
@@ -202,6 +202,46 @@ def test_a_step_runs_again_if_what_it_depends_on_has_changed(tmp_path: Path, cha
 
     assert kept is None
     assert changed == "complete" or finished(str(tmp_path), "B", ABOUT | {"commit": "later"}) is not None
+
+
+def test_each_line_is_in_the_files_as_soon_as_it_is_found(tmp_path: Path) -> None:
+    step = Record("B", "copies", ABOUT, str(tmp_path))
+
+    step.require("one", True, "yes")
+
+    assert json.loads((tmp_path / "gpu-B.json").read_text())["lines"] == step.lines
+    assert "did not end" in (tmp_path / "gpu-B.md").read_text()
+    assert finished(str(tmp_path), "B", ABOUT) is None
+
+
+def test_parts_run_beside_each_other_and_one_that_fails_is_not_lost(tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def broken() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        Context(str(tmp_path), sys.executable, False).together([lambda: done.append(1), broken, lambda: done.append(2)])
+
+    assert sorted(done) == [1, 2]
+
+
+def test_a_short_run_takes_a_state_that_the_disk_writes_within_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = Context(str(tmp_path), sys.executable, False, short=True)
+    context.__dict__["no_torch"] = None
+    monkeypatch.setattr(cost, "rates_of", lambda *_: RATES | {"write, fresh file": 2e9})
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(context, "worker", lambda *words, **_named: asked.append(words) or [])
+    step = record(short=True)
+
+    cost.run(context, step)
+
+    assert len(asked) == len(cost.SHORT_RUNS)
+    gigabytes = {float(words[words.index("--gigabytes") + 1]) for words in asked}
+    seconds = cost.SHORT_TURN * cost.SHORT_STEP
+    assert all(0.5 * seconds < size * 1e9 / 2e9 < seconds for size in gigabytes), gigabytes
 
 
 RATES = {"cuda:0 one copy to the host": 50e9, "cuda:0 one copy from the host": 50e9, "read": 4e9}

@@ -9,8 +9,8 @@ F failures        a lost context, an exit without close, forked loaders, staging
 G ranks           NCCL with one rank, and with two where there are two GPUs; they train and save together
 
 Writes bench/results/gpu-STEP.{json,md} and prints a table at the end. A step whose result has the same source, device
-and driver is not run again. A to C take at most 30 minutes on an H100, D to G 15. Without torch the steps that need it
-are not run, and say so. --dry-run runs every step on the CPU and the driver's test double, at tiny sizes: it writes to
+and driver is not run again. A to C take at most 30 minutes on an H100, D to G 15; with --short all take six, with fewer
+and shorter runs. Without torch the steps that need it are not run, and say so. --dry-run runs every step on the CPU and the driver's test double, at tiny sizes: it writes to
 build/prove-gpu and proves only that the steps themselves run. Exit status: 0 every line of the steps is met, 1 not.
 """
 
@@ -35,6 +35,7 @@ def parsed(arguments):
     parser = argparse.ArgumentParser(prog="scripts/prove-gpu", description=__doc__, formatter_class=raw)
     parser.add_argument("steps", nargs="*", metavar="STEP", help=f"of {', '.join(STEPS)}; default: all")
     parser.add_argument("--again", action="store_true", help="run finished steps again")
+    parser.add_argument("--short", action="store_true", help="fewer and shorter runs, for a GPU that is lent for minutes")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU and the driver's test double")
     parser.add_argument("--python", default=sys.executable, help="a Python with torch and cairn")
     parser.add_argument("--results", help=argparse.SUPPRESS)
@@ -66,7 +67,7 @@ def main(arguments):
         return 0
     os.makedirs(args.dir, exist_ok=True)
     folder = args.results or (os.path.join(ROOT, "build/prove-gpu") if args.dry_run else RESULTS)
-    context = Context(args.dir, args.python, args.dry_run)
+    context = Context(args.dir, args.python, args.dry_run, args.short)
     try:
         about = context.about()
     except Failed as failed:
@@ -76,7 +77,7 @@ def main(arguments):
     def result_of(step):
         kept = None if args.again else finished(folder, step, about)
         print(f"== {step}: {STEPS[step].TITLE}" + (f" (kept, of {kept.about['date']})" if kept else ""), flush=True)
-        record = kept or Record(step, STEPS[step].TITLE, about)
+        record = kept or Record(step, STEPS[step].TITLE, about, folder)
         if kept is None:
             prove(step, context, record)
             record.write(folder)

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from ..shared import ROOT
 from ..shared.machine import commit, machine
@@ -50,10 +51,11 @@ def gpu_and_driver():
 
 
 class Context:
-    """`dry`: on the CPU, with the driver's double for C++ programs, and as small as possible."""
+    """`dry`: on the CPU, with the driver's double for C++ programs, and as small as possible. `short`: on a GPU, with
+    fewer and shorter runs."""
 
-    def __init__(self, directory, python, dry):
-        self.directory, self.python, self.dry = directory, python, dry
+    def __init__(self, directory, python, dry, short=False):
+        self.directory, self.python, self.dry, self.short = directory, python, dry, short
         self.device = "cpu" if dry else "cuda"
         self.build = os.path.join(ROOT, "build/release")
         libraries = [os.path.join(self.build, DOUBLE), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
@@ -70,12 +72,18 @@ class Context:
         command = shlex.join(["scripts/prove-gpu", *sys.argv[1:]]).replace(ROOT + "/", "")
         return {
             "date": now, "command": command, "commit": commit(), "source": source_digest(), "device": found[0],
-            "driver": found[1], "machine": machine(self.directory), "dry_run": self.dry,
+            "driver": found[1], "machine": machine(self.directory), "dry_run": self.dry, "short": self.short,
         }  # fmt: skip
 
-    def sized(self, whole, dry):
-        """A size or count: the one that measures, or the one of a dry run."""
-        return dry if self.dry else whole
+    def sized(self, whole, dry, short=None):
+        """A size or count: the one that measures, the one of a dry run, or that of a short one, where it is another."""
+        return dry if self.dry else short if self.short and short is not None else whole
+
+    def together(self, parts):
+        """Runs parts that measure nothing, as many at once as the machine has cores for."""
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+            for part in [pool.submit(part) for part in parts]:
+                part.result()
 
     @functools.cached_property
     def no_torch(self):

@@ -25,7 +25,8 @@ def ask(context, *words, limit):
 
 def link(context, record):
     small = ("--bytes", 8 * MIB, "--milliseconds", 1, "--pairs", 1)
-    lines = ask(context, "link", *context.sized((), small), limit=300)
+    short = ("--milliseconds", 40)
+    lines = ask(context, "link", *context.sized((), small, short), limit=300)
     copies = [line for line in lines if line["what"] == "copies"]
     memory = [line for line in lines if line["what"] == "memory"]
     intact = bool(memory) and all(line["intact"] for line in memory)
@@ -62,7 +63,8 @@ def sums(context, record):
 
 def pieces(context, record):
     """Many small pieces, as Cairn copies them (by kernels and batches, where the driver has them), and by one copy each."""
-    lines = ask(context, "pieces", *context.sized((), ("--bytes", MIB, "--repetitions", 1)), limit=300)
+    short = ("--bytes", 256 * MIB)
+    lines = ask(context, "pieces", *context.sized((), ("--bytes", MIB, "--repetitions", 1), short), limit=300)
     for count, size in dict.fromkeys((line["count"], line["size"]) for line in lines):
         here = [line for line in lines if (line["count"], line["size"]) == (count, size)]
         for way in ("to_host", "to_device"):

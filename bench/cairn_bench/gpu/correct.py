@@ -1,7 +1,9 @@
 """C: correctness from Python: each allocator and kind of stream, torch.compile, strange tensors, 1,000 fenced saves."""
 
+import functools
 import itertools
 import os
+import re
 
 from ..shared import ROOT
 from .context import Failed, last_line
@@ -25,23 +27,25 @@ def run(context, record):
     if context.no_torch:
         record.not_run("everything from Python", context.no_torch)
         return
+    # What takes longest begins first.
+    parts = [suites, torn]
+    parts += [functools.partial(compiled, mode=mode) for mode in context.sized(MODES, ("eager",))]
     allocators, streams = context.sized((ALLOCATORS, STREAMS), ({"default": {}}, ("graph",)))
     for (allocator, env), how in itertools.product(allocators.items(), streams):
-        round_trips(context, record, f"{allocator} allocator, {how} stream", how, env)
+        parts.append(functools.partial(round_trips, title=f"{allocator} allocator, {how} stream", how=how, env=env))
     for how in context.sized(STREAMS[:2], ()):
+        one = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
         title = f"CUDA_DEVICE_MAX_CONNECTIONS=1, {how} stream"
-        round_trips(context, record, title, how, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
-    for mode in context.sized(MODES, ("eager",)):
-        compiled(context, record, mode)
-    torn(context, record)
-    suites(context, record)
+        parts.append(functools.partial(round_trips, title=title, how=how, env=one))
+    context.together([functools.partial(part, context, record) for part in parts])
 
 
 def asked(context, record, title, name, *words, limit, env=None, key="mode", expected=()):
     """The program's lines; none, and a missed line of the record, if it failed, or did not print one line for each that
     is expected."""
+    root = context.folder("-".join([name, *(word for word in re.split(r"\W+", title) if word)]))
     try:
-        lines = context.worker(name, "--root", context.folder(name), *words, limit=limit, env=env)
+        lines = context.worker(name, "--root", root, *words, limit=limit, env=env)
     except Failed as failed:
         record.require(title, False, str(failed))
         return []
@@ -51,7 +55,7 @@ def asked(context, record, title, name, *words, limit, env=None, key="mode", exp
 
 
 def round_trips(context, record, title, how, env):
-    words = ("--how", how, "--count", str(context.sized(100_000, 300)))
+    words = ("--how", how, "--count", str(context.sized(100_000, 300, 20_000)))
     lines = asked(context, record, title, "round_trip", *words, limit=180, env=env, key="state", expected=STATES)
     for line in lines:
         problems = [f"{line['wrong']} of {line['tensors']} tensors differ"] if line["wrong"] else []
@@ -95,6 +99,8 @@ def suites(context, record):
     title = "Python's suites on this device: all pass, 0 skipped"
     files = [os.path.join(ROOT, "tests/python", name) for name in context.sized(SUITES, SUITES_DRY)]
     words = [context.python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ROOT]
+    if context.run([context.python, "-c", "import xdist"], 60)[0] == 0:
+        words += ["-n", str(context.sized(4, 0))]
     status, out, errors = context.run([*words, "--devices", context.device, *files], 420)
     if "No module named" in errors and "pytest" in errors:
         record.not_run(title, last_line(errors))

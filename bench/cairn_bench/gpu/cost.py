@@ -14,6 +14,7 @@ GB = 1e9
 STATE = 10 * GB
 POOL = 1 << 30
 STEP, LONGEST_STEP = 0.4, 1.5  # Seconds.
+SHORT_STEP, SHORT_TURN = 0.2, 10  # Seconds, and steps.
 # Title, arguments, how often it saves, and the goal of its slowdown in per cent.
 RUNS = (
     ("Cairn, pool of the state, every 10", ("--system", "cairn", "--idle", "3"), 10, SLOWDOWN),
@@ -26,6 +27,7 @@ RUNS = (
     ("Cairn, pool of 1 GiB, every step", ("--system", "cairn", "--pool", POOL), 1, None),
 )
 DRY_RUNS = (RUNS[1], RUNS[3], RUNS[4])  # One of each system.
+SHORT_RUNS = RUNS[:5]
 SMALL = (
     "--gigabytes",
     "0.002",
@@ -47,18 +49,18 @@ def run(context, record):
         record.not_run("everything from Python", context.no_torch)
         return
     rates = rates_of(context, record)
-    writing = STATE / rates["write, fresh file"]
-    step = min(LONGEST_STEP, max(STEP, 1.3 * writing / 10))
+    write = rates["write, fresh file"]
+    # A short run takes the state that the disk writes within its steps.
+    state = context.sized(STATE, STATE, min(STATE, SHORT_TURN * SHORT_STEP / 1.3 * write))
+    writing = state / write
+    step = context.sized(min(LONGEST_STEP, max(STEP, 1.3 * writing / 10)), 0, SHORT_STEP)
     held_up = 10 * step < writing
-    record.fact("a save's bytes take the disk", f"{writing:.1f} s; 10 steps of the training take {10 * step:.1f} s")
-    for title, words, every, goal in context.sized(RUNS, DRY_RUNS):
+    told = f"{writing:.1f} s for {state / GB:.1f} GB; 10 steps of the training take {10 * step:.1f} s"
+    record.fact("a save's bytes take the disk", told)
+    for title, words, every, goal in context.sized(RUNS, DRY_RUNS, SHORT_RUNS):
         turns = ("--steps", 20, "--turns", 3) if every > 1 else ("--steps", 5, "--turns", 1)
-        words = (
-            *words,
-            "--every",
-            every,
-            *context.sized(("--step-seconds", step, *turns), ("--step-seconds", 0, *SMALL)),
-        )
+        turns = context.sized(turns, SMALL, ("--steps", SHORT_TURN, "--turns", 5, "--gigabytes", state / GB))
+        words = (*words, "--every", every, "--step-seconds", step, *turns)
         try:
             lines = context.worker("training", "--root", context.folder("cost"), *map(str, words), limit=180)
         except Failed as failed:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 from ..shared.report import interval, table, verdict
 
@@ -13,16 +14,22 @@ WARNING = "**A dry run on the CPU and the driver's test double. It proves nothin
 
 
 class Record:
-    """The lines of one step. `about`: date, command, commit, source, device, driver, and whether it is a dry run."""
+    """The lines of one step. `about`: date, command, commit, source, device, driver, and whether it is a dry run or a
+    short one. With a `folder` each line is in its files as soon as it is found."""
 
-    def __init__(self, step, title, about):
-        self.step, self.title, self.about = step, title, about
+    def __init__(self, step, title, about, folder=None):
+        self.step, self.title, self.about, self.folder = step, title, about, folder
         self.lines = []
+        self.lock = threading.Lock()
         self.complete = False  # A step that was interrupted runs again.
 
     def _add(self, line, found, word, goal="", values=()):
-        self.lines.append({"line": line, "goal": goal, "found": str(found), "verdict": word, "values": list(values)})
-        print(f"{self.step} {word or 'fact':<13}{line}: {found}" + (f" (goal {goal})" if goal else ""), flush=True)
+        added = {"line": line, "goal": goal, "found": str(found), "verdict": word, "values": list(values)}
+        with self.lock:
+            self.lines.append(added)
+            print(f"{self.step} {word or 'fact':<13}{line}: {found}" + (f" (goal {goal})" if goal else ""), flush=True)
+            if self.folder is not None:
+                self.write(self.folder)
 
     def fact(self, line, found, values=()):
         self._add(line, found, FACT, values=values)
@@ -70,6 +77,7 @@ class Record:
         _replace(path_of(folder, self.step), json.dumps(about | {"lines": self.lines}, indent=1) + "\n")
         rows = [[line[key].replace("|", "/") for key in TITLES] for line in self.lines]
         head = [f"# {self.step}: {self.title}", *([WARNING] if self.about["dry_run"] else [])]
+        head += [] if self.complete else ["**The step did not end.**"]
         head += [f"{self.about['date']}, commit {self.about['commit']}: `{self.about['command']}`"]
         head += [f"{self.about['device']}; driver {self.about['driver']}; {self.about['machine']}"]
         _replace(path_of(folder, self.step, ".md"), "\n\n".join([*head, table(TITLES, rows)]) + "\n")
@@ -86,7 +94,7 @@ def finished(folder, step, about):
             found = json.load(file)
     except (OSError, ValueError):
         return None
-    same = all(found.get(key) == about[key] for key in ("source", "device", "driver", "dry_run"))
+    same = all(found.get(key) == about[key] for key in ("source", "device", "driver", "dry_run", "short"))
     if not same or not found["complete"]:
         return None
     kept = Record(step, found["title"], {key: found.get(key) for key in about})

@@ -16,7 +16,7 @@ def run(context, record):
         record.not_run("the trainer", f"{failed}: it needs a Python with torch")
         return
     small = context.sized((), ("--size", "width=4", "--batch", "4", "--threads", "1"))
-    for number in range(1, context.sized(3, 1) + 1):
+    for number in range(1, context.sized(3, 1, 2) + 1):
         words = [sys.executable, "-B", os.path.join(ROOT, "scripts/kill_and_resume.py")]
         words += ["--bin", os.path.join(context.build, "bin"), "--dir", context.folder("trainer")]
         words += ["--steps", context.sized(60, 24), "--every", 2, "--train-args", "--device", context.device, *small]
