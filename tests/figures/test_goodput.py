@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn_bench.figures import goodput, goodput_model
+from cairn_bench.figures import goodput, goodput_figure, goodput_model
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "build/release/bin/bench_training"
@@ -29,6 +29,13 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="no bench_training"
 def training(strategy: str, iterations: int = 10_000) -> list[str]:
     settings = ["--strategy", strategy, "--every", str(EVERY), "--iterations", str(iterations)]
     return [str(PROGRAM), *settings, *STATE, *PACE]
+
+
+def test_what_a_save_takes_in_the_sweep_is_the_mean_of_those_that_are_counted() -> None:
+    early = ";".join(["9.0"] * 12)
+    row = {"to_durable_each_s": f"{early};0.1;0.1;0.1;0.5;0.1;0.1;overtaken;0.1"}
+
+    assert goodput_figure.to_durable(row) == pytest.approx(1.1 / 7)
 
 
 def processes_in(folder: Path) -> list[str]:

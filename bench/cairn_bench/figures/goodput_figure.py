@@ -17,13 +17,13 @@ anywhere in the 63 s between the sample that shows one and the sample before. PC
 are those that a sweep without failures gives the greatest expected goodput, at each interval.
 """
 
-import math
 import os
 import random
+import statistics
 
 from ..shared.options import positive
 from ..shared.report import interval
-from . import goodput, goodput_model, spot_trace, throughput
+from . import goodput, goodput_model, pipeline, spot_trace
 from .arguments import STRATEGIES, add_common, add_intervals, add_scale, add_strategies
 from .runs import (
     PROGRAM,
@@ -80,14 +80,18 @@ def runner(args):
 def expected(row, between):
     """Goodput, with a failure every so many seconds, each of which takes half an interval and the write."""
     rate = row["iterations_per_second"]
-    return rate * (1 - (row["every"] / (2 * rate) + row["to_durable_p50_s"]) / between)
+    return rate * (1 - (row["every"] / (2 * rate) + to_durable(row)) / between)
+
+
+def to_durable(row):
+    """Mean seconds of the saves that are counted. Those that a younger one has overtaken have none."""
+    each = str(row["to_durable_each_s"]).split(";")[-pipeline.COUNTED :]
+    return statistics.mean(float(seconds) for seconds in each if seconds != "overtaken")
 
 
 def swept(options):
-    """A run of the sweep, without failures: as long as one of figure 8."""
-    every = options["every"]
-    warmup = throughput.FRESH * every
-    return {"warmup": warmup, "iterations": warmup + every * math.ceil(throughput.LEAST / every)}
+    """A run of the sweep, without failures: as long as one of figure 8e, until all that are in flight have stalled."""
+    return pipeline.lengths(options["every"])
 
 
 def plan(args):

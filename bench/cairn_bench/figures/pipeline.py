@@ -42,17 +42,21 @@ def plan(args):
     entries = []
     for repetition in range(args.repetitions):
         for interval in args.intervals:
-            warmup = FRESH * interval
             options = {
                 "scale": args.scale,
                 "every": interval,
                 "in_flight": args.in_flight,
-                "warmup": warmup,
-                "iterations": warmup + interval * max(COUNTED, math.ceil(LEAST / interval)),
+                **lengths(interval),
             }
             for strategy in ("none", *args.strategies):
                 entries.append(planned(strategy, options, PROGRAM, repetition=repetition, interval=interval))
     return with_sweep(entries)
+
+
+def lengths(interval):
+    """The iterations of a run, and how many of them come before what is counted."""
+    warmup = FRESH * interval
+    return {"warmup": warmup, "iterations": warmup + interval * max(COUNTED, math.ceil(LEAST / interval))}
 
 
 def runner(_):

@@ -2,10 +2,10 @@
 
 A state of the size of GPT-3 XL's eighth (2.2 GB, fp32 with AdamW's moments) goes from (pipeline, tensor, data) = (4,2,2) to
 (4,2,1) to (2,2,1) and back, each layout with real processes on CPUs over gloo. Each job saves with every system in turn, the next
-job reads with every system in turn, and its order changes from one to the next. Everything is fsynced before a save counts as
-done. Before each save and read the page cache is filled with a sparse file's pages (shared/machine.py says why), and before a read
-it drops what is read. In the first repetition every tensor's digest is compared after each read. Needs torch, 8 GB of disk and 12 GB
-of memory; about 20 minutes on two cores.
+job reads with every system in turn, and its order changes from one to the next. To open and close a Checkpointer counts, as the
+others' writers and readers do. Everything is fsynced before a save counts as done. Before each save and read the page cache is
+filled with a sparse file's pages (shared/machine.py says why), and before a read it drops what is read. In the first repetition
+every tensor's digest is compared after each read. Needs torch, 8 GB of disk and 12 GB of memory; about 20 minutes on two cores.
 Writes bench/results/reconfigure.{csv,md}; with --disk-in-memory, for which 24 GB of memory hold two systems' files but not three's,
 reconfigure-memory.{csv,md}.
 
@@ -63,25 +63,24 @@ def visit(settings, before, after, order, verify, tell):
     mine = sum(tensor.nbytes for tensor in local(state))
     tell("needed", bytes=mine)
 
-    def timed(what, name, action, *arguments):
+    def timed(what, name, folder):
+        system = SYSTEMS[name](trainer, group, settings.host_memory)
         if dist.get_rank() == 0:
             if what == "load":
                 machine.drop_pages(os.path.join(before, name))
             machine.fill_page_cache(4 * mine * dist.get_world_size() // settings.layout.data)
         dist.barrier(group)
         begun, read = time.monotonic(), bytes_read()
-        action(*arguments, state)
+        opened = system.open(os.path.join(folder, name))
+        (system.load if what == "load" else system.save)(opened, state)
+        system.close(opened)
         dist.barrier(group)
         tell(what, system=name, seconds=time.monotonic() - begun, bytes=bytes_read() - read)
 
     for name in order if before else ():
-        system = SYSTEMS[name](trainer, group, settings.host_memory)
-        source = system.open(os.path.join(before, name))
         for tensor in local(state):
             tensor.zero_()
-        timed("load", name, system.load, source)
-        system.close(source)
-        dist.barrier(group)
+        timed("load", name, before)
         if dist.get_rank() == 0:
             shutil.rmtree(os.path.join(before, name))  # The disk need not hold two of each.
         if verify and (found := states.digests(state, group)):
@@ -90,10 +89,7 @@ def visit(settings, before, after, order, verify, tell):
         trainer.initialize()
         fill(trainer)
     for name in order if after else ():
-        system = SYSTEMS[name](trainer, group, settings.host_memory)
-        target = system.open(os.path.join(after, name))
-        timed("save", name, system.save, target)
-        system.close(target)
+        timed("save", name, after)
     if after and verify and not before and (found := states.digests(state, group)):
         tell("digests", system="first", digests=found)
     dist.barrier(group)
