@@ -35,7 +35,9 @@ def parsed(arguments):
     parser = argparse.ArgumentParser(prog="scripts/prove-gpu", description=__doc__, formatter_class=raw)
     parser.add_argument("steps", nargs="*", metavar="STEP", help=f"of {', '.join(STEPS)}; default: all")
     parser.add_argument("--again", action="store_true", help="run finished steps again")
-    parser.add_argument("--short", action="store_true", help="fewer and shorter runs, for a GPU that is lent for minutes")
+    parser.add_argument(
+        "--short", action="store_true", help="fewer and shorter runs, for a GPU that is lent for minutes"
+    )
     parser.add_argument("--dry-run", action="store_true", help="on the CPU and the driver's test double")
     parser.add_argument("--python", default=sys.executable, help="a Python with torch and cairn")
     parser.add_argument("--results", help=argparse.SUPPRESS)

@@ -92,6 +92,8 @@ def run_tests(context, words, limit, env=None):
     skipped = [test["name"] for test in tests if test["result"] == "SKIPPED"]
     names = ", ".join((failed + skipped)[:5])
     found = f"{len(tests)} tests, {len(failed)} failed, {len(skipped)} skipped" + (f": {names}" if names else "")
+    if messages := [failure["failure"] for test in tests for failure in test.get("failures", ())]:
+        found += f": {' '.join(messages[0].split())[:600]}"
     good = status == 0 and bool(tests) and not failed and not skipped
     return Tests(good, found if status == 0 or failed else f"exit {status}; {found}", out + errors)
 

@@ -106,4 +106,5 @@ def suites(context, record):
         record.not_run(title, last_line(errors))
         return
     last = last_line(out or errors)
-    record.require(title, status == 0 and "skipped" not in last, last)
+    failed = "; ".join(line[:200] for line in out.splitlines() if line.startswith(("FAILED", "ERROR")))
+    record.require(title, status == 0 and "skipped" not in last, last + (f": {failed}" if failed else ""))
