@@ -36,9 +36,6 @@ namespace {
 using Kind = PcCheckMessage::Kind;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kPatience = std::chrono::seconds(60);  // For a writer before this one, which the kernel holds up.
-constexpr auto kRetry = std::chrono::milliseconds(10);
-
 /// The chunks of the shared memory that are free.
 class FreeChunks {
  public:
@@ -258,20 +255,12 @@ void WatchTraining() {
   ::_exit(0);
 }
 
-Result<std::unique_ptr<SlotFile>> OpenSlots(const std::string& path, const WriterSettings& settings) {
-  const Clock::time_point latest = Clock::now() + kPatience;
-  while (true) {
-    Result<std::unique_ptr<SlotFile>> file = SlotFile::Open(path, settings.in_flight + 1, settings.state_bytes);
-    const bool in_use = file.status().code() == StatusCode::kFailedPrecondition;
-    if (!in_use || Clock::now() > latest) return file;
-    std::this_thread::sleep_for(kRetry);
-  }
-}
-
 Status Work(const std::string& slots, PcCheckChannel& control) {
   CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<SharedMemory> memory, SharedMemory::Map(UniqueFd(kWriterMemoryFd)));
-  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<SlotFile> file, OpenSlots(slots, memory->settings()));
-  StayOn(memory->settings().core);  // Threads begin where the one that starts them is.
+  const WriterSettings& settings = memory->settings();
+  CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<SlotFile> file,
+                         SlotFile::OpenOnceFree(slots, settings.in_flight + 1, settings.state_bytes));
+  StayOn(settings.core);  // Threads begin where the one that starts them is.
   Writer writer(*memory, std::move(file));
   CAIRN_RETURN_IF_ERROR(control.Send({.kind = Kind::kReady}));
   return writer.Serve(control);

@@ -101,8 +101,8 @@ class PcCheck : public Strategy {
   }
 
   Result<std::uint64_t> RestoreHere() {
-    CAIRN_ASSIGN_OR_RETURN(auto file,
-                           SlotFile::Open(slots_, memory_->settings().in_flight + 1, memory_->settings().state_bytes));
+    const WriterSettings& settings = memory_->settings();
+    CAIRN_ASSIGN_OR_RETURN(auto file, SlotFile::OpenOnceFree(slots_, settings.in_flight + 1, settings.state_bytes));
     return RestoreNewest(*file, at_);
   }
 

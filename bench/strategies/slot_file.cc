@@ -7,7 +7,9 @@
 
 #include <bit>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/crc32c.h"
@@ -35,6 +37,8 @@ struct SlotFile::RootRecord {
 namespace {
 
 constexpr std::uint64_t kRootBytes = 2 * kBlock;
+constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::milliseconds kRetry{10};
 
 }  // namespace
 
@@ -63,6 +67,16 @@ Result<std::unique_ptr<SlotFile>> SlotFile::Open(const std::string& path, int sl
   MutexLock lock(opened->mutex_);
   opened->FindNewest();
   return opened;
+}
+
+Result<std::unique_ptr<SlotFile>> SlotFile::OpenOnceFree(const std::string& path, int slots, std::uint64_t bytes) {
+  const auto latest = std::chrono::steady_clock::now() + kPatience;
+  while (true) {
+    Result<std::unique_ptr<SlotFile>> file = Open(path, slots, bytes);
+    const bool in_use = file.status().code() == StatusCode::kFailedPrecondition;
+    if (!in_use || std::chrono::steady_clock::now() > latest) return file;
+    std::this_thread::sleep_for(kRetry);
+  }
 }
 
 SlotFile::SlotFile(std::string path, UniqueFd file, MutableBytes mapping, int slots, std::uint64_t bytes)

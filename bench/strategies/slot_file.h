@@ -36,6 +36,10 @@ class SlotFile {
   /// another shape; FailedPrecondition while another one holds it: what a killed training's writer still writes is
   /// never read.
   [[nodiscard]] static Result<std::unique_ptr<SlotFile>> Open(const std::string& path, int slots, std::uint64_t bytes);
+  /// Waits up to a minute for another process to let go of it: where that one was killed, or has pinned memory in
+  /// common with a GPU, the kernel releases its lock after it has been waited for.
+  [[nodiscard]] static Result<std::unique_ptr<SlotFile>> OpenOnceFree(const std::string& path, int slots,
+                                                                      std::uint64_t bytes);
   ~SlotFile();
   SlotFile(const SlotFile&) = delete;
   SlotFile& operator=(const SlotFile&) = delete;

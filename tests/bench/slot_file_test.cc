@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <future>
 #include <string>
 
 #include "base/bytes.h"
@@ -37,6 +38,17 @@ TEST(SlotFileTest, ReopeningFindsTheNewestStep) {
   ASSERT_TRUE(file->newest().has_value());
   EXPECT_EQ(file->newest()->step, 5U);
   EXPECT_EQ(file->slot(file->newest()->slot)[kBytes - 1], std::byte{5});
+}
+
+TEST(SlotFileTest, OneThatIsHeldIsOpenedOnceItIsFree) {
+  const TempDir directory;
+  auto held = *SlotFile::Open(directory / "slots", 2, kBytes);
+  ASSERT_EQ(SlotFile::Open(directory / "slots", 2, kBytes).status().code(), StatusCode::kFailedPrecondition);
+
+  auto opened = std::async(std::launch::async, [&] { return SlotFile::OpenOnceFree(directory / "slots", 2, kBytes); });
+  held.reset();
+
+  EXPECT_TRUE(opened.get().ok());
 }
 
 TEST(SlotFileTest, ATornRootFallsBackToThePreviousStep) {

@@ -99,6 +99,29 @@ TEST_F(CudaSaves, FewOperationsAreOutstandingWhileTheCallersStreamIsBusy) {
 }
 
 // The first save's copies fill the lane, so that the second has none in flight when the GPU is lost.
+TEST_F(CudaSaves, AStreamOfAGpuWithAnEmptyTensorAloneIsTaken) {
+  Open();
+  State state;
+  AddMemory(state, nullptr, 0, 0);
+
+  const Result<SaveHandle> save = checkpointer_->Save(1, state, {.streams = {cuda_->MakeStream()}});
+
+  ASSERT_TRUE(save.ok()) << save.status();
+  EXPECT_EQ(save->WaitDurable(), Status::Ok());
+}
+
+TEST_F(CudaSaves, AStreamOfAGpuWithoutTensorsIsRefused) {
+  Open();
+  State state;
+  std::vector<std::byte> memory(1024);
+  ASSERT_EQ(state.Add("host", {.data = memory.data(), .dtype = DType::kU8, .shape = {1024}}), Status::Ok());
+
+  const Result<SaveHandle> save = checkpointer_->Save(1, state, {.streams = {cuda_->MakeStream()}});
+
+  EXPECT_EQ(save.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(save.status().message(), testing::HasSubstr("no tensor of the state is on this device"));
+}
+
 TEST_F(CudaSaves, ASaveThatWaitsForRoomInALaneFailsWithItsGpu) {
   Open(12070);  // Without batches and kernels: an operation for each tensor.
   State first;

@@ -1,4 +1,6 @@
-"""How much longer matrix products take while snapshots are staged beside them: a line for each save."""
+"""How much longer matrix products take while a snapshot is staged amid them, and what the call of save takes: a line for
+each save. The products before it keep the GPU busy during the call, as a training does whose host runs ahead.
+"""
 
 import time
 
@@ -34,15 +36,17 @@ def main():
     with cairn.Checkpointer(args.root, **options) as checkpointer:
         checkpointer.save(0, {"state": state}).wait()
         for step in range(1, args.saves + 1):
-            alone = seconds(args.device, products)
-            synchronize(args.device)
+            alone = seconds(args.device, lambda: (products(), products()))
             begun = time.perf_counter()
+            products()
+            called = time.perf_counter()
             save = checkpointer.save(step, {"state": state})
+            call = time.perf_counter() - called
             products()
             synchronize(args.device)
             beside = time.perf_counter() - begun
             save.wait()
-            line(alone=alone, beside=beside, staged=save.stats["staged"])
+            line(alone=alone, beside=beside, call=call, staged=save.stats["staged"])
 
 
 if __name__ == "__main__":

@@ -83,15 +83,19 @@ class DcpAsync(Peer):
 
         self.dcp = dcp
         cuda = next(model.parameters()).is_cuda
-        self.stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=cuda
-            )
+        options = StagingOptions(
+            use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=cuda
         )
+        self.make_stager = lambda: DefaultStager(options)
+        self.stager = self.make_stager()
         self.staged = self.uploaded = None
 
     def save(self, step):
         self.drain()  # It does not save two at once.
+        if not self.stager._state_dict_stager._deepcopy_dispatch:
+            # torch 2.11's is used up by one save. Its allocator keeps the pinned memory.
+            self.stager.close()
+            self.stager = self.make_stager()
         response = self.dcp.async_save(
             self.state(), checkpoint_id=self.path(step), async_stager=self.stager, no_dist=True
         )
