@@ -72,7 +72,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "an item": lambda tensor: tensor.__setitem__(5, 1.0),
     "copied into": lambda tensor: tensor[:10].copy_(torch.ones(10)),
     "in inference mode": torch.inference_mode()(lambda tensor: tensor[:1].add_(1)),
-    "foreach": lambda tensor: torch._foreach_lerp_([tensor[:8]], [torch.ones(8)], 0.5),
+    "foreach": lambda tensor: torch._foreach_add_([tensor[:8]], [torch.ones(8)]),  # Not lerp: docs/python.md says why.
 }
 
 
