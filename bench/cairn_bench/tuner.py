@@ -130,9 +130,9 @@ def run(args):
     for name, values in found.items():
         best = f"{name}: goodput of the choice, of the sweep's best"
         report.figure(best, values["choice"], 0.97, more_is_better=True)
-        for what in ("slowdown", "write"):
+        for what, of in (("slowdown", "time of an iteration"), ("write", "write")):
             off = [100 * abs(ratio - 1) for ratio in values[what]]
-            report.figure(f"{name}: predicted {what} off the measured", off, 10, unit=" %")
+            report.figure(f"{name}: predicted {of} off the measured", off, 10, unit=" %")
             print(f"     predicted over measured: {statistics.median(values[what]):.3f}")
     print(report.text())
     if not args.only:
