@@ -104,7 +104,7 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--backend", flags.backend,
                  "How several ranks (started by torchrun --no-python) communicate [gloo; with --device cuda nccl, "
-                 "which has never run]")
+                 "which has never run between two GPUs]")
       ->check(CLI::IsMember({"gloo", "nccl"}));
   app.add_option("--peer-timeout", flags.peer_timeout_seconds,
                  "Seconds after which a rank that does not answer ends the job")

@@ -142,7 +142,7 @@ struct Options {
   /// Have GPUs compute the checksums of their tensors, so that they cost no host core; they then also cover the way
   /// from the GPU's memory to the file. The host computes those of chunks that are not all contiguous tensors of one
   /// GPU (staging makes strided ones contiguous), and all of them where a GPU cannot run Cairn's kernels: a warning
-  /// says why. Takes pinned memory, about 1/512 of the pool at most. Not proven on a GPU yet.
+  /// says why. Takes pinned memory, about 1/512 of the pool at most. Proven on an H200 alone.
   bool gpu_checksums = false;
   /// Write new checkpoints over the blocks of retired ones, if nobody has those open, mapped or linked. This is a
   /// quarter faster than allocating new blocks. At most keep_last + max_in_flight + 1 checkpoints are then on the disk,

@@ -1,4 +1,4 @@
-// libcairn_train_nccl.so: what of the trainer needs NCCL. It has never run.
+// libcairn_train_nccl.so: what of the trainer needs NCCL. It has run with one rank, never between two GPUs.
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <nccl.h>
 
