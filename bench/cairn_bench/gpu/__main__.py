@@ -9,9 +9,9 @@ F failures        a lost context, an exit without close, forked loaders, staging
 G ranks           NCCL with one rank, and with two where there are two GPUs; they train and save together
 
 Writes bench/results/gpu-STEP.{json,md} and prints a table at the end. A step whose result has the same source, device
-and driver is not run again. A to C take at most 30 minutes on an H100, D to G 15; with --short all take six, with fewer
-and shorter runs. Without torch the steps that need it are not run, and say so. --dry-run runs every step on the CPU and the driver's test double, at tiny sizes: it writes to
-build/prove-gpu and proves only that the steps themselves run. Exit status: 0 every line of the steps is met, 1 not.
+and driver is not run again. A to C take at most 30 minutes on an H100, D to G 15; with --short all should take 6 to 8,
+with fewer and shorter runs. Without torch the steps that need it are not run, and say so. --dry-run runs every step on the
+CPU and the driver's test double, at tiny sizes: it writes to build/prove-gpu and proves only that the steps themselves run. Exit status: 0 every line of the steps is met, 1 not.
 """
 
 import argparse

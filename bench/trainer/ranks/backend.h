@@ -26,8 +26,8 @@ struct BackendRequest {
 using ConnectBackend = std::function<Backend(const BackendRequest& request)>;
 
 /// "gloo", which communicates over the interface of GLOO_SOCKET_IFNAME, or the one of the host's name. "nccl", from the
-/// module libcairn_train_nccl.so beside the program, which is loaded here: **it has never run between
-/// two GPUs**. Throws std::runtime_error if the module is missing, or there is no GPU.
+/// module libcairn_train_nccl.so beside the program, which is loaded here: **it has never run between two
+/// GPUs**. Throws std::runtime_error if the module is missing, or there is no GPU.
 ConnectBackend LoadBackend(const std::string& name, at::Device device);
 
 }  // namespace cairn::trainer
