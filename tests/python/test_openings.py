@@ -21,9 +21,11 @@ DEADLINE = 4.0
 # No deadline decides: an answer came by other means.
 NEVER = 120.0
 # Runs in a rank. `watch(before, tell)`: it dies before its first call of the store for a key of that name ("set hello"),
-# and sets `tell` in the store once it has answered another rank. With `until` it waits there for that key instead.
+# and sets `tell` in the store once it has answered another rank. With `until` it waits there for that key instead. Its
+# connections take `late` seconds.
 WATCHED = """
-import os, signal
+import contextlib, os, signal
+from datetime import timedelta
 from cairn._ranks import stores
 class Watched:
     def __init__(self, store, before, tell, until):
@@ -40,9 +42,14 @@ class Watched:
                 self.store.set(self.tell, "")
             return answer
         return call
-def watch(before="", tell="", until=""):
+def watch(before="", tell="", until="", late=0.0):
     own = stores.own_connection
-    stores.own_connection = lambda store: Watched(own(store), before, tell, until)
+    def connect(store):
+        made = own(store)
+        with contextlib.suppress(RuntimeError):
+            late and made.wait(["never"], timedelta(seconds=late))
+        return Watched(made, before, tell, until)
+    stores.own_connection = connect
 """
 # The words of a rank that opens, in order; it has joined once it has taken its hello away.
 OPENS = ["set opens", "set hello", "wait welcome", "compare_set welcome", "delete_key welcome", "delete_key hello"]
@@ -67,10 +74,12 @@ class Starts:
             port = self.server.run("serve()")
             self.host = torch.distributed.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
 
-    def rank(self, rank: int, world: int = RANKS, before: str = "", tell: str = "", until: str = "") -> Rank:
+    def rank(
+        self, rank: int, world: int = RANKS, before: str = "", tell: str = "", until: str = "", late: float = 0.0
+    ) -> Rank:
         one = Rank(rank, world, self.host.port, False)
         self._made.append(one)
-        one.run(f"{TREE}\n{WATCHED}\nconnect({self.host.port}); watch({before!r}, {tell!r}, {until!r})")
+        one.run(f"{TREE}\n{WATCHED}\nconnect({self.host.port}); watch({before!r}, {tell!r}, {until!r}, {late})")
         return one
 
     def open(self, *ranks: Rank, timeout: float = NEVER) -> None:
@@ -166,6 +175,15 @@ def test_a_rank_that_dies_once_it_has_joined_is_named_in_time(tmp_path: Path) ->
         expect_late(successor, "rank 0 did not open it")
 
     all_at_once(tmp_path, JOINED, job)
+
+
+def test_a_rank_that_is_slow_to_reach_the_store_names_who_is_missing_in_time(starts: Starts) -> None:
+    slow = [starts.rank(rank, 2, late=1.5) for rank in range(2)]
+
+    starts.open(slow[1], timeout=DEADLINE)
+    expect_late(slow[1], "rank 0 did not open it within 4 s")
+    starts.open(slow[0], timeout=DEADLINE)
+    expect_late(slow[0], "not opened by rank 1 within 4 s")
 
 
 def test_rank_zero_that_dies_before_it_answers_is_replaced_by_its_successor(tmp_path: Path) -> None:

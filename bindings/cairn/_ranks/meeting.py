@@ -45,8 +45,9 @@ class Meeting:
     """One rank's part."""
 
     def __init__(self, rank: int, world: int, root: str, timeout: float) -> None:
-        """`timeout`: seconds that a rank waits for the others."""
+        """`timeout`: seconds from now that a rank waits for the others, however long it takes to reach the store."""
         self._rank, self._world, self._timeout = rank, world, timeout
+        self._end = time.monotonic() + timeout
         self._root = os.path.abspath(root)
         self._closed = threading.Event()
         self.session = ""  # Rank 0's, as the first part of its keys.
@@ -57,15 +58,14 @@ class Meeting:
         """The session, as the first part of its keys. DeadlineExceeded names the ranks that are missing;
         FailedPrecondition if a rank was told another number of ranks."""
         store.set(opens := _opens(self._rank), f"{self._root} on host {socket.gethostname()}")
-        end = time.monotonic() + self._timeout
-        session = self._lead(store, end) if self._rank == 0 else self._join(store, end)
+        session = self._lead(store) if self._rank == 0 else self._join(store)
         store.delete_key(opens)
         return self._under(session)
 
-    def _join(self, store: Any, end: float) -> str:
+    def _join(self, store: Any) -> str:
         nonce = uuid.uuid4().hex
         store.set(self._hello(self._rank), f"{nonce}{_OF}{self._world}")
-        came = wait(store, self._welcome(nonce), end - time.monotonic())
+        came = wait(store, self._welcome(nonce), self._end - time.monotonic())
         said = _take(store, self._welcome(nonce)) if came else ABSENT
         if said == ABSENT:  # Also where rank 0 has given up, and taken its answer back.
             raise DeadlineExceeded(
@@ -82,12 +82,12 @@ class Meeting:
         """Rank 0 soon answers nobody any more. From any thread."""
         self._closed.set()
 
-    def _lead(self, store: Any, end: float) -> str:
+    def _lead(self, store: Any) -> str:
         session = uuid.uuid4().hex
         self.session = self._under(session)
         hellos: dict[int, bytes] = {}  # Those that are answered and not gone.
         try:
-            self._gather(store, hellos, session, end)
+            self._gather(store, hellos, session)
         except _Refused as refused:
             self._refuse_all(store, hellos, session, refused)
             raise FailedPrecondition(str(refused)) from None
@@ -96,7 +96,7 @@ class Meeting:
                 store.delete_key(self._welcome(_nonce(hello)))
         return session
 
-    def _gather(self, store: Any, hellos: dict[int, bytes], session: str, end: float) -> None:
+    def _gather(self, store: Any, hellos: dict[int, bytes], session: str) -> None:
         """Answers all hellos, in the order of the ranks, and waits until they are gone."""
         rank, pause = 1, 0.001
         while hellos or rank < self._world:
@@ -109,7 +109,7 @@ class Meeting:
                 rank, pause = rank + 1, 0.001
                 continue
             self._joining(store, hellos, session)
-            if time.monotonic() > end:
+            if time.monotonic() > self._end:
                 silent = [late for late in range(rank, self._world) if peek(store, self._hello(late)) == ABSENT]
                 raise self._late(store, [*hellos, *silent])
             if self._closed.wait(pause):
