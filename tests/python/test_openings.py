@@ -285,6 +285,27 @@ def test_a_rank_that_has_taken_its_answer_hears_of_a_wrong_size_too(starts: Star
     assert "rank 0 opened it with 3 ranks, rank 2 with 4" in answer["message"]
 
 
+def test_a_rank_that_joins_while_rank_zero_refuses_another_hears_so(starts: Starts) -> None:
+    group = [starts.rank(0, 3), starts.rank(1, 3, "delete_key hello", until="refused"), starts.rank(2, 4)]
+    group[0].run("""
+from cairn._ranks import meeting
+refuse_all = meeting.Meeting._refuse_all
+def once_one_has_joined(self, store, *arguments):
+    store.set("refused", "")
+    while meeting.peek(store, self._hello(1)) != meeting.ABSENT:
+        pass
+    return refuse_all(self, store, *arguments)
+meeting.Meeting._refuse_all = once_one_has_joined
+""")
+
+    starts.open(*group)
+
+    for rank in group:
+        answer = rank.answer()
+        assert answer.get("error") == "FailedPrecondition", answer
+        assert "rank 0 opened it with 3 ranks, rank 2 with 4" in answer["message"]
+
+
 def test_an_opening_that_failed_leaves_no_answer_to_a_dead_rank(starts: Starts) -> None:
     dead = starts.rank(1, before="wait welcome")
     starts.open(dead)

@@ -120,10 +120,14 @@ class Meeting:
         """Tells the ranks that have asked, of this number of ranks or of the other, and waits until they have heard."""
         answer = f"{_REFUSED}{refused}"
         for rank in range(1, max(self._world, refused.world)):
+            answered = hellos.get(rank)
             if (hello := peek(store, self._hello(rank))) == ABSENT:
+                if answered and not self._refusal(rank, answered):
+                    self.joined += 1  # Since rank 0 last looked.
+                hellos.pop(rank, None)
                 continue
             key = self._welcome(_nonce(hello))
-            if hellos.get(rank) != hello or self._refusal(rank, hello):
+            if answered != hello or self._refusal(rank, hello):
                 store.set(key, answer)
             elif store.compare_set(key, session, answer) != answer.encode():
                 self.joined += 1
