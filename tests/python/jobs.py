@@ -15,6 +15,9 @@ COMMAND = next(
     (path for path in (Path(cairn.__file__).parents[1] / "bin/cairn", Path(sys.prefix) / "bin/cairn") if path.exists()),
     Path("cairn"),
 )
+# c10d's store asks a name server who each client is, in its only thread. One answer that is lost holds all ranks for
+# 5 s: nobody is asked.
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
 # Of a child that imports what this process does.
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 

@@ -19,16 +19,15 @@ def host_store() -> tuple[torch.distributed.TCPStore, dict[str, str]]:
     store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     return store, {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0", "RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "FATAL",
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCH_CPP_LOG_LEVEL": "FATAL",
     }  # fmt: skip
 
 
 def torchrun(ranks: int, program: Path, *arguments: Any) -> subprocess.Popen[str]:
     """A job as torchrun itself starts it. Its stdout is a pipe."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    given = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
     command = [*launcher, str(program), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT | given)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
 
 
 class Job:

@@ -22,8 +22,6 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
-# c10d's store looks up the name of every client; where no name server answers that takes 5 s, each time.
-os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 _context = multiprocessing.get_context("forkserver")
 # A process that starts reads the exit codes of all that have ended, also of other threads': two that read one get 255.
 _exit_codes = threading.Lock()

@@ -201,7 +201,6 @@ def test_opening_fails_on_every_rank_where_it_fails_on_one(root: Path) -> None:
         world.end()
 
 
-# Deadlines are no shorter than what a slow name server takes from them (see ranks.py).
 # Ranks die. At each word of the commit, before it reaches the store: the rank that says it.
 WORDS = [("attempt", 0), ("prepared", 1), ("outcome", 0)]
 

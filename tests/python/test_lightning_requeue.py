@@ -53,7 +53,7 @@ def start(folder: Path, rank: int | None, world: int = 1, **environment: str) ->
         f'#!/bin/sh\necho "$@" >> {folder}/asked\n{"kill -TERM $PPID" if world == 1 else ""}\n'
     )
     (tools / "scontrol").chmod(0o755)
-    environment |= {"PATH": f"{tools}:{os.environ['PATH']}", "RES_OPTIONS": "timeout:1 attempts:1"}
+    environment |= {"PATH": f"{tools}:{os.environ['PATH']}"}
     if rank is not None:
         environment |= {
             "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": str(world), "SLURM_NTASKS_PER_NODE": "1",

@@ -9,8 +9,6 @@ import traceback
 from multiprocessing.connection import wait
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# c10d's store looks up the name of every client; where no name server answers that takes 5 s, each time.
-os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 PRELOADED = ["cairn.dcp", "cairn_bench.reconfigure.parallel", "cairn_bench.reconfigure.state"]
 
