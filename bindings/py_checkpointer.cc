@@ -94,7 +94,7 @@ void BindCheckpointer(py::module_& module) {
       .def("ignore_versions", &PyCheckpointer::IgnoreVersions)
       .def("drain", &PyCheckpointer::Drain, "timeout"_a)
       .def("restore", &PyCheckpointer::Restore, "step"_a, "folder"_a, "tensors"_a, "streams"_a, "resume"_a, "own"_a,
-           "progress"_a)
+           "page_cache"_a, "progress"_a)
       .def("checkpoints", &PyCheckpointer::List)
       .def("choose", &PyCheckpointer::Choose, "step"_a, "folder"_a, "damaged"_a)
       .def("inspect", &PyCheckpointer::Inspect, "folder"_a)

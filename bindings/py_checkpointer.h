@@ -158,15 +158,19 @@ class PyCheckpointer {
     RaiseIfError(engine->UnheardFailure());
   }
   pybind11::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, TreeTensors& tensors,
-                         const StreamArguments& streams, bool resume, bool own, const PyProgress& progress) {
+                         const StreamArguments& streams, bool resume, bool own, std::optional<bool> page_cache,
+                         const PyProgress& progress) {
     const InUse engine = Use();
     TreeTensors::LastSave none;
     const State state = ValueOrRaise(tensors.Build(none));
     InterruptibleProgress interruptible(progress);
     Result<Restored> result = Unlocked([&] {
-      return engine->Restore(
-          WhichFrom(step, folder), state,
-          {.resume = resume, .own = own, .streams = StreamsFrom(streams), .progress = interruptible.callback()});
+      return engine->Restore(WhichFrom(step, folder), state,
+                             {.resume = resume,
+                              .own = own,
+                              .page_cache = page_cache,
+                              .streams = StreamsFrom(streams),
+                              .progress = interruptible.callback()});
     });
     interruptible.RethrowIfRaised();
     return FromRestored(ValueOrRaise(std::move(result)));

@@ -148,6 +148,7 @@ class Checkpointer:
         streams: Streams,
         resume: bool,
         own: bool,
+        page_cache: bool | None,
         progress: Callable[[int, int], None] | None,
     ) -> dict[str, Any]: ...
     def checkpoints(self) -> list[dict[str, Any]]: ...

@@ -2,6 +2,7 @@
 #include <fstream>
 
 #include "api/checkpointer_impl.h"
+#include "api/resolve_options.h"
 #include "api/shared_restore.h"
 #include "base/status_macros.h"
 #include "store/list.h"
@@ -28,6 +29,8 @@ RestoreParts Checkpointer::Impl::MakeRestoreParts() {
               [this](const CheckpointInfo& info) {
                 if (ledger != nullptr) ledger->FoundDamaged(info.step, info.attempt);
               },
+          .world = group->size(),
+          .ranks_of_node = RanksOfNode(group->size()),
           .kept = &kept_header};
 }
 

@@ -119,6 +119,20 @@ void UseKeptHeader(const RestoreParts& parts, OpenedCheckpoint& opened) {
   if (found != opened.files.end()) found->before = std::move(kept);
 }
 
+// Whether other ranks of this node read much of the same: what a rank reads of other ranks' shards is replicated.
+// `own` is -1 where no shard is this rank's.
+bool AreShared(const RestoreParts& parts, std::span<const PlannedRead> reads, std::span<const ShardFile> files,
+               std::int64_t own) {
+  if (parts.ranks_of_node <= 1 || parts.world == 1) return parts.ranks_of_node > 1;
+  std::uint64_t all = 0;
+  std::uint64_t of_others = 0;
+  for (const PlannedRead& read : reads) {
+    all += read.file_bytes;
+    if (static_cast<std::int64_t>(files[read.shard].header.shard) != own) of_others += read.file_bytes;
+  }
+  return 3 * of_others >= all;
+}
+
 }  // namespace
 
 Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckpoint& checkpoint, int rank,
@@ -135,6 +149,9 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
     if (matched.copies[s].empty()) continue;
     const auto of_shard = PlanReads(s, opened.files[s].header, matched.copies[s], parts.pool->chunk_bytes());
     reads.insert(reads.end(), of_shard.begin(), of_shard.end());
+  }
+  if (options.page_cache.value_or(AreShared(parts, reads, opened.files, options.own ? rank : -1))) {
+    for (ShardFile& file : opened.files) UsePageCache(file);
   }
   DeviceCopies devices;
   CAIRN_RETURN_IF_ERROR(devices.Prepare(matched.copies, parts.device));

@@ -33,6 +33,10 @@ struct RestoreParts {
   EventCallback on_event;
   /// Called for each checkpoint that is found or known to be damaged, whether or not an older one is then read.
   std::function<void(const CheckpointInfo&)> on_damaged;
+  /// Of the group.
+  int world = 1;
+  /// How many ranks of this node may read the same bytes.
+  std::uint64_t ranks_of_node = 1;
   /// What inspections leave for restores. May be null.
   KeptHeader* kept = nullptr;
 };

@@ -65,10 +65,12 @@ Status Adopt(ShardFile& file) {
 IoTask<IoResult> OpenDescriptor(ShardFile& file, int flags) {
   const PathAt path(file.name);
   const int wanted = O_RDONLY | O_NONBLOCK | flags;
-  file.direct = true;
-  IoResult opened = co_await io::Open(path, wanted | O_DIRECT, file.fd);
-  if (opened.error != EINVAL) co_return opened;
-  file.direct = false;
+  file.direct = !file.page_cache;
+  if (file.direct) {
+    IoResult opened = co_await io::Open(path, wanted | O_DIRECT, file.fd);
+    if (opened.error != EINVAL) co_return opened;
+    file.direct = false;
+  }
   co_return co_await io::Open(path, wanted, file.fd);
 }
 
@@ -136,6 +138,11 @@ IoTask<Status> OpenTensorFileTask(ShardFile& file) {
 }
 
 }  // namespace
+
+void UsePageCache(ShardFile& file) {
+  file.page_cache = true;
+  if (file.fd.valid()) GoBuffered(file);  // Where that fails, reads bypass it: they give the same bytes.
+}
 
 void Forget(ShardFile& file) {
   file.fd.Reset();

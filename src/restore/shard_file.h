@@ -19,6 +19,8 @@ inline constexpr std::size_t kOpenFiles = 16;
 struct ShardFile {
   std::string name;
   UniqueFd fd;
+  /// Reads go through the page cache: see UsePageCache.
+  bool page_cache = false;
   /// Reads bypass the page cache.
   bool direct = false;
   /// Its header was read and checked.
@@ -35,6 +37,9 @@ struct ShardFile {
   /// bytes that were read are the same.
   std::unique_ptr<ShardFile> before;
 };
+
+/// From now on reads go through the page cache, also once it is opened again.
+void UsePageCache(ShardFile& file);
 
 /// Closes it and drops its header.
 void Forget(ShardFile& file);

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
+import math
 import os
-from typing import Any
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import storage
@@ -25,6 +29,18 @@ from .._tree import Stored
 from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .items import BELOW, StoredItems, is_step, memory_of, parse_step, part_of, read_items
 from .planners import LoadPlanner
+
+_SMALL = 1 << 14  # Elements: a region with fewer does not count, such as a rank's own random state.
+
+
+class _About(NamedTuple):
+    """What a plan says of its rank."""
+
+    step: int
+    attempt: str
+    host: str
+    digest: str  # Of what the rank reads.
+    page_cache: bool = False  # Another rank of the host reads the same: the disk gives it once.
 
 
 class _FailedMetadata(Metadata):
@@ -85,17 +101,23 @@ class StorageReader(storage.StorageReader):
             raise metadata.error
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return dataclasses.replace(plan, storage_data=(self._details["step"], self._details["attempt"]))
+        about = _About(self._details["step"], self._details["attempt"], _host(), _digest(plan))
+        return dataclasses.replace(plan, storage_data=about)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         for rank, plan in enumerate(plans):
-            if plan.storage_data != plans[0].storage_data:
-                found = [f"rank {of} step {one.storage_data[0]}" for of, one in ((0, plans[0]), (rank, plan))]
+            if plan.storage_data[:2] != plans[0].storage_data[:2]:
+                found = [f"rank {of} step {one.storage_data.step}" for of, one in ((0, plans[0]), (rank, plan))]
                 raise FailedPrecondition(
                     f"{self._checkpointer.root}: ranks found different checkpoints, {' and '.join(found)} (different "
                     "attempts if the steps are the same): load a given step"
                 )
-        return plans
+        readers = Counter((plan.storage_data.host, plan.storage_data.digest) for plan in plans)
+
+        def of(about: _About) -> _About:
+            return about._replace(page_cache=bool(about.digest) and readers[about.host, about.digest] > 1)
+
+        return [dataclasses.replace(plan, storage_data=of(plan.storage_data)) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
         try:
@@ -118,7 +140,10 @@ class StorageReader(storage.StorageReader):
         fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         for fqn in fqns:
             reads.value(fqn)
-        self._checkpointer._reading.read_views(self._details, reads.views, self._resume, folder=self._folder)
+        page_cache = isinstance(plan.storage_data, _About) and plan.storage_data.page_cache
+        self._checkpointer._reading.read_views(
+            self._details, reads.views, self._resume, folder=self._folder, page_cache=page_cache
+        )
         for item, target, temporary in landed:
             if temporary is not None:
                 target.copy_(temporary)
@@ -206,6 +231,21 @@ class _Reads:
     def _array(self, name: str, array: Any, part: Any) -> None:
         self.arrays[name] = array
         self.views.append((*target_view(name, array), part))
+
+
+def _host() -> str:
+    """Of the kernel, and so of its page cache: containers of a host share it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _digest(plan: LoadPlan) -> str:
+    """Equal for ranks that read the same regions; empty if there are only small ones."""
+    regions = sorted(
+        (item.storage_index.fqn, *map(tuple, (item.storage_index.offset or (), item.storage_offsets, item.lengths)))
+        for item in plan.items
+        if item.type == LoadItemType.TENSOR and math.prod(item.lengths) >= _SMALL
+    )
+    return hashlib.sha256(repr(regions).encode()).hexdigest() if regions else ""
 
 
 def _metadata_of(stored: StoredItems, fqn: str) -> TensorStorageMetadata | BytesStorageMetadata:

@@ -288,11 +288,13 @@ class Reading:
         *,
         folder: str = "",
         progress: _Progress = None,
+        page_cache: bool | None = None,
     ) -> None:
+        """`page_cache` None: where the engine expects that other ranks of this node read the same."""
         targets = _core.TreeTensors(None)
         for view in views:
             targets.add(view[:7], view[7] if len(view) > 7 else None, None)
-        restored = self._read_targets(details, targets, resume, folder, progress)
+        restored = self._read_targets(details, targets, resume, folder, progress, page_cache)
         if restored["attempt"] != details["attempt"]:
             raise FailedPrecondition(f"step {details['step']} was replaced while it was being restored: restore again")
 
@@ -303,10 +305,12 @@ class Reading:
         resume: bool,
         folder: str,
         progress: _Progress,
+        page_cache: bool | None = None,
     ) -> dict[str, Any]:
         streams = tree_tensors.current_streams(targets.cuda_devices)
         own = details["world"] == self._ranks.world
-        return self._core.restore(None if folder else details["step"], folder, targets, streams, resume, own, progress)
+        which = None if folder else details["step"]
+        return self._core.restore(which, folder, targets, streams, resume, own, page_cache, progress)
 
 
 def _asked(step: int | None, folder: str, fall_back: bool) -> str:

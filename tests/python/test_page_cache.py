@@ -1,0 +1,102 @@
+"""Ranks of one node that read the same bytes have the disk give them once; others bypass the page cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dcp_worlds import PRELUDE
+from ranks import World
+
+MIB = 1 << 20
+READ = """
+from pathlib import Path
+def read_bytes():
+    return int(Path("/proc/self/io").read_text().partition("\\nread_bytes: ")[2].split()[0])
+def reading(call):
+    before = read_bytes()
+    call()
+    return read_bytes() - before
+"""
+
+
+@pytest.fixture
+def world(root: Path) -> Any:
+    made: list[World] = []
+
+    def make(world: int, options: str = "") -> World:
+        made.append(World(world, root))
+        made[-1].open(options)
+        assert made[-1].all(PRELUDE.replace("PG_TIMEOUT", "60") + READ) == [None] * world
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def read_anew(world: World, root: Path, code: str) -> list[int]:
+    """The bytes that the disk gives to each rank."""
+    for file in root.glob("step-*/shard-*"):
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    found = world.all(f"reading(lambda: {code})")
+    assert all(isinstance(one, int) for one in found), found
+    if not any(found):
+        pytest.skip("this filesystem keeps its files in memory")
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_replicated_tensors_are_read_once_for_all_ranks(world: Any, root: Path, ranks: int) -> None:
+    job = world(ranks, 'replicated=["shared/*"]')
+    # Enough for every rank to write a share.
+    state = (
+        f"{{'shared': {{str(i): torch.full(({16 * MIB},), VALUE + i) for i in range({ranks})}}, 'mine': VALUE + rank}}"
+    )
+    assert job.all(f"c.save(1, {state.replace('VALUE', '1.0')}).result()") == [1] * ranks
+    job.all(f"kept = {state.replace('VALUE', '0.0')}")
+
+    read = sum(read_anew(job, root, "kept.update(c.restore(kept, 1))"))
+
+    assert 64 * MIB * ranks <= read < 65 * MIB * ranks
+    values = "[*(float(t.mean()) for t in kept['shared'].values()), kept['mine']]"
+    assert job.all(values) == [[*(1.0 + i for i in range(ranks)), 1.0 + rank] for rank in range(ranks)]
+
+
+def test_what_each_rank_has_for_itself_bypasses_the_page_cache(world: Any, root: Path) -> None:
+    job = world(2)
+    assert job.all(f"c.save(1, {{'mine': torch.ones({MIB})}}).result()") == [1, 1]
+    job.all(f"kept = {{'mine': torch.zeros({MIB})}}")
+
+    once = sum(read_anew(job, root, "c.restore(kept, 1)"))
+    again = sum(job.all("reading(lambda: c.restore(kept, 1))"))
+
+    assert 8 * MIB <= once < 9 * MIB and 8 * MIB <= again < 9 * MIB
+
+
+def test_dcp_replicas_are_read_once_and_shards_bypass_the_page_cache(world: Any, root: Path) -> None:
+    job = world(4)
+    # Two replicas of two shards, each rank's random state beside them.
+    job.all(f"""
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+def state(value, placements):
+    torch.manual_seed(0)
+    whole = torch.full((2, {MIB}), value)
+    return {{"w": distribute_tensor(whole, mesh, placements), f"random {{rank}}": torch.full((100,), value + rank)}}
+replicas, shards = [Replicate(), Shard(0)], [Shard(1), Shard(0)]
+""")
+    assert job.all("save(state(1.0, replicas), 1)") == [None] * 4
+    job.all("twice, once = state(0.0, replicas), state(0.0, shards)")
+
+    read = sum(read_anew(job, root, "load(twice, 1)"))
+    assert 8 * MIB <= read < 9 * MIB
+    assert job.all("repr((float(twice['w'].to_local().mean()), float(twice[f'random {rank}'][0])))") == [
+        repr((1.0, 1.0 + rank)) for rank in range(4)
+    ]
+
+    assert 8 * MIB <= sum(read_anew(job, root, "load(once, 1)")) < 12 * MIB
+    assert 8 * MIB <= sum(job.all("reading(lambda: load(once, 1))")) < 12 * MIB
+    assert job.all("float(once['w'].to_local().mean())") == [1.0] * 4
