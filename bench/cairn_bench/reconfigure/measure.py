@@ -4,8 +4,9 @@ A state of the size of GPT-3 XL's eighth (2.2 GB, fp32 with AdamW's moments) goe
 (4,2,1) to (2,2,1) and back, each layout with real processes on CPUs over gloo. Each job saves with every system in turn, the next
 job reads with every system in turn, and its order changes from one to the next. To open and close a Checkpointer counts, as the
 others' writers and readers do. Everything is fsynced before a save counts as done. Before each save and read the page cache is
-filled with a sparse file's pages (shared/machine.py says why), and before a read it drops what is read. In the first repetition
-every tensor's digest is compared after each read. Needs torch, 8 GB of disk and 12 GB of memory; about 20 minutes on two cores.
+filled with a sparse file's pages (shared/machine.py says why), and before a read it drops what is read. After each
+change fio writes and reads as many bytes: less no system needs. In the first repetition every tensor's digest is compared after
+each read. Needs torch, fio, 8 GB of disk and 12 GB of memory; about 20 minutes on two cores.
 Writes bench/results/reconfigure.{csv,md}; with --disk-in-memory, for which 24 GB of memory hold two systems' files but not three's,
 reconfigure-memory.{csv,md}.
 
@@ -19,6 +20,7 @@ import tempfile
 import time
 
 from ..shared import files, machine
+from ..shared.fio import fio, hugepages
 from ..shared.measures import Measure
 from ..shared.options import add_directory, add_repetitions, some_of
 from ..shared.report import Report, short, table
@@ -30,9 +32,12 @@ from .train import Settings, join
 CHAIN = [LAYOUTS[gpus] for gpus in (16, 8, 4, 8, 16)]
 NAMES = ("cairn", "DCP", "central")
 CHANGE = ".* to .*"
+BLOCK = 4 << 20  # fio's.
 MEASURES = [
     Measure(CHANGE, "cairn s", "DCP s", goal=0.5, title="save and read, of DCP's"),
     Measure(CHANGE, "cairn s", "central s", goal=0.2, title="save and read, of one central rank's"),
+    Measure(CHANGE, "fio s", "DCP s", title="fio's write and read of these bytes, of DCP's"),
+    Measure(CHANGE, "fio s", "central s", title="fio's write and read of these bytes, of one central rank's"),
     Measure(CHANGE, "cairn bytes read", "bytes needed", goal=1.02, title="bytes read, of those needed"),
     Measure(CHANGE, "DCP bytes read", "bytes needed", title="bytes read by DCP, of those needed"),
 ]
@@ -128,9 +133,22 @@ def go_through(args, report, repetition):
                 if told["digests"] != first:
                     raise Failed(f"{CHAIN[at - 1]} to {layout}: {told['system']} read other tensors than were saved")
             if before:
-                add(report, f"{CHAIN[at - 1]} to {layout}", repetition, saved, job)
+                change = f"{CHAIN[at - 1]} to {layout}"
+                add(report, change, repetition, saved, job)
                 shutil.rmtree(before)
+                state = sum(told["bytes"] for told in job.all("needed")) // layout.data
+                report.single(change, repetition, "fio s", time_fio(os.path.join(folder, "fio"), state))
             saved, before = slowest(job, "save") if after else {}, after
+
+
+def time_fio(file, size):
+    """Seconds in which the disk takes so many bytes, durable, and gives them back."""
+    size, memory = -(-size // BLOCK) * BLOCK, hugepages()
+    written, _ = fio(file, "write", memory, size, keep=True)
+    read, _ = fio(file, "read", memory, size)
+    os.unlink(file)
+    print(f"  fio: write {size / written:.2f} s, read {size / read:.2f} s", flush=True)
+    return size / written + size / read
 
 
 def slowest(job, what):
