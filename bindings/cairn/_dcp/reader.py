@@ -7,6 +7,7 @@ import hashlib
 import io
 import math
 import os
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,9 @@ class _About(NamedTuple):
     attempt: str
     host: str
     digest: str  # Of what the rank reads.
-    page_cache: bool = False  # Another rank of the host reads the same: the disk gives it once.
+    page_cache: bool | None = (
+        None  # Another rank of the host reads the same. None: nobody has compared the ranks' plans.
+    )
 
 
 class _FailedMetadata(Metadata):
@@ -112,6 +115,8 @@ class StorageReader(storage.StorageReader):
                     f"{self._checkpointer.root}: ranks found different checkpoints, {' and '.join(found)} (different "
                     "attempts if the steps are the same): load a given step"
                 )
+        if len(plans) == 1:
+            return plans  # Perhaps each rank loads alone.
         readers = Counter((plan.storage_data.host, plan.storage_data.digest) for plan in plans)
 
         def of(about: _About) -> _About:
@@ -140,7 +145,7 @@ class StorageReader(storage.StorageReader):
         fqns = [item.storage_index.fqn for item in plan.items if item.type == LoadItemType.BYTE_IO]
         for fqn in fqns:
             reads.value(fqn)
-        page_cache = isinstance(plan.storage_data, _About) and plan.storage_data.page_cache
+        page_cache = plan.storage_data.page_cache if isinstance(plan.storage_data, _About) else None
         self._checkpointer._reading.read_views(
             self._details, reads.views, self._resume, folder=self._folder, page_cache=page_cache
         )
@@ -235,7 +240,10 @@ class _Reads:
 
 def _host() -> str:
     """Of the kernel, and so of its page cache: containers of a host share it."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # A sandbox may not show it.
+        return socket.gethostname()
 
 
 def _digest(plan: LoadPlan) -> str:
