@@ -168,9 +168,9 @@ class PyCheckpointer {
       return engine->Restore(WhichFrom(step, folder), state,
                              {.resume = resume,
                               .own = own,
-                              .page_cache = page_cache,
                               .streams = StreamsFrom(streams),
-                              .progress = interruptible.callback()});
+                              .progress = interruptible.callback(),
+                              .page_cache = page_cache});
     });
     interruptible.RethrowIfRaised();
     return FromRestored(ValueOrRaise(std::move(result)));

@@ -139,14 +139,14 @@ struct RestoreOptions {
   /// ranks saved the checkpoint: that shard is then opened only if it holds a wanted tensor, and no values are
   /// returned.
   bool own = true;
+  /// Work of these streams on the target tensors is finished before they are written, and later work sees the result.
+  std::vector<Stream> streams = {};
+  Progress progress = nullptr;
   /// Read through the page cache, so that the disk gives once what several ranks of this node read; otherwise reads
   /// bypass it, which takes less CPU time. By default it is used if this node has other ranks (LOCAL_WORLD_SIZE, or the
   /// group's size where that is not set) and a third or more of the bytes lies in other ranks' shards, where a rank of
   /// the same number of ranks finds what is replicated; or if there is no group.
   std::optional<bool> page_cache = std::nullopt;
-  /// Work of these streams on the target tensors is finished before they are written, and later work sees the result.
-  std::vector<Stream> streams = {};
-  Progress progress = nullptr;
 };
 
 struct Restored {

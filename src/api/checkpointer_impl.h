@@ -47,6 +47,7 @@ class Checkpointer::Impl {
   std::string queue_reason;
   IoQueueFactory make_queue;
   std::shared_ptr<Group> group;
+  std::uint64_t ranks_of_node = 1;
 
   // Each synchronises itself.
   WorkerPool workers;

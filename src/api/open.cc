@@ -107,6 +107,7 @@ Result<std::unique_ptr<Checkpointer>> Checkpointer::Make(const Options& options,
   impl->queue_reason = choice.reason;
   impl->make_queue = wiring.wrap_queue ? wiring.wrap_queue(choice.factory) : choice.factory;
   impl->group = impl->options.group != nullptr ? impl->options.group : std::make_shared<SoloGroup>();
+  impl->ranks_of_node = RanksOfNode(impl->group->size());
   if (impl->options.steering) {
     impl->steered = SteeredSaves::Make(*impl->options.steering, wiring.now);
   }

@@ -2,7 +2,6 @@
 #include <fstream>
 
 #include "api/checkpointer_impl.h"
-#include "api/resolve_options.h"
 #include "api/shared_restore.h"
 #include "base/status_macros.h"
 #include "store/list.h"
@@ -30,7 +29,7 @@ RestoreParts Checkpointer::Impl::MakeRestoreParts() {
                 if (ledger != nullptr) ledger->FoundDamaged(info.step, info.attempt);
               },
           .world = group->size(),
-          .ranks_of_node = RanksOfNode(group->size()),
+          .ranks_of_node = ranks_of_node,
           .kept = &kept_header};
 }
 

@@ -127,6 +127,25 @@ Status Pipeline::WaitForChunk() {
 void Pipeline::StartRead(Slot& slot) {
   idle_slots_.pop_back();
   slot.read = &reads_[next_read_++];
+  slot.cached = files_[slot.read->shard].page_cache;
+  ReadInto(slot);
+}
+
+bool Pipeline::ReadAgain(Slot& slot, const Status& why) {
+  if (why.code() != StatusCode::kCorrupt || !std::exchange(slot.cached, false) || !status_.ok()) return false;
+  ShardFile& file = files_[slot.read->shard];
+  if (!BypassPageCache(file)) return false;
+  if (parts_.on_event) {
+    parts_.on_event(
+        {.severity = Severity::kWarning,
+         .message = fmt::format("restore: found in the page cache, and read again from the disk: {}", why.message())});
+  }
+  ++reads_left_[slot.read->shard];
+  ReadInto(slot);
+  return true;
+}
+
+void Pipeline::ReadInto(Slot& slot) {
   if (reading_++ == 0) slow_at_ = Deadline::In(parts_.slow_after);
   RunTask(*queue_, ReadTask(slot), [this, &slot](Status status) { ReadDone(slot, std::move(status)); });
 }
@@ -264,6 +283,7 @@ void Pipeline::Handle(const Message& message, const Progress& progress) {
     return EndCopy(slot);
   }
   --working_;
+  if (ReadAgain(slot, message.status)) return;
   if (!message.status.ok()) Fail(message.status);
   if (!status_.ok()) return Finish(slot);
   bytes_done_ += slot.read->end - slot.read->begin;

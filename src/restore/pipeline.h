@@ -24,6 +24,9 @@ namespace cairn {
 ///
 /// A closed file is opened for its first read, and, if there are many, closed after its last.
 ///
+/// What came through the page cache and does not verify is read once more from the disk, since only the cache may be
+/// damaged; an event says so.
+///
 /// For one thread, which also owns the queue; runs once.
 class Pipeline {
  public:
@@ -44,6 +47,8 @@ class Pipeline {
   struct Slot {
     BufferPool::Chunk chunk;
     const PlannedRead* read = nullptr;
+    // Read through the page cache.
+    bool cached = false;
     // Device batches planned or in flight.
     int copies = 0;
   };
@@ -72,6 +77,9 @@ class Pipeline {
   void FillQueue();
   Status WaitForChunk();
   void StartRead(Slot& slot);
+  void ReadInto(Slot& slot);
+  // Whether a slot's bytes, which do not verify, are read once more.
+  bool ReadAgain(Slot& slot, const Status& why);
   IoTask<Status> ReadTask(const Slot& slot);
   void ReadDone(Slot& slot, Status status);
   Status VerifyAndCopy(const Slot& slot);

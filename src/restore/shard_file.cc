@@ -144,6 +144,14 @@ void UsePageCache(ShardFile& file) {
   if (file.fd.valid()) GoBuffered(file);  // Where that fails, reads bypass it: they give the same bytes.
 }
 
+bool BypassPageCache(ShardFile& file) {
+  file.page_cache = false;
+  if (!file.fd.valid()) return true;
+  const int flags = ::fcntl(file.fd.get(), F_GETFL);
+  file.direct = flags >= 0 && ::fcntl(file.fd.get(), F_SETFL, flags | O_DIRECT) == 0;
+  return file.direct;
+}
+
 void Forget(ShardFile& file) {
   file.fd.Reset();
   file.header = {};

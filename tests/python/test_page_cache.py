@@ -49,21 +49,32 @@ def read_anew(world: World, root: Path, code: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_replicated_tensors_are_read_once_for_all_ranks(world: Any, root: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "tensors"), [(2, 2), (3, 3), (3, 1)])
+def test_replicated_tensors_are_read_once_for_all_ranks(world: Any, root: Path, ranks: int, tensors: int) -> None:
     job = world(ranks, 'replicated=["shared/*"]')
-    # Enough for every rank to write a share.
-    state = (
-        f"{{'shared': {{str(i): torch.full(({16 * MIB},), VALUE + i) for i in range({ranks})}}, 'mine': VALUE + rank}}"
-    )
+    # Of 64 MiB each: every rank writes one, or one rank the only one.
+    shared = f"{{'t' + str(i): torch.full(({16 * MIB},), VALUE + i) for i in range({tensors})}}"
+    state = f"{{'shared': {shared}, 'mine': torch.full((9,), VALUE + rank)}}"
     assert job.all(f"c.save(1, {state.replace('VALUE', '1.0')}).result()") == [1] * ranks
     job.all(f"kept = {state.replace('VALUE', '0.0')}")
 
-    read = sum(read_anew(job, root, "kept.update(c.restore(kept, 1))"))
+    read = sum(read_anew(job, root, "c.restore(kept, 1)"))
 
-    assert 64 * MIB * ranks <= read < 65 * MIB * ranks
-    values = "[*(float(t.mean()) for t in kept['shared'].values()), kept['mine']]"
-    assert job.all(values) == [[*(1.0 + i for i in range(ranks)), 1.0 + rank] for rank in range(ranks)]
+    assert 64 * MIB * tensors <= read < 66 * MIB * tensors
+    values = "[*(float(t.mean()) for t in kept['shared'].values()), float(kept['mine'][0])]"
+    assert job.all(values) == [[*(1.0 + i for i in range(tensors)), 1.0 + rank] for rank in range(ranks)]
+    assert sum(read_anew(job, root, "c.load(1, names=['shared/t0'], lazy=True)['shared/t0'].load()")) < 66 * MIB
+
+
+@pytest.mark.parametrize(("local", "times"), [("1", 2), ("2", 1), ("nonsense", 1)])
+def test_the_ranks_of_a_node_are_what_torchrun_says(world: Any, root: Path, local: str, times: int) -> None:
+    job = world(2, 'replicated=["w"]')
+    assert job.all(f"c.save(1, {{'w': torch.ones({2 * MIB})}}).result()") == [1, 1]
+    job.all(f"import os; os.environ['LOCAL_WORLD_SIZE'] = {local!r}; kept = {{'w': torch.zeros({2 * MIB})}}")
+
+    read = sum(read_anew(job, root, "c.restore(kept, 1)"))
+
+    assert 8 * MIB * times <= read < 9 * MIB * times
 
 
 def test_what_each_rank_has_for_itself_bypasses_the_page_cache(world: Any, root: Path) -> None:
@@ -79,13 +90,14 @@ def test_what_each_rank_has_for_itself_bypasses_the_page_cache(world: Any, root:
 
 def test_dcp_replicas_are_read_once_and_shards_bypass_the_page_cache(world: Any, root: Path) -> None:
     job = world(4)
-    # Two replicas of two shards, each rank's random state beside them.
+    # Two replicas of two shards, each rank's own state beside them.
     job.all(f"""
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
 def state(value, placements):
     torch.manual_seed(0)
     whole = torch.full((2, {MIB}), value)
-    return {{"w": distribute_tensor(whole, mesh, placements), f"random {{rank}}": torch.full((100,), value + rank)}}
+    own = {{f"random {{rank}}": torch.full((100,), value + rank), f"loader {{rank}}": torch.full((20_000,), value)}}
+    return {{"w": distribute_tensor(whole, mesh, placements)}} | own
 replicas, shards = [Replicate(), Shard(0)], [Shard(1), Shard(0)]
 """)
     assert job.all("save(state(1.0, replicas), 1)") == [None] * 4
@@ -100,3 +112,19 @@ replicas, shards = [Replicate(), Shard(0)], [Shard(1), Shard(0)]
     assert 8 * MIB <= sum(read_anew(job, root, "load(once, 1)")) < 12 * MIB
     assert 8 * MIB <= sum(job.all("reading(lambda: load(once, 1))")) < 12 * MIB
     assert job.all("float(once['w'].to_local().mean())") == [1.0] * 4
+
+
+MADE_ANEW = """
+from torch.distributed.checkpoint.planner import LoadPlan
+class Anew(cairn.dcp.LoadPlanner):
+    def create_global_plan(self, plans):
+        return [LoadPlan(plan.items) for plan in super().create_global_plan(plans)]
+"""
+
+
+def test_a_dcp_planner_may_make_the_plans_anew(world: Any) -> None:
+    job = world(2)
+    job.all(MADE_ANEW + "state = {'w': torch.ones(1000)}")
+    assert job.all("save(state, 1)") == [None] * 2
+
+    assert job.all("float(load({'w': torch.zeros(1000)}, 1, planner=Anew())['w'].mean())") == [1.0] * 2

@@ -10,6 +10,7 @@
 
 #include "base/unique_fd.h"
 #include "restore_fixture.h"
+#include "testing/forwarding_queue.h"
 
 namespace cairn {
 namespace {
@@ -82,6 +83,64 @@ INSTANTIATE_TEST_SUITE_P(, PageCacheTest,
                                            Case{"AskedFor", 1, 1, true, true, 4, 4, true},
                                            Case{"RefusedThough", 2, 2, true, false, 4, 4, false}),
                          [](const auto& one) { return std::string(one.param.what); });
+
+// The page cache has a wrong bit in each page; the disk has none.
+class DamagedCache : public ForwardingQueue {
+ public:
+  DamagedCache(const std::shared_ptr<int>& damaged, std::unique_ptr<IoQueue> inner)
+      : ForwardingQueue(std::move(inner)), damaged_(damaged) {}
+  void Submit(IoRequest request, IoDone done) override {
+    if (request.op != IoOp::kRead || (::fcntl(request.fd, F_GETFL) & O_DIRECT) != 0) {
+      return ForwardingQueue::Submit(std::move(request), std::move(done));
+    }
+    auto* const byte = static_cast<std::byte*>(request.buffer) + request.length / 2;
+    ForwardingQueue::Submit(std::move(request), [this, byte, done = std::move(done)](std::int64_t result) {
+      *byte ^= std::byte{1};
+      ++*damaged_;
+      done(result);
+    });
+  }
+
+ private:
+  const std::shared_ptr<int> damaged_;
+};
+
+TEST_F(RestoreTest, WhatIsDamagedInThePageCacheAloneIsReadFromTheDisk) {
+  const SavedTensor saved = MakeTensor("t", DType::kU8, {9 * kMiB}, 1);
+  const std::string folder = WriteCheckpoint(root(), {.shards = {{.tensors = {saved}}}});
+  const UniqueFd direct(::open((folder + "/shard-00000.safetensors").c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+  if (!direct.valid()) GTEST_SKIP() << "this filesystem has no O_DIRECT";
+  Targets targets;
+  targets.Add(saved);
+  const auto damaged = std::make_shared<int>(0);
+  std::vector<std::string> events;
+  RestoreParts parts = Parts();
+  parts.queue = WrapQueues<DamagedCache>(damaged, parts.queue);
+  parts.on_event = [&](const Event& event) { events.push_back(event.message); };
+
+  const auto restored = RestoreWhich(parts, {}, Folder(folder), 0, targets.state, {.page_cache = true});
+
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(targets["t"], saved.bytes);
+  EXPECT_GT(*damaged, 0);
+  EXPECT_EQ(events.size(), static_cast<std::size_t>(*damaged));
+  EXPECT_THAT(events.front(), ::testing::HasSubstr("found in the page cache, and read again from the disk: "));
+}
+
+TEST_F(RestoreTest, DamageOnTheDiskIsFoundThroughThePageCacheToo) {
+  const SavedTensor saved = MakeTensor("t", DType::kU8, {3 * kMiB}, 1);
+  const std::string folder = WriteCheckpoint(root(), {.shards = {{.tensors = {saved}}}});
+  {
+    const UniqueFd fd(::open((folder + "/shard-00000.safetensors").c_str(), O_WRONLY | O_CLOEXEC));
+    ASSERT_EQ(::pwrite(fd.get(), "?!", 2, 2 * kMiB), 2);
+  }
+  Targets targets;
+  targets.Add(saved);
+
+  const auto restored = Restore(folder, targets, {.page_cache = true});
+
+  EXPECT_EQ(restored.status().code(), StatusCode::kCorrupt) << restored.status();
+}
 
 TEST_F(RestoreTest, FilesThatAreClosedBetweenReadsGoThroughThePageCacheToo) {
   CheckpointContent content;

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import heapq
 import io
 import math
 import os
 import socket
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from .._tree.tensors import dtype_name, empty, target_view, torch_dtype
 from .items import BELOW, StoredItems, is_step, memory_of, parse_step, part_of, read_items
 from .planners import LoadPlanner
 
-_SMALL = 1 << 14  # Elements: a region with fewer does not count, such as a rank's own random state.
+_COMPARED = 64  # The largest regions of each rank, which rank 0 compares: few enough for thousands of ranks.
 
 
 class _About(NamedTuple):
@@ -40,10 +41,8 @@ class _About(NamedTuple):
     step: int
     attempt: str
     host: str
-    digest: str  # Of what the rank reads.
-    page_cache: bool | None = (
-        None  # Another rank of the host reads the same. None: nobody has compared the ranks' plans.
-    )
+    largest: dict[tuple[Any, ...], int]  # The largest regions that the rank reads, each with its number of elements.
+    page_cache: bool | None = None  # Another rank of the host reads much of the same. None: nobody has compared.
 
 
 class _FailedMetadata(Metadata):
@@ -104,25 +103,32 @@ class StorageReader(storage.StorageReader):
             raise metadata.error
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        about = _About(self._details["step"], self._details["attempt"], _host(), _digest(plan))
+        about = _About(self._details["step"], self._details["attempt"], _host(), _largest(plan))
         return dataclasses.replace(plan, storage_data=about)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        for rank, plan in enumerate(plans):
-            if plan.storage_data[:2] != plans[0].storage_data[:2]:
-                found = [f"rank {of} step {one.storage_data.step}" for of, one in ((0, plans[0]), (rank, plan))]
+        # A planner may have made plans anew, without what the ranks said.
+        said = {rank: plan.storage_data for rank, plan in enumerate(plans) if isinstance(plan.storage_data, _About)}
+        first = min(said, default=0)
+        for rank, about in said.items():
+            if about[:2] != said[first][:2]:
+                found = [f"rank {of} step {said[of].step}" for of in (first, rank)]
                 raise FailedPrecondition(
                     f"{self._checkpointer.root}: ranks found different checkpoints, {' and '.join(found)} (different "
                     "attempts if the steps are the same): load a given step"
                 )
         if len(plans) == 1:
             return plans  # Perhaps each rank loads alone.
-        readers = Counter((plan.storage_data.host, plan.storage_data.digest) for plan in plans)
+        readers = Counter((about.host, region) for about in said.values() for region in about.largest)
 
-        def of(about: _About) -> _About:
-            return about._replace(page_cache=bool(about.digest) and readers[about.host, about.digest] > 1)
+        def tell(about: _About) -> _About:
+            alike = sum(size for region, size in about.largest.items() if readers[about.host, region] > 1)
+            return about._replace(largest={}, page_cache=0 < sum(about.largest.values()) <= 3 * alike)
 
-        return [dataclasses.replace(plan, storage_data=of(plan.storage_data)) for plan in plans]
+        return [
+            dataclasses.replace(plan, storage_data=tell(said[rank])) if rank in said else plan
+            for rank, plan in enumerate(plans)
+        ]
 
     def read_data(self, plan: LoadPlan, planner: Any) -> torch.futures.Future[None]:
         try:
@@ -246,14 +252,14 @@ def _host() -> str:
         return socket.gethostname()
 
 
-def _digest(plan: LoadPlan) -> str:
-    """Equal for ranks that read the same regions; empty if there are only small ones."""
-    regions = sorted(
-        (item.storage_index.fqn, *map(tuple, (item.storage_index.offset or (), item.storage_offsets, item.lengths)))
+def _largest(plan: LoadPlan) -> dict[tuple[Any, ...], int]:
+    regions: Iterator[tuple[Any, ...]] = (
+        (math.prod(item.lengths), of.fqn, tuple(of.offset or ()), tuple(item.storage_offsets), tuple(item.lengths))
         for item in plan.items
-        if item.type == LoadItemType.TENSOR and math.prod(item.lengths) >= _SMALL
+        for of in [item.storage_index]
+        if item.type == LoadItemType.TENSOR
     )
-    return hashlib.sha256(repr(regions).encode()).hexdigest() if regions else ""
+    return {tuple(region): size for size, *region in heapq.nlargest(_COMPARED, regions)}
 
 
 def _metadata_of(stored: StoredItems, fqn: str) -> TensorStorageMetadata | BytesStorageMetadata:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -137,7 +137,7 @@ class Reading:
     ) -> tuple[_tree.Plan | None, dict[int, Exception]]:
         """The plan, whose tensors have been read, and the errors of all ranks."""
 
-        def look() -> tuple[dict[str, Any], _tree.Plan, _core.TreeTensors]:
+        def look() -> tuple[dict[str, Any], _tree.Plan, _core.TreeTensors, bool | None]:
             details = mine
             if chosen["asked"] != asked:
                 raise InvalidArgument(f"restore: expected {chosen['asked']}, as on rank 0; found {asked}")
@@ -150,13 +150,13 @@ class Reading:
             plan = planned(view.text, view.saved, match_all=targets.match_all)
             for name, tensor in plan.tensors.items():
                 targets.add(name, tensor)
-            return details, plan, targets.core
+            return details, plan, targets.core, self._page_cache(view, plan.tensors)
 
         found, errors = self._ranks.outcomes("choice found", look)
         if found is None or errors:
             return None, errors
-        details, plan, targets = found
-        read = partial(self._read_targets, details, targets, True, folder, progress)
+        details, plan, targets, page_cache = found
+        read = partial(self._read_targets, details, targets, True, folder, progress, page_cache)
         return plan, self._ranks.outcomes("restore", lambda: _expect_same(details, read()))[1]
 
     def _own_view(self, details: dict[str, Any], tree: Any) -> replicas.RankView:
@@ -173,6 +173,12 @@ class Reading:
             like=tree,
             find=lambda names: part(None, names)["tensors"] if names else [],
         )
+
+    def _page_cache(self, view: replicas.RankView, tensors: Mapping[str, Any]) -> bool | None:
+        """Whether other ranks of this node read much of the same. None, without a group: as the engine expects it."""
+        if self._ranks.world == 1:
+            return None
+        return self._ranks.of_node > 1 and view.replicated_in(tensors)
 
     def _who(self, rank: int) -> str:
         return f"rank {rank}: " if self._ranks.world > 1 else ""
@@ -232,7 +238,7 @@ class Reading:
 
         def read(name: str, kind: str) -> Any:
             tensor = tree_tensors.empty(saved[name].of_kind(kind), kind.partition(" ")[0], place(name))
-            self._read(details, {name: tensor}, folder, None, False)
+            self._read(details, view, {name: tensor}, folder, None)
             return tensor
 
         for name in wanted:
@@ -246,7 +252,7 @@ class Reading:
                 )
             tensors[name] = made[key]
         if not lazy:
-            self._read(details, reads, folder, progress, False)
+            self._read(details, view, reads, folder, progress)
         return tensors if names is not None else _tree.build(view.text, tensors)
 
     def choose(self, step: int | None, folder: str = "", damaged: list[str] | None = None) -> dict[str, Any]:
@@ -272,13 +278,14 @@ class Reading:
     def _read(
         self,
         details: dict[str, Any],
+        view: replicas.RankView,
         tensors: dict[str, Any],
         folder: str,
         progress: _Progress,
-        resume: bool,
     ) -> None:
         views = [tree_tensors.target_view(name, tensor) for name, tensor in tensors.items()]
-        self.read_views(details, views, resume, folder=folder, progress=progress)
+        page_cache = self._page_cache(view, tensors)
+        self.read_views(details, views, False, folder=folder, progress=progress, page_cache=page_cache)
 
     def read_views(
         self,

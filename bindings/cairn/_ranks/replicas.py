@@ -257,6 +257,15 @@ class RankView:
     text: str  # Of its tree.
     saved: Mapping[str, Stored]  # The tensors that the rank may read, by name.
     tied: dict[str, str]  # The tied ones among them, each with the name of the tensor that holds the bytes.
+    rules: Rules = Rules()
+
+    def replicated_in(self, tensors: Mapping[str, Any]) -> bool:
+        """Whether a third or more of these tensors' bytes is replicated."""
+        every = alike = 0
+        for name, tensor in tensors.items() if self.rules else ():
+            every += tensor.nbytes
+            alike += tensor.nbytes if self.rules.covers(name) else 0
+        return 0 < every <= 3 * alike
 
 
 def tree_text(details: dict[str, Any], rank: int = 0) -> str:
@@ -330,7 +339,7 @@ def rank_view(
     saved = {name: of for name, of in others.items() if rules and rules.covers(name)} | mine
     if resized:
         saved = {name: of for name, of in saved.items() if rules.covers(name)}
-    return RankView(text, saved, tied)
+    return RankView(text, saved, tied, rules)
 
 
 def _readable_text(
