@@ -16,7 +16,7 @@ COMMAND = next(
     Path("cairn"),
 )
 # c10d's store asks a name server who each client is, in its only thread. One answer that is lost holds all ranks for
-# 5 s: nobody is asked.
+# 5 s: nobody is asked. The resolver reads this once, when a process first looks up a name.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 # Of a child that imports what this process does.
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

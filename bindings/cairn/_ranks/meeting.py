@@ -7,9 +7,10 @@
   5. Rank 0 goes on once all hellos are gone. The hello of a rank that has died, or has given up, stays. Its successor
      overwrites it, and step 3 begins again.
 Rank 0 removes no hello: so the successor of a rank 0 that has died finds them. If it gives up, it takes back its answers
-that nobody has read; if a rank was told another number of ranks, it first tells all that have asked: it replaces a
-session that is not taken by the refusal, and who has taken one has joined, and hears by the log. The keys of steps 2
-and 3 are under `cairn/<digest of the root>/`. A session is a fresh id, so that nobody reads an earlier one's words.
+that nobody has read; if a rank was told another number of ranks, it first tells all that have asked by then: it replaces
+a session that is not taken by the refusal. Who has taken one has joined, and hears by the log why the opening ended. The
+keys of steps 2 and 3 are under `cairn/<digest of the root>/`. A session is a fresh id, so that nobody reads an earlier
+one's words.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
-from .._errors import DeadlineExceeded, FailedPrecondition
+from .._errors import DeadlineExceeded, Error, FailedPrecondition
 from .stores import ABSENT, peek, wait
 
 _PAUSE = 0.1  # Seconds, the longest between rank 0's looks at the hellos.
@@ -54,11 +56,12 @@ class Meeting:
         self.joined = 0  # How many ranks have joined it.
         self._base = f"cairn/{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
 
-    def agree(self, store: Any) -> str:
+    def agree(self, store: Any, tell: Callable[[Error], None]) -> str:
         """The session, as the first part of its keys. DeadlineExceeded names the ranks that are missing;
-        FailedPrecondition if a rank was told another number of ranks."""
+        FailedPrecondition if a rank was told another number of ranks. Rank 0 first calls `tell`, for the log: who has
+        `joined` by then does not hear otherwise."""
         store.set(opens := _opens(self._rank), f"{self._root} on host {socket.gethostname()}")
-        session = self._lead(store) if self._rank == 0 else self._join(store)
+        session = self._lead(store, tell) if self._rank == 0 else self._join(store)
         store.delete_key(opens)
         return self._under(session)
 
@@ -82,15 +85,22 @@ class Meeting:
         """Rank 0 soon answers nobody any more. From any thread."""
         self._closed.set()
 
-    def _lead(self, store: Any) -> str:
+    def _lead(self, store: Any, tell: Callable[[Error], None]) -> str:
         session = uuid.uuid4().hex
         self.session = self._under(session)
         hellos: dict[int, bytes] = {}  # Those that are answered and not gone.
         try:
             self._gather(store, hellos, session)
+            self._refuse_larger(store)
         except _Refused as refused:
             self._refuse_all(store, hellos, session, refused)
-            raise FailedPrecondition(str(refused)) from None
+            tell(error := FailedPrecondition(str(refused)))
+            self._wait_until_heard(store, hellos)
+            raise error from None
+        except Error as error:
+            self._take_back(store, hellos, session)
+            tell(error)
+            raise
         finally:
             for hello in hellos.values():
                 store.delete_key(self._welcome(_nonce(hello)))
@@ -117,7 +127,7 @@ class Meeting:
             pause = min(2 * pause, _PAUSE)
 
     def _refuse_all(self, store: Any, hellos: dict[int, bytes], session: str, refused: _Refused) -> None:
-        """Tells the ranks that have asked, of this number of ranks or of the other, and waits until they have heard."""
+        """Tells the ranks that have asked, of this number of ranks or of the other."""
         answer = f"{_REFUSED}{refused}"
         for rank in range(1, max(self._world, refused.world)):
             answered = hellos.get(rank)
@@ -127,11 +137,31 @@ class Meeting:
                 hellos.pop(rank, None)
                 continue
             key = self._welcome(_nonce(hello))
+            if answered and answered != hello:
+                store.delete_key(self._welcome(_nonce(answered)))
             if answered != hello or self._refusal(rank, hello):
                 store.set(key, answer)
             elif store.compare_set(key, session, answer) != answer.encode():
                 self.joined += 1
             hellos[rank] = hello
+
+    def _take_back(self, store: Any, hellos: dict[int, bytes], session: str) -> None:
+        """From here on nobody takes the session who has not joined."""
+        for rank, hello in hellos.items():
+            now = peek(store, self._hello(rank))
+            if self._refusal(rank, hello) or now not in (ABSENT, hello):
+                continue
+            if now == ABSENT or store.compare_set(self._welcome(_nonce(hello)), session, ABSENT) != ABSENT:
+                self.joined += 1
+
+    def _refuse_larger(self, store: Any) -> None:
+        """Ranks of a larger number that have asked; all of rank 0's have joined."""
+        rank = self._world
+        while (hello := peek(store, self._hello(rank))) != ABSENT:
+            self._answer(store, rank, hello, "")
+            rank += 1
+
+    def _wait_until_heard(self, store: Any, hellos: dict[int, bytes]) -> None:
         end, pause = time.monotonic() + _HEARING, 0.001
         while any(peek(store, self._hello(rank)) == hello for rank, hello in hellos.items()) and time.monotonic() < end:
             time.sleep(pause)

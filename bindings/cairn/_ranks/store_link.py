@@ -9,9 +9,9 @@ To open, the ranks agree on a session: see `meeting`. **Keys**, under the sessio
   inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes it.
                      If an entry was counted and does not come (its rank died), rank 0 fills it, so that later entries
                      can be read. It stays; a rank that finds its entry filled takes the next one.
-  log/<i>            entry i: what rank 0 announces to all others, that it has closed, or, as the only one, why it did
-                     not open after all. Each reads them in order. A rank that closes while it waits for an entry writes
-                     an empty one there itself.
+  log/<i>            entry i: what rank 0 announces to all others, that it has closed, or why it did not open after
+                     all. Each reads them in order. A rank that closes while it waits for an entry writes an empty one
+                     there itself.
   read/<i>           how many ranks have read it; the last removes both. An entry says how many readers it has.
   end                how far rank 0 had written and read when it left
   left               how many ranks have left; the last removes what is left of all this.
@@ -26,6 +26,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from .. import _core, _errors
@@ -39,6 +40,7 @@ _OPENING = 1.0  # Seconds that a call waits longer while ranks open the root: th
 _JOIN = 5.0  # Seconds that closing waits for the last words to be sent.
 _BLOCKED = 0.05  # Seconds until a listener that has not ended is woken.
 _AT_ONCE = 1024  # Words that rank 0 reads in one call.
+_ENDED = {"refused": FailedPrecondition, "late": DeadlineExceeded}  # Entries that say why rank 0 did not open.
 _LEFTOVERS = 32  # Entries of the log that the last rank removes: those written while others left.
 
 
@@ -137,12 +139,7 @@ class StoreLink:
             self.core.fail(code, f"{self._root}: torch.distributed's store failed: {first_line(error)}")
 
     def _send(self, store: Any) -> None:
-        try:
-            self._session = self._meeting.agree(store)
-        except FailedPrecondition as refused:
-            if readers := self._meeting.joined:
-                put(store, f"{self._meeting.session}/log/1", pack("refused", [b"%d" % readers, str(refused).encode()]))
-            raise
+        self._session = self._meeting.agree(store, partial(self._tell_why, store))
         self._joined = True
         self._listener.start()
         while True:
@@ -155,6 +152,15 @@ class StoreLink:
                 break
             self._put_word(store, *word)
         self._leave(store)
+
+    def _tell_why(self, store: Any, error: Error) -> None:
+        """Rank 0 has not opened: for its caller, and for the ranks that have joined."""
+        self.core.fail(CODES[type(error).__name__], str(error))
+        if readers := self._meeting.joined:
+            kind = "late" if isinstance(error, DeadlineExceeded) else "refused"
+            entry, number = pack(kind, [b"%d" % readers, str(error).encode()]), 1
+            while not put(store, f"{self._meeting.session}/log/{number}", entry):
+                number += 1
 
     def _key(self, *parts: object) -> str:
         return "/".join((self._session, *map(str, parts)))
@@ -200,8 +206,8 @@ class StoreLink:
         elif kind == "closed":
             self._gone.add(0)
             self.core.leave(0)
-        elif kind == "refused":
-            self.core.fail(CODES[FailedPrecondition.__name__], parts[1].decode())
+        elif kind in _ENDED:
+            self.core.fail(CODES[_ENDED[kind].__name__], parts[1].decode())
         if store.add(read, 1) == self._readers:
             store.delete_key(name)
             store.delete_key(read)
@@ -237,7 +243,10 @@ class StoreLink:
     def _unpack(self, name: str, entry: bytes) -> tuple[str, list[bytes]]:
         with contextlib.suppress(ValueError, IndexError):
             kind, parts = unpack(entry)
-            if len(parts) == {"word": 3, "closed": 1, "filled": 1, "refused": 2}.get(kind) and parts[0].isdigit():
+            if (
+                len(parts) == {"word": 3, "closed": 1, "filled": 1, "refused": 2, "late": 2}.get(kind)
+                and parts[0].isdigit()
+            ):
                 return kind, parts
         raise IoError(
             f"{self._root}: torch.distributed's store: expected a word of Cairn under {name}, found other bytes"
