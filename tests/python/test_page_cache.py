@@ -95,10 +95,10 @@ def test_dcp_replicas_are_read_once_and_shards_bypass_the_page_cache(world: Any,
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
 def state(value, placements):
     torch.manual_seed(0)
-    whole = torch.full((2, {MIB}), value)
+    whole = torch.full((4, {MIB // 2}), value)
     own = {{f"random {{rank}}": torch.full((100,), value + rank), f"loader {{rank}}": torch.full((20_000,), value)}}
     return {{"w": distribute_tensor(whole, mesh, placements)}} | own
-replicas, shards = [Replicate(), Shard(0)], [Shard(1), Shard(0)]
+replicas, shards = [Replicate(), Shard(0)], [Shard(0), Shard(0)]
 """)
     assert job.all("save(state(1.0, replicas), 1)") == [None] * 4
     job.all("twice, once = state(0.0, replicas), state(0.0, shards)")
@@ -108,6 +108,10 @@ replicas, shards = [Replicate(), Shard(0)], [Shard(1), Shard(0)]
     assert job.all("repr((float(twice['w'].to_local().mean()), float(twice[f'random {rank}'][0])))") == [
         repr((1.0, 1.0 + rank)) for rank in range(4)
     ]
+
+    job.all("columns = state(0.0, [Shard(1), Replicate()]); None")
+    assert 8 * MIB <= sum(read_anew(job, root, "load(columns, 1)")) < 9 * MIB
+    assert job.all("float(columns['w'].to_local().mean())") == [1.0] * 4
 
     assert 8 * MIB <= sum(read_anew(job, root, "load(once, 1)")) < 12 * MIB
     assert 8 * MIB <= sum(job.all("reading(lambda: load(once, 1))")) < 12 * MIB
@@ -128,3 +132,16 @@ def test_a_dcp_planner_may_make_the_plans_anew(world: Any) -> None:
     assert job.all("save(state, 1)") == [None] * 2
 
     assert job.all("float(load({'w': torch.zeros(1000)}, 1, planner=Anew())['w'].mean())") == [1.0] * 2
+
+
+def test_ranks_that_read_parts_of_the_same_rows_have_the_disk_give_them_once(world: Any, root: Path) -> None:
+    job = world(4)
+    whole = f"distribute_tensor(torch.arange({4 * MIB}.0).reshape(4096, -1), mesh, [Shard(DIM)])"
+    job.all(f"rows, columns = {{'w': {whole.replace('DIM', '0')}}}, {{'w': {whole.replace('DIM', '1')}}}")
+    assert job.all("save(rows, 1)") == [None] * 4
+    job.all("kept = columns['w'].to_local().clone(); columns['w'].to_local().zero_(); None")
+
+    read = sum(read_anew(job, root, "load(columns, 1)"))
+
+    assert 16 * MIB <= read < 17 * MIB
+    assert job.all("torch.equal(columns['w'].to_local(), kept)") == [True] * 4

@@ -41,7 +41,9 @@ class _About(NamedTuple):
     step: int
     attempt: str
     host: str
-    largest: dict[tuple[Any, ...], int]  # The largest regions that the rank reads, each with its number of elements.
+    largest: dict[
+        tuple[Any, ...], int
+    ]  # The rows of the largest regions that it reads, each with its number of elements.
     page_cache: bool | None = None  # Another rank of the host reads much of the same. None: nobody has compared.
 
 
@@ -253,13 +255,20 @@ def _host() -> str:
 
 
 def _largest(plan: LoadPlan) -> dict[tuple[Any, ...], int]:
+    """Whole rows, because ranks that read parts of the same rows mostly read the same blocks of the file."""
     regions: Iterator[tuple[Any, ...]] = (
-        (math.prod(item.lengths), of.fqn, tuple(of.offset or ()), tuple(item.storage_offsets), tuple(item.lengths))
+        (
+            math.prod(item.lengths),
+            of.fqn,
+            tuple(of.offset or ()),
+            tuple(item.storage_offsets)[:1],
+            tuple(item.lengths)[:1],
+        )
         for item in plan.items
         for of in [item.storage_index]
         if item.type == LoadItemType.TENSOR
     )
-    return {tuple(region): size for size, *region in heapq.nlargest(_COMPARED, regions)}
+    return {tuple(rows): size for size, *rows in heapq.nlargest(_COMPARED, regions)}
 
 
 def _metadata_of(stored: StoredItems, fqn: str) -> TensorStorageMetadata | BytesStorageMetadata:
