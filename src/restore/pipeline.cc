@@ -132,17 +132,21 @@ void Pipeline::StartRead(Slot& slot) {
 }
 
 bool Pipeline::ReadAgain(Slot& slot, const Status& why) {
-  if (why.code() != StatusCode::kCorrupt || !std::exchange(slot.cached, false) || !status_.ok()) return false;
-  ShardFile& file = files_[slot.read->shard];
-  if (!BypassPageCache(file)) return false;
+  if (why.code() != StatusCode::kCorrupt || !slot.cached || !status_.ok()) return false;
+  if (!BypassPageCache(files_[slot.read->shard])) return false;
+  slot.cached = false;
   if (parts_.on_event) {
     parts_.on_event(
         {.severity = Severity::kWarning,
          .message = fmt::format("restore: found in the page cache, and read again from the disk: {}", why.message())});
   }
-  ++reads_left_[slot.read->shard];
   ReadInto(slot);
   return true;
+}
+
+void Pipeline::Release(const Slot& slot) {
+  const std::uint32_t shard = slot.read->shard;
+  if (--reads_left_[shard] == 0 && files_.size() > kOpenFiles) files_[shard].fd.Reset();
 }
 
 void Pipeline::ReadInto(Slot& slot) {
@@ -163,8 +167,7 @@ IoTask<Status> Pipeline::ReadTask(const Slot& slot) {
 
 void Pipeline::ReadDone(Slot& slot, Status status) {
   slow_at_ = --reading_ == 0 ? Deadline::Infinite() : Deadline::In(parts_.slow_after);
-  ShardFile& file = files_[slot.read->shard];
-  if (--reads_left_[slot.read->shard] == 0 && files_.size() > kOpenFiles) file.fd.Reset();
+  if (!slot.cached) Release(slot);
   if (!status.ok()) Fail(std::move(status));
   if (!status_.ok()) return Finish(slot);
   ++working_;
@@ -284,6 +287,7 @@ void Pipeline::Handle(const Message& message, const Progress& progress) {
   }
   --working_;
   if (ReadAgain(slot, message.status)) return;
+  if (slot.cached) Release(slot);
   if (!message.status.ok()) Fail(message.status);
   if (!status_.ok()) return Finish(slot);
   bytes_done_ += slot.read->end - slot.read->begin;

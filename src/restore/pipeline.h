@@ -80,6 +80,8 @@ class Pipeline {
   void ReadInto(Slot& slot);
   // Whether a slot's bytes, which do not verify, are read once more.
   bool ReadAgain(Slot& slot, const Status& why);
+  // The slot's read needs its file no more. What came through the page cache needs it until it is verified.
+  void Release(const Slot& slot);
   IoTask<Status> ReadTask(const Slot& slot);
   void ReadDone(Slot& slot, Status status);
   Status VerifyAndCopy(const Slot& slot);

@@ -146,7 +146,6 @@ void UsePageCache(ShardFile& file) {
 
 bool BypassPageCache(ShardFile& file) {
   file.page_cache = false;
-  if (!file.fd.valid()) return true;
   const int flags = ::fcntl(file.fd.get(), F_GETFL);
   file.direct = flags >= 0 && ::fcntl(file.fd.get(), F_SETFL, flags | O_DIRECT) == 0;
   return file.direct;

@@ -41,7 +41,7 @@ struct ShardFile {
 /// From now on reads go through the page cache, also once it is opened again.
 void UsePageCache(ShardFile& file);
 
-/// From now on reads bypass it. False if the filesystem cannot.
+/// From now on reads of this open file bypass it. False if the filesystem cannot.
 bool BypassPageCache(ShardFile& file);
 
 /// Closes it and drops its header.

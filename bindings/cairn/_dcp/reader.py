@@ -41,9 +41,7 @@ class _About(NamedTuple):
     step: int
     attempt: str
     host: str
-    largest: dict[
-        tuple[Any, ...], int
-    ]  # The rows of the largest regions that it reads, each with its number of elements.
+    largest: dict[tuple[Any, ...], int]  # See _largest.
     page_cache: bool | None = None  # Another rank of the host reads much of the same. None: nobody has compared.
 
 
@@ -255,7 +253,7 @@ def _host() -> str:
 
 
 def _largest(plan: LoadPlan) -> dict[tuple[Any, ...], int]:
-    """Whole rows, because ranks that read parts of the same rows mostly read the same blocks of the file."""
+    """The largest regions that a rank reads, each with its number of elements. Whole rows, because ranks that read parts of the same rows mostly read the same blocks of the file."""
     regions: Iterator[tuple[Any, ...]] = (
         (
             math.prod(item.lengths),
