@@ -20,7 +20,7 @@ Capture::Capture(EngineContext& context, SaveTask& task, Callbacks callbacks)
 void Capture::Advance(bool chunks) {
   if (stopped()) return;
   if (stage_ == CaptureStage::kWaiting) {
-    stage_.MoveTo(CaptureStage::kCopying);
+    if (!stage_.MoveTo(CaptureStage::kCopying)) return;
     task_.MarkCapturing();
     if (const Status status = WaitForCallersStreams(); !status.ok()) return Fail(status);
   }
@@ -175,7 +175,7 @@ Status Capture::RecordRead(const Device& device, int lane) {
 void Capture::MarkEnqueuedIfRead() {
   if (stage_ != CaptureStage::kCopying || reads_planned_ != 0 || staged_.partly_staged() != 0) return;
   if (std::max(next_, staged_.staged_to()) != task_.snapshot().bytes()) return;
-  stage_.MoveTo(CaptureStage::kEnqueued);
+  if (!stage_.MoveTo(CaptureStage::kEnqueued)) return;
   task_.MarkEnqueued(read_by_staging_ && !read_by_host_);
   UpdateCaptured();
 }
@@ -234,7 +234,7 @@ void Capture::Sum(std::shared_ptr<FilledChunk> chunk) {
 
 void Capture::UpdateCaptured() {
   if (stage_ != CaptureStage::kEnqueued || reads_left_ != 0) return;
-  stage_.MoveTo(CaptureStage::kCaptured);
+  if (!stage_.MoveTo(CaptureStage::kCaptured)) return;
   callbacks_.captured();
 }
 
@@ -269,7 +269,7 @@ void Capture::Fail(Status status) {
 }
 
 void Capture::Stop() {
-  stage_.MoveTo(CaptureStage::kStopped);
+  if (!stage_.MoveTo(CaptureStage::kStopped)) return;
   for (const Planned& planned : planned_) batches_.at(planned.batch).copies[planned.copy].state = CopyState::kDone;
   planned_.clear();
   // No callback will come for a batch without copies in flight, such as a failed launch.

@@ -151,7 +151,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   std::uint64_t sums_in_flight_ = 0;
   // The pool had no buffer for the next chunk.
   bool short_of_buffers_ = false;
-  Lifecycle<CaptureStage> stage_{CaptureStage::kWaiting};
+  Lifecycle<CaptureStage> stage_{"the capture of a save", CaptureStage::kWaiting, callbacks_.failed};
   // Some copy to staging memory, and some copy to the host, has read the caller's tensors.
   bool read_by_staging_ = false;
   bool read_by_host_ = false;

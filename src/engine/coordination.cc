@@ -58,7 +58,7 @@ void Coordination::Begin() {
   if (!alone()) return OpenFolder(MakeUuid(), &AttemptFolder::Make);
   // No other rank waits for the folder: it is made together with the first file.
   NameFolder(MakeUuid());
-  stage_.MoveTo(Stage::kNamed);
+  if (!stage_.MoveTo(Stage::kNamed)) return;
   callbacks_.named();
 }
 
@@ -68,7 +68,7 @@ void Coordination::NameFolder(const std::string& uuid) {
 
 void Coordination::OpenFolder(const std::string& uuid, IoTask<Status> (AttemptFolder::*how)()) {
   NameFolder(uuid);
-  stage_.MoveTo(Stage::kEntering);
+  if (!stage_.MoveTo(Stage::kEntering)) return;
   RunTask(*context_.queue, (*folder_.*how)(),
           [folder = folder_, then = Later(&Coordination::OnFolderOpen)](const Status& status) { then(status); });
 }
@@ -85,17 +85,17 @@ void Coordination::OnFolderOpen(Status status) {
     return callbacks_.failed(std::move(status));
   }
   if (coordinator()) AnnounceAttempt();
-  stage_.MoveTo(Stage::kNamed);
+  if (!stage_.MoveTo(Stage::kNamed)) return;
   callbacks_.named();
 }
 
 void Coordination::StopWaiting() {
-  stage_.MoveTo(Stage::kQuiet);
+  if (!stage_.MoveTo(Stage::kQuiet)) return;
   wakes_at_ = Deadline::Infinite();
 }
 
 void Coordination::Detach() {
-  stage_.MoveTo(Stage::kDetached);
+  if (!stage_.MoveTo(Stage::kDetached)) return;
   wakes_at_ = Deadline::Infinite();
   if (checks_ != nullptr) checks_->Stop();
   // A message that never comes keeps this object alive as long as the group. Do not keep the folder's descriptor too.
@@ -104,7 +104,7 @@ void Coordination::Detach() {
 }
 
 void Coordination::Prepare(const ManifestShard& shard) {
-  stage_.MoveTo(Stage::kPrepared);
+  if (!stage_.MoveTo(Stage::kPrepared)) return;
   const std::chrono::nanoseconds deadline = context_.parts.options.group_deadline;
   if (coordinator()) {
     wakes_at_ = Deadline::In(deadline);
@@ -126,7 +126,7 @@ void Coordination::FailLocally(const Status& why) {
   }
   NotifyRanksOfFailure(why);
   const bool making = coordinator() && stage_ == Stage::kEntering;
-  stage_.MoveTo(making ? Stage::kFailed : Stage::kQuiet);
+  if (!stage_.MoveTo(making ? Stage::kFailed : Stage::kQuiet)) return;
   wakes_at_ = Deadline::Infinite();
 }
 
@@ -252,7 +252,7 @@ void Coordination::CommitIfPrepared() {
   const bool all =
       std::all_of(shards_.begin(), shards_.end(), [](const auto& shard) { return shard && shard->checked; });
   if (!all) return;
-  stage_.MoveTo(Stage::kCommitting);
+  if (!stage_.MoveTo(Stage::kCommitting)) return;
   wakes_at_ = Deadline::Infinite();
   PreparedShards prepared;
   for (std::optional<PreparedShard>& shard : shards_) {
@@ -264,13 +264,13 @@ void Coordination::CommitIfPrepared() {
 
 void Coordination::AnnounceOutcome(const Status& outcome) {
   if (!alone()) group().Announce(Key("outcome"), EncodeOutcome(outcome));
-  stage_.MoveTo(Stage::kQuiet);
+  if (!stage_.MoveTo(Stage::kQuiet)) return;
 }
 
 // The other ranks.
 
 void Coordination::AwaitAttempt() {
-  stage_.MoveTo(Stage::kNaming);
+  if (!stage_.MoveTo(Stage::kNaming)) return;
   group().Await(Key("attempt"), Deadline::In(context_.parts.options.group_deadline), Later(&Coordination::OnAttempt));
 }
 
@@ -283,7 +283,7 @@ void Coordination::OnAttempt(Heard heard) {
   const Result<AttemptProposal> attempt = DecodeAttempt(*heard);
   if (!attempt.ok()) return callbacks_.failed(attempt.status());
   if (!attempt->refusal.ok()) {
-    stage_.MoveTo(Stage::kQuiet);  // The coordinator collects no messages.
+    if (!stage_.MoveTo(Stage::kQuiet)) return;  // The coordinator collects no messages.
     return callbacks_.failed(attempt->refusal);
   }
   const Status same = CheckSameLine(attempt->step, attempt->parent ? attempt->parent->attempt : std::string(),
@@ -296,7 +296,7 @@ void Coordination::Join(const AttemptProposal& attempt) {
   const ReplicatedValues nothing;
   const ReplicatedValues& mine = plan_.replicated != nullptr ? *plan_.replicated : nothing;
   if (const int bucket = FirstDifference(attempt.replica_digests, mine.digest); bucket >= 0) {
-    stage_.MoveTo(Stage::kDiffers);
+    if (!stage_.MoveTo(Stage::kDiffers)) return;
     wakes_at_ = Deadline::In(context_.parts.options.group_deadline);
     PreparedMessage differs;
     differs.bucket = bucket;
@@ -343,7 +343,7 @@ void Coordination::OnNoOutcome(const Status& why) {
 }
 
 void Coordination::CheckDisk() {
-  if (stage_ != Stage::kLooking) stage_.MoveTo(Stage::kLooking);
+  if (stage_ != Stage::kLooking && !stage_.MoveTo(Stage::kLooking)) return;
   wakes_at_ = Deadline::Infinite();
   FindCommitted(*context_.queue, context_.parts.root, plan_.step, folder_->uuid(),
                 [then = Later(&Coordination::OnDiskChecked)](const Status& found) { then(found); });

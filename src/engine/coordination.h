@@ -181,7 +181,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   EngineContext& context_;
   const SavePlan& plan_;
   const Callbacks callbacks_;
-  Lifecycle<CoordinationStage> stage_{CoordinationStage::kSilent};
+  Lifecycle<CoordinationStage> stage_{"the agreement of a save", CoordinationStage::kSilent, callbacks_.failed};
   Deadline wakes_at_ = Deadline::Infinite();
   std::shared_ptr<AttemptFolder> folder_;
   // Coordinator: by rank, once prepared.

@@ -136,12 +136,17 @@ void SaveJob::Close() {
 
 void SaveJob::Fail(Status status) {
   if (!running()) return AbandonIfIdle();
-  stage_.MoveTo(Stage::kFailing);
+  if (!stage_.MoveTo(Stage::kFailing)) return;
   failure_ = std::move(status);
   coordination_->FailLocally(failure_);
   writer_->Stop();
   if (capture_ != nullptr) capture_->Stop();
   AbandonIfIdle();
+}
+
+void SaveJob::OnBug(Status bug) {
+  context_.Notify({.severity = Severity::kError, .step = task_->plan().step, .status = bug, .message = bug.message()});
+  if (running()) Fail(std::move(bug));
 }
 
 void SaveJob::AbandonIfIdle() {
@@ -152,7 +157,7 @@ void SaveJob::AbandonIfIdle() {
 }
 
 void SaveJob::Abandon() {
-  stage_.MoveTo(Stage::kAbandoning);
+  if (!stage_.MoveTo(Stage::kAbandoning)) return;
   writer_->Abandon(coordination_->folder(), [this, self = shared_from_this()](const Status& status) {
     if (!status.ok()) {
       context_.Notify(
@@ -165,7 +170,7 @@ void SaveJob::Abandon() {
 }
 
 void SaveJob::End(Status status) {
-  stage_.MoveTo(Stage::kEnded);
+  if (!stage_.MoveTo(Stage::kEnded)) return;
   if (capture_ != nullptr) capture_->ReleaseStaging();
   const SavePlan& plan = task_->plan();
   if (status.ok()) {

@@ -83,10 +83,11 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   void AbandonIfIdle();
   void Abandon();
   void End(Status status);
+  void OnBug(Status bug);
 
   EngineContext& context_;
   const std::shared_ptr<SaveTask> task_;
-  Lifecycle<JobStage> stage_{JobStage::kRunning};
+  Lifecycle<JobStage> stage_{"a save", JobStage::kRunning, [this](Status bug) { OnBug(std::move(bug)); }};
   std::shared_ptr<Coordination> coordination_;
   std::shared_ptr<ShardWriter> writer_;
   // Once the stream is laid out.

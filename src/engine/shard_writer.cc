@@ -36,7 +36,7 @@ bool ShardWriter::Ends(const Status& status) {
 }
 
 void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder) {
-  stage_.MoveTo(Stage::kPlanning);
+  if (!stage_.MoveTo(Stage::kPlanning)) return;
   folder_ = std::move(folder);
   context_.parts.workers->Post([this, self = shared_from_this(), done = Later(&ShardWriter::OnHeader)] {
     const Group& group = *context_.parts.group;
@@ -50,7 +50,7 @@ void ShardWriter::MakeHeader(std::shared_ptr<AttemptFolder> folder) {
 
 void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
   if (Ends(planned->header.status())) return;
-  stage_.MoveTo(Stage::kReady);
+  if (!stage_.MoveTo(Stage::kReady)) return;
   header_ = *std::move(planned->header);
   index_run_ = std::move(planned->index_run);
   AttemptSpec spec{.folder = folder_,
@@ -65,13 +65,13 @@ void ShardWriter::OnHeader(std::shared_ptr<Planned> planned) {
 }
 
 void ShardWriter::Begin() {
-  stage_.MoveTo(Stage::kBeginning);
+  if (!stage_.MoveTo(Stage::kBeginning)) return;
   attempt_->Begin(Later(&ShardWriter::OnBegun));
 }
 
 void ShardWriter::OnBegun(Status status) {
   if (Ends(status)) return;
-  stage_.MoveTo(Stage::kWriting);
+  if (!stage_.MoveTo(Stage::kWriting)) return;
   callbacks_.begun();
 }
 
@@ -108,14 +108,14 @@ void ShardWriter::SealIfWritten(const Capture& capture) {
     if (!task_.captured() || written_ != task_.snapshot().bytes() || capture.sums()) return;
     task_.MarkWritten(attempt_->bytes_written(), attempt_->direct(), attempt_->recycled());
     if (task_.held()) {
-      stage_.MoveTo(Stage::kHeld);
+      if (!stage_.MoveTo(Stage::kHeld)) return;
       release_by_ = Deadline::In(task_.plan().hold);
     }
   }
   const bool released = stage_ == Stage::kWriting || (stage_ == Stage::kHeld && !task_.held());
   if (!released) return;
   if (!task_.MarkCommitting()) return callbacks_.failed(*task_.cancelled());
-  stage_.MoveTo(Stage::kSealing);
+  if (!stage_.MoveTo(Stage::kSealing)) return;
   if (context_.parts.options.checksums) header_->SetSums(capture.checksums());
   const Bytes header = std::as_bytes(std::span(header_->bytes()));
   if (context_.parts.group->size() > 1) return attempt_->Seal(header, Later(&ShardWriter::OnSealed));
@@ -124,7 +124,7 @@ void ShardWriter::SealIfWritten(const Capture& capture) {
 
 void ShardWriter::OnSealed(Status status) {
   if (Ends(status)) return;
-  stage_.MoveTo(Stage::kSealed);
+  if (!stage_.MoveTo(Stage::kSealed)) return;
   callbacks_.sealed();
 }
 
@@ -146,7 +146,7 @@ Manifest ShardWriter::MakeManifest(std::vector<ManifestShard> shards) const {
 }
 
 void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::string> index_runs) {
-  stage_.MoveTo(Stage::kCommitting);
+  if (!stage_.MoveTo(Stage::kCommitting)) return;
   index_runs.at(0) = std::move(index_run_);
   attempt_->Commit(MakeManifest(std::move(shards)), std::move(index_runs), task_.plan().replace,
                    Later(&ShardWriter::OnCommitted));
@@ -155,7 +155,7 @@ void ShardWriter::Commit(std::vector<ManifestShard> shards, std::vector<std::str
 void ShardWriter::OnCommitted(Status status) { callbacks_.committed(std::move(status)); }
 
 void ShardWriter::Stop() {
-  stage_.MoveTo(Stage::kStopped);
+  if (!stage_.MoveTo(Stage::kStopped)) return;
   ready_.clear();
 }
 

@@ -116,7 +116,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   EngineContext& context_;
   SaveTask& task_;
   const Callbacks callbacks_;
-  Lifecycle<WriterStage> stage_{WriterStage::kWaiting};
+  Lifecycle<WriterStage> stage_{"the shard of a save", WriterStage::kWaiting, callbacks_.failed};
   std::shared_ptr<AttemptFolder> folder_;
   std::optional<ShardHeaderWriter> header_;
   // Only on the coordinator of several ranks.
