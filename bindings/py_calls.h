@@ -35,21 +35,10 @@ inline std::chrono::nanoseconds SpanFrom(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::min(seconds, 1e9)));
 }
 
-/// The text with the names that the options have in Python.
+/// The text with the names that options have in Python, where they take text, too ("4GiB"), and so have no unit.
 inline std::string WithPythonNames(std::string text) {
   static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
-      {"Options::host_memory_bytes", "host_memory"},
-      {"Options::chunk_bytes", "chunk"},
-      {"Options::staging_bytes", "staging"},
-      {"Options::worker_threads", "workers"},
-      {"the deadline of Options::full_deadline", "full_timeout"},
-      {"Options::full_deadline", "full_timeout"},
-      {"before Options::close_deadline", "within the minute that closing waits for it"},
-      {"Options::steering.mtbf (s)", "mtbf"},
-      {"Options::steering.restart (s)", "restart_time"},
-      {"Options::steering.", ""},
-      {"Options::", ""},
-  };
+      {"host_memory_bytes", "host_memory"}, {"chunk_bytes", "chunk"}, {"staging_bytes", "staging"}};
   for (const auto& [name, python] : kNames) {
     for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name)) {
       text.replace(at, name.size(), python);
@@ -58,23 +47,25 @@ inline std::string WithPythonNames(std::string text) {
   return text;
 }
 
-/// The message as a user of the Python package reads it: with the names of its options, and with its way out.
-inline std::string InPython(const Status& status) {
-  std::string text = WithPythonNames(status.message());
-  if (status.code() == StatusCode::kAlreadyExists && text.find("is committed already") != std::string::npos) {
-    text += ": save(..., replace=True) writes it again";
+/// The way out, as a user of the Python package reads it.
+inline std::string_view Hint(StatusDetail detail) {
+  switch (detail) {
+    case StatusDetail::kStepCommitted:
+      return ": save(..., replace=True) writes it again";
+    case StatusDetail::kRanksMissing:
+      return ": has it died? If not: every rank calls save for every step, not rank 0 alone";
+    default:  // cairn._opening has the others'.
+      return "";
   }
-  if (status.code() == StatusCode::kDeadlineExceeded && text.find("by the group's deadline") != std::string::npos) {
-    text += " (group_timeout): has it died? If not: every rank calls save for every step, not rank 0 alone";
-  }
-  return text;
 }
 
 /// The only place where a Status becomes an exception: the class in cairn._errors with the code's name.
 [[noreturn]] inline void Raise(const Status& status) {
   const pybind11::object type =
       pybind11::module_::import("cairn._errors").attr(std::string(StatusCodeName(status.code())).c_str());
-  PyErr_SetString(type.ptr(), InPython(status).c_str());
+  const pybind11::object error = type(WithPythonNames(status.message()).append(Hint(status.detail())));
+  error.attr("detail") = static_cast<int>(status.detail());
+  PyErr_SetObject(type.ptr(), error.ptr());
   throw pybind11::error_already_set();
 }
 inline void RaiseIfError(const Status& status) {

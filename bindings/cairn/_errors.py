@@ -7,6 +7,8 @@ import errno as _errno
 class Error(Exception):
     """Anything that Cairn refuses or fails at."""
 
+    detail = 0  # Which of the class's failures it is: StatusDetail in include/cairn/status.h.
+
 
 class InvalidArgument(Error, ValueError):
     """The caller's input is wrong: a shape, a name, an option."""
@@ -70,6 +72,10 @@ def counted(number: int, noun: str) -> str:
     """For messages: "1 rank", "2 ranks"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
+
+# Of StatusDetail in include/cairn/status.h.
+OPEN_IN_THIS_PROCESS = 3
+OPEN_ELSEWHERE = 4
 
 # The numbers of StatusCode in include/cairn/status.h.
 CODES = {

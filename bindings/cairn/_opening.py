@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from . import _core, _exit
-from ._errors import Error, FailedPrecondition, ResourceExhausted
+from ._errors import OPEN_ELSEWHERE, OPEN_IN_THIS_PROCESS, Error, FailedPrecondition, ResourceExhausted
 
 T = TypeVar("T")
 _log = logging.getLogger("cairn")
 _LOCK = ".lock"  # See src/store/names.h.
 _WRITER = ".writer"
-_OPEN = "is already open for writing in"
 
 
 def close_earlier(root: str) -> None:
@@ -64,9 +63,9 @@ def with_hints(call: Callable[[], T]) -> T:
     try:
         return call()
     except FailedPrecondition as error:
-        if _OPEN not in str(error):
+        if error.detail not in (OPEN_IN_THIS_PROCESS, OPEN_ELSEWHERE):
             raise
-        if f"{_OPEN} this process" in str(error):
+        if error.detail == OPEN_IN_THIS_PROCESS:
             way_out = "close() that Checkpointer first, or give exist_ok=True, which does so"
         elif _is_worker():
             way_out = (

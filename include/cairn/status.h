@@ -28,6 +28,15 @@ enum class StatusCode : std::uint8_t {
   kInternal = 14,           ///< A bug in Cairn.
 };
 
+/// Which of a code's failures it is, where a caller acts on that: messages are for people. The numbers are stable.
+enum class StatusDetail : std::uint8_t {
+  kNone = 0,
+  kStepCommitted = 1,      ///< AlreadyExists: IfExists::kReplace would write the step again.
+  kRanksMissing = 2,       ///< DeadlineExceeded: other ranks did not do their part of a save within group_timeout.
+  kOpenInThisProcess = 3,  ///< FailedPrecondition: this process has the root open for writing.
+  kOpenElsewhere = 4,      ///< FailedPrecondition: another process has the root open for writing.
+};
+
 /// The code's name as messages print it, "NotFound" for kNotFound.
 [[nodiscard]] std::string_view StatusCodeName(StatusCode code);
 
@@ -35,19 +44,22 @@ enum class StatusCode : std::uint8_t {
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(StatusCode code, std::string message, StatusDetail detail = StatusDetail::kNone)
+      : code_(code), detail_(detail), message_(std::move(message)) {}
 
   [[nodiscard]] static Status Ok() { return {}; }
   [[nodiscard]] bool ok() const { return code_ == StatusCode::kOk; }
   [[nodiscard]] StatusCode code() const { return code_; }
+  [[nodiscard]] StatusDetail detail() const { return detail_; }
   [[nodiscard]] const std::string& message() const { return message_; }
   /// "NotFound: no checkpoint under /mnt/run7".
   [[nodiscard]] std::string ToString() const;
 
-  friend bool operator==(const Status& a, const Status& b) { return a.code_ == b.code_ && a.message_ == b.message_; }
+  friend bool operator==(const Status&, const Status&) = default;
 
  private:
   StatusCode code_ = StatusCode::kOk;
+  StatusDetail detail_ = StatusDetail::kNone;
   std::string message_;
 };
 

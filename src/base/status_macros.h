@@ -32,6 +32,12 @@ template <typename... Args>
   return {code, fmt::format(format, std::forward<Args>(args)...)};
 }
 
+/// The same with a detail.
+template <typename... Args>
+[[nodiscard]] Status Error(StatusCode code, StatusDetail detail, fmt::format_string<Args...> format, Args&&... args) {
+  return {code, fmt::format(format, std::forward<Args>(args)...), detail};
+}
+
 /// The status for a failed system call: ENOSPC and EDQUOT become NoSpace, ENOENT NotFound, EEXIST AlreadyExists, ...
 /// `what` names the operation and the file: "writing /mnt/run7/.attempt-…/shard-00000.safetensors".
 [[nodiscard]] Status ErrnoStatus(int error, const std::string& what);

@@ -63,7 +63,11 @@ class MessageReader final : public JsonEvents {
     if (!Take("code", code) || !Take("message", message) || code > static_cast<unsigned>(StatusCode::kInternal)) {
       return false;
     }
-    to = Status(static_cast<StatusCode>(code), std::move(message));
+    std::uint64_t detail = 0;
+    if (Has("detail") && (!Take("detail", detail) || detail > static_cast<unsigned>(StatusDetail::kOpenElsewhere))) {
+      return false;
+    }
+    to = Status(static_cast<StatusCode>(code), std::move(message), static_cast<StatusDetail>(detail));
     return true;
   }
 
@@ -79,7 +83,9 @@ using Object = nlohmann::json;
 std::string Dump(const Object& message) { return message.dump(-1, ' ', false, Object::error_handler_t::replace); }
 
 Object FromStatus(const Status& status) {
-  return {{"code", static_cast<int>(status.code())}, {"message", status.message().substr(0, kMaxMessage)}};
+  Object object = {{"code", static_cast<int>(status.code())}, {"message", status.message().substr(0, kMaxMessage)}};
+  if (status.detail() != StatusDetail::kNone) object["detail"] = static_cast<int>(status.detail());
+  return object;
 }
 
 std::string OrNothing(const std::string& restored) {

@@ -162,7 +162,8 @@ void Coordination::OnTime() {
       if (coordinator()) return FailForAll(Missing());
       [[fallthrough]];
     case Stage::kDiffers:
-      return OnNoOutcome(Error(StatusCode::kDeadlineExceeded, "nothing from rank 0 by the group's deadline"));
+      return OnNoOutcome(Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing,
+                               "nothing from rank 0 within group_timeout"));
     case Stage::kLooking:
       return CheckDisk();
     default:
@@ -236,8 +237,8 @@ Status Coordination::Missing() const {
   }
   const std::size_t more = missing.size() - std::min(missing.size(), kNamedRanks);
   missing.resize(missing.size() - more);
-  return Error(StatusCode::kDeadlineExceeded, "step {}: {} rank {}{} by the group's deadline", plan_.step,
-               heard ? "rank 0 could not check the shard of" : "nothing from", fmt::join(missing, ", "),
+  return Error(StatusCode::kDeadlineExceeded, StatusDetail::kRanksMissing, "step {}: {} rank {}{} within group_timeout",
+               plan_.step, heard ? "rank 0 could not check the shard of" : "nothing from", fmt::join(missing, ", "),
                more == 0 ? "" : fmt::format(" and {} more", more));
 }
 
@@ -336,7 +337,8 @@ void Coordination::OnNoOutcome(const Status& why) {
     look_until_ = Deadline::In(late ? std::chrono::nanoseconds(0) : context_.parts.options.group_deadline);
     return CheckDisk();
   }
-  const Status failure = Error(why.code(), "step {}: cannot receive the outcome: {}", plan_.step, why.message());
+  const Status failure =
+      Error(why.code(), why.detail(), "step {}: cannot receive the outcome: {}", plan_.step, why.message());
   if (stage_ == Stage::kEntering || stage_ == Stage::kNamed) SendFailure(failure);
   StopWaiting();
   callbacks_.failed(failure);

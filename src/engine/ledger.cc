@@ -43,8 +43,8 @@ Result<SavePlan> Ledger::Admit(std::uint64_t step, IfExists if_exists, Deadline 
   const bool of_this_line = exists && found->second.generation == generation_;
   if (of_this_line && if_exists == IfExists::kFail) {
     const std::string& path = found->second.path;  // Known only for checkpoints that existed at Open.
-    return Error(StatusCode::kAlreadyExists, "step {} is committed already{}{}", step, path.empty() ? "" : ", in ",
-                 path);
+    return Error(StatusCode::kAlreadyExists, StatusDetail::kStepCommitted, "step {} is committed already{}{}", step,
+                 path.empty() ? "" : ", in ", path);
   }
   const std::optional<std::uint64_t> newest = NewestOfLine();
   if (!of_this_line && newest && step < *newest) {

@@ -195,7 +195,8 @@ IoTask<Status> FolderCommit::RenameIntoPlace() {
   }
   if (old_ != Old::kExchanged) renamed = co_await RenameToNew(spec_.folder, target_);
   if (renamed.error == EEXIST || renamed.error == ENOTEMPTY) {
-    co_return Error(StatusCode::kAlreadyExists, "step {} is committed already, as {}", step, target_);
+    co_return Error(StatusCode::kAlreadyExists, StatusDetail::kStepCommitted, "step {} is committed already, as {}",
+                    step, target_);
   }
   if (!renamed.ok()) {
     // The rename may have happened anyway: a lost reply, an interrupted wait. A broken queue may even carry it out

@@ -115,7 +115,9 @@ Status Root::TakeLock(IoQueue& queue, const RootOptions& options) {
     const bool mine = WriterLock::HeldHere(at_);
     const std::string holder = mine ? fmt::format("this process ({})", ::getpid()) : LastWriter(at_);
     if (!options.take_over && (mine || deadline.passed())) {
-      return Error(StatusCode::kFailedPrecondition, "{} is already open for writing in {}", path(), holder);
+      return Error(StatusCode::kFailedPrecondition,
+                   mine ? StatusDetail::kOpenInThisProcess : StatusDetail::kOpenElsewhere,
+                   "{} is already open for writing in {}", path(), holder);
     }
     if (deadline.passed()) {
       notes_.push_back(fmt::format("{} was taken over from {}, which still held its lock", path(), holder));

@@ -88,6 +88,9 @@ TEST(Agreement, EncodesTheOutcome) {
 
   EXPECT_EQ(DecodeOutcome(EncodeOutcome(Status::Ok())), Status::Ok());
   EXPECT_EQ(DecodeOutcome(EncodeOutcome(unknown)), unknown);
+  const Status committed(StatusCode::kAlreadyExists, "step 7 is committed already", StatusDetail::kStepCommitted);
+  EXPECT_EQ(DecodeOutcome(EncodeOutcome(committed)), committed);
+  EXPECT_EQ(DecodeOutcome(R"({"code":3,"message":"","detail":99})"), std::nullopt);
 }
 
 TEST(Agreement, RejectsRanksThatSaveDifferentSteps) {
