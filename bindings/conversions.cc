@@ -55,7 +55,7 @@ std::optional<TensorPart> PartFrom(const py::object& part) {
                     .offset = IntsFrom(fields[2])};
 }
 
-Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder) {
+Selector SelectorFrom(std::optional<std::uint64_t> step, const std::string& folder) {
   return !folder.empty() ? Folder(folder) : step ? Step(*step) : Latest();
 }
 

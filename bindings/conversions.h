@@ -22,7 +22,7 @@ using StreamArguments = std::vector<std::pair<int, std::uintptr_t>>;
 [[nodiscard]] std::vector<std::int64_t> IntsFrom(pybind11::handle tuple);
 /// From (logical name, global shape, offset), or None.
 [[nodiscard]] std::optional<TensorPart> PartFrom(const pybind11::object& part);
-[[nodiscard]] Which WhichFrom(std::optional<std::uint64_t> step, const std::string& folder);
+[[nodiscard]] Selector SelectorFrom(std::optional<std::uint64_t> step, const std::string& folder);
 
 [[nodiscard]] pybind11::dict FromInfo(const CheckpointInfo& info);
 /// FromInfo's fields, and "tensors": StoredTensors, "values": one dict for each rank.

@@ -9,10 +9,10 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
                                      std::uint64_t keep_every, int max_in_flight, const std::string& when_full,
                                      double full_timeout, double drain_timeout, double open_timeout, bool take_over,
                                      unsigned file_mode, unsigned directory_mode, std::uint64_t host_memory,
-                                     std::uint64_t chunk, int queue_depth, int workers, int copy_streams,
+                                     std::uint64_t chunk, int queue_depth, int worker_threads, int copy_streams,
                                      std::uint64_t staging, std::vector<int> cuda_devices, bool checksums,
-                                     bool gpu_checksums, bool recycle, const std::string& io, std::size_t trace_events,
-                                     const PyStoreGroup* group, double group_timeout,
+                                     bool gpu_checksums, bool recycle, const std::string& io_queue,
+                                     std::size_t trace_events, const PyStoreGroup* group, double group_timeout,
                                      std::optional<std::tuple<double, double, double>> steering,
                                      const std::string& unfenced_writes) {
   const auto one_of = [](const char* what, const std::string& found, const auto& choices) {
@@ -34,33 +34,33 @@ std::unique_ptr<PyCheckpointer> Open(const std::string& root, bool read_only, st
       {"ignore", UnfencedWrites::Then::kIgnore}};
   std::optional<SteeringOptions> steered;
   if (steering) {
-    const auto& [slowdown, mtbf, restart] = *steering;
-    steered = SteeringOptions{.slowdown = slowdown, .mtbf = SpanFrom(mtbf), .restart = SpanFrom(restart)};
+    const auto& [slowdown, mtbf, restart_time] = *steering;
+    steered = SteeringOptions{.slowdown = slowdown, .mtbf = SpanFrom(mtbf), .restart_time = SpanFrom(restart_time)};
   }
   return std::make_unique<PyCheckpointer>(Options{.root = root,
                                                   .read_only = read_only,
-                                                  .open_deadline = SpanFrom(open_timeout),
+                                                  .open_timeout = SpanFrom(open_timeout),
                                                   .take_over = take_over,
                                                   .keep_last = keep_last,
                                                   .keep_every = keep_every,
                                                   .max_in_flight = max_in_flight,
                                                   .when_full = one_of("when_full", when_full, kWhenFull),
-                                                  .full_deadline = SpanFrom(full_timeout),
-                                                  .group_deadline = SpanFrom(group_timeout),
+                                                  .full_timeout = SpanFrom(full_timeout),
+                                                  .group_timeout = SpanFrom(group_timeout),
                                                   .file_mode = file_mode,
                                                   .directory_mode = directory_mode,
                                                   .steering = steered,
                                                   .host_memory_bytes = host_memory,
                                                   .chunk_bytes = chunk,
                                                   .queue_depth = queue_depth,
-                                                  .worker_threads = workers,
+                                                  .worker_threads = worker_threads,
                                                   .copy_streams = copy_streams,
                                                   .staging_bytes = staging,
                                                   .cuda_devices = std::move(cuda_devices),
                                                   .checksums = checksums,
                                                   .gpu_checksums = gpu_checksums,
                                                   .recycle = recycle,
-                                                  .io_queue = one_of("io", io, kIo),
+                                                  .io_queue = one_of("io_queue", io_queue, kIo),
                                                   .trace_events = trace_events},
                                           drain_timeout, group,
                                           one_of("unfenced_writes", unfenced_writes, kUnfencedWrites));
@@ -77,9 +77,9 @@ void BindCheckpointer(py::module_& module) {
   py::class_<PyCheckpointer>(module, "Checkpointer")
       .def(py::init(&Open), py::kw_only(), "root"_a, "read_only"_a, "keep_last"_a, "keep_every"_a, "max_in_flight"_a,
            "when_full"_a, "full_timeout"_a, "drain_timeout"_a, "open_timeout"_a, "take_over"_a, "file_mode"_a,
-           "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "workers"_a, "copy_streams"_a, "staging"_a,
-           "cuda_devices"_a, "checksums"_a, "gpu_checksums"_a, "recycle"_a, "io"_a, "trace_events"_a, "group"_a,
-           "group_timeout"_a, "steering"_a, "unfenced_writes"_a)
+           "directory_mode"_a, "host_memory"_a, "chunk"_a, "queue_depth"_a, "worker_threads"_a, "copy_streams"_a,
+           "staging"_a, "cuda_devices"_a, "checksums"_a, "gpu_checksums"_a, "recycle"_a, "io_queue"_a, "trace_events"_a,
+           "group"_a, "group_timeout"_a, "steering"_a, "unfenced_writes"_a)
       .def("save", &PyCheckpointer::Save, "step"_a, "tensors"_a, "values"_a, "streams"_a, "replace"_a, "replicas"_a,
            "hold"_a, "held"_a, "keep"_a)
       .def("give_up", &PyCheckpointer::GiveUp, "step"_a, "why"_a)

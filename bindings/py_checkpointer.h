@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/binding_calls.h"
 #include "base/mutex.h"
 #include "cairn/cairn.h"
 #include "conversions.h"
@@ -62,6 +63,7 @@ class InUse {
   InUse(const InUse&) = delete;
   InUse& operator=(const InUse&) = delete;
   Checkpointer* operator->() const { return checkpointer_.get(); }
+  Checkpointer& operator*() const { return *checkpointer_; }
 
  private:
   std::shared_ptr<Checkpointer> checkpointer_;
@@ -77,7 +79,7 @@ class PyCheckpointer {
           events->Add({.severity = Severity::kWarning, .status = found, .message = found.message()});
         })) {
     options.on_event = [events = events_](const Event& event) { events->Add(event); };
-    options.drain_deadline = {};  // Close waits itself, so that it can be interrupted.
+    options.drain_timeout = {};  // Close waits itself, so that it can be interrupted.
     options.group = group_;
     checkpointer_ = ValueOrRaise(Unlocked([&] { return Checkpointer::Open(options); }));
   }
@@ -88,7 +90,7 @@ class PyCheckpointer {
     do {
       idle = WaitIdleFor(kSignalInterval);
     } while (idle.code() == StatusCode::kDeadlineExceeded && !end.passed());
-    const Status failure = idle.ok() ? checkpointer_->UnheardFailure() : idle;
+    const Status failure = idle.ok() ? BindingCalls::UnheardFailure(*checkpointer_) : idle;
     ReleaseEngine();
     watcher_->ReleaseTensors();
     if (!failure.ok() && !watcher_->forked()) WriteUnraisable(failure);  // A child has lost nothing.
@@ -153,9 +155,10 @@ class PyCheckpointer {
     watcher_->EndStep();
     const Watcher::Waiting waiting(*watcher_);
     // Not Drain, because of the slices: it also returns DeadlineExceeded if that is how a save has failed.
-    RaiseIfError(Wait(timeout, [](const InUse& engine, Deadline deadline) { return engine->WaitIdle(deadline); }));
+    RaiseIfError(Wait(
+        timeout, [](const InUse& engine, Deadline deadline) { return BindingCalls::WaitIdle(*engine, deadline); }));
     const InUse engine = Use();
-    RaiseIfError(engine->UnheardFailure());
+    RaiseIfError(BindingCalls::UnheardFailure(*engine));
   }
   pybind11::dict Restore(std::optional<std::uint64_t> step, const std::string& folder, TreeTensors& tensors,
                          const StreamArguments& streams, bool resume, bool own, std::optional<bool> page_cache,
@@ -165,12 +168,12 @@ class PyCheckpointer {
     const State state = ValueOrRaise(tensors.Build(none));
     InterruptibleProgress interruptible(progress);
     Result<Restored> result = Unlocked([&] {
-      return engine->Restore(WhichFrom(step, folder), state,
-                             {.resume = resume,
-                              .own = own,
-                              .streams = StreamsFrom(streams),
-                              .progress = interruptible.callback(),
-                              .page_cache = page_cache});
+      return BindingCalls::Restore(*engine, SelectorFrom(step, folder), state,
+                                   {.resume = resume,
+                                    .streams = StreamsFrom(streams),
+                                    .progress = interruptible.callback(),
+                                    .page_cache = page_cache},
+                                   own);
     });
     interruptible.RethrowIfRaised();
     return FromRestored(ValueOrRaise(std::move(result)));
@@ -187,8 +190,9 @@ class PyCheckpointer {
                         const std::optional<std::vector<std::string>>& damaged) {
     const InUse engine = Use();
     Result<Chosen> chosen = Unlocked([&] {
-      const Which which = WhichFrom(step, folder);
-      return engine->Choose(damaged ? which.FallBack(*damaged) : which);
+      const Selector selector = SelectorFrom(step, folder);
+      return damaged ? BindingCalls::Choose(*engine, selector.FallBack(), *damaged)
+                     : BindingCalls::Choose(*engine, selector);
     });
     RaiseIfError(chosen.status());
     pybind11::dict fields = FromInfo(chosen->info);
@@ -203,13 +207,14 @@ class PyCheckpointer {
   pybind11::dict InspectPartOf(const std::string& folder, std::optional<std::uint64_t> rank,
                                std::vector<std::string> names) {
     const InUse engine = Use();
-    return FromDetails(ValueOrRaise(
-        Unlocked([&] { return engine->Inspect(Folder(folder), {.rank = rank, .names = std::move(names)}); })));
+    return FromDetails(ValueOrRaise(Unlocked(
+        [&] { return BindingCalls::Inspect(*engine, Folder(folder), {.rank = rank, .names = std::move(names)}); })));
   }
   void Verify(std::optional<std::uint64_t> step, const std::string& folder, const PyProgress& progress) {
     const InUse engine = Use();
     InterruptibleProgress interruptible(progress);
-    const Status status = Unlocked([&] { return engine->Verify(WhichFrom(step, folder), interruptible.callback()); });
+    const Status status =
+        Unlocked([&] { return engine->Verify(SelectorFrom(step, folder), interruptible.callback()); });
     interruptible.RethrowIfRaised();
     RaiseIfError(status);
   }
@@ -252,15 +257,15 @@ class PyCheckpointer {
   void Close(std::optional<double> timeout) {
     if (checkpointer_ == nullptr) return;
     watcher_->EndStep();
-    Use()->EndPauses();
+    BindingCalls::EndPauses(*Use());
     const Watcher::Waiting waiting(*watcher_);
     const Status idle = InSlices(timeout, [this](Deadline slice) {
       if (checkpointer_ == nullptr) return Status::Ok();  // Another thread has closed it.
       const InUse engine = Use();
-      return Unlocked([&] { return engine->WaitIdle(slice); });
+      return Unlocked([&] { return BindingCalls::WaitIdle(*engine, slice); });
     });
     if (checkpointer_ == nullptr) return;
-    const Status failure = Use()->UnheardFailure();
+    const Status failure = BindingCalls::UnheardFailure(*Use());
     ReleaseEngine();
     watcher_->ReleaseTensors();
     if (!idle.ok()) Raise(Status(idle.code(), "abandoned at close: " + idle.message()));
@@ -288,14 +293,15 @@ class PyCheckpointer {
           return set;
         }
       }
-      const auto& [by_any, by_rank_0, alike] = replicas;
-      return engine->Save(step, state,
-                          {.streams = StreamsFrom(streams),
-                           .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
-                           .replicated = {.tensors = by_any, .by_rank_0 = by_rank_0, .alike = alike},
-                           .hold = hold > 0 ? SpanFrom(hold)
-                                   : watch  ? kUntilChecked
-                                            : std::chrono::hours(0)});
+      const auto& [shared, rank0_tensors, identical_values] = replicas;
+      return BindingCalls::SaveHeld(
+          *engine, step, state,
+          {.streams = StreamsFrom(streams),
+           .if_exists = replace ? IfExists::kReplace : IfExists::kFail,
+           .replicated = {.tensors = shared, .rank0_tensors = rank0_tensors, .identical_values = identical_values}},
+          hold > 0 ? SpanFrom(hold)
+          : watch  ? kUntilChecked
+                   : std::chrono::hours(0));
     }));
     if (!watch) return {std::move(save), nullptr, watcher_};
     auto watched =
@@ -321,7 +327,7 @@ class PyCheckpointer {
   /// Also checks captured saves, as the Watcher does: this may run on the Watcher's thread, or after it has ended.
   Status WaitIdleFor(std::chrono::nanoseconds span) {
     for (const std::shared_ptr<WatchedSave>& save : watcher_->pending()) save->CheckMemoryIfCaptured();
-    return Unlocked([&] { return checkpointer_->WaitIdle(Deadline::In(span)); });
+    return Unlocked([&] { return BindingCalls::WaitIdle(*checkpointer_, Deadline::In(span)); });
   }
 
   // The group's threads end with the engine.

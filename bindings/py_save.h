@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "api/binding_calls.h"
 #include "cairn/cairn.h"
 #include "conversions.h"
 #include "py_calls.h"
@@ -37,7 +38,7 @@ class PySave {
   [[nodiscard]] bool ended() const { return save_.stats().phase >= SavePhase::kDurable || watcher_->forked(); }
   [[nodiscard]] pybind11::dict stats() const { return FromStats(Checked(save_.stats())); }
   [[nodiscard]] bool Cancel() const { return save_.Cancel(); }
-  void Release() const { watched_ != nullptr ? watched_->Release() : save_.Release(); }
+  void Release() const { watched_ != nullptr ? watched_->Release() : BindingCalls::Release(save_); }
   void WaitCaptured(std::optional<double> timeout) const {
     Wait(timeout, [&](Deadline deadline) { return save_.WaitCaptured(deadline); });
     if (watched_ != nullptr && !watched_->CheckMemory()) WaitDurable(timeout);  // Raises why.

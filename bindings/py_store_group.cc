@@ -49,19 +49,19 @@ class Answer {
 
 PyStoreGroup::PyStoreGroup(int rank, int size) : group_(std::make_shared<StoreGroup>(rank, size)) {}
 
-py::object PyStoreGroup::NextWord(double timeout) {
-  Result<StoreGroup::Word> word = Unlocked([&] { return group_->NextWord(DeadlineFrom(timeout)); });
-  if (word.status().code() == StatusCode::kCancelled) return py::none();
-  RaiseIfError(word.status());
-  return py::make_tuple(word->key, py::bytes(word->text));
+py::object PyStoreGroup::NextMessage(double timeout) {
+  Result<StoreGroup::Message> message = Unlocked([&] { return group_->NextMessage(DeadlineFrom(timeout)); });
+  if (message.status().code() == StatusCode::kCancelled) return py::none();
+  RaiseIfError(message.status());
+  return py::make_tuple(message->key, py::bytes(message->text));
 }
 
 bool PyStoreGroup::WaitUntilWanted() {
   return Unlocked([&] { return group_->WaitUntilWanted(Deadline::Infinite()); }).ok();
 }
 
-void PyStoreGroup::Hear(int from, const std::string& key, std::string word) {
-  Unlocked([&] { group_->Hear(from, key, std::move(word)); });
+void PyStoreGroup::Hear(int from, const std::string& key, std::string message) {
+  Unlocked([&] { group_->Hear(from, key, std::move(message)); });
 }
 
 void PyStoreGroup::Leave(int rank) {
@@ -76,46 +76,47 @@ void PyStoreGroup::Stop() {
   Unlocked([&] { group_->Stop(); });
 }
 
-void PyStoreGroup::Send(const std::string& key, std::string word) {
-  Unlocked([&] { group_->Send(key, std::move(word)); });
+void PyStoreGroup::Send(const std::string& key, std::string message) {
+  Unlocked([&] { group_->Send(key, std::move(message)); });
 }
 
-void PyStoreGroup::Announce(const std::string& key, std::string word) {
-  Unlocked([&] { group_->Announce(key, std::move(word)); });
+void PyStoreGroup::Announce(const std::string& key, std::string message) {
+  Unlocked([&] { group_->Announce(key, std::move(message)); });
 }
 
 py::tuple PyStoreGroup::Collect(const std::string& key, double timeout) {
   struct Collected {
-    std::vector<std::optional<std::string>> words;  // By rank.
+    std::vector<std::optional<std::string>> messages;  // By rank.
     Status end;
   };
   const auto answer = std::make_shared<Answer<Collected>>();
   const auto all = std::make_shared<Collected>();
-  all->words.resize(static_cast<std::size_t>(group_->size()));
+  all->messages.resize(static_cast<std::size_t>(group_->size()));
   Unlocked([&] {
     group_->Collect(
         key, DeadlineFrom(timeout),
-        [all](int rank, std::string word) { all->words[static_cast<std::size_t>(rank)] = std::move(word); },
+        [all](int rank, std::string message) { all->messages[static_cast<std::size_t>(rank)] = std::move(message); },
         [all, answer](Status end) {
           all->end = std::move(end);
           answer->Set(std::move(*all));
         });
   });
   const Collected collected = answer->Wait();
-  py::list words;
-  for (std::size_t rank = 1; rank < collected.words.size(); ++rank) {
-    const std::optional<std::string>& word = collected.words[rank];
-    words.append(word ? py::object(py::bytes(*word)) : py::none());
+  py::list messages;
+  for (std::size_t rank = 1; rank < collected.messages.size(); ++rank) {
+    const std::optional<std::string>& message = collected.messages[rank];
+    messages.append(message ? py::object(py::bytes(*message)) : py::none());
   }
-  if (collected.end.ok()) return py::make_tuple(words, py::none());
+  if (collected.end.ok()) return py::make_tuple(messages, py::none());
   const std::string kind(StatusCodeName(collected.end.code()));
-  return py::make_tuple(words, py::module_::import("cairn._errors").attr(kind.c_str())(collected.end.message()));
+  return py::make_tuple(messages, py::module_::import("cairn._errors").attr(kind.c_str())(collected.end.message()));
 }
 
 py::bytes PyStoreGroup::Await(const std::string& key, double timeout) {
   const auto answer = std::make_shared<Answer<std::string>>();
   Unlocked([&] {
-    group_->Await(key, DeadlineFrom(timeout), [answer](Result<std::string> word) { answer->Set(std::move(word)); });
+    group_->Await(key, DeadlineFrom(timeout),
+                  [answer](Result<std::string> message) { answer->Set(std::move(message)); });
   });
   return {answer->Wait()};
 }
@@ -127,16 +128,16 @@ void BindStoreGroup(py::module_& module) {
       .def_property_readonly("rank", [](const PyStoreGroup& group) { return group.group()->rank(); })
       .def_property_readonly("size", [](const PyStoreGroup& group) { return group.group()->size(); })
       .def_property_readonly("wanted", [](const PyStoreGroup& group) { return group.group()->wanted(); })
-      .def("next_word", &PyStoreGroup::NextWord, "timeout"_a)
+      .def("next_message", &PyStoreGroup::NextMessage, "timeout"_a)
       .def("wait_until_wanted", &PyStoreGroup::WaitUntilWanted)
-      .def("hear", &PyStoreGroup::Hear, "rank"_a, "key"_a, "word"_a)
+      .def("hear", &PyStoreGroup::Hear, "rank"_a, "key"_a, "message"_a)
       .def("leave", &PyStoreGroup::Leave, "rank"_a)
       .def("fail", &PyStoreGroup::Fail, "code"_a, "message"_a)
       .def("stop", &PyStoreGroup::Stop)
-      .def("send", &PyStoreGroup::Send, "key"_a, "word"_a)
-      .def("announce", &PyStoreGroup::Announce, "key"_a, "word"_a)
+      .def("send", &PyStoreGroup::Send, "key"_a, "message"_a)
+      .def("announce", &PyStoreGroup::Announce, "key"_a, "message"_a)
       .def("collect", &PyStoreGroup::Collect, "key"_a, "timeout"_a)
-      .def("await_word", &PyStoreGroup::Await, "key"_a, "timeout"_a);
+      .def("await_message", &PyStoreGroup::Await, "key"_a, "timeout"_a);
 }
 
 }  // namespace cairn

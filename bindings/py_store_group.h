@@ -9,8 +9,8 @@
 
 namespace cairn {
 
-/// A StoreGroup for Python: for the threads that serve it, and for words that Python itself sends. The GIL is released
-/// in every call that waits.
+/// A StoreGroup for Python: for the threads that serve it, and for messages that Python itself sends. The GIL is
+/// released in every call that waits.
 class PyStoreGroup {
  public:
   PyStoreGroup(int rank, int size);
@@ -19,20 +19,21 @@ class PyStoreGroup {
 
   // For Python's threads: see StoreGroup.
 
-  /// (key, word) of the next word for the store; None once it is closed. Waits at most `timeout` seconds.
-  pybind11::object NextWord(double timeout);
+  /// (key, message) of the next message for the store; None once it is closed. Waits at most `timeout` seconds.
+  pybind11::object NextMessage(double timeout);
   /// False once it is closed.
   bool WaitUntilWanted();
-  void Hear(int from, const std::string& key, std::string word);
+  void Hear(int from, const std::string& key, std::string message);
   void Leave(int rank);
   void Fail(int code, const std::string& message);
   void Stop();
 
-  // For words that Python itself sends: see Group.
+  // For messages that Python itself sends: see Group.
 
-  void Send(const std::string& key, std::string word);
-  void Announce(const std::string& key, std::string word);
-  /// Waits for the words of ranks 1, 2, ..., at most `timeout` seconds: (words, None where one is missing; the error).
+  void Send(const std::string& key, std::string message);
+  void Announce(const std::string& key, std::string message);
+  /// Waits for the messages of ranks 1, 2, ..., at most `timeout` seconds: (messages, None where one is missing; the
+  /// error).
   pybind11::tuple Collect(const std::string& key, double timeout);
   pybind11::bytes Await(const std::string& key, double timeout);
 

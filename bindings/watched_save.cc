@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "api/binding_calls.h"
 #include "base/status_macros.h"
 #include "base/tensor_table.h"
 #include "py_calls.h"
@@ -70,9 +71,9 @@ bool WatchedSave::CheckMemory() {
   const Status same = moved.ok() ? Judge(*read, std::move(written)) : moved;
   failed_ = !same.ok();
   if (failed_) {
-    save_.Cancel(same);
+    BindingCalls::Cancel(save_, same);
   } else if (release_) {
-    save_.Release();
+    BindingCalls::Release(save_);
   }
   return !failed_;
 }
@@ -80,7 +81,7 @@ bool WatchedSave::CheckMemory() {
 void WatchedSave::Release() {
   release_ = true;
   // Otherwise the check releases it. Not made here, because the main thread may be in the midst of a write.
-  if (read_ == nullptr && !failed_) save_.Release();
+  if (read_ == nullptr && !failed_) BindingCalls::Release(save_);
 }
 
 void WatchedSave::NoteWritten(const WrittenMemory& written, std::uint64_t step) {
@@ -154,7 +155,7 @@ void Watcher::Check(WatchedSave& save) {
   try {
     save.CheckMemory();
   } catch (const std::exception& error) {  // Out of memory, for example. The other saves must still be checked.
-    save.save().Cancel(Error(StatusCode::kInternal, "step {}: {}", save.save().step(), error.what()));
+    BindingCalls::Cancel(save.save(), Error(StatusCode::kInternal, "step {}: {}", save.save().step(), error.what()));
   }
 }
 
@@ -206,7 +207,7 @@ std::shared_ptr<WatchedSave> Watcher::WaitForNext() {
       next = pending_.front();
     }
     const Deadline slice = Deadline::In(kSignalInterval);
-    if (next->save().WaitTensorsFree(slice)) return next;
+    if (BindingCalls::WaitTensorsFree(next->save(), slice)) return next;
   }
 }
 

@@ -135,7 +135,7 @@ class Change {
     auto opened = LockCheckpoint(stored_);
     Check(opened.status());
     const auto fail = [](const Event& event) { Expect(false, "layouts: " + event.message); };
-    auto matched = LocateTensors(*queue_, stored_, static_cast<std::uint64_t>(rank), table, {}, fail, *opened);
+    auto matched = LocateTensors(*queue_, stored_, static_cast<std::uint64_t>(rank), true, table, {}, fail, *opened);
     Check(matched.status());
     std::vector<PlannedRead> reads;
     for (std::uint32_t s = 0; s < opened->files.size(); ++s) {

@@ -140,45 +140,45 @@ class OtherRanks final : public Group {
 
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return size_; }
-  void Send(const std::string& /*key*/, std::string /*word*/) override { Expect(false, "ranks: rank 0 sends"); }
+  void Send(const std::string& /*key*/, std::string /*message*/) override { Expect(false, "ranks: rank 0 sends"); }
   void Await(const std::string& /*key*/, Deadline /*deadline*/, OnAnnounced /*on_announced*/) override {
     Expect(false, "ranks: unexpected wait by rank 0");
   }
-  void Announce(const std::string& key, std::string word) override {
+  void Announce(const std::string& key, std::string message) override {
     if (!key.starts_with("attempt/")) return;
-    const Result<AttemptProposal> attempt = DecodeAttempt(word);
+    const Result<AttemptProposal> attempt = DecodeAttempt(message);
     Check(attempt.status());
     const std::lock_guard lock(mutex_);
     header_.step = attempt->step;
     header_.attempt = attempt->uuid;
   }
-  void Collect(const std::string& /*key*/, Deadline /*deadline*/, OnWord on_word, OnEnd /*end*/) override {
+  void Collect(const std::string& /*key*/, Deadline /*deadline*/, OnMessage on_message, OnEnd /*end*/) override {
     const std::lock_guard lock(mutex_);
-    on_word_ = std::move(on_word);
+    on_message_ = std::move(on_message);
     changed_.notify_all();
   }
 
   // Call once the attempt has its folder and rank 0 listens. Prepares all ranks and sends all messages but the last,
   // which it returns.
   std::string Prepare() {
-    OnWord on_word;
+    OnMessage on_message;
     {
       std::unique_lock lock(mutex_);
-      Expect(changed_.wait_for(lock, std::chrono::minutes(1), [this] { return on_word_ != nullptr; }),
+      Expect(changed_.wait_for(lock, std::chrono::minutes(1), [this] { return on_message_ != nullptr; }),
              "ranks: rank 0 does not listen");
-      on_word = on_word_;
+      on_message = on_message_;
     }
     const std::string folder = root_ + "/" + AttemptName(header_.attempt);
-    std::string word;
+    std::string message;
     for (int of = 1; of < size_; ++of) {
-      if (of > 1) on_word(of - 1, word);
-      word = WriteShard(folder, of);
+      if (of > 1) on_message(of - 1, message);
+      message = WriteShard(folder, of);
     }
     const UniqueFd directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     Expect(::syncfs(directory.get()) == 0, "ranks: syncfs failed");
-    return word;
+    return message;
   }
-  void SayLast(std::string word) { std::exchange(on_word_, nullptr)(size_ - 1, std::move(word)); }
+  void SayLast(std::string message) { std::exchange(on_message_, nullptr)(size_ - 1, std::move(message)); }
 
  private:
   std::string WriteShard(const std::string& folder, int of) {
@@ -204,7 +204,7 @@ class OtherRanks final : public Group {
   std::mutex mutex_;  // Guards the other members until Prepare.
   std::condition_variable changed_;
   ShardHeader header_;
-  OnWord on_word_;
+  OnMessage on_message_;
 };
 
 // Saves of all ranks on one root. Each commit retires the previous turn's checkpoint.

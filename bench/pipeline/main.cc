@@ -9,8 +9,8 @@
 //
 // Each node is a process of this program, in a network namespace of its own, with an emulated GPU and, with
 // --disk-bytes-per-second, an emulated disk of its own. Between the namespaces is a link of --network-bytes-per-second
-// each way; activations, gradients, the words that nodes agree by, and gemini's checkpoints share it. Peers, and what
-// is emulated, are those of bench_training (bench/harness/main.cc), but:
+// each way; activations, gradients, the messages that nodes agree by, and gemini's checkpoints share it. Peers, and
+// what is emulated, are those of bench_training (bench/harness/main.cc), but:
 //   model    OPT-2.7B as PCcheck's authors train it: fp32, AdamW, 16 of the 32 layers on each node, one micro-batch of
 //            1,024 tokens, 2.458 s an iteration. --scale shrinks every tensor, the transfers and the iteration.
 //   pipeline 1F1B; each forward and backward waits for as long as it takes, and the transfers come on top.

@@ -12,10 +12,10 @@
 
 namespace cairn::bench {
 
-/// Two ranks whose words go over one TCP connection. A node that ends, or is killed, has left the group at once: its
+/// Two ranks whose messages go over one TCP connection. A node that ends, or is killed, has left the group at once: its
 /// kernel closes the connection.
 ///
-/// Words are short, so a Send that the kernel takes at once counts as one that does not block.
+/// Messages are short, so a Send that the kernel takes at once counts as one that does not block.
 class SocketGroup : public Group {
  public:
   SocketGroup(int rank, std::unique_ptr<Socket> socket);
@@ -24,20 +24,20 @@ class SocketGroup : public Group {
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return 2; }
-  void Send(const std::string& key, std::string word) override { Write(key, word); }
-  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override;
-  void Announce(const std::string& key, std::string word) override { Write(key, word); }
+  void Send(const std::string& key, std::string message) override { Write(key, message); }
+  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override;
+  void Announce(const std::string& key, std::string message) override { Write(key, message); }
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override;
 
  private:
-  void Write(const std::string& key, const std::string& word) CAIRN_EXCLUDES(sending_);
+  void Write(const std::string& key, const std::string& message) CAIRN_EXCLUDES(sending_);
   void Listen();
 
   const int rank_;
   const std::unique_ptr<Socket> socket_;
   DeadlineWatch watch_;
   const std::shared_ptr<Mailbox> mailbox_;
-  Mutex sending_;  // A word is sent whole.
+  Mutex sending_;  // A message is sent whole.
   std::thread listener_;
 };
 

@@ -54,7 +54,7 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   if (workplace.chunk_bytes > 0) options.chunk_bytes = workplace.chunk_bytes;
   options.queue_depth = workplace.queue_depth;
   options.group = workplace.group;
-  options.group_deadline = kGroupDeadline;
+  options.group_timeout = kGroupDeadline;
   options.cuda_devices = {0};  // Set up at Open, as the other strategies' memory is.
   options.on_event = [durable = workplace.durable](const Event& event) {
     if (event.kind == EventKind::kSaveDurable) durable(*event.step);

@@ -15,24 +15,24 @@ namespace {
 constexpr auto kPatience = std::chrono::minutes(10);  // For a node that is slow; one that has gone is noticed at once.
 constexpr const char* kNone = "none";
 
-Result<std::uint64_t> ParseStep(const std::string& word) {
-  if (word == kNone) return Error(StatusCode::kNotFound, "a node has no checkpoint");
+Result<std::uint64_t> ParseStep(const std::string& message) {
+  if (message == kNone) return Error(StatusCode::kNotFound, "a node has no checkpoint");
   std::uint64_t step = 0;
-  const char* const end = word.data() + word.size();
-  const auto [parsed, error] = std::from_chars(word.data(), end, step);
+  const char* const end = message.data() + message.size();
+  const auto [parsed, error] = std::from_chars(message.data(), end, step);
   if (error == std::errc() && parsed == end) return step;
-  return Error(StatusCode::kInternal, "expected a step from another node, found \"{}\"", word);
+  return Error(StatusCode::kInternal, "expected a step from another node, found \"{}\"", message);
 }
 
-// The coordinator answers all with what it makes of their words.
+// The coordinator answers all with what it makes of their messages.
 Result<std::string> Ask(Group& group, const std::string& key, const std::string& mine,
-                        const std::function<std::string(const CollectedWords&)>& answer) {
+                        const std::function<std::string(const CollectedMessages&)>& answer) {
   const Deadline deadline = Deadline::In(kPatience);
   if (group.rank() != 0) {
     group.Send(key, mine);
-    return AwaitWord(group, key + "/all", deadline);
+    return AwaitMessage(group, key + "/all", deadline);
   }
-  const CollectedWords collected = CollectWords(group, key, deadline);
+  const CollectedMessages collected = CollectMessages(group, key, deadline);
   CAIRN_RETURN_IF_ERROR(collected.end);
   const std::string said = answer(collected);
   group.Announce(key + "/all", said);
@@ -43,20 +43,20 @@ Result<std::string> Ask(Group& group, const std::string& key, const std::string&
 
 Status AwaitDurableOnAll(const Workplace& workplace, std::uint64_t step) {
   if (workplace.group == nullptr) return {};
-  const auto all = [](const CollectedWords&) { return std::string("yes"); };
+  const auto all = [](const CollectedMessages&) { return std::string("yes"); };
   return Ask(*workplace.group, "durable/" + std::to_string(step), "yes", all).status();
 }
 
 Result<std::uint64_t> NewestOnAll(const Workplace& workplace, const Result<std::uint64_t>& newest) {
   if (workplace.group == nullptr) return newest;
   const std::string mine = newest.ok() ? std::to_string(*newest) : kNone;
-  const auto least = [&mine](const CollectedWords& collected) {
+  const auto least = [&mine](const CollectedMessages& collected) {
     std::string found = mine;
-    for (const auto& [rank, word] : collected.words) {
+    for (const auto& [rank, message] : collected.messages) {
       const Result<std::uint64_t> here = ParseStep(found);
-      const Result<std::uint64_t> there = ParseStep(word);
+      const Result<std::uint64_t> there = ParseStep(message);
       if (!here.ok()) break;
-      if (!there.ok() || *there < *here) found = word;
+      if (!there.ok() || *there < *here) found = message;
     }
     return found;
   };

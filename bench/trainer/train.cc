@@ -61,7 +61,7 @@ std::unique_ptr<cairn::Checkpointer> OpenCheckpointer(const Flags& flags, const 
                          .host_memory_bytes = flags.host_memory_bytes};
   if (ranks != nullptr) {
     options.group = ranks->MakeGroup(flags.checkpoint_dir);
-    options.group_deadline = ranks->patience();
+    options.group_timeout = ranks->patience();
   }
   return Take(cairn::Checkpointer::Open(options));
 }
@@ -362,7 +362,7 @@ void Run::EndWithOthers(const std::exception& error) {
   const std::string why = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
   ranks_->Leave(why);
   PrintError(why);
-  if (checkpointer_ != nullptr) static_cast<void>(checkpointer_->WaitIdle(Deadline::In(kLastWrites)));
+  if (checkpointer_ != nullptr) static_cast<void>(checkpointer_->Drain(Deadline::In(kLastWrites)));
   // A save that needs a dead rank, and an operation of the backend, would go on until --peer-timeout. Neither is
   // missed: a process may be killed at any moment.
   ::_exit(1);

@@ -127,9 +127,9 @@ std::vector<std::string> TrainingState::Compare(const cairn::Values& values) con
 }
 
 cairn::Replicated TrainingState::Replicated() const {
-  cairn::Replicated all{.tensors = cairn::TensorNames(state_), .by_rank_0 = {}, .alike = {}};
-  for (const char* name : kMustAgree) all.alike.emplace_back(name, ToText(Find(state_.values(), name)));
-  for (const char* name : kShouldAgree) all.alike.emplace_back(name, ToText(Find(state_.values(), name)));
+  cairn::Replicated all{.tensors = cairn::TensorNames(state_), .rank0_tensors = {}, .identical_values = {}};
+  for (const char* name : kMustAgree) all.identical_values.emplace_back(name, ToText(Find(state_.values(), name)));
+  for (const char* name : kShouldAgree) all.identical_values.emplace_back(name, ToText(Find(state_.values(), name)));
   return all;
 }
 

@@ -65,7 +65,7 @@ class Checkpointer(Saving, Restoring, Catalog):
       recycle        overwrite the blocks of retired checkpoints that nobody else has open: a quarter faster than new
                      blocks. The disk then holds at most keep_last + max_in_flight + 1 checkpoints, plus those that
                      keep_every and pins keep
-      io             "auto", "io_uring" or "threads"
+      io_queue       "auto", "io_uring" or "threads"
       group          the ranks that write one checkpoint together, one shard each: a torch.distributed ProcessGroup, or
                      a tuple (Store, rank, world). Every rank opens the root, saves the same steps in the same order,
                      and calls `restore` together with the others. A rank waits for the others up to group_timeout
@@ -103,14 +103,14 @@ class Checkpointer(Saving, Restoring, Catalog):
         read_only: bool = False,
         chunk: int | str = 0,
         queue_depth: int = 8,
-        workers: int = 0,
+        worker_threads: int = 0,
         copy_streams: int = 2,
         staging: int | str = 0,
         cuda_devices: Sequence[int] = (),
         checksums: bool = True,
         gpu_checksums: bool = False,
         recycle: bool = True,
-        io: str = "auto",
+        io_queue: str = "auto",
         file_mode: int = 0o644,
         directory_mode: int = 0o755,
         trace_events: int = 0,
@@ -148,14 +148,14 @@ class Checkpointer(Saving, Restoring, Catalog):
             "host_memory": parse_host_memory(host_memory),
             "chunk": parse_size(chunk),
             "queue_depth": queue_depth,
-            "workers": workers,
+            "worker_threads": worker_threads,
             "copy_streams": copy_streams,
             "staging": parse_size(staging),
             "cuda_devices": cuda_devices,
             "checksums": checksums,
             "gpu_checksums": gpu_checksums,
             "recycle": recycle,
-            "io": io,
+            "io_queue": io_queue,
             "trace_events": trace_events,
             "group_timeout": group_timeout,
             "unfenced_writes": unfenced_writes,

@@ -228,7 +228,7 @@ class TrainerMixin(_Base):
         return tree, {**self._model_files.read(model, processing_class), **state}
 
     def _plain(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is alike on every rank, but for weights and optimizer, and what is this rank's own."""
+        """What is identical on every rank, but for weights and optimizer, and what is this rank's own."""
         run, model = self._run(), self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         state = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True) + "\n"
         of_rank_0 = [state, run.pinned]  # Other ranks have other times in their logs.

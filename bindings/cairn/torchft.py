@@ -12,7 +12,7 @@
         if manager.current_step() % 100 == 0:
             checkpoints.save(tree)
 
-    <root>/shared/           what all replica groups hold alike, and the Manager's state, once
+    <root>/shared/           what is identical in all replica groups, and the Manager's state, once
     <root>/replica-<name>/   of each replica group its `own` part of the tree
 
 Both are Cairn roots. Who writes `shared`: the replica group that is number 0 of those that took part in the step. When it
@@ -241,7 +241,7 @@ class Checkpoints:
     # Internal
 
     def _split(self, tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What all groups hold alike, with the Manager, and this group's own part."""
+        """What is identical in all groups, with the Manager, and this group's own part."""
         if not isinstance(tree, dict) or _STATE in tree:
             raise InvalidArgument(f'tree: expected a dict without the key "{_STATE}", which is the Manager\'s')
         if missing := [key for key in self._own_keys if key not in tree]:

@@ -18,6 +18,7 @@
 namespace cairn {
 
 class SaveTask;
+struct BindingCalls;
 struct Wiring;
 
 enum class IfExists : std::uint8_t {
@@ -26,16 +27,16 @@ enum class IfExists : std::uint8_t {
 };
 
 /// With several ranks: what is identical on all of them. If a rank's names, dtypes, shapes or texts differ from the
-/// others', the save fails on all ranks, naming the difference. The tensors' bytes are not compared, unless `alike` has
-/// their digests.
+/// others', the save fails on all ranks, naming the difference. The tensors' bytes are not compared, unless
+/// `identical_values` has their digests.
 struct Replicated {
   /// Names of tensors of the state. Each is written by one rank. They are distributed in name order to as few ranks as
   /// balance allows: small states go to one rank, large ones to all in about equal bytes.
   std::vector<std::string> tensors;
   /// The same, for those that rank 0 must write.
-  std::vector<std::string> by_rank_0;
+  std::vector<std::string> rank0_tensors;
   /// Names and texts of everything else that must be identical.
-  std::vector<std::pair<std::string, std::string>> alike;
+  std::vector<std::pair<std::string, std::string>> identical_values;
   friend bool operator==(const Replicated&, const Replicated&) = default;
 };
 
@@ -45,10 +46,6 @@ struct SaveOptions {
   std::vector<Stream> streams = {};
   IfExists if_exists = IfExists::kFail;
   Replicated replicated = {};
-  /// Above zero: the save is captured and written as usual, but not committed before SaveHandle::Release, for a caller
-  /// that learns elsewhere whether this is to be a checkpoint. If it is not released within this time after its last
-  /// write and checksum, it fails with DeadlineExceeded.
-  std::chrono::nanoseconds hold{0};
 };
 
 /// A save on its way. Copies are handles on the same save. Safe from any thread; outlives the Checkpointer. In a forked
@@ -63,15 +60,8 @@ class SaveHandle {
   Status WaitCaptured(Deadline deadline = Deadline::Infinite()) const;
   /// Waits until no crash and no power cut can lose this save. Failure as for WaitCaptured.
   Status WaitDurable(Deadline deadline = Deadline::Infinite()) const;
-  /// Waits until this save does not read its tensors any more: it is captured, or has failed. False at the deadline.
-  /// Does not report a failure (see Checkpointer::Drain).
-  [[nodiscard]] bool WaitTensorsFree(Deadline deadline = Deadline::Infinite()) const;
-  /// Lets a held save commit (see SaveOptions::hold). Does not wait. It has no effect on other saves.
-  void Release() const;
   /// Gives the save up, unless its commit has begun (then it goes on, and Cancel returns false). Does not wait.
   bool Cancel() const;
-  /// The same, with the caller's reason, which becomes the status of the save.
-  bool Cancel(Status why) const;
   /// The final status once the save has ended; Ok and not ended are told apart by stats().phase.
   [[nodiscard]] Status status() const;
   [[nodiscard]] SaveStats stats() const;
@@ -79,49 +69,44 @@ class SaveHandle {
   explicit SaveHandle(std::shared_ptr<SaveTask> task);
 
  private:
+  friend struct BindingCalls;
   std::shared_ptr<SaveTask> task_;
 };
 
 /// Which checkpoint to read.
-class Which {
+class Selector {
  public:
   /// Permits an older checkpoint if the chosen one is Corrupt: damaged, or unreadable on its medium.
   /// Restored::passed_over names what was skipped. No other error (access, memory, descriptors) leads to an older one.
-  ///
-  /// `damaged`: attempts already known to be damaged, for example by another rank. They are skipped without being read
-  /// or named.
-  [[nodiscard]] Which FallBack(std::vector<std::string> damaged = {}) const {
-    Which which = *this;
-    which.fall_back_ = true;
-    which.damaged_ = std::move(damaged);
-    return which;
+  [[nodiscard]] Selector FallBack() const {
+    Selector selector = *this;
+    selector.fall_back_ = true;
+    return selector;
   }
   [[nodiscard]] const std::optional<std::uint64_t>& step() const { return step_; }
   [[nodiscard]] const std::string& folder() const { return folder_; }
   [[nodiscard]] bool fall_back() const { return fall_back_; }
-  [[nodiscard]] const std::vector<std::string>& damaged() const { return damaged_; }
 
  private:
-  friend Which Latest();
-  friend Which Step(std::uint64_t step);
-  friend Which Folder(std::string path);
+  friend Selector Latest();
+  friend Selector Step(std::uint64_t step);
+  friend Selector Folder(std::string path);
   std::optional<std::uint64_t> step_;
   std::string folder_;
   bool fall_back_ = false;
-  std::vector<std::string> damaged_;
 };
 /// The newest committed checkpoint by {generation, step}.
-[[nodiscard]] inline Which Latest() { return {}; }
-[[nodiscard]] inline Which Step(std::uint64_t step) {
-  Which which;
-  which.step_ = step;
-  return which;
+[[nodiscard]] inline Selector Latest() { return {}; }
+[[nodiscard]] inline Selector Step(std::uint64_t step) {
+  Selector selector;
+  selector.step_ = step;
+  return selector;
 }
 /// A checkpoint folder that was copied elsewhere.
-[[nodiscard]] inline Which Folder(std::string path) {
-  Which which;
-  which.folder_ = std::move(path);
-  return which;
+[[nodiscard]] inline Selector Folder(std::string path) {
+  Selector selector;
+  selector.folder_ = std::move(path);
+  return selector;
 }
 
 /// Progress of a long read, in bytes. Called on the caller's thread, chunk by chunk. If it returns false, the read ends
@@ -135,10 +120,6 @@ struct RestoreOptions {
   bool allow_missing = false;
   /// Training continues from what is restored, and so does the next save. False for a read without that effect.
   bool resume = true;
-  /// Reads the shard of the rank with this number first, and returns its values. Set it to false if another number of
-  /// ranks saved the checkpoint: that shard is then opened only if it holds a wanted tensor, and no values are
-  /// returned.
-  bool own = true;
   /// Work of these streams on the target tensors is finished before they are written, and later work sees the result.
   std::vector<Stream> streams = {};
   Progress progress = nullptr;
@@ -190,22 +171,6 @@ struct CheckpointDetails {
   std::vector<Values> values;       ///< By rank.
 };
 
-/// What one rank wants to know of a checkpoint.
-struct InspectPart {
-  /// All tensors of this rank's own shard, and its values; none where it has no shard.
-  std::optional<std::uint64_t> rank;
-  /// And tensors of these names, each as at least one shard holds it; left out where none does.
-  std::vector<std::string> names;
-};
-
-/// A checkpoint that was chosen before it is read.
-struct Chosen {
-  CheckpointInfo info;
-  std::vector<std::string> passed_over;  ///< With FallBack: folder and reason of each that was skipped.
-  /// Keeps it from removal and replacement, by any process, until the last copy of this is gone.
-  std::shared_ptr<const void> hold;
-};
-
 /// Saves and restores checkpoints under one root. All calls are safe from any thread.
 ///
 /// In a forked child every call fails with FailedPrecondition and the destructor does nothing.
@@ -221,8 +186,8 @@ class Checkpointer {
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options);
   /// The same with the parts given: devices, queue. For experiments and tests.
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Open(const Options& options, Wiring wiring);
-  /// Waits for saves in flight until Options::drain_deadline, then abandons them (see Drain for their failures). Waits
-  /// for the kernel's outstanding requests until Options::close_deadline.
+  /// Waits for saves in flight until Options::drain_timeout, then abandons them (see Drain for their failures). Waits
+  /// for the kernel's outstanding requests until Options::close_timeout.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -273,8 +238,6 @@ class Checkpointer {
   /// Never blocks and makes no call of CUDA's, so that CUDA's host functions may begin and end pauses. Does nothing in
   /// a forked child, and if the root was opened read-only.
   [[nodiscard]] CopyPause PauseCopies(std::chrono::nanoseconds at_most = std::chrono::seconds(1));
-  /// Ends all pauses: for a program that only waits for its saves now.
-  void EndPauses();
 
   /// Waits until fewer than Options::max_in_flight saves are in flight, or returns DeadlineExceeded.
   Status WaitForPlace(Deadline deadline = Deadline::Infinite()) const;
@@ -284,9 +247,6 @@ class Checkpointer {
   /// save that was not cancelled, skipped or replaced. If there are more of them, the message says how many, and they
   /// count as heard, too. Call it before the destructor, which reports a failure only to Options::on_event.
   Status Drain(Deadline deadline = Deadline::Infinite());
-  /// The two halves of Drain.
-  [[nodiscard]] Status WaitIdle(Deadline deadline = Deadline::Infinite()) const;
-  [[nodiscard]] Status UnheardFailure();
 
   /// Reads a checkpoint into the state's tensors, in place, verified on the way.
   ///
@@ -309,25 +269,18 @@ class Checkpointer {
   /// call, and either all of them restore the same attempt, or all of them fail. Rank 0 chooses. A checkpoint that is
   /// Corrupt on one rank is passed over by all; any other error on one rank ends the restore on all, with "rank R: "
   /// before the message. DeadlineExceeded, naming the missing ranks, where others are not heard: rank 0 waits
-  /// Options::group_deadline once it has read its own part, the others as long for rank 0's choice and twice as long
+  /// Options::group_timeout once it has read its own part, the others as long for rank 0's choice and twice as long
   /// for its verdict.
-  Result<Restored> Restore(const Which& which, const State& state, const RestoreOptions& options = {});
+  Result<Restored> Restore(const Selector& selector, const State& state, const RestoreOptions& options = {});
 
   /// Committed checkpoints, oldest first by {generation, step}, from their manifests alone. Those whose manifests do
   /// not verify come last, with their status. A missing, short or damaged shard is found by Restore, Inspect and
   /// Verify.
   [[nodiscard]] Result<std::vector<CheckpointInfo>> List() const;
   /// Everything about a checkpoint except the tensors' bytes.
-  [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which) const;
-  /// The same for one part of it. Only the shards that hold the part are opened, by the checkpoint's index if it has
-  /// one. `values` has that rank's values, at its number, and no others.
-  [[nodiscard]] Result<CheckpointDetails> Inspect(const Which& which, const InspectPart& part) const;
-  /// Chooses a checkpoint as Restore does, from manifests alone, and protects it from removal while Chosen::hold lives.
-  /// For callers who must know what is in it before they read it. Shards are not checked. If `which` may fall back,
-  /// manifests that do not verify are passed over; Corrupt if none is left.
-  [[nodiscard]] Result<Chosen> Choose(const Which& which) const;
+  [[nodiscard]] Result<CheckpointDetails> Inspect(const Selector& selector) const;
   /// Reads every byte of a checkpoint and checks it.
-  Status Verify(const Which& which, const Progress& progress = {}) const;
+  Status Verify(const Selector& selector, const Progress& progress = {}) const;
   /// Keeps a checkpoint from retention until Unpin. Durable on return.
   Status Pin(std::uint64_t step);
   Status Unpin(std::uint64_t step);
@@ -359,6 +312,7 @@ class Checkpointer {
   Status WriteTrace(const std::string& path) const;
 
  private:
+  friend struct BindingCalls;
   class Impl;
   explicit Checkpointer(std::unique_ptr<Impl> impl);
   [[nodiscard]] static Result<std::unique_ptr<Checkpointer>> Make(const Options& options, const Wiring& wiring);

@@ -13,12 +13,12 @@
 
 namespace cairn {
 
-/// The ranks that write one checkpoint together, and how they exchange messages ("words"). [interface]
+/// The ranks that write one checkpoint together, and how they exchange messages. [interface]
 ///
-/// Rank 0 is the coordinator. The other ranks send words to it, and it announces words to all of them. The other ranks
-/// do not hear each other, so a save costs each of them O(1) words. No call blocks. Words only save time: the
-/// filesystem decides what is committed. A lost word or a broken group can delay a save or fail it, but never loses a
-/// checkpoint.
+/// Rank 0 is the coordinator. The other ranks send messages to it, and it announces messages to all of them. The other
+/// ranks do not hear each other, so a save costs each of them O(1) messages. No call blocks. Messages only save time:
+/// the filesystem decides what is committed. A lost message or a broken group can delay a save or fail it, but never
+/// loses a checkpoint.
 ///
 /// Each key is used once, either by Send and Collect or by Announce and Await. Any thread may call. Callbacks may come
 /// from any thread, also from inside the call itself, but never while the group holds a lock. Once the group is broken
@@ -26,24 +26,25 @@ namespace cairn {
 /// every wait with Cancelled before it returns. A checkpointer keeps its group alive while it waits.
 class Group {
  public:
-  using OnWord = std::function<void(int rank, std::string word)>;
+  using OnMessage = std::function<void(int rank, std::string message)>;
   using OnEnd = std::function<void(Status)>;
-  using OnAnnounced = std::function<void(Result<std::string> word)>;
+  using OnAnnounced = std::function<void(Result<std::string> message)>;
 
   virtual ~Group() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
-  /// Not on the coordinator: sends it this rank's word under `key`. A failure is reported by a later Await.
-  virtual void Send(const std::string& key, std::string word) = 0;
-  /// On the coordinator: calls `on_word` with the word of each other rank, as it arrives. Words that arrived before the
-  /// call were kept. Then calls `end`, once: Ok after the last word; DeadlineExceeded, naming the ranks whose words are
-  /// missing; or FailedPrecondition as soon as one of these ranks has left. Later words are dropped.
-  virtual void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) = 0;
-  /// On the coordinator: sends the word to every other rank.
-  virtual void Announce(const std::string& key, std::string word) = 0;
-  /// Not on the coordinator: calls `on_announced`, once, with the word announced under `key`, even if that came before
-  /// this call; with DeadlineExceeded; or with FailedPrecondition if the coordinator has left.
+  /// Not on the coordinator: sends it this rank's message under `key`. A failure is reported by a later Await.
+  virtual void Send(const std::string& key, std::string message) = 0;
+  /// On the coordinator: calls `on_message` with the message of each other rank, as it arrives. Messages that arrived
+  /// before the call were kept. Then calls `end`, once: Ok after the last message; DeadlineExceeded, naming the ranks
+  /// whose messages are missing; or FailedPrecondition as soon as one of these ranks has left. Later messages are
+  /// dropped.
+  virtual void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) = 0;
+  /// On the coordinator: sends the message to every other rank.
+  virtual void Announce(const std::string& key, std::string message) = 0;
+  /// Not on the coordinator: calls `on_announced`, once, with the message announced under `key`, even if that came
+  /// before this call; with DeadlineExceeded; or with FailedPrecondition if the coordinator has left.
   virtual void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) = 0;
 };
 
@@ -71,11 +72,11 @@ struct StoreGroupOptions {
   int size = 1;
   /// The same text on all ranks, and another one for each group that is open at the same time; the root, for instance.
   std::string name;
-  /// How long the ranks wait until all of them have made the group. Words sent before are kept.
-  std::chrono::nanoseconds open_deadline = std::chrono::minutes(10);
-  /// How long the destructor waits until this rank's last words are in the store. If the store hangs longer, the thread
-  /// that uses it stays behind.
-  std::chrono::nanoseconds close_deadline = std::chrono::seconds(5);
+  /// How long the ranks wait until all of them have made the group. Messages sent before are kept.
+  std::chrono::nanoseconds open_timeout = std::chrono::minutes(10);
+  /// How long the destructor waits until this rank's last messages are in the store. If the store hangs longer, the
+  /// thread that uses it stays behind.
+  std::chrono::nanoseconds close_timeout = std::chrono::seconds(5);
 };
 
 /// A group over a key-value store. Returns at once: two threads of the group call `connect`, once each, and then use

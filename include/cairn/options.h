@@ -43,7 +43,7 @@ class Deadline {
 
 /// What Save does when Options::max_in_flight saves are already in flight.
 enum class WhenFull : std::uint8_t {
-  kWait,     ///< Block the caller, at most Options::full_deadline. The time counts as stall.
+  kWait,     ///< Block the caller, at most Options::full_timeout. The time counts as stall.
   kSkip,     ///< Skip this save. Its handle ends Cancelled.
   kReplace,  ///< Cancel the youngest save that is not captured yet. If all are captured, wait.
 };
@@ -61,7 +61,7 @@ struct SteeringOptions {
   /// Mean time between failures of the whole job.
   std::chrono::nanoseconds mtbf = std::chrono::hours(24);
   /// Time from a failure until training continues.
-  std::chrono::nanoseconds restart{0};
+  std::chrono::nanoseconds restart_time{0};
 };
 
 struct Options {
@@ -73,8 +73,8 @@ struct Options {
   bool read_only = false;
   /// How long Open waits while another process writes the root, before it fails and names that process. A restarted job
   /// may overlap with the end of the previous one. Open does not wait for a writer in the same process.
-  std::chrono::nanoseconds open_deadline = std::chrono::seconds(10);
-  /// If the other writer still holds the root after open_deadline, take the root from it (its machine may hang). All
+  std::chrono::nanoseconds open_timeout = std::chrono::seconds(10);
+  /// If the other writer still holds the root after open_timeout, take the root from it (its machine may hang). All
   /// its later saves fail, even if it continues.
   bool take_over = false;
   /// Committed checkpoints to keep, newest first by {generation, step}. 0 keeps all.
@@ -87,18 +87,18 @@ struct Options {
   WhenFull when_full = WhenFull::kWait;
   /// How long Save blocks the caller before it fails with DeadlineExceeded. It blocks at the limit of saves in flight
   /// (WhenFull::kWait), and while an old checkpoint of the same step is being removed.
-  std::chrono::nanoseconds full_deadline = std::chrono::hours(1);
+  std::chrono::nanoseconds full_timeout = std::chrono::hours(1);
   /// How long the destructor waits for saves in flight. After that it abandons them, and they are reported as failed.
-  std::chrono::nanoseconds drain_deadline = std::chrono::minutes(10);
+  std::chrono::nanoseconds drain_timeout = std::chrono::minutes(10);
   /// How long the destructor then waits for the kernel and the devices to finish their requests. If a disk hangs
   /// longer, the requests stay behind until the process ends, with the threads, the pool and the lock that they use.
-  std::chrono::nanoseconds close_deadline = std::chrono::minutes(1);
+  std::chrono::nanoseconds close_timeout = std::chrono::minutes(1);
   /// The ranks that write each checkpoint together, this one included. Null: this process alone. All ranks open the
   /// same root, and make the same calls of Save, with the same steps. Rank 0 decides what becomes of each save.
   std::shared_ptr<Group> group = nullptr;
   /// How long rank 0 waits for the other ranks' shards, once its own is written, and how long the others wait for rank
   /// 0 to begin the save. For the outcome the others wait twice as long, and then look on the disk.
-  std::chrono::nanoseconds group_deadline = std::chrono::minutes(10);
+  std::chrono::nanoseconds group_timeout = std::chrono::minutes(10);
   /// Permissions of new files and directories, before the umask. Use 0640 and 0750 if another user of the same group,
   /// such as an evaluation job, reads the checkpoints.
   unsigned file_mode = 0644;

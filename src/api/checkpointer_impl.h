@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -86,7 +87,7 @@ class Checkpointer::Impl {
   /// The same, and if the root was opened read-only.
   [[nodiscard]] Status CheckWritable() const;
   /// For calls that read by the path.
-  [[nodiscard]] Status CheckReadable(const Which& which) const;
+  [[nodiscard]] Status CheckReadable(const Selector& selector) const;
 
   // Set up on first use. An event names what it cost.
   Result<std::shared_ptr<Device>> GetDevice(DeviceId id) CAIRN_EXCLUDES(device_mutex);
@@ -98,8 +99,8 @@ class Checkpointer::Impl {
   void FitPool(std::uint64_t state_bytes, Severity severity) CAIRN_EXCLUDES(fit_mutex);
 
   // Save.
-  Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options)
-      CAIRN_EXCLUDES(save_mutex);
+  Result<SaveHandle> Save(std::uint64_t step, const State& state, const SaveOptions& save_options,
+                          std::chrono::nanoseconds hold) CAIRN_EXCLUDES(save_mutex);
   /// Submits a save that ends with `why`, so that the ranks that wait for it hear of it.
   std::shared_ptr<SaveTask> SubmitFailed(std::uint64_t step, std::uint64_t sequence, SaveTask::Clock::time_point begun,
                                          const Status& why) CAIRN_REQUIRES(save_mutex);
@@ -119,7 +120,16 @@ class Checkpointer::Impl {
 
   // Read.
   [[nodiscard]] RestoreParts MakeRestoreParts();
-  [[nodiscard]] Result<Restored> Restore(const Which& which, const State& state, const RestoreOptions& restore_options);
+  [[nodiscard]] Result<Restored> Restore(const RestoreParts& parts, const Selector& selector, const State& state,
+                                         const RestoreOptions& restore_options);
+  /// The same, without an effect on the saves that follow.
+  [[nodiscard]] Result<Restored> Read(const RestoreParts& parts, const Selector& selector, const State& state,
+                                      const RestoreOptions& restore_options);
+
+  // Wait.
+  [[nodiscard]] Status WaitIdle(Deadline deadline) const;
+  [[nodiscard]] Status TakeUnheardFailure();
+  void EndPauses();
 
   // Retention.
   [[nodiscard]] Status SetPinned(std::uint64_t step, bool pinned);

@@ -24,8 +24,8 @@ CopyPause Checkpointer::PauseCopies(std::chrono::nanoseconds at_most) {
   return {pauses, pauses->Begin(Deadline::In(at_most).when())};
 }
 
-void Checkpointer::EndPauses() {
-  if (impl_->CheckProcess().ok() && impl_->engine != nullptr) impl_->engine->pauses()->EndAll();
+void Checkpointer::Impl::EndPauses() {
+  if (CheckProcess().ok() && engine != nullptr) engine->pauses()->EndAll();
 }
 
 Status Checkpointer::Impl::FenceOn(SaveTask& task, Stream stream, Deadline deadline) {
@@ -36,8 +36,8 @@ Status Checkpointer::Impl::FenceOn(SaveTask& task, Stream stream, Deadline deadl
             .step = task.plan().step,
             .message = fmt::format(
                 "a fence waits for the disk, and training with it: the pool of {} is full of what is not written yet, "
-                "and has no room for all of this save's {}. A larger Options::host_memory_bytes, or "
-                "Options::staging_bytes on the GPU, lets training go on",
+                "and has no room for all of this save's {}. A larger host_memory_bytes, or "
+                "staging_bytes on the GPU, lets training go on",
                 HumanBytes(pool->total_bytes()), HumanBytes(task.stats().bytes))});
   });
 }
@@ -67,22 +67,20 @@ Status Checkpointer::WaitForPlace(Deadline deadline) const {
 }
 
 Status Checkpointer::Drain(Deadline deadline) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
-  if (impl_->engine == nullptr) return Status::Ok();
-  CAIRN_RETURN_IF_ERROR(WaitIdle(deadline));
-  return impl_->engine->TakeUnheardFailure();
+  CAIRN_RETURN_IF_ERROR(impl_->WaitIdle(deadline));
+  return impl_->TakeUnheardFailure();
 }
 
-Status Checkpointer::WaitIdle(Deadline deadline) const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
-  if (impl_->engine == nullptr || impl_->engine->WaitIdle(deadline)) return Status::Ok();
-  const std::size_t left = impl_->engine->InFlight().size();
+Status Checkpointer::Impl::WaitIdle(Deadline deadline) const {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
+  if (engine == nullptr || engine->WaitIdle(deadline)) return Status::Ok();
+  const std::size_t left = engine->InFlight().size();
   return Error(StatusCode::kDeadlineExceeded, "{} {} still in flight", left, left == 1 ? "save is" : "saves are");
 }
 
-Status Checkpointer::UnheardFailure() {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
-  return impl_->engine == nullptr ? Status::Ok() : impl_->engine->TakeUnheardFailure();
+Status Checkpointer::Impl::TakeUnheardFailure() {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
+  return engine == nullptr ? Status::Ok() : engine->TakeUnheardFailure();
 }
 
 }  // namespace cairn

@@ -125,10 +125,10 @@ Checkpointer::~Checkpointer() {
     return;
   }
   if (impl_->engine == nullptr) return;
-  EndPauses();  // Nobody trains with it any more, and a pause that is left over must not lose the last saves.
-  static_cast<void>(impl_->engine->WaitIdle(Deadline::In(impl_->options.drain_deadline)));
+  impl_->EndPauses();  // Nobody trains with it any more, and a pause that is left over must not lose the last saves.
+  static_cast<void>(impl_->engine->WaitIdle(Deadline::In(impl_->options.drain_timeout)));
   // Leaked if the engine does not stop: its thread, the kernel and the devices go on using it.
-  if (!impl_->engine->Stop(Deadline::In(impl_->options.close_deadline))) static_cast<void>(impl_.release());
+  if (!impl_->engine->Stop(Deadline::In(impl_->options.close_timeout))) static_cast<void>(impl_.release());
 }
 
 }  // namespace cairn

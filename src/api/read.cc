@@ -8,9 +8,9 @@
 
 namespace cairn {
 
-Status Checkpointer::Impl::CheckReadable(const Which& which) const {
+Status Checkpointer::Impl::CheckReadable(const Selector& selector) const {
   CAIRN_RETURN_IF_ERROR(CheckProcess());
-  return which.folder().empty() ? root->CheckPath() : Status::Ok();
+  return selector.folder().empty() ? root->CheckPath() : Status::Ok();
 }
 
 RestoreParts Checkpointer::Impl::MakeRestoreParts() {
@@ -22,7 +22,7 @@ RestoreParts Checkpointer::Impl::MakeRestoreParts() {
             return device.get();
           },
           .queue_depth = options.queue_depth,
-          .memory_deadline = options.full_deadline,
+          .memory_timeout = options.full_timeout,
           .on_event = options.on_event,
           .on_damaged =
               [this](const CheckpointInfo& info) {
@@ -33,35 +33,39 @@ RestoreParts Checkpointer::Impl::MakeRestoreParts() {
           .kept = &kept_header};
 }
 
-Result<Restored> Checkpointer::Impl::Restore(const Which& which, const State& state,
-                                             const RestoreOptions& restore_options) {
-  const RestoreParts parts = MakeRestoreParts();
-  if (which.fall_back() && group->size() > 1) {
+Result<Restored> Checkpointer::Impl::Read(const RestoreParts& parts, const Selector& selector, const State& state,
+                                          const RestoreOptions& restore_options) {
+  if (selector.fall_back() && group->size() > 1) {
     // Also if the root is not readable here: the other ranks must hear of it.
     return RestoreTogether({.parts = parts,
                             .root = root_path,
-                            .which = which,
+                            .selector = selector,
                             .state = state,
                             .options = restore_options,
                             .group = *group,
-                            .group_deadline = options.group_deadline,
+                            .group_timeout = options.group_timeout,
                             .number = shared_restores++,
-                            .readable = CheckReadable(which)});
+                            .readable = CheckReadable(selector)});
   }
-  CAIRN_RETURN_IF_ERROR(CheckReadable(which));
-  return RestoreWhich(parts, root_path, which, group->rank(), state, restore_options);
+  CAIRN_RETURN_IF_ERROR(CheckReadable(selector));
+  return RestoreSelected(parts, root_path, selector, group->rank(), state, restore_options);
 }
 
-Result<Restored> Checkpointer::Restore(const Which& which, const State& state, const RestoreOptions& options) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckProcess());
-  CAIRN_ASSIGN_OR_RETURN(Restored restored, impl_->Restore(which, state, options));
-  if (!options.resume) return restored;
+Result<Restored> Checkpointer::Impl::Restore(const RestoreParts& parts, const Selector& selector, const State& state,
+                                             const RestoreOptions& restore_options) {
+  CAIRN_RETURN_IF_ERROR(CheckProcess());
+  CAIRN_ASSIGN_OR_RETURN(Restored now, Read(parts, selector, state, restore_options));
+  if (!restore_options.resume) return now;
   // Of several ranks, each saves only its share of what is replicated.
-  if (impl_->group->size() == 1) impl_->FitPool(state.table()->bytes(), Severity::kInfo);
-  if (impl_->ledger != nullptr) impl_->ledger->Restored(restored.step, restored.generation, restored.attempt);
-  MutexLock lock(impl_->restored_mutex);
-  impl_->restored = ManifestParent{restored.step, restored.attempt};
-  return restored;
+  if (group->size() == 1) FitPool(state.table()->bytes(), Severity::kInfo);
+  if (ledger != nullptr) ledger->Restored(now.step, now.generation, now.attempt);
+  MutexLock lock(restored_mutex);
+  restored = ManifestParent{now.step, now.attempt};
+  return now;
+}
+
+Result<Restored> Checkpointer::Restore(const Selector& selector, const State& state, const RestoreOptions& options) {
+  return impl_->Restore(impl_->MakeRestoreParts(), selector, state, options);
 }
 
 Result<std::vector<CheckpointInfo>> Checkpointer::List() const {
@@ -69,24 +73,14 @@ Result<std::vector<CheckpointInfo>> Checkpointer::List() const {
   return ListInfos(impl_->root_path);
 }
 
-Result<CheckpointDetails> Checkpointer::Inspect(const Which& which) const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
-  return InspectWhich(impl_->root_path, which);
+Result<CheckpointDetails> Checkpointer::Inspect(const Selector& selector) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(selector));
+  return InspectSelected(impl_->root_path, selector);
 }
 
-Result<CheckpointDetails> Checkpointer::Inspect(const Which& which, const InspectPart& part) const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
-  return InspectWhich(impl_->MakeRestoreParts(), impl_->root_path, which, part);
-}
-
-Result<Chosen> Checkpointer::Choose(const Which& which) const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
-  return ChooseWhich(impl_->MakeRestoreParts(), impl_->root_path, which);
-}
-
-Status Checkpointer::Verify(const Which& which, const Progress& progress) const {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(which));
-  return VerifyWhich(impl_->MakeRestoreParts(), impl_->root_path, which, progress);
+Status Checkpointer::Verify(const Selector& selector, const Progress& progress) const {
+  CAIRN_RETURN_IF_ERROR(impl_->CheckReadable(selector));
+  return VerifySelected(impl_->MakeRestoreParts(), impl_->root_path, selector, progress);
 }
 
 Status Checkpointer::LastFailure() const {

@@ -26,7 +26,7 @@ Status CheckMemoryLimit(std::uint64_t pool_bytes) {
   const std::optional<MemoryLimit> limit = FindMemoryLimit();
   if (!limit || pool_bytes <= limit->available) return Status::Ok();
   return Error(StatusCode::kResourceExhausted,
-               "Options::host_memory_bytes: expected at most {} ({} allows {}, of which {} are in use and cannot be "
+               "host_memory_bytes: expected at most {} ({} allows {}, of which {} are in use and cannot be "
                "reclaimed), found {}",
                limit->available, limit->file, limit->bytes, limit->held, pool_bytes);
 }
@@ -57,10 +57,9 @@ Result<Options> ResolveOptions(Options options) {
   const auto in_range = [](const char* field, auto value, auto least, auto most) {
     return value >= least && value <= most
                ? Status::Ok()
-               : Error(StatusCode::kInvalidArgument, "Options::{}: expected {} to {}, found {}", field, least, most,
-                       value);
+               : Error(StatusCode::kInvalidArgument, "{}: expected {} to {}, found {}", field, least, most, value);
   };
-  if (options.root.empty()) return Error(StatusCode::kInvalidArgument, "Options::root is empty");
+  if (options.root.empty()) return Error(StatusCode::kInvalidArgument, "root is empty");
   CAIRN_RETURN_IF_ERROR(in_range("max_in_flight", options.max_in_flight, 1, 64));
   CAIRN_RETURN_IF_ERROR(in_range("queue_depth", options.queue_depth, 1, 1024));
   CAIRN_RETURN_IF_ERROR(in_range("worker_threads", options.worker_threads, 0, 1024));
@@ -69,31 +68,29 @@ Result<Options> ResolveOptions(Options options) {
   if (options.chunk_bytes == 0) options.chunk_bytes = ChooseChunkBytes(options.host_memory_bytes, options.queue_depth);
   CAIRN_RETURN_IF_ERROR(in_range("chunk_bytes", options.chunk_bytes, kChecksumBlock, std::uint64_t{1} << 30));
   if (options.chunk_bytes % kChecksumBlock != 0) {
-    return Error(StatusCode::kInvalidArgument, "Options::chunk_bytes: expected a multiple of {}, found {}",
-                 kChecksumBlock, options.chunk_bytes);
+    return Error(StatusCode::kInvalidArgument, "chunk_bytes: expected a multiple of {}, found {}", kChecksumBlock,
+                 options.chunk_bytes);
   }
   if (options.staging_bytes != 0 && options.staging_bytes < options.chunk_bytes) {
-    return Error(StatusCode::kInvalidArgument,
-                 "Options::staging_bytes: expected 0, or at least one chunk of {}, found {}", options.chunk_bytes,
-                 options.staging_bytes);
+    return Error(StatusCode::kInvalidArgument, "staging_bytes: expected 0, or at least one chunk of {}, found {}",
+                 options.chunk_bytes, options.staging_bytes);
   }
   if (options.gpu_checksums && !options.checksums) {
-    return Error(StatusCode::kInvalidArgument,
-                 "Options::gpu_checksums: expected false, as checksums is false, found true");
+    return Error(StatusCode::kInvalidArgument, "gpu_checksums: expected false, as checksums is false, found true");
   }
   CAIRN_RETURN_IF_ERROR(in_range("file_mode", options.file_mode, 0U, 0777U));
   CAIRN_RETURN_IF_ERROR(in_range("directory_mode", options.directory_mode, 0U, 0777U));
   // The writer itself must be able to read and write its files.
   if ((options.file_mode & 0600) != 0600 || (options.directory_mode & 0700) != 0700) {
     return Error(StatusCode::kInvalidArgument,
-                 "Options::file_mode, directory_mode: expected at least 0600 and 0700, found {:#o} and {:#o}",
-                 options.file_mode, options.directory_mode);
+                 "file_mode, directory_mode: expected at least 0600 and 0700, found {:#o} and {:#o}", options.file_mode,
+                 options.directory_mode);
   }
   if (options.steering) {
     const auto seconds = [](std::chrono::nanoseconds span) { return std::chrono::duration<double>(span).count(); };
-    CAIRN_RETURN_IF_ERROR(in_range("steering.slowdown", options.steering->slowdown, 1e-9, 1.0));
-    CAIRN_RETURN_IF_ERROR(in_range("steering.mtbf (s)", seconds(options.steering->mtbf), 1e-3, 1e9));
-    CAIRN_RETURN_IF_ERROR(in_range("steering.restart (s)", seconds(options.steering->restart), 0.0, 1e9));
+    CAIRN_RETURN_IF_ERROR(in_range("slowdown", options.steering->slowdown, 1e-9, 1.0));
+    CAIRN_RETURN_IF_ERROR(in_range("mtbf (s)", seconds(options.steering->mtbf), 1e-3, 1e9));
+    CAIRN_RETURN_IF_ERROR(in_range("restart_time (s)", seconds(options.steering->restart_time), 0.0, 1e9));
   }
   CAIRN_RETURN_IF_ERROR(CheckMemoryLimit(options.host_memory_bytes));
   if (options.worker_threads == 0) {

@@ -8,14 +8,13 @@
 namespace cairn {
 
 Result<SaveHandle> Checkpointer::Save(std::uint64_t step, const State& state, const SaveOptions& options) {
-  CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
-  return impl_->Save(step, state, options);
+  return impl_->Save(step, state, options, /*hold=*/{});
 }
 
 Result<bool> Checkpointer::ShouldSave(std::uint64_t step) {
   CAIRN_RETURN_IF_ERROR(impl_->CheckWritable());
   if (impl_->steered != nullptr) return impl_->steered->ShouldSave(step);
-  return Error(StatusCode::kFailedPrecondition, "ShouldSave of step {}: Options::steering is not set", step);
+  return Error(StatusCode::kFailedPrecondition, "ShouldSave of step {}: steering is not set", step);
 }
 
 Result<SaveHandle> Checkpointer::GiveUp(std::uint64_t step, const Status& why) {
@@ -38,7 +37,9 @@ std::shared_ptr<SaveTask> Checkpointer::Impl::SubmitFailed(std::uint64_t step, s
   return task;
 }
 
-Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& state, const SaveOptions& save_options) {
+Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& state, const SaveOptions& save_options,
+                                            std::chrono::nanoseconds hold) {
+  CAIRN_RETURN_IF_ERROR(CheckWritable());
   const auto begun = SaveTask::Clock::now();
   MutexLock lock(save_mutex);
   const std::uint64_t sequence = next_sequence++;
@@ -61,7 +62,7 @@ Result<SaveHandle> Checkpointer::Impl::Save(std::uint64_t step, const State& sta
   }
   if (!plan.ok()) return refuse(plan.status());
   plan->sequence = sequence;
-  plan->hold = save_options.hold;
+  plan->hold = hold;
   plan->replicated = share->replicated;
   Result<std::vector<DeviceEvents>> events = RecordStreams(*table, *share->table, save_options.streams);
   if (!events.ok()) {
@@ -94,7 +95,7 @@ Status Checkpointer::Impl::CheckTensors(const std::shared_ptr<const TensorTable>
 }
 
 Result<SavePlan> Checkpointer::Impl::Admit(std::uint64_t step, IfExists if_exists) {
-  const Deadline deadline = Deadline::In(options.full_deadline);
+  const Deadline deadline = Deadline::In(options.full_timeout);
   CAIRN_RETURN_IF_ERROR(ApplyWhenFull(step, deadline));
   if (ledger != nullptr) return ledger->Admit(step, if_exists, deadline);
   MutexLock lock(restored_mutex);
@@ -120,8 +121,7 @@ Status Checkpointer::Impl::ApplyWhenFull(std::uint64_t step, Deadline deadline) 
     }
   }
   if (engine->WaitForPlace(places, deadline)) return Status::Ok();
-  return Error(StatusCode::kDeadlineExceeded,
-               "step {}: {} saves were in flight until the deadline of Options::full_deadline", step,
+  return Error(StatusCode::kDeadlineExceeded, "step {}: {} saves were in flight all through full_timeout", step,
                options.max_in_flight);
 }
 
@@ -177,12 +177,9 @@ std::uint64_t SaveHandle::step() const { return task_->plan().step; }
 Status SaveHandle::WaitCaptured(Deadline deadline) const { return task_->WaitCaptured(deadline); }
 Status SaveHandle::WaitDurable(Deadline deadline) const { return task_->WaitDurable(deadline); }
 Status SaveHandle::status() const { return task_->status(); }
-bool SaveHandle::WaitTensorsFree(Deadline deadline) const { return task_->WaitTensorsFree(deadline); }
-void SaveHandle::Release() const { task_->Release(); }
 SaveStats SaveHandle::stats() const { return task_->stats(); }
 bool SaveHandle::Cancel() const {
-  return Cancel(Error(StatusCode::kCancelled, "step {}: cancelled by the caller", task_->plan().step));
+  return task_->RequestCancel(Error(StatusCode::kCancelled, "step {}: cancelled by the caller", task_->plan().step));
 }
-bool SaveHandle::Cancel(Status why) const { return task_->RequestCancel(std::move(why)); }
 
 }  // namespace cairn

@@ -38,7 +38,7 @@ Result<std::shared_ptr<Device>> Checkpointer::Impl::SetUpDevice(DeviceId id, boo
   if (late) {
     Notify({.severity = Severity::kWarning,
             .message = fmt::format("{} was set up in {}, within the call that used it first: {} of host memory were "
-                                   "pinned. Options::cuda_devices does so at Open",
+                                   "pinned. cuda_devices does so at Open",
                                    ToString(id), Since(begun), HumanBytes(pool->total_bytes()))});
   }
   return found.device;
@@ -72,7 +72,7 @@ void Checkpointer::Impl::FitPool(std::uint64_t state_bytes, Severity severity) {
   } else if (pool->pinned() && pool->total_bytes() > before) {
     Notify({.severity = severity,
             .message = fmt::format("pinned {} more of host memory in {}, for a state of {}: "
-                                   "Options::host_memory_bytes={} does so at Open",
+                                   "host_memory_bytes={} does so at Open",
                                    HumanBytes(pool->total_bytes() - before), Since(begun), HumanBytes(state_bytes),
                                    pool->total_bytes())});
   }

@@ -33,7 +33,7 @@ Verdict VerdictOf(const Status& status) {
 /// One rank's search for a checkpoint that is undamaged on all of them.
 class Search {
  public:
-  explicit Search(const SharedRestore& call) : call_(call), damaged_(call.which.damaged()) {}
+  explicit Search(const SharedRestore& call) : call_(call) {}
   [[nodiscard]] Result<Restored> Run();
 
  private:
@@ -98,10 +98,10 @@ Result<Restored> Search::Run() {
 
 Result<ChoiceMessage> Search::Choose() {
   const Result<ChoiceMessage> chosen = ChooseNext();
-  const std::string word = EncodeChoice(chosen.ok() ? *chosen : ChoiceMessage{.end = chosen.status()});
-  call_.group.Announce(Key("choice"), word);
+  const std::string message = EncodeChoice(chosen.ok() ? *chosen : ChoiceMessage{.end = chosen.status()});
+  call_.group.Announce(Key("choice"), message);
   // Decoded again, so that rank 0 acts on the same message as the others: long texts are cut.
-  return chosen.ok() ? DecodeChoice(word) : chosen;
+  return chosen.ok() ? DecodeChoice(message) : chosen;
 }
 
 Result<ChoiceMessage> Search::ChooseNext() {
@@ -109,7 +109,7 @@ Result<ChoiceMessage> Search::ChooseNext() {
   while (true) {
     if (candidates_.empty()) {
       CAIRN_RETURN_IF_ERROR(PauseBeforeChoice(times_chosen_++, gone_));
-      CAIRN_ASSIGN_OR_RETURN(candidates_, ChooseCheckpoints(call_.root, call_.which));
+      CAIRN_ASSIGN_OR_RETURN(candidates_, ChooseCheckpoints(call_.root, call_.selector));
       next_ = 0;
     }
     if (next_ == candidates_.size()) break;
@@ -149,11 +149,11 @@ bool Search::KnownDamaged(const StoredCheckpoint& checkpoint) const {
 }
 
 Result<VerdictMessage> Search::Judge(const ChoiceMessage& choice, const Status& own) {
-  const CollectedWords said = CollectWords(call_.group, Key("read"), Deadline::In(call_.group_deadline));
+  const CollectedMessages said = CollectMessages(call_.group, Key("read"), Deadline::In(call_.group_timeout));
   VerdictMessage verdict{.rank = 0, .status = own};
-  for (const auto& [rank, word] : said.words) {
-    const std::optional<Status> status = DecodeOutcome(word);
-    const VerdictMessage its{.rank = status ? rank : 0, .status = status ? *status : InvalidMessage(rank, word)};
+  for (const auto& [rank, message] : said.messages) {
+    const std::optional<Status> status = DecodeOutcome(message);
+    const VerdictMessage its{.rank = status ? rank : 0, .status = status ? *status : InvalidMessage(rank, message)};
     if (VerdictOf(its.status) < VerdictOf(verdict.status)) verdict = its;
   }
   if (!said.end.ok() && VerdictOf(verdict.status) != Verdict::kFailed) {
@@ -161,13 +161,13 @@ Result<VerdictMessage> Search::Judge(const ChoiceMessage& choice, const Status& 
                .status = Error(said.end.code(), "{}: not every rank has said whether it could read it: {}", choice.path,
                                said.end.message())};
   }
-  const std::string word = EncodeVerdict(verdict);
-  call_.group.Announce(Key("verdict"), word);
-  return DecodeVerdict(word);
+  const std::string message = EncodeVerdict(verdict);
+  call_.group.Announce(Key("verdict"), message);
+  return DecodeVerdict(message);
 }
 
 Result<ChoiceMessage> Search::AwaitChoice() {
-  const Result<std::string> heard = AwaitWord(call_.group, Key("choice"), Deadline::In(call_.group_deadline));
+  const Result<std::string> heard = AwaitMessage(call_.group, Key("choice"), Deadline::In(call_.group_timeout));
   if (!heard.ok()) {
     return Error(heard.status().code(), "{}: rank 0 did not say which checkpoint it chose: {}", call_.root,
                  heard.status().message());
@@ -184,8 +184,8 @@ Result<ChoiceMessage> Search::AwaitChoice() {
 
 Result<VerdictMessage> Search::AwaitVerdict(const ChoiceMessage& choice, const Status& own) {
   call_.group.Send(Key("read"), EncodeOutcome(own));
-  const std::chrono::nanoseconds twice = 2 * std::min(call_.group_deadline, std::chrono::nanoseconds::max() / 2);
-  const Result<std::string> heard = AwaitWord(call_.group, Key("verdict"), Deadline::In(twice));
+  const std::chrono::nanoseconds twice = 2 * std::min(call_.group_timeout, std::chrono::nanoseconds::max() / 2);
+  const Result<std::string> heard = AwaitMessage(call_.group, Key("verdict"), Deadline::In(twice));
   if (heard.ok()) return DecodeVerdict(*heard);
   return Error(heard.status().code(), "{}: rank 0 did not say whether every rank could read it: {}", choice.path,
                heard.status().message());
@@ -193,7 +193,7 @@ Result<VerdictMessage> Search::AwaitVerdict(const ChoiceMessage& choice, const S
 
 Result<StoredCheckpoint> Search::Find(const ChoiceMessage& choice) const {
   if (chooses()) return candidates_[next_ - 1];
-  const std::string& folder = call_.which.folder();
+  const std::string& folder = call_.selector.folder();
   CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint found,
                          ReadCheckpointFolder(folder.empty() ? call_.root + "/" + StepName(choice.step) : folder));
   if (found.info.attempt == choice.attempt) return found;

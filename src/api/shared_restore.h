@@ -12,12 +12,12 @@ namespace cairn {
 /// One rank's arguments of a restore that all ranks of a group make together. Everything outlives the call.
 struct SharedRestore {
   const RestoreParts& parts;
-  const std::string& root;  ///< As this rank sees it.
-  const Which& which;       ///< Rank 0's counts, except a folder: each rank uses its own path to it.
+  const std::string& root;   ///< As this rank sees it.
+  const Selector& selector;  ///< Rank 0's counts, except a folder: each rank uses its own path to it.
   const State& state;
   const RestoreOptions& options;
   Group& group;
-  std::chrono::nanoseconds group_deadline{};
+  std::chrono::nanoseconds group_timeout{};
   /// How many such restores this rank has made before. It tells the messages of one restore from those of another.
   std::uint64_t number = 0;
   /// If it is not ok, this rank cannot read, and the restore ends with this status on all ranks.

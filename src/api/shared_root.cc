@@ -18,16 +18,17 @@ constexpr char kFailed = '!';
 
 /// Waits until rank 0 has opened the root. Returns its writer's id.
 Result<std::string> AwaitWriterId(const Options& options, Group& group) {
-  const Result<std::string> heard = AwaitWord(group, kRootKey, Deadline::In(options.group_deadline));
+  const Result<std::string> heard = AwaitMessage(group, kRootKey, Deadline::In(options.group_timeout));
   if (!heard.ok()) {
     return Error(heard.status().code(), "{}: rank 0 did not say that it opened the root: {}", options.root,
                  heard.status().message());
   }
-  const std::string& word = *heard;
-  if (word.starts_with(kOpened)) return word.substr(1);
-  const std::optional<Status> failure = word.empty() ? std::nullopt : DecodeOutcome(std::string_view(word).substr(1));
+  const std::string& message = *heard;
+  if (message.starts_with(kOpened)) return message.substr(1);
+  const std::optional<Status> failure =
+      message.empty() ? std::nullopt : DecodeOutcome(std::string_view(message).substr(1));
   if (failure && !failure->ok()) return Error(failure->code(), "rank 0: {}", failure->message());
-  return InvalidMessage(0, word);
+  return InvalidMessage(0, message);
 }
 
 }  // namespace
@@ -41,7 +42,7 @@ Result<std::unique_ptr<Root>> OpenSharedRoot(IoQueue& queue, const Options& opti
   CAIRN_ASSIGN_OR_RETURN(std::unique_ptr<Root> root, Root::Open(queue, {.path = options.root,
                                                                         .read_only = options.read_only,
                                                                         .coordinator = group.rank() == 0,
-                                                                        .wait = options.open_deadline,
+                                                                        .wait = options.open_timeout,
                                                                         .take_over = options.take_over,
                                                                         .file_mode = options.file_mode,
                                                                         .directory_mode = options.directory_mode}));

@@ -7,8 +7,9 @@ namespace cairn {
 
 std::unique_ptr<SteeredSaves> SteeredSaves::Make(const SteeringOptions& options, TimeSource now) {
   const auto seconds = [](std::chrono::nanoseconds span) { return std::chrono::duration<double>(span).count(); };
-  const TuneGoal goal{
-      .slowdown = options.slowdown, .mtbf_seconds = seconds(options.mtbf), .restart_seconds = seconds(options.restart)};
+  const TuneGoal goal{.slowdown = options.slowdown,
+                      .mtbf_seconds = seconds(options.mtbf),
+                      .restart_seconds = seconds(options.restart_time)};
   return std::unique_ptr<SteeredSaves>(new SteeredSaves(goal, std::move(now)));
 }
 

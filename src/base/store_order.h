@@ -13,8 +13,8 @@ inline constexpr std::uint64_t kSmallStoredBytes = 64U << 10;
 /// Whether a tensor lies before another in a shard: dtype rank descending, which keeps every tensor aligned to its
 /// element; then small before large; then by name.
 ///
-/// What several ranks hold alike, such as norms and biases under tensor parallelism, is small, and one rank writes it
-/// for all. Among the large tensors the others would read a whole block under a checksum for each.
+/// What is identical on several ranks, such as norms and biases under tensor parallelism, is small, and one rank writes
+/// it for all. Among the large tensors the others would read a whole block under a checksum for each.
 struct StoredTensorKey {
   DType dtype = DType::kF32;
   std::uint64_t bytes = 0;

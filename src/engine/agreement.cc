@@ -104,7 +104,7 @@ std::string EncodeAttempt(const AttemptProposal& message) {
                    {"step", message.step},
                    {"generation", message.generation},
                    {"replace", static_cast<int>(message.replace)},
-                   {"alike", message.replica_digests}};
+                   {"identical", message.replica_digests}};
   if (message.parent) {
     object["parent"] = message.parent->attempt;
     object["parent_step"] = message.parent->step;
@@ -123,7 +123,7 @@ Result<AttemptProposal> DecodeAttempt(std::string_view text) {
   std::uint64_t replace = 0;
   bool good = read.Take("attempt", message.uuid) && IsAttemptId(message.uuid) && read.Take("step", message.step) &&
               read.Take("generation", message.generation) && read.Take("replace", replace) &&
-              read.Take("alike", message.replica_digests);
+              read.Take("identical", message.replica_digests);
   if (read.Has("parent")) {
     message.parent.emplace();
     good = good && read.Take("parent", message.parent->attempt) && read.Take("parent_step", message.parent->step);

@@ -44,7 +44,7 @@ std::function<void(Args...)> Coordination::Later(void (Coordination::*then)(Args
 }
 
 Deadline Coordination::WriteDeadline() const {
-  return Deadline::In(std::max<std::chrono::nanoseconds>(kLongestSave, Twice(context_.parts.options.group_deadline)));
+  return Deadline::In(std::max<std::chrono::nanoseconds>(kLongestSave, Twice(context_.parts.options.group_timeout)));
 }
 
 bool Coordination::prepared() const {
@@ -105,7 +105,7 @@ void Coordination::Detach() {
 
 void Coordination::Prepare(const ManifestShard& shard) {
   if (!stage_.MoveTo(Stage::kPrepared)) return;
-  const std::chrono::nanoseconds deadline = context_.parts.options.group_deadline;
+  const std::chrono::nanoseconds deadline = context_.parts.options.group_timeout;
   if (coordinator()) {
     wakes_at_ = Deadline::In(deadline);
     shards_[0] = PreparedShard{.shard = shard, .checked = true};  // Sealing has checked it.
@@ -272,7 +272,7 @@ void Coordination::AnnounceOutcome(const Status& outcome) {
 
 void Coordination::AwaitAttempt() {
   if (!stage_.MoveTo(Stage::kNaming)) return;
-  group().Await(Key("attempt"), Deadline::In(context_.parts.options.group_deadline), Later(&Coordination::OnAttempt));
+  group().Await(Key("attempt"), Deadline::In(context_.parts.options.group_timeout), Later(&Coordination::OnAttempt));
 }
 
 void Coordination::OnAttempt(Heard heard) {
@@ -298,7 +298,7 @@ void Coordination::Join(const AttemptProposal& attempt) {
   const ReplicatedValues& mine = plan_.replicated != nullptr ? *plan_.replicated : nothing;
   if (const int bucket = FirstDifference(attempt.replica_digests, mine.digest); bucket >= 0) {
     if (!stage_.MoveTo(Stage::kDiffers)) return;
-    wakes_at_ = Deadline::In(context_.parts.options.group_deadline);
+    wakes_at_ = Deadline::In(context_.parts.options.group_timeout);
     PreparedMessage differs;
     differs.bucket = bucket;
     differs.texts = EncodeBucket(mine, bucket);
@@ -334,7 +334,7 @@ void Coordination::OnNoOutcome(const Status& why) {
     // The coordinator may have received the message anyway, so look at the disk. After the deadline, look once. If the
     // group broke, the coordinator may be about to commit, so keep looking.
     const bool late = why.code() == StatusCode::kDeadlineExceeded;
-    look_until_ = Deadline::In(late ? std::chrono::nanoseconds(0) : context_.parts.options.group_deadline);
+    look_until_ = Deadline::In(late ? std::chrono::nanoseconds(0) : context_.parts.options.group_timeout);
     return CheckDisk();
   }
   const Status failure =

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/human.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "store/list.h"
@@ -106,8 +107,10 @@ bool Engine::Stop(Deadline deadline) {
 void Engine::AbandonTasks(const std::vector<std::shared_ptr<SaveTask>>& tasks) {
   for (const std::shared_ptr<SaveTask>& task : tasks) {
     const bool commits = task->stats().phase == SavePhase::kCommitting;
-    const Status status = Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
-                                "step {}: the disk did not respond before Options::close_deadline", task->plan().step);
+    const Status status =
+        Error(commits ? StatusCode::kUnknownOutcome : StatusCode::kDeadlineExceeded,
+              "step {}: the disk did not respond within the {} that closing waits for it", task->plan().step,
+              HumanSeconds(std::chrono::duration<double>(context_.parts.options.close_timeout).count()));
     {
       MutexLock lock(mutex_);
       failures_.Add(task, status);

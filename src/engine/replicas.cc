@@ -16,7 +16,7 @@
 namespace cairn {
 namespace {
 
-using Word = nlohmann::json;
+using Message = nlohmann::json;
 
 constexpr std::size_t kBuckets = 64;
 constexpr std::size_t kDigits = 8;
@@ -31,7 +31,7 @@ std::size_t BucketOf(const std::string& name) { return Sum(name) % kBuckets; }
 // Tensors that share memory, so they are written together.
 struct TiedTensors {
   std::uint64_t bytes = 0;
-  bool by_rank_0 = false;
+  bool of_rank_0 = false;
   std::vector<std::uint32_t> entries;
   // The smallest of its names, because the order in memory differs between ranks.
   std::string_view name;
@@ -59,7 +59,7 @@ Result<std::vector<TiedTensors>> FindReplicated(const TensorTable& table, const 
     return Status::Ok();
   };
   CAIRN_RETURN_IF_ERROR(mark(replicated.tensors, Writer::kAny));
-  CAIRN_RETURN_IF_ERROR(mark(replicated.by_rank_0, Writer::kRank0));
+  CAIRN_RETURN_IF_ERROR(mark(replicated.rank0_tensors, Writer::kRank0));
 
   std::map<std::uint32_t, TiedTensors> all;  // By the entry that holds the memory.
   for (std::uint32_t i = 0; i < table.size(); ++i) {
@@ -72,7 +72,7 @@ Result<std::vector<TiedTensors>> FindReplicated(const TensorTable& table, const 
     if (writers[i] == Writer::kOwn) continue;
     TiedTensors& tied = all[holder];
     tied.bytes = entry.bytes();
-    tied.by_rank_0 = tied.by_rank_0 || writers[i] == Writer::kRank0;
+    tied.of_rank_0 = tied.of_rank_0 || writers[i] == Writer::kRank0;
     tied.name = tied.entries.empty() ? entry.name : std::min<std::string_view>(tied.name, entry.name);
     tied.entries.push_back(i);
     values.all.emplace_back(entry.name, DescribeReplica(table, entry));
@@ -141,14 +141,14 @@ Result<ReplicaAssignment> AssignReplicas(const std::shared_ptr<const TensorTable
                                          int rank, int world) {
   ReplicaAssignment share{.table = table, .replicated = nullptr};
   if (world == 1) return share;
-  const auto values = std::make_shared<ReplicatedValues>(ReplicatedValues{.all = replicated.alike});
+  const auto values = std::make_shared<ReplicatedValues>(ReplicatedValues{.all = replicated.identical_values});
   share.replicated = values;
   CAIRN_ASSIGN_OR_RETURN(const std::vector<TiedTensors> all, FindReplicated(*table, replicated, *values));
   // Of tensors that any rank may write.
   std::vector<std::uint64_t> sizes;
   std::uint64_t of_rank_0 = 0;
   for (const TiedTensors& tied : all) {
-    if (tied.by_rank_0) {
+    if (tied.of_rank_0) {
       of_rank_0 += tied.bytes;
     } else {
       sizes.push_back(tied.bytes);
@@ -159,7 +159,7 @@ Result<ReplicaAssignment> AssignReplicas(const std::shared_ptr<const TensorTable
   std::vector<int> writer_of(table->size(), kOwn);
   auto next = writers.begin();
   for (const TiedTensors& tied : all) {
-    const int writer = tied.by_rank_0 ? 0 : *next++;
+    const int writer = tied.of_rank_0 ? 0 : *next++;
     for (const std::uint32_t i : tied.entries) writer_of[i] = writer;
   }
   std::vector<bool> dropped(table->size(), false);
@@ -222,22 +222,22 @@ std::string EncodeBucket(const ReplicatedValues& values, int bucket) {
   const auto index = static_cast<std::size_t>(bucket);
   const bool of_writers = index >= kBuckets;
   const std::size_t tensors = values.all.size() - values.writers.size();
-  Word items = Word::array();
+  Message items = Message::array();
   for (std::size_t i = of_writers ? tensors : 0; i < values.all.size(); ++i) {
     const auto& [name, text] = values.all[i];
     if (BucketOf(name) != index % kBuckets) continue;
     items.push_back({name, of_writers ? fmt::format("rank {} as its writer", values.writers[i - tensors]) : text});
   }
-  return items.dump(-1, ' ', false, Word::error_handler_t::replace);
+  return items.dump(-1, ' ', false, Message::error_handler_t::replace);
 }
 
 Status CompareBuckets(std::uint64_t step, const std::string& of_rank_0, int rank, const std::string& its) {
   using Bucket = std::map<std::string, std::string>;
   const auto read = [](const std::string& text) -> std::optional<Bucket> {
-    const Word items = Word::parse(text, nullptr, false);
+    const Message items = Message::parse(text, nullptr, false);
     if (!items.is_array()) return std::nullopt;
     Bucket bucket;
-    for (const Word& item : items) {
+    for (const Message& item : items) {
       if (!item.is_array() || item.size() != 2 || !item[0].is_string() || !item[1].is_string()) return std::nullopt;
       bucket.emplace(item[0].get<std::string>(), item[1].get<std::string>());
     }

@@ -79,8 +79,8 @@ void SaveJob::MakeHeaderIfNamed() {
 
 Deadline SaveJob::wakes_at() const {
   const std::optional<Deadline> release_by = running() ? writer_->release_by() : std::nullopt;
-  const Deadline words = coordination_->wakes_at();
-  return release_by && release_by->when() < words.when() ? *release_by : words;
+  const Deadline of_ranks = coordination_->wakes_at();
+  return release_by && release_by->when() < of_ranks.when() ? *release_by : of_ranks;
 }
 
 void SaveJob::PollRequests() {

@@ -8,25 +8,25 @@
 
 namespace cairn {
 
-Result<std::string> AwaitWord(Group& group, const std::string& key, Deadline deadline) {
+Result<std::string> AwaitMessage(Group& group, const std::string& key, Deadline deadline) {
   const auto answer = std::make_shared<std::promise<Result<std::string>>>();
-  group.Await(key, deadline, [answer](Result<std::string> word) { answer->set_value(std::move(word)); });
+  group.Await(key, deadline, [answer](Result<std::string> message) { answer->set_value(std::move(message)); });
   return answer->get_future().get();
 }
 
-CollectedWords CollectWords(Group& group, const std::string& key, Deadline deadline) {
+CollectedMessages CollectMessages(Group& group, const std::string& key, Deadline deadline) {
   struct Answer {
     Mutex mutex;
     CondVar changed;
-    CollectedWords collected CAIRN_GUARDED_BY(mutex);
+    CollectedMessages collected CAIRN_GUARDED_BY(mutex);
     bool ended CAIRN_GUARDED_BY(mutex) = false;
   };
   const auto answer = std::make_shared<Answer>();
   group.Collect(
       key, deadline,
-      [answer](int rank, std::string word) {
+      [answer](int rank, std::string message) {
         MutexLock lock(answer->mutex);
-        answer->collected.words.insert_or_assign(rank, std::move(word));
+        answer->collected.messages.insert_or_assign(rank, std::move(message));
       },
       [answer](Status end) {
         MutexLock lock(answer->mutex);

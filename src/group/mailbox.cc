@@ -28,19 +28,19 @@ Mailbox::Mailbox(int rank, int size, DeadlineWatch& watch)
   failure_ = watch_.status();
 }
 
-void Mailbox::Collect(const std::string& key, Deadline deadline, Group::OnWord on_word, Group::OnEnd end) {
+void Mailbox::Collect(const std::string& key, Deadline deadline, Group::OnMessage on_message, Group::OnEnd end) {
   if (rank_ != 0) return end(Error(StatusCode::kInternal, "\"{}\": rank {} is not the coordinator", key, rank_));
-  Expect(key, {deadline, std::move(on_word), std::move(end), {}, 0});
+  Expect(key, {deadline, std::move(on_message), std::move(end), {}, 0});
 }
 
 void Mailbox::Await(const std::string& key, Deadline deadline, Group::OnAnnounced on_announced) {
   if (rank_ == 0) return on_announced(Error(StatusCode::kInternal, "\"{}\": rank 0 cannot await", key));
-  // Callbacks run one at a time: at the end the word is there.
-  const auto word = std::make_shared<std::string>();
+  // Callbacks run one at a time: at the end the message is there.
+  const auto message = std::make_shared<std::string>();
   Expect(key, {deadline,
-               [word](int, std::string said) { *word = std::move(said); },
-               [word, call = std::move(on_announced)](Status status) {
-                 status.ok() ? call(std::move(*word)) : call(std::move(status));
+               [message](int, std::string said) { *message = std::move(said); },
+               [message, call = std::move(on_announced)](Status status) {
+                 status.ok() ? call(std::move(*message)) : call(std::move(status));
                },
                {},
                0});
@@ -60,22 +60,22 @@ void Mailbox::Expect(const std::string& key, Wait wait) {
     } else {
       const auto it = waits_.emplace(key, std::move(wait)).first;
       Early early = TakeEarly(key);
-      for (auto& [from, word] : early.words) Deliver(it->second, from, std::move(word));
+      for (auto& [from, message] : early.messages) Deliver(it->second, from, std::move(message));
       if (!EndIfComplete(it)) Arm(it->second.deadline);
     }
   }
   RunCallbacks();
 }
 
-void Mailbox::Receive(int from, const std::string& key, std::string word) {
+void Mailbox::Receive(int from, const std::string& key, std::string message) {
   {
     MutexLock lock(mutex_);
     if (!is_peer(from) || left_[static_cast<std::size_t>(from)] || !failure_.ok() || ended_.contains(key)) return;
     if (const auto it = waits_.find(key); it != waits_.end()) {
-      Deliver(it->second, from, std::move(word));
+      Deliver(it->second, from, std::move(message));
       EndIfComplete(it);
     } else {
-      KeepEarly(key, from, std::move(word));
+      KeepEarly(key, from, std::move(message));
     }
   }
   RunCallbacks();
@@ -99,7 +99,7 @@ void Mailbox::Fail(const Status& why) {
     for (auto it = waits_.begin(); it != waits_.end();) it = End(it, failure_);
     early_.clear();
     early_keys_.clear();
-    early_words_ = 0;
+    early_messages_ = 0;
   }
   RunCallbacks();
 }
@@ -143,31 +143,32 @@ void Mailbox::EndOverdue() {
   RunCallbacks();
 }
 
-void Mailbox::Deliver(Wait& wait, int from, std::string word) {
+void Mailbox::Deliver(Wait& wait, int from, std::string message) {
   if (wait.received[static_cast<std::size_t>(from)]) return;
   wait.received[static_cast<std::size_t>(from)] = true;
   --wait.missing;
-  callbacks_.emplace_back(
-      [on_word = wait.on_word, from, word = std::move(word)]() mutable { on_word(from, std::move(word)); });
+  callbacks_.emplace_back([on_message = wait.on_message, from, message = std::move(message)]() mutable {
+    on_message(from, std::move(message));
+  });
 }
 
-void Mailbox::KeepEarly(const std::string& key, int from, std::string word) {
+void Mailbox::KeepEarly(const std::string& key, int from, std::string message) {
   const auto [it, fresh] = early_.try_emplace(key);
   if (fresh) {
     it->second.arrival = arrivals_++;
     early_keys_.emplace(it->second.arrival, key);
   }
-  it->second.words.emplace_back(from, std::move(word));
-  ++early_words_;
-  const std::size_t most = kEarlyWords + kEarlyWordsPerRank * left_.size();
-  while (early_words_ > most) static_cast<void>(TakeEarly(std::string(early_keys_.begin()->second)));
+  it->second.messages.emplace_back(from, std::move(message));
+  ++early_messages_;
+  const std::size_t most = kEarlyMessages + kEarlyMessagesPerRank * left_.size();
+  while (early_messages_ > most) static_cast<void>(TakeEarly(std::string(early_keys_.begin()->second)));
 }
 
 Mailbox::Early Mailbox::TakeEarly(const std::string& key) {
   const auto it = early_.find(key);
   if (it == early_.end()) return {};
   Early early = std::move(it->second);
-  early_words_ -= early.words.size();
+  early_messages_ -= early.messages.size();
   early_keys_.erase(early.arrival);
   early_.erase(it);
   return early;

@@ -18,19 +18,19 @@
 
 namespace cairn {
 
-/// The words that one rank of a Group has received, and its waits. A transport delivers the words. Safe from any
+/// The messages that one rank of a Group has received, and its waits. A transport delivers the messages. Safe from any
 /// thread.
 ///
-/// The coordinator receives from the other ranks, and these receive from the coordinator: its peers. Words that nobody
-/// waits for yet are kept, up to kEarlyWords plus kEarlyWordsPerRank for each rank. Beyond that the oldest keys are
-/// dropped.
+/// The coordinator receives from the other ranks, and these receive from the coordinator: its peers. Messages that
+/// nobody waits for yet are kept, up to kEarlyMessages plus kEarlyMessagesPerRank for each rank. Beyond that the oldest
+/// keys are dropped.
 ///
 /// Callbacks run one at a time, in the order of their events, and never under a lock: on the thread that delivers the
-/// word, on that of the watch, or on a concurrent caller's.
+/// message, on that of the watch, or on a concurrent caller's.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
-  static constexpr std::size_t kEarlyWords = 4096;
-  static constexpr std::size_t kEarlyWordsPerRank = 64;
+  static constexpr std::size_t kEarlyMessages = 4096;
+  static constexpr std::size_t kEarlyMessagesPerRank = 64;
   static constexpr std::size_t kEndedKeys = 4096;
 
   /// Only std::make_shared may create it. If the watch has no thread, the mailbox has failed from the start. The watch
@@ -39,14 +39,14 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
   // For the rank: see Group.
 
-  void Collect(const std::string& key, Deadline deadline, Group::OnWord on_word, Group::OnEnd end);
+  void Collect(const std::string& key, Deadline deadline, Group::OnMessage on_message, Group::OnEnd end);
   void Await(const std::string& key, Deadline deadline, Group::OnAnnounced on_announced);
 
   // For the transport.
 
-  /// Delivers a peer's word. It is dropped if its wait has ended, if it is a duplicate, or if the peer has left.
-  void Receive(int from, const std::string& key, std::string word) CAIRN_EXCLUDES(mutex_);
-  /// The peer sends no more words.
+  /// Delivers a peer's message. It is dropped if its wait has ended, if it is a duplicate, or if the peer has left.
+  void Receive(int from, const std::string& key, std::string message) CAIRN_EXCLUDES(mutex_);
+  /// The peer sends no more messages.
   void Leave(int peer) CAIRN_EXCLUDES(mutex_);
   /// Ends every wait, now and later. The first reason is kept.
   void Fail(const Status& why) CAIRN_EXCLUDES(mutex_);
@@ -63,23 +63,23 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
  private:
   struct Wait {
     Deadline deadline;
-    Group::OnWord on_word;
+    Group::OnMessage on_message;
     Group::OnEnd end;
     // By rank.
     std::vector<bool> received;
     std::size_t missing = 0;
   };
-  // Words under a key that nobody waits for yet.
+  // Messages under a key that nobody waits for yet.
   struct Early {
     std::uint64_t arrival = 0;
     // By rank.
-    std::vector<std::pair<int, std::string>> words;
+    std::vector<std::pair<int, std::string>> messages;
   };
   using Waits = std::map<std::string, Wait>;
 
   void Expect(const std::string& key, Wait wait) CAIRN_EXCLUDES(mutex_);
-  void Deliver(Wait& wait, int from, std::string word) CAIRN_REQUIRES(mutex_);
-  void KeepEarly(const std::string& key, int from, std::string word) CAIRN_REQUIRES(mutex_);
+  void Deliver(Wait& wait, int from, std::string message) CAIRN_REQUIRES(mutex_);
+  void KeepEarly(const std::string& key, int from, std::string message) CAIRN_REQUIRES(mutex_);
   [[nodiscard]] Early TakeEarly(const std::string& key) CAIRN_REQUIRES(mutex_);
   Waits::iterator End(Waits::iterator wait, Status status) CAIRN_REQUIRES(mutex_);
   // Ends the wait if it is complete, or if a missing peer has left.
@@ -98,7 +98,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   // By arrival.
   std::map<std::uint64_t, std::string> early_keys_ CAIRN_GUARDED_BY(mutex_);
   std::uint64_t arrivals_ CAIRN_GUARDED_BY(mutex_) = 0;
-  std::size_t early_words_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::size_t early_messages_ CAIRN_GUARDED_BY(mutex_) = 0;
   // Keys whose waits ended incomplete, as a set and oldest first.
   std::set<std::string> ended_ CAIRN_GUARDED_BY(mutex_);
   std::deque<std::string> ended_keys_ CAIRN_GUARDED_BY(mutex_);

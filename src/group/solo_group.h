@@ -11,9 +11,9 @@ class SoloGroup : public Group {
  public:
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return 1; }
-  void Send(const std::string& key, std::string word) override;
-  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override;
-  void Announce(const std::string& key, std::string word) override;
+  void Send(const std::string& key, std::string message) override;
+  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override;
+  void Announce(const std::string& key, std::string message) override;
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override;
 };
 

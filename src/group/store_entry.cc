@@ -8,9 +8,9 @@
 namespace cairn {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames = {"word", "closed", "filled"};  // By kind.
+constexpr std::array<std::string_view, 3> kNames = {"message", "closed", "filled"};  // By kind.
 
-std::size_t PartsOf(StoreEntry::Kind kind) { return kind == StoreEntry::Kind::kWord ? 3 : 1; }
+std::size_t PartsOf(StoreEntry::Kind kind) { return kind == StoreEntry::Kind::kMessage ? 3 : 1; }
 
 void AppendPart(std::string& bytes, std::string_view part) {
   bytes += std::to_string(part.size());
@@ -43,7 +43,7 @@ std::string PackEntry(const StoreEntry& entry) {
   std::string bytes;
   AppendPart(bytes, kNames[static_cast<std::size_t>(entry.kind)]);
   AppendPart(bytes, std::to_string(entry.number));
-  if (entry.kind == StoreEntry::Kind::kWord) {
+  if (entry.kind == StoreEntry::Kind::kMessage) {
     AppendPart(bytes, entry.key);
     AppendPart(bytes, entry.text);
   }
@@ -63,7 +63,7 @@ std::optional<StoreEntry> UnpackEntry(std::string_view bytes) {
     const auto number = ParseNumber<int>(parts[1]);
     if (!number || *number < 0) return std::nullopt;
     entry.number = *number;
-    if (entry.kind == StoreEntry::Kind::kWord) {
+    if (entry.kind == StoreEntry::Kind::kMessage) {
       entry.key = parts[2];
       entry.text = parts[3];
     }

@@ -10,9 +10,9 @@ namespace cairn {
 /// parts, each after its length and a colon; Python's ranks write the same (bindings/cairn/_ranks/store_link.py).
 struct StoreEntry {
   enum class Kind {
-    kWord,    ///< `number`, key, text.
-    kClosed,  ///< `number`: the writer sends nothing more.
-    kFilled,  ///< `number`: nothing; it only takes the place of an entry that does not come.
+    kMessage,  ///< `number`, key, text.
+    kClosed,   ///< `number`: the writer sends nothing more.
+    kFilled,   ///< `number`: nothing; it only takes the place of an entry that does not come.
   };
   Kind kind = Kind::kFilled;
   /// In the inbox the writer's rank, in the log how many ranks read the entry.

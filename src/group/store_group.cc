@@ -19,16 +19,16 @@ StoreGroup::StoreGroup(int rank, int size)
 
 StoreGroup::~StoreGroup() { Stop(); }
 
-void StoreGroup::Send(const std::string& key, std::string word) {
-  if (rank_ != 0 && !mailbox_->has_left(0)) Enqueue(key, std::move(word));
+void StoreGroup::Send(const std::string& key, std::string message) {
+  if (rank_ != 0 && !mailbox_->has_left(0)) Enqueue(key, std::move(message));
 }
 
-void StoreGroup::Announce(const std::string& key, std::string word) {
-  if (rank_ == 0 && size_ > 1) Enqueue(key, std::move(word));
+void StoreGroup::Announce(const std::string& key, std::string message) {
+  if (rank_ == 0 && size_ > 1) Enqueue(key, std::move(message));
 }
 
-void StoreGroup::Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) {
-  mailbox_->Collect(key, deadline, std::move(on_word), std::move(end));
+void StoreGroup::Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) {
+  mailbox_->Collect(key, deadline, std::move(on_message), std::move(end));
   NotifyListener();
 }
 
@@ -37,16 +37,16 @@ void StoreGroup::Await(const std::string& key, Deadline deadline, OnAnnounced on
   NotifyListener();
 }
 
-Result<StoreGroup::Word> StoreGroup::NextWord(Deadline deadline) {
+Result<StoreGroup::Message> StoreGroup::NextMessage(Deadline deadline) {
   MutexLock lock(mutex_);
-  while (words_.empty()) {
+  while (messages_.empty()) {
     if (stopped_) return Status(StatusCode::kCancelled, "the group was closed");
-    if (deadline.passed()) return Status(StatusCode::kDeadlineExceeded, "no word is to be sent");
+    if (deadline.passed()) return Status(StatusCode::kDeadlineExceeded, "no message is to be sent");
     changed_.WaitUntil(mutex_, deadline);
   }
-  Word word = std::move(words_.front());
-  words_.pop_front();
-  return word;
+  Message message = std::move(messages_.front());
+  messages_.pop_front();
+  return message;
 }
 
 Status StoreGroup::WaitUntilWanted(Deadline deadline) {
@@ -69,11 +69,11 @@ void StoreGroup::Stop() {
   mailbox_->Close();
 }
 
-void StoreGroup::Enqueue(const std::string& key, std::string word) {
+void StoreGroup::Enqueue(const std::string& key, std::string message) {
   if (mailbox_->failed()) return;  // Stopped, or the store is lost: nobody would take it.
   {
     MutexLock lock(mutex_);
-    words_.push_back({key, std::move(word)});
+    messages_.push_back({key, std::move(message)});
   }
   changed_.NotifyAll();
 }

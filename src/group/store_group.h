@@ -16,15 +16,16 @@ namespace cairn {
 
 /// Ranks that talk through a key-value store, such as torch.distributed's c10d Store, which calls may block.
 ///
-/// Words to be sent wait until a thread of the store's takes them with NextWord. It passes on what it receives with
-/// Hear. So no caller of the group ever enters the store: StoreLink has these threads in C++, and the Python package in
-/// Python. A thread of the group keeps the deadlines, whatever the store does. All calls are safe from any thread.
+/// Messages to be sent wait until a thread of the store's takes them with NextMessage. It passes on what it receives
+/// with Hear. So no caller of the group ever enters the store: StoreLink has these threads in C++, and the Python
+/// package in Python. A thread of the group keeps the deadlines, whatever the store does. All calls are safe from any
+/// thread.
 class StoreGroup : public Group {
  public:
   /// How much longer than its deadline Await waits. The coordinator's wait ends at the same deadline, and this leaves
   /// it time to say which ranks are missing.
   static constexpr std::chrono::milliseconds kGrace{500};
-  struct Word {
+  struct Message {
     std::string key;
     std::string text;
   };
@@ -38,30 +39,32 @@ class StoreGroup : public Group {
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
-  void Send(const std::string& key, std::string word) override CAIRN_EXCLUDES(mutex_);
-  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override CAIRN_EXCLUDES(mutex_);
-  void Announce(const std::string& key, std::string word) override CAIRN_EXCLUDES(mutex_);
+  void Send(const std::string& key, std::string message) override CAIRN_EXCLUDES(mutex_);
+  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override
+      CAIRN_EXCLUDES(mutex_);
+  void Announce(const std::string& key, std::string message) override CAIRN_EXCLUDES(mutex_);
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override CAIRN_EXCLUDES(mutex_);
 
   // For the threads that serve the store.
 
-  /// The next word for the store: to the coordinator, or on rank 0 to all. DeadlineExceeded; Cancelled once it is
-  /// stopped and every word is taken.
-  Result<Word> NextWord(Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// Whether anybody waits for a word.
+  /// The next message for the store: to the coordinator, or on rank 0 to all. DeadlineExceeded; Cancelled once it is
+  /// stopped and every message is taken.
+  Result<Message> NextMessage(Deadline deadline) CAIRN_EXCLUDES(mutex_);
+  /// Whether anybody waits for a message.
   [[nodiscard]] bool wanted() const { return mailbox_->waiting(); }
-  /// Ok as soon as anybody waits for a word, so that the store must be read. DeadlineExceeded; Cancelled once stopped.
+  /// Ok as soon as anybody waits for a message, so that the store must be read. DeadlineExceeded; Cancelled once
+  /// stopped.
   Status WaitUntilWanted(Deadline deadline) CAIRN_EXCLUDES(mutex_);
-  /// A word from the store, and a rank that has closed: see Mailbox.
-  void Hear(int from, const std::string& key, std::string word) { mailbox_->Receive(from, key, std::move(word)); }
+  /// A message from the store, and a rank that has closed: see Mailbox.
+  void Hear(int from, const std::string& key, std::string message) { mailbox_->Receive(from, key, std::move(message)); }
   void Leave(int peer) { mailbox_->Leave(peer); }
   /// The store is lost: ends every wait, and each later one at once. Only the first call counts.
   void Fail(const Status& why) { mailbox_->Fail(why); }
-  /// Ends all waits as Cancelled. Words that are already queued can still be taken.
+  /// Ends all waits as Cancelled. Messages that are already queued can still be taken.
   void Stop() CAIRN_EXCLUDES(mutex_);
 
  private:
-  void Enqueue(const std::string& key, std::string word) CAIRN_EXCLUDES(mutex_);
+  void Enqueue(const std::string& key, std::string message) CAIRN_EXCLUDES(mutex_);
   void NotifyListener() CAIRN_EXCLUDES(mutex_);
 
   const pid_t process_;
@@ -71,7 +74,7 @@ class StoreGroup : public Group {
   const std::shared_ptr<Mailbox> mailbox_;
   Mutex mutex_;
   CondVar changed_;
-  std::deque<Word> words_ CAIRN_GUARDED_BY(mutex_);  // For the store, oldest first.
+  std::deque<Message> messages_ CAIRN_GUARDED_BY(mutex_);  // For the store, oldest first.
   bool stopped_ CAIRN_GUARDED_BY(mutex_) = false;
 };
 

@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLongestWait = std::chrono::hours(1);
 // One wait while the group opens: it may be closed meanwhile.
 constexpr milliseconds kOpeningWait = std::chrono::seconds(1);
-// Between rank 0's checks for a word that was counted and does not come.
+// Between rank 0's checks for a message that was counted and does not come.
 constexpr milliseconds kGap = std::chrono::seconds(1);
 // In a hello's id, before the size of the group.
 constexpr std::string_view kOfSize = " of ";
@@ -59,11 +59,13 @@ class LinkedGroup : public Group {
 
   [[nodiscard]] int rank() const override { return link_->group().rank(); }
   [[nodiscard]] int size() const override { return link_->group().size(); }
-  void Send(const std::string& key, std::string word) override { link_->group().Send(key, std::move(word)); }
-  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override {
-    link_->group().Collect(key, deadline, std::move(on_word), std::move(end));
+  void Send(const std::string& key, std::string message) override { link_->group().Send(key, std::move(message)); }
+  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override {
+    link_->group().Collect(key, deadline, std::move(on_message), std::move(end));
   }
-  void Announce(const std::string& key, std::string word) override { link_->group().Announce(key, std::move(word)); }
+  void Announce(const std::string& key, std::string message) override {
+    link_->group().Announce(key, std::move(message));
+  }
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override {
     link_->group().Await(key, deadline, std::move(on_announced));
   }
@@ -119,7 +121,7 @@ bool StoreLink::HasEnded(const Served StoreLink::*served, Deadline deadline) {
 }
 
 void StoreLink::Close() {
-  const Deadline deadline = Deadline::In(options_.close_deadline);
+  const Deadline deadline = Deadline::In(options_.close_timeout);
   close_by_ = deadline.when();
   group_.Stop();
   if (!HasEnded(&StoreLink::sender_, deadline) || !HasEnded(&StoreLink::listener_, deadline)) {
@@ -143,10 +145,11 @@ Status StoreLink::Send() {
   CAIRN_RETURN_IF_ERROR(Meet(store));
   CAIRN_RETURN_IF_ERROR(StartServing("cairn-listen", &StoreLink::listener_, &StoreLink::Listen));
   while (true) {
-    Result<StoreGroup::Word> word = group_.NextWord(leads_ ? Deadline::In(kGap) : Deadline::Infinite());
-    if (word.ok()) {
-      CAIRN_RETURN_IF_ERROR(Append(store, {StoreEntry::Kind::kWord, 0, std::move(word->key), std::move(word->text)}));
-    } else if (word.status().code() == StatusCode::kDeadlineExceeded) {
+    Result<StoreGroup::Message> message = group_.NextMessage(leads_ ? Deadline::In(kGap) : Deadline::Infinite());
+    if (message.ok()) {
+      CAIRN_RETURN_IF_ERROR(
+          Append(store, {StoreEntry::Kind::kMessage, 0, std::move(message->key), std::move(message->text)}));
+    } else if (message.status().code() == StatusCode::kDeadlineExceeded) {
       CAIRN_RETURN_IF_ERROR(FillGap(store));
     } else {
       return Leave(store);
@@ -166,7 +169,7 @@ Status StoreLink::Listen() {
 // Opening.
 
 Status StoreLink::Meet(const KeyValueStore& store) {
-  const Deadline deadline = Deadline::In(options_.open_deadline);
+  const Deadline deadline = Deadline::In(options_.open_timeout);
   return leads_ ? MeetAsCoordinator(store, deadline) : MeetCoordinator(store, deadline);
 }
 
@@ -178,7 +181,7 @@ Status StoreLink::MeetCoordinator(const KeyValueStore& store, Deadline deadline)
   if (!welcomed.ok() || !*welcomed) {
     static_cast<void>(store.erase(hello));
     CAIRN_RETURN_IF_ERROR(welcomed.status());
-    return Error(StatusCode::kDeadlineExceeded, "not opened by rank 0 within {}", Seconds(options_.open_deadline));
+    return Error(StatusCode::kDeadlineExceeded, "not opened by rank 0 within {}", Seconds(options_.open_timeout));
   }
   CAIRN_ASSIGN_OR_RETURN(session_, store.get(WelcomeKey(id)));
   CAIRN_RETURN_IF_ERROR(store.erase(WelcomeKey(id)));
@@ -260,7 +263,7 @@ Result<std::vector<int>> StoreLink::TakeBack(const KeyValueStore& store) const {
 
 Status StoreLink::Late(const std::vector<int>& ranks) const {
   return Error(StatusCode::kDeadlineExceeded, "not opened by rank {} within {}", fmt::join(ranks, ", "),
-               Seconds(options_.open_deadline));
+               Seconds(options_.open_timeout));
 }
 
 Result<bool> StoreLink::Await(const KeyValueStore& store, const std::string& key, Deadline deadline) const {
@@ -307,7 +310,7 @@ Status StoreLink::FillGap(const KeyValueStore& store) {
 Result<StoreEntry> StoreLink::Read(const KeyValueStore& store, const std::string& name) const {
   CAIRN_ASSIGN_OR_RETURN(const std::string bytes, store.get(name));
   if (auto entry = UnpackEntry(bytes)) return *std::move(entry);
-  return Error(StatusCode::kIoError, "the store: expected a word of Cairn under {}, found other bytes", name);
+  return Error(StatusCode::kIoError, "the store: expected a message of Cairn under {}, found other bytes", name);
 }
 
 Status StoreLink::ReadLog(const KeyValueStore& store) {
@@ -315,7 +318,7 @@ Status StoreLink::ReadLog(const KeyValueStore& store) {
   const std::string name = Key("log", number);
   CAIRN_ASSIGN_OR_RETURN(StoreEntry entry, Read(store, name));
   readers_ = entry.number;
-  if (entry.kind == StoreEntry::Kind::kWord) group_.Hear(0, entry.key, std::move(entry.text));
+  if (entry.kind == StoreEntry::Kind::kMessage) group_.Hear(0, entry.key, std::move(entry.text));
   if (entry.kind == StoreEntry::Kind::kClosed) {
     gone_.insert(0);
     group_.Leave(0);
@@ -334,7 +337,7 @@ Status StoreLink::ReadInbox(const KeyValueStore& store) {
     filled_.push_back(number);
     return {};
   }
-  if (entry.kind == StoreEntry::Kind::kWord) group_.Hear(entry.number, entry.key, std::move(entry.text));
+  if (entry.kind == StoreEntry::Kind::kMessage) group_.Hear(entry.number, entry.key, std::move(entry.text));
   if (entry.kind == StoreEntry::Kind::kClosed && entry.number > 0 && entry.number < options_.size) {
     gone_.insert(entry.number);
     readers_ = options_.size - 1 - static_cast<int>(gone_.size());

@@ -20,14 +20,15 @@ namespace cairn {
 /// Serves a StoreGroup through a key-value store, with two threads. Once it is open the protocol is that of Python's
 /// ranks (bindings/cairn/_ranks/store_link.py), and so are the entries.
 ///
-/// The sender puts this rank's words into the store. The listener, while anybody waits for a word, blocks in the store
-/// until the next word comes. Each has its own connection.
+/// The sender puts this rank's messages into the store. The listener, while anybody waits for a message, blocks in the
+/// store until the next message comes. Each has its own connection.
 ///
 /// Keys, under `cairn/<name>/`. To open, rank r sets `hello/<r>` to a fresh id, which ends with the size that it was
 /// told. Rank 0 removes it and answers `welcome/<id>` = the session, another fresh id: so a group that is made again
-/// never reads old words; or `!` and why it refuses. Rank r removes the answer. If it does not, it had died, and rank 0
-/// answers a later hello of its rank. Under `<session>/`:
-///   inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes
+/// never reads old messages; or `!` and why it refuses. Rank r removes the answer. If it does not, it had died, and
+/// rank 0 answers a later hello of its rank. Under `<session>/`:
+///   inbox, inbox/<i>   how many entries, and entry i: a rank's message to rank 0, or that it has closed. Rank 0
+///   removes
 ///                      it. If an entry was counted and does not come (its rank died), rank 0 fills it, so that later
 ///                      ones can be read; a rank that finds its entry filled takes the next one.
 ///   log/<i>            entry i: what rank 0 announces to all others, or that it has closed. Each reads them in order.
@@ -45,7 +46,7 @@ class StoreLink : public std::enable_shared_from_this<StoreLink> {
   StoreGroup& group() { return group_; }
   /// Starts the threads. They keep this object alive.
   Status Start() CAIRN_EXCLUDES(mutex_) { return StartServing("cairn-send", &StoreLink::sender_, &StoreLink::Send); }
-  /// Sends what is queued and ends the threads, within the close_deadline. Threads that hang in the store stay behind.
+  /// Sends what is queued and ends the threads, within the close_timeout. Threads that hang in the store stay behind.
   void Close() CAIRN_EXCLUDES(mutex_);
 
  private:

@@ -66,7 +66,7 @@ void ReportAllHeadersRead(const EventCallback& on_event, const StoredCheckpoint&
 }  // namespace
 
 Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& checkpoint, std::uint64_t rank,
-                                     const TensorTable& table, const RestoreOptions& options,
+                                     bool own_shard, const TensorTable& table, const RestoreOptions& options,
                                      const EventCallback& on_event, OpenedCheckpoint& opened) {
   // A pattern that matches no tensor of the state is an error, whatever was saved.
   CAIRN_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> wanted, SelectEntries(table, options.names));
@@ -74,7 +74,7 @@ Result<MatchedTensors> LocateTensors(IoQueue& queue, const StoredCheckpoint& che
   all_found.allow_missing = false;
   const auto match = [&](const RestoreOptions& how) { return MatchTensors(SavedShards(opened), rank, table, how); };
 
-  const std::optional<std::uint32_t> own = options.own ? ShardOf(checkpoint.manifest, rank) : std::nullopt;
+  const std::optional<std::uint32_t> own = own_shard ? ShardOf(checkpoint.manifest, rank) : std::nullopt;
   if (own) CAIRN_RETURN_IF_ERROR(ReadHeaders(queue, checkpoint, std::span(&*own, 1), opened.files));
   if (opened.files.size() > 1) {
     const auto missing = MissingFrom(own ? &opened.files[*own].header : nullptr, table, wanted);

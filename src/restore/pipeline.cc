@@ -115,10 +115,10 @@ void Pipeline::FillQueue() {
 // Called only when nothing is in flight: no slot holds a chunk while it waits for another, so there is no deadlock.
 Status Pipeline::WaitForChunk() {
   Result<BufferPool::Chunk> chunk =
-      parts_.pool->Acquire(BufferPool::Priority::kRestore, Deadline::In(parts_.memory_deadline));
+      parts_.pool->Acquire(BufferPool::Priority::kRestore, Deadline::In(parts_.memory_timeout));
   if (!chunk.ok()) {
     return Error(chunk.status().code(), "restore: waited {} s for a chunk while saves hold the pool: {}",
-                 std::chrono::duration<double>(parts_.memory_deadline).count(), chunk.status().message());
+                 std::chrono::duration<double>(parts_.memory_timeout).count(), chunk.status().message());
   }
   idle_slots_.back()->chunk = *std::move(chunk);
   return Status::Ok();

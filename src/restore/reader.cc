@@ -28,19 +28,19 @@ constexpr std::chrono::milliseconds kChoicePause{50};
 
 using Use = std::function<Status(const StoredCheckpoint& checkpoint)>;
 
-bool KnownDamaged(const Which& which, const StoredCheckpoint& checkpoint) {
-  const std::vector<std::string>& damaged = which.damaged();
+bool KnownDamaged(const RestoreParts& parts, const StoredCheckpoint& checkpoint) {
+  const std::vector<std::string>& damaged = parts.known_damaged;
   return checkpoint.info.status.ok() &&
          std::find(damaged.begin(), damaged.end(), checkpoint.info.attempt) != damaged.end();
 }
 
 // Uses the first candidate that `use` does not find damaged. Any error but Corrupt ends the search.
-Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoint>& candidates, const Which& which,
-                    bool fall_back, std::vector<std::string>& passed_over, const Use& use) {
+Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoint>& candidates, bool fall_back,
+                    std::vector<std::string>& passed_over, const Use& use) {
   Status first =
       Error(StatusCode::kCorrupt, "{}: known to be damaged, and no older one exists", candidates.front().info.path);
   for (const StoredCheckpoint& candidate : candidates) {
-    const bool known = KnownDamaged(which, candidate);
+    const bool known = KnownDamaged(parts, candidate);
     const Status status = known ? first : use(candidate);
     if (status.code() == StatusCode::kCorrupt && parts.on_damaged) parts.on_damaged(candidate.info);
     if (known) continue;
@@ -51,16 +51,16 @@ Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoin
   return first;
 }
 
-// Calls `use` for the checkpoint that `which` selects. If it returns NotFound, the checkpoint is gone: chooses again.
-// Returns NotFound only if there is none to choose.
-Status UseChosen(const RestoreParts& parts, const std::string& root, const Which& which, bool fall_back,
+// Calls `use` for the checkpoint that `selector` selects. If it returns NotFound, the checkpoint is gone: chooses
+// again. Returns NotFound only if there is none to choose.
+Status UseChosen(const RestoreParts& parts, const std::string& root, const Selector& selector, bool fall_back,
                  std::vector<std::string>& passed_over, const Use& use) {
   Status status;
   for (int times = 0;; ++times) {
     CAIRN_RETURN_IF_ERROR(PauseBeforeChoice(times, status));
-    CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, which));
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> candidates, ChooseCheckpoints(root, selector));
     passed_over.clear();
-    status = UseFirstGood(parts, candidates, which, fall_back, passed_over, use);
+    status = UseFirstGood(parts, candidates, fall_back, passed_over, use);
     if (status.code() != StatusCode::kNotFound) return status;
   }
 }
@@ -141,8 +141,8 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
   CAIRN_ASSIGN_OR_RETURN(OpenedCheckpoint opened, LockCheckpoint(checkpoint));
   UseKeptHeader(parts, opened);
   const auto own = static_cast<std::uint64_t>(rank);
-  CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched,
-                         LocateTensors(*queue, checkpoint, own, *state.table(), options, parts.on_event, opened));
+  CAIRN_ASSIGN_OR_RETURN(MatchedTensors matched, LocateTensors(*queue, checkpoint, own, parts.own_shard, *state.table(),
+                                                               options, parts.on_event, opened));
 
   std::vector<PlannedRead> reads;
   for (std::uint32_t s = 0; s < opened.files.size(); ++s) {
@@ -150,7 +150,7 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
     const auto of_shard = PlanReads(s, opened.files[s].header, matched.copies[s], parts.pool->chunk_bytes());
     reads.insert(reads.end(), of_shard.begin(), of_shard.end());
   }
-  if (options.page_cache.value_or(AreShared(parts, reads, opened.files, options.own ? rank : -1))) {
+  if (options.page_cache.value_or(AreShared(parts, reads, opened.files, parts.own_shard ? rank : -1))) {
     for (ShardFile& file : opened.files) UsePageCache(file);
   }
   DeviceCopies devices;
@@ -167,7 +167,7 @@ Result<Restored> RestoreCheckpoint(const RestoreParts& parts, const StoredCheckp
                     .bytes = matched.bytes,
                     .missing = std::move(matched.missing)};
   for (ShardFile& file : opened.files) {
-    if (options.own && file.has_header && file.header.shard == own) restored.values = std::move(file.header.values);
+    if (parts.own_shard && file.has_header && file.header.shard == own) restored.values = std::move(file.header.values);
   }
   return restored;
 }
@@ -234,49 +234,50 @@ Status PauseBeforeChoice(int times, const Status& gone) {
   return Status::Ok();
 }
 
-Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which, int rank,
-                              const State& state, const RestoreOptions& options) {
+Result<Restored> RestoreSelected(const RestoreParts& parts, const std::string& root, const Selector& selector, int rank,
+                                 const State& state, const RestoreOptions& options) {
   Restored restored;
   std::vector<std::string> passed_over;
   const auto restore = [&](const StoredCheckpoint& chosen) -> Status {
     CAIRN_ASSIGN_OR_RETURN(restored, RestoreCheckpoint(parts, chosen, rank, state, options));
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, which, which.fall_back(), passed_over, restore));
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, selector, selector.fall_back(), passed_over, restore));
   restored.passed_over = std::move(passed_over);
   return restored;
 }
 
-Status VerifyWhich(const RestoreParts& parts, const std::string& root, const Which& which, const Progress& progress) {
+Status VerifySelected(const RestoreParts& parts, const std::string& root, const Selector& selector,
+                      const Progress& progress) {
   std::vector<std::string> none;
   const auto verify = [&](const StoredCheckpoint& chosen) { return VerifyCheckpoint(parts, chosen, progress); };
-  return UseChosen(parts, root, which, /*fall_back=*/false, none, verify);
+  return UseChosen(parts, root, selector, /*fall_back=*/false, none, verify);
 }
 
-Result<CheckpointDetails> InspectWhich(const std::string& root, const Which& which) {
+Result<CheckpointDetails> InspectSelected(const std::string& root, const Selector& selector) {
   CheckpointDetails details;
   std::vector<std::string> none;
   const auto inspect = [&](const StoredCheckpoint& chosen) -> Status {
     CAIRN_ASSIGN_OR_RETURN(details, InspectCheckpoint(chosen));
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(UseChosen({}, root, which, /*fall_back=*/false, none, inspect));
+  CAIRN_RETURN_IF_ERROR(UseChosen({}, root, selector, /*fall_back=*/false, none, inspect));
   return details;
 }
 
-Result<CheckpointDetails> InspectWhich(const RestoreParts& parts, const std::string& root, const Which& which,
-                                       const InspectPart& part) {
+Result<CheckpointDetails> InspectSelected(const RestoreParts& parts, const std::string& root, const Selector& selector,
+                                          const InspectPart& part) {
   CheckpointDetails details;
   std::vector<std::string> none;
   const auto inspect = [&](const StoredCheckpoint& chosen) -> Status {
     CAIRN_ASSIGN_OR_RETURN(details, InspectCheckpoint(parts, chosen, part));
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, which, /*fall_back=*/false, none, inspect));
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, selector, /*fall_back=*/false, none, inspect));
   return details;
 }
 
-Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, const Which& which) {
+Result<Chosen> ChooseSelected(const RestoreParts& parts, const std::string& root, const Selector& selector) {
   Chosen chosen;
   std::vector<std::string> passed_over;
   const auto hold = [&](const StoredCheckpoint& checkpoint) -> Status {
@@ -286,7 +287,7 @@ Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, c
     chosen.hold = std::make_shared<const ReadLock>(std::move(lock));
     return Status::Ok();
   };
-  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, which, which.fall_back(), passed_over, hold));
+  CAIRN_RETURN_IF_ERROR(UseChosen(parts, root, selector, selector.fall_back(), passed_over, hold));
   chosen.passed_over = std::move(passed_over);
   return chosen;
 }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/worker_pool.h"
 #include "cairn/checkpointer.h"
@@ -10,6 +11,7 @@
 #include "device/device.h"
 #include "io/io_queue.h"
 #include "restore/kept_header.h"
+#include "restore/selection.h"
 #include "store/list.h"
 #include "store/locks.h"
 
@@ -26,7 +28,7 @@ struct RestoreParts {
   /// Reads in flight at once.
   int queue_depth = 8;
   /// How long to wait for a chunk while saves hold the whole pool; then DeadlineExceeded.
-  std::chrono::nanoseconds memory_deadline = std::chrono::hours(1);
+  std::chrono::nanoseconds memory_timeout = std::chrono::hours(1);
   /// After this time without a reply from the disk, an event warns, once. The reads are still waited for, because the
   /// kernel may still write into the pool's memory.
   std::chrono::nanoseconds slow_after = std::chrono::seconds(30);
@@ -39,6 +41,11 @@ struct RestoreParts {
   std::uint64_t ranks_of_node = 1;
   /// What inspections leave for restores. May be null.
   KeptHeader* kept = nullptr;
+  /// Attempts known to be damaged. A choice skips them without reading or naming them.
+  std::vector<std::string> known_damaged;
+  /// The shard with this rank's number is this rank's: it is read first, and its values are returned. False if another
+  /// number of ranks saved the checkpoint.
+  bool own_shard = true;
 };
 
 /// Reads one checkpoint into the state's tensors for this rank, and verifies it.
@@ -68,18 +75,20 @@ struct RestoreParts {
 /// reason, after some seconds.
 [[nodiscard]] Status PauseBeforeChoice(int times, const Status& gone);
 
-/// Restores the checkpoint under `root` that `which` selects, by the rules of Checkpointer::Restore: with fallback, a
-/// Corrupt candidate is skipped (and named in Restored::passed_over) for the next older one. If a candidate is removed
-/// or replaced before it is locked, chooses again. NotFound: there was none to choose. FailedPrecondition: for some
-/// seconds each choice was gone again.
-[[nodiscard]] Result<Restored> RestoreWhich(const RestoreParts& parts, const std::string& root, const Which& which,
-                                            int rank, const State& state, const RestoreOptions& options);
+/// Restores the checkpoint under `root` that `selector` selects, by the rules of Checkpointer::Restore: with fallback,
+/// a Corrupt candidate is skipped (and named in Restored::passed_over) for the next older one. If a candidate is
+/// removed or replaced before it is locked, chooses again. NotFound: there was none to choose. FailedPrecondition: for
+/// some seconds each choice was gone again.
+[[nodiscard]] Result<Restored> RestoreSelected(const RestoreParts& parts, const std::string& root,
+                                               const Selector& selector, int rank, const State& state,
+                                               const RestoreOptions& options);
 /// The same choice for Checkpointer::Verify, Inspect and Choose.
-[[nodiscard]] Status VerifyWhich(const RestoreParts& parts, const std::string& root, const Which& which,
-                                 const Progress& progress);
-[[nodiscard]] Result<CheckpointDetails> InspectWhich(const std::string& root, const Which& which);
-[[nodiscard]] Result<CheckpointDetails> InspectWhich(const RestoreParts& parts, const std::string& root,
-                                                     const Which& which, const InspectPart& part);
-[[nodiscard]] Result<Chosen> ChooseWhich(const RestoreParts& parts, const std::string& root, const Which& which);
+[[nodiscard]] Status VerifySelected(const RestoreParts& parts, const std::string& root, const Selector& selector,
+                                    const Progress& progress);
+[[nodiscard]] Result<CheckpointDetails> InspectSelected(const std::string& root, const Selector& selector);
+[[nodiscard]] Result<CheckpointDetails> InspectSelected(const RestoreParts& parts, const std::string& root,
+                                                        const Selector& selector, const InspectPart& part);
+[[nodiscard]] Result<Chosen> ChooseSelected(const RestoreParts& parts, const std::string& root,
+                                            const Selector& selector);
 
 }  // namespace cairn

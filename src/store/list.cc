@@ -222,17 +222,17 @@ Result<std::vector<CheckpointInfo>> ListInfos(const PathAt& root) {
   return infos;
 }
 
-Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Which& which) {
-  if (!which.folder().empty()) {
-    CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint checkpoint, ReadCheckpointFolder(which.folder()));
+Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Selector& selector) {
+  if (!selector.folder().empty()) {
+    CAIRN_ASSIGN_OR_RETURN(StoredCheckpoint checkpoint, ReadCheckpointFolder(selector.folder()));
     return std::vector{std::move(checkpoint)};
   }
   // Newest first. Damaged ones come before the others: they may be newer.
   CAIRN_ASSIGN_OR_RETURN(std::vector<StoredCheckpoint> list, ListCheckpoints(root));
   std::reverse(list.begin(), list.end());
   if (list.empty()) return Error(StatusCode::kNotFound, "there is no checkpoint under {}", root);
-  if (which.step()) {
-    const std::uint64_t step = *which.step();
+  if (selector.step()) {
+    const std::uint64_t step = *selector.step();
     const auto wanted =
         std::find_if(list.begin(), list.end(), [step](const StoredCheckpoint& c) { return c.info.step == step; });
     if (wanted == list.end()) return Error(StatusCode::kNotFound, "there is no step {} under {}", step, root);
@@ -243,7 +243,7 @@ Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, cons
     });
     list.insert(list.begin(), first);
   }
-  if (which.fall_back()) return list;
+  if (selector.fall_back()) return list;
   if (!Verified(list.front())) return list.front().info.status;
   list.resize(1);
   return list;

@@ -36,12 +36,12 @@ struct StoredCheckpoint {
 /// Reads only the manifest of an open folder. `path` is the manifest's, for messages.
 [[nodiscard]] Result<Manifest> ReadManifest(const UniqueFd& folder, const std::string& path,
                                             std::uint64_t* bytes = nullptr);
-/// The checkpoints that `which` selects, by the rules of Checkpointer::Restore, as far as manifests tell: candidates in
-/// the order to try. A damaged manifest counts as the newest, because its generation is unknown.
+/// The checkpoints that `selector` selects, by the rules of Checkpointer::Restore, as far as manifests tell: candidates
+/// in the order to try. A damaged manifest counts as the newest, because its generation is unknown.
 ///
 /// Without fallback: one verified candidate or an error. With fallback: damaged checkpoints are listed too, to be
 /// reported as skipped; info.status says why. From a given step, only older ones are candidates.
-[[nodiscard]] Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Which& which);
+[[nodiscard]] Result<std::vector<StoredCheckpoint>> ChooseCheckpoints(const PathAt& root, const Selector& selector);
 
 /// The steps that retention removes: unpinned checkpoints with status Ok. Pure. `list` is in the order of
 /// ListCheckpoints, without unacknowledged ones. Damaged ones are neither counted nor removed; pinned ones are counted.

@@ -23,17 +23,17 @@ LocalGroup::~LocalGroup() { Leave(); }
 
 int LocalGroup::size() const { return static_cast<int>(hub_->boxes.size()); }
 
-void LocalGroup::Send(const std::string& key, std::string word) {
-  if (!hub_->of(rank_).failed()) hub_->of(0).Receive(rank_, key, std::move(word));
+void LocalGroup::Send(const std::string& key, std::string message) {
+  if (!hub_->of(rank_).failed()) hub_->of(0).Receive(rank_, key, std::move(message));
 }
 
-void LocalGroup::Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) {
-  hub_->of(rank_).Collect(key, deadline, std::move(on_word), std::move(end));
+void LocalGroup::Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) {
+  hub_->of(rank_).Collect(key, deadline, std::move(on_message), std::move(end));
 }
 
-void LocalGroup::Announce(const std::string& key, std::string word) {
+void LocalGroup::Announce(const std::string& key, std::string message) {
   if (rank_ != 0 || hub_->of(0).failed()) return;
-  for (int rank = 1; rank < size(); ++rank) hub_->of(rank).Receive(0, key, word);
+  for (int rank = 1; rank < size(); ++rank) hub_->of(rank).Receive(0, key, message);
 }
 
 void LocalGroup::Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) {

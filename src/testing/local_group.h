@@ -18,9 +18,9 @@ class LocalGroup : public Group {
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override;
-  void Send(const std::string& key, std::string word) override;
-  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override;
-  void Announce(const std::string& key, std::string word) override;
+  void Send(const std::string& key, std::string message) override;
+  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override;
+  void Announce(const std::string& key, std::string message) override;
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override;
 
   /// Simulates a lost store: ends every wait of every rank, now and later.

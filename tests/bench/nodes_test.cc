@@ -26,15 +26,15 @@ class AskingGroup : public Group {
 
   [[nodiscard]] int rank() const override { return group_->rank(); }
   [[nodiscard]] int size() const override { return group_->size(); }
-  void Send(const std::string& key, std::string word) override {
-    group_->Send(key, std::move(word));
+  void Send(const std::string& key, std::string message) override {
+    group_->Send(key, std::move(message));
     Note(key);
   }
-  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override {
-    group_->Collect(key, deadline, std::move(on_word), std::move(end));
+  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override {
+    group_->Collect(key, deadline, std::move(on_message), std::move(end));
     Note(key);
   }
-  void Announce(const std::string& key, std::string word) override { group_->Announce(key, std::move(word)); }
+  void Announce(const std::string& key, std::string message) override { group_->Announce(key, std::move(message)); }
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override {
     group_->Await(key, deadline, std::move(on_announced));
   }

@@ -29,27 +29,27 @@ class SocketGroupTest : public testing::Test {
   std::unique_ptr<SocketGroup> one_;
 };
 
-TEST_F(SocketGroupTest, WordsOfAnySizeAndContentArriveInAnyOrder) {
+TEST_F(SocketGroupTest, MessagesOfAnySizeAndContentArriveInAnyOrder) {
   const std::string large(3 << 20, '\xff');
   one_->Send("large", large);
   one_->Send("empty", "");
   zero_->Announce("zeros", std::string(17, '\0'));
 
-  EXPECT_THAT(CollectWords(*zero_, "empty", Deadline::Infinite()).words, ElementsAre(Pair(1, "")));
-  EXPECT_THAT(CollectWords(*zero_, "large", Deadline::Infinite()).words, ElementsAre(Pair(1, large)));
-  EXPECT_EQ(*AwaitWord(*one_, "zeros", Deadline::Infinite()), std::string(17, '\0'));
+  EXPECT_THAT(CollectMessages(*zero_, "empty", Deadline::Infinite()).messages, ElementsAre(Pair(1, "")));
+  EXPECT_THAT(CollectMessages(*zero_, "large", Deadline::Infinite()).messages, ElementsAre(Pair(1, large)));
+  EXPECT_EQ(*AwaitMessage(*one_, "zeros", Deadline::Infinite()), std::string(17, '\0'));
 }
 
 TEST_F(SocketGroupTest, ANodeThatHasGoneEndsTheWaitsForIt) {
   Status ended;
-  std::thread waiting([&] { ended = CollectWords(*zero_, "word", Deadline::Infinite()).end; });
+  std::thread waiting([&] { ended = CollectMessages(*zero_, "message", Deadline::Infinite()).end; });
 
   one_.reset();
   waiting.join();
 
   EXPECT_THAT(ended.message(), HasSubstr("rank 1 closed"));
   zero_->Announce("later", "nobody hears it");
-  EXPECT_FALSE(CollectWords(*zero_, "later", Deadline::Infinite()).end.ok());
+  EXPECT_FALSE(CollectMessages(*zero_, "later", Deadline::Infinite()).end.ok());
 }
 
 TEST(SocketTest, WaitsEndAtTheDeadlineAndOnShutdown) {

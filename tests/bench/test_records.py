@@ -113,7 +113,7 @@ def test_capture_and_write_of_each_save_are_on_the_same_clock(recorded: Recorded
             assert save["start"] <= row["start"] < row["end"] <= save["end"]
         writers += [rank // 2] * bool(captures and writes)
         assert rows == sorted(rows, key=lambda row: (row["start"], row["end"]))
-    assert {*writers} == {0, 1}  # What two ranks hold alike one of them writes.
+    assert {*writers} == {0, 1}  # What is identical on two ranks is written by one.
 
 
 def test_energy_has_a_sample_around_each_step_or_says_why_not(recorded: Recorded) -> None:

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "api/binding_calls.h"
 #include "cairn/cairn.h"
 #include "support/small_run.h"
 #include "testing/model_gpu.h"
@@ -52,7 +53,7 @@ class Checksums : public testing::Test {
   [[nodiscard]] std::string root() const { return dir_ / "run"; }
 
   SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold = {}) {
-    auto save = checkpointer_->Save(step, tensors_.state(), {.hold = hold});
+    auto save = BindingCalls::SaveHeld(*checkpointer_, step, tensors_.state(), {}, hold);
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }
@@ -134,7 +135,7 @@ TEST_F(Checksums, DelayTheCommitOfAReleasedSave) {
   const SaveHandle save = Save(1, minutes(10));
   AwaitWrites();
 
-  save.Release();
+  BindingCalls::Release(save);
   Unblock();
 
   ASSERT_TRUE(save.WaitDurable(Soon()).ok()) << save.status();
@@ -143,7 +144,7 @@ TEST_F(Checksums, DelayTheCommitOfAReleasedSave) {
 
 TEST_F(Checksums, AreWaitedForWhenClosing) {
   Options options = SmallOptions(root());
-  options.drain_deadline = milliseconds(1);
+  options.drain_timeout = milliseconds(1);
   Open(options);
   const SaveHandle save = Save(1);
   AwaitWrites();

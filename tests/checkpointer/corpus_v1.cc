@@ -174,7 +174,9 @@ CorpusState CorpusRank(int rank, int world) {
 }
 
 Replicated CorpusReplicated() {
-  return {.tensors = {"replicated.bias", "replicated.counts"}, .by_rank_0 = {"replicated.step"}, .alike = {}};
+  return {.tensors = {"replicated.bias", "replicated.counts"},
+          .rank0_tensors = {"replicated.step"},
+          .identical_values = {}};
 }
 
 Values CorpusRankValues(int rank) { return {{"rank", std::int64_t{rank}}, {"world", std::int64_t{kCorpusRanks}}}; }

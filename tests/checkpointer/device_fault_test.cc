@@ -165,7 +165,7 @@ TEST_F(DeviceFault, NoticesALostDeviceWhileItSleeps) {
 
 TEST_F(DeviceFault, ClosesWithSavesOnALostDevice) {
   Options options = SmallOptions(root());
-  options.drain_deadline = std::chrono::seconds(0);
+  options.drain_timeout = std::chrono::seconds(0);
   Open(options);
   ASSERT_EQ(device_->HoldCopies(), Status::Ok());
   const SaveHandle save = Start(1);

@@ -5,6 +5,7 @@
 
 #include <chrono>
 
+#include "api/binding_calls.h"
 #include "cairn/cairn.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
@@ -25,7 +26,7 @@ class Hold : public testing::Test {
   [[nodiscard]] std::string root() const { return dir_ / "run"; }
   SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold) {
     states_.push_back(SmallState(step));
-    auto save = checkpointer_->Save(step, states_.back()->state(), {.hold = hold});
+    auto save = BindingCalls::SaveHeld(*checkpointer_, step, states_.back()->state(), {}, hold);
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }
@@ -46,7 +47,7 @@ TEST_F(Hold, CommitsWhenReleasedWithoutDelayingOthers) {
   EXPECT_GT(held.stats().written.count(), 0);
   EXPECT_THAT(ListedSteps(*checkpointer_), ElementsAre(2));
 
-  held.Release();
+  BindingCalls::Release(held);
 
   EXPECT_TRUE(held.WaitDurable(Soon()).ok()) << held.status();
   EXPECT_TRUE(RestoreAndCompare(*checkpointer_, Step(1)).ok());
@@ -56,7 +57,7 @@ TEST_F(Hold, CommitsAtOnceIfReleasedBefore) {
   Open();
   const SaveHandle held = Save(1, minutes(10));
 
-  held.Release();
+  BindingCalls::Release(held);
 
   EXPECT_TRUE(held.WaitDurable(Soon()).ok()) << held.status();
 }
@@ -90,8 +91,8 @@ TEST_F(Hold, CancelWithAReasonIsAFailure) {
   const SaveHandle held = Save(1, minutes(10));
   ASSERT_TRUE(held.WaitCaptured(Soon()).ok());
 
-  EXPECT_TRUE(held.Cancel(Status(StatusCode::kFailedPrecondition, "it was torn")));
-  held.Release();  // Too late.
+  EXPECT_TRUE(BindingCalls::Cancel(held, Status(StatusCode::kFailedPrecondition, "it was torn")));
+  BindingCalls::Release(held);  // Too late.
 
   const Status status = held.WaitDurable(Soon());
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
@@ -103,14 +104,14 @@ TEST_F(Hold, CancelWithAReasonIsAFailure) {
 
 TEST_F(Hold, EndsWithTheCheckpointer) {
   Options options = SmallOptions(root());
-  options.drain_deadline = milliseconds(1);
+  options.drain_timeout = milliseconds(1);
   Open(options);
   const SaveHandle held = Save(1, minutes(10));
 
   checkpointer_.reset();
 
   EXPECT_FALSE(held.WaitDurable(Soon()).ok());
-  held.Release();
+  BindingCalls::Release(held);
   EXPECT_THAT(Leftovers(root()), IsEmpty());
 }
 
@@ -119,11 +120,11 @@ TEST_F(Hold, OfOneRankHoldsAllRanks) {
   ASSERT_EQ(ranks.size(), 2U);
   const auto save = [&](std::uint64_t step, int rank, std::chrono::nanoseconds hold) {
     states_.push_back(SmallState(step, rank));
-    return *ranks[static_cast<std::size_t>(rank)]->Save(step, states_.back()->state(), {.hold = hold});
+    return *BindingCalls::SaveHeld(*ranks[static_cast<std::size_t>(rank)], step, states_.back()->state(), {}, hold);
   };
   const SaveHandle never = save(1, 0, milliseconds(1));
   const SaveHandle released = save(1, 1, minutes(10));
-  released.Release();
+  BindingCalls::Release(released);
 
   EXPECT_EQ(never.WaitDurable(Soon()).code(), StatusCode::kDeadlineExceeded);
   const Status heard = released.WaitDurable(Soon());
@@ -133,8 +134,8 @@ TEST_F(Hold, OfOneRankHoldsAllRanks) {
 
   const SaveHandle a = save(2, 0, minutes(10));
   const SaveHandle b = save(2, 1, minutes(10));
-  b.Release();
-  a.Release();
+  BindingCalls::Release(b);
+  BindingCalls::Release(a);
   EXPECT_TRUE(a.WaitDurable(Soon()).ok()) << a.status();
   EXPECT_TRUE(b.WaitDurable(Soon()).ok()) << b.status();
 }

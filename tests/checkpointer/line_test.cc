@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "api/binding_calls.h"
 #include "cairn/cairn.h"
 #include "support/tensors.h"
 #include "testing/temp_dir.h"
@@ -233,7 +234,7 @@ TEST_F(Line, RetentionDoesNotCountDamageFoundByAnotherRank) {
   ASSERT_TRUE(Save(20, 20).ok());
   const std::string damaged = checkpointer_->List()->back().attempt;
 
-  const auto chosen = checkpointer_->Choose(Latest().FallBack({damaged}));
+  const auto chosen = BindingCalls::Choose(*checkpointer_, Latest().FallBack(), {damaged});
   ASSERT_TRUE(checkpointer_->Restore(Step(10), tensors_.state()).ok());
   ASSERT_TRUE(Save(30, 30).ok());
 

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "api/binding_calls.h"
 #include "cairn/cairn.h"
 #include "device/host_device.h"
 #include "support/faulty_device.h"
@@ -143,7 +144,7 @@ TEST_F(Pause, EndsByItselfWhileTheEngineLooks) {
     const CopyPause pause = checkpointer_->PauseCopies(end - Deadline::Clock::now());
     const SaveHandle save = Save(static_cast<std::uint64_t>(round));
 
-    while (Deadline::Clock::now() < end - std::chrono::microseconds(round % 20)) save.Release();  // Wakes the engine.
+    while (Deadline::Clock::now() < end - std::chrono::microseconds(round % 20)) BindingCalls::Release(save);  // Wakes the engine.
 
     ASSERT_EQ(save.WaitDurable(Deadline::In(std::chrono::seconds(20))), Status::Ok()) << round;
     states_.clear();
@@ -269,7 +270,7 @@ TEST_F(Pause, LeavesPoliciesAsTheyAre) {
 
 TEST_F(Pause, IsAbandonedWithItsSavesAtTheEnd) {
   Options options = SmallOptions(dir_ / "run");
-  options.drain_deadline = {};
+  options.drain_timeout = {};
   Open(options);
   CopyPause pause = checkpointer_->PauseCopies(hours(1));
   const SaveHandle save = Save(1);
@@ -283,7 +284,7 @@ TEST_F(Pause, IsAbandonedWithItsSavesAtTheEnd) {
 
 TEST_F(Pause, EndsWithItsCheckpointer) {
   Options options = SmallOptions(dir_ / "run");
-  options.drain_deadline = std::chrono::seconds(20);
+  options.drain_timeout = std::chrono::seconds(20);
   Open(options);
   CopyPause left = checkpointer_->PauseCopies(hours(1));
   const SaveHandle save = Save(1);

@@ -22,14 +22,14 @@ constexpr std::chrono::seconds kPatience{60};
 // One slot in flight, and a disk that is blocked until released.
 class Policy : public testing::Test {
  protected:
-  void Open(WhenFull when_full, int places, std::chrono::nanoseconds full_deadline = kPatience) {
+  void Open(WhenFull when_full, int places, std::chrono::nanoseconds full_timeout = kPatience) {
     Wiring wiring;
     wiring.wrap_queue = [plan = plan_](IoQueueFactory inner) { return plan->Wrap(std::move(inner)); };
     auto opened = Checkpointer::Open({.root = dir_ / "run",
                                       .keep_last = 0,
                                       .max_in_flight = places,
                                       .when_full = when_full,
-                                      .full_deadline = full_deadline,
+                                      .full_timeout = full_timeout,
                                       .host_memory_bytes = 4_MiB,
                                       .chunk_bytes = 1_MiB,
                                       .queue_depth = 2},

@@ -296,7 +296,7 @@ TEST_F(Closing, AbandonsSavesAtTheDeadlineAndReportsThem) {
   Mutex mutex;
   std::vector<Event> failed;
   Options options = SmallOptions(dir_ / "run");
-  options.drain_deadline = 0s;
+  options.drain_timeout = 0s;
   options.on_event = [&](const Event& event) {
     MutexLock lock(mutex);
     if (event.kind == EventKind::kSaveFailed) failed.push_back(event);
@@ -336,8 +336,8 @@ TEST_F(Closing, LeavesUnansweredSavesBehindAndNotifiesWaiters) {
       {
         std::string told;
         Options options = SmallOptions(dir_ / expected);
-        options.drain_deadline = 0s;
-        options.close_deadline = 100ms;
+        options.drain_timeout = 0s;
+        options.close_timeout = 100ms;
         options.on_event = [&told](const Event& event) { told = event.message; };
         auto checkpointer = OpenOrFail(options, Through(plan_));
         const auto state = SmallState(1);
@@ -367,7 +367,7 @@ TEST_F(Closing, LeavesUnansweredSavesBehindAndNotifiesWaiters) {
 
 TEST_F(Closing, FinishesACommitThatHasBegun) {
   Options options = SmallOptions(dir_ / "run");
-  options.drain_deadline = 0s;
+  options.drain_timeout = 0s;
   auto checkpointer = OpenOrFail(options, Through(plan_));
   ASSERT_NE(checkpointer, nullptr);
   const FaultGate gate = plan_->Hold({.op = IoOp::kFsync, .path = "manifest.json"});

@@ -112,7 +112,8 @@ TEST_F(Ranks, WriteReplicatedTensorsOnce) {
       ASSERT_TRUE(state.Add(name, {.data = &same[static_cast<std::size_t>(name[0] - 'a') * 10], .shape = {10}}).ok());
     }
     ASSERT_TRUE(state.Add("own", {.data = own[static_cast<std::size_t>(of)].data(), .shape = {10}}).ok());
-    const auto save = rank(of).Save(1, state, {.replicated = {.tensors = {"a", "b", "c"}, .alike = {{"lr", "1"}}}});
+    const auto save =
+        rank(of).Save(1, state, {.replicated = {.tensors = {"a", "b", "c"}, .identical_values = {{"lr", "1"}}}});
     ASSERT_TRUE(save.ok()) << save.status();
     saves.push_back(*save);
   }
@@ -132,7 +133,8 @@ TEST_F(Ranks, DifferentReplicatedValuesFailTheSave) {
   OpenAll();
   std::vector<SaveHandle> saves;
   for (int of = 0; of < kRanks; ++of) {
-    saves.push_back(Start(of, 1, {.replicated = {.alike = {{"lr", of == 2 ? "0.2" : "0.1"}, {"epoch", "3"}}}}));
+    saves.push_back(
+        Start(of, 1, {.replicated = {.identical_values = {{"lr", of == 2 ? "0.2" : "0.1"}, {"epoch", "3"}}}}));
   }
 
   for (const Status& status : WaitAll(saves)) {
@@ -154,7 +156,7 @@ TEST_F(Ranks, DifferentWritersFailTheSave) {
   std::vector<SaveHandle> saves;
   for (int of = 0; of < kRanks; ++of) {
     Replicated replicated{.tensors = {"a", "b", "c"}};
-    if (of == 2) replicated.by_rank_0 = {"c"};
+    if (of == 2) replicated.rank0_tensors = {"c"};
     const auto save = rank(of).Save(1, state, {.replicated = replicated});
     ASSERT_TRUE(save.ok()) << save.status();
     saves.push_back(*save);
@@ -210,7 +212,7 @@ TEST_F(Ranks, OpenFailsAtOnceIfTheCoordinatorFails) {
   const auto writer = OpenOrFail(SmallOptions(root()));
   ASSERT_NE(writer, nullptr);
   Options options = SmallOptions(root());
-  options.group_deadline = std::chrono::hours(1);
+  options.group_timeout = std::chrono::hours(1);
   options.group = local[0];
   EXPECT_EQ(Checkpointer::Open(options).status().code(), StatusCode::kFailedPrecondition);
   options.group = local[1];
@@ -319,7 +321,7 @@ TEST_F(Ranks, AllCancelASaveThatTheCoordinatorSkips) {
   Options options = SmallOptions(root());
   options.max_in_flight = 1;
   options.when_full = WhenFull::kSkip;
-  options.full_deadline = kNever;
+  options.full_timeout = kNever;
   OpenAll(options);
   const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
   const std::vector<SaveHandle> first = StartAll(1);
@@ -389,8 +391,8 @@ TEST_F(Ranks, FenceReturnsOnTheFailedRankWhileTheOthersStillWrite) {
 // A rank's destructor waits for others only until its own deadline.
 TEST_F(Ranks, DestructorDoesNotWaitForRanksThatNeverCome) {
   Options options = SmallOptions(root());
-  options.group_deadline = std::chrono::hours(1);
-  options.drain_deadline = std::chrono::milliseconds(0);
+  options.group_timeout = std::chrono::hours(1);
+  options.drain_timeout = std::chrono::milliseconds(0);
   OpenAll(options);
   const SaveHandle alone = Start(0, 1);
   const SaveHandle other = Start(1, 1);

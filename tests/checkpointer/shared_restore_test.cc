@@ -52,14 +52,14 @@ class RanksRestore : public Ranks {
 
   using Pending = std::map<int, std::future<Result<Restored>>>;
   // The ranks' fresh tensors are in restored_.
-  [[nodiscard]] Pending Begin(const Which& which, const std::vector<int>& ranks = {0, 1, 2},
+  [[nodiscard]] Pending Begin(const Selector& selector, const std::vector<int>& ranks = {0, 1, 2},
                               const OptionsOf& options = {}) {
     restored_.clear();
     for (int of = 0; of < kRanks; ++of) restored_.push_back(SmallState(0, of));
     Pending pending;
     for (const int of : ranks) {
-      pending.emplace(of, std::async(std::launch::async, [this, of, which, options] {
-                        return rank(of).Restore(which, restored_[static_cast<std::size_t>(of)]->state(),
+      pending.emplace(of, std::async(std::launch::async, [this, of, selector, options] {
+                        return rank(of).Restore(selector, restored_[static_cast<std::size_t>(of)]->state(),
                                                 options ? options(of) : RestoreOptions());
                       }));
     }
@@ -70,8 +70,8 @@ class RanksRestore : public Ranks {
     for (auto& [of, one] : pending) outcomes.emplace(of, one.get());
     return outcomes;
   }
-  Outcomes RestoreAll(const Which& which = Latest().FallBack(), const OptionsOf& options = {}) {
-    return Await(Begin(which, {0, 1, 2}, options));
+  Outcomes RestoreAll(const Selector& selector = Latest().FallBack(), const OptionsOf& options = {}) {
+    return Await(Begin(selector, {0, 1, 2}, options));
   }
   void ExpectRestored(const Outcomes& outcomes, std::uint64_t step, std::uint64_t variant = 0) const {
     for (const auto& [of, outcome] : outcomes) {
@@ -140,17 +140,6 @@ TEST_F(RanksRestore, SkipsSeveralInOrder) {
   EXPECT_THAT(outcomes.at(0)->passed_over,
               ElementsAre(StartsWith(Folder(3) + ": rank 0: "), StartsWith(Folder(4) + ": rank 1: "),
                           StartsWith(Folder(2) + ": rank 0: ")));
-}
-
-TEST_F(RanksRestore, SkipsKnownDamageUnread) {
-  OpenAll();
-  for (const std::uint64_t step : {1, 2}) ASSERT_THAT(SaveAll(step), Each(Status::Ok()));
-  const std::string attempt = rank(0).List()->back().attempt;
-
-  const Outcomes outcomes = RestoreAll(Latest().FallBack({attempt}));
-
-  ASSERT_NO_FATAL_FAILURE(ExpectRestored(outcomes, 1));
-  EXPECT_THAT(outcomes.at(0)->passed_over, IsEmpty());
 }
 
 TEST_F(RanksRestore, IsCorruptOnAllIfEveryOneIsDamaged) {
@@ -360,7 +349,7 @@ TEST_F(RanksRestore, IsInternalAfterAnInvalidMessage) {
     SCOPED_TRACE(key);
     OpenAll();
     ASSERT_THAT(SaveAll(++step), Each(Status::Ok()));
-    group(by).Say(key, "no word at all");
+    group(by).Say(key, "no message at all");
 
     const Outcomes outcomes = RestoreAll();
 

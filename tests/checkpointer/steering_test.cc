@@ -128,7 +128,7 @@ TEST(SteeredSaves, IsOffByDefault) {
   const auto should = (*checkpointer)->ShouldSave(1);
 
   EXPECT_EQ(should.status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(should.status().message(), HasSubstr("Options::steering is not set"));
+  EXPECT_THAT(should.status().message(), HasSubstr("steering is not set"));
   EXPECT_EQ((*checkpointer)->stats().save_interval, 0U);
   EXPECT_EQ((*checkpointer)->stats().save_interval_reason, "");
 }
@@ -143,10 +143,10 @@ TEST(SteeredSaves, ImpossibleGoalsAreNamedAtOpen) {
     return status.message();
   };
   for (const double bad : {0.0, -1.0, 1.5, std::numeric_limits<double>::quiet_NaN()}) {
-    EXPECT_THAT(message({.slowdown = bad}), HasSubstr("Options::steering.slowdown: expected"));
+    EXPECT_THAT(message({.slowdown = bad}), HasSubstr("slowdown: expected"));
   }
-  EXPECT_THAT(message({.mtbf = {}}), HasSubstr("Options::steering.mtbf"));
-  EXPECT_THAT(message({.restart = std::chrono::seconds(-1)}), HasSubstr("Options::steering.restart"));
+  EXPECT_THAT(message({.mtbf = {}}), HasSubstr("mtbf"));
+  EXPECT_THAT(message({.restart_time = std::chrono::seconds(-1)}), HasSubstr("restart_time"));
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ TEST_F(SweepTest, DrainWaitsForIt) {
 
 TEST_F(SweepTest, EndsBeforeTheCheckpointer) {
   Options options = NotRecycling();
-  options.drain_deadline = {};
+  options.drain_timeout = {};
 
   OpenOrFail(options).reset();
 
@@ -119,7 +119,7 @@ TEST_F(SweepTest, SaveGivenUpMeanwhileFailsOnAllRanks) {
 TEST_F(SweepTest, SaveAbandonedMeanwhileLeavesNothing) {
   const FaultGate gate = plan_->Hold({.op = IoOp::kUnlink, .path = ".retired-x"});
   Options options = NotRecycling();
-  options.drain_deadline = {};
+  options.drain_timeout = {};
   auto checkpointer = OpenOrFail(options, Through(plan_));
   ASSERT_NE(checkpointer, nullptr);
   const auto state = SmallState(1);

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 
+#include "api/binding_calls.h"
 #include "cairn/cairn.h"
 #include "support/small_run.h"
 #include "testing/temp_dir.h"
@@ -19,9 +20,9 @@ using testing::StartsWith;
 class Unheard : public testing::Test {
  protected:
   void SetUp() override { checkpointer_ = OpenOrFail(SmallOptions(dir_ / "run"), Through(plan_)); }
-  SaveHandle Save(std::uint64_t step, const SaveOptions& options = {}) {
+  SaveHandle Save(std::uint64_t step, std::chrono::nanoseconds hold = {}) {
     states_.push_back(SmallState(step));
-    auto save = checkpointer_->Save(step, states_.back()->state(), options);
+    auto save = BindingCalls::SaveHeld(*checkpointer_, step, states_.back()->state(), {}, hold);
     EXPECT_TRUE(save.ok()) << save.status();
     return *save;
   }
@@ -29,7 +30,7 @@ class Unheard : public testing::Test {
   SaveHandle Fail(std::uint64_t step) {
     plan_->Fail({.op = IoOp::kFsync, .path = "shard-", .nth = 1}, EIO);
     SaveHandle save = Save(step);
-    EXPECT_EQ(checkpointer_->WaitIdle(Soon()), Status::Ok());
+    EXPECT_EQ(BindingCalls::WaitIdle(*checkpointer_, Soon()), Status::Ok());
     plan_->Clear();
     return save;
   }
@@ -86,26 +87,26 @@ TEST_F(Unheard, LastFailureMakesOnlyTheNewestHeard) {
 TEST_F(Unheard, WaitTensorsFreeReportsNothing) {
   const SaveHandle save = Fail(1);
 
-  EXPECT_TRUE(save.WaitTensorsFree(Soon()));
+  EXPECT_TRUE(BindingCalls::WaitTensorsFree(save, Soon()));
 
   EXPECT_FALSE(checkpointer_->Drain(Soon()).ok());
 }
 
 TEST_F(Unheard, ACancelledSaveIsNoFailure) {
-  const SaveHandle held = Save(1, {.hold = std::chrono::minutes(10)});
+  const SaveHandle held = Save(1, std::chrono::minutes(10));
   EXPECT_TRUE(held.Cancel());
 
   EXPECT_EQ(checkpointer_->Drain(Soon()), Status::Ok());
 }
 
 TEST_F(Unheard, AFailureByADeadlineIsToldFromADrainThatTookTooLong) {
-  const SaveHandle held = Save(1, {.hold = std::chrono::minutes(10)});
+  const SaveHandle held = Save(1, std::chrono::minutes(10));
   EXPECT_THAT(checkpointer_->Drain(Deadline::In({})).message(), HasSubstr("1 save is still in flight"));
-  held.Cancel(Status(StatusCode::kDeadlineExceeded, "step 1: a deadline of its own"));
+  BindingCalls::Cancel(held, Status(StatusCode::kDeadlineExceeded, "step 1: a deadline of its own"));
 
-  ASSERT_EQ(checkpointer_->WaitIdle(Soon()), Status::Ok());
-  EXPECT_EQ(checkpointer_->UnheardFailure().message(), "step 1: a deadline of its own");
-  EXPECT_EQ(checkpointer_->UnheardFailure(), Status::Ok());
+  ASSERT_EQ(BindingCalls::WaitIdle(*checkpointer_, Soon()), Status::Ok());
+  EXPECT_EQ(BindingCalls::UnheardFailure(*checkpointer_).message(), "step 1: a deadline of its own");
+  EXPECT_EQ(BindingCalls::UnheardFailure(*checkpointer_), Status::Ok());
 }
 
 TEST(UnheardOfRanks, WhoGivesUpKnowsAndTheOthersHear) {

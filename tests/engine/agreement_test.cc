@@ -146,10 +146,11 @@ TEST(Agreement, NamesTheRankOfAnInvalidMessage) {
 }
 
 TEST(Agreement, RejectsInvalidAttempts) {
-  for (const std::string message : {"", "{}", "[]", "no json", R"({"code":0,"message":""})",
-                                    R"({"attempt":"../x","step":1,"generation":0,"replace":0,"alike":""})",
-                                    R"({"attempt":"x","step":1,"generation":0,"replace":0,"alike":"","parent":"y"})",
-                                    R"({"attempt":"x","generation":0,"replace":0,"alike":""})"}) {
+  for (const std::string message :
+       {"", "{}", "[]", "no json", R"({"code":0,"message":""})",
+        R"({"attempt":"../x","step":1,"generation":0,"replace":0,"identical":""})",
+        R"({"attempt":"x","step":1,"generation":0,"replace":0,"identical":"","parent":"y"})",
+        R"({"attempt":"x","generation":0,"replace":0,"identical":""})"}) {
     const Status status = DecodeAttempt(message).status();
 
     EXPECT_EQ(status.code(), StatusCode::kInternal) << message;

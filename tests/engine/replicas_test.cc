@@ -92,8 +92,8 @@ TEST_F(ReplicaAssignmentTest, CountsTensorsOfRankZeroAsItsLoad) {
   AddLarge("buffer", 2 * kMinShare);
   AddLarge("small", kMinShare);
 
-  const auto beside = WrittenBy(2, {.tensors = {"big", "small"}, .by_rank_0 = {"buffer"}});
-  const auto more = WrittenBy(3, {.tensors = {"big", "small"}, .by_rank_0 = {"buffer"}});
+  const auto beside = WrittenBy(2, {.tensors = {"big", "small"}, .rank0_tensors = {"buffer"}});
+  const auto more = WrittenBy(3, {.tensors = {"big", "small"}, .rank0_tensors = {"buffer"}});
 
   EXPECT_THAT(beside, ElementsAre(ElementsAre("buffer"), ElementsAre("big", "small")));
   EXPECT_THAT(more, ElementsAre(ElementsAre("buffer"), ElementsAre("big"), ElementsAre("small")));
@@ -121,7 +121,7 @@ TEST_F(ReplicaAssignmentTest, RejectsMissingAndPartlyReplicatedTensors) {
 TEST_F(ReplicaAssignmentTest, CachesUntilTheInputChanges) {
   Add("a", 10, 0);
   Add("b", 10, 20);
-  const Replicated both{.tensors = {"a", "b"}, .alike = {{"lr", "0.1"}}};
+  const Replicated both{.tensors = {"a", "b"}, .identical_values = {{"lr", "0.1"}}};
   ReplicaAssigner sharing(1, 2);
   const ReplicaAssignment first = *sharing.Of(state_.table(), both);
 
@@ -130,8 +130,9 @@ TEST_F(ReplicaAssignmentTest, CachesUntilTheInputChanges) {
   EXPECT_EQ(again.table, first.table);
   EXPECT_EQ(again.replicated, first.replicated);
   EXPECT_EQ(first.replicated->digest, DigestReplicated(*first.replicated));
-  EXPECT_NE(sharing.Of(state_.table(), {.tensors = {"a", "b"}, .alike = {{"lr", "0.2"}}})->replicated->digest,
-            first.replicated->digest);
+  EXPECT_NE(
+      sharing.Of(state_.table(), {.tensors = {"a", "b"}, .identical_values = {{"lr", "0.2"}}})->replicated->digest,
+      first.replicated->digest);
   EXPECT_EQ(sharing.Of(state_.table(), {.tensors = {"b"}})->table->size(), 2U);
   Add("c", 10, 40);
   EXPECT_EQ(sharing.Of(state_.table(), {.tensors = {"b"}})->table->size(), 3U);
@@ -155,7 +156,7 @@ TEST_F(ReplicaAssignmentTest, DescribesDTypeAndShape) {
   Add("a", 10, 0);
   Add("b", 10, 0);
 
-  const auto share = AssignReplicas(state_.table(), {.tensors = {"a", "b"}, .alike = {{"lr", "0.1"}}}, 1, 2);
+  const auto share = AssignReplicas(state_.table(), {.tensors = {"a", "b"}, .identical_values = {{"lr", "0.1"}}}, 1, 2);
 
   EXPECT_THAT(share->replicated->all, ElementsAre(ReplicatedValue{"lr", "0.1"}, ReplicatedValue{"a", "U8 [10]"},
                                                   ReplicatedValue{"b", "U8 [10] tied to \"a\""}));

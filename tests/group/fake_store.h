@@ -10,7 +10,7 @@
 namespace cairn {
 
 /// StoreGroups of one group, with a thread for each that does what Python's thread does with a store: it delivers the
-/// rank's words to their readers. A rank that has stopped leaves.
+/// rank's messages to their readers. A rank that has stopped leaves.
 class FakeStore {
  public:
   explicit FakeStore(int size) {
@@ -34,9 +34,9 @@ class FakeStore {
       for (int reader = 1; reader < size(); ++reader) call(of(reader));
     };
     while (true) {
-      const Result<StoreGroup::Word> word = of(rank).NextWord(Deadline::Infinite());
-      if (!word.ok()) break;
-      each_reader([&](StoreGroup& reader) { reader.Hear(rank, word->key, word->text); });
+      const Result<StoreGroup::Message> message = of(rank).NextMessage(Deadline::Infinite());
+      if (!message.ok()) break;
+      each_reader([&](StoreGroup& reader) { reader.Hear(rank, message->key, message->text); });
     }
     each_reader([&](StoreGroup& reader) { reader.Leave(rank); });
   }

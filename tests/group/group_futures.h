@@ -13,13 +13,13 @@ namespace cairn {
 /// The result of one Collect.
 struct Collected {
   // In order of arrival.
-  std::vector<std::pair<int, std::string>> words;
+  std::vector<std::pair<int, std::string>> messages;
   Status end;
 
-  // By rank; "" for the coordinator and for missing words.
+  // By rank; "" for the coordinator and for missing messages.
   [[nodiscard]] std::vector<std::string> by_rank(int size) const {
     std::vector<std::string> all(static_cast<std::size_t>(size));
-    for (const auto& [rank, word] : words) all[static_cast<std::size_t>(rank)] = word;
+    for (const auto& [rank, message] : messages) all[static_cast<std::size_t>(rank)] = message;
     return all;
   }
 };
@@ -28,7 +28,8 @@ inline std::future<Collected> Collect(Group& group, const std::string& key, Dead
   auto result = std::make_shared<Collected>();
   auto promise = std::make_shared<std::promise<Collected>>();
   group.Collect(
-      key, deadline, [result](int rank, std::string word) { result->words.emplace_back(rank, std::move(word)); },
+      key, deadline,
+      [result](int rank, std::string message) { result->messages.emplace_back(rank, std::move(message)); },
       [result, promise](Status end) {
         result->end = std::move(end);
         promise->set_value(*result);
@@ -39,7 +40,7 @@ inline std::future<Collected> Collect(Group& group, const std::string& key, Dead
 inline std::future<Result<std::string>> Await(Group& group, const std::string& key,
                                               Deadline deadline = Deadline::Infinite()) {
   auto promise = std::make_shared<std::promise<Result<std::string>>>();
-  group.Await(key, deadline, [promise](Result<std::string> word) { promise->set_value(std::move(word)); });
+  group.Await(key, deadline, [promise](Result<std::string> message) { promise->set_value(std::move(message)); });
   return promise->get_future();
 }
 

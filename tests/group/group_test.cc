@@ -125,7 +125,7 @@ TYPED_TEST(GroupContract, EveryOtherRankReceivesAnnouncements) {
   EXPECT_EQ(*two.get(), "all");
 }
 
-TYPED_TEST(GroupContract, EarlyWordsAreKeptUntilAwaited) {
+TYPED_TEST(GroupContract, EarlyMessagesAreKeptUntilAwaited) {
   this->Open(3);
 
   (*this)[1].Send("sent", "one");
@@ -150,7 +150,7 @@ TYPED_TEST(GroupContract, KeysMayBeUsedInDifferentOrders) {
   EXPECT_THAT(a.get().by_rank(3), ElementsAre("", "a", "a"));
 }
 
-TYPED_TEST(GroupContract, WordsOfAnySizeAndContentArrive) {
+TYPED_TEST(GroupContract, MessagesOfAnySizeAndContentArrive) {
   this->Open(2);
   const std::string large(3 << 20, '\xff');
   const std::string zeros(17, '\0');
@@ -158,7 +158,7 @@ TYPED_TEST(GroupContract, WordsOfAnySizeAndContentArrive) {
   (*this)[1].Send("large", large);
   (*this)[0].Announce("zeros", zeros);
 
-  EXPECT_EQ(Collect((*this)[0], "large").get().words.at(0).second, large);
+  EXPECT_EQ(Collect((*this)[0], "large").get().messages.at(0).second, large);
   EXPECT_EQ(*Await((*this)[1], "zeros").get(), zeros);
 }
 
@@ -180,10 +180,10 @@ TYPED_TEST(GroupContract, RanksMissingAtTheDeadlineAreNamed) {
 TYPED_TEST(GroupContract, MissingAnnouncementIsAnErrorAfterTheDeadline) {
   this->Open(2);
 
-  const Result<std::string> word = Await((*this)[1], "key", Deadline::In(kSoon)).get();
+  const Result<std::string> message = Await((*this)[1], "key", Deadline::In(kSoon)).get();
 
-  EXPECT_EQ(word.status().code(), StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(word.status().message(), HasSubstr("\"key\": nothing from rank 0"));
+  EXPECT_EQ(message.status().code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(message.status().message(), HasSubstr("\"key\": nothing from rank 0"));
 }
 
 TYPED_TEST(GroupContract, DeadlineEndsOnlyItsWait) {
@@ -193,12 +193,12 @@ TYPED_TEST(GroupContract, DeadlineEndsOnlyItsWait) {
 
   EXPECT_FALSE(Collect((*this)[0], "soon", Deadline::In(kSoon)).get().end.ok());
 
-  for (const char* key : {"later", "never"}) (*this)[1].Send(key, "word");
+  for (const char* key : {"later", "never"}) (*this)[1].Send(key, "message");
   EXPECT_TRUE(later.get().end.ok());
   EXPECT_TRUE(never.get().end.ok());
 }
 
-TYPED_TEST(GroupContract, WordsAfterTheDeadlineAreDropped) {
+TYPED_TEST(GroupContract, MessagesAfterTheDeadlineAreDropped) {
   this->Open(2);
   EXPECT_FALSE(Collect((*this)[0], "sent", Deadline::In(kSoon)).get().end.ok());
   EXPECT_FALSE(Await((*this)[1], "announced", Deadline::In(kSoon)).get().ok());
@@ -227,7 +227,7 @@ TYPED_TEST(GroupContract, LeavingRankEndsWaitsForIt) {
   EXPECT_THAT(Collect((*this)[0], "after").get().end.message(), HasSubstr("rank 2 closed"));
 }
 
-TYPED_TEST(GroupContract, WordsSentBeforeLeavingCount) {
+TYPED_TEST(GroupContract, MessagesSentBeforeLeavingCount) {
   this->Open(3);
   (*this)[1].Send("key", "one");
   (*this)[1].Send("other", "one");
@@ -244,13 +244,13 @@ TYPED_TEST(GroupContract, WordsSentBeforeLeavingCount) {
 TYPED_TEST(GroupContract, LeavingCoordinatorEndsTheOthersWaits) {
   this->Open(3);
   auto under_way = Await((*this)[1], "under way");
-  (*this)[0].Announce("before", "word");
+  (*this)[0].Announce("before", "message");
 
   this->ranks_->Close(0);
 
   EXPECT_EQ(under_way.get().status().code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(Await((*this)[2], "after").get().status().message(), HasSubstr("rank 0 closed"));
-  EXPECT_EQ(*Await((*this)[1], "before").get(), "word");
+  EXPECT_EQ(*Await((*this)[1], "before").get(), "message");
 }
 
 TYPED_TEST(GroupContract, BrokenGroupEndsEveryWaitWithTheReason) {
@@ -274,7 +274,7 @@ TYPED_TEST(GroupContract, KeyUsedTwiceIsRefused) {
 
   EXPECT_EQ(Collect((*this)[0], "key").get().end.code(), StatusCode::kInternal);
 
-  (*this)[1].Send("key", "word");
+  (*this)[1].Send("key", "message");
   EXPECT_TRUE(first.get().end.ok());
 }
 
@@ -284,17 +284,18 @@ TYPED_TEST(GroupContract, CallbacksMayCallTheGroup) {
   Group& zero = (*this)[0];
   Group& one = (*this)[1];
 
-  // Callbacks answer a word with an announcement, and the announcement with a word.
+  // Callbacks answer a message with an announcement, and the announcement with a message.
   zero.Collect(
       "first", Deadline::Infinite(),
-      [&](int /*rank*/, const std::string& word) { zero.Announce("second", word + "2"); },
+      [&](int /*rank*/, const std::string& message) { zero.Announce("second", message + "2"); },
       [&](const Status& end) {
         EXPECT_TRUE(end.ok());
         zero.Collect(
-            "third", Deadline::Infinite(), [&](int /*rank*/, const std::string& word) { EXPECT_EQ(word, "123"); },
+            "third", Deadline::Infinite(), [&](int /*rank*/, const std::string& message) { EXPECT_EQ(message, "123"); },
             [&](const Status& last) { done.set_value(last); });
       });
-  one.Await("second", Deadline::Infinite(), [&](const Result<std::string>& word) { one.Send("third", *word + "3"); });
+  one.Await("second", Deadline::Infinite(),
+            [&](const Result<std::string>& message) { one.Send("third", *message + "3"); });
   one.Send("first", "1");
 
   EXPECT_TRUE(done.get_future().get().ok());
@@ -341,9 +342,9 @@ TYPED_TEST(GroupContract, EachOfManyRanksIsCollectedOnceAndReceivesTheAnswer) {
   const Collected result = collected.get();
   (*this)[0].Announce("answer", "all");
 
-  ASSERT_EQ(result.words.size(), static_cast<std::size_t>(many - 1));
-  const std::vector<std::string> words = result.by_rank(many);
-  for (int rank = 1; rank < many; ++rank) EXPECT_EQ(words[static_cast<std::size_t>(rank)], std::to_string(rank));
+  ASSERT_EQ(result.messages.size(), static_cast<std::size_t>(many - 1));
+  const std::vector<std::string> messages = result.by_rank(many);
+  for (int rank = 1; rank < many; ++rank) EXPECT_EQ(messages[static_cast<std::size_t>(rank)], std::to_string(rank));
   for (auto& answer : awaited) EXPECT_EQ(*answer.get(), "all");
 }
 
@@ -368,26 +369,26 @@ TYPED_TEST(GroupContract, ThreadsMayCallAtOnce) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(LocalGroup, WordsArriveInOrder) {
+TEST(LocalGroup, MessagesArriveInOrder) {
   const auto ranks = MakeLocalGroup(4);
   auto collected = Collect(*ranks[0], "key");
 
-  for (const int rank : {2, 3, 1}) ranks[static_cast<std::size_t>(rank)]->Send("key", "word");
+  for (const int rank : {2, 3, 1}) ranks[static_cast<std::size_t>(rank)]->Send("key", "message");
 
-  EXPECT_THAT(collected.get().words, ElementsAre(Pair(2, "word"), Pair(3, "word"), Pair(1, "word")));
+  EXPECT_THAT(collected.get().messages, ElementsAre(Pair(2, "message"), Pair(3, "message"), Pair(1, "message")));
 }
 
-TEST(StoreGroup, WordsSentBeforeStopAreDelivered) {
+TEST(StoreGroup, MessagesSentBeforeStopAreDelivered) {
   StoreGroup group(1, 2);
-  group.Send("key", "word");
+  group.Send("key", "message");
 
   group.Stop();
   group.Send("key", "after");
 
-  const Result<StoreGroup::Word> word = group.NextWord(Deadline::Infinite());
-  ASSERT_TRUE(word.ok()) << word.status();
-  EXPECT_EQ(word->text, "word");
-  EXPECT_EQ(group.NextWord(Deadline::Infinite()).status().code(), StatusCode::kCancelled);
+  const Result<StoreGroup::Message> message = group.NextMessage(Deadline::Infinite());
+  ASSERT_TRUE(message.ok()) << message.status();
+  EXPECT_EQ(message->text, "message");
+  EXPECT_EQ(group.NextMessage(Deadline::Infinite()).status().code(), StatusCode::kCancelled);
 }
 
 TEST(StoreGroup, StoreIsPolledOnlyDuringAWait) {
@@ -395,11 +396,11 @@ TEST(StoreGroup, StoreIsPolledOnlyDuringAWait) {
   EXPECT_EQ(group.WaitUntilWanted(Deadline::In(kSoon)).code(), StatusCode::kDeadlineExceeded);
 
   auto wanted = std::async(std::launch::async, [&] { return group.WaitUntilWanted(Deadline::Infinite()); });
-  auto word = Await(group, "key");
+  auto message = Await(group, "key");
   EXPECT_TRUE(wanted.get().ok());
-  group.Hear(0, "key", "word");
+  group.Hear(0, "key", "message");
 
-  EXPECT_EQ(*word.get(), "word");
+  EXPECT_EQ(*message.get(), "message");
   EXPECT_EQ(group.WaitUntilWanted(Deadline::In(kSoon)).code(), StatusCode::kDeadlineExceeded);
   group.Stop();
   EXPECT_EQ(group.WaitUntilWanted(Deadline::Infinite()).code(), StatusCode::kCancelled);
@@ -408,7 +409,7 @@ TEST(StoreGroup, StoreIsPolledOnlyDuringAWait) {
 TEST(SoloGroup, CollectsNothing) {
   SoloGroup solo;
 
-  solo.Announce("key", "word");
+  solo.Announce("key", "message");
 
   EXPECT_EQ(solo.rank(), 0);
   EXPECT_EQ(solo.size(), 1);

@@ -24,10 +24,10 @@ class MailboxGroup : public Group {
   MailboxGroup& operator=(const MailboxGroup&) = delete;
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return size_; }
-  void Send(const std::string& /*key*/, std::string /*word*/) override {}
-  void Announce(const std::string& /*key*/, std::string /*word*/) override {}
-  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override {
-    box_->Collect(key, deadline, std::move(on_word), std::move(end));
+  void Send(const std::string& /*key*/, std::string /*message*/) override {}
+  void Announce(const std::string& /*key*/, std::string /*message*/) override {}
+  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override {
+    box_->Collect(key, deadline, std::move(on_message), std::move(end));
   }
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override {
     box_->Await(key, deadline, std::move(on_announced));
@@ -42,15 +42,15 @@ class MailboxGroup : public Group {
 
 TEST(Mailbox, OldestUnawaitedKeysAreDropped) {
   MailboxGroup box(1, 2);
-  const std::size_t most = Mailbox::kEarlyWords + 2 * Mailbox::kEarlyWordsPerRank;
-  for (std::size_t i = 0; i < most + 2; ++i) box->Receive(0, std::to_string(i), "word");
+  const std::size_t most = Mailbox::kEarlyMessages + 2 * Mailbox::kEarlyMessagesPerRank;
+  for (std::size_t i = 0; i < most + 2; ++i) box->Receive(0, std::to_string(i), "message");
 
   EXPECT_FALSE(Await(box, "1", Deadline::In(kSoon)).get().ok());
-  EXPECT_EQ(*Await(box, "2").get(), "word");
-  EXPECT_EQ(*Await(box, std::to_string(most + 1)).get(), "word");
+  EXPECT_EQ(*Await(box, "2").get(), "message");
+  EXPECT_EQ(*Await(box, std::to_string(most + 1)).get(), "message");
 }
 
-TEST(Mailbox, DuplicateWordCountsOnce) {
+TEST(Mailbox, DuplicateMessageCountsOnce) {
   MailboxGroup box(0, 3);
   auto collected = Collect(box, "key", Deadline::In(kSoon));
 
@@ -62,17 +62,17 @@ TEST(Mailbox, DuplicateWordCountsOnce) {
   EXPECT_THAT(result.end.message(), HasSubstr("nothing from rank 2"));
 }
 
-TEST(Mailbox, WordsFromNonPeersAreDropped) {
+TEST(Mailbox, MessagesFromNonPeersAreDropped) {
   MailboxGroup box(0, 3);
   auto collected = Collect(box, "key", Deadline::In(kSoon));
 
   for (const int from : {-1, 0, 3}) {
-    box->Receive(from, "key", "word");
+    box->Receive(from, "key", "message");
     box->Leave(from);
   }
 
   const Collected result = collected.get();
-  EXPECT_TRUE(result.words.empty());
+  EXPECT_TRUE(result.messages.empty());
   EXPECT_THAT(result.end.message(), HasSubstr("nothing from ranks 1, 2"));
 }
 
@@ -94,7 +94,7 @@ TEST(Mailbox, NearerDeadlineEndsFirst) {
   EXPECT_EQ(nearer.get().end.code(), StatusCode::kDeadlineExceeded);
   EXPECT_EQ(near.get().end.code(), StatusCode::kDeadlineExceeded);
 
-  box->Receive(1, "far", "word");
+  box->Receive(1, "far", "message");
   EXPECT_TRUE(far.get().end.ok());
 }
 

@@ -26,8 +26,8 @@ class StoreLinkTest : public testing::Test {
  protected:
   std::shared_ptr<Group> Join(int rank, int size, Connect connect = nullptr) {
     StoreGroupOptions options = {.rank = rank, .size = size, .name = "run7"};
-    options.open_deadline = open_deadline_;
-    options.close_deadline = close_deadline_;
+    options.open_timeout = open_deadline_;
+    options.close_timeout = close_deadline_;
     if (!connect) connect = [store = store_] { return store->Connect(); };
     return *MakeStoreGroup(options, connect);
   }
@@ -49,18 +49,18 @@ TEST_F(StoreLinkTest, EveryKeyIsRemovedOnceAllRanksHaveClosed) {
   std::vector<std::shared_ptr<Group>> ranks;
   for (int rank = 0; rank < 3; ++rank) ranks.push_back(Join(rank, 3));
   auto collected = Collect(*ranks[0], "sent");
-  for (const int rank : {1, 2}) ranks[static_cast<std::size_t>(rank)]->Send("sent", "word");
+  for (const int rank : {1, 2}) ranks[static_cast<std::size_t>(rank)]->Send("sent", "message");
   EXPECT_TRUE(collected.get().end.ok());
-  ranks[0]->Announce("announced", "word");
+  ranks[0]->Announce("announced", "message");
   EXPECT_TRUE(Await(*ranks[1], "announced").get().ok());
-  ranks[2]->Send("nobody reads this", "word");
+  ranks[2]->Send("nobody reads this", "message");
 
   for (const std::size_t rank : {1U, 0U, 2U}) ranks[rank].reset();
 
   EXPECT_THAT(store_->contents(), IsEmpty());
 }
 
-TEST_F(StoreLinkTest, GroupThatIsMadeAgainReadsNoOldWords) {
+TEST_F(StoreLinkTest, GroupThatIsMadeAgainReadsNoOldMessages) {
   {
     const auto zero = Join(0, 2);
     const auto one = Join(1, 2);
@@ -75,11 +75,11 @@ TEST_F(StoreLinkTest, GroupThatIsMadeAgainReadsNoOldWords) {
   EXPECT_THAT(Collect(*zero, "key").get().by_rank(2), ElementsAre("", "new"));
 }
 
-TEST_F(StoreLinkTest, WordOfARankThatDiedWhileItSentItIsPassedOver) {
+TEST_F(StoreLinkTest, MessageOfARankThatDiedWhileItSentItIsPassedOver) {
   const auto zero = Join(0, 3);
   const auto one = Join(1, 3);
   close_deadline_ = kSoon;
-  // Counts its word, and writes nothing.
+  // Counts its message, and writes nothing.
   auto dying = Join(2, 3, [this] {
     KeyValueStore store = store_->Connect();
     store.set_if_absent = [](const std::string&, const std::string&) { return Status(StatusCode::kIoError, "killed"); };
@@ -93,7 +93,7 @@ TEST_F(StoreLinkTest, WordOfARankThatDiedWhileItSentItIsPassedOver) {
   std::promise<std::string> heard;
   zero->Collect(
       "key", Deadline::Infinite(),
-      [&](int rank, const std::string& word) { heard.set_value(std::to_string(rank) + ": " + word); },
+      [&](int rank, const std::string& message) { heard.set_value(std::to_string(rank) + ": " + message); },
       [](const Status&) {});
   EXPECT_EQ(heard.get_future().get(), "1: one");
 }
@@ -198,11 +198,11 @@ TEST_F(StoreLinkTest, HangingStoreDelaysNeitherDeadlinesNorTheDestructor) {
   close_deadline_ = kSoon;
   auto zero = Join(0, 2);
   auto one = Join(1, 2);
-  one->Send("key", "word");
+  one->Send("key", "message");
   EXPECT_TRUE(Collect(*zero, "key").get().end.ok());
 
   store_->Hang(true);
-  one->Send("lost", "word");
+  one->Send("lost", "message");
 
   EXPECT_EQ(Collect(*zero, "lost", Deadline::In(kSoon)).get().end.code(), StatusCode::kDeadlineExceeded);
   auto waiting = Await(*one, "never");
@@ -220,10 +220,10 @@ TEST_F(StoreLinkTest, StoreThatCannotBeReachedBreaksTheGroup) {
 TEST_F(StoreLinkTest, ForeignBytesInTheInboxBreakTheGroup) {
   const auto zero = Join(0, 2);
   const auto one = Join(1, 2);
-  one->Send("key", "word");
+  one->Send("key", "message");
   EXPECT_TRUE(Collect(*zero, "key").get().end.ok());
 
-  EXPECT_TRUE(store_->Set(Session() + "/inbox/2", "9999999999999999999:word").ok());
+  EXPECT_TRUE(store_->Set(Session() + "/inbox/2", "9999999999999999999:message").ok());
 
   const Status end = Collect(*zero, "next").get().end;
   EXPECT_EQ(end.code(), StatusCode::kIoError);
@@ -234,20 +234,20 @@ TEST_F(StoreLinkTest, RankThatClosesTwiceCountsOnce) {
   const auto zero = Join(0, 3);
   const auto one = Join(1, 3);
   const auto two = Join(2, 3);
-  one->Send("key", "word");
-  two->Send("key", "word");
+  one->Send("key", "message");
+  two->Send("key", "message");
   EXPECT_TRUE(Collect(*zero, "key").get().end.ok());
   const auto closed = [](int rank) { return StoreEntry{.kind = StoreEntry::Kind::kClosed, .number = rank}; };
   // The second of another process of the rank, the last of a rank of another group.
   for (const StoreEntry& entry :
-       {StoreEntry{StoreEntry::Kind::kWord, 2, "next", ""}, closed(2), closed(2), closed(7)}) {
+       {StoreEntry{StoreEntry::Kind::kMessage, 2, "next", ""}, closed(2), closed(2), closed(7)}) {
     const auto number = store_->Add(Session() + "/inbox", 1);
     EXPECT_TRUE(store_->Set(Session() + "/inbox/" + std::to_string(*number), PackEntry(entry)).ok());
   }
-  one->Send("next", "word");
+  one->Send("next", "message");
   EXPECT_TRUE(Collect(*zero, "next").get().end.ok());
 
-  zero->Announce("announced", "word");
+  zero->Announce("announced", "message");
 
   EXPECT_TRUE(Await(*one, "announced", Deadline::In(std::chrono::seconds(20))).get().ok());
 }
@@ -266,24 +266,24 @@ TEST_F(StoreLinkTest, RankAloneNeedsNoStore) {
 }
 
 TEST(StoreEntry, HasPythonsBytes) {
-  EXPECT_EQ(PackEntry({StoreEntry::Kind::kWord, 12, "k:1", std::string("\0x", 2)}),
-            std::string("4:word2:123:k:12:\0x", 19));
+  EXPECT_EQ(PackEntry({StoreEntry::Kind::kMessage, 12, "k:1", std::string("\0x", 2)}),
+            std::string("7:message2:123:k:12:\0x", 22));
   EXPECT_EQ(PackEntry({.kind = StoreEntry::Kind::kClosed, .number = 3}), "6:closed1:3");
   EXPECT_EQ(PackEntry({}), "6:filled1:0");
 }
 
 TEST(StoreEntry, ComesBackFromItsBytes) {
-  for (const StoreEntry& entry :
-       {StoreEntry{StoreEntry::Kind::kWord, 7, "a/b", std::string(1000, '\xff')},
-        StoreEntry{StoreEntry::Kind::kWord, 0, "", ""}, StoreEntry{.kind = StoreEntry::Kind::kClosed, .number = 1}}) {
+  for (const StoreEntry& entry : {StoreEntry{StoreEntry::Kind::kMessage, 7, "a/b", std::string(1000, '\xff')},
+                                  StoreEntry{StoreEntry::Kind::kMessage, 0, "", ""},
+                                  StoreEntry{.kind = StoreEntry::Kind::kClosed, .number = 1}}) {
     EXPECT_EQ(UnpackEntry(PackEntry(entry)), entry);
   }
 }
 
 TEST(StoreEntry, OtherBytesAreRefused) {
-  for (const char* bytes :
-       {"", "x", "4:word", "4:word1:1", "4:word1:13:key", "6:closed1:13:key", "6:closed2:-1", "6:closed1:x",
-        "5:other1:1", "99:word1:1", "-1:word", "6:closed1:1 ", "18446744073709551615:word", "6:closed10:4294967296"}) {
+  for (const char* bytes : {"", "x", "7:message", "7:message1:1", "7:message1:13:key", "6:closed1:13:key",
+                            "6:closed2:-1", "6:closed1:x", "5:other1:1", "99:message1:1", "-1:message", "6:closed1:1 ",
+                            "18446744073709551615:message", "6:closed10:4294967296"}) {
     EXPECT_EQ(UnpackEntry(bytes), std::nullopt) << bytes;
   }
 }

@@ -66,7 +66,7 @@ TEST(MemoryLimited, OpenRejectsAPoolAboveTheControlGroupsLimit) {
 
   ASSERT_THAT(end->lines, ::testing::SizeIs(2)) << "signal or exit value " << end->value;
   EXPECT_THAT(end->lines[0],
-              AllOf(StartsWith("ResourceExhausted: Options::host_memory_bytes: expected at most "), HasSubstr(limit),
+              AllOf(StartsWith("ResourceExhausted: host_memory_bytes: expected at most "), HasSubstr(limit),
                     HasSubstr(std::to_string(256_MiB)), HasSubstr("found " + std::to_string(300_MiB))));
   EXPECT_EQ(end->lines[1], "Ok");
 }

@@ -1,8 +1,8 @@
 """Ranks as real processes, driven line by line: code goes in, what it evaluates to (or raised) comes back.
 
 A line is JSON {"code"} and is run in one namespace that lasts; the answer is JSON {"value"} or {"error", "message"}.
-`hold(kind)` in a rank stops its words of that kind ("attempt", "prepared", "outcome") before they reach the store, until
-`release(kind)`. `die(key, when)` ends a rank by SIGKILL at the word of that key ("attempt/0": of the first save): when
+`hold(kind)` in a rank stops its messages of that kind ("attempt", "prepared", "outcome") before they reach the store, until
+`release(kind)`. `die(key, when)` ends a rank by SIGKILL at the message of that key ("attempt/0": of the first save): when
 it is "said", before it reaches the store; "given", when the store has it; "heard", when it comes from another rank,
 before the engine has it.
 Ranks are forked off a process that has imported torch already, or, with `fresh`, are interpreters of their own.
@@ -168,27 +168,27 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
     held: dict[str, threading.Event] = {}
     reached = threading.Event()
     deadly: set[tuple[str, str]] = set()
-    put_word, unpack = StoreLink._put_word, StoreLink._unpack
+    put_message, unpack = StoreLink._put_message, StoreLink._unpack
 
     def die_at(key: str, when: str) -> None:
         if (key, when) in deadly:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def held_put_word(self: Any, store: Any, key: str, word: bytes) -> None:
+    def held_put_message(self: Any, store: Any, key: str, message: bytes) -> None:
         if event := held.get(key.partition("/")[0]):
             reached.set()
             event.wait()
         die_at(key, "said")
-        put_word(self, store, key, word)
+        put_message(self, store, key, message)
         die_at(key, "given")
 
     def deadly_unpack(self: Any, name: str, entry: bytes) -> tuple[str, list[bytes]]:
         kind, parts = unpack(self, name, entry)
-        if kind == "word":
+        if kind == "message":
             die_at(parts[1].decode(), "heard")
         return kind, parts
 
-    StoreLink._put_word = held_put_word  # type: ignore[method-assign]
+    StoreLink._put_message = held_put_message  # type: ignore[method-assign]
     StoreLink._unpack = deadly_unpack  # type: ignore[method-assign]
 
     def serve() -> int:
@@ -200,7 +200,7 @@ def _serve(commands: TextIO, answers: TextIO) -> None:
             names["store"] = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
 
     def open_one(root: str, **options: Any) -> None:
-        small = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2, "workers": 1}
+        small = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2, "worker_threads": 1}
         names["c"] = cairn.Checkpointer(root, **{**small, "group": (names["store"], rank, world), **options})
 
     names |= {

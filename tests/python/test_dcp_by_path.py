@@ -16,7 +16,7 @@ from cairn import dcp
 from cairn._dcp import by_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-SMALL: Any = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2, "workers": 1}
+SMALL: Any = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2, "worker_threads": 1}
 
 
 def uploaded(response: Any) -> None:

@@ -22,7 +22,7 @@ def test_fsdp2_saved_on_4_ranks_loads_on_2_8_and_1(worlds: Worlds, root: Path, h
     assert four.all(f'save(state, 1, "{how}")') == [None] * 4
     end(four)
     assert len(saved) > 20 and saved["/epoch"] == "7"
-    # Each rank has its chunks; what all hold alike (BatchNorm's buffers, Adam's steps) is there once.
+    # Each rank has its chunks; what is identical on all (BatchNorm's buffers, Adam's steps) is there once.
     files = shards(root, 1)
     assert len(files) == 4 and all("model.a.weight" in names for names in files)
     assert sum(names["model.a.weight"] for names in files) == 120
@@ -327,18 +327,18 @@ def test_groups_that_differ_are_refused(worlds: Worlds, root: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("word", ["dcp", "attempt", "prepared"])
+@pytest.mark.parametrize("message", ["dcp", "attempt", "prepared"])
 def test_a_rank_that_is_killed_leaves_the_earlier_checkpoint_and_the_others_an_error(
-    worlds: Worlds, root: Path, victim: int, word: str
+    worlds: Worlds, root: Path, victim: int, message: str
 ) -> None:
     world = worlds(2, timeout=6, pg_timeout=6)
     world.all("state = {'w': distribute_tensor(torch.arange(5000.0), mesh, [Shard(0)]), 'x': torch.ones(3)}")
     assert world.all("save(state, 1)") == [None] * 2
     other = world[1 - victim]
-    world[victim].run(f'hold("{word}")')
+    world[victim].run(f'hold("{message}")')
     world[victim].start("save(state, 2)")
     other.start("save(state, 2)")
-    if word == "prepared":
+    if message == "prepared":
         assert other.rank == 1 - victim
 
     world[victim].kill()

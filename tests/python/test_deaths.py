@@ -20,7 +20,7 @@ RANKS = 3
 DEADLINE = 5.0
 # No deadline decides: an answer within this one came by other means.
 NEVER = 60.0
-# Who dies, and at which word (see ranks.py).
+# Who dies, and at which message (see ranks.py).
 POINTS = [
     (0, "attempt", "said"),
     (0, "attempt", "given"),
@@ -95,7 +95,7 @@ def expect_honest(root: Path, answers: list[dict[str, Any]]) -> None:
 
 def knows(answers: list[dict[str, Any]], point: tuple[int, str, str], store_too: bool) -> bool:
     """Whether the survivors have said durable wherever they can know: where the coordinator has committed, and where it
-    lives and has every word."""
+    lives and has every message."""
     victim, kind, when = point
     committed = kind == "outcome" or (victim != 0 and (kind, when) == ("prepared", "given") and not store_too)
     return not committed or answers == [{"value": 2}] * 2
@@ -120,7 +120,7 @@ def test_nobody_is_told_durable_what_is_not_and_a_later_job_goes_on(tmp_path: Pa
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_stands_still_longer_than_the_others_wait(worlds: Worlds, root: Path, victim: int) -> None:
     world = worlds(RANKS, timeout=DEADLINE / 2)
-    last = victim or 2  # Whose word is missing when the victim stops.
+    last = victim or 2  # Whose message is missing when the victim stops.
     assert world.all("c.save(1, tree(1, rank)).result()") == [1] * RANKS
     world[last].run("hold('prepared')")
     world.all("s = c.save(2, tree(2, rank)); None")
@@ -160,7 +160,7 @@ def test_others_know_of_the_commit_though_a_rank_died_that_was_prepared(worlds: 
     answers = results(world, [0, 2])
     seconds = time.monotonic() - begun
 
-    print(f"rank 1 dead once prepared: the others know of the commit {seconds:.3f} s after the last word")
+    print(f"rank 1 dead once prepared: the others know of the commit {seconds:.3f} s after the last message")
     assert answers == [{"value": 2}] * 2
     assert seconds < NEVER / 2
 

@@ -70,14 +70,14 @@ def test_no_argument_of_a_wrong_type_is_answered_in_c_plus_plus(make: Make, tmp_
         "the path: expected a path, found an empty one": lambda: checkpointer.publish(1, ""),
     }
     for option, value in {
-        "keep_last": "3", "keep_every": -1, "max_in_flight": 1.5, "workers": 2**40, "file_mode": "644", "io": 3,
+        "keep_last": "3", "keep_every": -1, "max_in_flight": 1.5, "worker_threads": 2**40, "file_mode": "644", "io_queue": 3,
         "when_full": None, "full_timeout": "1h", "open_timeout": None, "take_over": "no", "cuda_devices": "cuda:0",
         "drain_timeout": float("nan"), "group_timeout": -1, "keep_best": "2", "interval": "1h",
     }.items():  # fmt: skip
         calls[f"{option}: expected .*"] = lambda o=option, v=value: cairn.Checkpointer(tmp_path / "x", **small | {o: v})
     for option, value, name in [
         ("max_in_flight", 0, "max_in_flight: expected 1 to 64, found 0"),
-        ("workers", 5000, "workers: expected 0 to 1024, found 5000"),
+        ("worker_threads", 5000, "worker_threads: expected 0 to 1024, found 5000"),
         ("chunk", 12345, "^chunk: expected"),
         ("file_mode", 0, "^file_mode, directory_mode"),
         ("queue_depth", 0, "^queue_depth: expected 1 to 1024"),

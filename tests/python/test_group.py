@@ -201,12 +201,12 @@ def test_opening_fails_on_every_rank_where_it_fails_on_one(root: Path) -> None:
         world.end()
 
 
-# Ranks die. At each word of the commit, before it reaches the store: the rank that says it.
-WORDS = [("attempt", 0), ("prepared", 1), ("outcome", 0)]
+# Ranks die. At each message of the commit, before it reaches the store: the rank that says it.
+MESSAGES = [("attempt", 0), ("prepared", 1), ("outcome", 0)]
 
 
-@pytest.mark.parametrize(("kind", "victim"), WORDS, ids=str)
-def test_a_rank_that_dies_at_a_word(worlds: Worlds, root: Path, kind: str, victim: int) -> None:
+@pytest.mark.parametrize(("kind", "victim"), MESSAGES, ids=str)
+def test_a_rank_that_dies_at_a_message(worlds: Worlds, root: Path, kind: str, victim: int) -> None:
     world = worlds(2, timeout=4)
     assert world.all("c.save(1, tree(1, rank)).result()") == [1, 1]
     world[victim].run(f"hold('{kind}')")
@@ -230,7 +230,7 @@ def test_a_rank_that_dies_at_a_word(worlds: Worlds, root: Path, kind: str, victi
         assert again.all("c.save(2, tree(2, rank)).result()") == [2, 2]
 
 
-@pytest.mark.parametrize(("kind", "host"), WORDS, ids=str)
+@pytest.mark.parametrize(("kind", "host"), MESSAGES, ids=str)
 def test_the_store_dies_with_its_host(worlds: Worlds, root: Path, kind: str, host: int) -> None:
     world = worlds(3, timeout=5, hosted_by=host)
     rest = [rank for rank in range(3) if rank != host]

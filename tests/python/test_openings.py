@@ -1,4 +1,4 @@
-"""Ranks that die by SIGKILL at each word with which they open a root, and those that come after them on the same store:
+"""Ranks that die by SIGKILL at each message with which they open a root, and those that come after them on the same store:
 one rank alone, or the whole job; of as many ranks or of another number. And a store that is lost meanwhile."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def watch(before="", tell="", until="", late=0.0):
         return Watched(made, before, tell, until)
     stores.own_connection = connect
 """
-# The words of a rank that opens, in order; it has joined once it has taken its hello away.
+# The messages of a rank that opens, in order; it has joined once it has taken its hello away.
 OPENS = ["set opens", "set hello", "wait welcome", "compare_set welcome", "delete_key welcome", "delete_key hello"]
 JOINED = ["delete_key opens", "add inbox", "compare_set inbox"]
 # And those of rank 0; from the first welcome on a rank may be in its session.

@@ -75,11 +75,11 @@ def test_rules_that_are_none(text: str) -> None:
 def test_arguments_say_what_is_alike() -> None:
     tree = {"model": {"w": torch.ones(2), "long": "x" * 100}, "lr": 0.5, "mine": torch.ones(1)}
 
-    values, (names, by_rank_0, alike) = replicas.save_arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
+    values, (names, rank0_tensors, identical_values) = replicas.save_arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
 
     assert Rules.parse(dict(values)["replicas"]) == Rules.of(["model/*", "lr"])
-    assert names == ["model/w"] and by_rank_0 == []
-    assert dict(alike)["lr"] == "0.5" and dict(alike)["model/long"].startswith("102 characters with CRC ")
+    assert names == ["model/w"] and rank0_tensors == []
+    assert dict(identical_values)["lr"] == "0.5" and dict(identical_values)["model/long"].startswith("102 characters with CRC ")
     assert replicas.save_arguments(tree, text_of(tree), Rules(), None) == ([], replicas.NOTHING)
 
 

@@ -113,15 +113,15 @@ def test_all_ranks_save_the_same_steps(worlds: Callable[..., World], root: Path,
 
 
 def test_the_ranks_talk_about_it_rarely(worlds: Callable[..., World]) -> None:
-    """Rank 0 says a word about twice a second, or for 100 steps; the others say none."""
+    """Rank 0 says a message about twice a second, or for 100 steps; the others say none."""
     world = worlds(2, "interval=3600.0")
-    count = "words = []\nfrom cairn._ranks.store_link import StoreLink\nput = StoreLink._put_word\n"
-    count += "StoreLink._put_word = lambda s, store, key, word: (words.append(key), put(s, store, key, word))\n"
+    count = "messages = []\nfrom cairn._ranks.store_link import StoreLink\nput = StoreLink._put_message\n"
+    count += "StoreLink._put_message = lambda s, store, key, message: (messages.append(key), put(s, store, key, message))\n"
     assert world.all(TRAIN + count) == [None] * 2
 
     seconds = world.all("train(1, 2000)")[0][1]
 
-    said = world.all("words")
+    said = world.all("messages")
     assert {key.partition("/")[0] for key in said[0]} == {"window"} and said[1] == []
     assert len(said[0]) <= 4 * seconds + 2 * 2000 / 100 + 20
 

@@ -56,12 +56,12 @@ def links(store: Any) -> Iterator[Links]:
         link.close()
 
 
-def gather(link: StoreLink, key: str, word: str, timeout: float = 20) -> Future[list[bytes]]:
+def gather(link: StoreLink, key: str, message: str, timeout: float = 20) -> Future[list[bytes]]:
     future: Future[list[bytes]] = Future()
 
     def call() -> None:
         try:
-            future.set_result(link.gather_key(key, word.encode(), timeout))
+            future.set_result(link.gather_key(key, message.encode(), timeout))
         except Exception as error:  # noqa: BLE001
             future.set_exception(error)
 
@@ -70,8 +70,8 @@ def gather(link: StoreLink, key: str, word: str, timeout: float = 20) -> Future[
 
 
 def test_an_entry_of_the_log_comes_back() -> None:
-    words = [b"", b"\x00\xff:12:", b"x" * 1000]
-    assert unpack(pack("k/é:1", words)) == ("k/é:1", words)
+    messages = [b"", b"\x00\xff:12:", b"x" * 1000]
+    assert unpack(pack("k/é:1", messages)) == ("k/é:1", messages)
 
 
 def test_ranks_count_from_zero_and_know_their_number(links: Links) -> None:
@@ -79,9 +79,9 @@ def test_ranks_count_from_zero_and_know_their_number(links: Links) -> None:
 
 
 def test_every_rank_hears_what_every_rank_said(links: Links) -> None:
-    heard = [gather(link, "key", f"word of {rank}") for rank, link in enumerate(links(3))]
+    heard = [gather(link, "key", f"message of {rank}") for rank, link in enumerate(links(3))]
 
-    assert [one.result() for one in heard] == [[b"word of 0", b"word of 1", b"word of 2"]] * 3
+    assert [one.result() for one in heard] == [[b"message of 0", b"message of 1", b"message of 2"]] * 3
 
 
 def test_keys_may_be_given_in_different_orders(links: Links) -> None:
@@ -117,7 +117,7 @@ def test_who_waits_for_rank_zero_in_vain_hears_so(links: Links) -> None:
         gather(group[1], "key", "here", 0.3).result()
 
 
-def test_a_late_rank_hears_the_words_and_disturbs_nothing(links: Links) -> None:
+def test_a_late_rank_hears_the_messages_and_disturbs_nothing(links: Links) -> None:
     group = links(3)
     early = [gather(link, "one", str(rank), 0.2) for rank, link in enumerate(group[:2])]
     for one in early:
@@ -131,12 +131,12 @@ def test_a_late_rank_hears_the_words_and_disturbs_nothing(links: Links) -> None:
 def test_many_threads_gather_at_once(links: Links) -> None:
     group = links(4)
     with ThreadPoolExecutor(16) as pool:
-        words = [
+        messages = [
             pool.submit(link.gather_key, str(i), str(rank).encode(), 20)
             for i in range(40)
             for rank, link in enumerate(group)
         ]
-        assert all(one.result() == [b"0", b"1", b"2", b"3"] for one in words)
+        assert all(one.result() == [b"0", b"1", b"2", b"3"] for one in messages)
 
 
 def test_who_waits_for_a_rank_that_has_closed_hears_so(links: Links) -> None:
@@ -174,17 +174,17 @@ def test_no_keys_are_left(store: Any, links: Links, early: int) -> None:
     before = store.num_keys()
     group = links(3)
     for i in range(5):
-        for one in [gather(link, str(i), "word") for link in group]:
+        for one in [gather(link, str(i), "message") for link in group]:
             one.result()
     with pytest.raises(cairn.DeadlineExceeded):
         group[1].gather_key("alone", b"", 0.1)
-    group[0].core.announce("unheard", b"word")
-    group[2].core.send("unheard", b"word")
+    group[0].core.announce("unheard", b"message")
+    group[2].core.send("unheard", b"message")
     if early >= 0:
         group[early].close()
         for link in group:
-            link.core.send("after", b"word")
-            link.core.announce("after", b"word")
+            link.core.send("after", b"message")
+            link.core.announce("after", b"message")
 
     closing = [threading.Thread(target=link.close) for link in group]
     for thread in closing:
@@ -200,16 +200,16 @@ def test_a_store_that_cannot_be_cloned_keeps_to_its_prefix() -> None:
     one, other = (dist.PrefixStore(prefix, tcp) for prefix in ("one", "other"))
     own = reconnect(one)
 
-    own.set("key", "word")
+    own.set("key", "message")
 
-    assert own is not one and reconnect(dist.PrefixStore("one", tcp)).get("key") == b"word"
+    assert own is not one and reconnect(dist.PrefixStore("one", tcp)).get("key") == b"message"
     assert not reconnect(other).check(["key"]) and not reconnect(tcp).check(["key"])
 
 
-def test_a_session_does_not_meet_an_earlier_ones_words(links: Links) -> None:
-    for word in ("first", "second"):
+def test_a_session_does_not_meet_an_earlier_ones_messages(links: Links) -> None:
+    for message in ("first", "second"):
         group = links(2)
-        assert [one.result() for one in [gather(link, "key", word) for link in group]] == [[word.encode()] * 2] * 2
+        assert [one.result() for one in [gather(link, "key", message) for link in group]] == [[message.encode()] * 2] * 2
         for link in group:
             link.core.stop()
 
@@ -318,7 +318,7 @@ def test_every_wait_ends_within_a_second_when_the_stores_server_dies() -> None:
         link.close()
 
 
-def test_a_word_that_was_counted_and_never_given_holds_no_other_up(
+def test_a_message_that_was_counted_and_never_given_holds_no_other_up(
     store: Any, links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_link, "_GAP", 0.05)
@@ -353,12 +353,12 @@ def test_closing_ends_a_listener_that_waits_in_the_store(links: Links) -> None:
             wait.result()
     # The others go on reading where it was woken.
     with pytest.raises(cairn.FailedPrecondition, match="rank 0 closed"):
-        group[2].core.await_word("after", 20)
+        group[2].core.await_message("after", 20)
 
 
-def test_what_is_no_word_ends_every_gather(store: Any, links: Links) -> None:
+def test_what_is_no_message_ends_every_gather(store: Any, links: Links) -> None:
     store = stores.own_connection(store)
-    for rank, (name, entry) in enumerate([("inbox", b"9:x"), ("log", pack("word", [b"x", b"key", b"word"]))]):
+    for rank, (name, entry) in enumerate([("inbox", b"9:x"), ("log", pack("message", [b"x", b"key", b"message"]))]):
         group = links(2)
         for one in [gather(link, "all", "") for link in group]:
             one.result()
@@ -367,7 +367,7 @@ def test_what_is_no_word_ends_every_gather(store: Any, links: Links) -> None:
         store.set(f"{group[0]._session}/{name}/{number}", entry)
 
         with pytest.raises(
-            cairn.IoError, match=f"expected a word of Cairn under .*/{name}/{number}, found other bytes"
+            cairn.IoError, match=f"expected a message of Cairn under .*/{name}/{number}, found other bytes"
         ):
             gather(group[rank], "key", "").result()
 
@@ -399,9 +399,9 @@ def test_what_a_save_costs_a_rank_does_not_grow_with_the_world(world: int) -> No
                 assert core.collect(f"prepared/{number}", 60) == ([b"p" * 200] * (world - 1), None)
                 core.announce(f"outcome/{number}", b"o" * 100)
             else:
-                core.await_word(f"attempt/{number}", 60)
+                core.await_message(f"attempt/{number}", 60)
                 core.send(f"prepared/{number}", b"p" * 200)
-                core.await_word(f"outcome/{number}", 60)
+                core.await_message(f"outcome/{number}", 60)
 
     with ThreadPoolExecutor(world) as pool:
         list(pool.map(save, range(world)))

@@ -24,8 +24,10 @@ class DamageTest : public RestoreTest {
     targets_.Add(second_);
   }
   [[nodiscard]] std::string Path(const std::string& name) const { return folder_ + "/" + name; }
-  [[nodiscard]] Status TryRestore() { return RestoreWhich(Parts(), root(), Latest(), 0, targets_.state, {}).status(); }
-  [[nodiscard]] Status TryVerify() { return VerifyWhich(Parts(), root(), Latest(), {}); }
+  [[nodiscard]] Status TryRestore() {
+    return RestoreSelected(Parts(), root(), Latest(), 0, targets_.state, {}).status();
+  }
+  [[nodiscard]] Status TryVerify() { return VerifySelected(Parts(), root(), Latest(), {}); }
   // Changes the manifest as an attacker could.
   void Rewrite(const std::function<void(Manifest&)>& change) {
     Manifest manifest = ReadManifest(folder_);
@@ -118,8 +120,8 @@ TEST_F(DamageTest, NamesAMissingShard) {
 
   const Status restored = TryRestore();
   const Status verified = TryVerify();
-  const Status inspected = InspectWhich(root(), Latest()).status();
-  const Status part = InspectWhich(Parts(), root(), Latest(), {.rank = 1}).status();
+  const Status inspected = InspectSelected(root(), Latest()).status();
+  const Status part = InspectSelected(Parts(), root(), Latest(), {.rank = 1}).status();
 
   for (const Status& status : {restored, verified, inspected, part}) {
     EXPECT_EQ(status.code(), StatusCode::kCorrupt);
@@ -134,7 +136,7 @@ TEST_F(DamageTest, FallBackSkipsAMissingOrShortShard) {
     const std::string shard = newest + "/" + shard1_;
     missing ? void(std::filesystem::remove(shard)) : WriteWholeFile(shard, "");
 
-    const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+    const auto fallen_back = RestoreSelected(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
 
     ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
     EXPECT_EQ(fallen_back->step, 9);
@@ -148,7 +150,7 @@ TEST_F(DamageTest, InAnOlderCheckpointDoesNotAffectTheNewest) {
   WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {first_, second_}}}});
   std::filesystem::remove(Path(shard1_));
 
-  const auto restored = RestoreWhich(Parts(), root(), Latest(), 0, targets_.state, {});
+  const auto restored = RestoreSelected(Parts(), root(), Latest(), 0, targets_.state, {});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->step, 10);
@@ -273,7 +275,7 @@ TEST_F(DamageTest, IsSkippedOnlyWithFallBack) {
   WriteWholeFile(newest + "/" + shard0_, shard);
 
   const Status strict = TryRestore();
-  const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+  const auto fallen_back = RestoreSelected(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
 
   EXPECT_EQ(strict.code(), StatusCode::kCorrupt);
   ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
@@ -288,7 +290,7 @@ TEST_F(DamageTest, OfAManifestCountsAsNewestAndIsSkippedWithFallBack) {
   WriteWholeFile(newest + "/manifest.json", "{}");
 
   const Status strict = TryRestore();
-  const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+  const auto fallen_back = RestoreSelected(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
 
   EXPECT_EQ(strict.code(), StatusCode::kCorrupt);
   ASSERT_TRUE(fallen_back.ok()) << fallen_back.status();
@@ -298,7 +300,7 @@ TEST_F(DamageTest, OfAManifestCountsAsNewestAndIsSkippedWithFallBack) {
 TEST_F(DamageTest, OfEveryCandidateIsCorrupt) {
   std::filesystem::remove(Path(shard1_));
 
-  const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+  const auto fallen_back = RestoreSelected(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
 
   EXPECT_EQ(fallen_back.status().code(), StatusCode::kCorrupt);
 }
@@ -306,7 +308,7 @@ TEST_F(DamageTest, OfEveryCandidateIsCorrupt) {
 TEST_F(DamageTest, DoesNotHideAMismatch) {
   WriteCheckpoint(root(), {.step = 10, .shards = {{.tensors = {MakeTensor("other", DType::kF32, {1}, 1)}}}});
 
-  const auto fallen_back = RestoreWhich(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
+  const auto fallen_back = RestoreSelected(Parts(), root(), Latest().FallBack(), 0, targets_.state, {});
 
   EXPECT_EQ(fallen_back.status().code(), StatusCode::kInvalidArgument);
 }

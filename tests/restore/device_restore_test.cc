@@ -110,7 +110,7 @@ class DeviceRestoreTest : public RestoreTest {
       if (id == kGpu) return recording_ != nullptr ? static_cast<Device*>(recording_.get()) : &faulty_;
       return cpu_.get();
     };
-    return RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, options);
+    return RestoreSelected(parts, {}, Folder(folder_), 0, targets_.state, options);
   }
 
   std::unique_ptr<HostDevice> cpu_ = HostDevice::Make({}, workers_);
@@ -204,7 +204,7 @@ TEST_F(DeviceRestoreTest, AfterTheLossOfOneDeviceWaitsForTheCopiesOfTheOther) {
     return id == kOtherGpu ? static_cast<Device*>(&other) : cpu_.get();
   };
   auto restoring =
-      std::async(std::launch::async, [&] { return RestoreWhich(parts, {}, Folder(folder), 0, targets_.state, {}); });
+      std::async(std::launch::async, [&] { return RestoreSelected(parts, {}, Folder(folder), 0, targets_.state, {}); });
   ASSERT_TRUE(held->AwaitCopies(1));
 
   faulty_.BecomeSticky();
@@ -236,7 +236,7 @@ TEST_F(DeviceRestoreTest, NamesATensorThatTheDeviceRejects) {
 TEST_F(DeviceRestoreTest, RejectsUnknownDevices) {
   RestoreParts parts = Parts();
 
-  const auto restored = RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, {});
+  const auto restored = RestoreSelected(parts, {}, Folder(folder_), 0, targets_.state, {});
 
   EXPECT_EQ(restored.status().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(restored.status().message(), HasSubstr("cuda:0"));

@@ -28,7 +28,7 @@ class RestoreFaultsTest : public RestoreTest {
   [[nodiscard]] Status TryRestore() {
     RestoreParts parts = Parts();
     parts.queue = plan_->Wrap(parts.queue);
-    return RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, {}).status();
+    return RestoreSelected(parts, {}, Folder(folder_), 0, targets_.state, {}).status();
   }
   [[nodiscard]] bool all_chunks_back() {
     std::vector<BufferPool::Chunk> chunks;
@@ -74,7 +74,7 @@ TEST_F(RestoreFaultsTest, FallBackSkipsOnlyMediumErrors) {
     plan_->Fail({.op = op, .path = "step-00000000000000000002", .nth = nth}, error);
     RestoreParts parts = Parts();
     parts.queue = plan_->Wrap(parts.queue);
-    return RestoreWhich(parts, root(), Latest().FallBack(), 0, targets_.state, {});
+    return RestoreSelected(parts, root(), Latest().FallBack(), 0, targets_.state, {});
   };
   for (const auto& [op, nth] : {std::pair(IoOp::kOpen, 1), std::pair(IoOp::kRead, 1), std::pair(IoOp::kRead, 5)}) {
     for (const int error : {EIO, EUCLEAN, EBADMSG, ENODATA, EREMOTEIO, EILSEQ}) {
@@ -100,7 +100,7 @@ TEST_F(RestoreFaultsTest, StaleHandleCausesANewChoice) {
   RestoreParts parts = Parts();
   parts.queue = plan_->Wrap(parts.queue);
 
-  const auto restored = RestoreWhich(parts, root(), Latest(), 0, targets_.state, {});
+  const auto restored = RestoreSelected(parts, root(), Latest(), 0, targets_.state, {});
 
   EXPECT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(targets_["t"], saved_.bytes);
@@ -177,7 +177,7 @@ TEST_F(RestoreFaultsTest, SlowReadsAreReportedAndWaitedFor) {
     gate.Release();
   };
 
-  EXPECT_TRUE(RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, {}).ok());
+  EXPECT_TRUE(RestoreSelected(parts, {}, Folder(folder_), 0, targets_.state, {}).ok());
 
   EXPECT_THAT(told, AllOf(HasSubstr("shard-00000.safetensors"), HasSubstr("have waited for the disk")));
   EXPECT_EQ(targets_["t"], saved_.bytes);
@@ -187,9 +187,9 @@ TEST_F(RestoreFaultsTest, WaitForThePoolEndsAtItsDeadline) {
   std::vector<BufferPool::Chunk> held;
   while (BufferPool::Chunk chunk = pool_->TryAcquire(BufferPool::Priority::kRestore)) held.push_back(std::move(chunk));
   RestoreParts parts = Parts();
-  parts.memory_deadline = {};
+  parts.memory_timeout = {};
 
-  const Status restored = RestoreWhich(parts, {}, Folder(folder_), 0, targets_.state, {}).status();
+  const Status restored = RestoreSelected(parts, {}, Folder(folder_), 0, targets_.state, {}).status();
 
   EXPECT_EQ(restored.code(), StatusCode::kDeadlineExceeded);
   EXPECT_THAT(restored.message(), HasSubstr("while saves hold the pool"));
@@ -217,10 +217,10 @@ class DisplacedTest : public RestoreFaultsTest {
 TEST_F(DisplacedTest, NewestIsChosenAgainWheneverRetentionIsFaster) {
   constexpr int kTimes = 12;
 
-  const auto restored = RestoreWhich(Displacing(kTimes), root(), Latest(), 0, targets_.state, {});
-  const auto fallen_back = RestoreWhich(Displacing(kTimes), root(), Latest().FallBack(), 0, targets_.state, {});
-  const auto inspected = InspectWhich(Displacing(kTimes), root(), Latest(), InspectPart{});
-  const Status verified = VerifyWhich(Displacing(kTimes), root(), Latest(), {});
+  const auto restored = RestoreSelected(Displacing(kTimes), root(), Latest(), 0, targets_.state, {});
+  const auto fallen_back = RestoreSelected(Displacing(kTimes), root(), Latest().FallBack(), 0, targets_.state, {});
+  const auto inspected = InspectSelected(Displacing(kTimes), root(), Latest(), InspectPart{});
+  const Status verified = VerifySelected(Displacing(kTimes), root(), Latest(), {});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->step, 1 + kTimes);
@@ -233,18 +233,18 @@ TEST_F(DisplacedTest, NewestIsChosenAgainWheneverRetentionIsFaster) {
 }
 
 TEST_F(DisplacedTest, RemovedNamedStepIsNotFound) {
-  const auto restored = RestoreWhich(Displacing(1), root(), Step(1), 0, targets_.state, {});
+  const auto restored = RestoreSelected(Displacing(1), root(), Step(1), 0, targets_.state, {});
 
   EXPECT_EQ(restored.status().code(), StatusCode::kNotFound) << restored.status();
 }
 
 TEST_F(DisplacedTest, ChosenCheckpointStaysUntilReleased) {
-  auto chosen = ChooseWhich(Parts(), root(), Latest());
+  auto chosen = ChooseSelected(Parts(), root(), Latest());
   ASSERT_TRUE(chosen.ok()) << chosen.status();
   const RestoreParts displacing = Displacing(1);
 
   EXPECT_EQ(displacing.queue().status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(RestoreWhich(Parts(), root(), Step(1), 0, targets_.state, {}).ok());
+  EXPECT_TRUE(RestoreSelected(Parts(), root(), Step(1), 0, targets_.state, {}).ok());
   chosen->hold.reset();
 
   EXPECT_TRUE(Displacing(1).queue().ok());
@@ -257,10 +257,12 @@ TEST_F(DisplacedTest, ChoiceUsesManifestsAndKnownDamage) {
   const std::string newest = WriteCheckpoint(root(), {.step = 3, .shards = {{.tensors = {saved_}}}});
   WriteWholeFile(newest + "/manifest.json", "{}");
 
-  const auto strict = ChooseWhich(Parts(), root(), Step(2));
-  const auto fallen_back = ChooseWhich(Parts(), root(), Latest().FallBack());
-  const auto further = ChooseWhich(Parts(), root(), Latest().FallBack({attempt}));
-  const auto restored = RestoreWhich(Parts(), root(), Latest().FallBack({attempt}), 0, targets_.state, {});
+  const auto strict = ChooseSelected(Parts(), root(), Step(2));
+  const auto fallen_back = ChooseSelected(Parts(), root(), Latest().FallBack());
+  RestoreParts parts = Parts();
+  parts.known_damaged = {attempt};
+  const auto further = ChooseSelected(parts, root(), Latest().FallBack());
+  const auto restored = RestoreSelected(parts, root(), Latest().FallBack(), 0, targets_.state, {});
 
   for (const auto* one : {&strict, &fallen_back}) {
     ASSERT_TRUE(one->ok()) << one->status();
@@ -277,8 +279,10 @@ TEST_F(DisplacedTest, ChoiceUsesManifestsAndKnownDamage) {
 TEST_F(DisplacedTest, NothingIsChosenIfAllAreDamaged) {
   const std::string attempt = Read(folder_).info.attempt;
 
-  const auto chosen = ChooseWhich(Parts(), root(), Latest().FallBack({attempt}));
-  const auto restored = RestoreWhich(Parts(), root(), Step(1).FallBack({attempt}), 0, targets_.state, {});
+  RestoreParts parts = Parts();
+  parts.known_damaged = {attempt};
+  const auto chosen = ChooseSelected(parts, root(), Latest().FallBack());
+  const auto restored = RestoreSelected(parts, root(), Step(1).FallBack(), 0, targets_.state, {});
 
   for (const Status& status : {chosen.status(), restored.status()}) {
     EXPECT_EQ(status.code(), StatusCode::kCorrupt) << status;
@@ -291,7 +295,7 @@ TEST_F(RestoreFaultsTest, CheckpointReplacedMeanwhileIsNotFound) {
   WriteCheckpoint(root(), {.attempt = "11111111-2222-4333-8444-555555555555", .shards = {{.tensors = {saved_}}}});
 
   const auto stale = RestoreCheckpoint(Parts(), before, 0, targets_.state, {});
-  const auto fresh = RestoreWhich(Parts(), root(), Latest(), 0, targets_.state, {});
+  const auto fresh = RestoreSelected(Parts(), root(), Latest(), 0, targets_.state, {});
 
   EXPECT_EQ(stale.status().code(), StatusCode::kNotFound) << stale.status();
   EXPECT_TRUE(fresh.ok()) << fresh.status();

@@ -87,7 +87,7 @@ TEST_P(ForecastRestoreTest, RestoreReadsExactlyTheForecastBytes) {
     parts.queue = plan_->Wrap(std::move(parts.queue));
     parts.on_event = [](const Event& event) { ADD_FAILURE() << event.message; };
 
-    const auto restored = RestoreWhich(parts, root(), Latest(), rank, targets.state, {});
+    const auto restored = RestoreSelected(parts, root(), Latest(), rank, targets.state, {});
 
     ASSERT_TRUE(restored.ok()) << restored.status();
     for (const auto& [name, bytes] : expected) ASSERT_TRUE(targets[name] == bytes) << name;

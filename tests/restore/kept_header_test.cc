@@ -40,7 +40,7 @@ class KeptHeaderTest : public RestoreTest {
     return RestoreAgain(folder);
   }
   [[nodiscard]] Result<Restored> RestoreAgain(const std::string& folder) {
-    return RestoreWhich(KeepingParts(), {}, Folder(folder), 0, targets_.state, {});
+    return RestoreSelected(KeepingParts(), {}, Folder(folder), 0, targets_.state, {});
   }
 
   const SavedTensor saved_ = MakeTensor("weight", DType::kF32, {1000}, 1);

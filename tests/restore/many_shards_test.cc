@@ -62,10 +62,10 @@ class ManyShardsTest : public RestoreTest {
     return parts;
   }
   [[nodiscard]] Result<Restored> RestoreAs(int rank, const Targets& targets) {
-    return RestoreWhich(WatchedParts(), root(), Latest(), rank, targets.state, {});
+    return RestoreSelected(WatchedParts(), root(), Latest(), rank, targets.state, {});
   }
   [[nodiscard]] Result<CheckpointDetails> Inspect(const InspectPart& part) {
-    return InspectWhich(WatchedParts(), root(), Latest(), part);
+    return InspectSelected(WatchedParts(), root(), Latest(), part);
   }
   static std::vector<std::string> NamesOf(const CheckpointDetails& details) {
     std::vector<std::string> names;
@@ -313,7 +313,7 @@ TEST_F(ManyShardsTest, MissingTensorsAreMissingWhateverTheIndexSays) {
   const Result<Restored> refused = RestoreAs(3, wanted_);
   EXPECT_TRUE(wanted_.untouched());
   const Result<Restored> restored =
-      RestoreWhich(WatchedParts(), root(), Latest(), 3, wanted_.state, {.allow_missing = true});
+      RestoreSelected(WatchedParts(), root(), Latest(), 3, wanted_.state, {.allow_missing = true});
 
   EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << refused.status();
   ExpectRestoredOfOthers(restored);
@@ -415,8 +415,8 @@ TEST_F(ManyShardsTest, NeedFewDescriptors) {
 
   const DescriptorLimit limit(64);
   const Result<Restored> restored = RestoreAs(0, targets);
-  const Status verified = VerifyWhich(WatchedParts(), root(), Latest(), {});
-  const Result<CheckpointDetails> details = InspectWhich(root(), Latest());
+  const Status verified = VerifySelected(WatchedParts(), root(), Latest(), {});
+  const Result<CheckpointDetails> details = InspectSelected(root(), Latest());
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(targets["w"], whole_);
@@ -430,7 +430,7 @@ TEST_F(ManyShardsTest, AreVerifiedToTheLastByte) {
   last.back() = static_cast<char>(last.back() ^ 1);
   WriteWholeFile(ShardPath(kRanks - 1), last);
 
-  const Status verified = VerifyWhich(WatchedParts(), root(), Latest(), {});
+  const Status verified = VerifySelected(WatchedParts(), root(), Latest(), {});
 
   EXPECT_EQ(verified.code(), StatusCode::kCorrupt) << verified;
   EXPECT_THAT(verified.message(), HasSubstr(ShardPath(kRanks - 1)));
@@ -474,7 +474,9 @@ TEST_F(ManyShardsTest, AnotherWorldSizeNeedsNoOwnShard) {
   wanted.Add(own_[150]);
 
   const auto of_the_rank = RestoreAs(7, wanted);
-  const auto of_another_world = RestoreWhich(WatchedParts(), root(), Latest(), 7, wanted.state, {.own = false});
+  RestoreParts parts = WatchedParts();
+  parts.own_shard = false;
+  const auto of_another_world = RestoreSelected(parts, root(), Latest(), 7, wanted.state, {});
 
   EXPECT_EQ(of_the_rank.status().code(), StatusCode::kCorrupt) << of_the_rank.status();
   ASSERT_TRUE(of_another_world.ok()) << of_another_world.status();

@@ -62,9 +62,9 @@ TEST_P(PageCacheTest, IsUsedWhereRanksOfANodeReadTheSame) {
   RestoreParts parts = Parts();
   parts.world = given.world;
   parts.ranks_of_node = given.ranks_of_node;
+  parts.own_shard = given.own;
 
-  const auto restored =
-      RestoreWhich(parts, {}, Folder(folder), 0, targets.state, {.own = given.own, .page_cache = given.page_cache});
+  const auto restored = RestoreSelected(parts, {}, Folder(folder), 0, targets.state, {.page_cache = given.page_cache});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(targets["mine"], mine.bytes);
@@ -122,7 +122,7 @@ TEST_F(RestoreTest, WhatIsDamagedInThePageCacheAloneIsReadFromTheDisk) {
     parts.queue = WrapQueues<DamagedCache>(damaged, parts.queue);
     parts.on_event = [&](const Event& event) { events.push_back(event.message); };
 
-    const auto restored = RestoreWhich(parts, {}, Folder(folder), 0, targets.state, {.page_cache = true});
+    const auto restored = RestoreSelected(parts, {}, Folder(folder), 0, targets.state, {.page_cache = true});
 
     ASSERT_TRUE(restored.ok()) << restored.status();
     for (const SavedShardContent& shard : content.shards) {

@@ -71,7 +71,7 @@ class ReshardRestoreTest : public RestoreTest {
       if (id == kGpu) return gpu_.get();
       return cpu_.get();
     };
-    return RestoreWhich(parts, {}, Folder(folder_), 0, state_, {});
+    return RestoreSelected(parts, {}, Folder(folder_), 0, state_, {});
   }
 
   std::unique_ptr<HostDevice> cpu_ = HostDevice::Make({}, workers_);

@@ -68,7 +68,7 @@ class RestoreTest : public ::testing::Test {
   /// Restores the checkpoint in `folder` as rank 0.
   [[nodiscard]] Result<Restored> Restore(const std::string& folder, const Targets& targets,
                                          const RestoreOptions& options = {}) {
-    return RestoreWhich(Parts(), {}, Folder(folder), 0, targets.state, options);
+    return RestoreSelected(Parts(), {}, Folder(folder), 0, targets.state, options);
   }
 
   TempDir directory_;

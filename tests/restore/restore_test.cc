@@ -20,7 +20,7 @@ TEST_F(RestoreTest, RestoresEveryByteAndValue) {
   Targets targets;
   for (const SavedTensor& tensor : saved) targets.Add(tensor);
 
-  const auto restored = RestoreWhich(Parts(), root(), Latest(), 0, targets.state, {});
+  const auto restored = RestoreSelected(Parts(), root(), Latest(), 0, targets.state, {});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   for (const SavedTensor& tensor : saved) EXPECT_EQ(targets[tensor.name], tensor.bytes) << tensor.name;
@@ -91,7 +91,7 @@ TEST_F(RestoreTest, FillsStridedTargets) {
   State state;
   ASSERT_TRUE(state.Add("m", {.data = transposed.data(), .shape = {700, 500}, .strides = {1, 700}}).ok());
 
-  const auto restored = RestoreWhich(Parts(), {}, Folder(folder), 0, state, {});
+  const auto restored = RestoreSelected(Parts(), {}, Folder(folder), 0, state, {});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   std::string logical(saved.bytes.size(), '\0');
@@ -175,7 +175,7 @@ TEST_F(RestoreTest, WritesOverlappingTargetsOneAtATime) {
   ASSERT_TRUE(state.Add("flat", {.data = memory.data(), .dtype = DType::kU8, .shape = {3 << 20}}).ok());
   ASSERT_TRUE(state.Add("view", {.data = memory.data() + (1 << 20), .dtype = DType::kU8, .shape = {1 << 20}}).ok());
 
-  const auto restored = RestoreWhich(Parts(), {}, Folder(folder), 0, state, {});
+  const auto restored = RestoreSelected(Parts(), {}, Folder(folder), 0, state, {});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(memory, flat.bytes);
@@ -192,7 +192,7 @@ TEST_F(RestoreTest, MergesShardsAndPrefersTheRanksOwn) {
   targets.Add(shared);
   targets.Add(mine1);
 
-  const auto restored = RestoreWhich(Parts(), {}, Folder(folder), 1, targets.state, {});
+  const auto restored = RestoreSelected(Parts(), {}, Folder(folder), 1, targets.state, {});
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(targets["shared"], shared.bytes);
@@ -265,7 +265,7 @@ TEST_F(RestoreTest, InspectsNamesShapesAndValuesWithoutReadingTensors) {
                            .shards = {{.tensors = {head}, .aliases = {{"embedding", "head"}}},
                                       {.tensors = {bias}, .values = {{"lr", 0.5}}}}});
 
-  const auto details = InspectWhich(root(), Step(8));
+  const auto details = InspectSelected(root(), Step(8));
 
   ASSERT_TRUE(details.ok()) << details.status();
   EXPECT_EQ(details->info.step, 8);
@@ -286,7 +286,7 @@ TEST_F(RestoreTest, VerifiesEveryByteAndReportsProgress) {
   std::vector<std::uint64_t> seen;
   std::uint64_t total = 0;
 
-  const Status verified = VerifyWhich(Parts(), root(), Latest(), [&](std::uint64_t done, std::uint64_t of) {
+  const Status verified = VerifySelected(Parts(), root(), Latest(), [&](std::uint64_t done, std::uint64_t of) {
     seen.push_back(done);
     total = of;
     return true;
@@ -303,7 +303,7 @@ TEST_F(RestoreTest, EndsCancelledByTheProgressCallback) {
   WriteCheckpoint(root(), {.step = 8, .shards = {{.tensors = {saved}}}});
   int calls = 0;
 
-  const Status verified = VerifyWhich(Parts(), root(), Latest(), [&](std::uint64_t, std::uint64_t) {
+  const Status verified = VerifySelected(Parts(), root(), Latest(), [&](std::uint64_t, std::uint64_t) {
     ++calls;
     return false;
   });
@@ -315,10 +315,10 @@ TEST_F(RestoreTest, EndsCancelledByTheProgressCallback) {
 TEST_F(RestoreTest, NotFoundMeansNoSuchCheckpoint) {
   Targets targets;
 
-  const auto none = RestoreWhich(Parts(), root(), Latest(), 0, targets.state, {});
+  const auto none = RestoreSelected(Parts(), root(), Latest(), 0, targets.state, {});
   WriteCheckpoint(root(), {.step = 1, .shards = {{}}});
-  const auto other = RestoreWhich(Parts(), root(), Step(2), 0, targets.state, {});
-  const auto found = RestoreWhich(Parts(), root(), Latest(), 0, targets.state, {});
+  const auto other = RestoreSelected(Parts(), root(), Step(2), 0, targets.state, {});
+  const auto found = RestoreSelected(Parts(), root(), Latest(), 0, targets.state, {});
 
   EXPECT_EQ(none.status().code(), StatusCode::kNotFound);
   EXPECT_EQ(other.status().code(), StatusCode::kNotFound);

@@ -32,15 +32,15 @@ class ListTest : public ::testing::Test {
   }
   [[nodiscard]] std::string Shard(std::uint64_t step) const { return StepFolder(step) + "/" + ShardName(0); }
   /// The candidates' steps, or the error.
-  [[nodiscard]] Result<std::vector<std::uint64_t>> Choose(const Which& which) const {
-    const auto chosen = ChooseCheckpoints(root_.path(), which);
+  [[nodiscard]] Result<std::vector<std::uint64_t>> Choose(const Selector& selector) const {
+    const auto chosen = ChooseCheckpoints(root_.path(), selector);
     if (!chosen.ok()) return chosen.status();
     std::vector<std::uint64_t> steps;
     for (const StoredCheckpoint& checkpoint : *chosen) steps.push_back(checkpoint.info.step);
     return steps;
   }
-  [[nodiscard]] std::vector<std::uint64_t> Chosen(const Which& which) const {
-    const auto steps = Choose(which);
+  [[nodiscard]] std::vector<std::uint64_t> Chosen(const Selector& selector) const {
+    const auto steps = Choose(selector);
     EXPECT_TRUE(steps.ok()) << steps.status();
     return steps.ok() ? *steps : std::vector<std::uint64_t>();
   }

@@ -37,10 +37,10 @@ class UnreadableTest : public ::testing::Test {
       WriteAll(StepFolder(step) + "/manifest.json", EncodeManifest(ManifestOf({.step = step}, "uuid")));
     }
   }
-  /// The steps that `which` selects, or the error, with `hook` on each call.
-  Result<std::vector<std::uint64_t>> Choose(long call, const CallHook& hook, const Which& which) {
+  /// The steps that `selector` selects, or the error, with `hook` on each call.
+  Result<std::vector<std::uint64_t>> Choose(long call, const CallHook& hook, const Selector& selector) {
     Result<std::vector<StoredCheckpoint>> chosen = std::vector<StoredCheckpoint>();
-    if (!RunHooked(call, hook, [&] { chosen = ChooseCheckpoints(root_.path(), which); })) {
+    if (!RunHooked(call, hook, [&] { chosen = ChooseCheckpoints(root_.path(), selector); })) {
       return Status(StatusCode::kUnsupported, "no seccomp");
     }
     if (!chosen.ok()) return chosen.status();

@@ -16,7 +16,7 @@
 
 namespace cairn {
 
-/// One rank's end of a group. A test can lose or change the words that it sends, hold back those that it receives,
+/// One rank's end of a group. A test can lose or change the messages that it sends, hold back those that it receives,
 /// expire its waits, and break it. Safe from any thread.
 class HeldGroup final : public Group {
  public:
@@ -27,10 +27,10 @@ class HeldGroup final : public Group {
     MutexLock lock(state_->mutex);
     state_->lost = std::move(prefix);
   }
-  /// This rank says `word` instead of what it sends or announces under keys with this prefix.
-  void Say(std::string prefix, std::string word) {
+  /// This rank says `message` instead of what it sends or announces under keys with this prefix.
+  void Say(std::string prefix, std::string message) {
     MutexLock lock(state_->mutex);
-    state_->said = {std::move(prefix), std::move(word)};
+    state_->said = {std::move(prefix), std::move(message)};
   }
   /// What arrives under keys with this prefix is delivered to this rank at Release.
   void Hold(std::string prefix) {
@@ -48,7 +48,7 @@ class HeldGroup final : public Group {
   }
   /// Ends this rank's waits under keys with this prefix, now and later, as if their deadline had passed.
   void Expire(const std::string& prefix) { End(prefix, StatusCode::kDeadlineExceeded); }
-  /// As if the store that carries this rank's words were lost: every wait ends, now and later, and nothing that it
+  /// As if the store that carries this rank's messages were lost: every wait ends, now and later, and nothing that it
   /// says arrives.
   void Break() {
     {
@@ -68,33 +68,33 @@ class HeldGroup final : public Group {
     while (!said() && !deadline.passed()) state_->changed.WaitUntil(state_->mutex, deadline);
     return said();
   }
-  /// Bytes of keys and words delivered to this rank so far.
+  /// Bytes of keys and messages delivered to this rank so far.
   [[nodiscard]] std::uint64_t bytes_heard() const { return state_->bytes_heard; }
 
   [[nodiscard]] int rank() const override { return inner_->rank(); }
   [[nodiscard]] int size() const override { return inner_->size(); }
-  void Send(const std::string& key, std::string word) override {
-    if (Passes(key, word)) inner_->Send(key, std::move(word));
+  void Send(const std::string& key, std::string message) override {
+    if (Passes(key, message)) inner_->Send(key, std::move(message));
   }
-  void Announce(const std::string& key, std::string word) override {
-    if (Passes(key, word)) inner_->Announce(key, std::move(word));
+  void Announce(const std::string& key, std::string message) override {
+    if (Passes(key, message)) inner_->Announce(key, std::move(message));
   }
   void Await(const std::string& key, Deadline deadline, OnAnnounced on_announced) override {
     const std::uint64_t id = Register(key, on_announced);
     if (id == 0) return;
-    inner_->Await(key, deadline, [state = state_, id, key, on_announced](Result<std::string> word) {
-      if (word.ok()) state->bytes_heard += key.size() + word->size();
-      Deliver(*state, id, true, [on_announced, word = std::move(word)] { on_announced(word); });
+    inner_->Await(key, deadline, [state = state_, id, key, on_announced](Result<std::string> message) {
+      if (message.ok()) state->bytes_heard += key.size() + message->size();
+      Deliver(*state, id, true, [on_announced, message = std::move(message)] { on_announced(message); });
     });
   }
-  void Collect(const std::string& key, Deadline deadline, OnWord on_word, OnEnd end) override {
+  void Collect(const std::string& key, Deadline deadline, OnMessage on_message, OnEnd end) override {
     const std::uint64_t id = Register(key, end);
     if (id == 0) return;
     inner_->Collect(
         key, deadline,
-        [state = state_, id, key, on_word = std::move(on_word)](int rank, std::string word) {
-          state->bytes_heard += key.size() + word.size();
-          Deliver(*state, id, false, [on_word, rank, word = std::move(word)] { on_word(rank, word); });
+        [state = state_, id, key, on_message = std::move(on_message)](int rank, std::string message) {
+          state->bytes_heard += key.size() + message.size();
+          Deliver(*state, id, false, [on_message, rank, message = std::move(message)] { on_message(rank, message); });
         },
         [state = state_, id, end](Status status) {
           Deliver(*state, id, true, [end, status = std::move(status)] { end(status); });
@@ -111,7 +111,7 @@ class HeldGroup final : public Group {
     CondVar changed;
     std::set<std::string> keys CAIRN_GUARDED_BY(mutex);  // That this rank has used.
     std::string lost CAIRN_GUARDED_BY(mutex);
-    std::pair<std::string, std::string> said CAIRN_GUARDED_BY(mutex);  // Prefix, word.
+    std::pair<std::string, std::string> said CAIRN_GUARDED_BY(mutex);  // Prefix, message.
     std::string held CAIRN_GUARDED_BY(mutex);
     std::optional<std::string> ended CAIRN_GUARDED_BY(mutex);  // Prefix.
     StatusCode why CAIRN_GUARDED_BY(mutex) = StatusCode::kOk;
@@ -124,11 +124,11 @@ class HeldGroup final : public Group {
 
   static Status Why(StatusCode code, const std::string& key) { return {code, "\"" + key + "\": ended by the test"}; }
 
-  bool Passes(const std::string& key, std::string& word) {
+  bool Passes(const std::string& key, std::string& message) {
     MutexLock lock(state_->mutex);
     state_->keys.insert(key);
     state_->changed.NotifyAll();
-    if (!state_->said.first.empty() && key.starts_with(state_->said.first)) word = state_->said.second;
+    if (!state_->said.first.empty() && key.starts_with(state_->said.first)) message = state_->said.second;
     return !state_->broken && (state_->lost.empty() || !key.starts_with(state_->lost));
   }
 

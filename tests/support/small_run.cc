@@ -35,9 +35,9 @@ Tensors Shaped(int rank) {
 
 Options SmallOptions(const std::string& root) {
   return {.root = root,
-          .open_deadline = std::chrono::seconds(0),
+          .open_timeout = std::chrono::seconds(0),
           .max_in_flight = 3,
-          .group_deadline = std::chrono::seconds(30),
+          .group_timeout = std::chrono::seconds(30),
           .host_memory_bytes = 4_MiB,
           .chunk_bytes = 1_MiB,
           .queue_depth = 2,
@@ -79,11 +79,11 @@ Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOpt
   return status;
 }
 
-Status RestoreAndCompare(Checkpointer& checkpointer, const Which& which, std::uint64_t variant) {
+Status RestoreAndCompare(Checkpointer& checkpointer, const Selector& selector, std::uint64_t variant) {
   Tensors fresh = Shaped(0);
-  CAIRN_ASSIGN_OR_RETURN(const Restored restored, checkpointer.Restore(which, fresh.state()));
-  if (which.step() && *which.step() != restored.step) {
-    return Error(StatusCode::kInternal, "asked for step {}, restored {}", *which.step(), restored.step);
+  CAIRN_ASSIGN_OR_RETURN(const Restored restored, checkpointer.Restore(selector, fresh.state()));
+  if (selector.step() && *selector.step() != restored.step) {
+    return Error(StatusCode::kInternal, "asked for step {}, restored {}", *selector.step(), restored.step);
   }
   if (Holds(fresh, restored.step, 0, variant)) return Status::Ok();
   return Error(StatusCode::kCorrupt, "step {}: restored other bits than were saved", restored.step);

@@ -34,7 +34,7 @@ namespace cairn {
 Status SaveDurably(Checkpointer& checkpointer, std::uint64_t step, const SaveOptions& options = {},
                    std::uint64_t variant = 0);
 /// Restores and compares every bit with SmallState of the step that was found.
-Status RestoreAndCompare(Checkpointer& checkpointer, const Which& which, std::uint64_t variant = 0);
+Status RestoreAndCompare(Checkpointer& checkpointer, const Selector& selector, std::uint64_t variant = 0);
 
 /// Opens `ranks` checkpointers of one group on one root; a failure is a test failure, and an empty list.
 [[nodiscard]] std::vector<std::unique_ptr<Checkpointer>> OpenRanks(int ranks, Options options,

@@ -38,9 +38,9 @@ class Ranks : public testing::Test {
     }
   }
   void OpenAll() { OpenAll(SmallOptions(root())); }
-  void OpenAll(std::chrono::nanoseconds group_deadline) {
+  void OpenAll(std::chrono::nanoseconds group_timeout) {
     Options options = SmallOptions(root());
-    options.group_deadline = group_deadline;
+    options.group_timeout = group_timeout;
     OpenAll(options);
   }
 
@@ -65,7 +65,7 @@ class Ranks : public testing::Test {
     for (const SaveHandle& save : saves) statuses.push_back(save.WaitDurable(Soon()));
     return statuses;
   }
-  /// Where the coordinator's word is lost: the others hear nothing, and their deadline passes once it has ended.
+  /// Where the coordinator's message is lost: the others hear nothing, and their deadline passes once it has ended.
   Statuses WaitAllWithoutTheOutcome(const std::vector<SaveHandle>& saves) {
     static_cast<void>(saves[0].WaitDurable(Soon()));
     for (int of = 1; of < kRanks; ++of) group(of).Expire("outcome/");

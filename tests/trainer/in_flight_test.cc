@@ -8,7 +8,7 @@
 namespace cairn::trainer {
 namespace {
 
-std::vector<std::uint16_t> MemoryOf(const std::string& root, const Which& which) {
+std::vector<std::uint16_t> MemoryOf(const std::string& root, const Selector& selector) {
   const auto reader = Checkpointer::Open({.root = root, .read_only = true, .host_memory_bytes = 64_MiB});
   if (!reader.ok()) {
     ADD_FAILURE() << reader.status();
@@ -19,7 +19,7 @@ std::vector<std::uint16_t> MemoryOf(const std::string& root, const Which& which)
   State state;
   const Status added = state.Add("memory", {.data = memory.data(), .dtype = DType::kBF16, .shape = shape});
   EXPECT_TRUE(added.ok()) << added;
-  const auto restored = reader.value()->Restore(which, state);
+  const auto restored = reader.value()->Restore(selector, state);
   EXPECT_TRUE(restored.ok()) << restored.status();
   return memory;
 }

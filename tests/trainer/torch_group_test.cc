@@ -101,11 +101,11 @@ struct Tensors {
 int RunRank(const Say& say, int rank, int port, const std::string& root, const Death& death, std::uint64_t first) {
   Mortal mortal(death, rank);
   const auto group =
-      MakeStoreGroup({.rank = rank, .size = kWorld, .name = "run7", .open_deadline = 5s, .close_deadline = 1s},
+      MakeStoreGroup({.rank = rank, .size = kWorld, .name = "run7", .open_timeout = 5s, .close_timeout = 1s},
                      [&, port]() -> Result<KeyValueStore> { return mortal.Wrap(WrapStore(OpenStore(port))); });
   Tensors tensors({rank});
   const auto checkpointer =
-      Checkpointer::Open({.root = root, .group = *group, .group_deadline = 1s, .host_memory_bytes = 64_MiB});
+      Checkpointer::Open({.root = root, .group = *group, .group_timeout = 1s, .host_memory_bytes = 64_MiB});
   if (!checkpointer.ok()) {
     say("open: " + checkpointer.status().ToString());
     return 1;

@@ -56,7 +56,7 @@ class State:
         if args.every:
             import cairn
 
-            options = {"workers": args.worker_threads} if args.worker_threads else {}
+            options = {"worker_threads": args.worker_threads} if args.worker_threads else {}
             memory = args.host_memory or "auto"
             self.checkpointer = cairn.Checkpointer(args.root, host_memory=memory, keep_last=1, **options)
 

@@ -31,7 +31,7 @@ def serve(rank, world, port, root, mib, commands):
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, None, False)
     weights = torch.zeros(mib << 18)
-    options = {"host_memory": "64MiB", "chunk": "4MiB", "queue_depth": 4, "workers": 1, "group_timeout": 300}
+    options = {"host_memory": "64MiB", "chunk": "4MiB", "queue_depth": 4, "worker_threads": 1, "group_timeout": 300}
     with cairn.Checkpointer(root, group=(store, rank, world), **options) as checkpointer:
         for step in (1, 2):
             checkpointer.save(step, {"weights": weights.fill_(step + rank / world), "step": step}).wait()

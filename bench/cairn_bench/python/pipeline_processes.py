@@ -92,7 +92,7 @@ def serve(rank, port, root, sizes, commands):
 
     def opened(name):
         group = (store, rank, STAGES)
-        return cairn.Checkpointer(os.path.join(root, name), group=group, keep_last=1, workers=1)
+        return cairn.Checkpointer(os.path.join(root, name), group=group, keep_last=1, worker_threads=1)
 
     step = 0
     # After its first pause a checkpointer has fewer copies in flight.

@@ -99,11 +99,11 @@ Peers::~Peers() {
 }
 
 void Peers::TellPlace(const ProcessPlace& place) {
-  std::ostringstream word;
-  word << place.numbering << ' ' << place.number << ' ' << place.host << ' ' << peers_.size();
-  if (Take(store_.set_if_absent(PlaceKey(rank_), word.str()))) return;
+  std::ostringstream message;
+  message << place.numbering << ' ' << place.number << ' ' << place.host << ' ' << peers_.size();
+  if (Take(store_.set_if_absent(PlaceKey(rank_), message.str()))) return;
   const std::string found = Take(store_.get(PlaceKey(rank_)));
-  if (found == word.str()) return;
+  if (found == message.str()) return;
   std::istringstream text(found);
   ProcessPlace their;
   text >> their.numbering >> their.number >> their.host;
@@ -112,9 +112,9 @@ void Peers::TellPlace(const ProcessPlace& place) {
                            " already: two processes have this RANK, or this is the store of an earlier job");
 }
 
-void Peers::Watch(int rank, const std::string& word, const ProcessPlace& place) {
+void Peers::Watch(int rank, const std::string& message, const ProcessPlace& place) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  std::istringstream text(word);
+  std::istringstream text(message);
   ProcessPlace their;
   std::size_t world = 0;
   text >> their.numbering >> their.number >> their.host >> world;
@@ -167,7 +167,7 @@ bool Peers::AwaitReadable(int descriptor, cairn::Deadline deadline) const {
   }
 }
 
-void Peers::Say(const std::string& word) { static_cast<void>(store_.set_if_absent(EndKey(rank_), word)); }
+void Peers::Say(const std::string& message) { static_cast<void>(store_.set_if_absent(EndKey(rank_), message)); }
 
 void Peers::Leave(const std::string& why) { Say("failed: " + why); }
 
@@ -191,13 +191,13 @@ std::string Peers::DescribeGone() {
   for (std::size_t other = 0; other < peers_.size(); ++other) {
     if (other == rank_) continue;
     const Peer& peer = peers_[other];
-    const auto word = Heard(other, deadline);
-    if (!word.ok()) lost = word.status().message();
-    if (word.ok() && *word == kOthers) continue;
-    if (word.ok() && !word->empty()) {
-      Append(failed, peer.name + " " + *word);
+    const auto message = Heard(other, deadline);
+    if (!message.ok()) lost = message.status().message();
+    if (message.ok() && *message == kOthers) continue;
+    if (message.ok() && !message->empty()) {
+      Append(failed, peer.name + " " + *message);
     } else if (HasEnded(peer)) {  // Without the store it is not known whether it has said why.
-      Append(killed, peer.name + (word.ok() ? " was killed or has crashed" : " has ended: see its output"));
+      Append(killed, peer.name + (message.ok() ? " was killed or has crashed" : " has ended: see its output"));
     } else if (!known) {
       Append(silent, peer.name + " does not answer");
     }

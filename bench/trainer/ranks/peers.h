@@ -54,8 +54,8 @@ class Peers {
   [[nodiscard]] bool AwaitReadable(int descriptor, cairn::Deadline deadline) const;
   [[nodiscard]] bool HasEnded(const Peer& peer) const;
   void TellPlace(const ProcessPlace& place);
-  void Watch(int rank, const std::string& word, const ProcessPlace& place);
-  void Say(const std::string& word);
+  void Watch(int rank, const std::string& message, const ProcessPlace& place);
+  void Say(const std::string& message);
   /// What the rank has said of its end; empty if it has said nothing by then. Not ok if the store is lost.
   [[nodiscard]] cairn::Result<std::string> Heard(std::size_t rank, cairn::Deadline deadline) const;
 

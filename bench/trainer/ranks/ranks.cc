@@ -137,7 +137,7 @@ Store Ranks::OpenStore() const {
 
 std::shared_ptr<cairn::Group> Ranks::MakeGroup(const std::string& root) const {
   auto group =
-      cairn::MakeTorchGroup(store_, {.rank = rank(), .size = world(), .name = root, .open_deadline = patience_});
+      cairn::MakeTorchGroup(store_, {.rank = rank(), .size = world(), .name = root, .open_timeout = patience_});
   if (!group.ok()) throw std::runtime_error(group.status().ToString());
   return *group;
 }

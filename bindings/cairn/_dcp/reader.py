@@ -122,8 +122,8 @@ class StorageReader(storage.StorageReader):
         readers = Counter((about.host, region) for about in said.values() for region in about.largest)
 
         def tell(about: _About) -> _About:
-            alike = sum(size for region, size in about.largest.items() if readers[about.host, region] > 1)
-            return about._replace(largest={}, page_cache=0 < sum(about.largest.values()) <= 3 * alike)
+            shared = sum(size for region, size in about.largest.items() if readers[about.host, region] > 1)
+            return about._replace(largest={}, page_cache=0 < sum(about.largest.values()) <= 3 * shared)
 
         return [
             dataclasses.replace(plan, storage_data=tell(said[rank])) if rank in said else plan

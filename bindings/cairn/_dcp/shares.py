@@ -15,7 +15,7 @@ from .._errors import InvalidArgument
 from .._ranks.agreement import Ranks
 from .items import VALUE, Items, Key, described
 
-# Which version of `_assign`. Ranks with different ones would leave out what each takes for another's. The words of the
+# Which version of `_assign`. Ranks with different ones would leave out what each takes for another's. The messages of the
 # first had none, and began with the step, whose first byte was 0.
 _RULE = b"\2"
 
@@ -37,20 +37,20 @@ class WriteShares:
             text = json.dumps(items.held()).encode()
             mine = step.to_bytes(8, "big") + hashlib.sha256(text).digest() + self._of
             said = self._ranks.exchange("dcp", _RULE + mine)
-            if unlike := [rank for rank, word in enumerate(said) if not word.startswith(_RULE)]:
+            if unlike := [rank for rank, message in enumerate(said) if not message.startswith(_RULE)]:
                 raise InvalidArgument(
                     f"rank {unlike[0]} runs another version of Cairn than rank {self._ranks.rank}, which divides what "
                     "several ranks hold otherwise: install one version on all ranks"
                 )
-            words = [word[len(_RULE) :] for word in said]
-            for rank, word in enumerate(words):
-                if (theirs := int.from_bytes(word[:8], "big")) != step:
+            messages = [message[len(_RULE) :] for message in said]
+            for rank, message in enumerate(messages):
+                if (theirs := int.from_bytes(message[:8], "big")) != step:
                     raise InvalidArgument(
                         f"rank {rank} saves step {theirs}, rank {self._ranks.rank} step {step}: all ranks save the same "
                         "steps in the same order"
                     )
-            digests = hashlib.sha256(b"".join(word[8:40] for word in words)).digest()
-            if any(word[40:] != digests for word in words):
+            digests = hashlib.sha256(b"".join(message[8:40] for message in messages)).digest()
+            if any(message[40:] != digests for message in messages):
                 lists = self._ranks.exchange("dcp items", zlib.compress(text, 1))
                 self._mine = _assign([json.loads(zlib.decompress(one)) for one in lists], self._ranks.rank)
                 self._of = digests
@@ -118,7 +118,7 @@ def check_alike(lists: Sequence[Iterable[tuple[Key, str]]]) -> None:
             if whole != expected:
                 raise InvalidArgument(
                     f'"{key[0]}" is {expected} on rank {first} and {whole} on rank {rank}: what ranks hold under one name '
-                    "must be alike, or parts of one tensor"
+                    "must be identical, or parts of one tensor"
                 )
 
 
@@ -129,7 +129,7 @@ def _whole_of(what: str) -> str:
 
 
 def check_plans(plans: Sequence[Sequence[WriteItem]]) -> None:
-    """The same for the items of DCP's plans, before what is alike is dropped from all but one."""
+    """The same for the items of DCP's plans, before what is identical is dropped from all but one."""
     check_alike([[(key_of(item), _described(item)) for item in items] for items in plans])
 
 

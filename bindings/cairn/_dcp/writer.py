@@ -176,7 +176,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             raise InvalidArgument(f"DCP saves as rank {kwargs['rank']}, {ranks}: give both the same group")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        # The coordinator compares these. DCP's planner has dropped all but one of what is alike by then.
+        # The coordinator compares these. DCP's planner has dropped all but one of what is identical by then.
         plan = dataclasses.replace(plan, storage_data=list(plan.items))
         if self._staged is None or not getattr(plan, "usable", True):
             return plan

@@ -1,7 +1,7 @@
 """What a checkpoint of the Trainer holds: the model's weights under their own names, and the rest below two keys.
 
     {"transformer.wte.weight": ..., "lm_head.weight": ...,        the weights, as transformers names them
-     "trainer": {"state": ..., "parts": ..., "tensors": {...}},   alike on every rank: optimizer, scheduler, ...
+     "trainer": {"state": ..., "parts": ..., "tensors": {...}},   identical on every rank: optimizer, scheduler, ...
      "trainer_rank": {...}}                                       of each rank: random generators, the loss of now
 
 The tensors below "trainer" are kept in one flat dict, under names such as `optimizer.state.0.exp_avg`. transformers

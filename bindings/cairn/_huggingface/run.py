@@ -17,7 +17,7 @@ from . import sharded
 from .contents import RANK, TRAINER, tied_names
 from .model_folder import Companions, Files, weight_index
 
-# Everything is alike on all ranks but what is below RANK.
+# Everything is identical on all ranks but what is below RANK.
 REPLICATED = Rules(under=("",), but=(RANK,))
 
 
@@ -70,10 +70,10 @@ class Run:
             tree, more = gather()
             weights = {name: value for name, value in tree.items() if name not in (TRAINER, RANK)}
             text = _tree.flatten(tree, tensors)
-            values, (shared, first, alike) = self.checkpointer._replica_arguments(tree, text, ())
+            values, (shared, first, identical) = self.checkpointer._replica_arguments(tree, text, ())
             # The index that names their file is written before it is known who writes what else.
             of_rank_0 = [name for name in shared if not name.startswith(f"{TRAINER}/")]
-            replicas = [name for name in shared if name.startswith(f"{TRAINER}/")], first + of_rank_0, alike
+            replicas = [name for name in shared if name.startswith(f"{TRAINER}/")], first + of_rank_0, identical
             files.update(more)
             if more:
                 adapter = "adapter_config.json" in more

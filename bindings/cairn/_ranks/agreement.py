@@ -15,7 +15,7 @@ from .store_link import StoreLink
 from .stores import resolve
 
 T = TypeVar("T")
-_CALLS = {  # Which call of the Checkpointer exchanges these words.
+_CALLS = {  # Which call of the Checkpointer exchanges these messages.
     "open": "opens the Checkpointer", "choice": "calls restore", "choice found": "calls restore",
     "restore": "calls restore", "dcp": "saves", "dcp items": "saves",
 }  # fmt: skip
@@ -57,16 +57,16 @@ class Ranks:
         call whatever the others say."""
         result: T | None = None
         errors: dict[int, Exception] = {}
-        word = b"{}"
+        message = b"{}"
         try:
             result = call()
         except Exception as error:  # noqa: BLE001 (every rank raises it)
             errors[self.rank] = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-            word = _encode_error(error)
+            message = _encode_error(error)
         if self._link is None:
             return result, errors
         try:
-            words = self._gather(what, word)
+            messages = self._gather(what, message)
         except Error as unheard:
             # With answers, Corrupt and NotFound may not end the call (another checkpoint is tried): only mention them.
             for own in errors.values():
@@ -74,23 +74,23 @@ class Ranks:
                     raise type(unheard)(f"{unheard} (on this rank: {own})") from own
                 raise own from unheard
             raise
-        for rank, said in enumerate(words):
+        for rank, said in enumerate(messages):
             if rank != self.rank and (theirs := _decode_error(f"rank {rank}: ", said)):
                 errors[rank] = theirs
         return result, errors
 
-    def exchange(self, what: str, word: bytes) -> list[bytes]:
-        """Every rank's word, by rank. If a rank calls `give_up` instead, raises its error."""
+    def exchange(self, what: str, message: bytes) -> list[bytes]:
+        """Every rank's message, by rank. If a rank calls `give_up` instead, raises its error."""
         if self._link is None:
-            return [word]
-        words = self._gather(what, b"=" + word)
-        for rank, said in enumerate(words):
+            return [message]
+        messages = self._gather(what, b"=" + message)
+        for rank, said in enumerate(messages):
             if not said.startswith(b"="):
                 _raise_if_error(f"rank {rank}: ", said)
-        return [said[1:] for said in words]
+        return [said[1:] for said in messages]
 
     def give_up(self, what: str, error: BaseException) -> None:
-        """Called instead of `exchange` by a rank that has failed: the others wait for its word."""
+        """Called instead of `exchange` by a rank that has failed: the others wait for its message."""
         if self._link is not None:
             self._send_error(what, error)
 
@@ -98,35 +98,35 @@ class Ranks:
         """Rank 0's choice, converted to JSON and back, or its error. The other ranks' `choose` is not called."""
         if self._link is None:
             return choose()
-        word = b"{}"
+        message = b"{}"
         if self.rank == 0:
             try:
-                word = json.dumps(choose()).encode()
+                message = json.dumps(choose()).encode()
             except Exception as error:
                 self._send_error(what, error)
                 raise
-        said = self._gather(what, word)[0]
+        said = self._gather(what, message)[0]
         _raise_if_error("rank 0: ", said)
         return cast("dict[str, Any]", json.loads(said))
 
-    def _gather(self, what: str, word: bytes) -> list[bytes]:
+    def _gather(self, what: str, message: bytes) -> list[bytes]:
         assert self._link is not None
         try:
-            return self._link.gather(what, word)
+            return self._link.gather(what, message)
         except DeadlineExceeded as error:
             if what not in _CALLS:
                 raise
             raise DeadlineExceeded(f"{error}: every rank {_CALLS[what]}, within group_timeout") from error
 
-    def announce(self, key: str, word: bytes) -> None:
+    def announce(self, key: str, message: bytes) -> None:
         """Tells the other ranks, on rank 0, without waiting; each of them hears it once."""
         if self.core is not None:
-            self.core.announce(key, word)
+            self.core.announce(key, message)
 
     def hear(self, key: str) -> bytes:
         """What rank 0 has announced under this key, or will announce before the timeout: DeadlineExceeded then."""
         assert self.core is not None
-        return self.core.await_word(key, self._timeout)
+        return self.core.await_message(key, self._timeout)
 
     def _send_error(self, what: str, error: BaseException) -> None:
         """Never raises Error: the caller raises its own error."""
@@ -150,14 +150,14 @@ def _encode_error(error: BaseException) -> bytes:
     return json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
 
 
-def _decode_error(who: str, word: bytes) -> Error | None:
-    said = json.loads(word)
+def _decode_error(who: str, message: bytes) -> Error | None:
+    said = json.loads(message)
     if "error" not in said:
         return None
     kind: type[Error] = getattr(_errors, said["error"]) if said["error"] in _errors.CODES else Error
     return kind(who + said["message"])
 
 
-def _raise_if_error(who: str, word: bytes) -> None:
-    if error := _decode_error(who, word):
+def _raise_if_error(who: str, message: bytes) -> None:
+    if error := _decode_error(who, message):
         raise error

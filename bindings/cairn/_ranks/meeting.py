@@ -10,7 +10,7 @@ Rank 0 removes no hello: so the successor of a rank 0 that has died finds them. 
 that nobody has read; if a rank was told another number of ranks, it first tells all that have asked by then: it replaces
 a session that is not taken by the refusal. Who has taken one has joined, and hears by the log why the opening ended. The
 keys of steps 2 and 3 are under `cairn/<digest of the root>/`. A session is a fresh id, so that nobody reads an earlier
-one's words.
+one's messages.
 """
 
 from __future__ import annotations

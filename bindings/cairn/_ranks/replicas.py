@@ -168,18 +168,18 @@ def find_modules(tree: Any) -> tuple[Rules, list[str]]:
     torch = sys.modules.get("torch")
     under: list[str] = []
     but: list[str] = []
-    by_rank_0: list[str] = []
+    rank0_tensors: list[str] = []
 
     def walk(node: Any, name: str) -> None:
         if isinstance(node, module):
             buffers = {join(name, part_of(key, name)) for key, _ in node.named_buffers(remove_duplicate=False)}
             if not isinstance(node, ddp):
-                by_rank_0.extend(sorted(buffers))
+                rank0_tensors.extend(sorted(buffers))
                 return
             ignored = {join(name, part_of(f"module.{key}", name)) for key in node.parameters_to_ignore}
             under.append(name)
             but.extend(sorted(ignored if node.broadcast_buffers else ignored | buffers))
-            by_rank_0.extend(sorted(buffers - ignored if node.broadcast_buffers else ()))
+            rank0_tensors.extend(sorted(buffers - ignored if node.broadcast_buffers else ()))
             return
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for key, child in items:
@@ -192,7 +192,7 @@ def find_modules(tree: Any) -> tuple[Rules, list[str]]:
         known = (dict, list, tuple, module)
         if isinstance(tree, known):
             walk(tree, "")
-    return Rules((), tuple(under), tuple(but)), by_rank_0
+    return Rules((), tuple(under), tuple(but)), rank0_tensors
 
 
 def save_arguments(
@@ -207,20 +207,20 @@ def save_arguments(
     rules |= declared
     if not rules:
         return [], NOTHING
-    by_rank_0 = set(buffers)
+    rank0_tensors = set(buffers)
     names: list[str] = []
     first: list[str] = []
-    alike: list[tuple[str, str]] = []
+    identical: list[tuple[str, str]] = []
     for name, node in _leaves_of(text):
         if not rules.covers(name):
             continue
         if node is TENSOR:
-            (first if name in by_rank_0 or _STATISTICS.search(name) else names).append(name)
+            (first if name in rank0_tensors or _STATISTICS.search(name) else names).append(name)
         else:
-            alike.append((name, _short(json.dumps(node))))
+            identical.append((name, _short(json.dumps(node))))
     if tensors is not None:
-        alike += [(f"{name} (contents)", digest(tensors[name])) for name in names]
-    return [("replicas", rules.text())], (names, first, alike)
+        identical += [(f"{name} (contents)", digest(tensors[name])) for name in names]
+    return [("replicas", rules.text())], (names, first, identical)
 
 
 def unmatched(patterns: Iterable[str], text: str) -> list[str]:
@@ -261,11 +261,11 @@ class RankView:
 
     def replicated_in(self, tensors: Mapping[str, Any]) -> bool:
         """Whether a third or more of these tensors' bytes is replicated."""
-        every = alike = 0
+        every = shared = 0
         for name, tensor in tensors.items() if self.rules else ():
             every += tensor.nbytes
-            alike += tensor.nbytes if self.rules.covers(name) else 0
-        return 0 < every <= 3 * alike
+            shared += tensor.nbytes if self.rules.covers(name) else 0
+        return 0 < every <= 3 * shared
 
 
 def tree_text(details: dict[str, Any], rank: int = 0) -> str:

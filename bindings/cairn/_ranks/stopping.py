@@ -2,7 +2,7 @@
 
 Each rank counts its calls of `reached`, one after each step. Only one rank may know that the job is to stop:
 
-  1. A thread of each rank waits in torch.distributed's store for the next word to its rank.
+  1. A thread of each rank waits in torch.distributed's store for the next message to its rank.
   2. The first rank that wants to stop sends "ask" to every rank, with its reason.
   3. The thread that reads "ask" freezes its rank's count: from here on the rank's next call waits. It writes the count
      to `at/<rank>`.
@@ -14,7 +14,7 @@ for their training, so it cannot wait for a rank that waits for this one in a co
 writes its count too, so that nobody waits for it.
 
 Before a stop is asked for, a call costs no communication. The keys are under the prefix that the caller gives; `to/<r>`
-counts the words to rank r, `to/<r>/<i>` is word i. The last rank that leaves removes what is left.
+counts the messages to rank r, `to/<r>/<i>` is message i. The last rank that leaves removes what is left.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Agreement:
     def _key(self, *parts: object) -> str:
         return "/".join((self._prefix, *map(str, parts)))
 
-    def _send(self, store: Any, rank: int, word: str) -> None:
-        store.set(self._key("to", rank, store.add(self._key("to", rank), 1)), word)
+    def _send(self, store: Any, rank: int, message: str) -> None:
+        store.set(self._key("to", rank, store.add(self._key("to", rank), 1)), message)
 
     def _ask(self, reason: str, timeout: float) -> None:
         if not self._connected.wait(timeout) or self._error is not None:
@@ -138,12 +138,12 @@ class Agreement:
         except Exception as error:  # noqa: BLE001
             self._fail(error)
 
-    def _obey(self, store: Any, word: str) -> bool:
-        """Does what the word of that key says, once it is there. Returns False if it says to leave."""
-        while not wait(store, word, LONGEST_WAIT):
+    def _obey(self, store: Any, message: str) -> bool:
+        """Does what the message of that key says, once it is there. Returns False if it says to leave."""
+        while not wait(store, message, LONGEST_WAIT):
             pass
-        kind, _, text = store.get(word).decode().partition(":")
-        store.delete_key(word)
+        kind, _, text = store.get(message).decode().partition(":")
+        store.delete_key(message)
         if kind == "ask":
             self.reason = text
             self._answer(store)

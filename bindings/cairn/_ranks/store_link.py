@@ -1,12 +1,12 @@
 """The ranks of a job talk through torch.distributed's c10d Store. torch is not imported here.
 
 Two daemon threads serve one `_core.StoreGroup`. Each has its own client connection, so that it neither waits for others
-nor lets them wait. The sender puts this rank's words into the store. The listener, while anybody waits for a word,
-blocks in the store until the next word comes. The engine's threads never enter Python; C++ keeps the deadlines,
+nor lets them wait. The sender puts this rank's messages into the store. The listener, while anybody waits for a message,
+blocks in the store until the next message comes. The engine's threads never enter Python; C++ keeps the deadlines,
 whatever the store does.
 
 To open, the ranks agree on a session: see `meeting`. **Keys**, under the session's prefix:
-  inbox, inbox/<i>   how many entries, and entry i: a rank's word to rank 0, or that it has closed. Rank 0 removes it.
+  inbox, inbox/<i>   how many entries, and entry i: a rank's message to rank 0, or that it has closed. Rank 0 removes it.
                      If an entry was counted and does not come (its rank died), rank 0 fills it, so that later entries
                      can be read. It stays; a rank that finds its entry filled takes the next one.
   log/<i>            entry i: what rank 0 announces to all others, that it has closed, or why it did not open after
@@ -35,11 +35,11 @@ from . import stores
 from .meeting import Meeting
 from .stores import LONGEST_WAIT, first_line, put, wait
 
-_GAP = 1.0  # Seconds between rank 0's checks for a word that was counted and does not come.
+_GAP = 1.0  # Seconds between rank 0's checks for a message that was counted and does not come.
 _OPENING = 1.0  # Seconds that a call waits longer while ranks open the root: those who open it say what is wrong.
-_JOIN = 5.0  # Seconds that closing waits for the last words to be sent.
+_JOIN = 5.0  # Seconds that closing waits for the last messages to be sent.
 _BLOCKED = 0.05  # Seconds until a listener that has not ended is woken.
-_AT_ONCE = 1024  # Words that rank 0 reads in one call.
+_AT_ONCE = 1024  # Messages that rank 0 reads in one call.
 _ENDED = {"refused": FailedPrecondition, "late": DeadlineExceeded}  # Entries that say why rank 0 did not open.
 _LEFTOVERS = 32  # Entries of the log that the last rank removes: those written while others left.
 
@@ -81,39 +81,39 @@ class StoreLink:
         self._listener = threading.Thread(target=self._serve, args=(self._listen,), name="cairn-listen", daemon=True)
         self._sender.start()
 
-    def gather(self, what: str, word: bytes, timeout: float | None = None) -> list[bytes]:
-        """Every rank's word for `what`. The n-th call here matches the n-th call there. Blocks up to `timeout`."""
+    def gather(self, what: str, message: bytes, timeout: float | None = None) -> list[bytes]:
+        """Every rank's message for `what`. The n-th call here matches the n-th call there. Blocks up to `timeout`."""
         self._calls[what] = number = self._calls.get(what, 0) + 1
         if timeout is None:
             timeout = self._timeout + (0 if self._joined else _OPENING)
-        return self.gather_key(f"{what}/{number}", word, timeout)
+        return self.gather_key(f"{what}/{number}", message, timeout)
 
-    def gather_key(self, key: str, word: bytes, timeout: float) -> list[bytes]:
-        """The same with the caller's key. Rank 0 collects all words and announces them, or its error, to all ranks."""
+    def gather_key(self, key: str, message: bytes, timeout: float) -> list[bytes]:
+        """The same with the caller's key. Rank 0 collects all messages and announces them, or its error, to all ranks."""
         if self._rank != 0:
-            self.core.send(key, word)
-            kind, parts = unpack(self.core.await_word(f"{key}/all", timeout))
-            if kind == "words":
+            self.core.send(key, message)
+            kind, parts = unpack(self.core.await_message(f"{key}/all", timeout))
+            if kind == "messages":
                 return parts
             name, message, *heard = parts
             if heard:
-                heard[self._rank] = b"=" + word
+                heard[self._rank] = b"=" + message
                 if all(heard):  # This rank alone was late.
                     return [said[1:] for said in heard]
             raise (getattr(_errors, name.decode()) if name.decode() in CODES else Error)(message.decode())
         try:
-            words, error = self.core.collect(key, timeout)
+            messages, error = self.core.collect(key, timeout)
         except BaseException as interrupt:
             self.core.announce(f"{key}/all", pack("error", [b"", f"rank 0: {type(interrupt).__name__}".encode()]))
             raise
-        said = [word, *words]
+        said = [message, *messages]
         if error is not None:
             heard = [b"" if one is None else b"=" + one for one in said]
             about = [type(error).__name__.encode(), str(error).encode()]
             self.core.announce(f"{key}/all", pack("error", [*about, *heard]))
             raise error
         complete = [one for one in said if one is not None]
-        self.core.announce(f"{key}/all", pack("words", complete))
+        self.core.announce(f"{key}/all", pack("messages", complete))
         return complete
 
     def shared(self, name: str) -> tuple[Any, str]:
@@ -121,7 +121,7 @@ class StoreLink:
         return self._store, self._key(name)
 
     def close(self) -> None:
-        """Sends the words that are queued, and ends the threads; waits a few seconds at most."""
+        """Sends the messages that are queued, and ends the threads; waits a few seconds at most."""
         self._meeting.close()
         self.core.stop()
         self._sender.join(_JOIN)
@@ -144,13 +144,13 @@ class StoreLink:
         self._listener.start()
         while True:
             try:
-                word = self.core.next_word(_GAP if self._rank == 0 else math.inf)
+                message = self.core.next_message(_GAP if self._rank == 0 else math.inf)
             except DeadlineExceeded:
                 self._fill_gap(store)
                 continue
-            if word is None:
+            if message is None:
                 break
-            self._put_word(store, *word)
+            self._put_message(store, *message)
         self._leave(store)
 
     def _tell_why(self, store: Any, error: Error) -> None:
@@ -165,8 +165,8 @@ class StoreLink:
     def _key(self, *parts: object) -> str:
         return "/".join((self._session, *map(str, parts)))
 
-    def _put_word(self, store: Any, key: str, word: bytes) -> None:
-        self._append(store, "word", [key.encode(), word])
+    def _put_message(self, store: Any, key: str, message: bytes) -> None:
+        self._append(store, "message", [key.encode(), message])
 
     def _append(self, store: Any, kind: str, parts: list[bytes]) -> None:
         if self._rank != 0:
@@ -180,7 +180,7 @@ class StoreLink:
                 self._written += 1
 
     def _fill_gap(self, store: Any) -> None:
-        """Fills the entry of a rank that died between counting its word and writing it, so that later ones are read."""
+        """Fills the entry of a rank that died between counting its message and writing it, so that later ones are read."""
         at = self._next
         if self.core.wanted and store.add(self._key("inbox"), 0) >= at:
             if at == self._missing:
@@ -201,7 +201,7 @@ class StoreLink:
         name, read = self._key("log", number), self._key("read", number)
         kind, parts = self._unpack(name, store.get(name))
         self._readers = int(parts[0])
-        if kind == "word":
+        if kind == "message":
             self.core.hear(0, parts[1].decode(), parts[2])
         elif kind == "closed":
             self._gone.add(0)
@@ -228,12 +228,12 @@ class StoreLink:
                 self._hear(kind, parts)
                 read.append(name)
             self._next += 1
-        for name in read:  # Last, because others wait for the words.
+        for name in read:  # Last, because others wait for the messages.
             store.delete_key(name)
 
     def _hear(self, kind: str, parts: list[bytes]) -> None:
         """On rank 0."""
-        if kind == "word":
+        if kind == "message":
             self.core.hear(int(parts[0]), parts[1].decode(), parts[2])
         else:
             self._gone.add(int(parts[0]))
@@ -244,12 +244,12 @@ class StoreLink:
         with contextlib.suppress(ValueError, IndexError):
             kind, parts = unpack(entry)
             if (
-                len(parts) == {"word": 3, "closed": 1, "filled": 1, "refused": 2, "late": 2}.get(kind)
+                len(parts) == {"message": 3, "closed": 1, "filled": 1, "refused": 2, "late": 2}.get(kind)
                 and parts[0].isdigit()
             ):
                 return kind, parts
         raise IoError(
-            f"{self._root}: torch.distributed's store: expected a word of Cairn under {name}, found other bytes"
+            f"{self._root}: torch.distributed's store: expected a message of Cairn under {name}, found other bytes"
         )
 
     def _leave(self, store: Any) -> None:

@@ -44,7 +44,7 @@ def test_a_killed_job_resumes_bit_exactly(tmp_path: Path) -> None:
         assert progress(before.lines) == all_of_it[:24]
         assert after == all_of_it[-21:]  # Steps 21 to 40, and the digest.
     assert whole[0][-1] == whole[1][-1] and whole[0][0] != whole[1][0]
-    # What the groups hold alike was written once, by the group that is number 0.
+    # What is identical in the groups was written once, by the group that is number 0.
     assert [line for line in groups[0].lines if line.startswith("saved=")] == ["saved=10", "saved=20"]
     assert not [line for line in groups[1].lines if line.startswith("saved=")]
     assert steps(tmp_path / "killed/run/shared") == [20, 30, 40]

@@ -106,9 +106,9 @@ TEST_F(RanksMessages, FailureStopsTheOthersWriting) {
 TEST_F(RanksMessages, InvalidOnesNameTheirRank) {
   OpenAll(kNever);
   std::uint64_t step = 1;
-  for (const std::string word : {"{]", "", R"({"code":1})", R"({"step":1})", "\xff\xfe"}) {
-    SCOPED_TRACE(word);
-    group(1).Say("prepared/", word);
+  for (const std::string message : {"{]", "", R"({"code":1})", R"({"step":1})", "\xff\xfe"}) {
+    SCOPED_TRACE(message);
+    group(1).Say("prepared/", message);
 
     const Statuses statuses = SaveAll(step++);
 
@@ -231,8 +231,8 @@ TEST_F(RanksMessages, GivingUpAfterTheRenameFindsTheCommit) {
 // A closing rank must not fail an attempt that the others may be about to commit.
 TEST_F(RanksMessages, ClosingRankLeavesTheAttemptToTheCoordinator) {
   Options options = SmallOptions(root());
-  options.group_deadline = kNever;
-  options.drain_deadline = std::chrono::nanoseconds(0);
+  options.group_timeout = kNever;
+  options.drain_timeout = std::chrono::nanoseconds(0);
   OpenAll(options);
   const FaultGate commit = plan(0).Hold({.op = IoOp::kRename, .path = "step-"});
   const std::vector<SaveHandle> saves = StartAll(1);
@@ -321,7 +321,7 @@ TEST_F(RanksMessages, AreFewForOtherRanks) {
   OpenAll();
   std::vector<float> same(2000, 1.5F);
   State state;
-  Replicated replicated{.alike = {{"lr", "0.1"}}};
+  Replicated replicated{.identical_values = {{"lr", "0.1"}}};
   for (float& element : same) {
     replicated.tensors.push_back("a name of some length " + std::to_string(replicated.tensors.size()));
     ASSERT_TRUE(state.Add(replicated.tensors.back(), {.data = &element, .shape = {1}}).ok());
@@ -372,18 +372,18 @@ class FakeRanks final : public Group {
   FakeRanks(int size, int absent, std::string root) : size_(size), absent_(absent), root_(std::move(root)) {}
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return size_; }
-  void Send(const std::string& /*key*/, std::string /*word*/) override { ADD_FAILURE() << "the coordinator sends"; }
+  void Send(const std::string& /*key*/, std::string /*message*/) override { ADD_FAILURE() << "the coordinator sends"; }
   void Await(const std::string& /*key*/, Deadline /*deadline*/, OnAnnounced /*on_announced*/) override {
     ADD_FAILURE() << "the coordinator awaits";
   }
-  void Announce(const std::string& key, std::string word) override {
-    bytes_ += key.size() + word.size();
+  void Announce(const std::string& key, std::string message) override {
+    bytes_ += key.size() + message.size();
     if (!key.starts_with("attempt/")) return;
-    const auto attempt = DecodeAttempt(word);
+    const auto attempt = DecodeAttempt(message);
     ASSERT_TRUE(attempt.ok()) << attempt.status();
     uuid_ = attempt->uuid;
   }
-  void Collect(const std::string& /*key*/, Deadline /*deadline*/, OnWord on_word, OnEnd end) override {
+  void Collect(const std::string& /*key*/, Deadline /*deadline*/, OnMessage on_message, OnEnd end) override {
     std::string header(4096, '\0');
     header[1] = 8;  // The length of the rest, 2,048 bytes.
     const std::string file = root_ + "/file";
@@ -395,7 +395,7 @@ class FakeRanks final : public Group {
       const std::string name = ShardName(static_cast<std::uint64_t>(of));
       std::filesystem::create_hard_link(file, root_ + "/" + AttemptName(uuid_) + "/" + name);
       const ManifestShard shard{.file = name, .length = 4096, .header_digest = digest};
-      on_word(of, EncodePrepared({.step = 1, .shard = shard}));
+      on_message(of, EncodePrepared({.step = 1, .shard = shard}));
     }
     if (absent_ == 0) end(Status::Ok());
   }
@@ -416,11 +416,11 @@ TEST(ManyRanks, ReceiveFewBytes) {
     const auto group = std::make_shared<FakeRanks>(kMany, absent, dir / std::to_string(absent));
     Options options = SmallOptions(dir / std::to_string(absent));
     options.group = group;
-    options.group_deadline = absent == 0 ? kNever : std::chrono::milliseconds(100);
+    options.group_timeout = absent == 0 ? kNever : std::chrono::milliseconds(100);
     const auto checkpointer = OpenOrFail(options);
     ASSERT_NE(checkpointer, nullptr);
     SaveOptions save;
-    for (int i = 0; i < 1000; ++i) save.replicated.alike.emplace_back("value " + std::to_string(i), "1");
+    for (int i = 0; i < 1000; ++i) save.replicated.identical_values.emplace_back("value " + std::to_string(i), "1");
 
     const Status status = SaveDurably(*checkpointer, 1, save);
 

@@ -1,0 +1,54 @@
+#include "api/binding_calls.h"
+
+#include <utility>
+
+#include "api/checkpointer_impl.h"
+#include "base/status_macros.h"
+
+namespace cairn {
+
+Result<SaveHandle> BindingCalls::SaveHeld(Checkpointer& checkpointer, std::uint64_t step, const State& state,
+                                          const SaveOptions& options, std::chrono::nanoseconds hold) {
+  return checkpointer.impl_->Save(step, state, options, hold);
+}
+
+void BindingCalls::Release(const SaveHandle& save) { save.task_->Release(); }
+
+bool BindingCalls::WaitTensorsFree(const SaveHandle& save, Deadline deadline) {
+  return save.task_->WaitTensorsFree(deadline);
+}
+
+bool BindingCalls::Cancel(const SaveHandle& save, Status why) { return save.task_->RequestCancel(std::move(why)); }
+
+Status BindingCalls::WaitIdle(const Checkpointer& checkpointer, Deadline deadline) {
+  return checkpointer.impl_->WaitIdle(deadline);
+}
+
+Status BindingCalls::UnheardFailure(Checkpointer& checkpointer) { return checkpointer.impl_->TakeUnheardFailure(); }
+
+void BindingCalls::EndPauses(Checkpointer& checkpointer) { checkpointer.impl_->EndPauses(); }
+
+Result<Chosen> BindingCalls::Choose(const Checkpointer& checkpointer, const Selector& selector,
+                                    std::vector<std::string> damaged) {
+  Checkpointer::Impl& impl = *checkpointer.impl_;
+  CAIRN_RETURN_IF_ERROR(impl.CheckReadable(selector));
+  RestoreParts parts = impl.MakeRestoreParts();
+  parts.known_damaged = std::move(damaged);
+  return ChooseSelected(parts, impl.root_path, selector);
+}
+
+Result<CheckpointDetails> BindingCalls::Inspect(const Checkpointer& checkpointer, const Selector& selector,
+                                                const InspectPart& part) {
+  Checkpointer::Impl& impl = *checkpointer.impl_;
+  CAIRN_RETURN_IF_ERROR(impl.CheckReadable(selector));
+  return InspectSelected(impl.MakeRestoreParts(), impl.root_path, selector, part);
+}
+
+Result<Restored> BindingCalls::Restore(Checkpointer& checkpointer, const Selector& selector, const State& state,
+                                       const RestoreOptions& options, bool own_shard) {
+  RestoreParts parts = checkpointer.impl_->MakeRestoreParts();
+  parts.own_shard = own_shard;
+  return checkpointer.impl_->Restore(parts, selector, state, options);
+}
+
+}  // namespace cairn

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/checkpointer.h"
+#include "restore/selection.h"
+
+namespace cairn {
+
+/// What the Python package calls beyond the public API: halves of its calls, between which Python acts.
+struct BindingCalls {
+  /// Save, but the save is not committed before Release: for a caller that learns elsewhere whether this is to be a
+  /// checkpoint. If it is not released within `hold` after its last write and checksum, it fails with DeadlineExceeded.
+  [[nodiscard]] static Result<SaveHandle> SaveHeld(Checkpointer& checkpointer, std::uint64_t step, const State& state,
+                                                   const SaveOptions& options, std::chrono::nanoseconds hold);
+  /// Lets a held save commit. Does not wait. It has no effect on other saves.
+  static void Release(const SaveHandle& save);
+  /// Waits until this save does not read its tensors any more: it is captured, or has failed. False at the deadline.
+  /// Does not report a failure.
+  [[nodiscard]] static bool WaitTensorsFree(const SaveHandle& save, Deadline deadline = Deadline::Infinite());
+  /// SaveHandle::Cancel with the caller's reason, which becomes the status of the save.
+  static bool Cancel(const SaveHandle& save, Status why);
+
+  /// The two halves of Drain.
+  [[nodiscard]] static Status WaitIdle(const Checkpointer& checkpointer, Deadline deadline = Deadline::Infinite());
+  [[nodiscard]] static Status UnheardFailure(Checkpointer& checkpointer);
+  /// Ends all pauses: for a program that only waits for its saves now.
+  static void EndPauses(Checkpointer& checkpointer);
+
+  /// Chooses a checkpoint as Restore does, from manifests alone, and protects it from removal while Chosen::hold lives.
+  /// Shards are not checked. If the selector may fall back, manifests that do not verify are passed over; Corrupt if
+  /// none is left. `damaged`: attempts known to be damaged, which are skipped without being read or named.
+  [[nodiscard]] static Result<Chosen> Choose(const Checkpointer& checkpointer, const Selector& selector,
+                                             std::vector<std::string> damaged = {});
+  /// Inspect for one part. Only the shards that hold the part are opened, by the checkpoint's index if it has one.
+  /// CheckpointDetails::values has that rank's values, at its number, and no others.
+  [[nodiscard]] static Result<CheckpointDetails> Inspect(const Checkpointer& checkpointer, const Selector& selector,
+                                                         const InspectPart& part);
+  /// Restore where another number of ranks may have saved. Without `own_shard` the shard with this rank's number is
+  /// opened only if it holds a wanted tensor, and no values are returned.
+  [[nodiscard]] static Result<Restored> Restore(Checkpointer& checkpointer, const Selector& selector,
+                                                const State& state, const RestoreOptions& options, bool own_shard);
+};
+
+}  // namespace cairn
