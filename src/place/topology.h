@@ -15,7 +15,7 @@ namespace cairn {
 
 inline constexpr std::size_t kMostDevices = 512;
 
-/// What a topology file says. docs/operations.md describes the format.
+/// What a topology file says. docs/planning.md describes the format.
 struct Topology {
   Network network;
   /// Empty if the file has no `stages`.

@@ -79,7 +79,7 @@ Result<Parent> FindParent(const std::string& controller, const std::string& root
       if (!has_parent && exists(own + "/cgroup.type") && !Processes(own).empty()) {
         return Error(StatusCode::kUnsupported,
                      "{0} holds this process, and a control group with processes cannot divide its {1}: move all of "
-                     "them to a group below it, as docs/operations.md shows",
+                     "them to a group below it, as docs/planning.md shows",
                      own, controller);
       }
       CAIRN_RETURN_IF_ERROR(WriteTo(parent + "/cgroup.subtree_control", "+" + controller));

@@ -148,7 +148,7 @@ def test_perfetto_s_file_has_every_rank_s_instructions_and_cairn_s_trace(recorde
 
 @pytest.mark.skipif(not CAIRN.exists(), reason="no cairn")
 def test_cairn_slack_reads_the_records_as_documented(recorded: Recorded) -> None:
-    assert "| `cairn slack records/instructions-*.csv` |" in (ROOT / "docs/operations.md").read_text()
+    assert "| `cairn slack records/instructions-*.csv` |" in (ROOT / "docs/planning.md").read_text()
     paths = sorted((recorded.folder / "out").glob("instructions-*.csv"))
 
     ran = subprocess.run([CAIRN, "slack", "--json", *paths], capture_output=True, text=True, check=False)

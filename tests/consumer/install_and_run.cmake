@@ -34,7 +34,7 @@ extern cairn::Checkpointer* checkpointer;
 extern cairn::State state;
 void Run() {
 ")
-foreach(page README.md docs/cpp.md docs/operations.md)
+foreach(page README.md docs/cpp.md docs/planning.md)
   file(READ ${SOURCE}/${page} text)
   set(found FALSE)
   string(FIND "${text}" "```cpp\n" at)

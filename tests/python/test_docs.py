@@ -31,9 +31,10 @@ BLOCKS = {
     ("cpp.md", "cpp"): 2,
     ("integrations.md", "python"): 5,
     ("integrations.md", "sh"): 1,
-    ("operations.md", "sh"): 5,
+    ("operations.md", "sh"): 1,
     ("operations.md", "yaml"): 1,
-    ("operations.md", "cpp"): 1,
+    ("planning.md", "sh"): 4,
+    ("planning.md", "cpp"): 1,
     ("python.md", "python"): 2,
     ("trainer.md", "sh"): 2,
 }
@@ -284,10 +285,10 @@ def test_lightning_trains_and_loads(tmp_path: Path) -> None:
 
 
 def commands() -> list[str]:
-    """Each `cairn ... ROOT` (or of two checkpoints, or of an example's shapes) of the README and of operations.md, with
-    and without its options."""
+    """Each `cairn ... ROOT` (or of two checkpoints, or of an example's shapes) of the README, of operations.md
+    and of planning.md, with and without its options."""
     found = []
-    for page in ("README.md", "docs/operations.md"):
+    for page in ("README.md", "docs/operations.md", "docs/planning.md"):
         text = (ROOT / page).read_text()
         lines = [line.partition(" #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
         for command in [*lines, *re.findall(r"`(cairn [^`]*)`", text)]:

@@ -18,7 +18,7 @@ from jobs import COMMAND
 from networks import DelayLine, Neighbour, Node, link, run
 from peer_ranks import free_port, good
 
-OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
+PLANNING = Path(__file__).parents[2] / "docs/planning.md"
 MEGABIT = 1e6 / 8
 
 
@@ -125,7 +125,7 @@ def test_a_link_with_a_delay(ranks: Any, stack: ExitStack, tmp_path: Path) -> No
 
 BLOCK = next(
     code
-    for code in re.findall(r"^```sh\n(.*?)^```", OPERATIONS.read_text(), re.DOTALL | re.MULTILINE)
+    for code in re.findall(r"^```sh\n(.*?)^```", PLANNING.read_text(), re.DOTALL | re.MULTILINE)
     if "doctor --peers" in code
 )
 

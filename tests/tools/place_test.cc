@@ -16,11 +16,11 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-/// The real command on the topology that docs/operations.md prints.
+/// The real command on the topology that docs/planning.md prints.
 class PlaceCommandTest : public ::testing::Test {
  protected:
   PlaceCommandTest() {
-    const std::string page = ReadWholeFile(std::string(CAIRN_DOCS) + "/operations.md");
+    const std::string page = ReadWholeFile(std::string(CAIRN_DOCS) + "/planning.md");
     const std::string begin = "```json\n";
     const std::size_t at = page.find(begin) + begin.size();
     printed_ = json::parse(page.substr(at, page.find("```", at) - at));
