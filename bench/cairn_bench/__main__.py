@@ -28,7 +28,7 @@ WHAT = {
     "records": (records, "what it costs an iteration to record a pipeline's instructions"),
     "compare": (compare, "a new run beside the committed one: better, worse, or not resolved"),
     "figure": (figures, "a figure of the evaluation: strategies in a training loop"),
-    "results": (results, "the tables in the documents, made from the files in bench/results"),
+    "results": (results, "the tables in README.md and in the pages of bench/results, made from the CSVs"),
 }
 
 

@@ -2,17 +2,18 @@
 
 Each pair is a process of its own in which Cairn and the peer take turns. Its figure is the median of the turns' ratios,
 time over time: below 1 Cairn is faster. Every benchmark runs once before the first one runs again, so that none has the
-machine's good minutes to itself. Writes bench/results/micro.{md,csv} if every subject was measured. Takes three to
+machine's good minutes to itself. Writes bench/results/micro.csv if every subject was measured. Takes three to
 sixteen minutes on two cores, and 200 MB of disk.
 
 `--only commit --filesystems machine,ext4,xfs` measures commits on the three filesystems in turn, and writes
-bench/results/commit-filesystems.{md,csv}. ext4, with its journal, and xfs are made for it on loop devices in files of
+bench/results/commit-filesystems.csv. ext4, with its journal, and xfs are made for it on loop devices in files of
 2 GiB in --dir; that needs root.
 """
 
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -81,16 +82,28 @@ def measure_all(args, places):
                 subject = "/".join(name.split("/")[:2]) + (f", {filesystem}" if several(args) else "")
                 goals[subject] = peer, counters["reach"]
                 add(report, subject, pair, counters)
-    for subject, (peer, goal) in goals.items():
-        report.figure(f"{subject}: {peer}", report.values.of(subject, "ratio"), goal)
-    print(report.text())
+    head += [f"peer {subject}: {peer}; goal {goal:g}" for subject, (peer, goal) in goals.items()]
+    print(judged(head, report).text())
     whole = not several(args) or set(places) == {filesystems.MACHINE, *filesystems.MAKE}
     if set(subjects) == set(needed) and whole and args.pairs >= PAIRS:
         head.append(f"load: {load:.1f} before, {os.getloadavg()[0]:.1f} after, of which this run is 1")
-        report.write(output, head, "".join(f"\n- {line}" for line in head[1:]) + "\n")
+        report.write(output, head)
     else:
         each = "the three filesystems" if several(args) else "every subject"
         print(f"(not written: that takes {each} and {PAIRS} pairs)")
+
+
+def peers(head):
+    """{subject: (what its peer is, goal)} of a CSV's head."""
+    matches = (re.fullmatch(r"peer (.*?): (.*); goal (\S+)", line) for line in head)
+    return {found[1]: (found[2], float(found[3])) for found in matches if found}
+
+
+def judged(head, report):
+    """The report, with each subject's ratios beside its goal."""
+    for subject, (peer, goal) in peers(head).items():
+        report.figure(f"{subject}: {peer}", report.values.of(subject, "ratio"), goal)
+    return report
 
 
 def add(report, subject, pair, counters):

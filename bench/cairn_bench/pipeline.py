@@ -5,7 +5,7 @@ and with copies only in the bubbles: while a stage waits for a neighbour. In tur
 in four stages of eight micro-batches, each stage with an emulated GPU whose messages and checkpoint share a link to the
 host (bench_pauses). A message is as long as a chunk of the checkpoint, and takes a third (`third`, `twice`) or a
 tenth (`tenth`) of a forward; `twice` saves twice as much. `processes`: two processes, PyTorch's Schedule1F1B over gloo,
-CPU tensors, which share no link but the CPU. Writes bench/results/pipeline-PART.{md,csv}. Takes 15 minutes, 1 GB of
+CPU tensors, which share no link but the CPU. Writes bench/results/pipeline-PART.csv. Takes 15 minutes, 1 GB of
 memory and 1 GB of disk.
 """
 

@@ -4,7 +4,7 @@ A loader-bound job (figures/training_job.py) uses all cores. `cairn tune` for a 
 to be (--training-cores 0), chooses interval and memory; so does `cairn tune --profile` after `cairn profile`. Then each
 repetition is a job that saves nothing, one with the default choice, one with the profiled choice, and one with the
 profiled threads and memory at the default interval, one after the other. Slowdowns are beside the job that saves nothing,
-of the whole run after its first steps. Writes bench/results/profiled.{md,csv}. About three minutes; 1 GB of disk and memory.
+of the whole run after its first steps. Writes bench/results/profiled.csv. About three minutes; 1 GB of disk and memory.
 """
 
 import json
@@ -60,8 +60,8 @@ def choices(args, data, step_seconds):
     """What `cairn tune` chooses, without a profile and with one."""
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         out = os.path.join(folder, "profile.json")
-        command = [program("cairn"), "profile", "--out", out, "--json", "--cores-only", "--iterations", "30"]
-        found = json.loads(output_of([*command, "--", *job(data)]))
+        command = [program("cairn"), "profile", "--out", out, "--cores-only", "--iterations", "30"]
+        output_of([*command, "--", *job(data)])
         tune = [program("cairn"), "tune", args.dir, "--json", "--state-bytes", str(STATE), "--mtbf", "1h"]
         tune += [
             "--slowdown",
@@ -73,7 +73,7 @@ def choices(args, data, step_seconds):
         ]
         default = json.loads(output_of([*tune, "--training-cores", "0"]))
         profiled = json.loads(output_of([*tune, "--profile", out]))
-    return found, default, profiled
+    return default, profiled
 
 
 def run(args):
@@ -81,7 +81,7 @@ def run(args):
     data = os.path.join(args.dir, "profile-data")
     training_job.write_data(data, profile.DATA_BYTES)
     alone = statistics.mean(train(args, data))
-    found, default, profiled = choices(args, data, alone)
+    default, profiled = choices(args, data, alone)
     same = {**profiled["choice"], "interval": default["choice"]["interval"]}
     arms = {"default": default["choice"], "profiled": profiled["choice"], "profiled, default interval": same}
     report = Report()
@@ -103,6 +103,5 @@ def run(args):
         report.figure(f"{name} ({about}): slowdown", ratios[name], unit=" %")
     report.figure("profiled less half of the default's, points", halves, 0)
     print(report.text())
-    notes = [f"knee: {found['knee']['cores']:.2f} of {CORES} cores", *(line for line in head[1:])]
-    report.write("profiled", head, "".join(f"\n- {line}" for line in notes) + "\n")
+    report.write("profiled", head)
     return 0

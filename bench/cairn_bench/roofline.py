@@ -1,7 +1,7 @@
 """Measures Cairn against fio on the same disk, in one run, in adjacent pairs.
 
 Prints a table: the median of the pairs' ratios with a bootstrap 95 % interval, and whether the goal is met, missed, or
-not resolved. Without --only it also writes the table and every single value to bench/results/roofline.{md,csv}.
+not resolved. Without --only it also writes every single value to bench/results/roofline.csv.
 Restores drop the page cache, and `peers` reserves 640 MiB of huge pages: both need root. Needs 16 GiB of disk and 7 GiB
 of memory.
 """
@@ -276,7 +276,7 @@ def add_arguments(parser):
     add_directory(parser)
     add_repetitions(parser, 15, "--pairs")
     add_only(parser, "parts", PARTS)
-    parser.add_argument("--output", help="bench/results/OUTPUT.{md,csv}; default: roofline, and none with --only")
+    parser.add_argument("--output", help="bench/results/OUTPUT.csv; default: roofline, and none with --only")
 
 
 def run(args):

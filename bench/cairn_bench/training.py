@@ -3,7 +3,7 @@
 Each repetition is, for each model, one fio run and three fresh cairn_train processes on the same text: one saves
 nothing, one saves every 10 steps, one saves every step; two saves in flight, the pool larger than the state. All three
 must end with the same weights, and the checkpoints that are left must verify. The first 20 steps are not counted:
-memory and files are laid out in them. Writes bench/results/training.{md,csv} if every model was measured five times or
+memory and files are laid out in them. Writes bench/results/training.csv if every model was measured five times or
 more. Takes about 17 minutes a model on two cores with five repetitions; 12 GB of disk, 10 GB of memory.
 
 A step cannot be slowed down by less than its bound, the largest of three times, each over the steps from one save to
@@ -13,7 +13,7 @@ machine's speed drifts by more than 1 % from one process to the next. So the slo
 steps without a save in flight is reported too.
 
 --ranks 2 does the same with two data-parallel ranks, with a thread each and half of the batch, and writes
-training-ranks.{md,csv}. Then Cairn's CPU time is that of rank 0 times the ranks.
+training-ranks.csv. Then Cairn's CPU time is that of rank 0 times the ranks.
 """
 
 import json
@@ -30,7 +30,7 @@ from .shared.fio import LINE, fio, hugepages
 from .shared.machine import fill_page_cache
 from .shared.options import add_directory, add_only, add_repetitions, positive
 from .shared.ranks import run_ranks
-from .shared.report import Report, spread, table
+from .shared.report import Report
 
 TEXT = "/usr/share/common-licenses"
 MODELS = {"bert-base": "wordpiece", "opt-125m": "bpe"}  # And the tokens that they learn from.
@@ -97,14 +97,9 @@ class Model:
 
     def __init__(self, name, report, ranks):
         self.name, self.report, self.ranks = name, report, ranks
-        self.losses = ()
-        self.bytes = 0
 
     def cell(self, every):
         return f"{self.name}, every {every}" if every else self.name
-
-    def of(self, every, name):
-        return self.report.values.of(self.cell(every), name)
 
     def add(self, pair, runs, rate):
         def single(every, name, value):
@@ -112,7 +107,6 @@ class Model:
 
         quiet = steady(runs[NEVER])
         step = mean(quiet, "seconds")
-        self.losses = runs[NEVER]["first_loss"], runs[NEVER]["last_loss"]
         single(NEVER, "step s", step)
         single(NEVER, "forward and backward s", mean(quiet, "model_seconds"))
         single(NEVER, "fio bytes/s", rate)
@@ -124,11 +118,10 @@ class Model:
         for every in (RARELY, ALWAYS):
             run = runs[every]
             saves = [save for save in run["saves"] if save["step"] >= WARM]
-            self.bytes = saves[0]["bytes"]
             captured = statistics.median(save["captured_seconds"] for save in saves)
             costs = {
                 "CPU": cpu / CORES,
-                "disk": self.bytes / rate - every * step,
+                "disk": saves[0]["bytes"] / rate - every * step,
                 "capture": captured - mean(quiet, "model_seconds"),
             }
             bound = 100 * max(costs.values()) / (every * step)
@@ -145,25 +138,15 @@ class Model:
             single(every, "slowdown less bound %", slowdown - bound)
             single(every, "fence p99 of a step %", 100 * percentile99(fences) / step if fences else 0.0)
 
-    def judge(self):
-        for every in (RARELY, ALWAYS):
-            what = f"{self.name}, every {every} step{'s' if every > 1 else ''}"
-            what += f", {self.ranks} ranks" if self.ranks > 1 else ""
-            less = self.of(every, "slowdown less bound %")
-            self.report.figure(f"{what}: slowdown less its bound", less, 1, unit=" %")
-            if statistics.median(self.of(every, "bound by capture s")) <= 0:  # Else the fence must wait.
-                fences = self.of(every, "fence p99 of a step %")
-                self.report.figure(f"{what}: stall of the fence, p99", fences, 1, unit=" %")
 
-    def text(self):
-        """What the figures come from: medians, and the least and greatest values."""
-        cells = {self.cell(every): every for every in (NEVER, RARELY, ALWAYS)}
-        names = dict.fromkeys(name for cell, _, name in self.report.values if cell in cells)
-        rows = [[name, *(spread(self.of(every, name)) if self.of(every, name) else "" for every in cells.values())]
-                for name in names]  # fmt: skip
-        first, last = self.losses
-        about = f"**{self.name}**, {self.bytes / 1e9:.2f} GB a checkpoint; first loss {first:.3f}, last {last:.3f}"
-        return f"\n{about}\n\n{table(('', 'saves nothing', 'every 10 steps', 'every step'), rows)}\n"
+def judged(report):
+    """The report, with every cell beside its goals."""
+    values = report.values
+    for cell in dict.fromkeys(cell for cell, _, name in values if name == "slowdown less bound %"):
+        report.figure(f"{cell}: slowdown less its bound", values.of(cell, "slowdown less bound %"), 1, unit=" %")
+        if statistics.median(values.of(cell, "bound by capture s")) <= 0:  # Else the fence must wait.
+            report.figure(f"{cell}: stall of the fence, p99", values.of(cell, "fence p99 of a step %"), 1, unit=" %")
+    return report
 
 
 def check(args):
@@ -190,9 +173,6 @@ def run(args):
                     sys.exit(f"{model.name}: training that saves ended with other weights")
                 model.add(pair, runs, rate)
                 print(f"{model.name}: repetition {pair + 1} of {args.repetitions}", flush=True)
-    for model in models:
-        model.judge()
-    details = "".join(model.text() for model in models)
-    print(report.text(), details, sep="\n")
+    print(judged(report).text())
     if not args.only and args.steps == STEPS and args.repetitions >= REPETITIONS:
-        report.write("training" if args.ranks == 1 else "training-ranks", head, details)
+        report.write("training" if args.ranks == 1 else "training-ranks", head)

@@ -7,7 +7,7 @@ Daly's, with the measured time from save to save and the measured write time ins
     goodput = k t / M exp(-Tw / M) / (exp(T / M) - 1)
 
 The choice's is divided by the best of the grid. Predicted and measured are compared as they are: the time that training
-takes over that without checkpoints, and the write time of a save. Writes bench/results/tuner.{md,csv} if every profile
+takes over that without checkpoints, and the write time of a save. Writes bench/results/tuner.csv if every profile
 was measured. Takes about 20 minutes a repetition; 4 GB of disk, 3 GB of memory.
 """
 
@@ -136,4 +136,4 @@ def run(args):
             print(f"     predicted over measured: {statistics.median(values[what]):.3f}")
     print(report.text())
     if not args.only:
-        report.write("tuner", head, "".join(f"\n- {line}" for line in head[1:]) + "\n")
+        report.write("tuner", head)

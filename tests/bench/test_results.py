@@ -1,7 +1,8 @@
-"""scripts/bench results: the tables in the documents are generated from the committed files."""
+"""scripts/bench results: the tables in README.md and in the pages of bench/results are generated from the CSVs."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/results.md")
+RESULTS = ROOT / "bench/results"
 
 
 def results(checkout: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -22,43 +23,55 @@ def results(checkout: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def checkout(tmp_path: Path) -> Path:
     for folder in ("bench/cairn_bench", "bench/results"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "docs").mkdir()
-    for document in DOCUMENTS:
-        shutil.copy(ROOT / document, tmp_path / document)
+    shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
 
 
-def test_the_documents_agree_with_the_files() -> None:
+def test_the_pages_agree_with_the_files() -> None:
     ran = results(ROOT, "--check")
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_a_wrong_number_is_named_and_then_corrected(checkout: Path) -> None:
-    document = checkout / "docs/results.md"
-    whole = document.read_text()
+    page = checkout / "bench/results/figure-12.md"
+    whole = page.read_text()
     block = "<!-- begin figure-12 -->"
-    document.write_text(whole.replace(block, block + "\n| typed by hand |", 1))
+    page.write_text(whole.replace(block, block + "\n| typed by hand |", 1))
 
     checked = results(checkout, "--check")
-    unchanged = document.read_text()
+    unchanged = page.read_text()
     written = results(checkout)
 
-    assert checked.returncode == 1 and "docs/results.md: figure-12 differs from the files" in checked.stdout
+    assert checked.returncode == 1
+    assert "bench/results/figure-12.md: figure-12 differs from the files" in checked.stdout
     assert "typed by hand" in unchanged
-    assert written.returncode == 0 and document.read_text() == whole
+    assert written.returncode == 0 and page.read_text() == whole
 
 
-def test_a_document_without_a_block_is_refused(checkout: Path) -> None:
-    document = checkout / "docs/results.md"
-    document.write_text(document.read_text().replace("<!-- begin tuner -->\n", ""))
+@pytest.mark.parametrize(
+    ("begin", "why"),
+    [
+        ("", "block tuner: expected once in README.md and bench/results/*.md"),
+        ("<!-- begin records -->\n<!-- end records -->\n<!-- begin tuner -->\n", "block records: expected once"),
+        ("<!-- begin weather -->\n<!-- end weather -->\n<!-- begin tuner -->\n", "unknown block weather"),
+    ],
+)
+def test_a_block_that_is_missing_doubled_or_unknown_is_refused(checkout: Path, begin: str, why: str) -> None:
+    page = checkout / "bench/results/tuner.md"
+    page.write_text(page.read_text().replace("<!-- begin tuner -->\n", begin))
 
     ran = results(checkout, "--check")
 
-    assert ran.returncode == 2 and "docs/results.md: expected the blocks" in ran.stderr, ran.stderr
+    assert ran.returncode == 2 and why in ran.stderr, ran.stderr
 
 
-def test_every_result_is_named_in_the_documents() -> None:
-    told = "".join((ROOT / document).read_text() for document in DOCUMENTS)
+def test_every_file_is_named_by_a_page_every_picture_shown_and_every_page_linked() -> None:
+    pages = "".join(page.read_text() for page in RESULTS.glob("*.md"))
+    named = {
+        ".csv": set(re.findall(r"\]\(([\w-]+\.csv)\)", pages)),
+        ".png": set(re.findall(r"!\[[^]]+\]\(([\w-]+\.png)\)", pages)),
+        ".md": set(re.findall(r"\]\(\.\./bench/results/([\w-]+\.md)\)", (ROOT / "docs/results.md").read_text())),
+    }
 
-    assert not [file.name for file in (ROOT / "bench/results").iterdir() if file.stem not in told]
+    assert not [file.name for file in RESULTS.iterdir() if file.name not in named.get(file.suffix, ())]

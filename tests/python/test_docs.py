@@ -18,7 +18,12 @@ from programs import torchrun
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "examples/README.md"]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "bench/results").glob("*.md"),
+    ROOT / "examples/README.md",
+]
 # How many blocks of code each page has. docs/testing.md names those that no test runs; the others run here, in
 # test_recipes.py (SLURM and Kubernetes), in test_peers.py (networks), in tests/consumer (C++ and CMake) and in tests/trainer.
 BLOCKS = {

@@ -4,7 +4,7 @@ Installs the peers (build/bench/tools, beside the user's torch). Then takes each
 every time in a fresh process: a first save, steady saves in adjacent pairs with fio, peak memory, saves beside busy
 training loops, cold loads in pairs with fio. Cairn has three pairs in each repetition, a peer one. If a system fails,
 the table says why, and build/bench/logs says more. A state that is measured whole, with its peers (B and C with some of
-them), is written to bench/results/python-STATE.{md,csv}; --only A measures one state. Two hours for all on two cores
+them), is written to bench/results/python-STATE.csv; --only A measures one state. Two hours for all on two cores
 with five repetitions. Needs 17 GB of disk and 14 GB of memory.
 
 With --device cuda the states are on the GPU, and the results are python-STATE-cuda. Nobody has run that yet.
@@ -24,7 +24,7 @@ from .catalogue import CAIRN, CAIRN_WHOLE, PEERS
 from .goals import GOALS
 from .measures import Disk, Samples, Session
 from .processes import BusyLoops, Failed, Worker
-from .tables import tables
+from .tables import about, side_by_side
 from .tools import install
 
 STATES = ("A", "B", "C")
@@ -106,10 +106,11 @@ def run(args):
                 measure_all(args, samples, loops, reasons)
             finally:  # What was measured by then is shown, but only a whole run is written.
                 samples.report.judge(GOALS)
-                more = tables(samples, args.systems)
-                print(samples.report.text() + "\n" + more)
+                head += about(samples)
+                if samples.facts:
+                    print(f"{samples.report.text()}\n\n{side_by_side(head, samples.report.values)}")
             if args.whole:
                 head += [f"device: {device}" for device in sorted({fact["device"] for fact in samples.facts.values()})]
-                samples.report.write(f"python-{state}" + "-cuda" * (args.device == "cuda"), head, more)
+                samples.report.write(f"python-{state}" + "-cuda" * (args.device == "cuda"), head)
     finally:
         loops.close()

@@ -1,21 +1,9 @@
 """Cairn and its peers side by side, in markdown."""
 
-import statistics
+import re
 
 from ..shared.report import spread, table
-
-_EXPLANATION = """
-Each figure is the median of the repetitions (least to greatest). A first save is that of a fresh process; the
-others are steady. Before each, the page cache is filled with a sparse file's pages, as on a machine that has long been
-in use: a virtual machine may have given free memory back to its host. *Blocked* is the time of the call that saves.
-*Free*: the tensors may change again. *Finished*: the system says so. *Durable*: every file and folder has been fsynced
-too; (+) marks systems that leave this to the benchmark. *Of fio* is the rate to durable over that of fio on a fresh file just before; for loads,
-over fio's read rate. CPU is that of all processes until durable, without the kernel's write-back, which direct writes
-do not need. *Peak* is memory above the state's. A load is cold, into the state's tensors. *Lost* is the share of their
-speed that two busy training loops lose for each GB/s saved beside them; after the slash, the CPU share of the saving
-itself.
-"""
-
+from .catalogue import SYSTEMS
 
 # Title, measure, factor.
 COLUMNS = (
@@ -40,28 +28,34 @@ def cells(values, cell, columns):
     return [spread(of) if of else "" for of in found]
 
 
-def _busy(samples, system):
-    lost = samples.of(system, "busy lost per GB/s")
+def _busy(values, cell):
+    lost = values.of(cell, "busy lost per GB/s")
     if not lost:
         return ""
-    share = statistics.median(samples.of(system, "busy cpu share per GB/s"))
-    rate = statistics.median(samples.of(system, "busy GB/s"))
+    share, rate = (values.median(cell, f"busy {what}") for what in ("cpu share per GB/s", "GB/s"))
     return f"{spread([100 * value for value in lost])} / {100 * share:.3g} at {rate:.2g} GB/s"
 
 
-def tables(samples, systems):
-    """`systems` are catalogue entries. One that failed has the reason instead of figures."""
-    facts = list(samples.facts.values())
-    size = f": {facts[0]['tensors']:,} tensors, {facts[0]['bytes'] / 1e9:.2f} GB" if facts else ""
+def about(samples):
+    """What no figure says, for a CSV's head: the state's size, each system's version, and why a system failed."""
+    facts = samples.facts
+    sizes = [f"{fact['tensors']:,} tensors, {fact['bytes'] / 1e9:.2f} GB" for fact in facts.values()][:1]
+    versions = [f"version of {name}: {fact['version']}" for name, fact in facts.items()]
+    failed = [f"failed: {name}: {' '.join(why.split())}" for name, why in samples.failures.items()]
+    return [*(f"state {samples.state}: {size}" for size in sizes), *versions, *failed]
+
+
+def side_by_side(head, values):
+    """Every system that was tried. One that failed has the reason instead of figures."""
+    (state,) = (found[1] for line in head if (found := re.match(r"state (\w+): ", line)))
+    versions = dict(re.findall(r"(?m)^version of (\S+): (.*)$", "\n".join(head)))
+    failures = dict(re.findall(r"(?m)^failed: (\S+): (.*)$", "\n".join(head)))
     rows = []
-    for entry in systems:
-        fact, reason = samples.facts.get(entry.name), samples.failures.get(entry.name)
-        if fact is None and reason is None:
-            continue
-        row = cells(samples.report.values, f"{samples.state} {entry.name}", COLUMNS)
-        if reason:
-            row[0] = f"failed: {reason.replace('|', '/')} {row[0]}".strip()
-        version = f" {fact['version']}" if fact else ""
-        rows.append((entry.title + version, *row, _busy(samples, entry.name)))
-    titles = ("system", *(title for title, *_ in COLUMNS), "lost % per GB/s")
-    return f"{_EXPLANATION}\n## State {samples.state}{size}\n\n{table(titles, rows)}\n"
+    for name, entry in SYSTEMS.items():
+        cell = f"{state} {name}"
+        row = cells(values, cell, COLUMNS)
+        if name in failures:
+            row[0] = f"failed: {failures[name].replace('|', '/')} {row[0]}".strip()
+        if name in versions or name in failures:
+            rows.append((f"{entry.title} {versions.get(name, '')}".strip(), *row, _busy(values, cell)))
+    return table(("system", *(title for title, *_ in COLUMNS), "lost % per GB/s"), rows)

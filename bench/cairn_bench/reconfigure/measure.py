@@ -7,8 +7,8 @@ others' writers and readers do. Everything is fsynced before a save counts as do
 filled with a sparse file's pages (shared/machine.py says why), and before a read it drops what is read. After each
 change fio writes and reads as many bytes: less no system needs. In the first repetition every tensor's digest is compared after
 each read. Needs torch, fio, 8 GB of disk and 12 GB of memory; about 20 minutes on two cores.
-Writes bench/results/reconfigure.{csv,md}; with --disk-in-memory, for which 24 GB of memory hold two systems' files but not three's,
-reconfigure-memory.{csv,md}.
+Writes bench/results/reconfigure.csv; with --disk-in-memory, for which 24 GB of memory hold two systems' files but not three's,
+reconfigure-memory.csv.
 
 central: rank 0 gathers all, torch.save, fsync; torch.load, scatter.
 """
@@ -201,5 +201,6 @@ def run(args):
             print(f"{repetition + 1}/{args.repetitions}", flush=True)
             go_through(args, report, repetition)
     report.judge(measures(report.values))
-    report.write(name, head, f"\n{seconds(report.values)}\n")
+    print(seconds(report.values))
+    report.write(name, head)
     return 0

@@ -3,7 +3,7 @@
 The GPT of cairn_bench.reconfigure trains in two pipeline stages, 8 micro-batches a step, real processes on CPUs over gloo. Which
 of a pair comes first changes from one to the next; a step lasts from when the first rank begins it until the last has ended it.
 Only recording differs: instructions, messages, energy. Cairn's own trace is not a part of it. Needs torch; two minutes. Writes
-bench/results/records.{csv,md}.
+bench/results/records.csv.
 """
 
 import contextlib

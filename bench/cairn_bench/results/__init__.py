@@ -1,8 +1,8 @@
-"""Makes the tables of docs/results.md and README.md from the files in bench/results.
+"""Makes the tables of README.md and of the pages in bench/results from the CSVs there.
 
-A block of a document between <!-- begin NAME --> and <!-- end NAME --> is generated; what is around it is written by
-hand. Without --check every block is written again. With --check nothing is written: the exit code is 1 if a block
-differs from the files, and each such block is named.
+What a page has between <!-- begin NAME --> and <!-- end NAME --> is generated; what is around it is written by hand.
+Without --check every block is written again. With --check nothing is written: the exit code is 1 if a block differs
+from its CSVs, and each such block is named.
 """
 
 import os
@@ -11,9 +11,8 @@ import sys
 
 from ..shared import RESULTS, ROOT
 from ..shared.files import BadResult, content
-from .blocks import BLOCKS, HEADLINE
+from .blocks import BLOCKS
 
-DOCUMENTS = {"docs/results.md": BLOCKS, "README.md": HEADLINE}
 BLOCK = r"(<!-- begin (\S+) -->\n)(.*?)(<!-- end \2 -->\n)"
 
 
@@ -21,16 +20,28 @@ def add_arguments(parser):
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a block differs from the files")
 
 
-def generated(path, text, blocks):
-    """The document as the files make it, and the names of the blocks that differ."""
-    found = [match[2] for match in re.finditer(BLOCK, text, re.DOTALL)]
-    if sorted(found) != sorted(blocks):
-        raise BadResult(f"{path}: expected the blocks {', '.join(blocks)}, found {', '.join(found) or 'none'}")
-    link = os.path.relpath(RESULTS, os.path.dirname(os.path.join(ROOT, path)))
+def pages():
+    """{path: text} of every page that may have generated blocks."""
+    results = sorted(name for name in os.listdir(RESULTS) if name.endswith(".md"))
+    paths = ["README.md", *(os.path.join(os.path.relpath(RESULTS, ROOT), name) for name in results)]
+    return {path: content(os.path.join(ROOT, path)) for path in paths}
+
+
+def check_names(texts):
+    """Every block must be in one page, once."""
+    found = [name for text in texts.values() for _, name, *_ in re.findall(BLOCK, text, re.DOTALL)]
+    if unknown := sorted(set(found) - set(BLOCKS)):
+        raise BadResult(f"unknown block {', '.join(unknown)}")
+    if wrong := [name for name in BLOCKS if found.count(name) != 1]:
+        raise BadResult(f"block {', '.join(wrong)}: expected once in README.md and bench/results/*.md")
+
+
+def generated(text):
+    """The page as the CSVs make it, and the names of the blocks that differ."""
     differ = []
 
     def made(match):
-        block = blocks[match[2]](link)
+        block = BLOCKS[match[2]]()
         if block != match[3]:
             differ.append(match[2])
         return match[1] + block + match[4]
@@ -41,13 +52,14 @@ def generated(path, text, blocks):
 def run(args):
     wrong = False
     try:
-        for path, blocks in DOCUMENTS.items():
-            full = os.path.join(ROOT, path)
-            text, differ = generated(path, content(full), blocks)
+        texts = pages()
+        check_names(texts)
+        for path, text in texts.items():
+            text, differ = generated(text)
             for name in differ:
                 print(f"{path}: {name} {'differs from the files' if args.check else 'written'}")
             if differ and not args.check:
-                with open(full, "w", encoding="utf-8") as file:
+                with open(os.path.join(ROOT, path), "w", encoding="utf-8") as file:
                     file.write(text)
             wrong = wrong or bool(differ)
     except BadResult as error:

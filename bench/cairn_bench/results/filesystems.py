@@ -2,8 +2,9 @@
 
 from ..figures.one_checkpoint import with_rates
 from ..figures.runs import by, grouped
+from ..micro import peers
 from ..shared.filesystems import flushes
-from ..shared.report import interval, short, table
+from ..shared.report import interval, short, table, verdict
 from .figures import by_strategy, by_values, cell, leaders
 
 
@@ -26,18 +27,20 @@ def one_checkpoint(measured):
 
 
 def commit(measured):
-    """Seconds of a commit and of its peer, and their ratio, on each filesystem."""
+    """Seconds of a commit and of its peer, and their ratio against its goal, on each filesystem."""
     head, values = measured
-    took = flushes(head)
+    took, goals = flushes(head), peers(head)
     lines = []
     for measure in dict.fromkeys(measure for measure, _, _ in values):
         name, _, filesystem = measure.rpartition(", ")
         ratios = values.of(measure, "ratio")
         ratio, low, high = interval(ratios)
+        word, goal = verdict(low, high, goals[measure][1], False) if measure in goals else ("", "")
         times = [short(values.median(measure, side, 1000)) for side in ("cairn s", "peer s")]
         lines.append([name, filesystem, *times, f"{ratio:.4g}", f"{low:.4g} to {high:.4g}", len(ratios),
-                      milliseconds(took, filesystem)])  # fmt: skip
-    titles = ("measure", "filesystem", "Cairn, ms", "peer, ms", "Cairn over peer", "95 % interval", "n", "a flush, ms")
+                      milliseconds(took, filesystem), goal, word])  # fmt: skip
+    titles = ("measure", "filesystem", "Cairn, ms", "peer, ms", "Cairn over peer", "95 % interval", "n", "a flush, ms", "goal",
+              "")  # fmt: skip
     return f"{table(titles, lines)}\n\n{about(took)}"
 
 

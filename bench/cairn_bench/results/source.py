@@ -29,7 +29,7 @@ def suite(name):
     return read(content(path), path)
 
 
-def provenance(sources, link):
+def provenance(sources):
     """A list in markdown. `sources`: (name of the file, head, how many repetitions its cells have)."""
     lines, about = [], []
     for name, head, counts in sources:
@@ -39,9 +39,8 @@ def provenance(sources, link):
             f"{date}, commit {commit}: `{command}`" for (date, command), commit in zip(runs, commits, strict=True)
         ]
         times = " to ".join(dict.fromkeys(str(count) for count in (min(counts), max(counts))))
-        names = [file for file in sorted(os.listdir(RESULTS)) if os.path.splitext(file)[0] == name]
-        files = ", ".join(f"[{file}]({link}/{file})" for file in names)
-        lines.append(f"{files}: {'one run' if times == '1' else f'{times} runs'} for each value")
+        each = f"{'one run' if times == '1' else f'{times} runs'} for each value"
+        lines.append(f"[{name}.csv]({name}.csv): {each}; {head.machine}")
         about += emulated(head)
     if about:
         lines.append(f"emulated: {', '.join(dict.fromkeys(about))}")

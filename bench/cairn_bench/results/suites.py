@@ -6,16 +6,15 @@ import statistics
 
 from ..engine.measure import TITLES as ENGINE
 from ..engine.measure import lines as engine_lines
+from ..micro import judged as micro_judged
 from ..pipeline import MEASURES as PIPELINE
-from ..python.catalogue import PEERS, SYSTEMS
-from ..python.tables import COLUMNS, cells
+from ..python.catalogue import PEERS
+from ..python.goals import GOALS
+from ..python.tables import side_by_side
 from ..roofline import MEASURES
-from ..shared.measures import Measure
 from ..shared.report import Report, spread, table
 from ..training import ALWAYS, MODELS, OWN, RARELY
-
-SHOWN = ("blocked ms", "free s", "of fio", "CPU s/GB", "load of fio", "peak GB")
-PYTHON = [column for column in COLUMNS if column[0] in SHOWN]
+from ..training import judged as training_judged
 
 
 def judged(values, measures):
@@ -28,17 +27,18 @@ def roofline(values):
     return judged(values, MEASURES)
 
 
-def micro(values):
-    return judged(values, [Measure(".+/.+", "ratio")])
+def micro(measured):
+    head, values = measured
+    return micro_judged(head, Report(values)).text()
 
 
 def pipeline(*parts):
     return judged({key: value for values in parts for key, value in values.items()}, PIPELINE)
 
 
-def python(values):
-    rows = [[entry.title, *cells(values, f"A {entry.name}", PYTHON)] for entry in SYSTEMS.values()]
-    return table(("", *(title for title, *_ in PYTHON)), [row for row in rows if all(row)])
+def python(measured):
+    head, values = measured
+    return f"{judged(values, GOALS)}\n\n{side_by_side(head, values)}"
 
 
 def training(values):
@@ -47,8 +47,9 @@ def training(values):
         names = ("slowdown %", OWN, "bound %", "fence p99 of a step %", "durable s")
         found = [values.of(model, "step s"), *(values.of(f"{model}, every {every}", name) for name in names)]
         rows.append([f"{model}, every {every}", *(spread(of) if of else "-" for of in found)])
-    return table(("saves", "a step without saves, s", "slowdown, %", "against its own steps without a save, %",
-                  "least possible, %", "fence p99, % of a step", "durable after, s"), rows)  # fmt: skip
+    titles = ("saves", "a step without saves, s", "slowdown, %", "against its own steps without a save, %",
+              "least possible, %", "fence p99, % of a step", "durable after, s")  # fmt: skip
+    return f"{training_judged(Report(values)).text()}\n\n{table(titles, rows)}"
 
 
 def tuner(values):

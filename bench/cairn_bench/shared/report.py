@@ -53,7 +53,7 @@ def table(titles, rows):
 
 
 class Report:
-    """Every single value, for a CSV, and a table of the figures made of them, for a markdown file beside it."""
+    """Every single value, for a CSV, and a table of the figures made of them."""
 
     def __init__(self, values=None):
         self.quiet = values is not None  # They were measured before.
@@ -86,11 +86,10 @@ class Report:
     def text(self):
         return table(TITLES, self.rows)
 
-    def write(self, name, head, more=""):
-        """bench/results/NAME.csv and NAME.md; `more` (markdown) follows the table."""
-        self._write_csv(name, head)
-        with open(os.path.join(RESULTS, f"{name}.md"), "w") as file:
-            file.write(f"{head[0]}\n\n{self.text()}\n{more}")
+    def write(self, name, head):
+        """bench/results/NAME.csv. `scripts/bench results` makes the table in the page beside it."""
+        rows = [(*key, f"{value:.6g}") for key, value in self.values.items()]
+        files.write(os.path.join(RESULTS, f"{name}.csv"), head, COLUMNS, rows)
 
     @contextlib.contextmanager
     def kept(self, name, head):
@@ -100,10 +99,6 @@ class Report:
         except BaseException as reason:
             if self.values:
                 why = "interrupted" if isinstance(reason, KeyboardInterrupt) else str(reason)
-                self._write_csv(f"{name}.partial", [*head, f"partial: {why}".splitlines()[0]])
+                self.write(f"{name}.partial", [*head, f"partial: {why}".splitlines()[0]])
                 print(f"kept: bench/results/{name}.partial.csv", file=sys.stderr)
             raise
-
-    def _write_csv(self, name, head):
-        rows = [(*key, f"{value:.6g}") for key, value in self.values.items()]
-        files.write(os.path.join(RESULTS, f"{name}.csv"), head, COLUMNS, rows)
