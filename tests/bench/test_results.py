@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from cairn_bench.python.measures import Samples
+from cairn_bench.python.tables import about, side_by_side
+from cairn_bench.shared.report import Report
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench/results"
@@ -64,6 +67,22 @@ def test_a_block_that_is_missing_doubled_or_unknown_is_refused(checkout: Path, b
     ran = results(checkout, "--check")
 
     assert ran.returncode == 2 and why in ran.stderr, ran.stderr
+
+
+def test_a_csv_s_head_says_what_python_s_table_needs_beside_the_values() -> None:
+    samples = Samples("C", Report())
+    samples.facts = {name: {"tensors": 1000, "bytes": 2e9, "version": "1.2"} for name in ("cairn", "torch.save")}
+    samples.failures = {"torch.save": "save 1: OSError:\n no | room", "safetensors": "not installed"}
+    samples.add("cairn", "steady blocked s", 0.0015)
+
+    lines = side_by_side(about(samples), samples.report.values).splitlines()
+
+    assert about(samples)[0] == "state C: 1,000 tensors, 2.00 GB"
+    assert lines[2:] == [
+        "| cairn 1.2 |  | 1.5 |",
+        "| torch.save + 1.2 | failed: save 1: OSError: no / room |  |",
+        "| safetensors + | failed: not installed |  |",
+    ]
 
 
 def test_every_file_is_named_by_a_page_every_picture_shown_and_every_page_linked() -> None:
