@@ -9,7 +9,7 @@ namespace cairn {
 namespace {
 
 // Made by scripts/make-ptx from copy_kernels.h. The driver compiles it for its GPU.
-constexpr char kPtx[] =
+constexpr char kCopyPtx[] =
 #include "device/copy_kernels.ptx.inc"
     ;
 
@@ -40,7 +40,7 @@ Status CudaKernels::LoadModule() {
     return Error(StatusCode::kUnsupported, "the driver lacks the functions that load kernels");
   }
   // Finding the functions is what loads the kernels where CUDA loads lazily: now, not at the first save.
-  CAIRN_RETURN_IF_ERROR(context_.Check(driver.module_load_data(&module_, kPtx), "loading Cairn's kernels"));
+  CAIRN_RETURN_IF_ERROR(context_.Check(driver.module_load_data(&module_, kCopyPtx), "loading Cairn's kernels"));
   CAIRN_RETURN_IF_ERROR(
       context_.Check(driver.module_get_function(&copy_strided_, module_, "cairn_copy_strided"), "finding a kernel"));
   return context_.Check(driver.module_get_function(&copy_pieces_, module_, "cairn_copy_pieces"), "finding a kernel");

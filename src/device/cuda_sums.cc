@@ -13,7 +13,7 @@ namespace cairn {
 namespace {
 
 // Made by scripts/make-ptx from sum_kernel.h. The driver compiles it for its GPU.
-constexpr char kPtx[] =
+constexpr char kSumPtx[] =
 #include "device/sum_kernel.ptx.inc"
     ;
 
@@ -48,7 +48,7 @@ Status CudaSums::LoadModule() {
   if (!driver.loads_kernels()) {
     return Error(StatusCode::kUnsupported, "the driver lacks the functions that load kernels");
   }
-  CAIRN_RETURN_IF_ERROR(context_.Check(driver.module_load_data(&module_, kPtx), "loading the kernel that sums up"));
+  CAIRN_RETURN_IF_ERROR(context_.Check(driver.module_load_data(&module_, kSumPtx), "loading the kernel that sums up"));
   return context_.Check(driver.module_get_function(&sum_slices_, module_, "cairn_sum_slices"), "finding a kernel");
 }
 

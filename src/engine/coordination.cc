@@ -13,8 +13,6 @@
 namespace cairn {
 namespace {
 
-using Stage = CoordinationStage;
-
 // The pause between two looks at the disk when messages have stopped; doubled each time.
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::seconds kLastPause{1};

@@ -132,6 +132,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   [[nodiscard]] bool idle() const { return stage_ == CoordinationStage::kQuiet; }
 
  private:
+  using Stage = CoordinationStage;
   using Heard = Result<std::string>;
   [[nodiscard]] Group& group() const { return *context_.parts.group; }
   [[nodiscard]] bool coordinator() const { return group().rank() == 0; }

@@ -6,8 +6,6 @@
 
 namespace cairn {
 
-using Stage = JobStage;
-
 // The parts call back on this thread, and only while this job holds them.
 
 SaveJob::SaveJob(EngineContext& context, std::shared_ptr<SaveTask> task)

@@ -67,6 +67,8 @@ class SaveJob : public std::enable_shared_from_this<SaveJob> {
   [[nodiscard]] Deadline wakes_at() const;
 
  private:
+  using Stage = JobStage;
+
   [[nodiscard]] bool running() const { return stage_ == JobStage::kRunning; }
   [[nodiscard]] Status Closed() const;
   [[nodiscard]] Coordination::Callbacks CoordinationCallbacks();

@@ -8,8 +8,6 @@
 
 namespace cairn {
 
-using Stage = WriterStage;
-
 ShardWriter::ShardWriter(EngineContext& context, SaveTask& task, Callbacks callbacks)
     : context_(context), task_(task), callbacks_(std::move(callbacks)) {}
 

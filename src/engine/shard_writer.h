@@ -97,6 +97,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   void Abandon(const std::shared_ptr<AttemptFolder>& folder, StatusDone done);
 
  private:
+  using Stage = WriterStage;
+
   /// Wraps a continuation so that it runs on the engine's thread and counts as in flight until then.
   template <typename... Args>
   std::function<void(Args...)> Later(void (ShardWriter::*then)(Args...));

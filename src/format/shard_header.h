@@ -18,6 +18,8 @@ namespace cairn {
 inline constexpr int kFormatVersion = 1;
 /// The safetensors limit on a header's length, in bytes.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+/// A file begins with the length of its header, in so many bytes.
+inline constexpr std::size_t kLengthWord = 8;
 
 /// One tensor of a shard. `begin` and `end` count from the first data byte.
 struct ShardTensor {

@@ -13,8 +13,6 @@
 namespace cairn {
 namespace {
 
-constexpr std::size_t kLengthWord = 8;
-
 using Strings = std::map<std::string, std::string>;
 
 class HeaderReader final : public RecordsReader {

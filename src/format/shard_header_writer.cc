@@ -17,7 +17,6 @@
 namespace cairn {
 namespace {
 
-constexpr std::size_t kLengthWord = 8;
 constexpr std::size_t kSumDigits = 8;
 constexpr std::size_t kHugePage = 2U << 20;
 

@@ -11,8 +11,8 @@
 namespace cairn {
 namespace {
 
-constexpr std::size_t kLanes = kHeaderReads;
-static_assert(kLanes <= kOpenFiles);
+constexpr std::size_t kReadLanes = kHeaderReads;
+static_assert(kReadLanes <= kOpenFiles);
 
 struct HeaderReads {
   const StoredCheckpoint& checkpoint;
@@ -40,7 +40,7 @@ IoTask<Status> ReadLane(HeaderReads& reads) {
 
 IoTask<Status> ReadAllLanes(HeaderReads& reads) {
   std::vector<IoTask<Status>> lanes;
-  const std::size_t count = std::min(kLanes, reads.shards.size());
+  const std::size_t count = std::min(kReadLanes, reads.shards.size());
   lanes.reserve(count);
   for (std::size_t i = 0; i < count; ++i) lanes.push_back(ReadLane(reads));
   CAIRN_CO_RETURN_IF_ERROR(co_await WhenAll(std::move(lanes)));

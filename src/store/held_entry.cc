@@ -18,9 +18,6 @@
 namespace cairn {
 namespace {
 
-// Polled, because nothing signals that a lock was released.
-constexpr std::chrono::milliseconds kLockInterval{20};
-
 /// Whether the open folder has a manifest of Cairn, damaged or not: every version starts with format_version.
 bool HoldsCheckpoint(const UniqueFd& folder) {
   const UniqueFd manifest(

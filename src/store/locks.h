@@ -3,6 +3,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +13,9 @@
 #include "io/path_at.h"
 
 namespace cairn {
+
+/// How often a lock that another holds is tried again: nothing signals that it was released.
+inline constexpr std::chrono::milliseconds kLockInterval{20};
 
 /// The lock of a root's writer, on `.lock`.
 ///

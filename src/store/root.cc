@@ -86,9 +86,6 @@ IoTask<Status> OpenTask(const std::string& path, UniqueFd& fd) {
   co_return co_await io::OpenDirectory(path, /*follow=*/true, fd);
 }
 
-// Polled, because nothing signals that a lock was released.
-constexpr std::chrono::milliseconds kLockInterval{20};
-
 /// The last writer of the root, for messages.
 std::string LastWriter(const PathAt& root) {
   const Result<std::optional<WriterRecord>> writer = ReadWriter(root);

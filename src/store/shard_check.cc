@@ -23,9 +23,8 @@
 namespace cairn {
 namespace {
 
-constexpr int kLanes = 8;  // Threads that may wait for the disk at once.
+constexpr int kThreads = 8;  // Threads that may wait for the disk at once.
 constexpr std::size_t kPiece = 64U << 10;
-constexpr std::size_t kLengthWord = 8;
 // A larger header has over a hundred thousand tensors. It gets no index, so that eight of them need not fit in memory.
 constexpr std::uint64_t kMaxIndexedHeader = 32U << 20;
 
@@ -121,7 +120,7 @@ void ShardChecks::Add(std::size_t rank, ManifestShard shard, Done done) {
 }
 
 void ShardChecks::BeginWaiting() {
-  while (in_flight_ < kLanes && !waiting_.empty()) {
+  while (in_flight_ < kThreads && !waiting_.empty()) {
     Check next = std::move(waiting_.front());
     waiting_.pop_front();
     ++in_flight_;

@@ -16,8 +16,8 @@ namespace {
 
 /// For each rate, at most.
 constexpr std::chrono::milliseconds kTime{400};
-constexpr int kLanes = 2;                        // Options::copy_streams.
-constexpr std::uint64_t kChunkBytes = 8U << 20;  // Options::chunk_bytes.
+constexpr int kLanes = 2;                           // Options::copy_streams.
+constexpr std::uint64_t kGpuChunkBytes = 8U << 20;  // Options::chunk_bytes.
 /// Of a single copy's rate.
 constexpr double kEnough = 0.9;
 
@@ -64,7 +64,7 @@ Status AddGpu(std::vector<Finding>& findings, GpuLink& link, std::uint64_t bytes
   CAIRN_ASSIGN_OR_RETURN(const LinkRate single, link.Single(time));
   rate("one copy to the host", single.to_host, {}, "the upper limit of a capture");
   rate("one copy from the host", single.to_device, {}, "the upper limit of a restore");
-  CAIRN_ASSIGN_OR_RETURN(const LinkRate lanes, link.Chunks(std::min(kChunkBytes, bytes), time));
+  CAIRN_ASSIGN_OR_RETURN(const LinkRate lanes, link.Chunks(std::min(kGpuChunkBytes, bytes), time));
   rate("lanes to the host", lanes.to_host, single.to_host, "captures take longer: try other copy_streams and chunk");
   rate("lanes from the host", lanes.to_device, single.to_device,
        "restores take longer: try other copy_streams and chunk");

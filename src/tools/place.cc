@@ -39,7 +39,7 @@ struct Placed {
 };
 
 /// Of a topology.
-constexpr std::size_t kMostBytes = 64U << 20;
+constexpr std::size_t kMostTopologyBytes = 64U << 20;
 
 /// As many as take some seconds: pricing one takes about that many steps for its path and its matchings.
 std::size_t UsualEvaluations(std::size_t devices, std::size_t stages) {
@@ -157,7 +157,7 @@ Result<std::map<std::string, std::uint64_t>> GivenMembers(const PlaceOptions& op
 
 Status Run(const PlaceOptions& options) {
   CAIRN_ASSIGN_OR_RETURN(const auto given, GivenMembers(options));
-  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadInputFile(options.topology, "a topology", kMostBytes));
+  CAIRN_ASSIGN_OR_RETURN(const std::string text, ReadInputFile(options.topology, "a topology", kMostTopologyBytes));
   CAIRN_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(text, options.topology, given));
   std::optional<Partners> partners;
   if (topology.state_bytes) {

@@ -21,7 +21,7 @@ namespace {
 using nlohmann::json;
 
 /// The chunks of a pool of usual size. Their size changes how many reads there are, not how many bytes.
-constexpr std::uint64_t kChunkBytes = 4U << 20;
+constexpr std::uint64_t kPlannedChunkBytes = 4U << 20;
 constexpr int kMostRanks = 1 << 16;
 
 Result<Layout> ParseLayout(const std::string& flag, const std::string& text) {
@@ -101,7 +101,7 @@ Result<Plan> MakePlan(const Model& model, const Layout& from, const Layout& to, 
     plan.hosts.push_back({.absent = absent});
   }
   for (int rank = 0; rank < to.ranks(); ++rank) {
-    CAIRN_ASSIGN_OR_RETURN(RankForecast forecast, ForecastRestore(save, model, to, rank, kChunkBytes));
+    CAIRN_ASSIGN_OR_RETURN(RankForecast forecast, ForecastRestore(save, model, to, rank, kPlannedChunkBytes));
     const int host = plan.HostOf(static_cast<std::uint64_t>(rank));
     HostRow& row = plan.hosts[static_cast<std::size_t>(host)];
     row.needed += forecast.needed();

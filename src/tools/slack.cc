@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 /// More than a rank's records of a day.
-constexpr std::size_t kMostBytes = 256U << 20;
+constexpr std::size_t kMostRecordBytes = 256U << 20;
 
 double BusySeconds(const std::vector<Instruction>& stage) {
   double seconds = 0;
@@ -91,7 +91,7 @@ void Print(const RecordedPipeline& recorded, const PipelineSchedule& schedule) {
 Status Run(const SlackOptions& options) {
   std::vector<InstructionFile> files;
   for (const std::string& path : options.files) {
-    CAIRN_ASSIGN_OR_RETURN(std::string text, ReadInputFile(path, "instructions", kMostBytes));
+    CAIRN_ASSIGN_OR_RETURN(std::string text, ReadInputFile(path, "instructions", kMostRecordBytes));
     files.push_back({path, std::move(text)});
   }
   CAIRN_ASSIGN_OR_RETURN(const RecordedPipeline recorded, ReadInstructions(files));

@@ -57,7 +57,7 @@ std::string DecimalBytes(double bytes) {
 }
 
 /// The model's figures for the chunks of one shape.
-struct Stages {
+struct StageRates {
   // Bytes.
   double chunk = 0;
   // Seconds to copy a chunk.
@@ -68,7 +68,7 @@ struct Stages {
   double drain = 0;
 };
 
-Stages StagesOf(const TuneInput& input, const Rates& rates, const IoShape& shape, double write_rate) {
+StageRates StageRatesOf(const TuneInput& input, const Rates& rates, const IoShape& shape, double write_rate) {
   const double chunk = static_cast<double>(std::min(shape.chunk_bytes, input.state_bytes));
   return {.chunk = chunk,
           .copy_one = chunk / rates.copy,
@@ -82,12 +82,12 @@ double CapturedSeconds(const TuneInput& input, const Rates& rates, const IoShape
   const auto state = static_cast<double>(input.state_bytes);
   const double copied = state / rates.copy;
   if (input.state_bytes <= pool_bytes) return copied;
-  const Stages stages = StagesOf(input, rates, shape, shape.write_rate);
+  const StageRates stages = StageRatesOf(input, rates, shape, shape.write_rate);
   return std::max(copied, stages.front + (state - static_cast<double>(pool_bytes)) / stages.drain + stages.copy_one);
 }
 
 double WriteSeconds(const TuneInput& input, const Rates& rates, const IoShape& shape, double write_rate) {
-  const Stages stages = StagesOf(input, rates, shape, write_rate);
+  const StageRates stages = StageRatesOf(input, rates, shape, write_rate);
   const double rest = static_cast<double>(input.state_bytes) - stages.chunk;
   return stages.front + rest / std::min(rates.copy, stages.drain) + stages.chunk / stages.drain + rates.commit_seconds;
 }
@@ -96,7 +96,7 @@ double WriteSeconds(const TuneInput& input, const Rates& rates, const IoShape& s
 /// allows, and enough to copy chunks while others are written.
 std::uint64_t PoolBytes(const TuneInput& input, const Rates& rates, const IoShape& shape) {
   const auto state = static_cast<double>(input.state_bytes);
-  const Stages stages = StagesOf(input, rates, shape, shape.write_rate * rates.slow_share);
+  const StageRates stages = StageRatesOf(input, rates, shape, shape.write_rate * rates.slow_share);
   const double time = std::max(WindowSeconds(input), state / rates.copy) - stages.front - stages.copy_one;
   const double wanted = state - stages.drain * std::max(time, 0.0) + stages.chunk;
 

@@ -30,7 +30,7 @@ namespace {
 using Clock = Deadline::Clock;
 
 constexpr std::uint64_t kMiB = 1U << 20;
-constexpr std::uint64_t kMemory = 64 * kMiB;  // In flight with the deepest and with the largest shape.
+constexpr std::uint64_t kProbeMemory = 64 * kMiB;  // In flight with the deepest and with the largest shape.
 constexpr std::uint64_t kMinFileBytes = 4 * kMiB;
 constexpr std::uint64_t kFirstFileBytes = 32 * kMiB;
 constexpr int kRounds = 3;
@@ -46,7 +46,7 @@ double Quantile(std::vector<double> values, double share) {
 }
 
 /// The time and size of one transfer.
-struct Pass {
+struct ProbePass {
   double seconds = 0;
   std::uint64_t bytes = 0;
   [[nodiscard]] double rate() const { return static_cast<double>(bytes) / std::max(seconds, 1e-9); }
@@ -84,16 +84,16 @@ class ProbeAttempt {
     data_bytes_ = data_bytes;
     return Seconds(limits_.now() - begin);
   }
-  Result<Pass> WriteFresh(const IoShape& shape) {
-    CAIRN_ASSIGN_OR_RETURN(const Pass pass,
+  Result<ProbePass> WriteFresh(const IoShape& shape) {
+    CAIRN_ASSIGN_OR_RETURN(const ProbePass pass,
                            Stream(shape, data_bytes_, [this](std::uint64_t at, Bytes piece, auto done) {
                              attempt_->Write(kBlock + at, piece, std::move(done));
                            }));
     written_ = pass.bytes;
     return pass;
   }
-  Result<Pass> Overwrite(const IoShape& shape) { return TransferAgain(shape, IoOp::kWrite, O_WRONLY); }
-  Result<Pass> Read(const IoShape& shape) { return TransferAgain(shape, IoOp::kRead, O_RDONLY); }
+  Result<ProbePass> Overwrite(const IoShape& shape) { return TransferAgain(shape, IoOp::kWrite, O_WRONLY); }
+  Result<ProbePass> Read(const IoShape& shape) { return TransferAgain(shape, IoOp::kRead, O_RDONLY); }
   /// Seconds from the last byte to durable. Like Attempt::SealAndCommit, writes the shard and the manifest
   /// concurrently.
   Result<double> Commit() {
@@ -152,7 +152,7 @@ class ProbeAttempt {
 
   /// Transfers `bytes` through the queue, keeping the shape's depth, or fewer if the time ends. The first queueful is
   /// always transferred.
-  Result<Pass> Stream(const IoShape& shape, std::uint64_t bytes, const Transfer& transfer) {
+  Result<ProbePass> Stream(const IoShape& shape, std::uint64_t bytes, const Transfer& transfer) {
     struct Flight {
       std::vector<std::byte*> free;
       std::uint64_t done = 0;
@@ -185,11 +185,11 @@ class ProbeAttempt {
       if (flight->free.size() < depth) CAIRN_RETURN_IF_ERROR(queue_.RunOnce(Deadline::Infinite()).status());
     }
     CAIRN_RETURN_IF_ERROR(flight->status);
-    return Pass{.seconds = Seconds(limits_.now() - begin), .bytes = flight->done};
+    return ProbePass{.seconds = Seconds(limits_.now() - begin), .bytes = flight->done};
   }
 
   /// Transfers the written bytes once more, through a new descriptor.
-  Result<Pass> TransferAgain(const IoShape& shape, IoOp op, int access) {
+  Result<ProbePass> TransferAgain(const IoShape& shape, IoOp op, int access) {
     const std::string path = JoinPath(folder_, ShardName(0)).text();
     CAIRN_ASSIGN_OR_RETURN(const std::int64_t opened,
                            RunBlocking(queue_, {.op = IoOp::kOpen,
@@ -241,7 +241,8 @@ class DiskProbe {
 
   Result<DiskRates> Run(std::uint64_t most_bytes) {
     // The first pass only wakes the disk and determines the size of the others.
-    CAIRN_ASSIGN_OR_RETURN(const Pass first, MeasurePass(0, std::min(most_bytes, kFirstFileBytes), /*record=*/false));
+    CAIRN_ASSIGN_OR_RETURN(const ProbePass first,
+                           MeasurePass(0, std::min(most_bytes, kFirstFileBytes), /*record=*/false));
     const double left = Seconds(end_ - limits_.now());
     const double each = first.rate() * std::max(left, 0.0) / (kRounds * static_cast<double>(kShapes.size() + 2));
     const auto wanted = AlignDown(static_cast<std::uint64_t>(std::min(each, static_cast<double>(most_bytes))), kMiB);
@@ -257,16 +258,16 @@ class DiskProbe {
   }
 
  private:
-  Result<Pass> MeasurePass(std::size_t shape, std::uint64_t bytes, bool record) {
+  Result<ProbePass> MeasurePass(std::size_t shape, std::uint64_t bytes, bool record) {
     ProbeAttempt probe(queue_, limits_, end_, root_, memory_);
     CAIRN_ASSIGN_OR_RETURN(const double begin, probe.Begin(bytes));
     const double cpu = ProcessCpuSeconds();
-    CAIRN_ASSIGN_OR_RETURN(const Pass pass, probe.WriteFresh(kShapes.at(shape)));
+    CAIRN_ASSIGN_OR_RETURN(const ProbePass pass, probe.WriteFresh(kShapes.at(shape)));
     const double cpu_taken = ProcessCpuSeconds() - cpu;
     direct_ = probe.direct();
     if (record && shape == 0) {
-      CAIRN_ASSIGN_OR_RETURN(const Pass over, probe.Overwrite(kShapes[0]));
-      CAIRN_ASSIGN_OR_RETURN(const Pass read, probe.Read(kShapes[0]));
+      CAIRN_ASSIGN_OR_RETURN(const ProbePass over, probe.Overwrite(kShapes[0]));
+      CAIRN_ASSIGN_OR_RETURN(const ProbePass read, probe.Read(kShapes[0]));
       overwrite_.push_back(over.rate());
       read_.push_back(read.rate());
     }
@@ -317,11 +318,11 @@ class DiskProbe {
 Result<DiskRates> ProbeDisk(const IoQueueFactory& factory, const std::string& root, const ProbeLimits& limits) {
   CAIRN_ASSIGN_OR_RETURN(const std::uint64_t most, FileBytes(root, limits.file_bytes));
   // Before the queue: operations in flight use this memory until the queue is destroyed.
-  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<BufferPool> pool, BufferPool::Make(kMemory, kMemory, 1));
+  CAIRN_ASSIGN_OR_RETURN(const std::unique_ptr<BufferPool> pool, BufferPool::Make(kProbeMemory, kProbeMemory, 1));
   const BufferPool::Chunk memory = pool->TryAcquire(BufferPool::Priority::kSave);
   // Random, because a disk may compress zeroes.
   std::mt19937_64 random(1);
-  for (std::uint64_t at = 0; at < kMemory; at += sizeof(std::uint64_t)) {
+  for (std::uint64_t at = 0; at < kProbeMemory; at += sizeof(std::uint64_t)) {
     const std::uint64_t word = random();
     std::memcpy(memory.data() + at, &word, sizeof(word));
   }

@@ -17,7 +17,7 @@ constexpr std::uint64_t kWord = 0x9e3779b97f4a7c15;
 // Of the copy that another one must wait for: it takes a while, so that nothing waits by chance.
 constexpr std::uint64_t kSlices = 16;
 // On a busy machine copies may finish in order without waiting, so they must do so again and again.
-constexpr std::uint64_t kRounds = 12;
+constexpr std::uint64_t kOrderRounds = 12;
 // Where tensors with strides are tried.
 constexpr std::uint64_t kStridedBytes = 1U << 20;
 
@@ -91,7 +91,7 @@ Result<bool> GpuLink::Intact() {
 }
 
 Result<bool> GpuLink::Ordered(Stream stream) {
-  for (std::uint64_t round = 0; round < kRounds; ++round) {
+  for (std::uint64_t round = 0; round < kOrderRounds; ++round) {
     CAIRN_ASSIGN_OR_RETURN(const bool ordered, OrderedOnce(stream));
     if (!ordered) return false;
   }

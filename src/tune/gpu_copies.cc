@@ -17,7 +17,7 @@ using Clock = Deadline::Clock;
 
 constexpr std::uint64_t kChunksAtOnce = 128U << 20;
 
-double Seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
+double SecondsOf(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
 
 StridedLayout LayoutOf(MutableBytes memory) {
   return {.base = memory.data(), .row_bytes = memory.size(), .outer = {}, .bytes = memory.size()};
@@ -47,7 +47,7 @@ Status GpuLink::SetUp(std::uint64_t bytes) {
   CAIRN_ASSIGN_OR_RETURN(pool_, MakePool(bytes, bytes));
   const auto began = Clock::now();
   CAIRN_RETURN_IF_ERROR(pool_->PinWith(*device_));
-  pin_seconds_per_byte_ = Seconds(Clock::now() - began) / static_cast<double>(bytes);
+  pin_seconds_per_byte_ = SecondsOf(Clock::now() - began) / static_cast<double>(bytes);
   return Status::Ok();
 }
 
@@ -84,7 +84,7 @@ Result<double> GpuLink::Staging(std::chrono::nanoseconds time) {
     CAIRN_RETURN_IF_ERROR(copies.Wait());
     copied += kAtOnce * half;
   }
-  return static_cast<double>(copied) / Seconds(Clock::now() - began);
+  return static_cast<double>(copied) / SecondsOf(Clock::now() - began);
 }
 
 }  // namespace cairn

@@ -15,6 +15,7 @@
 #include "device/cuda_under_test.h"
 #include "device/fake_cuda.h"
 #include "device/sum_kernel.h"
+#include "support/patience.h"
 #include "testing/forwarding_device.h"
 #include "testing/temp_dir.h"
 
@@ -24,8 +25,6 @@ namespace {
 using namespace literals;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-Deadline Soon() { return Deadline::In(std::chrono::seconds(60)); }
 
 // Flips a bit of each chunk once it is on the host: after a GPU's sum, and before the host's.
 class FlippingDevice final : public ForwardingDevice {

@@ -12,14 +12,13 @@
 #include "device/cuda_device.h"
 #include "device/cuda_under_test.h"
 #include "device/fake_cuda.h"
+#include "support/patience.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {
 namespace {
 
 using namespace literals;
-
-constexpr std::chrono::seconds kPatience{60};
 
 class CudaSaves : public testing::Test {
  protected:

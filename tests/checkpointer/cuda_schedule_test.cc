@@ -10,6 +10,7 @@
 #include "cairn/cairn.h"
 #include "checkpointer/cuda_model.h"
 #include "device/fake_cuda.h"
+#include "support/patience.h"
 #include "support/sanitizer.h"
 #include "testing/temp_dir.h"
 
@@ -19,8 +20,6 @@ namespace {
 using testing::IsEmpty;
 
 constexpr std::uint64_t kMiB = 1 << 20;
-
-Deadline Soon() { return Deadline::In(std::chrono::seconds(60)); }
 
 struct Machine {
   std::string name;

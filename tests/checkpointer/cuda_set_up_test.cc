@@ -9,6 +9,7 @@
 #include "cairn/cairn.h"
 #include "device/cuda_under_test.h"
 #include "device/fake_cuda.h"
+#include "support/patience.h"
 #include "testing/temp_dir.h"
 
 namespace cairn {
@@ -19,8 +20,6 @@ using testing::IsEmpty;
 
 constexpr DeviceId kGpu{DeviceKind::kCuda, 0};
 constexpr std::size_t kBytes = 10'000'000;  // Of the state; a pool that chooses its size begins with 4 MiB.
-
-Deadline Soon() { return Deadline::In(std::chrono::seconds(60)); }
 
 class CudaSetUp : public testing::Test {
  protected:

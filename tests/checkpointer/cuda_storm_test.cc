@@ -23,6 +23,7 @@
 #include "cairn/cairn.h"
 #include "checkpointer/cuda_model.h"
 #include "device/fake_cuda.h"
+#include "support/patience.h"
 #include "support/sanitizer.h"
 #include "testing/temp_dir.h"
 
@@ -33,8 +34,6 @@ using testing::IsEmpty;
 
 constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint32_t kActions = 24;
-
-Deadline Soon() { return Deadline::In(std::chrono::seconds(60)); }
 
 // What is saved: all tensors, or those of one GPU.
 using Part = std::optional<std::size_t>;

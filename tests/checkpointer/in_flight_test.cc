@@ -10,6 +10,7 @@
 
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
+#include "support/patience.h"
 #include "support/tensors.h"
 #include "testing/local_group.h"
 #include "testing/model_gpu.h"
@@ -19,9 +20,6 @@ namespace cairn {
 namespace {
 
 using namespace literals;
-using std::chrono::seconds;
-
-constexpr seconds kPatience{60};
 
 Options SmallOptions(const TempDir& dir) {
   return {.root = dir / "run",

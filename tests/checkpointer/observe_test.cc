@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
+#include "support/patience.h"
 #include "support/tensors.h"
 #include "testing/temp_dir.h"
 
@@ -20,8 +21,6 @@ namespace {
 using namespace literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-constexpr std::chrono::seconds kPatience{60};
 
 // Collects events from the engine's thread.
 class Events {

@@ -8,6 +8,7 @@
 
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
+#include "support/patience.h"
 #include "support/tensors.h"
 #include "testing/forwarding_device.h"
 #include "testing/model_gpu.h"
@@ -18,8 +19,6 @@ namespace {
 
 using namespace literals;
 using std::chrono::seconds;
-
-constexpr seconds kPatience{60};
 
 Options SmallOptions(const TempDir& dir) {
   return {.root = dir / "run", .host_memory_bytes = 2_MiB, .chunk_bytes = 1_MiB, .queue_depth = 2};

@@ -8,6 +8,7 @@
 #include "api/wiring.h"
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
+#include "support/patience.h"
 #include "support/tensors.h"
 #include "testing/temp_dir.h"
 
@@ -16,8 +17,6 @@ namespace {
 
 using namespace literals;
 using testing::HasSubstr;
-
-constexpr std::chrono::seconds kPatience{60};
 
 // One slot in flight, and a disk that is blocked until released.
 class Policy : public testing::Test {

@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "cairn/cairn.h"
 #include "support/faulty_queue.h"
+#include "support/patience.h"
 #include "support/tensors.h"
 #include "testing/forwarding_device.h"
 #include "testing/model_gpu.h"
@@ -25,8 +26,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-constexpr std::chrono::seconds kPatience{60};
 
 /// Warnings, in their order.
 class Warnings {

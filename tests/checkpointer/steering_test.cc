@@ -10,6 +10,7 @@
 #include "base/modelled_time.h"
 #include "cairn/cairn.h"
 #include "device/host_device.h"
+#include "support/patience.h"
 #include "support/tensors.h"
 #include "testing/rate_limited_queue.h"
 #include "testing/temp_dir.h"
@@ -21,7 +22,6 @@ using namespace literals;
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr std::chrono::seconds kPatience{60};
 constexpr std::chrono::milliseconds kIteration{4};
 
 Options Steered(const std::string& root) {

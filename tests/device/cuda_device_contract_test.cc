@@ -12,12 +12,6 @@ namespace {
 
 using testing::HasSubstr;
 
-EventId Acquire(Device& device) {
-  Result<EventId> event = device.AcquireEvent();
-  EXPECT_EQ(event.status(), Status::Ok());
-  return event.ok() ? *event : 0;
-}
-
 }  // namespace
 
 CUresult CudaDeviceContract::BeginCapture(Stream stream, CUstreamCaptureMode mode) {

@@ -42,6 +42,12 @@ StridedLayout Rows(std::byte* at, std::uint64_t row_bytes, std::int64_t rows, st
 
 std::vector<std::byte> Copied(Bytes bytes) { return {bytes.begin(), bytes.end()}; }
 
+EventId Acquire(Device& device) {
+  Result<EventId> event = device.AcquireEvent();
+  EXPECT_EQ(event.status(), Status::Ok());
+  return event.ok() ? *event : 0;
+}
+
 Status CopyAndWait(Device& device, CopyBatch batch) {
   auto done = std::make_shared<std::promise<Status>>();
   std::future<Status> outcome = done->get_future();

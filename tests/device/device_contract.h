@@ -72,6 +72,8 @@ class DeviceStridesContract : public DeviceContract {
 [[nodiscard]] std::vector<std::byte> Copied(Bytes bytes);
 /// Enqueues a batch and waits until it is done.
 Status CopyAndWait(Device& device, CopyBatch batch);
+/// An event of the device; 0, and a failure of the test, if it has none.
+[[nodiscard]] EventId Acquire(Device& device);
 
 [[nodiscard]] inline std::string CaseName(const testing::TestParamInfo<DeviceCase>& info) { return info.param.name; }
 

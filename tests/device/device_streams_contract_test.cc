@@ -11,7 +11,7 @@ namespace {
 #define SKIP_WITHOUT_STREAMS() \
   if (!device().has_streams()) GTEST_SKIP() << "this device has no streams"
 
-constexpr std::uint64_t kBytes = 100'000;
+constexpr std::uint64_t kSize = 100'000;
 
 // Blocks a stream until it is opened, at the latest at the end of the test.
 class Gate {
@@ -31,19 +31,13 @@ class Gate {
   bool is_open_ = false;
 };
 
-EventId Acquire(Device& device) {
-  Result<EventId> event = device.AcquireEvent();
-  EXPECT_EQ(event.status(), Status::Ok());
-  return event.ok() ? *event : 0;
-}
-
 }  // namespace
 
 TEST_P(DeviceContract, CopyAfterAnEventSeesTheCallersWrites) {
   SKIP_WITHOUT_STREAMS();
-  const StridedLayout tensor = Contiguous(under_test_->MakeTensor(Pattern(kBytes, 1)), kBytes);
-  const MutableBytes chunk = under_test_->MakeHostMemory(kBytes);
-  const std::vector<std::byte> written = Pattern(kBytes, 2);
+  const StridedLayout tensor = Contiguous(under_test_->MakeTensor(Pattern(kSize, 1)), kSize);
+  const MutableBytes chunk = under_test_->MakeHostMemory(kSize);
+  const std::vector<std::byte> written = Pattern(kSize, 2);
   const Stream stream = under_test_->MakeStream();
   const EventId event = Acquire(device());
   Gate gate(*under_test_, stream);
@@ -53,7 +47,7 @@ TEST_P(DeviceContract, CopyAfterAnEventSeesTheCallersWrites) {
 
   ASSERT_EQ(device().RecordOnStream(stream, event), Status::Ok());
   ASSERT_EQ(device().LaneWait(0, event), Status::Ok());
-  ASSERT_EQ(device().Copy({.pieces = {{&tensor, 0, kBytes, chunk.data()}}},
+  ASSERT_EQ(device().Copy({.pieces = {{&tensor, 0, kSize, chunk.data()}}},
                           [&](const Status& status) { copied_after_opening.set_value(status.ok() && opened); }),
             Status::Ok());
   // A lane that waits for nothing continues meanwhile.
@@ -68,10 +62,10 @@ TEST_P(DeviceContract, CopyAfterAnEventSeesTheCallersWrites) {
 
 TEST_P(DeviceContract, CallersStreamWaitsForTheLanesEvent) {
   SKIP_WITHOUT_STREAMS();
-  const std::vector<std::byte> before = Pattern(kBytes, 3);
-  const std::vector<std::byte> after = Pattern(kBytes, 4);
-  const StridedLayout tensor = Contiguous(under_test_->MakeTensor(before), kBytes);
-  const MutableBytes chunk = under_test_->MakeHostMemory(kBytes);
+  const std::vector<std::byte> before = Pattern(kSize, 3);
+  const std::vector<std::byte> after = Pattern(kSize, 4);
+  const StridedLayout tensor = Contiguous(under_test_->MakeTensor(before), kSize);
+  const MutableBytes chunk = under_test_->MakeHostMemory(kSize);
   const Stream holder = under_test_->MakeStream();
   const Stream trainer = under_test_->MakeStream();
   const EventId start = Acquire(device());
@@ -80,7 +74,7 @@ TEST_P(DeviceContract, CallersStreamWaitsForTheLanesEvent) {
   ASSERT_EQ(device().RecordOnStream(holder, start), Status::Ok());
   ASSERT_EQ(device().LaneWait(0, start), Status::Ok());
   std::promise<Status> copied;
-  ASSERT_EQ(device().Copy({.pieces = {{&tensor, 0, kBytes, chunk.data()}}},
+  ASSERT_EQ(device().Copy({.pieces = {{&tensor, 0, kSize, chunk.data()}}},
                           [&](Status status) { copied.set_value(std::move(status)); }),
             Status::Ok());
 
@@ -93,7 +87,7 @@ TEST_P(DeviceContract, CallersStreamWaitsForTheLanesEvent) {
 
   EXPECT_EQ(copied.get_future().get(), Status::Ok());
   EXPECT_EQ(Copied(chunk), before);
-  EXPECT_EQ(under_test_->ReadTensor(tensor.base, kBytes), after);
+  EXPECT_EQ(under_test_->ReadTensor(tensor.base, kSize), after);
   device().ReleaseEvent(start);
   device().ReleaseEvent(captured);
 }
@@ -141,10 +135,10 @@ TEST_P(DeviceContract, WaitingForAnUnrecordedEventIsRefused) {
 
 TEST_P(DeviceContract, OneLaneWaitsForAnother) {
   SKIP_WITHOUT_STREAMS();
-  const StridedLayout tensor = Contiguous(under_test_->MakeTensor(Pattern(kBytes, 5)), kBytes);
-  const MutableBytes in = under_test_->MakeHostMemory(kBytes);
-  const MutableBytes out = under_test_->MakeHostMemory(kBytes);
-  const std::vector<std::byte> contents = Pattern(kBytes, 6);
+  const StridedLayout tensor = Contiguous(under_test_->MakeTensor(Pattern(kSize, 5)), kSize);
+  const MutableBytes in = under_test_->MakeHostMemory(kSize);
+  const MutableBytes out = under_test_->MakeHostMemory(kSize);
+  const std::vector<std::byte> contents = Pattern(kSize, 6);
   std::copy(contents.begin(), contents.end(), in.begin());
   const Stream holder = under_test_->MakeStream();
   const EventId start = Acquire(device());
@@ -154,13 +148,13 @@ TEST_P(DeviceContract, OneLaneWaitsForAnother) {
   ASSERT_EQ(device().LaneWait(0, start), Status::Ok());
 
   ASSERT_EQ(
-      device().Copy({.direction = CopyDirection::kToDevice, .lane = 0, .pieces = {{&tensor, 0, kBytes, in.data()}}},
+      device().Copy({.direction = CopyDirection::kToDevice, .lane = 0, .pieces = {{&tensor, 0, kSize, in.data()}}},
                     [](const Status& status) { EXPECT_EQ(status, Status::Ok()); }),
       Status::Ok());
   ASSERT_EQ(device().RecordOnLane(0, written), Status::Ok());
   ASSERT_EQ(device().LaneWait(1, written), Status::Ok());
   std::promise<Status> copied;
-  ASSERT_EQ(device().Copy({.lane = 1, .pieces = {{&tensor, 0, kBytes, out.data()}}},
+  ASSERT_EQ(device().Copy({.lane = 1, .pieces = {{&tensor, 0, kSize, out.data()}}},
                           [&](Status status) { copied.set_value(std::move(status)); }),
             Status::Ok());
   gate.Open();

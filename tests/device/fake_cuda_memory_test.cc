@@ -13,17 +13,17 @@ using testing::Contains;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr std::size_t kBytes = 4096;
+constexpr std::size_t kPage = 4096;
 
 using FakeCudaMemory = FakeCudaTest;
 
 TEST_F(FakeCudaMemory, PageableMemoryMakesTheCallerWaitAndIsMisuse) {
   const CUstream stream = MakeStream();
-  const CUdeviceptr at = MakeGpuMemory(kBytes);
-  std::byte* const pageable = MakePageable(kBytes);
+  const CUdeviceptr at = MakeGpuMemory(kPage);
+  std::byte* const pageable = MakePageable(kPage);
   pageable[7] = std::byte{3};
 
-  ASSERT_EQ(cuda().memcpy_async(at, Address(pageable), kBytes, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().memcpy_async(at, Address(pageable), kPage, stream), CUDA_SUCCESS);
   // It has run: the caller waited.
   EXPECT_EQ(cuda().stream_query(stream), CUDA_SUCCESS);
 
@@ -32,9 +32,9 @@ TEST_F(FakeCudaMemory, PageableMemoryMakesTheCallerWaitAndIsMisuse) {
 
 TEST_F(FakeCudaMemory, BatchInStreamOrderRefusesPageableMemory) {
   const CUstream stream = MakeStream();
-  const CUdeviceptr at = MakeGpuMemory(kBytes);
+  const CUdeviceptr at = MakeGpuMemory(kPage);
   std::array<CUdeviceptr, 2> to{at, at + 100};
-  std::array<CUdeviceptr, 2> from{Address(MakePinned(kBytes)), Address(MakePageable(kBytes))};
+  std::array<CUdeviceptr, 2> from{Address(MakePinned(kPage)), Address(MakePageable(kPage))};
   std::array<std::size_t, 2> sizes{100, 100};
   CUmemcpyAttributes attributes{};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
@@ -49,8 +49,8 @@ TEST_F(FakeCudaMemory, BatchInStreamOrderRefusesPageableMemory) {
 
 TEST_F(FakeCudaMemory, BatchWhoseCopiesWriteTheSameBytesIsMisuse) {
   const CUstream stream = MakeStream();
-  const CUdeviceptr at = MakeGpuMemory(kBytes);
-  const CUdeviceptr host = Address(MakePinned(kBytes));
+  const CUdeviceptr at = MakeGpuMemory(kPage);
+  const CUdeviceptr host = Address(MakePinned(kPage));
   CUmemcpyAttributes attributes{};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   for (const std::size_t second : {100, 99}) {
@@ -71,10 +71,10 @@ TEST_F(FakeCudaMemory, BatchWhoseCopiesWriteTheSameBytesIsMisuse) {
 
 TEST_F(FakeCudaMemory, CopyOfFreedMemoryIsSticky) {
   const CUstream stream = MakeStream();
-  const CUdeviceptr at = MakeGpuMemory(kBytes);
-  std::byte* const host = MakePinned(kBytes);
+  const CUdeviceptr at = MakeGpuMemory(kPage);
+  std::byte* const host = MakePinned(kPage);
   fake_cuda::HoldWork();
-  ASSERT_EQ(cuda().memcpy_async(Address(host), at, kBytes, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().memcpy_async(Address(host), at, kPage, stream), CUDA_SUCCESS);
   ASSERT_EQ(cuda().mem_free(at), CUDA_SUCCESS);
   fake_cuda::ReleaseWork();
 
@@ -84,21 +84,21 @@ TEST_F(FakeCudaMemory, CopyOfFreedMemoryIsSticky) {
 
 TEST_F(FakeCudaMemory, LaterCopyOfFreedMemoryIsStickyToo) {
   const CUstream stream = MakeStream();
-  const CUdeviceptr at = MakeGpuMemory(kBytes);
-  std::byte* const host = MakePinned(kBytes);
+  const CUdeviceptr at = MakeGpuMemory(kPage);
+  std::byte* const host = MakePinned(kPage);
   ASSERT_EQ(cuda().mem_free(at), CUDA_SUCCESS);
 
-  ASSERT_EQ(cuda().memcpy_async(at, Address(host), kBytes, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().memcpy_async(at, Address(host), kPage, stream), CUDA_SUCCESS);
 
   EXPECT_EQ(cuda().stream_synchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
 TEST_F(FakeCudaMemory, CopyOfMemoryThatWasUnregisteredIsSticky) {
   const CUstream stream = MakeStream();
-  const CUdeviceptr at = MakeGpuMemory(kBytes);
-  std::byte* const host = MakePinned(kBytes);
+  const CUdeviceptr at = MakeGpuMemory(kPage);
+  std::byte* const host = MakePinned(kPage);
   fake_cuda::HoldWork();
-  ASSERT_EQ(cuda().memcpy_async(Address(host), at, kBytes, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().memcpy_async(Address(host), at, kPage, stream), CUDA_SUCCESS);
   ASSERT_EQ(cuda().mem_host_unregister(host), CUDA_SUCCESS);
   fake_cuda::ReleaseWork();
 
@@ -107,16 +107,16 @@ TEST_F(FakeCudaMemory, CopyOfMemoryThatWasUnregisteredIsSticky) {
 
 TEST_F(FakeCudaMemory, CopyBeyondAnAllocationIsSticky) {
   const CUstream stream = MakeStream();
-  const CUdeviceptr at = MakeGpuMemory(kBytes);
-  std::byte* const host = MakePinned(2 * kBytes);
+  const CUdeviceptr at = MakeGpuMemory(kPage);
+  std::byte* const host = MakePinned(2 * kPage);
 
-  ASSERT_EQ(cuda().memcpy_async(Address(host), at + 1, kBytes, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().memcpy_async(Address(host), at + 1, kPage, stream), CUDA_SUCCESS);
 
   EXPECT_EQ(cuda().stream_synchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
 TEST_F(FakeCudaMemory, HostCodeCannotTouchGpuMemory) {
-  const CUdeviceptr at = MakeGpuMemory(kBytes);
+  const CUdeviceptr at = MakeGpuMemory(kPage);
 
   // The kernel says so instead of a signal.
   std::array<int, 2> ends{};
@@ -138,8 +138,8 @@ TEST_F(FakeCudaMemory, KernelRunsInItsStreamWithCopiedArguments) {
                  for (unsigned int i = 0; i < launch.grid[0] * launch.block[0]; ++i) words[i] = given->value;
                }});
   const CUstream stream = MakeStream();
-  const CUdeviceptr at = MakeGpuMemory(kBytes);
-  std::byte* const host = MakePinned(kBytes);
+  const CUdeviceptr at = MakeGpuMemory(kPage);
+  std::byte* const host = MakePinned(kPage);
   CUmodule module = nullptr;
   CUfunction fill = nullptr;
   EXPECT_EQ(cuda().module_load_data(&module, "no ptx"), CUDA_ERROR_INVALID_IMAGE);
@@ -154,7 +154,7 @@ TEST_F(FakeCudaMemory, KernelRunsInItsStreamWithCopiedArguments) {
 
   EXPECT_EQ(launch(2048, stream), CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(launch(256, stream), CUDA_SUCCESS);
-  ASSERT_EQ(cuda().memcpy_async(Address(host), at, kBytes, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuda().memcpy_async(Address(host), at, kPage, stream), CUDA_SUCCESS);
   ASSERT_EQ(cuda().stream_synchronize(stream), CUDA_SUCCESS);
 
   EXPECT_EQ(reinterpret_cast<unsigned int*>(host)[1023], 7U);
@@ -192,9 +192,9 @@ TEST_F(FakeCudaCapture, CapturedWorkDoesNotRun) {
 
 TEST_F(FakeCudaCapture, BatchOfCopiesCannotBeCaptured) {
   const CUstream stream = MakeStream();
-  CUdeviceptr to = MakeGpuMemory(kBytes);
-  CUdeviceptr from = Address(MakePinned(kBytes));
-  std::size_t size = kBytes;
+  CUdeviceptr to = MakeGpuMemory(kPage);
+  CUdeviceptr from = Address(MakePinned(kPage));
+  std::size_t size = kPage;
   CUmemcpyAttributes attributes{};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   std::size_t first = 0;

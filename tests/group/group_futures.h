@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -9,6 +10,8 @@
 #include "cairn/group.h"
 
 namespace cairn {
+
+inline constexpr std::chrono::milliseconds kSoon{20};
 
 /// The result of one Collect.
 struct Collected {

@@ -19,8 +19,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;
 
-constexpr std::chrono::milliseconds kSoon{20};
-
 /// Ranks in one process.
 class LocalRanks {
  public:

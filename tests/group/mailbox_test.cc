@@ -13,8 +13,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr std::chrono::milliseconds kSoon{20};
-
 /// A mailbox as a Group.
 class MailboxGroup : public Group {
  public:

@@ -19,7 +19,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr std::chrono::milliseconds kSoon{20};
 using Connect = std::function<Result<KeyValueStore>()>;
 
 class StoreLinkTest : public testing::Test {

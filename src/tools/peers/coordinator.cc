@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <limits>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -17,8 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMostPort = std::numeric_limits<std::uint16_t>::max();
-constexpr double kMostRate = 1e15;
 constexpr double kMostDelay = 1e6;
 // Less than TextOf takes: half of a character becomes the three bytes of U+FFFD.
 constexpr std::size_t kMostError = 1000;

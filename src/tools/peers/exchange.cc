@@ -31,7 +31,6 @@ constexpr nanoseconds kLeastWarmUp = std::chrono::milliseconds(200);
 constexpr nanoseconds kMostWarmUp = std::chrono::seconds(2);
 constexpr int kParts = 9;
 constexpr double kMostSeconds = 3600;
-constexpr double kMostRate = 1e15;
 
 double ToSeconds(nanoseconds time) { return Seconds(time).count(); }
 

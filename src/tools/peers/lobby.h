@@ -17,6 +17,9 @@ namespace cairn::tools {
 [[nodiscard]] std::string TextOf(const nlohmann::json& message, const char* name);
 [[nodiscard]] double NumberOf(const nlohmann::json& message, const char* name, double most);
 [[nodiscard]] int WholeOf(const nlohmann::json& message, const char* name, int most);
+/// The most that a port, and a rate in bytes per second, may be.
+inline constexpr int kMostPort = 65535;
+inline constexpr double kMostRate = 1e15;
 
 /// "rank 3 (node7)".
 [[nodiscard]] std::string RankName(int rank, const std::string& host);

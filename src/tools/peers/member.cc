@@ -4,7 +4,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,7 +19,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMostPort = std::numeric_limits<std::uint16_t>::max();
 constexpr double kLongestRound = 86400;
 
 class Member {
