@@ -18,6 +18,18 @@ if(CAIRN_SANITIZE)
   endif()
 endif()
 
+# cairn_unity(TARGET): several of its files are compiled as one, which takes half of the time. Only scripts/test enables it
+# (CAIRN_UNITY): who changes one file compiles that one alone, and clang-tidy proves that each includes what it needs.
+# Names in anonymous namespaces must differ within a batch.
+function(cairn_unity target)
+  if(CAIRN_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # It takes the files for headers.
+    endif()
+  endif()
+endfunction()
+
 # cairn_precompile(TARGET OWNER [HEADER...]): TARGET parses these headers once for all that have the same OWNER. Only
 # the presets and scripts/build-python enable it (CAIRN_PRECOMPILE). asan compiles the library without, which proves that
 # each file includes what it needs.
@@ -44,27 +56,33 @@ function(cairn_layer name)
   target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_link_libraries(${name} PUBLIC cairn_headers ${ARG_PUBLIC} PRIVATE $<BUILD_INTERFACE:cairn_flags> ${ARG_PRIVATE})
   cairn_precompile(${name} cairn_base ${cairn_common_headers} <fmt/format.h>)
+  cairn_unity(${name})
   set_property(GLOBAL APPEND PROPERTY CAIRN_LAYERS ${name})
 endfunction()
 
-# cairn_test(NAME [OPTIMISED] SOURCES ... LIBRARIES ... [HOT ...]): one GoogleTest binary, whose tests CTest runs one by
-# one. Only its HOT sources and the libraries that it links are optimised: optimising tests took half of the build's time.
-# CI runs each test in one build: under sanitizers, or, if it takes long or starts other programs, OPTIMISED.
+# cairn_test(NAME [OPTIMISED | BENCH] SOURCES ... LIBRARIES ... [HOT ...] [ALONE ...]): one GoogleTest binary, whose tests
+# CTest runs one by one. Only its HOT sources and the libraries that it links are optimised: optimising tests took half of
+# the build's time. ALONE sources share names with others, and are no part of a batch (cairn_unity). CI runs each test in
+# one build: under sanitizers, or, if it takes long or starts other programs, OPTIMISED. BENCH tests are the workbench's.
 function(cairn_test name)
-  cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT" "SOURCES;LIBRARIES;HOT" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMISED;BENCH" "TIMEOUT" "SOURCES;LIBRARIES;HOT;ALONE" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
-  add_executable(${name} ${ARG_SOURCES} ${ARG_HOT})
+  add_executable(${name} ${ARG_SOURCES} ${ARG_HOT} ${ARG_ALONE})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_options(${name} PRIVATE -O0 -g1)
   target_link_libraries(${name} PRIVATE cairn_flags ${ARG_LIBRARIES} GTest::gmock GTest::gtest_main)
   if(NOT "cairn_trainer_models" IN_LIST ARG_LIBRARIES)  # Torch's macros differ.
     cairn_precompile(${name} cairn_test_headers)
   endif()
+  cairn_unity(${name})
+  set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   set_source_files_properties(${ARG_HOT} PROPERTIES COMPILE_OPTIONS -O2 SKIP_PRECOMPILE_HEADERS ON)
   if(ARG_OPTIMISED)
     cairn_selected(optimised selected)
+  elseif(ARG_BENCH)
+    cairn_selected(bench selected)
   else()
     cairn_selected(sanitized selected)
   endif()

@@ -54,9 +54,11 @@ pip_as_release() {
     local -x CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
   fi
   offline || pip_beside $tools scikit-build-core pybind11 || return 1
+  local unity=()
+  [ -f build/release/CMakeCache.txt ] || unity=(-C cmake.define.CAIRN_UNITY="${CAIRN_UNITY:-OFF}")
   PYTHONPATH=$tools "$(cairn_python)" -m pip "$@" -q --disable-pip-version-check --no-deps --no-build-isolation \
     -C build-dir=build/release -C cmake.args=--preset=release -C cmake.build-type=RelWithDebInfo \
-    -C cmake.define.CAIRN_BUILD_TESTS=ON -C cmake.define.CAIRN_BUILD_BENCH=ON -C build.targets="_core;cairn_cli" .
+    -C cmake.define.CAIRN_BUILD_TESTS=ON -C cmake.define.CAIRN_BUILD_BENCH=ON -C build.targets="_core;cairn_cli" "${unity[@]}" .
 }
 
 # Tools that test and lint the Python package.
