@@ -14,6 +14,7 @@
 #include "device/kernel_threads.h"
 #include "device/ptx_machine.h"
 #include "device/ptx_threads.h"
+#include "support/points.h"
 
 namespace cairn {
 namespace {
@@ -200,7 +201,8 @@ TEST_P(CopyKernels, EveryRangeOfSmallTensors) {
                              Shape{"bytes", 1, {3, 4, 3}, {20, 4, 1}}}) {
     std::vector<std::byte> none(shape.storage());
     const std::uint64_t bytes = shape.At(none.data()).bytes;
-    for (std::uint64_t begin = 0; begin < bytes; ++begin) {
+    const Points points = SomePoints(4);
+    for (std::uint64_t begin = points.first; begin < bytes; begin += points.stride) {
       for (std::uint64_t end = begin + 1; end <= bytes; ++end) ExpectCopies(GetParam(), shape, begin, end, begin % 16);
     }
   }
@@ -300,7 +302,7 @@ TEST_P(CopyKernels, WritesWholeWordsToMemory) {
 // Pieces of random lengths and places, back to back in memory.
 TEST_P(CopyKernels, PiecesBackToBackInMemory) {
   std::mt19937 random(23);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < SomeRounds(60, 4); ++round) {
     const std::size_t count = 1 + random() % kernels::kMaxPieces;
     const std::size_t most = round % 3 == 0 ? 5 : 60;
     std::vector<std::size_t> sizes(count);

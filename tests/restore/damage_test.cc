@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "restore_fixture.h"
+#include "support/points.h"
 
 namespace cairn {
 namespace {
@@ -68,7 +69,8 @@ TEST_F(DamageTest, FindsOneFlippedBitAnywhereInAHeader) {
   const std::string good = ReadWholeFile(Path(shard0_));
   const std::size_t header = good.size() - 600000 * 4;
   ASSERT_EQ(header % 4096, 0U);
-  for (std::size_t at = 0; at < header; at += 7) {  // The text and its padding.
+  const Points points = SomePoints(3);
+  for (std::size_t at = 7 * points.first; at < header; at += 7 * points.stride) {  // The text and its padding.
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ (1 << (at % 8)));
     WriteWholeFile(Path(shard0_), bad);

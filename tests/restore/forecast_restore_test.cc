@@ -6,6 +6,7 @@
 #include "restore_fixture.h"
 #include "store/names.h"
 #include "support/faulty_queue.h"
+#include "support/points.h"
 
 namespace cairn {
 namespace {
@@ -69,7 +70,9 @@ TEST_P(ForecastRestoreTest, RestoreReadsExactlyTheForecastBytes) {
   ASSERT_TRUE(save.ok()) << save.status();
   WriteShards(*save);
 
+  Sample tried(3);
   for (int rank = 0; rank < to.ranks(); ++rank) {
+    if (to.ranks() > 3 && !tried.Takes()) continue;
     SCOPED_TRACE(rank);
     const auto forecast = ForecastRestore(*save, model_, to, rank, pool_->chunk_bytes());
     ASSERT_TRUE(forecast.ok()) << forecast.status();

@@ -75,11 +75,12 @@ std::vector<Layout> ManyLayouts() {
 TEST(ForecastTest, LayoutWithoutNewCutsReadsAtMostTwoPercentMore) {
   const Model model = Gpt3Xl();
   const std::vector<Layout> layouts = {{4, 2, 2}, {4, 2, 1}, {2, 2, 1}, {1, 1, 1}, {2, 4, 2}, {8, 1, 2}, {8, 8, 1}};
+  Sample tried(3);
   for (const Layout& from : layouts) {
     const auto save = ForecastSave::Make(model, from);
     ASSERT_TRUE(save.ok()) << save.status();
     for (const Layout& to : layouts) {
-      if (from.tensor % to.tensor != 0) continue;
+      if (from.tensor % to.tensor != 0 || !tried.Takes()) continue;
       std::uint64_t needed = 0;
       std::uint64_t read = 0;
       for (int rank = 0; rank < to.ranks(); ++rank) {
@@ -168,7 +169,7 @@ TEST_P(NumberedTest, EachRankGetsItsTensorsWholeAndOnceInEveryLayout) {
   std::vector<std::vector<std::byte>> shards;
   for (const ShardHeader& header : save->headers()) shards.push_back(DataOf(header));
   const std::vector<Layout> layouts = ManyLayouts();
-  const Points points = SomePoints(4);
+  const Points points = SomePoints(16);
   for (std::size_t i = points.first; i < layouts.size(); i += points.stride) {
     const Layout& to = layouts[i];
     SCOPED_TRACE(ToString(to));

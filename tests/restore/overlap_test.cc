@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "support/points.h"
+
 namespace cairn {
 namespace {
 
@@ -105,7 +107,7 @@ TEST_F(RandomOverlaps, AgreeWithComparingAllPairs) {
 }
 
 TEST_F(RandomOverlaps, SmallOnesAreFoundInACut) {
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < SomeRounds(100, 4); ++round) {
     const auto dimensions = static_cast<std::size_t>(Draw(1, 4));
     const std::int64_t size = dimensions == 1 ? 1000 : 24;
     Pieces pieces = Cut({.begin = Extents(dimensions, 0), .end = Extents(dimensions, size)},
@@ -119,7 +121,7 @@ TEST_F(RandomOverlaps, SmallOnesAreFoundInACut) {
 }
 
 TEST_F(RandomOverlaps, SmallOnesAreFoundAmongRods) {
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < SomeRounds(40, 4); ++round) {
     Pieces pieces = ThrowRods(static_cast<std::size_t>(Draw(2, 4)), Draw(16, 40), 1000);
 
     ExpectFoundIn(pieces);

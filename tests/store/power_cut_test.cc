@@ -15,6 +15,7 @@
 #include "store/pins.h"
 #include "store_case.h"
 #include "support/faulty_queue.h"
+#include "support/points.h"
 #include "testing/recording_queue.h"
 
 namespace cairn {
@@ -63,7 +64,8 @@ class PowerCutTest : public ::testing::Test {
   [[nodiscard]] std::size_t TakeOvers() const { return plan_->Count({.op = IoOp::kRename, .path = ".spare-0/"}); }
 
   void CutEverywhere() const {
-    for (std::size_t upto = 0; upto <= recording_->size(); ++upto) {
+    const Points points = SomePoints(1);
+    for (std::size_t upto = points.first; upto <= recording_->size(); upto += points.stride) {
       for (const PowerCut cut :
            {PowerCut{}, PowerCut{.data = true}, PowerCut{.entries = true}, PowerCut{.data = true, .entries = true}}) {
         SCOPED_TRACE(fmt::format("power cut after {} of {} operations, data {}, entries {}", upto, recording_->size(),

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "publish_case.h"
+#include "support/points.h"
 #include "support/power_cut.h"
 
 namespace cairn {
@@ -158,7 +159,8 @@ TEST_F(PublishFaultTest, NoPowerCutLosesTheCheckpointAKilledProcessReplaced) {
   StageAndPublish(Save());
   Stage(Save());
   const std::size_t operations = CountOperations([this] { ASSERT_EQ(PublishNow(step_), Status::Ok()); });
-  for (std::size_t k = 1; k <= operations; ++k) {
+  const Points points = SomePoints(1);
+  for (std::size_t k = 1 + points.first; k <= operations; k += points.stride) {
     SCOPED_TRACE(fmt::format("killed after operation {} of {}", k, operations));
     const std::uint64_t old = StepAt(path_, saves_);
     const TestSave fresh = Save();

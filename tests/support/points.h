@@ -17,13 +17,40 @@ struct Points {
   std::uint64_t stride = 1;
 };
 
+/// The number in an environment variable, or another one.
+inline std::uint64_t NumberFrom(const char* variable, std::uint64_t unset) {
+  const char* const text = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing sets it.
+  return text != nullptr ? std::stoull(text) : unset;
+}
+
 /// One of $CAIRN_ONE_IN points; where that is not set, one of `sanitized` under sanitizers, else each.
 inline Points SomePoints(std::uint64_t sanitized) {
-  Points points{.stride = kSanitized ? sanitized : 1};
-  const char* const one_in = std::getenv("CAIRN_ONE_IN");  // NOLINT(concurrency-mt-unsafe): nothing sets it.
-  if (one_in != nullptr) points.stride = std::max<std::uint64_t>(1, std::stoull(one_in));
+  Points points{.stride = std::max<std::uint64_t>(1, NumberFrom("CAIRN_ONE_IN", kSanitized ? sanitized : 1))};
   points.first = std::random_device{}() % points.stride;
   return points;
+}
+
+/// Says of one point after the other whether it is one of SomePoints.
+class Sample {
+ public:
+  explicit Sample(std::uint64_t sanitized) : points_(SomePoints(sanitized)) {}
+  [[nodiscard]] bool Takes() { return next_++ % points_.stride == points_.first; }
+
+ private:
+  Points points_;
+  std::uint64_t next_ = 0;
+};
+
+/// Whether a run tries this one of `all` cases, each of them a test of its own: one of $CAIRN_ONE_IN, and at least one.
+/// Which ones, $CAIRN_FIRST says to all processes of a run.
+inline bool IsTried(std::uint64_t number, std::uint64_t all) {
+  const std::uint64_t stride = std::max<std::uint64_t>(1, std::min(all, NumberFrom("CAIRN_ONE_IN", 1)));
+  return number % stride == NumberFrom("CAIRN_FIRST", 0) % stride;
+}
+
+/// How many of `all` rounds to run that are all alike but for chance: as many as SomePoints, and at least two.
+inline int SomeRounds(int all, std::uint64_t sanitized = 1) {
+  return std::max(2, all / static_cast<int>(SomePoints(sanitized).stride));
 }
 
 }  // namespace cairn

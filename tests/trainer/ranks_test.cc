@@ -12,6 +12,7 @@
 #include <set>
 
 #include "cairn/cairn.h"
+#include "support/points.h"
 #include "testing/temp_dir.h"
 #include "trainer/training_process.h"
 
@@ -143,7 +144,7 @@ TEST(Ranks, KilledOneIsNamedByTheOthersAndTheJobResumes) {
   SCOPED_TRACE("random seed " + std::to_string(seed));
   std::mt19937 random(seed);
 
-  for (int round = 0; round < 6; ++round) {
+  for (int round = 0; round < SomeRounds(6); ++round) {
     Job job(3, arguments + Words{root / "killed"});
     const int victim = static_cast<int>(random() % 3);
     // From the first to the last round at any moment, also before the ranks have met.
