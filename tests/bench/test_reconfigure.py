@@ -6,9 +6,7 @@ import argparse
 import dataclasses
 import fcntl
 import os
-import re
 import signal
-import subprocess
 import sys
 import termios
 import time
@@ -29,7 +27,6 @@ from cairn_bench.reconfigure.sizes import SIZES
 from cairn_bench.reconfigure.train import Settings, main, train
 from cairn_bench.shared.report import Report
 
-ROOT = Path(__file__).parents[2]
 # Each of the three dimensions shrinks and grows.
 FEW = [(2, Layout(2, 2, 1)), (2, Layout(1, 2, 2)), (2, Layout(2, 1, 2)), (1, Layout(1, 2, 1))]
 
@@ -118,15 +115,6 @@ def test_a_model_that_the_checkpoint_does_not_fit_is_refused_by_name(tmp_path: P
     assert "Size mismatch: model.tokens.weight (saved [64, 32], current [64, 48]), " in said
 
 
-def test_ranks_that_are_killed_leave_no_mixed_step_and_no_rank_that_hangs(tmp_path: Path) -> None:
-    worlds = [Layout(2, 2, 1), Layout(1, 2, 2), Layout(4, 1, 1)]
-
-    ledger = faults.run(str(tmp_path / "run"), 3, seed=1, worlds=worlds, patience=5)  # Raises Broken.
-
-    assert ledger.kills == {"save": 2, "restore": 1}
-    assert ledger.restored > 0 and ledger.durable > 0
-
-
 def test_a_rank_that_hangs_ends_the_others_at_the_timeout(tmp_path: Path) -> None:
     """Also in the sends and receives of the pipeline, whose connections stay open."""
     settings = Settings(str(tmp_path / "run"), Layout(2, 1, 1), 10_000, host_memory="32MiB", timeout=5)
@@ -182,27 +170,6 @@ def test_a_ledger_finds_a_broken_promise(events: list[tuple[str, dict[str, Any]]
 
     with pytest.raises(faults.Broken, match=broken):
         ledger.learn(told(*events))
-
-
-def test_torchrun_goes_on_under_another_layout_as_documented(tmp_path: Path) -> None:
-    page = (ROOT / "docs/integrations.md").read_text()
-    lines = re.findall(r"^torchrun .*reconfigure\.train.*", page, re.MULTILINE)
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    more = ["--data-parallel=fully_shard", "--host-memory=32MiB"]
-    given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    said = []
-
-    for line, steps in zip(lines, (2, 3), strict=True):
-        words = line.replace("/mnt/nvme", str(tmp_path)).split()[1:]
-        command = [*run, *words, *more, f"--steps={steps}"]
-        ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | given, timeout=240, check=False)
-        assert ran.returncode == 0, ran.stderr
-        said.append([" ".join(words.split()[:3]) for words in ran.stdout.splitlines()])
-
-    assert said == [
-        ["step 1 loss", "step 2 loss", "step 2 durable"],
-        ["step 2 restored", "step 3 loss", "step 3 durable"],
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,51 @@
+"""A job goes on under another layout of pipeline, tensor and data parallelism: real processes, PyTorch's own parallelism.
+
+The job is the one of docs/integrations.md. tests/bench tests it further.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch.distributed.pipelining", reason="needs torch's pipelining")
+
+from cairn_bench.reconfigure import faults
+from cairn_bench.reconfigure.layout import Layout
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_ranks_that_are_killed_leave_no_mixed_step_and_no_rank_that_hangs(tmp_path: Path) -> None:
+    worlds = [Layout(2, 2, 1), Layout(1, 2, 2), Layout(4, 1, 1)]
+
+    ledger = faults.run(str(tmp_path / "run"), 2, seed=1, worlds=worlds, patience=5)  # Raises Broken.
+
+    assert ledger.kills == {"save": 1, "restore": 1}
+    assert ledger.restored > 0 and ledger.durable > 0
+
+
+def test_torchrun_goes_on_under_another_layout_as_documented(tmp_path: Path) -> None:
+    page = (ROOT / "docs/integrations.md").read_text()
+    lines = re.findall(r"^torchrun .*reconfigure\.train.*", page, re.MULTILINE)
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    more = ["--data-parallel=fully_shard", "--host-memory=32MiB"]
+    given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    said = []
+
+    for line, steps in zip(lines, (2, 3), strict=True):
+        words = line.replace("/mnt/nvme", str(tmp_path)).split()[1:]
+        command = [*run, *words, *more, f"--steps={steps}"]
+        ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | given, timeout=240, check=False)
+        assert ran.returncode == 0, ran.stderr
+        said.append([" ".join(words.split()[:3]) for words in ran.stdout.splitlines()])
+
+    assert said == [
+        ["step 1 loss", "step 2 loss", "step 2 durable"],
+        ["step 2 restored", "step 3 loss", "step 3 durable"],
+    ]
