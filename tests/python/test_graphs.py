@@ -17,6 +17,7 @@ Make = Callable[..., cairn.Checkpointer]
 @pytest.fixture
 def compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False, raising=False)  # For one file.
     torch._dynamo.reset()
 
 

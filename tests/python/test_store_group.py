@@ -21,6 +21,7 @@ from cairn._ranks.store_link import StoreLink, pack, unpack
 from cairn._ranks.stores import put, reconnect
 
 Links = Callable[[int], list[StoreLink]]
+pytestmark = pytest.mark.cases  # Of the stores.
 
 
 @pytest.fixture(
@@ -75,7 +76,11 @@ def test_an_entry_of_the_log_comes_back() -> None:
 
 
 def test_ranks_count_from_zero_and_know_their_number(links: Links) -> None:
-    assert [(link.core.rank, link.core.size) for link in links(3)] == [(0, 3), (1, 3), (2, 3)]
+    group = links(3)
+
+    assert [(link.core.rank, link.core.size) for link in group] == [(0, 3), (1, 3), (2, 3)]
+    for one in [gather(link, "all", "") for link in group]:  # Who has heard nobody waits for all when it closes.
+        one.result()
 
 
 def test_every_rank_hears_what_every_rank_said(links: Links) -> None:

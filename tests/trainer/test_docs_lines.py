@@ -17,6 +17,7 @@ DATA_AND_SIZES = {  # The data, and sizes that make the model small.
 }
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("model", DATA_AND_SIZES)
 def test_the_docs_lines_train_on_real_text(tmp_path: Path, model: str) -> None:
     data, sizes = DATA_AND_SIZES[model]
