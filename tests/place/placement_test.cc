@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::UnorderedElementsAre;
 
 /// By trying every order.
-double BruteForce(const std::vector<double>& cross, std::size_t stages) {
+double BruteForcePath(const std::vector<double>& cross, std::size_t stages) {
   std::vector<std::size_t> order(stages);
   std::iota(order.begin(), order.end(), std::size_t{0});
   double best = kNoEdge;
@@ -46,7 +46,7 @@ TEST(Placement, TheCheapestPathIsExact) {
 
     const StagePath path = CheapestPath(cross, stages);
 
-    EXPECT_EQ(path.seconds, BruteForce(cross, stages)) << "round " << round;
+    EXPECT_EQ(path.seconds, BruteForcePath(cross, stages)) << "round " << round;
     double sum = 0;
     for (std::size_t i = 1; i < stages; ++i) sum += cross[path.order[i - 1] * stages + path.order[i]];
     EXPECT_EQ(sum, path.seconds);
