@@ -360,6 +360,20 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_each_event_that_is_documented_is_one_of_the_code() -> None:
+    files = [path for folder in ("src", "bindings") for path in (ROOT / folder).rglob("*")]
+    source = "".join(path.read_text() for path in files if path.suffix in (".cc", ".h", ".py"))
+    source = re.sub(r'"\s*f?"', "", source)  # What is split over lines.
+    events = re.findall(
+        r"^\| `([^`]+)` \|", (ROOT / "docs/operations.md").read_text().partition("| event |")[2], re.MULTILINE
+    )
+
+    assert len(events) > 10
+    for event in events:
+        for part in re.split(r"\.\.\.|\b(?:[A-Z]|REASON|FILE)\b", event):  # Between what differs from time to time.
+            assert part.strip(" :,") in source, (event, part)
+
+
 def test_each_page_s_links_lead_somewhere() -> None:
     dead = []
     for page in PAGES:
