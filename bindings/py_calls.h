@@ -35,13 +35,18 @@ inline std::chrono::nanoseconds SpanFrom(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::min(seconds, 1e9)));
 }
 
-/// The text with the names that options have in Python, where they take text, too ("4GiB"), and so have no unit.
+/// The text with the names that options have in Python, where they take text, too ("4GiB"), and so have no unit. Not in
+/// paths and names of tensors.
 inline std::string WithPythonNames(std::string text) {
   static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
       {"host_memory_bytes", "host_memory"}, {"chunk_bytes", "chunk"}, {"staging_bytes", "staging"}};
+  const auto stands_alone = [&text](std::size_t begin, std::size_t end) {
+    return (begin == 0 || text[begin - 1] == ' ') &&
+           (end == text.size() || std::string_view(" :,=").find(text[end]) != std::string_view::npos);
+  };
   for (const auto& [name, python] : kNames) {
-    for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name)) {
-      text.replace(at, name.size(), python);
+    for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
+      if (stands_alone(at, at + name.size())) text.replace(at, name.size(), python);
     }
   }
   return text;

@@ -12,7 +12,7 @@ namespace cairn::bench {
 namespace {
 
 // A node whose coordinator was killed looks so long for its commit; bench_pipeline gives it 30 s to notice.
-constexpr std::chrono::seconds kGroupDeadline{20};
+constexpr std::chrono::seconds kGroupTimeout{20};
 
 /// Cairn, by its public API; only the run's GPU and emulated disk replace the usual ones.
 class Cairn : public Strategy {
@@ -54,7 +54,7 @@ Result<std::unique_ptr<Strategy>> Open(const Workplace& workplace) {
   if (workplace.chunk_bytes > 0) options.chunk_bytes = workplace.chunk_bytes;
   options.queue_depth = workplace.queue_depth;
   options.group = workplace.group;
-  options.group_timeout = kGroupDeadline;
+  options.group_timeout = kGroupTimeout;
   options.cuda_devices = {0};  // Set up at Open, as the other strategies' memory is.
   options.on_event = [durable = workplace.durable](const Event& event) {
     if (event.kind == EventKind::kSaveDurable) durable(*event.step);

@@ -83,7 +83,9 @@ def _small(name: str, value: Any) -> int:
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("keep_last", "keep_every", "trace_events"), whole),
-    **dict.fromkeys(("max_in_flight", "queue_depth", "worker_threads", "copy_streams", "file_mode", "directory_mode"), _small),
+    **dict.fromkeys(
+        ("max_in_flight", "queue_depth", "worker_threads", "copy_streams", "file_mode", "directory_mode"), _small
+    ),
     **dict.fromkeys(("full_timeout", "open_timeout", "drain_timeout", "group_timeout"), seconds),
     **dict.fromkeys(("when_full", "io_queue", "unfenced_writes"), _text),
     **dict.fromkeys(("read_only", "take_over", "checksums", "gpu_checksums", "recycle"), _flag),

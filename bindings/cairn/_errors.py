@@ -9,6 +9,12 @@ class Error(Exception):
 
     detail = 0  # Which of the class's failures it is: StatusDetail in include/cairn/status.h.
 
+    def with_text(self, text: str) -> "Error":
+        """The same failure, in other words."""
+        error = type(self)(text)
+        error.detail = self.detail
+        return error
+
 
 class InvalidArgument(Error, ValueError):
     """The caller's input is wrong: a shape, a name, an option."""

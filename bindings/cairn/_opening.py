@@ -74,7 +74,7 @@ def with_hints(call: Callable[[], T]) -> T:
             )
         else:
             way_out = "end that process first, or give take_over=True"
-        raise FailedPrecondition(f"{error}: {way_out}") from None
+        raise error.with_text(f"{error}: {way_out}") from None
 
 
 def _is_worker() -> bool:

@@ -39,7 +39,9 @@ from ._save import Save
 __all__ = ["Accelerator"]
 
 _SERVED = {"NO", "MULTI_CPU", "MULTI_GPU"}
-_REPLICATED = Rules(("models/*", "optimizers/*", "schedulers/*", "scaler/*"))  # What DDP keeps identical in all processes.
+_REPLICATED = Rules(
+    ("models/*", "optimizers/*", "schedulers/*", "scaler/*")
+)  # What DDP keeps identical in all processes.
 
 
 class Accelerator(accelerate.Accelerator):

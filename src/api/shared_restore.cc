@@ -218,7 +218,7 @@ void Search::PassOver(const ChoiceMessage& choice, const VerdictMessage& verdict
 
 Status Search::WithRank(const VerdictMessage& verdict) const {
   if (verdict.rank == call_.group.rank()) return verdict.status;
-  return Error(verdict.status.code(), "rank {}: {}", verdict.rank, verdict.status.message());
+  return Error(verdict.status.code(), verdict.status.detail(), "rank {}: {}", verdict.rank, verdict.status.message());
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct SharedRestore {
 ///     ends.
 ///  2. Each rank locks exactly this attempt, reads its own part, and verifies it; NotFound if another attempt, or none,
 ///     is in its place. The other ranks send their result to rank 0 (read/).
-///  3. Rank 0 waits for them until the group's deadline, and announces the verdict (verdict/). Ok: restored on all.
+///  3. Rank 0 waits for them until group_timeout, and announces the verdict (verdict/). Ok: restored on all.
 ///     Corrupt: passed over by all. NotFound: rank 0 chooses again. Any other error ends the restore. If results
 ///     differ, any other error comes first, then NotFound, then Corrupt (a removal can look like damage); among equals,
 ///     the lowest rank's.

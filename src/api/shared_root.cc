@@ -27,7 +27,7 @@ Result<std::string> AwaitWriterId(const Options& options, Group& group) {
   if (message.starts_with(kOpened)) return message.substr(1);
   const std::optional<Status> failure =
       message.empty() ? std::nullopt : DecodeOutcome(std::string_view(message).substr(1));
-  if (failure && !failure->ok()) return Error(failure->code(), "rank 0: {}", failure->message());
+  if (failure && !failure->ok()) return Error(failure->code(), failure->detail(), "rank 0: {}", failure->message());
   return InvalidMessage(0, message);
 }
 

@@ -61,6 +61,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
     std::function<void()> summed;
     /// A copy or the last checksum ended after a failure or Stop: check idle().
     std::function<void()> quiet;
+    /// A forbidden transition (see Lifecycle).
+    std::function<void(Status)> bug;
   };
 
   Capture(EngineContext& context, SaveTask& task, Callbacks callbacks);
@@ -151,7 +153,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   std::uint64_t sums_in_flight_ = 0;
   // The pool had no buffer for the next chunk.
   bool short_of_buffers_ = false;
-  Lifecycle<CaptureStage> stage_{"the capture of a save", CaptureStage::kWaiting, callbacks_.failed};
+  Lifecycle<CaptureStage> stage_{"the capture of a save", CaptureStage::kWaiting, callbacks_.bug};
   // Some copy to staging memory, and some copy to the host, has read the caller's tensors.
   bool read_by_staging_ = false;
   bool read_by_host_ = false;

@@ -103,13 +103,13 @@ void Coordination::Detach() {
 
 void Coordination::Prepare(const ManifestShard& shard) {
   if (!stage_.MoveTo(Stage::kPrepared)) return;
-  const std::chrono::nanoseconds deadline = context_.parts.options.group_timeout;
+  const std::chrono::nanoseconds timeout = context_.parts.options.group_timeout;
   if (coordinator()) {
-    wakes_at_ = Deadline::In(deadline);
+    wakes_at_ = Deadline::In(timeout);
     shards_[0] = PreparedShard{.shard = shard, .checked = true};  // Sealing has checked it.
     return CommitIfPrepared();
   }
-  wakes_at_ = Deadline::In(Twice(deadline));
+  wakes_at_ = Deadline::In(Twice(timeout));
   group().Send(Key("prepared"), EncodePrepared({.step = plan_.step, .restored = Restored(), .shard = shard}));
 }
 
@@ -135,7 +135,7 @@ void Coordination::NotifyRanksOfFailure(const Status& why) {
     if (!spoke) SendFailure(why);
     return;
   }
-  const Status named = Error(why.code(), "rank 0: {}", why.message());
+  const Status named = Error(why.code(), why.detail(), "rank 0: {}", why.message());
   const bool announced = stage_ != Stage::kSilent && stage_ != Stage::kEntering;
   announced ? group().Announce(Key("outcome"), EncodeOutcome(named))
             : group().Announce(Key("attempt"), EncodeAttempt({.refusal = named}));
@@ -196,7 +196,8 @@ Status Coordination::HandlePrepared(int rank, const std::string& text) {
   if (!sent.failure.ok()) {
     // An unknown outcome on that rank is none here: nothing is committed.
     const bool unknown = sent.failure.code() == StatusCode::kUnknownOutcome;
-    return Error(unknown ? StatusCode::kInternal : sent.failure.code(), "rank {}: {}", rank, sent.failure.message());
+    return Error(unknown ? StatusCode::kInternal : sent.failure.code(), sent.failure.detail(), "rank {}: {}", rank,
+                 sent.failure.message());
   }
   if (sent.bucket >= 0) {
     const std::string mine =
@@ -214,7 +215,9 @@ Status Coordination::HandlePrepared(int rank, const std::string& text) {
 
 void Coordination::OnChecked(std::size_t rank, Result<std::string> run) {
   if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
-  if (!run.ok()) return FailForAll(Error(run.status().code(), "step {}: {}", plan_.step, run.status().message()));
+  if (!run.ok())
+    return FailForAll(
+        Error(run.status().code(), run.status().detail(), "step {}: {}", plan_.step, run.status().message()));
   shards_[rank]->checked = true;
   index_bytes_ += run->size();
   // A larger index is not made, so drop the run.
@@ -224,7 +227,7 @@ void Coordination::OnChecked(std::size_t rank, Result<std::string> run) {
 
 void Coordination::OnCollected(Status status) {
   if (stage_ != Stage::kNamed && stage_ != Stage::kPrepared) return;
-  if (!status.ok()) FailForAll(Error(status.code(), "step {}: {}", plan_.step, status.message()));
+  if (!status.ok()) FailForAll(Error(status.code(), status.detail(), "step {}: {}", plan_.step, status.message()));
 }
 
 Status Coordination::Missing() const {

@@ -84,7 +84,7 @@ struct PreparedShards {
 /// The coordinator creates the attempt's folder before it announces it; the others open it. The coordinator checks each
 /// shard through its own descriptor when the rank's message arrives.
 ///
-/// Deadlines: the group's deadline for the attempt; the same for the other ranks' messages and the checks of their
+/// Deadlines: group_timeout for the attempt; the same for the other ranks' messages and the checks of their
 /// shards, counted from when the coordinator is prepared; twice that for the outcome, counted from when a rank is
 /// prepared, so that the coordinator gives up first. If the group breaks, a rank watches the disk until then. A rank
 /// that knows no outcome by then renames the attempt away, which decides it.
@@ -101,6 +101,8 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
     std::function<void(Status)> ended;
     /// After a failure: idle() has become true.
     std::function<void()> quiet;
+    /// A forbidden transition (see Lifecycle).
+    std::function<void(Status)> bug;
   };
   Coordination(EngineContext& context, const SavePlan& plan, Callbacks callbacks);
 
@@ -182,7 +184,7 @@ class Coordination : public std::enable_shared_from_this<Coordination> {
   EngineContext& context_;
   const SavePlan& plan_;
   const Callbacks callbacks_;
-  Lifecycle<CoordinationStage> stage_{"the agreement of a save", CoordinationStage::kSilent, callbacks_.failed};
+  Lifecycle<CoordinationStage> stage_{"the agreement of a save", CoordinationStage::kSilent, callbacks_.bug};
   Deadline wakes_at_ = Deadline::Infinite();
   std::shared_ptr<AttemptFolder> folder_;
   // Coordinator: by rank, once prepared.

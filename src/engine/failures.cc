@@ -32,8 +32,8 @@ Status Failures::TakeUnheard() const {
   }
   if (first == nullptr) return Status::Ok();
   if (more == 0) return first->status;
-  return Error(first->status.code(), "{} (and {} more {} failed)", first->status.message(), more,
-               more == 1 ? "save has" : "saves have");
+  return Error(first->status.code(), first->status.detail(), "{} (and {} more {} failed)", first->status.message(),
+               more, more == 1 ? "save has" : "saves have");
 }
 
 }  // namespace cairn

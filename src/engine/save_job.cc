@@ -19,7 +19,8 @@ Coordination::Callbacks SaveJob::CoordinationCallbacks() {
           .commit = [this](PreparedShards all) { writer_->Commit(std::move(all.shards), std::move(all.index_runs)); },
           .failed = [this](Status status) { Fail(std::move(status)); },
           .ended = [this](Status status) { End(std::move(status)); },
-          .quiet = [this] { AbandonIfIdle(); }};
+          .quiet = [this] { AbandonIfIdle(); },
+          .bug = [this](Status bug) { OnBug(std::move(bug)); }};
 }
 
 ShardWriter::Callbacks SaveJob::WriterCallbacks() {
@@ -35,7 +36,8 @@ ShardWriter::Callbacks SaveJob::WriterCallbacks() {
           .sealed = [this] { OnSealed(); },
           .committed = [this](Status status) { OnCommitted(std::move(status)); },
           .failed = [this](Status status) { Fail(std::move(status)); },
-          .quiet = [this] { AbandonIfIdle(); }};
+          .quiet = [this] { AbandonIfIdle(); },
+          .bug = [this](Status bug) { OnBug(std::move(bug)); }};
 }
 
 Capture::Callbacks SaveJob::CaptureCallbacks() {
@@ -51,7 +53,8 @@ Capture::Callbacks SaveJob::CaptureCallbacks() {
                 SealIfWritten();
               },
           .summed = [this] { SealIfWritten(); },
-          .quiet = [this] { AbandonIfIdle(); }};
+          .quiet = [this] { AbandonIfIdle(); },
+          .bug = [this](Status bug) { OnBug(std::move(bug)); }};
 }
 
 void SaveJob::Start(Status given_up) {

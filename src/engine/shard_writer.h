@@ -63,6 +63,8 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
     std::function<void(Status)> failed;
     /// An operation ended after Stop: check idle().
     std::function<void()> quiet;
+    /// A forbidden transition (see Lifecycle).
+    std::function<void(Status)> bug;
   };
   ShardWriter(EngineContext& context, SaveTask& task, Callbacks callbacks);
 
@@ -118,7 +120,7 @@ class ShardWriter : public std::enable_shared_from_this<ShardWriter> {
   EngineContext& context_;
   SaveTask& task_;
   const Callbacks callbacks_;
-  Lifecycle<WriterStage> stage_{"the shard of a save", WriterStage::kWaiting, callbacks_.failed};
+  Lifecycle<WriterStage> stage_{"the shard of a save", WriterStage::kWaiting, callbacks_.bug};
   std::shared_ptr<AttemptFolder> folder_;
   std::optional<ShardHeaderWriter> header_;
   // Only on the coordinator of several ranks.

@@ -43,9 +43,9 @@ class RanksBadDisk : public Ranks {
 class HangingAt : public RanksBadDisk, public testing::WithParamInterface<Place> {};
 
 TEST_P(HangingAt, FailsTheSaveForTheOthersWithinTheirDeadline) {
-  constexpr std::chrono::seconds kDeadline{1};
+  constexpr std::chrono::seconds kTimeout{1};
   const Place& place = GetParam();
-  OpenAll(kDeadline);
+  OpenAll(kTimeout);
   ASSERT_THAT(SaveAll(1), Each(Status::Ok()));
   const FaultGate gate = plan(place.rank).Hold(Match(place));
   const std::vector<SaveHandle> saves = StartAll(2);
@@ -61,7 +61,7 @@ TEST_P(HangingAt, FailsTheSaveForTheOthersWithinTheirDeadline) {
     EXPECT_EQ(rank(of).Fence(), Status::Ok());
   }
   // One deadline for the coordinator, two for the others (see Coordination), doubled for a busy machine.
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, 6 * kDeadline);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 6 * kTimeout);
   for (int of = 0; of < kRanks; ++of) {
     if (of == place.rank) continue;
     EXPECT_THAT(ListedSteps(rank(of)), ElementsAre(1));

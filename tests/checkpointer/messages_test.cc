@@ -46,6 +46,7 @@ TEST_F(RanksMessages, ReportTheCoordinatorsRefusal) {
   EXPECT_EQ(refused.status().code(), StatusCode::kAlreadyExists);
   for (const Status& status : WaitAll(others)) {
     EXPECT_EQ(status.code(), StatusCode::kAlreadyExists);
+    EXPECT_EQ(status.detail(), StatusDetail::kStepCommitted);
     EXPECT_THAT(status.message(), HasSubstr("rank 0: step 1 is committed already"));
   }
   EXPECT_THAT(ListedSteps(rank(0)), ElementsAre(1));

@@ -305,7 +305,7 @@ TEST_F(Ranks, FailAtTheDeadlineIfOneNeverComes) {
 
     const Statuses statuses = WaitAll(saves);
 
-    // The group's deadline, not the test's.
+    // group_timeout, not the test's.
     for (const SaveHandle& save : saves) EXPECT_EQ(save.stats().phase, SavePhase::kFailed);
     EXPECT_THAT(statuses, Each(HasCode(StatusCode::kDeadlineExceeded)));
     // On a busy machine another rank may be late too.

@@ -233,7 +233,7 @@ TEST_F(RanksRestore, WaitsWhileRankZeroReads) {
   Pending pending = Begin(Latest().FallBack());
   ASSERT_TRUE(reading.WaitHeld(Soon()));
   ASSERT_TRUE(group(1).WaitSaid("read/", Soon()) && group(2).WaitSaid("read/", Soon()));
-  // More than the group's deadline, less than twice that.
+  // More than group_timeout, less than twice that.
   ASSERT_EQ(pending.at(0).wait_for(std::chrono::milliseconds(1700)), std::future_status::timeout);
 
   reading.Release();

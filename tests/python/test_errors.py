@@ -15,6 +15,7 @@ from typing import Any
 import cairn
 import numpy as np
 import pytest
+from cairn._errors import OPEN_IN_THIS_PROCESS
 
 Make = Callable[..., cairn.Checkpointer]
 
@@ -98,14 +99,22 @@ def test_a_step_that_is_there_is_told_how_to_replace_it(make: Make) -> None:
         checkpointer.save(1, {"w": 1})
 
 
+def test_names_of_options_in_a_path_stay(tmp_path: Path) -> None:
+    with pytest.raises(cairn.NotFound, match="/chunk_bytes run/host_memory_bytes: no such directory"):
+        cairn.Checkpointer(tmp_path / "chunk_bytes run/host_memory_bytes", read_only=True).latest()
+
+
 # Open already
 
 
 def test_a_root_that_is_open_here_names_close_and_exist_ok(make: Make, root: Path) -> None:
     first = make()
     small: dict[str, Any] = {"host_memory": "8MiB", "chunk": "1MiB", "queue_depth": 2}
-    with pytest.raises(cairn.FailedPrecondition, match=r"open for writing in this process.*close\(\).*exist_ok=True"):
+    with pytest.raises(
+        cairn.FailedPrecondition, match=r"open for writing in this process.*close\(\).*exist_ok=True"
+    ) as caught:
         cairn.Checkpointer(root, **small)
+    assert caught.value.detail == OPEN_IN_THIS_PROCESS
 
     first.save(1, {"w": np.ones(1_000_000)})
     (root.parent / "link").symlink_to(root)

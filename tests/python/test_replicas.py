@@ -75,11 +75,15 @@ def test_rules_that_are_none(text: str) -> None:
 def test_arguments_say_what_is_alike() -> None:
     tree = {"model": {"w": torch.ones(2), "long": "x" * 100}, "lr": 0.5, "mine": torch.ones(1)}
 
-    values, (names, rank0_tensors, identical_values) = replicas.save_arguments(tree, text_of(tree), Rules.of(["model/*", "lr"]), None)
+    values, (names, rank0_tensors, identical_values) = replicas.save_arguments(
+        tree, text_of(tree), Rules.of(["model/*", "lr"]), None
+    )
 
     assert Rules.parse(dict(values)["replicas"]) == Rules.of(["model/*", "lr"])
     assert names == ["model/w"] and rank0_tensors == []
-    assert dict(identical_values)["lr"] == "0.5" and dict(identical_values)["model/long"].startswith("102 characters with CRC ")
+    assert dict(identical_values)["lr"] == "0.5" and dict(identical_values)["model/long"].startswith(
+        "102 characters with CRC "
+    )
     assert replicas.save_arguments(tree, text_of(tree), Rules(), None) == ([], replicas.NOTHING)
 
 

@@ -116,7 +116,9 @@ def test_the_ranks_talk_about_it_rarely(worlds: Callable[..., World]) -> None:
     """Rank 0 says a message about twice a second, or for 100 steps; the others say none."""
     world = worlds(2, "interval=3600.0")
     count = "messages = []\nfrom cairn._ranks.store_link import StoreLink\nput = StoreLink._put_message\n"
-    count += "StoreLink._put_message = lambda s, store, key, message: (messages.append(key), put(s, store, key, message))\n"
+    count += (
+        "StoreLink._put_message = lambda s, store, key, message: (messages.append(key), put(s, store, key, message))\n"
+    )
     assert world.all(TRAIN + count) == [None] * 2
 
     seconds = world.all("train(1, 2000)")[0][1]

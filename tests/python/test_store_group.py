@@ -113,6 +113,16 @@ def test_the_ranks_that_were_not_heard_are_named(links: Links) -> None:
     assert time.monotonic() - begun >= 0.3
 
 
+def test_a_rank_that_alone_was_late_hears_what_all_said(links: Links) -> None:
+    group = links(2)
+    for one in [gather(link, "all", "") for link in group]:
+        one.result()
+    with pytest.raises(cairn.DeadlineExceeded, match="nothing from rank 1"):
+        gather(group[0], "key", "first", 0.3).result()
+
+    assert gather(group[1], "key", "late").result() == [b"first", b"late"]
+
+
 def test_who_waits_for_rank_zero_in_vain_hears_so(links: Links) -> None:
     group = links(3)
     for one in [gather(link, "all", "") for link in group]:
@@ -214,7 +224,9 @@ def test_a_store_that_cannot_be_cloned_keeps_to_its_prefix() -> None:
 def test_a_session_does_not_meet_an_earlier_ones_messages(links: Links) -> None:
     for message in ("first", "second"):
         group = links(2)
-        assert [one.result() for one in [gather(link, "key", message) for link in group]] == [[message.encode()] * 2] * 2
+        assert [one.result() for one in [gather(link, "key", message) for link in group]] == [
+            [message.encode()] * 2
+        ] * 2
         for link in group:
             link.core.stop()
 

@@ -19,7 +19,7 @@
 namespace cairn {
 
 inline constexpr int kRanks = 3;
-inline constexpr std::chrono::hours kNever{1};  // A group's deadline that a test alone makes pass.
+inline constexpr std::chrono::hours kNever{1};  // A group_timeout that a test alone makes pass.
 using Statuses = std::vector<Status>;
 
 MATCHER_P(HasCode, code, "") { return arg.code() == code; }

@@ -76,7 +76,7 @@ _SHARE_OF_SMALL = 64 << 20
 def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
     """Gives each item, largest first, to the one of its holders with the least to write; small ones with the same
     holders to one of these. The same on every rank, and what src/restore/forecast.cc assumes."""
-    check_alike([[((fqn, tuple(offset)), what) for (fqn, offset), _, what in items] for items in lists])
+    check_identical([[((fqn, tuple(offset)), what) for (fqn, offset), _, what in items] for items in lists])
     holders: dict[Key, list[int]] = {}
     sizes: dict[Key, int] = {}
     for holder, items in enumerate(lists):
@@ -98,7 +98,7 @@ def _assign(lists: list[list[list[Any]]], rank: int) -> set[Key]:
     return {key for key, writers in holders.items() if writers == [rank]}
 
 
-def check_alike(lists: Sequence[Iterable[tuple[Key, str]]]) -> None:
+def check_identical(lists: Sequence[Iterable[tuple[Key, str]]]) -> None:
     """Raises InvalidArgument if ranks hold different things under one name, at one offset, or parts of different tensors
     under one name. A list for each rank."""
     seen: dict[Key, tuple[int, str]] = {}
@@ -130,7 +130,7 @@ def _whole_of(what: str) -> str:
 
 def check_plans(plans: Sequence[Sequence[WriteItem]]) -> None:
     """The same for the items of DCP's plans, before what is identical is dropped from all but one."""
-    check_alike([[(key_of(item), _described(item)) for item in items] for items in plans])
+    check_identical([[(key_of(item), _described(item)) for item in items] for items in plans])
 
 
 def key_of(item: WriteItem) -> Key:

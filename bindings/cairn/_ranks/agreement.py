@@ -71,7 +71,7 @@ class Ranks:
             # With answers, Corrupt and NotFound may not end the call (another checkpoint is tried): only mention them.
             for own in errors.values():
                 if isinstance(own, (Corrupt, NotFound)):
-                    raise type(unheard)(f"{unheard} (on this rank: {own})") from own
+                    raise unheard.with_text(f"{unheard} (on this rank: {own})") from own
                 raise own from unheard
             raise
         for rank, said in enumerate(messages):
@@ -116,7 +116,7 @@ class Ranks:
         except DeadlineExceeded as error:
             if what not in _CALLS:
                 raise
-            raise DeadlineExceeded(f"{error}: every rank {_CALLS[what]}, within group_timeout") from error
+            raise error.with_text(f"{error}: every rank {_CALLS[what]}, within group_timeout") from error
 
     def announce(self, key: str, message: bytes) -> None:
         """Tells the other ranks, on rank 0, without waiting; each of them hears it once."""
@@ -147,7 +147,8 @@ class Ranks:
 
 
 def _encode_error(error: BaseException) -> bytes:
-    return json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
+    detail = getattr(error, "detail", 0)
+    return json.dumps({"error": type(error).__name__, "message": str(error), "detail": detail}).encode()
 
 
 def _decode_error(who: str, message: bytes) -> Error | None:
@@ -155,7 +156,9 @@ def _decode_error(who: str, message: bytes) -> Error | None:
     if "error" not in said:
         return None
     kind: type[Error] = getattr(_errors, said["error"]) if said["error"] in _errors.CODES else Error
-    return kind(who + said["message"])
+    error = kind(who + said["message"])
+    error.detail = said["detail"]
+    return error
 
 
 def _raise_if_error(who: str, message: bytes) -> None:

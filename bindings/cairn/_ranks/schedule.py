@@ -1,6 +1,6 @@
 """When to save, at the same step on every rank.
 
-Rank 0 decides. The others must learn it without a word for each step, and without waiting for rank 0. So steps (calls of
+Rank 0 decides. The others must learn it without a message for each step, and without waiting for rank 0. So steps (calls of
 should_save) come in windows, and only the first step of a window may be saved:
   1. When rank 0 enters a window, it announces the next one: how many steps it has, and whether its first step is saved.
   2. The other ranks read that when they enter that next window, about half a second later. If rank 0 is later than that,

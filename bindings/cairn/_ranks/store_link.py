@@ -95,12 +95,12 @@ class StoreLink:
             kind, parts = unpack(self.core.await_message(f"{key}/all", timeout))
             if kind == "messages":
                 return parts
-            name, message, *heard = parts
+            name, text, *heard = parts
             if heard:
                 heard[self._rank] = b"=" + message
                 if all(heard):  # This rank alone was late.
                     return [said[1:] for said in heard]
-            raise (getattr(_errors, name.decode()) if name.decode() in CODES else Error)(message.decode())
+            raise (getattr(_errors, name.decode()) if name.decode() in CODES else Error)(text.decode())
         try:
             messages, error = self.core.collect(key, timeout)
         except BaseException as interrupt:
