@@ -14,7 +14,6 @@ pytest.importorskip("cairn.dcp", exc_type=ImportError)  # Torch may be older tha
 __all__ = ["worlds"]  # A fixture.
 
 
-@pytest.mark.cases
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_fsdp2_saved_on_4_ranks_loads_on_2_8_and_1(worlds: Worlds, root: Path, how: str) -> None:
     four = worlds(4)
@@ -327,7 +326,6 @@ def test_groups_that_differ_are_refused(worlds: Worlds, root: Path) -> None:
     assert world.all(alone.replace("NO", "True") + "\nNone") == [None] * 2
 
 
-@pytest.mark.cases
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("message", ["dcp", "attempt", "prepared"])
 def test_a_rank_that_is_killed_leaves_the_earlier_checkpoint_and_the_others_an_error(

@@ -101,7 +101,6 @@ def knows(answers: list[dict[str, Any]], point: tuple[int, str, str], store_too:
     return not committed or answers == [{"value": 2}] * 2
 
 
-@pytest.mark.cases
 @pytest.mark.parametrize("store_too", [False, True], ids=["store alive", "store dead"])
 def test_nobody_is_told_durable_what_is_not_and_a_later_job_goes_on(tmp_path: Path, store_too: bool) -> None:
     roots = [tmp_path / f"{kind}-{when}-{victim}" for victim, kind, when in POINTS]
@@ -118,7 +117,6 @@ def test_nobody_is_told_durable_what_is_not_and_a_later_job_goes_on(tmp_path: Pa
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.cases
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_stands_still_longer_than_the_others_wait(worlds: Worlds, root: Path, victim: int) -> None:
     world = worlds(RANKS, timeout=DEADLINE / 2)

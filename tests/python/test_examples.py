@@ -63,7 +63,6 @@ def losses(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith(("step=", "{", "digest="))]
 
 
-@pytest.mark.cases
 @pytest.mark.parametrize(
     ("name", "needs", "lines", "pattern", "stop"),
     [

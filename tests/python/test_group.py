@@ -205,7 +205,6 @@ def test_opening_fails_on_every_rank_where_it_fails_on_one(root: Path) -> None:
 MESSAGES = [("attempt", 0), ("prepared", 1), ("outcome", 0)]
 
 
-@pytest.mark.cases
 @pytest.mark.parametrize(("kind", "victim"), MESSAGES, ids=str)
 def test_a_rank_that_dies_at_a_message(worlds: Worlds, root: Path, kind: str, victim: int) -> None:
     world = worlds(2, timeout=4)
@@ -231,7 +230,6 @@ def test_a_rank_that_dies_at_a_message(worlds: Worlds, root: Path, kind: str, vi
         assert again.all("c.save(2, tree(2, rank)).result()") == [2, 2]
 
 
-@pytest.mark.cases
 @pytest.mark.parametrize(("kind", "host"), MESSAGES, ids=str)
 def test_the_store_dies_with_its_host(worlds: Worlds, root: Path, kind: str, host: int) -> None:
     world = worlds(3, timeout=5, hosted_by=host)

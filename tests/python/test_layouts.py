@@ -5,6 +5,7 @@ The job is the one of docs/integrations.md. tests/bench tests it further.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -15,10 +16,35 @@ import pytest
 
 pytest.importorskip("torch.distributed.pipelining", reason="needs torch's pipelining")
 
+from cairn_bench.figures import tenplex
+from cairn_bench.figures.runs import read_table
 from cairn_bench.reconfigure import faults
 from cairn_bench.reconfigure.layout import Layout
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_each_restore_under_another_layout_gives_every_tensor_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [(2, Layout(2, 2, 1)), (2, Layout(1, 2, 2)), (2, Layout(2, 1, 2))]
+    monkeypatch.setattr(tenplex, "SEGMENTS", [(steps, number) for number, (steps, _) in enumerate(few)])
+    monkeypatch.setattr(tenplex, "LAYOUTS", {number: layout for number, (_, layout) in enumerate(few)})
+    monkeypatch.setattr(tenplex, "RUNS", {tenplex.CHANGING: (True, {"dtype": "float64"})})
+    parser = argparse.ArgumentParser()
+    tenplex.add_arguments(parser)
+
+    measured = tenplex.measure(
+        parser.parse_args(["--dir", str(tmp_path), "--output", str(tmp_path / "small"), "--timeout", "120"])
+    )
+
+    changes = tenplex.changes(read_table(f"{tmp_path}/small.csv")[1])
+    assert measured == 0  # A tensor whose digest differs ends it.
+    assert [(row["step"], row["before"], row["after"]) for row in changes] == [
+        (2, "2,2,1", "1,2,2"), (4, "1,2,2", "2,1,2"),
+    ]  # fmt: skip
+    # Of four layers, embeddings and head: 53 weights, each with two moments and a count of steps.
+    assert [row["tensors"] for row in changes] == [4 * 53] * 2
 
 
 def test_ranks_that_are_killed_leave_no_mixed_step_and_no_rank_that_hangs(tmp_path: Path) -> None:

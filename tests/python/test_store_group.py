@@ -21,12 +21,12 @@ from cairn._ranks.store_link import StoreLink, pack, unpack
 from cairn._ranks.stores import put, reconnect
 
 Links = Callable[[int], list[StoreLink]]
-pytestmark = pytest.mark.cases  # Of the stores.
 
 
-@pytest.fixture(
-    params=["tcp", "prefix", "hash", "file", "tcp, no clone", "prefix, no clone", "prefixed hash, no clone"]
-)
+KINDS = ["tcp", "prefix", "hash", "file", "tcp, no clone", "prefix, no clone", "prefixed hash, no clone"]
+
+
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.cases) for kind in KINDS])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """One of each kind; "no clone" as an older torch has them."""
     kind = request.param.removesuffix(", no clone")

@@ -38,7 +38,7 @@ std::set<std::uint64_t> ListedSteps(const std::string& root) {
 
 TEST(KilledTrainer, StepReportedDurableExists) {
   const TempDir root;
-  std::mt19937 random(20260101);
+  std::mt19937 random(cairn::SeedOfRun(20260101));
 
   for (int round = 0; round < SomeRounds(5); ++round) {
     TrainingProcess training(
