@@ -32,7 +32,7 @@ endfunction()
 
 # cairn_precompile(TARGET OWNER [HEADER...]): TARGET parses these headers once for all that have the same OWNER. Only
 # the presets and scripts/build-python enable it (CAIRN_PRECOMPILE), but for clang, which clang-tidy reads (and asan for
-# the library): that proves that each file includes what it needs.
+# the library): clang-tidy sees each file alone, which proves that it includes what it needs.
 function(cairn_precompile target owner)
   if(NOT CAIRN_PRECOMPILE OR (owner STREQUAL cairn_base AND CMAKE_CXX_COMPILER_ID STREQUAL Clang))
     return()
