@@ -380,7 +380,8 @@ TEST_F(CudaFaults, AnyErrorOfAnIdleLaneIsSticky) {
 
 TEST_F(CudaFaults, ErrorOfTheLastLaneIsFound) {
   MakeDevice();
-  fake_cuda::Fail("cuStreamQuery", CUDA_ERROR_LAUNCH_FAILED, device().lanes() - 1);
+  // Each lane has two streams.
+  fake_cuda::Fail("cuStreamQuery", CUDA_ERROR_LAUNCH_FAILED, 2 * device().lanes() - 1);
 
   const Status status = device().Health();
 
