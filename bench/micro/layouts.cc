@@ -101,7 +101,7 @@ class Change {
     std::vector<double> seconds;
     for (const auto& [rank, forecast] : ranks_) {
       std::vector<PlannedRead> reads;
-      seconds.push_back(Timed([&] { reads = PlanOf(rank, *forecast.table); })());
+      seconds.push_back(Timed([&, rank = rank, &forecast = forecast] { reads = PlanOf(rank, *forecast.table); })());
       Expect(reads == forecast.reads, "layouts: the plan differs from the forecast");
     }
     slowest_ = std::max(slowest_, *std::max_element(seconds.begin(), seconds.end()));
@@ -110,7 +110,7 @@ class Change {
   double Parse() const {
     std::vector<double> seconds;
     for (const auto& [rank, forecast] : ranks_) {
-      seconds.push_back(Timed([&] {
+      seconds.push_back(Timed([&, &forecast = forecast] {
         for (const ShardForecast& shard : forecast.shards) {
           benchmark::DoNotOptimize(nlohmann::json::parse(checkpoint_.ReadHeader(shard.shard)));
         }
