@@ -144,7 +144,8 @@ TEST_F(Pause, EndsByItselfWhileTheEngineLooks) {
     const CopyPause pause = checkpointer_->PauseCopies(end - Deadline::Clock::now());
     const SaveHandle save = Save(static_cast<std::uint64_t>(round));
 
-    while (Deadline::Clock::now() < end - std::chrono::microseconds(round % 20)) BindingCalls::Release(save);  // Wakes the engine.
+    while (Deadline::Clock::now() < end - std::chrono::microseconds(round % 20))
+      BindingCalls::Release(save);  // Wakes the engine.
 
     ASSERT_EQ(save.WaitDurable(Deadline::In(std::chrono::seconds(20))), Status::Ok()) << round;
     states_.clear();
