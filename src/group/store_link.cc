@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -51,7 +52,7 @@ class LinkedGroup : public Group {
     if (::getpid() == process_) {
       link_->Close();
     } else {  // The threads are the parent's: their handles may be neither joined nor destroyed here.
-      static_cast<void>(new std::shared_ptr<StoreLink>(link_));
+      static_cast<void>(new (std::nothrow) std::shared_ptr<StoreLink>(link_));
     }
   }
   LinkedGroup(const LinkedGroup&) = delete;

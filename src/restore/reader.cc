@@ -41,7 +41,7 @@ Status UseFirstGood(const RestoreParts& parts, const std::vector<StoredCheckpoin
       Error(StatusCode::kCorrupt, "{}: known to be damaged, and no older one exists", candidates.front().info.path);
   for (const StoredCheckpoint& candidate : candidates) {
     const bool known = KnownDamaged(parts, candidate);
-    const Status status = known ? first : use(candidate);
+    Status status = known ? first : use(candidate);
     if (status.code() == StatusCode::kCorrupt && parts.on_damaged) parts.on_damaged(candidate.info);
     if (known) continue;
     if (status.code() != StatusCode::kCorrupt || !fall_back) return status;
