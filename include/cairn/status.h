@@ -31,9 +31,8 @@ enum class StatusCode : std::uint8_t {
 /// Which of a code's failures it is, where a caller acts on that: messages are for people. The numbers are stable.
 enum class StatusDetail : std::uint8_t {
   kNone = 0,
-  kStepCommitted = 1,  ///< AlreadyExists: IfExists::kReplace would write the step again.
-  kRanksMissing =
-      2,  ///< DeadlineExceeded: a save that this rank has prepared heard nothing of other ranks within group_timeout.
+  kStepCommitted = 1,      ///< AlreadyExists: IfExists::kReplace would write the step again.
+  kRanksMissing = 2,       ///< DeadlineExceeded: other ranks did not answer for a prepared save within group_timeout.
   kOpenInThisProcess = 3,  ///< FailedPrecondition: this process has the root open for writing.
   kOpenElsewhere = 4,      ///< FailedPrecondition: another process has the root open for writing.
 };
